@@ -1,0 +1,89 @@
+//! A UDP flow through an overlay: batches out, batches in, in the shape that UDP_SEGMENT and UDP_GRO use.
+//! The SOCKS front end uses it for UDP ASSOCIATE, `link` runs a QUIC connection over it.
+
+use std::{
+    fmt,
+    future::poll_fn,
+    task::{Context, Poll},
+};
+
+use crate::Error;
+
+/// Datagrams to send: `contents` cut every `segment` octets; the last one may be shorter.
+#[derive(Clone, Copy)]
+pub struct Batch<'a> {
+    /// The payloads, one after the other.
+    pub contents: &'a [u8],
+    /// The size of each payload but the last, in octets; at least 1.
+    pub segment: usize,
+}
+
+/// What one receive call brought: `len` octets, cut every `segment` octets; the last one may be shorter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// How many octets of the buffer are filled. Zero is an empty datagram.
+    pub len: usize,
+    /// The size of each payload but the last, in octets.
+    pub segment: usize,
+}
+
+/// An open UDP flow to one target. One task sends and one receives at a time: the last waker wins.
+/// Dropping it closes the flow.
+pub trait Datagrams: fmt::Debug + Send + Sync {
+    /// The largest payload, in octets, that the road carries now; it may change as the path MTU is learnt.
+    fn max_payload(&self) -> usize;
+
+    /// Takes the whole batch, or none and wakes later. A payload above `max_payload` may be dropped and counted;
+    /// it is never split. An error is final for the flow.
+    fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>>;
+
+    /// Fills `buf` with as many payloads of one size as are there and fit. A payload larger than `buf` is dropped.
+    fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>>;
+}
+
+impl<'a> Batch<'a> {
+    /// One datagram.
+    pub fn one(payload: &'a [u8]) -> Self {
+        Self {
+            contents: payload,
+            segment: payload.len().max(1),
+        }
+    }
+
+    /// The payloads, in order. An empty batch is one empty payload.
+    pub fn payloads(&self) -> impl Iterator<Item = &'a [u8]> {
+        let empty = self.contents.is_empty().then_some(self.contents);
+        empty
+            .into_iter()
+            .chain(self.contents.chunks(self.segment.max(1)))
+    }
+}
+
+impl fmt::Debug for Batch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Batch({} octets by {})",
+            self.contents.len(),
+            self.segment
+        )
+    }
+}
+
+impl dyn Datagrams + '_ {
+    /// Sends one payload.
+    ///
+    /// # Errors
+    /// The flow's final error.
+    pub async fn send(&self, payload: &[u8]) -> Result<(), Error> {
+        poll_fn(|cx| self.poll_send(cx, Batch::one(payload))).await
+    }
+
+    /// Receives what is there into `buf`.
+    ///
+    /// # Errors
+    /// The flow's final error.
+    pub async fn recv(&self, buf: &mut [u8]) -> Result<Received, Error> {
+        poll_fn(|cx| self.poll_recv(cx, buf)).await
+    }
+}

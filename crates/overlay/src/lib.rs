@@ -1,0 +1,40 @@
+//! The seam: an [`Overlay`] carries flows to targets, by whatever road.
+//! The front ends feed it; `direct`, `masque` and later `onion` implement it; each passes [`conformance`].
+//!
+//! # Not in this room
+//! How a hop is authenticated (`link`), what a relay permits (`relay`), who turns programs into flows (`mediator`).
+
+pub mod datagrams;
+pub mod error;
+pub mod stream;
+pub mod terms;
+
+use std::{fmt, future::Future, net::IpAddr, pin::Pin};
+
+pub use datagrams::{Batch, Datagrams, Received};
+pub use error::{Error, ErrorKind, Reason};
+use hoplite_wire::Target;
+pub use stream::{Io, Stream};
+pub use terms::{Isolation, Terms};
+
+/// A flow that is being opened.
+pub type Opening<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
+
+/// What carries flows: nothing (`direct`), nested relays (`masque`), circuits (`onion`).
+///
+/// Opening may be called at any time and from any task; dropping the future gives the attempt up.
+/// Nothing is sent to the target, and no name looked up, other than through the overlay.
+pub trait Overlay: fmt::Debug + Send + Sync {
+    /// Opens a TCP flow to `target`; the stream is ready when the far end has connected.
+    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream>;
+
+    /// Opens a UDP flow to `target`; datagrams keep their boundaries and may be lost or reordered.
+    fn open_datagrams<'a>(
+        &'a self,
+        target: &'a Target,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>>;
+
+    /// Asks the far end for the addresses of `name`.
+    fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>>;
+}
