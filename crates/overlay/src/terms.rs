@@ -1,7 +1,13 @@
 //! On what terms a flow is opened: who may share its road, and until when it may take.
 //! Front ends set them; overlays obey.
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    hash::{Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::time::Instant;
 use zeroize::Zeroizing;
@@ -9,7 +15,7 @@ use zeroize::Zeroizing;
 use crate::{Error, ErrorKind};
 
 /// Flows with different tokens never share a connection to the last relay.
-#[derive(Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Isolation(Option<Arc<Zeroizing<Vec<u8>>>>);
 
 /// The terms of one flow.
@@ -25,6 +31,12 @@ impl Isolation {
     /// The token made of what the user gave, for example a SOCKS user name and password.
     pub fn new(token: Vec<u8>) -> Self {
         Self(Some(Arc::new(Zeroizing::new(token))))
+    }
+}
+
+impl Hash for Isolation {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.as_deref().map(|token| token.as_slice()).hash(state);
     }
 }
 
