@@ -4,6 +4,7 @@
 //! # Not in this room
 //! Keys and certificates (`crypto`), sockets and clocks (nobody here has any), HTTP/2 (crate `h2`).
 
+pub mod socks;
 pub mod target;
 
 pub use target::{Host, HostName, Target, TargetError};
