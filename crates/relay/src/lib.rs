@@ -1,1 +1,16 @@
-//! placeholder
+//! The serving side: one process that carries other people's tunnels, for an operator.
+//! The binary reads a [`Config`], starts a [`Relay`], and keeps its [`Handle`] for signals.
+//! HTTP/3 (RFC 9114) and HTTP/2 (RFC 9113) on one port: CONNECT, and CONNECT-UDP (RFC 9298).
+//!
+//! # Not in this room
+//! Frames and fields (`wire`), sessions and exchanges (`masque`), sockets and shards (`link`), keys and tokens (`crypto`),
+//! sockets towards targets (`overlay::direct`), files and signals (the binary).
+
+pub mod config;
+pub mod limits;
+pub mod metrics;
+pub mod policy;
+pub mod resolve;
+mod template;
+
+pub use config::{Config, ConfigError};

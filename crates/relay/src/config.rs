@@ -1,0 +1,295 @@
+//! The relay's configuration, as its TOML file has it: every field documented, with its unit and its default.
+//! The binary reads the file and hands the value to [`Relay::start`](crate::Relay::start); embedders build it by hand.
+//! Keys are a contract with users (see the CLI contract of the architecture): extend, do not rename.
+
+use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
+
+use hoplite_wire::Target;
+use serde::Deserialize;
+use zeroize::Zeroizing;
+
+mod limits;
+mod text;
+
+pub use limits::Limits;
+
+use crate::policy::Rule;
+
+/// Everything a relay is told. `Default` is the documented default of each key.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// What the relay calls itself in `Proxy-Status` answers; clients see it. Default: `relay`.
+    pub name: String,
+    /// Where to listen, UDP and TCP alike. Default: `["[::]:443"]`, which takes IPv4 too.
+    pub listen: Vec<SocketAddr>,
+    /// What the relay does. Default: both.
+    pub roles: Vec<Role>,
+    /// The directory of the identity (certificate and key). Default: `identity`, beside the configuration file.
+    pub identity: PathBuf,
+    /// A certificate of a public authority instead of the pinned self-signed one. Default: none.
+    pub tls: Option<Tls>,
+    /// Who may use the relay.
+    pub auth: Auth,
+    /// Where targets may be.
+    pub egress: Egress,
+    /// Which relays come next.
+    pub ingress: Ingress,
+    /// How CONNECT-UDP is asked for.
+    pub masque: Masque,
+    /// How much of everything.
+    pub limits: Limits,
+    /// What is counted, and where it can be read.
+    pub metrics: Metrics,
+}
+
+/// What a relay does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Forwards to the relays of `[ingress]`, and without the other role to nothing else.
+    Ingress,
+    /// Connects to targets that `[egress]` permits, and resolves their names.
+    Egress,
+}
+
+/// A certificate from elsewhere, in PEM files.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tls {
+    /// The certificate chain, the relay's own first.
+    pub cert: PathBuf,
+    /// The private key.
+    pub key: PathBuf,
+}
+
+/// Who may use the relay.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Auth {
+    /// Serve everybody although no token is set and the relay listens beyond loopback. Default: false.
+    pub open: bool,
+    /// The tokens that are accepted, each with a name for the operator.
+    pub token: Vec<TokenEntry>,
+}
+
+/// One token: given here, or in a file of its own.
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TokenEntry {
+    /// What the operator calls its holder; it is never sent and never logged.
+    pub name: String,
+    /// The token itself.
+    #[serde(deserialize_with = "text::secret")]
+    pub token: Option<Zeroizing<String>>,
+    /// A file that holds it; white space around it is ignored.
+    pub file: Option<PathBuf>,
+}
+
+/// Where targets may be.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Egress {
+    /// Targets that are served although they are private, loopback or otherwise special:
+    /// `10.0.0.0/8`, `10.1.2.3:443`, `[fd00::]/8`, `.corp.internal`. Default: none.
+    #[serde(deserialize_with = "text::list")]
+    pub allow: Vec<Rule>,
+    /// Targets that are refused in any case, in the same form; `*:25` is a port. Default: none.
+    #[serde(deserialize_with = "text::list")]
+    pub deny: Vec<Rule>,
+    /// Who turns names into addresses. Default: `"system"`, what `/etc/resolv.conf` says.
+    pub resolver: ResolverChoice,
+}
+
+/// Who turns names into addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(from = "text::OneOrMany")]
+pub enum ResolverChoice {
+    /// What the system is configured to ask.
+    #[default]
+    System,
+    /// DNS servers, asked over UDP and then TCP: `["9.9.9.9:53"]`.
+    Servers(Vec<SocketAddr>),
+    /// Neither; kept to be reported by [`Config::check`].
+    Invalid(String),
+}
+
+/// Which relays come next.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Ingress {
+    /// `host:port` of each relay that may be forwarded to, private addresses included. A client must name it in
+    /// the same way: by this name or by this address. Default: none.
+    #[serde(deserialize_with = "text::list")]
+    pub relays: Vec<Target>,
+}
+
+/// How CONNECT-UDP is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Masque {
+    /// A URI template (RFC 9298 §3) that is served beside the well-known one. Default: none.
+    pub template: Option<String>,
+}
+
+/// What is counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Metrics {
+    /// Where `GET /metrics` is answered in plain HTTP; keep it on loopback. Default: nowhere.
+    pub listen: Option<SocketAddr>,
+}
+
+/// What is wrong with a configuration that could be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {problem}")]
+pub struct ConfigError {
+    /// The key, as in the file: `auth.token`.
+    pub key: &'static str,
+    /// What is wrong, and what was expected.
+    pub problem: String,
+    /// Set when a file that the configuration names could not be read, or its content not used.
+    pub file: Option<PathBuf>,
+}
+
+impl ConfigError {
+    pub(crate) fn new(key: &'static str, problem: impl Into<String>) -> Self {
+        Self {
+            key,
+            problem: problem.into(),
+            file: None,
+        }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            name: "relay".into(),
+            listen: vec![SocketAddr::from(([0u16; 8], 443))],
+            roles: vec![Role::Ingress, Role::Egress],
+            identity: "identity".into(),
+            tls: None,
+            auth: Auth::default(),
+            egress: Egress::default(),
+            ingress: Ingress::default(),
+            masque: Masque::default(),
+            limits: Limits::default(),
+            metrics: Metrics::default(),
+        }
+    }
+}
+
+impl Config {
+    /// Whether the relay connects to targets of the client's choice.
+    pub fn is_egress(&self) -> bool {
+        self.roles.contains(&Role::Egress)
+    }
+
+    /// Whether the relay forwards to the relays it was told of.
+    pub fn is_ingress(&self) -> bool {
+        self.roles.contains(&Role::Ingress)
+    }
+
+    /// Checks what the file's syntax cannot say.
+    ///
+    /// # Errors
+    /// The first key whose value cannot be served.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.check_reach()?;
+        self.check_auth()?;
+        self.check_name()?;
+        self.limits.check()?;
+        crate::template::Templates::new(self.masque.template.as_deref()).map(drop)
+    }
+
+    fn check_reach(&self) -> Result<(), ConfigError> {
+        if self.listen.is_empty() {
+            return Err(ConfigError::new("listen", "expected at least one address"));
+        }
+        if self.roles.is_empty() {
+            let problem = "expected \"ingress\", \"egress\" or both";
+            return Err(ConfigError::new("roles", problem));
+        }
+        if !self.is_egress() && self.ingress.relays.is_empty() {
+            let problem =
+                "an ingress without the egress role needs at least one relay to forward to";
+            return Err(ConfigError::new("ingress.relays", problem));
+        }
+        match &self.egress.resolver {
+            ResolverChoice::Invalid(what) => Err(ConfigError::new(
+                "egress.resolver",
+                format!("expected \"system\" or a list of \"address:port\", found {what:?}"),
+            )),
+            ResolverChoice::Servers(servers) if servers.is_empty() => {
+                let problem = "expected \"system\" or at least one server";
+                Err(ConfigError::new("egress.resolver", problem))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_auth(&self) -> Result<(), ConfigError> {
+        for entry in &self.auth.token {
+            let sources = usize::from(entry.token.is_some()) + usize::from(entry.file.is_some());
+            if sources != 1 {
+                let problem = "each entry needs either `token` or `file`";
+                return Err(ConfigError::new("auth.token", problem));
+            }
+        }
+        let reachable = self.listen.iter().any(|a| !a.ip().is_loopback());
+        if self.auth.token.is_empty() && !self.auth.open && reachable {
+            let problem = "without a token anybody could use this relay: add [[auth.token]], \
+                           or set auth.open = true if that is meant";
+            return Err(ConfigError::new("auth.token", problem));
+        }
+        Ok(())
+    }
+
+    /// RFC 9209 §2: the name is written into a structured field.
+    fn check_name(&self) -> Result<(), ConfigError> {
+        let fine = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        let long = self.name.is_empty() || self.name.len() > 64;
+        if long || !self.name.chars().all(fine) {
+            let problem = "expected 1 to 64 letters, digits, '-', '_' or '.'";
+            return Err(ConfigError::new("name", problem));
+        }
+        Ok(())
+    }
+}
+
+impl TokenEntry {
+    /// The token, from the entry or its file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or there is no token in it.
+    pub fn read(&self) -> Result<Zeroizing<String>, ConfigError> {
+        let text = match (&self.token, &self.file) {
+            (Some(token), _) => token.clone(),
+            (None, Some(file)) => {
+                Zeroizing::new(std::fs::read_to_string(file).map_err(|error| ConfigError {
+                    key: "auth.token.file",
+                    problem: format!("cannot read {}: {error}", file.display()),
+                    file: Some(file.clone()),
+                })?)
+            }
+            (None, None) => Zeroizing::default(),
+        };
+        let text = Zeroizing::new(text.trim().to_owned());
+        match text.is_empty() {
+            true => Err(ConfigError::new("auth.token", "a token is empty")),
+            false => Ok(text),
+        }
+    }
+}
+
+impl fmt::Debug for TokenEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TokenEntry(hidden)")
+    }
+}
+
+/// The time that a handler gives to a step; zero means the step may take for ever.
+pub(crate) fn bounded(limit: Duration) -> Option<Duration> {
+    (!limit.is_zero()).then_some(limit)
+}

@@ -1,0 +1,141 @@
+//! `[limits]`: how much of everything a relay gives, to one client and to all. Zero means no limit where it says so.
+//! A client is who holds a token; without tokens it is an IPv4 address or an IPv6 /56. Neither is stored in the clear.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::{ConfigError, text};
+
+/// How much of everything.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Open connections of all clients; further handshakes are refused. Default: 65536.
+    pub connections: usize,
+    /// Open connections from one address (an IPv6 /56). An egress sees all users of an ingress at the ingress's
+    /// address: keep it high there. Default: 4096.
+    pub connections_per_client: usize,
+    /// Open requests (tunnels) of all clients; each holds a socket. Default: 262144.
+    pub requests: usize,
+    /// Open requests of one client; more are answered 429. Default: 32768.
+    pub requests_per_client: usize,
+    /// Open requests on one connection; the transport makes clients wait for the next. Default: 16384.
+    pub requests_per_connection: u32,
+    /// Payload of all clients, both ways together, in bit/s; 0 is no limit. Default: 0.
+    pub bandwidth: u64,
+    /// Payload of one client, both ways together, in bit/s; 0 is no limit. Default: 0.
+    pub bandwidth_per_client: u64,
+    /// How long a client's handshake and first settings may take, in seconds. Default: 10.
+    #[serde(with = "text::seconds")]
+    pub handshake: Duration,
+    /// How long a connection without any packet is kept, in seconds. Default: 60.
+    #[serde(with = "text::seconds")]
+    pub idle_connection: Duration,
+    /// How long a TCP tunnel without any byte is kept, in seconds; 0 is for ever. Default: 1800.
+    #[serde(with = "text::seconds")]
+    pub idle_stream: Duration,
+    /// How long a UDP tunnel without any datagram is kept, in seconds; 0 is for ever. RFC 9298 §3.1 wants at
+    /// least two minutes. Default: 180.
+    #[serde(with = "text::seconds")]
+    pub idle_datagrams: Duration,
+    /// How long a name may take to resolve, in seconds. Default: 5.
+    #[serde(with = "text::seconds")]
+    pub resolve: Duration,
+    /// How long a target may take to accept a TCP connection, in seconds. Default: 10.
+    #[serde(with = "text::seconds")]
+    pub connect: Duration,
+    /// The largest header section of a request, in octets as RFC 9114 §4.2.2 counts. Default: 16384.
+    pub header: usize,
+    /// Datagrams kept for a request that is not answered yet; more are dropped and counted. Default: 16.
+    pub early_datagrams: usize,
+    /// Received stream data kept for one connection whose targets read slowly, in octets. Default: 4194304.
+    pub connection_window: u32,
+    /// The same for one tunnel, in octets. Default: 1048576.
+    pub stream_window: u32,
+    /// Datagrams waiting to be sent to one client, in octets; the newest are dropped. Default: 524288.
+    pub datagram_buffer: usize,
+    /// How many threads serve; 0 is one for each core. Default: 0.
+    pub shards: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 65_536,
+            connections_per_client: 4_096,
+            requests: 262_144,
+            requests_per_client: 32_768,
+            requests_per_connection: 16_384,
+            bandwidth: 0,
+            bandwidth_per_client: 0,
+            handshake: Duration::from_secs(10),
+            idle_connection: Duration::from_secs(60),
+            idle_stream: Duration::from_secs(1800),
+            idle_datagrams: Duration::from_secs(180),
+            resolve: Duration::from_secs(5),
+            connect: Duration::from_secs(10),
+            header: 16_384,
+            early_datagrams: 16,
+            connection_window: 4 << 20,
+            stream_window: 1 << 20,
+            datagram_buffer: 512 << 10,
+            shards: 0,
+        }
+    }
+}
+
+impl Limits {
+    /// How many threads serve.
+    pub fn threads(&self) -> usize {
+        match self.shards {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            n => n,
+        }
+        .min(256)
+    }
+
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let zeros = [
+            ("limits.connections", self.connections == 0),
+            (
+                "limits.connections_per_client",
+                self.connections_per_client == 0,
+            ),
+            ("limits.requests", self.requests == 0),
+            ("limits.requests_per_client", self.requests_per_client == 0),
+            (
+                "limits.requests_per_connection",
+                self.requests_per_connection == 0,
+            ),
+            ("limits.handshake", self.handshake.is_zero()),
+            ("limits.idle_connection", self.idle_connection.is_zero()),
+            ("limits.resolve", self.resolve.is_zero()),
+            ("limits.connect", self.connect.is_zero()),
+        ];
+        if let Some((key, _)) = zeros.iter().find(|(_, zero)| *zero) {
+            return Err(ConfigError::new(key, "expected a number above 0"));
+        }
+        let small = [
+            ("limits.header", self.header < 1024, "1024"),
+            (
+                "limits.connection_window",
+                self.connection_window < 65_536,
+                "65536",
+            ),
+            ("limits.stream_window", self.stream_window < 65_536, "65536"),
+            (
+                "limits.datagram_buffer",
+                self.datagram_buffer < 16_384,
+                "16384",
+            ),
+        ];
+        match small.iter().find(|(_, small, _)| *small) {
+            Some((key, _, least)) => Err(ConfigError::new(
+                key,
+                format!("expected at least {least} octets"),
+            )),
+            None => Ok(()),
+        }
+    }
+}

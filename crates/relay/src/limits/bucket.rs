@@ -1,0 +1,111 @@
+//! A token bucket for bandwidth, one atomic word: the time at which everything spent so far will be paid.
+//! The gate has one for each client and one for all. The generic cell rate algorithm (ITU-T I.371, annex A).
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// What may pass at once after silence, in time at the configured rate.
+const BURST: u64 = 100_000_000;
+
+/// Gives out bandwidth.
+#[derive(Debug)]
+pub struct Bucket {
+    /// In bit/s; 0 gives without limit.
+    rate: u64,
+    /// Nanoseconds from `since` until all is paid.
+    paid: AtomicU64,
+    since: Instant,
+}
+
+impl Bucket {
+    /// A full bucket for `rate` bit/s; 0 is no limit.
+    pub fn new(rate: u64) -> Self {
+        Self {
+            rate,
+            paid: AtomicU64::new(0),
+            since: Instant::now(),
+        }
+    }
+
+    /// Takes `octets` if there is room for them.
+    pub fn admits(&self, octets: usize) -> bool {
+        if self.rate == 0 {
+            return true;
+        }
+        let (now, cost) = (self.now(), self.cost(octets));
+        let room = |paid: u64| {
+            let after = paid.max(now).saturating_add(cost);
+            (paid <= now.saturating_add(BURST)).then_some(after)
+        };
+        let result = self
+            .paid
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, room);
+        result.is_ok()
+    }
+
+    /// Takes `octets` in any case, and says how long to wait before the next.
+    pub fn spend(&self, octets: usize) -> Duration {
+        if self.rate == 0 {
+            return Duration::ZERO;
+        }
+        let (now, cost) = (self.now(), self.cost(octets));
+        let after = |paid: u64| Some(paid.max(now).saturating_add(cost));
+        let before = self
+            .paid
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, after)
+            .unwrap_or(now);
+        let debt = before.max(now).saturating_add(cost) - now;
+        Duration::from_nanos(debt.saturating_sub(BURST))
+    }
+
+    /// Whether something is still to be paid.
+    pub fn is_in_debt(&self) -> bool {
+        self.rate != 0 && self.paid.load(Ordering::Relaxed) > self.now()
+    }
+
+    /// The time that `octets` take, in nanoseconds.
+    fn cost(&self, octets: usize) -> u64 {
+        let bits = octets as u128 * 8 * 1_000_000_000;
+        u64::try_from(bits / u128::from(self.rate)).unwrap_or(u64::MAX)
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn datagrams_pass_at_the_configured_rate() {
+        let bucket = Bucket::new(8_000_000);
+        let mut passed = 0;
+        for _ in 0..2000 {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            passed += (0..5).filter(|_| bucket.admits(1000)).count();
+        }
+        assert!((2000..=2110).contains(&passed), "{passed}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn streams_wait_until_their_debt_is_paid() {
+        let bucket = Bucket::new(8_000);
+        assert_eq!(bucket.spend(100), Duration::ZERO);
+        assert_eq!(bucket.spend(1000), Duration::from_secs(1));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(bucket.spend(1000), Duration::from_secs(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_rate_everything_passes() {
+        let bucket = Bucket::new(0);
+        assert!(bucket.admits(usize::MAX) && bucket.spend(usize::MAX).is_zero());
+        assert!(!bucket.is_in_debt());
+    }
+}

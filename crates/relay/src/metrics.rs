@@ -1,0 +1,332 @@
+//! What the relay counts, for its operator: sums only, no address, no name and no token in any label.
+//! Handlers hold the counters they touch; [`exporter`] answers `GET /metrics` in the OpenMetrics text format.
+
+use std::{
+    sync::atomic::{AtomicI64, AtomicU64},
+    time::Duration,
+};
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, EncodeLabelValue, text},
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::{Registry, Unit},
+};
+
+pub mod exporter;
+mod process;
+
+type Count = Counter<u64, AtomicU64>;
+type Level = Gauge<i64, AtomicI64>;
+
+/// All that is counted.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// Connections that a client opened, by transport.
+    pub connections: ByTransport<Count>,
+    /// Connections that are open now.
+    pub connections_open: ByTransport<Level>,
+    /// Handshakes that failed or took too long.
+    pub handshakes_failed: Count,
+    requests: Family<RequestLabels, Count>,
+    /// Tunnels that are open now.
+    pub tunnels_open: ByMethod<Level>,
+    /// Payload octets from clients to targets.
+    pub octets_to_target: ByMethod<Count>,
+    /// Payload octets from targets to clients.
+    pub octets_to_client: ByMethod<Count>,
+    /// UDP payloads from clients to targets.
+    pub datagrams_to_target: Count,
+    /// UDP payloads from targets to clients.
+    pub datagrams_to_client: Count,
+    /// UDP payloads that were not delivered.
+    pub dropped: Drops,
+    /// Requests without a valid token.
+    pub auth_failures: Count,
+    /// Targets that the policy refused.
+    pub policy_refusals: Count,
+    limit_refusals: Family<LimitLabels, Count>,
+    /// Times that names took to resolve.
+    pub resolve: Histogram,
+    /// Times that targets took to accept a TCP connection.
+    pub connect: Histogram,
+}
+
+/// One value for each transport.
+#[derive(Clone, Debug)]
+pub struct ByTransport<T> {
+    /// HTTP/3 over QUIC.
+    pub quic: T,
+    /// HTTP/2 over TLS over TCP.
+    pub tls: T,
+}
+
+/// One value for each kind of tunnel.
+#[derive(Clone, Debug)]
+pub struct ByMethod<T> {
+    /// CONNECT.
+    pub tcp: T,
+    /// CONNECT-UDP.
+    pub udp: T,
+}
+
+/// Why payloads were dropped.
+#[derive(Clone, Debug)]
+pub struct Drops {
+    /// The socket towards the target took no more.
+    pub socket_full: Count,
+    /// Larger than the way to the target carries.
+    pub too_large_for_target: Count,
+    /// The connection to the client took no more.
+    pub client_full: Count,
+    /// Larger than the way to the client carries.
+    pub too_large_for_client: Count,
+    /// Above the bandwidth limit.
+    pub bandwidth: Count,
+    /// The target's host said that nobody listens, or it cannot be reached.
+    pub unreachable: Count,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct TransportLabel {
+    transport: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct MethodLabel {
+    method: Method,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct CauseLabel {
+    cause: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RequestLabels {
+    method: Method,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct LimitLabels {
+    limit: &'static str,
+}
+
+/// What was asked for.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelValue)]
+#[expect(
+    non_camel_case_types,
+    reason = "the variants' names are the label's values"
+)]
+pub enum Method {
+    /// A TCP tunnel.
+    connect,
+    /// A UDP tunnel.
+    connect_udp,
+    /// Anything else.
+    other,
+}
+
+/// Registers under the relay's prefix.
+struct Registrar(Registry);
+
+impl Metrics {
+    /// Everything at zero.
+    pub fn new() -> Self {
+        let mut r = Registrar(Registry::with_prefix("hoplite_relay"));
+        let metrics = Self {
+            connections: r.transports("connections", "Connections opened by clients"),
+            connections_open: r.transport_levels("connections_open", "Connections open now"),
+            handshakes_failed: r.count(
+                "handshakes_failed",
+                "Handshakes that failed or took too long",
+            ),
+            requests: r.family("requests", "Requests by method and outcome"),
+            tunnels_open: r.method_levels("tunnels_open", "Tunnels open now"),
+            octets_to_target: r
+                .methods("to_target_octets", "Payload octets from clients to targets"),
+            octets_to_client: r
+                .methods("to_client_octets", "Payload octets from targets to clients"),
+            datagrams_to_target: r.count(
+                "to_target_datagrams",
+                "UDP payloads from clients to targets",
+            ),
+            datagrams_to_client: r.count(
+                "to_client_datagrams",
+                "UDP payloads from targets to clients",
+            ),
+            dropped: r.drops(),
+            auth_failures: r.count("auth_failures", "Requests without a valid token"),
+            policy_refusals: r.count("policy_refusals", "Targets refused by the policy"),
+            limit_refusals: r.family("limit_refusals", "Connections and requests above a limit"),
+            resolve: r.times("resolve", "Time that names took to resolve"),
+            connect: r.times(
+                "connect",
+                "Time that targets took to accept a TCP connection",
+            ),
+            registry: Registry::default(),
+        };
+        r.0.register_collector(Box::new(process::Process));
+        Self {
+            registry: r.0,
+            ..metrics
+        }
+    }
+
+    /// Counts an answered request.
+    pub fn request(&self, method: Method, outcome: &'static str) {
+        self.requests
+            .get_or_create(&RequestLabels { method, outcome })
+            .inc();
+    }
+
+    /// Counts what a limit refused: "connections" or "requests".
+    pub fn limited(&self, limit: &'static str) {
+        self.limit_refusals
+            .get_or_create(&LimitLabels { limit })
+            .inc();
+    }
+
+    /// All in the OpenMetrics text format.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        match text::encode(&mut out, &self.registry) {
+            Ok(()) => out,
+            Err(_) => String::new(),
+        }
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Registrar {
+    fn count(&mut self, name: &str, help: &str) -> Count {
+        let count = Count::default();
+        self.0.register(name, help, count.clone());
+        count
+    }
+
+    fn times(&mut self, name: &str, help: &str) -> Histogram {
+        let times = Histogram::new(exponential_buckets(0.000_5, 2.0, 15));
+        self.0
+            .register_with_unit(name, help, Unit::Seconds, times.clone());
+        times
+    }
+
+    fn family<L>(&mut self, name: &str, help: &str) -> Family<L, Count>
+    where
+        L: EncodeLabelSet + Clone + std::hash::Hash + Eq + Send + Sync + std::fmt::Debug + 'static,
+    {
+        let family = Family::<L, Count>::default();
+        self.0.register(name, help, family.clone());
+        family
+    }
+
+    fn transports(&mut self, name: &str, help: &str) -> ByTransport<Count> {
+        let family = self.family(name, help);
+        let of = |transport| family.get_or_create_owned(&TransportLabel { transport });
+        ByTransport {
+            quic: of("quic"),
+            tls: of("tls"),
+        }
+    }
+
+    fn transport_levels(&mut self, name: &str, help: &str) -> ByTransport<Level> {
+        let family = Family::<TransportLabel, Level>::default();
+        self.0.register(name, help, family.clone());
+        let of = |transport| family.get_or_create_owned(&TransportLabel { transport });
+        ByTransport {
+            quic: of("quic"),
+            tls: of("tls"),
+        }
+    }
+
+    fn methods(&mut self, name: &str, help: &str) -> ByMethod<Count> {
+        let family = self.family(name, help);
+        let of = |method| family.get_or_create_owned(&MethodLabel { method });
+        ByMethod {
+            tcp: of(Method::connect),
+            udp: of(Method::connect_udp),
+        }
+    }
+
+    fn method_levels(&mut self, name: &str, help: &str) -> ByMethod<Level> {
+        let family = Family::<MethodLabel, Level>::default();
+        self.0.register(name, help, family.clone());
+        let of = |method| family.get_or_create_owned(&MethodLabel { method });
+        ByMethod {
+            tcp: of(Method::connect),
+            udp: of(Method::connect_udp),
+        }
+    }
+
+    fn drops(&mut self) -> Drops {
+        let family = self.family("datagrams_dropped", "UDP payloads that were not delivered");
+        let of = |cause| family.get_or_create_owned(&CauseLabel { cause });
+        Drops {
+            socket_full: of("socket_full"),
+            too_large_for_target: of("too_large_for_target"),
+            client_full: of("client_full"),
+            too_large_for_client: of("too_large_for_client"),
+            bandwidth: of("bandwidth"),
+            unreachable: of("unreachable"),
+        }
+    }
+}
+
+/// A gauge that is one higher while this lives.
+#[derive(Debug)]
+pub struct Up(Level);
+
+impl Up {
+    /// Counts one more.
+    pub fn new(level: &Level) -> Self {
+        level.inc();
+        Self(level.clone())
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// Notes how long something took.
+pub(crate) fn observe(times: &Histogram, taken: Duration) {
+    times.observe(taken.as_secs_f64());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_counted_is_in_the_text() {
+        let metrics = Metrics::new();
+        metrics.request(Method::connect_udp, "ok");
+        metrics.dropped.socket_full.inc_by(3);
+        metrics.connections.quic.inc();
+        let _up = Up::new(&metrics.tunnels_open.udp);
+        let text = metrics.text();
+        for line in [
+            "hoplite_relay_requests_total{method=\"connect_udp\",outcome=\"ok\"} 1",
+            "hoplite_relay_datagrams_dropped_total{cause=\"socket_full\"} 3",
+            "hoplite_relay_connections_total{transport=\"quic\"} 1",
+            "hoplite_relay_tunnels_open{method=\"connect_udp\"} 1",
+            "process_resident_memory_bytes",
+        ] {
+            assert!(text.contains(line), "{line} is not in {text}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Addresses and names that mean something on this host or this network, and nothing on the Internet.
+//! The policy refuses them unless the operator allows them. IANA special-purpose registries (RFC 6890), RFC 6761.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// What `localhost` stands for (RFC 6761 §6.3); it is never looked up.
+pub const LOOPBACK: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::LOCALHOST),
+    IpAddr::V6(Ipv6Addr::LOCALHOST),
+];
+
+/// IPv4 prefixes that are not targets.
+const IPV4: [([u8; 4], u8); 15] = [
+    ([0, 0, 0, 0], 8),       // this host on this network, RFC 1122
+    ([10, 0, 0, 0], 8),      // private, RFC 1918
+    ([100, 64, 0, 0], 10),   // carrier-grade NAT, RFC 6598
+    ([127, 0, 0, 0], 8),     // loopback
+    ([169, 254, 0, 0], 16),  // link-local, cloud metadata at 169.254.169.254
+    ([172, 16, 0, 0], 12),   // private
+    ([192, 0, 0, 0], 24),    // protocol assignments, RFC 6890
+    ([192, 0, 2, 0], 24),    // documentation, RFC 5737
+    ([192, 88, 99, 0], 24),  // 6to4 relay anycast, deprecated
+    ([192, 168, 0, 0], 16),  // private
+    ([198, 18, 0, 0], 15),   // benchmarking, RFC 2544
+    ([198, 51, 100, 0], 24), // documentation
+    ([203, 0, 113, 0], 24),  // documentation
+    ([224, 0, 0, 0], 4),     // multicast
+    ([240, 0, 0, 0], 4),     // reserved, broadcast
+];
+
+/// IPv6 prefixes inside 2000::/3 that are not targets.
+const IPV6: [([u16; 8], u8); 5] = [
+    ([0x2001, 0x0002, 0, 0, 0, 0, 0, 0], 48), // benchmarking, RFC 5180
+    ([0x2001, 0x0010, 0, 0, 0, 0, 0, 0], 28), // ORCHID
+    ([0x2001, 0x0020, 0, 0, 0, 0, 0, 0], 28), // ORCHIDv2, RFC 7343
+    ([0x2001, 0x0db8, 0, 0, 0, 0, 0, 0], 32), // documentation, RFC 3849
+    ([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20),      // documentation, RFC 9637
+];
+
+/// Well-known NAT64 prefix, RFC 6052: the only one outside 2000::/3 that leads to the Internet.
+const NAT64: ([u16; 8], u8) = ([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96);
+const GLOBAL_UNICAST: ([u16; 8], u8) = ([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
+const TEREDO: ([u16; 8], u8) = ([0x2001, 0, 0, 0, 0, 0, 0, 0], 32);
+const SIX_TO_FOUR: ([u16; 8], u8) = ([0x2002, 0, 0, 0, 0, 0, 0, 0], 16);
+
+/// Last labels that name something on the local network or nothing at all.
+const LOCAL_LABELS: [&str; 10] = [
+    "local",
+    "internal",
+    "intranet",
+    "lan",
+    "home",
+    "corp",
+    "private",
+    "localdomain",
+    "onion",
+    "invalid",
+];
+
+/// Whether an address in canonical form is special in itself; what it carries is judged apart.
+pub fn is_refused(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => IPV4.iter().any(|(net, len)| {
+            let net = u32::from(Ipv4Addr::from(*net));
+            (net ^ u32::from(ip)) >> (32 - u32::from(*len)) == 0
+        }),
+        IpAddr::V6(ip) => {
+            let reachable = within(ip, GLOBAL_UNICAST) || within(ip, NAT64);
+            !reachable || IPV6.iter().any(|net| within(ip, *net))
+        }
+    }
+}
+
+/// The IPv4 addresses that an IPv6 address leads to: NAT64, 6to4 (RFC 3056), Teredo's server and client (RFC 4380).
+pub fn carried(ip: IpAddr) -> Vec<Ipv4Addr> {
+    let IpAddr::V6(ip) = ip else {
+        return Vec::new();
+    };
+    let [_, a, b, c, .., y, z] = ip.segments();
+    if within(ip, NAT64) {
+        return vec![joined(y, z)];
+    }
+    if within(ip, SIX_TO_FOUR) {
+        return vec![joined(a, b)];
+    }
+    match within(ip, TEREDO) {
+        true => vec![joined(b, c), joined(!y, !z)],
+        false => Vec::new(),
+    }
+}
+
+/// `localhost` and all names below it.
+pub fn is_localhost(name: &str) -> bool {
+    name == "localhost" || name.ends_with(".localhost")
+}
+
+/// Names of the local network: they have no meaning for somebody far away.
+pub fn is_local_name(name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    LOCAL_LABELS.contains(&last) || name == "home.arpa" || name.ends_with(".home.arpa")
+}
+
+fn joined(high: u16, low: u16) -> Ipv4Addr {
+    Ipv4Addr::from(u32::from(high) << 16 | u32::from(low))
+}
+
+fn within(ip: Ipv6Addr, (net, len): ([u16; 8], u8)) -> bool {
+    let net = u128::from(Ipv6Addr::from(net));
+    (net ^ u128::from(ip)) >> (128 - u32::from(len)) == 0
+}

@@ -1,0 +1,242 @@
+//! What the policy refuses, seen from who asks.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use proptest::prelude::*;
+
+use super::*;
+use crate::config::{Egress, Ingress, Role};
+
+fn policy(allow: &[&str], deny: &[&str]) -> Policy {
+    let rules = |texts: &[&str]| texts.iter().map(|t| t.parse().expect(t)).collect();
+    let config = Config {
+        egress: Egress {
+            allow: rules(allow),
+            deny: rules(deny),
+            ..Egress::default()
+        },
+        ..Config::default()
+    };
+    Policy::new(&config, &["127.0.0.1:4433".parse().expect("address")])
+}
+
+fn judge(policy: &Policy, target: &str) -> Result<Permit, Refusal> {
+    policy.target(&target.parse().expect(target))
+}
+
+#[test]
+fn addresses_that_mean_something_here_are_refused() {
+    let policy = policy(&[], &[]);
+    for target in [
+        "0.0.0.0:80",
+        "10.1.2.3:80",
+        "100.64.0.1:80",
+        "127.0.0.1:80",
+        "127.8.9.10:80",
+        "169.254.169.254:80",
+        "172.16.0.1:80",
+        "172.31.255.255:80",
+        "192.168.0.1:80",
+        "198.18.0.1:80",
+        "192.0.2.1:80",
+        "224.0.0.1:80",
+        "239.255.255.255:80",
+        "255.255.255.255:80",
+        "240.0.0.1:80",
+        "[::]:80",
+        "[::1]:80",
+        "[::7f00:1]:80",
+        "[::ffff:10.0.0.1]:80",
+        "[fe80::1]:80",
+        "[fec0::1]:80",
+        "[fd00:ec2::254]:80",
+        "[fc00::1]:80",
+        "[ff02::1]:80",
+        "[2001:db8::1]:80",
+        "[64:ff9b::7f00:1]:80",
+        "[64:ff9b:1::1]:80",
+        "[2002:a00:1::1]:80",
+        "[2001:0:102:304:0:0:80ff:fffe]:80",
+        "[3fff::1]:80",
+        "[100::1]:80",
+    ] {
+        assert_eq!(judge(&policy, target), Err(Refusal::Address), "{target}");
+    }
+}
+
+#[test]
+fn addresses_of_the_internet_are_served() {
+    let policy = policy(&[], &[]);
+    for target in [
+        "1.1.1.1:443",
+        "9.9.9.9:53",
+        "172.32.0.1:80",
+        "100.128.0.1:80",
+        "[2606:4700::1111]:443",
+        "[64:ff9b::101:101]:443",
+        "[2002:101:101::1]:80",
+    ] {
+        assert_eq!(judge(&policy, target), Ok(Permit::Checked), "{target}");
+    }
+}
+
+#[test]
+fn local_names_are_refused_before_any_look_up() {
+    let policy = policy(&[], &[]);
+    for target in [
+        "localhost:80",
+        "LOCALHOST.:80",
+        "a.localhost:80",
+        "printer.local:80",
+        "metadata.google.internal:80",
+        "router.home.arpa:80",
+        "x.onion:80",
+    ] {
+        assert_eq!(judge(&policy, target), Err(Refusal::Name), "{target}");
+    }
+    assert_eq!(judge(&policy, "local.example:80"), Ok(Permit::Checked));
+}
+
+#[test]
+fn localhost_is_served_when_its_addresses_are_allowed() {
+    let policy = policy(&["127.0.0.0/8"], &[]);
+    assert_eq!(judge(&policy, "localhost:80"), Ok(Permit::Checked));
+}
+
+#[test]
+fn what_is_allowed_is_served_and_deny_wins() {
+    let policy = policy(
+        &["10.0.0.0/8", "127.0.0.1:80", ".corp.internal"],
+        &["10.9.0.0/16", "*:25"],
+    );
+    assert_eq!(judge(&policy, "10.1.2.3:443"), Ok(Permit::Checked));
+    assert_eq!(judge(&policy, "10.9.2.3:443"), Err(Refusal::Address));
+    assert_eq!(judge(&policy, "127.0.0.1:80"), Ok(Permit::Checked));
+    assert_eq!(judge(&policy, "127.0.0.1:81"), Err(Refusal::Address));
+    assert_eq!(judge(&policy, "1.1.1.1:25"), Err(Refusal::Address));
+    assert_eq!(judge(&policy, "mail.example:25"), Err(Refusal::Name));
+    assert_eq!(judge(&policy, "git.corp.internal:22"), Ok(Permit::Checked));
+    assert_eq!(judge(&policy, "notcorp.internal:22"), Err(Refusal::Name));
+}
+
+#[test]
+fn an_address_that_carries_a_denied_one_is_denied() {
+    let policy = policy(&[], &["1.1.1.0/24"]);
+    assert_eq!(
+        judge(&policy, "[64:ff9b::101:101]:443"),
+        Err(Refusal::Address)
+    );
+}
+
+#[test]
+fn a_relay_does_not_call_itself_even_when_allowed() {
+    let policy = policy(&["127.0.0.0/8"], &[]);
+    assert_eq!(judge(&policy, "127.0.0.1:4433"), Err(Refusal::Itself));
+    assert_eq!(
+        judge(&policy, "[::ffff:127.0.0.1]:4433"),
+        Err(Refusal::Itself)
+    );
+    assert_eq!(judge(&policy, "127.0.0.1:4434"), Ok(Permit::Checked));
+}
+
+#[test]
+fn a_wildcard_listener_is_itself_at_every_address_of_the_host() {
+    let config = Config {
+        egress: Egress {
+            allow: vec!["127.0.0.0/8".parse().expect("rule")],
+            ..Egress::default()
+        },
+        ..Config::default()
+    };
+    let policy = Policy::new(&config, &["[::]:443".parse().expect("address")]);
+    assert_eq!(judge(&policy, "127.3.2.1:443"), Err(Refusal::Itself));
+    assert_eq!(judge(&policy, "127.3.2.1:444"), Ok(Permit::Checked));
+}
+
+#[test]
+fn an_ingress_forwards_to_its_relays_only() {
+    let config = Config {
+        roles: vec![Role::Ingress],
+        ingress: Ingress {
+            relays: vec![
+                "relay.example:443".parse().expect("target"),
+                "10.0.0.2:443".parse().expect("target"),
+            ],
+        },
+        ..Config::default()
+    };
+    let policy = Policy::new(&config, &[]);
+    assert_eq!(judge(&policy, "relay.example:443"), Ok(Permit::Relay));
+    assert_eq!(judge(&policy, "10.0.0.2:443"), Ok(Permit::Relay));
+    for other in [
+        "relay.example:80",
+        "example.com:443",
+        "1.1.1.1:443",
+        "10.0.0.3:443",
+    ] {
+        assert_eq!(judge(&policy, other), Err(Refusal::UnknownRelay), "{other}");
+    }
+}
+
+fn inside(net: &str, seed: u128) -> IpAddr {
+    match net.parse::<IpNet>().expect(net) {
+        IpNet::V4(net) => {
+            let host = u32::try_from(seed & u128::from(u32::MAX)).expect("masked")
+                & u32::from(net.hostmask());
+            Ipv4Addr::from(u32::from(net.network()) | host).into()
+        }
+        IpNet::V6(net) => {
+            Ipv6Addr::from(u128::from(net.network()) | (seed & u128::from(net.hostmask()))).into()
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_address_of_a_special_range_is_served(seed: u128, port in 1u16.., net in prop::sample::select(vec![
+        "10.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10",
+        "224.0.0.0/4", "240.0.0.0/4", "0.0.0.0/8", "fc00::/7", "fe80::/10", "ff00::/8", "::/96",
+        "::ffff:10.0.0.0/104", "64:ff9b::7f00:0/104", "2002:7f00::/24", "2002:c0a8::/32",
+    ])) {
+        let address = SocketAddr::new(inside(net, seed), port);
+        prop_assert!(policy(&[], &[]).address(address).is_err(), "{address}");
+    }
+
+    #[test]
+    fn mapping_an_ipv4_address_into_ipv6_changes_nothing(v4: [u8; 4], port in 1u16..) {
+        let v4 = Ipv4Addr::from(v4);
+        let policy = policy(&["10.0.0.0/8"], &["8.8.8.0/24"]);
+        let plain = policy.address(SocketAddr::new(v4.into(), port));
+        let mapped = policy.address(SocketAddr::new(v4.to_ipv6_mapped().into(), port));
+        prop_assert_eq!(plain, mapped);
+    }
+
+    #[test]
+    fn an_address_that_carries_a_refused_one_is_refused(v4: [u8; 4], port in 1u16..) {
+        let policy = policy(&[], &[]);
+        let v4 = Ipv4Addr::from(v4);
+        let [a, b, c, d] = v4.octets().map(u16::from);
+        let nat64 = Ipv6Addr::from([0x64, 0xff9b, 0, 0, 0, 0, a << 8 | b, c << 8 | d]);
+        let six = Ipv6Addr::from([0x2002, a << 8 | b, c << 8 | d, 0, 0, 0, 0, 1]);
+        let plain = policy.address(SocketAddr::new(v4.into(), port)).is_ok();
+        for carrier in [nat64, six] {
+            prop_assert_eq!(policy.address(SocketAddr::new(carrier.into(), port)).is_ok(), plain);
+        }
+    }
+
+    #[test]
+    fn a_rule_that_was_written_is_read_back(v6: u128, v4: u32, len in 0u8..=32, port: Option<u16>) {
+        let tail = port.map_or(String::new(), |p| format!(":{p}"));
+        let v6 = Ipv6Addr::from(v6 | 1 << 127);
+        for text in [format!("{}/{len}{tail}", Ipv4Addr::from(v4)), format!("[{v6}]/{len}{tail}"), format!(".a.example{tail}")] {
+            let rule: Rule = text.parse().expect("a rule");
+            prop_assert_eq!(rule.to_string().parse::<Rule>(), Ok(rule));
+        }
+    }
+
+    #[test]
+    fn any_text_is_read_as_a_rule_or_refused(text in ".{0,60}") {
+        drop(text.parse::<Rule>());
+    }
+}
