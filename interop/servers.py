@@ -1,0 +1,269 @@
+"""Target servers for the interop tests: HTTP/1.1, HTTP/2 and HTTP/3 with the same pages, a UDP echo, and a tiny DNS.
+
+Run as a process: prints one JSON line with its ports, then one JSON line per request or query.
+Nothing of it is Hoplite's: aioquic speaks HTTP/3, hyper-h2 speaks HTTP/2.
+"""
+
+import argparse
+import asyncio
+import functools
+import hashlib
+import json
+import re
+import ssl
+import struct
+import sys
+import urllib.parse
+
+from aioquic.asyncio import QuicConnectionProtocol, serve
+from aioquic.h3.connection import H3_ALPN, H3Connection
+from aioquic.h3.events import DataReceived, HeadersReceived
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.events import ProtocolNegotiated
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import (ConnectionTerminated, DataReceived as H2Data, RequestReceived, StreamEnded,
+                       StreamReset, WindowUpdated)
+
+BLOCK = b"".join(hashlib.sha256(struct.pack("!I", i)).digest() for i in range(32768))  # 1 MiB, the same everywhere
+
+
+def payload(size):
+    return (BLOCK * (size // len(BLOCK) + 1))[:size]
+
+
+def say(**line):
+    print(json.dumps(line), flush=True)
+
+
+def respond(protocol, method, path, peer, body, alt_svc):
+    """The one site behind all three protocols: (status, headers, body)."""
+    say(event="request", protocol=protocol, method=method, path=path, peer=peer, body=len(body))
+    headers = {"content-type": "text/html; charset=utf-8", "x-protocol": protocol, "cache-control": "no-store"}
+    if alt_svc:
+        headers["alt-svc"] = alt_svc
+    if size := re.fullmatch(r"/bytes/(\d+)", path):
+        headers["content-type"] = "application/octet-stream"
+        return 200, headers, payload(int(size[1]))
+    if path.startswith("/upload"):
+        return 200, headers, hashlib.sha256(body).hexdigest().encode()
+    if path.startswith("/peer"):
+        return 200, headers, peer.encode()
+    page = f"<!doctype html><title>hoplite {protocol}</title><p id=protocol>{protocol}</p><p id=path>{path}</p>"
+    return 200, headers, page.encode()
+
+
+class Http3(QuicConnectionProtocol):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.http = None
+        self.requests = {}
+
+    def quic_event_received(self, event):
+        if isinstance(event, ProtocolNegotiated):
+            self.http = H3Connection(self._quic)
+        if self.http is None:
+            return
+        for e in self.http.handle_event(event):
+            if isinstance(e, HeadersReceived):
+                self.requests[e.stream_id] = (dict(e.headers), bytearray())
+            elif isinstance(e, DataReceived):
+                self.requests[e.stream_id][1].extend(e.data)
+            if isinstance(e, (HeadersReceived, DataReceived)) and e.stream_ended:
+                self.answer(e.stream_id)
+
+    def answer(self, stream):
+        head, body = self.requests.pop(stream)
+        peer = self._quic._network_paths[0].addr[0]
+        status, headers, content = respond(
+            "h3", head[b":method"].decode(), head[b":path"].decode(), peer, bytes(body), None)
+        fields = [(b":status", str(status).encode()), (b"content-length", str(len(content)).encode())]
+        fields += [(k.encode(), v.encode()) for k, v in headers.items()]
+        self.http.send_headers(stream, fields)
+        self.http.send_data(stream, content, end_stream=True)
+        self.transmit()
+
+
+class Http2:
+    """One HTTP/2 connection on asyncio streams."""
+
+    def __init__(self, reader, writer, alt_svc):
+        self.reader, self.writer, self.alt_svc = reader, writer, alt_svc
+        self.h2 = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
+        self.requests, self.outgoing = {}, {}
+
+    async def run(self):
+        self.h2.initiate_connection()
+        self.h2.increment_flow_control_window(1 << 24)
+        self.writer.write(self.h2.data_to_send())
+        while data := await self.reader.read(65536):
+            for event in self.h2.receive_data(data):
+                self.handle(event)
+            self.pump()
+            await self.writer.drain()
+
+    def handle(self, event):
+        if isinstance(event, RequestReceived):
+            self.requests[event.stream_id] = (dict(event.headers), bytearray())
+        elif isinstance(event, H2Data):
+            self.requests[event.stream_id][1].extend(event.data)
+            self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        elif isinstance(event, StreamEnded):
+            self.answer(event.stream_id)
+        elif isinstance(event, StreamReset):
+            self.outgoing.pop(event.stream_id, None)
+        elif isinstance(event, ConnectionTerminated):
+            self.writer.close()
+
+    def answer(self, stream):
+        head, body = self.requests.pop(stream)
+        peer = self.writer.get_extra_info("peername")[0]
+        status, headers, content = respond("h2", head[":method"], head[":path"], peer, bytes(body), self.alt_svc)
+        fields = [(":status", str(status)), ("content-length", str(len(content))), *headers.items()]
+        self.h2.send_headers(stream, fields)
+        self.outgoing[stream] = memoryview(content)
+
+    def pump(self):
+        for stream, rest in list(self.outgoing.items()):
+            while True:
+                room = min(self.h2.local_flow_control_window(stream), self.h2.max_outbound_frame_size)
+                if rest and room <= 0:
+                    break
+                last = len(rest) <= room
+                self.h2.send_data(stream, bytes(rest[:room]), end_stream=last)
+                rest = rest[room:]
+                if last:
+                    del self.outgoing[stream]
+                    break
+            if stream in self.outgoing:
+                self.outgoing[stream] = rest
+        self.writer.write(self.h2.data_to_send())
+
+
+async def http1(reader, writer, alt_svc):
+    while line := await reader.readline():
+        method, path, _ = line.decode().split(" ", 2)
+        headers = {}
+        while (line := (await reader.readline()).strip()):
+            name, _, value = line.decode().partition(":")
+            headers[name.lower()] = value.strip()
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        path = urllib.parse.urlsplit(path).path if path.startswith("http") else path
+        peer = writer.get_extra_info("peername")[0]
+        status, out, content = respond("http/1.1", method, path, peer, body, alt_svc)
+        out["content-length"] = str(len(content))
+        writer.write(f"HTTP/1.1 {status} OK\r\n".encode())
+        writer.write("".join(f"{k}: {v}\r\n" for k, v in out.items()).encode() + b"\r\n")
+        writer.write(content)
+        await writer.drain()
+
+
+async def on_connection(reader, writer, alt_svc=None, only=None):
+    try:
+        tls = writer.get_extra_info("ssl_object")
+        if tls and tls.selected_alpn_protocol() == "h2":
+            await Http2(reader, writer, alt_svc).run()
+        else:
+            await http1(reader, writer, alt_svc)
+    except (OSError, asyncio.IncompleteReadError, ValueError):
+        pass
+    finally:
+        writer.close()
+
+
+class UdpEcho(asyncio.DatagramProtocol):
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def datagram_received(self, data, peer):
+        say(event="udp", size=len(data), peer=peer[0])
+        self.transport.sendto(data, peer)
+
+
+class Dns(asyncio.DatagramProtocol):
+    """Answers A and AAAA for the names that it was given, NXDOMAIN for the rest."""
+
+    def __init__(self, names):
+        self.names = names
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def datagram_received(self, data, peer):
+        ident, _, questions = struct.unpack("!HHH", data[:6])
+        labels, at = [], 12
+        while length := data[at]:
+            labels.append(data[at + 1:at + 1 + length].decode())
+            at += 1 + length
+        kind = struct.unpack("!H", data[at + 1:at + 3])[0]
+        name = ".".join(labels).lower()
+        say(event="dns", name=name, kind=kind, peer=peer[0])
+        question = data[12:at + 5]
+        answers = [a for a in self.names.get(name, []) if (":" in a) == (kind == 28)] if kind in (1, 28) else []
+        code = 0 if name in self.names else 3
+        reply = struct.pack("!HHHHHH", ident, 0x8580 | code, 1, len(answers), 0, 0) + question
+        for address in answers:
+            raw = self.raw(address)
+            reply += struct.pack("!HHHIH", 0xC00C, kind, 1, 5, len(raw)) + raw
+        self.transport.sendto(reply, peer)
+
+    @staticmethod
+    def raw(address):
+        import ipaddress
+        return ipaddress.ip_address(address).packed
+
+
+async def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--host", default="127.0.0.1")
+    p.add_argument("--cert", required=True)
+    p.add_argument("--key", required=True)
+    p.add_argument("--tls-port", type=int, default=0, help="HTTPS on TCP and HTTP/3 on UDP")
+    p.add_argument("--http-port", type=int, default=0)
+    p.add_argument("--echo-port", type=int, default=0)
+    p.add_argument("--dns-port", type=int, default=0)
+    p.add_argument("--dns-host", help="default: --host")
+    p.add_argument("--name", action="append", default=[], help="NAME=ADDRESS[,ADDRESS] for the DNS")
+    p.add_argument("--alt-svc", action="store_true", help="advertise HTTP/3")
+    args = p.parse_args()
+    loop = asyncio.get_running_loop()
+
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(args.cert, args.key)
+    tls.set_alpn_protocols(["h2", "http/1.1"])
+    only1 = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    only1.load_cert_chain(args.cert, args.key)
+    only1.set_alpn_protocols(["http/1.1"])
+
+    quic = QuicConfiguration(alpn_protocols=H3_ALPN, is_client=False, max_data=1 << 24, max_stream_data=1 << 24)
+    quic.load_cert_chain(args.cert, args.key)
+
+    # TCP first: an ephemeral TCP port that is free on UDP too is found by trying.
+    for _ in range(20):
+        https = await asyncio.start_server(on_connection, args.host, args.tls_port, ssl=tls)
+        port = https.sockets[0].getsockname()[1]
+        try:
+            await serve(args.host, port, configuration=quic, create_protocol=Http3)
+            break
+        except OSError:
+            https.close()
+    if args.alt_svc:
+        https.close()
+        await https.wait_closed()
+        handler = functools.partial(on_connection, alt_svc=f'h3=":{port}"; ma=3600')
+        https = await asyncio.start_server(handler, args.host, port, ssl=tls, reuse_address=True)
+    http = await asyncio.start_server(on_connection, args.host, args.http_port)
+    https1 = await asyncio.start_server(on_connection, args.host, 0, ssl=only1)
+    echo, _ = await loop.create_datagram_endpoint(UdpEcho, (args.host, args.echo_port))
+    names = {k: v.split(",") for k, v in (n.split("=") for n in args.name)}
+    dns, _ = await loop.create_datagram_endpoint(lambda: Dns(names), (args.dns_host or args.host, args.dns_port))
+    say(https=port, http=http.sockets[0].getsockname()[1], https1=https1.sockets[0].getsockname()[1],
+        echo=echo.get_extra_info("sockname")[1], dns=dns.get_extra_info("sockname")[1])
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt:
+        sys.exit(0)
