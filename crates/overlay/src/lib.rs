@@ -5,6 +5,7 @@
 //! How a hop is authenticated (`link`), what a relay permits (`relay`), who turns programs into flows (`mediator`).
 
 pub mod datagrams;
+pub mod direct;
 pub mod error;
 pub mod stream;
 pub mod terms;
@@ -12,6 +13,7 @@ pub mod terms;
 use std::{fmt, future::Future, net::IpAddr, pin::Pin};
 
 pub use datagrams::{Batch, Datagrams, Received};
+pub use direct::Direct;
 pub use error::{Error, ErrorKind, Reason};
 use hoplite_wire::Target;
 pub use stream::{Io, Stream};

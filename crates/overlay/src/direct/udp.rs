@@ -1,0 +1,329 @@
+//! UDP by the device's own sockets: a connected socket, batches out by UDP_SEGMENT, batches in by UDP_GRO, never fragmented.
+//! Used by [`super::Direct`], by `link` for the first hop and by the relay's egress.
+
+mod receive;
+
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, ready},
+};
+
+use futures_util::task::AtomicWaker;
+use quinn_udp::{Transmit, UdpSockRef, UdpSocketState};
+use rustix::{io::Errno, net::sockopt};
+use socket2::{Domain, Socket, Type};
+use tokio::{io::Interest, net::UdpSocket};
+
+use self::receive::Receiving;
+use super::failure;
+use crate::{Batch, Datagrams, Error, ErrorKind, Reason, Received};
+
+/// The largest UDP payload over IPv4, hence the largest batch that one call may hold, in octets.
+const LARGEST_BATCH: usize = 65_507;
+
+/// What a tunnel's socket asks for in each direction, in octets: 20 ms at 3 Gbit/s.
+const TUNNEL_BUFFER: usize = 8 * 1024 * 1024;
+
+/// How a UDP socket is made.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UdpSettings {
+    /// How much the kernel may queue.
+    pub buffers: SocketBuffers,
+    /// The largest payload that is sent, in octets; `None`: what an Ethernet frame carries, 1472 by IPv4 and 1452 by IPv6.
+    /// The interface's own MTU is never exceeded.
+    pub max_payload: Option<usize>,
+}
+
+/// How much the kernel may queue for one socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SocketBuffers {
+    /// The system's default: for the thousands of flows to targets.
+    #[default]
+    Ordinary,
+    /// As much as the system grants, up to 8 MiB: for the few sockets that carry tunnels.
+    Tunnel,
+}
+
+/// A connected UDP socket.
+pub struct UdpFlow {
+    socket: Arc<UdpSocket>,
+    state: UdpSocketState,
+    peer: SocketAddr,
+    /// What the settings allow.
+    ceiling: usize,
+    max_payload: AtomicUsize,
+    receiving: Receiving,
+    /// A send call was told of the refusal that the receiving side has to report.
+    refused: AtomicBool,
+    receiver: AtomicWaker,
+    dropped: AtomicU64,
+}
+
+/// Opens a flow to `address`.
+///
+/// # Errors
+/// The system has no route, no port or no descriptor left.
+pub fn connect_udp(address: SocketAddr, settings: &UdpSettings) -> Result<UdpFlow, Error> {
+    open(address, settings).map_err(|error| failure::of_socket(error, "opening a UDP flow"))
+}
+
+/// Opens a flow to the first of `addresses` that has a route.
+pub(super) fn connect_first(
+    addresses: &[SocketAddr],
+    settings: &UdpSettings,
+) -> Result<UdpFlow, Error> {
+    let mut failure = None;
+    for address in addresses {
+        match connect_udp(*address, settings) {
+            Ok(flow) => return Ok(flow),
+            Err(error) => failure = Some(failure::more_telling(failure, error)),
+        }
+    }
+    Err(failure.unwrap_or_else(|| Error::new(ErrorKind::Bug, "opening a UDP flow to no address")))
+}
+
+fn open(address: SocketAddr, settings: &UdpSettings) -> io::Result<UdpFlow> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
+    socket.connect(&address.into())?;
+    if settings.buffers == SocketBuffers::Tunnel {
+        enlarge_buffers(&socket);
+    }
+    UdpFlow::adopt(socket.into(), address, settings.max_payload)
+}
+
+/// Gives a socket as much buffer as the system grants, up to 8 MiB in each direction. Also for listening sockets.
+pub fn enlarge_buffers(socket: &impl std::os::fd::AsFd) {
+    let forced = sockopt::set_socket_recv_buffer_size_force(socket, TUNNEL_BUFFER)
+        .and_then(|()| sockopt::set_socket_send_buffer_size_force(socket, TUNNEL_BUFFER));
+    if forced.is_ok() {
+        return;
+    }
+    let asked = sockopt::set_socket_recv_buffer_size(socket, TUNNEL_BUFFER)
+        .and_then(|()| sockopt::set_socket_send_buffer_size(socket, TUNNEL_BUFFER));
+    if let Err(error) = asked {
+        tracing::debug!(%error, "the socket keeps its small buffers");
+    }
+}
+
+impl UdpFlow {
+    /// Takes over a socket that is connected to `peer`.
+    pub(super) fn adopt(
+        socket: std::net::UdpSocket,
+        peer: SocketAddr,
+        max_payload: Option<usize>,
+    ) -> io::Result<Self> {
+        let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+        let socket = Arc::new(UdpSocket::from_std(socket)?);
+        let ceiling = max_payload.unwrap_or_else(|| 1500 - headers(peer));
+        let flow = Self {
+            receiving: Receiving::new(Arc::clone(&socket)),
+            socket,
+            state,
+            peer,
+            ceiling,
+            max_payload: AtomicUsize::new(ceiling),
+            refused: AtomicBool::new(false),
+            receiver: AtomicWaker::new(),
+            dropped: AtomicU64::new(0),
+        };
+        flow.learn_max_payload();
+        Ok(flow)
+    }
+
+    /// Our own end; it changes when the device moves to another network.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// How many payloads were dropped, in either direction, because they did not fit or the kernel would not take them.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Asks the kernel what this route carries.
+    fn learn_max_payload(&self) {
+        let mtu = match self.peer {
+            SocketAddr::V4(_) => sockopt::ip_mtu(&*self.socket),
+            SocketAddr::V6(_) => sockopt::ipv6_mtu(&*self.socket),
+        };
+        let Some(mtu) = mtu.ok().and_then(|mtu| usize::try_from(mtu).ok()) else {
+            return;
+        };
+        let carried = mtu.saturating_sub(headers(self.peer)).min(LARGEST_BATCH);
+        self.max_payload
+            .store(carried.min(self.ceiling), Ordering::Relaxed);
+    }
+
+    fn count_dropped(&self, payloads: usize) {
+        let payloads = u64::try_from(payloads).unwrap_or(u64::MAX);
+        self.dropped.fetch_add(payloads, Ordering::Relaxed);
+    }
+
+    /// Sends what one call can hold. Ready says that it is gone or lost, pending that the kernel's queue is full.
+    fn poll_send_chunk(
+        &self,
+        cx: &mut Context<'_>,
+        chunk: &[u8],
+        segment: usize,
+    ) -> Poll<Result<(), Error>> {
+        let mut told = false;
+        loop {
+            let Err(error) = self.try_send(chunk, segment) else {
+                return Poll::Ready(Ok(()));
+            };
+            match Errno::from_io_error(&error) {
+                Some(Errno::AGAIN) => ready!(self.socket.poll_send_ready(cx)).map_err(stopped)?,
+                Some(Errno::CONNREFUSED) if !told => {
+                    told = true;
+                    self.refused.store(true, Ordering::Release);
+                    self.receiver.wake();
+                }
+                Some(Errno::IO | Errno::INVAL) if chunk.len() > segment => {
+                    self.send_singly(chunk, segment);
+                    return Poll::Ready(Ok(()));
+                }
+                _ => {
+                    self.lost(&error, chunk.len().div_ceil(segment));
+                    return Poll::Ready(Ok(()));
+                }
+            }
+        }
+    }
+
+    fn try_send(&self, chunk: &[u8], segment: usize) -> io::Result<()> {
+        if chunk.len() <= segment {
+            return self.socket.try_send(chunk).map(drop);
+        }
+        let transmit = Transmit {
+            destination: self.peer,
+            ecn: None,
+            contents: chunk,
+            segment_size: Some(segment),
+            src_ip: None,
+        };
+        self.socket.try_io(Interest::WRITABLE, || {
+            self.state
+                .try_send(UdpSockRef::from(&*self.socket), &transmit)
+        })
+    }
+
+    /// For a driver that takes no UDP_SEGMENT. A full queue loses the rest, as a network would.
+    fn send_singly(&self, chunk: &[u8], segment: usize) {
+        for payload in chunk.chunks(segment) {
+            if let Err(error) = self.socket.try_send(payload) {
+                self.lost(&error, 1);
+            }
+        }
+    }
+
+    /// UDP may lose: no error of one send ends the flow. Whoever is above notices when nothing arrives any more.
+    fn lost(&self, error: &io::Error, payloads: usize) {
+        tracing::trace!(%error, payloads, "datagrams were not sent");
+        self.count_dropped(payloads);
+        if Errno::from_io_error(error) == Some(Errno::MSGSIZE) {
+            self.learn_max_payload();
+        }
+    }
+
+    /// The slow road of a batch with payloads above the maximum: those that fit go one by one.
+    fn poll_send_fitting(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
+        let max = self.max_payload();
+        let fits = |payload: &&[u8]| payload.len() <= max;
+        self.count_dropped(batch.payloads().filter(|p| !fits(p)).count());
+        self.poll_send_all(cx, batch.payloads().filter(fits), max)
+    }
+
+    /// Pending only before the first chunk is out: the rest of a batch that meets a full queue is lost.
+    fn poll_send_all<'a>(
+        &self,
+        cx: &mut Context<'_>,
+        chunks: impl Iterator<Item = &'a [u8]>,
+        segment: usize,
+    ) -> Poll<Result<(), Error>> {
+        let mut started = false;
+        for chunk in chunks {
+            match self.poll_send_chunk(cx, chunk, segment) {
+                Poll::Ready(done) => done?,
+                Poll::Pending if !started => return Poll::Pending,
+                Poll::Pending => self.count_dropped(chunk.len().div_ceil(segment)),
+            }
+            started = true;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Datagrams for UdpFlow {
+    fn max_payload(&self) -> usize {
+        self.max_payload.load(Ordering::Relaxed)
+    }
+
+    fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
+        let segment = batch.segment.max(1);
+        if batch.contents.len() <= segment && batch.contents.len() <= self.max_payload() {
+            return self.poll_send_chunk(cx, batch.contents, segment);
+        }
+        if segment > self.max_payload() {
+            return self.poll_send_fitting(cx, batch);
+        }
+        let per_call = (LARGEST_BATCH / segment).clamp(1, self.state.max_gso_segments().max(1));
+        self.poll_send_all(cx, batch.contents.chunks(per_call * segment), segment)
+    }
+
+    fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
+        loop {
+            if self.refused.swap(false, Ordering::AcqRel) {
+                return Poll::Ready(Err(refused()));
+            }
+            match self.receiving.try_recv(&self.state, buf) {
+                Ok((received, dropped)) => {
+                    self.count_dropped(dropped);
+                    if let Some(received) = received {
+                        return Poll::Ready(Ok(received));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.receiver.register(cx.waker());
+                    if !self.refused.load(Ordering::Acquire) {
+                        ready!(self.receiving.poll_ready(cx)).map_err(flow_failed)?;
+                    }
+                }
+                Err(error) => return Poll::Ready(Err(flow_failed(error))),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for UdpFlow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UdpFlow")
+            .field("max_payload", &self.max_payload)
+            .field("dropped", &self.dropped)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The octets of the IP and UDP headers.
+fn headers(peer: SocketAddr) -> usize {
+    if peer.is_ipv4() { 28 } else { 48 }
+}
+
+fn refused() -> Error {
+    Error::new(ErrorKind::TargetFailed, "receiving").because(Reason::Refused)
+}
+
+fn flow_failed(error: io::Error) -> Error {
+    failure::of_socket(error, "receiving")
+}
+
+fn stopped(error: io::Error) -> Error {
+    Error::new(ErrorKind::Bug, "waiting for a socket").caused_by(error)
+}
