@@ -15,8 +15,10 @@ pub const STAGGER: Duration = Duration::from_millis(250);
 /// Addresses of both families by turns; the resolver's first choice stays first (RFC 8305 §4).
 pub(super) fn interleaved(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
     let first_is_v6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
-    let (mut preferred, mut other): (Vec<_>, Vec<_>) =
-        addresses.iter().copied().partition(|a| a.is_ipv6() == first_is_v6);
+    let (mut preferred, mut other): (Vec<_>, Vec<_>) = addresses
+        .iter()
+        .copied()
+        .partition(|a| a.is_ipv6() == first_is_v6);
     preferred.reverse();
     other.reverse();
     let mut ordered = Vec::with_capacity(addresses.len());

@@ -179,8 +179,11 @@ impl UdpFlow {
             let Err(error) = self.try_send(chunk, segment) else {
                 return Poll::Ready(Ok(()));
             };
+            if error.kind() == io::ErrorKind::WouldBlock {
+                ready!(self.socket.poll_send_ready(cx)).map_err(stopped)?;
+                continue;
+            }
             match Errno::from_io_error(&error) {
-                Some(Errno::AGAIN) => ready!(self.socket.poll_send_ready(cx)).map_err(stopped)?,
                 Some(Errno::CONNREFUSED) if !told => {
                     told = true;
                     self.refused.store(true, Ordering::Release);
@@ -237,8 +240,9 @@ impl UdpFlow {
     fn poll_send_fitting(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
         let max = self.max_payload();
         let fits = |payload: &&[u8]| payload.len() <= max;
-        self.count_dropped(batch.payloads().filter(|p| !fits(p)).count());
-        self.poll_send_all(cx, batch.payloads().filter(fits), max)
+        ready!(self.poll_send_all(cx, batch.payloads().filter(fits), max))?;
+        self.count_dropped(batch.payloads().filter(|payload| !fits(payload)).count());
+        Poll::Ready(Ok(()))
     }
 
     /// Pending only before the first chunk is out: the rest of a batch that meets a full queue is lost.
