@@ -293,3 +293,6 @@ impl fmt::Debug for TokenEntry {
 pub(crate) fn bounded(limit: Duration) -> Option<Duration> {
     (!limit.is_zero()).then_some(limit)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,127 @@
+//! What the file may say, and what is said about a wrong one.
+
+use super::*;
+
+fn read(text: &str) -> Result<Config, String> {
+    toml::from_str(text).map_err(|error| error.to_string())
+}
+
+fn checked(text: &str) -> Result<Config, String> {
+    let config = read(text)?;
+    config.check().map_err(|error| error.to_string())?;
+    Ok(config)
+}
+
+const FULL: &str = r#"
+name = "amber"
+listen = ["127.0.0.1:4433", "[::1]:4433"]
+roles = ["ingress"]
+identity = "keys"
+[tls]
+cert = "cert.pem"
+key = "key.pem"
+[[auth.token]]
+name = "alice"
+token = "secret"
+[[auth.token]]
+file = "bob.token"
+[egress]
+allow = ["10.0.0.0/8", "[fd00::]/8:443", ".corp.internal"]
+deny = ["*:25"]
+resolver = ["9.9.9.9", "[2620:fe::fe]:5353"]
+[ingress]
+relays = ["relay.example:443", "192.0.2.1:4433"]
+[masque]
+template = "https://relay.example/proxy{?target_host,target_port}"
+[limits]
+connections = 10
+bandwidth_per_client = 100000000
+idle_stream = 0.5
+shards = 3
+[metrics]
+listen = "127.0.0.1:9100"
+"#;
+
+#[test]
+fn an_empty_file_is_the_default() {
+    assert_eq!(read(""), Ok(Config::default()));
+}
+
+#[test]
+fn every_key_is_understood() {
+    let config = checked(FULL).expect("valid");
+    assert_eq!(config.name, "amber");
+    assert_eq!(config.listen.len(), 2);
+    assert!(config.is_ingress() && !config.is_egress());
+    assert_eq!(config.auth.token.len(), 2);
+    assert_eq!(config.egress.allow.len(), 3);
+    let servers = ["9.9.9.9:53", "[2620:fe::fe]:5353"].map(|text| text.parse().expect(text));
+    assert_eq!(config.egress.resolver, ResolverChoice::Servers(servers.to_vec()));
+    assert_eq!(config.ingress.relays.len(), 2);
+    assert_eq!(config.limits.idle_stream, Duration::from_millis(500));
+    assert_eq!(config.limits.threads(), 3);
+}
+
+#[test]
+fn a_mistake_is_reported_with_its_line_and_what_was_expected() {
+    for (text, expected) in [
+        ("lisen = []", "unknown field `lisen`"),
+        ("listen = [\"somewhere\"]", "listen"),
+        ("roles = [\"exit\"]", "expected `ingress` or `egress`"),
+        ("[egress]\nallow = [\"10.0.0.0/99\"]", "expected an address, a prefix, a name"),
+        ("[ingress]\nrelays = [\"relay\"]", "port is missing"),
+        ("[limits]\nidle_stream = -1", "expected seconds"),
+        ("[limits]\nconnections = \"many\"", "connections"),
+    ] {
+        let error = read(text).expect_err(text);
+        assert!(error.contains(expected) && error.contains("line"), "{text}: {error}");
+    }
+}
+
+#[test]
+fn values_that_cannot_be_served_are_named_by_their_key() {
+    let open = "[auth]\nopen = true\n";
+    for (text, key) in [
+        (String::new(), "auth.token"),
+        ("name = \"a b\"\n".to_owned() + open, "name"),
+        ("listen = []\n".to_owned() + open, "listen"),
+        ("roles = []\n".to_owned() + open, "roles"),
+        ("roles = [\"ingress\"]\n".to_owned() + open, "ingress.relays"),
+        (open.to_owned() + "[egress]\nresolver = \"dns\"", "egress.resolver"),
+        (open.to_owned() + "[limits]\nconnections = 0", "limits.connections"),
+        (open.to_owned() + "[limits]\nheader = 10", "limits.header"),
+        (open.to_owned() + "[masque]\ntemplate = \"https://a/b\"", "masque.template"),
+        ("[[auth.token]]\nname = \"x\"".to_owned(), "auth.token"),
+    ] {
+        let error = checked(&text).expect_err(&text);
+        assert!(error.starts_with(key), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_relay_on_loopback_needs_no_token() {
+    assert!(checked("listen = [\"127.0.0.1:0\"]").is_ok());
+}
+
+#[test]
+fn a_token_is_never_shown() {
+    let text = format!("{:?}", read(FULL).expect("valid"));
+    assert!(!text.contains("secret") && !text.contains("alice"), "{text}");
+}
+
+#[test]
+fn a_token_comes_from_its_file() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("token");
+    std::fs::write(&file, " hidden\n").expect("written");
+    let entry = TokenEntry {
+        file: Some(file),
+        ..TokenEntry::default()
+    };
+    assert_eq!(entry.read().expect("read").as_str(), "hidden");
+    let missing = TokenEntry {
+        file: Some(dir.path().join("missing")),
+        ..TokenEntry::default()
+    };
+    assert!(missing.read().expect_err("missing").problem.contains("cannot read"));
+}

@@ -1,0 +1,108 @@
+//! The way out: from a target to a socket. Every address passes the policy, whether given or looked up, TCP and UDP alike.
+//! The request handler uses it; nothing else in this room opens a socket towards a target.
+
+use std::net::{IpAddr, SocketAddr};
+
+use hoplite_overlay::direct::{UdpFlow, UdpSettings, connect_tcp, connect_udp};
+use hoplite_wire::{Host, HostName, Target};
+use tokio::{
+    net::TcpStream,
+    time::{Instant, timeout},
+};
+
+use crate::{
+    config::Config,
+    failure::Failure,
+    metrics::{self, Metrics},
+    policy::{Permit, Policy, Refusal},
+    resolve::Resolver,
+};
+
+/// Opens sockets towards permitted targets.
+#[derive(Debug)]
+pub struct Egress {
+    policy: Policy,
+    resolver: Resolver,
+    patience: std::time::Duration,
+}
+
+impl Egress {
+    /// The way out of a relay that listens at `own`.
+    pub fn new(config: &Config, own: &[SocketAddr]) -> Self {
+        Self {
+            policy: Policy::new(config, own),
+            resolver: Resolver::new(&config.egress.resolver, config.limits.resolve),
+            patience: config.limits.connect,
+        }
+    }
+
+    /// Connects to `target` over TCP, to whichever of its permitted addresses answers first.
+    ///
+    /// # Errors
+    /// The policy's, the resolver's or the target's.
+    pub async fn tcp(&self, target: &Target, metrics: &Metrics) -> Result<TcpStream, Failure> {
+        let addresses = self.addresses(target, metrics).await?;
+        let start = Instant::now();
+        let connecting = timeout(self.patience, connect_tcp(&addresses));
+        let flow = connecting.await.map_err(|_| Failure::TimedOut)??;
+        metrics::observe(&metrics.connect, start.elapsed());
+        Ok(flow.into_socket())
+    }
+
+    /// Opens a connected UDP socket towards the first permitted address of `target` that has a route.
+    ///
+    /// # Errors
+    /// The policy's, the resolver's or the system's.
+    pub async fn udp(&self, target: &Target, metrics: &Metrics) -> Result<UdpFlow, Failure> {
+        let mut failure = Failure::Unreachable;
+        for address in self.addresses(target, metrics).await? {
+            match connect_udp(address, &UdpSettings::default()) {
+                Ok(flow) => return Ok(flow),
+                Err(error) => failure = error.into(),
+            }
+        }
+        Err(failure)
+    }
+
+    /// The addresses of `target` that the policy permits; at least one.
+    async fn addresses(
+        &self,
+        target: &Target,
+        metrics: &Metrics,
+    ) -> Result<Vec<SocketAddr>, Failure> {
+        let permit = self.policy.target(target)?;
+        let found = match &target.host {
+            Host::Ip(ip) => vec![*ip],
+            Host::Name(name) => self.resolve(name, metrics).await?,
+        };
+        Ok(self.permitted(permit, &found, target.port)?)
+    }
+
+    async fn resolve(&self, name: &HostName, metrics: &Metrics) -> Result<Vec<IpAddr>, Failure> {
+        let start = Instant::now();
+        let found = self.resolver.addresses(name).await;
+        metrics::observe(&metrics.resolve, start.elapsed());
+        Ok(found?)
+    }
+
+    fn permitted(
+        &self,
+        permit: Permit,
+        found: &[IpAddr],
+        port: u16,
+    ) -> Result<Vec<SocketAddr>, Refusal> {
+        let mut refusal = Refusal::Address;
+        let mut permitted = Vec::with_capacity(found.len());
+        for ip in found {
+            let address = SocketAddr::new(ip.to_canonical(), port);
+            match self.policy.resolved(permit, address) {
+                Ok(()) => permitted.push(address),
+                Err(why) => refusal = why,
+            }
+        }
+        match permitted.is_empty() {
+            true => Err(refusal),
+            false => Ok(permitted),
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Why a request is not served, and how the client is told: a status and a `Proxy-Status` error (RFC 9209 §2.3).
+//! The handlers return it; clients tell refused, unreachable, unknown, forbidden and late targets apart by it.
+
+use hoplite_overlay::{Error, ErrorKind, Reason};
+
+use crate::{policy::Refusal, resolve::ResolveError};
+
+/// Why a request is not served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The request makes no sense: no target, or none that can be read.
+    Malformed,
+    /// Nothing is served at this path.
+    NotFound,
+    /// Only CONNECT is served.
+    Method,
+    /// The `:protocol` of an extended CONNECT is none that we know.
+    Protocol,
+    /// The token is missing or wrong.
+    Unauthenticated,
+    /// The policy refuses the target.
+    Refused(Refusal),
+    /// The client, or all clients together, have too many requests open.
+    Limited,
+    /// The relay is about to stop.
+    Draining,
+    /// The name has no address.
+    Resolve(ResolveError),
+    /// The target refused the connection.
+    ConnectionRefused,
+    /// There is no way to the target.
+    Unreachable,
+    /// The target did not answer in time.
+    TimedOut,
+    /// This relay has no socket left.
+    Exhausted,
+    /// Something here is wrong.
+    Internal,
+}
+
+/// How a failure is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The HTTP status.
+    pub status: u16,
+    /// The error of `Proxy-Status`; the label of the metrics is the same word.
+    pub error: &'static str,
+    /// The `rcode` parameter that goes with `dns_error`.
+    pub rcode: Option<&'static str>,
+}
+
+impl Failure {
+    /// What the client is told. Statuses are those that RFC 9209 §2.3 recommends, where it does.
+    pub fn answer(self) -> Answer {
+        let (status, error) = match self {
+            Self::Malformed => (400, "http_request_error"),
+            Self::NotFound => (404, "http_request_denied"),
+            Self::Method => (405, "http_request_denied"),
+            Self::Protocol => (501, "http_request_denied"),
+            Self::Unauthenticated => (407, "http_request_denied"),
+            Self::Refused(Refusal::Itself) => (502, "proxy_loop_detected"),
+            Self::Refused(Refusal::UnknownRelay) => (403, "http_request_denied"),
+            Self::Refused(Refusal::Name | Refusal::Address) => (403, "destination_ip_prohibited"),
+            Self::Limited => (429, "connection_limit_reached"),
+            Self::Draining => (503, "connection_limit_reached"),
+            Self::Resolve(ResolveError::TimedOut) => (504, "dns_timeout"),
+            Self::Resolve(_) => (502, "dns_error"),
+            Self::ConnectionRefused => (502, "connection_refused"),
+            Self::Unreachable => (502, "destination_ip_unroutable"),
+            Self::TimedOut => (504, "connection_timeout"),
+            Self::Exhausted => (503, "connection_limit_reached"),
+            Self::Internal => (500, "proxy_internal_error"),
+        };
+        Answer {
+            status,
+            error,
+            rcode: self.rcode(),
+        }
+    }
+
+    fn rcode(self) -> Option<&'static str> {
+        match self {
+            Self::Resolve(ResolveError::NotFound) => Some("NXDOMAIN"),
+            Self::Resolve(ResolveError::Failed) => Some("SERVFAIL"),
+            _ => None,
+        }
+    }
+
+    /// The word for the metrics.
+    pub fn outcome(self) -> &'static str {
+        match self {
+            Self::Unauthenticated => "unauthenticated",
+            Self::Draining => "draining",
+            Self::Exhausted => "sockets_exhausted",
+            Self::NotFound => "not_found",
+            Self::Method | Self::Protocol => "not_supported",
+            Self::Refused(Refusal::UnknownRelay) => "unknown_relay",
+            Self::Resolve(ResolveError::NotFound) => "name_not_found",
+            other => other.answer().error,
+        }
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl From<ResolveError> for Failure {
+    fn from(error: ResolveError) -> Self {
+        Self::Resolve(error)
+    }
+}
+
+impl From<Error> for Failure {
+    /// What the sockets of the direct overlay say.
+    fn from(error: Error) -> Self {
+        match (error.kind(), error.reason()) {
+            (_, Some(Reason::Refused)) => Self::ConnectionRefused,
+            (_, Some(Reason::HostUnreachable | Reason::NetworkUnreachable)) => Self::Unreachable,
+            (_, Some(Reason::Limit)) => Self::Exhausted,
+            (ErrorKind::TimedOut, _) => Self::TimedOut,
+            (ErrorKind::Bug, _) => Self::Internal,
+            _ => Self::Unreachable,
+        }
+    }
+}

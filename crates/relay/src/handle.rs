@@ -1,0 +1,203 @@
+//! Starting a relay, and what the program that started it can do then: drain it, reload it, read its numbers.
+//! The binary turns SIGTERM into [`Handle::drain`] and SIGHUP into [`Handle::reload`].
+
+use std::{
+    fmt, io,
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use hoplite_crypto::{Certificates, Identity, Pin};
+use tokio::sync::{mpsc, watch};
+
+use crate::{
+    admission::Admission,
+    config::{Auth, Config, ConfigError},
+    egress::Egress,
+    limits::Gate,
+    metrics::{Metrics, exporter},
+    serve::{Alive, Phase, Shared, shard},
+    template::Templates,
+};
+
+/// How long closing may take once the drain is over.
+const CLOSING: Duration = Duration::from_secs(2);
+
+/// A relay that can be started.
+#[derive(Debug)]
+pub struct Relay;
+
+/// A running relay. Dropping it stops the relay at once.
+pub struct Handle {
+    addresses: Vec<SocketAddr>,
+    metrics_address: Option<SocketAddr>,
+    shared: Arc<Shared>,
+    phase: watch::Sender<Phase>,
+    /// Yields nothing; ends when nobody serves any more.
+    done: mpsc::Receiver<()>,
+}
+
+/// Why a relay does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The configuration cannot be served.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The address cannot be listened at.
+    #[error("listening at {address}: {source}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The identity cannot be used for TLS.
+    #[error("the relay's identity cannot be used: {0}")]
+    Identity(String),
+    /// No thread or no runtime.
+    #[error("starting a thread: {0}")]
+    Thread(io::Error),
+}
+
+impl Relay {
+    /// Binds all addresses and serves in threads of its own until the handle is dropped or drained.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing is left behind.
+    pub fn start(config: &Config, identity: Identity) -> Result<Handle, StartError> {
+        config.check()?;
+        let certificates = Arc::new(Certificates::new(identity));
+        let bound = shard::bind(config, &certificates)?;
+        let metrics = Arc::new(Metrics::new());
+        let listener = config.metrics.listen.map(listen).transpose()?;
+        let shared = Arc::new(Shared::new(config, &bound.addresses, certificates, metrics)?);
+        let (phase, watched) = watch::channel(Phase::Serving);
+        let (held, done) = mpsc::channel(1);
+        let alive = Alive::new(watched, held);
+        let metrics_address = listener.as_ref().and_then(|l| l.local_addr().ok());
+        let handle = Handle {
+            addresses: bound.addresses.clone(),
+            metrics_address,
+            shared: shared.clone(),
+            phase,
+            done,
+        };
+        shard::spawn(bound, &shared, &alive)?;
+        if let Some(listener) = listener {
+            export(listener, shared.metrics.clone(), alive)?;
+        }
+        Ok(handle)
+    }
+}
+
+impl Handle {
+    /// Where it listens, UDP and TCP alike; port 0 of the configuration is the port that was given.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Where the metrics are served.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics_address
+    }
+
+    /// What clients pin.
+    pub fn pin(&self) -> Pin {
+        self.shared.certificates.pin()
+    }
+
+    /// What was counted.
+    pub fn metrics(&self) -> &Metrics {
+        &self.shared.metrics
+    }
+
+    /// Takes no new connections and no new requests, waits for the open tunnels until `limit` has passed, and
+    /// closes what is left. True if nothing was left.
+    pub async fn drain(mut self, limit: Duration) -> bool {
+        self.phase.send_replace(Phase::Draining);
+        let waited = tokio::time::timeout(limit, self.done.recv()).await;
+        self.phase.send_replace(Phase::Stopped);
+        if waited.is_err() {
+            drop(tokio::time::timeout(CLOSING, self.done.recv()).await);
+        }
+        waited.is_ok()
+    }
+
+    /// Takes new tokens and, if given, a new identity. Open tunnels go on; new ones need a new token.
+    ///
+    /// # Errors
+    /// A token cannot be read; then nothing changes.
+    pub fn reload(&self, auth: &Auth, identity: Option<Identity>) -> Result<(), ConfigError> {
+        let admission = Admission::new(auth)?;
+        if admission.is_open() && !self.shared.admission.load().is_open() && !auth.open {
+            let problem = "the new configuration has no token; the old ones stay in force";
+            return Err(ConfigError::new("auth.token", problem));
+        }
+        self.shared.admission.store(Arc::new(admission));
+        if let Some(identity) = identity {
+            self.shared.certificates.replace(identity);
+        }
+        Ok(())
+    }
+}
+
+impl Shared {
+    fn new(
+        config: &Config,
+        own: &[SocketAddr],
+        certificates: Arc<Certificates>,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, ConfigError> {
+        Ok(Self {
+            name: config.name.clone(),
+            limits: config.limits.clone(),
+            templates: Templates::new(config.masque.template.as_deref())?,
+            egress: Egress::new(config, own),
+            admission: ArcSwap::from_pointee(Admission::new(&config.auth)?),
+            certificates,
+            gate: Gate::new(config.limits.clone()),
+            metrics,
+        })
+    }
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
+    let bound = TcpListener::bind(address).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    });
+    bound.map_err(|source| StartError::Listen { address, source })
+}
+
+/// The exporter has a thread of its own: a scrape delays no packet.
+fn export(listener: TcpListener, metrics: Arc<Metrics>, alive: Alive) -> Result<(), StartError> {
+    let (mut phase, runtime) = (alive.phase.clone(), shard::runtime()?);
+    // It may serve for as long as others do, but nobody waits for it.
+    drop(alive);
+    let serve = async move {
+        let Ok(listener) = tokio::net::TcpListener::from_std(listener) else {
+            return;
+        };
+        let stopped = phase.wait_for(|phase| *phase == Phase::Stopped);
+        tokio::select! {
+            () = exporter::serve(listener, metrics) => (),
+            stopped = stopped => drop(stopped),
+        }
+    };
+    thread::Builder::new()
+        .name("metrics".into())
+        .spawn(move || runtime.block_on(serve))
+        .map(drop)
+        .map_err(StartError::Thread)
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle")
+            .field("addresses", &self.addresses)
+            .finish_non_exhaustive()
+    }
+}

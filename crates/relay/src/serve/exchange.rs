@@ -1,0 +1,50 @@
+//! What the handler needs of a request, over HTTP/3 and HTTP/2 alike: answer it, then carry octets or payloads.
+//! The two transports implement it in their own files.
+
+use std::{future::Future, sync::Arc};
+
+use hoplite_masque::h3::DatagramSink;
+use hoplite_overlay::Batch;
+use hoplite_wire::message::ResponseHead;
+
+use super::splice::{Broken, FromClient, ToClient};
+
+/// A request that waits for its answer.
+pub(crate) trait Exchange: Send + 'static {
+    /// The client's octets.
+    type Up: FromClient;
+    /// The octets to the client.
+    type Down: ToClient;
+    /// The payloads to the client.
+    type Flow: ClientFlow;
+
+    /// Answers, and leaves the stream open.
+    fn respond(&mut self, head: &ResponseHead) -> impl Future<Output = Result<(), Broken>> + Send;
+    /// Answers, and ends the stream.
+    fn refuse(self, head: &ResponseHead) -> impl Future<Output = Result<(), Broken>> + Send;
+    /// Goes on as a TCP tunnel.
+    fn stream(self) -> (Self::Up, Self::Down);
+    /// Goes on as a UDP tunnel: `sink` gets the client's payloads, also those that came before the answer.
+    fn datagrams(self, sink: Arc<dyn DatagramSink>) -> Self::Flow;
+}
+
+/// The client's end of a UDP tunnel. Dropping it ends the tunnel.
+pub(crate) trait ClientFlow: Send + Sync {
+    /// Sends payloads; those that do not fit are lost.
+    fn send(&self, batch: Batch<'_>) -> Sent;
+    /// Resolves when the client has closed the tunnel, in order or not.
+    fn closed(&self) -> impl Future<Output = ()> + Send;
+    /// Breaks the tunnel off: the target's host says that nobody is there.
+    fn reset(&self);
+}
+
+/// What became of a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sent {
+    /// On their way.
+    pub(crate) accepted: usize,
+    /// Lost, because too much waits for this client.
+    pub(crate) full: usize,
+    /// Lost, because the way to the client does not carry their size.
+    pub(crate) too_large: usize,
+}

@@ -1,0 +1,142 @@
+//! One request from its head to its end: let in, read, opened, answered, carried.
+//! Each transport runs it in a task for each request; dropping the task closes the tunnel.
+//! Answers: RFC 9110 §15, RFC 9298 §3.3 and §3.5, `Proxy-Status` by RFC 9209.
+
+use std::sync::Arc;
+
+use hoplite_wire::{Target, message::ResponseHead};
+
+use super::{
+    Alive, Shared,
+    exchange::Exchange,
+    request::{self, Asked},
+    splice::{self, Broken},
+    udp,
+};
+use crate::{
+    admission::{CHALLENGE, Guest},
+    failure::Failure,
+    limits::{ClientKey, Permit},
+    metrics::{Method, Up},
+};
+
+/// A request and where it came from.
+pub(crate) struct Job<E> {
+    pub(crate) shared: Arc<Shared>,
+    /// The client by its address; a token weighs more.
+    pub(crate) client: ClientKey,
+    pub(crate) alive: Alive,
+    pub(crate) head: hoplite_wire::message::RequestHead,
+    pub(crate) exchange: E,
+}
+
+impl<E: Exchange> Job<E> {
+    /// Serves the request to its end.
+    pub(crate) async fn run(self) {
+        let method = request::method(&self.head);
+        let shared = self.shared.clone();
+        let done = match self.admit() {
+            Ok((Asked::Tcp(target), permit)) => self.tcp(&target, &permit).await,
+            Ok((Asked::Udp(target), permit)) => self.udp(&target, &permit).await,
+            Err(failure) => refuse(&shared, method, failure, self.exchange).await,
+        };
+        if let Err(Broken) = done {
+            tracing::trace!("the client left before its answer");
+        }
+    }
+
+    fn admit(&self) -> Result<(Asked, Permit), Failure> {
+        let shared = &self.shared;
+        if self.alive.is_draining() {
+            return Err(Failure::Draining);
+        }
+        let guest = shared.admission.load().judge(request::credentials(&self.head));
+        let key = match guest.ok_or(Failure::Unauthenticated)? {
+            Guest::Anyone => self.client,
+            Guest::Holder(index) => shared.gate.by_token(index),
+        };
+        let asked = request::read(&self.head, &shared.templates)?;
+        let permit = shared.gate.request(key).map_err(|_| Failure::Limited)?;
+        Ok((asked, permit))
+    }
+
+    async fn tcp(mut self, target: &Target, permit: &Permit) -> Result<(), Broken> {
+        let shared = self.shared;
+        let socket = match shared.egress.tcp(target, &shared.metrics).await {
+            Ok(socket) => socket,
+            Err(failure) => return refuse(&shared, Method::connect, failure, self.exchange).await,
+        };
+        self.exchange.respond(&head(200, Vec::new())).await?;
+        shared.metrics.request(Method::connect, "ok");
+        let _up = Up::new(&shared.metrics.tunnels_open.tcp);
+        let terms = splice::Terms {
+            metrics: &shared.metrics,
+            pace: permit.pace(),
+            idle: shared.limits.idle_stream,
+        };
+        let (from, to) = self.exchange.stream();
+        splice::splice(from, to, socket, terms).await;
+        Ok(())
+    }
+
+    async fn udp(mut self, target: &Target, permit: &Permit) -> Result<(), Broken> {
+        let shared = self.shared;
+        let socket = match shared.egress.udp(target, &shared.metrics).await {
+            Ok(socket) => socket,
+            Err(failure) => return refuse(&shared, Method::connect_udp, failure, self.exchange).await,
+        };
+        let capsules = ("capsule-protocol", "?1".to_owned());
+        self.exchange.respond(&head(200, vec![capsules])).await?;
+        shared.metrics.request(Method::connect_udp, "ok");
+        let _up = Up::new(&shared.metrics.tunnels_open.udp);
+        udp::carry(&shared, permit.pace(), socket, self.exchange).await;
+        Ok(())
+    }
+}
+
+async fn refuse(
+    shared: &Shared,
+    method: Method,
+    failure: Failure,
+    exchange: impl Exchange,
+) -> Result<(), Broken> {
+    count(shared, method, failure);
+    exchange.refuse(&refusal(&shared.name, failure)).await
+}
+
+fn count(shared: &Shared, method: Method, failure: Failure) {
+    let metrics = &shared.metrics;
+    metrics.request(method, failure.outcome());
+    match failure {
+        Failure::Unauthenticated => drop(metrics.auth_failures.inc()),
+        Failure::Refused(_) => drop(metrics.policy_refusals.inc()),
+        Failure::Limited => metrics.limited("requests"),
+        _ => (),
+    }
+}
+
+/// The answer to a request that is not served.
+fn refusal(name: &str, failure: Failure) -> ResponseHead {
+    let answer = failure.answer();
+    let mut status = format!("{name}; error={}", answer.error);
+    if let Some(rcode) = answer.rcode {
+        status.push_str("; rcode=\"");
+        status.push_str(rcode);
+        status.push('"');
+    }
+    let mut headers = vec![("proxy-status", status)];
+    match failure {
+        Failure::Unauthenticated => headers.push(("proxy-authenticate", CHALLENGE.to_owned())),
+        Failure::Method => headers.push(("allow", "CONNECT".to_owned())),
+        _ => (),
+    }
+    head(answer.status, headers)
+}
+
+fn head(status: u16, headers: Vec<(&'static str, String)>) -> ResponseHead {
+    let headers = headers.into_iter().map(|(name, value)| (name.into(), value.into()));
+    ResponseHead {
+        status,
+        headers: headers.collect(),
+    }
+}

@@ -1,0 +1,63 @@
+//! What a client asks for, read out of a request's head; nothing is looked up and nothing opened here.
+//! The handler asks it after the client was let in.
+//! CONNECT: RFC 9114 §4.4, RFC 9113 §8.5; extended CONNECT: RFC 8441, RFC 9220; connect-udp: RFC 9298 §3.
+
+use hoplite_wire::{Target, message::RequestHead};
+
+use crate::{failure::Failure, metrics::Method, template::Templates};
+
+/// A request that can be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// A TCP tunnel.
+    Tcp(Target),
+    /// A UDP tunnel.
+    Udp(Target),
+}
+
+/// The values of the headers that may hold a token. Firefox sends `Authorization` on connect-udp.
+pub(crate) fn credentials(head: &RequestHead) -> impl Iterator<Item = &[u8]> {
+    let named = |wanted: &'static str| {
+        let fits = move |(name, _): &&(_, _)| is(name, wanted);
+        head.headers.iter().filter(fits).map(|(_, value)| value.as_ref())
+    };
+    named("proxy-authorization").chain(named("authorization"))
+}
+
+fn is(name: &impl AsRef<[u8]>, wanted: &str) -> bool {
+    name.as_ref().eq_ignore_ascii_case(wanted.as_bytes())
+}
+
+/// The label that the request is counted under.
+pub(crate) fn method(head: &RequestHead) -> Method {
+    match (head.method.as_str(), head.protocol.as_deref()) {
+        ("CONNECT", None) => Method::connect,
+        ("CONNECT", Some("connect-udp")) => Method::connect_udp,
+        _ => Method::other,
+    }
+}
+
+/// Reads what is asked for.
+pub(crate) fn read(head: &RequestHead, templates: &Templates) -> Result<Asked, Failure> {
+    if head.method != "CONNECT" {
+        return Err(Failure::Method);
+    }
+    match head.protocol.as_deref() {
+        None => tcp(head),
+        // "… :authority … containing the authority of the UDP proxy": not compared, since Firefox leaves out the
+        // port, and this relay may be reached by names that it does not know.
+        Some("connect-udp") => udp(head, templates),
+        Some(_) => Err(Failure::Protocol),
+    }
+}
+
+/// "The :authority pseudo-header field contains the host and port to connect to."
+fn tcp(head: &RequestHead) -> Result<Asked, Failure> {
+    let target = head.authority.parse();
+    target.map(Asked::Tcp).map_err(|_| Failure::Malformed)
+}
+
+fn udp(head: &RequestHead, templates: &Templates) -> Result<Asked, Failure> {
+    let path = head.path.as_deref().ok_or(Failure::Malformed)?;
+    templates.target(path).map(Asked::Udp)
+}

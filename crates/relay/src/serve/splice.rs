@@ -1,0 +1,257 @@
+//! A TCP tunnel once it is open: octets both ways between the client's stream and the target's socket.
+//! The CONNECT handler runs it; the client's side is whatever implements [`FromClient`] and [`ToClient`].
+//! RFC 9114 §4.4: a finished side finishes the other, a reset one resets it.
+
+use std::{
+    cell::RefCell,
+    future::{Future, pending, poll_fn},
+    io::{self, IoSlice},
+    pin::Pin,
+    sync::atomic::{AtomicU64, Ordering},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::{
+    io::AsyncWrite,
+    net::{
+        TcpStream,
+        tcp::{ReadHalf, WriteHalf},
+    },
+};
+
+use crate::{limits::Pace, metrics::Metrics};
+
+/// Chunks written to the target in one call; the next wait in the stream's flow-control window.
+const CHUNKS: usize = 64;
+/// Octets written to the target in one call, about.
+const CHUNK_OCTETS: usize = 128 * 1024;
+/// Octets that one read from a target may bring, at least.
+const READ: usize = 64 * 1024;
+/// What a shard's read buffer holds: two reads.
+const ARENA: usize = 128 * 1024;
+/// Reads below this are copied, so that a client that does not read pins no more than it was sent, times a few.
+const SMALL: usize = 8 * 1024;
+
+thread_local! {
+    /// Shared by all tunnels of a shard: an idle tunnel owns no buffer.
+    static BUFFER: RefCell<BytesMut> = RefCell::new(BytesMut::new());
+}
+
+/// What the client sends.
+pub(crate) trait FromClient: Send {
+    /// The next octets; `None` when the client has finished.
+    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Broken>>;
+}
+
+/// What the client gets.
+pub(crate) trait ToClient: Send {
+    /// Waits for room and takes the octets.
+    fn write(&mut self, octets: Bytes) -> impl Future<Output = Result<(), Broken>> + Send;
+    /// Nothing follows.
+    fn finish(&mut self) -> impl Future<Output = Result<(), Broken>> + Send;
+    /// The target broke off; what was sent is not complete.
+    fn reset(&mut self);
+}
+
+/// The client's stream or connection is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Broken;
+
+/// Why a tunnel ended before both sides had finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Client,
+    Target,
+    Idle,
+}
+
+/// What a tunnel is measured by and bound to.
+pub(crate) struct Terms<'a> {
+    pub(crate) metrics: &'a Metrics,
+    pub(crate) pace: Pace,
+    /// How long nothing may pass; zero is for ever.
+    pub(crate) idle: Duration,
+}
+
+/// Carries octets until both sides have finished or one has broken.
+pub(crate) async fn splice(
+    mut from: impl FromClient,
+    mut to: impl ToClient,
+    mut target: TcpStream,
+    terms: Terms<'_>,
+) {
+    let passed = AtomicU64::new(0);
+    let (read, write) = target.split();
+    let end = tokio::select! {
+        end = both(
+            up(&mut from, write, &terms, &passed),
+            down(read, &mut to, &terms, &passed),
+        ) => end,
+        () = watch(terms.idle, &passed) => Err(End::Idle),
+    };
+    if let Err(end) = end {
+        tracing::trace!(?end, "a TCP tunnel broke");
+        to.reset();
+        abort(&target);
+    }
+}
+
+async fn both(
+    up: impl Future<Output = Result<(), End>>,
+    down: impl Future<Output = Result<(), End>>,
+) -> Result<(), End> {
+    tokio::try_join!(up, down).map(drop)
+}
+
+/// The target must not take what it got for complete: it is reset.
+fn abort(target: &TcpStream) {
+    let socket = socket2::SockRef::from(target);
+    if let Err(error) = socket.set_linger(Some(Duration::ZERO)) {
+        tracing::trace!(%error, "a target's socket closes in order instead of resetting");
+    }
+}
+
+/// Ends when nothing has passed for `idle` to twice `idle`.
+pub(crate) async fn watch(idle: Duration, passed: &AtomicU64) {
+    if idle.is_zero() {
+        return pending().await;
+    }
+    let mut before = passed.load(Ordering::Relaxed);
+    loop {
+        tokio::time::sleep(idle).await;
+        let now = passed.load(Ordering::Relaxed);
+        if now == before {
+            return;
+        }
+        before = now;
+    }
+}
+
+/// From the client to the target.
+async fn up(
+    from: &mut impl FromClient,
+    mut target: WriteHalf<'_>,
+    terms: &Terms<'_>,
+    passed: &AtomicU64,
+) -> Result<(), End> {
+    let mut chunks = Vec::new();
+    loop {
+        let more = poll_fn(|cx| gather(from, &mut chunks, cx)).await;
+        let octets: usize = chunks.iter().map(Bytes::len).sum();
+        if octets > 0 {
+            passed.fetch_add(1, Ordering::Relaxed);
+            write_all(&mut target, &mut chunks).await.map_err(|_| End::Target)?;
+            terms.metrics.octets_to_target.tcp.inc_by(octets as u64);
+            terms.pace.spend(octets).await;
+        }
+        if !more.map_err(|Broken| End::Client)? {
+            return shut(&mut target).await;
+        }
+    }
+}
+
+async fn shut(target: &mut WriteHalf<'_>) -> Result<(), End> {
+    poll_fn(|cx| Pin::new(&mut *target).poll_shutdown(cx))
+        .await
+        .map_err(|_| End::Target)
+}
+
+/// Takes what is there, at most a batch; false when the client has finished.
+fn gather(
+    from: &mut impl FromClient,
+    chunks: &mut Vec<Bytes>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<bool, Broken>> {
+    chunks.clear();
+    let mut octets = 0;
+    while chunks.len() < CHUNKS && octets < CHUNK_OCTETS {
+        match from.poll_data(cx) {
+            Poll::Ready(Ok(Some(chunk))) => {
+                octets += chunk.len();
+                chunks.push(chunk);
+            }
+            Poll::Ready(Ok(None)) => return Poll::Ready(Ok(false)),
+            Poll::Ready(Err(broken)) => return Poll::Ready(Err(broken)),
+            Poll::Pending if chunks.is_empty() => return Poll::Pending,
+            Poll::Pending => break,
+        }
+    }
+    Poll::Ready(Ok(true))
+}
+
+/// Writes the chunks without joining them first.
+async fn write_all(target: &mut WriteHalf<'_>, chunks: &mut Vec<Bytes>) -> io::Result<()> {
+    let mut first = 0;
+    while let Some(rest) = chunks.get_mut(first..).filter(|rest| !rest.is_empty()) {
+        let written = poll_fn(|cx| {
+            let mut slices = [IoSlice::new(&[]); CHUNKS];
+            for (slice, chunk) in slices.iter_mut().zip(rest.iter()) {
+                *slice = IoSlice::new(chunk);
+            }
+            let filled = rest.len().min(CHUNKS);
+            let slices = slices.get(..filled).unwrap_or_default();
+            Pin::new(&mut *target).poll_write_vectored(cx, slices)
+        })
+        .await?;
+        first += advance(rest, written);
+    }
+    chunks.clear();
+    Ok(())
+}
+
+/// Drops what was written; says how many chunks are done.
+fn advance(chunks: &mut [Bytes], mut written: usize) -> usize {
+    let mut done = 0;
+    for chunk in chunks {
+        let part = written.min(chunk.len());
+        chunk.advance(part);
+        written -= part;
+        if !chunk.is_empty() {
+            break;
+        }
+        done += 1;
+    }
+    done
+}
+
+/// From the target to the client.
+async fn down(
+    target: ReadHalf<'_>,
+    to: &mut impl ToClient,
+    terms: &Terms<'_>,
+    passed: &AtomicU64,
+) -> Result<(), End> {
+    loop {
+        target.readable().await.map_err(|_| End::Target)?;
+        let octets = match read(&target) {
+            Ok(octets) if octets.is_empty() => break,
+            Ok(octets) => octets,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(_) => return Err(End::Target),
+        };
+        let len = octets.len();
+        passed.fetch_add(1, Ordering::Relaxed);
+        to.write(octets).await.map_err(|Broken| End::Client)?;
+        terms.metrics.octets_to_client.tcp.inc_by(len as u64);
+        terms.pace.spend(len).await;
+    }
+    to.finish().await.map_err(|Broken| End::Client)
+}
+
+/// One read into the shard's buffer; the octets are handed on without a copy, unless they are few.
+fn read(target: &ReadHalf<'_>) -> io::Result<Bytes> {
+    BUFFER.with_borrow_mut(|buffer| {
+        if buffer.capacity() < READ && !buffer.try_reclaim(ARENA) {
+            *buffer = BytesMut::with_capacity(ARENA);
+        }
+        let len = target.try_read_buf(buffer)?;
+        if len >= SMALL {
+            return Ok(buffer.split().freeze());
+        }
+        let octets = Bytes::copy_from_slice(buffer);
+        buffer.clear();
+        Ok(octets)
+    })
+}
