@@ -20,7 +20,7 @@ use hoplite_wire::{Host, HostName, Target};
 pub use self::{
     attempts::STAGGER,
     resolver::{Fixed, Resolver, System},
-    tcp::{TcpFlow, connect_tcp},
+    tcp::{TcpFlow, connect_socket, connect_tcp},
     udp::{SocketBuffers, UdpFlow, UdpSettings, connect_udp},
 };
 use crate::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms};

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use hoplite_overlay::direct::{UdpFlow, UdpSettings, connect_tcp, connect_udp};
+use hoplite_overlay::direct::{UdpFlow, UdpSettings, connect_socket, connect_udp};
 use hoplite_wire::{Host, HostName, Target};
 use tokio::{
     net::TcpStream,
@@ -43,10 +43,10 @@ impl Egress {
     pub async fn tcp(&self, target: &Target, metrics: &Metrics) -> Result<TcpStream, Failure> {
         let addresses = self.addresses(target, metrics).await?;
         let start = Instant::now();
-        let connecting = timeout(self.patience, connect_tcp(&addresses));
-        let flow = connecting.await.map_err(|_| Failure::TimedOut)??;
+        let connecting = timeout(self.patience, connect_socket(&addresses));
+        let socket = connecting.await.map_err(|_| Failure::TimedOut)??;
         metrics::observe(&metrics.connect, start.elapsed());
-        Ok(flow.into_socket())
+        Ok(socket)
     }
 
     /// Opens a connected UDP socket towards the first permitted address of `target` that has a route.

@@ -7,10 +7,13 @@
 //! sockets towards targets (`overlay::direct`), files and signals (the binary).
 
 pub mod config;
+mod egress;
+pub mod failure;
 pub mod limits;
 pub mod metrics;
 pub mod policy;
 pub mod resolve;
+mod serve;
 mod template;
 
 pub use config::{Config, ConfigError};

@@ -42,10 +42,18 @@ pub struct TcpFlow {
 /// # Errors
 /// The most telling error of all attempts.
 pub async fn connect_tcp(addresses: &[SocketAddr]) -> Result<TcpFlow, Error> {
+    connect_socket(addresses).await.map(TcpFlow::new)
+}
+
+/// The same for a caller with a copy loop of its own, as the relay has.
+///
+/// # Errors
+/// The most telling error of all attempts.
+pub async fn connect_socket(addresses: &[SocketAddr]) -> Result<TcpStream, Error> {
     attempts::race(addresses, connect).await
 }
 
-async fn connect(address: SocketAddr) -> Result<TcpFlow, Error> {
+async fn connect(address: SocketAddr) -> Result<TcpStream, Error> {
     let failed = |error| failure::of_socket(error, "connecting");
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4(),
@@ -53,11 +61,7 @@ async fn connect(address: SocketAddr) -> Result<TcpFlow, Error> {
     };
     let socket = socket.map_err(failed)?;
     socket.set_nodelay(true).map_err(failed)?;
-    socket
-        .connect(address)
-        .await
-        .map(TcpFlow::new)
-        .map_err(failed)
+    socket.connect(address).await.map_err(failed)
 }
 
 impl TcpFlow {

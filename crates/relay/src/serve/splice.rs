@@ -107,8 +107,7 @@ async fn both(
 
 /// The target must not take what it got for complete: it is reset.
 fn abort(target: &TcpStream) {
-    let socket = socket2::SockRef::from(target);
-    if let Err(error) = socket.set_linger(Some(Duration::ZERO)) {
+    if let Err(error) = target.set_zero_linger() {
         tracing::trace!(%error, "a target's socket closes in order instead of resetting");
     }
 }
@@ -142,7 +141,9 @@ async fn up(
         let octets: usize = chunks.iter().map(Bytes::len).sum();
         if octets > 0 {
             passed.fetch_add(1, Ordering::Relaxed);
-            write_all(&mut target, &mut chunks).await.map_err(|_| End::Target)?;
+            write_all(&mut target, &mut chunks)
+                .await
+                .map_err(|_| End::Target)?;
             terms.metrics.octets_to_target.tcp.inc_by(octets as u64);
             terms.pace.spend(octets).await;
         }
