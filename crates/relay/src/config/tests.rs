@@ -108,6 +108,8 @@ fn values_that_cannot_be_served_are_named_by_their_key() {
             "limits.connections",
         ),
         (open.to_owned() + "[limits]\nheader = 10", "limits.header"),
+        ("[[auth.token]]\nname = \"x\"".to_owned(), "auth.token"),
+    ] {
         let error = checked(&text).expect_err(&text);
         assert!(error.starts_with(key), "{text}: {error}");
     }
