@@ -1,1 +1,24 @@
-fn main() {}
+//! The one product binary: it reads files, speaks, exits, and wires the rooms below together.
+//! Users run it; scripts rely on its command line, its exit codes and its JSON lines.
+//!
+//! # Not in this room
+//! What a relay does (`relay`), how a path is built (`masque`), how programs' traffic comes in (`mediator`).
+
+mod bench;
+mod check;
+mod cli;
+mod client;
+mod config;
+mod demo;
+mod errors;
+mod keygen;
+mod logs;
+mod node;
+mod relay;
+mod say;
+mod signals;
+mod table;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

@@ -1,0 +1,158 @@
+//! `hoplite check`: says what a configuration file means, warns, and answers by its exit code.
+//! For people before they start a relay or a client, and for deployment scripts.
+
+use std::path::Path;
+
+use serde_json::json;
+
+use crate::{
+    config::{self, Kind, client::Client, locate::Document, relay::Relay},
+    errors::Failure,
+    say,
+};
+
+/// What a file means, line by line, and what is odd about it.
+struct Meaning {
+    kind: &'static str,
+    lines: Vec<String>,
+    warnings: Vec<String>,
+}
+
+/// Checks the file at `path`.
+pub(crate) fn run(path: &Path, json: bool) -> Result<(), Failure> {
+    let document = config::open(path)?;
+    let meaning = match config::kind(&document) {
+        Some(Kind::Relay) => relay(&config::relay::read(&document)?),
+        Some(Kind::Client) => client(&config::client::read(&document)?),
+        None => return Err(unclear(&document)),
+    };
+    if json {
+        let kind = meaning.kind;
+        return say::json(
+            &json!({"ok": true, "kind": kind, "means": meaning.lines, "warnings": meaning.warnings}),
+        );
+    }
+    for warning in &meaning.warnings {
+        say::remark(format!("hoplite: warning: {warning}"));
+    }
+    say::answer(format!(
+        "{}: a {} configuration, and it is right",
+        path.display(),
+        meaning.kind
+    ))?;
+    meaning
+        .lines
+        .iter()
+        .try_for_each(|line| say::answer(format!("  {line}")))
+}
+
+fn unclear(document: &Document) -> Failure {
+    let why = "neither a relay's file nor a client's";
+    let remedy = "a relay's file has `listen`, `roles` or `identity`; a client's has [[relay]] and `path` or `hops`";
+    vec![document.complain("", why, remedy)].into()
+}
+
+fn relay(relay: &Relay) -> Meaning {
+    let config = &relay.config;
+    let mut lines = vec![format!(
+        "calls itself {:?} and listens on {}, UDP and TCP",
+        config.name,
+        list(&config.listen)
+    )];
+    let forwards = config.ingress.relays.len();
+    if config.is_ingress() && forwards > 0 {
+        lines.push(format!("ingress: forwards to {forwards} other relay(s)"));
+    }
+    if config.is_egress() {
+        lines.push("egress: connects to public targets and resolves their names".into());
+    }
+    lines.extend((!config.egress.allow.is_empty()).then(|| {
+        format!(
+            "also to {} kind(s) of special target",
+            config.egress.allow.len()
+        )
+    }));
+    lines.push(match config.auth.token.len() {
+        0 => "serves everybody, without a token".into(),
+        n => format!("serves the holders of {n} token(s)"),
+    });
+    lines.push(match &config.tls {
+        Some(tls) => format!("shows the certificate in {}", tls.cert.display()),
+        None => format!(
+            "shows its own certificate, pinned, from {}",
+            config.identity.display()
+        ),
+    });
+    lines.extend(
+        config
+            .metrics
+            .listen
+            .map(|address| format!("answers http://{address}/metrics")),
+    );
+    Meaning {
+        kind: "relay",
+        lines,
+        warnings: relay.warnings.clone(),
+    }
+}
+
+fn client(client: &Client) -> Meaning {
+    let config = &client.config;
+    let mut lines = vec![match config.path.len() {
+        0 => format!(
+            "takes {} of {} relays, chosen when it starts",
+            config.length(),
+            config.relay.len()
+        ),
+        _ => format!(
+            "takes {} relay(s): {}",
+            config.length(),
+            config.path.join(" → ")
+        ),
+    }];
+    lines.extend(
+        config
+            .socks
+            .listen
+            .0
+            .map(|address| format!("SOCKS5 on {address}")),
+    );
+    lines.extend(
+        config
+            .http
+            .listen
+            .0
+            .map(|address| format!("HTTP proxy on {address}")),
+    );
+    let pinned = config
+        .relay
+        .iter()
+        .filter(|relay| relay.pin.is_some())
+        .count();
+    lines.push(format!(
+        "{pinned} relay(s) known by pin, {} by a public authority",
+        config.relay.len() - pinned
+    ));
+    let tokens = client
+        .relays
+        .iter()
+        .filter(|relay| relay.token.is_some())
+        .count();
+    lines.push(format!(
+        "shows a token to {tokens} of {} relays",
+        client.relays.len()
+    ));
+    Meaning {
+        kind: "client",
+        lines,
+        warnings: client.warnings.clone(),
+    }
+}
+
+fn list<T: ToString>(items: &[T]) -> String {
+    items
+        .iter()
+        .map(T::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
+}

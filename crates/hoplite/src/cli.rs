@@ -1,0 +1,139 @@
+//! The command line: what can be asked, and how each command ends.
+//! `main` calls it; scripts rely on the names (see the CLI contract in docs/architecture.md).
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Args, Parser, Subcommand, error::ErrorKind};
+
+use crate::{errors::Failure, logs, say};
+
+/// Traffic through several relays, so that nobody sees both ends.
+#[derive(Debug, Parser)]
+#[command(name = "hoplite", version, about, disable_help_subcommand = true)]
+struct Cli {
+    /// One JSON object per line: results on stdout, the log on stderr.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Three relays and a client on this machine: a real download through 0 to 3 hops, and one table.
+    Demo(crate::demo::Options),
+    /// Make the identity of a relay: a certificate and its key; prints the pin.
+    Keygen(crate::keygen::Options),
+    /// Serve as a relay.
+    Relay(ConfigFile),
+    /// Carry the traffic of programs on this machine over relays: a SOCKS5 and an HTTP proxy.
+    Client(ConfigFile),
+    /// Say what a configuration file means, and whether it is right.
+    Check(ConfigFile),
+    /// What a hop costs on this machine, beside the raw limit.
+    Bench(crate::bench::Options),
+    /// A relay or a client of `demo` and `bench`: told by its stdin what to be, ends with it.
+    #[command(name = "__node", hide = true)]
+    Node,
+}
+
+/// The one option of the commands that read a file.
+#[derive(Debug, Args)]
+struct ConfigFile {
+    /// The TOML file.
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+}
+
+/// Runs what the command line asks for.
+pub(crate) fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return explain(&error),
+    };
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            say::remark(failure.to_string());
+            failure.code()
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<(), Failure> {
+    let _guard = logs::start(cli.json, default_filter(&cli.command))?;
+    match cli.command {
+        Command::Demo(options) => crate::demo::run(&options, cli.json),
+        Command::Keygen(options) => crate::keygen::run(&options, cli.json),
+        Command::Relay(file) => crate::relay::run(&file.config),
+        Command::Client(file) => crate::client::run(&file.config),
+        Command::Check(file) => crate::check::run(&file.config, cli.json),
+        Command::Bench(options) => crate::bench::run(&options, cli.json),
+        Command::Node => crate::node::run(),
+    }
+}
+
+/// What is logged when `HOPLITE_LOG` does not say: `demo` and `bench` stay out of the way of their tables.
+fn default_filter(command: &Command) -> &'static str {
+    match command {
+        Command::Relay(_) | Command::Client(_) => "info",
+        _ => "warn",
+    }
+}
+
+/// Help and version are answers; everything else is a wrong command line.
+fn explain(error: &clap::Error) -> ExitCode {
+    if matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+    ) {
+        return match say::answer(error.render().to_string().trim_end()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(failure) => failure.code(),
+        };
+    }
+    let failure = Failure::usage(one_line(error));
+    say::remark(failure.to_string());
+    failure.code()
+}
+
+/// The essence of clap's message, its usage text left out.
+fn one_line(error: &clap::Error) -> String {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return "no command is given".into();
+    }
+    let text = error.render().to_string();
+    let lines = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:"));
+    let lines = lines.map(|line| {
+        line.trim_start_matches("error: ")
+            .trim_start_matches("tip: ")
+    });
+    lines
+        .filter(|line| !line.is_empty())
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_wrong_option_is_named_in_one_line() {
+        let error = Cli::try_parse_from(["hoplite", "check", "--confg", "x"]).expect_err("wrong");
+        let line = one_line(&error);
+        assert!(
+            line.contains("'--confg'") && line.contains("--config") && !line.contains('\n'),
+            "{line}"
+        );
+    }
+}

@@ -1,0 +1,74 @@
+//! Configuration files: TOML in, values or complaints out, each complaint with file, line, column and key.
+//! The commands `relay`, `client` and `check` use it. What the keys mean stands in the rooms that own the structs.
+
+pub(crate) mod client;
+pub(crate) mod locate;
+pub(crate) mod relay;
+mod suggest;
+pub(crate) mod text;
+
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+use crate::errors::Failure;
+use locate::Document;
+
+#[cfg(test)]
+mod tests;
+
+/// Larger files are no configuration.
+const LARGEST: u64 = 4 << 20;
+
+/// What a file configures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// `hoplite relay`.
+    Relay,
+    /// `hoplite client`.
+    Client,
+}
+
+/// Reads a file into a document whose parts know where they stand.
+pub(crate) fn open(path: &Path) -> Result<Document, Failure> {
+    let text = read_bounded(path).map_err(|error| Failure::no_config(path, &error))?;
+    Document::parse(path, text)
+}
+
+fn read_bounded(path: &Path) -> std::io::Result<String> {
+    let size = std::fs::metadata(path)?.len();
+    if size > LARGEST {
+        return Err(std::io::Error::other("it is larger than 4 MiB"));
+    }
+    std::fs::read_to_string(path)
+}
+
+/// Turns a document into a value, or says where it does not fit.
+pub(crate) fn value<T: DeserializeOwned>(document: &Document) -> Result<T, Failure> {
+    toml::from_str(document.text()).map_err(|error| {
+        let complaint = suggest::complaint(document, &error);
+        Failure::Wrong(vec![complaint])
+    })
+}
+
+/// Which of the two a file is: a client's names relays, a relay's listens.
+pub(crate) fn kind(document: &Document) -> Option<Kind> {
+    let has = |keys: &[&str]| keys.iter().any(|key| document.has(key));
+    let client = has(&["relay", "path", "hops", "socks", "http", "tunnel"]);
+    let relay = has(&[
+        "name", "listen", "roles", "identity", "tls", "auth", "egress", "ingress", "metrics",
+        "masque",
+    ]);
+    match (client, relay) {
+        (true, false) => Some(Kind::Client),
+        (false, true) => Some(Kind::Relay),
+        _ => None,
+    }
+}
+
+/// A path of a file, seen from the directory of the configuration that names it.
+pub(crate) fn beside(config: &Path, path: &Path) -> PathBuf {
+    config
+        .parent()
+        .map_or_else(|| path.to_owned(), |directory| directory.join(path))
+}

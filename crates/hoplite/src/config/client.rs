@@ -1,0 +1,344 @@
+//! The client's file: which relays, which path over them, where programs come in.
+//! `hoplite client` and `hoplite check` use it; every key is explained in `examples/client.toml`, which a test holds equal to the defaults.
+
+mod checks;
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use hoplite_wire::Target;
+use serde::Deserialize;
+
+use super::{
+    locate::Document,
+    text::{self, Secret},
+};
+use crate::errors::{Complaint, Failure};
+
+/// A path has at most so many relays.
+pub(crate) const LONGEST_PATH: usize = 4;
+
+/// The whole file.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Config {
+    /// The relays that may be used.
+    pub(crate) relay: Vec<Relay>,
+    /// Their names in order, the first hop first. Either this or `hops`.
+    pub(crate) path: Vec<String>,
+    /// So many relays, chosen at random. Either this or `path`.
+    pub(crate) hops: Option<usize>,
+    /// Shown to every relay that has no token of its own.
+    pub(crate) token: Option<Secret>,
+    /// A file that holds it.
+    pub(crate) token_file: Option<PathBuf>,
+    /// The SOCKS5 front end.
+    pub(crate) socks: Socks,
+    /// The HTTP proxy.
+    pub(crate) http: Http,
+    /// How the hops are carried.
+    pub(crate) tunnel: Tunnel,
+    /// Bounds of the client's own queues and times.
+    pub(crate) limits: Limits,
+}
+
+/// One relay.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Relay {
+    /// What the file and the messages call it.
+    pub(crate) name: String,
+    /// Host and port.
+    #[serde(deserialize_with = "address")]
+    pub(crate) address: Target,
+    /// Its public key's digest; without one its certificate must be signed by a public authority.
+    #[serde(default, deserialize_with = "text::parsed_option")]
+    pub(crate) pin: Option<Pin>,
+    /// What it does.
+    #[serde(default = "both_roles")]
+    pub(crate) roles: Vec<Role>,
+    /// Where it stands.
+    #[serde(default)]
+    pub(crate) region: Option<String>,
+    /// Who runs it.
+    #[serde(default)]
+    pub(crate) operator: Option<String>,
+    /// Shown to this relay only.
+    #[serde(default)]
+    pub(crate) token: Option<Secret>,
+    /// A file that holds it.
+    #[serde(default)]
+    pub(crate) token_file: Option<PathBuf>,
+}
+
+/// What a relay does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Role {
+    /// It forwards to other relays.
+    Ingress,
+    /// It connects to targets.
+    Egress,
+}
+
+/// The SOCKS5 front end.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Socks {
+    /// Where programs come in; `"off"` turns it off.
+    pub(crate) listen: Listen,
+}
+
+/// The HTTP proxy.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Http {
+    /// Where programs come in; `"off"` turns it off.
+    pub(crate) listen: Listen,
+}
+
+/// A local address, or nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Listen(pub(crate) Option<SocketAddr>);
+
+/// How the hops are carried.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Tunnel {
+    /// When tunnels acknowledge.
+    pub(crate) acks: Acks,
+    /// Which congestion control the tunnels run.
+    pub(crate) congestion: Congestion,
+    /// How packets pass a relay.
+    pub(crate) mode: Mode,
+}
+
+/// When tunnels acknowledge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Acks {
+    /// As QUIC does: every second packet, or after 25 ms.
+    #[default]
+    Default,
+}
+
+/// Which congestion control the connections run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Congestion {
+    /// RFC 9438.
+    #[default]
+    Cubic,
+    /// Bottleneck bandwidth and round-trip time.
+    Bbr,
+    /// RFC 9002's own.
+    NewReno,
+    /// None on the tunnels; the innermost connection keeps Cubic.
+    Off,
+}
+
+/// How packets pass a relay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mode {
+    /// Inside the connection to the relay before.
+    #[default]
+    Tunnelled,
+}
+
+/// Bounds of the client's own queues and times.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Limits {
+    /// How long opening a flow may take, in seconds.
+    #[serde(deserialize_with = "text::seconds")]
+    pub(crate) open: Duration,
+    /// While the first hop runs over TCP, how often QUIC is tried again, in seconds.
+    #[serde(deserialize_with = "text::seconds")]
+    pub(crate) quic_retry: Duration,
+    /// How many isolation tokens may have connections of their own at once.
+    pub(crate) isolated: usize,
+    /// How long such a connection may be unused, in seconds.
+    #[serde(deserialize_with = "text::seconds")]
+    pub(crate) isolated_idle: Duration,
+    /// Octets of datagrams kept for a flow whose reader is slow.
+    pub(crate) datagram_queue: usize,
+}
+
+/// A relay that the path uses, with what is needed to reach it.
+#[derive(Clone, Debug)]
+pub(crate) struct Hop {
+    /// The relay.
+    pub(crate) relay: Relay,
+    /// What is shown to it.
+    pub(crate) token: Option<Secret>,
+}
+
+/// A file that was read and checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Client {
+    /// What the file says.
+    pub(crate) config: Config,
+    /// Every relay with its token, in the file's order.
+    pub(crate) relays: Vec<Hop>,
+    /// What is allowed, but probably not meant.
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Reads and checks a client's file.
+pub(crate) fn read(document: &Document) -> Result<Client, Failure> {
+    let config: Config = super::value(document)?;
+    let mut complaints = checks::complaints(&config, document);
+    let relays = with_tokens(&config, document, &mut complaints);
+    match complaints.is_empty() {
+        true => Ok(Client {
+            warnings: checks::warnings(&config),
+            config,
+            relays,
+        }),
+        false => Err(complaints.into()),
+    }
+}
+
+fn with_tokens(config: &Config, document: &Document, complaints: &mut Vec<Complaint>) -> Vec<Hop> {
+    let mut read = |token: &Option<Secret>, file: &Option<PathBuf>, key: &str| {
+        token_of(token, file, key, document).unwrap_or_else(|complaint| {
+            complaints.push(complaint);
+            None
+        })
+    };
+    let shared = read(&config.token, &config.token_file, "token_file");
+    let hop = |(i, relay): (usize, &Relay)| {
+        let key = format!("relay[{i}].token_file");
+        let token = read(&relay.token, &relay.token_file, &key);
+        Hop {
+            relay: relay.clone(),
+            token: token.or_else(|| shared.clone()),
+        }
+    };
+    config.relay.iter().enumerate().map(hop).collect()
+}
+
+fn token_of(
+    token: &Option<Secret>,
+    file: &Option<PathBuf>,
+    key: &str,
+    document: &Document,
+) -> Result<Option<Secret>, Complaint> {
+    let Some(file) = file else {
+        return Ok(token.clone());
+    };
+    if token.is_some() {
+        let why = "a token and a file of it are both given";
+        return Err(document.complain(key, why, "keep one of them"));
+    }
+    let path = super::beside(document.path(), file);
+    let refused = |why: String| {
+        document.complain(
+            key,
+            format!("{}: {why}", path.display()),
+            "correct the file",
+        )
+    };
+    let text = std::fs::read_to_string(&path).map_err(|error| refused(error.to_string()))?;
+    match text.trim().is_empty() {
+        true => Err(refused("there is no token in it".into())),
+        false => Ok(Some(Secret::new(&text))),
+    }
+}
+
+impl Config {
+    /// How many relays the traffic passes.
+    pub(crate) fn length(&self) -> usize {
+        match self.path.len() {
+            0 => self.hops.unwrap_or(0),
+            given => given,
+        }
+    }
+}
+
+fn both_roles() -> Vec<Role> {
+    vec![Role::Ingress, Role::Egress]
+}
+
+fn address<'de, D: serde::Deserializer<'de>>(input: D) -> Result<Target, D::Error> {
+    let text = String::deserialize(input)?;
+    text.parse().map_err(|error| {
+        serde::de::Error::custom(format!("expected \"host:port\", found {text:?}: {error}"))
+    })
+}
+
+impl Default for Socks {
+    fn default() -> Self {
+        Self {
+            listen: Listen(Some(SocketAddr::from(([127, 0, 0, 1], 1080)))),
+        }
+    }
+}
+
+impl Default for Http {
+    fn default() -> Self {
+        Self {
+            listen: Listen(None),
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            open: Duration::from_secs(20),
+            quic_retry: Duration::from_secs(10),
+            isolated: 64,
+            isolated_idle: Duration::from_secs(90),
+            datagram_queue: 1 << 20,
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Listen {
+    fn deserialize<D: serde::Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(input)?;
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        let wrong = |_| {
+            serde::de::Error::custom(format!(
+                "expected \"address:port\" or \"off\", found {text:?}"
+            ))
+        };
+        text.parse()
+            .map(|address| Self(Some(address)))
+            .map_err(wrong)
+    }
+}
+
+/// Reads the file at `path`.
+pub(crate) fn load(path: &Path) -> Result<Client, Failure> {
+    read(&super::open(path)?)
+}
+
+/// A path of `hops` relays, first hop first, as indices; `None` if the relays do not allow one.
+pub(crate) fn choose(relays: &[Relay], hops: usize) -> Option<Vec<usize>> {
+    (relays.len() >= hops).then(|| (0..hops).collect())
+}
+
+/// Stand-in until crypto lands.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Pin(String);
+
+impl std::str::FromStr for Pin {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text
+            .strip_prefix("sha256:")
+            .is_some_and(|digest| digest.len() >= 43)
+        {
+            true => Ok(Self(text.into())),
+            false => Err("expected \"sha256:\" and 32 octets in base64".into()),
+        }
+    }
+}

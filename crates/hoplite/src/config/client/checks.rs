@@ -1,0 +1,210 @@
+//! What the syntax of a client's file cannot say: names that exist, roles that fit, enough relays.
+//! `config::client` runs it after parsing; `hoplite check` shows the warnings.
+
+use std::collections::HashMap;
+
+use super::{Config, LONGEST_PATH, Role};
+use crate::{config::locate::Document, errors::Complaint};
+
+/// Collects complaints about one document.
+struct Checker<'a> {
+    config: &'a Config,
+    document: &'a Document,
+    complaints: Vec<Complaint>,
+}
+
+/// Everything that is wrong.
+pub(super) fn complaints(config: &Config, document: &Document) -> Vec<Complaint> {
+    let mut checker = Checker {
+        config,
+        document,
+        complaints: Vec::new(),
+    };
+    checker.relays();
+    checker.length();
+    checker.path();
+    checker.choice();
+    checker.front_ends();
+    checker.complaints
+}
+
+impl Checker<'_> {
+    fn add(&mut self, key: &str, why: impl std::fmt::Display, remedy: &str) {
+        let complaint = self.document.complain(key, why, remedy);
+        self.complaints.push(complaint);
+    }
+
+    fn relays(&mut self) {
+        let mut first = HashMap::new();
+        for (i, relay) in self.config.relay.iter().enumerate() {
+            let key = format!("relay[{i}].name");
+            if relay.name.is_empty() || relay.name.len() > 64 {
+                self.add(&key, "expected 1 to 64 characters", "give it a short name");
+            } else if let Some(other) = first.insert(relay.name.as_str(), i) {
+                let why = format!("relay[{other}] has the name {:?} already", relay.name);
+                self.add(&key, why, "give each relay its own name");
+            }
+            if relay.roles.is_empty() {
+                let remedy = "use \"ingress\", \"egress\" or both, or leave the key out";
+                self.add(
+                    &format!("relay[{i}].roles"),
+                    "a relay without a role is of no use",
+                    remedy,
+                );
+            }
+        }
+    }
+
+    fn length(&mut self) {
+        let (given, hops) = (self.config.path.len(), self.config.hops);
+        match (given, hops) {
+            (0, None) => self.add(
+                "path",
+                "neither `path` nor `hops` is given",
+                "name the relays, as in path = [\"a\", \"b\"], or say how many, as in hops = 2",
+            ),
+            (1.., Some(_)) => self.add(
+                "hops",
+                "`path` and `hops` are both given",
+                "keep one of them",
+            ),
+            (0, Some(n)) if !(1..=LONGEST_PATH).contains(&n) => self.add(
+                "hops",
+                format!("expected 1 to {LONGEST_PATH}, found {n}"),
+                "correct the number",
+            ),
+            (n, None) if n > LONGEST_PATH => self.add(
+                "path",
+                format!("expected 1 to {LONGEST_PATH} relays, found {n}"),
+                "shorten the path",
+            ),
+            _ => {}
+        }
+    }
+
+    fn path(&mut self) {
+        let path = &self.config.path;
+        for (i, name) in path.iter().enumerate() {
+            let key = format!("path[{i}]");
+            if path.iter().take(i).any(|other| other == name) {
+                self.add(
+                    &key,
+                    format!("{name:?} stands twice on the path"),
+                    "use each relay once",
+                );
+                continue;
+            }
+            let Some(relay) = self.config.relay.iter().find(|relay| relay.name == *name) else {
+                self.unknown(&key, name);
+                continue;
+            };
+            let needed = if i + 1 == path.len() {
+                Role::Egress
+            } else {
+                Role::Ingress
+            };
+            if !relay.roles.is_empty() && !relay.roles.contains(&needed) {
+                let (role, place) = match needed {
+                    Role::Egress => ("egress", "last"),
+                    Role::Ingress => ("ingress", if i == 0 { "first" } else { "inner" }),
+                };
+                let why = format!(
+                    "the {place} relay of a path must have the role \"{role}\", and {name:?} has not"
+                );
+                self.add(&key, why, "change the path, or correct the roles");
+            }
+        }
+    }
+
+    fn unknown(&mut self, key: &str, name: &str) {
+        let names: Vec<String> = self
+            .config
+            .relay
+            .iter()
+            .map(|relay| relay.name.clone())
+            .collect();
+        let remedy = crate::config::suggest::meant(name, &names);
+        let remedy = if names.is_empty() {
+            "add a [[relay]] of this name".into()
+        } else {
+            remedy
+        };
+        self.add(key, format!("no [[relay]] has the name {name:?}"), &remedy);
+    }
+
+    /// With `hops`, there must be enough relays of each role and of different operators.
+    fn choice(&mut self) {
+        let Some(hops) = self
+            .config
+            .hops
+            .filter(|hops| (1..=LONGEST_PATH).contains(hops))
+        else {
+            return;
+        };
+        if self.config.path.is_empty() && super::choose(&self.config.relay, hops).is_none() {
+            let why = format!(
+                "the {} relays do not allow a path of {hops}: it needs {} of role \"ingress\" and one of role \"egress\", each relay and each operator once",
+                self.config.relay.len(),
+                hops - 1
+            );
+            self.add("hops", why, "add relays, or take fewer hops");
+        }
+    }
+
+    fn front_ends(&mut self) {
+        let (socks, http) = (self.config.socks.listen.0, self.config.http.listen.0);
+        match (socks, http) {
+            (None, None) => self.add(
+                "socks.listen",
+                "neither SOCKS nor HTTP listens",
+                "give one of them an address",
+            ),
+            (Some(a), Some(b)) if a == b && a.port() != 0 => self.add(
+                "http.listen",
+                "SOCKS listens there already",
+                "use another port",
+            ),
+            _ => {}
+        }
+    }
+}
+
+/// What is allowed, but probably not meant.
+pub(super) fn warnings(config: &Config) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if config.length() == 1 {
+        warnings.push(
+            "one relay sees both you and your targets; two of different operators do not".into(),
+        );
+    }
+    for (what, listen) in [("socks", config.socks.listen), ("http", config.http.listen)] {
+        if listen.0.is_some_and(|address| !address.ip().is_loopback()) {
+            warnings.push(format!(
+                "{what}.listen is not a loopback address: others in the network can use this client"
+            ));
+        }
+    }
+    warnings.extend(same_operator(config));
+    warnings
+}
+
+fn same_operator(config: &Config) -> Option<String> {
+    let operator = |name: &String| {
+        config
+            .relay
+            .iter()
+            .find(|relay| relay.name == *name)?
+            .operator
+            .as_deref()
+    };
+    let mut seen = Vec::new();
+    for operator in config.path.iter().filter_map(operator) {
+        if seen.contains(&operator) {
+            return Some(format!(
+                "two relays of the path are run by {operator:?}, who may see both ends"
+            ));
+        }
+        seen.push(operator);
+    }
+    None
+}

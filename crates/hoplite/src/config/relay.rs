@@ -1,0 +1,85 @@
+//! The relay's file. What its keys mean stands in `hoplite_relay::config`; here it is read, checked and its paths resolved.
+//! `hoplite relay` and `hoplite check` use it.
+
+use std::path::Path;
+
+use hoplite_relay::config::{Config, ConfigError};
+
+use super::locate::Document;
+use crate::errors::{Complaint, Failure};
+
+/// A file that was read and checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Relay {
+    /// What the file says, its paths seen from the file's directory.
+    pub(crate) config: Config,
+    /// What is allowed, but probably not meant.
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Reads the file at `path`.
+pub(crate) fn load(path: &Path) -> Result<Relay, Failure> {
+    read(&super::open(path)?)
+}
+
+/// Reads and checks a relay's file.
+pub(crate) fn read(document: &Document) -> Result<Relay, Failure> {
+    let mut config: Config = super::value(document)?;
+    resolve_paths(&mut config, document.path());
+    config
+        .check()
+        .map_err(|error| vec![complaint(document, &error)])?;
+    for entry in &config.auth.token {
+        entry
+            .read()
+            .map_err(|error| vec![complaint(document, &error)])?;
+    }
+    Ok(Relay {
+        warnings: warnings(&config),
+        config,
+    })
+}
+
+fn resolve_paths(config: &mut Config, file: &Path) {
+    config.identity = super::beside(file, &config.identity);
+    if let Some(tls) = &mut config.tls {
+        tls.cert = super::beside(file, &tls.cert);
+        tls.key = super::beside(file, &tls.key);
+    }
+    for entry in &mut config.auth.token {
+        entry.file = entry.file.as_ref().map(|path| super::beside(file, path));
+    }
+}
+
+fn complaint(document: &Document, error: &ConfigError) -> Complaint {
+    document.complain(
+        error.key,
+        &error.problem,
+        "correct it, then run 'hoplite check'",
+    )
+}
+
+fn warnings(config: &Config) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let reachable = config
+        .listen
+        .iter()
+        .any(|address| !address.ip().is_loopback());
+    if config.auth.token.is_empty() && reachable {
+        warnings.push("no token is set: anybody can use this relay".into());
+    }
+    if !config.egress.allow.is_empty() {
+        warnings.push("egress.allow opens private or special addresses to clients".into());
+    }
+    if config
+        .metrics
+        .listen
+        .is_some_and(|address| !address.ip().is_loopback())
+    {
+        warnings.push(
+            "metrics.listen is not a loopback address: others in the network can read the metrics"
+                .into(),
+        );
+    }
+    warnings
+}

@@ -1,0 +1,259 @@
+//! What a user reads when a file is wrong, and that the examples are the defaults.
+
+use std::path::Path;
+
+use super::*;
+
+const PIN: &str = "sha256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+
+fn document(text: &str) -> Result<Document, Failure> {
+    Document::parse(Path::new("f.toml"), text.to_owned())
+}
+
+/// What is wrong with a client's file, without the words that all complaints share.
+fn client_error(text: &str) -> String {
+    let failure = document(text).and_then(|d| client::read(&d).map(drop));
+    strip(&failure.expect_err("the file is wrong"))
+}
+
+fn relay_error(text: &str) -> String {
+    let failure = document(text).and_then(|d| relay::read(&d).map(drop));
+    strip(&failure.expect_err("the file is wrong"))
+}
+
+fn strip(failure: &Failure) -> String {
+    failure
+        .to_string()
+        .replace("hoplite: reading the configuration: ", "")
+}
+
+fn two_relays(first_line: &str) -> String {
+    format!(
+        "{first_line}\n[[relay]]\nname = \"a\"\naddress = \"a.example:443\"\npin = \"{PIN}\"\n\
+         [[relay]]\nname = \"b\"\naddress = \"b.example:443\"\n"
+    )
+}
+
+#[test]
+fn a_misspelt_key_is_named_with_what_was_meant() {
+    let text = two_relays("path = [\"a\", \"b\"]\n[socks]\nlisen = \"127.0.0.1:1\"");
+    assert_eq!(
+        client_error(&text),
+        "f.toml:3:1: socks.lisen: there is no such key: did you mean \"listen\"?"
+    );
+    assert_eq!(
+        relay_error("name = \"a\"\nlisten = [\"127.0.0.1:0\"]\n[limits]\nbandwith = 3\n"),
+        "f.toml:4:1: limits.bandwith: there is no such key: did you mean \"bandwidth\"?"
+    );
+}
+
+#[test]
+fn a_value_of_the_wrong_type_is_named_with_what_was_expected() {
+    assert_eq!(
+        relay_error("name = 7\n"),
+        "f.toml:1:8: name: expected a string, found integer 7: correct the value"
+    );
+    assert_eq!(
+        client_error("hops = \"two\"\n"),
+        "f.toml:1:8: hops: expected a whole number, found string \"two\": correct the value"
+    );
+    assert_eq!(
+        client_error("hops = 1\n[limits]\nopen = -1\n"),
+        "f.toml:3:8: limits.open: expected seconds, from 0 to 31536000: correct the value"
+    );
+}
+
+#[test]
+fn a_mode_that_is_not_built_is_refused_with_those_that_are() {
+    let text = two_relays("hops = 1\ntunnel = { mode = \"forwarded\" }");
+    assert_eq!(
+        client_error(&text),
+        "f.toml:2:19: tunnel.mode: \"forwarded\" is not a value of this key: use one of tunnelled"
+    );
+    let text = two_relays("hops = 1\ntunnel = { congestion = \"cubik\" }");
+    assert_eq!(
+        client_error(&text),
+        "f.toml:2:25: tunnel.congestion: \"cubik\" is not a value of this key: did you mean \"cubic\"?"
+    );
+}
+
+#[test]
+fn a_bad_pin_is_named_with_its_relay() {
+    let text = "hops = 1\n[[relay]]\nname = \"a\"\naddress = \"a:1\"\npin = \"sha256:abc\"\n";
+    let error = client_error(text);
+    assert!(error.starts_with("f.toml:5:7: relay[0].pin: "), "{error}");
+    assert!(error.contains("sha256:"), "{error}");
+}
+
+#[test]
+fn a_relay_without_an_address_is_refused() {
+    assert_eq!(
+        client_error("hops = 1\n[[relay]]\nname = \"a\"\n"),
+        "f.toml:2:1: relay[0]: the key \"address\" is missing: add it"
+    );
+    assert_eq!(
+        client_error("hops = 1\n[[relay]]\nname = \"a\"\naddress = \"a.example\"\n"),
+        "f.toml:4:11: relay[0].address: expected \"host:port\", found \"a.example\": \
+         port is missing or not in 1..=65535: correct the value"
+    );
+}
+
+#[test]
+fn a_path_over_an_unknown_relay_is_refused() {
+    assert_eq!(
+        client_error(&two_relays("path = [\"a\", \"bb\"]")),
+        "f.toml:1:14: path[1]: no [[relay]] has the name \"bb\": did you mean \"b\"?"
+    );
+}
+
+#[test]
+fn a_path_needs_an_ingress_first_and_an_egress_last() {
+    let text = two_relays("path = [\"b\", \"a\"]")
+        .replace("name = \"a\"", "name = \"a\"\nroles = [\"ingress\"]");
+    assert_eq!(
+        client_error(&text),
+        "f.toml:1:14: path[1]: the last relay of a path must have the role \"egress\", \
+         and \"a\" has not: change the path, or correct the roles"
+    );
+    let text = text.replace("ingress", "egress");
+    let text = text.replace("[\"b\", \"a\"]", "[\"a\", \"b\"]");
+    assert_eq!(
+        client_error(&text),
+        "f.toml:1:9: path[0]: the first relay of a path must have the role \"ingress\", \
+         and \"a\" has not: change the path, or correct the roles"
+    );
+}
+
+#[test]
+fn a_path_has_one_to_four_different_relays() {
+    let first = "f.toml:1:1: path: ";
+    assert!(client_error(&two_relays("")).starts_with(first));
+    let twice = client_error(&two_relays("path = [\"a\", \"a\"]"));
+    assert_eq!(
+        twice,
+        "f.toml:1:14: path[1]: \"a\" stands twice on the path: use each relay once"
+    );
+    let five = client_error(&two_relays("hops = 5"));
+    assert_eq!(
+        five,
+        "f.toml:1:8: hops: expected 1 to 4, found 5: correct the number"
+    );
+    let both = client_error(&two_relays("path = [\"a\"]\nhops = 1"));
+    assert_eq!(
+        both,
+        "f.toml:2:8: hops: `path` and `hops` are both given: keep one of them"
+    );
+}
+
+#[test]
+fn more_hops_than_relays_are_refused() {
+    let error = client_error(&two_relays("hops = 3"));
+    assert!(
+        error.starts_with("f.toml:1:8: hops: the 2 relays do not allow a path of 3: "),
+        "{error}"
+    );
+}
+
+#[test]
+fn every_problem_of_a_file_is_told_at_once() {
+    let text = two_relays("path = [\"c\", \"d\"]").replace("name = \"b\"", "name = \"a\"");
+    assert_eq!(client_error(&text).lines().count(), 3);
+}
+
+#[test]
+fn a_token_never_stands_in_a_complaint() {
+    let error = client_error("hops = 1\ntoken = 12345\n");
+    assert_eq!(
+        error,
+        "f.toml:2:9: token: expected a string: correct the value"
+    );
+}
+
+#[test]
+fn a_missing_token_file_is_named() {
+    let error = client_error(&two_relays("path = [\"a\"]\ntoken_file = \"no/such\""));
+    assert!(
+        error.starts_with("f.toml:2:14: token_file: no/such: "),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_relay_for_everybody_must_be_meant() {
+    let error = relay_error("name = \"a\"\nlisten = [\"0.0.0.0:443\"]\n");
+    assert!(
+        error.starts_with("f.toml:1:1: auth.token: without a token anybody"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_file_that_is_neither_is_told_apart() {
+    let kind_of = |text| kind(&document(text).expect("valid"));
+    assert_eq!(kind_of("hops = 2\n"), Some(Kind::Client));
+    assert_eq!(kind_of("listen = []\n"), Some(Kind::Relay));
+    assert_eq!(kind_of("[limits]\n"), None);
+}
+
+/// The example with its commented keys made keys: `# key = value` and `# [table]`.
+fn uncommented(text: &str) -> String {
+    let line = |line: &str| match line.strip_prefix("# ") {
+        Some(rest) if rest.split_once(" = ").is_some_and(|(key, _)| is_key(key)) => rest.to_owned(),
+        _ => line.to_owned(),
+    };
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn is_key(text: &str) -> bool {
+    text.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+}
+
+/// Keys that have no default: the example shows what they look like.
+fn without(text: &str, keys: &[&str]) -> String {
+    let stays = |line: &&str| {
+        !keys
+            .iter()
+            .any(|key| line.starts_with(&format!("{key} = ")))
+    };
+    text.lines().filter(stays).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_client_example_is_right_and_its_comments_are_the_defaults() {
+    let text = include_str!("../../../../examples/client.toml");
+    let plain = client::read(&document(text).expect("valid"))
+        .expect("right")
+        .config;
+    let keyless = ["hops", "token", "token_file", "region", "operator"];
+    let spelt_out = without(&uncommented(text), &keyless);
+    assert!(spelt_out.contains("\nlisten = \"off\"") && spelt_out.contains("\nisolated = 64"));
+    let spelt_out = client::read(&document(&spelt_out).expect("valid"))
+        .expect("right")
+        .config;
+    assert_eq!(spelt_out, plain);
+    let rest = client::Config {
+        relay: Vec::new(),
+        path: Vec::new(),
+        ..plain
+    };
+    assert_eq!(rest, client::Config::default());
+}
+
+#[test]
+fn the_relay_example_is_right_and_its_comments_are_the_defaults() {
+    let text = include_str!("../../../../examples/relay.toml");
+    let plain: hoplite_relay::Config = value(&document(text).expect("valid")).expect("right");
+    relay::read(&document(text).expect("valid")).expect("right");
+    let text = without(&uncommented(text), &["template"]);
+    let spelt_out = text.replace("listen = \"127.0.0.1:9090\"", "");
+    let spelt_out: hoplite_relay::Config =
+        value(&document(&spelt_out).expect("valid")).expect("right");
+    let auth = |config: &hoplite_relay::Config| config.auth.token.len();
+    assert_eq!((auth(&plain), auth(&spelt_out)), (1, 1));
+    let rest = |config| hoplite_relay::Config {
+        auth: Default::default(),
+        ..config
+    };
+    assert_eq!(rest(plain), hoplite_relay::Config::default());
+    assert_eq!(rest(spelt_out), hoplite_relay::Config::default());
+}

@@ -1,0 +1,28 @@
+//! Words to the user: answers on stdout, remarks on stderr. The only place of the crate that writes to either.
+//! A closed or full stderr is nobody's failure; a closed stdout ends the command.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::errors::Failure;
+
+/// Writes a line to stdout.
+pub(crate) fn answer(line: impl AsRef<str>) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{}", line.as_ref())
+        .and_then(|()| out.flush())
+        .map_err(|error| Failure::new("writing to the standard output", error, "keep it open"))
+}
+
+/// Writes a value to stdout as one line of JSON.
+pub(crate) fn json(value: &impl Serialize) -> Result<(), Failure> {
+    let line = serde_json::to_string(value)
+        .map_err(|error| Failure::new("writing JSON", error, "please report this"))?;
+    answer(line)
+}
+
+/// Writes a line to stderr; if that fails, nothing happens.
+pub(crate) fn remark(line: impl AsRef<str>) {
+    drop(writeln!(io::stderr().lock(), "{}", line.as_ref()));
+}
