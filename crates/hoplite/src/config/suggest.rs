@@ -56,7 +56,11 @@ fn plain(message: &str) -> String {
         .strip_prefix("invalid type: ")
         .or_else(|| message.strip_prefix("invalid value: "));
     match found.and_then(|rest| rest.rsplit_once(", expected ")) {
-        Some((found, expected)) => format!("expected {expected}, found {}", found.replace('`', "")),
+        Some((found, expected)) => format!(
+            "expected {}, found {}",
+            everyday(expected),
+            found.replace('`', "")
+        ),
         None => message,
     }
 }
