@@ -1,1 +1,19 @@
-//! placeholder
+//! Who a relay is and how we know: identities, pins, TLS configurations, tokens.
+//! `link` dials and accepts with it, `relay` reloads certificates and checks tokens, the binary makes identities.
+//!
+//! # Not in this room
+//! QUIC and TLS connections themselves (`link`), files (the binary), circuit handshakes (they come with `onion`).
+
+mod certificates;
+mod identity;
+mod pin;
+mod tls;
+mod token;
+mod verify;
+
+pub use certificates::Certificates;
+pub use identity::{Identity, IdentityError, NewIdentity};
+pub use pin::{Pin, PinError};
+pub use tls::{ALPN_H2, ALPN_H3, ALPN_HTTP1, Trust, client_tls, provider, server_tls};
+pub use token::{Token, Tokens};
+pub use verify::is_identity_mismatch;

@@ -6,9 +6,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::{Batch, conformance::Subject};
-
-crate::conformance_tests!(Subject::on_loopback(Arc::new(Direct::new())));
+use crate::Batch;
 
 async fn listener() -> (TcpListener, Target) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
