@@ -4,9 +4,17 @@
 //! # Not in this room
 //! How a hop is authenticated (`link`), what a relay permits (`relay`), who turns programs into flows (`mediator`).
 
+#[cfg(any(test, feature = "testing"))]
+pub mod conformance;
 pub mod datagrams;
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place where flows leave by the device's own sockets"
+)]
 pub mod direct;
 pub mod error;
+#[cfg(any(test, feature = "testing"))]
+pub mod memory;
 pub mod stream;
 pub mod terms;
 

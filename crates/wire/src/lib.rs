@@ -4,7 +4,18 @@
 //! # Not in this room
 //! Keys and certificates (`crypto`), sockets and clocks (nobody here has any), HTTP/2 (crate `h2`).
 
+pub mod capsule;
+pub mod h3;
+pub mod http_datagram;
+pub mod message;
+pub mod proxy_status;
+pub mod qpack;
 pub mod socks;
 pub mod target;
+pub mod template;
+pub mod varint;
 
+pub use message::{RequestHead, ResponseHead};
+pub use proxy_status::ProxyError;
 pub use target::{Host, HostName, Target, TargetError};
+pub use template::Template;

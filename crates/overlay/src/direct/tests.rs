@@ -6,7 +6,9 @@ use tokio::{
 };
 
 use super::*;
-use crate::Batch;
+use crate::{Batch, conformance::Subject};
+
+crate::conformance_tests!(Subject::on_loopback(Arc::new(Direct::new())));
 
 async fn listener() -> (TcpListener, Target) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
