@@ -1,0 +1,135 @@
+//! A program's TCP connection. Both front ends hold one for each session.
+//! Dropped before it was ended in order, it resets: the program must not take what it got for a complete transfer.
+
+use std::{
+    future::pending,
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
+    net::TcpStream,
+    time::timeout,
+};
+
+/// How long, and for how many octets, a refused program may go on talking before it is cut off.
+const LINGER: Duration = Duration::from_secs(1);
+const LINGER_OCTETS: u64 = 64 * 1024;
+
+/// The connection.
+#[derive(Debug)]
+pub(crate) struct App {
+    tcp: TcpStream,
+    /// Whether the sending side was finished in order.
+    finished: bool,
+}
+
+impl App {
+    /// Takes an accepted connection; small writes leave at once.
+    pub(crate) fn new(tcp: TcpStream) -> Self {
+        if let Err(error) = tcp.set_nodelay(true) {
+            tracing::debug!(%error, "TCP_NODELAY was not taken");
+        }
+        let finished = false;
+        Self { tcp, finished }
+    }
+
+    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.tcp.local_addr()
+    }
+
+    pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.tcp.peer_addr()
+    }
+
+    /// Whether there may be something to read.
+    pub(crate) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.tcp.poll_read_ready(cx)
+    }
+
+    /// Resolves when the program has closed its side with nothing left to read; never while early data waits.
+    pub(crate) async fn gone(&self) {
+        match self.tcp.peek(&mut [0]).await {
+            Ok(n) if n > 0 => pending().await,
+            Ok(_) | Err(_) => {}
+        }
+    }
+
+    /// Finishes in order, once a refusal has been written. What the program still sends is read for a moment,
+    /// because closing over unread data resets the connection, and the answer with it.
+    pub(crate) async fn close(mut self) {
+        if self.shutdown().await.is_err() {
+            return;
+        }
+        let mut rest = self.take(LINGER_OCTETS);
+        let mut nowhere = tokio::io::sink();
+        let drained = tokio::io::copy(&mut rest, &mut nowhere);
+        if let Ok(Err(error)) = timeout(LINGER, drained).await {
+            tracing::trace!(%error, "the program did not wait for its answer");
+        }
+    }
+
+    /// Makes dropping reset, though the sending side was finished.
+    pub(crate) fn reset(&mut self) {
+        self.finished = false;
+    }
+}
+
+impl Drop for App {
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        if let Err(error) = self.tcp.set_zero_linger() {
+            tracing::debug!(%error, "a program's connection could not be reset");
+        }
+    }
+}
+
+impl AsyncRead for App {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for App {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.tcp).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.tcp).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let done = Pin::new(&mut self.tcp).poll_shutdown(cx);
+        if let Poll::Ready(Ok(())) = done {
+            self.finished = true;
+        }
+        done
+    }
+}

@@ -1,0 +1,260 @@
+//! What the front ends listen on and how much they give. `Default` is what an empty file means.
+//! The binary reads it from the client's file: sections `[socks]`, `[http]` and `[limits]`.
+
+use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
+
+use serde::{Deserialize, Deserializer, de};
+
+/// All of it.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// `[socks]`
+    pub socks: Socks,
+    /// `[http]`
+    pub http: Http,
+    /// `[limits]`
+    pub limits: Limits,
+}
+
+/// The SOCKS5 front end.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Socks {
+    /// Where programs reach it; "off" for nowhere. Default: "127.0.0.1:1080".
+    pub listen: Listen,
+    /// Whether `listen` may be an address that other machines reach: all who reach it may use it. Default: false.
+    pub remote: bool,
+    /// Whether UDP ASSOCIATE is served. Default: true.
+    pub udp: bool,
+}
+
+/// The HTTP proxy front end.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Http {
+    /// Where programs reach it; "off" for nowhere. Default: "127.0.0.1:8118".
+    pub listen: Listen,
+    /// Whether `listen` may be an address that other machines reach: all who reach it may use it. Default: false.
+    pub remote: bool,
+}
+
+/// How much of everything. Times are in seconds, whole or not.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Programs' connections open at once, SOCKS and HTTP together; further ones wait in the kernel's queue
+    /// of 1024. Default: 4096.
+    pub connections: usize,
+    /// How long a program may take for its SOCKS handshake, or for the header of an HTTP request; also how
+    /// long an HTTP connection waits for its next request. Default: 30.
+    #[serde(deserialize_with = "seconds")]
+    pub handshake: Duration,
+    /// How long a flow may take to open. Default: 30.
+    #[serde(deserialize_with = "seconds")]
+    pub open: Duration,
+    /// How long a TCP flow without any byte is kept; 0 is for ever, the relays have limits of their own. Default: 0.
+    #[serde(deserialize_with = "seconds")]
+    pub idle_stream: Duration,
+    /// How long a UDP flow without any datagram is kept; RFC 4787 §4.3 wants at least two minutes. Default: 180.
+    #[serde(deserialize_with = "seconds")]
+    pub idle_datagrams: Duration,
+    /// UDP flows of one association; a further one takes the place of the one that was used least lately.
+    /// Default: 256.
+    pub datagram_flows: usize,
+    /// The largest header of an HTTP request or answer, in octets; a larger one is refused. Default: 65536.
+    pub header: usize,
+}
+
+/// Where a front end listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// Nowhere.
+    Off,
+    /// There; port 0 lets the system choose.
+    At(SocketAddr),
+}
+
+/// A value that cannot be meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: expected {expected}")]
+pub struct ConfigError {
+    /// For example "limits.connections".
+    pub key: &'static str,
+    /// What may stand there.
+    pub expected: &'static str,
+}
+
+impl Default for Socks {
+    fn default() -> Self {
+        Self {
+            listen: Listen::At(SocketAddr::from(([127, 0, 0, 1], 1080))),
+            remote: false,
+            udp: true,
+        }
+    }
+}
+
+impl Default for Http {
+    fn default() -> Self {
+        Self {
+            listen: Listen::At(SocketAddr::from(([127, 0, 0, 1], 8118))),
+            remote: false,
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 4096,
+            handshake: Duration::from_secs(30),
+            open: Duration::from_secs(30),
+            idle_stream: Duration::ZERO,
+            idle_datagrams: Duration::from_secs(180),
+            datagram_flows: 256,
+            header: 65_536,
+        }
+    }
+}
+
+impl Config {
+    /// Whether all values can be meant.
+    ///
+    /// # Errors
+    /// The first one that cannot.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.socks.listen.check("socks.listen", self.socks.remote)?;
+        self.http.listen.check("http.listen", self.http.remote)?;
+        self.limits.check()
+    }
+}
+
+impl Listen {
+    fn check(self, key: &'static str, remote: bool) -> Result<(), ConfigError> {
+        let expected = "a loopback address such as 127.0.0.1, or remote = true beside it to let other machines in";
+        match self {
+            Self::At(addr) if !remote && !addr.ip().to_canonical().is_loopback() => {
+                Err(ConfigError { key, expected })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Limits {
+    fn check(&self) -> Result<(), ConfigError> {
+        let zeros = [
+            ("limits.connections", self.connections == 0),
+            ("limits.handshake", self.handshake.is_zero()),
+            ("limits.open", self.open.is_zero()),
+            ("limits.idle_datagrams", self.idle_datagrams.is_zero()),
+            ("limits.datagram_flows", self.datagram_flows == 0),
+        ];
+        if let Some((key, _)) = zeros.into_iter().find(|(_, zero)| *zero) {
+            let expected = "a number above 0";
+            return Err(ConfigError { key, expected });
+        }
+        if !(8192..=1 << 20).contains(&self.header) {
+            let (key, expected) = ("limits.header", "8192 to 1048576 octets");
+            return Err(ConfigError { key, expected });
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Listen {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "off" => Ok(Self::Off),
+            addr => addr.parse().map(Self::At).map_err(
+                |_| "expected an address and a port such as \"127.0.0.1:1080\", or \"off\"",
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::At(addr) => addr.fmt(f),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Listen {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        String::deserialize(input)?
+            .parse()
+            .map_err(de::Error::custom)
+    }
+}
+
+fn seconds<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
+    let expected = || de::Error::custom("expected seconds, from 0 to 31536000");
+    match f64::deserialize(input)? {
+        seconds @ 0.0..=31_536_000.0 => {
+            Duration::try_from_secs_f64(seconds).map_err(|_| expected())
+        }
+        _ => Err(expected()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_file_means_the_defaults() {
+        let config: Config = toml::from_str("").expect("parses");
+        assert_eq!(config, Config::default());
+        assert_eq!(config.check(), Ok(()));
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let text = r#"
+            socks = { listen = "[::1]:1081", remote = true, udp = false }
+            http = { listen = "off", remote = true }
+            [limits]
+            connections = 1
+            handshake = 2
+            open = 3
+            idle_stream = 4
+            idle_datagrams = 5.5
+            datagram_flows = 6
+            header = 8192
+        "#;
+        let config: Config = toml::from_str(text).expect("parses");
+        assert_eq!(config.socks.listen.to_string(), "[::1]:1081");
+        assert_eq!(config.http.listen, Listen::Off);
+        assert_eq!(config.limits.idle_datagrams, Duration::from_millis(5500));
+        assert_eq!(config.check(), Ok(()));
+    }
+
+    #[test]
+    fn a_wrong_value_is_named() {
+        for text in [
+            "sock = {}",
+            "socks = { listen = \"localhost:1\" }",
+            "limits = { open = -1 }",
+        ] {
+            assert!(toml::from_str::<Config>(text).is_err(), "{text}");
+        }
+        let config: Config = toml::from_str("limits = { open = 0 }").expect("parses");
+        let error = config.check().expect_err("zero");
+        assert_eq!(error.to_string(), "limits.open: expected a number above 0");
+    }
+
+    #[test]
+    fn other_machines_are_let_in_only_when_the_file_says_so() {
+        let config: Config = toml::from_str("http = { listen = \"0.0.0.0:1\" }").expect("parses");
+        assert_eq!(config.check().expect_err("open").key, "http.listen");
+        let text = "http = { listen = \"0.0.0.0:1\", remote = true }";
+        let config: Config = toml::from_str(text).expect("parses");
+        assert_eq!(config.check(), Ok(()));
+    }
+}

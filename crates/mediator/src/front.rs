@@ -1,0 +1,275 @@
+//! The front ends as one thing that the binary holds: bind first, so that errors come before anything is promised,
+//! then serve until told to stop.
+
+use std::{future::Future, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+
+use hoplite_overlay::{Error, Isolation, Overlay, Stream, Terms};
+use hoplite_wire::Target;
+use tokio::{
+    net::{TcpListener, TcpSocket, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+
+use crate::{
+    app::App,
+    config::{Config, ConfigError, Limits, Listen},
+    counters::Counters,
+    http, socks,
+};
+
+/// Connections that wait in the kernel until they are accepted.
+const BACKLOG: u32 = 1024;
+/// How long accepting rests when the system gives no more connections (no file descriptors, say).
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// How often at most that is said.
+const WARN_EVERY: Duration = Duration::from_secs(30);
+
+/// Front ends that are bound and do not serve yet; programs' connections wait in the kernel.
+#[derive(Debug)]
+pub struct Front {
+    socks: Option<TcpListener>,
+    http: Option<TcpListener>,
+    config: Config,
+    counters: Arc<Counters>,
+}
+
+/// Why a front end could not be bound.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// A value of the configuration cannot be meant.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The system refuses the address.
+    #[error("listening on {listen} for {front}: {}", explain(.source, .section))]
+    Listen {
+        /// "SOCKS" or "HTTP".
+        front: &'static str,
+        /// The section of the configuration.
+        section: &'static str,
+        /// The address that was asked for.
+        listen: SocketAddr,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// What every session needs.
+#[derive(Debug)]
+pub(crate) struct Room {
+    pub(crate) overlay: Arc<dyn Overlay>,
+    pub(crate) limits: Limits,
+    pub(crate) udp: bool,
+    pub(crate) counters: Arc<Counters>,
+}
+
+/// A program that was let in.
+struct Guest {
+    app: App,
+    permit: OwnedSemaphorePermit,
+}
+
+impl Front {
+    /// Binds what the configuration asks for. To be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// [`BindError`], which names the address and says what to do.
+    pub fn bind(config: Config) -> Result<Self, BindError> {
+        config.check()?;
+        let socks = bind("SOCKS", "socks", config.socks.listen)?;
+        let http = bind("HTTP", "http", config.http.listen)?;
+        let counters = Arc::default();
+        Ok(Self {
+            socks,
+            http,
+            config,
+            counters,
+        })
+    }
+
+    /// Where the SOCKS front end listens.
+    pub fn socks_addr(&self) -> Option<SocketAddr> {
+        self.socks.as_ref()?.local_addr().ok()
+    }
+
+    /// Where the HTTP front end listens.
+    pub fn http_addr(&self) -> Option<SocketAddr> {
+        self.http.as_ref()?.local_addr().ok()
+    }
+
+    /// What is counted.
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// Serves over `overlay` until `shutdown` resolves; then open flows are reset, on both ends.
+    pub async fn serve(self, overlay: Arc<dyn Overlay>, shutdown: impl Future<Output = ()>) {
+        let room = Arc::new(Room {
+            overlay,
+            limits: self.config.limits,
+            udp: self.config.socks.udp,
+            counters: self.counters,
+        });
+        let permits = Arc::new(Semaphore::new(
+            room.limits.connections.min(Semaphore::MAX_PERMITS),
+        ));
+        let (mut socks_door, mut http_door) = (
+            Door::new(self.socks, &permits),
+            Door::new(self.http, &permits),
+        );
+        let mut sessions = JoinSet::new();
+        let mut shutdown = pin!(shutdown);
+        loop {
+            tokio::select! {
+                () = &mut shutdown => break,
+                guest = socks_door.open() => {
+                    room.counters.accepted_socks.add(1);
+                    sessions.spawn(serve_socks(guest, Arc::clone(&room)));
+                }
+                guest = http_door.open() => {
+                    room.counters.accepted_http.add(1);
+                    sessions.spawn(serve_http(guest, Arc::clone(&room)));
+                }
+                Some(ended) = sessions.join_next() => {
+                    if let Err(error) = ended {
+                        tracing::error!(%error, "a front end's session failed: please report this");
+                    }
+                }
+            }
+        }
+        sessions.shutdown().await;
+    }
+}
+
+async fn serve_socks(guest: Guest, room: Arc<Room>) {
+    socks::serve(guest.app, room).await;
+    drop(guest.permit);
+}
+
+async fn serve_http(guest: Guest, room: Arc<Room>) {
+    http::serve(guest.app, room).await;
+    drop(guest.permit);
+}
+
+fn bind(
+    front: &'static str,
+    section: &'static str,
+    listen: Listen,
+) -> Result<Option<TcpListener>, BindError> {
+    let Listen::At(listen) = listen else {
+        return Ok(None);
+    };
+    let wrap = |source| BindError::Listen {
+        front,
+        section,
+        listen,
+        source,
+    };
+    listener(listen).map(Some).map_err(wrap)
+}
+
+fn listener(listen: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match listen {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(listen)?;
+    socket.listen(BACKLOG)
+}
+
+fn explain(source: &io::Error, section: &str) -> String {
+    match source.kind() {
+        io::ErrorKind::AddrInUse => {
+            format!(
+                "another program has this port: choose another with [{section}] listen, or stop that program"
+            )
+        }
+        io::ErrorKind::PermissionDenied => {
+            format!("ports below 1024 need privileges: choose another with [{section}] listen")
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            format!(
+                "this machine does not have that address: choose another with [{section}] listen"
+            )
+        }
+        _ => format!("{source}: check [{section}] listen"),
+    }
+}
+
+/// A listener that lets in as many as there are permits.
+struct Door {
+    listener: Option<TcpListener>,
+    permits: Arc<Semaphore>,
+    warned: Option<Instant>,
+}
+
+impl Door {
+    fn new(listener: Option<TcpListener>, permits: &Arc<Semaphore>) -> Self {
+        let permits = Arc::clone(permits);
+        Self {
+            listener,
+            permits,
+            warned: None,
+        }
+    }
+
+    /// The next program. Cancelling loses nobody.
+    async fn open(&mut self) -> Guest {
+        loop {
+            let Some(listener) = &self.listener else {
+                return std::future::pending().await;
+            };
+            let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else {
+                return std::future::pending().await;
+            };
+            match listener.accept().await {
+                Ok((tcp, _)) => return Guest::new(tcp, permit),
+                Err(error) => self.rest(&error).await,
+            }
+        }
+    }
+
+    async fn rest(&mut self, error: &io::Error) {
+        let now = Instant::now();
+        if self.warned.is_none_or(|then| now - then > WARN_EVERY) {
+            self.warned = Some(now);
+            tracing::warn!(%error, "no connection can be accepted: raise the limit of open files (ulimit -n) or lower limits.connections");
+        }
+        sleep(ACCEPT_REST).await;
+    }
+}
+
+impl Guest {
+    fn new(tcp: TcpStream, permit: OwnedSemaphorePermit) -> Self {
+        let app = App::new(tcp);
+        Self { app, permit }
+    }
+}
+
+impl Room {
+    pub(crate) fn terms(&self, isolation: Isolation) -> Terms {
+        let terms = Terms {
+            isolation,
+            ..Terms::default()
+        };
+        terms.within(self.limits.open)
+    }
+
+    /// Opens a TCP flow and counts how that went.
+    pub(crate) async fn open_stream(
+        &self,
+        target: &Target,
+        isolation: Isolation,
+    ) -> Result<Stream, Error> {
+        let terms = self.terms(isolation);
+        let opening = self.overlay.open_stream(target, &terms);
+        let opened = terms.run("opening a stream", opening).await;
+        match &opened {
+            Ok(_) => self.counters.streams.add(1),
+            Err(error) => self.counters.failed(error),
+        }
+        opened
+    }
+}

@@ -1,0 +1,126 @@
+//! Datagrams on their way to a target, one after the other in one buffer, taken out in batches of one size.
+//! An association fills it while a flow is being opened or is slow; its flow empties it.
+
+use std::collections::VecDeque;
+
+use hoplite_overlay::Batch;
+
+/// The most octets that wait, and the most datagrams; further ones are dropped.
+pub(super) const MAX_OCTETS: usize = 256 * 1024;
+pub(super) const MAX_COUNT: usize = 512;
+/// The most that one batch takes: what UDP_SEGMENT takes.
+const BATCH_OCTETS: usize = 65_000;
+const BATCH_COUNT: usize = 64;
+
+/// The queue.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    contents: Vec<u8>,
+    lengths: VecDeque<usize>,
+    /// Where the first datagram starts.
+    head: usize,
+}
+
+impl Queue {
+    pub(super) fn len(&self) -> usize {
+        self.lengths.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.lengths.is_empty()
+    }
+
+    /// Takes a copy, or answers that there is no room.
+    pub(super) fn push(&mut self, payload: &[u8]) -> bool {
+        let room = MAX_OCTETS.saturating_sub(self.contents.len());
+        if payload.len() > room || self.lengths.len() >= MAX_COUNT {
+            return false;
+        }
+        self.contents.extend_from_slice(payload);
+        self.lengths.push_back(payload.len());
+        true
+    }
+
+    /// The first datagrams that have one size; the last may be shorter. `None` when there are none.
+    pub(super) fn batch(&self) -> Option<(Batch<'_>, usize)> {
+        let segment = *self.lengths.front()?;
+        let (mut octets, mut count) = (segment, 1);
+        for &len in self.lengths.iter().skip(1).take(BATCH_COUNT - 1) {
+            if segment == 0 || len == 0 || len > segment || octets + len > BATCH_OCTETS {
+                break;
+            }
+            (octets, count) = (octets + len, count + 1);
+            if len < segment {
+                break;
+            }
+        }
+        let contents = self.contents.get(self.head..self.head + octets)?;
+        let segment = segment.max(1);
+        Some((Batch { contents, segment }, count))
+    }
+
+    /// Removes the first `count`.
+    pub(super) fn pop(&mut self, count: usize) {
+        let gone: usize = self.lengths.drain(..count.min(self.lengths.len())).sum();
+        self.head += gone;
+        if self.lengths.is_empty() {
+            self.contents.clear();
+            self.head = 0;
+        }
+    }
+
+    /// Gives the memory back, once empty.
+    pub(super) fn release(&mut self) {
+        if self.is_empty() {
+            *self = Self::default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn drain(queue: &mut Queue) -> Vec<Vec<u8>> {
+        let mut out = Vec::new();
+        while let Some((batch, count)) = queue.batch() {
+            let payloads: Vec<_> = batch.payloads().map(<[u8]>::to_vec).collect();
+            assert_eq!(payloads.len(), count);
+            out.extend(payloads);
+            queue.pop(count);
+        }
+        out
+    }
+
+    #[test]
+    fn equal_datagrams_leave_as_one_batch_with_a_shorter_one_last() {
+        let mut queue = Queue::default();
+        for len in [100, 100, 40, 100] {
+            assert!(queue.push(&vec![0; len]));
+        }
+        let (batch, count) = queue.batch().expect("full");
+        assert_eq!((batch.contents.len(), batch.segment, count), (240, 100, 3));
+    }
+
+    #[test]
+    fn a_full_queue_drops_what_comes() {
+        let mut queue = Queue::default();
+        while queue.push(&[0; 1000]) {}
+        assert!(!queue.push(&[0; 1000]));
+        queue.pop(MAX_COUNT);
+        assert!(queue.push(&[0; 1000]));
+    }
+
+    proptest! {
+        #[test]
+        fn what_went_in_comes_out_in_order(payloads in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..4), 0..300)) {
+            let mut queue = Queue::default();
+            for payload in &payloads {
+                prop_assert!(queue.push(payload));
+            }
+            prop_assert_eq!(drain(&mut queue), payloads);
+        }
+    }
+}
