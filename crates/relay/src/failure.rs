@@ -2,6 +2,7 @@
 //! The handlers return it; clients tell refused, unreachable, unknown, forbidden and late targets apart by it.
 
 use hoplite_overlay::{Error, ErrorKind, Reason};
+use hoplite_wire::ProxyError;
 
 use crate::{policy::Refusal, resolve::ResolveError};
 
@@ -44,7 +45,7 @@ pub struct Answer {
     /// The HTTP status.
     pub status: u16,
     /// The error of `Proxy-Status`; the label of the metrics is the same word.
-    pub error: &'static str,
+    pub error: ProxyError,
     /// The `rcode` parameter that goes with `dns_error`.
     pub rcode: Option<&'static str>,
 }
@@ -52,24 +53,29 @@ pub struct Answer {
 impl Failure {
     /// What the client is told. Statuses are those that RFC 9209 §2.3 recommends, where it does.
     pub fn answer(self) -> Answer {
+        use ProxyError::{
+            ConnectionLimitReached, ConnectionRefused, ConnectionTimeout, DestinationIpProhibited,
+            DestinationIpUnroutable, DnsError, DnsTimeout, HttpRequestDenied, HttpRequestError,
+            ProxyInternalError, ProxyLoopDetected,
+        };
         let (status, error) = match self {
-            Self::Malformed => (400, "http_request_error"),
-            Self::NotFound => (404, "http_request_denied"),
-            Self::Method => (405, "http_request_denied"),
-            Self::Protocol => (501, "http_request_denied"),
-            Self::Unauthenticated => (407, "http_request_denied"),
-            Self::Refused(Refusal::Itself) => (502, "proxy_loop_detected"),
-            Self::Refused(Refusal::UnknownRelay) => (403, "http_request_denied"),
-            Self::Refused(Refusal::Name | Refusal::Address) => (403, "destination_ip_prohibited"),
-            Self::Limited => (429, "connection_limit_reached"),
-            Self::Draining => (503, "connection_limit_reached"),
-            Self::Resolve(ResolveError::TimedOut) => (504, "dns_timeout"),
-            Self::Resolve(_) => (502, "dns_error"),
-            Self::ConnectionRefused => (502, "connection_refused"),
-            Self::Unreachable => (502, "destination_ip_unroutable"),
-            Self::TimedOut => (504, "connection_timeout"),
-            Self::Exhausted => (503, "connection_limit_reached"),
-            Self::Internal => (500, "proxy_internal_error"),
+            Self::Malformed => (400, HttpRequestError),
+            Self::NotFound => (404, HttpRequestDenied),
+            Self::Method => (405, HttpRequestDenied),
+            Self::Protocol => (501, HttpRequestDenied),
+            Self::Unauthenticated => (407, HttpRequestDenied),
+            Self::Refused(Refusal::Itself) => (502, ProxyLoopDetected),
+            Self::Refused(Refusal::UnknownRelay) => (403, HttpRequestDenied),
+            Self::Refused(Refusal::Name | Refusal::Address) => (403, DestinationIpProhibited),
+            Self::Limited => (429, ConnectionLimitReached),
+            Self::Draining => (503, ConnectionLimitReached),
+            Self::Resolve(ResolveError::TimedOut) => (504, DnsTimeout),
+            Self::Resolve(_) => (502, DnsError),
+            Self::ConnectionRefused => (502, ConnectionRefused),
+            Self::Unreachable => (502, DestinationIpUnroutable),
+            Self::TimedOut => (504, ConnectionTimeout),
+            Self::Exhausted => (503, ConnectionLimitReached),
+            Self::Internal => (500, ProxyInternalError),
         };
         Answer {
             status,
@@ -86,7 +92,7 @@ impl Failure {
         }
     }
 
-    /// The word for the metrics.
+    /// The word for the metrics; most often the error's.
     pub fn outcome(self) -> &'static str {
         match self {
             Self::Unauthenticated => "unauthenticated",
@@ -96,7 +102,7 @@ impl Failure {
             Self::Method | Self::Protocol => "not_supported",
             Self::Refused(Refusal::UnknownRelay) => "unknown_relay",
             Self::Resolve(ResolveError::NotFound) => "name_not_found",
-            other => other.answer().error,
+            other => other.answer().error.token(),
         }
     }
 }

@@ -109,6 +109,10 @@ fn values_that_cannot_be_served_are_named_by_their_key() {
         ),
         (open.to_owned() + "[limits]\nheader = 10", "limits.header"),
         ("[[auth.token]]\nname = \"x\"".to_owned(), "auth.token"),
+        (
+            open.to_owned() + "[masque]\ntemplate = \"https://a/b\"",
+            "masque.template",
+        ),
     ] {
         let error = checked(&text).expect_err(&text);
         assert!(error.starts_with(key), "{text}: {error}");

@@ -5,7 +5,7 @@ use std::{future::Future, sync::Arc};
 
 use hoplite_masque::h3::DatagramSink;
 use hoplite_overlay::Batch;
-use hoplite_wire::message::ResponseHead;
+use hoplite_wire::ResponseHead;
 
 use super::splice::{Broken, FromClient, ToClient};
 

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use hoplite_wire::{Target, message::ResponseHead};
+use hoplite_wire::{RequestHead, ResponseHead, Target};
 
 use super::{
     Alive, Shared,
@@ -26,7 +26,7 @@ pub(crate) struct Job<E> {
     /// The client by its address; a token weighs more.
     pub(crate) client: ClientKey,
     pub(crate) alive: Alive,
-    pub(crate) head: hoplite_wire::message::RequestHead,
+    pub(crate) head: RequestHead,
     pub(crate) exchange: E,
 }
 
@@ -66,7 +66,7 @@ impl<E: Exchange> Job<E> {
             Ok(socket) => socket,
             Err(failure) => return refuse(&shared, Method::connect, failure, self.exchange).await,
         };
-        self.exchange.respond(&head(200, Vec::new())).await?;
+        self.exchange.respond(&ResponseHead::new(200)).await?;
         shared.metrics.request(Method::connect, "ok");
         let _up = Up::new(&shared.metrics.tunnels_open.tcp);
         let terms = splice::Terms {
@@ -85,8 +85,8 @@ impl<E: Exchange> Job<E> {
             Ok(socket) => socket,
             Err(failure) => return refuse(&shared, Method::connect_udp, failure, self.exchange).await,
         };
-        let capsules = ("capsule-protocol", "?1".to_owned());
-        self.exchange.respond(&head(200, vec![capsules])).await?;
+        let head = ResponseHead::new(200).with("capsule-protocol", "?1");
+        self.exchange.respond(&head).await?;
         shared.metrics.request(Method::connect_udp, "ok");
         let _up = Up::new(&shared.metrics.tunnels_open.udp);
         udp::carry(&shared, permit.pace(), socket, self.exchange).await;
@@ -118,25 +118,16 @@ fn count(shared: &Shared, method: Method, failure: Failure) {
 /// The answer to a request that is not served.
 fn refusal(name: &str, failure: Failure) -> ResponseHead {
     let answer = failure.answer();
-    let mut status = format!("{name}; error={}", answer.error);
+    let mut status = format!("{name}; error={}", answer.error.token());
     if let Some(rcode) = answer.rcode {
         status.push_str("; rcode=\"");
         status.push_str(rcode);
         status.push('"');
     }
-    let mut headers = vec![("proxy-status", status)];
+    let head = ResponseHead::new(answer.status).with("proxy-status", status);
     match failure {
-        Failure::Unauthenticated => headers.push(("proxy-authenticate", CHALLENGE.to_owned())),
-        Failure::Method => headers.push(("allow", "CONNECT".to_owned())),
-        _ => (),
-    }
-    head(answer.status, headers)
-}
-
-fn head(status: u16, headers: Vec<(&'static str, String)>) -> ResponseHead {
-    let headers = headers.into_iter().map(|(name, value)| (name.into(), value.into()));
-    ResponseHead {
-        status,
-        headers: headers.collect(),
+        Failure::Unauthenticated => head.with("proxy-authenticate", CHALLENGE),
+        Failure::Method => head.with("allow", "CONNECT"),
+        _ => head,
     }
 }

@@ -2,7 +2,7 @@
 //! The handler asks it after the client was let in.
 //! CONNECT: RFC 9114 §4.4, RFC 9113 §8.5; extended CONNECT: RFC 8441, RFC 9220; connect-udp: RFC 9298 §3.
 
-use hoplite_wire::{Target, message::RequestHead};
+use hoplite_wire::{RequestHead, Target};
 
 use crate::{failure::Failure, metrics::Method, template::Templates};
 
@@ -17,15 +17,8 @@ pub(crate) enum Asked {
 
 /// The values of the headers that may hold a token. Firefox sends `Authorization` on connect-udp.
 pub(crate) fn credentials(head: &RequestHead) -> impl Iterator<Item = &[u8]> {
-    let named = |wanted: &'static str| {
-        let fits = move |(name, _): &&(_, _)| is(name, wanted);
-        head.headers.iter().filter(fits).map(|(_, value)| value.as_ref())
-    };
-    named("proxy-authorization").chain(named("authorization"))
-}
-
-fn is(name: &impl AsRef<[u8]>, wanted: &str) -> bool {
-    name.as_ref().eq_ignore_ascii_case(wanted.as_bytes())
+    let names = ["proxy-authorization", "authorization"];
+    names.into_iter().filter_map(|name| head.header(name))
 }
 
 /// The label that the request is counted under.

@@ -256,3 +256,6 @@ fn read(target: &ReadHalf<'_>) -> io::Result<Bytes> {
         Ok(octets)
     })
 }
+
+#[cfg(test)]
+mod tests;
