@@ -1,2 +1,3 @@
 //! tmp
+pub(crate) mod request;
 pub(crate) mod splice;
