@@ -10,7 +10,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use hoplite_crypto::{Certificates, Identity, Pin};
+use hoplite_crypto::{Certificates, Identity, IdentityError, Pin};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
@@ -34,13 +34,14 @@ pub struct Relay;
 pub struct Handle {
     addresses: Vec<SocketAddr>,
     metrics_address: Option<SocketAddr>,
+    pin: ArcSwap<Pin>,
     shared: Arc<Shared>,
     phase: watch::Sender<Phase>,
     /// Yields nothing; ends when nobody serves any more.
     done: mpsc::Receiver<()>,
 }
 
-/// Why a relay does not start.
+/// Why a relay does not start, or does not take a new configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The configuration cannot be served.
@@ -56,7 +57,7 @@ pub enum StartError {
     },
     /// The identity cannot be used for TLS.
     #[error("the relay's identity cannot be used: {0}")]
-    Identity(String),
+    Identity(#[from] IdentityError),
     /// No thread or no runtime.
     #[error("starting a thread: {0}")]
     Thread(io::Error),
@@ -67,13 +68,18 @@ impl Relay {
     ///
     /// # Errors
     /// See [`StartError`]; nothing is left behind.
-    pub fn start(config: &Config, identity: Identity) -> Result<Handle, StartError> {
+    pub fn start(config: &Config, identity: &Identity) -> Result<Handle, StartError> {
         config.check()?;
-        let certificates = Arc::new(Certificates::new(identity));
+        let certificates = Certificates::new(identity)?;
         let bound = shard::bind(config, &certificates)?;
         let metrics = Arc::new(Metrics::new());
         let listener = config.metrics.listen.map(listen).transpose()?;
-        let shared = Arc::new(Shared::new(config, &bound.addresses, certificates, metrics)?);
+        let shared = Arc::new(Shared::new(
+            config,
+            &bound.addresses,
+            certificates,
+            metrics,
+        )?);
         let (phase, watched) = watch::channel(Phase::Serving);
         let (held, done) = mpsc::channel(1);
         let alive = Alive::new(watched, held);
@@ -81,6 +87,7 @@ impl Relay {
         let handle = Handle {
             addresses: bound.addresses.clone(),
             metrics_address,
+            pin: ArcSwap::from_pointee(identity.pin()),
             shared: shared.clone(),
             phase,
             done,
@@ -104,9 +111,9 @@ impl Handle {
         self.metrics_address
     }
 
-    /// What clients pin.
+    /// What clients pin: the identity that the relay was started with, or was given by the last reload.
     pub fn pin(&self) -> Pin {
-        self.shared.certificates.pin()
+        **self.pin.load()
     }
 
     /// What was counted.
@@ -129,17 +136,18 @@ impl Handle {
     /// Takes new tokens and, if given, a new identity. Open tunnels go on; new ones need a new token.
     ///
     /// # Errors
-    /// A token cannot be read; then nothing changes.
-    pub fn reload(&self, auth: &Auth, identity: Option<Identity>) -> Result<(), ConfigError> {
+    /// A token cannot be read, none is left, or the identity does not fit; then nothing changes.
+    pub fn reload(&self, auth: &Auth, identity: Option<&Identity>) -> Result<(), StartError> {
         let admission = Admission::new(auth)?;
         if admission.is_open() && !self.shared.admission.load().is_open() && !auth.open {
             let problem = "the new configuration has no token; the old ones stay in force";
-            return Err(ConfigError::new("auth.token", problem));
+            return Err(ConfigError::new("auth.token", problem).into());
+        }
+        if let Some(identity) = identity {
+            self.shared.certificates.replace(identity)?;
+            self.pin.store(Arc::new(identity.pin()));
         }
         self.shared.admission.store(Arc::new(admission));
-        if let Some(identity) = identity {
-            self.shared.certificates.replace(identity);
-        }
         Ok(())
     }
 }

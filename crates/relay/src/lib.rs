@@ -6,9 +6,11 @@
 //! Frames and fields (`wire`), sessions and exchanges (`masque`), sockets and shards (`link`), keys and tokens (`crypto`),
 //! sockets towards targets (`overlay::direct`), files and signals (the binary).
 
+mod admission;
 pub mod config;
 mod egress;
-pub mod failure;
+mod failure;
+mod handle;
 pub mod limits;
 pub mod metrics;
 pub mod policy;
@@ -17,3 +19,4 @@ mod serve;
 mod template;
 
 pub use config::{Config, ConfigError};
+pub use handle::{Handle, Relay, StartError};

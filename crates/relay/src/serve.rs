@@ -1,3 +1,65 @@
-//! tmp
+//! Serving: what all shards share, and how long it goes on.
+//! [`Handle`](crate::Handle) owns the other end. Each shard is a thread with its own runtime and its own sockets.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use hoplite_crypto::Certificates;
+use tokio::sync::{mpsc, watch};
+
+use crate::{
+    admission::Admission, config::Limits, egress::Egress, limits::Gate, metrics::Metrics,
+    template::Templates,
+};
+
 pub(crate) mod request;
+pub(crate) mod shard;
 pub(crate) mod splice;
+
+/// What all shards share.
+pub(crate) struct Shared {
+    /// For `Proxy-Status`.
+    pub(crate) name: String,
+    pub(crate) limits: Limits,
+    pub(crate) templates: Templates,
+    pub(crate) egress: Egress,
+    pub(crate) admission: ArcSwap<Admission>,
+    pub(crate) certificates: Arc<Certificates>,
+    pub(crate) gate: Gate,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+/// How long it goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    /// Everything is served.
+    Serving,
+    /// No new connection and no new request; what is open goes on.
+    Draining,
+    /// All is closed.
+    Stopped,
+}
+
+/// Held by everything that a drain waits for, and told of the phase.
+#[derive(Clone, Debug)]
+pub(crate) struct Alive {
+    pub(crate) phase: watch::Receiver<Phase>,
+    _held: mpsc::Sender<()>,
+}
+
+impl Alive {
+    pub(crate) fn new(phase: watch::Receiver<Phase>, held: mpsc::Sender<()>) -> Self {
+        Self { phase, _held: held }
+    }
+
+    /// Whether new requests are answered 503.
+    pub(crate) fn is_draining(&self) -> bool {
+        *self.phase.borrow() >= Phase::Draining
+    }
+
+    /// Resolves when the phase is reached; also when nobody steers any more.
+    pub(crate) async fn reached(&mut self, phase: Phase) {
+        let reached = self.phase.wait_for(|now| *now >= phase);
+        drop(reached.await);
+    }
+}

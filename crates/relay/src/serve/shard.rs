@@ -1,38 +1,35 @@
 //! One shard: a thread with a current-thread runtime, its own UDP socket and its own TCP listener, all on one port.
-//! The kernel gives each client's packets to one shard, also after the client has moved (see `link::server`).
-//! Nothing crosses from shard to shard but the limits and the counters.
 
-use std::{net::SocketAddr, sync::Arc, thread};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use hoplite_crypto::Certificates;
-use hoplite_link::server::{self, Bound};
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Alive, Shared, quic, tls};
+use super::{Alive, Shared};
 use crate::{config::Config, handle::StartError};
 
-/// All sockets of a relay, one group for each configured address.
+/// All sockets of a relay.
 pub(crate) struct Sockets {
     pub(crate) addresses: Vec<SocketAddr>,
-    groups: Vec<Bound>,
 }
 
 /// Opens all sockets.
-pub(crate) fn bind(config: &Config, certificates: &Arc<Certificates>) -> Result<Sockets, StartError> {
-    let mut sockets = Sockets {
-        addresses: Vec::new(),
-        groups: Vec::new(),
-    };
-    for address in &config.listen {
-        let failed = |source| StartError::Listen {
-            address: *address,
-            source,
-        };
-        let bound = server::bind(*address, config.limits.threads()).map_err(failed)?;
-        sockets.addresses.push(bound.address());
-        sockets.groups.push(bound);
+pub(crate) fn bind(config: &Config, _: &Arc<Certificates>) -> Result<Sockets, StartError> {
+    let address = config.listen.first().copied();
+    match address {
+        Some(address) => Err(StartError::Listen {
+            address,
+            source: io::ErrorKind::Unsupported.into(),
+        }),
+        None => Ok(Sockets {
+            addresses: Vec::new(),
+        }),
     }
-    Ok(sockets)
+}
+
+/// Starts a thread for each shard.
+pub(crate) fn spawn(_: Sockets, _: &Arc<Shared>, _: &Alive) -> Result<(), StartError> {
+    Ok(())
 }
 
 /// A runtime for one thread.
