@@ -214,11 +214,12 @@ class Lab:
         return server
 
     def relay(self, name, roles=("ingress", "egress"), allow=("127.0.0.0/8", "::1/128"), dns=None, extra="",
-              tokens=(TOKEN,), port=None, names=("localhost", "127.0.0.1")):
+              tokens=(TOKEN,), port=None, relays=(), names=("localhost", "127.0.0.1")):
         """A relay of ours on loopback; adds `.port` and `.pin`."""
         leaf = self.authority.leaf(name, list(names))
         port = port or free_port()
-        config = relay_config(name, f"127.0.0.1:{port}", roles, leaf, allow, dns, tokens, extra)
+        onward = [f"127.0.0.1:{r.port}" for r in relays]
+        config = relay_config(name, f"127.0.0.1:{port}", roles, leaf, allow, dns, tokens, onward, extra)
         path = self.folder / f"{name}.toml"
         path.write_text(config)
         relay = self.run(name, [HOPLITE, "relay", "--config", path])
@@ -246,12 +247,14 @@ def quoted(items):
     return "[" + ", ".join(json.dumps(str(i)) for i in items) + "]"
 
 
-def relay_config(name, listen, roles, leaf, allow, dns, tokens, extra=""):
+def relay_config(name, listen, roles, leaf, allow, dns, tokens, relays=(), extra=""):
     text = f'name = "{name}"\nlisten = ["{listen}"]\nroles = {quoted(roles)}\n'
     text += f'\n[tls]\ncert = "{leaf.cert}"\nkey = "{leaf.key}"\n'
     text += f"\n[egress]\nallow = {quoted(allow)}\n"
     if dns:
         text += f"resolver = {quoted([dns])}\n"
+    if relays:
+        text += f"\n[ingress]\nrelays = {quoted(relays)}\n"
     for i, token in enumerate(tokens):
         text += f'\n[[auth.token]]\nname = "user{i}"\ntoken = "{token}"\n'
     return text + extra
