@@ -200,11 +200,12 @@ class Lab:
         return process
 
     def targets(self, names=("target.test",), **more):
-        """The target servers; adds `.ports`."""
+        """The target servers; adds `.ports`. `names`: those that their DNS knows, perhaps with addresses."""
+        names = names if isinstance(names, dict) else dict.fromkeys(names, "127.0.0.1")
         leaf = self.authority.leaf("target", ["localhost", "127.0.0.1", "::1", *names])
         command = [sys.executable, HERE / "servers.py", "--cert", leaf.cert, "--key", leaf.key]
-        for name in names:
-            command += ["--name", f"{name}=127.0.0.1"]
+        for name, addresses in names.items():
+            command += ["--name", f"{name}={addresses}"]
         for key, value in more.items():
             flag = "--" + key.replace("_", "-")
             command += [flag] if value is True else [flag, value]

@@ -6,10 +6,12 @@ Nothing of it is Hoplite's: aioquic speaks HTTP/3, hyper-h2 speaks HTTP/2.
 
 import argparse
 import asyncio
+import contextlib
 import functools
 import hashlib
 import json
 import re
+import socket
 import ssl
 import struct
 import sys
@@ -171,13 +173,22 @@ async def on_connection(reader, writer, alt_svc=None, only=None):
         writer.close()
 
 
-class UdpEcho(asyncio.DatagramProtocol):
-    def connection_made(self, transport):
-        self.transport = transport
+def udp_echo(host, port):
+    """A UDP echo; asyncio's own transport would swallow empty datagrams."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    echo = socket.socket(family, socket.SOCK_DGRAM)
+    echo.bind((host, port))
+    echo.setblocking(False)
 
-    def datagram_received(self, data, peer):
-        say(event="udp", size=len(data), peer=peer[0])
-        self.transport.sendto(data, peer)
+    def ready():
+        with contextlib.suppress(OSError):
+            while True:
+                data, peer = echo.recvfrom(65536)
+                say(event="udp", size=len(data), peer=peer[0])
+                echo.sendto(data, peer)
+
+    asyncio.get_running_loop().add_reader(echo, ready)
+    return echo.getsockname()[1]
 
 
 class Dns(asyncio.DatagramProtocol):
@@ -254,11 +265,11 @@ async def main():
         https = await asyncio.start_server(handler, args.host, port, ssl=tls, reuse_address=True)
     http = await asyncio.start_server(on_connection, args.host, args.http_port)
     https1 = await asyncio.start_server(on_connection, args.host, 0, ssl=only1)
-    echo, _ = await loop.create_datagram_endpoint(UdpEcho, (args.host, args.echo_port))
+    echo = udp_echo(args.host, args.echo_port)
     names = {k: v.split(",") for k, v in (n.split("=") for n in args.name)}
     dns, _ = await loop.create_datagram_endpoint(lambda: Dns(names), (args.dns_host or args.host, args.dns_port))
     say(https=port, http=http.sockets[0].getsockname()[1], https1=https1.sockets[0].getsockname()[1],
-        echo=echo.get_extra_info("sockname")[1], dns=dns.get_extra_info("sockname")[1])
+        echo=echo, dns=dns.get_extra_info("sockname")[1])
     await asyncio.Event().wait()
 
 

@@ -1,0 +1,194 @@
+"""Hosts as network namespaces round one router, with captures. Used by netns_test.py; needs root. Everything vanishes at the end."""
+
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+
+from common import HERE, HOPLITE, TOKEN, Lab, Process, client_config, port_open, relay_config, wait_for
+
+RELAY_PORT, SOCKS, HTTP = 443, 1080, 8080
+
+
+def usable():
+    """None, or why namespaces cannot be had here."""
+    if os.geteuid() != 0:
+        return "not root"
+    for tool in ("ip", "tcpdump", "nft", "curl"):
+        if not shutil.which(tool):
+            return f"{tool} is not installed"
+    probe = f"hoplite-probe-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
+    if made.returncode:
+        return f"no network namespaces here: {made.stderr.strip()}"
+    subprocess.run(["ip", "netns", "del", probe], check=False)
+    return None
+
+
+def ip(*words, ns=None):
+    subprocess.run(["ip", *(["-n", ns] if ns else []), *map(str, words)], check=True, capture_output=True, text=True)
+
+
+class Host:
+    """One namespace with `eth0` to the router; IPv4 and IPv6."""
+
+    def __init__(self, lab, name, number):
+        self.lab, self.name, self.number = lab, name, number
+        self.ns, self.v4, self.v6 = f"{lab.prefix}-{name}", f"10.77.{number}.2", f"fd77:{number}::2"
+        ip("netns", "add", self.ns)
+        router_end = f"to-{name}"[:15]
+        ip("link", "add", router_end, "netns", lab.router, "type", "veth", "peer", "name", "eth0", "netns", self.ns)
+        for ns, device, last in ((lab.router, router_end, 1), (self.ns, "eth0", 2)):
+            ip("addr", "add", f"10.77.{number}.{last}/24", "dev", device, ns=ns)
+            ip("addr", "add", f"fd77:{number}::{last}/64", "dev", device, "nodad", ns=ns)
+            ip("link", "set", device, "up", ns=ns)
+        ip("link", "set", "lo", "up", ns=self.ns)
+        ip("route", "add", "default", "via", f"10.77.{number}.1", ns=self.ns)
+        ip("-6", "route", "add", "default", "via", f"fd77:{number}::1", ns=self.ns)
+        self.router_end = router_end
+
+    def prefix(self):
+        return ("ip", "netns", "exec", self.ns)
+
+    def run(self, name, command, **more):
+        return self.lab.run(name, command, prefix=self.prefix(), **more)
+
+    def call(self, *command, timeout=60):
+        return subprocess.run([*self.prefix(), *map(str, command)], capture_output=True, timeout=timeout)
+
+    def mtu(self, size):
+        ip("link", "set", "eth0", "mtu", size, ns=self.ns)
+        ip("link", "set", self.router_end, "mtu", size, ns=self.lab.router)
+
+    def block_udp(self):
+        rules = ("table inet block { chain in { type filter hook input priority 0; meta l4proto udp drop; }\n"
+                 "chain out { type filter hook output priority 0; meta l4proto udp drop; } }")
+        subprocess.run([*self.prefix(), "nft", "-f", "-"], input=rules, text=True, check=True, capture_output=True)
+
+    def unblock_udp(self):
+        self.call("nft", "delete", "table", "inet", "block")
+
+    def renumber(self, last):
+        """Another address instead of the old one, as when a device changes networks."""
+        new = f"10.77.{self.number}.{last}"
+        ip("addr", "add", f"{new}/24", "dev", "eth0", ns=self.ns)
+        ip("addr", "del", f"{self.v4}/24", "dev", "eth0", ns=self.ns)
+        subprocess.run(["ip", "-n", self.ns, "route", "replace", "default", "via", f"10.77.{self.number}.1"], check=True)
+        self.v4 = new
+
+
+class Capture:
+    """tcpdump on a host's eth0."""
+
+    def __init__(self, host, name):
+        self.host, self.path = host, host.lab.folder / f"{name}.pcap"
+        self.process = host.run(name, ["tcpdump", "-i", "eth0", "-n", "-U", "-w", self.path, "ip or ip6"])
+        wait_for("tcpdump", lambda: "listening on" in self.process.text() or not self.process.alive())
+
+    def stop(self):
+        time.sleep(0.3)  # tcpdump's own read timeout; nothing here depends on it being enough for the last packet
+        self.process.stop(signal.SIGINT)
+        return list(packets(self.path))
+
+
+def packets(path):
+    """(source, destination, protocol, octets) of each IP packet of a capture."""
+    data = path.read_bytes()
+    at = 24
+    while at + 16 <= len(data):
+        size = struct.unpack("<I", data[at + 8:at + 12])[0]
+        frame = data[at + 16:at + 16 + size]
+        at += 16 + size
+        kind = frame[12:14]
+        if kind == b"\x08\x00":
+            dotted = lambda raw: ".".join(map(str, raw))  # noqa: E731
+            yield dotted(frame[26:30]), dotted(frame[30:34]), frame[23], frame
+        elif kind == b"\x86\xdd" and frame[20] != 58:  # ICMPv6: neighbours of the link itself
+            import ipaddress
+            yield str(ipaddress.ip_address(frame[22:38])), str(ipaddress.ip_address(frame[38:54])), frame[20], frame
+
+
+def ends(seen):
+    return {p[0] for p in seen} | {p[1] for p in seen}
+
+
+class NetLab(Lab):
+    """client, relays r1..rn, target; each a host."""
+
+    def __init__(self, relays=4):
+        super().__init__()
+        self.prefix = f"hop{os.getpid()}"
+        self.router = f"{self.prefix}-router"
+        self.namespaces = [self.router]
+        ip("netns", "add", self.router)
+        for key in ("net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"):
+            subprocess.run(["ip", "netns", "exec", self.router, "sysctl", "-qw", key], check=True, capture_output=True)
+        names = ["client", *(f"r{i}" for i in range(1, relays + 1)), "target"]
+        self.hosts = {}
+        for number, name in enumerate(names, 1):
+            self.hosts[name] = host = Host(self, name, number)
+            self.namespaces.append(host.ns)
+        self.client, self.target = self.hosts["client"], self.hosts["target"]
+        self.relays = [self.hosts[f"r{i}"] for i in range(1, relays + 1)]
+        self.leaves, self.running = {}, {}
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        for ns in self.namespaces:
+            subprocess.run(["ip", "netns", "del", ns], capture_output=True, check=False)
+
+    def start_targets(self):
+        leaf = self.authority.leaf("target", ["target.test", "target6.test", self.target.v4, self.target.v6])
+        self.ports = {}
+        for name, host in (("targets", self.target.v4), ("targets6", self.target.v6)):
+            command = [sys.executable, HERE / "servers.py", "--host", host, "--cert", leaf.cert, "--key", leaf.key,
+                       "--tls-port", 443, "--http-port", 80, "--echo-port", 7, "--dns-port", 53,
+                       "--name", f"target.test={self.target.v4}", "--name", f"target6.test={self.target.v6}"]
+            server = self.target.run(name, command)
+            wait_for(name, lambda: server.lines() or not server.alive())
+            if not server.lines():
+                raise RuntimeError(server.text())
+        return [p for p in self.processes if p.name.startswith("targets")]
+
+    def start_relay(self, host):
+        """Ingress to every other relay, egress to the target."""
+        leaf = self.leaves.setdefault(host.name, self.authority.leaf(host.name, [host.v4, host.name]))
+        onward = [f"{r.v4}:{RELAY_PORT}" for r in self.relays if r is not host]
+        config = relay_config(host.name, f"0.0.0.0:{RELAY_PORT}", ("ingress", "egress"), leaf,
+                              (f"{self.target.v4}/32", f"{self.target.v6}/128"), f"{self.target.v4}:53", (TOKEN,), onward)
+        path = self.folder / f"{host.name}.toml"
+        path.write_text(config)
+        relay = host.run(f"relay-{host.name}", [HOPLITE, "relay", "--config", path])
+        self.running[host.name] = relay
+        self._wait_port(host, host.v4, RELAY_PORT, relay)
+        return relay
+
+    def start_client(self, hops, name=None, extra=""):
+        name = name or f"client-{hops}"
+        entries = [(r.name, f"{r.v4}:{RELAY_PORT}", self.leaves[r.name].pin, None) for r in self.relays[:hops]]
+        path = self.folder / f"{name}.toml"
+        path.write_text(client_config(entries, f"127.0.0.1:{SOCKS}", f"127.0.0.1:{HTTP}", TOKEN, extra))
+        client = self.client.run(name, [HOPLITE, "client", "--config", path])
+        self._wait_port(self.client, "127.0.0.1", SOCKS, client)
+        return client
+
+    def _wait_port(self, host, address, port, process):
+        probe = f"import sys; sys.path.insert(0, {str(HERE)!r}); from common import port_open; sys.exit(not port_open({address!r}, {port}))"
+        wait_for(process.name, lambda: not process.alive() or host.call(sys.executable, "-c", probe).returncode == 0)
+        if not process.alive():
+            raise RuntimeError(f"{process.name} ended: {process.text()}")
+
+    def curl(self, url, *more, proxy=f"socks5h://127.0.0.1:{SOCKS}", timeout=60, output="-"):
+        words = ["curl", "-sS", "--max-time", timeout, "--cacert", self.authority.ca, "--proxy", proxy, "-o", output, *more, url]
+        return self.client.call(*words, timeout=timeout + 10)
+
+    def curl_process(self, name, url, output, *more, timeout=60):
+        words = ["curl", "-sS", "--max-time", timeout, "--cacert", self.authority.ca,
+                 "--proxy", f"socks5h://127.0.0.1:{SOCKS}", "-o", output, *more, url]
+        return self.client.run(name, words)
+
+
+__all__ = ["Capture", "NetLab", "Process", "ends", "packets", "port_open", "usable", "HTTP", "SOCKS"]
