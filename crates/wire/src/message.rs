@@ -337,6 +337,23 @@ mod tests {
     }
 
     #[test]
+    fn a_whole_uri_as_the_path_counts_as_its_path() {
+        let uri = "https://localhost:4433/.well-known/masque/udp/a.example/443/";
+        let head = request(&[
+            (":method", "CONNECT"),
+            (":protocol", "connect-udp"),
+            (":scheme", "https"),
+            (":authority", "localhost"),
+            (":path", uri),
+        ]);
+        let path = head.expect("taken, as Firefox needs it").path;
+        assert_eq!(
+            path.as_deref(),
+            Some("/.well-known/masque/udp/a.example/443/")
+        );
+    }
+
+    #[test]
     fn host_stands_in_for_a_missing_authority() {
         let fields = [without(&GET, ":authority"), vec![("host", "h")]].concat();
         assert_eq!(request(&fields).expect("well formed").authority, "h");

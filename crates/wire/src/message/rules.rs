@@ -116,7 +116,7 @@ impl Pseudo {
             protocol: self.protocol,
             scheme: self.scheme,
             authority,
-            path: self.path,
+            path: self.path.map(origin_form),
             headers,
         };
         match (head.method.as_str(), &head.protocol) {
@@ -169,6 +169,18 @@ fn check_plain_connect(head: &RequestHead) -> Result<(), Rule> {
     match head.scheme.is_none() && head.path.is_none() {
         true => Ok(()),
         false => Err("scheme or path in a CONNECT without a protocol"),
+    }
+}
+
+/// ":path ... Contains the path and query parts of the target URI" (RFC 9114 §4.3.1). Firefox 153 writes the whole
+/// URI there for CONNECT-UDP. We do not refuse it, because that browser could then not use a relay; its path counts.
+fn origin_form(path: String) -> String {
+    match path
+        .strip_prefix("https://")
+        .map(|rest| rest.split_once('/'))
+    {
+        Some(Some((_, tail))) => format!("/{tail}"),
+        _ => path,
     }
 }
 
