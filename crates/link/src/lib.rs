@@ -1,1 +1,15 @@
-//! placeholder
+//! One authenticated hop to one relay: a QUIC connection or a TLS stream, over any overlay; and the listening side of both.
+//! `masque` dials with it, `relay` listens with it. A second hop is a link over the first hop's overlay.
+//!
+//! # Not in this room
+//! HTTP (`masque`), who may connect (`relay`), keys and pins (`crypto`), the device's own sockets (`overlay::direct`).
+
+mod config;
+mod dial;
+mod failure;
+mod health;
+pub mod quic;
+mod socket;
+
+pub use config::{Config, Congestion};
+pub use dial::{Dialer, Link, Peer, QuicLink, TlsLink};

@@ -39,6 +39,12 @@ pub trait Datagrams: fmt::Debug + Send + Sync {
 
     /// Fills `buf` with as many payloads of one size as are there and fit. A payload larger than `buf` is dropped.
     fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>>;
+
+    /// Whether the device's own address on the way to the target has changed since the flow was opened: it should be
+    /// opened again. Cheap enough to be asked every second. Only flows that leave the device can tell.
+    fn moved(&self) -> bool {
+        false
+    }
 }
 
 impl<'a> Batch<'a> {

@@ -5,7 +5,7 @@ mod receive;
 
 use std::{
     fmt, io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -266,6 +266,12 @@ impl UdpFlow {
 }
 
 impl Datagrams for UdpFlow {
+    fn moved(&self) -> bool {
+        let now = source_towards(self.peer);
+        let then = self.local_addr();
+        matches!((now, then), (Ok(now), Ok(then)) if now != then.ip())
+    }
+
     fn max_payload(&self) -> usize {
         self.max_payload.load(Ordering::Relaxed)
     }
@@ -304,6 +310,20 @@ impl Datagrams for UdpFlow {
             }
         }
     }
+}
+
+/// The address that the system would use towards `peer` now. Nothing is sent.
+fn source_towards(peer: SocketAddr) -> io::Result<IpAddr> {
+    let socket = Socket::new(Domain::for_address(peer), Type::DGRAM, None)?;
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "connecting a UDP socket sends nothing; it asks for the route"
+    )]
+    socket.connect(&peer.into())?;
+    let local = socket.local_addr()?.as_socket();
+    local
+        .map(|local| local.ip())
+        .ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
 }
 
 impl fmt::Debug for UdpFlow {

@@ -1,0 +1,122 @@
+//! Times, windows and sizes of a link. Both ends use it; the defaults suit a fast path of up to 100 ms.
+
+use std::{sync::Arc, time::Duration};
+
+use quinn::{MtuDiscoveryConfig, TransportConfig, VarInt, congestion};
+
+use crate::socket::overhead;
+
+/// The smallest UDP payload that QUIC works with (RFC 9000 §14).
+pub(crate) const LEAST_MTU: usize = 1200;
+
+/// Which congestion controller a connection has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Congestion {
+    /// RFC 9438.
+    #[default]
+    Cubic,
+    /// A model of bandwidth and round trip.
+    Bbr,
+    /// RFC 9002 §7.
+    NewReno,
+}
+
+/// How links behave.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// How long a handshake may take.
+    pub handshake: Duration,
+    /// How long QUIC is ahead of TLS over TCP in the race to a relay (RFC 8305 §5 has 250 ms).
+    pub head_start: Duration,
+    /// Without any answer for so long, the link is given a new socket.
+    pub suspect_after: Duration,
+    /// Without any answer for so long, the link is given up. A hop further on waits as much longer as there are hops before it.
+    pub broken_after: Duration,
+    /// How often a link at rest speaks, so that address translators keep its binding.
+    pub keep_alive: Duration,
+    /// When a silent peer is forgotten.
+    pub idle: Duration,
+    /// The largest UDP payload that MTU discovery tries, in octets.
+    pub largest_payload: usize,
+    /// How many octets of one stream the peer may send ahead of its reader.
+    pub stream_window: u32,
+    /// How many octets of all streams the peer may send ahead of their readers.
+    pub connection_window: u32,
+    /// How many octets of datagrams may wait to be sent; when it is full the sender is pushed back.
+    pub datagram_queue: usize,
+    /// How many streams the peer may have open at once.
+    pub streams: u32,
+    /// The congestion controller.
+    pub congestion: Congestion,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            handshake: Duration::from_secs(5),
+            head_start: Duration::from_millis(250),
+            suspect_after: Duration::from_millis(1500),
+            broken_after: Duration::from_secs(4),
+            keep_alive: Duration::from_secs(15),
+            idle: Duration::from_secs(45),
+            largest_payload: 1452,
+            stream_window: 1_250_000,
+            connection_window: 8 << 20,
+            datagram_queue: 1 << 20,
+            streams: 0,
+            congestion: Congestion::Cubic,
+        }
+    }
+}
+
+impl Config {
+    /// The QUIC parameters of a link at depth `hop`, over a road that carries `carried` octets now.
+    pub fn transport(&self, hop: usize, carried: usize) -> TransportConfig {
+        let largest = self
+            .largest_payload
+            .saturating_sub(overhead(hop))
+            .max(LEAST_MTU);
+        let initial = carried.clamp(LEAST_MTU, largest);
+        let initial = if hop == 0 { LEAST_MTU } else { initial };
+        let mut transport = TransportConfig::default();
+        self.sizes(&mut transport, initial, largest);
+        self.windows(&mut transport);
+        self.congestion(&mut transport);
+        transport
+            .keep_alive_interval(Some(self.keep_alive))
+            .max_idle_timeout(self.idle.try_into().ok())
+            .max_concurrent_bidi_streams(self.streams.into())
+            .max_concurrent_uni_streams(16u32.into());
+        transport
+    }
+
+    fn sizes(&self, transport: &mut TransportConfig, initial: usize, largest: usize) {
+        let mtu = |octets: usize| u16::try_from(octets).unwrap_or(u16::MAX);
+        let mut discovery = MtuDiscoveryConfig::default();
+        discovery.upper_bound(mtu(largest));
+        transport
+            .initial_mtu(mtu(initial))
+            .mtu_discovery_config(Some(discovery));
+    }
+
+    fn windows(&self, transport: &mut TransportConfig) {
+        transport
+            .stream_receive_window(VarInt::from_u32(self.stream_window))
+            .receive_window(VarInt::from_u32(self.connection_window))
+            .send_window(u64::from(self.connection_window))
+            .datagram_send_buffer_size(self.datagram_queue)
+            .datagram_receive_buffer_size(Some(2 * self.datagram_queue));
+    }
+
+    fn congestion(&self, transport: &mut TransportConfig) {
+        match self.congestion {
+            Congestion::Cubic => transport
+                .congestion_controller_factory(Arc::new(congestion::CubicConfig::default())),
+            Congestion::Bbr => {
+                transport.congestion_controller_factory(Arc::new(congestion::BbrConfig::default()))
+            }
+            Congestion::NewReno => transport
+                .congestion_controller_factory(Arc::new(congestion::NewRenoConfig::default())),
+        };
+    }
+}

@@ -1,0 +1,231 @@
+//! Dials a relay through an overlay: QUIC, TLS over TCP, or both raced as Happy Eyeballs does (RFC 8305).
+//! Used by `masque` for every hop; the overlay is `direct` for the first one and the hop before for the others.
+
+mod tls;
+
+use std::{fmt, sync::Arc};
+
+use hoplite_crypto::{ALPN_H3, Trust, client_tls};
+use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Terms};
+use hoplite_wire::Target;
+use quinn::{
+    ClientConfig, Connection, Endpoint, EndpointConfig, TokioRuntime,
+    crypto::rustls::QuicClientConfig,
+};
+use tokio::sync::Notify;
+
+pub use self::tls::TlsLink;
+use crate::{
+    Config,
+    failure::Place,
+    health::Watch,
+    socket::{PEER, VirtualSocket},
+};
+
+/// A relay as the dialler sees it.
+#[derive(Clone)]
+pub struct Peer {
+    /// What the user calls it; it stands in errors.
+    pub name: String,
+    /// Where it listens, both UDP and TCP.
+    pub address: Target,
+    /// How it is recognised.
+    pub trust: Trust,
+}
+
+/// Makes links to one relay.
+pub struct Dialer {
+    overlay: Arc<dyn Overlay>,
+    peer: Peer,
+    config: Config,
+    place: Place,
+}
+
+/// An open link.
+#[derive(Debug)]
+pub enum Link {
+    /// Over UDP.
+    Quic(QuicLink),
+    /// Over TCP.
+    Tls(TlsLink),
+}
+
+/// A QUIC connection to a relay that is watched: it moves when the device does, and ends soon after the relay is gone.
+pub struct QuicLink {
+    connection: Connection,
+    watch: tokio::task::JoinHandle<()>,
+}
+
+impl Dialer {
+    /// Dials `peer`, the relay number `hop` of its path (the first is 0), through `overlay`.
+    pub fn new(overlay: Arc<dyn Overlay>, peer: Peer, hop: usize, config: Config) -> Self {
+        let place = Place {
+            hop,
+            relay: peer.name.clone(),
+        };
+        Self {
+            overlay,
+            peer,
+            config,
+            place,
+        }
+    }
+
+    /// Whichever of QUIC and TLS is ready first; QUIC starts first.
+    ///
+    /// # Errors
+    /// The failure that tells more, if both fail. A wrong identity ends the race at once.
+    pub async fn race(&self, terms: &Terms) -> Result<Link, Error> {
+        let late = Notify::new();
+        let quic = async {
+            let answer = self.quic(terms).await;
+            late.notify_one();
+            answer.map(Link::Quic)
+        };
+        let tls = async {
+            drop(tokio::time::timeout(self.config.head_start, late.notified()).await);
+            self.tls(terms).await.map(Link::Tls)
+        };
+        first_of(quic, tls).await
+    }
+
+    /// A QUIC link.
+    ///
+    /// # Errors
+    /// [`ErrorKind::EntryUnreachable`] for the first hop, [`ErrorKind::PathFailed`] for the others, with
+    /// [`Reason::Identity`] where the relay is not the expected one; what the overlay says of authentication.
+    pub async fn quic(&self, terms: &Terms) -> Result<QuicLink, Error> {
+        let terms = terms.clone().within(self.config.handshake);
+        let answer = tokio::time::timeout(self.config.handshake, self.handshake(&terms)).await;
+        answer.unwrap_or_else(|_| Err(self.place.unreachable().because(Reason::HostUnreachable)))
+    }
+
+    async fn handshake(&self, terms: &Terms) -> Result<QuicLink, Error> {
+        let opened = self.overlay.open_datagrams(&self.peer.address, terms).await;
+        let flow = opened.map_err(|error| self.place.below(error))?;
+        let config = self.client_config(flow.max_payload())?;
+        let flow_ended = Arc::new(Notify::new());
+        let socket = VirtualSocket::new(flow, flow_ended.clone());
+        let endpoint = self.endpoint(socket.clone())?;
+        let name = self.peer.server_name();
+        let connecting = endpoint
+            .connect_with(config, PEER, &name)
+            .map_err(|e| self.bug(e))?;
+        let connection = tokio::select! {
+            answer = connecting => answer.map_err(|error| self.place.quic(error))?,
+            () = flow_ended.notified() => return Err(self.place.below(socket.failure())),
+        };
+        let watch = Watch {
+            overlay: self.overlay.clone(),
+            peer: self.peer.clone(),
+            terms: Terms {
+                isolation: terms.isolation.clone(),
+                deadline: None,
+            },
+            config: self.config.clone(),
+            hop: self.place.hop,
+            endpoint,
+            connection: connection.clone(),
+            socket: Arc::downgrade(&socket),
+            flow_ended,
+        };
+        Ok(QuicLink {
+            connection,
+            watch: tokio::spawn(watch.run()),
+        })
+    }
+
+    fn endpoint(&self, socket: Arc<VirtualSocket>) -> Result<Endpoint, Error> {
+        let runtime = Arc::new(TokioRuntime);
+        Endpoint::new_with_abstract_socket(EndpointConfig::default(), None, socket, runtime)
+            .map_err(|error| self.bug(error))
+    }
+
+    fn client_config(&self, carried: usize) -> Result<ClientConfig, Error> {
+        let tls = client_tls(&self.peer.trust, &[ALPN_H3]).map_err(|e| self.bug(e))?;
+        let crypto = QuicClientConfig::try_from(tls).map_err(|e| self.bug(e))?;
+        let mut config = ClientConfig::new(Arc::new(crypto));
+        config.transport_config(Arc::new(self.config.transport(self.place.hop, carried)));
+        Ok(config)
+    }
+
+    fn bug(&self, error: impl std::error::Error + Send + Sync + 'static) -> Error {
+        let doing = format!("preparing a connection to relay {}", self.peer.name);
+        Error::new(ErrorKind::Bug, doing).caused_by(error)
+    }
+}
+
+/// The first success; if both fail, the more telling failure. A wrong identity is final.
+async fn first_of(
+    a: impl Future<Output = Result<Link, Error>>,
+    b: impl Future<Output = Result<Link, Error>>,
+) -> Result<Link, Error> {
+    tokio::pin!(a, b);
+    let (first, a_was_first) = tokio::select! {
+        answer = &mut a => (answer, true),
+        answer = &mut b => (answer, false),
+    };
+    let error = match first {
+        Err(error) if error.reason() != Some(Reason::Identity) => error,
+        answer => return answer,
+    };
+    let second = if a_was_first { b.await } else { a.await };
+    second.map_err(|other| {
+        if other.reason().is_some() {
+            other
+        } else {
+            error
+        }
+    })
+}
+
+impl Peer {
+    /// The name in the TLS handshake: the host, whatever it is. An address is not sent (RFC 6066 §3).
+    fn server_name(&self) -> String {
+        let text = self.address.host.to_string();
+        text.trim_start_matches('[')
+            .trim_end_matches(']')
+            .to_owned()
+    }
+}
+
+impl QuicLink {
+    /// The connection.
+    pub fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// Whether it has not ended.
+    pub fn is_alive(&self) -> bool {
+        self.connection.close_reason().is_none()
+    }
+}
+
+impl Drop for QuicLink {
+    fn drop(&mut self) {
+        self.connection.close(0u32.into(), b"");
+        self.watch.abort();
+    }
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Peer")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Dialer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dialer")
+            .field("peer", &self.peer)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for QuicLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("QuicLink")
+    }
+}

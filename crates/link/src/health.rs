@@ -1,0 +1,157 @@
+//! Notices within seconds that a link is dead: something that wants an answer was sent, and none came.
+//! A suspect link gets a new socket first (QUIC migration, RFC 9000 §9); one that stays silent is given up.
+
+use std::{sync::Arc, time::Duration};
+
+use hoplite_overlay::{Overlay, Terms};
+use quinn::{Connection, Endpoint, FrameStats};
+use tokio::{sync::Notify, time::Instant};
+
+use crate::{Config, dial::Peer, socket::VirtualSocket};
+
+/// How often a link in use is looked at.
+const LOOK: Duration = Duration::from_millis(500);
+/// How often one at rest is.
+const REST: Duration = Duration::from_secs(2);
+
+/// What has been seen of a connection. Fed with its counters, tells for how long it has been silent.
+#[derive(Debug, Default)]
+pub(crate) struct Silence {
+    answers: u64,
+    asked: u64,
+    since: Option<Instant>,
+}
+
+impl Silence {
+    /// Takes the numbers of frames received and of frames sent that want an answer; gives the length of the silence.
+    pub(crate) fn observe(&mut self, answers: u64, asked: u64, now: Instant) -> Duration {
+        if answers != self.answers {
+            (self.answers, self.asked, self.since) = (answers, asked, None);
+        } else if asked != self.asked {
+            self.since.get_or_insert(now);
+        }
+        self.since.map_or(Duration::ZERO, |since| now - since)
+    }
+}
+
+/// Frames that elicit an acknowledgement (RFC 9002 §2): all but ACK, PADDING and CONNECTION_CLOSE.
+fn eliciting(frames: &FrameStats) -> u64 {
+    let control =
+        frames.crypto + frames.max_data + frames.max_stream_data + frames.max_streams_bidi;
+    let streams = frames.stream + frames.reset_stream + frames.stop_sending + frames.data_blocked;
+    let path = frames.path_challenge + frames.path_response + frames.new_connection_id;
+    control + streams + path + frames.ping + frames.datagram + frames.retire_connection_id
+}
+
+/// Watches one link; everything it needs to give it a new socket.
+pub(crate) struct Watch {
+    pub(crate) overlay: Arc<dyn Overlay>,
+    pub(crate) peer: Peer,
+    pub(crate) terms: Terms,
+    pub(crate) config: Config,
+    pub(crate) hop: usize,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) connection: Connection,
+    pub(crate) socket: std::sync::Weak<VirtualSocket>,
+    pub(crate) flow_ended: Arc<Notify>,
+}
+
+impl Watch {
+    /// Returns when the connection has ended or has been given up (and closed).
+    pub(crate) async fn run(mut self) {
+        let connection = self.connection.clone();
+        tokio::select! {
+            _ = connection.closed() => {}
+            () = self.follow() => connection.close(0u32.into(), b""),
+        }
+    }
+
+    async fn follow(&mut self) {
+        let mut silence = Silence::default();
+        let mut last_move = None;
+        let mut pause = LOOK;
+        loop {
+            let ended = tokio::select! {
+                () = self.flow_ended.notified() => true,
+                () = tokio::time::sleep(pause) => false,
+            };
+            let before = (silence.answers, silence.asked);
+            let stats = self.connection.stats();
+            let answers = answers(&stats.frame_rx);
+            let silent = silence.observe(answers, eliciting(&stats.frame_tx), Instant::now());
+            pause = if before == (answers, silence.asked) && silent.is_zero() {
+                REST
+            } else {
+                LOOK
+            };
+            if silent >= self.broken_after() {
+                return;
+            }
+            let suspect = silent >= self.config.suspect_after
+                && last_move.is_none_or(|at: Instant| at.elapsed() >= self.config.suspect_after);
+            if ended || suspect || self.moved() {
+                last_move = Some(Instant::now());
+                if !self.renew().await && ended {
+                    self.flow_ended.notify_one();
+                    tokio::time::sleep(LOOK).await;
+                    silence.since.get_or_insert_with(Instant::now);
+                }
+            }
+        }
+    }
+
+    /// The hops before this one need their own time to recover.
+    fn broken_after(&self) -> Duration {
+        let hops = u32::try_from(self.hop)
+            .unwrap_or(u32::MAX)
+            .saturating_add(1);
+        self.config.broken_after.saturating_mul(hops)
+    }
+
+    fn moved(&self) -> bool {
+        self.socket.upgrade().is_some_and(|socket| socket.moved())
+    }
+
+    /// Opens the flow again and moves the connection onto it; tells whether there was one.
+    async fn renew(&mut self) -> bool {
+        let terms = self.terms.clone().within(self.config.suspect_after);
+        let Ok(flow) = self
+            .overlay
+            .open_datagrams(&self.peer.address, &terms)
+            .await
+        else {
+            return false;
+        };
+        let socket = VirtualSocket::new(flow, self.flow_ended.clone());
+        self.socket = Arc::downgrade(&socket);
+        tracing::debug!(hop = self.hop, "a link moves to a new socket");
+        self.endpoint.rebind_abstract(socket).is_ok()
+    }
+}
+
+fn answers(frames: &FrameStats) -> u64 {
+    eliciting(frames) + frames.acks + u64::from(frames.handshake_done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_question_without_an_answer_is_silence() {
+        let (mut silence, now) = (Silence::default(), Instant::now());
+        silence.observe(5, 5, now);
+        silence.observe(5, 6, now + STEP);
+        assert_eq!(silence.observe(5, 7, now + 3 * STEP), 2 * STEP);
+        assert_eq!(silence.observe(6, 7, now + 4 * STEP), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_link_at_rest_is_not_suspect() {
+        let (mut silence, now) = (Silence::default(), Instant::now());
+        silence.observe(5, 5, now);
+        assert_eq!(silence.observe(5, 5, now + 100 * STEP), Duration::ZERO);
+    }
+}

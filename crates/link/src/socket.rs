@@ -1,0 +1,237 @@
+//! A UDP flow of an overlay as the socket of a QUIC endpoint: this is how a hop runs over another.
+//! What the connection sends within one turn of the runtime goes down as one batch: fewer system calls, fewer wake-ups.
+
+mod outbox;
+
+use std::{
+    fmt,
+    io::{self, IoSliceMut},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    task::{Context, Poll, Waker},
+};
+
+use hoplite_overlay::{Datagrams, Error, ErrorKind};
+use quinn::{
+    AsyncUdpSocket, UdpPoller,
+    udp::{RecvMeta, Transmit},
+};
+use tokio::sync::Notify;
+
+use self::outbox::Outbox;
+
+/// Each endpoint has one peer, at the other end of its flow; the QUIC stack wants an address for it (RFC 5737).
+pub(crate) const PEER: SocketAddr =
+    SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 443));
+const SELF: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 2), 443));
+
+/// How many datagrams one receive call may bring.
+const RECEIVE_SEGMENTS: usize = 44;
+
+/// Octets that `hops` tunnels around a packet take of its size: header and tag 17 + 8 octets of connection id + 3, frame, ids: 48 at most.
+pub(crate) const fn overhead(hops: usize) -> usize {
+    48 * hops
+}
+
+/// The socket. Its flow may end; the endpoint then gets another socket, and its connections move.
+pub(crate) struct VirtualSocket {
+    flow: Box<dyn Datagrams>,
+    out: Mutex<Out>,
+    /// Told once when the flow has ended.
+    ended: Arc<Notify>,
+}
+
+#[derive(Default)]
+struct Out {
+    packets: Outbox,
+    /// The flow did not take the batch: nothing more is accepted until it does.
+    blocked: bool,
+    writers: Vec<Waker>,
+    /// The flushing task, once it has run.
+    flusher: Option<Waker>,
+    failure: Option<Error>,
+}
+
+impl VirtualSocket {
+    /// Wraps `flow`; `ended` is notified when it fails. The flushing task ends with the socket.
+    pub(crate) fn new(flow: Box<dyn Datagrams>, ended: Arc<Notify>) -> Arc<Self> {
+        let socket = Arc::new(Self {
+            flow,
+            out: Mutex::default(),
+            ended,
+        });
+        tokio::spawn(flush_on_demand(Arc::downgrade(&socket)));
+        socket
+    }
+
+    /// Whether the device has moved since the flow was opened.
+    pub(crate) fn moved(&self) -> bool {
+        self.flow.moved()
+    }
+
+    /// Why the flow ended.
+    pub(crate) fn failure(&self) -> Error {
+        let ended = || Error::new(ErrorKind::PathFailed, "sending to a relay");
+        self.out().failure.clone().unwrap_or_else(ended)
+    }
+
+    fn out(&self) -> MutexGuard<'_, Out> {
+        self.out.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands the batch down. Afterwards the outbox is empty, or blocked until the flow wakes `cx`.
+    fn flush(&self, out: &mut Out, cx: &mut Context<'_>) {
+        let Some(batch) = out.packets.batch() else {
+            return;
+        };
+        match self.flow.poll_send(cx, batch) {
+            Poll::Pending => {
+                out.blocked = true;
+                return;
+            }
+            Poll::Ready(Ok(())) => {}
+            Poll::Ready(Err(error)) => self.lost(out, error),
+        }
+        out.packets.clear();
+        out.blocked = false;
+        out.writers.drain(..).for_each(Waker::wake);
+    }
+
+    /// What the flow says when it ends is no error of the socket: the connection waits for another one.
+    fn lost(&self, out: &mut Out, error: Error) {
+        tracing::debug!(%error, "the flow under a link ended");
+        out.failure = Some(error);
+        self.ended.notify_one();
+    }
+
+    fn flush_now(&self, out: &mut Out) {
+        let flusher = out.flusher.clone();
+        let waker = flusher.as_ref().unwrap_or(Waker::noop());
+        self.flush(out, &mut Context::from_waker(waker));
+    }
+
+    fn poll_flush(&self, cx: &mut Context<'_>) {
+        let mut out = self.out();
+        out.flusher = Some(cx.waker().clone());
+        self.flush(&mut out, cx);
+    }
+}
+
+/// Runs after the connection's task has yielded, so that all it had to send is in the outbox.
+async fn flush_on_demand(socket: Weak<VirtualSocket>) {
+    std::future::poll_fn(|cx| match socket.upgrade() {
+        Some(socket) => {
+            socket.poll_flush(cx);
+            Poll::<()>::Pending
+        }
+        None => Poll::Ready(()),
+    })
+    .await;
+}
+
+impl Drop for VirtualSocket {
+    fn drop(&mut self) {
+        if let Some(flusher) = self.out().flusher.take() {
+            flusher.wake();
+        }
+    }
+}
+
+impl AsyncUdpSocket for VirtualSocket {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        Box::pin(Writable(self))
+    }
+
+    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        let segment = transmit
+            .segment_size
+            .unwrap_or(transmit.contents.len())
+            .max(1);
+        let mut out = self.out();
+        if !out.packets.fits(transmit.contents.len(), segment) && !out.blocked {
+            self.flush_now(&mut out);
+        }
+        if out.blocked {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let first = out.packets.is_empty();
+        out.packets.append(transmit.contents, segment);
+        if out.packets.is_full() {
+            self.flush_now(&mut out);
+        } else if first && let Some(flusher) = &out.flusher {
+            flusher.wake_by_ref();
+        }
+        Ok(())
+    }
+
+    fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+        metas: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        let mut filled = 0;
+        for (buf, meta) in bufs.iter_mut().zip(metas) {
+            match self.flow.poll_recv(cx, buf) {
+                Poll::Ready(Ok(got)) => *meta = received(got.len, got.segment),
+                Poll::Ready(Err(error)) => {
+                    self.lost(&mut self.out(), error);
+                    break;
+                }
+                Poll::Pending => break,
+            }
+            filled += 1;
+        }
+        if filled == 0 {
+            Poll::Pending
+        } else {
+            Poll::Ready(Ok(filled))
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(SELF)
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        outbox::SEGMENTS
+    }
+
+    fn max_receive_segments(&self) -> usize {
+        RECEIVE_SEGMENTS
+    }
+
+    fn may_fragment(&self) -> bool {
+        false
+    }
+}
+
+fn received(len: usize, segment: usize) -> RecvMeta {
+    let mut meta = RecvMeta::default();
+    meta.addr = PEER;
+    meta.len = len;
+    meta.stride = segment.max(1);
+    meta
+}
+
+/// Wakes a connection when the outbox takes packets again.
+#[derive(Debug)]
+struct Writable(Arc<VirtualSocket>);
+
+impl UdpPoller for Writable {
+    fn poll_writable(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut out = self.0.out();
+        if !out.blocked {
+            return Poll::Ready(Ok(()));
+        }
+        out.writers.push(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl fmt::Debug for VirtualSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("VirtualSocket")
+    }
+}
