@@ -64,8 +64,8 @@ class Host:
         ip("link", "set", self.router_end, "mtu", size, ns=self.lab.router)
 
     def block_udp(self):
-        rules = ("table inet block { chain in { type filter hook input priority 0; meta l4proto udp drop; }\n"
-                 "chain out { type filter hook output priority 0; meta l4proto udp drop; } }")
+        chain = "chain {0}put {{\n type filter hook {0}put priority 0\n meta l4proto udp drop\n}}\n"
+        rules = "table inet block {\n" + chain.format("in") + chain.format("out") + "}\n"
         subprocess.run([*self.prefix(), "nft", "-f", "-"], input=rules, text=True, check=True, capture_output=True)
 
     def unblock_udp(self):
@@ -74,9 +74,9 @@ class Host:
     def renumber(self, last):
         """Another address instead of the old one, as when a device changes networks."""
         new = f"10.77.{self.number}.{last}"
-        ip("addr", "add", f"{new}/24", "dev", "eth0", ns=self.ns)
         ip("addr", "del", f"{self.v4}/24", "dev", "eth0", ns=self.ns)
-        subprocess.run(["ip", "-n", self.ns, "route", "replace", "default", "via", f"10.77.{self.number}.1"], check=True)
+        ip("addr", "add", f"{new}/24", "dev", "eth0", ns=self.ns)
+        ip("route", "replace", "default", "via", f"10.77.{self.number}.1", ns=self.ns)
         self.v4 = new
 
 
@@ -85,7 +85,7 @@ class Capture:
 
     def __init__(self, host, name):
         self.host, self.path = host, host.lab.folder / f"{name}.pcap"
-        self.process = host.run(name, ["tcpdump", "-i", "eth0", "-n", "-U", "-w", self.path, "ip or ip6"])
+        self.process = host.run(name, ["tcpdump", "-i", "eth0", "-n", "-U", "--immediate-mode", "-B", 65536, "-w", self.path, "ip or ip6"])
         wait_for("tcpdump", lambda: "listening on" in self.process.text() or not self.process.alive())
 
     def stop(self):
