@@ -1,5 +1,6 @@
 """Hosts as network namespaces round one router, with captures. Used by netns_test.py; needs root. Everything vanishes at the end."""
 
+import ipaddress
 import os
 import shutil
 import signal
@@ -106,9 +107,11 @@ def packets(path):
         if kind == b"\x08\x00":
             dotted = lambda raw: ".".join(map(str, raw))  # noqa: E731
             yield dotted(frame[26:30]), dotted(frame[30:34]), frame[23], frame
-        elif kind == b"\x86\xdd" and frame[20] != 58:  # ICMPv6: neighbours of the link itself
-            import ipaddress
-            yield str(ipaddress.ip_address(frame[22:38])), str(ipaddress.ip_address(frame[38:54])), frame[20], frame
+        elif kind == b"\x86\xdd":
+            source, destination = (ipaddress.ip_address(frame[i:i + 16]) for i in (22, 38))
+            housekeeping = source.is_link_local or source.is_unspecified or destination.is_link_local
+            if not housekeeping:  # neighbour discovery and multicast listeners: the link talks about itself
+                yield str(source), str(destination), frame[20], frame
 
 
 def ends(seen):
