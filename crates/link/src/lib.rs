@@ -4,11 +4,13 @@
 //! # Not in this room
 //! HTTP (`masque`), who may connect (`relay`), keys and pins (`crypto`), the device's own sockets (`overlay::direct`).
 
+pub mod coalesce;
 mod config;
 mod dial;
 mod failure;
 mod health;
 pub mod quic;
+pub mod server;
 mod socket;
 
 pub use config::{Config, Congestion};

@@ -1,0 +1,204 @@
+//! The UDP socket of one shard: what quinn sends is collected into long batches, what arrives comes in long batches (GRO).
+//! Used by [`super::BoundShard::activate`]. udp(7) UDP_SEGMENT and UDP_GRO.
+//!
+//! [`AsyncUdpSocket::try_send`] appends to the batch. A batch that takes no more is sent at once; the rest is sent by the flusher,
+//! a task that the first append wakes, so that it runs when the tasks that were ready before it have had their turn.
+
+mod outgoing;
+mod poller;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    future::poll_fn,
+    io::{self, IoSliceMut},
+    net::SocketAddr,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, ready},
+};
+
+use futures_util::task::AtomicWaker;
+use quinn::{AsyncUdpSocket, UdpPoller};
+use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
+use tokio::{io::Interest, net::UdpSocket};
+
+use self::{outgoing::Outgoing, poller::Poller};
+
+/// From how many segments on a batch that still grows is worth another round of the runtime: a whole transmit of quinn's.
+const BULK: usize = 10;
+
+/// What quinn holds. When the last holder has gone, the flusher sends what is left and ends.
+#[derive(Debug)]
+pub(super) struct CoalescingSocket(Arc<Shared>);
+
+/// What the socket, its pollers and its flusher share.
+#[derive(Debug)]
+struct Shared {
+    io: UdpSocket,
+    receiving: UdpSocketState,
+    outgoing: Mutex<Outgoing>,
+    /// A copy of what `outgoing` grants, for quinn's question before each transmit.
+    most_segments: AtomicUsize,
+    /// The kernel's queue is full and a batch waits for it.
+    blocked: AtomicBool,
+    closed: AtomicBool,
+    flusher: AtomicWaker,
+}
+
+impl CoalescingSocket {
+    /// Takes over a bound socket and starts the flusher on the current runtime.
+    pub(super) fn new(socket: std::net::UdpSocket) -> io::Result<Arc<Self>> {
+        let outgoing = Outgoing::new(&socket)?;
+        let shared = Arc::new(Shared {
+            receiving: UdpSocketState::new(UdpSockRef::from(&socket))?,
+            io: UdpSocket::from_std(socket)?,
+            most_segments: AtomicUsize::new(outgoing.most_segments()),
+            outgoing: Mutex::new(outgoing),
+            blocked: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            flusher: AtomicWaker::new(),
+        });
+        drop(tokio::spawn(flush_forever(Arc::clone(&shared))));
+        Ok(Arc::new(Self(shared)))
+    }
+}
+
+impl Drop for CoalescingSocket {
+    fn drop(&mut self) {
+        self.0.closed.store(true, Ordering::Release);
+        self.0.flusher.wake();
+    }
+}
+
+impl Shared {
+    fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
+        self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        let mut outgoing = self.outgoing();
+        if self.is_blocked() || !outgoing.push(transmit) {
+            self.send(&mut outgoing)?;
+            // An empty batch takes everything.
+            outgoing.push(transmit);
+        }
+        if outgoing.wants_flusher() {
+            drop(outgoing);
+            self.flusher.wake();
+        }
+        Ok(())
+    }
+
+    fn is_blocked(&self) -> bool {
+        self.blocked.load(Ordering::Acquire)
+    }
+
+    /// Sends the batch. The only error is that the kernel's queue is full: then the batch stays.
+    fn send(&self, outgoing: &mut Outgoing) -> io::Result<()> {
+        let sent = self
+            .io
+            .try_io(Interest::WRITABLE, || outgoing.send(&self.io));
+        self.blocked.store(sent.is_err(), Ordering::Release);
+        self.most_segments
+            .store(outgoing.most_segments(), Ordering::Relaxed);
+        sent
+    }
+
+    /// Resolves when no batch waits for the kernel.
+    async fn unblocked(&self) -> io::Result<()> {
+        while self.is_blocked() {
+            self.io.writable().await?;
+            drop(self.send(&mut self.outgoing()));
+        }
+        Ok(())
+    }
+
+    /// Waits until there is a batch that no longer grows, and sends it. `false` when the socket was closed and all is gone.
+    fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<bool> {
+        self.flusher.register(cx.waker());
+        let closed = self.closed.load(Ordering::Acquire);
+        let mut outgoing = self.outgoing();
+        if outgoing.is_empty() {
+            return if closed {
+                Poll::Ready(false)
+            } else {
+                Poll::Pending
+            };
+        }
+        if outgoing.grew() && outgoing.segments() >= BULK && !closed {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        drop(self.send(&mut outgoing));
+        Poll::Ready(true)
+    }
+}
+
+/// The flusher. It ends with its socket, or with the runtime.
+async fn flush_forever(shared: Arc<Shared>) {
+    while poll_fn(|cx| shared.poll_flush(cx)).await {
+        if let Err(error) = shared.unblocked().await {
+            tracing::debug!(%error, "the runtime is going");
+            return;
+        }
+    }
+}
+
+impl AsyncUdpSocket for CoalescingSocket {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        Box::pin(Poller::new(Arc::clone(&self.0)))
+    }
+
+    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        // A packet may come from port 0, but nothing can be sent there: the kernel would refuse the whole batch.
+        match transmit.destination.port() {
+            0 => Ok(()),
+            _ => self.0.push(transmit),
+        }
+    }
+
+    fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+        meta: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        let Shared { io, receiving, .. } = &*self.0;
+        loop {
+            ready!(io.poll_recv_ready(cx))?;
+            let received = io.try_io(Interest::READABLE, || {
+                receiving.recv(UdpSockRef::from(io), bufs, meta)
+            });
+            match received {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // An error here would end all connections of the shard; none is worth that.
+                Err(error) => {
+                    tracing::debug!(%error, "receiving failed");
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                received => return Poll::Ready(received),
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.io.local_addr()
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        self.0.most_segments.load(Ordering::Relaxed)
+    }
+
+    fn max_receive_segments(&self) -> usize {
+        self.0.receiving.gro_segments()
+    }
+
+    fn may_fragment(&self) -> bool {
+        self.0.receiving.may_fragment()
+    }
+}
