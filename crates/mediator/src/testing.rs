@@ -1,1 +1,294 @@
+//! What the tests of both front ends share: an overlay that follows a script, a front that serves it, a target.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "tests are programs and targets on loopback"
+)]
 
+use std::{
+    collections::HashMap,
+    fmt,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use hoplite_overlay::{
+    Datagrams, Error, ErrorKind, Isolation, Opening, Overlay, Reason, Stream, Terms, direct::Direct,
+};
+use hoplite_wire::Target;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream, UdpSocket},
+    sync::oneshot,
+    task::JoinHandle,
+};
+
+use crate::{Config, Counters, Front, Listen};
+
+/// Where a target leads.
+#[derive(Clone, Debug)]
+pub(crate) enum Route {
+    To(SocketAddr),
+    Fail(Error),
+    /// It never opens.
+    Hang,
+}
+
+/// An overlay whose targets lead where the test says; it remembers who asked for what.
+#[derive(Default)]
+pub(crate) struct Scripted {
+    direct: Direct,
+    routes: Mutex<HashMap<String, Route>>,
+    asked: Mutex<Vec<(String, Isolation)>>,
+    opening: Arc<AtomicUsize>,
+}
+
+impl fmt::Debug for Scripted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Scripted")
+    }
+}
+
+/// Counts itself out when an opening is given up.
+struct Attempt(Arc<AtomicUsize>);
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Scripted {
+    pub(crate) fn route(self, target: &str, route: Route) -> Self {
+        self.routes
+            .lock()
+            .expect("lock")
+            .insert(target.into(), route);
+        self
+    }
+
+    /// What was asked for, with the terms' isolation.
+    pub(crate) fn asked(&self) -> Vec<(String, Isolation)> {
+        self.asked.lock().expect("lock").clone()
+    }
+
+    /// How many openings are under way.
+    pub(crate) fn opening(&self) -> usize {
+        self.opening.load(Ordering::SeqCst)
+    }
+
+    async fn follow(&self, target: &Target, terms: &Terms) -> Result<Target, Error> {
+        let name = target.to_string();
+        self.asked
+            .lock()
+            .expect("lock")
+            .push((name.clone(), terms.isolation.clone()));
+        let route = self.routes.lock().expect("lock").get(&name).cloned();
+        match route {
+            Some(Route::To(address)) => Ok(address.into()),
+            Some(Route::Fail(error)) => Err(error),
+            Some(Route::Hang) => std::future::pending().await,
+            None if target.socket_addr().is_some() => Ok(target.clone()),
+            None => {
+                Err(Error::new(ErrorKind::TargetFailed, "a test").because(Reason::NameNotFound))
+            }
+        }
+    }
+}
+
+impl Overlay for Scripted {
+    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
+        Box::pin(async move {
+            self.opening.fetch_add(1, Ordering::SeqCst);
+            let _attempt = Attempt(Arc::clone(&self.opening));
+            let target = self.follow(target, terms).await?;
+            self.direct.open_stream(&target, terms).await
+        })
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        target: &'a Target,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        Box::pin(async move {
+            let target = self.follow(target, terms).await?;
+            self.direct.open_datagrams(&target, terms).await
+        })
+    }
+
+    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        Box::pin(async { panic!("a front end looks no name up") })
+    }
+}
+
+/// A front that serves.
+pub(crate) struct Running {
+    pub(crate) socks: SocketAddr,
+    pub(crate) http: SocketAddr,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) overlay: Arc<Scripted>,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<()>,
+}
+
+pub(crate) fn config() -> Config {
+    let mut config = Config::default();
+    let listen = Listen::At(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+    (config.socks.listen, config.http.listen) = (listen, listen);
+    config
+}
+
+pub(crate) fn start(overlay: Scripted) -> Running {
+    start_with(overlay, config())
+}
+
+pub(crate) fn start_with(overlay: Scripted, config: Config) -> Running {
+    let overlay = Arc::new(overlay);
+    let front = Front::bind(config).expect("binds");
+    let (stop, stopped) = oneshot::channel();
+    let (socks, http) = (front.socks_addr(), front.http_addr());
+    let counters = front.counters();
+    let carrier = Arc::clone(&overlay);
+    let task = tokio::spawn(front.serve(carrier, async { drop(stopped.await) }));
+    Running {
+        socks: socks.expect("bound"),
+        http: http.expect("bound"),
+        counters,
+        overlay,
+        stop: Some(stop),
+        task,
+    }
+}
+
+impl Running {
+    pub(crate) async fn to_socks(&self) -> TcpStream {
+        TcpStream::connect(self.socks).await.expect("connects")
+    }
+
+    pub(crate) async fn to_http(&self) -> TcpStream {
+        TcpStream::connect(self.http).await.expect("connects")
+    }
+
+    pub(crate) async fn stop(mut self) {
+        drop(self.stop.take());
+        self.task.await.expect("ends in order");
+    }
+}
+
+pub(crate) async fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
+    let address = listener.local_addr().expect("bound");
+    (listener, address)
+}
+
+/// A target that answers each connection with what it sent.
+pub(crate) async fn echo() -> SocketAddr {
+    let (listener, address) = listener().await;
+    tokio::spawn(async move {
+        while let Ok((mut tcp, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let (mut from, mut to) = tcp.split();
+                let _copied = tokio::io::copy(&mut from, &mut to).await;
+                to.shutdown().await
+            });
+        }
+    });
+    address
+}
+
+/// A target that answers each datagram with the same one.
+pub(crate) async fn udp_echo() -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.expect("binds");
+    let address = socket.local_addr().expect("bound");
+    tokio::spawn(async move {
+        let mut buf = vec![0; 65_536];
+        while let Ok((n, from)) = socket.recv_from(&mut buf).await {
+            let _sent = socket.send_to(&buf[..n], from).await;
+        }
+    });
+    address
+}
+
+pub(crate) async fn read_exactly(tcp: &mut TcpStream, len: usize) -> Vec<u8> {
+    let mut buf = vec![0; len];
+    tcp.read_exact(&mut buf).await.expect("reads");
+    buf
+}
+
+pub(crate) async fn read_all(tcp: &mut TcpStream) -> Vec<u8> {
+    let mut buf = Vec::new();
+    tcp.read_to_end(&mut buf).await.expect("reads to the end");
+    buf
+}
+
+/// Every kind of failure, with its SOCKS reply, HTTP status and Proxy-Status error.
+pub(crate) fn failures() -> Vec<(Error, u8, u16, &'static str)> {
+    use ErrorKind::*;
+    let because = |kind, reason| Error::new(kind, "testing").because(reason);
+    let plain = |kind| Error::new(kind, "testing");
+    vec![
+        (plain(EntryUnreachable), 3, 503, "destination_unavailable"),
+        (plain(PathFailed), 1, 503, "destination_unavailable"),
+        (plain(TargetFailed), 4, 502, "destination_unavailable"),
+        (
+            because(TargetFailed, Reason::Refused),
+            5,
+            502,
+            "connection_refused",
+        ),
+        (
+            because(TargetFailed, Reason::NameNotFound),
+            4,
+            502,
+            "dns_error",
+        ),
+        (
+            because(TargetFailed, Reason::ResolverFailed),
+            4,
+            502,
+            "dns_error",
+        ),
+        (
+            because(TargetFailed, Reason::HostUnreachable),
+            4,
+            502,
+            "destination_ip_unroutable",
+        ),
+        (
+            because(TargetFailed, Reason::NetworkUnreachable),
+            3,
+            502,
+            "destination_ip_unroutable",
+        ),
+        (
+            because(Forbidden, Reason::Policy),
+            2,
+            403,
+            "destination_ip_prohibited",
+        ),
+        (
+            because(Forbidden, Reason::Authentication),
+            2,
+            403,
+            "proxy_configuration_error",
+        ),
+        (
+            because(Forbidden, Reason::Identity),
+            2,
+            403,
+            "proxy_configuration_error",
+        ),
+        (
+            because(Forbidden, Reason::Limit),
+            2,
+            503,
+            "connection_limit_reached",
+        ),
+        (plain(Unsupported), 7, 501, "proxy_internal_error"),
+        (plain(TimedOut), 6, 504, "connection_timeout"),
+        (plain(Bug), 1, 500, "proxy_internal_error"),
+    ]
+}

@@ -1,1 +1,307 @@
+//! The SOCKS front end as a program sees it.
 
+mod udp;
+
+use hoplite_overlay::Isolation;
+use hoplite_wire::socks::CredentialsView;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::testing::{
+    Route, Running, Scripted, config, echo, failures, listener, read_all, read_exactly, start,
+    start_with,
+};
+
+const NAME: &str = "target.example:80";
+
+/// A request for `target.example:80`.
+fn by_name(command: u8) -> Vec<u8> {
+    [&[5, command, 0, 3, 14], &b"target.example"[..], &[0, 80]].concat()
+}
+
+async fn greet(front: &Running) -> TcpStream {
+    let mut tcp = front.to_socks().await;
+    tcp.write_all(&[5, 1, 0]).await.expect("writes");
+    assert_eq!(read_exactly(&mut tcp, 2).await, [5, 0]);
+    tcp
+}
+
+/// Sends a request; answers with the reply's code.
+async fn ask(tcp: &mut TcpStream, request: &[u8]) -> u8 {
+    tcp.write_all(request).await.expect("writes");
+    let reply = read_exactly(tcp, 10).await;
+    assert_eq!((reply[0], reply[2], reply[3]), (5, 0, 1));
+    reply[1]
+}
+
+async fn connect(front: &Running) -> TcpStream {
+    let mut tcp = greet(front).await;
+    assert_eq!(ask(&mut tcp, &by_name(1)).await, 0);
+    tcp
+}
+
+/// A front whose one target is a listener of the test.
+async fn with_target() -> (Running, tokio::net::TcpListener) {
+    let (listener, address) = listener().await;
+    (
+        start(Scripted::default().route(NAME, Route::To(address))),
+        listener,
+    )
+}
+
+/// A program's and a target's end of one open flow.
+async fn flow() -> (Running, TcpStream, TcpStream) {
+    let (front, listener) = with_target().await;
+    let program = connect(&front).await;
+    let (target, _) = listener.accept().await.expect("accepts");
+    (front, program, target)
+}
+
+#[tokio::test]
+async fn a_name_reaches_the_overlay_unresolved_and_data_flows_both_ways() {
+    let front = start(Scripted::default().route(NAME, Route::To(echo().await)));
+    let mut tcp = connect(&front).await;
+    tcp.write_all(b"hello").await.expect("writes");
+    assert_eq!(read_exactly(&mut tcp, 5).await, b"hello");
+    assert_eq!(front.overlay.asked(), [(NAME.into(), Isolation::default())]);
+    assert_eq!(front.counters.snapshot().streams, 1);
+}
+
+#[tokio::test]
+async fn addresses_of_both_families_are_asked_for_as_such() {
+    let to = Route::To(echo().await);
+    let overlay = Scripted::default()
+        .route("192.0.2.7:80", to.clone())
+        .route("[2001:db8::7]:80", to);
+    let front = start(overlay);
+    let v6 = b"\x05\x01\x00\x04\x20\x01\x0d\xb8\0\0\0\0\0\0\0\0\0\0\0\x07\x00\x50";
+    for request in [&[5, 1, 0, 1, 192, 0, 2, 7, 0, 80][..], v6] {
+        let mut tcp = greet(&front).await;
+        assert_eq!(ask(&mut tcp, request).await, 0);
+    }
+    let asked: Vec<_> = front
+        .overlay
+        .asked()
+        .into_iter()
+        .map(|(target, _)| target)
+        .collect();
+    assert_eq!(asked, ["192.0.2.7:80", "[2001:db8::7]:80"]);
+}
+
+#[tokio::test]
+async fn user_name_and_password_are_the_isolation_token() {
+    let front = start(Scripted::default().route(NAME, Route::To(echo().await)));
+    let mut tcp = front.to_socks().await;
+    tcp.write_all(&[5, 2, 0, 2]).await.expect("writes");
+    assert_eq!(read_exactly(&mut tcp, 2).await, [5, 2]);
+    tcp.write_all(b"\x01\x02me\x03any").await.expect("writes");
+    assert_eq!(read_exactly(&mut tcp, 2).await, [1, 0]);
+    assert_eq!(ask(&mut tcp, &by_name(1)).await, 0);
+    let (user, password) = (&b"me"[..], &b"any"[..]);
+    let token = Isolation::new(CredentialsView { user, password }.isolation());
+    assert_eq!(front.overlay.asked(), [(NAME.into(), token)]);
+}
+
+#[tokio::test]
+async fn every_failure_has_its_reply() {
+    for (error, code, _, _) in failures() {
+        let front = start(Scripted::default().route(NAME, Route::Fail(error.clone())));
+        let mut tcp = greet(&front).await;
+        assert_eq!(ask(&mut tcp, &by_name(1)).await, code, "{error}");
+        assert_eq!(read_all(&mut tcp).await, []);
+        assert_eq!(front.counters.snapshot().streams, 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_overlay_that_never_answers_is_a_time_out() {
+    let front = start(Scripted::default().route(NAME, Route::Hang));
+    let mut tcp = greet(&front).await;
+    assert_eq!(ask(&mut tcp, &by_name(1)).await, 6);
+    assert_eq!(front.counters.snapshot().failed_timed_out, 1);
+}
+
+#[tokio::test]
+async fn what_is_not_served_is_said() {
+    let front = start(Scripted::default());
+    for (request, code) in [
+        (by_name(2), 7),
+        (by_name(9), 7),
+        (vec![5, 1, 0, 9], 8),
+        (vec![5, 1, 0, 1, 192, 0, 2, 1, 0, 0], 1),
+        (vec![5, 1, 0, 3, 3, b'a', b' ', b'b', 0, 80], 4),
+    ] {
+        let mut tcp = greet(&front).await;
+        assert_eq!(ask(&mut tcp, &request).await, code, "{request:?}");
+        assert_eq!(read_all(&mut tcp).await, []);
+    }
+    assert_eq!(front.overlay.asked(), []);
+}
+
+#[tokio::test]
+async fn other_protocols_get_an_answer_that_they_understand() {
+    let front = start(Scripted::default());
+    let browser = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n".repeat(300);
+    for (input, answer) in [
+        (&browser[..], &b"HTTP/1.1 400 "[..]),
+        (b"\x04\x01\x00\x50\xc0\x00\x02\x01\x00", b"\x00\x5b"),
+        (b"\x16\x03\x01", b""),
+        (b"\x05\x01\x01", b"\x05\xff"),
+        (b"\xff\xff\xff", b""),
+    ] {
+        let mut tcp = front.to_socks().await;
+        tcp.write_all(input).await.expect("writes");
+        assert!(read_all(&mut tcp).await.starts_with(answer));
+    }
+    assert_eq!(front.counters.snapshot().malformed, 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_handshake_is_cut_off() {
+    let front = start(Scripted::default());
+    let mut tcp = front.to_socks().await;
+    tcp.write_all(&[5]).await.expect("writes");
+    assert!(tcp.read(&mut [0]).await.is_err());
+    assert_eq!(front.counters.snapshot().malformed, 1);
+}
+
+#[tokio::test]
+async fn data_sent_before_the_answer_is_not_lost() {
+    let front = start(Scripted::default().route(NAME, Route::To(echo().await)));
+    let mut tcp = front.to_socks().await;
+    let all = [&[5, 1, 0][..], &by_name(1), b"early"].concat();
+    tcp.write_all(&all).await.expect("writes");
+    let answer = read_exactly(&mut tcp, 2 + 10 + 5).await;
+    assert_eq!(&answer[12..], b"early");
+}
+
+#[tokio::test]
+async fn a_program_that_has_finished_sending_still_receives() {
+    let (_front, mut program, mut target) = flow().await;
+    program.write_all(b"question").await.expect("writes");
+    program.shutdown().await.expect("half-closes");
+    assert_eq!(read_all(&mut target).await, b"question");
+    target.write_all(b"answer").await.expect("writes");
+    drop(target);
+    assert_eq!(read_all(&mut program).await, b"answer");
+}
+
+#[tokio::test]
+async fn a_target_that_has_finished_sending_still_receives() {
+    let (_front, mut program, mut target) = flow().await;
+    target.write_all(b"banner").await.expect("writes");
+    target.shutdown().await.expect("half-closes");
+    assert_eq!(read_all(&mut program).await, b"banner");
+    program.write_all(b"upload").await.expect("writes");
+    program.shutdown().await.expect("half-closes");
+    assert_eq!(read_all(&mut target).await, b"upload");
+}
+
+#[tokio::test]
+async fn a_target_that_resets_is_a_reset_for_the_program() {
+    let (_front, mut program, target) = flow().await;
+    target.set_zero_linger().expect("sets");
+    drop(target);
+    let error = program.read(&mut [0]).await.expect_err("no orderly end");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+#[tokio::test]
+async fn a_program_that_resets_is_a_reset_for_the_target() {
+    let (_front, program, mut target) = flow().await;
+    program.set_zero_linger().expect("sets");
+    drop(program);
+    let error = target.read(&mut [0]).await.expect_err("no orderly end");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+#[tokio::test]
+async fn stopping_resets_open_flows_on_both_ends() {
+    let (front, mut program, mut target) = flow().await;
+    front.stop().await;
+    assert!(program.read(&mut [0]).await.is_err());
+    assert!(target.read(&mut [0]).await.is_err());
+}
+
+#[tokio::test]
+async fn large_transfers_arrive_whole_both_ways_at_once() {
+    let (front, program, target) = flow().await;
+    let data: Vec<u8> = (0..3_000_000u32).map(|n| (n * 7 % 251) as u8).collect();
+    let one_end = |mut tcp: TcpStream| {
+        let data = data.clone();
+        async move {
+            let (mut from, mut to) = tcp.split();
+            let sending = async {
+                to.write_all(&data).await.expect("writes");
+                to.shutdown().await.expect("half-closes");
+            };
+            let mut got = Vec::new();
+            let (_, read) = tokio::join!(sending, from.read_to_end(&mut got));
+            read.expect("reads");
+            assert!(got == data);
+        }
+    };
+    tokio::join!(one_end(program), one_end(target));
+    let counted = front.counters.snapshot();
+    assert_eq!(
+        (counted.octets_up, counted.octets_down),
+        (3_000_000, 3_000_000)
+    );
+}
+
+#[tokio::test]
+async fn a_target_that_answers_and_reads_no_more_is_heard() {
+    let (_front, mut program, mut target) = flow().await;
+    program.write_all(&vec![0; 300_000]).await.expect("writes");
+    target.read_exact(&mut [0; 10]).await.expect("reads");
+    target.write_all(b"too large").await.expect("writes");
+    target.shutdown().await.expect("half-closes");
+    assert_eq!(read_all(&mut program).await, b"too large");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_flow_is_reset_when_there_is_a_limit() {
+    let (listener, address) = listener().await;
+    let mut config = config();
+    config.limits.idle_stream = std::time::Duration::from_secs(60);
+    let front = start_with(Scripted::default().route(NAME, Route::To(address)), config);
+    let mut program = connect(&front).await;
+    let (_target, _) = listener.accept().await.expect("accepts");
+    assert!(program.read(&mut [0]).await.is_err());
+}
+
+#[tokio::test]
+async fn a_program_that_leaves_gives_the_opening_up() {
+    let front = start(Scripted::default().route(NAME, Route::Hang));
+    let mut tcp = greet(&front).await;
+    tcp.write_all(&by_name(1)).await.expect("writes");
+    while front.overlay.opening() == 0 {
+        tokio::task::yield_now().await;
+    }
+    drop(tcp);
+    while front.overlay.opening() > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn programs_over_the_limit_wait_for_their_turn() {
+    let mut config = config();
+    config.limits.connections = 1;
+    let front = start_with(
+        Scripted::default().route(NAME, Route::To(echo().await)),
+        config,
+    );
+    let first = connect(&front).await;
+    let mut second = front.to_socks().await;
+    second.write_all(&[5, 1, 0]).await.expect("writes");
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    let early = second.try_read(&mut [0]).expect_err("no answer yet");
+    assert_eq!(early.kind(), std::io::ErrorKind::WouldBlock);
+    drop(first);
+    assert_eq!(read_exactly(&mut second, 2).await, [5, 0]);
+}
