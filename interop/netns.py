@@ -108,10 +108,11 @@ def packets(path):
             dotted = lambda raw: ".".join(map(str, raw))  # noqa: E731
             yield dotted(frame[26:30]), dotted(frame[30:34]), frame[23], frame
         elif kind == b"\x86\xdd":
-            source, destination = (ipaddress.ip_address(frame[i:i + 16]) for i in (22, 38))
-            housekeeping = source.is_link_local or source.is_unspecified or destination.is_link_local
-            if not housekeeping:  # neighbour discovery and multicast listeners: the link talks about itself
-                yield str(source), str(destination), frame[20], frame
+            # Multicast listeners (behind a hop-by-hop header) and neighbour discovery: the link talks about itself.
+            housekeeping = frame[20] == 0 or (frame[20] == 58 and 130 <= frame[54] <= 143)
+            if not housekeeping:
+                source, destination = (str(ipaddress.ip_address(frame[i:i + 16])) for i in (22, 38))
+                yield source, destination, frame[20], frame
 
 
 def ends(seen):
