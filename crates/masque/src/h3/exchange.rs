@@ -1,0 +1,132 @@
+//! One request and its response, at either end.
+//! It becomes a byte stream, two halves, or a UDP flow.
+//! RFC 9114 §4.1.
+
+use std::sync::Arc;
+
+use hoplite_wire::{RequestHead, ResponseHead, h3::Code, message::HeadError};
+
+use super::{DataReceiver, DataSender, DatagramSink, Flow, H3Error, H3Stream};
+
+/// A request that is under way. Dropped, both directions are reset.
+#[derive(Debug)]
+pub struct Exchange {
+    pub(super) sender: DataSender,
+    pub(super) receiver: DataReceiver,
+}
+
+impl Exchange {
+    pub(super) fn new(sender: DataSender, receiver: DataReceiver) -> Self {
+        Self { sender, receiver }
+    }
+
+    /// The id of the stream.
+    pub fn id(&self) -> u64 {
+        self.receiver.id()
+    }
+
+    /// The client's end: waits for the final response; informational ones are skipped.
+    ///
+    /// # Errors
+    /// The peer reset the stream or broke a rule, or the connection is lost.
+    pub async fn response(&mut self) -> Result<ResponseHead, H3Error> {
+        self.receiver.response().await
+    }
+
+    /// The server's end: sends the response, or an informational one before it.
+    ///
+    /// # Errors
+    /// The peer stopped the stream, or the connection is lost.
+    pub async fn respond(&mut self, head: &ResponseHead) -> Result<(), H3Error> {
+        if !head.is_success() {
+            self.receiver.tunnel = false;
+        }
+        self.sender.write_head(&head.encode()).await
+    }
+
+    /// The server's end: sends a response without a body and reads no more.
+    ///
+    /// # Errors
+    /// The peer stopped the stream, or the connection is lost.
+    pub async fn refuse(mut self, head: &ResponseHead) -> Result<(), H3Error> {
+        self.respond(head).await?;
+        self.sender.finish().await?;
+        self.receiver.stop(Code::NO_ERROR);
+        Ok(())
+    }
+
+    /// Both halves.
+    pub fn split(self) -> (DataSender, DataReceiver) {
+        self.receiver.refuse_datagrams();
+        (self.sender, self.receiver)
+    }
+
+    /// A byte stream, for CONNECT.
+    pub fn into_stream(self) -> H3Stream {
+        let (sender, receiver) = self.split();
+        H3Stream { sender, receiver }
+    }
+
+    /// A UDP flow, for CONNECT-UDP: payloads that arrive go to `sink`, those that came early at once.
+    /// The client may call it before the response, and then gets that from [`Flow::response`]; the server calls it after responding.
+    pub fn datagrams(self, sink: Arc<dyn DatagramSink>) -> Flow {
+        Flow::new(self.sender, self.receiver, sink)
+    }
+
+    /// Ends both directions at once with `code`.
+    pub fn reset(mut self, code: Code) {
+        self.sender.reset(code);
+        self.receiver.stop(code);
+    }
+}
+
+impl DataReceiver {
+    /// The final response.
+    pub(super) async fn response(&mut self) -> Result<ResponseHead, H3Error> {
+        loop {
+            let Some(section) = self.head().await? else {
+                return Err(self.refuse(Code::MESSAGE_ERROR, "the stream ends before the response"));
+            };
+            match ResponseHead::decode(&section, self.max_field_section()) {
+                // "HTTP/3 does not support […] the 101 (Switching Protocols) informational status code."
+                Ok(head) if head.status == 101 => {
+                    return Err(self.refuse(Code::MESSAGE_ERROR, "switching protocols"));
+                }
+                Ok(head) if head.is_informational() => {}
+                Ok(head) => {
+                    self.heads_end();
+                    self.tunnel &= head.is_success();
+                    return Ok(head);
+                }
+                Err(error) => return Err(self.refuse_head(error)),
+            }
+        }
+    }
+
+    /// The server's end: the head of the request; `None` when the stream ends before it.
+    pub(super) async fn request(
+        &mut self,
+    ) -> Result<Option<Result<RequestHead, HeadError>>, H3Error> {
+        let Some(section) = self.head().await? else {
+            return Ok(None);
+        };
+        let head = RequestHead::decode(&section, self.max_field_section());
+        self.heads_end();
+        self.tunnel = head.as_ref().is_ok_and(|head| head.method == "CONNECT");
+        Ok(Some(head))
+    }
+
+    /// A head that cannot be read fails the connection, one that breaks a rule the stream.
+    pub(super) fn refuse_head(&mut self, error: HeadError) -> H3Error {
+        match error {
+            HeadError::Decompression => self.fail(
+                Code::QPACK_DECOMPRESSION_FAILED,
+                "an unreadable field section",
+            ),
+            HeadError::TooLarge => {
+                self.refuse(Code::EXCESSIVE_LOAD, "a field section above the limit")
+            }
+            HeadError::Malformed(rule) => self.refuse(Code::MESSAGE_ERROR, rule),
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! A UDP flow: CONNECT-UDP at either end, over QUIC DATAGRAM frames or over capsules on the request stream.
+//! The overlay's datagrams and `relay` send through it; what arrives goes to a sink.
+//! RFC 9297 §2.1 and §3.5, RFC 9298 §4 and §5.
+//!
+//! Frames carry what fits into one. Up to 1200 octets that do not fit travel as a capsule, so that QUIC works inside before
+//! the path MTU is known and on small paths; larger ones are dropped and counted. A server answers in capsules when the
+//! client has sent nothing else.
+
+use std::{
+    fmt,
+    future::poll_fn,
+    pin::pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU8, Ordering},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use bytes::{Bytes, BytesMut};
+use futures_util::task::AtomicWaker;
+use hoplite_overlay::Batch;
+use hoplite_wire::{
+    ResponseHead,
+    capsule::{self, CapsuleReader},
+    h3::{self, Code},
+    http_datagram::{self, Udp},
+};
+use tokio::{sync::watch, task::AbortHandle};
+
+use super::{
+    Counters, DataReceiver, DataSender, DatagramSink, H3Error, counters::add, outbox::Frames,
+    requests::Ticket,
+};
+
+/// What QUIC needs of every path (RFC 9000 §14): up to here a payload goes as a capsule when no frame holds it.
+const ALWAYS_CARRIED: usize = 1200;
+/// The largest UDP payload there is.
+const MAX_UDP: usize = 65_527;
+/// What a flow over capsules reports as its largest payload: more than Ethernet carries is no use to a target.
+const USUAL_UDP: usize = 1472;
+/// How many chunks of the request stream are read before other tasks get their turn.
+const TURN: usize = 64;
+
+/// The receiving side: what the datagram task sees of a flow.
+pub(super) struct Inbound {
+    sink: Arc<dyn DatagramSink>,
+    counters: Arc<Counters>,
+    /// The form in which the peer sends: see the constants.
+    form: AtomicU8,
+}
+
+const FORM_UNKNOWN: u8 = 0;
+const FORM_CAPSULES: u8 = 1;
+const FORM_FRAMES: u8 = 2;
+
+impl Inbound {
+    /// An HTTP Datagram, from a frame or from a capsule.
+    pub(super) fn datagram(&self, datagram: Bytes) {
+        match http_datagram::udp(datagram) {
+            Udp::Payload(payload) => self.sink.push(payload),
+            Udp::UnknownContext => add(&self.counters.unknown_context, 1),
+            Udp::Malformed => add(&self.counters.malformed, 1),
+        }
+    }
+
+    pub(super) fn flush(&self) {
+        self.sink.flush();
+    }
+
+    /// The peer sends frames: it gets frames from now on.
+    pub(super) fn seen_frames(&self) {
+        if self.form.load(Ordering::Relaxed) != FORM_FRAMES {
+            self.form.store(FORM_FRAMES, Ordering::Relaxed);
+        }
+    }
+
+    /// The peer sends capsules: it gets capsules, unless it has sent frames as well.
+    fn seen_capsule(&self) {
+        let relaxed = Ordering::Relaxed;
+        self.form
+            .compare_exchange(FORM_UNKNOWN, FORM_CAPSULES, relaxed, relaxed)
+            .ok();
+    }
+}
+
+impl fmt::Debug for Inbound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbound").finish_non_exhaustive()
+    }
+}
+
+/// An open UDP flow. Dropping it ends the request stream.
+#[derive(Debug)]
+pub struct Flow {
+    shared: Arc<Shared>,
+    task: AbortHandle,
+}
+
+#[derive(Debug)]
+struct Shared {
+    inbound: Arc<Inbound>,
+    ticket: Arc<Ticket>,
+    /// Capsules go out through it. Its bound is one batch.
+    sender: Mutex<DataSender>,
+    /// Wakes the flow's task to push on what QUIC did not take at once.
+    drive: AtomicWaker,
+    wakers: Mutex<Vec<Waker>>,
+    progress: watch::Sender<Progress>,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    response: Option<ResponseHead>,
+    ended: Option<Result<(), H3Error>>,
+}
+
+/// By what a payload travels.
+enum Road {
+    Frames,
+    Capsules,
+    TooLarge,
+}
+
+impl Flow {
+    pub(super) fn new(
+        mut sender: DataSender,
+        receiver: DataReceiver,
+        sink: Arc<dyn DatagramSink>,
+    ) -> Self {
+        let ticket = Arc::clone(receiver.ticket());
+        // The task holds the session through the receiver.
+        drop(sender.session.take());
+        let counters = Arc::clone(&ticket.inner().config.counters);
+        let inbound = Arc::new(Inbound {
+            sink,
+            counters,
+            form: AtomicU8::new(FORM_UNKNOWN),
+        });
+        let shared = Arc::new(Shared {
+            inbound,
+            ticket,
+            sender: Mutex::new(sender),
+            drive: AtomicWaker::new(),
+            wakers: Mutex::default(),
+            progress: watch::Sender::new(Progress::default()),
+        });
+        shared.deliver_early();
+        let task = tokio::spawn(run(Arc::clone(&shared), receiver)).abort_handle();
+        Self { shared, task }
+    }
+
+    /// The id of the stream.
+    pub fn id(&self) -> u64 {
+        self.shared.ticket.id()
+    }
+
+    /// The client's end: the response, if [`super::Exchange::response`] was not asked for it before.
+    ///
+    /// # Errors
+    /// The flow ended before it.
+    pub async fn response(&self) -> Result<ResponseHead, H3Error> {
+        let mut progress = self.shared.progress.subscribe();
+        let seen = progress
+            .wait_for(|seen| seen.response.is_some() || seen.ended.is_some())
+            .await;
+        let seen = seen.map_err(|_| H3Error::Closed)?;
+        match (&seen.response, &seen.ended) {
+            (Some(response), _) => Ok(response.clone()),
+            (None, Some(Err(error))) => Err(error.clone()),
+            _ => Err(H3Error::Closed),
+        }
+    }
+
+    /// Waits until the peer has ended the flow.
+    ///
+    /// # Errors
+    /// It did not end in order, or the connection is lost.
+    pub async fn closed(&self) -> Result<(), H3Error> {
+        let mut progress = self.shared.progress.subscribe();
+        match progress.wait_for(|seen| seen.ended.is_some()).await {
+            Ok(seen) => seen.ended.clone().unwrap_or(Ok(())),
+            Err(_) => Err(H3Error::Closed),
+        }
+    }
+
+    /// The largest payload, in octets, that is carried now. It grows and shrinks with the path MTU.
+    pub fn max_payload(&self) -> usize {
+        match self.shared.frame_room() {
+            Some(room) => room.max(ALWAYS_CARRIED),
+            None => USUAL_UDP,
+        }
+    }
+
+    /// Sends what there is room for now and drops the rest, the newest, which is counted. How many payloads were taken.
+    pub fn send(&self, batch: Batch<'_>) -> usize {
+        match self.shared.send(batch, None) {
+            Poll::Ready(taken) => taken,
+            Poll::Pending => 0,
+        }
+    }
+
+    /// Takes the whole batch, or none and wakes later. Payloads too large for the road are dropped and counted.
+    ///
+    /// # Errors
+    /// The flow has ended.
+    pub fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), H3Error>> {
+        self.shared.check_open()?;
+        self.shared.send(batch, Some(cx)).map(|_| Ok(()))
+    }
+
+    /// Ready when [`Flow::poll_send`] will take a batch.
+    ///
+    /// # Errors
+    /// The flow has ended.
+    pub fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<Result<(), H3Error>> {
+        self.shared.check_open()?;
+        match self.shared.frame_room() {
+            Some(_) => self.shared.ticket.inner().outbox.poll_ready(cx).map(Ok),
+            None => self.shared.poll_sender(&self.shared.sender(), cx).map(Ok),
+        }
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        let removed = self.shared.ticket.inner().routes().close(self.id());
+        drop(removed);
+        self.shared.sender().close();
+        self.task.abort();
+    }
+}
+
+impl Shared {
+    fn sender(&self) -> MutexGuard<'_, DataSender> {
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn deliver_early(&self) {
+        let early = self
+            .ticket
+            .inner()
+            .routes()
+            .enter(self.ticket.id(), Arc::clone(&self.inbound));
+        if !early.is_empty() {
+            self.inbound.seen_frames();
+            early
+                .into_iter()
+                .for_each(|datagram| self.inbound.datagram(datagram));
+            self.inbound.flush();
+        }
+    }
+
+    fn check_open(&self) -> Result<(), H3Error> {
+        match &self.progress.borrow().ended {
+            None => Ok(()),
+            Some(Ok(())) => Err(H3Error::Closed),
+            Some(Err(error)) => Err(error.clone()),
+        }
+    }
+
+    /// The largest payload of a frame; `None` when the flow goes over capsules.
+    fn frame_room(&self) -> Option<usize> {
+        let inner = self.ticket.inner();
+        let form = self.inbound.form.load(Ordering::Relaxed);
+        let capsules = form == FORM_CAPSULES && inner.is_server();
+        if capsules || (form != FORM_FRAMES && !inner.peer_takes_datagrams()) {
+            return None;
+        }
+        let limit = inner.conn.max_datagram_size()?;
+        Some(limit.saturating_sub(http_datagram::udp_overhead(self.ticket.id())))
+    }
+
+    fn road(&self, largest: usize) -> Road {
+        match self.frame_room() {
+            Some(room) if largest <= room => Road::Frames,
+            Some(_) if largest <= ALWAYS_CARRIED => Road::Capsules,
+            None if largest <= MAX_UDP => Road::Capsules,
+            _ => Road::TooLarge,
+        }
+    }
+
+    fn send(&self, batch: Batch<'_>, waiter: Option<&Context<'_>>) -> Poll<usize> {
+        match self.road(batch.contents.len().min(batch.segment)) {
+            Road::Frames => {
+                let frames = Frames {
+                    batch,
+                    stream: self.ticket.id(),
+                };
+                self.ticket
+                    .inner()
+                    .outbox
+                    .send(self.ticket.inner(), frames, waiter)
+            }
+            Road::Capsules => self.send_capsules(batch, waiter),
+            Road::TooLarge => {
+                let whole = batch.contents.len() / batch.segment.max(1);
+                add(&self.inbound.counters.too_large, whole);
+                match batch.contents.get(whole * batch.segment..) {
+                    Some(last) if !last.is_empty() => self.send(Batch::one(last), waiter),
+                    _ => Poll::Ready(0),
+                }
+            }
+        }
+    }
+
+    fn send_capsules(&self, batch: Batch<'_>, waiter: Option<&Context<'_>>) -> Poll<usize> {
+        let mut sender = self.sender();
+        let count = batch.payloads().count();
+        if sender.has_pending() {
+            return match waiter {
+                Some(cx) => self.poll_sender(&sender, cx).map(|()| 0),
+                None => {
+                    add(&self.inbound.counters.full, count);
+                    Poll::Ready(0)
+                }
+            };
+        }
+        match sender.write_now(capsules(batch, count)) {
+            Ok(true) => {}
+            Ok(false) => self.drive.wake(),
+            Err(_) => return Poll::Ready(0),
+        }
+        Poll::Ready(count)
+    }
+
+    /// Ready when no capsules wait; the waker is kept while the sender is locked, so that none is forgotten.
+    fn poll_sender(&self, sender: &MutexGuard<'_, DataSender>, cx: &Context<'_>) -> Poll<()> {
+        if !sender.has_pending() {
+            return Poll::Ready(());
+        }
+        let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        if !wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+            wakers.push(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    fn wake_waiters(&self) {
+        let wakers =
+            std::mem::take(&mut *self.wakers.lock().unwrap_or_else(PoisonError::into_inner));
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Pushes on what waits to be sent.
+    fn poll_drive(&self, cx: &mut Context<'_>) -> Result<(), H3Error> {
+        self.drive.register(cx.waker());
+        let mut sender = self.sender();
+        if sender.has_pending() {
+            match sender.poll_flush(cx) {
+                Poll::Ready(Ok(())) => self.wake_waiters(),
+                Poll::Ready(Err(error)) => return Err(error),
+                Poll::Pending => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A DATA frame with a DATAGRAM capsule for each payload.
+fn capsules(batch: Batch<'_>, count: usize) -> Bytes {
+    let mut body = BytesMut::with_capacity(batch.contents.len() + count * capsule::UDP_OVERHEAD);
+    for payload in batch.payloads() {
+        capsule::write_udp(&mut body, payload);
+    }
+    let mut frame = BytesMut::with_capacity(body.len() + 16);
+    h3::write_data_head(&mut frame, body.len());
+    frame.extend_from_slice(&body);
+    frame.freeze()
+}
+
+/// The flow's task: the response at the client, then the request stream with its capsules, until the peer ends it.
+async fn run(shared: Arc<Shared>, mut receiver: DataReceiver) {
+    let ended = read(&shared, &mut receiver).await;
+    shared
+        .progress
+        .send_modify(|progress| progress.ended = Some(ended));
+    shared.wake_waiters();
+}
+
+async fn read(shared: &Shared, receiver: &mut DataReceiver) -> Result<(), H3Error> {
+    if receiver.awaits_head() {
+        let response = {
+            let mut response = pin!(receiver.response());
+            poll_fn(|cx| {
+                shared.poll_drive(cx)?;
+                response.as_mut().poll(cx)
+            })
+            .await?
+        };
+        let success = response.is_success();
+        shared
+            .progress
+            .send_modify(|progress| progress.response = Some(response));
+        if !success {
+            return Ok(());
+        }
+    }
+    let mut capsules = CapsuleReader::default();
+    poll_fn(|cx| {
+        shared.poll_drive(cx)?;
+        poll_capsules(shared, receiver, &mut capsules, cx)
+    })
+    .await?;
+    match capsules.is_between_capsules() {
+        true => Ok(()),
+        false => Err(receiver.refuse(Code::MESSAGE_ERROR, "the stream ends inside a capsule")),
+    }
+}
+
+/// Reads the request stream to its end, a turn at a time.
+fn poll_capsules(
+    shared: &Shared,
+    receiver: &mut DataReceiver,
+    capsules: &mut CapsuleReader,
+    cx: &mut Context<'_>,
+) -> Poll<Result<(), H3Error>> {
+    let mut read = Poll::Pending;
+    let mut chunks = 0;
+    while chunks < TURN {
+        read = receiver.poll_data(cx);
+        let Poll::Ready(Ok(Some(data))) = &mut read else {
+            break;
+        };
+        while let Some(datagram) = capsules.next(data) {
+            shared.inbound.seen_capsule();
+            shared.inbound.datagram(datagram);
+        }
+        chunks += 1;
+    }
+    if chunks > 0 {
+        let skipped = usize::try_from(capsules.take_oversized()).unwrap_or(usize::MAX);
+        add(&shared.inbound.counters.too_large, skipped);
+        shared.inbound.flush();
+    }
+    match read {
+        Poll::Pending => Poll::Pending,
+        Poll::Ready(Ok(None)) => Poll::Ready(Ok(())),
+        Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+        Poll::Ready(Ok(Some(_))) => {
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! A connection's handle: make requests, take requests, drain, close.
+//! The overlay holds one per hop, `relay` one per client.
+//! RFC 9114 §3.3, §5.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use hoplite_wire::{
+    RequestHead,
+    h3::{Code, Settings},
+};
+use tokio::sync::{Notify, mpsc, watch};
+
+use super::{
+    Config, Counters, DataReceiver, DataSender, Exchange, H3Error, datagrams, driver,
+    outbox::Outbox,
+    quic,
+    requests::{Live, Ticket},
+    routes::Routes,
+    var,
+};
+
+/// What the handle and the connection's tasks share.
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) conn: quic::Connection,
+    pub(super) config: Config,
+    pub(super) outbox: Outbox,
+    pub(super) live: Live,
+    /// Told when no request is alive any more, and when draining begins.
+    pub(super) idle: Notify,
+    /// Told when draining begins.
+    pub(super) drain: Notify,
+    /// The peer's settings, once they have arrived.
+    pub(super) settings: watch::Sender<Option<Settings>>,
+    /// The client's end: requests from this id on are not handled by the peer.
+    pub(super) goaway: AtomicU64,
+    routes: Mutex<Routes>,
+}
+
+impl Inner {
+    pub(super) fn routes(&self) -> MutexGuard<'_, Routes> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_server(&self) -> bool {
+        self.conn.side().is_server()
+    }
+
+    /// The peer broke a rule of the connection.
+    pub(super) fn fail(&self, code: Code, what: &'static str) {
+        tracing::debug!(%code, what, "closing an HTTP/3 connection");
+        self.conn.close(var(code), what.as_bytes());
+    }
+
+    /// Whether the peer takes QUIC DATAGRAM frames.
+    pub(super) fn peer_takes_datagrams(&self) -> bool {
+        self.settings
+            .borrow()
+            .is_some_and(|settings| settings.datagrams)
+    }
+}
+
+/// A head that has arrived, with the halves of its exchange.
+pub(super) type Arrived = (RequestHead, DataSender, DataReceiver);
+
+/// An HTTP/3 connection. When the last clone is gone, and with it every exchange, the connection is closed.
+#[derive(Clone)]
+pub struct Session {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    inner: Arc<Inner>,
+    arrived: tokio::sync::Mutex<mpsc::Receiver<Arrived>>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.inner.conn.close(var(Code::NO_ERROR), b"");
+    }
+}
+
+/// A request, with the exchange to answer it on.
+#[derive(Debug)]
+pub struct Incoming {
+    /// What is asked for; its form is checked, its content is not.
+    pub head: RequestHead,
+    /// Where the answer goes.
+    pub exchange: Exchange,
+}
+
+impl Session {
+    /// The client's end of `conn`. Runs its tasks on the current tokio runtime.
+    pub fn client(conn: quic::Connection, config: &Config) -> Self {
+        Self::new(conn, config)
+    }
+
+    /// The server's end of `conn`. Runs its tasks on the current tokio runtime.
+    pub fn server(conn: quic::Connection, config: &Config) -> Self {
+        Self::new(conn, config)
+    }
+
+    fn new(conn: quic::Connection, config: &Config) -> Self {
+        let inner = Arc::new(Inner {
+            conn,
+            config: config.clone(),
+            outbox: Outbox::default(),
+            live: Live::default(),
+            idle: Notify::new(),
+            drain: Notify::new(),
+            settings: watch::Sender::new(None),
+            goaway: AtomicU64::new(u64::MAX),
+            routes: Mutex::default(),
+        });
+        let (sender, arrived) = mpsc::channel(config.max_waiting.max(1));
+        tokio::spawn(driver::run(Arc::clone(&inner), sender));
+        tokio::spawn(datagrams::run(Arc::clone(&inner)));
+        let arrived = tokio::sync::Mutex::new(arrived);
+        Self {
+            shared: Arc::new(Shared { inner, arrived }),
+        }
+    }
+
+    fn inner(&self) -> &Arc<Inner> {
+        &self.shared.inner
+    }
+
+    /// The QUIC connection below.
+    pub fn connection(&self) -> &quic::Connection {
+        &self.inner().conn
+    }
+
+    /// What was dropped on this connection, or on all that share the counters.
+    pub fn counters(&self) -> &Counters {
+        &self.inner().config.counters
+    }
+
+    /// The peer's settings, as soon as they have arrived.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    pub async fn settings(&self) -> Result<Settings, H3Error> {
+        let mut settings = self.inner().settings.subscribe();
+        tokio::select! {
+            biased;
+            Ok(settings) = settings.wait_for(Option::is_some) => settings.ok_or(H3Error::Closed),
+            error = self.connection().closed() => Err(error.into()),
+        }
+    }
+
+    /// Sends a request. An Extended CONNECT waits for the peer's settings first.
+    ///
+    /// # Errors
+    /// The peer is going away or does not take Extended CONNECT, or the connection is lost.
+    pub async fn request(&self, head: &RequestHead) -> Result<Exchange, H3Error> {
+        self.check_goaway(0)?;
+        if head.protocol.is_some() && !self.settings().await?.extended_connect {
+            return Err(H3Error::Unsupported("Extended CONNECT"));
+        }
+        let (send, recv) = self.connection().open_bi().await?;
+        let id = send.id().into();
+        let ticket = Ticket::new(self.inner(), quic::VarInt::into_inner(id));
+        self.inner().routes().open(ticket.id());
+        let mut sender = DataSender::new(send, Arc::clone(&ticket), Some(self.clone()));
+        let mut receiver = DataReceiver::new(recv, ticket, Some(self.clone()));
+        self.check_goaway(receiver.id())?;
+        receiver.tunnel = head.method == "CONNECT";
+        sender.write_head(&head.encode()).await?;
+        Ok(Exchange::new(sender, receiver))
+    }
+
+    fn check_goaway(&self, id: u64) -> Result<(), H3Error> {
+        match self.inner().goaway.load(Ordering::Acquire) {
+            u64::MAX => Ok(()),
+            first if id != 0 && id < first => Ok(()),
+            _ => Err(H3Error::GoingAway),
+        }
+    }
+
+    /// The next request; `None` when the connection is lost, or drained and no request is alive.
+    /// Malformed requests are answered here and not returned.
+    pub async fn accept(&self) -> Option<Incoming> {
+        let mut arrived = self.shared.arrived.lock().await;
+        loop {
+            let idle = self.inner().idle.notified();
+            if self.inner().live.count() == 0 && self.inner().routes().is_draining() {
+                return None;
+            }
+            tokio::select! {
+                arrived = arrived.recv() => return arrived.map(|arrived| self.incoming(arrived)),
+                () = idle => {}
+            }
+        }
+    }
+
+    fn incoming(&self, (head, mut sender, mut receiver): Arrived) -> Incoming {
+        sender.session = Some(self.clone());
+        receiver.session = Some(self.clone());
+        Incoming {
+            head,
+            exchange: Exchange::new(sender, receiver),
+        }
+    }
+
+    /// Takes no more requests and tells the peer so (GOAWAY); those that are alive go on.
+    pub fn drain(&self) {
+        self.inner().drain.notify_one();
+    }
+
+    /// Whether the peer takes no more requests, or the connection is lost: make them elsewhere.
+    pub fn is_going_away(&self) -> bool {
+        self.inner().goaway.load(Ordering::Acquire) != u64::MAX
+            || self.connection().close_reason().is_some()
+    }
+
+    /// Closes the connection and everything on it.
+    pub fn close(&self, code: Code) {
+        self.connection().close(var(code), b"");
+    }
+
+    /// Why the connection was lost, once it is.
+    pub async fn closed(&self) -> quic::ConnectionError {
+        self.connection().closed().await
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("live", &self.inner().live.count())
+            .finish_non_exhaustive()
+    }
+}
