@@ -1,15 +1,187 @@
-//! `hoplite bench`.
-use crate::errors::Failure;
+//! `hoplite bench`: what a hop costs on this machine, beside the raw limit and plain TCP, all in one run.
+//! For operators who plan, and for us: docs/performance.md is made of it. Relays and client are processes of their own;
+//! the load generator is this process, and its CPU time is left out.
+
+mod datagrams;
+mod memory;
+mod raw;
+mod report;
+mod sample;
+mod stream;
+mod ttfb;
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use crate::{errors::Failure, load::target::Target, say, signals, testbed::Chain};
+use report::Report;
+use sample::{Case, Key, Sample, Samples};
 
 /// The options.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Options {
-    /// Seconds of each measurement.
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    seconds: u64,
+    /// How long each transfer is measured, in seconds.
+    #[arg(long, value_name = "N", default_value_t = 2.0, value_parser = seconds)]
+    seconds: f64,
+    /// The numbers of hops, 0 to 4.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [0, 1, 2], value_parser = clap::value_parser!(u8).range(0..=4))]
+    hops: Vec<u8>,
+    /// The numbers of parallel streams.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 4], value_parser = clap::value_parser!(u8).range(1..=64))]
+    streams: Vec<u8>,
+    /// How often everything is measured; the median is shown, with the lowest and the highest.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
+    repetitions: u8,
+    /// Only these cases.
+    #[arg(long, value_name = "CASE,…", value_delimiter = ',')]
+    only: Vec<Case>,
+    /// How many idle clients the memory case opens.
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    idle_clients: usize,
+}
+
+/// One run: what was asked, the target, and what was measured so far.
+struct Bench {
+    options: Options,
+    target: Target,
+    samples: Samples,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let wrong = || "expected seconds, from 0.05 to 600".to_owned();
+    let seconds: f64 = text.parse().map_err(|_| wrong())?;
+    (0.05..=600.0)
+        .contains(&seconds)
+        .then_some(seconds)
+        .ok_or_else(wrong)
 }
 
 /// Runs it.
-pub(crate) fn run(_options: &Options, _json: bool) -> Result<(), Failure> {
-    Err(Failure::new("the bench", "not built yet", "wait for it"))
+pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
+    let options = options.clone();
+    signals::interruptible("measuring", move || {
+        let target = Target::start().map_err(|error| broken(&error))?;
+        let bench = Bench {
+            options,
+            target,
+            samples: Samples::default(),
+        };
+        let report = Report::new(&bench.measure()?);
+        match json {
+            true => report.lines().iter().try_for_each(say::json),
+            false => say::answer(report.table()),
+        }
+    })
+}
+
+/// The load generator's own sockets fail.
+fn broken(error: &std::io::Error) -> Failure {
+    Failure::new(
+        "measuring",
+        error,
+        "see the messages above; HOPLITE_LOG=debug shows more",
+    )
+}
+
+impl Bench {
+    fn measure(mut self) -> Result<Samples, Failure> {
+        for _ in 0..self.options.repetitions {
+            self.once()?;
+        }
+        Ok(self.samples)
+    }
+
+    fn once(&mut self) -> Result<(), Failure> {
+        let window = self.window();
+        self.note(Case::Raw, 0, 1, |_| raw::limit(window))?;
+        for streams in self.options.streams.clone() {
+            self.note(Case::Tcp, 0, streams, |bench| {
+                stream::plain(&bench.target, streams, window)
+            })?;
+        }
+        for hops in self.options.hops.clone() {
+            self.hops(hops)?;
+        }
+        self.datagrams(Case::Datagram1200, 1200)?;
+        self.datagrams(Case::Datagram64, 64)?;
+        let clients = self.options.idle_clients;
+        self.note(Case::Memory, 1, 1, |bench| {
+            memory::of_a_relay(clients, &bench.target)
+        })
+    }
+
+    /// Everything that goes through one chain.
+    fn hops(&mut self, hops: u8) -> Result<(), Failure> {
+        let wanted = [Case::Download, Case::Upload, Case::Ttfb];
+        if !wanted.into_iter().any(|case| self.wants(case)) {
+            return Ok(());
+        }
+        let window = self.window();
+        let chain = Chain::start(hops.into())?;
+        self.note(Case::Ttfb, hops, 1, |bench| {
+            ttfb::warm(&chain, &bench.target)
+        })?;
+        for streams in self.options.streams.clone() {
+            for (case, way) in [
+                (Case::Download, stream::Way::Download),
+                (Case::Upload, stream::Way::Upload),
+            ] {
+                self.note(case, hops, streams, |bench| {
+                    stream::through(&chain, &bench.target, way, streams, window)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn datagrams(&mut self, case: Case, size: usize) -> Result<(), Failure> {
+        let window = self.window();
+        self.note(case, 1, 1, |_| {
+            datagrams::flood(&Chain::start(1)?, size, window)
+        })
+    }
+
+    fn window(&self) -> Duration {
+        Duration::from_secs_f64(self.options.seconds)
+    }
+
+    fn wants(&self, case: Case) -> bool {
+        let needed = matches!(case, Case::Raw | Case::Tcp);
+        self.options.only.is_empty() || needed || self.options.only.contains(&case)
+    }
+
+    /// Measures a case if it is wanted, and keeps the sample.
+    fn note(
+        &mut self,
+        case: Case,
+        hops: u8,
+        streams: u8,
+        measure: impl FnOnce(&Self) -> Result<Sample, Failure>,
+    ) -> Result<(), Failure> {
+        if !self.wants(case) {
+            return Ok(());
+        }
+        let key = Key {
+            case,
+            hops,
+            streams,
+        };
+        progress(&key);
+        let sample = measure(self)?;
+        self.samples.add(key, sample);
+        Ok(())
+    }
+}
+
+/// One line that the next one overwrites, on a terminal only.
+fn progress(key: &Key) {
+    let name = key
+        .case
+        .to_possible_value()
+        .map_or_else(String::new, |value| value.get_name().to_owned());
+    say::passing(format!(
+        "measuring {name}: {} hop(s), {} stream(s)",
+        key.hops, key.streams
+    ));
 }

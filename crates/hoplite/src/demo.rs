@@ -1,15 +1,180 @@
-//! `hoplite demo`.
-use crate::errors::Failure;
+//! `hoplite demo`: three relays and a client on this machine, a real download and a UDP echo through 0 to 3 hops, one table.
+//! The first thing a new user runs, and what CI runs. Needs no root and no file; relays and client are processes of their own.
+
+mod row;
+
+use std::time::Duration;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::{
+    cpu::{Meter, Watched},
+    errors::Failure,
+    load::{
+        datagrams::UdpTarget,
+        echo::Echo,
+        file::{Content, Downloaded, WebServer, download},
+        socks,
+    },
+    node::parent::Node,
+    say, signals,
+    testbed::Relays,
+};
+use row::{Outcome, Proto, Row};
 
 /// The options.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Options {
-    /// How many MiB to download through each path.
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    /// How many MiB are downloaded through each path.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     mib: u64,
+    /// The numbers of hops, 0 to 3.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [0, 1, 2, 3], value_parser = clap::value_parser!(u8).range(0..=3))]
+    hops: Vec<u8>,
+}
+
+/// Round trips whose median is the UDP row's time to the first octet.
+const ROUND_TRIPS: usize = 50;
+
+/// The targets, the relays, and what to do with them.
+struct Demo {
+    options: Options,
+    web: WebServer,
+    echo: UdpTarget,
+    relays: Relays,
+    digest: Vec<u8>,
+    bar: ProgressBar,
 }
 
 /// Runs it.
-pub(crate) fn run(_options: &Options, _json: bool) -> Result<(), Failure> {
-    Err(Failure::new("the demo", "not built yet", "wait for it"))
+pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
+    let options = options.clone();
+    signals::interruptible("the demo", move || {
+        let rows = Demo::start(options)?.rows(json)?;
+        if !json {
+            say::answer(row::table(&rows))?;
+        }
+        let failed = rows.iter().filter(|row| !row.ok()).count();
+        match failed {
+            0 => Ok(()),
+            n => Err(Failure::new(
+                "the demo",
+                format!("{n} of {} transfers failed", rows.len()),
+                "run it again with HOPLITE_LOG=debug",
+            )),
+        }
+    })
+}
+
+fn broken(error: &std::io::Error) -> Failure {
+    Failure::new("the demo", error, "run it again with HOPLITE_LOG=debug")
+}
+
+impl Demo {
+    fn start(options: Options) -> Result<Self, Failure> {
+        let content = Content::new();
+        let digest = content.digest(options.octets());
+        let most = options.hops.iter().max().copied().unwrap_or(0);
+        Ok(Self {
+            web: WebServer::start(content).map_err(|error| broken(&error))?,
+            echo: UdpTarget::echo().map_err(|error| broken(&error))?,
+            relays: Relays::start(most.into())?,
+            bar: bar(options.octets() * options.hops.len() as u64),
+            digest,
+            options,
+        })
+    }
+
+    fn rows(&self, json: bool) -> Result<Vec<Row>, Failure> {
+        let mut rows = Vec::new();
+        for &hops in &self.options.hops {
+            self.bar.set_message(format!("{hops} hop(s)"));
+            let client = self.relays.client(hops.into(), "")?;
+            let watched = self.relays.watched(&client, hops.into());
+            for proto in [Proto::Tcp, Proto::Udp] {
+                let row = Row::new(hops, proto, self.measure(proto, &client, &watched));
+                if json {
+                    say::json(&row)?;
+                }
+                rows.push(row);
+            }
+        }
+        self.bar.finish_and_clear();
+        Ok(rows)
+    }
+
+    fn measure(&self, proto: Proto, client: &Node, watched: &[Watched]) -> Result<Outcome, String> {
+        let outcome = match proto {
+            Proto::Tcp => self.download(client, watched),
+            Proto::Udp => self.echo(client, watched),
+        };
+        outcome.map_err(|error| error.to_string())
+    }
+
+    /// A download that is checked; a small one before it warms the path up.
+    fn download(&self, client: &Node, watched: &[Watched]) -> std::io::Result<Outcome> {
+        let proxy = client.ready().listen;
+        let fetch = |size, bar: &ProgressBar| {
+            let connect = || socks::connect(proxy, self.web.address());
+            download(connect, size, |n| bar.inc(n as u64))
+        };
+        fetch(1000, &ProgressBar::hidden())?;
+        let size = self.options.octets();
+        let meter = Meter::start(watched)?;
+        let Downloaded {
+            first_octet,
+            whole,
+            digest,
+        } = fetch(size, &self.bar)?;
+        let cpu = meter.stop()?;
+        match digest == self.digest {
+            true => Ok(Outcome::new(first_octet, size, whole, &cpu)),
+            false => Err(std::io::Error::other("the download's SHA-256 is wrong")),
+        }
+    }
+
+    /// Round trips, then many datagrams; one in a hundred may be lost.
+    fn echo(&self, client: &Node, watched: &[Watched]) -> std::io::Result<Outcome> {
+        let mut echo = Echo::open(client.ready().listen, self.echo.address())?;
+        let mut times: Vec<Duration> = Vec::with_capacity(ROUND_TRIPS);
+        for _ in 0..ROUND_TRIPS {
+            times.extend(echo.round_trip()?);
+        }
+        times.sort();
+        let middle = times.get(times.len() / 2).copied();
+        let middle = middle.ok_or_else(|| std::io::Error::other("no UDP datagram came back"))?;
+        let meter = Meter::start(watched)?;
+        let count = self.options.datagrams();
+        let echoed = echo.stream(count)?;
+        let cpu = meter.stop()?;
+        match echoed.answers * 100 >= count * 99 {
+            true => Ok(Outcome::new(middle, echoed.octets, echoed.time, &cpu)),
+            false => Err(std::io::Error::other(format!(
+                "{} of {count} datagrams came back",
+                echoed.answers
+            ))),
+        }
+    }
+}
+
+impl Options {
+    fn octets(&self) -> u64 {
+        self.mib << 20
+    }
+
+    /// Enough for a figure, and not longer than the download.
+    fn datagrams(&self) -> usize {
+        usize::try_from(self.mib * 100)
+            .unwrap_or(usize::MAX)
+            .clamp(200, 20_000)
+    }
+}
+
+/// On stderr, and only on a terminal.
+fn bar(octets: u64) -> ProgressBar {
+    let style =
+        ProgressStyle::with_template("{msg:9} {bar:40} {bytes}/{total_bytes} {bytes_per_sec}");
+    let bar = ProgressBar::new(octets);
+    style.map_or_else(|_| bar.clone(), |style| bar.clone().with_style(style))
 }

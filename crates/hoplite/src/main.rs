@@ -9,15 +9,18 @@ mod check;
 mod cli;
 mod client;
 mod config;
+mod cpu;
 mod demo;
 mod errors;
 mod keygen;
+mod load;
 mod logs;
 mod node;
 mod relay;
 mod say;
 mod signals;
 mod table;
+mod testbed;
 
 fn main() -> std::process::ExitCode {
     cli::main()

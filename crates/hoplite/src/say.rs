@@ -1,7 +1,7 @@
 //! Words to the user: answers on stdout, remarks on stderr. The only place of the crate that writes to either.
 //! A closed or full stderr is nobody's failure; a closed stdout ends the command.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use serde::Serialize;
 
@@ -25,4 +25,12 @@ pub(crate) fn json(value: &impl Serialize) -> Result<(), Failure> {
 /// Writes a line to stderr; if that fails, nothing happens.
 pub(crate) fn remark(line: impl AsRef<str>) {
     drop(writeln!(io::stderr().lock(), "{}", line.as_ref()));
+}
+
+/// What is going on, on a terminal only: the next line of any kind takes its place.
+pub(crate) fn passing(line: impl AsRef<str>) {
+    let mut err = io::stderr().lock();
+    if err.is_terminal() {
+        drop(write!(err, "\r\x1b[K{}\r", line.as_ref()).and_then(|()| err.flush()));
+    }
 }

@@ -1,7 +1,10 @@
 //! The signals that a command obeys: SIGINT and SIGTERM end it in order, SIGHUP reloads.
 //! Used by the commands that run until they are told to stop.
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::{
+    runtime::{Builder, Runtime},
+    signal::unix::{Signal, SignalKind, signal},
+};
 
 use crate::errors::Failure;
 
@@ -49,4 +52,37 @@ impl Signals {
             _ = self.hangup.recv() => Asked::Reload,
         }
     }
+}
+
+/// Runs a command that has an end, and gives it up when the user wants that. What it started ends with the process.
+pub(crate) fn interruptible(
+    doing: &'static str,
+    work: impl FnOnce() -> Result<(), Failure> + Send + 'static,
+) -> Result<(), Failure> {
+    let runtime = current_thread_runtime()?;
+    let done = runtime.block_on(async {
+        let mut signals = Signals::listen()?;
+        tokio::select! {
+            done = tokio::task::spawn_blocking(work) => {
+                done.unwrap_or_else(|error| Err(Failure::new(doing, error, "please report this")))
+            }
+            _ = signals.next() => Err(Failure::new(doing, "interrupted", "run it again")),
+        }
+    });
+    runtime.shutdown_background();
+    done
+}
+
+/// The runtime of everything that runs on the main thread.
+pub(crate) fn current_thread_runtime() -> Result<Runtime, Failure> {
+    Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| {
+            Failure::new(
+                "starting",
+                error,
+                "raise the limits of open files and threads",
+            )
+        })
 }
