@@ -106,7 +106,7 @@ impl Bench {
         self.datagrams(Case::Datagram1200, 1200)?;
         self.datagrams(Case::Datagram64, 64)?;
         let clients = self.options.idle_clients;
-        self.note(Case::Memory, 1, 1, |bench| {
+        self.note(Case::Memory, 2, 1, |bench| {
             memory::of_a_relay(clients, &bench.target)
         })
     }

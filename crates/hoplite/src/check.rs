@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use hoplite_mediator::Listen;
 use serde_json::json;
 
 use crate::{
@@ -110,20 +111,14 @@ fn client(client: &Client) -> Meaning {
             config.path.join(" → ")
         ),
     }];
-    lines.extend(
-        config
-            .socks
-            .listen
-            .0
-            .map(|address| format!("SOCKS5 on {address}")),
-    );
-    lines.extend(
-        config
-            .http
-            .listen
-            .0
-            .map(|address| format!("HTTP proxy on {address}")),
-    );
+    for (what, listen) in [
+        ("SOCKS5", config.socks.listen),
+        ("HTTP proxy", config.http.listen),
+    ] {
+        if let Listen::At(address) = listen {
+            lines.push(format!("{what} on {address}"));
+        }
+    }
     let pinned = config
         .relay
         .iter()

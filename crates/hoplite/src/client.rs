@@ -1,23 +1,98 @@
-//! `hoplite client`: programs' traffic in, relays out.
+//! `hoplite client`: programs' traffic in by SOCKS and HTTP, out over the relays of the file.
 
-use std::path::Path;
+mod overlay;
 
-use crate::errors::Failure;
+use std::{net::SocketAddr, path::Path, sync::Arc};
+
+use hoplite_mediator::{BindError, Config, Front, Listen};
+use hoplite_overlay::Overlay;
+use tracing::{info, warn};
+
+use crate::{
+    config::{self, client::Client},
+    errors::Failure,
+    node, resources, say,
+    signals::{self, Asked, Signals},
+};
 
 /// Carries traffic with the file at `path`.
 pub(crate) fn run(path: &Path) -> Result<(), Failure> {
-    let _client = crate::config::client::load(path)?;
-    Err(Failure::new(
-        "starting the client",
-        "not built yet",
-        "wait for it",
-    ))
+    let client = config::client::load(path)?;
+    client
+        .warnings
+        .iter()
+        .for_each(|warning| warn!("{warning}"));
+    resources::raise_file_limit();
+    signals::current_thread_runtime()?.block_on(async {
+        let mut signals = Signals::listen()?;
+        let front = bind(client.config.front())?;
+        let overlay = overlay::over_relays(&client)?;
+        say::remark(invitation(&front, client.config.length()));
+        front.serve(overlay, stopped(&mut signals)).await;
+        info!("the client has stopped");
+        Ok(())
+    })
 }
 
-/// A client of `demo` and `bench`.
-pub(crate) fn serve_node(
-    _client: Option<crate::config::client::Client>,
-    _direct: Option<std::net::SocketAddr>,
-) -> Result<(), Failure> {
-    crate::node::ready(([127, 0, 0, 1], 1).into(), None)
+async fn stopped(signals: &mut Signals) {
+    while signals.next().await == Asked::Reload {
+        info!("a client reads its file only when it starts: start it again");
+    }
+}
+
+fn bind(config: Config) -> Result<Front, Failure> {
+    Front::bind(config).map_err(|error| match &error {
+        BindError::Config(_) => Failure::new(
+            "starting the client",
+            &error,
+            "run 'hoplite check' on the file",
+        ),
+        BindError::Listen { .. } => {
+            Failure::new("starting the client", &error, "then start it again")
+        }
+    })
+}
+
+/// One line that says where to point a browser.
+fn invitation(front: &Front, hops: usize) -> String {
+    let socks = front
+        .socks_addr()
+        .map(|address| format!("SOCKS5 at {address} (with remote DNS: socks5h://{address})"));
+    let http = front
+        .http_addr()
+        .map(|address| format!("HTTP proxy at http://{address}"));
+    let ways: Vec<String> = socks.into_iter().chain(http).collect();
+    format!(
+        "hoplite: {hops} relay(s) on the path; point your browser at the {}",
+        ways.join(" or the ")
+    )
+}
+
+/// A client of `demo` and `bench`: over the relays of `client`, or over none.
+pub(crate) fn serve_node(client: Option<&Client>) -> Result<(), Failure> {
+    resources::raise_file_limit();
+    signals::current_thread_runtime()?.block_on(async {
+        let front = bind(client.map_or_else(baseline, |client| client.config.front()))?;
+        let overlay: Arc<dyn Overlay> = match client {
+            Some(client) => overlay::over_relays(client)?,
+            None => overlay::without_relays(),
+        };
+        let nowhere = || {
+            Failure::new(
+                "starting the client",
+                "it listens nowhere",
+                "please report this",
+            )
+        };
+        node::ready(front.socks_addr().ok_or_else(nowhere)?, None)?;
+        front.serve(overlay, node::orphaned()).await;
+        Ok(())
+    })
+}
+
+fn baseline() -> Config {
+    let mut config = Config::default();
+    config.socks.listen = Listen::At(SocketAddr::from(([127, 0, 0, 1], 0)));
+    config.http.listen = Listen::Off;
+    config
 }

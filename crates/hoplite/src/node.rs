@@ -33,10 +33,7 @@ pub(crate) enum Order {
         config: String,
     },
     /// A client without any relay: the baseline.
-    Direct {
-        /// Where SOCKS listens.
-        socks: SocketAddr,
-    },
+    Direct,
 }
 
 /// What a node answers when it is ready.
@@ -64,13 +61,13 @@ pub(crate) fn run() -> Result<(), Failure> {
     match order {
         Order::Relay { config } => {
             let relay = config::relay::read(&document(config)?)?;
-            crate::relay::serve_node(relay.config)
+            crate::relay::serve_node(&relay.config)
         }
         Order::Client { config } => {
             let client = config::client::read(&document(config)?)?;
-            crate::client::serve_node(Some(client), None)
+            crate::client::serve_node(Some(&client))
         }
-        Order::Direct { socks } => crate::client::serve_node(None, Some(socks)),
+        Order::Direct => crate::client::serve_node(None),
     }
 }
 

@@ -1,20 +1,134 @@
-//! `hoplite relay`: serves until it is told to stop; SIGHUP reads tokens and certificates again.
+//! `hoplite relay`: serves until it is told to stop. SIGTERM and SIGINT drain (a second one stops at once), SIGHUP reads
+//! tokens and certificates again and keeps the old ones if the new are wrong.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
-use crate::errors::Failure;
+use hoplite_crypto::Identity;
+use hoplite_relay::{Config, Handle, Relay, StartError};
+use tracing::{error, info, warn};
+
+use crate::{
+    config,
+    errors::Failure,
+    identity::{self, Files},
+    node, resources,
+    signals::{self, Asked, Signals},
+};
+
+/// How long open tunnels may go on after the relay was told to stop.
+const DRAIN: Duration = Duration::from_secs(30);
 
 /// Serves with the file at `path`.
 pub(crate) fn run(path: &Path) -> Result<(), Failure> {
-    let _relay = crate::config::relay::load(path)?;
-    Err(Failure::new(
-        "starting the relay",
-        "not built yet",
-        "wait for it",
-    ))
+    let loaded = config::relay::load(path)?;
+    loaded
+        .warnings
+        .iter()
+        .for_each(|warning| warn!("{warning}"));
+    let identity = identity_of(&loaded.config)?;
+    resources::raise_file_limit();
+    let runtime = signals::current_thread_runtime()?;
+    runtime.block_on(async {
+        let mut signals = Signals::listen()?;
+        let handle = start(&loaded.config, &identity)?;
+        let listen: Vec<String> = handle.addresses().iter().map(ToString::to_string).collect();
+        info!(listen = listen.join(", "), pin = %handle.pin(), "the relay is up");
+        serve(handle, path, &mut signals).await;
+        Ok(())
+    })
 }
 
-/// A relay of `demo` and `bench`.
-pub(crate) fn serve_node(_config: hoplite_relay::Config) -> Result<(), Failure> {
-    crate::node::ready(([127, 0, 0, 1], 1).into(), None)
+async fn serve(handle: Handle, path: &Path, signals: &mut Signals) {
+    while signals.next().await == Asked::Reload {
+        match reload(&handle, path) {
+            Ok(()) => info!(pin = %handle.pin(), "tokens and certificates were read again"),
+            Err(failure) => error!("the old tokens and certificates stay: {failure}"),
+        }
+    }
+    info!(
+        "draining: open tunnels may go on for {} s, a second signal stops at once",
+        DRAIN.as_secs()
+    );
+    let again = async { while signals.next().await == Asked::Reload {} };
+    tokio::select! {
+        empty = handle.drain(DRAIN) => match empty {
+            true => info!("the relay has stopped"),
+            false => warn!("the relay has stopped and closed tunnels that were still open"),
+        },
+        () = again => warn!("the relay has stopped at once"),
+    }
+}
+
+fn reload(handle: &Handle, path: &Path) -> Result<(), Failure> {
+    let config = config::relay::load(path)?.config;
+    let identity = files_of(&config).read()?;
+    handle
+        .reload(&config.auth, Some(&identity))
+        .map_err(|error| refused(&error))
+}
+
+fn files_of(config: &Config) -> Files {
+    match &config.tls {
+        Some(tls) => Files {
+            certificate: tls.cert.clone(),
+            key: tls.key.clone(),
+        },
+        None => Files::within(&config.identity),
+    }
+}
+
+/// Reads the identity; a relay without a certificate from elsewhere makes one at its first start.
+fn identity_of(config: &Config) -> Result<Identity, Failure> {
+    let files = files_of(config);
+    if config.tls.is_none() && !files.exist() {
+        identity::store(&config.identity, &identity::make(&[])?, false)?;
+        info!("a new identity was made in {}", config.identity.display());
+    }
+    files.read()
+}
+
+fn start(config: &Config, identity: &Identity) -> Result<Handle, Failure> {
+    Relay::start(config, identity).map_err(|error| refused(&error))
+}
+
+fn refused(error: &StartError) -> Failure {
+    let remedy = match error {
+        StartError::Config(_) => "run 'hoplite check' on the file",
+        StartError::Listen { source, .. } => listen_remedy(source),
+        StartError::Identity(_) => {
+            "check that key and certificate belong together, or make new ones with 'hoplite keygen --force'"
+        }
+        _ => "raise the limits of threads and open files",
+    };
+    Failure::new("starting the relay", error, remedy)
+}
+
+fn listen_remedy(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            "stop the program that has this port, or choose another with `listen`"
+        }
+        std::io::ErrorKind::PermissionDenied => {
+            "ports below 1024 need privileges (AmbientCapabilities=CAP_NET_BIND_SERVICE): give them, or choose another with `listen`"
+        }
+        _ => "choose an address of this machine with `listen`",
+    }
+}
+
+/// A relay of `demo` and `bench`: its identity is never stored, and it ends with its parent.
+pub(crate) fn serve_node(config: &Config) -> Result<(), Failure> {
+    resources::raise_file_limit();
+    let identity = identity::parse(&identity::make(&[])?)?;
+    let handle = start(config, &identity)?;
+    let listen = handle.addresses().first().copied();
+    let listen = listen.ok_or_else(|| {
+        Failure::new(
+            "starting the relay",
+            "it listens nowhere",
+            "please report this",
+        )
+    })?;
+    node::ready(listen, Some(handle.pin().to_string()))?;
+    signals::current_thread_runtime()?.block_on(node::orphaned());
+    Ok(())
 }

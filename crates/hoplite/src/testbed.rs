@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use crate::{
     cpu::Watched,
     errors::Failure,
-    node::{Order, parent::Node},
+    node::{Order, Ready, parent::Node},
 };
 
 /// The token that the testbed's relays want.
@@ -68,8 +68,7 @@ impl Relays {
     pub(crate) fn client(&self, hops: usize, keys: &str) -> Result<Node, Failure> {
         let path = self.path(hops);
         if path.is_empty() {
-            let socks = SocketAddr::from(([127, 0, 0, 1], 0));
-            return Node::start(&Order::Direct { socks });
+            return Node::start(&Order::Direct);
         }
         Node::start(&Order::Client {
             config: client_file(path, keys),
@@ -114,7 +113,7 @@ fn relay_file(next: Option<SocketAddr>) -> String {
 fn client_file(path: &[Node], keys: &str) -> String {
     let names: Vec<String> = (1..=path.len()).map(|i| format!("\"relay{i}\"")).collect();
     let mut file = format!(
-        "path = [{}]\ntoken = \"{TOKEN}\"\nsocks.listen = \"127.0.0.1:0\"\n{keys}\n",
+        "path = [{}]\ntoken = \"{TOKEN}\"\nsocks.listen = \"127.0.0.1:0\"\nhttp.listen = \"off\"\n{keys}\n",
         names.join(", ")
     );
     for (name, node) in names.iter().zip(path) {
@@ -126,5 +125,3 @@ fn client_file(path: &[Node], keys: &str) -> String {
     }
     file
 }
-
-use crate::node::Ready;

@@ -1,5 +1,5 @@
 //! What a relay keeps in memory: at rest, and for each client that is connected and idle.
-//! Idle clients are roads of their own of one client process, one for each SOCKS user name.
+//! Idle clients are connections of their own to the last of two relays, one for each SOCKS user name.
 
 use std::{
     io::{self, Read, Write},
@@ -23,16 +23,16 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// Measures a relay with so many idle clients.
 pub(super) fn of_a_relay(clients: usize, target: &Target) -> Result<Sample, Failure> {
     let keys = format!(
-        "limits.isolated = {}\nlimits.isolated_idle = 3600",
+        "tunnel.isolated = {}\ntunnel.isolated_idle = 3600",
         clients + 1
     );
-    let chain = Chain::with_client_keys(1, &keys)?;
+    let chain = Chain::with_client_keys(2, &keys)?;
     run(&chain, clients, target).map_err(|error| broken(&error))
 }
 
 fn run(chain: &Chain, clients: usize, target: &Target) -> io::Result<Sample> {
     let watched = chain.watched();
-    let relay = watched.iter().find(|process| process.name == "relay1");
+    let relay = watched.iter().find(|process| process.name == "relay2");
     let relay = relay
         .ok_or_else(|| io::Error::other("there is no relay"))?
         .pid;

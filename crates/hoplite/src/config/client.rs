@@ -4,11 +4,12 @@
 mod checks;
 
 use std::{
-    net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
 
+use hoplite_crypto::Pin;
+use hoplite_mediator::config as front;
 use hoplite_wire::Target;
 use serde::Deserialize;
 
@@ -36,13 +37,13 @@ pub(crate) struct Config {
     /// A file that holds it.
     pub(crate) token_file: Option<PathBuf>,
     /// The SOCKS5 front end.
-    pub(crate) socks: Socks,
+    pub(crate) socks: front::Socks,
     /// The HTTP proxy.
-    pub(crate) http: Http,
+    pub(crate) http: front::Http,
     /// How the hops are carried.
     pub(crate) tunnel: Tunnel,
-    /// Bounds of the client's own queues and times.
-    pub(crate) limits: Limits,
+    /// Bounds of the front ends.
+    pub(crate) limits: front::Limits,
 }
 
 /// One relay.
@@ -60,6 +61,9 @@ pub(crate) struct Relay {
     /// What it does.
     #[serde(default = "both_roles")]
     pub(crate) roles: Vec<Role>,
+    /// Its URI template for CONNECT-UDP; the well-known one if absent.
+    #[serde(default)]
+    pub(crate) template: Option<String>,
     /// Where it stands.
     #[serde(default)]
     pub(crate) region: Option<String>,
@@ -84,28 +88,8 @@ pub(crate) enum Role {
     Egress,
 }
 
-/// The SOCKS5 front end.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct Socks {
-    /// Where programs come in; `"off"` turns it off.
-    pub(crate) listen: Listen,
-}
-
-/// The HTTP proxy.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct Http {
-    /// Where programs come in; `"off"` turns it off.
-    pub(crate) listen: Listen,
-}
-
-/// A local address, or nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Listen(pub(crate) Option<SocketAddr>);
-
 /// How the hops are carried.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Tunnel {
     /// When tunnels acknowledge.
@@ -114,6 +98,16 @@ pub(crate) struct Tunnel {
     pub(crate) congestion: Congestion,
     /// How packets pass a relay.
     pub(crate) mode: Mode,
+    /// While the first hop runs over TCP, how often QUIC is tried again, in seconds.
+    #[serde(deserialize_with = "text::seconds")]
+    pub(crate) quic_retry: Duration,
+    /// How many isolation tokens may have connections of their own at once.
+    pub(crate) isolated: usize,
+    /// How long such a connection may be unused, in seconds.
+    #[serde(deserialize_with = "text::seconds")]
+    pub(crate) isolated_idle: Duration,
+    /// Octets of datagrams kept for a flow whose reader is slow.
+    pub(crate) datagram_queue: usize,
 }
 
 /// When tunnels acknowledge.
@@ -136,8 +130,6 @@ pub(crate) enum Congestion {
     Bbr,
     /// RFC 9002's own.
     NewReno,
-    /// None on the tunnels; the innermost connection keeps Cubic.
-    Off,
 }
 
 /// How packets pass a relay.
@@ -147,25 +139,6 @@ pub(crate) enum Mode {
     /// Inside the connection to the relay before.
     #[default]
     Tunnelled,
-}
-
-/// Bounds of the client's own queues and times.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct Limits {
-    /// How long opening a flow may take, in seconds.
-    #[serde(deserialize_with = "text::seconds")]
-    pub(crate) open: Duration,
-    /// While the first hop runs over TCP, how often QUIC is tried again, in seconds.
-    #[serde(deserialize_with = "text::seconds")]
-    pub(crate) quic_retry: Duration,
-    /// How many isolation tokens may have connections of their own at once.
-    pub(crate) isolated: usize,
-    /// How long such a connection may be unused, in seconds.
-    #[serde(deserialize_with = "text::seconds")]
-    pub(crate) isolated_idle: Duration,
-    /// Octets of datagrams kept for a flow whose reader is slow.
-    pub(crate) datagram_queue: usize,
 }
 
 /// A relay that the path uses, with what is needed to reach it.
@@ -251,6 +224,15 @@ fn token_of(
 }
 
 impl Config {
+    /// What the front ends are told.
+    pub(crate) fn front(&self) -> front::Config {
+        front::Config {
+            socks: self.socks.clone(),
+            http: self.http.clone(),
+            limits: self.limits.clone(),
+        }
+    }
+
     /// How many relays the traffic passes.
     pub(crate) fn length(&self) -> usize {
         match self.path.len() {
@@ -271,48 +253,17 @@ fn address<'de, D: serde::Deserializer<'de>>(input: D) -> Result<Target, D::Erro
     })
 }
 
-impl Default for Socks {
+impl Default for Tunnel {
     fn default() -> Self {
         Self {
-            listen: Listen(Some(SocketAddr::from(([127, 0, 0, 1], 1080)))),
-        }
-    }
-}
-
-impl Default for Http {
-    fn default() -> Self {
-        Self {
-            listen: Listen(None),
-        }
-    }
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            open: Duration::from_secs(20),
+            acks: Acks::default(),
+            congestion: Congestion::default(),
+            mode: Mode::default(),
             quic_retry: Duration::from_secs(10),
             isolated: 64,
             isolated_idle: Duration::from_secs(90),
             datagram_queue: 1 << 20,
         }
-    }
-}
-
-impl<'de> Deserialize<'de> for Listen {
-    fn deserialize<D: serde::Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(input)?;
-        if text == "off" {
-            return Ok(Self(None));
-        }
-        let wrong = |_| {
-            serde::de::Error::custom(format!(
-                "expected \"address:port\" or \"off\", found {text:?}"
-            ))
-        };
-        text.parse()
-            .map(|address| Self(Some(address)))
-            .map_err(wrong)
     }
 }
 
@@ -324,21 +275,4 @@ pub(crate) fn load(path: &Path) -> Result<Client, Failure> {
 /// A path of `hops` relays, first hop first, as indices; `None` if the relays do not allow one.
 pub(crate) fn choose(relays: &[Relay], hops: usize) -> Option<Vec<usize>> {
     (relays.len() >= hops).then(|| (0..hops).collect())
-}
-
-/// Stand-in until crypto lands.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Pin(String);
-
-impl std::str::FromStr for Pin {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text
-            .strip_prefix("sha256:")
-            .is_some_and(|digest| digest.len() >= 43)
-        {
-            true => Ok(Self(text.into())),
-            false => Err("expected \"sha256:\" and 32 octets in base64".into()),
-        }
-    }
 }

@@ -224,9 +224,19 @@ fn the_client_example_is_right_and_its_comments_are_the_defaults() {
     let plain = client::read(&document(text).expect("valid"))
         .expect("right")
         .config;
-    let keyless = ["hops", "token", "token_file", "region", "operator"];
+    let keyless = [
+        "hops",
+        "token",
+        "token_file",
+        "region",
+        "operator",
+        "template",
+    ];
     let spelt_out = without(&uncommented(text), &keyless);
-    assert!(spelt_out.contains("\nlisten = \"off\"") && spelt_out.contains("\nisolated = 64"));
+    assert!(
+        spelt_out.contains("\nlisten = \"127.0.0.1:8118\"")
+            && spelt_out.contains("\nisolated = 64")
+    );
     let spelt_out = client::read(&document(&spelt_out).expect("valid"))
         .expect("right")
         .config;

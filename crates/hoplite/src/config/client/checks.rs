@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 
+use hoplite_mediator::Listen;
+
 use super::{Config, LONGEST_PATH, Role};
 use crate::{config::locate::Document, errors::Complaint};
 
@@ -152,14 +154,21 @@ impl Checker<'_> {
     }
 
     fn front_ends(&mut self) {
-        let (socks, http) = (self.config.socks.listen.0, self.config.http.listen.0);
+        if let Err(error) = self.config.front().check() {
+            self.add(
+                error.key,
+                format!("expected {}", error.expected),
+                "correct the value",
+            );
+        }
+        let (socks, http) = (self.config.socks.listen, self.config.http.listen);
         match (socks, http) {
-            (None, None) => self.add(
+            (Listen::Off, Listen::Off) => self.add(
                 "socks.listen",
                 "neither SOCKS nor HTTP listens",
                 "give one of them an address",
             ),
-            (Some(a), Some(b)) if a == b && a.port() != 0 => self.add(
+            (Listen::At(a), Listen::At(b)) if a == b && a.port() != 0 => self.add(
                 "http.listen",
                 "SOCKS listens there already",
                 "use another port",
@@ -177,10 +186,10 @@ pub(super) fn warnings(config: &Config) -> Vec<String> {
             "one relay sees both you and your targets; two of different operators do not".into(),
         );
     }
-    for (what, listen) in [("socks", config.socks.listen), ("http", config.http.listen)] {
-        if listen.0.is_some_and(|address| !address.ip().is_loopback()) {
+    for (what, remote) in [("socks", config.socks.remote), ("http", config.http.remote)] {
+        if remote {
             warnings.push(format!(
-                "{what}.listen is not a loopback address: others in the network can use this client"
+                "{what}.remote is set: who reaches that address can use this client"
             ));
         }
     }

@@ -1,0 +1,193 @@
+//! What a user sees of the program: exit codes, messages, answers.
+
+use std::{
+    fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+fn hoplite(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hoplite"));
+    command
+        .args(arguments)
+        .env_remove("HOPLITE_LOG")
+        .stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    hoplite(arguments).output().expect("runs")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn example(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../examples")
+        .join(name)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("plain text")
+}
+
+#[test]
+fn help_and_version_are_answers() {
+    for option in ["--help", "--version"] {
+        let output = run(&[option]);
+        assert_eq!(output.status.code(), Some(0), "{option}");
+        assert!(stdout(&output).contains("hoplite") || stdout(&output).contains("demo"));
+    }
+    for command in ["demo", "keygen", "relay", "client", "check", "bench"] {
+        assert!(stdout(&run(&["--help"])).contains(command), "{command}");
+        assert_eq!(
+            run(&[command, "--help"]).status.code(),
+            Some(0),
+            "{command}"
+        );
+    }
+}
+
+#[test]
+fn a_wrong_command_line_is_exit_2_and_one_line() {
+    for arguments in [
+        &[][..],
+        &["serve"],
+        &["check"],
+        &["check", "--confg", "x"],
+        &["bench", "--hops", "9"],
+    ] {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let message = stderr(&output);
+        assert!(
+            message.starts_with("hoplite: reading the command line: "),
+            "{message}"
+        );
+        assert_eq!(message.lines().count(), 1, "{message}");
+    }
+}
+
+#[test]
+fn a_missing_file_is_exit_2_with_its_path() {
+    for command in ["relay", "client", "check"] {
+        let output = run(&[command, "--config", "/no/such.toml"]);
+        assert_eq!(output.status.code(), Some(2));
+        let message = stderr(&output);
+        assert!(
+            message.starts_with("hoplite: reading the configuration /no/such.toml: No such file"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn the_examples_are_right() {
+    for (name, kind) in [("client.toml", "client"), ("relay.toml", "relay")] {
+        let output = run(&["check", "--config", text(&example(name))]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        assert!(stdout(&output).contains(&format!("a {kind} configuration, and it is right")));
+    }
+}
+
+#[test]
+fn check_answers_in_json() {
+    let output = run(&["check", "--json", "--config", text(&example("client.toml"))]);
+    let line: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("one object");
+    assert_eq!(
+        (&line["ok"], &line["kind"]),
+        (&true.into(), &"client".into())
+    );
+}
+
+#[test]
+fn a_wrong_file_is_exit_2_with_line_and_column() {
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path().join("relay.toml");
+    fs::write(&path, "name = \"a\"\nlistn = [\"127.0.0.1:1\"]\n").expect("written");
+    for command in ["relay", "check"] {
+        let output = run(&[command, "--config", text(&path)]);
+        assert_eq!(output.status.code(), Some(2));
+        let expected = format!(
+            "hoplite: reading the configuration: {}:2:1: listn: there is no such key: did you mean \"listen\"?\n",
+            path.display()
+        );
+        assert_eq!(stderr(&output), expected);
+    }
+}
+
+#[test]
+fn a_wrong_log_filter_is_exit_2() {
+    let file = example("client.toml");
+    let output = hoplite(&["check", "--config", text(&file)])
+        .env("HOPLITE_LOG", "a=loud")
+        .output()
+        .expect("runs");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).starts_with("hoplite: reading HOPLITE_LOG: "));
+}
+
+#[test]
+fn keygen_prints_the_pin_and_never_overwrites() {
+    let directory = tempfile::tempdir().expect("directory");
+    let out = directory.path().join("identity");
+    let output = run(&["keygen", "--out", text(&out), "--name", "amber.example.org"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let pin = stdout(&output).trim().to_owned();
+    assert!(pin.starts_with("sha256:") && pin.len() == 51, "{pin}");
+    assert!(
+        stderr(&output).contains("address = \"amber.example.org:443\"")
+            && stderr(&output).contains(&pin)
+    );
+    let key = fs::read(out.join("key.pem")).expect("there");
+    let again = run(&["keygen", "--out", text(&out)]);
+    assert_eq!(again.status.code(), Some(1));
+    assert!(stderr(&again).contains("--force"));
+    assert_eq!(fs::read(out.join("key.pem")).expect("there"), key);
+    assert_eq!(
+        run(&["keygen", "--out", text(&out), "--force"])
+            .status
+            .code(),
+        Some(0)
+    );
+    assert_ne!(fs::read(out.join("key.pem")).expect("there"), key);
+}
+
+#[test]
+fn a_taken_port_is_exit_1_and_says_what_to_do() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("binds");
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path().join("client.toml");
+    let example = fs::read_to_string(example("client.toml")).expect("there");
+    let address = taken.local_addr().expect("bound");
+    let file = example.replace(
+        "# listen = \"127.0.0.1:1080\"",
+        &format!("listen = \"{address}\""),
+    );
+    fs::write(&path, file).expect("written");
+    let output = run(&["client", "--config", text(&path)]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = stderr(&output);
+    assert!(
+        message.starts_with("hoplite: starting the client: ")
+            && message.contains("another program has this port"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_closed_stderr_harms_nobody() {
+    let mut child = hoplite(&["check", "--config", "/no/such.toml"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("runs");
+    drop(child.stderr.take());
+    assert_eq!(child.wait().expect("ends").code(), Some(2));
+}
