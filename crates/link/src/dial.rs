@@ -47,7 +47,7 @@ pub enum Link {
     /// Over UDP.
     Quic(QuicLink),
     /// Over TCP.
-    Tls(TlsLink),
+    Tls(Box<TlsLink>),
 }
 
 /// A QUIC connection to a relay that is watched: it moves when the device does, and ends soon after the relay is gone.
@@ -84,7 +84,7 @@ impl Dialer {
         };
         let tls = async {
             drop(tokio::time::timeout(self.config.head_start, late.notified()).await);
-            self.tls(terms).await.map(Link::Tls)
+            self.tls(terms).await.map(Box::new).map(Link::Tls)
         };
         first_of(quic, tls).await
     }

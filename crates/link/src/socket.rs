@@ -1,8 +1,6 @@
 //! A UDP flow of an overlay as the socket of a QUIC endpoint: this is how a hop runs over another.
 //! What the connection sends within one turn of the runtime goes down as one batch: fewer system calls, fewer wake-ups.
 
-mod outbox;
-
 use std::{
     fmt,
     io::{self, IoSliceMut},
@@ -12,19 +10,22 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use hoplite_overlay::{Datagrams, Error, ErrorKind};
+use hoplite_overlay::{Batch, Datagrams, Error, ErrorKind};
 use quinn::{
     AsyncUdpSocket, UdpPoller,
     udp::{RecvMeta, Transmit},
 };
 use tokio::sync::Notify;
 
-use self::outbox::Outbox;
+use crate::coalesce::{Coalescer, MOST_SEGMENTS, Pushed};
 
 /// Each endpoint has one peer, at the other end of its flow; the QUIC stack wants an address for it (RFC 5737).
 pub(crate) const PEER: SocketAddr =
     SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 443));
 const SELF: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 2), 443));
+
+/// What quinn hands over in one call at most: a batch of no more has just begun.
+const FIRST: usize = 10;
 
 /// How many datagrams one receive call may bring.
 const RECEIVE_SEGMENTS: usize = 44;
@@ -44,7 +45,7 @@ pub(crate) struct VirtualSocket {
 
 #[derive(Default)]
 struct Out {
-    packets: Outbox,
+    packets: Coalescer,
     /// The flow did not take the batch: nothing more is accepted until it does.
     blocked: bool,
     writers: Vec<Waker>,
@@ -85,7 +86,9 @@ impl VirtualSocket {
         let Some(batch) = out.packets.batch() else {
             return;
         };
-        match self.flow.poll_send(cx, batch) {
+        let contents = batch.contents;
+        let segment = batch.segment_size.unwrap_or(contents.len()).max(1);
+        match self.flow.poll_send(cx, Batch { contents, segment }) {
             Poll::Pending => {
                 out.blocked = true;
                 return;
@@ -103,6 +106,15 @@ impl VirtualSocket {
         tracing::debug!(%error, "the flow under a link ended");
         out.failure = Some(error);
         self.ended.notify_one();
+    }
+
+    /// One wake-up for a batch: its first packet asks.
+    fn ask_for_flush(&self, out: &Out) {
+        if out.packets.segments() <= FIRST
+            && let Some(flusher) = &out.flusher
+        {
+            flusher.wake_by_ref();
+        }
     }
 
     fn flush_now(&self, out: &mut Out) {
@@ -144,24 +156,16 @@ impl AsyncUdpSocket for VirtualSocket {
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        let segment = transmit
-            .segment_size
-            .unwrap_or(transmit.contents.len())
-            .max(1);
         let mut out = self.out();
-        if !out.packets.fits(transmit.contents.len(), segment) && !out.blocked {
-            self.flush_now(&mut out);
+        if !out.blocked && out.packets.push(transmit) == Pushed::Kept {
+            self.ask_for_flush(&out);
+            return Ok(());
         }
-        if out.blocked {
+        self.flush_now(&mut out);
+        if out.blocked || out.packets.push(transmit) == Pushed::Full {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let first = out.packets.is_empty();
-        out.packets.append(transmit.contents, segment);
-        if out.packets.is_full() {
-            self.flush_now(&mut out);
-        } else if first && let Some(flusher) = &out.flusher {
-            flusher.wake_by_ref();
-        }
+        self.ask_for_flush(&out);
         Ok(())
     }
 
@@ -195,7 +199,7 @@ impl AsyncUdpSocket for VirtualSocket {
     }
 
     fn max_transmit_segments(&self) -> usize {
-        outbox::SEGMENTS
+        MOST_SEGMENTS
     }
 
     fn max_receive_segments(&self) -> usize {
@@ -208,11 +212,12 @@ impl AsyncUdpSocket for VirtualSocket {
 }
 
 fn received(len: usize, segment: usize) -> RecvMeta {
-    let mut meta = RecvMeta::default();
-    meta.addr = PEER;
-    meta.len = len;
-    meta.stride = segment.max(1);
-    meta
+    RecvMeta {
+        addr: PEER,
+        len,
+        stride: segment.max(1),
+        ..RecvMeta::default()
+    }
 }
 
 /// Wakes a connection when the outbox takes packets again.
@@ -225,7 +230,13 @@ impl UdpPoller for Writable {
         if !out.blocked {
             return Poll::Ready(Ok(()));
         }
-        out.writers.push(cx.waker().clone());
+        if !out
+            .writers
+            .iter()
+            .any(|writer| writer.will_wake(cx.waker()))
+        {
+            out.writers.push(cx.waker().clone());
+        }
         Poll::Pending
     }
 }
