@@ -2,7 +2,7 @@
 //! The binary reads the file and hands the value to [`Relay::start`](crate::Relay::start); embedders build it by hand.
 //! Keys are a contract with users (see the CLI contract of the architecture): extend, do not rename.
 
-use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{fmt, net::SocketAddr, path::PathBuf};
 
 use hoplite_wire::Target;
 use serde::Deserialize;
@@ -287,11 +287,6 @@ impl fmt::Debug for TokenEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("TokenEntry(hidden)")
     }
-}
-
-/// The time that a handler gives to a step; zero means the step may take for ever.
-pub(crate) fn bounded(limit: Duration) -> Option<Duration> {
-    (!limit.is_zero()).then_some(limit)
 }
 
 #[cfg(test)]

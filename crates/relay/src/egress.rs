@@ -57,7 +57,7 @@ impl Egress {
         let mut failure = Failure::Unreachable;
         for address in self.addresses(target, metrics).await? {
             match connect_udp(address, &UdpSettings::default()) {
-                Ok(flow) => return Ok(flow),
+                Ok(flow) => return flow.writable().await.map(|()| flow).map_err(Failure::from),
                 Err(error) => failure = error.into(),
             }
         }

@@ -71,7 +71,7 @@ impl Relay {
     pub fn start(config: &Config, identity: &Identity) -> Result<Handle, StartError> {
         config.check()?;
         let certificates = Certificates::new(identity)?;
-        let bound = shard::bind(config, &certificates)?;
+        let bound = shard::bind(config)?;
         let metrics = Arc::new(Metrics::new());
         let listener = config.metrics.listen.map(listen).transpose()?;
         let shared = Arc::new(Shared::new(
@@ -168,6 +168,11 @@ impl Shared {
             certificates,
             gate: Gate::new(config.limits.clone()),
             metrics,
+            h3: hoplite_masque::h3::Config {
+                max_field_section: config.limits.header,
+                head_timeout: config.limits.handshake,
+                ..Default::default()
+            },
         })
     }
 }

@@ -12,9 +12,14 @@ use crate::{
     template::Templates,
 };
 
+pub(crate) mod exchange;
+pub(crate) mod gather;
+pub(crate) mod handler;
+pub(crate) mod quic;
 pub(crate) mod request;
 pub(crate) mod shard;
 pub(crate) mod splice;
+pub(crate) mod udp;
 
 /// What all shards share.
 pub(crate) struct Shared {
@@ -27,6 +32,8 @@ pub(crate) struct Shared {
     pub(crate) certificates: Arc<Certificates>,
     pub(crate) gate: Gate,
     pub(crate) metrics: Arc<Metrics>,
+    /// How HTTP/3 is spoken.
+    pub(crate) h3: hoplite_masque::h3::Config,
 }
 
 /// How long it goes on.

@@ -143,6 +143,14 @@ impl UdpFlow {
         self.socket.local_addr()
     }
 
+    /// Waits until the socket is known to take payloads: a fresh one is not, and would make the first payload wait.
+    ///
+    /// # Errors
+    /// The runtime is stopping.
+    pub async fn writable(&self) -> Result<(), Error> {
+        self.socket.writable().await.map_err(stopped)
+    }
+
     /// How many payloads were dropped, in either direction, because they did not fit or the kernel would not take them.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)

@@ -1,5 +1,7 @@
 //! What the file may say, and what is said about a wrong one.
 
+use std::time::Duration;
+
 use super::*;
 
 fn read(text: &str) -> Result<Config, String> {

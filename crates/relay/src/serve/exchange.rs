@@ -3,7 +3,7 @@
 
 use std::{future::Future, sync::Arc};
 
-use hoplite_masque::h3::DatagramSink;
+use hoplite_masque::DatagramSink;
 use hoplite_overlay::Batch;
 use hoplite_wire::ResponseHead;
 
@@ -34,8 +34,6 @@ pub(crate) trait ClientFlow: Send + Sync {
     fn send(&self, batch: Batch<'_>) -> Sent;
     /// Resolves when the client has closed the tunnel, in order or not.
     fn closed(&self) -> impl Future<Output = ()> + Send;
-    /// Breaks the tunnel off: the target's host says that nobody is there.
-    fn reset(&self);
 }
 
 /// What became of a batch.

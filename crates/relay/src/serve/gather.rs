@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_masque::h3::DatagramSink;
+use hoplite_masque::DatagramSink;
 use hoplite_overlay::{Batch, Datagrams, direct::UdpFlow};
 
 use crate::{limits::Pace, metrics::Metrics};
@@ -119,8 +119,7 @@ impl DatagramSink for ToTarget {
 impl Joined {
     fn has_room_for(&self, len: usize) -> bool {
         let fits = !self.closed && len <= self.segment && len > 0;
-        self.count == 0
-            || (fits && self.count < SEGMENTS && self.contents.len() + len <= OCTETS)
+        self.count == 0 || (fits && self.count < SEGMENTS && self.contents.len() + len <= OCTETS)
     }
 
     fn add(&mut self, payload: &[u8]) {
@@ -192,8 +191,16 @@ mod tests {
 
     #[test]
     fn a_batch_is_never_larger_than_the_kernel_takes() {
-        assert!(batches(&[64; 1000]).iter().all(|batch| batch.len() <= SEGMENTS));
+        assert!(
+            batches(&[64; 1000])
+                .iter()
+                .all(|batch| batch.len() <= SEGMENTS)
+        );
         let octets = |batch: &Vec<usize>| batch.iter().sum::<usize>();
-        assert!(batches(&[1400; 200]).iter().all(|batch| octets(batch) <= OCTETS));
+        assert!(
+            batches(&[1400; 200])
+                .iter()
+                .all(|batch| octets(batch) <= OCTETS)
+        );
     }
 }

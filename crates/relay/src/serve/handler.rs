@@ -50,7 +50,10 @@ impl<E: Exchange> Job<E> {
         if self.alive.is_draining() {
             return Err(Failure::Draining);
         }
-        let guest = shared.admission.load().judge(request::credentials(&self.head));
+        let guest = shared
+            .admission
+            .load()
+            .judge(request::credentials(&self.head));
         let key = match guest.ok_or(Failure::Unauthenticated)? {
             Guest::Anyone => self.client,
             Guest::Holder(index) => shared.gate.by_token(index),
@@ -83,7 +86,9 @@ impl<E: Exchange> Job<E> {
         let shared = self.shared;
         let socket = match shared.egress.udp(target, &shared.metrics).await {
             Ok(socket) => socket,
-            Err(failure) => return refuse(&shared, Method::connect_udp, failure, self.exchange).await,
+            Err(failure) => {
+                return refuse(&shared, Method::connect_udp, failure, self.exchange).await;
+            }
         };
         let head = ResponseHead::new(200).with("capsule-protocol", "?1");
         self.exchange.respond(&head).await?;

@@ -1,11 +1,20 @@
 //! HTTP/3 over QUIC: handshakes, connections, and a task for each request.
-//! Each shard runs it on its endpoint. RFC 9114; graceful shutdown by GOAWAY (§5.2).
+//! Each shard runs it on its endpoint. RFC 9114; the relay leaves by GOAWAY (§5.2).
 
-use std::{future::Future, sync::Arc, task::{Context, Poll}};
+use std::{
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use hoplite_link::quic::{Connection, Endpoint, Incoming, VarInt};
-use hoplite_masque::h3::{self, Session};
+use hoplite_masque::{
+    DatagramSink,
+    h3::{self, DataReceiver, DataSender, Session},
+};
+use hoplite_overlay::Batch;
+use hoplite_wire::{ResponseHead, h3::Code};
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{
@@ -14,7 +23,15 @@ use super::{
     handler::Job,
     splice::{Broken, FromClient, ToClient},
 };
-use crate::{limits::{ClientKey, Permit}, metrics::Up};
+use crate::{
+    limits::{ClientKey, Permit},
+    metrics::Up,
+};
+
+/// Above this share of the total, a new client must first prove its address: 1 in so many.
+const SUSPICIOUS: usize = 4;
+/// How long the last packets of a connection may take to leave.
+const FAREWELL: Duration = Duration::from_millis(500);
 
 /// Serves an endpoint until it is to stop.
 pub(crate) async fn serve(shared: Arc<Shared>, endpoint: Endpoint, mut alive: Alive) {
@@ -22,12 +39,178 @@ pub(crate) async fn serve(shared: Arc<Shared>, endpoint: Endpoint, mut alive: Al
     loop {
         tokio::select! {
             incoming = endpoint.accept() => match incoming {
-                Some(incoming) => take(&shared, incoming, &alive),
+                Some(incoming) => take(&shared, incoming, &endpoint, &alive),
                 None => break,
             },
             () = draining.reached(Phase::Draining) => break,
         }
     }
+    drop(draining);
+    // From now on new connections are refused; those that are there go on.
     endpoint.set_server_config(None);
-    alive.reached(Phase::Stopped).await;
+    tokio::select! {
+        () = alive.reached(Phase::Stopped) => (),
+        () = endpoint.wait_idle() => (),
+    }
+    endpoint.close(VarInt::from_u32(Code::NO_ERROR.0 as u32), b"");
+    drop(timeout(FAREWELL, endpoint.wait_idle()).await);
+}
+
+/// Takes a connection within the limits.
+fn take(shared: &Arc<Shared>, incoming: Incoming, endpoint: &Endpoint, alive: &Alive) {
+    let busy = endpoint.open_connections() > shared.limits.connections / SUSPICIOUS;
+    if busy && !incoming.remote_address_validated() && incoming.may_retry() {
+        return drop(incoming.retry());
+    }
+    let client = shared.gate.by_address(incoming.remote_address().ip());
+    match shared.gate.connection(client) {
+        Ok(permit) => {
+            let guest = Guest {
+                shared: shared.clone(),
+                client,
+                alive: alive.clone(),
+                _permit: permit,
+            };
+            tokio::spawn(guest.welcome(incoming));
+        }
+        Err(_) => {
+            shared.metrics.limited("connections");
+            incoming.refuse();
+        }
+    }
+}
+
+/// A connection and whose it is.
+struct Guest {
+    shared: Arc<Shared>,
+    client: ClientKey,
+    alive: Alive,
+    _permit: Permit,
+}
+
+impl Guest {
+    async fn welcome(self, incoming: Incoming) {
+        let handshake = async { incoming.accept().ok()?.await.ok() };
+        let connection = timeout(self.shared.limits.handshake, handshake).await;
+        let Some(connection) = connection.ok().flatten() else {
+            self.shared.metrics.handshakes_failed.inc();
+            return;
+        };
+        self.shared.metrics.connections.quic.inc();
+        let _open = Up::new(&self.shared.metrics.connections_open.quic);
+        self.serve(connection).await;
+    }
+
+    /// Serves requests until the connection ends, or until it is to stop and none is left.
+    async fn serve(mut self, connection: Connection) {
+        let session = Session::server(connection.clone(), &self.shared.h3);
+        let mut draining = self.alive.clone();
+        let mut requests = JoinSet::new();
+        let mut leaving = false;
+        loop {
+            tokio::select! {
+                incoming = session.accept() => match incoming {
+                    Some(incoming) => drop(requests.spawn(self.job(incoming).run())),
+                    None => break,
+                },
+                Some(_) = requests.join_next() => (),
+                () = draining.reached(Phase::Draining), if !leaving => {
+                    leaving = true;
+                    session.drain();
+                }
+                () = self.alive.reached(Phase::Stopped) => break,
+                else => break,
+            }
+            if leaving && requests.is_empty() {
+                break;
+            }
+        }
+        connection.close(VarInt::from_u32(Code::NO_ERROR.0 as u32), b"");
+    }
+
+    fn job(&self, incoming: h3::Incoming) -> Job<h3::Exchange> {
+        Job {
+            shared: self.shared.clone(),
+            client: self.client,
+            alive: self.alive.clone(),
+            head: incoming.head,
+            exchange: incoming.exchange,
+        }
+    }
+}
+
+impl FromClient for DataReceiver {
+    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
+        Self::poll_data(self, cx).map_err(|_| Broken)
+    }
+}
+
+impl ToClient for DataSender {
+    async fn write(&mut self, octets: Bytes) -> Result<(), Broken> {
+        Self::write(self, octets).await.map_err(|_| Broken)
+    }
+
+    async fn finish(&mut self) -> Result<(), Broken> {
+        Self::finish(self).await.map_err(|_| Broken)?;
+        // Until all has arrived the client may still break off.
+        match self.stopped().await {
+            None => Ok(()),
+            Some(_) => Err(Broken),
+        }
+    }
+
+    /// "A proxy treats any error in the TCP connection … as a stream error of type H3_CONNECT_ERROR."
+    fn reset(&mut self) {
+        Self::reset(self, Code::CONNECT_ERROR);
+    }
+}
+
+impl Exchange for h3::Exchange {
+    type Up = DataReceiver;
+    type Down = DataSender;
+    type Flow = h3::Flow;
+
+    async fn respond(&mut self, head: &ResponseHead) -> Result<(), Broken> {
+        Self::respond(self, head).await.map_err(|_| Broken)
+    }
+
+    async fn refuse(mut self, head: &ResponseHead) -> Result<(), Broken> {
+        Exchange::respond(&mut self, head).await?;
+        let (mut sender, mut receiver) = self.split();
+        receiver.stop(Code::NO_ERROR);
+        ToClient::finish(&mut sender).await
+    }
+
+    fn stream(self) -> (DataReceiver, DataSender) {
+        let (sender, receiver) = self.split();
+        (receiver, sender)
+    }
+
+    fn datagrams(self, sink: Arc<dyn DatagramSink>) -> h3::Flow {
+        Self::datagrams(self, sink)
+    }
+}
+
+impl ClientFlow for h3::Flow {
+    fn send(&self, batch: Batch<'_>) -> Sent {
+        let (payloads, segment) = (batch.payloads().count(), batch.segment);
+        let accepted = Self::send(self, batch);
+        let lost = payloads.saturating_sub(accepted);
+        match lost > 0 && segment > self.max_payload() {
+            true => Sent {
+                accepted,
+                full: 0,
+                too_large: lost,
+            },
+            false => Sent {
+                accepted,
+                full: lost,
+                too_large: 0,
+            },
+        }
+    }
+
+    async fn closed(&self) {
+        drop(Self::closed(self).await);
+    }
 }

@@ -1,35 +1,131 @@
 //! One shard: a thread with a current-thread runtime, its own UDP socket and its own TCP listener, all on one port.
+//! The kernel gives each client's packets to one shard, also after the client has moved (see `link::server`).
+//! Nothing crosses from shard to shard but the limits, the counters and the resolver's cache.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc, thread};
 
-use hoplite_crypto::Certificates;
+use hoplite_crypto::{ALPN_H3, Certificates, server_tls};
+use hoplite_link::{
+    quic::{TransportConfig, VarInt},
+    server::{self, Bound, BoundShard, Secrets},
+};
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Alive, Shared};
-use crate::{config::Config, handle::StartError};
+use super::{Alive, Shared, quic};
+use crate::{
+    config::{Config, Limits},
+    handle::StartError,
+};
 
-/// All sockets of a relay.
+/// What each UDP socket asks the kernel for, in octets.
+const SOCKET_BUFFER: usize = 8 << 20;
+/// Datagrams of one client that wait for their turn, in octets; the oldest are dropped.
+const DATAGRAMS_IN: usize = 1 << 20;
+/// HTTP/3 needs three streams of its own from a client; some greet with a few more.
+const UNI_STREAMS: u32 = 8;
+
+/// All sockets of a relay, one group for each configured address.
 pub(crate) struct Sockets {
     pub(crate) addresses: Vec<SocketAddr>,
+    groups: Vec<Bound>,
 }
 
 /// Opens all sockets.
-pub(crate) fn bind(config: &Config, _: &Arc<Certificates>) -> Result<Sockets, StartError> {
-    let address = config.listen.first().copied();
-    match address {
-        Some(address) => Err(StartError::Listen {
-            address,
-            source: io::ErrorKind::Unsupported.into(),
-        }),
-        None => Ok(Sockets {
-            addresses: Vec::new(),
-        }),
+pub(crate) fn bind(config: &Config) -> Result<Sockets, StartError> {
+    let mut sockets = Sockets {
+        addresses: Vec::new(),
+        groups: Vec::new(),
+    };
+    for address in &config.listen {
+        let failed = |source| StartError::Listen {
+            address: *address,
+            source,
+        };
+        let threads = config.limits.threads();
+        let bound = server::bind(*address, threads, SOCKET_BUFFER).map_err(failed)?;
+        sockets.addresses.push(bound.local_addr());
+        sockets.groups.push(bound);
+    }
+    Ok(sockets)
+}
+
+/// Starts a thread for each shard; each serves its socket of every group.
+pub(crate) fn spawn(
+    sockets: Sockets,
+    shared: &Arc<Shared>,
+    alive: &Alive,
+) -> Result<(), StartError> {
+    let mut groups: Vec<_> = sockets
+        .groups
+        .into_iter()
+        .map(|group| group.into_shards().into_iter())
+        .collect();
+    let keys = Keys::new(&shared.certificates, &shared.limits)?;
+    loop {
+        let shards: Vec<BoundShard> = groups.iter_mut().filter_map(Iterator::next).collect();
+        let Some(first) = shards.first() else {
+            return Ok(());
+        };
+        let name = format!("shard-{}", first.index());
+        let (runtime, keys) = (runtime()?, keys.clone());
+        let (shared, alive) = (shared.clone(), alive.clone());
+        thread::Builder::new()
+            .name(name)
+            .spawn(move || runtime.block_on(run(shards, keys, shared, alive)))
+            .map_err(StartError::Thread)?;
     }
 }
 
-/// Starts a thread for each shard.
-pub(crate) fn spawn(_: Sockets, _: &Arc<Shared>, _: &Alive) -> Result<(), StartError> {
-    Ok(())
+/// What QUIC is served with.
+#[derive(Clone)]
+struct Keys {
+    tls: Arc<rustls::ServerConfig>,
+    transport: Arc<TransportConfig>,
+    secrets: Secrets,
+}
+
+impl Keys {
+    fn new(certificates: &Arc<Certificates>, limits: &Limits) -> Result<Self, StartError> {
+        let tls = server_tls(certificates.clone(), &[ALPN_H3]);
+        Ok(Self {
+            tls: Arc::new(tls.map_err(|error| StartError::Thread(io::Error::other(error)))?),
+            transport: Arc::new(transport(limits)),
+            secrets: Secrets::generate().map_err(StartError::Thread)?,
+        })
+    }
+
+    fn activate(&self, shard: BoundShard) -> io::Result<server::Shard> {
+        shard.activate(self.tls.clone(), self.transport.clone(), &self.secrets)
+    }
+}
+
+async fn run(shards: Vec<BoundShard>, keys: Keys, shared: Arc<Shared>, alive: Alive) {
+    let mut serving = tokio::task::JoinSet::new();
+    for shard in shards {
+        match keys.activate(shard) {
+            Ok(shard) => {
+                serving.spawn(quic::serve(shared.clone(), shard.endpoint, alive.clone()));
+            }
+            Err(error) => tracing::error!(%error, "a shard does not serve"),
+        }
+    }
+    drop(alive);
+    while serving.join_next().await.is_some() {}
+}
+
+/// Every buffer of a connection has its bound here.
+fn transport(limits: &Limits) -> TransportConfig {
+    let mut config = TransportConfig::default();
+    config
+        .max_concurrent_bidi_streams(VarInt::from_u32(limits.requests_per_connection))
+        .max_concurrent_uni_streams(VarInt::from_u32(UNI_STREAMS))
+        .receive_window(VarInt::from_u32(limits.connection_window))
+        .stream_receive_window(VarInt::from_u32(limits.stream_window))
+        .send_window(u64::from(limits.connection_window))
+        .datagram_receive_buffer_size(Some(DATAGRAMS_IN))
+        .datagram_send_buffer_size(limits.datagram_buffer)
+        .max_idle_timeout(limits.idle_connection.try_into().ok());
+    config
 }
 
 /// A runtime for one thread.

@@ -38,7 +38,12 @@ thread_local! {
 pub(crate) async fn carry(shared: &Shared, pace: Pace, target: UdpFlow, exchange: impl Exchange) {
     let target = Arc::new(target);
     let passed = Arc::new(AtomicU64::new(0));
-    let sink = ToTarget::new(target.clone(), shared.metrics.clone(), pace.clone(), passed.clone());
+    let sink = ToTarget::new(
+        target.clone(),
+        shared.metrics.clone(),
+        pace.clone(),
+        passed.clone(),
+    );
     let client = exchange.datagrams(Arc::new(sink));
     let down = Down {
         target: &target,
@@ -49,8 +54,8 @@ pub(crate) async fn carry(shared: &Shared, pace: Pace, target: UdpFlow, exchange
     };
     tokio::select! {
         () = client.closed() => (),
-        () = down.run() => client.reset(),
-        () = watch(shared.limits.idle_datagrams, &passed) => client.reset(),
+        () = down.run() => (),
+        () = watch(shared.limits.idle_datagrams, &passed) => (),
     }
     shared.metrics.dropped.socket_full.inc_by(target.dropped());
 }
@@ -113,7 +118,10 @@ impl<F: ClientFlow> Down<'_, F> {
             metrics.dropped.client_full.inc_by(sent.full as u64);
         }
         if sent.too_large > 0 {
-            metrics.dropped.too_large_for_client.inc_by(sent.too_large as u64);
+            metrics
+                .dropped
+                .too_large_for_client
+                .inc_by(sent.too_large as u64);
         }
     }
 }

@@ -1,0 +1,123 @@
+//! Starting, draining, reloading, and what the metrics say.
+
+use std::time::Duration;
+
+use hoplite_relay::{Relay, StartError};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::{
+    support::{PATIENCE, config, connect, identity, relay, start, tcp, try_connect, udp},
+    targets,
+};
+
+#[tokio::test]
+async fn a_drain_waits_for_open_tunnels_and_takes_no_new_ones() {
+    let relay = relay(|_| ());
+    let client = connect(&relay).await;
+    let echo = targets::tcp_echo().await;
+    let (exchange, _) = client.ask(tcp(echo)).await;
+    let (address, pin) = (relay.addresses()[0], relay.pin());
+    let drained = tokio::spawn(relay.drain(PATIENCE));
+    let mut stream = exchange.into_stream();
+    stream.write_all(b"going on").await.expect("open");
+    let mut back = [0; 8];
+    stream.read_exact(&mut back).await.expect("open");
+    while client.session.request(&tcp(echo)).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    stream.shutdown().await.expect("open");
+    stream.read_to_end(&mut Vec::new()).await.expect("finished");
+    drop(stream);
+    assert!(
+        drained.await.expect("no panic"),
+        "everything ended in order"
+    );
+    let _ = (address, pin);
+}
+
+#[tokio::test]
+async fn a_drain_closes_what_is_left_at_its_end() {
+    let relay = relay(|_| ());
+    let client = connect(&relay).await;
+    let (_open, _) = client.ask(tcp(targets::tcp_echo().await)).await;
+    assert!(!relay.drain(Duration::from_millis(50)).await);
+    let closed = tokio::time::timeout(PATIENCE, client.link.connection().closed()).await;
+    closed.expect("closed in time");
+}
+
+#[tokio::test]
+async fn dropping_the_handle_stops_the_relay_and_frees_its_port() {
+    let relay = relay(|_| ());
+    let mut config = config();
+    config.listen = relay.addresses().to_vec();
+    assert!(matches!(
+        Relay::start(&config, &identity()),
+        Err(StartError::Listen { .. })
+    ));
+    drop(relay);
+    let again = tokio::time::timeout(PATIENCE, async {
+        loop {
+            if let Ok(relay) = Relay::start(&config, &identity()) {
+                return relay;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    let again = again.await.expect("the port is free");
+    connect(&again).await;
+}
+
+#[tokio::test]
+async fn a_reload_shows_a_new_certificate_from_the_next_handshake_on() {
+    let relay = relay(|_| ());
+    let before = connect(&relay).await;
+    let old = relay.pin();
+    relay
+        .reload(&config().auth, Some(&identity()))
+        .expect("reloaded");
+    assert!(relay.pin() != old);
+    connect(&relay).await;
+    assert_eq!(before.status(tcp(targets::tcp_echo().await)).await, 200);
+}
+
+#[tokio::test]
+async fn the_metrics_name_nobody() {
+    let mut config = config();
+    config.metrics.listen = Some("127.0.0.1:0".parse().expect("address"));
+    let relay = start(&config);
+    let client = connect(&relay).await;
+    client.udp(targets::udp_echo().await).await.echo(b"x").await;
+    client.status(tcp("127.0.0.1:1")).await;
+    client.status(udp("secret.test:443")).await;
+    let address = relay.metrics_address().expect("served");
+    let mut stream = tokio::net::TcpStream::connect(address)
+        .await
+        .expect("connected");
+    let request = b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    stream.write_all(request).await.expect("sent");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.expect("answered");
+    assert!(
+        text.starts_with("HTTP/1.1 200") && text.contains("# EOF"),
+        "{text}"
+    );
+    assert!(
+        text.contains("requests_total{method=\"connect_udp\",outcome=\"ok\"} 1"),
+        "{text}"
+    );
+    for private in ["127.0.0.1", "secret", "localhost", "::1"] {
+        assert!(!text.contains(private), "{private} is in {text}");
+    }
+}
+
+#[tokio::test]
+async fn a_relay_that_everybody_could_use_does_not_start() {
+    let mut config = config();
+    config.listen = vec!["0.0.0.0:0".parse().expect("address")];
+    let error = Relay::start(&config, &identity()).expect_err("open to all");
+    assert!(error.to_string().starts_with("auth.token"), "{error}");
+    config.auth.open = true;
+    let relay = start(&config);
+    drop(try_connect);
+    drop(relay);
+}

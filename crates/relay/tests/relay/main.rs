@@ -1,0 +1,11 @@
+//! A whole relay on loopback, asked by an HTTP/3 client of our own: what a client, a target and an operator see.
+
+mod admission;
+mod dns;
+mod life;
+mod limits;
+mod policy;
+mod support;
+mod targets;
+mod tcp;
+mod udp;

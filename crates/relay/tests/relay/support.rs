@@ -1,0 +1,150 @@
+//! A relay on loopback and a client that speaks HTTP/3 to it.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use hoplite_crypto::{Identity, Trust};
+use hoplite_link::{Config as LinkConfig, Dialer, Peer, QuicLink};
+use hoplite_masque::{
+    DatagramSink,
+    h3::{self, Exchange, Flow, Session},
+};
+use hoplite_overlay::{Batch, Terms, direct::Direct};
+use hoplite_relay::{Config, Handle, Relay};
+use hoplite_wire::{ProxyError, RequestHead, ResponseHead, Target, Template};
+use tokio::sync::mpsc;
+
+/// Long enough for a busy machine; nothing waits for it when all is well.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A relay that serves loopback targets.
+pub(crate) fn config() -> Config {
+    let mut config = Config {
+        listen: vec!["127.0.0.1:0".parse().expect("address")],
+        ..Config::default()
+    };
+    let allow = ["127.0.0.0/8", "::1"].map(|rule| rule.parse().expect("rule"));
+    config.egress.allow = allow.to_vec();
+    config.limits.shards = 2;
+    config
+}
+
+pub(crate) fn identity() -> Identity {
+    let made = Identity::generate(&["localhost".to_owned()]).expect("made");
+    Identity::from_pem(made.certificate.as_bytes(), made.key.as_bytes()).expect("read")
+}
+
+pub(crate) fn start(config: &Config) -> Handle {
+    Relay::start(config, &identity()).expect("started")
+}
+
+/// A relay with something changed.
+pub(crate) fn relay(change: impl FnOnce(&mut Config)) -> Handle {
+    let mut config = config();
+    change(&mut config);
+    start(&config)
+}
+
+/// A connection to a relay.
+pub(crate) struct Client {
+    pub(crate) session: Session,
+    pub(crate) link: QuicLink,
+}
+
+pub(crate) async fn connect(relay: &Handle) -> Client {
+    try_connect(relay).await.expect("connected")
+}
+
+pub(crate) async fn try_connect(relay: &Handle) -> Result<Client, hoplite_overlay::Error> {
+    let peer = Peer {
+        name: "test".into(),
+        address: Target::from(relay.addresses()[0]),
+        trust: Trust::Pins(vec![relay.pin()]),
+    };
+    let dialer = Dialer::new(Arc::new(Direct::new()), peer, 0, LinkConfig::default());
+    let link = dialer.quic(&Terms::default()).await?;
+    let session = Session::client(link.connection().clone(), &h3::Config::default());
+    Ok(Client { session, link })
+}
+
+pub(crate) fn tcp(target: impl ToString) -> RequestHead {
+    RequestHead::connect(target.to_string())
+}
+
+pub(crate) fn udp(target: impl ToString) -> RequestHead {
+    let target: Target = target.to_string().parse().expect("a target");
+    RequestHead::connect_udp("relay", Template::well_known().expand(&target))
+}
+
+impl Client {
+    /// Sends a request and waits for its answer.
+    pub(crate) async fn ask(&self, head: RequestHead) -> (Exchange, ResponseHead) {
+        let mut exchange = self.session.request(&head).await.expect("sent");
+        let answer = tokio::time::timeout(PATIENCE, exchange.response()).await;
+        let answer = answer.expect("answered in time").expect("answered");
+        (exchange, answer)
+    }
+
+    pub(crate) async fn status(&self, head: RequestHead) -> u16 {
+        self.ask(head).await.1.status
+    }
+
+    /// The status and what `Proxy-Status` says.
+    pub(crate) async fn refusal(&self, head: RequestHead) -> (u16, Option<ProxyError>) {
+        let (_, answer) = self.ask(head).await;
+        let error = answer.header("proxy-status").and_then(ProxyError::parse);
+        (answer.status, error)
+    }
+
+    /// An open UDP tunnel.
+    pub(crate) async fn udp(&self, target: SocketAddr) -> Tunnel {
+        let (exchange, answer) = self.ask(udp(target)).await;
+        assert_eq!(answer.status, 200);
+        Tunnel::new(exchange)
+    }
+}
+
+/// The client's end of a UDP tunnel.
+pub(crate) struct Tunnel {
+    pub(crate) flow: Flow,
+    received: mpsc::Receiver<Bytes>,
+}
+
+struct Inbox(Mutex<mpsc::Sender<Bytes>>);
+
+impl DatagramSink for Inbox {
+    fn push(&self, payload: Bytes) {
+        drop(self.0.lock().expect("sound").try_send(payload));
+    }
+
+    fn flush(&self) {}
+}
+
+impl Tunnel {
+    pub(crate) fn new(exchange: Exchange) -> Self {
+        let (inbox, received) = mpsc::channel(1024);
+        let flow = exchange.datagrams(Arc::new(Inbox(Mutex::new(inbox))));
+        Self { flow, received }
+    }
+
+    pub(crate) async fn recv(&mut self) -> Bytes {
+        let received = tokio::time::timeout(PATIENCE, self.received.recv()).await;
+        received.expect("received in time").expect("open")
+    }
+
+    /// Sends one payload again and again until something comes back: UDP may lose.
+    pub(crate) async fn echo(&mut self, payload: &[u8]) -> Bytes {
+        for _ in 0..100 {
+            drop(self.flow.send(Batch::one(payload)));
+            let pause = Duration::from_millis(200);
+            if let Ok(received) = tokio::time::timeout(pause, self.received.recv()).await {
+                return received.expect("open");
+            }
+        }
+        unreachable!("nothing came back")
+    }
+}

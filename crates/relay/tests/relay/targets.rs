@@ -1,0 +1,79 @@
+//! Servers on loopback that behave, and some that do not. They live as long as the runtime.
+
+use std::net::SocketAddr;
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream, UdpSocket},
+};
+
+async fn tcp<F, T>(serve: F) -> SocketAddr
+where
+    F: Fn(TcpStream) -> T + Send + 'static,
+    T: Future<Output = ()> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let address = listener.local_addr().expect("bound");
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(serve(stream));
+        }
+    });
+    address
+}
+
+/// Sends back what it gets, and finishes when its client does.
+pub(crate) async fn tcp_echo() -> SocketAddr {
+    tcp(|mut stream| async move {
+        let (mut read, mut write) = stream.split();
+        drop(tokio::io::copy(&mut read, &mut write).await);
+        drop(write.shutdown().await);
+    })
+    .await
+}
+
+/// Resets as soon as the first octet has come.
+pub(crate) async fn tcp_reset() -> SocketAddr {
+    tcp(|mut stream| async move {
+        drop(stream.read(&mut [0; 1]).await);
+        stream.set_zero_linger().expect("set");
+    })
+    .await
+}
+
+/// Sends `octets` at once, as fast as they are taken, and finishes.
+pub(crate) async fn tcp_flood(octets: usize) -> SocketAddr {
+    tcp(move |mut stream| async move {
+        let chunk = vec![7; 64 * 1024];
+        let mut left = octets;
+        while left > 0 {
+            let part = left.min(chunk.len());
+            if stream.write_all(&chunk[..part]).await.is_err() {
+                return;
+            }
+            left -= part;
+        }
+    })
+    .await
+}
+
+/// Nobody listens there.
+pub(crate) async fn nobody() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    listener.local_addr().expect("bound")
+}
+
+/// Sends back what it gets.
+pub(crate) async fn udp_echo() -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.expect("bound");
+    let address = socket.local_addr().expect("bound");
+    tokio::spawn(async move {
+        let mut buffer = [0; 65_536];
+        loop {
+            if let Ok((len, from)) = socket.recv_from(&mut buffer).await {
+                drop(socket.send_to(&buffer[..len], from).await);
+            }
+        }
+    });
+    address
+}

@@ -1,0 +1,103 @@
+//! CONNECT-UDP.
+
+use bytes::{Bytes, BytesMut};
+use hoplite_overlay::Batch;
+use hoplite_wire::{RequestHead, capsule, capsule::CapsuleReader};
+
+use crate::{
+    support::{Tunnel, connect, relay, udp},
+    targets,
+};
+
+#[tokio::test]
+async fn payloads_keep_their_boundaries_both_ways() {
+    let relay = relay(|_| ());
+    let client = connect(&relay).await;
+    let mut tunnel = client.udp(targets::udp_echo().await).await;
+    for payload in [&b"one"[..], &[7; 1000], b""] {
+        assert_eq!(tunnel.echo(payload).await, payload);
+    }
+    let metrics = relay.metrics().text();
+    assert!(
+        metrics.contains("tunnels_open{method=\"connect_udp\"} 1"),
+        "{metrics}"
+    );
+}
+
+#[tokio::test]
+async fn the_answer_says_that_capsules_are_spoken() {
+    let relay = relay(|_| ());
+    let client = connect(&relay).await;
+    let (_, answer) = client.ask(udp(targets::udp_echo().await)).await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header("capsule-protocol"), Some(&b"?1"[..]));
+}
+
+#[tokio::test]
+async fn payloads_that_come_before_the_answer_arrive() {
+    let relay = relay(|_| ());
+    let client = connect(&relay).await;
+    let head = udp(targets::udp_echo().await);
+    let exchange = client.session.request(&head).await.expect("sent");
+    let mut tunnel = Tunnel::new(exchange);
+    drop(tunnel.flow.send(Batch::one(b"early")));
+    assert_eq!(tunnel.recv().await, &b"early"[..]);
+}
+
+#[tokio::test]
+async fn a_client_that_sends_capsules_gets_capsules() {
+    let relay = relay(|_| ());
+    let client = connect(&relay).await;
+    let (exchange, answer) = client.ask(udp(targets::udp_echo().await)).await;
+    assert_eq!(answer.status, 200);
+    let (mut sender, mut receiver) = exchange.split();
+    let mut capsules = CapsuleReader::default();
+    let mut out = BytesMut::new();
+    // An unknown capsule is skipped, an unknown context dropped.
+    out.extend_from_slice(&[0x3f, 2, 1, 2]);
+    out.extend_from_slice(&[0, 3, 4, 9, 9]);
+    capsule::write_udp(&mut out, b"in a capsule");
+    sender.write(out.freeze()).await.expect("open");
+    loop {
+        let mut data = receiver.data().await.expect("open").expect("open");
+        if let Some(value) = capsules.next(&mut data) {
+            assert_eq!(value, Bytes::from_static(b"\0in a capsule"));
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_template_of_the_operators_choice_works_beside_the_well_known_one() {
+    let template = "https://relay.example/masque{?target_host,target_port}";
+    let relay = relay(|config| config.masque.template = Some(template.into()));
+    let client = connect(&relay).await;
+    let port = targets::udp_echo().await.port();
+    let path = format!("/masque?target_host=127.0.0.1&target_port={port}");
+    let head = RequestHead::connect_udp("relay.example", path);
+    let (exchange, answer) = client.ask(head).await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(Tunnel::new(exchange).echo(b"x").await, &b"x"[..]);
+    let path = format!("/.well-known/masque/udp/127.0.0.1/{port}/");
+    let head = RequestHead::connect_udp("relay", path);
+    assert_eq!(client.status(head).await, 200);
+}
+
+#[tokio::test]
+async fn a_tunnel_survives_a_payload_that_is_too_large_for_the_road() {
+    let relay = relay(|_| ());
+    let client = connect(&relay).await;
+    let mut tunnel = client.udp(targets::udp_echo().await).await;
+    drop(tunnel.flow.send(Batch::one(&[1; 9000])));
+    assert_eq!(tunnel.echo(b"small").await, &b"small"[..]);
+}
+
+#[tokio::test]
+async fn a_silent_tunnel_is_closed_after_its_time() {
+    let relay = relay(|config| config.limits.idle_datagrams = std::time::Duration::from_millis(5));
+    let client = connect(&relay).await;
+    let (exchange, _) = client.ask(udp(targets::udp_echo().await)).await;
+    let (_sender, mut receiver) = exchange.split();
+    let end = tokio::time::timeout(crate::support::PATIENCE, receiver.data()).await;
+    assert!(!matches!(end.expect("closed in time"), Ok(Some(_))));
+}
