@@ -3,6 +3,8 @@
 The SOCKS side here is written by hand from RFC 1928, so that nothing of Hoplite is on it.
 """
 
+import asyncio
+import contextlib
 import http.client
 import ipaddress
 import socket
@@ -10,7 +12,8 @@ import ssl
 import struct
 import sys
 
-from common import HERE, TOKEN, Checks, Lab, free_port, sha256, wait_for
+from common import HERE, TOKEN, Checks, Lab, free_port, in_thread, sha256, wait_for
+from masque_client import http3_get
 from servers import payload
 
 
@@ -94,6 +97,43 @@ def udp_echo(client, host, port, sizes=(1, 100, 1000, 1100), user=None):
                 return f"{size} octets came back changed"
 
 
+@contextlib.contextmanager
+def udp_shim(client, host, port):
+    """A local UDP port whose datagrams go to one target through SOCKS UDP ASSOCIATE; yields its address."""
+    control, relay = socks(client.socks, 3, "0.0.0.0", 0)
+    inside, outside = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+    header = b"\0\0\0" + address(host, port)
+    for s in (inside, outside):
+        s.bind(("127.0.0.1", 0))
+        s.settimeout(0.2)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    program, stop = [], []
+
+    def upward():
+        while not stop:
+            with contextlib.suppress(OSError):
+                data, peer = inside.recvfrom(65536)
+                program[:] = [peer]
+                outside.sendto(header + data, ("127.0.0.1", relay))
+
+    def downward():
+        while not stop:
+            with contextlib.suppress(OSError):
+                data = outside.recv(65536)
+                size = {1: 4, 4: 16}.get(data[3]) or 1 + data[4]
+                inside.sendto(data[4 + size + 2:], program[0])
+
+    threads = [in_thread(upward)[0], in_thread(downward)[0]]
+    try:
+        yield inside.getsockname()
+    finally:
+        stop.append(True)
+        for thread in threads:
+            thread.join()
+        for s in (control, inside, outside):
+            s.close()
+
+
 def http_status(client, method, target, tunnel=None):
     c = http.client.HTTPConnection("127.0.0.1", client.http, timeout=40)
     try:
@@ -115,6 +155,12 @@ def works(checks, lab, client, targets, hops):
         checks.attempt(f"{way}: SOCKS UDP to {host}", lambda: udp_echo(client, host, echo))
     checks.attempt(f"{way}: user name and password are taken", lambda: fetch(client, "target.test", http_port, user="work"))
     checks.attempt(f"{way}: UDP with a user name", lambda: udp_echo(client, "target.test", echo, user="work"))
+
+    def http3():
+        with udp_shim(client, "target.test", targets.ports["https"]) as shim:
+            status, body = asyncio.run(http3_get(shim, lab.authority.ca, "target.test", "/bytes/2000000"))
+        return (status, sha256(body)) == (200, sha256(payload(2_000_000))) or f"{status}, {len(body)} octets"
+    checks.attempt(f"{way}: HTTP/3 target over SOCKS UDP, 2 MB, checksum", http3)
 
     def through_connect():
         context = ssl.create_default_context(cafile=str(lab.authority.ca))
@@ -209,8 +255,9 @@ def main():
         class Absent:
             port = lab.spare
         cedar = lab.relay("cedar", roles=["ingress"], relays=[birch])
-        amber = lab.relay("amber", roles=["ingress"], relays=[cedar, birch, Absent])
-        for path in ([birch], [amber, birch], [amber, cedar, birch]):
+        dogwood = lab.relay("dogwood", roles=["ingress"], relays=[cedar])
+        amber = lab.relay("amber", roles=["ingress"], relays=[cedar, dogwood, birch, Absent])
+        for path in ([birch], [amber, birch], [amber, cedar, birch], [amber, dogwood, cedar, birch]):
             client = lab.client(path, name=f"client-{len(path)}")
             works(checks, lab, client, targets, len(path))
             if len(path) == 2:
