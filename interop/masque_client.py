@@ -177,6 +177,7 @@ class Client(QuicConnectionProtocol):
 async def http3_get(address, ca, server_name, path, seconds=60):
     """A whole HTTP/3 download, no proxy: `address` may be a shim that leads through one."""
     configuration = QuicConfiguration(is_client=True, alpn_protocols=H3_ALPN, cafile=str(ca), server_name=server_name,
+                                      max_datagram_frame_size=65536,
                                       max_data=1 << 24, max_stream_data=1 << 24)
     async with asyncio.timeout(seconds), connect(*address, configuration=configuration, create_protocol=Client) as client:
         exchange = client.request([(":method", "GET"), (":scheme", "https"), (":authority", server_name), (":path", path)],
