@@ -1,11 +1,19 @@
 //! Words to the user: answers on stdout, remarks on stderr. The only place of the crate that writes to either.
 //! A closed or full stderr is nobody's failure; a closed stdout ends the command.
 
-use std::io::{self, IsTerminal, Write};
+use std::{
+    io::{self, IsTerminal, Write},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
 
 use serde::Serialize;
 
 use crate::errors::Failure;
+
+/// How long a line to stderr may take.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Writes a line to stdout.
 pub(crate) fn answer(line: impl AsRef<str>) -> Result<(), Failure> {
@@ -22,9 +30,21 @@ pub(crate) fn json(value: &impl Serialize) -> Result<(), Failure> {
     answer(line)
 }
 
-/// Writes a line to stderr; if that fails, nothing happens.
+/// Writes a line to stderr. If that fails, nothing happens; if nobody reads there, it is given up.
 pub(crate) fn remark(line: impl AsRef<str>) {
-    drop(writeln!(io::stderr().lock(), "{}", line.as_ref()));
+    let line = format!("{}\n", line.as_ref());
+    let (done, written) = mpsc::sync_channel(1);
+    let write = move || {
+        drop(io::stderr().write_all(line.as_bytes()));
+        done.send(()).unwrap_or_default();
+    };
+    if thread::Builder::new()
+        .name("remark".into())
+        .spawn(write)
+        .is_ok()
+    {
+        written.recv_timeout(PATIENCE).unwrap_or_default();
+    }
 }
 
 /// What is going on, on a terminal only: the next line of any kind takes its place.

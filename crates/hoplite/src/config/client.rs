@@ -8,15 +8,12 @@ use std::{
     time::Duration,
 };
 
-use hoplite_crypto::Pin;
+use hoplite_crypto::{Pin, Token};
 use hoplite_mediator::config as front;
 use hoplite_wire::Target;
 use serde::Deserialize;
 
-use super::{
-    locate::Document,
-    text::{self, Secret},
-};
+use super::{locate::Document, text};
 use crate::errors::{Complaint, Failure};
 
 /// A path has at most so many relays.
@@ -33,7 +30,8 @@ pub(crate) struct Config {
     /// So many relays, chosen at random. Either this or `path`.
     pub(crate) hops: Option<usize>,
     /// Shown to every relay that has no token of its own.
-    pub(crate) token: Option<Secret>,
+    #[serde(deserialize_with = "text::token")]
+    pub(crate) token: Option<Token>,
     /// A file that holds it.
     pub(crate) token_file: Option<PathBuf>,
     /// The SOCKS5 front end.
@@ -71,8 +69,8 @@ pub(crate) struct Relay {
     #[serde(default)]
     pub(crate) operator: Option<String>,
     /// Shown to this relay only.
-    #[serde(default)]
-    pub(crate) token: Option<Secret>,
+    #[serde(default, deserialize_with = "text::token")]
+    pub(crate) token: Option<Token>,
     /// A file that holds it.
     #[serde(default)]
     pub(crate) token_file: Option<PathBuf>,
@@ -147,7 +145,7 @@ pub(crate) struct Hop {
     /// The relay.
     pub(crate) relay: Relay,
     /// What is shown to it.
-    pub(crate) token: Option<Secret>,
+    pub(crate) token: Option<Token>,
 }
 
 /// A file that was read and checked.
@@ -177,7 +175,7 @@ pub(crate) fn read(document: &Document) -> Result<Client, Failure> {
 }
 
 fn with_tokens(config: &Config, document: &Document, complaints: &mut Vec<Complaint>) -> Vec<Hop> {
-    let mut read = |token: &Option<Secret>, file: &Option<PathBuf>, key: &str| {
+    let mut read = |token: &Option<Token>, file: &Option<PathBuf>, key: &str| {
         token_of(token, file, key, document).unwrap_or_else(|complaint| {
             complaints.push(complaint);
             None
@@ -196,11 +194,11 @@ fn with_tokens(config: &Config, document: &Document, complaints: &mut Vec<Compla
 }
 
 fn token_of(
-    token: &Option<Secret>,
+    token: &Option<Token>,
     file: &Option<PathBuf>,
     key: &str,
     document: &Document,
-) -> Result<Option<Secret>, Complaint> {
+) -> Result<Option<Token>, Complaint> {
     let Some(file) = file else {
         return Ok(token.clone());
     };
@@ -217,10 +215,8 @@ fn token_of(
         )
     };
     let text = std::fs::read_to_string(&path).map_err(|error| refused(error.to_string()))?;
-    match text.trim().is_empty() {
-        true => Err(refused("there is no token in it".into())),
-        false => Ok(Some(Secret::new(&text))),
-    }
+    let token = text::trimmed(text).ok_or_else(|| refused("there is no token in it".into()))?;
+    Ok(Some(token))
 }
 
 impl Config {

@@ -3,38 +3,22 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
+use hoplite_crypto::Token;
 use serde::{Deserialize, Deserializer, de};
+use zeroize::Zeroizing;
 
-/// A text that is not shown and not compared in passing.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Secret(zeroize::Zeroizing<String>);
-
-impl Secret {
-    /// A secret without the white space around it.
-    pub(crate) fn new(text: &str) -> Self {
-        Self(zeroize::Zeroizing::new(text.trim().to_owned()))
-    }
-
-    /// The text itself.
-    pub(crate) fn reveal(&self) -> &str {
-        &self.0
-    }
+/// A token, which no message repeats.
+pub(crate) fn token<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Token>, D::Error> {
+    let text = String::deserialize(input)?;
+    let missing = || de::Error::custom("expected a token, found an empty text");
+    trimmed(text).map(Some).ok_or_else(missing)
 }
 
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(hidden)")
-    }
-}
-
-impl<'de> Deserialize<'de> for Secret {
-    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        let text = zeroize::Zeroizing::new(String::deserialize(input)?);
-        match text.trim().is_empty() {
-            true => Err(de::Error::custom("expected a token, found an empty text")),
-            false => Ok(Self::new(&text)),
-        }
-    }
+/// A token without the white space around it; nothing if nothing is left. The text is wiped.
+pub(crate) fn trimmed(text: String) -> Option<Token> {
+    let text = Zeroizing::new(text);
+    let token = text.trim();
+    (!token.is_empty()).then(|| Token::new(token.to_owned()))
 }
 
 /// A text with a parser.
