@@ -3,6 +3,7 @@
 //! the load generator is this process, and its CPU time is left out.
 
 mod datagrams;
+mod machine;
 mod memory;
 mod raw;
 mod report;
@@ -60,6 +61,11 @@ fn seconds(text: &str) -> Result<f64, String> {
 /// Runs it.
 pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
     let options = options.clone();
+    if cfg!(debug_assertions) {
+        say::remark(
+            "hoplite: this is a debug build, its figures mean little: use cargo run --release",
+        );
+    }
     signals::interruptible("measuring", move || {
         let target = Target::start().map_err(|error| broken(&error))?;
         let bench = Bench {
@@ -67,7 +73,9 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
             target,
             samples: Samples::default(),
         };
-        let report = Report::new(&bench.measure()?);
+        let samples = bench.measure()?;
+        say::passing("");
+        let report = Report::new(&samples);
         match json {
             true => report.lines().iter().try_for_each(say::json),
             false => say::answer(report.table()),

@@ -7,7 +7,7 @@ use hoplite_mediator::Listen;
 use serde_json::json;
 
 use crate::{
-    config::{self, Kind, client::Client, locate::Document, relay::Relay},
+    config::{self, Kind, client::Client, relay::Relay},
     errors::Failure,
     say,
 };
@@ -22,10 +22,9 @@ struct Meaning {
 /// Checks the file at `path`.
 pub(crate) fn run(path: &Path, json: bool) -> Result<(), Failure> {
     let document = config::open(path)?;
-    let meaning = match config::kind(&document) {
-        Some(Kind::Relay) => relay(&config::relay::read(&document)?),
-        Some(Kind::Client) => client(&config::client::read(&document)?),
-        None => return Err(unclear(&document)),
+    let meaning = match config::kind(&document)? {
+        Kind::Relay => relay(&config::relay::read(&document)?),
+        Kind::Client => client(&config::client::read(&document)?),
     };
     if json {
         let kind = meaning.kind;
@@ -45,12 +44,6 @@ pub(crate) fn run(path: &Path, json: bool) -> Result<(), Failure> {
         .lines
         .iter()
         .try_for_each(|line| say::answer(format!("  {line}")))
-}
-
-fn unclear(document: &Document) -> Failure {
-    let why = "neither a relay's file nor a client's";
-    let remedy = "a relay's file has `listen`, `roles` or `identity`; a client's has [[relay]] and `path` or `hops`";
-    vec![document.complain("", why, remedy)].into()
 }
 
 fn relay(relay: &Relay) -> Meaning {

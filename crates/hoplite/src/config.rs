@@ -20,6 +20,14 @@ mod tests;
 /// Larger files are no configuration.
 const LARGEST: u64 = 4 << 20;
 
+/// Keys that only a client's file has.
+const CLIENT_KEYS: [&str; 6] = ["relay", "path", "hops", "socks", "http", "tunnel"];
+
+/// Keys that only a relay's file has.
+const RELAY_KEYS: [&str; 10] = [
+    "name", "listen", "roles", "identity", "tls", "auth", "egress", "ingress", "masque", "metrics",
+];
+
 /// What a file configures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -52,18 +60,18 @@ pub(crate) fn value<T: DeserializeOwned>(document: &Document) -> Result<T, Failu
 }
 
 /// Which of the two a file is: a client's names relays, a relay's listens.
-pub(crate) fn kind(document: &Document) -> Option<Kind> {
-    let has = |keys: &[&str]| keys.iter().any(|key| document.has(key));
-    let client = has(&["relay", "path", "hops", "socks", "http", "tunnel"]);
-    let relay = has(&[
-        "name", "listen", "roles", "identity", "tls", "auth", "egress", "ingress", "metrics",
-        "masque",
-    ]);
-    match (client, relay) {
-        (true, false) => Some(Kind::Client),
-        (false, true) => Some(Kind::Relay),
-        _ => None,
-    }
+pub(crate) fn kind(document: &Document) -> Result<Kind, Failure> {
+    let first = |keys: &[&'static str]| keys.iter().copied().find(|key| document.has(key));
+    let why = match (first(&CLIENT_KEYS), first(&RELAY_KEYS)) {
+        (Some(_), None) => return Ok(Kind::Client),
+        (None, Some(_)) => return Ok(Kind::Relay),
+        (Some(client), Some(relay)) => {
+            format!("`{client}` belongs into a client's file, `{relay}` into a relay's")
+        }
+        (None, None) => "neither a client's file nor a relay's".to_owned(),
+    };
+    let remedy = "a client's file has [[relay]] and `path` or `hops`; a relay's has `listen`, `roles` or `identity`";
+    Err(vec![document.complain("", why, remedy)].into())
 }
 
 /// A path of a file, seen from the directory of the configuration that names it.

@@ -60,7 +60,7 @@ pub(crate) fn start(json: bool, default: &str) -> Result<Guard, Failure> {
     drop(
         thread::Builder::new()
             .name("log".into())
-            .spawn(move || drain(&queue, &dropped)),
+            .spawn(move || drain(&queue, &dropped, json)),
     );
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -87,7 +87,7 @@ fn filter(asked: Option<&str>, default: &str) -> Result<EnvFilter, Failure> {
     })
 }
 
-fn drain(queue: &Receiver<Entry>, dropped: &AtomicU64) {
+fn drain(queue: &Receiver<Entry>, dropped: &AtomicU64, json: bool) {
     let mut stderr = io::stderr();
     while let Ok(entry) = queue.recv() {
         match entry {
@@ -96,11 +96,16 @@ fn drain(queue: &Receiver<Entry>, dropped: &AtomicU64) {
         }
         let lost = dropped.swap(0, Ordering::Relaxed);
         if lost > 0 {
-            drop(writeln!(
-                stderr,
-                "hoplite: {lost} log lines were dropped: stderr is slow"
-            ));
+            drop(writeln!(stderr, "{}", loss(lost, json)));
         }
+    }
+}
+
+fn loss(lines: u64, json: bool) -> String {
+    let message = format!("{lines} log lines were dropped: stderr is slow");
+    match json {
+        true => serde_json::json!({"level": "WARN", "message": message}).to_string(),
+        false => format!("hoplite: {message}"),
     }
 }
 

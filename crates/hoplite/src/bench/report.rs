@@ -2,7 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::sample::{Case, Key, Samples, Spread};
+use super::{
+    machine,
+    sample::{Case, Key, Samples, Spread},
+};
 use crate::table::Table;
 
 /// The lines of one run.
@@ -160,6 +163,9 @@ impl Line {
         object.insert("hops".into(), json!(self.key.hops));
         object.insert("streams".into(), json!(self.key.streams));
         object.insert("n".into(), json!(self.repetitions));
+        if self.key.case == Case::Raw {
+            object.insert("machine".into(), json!(machine::description()));
+        }
         if let Some(goodput) = self.goodput {
             object.insert("goodput_bps".into(), json!(goodput.median.round()));
             object.insert("goodput_bps_low".into(), json!(goodput.low.round()));

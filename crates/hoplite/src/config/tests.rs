@@ -188,11 +188,26 @@ fn a_relay_for_everybody_must_be_meant() {
 }
 
 #[test]
-fn a_file_that_is_neither_is_told_apart() {
-    let kind_of = |text| kind(&document(text).expect("valid"));
-    assert_eq!(kind_of("hops = 2\n"), Some(Kind::Client));
-    assert_eq!(kind_of("listen = []\n"), Some(Kind::Relay));
-    assert_eq!(kind_of("[limits]\n"), None);
+fn a_file_says_by_its_keys_what_it_is_for() {
+    let kind_of = |text| document(text).and_then(|d| kind(&d));
+    assert_eq!(kind_of("hops = 2\n").expect("clear"), Kind::Client);
+    assert_eq!(kind_of("listen = []\n").expect("clear"), Kind::Relay);
+    let unclear = |text| strip(&kind_of(text).expect_err("unclear"));
+    assert!(unclear("[limits]\n").starts_with("f.toml:1:1: neither"));
+    let both = unclear("hops = 2\nlisten = []\n");
+    assert!(
+        both.contains("`hops` belongs into a client's file, `listen` into a relay's"),
+        "{both}"
+    );
+}
+
+#[test]
+fn two_names_of_one_relay_are_refused_on_a_path() {
+    let text = two_relays("path = [\"a\", \"b\"]") + &format!("pin = \"{PIN}\"\n");
+    assert_eq!(
+        client_error(&text),
+        "f.toml:1:14: path[1]: \"a\" and \"b\" are one relay: their pins are the same: use each relay once"
+    );
 }
 
 /// The example with its commented keys made keys: `# key = value` and `# [table]`.

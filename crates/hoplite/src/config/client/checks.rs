@@ -25,6 +25,7 @@ pub(super) fn complaints(config: &Config, document: &Document) -> Vec<Complaint>
     checker.relays();
     checker.length();
     checker.path();
+    checker.pins();
     checker.choice();
     checker.front_ends();
     checker.complaints
@@ -115,6 +116,32 @@ impl Checker<'_> {
                 );
                 self.add(&key, why, "change the path, or correct the roles");
             }
+        }
+    }
+
+    /// One relay under two names would see two hops.
+    fn pins(&mut self) {
+        let relay = |name: &String| self.config.relay.iter().find(|relay| relay.name == *name);
+        let relays: Vec<_> = self.config.path.iter().map(relay).collect();
+        let mut doubles = Vec::new();
+        for (i, relay) in relays.iter().enumerate() {
+            let Some(relay) = relay.filter(|relay| relay.pin.is_some()) else {
+                continue;
+            };
+            let before = relays.iter().take(i).flatten();
+            let double = before.filter(|other| other.pin == relay.pin && other.name != relay.name);
+            doubles.extend(double.map(|other| {
+                (
+                    i,
+                    format!(
+                        "{:?} and {:?} are one relay: their pins are the same",
+                        other.name, relay.name
+                    ),
+                )
+            }));
+        }
+        for (i, why) in doubles {
+            self.add(&format!("path[{i}]"), why, "use each relay once");
         }
     }
 
