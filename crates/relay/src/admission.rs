@@ -9,17 +9,17 @@ use zeroize::Zeroizing;
 use crate::config::{Auth, ConfigError};
 
 /// What a refused client is asked for (RFC 9110 §11.7.1).
-pub const CHALLENGE: &str = "Bearer realm=\"hoplite\", Basic realm=\"hoplite\"";
+pub(crate) const CHALLENGE: &str = "Bearer realm=\"hoplite\", Basic realm=\"hoplite\"";
 
 /// The tokens that are accepted.
 #[derive(Debug)]
-pub struct Admission {
+pub(crate) struct Admission {
     tokens: Option<Tokens>,
 }
 
 /// A client that may use the relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Guest {
+pub(crate) enum Guest {
     /// Nobody needs a token here.
     Anyone,
     /// The holder of the token with this index.
@@ -31,7 +31,7 @@ impl Admission {
     ///
     /// # Errors
     /// A token's file cannot be read or is empty.
-    pub fn new(auth: &Auth) -> Result<Self, ConfigError> {
+    pub(crate) fn new(auth: &Auth) -> Result<Self, ConfigError> {
         let tokens: Vec<Token> = auth
             .token
             .iter()
@@ -42,12 +42,12 @@ impl Admission {
     }
 
     /// Whether nobody needs a token.
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.tokens.is_none()
     }
 
     /// Judges the values of `Proxy-Authorization` and `Authorization`. Browsers send one or the other.
-    pub fn judge<'a>(&self, values: impl IntoIterator<Item = &'a [u8]>) -> Option<Guest> {
+    pub(crate) fn judge<'a>(&self, values: impl IntoIterator<Item = &'a [u8]>) -> Option<Guest> {
         let Some(tokens) = &self.tokens else {
             return Some(Guest::Anyone);
         };

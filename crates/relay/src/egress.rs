@@ -20,7 +20,7 @@ use crate::{
 
 /// Opens sockets towards permitted targets.
 #[derive(Debug)]
-pub struct Egress {
+pub(crate) struct Egress {
     policy: Policy,
     resolver: Resolver,
     patience: std::time::Duration,
@@ -28,7 +28,7 @@ pub struct Egress {
 
 impl Egress {
     /// The way out of a relay that listens at `own`.
-    pub fn new(config: &Config, own: &[SocketAddr]) -> Self {
+    pub(crate) fn new(config: &Config, own: &[SocketAddr]) -> Self {
         Self {
             policy: Policy::new(config, own),
             resolver: Resolver::new(&config.egress.resolver, config.limits.resolve),
@@ -40,7 +40,11 @@ impl Egress {
     ///
     /// # Errors
     /// The policy's, the resolver's or the target's.
-    pub async fn tcp(&self, target: &Target, metrics: &Metrics) -> Result<TcpStream, Failure> {
+    pub(crate) async fn tcp(
+        &self,
+        target: &Target,
+        metrics: &Metrics,
+    ) -> Result<TcpStream, Failure> {
         let addresses = self.addresses(target, metrics).await?;
         let start = Instant::now();
         let connecting = timeout(self.patience, connect_socket(&addresses));
@@ -53,7 +57,7 @@ impl Egress {
     ///
     /// # Errors
     /// The policy's, the resolver's or the system's.
-    pub async fn udp(&self, target: &Target, metrics: &Metrics) -> Result<UdpFlow, Failure> {
+    pub(crate) async fn udp(&self, target: &Target, metrics: &Metrics) -> Result<UdpFlow, Failure> {
         let mut failure = Failure::Unreachable;
         for address in self.addresses(target, metrics).await? {
             match connect_udp(address, &UdpSettings::default()) {

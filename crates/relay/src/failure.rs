@@ -8,7 +8,7 @@ use crate::{policy::Refusal, resolve::ResolveError};
 
 /// Why a request is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub(crate) enum Failure {
     /// The request makes no sense: no target, or none that can be read.
     Malformed,
     /// Nothing is served at this path.
@@ -41,7 +41,7 @@ pub enum Failure {
 
 /// How a failure is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub(crate) struct Answer {
     /// The HTTP status.
     pub status: u16,
     /// The error of `Proxy-Status`; the label of the metrics is the same word.
@@ -52,7 +52,7 @@ pub struct Answer {
 
 impl Failure {
     /// What the client is told. Statuses are those that RFC 9209 §2.3 recommends, where it does.
-    pub fn answer(self) -> Answer {
+    pub(crate) fn answer(self) -> Answer {
         use ProxyError::{
             ConnectionLimitReached, ConnectionRefused, ConnectionTimeout, DestinationIpProhibited,
             DestinationIpUnroutable, DnsError, DnsTimeout, HttpRequestDenied, HttpRequestError,
@@ -93,7 +93,7 @@ impl Failure {
     }
 
     /// The word for the metrics; most often the error's.
-    pub fn outcome(self) -> &'static str {
+    pub(crate) fn outcome(self) -> &'static str {
         match self {
             Self::Unauthenticated => "unauthenticated",
             Self::Draining => "draining",

@@ -11,12 +11,13 @@ pub mod config;
 mod egress;
 mod failure;
 mod handle;
-pub mod limits;
+mod limits;
 pub mod metrics;
-pub mod policy;
-pub mod resolve;
+mod policy;
+mod resolve;
 mod serve;
 mod template;
 
 pub use config::{Config, ConfigError};
 pub use handle::{Handle, Relay, StartError};
+pub use policy::{Rule, RuleError};

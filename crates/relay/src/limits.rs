@@ -16,18 +16,18 @@ use crate::config::Limits;
 
 mod bucket;
 
-pub use bucket::Bucket;
+use bucket::Bucket;
 
 /// Below this many clients nobody is forgotten.
 const FEW: usize = 1024;
 
 /// Who a client is, to the limits only.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ClientKey(u64);
+pub(crate) struct ClientKey(u64);
 
 /// Which limit is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reached {
+pub(crate) enum Reached {
     /// Too much of all clients together.
     Total,
     /// Too much of this client.
@@ -36,7 +36,7 @@ pub enum Reached {
 
 /// The relay's limits and what is used of them.
 #[derive(Debug)]
-pub struct Gate {
+pub(crate) struct Gate {
     limits: Limits,
     hasher: RandomState,
     all: Arc<Usage>,
@@ -59,7 +59,7 @@ struct Usage {
 
 /// An admitted connection or request; dropping it gives the place back.
 #[derive(Debug)]
-pub struct Permit {
+pub(crate) struct Permit {
     client: Arc<Usage>,
     all: Arc<Usage>,
     what: fn(&Usage) -> &AtomicUsize,
@@ -67,14 +67,14 @@ pub struct Permit {
 
 /// How fast one request may go.
 #[derive(Clone, Debug)]
-pub struct Pace {
+pub(crate) struct Pace {
     client: Arc<Usage>,
     all: Arc<Usage>,
 }
 
 impl Gate {
     /// Nothing is used yet.
-    pub fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: Limits) -> Self {
         Self {
             all: Arc::new(Usage::new(limits.bandwidth)),
             limits,
@@ -87,7 +87,7 @@ impl Gate {
     }
 
     /// The client at this address: an IPv4 address, or an IPv6 /56 (what one customer gets, RFC 6177).
-    pub fn by_address(&self, ip: IpAddr) -> ClientKey {
+    pub(crate) fn by_address(&self, ip: IpAddr) -> ClientKey {
         let prefix = match ip.to_canonical() {
             IpAddr::V4(ip) => u128::from(u32::from(ip)),
             IpAddr::V6(ip) => u128::from(ip) >> 72 | 1 << 64,
@@ -96,7 +96,7 @@ impl Gate {
     }
 
     /// The holder of the token with this index.
-    pub fn by_token(&self, index: usize) -> ClientKey {
+    pub(crate) fn by_token(&self, index: usize) -> ClientKey {
         ClientKey(self.hasher.hash_one(("token", index)))
     }
 
@@ -104,7 +104,7 @@ impl Gate {
     ///
     /// # Errors
     /// The limit that is reached.
-    pub fn connection(&self, key: ClientKey) -> Result<Permit, Reached> {
+    pub(crate) fn connection(&self, key: ClientKey) -> Result<Permit, Reached> {
         let limits = (self.limits.connections_per_client, self.limits.connections);
         self.permit(key, |usage| &usage.connections, limits)
     }
@@ -113,7 +113,7 @@ impl Gate {
     ///
     /// # Errors
     /// The limit that is reached.
-    pub fn request(&self, key: ClientKey) -> Result<Permit, Reached> {
+    pub(crate) fn request(&self, key: ClientKey) -> Result<Permit, Reached> {
         let limits = (self.limits.requests_per_client, self.limits.requests);
         self.permit(key, |usage| &usage.requests, limits)
     }
@@ -176,7 +176,7 @@ impl Usage {
 
 impl Permit {
     /// The pace that whoever holds this permit keeps.
-    pub fn pace(&self) -> Pace {
+    pub(crate) fn pace(&self) -> Pace {
         Pace {
             client: self.client.clone(),
             all: self.all.clone(),
@@ -193,12 +193,12 @@ impl Drop for Permit {
 
 impl Pace {
     /// Whether `octets` may pass now; if not they are to be dropped. For datagrams.
-    pub fn admits(&self, octets: usize) -> bool {
+    pub(crate) fn admits(&self, octets: usize) -> bool {
         self.client.bandwidth.admits(octets) && self.all.bandwidth.admits(octets)
     }
 
     /// Counts `octets` that have passed, and waits until the debt is paid. For streams.
-    pub async fn spend(&self, octets: usize) {
+    pub(crate) async fn spend(&self, octets: usize) {
         let wait = self
             .client
             .bandwidth

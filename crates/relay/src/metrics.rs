@@ -17,7 +17,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-pub mod exporter;
+pub(crate) mod exporter;
 mod process;
 
 type Count = Counter<u64, AtomicU64>;

@@ -11,14 +11,14 @@ use hoplite_wire::{Host, HostName, Target};
 
 use crate::config::Config;
 
-pub mod rule;
-pub mod special;
+mod rule;
+pub(crate) mod special;
 
 pub use rule::{Rule, RuleError};
 
 /// What the relay's configuration permits.
 #[derive(Debug, Default)]
-pub struct Policy {
+pub(crate) struct Policy {
     egress: bool,
     allow: Vec<Rule>,
     deny: Vec<Rule>,
@@ -28,7 +28,7 @@ pub struct Policy {
 
 /// Why a target is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub(crate) enum Refusal {
     /// The name stands for something local, or the operator denies it.
     Name,
     /// The address is special, or the operator denies it.
@@ -41,7 +41,7 @@ pub enum Refusal {
 
 /// What a permitted target still needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Permit {
+pub(crate) enum Permit {
     /// Each of its addresses must be permitted by [`Policy::address`].
     Checked,
     /// It is a configured relay: its addresses may be private, but not this relay's own.
@@ -50,7 +50,7 @@ pub enum Permit {
 
 impl Policy {
     /// The policy of a relay that listens at `own`.
-    pub fn new(config: &Config, own: &[SocketAddr]) -> Self {
+    pub(crate) fn new(config: &Config, own: &[SocketAddr]) -> Self {
         let relays = match config.is_ingress() {
             true => config.ingress.relays.iter().cloned().collect(),
             false => HashSet::new(),
@@ -68,7 +68,7 @@ impl Policy {
     ///
     /// # Errors
     /// The refusal.
-    pub fn target(&self, target: &Target) -> Result<Permit, Refusal> {
+    pub(crate) fn target(&self, target: &Target) -> Result<Permit, Refusal> {
         if self.relays.contains(target) {
             return self.not_itself(target).map(|()| Permit::Relay);
         }
@@ -86,7 +86,7 @@ impl Policy {
     ///
     /// # Errors
     /// The refusal.
-    pub fn resolved(&self, permit: Permit, address: SocketAddr) -> Result<(), Refusal> {
+    pub(crate) fn resolved(&self, permit: Permit, address: SocketAddr) -> Result<(), Refusal> {
         match permit {
             Permit::Checked => self.address(address),
             Permit::Relay if self.is_own(address) => Err(Refusal::Itself),
@@ -98,7 +98,7 @@ impl Policy {
     ///
     /// # Errors
     /// The refusal.
-    pub fn address(&self, address: SocketAddr) -> Result<(), Refusal> {
+    pub(crate) fn address(&self, address: SocketAddr) -> Result<(), Refusal> {
         let ip = address.ip().to_canonical();
         if self.is_own(address) {
             return Err(Refusal::Itself);

@@ -25,7 +25,7 @@ const ADDRESSES: usize = 8;
 
 /// Asks the configured servers.
 #[derive(Debug)]
-pub struct Resolver {
+pub(crate) struct Resolver {
     /// Absent when the system has no usable configuration: then names fail and addresses still work.
     dns: Option<TokioResolver>,
     limit: Duration,
@@ -33,7 +33,7 @@ pub struct Resolver {
 
 /// Why a name has no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ResolveError {
+pub(crate) enum ResolveError {
     /// The name does not exist, or has no address.
     #[error("no such name")]
     NotFound,
@@ -47,7 +47,7 @@ pub enum ResolveError {
 
 impl Resolver {
     /// A resolver that asks `choice` and takes at most `limit` for a name.
-    pub fn new(choice: &ResolverChoice, limit: Duration) -> Self {
+    pub(crate) fn new(choice: &ResolverChoice, limit: Duration) -> Self {
         let dns = match choice {
             ResolverChoice::Servers(servers) => Some(servers_config(servers)),
             _ => hickory_resolver::system_conf::read_system_conf().ok(),
@@ -65,7 +65,7 @@ impl Resolver {
     ///
     /// # Errors
     /// See [`ResolveError`].
-    pub async fn addresses(&self, name: &HostName) -> Result<Vec<IpAddr>, ResolveError> {
+    pub(crate) async fn addresses(&self, name: &HostName) -> Result<Vec<IpAddr>, ResolveError> {
         if special::is_localhost(name.as_str()) {
             return Ok(special::LOOPBACK.to_vec());
         }

@@ -47,8 +47,6 @@ pub struct Limits {
     pub connect: Duration,
     /// The largest header section of a request, in octets as RFC 9114 §4.2.2 counts. Default: 16384.
     pub header: usize,
-    /// Datagrams kept for a request that is not answered yet; more are dropped and counted. Default: 16.
-    pub early_datagrams: usize,
     /// Received stream data kept for one connection whose targets read slowly, in octets. Default: 4194304.
     pub connection_window: u32,
     /// The same for one tunnel, in octets. Default: 1048576.
@@ -76,7 +74,6 @@ impl Default for Limits {
             resolve: Duration::from_secs(5),
             connect: Duration::from_secs(10),
             header: 16_384,
-            early_datagrams: 16,
             connection_window: 4 << 20,
             stream_window: 1 << 20,
             datagram_buffer: 512 << 10,

@@ -13,7 +13,7 @@ const BURST: u64 = 100_000_000;
 
 /// Gives out bandwidth.
 #[derive(Debug)]
-pub struct Bucket {
+pub(crate) struct Bucket {
     /// In bit/s; 0 gives without limit.
     rate: u64,
     /// Nanoseconds from `since` until all is paid.
@@ -23,7 +23,7 @@ pub struct Bucket {
 
 impl Bucket {
     /// A full bucket for `rate` bit/s; 0 is no limit.
-    pub fn new(rate: u64) -> Self {
+    pub(crate) fn new(rate: u64) -> Self {
         Self {
             rate,
             paid: AtomicU64::new(0),
@@ -32,7 +32,7 @@ impl Bucket {
     }
 
     /// Takes `octets` if there is room for them.
-    pub fn admits(&self, octets: usize) -> bool {
+    pub(crate) fn admits(&self, octets: usize) -> bool {
         if self.rate == 0 {
             return true;
         }
@@ -48,7 +48,7 @@ impl Bucket {
     }
 
     /// Takes `octets` in any case, and says how long to wait before the next.
-    pub fn spend(&self, octets: usize) -> Duration {
+    pub(crate) fn spend(&self, octets: usize) -> Duration {
         if self.rate == 0 {
             return Duration::ZERO;
         }
@@ -63,7 +63,7 @@ impl Bucket {
     }
 
     /// Whether something is still to be paid.
-    pub fn is_in_debt(&self) -> bool {
+    pub(crate) fn is_in_debt(&self) -> bool {
         self.rate != 0 && self.paid.load(Ordering::Relaxed) > self.now()
     }
 

@@ -18,7 +18,7 @@ const SCRAPERS: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Serves until dropped.
-pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) {
+pub(crate) async fn serve(listener: TcpListener, metrics: Arc<Metrics>) {
     let places = Arc::new(Semaphore::new(SCRAPERS));
     loop {
         let Ok(place) = places.clone().acquire_owned().await else {

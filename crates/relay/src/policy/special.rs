@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// What `localhost` stands for (RFC 6761 §6.3); it is never looked up.
-pub const LOOPBACK: [IpAddr; 2] = [
+pub(crate) const LOOPBACK: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
     IpAddr::V6(Ipv6Addr::LOCALHOST),
 ];
@@ -58,7 +58,7 @@ const LOCAL_LABELS: [&str; 10] = [
 ];
 
 /// Whether an address in canonical form is special in itself; what it carries is judged apart.
-pub fn is_refused(ip: IpAddr) -> bool {
+pub(crate) fn is_refused(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => IPV4.iter().any(|(net, len)| {
             let net = u32::from(Ipv4Addr::from(*net));
@@ -72,7 +72,7 @@ pub fn is_refused(ip: IpAddr) -> bool {
 }
 
 /// The IPv4 addresses that an IPv6 address leads to: NAT64, 6to4 (RFC 3056), Teredo's server and client (RFC 4380).
-pub fn carried(ip: IpAddr) -> Vec<Ipv4Addr> {
+pub(crate) fn carried(ip: IpAddr) -> Vec<Ipv4Addr> {
     let IpAddr::V6(ip) = ip else {
         return Vec::new();
     };
@@ -90,12 +90,12 @@ pub fn carried(ip: IpAddr) -> Vec<Ipv4Addr> {
 }
 
 /// `localhost` and all names below it.
-pub fn is_localhost(name: &str) -> bool {
+pub(crate) fn is_localhost(name: &str) -> bool {
     name == "localhost" || name.ends_with(".localhost")
 }
 
 /// Names of the local network: they have no meaning for somebody far away.
-pub fn is_local_name(name: &str) -> bool {
+pub(crate) fn is_local_name(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or(name);
     LOCAL_LABELS.contains(&last) || name == "home.arpa" || name.ends_with(".home.arpa")
 }

@@ -30,6 +30,8 @@ use crate::{
 
 /// Above this share of the total, a new client must first prove its address: 1 in so many.
 const SUSPICIOUS: usize = 4;
+/// H3_NO_ERROR, as QUIC writes it.
+const GOODBYE: VarInt = VarInt::from_u32(0x100);
 /// How long the last packets of a connection may take to leave.
 const FAREWELL: Duration = Duration::from_millis(500);
 
@@ -52,7 +54,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, endpoint: Endpoint, mut alive: Al
         () = alive.reached(Phase::Stopped) => (),
         () = endpoint.wait_idle() => (),
     }
-    endpoint.close(VarInt::from_u32(Code::NO_ERROR.0 as u32), b"");
+    endpoint.close(GOODBYE, b"");
     drop(timeout(FAREWELL, endpoint.wait_idle()).await);
 }
 
@@ -103,7 +105,7 @@ impl Guest {
 
     /// Serves requests until the connection ends, or until it is to stop and none is left.
     async fn serve(mut self, connection: Connection) {
-        let session = Session::server(connection.clone(), &self.shared.h3);
+        let session = Session::server(connection, &self.shared.h3);
         let mut draining = self.alive.clone();
         let mut requests = JoinSet::new();
         let mut leaving = false;
@@ -125,7 +127,7 @@ impl Guest {
                 break;
             }
         }
-        connection.close(VarInt::from_u32(Code::NO_ERROR.0 as u32), b"");
+        session.close(Code::NO_ERROR);
     }
 
     fn job(&self, incoming: h3::Incoming) -> Job<h3::Exchange> {

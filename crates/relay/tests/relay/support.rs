@@ -71,10 +71,12 @@ pub(crate) async fn try_connect(relay: &Handle) -> Result<Client, hoplite_overla
     Ok(Client { session, link })
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "for the callers' sake")]
 pub(crate) fn tcp(target: impl ToString) -> RequestHead {
     RequestHead::connect(target.to_string())
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "for the callers' sake")]
 pub(crate) fn udp(target: impl ToString) -> RequestHead {
     let target: Target = target.to_string().parse().expect("a target");
     RequestHead::connect_udp("relay", Template::well_known().expand(&target))
@@ -136,10 +138,15 @@ impl Tunnel {
         received.expect("received in time").expect("open")
     }
 
+    /// Sends one payload, if there is room.
+    pub(crate) fn send(&self, payload: &[u8]) {
+        self.flow.send(Batch::one(payload));
+    }
+
     /// Sends one payload again and again until something comes back: UDP may lose.
     pub(crate) async fn echo(&mut self, payload: &[u8]) -> Bytes {
         for _ in 0..100 {
-            drop(self.flow.send(Batch::one(payload)));
+            self.send(payload);
             let pause = Duration::from_millis(200);
             if let Ok(received) = tokio::time::timeout(pause, self.received.recv()).await {
                 return received.expect("open");

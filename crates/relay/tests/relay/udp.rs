@@ -1,7 +1,6 @@
 //! CONNECT-UDP.
 
 use bytes::{Bytes, BytesMut};
-use hoplite_overlay::Batch;
 use hoplite_wire::{RequestHead, capsule, capsule::CapsuleReader};
 
 use crate::{
@@ -40,7 +39,7 @@ async fn payloads_that_come_before_the_answer_arrive() {
     let head = udp(targets::udp_echo().await);
     let exchange = client.session.request(&head).await.expect("sent");
     let mut tunnel = Tunnel::new(exchange);
-    drop(tunnel.flow.send(Batch::one(b"early")));
+    tunnel.send(b"early");
     assert_eq!(tunnel.recv().await, &b"early"[..]);
 }
 
@@ -88,7 +87,7 @@ async fn a_tunnel_survives_a_payload_that_is_too_large_for_the_road() {
     let relay = relay(|_| ());
     let client = connect(&relay).await;
     let mut tunnel = client.udp(targets::udp_echo().await).await;
-    drop(tunnel.flow.send(Batch::one(&[1; 9000])));
+    tunnel.send(&[1; 9000]);
     assert_eq!(tunnel.echo(b"small").await, &b"small"[..]);
 }
 

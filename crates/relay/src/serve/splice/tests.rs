@@ -53,6 +53,7 @@ impl ToClient for Down {
 }
 
 /// A tunnel that breaks after `idle`; zero is never.
+#[expect(clippy::disallowed_methods, reason = "both ends are this test's")]
 async fn tunnel(idle: Duration) -> (Client, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let address = listener.local_addr().expect("bound");
