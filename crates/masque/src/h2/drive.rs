@@ -1,0 +1,180 @@
+//! The task behind a connection: moves frames, asks a silent peer whether it is there, ends.
+//! Started by [`super::Session`].
+
+use std::{
+    future::{pending, poll_fn},
+    pin::pin,
+};
+
+use ::h2::{Ping, PingPong, client, server};
+use bytes::Bytes;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::{mpsc, watch},
+    time::{sleep, timeout},
+};
+
+use super::{Config, Exchange, H2Error, Incoming, head, heard::Count};
+
+/// Why the connection ended; `None` while it lives.
+pub(super) type Ended = watch::Receiver<Option<H2Error>>;
+
+/// What the session's owner wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stop {
+    No,
+    Drain,
+    Close,
+}
+
+pub(super) struct Driver {
+    pub(super) config: Config,
+    pub(super) heard: Count,
+    pub(super) stopped: watch::Receiver<Stop>,
+    pub(super) ended: watch::Sender<Option<H2Error>>,
+}
+
+impl Driver {
+    pub(super) async fn client<T>(
+        self,
+        mut connection: client::Connection<T, Bytes>,
+        settled: watch::Sender<bool>,
+    ) where
+        T: AsyncRead + AsyncWrite + Unpin,
+    {
+        let ping = connection.ping_pong();
+        let reason = tokio::select! {
+            ended = connection => why(ended),
+            () = self.silence(ping, Some(&settled)) => H2Error::Dead,
+            () = self.asked_to(Stop::Close) => H2Error::Closed,
+        };
+        self.ended.send_replace(Some(reason));
+    }
+
+    pub(super) async fn server<T>(
+        self,
+        mut connection: server::Connection<T, Bytes>,
+        requests: mpsc::Sender<Incoming>,
+    ) where
+        T: AsyncRead + AsyncWrite + Unpin,
+    {
+        let ping = connection.ping_pong();
+        let reason = tokio::select! {
+            reason = self.serve(connection, requests) => reason,
+            () = self.silence(ping, None) => H2Error::Dead,
+            () = self.asked_to(Stop::Close) => H2Error::Closed,
+        };
+        self.ended.send_replace(Some(reason));
+    }
+
+    async fn serve<T>(
+        &self,
+        mut connection: server::Connection<T, Bytes>,
+        requests: mpsc::Sender<Incoming>,
+    ) -> H2Error
+    where
+        T: AsyncRead + AsyncWrite + Unpin,
+    {
+        let mut drain = pin!(self.asked_to(Stop::Drain));
+        let mut draining = false;
+        loop {
+            let taken = tokio::select! {
+                taken = self.take(&mut connection, &requests) => taken,
+                () = &mut drain, if !draining => Ok(()),
+            };
+            if let Err(reason) = taken {
+                return reason;
+            }
+            let wanted = *self.stopped.borrow() >= Stop::Drain || requests.is_closed();
+            if wanted && !draining {
+                connection.graceful_shutdown();
+                draining = true;
+            }
+        }
+    }
+
+    /// Takes one request when there is room for it; moves frames while there is none.
+    async fn take<T>(
+        &self,
+        connection: &mut server::Connection<T, Bytes>,
+        requests: &mpsc::Sender<Incoming>,
+    ) -> Result<(), H2Error>
+    where
+        T: AsyncRead + AsyncWrite + Unpin,
+    {
+        let room = tokio::select! {
+            biased;
+            room = requests.reserve() => room,
+            ended = poll_fn(|cx| connection.poll_closed(cx)) => return Err(why(ended)),
+        };
+        let Some(request) = connection.accept().await else {
+            return Err(H2Error::Closed);
+        };
+        let (request, mut answer) = request?;
+        let (parts, body) = request.into_parts();
+        match (head::read_request(&parts), room) {
+            (Ok(head), Ok(room)) => room.send(Incoming {
+                head,
+                exchange: Exchange::asking(answer, body, self.config.max_payload),
+            }),
+            (Ok(_), Err(_)) => answer.send_reset(::h2::Reason::REFUSED_STREAM),
+            (Err(rule), _) => {
+                tracing::debug!(rule, "a malformed request");
+                answer.send_reset(::h2::Reason::PROTOCOL_ERROR);
+            }
+        }
+        Ok(())
+    }
+
+    /// Resolves when the owner wants this or more. A session that was dropped wants nothing.
+    async fn asked_to(&self, stop: Stop) {
+        let mut stopped = self.stopped.clone();
+        let asked = stopped.wait_for(|wanted| *wanted >= stop).await.is_ok();
+        if !asked {
+            pending().await
+        }
+    }
+
+    /// Resolves when the peer has been asked and has said nothing.
+    async fn silence(&self, ping: Option<PingPong>, settled: Option<&watch::Sender<bool>>) {
+        let Some(mut ping) = ping else {
+            return pending().await;
+        };
+        if settled.is_some() && !self.answers(&mut ping).await {
+            return;
+        }
+        // A server's SETTINGS come before its first answer to a PING (RFC 9113 §3.4).
+        if let Some(settled) = settled {
+            settled.send_replace(true);
+        }
+        loop {
+            let before = self.heard.now();
+            sleep(self.config.ping_after).await;
+            if self.heard.now() == before && !self.answers(&mut ping).await {
+                return;
+            }
+        }
+    }
+
+    /// Whether the peer answers, or says anything else again and again until it does.
+    async fn answers(&self, ping: &mut PingPong) -> bool {
+        let mut pong = pin!(ping.ping(Ping::opaque()));
+        loop {
+            let before = self.heard.now();
+            match timeout(self.config.ping_patience, &mut pong).await {
+                Ok(Ok(_)) => return true,
+                // The connection has failed and will say why.
+                Ok(Err(_)) => return pending().await,
+                Err(_) if self.heard.now() == before => return false,
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+fn why(ended: Result<(), ::h2::Error>) -> H2Error {
+    match ended {
+        Ok(()) => H2Error::Connection("closed in order".into()),
+        Err(error) => H2Error::Connection(error.to_string()),
+    }
+}

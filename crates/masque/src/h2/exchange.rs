@@ -1,0 +1,143 @@
+//! One request with its answer, from either end, until it goes on as octets or as datagrams.
+//! Dropped before that, it is reset.
+
+use std::{fmt, future::Future, sync::Arc};
+
+use ::h2::{RecvStream, SendStream, client::ResponseFuture, server::SendResponse};
+use bytes::Bytes;
+use hoplite_wire::message::ResponseHead;
+
+use super::{
+    DataReceiver, DataSender, Flow, H2Error, H2Stream,
+    head::{read_response, response},
+};
+use crate::DatagramSink;
+
+/// A request and its answer.
+pub struct Exchange {
+    state: State,
+    recv: Option<RecvStream>,
+    max_payload: usize,
+}
+
+enum State {
+    /// A client waits for the answer.
+    Asked(Box<ResponseFuture>, SendStream<Bytes>),
+    /// A server has to answer.
+    Asking(SendResponse<Bytes>),
+    /// Answered; octets may go both ways.
+    Open(SendStream<Bytes>),
+    /// Answered, and over.
+    Over,
+}
+
+impl Exchange {
+    pub(super) fn asked(
+        answer: ResponseFuture,
+        send: SendStream<Bytes>,
+        max_payload: usize,
+    ) -> Self {
+        Self {
+            state: State::Asked(Box::new(answer), send),
+            recv: None,
+            max_payload,
+        }
+    }
+
+    pub(super) fn asking(
+        answer: SendResponse<Bytes>,
+        recv: RecvStream,
+        max_payload: usize,
+    ) -> Self {
+        Self {
+            state: State::Asking(answer),
+            recv: Some(recv),
+            max_payload,
+        }
+    }
+
+    /// The client waits for the final response.
+    ///
+    /// # Errors
+    /// The stream was reset or the connection has failed.
+    pub async fn response(&mut self) -> Result<ResponseHead, H2Error> {
+        let State::Asked(answer, _) = &mut self.state else {
+            return Err(H2Error::State);
+        };
+        let (parts, recv) = answer.await?.into_parts();
+        if let State::Asked(_, send) = std::mem::replace(&mut self.state, State::Over) {
+            self.state = State::Open(send);
+        }
+        self.recv = Some(recv);
+        read_response(&parts)
+    }
+
+    /// The server answers and leaves the stream open.
+    ///
+    /// # Errors
+    /// The client has gone.
+    pub fn respond(
+        &mut self,
+        head: &ResponseHead,
+    ) -> impl Future<Output = Result<(), H2Error>> + Send + use<> {
+        let answered = self.answer(head, false);
+        async { answered }
+    }
+
+    /// The server answers and ends the stream.
+    ///
+    /// # Errors
+    /// The client has gone.
+    pub fn refuse(
+        mut self,
+        head: &ResponseHead,
+    ) -> impl Future<Output = Result<(), H2Error>> + Send + use<> {
+        let answered = self.answer(head, true);
+        async { answered }
+    }
+
+    fn answer(&mut self, head: &ResponseHead, over: bool) -> Result<(), H2Error> {
+        let State::Asking(answer) = &mut self.state else {
+            return Err(H2Error::State);
+        };
+        let send = answer.send_response(response(head)?, over)?;
+        self.state = match over {
+            true => State::Over,
+            false => State::Open(send),
+        };
+        Ok(())
+    }
+
+    /// The two directions, once the request is answered; before that both fail.
+    pub fn split(self) -> (DataSender, DataReceiver) {
+        let send = match self.state {
+            State::Open(send) => Some(send),
+            _ => None,
+        };
+        (DataSender::new(send), DataReceiver::new(self.recv))
+    }
+
+    /// A TCP flow, once the request is answered.
+    pub fn into_stream(self) -> H2Stream {
+        let (sender, receiver) = self.split();
+        H2Stream::new(sender, receiver)
+    }
+
+    /// A UDP flow, once the request is answered: `sink` gets the peer's payloads.
+    pub fn datagrams(self, sink: Arc<dyn DatagramSink>) -> Flow {
+        let max_payload = self.max_payload;
+        let (sender, receiver) = self.split();
+        Flow::new(sender, receiver, sink, max_payload)
+    }
+}
+
+impl fmt::Debug for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.state {
+            State::Asked(..) => "Exchange(asked)",
+            State::Asking(_) => "Exchange(asking)",
+            State::Open(_) => "Exchange(open)",
+            State::Over => "Exchange(over)",
+        })
+    }
+}

@@ -1,0 +1,169 @@
+//! A UDP flow on a stream: DATAGRAM capsules both ways. What does not fit the send buffer is dropped, as a full router would.
+//! Used by the hop at the client and by the relay's CONNECT-UDP handler. RFC 9297 §3.5, RFC 9298 §5.
+
+use std::{
+    fmt,
+    future::poll_fn,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt;
+use hoplite_overlay::Batch;
+use hoplite_wire::{
+    capsule::{self, CapsuleReader, MAX_DATAGRAM, UDP_OVERHEAD},
+    http_datagram::{Udp, udp},
+};
+use tokio::{sync::watch, task::AbortHandle};
+
+use super::{DataReceiver, DataSender, H2Error};
+use crate::DatagramSink;
+
+/// How many pieces of a stream are read before others get their turn.
+const TURN: usize = 32;
+
+/// A UDP flow. Dropping it ends it.
+pub struct Flow {
+    sender: Mutex<DataSender>,
+    reader: AbortHandle,
+    ended: watch::Receiver<Option<Result<(), H2Error>>>,
+    max_payload: usize,
+}
+
+impl Flow {
+    pub(super) fn new(
+        sender: DataSender,
+        receiver: DataReceiver,
+        sink: Arc<dyn DatagramSink>,
+        max_payload: usize,
+    ) -> Self {
+        let (ended_in, ended) = watch::channel(None);
+        let reader = tokio::spawn(async move {
+            let how = read(receiver, &*sink).await;
+            ended_in.send_replace(Some(how));
+        });
+        Self {
+            sender: Mutex::new(sender),
+            reader: reader.abort_handle(),
+            ended,
+            max_payload,
+        }
+    }
+
+    fn sender(&self) -> MutexGuard<'_, DataSender> {
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The largest payload that the road beyond the stream carries, as far as is known.
+    pub fn max_payload(&self) -> usize {
+        self.max_payload
+    }
+
+    /// Sends `batch` if the send buffer has any room, and says how many payloads left; else it is dropped.
+    pub fn send(&self, batch: Batch<'_>) -> usize {
+        let mut sender = self.sender();
+        match sender.room(size(batch)) {
+            0 => 0,
+            _ => put(&mut sender, batch).unwrap_or(0),
+        }
+    }
+
+    /// Sends `batch` as soon as the send buffer has any room. It may exceed its bound by one batch.
+    ///
+    /// # Errors
+    /// The stream was reset or the connection has failed.
+    pub fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), H2Error>> {
+        let mut sender = self.sender();
+        ready!(sender.poll_room(cx, size(batch)))?;
+        Poll::Ready(put(&mut sender, batch).map(drop))
+    }
+
+    /// Resolves when the peer has ended the flow.
+    ///
+    /// # Errors
+    /// It was broken off: by the far side, by a malformed capsule, or with the connection.
+    pub async fn closed(&self) -> Result<(), H2Error> {
+        let mut ended = self.ended.clone();
+        let how = ended.wait_for(Option::is_some).await;
+        how.ok()
+            .and_then(|how| how.clone())
+            .unwrap_or(Err(H2Error::Closed))
+    }
+
+    /// Breaks the flow off because the far side failed.
+    pub fn reset(&self) {
+        self.sender().reset();
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        self.reader.abort();
+        if let Err(error) = self.sender().finish() {
+            tracing::trace!(%error, "a UDP flow had already ended");
+        }
+    }
+}
+
+/// What a batch takes as capsules, at most.
+fn size(batch: Batch<'_>) -> usize {
+    batch
+        .payloads()
+        .map(|payload| payload.len() + UDP_OVERHEAD)
+        .sum()
+}
+
+/// Writes all of a batch, and gives back what was reserved beyond it.
+fn put(sender: &mut DataSender, batch: Batch<'_>) -> Result<usize, H2Error> {
+    let mut capsules = BytesMut::with_capacity(size(batch));
+    let mut count = 0;
+    for payload in batch
+        .payloads()
+        .filter(|payload| payload.len() < MAX_DATAGRAM)
+    {
+        capsule::write_udp(&mut capsules, payload);
+        count += 1;
+    }
+    sender.put(capsules.freeze())?;
+    sender.room(0);
+    Ok(count)
+}
+
+/// Hands the peer's payloads to `sink` until the stream ends.
+async fn read(mut receiver: DataReceiver, sink: &dyn DatagramSink) -> Result<(), H2Error> {
+    let mut capsules = CapsuleReader::default();
+    while let Some(octets) = poll_fn(|cx| receiver.poll_data(cx)).await? {
+        push(&mut capsules, octets, sink);
+        for _ in 0..TURN {
+            let Some(Ok(Some(octets))) = poll_fn(|cx| receiver.poll_data(cx)).now_or_never() else {
+                break;
+            };
+            push(&mut capsules, octets, sink);
+        }
+        sink.flush();
+        tokio::task::yield_now().await;
+    }
+    match capsules.is_between_capsules() {
+        true => Ok(()),
+        false => Err(H2Error::Malformed("the stream ended within a capsule")),
+    }
+}
+
+/// Payloads of context 0; others are dropped (RFC 9298 §4).
+fn push(capsules: &mut CapsuleReader, mut octets: Bytes, sink: &dyn DatagramSink) {
+    while let Some(value) = capsules.next(&mut octets) {
+        match udp(value) {
+            Udp::Payload(payload) => sink.push(payload),
+            Udp::UnknownContext | Udp::Malformed => {
+                tracing::trace!("a capsule of no known context")
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Flow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Flow(h2)")
+    }
+}

@@ -1,0 +1,457 @@
+use std::{
+    future::pending,
+    net::IpAddr,
+    task::{Context, Poll},
+};
+
+use hoplite_overlay::{
+    Batch, Datagrams, Direct, Opening, Overlay, Reason as Why, Received, Stream, Terms,
+    conformance::Subject,
+};
+use hoplite_wire::{Target, message::ResponseHead};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, DuplexStream, copy_bidirectional, duplex},
+    sync::mpsc,
+    task::JoinHandle,
+};
+
+use super::*;
+use crate::DatagramSink;
+
+/// A client and a server that are connected in memory.
+async fn pair(config: &Config) -> (Session, Session) {
+    let (near, far) = duplex(64 * 1024);
+    let (client, server) =
+        tokio::join!(Session::client(near, config), Session::server(far, config));
+    (client.expect("a client"), server.expect("a server"))
+}
+
+/// Keeps what it is given.
+struct Kept(mpsc::Sender<Bytes>);
+
+impl DatagramSink for Kept {
+    fn push(&self, payload: Bytes) {
+        drop(self.0.try_send(payload));
+    }
+
+    fn flush(&self) {}
+}
+
+fn kept() -> (Arc<Kept>, mpsc::Receiver<Bytes>) {
+    let (sender, receiver) = mpsc::channel(4096);
+    (Arc::new(Kept(sender)), receiver)
+}
+
+/// Both ends of an answered request.
+async fn open(client: &Session, server: &Session, head: &RequestHead) -> (Exchange, Exchange) {
+    let mut near = client.request(head).await.expect("sent");
+    let mut far = server.accept().await.expect("arrives").exchange;
+    let answer = far.respond(&ResponseHead::new(200)).await;
+    answer.expect("answered");
+    let head = near.response().await.expect("answered");
+    assert_eq!(head.status, 200);
+    (near, far)
+}
+
+fn tcp() -> RequestHead {
+    RequestHead::connect("example.com:443")
+}
+
+fn udp() -> RequestHead {
+    RequestHead::connect_udp("relay:443", "/.well-known/masque/udp/example.com/443/")
+}
+
+#[tokio::test]
+async fn a_request_and_its_answer_arrive_as_they_were_written() {
+    let (client, server) = pair(&Config::default()).await;
+    for head in [tcp(), udp()] {
+        let head = head.with("proxy-authorization", "Bearer x");
+        let mut near = client.request(&head).await.expect("sent");
+        let incoming = server.accept().await.expect("arrives");
+        assert_eq!(incoming.head, head);
+        let answer = ResponseHead::new(502).with("proxy-status", "relay; error=dns_error");
+        incoming.exchange.refuse(&answer).await.expect("answered");
+        assert_eq!(near.response().await.expect("answered"), answer);
+    }
+}
+
+#[tokio::test]
+async fn octets_go_both_ways_and_each_side_ends_alone() {
+    let (client, server) = pair(&Config::default()).await;
+    let (near, far) = open(&client, &server, &tcp()).await;
+    let (mut near, mut far) = (near.into_stream(), far.into_stream());
+    near.write_all(b"question").await.expect("written");
+    near.shutdown().await.expect("finished");
+    let mut got = String::new();
+    far.read_to_string(&mut got).await.expect("read");
+    assert_eq!(got, "question");
+    far.write_all(b"answer").await.expect("still open");
+    far.shutdown().await.expect("finished");
+    got.clear();
+    near.read_to_string(&mut got).await.expect("read");
+    assert_eq!(got, "answer");
+}
+
+#[tokio::test]
+async fn a_reset_tells_a_failed_target_from_a_failed_path() {
+    let (client, server) = pair(&Config::default()).await;
+    let (near, far) = open(&client, &server, &tcp()).await;
+    let (mut sender, _receiver) = far.split();
+    sender.reset();
+    let error = near.into_stream().read_u8().await.expect_err("reset");
+    let error = Error::from_io(&error).expect("an overlay's error");
+    assert_eq!(error.kind(), ErrorKind::TargetFailed);
+
+    let (near, far) = open(&client, &server, &tcp()).await;
+    drop(far);
+    let error = near.into_stream().read_u8().await.expect_err("reset");
+    let error = Error::from_io(&error).expect("an overlay's error");
+    assert_eq!(error.kind(), ErrorKind::PathFailed);
+}
+
+#[tokio::test]
+async fn a_reader_that_stops_holds_its_window_and_no_more() {
+    let config = Config {
+        stream_window: 128 * 1024,
+        send_buffer: 64 * 1024,
+        ..Config::default()
+    };
+    let (client, server) = pair(&config).await;
+    let (near, far) = open(&client, &server, &tcp()).await;
+    let (mut near, far) = (near.into_stream(), far.into_stream());
+    let mut taken = 0;
+    loop {
+        let write = near.write(&[7; 10_000]);
+        let Ok(count) = tokio::time::timeout(Duration::from_millis(300), write).await else {
+            break;
+        };
+        taken += count.expect("still open");
+        assert!(taken < 1 << 20, "nobody reads, yet all is taken");
+    }
+    let (other_near, other_far) = open(&client, &server, &tcp()).await;
+    let (mut other_near, mut other_far) = (other_near.into_stream(), other_far.into_stream());
+    other_near.write_all(b"x").await.expect("written");
+    assert_eq!(other_far.read_u8().await.expect("not disturbed"), b'x');
+    drop(near);
+    drop(far);
+}
+
+#[tokio::test]
+async fn datagrams_keep_their_boundaries_and_early_ones_are_kept() {
+    let (client, server) = pair(&Config::default()).await;
+    let mut near = client.request(&udp()).await.expect("sent");
+    let mut far = server.accept().await.expect("arrives").exchange;
+    far.respond(&ResponseHead::new(200))
+        .await
+        .expect("answered");
+    near.response().await.expect("answered");
+    let (near_sink, mut to_near) = kept();
+    let near = near.datagrams(near_sink);
+    let batch = Batch {
+        contents: &[5; 2500],
+        segment: 1000,
+    };
+    assert_eq!(near.send(batch), 3);
+    assert_eq!(near.send(Batch::one(b"")), 1);
+    let (far_sink, mut to_far) = kept();
+    let far = far.datagrams(far_sink);
+    for len in [1000, 1000, 500, 0] {
+        assert_eq!(to_far.recv().await.expect("arrives").len(), len);
+    }
+    assert_eq!(far.send(Batch::one(&[1; 60_000])), 1);
+    assert_eq!(to_near.recv().await.expect("arrives").len(), 60_000);
+    drop(near);
+    drop(far.closed().await);
+}
+
+#[tokio::test]
+async fn a_finished_flow_ends_in_order() {
+    let (client, server) = pair(&Config::default()).await;
+    let (near, far) = open(&client, &server, &udp()).await;
+    let far = far.datagrams(kept().0);
+    let (mut sender, _receiver) = near.split();
+    sender.finish().expect("finished");
+    assert_eq!(far.closed().await, Ok(()));
+}
+
+#[tokio::test]
+async fn unknown_capsules_and_contexts_are_skipped() {
+    let (client, server) = pair(&Config::default()).await;
+    let (near, far) = open(&client, &server, &udp()).await;
+    let (sink, mut payloads) = kept();
+    let far = far.datagrams(sink);
+    let (mut sender, _receiver) = near.split();
+    let octets = [
+        &b"\x21\x03abc"[..],
+        b"\x00\x02\x01x",
+        b"\x00\x02\x00y",
+        b"\x00\x05\x00",
+    ];
+    for octets in octets {
+        let write = sender.write(Bytes::copy_from_slice(octets)).await;
+        write.expect("written");
+    }
+    assert_eq!(payloads.recv().await.expect("arrives"), b"y"[..]);
+    sender.finish().expect("finished");
+    assert!(matches!(far.closed().await, Err(H2Error::Malformed(_))));
+}
+
+#[tokio::test]
+async fn datagrams_beyond_the_send_buffer_are_dropped_and_not_kept() {
+    let config = Config {
+        stream_window: 64 * 1024,
+        send_buffer: 64 * 1024,
+        ..Config::default()
+    };
+    let (client, server) = pair(&config).await;
+    let (near, _far) = open(&client, &server, &udp()).await;
+    let (sink, _payloads) = kept();
+    let near = near.datagrams(sink);
+    let sent: usize = (0..1000).map(|_| near.send(Batch::one(&[0; 1200]))).sum();
+    assert!((10..200).contains(&sent), "{sent}");
+}
+
+#[tokio::test]
+async fn a_server_without_extended_connect_is_noticed() {
+    let (near, far) = duplex(64 * 1024);
+    tokio::spawn(async move {
+        let mut plain = ::h2::server::handshake(far).await.expect("a server");
+        while plain.accept().await.is_some() {}
+    });
+    let client = Session::client(near, &Config::default()).await;
+    let client = client.expect("a client");
+    let error = client.request(&udp()).await.expect_err("not offered");
+    assert_eq!(error, H2Error::NoExtendedConnect);
+    assert!(client.is_alive());
+}
+
+#[tokio::test]
+async fn malformed_requests_are_reset_and_disturb_no_other() {
+    let (client, server) = pair(&Config::default()).await;
+    let (near, far) = open(&client, &server, &tcp()).await;
+    let head = RequestHead {
+        authority: "user@relay".into(),
+        ..udp()
+    };
+    let mut bad = client.request(&head).await.expect("sent");
+    let accepting = tokio::spawn(async move { server.accept().await.is_some() });
+    assert!(matches!(bad.response().await, Err(H2Error::Reset(_))));
+    let (mut near, mut far) = (near.into_stream(), far.into_stream());
+    near.write_all(b"x").await.expect("written");
+    assert_eq!(far.read_u8().await.expect("not disturbed"), b'x');
+    accepting.abort();
+}
+
+/// A road that can be cut without either end being told.
+fn cut_road() -> (DuplexStream, DuplexStream, JoinHandle<()>) {
+    let ((near, mut a), (mut b, far)) = (duplex(64 * 1024), duplex(64 * 1024));
+    let road = tokio::spawn(async move {
+        tokio::select! {
+            _ = copy_bidirectional(&mut a, &mut b) => {}
+            () = tokio::time::sleep(Duration::from_secs(60)) => {}
+        }
+        pending().await
+    });
+    (near, far, road)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_peer_is_noticed_within_seconds() {
+    let (near, far, _road) = cut_road();
+    let config = Config::default();
+    let (client, server) = tokio::join!(
+        Session::client(near, &config),
+        Session::server(far, &config)
+    );
+    let (client, _server) = (client.expect("a client"), server.expect("a server"));
+    let start = tokio::time::Instant::now();
+    assert_eq!(client.broken().await, H2Error::Dead);
+    let took = start.elapsed().as_secs();
+    assert!((60..=72).contains(&took), "{took}");
+    assert!(!client.is_alive());
+    assert_eq!(
+        client.request(&tcp()).await.expect_err("dead"),
+        H2Error::Dead
+    );
+}
+
+#[tokio::test]
+async fn a_draining_server_lets_flows_end_and_takes_no_more() {
+    let (client, server) = pair(&Config::default()).await;
+    let (near, far) = open(&client, &server, &tcp()).await;
+    let (mut near, mut far) = (near.into_stream(), far.into_stream());
+    server.drain();
+    while client.request(&tcp()).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    near.write_all(b"x").await.expect("the flow goes on");
+    assert_eq!(far.read_u8().await.expect("the flow goes on"), b'x');
+    drop((near, far));
+    while server.accept().await.is_some() {}
+    assert!(server.broken().await.ends_connection());
+}
+
+#[tokio::test]
+async fn closing_ends_every_flow_by_an_error() {
+    let (client, server) = pair(&Config::default()).await;
+    let (near, _far) = open(&client, &server, &tcp()).await;
+    server.close();
+    assert!(near.into_stream().read_u8().await.is_err());
+    assert!(client.broken().await.ends_connection());
+    assert!(server.accept().await.is_none());
+}
+
+/// A relay in miniature behind an HTTP/2 connection, as an overlay.
+#[derive(Debug)]
+struct Relayed(Session);
+
+async fn relayed() -> Subject {
+    let (client, server) = pair(&Config::default()).await;
+    tokio::spawn(async move {
+        while let Some(incoming) = server.accept().await {
+            tokio::spawn(serve(incoming));
+        }
+    });
+    Subject::on_loopback(Arc::new(Relayed(client)))
+}
+
+async fn serve(incoming: Incoming) {
+    let Incoming { head, mut exchange } = incoming;
+    let target = match head.path.as_deref() {
+        Some(path) => hoplite_wire::template::Template::well_known().match_path(path),
+        None => Ok(head.authority.parse().expect("a target")),
+    };
+    let (target, terms) = (target.expect("a target"), Terms::default());
+    let direct = Direct::new();
+    if head.protocol.is_some() {
+        let flow = direct.open_datagrams(&target, &terms).await.expect("opens");
+        let answer = exchange.respond(&ResponseHead::new(200)).await;
+        answer.expect("answered");
+        return carry(flow.into(), exchange).await;
+    }
+    match direct.open_stream(&target, &terms).await {
+        Ok(stream) => {
+            let answer = exchange.respond(&ResponseHead::new(200)).await;
+            answer.expect("answered");
+            splice(stream, exchange.into_stream()).await;
+        }
+        Err(error) => {
+            let status = match error.reason() {
+                Some(Why::Refused) => 502,
+                _ => 404,
+            };
+            drop(exchange.refuse(&ResponseHead::new(status)).await);
+        }
+    }
+}
+
+/// An error on either side drops, hence resets, both.
+async fn splice(mut a: Stream, mut b: H2Stream) {
+    drop(copy_bidirectional(&mut a, &mut b).await);
+}
+
+/// Sends at once or never, as a relay does.
+struct ToTarget(Arc<dyn Datagrams>);
+
+impl DatagramSink for ToTarget {
+    fn push(&self, payload: Bytes) {
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        if let Poll::Ready(sent) = self.0.poll_send(&mut cx, Batch::one(&payload)) {
+            sent.expect("sends");
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+async fn carry(target: Arc<dyn Datagrams>, exchange: Exchange) {
+    let flow = exchange.datagrams(Arc::new(ToTarget(target.clone())));
+    let mut buf = vec![0; 65_536];
+    let down = async {
+        while let Ok(received) = target.recv(&mut buf).await {
+            flow.send(Batch {
+                contents: &buf[..received.len],
+                segment: received.segment,
+            });
+        }
+    };
+    tokio::select! {
+        () = down => {}
+        _ = flow.closed() => {}
+    }
+}
+
+/// The client's end of a UDP flow.
+#[derive(Debug)]
+struct Tunnel {
+    flow: Flow,
+    payloads: std::sync::Mutex<mpsc::Receiver<Bytes>>,
+}
+
+impl Datagrams for Tunnel {
+    fn max_payload(&self) -> usize {
+        self.flow.max_payload()
+    }
+
+    fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
+        self.flow.poll_send(cx, batch).map_err(Error::from)
+    }
+
+    fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
+        let mut payloads = self.payloads.lock().expect("not poisoned");
+        payloads.poll_recv(cx).map(|payload| {
+            let payload = payload.ok_or(H2Error::Closed)?;
+            buf[..payload.len()].copy_from_slice(&payload);
+            Ok(Received {
+                len: payload.len(),
+                segment: payload.len().max(1),
+            })
+        })
+    }
+}
+
+impl Relayed {
+    async fn ask(&self, head: &RequestHead) -> Result<Exchange, Error> {
+        let mut exchange = self.0.request(head).await?;
+        let failed = Error::new(ErrorKind::TargetFailed, "asking a relay");
+        match exchange.response().await?.status {
+            200 => Ok(exchange),
+            502 => Err(failed.because(Why::Refused)),
+            _ => Err(failed.because(Why::NameNotFound)),
+        }
+    }
+}
+
+impl Overlay for Relayed {
+    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
+        Box::pin(terms.run("opening", async move {
+            let head = RequestHead::connect(target.to_string());
+            Ok(Stream::new(self.ask(&head).await?.into_stream()))
+        }))
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        target: &'a Target,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        Box::pin(terms.run("opening", async move {
+            let path = hoplite_wire::template::Template::well_known().expand(target);
+            let exchange = self.ask(&RequestHead::connect_udp("relay", path)).await?;
+            let (sink, payloads) = kept();
+            let tunnel = Tunnel {
+                flow: exchange.datagrams(sink),
+                payloads: std::sync::Mutex::new(payloads),
+            };
+            Ok(Box::new(tunnel) as Box<dyn Datagrams>)
+        }))
+    }
+
+    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "resolving")) })
+    }
+}
+
+mod conforms {
+    hoplite_overlay::conformance_tests!(super::relayed().await);
+}
