@@ -4,8 +4,25 @@
 //! # Not in this room
 //! How a hop is dialled and authenticated (`link`), what a relay permits (`relay`), the octets of frames and capsules (`wire`).
 
+mod choose;
+mod config;
 pub mod h2;
 pub mod h3;
+mod held;
+mod hop;
+mod inbox;
+mod keeper;
+mod live;
+mod path;
+mod paths;
+mod pool;
+mod request;
 pub mod sink;
+mod tunnel;
 
+pub use choose::{Candidate, Wish, choose};
+pub use config::Config;
+pub use hop::{Hop, Relay};
+pub use path::{MAX_HOPS, Path};
+pub use paths::{Paths, Random};
 pub use sink::DatagramSink;

@@ -2,17 +2,118 @@
 
 use std::sync::Arc;
 
-use hoplite_overlay::{Overlay, direct::Direct};
+use hoplite_crypto::{Token, Trust};
+use hoplite_link::{Congestion, Peer};
+use hoplite_masque::{Candidate, Config, Path, Paths, Random, Relay, Wish};
+use hoplite_overlay::{Error, Overlay, direct::Direct};
 
-use crate::{config::client::Client, errors::Failure};
+use crate::{
+    config::client::{self, Client, Hop, Role},
+    errors::Failure,
+};
 
-/// The relays of the file.
-#[expect(clippy::unnecessary_wraps, reason = "the path is not built yet")]
-pub(super) fn over_relays(_client: &Client) -> Result<Arc<dyn Overlay>, Failure> {
-    Ok(Arc::new(Direct::new()))
+/// The relays of the file: the path that it gives, or one that is chosen and replaced when it fails.
+/// The whole path is dialled at once, so that the first flow finds it warm.
+pub(super) fn over_relays(client: &Client) -> Result<Arc<dyn Overlay>, Failure> {
+    let below: Arc<dyn Overlay> = Arc::new(Direct::for_tunnels());
+    let config = Arc::new(tunnel(&client.config.tunnel));
+    let made = match client.config.path.is_empty() {
+        false => given(client, below, &config),
+        true => chosen(client, below, &config),
+    };
+    made.map_err(|error| {
+        let error = std::io::Error::other(error);
+        Failure::new("making a path", &error, "run 'hoplite check' on the file")
+    })
 }
 
 /// The device's own sockets: the baseline of every measurement.
 pub(super) fn without_relays() -> Arc<dyn Overlay> {
     Arc::new(Direct::new())
+}
+
+fn given(
+    client: &Client,
+    below: Arc<dyn Overlay>,
+    config: &Arc<Config>,
+) -> Result<Arc<dyn Overlay>, Error> {
+    let named = |name: &String| client.relays.iter().find(|hop| hop.relay.name == *name);
+    let relays = client.config.path.iter().filter_map(named).map(relay);
+    let path = Path::new(relays.collect(), &below, config)?;
+    path.keep_warm();
+    Ok(Arc::new(path))
+}
+
+fn chosen(
+    client: &Client,
+    below: Arc<dyn Overlay>,
+    config: &Arc<Config>,
+) -> Result<Arc<dyn Overlay>, Error> {
+    let relays = client
+        .relays
+        .iter()
+        .map(|hop| (relay(hop), candidate(&hop.relay)));
+    let wish = Wish {
+        hops: client.config.length(),
+        ..Wish::default()
+    };
+    let paths = Paths::new(relays.collect(), below, config, wish, random())?;
+    paths.current().keep_warm();
+    Ok(Arc::new(paths))
+}
+
+/// From the operating system: which relays are chosen must not be foreseeable.
+fn random() -> Random {
+    use ring::rand::{SecureRandom, SystemRandom};
+    let source = SystemRandom::new();
+    Box::new(move |below| {
+        let mut octets = [0; 8];
+        // Without randomness the first candidate is taken: a path is still made.
+        source.fill(&mut octets).unwrap_or_default();
+        usize::from_le_bytes(octets) % below.max(1)
+    })
+}
+
+fn relay(hop: &Hop) -> Relay {
+    let trust = match hop.relay.pin {
+        Some(pin) => Trust::Pins(vec![pin]),
+        None => Trust::WebPki,
+    };
+    Relay {
+        peer: Peer {
+            name: hop.relay.name.clone(),
+            address: hop.relay.address.clone(),
+            trust,
+        },
+        token: hop
+            .token
+            .as_ref()
+            .map(|token| Token::new(token.reveal().to_owned())),
+        template: hop.relay.template.clone(),
+    }
+}
+
+fn candidate(relay: &client::Relay) -> Candidate {
+    Candidate {
+        ingress: relay.roles.contains(&Role::Ingress),
+        egress: relay.roles.contains(&Role::Egress),
+        operator: relay.operator.clone(),
+        region: relay.region.clone(),
+    }
+}
+
+fn tunnel(file: &client::Tunnel) -> Config {
+    let mut config = Config {
+        quic_retry: file.quic_retry,
+        isolated: file.isolated,
+        isolated_idle: file.isolated_idle,
+        datagram_queue: file.datagram_queue,
+        ..Config::default()
+    };
+    config.link.congestion = match file.congestion {
+        client::Congestion::Cubic => Congestion::Cubic,
+        client::Congestion::Bbr => Congestion::Bbr,
+        client::Congestion::NewReno => Congestion::NewReno,
+    };
+    config
 }

@@ -1,0 +1,161 @@
+//! One relay as an overlay: flows are CONNECT and CONNECT-UDP requests on a warm connection to it.
+//! A path is a chain of hops; each is dialled through the one before. RFC 9110 §9.3.6, RFC 9298 §3, RFC 8441, RFC 9220.
+
+use std::{fmt, net::IpAddr, sync::Arc};
+
+use hoplite_crypto::Token;
+use hoplite_link::{Dialer, Peer};
+use hoplite_overlay::{Datagrams, Error, ErrorKind, Isolation, Opening, Overlay, Stream, Terms};
+use hoplite_wire::Target;
+
+use crate::{Config, live::Live, pool::Pool, request::Credentials, tunnel::Tunnel};
+
+/// What a client must know to use a relay.
+#[derive(Clone, Debug)]
+pub struct Relay {
+    /// Name, address and how to recognise it.
+    pub peer: Peer,
+    /// What the relay wants to see, if anything.
+    pub token: Option<Token>,
+    /// Its CONNECT-UDP template; the well-known one of RFC 9298 §2 if `None`.
+    pub template: Option<String>,
+}
+
+/// An overlay that ends at one relay. Cheap to clone.
+#[derive(Clone)]
+pub struct Hop {
+    pool: Arc<Pool>,
+    credentials: Arc<Credentials>,
+    config: Arc<Config>,
+    /// The first relay sees the client's address anyway: all tokens share one connection to it.
+    shared: bool,
+}
+
+impl Hop {
+    /// The hop `number` (the first is 0) of a path, reached through `below`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Bug`] if the relay's template is none of RFC 9298.
+    pub fn new(
+        relay: Relay,
+        number: usize,
+        below: Arc<dyn Overlay>,
+        config: &Arc<Config>,
+    ) -> Result<Self, Error> {
+        let credentials = Credentials::new(&relay)?;
+        let dialer = Dialer::new(below, relay.peer, number, config.link.clone());
+        Ok(Self {
+            pool: Pool::new(dialer, config),
+            credentials: Arc::new(credentials),
+            config: config.clone(),
+            shared: number == 0,
+        })
+    }
+
+    /// Opens the connection that flows without a token use, before the first flow needs it, and keeps it open from now on.
+    pub fn keep_warm(&self) {
+        self.pool.keep_warm();
+    }
+
+    /// Waits until the connection stands, or fails as the dialling did.
+    ///
+    /// # Errors
+    /// What dialling answered.
+    pub async fn connect(&self) -> Result<(), Error> {
+        self.pool.live(&Isolation::default()).await.map(|_| ())
+    }
+
+    /// How the hop is carried now: `h3` or `h2`; `None` while there is no connection.
+    pub fn carrier(&self) -> Option<&'static str> {
+        self.pool
+            .current(&Isolation::default())
+            .map(|live| live.carrier())
+    }
+
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.pool, &other.pool)
+    }
+
+    fn terms(&self, terms: &Terms) -> Terms {
+        let mut terms = terms.clone();
+        if self.shared {
+            terms.isolation = Isolation::default();
+        }
+        if terms.deadline.is_none() {
+            terms = terms.within(self.config.open_limit);
+        }
+        terms
+    }
+
+    /// Runs `ask` on a live connection. A connection that turns out dead before it answered is replaced once:
+    /// nothing of the flow has been sent to the target yet.
+    async fn ask<T, F>(&self, terms: &Terms, ask: impl Fn(Arc<Live>) -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let live = self.pool.live(&terms.isolation).await?;
+        match ask(live.clone()).await {
+            Err(error) if error.kind() == ErrorKind::PathFailed && !live.is_usable() => {
+                self.pool.forget(&terms.isolation, &live);
+                ask(self.pool.live(&terms.isolation).await?).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn stream(&self, target: &Target, terms: &Terms) -> Result<Stream, Error> {
+        let head = self.credentials.connect(target);
+        self.ask(terms, |live| live.stream(&head)).await
+    }
+
+    async fn datagrams(&self, target: &Target, terms: &Terms) -> Result<Box<dyn Datagrams>, Error> {
+        let head = self.credentials.connect_udp(target);
+        let queue = self.config.datagram_queue;
+        let tunnel = self
+            .ask(terms, |live| Tunnel::open(live, &head, queue))
+            .await?;
+        Ok(Box::new(tunnel))
+    }
+}
+
+impl Overlay for Hop {
+    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
+        Box::pin(async move {
+            let terms = self.terms(terms);
+            terms
+                .run("opening a stream", self.stream(target, &terms))
+                .await
+        })
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        target: &'a Target,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        Box::pin(async move {
+            let terms = self.terms(terms);
+            terms
+                .run("opening a UDP flow", self.datagrams(target, &terms))
+                .await
+        })
+    }
+
+    /// MASQUE has no request that only resolves; names travel with the flows.
+    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        Box::pin(async {
+            Err(Error::new(
+                ErrorKind::Unsupported,
+                "resolving a name through a relay",
+            ))
+        })
+    }
+}
+
+impl fmt::Debug for Hop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hop")
+            .field("carrier", &self.carrier())
+            .finish_non_exhaustive()
+    }
+}

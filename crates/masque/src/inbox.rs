@@ -1,0 +1,192 @@
+//! Datagrams that came from a relay and wait for their reader: a queue bounded in octets, filled by the connection's driver task.
+//! When it is full the newest are dropped and counted, as a router's queue would.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use bytes::Bytes;
+use hoplite_overlay::{Error, Received};
+
+/// What an empty datagram costs of the bound, so that these are bounded too.
+const OVERHEAD: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    bound: usize,
+    dropped: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Bytes>,
+    octets: usize,
+    reader: Option<Waker>,
+    ended: Option<Error>,
+}
+
+impl Inbox {
+    /// A queue of at most `bound` octets.
+    pub(crate) fn new(bound: usize) -> Self {
+        Self {
+            bound,
+            dropped: AtomicU64::new(0),
+            state: Mutex::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps `payload` for the reader; wakes nobody until [`Self::wake`].
+    pub(crate) fn push(&self, payload: Bytes) {
+        let mut state = self.lock();
+        let cost = payload.len() + OVERHEAD;
+        if state.octets + cost > self.bound {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        state.octets += cost;
+        state.queue.push_back(payload);
+    }
+
+    /// Tells the reader that there is something.
+    pub(crate) fn wake(&self) {
+        let reader = self.lock().reader.take();
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+    }
+
+    /// No more will come: the reader gets what is left, then `error`.
+    pub(crate) fn end(&self, error: Error) {
+        self.lock().ended.get_or_insert(error);
+        self.wake();
+    }
+
+    /// How many were dropped because the reader was slow.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Fills `buf` with payloads of one size, a last shorter one included.
+    pub(crate) fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<Result<Received, Error>> {
+        let mut state = self.lock();
+        if let Some(received) = state.fill(buf) {
+            return Poll::Ready(Ok(received));
+        }
+        if let Some(error) = &state.ended {
+            return Poll::Ready(Err(error.clone()));
+        }
+        state.reader = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl State {
+    fn pop(&mut self) -> Option<Bytes> {
+        let payload = self.queue.pop_front()?;
+        self.octets -= payload.len() + OVERHEAD;
+        Some(payload)
+    }
+
+    fn fill(&mut self, buf: &mut [u8]) -> Option<Received> {
+        let mut first = self.pop()?;
+        while first.len() > buf.len() {
+            first = self.pop()?;
+        }
+        let segment = first.len();
+        let mut len = put(buf, 0, &first);
+        while len.is_multiple_of(segment.max(1))
+            && segment > 0
+            && self.next_fits(segment, buf.len() - len)
+        {
+            let Some(next) = self.pop() else { break };
+            len = put(buf, len, &next);
+        }
+        Some(Received {
+            len,
+            segment: segment.max(1),
+        })
+    }
+
+    /// A shorter payload ends the batch; an empty one would be lost in it.
+    fn next_fits(&self, segment: usize, room: usize) -> bool {
+        let fits = |next: &Bytes| !next.is_empty() && next.len() <= segment && next.len() <= room;
+        self.queue.front().is_some_and(fits)
+    }
+}
+
+fn put(buf: &mut [u8], at: usize, payload: &[u8]) -> usize {
+    let end = at + payload.len();
+    if let Some(room) = buf.get_mut(at..end) {
+        room.copy_from_slice(payload);
+    }
+    end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hoplite_overlay::ErrorKind;
+    use proptest::prelude::*;
+    use std::task::Waker;
+
+    fn read(inbox: &Inbox, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
+        inbox.poll_recv(&mut Context::from_waker(Waker::noop()), buf)
+    }
+
+    fn drain(inbox: &Inbox, room: usize) -> Vec<Vec<u8>> {
+        let mut buf = vec![0; room];
+        let mut all = Vec::new();
+        while let Poll::Ready(Ok(got)) = read(inbox, &mut buf) {
+            match got.len {
+                0 => all.push(Vec::new()),
+                _ => all.extend(buf[..got.len].chunks(got.segment).map(<[u8]>::to_vec)),
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn what_exceeds_the_bound_is_dropped_and_counted() {
+        let inbox = Inbox::new(200);
+        for _ in 0..3 {
+            inbox.push(Bytes::from_static(&[7; 36]));
+        }
+        assert_eq!((drain(&inbox, 100).len(), inbox.dropped()), (2, 1));
+    }
+
+    #[test]
+    fn the_end_is_told_after_what_was_left() {
+        let inbox = Inbox::new(1000);
+        inbox.push(Bytes::from_static(b"last"));
+        inbox.end(Error::new(ErrorKind::PathFailed, "receiving"));
+        let mut buf = [0; 10];
+        assert!(matches!(read(&inbox, &mut buf), Poll::Ready(Ok(_))));
+        assert!(matches!(read(&inbox, &mut buf), Poll::Ready(Err(_))));
+    }
+
+    proptest! {
+        #[test]
+        fn boundaries_and_order_are_kept(sizes in prop::collection::vec(0usize..40, 0..50), room in 40usize..200) {
+            let inbox = Inbox::new(1 << 20);
+            let sent: Vec<Vec<u8>> = sizes.iter().enumerate().map(|(i, n)| vec![i.to_le_bytes()[0]; *n]).collect();
+            for payload in &sent {
+                inbox.push(Bytes::from(payload.clone()));
+            }
+            prop_assert_eq!(drain(&inbox, room), sent);
+        }
+    }
+}

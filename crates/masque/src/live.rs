@@ -1,0 +1,140 @@
+//! An open connection to a relay: HTTP/3 on a QUIC link, or HTTP/2 on a TLS link. The pool keeps it, its flows keep it too:
+//! it closes when nobody does.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use hoplite_link::{Link, QuicLink};
+use hoplite_overlay::{Error, Stream};
+use hoplite_wire::RequestHead;
+
+use crate::{DatagramSink, h2, h3, held::Held, request};
+
+/// A usable connection, as long as [`Self::is_usable`].
+#[derive(Debug)]
+pub(crate) struct Live {
+    carrier: Carrier,
+    flows: AtomicUsize,
+}
+
+#[derive(Debug)]
+enum Carrier {
+    H3 {
+        session: h3::Session,
+        link: QuicLink,
+    },
+    H2(h2::Session),
+}
+
+/// A UDP flow of either carrier.
+pub(crate) enum Flow {
+    H3(h3::Flow),
+    H2(h2::Flow),
+}
+
+/// Counts a flow of a connection, and keeps the connection.
+#[derive(Debug)]
+pub(crate) struct Lease(Arc<Live>);
+
+impl Live {
+    /// Begins to speak HTTP on `link`.
+    pub(crate) async fn start(link: Link) -> Result<Arc<Self>, Error> {
+        let carrier = match link {
+            Link::Quic(link) => {
+                let session =
+                    h3::Session::client(link.connection().clone(), &h3::Config::default());
+                Carrier::H3 { session, link }
+            }
+            Link::Tls(link) => {
+                let session = h2::Session::client(link.into_inner(), &h2::Config::default()).await;
+                Carrier::H2(session?)
+            }
+        };
+        Ok(Arc::new(Self {
+            carrier,
+            flows: AtomicUsize::new(0),
+        }))
+    }
+
+    pub(crate) fn is_quic(&self) -> bool {
+        matches!(self.carrier, Carrier::H3 { .. })
+    }
+
+    /// The HTTP version in ALPN's words.
+    pub(crate) fn carrier(&self) -> &'static str {
+        if self.is_quic() { "h3" } else { "h2" }
+    }
+
+    /// Whether new flows may be asked for.
+    pub(crate) fn is_usable(&self) -> bool {
+        match &self.carrier {
+            Carrier::H3 { session, link } => link.is_alive() && !session.is_going_away(),
+            Carrier::H2(session) => session.is_alive(),
+        }
+    }
+
+    /// How many flows it carries.
+    pub(crate) fn flows(&self) -> usize {
+        self.flows.load(Ordering::Relaxed)
+    }
+
+    /// Returns when it is lost.
+    pub(crate) async fn broken(&self) {
+        match &self.carrier {
+            Carrier::H3 { session, .. } => drop(session.closed().await),
+            Carrier::H2(session) => drop(session.broken().await),
+        }
+    }
+
+    /// A TCP flow, once the relay has connected.
+    pub(crate) async fn stream(self: Arc<Self>, head: &RequestHead) -> Result<Stream, Error> {
+        let lease = self.lease();
+        match &self.carrier {
+            Carrier::H3 { session, .. } => {
+                let mut exchange = session.request(head).await?;
+                request::accepted(&exchange.response().await?)?;
+                Ok(Stream::new(Held::new(exchange.into_stream(), lease)))
+            }
+            Carrier::H2(session) => {
+                let mut exchange = session.request(head).await?;
+                request::accepted(&exchange.response().await?)?;
+                Ok(Stream::new(Held::new(exchange.into_stream(), lease)))
+            }
+        }
+    }
+
+    /// A UDP flow, once the relay has agreed. Its payloads go to `sink`.
+    pub(crate) async fn datagrams(
+        self: Arc<Self>,
+        head: &RequestHead,
+        sink: Arc<dyn DatagramSink>,
+    ) -> Result<(Flow, Lease), Error> {
+        let lease = self.lease();
+        let flow = match &self.carrier {
+            Carrier::H3 { session, .. } => {
+                let mut exchange = session.request(head).await?;
+                request::accepted(&exchange.response().await?)?;
+                Flow::H3(exchange.datagrams(sink))
+            }
+            Carrier::H2(session) => {
+                let mut exchange = session.request(head).await?;
+                request::accepted(&exchange.response().await?)?;
+                Flow::H2(exchange.datagrams(sink))
+            }
+        };
+        Ok((flow, lease))
+    }
+
+    fn lease(self: &Arc<Self>) -> Lease {
+        self.flows.fetch_add(1, Ordering::Relaxed);
+        Lease(self.clone())
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.0.flows.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,92 @@
+//! One to four relays in a row, as one overlay. The last hop carries the flows; each hop is dialled through the one before.
+//! Made by the binary from `path = [...]`, and by [`crate::Paths`] from `hops = n`.
+
+use std::{net::IpAddr, sync::Arc};
+
+use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Stream, Terms};
+use hoplite_wire::Target;
+
+use crate::{Config, Hop, Relay};
+
+/// More than four hops cost packet size and time, and hide nothing more.
+pub const MAX_HOPS: usize = 4;
+
+/// A chain of hops. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Path {
+    hops: Vec<Hop>,
+    last: Hop,
+}
+
+impl Path {
+    /// The path through `relays`, the first of which is reached through `below`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] unless there are 1..=4 relays; what [`Hop::new`] answers.
+    pub fn new(
+        relays: Vec<Relay>,
+        below: &Arc<dyn Overlay>,
+        config: &Arc<Config>,
+    ) -> Result<Self, Error> {
+        if relays.len() > MAX_HOPS {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "making a path of more than four relays",
+            ));
+        }
+        let mut hops: Vec<Hop> = Vec::with_capacity(relays.len());
+        for (number, relay) in relays.into_iter().enumerate() {
+            let below = hops
+                .last()
+                .map_or_else(|| below.clone(), |hop| Arc::new(hop.clone()) as _);
+            hops.push(Hop::new(relay, number, below, config)?);
+        }
+        let last = hops.last().cloned();
+        let last =
+            last.ok_or_else(|| Error::new(ErrorKind::Unsupported, "making a path of no relay"))?;
+        Ok(Self { hops, last })
+    }
+
+    /// Dials the whole path now and keeps it open.
+    pub fn keep_warm(&self) {
+        for hop in &self.hops {
+            hop.keep_warm();
+        }
+    }
+
+    /// Waits until the whole path stands.
+    ///
+    /// # Errors
+    /// What the hop that failed answered.
+    pub async fn connect(&self) -> Result<(), Error> {
+        self.last.connect().await
+    }
+
+    /// Whether both are the same path with the same connections.
+    pub fn is(&self, other: &Self) -> bool {
+        self.last.is(&other.last)
+    }
+
+    /// The hops, first one first.
+    pub fn hops(&self) -> &[Hop] {
+        &self.hops
+    }
+}
+
+impl Overlay for Path {
+    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
+        self.last.open_stream(target, terms)
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        target: &'a Target,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        self.last.open_datagrams(target, terms)
+    }
+
+    fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        self.last.resolve(name, terms)
+    }
+}

@@ -1,0 +1,165 @@
+//! A path that is chosen, and chosen again when it fails: `hops = n` in the client's file.
+//! A failed relay is avoided while there are others; flows that run on the old path stay there.
+
+use std::{
+    fmt,
+    net::IpAddr,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Stream, Terms};
+use hoplite_wire::Target;
+use tracing::warn;
+
+use crate::{
+    Config, Path, Relay,
+    choose::{Candidate, Wish, choose},
+};
+
+/// Gives a number below its argument.
+pub type Random = Box<dyn FnMut(usize) -> usize + Send>;
+
+/// Chooses among relays. Every flow goes through the path that is current when it opens.
+pub struct Paths {
+    relays: Vec<(Relay, Candidate)>,
+    below: Arc<dyn Overlay>,
+    config: Arc<Config>,
+    state: Mutex<State>,
+}
+
+struct State {
+    wish: Wish,
+    random: Random,
+    indices: Vec<usize>,
+    path: Path,
+}
+
+impl Paths {
+    /// The first path is chosen at once.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the relays do not allow a path such as wished.
+    pub fn new(
+        relays: Vec<(Relay, Candidate)>,
+        below: Arc<dyn Overlay>,
+        config: &Arc<Config>,
+        wish: Wish,
+        mut random: Random,
+    ) -> Result<Self, Error> {
+        let (indices, path) = make(&relays, &below, config, &wish, &mut random)?;
+        let state = Mutex::new(State {
+            wish,
+            random,
+            indices,
+            path,
+        });
+        Ok(Self {
+            relays,
+            below,
+            config: config.clone(),
+            state,
+        })
+    }
+
+    /// The path that new flows take.
+    pub fn current(&self) -> Path {
+        self.state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .path
+            .clone()
+    }
+
+    /// Chooses another path if `failed` is still the current one. The relay to avoid is the first that has no connection.
+    fn replace(&self, failed: &Path) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let broken = failed.hops().iter().position(|hop| hop.carrier().is_none());
+        let Some(&relay) = broken.and_then(|hop| state.indices.get(hop)) else {
+            return;
+        };
+        if !state.path.is(failed) {
+            return;
+        }
+        state.wish.avoid.retain(|&i| i != relay);
+        state.wish.avoid.push(relay);
+        let State { wish, random, .. } = &mut *state;
+        if let Ok((indices, path)) = make(&self.relays, &self.below, &self.config, wish, random) {
+            warn!("a relay of the path failed: another path is taken");
+            path.keep_warm();
+            (state.indices, state.path) = (indices, path);
+        }
+    }
+
+    async fn open<T, F: Future<Output = Result<T, Error>>>(
+        &self,
+        open: impl Fn(Path) -> F,
+    ) -> Result<T, Error> {
+        let path = self.current();
+        match open(path.clone()).await {
+            Err(error) if matters(error.kind()) => {
+                self.replace(&path);
+                let next = self.current();
+                if next.is(&path) {
+                    Err(error)
+                } else {
+                    open(next).await
+                }
+            }
+            answer => answer,
+        }
+    }
+}
+
+/// Whether another path may help.
+fn matters(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::EntryUnreachable | ErrorKind::PathFailed)
+}
+
+fn make(
+    relays: &[(Relay, Candidate)],
+    below: &Arc<dyn Overlay>,
+    config: &Arc<Config>,
+    wish: &Wish,
+    random: &mut Random,
+) -> Result<(Vec<usize>, Path), Error> {
+    let candidates: Vec<Candidate> = relays.iter().map(|(_, c)| c.clone()).collect();
+    let none = || {
+        Error::new(
+            ErrorKind::Unsupported,
+            "choosing a path: the relays do not allow one",
+        )
+    };
+    let indices = choose(&candidates, wish, random).ok_or_else(none)?;
+    let chosen = indices
+        .iter()
+        .filter_map(|&i| relays.get(i))
+        .map(|(r, _)| r.clone());
+    let path = Path::new(chosen.collect(), below, config)?;
+    Ok((indices, path))
+}
+
+impl Overlay for Paths {
+    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
+        Box::pin(self.open(move |path| async move { path.open_stream(target, terms).await }))
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        target: &'a Target,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        Box::pin(self.open(move |path| async move { path.open_datagrams(target, terms).await }))
+    }
+
+    fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        Box::pin(self.open(move |path| async move { path.resolve(name, terms).await }))
+    }
+}
+
+impl fmt::Debug for Paths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Paths")
+            .field("relays", &self.relays.len())
+            .finish_non_exhaustive()
+    }
+}

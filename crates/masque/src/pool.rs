@@ -1,0 +1,174 @@
+//! The connections to one relay: one for flows without a token, one for each isolation token, each dialled once however many wait.
+//! Lost ones are forgotten at once; the warm one is opened again, with a growing pause. Used by [`crate::Hop`] alone.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
+use hoplite_link::Dialer;
+use hoplite_overlay::{Error, ErrorKind, Isolation, Terms};
+use tokio::time::Instant;
+
+use crate::{Config, keeper, live::Live};
+
+type Attempt = Shared<BoxFuture<'static, Result<Arc<Live>, Error>>>;
+
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub(crate) dialer: Dialer,
+    pub(crate) config: Arc<Config>,
+    me: Weak<Self>,
+    slots: Mutex<Slots>,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    by_token: HashMap<Isolation, Slot>,
+    warm: bool,
+}
+
+#[derive(Debug)]
+struct Slot {
+    live: Option<Arc<Live>>,
+    attempt: Option<Attempt>,
+    used: Instant,
+}
+
+impl Pool {
+    pub(crate) fn new(dialer: Dialer, config: &Arc<Config>) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            dialer,
+            config: config.clone(),
+            me: me.clone(),
+            slots: Mutex::default(),
+        })
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The usable connection of `token`, if there is one.
+    pub(crate) fn current(&self, token: &Isolation) -> Option<Arc<Live>> {
+        let mut slots = self.slots();
+        let slot = slots.by_token.get_mut(token)?;
+        slot.used = Instant::now();
+        slot.live.clone().filter(|live| live.is_usable())
+    }
+
+    /// The connection of `token`, dialled if there is none. All who wait share one attempt, and its failure.
+    pub(crate) async fn live(&self, token: &Isolation) -> Result<Arc<Live>, Error> {
+        match self.current(token) {
+            Some(live) => Ok(live),
+            None => self.attempt(token)?.await,
+        }
+    }
+
+    fn attempt(&self, token: &Isolation) -> Result<Attempt, Error> {
+        let gone = || Error::new(ErrorKind::Bug, "dialling after the client was closed");
+        let pool = self.me.upgrade().ok_or_else(gone)?;
+        let mut slots = self.slots();
+        slots.make_room(token, self.config.isolated);
+        let slot = slots
+            .by_token
+            .entry(token.clone())
+            .or_insert_with(Slot::new);
+        if let Some(running) = slot.attempt.as_ref().filter(|a| a.peek().is_none()) {
+            return Ok(running.clone());
+        }
+        let attempt = dial(pool, token.clone()).boxed().shared();
+        slot.attempt = Some(attempt.clone());
+        drop(slots);
+        // The attempt goes on when the flow that began it is given up: others wait for it, or soon will.
+        tokio::spawn(attempt.clone());
+        Ok(attempt)
+    }
+
+    /// Puts `live` in the place of what `token` had.
+    pub(crate) fn keep(&self, token: &Isolation, live: &Arc<Live>) {
+        let mut slots = self.slots();
+        let slot = slots
+            .by_token
+            .entry(token.clone())
+            .or_insert_with(Slot::new);
+        slot.live = Some(live.clone());
+    }
+
+    /// `live` is of no more use. Flows that still run on it keep it.
+    pub(crate) fn forget(&self, token: &Isolation, live: &Arc<Live>) {
+        let mut slots = self.slots();
+        let Some(slot) = slots.by_token.get_mut(token) else {
+            return;
+        };
+        if slot.live.as_ref().is_some_and(|now| Arc::ptr_eq(now, live)) {
+            slot.live = None;
+        }
+    }
+
+    /// Whether `token`'s connection has been without use for so long that it should be closed.
+    pub(crate) fn is_idle(&self, token: &Isolation, live: &Arc<Live>) -> bool {
+        let slots = self.slots();
+        let unused = slots
+            .by_token
+            .get(token)
+            .is_none_or(|s| s.used.elapsed() > self.config.isolated_idle);
+        *token != Isolation::default() && unused && live.flows() == 0
+    }
+
+    pub(crate) fn is_warm(&self, token: &Isolation) -> bool {
+        *token == Isolation::default() && self.slots().warm
+    }
+
+    pub(crate) fn keep_warm(&self) {
+        self.slots().warm = true;
+        if let Some(pool) = self.me.upgrade() {
+            tokio::spawn(keeper::reopen(Arc::downgrade(&pool)));
+        }
+    }
+}
+
+impl Slots {
+    /// Gives up the connection unused for longest when a new token would exceed the bound; its flows keep theirs.
+    fn make_room(&mut self, token: &Isolation, bound: usize) {
+        if self.by_token.len() <= bound || self.by_token.contains_key(token) {
+            return;
+        }
+        let others = self
+            .by_token
+            .iter()
+            .filter(|(t, _)| **t != Isolation::default());
+        let oldest = others
+            .min_by_key(|(_, slot)| slot.used)
+            .map(|(t, _)| t.clone());
+        if let Some(oldest) = oldest {
+            self.by_token.remove(&oldest);
+        }
+    }
+}
+
+impl Slot {
+    fn new() -> Self {
+        Self {
+            live: None,
+            attempt: None,
+            used: Instant::now(),
+        }
+    }
+}
+
+async fn dial(pool: Arc<Pool>, token: Isolation) -> Result<Arc<Live>, Error> {
+    let terms = Terms {
+        isolation: token.clone(),
+        deadline: None,
+    };
+    let link = pool.dialer.race(&terms).await?;
+    let live = Live::start(link).await?;
+    pool.keep(&token, &live);
+    keeper::follow(&Arc::downgrade(&pool), &token, live.clone());
+    Ok(live)
+}
