@@ -33,8 +33,6 @@ enum Piece {
     Literal(String),
     Host,
     Port,
-    /// A variable that nobody defines: it expands to nothing.
-    Other,
 }
 
 /// Why a template is refused.
@@ -49,6 +47,9 @@ pub enum TemplateError {
     /// A variable is missing or there twice.
     #[error("target_host and target_port must each be there once")]
     Variables,
+    /// A variable is followed by what could belong to its value.
+    #[error("behind a variable comes a character such as / & , : or the end")]
+    Ambiguous,
     /// Characters outside of printable ASCII, or a fragment.
     #[error("a template has only printable ASCII characters and no fragment")]
     Character,
@@ -94,7 +95,6 @@ impl Template {
                 Piece::Literal(text) => path.push_str(text),
                 Piece::Host => path.extend(utf8_percent_encode(&bare_host(&target.host), RESERVED)),
                 Piece::Port => path.push_str(&target.port.to_string()),
-                Piece::Other => {}
             }
         }
         path
@@ -108,25 +108,18 @@ impl Template {
         let (mut rest, mut host, mut port) = (path, None, None);
         let mut pieces = self.pieces.iter().peekable();
         while let Some(piece) = pieces.next() {
+            let last = pieces.peek().is_none();
             let slot = match piece {
-                Piece::Literal(text)
-                    if text == "/" && rest.is_empty() && pieces.peek().is_none() =>
-                {
-                    break;
-                }
+                Piece::Literal(text) if last && text == "/" && rest.is_empty() => break,
                 Piece::Literal(text) => {
                     rest = rest.strip_prefix(text.as_str()).ok_or(PathError::NoMatch)?;
                     continue;
                 }
-                Piece::Host => Some(&mut host),
-                Piece::Port => Some(&mut port),
-                Piece::Other => None,
+                Piece::Host => &mut host,
+                Piece::Port => &mut port,
             };
             let (value, tail) = split_value(rest, pieces.peek().copied());
-            rest = tail;
-            if let Some(slot) = slot {
-                *slot = Some(value);
-            }
+            (*slot, rest) = (Some(value), tail);
         }
         match (host, port) {
             (Some(host), Some(port)) if rest.is_empty() => {
@@ -174,9 +167,21 @@ impl FromStr for Template {
         let pieces = parse_pieces(path)?;
         let count = |wanted| pieces.iter().filter(|piece| **piece == wanted).count();
         match (count(Piece::Host), count(Piece::Port)) {
+            (1, 1) if pieces.windows(2).any(is_ambiguous) => Err(TemplateError::Ambiguous),
             (1, 1) => Ok(Self { authority, pieces }),
             _ => Err(TemplateError::Variables),
         }
+    }
+}
+
+/// Values are unreserved characters and percent signs: anything else ends them.
+fn is_ambiguous(pair: &[Piece]) -> bool {
+    match pair {
+        [Piece::Literal(_), _] => false,
+        [_, Piece::Literal(text)] => {
+            text.starts_with(|c: char| c.is_ascii_alphanumeric() || "-._~%".contains(c))
+        }
+        _ => true,
     }
 }
 
@@ -240,16 +245,14 @@ fn parse_expression(pieces: &mut Vec<Piece>, expression: &str) -> Result<(), Tem
         let variable = match name {
             "target_host" => Piece::Host,
             "target_port" => Piece::Port,
-            _ => Piece::Other,
+            // A variable that nobody defines leaves neither name nor separator (RFC 6570 §3.2.1).
+            _ => continue,
         };
-        // A variable that is not defined leaves neither name nor separator (RFC 6570 §3.2.1).
-        if variable != Piece::Other {
-            push_literal(pieces, separator)?;
-            if form.is_some() {
-                push_literal(pieces, &format!("{name}="))?;
-            }
-            separator = if form.is_some() { "&" } else { "," };
+        push_literal(pieces, separator)?;
+        if form.is_some() {
+            push_literal(pieces, &format!("{name}="))?;
         }
+        separator = if form.is_some() { "&" } else { "," };
         pieces.push(variable);
     }
     Ok(())

@@ -1,0 +1,193 @@
+//! Connected ends, a sink that remembers, and raw HTTP/3 to break rules with.
+
+use std::{
+    net::Ipv4Addr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use hoplite_crypto::{Certificates, Identity, Trust, client_tls, server_tls};
+use hoplite_link::quic;
+use hoplite_masque::{
+    DatagramSink,
+    h3::{ALPN, Config, Exchange, Flow, Incoming, Session},
+};
+use hoplite_overlay::Batch;
+use hoplite_wire::{RequestHead, ResponseHead};
+use quic::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use tokio::sync::Notify;
+
+/// Nothing here takes long; whatever hangs fails.
+pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(20), future)
+        .await
+        .expect("it takes too long")
+}
+
+/// A QUIC connection, both ends, and the endpoints that keep it alive.
+pub(crate) struct Quic {
+    pub(crate) client: quic::Connection,
+    pub(crate) server: quic::Connection,
+    _endpoints: [quic::Endpoint; 2],
+}
+
+pub(crate) async fn connect(transport: quic::TransportConfig) -> Quic {
+    let transport = Arc::new(transport);
+    let new = Identity::generate(&["relay.test".into()]).expect("an identity");
+    let identity = Identity::from_pem(new.certificate.as_bytes(), new.key.as_bytes());
+    let identity = identity.expect("it is read back");
+    let certificates = Certificates::new(&identity).expect("certificates");
+    let tls = server_tls(certificates, &[ALPN]).expect("a server's TLS");
+    let mut config =
+        quic::ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls).expect("QUIC")));
+    config.transport_config(Arc::clone(&transport));
+    let any = (Ipv4Addr::LOCALHOST, 0).into();
+    let server = quic::Endpoint::server(config, any).expect("a socket");
+    let mut client = quic::Endpoint::client(any).expect("a socket");
+    let tls = client_tls(&Trust::Pins(vec![identity.pin()]), &[ALPN]).expect("a client's TLS");
+    let mut config =
+        quic::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).expect("QUIC")));
+    config.transport_config(transport);
+    client.set_default_client_config(config);
+    let dial = client
+        .connect(server.local_addr().expect("bound"), "relay.test")
+        .expect("a connection");
+    let accept = async { server.accept().await.expect("a client").await };
+    let (a, b) = soon(async { tokio::join!(dial, accept) }).await;
+    Quic {
+        client: a.expect("connected"),
+        server: b.expect("connected"),
+        _endpoints: [client, server],
+    }
+}
+
+/// Both ends speak HTTP/3.
+pub(crate) struct Pair {
+    pub(crate) client: Session,
+    pub(crate) server: Session,
+    _quic: Quic,
+}
+
+pub(crate) async fn pair() -> Pair {
+    pair_with(quic::TransportConfig::default()).await
+}
+
+pub(crate) async fn pair_with(transport: quic::TransportConfig) -> Pair {
+    let quic = connect(transport).await;
+    let config = || Config {
+        counters: Arc::default(),
+        ..Config::default()
+    };
+    Pair {
+        client: Session::client(quic.client.clone(), &config()),
+        server: Session::server(quic.server.clone(), &config()),
+        _quic: quic,
+    }
+}
+
+/// The path MTU is what QUIC needs at least, and stays so.
+pub(crate) fn small_path() -> quic::TransportConfig {
+    let mut transport = quic::TransportConfig::default();
+    transport.mtu_discovery_config(None);
+    transport
+}
+
+impl Pair {
+    pub(crate) async fn request(&self, head: &RequestHead) -> (Exchange, Incoming) {
+        let ask = async { self.client.request(head).await.expect("sent") };
+        let (exchange, incoming) = soon(async { tokio::join!(ask, self.server.accept()) }).await;
+        (exchange, incoming.expect("arrived"))
+    }
+
+    /// A TCP flow that the server has accepted.
+    pub(crate) async fn tunnel(&self) -> (Exchange, Exchange) {
+        let (mut client, mut incoming) =
+            self.request(&RequestHead::connect("example.com:443")).await;
+        incoming
+            .exchange
+            .respond(&ResponseHead::new(200))
+            .await
+            .expect("answered");
+        let response = soon(client.response()).await.expect("an answer");
+        assert_eq!(response.status, 200);
+        (client, incoming.exchange)
+    }
+
+    /// A UDP flow that the server has accepted.
+    pub(crate) async fn flow(&self) -> (End, End) {
+        let (mut client, mut incoming) = self.request(&udp_head()).await;
+        incoming
+            .exchange
+            .respond(&ResponseHead::new(200))
+            .await
+            .expect("answered");
+        let server = End::new(incoming.exchange);
+        soon(client.response()).await.expect("an answer");
+        (End::new(client), server)
+    }
+}
+
+pub(crate) fn udp_head() -> RequestHead {
+    RequestHead::connect_udp("relay.test", "/.well-known/masque/udp/192.0.2.1/53/")
+}
+
+/// A flow and what it received.
+pub(crate) struct End {
+    pub(crate) flow: Flow,
+    pub(crate) sink: Arc<Kept>,
+}
+
+impl End {
+    pub(crate) fn new(exchange: Exchange) -> Self {
+        let sink = Arc::new(Kept::default());
+        Self {
+            flow: exchange.datagrams(sink.clone()),
+            sink,
+        }
+    }
+
+    pub(crate) fn send(&self, payload: &[u8]) -> usize {
+        self.flow.send(Batch::one(payload))
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Kept {
+    payloads: Mutex<(Vec<Bytes>, usize)>,
+    flushed: Notify,
+}
+
+impl Kept {
+    /// Waits until there are `count` payloads or more, and takes all.
+    pub(crate) async fn take(&self, count: usize) -> Vec<Bytes> {
+        soon(async {
+            loop {
+                let flushed = self.flushed.notified();
+                {
+                    let mut kept = self.payloads.lock().expect("not poisoned");
+                    if kept.1 >= count {
+                        kept.1 = 0;
+                        return std::mem::take(&mut kept.0);
+                    }
+                }
+                flushed.await;
+            }
+        })
+        .await
+    }
+}
+
+impl DatagramSink for Kept {
+    fn push(&self, payload: Bytes) {
+        self.payloads.lock().expect("not poisoned").0.push(payload);
+    }
+
+    /// Only what was flushed counts.
+    fn flush(&self) {
+        let mut kept = self.payloads.lock().expect("not poisoned");
+        kept.1 = kept.0.len();
+        drop(kept);
+        self.flushed.notify_one();
+    }
+}

@@ -1,0 +1,238 @@
+//! TCP flows: CONNECT as a byte stream.
+
+use std::{future::poll_fn, task::Poll};
+
+use hoplite_masque::h3::{Config, H3Error, Session};
+use hoplite_overlay::{Error, ErrorKind};
+use hoplite_wire::{RequestHead, ResponseHead, h3::Code};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::pair::{connect, pair, soon};
+
+#[tokio::test]
+async fn a_stream_echoes_and_each_side_ends_on_its_own() {
+    let pair = pair().await;
+    let (client, server) = pair.tunnel().await;
+    let (mut client, mut server) = (client.into_stream(), server.into_stream());
+    let data: Vec<u8> = (0..3_000_000_u32)
+        .map(|i| (i / 7).to_le_bytes()[0])
+        .collect();
+    let echo = async {
+        let mut all = Vec::new();
+        server.read_to_end(&mut all).await.expect("received");
+        server.write_all(&all).await.expect("sent back");
+        server.shutdown().await.expect("ended");
+    };
+    let (sent, mut back) = (data.clone(), Vec::new());
+    let ask = async {
+        client.write_all(&sent).await.expect("sent");
+        client.shutdown().await.expect("ended");
+        client.read_to_end(&mut back).await.expect("received");
+    };
+    soon(async { tokio::join!(echo, ask) }).await;
+    assert!(back == data);
+}
+
+#[tokio::test]
+async fn a_refusal_carries_its_status_and_fields() {
+    let pair = pair().await;
+    let (mut client, incoming) = pair
+        .request(&RequestHead::connect("[2001:db8::1]:25"))
+        .await;
+    assert_eq!(incoming.head.authority, "[2001:db8::1]:25");
+    let refusal = ResponseHead::new(403).with("proxy-status", "hoplite; error=http_request_denied");
+    soon(incoming.exchange.refuse(&refusal))
+        .await
+        .expect("answered");
+    assert_eq!(soon(client.response()).await.expect("an answer"), refusal);
+    let (_, mut rest) = client.split();
+    assert!(soon(rest.data()).await.expect("a clean end").is_none());
+}
+
+#[tokio::test]
+async fn informational_responses_come_before_the_final_one() {
+    let pair = pair().await;
+    let (mut client, mut incoming) = pair.request(&RequestHead::connect("a:1")).await;
+    incoming
+        .exchange
+        .respond(&ResponseHead::new(103))
+        .await
+        .expect("sent");
+    incoming
+        .exchange
+        .respond(&ResponseHead::new(204))
+        .await
+        .expect("sent");
+    assert_eq!(
+        soon(client.response()).await.expect("an answer").status,
+        204
+    );
+}
+
+#[tokio::test]
+async fn a_dropped_stream_is_no_complete_one() {
+    let pair = pair().await;
+    let (client, server) = pair.tunnel().await;
+    let (mut client, mut server) = (client.into_stream(), server.into_stream());
+    client.write_all(b"half").await.expect("sent");
+    let mut half = [0; 4];
+    soon(server.read_exact(&mut half)).await.expect("received");
+    drop(client);
+    let error = soon(server.read(&mut half)).await.expect_err("reset");
+    assert_eq!(
+        Error::from_io(&error).expect("ours").kind(),
+        ErrorKind::PathFailed
+    );
+    let error = soon(async {
+        loop {
+            if let Err(error) = server.write_all(&[0; 1000]).await {
+                break error;
+            }
+            tokio::task::yield_now().await;
+        }
+    });
+    assert!(
+        Error::from_io(&error.await).is_some(),
+        "writing fails as well"
+    );
+}
+
+#[tokio::test]
+async fn a_reset_of_the_target_is_told_apart() {
+    let pair = pair().await;
+    let (client, server) = pair.tunnel().await;
+    let mut client = client.into_stream();
+    server.reset(Code::CONNECT_ERROR);
+    let error = soon(client.fill_buf()).await.expect_err("reset");
+    assert_eq!(
+        Error::from_io(&error).expect("ours").kind(),
+        ErrorKind::TargetFailed
+    );
+}
+
+#[tokio::test]
+async fn a_reader_that_stops_stops_the_writer() {
+    let pair = pair().await;
+    let (client, server) = pair.tunnel().await;
+    let mut client = client.into_stream();
+    // What QUIC's windows and one write hold at most: the default is 1.25 MB a stream.
+    let most = 16 << 20;
+    let taken = poll_fn(|cx| {
+        let mut taken = 0;
+        while taken < most {
+            match std::pin::Pin::new(&mut client).poll_write_chunk(cx) {
+                Poll::Ready(count) => taken += count,
+                Poll::Pending => break,
+            }
+        }
+        Poll::Ready(taken)
+    });
+    assert!(soon(taken).await < most);
+    drop(server);
+}
+
+trait PollWriteChunk {
+    fn poll_write_chunk(
+        self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> Poll<usize>;
+}
+
+impl<T: tokio::io::AsyncWrite> PollWriteChunk for T {
+    fn poll_write_chunk(
+        self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> Poll<usize> {
+        self.poll_write(cx, &[7; 20_000])
+            .map(|count| count.expect("open"))
+    }
+}
+
+#[tokio::test]
+async fn a_thousand_streams_share_a_connection() {
+    let mut transport = hoplite_link::quic::TransportConfig::default();
+    transport.max_concurrent_bidi_streams(1000_u32.into());
+    let pair = crate::pair::pair_with(transport).await;
+    let server = pair.server.clone();
+    let serve = async move {
+        let mut all = Vec::new();
+        for _ in 0..1000 {
+            let mut incoming = server.accept().await.expect("arrived");
+            incoming
+                .exchange
+                .respond(&ResponseHead::new(200))
+                .await
+                .expect("answered");
+            all.push(incoming.exchange.into_stream());
+        }
+        for (index, stream) in all.iter_mut().enumerate() {
+            stream.write_all(&index.to_be_bytes()).await.expect("sent");
+            stream.shutdown().await.expect("ended");
+        }
+        all
+    };
+    let ask = async {
+        let mut all = Vec::new();
+        for _ in 0..1000 {
+            all.push(
+                pair.client
+                    .request(&RequestHead::connect("a:1"))
+                    .await
+                    .expect("sent"),
+            );
+        }
+        let mut sum = 0;
+        for mut exchange in all {
+            exchange.response().await.expect("an answer");
+            sum += exchange.into_stream().read_u64().await.expect("received");
+        }
+        sum
+    };
+    let (_streams, sum) = soon(async { tokio::join!(serve, ask) }).await;
+    assert_eq!(sum, 499_500);
+}
+
+#[tokio::test]
+async fn a_draining_server_finishes_what_it_has_and_takes_nothing_new() {
+    let pair = pair().await;
+    let (client, server) = pair.tunnel().await;
+    pair.server.drain();
+    soon(async {
+        while !pair.client.is_going_away() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let refused = pair.client.request(&RequestHead::connect("a:1")).await;
+    assert!(matches!(refused, Err(H3Error::GoingAway)));
+    let (mut client, mut server) = (client.into_stream(), server.into_stream());
+    client.write_all(b"still").await.expect("sent");
+    let mut still = [0; 5];
+    soon(server.read_exact(&mut still)).await.expect("received");
+    let last = async {
+        drop((client, server));
+        pair.server.accept().await
+    };
+    assert!(soon(last).await.is_none());
+}
+
+#[tokio::test]
+async fn dropping_the_last_handle_closes_the_connection() {
+    let quic = connect(hoplite_link::quic::TransportConfig::default()).await;
+    let client = Session::client(quic.client.clone(), &Config::default());
+    let server = Session::server(quic.server.clone(), &Config::default());
+    let exchange = client
+        .request(&RequestHead::connect("a:1"))
+        .await
+        .expect("sent");
+    let incoming = soon(server.accept()).await.expect("arrived");
+    drop(client);
+    assert!(
+        server.connection().close_reason().is_none(),
+        "an exchange keeps it"
+    );
+    drop(exchange);
+    soon(server.closed()).await;
+    drop(incoming);
+    assert!(soon(server.accept()).await.is_none());
+}

@@ -1,0 +1,23 @@
+//! Capsules: however octets are cut, the reader comes to the same end.
+#![no_main]
+
+use bytes::Bytes;
+use hoplite_wire::capsule::CapsuleReader;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|octets: &[u8]| {
+    assert_eq!(read(octets, octets.len()), read(octets, 3));
+});
+
+fn read(octets: &[u8], size: usize) -> (Vec<Bytes>, u64, bool) {
+    let (mut reader, mut values) = (CapsuleReader::default(), Vec::new());
+    for chunk in octets.chunks(size.max(1)) {
+        let mut input = Bytes::copy_from_slice(chunk);
+        while let Some(value) = reader.next(&mut input) {
+            values.push(value);
+        }
+        assert!(input.is_empty(), "it is all taken");
+    }
+    let skipped = reader.take_oversized();
+    (values, skipped, reader.is_between_capsules())
+}

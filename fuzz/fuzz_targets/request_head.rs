@@ -1,0 +1,18 @@
+//! Heads and Proxy-Status: what is accepted is accepted again when it is written.
+#![no_main]
+
+use hoplite_wire::{ProxyError, RequestHead, ResponseHead, message::check_trailers};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|section: &[u8]| {
+    if let Ok(head) = RequestHead::decode(section, 4096) {
+        assert_eq!(RequestHead::decode(&head.encode(), 8192), Ok(head));
+    }
+    if let Ok(head) = ResponseHead::decode(section, 4096) {
+        assert_eq!(ResponseHead::decode(&head.encode(), 8192), Ok(head));
+    }
+    drop(check_trailers(section, 4096));
+    if let Some(error) = ProxyError::parse(section) {
+        assert_eq!(ProxyError::parse(error.to_value().as_bytes()), Some(error));
+    }
+});
