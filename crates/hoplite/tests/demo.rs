@@ -48,3 +48,8 @@ fn all_work(hops: &[u8]) {
 fn traffic_without_a_relay_arrives_and_is_accounted_for() {
     all_work(&[0]);
 }
+
+#[test]
+fn traffic_through_one_to_three_relays_arrives_and_is_accounted_for() {
+    all_work(&[1, 2, 3]);
+}

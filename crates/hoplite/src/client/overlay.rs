@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use hoplite_crypto::{Token, Trust};
+use hoplite_crypto::Trust;
 use hoplite_link::{Congestion, Peer};
-use hoplite_masque::{Candidate, Config, Path, Paths, Random, Relay, Wish};
+use hoplite_masque::{Config, Path, Paths, Random, Relay, Wish};
 use hoplite_overlay::{Error, Overlay, direct::Direct};
 
 use crate::{
-    config::client::{self, Client, Hop, Role},
+    config::client::{self, Client, Hop},
     errors::Failure,
 };
 
@@ -16,15 +16,12 @@ use crate::{
 /// The whole path is dialled at once, so that the first flow finds it warm.
 pub(super) fn over_relays(client: &Client) -> Result<Arc<dyn Overlay>, Failure> {
     let below: Arc<dyn Overlay> = Arc::new(Direct::for_tunnels());
-    let config = Arc::new(tunnel(&client.config.tunnel));
+    let config = Arc::new(tunnel(&client.config));
     let made = match client.config.path.is_empty() {
         false => given(client, below, &config),
         true => chosen(client, below, &config),
     };
-    made.map_err(|error| {
-        let error = std::io::Error::other(error);
-        Failure::new("making a path", &error, "run 'hoplite check' on the file")
-    })
+    made.map_err(|error| Failure::new("making a path", error, "run 'hoplite check' on the file"))
 }
 
 /// The device's own sockets: the baseline of every measurement.
@@ -52,7 +49,7 @@ fn chosen(
     let relays = client
         .relays
         .iter()
-        .map(|hop| (relay(hop), candidate(&hop.relay)));
+        .map(|hop| (relay(hop), client::candidate(&hop.relay)));
     let wish = Wish {
         hops: client.config.length(),
         ..Wish::default()
@@ -85,25 +82,15 @@ fn relay(hop: &Hop) -> Relay {
             address: hop.relay.address.clone(),
             trust,
         },
-        token: hop
-            .token
-            .as_ref()
-            .map(|token| Token::new(token.reveal().to_owned())),
+        token: hop.token.clone(),
         template: hop.relay.template.clone(),
     }
 }
 
-fn candidate(relay: &client::Relay) -> Candidate {
-    Candidate {
-        ingress: relay.roles.contains(&Role::Ingress),
-        egress: relay.roles.contains(&Role::Egress),
-        operator: relay.operator.clone(),
-        region: relay.region.clone(),
-    }
-}
-
-fn tunnel(file: &client::Tunnel) -> Config {
+fn tunnel(file: &client::Config) -> Config {
+    let (limits, file) = (&file.limits, &file.tunnel);
     let mut config = Config {
+        open_limit: limits.open,
         quic_retry: file.quic_retry,
         isolated: file.isolated,
         isolated_idle: file.isolated_idle,

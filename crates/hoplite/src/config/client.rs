@@ -9,6 +9,7 @@ use std::{
 };
 
 use hoplite_crypto::{Pin, Token};
+use hoplite_masque::Candidate;
 use hoplite_mediator::config as front;
 use hoplite_wire::Target;
 use serde::Deserialize;
@@ -268,7 +269,12 @@ pub(crate) fn load(path: &Path) -> Result<Client, Failure> {
     read(&super::open(path)?)
 }
 
-/// A path of `hops` relays, first hop first, as indices; `None` if the relays do not allow one.
-pub(crate) fn choose(relays: &[Relay], hops: usize) -> Option<Vec<usize>> {
-    (relays.len() >= hops).then(|| (0..hops).collect())
+/// What choosing a path needs to know of a relay.
+pub(crate) fn candidate(relay: &Relay) -> Candidate {
+    Candidate {
+        ingress: relay.roles.contains(&Role::Ingress),
+        egress: relay.roles.contains(&Role::Egress),
+        operator: relay.operator.clone(),
+        region: relay.region.clone(),
+    }
 }

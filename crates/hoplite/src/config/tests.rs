@@ -282,3 +282,13 @@ fn the_relay_example_is_right_and_its_comments_are_the_defaults() {
     assert_eq!(rest(plain), hoplite_relay::Config::default());
     assert_eq!(rest(spelt_out), hoplite_relay::Config::default());
 }
+
+#[test]
+fn a_chosen_path_never_uses_one_operator_twice() {
+    let text = two_relays("hops = 2").replace("name = ", "operator = \"o\"\nname = ");
+    let error = client_error(&text);
+    assert!(
+        error.starts_with("f.toml:1:8: hops: the 2 relays do not allow a path of 2: "),
+        "{error}"
+    );
+}

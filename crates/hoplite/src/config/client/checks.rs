@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use hoplite_masque::{Wish, choose};
 use hoplite_mediator::Listen;
 
 use super::{Config, LONGEST_PATH, Role};
@@ -170,7 +171,7 @@ impl Checker<'_> {
         else {
             return;
         };
-        if self.config.path.is_empty() && super::choose(&self.config.relay, hops).is_none() {
+        if self.config.path.is_empty() && !self.is_possible(hops) {
             let why = format!(
                 "the {} relays do not allow a path of {hops}: it needs {} of role \"ingress\" and one of role \"egress\", each relay and each operator once",
                 self.config.relay.len(),
@@ -178,6 +179,15 @@ impl Checker<'_> {
             );
             self.add("hops", why, "add relays, or take fewer hops");
         }
+    }
+
+    fn is_possible(&self, hops: usize) -> bool {
+        let candidates: Vec<_> = self.config.relay.iter().map(super::candidate).collect();
+        let wish = Wish {
+            hops,
+            ..Wish::default()
+        };
+        choose(&candidates, &wish, &mut |_| 0).is_some()
     }
 
     fn front_ends(&mut self) {
