@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     admission::Admission,
-    config::{Auth, Config, ConfigError},
+    config::{Auth, Config, ConfigError, Limits},
     egress::Egress,
     limits::Gate,
     metrics::{Metrics, exporter},
@@ -168,12 +168,29 @@ impl Shared {
             certificates,
             gate: Gate::new(config.limits.clone()),
             metrics,
-            h3: hoplite_masque::h3::Config {
-                max_field_section: config.limits.header,
-                head_timeout: config.limits.handshake,
-                ..Default::default()
-            },
+            h3: h3(&config.limits),
+            h2: h2(&config.limits),
         })
+    }
+}
+
+fn h3(limits: &Limits) -> hoplite_masque::h3::Config {
+    hoplite_masque::h3::Config {
+        max_field_section: limits.header,
+        head_timeout: limits.handshake,
+        ..Default::default()
+    }
+}
+
+fn h2(limits: &Limits) -> hoplite_masque::h2::Config {
+    hoplite_masque::h2::Config {
+        stream_window: limits.stream_window,
+        connection_window: limits.connection_window,
+        max_streams: limits.requests_per_connection,
+        max_head: u32::try_from(limits.header).unwrap_or(u32::MAX),
+        ping_after: limits.idle_connection / 2,
+        ping_patience: limits.idle_connection / 2,
+        ..Default::default()
     }
 }
 

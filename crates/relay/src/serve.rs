@@ -12,6 +12,7 @@ use crate::{
     template::Templates,
 };
 
+pub(crate) mod connection;
 pub(crate) mod exchange;
 pub(crate) mod gather;
 pub(crate) mod handler;
@@ -19,6 +20,7 @@ pub(crate) mod quic;
 pub(crate) mod request;
 pub(crate) mod shard;
 pub(crate) mod splice;
+pub(crate) mod tls;
 pub(crate) mod udp;
 
 /// What all shards share.
@@ -34,6 +36,8 @@ pub(crate) struct Shared {
     pub(crate) metrics: Arc<Metrics>,
     /// How HTTP/3 is spoken.
     pub(crate) h3: hoplite_masque::h3::Config,
+    /// How HTTP/2 is spoken.
+    pub(crate) h2: hoplite_masque::h2::Config,
 }
 
 /// How long it goes on.

@@ -8,25 +8,22 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_link::quic::{Connection, Endpoint, Incoming, VarInt};
+use hoplite_link::quic::{Endpoint, Incoming, VarInt};
 use hoplite_masque::{
     DatagramSink,
     h3::{self, DataReceiver, DataSender, Session},
 };
 use hoplite_overlay::Batch;
-use hoplite_wire::{ResponseHead, h3::Code};
-use tokio::{task::JoinSet, time::timeout};
+use hoplite_wire::{RequestHead, ResponseHead, h3::Code};
+use tokio::time::timeout;
 
 use super::{
     Alive, Phase, Shared,
+    connection::{self, Guest},
     exchange::{ClientFlow, Exchange, Sent},
-    handler::Job,
     splice::{Broken, FromClient, ToClient},
 };
-use crate::{
-    limits::{ClientKey, Permit},
-    metrics::Up,
-};
+use crate::metrics::Up;
 
 /// Above this share of the total, a new client must first prove its address: 1 in so many.
 const SUSPICIOUS: usize = 4;
@@ -65,79 +62,39 @@ fn take(shared: &Arc<Shared>, incoming: Incoming, endpoint: &Endpoint, alive: &A
         return drop(incoming.retry());
     }
     let client = shared.gate.by_address(incoming.remote_address().ip());
-    match shared.gate.connection(client) {
-        Ok(permit) => {
-            let guest = Guest {
-                shared: shared.clone(),
-                client,
-                alive: alive.clone(),
-                _permit: permit,
-            };
-            tokio::spawn(guest.welcome(incoming));
-        }
-        Err(_) => {
-            shared.metrics.limited("connections");
-            incoming.refuse();
-        }
+    match Guest::admit(shared, client, alive) {
+        Some(guest) => drop(tokio::spawn(welcome(guest, incoming))),
+        None => incoming.refuse(),
     }
 }
 
-/// A connection and whose it is.
-struct Guest {
-    shared: Arc<Shared>,
-    client: ClientKey,
-    alive: Alive,
-    _permit: Permit,
+async fn welcome(guest: Guest, incoming: Incoming) {
+    let handshake = async { incoming.accept().ok()?.await.ok() };
+    let connection = timeout(guest.shared.limits.handshake, handshake).await;
+    let Some(connection) = connection.ok().flatten() else {
+        guest.shared.metrics.handshakes_failed.inc();
+        return;
+    };
+    guest.shared.metrics.connections.quic.inc();
+    let _open = Up::new(&guest.shared.metrics.connections_open.quic);
+    let session = Session::server(connection, &guest.shared.h3);
+    guest.serve(&session).await;
 }
 
-impl Guest {
-    async fn welcome(self, incoming: Incoming) {
-        let handshake = async { incoming.accept().ok()?.await.ok() };
-        let connection = timeout(self.shared.limits.handshake, handshake).await;
-        let Some(connection) = connection.ok().flatten() else {
-            self.shared.metrics.handshakes_failed.inc();
-            return;
-        };
-        self.shared.metrics.connections.quic.inc();
-        let _open = Up::new(&self.shared.metrics.connections_open.quic);
-        self.serve(connection).await;
+impl connection::Session for Session {
+    type Exchange = h3::Exchange;
+
+    async fn accept(&self) -> Option<(RequestHead, h3::Exchange)> {
+        let incoming = Self::accept(self).await?;
+        Some((incoming.head, incoming.exchange))
     }
 
-    /// Serves requests until the connection ends, or until it is to stop and none is left.
-    async fn serve(mut self, connection: Connection) {
-        let session = Session::server(connection, &self.shared.h3);
-        let mut draining = self.alive.clone();
-        let mut requests = JoinSet::new();
-        let mut leaving = false;
-        loop {
-            tokio::select! {
-                incoming = session.accept() => match incoming {
-                    Some(incoming) => drop(requests.spawn(self.job(incoming).run())),
-                    None => break,
-                },
-                Some(_) = requests.join_next() => (),
-                () = draining.reached(Phase::Draining), if !leaving => {
-                    leaving = true;
-                    session.drain();
-                }
-                () = self.alive.reached(Phase::Stopped) => break,
-                else => break,
-            }
-            if leaving && requests.is_empty() {
-                break;
-            }
-        }
-        session.close(Code::NO_ERROR);
+    fn drain(&self) {
+        Self::drain(self);
     }
 
-    fn job(&self, incoming: h3::Incoming) -> Job<h3::Exchange> {
-        Job {
-            shared: self.shared.clone(),
-            client: self.client,
-            alive: self.alive.clone(),
-            head: incoming.head,
-            exchange: incoming.exchange,
-        }
+    fn close(&self) {
+        Self::close(self, Code::NO_ERROR);
     }
 }
 

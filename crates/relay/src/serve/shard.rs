@@ -4,14 +4,15 @@
 
 use std::{io, net::SocketAddr, sync::Arc, thread};
 
-use hoplite_crypto::{ALPN_H3, Certificates, server_tls};
+use hoplite_crypto::{ALPN_H2, ALPN_H3, Certificates, server_tls};
 use hoplite_link::{
     quic::{TransportConfig, VarInt},
     server::{self, Bound, BoundShard, Secrets},
 };
 use tokio::runtime::{Builder, Runtime};
+use tokio_rustls::TlsAcceptor;
 
-use super::{Alive, Shared, quic};
+use super::{Alive, Shared, quic, tls};
 use crate::{
     config::{Config, Limits},
     handle::StartError,
@@ -76,9 +77,10 @@ pub(crate) fn spawn(
     }
 }
 
-/// What QUIC is served with.
+/// What is served with.
 #[derive(Clone)]
 struct Keys {
+    tcp: TlsAcceptor,
     tls: Arc<rustls::ServerConfig>,
     transport: Arc<TransportConfig>,
     secrets: Secrets,
@@ -86,9 +88,13 @@ struct Keys {
 
 impl Keys {
     fn new(certificates: &Arc<Certificates>, limits: &Limits) -> Result<Self, StartError> {
-        let tls = server_tls(certificates.clone(), &[ALPN_H3]);
+        let tls = |alpn| {
+            let config = server_tls(certificates.clone(), &[alpn]).map_err(io::Error::other);
+            config.map(Arc::new).map_err(StartError::Thread)
+        };
         Ok(Self {
-            tls: Arc::new(tls.map_err(|error| StartError::Thread(io::Error::other(error)))?),
+            tcp: tls(ALPN_H2)?.into(),
+            tls: tls(ALPN_H3)?,
             transport: Arc::new(transport(limits)),
             secrets: Secrets::generate().map_err(StartError::Thread)?,
         })
@@ -104,6 +110,8 @@ async fn run(shards: Vec<BoundShard>, keys: Keys, shared: Arc<Shared>, alive: Al
     for shard in shards {
         match keys.activate(shard) {
             Ok(shard) => {
+                let tcp = keys.tcp.clone();
+                serving.spawn(tls::serve(shared.clone(), shard.tcp, tcp, alive.clone()));
                 serving.spawn(quic::serve(shared.clone(), shard.endpoint, alive.clone()));
             }
             Err(error) => tracing::error!(%error, "a shard does not serve"),

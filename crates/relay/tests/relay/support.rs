@@ -59,14 +59,17 @@ pub(crate) async fn connect(relay: &Handle) -> Client {
     try_connect(relay).await.expect("connected")
 }
 
-pub(crate) async fn try_connect(relay: &Handle) -> Result<Client, hoplite_overlay::Error> {
+pub(crate) fn dialer(relay: &Handle) -> Dialer {
     let peer = Peer {
         name: "test".into(),
         address: Target::from(relay.addresses()[0]),
         trust: Trust::Pins(vec![relay.pin()]),
     };
-    let dialer = Dialer::new(Arc::new(Direct::new()), peer, 0, LinkConfig::default());
-    let link = dialer.quic(&Terms::default()).await?;
+    Dialer::new(Arc::new(Direct::new()), peer, 0, LinkConfig::default())
+}
+
+pub(crate) async fn try_connect(relay: &Handle) -> Result<Client, hoplite_overlay::Error> {
+    let link = dialer(relay).quic(&Terms::default()).await?;
     let session = Session::client(link.connection().clone(), &h3::Config::default());
     Ok(Client { session, link })
 }
@@ -126,10 +129,16 @@ impl DatagramSink for Inbox {
     fn flush(&self) {}
 }
 
+/// Where payloads go, and where they come out.
+pub(crate) fn inbox() -> (Arc<dyn DatagramSink>, mpsc::Receiver<Bytes>) {
+    let (inbox, received) = mpsc::channel(1024);
+    (Arc::new(Inbox(Mutex::new(inbox))), received)
+}
+
 impl Tunnel {
     pub(crate) fn new(exchange: Exchange) -> Self {
-        let (inbox, received) = mpsc::channel(1024);
-        let flow = exchange.datagrams(Arc::new(Inbox(Mutex::new(inbox))));
+        let (sink, received) = inbox();
+        let flow = exchange.datagrams(sink);
         Self { flow, received }
     }
 

@@ -1,0 +1,161 @@
+//! HTTP/2 over TLS over TCP, for clients whose network lets no UDP through.
+//! Each shard runs it on its listener. RFC 9113; the relay leaves by GOAWAY (§6.8).
+
+use std::{
+    io,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use hoplite_masque::{
+    DatagramSink,
+    h2::{self, DataReceiver, DataSender, Session},
+};
+use hoplite_overlay::Batch;
+use hoplite_wire::{RequestHead, ResponseHead};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+    time::timeout,
+};
+use tokio_rustls::TlsAcceptor;
+
+use super::{
+    Alive, Phase, Shared,
+    connection::{self, Guest},
+    exchange::{ClientFlow, Exchange, Sent},
+    splice::{Broken, FromClient, ToClient},
+};
+use crate::metrics::Up;
+
+/// How long to wait when the system has no descriptor for another connection.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Serves a listener until no new connection is to be taken, and its connections until they end.
+pub(crate) async fn serve(
+    shared: Arc<Shared>,
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+    alive: Alive,
+) {
+    let mut draining = alive.clone();
+    let mut guests = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, address)) => {
+                    let client = shared.gate.by_address(address.ip());
+                    if let Some(guest) = Guest::admit(&shared, client, &alive) {
+                        guests.spawn(welcome(guest, stream, acceptor.clone()));
+                    }
+                }
+                Err(error) => pause(&error).await,
+            },
+            Some(_) = guests.join_next() => (),
+            () = draining.reached(Phase::Draining) => break,
+        }
+    }
+    drop((listener, draining, alive));
+    while guests.join_next().await.is_some() {}
+}
+
+async fn pause(error: &io::Error) {
+    tracing::debug!(%error, "a connection could not be accepted");
+    tokio::time::sleep(PAUSE).await;
+}
+
+async fn welcome(guest: Guest, stream: TcpStream, acceptor: TlsAcceptor) {
+    let config = &guest.shared.h2;
+    let handshake = async {
+        let stream = acceptor.accept(stream).await.ok()?;
+        Session::server(stream, config).await.ok()
+    };
+    let session = timeout(guest.shared.limits.handshake, handshake).await;
+    let Some(session) = session.ok().flatten() else {
+        guest.shared.metrics.handshakes_failed.inc();
+        return;
+    };
+    guest.shared.metrics.connections.tls.inc();
+    let _open = Up::new(&guest.shared.metrics.connections_open.tls);
+    guest.serve(&session).await;
+}
+
+impl connection::Session for Session {
+    type Exchange = h2::Exchange;
+
+    async fn accept(&self) -> Option<(RequestHead, h2::Exchange)> {
+        let incoming = Self::accept(self).await?;
+        Some((incoming.head, incoming.exchange))
+    }
+
+    fn drain(&self) {
+        Self::drain(self);
+    }
+
+    fn close(&self) {
+        Self::close(self);
+    }
+}
+
+impl FromClient for DataReceiver {
+    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
+        Self::poll_data(self, cx).map_err(|_| Broken)
+    }
+}
+
+impl ToClient for DataSender {
+    async fn write(&mut self, octets: Bytes) -> Result<(), Broken> {
+        Self::write(self, octets).await.map_err(|_| Broken)
+    }
+
+    async fn finish(&mut self) -> Result<(), Broken> {
+        Self::finish(self).map_err(|_| Broken)
+    }
+
+    /// "A proxy treats any error in the TCP connection […] as a stream error […] of type CONNECT_ERROR."
+    fn reset(&mut self) {
+        Self::reset(self);
+    }
+}
+
+impl Exchange for h2::Exchange {
+    type Up = DataReceiver;
+    type Down = DataSender;
+    type Flow = h2::Flow;
+
+    async fn respond(&mut self, head: &ResponseHead) -> Result<(), Broken> {
+        Self::respond(self, head).await.map_err(|_| Broken)
+    }
+
+    async fn refuse(self, head: &ResponseHead) -> Result<(), Broken> {
+        Self::refuse(self, head).await.map_err(|_| Broken)
+    }
+
+    fn stream(self) -> (DataReceiver, DataSender) {
+        let (sender, receiver) = self.split();
+        (receiver, sender)
+    }
+
+    fn datagrams(self, sink: Arc<dyn DatagramSink>) -> h2::Flow {
+        Self::datagrams(self, sink)
+    }
+}
+
+impl ClientFlow for h2::Flow {
+    fn send(&self, batch: Batch<'_>) -> Sent {
+        let payloads = batch.payloads().count();
+        let accepted = Self::send(self, batch);
+        let full = payloads.saturating_sub(accepted);
+        Sent {
+            accepted,
+            full,
+            too_large: 0,
+        }
+    }
+
+    async fn closed(&self) {
+        drop(Self::closed(self).await);
+    }
+}
