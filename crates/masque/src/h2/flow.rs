@@ -63,10 +63,11 @@ impl Flow {
     /// Sends `batch` if the send buffer has any room, and says how many payloads left; else it is dropped.
     pub fn send(&self, batch: Batch<'_>) -> usize {
         let mut sender = self.sender();
-        match sender.room(size(batch)) {
-            0 => 0,
-            _ => put(&mut sender, batch).unwrap_or(0),
+        if sender.room(size(batch)) > 0 {
+            return put(&mut sender, batch).unwrap_or(0);
         }
+        sender.room(0);
+        0
     }
 
     /// Sends `batch` as soon as the send buffer has any room. It may exceed its bound by one batch.
