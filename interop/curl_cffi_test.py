@@ -26,7 +26,7 @@ class Answer:
         return None
 
 
-def fetch(url, ca, version, proxy=None, token=TOKEN, timeout=60, kind=HTTPS3, post=None):
+def fetch(url, ca, version, proxy=None, token=TOKEN, timeout=60, kind=HTTPS3, post=None, password=None):
     """One transfer; raises CurlError when curl does."""
     curl, body, headers = Curl(), io.BytesIO(), io.BytesIO()
     try:
@@ -45,7 +45,9 @@ def fetch(url, ca, version, proxy=None, token=TOKEN, timeout=60, kind=HTTPS3, po
             curl.setopt(CurlOpt.PROXYTYPE, kind)
             curl.setopt(CurlOpt.HTTPPROXYTUNNEL, 1)
             curl.setopt(CurlOpt.PROXY_CAINFO, str(ca).encode())
-            if token:
+            if password:
+                curl.setopt(CurlOpt.PROXYUSERPWD, f"anybody:{password}".encode())
+            elif token:
                 curl.setopt(CurlOpt.PROXYHEADER, [f"Proxy-Authorization: Bearer {token}".encode()])
         curl.perform()
         return Answer(curl.getinfo(CurlInfo.RESPONSE_CODE), body.getvalue(), headers.getvalue())
@@ -106,6 +108,11 @@ def run(lab, checks, targets, proxy):
                            lambda: refused(protocol, kind, "wrong"))
             checks.attempt(f"{protocol} without a token through {way} is refused",
                            lambda: refused(protocol, kind, None))
+    def basic():
+        answer = fetch(url("h2", "/"), ca, 3, proxy, password=TOKEN)
+        return answer.status == 200 or answer.status
+
+    checks.attempt("the token as the password of Basic authentication", basic)
     checks.attempt("nine transfers at once, all protocols", several)
     for name in ("localhost", "target.test"):
         checks.attempt(f"target by name: {name}", lambda: by_name(name))
