@@ -208,20 +208,21 @@ def broken(checks, lab, amber, birch, targets):
     wrong_pin = "sha256:" + "A" * 43 + "="
     cases = [("the first relay is not there", [Other(amber, port=free_port()), birch], TOKEN, (3, 6), (503, 504)),
              ("the second relay is not there", [amber, Other(birch, port=lab.spare)], TOKEN, (1, 6), (503, 504)),
-             ("the first relay's pin is wrong", [Other(amber, pin=wrong_pin), birch], TOKEN, (2,), (403,)),
-             ("the second relay's pin is wrong", [amber, Other(birch, pin=wrong_pin)], TOKEN, (2,), (403,)),
+             ("the first relay's pin is wrong", [Other(amber, pin=wrong_pin), birch], TOKEN, (3,), (503,), b"certificate"),
+             ("the second relay's pin is wrong", [amber, Other(birch, pin=wrong_pin)], TOKEN, (1,), (503,), b"certificate"),
              ("the token is wrong", [amber, birch], "wrong", (2,), (403,)),
              ("the second relay is none that the ingress knows", [amber, Other(birch, port=free_port())], TOKEN, (1, 2), (403, 503))]
-    for number, (what, path, token, replies, statuses) in enumerate(cases):
+    for number, (what, path, token, replies, statuses, *words) in enumerate(cases):
         client = lab.client(path, name=f"client-broken-{number}", token=token)
 
         def socks_says(replies=replies, client=client):
             got = reply(client.socks, "target.test", targets.ports["http"])
             return got in replies or f"reply {got}, expected one of {replies}"
 
-        def http_says(statuses=statuses, client=client):
-            status, said, _ = http_status(client, "GET", None, f"target.test:{targets.ports['http']}")
-            return status in statuses or f"{status} {said!r}, expected one of {statuses}"
+        def http_says(statuses=statuses, client=client, words=words):
+            status, said, body = http_status(client, "GET", f"http://target.test:{targets.ports['http']}/")
+            fine = status in statuses and all(word in body for word in words)
+            return fine or f"{status} {said!r} {body!r}, expected one of {statuses} {words}"
         checks.attempt(f"{what}: SOCKS reply", socks_says)
         checks.attempt(f"{what}: HTTP status", http_says)
         client.stop()

@@ -153,7 +153,7 @@ async def main():
     parser.add_argument("--token")
     parser.parse_args(namespace=OPTIONS)
     quic = QuicConfiguration(alpn_protocols=H3_ALPN, is_client=False, max_datagram_frame_size=65536,
-                             max_datagram_size=1440, max_data=1 << 24, max_stream_data=1 << 24)
+                             max_datagram_size=1280, max_data=1 << 24, max_stream_data=1 << 24)
     quic.load_cert_chain(OPTIONS.cert, OPTIONS.key)
     await serve("127.0.0.1", OPTIONS.port, configuration=quic, create_protocol=Proxy)
     print("ready", flush=True)
