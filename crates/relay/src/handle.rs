@@ -167,17 +167,18 @@ impl Shared {
             admission: ArcSwap::from_pointee(Admission::new(&config.auth)?),
             certificates,
             gate: Gate::new(config.limits.clone()),
+            h3: h3(&config.limits, &metrics),
             metrics,
-            h3: h3(&config.limits),
             h2: h2(&config.limits),
         })
     }
 }
 
-fn h3(limits: &Limits) -> hoplite_masque::h3::Config {
+fn h3(limits: &Limits, metrics: &Metrics) -> hoplite_masque::h3::Config {
     hoplite_masque::h3::Config {
         max_field_section: limits.header,
         head_timeout: limits.handshake,
+        counters: metrics.sessions.clone(),
         ..Default::default()
     }
 }

@@ -2,7 +2,10 @@
 //! Handlers hold the counters they touch; [`exporter`] answers `GET /metrics` in the OpenMetrics text format.
 
 use std::{
-    sync::atomic::{AtomicI64, AtomicU64},
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicU64},
+    },
     time::Duration,
 };
 
@@ -19,6 +22,7 @@ use prometheus_client::{
 
 pub(crate) mod exporter;
 mod process;
+mod session;
 
 type Count = Counter<u64, AtomicU64>;
 type Level = Gauge<i64, AtomicI64>;
@@ -51,6 +55,8 @@ pub struct Metrics {
     /// Targets that the policy refused.
     pub policy_refusals: Count,
     limit_refusals: Family<LimitLabels, Count>,
+    /// What HTTP/3 sessions count for themselves.
+    pub(crate) sessions: Arc<hoplite_masque::h3::Counters>,
     /// Times that names took to resolve.
     pub resolve: Histogram,
     /// Times that targets took to accept a TCP connection.
@@ -170,9 +176,12 @@ impl Metrics {
                 "connect",
                 "Time that targets took to accept a TCP connection",
             ),
+            sessions: Arc::default(),
             registry: Registry::default(),
         };
         r.0.register_collector(Box::new(process::Process));
+        let sessions = session::Sessions(metrics.sessions.clone());
+        r.0.register_collector(Box::new(sessions));
         Self {
             registry: r.0,
             ..metrics
@@ -325,6 +334,7 @@ mod tests {
             "hoplite_relay_connections_total{transport=\"quic\"} 1",
             "hoplite_relay_tunnels_open{method=\"connect_udp\"} 1",
             "process_resident_memory_bytes",
+            "hoplite_relay_session_dropped_total{cause=\"early\"} 0",
         ] {
             assert!(text.contains(line), "{line} is not in {text}");
         }

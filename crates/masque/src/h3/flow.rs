@@ -172,6 +172,11 @@ impl Flow {
         }
     }
 
+    /// Breaks the flow off: the peer must not take it for ended in order.
+    pub fn reset(&self, code: Code) {
+        self.shared.sender().reset(code);
+    }
+
     /// Waits until the peer has ended the flow.
     ///
     /// # Errors

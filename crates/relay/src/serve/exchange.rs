@@ -34,6 +34,8 @@ pub(crate) trait ClientFlow: Send + Sync {
     fn send(&self, batch: Batch<'_>) -> Sent;
     /// Resolves when the client has closed the tunnel, in order or not.
     fn closed(&self) -> impl Future<Output = ()> + Send;
+    /// Breaks the tunnel off: the target's host says that nobody is there.
+    fn reset(&self);
 }
 
 /// What became of a batch.

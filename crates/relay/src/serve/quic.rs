@@ -172,4 +172,8 @@ impl ClientFlow for h3::Flow {
     async fn closed(&self) {
         drop(Self::closed(self).await);
     }
+
+    fn reset(&self) {
+        Self::reset(self, Code::CONNECT_ERROR);
+    }
 }

@@ -158,4 +158,8 @@ impl ClientFlow for h2::Flow {
     async fn closed(&self) {
         drop(Self::closed(self).await);
     }
+
+    fn reset(&self) {
+        Self::reset(self);
+    }
 }

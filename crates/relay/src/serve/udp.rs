@@ -54,7 +54,7 @@ pub(crate) async fn carry(shared: &Shared, pace: Pace, target: UdpFlow, exchange
     };
     tokio::select! {
         () = client.closed() => (),
-        () = down.run() => (),
+        () = down.run() => client.reset(),
         () = watch(shared.limits.idle_datagrams, &passed) => (),
     }
     shared.metrics.dropped.socket_full.inc_by(target.dropped());

@@ -1,10 +1,11 @@
 //! CONNECT-UDP.
 
 use bytes::{Bytes, BytesMut};
-use hoplite_wire::{RequestHead, capsule, capsule::CapsuleReader};
+use hoplite_masque::h3::H3Error;
+use hoplite_wire::{RequestHead, capsule, capsule::CapsuleReader, h3::Code};
 
 use crate::{
-    support::{Tunnel, connect, relay, udp},
+    support::{PATIENCE, Tunnel, connect, relay, udp},
     targets,
 };
 
@@ -92,11 +93,34 @@ async fn a_tunnel_survives_a_payload_that_is_too_large_for_the_road() {
 }
 
 #[tokio::test]
+async fn a_tunnel_to_nobody_is_broken_off() {
+    let relay = relay(|_| ());
+    let client = connect(&relay).await;
+    let tunnel = client.udp(targets::nobody().await).await;
+    let sending = async {
+        loop {
+            tunnel.send(b"anybody there?");
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+    };
+    let end = tokio::select! {
+        () = sending => unreachable!("it sends for ever"),
+        end = tokio::time::timeout(PATIENCE, tunnel.flow.closed()) => end.expect("told in time"),
+    };
+    let error = end.expect_err("broken off");
+    assert!(
+        matches!(error, H3Error::Reset(Code::CONNECT_ERROR)),
+        "{error}"
+    );
+    assert!(relay.metrics().text().contains("cause=\"unreachable\""));
+}
+
+#[tokio::test]
 async fn a_silent_tunnel_is_closed_after_its_time() {
     let relay = relay(|config| config.limits.idle_datagrams = std::time::Duration::from_millis(5));
     let client = connect(&relay).await;
     let (exchange, _) = client.ask(udp(targets::udp_echo().await)).await;
     let (_sender, mut receiver) = exchange.split();
-    let end = tokio::time::timeout(crate::support::PATIENCE, receiver.data()).await;
+    let end = tokio::time::timeout(PATIENCE, receiver.data()).await;
     assert!(!matches!(end.expect("closed in time"), Ok(Some(_))));
 }
