@@ -2,16 +2,18 @@
 //! The addresses that it answers are unchecked: each must pass the policy before anything is sent to it.
 //! DNS over UDP, then TCP (RFC 1035, RFC 7766); the servers are the system's or those of `[egress] resolver`.
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    future::Future,
+    net::IpAddr,
+    pin::{Pin, pin},
+    time::Duration,
+};
 
 use hickory_resolver::{
     TokioResolver,
-    config::{
-        ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig,
-        ResolverOpts,
-    },
+    config::{ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts},
     net::{NetError, runtime::TokioRuntimeProvider},
-    proto::rr::Name,
+    proto::rr::{Name, RData, Record, RecordType},
 };
 use hoplite_wire::HostName;
 use tokio::time::timeout;
@@ -22,6 +24,8 @@ use crate::{config::ResolverChoice, policy::special};
 const CACHE: u64 = 4096;
 /// How many addresses of one name are tried.
 const ADDRESSES: usize = 8;
+/// How long one family waits for the other (RFC 8305 §8).
+const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
 
 /// Asks the configured servers.
 #[derive(Debug)]
@@ -73,18 +77,60 @@ impl Resolver {
         let mut absolute = Name::from_ascii(name.as_str()).map_err(|_| ResolveError::NotFound)?;
         // Never completed with the host's search domains: the client means this name.
         absolute.set_fqdn(true);
-        let answer = timeout(self.limit, dns.lookup_ip(absolute)).await;
-        let answer = answer.map_err(|_| ResolveError::TimedOut)?;
-        let answer = answer.map_err(|error| kind(&error))?;
-        let addresses: Vec<IpAddr> = answer.iter().take(ADDRESSES).collect();
-        match addresses.is_empty() {
-            true => Err(ResolveError::NotFound),
-            false => Ok(addresses),
-        }
+        let families = both(
+            family(dns, absolute.clone(), RecordType::AAAA),
+            family(dns, absolute, RecordType::A),
+        );
+        let answer = timeout(self.limit, families).await;
+        answer.map_err(|_| ResolveError::TimedOut)?
     }
 }
 
-fn kind(error: &NetError) -> ResolveError {
+type Answer = Result<Vec<IpAddr>, ResolveError>;
+
+/// The addresses of one family.
+async fn family(dns: &TokioResolver, name: Name, kind: RecordType) -> Answer {
+    let answer = dns.lookup(name, kind).await;
+    let answer = answer.map_err(|error| reason(&error))?;
+    let address = |record: &Record| match record.data {
+        RData::A(ip) => Some(IpAddr::V4(ip.0)),
+        RData::AAAA(ip) => Some(IpAddr::V6(ip.0)),
+        _ => None,
+    };
+    let found = answer.answers().iter().filter_map(address).take(ADDRESSES);
+    let found: Vec<IpAddr> = found.collect();
+    match found.is_empty() {
+        true => Err(ResolveError::NotFound),
+        false => Ok(found),
+    }
+}
+
+/// Once one family has an address, the other gets [`RESOLUTION_DELAY`]: RFC 8305 §3.
+async fn both(
+    v6: impl Future<Output = Answer> + Send,
+    v4: impl Future<Output = Answer> + Send,
+) -> Answer {
+    let (mut v6, mut v4) = (pin!(v6), pin!(v4));
+    let (first, second) = tokio::select! {
+        found = &mut v6 => (found, v4 as Pin<&mut (dyn Future<Output = Answer> + Send)>),
+        found = &mut v4 => (found, v6 as _),
+    };
+    let missing = match first {
+        Ok(mut found) => {
+            let more = timeout(RESOLUTION_DELAY, second).await;
+            found.extend(more.ok().and_then(Result::ok).unwrap_or_default());
+            found.sort_by_key(IpAddr::is_ipv4);
+            return Ok(found);
+        }
+        Err(missing) => missing,
+    };
+    second.await.map_err(|other| match missing {
+        ResolveError::NotFound => other,
+        missing => missing,
+    })
+}
+
+fn reason(error: &NetError) -> ResolveError {
     match error {
         NetError::Timeout => ResolveError::TimedOut,
         // NOERROR without records is "not found" too, but SERVFAIL and REFUSED are not.
@@ -128,11 +174,55 @@ fn build(
     limit: Duration,
 ) -> Option<TokioResolver> {
     options.cache_size = CACHE;
-    options.ip_strategy = LookupIpStrategy::Ipv6AndIpv4;
     options.timeout = (limit / 2).max(Duration::from_millis(100));
     options.attempts = 2;
     options.max_active_requests = 1024;
     let mut builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
     *builder.options_mut() = options;
     builder.build().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    const V4: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+    const V6: IpAddr = special::LOOPBACK[1];
+
+    async fn late(answer: Answer) -> Answer {
+        sleep(Duration::from_secs(1)).await;
+        answer
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_family_that_lags_delays_the_other_a_little_only() {
+        let start = Instant::now();
+        assert_eq!(both(pending(), ready(Ok(vec![V4]))).await, Ok(vec![V4]));
+        assert_eq!(start.elapsed(), RESOLUTION_DELAY);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_family_without_addresses_does_not_hide_the_other() {
+        let missing = ready(Err(ResolveError::NotFound));
+        assert_eq!(both(missing, late(Ok(vec![V4]))).await, Ok(vec![V4]));
+        let failed = ready(Err(ResolveError::Failed));
+        assert_eq!(both(late(Ok(vec![V6])), failed).await, Ok(vec![V6]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ipv6_comes_first_and_the_more_telling_failure_counts() {
+        let answer = both(ready(Ok(vec![V6])), ready(Ok(vec![V4]))).await;
+        assert_eq!(answer, Ok(vec![V6, V4]));
+        let missing = || ready(Err(ResolveError::NotFound));
+        assert_eq!(
+            both(missing(), missing()).await,
+            Err(ResolveError::NotFound)
+        );
+        let failed = both(missing(), late(Err(ResolveError::TimedOut))).await;
+        assert_eq!(failed, Err(ResolveError::TimedOut));
+    }
 }
