@@ -20,6 +20,9 @@ use crate::errors::{Complaint, Failure};
 /// The variable that sets the filter, in the syntax of `tracing`.
 pub(crate) const VARIABLE: &str = "HOPLITE_LOG";
 
+/// Libraries that write addresses and names into their events. They are heard only if the filter names them.
+const STRANGERS: [&str; 7] = ["h2", "hickory", "hyper", "quinn", "rustls", "mio", "tokio"];
+
 /// Lines that may wait for a slow stderr; further ones are dropped.
 const QUEUE: usize = 1024;
 
@@ -80,11 +83,14 @@ fn filter(asked: Option<&str>, default: &str) -> Result<EnvFilter, Failure> {
     let text = asked
         .filter(|text| !text.trim().is_empty())
         .unwrap_or(default);
-    EnvFilter::builder().parse(text).map_err(|error| {
+    let filter = EnvFilter::builder().parse(text).map_err(|error| {
         let doing = format!("reading {VARIABLE}");
         let remedy = "use a level (error, warn, info, debug, trace) or target=level,…";
         Failure::Wrong(vec![Complaint::new(doing, error, remedy)])
-    })
+    })?;
+    let unasked = STRANGERS.iter().filter(|name| !text.contains(**name));
+    let silence = unasked.filter_map(|name| format!("{name}=off").parse().ok());
+    Ok(silence.fold(filter, EnvFilter::add_directive))
 }
 
 fn drain(queue: &Receiver<Entry>, dropped: &AtomicU64, json: bool) {
@@ -162,6 +168,14 @@ mod tests {
                 .starts_with("hoplite: reading HOPLITE_LOG: "),
             "{failure}"
         );
+    }
+
+    #[test]
+    fn libraries_that_name_people_are_silent_unless_they_are_asked_for() {
+        let text = |asked| filter(Some(asked), "info").expect("right").to_string();
+        assert!(text("debug").contains("hickory=off"));
+        let asked = text("info,hickory_net=trace");
+        assert!(asked.contains("hickory_net=trace") && !asked.contains("hickory=off"));
     }
 
     #[test]
