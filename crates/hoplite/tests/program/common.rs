@@ -1,0 +1,75 @@
+//! Processes of the program under test, whose logs are read line by line.
+//! Every integration test that starts a relay or a client uses it.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, ChildStderr, Command, ExitStatus, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A running relay or client. Dropping it kills it.
+pub(crate) struct Running {
+    child: Child,
+    log: Option<BufReader<ChildStderr>>,
+}
+
+impl Running {
+    /// Starts `hoplite COMMAND --json --config FILE`.
+    pub(crate) fn start(command: &str, file: &Path) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_hoplite"))
+            .args([command, "--json", "--config"])
+            .arg(file)
+            .env_remove("HOPLITE_LOG")
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("starts");
+        let log = child.stderr.take().map(BufReader::new);
+        Self { child, log }
+    }
+
+    /// The next line that has `part` in it.
+    pub(crate) fn line_with(&mut self, part: &str) -> String {
+        let mut seen = String::new();
+        loop {
+            let before = seen.len();
+            let log = self.log.as_mut().expect("open");
+            let read = log.read_line(&mut seen).expect("readable");
+            assert!(read > 0, "the log ended without {part:?}: {seen}");
+            let line = seen.get(before..).expect("whole characters");
+            if line.contains(part) {
+                return line.to_owned();
+            }
+        }
+    }
+
+    /// The reader of the log goes away.
+    pub(crate) fn close_log(&mut self) {
+        self.log = None;
+    }
+
+    /// Sends a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("alive");
+    }
+
+    /// Waits for the end.
+    pub(crate) fn wait_for_end(&mut self) -> ExitStatus {
+        self.child.wait().expect("ends")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// A value of a log line.
+pub(crate) fn value(line: &str, key: &str) -> String {
+    let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+    line[key].as_str().expect("a text").to_owned()
+}

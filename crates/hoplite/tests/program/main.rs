@@ -1,0 +1,7 @@
+//! The program under test as a whole: what users, operators and scripts see of it.
+
+mod cli;
+mod client;
+mod common;
+mod demo;
+mod relay;
