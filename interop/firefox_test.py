@@ -40,7 +40,7 @@ def refuses(browser, url):
     except MarionetteError as e:
         # An error page, or a question for a password that nobody answers.
         return "about:neterror" in str(e) or "timed out" in str(e) or str(e)
-    return "the page loaded"
+    return not browser.script("return !!document.querySelector('#protocol')") or "the page loaded"
 
 
 def urls(targets):
