@@ -2,7 +2,12 @@
 //! The kernel gives each client's packets to one shard, also after the client has moved (see `link::server`).
 //! Nothing crosses from shard to shard but the limits, the counters and the resolver's cache.
 
-use std::{io, net::SocketAddr, sync::Arc, thread};
+use std::{
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+    thread,
+};
 
 use hoplite_crypto::{ALPN_H2, ALPN_H3, Certificates, server_tls};
 use hoplite_link::{
@@ -42,12 +47,26 @@ pub(crate) fn bind(config: &Config) -> Result<Sockets, StartError> {
             address: *address,
             source,
         };
-        let threads = config.limits.threads();
-        let bound = server::bind(*address, threads, SOCKET_BUFFER).map_err(failed)?;
+        let bound = bind_one(*address, config.limits.threads()).map_err(failed)?;
         sockets.addresses.push(bound.local_addr());
         sockets.groups.push(bound);
     }
     Ok(sockets)
+}
+
+/// A host without IPv6 has no `[::]`; all of its addresses are meant all the same.
+fn bind_one(address: SocketAddr, threads: usize) -> io::Result<Bound> {
+    let bound = server::bind(address, threads, SOCKET_BUFFER);
+    match bound.as_ref().map_err(io::Error::raw_os_error) {
+        Err(Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
+            if address.ip() == Ipv6Addr::UNSPECIFIED =>
+        {
+            tracing::warn!("this host has no IPv6: listening by IPv4 only");
+            let address = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port());
+            server::bind(address, threads, SOCKET_BUFFER)
+        }
+        _ => bound,
+    }
 }
 
 /// Starts a thread for each shard; each serves its socket of every group.
