@@ -1,13 +1,19 @@
 //! The front ends as one thing that the binary holds: bind first, so that errors come before anything is promised,
 //! then serve until told to stop.
 
-use std::{future::Future, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    future::{Future, pending},
+    io,
+    net::SocketAddr,
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use hoplite_overlay::{Error, Isolation, Overlay, Stream, Terms};
 use hoplite_wire::Target;
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
     task::JoinSet,
     time::{Instant, sleep},
 };
@@ -65,9 +71,9 @@ pub(crate) struct Room {
 }
 
 /// A program that was let in.
-struct Guest {
-    app: App,
-    permit: OwnedSemaphorePermit,
+enum Guest {
+    Socks(App),
+    Http(App),
 }
 
 impl Front {
@@ -111,45 +117,24 @@ impl Front {
             udp: self.config.socks.udp,
             counters: self.counters,
         });
-        let permits = Arc::new(Semaphore::new(
-            room.limits.connections.min(Semaphore::MAX_PERMITS),
-        ));
-        let (mut socks_door, mut http_door) = (
-            Door::new(self.socks, &permits),
-            Door::new(self.http, &permits),
-        );
+        let mut doors = Doors::new(self.socks, self.http);
         let mut sessions = JoinSet::new();
         let mut shutdown = pin!(shutdown);
         loop {
             tokio::select! {
                 () = &mut shutdown => break,
-                guest = socks_door.open() => {
-                    room.counters.accepted_socks.add(1);
-                    sessions.spawn(serve_socks(guest, Arc::clone(&room)));
-                }
-                guest = http_door.open() => {
-                    room.counters.accepted_http.add(1);
-                    sessions.spawn(serve_http(guest, Arc::clone(&room)));
-                }
                 Some(ended) = sessions.join_next() => {
                     if let Err(error) = ended {
                         tracing::error!(%error, "a front end's session failed: please report this");
                     }
                 }
+                guest = doors.open(), if sessions.len() < room.limits.connections => {
+                    sessions.spawn(guest.serve(Arc::clone(&room)));
+                }
             }
         }
         sessions.shutdown().await;
     }
-}
-
-async fn serve_socks(guest: Guest, room: Arc<Room>) {
-    socks::serve(guest.app, room).await;
-    drop(guest.permit);
-}
-
-async fn serve_http(guest: Guest, room: Arc<Room>) {
-    http::serve(guest.app, room).await;
-    drop(guest.permit);
 }
 
 fn bind(
@@ -198,34 +183,32 @@ fn explain(source: &io::Error, section: &str) -> String {
     }
 }
 
-/// A listener that lets in as many as there are permits.
-struct Door {
-    listener: Option<TcpListener>,
-    permits: Arc<Semaphore>,
+/// The listeners. Who is not let in waits in the kernel.
+struct Doors {
+    socks: Option<TcpListener>,
+    http: Option<TcpListener>,
     warned: Option<Instant>,
 }
 
-impl Door {
-    fn new(listener: Option<TcpListener>, permits: &Arc<Semaphore>) -> Self {
-        let permits = Arc::clone(permits);
+impl Doors {
+    fn new(socks: Option<TcpListener>, http: Option<TcpListener>) -> Self {
+        let warned = None;
         Self {
-            listener,
-            permits,
-            warned: None,
+            socks,
+            http,
+            warned,
         }
     }
 
     /// The next program. Cancelling loses nobody.
     async fn open(&mut self) -> Guest {
         loop {
-            let Some(listener) = &self.listener else {
-                return std::future::pending().await;
+            let next = tokio::select! {
+                tcp = accept(self.socks.as_ref()) => tcp.map(|tcp| Guest::Socks(App::new(tcp))),
+                tcp = accept(self.http.as_ref()) => tcp.map(|tcp| Guest::Http(App::new(tcp))),
             };
-            let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else {
-                return std::future::pending().await;
-            };
-            match listener.accept().await {
-                Ok((tcp, _)) => return Guest::new(tcp, permit),
+            match next {
+                Ok(guest) => return guest,
                 Err(error) => self.rest(&error).await,
             }
         }
@@ -241,10 +224,25 @@ impl Door {
     }
 }
 
+async fn accept(listener: Option<&TcpListener>) -> io::Result<TcpStream> {
+    match listener {
+        Some(listener) => listener.accept().await.map(|(tcp, _)| tcp),
+        None => pending().await,
+    }
+}
+
 impl Guest {
-    fn new(tcp: TcpStream, permit: OwnedSemaphorePermit) -> Self {
-        let app = App::new(tcp);
-        Self { app, permit }
+    async fn serve(self, room: Arc<Room>) {
+        match self {
+            Self::Socks(app) => {
+                room.counters.accepted_socks.add(1);
+                socks::serve(app, room).await;
+            }
+            Self::Http(app) => {
+                room.counters.accepted_http.add(1);
+                http::serve(app, room).await;
+            }
+        }
     }
 }
 
