@@ -2,10 +2,11 @@
 //! when nothing limits idleness. SOCKS CONNECT and HTTP CONNECT end here.
 //!
 //! Half-close travels in both directions; what ends otherwise is reset at the other end. At most 64 KiB wait in each
-//! direction, in buffers that exist only while something moves.
+//! direction, in buffers that a flow holds only while something moves.
 
 mod down;
 pub(crate) mod idle;
+mod pool;
 mod up;
 
 use std::{

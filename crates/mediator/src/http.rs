@@ -21,7 +21,11 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::Mutex;
 
-use self::{answer::Body, connect::Tunnel, upstream::Upstream};
+use self::{
+    answer::{Body, Refusal},
+    connect::Tunnel,
+    upstream::Upstream,
+};
 use crate::{app::App, front::Room};
 
 /// What the requests of one connection share. They come one after the other: the locks are never waited for.
@@ -81,7 +85,12 @@ async fn answer(
         _ if request.uri().scheme().is_some() => forward::answer(&session, request).await,
         _ => Ok(answer::help(&request)),
     };
-    Ok(answered.unwrap_or_else(|refusal| refusal.response()))
+    Ok(answered.unwrap_or_else(|refusal| {
+        if let Refusal::Request(_) = refusal {
+            session.room.counters.malformed.add(1);
+        }
+        refusal.response()
+    }))
 }
 
 impl Session {

@@ -12,7 +12,7 @@ use tokio::io::{AsyncBufRead, AsyncWrite};
 
 use crate::app::App;
 
-use super::{BUFFER, Fault};
+use super::{BUFFER, Fault, pool};
 
 /// A slice of at least so many octets is written without being gathered.
 const LARGE: usize = 16 * 1024;
@@ -74,7 +74,7 @@ impl Down {
                 self.moved += n;
             }
             Poll::Pending => {
-                self.gathered = Vec::new();
+                pool::take_back(&mut self.gathered);
                 return Poll::Pending;
             }
             Poll::Ready(Ok([])) => self.ended = Some(Ok(())),
@@ -85,7 +85,7 @@ impl Down {
     }
 
     fn gather(&mut self, cx: &mut Context<'_>, stream: &mut Stream) {
-        self.gathered.reserve_exact(BUFFER);
+        pool::provide(&mut self.gathered);
         while self.gathered.len() < BUFFER {
             match Pin::new(&mut *stream).poll_fill_buf(cx) {
                 Poll::Pending => return,
@@ -108,7 +108,7 @@ impl Down {
             return Poll::Pending;
         };
         self.finished = true;
-        self.gathered = Vec::new();
+        pool::take_back(&mut self.gathered);
         Poll::Ready(done.map_err(Fault::App))
     }
 }

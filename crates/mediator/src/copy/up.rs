@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWrite};
 
 use crate::app::App;
 
-use super::{BUFFER, Fault};
+use super::{Fault, pool};
 
 /// The state of the upload.
 #[derive(Debug)]
@@ -112,12 +112,15 @@ impl Up {
         self.buffer.clear();
         self.sent = 0;
         if app.poll_readable(cx).map_err(Fault::App)?.is_pending() {
-            self.buffer = Vec::new();
+            pool::take_back(&mut self.buffer);
             return Poll::Pending;
         }
-        self.buffer.reserve_exact(BUFFER);
-        let reading = pin!(app.read_buf(&mut self.buffer));
-        Future::poll(reading, cx).map_err(Fault::App)
+        pool::provide(&mut self.buffer);
+        let read = Future::poll(pin!(app.read_buf(&mut self.buffer)), cx);
+        if self.buffer.is_empty() {
+            pool::take_back(&mut self.buffer);
+        }
+        read.map_err(Fault::App)
     }
 
     /// Nothing to read: what an overlay still holds back leaves now.

@@ -7,6 +7,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use hoplite_overlay::direct::udp::enlarge_buffers;
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use tokio::{io::Interest, net::UdpSocket};
 
@@ -35,6 +36,8 @@ impl Socket {
         local.set_port(0);
         local.set_ip(local.ip().to_canonical());
         let udp = UdpSocket::bind(local).await?;
+        // A program's burst waits here until its turn comes; what the kernel grants is all there is.
+        enlarge_buffers(&udp);
         let state = UdpSocketState::new((&udp).into())?;
         Ok(Self { udp, state })
     }
