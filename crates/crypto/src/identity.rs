@@ -15,8 +15,8 @@ use crate::Pin;
 
 /// A certificate chain with its key.
 pub struct Identity {
-    chain: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
+    pub(crate) chain: Vec<CertificateDer<'static>>,
+    pub(crate) key: PrivateKeyDer<'static>,
     pin: Pin,
 }
 

@@ -1,6 +1,9 @@
 //! TLS configurations of both ends. Ciphers come from ring, the hybrid group X25519MLKEM768 from aws-lc-rs:
 //! what is recorded today cannot be read with tomorrow's quantum computer. TLS 1.3 (RFC 8446).
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use rustls::{
@@ -8,6 +11,7 @@ use rustls::{
     client::Resumption,
     crypto::{CryptoProvider, aws_lc_rs, ring},
     pki_types::{CertificateDer, pem::PemObject},
+    server::NoServerSessionStorage,
     version::{TLS12, TLS13},
 };
 
@@ -100,6 +104,7 @@ fn store(roots: &[CertificateDer<'static>]) -> Result<RootCertStore, rustls::Err
 }
 
 /// A relay's configuration: TLS 1.3, and over TCP also 1.2 for older clients of the proxy protocol.
+/// No session tickets, whoever the client is: what it would show of them later links its visits.
 ///
 /// # Errors
 /// Never with the provider above; the TLS library's signature has one.
@@ -111,6 +116,8 @@ pub fn server_tls(
         .with_protocol_versions(&[&TLS13, &TLS12])?
         .with_no_client_auth()
         .with_cert_resolver(certificates);
+    config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     Ok(config)
 }
