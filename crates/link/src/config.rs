@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use quinn::{MtuDiscoveryConfig, TransportConfig, VarInt, congestion};
 
-use crate::socket::overhead;
+use crate::{socket::overhead, unlimited::Unlimited};
 
 /// The smallest UDP payload that QUIC works with (RFC 9000 §14).
 pub(crate) const LEAST_MTU: usize = 1200;
@@ -19,6 +19,8 @@ pub enum Congestion {
     Bbr,
     /// RFC 9002 §7.
     NewReno,
+    /// None, and no pacing: for a tunnel whose load controls itself, when both ends agree to it.
+    Off,
 }
 
 /// How links behave.
@@ -117,6 +119,7 @@ impl Config {
             }
             Congestion::NewReno => transport
                 .congestion_controller_factory(Arc::new(congestion::NewRenoConfig::default())),
+            Congestion::Off => transport.congestion_controller_factory(Arc::new(Unlimited)),
         };
     }
 }

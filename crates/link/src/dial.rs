@@ -1,6 +1,8 @@
 //! Dials a relay through an overlay: QUIC, TLS over TCP, or both raced as Happy Eyeballs does (RFC 8305).
 //! Used by `masque` for every hop; the overlay is `direct` for the first one and the hop before for the others.
 
+#[cfg(test)]
+mod tests;
 mod tls;
 
 use std::{fmt, sync::Arc};
@@ -95,9 +97,18 @@ impl Dialer {
     /// [`ErrorKind::EntryUnreachable`] for the first hop, [`ErrorKind::PathFailed`] for the others, with
     /// [`Reason::Identity`] where the relay is not the expected one; what the overlay says of authentication.
     pub async fn quic(&self, terms: &Terms) -> Result<QuicLink, Error> {
-        let terms = terms.clone().within(self.config.handshake);
+        let terms = self.hurried(terms);
         let answer = tokio::time::timeout(self.config.handshake, self.handshake(&terms)).await;
         answer.unwrap_or_else(|_| Err(self.place.unreachable().because(Reason::HostUnreachable)))
+    }
+
+    /// The same terms with the nearer of the two deadlines: the caller's or that of a handshake.
+    fn hurried(&self, terms: &Terms) -> Terms {
+        let own = terms.clone().within(self.config.handshake);
+        match (terms.deadline, own.deadline) {
+            (Some(asked), Some(limit)) if asked < limit => terms.clone(),
+            _ => own,
+        }
     }
 
     async fn handshake(&self, terms: &Terms) -> Result<QuicLink, Error> {

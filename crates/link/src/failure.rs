@@ -10,8 +10,12 @@ pub(crate) struct Place {
     pub(crate) relay: String,
 }
 
-/// TLS alerts (RFC 8446 §6) of a certificate that was not accepted: bad_certificate to unknown_ca.
-const CERTIFICATE_ALERTS: std::ops::RangeInclusive<u64> = 0x100 + 42..=0x100 + 48;
+/// Whether our TLS side ended the handshake because the relay is not the expected one (alerts of RFC 8446 §6.2):
+/// bad_certificate to access_denied, decrypt_error (it shows a certificate whose key it does not have),
+/// bad_certificate_status_response.
+fn is_identity_alert(code: u64) -> bool {
+    matches!(code.checked_sub(0x100), Some(42..=49 | 51 | 113))
+}
 
 impl Place {
     /// A failure to reach the relay at all.
@@ -43,9 +47,7 @@ impl Place {
     pub(crate) fn quic(&self, error: ConnectionError) -> Error {
         let failure = self.unreachable();
         let failure = match &error {
-            ConnectionError::TransportError(e)
-                if CERTIFICATE_ALERTS.contains(&u64::from(e.code)) =>
-            {
+            ConnectionError::TransportError(e) if is_identity_alert(e.code.into()) => {
                 failure.because(Reason::Identity)
             }
             _ => failure,

@@ -90,6 +90,10 @@ impl Watch {
             let suspect = silent >= self.config.suspect_after
                 && last_move.is_none_or(|at: Instant| at.elapsed() >= self.config.suspect_after);
             if ended || suspect || self.moved() {
+                if ended && last_move.is_some_and(|at: Instant| at.elapsed() < LOOK) {
+                    // The flow before this one has just ended too: asking faster would not help.
+                    tokio::time::sleep(LOOK).await;
+                }
                 last_move = Some(Instant::now());
                 if !self.renew().await && ended {
                     self.flow_ended.notify_one();

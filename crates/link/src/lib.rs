@@ -12,6 +12,7 @@ mod health;
 pub mod quic;
 pub mod server;
 mod socket;
+mod unlimited;
 
 pub use config::{Config, Congestion};
 pub use dial::{Dialer, Link, Peer, QuicLink, TlsLink};

@@ -88,13 +88,15 @@ impl VirtualSocket {
         };
         let contents = batch.contents;
         let segment = batch.segment_size.unwrap_or(contents.len()).max(1);
-        match self.flow.poll_send(cx, Batch { contents, segment }) {
-            Poll::Pending => {
-                out.blocked = true;
-                return;
+        if out.failure.is_none() {
+            match self.flow.poll_send(cx, Batch { contents, segment }) {
+                Poll::Pending => {
+                    out.blocked = true;
+                    return;
+                }
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => self.lost(out, error),
             }
-            Poll::Ready(Ok(())) => {}
-            Poll::Ready(Err(error)) => self.lost(out, error),
         }
         out.packets.clear();
         out.blocked = false;
@@ -102,7 +104,11 @@ impl VirtualSocket {
     }
 
     /// What the flow says when it ends is no error of the socket: the connection waits for another one.
+    /// Said once: the endpoint still listens to a socket that has been replaced.
     fn lost(&self, out: &mut Out, error: Error) {
+        if out.failure.is_some() {
+            return;
+        }
         tracing::debug!(%error, "the flow under a link ended");
         out.failure = Some(error);
         self.ended.notify_one();

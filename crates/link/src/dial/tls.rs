@@ -24,7 +24,7 @@ impl Dialer {
     /// # Errors
     /// As [`Dialer::quic`].
     pub async fn tls(&self, terms: &Terms) -> Result<TlsLink, Error> {
-        let terms = terms.clone().within(self.config.handshake);
+        let terms = self.hurried(terms);
         let answer = tokio::time::timeout(self.config.handshake, self.tls_handshake(&terms)).await;
         answer.unwrap_or_else(|_| Err(self.place.unreachable().because(Reason::HostUnreachable)))
     }

@@ -1,0 +1,291 @@
+mod harness;
+
+use std::{net::Ipv4Addr, sync::Arc, time::Duration};
+
+use hoplite_crypto::{ALPN_H3, Certificates, Trust, server_tls};
+use hoplite_overlay::{
+    Direct, ErrorKind, Reason, Terms,
+    memory::{Fault, Road},
+};
+use hoplite_wire::Target;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::Instant,
+};
+
+use self::harness::{Bumpy, LATENCY, Lab, exchange, identity};
+use crate::{
+    Config, Congestion, Dialer, Link, Peer, QuicLink,
+    server::{Secrets, bind},
+};
+
+async fn quic(lab: &Lab) -> QuicLink {
+    lab.dialer(0).quic(&Terms::default()).await.unwrap()
+}
+
+fn payload(octets: u32) -> Vec<u8> {
+    (0..octets).map(|at| (at % 251).to_le_bytes()[0]).collect()
+}
+
+/// A moment, on the paused clock, in which what is under way arrives.
+async fn pause(millis: u64) {
+    tokio::time::sleep(Duration::from_millis(millis)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_link_over_any_overlay_carries_streams() {
+    let lab = Lab::new();
+    let link = quic(&lab).await;
+    exchange(link.connection(), &payload(3_000_000)).await;
+    assert!(link.is_alive());
+    assert_eq!(lab.client_ports().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_congestion_controller_gets_through_loss() {
+    for congestion in [
+        Congestion::Cubic,
+        Congestion::Bbr,
+        Congestion::NewReno,
+        Congestion::Off,
+    ] {
+        let lab = Lab::new();
+        lab.network.set_road(Road {
+            latency: LATENCY,
+            loss: 0.02,
+            ..Road::default()
+        });
+        let config = Config {
+            congestion,
+            ..Config::default()
+        };
+        let dialer = Dialer::new(Arc::new(lab.overlay()), lab.peer(), 0, config);
+        let link = dialer.quic(&Terms::default()).await.unwrap();
+        exchange(link.connection(), &payload(300_000)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_road_that_pushes_back_loses_nothing_and_changes_no_order() {
+    let lab = Lab::new();
+    let road = Arc::new(Bumpy::new(&lab, 2));
+    let dialer = Dialer::new(road, lab.peer(), 0, Config::default());
+    let link = dialer.quic(&Terms::default()).await.unwrap();
+    exchange(link.connection(), &payload(2_000_000)).await;
+    assert_eq!(link.connection().stats().path.lost_packets, 0);
+}
+
+#[tokio::test]
+async fn a_link_reaches_a_shard_over_loopback() {
+    let identity = identity();
+    let certificates = Certificates::new(&identity).unwrap();
+    let tls = Arc::new(server_tls(certificates, &[ALPN_H3]).unwrap());
+    let bound = bind((Ipv4Addr::LOCALHOST, 0).into(), 1, 1 << 20).unwrap();
+    let address = Target::from(bound.local_addr());
+    let shard = bound.into_shards().remove(0);
+    let transport = Arc::new(Config::default().transport(0, 1472));
+    let secrets = Secrets::generate().unwrap();
+    let shard = shard.activate(tls, transport, &secrets).unwrap();
+    let serving = tokio::spawn(async move {
+        let connection = shard.endpoint.accept().await.unwrap().await.unwrap();
+        connection.read_datagram().await.unwrap()
+    });
+    let peer = Peer {
+        name: "amber".into(),
+        address,
+        trust: Trust::Pins(vec![identity.pin()]),
+    };
+    let dialer = Dialer::new(Arc::new(Direct::new()), peer, 0, Config::default());
+    let link = dialer.quic(&Terms::default()).await.unwrap();
+    link.connection()
+        .send_datagram(b"hello"[..].into())
+        .unwrap();
+    assert_eq!(serving.await.unwrap()[..], b"hello"[..]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn quic_wins_the_race_where_udp_passes() {
+    let lab = Lab::new();
+    let link = lab.dialer(0).race(&Terms::default()).await.unwrap();
+    assert!(matches!(link, Link::Quic(_)), "{link:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn tls_wins_the_race_where_udp_is_blocked() {
+    let lab = Lab::new();
+    lab.network.set_fault(Fault::UdpBlocked);
+    let link = lab.dialer(0).race(&Terms::default()).await.unwrap();
+    let Link::Tls(link) = link else {
+        unreachable!("UDP is blocked")
+    };
+    let mut stream = link.into_inner();
+    stream.write_all(b"hello").await.unwrap();
+    let mut echo = [0; 5];
+    stream.read_exact(&mut echo).await.unwrap();
+    assert_eq!(&echo, b"hello");
+}
+
+#[tokio::test(start_paused = true)]
+async fn tls_does_not_wait_once_quic_was_refused() {
+    let mut lab = Lab::deserted();
+    lab.serve_tls();
+    let start = Instant::now();
+    let link = lab.dialer(0).race(&Terms::default()).await.unwrap();
+    assert!(matches!(link, Link::Tls(_)));
+    assert!(start.elapsed() < Config::default().head_start);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_that_is_not_there_is_the_entrys_fault_or_the_paths() {
+    let lab = Lab::deserted();
+    for (hop, kind) in [(0, ErrorKind::EntryUnreachable), (1, ErrorKind::PathFailed)] {
+        for fault in [Fault::None, Fault::Silent, Fault::Down] {
+            lab.network.set_fault(fault);
+            let error = lab.dialer(hop).race(&Terms::default()).await.unwrap_err();
+            assert_eq!(error.kind(), kind, "{fault:?}: {error}");
+            assert!(error.to_string().contains("amber"));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_in_a_hurry_is_answered_in_time_by_the_overlay() {
+    let lab = Lab::deserted();
+    lab.network.set_fault(Fault::Silent);
+    let start = Instant::now();
+    let terms = Terms::default().within(Duration::from_secs(1));
+    assert!(lab.dialer(0).tls(&terms).await.is_err());
+    assert!(start.elapsed() < Duration::from_secs(2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_relay_at_the_address_is_told_by_its_key_and_ends_the_race() {
+    let mut lab = Lab::new();
+    lab.pin = identity().pin();
+    let (dialer, terms) = (lab.dialer(0), Terms::default());
+    let start = Instant::now();
+    for error in [
+        dialer.quic(&terms).await.err(),
+        dialer.tls(&terms).await.err(),
+        dialer.race(&terms).await.err(),
+    ] {
+        assert_eq!(error.unwrap().reason(), Some(Reason::Identity));
+    }
+    assert!(start.elapsed() < Duration::from_secs(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_has_the_certificate_but_not_its_key_is_told_as_well() {
+    let (expected, impostor) = (rcgen_pair(), rcgen_pair());
+    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(impostor.signing_key.serialize_der());
+    let provider = hoplite_crypto::provider();
+    let key = provider.key_provider.load_private_key(key.into()).unwrap();
+    let shown = CertifiedKey::new(vec![expected.cert.der().clone()], key);
+    let mut tls = server_tls(Certificates::new(&identity()).unwrap(), &[ALPN_H3]).unwrap();
+    tls.cert_resolver = Arc::new(SingleCertAndKey::from(shown));
+    let pin = hoplite_crypto::Pin::of_certificate(expected.cert.der()).unwrap();
+    let mut lab = Lab::with(tls, pin);
+    lab.serve_quic();
+    let error = lab.dialer(0).quic(&Terms::default()).await.unwrap_err();
+    assert_eq!(error.reason(), Some(Reason::Identity), "{error:?}");
+}
+
+fn rcgen_pair() -> rcgen::CertifiedKey<rcgen::KeyPair> {
+    rcgen::generate_simple_self_signed(["relay.example".to_owned()]).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_that_falls_silent_is_noticed_within_seconds() {
+    let lab = Lab::new();
+    let link = quic(&lab).await;
+    exchange(link.connection(), b"hello").await;
+    lab.network.set_fault(Fault::Silent);
+    let start = Instant::now();
+    let (mut send, _receive) = link.connection().open_bi().await.unwrap();
+    send.write_all(b"anyone?").await.unwrap();
+    link.connection().closed().await;
+    assert!(!link.is_alive());
+    let noticed = start.elapsed();
+    assert!(noticed < Duration::from_secs(8), "{noticed:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_silence_is_outlived_from_another_port() {
+    let lab = Lab::new();
+    let link = quic(&lab).await;
+    exchange(link.connection(), b"before").await;
+    lab.network.set_fault(Fault::Silent);
+    let (mut send, mut receive) = link.connection().open_bi().await.unwrap();
+    send.write_all(b"still there?").await.unwrap();
+    send.finish().unwrap();
+    pause(2600).await;
+    lab.network.set_fault(Fault::None);
+    assert_eq!(receive.read_to_end(100).await.unwrap(), b"still there?");
+    assert!(link.is_alive());
+    assert!(lab.client_ports().len() > 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_link_at_rest_stays_without_moving() {
+    let lab = Lab::new();
+    let link = quic(&lab).await;
+    exchange(link.connection(), b"before").await;
+    pause(30 * 60_000).await;
+    exchange(link.connection(), b"after").await;
+    assert!(link.is_alive());
+    assert_eq!(lab.client_ports().len(), 1);
+    let kept_alive = lab.network.seen().len();
+    assert!(kept_alive < 600, "{kept_alive} packets");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_device_that_moves_takes_its_streams_along() {
+    let lab = Lab::new();
+    let road = Arc::new(Bumpy::new(&lab, 0));
+    let dialer = Dialer::new(road.clone(), lab.peer(), 0, Config::default());
+    let link = dialer.quic(&Terms::default()).await.unwrap();
+    let (mut send, mut receive) = link.connection().open_bi().await.unwrap();
+    let mut echo = [0; 6];
+    for ports in 1..4 {
+        send.write_all(b"hello!").await.unwrap();
+        receive.read_exact(&mut echo).await.unwrap();
+        assert_eq!(lab.client_ports().len(), ports);
+        road.move_away();
+        pause(2500).await;
+    }
+    assert!(link.is_alive());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_whose_port_is_closed_is_not_stormed() {
+    let mut lab = Lab::new();
+    let link = quic(&lab).await;
+    exchange(link.connection(), b"hello").await;
+    lab.kill().await;
+    lab.network.forget();
+    let start = Instant::now();
+    let (mut send, _receive) = link.connection().open_bi().await.unwrap();
+    send.write_all(b"anyone?").await.unwrap();
+    link.connection().closed().await;
+    let noticed = start.elapsed();
+    assert!(noticed < Duration::from_secs(8), "{noticed:?}");
+    let (sent, ports) = (lab.network.seen().len(), lab.client_ports().len());
+    assert!(
+        sent < 100 && ports < 20,
+        "{sent} packets from {ports} ports"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_link_that_is_let_go_says_goodbye() {
+    let lab = Lab::new();
+    let link = quic(&lab).await;
+    let connection = link.connection().clone();
+    drop(link);
+    connection.closed().await;
+    lab.network.forget();
+    pause(60_000).await;
+    let after = lab.network.seen().len();
+    assert!(after <= 4, "{after} packets after the end");
+}
