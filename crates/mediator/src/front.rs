@@ -271,3 +271,42 @@ impl Room {
         opened
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(addr: &str) -> Config {
+        let mut config = Config::default();
+        config.socks.listen = addr.parse().expect("valid");
+        config.http.listen = Listen::Off;
+        config
+    }
+
+    #[tokio::test]
+    async fn a_port_that_is_taken_is_named_with_what_to_do() {
+        let first = Front::bind(at("127.0.0.1:0")).expect("binds");
+        let taken = first.socks_addr().expect("bound").to_string();
+        let error = Front::bind(at(&taken)).expect_err("taken").to_string();
+        let expected = format!(
+            "listening on {taken} for SOCKS: another program has this port: choose another with [socks] listen, or stop that program"
+        );
+        assert_eq!(error, expected);
+    }
+
+    #[tokio::test]
+    async fn a_front_that_is_off_has_no_address() {
+        let front = Front::bind(at("127.0.0.1:0")).expect("binds");
+        assert!(front.socks_addr().is_some() && front.http_addr().is_none());
+    }
+
+    #[tokio::test]
+    async fn other_machines_are_not_let_in_by_mistake() {
+        let error = Front::bind(at("0.0.0.0:0")).expect_err("open to all");
+        assert!(
+            error
+                .to_string()
+                .starts_with("socks.listen: expected a loopback address")
+        );
+    }
+}

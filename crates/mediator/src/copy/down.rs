@@ -120,3 +120,100 @@ fn write(cx: &mut Context<'_>, app: &mut App, slice: &[u8]) -> Poll<Result<usize
         Err(error) => Err(Fault::App(error)),
     })
 }
+
+#[cfg(test)]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the program is here, on loopback"
+)]
+mod tests {
+    use std::{
+        future::poll_fn,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+    };
+
+    use tokio::{
+        io::{AsyncRead, ReadBuf},
+        net::{TcpListener, TcpStream},
+    };
+
+    use super::*;
+
+    /// A target that always has more, in pieces of one size, and counts what was taken.
+    #[derive(Debug)]
+    struct Flood {
+        piece: Vec<u8>,
+        taken: Arc<AtomicUsize>,
+    }
+
+    impl AsyncBufRead for Flood {
+        fn poll_fill_buf(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+            Poll::Ready(Ok(&self.get_mut().piece))
+        }
+
+        fn consume(self: Pin<&mut Self>, n: usize) {
+            self.taken.fetch_add(n, Ordering::SeqCst);
+        }
+    }
+
+    impl AsyncRead for Flood {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            _: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            unreachable!("the copy loop takes the overlay's own buffers")
+        }
+    }
+
+    impl AsyncWrite for Flood {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buf: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            Poll::Ready(Ok(buf.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    async fn pair() -> (App, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
+        let address = listener.local_addr().expect("bound");
+        let program = TcpStream::connect(address).await.expect("connects");
+        let (tcp, _) = listener.accept().await.expect("accepts");
+        (App::new(tcp), program)
+    }
+
+    #[tokio::test]
+    async fn a_program_that_does_not_read_stops_the_target() {
+        for size in [100, 1200, LARGE, 1 << 20] {
+            let (mut app, _program) = pair().await;
+            let taken = Arc::new(AtomicUsize::new(0));
+            let (piece, counter) = (vec![0; size], Arc::clone(&taken));
+            let mut stream = Stream::new(Flood {
+                piece,
+                taken: counter,
+            });
+            let mut down = Down::default();
+            // The socket's buffers fill; each time that nothing moves, at most one buffer waits here.
+            for _ in 0..1000 {
+                let poll = poll_fn(|cx| Poll::Ready(down.poll(cx, &mut app, &mut stream))).await;
+                assert!(poll.is_pending());
+                let waiting = taken.load(Ordering::SeqCst) - down.moved;
+                assert!(waiting <= BUFFER, "{waiting} octets wait");
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+}
