@@ -18,7 +18,7 @@ pub(super) fn over_relays(client: &Client) -> Result<Arc<dyn Overlay>, Failure> 
     let below: Arc<dyn Overlay> = Arc::new(Direct::for_tunnels());
     let config = Arc::new(tunnel(&client.config));
     let made = match client.config.path.is_empty() {
-        false => given(client, below, &config),
+        false => given(client, &below, &config),
         true => chosen(client, below, &config),
     };
     made.map_err(|error| Failure::new("making a path", error, "run 'hoplite check' on the file"))
@@ -31,12 +31,12 @@ pub(super) fn without_relays() -> Arc<dyn Overlay> {
 
 fn given(
     client: &Client,
-    below: Arc<dyn Overlay>,
+    below: &Arc<dyn Overlay>,
     config: &Arc<Config>,
 ) -> Result<Arc<dyn Overlay>, Error> {
     let named = |name: &String| client.relays.iter().find(|hop| hop.relay.name == *name);
     let relays = client.config.path.iter().filter_map(named).map(relay);
-    let path = Path::new(relays.collect(), &below, config)?;
+    let path = Path::new(relays.collect(), below, config)?;
     path.keep_warm();
     Ok(Arc::new(path))
 }

@@ -55,9 +55,17 @@ fn target() -> u16 {
     port
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the test is the program in front of the proxy"
+)]
+fn dial(port: u16) -> TcpStream {
+    TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("listens")
+}
+
 /// The SOCKS reply code, and what comes after it if it is 0.
 fn through_socks(proxy: u16, target: u16) -> (u8, String) {
-    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, proxy)).expect("listens");
+    let mut stream = dial(proxy);
     stream.write_all(&[5, 1, 0]).expect("takes");
     stream.read_exact(&mut [0; 2]).expect("greets");
     let request = [&[5, 1, 0, 1, 127, 0, 0, 1][..], &target.to_be_bytes()].concat();
@@ -72,7 +80,7 @@ fn through_socks(proxy: u16, target: u16) -> (u8, String) {
 }
 
 fn through_http(proxy: u16, target: u16) -> String {
-    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, proxy)).expect("listens");
+    let mut stream = dial(proxy);
     let request =
         format!("CONNECT 127.0.0.1:{target} HTTP/1.1\r\nHost: 127.0.0.1:{target}\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("takes");
