@@ -20,6 +20,7 @@ pub(crate) mod quic;
 pub(crate) mod request;
 pub(crate) mod shard;
 pub(crate) mod splice;
+pub(crate) mod streams;
 pub(crate) mod tls;
 pub(crate) mod udp;
 

@@ -16,6 +16,8 @@ pub(crate) trait Session: Send + Sync {
 
     /// The next request; `None` when the connection is lost, or drained and without a request.
     fn accept(&self) -> impl Future<Output = Option<(RequestHead, Self::Exchange)>> + Send;
+    /// Hears how many requests are open, so that room can be made for more.
+    fn busy(&self, _open: usize) {}
     /// Takes no new requests, and tells the client so.
     fn drain(&self);
     /// Ends the connection and all that is on it.
@@ -52,7 +54,10 @@ impl Guest {
         loop {
             tokio::select! {
                 incoming = session.accept() => match incoming {
-                    Some((head, exchange)) => drop(requests.spawn(self.job(head, exchange).run())),
+                    Some((head, exchange)) => {
+                        drop(requests.spawn(self.job(head, exchange).run()));
+                        session.busy(requests.len());
+                    }
                     None => break,
                 },
                 Some(_) = requests.join_next() => (),

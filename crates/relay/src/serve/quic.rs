@@ -22,6 +22,7 @@ use super::{
     connection::{self, Guest},
     exchange::{ClientFlow, Exchange, Sent},
     splice::{Broken, FromClient, ToClient},
+    streams::Streams,
 };
 use crate::metrics::Up;
 
@@ -77,24 +78,35 @@ async fn welcome(guest: Guest, incoming: Incoming) {
     };
     guest.shared.metrics.connections.quic.inc();
     let _open = Up::new(&guest.shared.metrics.connections_open.quic);
+    let streams = Streams::new(connection.clone(), &guest.shared.limits);
     let session = Session::server(connection, &guest.shared.h3);
-    guest.serve(&session).await;
+    guest.serve(&Roomy { session, streams }).await;
 }
 
-impl connection::Session for Session {
+/// A session that makes room for more requests as they come.
+struct Roomy {
+    session: Session,
+    streams: Streams,
+}
+
+impl connection::Session for Roomy {
     type Exchange = h3::Exchange;
 
     async fn accept(&self) -> Option<(RequestHead, h3::Exchange)> {
-        let incoming = Self::accept(self).await?;
+        let incoming = self.session.accept().await?;
         Some((incoming.head, incoming.exchange))
     }
 
+    fn busy(&self, open: usize) {
+        self.streams.busy(open);
+    }
+
     fn drain(&self) {
-        Self::drain(self);
+        self.session.drain();
     }
 
     fn close(&self) {
-        Self::close(self, Code::NO_ERROR);
+        self.session.close(Code::NO_ERROR);
     }
 }
 

@@ -17,7 +17,7 @@ use hoplite_link::{
 use tokio::runtime::{Builder, Runtime};
 use tokio_rustls::TlsAcceptor;
 
-use super::{Alive, Shared, quic, tls};
+use super::{Alive, Shared, quic, streams, tls};
 use crate::{
     config::{Config, Limits},
     handle::StartError,
@@ -144,7 +144,7 @@ async fn run(shards: Vec<BoundShard>, keys: Keys, shared: Arc<Shared>, alive: Al
 fn transport(limits: &Limits) -> TransportConfig {
     let mut config = TransportConfig::default();
     config
-        .max_concurrent_bidi_streams(VarInt::from_u32(limits.requests_per_connection))
+        .max_concurrent_bidi_streams(streams::at_first(limits))
         .max_concurrent_uni_streams(VarInt::from_u32(UNI_STREAMS))
         .receive_window(VarInt::from_u32(limits.connection_window))
         .stream_receive_window(VarInt::from_u32(limits.stream_window))
