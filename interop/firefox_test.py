@@ -39,7 +39,7 @@ def refuses(browser, url):
         browser.go(url)
     except MarionetteError as e:
         # An error page, or a question for a password that nobody answers.
-        return "about:neterror" in str(e) or "timed out" in str(e) or str(e)
+        return any(word in str(e) for word in ("about:neterror", "timed out", "alert open")) or str(e)
     return not browser.script("return !!document.querySelector('#protocol')") or "the page loaded"
 
 
