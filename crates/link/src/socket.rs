@@ -46,6 +46,8 @@ pub(crate) struct VirtualSocket {
 #[derive(Default)]
 struct Out {
     packets: Coalescer,
+    /// How many packets the flusher saw when it last looked.
+    seen: usize,
     /// The flow did not take the batch: nothing more is accepted until it does.
     blocked: bool,
     writers: Vec<Waker>,
@@ -99,6 +101,7 @@ impl VirtualSocket {
             }
         }
         out.packets.clear();
+        out.seen = 0;
         out.blocked = false;
         out.writers.drain(..).for_each(Waker::wake);
     }
@@ -131,8 +134,27 @@ impl VirtualSocket {
 
     fn poll_flush(&self, cx: &mut Context<'_>) {
         let mut out = self.out();
-        out.flusher = Some(cx.waker().clone());
+        if !out
+            .flusher
+            .as_ref()
+            .is_some_and(|known| known.will_wake(cx.waker()))
+        {
+            out.flusher = Some(cx.waker().clone());
+        }
+        if out.still_grows() {
+            cx.waker().wake_by_ref();
+            return;
+        }
         self.flush(&mut out, cx);
+    }
+}
+
+impl Out {
+    /// Whether the batch is bulk and grew since the last look: the connection's task yields every 20 packets, and has more.
+    fn still_grows(&mut self) -> bool {
+        let now = self.packets.segments();
+        let before = std::mem::replace(&mut self.seen, now);
+        !self.blocked && now >= FIRST && now > before
     }
 }
 

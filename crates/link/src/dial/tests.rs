@@ -1,6 +1,10 @@
 mod harness;
 
-use std::{net::Ipv4Addr, sync::Arc, time::Duration};
+use std::{
+    net::Ipv4Addr,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use hoplite_crypto::{ALPN_H3, Certificates, Trust, server_tls};
 use hoplite_overlay::{
@@ -74,6 +78,17 @@ async fn a_road_that_pushes_back_loses_nothing_and_changes_no_order() {
     let link = dialer.quic(&Terms::default()).await.unwrap();
     exchange(link.connection(), &payload(2_000_000)).await;
     assert_eq!(link.connection().stats().path.lost_packets, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn bulk_goes_down_in_batches_that_span_several_turns_of_the_stack() {
+    let lab = Lab::new();
+    let road = Arc::new(Bumpy::new(&lab, 0));
+    let dialer = Dialer::new(road.clone(), lab.peer(), 0, Config::default());
+    let link = dialer.quic(&Terms::default()).await.unwrap();
+    exchange(link.connection(), &payload(5_000_000)).await;
+    let longest = road.longest.load(Ordering::Relaxed);
+    assert!((30..=64).contains(&longest), "{longest} datagrams");
 }
 
 #[tokio::test]
@@ -259,10 +274,14 @@ async fn a_device_that_moves_takes_its_streams_along() {
 
 #[tokio::test(start_paused = true)]
 async fn a_relay_whose_port_is_closed_is_not_stormed() {
-    let mut lab = Lab::new();
+    let lab = Lab::new();
     let link = quic(&lab).await;
     exchange(link.connection(), b"hello").await;
-    lab.kill().await;
+    lab.network.set_road(Road {
+        latency: Duration::from_micros(100),
+        ..Road::default()
+    });
+    lab.close_port();
     lab.network.forget();
     let start = Instant::now();
     let (mut send, _receive) = link.connection().open_bi().await.unwrap();

@@ -129,9 +129,9 @@ impl Lab {
         });
     }
 
-    /// The relay's process dies.
-    pub(super) async fn kill(&mut self) {
-        self.tasks.shutdown().await;
+    /// The relay's UDP port is closed without a word: its host refuses what is sent there.
+    pub(super) fn close_port(&self) {
+        drop(self.network.bind_at(RELAY));
     }
 
     pub(super) fn peer(&self) -> Peer {
@@ -272,10 +272,13 @@ pub(super) struct Bumpy {
     pub(super) moved: Arc<Mutex<Arc<AtomicBool>>>,
     /// Of so many batches one is not taken at once; 0 is none.
     pub(super) stutter: usize,
+    /// The most datagrams that came down in one batch.
+    pub(super) longest: Arc<AtomicUsize>,
 }
 
 #[derive(Debug)]
 struct BumpyFlow {
+    longest: Arc<AtomicUsize>,
     inner: Box<dyn Datagrams>,
     moved: Arc<AtomicBool>,
     stutter: usize,
@@ -288,6 +291,7 @@ impl Bumpy {
             inner: lab.overlay(),
             moved: Arc::default(),
             stutter,
+            longest: Arc::default(),
         }
     }
 
@@ -314,6 +318,7 @@ impl Overlay for Bumpy {
             let moved = Arc::clone(&self.moved.lock().unwrap());
             let (stutter, asked) = (self.stutter, AtomicUsize::new(0));
             let flow = BumpyFlow {
+                longest: Arc::clone(&self.longest),
                 inner,
                 moved,
                 stutter,
@@ -343,6 +348,8 @@ impl Datagrams for BumpyFlow {
             });
             return Poll::Pending;
         }
+        let datagrams = batch.payloads().count();
+        self.longest.fetch_max(datagrams, Ordering::Relaxed);
         self.inner.poll_send(cx, batch)
     }
 
