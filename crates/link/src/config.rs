@@ -74,10 +74,7 @@ impl Default for Config {
 impl Config {
     /// The QUIC parameters of a link at depth `hop`, over a road that carries `carried` octets now.
     pub fn transport(&self, hop: usize, carried: usize) -> TransportConfig {
-        let largest = self
-            .largest_payload
-            .saturating_sub(overhead(hop))
-            .max(LEAST_MTU);
+        let largest = self.largest_at(hop);
         let initial = carried.clamp(LEAST_MTU, largest);
         let initial = if hop == 0 { LEAST_MTU } else { initial };
         let mut transport = TransportConfig::default();
@@ -92,10 +89,17 @@ impl Config {
         transport
     }
 
+    /// The largest UDP payload of a link at depth `hop`, in octets.
+    pub(crate) fn largest_at(&self, hop: usize) -> usize {
+        let carried = self.largest_payload.saturating_sub(overhead(hop));
+        carried.max(LEAST_MTU)
+    }
+
     fn sizes(&self, transport: &mut TransportConfig, initial: usize, largest: usize) {
         let mtu = |octets: usize| u16::try_from(octets).unwrap_or(u16::MAX);
         let mut discovery = MtuDiscoveryConfig::default();
-        discovery.upper_bound(mtu(largest));
+        // Both ends look for the exact limit: what the client's end reports as carried comes back, too.
+        discovery.upper_bound(mtu(largest)).minimum_change(1);
         transport
             .initial_mtu(mtu(initial))
             .mtu_discovery_config(Some(discovery));

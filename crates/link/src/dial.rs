@@ -147,8 +147,13 @@ impl Dialer {
     }
 
     fn endpoint(&self, socket: Arc<VirtualSocket>) -> Result<Endpoint, Error> {
-        let runtime = Arc::new(TokioRuntime);
-        Endpoint::new_with_abstract_socket(EndpointConfig::default(), None, socket, runtime)
+        let mut config = EndpointConfig::default();
+        // The peer's packets are no larger than ours: then both ends find the same MTU.
+        let largest = u16::try_from(self.config.largest_at(self.place.hop)).unwrap_or(u16::MAX);
+        config
+            .max_udp_payload_size(largest)
+            .map_err(|e| self.bug(e))?;
+        Endpoint::new_with_abstract_socket(config, None, socket, Arc::new(TokioRuntime))
             .map_err(|error| self.bug(error))
     }
 

@@ -11,7 +11,7 @@ use std::{
 
 use hoplite_crypto::{ALPN_H2, ALPN_H3, Certificates, server_tls};
 use hoplite_link::{
-    quic::{TransportConfig, VarInt},
+    quic::{MtuDiscoveryConfig, TransportConfig, VarInt},
     server::{self, Bound, BoundShard, Secrets},
 };
 use tokio::runtime::{Builder, Runtime};
@@ -143,7 +143,10 @@ async fn run(shards: Vec<BoundShard>, keys: Keys, shared: Arc<Shared>, alive: Al
 /// Every buffer of a connection has its bound here.
 fn transport(limits: &Limits) -> TransportConfig {
     let mut config = TransportConfig::default();
+    let mut discovery = MtuDiscoveryConfig::default();
+    discovery.minimum_change(1);
     config
+        .mtu_discovery_config(Some(discovery))
         .max_concurrent_bidi_streams(streams::at_first(limits))
         .max_concurrent_uni_streams(VarInt::from_u32(UNI_STREAMS))
         .receive_window(VarInt::from_u32(limits.connection_window))
