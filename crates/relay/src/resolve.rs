@@ -73,6 +73,9 @@ impl Resolver {
         if special::is_localhost(name.as_str()) {
             return Ok(special::LOOPBACK.to_vec());
         }
+        if special::is_nobody(name.as_str()) {
+            return Err(ResolveError::NotFound);
+        }
         let dns = self.dns.as_ref().ok_or(ResolveError::Failed)?;
         let mut absolute = Name::from_ascii(name.as_str()).map_err(|_| ResolveError::NotFound)?;
         // Never completed with the host's search domains: the client means this name.

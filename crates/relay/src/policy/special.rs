@@ -43,8 +43,8 @@ const GLOBAL_UNICAST: ([u16; 8], u8) = ([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
 const TEREDO: ([u16; 8], u8) = ([0x2001, 0, 0, 0, 0, 0, 0, 0], 32);
 const SIX_TO_FOUR: ([u16; 8], u8) = ([0x2002, 0, 0, 0, 0, 0, 0, 0], 16);
 
-/// Last labels that name something on the local network or nothing at all.
-const LOCAL_LABELS: [&str; 10] = [
+/// Last labels that name something on the local network.
+const LOCAL_LABELS: [&str; 9] = [
     "local",
     "internal",
     "intranet",
@@ -54,7 +54,6 @@ const LOCAL_LABELS: [&str; 10] = [
     "private",
     "localdomain",
     "onion",
-    "invalid",
 ];
 
 /// Whether an address in canonical form is special in itself; what it carries is judged apart.
@@ -98,6 +97,11 @@ pub(crate) fn is_localhost(name: &str) -> bool {
 pub(crate) fn is_local_name(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or(name);
     LOCAL_LABELS.contains(&last) || name == "home.arpa" || name.ends_with(".home.arpa")
+}
+
+/// A name that does not exist and is never asked for (RFC 6761 §6.4).
+pub(crate) fn is_nobody(name: &str) -> bool {
+    name == "invalid" || name.ends_with(".invalid")
 }
 
 fn joined(high: u16, low: u16) -> Ipv4Addr {
