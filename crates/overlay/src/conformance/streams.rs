@@ -189,6 +189,8 @@ async fn pushes_back(mut reader: Stream, mut writer: Stream) {
             got += reader.read(&mut buf).await.expect("still open").max(1);
         }
     };
+    // The last write may wait in the writer until it is flushed, as `AsyncWrite` permits.
+    let reading = async { tokio::join!(reading, writer.flush()).1.expect("still open") };
     soon("reading what had piled up", reading).await;
 }
 

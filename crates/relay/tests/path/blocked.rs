@@ -1,0 +1,96 @@
+//! UDP that is blocked, and comes back, and is blocked in the middle of a transfer.
+
+use std::{sync::Arc, time::Duration};
+
+use hoplite_masque::Config;
+use hoplite_overlay::{
+    Overlay, Terms,
+    conformance::{self, Subject},
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::support::{Built, Switch, build};
+
+/// Everything noticed ten times sooner than by default, so that the tests end soon.
+fn hasty() -> Config {
+    let mut config = Config::default();
+    config.link.suspect_after = Duration::from_millis(300);
+    config.link.broken_after = Duration::from_millis(1500);
+    config.quic_retry = Duration::from_millis(200);
+    config.redial_pause = Duration::from_millis(100);
+    config
+}
+
+async fn until(what: &str, mut is: impl FnMut() -> bool) {
+    for _ in 0..600 {
+        if is() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    unreachable!("never came: {what}")
+}
+
+fn carrier(built: &Built) -> Option<&'static str> {
+    built.path.hops()[0].carrier()
+}
+
+#[tokio::test]
+async fn without_udp_the_first_hop_is_http2_and_with_it_http3_again() {
+    let below = Switch::new();
+    below.block(true);
+    let built = build(1, below.clone(), hasty());
+    built.path.connect().await.expect("connects over TCP");
+    assert_eq!(carrier(&built), Some("h2"));
+    below.block(false);
+    until("QUIC", || carrier(&built) == Some("h3")).await;
+}
+
+#[tokio::test]
+async fn a_path_that_loses_udp_carries_new_flows_over_tcp() {
+    let below = Switch::new();
+    let built = Arc::new(build(1, below.clone(), hasty()));
+    built.path.connect().await.expect("connects");
+    assert_eq!(carrier(&built), Some("h3"));
+    below.block(true);
+    conformance::the_opener_may_finish_first(&Subject::on_loopback(built.clone())).await;
+    assert_eq!(carrier(&built), Some("h2"));
+}
+
+#[tokio::test]
+async fn a_transfer_through_two_relays_survives_the_loss_of_udp() {
+    let below = Switch::new();
+    let built = build(2, below.clone(), hasty());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("bound");
+    let target = listener.local_addr().expect("bound").into();
+    let echo = async {
+        let (mut socket, _) = listener.accept().await.expect("accepted");
+        let (mut read, mut write) = socket.split();
+        tokio::io::copy(&mut read, &mut write)
+            .await
+            .expect("copied");
+    };
+    let client = async {
+        let mut stream = built
+            .path
+            .open_stream(&target, &Terms::default())
+            .await
+            .expect("opened");
+        let mut answer = [0; 6];
+        for round in 0..3 {
+            below.block(round == 1);
+            stream.write_all(b"octets").await.expect("written");
+            stream.flush().await.expect("flushed");
+            stream.read_exact(&mut answer).await.expect("echoed");
+            assert_eq!(&answer, b"octets");
+        }
+    };
+    let both = async {
+        tokio::select! { () = echo => unreachable!("the echo ended"), () = client => {} }
+    };
+    tokio::time::timeout(Duration::from_secs(60), both)
+        .await
+        .expect("in time");
+}
