@@ -11,6 +11,9 @@ pub(super) const MAX_COUNT: usize = 512;
 /// The most that one batch takes: what UDP_SEGMENT takes.
 const BATCH_OCTETS: usize = 65_000;
 const BATCH_COUNT: usize = 64;
+/// The room that an empty queue keeps: a flow in use allocates nothing, a silent one holds little.
+const KEPT_OCTETS: usize = 16 * 1024;
+const KEPT_COUNT: usize = 32;
 
 /// The queue.
 #[derive(Debug, Default)]
@@ -69,11 +72,10 @@ impl Queue {
         }
     }
 
-    /// Gives the memory back, once empty.
+    /// Gives back what a burst needed; what an ordinary exchange needs stays.
     pub(super) fn release(&mut self) {
-        if self.is_empty() {
-            *self = Self::default();
-        }
+        self.contents.shrink_to(KEPT_OCTETS);
+        self.lengths.shrink_to(KEPT_COUNT);
     }
 }
 
