@@ -334,7 +334,7 @@ mod tests {
             "hoplite_relay_connections_total{transport=\"quic\"} 1",
             "hoplite_relay_tunnels_open{method=\"connect_udp\"} 1",
             "process_resident_memory_bytes",
-            "hoplite_relay_session_dropped_total{cause=\"early\"} 0",
+            "\nhoplite_relay_session_dropped_total{cause=\"early\"} 0",
         ] {
             assert!(text.contains(line), "{line} is not in {text}");
         }

@@ -2,12 +2,7 @@
 //! The addresses that it answers are unchecked: each must pass the policy before anything is sent to it.
 //! DNS over UDP, then TCP (RFC 1035, RFC 7766); the servers are the system's or those of `[egress] resolver`.
 
-use std::{
-    future::Future,
-    net::IpAddr,
-    pin::{Pin, pin},
-    time::Duration,
-};
+use std::{future::Future, net::IpAddr, pin::pin, time::Duration};
 
 use hickory_resolver::{
     TokioResolver,

@@ -19,12 +19,8 @@ pub(super) struct Sessions(pub(super) Arc<Counters>);
 impl Collector for Sessions {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let help = "What HTTP/3 sessions dropped";
-        let mut family = encoder.encode_descriptor(
-            "hoplite_relay_session_dropped",
-            help,
-            None,
-            MetricType::Counter,
-        )?;
+        let mut family =
+            encoder.encode_descriptor("session_dropped", help, None, MetricType::Counter)?;
         for (cause, count) in causes(&self.0) {
             let count = ConstCounter::new(count.load(Ordering::Relaxed));
             count.encode(family.encode_family(&[("cause", cause)])?)?;

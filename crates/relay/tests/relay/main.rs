@@ -5,6 +5,7 @@ mod dns;
 mod h2;
 mod life;
 mod limits;
+mod many;
 mod policy;
 mod support;
 mod targets;
