@@ -6,6 +6,10 @@ use std::{
     io,
     net::SocketAddr,
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -24,8 +28,22 @@ const LINGER_OCTETS: u64 = 64 * 1024;
 #[derive(Debug)]
 pub(crate) struct App {
     tcp: TcpStream,
-    /// Whether the sending side was finished in order.
-    finished: bool,
+    ending: Ending,
+}
+
+/// Whether dropping the connection ends it in order; for who has handed the connection itself to a library.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ending(Arc<AtomicBool>);
+
+impl Ending {
+    /// Says that no transfer is under way that dropping would cut short.
+    pub(crate) fn in_order(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn is_in_order(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl App {
@@ -34,8 +52,12 @@ impl App {
         if let Err(error) = tcp.set_nodelay(true) {
             tracing::debug!(%error, "TCP_NODELAY was not taken");
         }
-        let finished = false;
-        Self { tcp, finished }
+        let ending = Ending::default();
+        Self { tcp, ending }
+    }
+
+    pub(crate) fn ending(&self) -> Ending {
+        self.ending.clone()
     }
 
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -75,13 +97,13 @@ impl App {
 
     /// Makes dropping reset, though the sending side was finished.
     pub(crate) fn reset(&mut self) {
-        self.finished = false;
+        self.ending.0.store(false, Ordering::Relaxed);
     }
 }
 
 impl Drop for App {
     fn drop(&mut self) {
-        if self.finished {
+        if self.ending.is_in_order() {
             return;
         }
         if let Err(error) = self.tcp.set_zero_linger() {
@@ -128,7 +150,7 @@ impl AsyncWrite for App {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let done = Pin::new(&mut self.tcp).poll_shutdown(cx);
         if let Poll::Ready(Ok(())) = done {
-            self.finished = true;
+            self.ending.in_order();
         }
         done
     }

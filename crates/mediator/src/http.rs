@@ -13,7 +13,13 @@ mod forward;
 mod headers;
 mod upstream;
 
-use std::{convert::Infallible, sync::Arc};
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use ::http::{Method, Request, Response};
 use hoplite_overlay::Isolation;
@@ -26,7 +32,10 @@ use self::{
     connect::Tunnel,
     upstream::Upstream,
 };
-use crate::{app::App, front::Room};
+use crate::{
+    app::{App, Ending},
+    front::Room,
+};
 
 /// What the requests of one connection share. They come one after the other: the locks are never waited for.
 struct Session {
@@ -35,6 +44,8 @@ struct Session {
     upstream: Mutex<Option<Upstream>>,
     /// The flow that a CONNECT opened, until the connection is a tunnel.
     tunnel: std::sync::Mutex<Option<Tunnel>>,
+    /// Whether there was a request.
+    served: AtomicBool,
 }
 
 /// Serves one program until it or its flow ends.
@@ -43,15 +54,20 @@ pub(crate) async fn serve(app: App, room: Arc<Room>) {
         room,
         upstream: Mutex::default(),
         tunnel: std::sync::Mutex::default(),
+        served: AtomicBool::new(false),
     });
     let service = service_fn(|request| answer(Arc::clone(&session), request));
-    let connection = builder(&session.room)
-        .serve_connection(TokioIo::new(app), service)
-        .with_upgrades();
-    if let Err(error) = Box::pin(connection).await {
-        count_failure(&session.room, &error);
+    let ending = app.ending();
+    let mut connection = Box::pin(
+        builder(&session.room)
+            .serve_connection(TokioIo::new(app), service)
+            .with_upgrades(),
+    );
+    if let Err(error) = connection.as_mut().await {
+        session.failed(&error, &ending);
         return;
     }
+    drop(connection);
     if let Some(tunnel) = session.take_tunnel() {
         tunnel.run(&session.room).await;
     }
@@ -69,17 +85,11 @@ fn builder(room: &Room) -> http1::Builder {
     builder
 }
 
-fn count_failure(room: &Room, error: &hyper::Error) {
-    if error.is_parse() || error.is_timeout() {
-        room.counters.malformed.add(1);
-    }
-    tracing::debug!(%error, "a program's HTTP connection failed");
-}
-
 async fn answer(
     session: Arc<Session>,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
+    session.served.store(true, Ordering::Relaxed);
     let answered = match request.method() {
         &Method::CONNECT => connect::answer(&session, request).await,
         _ if request.uri().scheme().is_some() => forward::answer(&session, request).await,
@@ -94,6 +104,18 @@ async fn answer(
 }
 
 impl Session {
+    fn failed(&self, error: &hyper::Error, ending: &Ending) {
+        // A connection that waited for its next request is no slow header, and is closed without a reset.
+        let rested = error.is_timeout() && self.served.load(Ordering::Relaxed);
+        if rested {
+            return ending.in_order();
+        }
+        if error.is_parse() || error.is_timeout() {
+            self.room.counters.malformed.add(1);
+        }
+        tracing::debug!(%error, "a program's HTTP connection failed");
+    }
+
     fn put_tunnel(&self, tunnel: Tunnel) {
         *self.lock_tunnel() = Some(tunnel);
     }
