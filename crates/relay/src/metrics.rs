@@ -1,5 +1,5 @@
 //! What the relay counts, for its operator: sums only, no address, no name and no token in any label.
-//! Handlers hold the counters they touch; [`exporter`] answers `GET /metrics` in the OpenMetrics text format.
+//! Handlers hold the counters they touch; `exporter` answers `GET /metrics` in the OpenMetrics text format.
 
 use std::{
     sync::{
