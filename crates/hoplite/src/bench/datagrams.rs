@@ -24,8 +24,8 @@ use crate::{
 const WARM_UP: Duration = Duration::from_millis(500);
 /// How long the first datagram may take.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Payload under way, in octets, and as datagrams not more than this.
-const UNDER_WAY: u64 = 256 << 10;
+/// Payload under way, in octets (less than a socket's usual buffer takes), and as datagrams not more than this.
+const UNDER_WAY: u64 = 128 << 10;
 const MOST_UNDER_WAY: u64 = 2048;
 
 /// Measures datagrams of `size` octets for `window`.

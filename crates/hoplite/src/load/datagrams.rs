@@ -85,7 +85,7 @@ impl UdpTarget {
 
 impl Flood {
     fn run(&self, socket: &Socket, to: SocketAddr, stop: &Stop) -> io::Result<()> {
-        let segments = socket.most_segments().min(65_000 / self.size).max(1);
+        let segments = self.segments(socket.most_segments());
         let mut batch = vec![0x5a; segments * self.size];
         let (mut next, mut base, mut progress) = (1u64, 0, Instant::now());
         while !stop.is_set() {
@@ -108,6 +108,14 @@ impl Flood {
             self.sent.add(segments as u64);
         }
         Ok(())
+    }
+}
+
+impl Flood {
+    /// Datagrams of one burst: a quarter of the window, as far as the socket and the kernel take them at once.
+    fn segments(&self, most: usize) -> usize {
+        let quarter = usize::try_from(self.window / 4).unwrap_or(usize::MAX);
+        most.min(65_000 / self.size).min(quarter).max(1)
     }
 }
 
