@@ -44,7 +44,7 @@ pub struct Http {
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
     /// Programs' connections open at once, SOCKS and HTTP together; further ones wait in the kernel's queue
-    /// of 1024. Default: 4096.
+    /// of 1024. Default: 16384.
     pub connections: usize,
     /// How long a program may take for its SOCKS handshake, or for the header of an HTTP request; also how
     /// long an HTTP connection waits for its next request. Default: 30.
@@ -107,7 +107,7 @@ impl Default for Http {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connections: 4096,
+            connections: 16_384,
             handshake: Duration::from_secs(30),
             open: Duration::from_secs(30),
             idle_stream: Duration::ZERO,
