@@ -103,10 +103,9 @@ fn one_line(error: &clap::Error) -> String {
         return "no command is given".into();
     }
     let text = error.render().to_string();
-    let lines = text
-        .lines()
-        .map(str::trim)
-        .take_while(|line| !line.starts_with("Usage:"));
+    let lines = text.lines().map(str::trim).take_while(|line| {
+        !line.starts_with("Usage:") && !line.starts_with("For more information")
+    });
     let lines = lines.map(|line| {
         line.trim_start_matches("error: ")
             .trim_start_matches("tip: ")

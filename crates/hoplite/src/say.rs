@@ -20,7 +20,13 @@ pub(crate) fn answer(line: impl AsRef<str>) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     writeln!(out, "{}", line.as_ref())
         .and_then(|()| out.flush())
-        .map_err(|error| Failure::new("writing to the standard output", error, "keep it open"))
+        .map_err(|error| {
+            Failure::new(
+                "writing to the standard output",
+                error,
+                "check where it goes",
+            )
+        })
 }
 
 /// Writes a value to stdout as one line of JSON.

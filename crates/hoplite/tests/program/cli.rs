@@ -72,6 +72,7 @@ fn a_wrong_command_line_is_exit_2_and_one_line() {
             "{message}"
         );
         assert_eq!(message.lines().count(), 1, "{message}");
+        assert!(!message.contains("For more information"), "{message}");
     }
 }
 
