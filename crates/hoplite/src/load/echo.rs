@@ -14,7 +14,7 @@ const PAYLOAD: usize = 1000;
 /// How many are under way at once.
 const UNDER_WAY: usize = 32;
 /// So long without an answer, and what is under way is lost.
-const SILENCE: Duration = Duration::from_millis(300);
+const SILENCE: Duration = Duration::from_secs(1);
 /// How long the first answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
