@@ -39,7 +39,7 @@ fn carrier(built: &Built) -> Option<&'static str> {
 async fn without_udp_the_first_hop_is_http2_and_with_it_http3_again() {
     let below = Switch::new();
     below.block(true);
-    let built = build(1, below.clone(), hasty());
+    let built = build(1, &(below.clone() as _), hasty());
     built.path.connect().await.expect("connects over TCP");
     assert_eq!(carrier(&built), Some("h2"));
     below.block(false);
@@ -49,7 +49,7 @@ async fn without_udp_the_first_hop_is_http2_and_with_it_http3_again() {
 #[tokio::test]
 async fn a_path_that_loses_udp_carries_new_flows_over_tcp() {
     let below = Switch::new();
-    let built = Arc::new(build(1, below.clone(), hasty()));
+    let built = Arc::new(build(1, &(below.clone() as _), hasty()));
     built.path.connect().await.expect("connects");
     assert_eq!(carrier(&built), Some("h3"));
     below.block(true);
@@ -60,7 +60,7 @@ async fn a_path_that_loses_udp_carries_new_flows_over_tcp() {
 #[tokio::test]
 async fn a_transfer_through_two_relays_survives_the_loss_of_udp() {
     let below = Switch::new();
-    let built = build(2, below.clone(), hasty());
+    let built = build(2, &(below.clone() as _), hasty());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
         .await
         .expect("bound");

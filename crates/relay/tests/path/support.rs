@@ -24,7 +24,7 @@ use hoplite_wire::Target;
 #[derive(Debug)]
 pub(crate) struct Built {
     pub(crate) path: Path,
-    pub(crate) relays: Vec<Handle>,
+    _relays: Vec<Handle>,
 }
 
 pub(crate) fn config() -> Config {
@@ -55,26 +55,29 @@ pub(crate) fn known(name: &str, relay: &Handle) -> Known {
     }
 }
 
-pub(crate) fn build(hops: usize, below: Arc<dyn Overlay>, client: ClientConfig) -> Built {
+pub(crate) fn build(hops: usize, below: &Arc<dyn Overlay>, client: ClientConfig) -> Built {
     let start = |_| Relay::start(&config(), &identity()).expect("started");
     let relays: Vec<Handle> = (0..hops).map(start).collect();
     let known = relays
         .iter()
         .enumerate()
         .map(|(n, relay)| known(&format!("r{n}"), relay));
-    let path = Path::new(known.collect(), &below, &Arc::new(client)).expect("a path");
-    Built { path, relays }
+    let path = Path::new(known.collect(), below, &Arc::new(client)).expect("a path");
+    Built {
+        path,
+        _relays: relays,
+    }
 }
 
 pub(crate) fn subject(hops: usize) -> Subject {
-    let built = build(hops, Arc::new(Direct::new()), ClientConfig::default());
+    let built = build(hops, &(Arc::new(Direct::new()) as _), ClientConfig::default());
     Subject::on_loopback(Arc::new(built))
 }
 
 pub(crate) fn subject_without_udp(hops: usize) -> Subject {
     let below = Switch::new();
     below.block(true);
-    let built = build(hops, below, ClientConfig::default());
+    let built = build(hops, &(below as _), ClientConfig::default());
     Subject::on_loopback(Arc::new(built))
 }
 
