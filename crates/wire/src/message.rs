@@ -309,8 +309,6 @@ mod tests {
     fn malformed_requests_are_refused() {
         let plus = |fields: &[(&'static str, &'static str)], more| [fields, &[more]].concat();
         let cases = [
-            plus(&CONNECT, (":path", "/")),
-            plus(&CONNECT, (":scheme", "https")),
             plus(&GET, (":protocol", "websocket")),
             plus(&GET, (":path", "/")),
             plus(&GET, (":status", "200")),
@@ -334,6 +332,15 @@ mod tests {
         for fields in cases {
             assert!(request(&fields).is_err(), "{fields:?}");
         }
+    }
+
+    #[test]
+    fn what_a_plain_connect_should_not_have_is_dropped() {
+        let plus = |fields: &[(&'static str, &'static str)], more| [fields, &[more]].concat();
+        let fields = plus(&plus(&CONNECT, (":path", "/")), (":scheme", "https"));
+        let head = request(&fields).expect("taken");
+        assert_eq!((head.path, head.scheme), (None, None));
+        assert_eq!(head.authority, "a:443");
     }
 
     #[test]

@@ -70,7 +70,11 @@ pub(crate) fn build(hops: usize, below: &Arc<dyn Overlay>, client: ClientConfig)
 }
 
 pub(crate) fn subject(hops: usize) -> Subject {
-    let built = build(hops, &(Arc::new(Direct::new()) as _), ClientConfig::default());
+    let built = build(
+        hops,
+        &(Arc::new(Direct::new()) as _),
+        ClientConfig::default(),
+    );
     Subject::on_loopback(Arc::new(built))
 }
 
