@@ -94,6 +94,8 @@ class Suite:
             x.send_datagram(b"fine")
             if await x.datagram() != b"fine":
                 return "an unknown context was not dropped"
+            x = c.connect_udp("127.0.0.1", self.targets.ports["echo"])
+            await x.status()
             x.send_capsule(b"grease", kind=0x17 + 41 * 29)
             x.send_capsule(b"", kind=0x1234)
             x.send_capsule(b"after")
@@ -140,9 +142,8 @@ class Suite:
                 got = f"reset {e}"
             if got not in want:
                 return f"status {got}, expected {want}"
-            said = x.header("proxy-status")
-            if proxy_status and proxy_status not in said:
-                return f"Proxy-Status is {said!r}, expected {proxy_status}"
+            if proxy_status and proxy_status not in x.header("proxy-status"):
+                return f"Proxy-Status is {x.header('proxy-status')!r}, expected {proxy_status}"
 
     async def authenticate(self):
         async with self.session(token=None) as c:

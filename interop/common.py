@@ -225,7 +225,7 @@ class Lab:
         path.write_text(config)
         relay = self.run(name, [HOPLITE, "relay", "--config", path])
         relay.port, relay.pin, relay.leaf, relay.config = port, leaf.pin, leaf, path
-        wait_for(f"relay {name}", lambda: port_open("127.0.0.1", port) or not relay.alive())
+        wait_for(f"relay {name}", lambda: " is up" in relay.text() or not relay.alive())
         if not relay.alive():
             raise RuntimeError(f"relay {name} ended: {relay.text()}")
         return relay

@@ -37,10 +37,10 @@ def download(browser, url):
 def refuses(browser, url):
     try:
         browser.go(url)
+        return not browser.script("return !!document.querySelector('#protocol')") or "the page loaded"
     except MarionetteError as e:
         # An error page, or a question for a password that nobody answers.
-        return "about:neterror" in str(e) or "timed out" in str(e) or str(e)
-    return not browser.script("return !!document.querySelector('#protocol')") or "the page loaded"
+        return any(word in str(e) for word in ("about:neterror", "timed out", "alert open")) or str(e)
 
 
 def urls(targets):

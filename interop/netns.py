@@ -167,9 +167,13 @@ class NetLab(Lab):
                               (f"{self.target.v4}/32", f"{self.target.v6}/128"), f"{self.target.v4}:53", (TOKEN,), onward)
         path = self.folder / f"{host.name}.toml"
         path.write_text(config)
+        log = self.folder / f"relay-{host.name}.log"
+        mark = len(log.read_text()) if log.exists() else 0  # a restarted relay writes on
         relay = host.run(f"relay-{host.name}", [HOPLITE, "relay", "--config", path])
         self.running[host.name] = relay
-        self._wait_port(host, host.v4, RELAY_PORT, relay)
+        wait_for(relay.name, lambda: " is up" in relay.text()[mark:] or not relay.alive())
+        if not relay.alive():
+            raise RuntimeError(f"{relay.name} ended: {relay.text()}")
         return relay
 
     def start_client(self, hops, name=None, extra=""):

@@ -11,7 +11,14 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{
+    fmt, io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use ::h2::{Reason, client::SendRequest};
 use bytes::Bytes;
@@ -151,6 +158,8 @@ struct Inner {
     role: Role,
     stop: watch::Sender<Stop>,
     ended: Ended,
+    /// The server takes no more requests, while flows go on.
+    refusing: AtomicBool,
     max_payload: usize,
 }
 
@@ -222,6 +231,7 @@ impl Session {
             role,
             stop,
             ended,
+            refusing: AtomicBool::new(false),
             max_payload: config.max_payload,
         };
         let driver = drive::Driver {
@@ -276,9 +286,10 @@ impl Session {
             .unwrap_or(H2Error::Closed)
     }
 
-    /// Whether requests can still be sent.
+    /// Whether requests can still be sent, as far as is known: a GOAWAY is noticed by the next request.
     pub fn is_alive(&self) -> bool {
-        self.0.ended.borrow().is_none() && self.0.ended.has_changed().is_ok()
+        let refusing = self.0.refusing.load(Ordering::Relaxed);
+        !refusing && self.0.ended.borrow().is_none() && self.0.ended.has_changed().is_ok()
     }
 
     /// Takes no more requests and says so; the connection ends with the last flow (GOAWAY, RFC 9113 §6.8).
@@ -306,6 +317,8 @@ impl Session {
 
     /// What the driver knows of a failed connection says more than what one of its streams knows.
     fn why(&self, error: ::h2::Error) -> H2Error {
+        let refused = error.is_go_away() || error.is_io();
+        self.0.refusing.fetch_or(refused, Ordering::Relaxed);
         let ended = self.0.ended.borrow().clone();
         ended.unwrap_or_else(|| error.into())
     }

@@ -284,6 +284,7 @@ async fn a_draining_server_lets_flows_end_and_takes_no_more() {
     while client.request(&tcp()).await.is_ok() {
         tokio::task::yield_now().await;
     }
+    assert!(!client.is_alive());
     near.write_all(b"x").await.expect("the flow goes on");
     assert_eq!(far.read_u8().await.expect("the flow goes on"), b'x');
     drop((near, far));

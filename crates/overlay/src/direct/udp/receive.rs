@@ -196,6 +196,8 @@ impl fmt::Debug for Receiving {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -221,5 +223,28 @@ mod tests {
         let taken = take(&[], 1, &mut [0; 5]);
         assert_eq!(taken.received.map(|r| r.len), Some(0));
         assert_eq!(taken.dropped, 0);
+    }
+
+    proptest! {
+        #[test]
+        fn every_payload_is_taken_whole_or_dropped_whole(
+            count in 1usize..20, segment in 1usize..50, last in 1usize..50, room in 1usize..200
+        ) {
+            let len = (count - 1) * segment + last.min(segment);
+            let data: Vec<u8> = (0..=u8::MAX).cycle().take(len).collect();
+            let (mut at, mut dropped, mut whole) = (0, 0, 0);
+            while at < len {
+                let mut buf = vec![0; room];
+                let taken = take(&data[at..], segment, &mut buf);
+                at += taken.octets;
+                dropped += taken.dropped;
+                if let Some(got) = taken.received {
+                    prop_assert_eq!(&buf[..got.len], &data[at - got.len..at]);
+                    prop_assert!(at == len || got.len % segment == 0);
+                    whole += got.len.div_ceil(segment);
+                }
+            }
+            prop_assert_eq!((at, whole + dropped), (len, count));
+        }
     }
 }
