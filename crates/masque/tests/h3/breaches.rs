@@ -219,7 +219,7 @@ async fn malformed_requests_are_reset_and_the_others_go_on() {
         fields(&[
             (":method", "CONNECT"),
             (":authority", "a:1"),
-            (":path", "/"),
+            (":status", "200"),
         ]),
         fields(&[
             (":method", "CONNECT"),
