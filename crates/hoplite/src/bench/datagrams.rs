@@ -24,9 +24,12 @@ use crate::{
 const WARM_UP: Duration = Duration::from_millis(500);
 /// How long the first datagram may take.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Payload under way, in octets (less than a socket's usual buffer takes), and as datagrams not more than this.
+/// Payload under way, in octets: less than a socket's usual buffer takes.
 const UNDER_WAY: u64 = 128 << 10;
-const MOST_UNDER_WAY: u64 = 2048;
+/// The same in datagrams that were sent one by one: the kernel's buffer counts its own costs, some 800 octets for each.
+const MOST_ALONE: u64 = 200;
+/// Who sends as little as this does not send trains of it: the flood is no kinder to the relay than real programs are.
+const SENT_ALONE: usize = 200;
 
 /// Measures datagrams of `size` octets for `window`.
 pub(super) fn flood(chain: &Chain, size: usize, window: Duration) -> Result<Sample, Failure> {
@@ -45,7 +48,8 @@ struct Receiver {
 fn run(chain: &Chain, size: usize, window: Duration) -> io::Result<Sample> {
     let flood = Flood {
         size,
-        window: (UNDER_WAY / size as u64).min(MOST_UNDER_WAY),
+        together: size > SENT_ALONE,
+        window: window_of(size),
         arrived: Counter::default(),
         sent: Counter::default(),
     };
@@ -76,6 +80,13 @@ fn run(chain: &Chain, size: usize, window: Duration) -> io::Result<Sample> {
         .with("pps", count as f64 / seconds)
         .with("pps_per_relay_cpu_s", count as f64 / relay)
         .with("lost", 1.0 - (count as f64 / sent as f64).min(1.0)))
+}
+
+fn window_of(size: usize) -> u64 {
+    match size > SENT_ALONE {
+        true => UNDER_WAY / size as u64,
+        false => MOST_ALONE,
+    }
 }
 
 impl Receiver {

@@ -30,6 +30,8 @@ pub(crate) struct UdpTarget {
 pub(crate) struct Flood {
     /// Payload of each datagram, in octets; at least 8.
     pub(crate) size: usize,
+    /// Whether many go in one system call and stay together (UDP_SEGMENT), as a QUIC server sends them.
+    pub(crate) together: bool,
     /// How many datagrams may be under way.
     pub(crate) window: u64,
     /// The highest sequence number that arrived, set by the receiver.
@@ -115,7 +117,8 @@ impl Flood {
     /// Datagrams of one burst: a quarter of the window, as far as the socket and the kernel take them at once.
     fn segments(&self, most: usize) -> usize {
         let quarter = usize::try_from(self.window / 4).unwrap_or(usize::MAX);
-        most.min(65_000 / self.size).min(quarter).max(1)
+        let together = most.min(65_000 / self.size).min(quarter).max(1);
+        if self.together { together } else { 1 }
     }
 }
 
