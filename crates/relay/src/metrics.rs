@@ -68,7 +68,7 @@ pub struct Metrics {
 pub struct ByTransport<T> {
     /// HTTP/3 over QUIC.
     pub quic: T,
-    /// HTTP/2 over TLS over TCP.
+    /// HTTP/2 or HTTP/1.1 over TLS over TCP.
     pub tls: T,
 }
 

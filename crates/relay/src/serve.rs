@@ -15,6 +15,7 @@ use crate::{
 pub(crate) mod connection;
 pub(crate) mod exchange;
 pub(crate) mod gather;
+pub(crate) mod h1;
 pub(crate) mod handler;
 pub(crate) mod quic;
 pub(crate) mod request;

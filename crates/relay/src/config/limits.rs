@@ -45,7 +45,8 @@ pub struct Limits {
     /// How long a target may take to accept a TCP connection, in seconds. Default: 10.
     #[serde(with = "text::seconds")]
     pub connect: Duration,
-    /// The largest header section of a request, in octets as RFC 9114 §4.2.2 counts. Default: 16384.
+    /// The largest header section of a request, in octets as RFC 9114 §4.2.2 counts; HTTP/1.1 reads 8192 in any
+    /// case. Default: 16384.
     pub header: usize,
     /// Received stream data kept for one connection whose targets read slowly, in octets. Default: 4194304.
     pub connection_window: u32,

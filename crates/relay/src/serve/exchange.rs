@@ -1,5 +1,5 @@
-//! What the handler needs of a request, over HTTP/3 and HTTP/2 alike: answer it, then carry octets or payloads.
-//! The two transports implement it in their own files.
+//! What the handler needs of a request, over any version of HTTP: answer it, then carry octets or payloads.
+//! The transports implement it in their own files.
 
 use std::{future::Future, sync::Arc};
 

@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use hoplite_crypto::{ALPN_H2, ALPN_H3, Certificates, server_tls};
+use hoplite_crypto::{ALPN_H2, ALPN_H3, ALPN_HTTP1, Certificates, server_tls};
 use hoplite_link::{
     quic::{MtuDiscoveryConfig, TransportConfig, VarInt},
     server::{self, Bound, BoundShard, Secrets},
@@ -107,13 +107,13 @@ struct Keys {
 
 impl Keys {
     fn new(certificates: &Arc<Certificates>, limits: &Limits) -> Result<Self, StartError> {
-        let tls = |alpn| {
-            let config = server_tls(certificates.clone(), &[alpn]).map_err(io::Error::other);
+        let tls = |alpn: &[&[u8]]| {
+            let config = server_tls(certificates.clone(), alpn).map_err(io::Error::other);
             config.map(Arc::new).map_err(StartError::Thread)
         };
         Ok(Self {
-            tcp: tls(ALPN_H2)?.into(),
-            tls: tls(ALPN_H3)?,
+            tcp: tls(&[ALPN_H2, ALPN_HTTP1])?.into(),
+            tls: tls(&[ALPN_H3])?,
             transport: Arc::new(transport(limits)),
             secrets: Secrets::generate().map_err(StartError::Thread)?,
         })

@@ -241,13 +241,17 @@ async fn down(
     to.finish().await.map_err(|Broken| End::Client)
 }
 
-/// One read into the shard's buffer; the octets are handed on without a copy, unless they are few.
 fn read(target: &ReadHalf<'_>) -> io::Result<Bytes> {
+    lend(|buffer| target.try_read_buf(buffer))
+}
+
+/// One read into the shard's buffer; the octets are handed on without a copy, unless they are few.
+pub(crate) fn lend<E>(read: impl FnOnce(&mut BytesMut) -> Result<usize, E>) -> Result<Bytes, E> {
     BUFFER.with_borrow_mut(|buffer| {
         if buffer.capacity() < READ && !buffer.try_reclaim(ARENA) {
             *buffer = BytesMut::with_capacity(ARENA);
         }
-        let len = target.try_read_buf(buffer)?;
+        let len = read(buffer)?;
         if len >= SMALL {
             return Ok(buffer.split().freeze());
         }

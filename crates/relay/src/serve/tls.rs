@@ -1,5 +1,5 @@
-//! HTTP/2 over TLS over TCP, for clients whose network lets no UDP through.
-//! Each shard runs it on its listener. RFC 9113; the relay leaves by GOAWAY (§6.8).
+//! HTTP over TLS over TCP, for clients whose network lets no UDP through, and for those that know no better.
+//! Each shard runs it on its listener. HTTP/2 is here (RFC 9113; the relay leaves by GOAWAY, §6.8), HTTP/1.1 in [`h1`].
 
 use std::{
     io,
@@ -9,6 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use hoplite_crypto::ALPN_H2;
 use hoplite_masque::{
     DatagramSink,
     h2::{self, DataReceiver, DataSender, Session},
@@ -26,6 +27,7 @@ use super::{
     Alive, Phase, Shared,
     connection::{self, Guest},
     exchange::{ClientFlow, Exchange, Sent},
+    h1,
     splice::{Broken, FromClient, ToClient},
 };
 use crate::metrics::Up;
@@ -67,19 +69,34 @@ async fn pause(error: &io::Error) {
 }
 
 async fn welcome(guest: Guest, stream: TcpStream, acceptor: TlsAcceptor) {
-    let config = &guest.shared.h2;
-    let handshake = async {
-        let stream = acceptor.accept(stream).await.ok()?;
-        Session::server(stream, config).await.ok()
-    };
-    let session = timeout(guest.shared.limits.handshake, handshake).await;
-    let Some(session) = session.ok().flatten() else {
+    let greeting = greet(stream, &acceptor, &guest.shared);
+    let greeted = timeout(guest.shared.limits.handshake, greeting).await;
+    let Some(spoken) = greeted.ok().flatten() else {
         guest.shared.metrics.handshakes_failed.inc();
         return;
     };
     guest.shared.metrics.connections.tls.inc();
     let _open = Up::new(&guest.shared.metrics.connections_open.tls);
-    guest.serve(&session).await;
+    match spoken {
+        Spoken::H2(session) => guest.serve(&session).await,
+        Spoken::H1(session) => guest.serve(&session).await,
+    }
+}
+
+/// What the client chose.
+enum Spoken {
+    H2(Session),
+    H1(h1::Session),
+}
+
+/// A client that names no protocol speaks HTTP/1.1: HTTP/2 over TLS has to be chosen (RFC 9113 §3.2).
+async fn greet(stream: TcpStream, acceptor: &TlsAcceptor, shared: &Arc<Shared>) -> Option<Spoken> {
+    let stream = acceptor.accept(stream).await.ok()?;
+    if stream.get_ref().1.alpn_protocol() != Some(ALPN_H2) {
+        return Some(Spoken::H1(h1::Session::new(stream, shared)));
+    }
+    let session = Session::server(stream, &shared.h2).await.ok()?;
+    Some(Spoken::H2(session))
 }
 
 impl connection::Session for Session {

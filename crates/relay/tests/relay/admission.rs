@@ -8,7 +8,7 @@ use crate::{
     targets,
 };
 
-fn entry(token: &str) -> TokenEntry {
+pub(crate) fn entry(token: &str) -> TokenEntry {
     TokenEntry {
         token: Some(Zeroizing::new(token.to_owned())),
         ..TokenEntry::default()

@@ -2,6 +2,7 @@
 
 mod admission;
 mod dns;
+mod h1;
 mod h2;
 mod life;
 mod limits;

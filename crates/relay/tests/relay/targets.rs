@@ -41,6 +41,21 @@ pub(crate) async fn tcp_reset() -> SocketAddr {
     .await
 }
 
+/// Answers one HTTP request with `text`.
+pub(crate) async fn tcp_page(text: &'static str) -> SocketAddr {
+    tcp(move |mut stream| async move {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") && stream.read_buf(&mut head).await.is_ok_and(|n| n > 0)
+        {
+        }
+        let len = text.len();
+        let answer =
+            format!("HTTP/1.1 200 OK\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n{text}");
+        drop(stream.write_all(answer.as_bytes()).await);
+    })
+    .await
+}
+
 /// Sends `octets` at once, as fast as they are taken, and finishes.
 pub(crate) async fn tcp_flood(octets: usize) -> SocketAddr {
     tcp(move |mut stream| async move {

@@ -1,0 +1,308 @@
+//! The same over HTTP/1.1, as users of an "HTTPS proxy" speak it: octet by octet, and with the real curl.
+
+use std::{process::Stdio, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use hoplite_crypto::{ALPN_HTTP1, Trust, client_tls};
+use hoplite_relay::Handle;
+use hoplite_wire::{ProxyError, Target, Template, capsule};
+use rustls::pki_types::ServerName;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use crate::{
+    admission::entry,
+    support::{PATIENCE, relay},
+    targets,
+};
+
+struct Client(TlsStream<TcpStream>);
+
+/// The head of an answer.
+struct Answer {
+    status: u16,
+    head: String,
+}
+
+impl Answer {
+    fn error(&self) -> Option<ProxyError> {
+        let line = self.head.lines().find(|l| l.starts_with("proxy-status: "));
+        ProxyError::parse(line?.split_once(": ")?.1.as_bytes())
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the client of an HTTPS proxy has no overlay"
+)]
+async fn connect_with(relay: &Handle, alpn: &[&[u8]]) -> Client {
+    let tls = client_tls(&Trust::Pins(vec![relay.pin()]), alpn).expect("valid");
+    let stream = TcpStream::connect(relay.addresses()[0]).await;
+    let name = ServerName::try_from("localhost").expect("a name");
+    let connector = TlsConnector::from(Arc::new(tls));
+    let connected = connector.connect(name, stream.expect("connected")).await;
+    Client(connected.expect("spoken to"))
+}
+
+async fn connect(relay: &Handle) -> Client {
+    connect_with(relay, &[ALPN_HTTP1]).await
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for the callers' sake")]
+fn to(target: impl ToString) -> String {
+    let target = target.to_string();
+    format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n")
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for the callers' sake")]
+fn upgrade(target: impl ToString) -> String {
+    let target: Target = target.to_string().parse().expect("a target");
+    let path = Template::well_known().expand(&target);
+    format!(
+        "GET {path} HTTP/1.1\r\nHost: relay\r\nConnection: Upgrade\r\nUpgrade: connect-udp\r\nCapsule-Protocol: ?1\r\n\r\n"
+    )
+}
+
+impl Client {
+    async fn send(&mut self, octets: impl AsRef<[u8]>) {
+        self.0.write_all(octets.as_ref()).await.expect("open");
+        self.0.flush().await.expect("open");
+    }
+
+    /// Reads a head, and not an octet more.
+    async fn answer(&mut self) -> Answer {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let octet = timeout(PATIENCE, self.0.read_u8()).await;
+            head.push(octet.expect("answered in time").expect("answered"));
+        }
+        let head = String::from_utf8(head).expect("text").to_lowercase();
+        let status = head.split(' ').nth(1).expect("a status");
+        Answer {
+            status: status.parse().expect("a number"),
+            head,
+        }
+    }
+
+    async fn ask(&mut self, request: impl AsRef<[u8]>) -> Answer {
+        self.send(request).await;
+        self.answer().await
+    }
+
+    async fn rest(&mut self) -> std::io::Result<Vec<u8>> {
+        let mut rest = Vec::new();
+        let read = timeout(PATIENCE, self.0.read_to_end(&mut rest)).await;
+        read.expect("ended in time").map(|_| rest)
+    }
+}
+
+#[tokio::test]
+async fn a_tcp_tunnel_carries_octets_both_ways_and_ends_in_order() {
+    let relay = relay(|_| ());
+    let echo = targets::tcp_echo().await;
+    for alpn in [&[ALPN_HTTP1][..], &[]] {
+        let mut client = connect_with(&relay, alpn).await;
+        assert_eq!(client.ask(to(echo)).await.status, 200);
+        let sent = vec![5; 300_000];
+        let (mut read, mut write) = tokio::io::split(client.0);
+        let octets = sent.clone();
+        let writing = tokio::spawn(async move {
+            write.write_all(&octets).await.expect("open");
+            write.shutdown().await.expect("open");
+        });
+        let mut back = Vec::new();
+        let read = timeout(PATIENCE, read.read_to_end(&mut back)).await;
+        read.expect("ended in time").expect("finished");
+        writing.await.expect("written");
+        assert!(back == sent, "the octets changed on the way");
+    }
+}
+
+#[tokio::test]
+async fn octets_right_behind_the_head_are_carried_too() {
+    let relay = relay(|_| ());
+    let mut client = connect(&relay).await;
+    let early = [to(targets::tcp_echo().await).as_bytes(), b"early"].concat();
+    assert_eq!(client.ask(early).await.status, 200);
+    client.0.shutdown().await.expect("open");
+    assert_eq!(client.rest().await.expect("finished"), b"early");
+}
+
+#[tokio::test]
+async fn a_client_without_the_token_is_challenged_and_may_ask_again() {
+    let relay = relay(|config| config.auth.token = vec![entry("right")]);
+    let mut client = connect(&relay).await;
+    let request = to(targets::tcp_echo().await);
+    let with = |token: &str| {
+        let line = format!("Proxy-Authorization: Bearer {token}\r\n\r\n");
+        request.trim_end().to_owned() + "\r\n" + &line
+    };
+    for wrong in [request.clone(), with("wrong")] {
+        let answer = client.ask(wrong).await;
+        assert_eq!(answer.status, 407);
+        assert!(answer.head.contains("proxy-authenticate: "));
+        assert_eq!(answer.error(), Some(ProxyError::HttpRequestDenied));
+    }
+    assert_eq!(client.ask(with("right")).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_refusing_target_is_told_apart_from_a_forbidden_one() {
+    let relay = relay(|_| ());
+    let mut client = connect(&relay).await;
+    let answer = client.ask(to(targets::nobody().await)).await;
+    let refused = Some(ProxyError::ConnectionRefused);
+    assert_eq!((answer.status, answer.error()), (502, refused));
+    let answer = client.ask(to("169.254.169.254:80")).await;
+    let forbidden = Some(ProxyError::DestinationIpProhibited);
+    assert_eq!((answer.status, answer.error()), (403, forbidden));
+}
+
+#[tokio::test]
+async fn a_target_that_resets_cuts_the_connection_off() {
+    let relay = relay(|_| ());
+    let mut client = connect(&relay).await;
+    client.ask(to(targets::tcp_reset().await)).await;
+    client.send("x").await;
+    client.rest().await.expect_err("cut off");
+}
+
+#[tokio::test]
+async fn an_upgrade_to_connect_udp_carries_capsules() {
+    let relay = relay(|_| ());
+    let mut client = connect(&relay).await;
+    let answer = client.ask(upgrade(targets::udp_echo().await)).await;
+    assert_eq!(answer.status, 101);
+    for line in [
+        "\r\nconnection: upgrade\r\n",
+        "\r\nupgrade: connect-udp\r\n",
+        "\r\ncapsule-protocol: ?1\r\n",
+    ] {
+        assert!(answer.head.contains(line), "no {line:?}");
+    }
+    let mut payloads = Vec::new();
+    for payload in [&b"over TCP"[..], &[8; 1300], b""] {
+        let mut sent = Vec::new();
+        capsule::write_udp(&mut sent, payload);
+        client.send(&sent).await;
+        payloads.push(Bytes::copy_from_slice(payload));
+        let mut back = vec![0; sent.len()];
+        let read = timeout(PATIENCE, client.0.read_exact(&mut back)).await;
+        read.expect("received in time").expect("open");
+        assert!(back == sent, "the payload changed on the way");
+    }
+    client.0.shutdown().await.expect("open");
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_is_refused() {
+    let relay = relay(|_| ());
+    for (request, status) in [
+        ("\x16\x03\x01 rubbish\r\n\r\n".to_owned(), 400),
+        (to("no-port"), 400),
+        (to("a:99999"), 400),
+        (
+            to("a:80").replace("\r\n\r\n", "\r\nContent-Length: 4\r\n\r\nGET "),
+            400,
+        ),
+        (upgrade("192.0.2.1:9").replace("Host: relay\r\n", ""), 400),
+        (upgrade("192.0.2.1:9").replace("/udp/", "/tcp/"), 404),
+        (
+            "GET http://example.org/ HTTP/1.1\r\nHost: example.org\r\n\r\n".to_owned(),
+            405,
+        ),
+        (to("a:80").replace("Host", &"x".repeat(40_000)), 431),
+    ] {
+        let answer = connect(&relay).await.ask(request).await;
+        assert_eq!(answer.status, status, "{}", answer.head);
+    }
+}
+
+#[tokio::test]
+async fn what_follows_a_refused_request_as_content_is_no_request() {
+    let relay = relay(|_| ());
+    let mut client = connect(&relay).await;
+    let hidden = to("no-port");
+    let length = format!("\r\nContent-Length: {}\r\n\r\n{hidden}", hidden.len());
+    let answer = client.ask(to("a:80").replace("\r\n\r\n", &length)).await;
+    assert_eq!(answer.status, 400);
+    assert!(answer.head.contains("\r\nconnection: close\r\n"));
+    assert_eq!(client.rest().await.unwrap_or_default(), b"");
+}
+
+#[tokio::test]
+async fn a_slow_head_ends_the_connection() {
+    let relay = relay(|config| config.limits.handshake = Duration::from_millis(500));
+    let mut client = connect(&relay).await;
+    client.send("CONNECT 192.0.2.1:9 HTT").await;
+    drop(client.rest().await);
+}
+
+#[tokio::test]
+async fn a_drain_ends_clients_at_rest_and_waits_for_open_tunnels() {
+    let relay = relay(|_| ());
+    let mut resting = connect(&relay).await;
+    assert_eq!(resting.ask(to("no-port")).await.status, 400);
+    let mut client = connect(&relay).await;
+    client.ask(to(targets::tcp_echo().await)).await;
+    let drained = tokio::spawn(relay.drain(PATIENCE));
+    drop(resting.rest().await);
+    client.send("going on").await;
+    client.0.shutdown().await.expect("open");
+    assert_eq!(client.rest().await.expect("finished"), b"going on");
+    drop(client);
+    assert!(
+        drained.await.expect("no panic"),
+        "everything ended in order"
+    );
+}
+
+#[tokio::test]
+async fn curl_fetches_through_its_https_proxy() {
+    let relay = relay(|config| config.auth.token = vec![entry("right")]);
+    let page = targets::tcp_page("through the relay").await;
+    let known = curl(&["--version"]).await;
+    if !known.is_some_and(|text| text.contains("HTTPS-proxy")) {
+        println!("skipped: there is no curl here that speaks to an HTTPS proxy");
+        return;
+    }
+    let (proxy, url) = (
+        format!("https://{}", relay.addresses()[0]),
+        format!("http://{page}/"),
+    );
+    let proxied = [
+        "-q",
+        "-sS",
+        "--max-time",
+        "20",
+        "--noproxy",
+        "",
+        "--proxytunnel",
+    ];
+    let through = [
+        "--proxy-insecure",
+        "-x",
+        &proxy,
+        "--proxy-user",
+        "user:right",
+        &url,
+    ];
+    let fetched = curl(&[&proxied[..], &through].concat()).await;
+    assert_eq!(fetched.as_deref(), Some("through the relay"));
+}
+
+/// What curl prints, errors last; `None` if there is no curl.
+async fn curl(arguments: &[&str]) -> Option<String> {
+    let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
+    let run = tokio::task::spawn_blocking(move || {
+        let mut curl = std::process::Command::new("curl");
+        curl.args(arguments).stdin(Stdio::null()).output()
+    });
+    let output = run.await.expect("no panic").ok()?;
+    let printed = [output.stdout, output.stderr].concat();
+    Some(String::from_utf8_lossy(&printed).into_owned())
+}
