@@ -235,11 +235,13 @@ async fn what_follows_a_refused_request_as_content_is_no_request() {
 }
 
 #[tokio::test]
-async fn a_slow_head_ends_the_connection() {
+async fn a_slow_head_or_none_ends_the_connection() {
     let relay = relay(|config| config.limits.handshake = Duration::from_millis(500));
-    let mut client = connect(&relay).await;
-    client.send("CONNECT 192.0.2.1:9 HTT").await;
-    drop(client.rest().await);
+    for part in ["", "CONNECT 192.0.2.1:9 HTT"] {
+        let mut client = connect(&relay).await;
+        client.send(part).await;
+        drop(client.rest().await);
+    }
 }
 
 #[tokio::test]
