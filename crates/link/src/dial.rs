@@ -20,7 +20,7 @@ pub use self::tls::TlsLink;
 use crate::{
     Config,
     failure::Place,
-    health::Watch,
+    health::{Pulse, Watch},
     socket::{PEER, VirtualSocket},
 };
 
@@ -55,6 +55,7 @@ pub enum Link {
 /// A QUIC connection to a relay that is watched: it moves when the device does, and ends soon after the relay is gone.
 pub struct QuicLink {
     connection: Connection,
+    pulse: Arc<Pulse>,
     watch: tokio::task::JoinHandle<()>,
 }
 
@@ -126,6 +127,7 @@ impl Dialer {
             answer = connecting => answer.map_err(|error| self.place.quic(error))?,
             () = flow_ended.notified() => return Err(self.place.below(socket.failure())),
         };
+        let pulse = Pulse::new();
         let watch = Watch {
             overlay: self.overlay.clone(),
             peer: self.peer.clone(),
@@ -139,9 +141,11 @@ impl Dialer {
             connection: connection.clone(),
             socket: Arc::downgrade(&socket),
             flow_ended,
+            pulse: pulse.clone(),
         };
         Ok(QuicLink {
             connection,
+            pulse,
             watch: tokio::spawn(watch.run()),
         })
     }
@@ -214,6 +218,21 @@ impl QuicLink {
     /// Whether it has not ended.
     pub fn is_alive(&self) -> bool {
         self.connection.close_reason().is_none()
+    }
+
+    /// Whether new flows should use it: it has not ended, and nothing waits for an answer for suspiciously long.
+    pub fn is_answering(&self) -> bool {
+        self.is_alive() && !self.pulse.is_suspect()
+    }
+
+    /// Somebody is about to use it: if it is dead, that should be noticed soon.
+    pub fn use_now(&self) {
+        self.pulse.use_now();
+    }
+
+    /// Waits until it does not answer. It may answer again.
+    pub async fn suspected(&self) {
+        self.pulse.suspected().await;
     }
 }
 

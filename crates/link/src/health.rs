@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 
 use hoplite_overlay::{Overlay, Terms};
 use quinn::{Connection, Endpoint, FrameStats};
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 
 use crate::{Config, dial::Peer, socket::VirtualSocket};
 
@@ -23,13 +26,17 @@ pub(crate) struct Silence {
 }
 
 impl Silence {
-    /// Takes the numbers of frames received and of frames sent that want an answer; gives the length of the silence.
-    pub(crate) fn observe(&mut self, answers: u64, asked: u64, now: Instant) -> Duration {
+    /// Takes the numbers of frames received and of frames sent that want an answer.
+    pub(crate) fn observe(&mut self, answers: u64, asked: u64, now: Instant) {
         if answers != self.answers {
             (self.answers, self.asked, self.since) = (answers, asked, None);
         } else if asked != self.asked {
             self.since.get_or_insert(now);
         }
+    }
+
+    /// For how long a question has been without an answer.
+    pub(crate) fn length(&self, now: Instant) -> Duration {
         self.since.map_or(Duration::ZERO, |since| now - since)
     }
 }
@@ -43,6 +50,45 @@ fn eliciting(frames: &FrameStats) -> u64 {
     control + streams + path + frames.ping + frames.datagram + frames.retire_connection_id
 }
 
+/// What the users of a link and its watch tell each other.
+#[derive(Debug)]
+pub(crate) struct Pulse {
+    /// Somebody uses the link now: it should be looked at soon.
+    used: Notify,
+    /// Whether it has been silent for so long that new flows should not wait for it.
+    suspect: watch::Sender<bool>,
+}
+
+impl Pulse {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            used: Notify::new(),
+            suspect: watch::Sender::new(false),
+        })
+    }
+
+    pub(crate) fn is_suspect(&self) -> bool {
+        *self.suspect.borrow()
+    }
+
+    pub(crate) fn use_now(&self) {
+        self.used.notify_one();
+    }
+
+    /// Waits until the link is suspect.
+    pub(crate) async fn suspected(&self) {
+        let mut suspect = self.suspect.subscribe();
+        if suspect.wait_for(|suspect| *suspect).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    fn set(&self, suspect: bool) {
+        self.suspect
+            .send_if_modified(|now| std::mem::replace(now, suspect) != suspect);
+    }
+}
+
 /// Watches one link; everything it needs to give it a new socket.
 pub(crate) struct Watch {
     pub(crate) overlay: Arc<dyn Overlay>,
@@ -54,6 +100,7 @@ pub(crate) struct Watch {
     pub(crate) connection: Connection,
     pub(crate) socket: std::sync::Weak<VirtualSocket>,
     pub(crate) flow_ended: Arc<Notify>,
+    pub(crate) pulse: Arc<Pulse>,
 }
 
 impl Watch {
@@ -66,41 +113,64 @@ impl Watch {
         }
     }
 
+    /// Looks at the counters again and again; returns when the link is to be given up.
     async fn follow(&mut self) {
         let mut silence = Silence::default();
-        let mut last_move = None;
+        let mut last_move: Option<Instant> = None;
         let mut pause = LOOK;
         loop {
-            let ended = tokio::select! {
-                () = self.flow_ended.notified() => true,
-                () = tokio::time::sleep(pause) => false,
-            };
-            let before = (silence.answers, silence.asked);
-            let stats = self.connection.stats();
-            let answers = answers(&stats.frame_rx);
-            let silent = silence.observe(answers, eliciting(&stats.frame_tx), Instant::now());
-            pause = if before == (answers, silence.asked) && silent.is_zero() {
-                REST
-            } else {
-                LOOK
-            };
+            let ended = self.wait(pause).await;
+            let rests = self.observe(&mut silence);
+            let silent = silence.length(Instant::now());
+            pause = if rests { REST } else { LOOK };
             if silent >= self.broken_after() {
                 return;
             }
-            let suspect = silent >= self.config.suspect_after
-                && last_move.is_none_or(|at: Instant| at.elapsed() >= self.config.suspect_after);
-            if ended || suspect || self.moved() {
-                if ended && last_move.is_some_and(|at: Instant| at.elapsed() < LOOK) {
-                    // The flow before this one has just ended too: asking faster would not help.
-                    tokio::time::sleep(LOOK).await;
-                }
-                last_move = Some(Instant::now());
-                if !self.renew().await && ended {
-                    self.flow_ended.notify_one();
-                    tokio::time::sleep(LOOK).await;
-                    silence.since.get_or_insert_with(Instant::now);
-                }
+            let suspect = silent >= self.config.suspect_after;
+            self.pulse.set(suspect);
+            let calm = last_move.is_none_or(|at| at.elapsed() >= self.config.suspect_after);
+            if ended || (suspect && calm) || self.moved() {
+                self.move_on(ended, &mut last_move, &mut silence).await;
             }
+        }
+    }
+
+    /// Waits for the next look: `pause` at most, less when the link is used. Tells whether its flow has ended.
+    async fn wait(&self, pause: Duration) -> bool {
+        let mut next = Instant::now() + pause;
+        loop {
+            tokio::select! {
+                () = self.flow_ended.notified() => return true,
+                () = self.pulse.used.notified() => next = next.min(Instant::now() + LOOK),
+                () = tokio::time::sleep_until(next) => return false,
+            }
+        }
+    }
+
+    /// Reads the counters; tells whether nothing has happened and nothing is expected.
+    fn observe(&self, silence: &mut Silence) -> bool {
+        let before = (silence.answers, silence.asked);
+        let stats = self.connection.stats();
+        let answers = answers(&stats.frame_rx);
+        silence.observe(answers, eliciting(&stats.frame_tx), Instant::now());
+        before == (answers, silence.asked) && silence.since.is_none()
+    }
+
+    /// Gives the link a new socket, calmly: a flow that ends as soon as it is opened is not opened faster for that.
+    async fn move_on(
+        &mut self,
+        ended: bool,
+        last_move: &mut Option<Instant>,
+        silence: &mut Silence,
+    ) {
+        if ended && last_move.is_some_and(|at| at.elapsed() < LOOK) {
+            tokio::time::sleep(LOOK).await;
+        }
+        *last_move = Some(Instant::now());
+        if !self.renew().await && ended {
+            self.flow_ended.notify_one();
+            tokio::time::sleep(LOOK).await;
+            silence.since.get_or_insert_with(Instant::now);
         }
     }
 
@@ -148,14 +218,17 @@ mod tests {
         let (mut silence, now) = (Silence::default(), Instant::now());
         silence.observe(5, 5, now);
         silence.observe(5, 6, now + STEP);
-        assert_eq!(silence.observe(5, 7, now + 3 * STEP), 2 * STEP);
-        assert_eq!(silence.observe(6, 7, now + 4 * STEP), Duration::ZERO);
+        silence.observe(5, 7, now + 3 * STEP);
+        assert_eq!(silence.length(now + 3 * STEP), 2 * STEP);
+        silence.observe(6, 7, now + 4 * STEP);
+        assert_eq!(silence.length(now + 4 * STEP), Duration::ZERO);
     }
 
     #[test]
     fn a_link_at_rest_is_not_suspect() {
         let (mut silence, now) = (Silence::default(), Instant::now());
         silence.observe(5, 5, now);
-        assert_eq!(silence.observe(5, 5, now + 100 * STEP), Duration::ZERO);
+        silence.observe(5, 5, now + 100 * STEP);
+        assert_eq!(silence.length(now + 100 * STEP), Duration::ZERO);
     }
 }

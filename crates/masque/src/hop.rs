@@ -87,14 +87,19 @@ impl Hop {
         terms
     }
 
-    /// Runs `ask` on a live connection. A connection that turns out dead before it answered is replaced once:
-    /// nothing of the flow has been sent to the target yet.
+    /// Runs `ask` on a live connection. A connection that turns out dead, or falls silent, before it answered is replaced
+    /// once: nothing of the flow has been sent to the target yet.
     async fn ask<T, F>(&self, terms: &Terms, ask: impl Fn(Arc<Live>) -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<T, Error>>,
     {
         let live = self.pool.live(&terms.isolation).await?;
-        match ask(live.clone()).await {
+        let silent = || Error::new(ErrorKind::PathFailed, "waiting for a relay's answer");
+        let answer = tokio::select! {
+            answer = ask(live.clone()) => answer,
+            () = live.suspected() => Err(silent()),
+        };
+        match answer {
             Err(error) if error.kind() == ErrorKind::PathFailed && !live.is_usable() => {
                 self.pool.forget(&terms.isolation, &live);
                 ask(self.pool.live(&terms.isolation).await?).await

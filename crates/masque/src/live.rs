@@ -70,7 +70,7 @@ impl Live {
     /// Whether new flows may be asked for.
     pub(crate) fn is_usable(&self) -> bool {
         match &self.carrier {
-            Carrier::H3 { session, link } => link.is_alive() && !session.is_going_away(),
+            Carrier::H3 { session, link } => link.is_answering() && !session.is_going_away(),
             Carrier::H2(session) => session.is_alive(),
         }
     }
@@ -127,7 +127,18 @@ impl Live {
         Ok((flow, lease))
     }
 
+    /// Waits until an answer is overdue: a flow that is being opened should try another connection.
+    pub(crate) async fn suspected(&self) {
+        match &self.carrier {
+            Carrier::H3 { link, .. } => link.suspected().await,
+            Carrier::H2(_) => std::future::pending().await,
+        }
+    }
+
     fn lease(self: &Arc<Self>) -> Lease {
+        if let Carrier::H3 { link, .. } = &self.carrier {
+            link.use_now();
+        }
         self.flows.fetch_add(1, Ordering::Relaxed);
         Lease(self.clone())
     }

@@ -110,14 +110,18 @@ impl Pool {
         }
     }
 
-    /// Whether `token`'s connection has been without use for so long that it should be closed.
+    /// Whether `live` should be closed: no flow is on it, and it was replaced or has been unused for long.
     pub(crate) fn is_idle(&self, token: &Isolation, live: &Arc<Live>) -> bool {
+        if live.flows() > 0 {
+            return false;
+        }
         let slots = self.slots();
-        let unused = slots
-            .by_token
-            .get(token)
-            .is_none_or(|s| s.used.elapsed() > self.config.isolated_idle);
-        *token != Isolation::default() && unused && live.flows() == 0
+        let slot = slots.by_token.get(token);
+        let current =
+            slot.filter(|slot| slot.live.as_ref().is_some_and(|now| Arc::ptr_eq(now, live)));
+        current.is_none_or(|slot| {
+            *token != Isolation::default() && slot.used.elapsed() > self.config.isolated_idle
+        })
     }
 
     pub(crate) fn is_warm(&self, token: &Isolation) -> bool {
