@@ -26,6 +26,7 @@ pub(crate) fn follow(pool: &Weak<Pool>, token: &Isolation, live: Arc<Live>) {
 async fn watch(pool: Weak<Pool>, token: Isolation, live: Arc<Live>) {
     tokio::select! {
         () = live.broken() => {}
+        () = live.probe() => {}
         () = idle(&pool, &token, &live) => {}
         () = back_to_quic(&pool, &token, &live) => {}
     }

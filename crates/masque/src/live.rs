@@ -1,22 +1,32 @@
 //! An open connection to a relay: HTTP/3 on a QUIC link, or HTTP/2 on a TLS link. The pool keeps it, its flows keep it too:
 //! it closes when nobody does.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use hoplite_link::{Link, QuicLink};
 use hoplite_overlay::{Error, Stream};
 use hoplite_wire::RequestHead;
+use tokio::sync::Notify;
 
 use crate::{DatagramSink, h2, h3, held::Held, request};
+
+/// How long the flows of a connection must be quiet before it is probed, and the longest pause between probes.
+const PROBE_FIRST: Duration = Duration::from_secs(1);
+const PROBE_LAST: Duration = Duration::from_secs(16);
 
 /// A usable connection, as long as [`Self::is_usable`].
 #[derive(Debug)]
 pub(crate) struct Live {
     carrier: Carrier,
     flows: AtomicUsize,
+    /// Told when a flow begins.
+    used: Notify,
 }
 
 #[derive(Debug)]
@@ -55,6 +65,7 @@ impl Live {
         Ok(Arc::new(Self {
             carrier,
             flows: AtomicUsize::new(0),
+            used: Notify::new(),
         }))
     }
 
@@ -127,6 +138,31 @@ impl Live {
         Ok((flow, lease))
     }
 
+    /// Asks the relay for a sign of life whenever its flows have been quiet for a while: a download that stands still has nothing
+    /// of ours to acknowledge. Never returns; over HTTP/2 the session does this itself.
+    pub(crate) async fn probe(&self) {
+        let Carrier::H3 { session, .. } = &self.carrier else {
+            return std::future::pending().await;
+        };
+        let (mut seen, mut pause) = (0, PROBE_FIRST);
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.used.notified() => { pause = PROBE_FIRST; continue; }
+            }
+            let frames = session.connection().stats().frame_rx;
+            let carried = frames.stream + frames.datagram;
+            pause = match carried == seen {
+                true => (pause * 2).min(PROBE_LAST),
+                false => PROBE_FIRST,
+            };
+            if carried == seen && self.flows() > 0 {
+                session.ping();
+            }
+            seen = carried;
+        }
+    }
+
     /// Waits until an answer is overdue: a flow that is being opened should try another connection.
     pub(crate) async fn suspected(&self) {
         match &self.carrier {
@@ -136,6 +172,7 @@ impl Live {
     }
 
     fn lease(self: &Arc<Self>) -> Lease {
+        self.used.notify_one();
         if let Carrier::H3 { link, .. } = &self.carrier {
             link.use_now();
         }

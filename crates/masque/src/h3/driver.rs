@@ -25,6 +25,9 @@ use super::{
     var,
 };
 
+/// An empty frame of a reserved type, which means nothing "and can be sent on any stream where frames are allowed" (RFC 9114 §7.2.8).
+const RESERVED_FRAME: [u8; 2] = [0x21, 0];
+
 /// The largest control frame that is kept.
 const CONTROL_LIMIT: usize = 4096;
 
@@ -48,10 +51,18 @@ async fn control(inner: &Inner) -> Result<(), H3Error> {
     varint::write(&mut out, h3::stream::CONTROL);
     our_settings(inner).write(&mut out);
     stream.write_all(&out).await?;
-    tokio::select! {
-        () = inner.drain.notified() => {}
-        // "If either control stream is closed at any point, this MUST be treated as a connection error".
-        _ = stream.stopped() => inner.fail(Code::CLOSED_CRITICAL_STREAM, "the control stream was stopped"),
+    let stopped = stream.stopped();
+    tokio::pin!(stopped);
+    loop {
+        tokio::select! {
+            () = inner.drain.notified() => break,
+            () = inner.ping.notified() => stream.write_all(&RESERVED_FRAME).await?,
+            // "If either control stream is closed at any point, this MUST be treated as a connection error".
+            _ = &mut stopped => {
+                inner.fail(Code::CLOSED_CRITICAL_STREAM, "the control stream was stopped");
+                break;
+            }
+        }
     }
     let first = inner.routes().drain();
     inner.idle.notify_waiters();

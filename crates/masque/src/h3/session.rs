@@ -36,6 +36,8 @@ pub(super) struct Inner {
     pub(super) idle: Notify,
     /// Told when draining begins.
     pub(super) drain: Notify,
+    /// Told when something that QUIC acknowledges should be sent.
+    pub(super) ping: Notify,
     /// The peer's settings, once they have arrived.
     pub(super) settings: watch::Sender<Option<Settings>>,
     /// The client's end: requests from this id on are not handled by the peer.
@@ -114,6 +116,7 @@ impl Session {
             live: Live::default(),
             idle: Notify::new(),
             drain: Notify::new(),
+            ping: Notify::new(),
             settings: watch::Sender::new(None),
             goaway: AtomicU64::new(u64::MAX),
             routes: Mutex::default(),
@@ -211,6 +214,12 @@ impl Session {
     /// Takes no more requests and tells the peer so (GOAWAY); those that are alive go on.
     pub fn drain(&self) {
         self.inner().drain.notify_one();
+    }
+
+    /// Sends something that means nothing and that the peer acknowledges: a side that only receives would otherwise
+    /// not notice that the peer is gone.
+    pub fn ping(&self) {
+        self.inner().ping.notify_one();
     }
 
     /// Whether the peer takes no more requests, or the connection is lost: make them elsewhere.

@@ -94,3 +94,38 @@ async fn a_transfer_through_two_relays_survives_the_loss_of_udp() {
         .await
         .expect("in time");
 }
+
+#[tokio::test]
+async fn a_download_that_stands_still_ends_with_an_error_and_does_not_hang() {
+    let below = Switch::new();
+    // Neither may end it: what is tested is that somebody asks.
+    let mut config = hasty();
+    (config.link.keep_alive, config.link.idle) =
+        (Duration::from_secs(300), Duration::from_secs(600));
+    let built = build(1, &(below.clone() as _), config);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("bound");
+    let target = listener.local_addr().expect("bound").into();
+    let server = tokio::spawn(async move {
+        let (mut socket, _) = listener.accept().await.expect("accepted");
+        while socket.write_all(&[7; 1024]).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    let mut stream = built
+        .path
+        .open_stream(&target, &Terms::default())
+        .await
+        .expect("opened");
+    let mut buf = [0; 4096];
+    for _ in 0..20 {
+        stream.read_exact(&mut buf).await.expect("still open");
+    }
+    below.block(true);
+    let end = async { while stream.read(&mut buf).await.is_ok_and(|octets| octets > 0) {} };
+    tokio::time::timeout(Duration::from_secs(60), end)
+        .await
+        .expect("noticed");
+    server.abort();
+}
