@@ -1,4 +1,4 @@
-"""libcurl's own HTTP/3 proxy (PyPI's curl_cffi) against a relay: CONNECT for HTTP/1.1 and 2, CONNECT-UDP for HTTP/3.
+"""libcurl's own proxies (PyPI's curl_cffi) against a relay, by HTTP/3, 2 and 1.1: CONNECT for HTTP/1.1 and 2, CONNECT-UDP for HTTP/3.
 
 curl sends DATAGRAM capsules on the request stream, not QUIC DATAGRAM frames, and expects them back so.
 """
@@ -9,7 +9,7 @@ import sys
 from common import TOKEN, Checks, Lab, in_thread, sha256
 from curl_cffi import Curl, CurlError, CurlInfo, CurlOpt
 
-HTTPS2, HTTPS3 = 3, 8  # CURLPROXY_HTTPS2, CURLPROXY_HTTPS3 (libcurl 8.21 built with it)
+HTTPS, HTTPS2, HTTPS3 = 2, 3, 8  # CURLPROXY_HTTPS, _HTTPS2, _HTTPS3 (the last: libcurl 8.21 built with it)
 VERSIONS = {"http/1.1": (2, "https1"), "h2": (3, "https"), "h3": (31, "https")}  # CURL_HTTP_VERSION_1_1, 2_0, 3ONLY
 MEGABYTES_20 = 20_000_000
 
@@ -98,7 +98,7 @@ def run(lab, checks, targets, proxy):
         answer = fetch(url("h2", "/", name), ca, 3, proxy)
         return answer.status == 200 or answer.status
 
-    for kind, carrier in ((HTTPS3, "HTTP/3"), (HTTPS2, "HTTP/2")):
+    for kind, carrier in ((HTTPS3, "HTTP/3"), (HTTPS2, "HTTP/2"), (HTTPS, "HTTP/1.1")):
         for protocol in VERSIONS:
             way = f"{carrier} {'CONNECT-UDP' if protocol == 'h3' else 'CONNECT'}"
             checks.attempt(f"{protocol} page through {way}", lambda: page(protocol, kind))
