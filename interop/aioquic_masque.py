@@ -214,7 +214,7 @@ def refuses(s, strict):
             lambda c: c.connect_tcp(f"127.0.0.1:{http}"), (401, 407), **more))
         s.run(f"CONNECT-UDP with {what}: 407", lambda: s.status_of(
             lambda c: c.connect_udp("127.0.0.1", echo), (401, 407), **more))
-    hostile = ["169.254.169.254", "127.0.0.1", "localhost", "LOCALHOST.", "sneaky.test", "metadata.test", "private.test",
+    hostile = ["169.254.169.254", "169.254.169.254.", "127.0.0.1", "127.0.0.1.", "localhost", "LOCALHOST.", "sneaky.test", "metadata.test", "private.test",
                "mixed.test", "10.1.2.3", "192.168.0.1", "172.16.0.1", "100.64.0.1", "0.0.0.0", "224.0.0.251",
                "255.255.255.255", "[::1]", "[::]", "[::ffff:127.0.0.1]", "[fe80::1]", "[fd00::1]", "[ff02::fb]",
                "[64:ff9b::7f00:1]", "[2002:7f00:1::]"]

@@ -4,7 +4,7 @@
 
 use std::{
     fmt,
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     str::FromStr,
 };
 
@@ -45,7 +45,8 @@ pub enum TargetError {
 }
 
 impl HostName {
-    /// Checks and lower-cases `name`; one trailing dot is dropped.
+    /// Checks and lower-cases `name`; one trailing dot is dropped. An IPv4 address is no name: written and read
+    /// again it would be an address.
     ///
     /// # Errors
     /// [`TargetError::Length`] or [`TargetError::Character`].
@@ -56,6 +57,9 @@ impl HostName {
         }
         for label in name.split('.') {
             Self::check_label(label)?;
+        }
+        if name.parse::<Ipv4Addr>().is_ok() {
+            return Err(TargetError::Character);
         }
         Ok(Self(name.to_ascii_lowercase().into()))
     }
@@ -87,7 +91,8 @@ impl Host {
 impl FromStr for Host {
     type Err = TargetError;
 
-    /// Accepts a name, an IPv4 address, or an IPv6 address with or without brackets.
+    /// Accepts a name, an IPv4 address, or an IPv6 address with or without brackets. An IPv4 address with a dot
+    /// behind it is the address, as browsers have it.
     fn from_str(text: &str) -> Result<Self, TargetError> {
         let bare = text
             .strip_prefix('[')
@@ -96,8 +101,8 @@ impl FromStr for Host {
         if let Ok(v6) = bare.parse::<Ipv6Addr>() {
             return Ok(Self::ip(v6.into()));
         }
-        match text.parse::<IpAddr>() {
-            Ok(ip) => Ok(Self::ip(ip)),
+        match text.strip_suffix('.').unwrap_or(text).parse::<Ipv4Addr>() {
+            Ok(v4) => Ok(Self::Ip(v4.into())),
             Err(_) => HostName::new(text).map(Self::Name),
         }
     }
@@ -232,6 +237,14 @@ mod tests {
     fn a_mapped_address_is_the_ipv4_address_it_maps() {
         let target: Target = "[::ffff:127.0.0.1]:80".parse().expect("parses");
         assert_eq!(target.to_string(), "127.0.0.1:80");
+    }
+
+    #[test]
+    fn an_address_with_a_dot_behind_it_never_passes_as_a_name() {
+        let target: Target = "169.254.169.254.:80".parse().expect("parses");
+        assert_eq!(target.host, Host::ip([169, 254, 169, 254].into()));
+        assert!(HostName::new("169.254.169.254.").is_err());
+        assert!(HostName::new("1.2.3.4").is_err());
     }
 
     #[test]
