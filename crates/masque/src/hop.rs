@@ -72,6 +72,13 @@ impl Hop {
             .map(|live| live.carrier())
     }
 
+    /// How many flows the connection carries that new ones take; a hop further on is one of them.
+    pub fn flows(&self) -> usize {
+        self.pool
+            .current(&Isolation::default())
+            .map_or(0, |live| live.flows())
+    }
+
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.pool, &other.pool)
     }

@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -27,6 +27,8 @@ pub(crate) struct Live {
     flows: AtomicUsize,
     /// Told when a flow begins.
     used: Notify,
+    /// New flows take another connection, and what can move should move there.
+    superseded: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -66,6 +68,7 @@ impl Live {
             carrier,
             flows: AtomicUsize::new(0),
             used: Notify::new(),
+            superseded: AtomicBool::new(false),
         }))
     }
 
@@ -84,6 +87,11 @@ impl Live {
             Carrier::H3 { session, link } => link.is_answering() && !session.is_going_away(),
             Carrier::H2(session) => session.is_alive(),
         }
+    }
+
+    /// Another connection has taken its place, or will.
+    pub(crate) fn supersede(&self) {
+        self.superseded.store(true, Ordering::Relaxed);
     }
 
     /// How many flows it carries.
@@ -178,6 +186,13 @@ impl Live {
         }
         self.flows.fetch_add(1, Ordering::Relaxed);
         Lease(self.clone())
+    }
+}
+
+impl Lease {
+    /// Whether the flow would be better off on another connection to the same relay.
+    pub(crate) fn is_superseded(&self) -> bool {
+        self.0.superseded.load(Ordering::Relaxed)
     }
 }
 

@@ -96,7 +96,9 @@ impl Pool {
             .by_token
             .entry(token.clone())
             .or_insert_with(Slot::new);
-        slot.live = Some(live.clone());
+        if let Some(before) = slot.live.replace(live.clone()) {
+            before.supersede();
+        }
     }
 
     /// `live` is of no more use. Flows that still run on it keep it.
@@ -106,6 +108,7 @@ impl Pool {
             return;
         };
         if slot.live.as_ref().is_some_and(|now| Arc::ptr_eq(now, live)) {
+            live.supersede();
             slot.live = None;
         }
     }

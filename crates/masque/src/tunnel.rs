@@ -23,7 +23,7 @@ pub(crate) struct Tunnel {
     inbox: Arc<Inbox>,
     /// Ends with the tunnel: tells the reader that the relay has closed the flow.
     watch: tokio::task::JoinHandle<()>,
-    _lease: Lease,
+    lease: Lease,
 }
 
 impl Tunnel {
@@ -41,7 +41,7 @@ impl Tunnel {
             flow,
             inbox,
             watch,
-            _lease: lease,
+            lease,
         })
     }
 }
@@ -85,6 +85,11 @@ impl Datagrams for Tunnel {
 
     fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
         self.inbox.poll_recv(cx, buf)
+    }
+
+    /// The hop's connection was replaced, for example because QUIC works again: a link over this flow should follow.
+    fn moved(&self) -> bool {
+        self.lease.is_superseded()
     }
 }
 

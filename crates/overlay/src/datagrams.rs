@@ -40,8 +40,8 @@ pub trait Datagrams: fmt::Debug + Send + Sync {
     /// Fills `buf` with as many payloads of one size as are there and fit. A payload larger than `buf` is dropped.
     fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>>;
 
-    /// Whether the device's own address on the way to the target has changed since the flow was opened: it should be
-    /// opened again. Cheap enough to be asked every second. Only flows that leave the device can tell.
+    /// Whether the flow should be opened again, because there is a better road now: the device has another address towards
+    /// the target, or the relay another connection. Cheap enough to be asked every second.
     fn moved(&self) -> bool {
         false
     }

@@ -47,6 +47,23 @@ async fn without_udp_the_first_hop_is_http2_and_with_it_http3_again() {
 }
 
 #[tokio::test]
+async fn a_second_hop_follows_the_first_one_back_to_quic() {
+    let below = Switch::new();
+    below.block(true);
+    let built = build(2, &(below.clone() as _), hasty());
+    built.path.connect().await.expect("connects over TCP");
+    assert_eq!(carrier(&built), Some("h2"));
+    let second = &built.path.hops()[1];
+    until("QUIC inside TCP", || second.carrier() == Some("h3")).await;
+    below.block(false);
+    let first = &built.path.hops()[0];
+    until("QUIC, and the second hop on it", || {
+        first.carrier() == Some("h3") && first.flows() == 1
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_path_that_loses_udp_carries_new_flows_over_tcp() {
     let below = Switch::new();
     let built = Arc::new(build(1, &(below.clone() as _), hasty()));
