@@ -126,9 +126,9 @@ impl Watch {
             if silent >= self.broken_after() {
                 return;
             }
-            let suspect = silent >= self.config.suspect_after;
+            let suspect = silent >= self.suspect_after();
             self.pulse.set(suspect);
-            let calm = last_move.is_none_or(|at| at.elapsed() >= self.config.suspect_after);
+            let calm = last_move.is_none_or(|at| at.elapsed() >= self.suspect_after());
             if ended || (suspect && calm) || self.moved() {
                 self.move_on(ended, &mut last_move, &mut silence).await;
             }
@@ -174,12 +174,18 @@ impl Watch {
         }
     }
 
-    /// The hops before this one need their own time to recover.
+    /// A slow road is not a dead one: three of its round trips at least.
+    fn suspect_after(&self) -> Duration {
+        self.config.suspect_after.max(3 * self.connection.rtt())
+    }
+
+    /// The hops before this one need their own time to recover; a slow road gets eight round trips.
     fn broken_after(&self) -> Duration {
         let hops = u32::try_from(self.hop)
             .unwrap_or(u32::MAX)
             .saturating_add(1);
-        self.config.broken_after.saturating_mul(hops)
+        let patience = self.config.broken_after.max(8 * self.connection.rtt());
+        patience.saturating_mul(hops)
     }
 
     fn moved(&self) -> bool {
@@ -188,7 +194,7 @@ impl Watch {
 
     /// Opens the flow again and moves the connection onto it; tells whether there was one.
     async fn renew(&mut self) -> bool {
-        let terms = self.terms.clone().within(self.config.suspect_after);
+        let terms = self.terms.clone().within(self.suspect_after());
         let Ok(flow) = self
             .overlay
             .open_datagrams(&self.peer.address, &terms)
