@@ -1,0 +1,147 @@
+//! The command line of `hoplite-lab`. Scripts depend on it: extend, do not rename.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::errors::Failure;
+
+/// Emulated networks, every competitor beside Hoplite, figures that stand up.
+#[derive(Debug, Parser)]
+#[command(name = "hoplite-lab", version, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a scenario, or go on with one that was interrupted.
+    Run(RunArgs),
+    /// Make the report of a campaign: one HTML page, figures, CSV, OnionPerf JSON.
+    Report(ReportArgs),
+    /// Join the shards of one campaign into one directory.
+    Merge(MergeArgs),
+    /// What scenarios and subjects there are.
+    List(ListArgs),
+    /// Whether this machine has what the lab and its subjects need, and what installs it.
+    Doctor(DoctorArgs),
+    /// Measure the lab itself: round trip, rate, loss, packets per second, set-up.
+    Calibrate(CalibrateArgs),
+    /// One attempt, inside fresh namespaces: an order on stdin, a report on stdout.
+    #[command(name = "__world", hide = true)]
+    World,
+    /// A workload's client.
+    #[command(name = "__work", hide = true)]
+    Work,
+    /// A workload's server.
+    #[command(name = "__serve", hide = true)]
+    Serve,
+}
+
+/// Arguments of `run`.
+#[derive(Clone, Debug, Args)]
+pub struct RunArgs {
+    /// The scenario's file, or the name of one that `list` shows.
+    pub scenario: PathBuf,
+    /// Where results go; runs that are there already are not repeated. `results/SCENARIO` if absent.
+    #[arg(long)]
+    pub out: Option<PathBuf>,
+    /// Repetitions of each case and subject, instead of the scenario's.
+    #[arg(long)]
+    pub repetitions: Option<u32>,
+    /// The seed of everything random, instead of the scenario's.
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Only the I-th of N parts, such as 1/4; join them with `merge`.
+    #[arg(long, value_name = "I/N")]
+    pub shard: Option<String>,
+    /// Only these subjects.
+    #[arg(long, value_name = "LABEL", value_delimiter = ',')]
+    pub subjects: Vec<String>,
+    /// Keep captures, qlogs, drops and logs of every attempt.
+    #[arg(long)]
+    pub keep: bool,
+    /// Only say what would be run.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// One JSON object per line on stdout, also on a terminal.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `report`.
+#[derive(Clone, Debug, Args)]
+pub struct ReportArgs {
+    /// A campaign's directory.
+    pub dir: PathBuf,
+    /// One JSON object per case, subject and metric on stdout.
+    #[arg(long)]
+    pub json: bool,
+    /// The subject that ratios refer to.
+    #[arg(long)]
+    pub baseline: Option<String>,
+}
+
+/// Arguments of `merge`.
+#[derive(Clone, Debug, Args)]
+pub struct MergeArgs {
+    /// Directories of shards of one campaign.
+    #[arg(required = true)]
+    pub shards: Vec<PathBuf>,
+    /// Where to.
+    #[arg(long)]
+    pub out: PathBuf,
+}
+
+/// Arguments of `list`.
+#[derive(Clone, Debug, Args)]
+pub struct ListArgs {
+    /// One JSON object per line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `doctor`.
+#[derive(Clone, Debug, Args)]
+pub struct DoctorArgs {
+    /// Only what this scenario needs.
+    pub scenario: Option<PathBuf>,
+    /// One JSON object per line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `calibrate`.
+#[derive(Clone, Debug, Args)]
+pub struct CalibrateArgs {
+    /// One JSON object per line.
+    #[arg(long)]
+    pub json: bool,
+    /// A few seconds a check instead of a minute.
+    #[arg(long)]
+    pub quick: bool,
+    /// Only these checks: rtt, rate, loss, pps, setup, hosts.
+    #[arg(long, value_delimiter = ',')]
+    pub only: Vec<String>,
+}
+
+/// Does what the command line says.
+///
+/// # Errors
+/// What failed, why, and what to do.
+pub fn run(cli: &Cli) -> Result<(), Failure> {
+    match &cli.command {
+        Command::Run(_)
+        | Command::Report(_)
+        | Command::Merge(_)
+        | Command::List(_)
+        | Command::Doctor(_)
+        | Command::Calibrate(_)
+        | Command::World
+        | Command::Work
+        | Command::Serve => Err(Failure::new("running the command", "not built yet", "wait")),
+    }
+}

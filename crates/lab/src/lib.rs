@@ -1,0 +1,21 @@
+//! The lab: emulated networks, subjects, workloads, campaigns, and figures that stand up. Researchers run it as `hoplite-lab`.
+//! It runs binaries and never imports the product's rooms above the seam.
+//!
+//! # Not in this room
+//! Virtual time (`sim`), and everything that is measured: the subjects are processes.
+//!
+//! ```text
+//! scenario ──▶ Trial ──▶ campaign ──▶ world (a process in fresh namespaces)
+//!                           │            ├─ emulator: links and routers over TUN
+//!                           │            ├─ subject: what carries
+//!                           │            └─ workload: what is carried
+//!                           ▼
+//!                        results ──▶ analysis ──▶ report
+//! ```
+
+pub mod cli;
+pub mod errors;
+pub mod subject;
+pub mod topology;
+pub mod trial;
+pub mod workload;

@@ -1,0 +1,247 @@
+//! What is carried: downloads, uploads, speed tests, requests, datagrams, schedules, HTTP fetches; each transfer with its phases.
+//! `world` runs it as processes of its own (`hoplite-lab __work`, `__serve`) inside the hosts.
+
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+/// One workload with every number resolved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// What the scenario calls it; in the results beside every transfer.
+    pub name: String,
+    /// Workloads of the same group run together, groups one after the other.
+    pub group: String,
+    /// Waits so long after its group has begun.
+    pub at: Duration,
+    /// The host that asks.
+    pub from: String,
+    /// The host that serves.
+    pub to: String,
+    /// Whether it goes beside the subject, straight over the network (cross traffic).
+    pub direct: bool,
+    /// What it does.
+    pub kind: Kind,
+}
+
+/// What a workload does.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Kind {
+    /// So many transfers of `octets` each from the server, one after another, each on `connections` connections at once.
+    Download(Bulk),
+    /// The same towards the server.
+    Upload(Bulk),
+    /// Small requests and answers on one connection: `count` times `request` octets out and `response` back.
+    Request {
+        /// Octets asked with.
+        request: u64,
+        /// Octets answered with.
+        response: u64,
+        /// How often.
+        count: u32,
+        /// Pause between an answer and the next request.
+        pause: Duration,
+    },
+    /// Datagrams that are sent back: round trips and loss.
+    UdpEcho {
+        /// Octets of payload.
+        size: u16,
+        /// How many.
+        count: u32,
+        /// From one to the next.
+        interval: Duration,
+    },
+    /// Datagrams one way at a constant rate: loss, delay variation, goodput.
+    UdpRate {
+        /// Octets of payload.
+        size: u16,
+        /// Bits per second of payload.
+        rate: u64,
+        /// For so long.
+        time: Duration,
+        /// From the server to the client instead.
+        down: bool,
+    },
+    /// TGen's weighted choice: each transfer draws a row by weight, then waits.
+    Schedule {
+        /// What may be drawn.
+        choices: Vec<Choice>,
+        /// How many transfers.
+        count: u32,
+    },
+    /// Fetches over HTTP.
+    Http {
+        /// 1, 2 or 3.
+        version: u8,
+        /// Octets of each body.
+        octets: u64,
+        /// How many fetches.
+        count: u32,
+        /// How many at once (HTTP/1.1: connections; 2 and 3: streams of one connection).
+        parallel: u16,
+        /// Whether every fetch has a connection of its own.
+        fresh: bool,
+    },
+}
+
+/// A bulk transfer: by size, or by time if `octets` is 0.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Bulk {
+    /// Size of each; 0 means for `time`.
+    pub octets: u64,
+    /// How long, if not by size.
+    pub time: Duration,
+    /// Connections at once that share the size or the time.
+    pub connections: u16,
+    /// How many in a row; each on fresh connections with a fresh isolation token.
+    pub count: u32,
+    /// Pause between them.
+    pub pause: Duration,
+}
+
+/// A row of a TGen schedule.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Choice {
+    /// Octets to the server.
+    pub sendsize: u64,
+    /// Octets from it.
+    pub recvsize: u64,
+    /// Wait after it.
+    pub pause: Duration,
+    /// Relative to the other rows.
+    pub weight: f64,
+}
+
+/// How a client reaches its server: what `world` tells a `__work` process on stdin, as one line of JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Order {
+    /// What to do.
+    pub plan: Plan,
+    /// The way in.
+    pub way: Way,
+    /// Host of the target as the way in wants it: an address, or a name such as an onion address.
+    pub target: String,
+    /// Ports of the server.
+    pub ports: Ports,
+    /// Seeds payloads and schedules.
+    pub seed: u64,
+    /// Where the client's qlogs go, if wanted.
+    pub qlog: Option<PathBuf>,
+}
+
+/// The door that a subject opens for programs on a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "way", rename_all = "kebab-case")]
+pub enum Way {
+    /// The host's own sockets (also when the subject is a TUN).
+    Direct,
+    /// SOCKS5 with user name and password as the isolation token; UDP ASSOCIATE if `udp`.
+    Socks {
+        /// Where it listens.
+        address: std::net::SocketAddr,
+        /// Whether it carries UDP.
+        udp: bool,
+    },
+    /// An HTTP proxy: CONNECT.
+    Http {
+        /// Where it listens.
+        address: std::net::SocketAddr,
+    },
+}
+
+/// Where a server listens: fixed, for each host is alone in its namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ports {
+    /// The transfer protocol over TCP.
+    pub transfer: u16,
+    /// Datagrams: echo and rate.
+    pub udp: u16,
+    /// HTTP/1.1 in clear text.
+    pub http: u16,
+    /// HTTP/1.1 and 2 over TLS on TCP, HTTP/3 on UDP; a self-signed certificate.
+    pub https: u16,
+}
+
+impl Default for Ports {
+    fn default() -> Self {
+        Self {
+            transfer: 8000,
+            udp: 8001,
+            http: 8080,
+            https: 8443,
+        }
+    }
+}
+
+/// One transfer, as it was seen by its client. `__work` prints one line of JSON for each.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Transfer {
+    /// The workload's name.
+    pub workload: String,
+    /// From 1, within the workload; connections of one bulk transfer share it.
+    pub number: u32,
+    /// Which of its connections, from 1; 0 sums up all of them.
+    pub connection: u16,
+    /// When it began, in seconds since 1970.
+    pub began: f64,
+    /// `host:port` of the target and its address if it was given one.
+    pub server: Option<IpAddr>,
+    /// The address that the server saw the transfer come from, as it told the client.
+    pub seen_as: Option<IpAddr>,
+    /// Octets of payload asked for: to the server and from it (0 if by time).
+    pub asked: [u64; 2],
+    /// Octets of payload that went to the server and came from it, checked by hash at their receiver.
+    pub moved: [u64; 2],
+    /// Microseconds from `began` to each phase that was reached.
+    pub phases: Phases,
+    /// Round trips in microseconds (`request`, `udp-echo`), in order; lost ones are absent.
+    pub round_trips: Vec<u32>,
+    /// Datagrams sent and received (`udp-echo`, `udp-rate`).
+    pub datagrams: [u64; 2],
+    /// Named by kind, if it failed.
+    pub error: Option<TransferError>,
+    /// Further figures of a kind of workload, by name (`jitter_us`, `reordered`, …).
+    pub more: BTreeMap<String, f64>,
+}
+
+/// Microseconds from the beginning of the transfer; `None` was not reached or does not apply.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Phases {
+    /// The socket exists.
+    pub socket: Option<u64>,
+    /// TCP (or QUIC) to the proxy or the target stands.
+    pub connect: Option<u64>,
+    /// The SOCKS greeting is answered.
+    pub proxy_choice: Option<u64>,
+    /// The proxy was asked for the target.
+    pub proxy_request: Option<u64>,
+    /// The proxy has answered.
+    pub proxy_response: Option<u64>,
+    /// TLS with the target stands (HTTPS only).
+    pub tls: Option<u64>,
+    /// The request was sent.
+    pub command: Option<u64>,
+    /// The answer's head has come.
+    pub response: Option<u64>,
+    /// First octet of payload, received or sent.
+    pub first_byte: Option<u64>,
+    /// When 0.1, 0.2, … 0.9 of the payload had passed (nine values; fewer if it broke off). OnionPerf's partial sizes come beside them.
+    pub deciles: Vec<u64>,
+    /// When 10 KiB, 20, 50, 100, 200, 500 KiB, 1, 2, 5 MiB had passed: (octets, microseconds).
+    pub partial: Vec<(u64, u64)>,
+    /// Last octet of payload.
+    pub last_byte: Option<u64>,
+    /// The hash was compared.
+    pub checksum: Option<u64>,
+}
+
+/// Why a transfer failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TransferError {
+    /// `CONNECT`, `PROXY`, `TLS`, `READ`, `WRITE`, `TIMEOUT`, `CHECKSUM`, `CLOSED`: in TGen's words where it has one.
+    pub kind: String,
+    /// In words, for a reader.
+    pub why: String,
+}
