@@ -14,6 +14,7 @@
 //! ```
 
 pub mod cli;
+pub mod emulator;
 pub mod errors;
 pub mod subject;
 pub mod topology;
