@@ -22,6 +22,27 @@ pub struct Plan {
     pub direct: bool,
     /// What it does.
     pub kind: Kind,
+    /// A transfer that moves no octet for so long has failed (`STALL`).
+    #[serde(default = "stall")]
+    pub stall: Duration,
+    /// A transfer that takes so long has failed (`TIMEOUT`).
+    #[serde(default = "timeout")]
+    pub timeout: Duration,
+}
+
+impl Plan {
+    /// The default of [`Plan::stall`]: more than any queue of the papers' links holds back.
+    pub const STALL: Duration = Duration::from_secs(60);
+    /// The default of [`Plan::timeout`]: 5 MiB over EDGE took up to ten minutes in paper 002.
+    pub const TIMEOUT: Duration = Duration::from_secs(1800);
+}
+
+fn stall() -> Duration {
+    Plan::STALL
+}
+
+fn timeout() -> Duration {
+    Plan::TIMEOUT
 }
 
 /// What a workload does.
@@ -225,13 +246,14 @@ pub struct Phases {
     pub command: Option<u64>,
     /// The answer's head has come.
     pub response: Option<u64>,
-    /// First octet of payload, received or sent.
+    /// First octet of payload: received, or sent if nothing is to be received.
     pub first_byte: Option<u64>,
-    /// When 0.1, 0.2, … 0.9 of the payload had passed (nine values; fewer if it broke off). OnionPerf's partial sizes come beside them.
+    /// When 0.1, 0.2, … 0.9 of the payload had passed (nine values; fewer if it broke off), as its receiver saw it:
+    /// an upload's are the server's, for what a sender writes may wait in buffers. OnionPerf's partial sizes come beside them.
     pub deciles: Vec<u64>,
     /// When 10 KiB, 20, 50, 100, 200, 500 KiB, 1, 2, 5 MiB had passed: (octets, microseconds).
     pub partial: Vec<(u64, u64)>,
-    /// Last octet of payload.
+    /// Last octet of payload, at its receiver.
     pub last_byte: Option<u64>,
     /// The hash was compared.
     pub checksum: Option<u64>,
@@ -240,7 +262,8 @@ pub struct Phases {
 /// Why a transfer failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransferError {
-    /// `CONNECT`, `PROXY`, `TLS`, `READ`, `WRITE`, `TIMEOUT`, `CHECKSUM`, `CLOSED`: in TGen's words where it has one.
+    /// `CONNECT`, `PROXY`, `TLS`, `AUTH` (the answer is not that of our server), `READ`, `WRITE`, `CLOSED` (the peer ended too early),
+    /// `STALL`, `TIMEOUT`, `CHECKSUM`, `MISC`: in TGen's words where it has one.
     pub kind: String,
     /// In words, for a reader.
     pub why: String,
