@@ -16,6 +16,7 @@
 pub mod cli;
 pub mod emulator;
 pub mod errors;
+pub mod scenario;
 pub mod subject;
 pub mod topology;
 pub mod trial;
