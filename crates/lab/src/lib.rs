@@ -13,9 +13,11 @@
 //!                        results ──▶ analysis ──▶ report
 //! ```
 
+pub mod analysis;
 pub mod cli;
 pub mod emulator;
 pub mod errors;
+pub mod results;
 pub mod scenario;
 pub mod subject;
 pub mod topology;

@@ -1,0 +1,4 @@
+//! What is computed from results and records: order statistics, intervals, comparisons, and the papers' own analyses.
+//! Pure functions over values; `campaign` and `report` read the files.
+
+pub mod quantile;

@@ -1,0 +1,9 @@
+//! What is kept of a campaign: metrics of a repetition, samples in Parquet, exports in the formats of the field.
+//! `campaign` writes it while it runs, `report` reads it.
+
+pub mod metrics;
+pub mod parquet;
+pub mod sample;
+
+pub use metrics::{Metric, metrics};
+pub use sample::Sample;

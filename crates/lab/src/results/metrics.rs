@@ -1,0 +1,291 @@
+//! The figures of one repetition: of each transfer (`ttfb_s`, `goodput_bps`, …) and of the repetition as a whole (`cpu_s_per_gb:PROCESS`, …).
+//! `campaign` stores them; `report` compares them. Names are those of the design's CLI contract; units are in the names.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    analysis::quantile::quantile,
+    results::sample::{Whole, wholes},
+    trial::{Outcome, ProcessUse, Report, Trial},
+    workload::{Kind, Plan},
+};
+
+/// One figure of one repetition. A workload with several transfers gives several of the same name, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Metric {
+    /// Which workload it belongs to; `None` is the repetition as a whole.
+    pub workload: Option<String>,
+    /// `ttfb_s`, `goodput_bps`, `cpu_s_per_gb:relay1`, …
+    pub name: String,
+    /// Always finite.
+    pub value: f64,
+}
+
+/// All figures of a repetition; `extra` is what analyses found (`ack_share`, …). None if it failed as a whole.
+#[must_use]
+pub fn metrics(trial: &Trial, report: &Report, extra: &[(String, f64)]) -> Vec<Metric> {
+    if report.outcome != Outcome::Done {
+        return Vec::new();
+    }
+    let wholes = wholes(&report.transfers);
+    let mut found = Found::default();
+    for whole in &wholes {
+        let plan = trial
+            .workloads
+            .iter()
+            .find(|plan| plan.name == whole.workload);
+        found.transfer(whole, plan);
+    }
+    found.repetition(report, &wholes);
+    for (name, value) in extra {
+        found.add(None, name, Some(*value));
+    }
+    found.metrics
+}
+
+/// Collects, and leaves out what is not a number.
+#[derive(Default)]
+struct Found {
+    metrics: Vec<Metric>,
+}
+
+impl Found {
+    fn add(&mut self, workload: Option<&str>, name: &str, value: Option<f64>) {
+        if let Some(value) = value.filter(|value| value.is_finite()) {
+            self.metrics.push(Metric {
+                workload: workload.map(str::to_owned),
+                name: name.to_owned(),
+                value,
+            });
+        }
+    }
+
+    /// Times and rates of a transfer that succeeded; a failed one counts in `failed_share` only.
+    fn transfer(&mut self, whole: &Whole, plan: Option<&Plan>) {
+        if whole.failed {
+            return;
+        }
+        let label = label(whole, plan);
+        let mut add = |name: &str, value| self.add(Some(&label), name, value);
+        let kind = plan.map(|plan| &plan.kind);
+        if !matches!(kind, Some(Kind::UdpEcho { .. } | Kind::UdpRate { .. })) {
+            add("ttfb_s", whole.first_byte.map(seconds));
+            add("tls_s", whole.handshake.map(seconds));
+        }
+        if !by_time(whole, kind) && !is_exchange(kind) {
+            add("ttlb_s", whole.last_byte.map(seconds));
+        }
+        if !is_exchange(kind) {
+            add("goodput_bps", goodput(whole, by_time(whole, kind)));
+        }
+        add("rtt_ms", quantile(&whole.round_trips, 0.5));
+        add("rtt_p95_ms", quantile(&whole.round_trips, 0.95));
+        add("loss_share", whole.lost());
+        if !whole.more.contains_key("jitter_us") {
+            add("jitter_ms", variation(&whole.round_trips));
+        }
+        for (name, value) in &whole.more {
+            match name.strip_suffix("_us") {
+                Some(stem) => add(&format!("{stem}_ms"), Some(value / 1e3)),
+                None => add(name, Some(*value)),
+            }
+        }
+    }
+
+    fn repetition(&mut self, report: &Report, wholes: &[Whole]) {
+        let octets: u64 = wholes.iter().map(Whole::octets).sum();
+        if octets > 0 {
+            let gigabytes = octets as f64 / 1e9;
+            self.processors(&report.processes, gigabytes);
+        }
+        for (name, memory) in by_name(&report.processes, |process| process.peak_memory as f64) {
+            self.add(None, &format!("peak_memory:{name}"), Some(memory));
+        }
+        self.add(None, "ready_s", Some(report.ready_after));
+        if !wholes.is_empty() {
+            let failed = wholes.iter().filter(|whole| whole.failed).count();
+            self.add(
+                None,
+                "failed_share",
+                Some(failed as f64 / wholes.len() as f64),
+            );
+        }
+    }
+
+    /// Seconds of processor time for each 10⁹ octets of payload: of each process, and of all that belong to the subject.
+    fn processors(&mut self, processes: &[ProcessUse], gigabytes: f64) {
+        for (name, seconds) in by_name(processes, |process| process.cpu_s) {
+            self.add(
+                None,
+                &format!("cpu_s_per_gb:{name}"),
+                Some(seconds / gigabytes),
+            );
+        }
+        let own = processes.iter().filter(|process| is_subject(&process.name));
+        let seconds: f64 = own.clone().map(|process| process.cpu_s).sum();
+        if own.count() > 0 {
+            self.add(None, "cpu_s_per_gb", Some(seconds / gigabytes));
+        }
+    }
+}
+
+/// Sums up processes of the same name.
+fn by_name(processes: &[ProcessUse], value: impl Fn(&ProcessUse) -> f64) -> BTreeMap<String, f64> {
+    let mut sums = BTreeMap::new();
+    for process in processes {
+        *sums.entry(process.name.clone()).or_insert(0.0) += value(process);
+    }
+    sums
+}
+
+fn is_subject(process: &str) -> bool {
+    !process.starts_with("work:") && !process.starts_with("serve:")
+}
+
+/// A schedule's transfers have different sizes: each size is a workload of its own, `NAME/OCTETS`.
+fn label(whole: &Whole, plan: Option<&Plan>) -> String {
+    match plan.map(|plan| &plan.kind) {
+        Some(Kind::Schedule { .. }) => {
+            format!("{}/{}", whole.workload, whole.asked[0].max(whole.asked[1]))
+        }
+        _ => whole.workload.clone(),
+    }
+}
+
+/// Whether its end was the clock's choice, so that its length says nothing.
+fn by_time(whole: &Whole, kind: Option<&Kind>) -> bool {
+    match kind {
+        Some(Kind::UdpRate { .. }) => true,
+        Some(Kind::Download(bulk) | Kind::Upload(bulk)) => bulk.octets == 0,
+        _ => whole.asked == [0, 0],
+    }
+}
+
+/// Whether it is made of small exchanges, whose number and pauses the scenario chose.
+fn is_exchange(kind: Option<&Kind>) -> bool {
+    matches!(kind, Some(Kind::Request { .. } | Kind::UdpEcho { .. }))
+}
+
+/// Payload over the time from the beginning, or over the payload's own time if the clock ended it.
+fn goodput(whole: &Whole, by_time: bool) -> Option<f64> {
+    let last = whole.last_byte?;
+    let first = if by_time { whole.first_byte? } else { 0 };
+    let time = seconds(last.checked_sub(first)?);
+    (time > 0.0).then(|| whole.octets() as f64 * 8.0 / time)
+}
+
+/// Mean difference of round trips that follow each other (RFC 3393's selection of consecutive packets).
+fn variation(round_trips: &[f64]) -> Option<f64> {
+    let differences = round_trips.windows(2).map(|pair| match pair {
+        [one, next] => (next - one).abs(),
+        _ => 0.0,
+    });
+    let sum: f64 = differences.sum();
+    let count = round_trips
+        .len()
+        .checked_sub(1)
+        .filter(|count| *count > 0)?;
+    Some(sum / count as f64)
+}
+
+/// Microseconds in seconds.
+fn seconds(micros: u64) -> f64 {
+    micros as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::sample::examples::{bulk, process, report, request, transfer, trial};
+
+    fn value(metrics: &[Metric], workload: Option<&str>, name: &str) -> Option<f64> {
+        let same = |metric: &&Metric| metric.workload.as_deref() == workload && metric.name == name;
+        metrics.iter().find(same).map(|metric| metric.value)
+    }
+
+    #[test]
+    fn a_download_has_its_times_and_its_goodput_from_the_beginning() {
+        let report = report(vec![transfer("get", 1, 1)]);
+        let found = metrics(&trial(vec![bulk("get", 2_000_000)]), &report, &[]);
+        assert_eq!(value(&found, Some("get"), "ttfb_s"), Some(0.1));
+        assert_eq!(value(&found, Some("get"), "ttlb_s"), Some(2.0));
+        assert_eq!(value(&found, Some("get"), "goodput_bps"), Some(8e6));
+        assert_eq!(value(&found, None, "failed_share"), Some(0.0));
+    }
+
+    #[test]
+    fn a_download_by_time_has_no_last_octet_and_its_goodput_over_the_payload() {
+        let mut one = transfer("get", 1, 1);
+        one.asked = [0, 0];
+        let found = metrics(&trial(vec![bulk("get", 0)]), &report(vec![one]), &[]);
+        assert_eq!(value(&found, Some("get"), "ttlb_s"), None);
+        let goodput = value(&found, Some("get"), "goodput_bps").unwrap();
+        assert!((goodput - 16e6 / 1.9).abs() < 1.0, "{goodput}");
+    }
+
+    #[test]
+    fn connections_of_one_transfer_are_one_figure() {
+        let mut second = transfer("get", 1, 2);
+        second.began += 0.5;
+        let report = report(vec![transfer("get", 1, 1), second]);
+        let found = metrics(&trial(vec![bulk("get", 4_000_000)]), &report, &[]);
+        assert_eq!(value(&found, Some("get"), "ttlb_s"), Some(2.5));
+        assert_eq!(value(&found, Some("get"), "goodput_bps"), Some(32e6 / 2.5));
+        let times = found.iter().filter(|metric| metric.name == "ttlb_s");
+        assert_eq!(times.count(), 1);
+    }
+
+    #[test]
+    fn a_sum_of_connections_is_not_counted_twice() {
+        let mut sum = transfer("get", 1, 0);
+        sum.moved = [0, 4_000_000];
+        let mut report = report(vec![transfer("get", 1, 1), transfer("get", 1, 2), sum]);
+        report.processes = vec![process("relay1", 0.4), process("work:get", 1.0)];
+        let found = metrics(&trial(vec![bulk("get", 4_000_000)]), &report, &[]);
+        assert_eq!(value(&found, None, "cpu_s_per_gb:relay1"), Some(100.0));
+        assert_eq!(value(&found, None, "cpu_s_per_gb"), Some(100.0));
+        assert_eq!(value(&found, None, "cpu_s_per_gb:work:get"), Some(250.0));
+    }
+
+    #[test]
+    fn a_failed_transfer_counts_as_failed_and_nothing_else() {
+        let mut broken = transfer("get", 2, 1);
+        broken.error = Some(crate::workload::TransferError {
+            kind: "READ".into(),
+            why: "reset".into(),
+        });
+        let report = report(vec![transfer("get", 1, 1), broken]);
+        let found = metrics(&trial(vec![bulk("get", 2_000_000)]), &report, &[]);
+        assert_eq!(value(&found, None, "failed_share"), Some(0.5));
+        let times = found.iter().filter(|metric| metric.name == "ttfb_s");
+        assert_eq!(times.count(), 1);
+    }
+
+    #[test]
+    fn requests_have_round_trips_and_no_goodput() {
+        let mut one = transfer("ask", 1, 1);
+        one.round_trips = vec![20_000, 30_000, 22_000];
+        let found = metrics(&trial(vec![request("ask")]), &report(vec![one]), &[]);
+        assert_eq!(value(&found, Some("ask"), "rtt_ms"), Some(22.0));
+        assert_eq!(value(&found, Some("ask"), "jitter_ms"), Some(9.0));
+        assert_eq!(value(&found, Some("ask"), "goodput_bps"), None);
+    }
+
+    #[test]
+    fn a_failed_attempt_has_no_figures_and_nothing_infinite_is_kept() {
+        let mut failed = report(vec![transfer("get", 1, 1)]);
+        let trial = trial(vec![bulk("get", 1)]);
+        let extra = [("ack_share".to_owned(), f64::INFINITY)];
+        assert!(
+            !metrics(&trial, &failed, &extra)
+                .iter()
+                .any(|metric| metric.name == "ack_share")
+        );
+        failed.outcome = Outcome::Failed {
+            doing: "waiting".into(),
+            why: "silence".into(),
+            log: String::new(),
+        };
+        assert_eq!(metrics(&trial, &failed, &extra), []);
+    }
+}
