@@ -1,4 +1,5 @@
 //! What is computed from results and records: order statistics, intervals, comparisons, and the papers' own analyses.
 //! Pure functions over values; `campaign` and `report` read the files.
 
+pub mod bootstrap;
 pub mod quantile;

@@ -15,6 +15,8 @@ use crate::{
 pub struct Metric {
     /// Which workload it belongs to; `None` is the repetition as a whole.
     pub workload: Option<String>,
+    /// Which transfer of the workload; `None` is all of them.
+    pub transfer: Option<u32>,
     /// `ttfb_s`, `goodput_bps`, `cpu_s_per_gb:relay1`, …
     pub name: String,
     /// Always finite.
@@ -50,10 +52,11 @@ struct Found {
 }
 
 impl Found {
-    fn add(&mut self, workload: Option<&str>, name: &str, value: Option<f64>) {
+    fn add(&mut self, of: Option<(&str, u32)>, name: &str, value: Option<f64>) {
         if let Some(value) = value.filter(|value| value.is_finite()) {
             self.metrics.push(Metric {
-                workload: workload.map(str::to_owned),
+                workload: of.map(|(workload, _)| workload.to_owned()),
+                transfer: of.map(|(_, number)| number),
                 name: name.to_owned(),
                 value,
             });
@@ -66,7 +69,7 @@ impl Found {
             return;
         }
         let label = label(whole, plan);
-        let mut add = |name: &str, value| self.add(Some(&label), name, value);
+        let mut add = |name: &str, value| self.add(Some((&label, whole.number)), name, value);
         let kind = plan.map(|plan| &plan.kind);
         if !matches!(kind, Some(Kind::UdpEcho { .. } | Kind::UdpRate { .. })) {
             add("ttfb_s", whole.first_byte.map(seconds));

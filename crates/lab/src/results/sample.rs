@@ -70,6 +70,8 @@ pub fn name(kind: &Kind) -> &'static str {
 pub struct Whole {
     /// The workload.
     pub workload: String,
+    /// Its number within the workload, from 1.
+    pub number: u32,
     /// Whether any connection failed.
     pub failed: bool,
     /// Octets asked for: to the server and from it.
@@ -138,6 +140,7 @@ fn join(group: &[&Transfer]) -> Option<Whole> {
         .filter_map(|part| part.phases.first_byte.map(|at| later(part, began, at)));
     Some(Whole {
         workload: parts.first()?.workload.clone(),
+        number: parts.first()?.number,
         failed,
         asked: total(parts, |part| part.asked),
         moved: total(parts, |part| part.moved),

@@ -1,0 +1,363 @@
+//! Intervals of medians and of their ratios by resampling repetitions. Used by `report`.
+//! The cluster bootstrap of Davison and Hinkley (1997, §3.8): transfers of one repetition share a world, so whole repetitions are drawn.
+
+use std::collections::BTreeMap;
+
+/// The values of one subject in one case, by repetition.
+pub type Clusters = BTreeMap<u32, Vec<f64>>;
+
+/// Resamples behind an interval.
+pub const RESAMPLES: usize = 2_000;
+
+/// The fewest repetitions that allow a statement at 95 %: with five, even the whole range of the values
+/// covers the median with a probability of 1 − 2 × 0.5⁵ = 94 % only.
+pub const FEWEST: usize = 6;
+
+/// An interval at 95 %.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Interval {
+    /// Its lower end.
+    pub low: f64,
+    /// Its upper end.
+    pub high: f64,
+}
+
+/// A subject's median against another's over the repetitions that both have.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Comparison {
+    /// Repetitions that both have.
+    pub pairs: usize,
+    /// Median over the baseline's median; `None` if that is 0.
+    pub ratio: Option<f64>,
+    /// The interval of the ratio; `None` with fewer than `FEWEST` pairs.
+    pub interval: Option<Interval>,
+    /// The probability of a difference at least this clear if there were none, two-sided; `None` with fewer than `FEWEST` pairs.
+    pub p: Option<f64>,
+    /// Median less the baseline's median.
+    pub difference: f64,
+}
+
+/// The interval of the median; `None` with fewer than `FEWEST` repetitions. The same seed gives the same interval.
+#[must_use]
+pub fn median_interval(values: &Clusters, seed: u64) -> Option<Interval> {
+    let repetitions: Vec<u32> = filled(values);
+    if repetitions.len() < FEWEST {
+        return None;
+    }
+    let ranked = Ranked::new(values, &repetitions);
+    let mut random = Random(seed);
+    let draw = |_| ranked.median(&random.draw(repetitions.len()));
+    let medians: Vec<f64> = (0..RESAMPLES).filter_map(draw).collect();
+    interval(medians)
+}
+
+/// Compares medians by drawing the same repetitions for both; `None` if no repetition has both.
+#[must_use]
+pub fn compare(
+    values: &Clusters,
+    baseline: &Clusters,
+    seed: u64,
+    resamples: usize,
+) -> Option<Comparison> {
+    let both = |repetition: &u32| {
+        baseline
+            .get(repetition)
+            .is_some_and(|values| !values.is_empty())
+    };
+    let pairs: Vec<u32> = filled(values).into_iter().filter(both).collect();
+    let (one, other) = (Ranked::new(values, &pairs), Ranked::new(baseline, &pairs));
+    let once = vec![1; pairs.len()];
+    let (median, base) = (one.median(&once)?, other.median(&once)?);
+    let mut comparison = Comparison {
+        pairs: pairs.len(),
+        ratio: ratio(median, base),
+        interval: None,
+        p: None,
+        difference: median - base,
+    };
+    if pairs.len() >= FEWEST {
+        let mut random = Random(seed);
+        let draw = |_| {
+            let counts = random.draw(pairs.len());
+            Some((one.median(&counts)?, other.median(&counts)?))
+        };
+        let drawn: Vec<(f64, f64)> = (0..resamples).filter_map(draw).collect();
+        let ratios: Option<Vec<f64>> = drawn.iter().map(|(one, base)| ratio(*one, *base)).collect();
+        comparison.interval = ratios.and_then(interval);
+        comparison.p = Some(two_sided(&drawn));
+    }
+    Some(comparison)
+}
+
+fn filled(values: &Clusters) -> Vec<u32> {
+    let filled = values.iter().filter(|(_, values)| !values.is_empty());
+    filled.map(|(repetition, _)| *repetition).collect()
+}
+
+fn ratio(median: f64, base: f64) -> Option<f64> {
+    Some(median / base).filter(|ratio| ratio.is_finite())
+}
+
+fn interval(mut drawn: Vec<f64>) -> Option<Interval> {
+    drawn.sort_by(f64::total_cmp);
+    let at = |share| super::quantile::quantile_of_sorted(&drawn, share);
+    Some(Interval {
+        low: at(0.025)?,
+        high: at(0.975)?,
+    })
+}
+
+/// Twice the share of draws on the rarer side of "no difference"; draws without a difference count on both.
+fn two_sided(drawn: &[(f64, f64)]) -> f64 {
+    let below = drawn.iter().filter(|(one, base)| one <= base).count();
+    let above = drawn.iter().filter(|(one, base)| one >= base).count();
+    let rarer = (below.min(above) + 1) as f64;
+    (2.0 * rarer / (drawn.len() + 1) as f64).min(1.0)
+}
+
+/// All values in ascending order, each with the place of its repetition: a resample's median is then one walk.
+struct Ranked(Vec<(f64, usize)>);
+
+impl Ranked {
+    fn new(values: &Clusters, repetitions: &[u32]) -> Self {
+        let mut all = Vec::new();
+        for (place, repetition) in repetitions.iter().enumerate() {
+            let values = values.get(repetition).into_iter().flatten();
+            all.extend(
+                values
+                    .filter(|value| !value.is_nan())
+                    .map(|value| (*value, place)),
+            );
+        }
+        all.sort_by(|one, other| one.0.total_cmp(&other.0));
+        Self(all)
+    }
+
+    /// The median when each repetition is taken so many times.
+    fn median(&self, counts: &[usize]) -> Option<f64> {
+        let count = |place: usize| counts.get(place).copied().unwrap_or_default();
+        let total: usize = self.0.iter().map(|(_, place)| count(*place)).sum();
+        let last = total.checked_sub(1)?;
+        let (mut passed, mut low) = (0, None);
+        for (value, place) in &self.0 {
+            passed += count(*place);
+            if low.is_none() && passed > last / 2 {
+                low = Some(*value);
+            }
+            if passed > last.div_ceil(2) {
+                let low = low.unwrap_or(*value);
+                return Some(if low == *value {
+                    low
+                } else {
+                    low + (value - low) / 2.0
+                });
+            }
+        }
+        low
+    }
+}
+
+/// SplitMix64 (Steele, Lea and Flood, 2014).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// How often each of `count` is drawn in `count` draws with replacement.
+    fn draw(&mut self, count: usize) -> Vec<usize> {
+        let mut counts = vec![0; count];
+        for _ in 0..count {
+            // The high half of a 128-bit product is even over 0..count but for a bias of count / 2⁶⁴.
+            let place = (u128::from(self.next()) * count as u128) >> 64;
+            if let Some(count) = usize::try_from(place)
+                .ok()
+                .and_then(|at| counts.get_mut(at))
+            {
+                *count += 1;
+            }
+        }
+        counts
+    }
+}
+
+/// Holm's step-down correction (1979): each probability as if it had been the only question asked.
+#[must_use]
+pub fn holm(probabilities: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..probabilities.len()).collect();
+    let at = |place: usize| probabilities.get(place).copied().unwrap_or(1.0);
+    order.sort_by(|one, other| at(*one).total_cmp(&at(*other)));
+    let mut corrected = vec![1.0; probabilities.len()];
+    let mut highest = 0.0_f64;
+    for (rank, place) in order.into_iter().enumerate() {
+        let weight = (probabilities.len() - rank) as f64;
+        highest = highest.max((at(place) * weight).min(1.0));
+        if let Some(slot) = corrected.get_mut(place) {
+            *slot = highest;
+        }
+    }
+    corrected
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn clusters(values: impl IntoIterator<Item = f64>) -> Clusters {
+        (1..)
+            .zip(values.into_iter().map(|value| vec![value]))
+            .collect()
+    }
+
+    #[test]
+    fn an_interval_holds_its_median_and_narrows_with_repetitions() {
+        let few = clusters((0..10).map(|value| f64::from(value * 37 % 10)));
+        let many = clusters((0..200).map(|value| f64::from(value * 37 % 10)));
+        let few = median_interval(&few, 1).unwrap();
+        let many = median_interval(&many, 1).unwrap();
+        assert!(few.low <= 4.5 && 4.5 <= few.high, "{few:?}");
+        assert!(
+            many.high - many.low < few.high - few.low,
+            "{few:?} {many:?}"
+        );
+    }
+
+    #[test]
+    fn the_interval_of_a_median_is_near_the_exact_one_of_order_statistics() {
+        // For 1..=99 the exact 95 % interval is (x₄₀, x₆₀).
+        let interval = median_interval(&clusters((1..=99).map(f64::from)), 7).unwrap();
+        assert!((interval.low - 40.0).abs() <= 2.0, "{interval:?}");
+        assert!((interval.high - 60.0).abs() <= 2.0, "{interval:?}");
+    }
+
+    #[test]
+    fn the_interval_covers_the_true_median_about_as_often_as_it_says() {
+        let mut random = Random(5);
+        let mut uniform = || (random.next() >> 11) as f64 / (1_u64 << 53) as f64;
+        let hits = (0..200).filter(|seed| {
+            let values = clusters((0..25).map(|_| uniform()));
+            let interval = median_interval(&values, *seed).unwrap();
+            interval.low <= 0.5 && 0.5 <= interval.high
+        });
+        let hits = hits.count();
+        assert!((180..=200).contains(&hits), "{hits} of 200");
+    }
+
+    #[test]
+    fn transfers_of_one_repetition_do_not_narrow_an_interval() {
+        let single = clusters((0..10).map(f64::from));
+        let tenfold = single
+            .iter()
+            .map(|(key, values)| (*key, values.repeat(10)))
+            .collect();
+        assert_eq!(median_interval(&single, 3), median_interval(&tenfold, 3));
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_interval() {
+        let values = clusters((0..20).map(|value| f64::from(value).sin()));
+        assert_eq!(median_interval(&values, 9), median_interval(&values, 9));
+        assert_ne!(Random(9).draw(20), Random(10).draw(20));
+    }
+
+    #[test]
+    fn five_repetitions_allow_no_statement() {
+        let values = clusters([1.0, 2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(median_interval(&values, 1), None);
+        let comparison = compare(&values, &values, 1, RESAMPLES).unwrap();
+        assert_eq!((comparison.ratio, comparison.p), (Some(1.0), None));
+    }
+
+    #[test]
+    fn a_common_mood_of_the_machine_does_not_hide_a_difference() {
+        // Values swing by a factor of ten, but one is always a tenth above the other.
+        let base = clusters((0..20).map(|place| 1.0 + f64::from(place % 10)));
+        let slower = base
+            .iter()
+            .map(|(key, values)| (*key, vec![values[0] * 1.1]))
+            .collect();
+        let comparison = compare(&slower, &base, 1, RESAMPLES).unwrap();
+        let interval = comparison.interval.unwrap();
+        assert!((interval.low - 1.1).abs() < 1e-9 && (interval.high - 1.1).abs() < 1e-9);
+        assert!(comparison.p.unwrap() < 0.01);
+    }
+
+    #[test]
+    fn equal_subjects_show_no_difference() {
+        let base = clusters((0..20).map(|place| f64::from(place * 7 % 20)));
+        let other = clusters((0..20).map(|place| f64::from(place * 3 % 20)));
+        let comparison = compare(&other, &base, 1, RESAMPLES).unwrap();
+        let interval = comparison.interval.unwrap();
+        assert!(interval.low < 1.0 && 1.0 < interval.high, "{interval:?}");
+        assert!(comparison.p.unwrap() > 0.2);
+    }
+
+    #[test]
+    fn a_baseline_of_zero_has_no_ratio_but_a_difference() {
+        let base = clusters([0.0; 10]);
+        let comparison = compare(&clusters([0.5; 10]), &base, 1, RESAMPLES).unwrap();
+        assert_eq!((comparison.ratio, comparison.interval), (None, None));
+        assert_eq!(comparison.difference, 0.5);
+        assert!(comparison.p.unwrap() < 0.01);
+    }
+
+    #[test]
+    fn without_a_common_repetition_nothing_is_compared() {
+        let one = [(1, vec![1.0])].into();
+        let other = [(2, vec![1.0])].into();
+        assert_eq!(compare(&one, &other, 1, RESAMPLES), None);
+    }
+
+    #[test]
+    fn holm_multiplies_the_smallest_most_and_keeps_the_order() {
+        // R: p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm")
+        let corrected = holm(&[0.01, 0.04, 0.03, 0.005]);
+        let expected = [0.03, 0.06, 0.06, 0.02];
+        for (one, other) in corrected.iter().zip(expected) {
+            assert!((one - other).abs() < 1e-12, "{corrected:?}");
+        }
+        assert_eq!(holm(&[]), Vec::<f64>::new());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn a_resample_of_everything_once_is_the_median(
+            values in prop::collection::vec(-1e3..1e3_f64, 1..40),
+        ) {
+            let clusters = clusters(values.clone());
+            let all: Vec<u32> = clusters.keys().copied().collect();
+            let median = Ranked::new(&clusters, &all).median(&vec![1; values.len()]).unwrap();
+            let expected = super::super::quantile::median(&values).unwrap();
+            prop_assert!((median - expected).abs() < 1e-9);
+        }
+
+        #[test]
+        fn an_interval_scales_with_its_values(
+            values in prop::collection::vec(1.0..1e3_f64, 6..20),
+            factor in 0.1..10.0_f64,
+        ) {
+            let one = median_interval(&clusters(values.clone()), 4).unwrap();
+            let scaled = clusters(values.iter().map(|value| value * factor));
+            let other = median_interval(&scaled, 4).unwrap();
+            prop_assert!((one.low * factor - other.low).abs() < 1e-6);
+            prop_assert!((one.high * factor - other.high).abs() < 1e-6);
+        }
+
+        #[test]
+        fn corrected_probabilities_only_grow(
+            probabilities in prop::collection::vec(0.0..1.0_f64, 0..20),
+        ) {
+            for (one, other) in probabilities.iter().zip(holm(&probabilities)) {
+                prop_assert!(*one <= other && other <= 1.0);
+            }
+        }
+    }
+}
