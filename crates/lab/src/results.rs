@@ -4,6 +4,7 @@
 pub mod metrics;
 pub mod parquet;
 pub mod sample;
+pub mod store;
 
 pub use metrics::{Metric, metrics};
 pub use sample::Sample;

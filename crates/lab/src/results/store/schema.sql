@@ -1,0 +1,121 @@
+-- results.sqlite, version 1. docs/results.md explains every column.
+-- One campaign; every statement about time is in seconds, every size in octets, unless the name says otherwise.
+
+CREATE TABLE campaign (
+  only        INTEGER PRIMARY KEY CHECK (only = 1),
+  scenario    TEXT NOT NULL,
+  summary     TEXT NOT NULL,
+  source      TEXT NOT NULL,            -- the scenario's file, as it was read
+  seed        TEXT NOT NULL,            -- decimal: it may exceed 63 bits
+  repetitions INTEGER NOT NULL,
+  baseline    TEXT,
+  fingerprint TEXT NOT NULL,            -- SHA-256 over every resolved case and subject
+  planned     INTEGER NOT NULL,         -- repetitions of all cases and subjects, all shards
+  subjects    TEXT NOT NULL,            -- JSON array of labels, in the scenario's order
+  cases       TEXT NOT NULL,            -- JSON array of objects, in the scenario's order
+  began       REAL NOT NULL
+) STRICT;
+
+CREATE TABLE binary (
+  name        TEXT PRIMARY KEY,
+  sha256      TEXT NOT NULL,
+  version     TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE gate (
+  name        TEXT PRIMARY KEY,         -- late_us_p99, late_us_max, attempts, …
+  value       REAL NOT NULL
+) STRICT;
+
+CREATE TABLE finding (                  -- what the paper found; NULL is any, or not said
+  text        TEXT NOT NULL,
+  metric      TEXT,
+  workload    TEXT,
+  parameters  TEXT NOT NULL,            -- JSON object: cases with these parameters
+  subject     TEXT,
+  relative_to TEXT,                     -- the figure is the ratio to this subject's
+  value       REAL,
+  low         REAL,
+  high        REAL,
+  unit        TEXT
+) STRICT;
+
+CREATE TABLE machine (
+  id          TEXT PRIMARY KEY,         -- hash of the other columns
+  kernel      TEXT NOT NULL,
+  architecture TEXT NOT NULL,
+  cpu         TEXT NOT NULL,
+  cores       INTEGER NOT NULL,
+  memory      INTEGER NOT NULL,
+  governor    TEXT,                     -- of the processor's frequency, if it has one
+  real_time   INTEGER NOT NULL,         -- whether real-time priority was to be had
+  sysctls     TEXT NOT NULL             -- JSON object: settings of the machine that touch results
+) STRICT;
+
+CREATE TABLE run (
+  id          TEXT PRIMARY KEY,         -- 16 hexadecimal digits, as in samples/ID.parquet
+  parameters  TEXT NOT NULL,            -- JSON object: the case
+  subject     TEXT NOT NULL,
+  repetition  INTEGER NOT NULL,         -- from 1
+  place       INTEGER NOT NULL,         -- in the campaign's interleaved order, from 1
+  seed        TEXT NOT NULL,
+  verdict     TEXT NOT NULL CHECK (verdict IN ('ok', 'invalid', 'failed')),
+  attempt     INTEGER NOT NULL,         -- the one whose figures are here
+  UNIQUE (parameters, subject, repetition)
+) STRICT;
+
+CREATE TABLE attempt (
+  run         TEXT NOT NULL,            -- the run's id; the run itself may still be missing
+  number      INTEGER NOT NULL,         -- from 1
+  verdict     TEXT NOT NULL CHECK (verdict IN ('ok', 'invalid', 'failed')),
+  why         TEXT NOT NULL,            -- empty if ok
+  log         TEXT NOT NULL,            -- the end of the guilty process's log, if it failed
+  set_aside   INTEGER NOT NULL DEFAULT 0, -- made before a `run --retry`
+  machine     TEXT NOT NULL,
+  began       REAL NOT NULL,            -- since 1970
+  ready_after REAL NOT NULL,
+  took        REAL NOT NULL,
+  late_us_p50 REAL NOT NULL,
+  late_us_p99 REAL NOT NULL,
+  late_us_max REAL NOT NULL,
+  released    INTEGER NOT NULL,
+  own_drops   INTEGER NOT NULL,
+  stalls      INTEGER NOT NULL,
+  emulator_cpu_s REAL NOT NULL,
+  real_time   INTEGER NOT NULL,
+  load_before REAL NOT NULL,
+  load_after  REAL NOT NULL,
+  steal       REAL NOT NULL,
+  PRIMARY KEY (run, number)
+) STRICT;
+
+CREATE TABLE metric (
+  run         TEXT NOT NULL REFERENCES run ON DELETE CASCADE,
+  workload    TEXT,                     -- NULL: of the whole repetition
+  transfer    INTEGER,                  -- of which transfer, from 1; NULL: of all of them
+  name        TEXT NOT NULL,
+  value       REAL NOT NULL
+) STRICT;
+CREATE INDEX metric_run ON metric (run);
+
+CREATE TABLE process (
+  run         TEXT NOT NULL REFERENCES run ON DELETE CASCADE,
+  name        TEXT NOT NULL,
+  host        TEXT NOT NULL,
+  cpu_s       REAL NOT NULL,
+  life_cpu_s  REAL NOT NULL,
+  peak_memory INTEGER NOT NULL
+) STRICT;
+CREATE INDEX process_run ON process (run);
+
+CREATE TABLE link (
+  run         TEXT NOT NULL REFERENCES run ON DELETE CASCADE,
+  name        TEXT NOT NULL,            -- LINK> or LINK<
+  packets     INTEGER NOT NULL,
+  octets      INTEGER NOT NULL,
+  drops       TEXT NOT NULL,            -- JSON object: cause to packets
+  duplicated  INTEGER NOT NULL,
+  corrupted   INTEGER NOT NULL,
+  marked      INTEGER NOT NULL
+) STRICT;
+CREATE INDEX link_run ON link (run);
