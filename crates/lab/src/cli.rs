@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::errors::Failure;
+use crate::{errors::Failure, workload};
 
 /// Emulated networks, every competitor beside Hoplite, figures that stand up.
 #[derive(Debug, Parser)]
@@ -134,14 +134,14 @@ pub struct CalibrateArgs {
 /// What failed, why, and what to do.
 pub fn run(cli: &Cli) -> Result<(), Failure> {
     match &cli.command {
+        Command::Work => workload::client::main(),
+        Command::Serve => workload::server::main(),
         Command::Run(_)
         | Command::Report(_)
         | Command::Merge(_)
         | Command::List(_)
         | Command::Doctor(_)
         | Command::Calibrate(_)
-        | Command::World
-        | Command::Work
-        | Command::Serve => Err(Failure::new("running the command", "not built yet", "wait")),
+        | Command::World => Err(Failure::new("running the command", "not built yet", "wait")),
     }
 }

@@ -1,9 +1,25 @@
 //! What is carried: downloads, uploads, speed tests, requests, datagrams, schedules, HTTP fetches; each transfer with its phases.
 //! `world` runs it as processes of its own (`hoplite-lab __work`, `__serve`) inside the hosts.
+//! The types are the contract; `client` and `server` are the processes, `transfer` is what they say to each other over TCP.
 
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
+
+mod bulk;
+pub mod client;
+mod clock;
+mod door;
+mod http_proxy;
+mod payload;
+mod progress;
+mod random;
+mod record;
+pub mod server;
+mod socks;
+mod tcp;
+pub mod transfer;
+mod trouble;
 
 /// One workload with every number resolved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -12,7 +28,7 @@ pub struct Plan {
     pub name: String,
     /// Workloads of the same group run together, groups one after the other.
     pub group: String,
-    /// Waits so long after its group has begun.
+    /// `world` starts it so long after its group has begun; `__work` itself does not wait.
     pub at: Duration,
     /// The host that asks.
     pub from: String,
@@ -31,8 +47,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The default of [`Plan::stall`]: more than any queue of the papers' links holds back.
-    pub const STALL: Duration = Duration::from_secs(60);
+    /// The default of [`Plan::stall`]: tor gives a stream two minutes to open.
+    pub const STALL: Duration = Duration::from_secs(120);
     /// The default of [`Plan::timeout`]: 5 MiB over EDGE took up to ten minutes in paper 002.
     pub const TIMEOUT: Duration = Duration::from_secs(1800);
 }
@@ -202,7 +218,7 @@ pub struct Transfer {
     pub workload: String,
     /// From 1, within the workload; connections of one bulk transfer share it.
     pub number: u32,
-    /// Which of its connections, from 1; 0 sums up all of them.
+    /// Which of its connections, from 1; 0 sums up all of them, after the last, where there are several.
     pub connection: u16,
     /// When it began, in seconds since 1970.
     pub began: f64,

@@ -1,0 +1,121 @@
+//! What is kept while a transfer runs, so that a failure at any point still tells how far it came.
+//! Every kind of workload fills one and turns it into a [`Transfer`].
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use super::{
+    Order, Phases, Transfer, TransferError,
+    clock::Clock,
+    progress::{Passed, Progress},
+};
+
+/// A transfer that runs.
+#[derive(Debug)]
+pub(crate) struct Record {
+    pub(crate) clock: Clock,
+    pub(crate) phases: Phases,
+    pub(crate) seen_as: Option<IpAddr>,
+    pub(crate) asked: [u64; 2],
+    pub(crate) moved: [u64; 2],
+    /// Sent, as the sender sees it. All progress is in microseconds of the monotonic clock.
+    pub(crate) sent: Progress,
+    /// Received, as the receiver sees it.
+    pub(crate) received: Progress,
+    /// Sent, as the receiver saw it.
+    pub(crate) arrived: Option<Passed>,
+    pub(crate) round_trips: Vec<u32>,
+    pub(crate) datagrams: [u64; 2],
+    pub(crate) more: BTreeMap<String, f64>,
+}
+
+impl Record {
+    /// Begins now; `asked` to the server and from it.
+    pub(crate) fn start(asked: [u64; 2]) -> Self {
+        Self {
+            clock: Clock::start(),
+            phases: Phases::default(),
+            seen_as: None,
+            asked,
+            moved: [0; 2],
+            sent: Progress::new(asked[0]),
+            received: Progress::new(asked[1]),
+            arrived: None,
+            round_trips: Vec::new(),
+            datagrams: [0; 2],
+            more: BTreeMap::new(),
+        }
+    }
+
+    /// A figure beside the phases.
+    pub(crate) fn tell(&mut self, name: &str, value: f64) {
+        self.more.insert(name.into(), value);
+    }
+
+    /// What has passed of the payload that the phases speak of: what was received if anything was asked for, else what was sent.
+    /// In microseconds from the beginning.
+    pub(crate) fn passed(&self) -> Passed {
+        let received = self.received.passed();
+        let sent = self.sent.passed().first;
+        let passed = match (&self.arrived, received.first) {
+            (_, Some(_)) => received,
+            (Some(arrived), None) => Passed {
+                first: sent,
+                ..arrived.clone()
+            },
+            (None, None) => Passed {
+                first: sent,
+                ..Passed::default()
+            },
+        };
+        passed.map(|stamp| self.clock.at(stamp))
+    }
+
+    /// What is printed.
+    pub(crate) fn transfer(
+        mut self,
+        order: &Order,
+        number: u32,
+        connection: u16,
+        outcome: Result<(), TransferError>,
+    ) -> Transfer {
+        if outcome.is_err() {
+            self.tell_unchecked();
+        }
+        let passed = self.passed();
+        let phases = Phases {
+            first_byte: passed.first,
+            deciles: passed.deciles,
+            partial: passed.partial,
+            last_byte: passed.last.filter(|_| outcome.is_ok()),
+            ..self.phases
+        };
+        Transfer {
+            workload: order.plan.name.clone(),
+            number,
+            connection,
+            began: self.clock.unix(),
+            server: order.target.parse().ok(),
+            seen_as: self.seen_as,
+            asked: self.asked,
+            moved: self.moved,
+            phases,
+            round_trips: self.round_trips,
+            datagrams: self.datagrams,
+            error: outcome.err(),
+            more: self.more,
+        }
+    }
+
+    /// What moved and was not checked, of a transfer that broke off.
+    fn tell_unchecked(&mut self) {
+        for (name, octets) in [
+            ("unchecked_sent", self.sent.octets()),
+            ("unchecked_received", self.received.octets()),
+        ] {
+            if octets > 0 {
+                #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+                self.tell(name, octets as f64);
+            }
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! The process `hoplite-lab __serve`: every server that workloads need, on one host. It prints `ready` and ends when stdin does.
+//! Nothing that a client sends makes it fail: what cannot be understood ends that client's connection alone.
+
+use std::{
+    io::{self, Read, Write},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdListener},
+    sync::Arc,
+    time::Duration,
+};
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, oneshot},
+    time::sleep,
+};
+
+use super::{
+    Ports, TransferError, payload,
+    progress::Progress,
+    tcp::{self, Reading},
+    transfer::{Answer, HEAD, Head, Sender, Status, Verdict},
+};
+use crate::errors::Failure;
+
+/// Connections that are served at once on each port; others wait in the kernel's backlog.
+const CONNECTIONS: usize = 1024;
+
+/// A client that moves nothing for so long has gone; longer than any pause of a scenario.
+const STALL: Duration = Duration::from_secs(1800);
+
+/// Serves until stdin ends.
+///
+/// # Errors
+/// A port is taken, or the runtime cannot start.
+pub fn main() -> Result<(), Failure> {
+    let failed = |doing| {
+        move |why: io::Error| Failure::new(doing, why, "free the port, or end the other server")
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let runtime = runtime.map_err(failed("starting the runtime"))?;
+    payload::prepare();
+    runtime.block_on(async {
+        let server =
+            Server::bind(Ports::default()).map_err(failed("opening the servers' ports"))?;
+        let ended = stdin_ended();
+        say_ready().map_err(failed("telling that the servers are ready"))?;
+        tokio::select! {
+            () = server.run() => {}
+            _ = ended => {}
+        }
+        Ok(())
+    })
+}
+
+fn say_ready() -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(b"ready\n")?;
+    out.flush()
+}
+
+/// Resolves when stdin has ended.
+fn stdin_ended() -> oneshot::Receiver<()> {
+    let (tell, told) = oneshot::channel();
+    std::thread::spawn(move || {
+        let (mut input, mut buffer) = (io::stdin().lock(), [0; 256]);
+        while matches!(input.read(&mut buffer), Ok(1..)) {}
+        drop(tell);
+    });
+    told
+}
+
+/// All servers, their ports open.
+#[derive(Debug)]
+pub struct Server {
+    transfer: TcpListener,
+}
+
+impl Server {
+    /// Opens the ports on all addresses; port 0 takes any. Needs a runtime.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn bind(ports: Ports) -> io::Result<Self> {
+        Ok(Self {
+            transfer: listen(ports.transfer)?,
+        })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn ports(&self) -> io::Result<Ports> {
+        Ok(Ports {
+            transfer: self.transfer.local_addr()?.port(),
+            ..Ports::default()
+        })
+    }
+
+    /// Serves for ever.
+    pub async fn run(self) {
+        accept(self.transfer, |stream, peer| async move {
+            if let Err(error) = transfer(stream, peer).await {
+                tracing::debug!(kind = error.kind, why = error.why, "a transfer ended early");
+            }
+        })
+        .await;
+    }
+}
+
+/// IPv4 and IPv6 on one socket, or IPv4 alone where there is no IPv6.
+fn listen(port: u16) -> io::Result<TcpListener> {
+    let socket = bound(Type::STREAM, Protocol::TCP, port)?;
+    socket.listen(1024)?;
+    socket.set_nonblocking(true)?;
+    TcpListener::from_std(StdListener::from(socket))
+}
+
+/// A socket on all addresses of the host.
+pub(super) fn bound(kind: Type, protocol: Protocol, port: u16) -> io::Result<Socket> {
+    let six = || {
+        let socket = Socket::new(Domain::IPV6, kind, Some(protocol))?;
+        socket.set_only_v6(false)?;
+        claim(
+            &socket,
+            kind,
+            SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)),
+        )?;
+        Ok(socket)
+    };
+    six().or_else(|error: io::Error| {
+        if error.kind() == io::ErrorKind::AddrInUse {
+            return Err(error);
+        }
+        let socket = Socket::new(Domain::IPV4, kind, Some(protocol))?;
+        claim(
+            &socket,
+            kind,
+            SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)),
+        )?;
+        Ok(socket)
+    })
+}
+
+fn claim(socket: &Socket, kind: Type, address: SocketAddr) -> io::Result<()> {
+    socket.set_reuse_address(kind == Type::STREAM)?;
+    socket.bind(&address.into())
+}
+
+/// Hands each connection to `serve`, at most [`CONNECTIONS`] at once.
+pub(super) async fn accept<F>(listener: TcpListener, serve: impl Fn(TcpStream, SocketAddr) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    while let Ok(permit) = Arc::clone(&room).acquire_owned().await {
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors, or a connection that was gone already: neither lasts.
+                tracing::debug!(%error, "a connection was not accepted");
+                sleep(Duration::from_millis(10)).await;
+                continue;
+            }
+        };
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "a connection keeps its delay");
+        }
+        let serving = serve(stream, peer);
+        tokio::spawn(async move {
+            serving.await;
+            drop(permit);
+        });
+    }
+}
+
+/// The server's half of the transfer protocol.
+async fn transfer(mut stream: TcpStream, peer: SocketAddr) -> Result<(), TransferError> {
+    let (reading, mut writing) = stream.split();
+    let mut reading = Reading::new(reading, STALL);
+    let head = Head::parse(&reading.exact::<HEAD>().await?);
+    let answer = Answer {
+        status: head.map_or(Status::Unreadable, |_| Status::Fine),
+        seen_as: peer.ip().to_canonical(),
+        token: head.map_or(0, |head| head.token),
+    };
+    tcp::write(&mut writing, &answer.emit(), STALL).await?;
+    let Ok(head) = head else {
+        return Ok(());
+    };
+    let verdict = match head.rounds {
+        0 => at_once(&mut reading, &mut writing, &head).await?,
+        _ => rounds(&mut reading, &mut writing, &head).await?,
+    };
+    match verdict {
+        Some(verdict) => tcp::write(&mut writing, &verdict.emit(), STALL).await,
+        None => Ok(()),
+    }
+}
+
+type From<'a> = Reading<tokio::net::tcp::ReadHalf<'a>>;
+type To<'a> = tokio::net::tcp::WriteHalf<'a>;
+
+async fn at_once(
+    reading: &mut From<'_>,
+    writing: &mut To<'_>,
+    head: &Head,
+) -> Result<Option<Verdict>, TransferError> {
+    let mut sent = Progress::new(0);
+    let sending = tcp::send(writing, head.down, head, (&mut sent, STALL));
+    let receiving = async {
+        let Some(size) = head.up else {
+            return Ok(None);
+        };
+        let (mut receiver, mut progress) = (tcp::receiver(size, 0), Progress::new(size));
+        reading.receive(&mut receiver, None, &mut progress).await?;
+        Ok(Some(Verdict {
+            right: receiver.verdict() == Some(true),
+            passed: progress.passed(),
+        }))
+    };
+    let ((), verdict) = futures_util::future::try_join(sending, receiving).await?;
+    Ok(verdict)
+}
+
+async fn rounds(
+    reading: &mut From<'_>,
+    writing: &mut To<'_>,
+    head: &Head,
+) -> Result<Option<Verdict>, TransferError> {
+    let (up, down) = (head.up.unwrap_or(1), head.down.unwrap_or(1));
+    let mut sender = Sender::new(head.seed);
+    let mut receiver = tcp::receiver(up, head.rounds);
+    let mut sent = Progress::new(0);
+    let mut progress = Progress::new(up.saturating_mul(head.rounds.into()));
+    for round in 1..=head.rounds {
+        let until = u64::from(round).saturating_mul(up);
+        reading
+            .receive(&mut receiver, Some(until), &mut progress)
+            .await?;
+        let last = round == head.rounds;
+        tcp::send_size(writing, &mut sender, down, last, (&mut sent, STALL)).await?;
+    }
+    reading.receive(&mut receiver, None, &mut progress).await?;
+    Ok(Some(Verdict {
+        right: receiver.verdict() == Some(true),
+        passed: progress.passed(),
+    }))
+}
