@@ -1,4 +1,4 @@
-//! What goes over the wire: targets, relay descriptors, HTTP/3 frames, QPACK, capsules, HTTP datagrams, SOCKS.
+//! What goes over the wire: targets, relay descriptors, HTTP/3 frames, QPACK, capsules, HTTP datagrams, SOCKS, QUIC frames.
 //! Every other room uses it. Each module names the specification and section that it implements.
 //!
 //! # Not in this room
@@ -10,6 +10,7 @@ pub mod http_datagram;
 pub mod message;
 pub mod proxy_status;
 pub mod qpack;
+pub mod quic;
 pub mod socks;
 pub mod target;
 pub mod template;
