@@ -1,4 +1,4 @@
-//! Who a relay is and how we know: identities, pins, TLS configurations, tokens.
+//! Who a relay is and how we know: identities, pins, TLS configurations, tokens; and what is seen of packets where they are in the clear.
 //! `link` dials and accepts with it, `relay` reloads certificates and checks tokens, the binary makes identities.
 //!
 //! # Not in this room
@@ -6,7 +6,9 @@
 
 mod certificates;
 mod identity;
+pub mod observe;
 mod pin;
+mod qlog;
 mod tls;
 mod token;
 mod verify;
@@ -14,6 +16,7 @@ mod verify;
 pub use certificates::Certificates;
 pub use identity::{Identity, IdentityError, NewIdentity};
 pub use pin::{Pin, PinError};
+pub use qlog::Qlog;
 pub use tls::{ALPN_H2, ALPN_H3, ALPN_HTTP1, Trust, client_tls, provider, server_tls};
 pub use token::{Token, Tokens};
 pub use verify::is_identity_mismatch;

@@ -1,0 +1,138 @@
+//! Sees the packets of a QUIC connection in the clear, and governs when it acknowledges, by wrapping the stack's own cryptography.
+//! `link` wraps both ends of a hop with it, the lab its HTTP/3 client and server; [`crate::Qlog`] is the observer that writes files.
+//! RFC 9001 §5 (what is wrapped), draft-ietf-quic-ack-frequency §4 (how acknowledgements are governed).
+//!
+//! # Not in this room
+//! A clock: an observer takes the time itself. 0-RTT packets, since nobody here sends them.
+
+mod acks;
+mod session;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::{fmt, sync::Arc};
+
+use hoplite_wire::quic::Frames;
+use quinn_proto::{ConnectionId, Side, crypto};
+
+pub use self::acks::{Acks, NotAcks};
+use self::session::{Client, Server};
+
+/// One packet, as it is before it is encrypted or after it was decrypted.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    /// Which of the three packet number spaces it belongs to.
+    pub space: Space,
+    /// Its full packet number.
+    pub number: u64,
+    /// Octets on the wire: header, payload and tag. Several packets may share one UDP datagram during a handshake.
+    pub size: usize,
+    /// Its frames, encoded.
+    pub payload: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// Its frames.
+    pub const fn frames(&self) -> Frames<'a> {
+        Frames::new(self.payload)
+    }
+}
+
+/// A packet number space (RFC 9000 §12.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Space {
+    /// Initial packets. The very first one that a server receives is decrypted elsewhere and never observed.
+    Initial,
+    /// Handshake packets.
+    Handshake,
+    /// 1-RTT packets.
+    Data,
+}
+
+/// Is told every packet of one connection. It is called on the packet path: it must not block.
+pub trait Observer: Send + Sync {
+    /// A packet is about to be sent.
+    fn sent(&self, packet: &Packet<'_>);
+    /// A packet was received and is authentic. Duplicates are told again.
+    fn received(&self, packet: &Packet<'_>);
+}
+
+/// Names observers for connections as they begin.
+pub trait Watch: Send + Sync {
+    /// Who observes this connection; `None` if nobody does.
+    fn observe(&self, connection: &Begun<'_>) -> Option<Arc<dyn Observer>>;
+}
+
+/// A connection that begins.
+#[derive(Clone, Copy, Debug)]
+pub struct Begun<'a> {
+    /// Which end we are.
+    pub side: Side,
+    /// What the wrapping room calls it, such as `hop1`.
+    pub label: &'a str,
+    /// The client's first destination connection id. Both ends know it: it joins their records.
+    pub id: ConnectionId,
+}
+
+/// What is hooked into the connections of one endpoint. The default hooks nothing, and wraps nothing.
+#[derive(Clone, Default)]
+pub struct Hooks {
+    /// When this end acknowledges what it receives.
+    pub acks: Acks,
+    /// Who sees its packets.
+    pub watch: Option<Arc<dyn Watch>>,
+}
+
+impl Hooks {
+    /// Whether there is nothing to hook in.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.acks == Acks::Default && self.watch.is_none()
+    }
+
+    /// A client's cryptography with the hooks in it; without hooks it comes back as it is.
+    #[must_use]
+    pub fn client(
+        &self,
+        inner: Arc<dyn crypto::ClientConfig>,
+        label: &str,
+    ) -> Arc<dyn crypto::ClientConfig> {
+        match self.is_empty() {
+            true => inner,
+            false => Arc::new(Client::new(inner, self.clone(), label)),
+        }
+    }
+
+    /// A server's cryptography with the hooks in it; without hooks it comes back as it is.
+    #[must_use]
+    pub fn server(
+        &self,
+        inner: Arc<dyn crypto::ServerConfig>,
+        label: &str,
+    ) -> Arc<dyn crypto::ServerConfig> {
+        match self.is_empty() {
+            true => inner,
+            false => Arc::new(Server::new(inner, self.clone(), label)),
+        }
+    }
+}
+
+/// Two are equal when they hook the same in.
+impl PartialEq for Hooks {
+    fn eq(&self, other: &Self) -> bool {
+        let watch = match (&self.watch, &other.watch) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            (a, b) => a.is_none() && b.is_none(),
+        };
+        watch && self.acks == other.acks
+    }
+}
+
+impl fmt::Debug for Hooks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hooks")
+            .field("acks", &self.acks)
+            .field("watched", &self.watch.is_some())
+            .finish()
+    }
+}

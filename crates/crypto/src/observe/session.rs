@@ -1,0 +1,291 @@
+//! The stack's cryptography traits around another implementation of them, with the hooks in between.
+
+use std::{
+    any::Any,
+    sync::{Arc, OnceLock},
+};
+
+use bytes::BytesMut;
+use quinn_proto::{
+    ConnectError, ConnectionId, Side, TransportError,
+    crypto::{
+        self, CryptoError, ExportKeyingMaterialError, HeaderKey, KeyPair, Keys, PacketKey,
+        UnsupportedVersion,
+    },
+    transport_parameters::TransportParameters,
+};
+
+use super::{Begun, Hooks, Observer, Packet, Space, acks::Request};
+
+/// A client's configuration.
+pub(super) struct Client {
+    inner: Arc<dyn crypto::ClientConfig>,
+    hooks: Hooks,
+    label: Arc<str>,
+}
+
+/// A server's configuration.
+pub(super) struct Server {
+    inner: Arc<dyn crypto::ServerConfig>,
+    hooks: Hooks,
+    label: Arc<str>,
+}
+
+/// One connection.
+struct Session {
+    inner: Box<dyn crypto::Session>,
+    hooked: Arc<Hooked>,
+    /// How many times keys came of the handshake: first those of Handshake packets, then those of 1-RTT packets.
+    keys: u8,
+}
+
+/// What all keys of one connection share.
+struct Hooked {
+    hooks: Hooks,
+    side: Side,
+    label: Arc<str>,
+    observer: OnceLock<Option<Arc<dyn Observer>>>,
+    acks: Request,
+}
+
+/// A key for packets of one space and direction.
+struct Key {
+    inner: Box<dyn PacketKey>,
+    hooked: Arc<Hooked>,
+    space: Space,
+}
+
+impl Client {
+    pub(super) fn new(inner: Arc<dyn crypto::ClientConfig>, hooks: Hooks, label: &str) -> Self {
+        let label = label.into();
+        Self {
+            inner,
+            hooks,
+            label,
+        }
+    }
+}
+
+impl Server {
+    pub(super) fn new(inner: Arc<dyn crypto::ServerConfig>, hooks: Hooks, label: &str) -> Self {
+        let label = label.into();
+        Self {
+            inner,
+            hooks,
+            label,
+        }
+    }
+}
+
+impl crypto::ClientConfig for Client {
+    fn start_session(
+        self: Arc<Self>,
+        version: u32,
+        name: &str,
+        parameters: &TransportParameters,
+    ) -> Result<Box<dyn crypto::Session>, ConnectError> {
+        let inner = Arc::clone(&self.inner).start_session(version, name, parameters)?;
+        let hooked = Hooked::new(&self.hooks, Side::Client, &self.label);
+        Ok(Session::boxed(inner, hooked))
+    }
+}
+
+impl crypto::ServerConfig for Server {
+    fn initial_keys(&self, version: u32, id: &ConnectionId) -> Result<Keys, UnsupportedVersion> {
+        self.inner.initial_keys(version, id)
+    }
+
+    fn retry_tag(&self, version: u32, id: &ConnectionId, packet: &[u8]) -> [u8; 16] {
+        self.inner.retry_tag(version, id, packet)
+    }
+
+    fn start_session(
+        self: Arc<Self>,
+        version: u32,
+        parameters: &TransportParameters,
+    ) -> Box<dyn crypto::Session> {
+        let inner = Arc::clone(&self.inner).start_session(version, parameters);
+        let hooked = Hooked::new(&self.hooks, Side::Server, &self.label);
+        Session::boxed(inner, hooked)
+    }
+}
+
+impl Hooked {
+    fn new(hooks: &Hooks, side: Side, label: &Arc<str>) -> Arc<Self> {
+        Arc::new(Self {
+            hooks: hooks.clone(),
+            side,
+            label: Arc::clone(label),
+            observer: OnceLock::new(),
+            acks: Request::new(hooks.acks),
+        })
+    }
+
+    /// The connection has an id now: the first time this is called, it gets its observer.
+    fn begin(&self, id: &ConnectionId) {
+        let begun = Begun {
+            side: self.side,
+            label: &self.label,
+            id: *id,
+        };
+        let watch = self.hooks.watch.as_ref();
+        self.observer
+            .get_or_init(|| watch.and_then(|watch| watch.observe(&begun)));
+    }
+
+    fn observer(&self) -> Option<&dyn Observer> {
+        self.observer.get()?.as_deref()
+    }
+
+    fn pair(
+        self: &Arc<Self>,
+        keys: KeyPair<Box<dyn PacketKey>>,
+        space: Space,
+    ) -> KeyPair<Box<dyn PacketKey>> {
+        let key = |inner| -> Box<dyn PacketKey> {
+            Box::new(Key {
+                inner,
+                hooked: Arc::clone(self),
+                space,
+            })
+        };
+        KeyPair {
+            local: key(keys.local),
+            remote: key(keys.remote),
+        }
+    }
+
+    fn keys(self: &Arc<Self>, keys: Keys, space: Space) -> Keys {
+        Keys {
+            header: keys.header,
+            packet: self.pair(keys.packet, space),
+        }
+    }
+}
+
+impl Session {
+    fn boxed(inner: Box<dyn crypto::Session>, hooked: Arc<Hooked>) -> Box<dyn crypto::Session> {
+        Box::new(Self {
+            inner,
+            hooked,
+            keys: 0,
+        })
+    }
+}
+
+impl crypto::Session for Session {
+    fn initial_keys(&self, id: &ConnectionId, side: Side) -> Keys {
+        self.hooked.begin(id);
+        self.hooked
+            .keys(self.inner.initial_keys(id, side), Space::Initial)
+    }
+
+    fn handshake_data(&self) -> Option<Box<dyn Any>> {
+        self.inner.handshake_data()
+    }
+
+    fn peer_identity(&self) -> Option<Box<dyn Any>> {
+        self.inner.peer_identity()
+    }
+
+    fn early_crypto(&self) -> Option<(Box<dyn HeaderKey>, Box<dyn PacketKey>)> {
+        self.inner.early_crypto()
+    }
+
+    fn early_data_accepted(&self) -> Option<bool> {
+        self.inner.early_data_accepted()
+    }
+
+    fn is_handshaking(&self) -> bool {
+        self.inner.is_handshaking()
+    }
+
+    fn read_handshake(&mut self, octets: &[u8]) -> Result<bool, TransportError> {
+        self.inner.read_handshake(octets)
+    }
+
+    fn transport_parameters(&self) -> Result<Option<TransportParameters>, TransportError> {
+        self.inner.transport_parameters()
+    }
+
+    fn write_handshake(&mut self, out: &mut Vec<u8>) -> Option<Keys> {
+        let keys = self.inner.write_handshake(out)?;
+        let space = match self.keys {
+            0 => Space::Handshake,
+            _ => Space::Data,
+        };
+        self.keys = self.keys.saturating_add(1);
+        Some(self.hooked.keys(keys, space))
+    }
+
+    fn next_1rtt_keys(&mut self) -> Option<KeyPair<Box<dyn PacketKey>>> {
+        let keys = self.inner.next_1rtt_keys()?;
+        Some(self.hooked.pair(keys, Space::Data))
+    }
+
+    fn is_valid_retry(&self, id: &ConnectionId, header: &[u8], payload: &[u8]) -> bool {
+        self.inner.is_valid_retry(id, header, payload)
+    }
+
+    fn export_keying_material(
+        &self,
+        out: &mut [u8],
+        label: &[u8],
+        context: &[u8],
+    ) -> Result<(), ExportKeyingMaterialError> {
+        self.inner.export_keying_material(out, label, context)
+    }
+}
+
+impl Key {
+    fn packet<'a>(&self, number: u64, size: usize, payload: &'a [u8]) -> Packet<'a> {
+        Packet {
+            space: self.space,
+            number,
+            size,
+            payload,
+        }
+    }
+}
+
+impl PacketKey for Key {
+    /// `packet` is header, payload and room for the tag.
+    fn encrypt(&self, number: u64, packet: &mut [u8], header: usize) {
+        if let Some(observer) = self.hooked.observer() {
+            let end = packet.len().saturating_sub(self.inner.tag_len());
+            let payload = packet.get(header..end).unwrap_or_default();
+            observer.sent(&self.packet(number, packet.len(), payload));
+        }
+        self.inner.encrypt(number, packet, header);
+    }
+
+    /// What is done to the plaintext comes after it was observed: observers see what was on the wire.
+    fn decrypt(
+        &self,
+        number: u64,
+        header: &[u8],
+        payload: &mut BytesMut,
+    ) -> Result<(), CryptoError> {
+        let size = header.len() + payload.len();
+        self.inner.decrypt(number, header, payload)?;
+        if let Some(observer) = self.hooked.observer() {
+            observer.received(&self.packet(number, size, payload));
+        }
+        if self.space == Space::Data {
+            self.hooked.acks.tell(payload);
+        }
+        Ok(())
+    }
+
+    fn tag_len(&self) -> usize {
+        self.inner.tag_len()
+    }
+
+    fn confidentiality_limit(&self) -> u64 {
+        self.inner.confidentiality_limit()
+    }
+
+    fn integrity_limit(&self) -> u64 {
+        self.inner.integrity_limit()
+    }
+}
