@@ -93,6 +93,7 @@ fn relay(relay: &Relay) -> Meaning {
 fn client(client: &Client) -> Meaning {
     let config = &client.config;
     let mut lines = vec![match config.path.len() {
+        _ if config.is_direct() => "takes no relay at all: nothing is hidden".to_owned(),
         0 => format!(
             "takes {} of {} relays, chosen when it starts",
             config.length(),
@@ -112,29 +113,39 @@ fn client(client: &Client) -> Meaning {
             lines.push(format!("{what} on {address}"));
         }
     }
-    let pinned = config
-        .relay
-        .iter()
-        .filter(|relay| relay.pin.is_some())
-        .count();
-    lines.push(format!(
-        "{pinned} relay(s) known by pin, {} by a public authority",
-        config.relay.len() - pinned
-    ));
-    let tokens = client
-        .relays
-        .iter()
-        .filter(|relay| relay.token.is_some())
-        .count();
-    lines.push(format!(
-        "shows a token to {tokens} of {} relays",
-        client.relays.len()
-    ));
+    if !config.is_direct() {
+        lines.extend(recognition(client));
+    }
     Meaning {
         kind: "client",
         lines,
         warnings: client.warnings.clone(),
     }
+}
+
+/// How relays are known, and what is shown to them.
+fn recognition(client: &Client) -> [String; 2] {
+    let config = &client.config;
+    let pinned = config
+        .relay
+        .iter()
+        .filter(|relay| relay.pin.is_some())
+        .count();
+    let tokens = client
+        .relays
+        .iter()
+        .filter(|relay| relay.token.is_some())
+        .count();
+    [
+        format!(
+            "{pinned} relay(s) known by pin, {} by a public authority",
+            config.relay.len() - pinned
+        ),
+        format!(
+            "shows a token to {tokens} of {} relays",
+            client.relays.len()
+        ),
+    ]
 }
 
 fn list<T: ToString>(items: &[T]) -> String {

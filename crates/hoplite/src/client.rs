@@ -11,7 +11,7 @@ use tracing::{info, warn};
 use crate::{
     config::{self, client::Client},
     errors::Failure,
-    node, resources, say,
+    node, qlog, resources, say,
     signals::{self, Asked, Signals},
 };
 
@@ -23,10 +23,11 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         .iter()
         .for_each(|warning| warn!("{warning}"));
     resources::raise_file_limit();
+    let recording = qlog::Recording::from_environment()?;
     signals::current_thread_runtime()?.block_on(async {
         let mut signals = Signals::listen()?;
         let front = bind(client.config.front())?;
-        let overlay = overlay::over_relays(&client)?;
+        let overlay = overlay::of(&client, recording.watch())?;
         say::remark(invitation(&front, client.config.length()));
         front.serve(overlay, stopped(&mut signals)).await;
         info!("the client has stopped");
@@ -62,8 +63,12 @@ fn invitation(front: &Front, hops: usize) -> String {
         .http_addr()
         .map(|address| format!("HTTP proxy at http://{address}"));
     let ways: Vec<String> = socks.into_iter().chain(http).collect();
+    let path = match hops {
+        0 => "no relay at all, nothing is hidden".to_owned(),
+        _ => format!("{hops} relay(s) on the path"),
+    };
     format!(
-        "hoplite: {hops} relay(s) on the path; point your browser at the {}",
+        "hoplite: {path}; point your browser at the {}",
         ways.join(" or the ")
     )
 }
@@ -74,7 +79,7 @@ pub(crate) fn serve_node(client: Option<&Client>) -> Result<(), Failure> {
     signals::current_thread_runtime()?.block_on(async {
         let front = bind(client.map_or_else(baseline, |client| client.config.front()))?;
         let overlay: Arc<dyn Overlay> = match client {
-            Some(client) => overlay::over_relays(client)?,
+            Some(client) => overlay::of(client, None)?,
             None => overlay::without_relays(),
         };
         let nowhere = || {

@@ -21,7 +21,7 @@ mod tests;
 const LARGEST: u64 = 4 << 20;
 
 /// Keys that only a client's file has.
-const CLIENT_KEYS: [&str; 6] = ["relay", "path", "hops", "socks", "http", "tunnel"];
+const CLIENT_KEYS: [&str; 6] = ["relay", "path", "hops", "overlay", "socks", "http"];
 
 /// Keys that only a relay's file has.
 const RELAY_KEYS: [&str; 10] = [
@@ -70,7 +70,7 @@ pub(crate) fn kind(document: &Document) -> Result<Kind, Failure> {
         }
         (None, None) => "neither a client's file nor a relay's".to_owned(),
     };
-    let remedy = "a client's file has [[relay]] and `path` or `hops`; a relay's has `listen`, `roles` or `identity`";
+    let remedy = "a client's file has [[relay]] and `path` or `hops`, or `overlay`; a relay's has `listen`, `roles` or `identity`";
     Err(vec![document.complain("", why, remedy)].into())
 }
 

@@ -17,6 +17,7 @@ mod keygen;
 mod load;
 mod logs;
 mod node;
+mod qlog;
 mod relay;
 mod resources;
 mod say;

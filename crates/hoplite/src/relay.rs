@@ -1,9 +1,9 @@
 //! `hoplite relay`: serves until it is told to stop. SIGTERM and SIGINT drain (a second one stops at once), SIGHUP reads
 //! tokens and certificates again and keeps the old ones if the new are wrong.
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
-use hoplite_crypto::Identity;
+use hoplite_crypto::{Identity, observe::Watch};
 use hoplite_relay::{Config, Handle, Relay, StartError};
 use tracing::{error, info, warn};
 
@@ -11,7 +11,7 @@ use crate::{
     config,
     errors::Failure,
     identity::{self, Files},
-    node, resources,
+    node, qlog, resources,
     signals::{self, Asked, Signals},
 };
 
@@ -27,10 +27,11 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         .for_each(|warning| warn!("{warning}"));
     let identity = identity_of(&loaded.config)?;
     resources::raise_file_limit();
+    let recording = qlog::Recording::from_environment()?;
     let runtime = signals::current_thread_runtime()?;
     runtime.block_on(async {
         let mut signals = Signals::listen()?;
-        let handle = start(&loaded.config, &identity)?;
+        let handle = start(&loaded.config, &identity, recording.watch())?;
         let listen: Vec<String> = handle.addresses().iter().map(ToString::to_string).collect();
         info!(listen = listen.join(", "), pin = %handle.pin(), "the relay is up");
         serve(handle, path, &mut signals).await;
@@ -87,8 +88,12 @@ fn identity_of(config: &Config) -> Result<Identity, Failure> {
     files.read()
 }
 
-fn start(config: &Config, identity: &Identity) -> Result<Handle, Failure> {
-    Relay::start(config, identity).map_err(|error| refused(&error))
+fn start(
+    config: &Config,
+    identity: &Identity,
+    watch: Option<Arc<dyn Watch>>,
+) -> Result<Handle, Failure> {
+    Relay::start_watched(config, identity, watch).map_err(|error| refused(&error))
 }
 
 fn refused(error: &StartError) -> Failure {
@@ -119,7 +124,7 @@ fn listen_remedy(error: &std::io::Error) -> &'static str {
 pub(crate) fn serve_node(config: &Config) -> Result<(), Failure> {
     resources::raise_file_limit();
     let identity = identity::parse(&identity::make(&[])?)?;
-    let handle = start(config, &identity)?;
+    let handle = start(config, &identity, None)?;
     let listen = handle.addresses().first().copied();
     let listen = listen.ok_or_else(|| {
         Failure::new(

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use hoplite_crypto::observe::Hooks;
 use quinn::{MtuDiscoveryConfig, TransportConfig, VarInt, congestion};
 
 use crate::{socket::overhead, unlimited::Unlimited};
@@ -50,6 +51,8 @@ pub struct Config {
     pub streams: u32,
     /// The congestion controller.
     pub congestion: Congestion,
+    /// When received packets are acknowledged, and who sees the packets; a hop is labelled `hop1`, `hop2` and so on.
+    pub hooks: Hooks,
 }
 
 impl Default for Config {
@@ -67,6 +70,7 @@ impl Default for Config {
             datagram_queue: 1 << 20,
             streams: 0,
             congestion: Congestion::Cubic,
+            hooks: Hooks::default(),
         }
     }
 }

@@ -164,7 +164,8 @@ impl Dialer {
     fn client_config(&self, carried: usize) -> Result<ClientConfig, Error> {
         let tls = client_tls(&self.peer.trust, &[ALPN_H3]).map_err(|e| self.bug(e))?;
         let crypto = QuicClientConfig::try_from(tls).map_err(|e| self.bug(e))?;
-        let mut config = ClientConfig::new(Arc::new(crypto));
+        let label = format!("hop{}", self.place.hop + 1);
+        let mut config = ClientConfig::new(self.config.hooks.client(Arc::new(crypto), &label));
         config.transport_config(Arc::new(self.config.transport(self.place.hop, carried)));
         Ok(config)
     }

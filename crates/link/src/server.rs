@@ -12,6 +12,7 @@ mod tests;
 
 use std::{io, net::SocketAddr, sync::Arc};
 
+use hoplite_crypto::observe::Hooks;
 use quinn::{
     Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, ValidationTokenConfig,
     crypto::rustls::QuicServerConfig,
@@ -32,6 +33,9 @@ const INCOMING_OCTETS: u64 = 64 * 1024;
 
 /// How much may arrive for all attempts of a shard before they are accepted, in octets.
 const INCOMING_OCTETS_TOTAL: u64 = 16 * 1024 * 1024;
+
+/// What records of packets call this end.
+const LABEL: &str = "relay";
 
 /// The sockets of all shards, bound to one port. Packets already queue in the kernel.
 #[derive(Debug)]
@@ -91,8 +95,9 @@ impl BoundShard {
         tls: Arc<rustls::ServerConfig>,
         transport: Arc<TransportConfig>,
         secrets: &Secrets,
+        hooks: &Hooks,
     ) -> io::Result<Shard> {
-        let server = server_config(tls, transport, secrets)?;
+        let server = server_config(tls, transport, secrets, hooks)?;
         let socket = CoalescingSocket::new(self.udp)?;
         let endpoint = Endpoint::new_with_abstract_socket(
             endpoint_config(self.index, self.shards, secrets),
@@ -116,10 +121,12 @@ pub fn server_config(
     tls: Arc<rustls::ServerConfig>,
     transport: Arc<TransportConfig>,
     secrets: &Secrets,
+    hooks: &Hooks,
 ) -> io::Result<ServerConfig> {
     let crypto = QuicServerConfig::try_from(tls)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
-    let mut config = ServerConfig::new(Arc::new(crypto), Arc::clone(&secrets.token));
+    let crypto = hooks.server(Arc::new(crypto), LABEL);
+    let mut config = ServerConfig::new(crypto, Arc::clone(&secrets.token));
     // We hand out no tokens for later connections, because such a token would link a client's visits to each other.
     let mut tokens = ValidationTokenConfig::default();
     tokens.sent(0);

@@ -4,6 +4,7 @@
 
 use std::{fmt, net::SocketAddr, path::PathBuf};
 
+use hoplite_crypto::observe::Acks;
 use hoplite_wire::Target;
 use serde::Deserialize;
 use zeroize::Zeroizing;
@@ -37,6 +38,8 @@ pub struct Config {
     pub ingress: Ingress,
     /// How CONNECT-UDP is asked for.
     pub masque: Masque,
+    /// How the connections of clients are carried.
+    pub tunnel: Tunnel,
     /// How much of everything.
     pub limits: Limits,
     /// What is counted, and where it can be read.
@@ -132,6 +135,15 @@ pub struct Masque {
     pub template: Option<String>,
 }
 
+/// How the connections of clients are carried.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tunnel {
+    /// When the relay acknowledges what clients send over QUIC: `"default"`, or a delay from `"1ms"` to `"25ms"`. Default: `"default"`.
+    #[serde(deserialize_with = "text::parsed")]
+    pub acks: Acks,
+}
+
 /// What is counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -174,6 +186,7 @@ impl Default for Config {
             egress: Egress::default(),
             ingress: Ingress::default(),
             masque: Masque::default(),
+            tunnel: Tunnel::default(),
             limits: Limits::default(),
             metrics: Metrics::default(),
         }

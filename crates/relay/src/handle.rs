@@ -10,7 +10,10 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use hoplite_crypto::{Certificates, Identity, IdentityError, Pin};
+use hoplite_crypto::{
+    Certificates, Identity, IdentityError, Pin,
+    observe::{Hooks, Watch},
+};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
@@ -69,6 +72,18 @@ impl Relay {
     /// # Errors
     /// See [`StartError`]; nothing is left behind.
     pub fn start(config: &Config, identity: &Identity) -> Result<Handle, StartError> {
+        Self::start_watched(config, identity, None)
+    }
+
+    /// As [`Self::start`]; `watch` is shown the packets of every client's QUIC connection.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_watched(
+        config: &Config,
+        identity: &Identity,
+        watch: Option<Arc<dyn Watch>>,
+    ) -> Result<Handle, StartError> {
         config.check()?;
         let certificates = Certificates::new(identity)?;
         let bound = shard::bind(config)?;
@@ -79,6 +94,7 @@ impl Relay {
             &bound.addresses,
             certificates,
             metrics,
+            watch,
         )?);
         let (phase, watched) = watch::channel(Phase::Serving);
         let (held, done) = mpsc::channel(1);
@@ -158,8 +174,13 @@ impl Shared {
         own: &[SocketAddr],
         certificates: Arc<Certificates>,
         metrics: Arc<Metrics>,
+        watch: Option<Arc<dyn Watch>>,
     ) -> Result<Self, ConfigError> {
         Ok(Self {
+            hooks: Hooks {
+                acks: config.tunnel.acks,
+                watch,
+            },
             name: config.name.clone(),
             limits: config.limits.clone(),
             templates: Templates::new(config.masque.template.as_deref())?,

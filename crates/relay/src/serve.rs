@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use hoplite_crypto::Certificates;
+use hoplite_crypto::{Certificates, observe::Hooks};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
@@ -36,6 +36,8 @@ pub(crate) struct Shared {
     pub(crate) certificates: Arc<Certificates>,
     pub(crate) gate: Gate,
     pub(crate) metrics: Arc<Metrics>,
+    /// When clients' packets are acknowledged, and who sees them.
+    pub(crate) hooks: Hooks,
     /// How HTTP/3 is spoken.
     pub(crate) h3: hoplite_masque::h3::Config,
     /// How HTTP/2 is spoken.

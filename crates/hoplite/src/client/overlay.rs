@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hoplite_crypto::Trust;
+use hoplite_crypto::{Trust, observe::Watch};
 use hoplite_link::{Congestion, Peer};
 use hoplite_masque::{Config, Path, Paths, Random, Relay, Wish};
 use hoplite_overlay::{Error, Overlay, direct::Direct};
@@ -12,11 +12,27 @@ use crate::{
     errors::Failure,
 };
 
+/// What the file asks for; `watch` is shown the packets of each hop's connection.
+pub(super) fn of(
+    client: &Client,
+    watch: Option<Arc<dyn Watch>>,
+) -> Result<Arc<dyn Overlay>, Failure> {
+    match client.config.is_direct() {
+        true => Ok(without_relays()),
+        false => over_relays(client, watch),
+    }
+}
+
 /// The relays of the file: the path that it gives, or one that is chosen and replaced when it fails.
 /// The whole path is dialled at once, so that the first flow finds it warm.
-pub(super) fn over_relays(client: &Client) -> Result<Arc<dyn Overlay>, Failure> {
+fn over_relays(
+    client: &Client,
+    watch: Option<Arc<dyn Watch>>,
+) -> Result<Arc<dyn Overlay>, Failure> {
     let below: Arc<dyn Overlay> = Arc::new(Direct::for_tunnels());
-    let config = Arc::new(tunnel(&client.config));
+    let mut config = tunnel(&client.config);
+    config.link.hooks.watch = watch;
+    let config = Arc::new(config);
     let made = match client.config.path.is_empty() {
         false => given(client, &below, &config),
         true => chosen(client, below, &config),
@@ -97,6 +113,7 @@ fn tunnel(file: &client::Config) -> Config {
         datagram_queue: file.datagram_queue,
         ..Config::default()
     };
+    config.link.hooks.acks = file.acks;
     config.link.congestion = match file.congestion {
         client::Congestion::Cubic => Congestion::Cubic,
         client::Congestion::Bbr => Congestion::Bbr,

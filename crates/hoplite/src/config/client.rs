@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use hoplite_crypto::{Pin, Token};
+use hoplite_crypto::{Pin, Token, observe::Acks};
 use hoplite_masque::Candidate;
 use hoplite_mediator::config as front;
 use hoplite_wire::Target;
@@ -24,6 +24,8 @@ pub(crate) const LONGEST_PATH: usize = 4;
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
+    /// What carries the traffic.
+    pub(crate) overlay: Carrier,
     /// The relays that may be used.
     pub(crate) relay: Vec<Relay>,
     /// Their names in order, the first hop first. Either this or `hops`.
@@ -43,6 +45,17 @@ pub(crate) struct Config {
     pub(crate) tunnel: Tunnel,
     /// Bounds of the front ends.
     pub(crate) limits: front::Limits,
+}
+
+/// What carries the traffic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Carrier {
+    /// Relays, each hop nested in the one before.
+    #[default]
+    Masque,
+    /// Nothing: the device's own sockets, for measurements.
+    Direct,
 }
 
 /// One relay.
@@ -91,7 +104,8 @@ pub(crate) enum Role {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Tunnel {
-    /// When tunnels acknowledge.
+    /// When the client acknowledges what relays send.
+    #[serde(deserialize_with = "text::parsed")]
     pub(crate) acks: Acks,
     /// Which congestion control the tunnels run.
     pub(crate) congestion: Congestion,
@@ -107,15 +121,6 @@ pub(crate) struct Tunnel {
     pub(crate) isolated_idle: Duration,
     /// Octets of datagrams kept for a flow whose reader is slow.
     pub(crate) datagram_queue: usize,
-}
-
-/// When tunnels acknowledge.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Acks {
-    /// As QUIC does: every second packet, or after 25 ms.
-    #[default]
-    Default,
 }
 
 /// Which congestion control the connections run.
@@ -230,9 +235,15 @@ impl Config {
         }
     }
 
+    /// Whether no relay is used at all.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.overlay == Carrier::Direct
+    }
+
     /// How many relays the traffic passes.
     pub(crate) fn length(&self) -> usize {
         match self.path.len() {
+            _ if self.is_direct() => 0,
             0 => self.hops.unwrap_or(0),
             given => given,
         }

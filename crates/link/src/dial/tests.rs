@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use hoplite_crypto::{ALPN_H3, Certificates, Trust, server_tls};
+use hoplite_crypto::{ALPN_H3, Certificates, Trust, observe::Hooks, server_tls};
 use hoplite_overlay::{
     Direct, ErrorKind, Reason, Terms,
     memory::{Fault, Road},
@@ -101,7 +101,9 @@ async fn a_link_reaches_a_shard_over_loopback() {
     let shard = bound.into_shards().remove(0);
     let transport = Arc::new(Config::default().transport(0, 1472));
     let secrets = Secrets::generate().unwrap();
-    let shard = shard.activate(tls, transport, &secrets).unwrap();
+    let shard = shard
+        .activate(tls, transport, &secrets, &Hooks::default())
+        .unwrap();
     let serving = tokio::spawn(async move {
         let connection = shard.endpoint.accept().await.unwrap().await.unwrap();
         connection.read_datagram().await.unwrap()

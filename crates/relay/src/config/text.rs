@@ -25,6 +25,18 @@ where
         .collect()
 }
 
+/// A text with a parser.
+pub(super) fn parsed<'de, D, T>(input: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr,
+    T::Err: fmt::Display,
+{
+    let text = String::deserialize(input)?;
+    text.parse()
+        .map_err(|error| de::Error::custom(format!("{text:?}: {error}")))
+}
+
 /// A text that is wiped from memory when dropped.
 pub(super) fn secret<'de, D>(input: D) -> Result<Option<Zeroizing<String>>, D::Error>
 where

@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use hoplite_crypto::{ALPN_H2, ALPN_H3, ALPN_HTTP1, Certificates, server_tls};
+use hoplite_crypto::{ALPN_H2, ALPN_H3, ALPN_HTTP1, Certificates, observe::Hooks, server_tls};
 use hoplite_link::{
     quic::{MtuDiscoveryConfig, TransportConfig, VarInt},
     server::{self, Bound, BoundShard, Secrets},
@@ -119,15 +119,20 @@ impl Keys {
         })
     }
 
-    fn activate(&self, shard: BoundShard) -> io::Result<server::Shard> {
-        shard.activate(self.tls.clone(), self.transport.clone(), &self.secrets)
+    fn activate(&self, shard: BoundShard, hooks: &Hooks) -> io::Result<server::Shard> {
+        shard.activate(
+            self.tls.clone(),
+            self.transport.clone(),
+            &self.secrets,
+            hooks,
+        )
     }
 }
 
 async fn run(shards: Vec<BoundShard>, keys: Keys, shared: Arc<Shared>, alive: Alive) {
     let mut serving = tokio::task::JoinSet::new();
     for shard in shards {
-        match keys.activate(shard) {
+        match keys.activate(shard, &shared.hooks) {
             Ok(shard) => {
                 let tcp = keys.tcp.clone();
                 serving.spawn(tls::serve(shared.clone(), shard.tcp, tcp, alive.clone()));

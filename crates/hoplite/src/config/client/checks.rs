@@ -23,11 +23,15 @@ pub(super) fn complaints(config: &Config, document: &Document) -> Vec<Complaint>
         document,
         complaints: Vec::new(),
     };
-    checker.relays();
-    checker.length();
-    checker.path();
-    checker.pins();
-    checker.choice();
+    if config.is_direct() {
+        checker.no_relays();
+    } else {
+        checker.relays();
+        checker.length();
+        checker.path();
+        checker.pins();
+        checker.choice();
+    }
     checker.front_ends();
     checker.complaints
 }
@@ -36,6 +40,20 @@ impl Checker<'_> {
     fn add(&mut self, key: &str, why: impl std::fmt::Display, remedy: &str) {
         let complaint = self.document.complain(key, why, remedy);
         self.complaints.push(complaint);
+    }
+
+    /// What would go unused looks like protection that is not there.
+    fn no_relays(&mut self) {
+        let config = self.config;
+        let given = [
+            ("relay", !config.relay.is_empty()),
+            ("path", !config.path.is_empty()),
+            ("hops", config.hops.is_some_and(|hops| hops > 0)),
+        ];
+        for (key, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
+            let why = "overlay = \"direct\" uses no relay and hides nothing";
+            self.add(key, why, "remove it, or remove `overlay`");
+        }
     }
 
     fn relays(&mut self) {
@@ -71,6 +89,11 @@ impl Checker<'_> {
                 "hops",
                 "`path` and `hops` are both given",
                 "keep one of them",
+            ),
+            (0, Some(0)) => self.add(
+                "hops",
+                format!("expected 1 to {LONGEST_PATH}, found 0"),
+                "for measurements without any relay there is overlay = \"direct\"",
             ),
             (0, Some(n)) if !(1..=LONGEST_PATH).contains(&n) => self.add(
                 "hops",
@@ -218,6 +241,11 @@ impl Checker<'_> {
 /// What is allowed, but probably not meant.
 pub(super) fn warnings(config: &Config) -> Vec<String> {
     let mut warnings = Vec::new();
+    if config.is_direct() {
+        warnings.push(
+            "overlay = \"direct\": nothing is hidden: targets see this device, and its network sees the targets; it is for measurements".into(),
+        );
+    }
     if config.length() == 1 {
         warnings.push(
             "one relay sees both you and your targets; two of different operators do not".into(),

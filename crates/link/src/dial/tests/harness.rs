@@ -14,7 +14,9 @@ use std::{
     time::Duration,
 };
 
-use hoplite_crypto::{ALPN_H2, ALPN_H3, Certificates, Identity, Pin as KeyPin, Trust, server_tls};
+use hoplite_crypto::{
+    ALPN_H2, ALPN_H3, Certificates, Identity, Pin as KeyPin, Trust, observe::Hooks, server_tls,
+};
 use hoplite_overlay::{
     Batch, Datagrams, Error, Opening, Overlay, Received, Stream, Terms,
     memory::{MemoryOverlay, Network, Road, Socket, What},
@@ -90,7 +92,13 @@ impl Lab {
         };
         let transport = Arc::new(transport.transport(0, 1472));
         let secrets = Secrets::generate().unwrap();
-        let config = server_config(Arc::clone(&self.tls), transport, &secrets).unwrap();
+        let config = server_config(
+            Arc::clone(&self.tls),
+            transport,
+            &secrets,
+            &Hooks::default(),
+        )
+        .unwrap();
         let endpoint = Endpoint::new_with_abstract_socket(
             EndpointConfig::default(),
             Some(config),

@@ -10,6 +10,7 @@ use std::{
     thread::JoinHandle,
 };
 
+use hoplite_crypto::observe::Hooks;
 use quinn::{
     AsyncUdpSocket, Connection, Endpoint, EndpointConfig, Runtime, TokioRuntime, TransportConfig,
     UdpPoller, crypto::rustls::QuicClientConfig,
@@ -105,7 +106,9 @@ fn run(
         .build();
     runtime.unwrap().block_on(async {
         let transport = Arc::new(TransportConfig::default());
-        let shard = shard.activate(tls, transport, secrets).unwrap();
+        let shard = shard
+            .activate(tls, transport, secrets, &Hooks::default())
+            .unwrap();
         tokio::select! {
             () = serve(&shard) => {}
             _ = stopped.wait_for(|stopped| *stopped) => {}
