@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::{errors::Failure, workload};
+use crate::{errors::Failure, scenario, workload};
 
 /// Emulated networks, every competitor beside Hoplite, figures that stand up.
 #[derive(Debug, Parser)]
@@ -136,10 +136,10 @@ pub fn run(cli: &Cli) -> Result<(), Failure> {
     match &cli.command {
         Command::Work => workload::client::main(),
         Command::Serve => workload::server::main(),
+        Command::List(args) => scenario::list::run(args),
         Command::Run(_)
         | Command::Report(_)
         | Command::Merge(_)
-        | Command::List(_)
         | Command::Doctor(_)
         | Command::Calibrate(_)
         | Command::World => Err(Failure::new("running the command", "not built yet", "wait")),

@@ -1,0 +1,170 @@
+//! What is wrong with a file, in one line each: `file:line:column: key: what is wrong: what is allowed`.
+//! Every reader of `scenario` collects here, so that a user sees all mistakes at once.
+
+use std::{cell::RefCell, fmt};
+
+use super::document::Document;
+use crate::errors::{Complaint, Failure};
+
+/// More are not shown: they are mostly consequences of the first.
+const MOST: usize = 20;
+
+/// A value that does not fit: found by a function that does not know where the value stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wrong {
+    /// What is wrong.
+    pub(crate) what: String,
+    /// What is allowed.
+    pub(crate) allowed: String,
+}
+
+impl Wrong {
+    /// Something wrong.
+    pub(crate) fn new(what: impl fmt::Display, allowed: impl Into<String>) -> Self {
+        Self {
+            what: what.to_string(),
+            allowed: allowed.into(),
+        }
+    }
+}
+
+/// The complaints about one document.
+#[derive(Debug)]
+pub(crate) struct Complaints<'d> {
+    document: &'d Document,
+    list: RefCell<Vec<(usize, Complaint)>>,
+}
+
+impl<'d> Complaints<'d> {
+    /// None yet.
+    pub(crate) fn about(document: &'d Document) -> Self {
+        Self {
+            document,
+            list: RefCell::default(),
+        }
+    }
+
+    /// One about what stands at an offset. The same one twice counts once.
+    pub(crate) fn add(&self, at: usize, wrong: Wrong) {
+        let key = self.document.key_at(at);
+        self.push(at, &key, wrong);
+    }
+
+    /// One about a key that is not there, in the table at an offset.
+    pub(crate) fn missing(&self, at: usize, key: &str, allowed: &str) {
+        let wrong = Wrong::new(format!("the key \"{key}\" is missing"), allowed);
+        self.add(at, wrong);
+    }
+
+    fn push(&self, at: usize, key: &str, wrong: Wrong) {
+        let complaint = self.document.complaint(at, key, wrong);
+        let mut list = self.list.borrow_mut();
+        if list.len() < MOST && !list.contains(&(at, complaint.clone())) {
+            list.push((at, complaint));
+        }
+    }
+
+    /// Whether there is any.
+    pub(crate) fn any(&self) -> bool {
+        !self.list.borrow().is_empty()
+    }
+
+    /// All of them, in the order of the file.
+    pub(crate) fn into_list(self) -> Vec<Complaint> {
+        let mut list = self.list.into_inner();
+        list.sort_by_key(|(at, _)| *at);
+        list.into_iter().map(|(_, complaint)| complaint).collect()
+    }
+
+    /// Nothing, or all complaints as a failure.
+    pub(crate) fn finish(self) -> Result<(), Failure> {
+        match self.into_list() {
+            list if list.is_empty() => Ok(()),
+            list => Err(Failure::Wrong(list)),
+        }
+    }
+}
+
+/// What was probably meant, or what there is.
+pub(crate) fn meant<'n>(found: &str, known: impl IntoIterator<Item = &'n str>) -> String {
+    let mut known: Vec<&str> = known.into_iter().collect();
+    known.sort_unstable();
+    known.dedup();
+    let near = known
+        .iter()
+        .map(|name| (distance(found, name), *name))
+        .min();
+    match near {
+        Some((far, name)) if far <= 1 + name.chars().count() / 3 => {
+            format!("did you mean \"{name}\"?")
+        }
+        Some(_) => format!("use one of {}", listed(&known)),
+        None => "remove it".into(),
+    }
+}
+
+/// Names joined by commas; of very many only the first.
+pub(crate) fn listed(names: &[&str]) -> String {
+    const SHOWN: usize = 30;
+    let shown = names.get(..SHOWN).unwrap_or(names).join(", ");
+    match names.len() {
+        0 => "(there is none)".into(),
+        ..=SHOWN => shown,
+        more => format!("{shown} and {} more", more - SHOWN),
+    }
+}
+
+/// A text of the file in a complaint: in quotes, on one line, not too long.
+pub(crate) fn quoted(text: &str) -> String {
+    const SHOWN: usize = 60;
+    let short: String = text.chars().take(SHOWN).collect();
+    let dots = if short.len() < text.len() { "…" } else { "" };
+    format!("\"{}{dots}\"", short.escape_debug())
+}
+
+/// How many letters to change, add, drop or swap with their neighbour.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) =
+        (a.chars().take(64).collect(), b.chars().take(64).collect());
+    let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
+    for (i, x) in a.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, y) in b.iter().enumerate() {
+            let above = &rows[i];
+            let mut best = (above[j] + usize::from(x != y))
+                .min(above[j + 1] + 1)
+                .min(row[j] + 1);
+            if i > 0 && j > 0 && *x == b[j - 1] && a[i - 1] == *y {
+                best = best.min(rows[i - 1][j - 1] + 1);
+            }
+            row.push(best);
+        }
+        rows.push(row);
+    }
+    rows.last().and_then(|row| row.last()).copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_swapped_and_a_dropped_letter_each_count_once() {
+        assert_eq!(distance("dealy", "delay"), 1);
+        assert_eq!(distance("dely", "delay"), 1);
+        assert_eq!(distance("", "abc"), 3);
+    }
+
+    #[test]
+    fn only_near_names_are_suggested() {
+        assert_eq!(meant("dealy", ["delay", "rate"]), "did you mean \"delay\"?");
+        assert_eq!(meant("colour", ["rate", "delay"]), "use one of delay, rate");
+        assert_eq!(meant("x", []), "remove it");
+    }
+
+    #[test]
+    fn a_long_text_is_cut_and_stays_on_its_line() {
+        assert_eq!(quoted("a\nb"), "\"a\\nb\"");
+        assert_eq!(quoted(&"x".repeat(100)).chars().count(), 63);
+    }
+}
