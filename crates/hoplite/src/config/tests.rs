@@ -78,6 +78,59 @@ fn a_mode_that_is_not_built_is_refused_with_those_that_are() {
 }
 
 #[test]
+fn acknowledgements_are_default_or_a_delay_in_both_files() {
+    let expected =
+        "\"30ms\": expected \"default\" or a delay from \"1ms\" to \"25ms\": correct the value";
+    let text = two_relays("hops = 1\ntunnel = { acks = \"30ms\" }");
+    let error = client_error(&text);
+    assert_eq!(error, format!("f.toml:2:19: tunnel.acks: {expected}"));
+    let relay_file = |acks| format!("listen = [\"127.0.0.1:0\"]\n[tunnel]\nacks = \"{acks}\"\n");
+    let error = relay_error(&relay_file("30ms"));
+    assert_eq!(error, format!("f.toml:3:8: tunnel.acks: {expected}"));
+    let one = relay::read(&document(&relay_file("1ms")).expect("valid")).expect("right");
+    assert_eq!(one.config.tunnel.acks.to_string(), "1ms");
+    assert_eq!(
+        document(&relay_file("1ms"))
+            .and_then(|d| kind(&d))
+            .expect("clear"),
+        Kind::Relay
+    );
+    let two = two_relays("hops = 1\ntunnel = { acks = \"2.5ms\" }");
+    let two = client::read(&document(&two).expect("valid")).expect("right");
+    assert_eq!(two.config.tunnel.acks.to_string(), "2.5ms");
+}
+
+#[test]
+fn a_client_without_relays_has_none_in_its_file_and_is_warned() {
+    for text in ["overlay = \"direct\"\n", "overlay = \"direct\"\nhops = 0\n"] {
+        let client = client::read(&document(text).expect("valid")).expect("right");
+        assert_eq!(client.config.length(), 0);
+        assert!(
+            client.warnings[0].contains("nothing is hidden"),
+            "{:?}",
+            client.warnings
+        );
+        assert_eq!(
+            kind(&document(text).expect("valid")).expect("clear"),
+            Kind::Client
+        );
+    }
+    let error = client_error(&two_relays(
+        "overlay = \"direct\"\npath = [\"a\"]\nhops = 1",
+    ));
+    let lines: Vec<_> = error.lines().collect();
+    let why =
+        "overlay = \"direct\" uses no relay and hides nothing: remove it, or remove `overlay`";
+    assert_eq!(lines.len(), 3, "{error}");
+    assert_eq!(lines[1], format!("f.toml:2:1: path: {why}"));
+    assert_eq!(lines[2], format!("f.toml:3:8: hops: {why}"));
+    assert_eq!(
+        client_error("hops = 0\n"),
+        "f.toml:1:8: hops: expected 1 to 4, found 0: for measurements without any relay there is overlay = \"direct\""
+    );
+}
+
+#[test]
 fn a_bad_pin_is_named_with_its_relay() {
     let text = "hops = 1\n[[relay]]\nname = \"a\"\naddress = \"a:1\"\npin = \"sha256:abc\"\n";
     let error = client_error(text);
@@ -251,6 +304,7 @@ fn the_client_example_is_right_and_its_comments_are_the_defaults() {
     assert!(
         spelt_out.contains("\nlisten = \"127.0.0.1:8118\"")
             && spelt_out.contains("\nisolated = 64")
+            && spelt_out.contains("\noverlay = \"masque\"")
     );
     let spelt_out = client::read(&document(&spelt_out).expect("valid"))
         .expect("right")

@@ -12,12 +12,12 @@ use crate::common::{Running, value};
 use rustix::process::Signal;
 
 /// A relay that connects to loopback for who shows its token, and a client's file for it.
-fn relay(directory: &Path) -> Running {
+pub(crate) fn relay(directory: &Path, qlog: Option<&Path>) -> Running {
     fs::write(directory.join("relay.token"), "secret\n").expect("written");
     let file = "listen = [\"127.0.0.1:0\"]\n[egress]\nallow = [\"127.0.0.0/8\"]\n\
                 [[auth.token]]\nfile = \"relay.token\"\n";
     fs::write(directory.join("relay.toml"), file).expect("written");
-    let mut relay = Running::start("relay", &directory.join("relay.toml"));
+    let mut relay = Running::recorded("relay", &directory.join("relay.toml"), qlog);
     let up = relay.line_with("the relay is up");
     let client = format!(
         "path = [\"a\"]\ntoken_file = \"client.token\"\nsocks.listen = \"127.0.0.1:0\"\nhttp.listen = \"127.0.0.1:0\"\n\
@@ -32,7 +32,11 @@ fn relay(directory: &Path) -> Running {
 /// A client with this token, its SOCKS port and its HTTP port.
 fn client(directory: &Path, token: &str) -> (Running, u16, u16) {
     fs::write(directory.join("client.token"), token).expect("written");
-    let mut client = Running::start("client", &directory.join("client.toml"));
+    started(Running::start("client", &directory.join("client.toml")))
+}
+
+/// A client that starts, its SOCKS port and its HTTP port.
+pub(crate) fn started(mut client: Running) -> (Running, u16, u16) {
     let line = client.line_with("point your browser at");
     let port = |before: &str| {
         let rest = line.split(before).nth(1).expect("there");
@@ -44,7 +48,7 @@ fn client(directory: &Path, token: &str) -> (Running, u16, u16) {
 }
 
 /// A target that answers `hello` to whoever comes.
-fn target() -> u16 {
+pub(crate) fn target() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("binds");
     let port = listener.local_addr().expect("bound").port();
     thread::spawn(move || {
@@ -64,7 +68,7 @@ fn dial(port: u16) -> TcpStream {
 }
 
 /// The SOCKS reply code, and what comes after it if it is 0.
-fn through_socks(proxy: u16, target: u16) -> (u8, String) {
+pub(crate) fn through_socks(proxy: u16, target: u16) -> (u8, String) {
     let mut stream = dial(proxy);
     stream.write_all(&[5, 1, 0]).expect("takes");
     stream.read_exact(&mut [0; 2]).expect("greets");
@@ -104,7 +108,7 @@ fn take(stream: &mut TcpStream, octets: usize, into: &mut Vec<u8>) {
 #[test]
 fn programs_reach_their_target_by_socks_and_http() {
     let directory = tempfile::tempdir().expect("directory");
-    let _relay = relay(directory.path());
+    let _relay = relay(directory.path(), None);
     let (mut client, socks, http) = client(directory.path(), "secret");
     let target = target();
     assert_eq!(through_socks(socks, target), (0, "hello".to_owned()));
@@ -120,10 +124,24 @@ fn programs_reach_their_target_by_socks_and_http() {
 #[test]
 fn a_wrong_token_is_told_as_not_allowed() {
     let directory = tempfile::tempdir().expect("directory");
-    let _relay = relay(directory.path());
+    let _relay = relay(directory.path(), None);
     let (_client, socks, http) = client(directory.path(), "wrong");
     let target = target();
     assert_eq!(through_socks(socks, target).0, 2);
     let answer = through_http(http, target);
     assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+}
+
+#[test]
+fn a_client_without_relays_says_that_nothing_is_hidden() {
+    let directory = tempfile::tempdir().expect("directory");
+    let file = directory.path().join("client.toml");
+    let text =
+        "overlay = \"direct\"\nsocks.listen = \"127.0.0.1:0\"\nhttp.listen = \"127.0.0.1:0\"\n";
+    fs::write(&file, text).expect("written");
+    let mut client = Running::start("client", &file);
+    let warning = client.line_with("overlay = ");
+    assert!(warning.contains("nothing is hidden"), "{warning}");
+    let (_client, socks, _) = started(client);
+    assert_eq!(through_socks(socks, target()), (0, "hello".to_owned()));
 }

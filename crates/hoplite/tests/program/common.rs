@@ -18,10 +18,17 @@ pub(crate) struct Running {
 impl Running {
     /// Starts `hoplite COMMAND --json --config FILE`.
     pub(crate) fn start(command: &str, file: &Path) -> Self {
+        Self::recorded(command, file, None)
+    }
+
+    /// The same, with qlogs into a directory.
+    pub(crate) fn recorded(command: &str, file: &Path, qlog: Option<&Path>) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_hoplite"))
             .args([command, "--json", "--config"])
             .arg(file)
             .env_remove("HOPLITE_LOG")
+            .env_remove("QLOGDIR")
+            .envs(qlog.map(|directory| ("QLOGDIR", directory)))
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
