@@ -20,6 +20,7 @@ mod socks;
 mod tcp;
 pub mod transfer;
 mod trouble;
+pub mod udp;
 
 /// One workload with every number resolved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -284,3 +285,8 @@ pub struct TransferError {
     /// In words, for a reader.
     pub why: String,
 }
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@
 
 use std::io::{self, BufRead, Write};
 
-use super::{Kind, Order, Transfer, bulk, payload};
+use super::{Kind, Order, Transfer, bulk, payload, udp};
 use crate::errors::{Complaint, Failure};
 
 /// Does what stdin orders.
@@ -61,6 +61,30 @@ pub async fn run(order: &Order, out: &mut dyn FnMut(Transfer) -> io::Result<()>)
             pause,
         } => bulk::rounds(order, ([*request, *response], *count, *pause), out).await,
         Kind::Schedule { choices, count } => bulk::schedule(order, choices, *count, out).await,
-        _ => Ok(()),
+        Kind::UdpEcho {
+            size,
+            count,
+            interval,
+        } => udp::echo(order, udp::echoes(*size, *count, *interval), out).await,
+        Kind::UdpRate {
+            size,
+            rate,
+            time,
+            down,
+        } => {
+            let (size, rate, time, down) = (*size, *rate, *time, *down);
+            udp::rate(
+                order,
+                udp::Rate {
+                    size,
+                    rate,
+                    time,
+                    down,
+                },
+                out,
+            )
+            .await
+        }
+        Kind::Http { .. } => Ok(()),
     }
 }

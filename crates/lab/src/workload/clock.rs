@@ -27,6 +27,11 @@ impl Clock {
         self.unix
     }
 
+    /// Microseconds from the beginning of `other` to this one's.
+    pub(crate) fn since(&self, other: &Self) -> u64 {
+        other.at(self.began)
+    }
+
     /// Microseconds since the beginning.
     pub(crate) fn us(&self) -> u64 {
         self.at(monotonic_us())

@@ -1,10 +1,14 @@
 //! The way to the server: the host's own sockets, a SOCKS5 proxy, an HTTP proxy. Every socket of the clients is made here.
 //! The phases need the moment between a socket and its connection, which `overlay::direct` does not show; names are its business.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    time::Duration,
+};
 
-use hoplite_overlay::direct::Direct;
-use hoplite_wire::{Target, socks};
+use hoplite_overlay::direct::{Direct, udp::enlarge_buffers};
+use hoplite_wire::{Host, Target, socks};
 use tokio::{
     net::{TcpSocket, TcpStream},
     time::timeout,
@@ -12,7 +16,7 @@ use tokio::{
 
 use super::{
     Order, TransferError, Way, http_proxy, random::Random, record::Record, socks as handshake,
-    trouble::Fault,
+    trouble::Fault, udp::flow::Flow,
 };
 
 /// User name and password at a proxy: whoever has others gets a path of his own (tor's IsolateSOCKSAuth).
@@ -66,6 +70,64 @@ pub(crate) async fn open(
             Ok(stream)
         }
     }
+}
+
+/// A UDP flow to the server's `port`, its phases noted.
+pub(crate) async fn open_datagrams(
+    order: &Order,
+    port: u16,
+    token: &Token,
+    record: &mut Record,
+) -> Result<Flow, TransferError> {
+    let (target, stall) = (target(order, port)?, order.plan.stall);
+    let failed = |error: io::Error| Fault::Connect.because(error);
+    match order.way {
+        Way::Direct => {
+            let address = resolve(&target).await?;
+            let socket = udp(address, record).map_err(failed)?;
+            record.phases.connect = Some(record.clock.us());
+            Flow::new(socket, None).map_err(failed)
+        }
+        Way::Socks { address, udp: true } => {
+            let mut control = connect(address, stall, record).await?;
+            let request = socks::Request {
+                command: socks::Command::Associate,
+                endpoint: socks::Endpoint::UNSPECIFIED,
+            };
+            let bound = handshake::ask(&mut control, &request, token, (record, stall)).await?;
+            let socket = udp(relay(&bound, address)?, record).map_err(failed)?;
+            Flow::new(socket, Some((control, target.into()))).map_err(failed)
+        }
+        Way::Socks { .. } => Err(Fault::Misc.because("this SOCKS proxy carries no UDP")),
+        Way::Http { .. } => Err(Fault::Misc.because("an HTTP proxy carries no UDP")),
+    }
+}
+
+/// Where an association takes datagrams: 0.0.0.0 means the proxy's own address.
+fn relay(bound: &socks::Endpoint, proxy: SocketAddr) -> Result<SocketAddr, TransferError> {
+    match bound.host {
+        Host::Ip(ip) if ip.is_unspecified() => Ok(SocketAddr::new(proxy.ip(), bound.port)),
+        Host::Ip(ip) => Ok(SocketAddr::new(ip, bound.port)),
+        Host::Name(_) => Err(Fault::Proxy.because("the SOCKS proxy takes datagrams at a name")),
+    }
+}
+
+/// A UDP socket that is connected: a port that is closed is told, and nobody else is heard.
+fn udp(peer: SocketAddr, record: &mut Record) -> io::Result<UdpSocket> {
+    let any = match peer {
+        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+        SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+    };
+    let socket = UdpSocket::bind(any)?;
+    record.phases.socket.get_or_insert(record.clock.us());
+    enlarge_buffers(&socket);
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the lab measures the network itself"
+    )]
+    socket.connect(peer)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
 }
 
 /// The first address of a target.

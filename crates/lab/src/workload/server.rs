@@ -20,6 +20,7 @@ use super::{
     progress::Progress,
     tcp::{self, Reading},
     transfer::{Answer, HEAD, Head, Sender, Status, Verdict},
+    udp,
 };
 use crate::errors::Failure;
 
@@ -76,6 +77,7 @@ fn stdin_ended() -> oneshot::Receiver<()> {
 #[derive(Debug)]
 pub struct Server {
     transfer: TcpListener,
+    udp: udp::server::Server,
 }
 
 impl Server {
@@ -86,6 +88,7 @@ impl Server {
     pub fn bind(ports: Ports) -> io::Result<Self> {
         Ok(Self {
             transfer: listen(ports.transfer)?,
+            udp: udp::server::Server::bind(ports.udp)?,
         })
     }
 
@@ -96,18 +99,19 @@ impl Server {
     pub fn ports(&self) -> io::Result<Ports> {
         Ok(Ports {
             transfer: self.transfer.local_addr()?.port(),
+            udp: self.udp.port()?,
             ..Ports::default()
         })
     }
 
     /// Serves for ever.
     pub async fn run(self) {
-        accept(self.transfer, |stream, peer| async move {
+        let transfers = accept(self.transfer, |stream, peer| async move {
             if let Err(error) = transfer(stream, peer).await {
                 tracing::debug!(kind = error.kind, why = error.why, "a transfer ended early");
             }
-        })
-        .await;
+        });
+        tokio::join!(transfers, self.udp.run());
     }
 }
 

@@ -1,0 +1,315 @@
+//! Datagrams as a client sends them: echoes and constant rates, straight or through a SOCKS5 association.
+//! `client` calls it with an order; `udp::message` says what goes over the wire, `udp::server` answers.
+
+use std::{io, sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep_until, timeout};
+
+use self::{
+    flow::Flow,
+    message::{Head, Hello, Kind, SMALLEST, Stream},
+    pace::Pace,
+    tally::{Report, Tally},
+};
+use super::{
+    Order, TransferError,
+    bulk::Out,
+    clock::{monotonic_ns, monotonic_us},
+    door::{self, Token},
+    progress::Passed,
+    random::Random,
+    record::Record,
+    trouble::{Fault, stalled},
+};
+
+mod echo;
+pub(crate) mod flow;
+pub mod message;
+mod pace;
+pub(crate) mod server;
+mod tally;
+
+/// After the last datagram at least so much time is given to those that are still on their way.
+const STRAGGLERS: Duration = Duration::from_millis(1500);
+
+/// The first wait for an answer to a question; doubled each time up to a second.
+const ASK_AGAIN: Duration = Duration::from_millis(250);
+
+/// What is sent at a constant rate.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rate {
+    /// Octets of each datagram.
+    pub(crate) size: u16,
+    /// Bits per second.
+    pub(crate) rate: u64,
+    /// For so long.
+    pub(crate) time: Duration,
+    /// From the server.
+    pub(crate) down: bool,
+}
+
+impl Rate {
+    fn stream(self) -> Stream {
+        let size = self.size.max(SMALLEST);
+        let rate = u128::from(self.rate.max(1));
+        let interval = (u128::from(size) * 8 * 1_000_000_000 / rate).max(1);
+        let count = (self.time.as_nanos() / interval).clamp(1, u128::from(Stream::MOST));
+        Stream {
+            size,
+            count: u32::try_from(count).unwrap_or(Stream::MOST),
+            interval: u64::try_from(interval).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+/// Sends at a constant rate, or receives.
+pub(crate) async fn rate(order: &Order, rate: Rate, out: Out<'_>) -> io::Result<()> {
+    let stream = rate.stream();
+    let octets = u64::from(stream.count) * u64::from(stream.size);
+    let asked = if rate.down { [0, octets] } else { [octets, 0] };
+    let mut record = Record::start(asked);
+    let limit = order.plan.timeout.saturating_add(rate.time);
+    let running = async {
+        let session = Session::open(order, &mut record).await?;
+        let (purpose, run) = match rate.down {
+            true => (Hello::Send(stream), Direction::Down),
+            false => (Hello::Receive(stream), Direction::Up),
+        };
+        session.greet(purpose, &mut record).await?;
+        match run {
+            Direction::Up => session.send(stream, &mut record).await,
+            Direction::Down => session.receive(stream, &mut record).await,
+        }
+    };
+    let outcome = timeout(limit, running)
+        .await
+        .unwrap_or_else(|_| Err(late(limit)));
+    out(record.transfer(order, 1, 1, outcome))
+}
+
+enum Direction {
+    Up,
+    Down,
+}
+
+fn late(limit: Duration) -> TransferError {
+    Fault::Timeout.because(format_args!("the workload was not over after {limit:?}"))
+}
+
+/// Echoes.
+pub(crate) async fn echo(order: &Order, stream: Stream, out: Out<'_>) -> io::Result<()> {
+    let octets = u64::from(stream.count) * u64::from(stream.size);
+    let mut record = Record::start([octets, octets]);
+    let takes = Duration::from_nanos(stream.interval).saturating_mul(stream.count);
+    let limit = order.plan.timeout.saturating_add(takes);
+    let running = async {
+        let session = Session::open(order, &mut record).await?;
+        session.greet(Hello::Echo, &mut record).await?;
+        echo::run(&session, stream, &mut record).await
+    };
+    let outcome = timeout(limit, running)
+        .await
+        .unwrap_or_else(|_| Err(late(limit)));
+    out(record.transfer(order, 1, 1, outcome))
+}
+
+/// Echoes of at least the smallest size, at most as many as can be counted.
+pub(crate) fn echoes(size: u16, count: u32, interval: Duration) -> Stream {
+    Stream {
+        size: size.max(SMALLEST),
+        count: count.min(Stream::MOST),
+        interval: u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX),
+    }
+}
+
+/// A flow and the token that marks its datagrams.
+struct Session {
+    flow: Arc<Flow>,
+    token: u64,
+    stall: Duration,
+}
+
+impl Session {
+    async fn open(order: &Order, record: &mut Record) -> Result<Self, TransferError> {
+        let mut random = Random::stream(order.seed, &order.plan.name, 1);
+        let token = Token::draw(&mut random);
+        let flow = door::open_datagrams(order, order.ports.udp, &token, record).await?;
+        Ok(Self {
+            flow: Arc::new(flow),
+            // Not from the seed alone: the same order may come to the same server again.
+            token: random.next() ^ monotonic_ns(),
+            stall: order.plan.stall,
+        })
+    }
+
+    fn head(&self, kind: Kind, number: u32) -> Head {
+        Head {
+            kind,
+            token: self.token,
+            number,
+            sent: monotonic_ns(),
+            turned: 0,
+        }
+    }
+
+    /// Says hello until the server answers: the way may have to be opened first.
+    async fn greet(&self, purpose: Hello, record: &mut Record) -> Result<(), TransferError> {
+        record.phases.command = Some(record.clock.us());
+        let hello = self.head(Kind::Hello, 0).emit(&purpose.emit());
+        let seen = self.ask(&hello, Kind::Welcome).await?;
+        record.phases.response = Some(record.clock.us());
+        record.seen_as = message::address(&seen);
+        Ok(())
+    }
+
+    /// Sends `question` until an answer of kind `wanted` comes; its body.
+    async fn ask(&self, question: &[u8], wanted: Kind) -> Result<Vec<u8>, TransferError> {
+        let until = Instant::now() + self.stall;
+        let mut wait = ASK_AGAIN;
+        while Instant::now() < until {
+            self.flow.offer(question).map_err(|error| refused(&error))?;
+            let answer = timeout(wait, self.next(Some(wanted))).await;
+            if let Ok(answer) = answer {
+                return answer.map(|(_, body)| body);
+            }
+            wait = (wait * 2).min(Duration::from_secs(1));
+        }
+        Err(stalled(self.stall))
+    }
+
+    /// The next datagram that is ours, of a kind if one is wanted.
+    async fn next(&self, wanted: Option<Kind>) -> Result<(Head, Vec<u8>), TransferError> {
+        let mut buffer = vec![0; 65_536];
+        loop {
+            let payload = self.flow.receive(&mut buffer).await;
+            let payload = payload.map_err(|error| refused(&error))?;
+            if let Some((head, body)) = self.ours(payload, wanted) {
+                return Ok((head, body.to_vec()));
+            }
+        }
+    }
+
+    fn ours<'a>(&self, payload: &'a [u8], wanted: Option<Kind>) -> Option<(Head, &'a [u8])> {
+        let (head, body) = Head::parse(payload)?;
+        let fits = wanted.is_none_or(|kind| kind == head.kind);
+        (head.token == self.token && fits).then_some((head, body))
+    }
+
+    /// Sends at the stream's pace on a thread of its own: timers of the runtime are too coarse.
+    fn pace(&self, stream: Stream, kind: Kind) -> tokio::task::JoinHandle<io::Result<u32>> {
+        let (flow, head) = (Arc::clone(&self.flow), self.head(kind, 0));
+        tokio::task::spawn_blocking(move || Pace::new(stream, head).run(|octets| flow.send(octets)))
+    }
+
+    async fn send(&self, stream: Stream, record: &mut Record) -> Result<(), TransferError> {
+        let first = monotonic_us();
+        let sent = self.pace(stream, Kind::Data).await;
+        let sent = sent.map_err(|why| Fault::Misc.because(why))?;
+        let sent = sent.map_err(|error| refused(&error))?;
+        record.datagrams[0] = u64::from(sent);
+        record
+            .sent
+            .add(u64::from(sent) * u64::from(stream.size), first);
+        sleep_until(Instant::now() + STRAGGLERS).await;
+        let finish = self.head(Kind::Finish, sent).emit(&[]);
+        let report = self.ask(&finish, Kind::Report).await?;
+        let report = Report::parse(&report);
+        let report =
+            report.ok_or_else(|| Fault::Auth.because("the server's report cannot be read"))?;
+        tell(&report, record);
+        record.moved[0] = report.octets;
+        record.arrived = Some(passed(&report));
+        verdict(&report)
+    }
+
+    async fn receive(&self, stream: Stream, record: &mut Record) -> Result<(), TransferError> {
+        let mut tally = Tally::new(stream);
+        let takes = Duration::from_nanos(stream.interval).saturating_mul(stream.count);
+        let sent = self.collect(&mut tally, takes, record).await;
+        let report = tally.report();
+        record.datagrams[0] = u64::from(sent?.unwrap_or(stream.count));
+        tell(&report, record);
+        record.moved[1] = report.octets;
+        verdict(&report)
+    }
+
+    /// Asks the server to begin and takes what comes, until it says that it has ended or everything should have come.
+    async fn collect(
+        &self,
+        tally: &mut Tally,
+        takes: Duration,
+        record: &mut Record,
+    ) -> Result<Option<u32>, TransferError> {
+        let begin = self.head(Kind::Begin, 0).emit(&[]);
+        let (mut again, mut wait) = (Instant::now(), ASK_AGAIN);
+        let mut end = again + takes + self.stall;
+        let (mut buffer, mut sent) = (vec![0; 65_536], None);
+        loop {
+            let unanswered = tally.is_empty() && sent.is_none();
+            tokio::select! {
+                () = sleep_until(end) => return Ok(sent),
+                () = sleep_until(again), if unanswered => {
+                    self.flow.offer(&begin).map_err(|error| refused(&error))?;
+                    again = Instant::now() + wait;
+                    wait = (wait * 2).min(Duration::from_secs(1));
+                }
+                payload = self.flow.receive(&mut buffer) => {
+                    let now = monotonic_ns();
+                    let payload = payload.map_err(|error| refused(&error))?;
+                    match self.ours(payload, None) {
+                        Some((head, _)) if head.kind == Kind::Data => {
+                            if tally.is_empty() {
+                                end = Instant::now() + takes + STRAGGLERS * 2;
+                            }
+                            record.received.add(tally.take(&head, payload, now), now / 1000);
+                        }
+                        Some((head, _)) if head.kind == Kind::Finish && sent.is_none() => {
+                            sent = Some(head.number);
+                            end = Instant::now() + STRAGGLERS;
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What a socket reports: a port that is closed, where the way tells.
+fn refused(error: &io::Error) -> TransferError {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => Fault::Connect.because(error),
+        _ => Fault::Read.of(error),
+    }
+}
+
+fn passed(report: &Report) -> Passed {
+    Passed {
+        octets: report.octets,
+        first: report.first,
+        last: report.last,
+        ..Passed::default()
+    }
+}
+
+/// A report's figures join the record.
+fn tell(report: &Report, record: &mut Record) {
+    record.datagrams[1] = report.received;
+    for (name, value) in report.figures() {
+        record.tell(name, value);
+    }
+}
+
+/// Lost datagrams are a result. None at all, or changed ones, are a failure.
+fn verdict(report: &Report) -> Result<(), TransferError> {
+    match (report.received, report.corrupt) {
+        (0, 0) => Err(Fault::Read.because("no datagram arrived")),
+        (_, 0) => Ok(()),
+        (_, changed) => {
+            Err(Fault::Checksum.because(format_args!("{changed} datagrams were changed")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
