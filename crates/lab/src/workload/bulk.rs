@@ -81,7 +81,7 @@ async fn together(
         .collect();
     let mut ended = Vec::new();
     while let Some((connection, (record, outcome))) = running.next().await {
-        let offset = record.clock.unix() - start.clock.unix();
+        let offset = record.clock.since(&start.clock);
         let passed = record.passed();
         let transfer = record.transfer(order, number, connection, outcome);
         if heads.len() > 1 {
@@ -122,16 +122,11 @@ fn sum(
     order: &Order,
     number: u32,
     mut start: Record,
-    ended: &[(Transfer, Passed, f64)],
+    ended: &[(Transfer, Passed, u64)],
 ) -> Transfer {
     let shifted = ended.iter().map(|(_, passed, offset)| {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a few microseconds between two records of one task"
-        )]
-        let offset = (offset.max(0.0) * 1e6) as u64;
-        passed.clone().map(|at| at.saturating_add(offset))
+        let passed = passed.clone();
+        passed.map(|at| at.saturating_add(*offset))
     });
     let parts: Vec<_> = shifted.collect();
     let add = |of: fn(&Transfer) -> [u64; 2]| {
@@ -141,8 +136,12 @@ fn sum(
     start.asked = add(|transfer| transfer.asked);
     start.moved = add(|transfer| transfer.moved);
     start.seen_as = ended.iter().find_map(|(transfer, ..)| transfer.seen_as);
-    let latest =
-        |of: fn(&Transfer) -> Option<u64>| ended.iter().map(|(t, ..)| of(t)).max().flatten();
+    let latest = |of: fn(&Transfer) -> Option<u64>| {
+        let stamps = ended
+            .iter()
+            .map(|(transfer, _, offset)| Some(of(transfer)? + offset));
+        stamps.max().flatten()
+    };
     start.phases.connect = latest(|transfer| transfer.phases.connect);
     start.phases.checksum = latest(|transfer| transfer.phases.checksum);
     let outcome = ended
