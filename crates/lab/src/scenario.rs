@@ -130,7 +130,7 @@ pub fn load(path: &Path) -> Result<Scenario, Failure> {
     }
     let source =
         library::read(path, document::LONGEST as u64).map_err(|why| unreadable(path, &why))?;
-    let directory = path.parent().unwrap_or(Path::new("")).to_owned();
+    let directory = path.parent().unwrap_or_else(|| Path::new("")).to_owned();
     file::scenario(
         &source.name,
         &source.text,

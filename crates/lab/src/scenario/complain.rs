@@ -44,7 +44,7 @@ impl<'d> Complaints<'d> {
         }
     }
 
-    /// One about what stands at an offset. The same one twice counts once.
+    /// One about what stands at an offset. What is wrong in several cases is told for the first.
     pub(crate) fn add(&self, at: usize, wrong: Wrong) {
         let key = self.document.key_at(at);
         self.push(at, &key, wrong);
@@ -59,7 +59,8 @@ impl<'d> Complaints<'d> {
     fn push(&self, at: usize, key: &str, wrong: Wrong) {
         let complaint = self.document.complaint(at, key, wrong);
         let mut list = self.list.borrow_mut();
-        if list.len() < MOST && !list.contains(&(at, complaint.clone())) {
+        let same = |(there, other): &(usize, Complaint)| *there == at && other.why == complaint.why;
+        if list.len() < MOST && !list.iter().any(same) {
             list.push((at, complaint));
         }
     }
@@ -95,12 +96,18 @@ pub(crate) fn meant<'n>(found: &str, known: impl IntoIterator<Item = &'n str>) -
         .map(|name| (distance(found, name), *name))
         .min();
     match near {
-        Some((far, name)) if far <= 1 + name.chars().count() / 3 => {
+        Some((far, name)) if is_near(far, name) => {
             format!("did you mean \"{name}\"?")
         }
         Some(_) => format!("use one of {}", listed(&known)),
         None => "remove it".into(),
     }
+}
+
+/// A name of one letter is near to everything, so it is never meant.
+fn is_near(far: usize, name: &str) -> bool {
+    let length = name.chars().count();
+    far <= 1 + length / 3 && far < length
 }
 
 /// Names joined by commas; of very many only the first.
@@ -109,7 +116,7 @@ pub(crate) fn listed(names: &[&str]) -> String {
     let shown = names.get(..SHOWN).unwrap_or(names).join(", ");
     match names.len() {
         0 => "(there is none)".into(),
-        ..=SHOWN => shown,
+        1..=SHOWN => shown,
         more => format!("{shown} and {} more", more - SHOWN),
     }
 }

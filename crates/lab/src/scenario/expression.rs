@@ -145,7 +145,7 @@ impl Value {
             Self::Number(number) => written(*number),
             Self::Text(text) => quoted(text),
             Self::Flag(flag) => flag.to_string(),
-            Self::List(_) => "a list".into(),
+            Self::List(_) => quoted(&format!("[{}]", self.text())),
         }
     }
 

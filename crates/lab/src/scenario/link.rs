@@ -10,7 +10,7 @@ use super::{
     reader::{Reader, flag, one_of, text},
     units,
 };
-use crate::topology::{Direction, Discipline, Jitter, JitterShape, Link, Loss};
+use crate::topology::{Direction, Discipline, Jitter, JitterShape, Loss};
 
 /// Keys of a `[[link]]`.
 pub(crate) const KEYS: [&str; 16] = [
@@ -47,27 +47,17 @@ const DIRECTION_KEYS: [&str; 9] = [
 /// Reads a trace by its path.
 pub(crate) type Traces<'a> = dyn Fn(&str) -> Result<Vec<u64>, Wrong> + 'a;
 
-/// Reads a link.
-pub(crate) fn link(
-    entry: Reader<'_>,
-    name: String,
-    ends: [String; 2],
-    traces: &Traces<'_>,
-) -> Option<Link> {
-    let mtu = entry.count("mtu", 1500, 1280, 65535);
-    let mtu = u16::try_from(mtu).ok()?;
+/// Reads what happens to packets, forward and back.
+pub(crate) fn directions(entry: Reader<'_>, traces: &Traces<'_>) -> [Direction; 2] {
     let both = Settings::read(entry, traces);
-    let forward = Settings::side(entry, "forward", &both, traces);
-    let back = Settings::side(entry, "back", &both, traces);
-    let round_trip = forward.delay.unwrap_or_default() + back.delay.unwrap_or_default();
-    let resolve = |settings: Settings| settings.direction(entry, round_trip, u64::from(mtu));
-    Some(Link {
-        name,
-        ends,
-        mtu,
-        forward: resolve(forward),
-        back: resolve(back),
-    })
+    let sides = ["forward", "back"].map(|key| Settings::side(entry, key, &both, traces));
+    let round_trip = sides.iter().filter_map(|side| side.delay).sum();
+    sides.map(|side| side.direction(entry, round_trip, u64::from(mtu(entry))))
+}
+
+/// Reads the MTU: IPv6 wants 1280.
+pub(crate) fn mtu(entry: Reader<'_>) -> u16 {
+    u16::try_from(entry.count("mtu", 1500, 1280, 65535)).unwrap_or(u16::MAX)
 }
 
 /// What is said about a direction; `None` is not said.

@@ -112,24 +112,37 @@ impl Drawing {
         }
     }
 
+    /// All of it is read, so that all mistakes are told.
     fn link(&mut self, entry: &Reader<'_>, scope: &Scope, traces: &Traces<'_>) -> Option<Link> {
         let entry = Reader { scope, ..*entry };
-        let ends = self.ends(entry)?;
-        let name = match entry.table.node("name") {
-            Some(_) => entry.read("name", name)?,
-            None => format!("{}-{}", ends[0], ends[1]),
+        let ends = self.ends(entry);
+        let name = self.name(entry, ends.as_ref());
+        let [forward, back] = link::directions(entry, traces);
+        let mtu = link::mtu(entry);
+        Some(Link {
+            name: name?,
+            ends: ends?,
+            mtu,
+            forward,
+            back,
+        })
+    }
+
+    fn name(&mut self, entry: Reader<'_>, ends: Option<&[String; 2]>) -> Option<String> {
+        let given = entry.table.node("name").is_some();
+        let name = if given {
+            entry.read("name", name)?
+        } else {
+            let [first, second] = ends?;
+            format!("{first}-{second}")
         };
-        if !self.links.insert(name.clone()) {
-            let key = if entry.table.node("name").is_some() {
-                "name"
-            } else {
-                "ends"
-            };
-            let what = format!("there are two links with the name {}", quoted(&name));
-            entry.wrong(key, Wrong::new(what, "another name = \"…\""));
-            return None;
+        if self.links.insert(name.clone()) {
+            return Some(name);
         }
-        link::link(entry, name, ends, traces)
+        let what = format!("there are two links with the name {}", quoted(&name));
+        let key = if given { "name" } else { "ends" };
+        entry.wrong(key, Wrong::new(what, "another name = \"…\""));
+        None
     }
 
     fn ends(&self, entry: Reader<'_>) -> Option<[String; 2]> {

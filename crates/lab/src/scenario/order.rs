@@ -34,10 +34,6 @@ pub(crate) fn shuffle<T>(items: &mut [T], seed: u64) {
 }
 
 /// Evenly below a bound: the high half of a product, its bias is below 2^-50 for what is shuffled here.
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the high half of a product with a u64 fits"
-)]
 fn below(state: &mut u64, bound: u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut mixed = *state;

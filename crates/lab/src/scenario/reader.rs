@@ -87,7 +87,7 @@ impl<'a> Reader<'a> {
         key: &str,
         fits: impl Fn(&Value) -> Result<T, Wrong>,
     ) -> Option<T> {
-        self.fitted(self.value(key)?, fits)
+        self.fitted(&self.value(key)?, fits)
     }
 
     /// A node's value, if it fits.
@@ -96,12 +96,12 @@ impl<'a> Reader<'a> {
         node: &Node,
         fits: impl Fn(&Value) -> Result<T, Wrong>,
     ) -> Option<T> {
-        self.fitted(self.evaluated(node)?, fits)
+        self.fitted(&self.evaluated(node)?, fits)
     }
 
     fn fitted<T>(
         &self,
-        found: Found<Value>,
+        found: &Found<Value>,
         fits: impl Fn(&Value) -> Result<T, Wrong>,
     ) -> Option<T> {
         match fits(&found.value) {

@@ -1,14 +1,489 @@
 //! Scenarios as a whole: what a researcher writes, and what comes of it.
 
+mod shipped;
+mod wrong;
+
+use std::{fs, time::Duration};
+
 use super::*;
+use crate::{
+    subject::{Ready, Run},
+    topology::{Discipline, JitterShape, Link, Loss, NodeKind},
+    trial::Analysis,
+    workload::{Kind, Way},
+};
+
+/// A chain of `hops` relays between client and server.
+const CHAIN: &str = r#"
+name = "chain"
+repetitions = 3
+[matrix]
+hops = [0, 1, 3]
+rate = ["10Mbit", "50Mbit"]
+[[host]]
+name = "client"
+[[host]]
+name = "relay{i}"
+repeat = "{hops}"
+[[host]]
+name = "server"
+[[link]]
+name = "access"
+ends = ["client", "{if(hops > 0, 'relay1', 'server')}"]
+rate = "{rate}"
+delay = "{if(hops > 0, 5, 25)}ms"
+queue = { bdp = 1.5, rtt = "50ms" }
+[[link]]
+ends = ["relay{i}", "relay{i + 1}"]
+repeat = "{max(hops - 1, 0)}"
+delay = "5ms"
+[[link]]
+ends = ["relay{hops}", "server"]
+when = "{hops > 0}"
+delay = "{25 - 5 * hops}ms"
+[[subject]]
+use = "native"
+[[subject]]
+use = "native"
+label = "other-{hops}"
+when = "{hops > 0}"
+[[workload]]
+kind = "http"
+version = 3
+octets = "2MB"
+[[analysis]]
+analysis = "cascade"
+link = "access"
+"#;
+
+fn chain() -> Scenario {
+    parse("chain.toml", CHAIN).expect("valid")
+}
+
+fn trial(scenario: &Scenario, wanted: impl Fn(&Key) -> bool) -> Trial {
+    let key = scenario.keys().into_iter().find(wanted).expect("there");
+    scenario
+        .trial(&key, Path::new("/d"), Path::new("/s"))
+        .expect("resolves")
+}
+
+fn of_case(scenario: &Scenario, hops: &str) -> Trial {
+    trial(scenario, |key| {
+        key.case["hops"] == hops && key.case["rate"] == "10Mbit"
+    })
+}
 
 #[test]
-fn smoke_loads_and_every_key_resolves() {
-    let scenario = load(Path::new("smoke")).expect("built in");
-    for key in scenario.keys() {
-        let trial = scenario
-            .trial(&key, Path::new("/d"), Path::new("/s"))
-            .expect("resolves");
-        assert_eq!(trial.key, key);
-    }
+fn every_case_meets_every_subject_that_applies_in_every_repetition() {
+    let scenario = chain();
+    let keys = scenario.keys();
+    assert_eq!(keys.len(), 3 * (2 + 4 + 4));
+    assert_eq!(scenario.runs(), 30);
+    assert_eq!(scenario.labels(), ["native", "other-1", "other-3"]);
+    let distinct: BTreeSet<String> = keys.iter().map(Key::id).collect();
+    assert_eq!(distinct.len(), keys.len());
+    assert!(keys.iter().all(|key| key.scenario == "chain"));
+    let repetitions: Vec<u32> = keys.iter().map(|key| key.repetition).collect();
+    assert!(
+        repetitions.is_sorted(),
+        "a repetition is over before the next begins"
+    );
+}
+
+#[test]
+fn each_repetition_has_an_order_of_its_own_that_the_seed_decides() {
+    let mut scenario = chain();
+    let keys = scenario.keys();
+    assert_eq!(keys, chain().keys());
+    let order = |keys: &[Key], repetition: u32| -> Vec<(BTreeMap<String, String>, String)> {
+        let those = keys.iter().filter(|key| key.repetition == repetition);
+        those
+            .map(|key| (key.case.clone(), key.subject.clone()))
+            .collect()
+    };
+    assert_ne!(order(&keys, 1), order(&keys, 2));
+    scenario.seed = 2;
+    assert_ne!(keys, scenario.keys());
+}
+
+#[test]
+fn subjects_of_the_same_case_and_repetition_meet_the_same_losses() {
+    let scenario = chain();
+    let seed = |key: &Key| {
+        scenario
+            .trial(key, Path::new("/d"), Path::new("/s"))
+            .expect("resolves")
+            .seed
+    };
+    let key = scenario
+        .keys()
+        .into_iter()
+        .find(|key| key.subject == "other-3")
+        .expect("there");
+    let native = Key {
+        subject: "native".into(),
+        ..key.clone()
+    };
+    let later = Key {
+        repetition: key.repetition % 3 + 1,
+        ..key.clone()
+    };
+    assert_eq!(seed(&key), seed(&native));
+    assert_ne!(seed(&key), seed(&later));
+}
+
+#[test]
+fn repeats_and_conditions_draw_the_network_of_each_case() {
+    let names = |trial: &Trial| -> Vec<String> {
+        trial
+            .topology
+            .links
+            .iter()
+            .map(|link| link.name.clone())
+            .collect()
+    };
+    let scenario = chain();
+    assert_eq!(names(&of_case(&scenario, "0")), ["access"]);
+    assert_eq!(names(&of_case(&scenario, "1")), ["access", "relay1-server"]);
+    let three = of_case(&scenario, "3");
+    assert_eq!(
+        names(&three),
+        ["access", "relay1-relay2", "relay2-relay3", "relay3-server"]
+    );
+    assert_eq!(three.topology.nodes.len(), 5);
+    let total: Duration = three
+        .topology
+        .links
+        .iter()
+        .map(|link| link.forward.delay)
+        .sum();
+    assert_eq!(total, Duration::from_millis(25));
+    let access = &three.topology.links[0].forward;
+    assert_eq!(
+        (access.rate, access.queue),
+        (Some(10_000_000), Some(93_750))
+    );
+}
+
+#[test]
+fn what_an_analysis_needs_is_recorded_but_not_kept() {
+    let scenario = chain();
+    let trial = of_case(&scenario, "1");
+    assert_eq!(
+        trial.analyses,
+        [Analysis::Cascade {
+            link: "access".into()
+        }]
+    );
+    assert_eq!(
+        (trial.record.pcap, trial.record.qlog),
+        (vec!["access".to_owned()], true)
+    );
+    assert!(scenario.keep.pcap.is_empty() && !scenario.keep.qlog);
+}
+
+#[test]
+fn settings_that_machines_differ_in_are_pinned() {
+    let trial = of_case(&chain(), "0");
+    assert_eq!(trial.sysctls["net.ipv4.tcp_congestion_control"], "cubic");
+    assert_eq!(trial.sysctls["net.ipv4.tcp_no_metrics_save"], "1");
+    let other = CHAIN.replace("[[subject]]\nuse = \"native\"\n[[", "[sysctl]\n\"net.ipv4.tcp_ecn\" = 1\n\"net.ipv4.tcp_rmem\" = false\n\"net.ipv4.tcp_congestion_control\" = \"reno\"\n[[subject]]\nuse = \"native\"\n[[");
+    let trial = of_case(&parse("s.toml", &other).expect("valid"), "0");
+    assert_eq!(trial.sysctls["net.ipv4.tcp_ecn"], "1");
+    assert_eq!(trial.sysctls["net.ipv4.tcp_congestion_control"], "reno");
+    assert!(!trial.sysctls.contains_key("net.ipv4.tcp_rmem"));
+}
+
+#[test]
+fn a_trial_says_where_its_files_go_and_when_it_has_failed() {
+    let trial = of_case(&chain(), "0");
+    assert_eq!((trial.directory, trial.shared), ("/d".into(), "/s".into()));
+    assert_eq!(trial.timeout, Duration::from_secs(120));
+    assert_eq!(trial.subject.label, "native");
+}
+
+#[test]
+fn a_key_of_another_scenario_is_refused() {
+    let scenario = chain();
+    let mut key = scenario.keys().remove(0);
+    key.case.insert("hops".into(), "7".into());
+    let failure = scenario
+        .trial(&key, Path::new("/d"), Path::new("/s"))
+        .expect_err("unknown");
+    assert!(failure.to_string().contains("has no such run"), "{failure}");
+}
+
+/// Two hosts and one link with these keys.
+fn link(keys: &str) -> Link {
+    let text = format!(
+        "name = 'l'\n[[host]]\nname = 'client'\n[[host]]\nname = 'server'\n[[subject]]\nuse = 'native'\n\
+         [[workload]]\nkind = 'download'\noctets = 1\n[[link]]\nends = ['client', 'server']\n{keys}\n"
+    );
+    let scenario = parse("l.toml", &text).expect("valid");
+    trial(&scenario, |_| true).topology.links.remove(0)
+}
+
+#[test]
+fn a_link_that_says_nothing_is_perfect() {
+    let link = link("");
+    assert_eq!((link.name.as_str(), link.mtu), ("client-server", 1500));
+    assert_eq!((link.forward, link.back), Default::default());
+}
+
+#[test]
+fn each_direction_may_replace_what_holds_for_both() {
+    let link = link(
+        "rate = '50Mbit'\ndelay = '50ms'\nqueue = '1bdp'\nback = { rate = '10Mbit', delay = '65ms', loss = '1%' }",
+    );
+    assert_eq!(
+        (link.forward.rate, link.back.rate),
+        (Some(50_000_000), Some(10_000_000))
+    );
+    assert_eq!(
+        (link.forward.queue, link.back.queue),
+        (Some(718_750), Some(143_750))
+    );
+    assert_eq!(
+        (link.forward.loss, link.back.loss),
+        (Loss::None, Loss::Bernoulli { share: 0.01 })
+    );
+}
+
+#[test]
+fn a_queue_of_a_share_of_the_product_holds_at_least_a_packet() {
+    assert_eq!(
+        link("rate = '1Mbit'\ndelay = '1ms'\nqueue = '0.1bdp'")
+            .forward
+            .queue,
+        Some(1500)
+    );
+    assert_eq!(link("queue = '64kB'").forward.queue, Some(64_000));
+}
+
+#[test]
+fn impairments_are_read_in_every_notation() {
+    let full = link(
+        "jitter = { width = '2ms', shape = 'pareto', reorder = true }\nloss = { p = '1%', r = '30%' }\n\
+         duplicate = 0.001\ncorrupt = '0.1%'\ncodel = { ecn = true }\nmtu = 1400",
+    );
+    let jitter = full.forward.jitter.expect("there");
+    assert_eq!(
+        (jitter.shape, jitter.width, jitter.reorder),
+        (JitterShape::Pareto, Duration::from_millis(2), true)
+    );
+    assert_eq!(
+        full.back.loss,
+        Loss::GilbertElliott {
+            p: 0.01,
+            r: 0.3,
+            good_loss: 0.0,
+            bad_loss: 1.0
+        }
+    );
+    assert_eq!(
+        (full.forward.duplicate, full.forward.corrupt, full.mtu),
+        (0.001, 0.001, 1400)
+    );
+    let codel = Discipline::CoDel {
+        target: Duration::from_millis(5),
+        interval: Duration::from_millis(100),
+        ecn: true,
+    };
+    assert_eq!(full.forward.discipline, codel);
+    assert_eq!(
+        link("loss = { packets = [7, 3, 3] }").forward.loss,
+        Loss::Packets {
+            packets: vec![3, 7]
+        }
+    );
+    assert_eq!(
+        link("loss = '0%'\njitter = false\ncodel = false").forward,
+        Default::default()
+    );
+}
+
+/// Three hosts around a router, and these workloads.
+fn workloads(tables: &str) -> Vec<crate::workload::Plan> {
+    let text = format!(
+        "name = 'w'\n[[host]]\nname = 'client'\n[[host]]\nname = 'client{{i}}'\nrepeat = 2\n[[host]]\nname = 'server'\n[[router]]\nname = 'core'\n\
+         [[link]]\nends = ['client', 'core']\n[[link]]\nends = ['client{{i}}', 'core']\nrepeat = 2\n[[link]]\nends = ['core', 'server']\n\
+         [[subject]]\nuse = 'native'\n{tables}\n"
+    );
+    let scenario = parse("w.toml", &text).expect("valid");
+    trial(&scenario, |_| true).workloads
+}
+
+#[test]
+fn a_workload_goes_from_client_to_server_unless_it_says_otherwise() {
+    let plans = workloads(
+        "[[workload]]\nkind = 'download'\noctets = '1MB'\n[[workload]]\nname = 'up{i}'\nrepeat = 2\nkind = 'upload'\ntime = '5s'\nfrom = 'client{i}'\ngroup = 2\nat = '{i}s'\ndirect = true",
+    );
+    assert_eq!(
+        (
+            plans[0].name.as_str(),
+            plans[0].from.as_str(),
+            plans[0].to.as_str()
+        ),
+        ("download", "client", "server")
+    );
+    assert_eq!(
+        (plans[0].group.as_str(), plans[0].at, plans[0].direct),
+        ("1", Duration::ZERO, false)
+    );
+    assert_eq!(
+        (
+            plans[2].name.as_str(),
+            plans[2].from.as_str(),
+            plans[2].group.as_str()
+        ),
+        ("up2", "client2", "2")
+    );
+    assert_eq!(
+        (plans[2].at, plans[2].direct),
+        (Duration::from_secs(2), true)
+    );
+}
+
+#[test]
+fn every_kind_of_workload_can_be_written() {
+    let plans = workloads(
+        "[[workload]]\nkind = 'download'\ntime = '10s'\nconnections = 8\ncount = 2\npause = '1s'\n\
+         [[workload]]\nkind = 'request'\n[[workload]]\nkind = 'udp-echo'\n[[workload]]\nkind = 'udp-rate'\nrate = '1Mbit'\ntime = '5s'\ndown = true\n\
+         [[workload]]\nkind = 'http'\nversion = 2\noctets = '50kB'\nparallel = 4\nfresh = true\n\
+         [[workload]]\nkind = 'schedule'\nchoices = [{ recvsize = '50kB', weight = 12 }, { recvsize = '1MB', sendsize = 10, pause = '1s', weight = 4 }]",
+    );
+    let kinds: Vec<&Kind> = plans.iter().map(|plan| &plan.kind).collect();
+    assert!(
+        matches!(kinds[0], Kind::Download(bulk) if bulk.octets == 0 && bulk.time == Duration::from_secs(10) && bulk.connections == 8 && bulk.count == 2)
+    );
+    assert!(matches!(
+        kinds[1],
+        Kind::Request {
+            request: 100,
+            response: 1000,
+            count: 10,
+            ..
+        }
+    ));
+    assert!(matches!(
+        kinds[2],
+        Kind::UdpEcho {
+            size: 64,
+            count: 100,
+            ..
+        }
+    ));
+    assert!(matches!(
+        kinds[3],
+        Kind::UdpRate {
+            rate: 1_000_000,
+            down: true,
+            size: 1200,
+            ..
+        }
+    ));
+    assert!(matches!(
+        kinds[4],
+        Kind::Http {
+            version: 2,
+            octets: 50_000,
+            parallel: 4,
+            fresh: true,
+            count: 1
+        }
+    ));
+    assert!(
+        matches!(kinds[5], Kind::Schedule { choices, count: 10 } if choices[1].weight == 4.0 && choices[0].pause.is_zero())
+    );
+}
+
+#[test]
+fn routers_are_drawn_too() {
+    let text = CHAIN.replace("[[host]]\nname = \"server\"", "[[router]]\nname = \"core\"\n[[link]]\nends = [\"core\", \"server\"]\n[[host]]\nname = \"server\"");
+    let trial = of_case(&parse("r.toml", &text).expect("valid"), "0");
+    assert_eq!(
+        trial
+            .topology
+            .nodes
+            .iter()
+            .filter(|node| node.kind == NodeKind::Router)
+            .count(),
+        1
+    );
+    assert!(!trial.topology.addresses().contains_key("core"));
+}
+
+#[test]
+fn findings_stand_beside_the_cases_that_they_are_about() {
+    let text = format!(
+        "{CHAIN}[[finding]]\ntext = 'braces {{stay}} here'\nmetric = 'ack_share'\ncase = {{ hops = 3, rate = '10Mbit' }}\nsubject = 'other-{{hops}}'\nvalue = 0.13\nlow = 0.1\n\
+         [[finding]]\ntext = 'in words'\n"
+    );
+    let paper = parse("f.toml", &text).expect("valid").paper;
+    assert_eq!(paper[0].text, "braces {stay} here");
+    assert_eq!(
+        (paper[0].subject.as_deref(), paper[0].value, paper[0].low),
+        (Some("other-3"), Some(0.13), Some(0.1))
+    );
+    assert_eq!(paper[0].case["hops"], "3");
+    assert_eq!((&paper[1].metric, paper[1].case.len()), (&None, 0));
+}
+
+/// A directory with a scenario, a subject and a trace.
+fn directory() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
+    let write =
+        |name: &str, text: &str| fs::write(directory.path().join(name), text).expect("written");
+    fs::create_dir(directory.path().join("subjects")).expect("made");
+    write(
+        "s.toml",
+        "name = 's'\n[[host]]\nname = 'client'\n[[host]]\nname = 'server'\n[[link]]\nends = ['client', 'server']\ntrace = 'cell.trace'\n\
+        [[subject]]\nuse = 'piper'\nlabel = 'pipe-2'\nwith = { ports = [1, 2] }\n[[subject]]\nfile = 'other.toml'\n[[workload]]\nkind = 'download'\noctets = 1\n",
+    );
+    write("cell.trace", "0\n0\n7\n12\n");
+    write("other.toml", "name = 'other'\n");
+    write(
+        "subjects/piper.toml",
+        "name = 'piper'\n[parameters]\nports = [0]\n[[step]]\nname = 'pipe{i}'\nrepeat = '{len(ports)}'\nhost = 'client'\n\
+        command = ['piper', '--port', '{ports[i]}', '{ip:server}', '{dir}/x']\nready = [{ tcp = '127.0.0.1:{1000 + ports[i]}' }]\n\
+        [[way]]\nhost = 'client'\nway = 'socks'\naddress = '127.0.0.1:1001'\n",
+    );
+    directory
+}
+
+#[test]
+fn subjects_and_traces_are_found_beside_the_scenario_and_never_read_again() {
+    let directory = directory();
+    let scenario = load(&directory.path().join("s.toml")).expect("valid");
+    drop(directory);
+    let trial = trial(&scenario, |key| key.subject == "pipe-2");
+    assert_eq!(
+        trial.topology.links[0].forward.trace,
+        Some(vec![0, 0, 7, 12])
+    );
+    let steps = &trial.subject.steps;
+    assert_eq!(
+        steps[1].command,
+        ["piper", "--port", "2", "{ip:server}", "{dir}/x"]
+    );
+    assert_eq!(
+        steps[1].ready,
+        [Ready::Tcp("127.0.0.1:1002".parse().expect("valid"))]
+    );
+    assert_eq!(
+        (steps[1].name.as_str(), steps[1].run),
+        ("pipe2", Run::Daemon)
+    );
+    assert!(matches!(
+        trial.subject.ways[0].way,
+        Way::Socks { udp: false, .. }
+    ));
+    assert_eq!(scenario.labels(), ["pipe-2", "other"]);
+}
+
+#[test]
+fn a_name_that_is_no_file_is_a_built_in_scenario() {
+    assert_eq!(load(Path::new("smoke")).expect("built in").path, None);
+    let failure = load(Path::new("smok")).expect_err("unknown").to_string();
+    assert!(failure.contains("did you mean \"smoke\"?"), "{failure}");
 }

@@ -112,7 +112,7 @@ pub(crate) fn number(value: &Value) -> Result<f64, Wrong> {
 fn quantity(value: &Value, units: &[(&str, f64)], bare: Option<f64>) -> Option<f64> {
     let text = match value {
         Value::Number(number) => {
-            let factor = bare.or((*number == 0.0).then_some(1.0))?;
+            let factor = bare.or_else(|| (*number == 0.0).then_some(1.0))?;
             return Some(number * factor).filter(|number| number.is_finite() && *number >= 0.0);
         }
         Value::Text(text) => text.trim(),

@@ -1,0 +1,71 @@
+//! What is shipped: every scenario and subject under `scenarios/` and `subjects/`.
+
+use super::{library::SUBJECTS, *};
+
+#[test]
+fn every_shipped_scenario_loads_and_every_case_of_it_resolves_with_every_subject() {
+    for (name, text) in SCENARIOS {
+        let scenario = load(Path::new(name)).unwrap_or_else(|failure| panic!("{failure}"));
+        assert_eq!(scenario.name, name, "it is found by its name");
+        assert!(
+            !scenario.summary.is_empty() && text.starts_with("# "),
+            "{name} says what it is about"
+        );
+        let first = scenario
+            .keys()
+            .into_iter()
+            .filter(|key| key.repetition == 1);
+        for key in first {
+            let used = scenario
+                .checked
+                .resolve(
+                    scenario
+                        .checked
+                        .cases
+                        .iter()
+                        .find(|case| case.values == key.case)
+                        .expect("there"),
+                )
+                .expect("resolves");
+            assert!(
+                used.uses.iter().any(|used| used.label == key.subject),
+                "{key:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_file_of_the_directories_is_built_in() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let names = |directory: &str| -> Vec<String> {
+        let paths = library::tomls(&root.join(directory));
+        paths
+            .iter()
+            .map(|path| {
+                path.file_stem()
+                    .expect("a name")
+                    .to_string_lossy()
+                    .into_owned()
+            })
+            .collect()
+    };
+    let sorted = |list: &[(&str, &str)]| -> Vec<String> {
+        let mut names: Vec<String> = list.iter().map(|(name, _)| (*name).to_owned()).collect();
+        names.sort_unstable();
+        names
+    };
+    assert_eq!(names("scenarios"), sorted(&SCENARIOS));
+    assert_eq!(names("subjects"), sorted(&SUBJECTS));
+}
+
+#[test]
+fn every_shipped_subject_is_right_and_found_by_its_name() {
+    let subjects = built_in_subjects();
+    let names: Vec<&str> = subjects
+        .iter()
+        .map(|subject| subject.name.as_str())
+        .collect();
+    assert_eq!(names, SUBJECTS.map(|(name, _)| name));
+    assert!(subjects.iter().all(|subject| !subject.summary.is_empty()));
+}
