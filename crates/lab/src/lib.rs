@@ -17,6 +17,7 @@ pub mod analysis;
 pub mod cli;
 pub mod emulator;
 pub mod errors;
+pub mod netns;
 pub mod results;
 pub mod scenario;
 pub mod subject;
