@@ -2,4 +2,5 @@
 //! Pure functions over values; `campaign` and `report` read the files.
 
 pub mod bootstrap;
+pub mod cascade;
 pub mod quantile;

@@ -1,0 +1,161 @@
+//! Reads the capture of a link: for each packet its direction, its octets and those of its UDP payload.
+//! The pcap format (draft-ietf-opsawg-pcap), link type RAW: packets begin with their IP header.
+
+use std::{
+    fs::File,
+    io::{self, BufReader, ErrorKind, Read},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::Path,
+};
+
+use super::Way;
+
+/// Packets begin with IPv4 or IPv6; 101 is LINKTYPE_RAW, 12 what some systems write for it.
+const RAW: [u32; 2] = [101, 12];
+
+/// No packet is larger.
+const LARGEST: u32 = 1 << 18;
+
+/// Protocol number of UDP.
+const UDP: u8 = 17;
+
+/// Octets of a UDP header.
+const UDP_HEADER: usize = 8;
+
+/// All packets of a link, in their order.
+#[derive(Debug, Default)]
+pub(super) struct Capture {
+    pub(super) packets: Vec<Captured>,
+}
+
+/// One packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Captured {
+    pub(super) way: Way,
+    /// Octets of the IP packet.
+    pub(super) octets: usize,
+    /// Octets of its UDP payload, if it is UDP.
+    pub(super) payload: Option<usize>,
+}
+
+impl Capture {
+    /// Reads the file; what has one of the client's addresses as its source goes out.
+    pub(super) fn read(path: &Path, client: &[IpAddr; 2]) -> io::Result<Self> {
+        let named =
+            |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let mut file = BufReader::new(File::open(path).map_err(named)?);
+        Self::parse(&mut file, client).map_err(named)
+    }
+
+    pub(super) fn parse(input: &mut impl Read, client: &[IpAddr; 2]) -> io::Result<Self> {
+        let mut head = [0; 24];
+        input.read_exact(&mut head)?;
+        let numbers = Numbers::of(&head)?;
+        if !RAW.contains(&numbers.at(&head, 20)) {
+            return Err(wrong("its packets do not begin with an IP header"));
+        }
+        let (mut packets, mut data) = (Vec::new(), Vec::new());
+        while let Some((captured, whole)) = record(input, &numbers)? {
+            data.resize(captured as usize, 0);
+            input.read_exact(&mut data)?;
+            packets.extend(packet(&data, whole as usize, client));
+        }
+        Ok(Self { packets })
+    }
+
+    /// The octets of all packets.
+    pub(super) fn octets(&self) -> usize {
+        self.packets.iter().map(|packet| packet.octets).sum()
+    }
+
+    /// The UDP packets of one direction.
+    pub(super) fn udp(&self, way: Way) -> impl Iterator<Item = (usize, usize)> {
+        let of = self.packets.iter().filter(move |packet| packet.way == way);
+        of.filter_map(|packet| Some((packet.octets, packet.payload?)))
+    }
+
+    /// Octets of the IP and UDP headers that most packets have.
+    pub(super) fn headers(&self) -> usize {
+        let of = |headers| {
+            let has = |packet: &&Captured| {
+                packet
+                    .payload
+                    .is_some_and(|payload| packet.octets - payload == headers)
+            };
+            self.packets.iter().filter(has).count()
+        };
+        if of(48) > of(28) { 48 } else { 28 }
+    }
+}
+
+/// The lengths captured and on the wire of the next record.
+fn record(input: &mut impl Read, numbers: &Numbers) -> io::Result<Option<(u32, u32)>> {
+    let mut head = [0; 16];
+    match input.read_exact(&mut head) {
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
+        other => other?,
+    }
+    let (captured, whole) = (numbers.at(&head, 8), numbers.at(&head, 12));
+    match captured <= LARGEST && whole <= LARGEST {
+        true => Ok(Some((captured, whole))),
+        false => Err(wrong("a packet is larger than packets are")),
+    }
+}
+
+fn wrong(why: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, why)
+}
+
+/// The byte order of a file.
+struct Numbers {
+    big: bool,
+}
+
+impl Numbers {
+    /// By the magic number, of files with nanoseconds or microseconds.
+    fn of(head: &[u8]) -> io::Result<Self> {
+        let magics = [0xa1b2_3c4d, 0xa1b2_c3d4];
+        [false, true]
+            .map(|big| Self { big })
+            .into_iter()
+            .find(|numbers| magics.contains(&numbers.at(head, 0)))
+            .ok_or_else(|| wrong("it is no pcap file"))
+    }
+
+    fn at(&self, octets: &[u8], place: usize) -> u32 {
+        let mut number = [0; 4];
+        if let Some(found) = octets.get(place..place + 4) {
+            number.copy_from_slice(found);
+        }
+        match self.big {
+            true => u32::from_be_bytes(number),
+            false => u32::from_le_bytes(number),
+        }
+    }
+}
+
+/// `octets` is the packet's length on the wire: less of it may have been captured.
+fn packet(data: &[u8], octets: usize, client: &[IpAddr; 2]) -> Option<Captured> {
+    let (source, protocol, header) = match data.first()? >> 4 {
+        4 => {
+            let source: [u8; 4] = data.get(12..16)?.try_into().ok()?;
+            let header = usize::from(data.first()? & 0x0f) * 4;
+            (Ipv4Addr::from(source).into(), *data.get(9)?, header)
+        }
+        6 => {
+            let source: [u8; 16] = data.get(8..24)?.try_into().ok()?;
+            (IpAddr::from(Ipv6Addr::from(source)), *data.get(6)?, 40)
+        }
+        _ => return None,
+    };
+    let way = match client.contains(&source) {
+        true => Way::Out,
+        false => Way::In,
+    };
+    let payload = (protocol == UDP).then(|| octets.checked_sub(header + UDP_HEADER));
+    Some(Captured {
+        way,
+        octets,
+        payload: payload.flatten(),
+    })
+}

@@ -1,0 +1,295 @@
+//! Counts octets and acknowledgements, from the end-to-end connection outwards.
+
+use super::{
+    Capture, Layers, WAYS, Way,
+    log::{Frame, Packet},
+    matching::{Content, Matched},
+    theory,
+};
+
+/// What was counted.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    hops: usize,
+    /// T: octets of all IP packets.
+    total: usize,
+    /// Octets of the end-to-end packets as plain UDP/IP packets.
+    inner: usize,
+    /// Octets of end-to-end acknowledgements as plain UDP/IP packets.
+    inner_acks: usize,
+    /// Octets on the first hop that acknowledge anything on any layer.
+    acks: usize,
+    /// IP packets that only acknowledge.
+    ack_packets: usize,
+    /// Octets on the first hop before the first end-to-end packet.
+    setup: usize,
+    /// End-to-end packets with stream data.
+    data_packets: usize,
+    /// ACK frames of each tunnel.
+    ack_frames: Vec<usize>,
+    /// Octets that each tunnel adds to what it carries.
+    own: Vec<usize>,
+    /// Octets of IP packets whose content is not wholly known, and of carriers on each layer that nothing was found for.
+    unmatched: usize,
+    lost: Vec<usize>,
+}
+
+/// What is known of a packet, or of all packets in one carrier.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// Whether it only acknowledges.
+    only_acks: bool,
+    /// Octets in it that acknowledge.
+    acks: usize,
+    /// Whether all its content was found.
+    whole: bool,
+    /// Whether an end-to-end packet is in it.
+    inner: bool,
+}
+
+impl Counts {
+    pub(super) fn new(capture: &Capture, layers: &Layers, ways: &[Matched; 2]) -> Self {
+        let hops = layers.hops();
+        let mut counts = Self {
+            hops,
+            total: capture.octets(),
+            ack_frames: vec![0; hops],
+            own: vec![0; hops],
+            lost: vec![0; hops + 1],
+            ..Self::default()
+        };
+        let known = [0, 1].map(|i| counts.direction(capture, layers, WAYS[i], &ways[i]));
+        counts.first_hop(capture, &known);
+        counts
+    }
+
+    /// From inside out; answers what is known of each UDP packet.
+    fn direction(
+        &mut self,
+        capture: &Capture,
+        layers: &Layers,
+        way: Way,
+        matched: &Matched,
+    ) -> Vec<Known> {
+        let (headers, mut carriers) = (capture.headers(), Vec::new());
+        for (number, layer) in layers.0.iter().enumerate().rev() {
+            let packets = layer.packets(way);
+            let known = know(packets, &carriers, number == self.hops);
+            let contents = &matched.layers[number];
+            if number == self.hops {
+                self.inner(packets, contents, &known, headers);
+            } else {
+                let within = layers.0[number + 1].packets(way);
+                self.tunnel(number, packets, &matched.layers[number + 1], within);
+            }
+            carriers = contents
+                .iter()
+                .map(|content| join(*content, &known))
+                .collect();
+        }
+        if self.hops > 0 {
+            let udp = matched.layers[0].iter().filter(|content| content.count > 0);
+            self.own[0] += headers * udp.count();
+        }
+        for (number, contents) in matched.layers.iter().enumerate() {
+            self.lost[number] += contents.iter().filter(|content| content.count == 0).count();
+        }
+        carriers
+    }
+
+    /// The end-to-end connection as it would be without tunnels: what was never carried does not count.
+    fn inner(&mut self, packets: &[Packet], contents: &[Content], known: &[Known], headers: usize) {
+        for content in contents.iter().filter(|content| content.count > 0) {
+            let octets = size(packets, *content) + headers;
+            self.inner += octets;
+            let joined = join(*content, known);
+            self.inner_acks += if joined.only_acks {
+                octets
+            } else {
+                joined.acks
+            };
+        }
+        let has_data = |packet: &&Packet| packet.data && packet.frames.contains(&Frame::Stream);
+        self.data_packets += packets.iter().filter(has_data).count();
+    }
+
+    /// The packets of a tunnel, without what is carried in them.
+    fn tunnel(
+        &mut self,
+        number: usize,
+        packets: &[Packet],
+        carried: &[Content],
+        within: &[Packet],
+    ) {
+        let frames = packets.iter().flat_map(|packet| &packet.frames);
+        let is_ack = |frame: &&Frame| matches!(frame, Frame::Ack(_));
+        self.ack_frames[number] += frames.clone().filter(is_ack).count();
+        let payloads = frames.filter_map(|frame| match frame {
+            Frame::Datagram(_, payload) => Some(*payload),
+            _ => None,
+        });
+        // A payload that was not recognised is still payload.
+        let octets = |(payload, content): (usize, &Content)| match content.count {
+            0 => payload,
+            _ => size(within, *content),
+        };
+        let payload: usize = payloads.zip(carried).map(octets).sum();
+        let all: usize = packets.iter().map(|packet| packet.size).sum();
+        self.own[number] += all.saturating_sub(payload);
+    }
+
+    /// What the capture shows, in its order.
+    fn first_hop(&mut self, capture: &Capture, known: &[Vec<Known>; 2]) {
+        let mut next = known.each_ref().map(|known| known.iter());
+        let mut begun = false;
+        for packet in &capture.packets {
+            let side = usize::from(packet.way == Way::In);
+            let known = packet.payload.and_then(|_| next[side].next());
+            begun |= known.is_some_and(|known| known.inner);
+            if !begun {
+                self.setup += packet.octets;
+            }
+            match known {
+                Some(known) if known.only_acks => {
+                    self.acks += packet.octets;
+                    self.ack_packets += 1;
+                }
+                Some(known) => self.acks += known.acks,
+                None => {}
+            }
+            if !known.is_some_and(|known| known.whole) {
+                self.unmatched += packet.octets;
+            }
+        }
+    }
+
+    fn share(&self, octets: f64) -> f64 {
+        octets / (self.total.max(1) as f64)
+    }
+
+    pub(super) fn unmatched_share(&self) -> f64 {
+        self.share(self.unmatched as f64)
+    }
+
+    /// Where carriers stayed empty, in words.
+    pub(super) fn unmatched_where(&self) -> String {
+        let place = |(number, count): (usize, &usize)| match number {
+            0 => format!("{count} UDP packets on the link"),
+            hop => format!("{count} datagrams of hop {hop}"),
+        };
+        let places: Vec<_> = self.lost.iter().enumerate().map(place).collect();
+        places.join(", ")
+    }
+
+    /// By name. Shares are of all octets on the first hop.
+    pub(super) fn figures(&self) -> Vec<(String, f64)> {
+        let (total, inner) = (self.total as f64, self.inner as f64);
+        let acks = self.acks as f64 - self.inner_acks as f64;
+        let frames: usize = self.ack_frames.iter().sum();
+        let fixed = [
+            ("overhead_share", self.share(total - inner)),
+            ("ack_share", self.share(acks)),
+            (
+                "ack_frames_per_packet",
+                frames as f64 / self.data_packets.max(1) as f64,
+            ),
+            ("ack_frames_theory", theory(2.0, self.hops)),
+            ("first_hop_octets", total),
+            ("e2e_octets", inner),
+            ("e2e_ack_octets", self.inner_acks as f64),
+            ("ack_octets", acks),
+            ("ack_only_packets", self.ack_packets as f64),
+            ("setup_octets", self.setup as f64),
+            ("data_packets", self.data_packets as f64),
+            ("unmatched_share", self.unmatched_share()),
+        ];
+        let fixed = fixed
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value));
+        let of_hops = |name: &'static str, values: &[usize]| -> Vec<(String, f64)> {
+            let named = values.iter().enumerate();
+            named
+                .map(|(i, value)| (format!("{name}:hop{}", i + 1), *value as f64))
+                .collect()
+        };
+        let layers = of_hops("layer_octets", &self.own);
+        fixed
+            .chain(layers)
+            .chain(of_hops("ack_frames", &self.ack_frames))
+            .collect()
+    }
+}
+
+/// The octets of a carrier's packets.
+fn size(packets: &[Packet], content: Content) -> usize {
+    packets[content.packets()]
+        .iter()
+        .map(|packet| packet.size)
+        .sum()
+}
+
+/// What is known of each packet of a layer; `carriers` is what is known of its DATAGRAM frames, in order.
+fn know(packets: &[Packet], carriers: &[Known], inner: bool) -> Vec<Known> {
+    let mut carriers = carriers.iter();
+    packets
+        .iter()
+        .map(|packet| know_one(packet, &mut carriers, inner))
+        .collect()
+}
+
+fn know_one<'a>(
+    packet: &Packet,
+    carriers: &mut impl Iterator<Item = &'a Known>,
+    inner: bool,
+) -> Known {
+    let mut known = Known {
+        only_acks: packet.data,
+        acks: 0,
+        whole: true,
+        inner,
+    };
+    let mut any = false;
+    for frame in &packet.frames {
+        match frame {
+            Frame::Padding => {}
+            Frame::Ack(size) => {
+                known.acks += size;
+                any = true;
+            }
+            Frame::Datagram(size, _) if !inner => {
+                known.add(*size, carriers.next());
+                any = true;
+            }
+            Frame::Datagram(..) | Frame::Stream | Frame::Other => known.only_acks = false,
+        }
+    }
+    known.only_acks &= any;
+    known
+}
+
+impl Known {
+    /// A DATAGRAM frame of this size in the packet. It is there for an acknowledgement alone, or has some in it.
+    fn add(&mut self, size: usize, content: Option<&Self>) {
+        let only = content.is_some_and(|content| content.only_acks);
+        self.acks += match content {
+            Some(content) if !only => content.acks,
+            Some(_) => size,
+            None => 0,
+        };
+        self.only_acks &= only;
+        self.whole &= content.is_some_and(|content| content.whole);
+        self.inner |= content.is_some_and(|content| content.inner);
+    }
+}
+
+/// All packets of a carrier taken together.
+fn join(content: Content, known: &[Known]) -> Known {
+    let packets = &known[content.packets()];
+    let nothing = packets.is_empty();
+    Known {
+        only_acks: !nothing && packets.iter().all(|packet| packet.only_acks),
+        acks: packets.iter().map(|packet| packet.acks).sum(),
+        whole: !nothing && packets.iter().all(|packet| packet.whole),
+        inner: packets.iter().any(|packet| packet.inner),
+    }
+}
