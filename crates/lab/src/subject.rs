@@ -1,6 +1,19 @@
 //! What carries traffic: Hoplite, a competitor, or nothing. A TOML file describes it; no line of Rust is needed to add one.
 //! `scenario` resolves a file into a `Plan`, `world` starts it.
 
+pub mod run;
+pub mod site;
+pub mod stop;
+
+mod files;
+mod fill;
+#[cfg(test)]
+mod here;
+mod log;
+mod process;
+mod ready;
+mod shared;
+
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use serde::{Deserialize, Serialize};
@@ -11,7 +24,7 @@ use serde::{Deserialize, Serialize};
 pub struct Plan {
     /// The subject's label in this scenario.
     pub label: String,
-    /// Files written before anything starts, in order.
+    /// Files written before anything starts; those with an `{out:STEP}` as soon as that step has ended.
     pub files: Vec<File>,
     /// What is run, in order; a step begins when the one before it is done or ready.
     pub steps: Vec<Step>,
@@ -62,7 +75,7 @@ pub enum Run {
     Daemon,
     /// It must end with exit code 0.
     Once,
-    /// `Once`, and only if `{shared}/NAME.done` is not there: what it makes is kept for the whole campaign.
+    /// `Once`, and only if it was not done before in this campaign: what it makes in `{shared}` and what it says is kept, whole or not at all.
     OncePerCampaign,
 }
 

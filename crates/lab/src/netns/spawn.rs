@@ -108,14 +108,7 @@ impl<'a> Launch<'a> {
     /// No such program, or the machine has no room for another process.
     pub fn spawn(mut self) -> io::Result<Process> {
         let command = &mut self.command;
-        let (mut child, awaited) = self.host.enter(|| reap::spawn(command))??;
-        Ok(Process {
-            pid: child.id(),
-            stdin: child.stdin.take(),
-            stdout: child.stdout.take(),
-            stderr: child.stderr.take(),
-            awaited,
-        })
+        self.host.enter(|| Process::start(command))?
     }
 }
 
@@ -136,6 +129,18 @@ fn environment() -> [(&'static str, OsString); 4] {
 }
 
 impl Process {
+    /// Starts a command in the network of the calling thread.
+    pub(crate) fn start(command: &mut Command) -> io::Result<Self> {
+        let (mut child, awaited) = reap::spawn(command)?;
+        Ok(Self {
+            pid: child.id(),
+            stdin: child.stdin.take(),
+            stdout: child.stdout.take(),
+            stderr: child.stderr.take(),
+            awaited,
+        })
+    }
+
     /// How it ended, if it has.
     #[must_use]
     pub fn exit(&self) -> Option<Exit> {

@@ -1,0 +1,363 @@
+//! Starts a subject in a network: writes its files, runs its steps, waits until they are ready, and ends them.
+//! `world` calls it. Nothing here knows what kind of subject it is.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Display,
+    fs::File,
+    io::Read,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Plan, Run, Step, WayIn, files,
+    fill::{Gap, Values},
+    process::{Launch, Process},
+    ready::Watch,
+    shared::{Kept, lasts},
+    site::Site,
+    stop::{self, Stopped},
+};
+use crate::{netns, trial::Outcome};
+
+/// How often one looks whether a step is ready.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How long a process may take to end when asked.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a step may say on stdout that others use.
+const OUT_LIMIT: u64 = 64 * 1024;
+
+/// A subject that is ready. What is not stopped when it is dropped is killed.
+#[derive(Debug, Default)]
+pub struct Running {
+    /// In the order of their start, those together that were started together.
+    waves: Vec<Vec<Process>>,
+    ways: Vec<WayIn>,
+}
+
+impl Running {
+    /// Every daemon: its name in the subject, its host, its process.
+    pub fn daemons(&self) -> impl Iterator<Item = (&str, &str, &netns::Process)> {
+        let daemons = self.waves.iter().flatten();
+        daemons.map(|one| (one.name.as_str(), one.host.as_str(), &one.inner))
+    }
+
+    /// The ways in, filled in.
+    #[must_use]
+    pub fn ways(&self) -> &[WayIn] {
+        &self.ways
+    }
+
+    /// Whether every daemon still lives.
+    ///
+    /// # Errors
+    /// The first that does not, with the end of its log.
+    pub fn check(&self) -> Result<(), Outcome> {
+        for process in self.waves.iter().flatten() {
+            if let Some(end) = process.end() {
+                let doing = format!("keeping {} running on {}", process.name, process.host);
+                let why = format!("it ended by itself: {}", end.status);
+                return Err(failed(doing, why, process.tail()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends all of it, the last started first; each gets `patience` from TERM to KILL.
+    pub fn stop(mut self, patience: Duration) -> Vec<Stopped> {
+        let waves = std::mem::take(&mut self.waves);
+        let stopped = waves.into_iter().rev();
+        let stopped = stopped.flat_map(|wave| stop::together(&wave, patience));
+        stopped.collect()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for wave in self.waves.iter().rev() {
+            stop::together(wave, Duration::ZERO);
+        }
+    }
+}
+
+/// Starts a subject. Returns when every step is done or ready, or at once when one cannot be any more; then nothing of it is left running.
+///
+/// # Errors
+/// What was being done, why it failed, and the end of the guilty log.
+pub fn start(plan: &Plan, site: &dyn Site, dir: &Path, shared: &Path) -> Result<Running, Outcome> {
+    check_names(plan, site)?;
+    let opening = |error| failed("preparing what the campaign keeps", error, "");
+    let mut kept = Kept::open(plan, site, shared).map_err(opening)?;
+    let mut starting = Starting {
+        values: Values {
+            dir,
+            shared: kept.dir.clone(),
+            site,
+            out: kept.said.clone().unwrap_or_default(),
+        },
+        files: plan.files.clone(),
+        running: Running::default(),
+    };
+    let last = plan.steps.iter().rposition(lasts);
+    let mut done = 0;
+    for wave in plan.steps.chunk_by(|step, _| step.together) {
+        starting.wave(wave, kept.said.is_some())?;
+        done += wave.len();
+        if kept.said.is_none() && last.is_some_and(|last| last < done) {
+            kept.complete(&starting.said(&plan.steps))
+                .map_err(opening)?;
+        }
+    }
+    starting.finish(plan)
+}
+
+/// A subject that is not ready yet.
+struct Starting<'a> {
+    values: Values<'a>,
+    /// Those not written yet.
+    files: Vec<super::File>,
+    running: Running,
+}
+
+/// A step that was started and is waited for.
+struct Waiting<'a> {
+    step: &'a Step,
+    watches: Vec<Watch>,
+    until: Instant,
+}
+
+impl Starting<'_> {
+    /// Starts steps together and waits until all are done or ready.
+    fn wave(&mut self, steps: &[Step], kept: bool) -> Result<(), Outcome> {
+        self.write_files()?;
+        self.running.waves.push(Vec::new());
+        let mut waiting = Vec::new();
+        for step in steps.iter().filter(|step| !(kept && lasts(step))) {
+            waiting.push(self.launch(step)?);
+        }
+        loop {
+            let mut still = Vec::new();
+            for one in waiting {
+                still.extend(self.look(one)?);
+            }
+            if still.is_empty() {
+                return Ok(());
+            }
+            waiting = still;
+            self.running.check_but(&waiting)?;
+            thread::sleep(LOOK);
+        }
+    }
+
+    fn write_files(&mut self) -> Result<(), Outcome> {
+        let unwritten = |error: files::Unwritten| {
+            let doing = format!("writing the subject's file {}", error.path);
+            failed(doing, error.why, "")
+        };
+        files::write_known(&mut self.files, &self.values).map_err(unwritten)
+    }
+
+    fn launch<'s>(&mut self, step: &'s Step) -> Result<Waiting<'s>, Outcome> {
+        let doing = || format!("starting {} on {}", step.name, step.host);
+        let gap = |gap: Gap| failed(doing(), gap.why(), "");
+        let command = self.values.all(&step.command).map_err(gap)?;
+        let fill = |(name, text): (&String, &String)| Ok((name.clone(), self.values.fill(text)?));
+        let env: Result<BTreeMap<_, _>, Gap> = step.env.iter().map(fill).collect();
+        let launch = Launch {
+            name: &step.name,
+            host: &step.host,
+            command: &command,
+            env: &env.map_err(gap)?,
+            dir: self.values.dir,
+            apart: step.run != Run::Daemon,
+        };
+        let process = Process::start(self.values.site, &launch)
+            .map_err(|error| failed(doing(), not_started(&command, &error), ""))?;
+        let watch = |ready| Watch::new(ready, &process.log, &self.values);
+        let watches: Result<Vec<Watch>, Gap> = step.ready.iter().map(watch).collect();
+        if let Some(wave) = self.running.waves.last_mut() {
+            wave.push(process);
+        }
+        Ok(Waiting {
+            step,
+            watches: watches.map_err(gap)?,
+            until: Instant::now() + step.ready_within,
+        })
+    }
+
+    /// Whether a step is still to be waited for.
+    fn look<'s>(&mut self, mut waiting: Waiting<'s>) -> Result<Option<Waiting<'s>>, Outcome> {
+        let step = waiting.step;
+        let doing = || format!("waiting for {} on {}", step.name, step.host);
+        let daemon = step.run == Run::Daemon;
+        let Some(process) = self.running.find(&step.name) else {
+            return Ok(None);
+        };
+        if let Some(end) = process.end() {
+            if daemon || !end.status.success() {
+                let what = if daemon {
+                    "it ended before it was ready"
+                } else {
+                    "it failed"
+                };
+                return Err(failed(
+                    doing(),
+                    format!("{what}: {}", end.status),
+                    process.tail(),
+                ));
+            }
+            return self.take_out(step).map(|()| None);
+        }
+        if daemon {
+            let mut error = None;
+            waiting.watches.retain_mut(|watch| {
+                let seen = watch.look(&step.name, &step.host, &self.values);
+                !seen.unwrap_or_else(|e| {
+                    error = Some(format!("looking for {}: {e}", watch.words()));
+                    false
+                })
+            });
+            if let Some(why) = error {
+                return Err(failed(doing(), why, process.tail()));
+            }
+            if waiting.watches.is_empty() {
+                return Ok(None);
+            }
+        }
+        match Instant::now() < waiting.until {
+            true => Ok(Some(waiting)),
+            false => Err(failed(doing(), waiting.late(), process.tail())),
+        }
+    }
+
+    /// Remembers what a step said; it is no process any more.
+    fn take_out(&mut self, step: &Step) -> Result<(), Outcome> {
+        let Some(wave) = self.running.waves.last_mut() else {
+            return Ok(());
+        };
+        let Some(at) = wave.iter().position(|process| process.name == step.name) else {
+            return Ok(());
+        };
+        let process = wave.remove(at);
+        let mut said = String::new();
+        let read = File::open(&process.out)
+            .and_then(|file| file.take(OUT_LIMIT).read_to_string(&mut said));
+        let doing = || format!("reading what {} wrote", step.name);
+        read.map_err(|error| failed(doing(), error, process.tail()))?;
+        self.values
+            .out
+            .insert(step.name.clone(), said.trim().to_owned());
+        Ok(())
+    }
+
+    /// What the steps said that are run once a campaign.
+    fn said(&self, steps: &[Step]) -> BTreeMap<String, String> {
+        let said =
+            |step: &Step| Some((step.name.clone(), self.values.out.get(&step.name)?.clone()));
+        steps
+            .iter()
+            .filter(|step| lasts(step))
+            .filter_map(said)
+            .collect()
+    }
+
+    fn finish(mut self, plan: &Plan) -> Result<Running, Outcome> {
+        self.write_files()?;
+        if let Some(file) = self.files.first() {
+            let gap = self.values.fill(&file.text).err();
+            let why = gap.map_or_else(String::new, |gap| gap.why());
+            let doing = format!("writing the subject's file {}", file.path);
+            return Err(failed(doing, why, ""));
+        }
+        for way in &plan.ways {
+            let mut way = way.clone();
+            let fill = |text: &String| self.values.fill(text);
+            let target = way.target.as_ref().map(fill).transpose();
+            let doing = || format!("finding the way in on {}", way.host);
+            way.target = target.map_err(|gap| failed(doing(), gap.why(), ""))?;
+            self.running.ways.push(way);
+        }
+        Ok(self.running)
+    }
+}
+
+impl Running {
+    fn find(&self, name: &str) -> Option<&Process> {
+        let mut all = self.waves.iter().flatten();
+        all.find(|process| process.name == name)
+    }
+
+    /// Whether all live that are not waited for.
+    fn check_but(&self, waiting: &[Waiting<'_>]) -> Result<(), Outcome> {
+        let awaited = |name: &str| waiting.iter().any(|one| one.step.name == name);
+        let others = self.waves.iter().flatten();
+        for process in others.filter(|process| !awaited(&process.name)) {
+            if let Some(end) = process.end() {
+                let names: Vec<&str> = waiting.iter().map(|one| one.step.name.as_str()).collect();
+                let doing = format!("waiting for {}", names.join(", "));
+                let why = format!("{} ended meanwhile: {}", process.name, end.status);
+                return Err(failed(doing, why, process.tail()));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Waiting<'_> {
+    fn late(&self) -> String {
+        let seconds = self.step.ready_within.as_secs_f64();
+        let missing: Vec<&str> = self.watches.iter().map(Watch::words).collect();
+        match self.step.run {
+            Run::Daemon => format!(
+                "not ready after {seconds} s; missing: {}",
+                missing.join("; ")
+            ),
+            Run::Once | Run::OncePerCampaign => format!("not done after {seconds} s"),
+        }
+    }
+}
+
+fn not_started(command: &[String], error: &std::io::Error) -> String {
+    let program = command.first().map_or("", String::as_str);
+    match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            format!("there is no program {program:?}: 'hoplite-lab doctor' says what installs it")
+        }
+        _ => format!("{program}: {error}"),
+    }
+}
+
+/// Names become names of files: they must be plain and different. Hosts must exist.
+fn check_names(plan: &Plan, site: &dyn Site) -> Result<(), Outcome> {
+    let mut seen = BTreeSet::new();
+    for step in &plan.steps {
+        let name = &step.name;
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        let good = name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(plain);
+        let why = match () {
+            () if !good => "a step's name has only letters, digits, '-', '_' and '.'".to_owned(),
+            () if !seen.insert(name) => "two steps have that name".to_owned(),
+            () if site.addresses(&step.host).is_none() => {
+                format!("there is no host {:?}", step.host)
+            }
+            () => continue,
+        };
+        return Err(failed(format!("reading the step {name:?}"), why, ""));
+    }
+    Ok(())
+}
+
+fn failed(doing: impl Into<String>, why: impl Display, log: impl Into<String>) -> Outcome {
+    Outcome::Failed {
+        doing: doing.into(),
+        why: why.to_string(),
+        log: log.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests;
