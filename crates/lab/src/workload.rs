@@ -10,6 +10,7 @@ mod bulk;
 pub mod client;
 mod clock;
 mod door;
+mod http;
 mod http_proxy;
 mod payload;
 mod progress;
@@ -70,7 +71,8 @@ pub enum Kind {
     Download(Bulk),
     /// The same towards the server.
     Upload(Bulk),
-    /// Small requests and answers on one connection: `count` times `request` octets out and `response` back.
+    /// Small requests and answers on one connection: `count` times `request` octets out and `response` back, at least one each;
+    /// each has 4 octets of framing.
     Request {
         /// Octets asked with.
         request: u64,
@@ -83,7 +85,7 @@ pub enum Kind {
     },
     /// Datagrams that are sent back: round trips and loss.
     UdpEcho {
-        /// Octets of payload.
+        /// Octets of payload; at least 40, for they carry a number and times.
         size: u16,
         /// How many.
         count: u32,
@@ -92,7 +94,7 @@ pub enum Kind {
     },
     /// Datagrams one way at a constant rate: loss, delay variation, goodput.
     UdpRate {
-        /// Octets of payload.
+        /// Octets of payload; at least 40.
         size: u16,
         /// Bits per second of payload.
         rate: u64,
@@ -164,7 +166,7 @@ pub struct Order {
     pub ports: Ports,
     /// Seeds payloads and schedules.
     pub seed: u64,
-    /// Where the client's qlogs go, if wanted.
+    /// Where the client's qlogs go, if wanted; the server's go where QLOGDIR says.
     pub qlog: Option<PathBuf>,
 }
 
@@ -239,7 +241,12 @@ pub struct Transfer {
     pub datagrams: [u64; 2],
     /// Named by kind, if it failed.
     pub error: Option<TransferError>,
-    /// Further figures of a kind of workload, by name (`jitter_us`, `reordered`, …).
+    /// Further figures of a kind of workload, by name:
+    /// - `udp-echo` and `udp-rate`: `duplicates`, `reordered` (RFC 4737), `corrupt`;
+    /// - `udp-rate`: `jitter_us` (RFC 3550), `goodput_bps`, one-way `delay_us_min`, `_p50`, `_p90`, `_p99`, `_max`;
+    /// - `udp-echo`: the same of each direction, `up_delay_us_min`, `_p50`, `_p99`, `_max`, and `down_delay_us_…`;
+    /// - `schedule`: `choice`, the row that was drawn, from 1;
+    /// - of a transfer that broke off: `unchecked_sent` and `unchecked_received`, octets that moved and were not checked.
     pub more: BTreeMap<String, f64>,
 }
 

@@ -3,7 +3,7 @@
 
 use std::io::{self, BufRead, Write};
 
-use super::{Kind, Order, Transfer, bulk, payload, udp};
+use super::{Kind, Order, Transfer, bulk, http, payload, udp};
 use crate::errors::{Complaint, Failure};
 
 /// Does what stdin orders.
@@ -85,6 +85,21 @@ pub async fn run(order: &Order, out: &mut dyn FnMut(Transfer) -> io::Result<()>)
             )
             .await
         }
-        Kind::Http { .. } => Ok(()),
+        Kind::Http {
+            version,
+            octets,
+            count,
+            parallel,
+            fresh,
+        } => {
+            let fetches = http::Fetches {
+                version: *version,
+                octets: *octets,
+                count: *count,
+                parallel: *parallel,
+                fresh: *fresh,
+            };
+            http::run(order, fetches, out).await
+        }
     }
 }

@@ -72,22 +72,44 @@ pub(crate) async fn open(
     }
 }
 
-/// A UDP flow to the server's `port`, its phases noted.
+/// A way for datagrams: a socket, where they go, and the association that carries them with the target that it is told.
+#[derive(Debug)]
+pub(crate) struct Datagrams {
+    pub(crate) socket: UdpSocket,
+    pub(crate) peer: SocketAddr,
+    pub(crate) association: Option<(TcpStream, socks::Endpoint)>,
+}
+
+/// A UDP flow to the server's `port`, its phases noted. A port that is closed is told, and nobody else is heard.
 pub(crate) async fn open_datagrams(
     order: &Order,
     port: u16,
     token: &Token,
     record: &mut Record,
 ) -> Result<Flow, TransferError> {
-    let (target, stall) = (target(order, port)?, order.plan.stall);
     let failed = |error: io::Error| Fault::Connect.because(error);
+    let way = open_association(order, port, token, record).await?;
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the lab measures the network itself"
+    )]
+    way.socket.connect(way.peer).map_err(failed)?;
+    if way.association.is_none() {
+        record.phases.connect = Some(record.clock.us());
+    }
+    Flow::new(way.socket, way.association).map_err(failed)
+}
+
+/// A way for datagrams to the server's `port`, its phases noted.
+pub(crate) async fn open_association(
+    order: &Order,
+    port: u16,
+    token: &Token,
+    record: &mut Record,
+) -> Result<Datagrams, TransferError> {
+    let (target, stall) = (target(order, port)?, order.plan.stall);
     match order.way {
-        Way::Direct => {
-            let address = resolve(&target).await?;
-            let socket = udp(address, record).map_err(failed)?;
-            record.phases.connect = Some(record.clock.us());
-            Flow::new(socket, None).map_err(failed)
-        }
+        Way::Direct => datagrams(resolve(&target).await?, None, record),
         Way::Socks { address, udp: true } => {
             let mut control = connect(address, stall, record).await?;
             let request = socks::Request {
@@ -95,8 +117,8 @@ pub(crate) async fn open_datagrams(
                 endpoint: socks::Endpoint::UNSPECIFIED,
             };
             let bound = handshake::ask(&mut control, &request, token, (record, stall)).await?;
-            let socket = udp(relay(&bound, address)?, record).map_err(failed)?;
-            Flow::new(socket, Some((control, target.into()))).map_err(failed)
+            let association = (control, target.into());
+            datagrams(relay(&bound, address)?, Some(association), record)
         }
         Way::Socks { .. } => Err(Fault::Misc.because("this SOCKS proxy carries no UDP")),
         Way::Http { .. } => Err(Fault::Misc.because("an HTTP proxy carries no UDP")),
@@ -112,20 +134,28 @@ fn relay(bound: &socks::Endpoint, proxy: SocketAddr) -> Result<SocketAddr, Trans
     }
 }
 
-/// A UDP socket that is connected: a port that is closed is told, and nobody else is heard.
-fn udp(peer: SocketAddr, record: &mut Record) -> io::Result<UdpSocket> {
+fn datagrams(
+    peer: SocketAddr,
+    association: Option<(TcpStream, socks::Endpoint)>,
+    record: &mut Record,
+) -> Result<Datagrams, TransferError> {
+    let socket = udp(peer).map_err(|error| Fault::Connect.because(error))?;
+    let now = record.clock.us();
+    record.phases.socket.get_or_insert(now);
+    Ok(Datagrams {
+        socket,
+        peer,
+        association,
+    })
+}
+
+fn udp(peer: SocketAddr) -> io::Result<UdpSocket> {
     let any = match peer {
         SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
         SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
     };
     let socket = UdpSocket::bind(any)?;
-    record.phases.socket.get_or_insert(record.clock.us());
     enlarge_buffers(&socket);
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the lab measures the network itself"
-    )]
-    socket.connect(peer)?;
     socket.set_nonblocking(true)?;
     Ok(socket)
 }

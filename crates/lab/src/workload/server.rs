@@ -4,10 +4,12 @@
 use std::{
     io::{self, Read, Write},
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdListener},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
 
+use hoplite_crypto::Qlog;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -16,7 +18,7 @@ use tokio::{
 };
 
 use super::{
-    Ports, TransferError, payload,
+    Ports, TransferError, http, payload,
     progress::Progress,
     tcp::{self, Reading},
     transfer::{Answer, HEAD, Head, Sender, Status, Verdict},
@@ -44,16 +46,28 @@ pub fn main() -> Result<(), Failure> {
     let runtime = runtime.map_err(failed("starting the runtime"))?;
     payload::prepare();
     runtime.block_on(async {
-        let server =
-            Server::bind(Ports::default()).map_err(failed("opening the servers' ports"))?;
+        let qlog = qlog().map_err(failed("opening the directory of QLOGDIR"))?;
+        let server = Server::bind(Ports::default(), qlog.as_ref());
+        let server = server.map_err(failed("opening the servers' ports"))?;
         let ended = stdin_ended();
         say_ready().map_err(failed("telling that the servers are ready"))?;
         tokio::select! {
             () = server.run() => {}
             _ = ended => {}
         }
+        if let Some(qlog) = qlog {
+            qlog.flush();
+        }
         Ok(())
     })
+}
+
+/// Where HTTP/3 connections are recorded, if QLOGDIR says so.
+fn qlog() -> io::Result<Option<Qlog>> {
+    let directory = std::env::var_os("QLOGDIR").filter(|name| !name.is_empty());
+    directory
+        .map(|name| Qlog::start(Path::new(&name)))
+        .transpose()
 }
 
 fn say_ready() -> io::Result<()> {
@@ -78,15 +92,18 @@ fn stdin_ended() -> oneshot::Receiver<()> {
 pub struct Server {
     transfer: TcpListener,
     udp: udp::server::Server,
+    web: http::server::Server,
 }
 
 impl Server {
     /// Opens the ports on all addresses; port 0 takes any. Needs a runtime.
     ///
     /// # Errors
-    /// The operating system's.
-    pub fn bind(ports: Ports) -> io::Result<Self> {
+    /// The operating system's, or no certificate can be made.
+    pub fn bind(ports: Ports, qlog: Option<&Qlog>) -> io::Result<Self> {
+        let web = http::server::Server::bind(ports.http, ports.https, qlog);
         Ok(Self {
+            web: web.map_err(io::Error::other)?,
             transfer: listen(ports.transfer)?,
             udp: udp::server::Server::bind(ports.udp)?,
         })
@@ -97,10 +114,12 @@ impl Server {
     /// # Errors
     /// The operating system's.
     pub fn ports(&self) -> io::Result<Ports> {
+        let [http, https] = self.web.ports()?;
         Ok(Ports {
+            http,
+            https,
             transfer: self.transfer.local_addr()?.port(),
             udp: self.udp.port()?,
-            ..Ports::default()
         })
     }
 
@@ -111,12 +130,12 @@ impl Server {
                 tracing::debug!(kind = error.kind, why = error.why, "a transfer ended early");
             }
         });
-        tokio::join!(transfers, self.udp.run());
+        tokio::join!(transfers, self.udp.run(), self.web.run());
     }
 }
 
 /// IPv4 and IPv6 on one socket, or IPv4 alone where there is no IPv6.
-fn listen(port: u16) -> io::Result<TcpListener> {
+pub(super) fn listen(port: u16) -> io::Result<TcpListener> {
     let socket = bound(Type::STREAM, Protocol::TCP, port)?;
     socket.listen(1024)?;
     socket.set_nonblocking(true)?;

@@ -29,7 +29,7 @@ pub(super) fn serve() -> Ports {
         http: 0,
         https: 0,
     };
-    let server = Server::bind(any).unwrap();
+    let server = Server::bind(any, None).unwrap();
     let ports = server.ports().unwrap();
     tokio::spawn(server.run());
     ports

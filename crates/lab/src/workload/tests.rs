@@ -168,8 +168,7 @@ fn each_transfer_through_a_socks_proxy_has_a_token_of_its_own() {
             let proxied = transfer.phases.proxy_response.is_some();
             assert_eq!(proxied, transfer.connection > 0);
         }
-        let mut tokens = BTreeSet::new();
-        (0..6).for_each(|_| drop(tokens.insert(told.try_recv().unwrap())));
+        let tokens: BTreeSet<_> = (0..6).map(|_| told.try_recv().unwrap()).collect();
         assert_eq!(tokens.len(), 3);
     });
 }

@@ -76,9 +76,4 @@ impl Flow {
         let view = DatagramView::parse(datagram).ok()?;
         (view.fragment == 0).then_some(view.header.len())
     }
-
-    /// Octets that the proxy's header takes.
-    pub(crate) fn overhead(&self) -> usize {
-        self.header.len()
-    }
 }

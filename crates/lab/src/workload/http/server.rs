@@ -1,0 +1,306 @@
+//! The server's half of HTTP/1.1, 2 and 3. `workload::server` runs it; a client that breaks the rules loses its connection alone.
+
+use std::{convert::Infallible, io, net::SocketAddr, pin::Pin, sync::Arc, task, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use h2::server::SendResponse;
+use hoplite_crypto::Qlog;
+use hoplite_wire::{
+    RequestHead, ResponseHead,
+    h3::{Frame, write_data_head, write_headers},
+};
+use hyper::{
+    body::{Frame as HyperFrame, Incoming},
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use quinn::{
+    Endpoint, EndpointConfig, Incoming as IncomingQuic, TokioRuntime,
+    crypto::rustls::QuicServerConfig,
+};
+use rustls::ServerConfig;
+use socket2::{Protocol, Type};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+};
+use tokio_rustls::TlsAcceptor;
+
+use super::{body::Body, one::length, three, tls};
+use crate::workload::{
+    TransferError,
+    server::{accept, bound, listen},
+    trouble::Fault,
+};
+
+/// QUIC connections that are served at once; others are refused.
+const CONNECTIONS: usize = 1024;
+
+/// Streams of one HTTP/2 connection at once.
+const STREAMS: u32 = 256;
+
+/// A QUIC client that is silent for so long has gone.
+const IDLE: Duration = Duration::from_secs(1800);
+
+/// The three listeners.
+pub(crate) struct Server {
+    http: TcpListener,
+    https: TcpListener,
+    quic: Endpoint,
+    tls: Arc<ServerConfig>,
+}
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+impl Server {
+    /// Opens the ports; 0 takes any, the same one for TCP and UDP.
+    pub(crate) fn bind(http: u16, https: u16, qlog: Option<&Qlog>) -> Result<Self, Error> {
+        let [tcp, quic] = tls::server()?;
+        let http = listen(http)?;
+        let (https, quic) = both(https, quic, qlog)?;
+        let tls = tcp;
+        Ok(Self {
+            http,
+            https,
+            quic,
+            tls,
+        })
+    }
+
+    pub(crate) fn ports(&self) -> io::Result<[u16; 2]> {
+        let port = |listener: &TcpListener| listener.local_addr().map(|address| address.port());
+        Ok([port(&self.http)?, port(&self.https)?])
+    }
+
+    /// Serves for ever.
+    pub(crate) async fn run(self) {
+        let acceptor = TlsAcceptor::from(self.tls);
+        let clear = accept(self.http, one);
+        let secure = accept(self.https, move |stream, peer| {
+            let acceptor = acceptor.clone();
+            async move { secure(acceptor, stream, peer).await }
+        });
+        tokio::join!(clear, secure, quic(self.quic));
+    }
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server")
+            .field("http", &self.http)
+            .finish_non_exhaustive()
+    }
+}
+
+/// TCP and QUIC on the same port. A port that was chosen for TCP may be taken for UDP: then another one is tried.
+fn both(
+    port: u16,
+    tls: Arc<ServerConfig>,
+    qlog: Option<&Qlog>,
+) -> Result<(TcpListener, Endpoint), Error> {
+    let tls = QuicServerConfig::try_from(tls)?;
+    let hooked = three::hooks(qlog).server(Arc::new(tls), three::LABEL);
+    let mut config = quinn::ServerConfig::with_crypto(hooked);
+    config.transport_config(three::transport(IDLE));
+    let mut tries = if port == 0 { 16 } else { 1 };
+    loop {
+        let tcp = listen(port)?;
+        let chosen = tcp.local_addr()?.port();
+        tries -= 1;
+        match bound(Type::DGRAM, Protocol::UDP, chosen) {
+            Ok(socket) => {
+                hoplite_overlay::direct::udp::enlarge_buffers(&socket);
+                let (settings, runtime) = (EndpointConfig::default(), Arc::new(TokioRuntime));
+                let quic = Endpoint::new(settings, Some(config), socket.into(), runtime)?;
+                return Ok((tcp, quic));
+            }
+            Err(error) if tries == 0 => return Err(error.into()),
+            Err(_) => {}
+        }
+    }
+}
+
+/// What a path asks for: `/OCTETS/SEED`.
+fn asked(path: &str) -> Option<(u64, u64)> {
+    let (octets, seed) = path.strip_prefix('/')?.split_once('/')?;
+    Some((octets.parse().ok()?, seed.parse().ok()?))
+}
+
+async fn secure(acceptor: TlsAcceptor, stream: TcpStream, peer: SocketAddr) {
+    let stream = match acceptor.accept(stream).await {
+        Ok(stream) => stream,
+        Err(error) => return tracing::debug!(%error, "a TLS handshake failed"),
+    };
+    match stream.get_ref().1.alpn_protocol() {
+        Some(b"h2") => two(stream, peer).await,
+        _ => one(stream, peer).await,
+    }
+}
+
+/// HTTP/1.1.
+async fn one(stream: impl AsyncRead + AsyncWrite + Unpin + 'static, peer: SocketAddr) {
+    let serve = service_fn(move |request: http::Request<Incoming>| async move {
+        Ok::<_, Infallible>(response(request.uri().path(), peer).map(Hyper))
+    });
+    let serving =
+        hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), serve);
+    if let Err(error) = serving.await {
+        tracing::debug!(%error, "an HTTP/1.1 connection ended early");
+    }
+}
+
+/// The answer to a path, for HTTP/1.1 and 2.
+fn response(path: &str, peer: SocketAddr) -> http::Response<Option<(Body, u64)>> {
+    let mut response = http::Response::new(None);
+    let headers = response.headers_mut();
+    if let Ok(seen_as) = peer.ip().to_canonical().to_string().parse() {
+        headers.insert("x-seen-as", seen_as);
+    }
+    match asked(path) {
+        Some((octets, seed)) => {
+            let length = length(octets);
+            headers.insert("content-length", length.into());
+            *response.body_mut() = Some((Body::new(octets, seed), length));
+        }
+        None => *response.status_mut() = http::StatusCode::NOT_FOUND,
+    }
+    response
+}
+
+/// A body as hyper wants it.
+#[derive(Debug)]
+struct Hyper(Option<(Body, u64)>);
+
+impl hyper::body::Body for Hyper {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut task::Context<'_>,
+    ) -> task::Poll<Option<Result<HyperFrame<Bytes>, Infallible>>> {
+        let next = self.0.as_mut().and_then(|(body, _)| body.next());
+        task::Poll::Ready(next.map(|piece| Ok(HyperFrame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.as_ref().is_none_or(|(body, _)| body.is_over())
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        hyper::body::SizeHint::with_exact(self.0.as_ref().map_or(0, |(_, length)| *length))
+    }
+}
+
+/// HTTP/2.
+async fn two(stream: impl AsyncRead + AsyncWrite + Unpin, peer: SocketAddr) {
+    let mut builder = h2::server::Builder::new();
+    builder.max_concurrent_streams(STREAMS);
+    let Ok(mut connection) = builder.handshake::<_, Bytes>(stream).await else {
+        return;
+    };
+    while let Some(Ok((request, respond))) = connection.accept().await {
+        let response = response(request.uri().path(), peer);
+        // At most `STREAMS` at once: h2 refuses the rest.
+        tokio::spawn(async move {
+            if let Err(error) = push(response, respond).await {
+                tracing::debug!(%error, "an HTTP/2 stream ended early");
+            }
+        });
+    }
+}
+
+async fn push(
+    response: http::Response<Option<(Body, u64)>>,
+    mut respond: SendResponse<Bytes>,
+) -> Result<(), h2::Error> {
+    let (head, body) = response.into_parts();
+    let response = http::Response::from_parts(head, ());
+    let Some((mut body, _)) = body else {
+        return respond.send_response(response, true).map(drop);
+    };
+    let mut stream = respond.send_response(response, false)?;
+    while let Some(mut piece) = body.next() {
+        while !piece.is_empty() {
+            stream.reserve_capacity(piece.len());
+            let room = std::future::poll_fn(|cx| stream.poll_capacity(cx)).await;
+            let room = room.transpose()?.unwrap_or(0).min(piece.len());
+            let now = piece.split_to(room);
+            stream.send_data(now, piece.is_empty() && body.is_over())?;
+        }
+    }
+    Ok(())
+}
+
+/// HTTP/3.
+async fn quic(endpoint: Endpoint) {
+    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    while let Some(incoming) = endpoint.accept().await {
+        let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
+            incoming.refuse();
+            continue;
+        };
+        tokio::spawn(async move {
+            if let Err(error) = three(incoming).await {
+                tracing::debug!(%error, "a QUIC connection ended early");
+            }
+            drop(permit);
+        });
+    }
+}
+
+async fn three(incoming: IncomingQuic) -> Result<(), quinn::ConnectionError> {
+    let connection = incoming.await?;
+    let _control = three::control(&connection).await?;
+    let streams = three::ignore_streams(connection.clone());
+    let peer = connection.remote_address();
+    let requests = async {
+        loop {
+            let (to, from) = connection.accept_bi().await?;
+            // At most as many as QUIC allows at once: 100.
+            tokio::spawn(async move {
+                if let Err(error) = serve(to, from, peer).await {
+                    tracing::debug!(why = error.why, "an HTTP/3 stream ended early");
+                }
+            });
+        }
+    };
+    tokio::select! {
+        outcome = requests => outcome,
+        () = streams => Ok(()),
+    }
+}
+
+async fn serve(
+    mut to: quinn::SendStream,
+    from: quinn::RecvStream,
+    peer: SocketAddr,
+) -> Result<(), TransferError> {
+    let failed = |error: quinn::WriteError| Fault::Write.because(error);
+    let mut frames = three::Frames::new(from, IDLE);
+    let Some(Frame::Headers(section)) = frames.next().await? else {
+        return Err(Fault::Read.because("a request without a head"));
+    };
+    let request = RequestHead::decode(&section, three::FIELDS);
+    let request = request.map_err(|why| Fault::Read.because(why))?;
+    let asked = request.path.as_deref().and_then(asked);
+    let mut out = BytesMut::new();
+    let head = ResponseHead::new(if asked.is_some() { 200 } else { 404 });
+    let head = head.with("x-seen-as", peer.ip().to_canonical().to_string());
+    write_headers(&mut out, &head.encode());
+    let Some((octets, seed)) = asked else {
+        to.write_all(&out).await.map_err(failed)?;
+        return to.finish().map_err(|error| Fault::Write.because(error));
+    };
+    write_data_head(
+        &mut out,
+        usize::try_from(length(octets)).unwrap_or(usize::MAX),
+    );
+    to.write_all(&out).await.map_err(failed)?;
+    let mut body = Body::new(octets, seed);
+    while let Some(piece) = body.next() {
+        to.write_chunk(piece).await.map_err(failed)?;
+    }
+    to.finish().map_err(|error| Fault::Write.because(error))
+}
