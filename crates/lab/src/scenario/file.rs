@@ -56,6 +56,9 @@ const SUBJECT_KEYS: [&str; 5] = ["use", "file", "label", "when", "with"];
 /// Nodes, links, workloads and steps of all cases together: loading resolves each.
 const MOST_THINGS: usize = 200_000;
 
+/// Keys of a scenario.
+const MOST_RUNS: usize = 1_000_000;
+
 /// What `trial` needs of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Checked {
@@ -118,6 +121,7 @@ pub(crate) fn scenario(
     let mut scenario = head(root, &check);
     scenario.paper = findings::findings(root, &parameters, &check.labels);
     scenario.path = path.map(Path::to_owned);
+    check_runs(root, scenario.repetitions, &check.labels);
     text.clone_into(&mut scenario.source);
     let (labels, traces, others) = (check.labels, check.traces.into_inner(), check.others);
     let mut wrong = complaints.into_list();
@@ -152,6 +156,27 @@ fn head(root: Reader<'_>, check: &Check<'_>) -> Scenario {
         source: String::new(),
         path: None,
         checked: Arc::default(),
+    }
+}
+
+/// Keys are held in memory.
+fn check_runs(root: Reader<'_>, repetitions: u32, labels: &[Vec<String>]) {
+    let round: usize = labels.iter().map(Vec::len).sum();
+    if round.saturating_mul(repetitions as usize) > MOST_RUNS {
+        let what = format!("{repetitions} repetitions of {round} cases and subjects are too many");
+        root.wrong(
+            "repetitions",
+            Wrong::new(what, format!("at most {MOST_RUNS} runs in all")),
+        );
+    }
+    if round == 0 && !root.complaints.any() {
+        root.wrong(
+            "subject",
+            Wrong::new(
+                "no subject applies in any case",
+                "a condition that holds somewhere",
+            ),
+        );
     }
 }
 

@@ -1,5 +1,6 @@
 //! Scenarios as a whole: what a researcher writes, and what comes of it.
 
+mod documented;
 mod shipped;
 mod wrong;
 

@@ -69,3 +69,20 @@ fn every_shipped_subject_is_right_and_found_by_its_name() {
     assert_eq!(names, SUBJECTS.map(|(name, _)| name));
     assert!(subjects.iter().all(|subject| !subject.summary.is_empty()));
 }
+
+#[test]
+fn every_seed_of_the_fuzzer_is_a_right_scenario_or_subject() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/lab_scenario");
+    for entry in fs::read_dir(directory)
+        .expect("there")
+        .map(|entry| entry.expect("readable"))
+    {
+        let text = fs::read_to_string(entry.path()).expect("text");
+        let scenario = parse("seed", &text).map(|scenario| scenario.runs());
+        assert!(
+            scenario.is_ok() || SubjectFile::parse("seed", &text).is_ok(),
+            "{:?}: {scenario:?}",
+            entry.path()
+        );
+    }
+}

@@ -271,6 +271,12 @@ fn what_grows_without_bound_is_refused() {
     let values: Vec<String> = (100..500).map(|n| n.to_string()).collect();
     let cases = SMALL.replace("[1, 2]", &format!("[{}]", values.join(",")));
     assert!(told(&cases).contains("all cases together are too large"));
+    let runs = SMALL.replace("[matrix]", "repetitions = 1000000\n[matrix]");
+    assert!(
+        told(&runs).contains("at most 1000000 runs in all"),
+        "{}",
+        told(&runs)
+    );
     assert!(told(&format!("name = \"{}\"", "x".repeat(2 << 20))).contains("too long"));
 }
 
