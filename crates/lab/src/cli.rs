@@ -50,7 +50,7 @@ pub struct RunArgs {
     #[arg(long)]
     pub out: Option<PathBuf>,
     /// Repetitions of each case and subject, instead of the scenario's.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub repetitions: Option<u32>,
     /// The seed of everything random, instead of the scenario's.
     #[arg(long)]
@@ -64,6 +64,9 @@ pub struct RunArgs {
     /// Keep captures, qlogs, drops and logs of every attempt.
     #[arg(long)]
     pub keep: bool,
+    /// Repeat what failed or stayed invalid, too.
+    #[arg(long)]
+    pub retry: bool,
     /// Only say what would be run.
     #[arg(long)]
     pub dry_run: bool,

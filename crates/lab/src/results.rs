@@ -1,6 +1,7 @@
 //! What is kept of a campaign: metrics of a repetition, samples in Parquet, exports in the formats of the field.
 //! `campaign` writes it while it runs, `report` reads it.
 
+pub mod merge;
 pub mod metrics;
 pub mod parquet;
 pub mod sample;

@@ -11,13 +11,16 @@ use crate::{
     trial::{EmulatorHealth, Key, LinkCount, ProcessUse},
 };
 
+const ATTEMPT: &str = "SELECT run, number, verdict, why, log, set_aside, machine, began, ready_after, took, late_us_p50, late_us_p99, late_us_max,
+    released, own_drops, stalls, emulator_cpu_s, real_time, load_before, load_after, steal FROM attempt";
+
 impl Store {
     /// What was asked for; `None` if no run has come so far.
     ///
     /// # Errors
     /// When the store cannot be read.
     pub fn campaign(&self) -> Result<Option<Campaign>, Failure> {
-        let sql = "SELECT scenario, summary, source, seed, repetitions, baseline, fingerprint, planned, subjects, cases, began FROM campaign";
+        let sql = "SELECT scenario, summary, source, seed, repetitions, baseline, fingerprints, planned, subjects, cases, began FROM campaign";
         let found = self.connection.query_row(sql, [], campaign).optional();
         let Some(mut campaign) = found.map_err(|error| failure(&self.path, "reading", &error))?
         else {
@@ -62,11 +65,21 @@ impl Store {
     /// # Errors
     /// When the store cannot be read.
     pub fn attempts(&self) -> Result<Vec<Attempt>, Failure> {
-        self.all(
-            "SELECT run, number, verdict, why, log, set_aside, machine, began, ready_after, took, late_us_p50, late_us_p99, late_us_max,
-               released, own_drops, stalls, emulator_cpu_s, real_time, load_before, load_after, steal FROM attempt ORDER BY began, rowid",
-            attempt,
-        )
+        self.all(&format!("{ATTEMPT} ORDER BY began, rowid"), attempt)
+    }
+
+    /// The attempts at one repetition, in order.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn attempts_of(&self, run: &str) -> Result<Vec<Attempt>, Failure> {
+        let read = || {
+            let sql = format!("{ATTEMPT} WHERE run = ?1 ORDER BY number");
+            let mut statement = self.connection.prepare_cached(&sql)?;
+            let rows = statement.query_map([run], attempt)?;
+            rows.collect::<rusqlite::Result<_>>()
+        };
+        read().map_err(|error| failure(&self.path, "reading", &error))
     }
 
     /// Every figure, with its run's id.
@@ -200,7 +213,7 @@ fn campaign(row: &Row<'_>) -> rusqlite::Result<Campaign> {
         seed: parsed(row, 3)?,
         repetitions: row.get(4)?,
         baseline: row.get(5)?,
-        fingerprint: row.get(6)?,
+        fingerprints: json(row, 6)?,
         planned: whole(row, 7)?,
         subjects: json(row, 8)?,
         cases: json(row, 9)?,

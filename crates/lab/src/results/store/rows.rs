@@ -25,13 +25,13 @@ pub struct Campaign {
     pub repetitions: u32,
     /// The subject that ratios refer to.
     pub baseline: Option<String>,
-    /// SHA-256 over every resolved case and subject: it changes with a subject's file too.
-    pub fingerprint: String,
+    /// For each subject a SHA-256 over all its resolved cases: it changes with the subject's own file too.
+    pub fingerprints: BTreeMap<String, String>,
     /// Repetitions of all cases and subjects, of all shards together.
     pub planned: u64,
-    /// Labels of the subjects, in the scenario's order.
+    /// Labels of the subjects, sorted.
     pub subjects: Vec<String>,
-    /// The points of the matrix, in the scenario's order.
+    /// The points of the matrix, sorted.
     pub cases: Vec<BTreeMap<String, String>>,
     /// When the first run of it began, since 1970.
     pub began: f64,

@@ -9,10 +9,10 @@ CREATE TABLE campaign (
   seed        TEXT NOT NULL,            -- decimal: it may exceed 63 bits
   repetitions INTEGER NOT NULL,
   baseline    TEXT,
-  fingerprint TEXT NOT NULL,            -- SHA-256 over every resolved case and subject
+  fingerprints TEXT NOT NULL,           -- JSON object: subject to the SHA-256 of all its resolved cases
   planned     INTEGER NOT NULL,         -- repetitions of all cases and subjects, all shards
-  subjects    TEXT NOT NULL,            -- JSON array of labels, in the scenario's order
-  cases       TEXT NOT NULL,            -- JSON array of objects, in the scenario's order
+  subjects    TEXT NOT NULL,            -- JSON array of labels, sorted
+  cases       TEXT NOT NULL,            -- JSON array of objects, sorted
   began       REAL NOT NULL
 ) STRICT;
 

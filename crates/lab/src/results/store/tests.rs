@@ -19,7 +19,7 @@ fn campaign() -> Campaign {
         seed: u64::MAX,
         repetitions: 3,
         baseline: Some("native".into()),
-        fingerprint: "ab".into(),
+        fingerprints: BTreeMap::from([("native".into(), "ab".into())]),
         planned: 6,
         subjects: vec!["native".into(), "hoplite".into()],
         cases: vec![case()],

@@ -53,7 +53,7 @@ impl Store {
         })
     }
 
-    /// Writes down a repetition from another store, with all its attempts.
+    /// Writes down a repetition from another store, with all its attempts. Its samples are in place already.
     ///
     /// # Errors
     /// When it cannot be written; then nothing of it is there.
@@ -80,11 +80,23 @@ impl Store {
             transaction.execute("DELETE FROM run WHERE verdict <> 'ok'", [])
         })
     }
+
+    /// Takes back one repetition, whatever its verdict.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn forget(&mut self, run: &str) -> Result<(), Failure> {
+        self.transaction("taking a repetition back from", |transaction| {
+            transaction.execute("UPDATE attempt SET set_aside = 1 WHERE run = ?1", [run])?;
+            transaction.execute("DELETE FROM run WHERE id = ?1", [run])?;
+            Ok(())
+        })
+    }
 }
 
 fn put_campaign(transaction: &Transaction<'_>, campaign: &Campaign) -> rusqlite::Result<()> {
     transaction.execute(
-        "INSERT OR REPLACE INTO campaign (only, scenario, summary, source, seed, repetitions, baseline, fingerprint, planned, subjects, cases, began)
+        "INSERT OR REPLACE INTO campaign (only, scenario, summary, source, seed, repetitions, baseline, fingerprints, planned, subjects, cases, began)
          VALUES (1, ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
         params![
             campaign.scenario,
@@ -93,7 +105,7 @@ fn put_campaign(transaction: &Transaction<'_>, campaign: &Campaign) -> rusqlite:
             campaign.seed.to_string(),
             campaign.repetitions,
             campaign.baseline,
-            campaign.fingerprint,
+            json(&campaign.fingerprints),
             whole(campaign.planned),
             json(&campaign.subjects),
             json(&campaign.cases),

@@ -1,0 +1,30 @@
+//! Who carries an attempt out: a world in fresh namespaces, or in tests somebody who only says so.
+
+use super::interrupt::Stop;
+use crate::{
+    errors::Failure,
+    trial::{Report, Trial},
+};
+
+/// Carries attempts out.
+pub(crate) trait Execute {
+    /// Carries one out. Returns early when `stop` is set; what it returns then is not looked at.
+    ///
+    /// # Errors
+    /// When this machine can run no attempt at all: no user namespaces, no TUN.
+    fn run(&mut self, trial: &Trial, stop: &Stop) -> Result<Report, Failure>;
+}
+
+/// A world: a process in namespaces of its own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct World;
+
+impl Execute for World {
+    fn run(&mut self, trial: &Trial, _stop: &Stop) -> Result<Report, Failure> {
+        Err(Failure::new(
+            format!("running {}", trial.key.scenario),
+            "not built yet",
+            "wait",
+        ))
+    }
+}

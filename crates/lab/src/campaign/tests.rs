@@ -1,0 +1,352 @@
+//! Campaigns with an executor that only says so: what is stored, what survives a kill, what is refused.
+
+mod fake;
+mod faults;
+mod shards;
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use self::fake::{Fake, Few, lines, open, place, silent, soundly_done};
+use super::*;
+use crate::{results::store::Verdict, trial::Key};
+
+fn arguments() -> RunArgs {
+    RunArgs {
+        scenario: "few".into(),
+        out: None,
+        repetitions: None,
+        seed: None,
+        shard: None,
+        subjects: Vec::new(),
+        keep: false,
+        retry: false,
+        dry_run: false,
+        json: true,
+    }
+}
+
+/// One `run` in a directory.
+fn run_in(out: &Path, few: &Few, args: &RunArgs, fake: &mut Fake) -> Result<(), Failure> {
+    run_to(out, few, args, fake, &|_| Ok(()), silent())
+}
+
+fn run_to(
+    out: &Path,
+    few: &Few,
+    args: &RunArgs,
+    fake: &mut Fake,
+    step: Step<'_>,
+    progress: Progress,
+) -> Result<(), Failure> {
+    let plan = Plan::make(few, args)?;
+    let begun = Begun::new(plan, out, args.retry)?;
+    let stop = fake.stop.clone();
+    begun.conduct(few, fake, progress, &stop, step)
+}
+
+#[test]
+fn every_repetition_is_run_once_in_the_scenarios_order() {
+    let out = place();
+    let few = Few::default();
+    let mut fake = Fake::default();
+    run_in(out.path(), &few, &arguments(), &mut fake).unwrap();
+    let ids: Vec<_> = few.keys().iter().map(Key::id).collect();
+    assert_eq!(fake.ran, ids);
+    soundly_done(out.path(), &few, &fake);
+    // A second time there is nothing left to do.
+    let mut again = Fake::default();
+    run_in(out.path(), &few, &arguments(), &mut again).unwrap();
+    assert_eq!(again.ran, [""; 0]);
+    soundly_done(out.path(), &few, &fake);
+}
+
+#[test]
+fn an_attempt_that_may_not_be_believed_is_repeated_and_counted() {
+    let out = place();
+    let few = Few::default();
+    let target = few.keys()[1].id();
+    let mut fake = Fake::saying(&[(&target, "iio")]);
+    run_in(out.path(), &few, &arguments(), &mut fake).unwrap();
+    soundly_done(out.path(), &few, &fake);
+    let attempts = open(out.path()).attempts_of(&target).unwrap();
+    let verdicts: Vec<_> = attempts.iter().map(|a| a.verdict.word()).collect();
+    assert_eq!(verdicts, ["invalid", "invalid", "ok"]);
+    assert!(attempts[0].why.contains("late"), "{}", attempts[0].why);
+    // The same seed each time, but its own directory.
+    let trials: Vec<_> = fake
+        .trials
+        .iter()
+        .filter(|t| t.key.id() == target)
+        .collect();
+    assert!(trials.iter().all(|trial| trial.seed == trials[0].seed));
+    assert_ne!(trials[0].directory, trials[1].directory);
+}
+
+#[test]
+fn a_repetition_that_is_never_believed_is_stored_as_invalid() {
+    let out = place();
+    let few = Few::default();
+    let target = few.keys()[0].id();
+    let mut fake = Fake::saying(&[(&target, "iiiiiiiii")]);
+    let ended = run_in(out.path(), &few, &arguments(), &mut fake).unwrap_err();
+    assert!(
+        ended
+            .to_string()
+            .contains("of 8 repetitions 0 failed and 1 stayed invalid"),
+        "{ended}"
+    );
+    soundly_done(out.path(), &few, &fake);
+    let attempts = open(out.path()).attempts_of(&target).unwrap();
+    assert_eq!(attempts.len(), 5);
+}
+
+#[test]
+fn a_failed_attempt_is_retried_and_its_log_stays() {
+    let out = place();
+    let few = Few::default();
+    let (once, always) = (few.keys()[0].id(), few.keys()[2].id());
+    let mut fake = Fake::saying(&[(&once, "fo"), (&always, "ffffff")]);
+    let ended = run_in(out.path(), &few, &arguments(), &mut fake).unwrap_err();
+    assert!(
+        ended.to_string().contains("1 failed and 0 stayed invalid"),
+        "{ended}"
+    );
+    soundly_done(out.path(), &few, &fake);
+    let log = |run: &str, n: u32| out.path().join(format!("runs/{run}/{n}/logs/relay1.log"));
+    assert!(log(&once, 1).is_file() && !log(&once, 2).exists());
+    assert!((1..=3).all(|n| log(&always, n).is_file()));
+    let attempts = open(out.path()).attempts_of(&always).unwrap();
+    assert_eq!(attempts.len(), 3);
+    assert_eq!(attempts[0].log, "relay1 says why");
+    assert!(
+        !out.path()
+            .join(format!("samples/{always}.parquet"))
+            .exists()
+    );
+}
+
+#[test]
+fn retry_repeats_what_failed_or_stayed_invalid_and_nothing_else() {
+    let out = place();
+    let few = Few::default();
+    let (a, b) = (few.keys()[0].id(), few.keys()[3].id());
+    let mut fake = Fake::saying(&[(&a, "fff"), (&b, "iiiii")]);
+    run_in(out.path(), &few, &arguments(), &mut fake).unwrap_err();
+    let mut again = Fake::default();
+    let plain = run_in(out.path(), &few, &arguments(), &mut again).unwrap_err();
+    assert!(plain.to_string().contains("--retry"), "{plain}");
+    assert_eq!(again.ran, [""; 0]);
+    let args = RunArgs {
+        retry: true,
+        ..arguments()
+    };
+    run_in(out.path(), &few, &args, &mut again).unwrap();
+    assert_eq!(again.ran, [a.as_str(), b.as_str()]);
+    let store = open(out.path());
+    assert_eq!(store.attempts_of(&a).unwrap().len(), 4);
+    assert_eq!(store.attempts_of(&b).unwrap().len(), 6);
+    soundly_done(out.path(), &few, &again);
+}
+
+#[test]
+fn what_the_scenario_keeps_stays_and_nothing_else() {
+    let few = Few::default();
+    let keep = |keep: bool| {
+        let out = place();
+        let args = RunArgs {
+            keep,
+            ..arguments()
+        };
+        run_in(out.path(), &few, &args, &mut Fake::default()).unwrap();
+        let place = out.path().join(format!("runs/{}/1", few.keys()[0].id()));
+        [
+            "pcap/a-b.pcap",
+            "pcap/b-c.pcap",
+            "logs/relay1.log",
+            "relay1.toml",
+        ]
+        .map(|name| place.join(name).exists())
+    };
+    assert_eq!(keep(false), [true, false, false, false]);
+    assert_eq!(keep(true), [true, true, true, false]);
+}
+
+#[test]
+fn results_of_two_campaigns_never_mix() {
+    let out = place();
+    let few = Few::default();
+    run_in(out.path(), &few, &arguments(), &mut Fake::default()).unwrap();
+    let refused = |few: &Few| {
+        let mut fake = Fake::default();
+        let failure = run_in(out.path(), few, &arguments(), &mut fake).unwrap_err();
+        assert_eq!(fake.ran, [""; 0]);
+        failure.to_string()
+    };
+    let seed = Few {
+        seed: 9,
+        ..Few::default()
+    };
+    assert!(refused(&seed).contains("the seed is 1 there and 9 here"));
+    let octets = Few {
+        octets: 9,
+        ..Few::default()
+    };
+    assert!(refused(&octets).contains("the subject hoplite"));
+    // More repetitions are more of the same.
+    let more = Few {
+        repetitions: 3,
+        ..Few::default()
+    };
+    let mut fake = Fake::default();
+    run_in(out.path(), &more, &arguments(), &mut fake).unwrap();
+    assert_eq!(fake.ran.len(), 4);
+}
+
+#[test]
+fn a_second_run_in_the_same_directory_is_refused_and_harms_nothing() {
+    let out = place();
+    let few = Few::default();
+    let held = Lock::take(out.path(), "run").unwrap();
+    let refusal = run_in(out.path(), &few, &arguments(), &mut Fake::default()).unwrap_err();
+    assert!(
+        refusal
+            .to_string()
+            .contains("another run is writing there (pid"),
+        "{refusal}"
+    );
+    drop(held);
+    let mut fake = Fake::default();
+    run_in(out.path(), &few, &arguments(), &mut fake).unwrap();
+    soundly_done(out.path(), &few, &fake);
+}
+
+#[test]
+fn only_the_subjects_that_are_asked_for_run() {
+    let out = place();
+    let few = Few::default();
+    let args = |label: &str| RunArgs {
+        subjects: vec![label.to_owned()],
+        ..arguments()
+    };
+    let mut fake = Fake::default();
+    run_in(out.path(), &few, &args("native"), &mut fake).unwrap();
+    assert!(
+        fake.trials
+            .iter()
+            .all(|trial| trial.key.subject == "native")
+    );
+    let refusal = run_in(out.path(), &few, &args("nativ"), &mut Fake::default()).unwrap_err();
+    assert!(
+        refusal.to_string().contains("choose from: hoplite, native"),
+        "{refusal}"
+    );
+    // The rest comes later.
+    run_in(out.path(), &few, &arguments(), &mut fake).unwrap();
+    soundly_done(out.path(), &few, &fake);
+}
+
+#[test]
+fn an_interrupted_campaign_stores_nothing_of_the_attempt_under_way() {
+    let out = place();
+    let few = Few::default();
+    let mut fake = Fake {
+        stop_at: Some(3),
+        ..Fake::default()
+    };
+    let ended = run_in(out.path(), &few, &arguments(), &mut fake).unwrap_err();
+    assert!(
+        ended
+            .to_string()
+            .contains("interrupted; 2 of 8 repetitions are there"),
+        "{ended}"
+    );
+    assert_eq!(
+        fs::read_dir(out.path().join("attempts")).unwrap().count(),
+        0
+    );
+    assert_eq!(open(out.path()).attempts().unwrap().len(), 2);
+    let mut fake = Fake::default();
+    run_in(out.path(), &few, &arguments(), &mut fake).unwrap();
+    assert_eq!(fake.ran.len(), 6);
+    soundly_done(out.path(), &few, &fake);
+}
+
+#[test]
+fn a_machine_that_can_run_no_attempt_ends_the_campaign_with_its_own_words() {
+    let out = place();
+    let few = Few::default();
+    let first = few.keys()[0].id();
+    let mut fake = Fake::saying(&[(&first, "x")]);
+    let ended = run_in(out.path(), &few, &arguments(), &mut fake).unwrap_err();
+    assert_eq!(
+        ended.to_string(),
+        "hoplite-lab: opening /dev/net/tun: not there: load the module tun"
+    );
+    assert_eq!(open(out.path()).attempts().unwrap(), []);
+    // Once attempts have worked a single one that cannot begin is one that failed; two in a row end it.
+    let (second, fourth) = (few.keys()[1].id(), few.keys()[3].id());
+    let mut fake = Fake::saying(&[(&second, "xo"), (&fourth, "xx")]);
+    let ended = run_in(out.path(), &few, &arguments(), &mut fake).unwrap_err();
+    assert!(ended.to_string().contains("/dev/net/tun"));
+    let store = open(out.path());
+    assert_eq!(store.attempts_of(&second).unwrap().len(), 2);
+    assert_eq!(store.runs().unwrap().len(), 3);
+}
+
+#[test]
+fn each_line_says_what_happened_and_how_far_it_is() {
+    let out = place();
+    let few = Few::default();
+    let mut fake = Fake::saying(&[(&few.keys()[0].id(), "io")]);
+    let (to, said) = lines();
+    run_to(out.path(), &few, &arguments(), &mut fake, &|_| Ok(()), to).unwrap();
+    let said = said();
+    let events: Vec<_> = said
+        .iter()
+        .map(|line| line["event"].as_str().unwrap())
+        .collect();
+    assert_eq!(events[..3], ["start", "attempt", "run"]);
+    assert_eq!(events.last(), Some(&"done"));
+    assert_eq!(said[0]["of"], 8);
+    let run = &said[2];
+    for (name, value) in [("n", 1), ("of", 8), ("repetition", 1), ("attempt", 2)] {
+        assert_eq!(run[name], value, "{name}");
+    }
+    assert_eq!(run["verdict"], "ok");
+    assert!(run["took_s"].is_number() && run["eta_s"].is_number() && run["case"].is_object());
+    let done = said.last().unwrap();
+    assert_eq!(
+        (&done["ok"], &done["invalid_attempts"]),
+        (&8.into(), &1.into())
+    );
+}
+
+#[test]
+fn a_repetition_whose_samples_somebody_removed_is_run_again() {
+    let out = place();
+    let few = Few::default();
+    run_in(out.path(), &few, &arguments(), &mut Fake::default()).unwrap();
+    let id = few.keys()[4].id();
+    fs::remove_file(out.path().join(format!("samples/{id}.parquet"))).unwrap();
+    let mut fake = Fake::default();
+    run_in(out.path(), &few, &arguments(), &mut fake).unwrap();
+    assert_eq!(fake.ran, [id]);
+    soundly_done(out.path(), &few, &fake);
+}
+
+#[test]
+fn campaign_toml_says_what_the_results_are_of() {
+    let out = place();
+    run_in(
+        out.path(),
+        &Few::default(),
+        &arguments(),
+        &mut Fake::default(),
+    )
+    .unwrap();
+    let text = fs::read_to_string(out.path().join("campaign.toml")).unwrap();
+    let table: BTreeMap<String, toml::Value> = toml::from_str(&text).unwrap();
+    assert_eq!(table["scenario"].as_str(), Some("few"));
+    assert_eq!(table["source"].as_str(), Some("name = \"few\"\n"));
+    assert_eq!(table["programs"].as_table().unwrap().len(), 1);
+}

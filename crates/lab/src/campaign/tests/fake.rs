@@ -1,0 +1,328 @@
+//! A scenario of a few lines, an executor that only says so, and what must be true of a campaign's directory.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fs,
+    io::{self, Write},
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use crate::{
+    campaign::{execute::Execute, interrupt::Stop, plan::Source, progress::Progress},
+    errors::Failure,
+    results::{
+        parquet,
+        store::{Campaign, Store, Verdict},
+    },
+    subject,
+    topology::Topology,
+    trial::{EmulatorHealth, Keep, Key, LinkCount, Outcome, ProcessUse, Report, Trial},
+    workload::{Bulk, Kind, Phases, Plan, Transfer},
+};
+
+/// Two cases, two subjects.
+pub(super) struct Few {
+    pub(super) repetitions: u32,
+    pub(super) seed: u64,
+    pub(super) octets: u64,
+}
+
+impl Default for Few {
+    fn default() -> Self {
+        Self {
+            repetitions: 2,
+            seed: 1,
+            octets: 1000,
+        }
+    }
+}
+
+impl Source for Few {
+    fn about(&self) -> Campaign {
+        Campaign {
+            scenario: "few".into(),
+            source: "name = \"few\"\n".into(),
+            seed: self.seed,
+            repetitions: self.repetitions,
+            ..Campaign::default()
+        }
+    }
+
+    fn keep(&self) -> Keep {
+        Keep {
+            pcap: vec!["a-b".into()],
+            ..Keep::default()
+        }
+    }
+
+    fn keys(&self) -> Vec<Key> {
+        let key = |n: u32| Key {
+            scenario: "few".into(),
+            case: BTreeMap::from([("hops".to_owned(), (n / 2 % 2).to_string())]),
+            subject: ["native", "hoplite"][(n % 2) as usize].to_owned(),
+            repetition: 1 + n / 4,
+        };
+        (0..4 * self.repetitions).map(key).collect()
+    }
+
+    fn trial(&self, key: &Key, directory: &Path, shared: &Path) -> Result<Trial, Failure> {
+        let bulk = Bulk {
+            octets: self.octets,
+            time: Duration::ZERO,
+            connections: 1,
+            count: 2,
+            pause: Duration::ZERO,
+        };
+        Ok(Trial {
+            seed: u64::from_str_radix(&key.id(), 16).unwrap() ^ self.seed,
+            key: key.clone(),
+            topology: Topology::default(),
+            subject: subject::Plan::default(),
+            workloads: vec![Plan {
+                name: "download".into(),
+                group: "1".into(),
+                from: "client".into(),
+                to: "server".into(),
+                at: Duration::ZERO,
+                direct: false,
+                stall: Duration::from_secs(1),
+                timeout: Duration::from_secs(1),
+                kind: Kind::Download(bulk),
+            }],
+            sysctls: BTreeMap::new(),
+            record: Keep::default(),
+            analyses: Vec::new(),
+            shared: shared.to_owned(),
+            timeout: Duration::from_secs(1),
+            directory: directory.to_owned(),
+        })
+    }
+}
+
+/// What happens during an attempt.
+pub(super) type Meanwhile = Box<dyn FnMut(&Trial)>;
+
+/// Says how each attempt ended: `o`k, `i`nvalid, `f`ailed, or `x` if it could not begin. Ok if nothing is said.
+#[derive(Default)]
+pub(super) struct Fake {
+    pub(super) says: HashMap<String, String>,
+    /// Sets `stop` during this attempt, counted from 1.
+    pub(super) stop_at: Option<usize>,
+    pub(super) stop: Stop,
+    /// Called during each attempt.
+    pub(super) meanwhile: Option<Meanwhile>,
+    pub(super) ran: Vec<String>,
+    pub(super) trials: Vec<Trial>,
+}
+
+impl Fake {
+    pub(super) fn saying(says: &[(&str, &str)]) -> Self {
+        let own = |(id, what): &(&str, &str)| ((*id).to_owned(), (*what).to_owned());
+        Self {
+            says: says.iter().map(own).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// By the number of the attempt that the directory's name ends with, so that a new process says the same.
+    fn says(&self, trial: &Trial) -> char {
+        let name = trial.directory.file_name().unwrap().to_string_lossy();
+        let number: usize = name.rsplit('-').next().unwrap().parse().unwrap();
+        let words = self.says.get(&trial.key.id());
+        words
+            .and_then(|words| words.chars().nth(number - 1))
+            .unwrap_or('o')
+    }
+}
+
+impl Execute for Fake {
+    fn run(&mut self, trial: &Trial, stop: &Stop) -> Result<Report, Failure> {
+        let said = self.says(trial);
+        if said == 'x' {
+            return Err(Failure::new(
+                "opening /dev/net/tun",
+                "not there",
+                "load the module tun",
+            ));
+        }
+        self.ran.push(trial.key.id());
+        self.trials.push(trial.clone());
+        leave_files(&trial.directory);
+        if self.stop_at == Some(self.ran.len()) {
+            stop.set();
+        }
+        if let Some(meanwhile) = &mut self.meanwhile {
+            meanwhile(trial);
+        }
+        Ok(report(trial, said))
+    }
+}
+
+fn leave_files(directory: &Path) {
+    for name in [
+        "pcap/a-b.pcap",
+        "pcap/b-c.pcap",
+        "logs/relay1.log",
+        "relay1.toml",
+    ] {
+        let path = directory.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        // A full disk is what some tests are about.
+        fs::write(path, "x").ok();
+    }
+}
+
+fn report(trial: &Trial, said: char) -> Report {
+    let outcome = match said {
+        'f' => Outcome::Failed {
+            doing: "waiting for relay1".into(),
+            why: "it ended".into(),
+            log: "relay1 says why".into(),
+        },
+        _ => Outcome::Done,
+    };
+    Report {
+        outcome,
+        transfers: (1..=2).map(|number| transfer(trial.seed, number)).collect(),
+        processes: vec![ProcessUse {
+            name: "relay1".into(),
+            host: "relay1".into(),
+            cpu_s: 0.5,
+            life_cpu_s: 1.0,
+            peak_memory: 1 << 20,
+        }],
+        links: vec![LinkCount {
+            name: "a-b>".into(),
+            packets: 10,
+            ..LinkCount::default()
+        }],
+        emulator: EmulatorHealth {
+            late_us_p99: if said == 'i' { 900.0 } else { 50.0 },
+            ..EmulatorHealth::default()
+        },
+        began: 1.0,
+        ready_after: 0.25,
+        took: 1.0,
+    }
+}
+
+/// A transfer that tells by its times which repetition it is of.
+fn transfer(seed: u64, number: u32) -> Transfer {
+    Transfer {
+        workload: "download".into(),
+        number,
+        connection: 0,
+        began: 1.0,
+        server: None,
+        seen_as: None,
+        asked: [0, 1000],
+        moved: [0, 1000],
+        phases: Phases {
+            first_byte: Some(seed % 1_000_000),
+            last_byte: Some(1_000_000 + seed % 1_000_000),
+            ..Phases::default()
+        },
+        round_trips: Vec::new(),
+        datagrams: [0, 0],
+        error: None,
+        more: BTreeMap::new(),
+    }
+}
+
+/// Tells nobody.
+pub(super) fn silent() -> Progress {
+    Progress::Lines([Box::new(io::sink()), Box::new(io::sink())])
+}
+
+/// In memory where there is such a place: these tests are about the order of operations, not about the disk's patience with them.
+pub(super) fn place() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap())
+}
+
+pub(super) fn open(out: &Path) -> Store {
+    Store::read(out).unwrap()
+}
+
+/// Everything is there exactly once, and nothing else is.
+pub(super) fn soundly_done(out: &Path, few: &Few, fake: &Fake) {
+    let store = open(out);
+    let runs = store.runs().unwrap();
+    let ids: BTreeSet<_> = few.keys().iter().map(Key::id).collect();
+    assert_eq!(
+        runs.iter()
+            .map(|run| run.id.clone())
+            .collect::<BTreeSet<_>>(),
+        ids
+    );
+    assert_eq!(runs.len(), ids.len());
+    let metrics = store.metrics().unwrap();
+    for run in &runs {
+        let failed = run.verdict == Verdict::Failed;
+        let name = |n: &str| {
+            metrics
+                .iter()
+                .filter(|(id, m)| *id == run.id && m.name == n)
+                .count()
+        };
+        assert_eq!(name("ttfb_s"), if failed { 0 } else { 2 }, "{run:?}");
+        let attempts = store.attempts_of(&run.id).unwrap();
+        let numbers: Vec<_> = attempts.iter().map(|a| a.number).collect();
+        assert_eq!(numbers, (1..=run.attempt).collect::<Vec<_>>());
+        let verdict = |word| match word {
+            'i' => Verdict::Invalid,
+            'f' | 'x' => Verdict::Failed,
+            _ => Verdict::Ok,
+        };
+        for (attempt, word) in attempts
+            .iter()
+            .zip(fake.says.get(&run.id).into_iter().flat_map(|s| s.chars()))
+        {
+            assert_eq!(attempt.verdict, verdict(word), "{attempt:?}");
+        }
+        if !failed {
+            let path = out.join(format!("samples/{}.parquet", run.id));
+            let samples = parquet::read(&path).unwrap();
+            assert_eq!(samples.len(), 2);
+            let seed = few.trial(&run.key, out, out).unwrap().seed;
+            let first = samples[0].transfer.phases.first_byte;
+            assert_eq!(first, Some(seed % 1_000_000), "{run:?}");
+        }
+    }
+    let with_samples = runs
+        .iter()
+        .filter(|run| run.verdict != Verdict::Failed)
+        .count();
+    assert_eq!(
+        fs::read_dir(out.join("samples")).unwrap().count(),
+        with_samples
+    );
+    assert_eq!(fs::read_dir(out.join("attempts")).unwrap().count(), 0);
+}
+
+/// Progress that is kept, and what it was.
+pub(super) fn lines() -> (Progress, impl Fn() -> Vec<serde_json::Value>) {
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let to = Progress::Lines([Box::new(Shared(Arc::clone(&said))), Box::new(io::sink())]);
+    let said = move || {
+        let text = String::from_utf8(said.lock().unwrap().clone()).unwrap();
+        text.lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    };
+    (to, said)
+}
+
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(octets);
+        Ok(octets.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
