@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::{errors::Failure, scenario, workload};
+use crate::{campaign, errors::Failure, results::merge, scenario, workload};
 
 /// Emulated networks, every competitor beside Hoplite, figures that stand up.
 #[derive(Debug, Parser)]
@@ -140,11 +140,10 @@ pub fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Work => workload::client::main(),
         Command::Serve => workload::server::main(),
         Command::List(args) => scenario::list::run(args),
-        Command::Run(_)
-        | Command::Report(_)
-        | Command::Merge(_)
-        | Command::Doctor(_)
-        | Command::Calibrate(_)
-        | Command::World => Err(Failure::new("running the command", "not built yet", "wait")),
+        Command::Run(args) => campaign::run(args),
+        Command::Merge(args) => merge::merge(args),
+        Command::Report(_) | Command::Doctor(_) | Command::Calibrate(_) | Command::World => {
+            Err(Failure::new("running the command", "not built yet", "wait"))
+        }
     }
 }

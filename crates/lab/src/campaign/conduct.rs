@@ -21,6 +21,7 @@ use super::{
     progress::{Progress, Told},
 };
 use crate::{
+    analysis::cascade,
     errors::Failure,
     results::{
         metrics, parquet,
@@ -347,12 +348,14 @@ fn analysed(
     report: Option<&Report>,
     judgement: &mut Judgement,
 ) -> Vec<(String, f64)> {
-    let Some(_report) = report.filter(|_| judgement.verdict != Verdict::Failed) else {
+    let Some(report) = report.filter(|_| judgement.verdict != Verdict::Failed) else {
         return Vec::new();
     };
-    if trial.analyses.is_empty() {
-        return Vec::new();
+    match cascade::analyse(trial, report) {
+        Ok(figures) => figures,
+        Err(failure) => {
+            *judgement = Judgement::failed("analysing the records", &failure.to_string(), "");
+            Vec::new()
+        }
     }
-    *judgement = Judgement::failed("analysing the records", "not built yet", "");
-    Vec::new()
 }

@@ -15,7 +15,10 @@ use crate::{
     cli::RunArgs,
     errors::{Complaint, Failure},
     results::store::{Campaign, Store},
-    scenario::Scenario,
+    scenario::{
+        Scenario,
+        subject_file::{Needs, Places},
+    },
     trial::{Keep, Key, Trial},
 };
 
@@ -23,6 +26,8 @@ use crate::{
 pub(crate) trait Source {
     /// What it says about itself.
     fn about(&self) -> Campaign;
+    /// What its subjects need.
+    fn needs(&self) -> Vec<Needs>;
     /// What is kept of each attempt.
     fn keep(&self) -> Keep;
     /// All repetitions in order.
@@ -40,10 +45,16 @@ impl Source for Scenario {
             seed: self.seed,
             repetitions: self.repetitions,
             baseline: self.baseline.clone(),
+            subjects: self.labels(),
+            cases: self.cases(),
             gate: self.gate.clone(),
             findings: self.paper.clone(),
             ..Campaign::default()
         }
+    }
+
+    fn needs(&self) -> Vec<Needs> {
+        Self::needs(self).into_iter().cloned().collect()
     }
 
     fn keep(&self) -> Keep {
@@ -149,21 +160,20 @@ fn campaign(
 ) -> Result<Campaign, Failure> {
     let mut campaign = source.about();
     campaign.planned = keys.len() as u64;
-    let mut names = BTreeSet::from(["{lab}".to_owned()]);
+    let mut names = BTreeSet::new();
     let mut hashes = BTreeMap::<String, digest::Context>::new();
     for key in firsts(keys).filter(|key| subjects.contains(&key.subject)) {
         let trial = source.trial(key, Path::new("attempt"), Path::new("shared"))?;
         names.extend(programs::of(&trial.subject));
         let hash = hashes.entry(key.subject.clone());
         let new = || digest::Context::new(&digest::SHA256);
-        hash.or_insert_with(new).update(&meaning(trial));
+        hash.or_insert_with(new).update(meaning(trial)?.as_bytes());
     }
     campaign.fingerprints = hashes
         .into_iter()
         .map(|(subject, hash)| (subject, programs::hexadecimal(hash.finish().as_ref())))
         .collect();
-    campaign.binaries = programs::identify(&names)?;
-    (campaign.cases, campaign.subjects) = (cases(keys), labels(keys));
+    campaign.binaries = programs::identify(&names, &source.needs())?;
     campaign.began = super::now();
     Ok(campaign)
 }
@@ -174,23 +184,18 @@ fn firsts(keys: &[Key]) -> impl Iterator<Item = &Key> {
     sorted.into_iter()
 }
 
-/// What decides about a repetition, as octets. What is recorded of it meanwhile does not.
-fn meaning(trial: Trial) -> Vec<u8> {
+/// What decides about a repetition, in words. What is recorded of it meanwhile does not, nor where our programs stand.
+fn meaning(trial: Trial) -> Result<String, Failure> {
     let bare = Trial {
         record: Keep::default(),
         ..trial
     };
-    serde_json::to_vec(&bare).unwrap_or_default()
-}
-
-fn cases(keys: &[Key]) -> Vec<BTreeMap<String, String>> {
-    let all: BTreeSet<_> = keys.iter().map(|key| &key.case).collect();
-    all.into_iter().cloned().collect()
-}
-
-fn labels(keys: &[Key]) -> Vec<String> {
-    let all: BTreeSet<_> = keys.iter().map(|key| &key.subject).collect();
-    all.into_iter().cloned().collect()
+    let text = serde_json::to_string(&bare).unwrap_or_default();
+    let places = Places::find(false)?;
+    let quoted = |path: &str| serde_json::to_string(path).unwrap_or_default();
+    let bare = |path: &str| quoted(path).trim_matches('"').to_owned();
+    let text = text.replace(&bare(&places.lab), "{lab}");
+    Ok(text.replace(&bare(&places.hoplite), "{hoplite}"))
 }
 
 /// Says what would be run, and changes nothing.

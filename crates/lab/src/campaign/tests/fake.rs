@@ -16,6 +16,7 @@ use crate::{
         parquet,
         store::{Campaign, Store, Verdict},
     },
+    scenario::subject_file::Needs,
     subject,
     topology::Topology,
     trial::{EmulatorHealth, Keep, Key, LinkCount, Outcome, ProcessUse, Report, Trial},
@@ -48,6 +49,10 @@ impl Source for Few {
             repetitions: self.repetitions,
             ..Campaign::default()
         }
+    }
+
+    fn needs(&self) -> Vec<Needs> {
+        Vec::new()
     }
 
     fn keep(&self) -> Keep {

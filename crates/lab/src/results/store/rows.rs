@@ -29,9 +29,9 @@ pub struct Campaign {
     pub fingerprints: BTreeMap<String, String>,
     /// Repetitions of all cases and subjects, of all shards together.
     pub planned: u64,
-    /// Labels of the subjects, sorted.
+    /// Labels of the subjects, in the scenario's order.
     pub subjects: Vec<String>,
-    /// The points of the matrix, sorted.
+    /// The points of the matrix, in the scenario's order.
     pub cases: Vec<BTreeMap<String, String>>,
     /// When the first run of it began, since 1970.
     pub began: f64,

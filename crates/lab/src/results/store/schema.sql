@@ -11,8 +11,8 @@ CREATE TABLE campaign (
   baseline    TEXT,
   fingerprints TEXT NOT NULL,           -- JSON object: subject to the SHA-256 of all its resolved cases
   planned     INTEGER NOT NULL,         -- repetitions of all cases and subjects, all shards
-  subjects    TEXT NOT NULL,            -- JSON array of labels, sorted
-  cases       TEXT NOT NULL,            -- JSON array of objects, sorted
+  subjects    TEXT NOT NULL,            -- JSON array of labels, in the scenario's order
+  cases       TEXT NOT NULL,            -- JSON array of objects, in the scenario's order
   began       REAL NOT NULL
 ) STRICT;
 
