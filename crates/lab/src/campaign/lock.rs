@@ -4,7 +4,8 @@ use std::{
     fs::{File, OpenOptions},
     io::{self, Read, Write},
     path::Path,
-    process,
+    process, thread,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -14,6 +15,9 @@ use rustix::{
 
 use super::directory::trouble;
 use crate::errors::Failure;
+
+/// How long one that is taken is asked for.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Held as long as it lives.
 #[derive(Debug)]
@@ -30,7 +34,7 @@ impl Lock {
         let mut file = options
             .open(&path)
             .map_err(|error| trouble("opening", &path, &error))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        match patiently(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(taken(directory, &mut file)),
             Err(error) => return Err(trouble("locking", &path, &error.into())),
@@ -47,10 +51,21 @@ impl Lock {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(trouble("opening", &path, &error)),
         };
-        match flock(&file, FlockOperation::NonBlockingLockShared) {
+        match patiently(&file, FlockOperation::NonBlockingLockShared) {
             Ok(()) => Ok(Some(Self { _file: file })),
             Err(Errno::WOULDBLOCK) => Err(taken(directory, &mut file)),
             Err(error) => Err(trouble("locking", &path, &error.into())),
+        }
+    }
+}
+
+/// Asks again for a moment: a run that was killed just now may still be on its way out.
+fn patiently(file: &File, operation: FlockOperation) -> Result<(), Errno> {
+    let begun = Instant::now();
+    loop {
+        match flock(file, operation) {
+            Err(Errno::WOULDBLOCK) if begun.elapsed() < PATIENCE => thread::sleep(PATIENCE / 20),
+            done => return done,
         }
     }
 }

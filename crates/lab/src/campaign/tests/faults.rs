@@ -43,7 +43,14 @@ fn run_for(out: &Path, few: &Few, steps: usize) -> bool {
     let sink = silent();
     match run_to(out, few, &arguments(), &mut troubled(few), &step, sink) {
         Ok(()) => true,
-        Err(failure) => failure.to_string().contains("stayed invalid"),
+        Err(failure) => {
+            let text = failure.to_string();
+            assert!(
+                text.contains("stayed invalid") || text.contains("killed"),
+                "{text}"
+            );
+            text.contains("stayed invalid")
+        }
     }
 }
 
