@@ -2,7 +2,7 @@
 //! `cli` and `campaign` load one; it turns each `Key` into a `Trial` with every number resolved. The formats are in `docs/scenarios.md`.
 //! Files are read while it is loaded and never again: what a campaign runs is what was checked.
 
-mod checks;
+mod check;
 mod complain;
 mod document;
 mod expression;
@@ -12,6 +12,7 @@ mod library;
 mod link;
 pub mod list;
 mod matrix;
+mod names;
 mod network;
 mod order;
 mod reader;
@@ -19,6 +20,7 @@ mod settings;
 pub mod subject_file;
 mod template;
 mod units;
+mod uses;
 mod workloads;
 
 use std::{

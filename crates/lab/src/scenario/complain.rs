@@ -1,13 +1,19 @@
 //! What is wrong with a file, in one line each: `file:line:column: key: what is wrong: what is allowed`.
 //! Every reader of `scenario` collects here, so that a user sees all mistakes at once.
 
-use std::{cell::RefCell, fmt};
+use std::{
+    cell::{Cell, RefCell},
+    fmt,
+};
 
 use super::document::Document;
 use crate::errors::{Complaint, Failure};
 
 /// More are not shown: they are mostly consequences of the first.
 const MOST: usize = 20;
+
+/// So many octets of texts are computed in a file; a text may paste another, so that they would grow without bound.
+const MOST_TEXT: usize = 64 << 20;
 
 /// A value that does not fit: found by a function that does not know where the value stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +39,7 @@ impl Wrong {
 pub(crate) struct Complaints<'d> {
     document: &'d Document,
     list: RefCell<Vec<(usize, Complaint)>>,
+    spent: Cell<usize>,
 }
 
 impl<'d> Complaints<'d> {
@@ -41,6 +48,7 @@ impl<'d> Complaints<'d> {
         Self {
             document,
             list: RefCell::default(),
+            spent: Cell::new(0),
         }
     }
 
@@ -63,6 +71,12 @@ impl<'d> Complaints<'d> {
         if list.len() < MOST && !list.iter().any(same) {
             list.push((at, complaint));
         }
+    }
+
+    /// Counts a text that was computed; whether there were too many.
+    pub(crate) fn spend(&self, octets: usize) -> bool {
+        self.spent.set(self.spent.get().saturating_add(octets));
+        self.spent.get() > MOST_TEXT
     }
 
     /// Whether there is any.

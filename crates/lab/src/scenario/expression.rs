@@ -99,10 +99,10 @@ impl Scope {
         self.names.insert(name.into(), value);
     }
 
-    /// The same with the number of a repeat.
-    pub(crate) fn with_i(&self, i: u32) -> Self {
+    /// The same with one more number.
+    pub(crate) fn with(&self, name: &str, number: u32) -> Self {
         let mut scope = self.clone();
-        scope.set("i", Value::Number(f64::from(i)));
+        scope.set(name, Value::Number(f64::from(number)));
         scope
     }
 
@@ -126,6 +126,15 @@ impl Value {
                 let texts: Vec<String> = list.iter().map(Self::text).collect();
                 texts.join(",")
             }
+        }
+    }
+
+    /// Octets of its texts.
+    pub(crate) fn size(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::List(list) => list.iter().map(Self::size).sum(),
+            Self::Number(_) | Self::Flag(_) => 1,
         }
     }
 

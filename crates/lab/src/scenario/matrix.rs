@@ -121,8 +121,8 @@ fn parameter(entry: &Entry, complaints: &Complaints<'_>) -> Parameter {
 }
 
 /// Words of the expression language, and of a repeat.
-const RESERVED: [&str; 11] = [
-    "i", "and", "or", "not", "true", "false", "if", "min", "max", "len", "dir",
+const RESERVED: [&str; 12] = [
+    "i", "j", "and", "or", "not", "true", "false", "if", "min", "max", "len", "dir",
 ];
 
 fn check_name(entry: &Entry, complaints: &Complaints<'_>) {

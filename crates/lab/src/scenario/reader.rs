@@ -3,7 +3,7 @@
 
 use super::{
     complain::{Complaints, Wrong, meant},
-    document::{Item, Node, Table},
+    document::{Item, LONGEST, Node, Table},
     expression::{Scope, Value},
     template::{Owner, Template},
     units,
@@ -73,6 +73,12 @@ impl<'a> Reader<'a> {
     /// A node's value with its expressions computed.
     pub(crate) fn evaluated(&self, node: &Node) -> Option<Found<Value>> {
         match evaluate(node, self.scope, self.owner) {
+            Ok(value) if self.complaints.spend(value.size()) => {
+                let what = "the texts of the file come to too much";
+                self.complaints
+                    .add(node.at, Wrong::new(what, "at most 64 MiB in all cases"));
+                None
+            }
             Ok(value) => Some(Found { at: node.at, value }),
             Err((at, wrong)) => {
                 self.complaints.add(at, wrong);
@@ -194,11 +200,42 @@ impl<'a> Reader<'a> {
         if self.table.node("repeat").is_none() {
             return vec![self.scope.clone()];
         }
-        let count = self.count("repeat", 0, 0, MOST_REPEATS);
-        let scopes = (1..=count).map(|i| self.scope.with_i(u32::try_from(i).unwrap_or(u32::MAX)));
+        let scopes = self.repeated().into_iter();
         scopes
             .filter(|scope| !each || self.within_any(scope).applies())
             .collect()
+    }
+
+    /// A scope for each `i`, or for each `i` and `j` of `repeat = [3, "{i}"]`.
+    fn repeated(&self) -> Vec<Scope> {
+        let Some(Node {
+            item: Item::List(list),
+            ..
+        }) = self.table.node("repeat")
+        else {
+            let count = self.read("repeat", times).unwrap_or(0);
+            return (1..=count).map(|i| self.scope.with("i", i)).collect();
+        };
+        let [outer, inner] = list.as_slice() else {
+            let what = format!("there are {} numbers", list.len());
+            self.wrong("repeat", Wrong::new(what, "one, or two for i and j"));
+            return Vec::new();
+        };
+        let mut scopes = Vec::new();
+        for i in 1..=self.read_node(outer, times).unwrap_or(0) {
+            let scope = self.scope.with("i", i);
+            let count = self.within_any(&scope).read_node(inner, times).unwrap_or(0);
+            scopes.extend((1..=count).map(|j| scope.with("j", j)));
+            if scopes.len() as u64 > MOST_REPEATS {
+                let what = "there are too many";
+                self.wrong(
+                    "repeat",
+                    Wrong::new(what, format!("at most {MOST_REPEATS} in all")),
+                );
+                return Vec::new();
+            }
+        }
+        scopes
     }
 
     /// The same in a scope that does not live as long.
@@ -215,6 +252,11 @@ impl<'a> Reader<'a> {
     fn applies(&self) -> bool {
         self.flag("when", true)
     }
+}
+
+fn times(value: &Value) -> Result<u32, Wrong> {
+    let count = units::count(value, 0, MOST_REPEATS)?;
+    Ok(u32::try_from(count).unwrap_or(u32::MAX))
 }
 
 /// A text; numbers are taken for the text that they are.
@@ -279,18 +321,33 @@ pub(crate) fn evaluate(node: &Node, scope: &Scope, owner: Owner) -> Result<Value
         Item::Number(number) if number.is_finite() => Ok(Value::Number(*number)),
         Item::Number(_) => Err(at(Wrong::new("the number is too large", "less than 2^63"))),
         Item::Flag(flag) => Ok(Value::Flag(*flag)),
-        Item::List(list) => {
-            let items: Result<_, _> = list
-                .iter()
-                .map(|node| evaluate(node, scope, owner))
-                .collect();
-            Ok(Value::List(items?))
-        }
+        Item::List(list) => evaluate_list(node.at, list, scope, owner),
         other => Err(at(Wrong::new(
             format!("{} stands there", other.kind()),
             "a text, a number, true or false",
         ))),
     }
+}
+
+fn evaluate_list(
+    at: usize,
+    list: &[Node],
+    scope: &Scope,
+    owner: Owner,
+) -> Result<Value, (usize, Wrong)> {
+    let (mut items, mut octets) = (Vec::new(), 0);
+    for node in list {
+        let item = evaluate(node, scope, owner)?;
+        octets += item.size();
+        if octets > LONGEST {
+            return Err((
+                at,
+                Wrong::new("the list becomes too long", "at most 1 MiB of texts"),
+            ));
+        }
+        items.push(item);
+    }
+    Ok(Value::List(items))
 }
 
 fn mentions_i(node: Option<&Node>) -> bool {
@@ -304,6 +361,6 @@ fn mentions_i(node: Option<&Node>) -> bool {
     Template::parse(text, Owner::Subject).is_ok_and(|template| {
         let mut names = Vec::new();
         template.names(&mut names);
-        names.contains(&"i")
+        names.contains(&"i") || names.contains(&"j")
     })
 }

@@ -13,10 +13,10 @@ pub use places::Places;
 pub(crate) use resolve::Site;
 
 use super::{
-    checks,
     complain::{Complaints, Wrong, meant, quoted},
     document::Document,
     expression::{Scope, Value},
+    names,
     reader::{Reader, name, text},
     template::Owner,
 };
@@ -40,7 +40,7 @@ pub struct SubjectFile {
     pub name: String,
     /// One line for `list`.
     pub summary: String,
-    /// Whether servers must never see the client's own address.
+    /// Whether servers must never see the client's own address, with the parameters' defaults.
     pub hides_client: bool,
     /// What must be installed.
     pub needs: Vec<Needs>,
@@ -81,13 +81,15 @@ impl SubjectFile {
                 .need("name", "what scenarios call it", name)
                 .unwrap_or_default(),
             summary: root.text("summary").unwrap_or_default(),
-            hides_client: root.flag("hides_client", false),
+            hides_client: false,
             needs: root.tables("needs").into_iter().filter_map(needs).collect(),
             document: Document::default(),
             parameters,
         };
         resolve::check_keys(root);
-        checks::names_of_subject(root, &parsed.parameters);
+        names::names_of_subject(root, &parsed.parameters);
+        let defaults = parsed.scope(&BTreeMap::new(), &Places::unknown());
+        parsed.hides_client = root.within(&defaults).flag("hides_client", false);
         complaints.finish()?;
         parsed.document = document;
         Ok(parsed)
@@ -142,9 +144,9 @@ impl SubjectFile {
             complaints: &complaints,
         };
         let mut plan = resolve::plan(root, site);
+        plan.hides_client = root.flag("hides_client", false);
         complaints.finish()?;
         plan.label = label.to_owned();
-        plan.hides_client = self.hides_client;
         Ok(plan)
     }
 

@@ -39,6 +39,8 @@ const STEP_KEYS: [&str; 10] = [
 const WAY_KEYS: [&str; 7] = ["host", "way", "address", "udp", "target", "repeat", "when"];
 const READY_KEYS: [&str; 6] = ["log", "file", "text", "tcp", "interface", "command"];
 const MOST: usize = 2000;
+/// As much as Linux takes of one argument.
+const LONGEST_COMMAND: usize = 128 << 10;
 
 /// Where a subject is set up.
 #[derive(Clone, Copy, Debug)]
@@ -71,29 +73,26 @@ pub(super) fn check_keys(root: Reader<'_>) {
 
 /// All of it.
 pub(super) fn plan(root: Reader<'_>, site: &Site<'_>) -> Plan {
-    let mut plan = Plan {
-        files: files(root, site),
-        ..Plan::default()
-    };
-    let mut done = BTreeSet::new();
+    let (mut steps, mut ways, mut names) = (Vec::new(), Vec::new(), BTreeSet::new());
     each(root, "step", |entry| {
-        let step = step(entry, site, &done);
+        let step = step(entry, site, &names);
         if let Some(step) = &step
-            && !done.insert(step.name.clone())
+            && !names.insert(step.name.clone())
         {
             let what = format!("there are two steps with the name {}", quoted(&step.name));
-            entry.wrong(
-                "name",
-                Wrong::new(what, "another name; {i} tells repeated ones apart"),
-            );
+            let allowed = "another name; {i} tells repeated ones apart";
+            entry.wrong("name", Wrong::new(what, allowed));
         }
-        plan.steps.extend(step);
+        steps.extend(step);
     });
-    each(root, "way", |entry| {
-        plan.ways.extend(way(entry, site, &done))
-    });
-    check_ways(root, &plan.ways);
-    plan
+    each(root, "way", |entry| ways.extend(way(entry, site, &names)));
+    check_ways(root, &ways);
+    Plan {
+        files: files(root, site, &names),
+        steps,
+        ways,
+        ..Plan::default()
+    }
 }
 
 /// Every instance of every entry.
@@ -118,10 +117,10 @@ fn each(root: Reader<'_>, key: &str, mut read: impl FnMut(Reader<'_>)) {
 }
 
 /// Files of one path are joined in order.
-fn files(root: Reader<'_>, site: &Site<'_>) -> Vec<File> {
+fn files(root: Reader<'_>, site: &Site<'_>, steps: &BTreeSet<String>) -> Vec<File> {
     let mut files: Vec<File> = Vec::new();
     each(root, "file", |entry| {
-        let Some(file) = file(entry, site) else {
+        let Some(file) = file(entry, site, steps) else {
             return;
         };
         match files.iter_mut().find(|other| other.path == file.path) {
@@ -132,8 +131,8 @@ fn files(root: Reader<'_>, site: &Site<'_>) -> Vec<File> {
     files
 }
 
-fn file(entry: Reader<'_>, site: &Site<'_>) -> Option<File> {
-    check_holes(entry, entry.table.node("text"), site, &Holes::Hosts);
+fn file(entry: Reader<'_>, site: &Site<'_>, steps: &BTreeSet<String>) -> Option<File> {
+    check_holes(entry, entry.table.node("text"), site, &Holes::File(steps));
     let path = entry.need(
         "path",
         "where it is written, such as path = \"relay{i}.toml\"",
@@ -170,7 +169,7 @@ fn step(entry: Reader<'_>, site: &Site<'_>, done: &BTreeSet<String>) -> Option<S
         ("once", Run::Once),
         ("once-per-campaign", Run::OncePerCampaign),
     ];
-    let earlier = Holes::Steps(done);
+    let earlier = Holes::Step(done);
     check_holes(entry, entry.table.node("command"), site, &earlier);
     check_holes(entry, entry.table.node("env"), site, &earlier);
     check_holes(entry, entry.table.node("ready"), site, &earlier);
@@ -231,6 +230,11 @@ fn command(entry: Reader<'_>, key: &str) -> Option<Vec<String>> {
             value => words.push(value.text()),
         }
     }
+    if words.iter().map(String::len).sum::<usize>() > LONGEST_COMMAND {
+        let allowed = format!("at most {LONGEST_COMMAND} octets");
+        entry.wrong(key, Wrong::new("the command is too long", allowed));
+        return None;
+    }
     if words.first().is_none_or(String::is_empty) {
         entry.wrong(
             key,
@@ -278,7 +282,7 @@ fn ready(entry: Reader<'_>, site: &Site<'_>) -> Option<Ready> {
 }
 
 fn way(entry: Reader<'_>, site: &Site<'_>, steps: &BTreeSet<String>) -> Option<WayIn> {
-    check_holes(entry, entry.table.node("target"), site, &Holes::All(steps));
+    check_holes(entry, entry.table.node("target"), site, &Holes::Step(steps));
     let host = host(entry, site);
     let word = entry.read("way", |value| {
         one_of(value, &[("socks", 0), ("http", 1), ("direct", 2)])
@@ -338,14 +342,12 @@ fn address(value: &Value, site: &Site<'_>) -> Result<SocketAddr, Wrong> {
     plain.parse().map_err(wrong)
 }
 
-/// Which holes may stand in a text.
+/// Which holes may stand in a text besides directories and hosts' addresses.
 enum Holes<'a> {
-    /// Directories and hosts' addresses.
-    Hosts,
-    /// Also what these steps have written.
-    Steps(&'a BTreeSet<String>),
-    /// Also files.
-    All(&'a BTreeSet<String>),
+    /// A file: what steps write; it is made as soon as they have.
+    File(&'a BTreeSet<String>),
+    /// A step: also what is in files.
+    Step(&'a BTreeSet<String>),
 }
 
 fn check_holes(entry: Reader<'_>, node: Option<&Node>, site: &Site<'_>, allowed: &Holes<'_>) {
@@ -374,17 +376,20 @@ fn check_holes(entry: Reader<'_>, node: Option<&Node>, site: &Site<'_>, allowed:
 impl Holes<'_> {
     fn check(&self, (hole, name): &(Hole, String), site: &Site<'_>) -> Result<(), Wrong> {
         match (hole, self) {
-            (Hole::Dir | Hole::Shared, _) | (Hole::File, Self::All(_)) => Ok(()),
+            (Hole::Dir | Hole::Shared, _) | (Hole::File, Self::Step(_)) => Ok(()),
             (Hole::Ip | Hole::Ip6, _) => host_of(site.topology, name),
-            (Hole::Out, Self::Steps(steps) | Self::All(steps)) if steps.contains(name) => Ok(()),
-            (Hole::Out, Self::Steps(steps) | Self::All(steps)) => Err(Wrong::new(
-                format!("no step {} comes before", quoted(name)),
-                meant(name, steps.iter().map(String::as_str)),
-            )),
-            (Hole::Out | Hole::File, _) => Err(Wrong::new(
-                format!("what {} gives is not known yet there", quoted(name)),
-                "{out:STEP} in commands, env, ready and targets of ways, {file:PATH} in targets of ways",
+            (Hole::Out, Self::File(steps) | Self::Step(steps)) if steps.contains(name) => Ok(()),
+            (Hole::Out, Self::File(steps)) => Err(no_step(name, steps, "is there")),
+            (Hole::Out, Self::Step(steps)) => Err(no_step(name, steps, "comes before")),
+            (Hole::File, Self::File(_)) => Err(Wrong::new(
+                "a file cannot hold another",
+                "{file:PATH} in commands, env, ready and targets",
             )),
         }
     }
+}
+
+fn no_step(name: &str, steps: &BTreeSet<String>, how: &str) -> Wrong {
+    let allowed = meant(name, steps.iter().map(String::as_str));
+    Wrong::new(format!("no step {} {how}", quoted(name)), allowed)
 }

@@ -222,8 +222,13 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     ),
     (
         "acks = \\\"{acks}",
-        "{acks} {out:key1} \\\"",
-        "file[0].text: what \"key1\" gives is not known yet there",
+        "{acks} {out:key7} \\\"",
+        "file[0].text: no step \"key7\" is there: did you mean \"key1\"?",
+    ),
+    (
+        "acks = \\\"{acks}",
+        "{acks} {file:x} \\\"",
+        "file[0].text: a file cannot hold another: {file:PATH} in commands, env, ready and targets",
     ),
     (
         "\"once-per-campaign\"",
@@ -267,4 +272,67 @@ fn mistakes_of_an_author_are_told_when_the_file_is_read_or_used() {
             "{by}\nsays: {told}\nnot:  {expected}"
         );
     }
+}
+
+#[test]
+fn texts_that_paste_texts_do_not_grow_without_bound() {
+    let long = "x".repeat(1000);
+    let text = |name: &str, many: usize| {
+        format!(
+            "name = 'a'\n[parameters]\np = '{long}'\n{name}{}",
+            "{p}".repeat(many)
+        )
+    };
+    let told = |text: &str| plan(text, &[]).expect_err("too much");
+    let file = text("[[file]]\npath = 'a'\ntext = '", 2000) + "'";
+    assert!(
+        told(&file).contains("file[0].text: the text becomes too long: at most 1 MiB"),
+        "{}",
+        told(&file)
+    );
+    let step = text("[[step]]\nname = 'a'\nhost = 'client'\ncommand = ['", 500)
+        + &format!("'{}]", ", '{p}{p}'".repeat(500));
+    assert!(
+        told(&step).contains("step[0].command: the command is too long: at most 131072 octets")
+    );
+    let longer = "x".repeat(400_000);
+    let files = format!(
+        "name = 'a'\n[parameters]\np = '{longer}'\n[[file]]\nrepeat = 1000\npath = 'a{{i}}'\ntext = '{{p}}'"
+    );
+    assert!(
+        told(&files).contains("file[0].text: the texts of the file come to too much"),
+        "{}",
+        told(&files)
+    );
+}
+
+#[test]
+fn an_entry_may_be_repeated_for_each_pair() {
+    let text = "name = 'a'\nhides_client = '{clients > 1}'\n[parameters]\nclients = 2\n[[file]]\npath = 'c{i}'\nrepeat = ['{clients}', '{i + 1}']\nwhen = '{j < 3}'\ntext = '{i}-{j} '\n";
+    let plan = plan(text, &[]).expect("valid");
+    let texts: Vec<&str> = plan.files.iter().map(|file| file.text.as_str()).collect();
+    assert_eq!(texts, ["1-1 1-2 ", "2-1 2-2 "]);
+    assert!(plan.hides_client);
+    let told =
+        |by: &str| self::plan(&text.replace("['{clients}', '{i + 1}']", by), &[]).expect_err(by);
+    assert!(
+        told("3").contains(
+            "file[0].when: \"j\" is not defined: j is known where there are two: repeat = [2, 3]"
+        ),
+        "{}",
+        told("3")
+    );
+    assert!(
+        told("['{j}', 1]").contains("\"j\" is not defined"),
+        "{}",
+        told("['{j}', 1]")
+    );
+    assert!(
+        told("[1000, 1000]").contains("file[0].repeat: there are too many: at most 1000 in all"),
+        "{}",
+        told("[1000, 1000]")
+    );
+    assert!(
+        told("[1, 2, 3]").contains("file[0].repeat: there are 3 numbers: one, or two for i and j")
+    );
 }

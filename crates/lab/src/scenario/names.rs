@@ -21,24 +21,33 @@ struct Names<'a> {
 }
 
 impl Names<'_> {
-    fn node(&mut self, node: &Node, repeated: bool) {
+    fn node(&mut self, node: &Node, counters: u8) {
         match &node.item {
-            Item::Text(text) => self.text(node.at, text, repeated),
-            Item::List(list) => list.iter().for_each(|node| self.node(node, repeated)),
-            Item::Table(table) => self.table(table, repeated),
+            Item::Text(text) => self.text(node.at, text, counters),
+            Item::List(list) => list.iter().for_each(|node| self.node(node, counters)),
+            Item::Table(table) => self.table(table, counters),
             _ => {}
         }
     }
 
-    /// `i` is known in an entry that is repeated.
-    fn table(&mut self, table: &Table, repeated: bool) {
-        let repeated = repeated || table.node("repeat").is_some();
+    /// `i` is known in an entry that is repeated, `j` in one that is repeated twice; `i` in the second number too.
+    fn table(&mut self, table: &Table, counters: u8) {
+        let counters = match table.node("repeat").map(|node| &node.item) {
+            None => counters,
+            Some(Item::List(_)) => 2,
+            Some(_) => 1,
+        };
         for entry in &table.entries {
-            self.node(&entry.node, repeated && entry.key != "repeat");
+            let here = if entry.key == "repeat" {
+                counters.saturating_sub(1)
+            } else {
+                counters
+            };
+            self.node(&entry.node, here);
         }
     }
 
-    fn text(&mut self, at: usize, text: &str, repeated: bool) {
+    fn text(&mut self, at: usize, text: &str, counters: u8) {
         let template = match Template::parse(text, self.owner) {
             Ok(template) => template,
             Err(wrong) => return self.complaints.add(at, wrong),
@@ -46,21 +55,26 @@ impl Names<'_> {
         let mut names = Vec::new();
         template.names(&mut names);
         for name in names {
-            let own = self.known.contains(name) || (repeated && name == "i");
+            let own = self.known.contains(name)
+                || (counters > 0 && name == "i")
+                || (counters > 1 && name == "j");
             self.used
                 .insert(name.split('.').next().unwrap_or(name).to_owned());
             if !own {
-                self.complaints.add(at, self.undefined(name, repeated));
+                self.complaints.add(at, self.undefined(name, counters));
             }
         }
     }
 
-    fn undefined(&self, name: &str, repeated: bool) -> Wrong {
+    fn undefined(&self, name: &str, counters: u8) -> Wrong {
         let what = format!("{} is not defined", quoted(name));
-        let i = repeated.then_some("i");
+        let i = (counters > 0).then_some("i");
         match name {
             "i" => Wrong::new(what, "i is known where there is a repeat"),
-            _ if self.known.is_empty() && !repeated => Wrong::new(what, "a parameter of [matrix]"),
+            "j" => Wrong::new(what, "j is known where there are two: repeat = [2, 3]"),
+            _ if self.known.is_empty() && counters == 0 => {
+                Wrong::new(what, "a parameter of [matrix]")
+            }
             _ => Wrong::new(what, meant(name, self.known.iter().copied().chain(i))),
         }
     }
@@ -95,7 +109,7 @@ pub(crate) fn names_of_scenario(root: Reader<'_>, parameters: &[Parameter]) {
     let sections = SECTIONS
         .iter()
         .filter_map(|section| root.table.node(section));
-    sections.for_each(|node| names.node(node, false));
+    sections.for_each(|node| names.node(node, 0));
     names.check_used(
         parameters
             .iter()
@@ -111,10 +125,10 @@ pub(crate) fn names_of_subject(root: Reader<'_>, parameters: &BTreeMap<String, S
         owner: root.owner,
         complaints: root.complaints,
     };
-    let sections = ["needs", "file", "step", "way"]
+    let sections = ["needs", "file", "step", "way", "hides_client"]
         .into_iter()
         .filter_map(|section| root.table.node(section));
-    sections.for_each(|node| names.node(node, false));
+    sections.for_each(|node| names.node(node, 0));
     names.check_used(
         parameters
             .iter()
