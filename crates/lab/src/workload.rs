@@ -243,9 +243,10 @@ pub struct Transfer {
     pub error: Option<TransferError>,
     /// Further figures of a kind of workload, by name:
     /// - `udp-echo` and `udp-rate`: `duplicates`, `reordered` (RFC 4737), `corrupt`;
-    /// - `udp-rate`: `jitter_us` (RFC 3550), `goodput_bps`, one-way `delay_us_min`, `_p50`, `_p90`, `_p99`, `_max`;
+    /// - `udp-rate`: `jitter_us` (RFC 3550), one-way `delay_us_min`, `_p50`, `_p90`, `_p99`, `_max`;
     /// - `udp-echo`: the same of each direction, `up_delay_us_min`, `_p50`, `_p99`, `_max`, and `down_delay_us_…`;
     /// - `schedule`: `choice`, the row that was drawn, from 1;
+    /// - of a transfer in both directions, whose phases are those of what was received: `send_first_byte_us` and `send_last_byte_us`;
     /// - of a transfer that broke off: `unchecked_sent` and `unchecked_received`, octets that moved and were not checked.
     pub more: BTreeMap<String, f64>,
 }

@@ -17,9 +17,10 @@ pub fn main() -> Result<(), Failure> {
         .enable_all()
         .build();
     let runtime = runtime.map_err(|why| broken("starting the runtime", &why))?;
-    runtime
-        .block_on(run(&order, &mut |transfer| print(&transfer)))
-        .map_err(|why| broken("telling what was transferred", &why))
+    let outcome = runtime.block_on(run(&order, &mut |transfer| print(&transfer)));
+    // A thread that still sends what nobody waits for any more ends with the process.
+    runtime.shutdown_background();
+    outcome.map_err(|why| broken("telling what was transferred", &why))
 }
 
 fn broken(doing: &str, why: &io::Error) -> Failure {

@@ -81,6 +81,7 @@ impl Record {
         if outcome.is_err() {
             self.tell_unchecked();
         }
+        self.tell_other_direction();
         let passed = self.passed();
         let phases = Phases {
             first_byte: passed.first,
@@ -103,6 +104,22 @@ impl Record {
             datagrams: self.datagrams,
             error: outcome.err(),
             more: self.more,
+        }
+    }
+
+    /// The ends of what was sent, where the phases speak of what was received.
+    fn tell_other_direction(&mut self) {
+        let sent = self.arrived.as_ref().and_then(|arrived| arrived.last);
+        let both = self.received.octets() > 0 && self.round_trips.is_empty();
+        let ends = [
+            ("send_first_byte_us", self.sent.passed().first),
+            ("send_last_byte_us", sent),
+        ];
+        for (name, stamp) in ends.into_iter().filter(|_| both) {
+            #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+            if let Some(stamp) = stamp {
+                self.tell(name, self.clock.at(stamp) as f64);
+            }
         }
     }
 

@@ -45,7 +45,7 @@ pub fn main() -> Result<(), Failure> {
         .build();
     let runtime = runtime.map_err(failed("starting the runtime"))?;
     payload::prepare();
-    runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         let qlog = qlog().map_err(failed("opening the directory of QLOGDIR"))?;
         let server = Server::bind(Ports::default(), qlog.as_ref());
         let server = server.map_err(failed("opening the servers' ports"))?;
@@ -59,7 +59,10 @@ pub fn main() -> Result<(), Failure> {
             qlog.flush();
         }
         Ok(())
-    })
+    });
+    // A thread that still sends what nobody waits for any more ends with the process.
+    runtime.shutdown_background();
+    outcome
 }
 
 /// Where HTTP/3 connections are recorded, if QLOGDIR says so.

@@ -146,6 +146,10 @@ fn a_schedule_goes_both_ways_and_is_the_same_for_the_same_seed() {
         once.iter().for_each(assert_complete);
         assert_eq!(sizes(&once), sizes(&again));
         assert_eq!(sizes(&once).into_iter().collect::<BTreeSet<_>>().len(), 3);
+        for transfer in once {
+            let both = transfer.moved[0] > 0;
+            assert_eq!(transfer.more.contains_key("send_last_byte_us"), both);
+        }
     });
 }
 

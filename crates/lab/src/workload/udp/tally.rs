@@ -202,16 +202,7 @@ impl Report {
         ];
         figures.extend(names.into_iter().zip(self.delays.map(|delay| delay as f64)));
         figures.push(("jitter_us", self.jitter_ns as f64 / 1000.0));
-        figures.extend(self.goodput().map(|bps| ("goodput_bps", bps)));
         figures
-    }
-
-    /// Bits per second from the first to the last: the first one opens the time and does not count.
-    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-    fn goodput(&self) -> Option<f64> {
-        let time = self.last?.saturating_sub(self.first?);
-        let share = (self.received.checked_sub(1)? as f64) / self.received as f64;
-        (time > 0).then(|| self.octets as f64 * share * 8e6 / time as f64)
     }
 }
 
@@ -292,13 +283,5 @@ mod tests {
         (0..50).for_each(|number| arrive(&mut tally, number, 10));
         let report = tally.report();
         assert_eq!(Report::parse(&report.emit()), Some(report));
-    }
-
-    #[test]
-    fn goodput_is_that_of_the_pace() {
-        let mut tally = Tally::new(STREAM);
-        (0..100).for_each(|number| arrive(&mut tally, number, 10));
-        // 100 octets a millisecond.
-        assert!((tally.report().goodput().unwrap() - 800_000.0).abs() < 1.0);
     }
 }
