@@ -105,8 +105,12 @@ pub struct Gate {
     pub late_us_p99: f64,
     /// Its maximum may be so many.
     pub late_us_max: f64,
-    /// So many attempts at a repetition, then it is given up.
+    /// The share of the machine's time that its host may take, 0..1.
+    pub steal: f64,
+    /// So many attempts at a repetition may be invalid, then it is given up.
     pub attempts: u32,
+    /// So many more attempts at a repetition after the first one that failed.
+    pub retries: u32,
 }
 
 impl Default for Gate {
@@ -114,7 +118,9 @@ impl Default for Gate {
         Self {
             late_us_p99: 500.0,
             late_us_max: 5000.0,
+            steal: 0.05,
             attempts: 5,
+            retries: 2,
         }
     }
 }

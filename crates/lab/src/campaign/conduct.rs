@@ -30,9 +30,6 @@ use crate::{
     trial::{Report, Trial},
 };
 
-/// How often a repetition is tried again after its attempt failed.
-const RETRIES: u32 = 2;
-
 /// How a campaign ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
@@ -190,7 +187,7 @@ impl Conduct<'_> {
             }
             Verdict::Failed => {
                 before.failed += 1;
-                before.failed > RETRIES
+                before.failed > self.plan.campaign.gate.retries
             }
         }
     }

@@ -57,10 +57,18 @@ fn reasons(health: &EmulatorHealth, gate: &Gate) -> Vec<String> {
     };
     let lost = (health.own_drops > 0)
         .then(|| format!("the emulator itself lost {} packets", health.own_drops));
+    let stolen = (health.steal > gate.steal).then(|| {
+        format!(
+            "the machine's host took {:.1} % of its time, at most {:.1} % allowed",
+            health.steal * 100.0,
+            gate.steal * 100.0
+        )
+    });
     [
         over("99th percentile", health.late_us_p99, gate.late_us_p99),
         over("maximum", health.late_us_max, gate.late_us_max),
         lost,
+        stolen,
     ]
     .into_iter()
     .flatten()
@@ -102,6 +110,7 @@ mod tests {
             late_us_p99: 810.0,
             late_us_max: 5001.0,
             own_drops: 3,
+            steal: 0.2,
             ..EmulatorHealth::default()
         };
         let judgement = judge(&report(health), &Gate::default());
@@ -110,6 +119,7 @@ mod tests {
             "99th percentile 0.81 ms",
             "maximum 5.00 ms",
             "lost 3 packets",
+            "took 20.0 %",
         ] {
             assert!(judgement.why.contains(part), "{}", judgement.why);
         }

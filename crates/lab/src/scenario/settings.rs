@@ -130,7 +130,7 @@ pub(crate) fn gate(root: Reader<'_>) -> Gate {
     let Some(gate) = root.table.node("gate").and_then(|node| root.inner(node)) else {
         return standard;
     };
-    gate.only(&["late_us_p99", "late_us_max", "attempts"]);
+    gate.only(&["late_us_p99", "late_us_max", "steal", "attempts", "retries"]);
     Gate {
         late_us_p99: gate
             .read("late_us_p99", units::number)
@@ -138,8 +138,11 @@ pub(crate) fn gate(root: Reader<'_>) -> Gate {
         late_us_max: gate
             .read("late_us_max", units::number)
             .unwrap_or(standard.late_us_max),
+        steal: gate.read("steal", units::share).unwrap_or(standard.steal),
         attempts: u32::try_from(gate.count("attempts", u64::from(standard.attempts), 1, 100))
             .unwrap_or(standard.attempts),
+        retries: u32::try_from(gate.count("retries", u64::from(standard.retries), 0, 100))
+            .unwrap_or(standard.retries),
     }
 }
 
