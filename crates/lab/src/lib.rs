@@ -25,3 +25,4 @@ pub mod subject;
 pub mod topology;
 pub mod trial;
 pub mod workload;
+pub mod world;

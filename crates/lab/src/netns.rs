@@ -25,11 +25,14 @@ use crate::{
 mod build;
 mod configure;
 pub mod cpu;
+pub mod left;
+pub(crate) mod mounts;
 mod reap;
 pub mod route;
 pub mod spawn;
 pub mod sysctl;
 pub mod tun;
+pub mod user;
 
 pub use reap::Exit;
 pub use spawn::{Launch, Process};

@@ -1,5 +1,11 @@
 //! Real namespaces, as root. The tests of `world` do the same as an ordinary user.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "helpers of tests are tests"
+)]
+
 use std::{
     collections::BTreeMap,
     fs::File,
@@ -22,12 +28,12 @@ fn possible() -> bool {
     let tun = tun::check();
     match (&tun, root) {
         (Ok(()), true) => true,
-        (Err(why), _) => skipped(why.to_string()),
-        (_, false) => skipped("only root may make namespaces in a process with threads".into()),
+        (Err(why), _) => skipped(&why.to_string()),
+        (_, false) => skipped("only root may make namespaces in a process with threads"),
     }
 }
 
-fn skipped(why: String) -> bool {
+fn skipped(why: &str) -> bool {
     println!("skipped: {why}");
     false
 }

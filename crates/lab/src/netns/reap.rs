@@ -66,7 +66,6 @@ pub(super) fn spawn(command: &mut Command) -> io::Result<(Child, Arc<Awaited>)> 
 }
 
 /// Starts reaping everything; to be called once, by PID 1, before it spawns.
-#[expect(dead_code, reason = "`world` calls it as soon as it is there")]
 pub(super) fn reap_everything() -> io::Result<()> {
     thread::Builder::new().name("reaper".into()).spawn(|| {
         loop {

@@ -1,0 +1,495 @@
+//! Whole worlds: the real program in real namespaces, as root and as an ordinary user.
+
+#![expect(
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "helpers of tests are tests"
+)]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use hoplite_lab::{
+    errors::Failure,
+    netns::tun,
+    subject::{self, Ready, Run, Step},
+    topology::{Direction, Link, Node, NodeKind, Topology},
+    trial::{Key, Outcome, Report, Trial},
+    workload::{self, Bulk, Kind},
+    world::World,
+};
+
+/// For what is sure to happen, on a machine that is as slow as it likes.
+const LONG: Duration = Duration::from_secs(120);
+
+/// Says why, where the machine allows no namespaces at all.
+fn possible() -> bool {
+    let namespaces = Command::new("unshare").args(["-rnmpf", "true"]).status();
+    let why = match (tun::check(), namespaces) {
+        (Err(why), _) => why.to_string(),
+        (_, Ok(status)) if status.success() => return true,
+        (_, other) => format!("no namespaces: {other:?}"),
+    };
+    println!("skipped: {why}");
+    false
+}
+
+/// Where a copy of the program is, for a user who may not read ours.
+const PROGRAM: &str = "HOPLITE_TEST_PROGRAM";
+
+fn world() -> World {
+    let ours = || env!("CARGO_BIN_EXE_hoplite-lab").into();
+    let program = std::env::var_os(PROGRAM).unwrap_or_else(ours);
+    World::of(Path::new(&program))
+}
+
+/// Two hosts, `client` and `server`, joined by a link.
+fn trial(directory: &Path) -> Trial {
+    let node = |name: &str| Node {
+        name: name.into(),
+        kind: NodeKind::Host,
+    };
+    let link = Link {
+        name: "access".into(),
+        ends: ["client".into(), "server".into()],
+        mtu: 1500,
+        forward: Direction::default(),
+        back: Direction::default(),
+    };
+    Trial {
+        key: Key {
+            scenario: "test".into(),
+            case: BTreeMap::new(),
+            subject: "test".into(),
+            repetition: 1,
+        },
+        seed: 7,
+        topology: Topology {
+            nodes: ["client", "server"].map(node).into(),
+            links: vec![link],
+        },
+        subject: subject::Plan {
+            label: "test".into(),
+            ..subject::Plan::default()
+        },
+        workloads: Vec::new(),
+        sysctls: BTreeMap::new(),
+        record: Default::default(),
+        analyses: Vec::new(),
+        shared: directory.join("shared"),
+        timeout: LONG,
+        directory: directory.join("attempt"),
+    }
+}
+
+fn step(name: &str, run: Run, script: &str) -> Step {
+    Step {
+        name: name.into(),
+        host: "client".into(),
+        command: ["sh", "-c", script].map(String::from).into(),
+        env: BTreeMap::new(),
+        run,
+        ready: Vec::new(),
+        ready_within: LONG,
+        together: false,
+    }
+}
+
+/// A daemon that says `up` when it is ready.
+fn daemon(name: &str, script: &str) -> Step {
+    Step {
+        ready: vec![Ready::Log("up".into())],
+        ..step(name, Run::Daemon, script)
+    }
+}
+
+fn workload(name: &str, kind: Kind) -> workload::Plan {
+    workload::Plan {
+        name: name.into(),
+        group: "1".into(),
+        at: Duration::ZERO,
+        from: "client".into(),
+        to: "server".into(),
+        direct: false,
+        kind,
+        stall: workload::Plan::STALL,
+        timeout: workload::Plan::TIMEOUT,
+    }
+}
+
+fn download(name: &str) -> workload::Plan {
+    let bulk = Bulk {
+        octets: 100_000,
+        time: Duration::ZERO,
+        connections: 1,
+        count: 2,
+        pause: Duration::ZERO,
+    };
+    workload(name, Kind::Download(bulk))
+}
+
+/// One that takes longer than any test.
+fn endless() -> workload::Plan {
+    let kind = Kind::Request {
+        request: 10,
+        response: 10,
+        count: 1000,
+        pause: Duration::from_secs(100),
+    };
+    workload("endless", kind)
+}
+
+fn attempt(trial: &Trial) -> Report {
+    let report = world().attempt(trial, &|| false).unwrap();
+    let log = fs::read_to_string(trial.directory.join("world.log"));
+    println!("{:?}\n{}", report.outcome, log.unwrap_or_default());
+    report
+}
+
+fn failure(report: &Report) -> (&str, &str, &str) {
+    match &report.outcome {
+        Outcome::Failed { doing, why, log } => (doing, why, log),
+        Outcome::Done => panic!("it went well"),
+    }
+}
+
+#[test]
+fn a_download_crosses_the_link_and_everybody_is_accounted_for() {
+    if !possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut trial = trial(directory.path());
+    trial.workloads = vec![download("fetch"), download("later")];
+    trial.workloads[1].group = "2".into();
+    let busy = "echo up; while :; do :; done";
+    trial.subject.steps = vec![daemon("busy", busy)];
+    trial.record.qlog = true;
+    let report = attempt(&trial);
+    assert_eq!(report.outcome, Outcome::Done);
+    let done: Vec<_> = report
+        .transfers
+        .iter()
+        .map(|t| (t.workload.as_str(), t.number, t.moved[1]))
+        .collect();
+    assert_eq!(
+        done,
+        [
+            ("fetch", 1, 100_000),
+            ("fetch", 2, 100_000),
+            ("later", 1, 100_000),
+            ("later", 2, 100_000)
+        ]
+    );
+    assert!(report.transfers.iter().all(|t| t.error.is_none()));
+    let names: Vec<_> = report.processes.iter().map(|p| p.name.as_str()).collect();
+    assert_eq!(names, ["busy", "serve:server", "work:fetch", "work:later"]);
+    for process in &report.processes {
+        assert!(
+            process.cpu_s > 0.0 && process.cpu_s <= process.life_cpu_s + 0.011,
+            "{process:?}"
+        );
+        assert!(process.peak_memory > 500_000, "{process:?}");
+    }
+    assert!(report.began > 1.7e9 && 0.0 < report.ready_after && report.ready_after < report.took);
+    assert!(trial.directory.join("qlog/work:fetch").is_dir());
+    assert!(trial.directory.join("qlog/busy").is_dir());
+}
+
+#[test]
+fn an_ordinary_user_can_do_what_root_can() {
+    if !possible() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().display();
+    let program = std::env::current_exe().unwrap();
+    // A TUN device for everybody, as distributions have it; the program where everybody may read it.
+    let script = format!(
+        "chmod 777 {place} && cp {} {place}/test && cp {} {place}/lab && mknod -m 666 {place}/tun c 10 200 && mount --bind {place}/tun /dev/net/tun \
+         && cd {place} && TMPDIR={place} {PROGRAM}={place}/lab exec setpriv --reuid 65534 --regid 65534 --clear-groups {place}/test --nocapture --skip ordinary_user",
+        program.display(),
+        env!("CARGO_BIN_EXE_hoplite-lab"),
+    );
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", &script])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    println!("{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success());
+    assert!(!said.contains("skipped"));
+}
+
+#[test]
+fn what_a_subject_leaves_behind_is_named_and_killed() {
+    if !possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut trial = trial(directory.path());
+    let script = "setsid sleep 100000 > /dev/null 2>&1 & exit 0";
+    trial.subject.steps = vec![step("leaky", Run::Once, script)];
+    let report = attempt(&trial);
+    let (doing, why, _) = failure(&report);
+    assert_eq!(
+        (doing, why),
+        ("stopping the subject", "processes were left behind: sleep")
+    );
+}
+
+#[test]
+fn orphans_that_end_by_themselves_are_reaped() {
+    if !possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut trial = trial(directory.path());
+    let until = "i=0; while grep -qs 'State:.Z' /proc/[0-9]*/status; do sleep 0.1; i=$((i+1)); [ $i -lt 600 ] || exit 1; done";
+    trial.subject.steps = vec![
+        step(
+            "mother",
+            Run::Once,
+            "(sleep 0.1 &) ; (setsid true &) ; exit 0",
+        ),
+        step("look", Run::Once, until),
+    ];
+    assert_eq!(attempt(&trial).outcome, Outcome::Done);
+}
+
+#[test]
+fn a_daemon_that_dies_under_the_workload_is_told_with_its_log() {
+    if !possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut trial = trial(directory.path());
+    trial.subject.steps = vec![daemon(
+        "relay1",
+        "echo up; sleep 2; echo oh dear >&2; exit 3",
+    )];
+    trial.workloads = vec![endless()];
+    let report = attempt(&trial);
+    let (doing, why, log) = failure(&report);
+    assert!(
+        doing.contains("relay1") && why.contains("exit status: 3"),
+        "{doing}: {why}"
+    );
+    assert!(log.contains("oh dear"), "{log}");
+    assert!(report.transfers.is_empty());
+}
+
+#[test]
+fn traffic_beside_a_subject_that_hides_the_client_fails_the_attempt() {
+    if !possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut trial = trial(directory.path());
+    trial.subject.hides_client = true;
+    trial.workloads = vec![download("fetch")];
+    let report = attempt(&trial);
+    assert!(
+        failure(&report)
+            .1
+            .contains("the traffic went beside the subject")
+    );
+    trial.workloads[0].direct = true;
+    trial.directory = directory.path().join("second");
+    assert_eq!(attempt(&trial).outcome, Outcome::Done);
+}
+
+#[test]
+fn an_attempt_that_takes_too_long_is_ended_in_order() {
+    if !possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut trial = trial(directory.path());
+    trial.subject.steps = vec![daemon(
+        "relay1",
+        "trap 'touch ended; exit' TERM; echo up; while :; do sleep 0.1; done",
+    )];
+    trial.workloads = vec![endless()];
+    trial.timeout = Duration::from_secs(5);
+    let report = attempt(&trial);
+    let (doing, why, _) = failure(&report);
+    assert_eq!(doing, "running the workloads endless");
+    assert!(why.contains("longer than its timeout of 5 s"), "{why}");
+    assert!(trial.directory.join("ended").exists());
+}
+
+#[test]
+fn hosts_know_each_other_by_name_and_no_resolver() {
+    if !possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut trial = trial(directory.path());
+    let script = "grep -q '^10.77.0.2 server$' /etc/hosts && grep -q '^fd77::2 server$' /etc/hosts && ! grep -q nameserver /etc/resolv.conf \
+                  && [ $(ls -d /proc/[0-9]* | wc -l) -lt 20 ] && ip -o addr show eth0 | grep -q fd77::1";
+    trial.subject.steps = vec![step("look", Run::Once, script)];
+    assert_eq!(attempt(&trial).outcome, Outcome::Done);
+}
+
+#[test]
+fn settings_are_made_in_every_host_and_an_unknown_one_is_named() {
+    if !possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut trial = trial(directory.path());
+    let setting = |name: &str, value: &str| BTreeMap::from([(name.to_owned(), value.to_owned())]);
+    trial.sysctls = setting("net.ipv4.tcp_congestion_control", "reno");
+    let script = "grep -q reno /proc/sys/net/ipv4/tcp_congestion_control";
+    trial.subject.steps = vec![step("look", Run::Once, script)];
+    assert_eq!(attempt(&trial).outcome, Outcome::Done);
+    trial.sysctls = setting("net.ipv4.tcp_wonder", "1");
+    trial.directory = directory.path().join("second");
+    let failure = world().attempt(&trial, &|| false).unwrap_err();
+    assert!(matches!(failure, Failure::Failed(_)));
+    assert!(
+        failure.to_string().contains("net.ipv4.tcp_wonder"),
+        "{failure}"
+    );
+}
+
+/// A world with a daemon, a daemon of that daemon, and a workload.
+fn crowded(directory: &Path) -> Trial {
+    let mut trial = trial(directory);
+    let script = "setsid sleep 100000 & touch here; echo up; wait";
+    trial.subject.steps = vec![daemon("relay1", script)];
+    trial.workloads = vec![endless()];
+    trial
+}
+
+/// Where the outermost process of the next two tests runs its attempt.
+const PLACE: &str = "HOPLITE_TEST_PLACE";
+
+#[test]
+#[ignore = "run by another test as a process of its own"]
+fn outermost() {
+    let directory = PathBuf::from(std::env::var_os(PLACE).unwrap());
+    attempt(&crowded(&directory));
+}
+
+#[test]
+fn nothing_is_left_when_the_outermost_process_is_killed() {
+    if !possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut outermost = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "outermost", "--ignored"])
+        .env(PLACE, directory.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_for(|| serving(directory.path()));
+    let inside = Inside::of(outermost.id());
+    // Itself, two of the world, the daemon with its child, server and workload.
+    assert!(inside.processes.len() >= 6, "{inside:?}");
+    kill(&mut outermost);
+    wait_for(|| inside.is_gone());
+}
+
+#[test]
+fn an_attempt_that_nobody_wants_any_more_is_over_at_once() {
+    if !possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let trial = crowded(directory.path());
+    let working = || pids().any(|pid| works_in(pid, &trial.directory));
+    let unwanted = || serving(directory.path()) && working();
+    let report = world().attempt(&trial, &unwanted).unwrap();
+    assert_eq!(failure(&report).1, "interrupted");
+    assert!(!working());
+}
+
+/// Whether a process works in a directory.
+fn works_in(pid: u32, directory: &Path) -> bool {
+    fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == directory)
+}
+
+/// Whether the workload of `crowded` runs.
+fn serving(directory: &Path) -> bool {
+    directory.join("attempt/here").exists()
+        && directory.join("attempt/logs/work:endless.log").exists()
+}
+
+fn kill(child: &mut Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+fn wait_for(mut what: impl FnMut() -> bool) {
+    let until = Instant::now() + LONG;
+    while !what() {
+        assert!(Instant::now() < until, "waited in vain");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A process with all that descends from it, and the namespaces that they have beside ours.
+#[derive(Debug)]
+struct Inside {
+    processes: BTreeSet<u32>,
+    namespaces: BTreeSet<PathBuf>,
+}
+
+impl Inside {
+    fn of(root: u32) -> Self {
+        let mut processes = BTreeSet::from([root]);
+        loop {
+            let more: Vec<u32> = pids()
+                .filter(|pid| parent(*pid).is_some_and(|p| processes.contains(&p)))
+                .collect();
+            let before = processes.len();
+            processes.extend(more);
+            if processes.len() == before {
+                break;
+            }
+        }
+        let ours: BTreeSet<_> = namespaces(std::process::id()).collect();
+        let theirs = processes.iter().flat_map(|pid| namespaces(*pid));
+        let namespaces = theirs.filter(|name| !ours.contains(name)).collect();
+        Self {
+            processes,
+            namespaces,
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        let processes = self.processes.iter().all(|pid| parent(*pid).is_none());
+        processes
+            && pids()
+                .flat_map(namespaces)
+                .all(|name| !self.namespaces.contains(&name))
+    }
+}
+
+fn pids() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    line.trim().parse().ok()
+}
+
+fn namespaces(pid: u32) -> impl Iterator<Item = PathBuf> {
+    let names = ["net", "pid", "mnt"];
+    names
+        .into_iter()
+        .filter_map(move |name| fs::read_link(format!("/proc/{pid}/ns/{name}")).ok())
+}
