@@ -13,8 +13,10 @@ pub(crate) const SCENARIOS: [(&str, &str); 1] =
     [("smoke", include_str!("../../../../scenarios/smoke.toml"))];
 
 /// Built-in subjects, in the order of `list`.
-pub(crate) const SUBJECTS: [(&str, &str); 1] =
-    [("native", include_str!("../../../../subjects/native.toml"))];
+pub(crate) const SUBJECTS: [(&str, &str); 2] = [
+    ("native", include_str!("../../../../subjects/native.toml")),
+    ("hoplite", include_str!("../../../../subjects/hoplite.toml")),
+];
 
 /// Traces are a line a packet.
 const LONGEST_TRACE: u64 = 16 << 20;

@@ -1,4 +1,5 @@
-//! How a subject ends: what was started last ends first; it is asked to, then made to.
+//! How a subject ends: what was started last ends first; it is asked to, asked again, then made to.
+//! Servers that let open connections end first commonly stop at once when they are asked a second time.
 
 use std::{
     thread,
@@ -11,6 +12,9 @@ use super::process::Process;
 
 /// How often one looks whether a process has ended.
 const PAUSE: Duration = Duration::from_millis(5);
+
+/// After so long one asks again.
+const AGAIN: Duration = Duration::from_millis(300);
 
 /// What a process used over its life.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,13 +33,15 @@ pub struct Stopped {
     pub killed: bool,
 }
 
-/// Stops those that were started together: TERM, and KILL for what is still there after `patience`.
+/// Stops those that were started together: TERM, TERM again, and KILL for what is still there after `patience`.
 pub(super) fn together(processes: &[Process], patience: Duration) -> Vec<Stopped> {
     let peak = |process: &Process| process.inner.peak_memory().unwrap_or_default();
     let peaks: Vec<u64> = processes.iter().map(peak).collect();
     signal(processes, Signal::TERM);
-    wait(processes, patience);
-    let killed: Vec<bool> = processes.iter().map(|process| !process.gone()).collect();
+    wait(processes, patience.min(AGAIN));
+    signal(processes, Signal::TERM);
+    wait(processes, patience.saturating_sub(AGAIN));
+    let killed: Vec<bool> = processes.iter().map(|one| !one.gone()).collect();
     signal(processes, Signal::KILL);
     // A process that is killed ends, unless the kernel holds it: then nobody can help.
     wait(processes, Duration::from_secs(1));
@@ -51,8 +57,10 @@ pub(super) fn together(processes: &[Process], patience: Duration) -> Vec<Stopped
     stopped.collect()
 }
 
+/// To all that are still there.
 fn signal(processes: &[Process], signal: Signal) {
-    processes.iter().for_each(|process| process.signal(signal));
+    let left = processes.iter().filter(|process| !process.gone());
+    left.for_each(|process| process.signal(signal));
 }
 
 fn wait(processes: &[Process], patience: Duration) {

@@ -277,6 +277,15 @@ fn the_last_to_start_is_the_first_to_stop() {
 }
 
 #[test]
+fn a_server_that_drains_at_the_first_request_is_asked_again() {
+    let place = Place::new();
+    let script = "trap 'asked=$((asked + 1)); test $asked -lt 2 || exit 0' TERM; echo up; while :; do sleep 0.01; done";
+    let running = place.start(&plan(vec![daemon("server", script, &[log("up")])]));
+    let stopped = running.unwrap().stop(Duration::from_secs(60));
+    assert!(!stopped[0].killed);
+}
+
+#[test]
 fn what_does_not_end_when_asked_is_killed_with_its_children() {
     let place = Place::new();
     let script = "trap '' TERM; sh -c 'echo $$ > child; while :; do sleep 0.01; done' & wait";
