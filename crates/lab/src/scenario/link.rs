@@ -336,14 +336,12 @@ fn codel(entry: Reader<'_>) -> Option<Discipline> {
     })
 }
 
-/// Reads mahimahi's format: a millisecond a line, ascending.
+/// Reads mahimahi's format: a millisecond a line, not descending; empty lines and lines that begin with # are passed over.
 pub(crate) fn trace(name: &str, text: &str) -> Result<Vec<u64>, Wrong> {
     const ALLOWED: &str = "mahimahi's format: one whole number of milliseconds a line, not descending, the last above 0";
     let mut times = Vec::new();
-    for (number, line) in (1..)
-        .zip(text.lines())
-        .filter(|(_, line)| !line.trim().is_empty())
-    {
+    let said = |line: &str| !line.trim().is_empty() && !line.starts_with('#');
+    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| said(line)) {
         let wrong = || {
             Wrong::new(
                 format!("line {number} of {} does not fit", quoted(name)),

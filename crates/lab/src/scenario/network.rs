@@ -83,6 +83,10 @@ impl Drawing {
             self.broken = true;
             return;
         };
+        if name.eq_ignore_ascii_case("localhost") {
+            let what = "every host calls itself localhost";
+            entry.wrong("name", Wrong::new(what, "another name"));
+        }
         if self.places.insert(name.clone(), entry.table.at).is_some() {
             let what = format!("there are two nodes with the name {}", quoted(&name));
             entry.wrong(

@@ -441,7 +441,7 @@ fn directory() -> tempfile::TempDir {
         "name = 's'\n[[host]]\nname = 'client'\n[[host]]\nname = 'server'\n[[link]]\nends = ['client', 'server']\ntrace = 'cell.trace'\n\
         [[subject]]\nuse = 'piper'\nlabel = 'pipe-2'\nwith = { ports = [1, 2] }\n[[subject]]\nfile = 'other.toml'\n[[workload]]\nkind = 'download'\noctets = 1\n",
     );
-    write("cell.trace", "0\n0\n7\n12\n");
+    write("cell.trace", "# a cell\n0\n0\n\n7\n12\n");
     write("other.toml", "name = 'other'\n");
     write(
         "subjects/piper.toml",

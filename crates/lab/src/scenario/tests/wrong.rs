@@ -142,6 +142,11 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     ),
     (
         "name = \"client\"",
+        "name = \"localhost\"",
+        "host[0].name: every host calls itself localhost: another name",
+    ),
+    (
+        "name = \"client\"",
         "name = \"-\"",
         "host[0].name: \"-\" is not a name: up to 63 letters",
     ),
