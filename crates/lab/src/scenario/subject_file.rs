@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 pub(crate) use parameters::{KNOWN, Parameter};
 pub use places::Places;
 pub(crate) use resolve::Site;
+use serde::Serialize;
 
 use super::{
     complain::{Complaints, Wrong, meant, quoted},
@@ -59,6 +60,19 @@ pub struct Needs {
     pub version: Vec<String>,
 }
 
+/// A parameter of a subject, as `list` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ParameterLine {
+    /// Its name.
+    pub name: String,
+    /// Its value if a scenario does not set it.
+    pub default: String,
+    /// What it may be, if not anything of its kind.
+    pub allowed: Option<String>,
+    /// What it is for.
+    pub about: String,
+}
+
 impl SubjectFile {
     /// Parses a subject's file; `file` is its name in complaints.
     ///
@@ -101,17 +115,16 @@ impl SubjectFile {
         self.document.text()
     }
 
-    /// Names of its parameters, each with its default and what it is for, for `list`.
+    /// Its parameters, for `list`.
     #[must_use]
-    pub fn parameters(&self) -> Vec<(String, String, String)> {
-        let shown = |(name, parameter): (&String, &Parameter)| {
-            (
-                name.clone(),
-                parameter.default.text(),
-                parameter.about.clone(),
-            )
+    pub fn parameters(&self) -> Vec<ParameterLine> {
+        let line = |(name, parameter): (&String, &Parameter)| ParameterLine {
+            name: name.clone(),
+            default: parameter.default.text(),
+            allowed: parameter.allowed(),
+            about: parameter.about.clone(),
         };
-        self.parameters.iter().map(shown).collect()
+        self.parameters.iter().map(line).collect()
     }
 
     /// The value that a parameter takes if a scenario sets it to this one.

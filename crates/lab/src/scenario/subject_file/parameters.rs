@@ -66,26 +66,42 @@ impl Parameter {
     }
 
     fn range(&self, number: f64) -> Result<(), Wrong> {
-        let whole = matches!(self.default, Value::Number(default) if default.fract() == 0.0);
-        let (least, most) = (
-            self.min.unwrap_or(f64::NEG_INFINITY),
-            self.max.unwrap_or(f64::INFINITY),
-        );
-        if (!whole || number.fract() == 0.0) && (least..=most).contains(&number) {
+        let least = self.min.unwrap_or(f64::NEG_INFINITY);
+        let most = self.max.unwrap_or(f64::INFINITY);
+        if (!self.whole() || number.fract() == 0.0) && (least..=most).contains(&number) {
             return Ok(());
         }
+        let what = format!("{} is not possible", Value::Number(number).shown());
+        Err(Wrong::new(what, self.numbers()))
+    }
+
+    /// A number whose default is whole is whole.
+    fn whole(&self) -> bool {
+        matches!(self.default, Value::Number(default) if default.fract() == 0.0)
+    }
+
+    fn numbers(&self) -> String {
+        let kind = if self.whole() {
+            "a whole number"
+        } else {
+            "a number"
+        };
         let from = self.min.map(|min| format!(" from {min}"));
         let to = self.max.map(|max| format!(" to {max}"));
-        let kind = if whole { "a whole number" } else { "a number" };
-        let allowed = format!(
+        format!(
             "{kind}{}{}",
             from.unwrap_or_default(),
             to.unwrap_or_default()
-        );
-        Err(Wrong::new(
-            format!("{} is not possible", Value::Number(number).shown()),
-            allowed,
-        ))
+        )
+    }
+
+    /// What it may be, if not anything of its kind.
+    pub(super) fn allowed(&self) -> Option<String> {
+        if !self.one_of.is_empty() {
+            let names: Vec<String> = self.one_of.iter().map(Value::text).collect();
+            return Some(names.join(", "));
+        }
+        (self.min.is_some() || self.max.is_some()).then(|| self.numbers())
     }
 }
 
