@@ -1,15 +1,56 @@
 //! The emulator: links and routers in user space, between the TUN devices of network namespaces.
 //! `world` opens the TUNs, starts it and reads its counts; `calibrate` measures it.
 //!
-//! `network::Network` is the whole behaviour without a clock, a file or a thread; [`start`] drives one with a thread of its own.
+//! [`network::Network`] is the whole behaviour without a clock, a file or a thread; [`start`] drives one with a thread of its own.
 //!
 //! # Not in this room
 //! Namespaces, interfaces, addresses and routes of the hosts: `netns`.
 
-use std::{collections::BTreeMap, io, os::fd::OwnedFd, path::PathBuf};
+pub mod codel;
+mod driver;
+mod drops;
+mod health;
+pub mod icmp;
+pub mod jitter;
+pub mod lateness;
+pub mod link;
+pub mod loss;
+pub mod network;
+mod pace;
+pub mod packet;
+pub mod pcap;
+pub mod pool;
+mod priority;
+pub mod queue;
+pub mod random;
+pub mod rate;
+mod recorder;
+pub mod router;
+pub mod trace;
+pub mod watch;
 
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::OwnedFd,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Instant,
+};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use self::{
+    driver::{Control, Driver},
+    network::Network,
+    recorder::Recorder,
+};
 use crate::{
-    topology::{Addresses, Topology},
+    topology::{Addresses, NodeKind, Topology},
     trial::{EmulatorHealth, Keep, LinkCount},
 };
 
@@ -20,9 +61,9 @@ pub struct Port {
     pub node: String,
     /// The link.
     pub link: String,
-    /// A TUN device (`IFF_TUN | IFF_NO_PI`), open for reading and writing; it need not be non-blocking.
+    /// A TUN device (`IFF_TUN | IFF_NO_PI`), open for reading and writing; it is made non-blocking.
     pub fd: OwnedFd,
-    /// Whether it was opened with `IFF_VNET_HDR`: each packet begins with a `virtio_net_hdr`, and large ones are split.
+    /// Whether it was opened with `IFF_VNET_HDR`; such a one is refused until the emulator can split large packets.
     pub vnet: bool,
 }
 
@@ -39,29 +80,132 @@ pub struct Options {
 
 /// An emulator at work. Dropping it stops it.
 #[derive(Debug)]
-pub struct Running(());
+pub struct Running {
+    control: Arc<Control>,
+    thread: Option<JoinHandle<(Vec<LinkCount>, EmulatorHealth)>>,
+}
 
 /// Starts the emulator of `topology` on a thread of its own. Every end of a link at a host needs its port.
 ///
 /// # Errors
-/// A port that the topology does not have or that is missing, a file or a thread that cannot be made.
+/// A port that the topology does not have or that is missing, a topology that cannot be, a file or a thread that cannot be made.
 pub fn start(
     topology: &Topology,
     ports: Vec<Port>,
     addresses: &BTreeMap<String, Addresses>,
     options: &Options,
 ) -> io::Result<Running> {
-    let _ = (topology, ports, addresses, options);
-    Err(io::Error::other("the emulator is not built yet"))
+    let network = Network::new(topology, addresses, options.seed).map_err(invalid)?;
+    let ports = place(topology, ports).map_err(invalid)?;
+    let (base, epoch) = (Instant::now(), driver::epoch());
+    let recorder = Recorder::new(topology, &options.record, &options.directory, epoch)?;
+    let control = Arc::new(Control {
+        stop: AtomicBool::new(false),
+        begin: AtomicBool::new(false),
+        wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+    });
+    let driver = Driver::new(network, recorder, ports, Arc::clone(&control), base)?;
+    let thread = thread::Builder::new().name("emulator".to_owned());
+    let thread = thread.spawn(move || driver.run())?;
+    Ok(Running {
+        control,
+        thread: Some(thread),
+    })
+}
+
+fn invalid(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why)
+}
+
+/// Every port at `2 · link + end`.
+fn place(topology: &Topology, ports: Vec<Port>) -> Result<Vec<Option<OwnedFd>>, String> {
+    let mut placed: Vec<Option<OwnedFd>> = (0..2 * topology.links.len()).map(|_| None).collect();
+    for Port {
+        node,
+        link,
+        fd,
+        vnet,
+    } in ports
+    {
+        let found = topology.links.iter().position(|drawn| drawn.name == link);
+        let at = found.and_then(|at| {
+            let end = topology.links[at]
+                .ends
+                .iter()
+                .position(|end| *end == node)?;
+            Some(2 * at + end)
+        });
+        let at = at.ok_or_else(|| format!("no link {link} ends at {node}"))?;
+        if vnet {
+            return Err(format!(
+                "the TUN of {node} at {link} has IFF_VNET_HDR: open it without"
+            ));
+        }
+        if placed[at].replace(fd).is_some() {
+            return Err(format!("link {link} has two TUNs at {node}"));
+        }
+    }
+    complete(topology, &placed).map(|()| placed)
+}
+
+fn complete(topology: &Topology, placed: &[Option<OwnedFd>]) -> Result<(), String> {
+    let is_host = |name: &String| {
+        let mut hosts = topology
+            .nodes
+            .iter()
+            .filter(|node| node.kind == NodeKind::Host);
+        hosts.any(|node| node.name == *name)
+    };
+    let ends = topology
+        .links
+        .iter()
+        .flat_map(|link| link.ends.iter().map(move |end| (link, end)));
+    for ((link, end), fd) in ends.zip(placed) {
+        if is_host(end) != fd.is_some() {
+            let what = if fd.is_some() {
+                "a router has a TUN"
+            } else {
+                "a host has no TUN"
+            };
+            return Err(format!("{what}: {end} at link {}", link.name));
+        }
+    }
+    Ok(())
 }
 
 impl Running {
     /// The first workload begins: health is recorded from now on, what was before is forgotten.
-    pub fn begin(&self) {}
+    pub fn begin(&self) {
+        self.control.begin.store(true, Ordering::Release);
+        self.wake();
+    }
 
     /// Stops, and says what happened on every direction of every link since the start, and how well promises were kept since `begin`.
     #[must_use]
-    pub fn stop(self) -> (Vec<LinkCount>, EmulatorHealth) {
-        (Vec::new(), EmulatorHealth::default())
+    pub fn stop(mut self) -> (Vec<LinkCount>, EmulatorHealth) {
+        self.end().unwrap_or_else(|| {
+            let health = EmulatorHealth {
+                own_drops: u64::from(u32::MAX),
+                ..EmulatorHealth::default()
+            };
+            (Vec::new(), health)
+        })
+    }
+
+    fn end(&mut self) -> Option<(Vec<LinkCount>, EmulatorHealth)> {
+        let thread = self.thread.take()?;
+        self.control.stop.store(true, Ordering::Release);
+        self.wake();
+        thread.join().ok()
+    }
+
+    fn wake(&self) {
+        rustix::io::write(&self.control.wake, &1_u64.to_ne_bytes()).ok();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end();
     }
 }

@@ -170,7 +170,7 @@ pub struct EmulatorHealth {
     pub late_us_max: f64,
     /// Packets released.
     pub released: u64,
-    /// Packets that the emulator itself lost (a full TUN, its memory limit): must be 0.
+    /// Packets that the emulator itself lost (a full TUN, its memory limit) or could not record (a full or slow disk): must be 0.
     pub own_drops: u64,
     /// Times that the emulator was not scheduled for more than a millisecond.
     pub stalls: u64,

@@ -1,0 +1,338 @@
+//! The emulator's thread: reads TUNs, moves the network, writes TUNs at the right moment. `start` makes it.
+//!
+//! Packets are read in small batches, port by port, and what is due is released between them, so that no port and no release waits long.
+//! It sleeps in `epoll_pwait2` until a packet comes or shortly before the next release, and spins from there on as far as [`Pace`] allows.
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Instant, SystemTime},
+};
+
+use rustix::{
+    event::{Timespec, epoll},
+    io::Errno,
+    time::{ClockId, clock_gettime},
+};
+
+use super::{
+    health::{self, Machine},
+    lateness::Lateness,
+    network::{Delivery, Network},
+    pace::Pace,
+    priority,
+    recorder::Recorder,
+    watch::Watch,
+};
+use crate::trial::{EmulatorHealth, LinkCount};
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000_000;
+/// Packets read from a port before others have their turn.
+const READ_BATCH: usize = 16;
+/// Packets released before ports are read again.
+const RELEASE_BATCH: usize = 64;
+/// Ports that one `epoll_wait` tells of.
+const EVENTS: usize = 64;
+/// It wakes up so long before a release.
+const SPIN: u64 = 60 * US;
+/// It wakes up at least so often.
+const LONGEST_SLEEP: u64 = 100 * MS;
+/// Not to have been scheduled for so long is a stall.
+const STALL: u64 = MS;
+/// Records are handed to the writer at least so often.
+const FLUSH: u64 = 500 * MS;
+/// The largest IP packet.
+const LARGEST: usize = 65_535;
+/// What the wake-up descriptor is in epoll's answers.
+const WAKE: u64 = u64::MAX;
+
+/// What others tell the thread.
+#[derive(Debug)]
+pub(super) struct Control {
+    pub(super) stop: AtomicBool,
+    pub(super) begin: AtomicBool,
+    /// Readable when there is something new.
+    pub(super) wake: OwnedFd,
+}
+
+/// The thread's state.
+#[derive(Debug)]
+pub(super) struct Driver {
+    network: Network,
+    recorder: Recorder,
+    /// The TUN of each port (`2 · link + end`), where it is a host's.
+    ports: Vec<Option<OwnedFd>>,
+    epoll: OwnedFd,
+    control: Arc<Control>,
+    base: Instant,
+    pace: Pace,
+    lateness: Lateness,
+    stalls: u64,
+    flushed: u64,
+    /// When health began to be recorded: own drops, processor time and the machine's state then.
+    since: (u64, f64, Machine),
+    real_time: bool,
+    scratch: Vec<u8>,
+}
+
+/// Nanoseconds since 1970.
+pub(super) fn epoch() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| {
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    })
+}
+
+impl Driver {
+    pub(super) fn new(
+        network: Network,
+        recorder: Recorder,
+        ports: Vec<Option<OwnedFd>>,
+        control: Arc<Control>,
+        base: Instant,
+    ) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (port, fd) in ports.iter().enumerate() {
+            if let Some(fd) = fd {
+                rustix::io::ioctl_fionbio(fd, true)?;
+                epoll::add(
+                    &epoll,
+                    fd,
+                    epoll::EventData::new_u64(port as u64),
+                    epoll::EventFlags::IN,
+                )?;
+            }
+        }
+        epoll::add(
+            &epoll,
+            &control.wake,
+            epoll::EventData::new_u64(WAKE),
+            epoll::EventFlags::IN,
+        )?;
+        Ok(Self {
+            network,
+            recorder,
+            ports,
+            epoll,
+            control,
+            base,
+            pace: Pace::default(),
+            lateness: Lateness::default(),
+            stalls: 0,
+            flushed: 0,
+            since: (0, 0.0, Machine::default()),
+            real_time: false,
+            scratch: vec![0; LARGEST],
+        })
+    }
+
+    /// Works until it is stopped.
+    pub(super) fn run(mut self) -> (Vec<LinkCount>, EmulatorHealth) {
+        self.real_time = priority::ask();
+        self.begin();
+        let mut events = Vec::with_capacity(EVENTS);
+        let mut woke = self.now();
+        while !self.control.stop.load(Ordering::Acquire) {
+            if self.control.begin.swap(false, Ordering::AcqRel) {
+                self.begin();
+            }
+            self.work(&events);
+            let done = self.now();
+            self.note_gap(done.saturating_sub(woke));
+            woke = self.wait(done, &mut events);
+        }
+        self.finish()
+    }
+
+    /// Health is recorded from now on.
+    fn begin(&mut self) {
+        self.lateness = Lateness::default();
+        self.stalls = 0;
+        self.since = (self.network.own_drops(), cpu(), Machine::now());
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.base.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// One round: what is due is released, and each port that has something is read.
+    fn work(&mut self, events: &[epoll::Event]) {
+        self.release();
+        for event in events {
+            match event.data.u64() {
+                WAKE => self.drain_wake(),
+                port => self.read(usize::try_from(port).unwrap_or(usize::MAX)),
+            }
+            self.release();
+        }
+        if self.recorder.is_active() {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        let now = self.now();
+        if now.saturating_sub(self.flushed) >= FLUSH {
+            self.flushed = now;
+            self.recorder.flush();
+        }
+    }
+
+    fn drain_wake(&self) {
+        let mut count = [0; 8];
+        rustix::io::read(&self.control.wake, &mut count).ok();
+    }
+
+    fn release(&mut self) {
+        let mut now = self.now();
+        for _ in 0..RELEASE_BATCH {
+            let Some(delivery) = self.network.poll(now, &mut self.recorder) else {
+                return;
+            };
+            now = self.now();
+            self.lateness.record(now.saturating_sub(delivery.due));
+            self.deliver(now, delivery);
+        }
+    }
+
+    /// A write either takes the whole packet or nothing.
+    fn deliver(&mut self, now: u64, delivery: Delivery) {
+        let port = self.ports.get(delivery.port).and_then(Option::as_ref);
+        let written = port.is_some_and(|fd| write(fd, &delivery.packet));
+        if written {
+            self.recorder
+                .left(now, delivery.direction, &delivery.packet);
+            self.network.recycle(delivery.packet);
+        } else {
+            self.network.refused(now, delivery, &mut self.recorder);
+        }
+    }
+
+    fn read(&mut self, port: usize) {
+        for _ in 0..READ_BATCH {
+            let Some(Some(fd)) = self.ports.get(port) else {
+                return;
+            };
+            match rustix::io::read(fd, &mut self.scratch[..]) {
+                Ok(0) | Err(Errno::AGAIN) => return,
+                Ok(size) => {
+                    let now = self.now();
+                    self.network
+                        .arrive(now, port, &self.scratch[..size], &mut self.recorder);
+                }
+                Err(Errno::INTR) => {}
+                // The device is gone or down for good: not to be woken by it over and over again.
+                Err(_) => {
+                    epoll::delete(&self.epoll, fd).ok();
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Sleeps until there is something to do; says when it woke up.
+    fn wait(&mut self, now: u64, events: &mut Vec<epoll::Event>) -> u64 {
+        let next = self.network.next_release();
+        let ahead = next
+            .map_or(LONGEST_SLEEP, |next| next.saturating_sub(now))
+            .min(LONGEST_SLEEP);
+        let spins = ahead > 0 && ahead <= SPIN && self.pace.may_spin();
+        let timeout = match (self.pace.nap(), spins) {
+            (Some(nap), _) if self.real_time => return self.nap(now, nap, events),
+            (_, true) => 0,
+            (_, false) if self.pace.may_spin() => ahead.saturating_sub(SPIN),
+            (_, false) => ahead,
+        };
+        self.sleep(timeout, events);
+        let woke = self.now();
+        let slept = woke.saturating_sub(now);
+        match (timeout, spins && events.is_empty()) {
+            (0, true) => self.pace.spun(slept),
+            (0, false) => self.pace.worked(slept),
+            _ => self.pace.rested(slept),
+        }
+        if timeout > 0 && slept.saturating_sub(timeout) > STALL {
+            self.stalls += 1;
+        }
+        woke
+    }
+
+    fn nap(&mut self, now: u64, nap: u64, events: &mut Vec<epoll::Event>) -> u64 {
+        std::thread::sleep(std::time::Duration::from_nanos(nap));
+        let woke = self.now();
+        self.pace.rested(woke.saturating_sub(now));
+        if woke.saturating_sub(now) > nap + STALL {
+            self.stalls += 1;
+        }
+        self.sleep(0, events);
+        woke
+    }
+
+    fn sleep(&self, timeout: u64, events: &mut Vec<epoll::Event>) {
+        events.clear();
+        let timeout = Timespec {
+            tv_sec: 0,
+            tv_nsec: i64::try_from(timeout).unwrap_or(0),
+        };
+        epoll::wait(
+            &self.epoll,
+            rustix::buffer::spare_capacity(events),
+            Some(&timeout),
+        )
+        .ok();
+    }
+
+    /// A round took so long. It has a bounded number of calls: if it was longer than a stall, somebody else had the core.
+    fn note_gap(&mut self, ns: u64) {
+        self.pace.worked(ns);
+        self.stalls += u64::from(ns > STALL * 2);
+    }
+
+    fn finish(self) -> (Vec<LinkCount>, EmulatorHealth) {
+        let (drops, cpu_before, machine) = self.since;
+        let (load, steal) = machine.until_now();
+        let mut health = EmulatorHealth {
+            late_us_p50: self.lateness.quantile_us(0.5),
+            late_us_p99: self.lateness.quantile_us(0.99),
+            late_us_max: self.lateness.max_us(),
+            released: self.lateness.count(),
+            own_drops: self.network.own_drops() - drops,
+            stalls: self.stalls,
+            cpu_s: cpu() - cpu_before,
+            real_time: self.real_time,
+            load,
+            steal,
+        };
+        let unrecorded = self.recorder.finish();
+        if unrecorded > 0 {
+            tracing::warn!(
+                unrecorded,
+                "captures are incomplete: the disk is full or too slow"
+            );
+        }
+        health.own_drops += unrecorded;
+        (self.network.counts(), health::rounded(health))
+    }
+}
+
+/// Whether the device took the packet. A full queue (EAGAIN, ENOBUFS) or one that is down did not.
+fn write(fd: &OwnedFd, packet: &[u8]) -> bool {
+    loop {
+        match rustix::io::write(fd.as_fd(), packet) {
+            Ok(size) => return size == packet.len(),
+            Err(Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Seconds of processor time of the calling thread.
+fn cpu() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
