@@ -52,55 +52,22 @@ fn print(transfer: &Transfer) -> io::Result<()> {
 /// # Errors
 /// Those of `out`.
 pub async fn run(order: &Order, out: &mut dyn FnMut(Transfer) -> io::Result<()>) -> io::Result<()> {
-    match &order.plan.kind {
-        Kind::Download(bulk) => bulk::run(order, bulk, false, out).await,
-        Kind::Upload(bulk) => bulk::run(order, bulk, true, out).await,
+    match order.plan.kind.clone() {
+        Kind::Download(bulk) => bulk::run(order, &bulk, false, out).await,
+        Kind::Upload(bulk) => bulk::run(order, &bulk, true, out).await,
         Kind::Request {
             request,
             response,
             count,
             pause,
-        } => bulk::rounds(order, ([*request, *response], *count, *pause), out).await,
-        Kind::Schedule { choices, count } => bulk::schedule(order, choices, *count, out).await,
+        } => bulk::rounds(order, ([request, response], count, pause), out).await,
+        Kind::Schedule { choices, count } => bulk::schedule(order, &choices, count, out).await,
         Kind::UdpEcho {
             size,
             count,
             interval,
-        } => udp::echo(order, udp::echoes(*size, *count, *interval), out).await,
-        Kind::UdpRate {
-            size,
-            rate,
-            time,
-            down,
-        } => {
-            let (size, rate, time, down) = (*size, *rate, *time, *down);
-            udp::rate(
-                order,
-                udp::Rate {
-                    size,
-                    rate,
-                    time,
-                    down,
-                },
-                out,
-            )
-            .await
-        }
-        Kind::Http {
-            version,
-            octets,
-            count,
-            parallel,
-            fresh,
-        } => {
-            let fetches = http::Fetches {
-                version: *version,
-                octets: *octets,
-                count: *count,
-                parallel: *parallel,
-                fresh: *fresh,
-            };
-            http::run(order, fetches, out).await
-        }
+        } => udp::echo(order, udp::echoes(size, count, interval), out).await,
+        Kind::UdpRate { .. } => udp::rate(order, out).await,
+        Kind::Http { .. } => http::run(order, out).await,
     }
 }

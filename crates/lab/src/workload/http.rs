@@ -22,7 +22,7 @@ use tokio::{
 
 use self::{body::Check, connection::Connection};
 use super::{
-    Order, Transfer, TransferError, bulk::Out, door::Token, random::Random, record::Record,
+    Kind, Order, Transfer, TransferError, bulk::Out, door::Token, random::Random, record::Record,
     trouble::Fault,
 };
 
@@ -40,21 +40,46 @@ const WAITING: usize = 16;
 
 /// What is fetched.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Fetches {
+struct Fetches {
     /// 1, 2 or 3.
-    pub(crate) version: u8,
+    version: u8,
     /// Octets of each body.
-    pub(crate) octets: u64,
+    octets: u64,
     /// How many.
-    pub(crate) count: u32,
+    count: u32,
     /// How many at once.
-    pub(crate) parallel: u16,
+    parallel: u16,
     /// Whether each has a connection of its own.
-    pub(crate) fresh: bool,
+    fresh: bool,
+}
+
+impl Fetches {
+    fn of(kind: &Kind) -> Option<Self> {
+        let Kind::Http {
+            version,
+            octets,
+            count,
+            parallel,
+            fresh,
+        } = *kind
+        else {
+            return None;
+        };
+        Some(Self {
+            version,
+            octets,
+            count,
+            parallel,
+            fresh,
+        })
+    }
 }
 
 /// Fetches all.
-pub(crate) async fn run(order: &Order, fetches: Fetches, out: Out<'_>) -> io::Result<()> {
+pub(crate) async fn run(order: &Order, out: Out<'_>) -> io::Result<()> {
+    let Some(fetches) = Fetches::of(&order.plan.kind) else {
+        return Ok(());
+    };
     let qlog = match start_qlog(order.qlog.as_deref()) {
         Ok(qlog) => qlog,
         Err(error) => return out(no_qlog(order, &error)),

@@ -99,7 +99,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Opens the ports on all addresses; port 0 takes any. Needs a runtime.
+    /// Opens the ports on all addresses; port 0 takes any. HTTP/3 connections are recorded in `qlog`. Needs a runtime.
     ///
     /// # Errors
     /// The operating system's, or no certificate can be made.

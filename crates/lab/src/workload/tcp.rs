@@ -1,5 +1,5 @@
 //! The transfer protocol over a connection: reading and writing with stall limits, and the client's half.
-//! `bulk`, `rounds` and `schedule` are heads for [`exchange`]; `server` uses the same readers and writers.
+//! `bulk` makes the heads for [`exchange`]; `server` uses the same readers and writers.
 
 use std::{io, time::Duration};
 

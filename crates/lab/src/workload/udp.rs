@@ -35,61 +35,47 @@ const STRAGGLERS: Duration = Duration::from_millis(1500);
 /// The first wait for an answer to a question; doubled each time up to a second.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
 
-/// What is sent at a constant rate.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rate {
-    /// Octets of each datagram.
-    pub(crate) size: u16,
-    /// Bits per second.
-    pub(crate) rate: u64,
-    /// For so long.
-    pub(crate) time: Duration,
-    /// From the server.
-    pub(crate) down: bool,
-}
-
-impl Rate {
-    fn stream(self) -> Stream {
-        let size = self.size.max(SMALLEST);
-        let rate = u128::from(self.rate.max(1));
-        let interval = (u128::from(size) * 8 * 1_000_000_000 / rate).max(1);
-        let count = (self.time.as_nanos() / interval).clamp(1, u128::from(Stream::MOST));
-        Stream {
-            size,
-            count: u32::try_from(count).unwrap_or(Stream::MOST),
-            interval: u64::try_from(interval).unwrap_or(u64::MAX),
-        }
+/// How many datagrams of which size make a rate for a time.
+fn stream(size: u16, rate: u64, time: Duration) -> Stream {
+    let size = size.max(SMALLEST);
+    let interval = (u128::from(size) * 8 * 1_000_000_000 / u128::from(rate.max(1))).max(1);
+    let count = (time.as_nanos() / interval).clamp(1, u128::from(Stream::MOST));
+    Stream {
+        size,
+        count: u32::try_from(count).unwrap_or(Stream::MOST),
+        interval: u64::try_from(interval).unwrap_or(u64::MAX),
     }
 }
 
 /// Sends at a constant rate, or receives.
-pub(crate) async fn rate(order: &Order, rate: Rate, out: Out<'_>) -> io::Result<()> {
-    let stream = rate.stream();
+pub(crate) async fn rate(order: &Order, out: Out<'_>) -> io::Result<()> {
+    let super::Kind::UdpRate {
+        size,
+        rate,
+        time,
+        down,
+    } = order.plan.kind
+    else {
+        return Ok(());
+    };
+    let stream = stream(size, rate, time);
     let octets = u64::from(stream.count) * u64::from(stream.size);
-    let asked = if rate.down { [0, octets] } else { [octets, 0] };
+    let asked = if down { [0, octets] } else { [octets, 0] };
     let mut record = Record::start(asked);
-    let limit = order.plan.timeout.saturating_add(rate.time);
+    let limit = order.plan.timeout.saturating_add(time);
     let running = async {
         let session = Session::open(order, &mut record).await?;
-        let (purpose, run) = match rate.down {
-            true => (Hello::Send(stream), Direction::Down),
-            false => (Hello::Receive(stream), Direction::Up),
-        };
-        session.greet(purpose, &mut record).await?;
-        match run {
-            Direction::Up => session.send(stream, &mut record).await,
-            Direction::Down => session.receive(stream, &mut record).await,
+        if down {
+            session.greet(Hello::Send(stream), &mut record).await?;
+            return session.receive(stream, &mut record).await;
         }
+        session.greet(Hello::Receive(stream), &mut record).await?;
+        session.send(stream, &mut record).await
     };
     let outcome = timeout(limit, running)
         .await
         .unwrap_or_else(|_| Err(late(limit)));
     out(record.transfer(order, 1, 1, outcome))
-}
-
-enum Direction {
-    Up,
-    Down,
 }
 
 fn late(limit: Duration) -> TransferError {

@@ -30,6 +30,13 @@ proptest! {
     }
 
     #[test]
+    fn no_octets_make_a_verdict_fail(octets in proptest::collection::vec(any::<u8>(), 0..200)) {
+        if let Ok(verdict) = Verdict::parse(&octets) {
+            prop_assert!(verdict.passed.deciles.len() <= 9 && verdict.passed.partial.len() <= 9);
+        }
+    }
+
+    #[test]
     fn frames_are_understood_however_they_are_cut(sizes in proptest::collection::vec(1_u64..5000, 0..8), cut in 1_usize..700) {
         let octets = stream(3, &sizes);
         let mut receiver = Receiver::new(u64::MAX);
