@@ -117,9 +117,11 @@ fn acknowledgements(client: &Hooks, server: &Hooks) -> [u64; 2] {
 
 #[test]
 fn without_hooks_nothing_is_wrapped() {
-    assert!(Hooks::default().is_empty());
-    assert!(!after(1).is_empty());
-    assert!(!watching(&Arc::default()).is_empty());
+    let inner = pair::server_crypto();
+    let with = |hooks: &Hooks| hooks.server(Arc::clone(&inner), "far");
+    assert!(Arc::ptr_eq(&with(&Hooks::default()), &inner));
+    assert!(!Arc::ptr_eq(&with(&after(1)), &inner));
+    assert!(!Arc::ptr_eq(&with(&watching(&Arc::default())), &inner));
 }
 
 #[test]

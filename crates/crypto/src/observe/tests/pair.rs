@@ -12,7 +12,10 @@ use quinn_proto::{
     ClientConfig, Connection, ConnectionHandle, ConnectionStats, DatagramEvent, Endpoint,
     EndpointConfig, Event, ServerConfig, TransportConfig,
     congestion::CubicConfig,
-    crypto::rustls::{QuicClientConfig, QuicServerConfig},
+    crypto::{
+        self,
+        rustls::{QuicClientConfig, QuicServerConfig},
+    },
 };
 
 use crate::{ALPN_H3, Certificates, Identity, Trust, client_tls, observe::Hooks, server_tls};
@@ -65,12 +68,22 @@ fn transport() -> Arc<TransportConfig> {
     Arc::new(config)
 }
 
+/// A server's cryptography that nothing is hooked into.
+pub(crate) fn server_crypto() -> Arc<dyn crypto::ServerConfig> {
+    let made = Identity::generate(&["relay.example".to_owned()]).unwrap();
+    let identity = Identity::from_pem(made.certificate.as_bytes(), made.key.as_bytes()).unwrap();
+    server_of(&identity)
+}
+
+fn server_of(identity: &Identity) -> Arc<dyn crypto::ServerConfig> {
+    let tls = server_tls(Certificates::new(identity).unwrap(), &[ALPN_H3]).unwrap();
+    Arc::new(QuicServerConfig::try_from(tls).unwrap())
+}
+
 fn configs(client: &Hooks, server: &Hooks) -> (ClientConfig, ServerConfig) {
     let made = Identity::generate(&["relay.example".to_owned()]).unwrap();
     let identity = Identity::from_pem(made.certificate.as_bytes(), made.key.as_bytes()).unwrap();
-    let tls = server_tls(Certificates::new(&identity).unwrap(), &[ALPN_H3]).unwrap();
-    let far = Arc::new(QuicServerConfig::try_from(tls).unwrap());
-    let mut far = ServerConfig::with_crypto(server.server(far, "far"));
+    let mut far = ServerConfig::with_crypto(server.server(server_of(&identity), "far"));
     far.transport_config(transport());
     let tls = client_tls(&Trust::Pins(vec![identity.pin()]), &[ALPN_H3]).unwrap();
     let near = Arc::new(QuicClientConfig::try_from(tls).unwrap());
