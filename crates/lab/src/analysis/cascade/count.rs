@@ -25,6 +25,8 @@ pub(super) struct Counts {
     setup: usize,
     /// End-to-end packets with stream data.
     data_packets: usize,
+    /// End-to-end packets that no datagram carried.
+    in_streams: usize,
     /// ACK frames of each tunnel.
     ack_frames: Vec<usize>,
     /// Octets that each tunnel adds to what it carries.
@@ -97,9 +99,12 @@ impl Counts {
         carriers
     }
 
-    /// The end-to-end connection as it would be without tunnels: what was never carried does not count.
+    /// The end-to-end connection as it would be without tunnels. A packet that no datagram carried went over a stream of the last tunnel (as a
+    /// capsule, RFC 9297 §3), or was dropped before it was sent: it counts, but is in no acknowledging packet.
     fn inner(&mut self, packets: &[Packet], contents: &[Content], known: &[Known], headers: usize) {
+        let mut carried = vec![false; packets.len()];
         for content in contents.iter().filter(|content| content.count > 0) {
+            carried[content.packets()].fill(true);
             let octets = size(packets, *content) + headers;
             self.inner += octets;
             let joined = join(*content, known);
@@ -108,6 +113,14 @@ impl Counts {
             } else {
                 joined.acks
             };
+        }
+        let others = packets
+            .iter()
+            .zip(&carried)
+            .filter(|(_, carried)| !**carried);
+        for (packet, _) in others {
+            self.inner += packet.size + headers;
+            self.in_streams += 1;
         }
         let has_data = |packet: &&Packet| packet.data && packet.frames.contains(&Frame::Stream);
         self.data_packets += packets.iter().filter(has_data).count();
@@ -201,6 +214,7 @@ impl Counts {
             ("ack_only_packets", self.ack_packets as f64),
             ("setup_octets", self.setup as f64),
             ("data_packets", self.data_packets as f64),
+            ("packets_in_streams", self.in_streams as f64),
             ("unmatched_share", self.unmatched_share()),
         ];
         let fixed = fixed

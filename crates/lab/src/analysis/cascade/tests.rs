@@ -282,8 +282,27 @@ fn packets_that_overtook_each_other_and_lost_ones_are_still_matched() {
     let figures = analysed(&on_the_link(&tunnel), &logs);
     assert_figures(
         &figures,
-        &[("ack_only_packets", 299.0), ("unmatched_share", 0.0)],
+        &[
+            ("ack_only_packets", 299.0),
+            ("packets_in_streams", 1.0),
+            ("unmatched_share", 0.0),
+        ],
     );
+}
+
+#[test]
+fn a_packet_that_came_over_a_stream_of_the_tunnel_is_no_overhead() {
+    let inner: [Sent<'_>; 2] = [(In, 1000, &[DATA]), (In, 1200, &[DATA])];
+    // The second one as a capsule in a STREAM frame.
+    let tunnel: [Sent<'_>; 2] = [(In, 1032, &[around(1000)]), (In, 1240, &[DATA])];
+    let logs = [qlog("hop1", &tunnel), qlog("h3", &inner)];
+    let figures = analysed(&on_the_link(&tunnel), &logs);
+    let (total, alone) = (1060.0 + 1268.0, 1028.0 + 1228.0);
+    let expected = [
+        ("overhead_share", (total - alone) / total),
+        ("packets_in_streams", 1.0),
+    ];
+    assert_figures(&figures, &expected);
 }
 
 #[test]
