@@ -10,6 +10,10 @@ use crate::{socket::overhead, unlimited::Unlimited};
 /// The smallest UDP payload that QUIC works with (RFC 9000 §14).
 pub(crate) const LEAST_MTU: usize = 1200;
 
+/// A queue that overflows may look as if the path had begun to drop large packets (RFC 8899 §4.3): the connection goes back to the least size.
+/// After so long it looks for the right one again, at both ends of a hop. In between, what a tunnel carries does not fit into its datagrams.
+pub const MTU_SUSPENDED: Duration = Duration::from_millis(100);
+
 /// Which congestion controller a connection has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Congestion {
@@ -103,7 +107,10 @@ impl Config {
         let mtu = |octets: usize| u16::try_from(octets).unwrap_or(u16::MAX);
         let mut discovery = MtuDiscoveryConfig::default();
         // Both ends look for the exact limit: what the client's end reports as carried comes back, too.
-        discovery.upper_bound(mtu(largest)).minimum_change(1);
+        discovery
+            .upper_bound(mtu(largest))
+            .minimum_change(1)
+            .black_hole_cooldown(MTU_SUSPENDED);
         transport
             .initial_mtu(mtu(initial))
             .mtu_discovery_config(Some(discovery));

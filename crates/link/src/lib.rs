@@ -14,5 +14,5 @@ pub mod server;
 mod socket;
 mod unlimited;
 
-pub use config::{Config, Congestion};
+pub use config::{Config, Congestion, MTU_SUSPENDED};
 pub use dial::{Dialer, Link, Peer, QuicLink, TlsLink};

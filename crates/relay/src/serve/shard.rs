@@ -11,6 +11,7 @@ use std::{
 
 use hoplite_crypto::{ALPN_H2, ALPN_H3, ALPN_HTTP1, Certificates, observe::Hooks, server_tls};
 use hoplite_link::{
+    MTU_SUSPENDED,
     quic::{MtuDiscoveryConfig, TransportConfig, VarInt},
     server::{self, Bound, BoundShard, Secrets},
 };
@@ -149,7 +150,9 @@ async fn run(shards: Vec<BoundShard>, keys: Keys, shared: Arc<Shared>, alive: Al
 fn transport(limits: &Limits) -> TransportConfig {
     let mut config = TransportConfig::default();
     let mut discovery = MtuDiscoveryConfig::default();
-    discovery.minimum_change(1);
+    discovery
+        .minimum_change(1)
+        .black_hole_cooldown(MTU_SUSPENDED);
     config
         .mtu_discovery_config(Some(discovery))
         .max_concurrent_bidi_streams(streams::at_first(limits))
