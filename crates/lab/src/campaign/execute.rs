@@ -4,6 +4,7 @@ use super::interrupt::Stop;
 use crate::{
     errors::Failure,
     trial::{Report, Trial},
+    world,
 };
 
 /// Carries attempts out.
@@ -20,11 +21,7 @@ pub(crate) trait Execute {
 pub(crate) struct World;
 
 impl Execute for World {
-    fn run(&mut self, trial: &Trial, _stop: &Stop) -> Result<Report, Failure> {
-        Err(Failure::new(
-            format!("running {}", trial.key.scenario),
-            "not built yet",
-            "wait",
-        ))
+    fn run(&mut self, trial: &Trial, stop: &Stop) -> Result<Report, Failure> {
+        world::spawn_until(trial, &|| stop.is_set())
     }
 }

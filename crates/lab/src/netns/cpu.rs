@@ -2,6 +2,9 @@
 
 use std::{collections::HashMap, fs, time::Duration};
 
+/// `USER_HZ`: what the kernel counts in `/proc` in, on all architectures but two that are gone.
+const TICKS: u64 = 100;
+
 /// Processor time of a living process, all its threads.
 #[must_use]
 pub fn of(pid: u32) -> Option<Duration> {
@@ -19,7 +22,7 @@ pub fn of(pid: u32) -> Option<Duration> {
     (result == 0).then(|| Duration::new(seconds, nanos))
 }
 
-/// Processor time of all living processes by process group: what a daemon's helpers use counts as its own.
+/// Processor time by process group: of all that live, and of their children that ended, for what a daemon's helpers use counts as its own.
 /// Empty where `/proc` does not show this pid namespace.
 #[must_use]
 pub fn by_group() -> HashMap<u32, Duration> {
@@ -28,8 +31,8 @@ pub fn by_group() -> HashMap<u32, Duration> {
         return groups;
     }
     for pid in pids() {
-        if let (Some(group), Some(time)) = (group_of(pid), of(pid)) {
-            *groups.entry(group).or_default() += time;
+        if let (Some((group, ended)), Some(time)) = (group_of(pid), of(pid)) {
+            *groups.entry(group).or_default() += time + ended;
         }
     }
     groups
@@ -60,11 +63,19 @@ pub(crate) fn pids() -> Vec<u32> {
         .collect()
 }
 
-/// The fifth field of `/proc/PID/stat`; the second may contain anything, in brackets.
-fn group_of(pid: u32) -> Option<u32> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+/// The process group, and the time of children that ended and were waited for.
+fn group_of(pid: u32) -> Option<(u32, Duration)> {
+    parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// proc_pid_stat(5): the fifth field, and the sum of the sixteenth and seventeenth; the second may contain anything, in brackets.
+fn parse(stat: &str) -> Option<(u32, Duration)> {
     let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_whitespace().nth(2)?.parse().ok()
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+    let ticks = field(16)? + field(17)?;
+    let group = u32::try_from(field(5)?).ok()?;
+    Some((group, Duration::from_millis(ticks * 1000 / TICKS)))
 }
 
 #[cfg(test)]
@@ -76,7 +87,13 @@ mod tests {
         let pid = std::process::id();
         assert!(of(pid).unwrap() > Duration::ZERO);
         assert!(peak_memory(pid).unwrap() > 100_000);
-        assert!(group_of(pid).unwrap() > 0);
+        assert!(group_of(pid).unwrap().0 > 0);
+    }
+
+    #[test]
+    fn a_program_may_be_named_as_it_likes() {
+        let stat = "7 (a) b) S 1 6 5 0 -1 4194560 1 2 3 4 11 12 13 14 20 0 1 0 9";
+        assert_eq!(parse(stat), Some((6, Duration::from_millis(270))));
     }
 
     #[test]

@@ -159,7 +159,7 @@ fn end(
         name: name.to_owned(),
         host: host.to_owned(),
         cpu_s: after.since(before, place),
-        life_cpu_s: 0.0,
+        life_cpu_s: after.at(place).as_secs_f64(),
         peak_memory: 0,
     };
     let mut processes: Vec<ProcessUse> = subject.daemons().enumerate().map(own).collect();
@@ -175,7 +175,8 @@ fn end(
         }
         let same = |one: &&mut ProcessUse| one.name == stopped.name;
         if let Some(one) = processes.iter_mut().find(same) {
-            one.life_cpu_s = stopped.life_cpu.as_secs_f64();
+            // The kernel counts for it only those helpers that it waited for.
+            one.life_cpu_s = one.life_cpu_s.max(stopped.life_cpu.as_secs_f64());
             one.peak_memory = stopped.peak_memory;
         }
     }

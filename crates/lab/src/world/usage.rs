@@ -23,8 +23,14 @@ impl Snapshot {
 
     /// Seconds that the process in that place has used since `before`.
     pub(super) fn since(&self, before: &Self, place: usize) -> f64 {
-        let at = |snapshot: &Self| snapshot.0.get(place).copied().unwrap_or_default();
-        at(self).saturating_sub(at(before)).as_secs_f64()
+        self.at(place)
+            .saturating_sub(before.at(place))
+            .as_secs_f64()
+    }
+
+    /// What the process in that place has used over its life.
+    pub(super) fn at(&self, place: usize) -> Duration {
+        self.0.get(place).copied().unwrap_or_default()
     }
 }
 
