@@ -9,8 +9,17 @@ use std::{
 use super::document::LONGEST;
 
 /// Built-in scenarios, in the order of `list`.
-pub(crate) const SCENARIOS: [(&str, &str); 1] =
-    [("smoke", include_str!("../../../../scenarios/smoke.toml"))];
+pub(crate) const SCENARIOS: [(&str, &str); 3] = [
+    ("smoke", include_str!("../../../../scenarios/smoke.toml")),
+    (
+        "ack-cascade",
+        include_str!("../../../../scenarios/ack-cascade.toml"),
+    ),
+    (
+        "private-relay",
+        include_str!("../../../../scenarios/private-relay.toml"),
+    ),
+];
 
 /// Built-in subjects, in the order of `list`.
 pub(crate) const SUBJECTS: [(&str, &str); 2] = [

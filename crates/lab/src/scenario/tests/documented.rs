@@ -28,10 +28,6 @@ fn page(change: impl Fn(&str) -> String) -> Result<Scenario, Failure> {
         example("name = \"shadowsocks\""),
     );
     write("subjects/chain.toml", example("name = \"chain\""));
-    write(
-        "subjects/hoplite.toml",
-        "name = \"hoplite\"\n[parameters]\nhops = 1\nrelays = 1\n[[step]]\nname = \"x\"\nhost = \"relay1\"\ncommand = [\"{hops}{relays}\"]\n",
-    );
     write("s.toml", &change(example("name = \"wifi\"")));
     load(&directory.path().join("s.toml"))
 }
