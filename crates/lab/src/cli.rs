@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::{campaign, errors::Failure, results::merge, scenario, workload, world};
+use crate::{campaign, errors::Failure, report, results::merge, scenario, workload, world};
 
 /// Emulated networks, every competitor beside Hoplite, figures that stand up.
 #[derive(Debug, Parser)]
@@ -140,10 +140,11 @@ pub fn run(cli: &Cli) -> Result<(), Failure> {
         Command::World => world::inside::main(),
         Command::Work => workload::client::main(),
         Command::Serve => workload::server::main(),
+        Command::Report(args) => report::run(args),
         Command::List(args) => scenario::list::run(args),
         Command::Run(args) => campaign::run(args),
         Command::Merge(args) => merge::merge(args),
-        Command::Report(_) | Command::Doctor(_) | Command::Calibrate(_) => {
+        Command::Doctor(_) | Command::Calibrate(_) => {
             Err(Failure::new("running the command", "not built yet", "wait"))
         }
     }

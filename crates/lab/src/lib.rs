@@ -19,6 +19,7 @@ pub mod cli;
 pub mod emulator;
 pub mod errors;
 pub mod netns;
+pub mod report;
 pub mod results;
 pub mod scenario;
 pub mod subject;

@@ -1,0 +1,274 @@
+//! What a metric's name means to a reader: its title, its unit, which way is better, and where it stands on the page.
+
+use super::number::Unit;
+
+/// What is known of a metric.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Meaning {
+    /// For headings and axes.
+    pub(super) title: String,
+    /// What it is counted in.
+    pub(super) quantity: Quantity,
+    /// Which way is better.
+    pub(super) better: Better,
+    /// Whether it stands in the verdict at the top.
+    pub(super) key: bool,
+    /// Its place among the others.
+    pub(super) rank: u8,
+}
+
+/// Which way is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Better {
+    Lower,
+    Higher,
+    /// Nobody wins by it.
+    Neither,
+}
+
+/// What a metric is counted in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Quantity {
+    Seconds,
+    Milliseconds,
+    BitsPerSecond,
+    Share,
+    Octets,
+    SecondsPerGigabyte,
+    Count,
+}
+
+/// A metric whose name is known: name, title, quantity, direction, whether it is a key one.
+type Known = (&'static str, &'static str, Quantity, Better, bool);
+
+/// In the order of the page.
+const KNOWN: [Known; 18] = [
+    (
+        "goodput_bps",
+        "Goodput",
+        Quantity::BitsPerSecond,
+        Better::Higher,
+        true,
+    ),
+    (
+        "ttfb_s",
+        "Time to first byte",
+        Quantity::Seconds,
+        Better::Lower,
+        true,
+    ),
+    (
+        "ttlb_s",
+        "Time to last byte",
+        Quantity::Seconds,
+        Better::Lower,
+        true,
+    ),
+    (
+        "rtt_ms",
+        "Round trip, median",
+        Quantity::Milliseconds,
+        Better::Lower,
+        true,
+    ),
+    (
+        "rtt_p95_ms",
+        "Round trip, 95th percentile",
+        Quantity::Milliseconds,
+        Better::Lower,
+        false,
+    ),
+    (
+        "loss_share",
+        "Datagrams lost",
+        Quantity::Share,
+        Better::Lower,
+        true,
+    ),
+    (
+        "jitter_ms",
+        "Jitter",
+        Quantity::Milliseconds,
+        Better::Lower,
+        false,
+    ),
+    (
+        "tls_s",
+        "TLS handshake",
+        Quantity::Seconds,
+        Better::Lower,
+        true,
+    ),
+    (
+        "overhead_share",
+        "Overhead, share of octets",
+        Quantity::Share,
+        Better::Lower,
+        true,
+    ),
+    (
+        "ack_share",
+        "Acknowledgements, share of octets",
+        Quantity::Share,
+        Better::Lower,
+        true,
+    ),
+    (
+        "ack_frames_per_packet",
+        "Tunnel ACK frames per data packet",
+        Quantity::Count,
+        Better::Lower,
+        true,
+    ),
+    (
+        "failed_share",
+        "Transfers that failed",
+        Quantity::Share,
+        Better::Lower,
+        true,
+    ),
+    (
+        "cpu_s_per_gb",
+        "Processor time per GB",
+        Quantity::SecondsPerGigabyte,
+        Better::Lower,
+        true,
+    ),
+    (
+        "peak_memory",
+        "Peak memory",
+        Quantity::Octets,
+        Better::Lower,
+        false,
+    ),
+    (
+        "ready_s",
+        "Time until ready",
+        Quantity::Seconds,
+        Better::Lower,
+        false,
+    ),
+    (
+        "reordered",
+        "Datagrams reordered",
+        Quantity::Count,
+        Better::Lower,
+        false,
+    ),
+    (
+        "duplicates",
+        "Datagrams that came twice",
+        Quantity::Count,
+        Better::Lower,
+        false,
+    ),
+    (
+        "proxy_s",
+        "Time until the proxy answered",
+        Quantity::Seconds,
+        Better::Lower,
+        false,
+    ),
+];
+
+/// What a name means; a name that nobody knows is shown as it is, and its unit is guessed from its end.
+pub(super) fn meaning(name: &str) -> Meaning {
+    let (base, part) = name
+        .split_once(':')
+        .map_or((name, None), |(base, part)| (base, Some(part)));
+    let place = KNOWN.iter().position(|known| known.0 == base);
+    let Some((place, known)) = place.and_then(|place| Some((place, KNOWN.get(place)?))) else {
+        return unknown(name);
+    };
+    let rank = u8::try_from(place * 2).unwrap_or(u8::MAX - 1);
+    Meaning {
+        title: part.map_or_else(|| known.1.to_owned(), |part| format!("{}: {part}", known.1)),
+        quantity: known.2,
+        // One process of a subject is no rival of another subject's.
+        better: if part.is_some() {
+            Better::Neither
+        } else {
+            known.3
+        },
+        key: known.4 && part.is_none(),
+        rank: rank + u8::from(part.is_some()),
+    }
+}
+
+fn unknown(name: &str) -> Meaning {
+    let ends = [
+        ("_share", Quantity::Share),
+        ("_bps", Quantity::BitsPerSecond),
+        ("_ms", Quantity::Milliseconds),
+        ("_s", Quantity::Seconds),
+    ];
+    let end = ends.into_iter().find(|(end, _)| name.ends_with(end));
+    Meaning {
+        title: name.to_owned(),
+        quantity: end.map_or(Quantity::Count, |(_, quantity)| quantity),
+        better: Better::Neither,
+        key: false,
+        rank: u8::MAX,
+    }
+}
+
+impl Quantity {
+    /// The unit in which values around this size are told.
+    pub(super) fn unit(self, size: f64) -> Unit {
+        let size = size.abs();
+        match self {
+            Self::Seconds if size < 1.0 => Unit::new("ms", 1e3),
+            Self::Seconds => Unit::new("s", 1.0),
+            Self::Milliseconds if size >= 10_000.0 => Unit::new("s", 1e-3),
+            Self::Milliseconds => Unit::new("ms", 1.0),
+            Self::BitsPerSecond if size < 1e6 => Unit::new("kbit/s", 1e-3),
+            Self::BitsPerSecond if size < 1e9 => Unit::new("Mbit/s", 1e-6),
+            Self::BitsPerSecond => Unit::new("Gbit/s", 1e-9),
+            Self::Share => Unit::new("%", 1e2),
+            Self::Octets if size < 1e9 => Unit::new("MB", 1e-6),
+            Self::Octets => Unit::new("GB", 1e-9),
+            Self::SecondsPerGigabyte => Unit::new("s/GB", 1.0),
+            Self::Count => Unit::new("", 1.0),
+        }
+    }
+
+    /// The unit of stored values, for JSON.
+    pub(super) fn stored(self) -> &'static str {
+        match self {
+            Self::Seconds => "s",
+            Self::Milliseconds => "ms",
+            Self::BitsPerSecond => "bit/s",
+            Self::Share => "1",
+            Self::Octets => "octets",
+            Self::SecondsPerGigabyte => "s/GB",
+            Self::Count => "",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_has_a_line_of_its_own_after_the_whole_subject() {
+        let whole = meaning("cpu_s_per_gb");
+        let one = meaning("cpu_s_per_gb:relay1");
+        assert_eq!(one.title, "Processor time per GB: relay1");
+        assert!(whole.rank < one.rank && whole.key && !one.key);
+    }
+
+    #[test]
+    fn a_new_metric_is_shown_with_the_unit_of_its_name_and_nobody_wins_by_it() {
+        let new = meaning("queue_share");
+        assert_eq!(new.quantity, Quantity::Share);
+        assert_eq!(new.better, Better::Neither);
+    }
+
+    #[test]
+    fn times_are_told_in_the_unit_of_their_size() {
+        assert_eq!(Quantity::Seconds.unit(0.02).tell(0.0213), "21.3");
+        assert_eq!(Quantity::Seconds.unit(3.0).name, "s");
+        assert_eq!(Quantity::BitsPerSecond.unit(9.65e6).name, "Mbit/s");
+    }
+}

@@ -1,0 +1,136 @@
+use super::*;
+use crate::report::{
+    compare::judge,
+    example::{Example, data},
+    figures::figures,
+};
+
+fn render(data: &Data, baseline: Option<usize>) -> String {
+    let judgement = judge(data, baseline);
+    let figures = figures(data, &judgement);
+    let unread = [];
+    page(&Source {
+        data,
+        judgement: &judgement,
+        figures: &figures,
+        unread: &unread,
+    })
+}
+
+fn render_example(example: &Example) -> String {
+    let data = data(example);
+    let baseline = data.subject("native");
+    render(&data, baseline)
+}
+
+/// Every tag that is opened is closed, in order.
+fn check(page: &str) {
+    let mut open: Vec<&str> = Vec::new();
+    for part in page.split('<').skip(1) {
+        let inside = part.split('>').next().unwrap();
+        let name = inside.split_whitespace().next().unwrap_or("");
+        match name.strip_prefix('/') {
+            Some(name) => assert_eq!(open.pop(), Some(name), "near <{part}"),
+            None if inside.ends_with('/') || ["!doctype", "meta"].contains(&name) => {}
+            None => open.push(name),
+        }
+    }
+    assert_eq!(open, Vec::<&str>::new());
+}
+
+#[test]
+fn a_page_is_well_formed_and_takes_nothing_from_elsewhere() {
+    let page = render_example(&Example::default());
+    check(&page);
+    for foreign in [
+        "http://", "https://", "<script", "<link", "<img", "@import", "url(",
+    ] {
+        assert!(!page.contains(foreign), "{foreign}");
+    }
+}
+
+#[test]
+fn the_verdict_comes_first_and_says_who_is_worse() {
+    let page = render_example(&Example::default());
+    let verdict = page.find("Who won").unwrap();
+    assert!(verdict < page.find("May it be trusted?").unwrap());
+    assert!(
+        page.contains("▼ ×") && page.contains("worse</span>"),
+        "no verdict on tor"
+    );
+    assert!(page.contains("★") || page.contains("☆"));
+}
+
+#[test]
+fn names_from_files_are_text_and_nothing_else() {
+    let page = render_example(&Example {
+        broken: Some("tor"),
+        ..Example::default()
+    });
+    assert!(page.contains("Downloads over &lt;one&gt; bottleneck &amp; several ways"));
+    assert!(page.contains("relay1: &lt;address in use&gt;") && !page.contains("<address"));
+    check(&page);
+}
+
+#[test]
+fn a_subject_that_always_failed_is_shown_as_failed() {
+    let page = render_example(&Example {
+        broken: Some("tor"),
+        ..Example::default()
+    });
+    assert!(page.contains("✕ failed") && page.contains("waiting for relay1"));
+}
+
+#[test]
+fn a_matrix_is_told_case_by_case() {
+    let example = Example {
+        hops: vec![1, 2],
+        rates: vec!["10Mbit", "50Mbit"],
+        ..Example::default()
+    };
+    let page = render_example(&example);
+    check(&page);
+    assert!(page.contains("hops 1 · rate 10Mbit") && page.contains("hoplite-{hops}"));
+    assert!(page.contains("▼ worse in all 4"), "tor is worse everywhere");
+}
+
+#[test]
+fn one_repetition_makes_a_page_without_claims() {
+    let page = render_example(&Example {
+        repetitions: 1,
+        ..Example::default()
+    });
+    check(&page);
+    assert!(page.contains("too few to say") && !page.contains("NaN") && !page.contains("inf"));
+}
+
+#[test]
+fn an_empty_campaign_makes_a_page_that_says_so() {
+    let page = render(&Data::default().with(Vec::new()), None);
+    check(&page);
+    assert!(page.contains("no repetition was accepted"));
+}
+
+#[test]
+fn one_subject_alone_has_nothing_to_be_compared_with() {
+    let mut data = data(&Example::default());
+    data.groups
+        .retain(|place, _| data.subjects[place.subject] == "native");
+    let page = render(&data, Some(0));
+    check(&page);
+    assert!(page.contains("only one subject has figures"));
+}
+
+#[test]
+fn the_papers_figure_stands_beside_ours() {
+    let page = render_example(&Example {
+        hops: vec![1, 2],
+        ..Example::default()
+    });
+    let paper = page.split("Beside the paper").nth(2).unwrap();
+    assert!(
+        paper.contains("4.20 – 4.80") && paper.contains("below"),
+        "no agreement told"
+    );
+    assert!(paper.contains("a statement: see the figures"));
+}

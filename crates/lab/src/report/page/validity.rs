@@ -1,0 +1,262 @@
+//! Whether the figures may be trusted: what became of the repetitions, how late the emulator was, how loaded the machine.
+
+use std::collections::BTreeMap;
+
+use super::{Source, chip, details, drawings, scrolling};
+use crate::{
+    analysis::quantile::quantile,
+    report::{
+        data::Data,
+        figures::Kind,
+        html::{escape, row, said, tag},
+        number::{count, digits},
+    },
+    results::store::{Attempt, Verdict},
+};
+
+/// Reasons that are shown; the store has all.
+const REASONS: usize = 12;
+
+/// The section.
+pub(super) fn section(source: &Source<'_>) -> String {
+    let data = source.data;
+    let mut content = statement(source);
+    content += &scrolling(&counts(data));
+    content += &health(data);
+    let late = source
+        .figures
+        .iter()
+        .filter(|figure| figure.kind == Kind::Lateness);
+    let late: String = late.map(drawings::figure).collect();
+    if !late.is_empty() {
+        let title = "How late packets left the emulator: 99th percentile of each attempt";
+        content += &(said("h3", title) + &late);
+    }
+    content += &reasons(data);
+    if !source.unread.is_empty() {
+        let list: String = source
+            .unread
+            .iter()
+            .take(REASONS)
+            .map(|file| said("li", file))
+            .collect();
+        let title = format!(
+            "{} cannot be read: their transfers are missing in the exports",
+            count(source.unread.len(), "sample file")
+        );
+        content += &details(&title, &tag("ul", &list), true);
+    }
+    content
+}
+
+fn statement(source: &Source<'_>) -> String {
+    let data = source.data;
+    let campaign = &data.campaign;
+    let done = data.runs.len() as u64;
+    let given_up: usize = data.counts.values().map(|counts| counts.given_up).sum();
+    let mut words = Vec::new();
+    match campaign.planned.saturating_sub(done) {
+        0 => words.push("All planned repetitions were run.".to_owned()),
+        left => words.push(format!(
+            "The campaign is not finished: {left} of {} repetitions are still to be run.",
+            campaign.planned
+        )),
+    }
+    if given_up > 0 {
+        words.push(format!(
+            "{} given up as failed or invalid: none of their figures count.",
+            were(given_up)
+        ));
+    }
+    let real_time = data
+        .attempts
+        .iter()
+        .filter(|attempt| !attempt.health.real_time && attempt.health.released > 0)
+        .count();
+    if real_time > 0 {
+        words.push(format!(
+            "{} ran without real-time priority: lateness is larger then.",
+            count(real_time, "attempt")
+        ));
+    }
+    let own: u64 = data
+        .attempts
+        .iter()
+        .filter(|attempt| attempt.verdict == Verdict::Ok)
+        .map(|attempt| attempt.health.own_drops)
+        .sum();
+    if own > 0 {
+        words.push(format!(
+            "The emulator itself lost {own} packets in accepted attempts."
+        ));
+    }
+    let gate = &campaign.gate;
+    words.push(format!(
+        "An attempt is refused and repeated, at most {} times, when packets left the emulator later than planned by more than {} µs (99th percentile) or {} µs (any), when it lost packets of its own, or when the machine's host took more than {} % of the time.",
+        gate.attempts, digits(gate.late_us_p99), digits(gate.late_us_max), digits(gate.steal * 100.0)
+    ));
+    said("p", &words.join(" "))
+}
+
+fn were(number: usize) -> String {
+    let verb = if number == 1 { "was" } else { "were" };
+    format!("{} {verb}", count(number, "repetition"))
+}
+
+fn counts(data: &Data) -> String {
+    let several = data.cases.len() > 1;
+    let mut heads = vec![
+        "Subject",
+        "Accepted",
+        "Attempts refused",
+        "Attempts failed",
+        "Given up",
+        "Failed transfers",
+    ];
+    if several {
+        heads.insert(0, "Case");
+    }
+    let head = |name: &str| {
+        said(
+            &format!(
+                "th scope=\"col\"{}",
+                if name == "Case" || name == "Subject" {
+                    ""
+                } else {
+                    " class=\"n\""
+                }
+            ),
+            name,
+        )
+    };
+    let heads: Vec<String> = heads.into_iter().map(head).collect();
+    let line = |((case, subject), counts): (&(usize, usize), &super::super::data::Counts)| {
+        let failed = data
+            .failed
+            .iter()
+            .filter(|((of, who, _), _)| (of, who) == (case, subject));
+        let failed: usize = failed.map(|(_, failed)| failed).sum();
+        let mut cells = Vec::new();
+        if several {
+            cells.push(said("td", &data.tell(*case)));
+        }
+        cells.push(tag(
+            "th scope=\"row\"",
+            &chip(data.label(*subject), data.series(*subject)),
+        ));
+        cells.push(said(
+            "td class=\"n\"",
+            &format!("{} of {}", counts.ok, data.campaign.repetitions),
+        ));
+        for (number, bad) in [
+            (counts.invalid, false),
+            (counts.failed, true),
+            (counts.given_up, true),
+            (failed, true),
+        ] {
+            let class = if bad && number > 0 { "n bad" } else { "n" };
+            cells.push(said(&format!("td class=\"{class}\""), &number.to_string()));
+        }
+        row(&cells)
+    };
+    let rows: String = data.counts.iter().map(line).collect();
+    tag(
+        "table",
+        &format!("{}{}", tag("thead", &row(&heads)), tag("tbody", &rows)),
+    )
+}
+
+/// Of the attempts that count.
+fn health(data: &Data) -> String {
+    let accepted: Vec<&Attempt> = data
+        .attempts
+        .iter()
+        .filter(|attempt| attempt.verdict == Verdict::Ok)
+        .collect();
+    let of = |value: fn(&Attempt) -> f64| {
+        accepted
+            .iter()
+            .map(|attempt| value(attempt))
+            .collect::<Vec<f64>>()
+    };
+    let told =
+        |values: &[f64], share: f64| quantile(values, share).map_or_else(|| "–".to_owned(), digits);
+    let (late, most) = (
+        of(|attempt| attempt.health.late_us_p99),
+        of(|attempt| attempt.health.late_us_max),
+    );
+    let (load, stalls) = (
+        of(|attempt| attempt.health.load[0]),
+        of(|attempt| attempt.health.stalls as f64),
+    );
+    let steal = of(|attempt| attempt.health.steal * 100.0);
+    let facts = [
+        (
+            format!("{} µs", told(&late, 0.5)),
+            "median of the 99th percentiles of lateness",
+        ),
+        (
+            format!("{} µs", told(&most, 1.0)),
+            "the latest packet of all",
+        ),
+        (told(&load, 0.5), "median load before an attempt"),
+        (told(&load, 1.0), "highest load before an attempt"),
+        (
+            told(&[stalls.iter().sum()], 0.5),
+            "times the emulator was not scheduled for over 1 ms",
+        ),
+        (
+            format!("{} %", told(&steal, 1.0)),
+            "largest share of time taken by the host",
+        ),
+    ];
+    if accepted.is_empty() {
+        return String::new();
+    }
+    let facts: String = facts
+        .iter()
+        .map(|(value, name)| tag("li", &format!("{} {}", said("b", value), escape(name))))
+        .collect();
+    said("h3", "Accepted attempts") + &tag("ul class=\"facts\"", &facts)
+}
+
+/// Why attempts were refused or failed: each reason once, with a log if there is one.
+fn reasons(data: &Data) -> String {
+    let mut reasons: BTreeMap<(&str, &str), (usize, &str)> = BTreeMap::new();
+    for attempt in data
+        .attempts
+        .iter()
+        .filter(|attempt| attempt.verdict != Verdict::Ok)
+    {
+        let reason = reasons
+            .entry((attempt.verdict.word(), &attempt.why))
+            .or_insert((0, &attempt.log));
+        reason.0 += 1;
+    }
+    let mut reasons: Vec<_> = reasons.into_iter().collect();
+    reasons.sort_by_key(|(_, (number, _))| std::cmp::Reverse(*number));
+    let left = reasons.len().saturating_sub(REASONS);
+    let one = |((word, why), (number, log)): &((&str, &str), (usize, &str))| {
+        let text = format!("{number} × {word}: {why}");
+        let log = if log.is_empty() {
+            String::new()
+        } else {
+            details("the end of its log", &said("pre", log), false)
+        };
+        tag("li", &(escape(&text) + &log))
+    };
+    let mut list: String = reasons.iter().take(REASONS).map(one).collect();
+    if left > 0 {
+        list += &said(
+            "li",
+            &format!(
+                "and {} more, in the table attempt of results.sqlite",
+                count(left, "reason")
+            ),
+        );
+    }
+    if list.is_empty() {
+        return String::new();
+    }
+    said("h3", "Why attempts did not count") + &tag("ul", &list)
+}

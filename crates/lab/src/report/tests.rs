@@ -1,0 +1,136 @@
+use super::{
+    example::{Example, directory},
+    *,
+};
+use crate::results::parquet;
+
+fn args(dir: &Path) -> ReportArgs {
+    ReportArgs {
+        dir: dir.to_owned(),
+        json: false,
+        baseline: None,
+    }
+}
+
+#[test]
+fn a_directory_becomes_a_page_with_its_figures_and_exports() {
+    let dir = tempfile::tempdir().unwrap();
+    directory(
+        &Example {
+            repetitions: 6,
+            ..Example::default()
+        },
+        dir.path(),
+    );
+    run(&args(dir.path())).unwrap();
+    let text = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
+    assert!(text("report.html").starts_with("<!doctype html>"));
+    assert!(text("figures/box-goodput-get.svg").starts_with("<svg xmlns="));
+    assert!(dir.path().join("figures/box-goodput-get.png").exists());
+    assert_eq!(text("export/onionperf.csv").lines().count(), 1 + 4 * 6);
+    let document: serde_json::Value =
+        serde_json::from_str(&text("export/tor.onionperf.analysis.json")).unwrap();
+    assert_eq!(
+        document["data"]["client"]["tgen"]["streams"]
+            .as_object()
+            .unwrap()
+            .len(),
+        6
+    );
+    let joined = parquet::read(&dir.path().join("transfers.parquet")).unwrap();
+    assert_eq!(joined.len(), 4 * 6);
+}
+
+#[test]
+fn a_report_is_the_same_every_time() {
+    let dir = tempfile::tempdir().unwrap();
+    directory(
+        &Example {
+            repetitions: 6,
+            ..Example::default()
+        },
+        dir.path(),
+    );
+    let once = || {
+        run(&args(dir.path())).unwrap();
+        fs::read(dir.path().join("report.html")).unwrap()
+    };
+    assert!(once() == once());
+}
+
+#[test]
+fn a_sample_file_that_is_gone_is_told_and_the_rest_is_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    directory(
+        &Example {
+            repetitions: 2,
+            ..Example::default()
+        },
+        dir.path(),
+    );
+    let mut samples = fs::read_dir(dir.path().join("samples")).unwrap();
+    fs::write(samples.next().unwrap().unwrap().path(), "not Parquet").unwrap();
+    run(&args(dir.path())).unwrap();
+    let page = fs::read_to_string(dir.path().join("report.html")).unwrap();
+    assert!(page.contains("1 sample file cannot be read"));
+}
+
+#[test]
+fn a_baseline_that_is_no_subject_is_refused_with_those_that_are() {
+    let dir = tempfile::tempdir().unwrap();
+    directory(
+        &Example {
+            repetitions: 1,
+            ..Example::default()
+        },
+        dir.path(),
+    );
+    let wrong = ReportArgs {
+        baseline: Some("i2p".into()),
+        ..args(dir.path())
+    };
+    let refusal = run(&wrong).unwrap_err().to_string();
+    assert!(
+        refusal.contains("no subject is called i2p: name one of native"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn a_directory_without_results_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let refusal = run(&args(dir.path())).unwrap_err().to_string();
+    assert!(refusal.contains("no results"), "{refusal}");
+}
+
+/// Makes an example to look at: `REPORT_EXAMPLE=DIR cargo test -p hoplite-lab example_to_look_at`.
+#[test]
+fn an_example_to_look_at_is_made_where_the_environment_says() {
+    let Some(dir) = std::env::var_os("REPORT_EXAMPLE").map(PathBuf::from) else {
+        return;
+    };
+    for (name, example) in [
+        ("one-case", Example::default()),
+        (
+            "matrix",
+            Example {
+                hops: vec![1, 2, 3, 4],
+                rates: vec!["10Mbit", "50Mbit"],
+                ..Example::default()
+            },
+        ),
+        (
+            "broken",
+            Example {
+                repetitions: 3,
+                broken: Some("tor"),
+                ..Example::default()
+            },
+        ),
+    ] {
+        let dir = dir.join(name);
+        fs::create_dir_all(&dir).unwrap();
+        directory(&example, &dir);
+        run(&args(&dir)).unwrap();
+    }
+}
