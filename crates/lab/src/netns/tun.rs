@@ -47,10 +47,23 @@ fn attach(file: &File, name: &str) -> io::Result<()> {
     room.copy_from_slice(name.as_bytes().get(..room.len()).unwrap_or_default());
     let flags = libc::IFF_TUN | libc::IFF_NO_PI;
     back[..4].copy_from_slice(&flags.to_ne_bytes());
-    // SAFETY: the descriptor is open and the kernel reads and writes at most the 40 octets of an ifreq, which `request` has.
     #[expect(unsafe_code, reason = "no safe wrapper makes a TUN device")]
-    let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, request.as_mut_ptr()) };
-    match result {
+    // SAFETY: the descriptor is open, and the kernel reads and writes at most the 40 octets of an ifreq, which `request` has.
+    let made = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, request.as_mut_ptr()) };
+    if made != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    stay(file)
+}
+
+/// The device goes with its namespace, not when its descriptor is closed: the kernel clears away a namespace with all devices in
+/// one sweep, but takes tens of milliseconds for each alone.
+fn stay(file: &File) -> io::Result<()> {
+    let yes: libc::c_ulong = 1;
+    #[expect(unsafe_code, reason = "no safe wrapper keeps a TUN device")]
+    // SAFETY: the descriptor is open, and the argument is a number.
+    let kept = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETPERSIST, yes) };
+    match kept {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
