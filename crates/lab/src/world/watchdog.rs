@@ -86,7 +86,7 @@ impl Watchdog {
     }
 
     fn watch(&self) {
-        thread::sleep(self.left() + PATIENCE);
+        thread::sleep(self.left().saturating_add(PATIENCE));
         let mut report =
             attempt::blank(machine::seconds(SystemTime::now()) - self.elapsed().as_secs_f64());
         report.outcome = self.too_late();
