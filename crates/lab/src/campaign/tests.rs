@@ -350,3 +350,48 @@ fn campaign_toml_says_what_the_results_are_of() {
     assert_eq!(table["source"].as_str(), Some("name = \"few\"\n"));
     assert_eq!(table["programs"].as_table().unwrap().len(), 1);
 }
+
+#[test]
+fn what_belongs_to_no_stored_repetition_is_swept_away_at_the_start() {
+    let out = place();
+    let few = Few::default();
+    let fake = Fake::default();
+    run_in(out.path(), &few, &arguments(), &mut Fake::default()).unwrap();
+    let orphans = [
+        "samples/0123456789abcdef.parquet",
+        "runs/0123456789abcdef/1/logs/x.log",
+        "attempts/0123456789abcdef-1/relay1.toml",
+    ];
+    for orphan in orphans {
+        let orphan = out.path().join(orphan);
+        fs::create_dir_all(orphan.parent().unwrap()).unwrap();
+        fs::write(orphan, "half").unwrap();
+    }
+    run_in(out.path(), &few, &arguments(), &mut Fake::default()).unwrap();
+    assert!(
+        orphans
+            .iter()
+            .all(|orphan| !out.path().join(orphan).exists())
+    );
+    soundly_done(out.path(), &few, &fake);
+}
+
+#[test]
+fn samples_go_with_the_repetition_that_is_taken_back() {
+    let out = place();
+    let few = Few::default();
+    let target = few.keys()[0].id();
+    let mut fake = Fake::saying(&[(&target, "iiiiifff")]);
+    run_in(out.path(), &few, &arguments(), &mut fake).unwrap_err();
+    assert!(
+        out.path()
+            .join(format!("samples/{target}.parquet"))
+            .is_file()
+    );
+    let args = RunArgs {
+        retry: true,
+        ..arguments()
+    };
+    run_in(out.path(), &few, &args, &mut fake).unwrap_err();
+    soundly_done(out.path(), &few, &fake);
+}
