@@ -28,7 +28,7 @@ use std::{
 use self::{
     conduct::{Conduct, Ended, Step, Tally},
     eta::Estimate,
-    execute::{Execute, World},
+    execute::{Execute, Worlds},
     interrupt::Stop,
     plan::{Plan, Source},
     progress::Progress,
@@ -58,7 +58,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     interrupt::watched(move |stop| {
         let progress = Progress::to_stdout(args.json);
         let begun = Begun::new(plan, &out, args.retry)?;
-        begun.conduct(&scenario, &mut World, progress, stop, &|_| Ok(()))
+        begun.conduct(&scenario, &mut Worlds, progress, stop, &|_| Ok(()))
     })
 }
 

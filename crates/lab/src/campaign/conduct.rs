@@ -217,7 +217,7 @@ impl Conduct<'_> {
             return Ok(None);
         }
         let took = begun.elapsed().as_secs_f64();
-        let (report, mut judgement) = self.judged(report)?;
+        let (report, mut judgement) = self.judged(report, &directory)?;
         let extra = analysed(&trial, report.as_ref(), &mut judgement);
         Ok(Some(Tried {
             number,
@@ -236,6 +236,7 @@ impl Conduct<'_> {
     fn judged(
         &mut self,
         report: Result<Report, Failure>,
+        directory: &Path,
     ) -> Result<(Option<Report>, Judgement), Failure> {
         match (report, self.refused) {
             (Ok(report), _) => {
@@ -251,7 +252,10 @@ impl Conduct<'_> {
                 let why = failure.to_string();
                 Ok((None, Judgement::failed("beginning the attempt", &why, "")))
             }
-            (Err(failure), _) => Err(failure),
+            (Err(failure), _) => {
+                remove(directory)?;
+                Err(failure)
+            }
         }
     }
 

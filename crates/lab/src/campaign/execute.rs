@@ -16,11 +16,11 @@ pub(crate) trait Execute {
     fn run(&mut self, trial: &Trial, stop: &Stop) -> Result<Report, Failure>;
 }
 
-/// A world: a process in namespaces of its own.
+/// Worlds: processes in namespaces of their own.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct World;
+pub(crate) struct Worlds;
 
-impl Execute for World {
+impl Execute for Worlds {
     fn run(&mut self, trial: &Trial, stop: &Stop) -> Result<Report, Failure> {
         world::spawn_until(trial, &|| stop.is_set())
     }
