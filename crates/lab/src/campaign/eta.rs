@@ -42,7 +42,10 @@ impl Estimate {
 
     /// Seconds for all of these; `None` as long as nothing is known.
     pub(crate) fn left<'a>(&self, keys: impl Iterator<Item = &'a Key>) -> Option<f64> {
-        (self.all.count > 0.0).then(|| keys.map(|key| self.one(key)).sum())
+        (self.all.count > 0.0).then(|| {
+            keys.map(|key| self.one(key))
+                .fold(0.0, |all, one| all + one)
+        })
     }
 
     fn one(&self, key: &Key) -> f64 {

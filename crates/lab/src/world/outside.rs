@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf, absolute},
     process::{Child, ChildStdin, Command, ExitStatus, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, sync_channel},
@@ -183,6 +184,8 @@ impl World {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(File::create(log)?)
+            // Of its own, so that an interrupt at the terminal reaches the campaign alone, which then ends the world.
+            .process_group(0)
             .spawn()
     }
 }
