@@ -1,5 +1,10 @@
 //! The job files of `deploy/lab`: what they ask the lab for, without a cluster.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "tests: whoever cannot go on says so by a panic"
+)]
+
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
