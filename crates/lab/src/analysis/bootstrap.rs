@@ -1,4 +1,4 @@
-//! Intervals of medians and of their ratios by resampling repetitions. Used by `report`.
+//! Intervals of medians and means, and of their ratios, by resampling repetitions. Used by `report`.
 //! The cluster bootstrap of Davison and Hinkley (1997, §3.8): transfers of one repetition share a world, so whole repetitions are drawn.
 
 use std::collections::BTreeMap;
@@ -13,6 +13,27 @@ pub const RESAMPLES: usize = 2_000;
 /// covers the median with a probability of 1 − 2 × 0.5⁵ = 94 % only.
 pub const FEWEST: usize = 6;
 
+/// What the values come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Statistic {
+    /// The middle value.
+    #[default]
+    Median,
+    /// The average: for shares of what happened or did not, whose median hides all that is rare.
+    Mean,
+}
+
+/// How values are resampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct How {
+    /// Of what.
+    pub statistic: Statistic,
+    /// The same seed gives the same answer.
+    pub seed: u64,
+    /// How often.
+    pub resamples: usize,
+}
+
 /// An interval at 95 %.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
@@ -22,66 +43,68 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// A subject's median against another's over the repetitions that both have.
+/// A subject's values against another's over the repetitions that both have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Comparison {
     /// Repetitions that both have.
     pub pairs: usize,
-    /// Median over the baseline's median; `None` if that is 0.
+    /// The statistic over the baseline's; `None` if that is 0.
     pub ratio: Option<f64>,
     /// The interval of the ratio; `None` with fewer than `FEWEST` pairs.
     pub interval: Option<Interval>,
     /// The probability of a difference at least this clear if there were none, two-sided; `None` with fewer than `FEWEST` pairs.
     pub p: Option<f64>,
-    /// Median less the baseline's median.
+    /// The statistic less the baseline's.
     pub difference: f64,
 }
 
-/// The interval of the median; `None` with fewer than `FEWEST` repetitions. The same seed gives the same interval.
+/// The statistic of all values.
 #[must_use]
-pub fn median_interval(values: &Clusters, seed: u64) -> Option<Interval> {
+pub fn center(values: &Clusters, statistic: Statistic) -> Option<f64> {
+    let repetitions = filled(values);
+    let once = vec![1; repetitions.len()];
+    Ranked::new(values, &repetitions).center(statistic, &once)
+}
+
+/// The interval of the statistic; `None` with fewer than `FEWEST` repetitions.
+#[must_use]
+pub fn confidence(values: &Clusters, how: &How) -> Option<Interval> {
     let repetitions: Vec<u32> = filled(values);
     if repetitions.len() < FEWEST {
         return None;
     }
     let ranked = Ranked::new(values, &repetitions);
-    let mut random = Random(seed);
-    let draw = |_| ranked.median(&random.draw(repetitions.len()));
-    let medians: Vec<f64> = (0..RESAMPLES).filter_map(draw).collect();
-    interval(medians)
+    let mut random = Random(how.seed);
+    let draw = |_| ranked.center(how.statistic, &random.draw(repetitions.len()));
+    let drawn: Vec<f64> = (0..how.resamples).filter_map(draw).collect();
+    interval(drawn)
 }
 
-/// Compares medians by drawing the same repetitions for both; `None` if no repetition has both.
+/// Compares by drawing the same repetitions for both; `None` if no repetition has both.
 #[must_use]
-pub fn compare(
-    values: &Clusters,
-    baseline: &Clusters,
-    seed: u64,
-    resamples: usize,
-) -> Option<Comparison> {
-    let both = |repetition: &u32| {
-        baseline
-            .get(repetition)
-            .is_some_and(|values| !values.is_empty())
+pub fn compare(values: &Clusters, baseline: &Clusters, how: &How) -> Option<Comparison> {
+    let filled_there = |repetition: &u32| {
+        let there = baseline.get(repetition);
+        there.is_some_and(|values| !values.is_empty())
     };
-    let pairs: Vec<u32> = filled(values).into_iter().filter(both).collect();
+    let pairs: Vec<u32> = filled(values).into_iter().filter(filled_there).collect();
     let (one, other) = (Ranked::new(values, &pairs), Ranked::new(baseline, &pairs));
-    let once = vec![1; pairs.len()];
-    let (median, base) = (one.median(&once)?, other.median(&once)?);
+    let both = |counts: &[usize]| {
+        let center = |ranked: &Ranked| ranked.center(how.statistic, counts);
+        Some((center(&one)?, center(&other)?))
+    };
+    let (value, base) = both(&vec![1; pairs.len()])?;
     let mut comparison = Comparison {
         pairs: pairs.len(),
-        ratio: ratio(median, base),
+        ratio: ratio(value, base),
         interval: None,
         p: None,
-        difference: median - base,
+        difference: value - base,
     };
     if pairs.len() >= FEWEST {
-        let mut random = Random(seed);
-        let draw = |_| {
-            let counts = random.draw(pairs.len());
-            Some((one.median(&counts)?, other.median(&counts)?))
-        };
-        let drawn: Vec<(f64, f64)> = (0..resamples).filter_map(draw).collect();
+        let mut random = Random(how.seed);
+        let draw = |_| both(&random.draw(pairs.len()));
+        let drawn: Vec<(f64, f64)> = (0..how.resamples).filter_map(draw).collect();
         let ratios: Option<Vec<f64>> = drawn.iter().map(|(one, base)| ratio(*one, *base)).collect();
         comparison.interval = ratios.and_then(interval);
         comparison.p = Some(two_sided(&drawn));
@@ -94,8 +117,8 @@ fn filled(values: &Clusters) -> Vec<u32> {
     filled.map(|(repetition, _)| *repetition).collect()
 }
 
-fn ratio(median: f64, base: f64) -> Option<f64> {
-    Some(median / base).filter(|ratio| ratio.is_finite())
+fn ratio(value: f64, base: f64) -> Option<f64> {
+    Some(value / base).filter(|ratio| ratio.is_finite())
 }
 
 fn interval(mut drawn: Vec<f64>) -> Option<Interval> {
@@ -133,7 +156,21 @@ impl Ranked {
         Self(all)
     }
 
-    /// The median when each repetition is taken so many times.
+    /// The statistic when each repetition is taken so many times.
+    fn center(&self, statistic: Statistic, counts: &[usize]) -> Option<f64> {
+        match statistic {
+            Statistic::Median => self.median(counts),
+            Statistic::Mean => self.mean(counts),
+        }
+    }
+
+    fn mean(&self, counts: &[usize]) -> Option<f64> {
+        let weight = |place: usize| counts.get(place).copied().unwrap_or_default() as f64;
+        let total: f64 = self.0.iter().map(|(_, place)| weight(*place)).sum();
+        let sum = self.0.iter().map(|(value, place)| value * weight(*place));
+        (total > 0.0).then(|| sum.sum::<f64>() / total)
+    }
+
     fn median(&self, counts: &[usize]) -> Option<f64> {
         let count = |place: usize| counts.get(place).copied().unwrap_or_default();
         let total: usize = self.0.iter().map(|(_, place)| count(*place)).sum();
@@ -210,6 +247,14 @@ mod tests {
 
     use super::*;
 
+    fn how(seed: u64) -> How {
+        How {
+            statistic: Statistic::Median,
+            seed,
+            resamples: RESAMPLES,
+        }
+    }
+
     fn clusters(values: impl IntoIterator<Item = f64>) -> Clusters {
         (1..)
             .zip(values.into_iter().map(|value| vec![value]))
@@ -220,8 +265,8 @@ mod tests {
     fn an_interval_holds_its_median_and_narrows_with_repetitions() {
         let few = clusters((0..10).map(|value| f64::from(value * 37 % 10)));
         let many = clusters((0..200).map(|value| f64::from(value * 37 % 10)));
-        let few = median_interval(&few, 1).unwrap();
-        let many = median_interval(&many, 1).unwrap();
+        let few = confidence(&few, &how(1)).unwrap();
+        let many = confidence(&many, &how(1)).unwrap();
         assert!(few.low <= 4.5 && 4.5 <= few.high, "{few:?}");
         assert!(
             many.high - many.low < few.high - few.low,
@@ -232,7 +277,7 @@ mod tests {
     #[test]
     fn the_interval_of_a_median_is_near_the_exact_one_of_order_statistics() {
         // For 1..=99 the exact 95 % interval is (x₄₀, x₆₀).
-        let interval = median_interval(&clusters((1..=99).map(f64::from)), 7).unwrap();
+        let interval = confidence(&clusters((1..=99).map(f64::from)), &how(7)).unwrap();
         assert!((interval.low - 40.0).abs() <= 2.0, "{interval:?}");
         assert!((interval.high - 60.0).abs() <= 2.0, "{interval:?}");
     }
@@ -243,7 +288,7 @@ mod tests {
         let mut uniform = || (random.next() >> 11) as f64 / (1_u64 << 53) as f64;
         let hits = (0..200).filter(|seed| {
             let values = clusters((0..25).map(|_| uniform()));
-            let interval = median_interval(&values, *seed).unwrap();
+            let interval = confidence(&values, &how(*seed)).unwrap();
             interval.low <= 0.5 && 0.5 <= interval.high
         });
         let hits = hits.count();
@@ -257,21 +302,21 @@ mod tests {
             .iter()
             .map(|(key, values)| (*key, values.repeat(10)))
             .collect();
-        assert_eq!(median_interval(&single, 3), median_interval(&tenfold, 3));
+        assert_eq!(confidence(&single, &how(3)), confidence(&tenfold, &how(3)));
     }
 
     #[test]
     fn the_same_seed_gives_the_same_interval() {
         let values = clusters((0..20).map(|value| f64::from(value).sin()));
-        assert_eq!(median_interval(&values, 9), median_interval(&values, 9));
+        assert_eq!(confidence(&values, &how(9)), confidence(&values, &how(9)));
         assert_ne!(Random(9).draw(20), Random(10).draw(20));
     }
 
     #[test]
     fn five_repetitions_allow_no_statement() {
         let values = clusters([1.0, 2.0, 3.0, 4.0, 5.0]);
-        assert_eq!(median_interval(&values, 1), None);
-        let comparison = compare(&values, &values, 1, RESAMPLES).unwrap();
+        assert_eq!(confidence(&values, &how(1)), None);
+        let comparison = compare(&values, &values, &how(1)).unwrap();
         assert_eq!((comparison.ratio, comparison.p), (Some(1.0), None));
     }
 
@@ -283,7 +328,7 @@ mod tests {
             .iter()
             .map(|(key, values)| (*key, vec![values[0] * 1.1]))
             .collect();
-        let comparison = compare(&slower, &base, 1, RESAMPLES).unwrap();
+        let comparison = compare(&slower, &base, &how(1)).unwrap();
         let interval = comparison.interval.unwrap();
         assert!((interval.low - 1.1).abs() < 1e-9 && (interval.high - 1.1).abs() < 1e-9);
         assert!(comparison.p.unwrap() < 0.01);
@@ -293,7 +338,7 @@ mod tests {
     fn equal_subjects_show_no_difference() {
         let base = clusters((0..20).map(|place| f64::from(place * 7 % 20)));
         let other = clusters((0..20).map(|place| f64::from(place * 3 % 20)));
-        let comparison = compare(&other, &base, 1, RESAMPLES).unwrap();
+        let comparison = compare(&other, &base, &how(1)).unwrap();
         let interval = comparison.interval.unwrap();
         assert!(interval.low < 1.0 && 1.0 < interval.high, "{interval:?}");
         assert!(comparison.p.unwrap() > 0.2);
@@ -302,17 +347,34 @@ mod tests {
     #[test]
     fn a_baseline_of_zero_has_no_ratio_but_a_difference() {
         let base = clusters([0.0; 10]);
-        let comparison = compare(&clusters([0.5; 10]), &base, 1, RESAMPLES).unwrap();
+        let comparison = compare(&clusters([0.5; 10]), &base, &how(1)).unwrap();
         assert_eq!((comparison.ratio, comparison.interval), (None, None));
         assert_eq!(comparison.difference, 0.5);
         assert!(comparison.p.unwrap() < 0.01);
     }
 
     #[test]
+    fn what_happens_rarely_is_seen_by_the_mean_and_not_by_the_median() {
+        let fails = clusters((0..40).map(|place| f64::from(u8::from(place % 4 == 0))));
+        let never = clusters([0.0; 40]);
+        assert_eq!(center(&fails, Statistic::Median), Some(0.0));
+        assert_eq!(center(&fails, Statistic::Mean), Some(0.25));
+        let mean = How {
+            statistic: Statistic::Mean,
+            ..how(1)
+        };
+        assert!(compare(&fails, &never, &mean).unwrap().p.unwrap() < 0.01);
+        assert!(compare(&fails, &never, &how(1)).unwrap().p.unwrap() > 0.5);
+        // The exact binomial interval of 10 of 40 is 0.127 to 0.412.
+        let interval = confidence(&fails, &mean).unwrap();
+        assert!((interval.low - 0.127).abs() < 0.04 && (interval.high - 0.412).abs() < 0.04);
+    }
+
+    #[test]
     fn without_a_common_repetition_nothing_is_compared() {
         let one = [(1, vec![1.0])].into();
         let other = [(2, vec![1.0])].into();
-        assert_eq!(compare(&one, &other, 1, RESAMPLES), None);
+        assert_eq!(compare(&one, &other, &how(1)), None);
     }
 
     #[test]
@@ -344,9 +406,9 @@ mod tests {
             values in prop::collection::vec(1.0..1e3_f64, 6..20),
             factor in 0.1..10.0_f64,
         ) {
-            let one = median_interval(&clusters(values.clone()), 4).unwrap();
+            let one = confidence(&clusters(values.clone()), &how(4)).unwrap();
             let scaled = clusters(values.iter().map(|value| value * factor));
-            let other = median_interval(&scaled, 4).unwrap();
+            let other = confidence(&scaled, &how(4)).unwrap();
             prop_assert!((one.low * factor - other.low).abs() < 1e-6);
             prop_assert!((one.high * factor - other.high).abs() < 1e-6);
         }

@@ -8,7 +8,9 @@ use super::{
     metric::Better,
 };
 use crate::analysis::{
-    bootstrap::{Comparison, Interval, RESAMPLES, compare, holm, median_interval},
+    bootstrap::{
+        Comparison, How, Interval, RESAMPLES, Statistic, center, compare, confidence, holm,
+    },
     quantile::{quantile_of_sorted, sorted},
 };
 
@@ -21,6 +23,8 @@ pub(super) struct Summary {
     pub(super) n: usize,
     pub(super) repetitions: usize,
     pub(super) median: f64,
+    /// The measure's statistic: mostly the median again.
+    pub(super) center: f64,
     pub(super) interval: Option<Interval>,
     pub(super) p95: f64,
 }
@@ -130,11 +134,13 @@ pub(super) fn judge(data: &Data, baseline: Option<usize>) -> Judgement {
 fn summary(data: &Data, place: Place) -> Option<Summary> {
     let values = sorted(&data.values(place));
     let clusters = data.clusters(place);
+    let how = how(data, (place, None), RESAMPLES);
     Some(Summary {
         n: values.len(),
         repetitions: clusters.len(),
         median: quantile_of_sorted(&values, 0.5)?,
-        interval: median_interval(&clusters, seed(data, place, None)),
+        center: center(&clusters, how.statistic)?,
+        interval: confidence(&clusters, &how),
         p95: quantile_of_sorted(&values, 0.95)?,
     })
 }
@@ -202,7 +208,7 @@ fn leaders(
     judgement: &Judgement,
     better: Better,
 ) -> Option<(Place, Place)> {
-    let median = |place: &Place| judgement.summaries.get(place).map(|summary| summary.median);
+    let median = |place: &Place| judgement.summaries.get(place).map(|summary| summary.center);
     let mut ranked: Vec<(f64, Place)> = places
         .filter_map(|place| Some((median(&place)?, place)))
         .collect();
@@ -222,13 +228,13 @@ fn decide<'a>(data: &Data, pairs: &'a [Pair], resamples: usize) -> Vec<(&'a Pair
         .iter()
         .filter_map(|pair| {
             let (one, other) = (data.clusters(pair.one), data.clusters(pair.other));
-            let seed = seed(data, pair.one, Some(pair.other));
             let resamples = if pair.better == Better::Neither {
                 RESAMPLES
             } else {
                 resamples
             };
-            Some((pair, compare(&one, &other, seed, resamples)?))
+            let how = how(data, (pair.one, Some(pair.other)), resamples);
+            Some((pair, compare(&one, &other, &how)?))
         })
         .collect();
     let asked = |(pair, comparison): &(&Pair, Comparison)| {
@@ -261,6 +267,16 @@ fn standing(comparison: &Comparison, corrected: Option<f64>, better: Better) -> 
         (Better::Lower, _) if lower => Standing::Better,
         (Better::Higher, _) if !lower => Standing::Better,
         _ => Standing::Worse,
+    }
+}
+
+/// How a place is resampled, alone or against another.
+pub(super) fn how(data: &Data, (one, other): (Place, Option<Place>), resamples: usize) -> How {
+    let measure = data.measures.get(one.measure);
+    How {
+        statistic: measure.map_or(Statistic::Median, |measure| measure.meaning.statistic),
+        seed: seed(data, one, other),
+        resamples,
     }
 }
 

@@ -17,7 +17,7 @@ use super::{
     series,
     svg::{Place as SvgPlace, svg},
 };
-use crate::errors::Failure;
+use crate::{analysis::bootstrap::Statistic, errors::Failure};
 
 /// Cases in one figure of box plots: more have another figure.
 const CASES: usize = 8;
@@ -68,7 +68,7 @@ pub(super) fn unit(judgement: &Judgement, data: &Data, measure: usize) -> Unit {
         .iter()
         .filter(|(place, _)| place.measure == measure);
     let medians: Vec<f64> = medians
-        .map(|(_, summary)| summary.median.abs())
+        .map(|(_, summary)| summary.center.abs())
         .filter(|median| *median > 0.0)
         .collect();
     let size = crate::analysis::quantile::median(&medians).unwrap_or(1.0);
@@ -94,6 +94,10 @@ pub(super) fn figures(data: &Data, judgement: &Judgement) -> Vec<Figure> {
                     scene,
                 );
             }
+        }
+        // A share of what happened or did not has no distribution worth a look.
+        if of.meaning.statistic == Statistic::Mean {
+            continue;
         }
         for cases in data.cases_of(measure).chunks(CASES) {
             let scene = boxplot::draw(data, judgement, measure, cases, unit);

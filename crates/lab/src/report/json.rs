@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use crate::analysis::bootstrap::Statistic;
+
 use super::{
     compare::{Judgement, Ratio, Summary},
     data::{Data, Place},
@@ -43,10 +45,12 @@ fn median(data: &Data, at: Place, summary: &Summary) -> Value {
         .get(&(at.case, at.subject))
         .copied()
         .unwrap_or_default();
-    let quantity = data
-        .measures
-        .get(at.measure)
-        .map(|measure| measure.meaning.quantity);
+    let measure = data.measures.get(at.measure);
+    let quantity = measure.map(|measure| measure.meaning.quantity);
+    let statistic = measure.map(|measure| match measure.meaning.statistic {
+        Statistic::Median => "median",
+        Statistic::Mean => "mean",
+    });
     let more = json!({
         "unit": quantity.map(super::metric::Quantity::stored),
         "n": summary.n,
@@ -55,6 +59,9 @@ fn median(data: &Data, at: Place, summary: &Summary) -> Value {
         "failed": counts.failed,
         "failed_transfers": data.failed_transfers(at),
         "median": summary.median,
+        // Of what `lo`, `hi` and ratios are.
+        "statistic": statistic,
+        "mean": (statistic == Some("mean")).then_some(summary.center),
         "lo": summary.interval.map(|interval| interval.low),
         "hi": summary.interval.map(|interval| interval.high),
         "p95": summary.p95,

@@ -188,7 +188,7 @@ impl Panel {
             let interval = summary
                 .interval
                 .map(|interval| [interval.low, interval.high]);
-            [summary.median]
+            [summary.center]
                 .into_iter()
                 .chain(interval.into_iter().flatten())
                 .collect::<Vec<_>>()
@@ -289,7 +289,7 @@ fn draw_line(
     let known: Vec<_> = line.iter().filter_map(known).collect();
     let points: Vec<(f64, f64)> = known
         .iter()
-        .map(|(x, _, summary)| frame.at(*x, summary.median))
+        .map(|(x, _, summary)| frame.at(*x, summary.center))
         .collect();
     scene.line(&points, paint, 2.2, Dash::of(family));
     for ((x, subject, summary), at) in known.iter().zip(points) {
@@ -306,9 +306,9 @@ fn draw_line(
             }
         }
         let hint = format!(
-            "{}: median {}, n = {}",
+            "{}: {}, n = {}",
             data.label(*subject),
-            unit.tell_fully(summary.median),
+            unit.tell_fully(summary.center),
             summary.n
         );
         scene.dot(at, 4.0, paint, &hint);

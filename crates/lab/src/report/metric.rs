@@ -1,6 +1,7 @@
 //! What a metric's name means to a reader: its title, its unit, which way is better, and where it stands on the page.
 
 use super::number::Unit;
+use crate::analysis::bootstrap::Statistic;
 
 /// What is known of a metric.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,6 +14,8 @@ pub(super) struct Meaning {
     pub(super) better: Better,
     /// Whether it stands in the verdict at the top.
     pub(super) key: bool,
+    /// What its values come to.
+    pub(super) statistic: Statistic,
     /// Its place among the others.
     pub(super) rank: u8,
 }
@@ -122,7 +125,7 @@ const KNOWN: [Known; 18] = [
     ),
     (
         "failed_share",
-        "Transfers that failed",
+        "Transfers that failed, mean share",
         Quantity::Share,
         Better::Lower,
         true,
@@ -191,6 +194,10 @@ pub(super) fn meaning(name: &str) -> Meaning {
             known.3
         },
         key: known.4 && part.is_none(),
+        statistic: match base {
+            "failed_share" => Statistic::Mean,
+            _ => Statistic::Median,
+        },
         rank: rank + u8::from(part.is_some()),
     }
 }
@@ -208,6 +215,7 @@ fn unknown(name: &str) -> Meaning {
         quantity: end.map_or(Quantity::Count, |(_, quantity)| quantity),
         better: Better::Neither,
         key: false,
+        statistic: Statistic::Median,
         rank: u8::MAX,
     }
 }

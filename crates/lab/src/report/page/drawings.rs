@@ -36,7 +36,8 @@ fn one(source: &Source<'_>, measure: usize) -> String {
             .iter()
             .filter(move |figure| figure.measure == Some(measure) && figure.kind == kind)
     };
-    if figures(Kind::Box).count() == 0 {
+    let any = |figure: &Figure| figure.measure == Some(measure);
+    if !source.figures.iter().any(any) {
         return String::new();
     }
     let title = source.data.measures.get(measure).map(Measure::title);

@@ -128,7 +128,7 @@ pub(super) fn one(source: &Source<'_>, measure: usize, case: usize, family: usiz
     };
     let unit = unit(judgement, data, measure);
     let star = star(judgement, place);
-    let mut cell = said("b", &unit.tell_fully(summary.median)) + &star;
+    let mut cell = said("b", &unit.tell_fully(summary.center)) + &star;
     if let Some(interval) = summary.interval {
         cell += &said("small", &range(unit, interval.low, interval.high));
     }
@@ -251,11 +251,12 @@ fn medians(source: &Source<'_>, measure: usize, places: &[Place]) -> String {
     let summaries = places
         .iter()
         .filter_map(|place| source.judgement.summaries.get(place));
-    let medians = sorted(&summaries.map(|summary| summary.median).collect::<Vec<_>>());
+    let medians = sorted(&summaries.map(|summary| summary.center).collect::<Vec<_>>());
     let unit = unit(source.judgement, source.data, measure);
     match medians.as_slice() {
         [] => String::new(),
         [one] => said("small", &unit.tell_fully(*one)),
+        [low, .., high] if low == high => said("small", &unit.tell_fully(*low)),
         [low, .., high] => said(
             "small",
             &format!("{} – {}", unit.tell(*low), unit.tell_fully(*high)),
@@ -439,8 +440,8 @@ fn legend(source: &Source<'_>) -> String {
     tag(
         "p class=\"note\"",
         &format!(
-            "{against}× is the ratio of medians over the same repetitions. ★ best of its row and significantly ahead of the next, ☆ best median only. \
-         The range under a median is its 95 % interval. {correction}"
+            "{against}× is the ratio of medians (of means where a row says so) over the same repetitions. ★ best of its row and significantly ahead of the next, ☆ best median only. \
+         The range under it is the 95 % interval. {correction}"
         ),
     )
 }

@@ -2,7 +2,9 @@
 
 use super::{Source, scrolling};
 use crate::{
+    analysis::bootstrap::compare,
     report::{
+        compare::how,
         data::Place,
         html::{escape, row, said, tag},
         metric::meaning,
@@ -173,7 +175,7 @@ fn one(source: &Source<'_>, place: Place, relative_to: Option<&str>) -> Option<O
         );
         return Some(Ours {
             name,
-            value: summary.median,
+            value: summary.center,
             low,
             high,
             n,
@@ -184,19 +186,13 @@ fn one(source: &Source<'_>, place: Place, relative_to: Option<&str>) -> Option<O
         .present(place.measure, place.case)
         .into_iter()
         .find(is_other)?;
-    let pair = (
-        data.clusters(place),
-        data.clusters(Place {
-            subject: other,
-            ..place
-        }),
-    );
-    let comparison = crate::analysis::bootstrap::compare(
-        &pair.0,
-        &pair.1,
-        data.campaign.seed,
-        judgement.resamples,
-    )?;
+    let other_place = Place {
+        subject: other,
+        ..place
+    };
+    let how = how(data, (place, Some(other_place)), judgement.resamples);
+    let values = (data.clusters(place), data.clusters(other_place));
+    let comparison = compare(&values.0, &values.1, &how)?;
     let (low, high) = (
         comparison.interval.map(|interval| interval.low),
         comparison.interval.map(|interval| interval.high),
@@ -213,10 +209,14 @@ fn one(source: &Source<'_>, place: Place, relative_to: Option<&str>) -> Option<O
 
 /// In words: whether our figure is the paper's.
 fn agrees(finding: &Finding, ours: &Ours) -> Option<String> {
-    let (low, high) = (
-        finding.low.or(finding.value)?,
-        finding.high.or(finding.value)?,
-    );
+    let (low, high) = match (finding.low, finding.value, finding.high) {
+        (None, None, None) => return None,
+        (low, None, high) => (
+            low.unwrap_or(f64::NEG_INFINITY),
+            high.unwrap_or(f64::INFINITY),
+        ),
+        (low, Some(value), high) => (low.unwrap_or(value), high.unwrap_or(value)),
+    };
     let (least, most) = (
         ours.low.unwrap_or(ours.value),
         ours.high.unwrap_or(ours.value),
@@ -280,6 +280,14 @@ mod tests {
         assert_eq!(
             agrees(&paper, &ours(48.0, 47.0, 49.0)).unwrap(),
             "↑ ×10.0 above"
+        );
+        let bound = Finding {
+            low: Some(0.4),
+            ..Finding::default()
+        };
+        assert_eq!(
+            agrees(&bound, &ours(0.6, 0.5, 0.7)).unwrap(),
+            "= within the paper's range"
         );
         assert_eq!(agrees(&Finding::default(), &ours(1.0, 1.0, 1.0)), None);
     }

@@ -1,5 +1,7 @@
 //! Every median with its interval, its n and what became of the repetitions behind it, and its ratio to the baseline.
 
+use crate::analysis::bootstrap::Statistic;
+
 use super::{Source, chip, details, glance, scrolling};
 use crate::report::{
     compare::Summary,
@@ -30,12 +32,17 @@ fn table(source: &Source<'_>, measure: usize) -> String {
     } else {
         format!(" ({unit})")
     };
+    let mean = data
+        .measures
+        .get(measure)
+        .is_some_and(|of| of.meaning.statistic == Statistic::Mean);
+    let statistic = if mean { "Mean" } else { "Median" };
     let against = judgement
         .baseline
         .map_or("–", |baseline| data.label(baseline));
     let mut heads = vec![
         ("Subject".to_owned(), "", false),
-        (format!("Median{unit}"), "", true),
+        (format!("{statistic}{unit}"), "", true),
         ("95 % interval".to_owned(), "", true),
         ("95th percentile".to_owned(), "", true),
         ("n".to_owned(), "values", true),
@@ -87,7 +94,7 @@ fn line(source: &Source<'_>, place: Place, summary: &Summary, with_case: bool) -
     }
     let name = chip(data.label(place.subject), data.series(place.subject));
     cells.push(tag("th scope=\"row\"", &name));
-    cells.push(number(&unit.tell(summary.median)));
+    cells.push(number(&unit.tell(summary.center)));
     let interval = summary
         .interval
         .map(|interval| glance::range(unit, interval.low, interval.high));
