@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::{campaign, errors::Failure, report, results::merge, scenario, workload, world};
+use crate::{
+    calibrate, campaign, errors::Failure, report, results::merge, scenario, workload, world,
+};
 
 /// Emulated networks, every competitor beside Hoplite, figures that stand up.
 #[derive(Debug, Parser)]
@@ -137,6 +139,7 @@ pub struct CalibrateArgs {
 /// What failed, why, and what to do.
 pub fn run(cli: &Cli) -> Result<(), Failure> {
     match &cli.command {
+        Command::Calibrate(args) => calibrate::run(args),
         Command::World => world::inside::main(),
         Command::Work => workload::client::main(),
         Command::Serve => workload::server::main(),
@@ -144,8 +147,6 @@ pub fn run(cli: &Cli) -> Result<(), Failure> {
         Command::List(args) => scenario::list::run(args),
         Command::Run(args) => campaign::run(args),
         Command::Merge(args) => merge::merge(args),
-        Command::Doctor(_) | Command::Calibrate(_) => {
-            Err(Failure::new("running the command", "not built yet", "wait"))
-        }
+        Command::Doctor(_) => Err(Failure::new("running the command", "not built yet", "wait")),
     }
 }

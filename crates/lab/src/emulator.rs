@@ -44,6 +44,7 @@ use std::{
 
 use rustix::event::{EventfdFlags, eventfd};
 
+pub(crate) use self::priority::ask as ask_for_priority;
 use self::{
     driver::{Control, Driver},
     network::Network,

@@ -14,6 +14,7 @@
 //! ```
 
 pub mod analysis;
+pub mod calibrate;
 pub mod campaign;
 pub mod cli;
 pub mod emulator;

@@ -9,7 +9,7 @@ const PRIORITY: libc::c_int = 10;
 const NICE: libc::c_int = -11;
 
 /// Asks for the calling thread; says whether it has real-time priority now. Its children have not.
-pub(super) fn ask() -> bool {
+pub(crate) fn ask() -> bool {
     rustix::thread::set_current_timer_slack(NonZeroU64::new(1)).ok();
     let real_time = fifo();
     if !real_time {

@@ -1,0 +1,269 @@
+//! `hoplite-lab calibrate`: the lab measures itself, in namespaces of its own, and says whether its figures may be believed here.
+//! Each check builds a small network, measures it with plain sockets, and compares with what was asked for.
+//!
+//! Output: a line for each figure (JSON unless stdout is a terminal); the exit code is 0 only if every one is within its limits.
+
+use std::{
+    fmt,
+    io::{self, IsTerminal, Write},
+    time::Duration,
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    cli::CalibrateArgs,
+    errors::{Complaint, Failure},
+    netns::user::{Entered, enter},
+};
+
+mod bench;
+mod flows;
+mod load;
+mod round_trip;
+mod setup;
+mod tcp_info;
+
+/// One thing that is measured.
+type Check = fn(&Effort, &mut dyn FnMut(Figure)) -> Result<(), Failure>;
+
+/// All of them, in the order of their running.
+const CHECKS: [(&str, Check); 6] = [
+    ("setup", setup::check),
+    ("rtt", round_trip::check),
+    ("rate", flows::check_rate),
+    ("loss", flows::check_loss),
+    ("pps", load::check_pps),
+    ("hosts", load::check_hosts),
+];
+
+/// How long the checks may take.
+#[derive(Clone, Copy, Debug)]
+struct Effort {
+    quick: bool,
+}
+
+impl Effort {
+    /// The time of one measurement.
+    fn time(&self, quick: u64, thorough: u64) -> Duration {
+        Duration::from_secs(if self.quick { quick } else { thorough })
+    }
+}
+
+/// One result.
+#[derive(Clone, Debug, Serialize)]
+struct Figure {
+    /// Which check it belongs to.
+    check: &'static str,
+    /// What was asked of the lab, in `unit`.
+    asked: f64,
+    /// What was seen: the median where it is a distribution.
+    median: f64,
+    /// The 99th percentile; the same as the median where there is one value.
+    p99: f64,
+    /// Whether that is within the limits.
+    ok: bool,
+    /// Of the three figures.
+    unit: &'static str,
+    /// What was special about this measurement, and what else was seen.
+    #[serde(flatten)]
+    more: Map<String, Value>,
+}
+
+impl Figure {
+    fn new(
+        check: &'static str,
+        unit: &'static str,
+        asked: f64,
+        median: f64,
+        p99: f64,
+        ok: bool,
+    ) -> Self {
+        let more = Map::new();
+        Self {
+            check,
+            asked,
+            median,
+            p99,
+            ok,
+            unit,
+            more,
+        }
+    }
+
+    fn with(mut self, name: &str, value: impl Serialize) -> Self {
+        self.more.insert(name.to_owned(), json!(value));
+        self
+    }
+}
+
+/// Runs the checks.
+///
+/// # Errors
+/// A check that does not exist, a machine without namespaces or TUN, figures outside their limits.
+pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
+    let checks = chosen(&args.only)?;
+    match enter()? {
+        Entered::Inside => {}
+        Entered::Over(status) if status.success() => return Ok(()),
+        Entered::Over(status) => {
+            let remedy = "see the lines above";
+            return Err(Failure::new("calibrating", status, remedy));
+        }
+    }
+    let effort = Effort { quick: args.quick };
+    let mut printer = Printer::new(args.json || !io::stdout().is_terminal(), checks.len());
+    for (name, check) in checks {
+        printer.begin(name);
+        check(&effort, &mut |figure| printer.print(&figure))?;
+        printer.bar.inc(1);
+    }
+    printer.finish()
+}
+
+fn chosen(only: &[String]) -> Result<Vec<(&'static str, Check)>, Failure> {
+    let known = |name: &String| CHECKS.iter().any(|(check, _)| check == name);
+    let wrong = only.iter().filter(|name| !known(name)).map(|name| {
+        let remedy = "choose from rtt, rate, loss, pps, setup, hosts";
+        Complaint::new(
+            "reading --only",
+            format!("there is no check {name}"),
+            remedy,
+        )
+    });
+    let wrong: Vec<_> = wrong.collect();
+    if !wrong.is_empty() {
+        return Err(Failure::Wrong(wrong));
+    }
+    let wanted =
+        |check: &&(&'static str, Check)| only.is_empty() || only.iter().any(|name| name == check.0);
+    Ok(CHECKS.iter().filter(wanted).copied().collect())
+}
+
+/// Prints figures as they come.
+struct Printer {
+    json: bool,
+    bar: ProgressBar,
+    bad: Vec<String>,
+    figures: usize,
+}
+
+impl Printer {
+    fn new(json: bool, checks: usize) -> Self {
+        let bar = if json {
+            ProgressBar::hidden()
+        } else {
+            ProgressBar::new(checks as u64)
+        };
+        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {elapsed}");
+        if let Ok(style) = style {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self {
+            json,
+            bar,
+            bad: Vec::new(),
+            figures: 0,
+        }
+    }
+
+    fn begin(&mut self, name: &'static str) {
+        self.bar.set_message(name);
+    }
+
+    fn print(&mut self, figure: &Figure) {
+        let line = match (self.json, self.figures) {
+            (true, _) => serde_json::to_string(figure).unwrap_or_default(),
+            (false, 0) => format!("{HEAD}\n{figure}"),
+            (false, _) => figure.to_string(),
+        };
+        self.figures += 1;
+        if !figure.ok {
+            let more = Value::Object(figure.more.clone());
+            self.bad.push(format!(
+                "{} {} {} {more}",
+                figure.check, figure.median, figure.unit
+            ));
+        }
+        // Nobody listens any more: the exit code still tells.
+        self.bar
+            .suspend(|| writeln!(io::stdout().lock(), "{line}"))
+            .ok();
+    }
+
+    fn finish(self) -> Result<(), Failure> {
+        self.bar.finish_and_clear();
+        if self.bad.is_empty() {
+            return Ok(());
+        }
+        let why = format!(
+            "{} of {} figures are outside their limits ({})",
+            self.bad.len(),
+            self.figures,
+            self.bad.join("; ")
+        );
+        let remedy = "run a release build on a quiet machine, as root so that the emulator has real-time priority";
+        Err(Failure::new("calibrating", why, remedy))
+    }
+}
+
+const HEAD: &str = "check        asked     median        p99  unit";
+
+impl fmt::Display for Figure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            check,
+            asked,
+            median,
+            p99,
+            unit,
+            ..
+        } = self;
+        write!(
+            f,
+            "{check:<6} {asked:>11.3} {median:>10.3} {p99:>10.3}  {unit:<7}"
+        )?;
+        write!(f, " {}", if self.ok { "ok " } else { "BAD" })?;
+        for (name, value) in &self.more {
+            write!(f, " {name}={value}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A failure of the bench itself.
+fn failed(doing: &'static str) -> impl Fn(io::Error) -> Failure {
+    move |error| {
+        Failure::new(
+            doing,
+            error,
+            "look after free memory and limits of files and threads, and try again",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_that_does_not_exist_is_named_with_those_that_do() {
+        let Err(Failure::Wrong(complaints)) = chosen(&["rtt".into(), "speed".into()]) else {
+            panic!("it was taken");
+        };
+        assert!(complaints[0].why.contains("speed") && complaints[0].remedy.contains("hosts"));
+        assert_eq!(chosen(&[]).unwrap().len(), CHECKS.len());
+        assert_eq!(chosen(&["pps".into()]).unwrap()[0].0, "pps");
+    }
+
+    #[test]
+    fn a_figure_is_one_flat_line_of_json() {
+        let figure = Figure::new("rtt", "ms", 20.0, 20.1, 20.9, true).with("load_mbit", 10);
+        let value: Value = serde_json::from_str(&serde_json::to_string(&figure).unwrap()).unwrap();
+        let expected = json!({"check": "rtt", "asked": 20.0, "median": 20.1, "p99": 20.9, "ok": true, "unit": "ms", "load_mbit": 10});
+        assert_eq!(value, expected);
+    }
+}

@@ -1,0 +1,122 @@
+//! Round trips of 20 ms beside nothing and beside 10, 100 and 500 Mbit/s: median within 0.5 ms, 99th percentile within 1.5 ms.
+
+use std::{
+    io,
+    net::{SocketAddr, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Effort, Figure,
+    bench::{self, Bench},
+    failed, load,
+};
+use crate::{emulator::ask_for_priority, errors::Failure, topology::Direction};
+
+const NOMINAL: Duration = Duration::from_millis(20);
+const LOADS_MBIT: [f64; 4] = [0.0, 10.0, 100.0, 500.0];
+const MEDIAN_MS: f64 = 0.5;
+const P99_MS: f64 = 1.5;
+const ECHO: u16 = 7;
+/// From one probe to the next, beyond the round trip.
+const PAUSE: Duration = Duration::from_millis(2);
+/// After so long a probe is lost.
+const LOST: Duration = Duration::from_millis(500);
+
+pub(super) fn check(effort: &Effort, figure: &mut dyn FnMut(Figure)) -> Result<(), Failure> {
+    for mbit in LOADS_MBIT {
+        figure(measure(mbit, effort.time(3, 15))?);
+    }
+    Ok(())
+}
+
+fn measure(mbit: f64, time: Duration) -> Result<Figure, Failure> {
+    let bench = Bench::new(&bench::pair(&Direction {
+        delay: NOMINAL / 2,
+        ..Direction::default()
+    }))?;
+    let (echo, probe) = (bench.udp(1, ECHO)?, bench.udp(0, 0)?);
+    let to = bench.address(1, ECHO)?;
+    bench.begin();
+    let probes = || probe_all(&echo, &probe, to, time).map_err(failed("measuring round trips"));
+    let ((mut trips, lost), _) = load::beside(&bench, 1500, mbit * 1e6 / 8.0 / 1500.0, probes)?;
+    let seen = bench.end()?;
+    trips.sort_unstable_by(|a, b| a.total_cmp(b));
+    let (median, p99, nominal) = (
+        quantile(&trips, 0.5),
+        quantile(&trips, 0.99),
+        NOMINAL.as_secs_f64() * 1e3,
+    );
+    let close = (median - nominal).abs() <= MEDIAN_MS && (p99 - nominal).abs() <= P99_MS;
+    let ok = close && lost == 0 && !trips.is_empty();
+    let told = Figure::new("rtt", "ms", nominal, median, p99, ok).with("load_mbit", mbit);
+    Ok(seen.tell(told.with("n", trips.len()).with("lost", lost)))
+}
+
+/// One probe after the other for so long: round trips in milliseconds, and how many were lost. The first ones warm up.
+fn probe_all(
+    echo: &UdpSocket,
+    probe: &UdpSocket,
+    to: SocketAddr,
+    time: Duration,
+) -> io::Result<(Vec<f64>, usize)> {
+    echo.set_read_timeout(Some(Duration::from_millis(100)))?;
+    probe.set_read_timeout(Some(LOST))?;
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| answer(echo, &stop));
+        // The network is measured here, not how ordinary processes are scheduled.
+        let prober = scope.spawn(|| {
+            ask_for_priority();
+            probe_until(probe, to, Instant::now() + time)
+        });
+        let result = prober.join();
+        stop.store(true, Ordering::Relaxed);
+        result.unwrap_or_else(|_| Err(io::Error::other("the prober broke")))
+    })
+}
+
+fn answer(echo: &UdpSocket, stop: &AtomicBool) {
+    ask_for_priority();
+    let mut buffer = [0; 64];
+    while !stop.load(Ordering::Relaxed) {
+        if let Ok((size, from)) = echo.recv_from(&mut buffer) {
+            echo.send_to(buffer.get(..size).unwrap_or_default(), from)
+                .ok();
+        }
+    }
+}
+
+fn probe_until(probe: &UdpSocket, to: SocketAddr, end: Instant) -> io::Result<(Vec<f64>, usize)> {
+    let (mut trips, mut lost, mut number) = (Vec::new(), 0, 0_u64);
+    while Instant::now() < end {
+        number += 1;
+        let began = Instant::now();
+        probe.send_to(&number.to_le_bytes(), to)?;
+        match hear(probe, number) {
+            Ok(()) if number > 5 => trips.push(began.elapsed().as_secs_f64() * 1e3),
+            Ok(()) => {}
+            Err(_) => lost += 1,
+        }
+        thread::sleep(PAUSE);
+    }
+    Ok((trips, lost))
+}
+
+/// Waits for the answer to this probe; late answers to earlier ones are passed over.
+fn hear(probe: &UdpSocket, number: u64) -> io::Result<()> {
+    let mut buffer = [0; 8];
+    while probe.recv(&mut buffer)? != 8 || buffer != number.to_le_bytes() {}
+    Ok(())
+}
+
+/// Of sorted values.
+fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let wanted = share * sorted.len() as f64;
+    let at = (1..=sorted.len()).find(|&count| count as f64 >= wanted);
+    at.and_then(|count| sorted.get(count.max(1) - 1))
+        .copied()
+        .unwrap_or(0.0)
+}
