@@ -10,7 +10,10 @@ use super::{
     reader::{Reader, flag, one_of, text},
     units,
 };
-use crate::topology::{Direction, Discipline, Jitter, JitterShape, Loss};
+use crate::{
+    emulator::trace,
+    topology::{Direction, Discipline, Jitter, JitterShape, Loss},
+};
 
 /// Keys of a `[[link]]`.
 pub(crate) const KEYS: [&str; 16] = [
@@ -336,29 +339,9 @@ fn codel(entry: Reader<'_>) -> Option<Discipline> {
     })
 }
 
-/// Reads mahimahi's format: a millisecond a line, not descending; empty lines and lines that begin with # are passed over.
+/// Reads a mahimahi trace.
 pub(crate) fn trace(name: &str, text: &str) -> Result<Vec<u64>, Wrong> {
     const ALLOWED: &str = "mahimahi's format: one whole number of milliseconds a line, not descending, the last above 0";
-    let mut times = Vec::new();
-    let said = |line: &str| !line.trim().is_empty() && !line.starts_with('#');
-    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| said(line)) {
-        let wrong = || {
-            Wrong::new(
-                format!("line {number} of {} does not fit", quoted(name)),
-                ALLOWED,
-            )
-        };
-        let time: u64 = line.trim().parse().map_err(|_| wrong())?;
-        if times.last().is_some_and(|last| *last > time) || time > 1 << 40 {
-            return Err(wrong());
-        }
-        times.push(time);
-    }
-    match times.last() {
-        Some(last) if *last > 0 => Ok(times),
-        _ => Err(Wrong::new(
-            format!("{} says nothing", quoted(name)),
-            ALLOWED,
-        )),
-    }
+    let wrong = |error| Wrong::new(format!("{} does not fit: {error}", quoted(name)), ALLOWED);
+    trace::parse(text.as_bytes()).map_err(wrong)
 }
