@@ -21,7 +21,7 @@ mod shard;
 
 use std::{
     collections::{HashMap, HashSet},
-    path::Path,
+    path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -38,7 +38,7 @@ pub(crate) use self::{
     identity::{describe, difference, extend},
     lock::Lock,
 };
-use crate::{cli::RunArgs, errors::Failure, results::store::Store, scenario};
+use crate::{cli::RunArgs, errors::Failure, report, results::store::Store, scenario};
 
 /// Runs a scenario, or goes on with it.
 ///
@@ -58,7 +58,12 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     interrupt::watched(move |stop| {
         let progress = Progress::to_stdout(args.json);
         let begun = Begun::new(plan, &out, args.retry)?;
-        begun.conduct(&scenario, &mut Worlds, progress, stop, &|_| Ok(()))
+        let around = Around {
+            stop,
+            step: &|_| Ok(()),
+            report: &report::write,
+        };
+        begun.conduct(&scenario, &mut Worlds, progress, &around)
     })
 }
 
@@ -97,8 +102,7 @@ impl Begun {
         source: &dyn Source,
         execute: &mut dyn Execute,
         progress: Progress,
-        stop: &Stop,
-        step: Step<'_>,
+        around: &Around<'_>,
     ) -> Result<(), Failure> {
         let mut conduct = Conduct {
             source,
@@ -109,8 +113,8 @@ impl Begun {
             store: self.store,
             machine: self.machine,
             progress,
-            stop,
-            step,
+            stop: around.stop,
+            step: around.step,
             refused: None,
         };
         let ended = conduct.all(execute)?;
@@ -118,9 +122,20 @@ impl Begun {
         if ended == Ended::Interrupted {
             return Err(interrupted(root, &tally));
         }
-        conduct.progress.done(root, &tally, None);
+        let page = (around.report)(root);
+        let path = page.as_deref().ok();
+        conduct.progress.done(root, &tally, path);
+        page?;
         verdict(root, &tally)
     }
+}
+
+/// What tests do otherwise.
+struct Around<'a> {
+    stop: &'a Stop,
+    step: Step<'a>,
+    /// Writes the report of a directory.
+    report: &'a dyn Fn(&Path) -> Result<PathBuf, Failure>,
 }
 
 fn interrupted(root: &Path, tally: &Tally) -> Failure {

@@ -44,26 +44,39 @@ use crate::{cli::ReportArgs, errors::Failure, results::store::Store};
 /// # Errors
 /// When there are no results, or the directory cannot be written.
 pub fn run(args: &ReportArgs) -> Result<(), Failure> {
-    let store = Store::read(&args.dir)?;
+    let (data, judgement, path) = make(&args.dir, args.baseline.as_deref())?;
+    let text = match args.json {
+        true => json_lines(&data, &judgement),
+        false => format!("{}\n", path.display()),
+    };
+    say(&text)
+}
+
+/// Makes it without a word, and says where it is: the end of a campaign.
+///
+/// # Errors
+/// Those of [`run`].
+pub fn write(directory: &Path) -> Result<PathBuf, Failure> {
+    make(directory, None).map(|(.., path)| path)
+}
+
+fn make(directory: &Path, asked: Option<&str>) -> Result<(Data, Judgement, PathBuf), Failure> {
+    let store = Store::read(directory)?;
     let mut data = Data::read(&store)?;
-    let baseline = baseline(&data, args.baseline.as_deref())?;
+    let baseline = baseline(&data, asked)?;
     let judgement = judge(&data, baseline);
-    let found = export::write(&data, &args.dir)?;
+    let found = export::write(&data, directory)?;
     data.failed = found.failed;
     let figures = figures::figures(&data, &judgement);
-    figures::write(&figures, &args.dir)?;
+    figures::write(&figures, directory)?;
     let page = page::page(&page::Source {
         data: &data,
         judgement: &judgement,
         figures: &figures,
         unread: &found.unread,
     });
-    let path = write_page(&args.dir, &page)?;
-    let text = match args.json {
-        true => json_lines(&data, &judgement),
-        false => format!("{}\n", path.display()),
-    };
-    say(&text)
+    let path = write_page(directory, &page)?;
+    Ok((data, judgement, path))
 }
 
 /// The one asked for, else the scenario's, else `native`, else the first; none if there are no subjects.

@@ -165,12 +165,12 @@ fn event(name: &str, told: &Told<'_>) -> Value {
     json!({
         "event": name, "id": key.id(), "place": told.place.number, "case": key.case, "subject": key.subject,
         "repetition": key.repetition, "attempt": told.attempt, "verdict": told.judgement.verdict,
-        "why": told.judgement.why, "took_s": tenths(told.took), "eta_s": told.left.map(f64::round),
+        "why": told.judgement.why, "took_s": milliseconds(told.took), "eta_s": told.left.map(f64::round),
     })
 }
 
-fn tenths(seconds: f64) -> f64 {
-    (seconds * 10.0).round() / 10.0
+fn milliseconds(seconds: f64) -> f64 {
+    (seconds * 1000.0).round() / 1000.0
 }
 
 fn sentence(told: &Told<'_>) -> String {

@@ -41,7 +41,12 @@ fn run_to(
     let plan = Plan::make(few, args)?;
     let begun = Begun::new(plan, out, args.retry)?;
     let stop = fake.stop.clone();
-    begun.conduct(few, fake, progress, &stop, step)
+    let around = Around {
+        stop: &stop,
+        step,
+        report: &|directory| Ok(directory.join("report.html")),
+    };
+    begun.conduct(few, fake, progress, &around)
 }
 
 #[test]
@@ -315,6 +320,10 @@ fn each_line_says_what_happened_and_how_far_it_is() {
     assert_eq!(run["verdict"], "ok");
     assert!(run["took_s"].is_number() && run["eta_s"].is_number() && run["case"].is_object());
     let done = said.last().unwrap();
+    assert_eq!(
+        done["report"],
+        done["out"].as_str().unwrap().to_owned() + "/report.html"
+    );
     assert_eq!(
         (&done["ok"], &done["invalid_attempts"]),
         (&8.into(), &1.into())

@@ -5,6 +5,7 @@ use std::{
     env,
     fs::{self, File},
     io::Write,
+    path::PathBuf,
     process::{Command, Stdio},
     thread,
     time::Duration,
@@ -105,7 +106,7 @@ fn child_that_runs_a_campaign() {
 }
 
 /// Fills the disk during the third attempt, but for so many octets.
-fn fill(filler: std::path::PathBuf, leave: usize) -> impl FnMut(&crate::trial::Trial) {
+fn fill(filler: PathBuf, leave: usize) -> impl FnMut(&crate::trial::Trial) {
     let mut attempts = 0;
     move |_| {
         attempts += 1;
