@@ -210,3 +210,6 @@ impl Drop for Running {
         self.end();
     }
 }
+
+#[cfg(test)]
+mod tests;
