@@ -37,7 +37,7 @@ pub(super) fn send(
         if stop.load(Ordering::Relaxed) {
             break;
         }
-        if sent + skipped >= due(began, packets) {
+        while sent + skipped >= due(began, packets) && !stop.load(Ordering::Relaxed) {
             thread::sleep(GAP);
             let behind = due(began, packets).saturating_sub(sent + skipped);
             skipped += behind.saturating_sub(burst(packets));
