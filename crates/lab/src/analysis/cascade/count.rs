@@ -33,6 +33,8 @@ pub(super) struct Counts {
     own: Vec<usize>,
     /// Octets of IP packets whose content is not wholly known, and of carriers on each layer that nothing was found for.
     unmatched: usize,
+    /// Octets of packets that are not UDP.
+    other: usize,
     lost: Vec<usize>,
 }
 
@@ -158,6 +160,9 @@ impl Counts {
         for packet in &capture.packets {
             let side = usize::from(packet.way == Way::In);
             let known = packet.payload.and_then(|_| next[side].next());
+            if packet.payload.is_none() {
+                self.other += packet.octets;
+            }
             begun |= known.is_some_and(|known| known.inner);
             if !begun {
                 self.setup += packet.octets;
@@ -186,11 +191,14 @@ impl Counts {
 
     /// Where carriers stayed empty, in words.
     pub(super) fn unmatched_where(&self) -> String {
+        let other = 100.0 * self.share(self.other as f64);
         let place = |(number, count): (usize, &usize)| match number {
             0 => format!("{count} UDP packets on the link"),
             hop => format!("{count} datagrams of hop {hop}"),
         };
-        let places: Vec<_> = self.lost.iter().enumerate().map(place).collect();
+        let places = self.lost.iter().enumerate().map(place);
+        let other = std::iter::once(format!("{other:.1} % are not UDP"));
+        let places: Vec<_> = other.chain(places).collect();
         places.join(", ")
     }
 
@@ -213,6 +221,7 @@ impl Counts {
             ("ack_octets", acks),
             ("ack_only_packets", self.ack_packets as f64),
             ("setup_octets", self.setup as f64),
+            ("setup_share", self.share(self.setup as f64)),
             ("data_packets", self.data_packets as f64),
             ("packets_in_streams", self.in_streams as f64),
             ("unmatched_share", self.unmatched_share()),

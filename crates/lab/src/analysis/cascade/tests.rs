@@ -320,7 +320,11 @@ fn other_traffic_on_the_link_counts_as_octets_of_the_first_hop() {
     let figures: BTreeMap<_, _> = figures(&capture, &layers).unwrap().into_iter().collect();
     assert_figures(
         &figures,
-        &[("overhead_share", 28.0 / 2280.0), ("ack_share", 0.0)],
+        &[
+            ("setup_share", 0.0),
+            ("overhead_share", 28.0 / 2280.0),
+            ("ack_share", 0.0),
+        ],
     );
 }
 
@@ -403,7 +407,7 @@ fn traffic_that_no_qlog_knows_is_refused() {
     let strange = capture(&[(In, 1000), (Out, 40), (In, 555), (In, 556)]);
     let error = figures(&strange, &layers).unwrap_err().to_string();
     assert!(
-        error.contains("are in no qlog (2 UDP packets on the link)"),
+        error.contains("are in no qlog (0.0 % are not UDP, 2 UDP packets on the link)"),
         "{error}"
     );
 }
