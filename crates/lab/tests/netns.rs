@@ -10,7 +10,7 @@ use std::{
     collections::BTreeMap,
     fs::File,
     io::{Read, Write},
-    net::{IpAddr, UdpSocket},
+    net::{IpAddr, SocketAddr, UdpSocket},
     os::fd::{AsFd, OwnedFd},
     process::Stdio,
     time::{Duration, Instant},
@@ -21,6 +21,7 @@ use hoplite_lab::{
     topology::{Direction, Link, Node, NodeKind, Topology},
 };
 use rustix::event::{PollFd, PollFlags, poll};
+use socket2::{Domain, Socket, Type};
 
 /// Says why, where the machine does not let this process make namespaces.
 fn possible() -> bool {
@@ -224,6 +225,44 @@ fn a_setting_that_the_kernel_does_not_have_is_named() {
         failure.to_string().contains("net.ipv4.tcp_wonder"),
         "{failure}"
     );
+}
+
+#[test]
+fn connections_have_the_congestion_control_that_was_asked_for_also_where_the_kernel_restricts_it() {
+    if !possible() {
+        return;
+    }
+    let known = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
+    for name in known.unwrap().split_whitespace() {
+        let setting = (
+            "net.ipv4.tcp_congestion_control".to_owned(),
+            name.to_owned(),
+        );
+        let links = topology(&[("a", "b"), ("a", "c")]);
+        let (lab, _tuns) = Lab::build(&links, &BTreeMap::from([setting])).unwrap();
+        let a = lab.host("a").unwrap();
+        for to in ["b", "c"].map(|name| lab.host(name).unwrap().addresses) {
+            let used = [to.v4.into(), to.v6.into()].map(|to| a.enter(|| congestion(to)).unwrap());
+            assert_eq!(used, [name, name]);
+        }
+    }
+}
+
+/// What a connection that begins has.
+fn congestion(to: IpAddr) -> String {
+    let socket = Socket::new(
+        Domain::for_address(SocketAddr::from((to, 7))),
+        Type::STREAM,
+        None,
+    )
+    .unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let beginning = socket.connect(&SocketAddr::from((to, 7)).into());
+    assert_eq!(
+        beginning.unwrap_err().raw_os_error(),
+        Some(libc::EINPROGRESS)
+    );
+    rustix::net::sockopt::tcp_congestion(&socket).unwrap()
 }
 
 #[test]

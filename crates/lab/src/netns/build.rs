@@ -133,7 +133,7 @@ fn host(
 ) -> Result<Furnished, Failure> {
     let doing = || format!("building the host {}", blueprint.name);
     let namespace = fresh_namespace().map_err(|error| no_namespace(doing(), &error))?;
-    sysctl::apply(sysctls)?;
+    let congestion = sysctl::apply(sysctls)?;
     let mut tuns = Vec::with_capacity(blueprint.ends.len());
     for (link, end, interface) in &blueprint.ends {
         let tun = Tun {
@@ -148,7 +148,7 @@ fn host(
         };
         tuns.push((*link, *end, tun));
     }
-    set_up(&blueprint.setup).map_err(|error| {
+    set_up(&blueprint.setup, congestion.as_deref()).map_err(|error| {
         Failure::new(
             doing(),
             error,
@@ -174,11 +174,11 @@ fn fresh_namespace() -> io::Result<OwnedFd> {
     Ok(File::open("/proc/thread-self/ns/net")?.into())
 }
 
-fn set_up(setup: &Setup) -> Result<(), configure::Error> {
+fn set_up(setup: &Setup, congestion: Option<&str>) -> Result<(), configure::Error> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()?;
-    runtime.block_on(configure::configure(setup))
+    runtime.block_on(configure::configure(setup, congestion))
 }
 
 fn no_namespace(doing: String, error: &io::Error) -> Failure {

@@ -7,10 +7,11 @@ use std::{
 
 use rtnetlink::{
     Handle, LinkUnspec, RouteMessageBuilder, new_connection,
+    packet_core::DefaultNla,
     packet_route::{
         address::AddressHeaderFlags,
         link::LinkAttribute,
-        route::{RouteAttribute, RouteMessage, RouteScope},
+        route::{RouteAttribute, RouteMessage, RouteMetric, RouteScope},
     },
 };
 use rustix::net::netdevice;
@@ -19,6 +20,9 @@ use crate::topology::Addresses;
 
 /// Packets that may wait in a TUN device for the emulator to read them.
 const TRANSMIT_QUEUE: u32 = 4096;
+
+/// linux/rtnetlink.h.
+const RTAX_CC_ALGO: u16 = 16;
 
 /// What one namespace gets.
 #[derive(Debug)]
@@ -40,23 +44,34 @@ pub(super) enum Error {
     Netlink(#[from] rtnetlink::Error),
 }
 
-/// Sets up the namespace of the calling thread, whose TUN devices are there already.
-pub(super) async fn configure(setup: &Setup) -> Result<(), Error> {
+/// Sets up the namespace of the calling thread, whose TUN devices are there already. Routes carry `congestion`, if there is one.
+pub(super) async fn configure(setup: &Setup, congestion: Option<&str>) -> Result<(), Error> {
     let (connection, handle, _) = new_connection()?;
     let connection = tokio::spawn(connection);
-    let result = all(setup, &handle).await;
+    let result = all(setup, congestion, &handle).await;
     connection.abort();
     result
 }
 
-async fn all(setup: &Setup, handle: &Handle) -> Result<(), Error> {
+async fn all(setup: &Setup, congestion: Option<&str>, handle: &Handle) -> Result<(), Error> {
     let lo = LinkUnspec::new_with_name("lo").up().build();
     handle.link().set(lo).execute().await?;
     let mut indices = Vec::with_capacity(setup.interfaces.len());
     for (name, mtu) in &setup.interfaces {
         indices.push(interface(handle, name, *mtu, setup.addresses).await?);
     }
-    routes(setup, handle, &indices).await
+    for mut route in routes(setup, &indices) {
+        route.attributes.extend(congestion.map(by_congestion));
+        handle.route().add(route).execute().await?;
+    }
+    Ok(())
+}
+
+/// `RTAX_CC_ALGO` is a name, with its end.
+fn by_congestion(name: &str) -> RouteAttribute {
+    let name = [name.as_bytes(), &[0]].concat();
+    let metric = RouteMetric::Other(DefaultNla::new(RTAX_CC_ALGO, name));
+    RouteAttribute::Metrics(vec![metric])
 }
 
 /// Brings up an interface with the host's addresses; answers with its index.
@@ -87,25 +102,19 @@ fn index(name: &str) -> io::Result<u32> {
     Ok(netdevice::name_to_index(&any, name)?)
 }
 
-async fn routes(setup: &Setup, handle: &Handle, indices: &[u32]) -> Result<(), Error> {
-    let Some(&first) = indices.first() else {
-        return Ok(());
-    };
+/// Everywhere by the first interface, but to some hosts by another.
+fn routes(setup: &Setup, indices: &[u32]) -> Vec<RouteMessage> {
     let from = setup.addresses;
-    add(handle, v4_route(from, None, first)).await?;
-    add(handle, v6_route(from, None, first)).await?;
-    for (to, interface) in &setup.exceptions {
-        let Some(&index) = indices.get(*interface) else {
-            continue;
-        };
-        add(handle, v4_route(from, Some(to.v4), index)).await?;
-        add(handle, v6_route(from, Some(to.v6), index)).await?;
-    }
-    Ok(())
-}
-
-async fn add(handle: &Handle, route: RouteMessage) -> Result<(), Error> {
-    Ok(handle.route().add(route).execute().await?)
+    let exceptions = setup.exceptions.iter();
+    let exceptions =
+        exceptions.filter_map(|(to, interface)| Some((Some(*to), *indices.get(*interface)?)));
+    let default = indices.first().map(|index| (None, *index));
+    let all = default.into_iter().chain(exceptions);
+    all.flat_map(|(to, index)| {
+        let v4 = v4_route(from, to.map(|to| to.v4), index);
+        [v4, v6_route(from, to.map(|to| to.v6), index)]
+    })
+    .collect()
 }
 
 /// To one host, or to everywhere.
@@ -120,7 +129,7 @@ fn v4_route(from: Addresses, to: Option<Ipv4Addr>, index: u32) -> RouteMessage {
     route.build()
 }
 
-/// To one host, or to everywhere. Ahead of the kernel's own `fe80::/64` and multicast routes is not needed.
+/// To one host, or to everywhere.
 fn v6_route(from: Addresses, to: Option<Ipv6Addr>, index: u32) -> RouteMessage {
     let mut route = RouteMessageBuilder::<Ipv6Addr>::new()
         .output_interface(index)

@@ -25,16 +25,35 @@ const OURS: [(&str, &str); 11] = [
     ("net.ipv4.ip_unprivileged_port_start", "0"),
 ];
 
+/// The one setting that the kernel may refuse although it knows the value.
+const CONGESTION: &str = "net.ipv4.tcp_congestion_control";
+
+/// A congestion control that every namespace may have as its default.
+const UNRESTRICTED: &str = "reno";
+
 /// Writes the lab's settings and the trial's into the namespace of the calling thread.
-pub(super) fn apply(sysctls: &BTreeMap<String, String>) -> Result<(), Failure> {
+///
+/// Answers with the congestion control that routes must carry instead: only the machine's own namespace may have one as its default
+/// that is not in `net.ipv4.tcp_allowed_congestion_control`, but routes may anywhere. The default, which is left to loopback, is Reno's
+/// then: where nothing is lost it does what others do, and does not pace as BBR would.
+pub(super) fn apply(sysctls: &BTreeMap<String, String>) -> Result<Option<String>, Failure> {
     for (name, value) in OURS {
         if !sysctls.contains_key(name) {
             pass_over_missing(name, write(name, value))?;
         }
     }
-    sysctls
-        .iter()
-        .try_for_each(|(name, value)| set(name, value))
+    let mut by_route = None;
+    for (name, value) in sysctls {
+        check(name)?;
+        match write(name, value) {
+            Err(error) if name == CONGESTION && error.raw_os_error() == Some(libc::EPERM) => {
+                write(name, UNRESTRICTED).map_err(|error| refused(name, &error))?;
+                by_route = Some(value.clone());
+            }
+            result => result.map_err(|error| refused_value(name, value, &error))?,
+        }
+    }
+    Ok(by_route)
 }
 
 fn pass_over_missing(name: &str, result: io::Result<()>) -> Result<(), Failure> {
@@ -43,11 +62,6 @@ fn pass_over_missing(name: &str, result: io::Result<()>) -> Result<(), Failure> 
         Err(error) => Err(refused(name, &error)),
         Ok(()) => Ok(()),
     }
-}
-
-fn set(name: &str, value: &str) -> Result<(), Failure> {
-    check(name)?;
-    write(name, value).map_err(|error| refused_value(name, value, &error))
 }
 
 /// Only settings that belong to a namespace.
@@ -95,7 +109,7 @@ fn refused_value(name: &str, value: &str, error: &io::Error) -> Failure {
             format!("the kernel does not take {value:?} for it"),
             "give it a value that the kernel's documentation of this setting names",
         ),
-        Some(libc::ENOENT) if name.ends_with("tcp_congestion_control") => Failure::new(
+        Some(libc::ENOENT) if name == CONGESTION => Failure::new(
             format!("setting {name}"),
             format!("the kernel has no {value:?}, or does not know the setting"),
             format!(
