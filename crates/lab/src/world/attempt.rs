@@ -5,8 +5,7 @@ use std::{io, path::Path};
 use super::{
     failed,
     groups::{self, Carried},
-    leaks,
-    machine::{self, Mood},
+    leaks, machine,
     servers::Servers,
     usage::Snapshot,
     watchdog::Watchdog,
@@ -52,9 +51,8 @@ pub(super) fn make(trial: &Trial, watchdog: &Watchdog) -> Result<Report, Failure
     let left = leaks::end();
     let (links, health) = emulator.stop();
     report.links = links;
-    let mood = std::mem::replace(&mut report.emulator, health);
-    report.emulator.own_drops += mood.own_drops;
-    (report.emulator.load, report.emulator.steal) = (mood.load, mood.steal);
+    let unread = std::mem::replace(&mut report.emulator, health).own_drops;
+    report.emulator.own_drops += unread;
     if let Err(failure) = outcome.and(left) {
         report.outcome = failure;
     }
@@ -111,7 +109,7 @@ fn carry(
         ways: subject.ways(),
     };
     let mut carried = Carried::default();
-    let before = (Mood::of(lab), used(&subject, &servers));
+    let before = (machine::dropped(lab), used(&subject, &servers));
     emulator.begin();
     let outcome = groups::run(site, &mut carried, |doing| {
         watchdog.doing_again(doing);
@@ -119,12 +117,12 @@ fn carry(
         subject.check()?;
         servers.check()
     });
-    let after = (Mood::of(lab), used(&subject, &servers));
-    before.0.add_to(&mut report.emulator, &after.0);
+    let after = (used(&subject, &servers), machine::dropped(lab));
+    report.emulator.own_drops = after.1.saturating_sub(before.0);
     report.transfers = std::mem::take(&mut carried.transfers);
     let works = carried.works.iter().map(|work| work.used()).collect();
     watchdog.doing("stopping the subject");
-    report.processes = end(subject, servers, [&before.1, &after.1], works);
+    report.processes = end(subject, servers, [&before.1, &after.0], works);
     outcome
 }
 

@@ -5,7 +5,7 @@ use std::{
     process::exit,
     sync::{Arc, Mutex, PoisonError},
     thread,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use super::{Answer, attempt, failed, inside, machine};
@@ -87,8 +87,7 @@ impl Watchdog {
 
     fn watch(&self) {
         thread::sleep(self.left().saturating_add(PATIENCE));
-        let mut report =
-            attempt::blank(machine::seconds(SystemTime::now()) - self.elapsed().as_secs_f64());
+        let mut report = attempt::blank(machine::now() - self.elapsed().as_secs_f64());
         report.outcome = self.too_late();
         report.took = self.elapsed().as_secs_f64();
         let given = inside::give(&Answer::Report(Box::new(report)));
