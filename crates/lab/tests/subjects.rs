@@ -246,3 +246,45 @@ fn hoplite_carries_everything_over_two_relays() {
         &all,
     );
 }
+
+const TOR: [&str; 10] = [
+    "client",
+    "authority1",
+    "authority2",
+    "authority3",
+    "relay1",
+    "relay2",
+    "relay3",
+    "relay4",
+    "relay5",
+    "server",
+];
+
+#[test]
+fn tor_carries_everything_by_an_exit() {
+    let subject = "use = \"tor\"\n";
+    try_out(
+        &["tor", "tor-gencert"],
+        &TOR,
+        subject,
+        &[DOWNLOAD, UPLOAD].concat(),
+    );
+}
+
+#[test]
+fn tor_takes_the_path_that_it_is_told() {
+    let subject = "use = \"tor\"\nwith = { paths = [[\"relay4\", \"relay2\", \"relay5\"]] }\n";
+    try_out(&["tor", "tor-gencert"], &TOR, subject, DOWNLOAD);
+}
+
+#[test]
+fn tor_carries_everything_by_two_circuits_at_once() {
+    let subject = "use = \"tor\"\nwith = { conflux = true }\n";
+    try_out(&["tor", "tor-gencert"], &TOR, subject, DOWNLOAD);
+}
+
+#[test]
+fn tor_carries_everything_to_an_onion_service() {
+    let subject = "use = \"tor\"\nwith = { onion = true }\n";
+    try_out(&["tor", "tor-gencert"], &TOR, subject, DOWNLOAD);
+}

@@ -22,9 +22,10 @@ pub(crate) const SCENARIOS: [(&str, &str); 3] = [
 ];
 
 /// Built-in subjects, in the order of `list`.
-pub(crate) const SUBJECTS: [(&str, &str); 2] = [
+pub(crate) const SUBJECTS: [(&str, &str); 3] = [
     ("native", include_str!("../../../../subjects/native.toml")),
     ("hoplite", include_str!("../../../../subjects/hoplite.toml")),
+    ("tor", include_str!("../../../../subjects/tor.toml")),
 ];
 
 /// Traces are a line a packet.
