@@ -107,7 +107,8 @@ pub fn compare(values: &Clusters, baseline: &Clusters, how: &How) -> Option<Comp
         let drawn: Vec<(f64, f64)> = (0..how.resamples).filter_map(draw).collect();
         let ratios: Option<Vec<f64>> = drawn.iter().map(|(one, base)| ratio(*one, *base)).collect();
         comparison.interval = ratios.and_then(interval);
-        comparison.p = Some(two_sided(&drawn));
+        let least = least_probability((values, baseline), &pairs, how.statistic);
+        comparison.p = Some(two_sided(&drawn).max(least));
     }
     Some(comparison)
 }
@@ -136,6 +137,35 @@ fn two_sided(drawn: &[(f64, f64)]) -> f64 {
     let above = drawn.iter().filter(|(one, base)| one >= base).count();
     let rarer = (below.min(above) + 1) as f64;
     (2.0 * rarer / (drawn.len() + 1) as f64).min(1.0)
+}
+
+/// What so few repetitions can show at all, for resampling promises more: 2¹⁻ⁿ, the sign test of n pairs that all point one way; or
+/// 2 / (2n over n), the rank test of Mann and Whitney, where every repetition of one lies beyond every one of the other.
+fn least_probability(
+    (one, other): (&Clusters, &Clusters),
+    pairs: &[u32],
+    statistic: Statistic,
+) -> f64 {
+    let centers = |values: &Clusters| -> Vec<f64> {
+        let center = |repetition: &u32| Ranked::new(values, &[*repetition]).center(statistic, &[1]);
+        pairs.iter().filter_map(center).collect()
+    };
+    let range = |centers: &[f64]| {
+        let fold = |(low, high): (f64, f64), value: &f64| (low.min(*value), high.max(*value));
+        centers
+            .iter()
+            .fold((f64::INFINITY, f64::NEG_INFINITY), fold)
+    };
+    let (one, other) = (range(&centers(one)), range(&centers(other)));
+    let n = pairs.len() as f64;
+    if one.1 < other.0 || other.1 < one.0 {
+        // 2n over n is the product of (n + i) / i, i = 1..n.
+        let ways: f64 = (1..=pairs.len())
+            .map(|i| (n + i as f64) / i as f64)
+            .product();
+        return 2.0 / ways;
+    }
+    2_f64.powf(1.0 - n)
 }
 
 /// All values in ascending order, each with the place of its repetition: a resample's median is then one walk.
@@ -332,6 +362,37 @@ mod tests {
         let interval = comparison.interval.unwrap();
         assert!((interval.low - 1.1).abs() < 1e-9 && (interval.high - 1.1).abs() < 1e-9);
         assert!(comparison.p.unwrap() < 0.01);
+    }
+
+    #[test]
+    fn few_repetitions_show_no_more_than_an_exact_test_of_them() {
+        // Six pairs that all point one way, their ranges overlapping: 2 of 64 ways.
+        let base = clusters((1..=6).map(f64::from));
+        let slower = clusters((1..=6).map(|value| f64::from(value) + 0.5));
+        let p = compare(&slower, &base, &how(1)).unwrap().p.unwrap();
+        assert!((p - 2.0 / 64.0).abs() < 1e-3, "{p}");
+        // All of one beyond all of the other: 2 of 924 ways.
+        let far = clusters((1..=6).map(|value| f64::from(value) + 50.0));
+        let p = compare(&far, &base, &how(1)).unwrap().p.unwrap();
+        assert!((p - 2.0 / 924.0).abs() < 1e-3, "{p}");
+    }
+
+    #[test]
+    fn chance_is_called_a_difference_about_as_rarely_as_it_says() {
+        let mut random = Random(11);
+        let mut uniform = || (random.next() >> 11) as f64 / (1_u64 << 53) as f64;
+        let mut claimed = 0;
+        for seed in 0..200 {
+            let one = clusters((0..8).map(|_| uniform()));
+            let other = clusters((0..8).map(|_| uniform()));
+            let how = How {
+                resamples: 400,
+                ..how(seed)
+            };
+            let p = compare(&one, &other, &how).and_then(|comparison| comparison.p);
+            claimed += usize::from(p.unwrap() <= 0.05);
+        }
+        assert!(claimed <= 20, "{claimed} of 200");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::analysis::{
     bootstrap::{
-        Comparison, How, Interval, RESAMPLES, Statistic, center, compare, confidence, holm,
+        Comparison, FEWEST, How, Interval, RESAMPLES, Statistic, center, compare, confidence, holm,
     },
     quantile::{quantile_of_sorted, sorted},
 };
@@ -90,6 +90,8 @@ pub(super) struct Judgement {
     pub(super) best: BTreeMap<(usize, usize), Best>,
     /// How many comparisons were corrected together.
     pub(super) compared: usize,
+    /// With fewer repetitions not even the clearest difference would be called one.
+    pub(super) needed: usize,
     /// Resamples of each.
     pub(super) resamples: usize,
 }
@@ -111,6 +113,7 @@ pub(super) fn judge(data: &Data, baseline: Option<usize>) -> Judgement {
         .filter(|pair| pair.better != Better::Neither)
         .count();
     judgement.compared = judged;
+    judgement.needed = needed(judged);
     // The smallest probability that resampling can show must stay below the level after the correction.
     judgement.resamples = (judged * 80).clamp(RESAMPLES, 10 * RESAMPLES);
     for (pair, ratio) in decide(data, &pairs, judgement.resamples) {
@@ -159,7 +162,13 @@ fn pairs(data: &Data, judgement: &Judgement) -> Vec<Pair> {
     let mut pairs = Vec::new();
     for (measure, of) in data.measures.iter().enumerate() {
         for case in data.cases_of(measure) {
+            // What is not a key measure is told and not judged: each question more makes all answers less certain.
             let better = of.meaning.better;
+            let better = if of.meaning.key {
+                better
+            } else {
+                Better::Neither
+            };
             let here = |subject| Place {
                 measure,
                 case,
@@ -200,6 +209,18 @@ fn pairs(data: &Data, judgement: &Judgement) -> Vec<Pair> {
         }
     }
     pairs
+}
+
+/// Repetitions that can show a difference if so many comparisons are made: all of one subject's beyond all of the other's.
+fn needed(compared: usize) -> usize {
+    let mut ways = 1.0;
+    for n in 1_u32..64 {
+        ways *= 2.0 * (2.0 * f64::from(n) - 1.0) / f64::from(n);
+        if 2.0 / ways * compared as f64 <= LEVEL {
+            return (n as usize).max(FEWEST);
+        }
+    }
+    64
 }
 
 /// The best and the next one by median.
@@ -245,7 +266,7 @@ fn decide<'a>(data: &Data, pairs: &'a [Pair], resamples: usize) -> Vec<(&'a Pair
     let mut answer = |one: (&'a Pair, Comparison)| {
         let corrected = asked(&one).and_then(|_| corrected.next());
         let (pair, comparison) = one;
-        let standing = standing(&comparison, corrected, pair.better);
+        let standing = standing(&comparison, corrected, (pair.better, probabilities.len()));
         (
             pair,
             Ratio {
@@ -258,11 +279,16 @@ fn decide<'a>(data: &Data, pairs: &'a [Pair], resamples: usize) -> Vec<(&'a Pair
     compared.into_iter().map(&mut answer).collect()
 }
 
-fn standing(comparison: &Comparison, corrected: Option<f64>, better: Better) -> Standing {
+fn standing(
+    comparison: &Comparison,
+    corrected: Option<f64>,
+    (better, asked): (Better, usize),
+) -> Standing {
     let lower = comparison.difference < 0.0;
     match (better, corrected) {
         (Better::Neither, _) => Standing::Unjudged,
         (_, None) => Standing::TooFew,
+        (_, Some(p)) if p > LEVEL && comparison.pairs < needed(asked) => Standing::TooFew,
         (_, Some(p)) if p > LEVEL || comparison.difference == 0.0 => Standing::Same,
         (Better::Lower, _) if lower => Standing::Better,
         (Better::Higher, _) if !lower => Standing::Better,
@@ -340,6 +366,12 @@ mod tests {
     }
 
     #[test]
+    fn many_comparisons_need_more_repetitions() {
+        // 2 / (12 over 6) is 0.0022, and 23 times that is just above 0.05.
+        assert_eq!([1, 23, 24, 200].map(needed), [6, 6, 7, 8]);
+    }
+
+    #[test]
     fn three_repetitions_are_too_few_to_say() {
         let data = data(&Example {
             repetitions: 3,
@@ -350,7 +382,7 @@ mod tests {
             judgement
                 .ratios
                 .values()
-                .all(|ratio| ratio.standing == Standing::TooFew)
+                .all(|ratio| matches!(ratio.standing, Standing::TooFew | Standing::Unjudged))
         );
         assert!(
             judgement

@@ -112,6 +112,14 @@ fn facts(source: &Source<'_>) -> Vec<(String, String)> {
             .filter(|attempt| attempt.verdict == verdict)
             .count()
     };
+    let number = |number: usize, word: &str| {
+        let end = if number == 1 { "" } else { "s" };
+        (number.to_string(), format!("{word}{end}"))
+    };
+    let refused = |count: usize, what: &str| {
+        let (count, word) = number(count, "attempt");
+        (count, format!("{word} {what}"))
+    };
     let took = data
         .attempts
         .iter()
@@ -122,32 +130,10 @@ fn facts(source: &Source<'_>) -> Vec<(String, String)> {
             format!("{done} of {}", data.campaign.planned),
             "repetitions done".to_owned(),
         ),
-        (
-            data.subjects.len().to_string(),
-            if data.subjects.len() == 1 {
-                "subject"
-            } else {
-                "subjects"
-            }
-            .to_owned(),
-        ),
-        (
-            data.cases.len().max(1).to_string(),
-            if data.cases.len() > 1 {
-                "cases"
-            } else {
-                "case"
-            }
-            .to_owned(),
-        ),
-        (
-            attempts(Verdict::Invalid).to_string(),
-            "attempts refused by the gate".to_owned(),
-        ),
-        (
-            attempts(Verdict::Failed).to_string(),
-            "attempts failed".to_owned(),
-        ),
+        number(data.subjects.len(), "subject"),
+        number(data.cases.len().max(1), "case"),
+        refused(attempts(Verdict::Invalid), "refused by the gate"),
+        refused(attempts(Verdict::Failed), "failed"),
         (
             Utc::at(data.campaign.began).shortly(),
             format!("over {}", span(took - data.campaign.began)),

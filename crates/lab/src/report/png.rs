@@ -152,7 +152,7 @@ fn draw(backend: &mut Backend<'_>, shape: &Shape) -> io::Result<()> {
             let paint = colour(*paint, 1.0);
             let style = style.color(&paint).pos(position(*anchor));
             // The baseline of a text is its place; plotters' is the box's middle.
-            let raise = size * 0.36;
+            let raise = size * 0.27;
             let at = if *upright {
                 (at.0 - raise, at.1)
             } else {

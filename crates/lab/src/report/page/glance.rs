@@ -128,7 +128,8 @@ pub(super) fn one(source: &Source<'_>, measure: usize, case: usize, family: usiz
     };
     let unit = unit(judgement, data, measure);
     let star = star(judgement, place);
-    let mut cell = said("b", &unit.tell_fully(summary.center)) + &star;
+    let value = said("b", &unit.tell_fully(summary.center)) + &star;
+    let mut cell = tag("span class=\"value\"", &value);
     if let Some(interval) = summary.interval {
         cell += &said("small", &range(unit, interval.low, interval.high));
     }
@@ -377,10 +378,12 @@ fn leading(data: &Data, led: &[&Best], family: usize) -> String {
         .filter(|best| data.series(best.subject) == family);
     let mine: Vec<bool> = mine.map(|best| best.is_clear()).collect();
     let clear = mine.iter().filter(|clear| **clear).count();
-    let clear = match clear {
-        0 => "none of them clearly ahead of the next".to_owned(),
-        all if all == mine.len() => "always clearly ahead of the next".to_owned(),
-        some => format!("{some} of them clearly ahead of the next"),
+    let clear = match (clear, mine.len()) {
+        (1, 1) => "clearly ahead of the next".to_owned(),
+        (0, 1) => "not clearly ahead of the next".to_owned(),
+        (0, _) => "never clearly ahead of the next".to_owned(),
+        (clear, all) if clear == all => "always clearly ahead of the next".to_owned(),
+        (some, _) => format!("{some} of them clearly ahead of the next"),
     };
     match mine.len() {
         0 => String::new(),
@@ -434,7 +437,8 @@ fn legend(source: &Source<'_>) -> String {
         0 => String::new(),
         1 => "One comparison was made.".to_owned(),
         many => format!(
-            "Better and worse mean p ≤ {LEVEL} after Holm's correction for {many} comparisons."
+            "Better and worse mean p ≤ {LEVEL} after Holm's correction for {many} comparisons, which takes at least {} repetitions.",
+            judgement.needed
         ),
     };
     tag(

@@ -46,7 +46,7 @@ fn table(source: &Source<'_>, measure: usize) -> String {
         ("95 % interval".to_owned(), "", true),
         ("95th percentile".to_owned(), "", true),
         ("n".to_owned(), "values", true),
-        ("Repetitions".to_owned(), "", true),
+        ("Runs".to_owned(), "repetitions that gave values", true),
         ("Invalid".to_owned(), "attempts that the gate refused", true),
         ("Failed".to_owned(), "attempts that failed", true),
         ("Failed transfers".to_owned(), "", true),
@@ -74,7 +74,7 @@ fn table(source: &Source<'_>, measure: usize) -> String {
         .map(|(place, summary)| line(source, *place, summary, cases))
         .collect();
     scrolling(&tag(
-        "table",
+        "table class=\"numbers\"",
         &format!("{}{}", tag("thead", &row(&cells)), tag("tbody", &rows)),
     ))
 }

@@ -202,7 +202,7 @@ fn health(data: &Data) -> String {
         (told(&load, 0.5), "median load before an attempt"),
         (told(&load, 1.0), "highest load before an attempt"),
         (
-            told(&[stalls.iter().sum()], 0.5),
+            format!("{:.0}", stalls.iter().sum::<f64>()),
             "times the emulator was not scheduled for over 1 ms",
         ),
         (
