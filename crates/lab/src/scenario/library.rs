@@ -9,7 +9,7 @@ use std::{
 use super::document::LONGEST;
 
 /// Built-in scenarios, in the order of `list`.
-pub(crate) const SCENARIOS: [(&str, &str); 3] = [
+pub(crate) const SCENARIOS: [(&str, &str); 9] = [
     ("smoke", include_str!("../../../../scenarios/smoke.toml")),
     (
         "ack-cascade",
@@ -18,6 +18,27 @@ pub(crate) const SCENARIOS: [(&str, &str); 3] = [
     (
         "private-relay",
         include_str!("../../../../scenarios/private-relay.toml"),
+    ),
+    ("mobile", include_str!("../../../../scenarios/mobile.toml")),
+    (
+        "onion-1",
+        include_str!("../../../../scenarios/onion-1.toml"),
+    ),
+    (
+        "onion-2",
+        include_str!("../../../../scenarios/onion-2.toml"),
+    ),
+    (
+        "onion-3",
+        include_str!("../../../../scenarios/onion-3.toml"),
+    ),
+    (
+        "onion-4",
+        include_str!("../../../../scenarios/onion-4.toml"),
+    ),
+    (
+        "onion-5",
+        include_str!("../../../../scenarios/onion-5.toml"),
     ),
 ];
 
