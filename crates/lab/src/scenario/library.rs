@@ -43,10 +43,15 @@ pub(crate) const SCENARIOS: [(&str, &str); 9] = [
 ];
 
 /// Built-in subjects, in the order of `list`.
-pub(crate) const SUBJECTS: [(&str, &str); 3] = [
+pub(crate) const SUBJECTS: [(&str, &str); 5] = [
     ("native", include_str!("../../../../subjects/native.toml")),
     ("hoplite", include_str!("../../../../subjects/hoplite.toml")),
     ("tor", include_str!("../../../../subjects/tor.toml")),
+    ("openvpn", include_str!("../../../../subjects/openvpn.toml")),
+    (
+        "wireguard-go",
+        include_str!("../../../../subjects/wireguard-go.toml"),
+    ),
 ];
 
 /// Traces are a line a packet.
