@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    calibrate, campaign, errors::Failure, report, results::merge, scenario, workload, world,
+    calibrate, campaign, doctor, errors::Failure, report, results::merge, scenario, workload, world,
 };
 
 /// Emulated networks, every competitor beside Hoplite, figures that stand up.
@@ -147,6 +147,6 @@ pub fn run(cli: &Cli) -> Result<(), Failure> {
         Command::List(args) => scenario::list::run(args),
         Command::Run(args) => campaign::run(args),
         Command::Merge(args) => merge::merge(args),
-        Command::Doctor(_) => Err(Failure::new("running the command", "not built yet", "wait")),
+        Command::Doctor(args) => doctor::run(args),
     }
 }

@@ -20,7 +20,7 @@ mod pace;
 pub mod packet;
 pub mod pcap;
 pub mod pool;
-mod priority;
+pub(crate) mod priority;
 pub mod queue;
 pub mod random;
 pub mod rate;

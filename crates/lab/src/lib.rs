@@ -17,6 +17,7 @@ pub mod analysis;
 pub mod calibrate;
 pub mod campaign;
 pub mod cli;
+pub mod doctor;
 pub mod emulator;
 pub mod errors;
 pub mod netns;

@@ -112,16 +112,20 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// What every process of the lab has in its environment.
-fn environment() -> [(&'static str, OsString); 4] {
-    let own = std::env::var_os("PATH").unwrap_or_default();
-    let mut path = OsString::from(&own);
-    if !own.is_empty() {
+/// Where processes of the lab look for programs.
+pub(crate) fn search_path() -> OsString {
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    if !path.is_empty() {
         path.push(":");
     }
     path.push(SYSTEM_PATH);
+    path
+}
+
+/// What every process of the lab has in its environment.
+fn environment() -> [(&'static str, OsString); 4] {
     [
-        ("PATH", path),
+        ("PATH", search_path()),
         ("HOME", "/".into()),
         ("LANG", "C.UTF-8".into()),
         ("TZ", "UTC".into()),
