@@ -9,7 +9,7 @@ use std::{
 use super::document::LONGEST;
 
 /// Built-in scenarios, in the order of `list`.
-pub(crate) const SCENARIOS: [(&str, &str); 9] = [
+pub(crate) const SCENARIOS: [(&str, &str); 10] = [
     ("smoke", include_str!("../../../../scenarios/smoke.toml")),
     (
         "ack-cascade",
@@ -39,6 +39,10 @@ pub(crate) const SCENARIOS: [(&str, &str); 9] = [
     (
         "onion-5",
         include_str!("../../../../scenarios/onion-5.toml"),
+    ),
+    (
+        "throughput",
+        include_str!("../../../../scenarios/throughput.toml"),
     ),
 ];
 
