@@ -1,0 +1,402 @@
+"""The lab held against other people's instruments: ping and iperf3 through its links, distributions from its captures, a competitor by TOML
+alone, campaigns killed and resumed, the report in a real browser. Needs no root, but is more exact with it."""
+
+import collections
+import json
+import math
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import sqlite3
+import statistics
+import struct
+import subprocess
+import time
+
+from common import Checks, HERE, HOPLITE
+
+LAB = pathlib.Path(os.environ.get("HOPLITE_LAB", HOPLITE.parent / "hoplite-lab")).resolve()
+
+
+class Scratch:
+    """A directory for scenarios, subjects and results; kept on failure."""
+
+    def __init__(self):
+        import tempfile
+        self.path = pathlib.Path(tempfile.mkdtemp(prefix="hoplite-lab-"))
+        (self.path / "subjects").mkdir()
+
+    def scenario(self, name, text):
+        path = self.path / f"{name}.toml"
+        path.write_text(f'name = "{name}"\nsummary = "a test"\n{text}')
+        return path
+
+    def subject(self, name, text):
+        (self.path / "subjects" / f"{name}.toml").write_text(f'name = "{name}"\nsummary = "a test"\n{text}')
+
+    def run(self, scenario, *more, check=True, timeout=300):
+        out = self.path / f"out-{scenario.stem}"
+        done = subprocess.run([LAB, "run", scenario, "--out", out, "--json", *more], capture_output=True, text=True, timeout=timeout)
+        if check and done.returncode:
+            raise AssertionError(f"run {scenario.name}: exit {done.returncode}: {done.stderr[-2000:]}")
+        return out
+
+    def report(self, out):
+        done = subprocess.run([LAB, "report", out, "--json"], capture_output=True, text=True, timeout=120)
+        if done.returncode:
+            raise AssertionError(f"report: exit {done.returncode}: {done.stderr[-2000:]}")
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def two_hosts(link, more="", link_more=""):
+    return f"""
+repetitions = 1
+seed = 7
+timeout = "90s"
+{more}
+[[host]]
+name = "client"
+[[host]]
+name = "server"
+[[link]]
+ends = ["client", "server"]
+name = "wire"
+{link}
+{link_more}
+[gate]
+late_us_p99 = 100000
+late_us_max = 1000000
+"""
+
+
+def logs(out):
+    """name -> text of every kept log of a campaign."""
+    return {path.stem: path.read_text(errors="replace") for path in out.rglob("logs/*.log")}
+
+
+def packets(path):
+    """(seconds, ip packet) of a nanosecond capture of raw IP."""
+    data = path.read_bytes()
+    magic, = struct.unpack_from("<I", data)
+    assert magic == 0xA1B23C4D, hex(magic)
+    at = 24
+    while at + 16 <= len(data):
+        seconds, nanos, kept, _ = struct.unpack_from("<IIII", data, at)
+        yield seconds + nanos / 1e9, data[at + 16:at + 16 + kept]
+        at += 16 + kept
+
+
+def numbered(path):
+    """The datagrams of a capture by their content (a datagram of the rate workload is unlike every other): key -> [times]."""
+    seen = collections.OrderedDict()
+    for when, packet in packets(path):
+        if packet[0] >> 4 == 4 and packet[9] == 17:
+            seen.setdefault(packet[20:], []).append(when)
+    return seen
+
+
+# --- other people's instruments through a link -------------------------------------------------------------------------------------------
+
+
+def instruments(scratch, checks):
+    """ping and iperf3 are subjects here: steps of a TOML file, nothing else."""
+    for tool in ("ping", "iperf3"):
+        if not shutil.which(tool):
+            return checks.skip("ping and iperf3 through a link", f"{tool} is not installed")
+    scratch.subject("instruments", """
+[[step]]
+name = "ping"
+host = "client"
+command = ["ping", "-n", "-i", "0.02", "-c", "300", "{ip:server}"]
+run = "once"
+ready_within = "60s"
+[[step]]
+name = "ping6"
+host = "client"
+command = ["ping", "-6", "-n", "-i", "0.02", "-c", "50", "-t", "9", "{ip6:server}"]
+run = "once"
+ready_within = "60s"
+[[step]]
+name = "iperf-server"
+host = "server"
+command = ["iperf3", "-s", "--forceflush"]
+ready = [{ log = "listening" }]
+[[step]]
+name = "iperf"
+host = "client"
+command = ["iperf3", "-c", "{ip:server}", "-t", "8", "-O", "2", "-J"]
+run = "once"
+ready_within = "60s"
+""")
+    scenario = scratch.scenario("instruments", two_hosts(
+        'rate = "10Mbit"\ndelay = "10ms"\nqueue = "100kB"', """
+[keep]
+logs = true
+[[subject]]
+use = "instruments"
+[[workload]]
+name = "download"
+kind = "download"
+from = "client"
+to = "server"
+octets = "10kB"
+"""))
+    found = logs(scratch.run(scenario))
+    times = [float(t) for t in re.findall(r"ttl=64 time=([\d.]+) ms", found["ping"])]
+    middle = statistics.median(times) if times else 0
+    print(f"     ping: n = {len(times)}, median {middle:.2f} ms, p99 {sorted(times)[int(len(times) * 0.99) - 1] if times else 0:.2f} ms of 20")
+    checks.check("ping sees every answer with its TTL kept", len(times) == 300, f"{len(times)} of 300")
+    checks.check("ping never sees less than the nominal round trip, and not much more", times and min(times) >= 19.99 and middle < 25, f"{middle} ms")
+    checks.check("ping sees IPv6", found["ping6"].count("bytes from") == 50, found["ping6"][-300:])
+    sent = json.loads(found["iperf"])
+    rate, asked = sent["end"]["sum_received"]["bits_per_second"], 10e6 * 1448 / 1500
+    print(f"     iperf3: {rate / 1e6:.3f} Mbit/s of {asked / 1e6:.3f}, {sent['end']['sum_sent']['retransmits']} retransmissions")
+    checks.check("iperf3 sees the rate that the link allows", 0.97 * asked < rate < 1.01 * asked, f"{rate} of {asked}")
+    checks.check("the bottleneck's drops are retransmissions to TCP", sent["end"]["sum_sent"]["retransmits"] > 0)
+
+
+# --- distributions, from the captures ----------------------------------------------------------------------------------------------------
+
+
+def flow(scratch, name, link):
+    """20,000 datagrams through `link`: their delays in order of sending (None: lost), and the order in which they came."""
+    scenario = scratch.scenario(name, two_hosts(link, """
+[keep]
+pcap = ["wire"]
+[[subject]]
+use = "native"
+[[workload]]
+name = "rate"
+kind = "udp-rate"
+from = "client"
+to = "server"
+size = 200
+rate = "3.2Mbit"
+time = "10s"
+"""))
+    out = scratch.run(scenario)
+    near, = [p for p in out.rglob("wire.pcap")]
+    far, = [p for p in out.rglob("wire.far.pcap")]
+    left, came = numbered(near), numbered(far)
+    left = {key: times[0] for key, times in left.items() if len(key) > 150}
+    delays = [came[key][0] - when if key in came else None for key, when in left.items()]
+    order = [key for key in came if key in left]
+    place = {key: i for i, key in enumerate(left)}
+    return delays, [place[key] for key in order]
+
+
+def kolmogorov(values, width):
+    """The largest distance between the values' distribution and the even one on 0..width."""
+    values = sorted(values)
+    return max(abs((i + 1) / len(values) - min(max(v / width, 0), 1)) for i, v in enumerate(values))
+
+
+def overtaken(order):
+    """How many came after a later one."""
+    highest, count = -1, 0
+    for place in order:
+        count, highest = count + (place < highest), max(place, highest)
+    return count
+
+
+def distributions(scratch, checks):
+    delays, order = flow(scratch, "jitter-reordering", 'delay = "5ms"\njitter = { width = "10ms", shape = "uniform", reorder = true }')
+    extra = [d - 0.005 for d in delays if d is not None]
+    distance = kolmogorov(extra, 0.010)
+    print(f"     uniform jitter: n = {len(extra)}, distance {distance:.4f}, {overtaken(order)} overtaken")
+    checks.check("jitter follows its distribution", len(extra) > 15000 and distance < 0.03, distance)
+    checks.check("with reordering packets overtake each other", overtaken(order) > len(order) / 10)
+    delays, order = flow(scratch, "jitter-in-order", 'delay = "5ms"\njitter = { width = "10ms", shape = "uniform", reorder = false }')
+    checks.check("without reordering none does", overtaken(order) == 0, overtaken(order))
+    checks.check("no packet is earlier than its link allows", min(d for d in delays if d is not None) >= 0.005)
+    delays, _ = flow(scratch, "gilbert-elliott", 'loss = { p = "1%", r = "25%", good = 0, bad = 1 }')
+    gilbert(checks, [d is None for d in delays])
+
+
+def gilbert(checks, lost):
+    """Bursts are geometric with mean 1/r = 4, gaps with mean 1/p = 100."""
+    share, bursts = sum(lost) / len(lost), []
+    for previous, here in zip([False] + lost, lost):
+        if here and not previous:
+            bursts.append(0)
+        if here:
+            bursts[-1] += 1
+    mean = sum(bursts) / max(1, len(bursts))
+    print(f"     Gilbert-Elliott: {share:.4f} lost of 0.0385, bursts of {mean:.2f} of 4, n = {len(bursts)} bursts")
+    # Four standard errors of so many geometric bursts.
+    checks.check("bursts are as long as r says", abs(mean - 4) < 4 * math.sqrt(12 / max(1, len(bursts))), mean)
+    checks.check("bursts are as frequent as p says", abs(len(bursts) - len(lost) * 0.0385 / 4) < 4 * math.sqrt(len(lost) * 0.0385 / 4), len(bursts))
+
+
+# --- a competitor by TOML alone ----------------------------------------------------------------------------------------------------------
+
+
+def competitor(scratch, checks):
+    """The example of docs/scenarios.md, run."""
+    if not shutil.which("ss-server"):
+        return checks.skip("a competitor by TOML alone", "shadowsocks-libev is not installed")
+    shutil.copy(HERE.parent / "examples/lab/shadowsocks.toml", scratch.path / "subjects/shadowsocks.toml")
+    scenario = scratch.scenario("competitor", """
+repetitions = 2
+seed = 3
+baseline = "native"
+[[host]]
+name = "client"
+[[host]]
+name = "relay1"
+[[host]]
+name = "server"
+[[link]]
+ends = ["client", "relay1"]
+delay = "5ms"
+[[link]]
+ends = ["relay1", "server"]
+delay = "5ms"
+[[subject]]
+use = "native"
+[[subject]]
+use = "shadowsocks"
+[[workload]]
+name = "download"
+kind = "download"
+from = "client"
+to = "server"
+octets = "200kB"
+[[workload]]
+name = "echo"
+kind = "udp-echo"
+from = "client"
+to = "server"
+size = 100
+count = 20
+interval = "20ms"
+""")
+    rows = scratch.report(scratch.run(scenario))
+    rows = {(row["subject"], row.get("workload"), row["metric"]): row for row in rows if "median" in row}
+    times = {subject: rows[subject, "download", "ttlb_s"] for subject in ("native", "shadowsocks")}
+    checks.check("both downloaded in both repetitions", all(row["n"] == 2 for row in times.values()), times)
+    checks.check("a proxy costs time to the first octet", times["shadowsocks"]["median"] > times["native"]["median"], times)
+    checks.check("its datagrams came back", rows["shadowsocks", "echo", "loss_share"]["median"] == 0, rows)
+
+
+# --- killed and resumed ------------------------------------------------------------------------------------------------------------------
+
+SMALL = """
+repetitions = 12
+seed = 5
+[[host]]
+name = "client"
+[[host]]
+name = "server"
+[[link]]
+ends = ["client", "server"]
+delay = "1ms"
+[matrix]
+size = ["1kB", "5kB"]
+[[subject]]
+use = "native"
+[[workload]]
+name = "download"
+kind = "download"
+from = "client"
+to = "server"
+octets = "{size}"
+[gate]
+late_us_p99 = 100000
+late_us_max = 1000000
+"""
+
+
+def left_behind():
+    """Processes of the lab that nobody waits for any more."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and "__world" in (entry / "cmdline").read_text() and str(LAB) in os.readlink(entry / "exe"):
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+def resumed(scratch, checks):
+    scenario, out, kills = scratch.scenario("killed", SMALL), scratch.path / "out-killed", 0
+    chance = random.Random(11)
+    for _ in range(8):
+        running = subprocess.Popen([LAB, "run", scenario, "--out", out, "--json"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            running.wait(chance.uniform(0.05, 2.5))
+        except subprocess.TimeoutExpired:
+            running.send_signal(signal.SIGKILL)
+            kills += 1
+        running.wait()
+    deadline = time.monotonic() + 5
+    while left_behind() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    checks.check("nothing lives on after SIGKILL", not left_behind(), left_behind())
+    scratch.run(scenario)
+    database = sqlite3.connect(f"file:{out}/results.sqlite?mode=ro", uri=True)
+    verdicts = collections.Counter(v for v, in database.execute("select verdict from run"))
+    print(f"     killed {kills} times; {dict(verdicts)}")
+    checks.check("killed at random and resumed: 24 repetitions, none lost, none doubled", sum(verdicts.values()) == 24 and kills > 2, verdicts)
+    samples = list((out / "samples").glob("*.parquet"))
+    checks.check("each has its samples", len(samples) == 24, len(samples))
+    rows = [row for row in scratch.report(out) if row.get("metric") == "ttlb_s" and "median" in row]
+    checks.check("the report counts each once", [row["n"] for row in rows] == [12, 12], rows)
+    refused = subprocess.run([LAB, "run", scenario, "--out", out, "--seed", "6"], capture_output=True, text=True)
+    checks.check("another seed is refused in the same directory", refused.returncode != 0 and "seed" in refused.stderr, refused.stderr)
+    return out
+
+
+# --- the report in a browser -------------------------------------------------------------------------------------------------------------
+
+
+def browser(scratch, checks, out):
+    import firefox
+    from common import Authority
+    if not firefox.BINARY or not shutil.which("certutil"):
+        return checks.skip("the report in a browser", "no Firefox")
+    page = out / "report.html"
+    authority = Authority(scratch.path / "ca")
+    with firefox.Firefox(scratch.path, authority.path) as window:
+        window.go(page.as_uri())
+        title = window.script("return document.title")
+        checks.check("Firefox opens the page from the file", bool(title), title)
+        svgs = window.script("return [...document.querySelectorAll('svg')].map(s => s.getBoundingClientRect().width)")
+        checks.check("figures are drawn", svgs and all(width > 50 for width in svgs), svgs)
+        asked = window.script("return performance.getEntriesByType('resource').map(e => e.name)")
+        checks.check("it asks nobody for anything", not asked, asked)
+        wide = window.script("return document.documentElement.scrollWidth <= window.innerWidth + 1")
+        checks.check("it does not scroll sideways", wide)
+    for kind in ("svg", "png"):
+        figures = list((out / "figures").glob(f"*.{kind}"))
+        checks.check(f"each figure is a {kind} file too", figures and all(f.stat().st_size > 500 for f in figures), figures)
+
+
+def main():
+    checks = Checks("the lab")
+    if not LAB.exists():
+        checks.check(f"{LAB} is built", False)
+        checks.done()
+    scratch = Scratch()
+    print(f"     results in {scratch.path}")
+    for part in (instruments, distributions, competitor):
+        checks.attempt(part.__name__, lambda: part(scratch, checks))
+    out = None
+
+    def killed():
+        nonlocal out
+        out = resumed(scratch, checks)
+    checks.attempt("resumed", killed)
+    if out:
+        checks.attempt("browser", lambda: browser(scratch, checks, out))
+    if not checks.failed:
+        shutil.rmtree(scratch.path, ignore_errors=True)
+    checks.done()
+
+
+if __name__ == "__main__":
+    main()
