@@ -73,8 +73,8 @@ late_us_max = 1000000
 
 
 def logs(out):
-    """name -> text of every kept log of a campaign."""
-    return {path.stem: path.read_text(errors="replace") for path in out.rglob("logs/*.log")}
+    """step -> what it wrote to stdout, of every kept attempt of a campaign."""
+    return {path.stem: path.read_text(errors="replace") for path in out.rglob("logs/*.out")}
 
 
 def packets(path):
@@ -249,11 +249,16 @@ name = "client"
 name = "relay1"
 [[host]]
 name = "server"
+[[router]]
+name = "core"
 [[link]]
-ends = ["client", "relay1"]
+ends = ["client", "core"]
 delay = "5ms"
 [[link]]
-ends = ["relay1", "server"]
+ends = ["relay1", "core"]
+delay = "5ms"
+[[link]]
+ends = ["server", "core"]
 delay = "5ms"
 [[subject]]
 use = "native"
@@ -361,7 +366,7 @@ def browser(scratch, checks, out):
         return checks.skip("the report in a browser", "no Firefox")
     page = out / "report.html"
     authority = Authority(scratch.path / "ca")
-    with firefox.Firefox(scratch.path, authority.path) as window:
+    with firefox.Firefox(scratch.path, authority.ca) as window:
         window.go(page.as_uri())
         title = window.script("return document.title")
         checks.check("Firefox opens the page from the file", bool(title), title)

@@ -1,5 +1,7 @@
 //! The process of a workload's client: what it takes on stdin, what it says, how it ends.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
 use std::{
     io::Write,
     net::TcpListener,

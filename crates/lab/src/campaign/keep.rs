@@ -61,9 +61,11 @@ fn staying(from: &Path, what: &Keep, failed: bool) -> Result<Vec<PathBuf>, Failu
     Ok(staying)
 }
 
+/// `LINK.pcap`, and `LINK.far.pcap` of the link's other end.
 fn wanted(capture: &Path, links: &[String]) -> bool {
-    let name = capture.file_stem().unwrap_or_default();
-    links.iter().any(|link| link == "*" || **link == *name)
+    let name = capture.file_stem().unwrap_or_default().to_string_lossy();
+    let link = name.strip_suffix(".far").unwrap_or(&name);
+    links.iter().any(|wanted| wanted == "*" || wanted == link)
 }
 
 /// Keeps the ends of the logs.
@@ -108,6 +110,7 @@ mod tests {
         };
         put("pcap/a-b.pcap", "1");
         put("pcap/b-c.pcap", "2");
+        put("pcap/b-c.far.pcap", "2");
         put("qlog/relay1/x.sqlog", "3");
         put("logs/relay1.log", &"x".repeat(300 << 10));
         put("world.log", "5");
@@ -143,7 +146,7 @@ mod tests {
             qlog: true,
             ..Keep::default()
         };
-        let names = ["pcap/b-c.pcap", "qlog/relay1/x.sqlog"];
+        let names = ["pcap/b-c.far.pcap", "pcap/b-c.pcap", "qlog/relay1/x.sqlog"];
         assert_eq!(kept(&what, Verdict::Ok), names);
     }
 
@@ -159,6 +162,6 @@ mod tests {
             pcap: vec!["*".into()],
             ..Keep::default()
         };
-        assert_eq!(kept(&what, Verdict::Ok).len(), 2);
+        assert_eq!(kept(&what, Verdict::Ok).len(), 3);
     }
 }

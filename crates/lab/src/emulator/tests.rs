@@ -104,7 +104,10 @@ fn packets_are_carried_and_both_ends_captures_and_the_drop_log_tell_of_them() {
             .map(|(_, packet)| packet.clone())
             .collect::<Vec<_>>()
     };
-    assert_eq!(packets(&near), [&sent[..], &[back.clone()]].concat());
+    assert_eq!(
+        packets(&near),
+        [&sent[..], std::slice::from_ref(&back)].concat()
+    );
     assert_eq!(packets(&far), [sent[0].clone(), sent[2].clone(), back]);
     assert!(far[0].0 >= near[0].0 + 3_000_000, "the delay is to be seen");
     let drops = fs::read_to_string(directory.path().join("drops.csv")).unwrap();
