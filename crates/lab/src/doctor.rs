@@ -55,7 +55,7 @@ enum State {
 /// # Errors
 /// If the scenario is wrong, or something is missing that it needs.
 pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
-    let path = args.scenario.as_deref().unwrap_or(Path::new(USUAL));
+    let path = args.scenario.as_deref().unwrap_or_else(|| Path::new(USUAL));
     let scenario = scenario::load(path)?;
     let wanted = scenario.subjects();
     let mut checks = machine::checks();

@@ -79,15 +79,11 @@ fn real_time() -> Check {
 
 fn exact_timers() -> Check {
     let none = std::ptr::null::<libc::c_void>();
-    // SAFETY: descriptor -1 is refused before any pointer is looked at; all of them are null.
-    #[expect(
-        unsafe_code,
-        reason = "only the bare call tells whether the kernel has it"
-    )]
-    unsafe {
-        libc::syscall(libc::SYS_epoll_pwait2, -1, none, 1, none, none, 0_usize)
-    };
-    let absent = std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS);
+    // SAFETY: descriptor -1 is refused, and all pointers are null: nothing is read or written.
+    #[expect(unsafe_code, reason = "only the bare call tells")]
+    let answer = unsafe { libc::syscall(libc::SYS_epoll_pwait2, -1, none, 1, none, none, 0_usize) };
+    let error = std::io::Error::last_os_error().raw_os_error();
+    let absent = answer == -1 && error == Some(libc::ENOSYS);
     match absent {
         false => check("exact timers", State::Ok, "epoll_pwait2", ""),
         true => check(

@@ -90,7 +90,8 @@ fn clear(dir: &Path) -> io::Result<()> {
     fs::create_dir(dir)
 }
 
-/// Depends on what the steps do: their commands with addresses filled in, and the files that these name.
+/// Depends on what the steps do: their commands with addresses filled in, and the files that these name; a command that names the whole
+/// directory may read any of them.
 fn identity(plan: &Plan, site: &dyn Site) -> String {
     let symbol = |step: &Step| (step.name.clone(), format!("{{out:{}}}", step.name));
     let values = Values {
@@ -107,7 +108,7 @@ fn identity(plan: &Plan, site: &dyn Site) -> String {
         let names: Vec<&String> = step.env.keys().collect();
         whole += &format!("{:?}\n", (&step.name, &step.host, command, names, env));
         for file in &plan.files {
-            if step.command.iter().any(|word| word.contains(&file.path)) {
+            if step.command.iter().any(|word| reads(word, file, plan)) {
                 whole += &format!("{:?}\n", (&file.path, fill(&file.text)));
             }
         }
@@ -115,4 +116,10 @@ fn identity(plan: &Plan, site: &dyn Site) -> String {
     let hash = digest::digest(&digest::SHA256, whole.as_bytes());
     let head = hash.as_ref().iter().take(8);
     head.map(|octet| format!("{octet:02x}")).collect()
+}
+
+/// Whether a word of a command leads to a file.
+fn reads(word: &str, file: &super::File, plan: &Plan) -> bool {
+    let names = |file: &super::File| word.contains(&format!("{{dir}}/{}", file.path));
+    names(file) || (word.contains("{dir}") && !plan.files.iter().any(names))
 }

@@ -354,6 +354,31 @@ fn what_is_made_once_a_campaign_is_made_once_and_remembered() {
 }
 
 #[test]
+fn what_a_kept_step_reads_decides_what_is_kept() {
+    let place = Place::new();
+    let file = |path: &str, text: &str| subject::File {
+        path: path.into(),
+        text: text.into(),
+        mode: 0o600,
+    };
+    let run = |command: &str, name: &str, text: &str| {
+        place.again();
+        let script = format!("echo made >> {{shared}}/made; {command} > /dev/null");
+        let look = step("look", Run::Once, "wc -l < {shared}/made; echo {shared}");
+        let mut plan = plan(vec![step("make", Run::OncePerCampaign, &script), look]);
+        plan.files = vec![file("nodes", "a"), file("other", "b"), file(name, text)];
+        place.start(&plan).unwrap();
+        place.read("logs/look.out")
+    };
+    // Named files count, others do not; a whole directory counts with all that is in it.
+    let first = run("cat {dir}/nodes", "third", "c");
+    assert_eq!(run("cat {dir}/nodes", "third", "changed"), first);
+    let all = run("ls {dir}", "third", "c");
+    assert_eq!(run("ls {dir}", "third", "c"), all);
+    assert_ne!(run("ls {dir}", "third", "changed"), all);
+}
+
+#[test]
 fn what_is_half_made_when_the_lab_is_killed_is_made_anew() {
     let place = Place::new();
     let mut first = plan(vec![
