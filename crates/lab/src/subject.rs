@@ -34,17 +34,6 @@ pub struct Plan {
     pub ways: Vec<WayIn>,
 }
 
-impl Plan {
-    /// Lets every daemon that knows `QLOGDIR` record its QUIC connections, each in `{dir}/qlog/STEP`.
-    pub fn record_qlog(&mut self) {
-        let daemons = self.steps.iter_mut().filter(|step| step.run == Run::Daemon);
-        for step in daemons {
-            let directory = format!("{{dir}}/qlog/{}", step.name);
-            step.env.entry("QLOGDIR".into()).or_insert(directory);
-        }
-    }
-}
-
 /// A file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct File {
