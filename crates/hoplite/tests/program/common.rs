@@ -13,6 +13,8 @@ use rustix::process::{Pid, Signal, kill_process};
 pub(crate) struct Running {
     child: Child,
     log: Option<BufReader<ChildStderr>>,
+    /// Lines that were read while another was looked for: remarks overtake the log, which a thread of its own writes.
+    passed: Vec<String>,
 }
 
 impl Running {
@@ -34,21 +36,28 @@ impl Running {
             .spawn()
             .expect("starts");
         let log = child.stderr.take().map(BufReader::new);
-        Self { child, log }
+        let passed = Vec::new();
+        Self { child, log, passed }
     }
 
-    /// The next line that has `part` in it.
+    /// The next line that has `part` in it, also if a later one was asked for before.
     pub(crate) fn line_with(&mut self, part: &str) -> String {
-        let mut seen = String::new();
+        if let Some(place) = self.passed.iter().position(|line| line.contains(part)) {
+            return self.passed.remove(place);
+        }
         loop {
-            let before = seen.len();
+            let mut line = String::new();
             let log = self.log.as_mut().expect("open");
-            let read = log.read_line(&mut seen).expect("readable");
-            assert!(read > 0, "the log ended without {part:?}: {seen}");
-            let line = seen.get(before..).expect("whole characters");
+            let read = log.read_line(&mut line).expect("readable");
+            assert!(
+                read > 0,
+                "the log ended without {part:?}: {:?}",
+                self.passed
+            );
             if line.contains(part) {
-                return line.to_owned();
+                return line;
             }
+            self.passed.push(line);
         }
     }
 
