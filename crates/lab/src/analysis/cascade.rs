@@ -3,7 +3,7 @@
 //!
 //! Everything is seen from the client, where all connections of a path begin: the capture of its link tells the octets, the qlogs of its
 //! processes tell what was in them. Each UDP payload in the capture is matched to the packets of hop 1, each DATAGRAM frame of hop 1 to the
-//! packets of hop 2, and so on down to the end-to-end connection ([`matching`]). Then acknowledgements are counted from inside out ([`count`]).
+//! packets of hop 2, and so on down to the end-to-end connection (`matching`). Then acknowledgements are counted from inside out (`count`).
 //!
 //! - **T**, what all shares are shares of, is the octets of every IP packet in the capture, both ways, IP headers included. Handshakes of the
 //!   tunnels and their search for the path's packet size are part of it, as they are in the paper's captures; `setup_share` tells how much
