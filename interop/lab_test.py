@@ -166,6 +166,7 @@ def flow(scratch, name, link):
     scenario = scratch.scenario(name, two_hosts(link, """
 [keep]
 pcap = ["wire"]
+snaplen = 300
 [[subject]]
 use = "native"
 [[workload]]
@@ -211,7 +212,7 @@ def distributions(scratch, checks):
     checks.check("with reordering packets overtake each other", overtaken(order) > len(order) / 10)
     delays, order = flow(scratch, "jitter-in-order", 'delay = "5ms"\njitter = { width = "10ms", shape = "uniform", reorder = false }')
     checks.check("without reordering none does", overtaken(order) == 0, overtaken(order))
-    checks.check("no packet is earlier than its link allows", min(d for d in delays if d is not None) >= 0.005)
+    checks.check("no packet is earlier than its link allows", min(d for d in delays if d is not None) >= 0.005 - 1e-6)  # floating seconds
     delays, _ = flow(scratch, "gilbert-elliott", 'loss = { p = "1%", r = "25%", good = 0, bad = 1 }')
     gilbert(checks, [d is None for d in delays])
 
@@ -290,7 +291,7 @@ interval = "20ms"
 # --- killed and resumed ------------------------------------------------------------------------------------------------------------------
 
 SMALL = """
-repetitions = 12
+repetitions = 20
 seed = 5
 [[host]]
 name = "client"
@@ -330,10 +331,10 @@ def left_behind():
 def resumed(scratch, checks):
     scenario, out, kills = scratch.scenario("killed", SMALL), scratch.path / "out-killed", 0
     chance = random.Random(11)
-    for _ in range(8):
+    for _ in range(10):
         running = subprocess.Popen([LAB, "run", scenario, "--out", out, "--json"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            running.wait(chance.uniform(0.05, 2.5))
+            running.wait(chance.uniform(0.05, 1.2))
         except subprocess.TimeoutExpired:
             running.send_signal(signal.SIGKILL)
             kills += 1
@@ -346,11 +347,11 @@ def resumed(scratch, checks):
     database = sqlite3.connect(f"file:{out}/results.sqlite?mode=ro", uri=True)
     verdicts = collections.Counter(v for v, in database.execute("select verdict from run"))
     print(f"     killed {kills} times; {dict(verdicts)}")
-    checks.check("killed at random and resumed: 24 repetitions, none lost, none doubled", sum(verdicts.values()) == 24 and kills > 2, verdicts)
+    checks.check("killed at random and resumed: 40 repetitions, none lost, none doubled", sum(verdicts.values()) == 40 and kills > 0, verdicts)
     samples = list((out / "samples").glob("*.parquet"))
-    checks.check("each has its samples", len(samples) == 24, len(samples))
+    checks.check("each has its samples", len(samples) == 40, len(samples))
     rows = [row for row in scratch.report(out) if row.get("metric") == "ttlb_s" and "median" in row]
-    checks.check("the report counts each once", [row["n"] for row in rows] == [12, 12], rows)
+    checks.check("the report counts each once", [row["n"] for row in rows] == [20, 20], rows)
     refused = subprocess.run([LAB, "run", scenario, "--out", out, "--seed", "6"], capture_output=True, text=True)
     checks.check("another seed is refused in the same directory", refused.returncode != 0 and "seed" in refused.stderr, refused.stderr)
     return out
