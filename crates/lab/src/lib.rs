@@ -20,6 +20,7 @@ pub mod cli;
 pub mod doctor;
 pub mod emulator;
 pub mod errors;
+mod log;
 pub mod netns;
 pub mod report;
 pub mod results;

@@ -9,7 +9,6 @@ mod files;
 mod fill;
 #[cfg(test)]
 mod here;
-mod log;
 mod process;
 mod ready;
 mod shared;

@@ -23,7 +23,6 @@ mod leaks;
 mod machine;
 mod outside;
 mod servers;
-mod tail;
 mod usage;
 mod watchdog;
 mod work;

@@ -9,11 +9,8 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
-use super::{
-    log,
-    site::{Program, Site},
-};
-use crate::netns;
+use super::site::{Program, Site};
+use crate::{log, netns};
 
 /// What is run, with nothing left to fill in.
 #[derive(Debug)]

@@ -16,10 +16,10 @@ use rustix::{
 use super::{
     Ready,
     fill::{Gap, Values},
-    log::Search,
     process::{Launch, Process},
     site::Site,
 };
+use crate::log::Search;
 
 /// One condition, and what was seen of it so far.
 #[derive(Debug)]

@@ -11,9 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Answer, attempt, failed, machine, tail::tail};
+use super::{Answer, attempt, failed, machine};
 use crate::{
     errors::Failure,
+    log::tail,
     netns::user::{PARENT, THIS_PROGRAM},
     topology::{Direction, Link, Node, NodeKind, Topology},
     trial::{Key, Outcome, Report, Trial},

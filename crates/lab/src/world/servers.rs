@@ -14,8 +14,9 @@ use rustix::{
     process::Signal,
 };
 
-use super::{failed, tail::tail, usage};
+use super::{failed, usage};
 use crate::{
+    log::tail,
     netns::{Lab, Process, user::THIS_PROGRAM},
     trial::{Outcome, ProcessUse, Trial},
 };

@@ -12,8 +12,9 @@ use std::{
 
 use ring::digest;
 
-use super::{failed, tail::tail, usage};
+use super::{failed, usage};
 use crate::{
+    log::tail,
     netns::{Host, Lab, Process, user::THIS_PROGRAM},
     subject::WayIn,
     trial::{Outcome, ProcessUse, Trial},

@@ -1,4 +1,5 @@
-//! Logs of processes, which may be long: their end for a reader, and whether a text stands in them, without reading anything twice.
+//! Logs of processes, which may be long: their end for whoever reads why an attempt failed, and whether a text stands in them, without
+//! reading anything twice. `subject` and `world` read them.
 
 use std::{
     fs::File,
@@ -14,7 +15,7 @@ const CHUNK: u64 = 64 * 1024;
 
 /// The end of a file, whole lines if possible; empty if it cannot be read.
 #[must_use]
-pub(super) fn tail(path: &Path) -> String {
+pub(crate) fn tail(path: &Path) -> String {
     end(path).unwrap_or_default()
 }
 
@@ -35,7 +36,7 @@ fn end(path: &Path) -> io::Result<String> {
 
 /// Looks for a text in a file that grows.
 #[derive(Debug)]
-pub(super) struct Search {
+pub(crate) struct Search {
     text: Vec<u8>,
     at: u64,
     kept: Vec<u8>,
@@ -43,7 +44,7 @@ pub(super) struct Search {
 
 impl Search {
     /// Nothing was read yet.
-    pub(super) fn new(text: &str) -> Self {
+    pub(crate) fn new(text: &str) -> Self {
         Self {
             text: text.as_bytes().to_vec(),
             at: 0,
@@ -52,7 +53,7 @@ impl Search {
     }
 
     /// Whether the text stands in what the file has grown by (or in the whole file if it was begun anew). A file that is not there has no text.
-    pub(super) fn found(&mut self, path: &Path) -> io::Result<bool> {
+    pub(crate) fn found(&mut self, path: &Path) -> io::Result<bool> {
         let mut file = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             file => file?,
