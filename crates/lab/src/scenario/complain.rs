@@ -143,26 +143,10 @@ pub(crate) fn quoted(text: &str) -> String {
     format!("\"{}{dots}\"", short.escape_debug())
 }
 
-/// How many letters to change, add, drop or swap with their neighbour.
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) =
-        (a.chars().take(64).collect(), b.chars().take(64).collect());
-    let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
-    for (i, x) in a.iter().enumerate() {
-        let mut row = vec![i + 1];
-        for (j, y) in b.iter().enumerate() {
-            let above = &rows[i];
-            let mut best = (above[j] + usize::from(x != y))
-                .min(above[j + 1] + 1)
-                .min(row[j] + 1);
-            if i > 0 && j > 0 && *x == b[j - 1] && a[i - 1] == *y {
-                best = best.min(rows[i - 1][j - 1] + 1);
-            }
-            row.push(best);
-        }
-        rows.push(row);
-    }
-    rows.last().and_then(|row| row.last()).copied().unwrap_or(0)
+/// How many letters to change, add, drop or swap with their neighbour; of long texts only the beginnings are looked at.
+fn distance(found: &str, known: &str) -> usize {
+    let [found, known] = [found, known].map(|text| text.chars().take(64).collect::<String>());
+    strsim::osa_distance(&found, &known)
 }
 
 #[cfg(test)]
@@ -171,9 +155,11 @@ mod tests {
 
     #[test]
     fn a_swapped_and_a_dropped_letter_each_count_once() {
-        assert_eq!(distance("dealy", "delay"), 1);
-        assert_eq!(distance("dely", "delay"), 1);
-        assert_eq!(distance("", "abc"), 3);
+        // A name of two letters forgives one mistake.
+        for found in ["pu", "p", "uup", "un"] {
+            assert_eq!(meant(found, ["up"]), "did you mean \"up\"?");
+        }
+        assert_eq!(meant("put", ["up"]), "use one of up");
     }
 
     #[test]
