@@ -25,6 +25,7 @@ pub mod netns;
 pub mod report;
 pub mod results;
 pub mod scenario;
+mod splitmix;
 pub mod subject;
 pub mod topology;
 pub mod trial;

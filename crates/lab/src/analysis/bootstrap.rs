@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::splitmix::SplitMix;
+
 /// The values of one subject in one case, by repetition.
 pub type Clusters = BTreeMap<u32, Vec<f64>>;
 
@@ -74,9 +76,9 @@ pub fn confidence(values: &Clusters, how: &How) -> Option<Interval> {
         return None;
     }
     let ranked = Ranked::new(values, &repetitions);
-    let mut random = Random(how.seed);
-    let draw = |_| ranked.center(how.statistic, &random.draw(repetitions.len()));
-    let drawn: Vec<f64> = (0..how.resamples).filter_map(draw).collect();
+    let mut random = SplitMix::new(how.seed);
+    let resample = |_| ranked.center(how.statistic, &draw(&mut random, repetitions.len()));
+    let drawn: Vec<f64> = (0..how.resamples).filter_map(resample).collect();
     interval(drawn)
 }
 
@@ -102,9 +104,9 @@ pub fn compare(values: &Clusters, baseline: &Clusters, how: &How) -> Option<Comp
         difference: value - base,
     };
     if pairs.len() >= FEWEST {
-        let mut random = Random(how.seed);
-        let draw = |_| both(&random.draw(pairs.len()));
-        let drawn: Vec<(f64, f64)> = (0..how.resamples).filter_map(draw).collect();
+        let mut random = SplitMix::new(how.seed);
+        let resample = |_| both(&draw(&mut random, pairs.len()));
+        let drawn: Vec<(f64, f64)> = (0..how.resamples).filter_map(resample).collect();
         let ratios: Option<Vec<f64>> = drawn.iter().map(|(one, base)| ratio(*one, *base)).collect();
         comparison.interval = ratios.and_then(interval);
         let least = least_probability((values, baseline), &pairs, how.statistic);
@@ -224,36 +226,20 @@ impl Ranked {
     }
 }
 
-/// SplitMix64 (Steele, Lea and Flood, 2014).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// How often each of `count` is drawn in `count` draws with replacement.
-    fn draw(&mut self, count: usize) -> Vec<usize> {
-        let mut counts = vec![0; count];
-        for _ in 0..count {
-            // The high half of a 128-bit product is even over 0..count but for a bias of count / 2⁶⁴.
-            let place = (u128::from(self.next()) * count as u128) >> 64;
-            if let Some(count) = usize::try_from(place)
-                .ok()
-                .and_then(|at| counts.get_mut(at))
-            {
-                *count += 1;
-            }
+/// How often each of `count` is drawn in `count` draws with replacement.
+fn draw(random: &mut SplitMix, count: usize) -> Vec<usize> {
+    let mut counts = vec![0; count];
+    for _ in 0..count {
+        let place = random.below(count as u64);
+        let place = usize::try_from(place).ok();
+        if let Some(count) = place.and_then(|place| counts.get_mut(place)) {
+            *count += 1;
         }
-        counts
     }
+    counts
 }
 
-/// Holm's step-down correction (1979): each probability as if it had been the only question asked.
+/// Holm's step-down correction: each probability as if it had been the only question asked.
 #[must_use]
 pub fn holm(probabilities: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..probabilities.len()).collect();
@@ -276,6 +262,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::splitmix::unit;
 
     fn how(seed: u64) -> How {
         How {
@@ -314,8 +301,8 @@ mod tests {
 
     #[test]
     fn the_interval_covers_the_true_median_about_as_often_as_it_says() {
-        let mut random = Random(5);
-        let mut uniform = || (random.next() >> 11) as f64 / (1_u64 << 53) as f64;
+        let mut random = SplitMix::new(5);
+        let mut uniform = || unit(random.bits());
         let hits = (0..200).filter(|seed| {
             let values = clusters((0..25).map(|_| uniform()));
             let interval = confidence(&values, &how(*seed)).unwrap();
@@ -339,7 +326,8 @@ mod tests {
     fn the_same_seed_gives_the_same_interval() {
         let values = clusters((0..20).map(|value| f64::from(value).sin()));
         assert_eq!(confidence(&values, &how(9)), confidence(&values, &how(9)));
-        assert_ne!(Random(9).draw(20), Random(10).draw(20));
+        let draws = |seed| draw(&mut SplitMix::new(seed), 20);
+        assert_ne!(draws(9), draws(10));
     }
 
     #[test]
@@ -379,8 +367,8 @@ mod tests {
 
     #[test]
     fn chance_is_called_a_difference_about_as_rarely_as_it_says() {
-        let mut random = Random(11);
-        let mut uniform = || (random.next() >> 11) as f64 / (1_u64 << 53) as f64;
+        let mut random = SplitMix::new(11);
+        let mut uniform = || unit(random.bits());
         let mut claimed = 0;
         for seed in 0..200 {
             let one = clusters((0..8).map(|_| uniform()));

@@ -1,6 +1,8 @@
 //! The emulator's own random numbers: the same on every machine, and independent for each link, direction and purpose.
 //! Loss, jitter, duplication and corruption of every direction draw from one each.
-//! xoshiro256** (Blackman and Vigna, 2018), seeded by splitmix64. No function of the platform's mathematical library is used.
+//! xoshiro256** (Blackman and Vigna, 2018), seeded by SplitMix64. No function of the platform's mathematical library is used.
+
+use crate::splitmix::{self, SplitMix};
 
 /// One stream of random numbers.
 #[derive(Clone, Debug)]
@@ -10,12 +12,9 @@ impl Random {
     /// The stream of `purpose` on a direction (`LINK>` or `LINK<`). Nothing else in the network has an influence on it.
     #[must_use]
     pub fn new(seed: u64, direction: &str, purpose: &str) -> Self {
-        let mut state = seed;
-        for octet in [direction, "\0", purpose].iter().flat_map(|t| t.bytes()) {
-            state ^= u64::from(octet);
-            state = splitmix(&mut state);
-        }
-        Self([(); 4].map(|()| splitmix(&mut state)))
+        let mut seeds = SplitMix::new(seed);
+        seeds.absorb([direction, "\0", purpose].iter().flat_map(|t| t.bytes()));
+        Self([(); 4].map(|()| seeds.bits()))
     }
 
     /// 64 random bits.
@@ -34,13 +33,12 @@ impl Random {
 
     /// Evenly in `0..1`, with 53 bits.
     pub fn unit(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
+        splitmix::unit(self.bits())
     }
 
     /// Evenly in `0..bound`, 0 for a bound of 0.
     pub fn below(&mut self, bound: u64) -> u64 {
-        let wide = u128::from(self.bits()) * u128::from(bound);
-        u64::try_from(wide >> 64).unwrap_or(0)
+        splitmix::below(self.bits(), bound)
     }
 
     /// True with this probability.
@@ -69,14 +67,6 @@ impl Random {
         }
         even
     }
-}
-
-fn splitmix(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut mixed = *state;
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }
 
 #[cfg(test)]

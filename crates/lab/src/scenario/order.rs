@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 
 use ring::digest;
 
+use crate::splitmix::SplitMix;
+
 /// A seed that depends on all parts. Below 2^53, so that every tool reads it exactly from JSON.
 pub(crate) fn seed(seed: u64, path: &[&str]) -> u64 {
     let mut context = digest::Context::new(&digest::SHA256);
@@ -25,22 +27,12 @@ pub(crate) fn named(case: &BTreeMap<String, String>) -> String {
 
 /// Fisher and Yates, with numbers of `SplitMix64`.
 pub(crate) fn shuffle<T>(items: &mut [T], seed: u64) {
-    let mut state = seed;
+    let mut random = SplitMix::new(seed);
     for last in (1..items.len()).rev() {
         let bound = last as u64 + 1;
-        let pick = usize::try_from(below(&mut state, bound)).unwrap_or(last);
+        let pick = usize::try_from(random.below(bound)).unwrap_or(last);
         items.swap(last, pick);
     }
-}
-
-/// Evenly below a bound: the high half of a product, its bias is below 2^-50 for what is shuffled here.
-fn below(state: &mut u64, bound: u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut mixed = *state;
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^= mixed >> 31;
-    ((u128::from(mixed) * u128::from(bound)) >> 64) as u64
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 
 use std::sync::OnceLock;
 
-use super::random::mix;
+use crate::splitmix::mix;
 
 /// The largest piece that is filled at once, in octets.
 pub(crate) const PIECE: usize = 64 * 1024;

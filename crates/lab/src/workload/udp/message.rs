@@ -9,7 +9,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use crate::workload::random::mix;
+use crate::splitmix::mix;
 
 /// The smallest datagram: a head.
 pub(crate) const SMALLEST: u16 = 40;

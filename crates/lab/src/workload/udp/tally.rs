@@ -2,7 +2,7 @@
 //! The receiving side keeps one: the server for streams up, the client for streams down. Jitter as RFC 3550 §6.4.1, order as RFC 4737 §3.3.
 
 use super::message::{Head, Stream};
-use crate::workload::random::mix;
+use crate::splitmix::mix;
 
 /// How many delays are kept; of more, a fair sample.
 const DELAYS: usize = 1 << 18;
