@@ -3,4 +3,5 @@
 
 pub mod bootstrap;
 pub mod cascade;
+pub mod holm;
 pub mod quantile;

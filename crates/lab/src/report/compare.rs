@@ -9,8 +9,9 @@ use super::{
 };
 use crate::analysis::{
     bootstrap::{
-        Comparison, FEWEST, How, Interval, RESAMPLES, Statistic, center, compare, confidence, holm,
+        Comparison, FEWEST, How, Interval, RESAMPLES, Statistic, center, compare, confidence,
     },
+    holm::holm,
     quantile::{quantile_of_sorted, sorted},
 };
 
