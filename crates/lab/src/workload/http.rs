@@ -35,6 +35,12 @@ mod three;
 mod tls;
 mod two;
 
+/// Octets that a stream may have on their way to a client: what Chromium grants.
+const STREAM_WINDOW: u32 = 6 << 20;
+
+/// The same for a connection.
+const CONNECTION_WINDOW: u32 = 15 << 20;
+
 /// Transfers that wait to be told.
 const WAITING: usize = 16;
 
@@ -261,6 +267,13 @@ fn head(status: u16, seen_as: Option<&[u8]>, record: &mut Record) -> Result<(), 
         200 => Ok(()),
         other => Err(Fault::Auth.because(format_args!("the server answered with status {other}"))),
     }
+}
+
+/// The same with the type that HTTP/1.1 and 2 have for an answer.
+fn headed<B>(answer: &http::Response<B>, record: &mut Record) -> Result<(), TransferError> {
+    let seen_as = answer.headers().get("x-seen-as");
+    let seen_as = seen_as.map(|value| value.as_bytes());
+    head(answer.status().as_u16(), seen_as, record)
 }
 
 #[cfg(test)]

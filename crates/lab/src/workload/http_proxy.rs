@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use hoplite_wire::Target;
-use tokio::{io::AsyncReadExt, net::TcpStream, time::timeout};
+use tokio::{io::AsyncReadExt, net::TcpStream};
 
 use super::{
     TransferError,
     door::Token,
     record::Record,
     tcp,
-    trouble::{Fault, stalled},
+    trouble::{Fault, patiently},
 };
 
 /// Octets of an answer's head that are read before giving up.
@@ -40,8 +40,7 @@ pub(crate) async fn ask(
 async fn head(stream: &mut TcpStream, stall: Duration) -> Result<Vec<u8>, TransferError> {
     let mut head = Vec::with_capacity(512);
     while !head.ends_with(b"\r\n\r\n") && head.len() < LIMIT {
-        let read = timeout(stall, stream.read_buf(&mut head)).await;
-        let read = read.map_err(|_| stalled(stall))?;
+        let read = patiently(stall, stream.read_buf(&mut head)).await?;
         if read.map_err(|error| Fault::Proxy.because(error))? == 0 {
             return Err(Fault::Proxy.because("the HTTP proxy closed the connection"));
         }

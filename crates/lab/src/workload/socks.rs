@@ -6,14 +6,14 @@ use std::time::Duration;
 use hoplite_wire::socks::{
     CredentialsView, Endpoint, GreetingView, Method, Reply, ReplyCode, Request, Unread,
 };
-use tokio::{io::AsyncReadExt, net::TcpStream, time::timeout};
+use tokio::{io::AsyncReadExt, net::TcpStream};
 
 use super::{
     TransferError,
     door::Token,
     record::Record,
     tcp,
-    trouble::{Fault, stalled},
+    trouble::{Fault, patiently},
 };
 
 /// Does the handshake; answers with the endpoint that the proxy names.
@@ -66,8 +66,7 @@ async fn greet(
 
 async fn two(stream: &mut TcpStream, stall: Duration) -> Result<[u8; 2], TransferError> {
     let mut two = [0; 2];
-    let read = timeout(stall, stream.read_exact(&mut two)).await;
-    let read = read.map_err(|_| stalled(stall))?;
+    let read = patiently(stall, stream.read_exact(&mut two)).await?;
     read.map_err(|error| Fault::Proxy.because(error))?;
     Ok(two)
 }
@@ -81,8 +80,7 @@ async fn reply(stream: &mut TcpStream, stall: Duration) -> Result<Reply, Transfe
             Err(Unread::More) => {}
             Err(Unread::Bad(why)) => return Err(Fault::Proxy.because(why)),
         }
-        let read = timeout(stall, stream.read_buf(&mut input)).await;
-        let read = read.map_err(|_| stalled(stall))?;
+        let read = patiently(stall, stream.read_buf(&mut input)).await?;
         match read.map_err(|error| Fault::Proxy.because(error))? {
             0 => return Err(Fault::Proxy.because("the SOCKS proxy closed the connection")),
             _ => continue,

@@ -6,7 +6,7 @@ use std::{io, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpStream, tcp::ReadHalf, tcp::WriteHalf},
-    time::{sleep, timeout},
+    time::sleep,
 };
 
 use super::{
@@ -15,7 +15,7 @@ use super::{
     progress::Progress,
     record::Record,
     transfer::{ANSWER, Answer, Head, Receiver, Sender, Status, VERDICT, Verdict},
-    trouble::{Fault, closed, stalled},
+    trouble::{Fault, closed, patiently},
 };
 
 /// Octets that one read may take.
@@ -66,8 +66,7 @@ impl<R: AsyncRead + Unpin> Reading<R> {
             return Ok(());
         }
         self.buffer.resize(BUFFER, 0);
-        let read = timeout(self.stall, self.stream.read(&mut self.buffer));
-        match read.await.map_err(|_| stalled(self.stall))? {
+        match patiently(self.stall, self.stream.read(&mut self.buffer)).await? {
             Ok(0) => Err(closed()),
             Ok(len) => {
                 (self.from, self.to) = (0, len);
@@ -119,9 +118,7 @@ pub(crate) async fn write(
 ) -> Result<(), TransferError> {
     let mut rest = octets;
     while !rest.is_empty() {
-        let wrote = timeout(stall, stream.write(rest)).await;
-        let wrote = wrote.map_err(|_| stalled(stall))?;
-        match wrote {
+        match patiently(stall, stream.write(rest)).await? {
             Ok(0) => return Err(Fault::Write.of(&io::ErrorKind::WriteZero.into())),
             Ok(len) => rest = rest.get(len..).unwrap_or_default(),
             Err(error) => return Err(Fault::Write.of(&error)),

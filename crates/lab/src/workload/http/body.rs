@@ -10,7 +10,12 @@ use super::super::{
 };
 
 /// Octets of the hash.
-pub(super) const HASH: u64 = SHA256_OUTPUT_LEN as u64;
+const HASH: u64 = SHA256_OUTPUT_LEN as u64;
+
+/// Octets of a whole body.
+pub(super) const fn length(octets: u64) -> u64 {
+    octets.saturating_add(HASH)
+}
 
 /// A body that is drawn piece by piece.
 pub(super) struct Body {

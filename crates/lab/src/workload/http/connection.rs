@@ -1,10 +1,10 @@
 //! A client's connection of any version, from the door to TLS. `http` opens it and fetches over it.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use hoplite_crypto::Qlog;
 use rustls::pki_types::ServerName;
-use tokio::{net::TcpStream, time::timeout};
+use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::{Fetch, one::One, three::Three, tls, two::Two};
@@ -12,7 +12,7 @@ use crate::workload::{
     Order, TransferError,
     door::{self, Token},
     record::Record,
-    trouble::{Fault, stalled},
+    trouble::{Fault, patiently},
 };
 
 /// The connection.
@@ -86,8 +86,7 @@ async fn secure(
 ) -> Result<TlsStream<TcpStream>, TransferError> {
     let name = name(order, port)?;
     let connector = TlsConnector::from(tls::client(2)?);
-    let handshake = timeout(order.plan.stall, connector.connect(name, stream)).await;
-    let handshake = handshake.map_err(|_| stalled(order.plan.stall))?;
+    let handshake = patiently(order.plan.stall, connector.connect(name, stream)).await?;
     let stream = handshake.map_err(|error| Fault::Tls.because(error))?;
     record.phases.tls = Some(record.clock.us());
     Ok(stream)
@@ -110,6 +109,18 @@ pub(super) struct Task(tokio::task::JoinHandle<()>);
 impl Task {
     pub(super) fn spawn(work: impl Future<Output = ()> + Send + 'static) -> Arc<Self> {
         Arc::new(Self(tokio::spawn(work)))
+    }
+
+    /// Drives what moves a connection's octets. That it failed is told by its fetches too.
+    pub(super) fn drive<E: fmt::Display>(
+        version: &'static str,
+        connection: impl Future<Output = Result<(), E>> + Send + 'static,
+    ) -> Arc<Self> {
+        Self::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, version, "a connection ended early");
+            }
+        })
     }
 }
 

@@ -6,18 +6,13 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Empty};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
-use tokio::{net::TcpStream, time::timeout};
+use tokio::net::TcpStream;
 
-use super::{
-    Fetch,
-    body::{Check, HASH},
-    connection::Task,
-    finish, head, take,
-};
+use super::{Fetch, body::Check, connection::Task, finish, headed, take};
 use crate::workload::{
     TransferError,
     record::Record,
-    trouble::{Fault, stalled},
+    trouble::{Fault, patiently},
 };
 
 /// A connection.
@@ -30,18 +25,11 @@ pub(super) struct One {
 
 impl One {
     pub(super) async fn open(stream: TcpStream, stall: Duration) -> Result<Self, TransferError> {
-        let (requests, connection) = handshake(TokioIo::new(stream))
-            .await
-            .map_err(|error| of(&error))?;
-        let driver = Task::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "an HTTP/1.1 connection ended early");
-            }
-        });
+        let (requests, connection) = handshake(TokioIo::new(stream)).await.map_err(of)?;
         Ok(Self {
             requests,
             stall,
-            _driver: driver,
+            _driver: Task::drive("HTTP/1.1", connection),
         })
     }
 
@@ -55,25 +43,15 @@ impl One {
             .body(Empty::new())
             .map_err(|why| Fault::Misc.because(why))?;
         let limit = self.stall;
-        let late = |_| stalled(limit);
-        timeout(limit, self.requests.ready())
-            .await
-            .map_err(late)?
-            .map_err(|error| of(&error))?;
+        let ready = patiently(limit, self.requests.ready()).await?;
+        ready.map_err(of)?;
         let answer = self.requests.send_request(request);
         record.phases.command = Some(record.clock.us());
-        let answer = timeout(limit, answer)
-            .await
-            .map_err(late)?
-            .map_err(|error| of(&error))?;
-        let seen_as = answer
-            .headers()
-            .get("x-seen-as")
-            .map(|value| value.as_bytes());
-        head(answer.status().as_u16(), seen_as, record)?;
+        let answer = patiently(limit, answer).await?.map_err(of)?;
+        headed(&answer, record)?;
         let (mut body, mut check) = (answer.into_body(), Check::new(fetch.octets));
-        while let Some(frame) = timeout(limit, body.frame()).await.map_err(late)? {
-            let frame = frame.map_err(|error| of(&error))?;
+        while let Some(frame) = patiently(limit, body.frame()).await? {
+            let frame = frame.map_err(of)?;
             if let Some(data) = frame.data_ref() {
                 take(&mut check, data, record)?;
             }
@@ -83,7 +61,7 @@ impl One {
 }
 
 /// What hyper reports.
-fn of(error: &hyper::Error) -> TransferError {
+fn of(error: hyper::Error) -> TransferError {
     match () {
         () if error.is_parse() => Fault::Auth.because(error),
         () if error.is_incomplete_message() || error.is_closed() || error.is_canceled() => {
@@ -91,9 +69,4 @@ fn of(error: &hyper::Error) -> TransferError {
         }
         () => Fault::Read.because(error),
     }
-}
-
-/// Octets of a whole body.
-pub(super) const fn length(octets: u64) -> u64 {
-    octets.saturating_add(HASH)
 }

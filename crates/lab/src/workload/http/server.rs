@@ -27,7 +27,10 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::{body::Body, one::length, three, tls};
+use super::{
+    body::{Body, length},
+    three, tls,
+};
 use crate::workload::{
     TransferError,
     server::{accept, bound, listen},

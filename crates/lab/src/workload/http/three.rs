@@ -16,21 +16,17 @@ use quinn::{
     ReadError, RecvStream, SendStream, TokioRuntime, TransportConfig, VarInt, WriteError,
     crypto::rustls::QuicClientConfig,
 };
-use tokio::time::timeout;
 
-use super::{Fetch, association, body::Check, connection, finish, head, take, tls};
+use super::{
+    CONNECTION_WINDOW, Fetch, STREAM_WINDOW, association, body::Check, connection, finish, head,
+    take, tls,
+};
 use crate::workload::{
     Order, TransferError,
     door::Token,
     record::Record,
-    trouble::{Fault, stalled},
+    trouble::{Fault, patiently},
 };
-
-/// Octets that a stream may have on their way.
-const STREAM_WINDOW: u32 = 6 << 20;
-
-/// The same for the connection.
-const CONNECTION_WINDOW: u32 = 15 << 20;
 
 /// Octets of a field section.
 pub(super) const FIELDS: usize = 16 * 1024;
@@ -84,9 +80,7 @@ impl Three {
         let name = connection::name(order, port)?.to_str().into_owned();
         let connecting = endpoint.connect_with(config_of(qlog, stall)?, peer, &name);
         let connecting = connecting.map_err(|why| Fault::Misc.because(why))?;
-        let connection = timeout(stall, connecting)
-            .await
-            .map_err(|_| stalled(stall))?;
+        let connection = patiently(stall, connecting).await?;
         let connection = connection.map_err(|error| not_connected(&error))?;
         let now = record.clock.us();
         record.phases.connect.get_or_insert(now);
@@ -108,13 +102,12 @@ impl Three {
         record: &mut Record,
     ) -> Result<(), TransferError> {
         let limit = self.0.stall;
-        let late = |_| stalled(limit);
-        let opening = timeout(limit, self.0.connection.open_bi()).await;
-        let (mut to, from) = opening.map_err(late)?.map_err(|error| of(&error))?;
+        let opening = patiently(limit, self.0.connection.open_bi()).await?;
+        let (mut to, from) = opening.map_err(|error| of(&error))?;
         let mut out = BytesMut::new();
         write_headers(&mut out, &request(fetch).encode());
-        let written = timeout(limit, to.write_all(&out)).await;
-        written.map_err(late)?.map_err(|error| unwritten(&error))?;
+        let written = patiently(limit, to.write_all(&out)).await?;
+        written.map_err(|error| unwritten(&error))?;
         to.finish().map_err(|error| Fault::Write.because(error))?;
         record.phases.command = Some(record.clock.us());
         let mut frames = Frames::new(from, limit);
@@ -220,8 +213,7 @@ impl Frames {
             if let Some(frame) = frame.map_err(|code| Fault::Read.because(code))? {
                 return Ok(Some(frame));
             }
-            let chunk = timeout(self.stall, self.stream.read_chunk(usize::MAX, true)).await;
-            let chunk = chunk.map_err(|_| stalled(self.stall))?;
+            let chunk = patiently(self.stall, self.stream.read_chunk(usize::MAX, true)).await?;
             match chunk.map_err(|error| unread(&error))? {
                 Some(chunk) => self.input = chunk.bytes,
                 None if self.reader.is_between_frames() => return Ok(None),

@@ -4,21 +4,17 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use h2::client::{Builder, SendRequest};
-use tokio::{net::TcpStream, time::timeout};
+use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-use super::{Fetch, body::Check, connection::Task, finish, head, take};
+use super::{
+    CONNECTION_WINDOW, Fetch, STREAM_WINDOW, body::Check, connection::Task, finish, headed, take,
+};
 use crate::workload::{
     TransferError,
     record::Record,
-    trouble::{Fault, stalled},
+    trouble::{Fault, patiently},
 };
-
-/// Octets that a stream may have on their way: what Chromium grants.
-const STREAM_WINDOW: u32 = 6 << 20;
-
-/// The same for the connection.
-const CONNECTION_WINDOW: u32 = 15 << 20;
 
 /// A connection.
 #[derive(Clone)]
@@ -36,18 +32,12 @@ impl Two {
         let mut builder = Builder::new();
         builder.initial_window_size(STREAM_WINDOW);
         builder.initial_connection_window_size(CONNECTION_WINDOW);
-        let opening = timeout(stall, builder.handshake(stream)).await;
-        let opening = opening.map_err(|_| stalled(stall))?;
-        let (requests, connection) = opening.map_err(|error| of(&error))?;
-        let driver = Task::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "an HTTP/2 connection ended early");
-            }
-        });
+        let opening = patiently(stall, builder.handshake(stream)).await?;
+        let (requests, connection) = opening.map_err(of)?;
         Ok(Self {
             requests,
             stall,
-            _driver: driver,
+            _driver: Task::drive("HTTP/2", connection),
         })
     }
 
@@ -60,34 +50,25 @@ impl Two {
         let request = http::Request::get(uri).body(());
         let request = request.map_err(|why| Fault::Misc.because(why))?;
         let limit = self.stall;
-        let late = |_| stalled(limit);
-        let ready = timeout(limit, self.requests.clone().ready()).await;
-        let mut requests = ready.map_err(late)?.map_err(|error| of(&error))?;
-        let sent = requests.send_request(request, true);
-        let (answer, _) = sent.map_err(|error| of(&error))?;
+        let ready = patiently(limit, self.requests.clone().ready()).await?;
+        let mut requests = ready.map_err(of)?;
+        let (answer, _) = requests.send_request(request, true).map_err(of)?;
         record.phases.command = Some(record.clock.us());
-        let answer = timeout(limit, answer)
-            .await
-            .map_err(late)?
-            .map_err(|error| of(&error))?;
-        let seen_as = answer
-            .headers()
-            .get("x-seen-as")
-            .map(|value| value.as_bytes());
-        head(answer.status().as_u16(), seen_as, record)?;
+        let answer = patiently(limit, answer).await?.map_err(of)?;
+        headed(&answer, record)?;
         let (mut body, mut check) = (answer.into_body(), Check::new(fetch.octets));
-        while let Some(data) = timeout(limit, body.data()).await.map_err(late)? {
-            let data = data.map_err(|error| of(&error))?;
+        while let Some(data) = patiently(limit, body.data()).await? {
+            let data = data.map_err(of)?;
             take(&mut check, &data, record)?;
             let released = body.flow_control().release_capacity(data.len());
-            released.map_err(|error| of(&error))?;
+            released.map_err(of)?;
         }
         finish(check, record)
     }
 }
 
 /// What h2 reports.
-fn of(error: &h2::Error) -> TransferError {
+fn of(error: h2::Error) -> TransferError {
     match error.is_io() || error.is_go_away() || error.is_reset() {
         true => Fault::Closed.because(error),
         false => Fault::Read.because(error),
