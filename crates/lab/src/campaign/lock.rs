@@ -96,10 +96,12 @@ mod tests {
     fn a_second_run_in_the_same_directory_is_told_who_is_there() {
         let directory = tempfile::tempdir().unwrap();
         let first = Lock::take(directory.path(), "run").unwrap();
-        let refusal = Lock::take(directory.path(), "run").unwrap_err().to_string();
         let pid = format!("(pid {})", process::id());
-        assert!(refusal.contains(&pid), "{refusal}");
-        assert!(Lock::share(directory.path()).is_err());
+        let writer = Lock::take(directory.path(), "run").unwrap_err();
+        let reader = Lock::share(directory.path()).unwrap_err();
+        for refusal in [writer, reader].map(|refusal| refusal.to_string()) {
+            assert!(refusal.contains(&pid), "{refusal}");
+        }
         drop(first);
         assert!(Lock::take(directory.path(), "run").is_ok());
     }

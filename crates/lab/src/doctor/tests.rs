@@ -89,8 +89,11 @@ fn a_machine_that_is_poor_is_told_but_does_not_fail() {
 #[test]
 fn a_scenario_that_is_wrong_is_told_before_anything_is_looked_for() {
     let args = DoctorArgs {
-        scenario: Some("/nonexistent/x.toml".into()),
+        scenario: Some("smoek".into()),
         json: false,
     };
-    assert!(run(&args).is_err());
+    let refusal = run(&args).unwrap_err().to_string();
+    for part in ["reading the scenario smoek: ", "did you mean \"smoke\"?"] {
+        assert!(refusal.contains(part), "{refusal}");
+    }
 }
