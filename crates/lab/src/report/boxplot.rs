@@ -119,7 +119,16 @@ impl Row {
         );
         let values = sorted(&data.values(place));
         let paint = Paint::Series(data.series(place.subject));
-        draw_box(scene, frame, middle, (&values, paint, unit));
+        if let Some(spread) = Spread::of(&values) {
+            let mut strip = Strip {
+                scene,
+                frame,
+                middle,
+                paint,
+                unit,
+            };
+            strip.draw(&spread);
+        }
         if let Some(summary) = judgement.summaries.get(&place) {
             let median = unit.tell_fully(summary.median);
             let right = frame.left + frame.width + 10.0;
@@ -134,72 +143,104 @@ impl Row {
     }
 }
 
-fn draw_box(
-    scene: &mut Scene,
-    frame: &Frame,
+/// What a box plot tells of values, which are sorted.
+struct Spread<'v> {
+    values: &'v [f64],
+    low: f64,
+    median: f64,
+    high: f64,
+}
+
+impl<'v> Spread<'v> {
+    fn of(values: &'v [f64]) -> Option<Self> {
+        let at = |share| quantile_of_sorted(values, share);
+        Some(Self {
+            values,
+            low: at(0.25)?,
+            median: at(0.5)?,
+            high: at(0.75)?,
+        })
+    }
+
+    /// Whether the whiskers reach as far as a value.
+    fn reaches(&self, value: f64) -> bool {
+        let reach = 1.5 * (self.high - self.low);
+        (self.low - reach..=self.high + reach).contains(&value)
+    }
+
+    /// Where the whiskers end.
+    fn ends(&self) -> Option<[f64; 2]> {
+        let mut within = self.values.iter().filter(|value| self.reaches(**value));
+        let first = *within.next()?;
+        Some([first, *within.next_back().unwrap_or(&first)])
+    }
+
+    /// Values that have a dot.
+    fn dots(&self) -> impl Iterator<Item = f64> {
+        let few = self.values.len() <= FEW;
+        let values = self.values.iter().copied();
+        values.filter(move |value| few || !self.reaches(*value))
+    }
+
+    fn tell(&self, unit: Unit) -> String {
+        let [median, low, high] = [self.median, self.low, self.high].map(|v| unit.tell_fully(v));
+        let n = self.values.len();
+        format!("median {median}, middle half {low} to {high}, n = {n}")
+    }
+}
+
+/// The strip of a figure in which a box is drawn.
+struct Strip<'a> {
+    scene: &'a mut Scene,
+    frame: &'a Frame,
     middle: f64,
-    (values, paint, unit): (&[f64], Paint, Unit),
-) {
-    let at = |share| quantile_of_sorted(values, share);
-    let (Some(low), Some(median), Some(high)) = (at(0.25), at(0.5), at(0.75)) else {
-        return;
-    };
-    let reach = 1.5 * (high - low);
-    let within = |value: &&f64| (low - reach..=high + reach).contains(*value);
-    let (first, last) = (values.iter().find(within), values.iter().rev().find(within));
-    let across = |value: f64| frame.across(value);
-    if let (Some(first), Some(last)) = (first, last) {
-        for (from, to) in [(*first, low), (high, *last)] {
-            scene.line(
-                &[(across(from), middle), (across(to), middle)],
-                paint,
-                1.6,
-                Dash::Solid,
-            );
+    paint: Paint,
+    unit: Unit,
+}
+
+impl Strip<'_> {
+    fn draw(&mut self, spread: &Spread<'_>) {
+        if let Some([first, last]) = spread.ends() {
+            self.along(first, spread.low);
+            self.along(spread.high, last);
+            self.upright(first, 4.0, 1.6);
+            self.upright(last, 4.0, 1.6);
         }
-        for end in [*first, *last] {
-            scene.line(
-                &[(across(end), middle - 4.0), (across(end), middle + 4.0)],
-                paint,
-                1.6,
-                Dash::Solid,
-            );
+        self.middle_half(spread);
+        for value in spread.dots() {
+            let (at, hint) = (self.at(value), self.unit.tell_fully(value));
+            self.scene.faint_dot(at, 2.6, self.paint, &hint);
         }
+        self.upright(spread.median, 9.0, 3.4);
     }
-    let (left, right) = (across(low), across(high).max(across(low) + 1.5));
-    let corners = [
-        (left, middle - 8.0),
-        (right, middle - 8.0),
-        (right, middle + 8.0),
-        (left, middle + 8.0),
-    ];
-    let [half, low, high] = [median, low, high].map(|value| unit.tell_fully(value));
-    let hint = format!(
-        "median {half}, middle half {low} to {high}, n = {}",
-        values.len()
-    );
-    scene.area(&corners, paint, 0.28, &hint);
-    let mut edge = corners.to_vec();
-    edge.push((left, middle - 8.0));
-    scene.line(&edge, paint, 1.4, Dash::Solid);
-    for value in values
-        .iter()
-        .filter(|value| values.len() <= FEW || !within(value))
-    {
-        scene.faint_dot(
-            (across(*value), middle),
-            2.6,
-            paint,
-            &unit.tell_fully(*value),
-        );
+
+    fn at(&self, value: f64) -> (f64, f64) {
+        (self.frame.across(value), self.middle)
     }
-    scene.line(
-        &[
-            (across(median), middle - 9.0),
-            (across(median), middle + 9.0),
-        ],
-        paint,
-        3.4,
-        Dash::Solid,
-    );
+
+    /// A line from value to value.
+    fn along(&mut self, from: f64, to: f64) {
+        let ends = [self.at(from), self.at(to)];
+        self.scene.line(&ends, self.paint, 1.6, Dash::Solid);
+    }
+
+    /// A line across the strip at a value.
+    fn upright(&mut self, value: f64, half: f64, width: f64) {
+        let (x, y) = self.at(value);
+        let ends = [(x, y - half), (x, y + half)];
+        self.scene.line(&ends, self.paint, width, Dash::Solid);
+    }
+
+    /// The box; one that would be too thin to see is a little wider.
+    fn middle_half(&mut self, spread: &Spread<'_>) {
+        let left = self.frame.across(spread.low);
+        let right = self.frame.across(spread.high).max(left + 1.5);
+        let (top, bottom) = (self.middle - 8.0, self.middle + 8.0);
+        let corners = [(left, top), (right, top), (right, bottom), (left, bottom)];
+        let hint = spread.tell(self.unit);
+        self.scene.area(&corners, self.paint, 0.28, &hint);
+        let [first, ..] = corners;
+        let edge = [&corners[..], &[first]].concat();
+        self.scene.line(&edge, self.paint, 1.4, Dash::Solid);
+    }
 }

@@ -32,12 +32,12 @@ pub(super) fn write(scene: &Scene, path: &Path) -> io::Result<()> {
     let (width, height) = (side(scene.width), side(scene.height));
     let mut large = vec![255; 3 * width as usize * height as usize];
     {
-        let mut backend = Backend::with_buffer(&mut large, (width, height));
+        let mut canvas = Canvas(Backend::with_buffer(&mut large, (width, height)));
         let title = scene.titled();
         for shape in title.iter().chain(&scene.shapes) {
-            draw(&mut backend, shape)?;
+            canvas.draw(shape)?;
         }
-        backend.present().map_err(io::Error::other)?;
+        canvas.0.present().map_err(io::Error::other)?;
     }
     let (width, height) = (width / AVERAGED, height / AVERAGED);
     let small = average(&large, width, height);
@@ -97,71 +97,82 @@ fn colour(paint: Paint, opacity: f64) -> RGBAColor {
     RGBColor(part(1), part(3), part(5)).mix(opacity)
 }
 
-fn draw(backend: &mut Backend<'_>, shape: &Shape) -> io::Result<()> {
-    match shape {
-        Shape::Line {
-            points,
-            paint,
-            width,
-            dash,
-        } => {
-            let style = stroke(*paint, *width);
-            for piece in pieces(points, *dash) {
-                let path = piece.into_iter().map(place);
-                backend.draw_path(path, &style).map_err(io::Error::other)?;
+/// What is drawn on, in the scene's lengths.
+struct Canvas<'a>(Backend<'a>);
+
+impl Canvas<'_> {
+    fn draw(&mut self, shape: &Shape) -> io::Result<()> {
+        match shape {
+            Shape::Line {
+                points,
+                paint,
+                width,
+                dash,
+            } => self.line(points, &stroke(*paint, *width), *dash),
+            Shape::Area {
+                points,
+                paint,
+                opacity,
+                ..
+            } => self.area(points, colour(*paint, *opacity)),
+            Shape::Dot {
+                at,
+                radius,
+                paint,
+                opacity,
+                ..
+            } => {
+                self.disc(*at, radius + 0.5, colour(Paint::Paper, *opacity))?;
+                self.disc(*at, *radius, colour(*paint, *opacity))
             }
-            Ok(())
+            Shape::Text {
+                at,
+                text,
+                size,
+                paint,
+                anchor,
+                bold,
+                upright,
+            } => {
+                let paint = colour(*paint, 1.0);
+                let style = text_style(*size, *bold, *upright).color(&paint);
+                let style = style.pos(position(*anchor));
+                let at = place(middle_of_text(*at, *size, *upright));
+                let drawn = self.0.draw_text(text, &style, at);
+                drawn.map_err(io::Error::other)
+            }
         }
-        Shape::Area {
-            points,
-            paint,
-            opacity,
-            ..
-        } => {
-            let style = colour(*paint, *opacity).filled();
-            backend
-                .fill_polygon(points.iter().copied().map(place), &style)
-                .map_err(io::Error::other)
+    }
+
+    fn line(&mut self, points: &[(f64, f64)], style: &ShapeStyle, dash: Dash) -> io::Result<()> {
+        for piece in pieces(points, dash) {
+            let path = piece.into_iter().map(place);
+            self.0.draw_path(path, style).map_err(io::Error::other)?;
         }
-        Shape::Dot {
-            at,
-            radius,
-            paint,
-            opacity,
-            ..
-        } => {
-            let edge = colour(Paint::Paper, *opacity).filled();
-            backend
-                .draw_circle(place(*at), pixels((radius + 0.5) * DRAWN), &edge, true)
-                .map_err(io::Error::other)?;
-            let style = colour(*paint, *opacity).filled();
-            backend
-                .draw_circle(place(*at), pixels(radius * DRAWN), &style, true)
-                .map_err(io::Error::other)
-        }
-        Shape::Text {
-            at,
-            text,
-            size,
-            paint,
-            anchor,
-            bold,
-            upright,
-        } => {
-            let style = text_style(*size, *bold, *upright);
-            let paint = colour(*paint, 1.0);
-            let style = style.color(&paint).pos(position(*anchor));
-            // The baseline of a text is its place; plotters' is the box's middle.
-            let raise = size * 0.27;
-            let at = if *upright {
-                (at.0 - raise, at.1)
-            } else {
-                (at.0, at.1 - raise)
-            };
-            backend
-                .draw_text(text, &style, place(at))
-                .map_err(io::Error::other)
-        }
+        Ok(())
+    }
+
+    fn area(&mut self, points: &[(f64, f64)], colour: RGBAColor) -> io::Result<()> {
+        let points = points.iter().copied().map(place);
+        let drawn = self.0.fill_polygon(points, &colour.filled());
+        drawn.map_err(io::Error::other)
+    }
+
+    fn disc(&mut self, at: (f64, f64), radius: f64, colour: RGBAColor) -> io::Result<()> {
+        let radius = pixels(radius * DRAWN);
+        let drawn = self
+            .0
+            .draw_circle(place(at), radius, &colour.filled(), true);
+        drawn.map_err(io::Error::other)
+    }
+}
+
+/// The middle of a text's box, which is its place for plotters; ours is on the baseline.
+fn middle_of_text((x, y): (f64, f64), size: f64, upright: bool) -> (f64, f64) {
+    let raise = size * 0.27;
+    match upright {
+        true => (x - raise, y),
+        false => (x, y - raise),
     }
 }
 

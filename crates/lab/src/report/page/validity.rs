@@ -6,7 +6,7 @@ use super::{Source, chip, details, drawings, scrolling};
 use crate::{
     analysis::quantile::quantile,
     report::{
-        data::Data,
+        data::{Counts, Data},
         figures::Kind,
         html::{escape, row, said, tag},
         number::{count, digits},
@@ -103,67 +103,69 @@ fn were(number: usize) -> String {
     format!("{} {verb}", count(number, "repetition"))
 }
 
+/// What became of the attempts at each subject in each case.
 fn counts(data: &Data) -> String {
-    let several = data.cases.len() > 1;
-    let mut heads = vec![
-        "Subject",
+    let rows: String = data
+        .counts
+        .iter()
+        .map(|(place, counts)| row(&cells(data, *place, counts)))
+        .collect();
+    let (head, body) = (tag("thead", &row(&heads(data))), tag("tbody", &rows));
+    tag("table", &(head + &body))
+}
+
+/// Names are aligned at their beginning, numbers at their end.
+fn heads(data: &Data) -> Vec<String> {
+    let names: &[&str] = match several(data) {
+        true => &["Case", "Subject"],
+        false => &["Subject"],
+    };
+    let numbers = [
         "Accepted",
         "Attempts refused",
         "Attempts failed",
         "Given up",
         "Failed transfers",
     ];
-    if several {
-        heads.insert(0, "Case");
+    let names = names.iter();
+    names
+        .map(|name| said("th scope=\"col\"", name))
+        .chain(numbers.map(|name| said("th scope=\"col\" class=\"n\"", name)))
+        .collect()
+}
+
+/// Whether the cases have a column.
+fn several(data: &Data) -> bool {
+    data.cases.len() > 1
+}
+
+fn cells(data: &Data, (case, subject): (usize, usize), counts: &Counts) -> Vec<String> {
+    let mut cells = Vec::new();
+    if several(data) {
+        cells.push(said("td", &data.tell(case)));
     }
-    let head = |name: &str| {
-        said(
-            &format!(
-                "th scope=\"col\"{}",
-                if name == "Case" || name == "Subject" {
-                    ""
-                } else {
-                    " class=\"n\""
-                }
-            ),
-            name,
-        )
+    let name = chip(data.label(subject), data.series(subject));
+    cells.push(tag("th scope=\"row\"", &name));
+    let accepted = format!("{} of {}", counts.ok, data.campaign.repetitions);
+    cells.push(said("td class=\"n\"", &accepted));
+    cells.push(number(counts.invalid, false));
+    let failed_transfers = failed_transfers(data, case, subject);
+    for bad in [counts.failed, counts.given_up, failed_transfers] {
+        cells.push(number(bad, bad > 0));
+    }
+    cells
+}
+
+fn number(number: usize, bad: bool) -> String {
+    let class = if bad { "n bad" } else { "n" };
+    said(&format!("td class=\"{class}\""), &number.to_string())
+}
+
+fn failed_transfers(data: &Data, case: usize, subject: usize) -> usize {
+    let here = |((of, who, _), failed): (&(usize, usize, _), &usize)| {
+        ((*of, *who) == (case, subject)).then_some(*failed)
     };
-    let heads: Vec<String> = heads.into_iter().map(head).collect();
-    let line = |((case, subject), counts): (&(usize, usize), &super::super::data::Counts)| {
-        let failed = data
-            .failed
-            .iter()
-            .filter(|((of, who, _), _)| (of, who) == (case, subject));
-        let failed: usize = failed.map(|(_, failed)| failed).sum();
-        let mut cells = Vec::new();
-        if several {
-            cells.push(said("td", &data.tell(*case)));
-        }
-        cells.push(tag(
-            "th scope=\"row\"",
-            &chip(data.label(*subject), data.series(*subject)),
-        ));
-        cells.push(said(
-            "td class=\"n\"",
-            &format!("{} of {}", counts.ok, data.campaign.repetitions),
-        ));
-        for (number, bad) in [
-            (counts.invalid, false),
-            (counts.failed, true),
-            (counts.given_up, true),
-            (failed, true),
-        ] {
-            let class = if bad && number > 0 { "n bad" } else { "n" };
-            cells.push(said(&format!("td class=\"{class}\""), &number.to_string()));
-        }
-        row(&cells)
-    };
-    let rows: String = data.counts.iter().map(line).collect();
-    tag(
-        "table",
-        &format!("{}{}", tag("thead", &row(&heads)), tag("tbody", &rows)),
-    )
+    data.failed.iter().filter_map(here).sum()
 }
 
 /// Of the attempts that count.
