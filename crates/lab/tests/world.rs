@@ -25,6 +25,7 @@ use hoplite_lab::{
     workload::{self, Bulk, Kind},
     world::World,
 };
+use tempfile::TempDir;
 
 /// For what is sure to happen, on a machine that is as slow as it likes.
 const LONG: Duration = Duration::from_secs(120);
@@ -87,6 +88,16 @@ fn trial(directory: &Path) -> Trial {
         timeout: LONG,
         directory: directory.join("attempt"),
     }
+}
+
+/// The trial with the directory that it is made in; nothing where the machine allows no namespaces.
+fn prepared() -> Option<(TempDir, Trial)> {
+    if !possible() {
+        return None;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let trial = trial(directory.path());
+    Some((directory, trial))
 }
 
 fn step(name: &str, run: Run, script: &str) -> Step {
@@ -162,11 +173,9 @@ fn failure(report: &Report) -> (&str, &str, &str) {
 
 #[test]
 fn a_download_crosses_the_link_and_everybody_is_accounted_for() {
-    if !possible() {
+    let Some((_directory, mut trial)) = prepared() else {
         return;
-    }
-    let directory = tempfile::tempdir().unwrap();
-    let mut trial = trial(directory.path());
+    };
     trial.workloads = vec![download("fetch"), download("later")];
     trial.workloads[1].group = "2".into();
     // What the helper uses is the daemon's.
@@ -248,11 +257,9 @@ fn as_user(prepare: &str, which: &[&str]) {
 
 #[test]
 fn what_is_left_behind_by_a_subject_is_named_and_killed() {
-    if !possible() {
+    let Some((_directory, mut trial)) = prepared() else {
         return;
-    }
-    let directory = tempfile::tempdir().unwrap();
-    let mut trial = trial(directory.path());
+    };
     let script = "setsid sleep 100000 > /dev/null 2>&1 & exit 0";
     trial.subject.steps = vec![step("leaky", Run::Once, script)];
     let report = attempt(&trial);
@@ -265,11 +272,9 @@ fn what_is_left_behind_by_a_subject_is_named_and_killed() {
 
 #[test]
 fn orphans_that_end_by_themselves_are_reaped() {
-    if !possible() {
+    let Some((_directory, mut trial)) = prepared() else {
         return;
-    }
-    let directory = tempfile::tempdir().unwrap();
-    let mut trial = trial(directory.path());
+    };
     let until = "i=0; while grep -qs 'State:.Z' /proc/[0-9]*/status; do sleep 0.1; i=$((i+1)); [ $i -lt 600 ] || exit 1; done";
     trial.subject.steps = vec![
         step(
@@ -284,11 +289,9 @@ fn orphans_that_end_by_themselves_are_reaped() {
 
 #[test]
 fn a_daemon_that_dies_under_the_workload_is_told_with_its_log() {
-    if !possible() {
+    let Some((_directory, mut trial)) = prepared() else {
         return;
-    }
-    let directory = tempfile::tempdir().unwrap();
-    let mut trial = trial(directory.path());
+    };
     trial.subject.steps = vec![daemon(
         "relay1",
         "echo up; sleep 2; echo oh dear >&2; exit 3",
@@ -306,11 +309,9 @@ fn a_daemon_that_dies_under_the_workload_is_told_with_its_log() {
 
 #[test]
 fn traffic_beside_a_subject_that_hides_the_client_fails_the_attempt() {
-    if !possible() {
+    let Some((_directory, mut trial)) = prepared() else {
         return;
-    }
-    let directory = tempfile::tempdir().unwrap();
-    let mut trial = trial(directory.path());
+    };
     trial.subject.hides_client = true;
     trial.workloads = vec![download("fetch")];
     let report = attempt(&trial);
@@ -320,17 +321,15 @@ fn traffic_beside_a_subject_that_hides_the_client_fails_the_attempt() {
             .contains("the traffic went beside the subject")
     );
     trial.workloads[0].direct = true;
-    trial.directory = directory.path().join("second");
+    trial.directory.set_file_name("second");
     assert_eq!(attempt(&trial).outcome, Outcome::Done);
 }
 
 #[test]
 fn an_attempt_that_takes_too_long_is_ended_in_order() {
-    if !possible() {
+    let Some((_directory, mut trial)) = prepared() else {
         return;
-    }
-    let directory = tempfile::tempdir().unwrap();
-    let mut trial = trial(directory.path());
+    };
     trial.subject.steps = vec![daemon(
         "relay1",
         "trap 'touch ended; exit' TERM; echo up; while :; do sleep 0.1; done",
@@ -346,11 +345,9 @@ fn an_attempt_that_takes_too_long_is_ended_in_order() {
 
 #[test]
 fn hosts_know_each_other_by_name_and_no_resolver() {
-    if !possible() {
+    let Some((_directory, mut trial)) = prepared() else {
         return;
-    }
-    let directory = tempfile::tempdir().unwrap();
-    let mut trial = trial(directory.path());
+    };
     let script = "grep -q '^10.77.0.2 server$' /etc/hosts && grep -q '^fd77::2 server$' /etc/hosts && ! grep -q nameserver /etc/resolv.conf \
                   && [ $(ls -d /proc/[0-9]* | wc -l) -lt 20 ] && ip -o addr show eth0 | grep -q fd77::1";
     trial.subject.steps = vec![step("look", Run::Once, script)];
@@ -359,18 +356,16 @@ fn hosts_know_each_other_by_name_and_no_resolver() {
 
 #[test]
 fn settings_are_made_in_every_host_and_an_unknown_one_is_named() {
-    if !possible() {
+    let Some((_directory, mut trial)) = prepared() else {
         return;
-    }
-    let directory = tempfile::tempdir().unwrap();
-    let mut trial = trial(directory.path());
+    };
     let setting = |name: &str, value: &str| BTreeMap::from([(name.to_owned(), value.to_owned())]);
     trial.sysctls = setting("net.ipv4.tcp_congestion_control", "reno");
     let script = "grep -q reno /proc/sys/net/ipv4/tcp_congestion_control";
     trial.subject.steps = vec![step("look", Run::Once, script)];
     assert_eq!(attempt(&trial).outcome, Outcome::Done);
     trial.sysctls = setting("net.ipv4.tcp_wonder", "1");
-    trial.directory = directory.path().join("second");
+    trial.directory.set_file_name("second");
     let failure = world().attempt(&trial, &|| false).unwrap_err();
     assert!(matches!(failure, Failure::Failed(_)));
     assert!(

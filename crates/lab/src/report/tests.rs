@@ -1,8 +1,21 @@
+use tempfile::TempDir;
+
 use super::{
     example::{Example, directory},
     *,
 };
 use crate::results::parquet;
+
+/// A directory with the results of an example campaign.
+fn example(repetitions: u32) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let example = Example {
+        repetitions,
+        ..Example::default()
+    };
+    directory(&example, dir.path());
+    dir
+}
 
 fn args(dir: &Path) -> ReportArgs {
     ReportArgs {
@@ -14,14 +27,7 @@ fn args(dir: &Path) -> ReportArgs {
 
 #[test]
 fn a_directory_becomes_a_page_with_its_figures_and_exports() {
-    let dir = tempfile::tempdir().unwrap();
-    directory(
-        &Example {
-            repetitions: 6,
-            ..Example::default()
-        },
-        dir.path(),
-    );
+    let dir = example(6);
     run(&args(dir.path())).unwrap();
     let text = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
     assert!(text("report.html").starts_with("<!doctype html>"));
@@ -43,14 +49,7 @@ fn a_directory_becomes_a_page_with_its_figures_and_exports() {
 
 #[test]
 fn a_report_is_the_same_every_time() {
-    let dir = tempfile::tempdir().unwrap();
-    directory(
-        &Example {
-            repetitions: 6,
-            ..Example::default()
-        },
-        dir.path(),
-    );
+    let dir = example(6);
     let once = || {
         run(&args(dir.path())).unwrap();
         fs::read(dir.path().join("report.html")).unwrap()
@@ -60,14 +59,7 @@ fn a_report_is_the_same_every_time() {
 
 #[test]
 fn a_sample_file_that_is_gone_is_told_and_the_rest_is_reported() {
-    let dir = tempfile::tempdir().unwrap();
-    directory(
-        &Example {
-            repetitions: 2,
-            ..Example::default()
-        },
-        dir.path(),
-    );
+    let dir = example(2);
     let mut samples = fs::read_dir(dir.path().join("samples")).unwrap();
     fs::write(samples.next().unwrap().unwrap().path(), "not Parquet").unwrap();
     run(&args(dir.path())).unwrap();
@@ -77,14 +69,7 @@ fn a_sample_file_that_is_gone_is_told_and_the_rest_is_reported() {
 
 #[test]
 fn a_baseline_that_is_no_subject_is_refused_with_those_that_are() {
-    let dir = tempfile::tempdir().unwrap();
-    directory(
-        &Example {
-            repetitions: 1,
-            ..Example::default()
-        },
-        dir.path(),
-    );
+    let dir = example(1);
     let wrong = ReportArgs {
         baseline: Some("i2p".into()),
         ..args(dir.path())
