@@ -38,6 +38,9 @@ pub struct Plan {
     pub to: String,
     /// Whether it goes beside the subject, straight over the network (cross traffic).
     pub direct: bool,
+    /// Whether all its transfers may fail: a scenario that measures just that. Else an attempt in which they do has failed.
+    #[serde(default)]
+    pub may_fail: bool,
     /// What it does.
     pub kind: Kind,
     /// A transfer that moves no octet for so long has failed (`STALL`).

@@ -129,6 +129,7 @@ fn workload(name: &str, kind: Kind) -> workload::Plan {
         from: "client".into(),
         to: "server".into(),
         direct: false,
+        may_fail: false,
         kind,
         stall: workload::Plan::STALL,
         timeout: workload::Plan::TIMEOUT,

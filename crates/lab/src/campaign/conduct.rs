@@ -217,7 +217,7 @@ impl Conduct<'_> {
             return Ok(None);
         }
         let took = begun.elapsed().as_secs_f64();
-        let (report, mut judgement) = self.judged(report, &directory)?;
+        let (report, mut judgement) = self.judged(report, &trial)?;
         let extra = analysed(&trial, report.as_ref(), &mut judgement);
         Ok(Some(Tried {
             number,
@@ -236,12 +236,12 @@ impl Conduct<'_> {
     fn judged(
         &mut self,
         report: Result<Report, Failure>,
-        directory: &Path,
+        trial: &Trial,
     ) -> Result<(Option<Report>, Judgement), Failure> {
         match (report, self.refused) {
             (Ok(report), _) => {
                 self.refused = Some(0);
-                let judgement = gate::judge(&report, &self.plan.campaign.gate);
+                let judgement = gate::judge(&report, &trial.workloads, &self.plan.campaign.gate);
                 if judgement.verdict == Verdict::Failed {
                     self.directory.room()?;
                 }
@@ -253,7 +253,7 @@ impl Conduct<'_> {
                 Ok((None, Judgement::failed("beginning the attempt", &why, "")))
             }
             (Err(failure), _) => {
-                remove(directory)?;
+                remove(&trial.directory)?;
                 Err(failure)
             }
         }

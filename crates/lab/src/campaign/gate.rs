@@ -1,9 +1,15 @@
 //! The validity gate: whether an attempt may be believed. `conduct` repeats those that may not, with the same seed.
 
+use std::collections::BTreeMap;
+
 use crate::{
-    results::store::Verdict,
+    results::{
+        sample::{Whole, wholes},
+        store::Verdict,
+    },
     scenario::Gate,
     trial::{EmulatorHealth, Outcome, Report},
+    workload::{Plan, TransferError},
 };
 
 /// What is thought of an attempt.
@@ -27,10 +33,15 @@ impl Judgement {
     }
 }
 
-/// Judges a report.
-pub(crate) fn judge(report: &Report, gate: &Gate) -> Judgement {
+/// Judges a report of these workloads.
+pub(crate) fn judge(report: &Report, workloads: &[Plan], gate: &Gate) -> Judgement {
     if let Outcome::Failed { doing, why, log } = &report.outcome {
         return Judgement::failed(doing, why, log);
+    }
+    let wholes = wholes(&report.transfers);
+    let mut needed = workloads.iter().filter(|plan| !plan.may_fail);
+    if let Some((doing, why)) = needed.find_map(|plan| fruitless(plan, report, &wholes)) {
+        return Judgement::failed(&doing, &why, "");
     }
     let why = reasons(&report.emulator, gate).join("; ");
     let verdict = if why.is_empty() {
@@ -43,6 +54,37 @@ pub(crate) fn judge(report: &Report, gate: &Gate) -> Judgement {
         why,
         log: String::new(),
     }
+}
+
+/// What was being done and why it came to nothing, if no transfer of a workload succeeded. One whose transfers failed in part has figures, and
+/// the share of those that failed is one of them.
+fn fruitless(plan: &Plan, report: &Report, wholes: &[Whole]) -> Option<(String, String)> {
+    let own = || wholes.iter().filter(|whole| whole.workload == plan.name);
+    let (count, fruitless) = (own().count(), own().all(|whole| whole.failed));
+    let error = most_frequent(plan, report).filter(|_| fruitless)?;
+    let how_many = match count {
+        1 => "its only transfer".to_owned(),
+        count => format!("all of its {count} transfers"),
+    };
+    let why = format!(
+        "{how_many} failed, most often {}: {}",
+        error.kind, error.why
+    );
+    Some((format!("running the workload {}", plan.name), why))
+}
+
+/// The first error of the kind that was there most often.
+fn most_frequent<'a>(plan: &Plan, report: &'a Report) -> Option<&'a TransferError> {
+    let mut kinds: BTreeMap<&str, (usize, &TransferError)> = BTreeMap::new();
+    let own = report
+        .transfers
+        .iter()
+        .filter(|transfer| transfer.workload == plan.name);
+    for error in own.filter_map(|transfer| transfer.error.as_ref()) {
+        kinds.entry(&error.kind).or_insert((0, error)).0 += 1;
+    }
+    let most = kinds.into_values().max_by_key(|(count, _)| *count);
+    most.map(|(_, error)| error)
 }
 
 fn reasons(health: &EmulatorHealth, gate: &Gate) -> Vec<String> {
@@ -79,6 +121,8 @@ fn reasons(health: &EmulatorHealth, gate: &Gate) -> Vec<String> {
 mod tests {
     use super::*;
 
+    use crate::results::sample::examples::{bulk, transfer};
+
     fn report(emulator: EmulatorHealth) -> Report {
         Report {
             outcome: Outcome::Done,
@@ -99,7 +143,7 @@ mod tests {
             late_us_max: 5000.0,
             ..EmulatorHealth::default()
         };
-        let judgement = judge(&report(health), &Gate::default());
+        let judgement = judge(&report(health), &[], &Gate::default());
         assert_eq!(judgement.verdict, Verdict::Ok);
         assert_eq!(judgement.why, "");
     }
@@ -113,7 +157,7 @@ mod tests {
             steal: 0.2,
             ..EmulatorHealth::default()
         };
-        let judgement = judge(&report(health), &Gate::default());
+        let judgement = judge(&report(health), &[], &Gate::default());
         assert_eq!(judgement.verdict, Verdict::Invalid);
         for part in [
             "99th percentile 0.81 ms",
@@ -131,7 +175,57 @@ mod tests {
             late_us_p99: f64::NAN,
             ..EmulatorHealth::default()
         };
-        let judgement = judge(&report(health), &Gate::default());
+        let judgement = judge(&report(health), &[], &Gate::default());
         assert_eq!(judgement.verdict, Verdict::Invalid);
+    }
+
+    /// A report in which the transfers of `download` ended so; `None` went well.
+    fn ended(errors: &[Option<&str>]) -> Report {
+        let mut report = report(EmulatorHealth::default());
+        let numbered = errors.iter().zip(1..);
+        report.transfers = numbered
+            .map(|(error, number)| {
+                let mut transfer = transfer("download", number, 0);
+                transfer.error = error.map(|kind| TransferError {
+                    kind: kind.into(),
+                    why: format!("{kind} in words"),
+                });
+                transfer
+            })
+            .collect();
+        report
+    }
+
+    #[test]
+    fn a_workload_without_a_transfer_that_succeeded_fails_the_attempt_and_says_how() {
+        let report = ended(&[Some("CLOSED"), Some("STALL"), Some("STALL")]);
+        let plans = [bulk("other", 1), bulk("download", 1)];
+        let judgement = judge(&report, &plans, &Gate::default());
+        assert_eq!(judgement.verdict, Verdict::Failed);
+        assert_eq!(
+            judgement.why,
+            "running the workload download: all of its 3 transfers failed, most often STALL: STALL in words"
+        );
+        let only = judge(&ended(&[Some("TLS")]), &plans, &Gate::default());
+        assert!(
+            only.why.contains("its only transfer failed"),
+            "{}",
+            only.why
+        );
+    }
+
+    #[test]
+    fn a_workload_of_which_some_transfers_failed_is_data() {
+        let report = ended(&[Some("STALL"), None, Some("STALL")]);
+        let judgement = judge(&report, &[bulk("download", 1)], &Gate::default());
+        assert_eq!(judgement.verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn a_workload_that_may_fail_may_fail_altogether() {
+        let mut plan = bulk("download", 1);
+        plan.may_fail = true;
+        let judgement = judge(&ended(&[Some("STALL")]), &[plan], &Gate::default());
+        assert_eq!(judgement.verdict, Verdict::Ok);
     }
 }

@@ -131,6 +131,42 @@ fn a_failed_attempt_is_retried_and_its_log_stays() {
 }
 
 #[test]
+fn an_attempt_whose_transfers_all_failed_is_retried_and_one_whose_transfers_failed_in_part_is_data()
+{
+    let out = place();
+    let few = Few::default();
+    let (once, always, part) = (few.keys()[0].id(), few.keys()[1].id(), few.keys()[2].id());
+    let says = [
+        (once.as_str(), "bo"),
+        (always.as_str(), "bbb"),
+        (part.as_str(), "s"),
+    ];
+    let mut fake = Fake::saying(&says);
+    let ended = run_in(out.path(), &few, &arguments(), &mut fake).unwrap_err();
+    let told = ended.to_string();
+    assert!(told.contains("1 failed and 0 stayed invalid"), "{told}");
+    let store = open(out.path());
+    let attempts = store.attempts_of(&always).unwrap();
+    let verdicts: Vec<_> = attempts.iter().map(|a| a.verdict.word()).collect();
+    assert_eq!(verdicts, ["failed"; 3]);
+    let why = "running the workload download: all of its 2 transfers failed, most often CONNECT: connection refused";
+    assert!(attempts.iter().all(|a| a.why == why), "{}", attempts[0].why);
+    let over = store.runs().unwrap();
+    assert_eq!(over.len(), few.keys().len());
+    let failed = |run: &str| {
+        let metrics = store.metrics().unwrap();
+        let share = |(id, m): &(String, crate::results::Metric)| {
+            (id == run && m.name == "failed_share").then_some(m.value)
+        };
+        metrics.iter().find_map(share)
+    };
+    assert_eq!(
+        (failed(&once), failed(&part), failed(&always)),
+        (Some(0.0), Some(0.5), None)
+    );
+}
+
+#[test]
 fn retry_repeats_what_failed_or_stayed_invalid_and_nothing_else() {
     let out = place();
     let few = Few::default();

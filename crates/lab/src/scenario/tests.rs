@@ -317,7 +317,7 @@ fn workloads(tables: &str) -> Vec<crate::workload::Plan> {
 #[test]
 fn a_workload_goes_from_client_to_server_unless_it_says_otherwise() {
     let plans = workloads(
-        "[[workload]]\nkind = 'download'\noctets = '1MB'\n[[workload]]\nname = 'up{i}'\nrepeat = 2\nkind = 'upload'\ntime = '5s'\nfrom = 'client{i}'\ngroup = 2\nat = '{i}s'\ndirect = true",
+        "[[workload]]\nkind = 'download'\noctets = '1MB'\n[[workload]]\nname = 'up{i}'\nrepeat = 2\nkind = 'upload'\ntime = '5s'\nfrom = 'client{i}'\ngroup = 2\nat = '{i}s'\ndirect = true\nmay_fail = true",
     );
     assert_eq!(
         (
@@ -328,9 +328,10 @@ fn a_workload_goes_from_client_to_server_unless_it_says_otherwise() {
         ("download", "client", "server")
     );
     assert_eq!(
-        (plans[0].group.as_str(), plans[0].at, plans[0].direct),
-        ("1", Duration::ZERO, false)
+        (plans[0].group.as_str(), plans[0].at),
+        ("1", Duration::ZERO)
     );
+    assert_eq!((plans[0].direct, plans[0].may_fail), (false, false));
     assert_eq!(
         (
             plans[2].name.as_str(),
@@ -340,8 +341,8 @@ fn a_workload_goes_from_client_to_server_unless_it_says_otherwise() {
         ("up2", "client2", "2")
     );
     assert_eq!(
-        (plans[2].at, plans[2].direct),
-        (Duration::from_secs(2), true)
+        (plans[2].at, plans[2].direct, plans[2].may_fail),
+        (Duration::from_secs(2), true, true)
     );
 }
 

@@ -21,8 +21,9 @@ const MOST_CHOICES: usize = 100;
 const LARGEST_DATAGRAM: u64 = 65_507;
 
 /// Keys of every `[[workload]]`.
-const KEYS: [&str; 11] = [
-    "name", "kind", "from", "to", "group", "at", "direct", "stall", "timeout", "when", "repeat",
+const KEYS: [&str; 12] = [
+    "name", "kind", "from", "to", "group", "at", "direct", "may_fail", "stall", "timeout", "when",
+    "repeat",
 ];
 
 /// Kinds and their own keys.
@@ -112,6 +113,7 @@ fn workload(entry: Reader<'_>, topology: &Topology) -> Option<Plan> {
         from,
         to,
         direct: entry.flag("direct", false),
+        may_fail: entry.flag("may_fail", false),
         kind,
         stall: entry.read("stall", some_time).unwrap_or(Plan::STALL),
         timeout: entry.read("timeout", some_time).unwrap_or(Plan::TIMEOUT),

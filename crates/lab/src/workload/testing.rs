@@ -45,6 +45,7 @@ pub(super) fn order(kind: Kind, ports: Ports) -> Order {
             from: "client".into(),
             to: "server".into(),
             direct: false,
+            may_fail: false,
             kind,
             stall: Duration::from_secs(20),
             timeout: Duration::from_secs(60),

@@ -20,7 +20,7 @@ use crate::{
     subject,
     topology::Topology,
     trial::{EmulatorHealth, Keep, Key, LinkCount, Outcome, ProcessUse, Report, Trial},
-    workload::{Bulk, Kind, Phases, Plan, Transfer},
+    workload::{Bulk, Kind, Phases, Plan, Transfer, TransferError},
 };
 
 /// Two cases, two subjects.
@@ -92,6 +92,7 @@ impl Source for Few {
                 to: "server".into(),
                 at: Duration::ZERO,
                 direct: false,
+                may_fail: false,
                 stall: Duration::from_secs(1),
                 timeout: Duration::from_secs(1),
                 kind: Kind::Download(bulk),
@@ -109,7 +110,8 @@ impl Source for Few {
 /// What happens during an attempt.
 pub(super) type Meanwhile = Box<dyn FnMut(&Trial)>;
 
-/// Says how each attempt ended: `o`k, `i`nvalid, `f`ailed, or `x` if it could not begin. Ok if nothing is said.
+/// Says how each attempt ended: `o`k, `i`nvalid, `f`ailed, without a transfer that did not `b`reak, with `s`ome that broke, or `x` if it could
+/// not begin. Ok if nothing is said.
 #[derive(Default)]
 pub(super) struct Fake {
     pub(super) says: HashMap<String, String>,
@@ -190,7 +192,15 @@ fn report(trial: &Trial, said: char) -> Report {
     };
     Report {
         outcome,
-        transfers: (1..=2).map(|number| transfer(trial.seed, number)).collect(),
+        transfers: (1..=2)
+            .map(|number| {
+                transfer(
+                    trial.seed,
+                    number,
+                    said == 'b' || (said == 's' && number == 2),
+                )
+            })
+            .collect(),
         processes: vec![ProcessUse {
             name: "relay1".into(),
             host: "relay1".into(),
@@ -214,7 +224,11 @@ fn report(trial: &Trial, said: char) -> Report {
 }
 
 /// A transfer that tells by its times which repetition it is of.
-fn transfer(seed: u64, number: u32) -> Transfer {
+fn transfer(seed: u64, number: u32, broken: bool) -> Transfer {
+    let error = broken.then(|| TransferError {
+        kind: "CONNECT".into(),
+        why: "connection refused".into(),
+    });
     Transfer {
         workload: "download".into(),
         number,
@@ -231,7 +245,7 @@ fn transfer(seed: u64, number: u32) -> Transfer {
         },
         round_trips: Vec::new(),
         datagrams: [0, 0],
-        error: None,
+        error,
         more: BTreeMap::new(),
     }
 }
@@ -277,7 +291,7 @@ pub(super) fn soundly_done(out: &Path, few: &Few, fake: &Fake) {
         assert_eq!(numbers, (1..=run.attempt).collect::<Vec<_>>());
         let verdict = |word| match word {
             'i' => Verdict::Invalid,
-            'f' | 'x' => Verdict::Failed,
+            'f' | 'b' | 'x' => Verdict::Failed,
             _ => Verdict::Ok,
         };
         for (attempt, word) in attempts

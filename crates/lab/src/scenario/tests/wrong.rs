@@ -237,6 +237,11 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     ),
     (
         "[[workload]]",
+        "[[workload]]\nmay_fail = \"yes\"",
+        "workload[0].may_fail: \"yes\" is a text: true or false",
+    ),
+    (
+        "[[workload]]",
         "[[workload]]\nto = \"client\"",
         "workload[0].to: it goes from \"client\" to itself: another host",
     ),
