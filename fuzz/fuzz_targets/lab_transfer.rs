@@ -3,8 +3,8 @@
 #![no_main]
 
 use hoplite_lab::workload::{
+    message,
     transfer::{Answer, Head, Receiver},
-    udp::message,
 };
 use libfuzzer_sys::fuzz_target;
 

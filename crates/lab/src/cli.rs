@@ -141,10 +141,10 @@ pub fn run(cli: &Cli) -> Result<(), Failure> {
     match &cli.command {
         Command::Calibrate(args) => calibrate::run(args),
         Command::World => world::inside::main(),
-        Command::Work => workload::client::main(),
-        Command::Serve => workload::server::main(),
+        Command::Work => workload::run::client::main(),
+        Command::Serve => workload::run::server::main(),
         Command::Report(args) => report::run(args),
-        Command::List(args) => scenario::list::run(args),
+        Command::List(args) => scenario::list::run(args.json),
         Command::Run(args) => campaign::run(args),
         Command::Merge(args) => merge::merge(args),
         Command::Doctor(args) => doctor::run(args),

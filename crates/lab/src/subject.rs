@@ -1,17 +1,8 @@
 //! What carries traffic: Hoplite, a competitor, or nothing. A TOML file describes it; no line of Rust is needed to add one.
 //! `scenario` resolves a file into a `Plan`, `world` starts it.
 
+#[cfg(feature = "program")]
 pub mod run;
-pub mod site;
-pub mod stop;
-
-mod files;
-mod fill;
-#[cfg(test)]
-mod here;
-mod process;
-mod ready;
-mod shared;
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 

@@ -1,27 +1,19 @@
 //! What is carried: downloads, uploads, speed tests, requests, datagrams, schedules, HTTP fetches; each transfer with its phases.
 //! `world` runs it as processes of its own (`hoplite-lab __work`, `__serve`) inside the hosts.
-//! The types are the contract; `client` and `server` are the processes, `transfer` is what they say to each other over TCP.
+//! The types are the contract; `run` are the processes, `transfer` and `message` are what they say to each other over TCP and UDP.
 
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-mod bulk;
-pub mod client;
-mod clock;
-mod door;
-mod http;
-mod http_proxy;
+pub mod message;
 mod payload;
 mod progress;
 mod random;
-mod record;
-pub mod server;
-mod socks;
-mod tcp;
+#[cfg(feature = "program")]
+pub mod run;
 pub mod transfer;
 mod trouble;
-pub mod udp;
 
 /// One workload with every number resolved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -296,8 +288,3 @@ pub struct TransferError {
     /// In words, for a reader.
     pub why: String,
 }
-
-#[cfg(test)]
-mod testing;
-#[cfg(test)]
-mod tests;

@@ -14,7 +14,7 @@ use super::{
     library::{self, Library, SCENARIOS, SUBJECTS, Source},
     subject_file::SubjectFile,
 };
-use crate::{cli::ListArgs, errors::Failure};
+use crate::errors::Failure;
 
 /// A line of the list.
 enum Entry {
@@ -24,13 +24,13 @@ enum Entry {
     Wrong(String, String),
 }
 
-/// Does it.
+/// Does it; `json`: one object per line.
 ///
 /// # Errors
 /// If stdout cannot be written.
-pub fn run(args: &ListArgs) -> Result<(), Failure> {
+pub fn run(json: bool) -> Result<(), Failure> {
     let (mut out, entries) = (io::stdout().lock(), entries(Path::new("")));
-    let written = match args.json {
+    let written = match json {
         true => lines(&mut out, &entries),
         false => table(&mut out, &entries),
     };

@@ -11,15 +11,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
-    Plan, Run, Step, WayIn, files,
+mod files;
+mod fill;
+#[cfg(test)]
+mod here;
+mod process;
+mod ready;
+mod shared;
+pub mod site;
+pub mod stop;
+
+use self::{
     fill::{Gap, Values},
     process::{Launch, Process},
     ready::Watch,
     shared::{Kept, lasts},
     site::Site,
-    stop::{self, Stopped},
+    stop::Stopped,
 };
+use super::{Plan, Run, Step, WayIn};
 use crate::{netns, trial::Outcome};
 
 /// How often one looks whether a step is ready.

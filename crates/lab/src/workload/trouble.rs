@@ -2,8 +2,6 @@
 
 use std::{fmt, io, time::Duration};
 
-use tokio::time::timeout;
-
 use super::TransferError;
 
 /// Whose turn it was when it failed.
@@ -72,14 +70,6 @@ impl Fault {
             _ => self.because(error),
         }
     }
-}
-
-/// What the work comes to, unless it takes longer than `limit`: then it stalled.
-pub(crate) async fn patiently<T>(
-    limit: Duration,
-    work: impl Future<Output = T>,
-) -> Result<T, TransferError> {
-    timeout(limit, work).await.map_err(|_| stalled(limit))
 }
 
 /// Nothing moved for `limit`.

@@ -2,7 +2,7 @@
 
 use std::{fs, net::SocketAddr, path::PathBuf};
 
-use super::{super::here::Here, *};
+use super::{here::Here, *};
 use crate::{
     subject::{self, Ready},
     workload::Way,

@@ -14,6 +14,7 @@ use ring::digest;
 use rustix::fs::{FlockOperation, flock};
 
 use super::{Plan, Run, Step, fill::Values, site::Site};
+use crate::subject;
 
 /// The campaign's part of a subject.
 #[derive(Debug)]
@@ -119,7 +120,7 @@ fn identity(plan: &Plan, site: &dyn Site) -> String {
 }
 
 /// Whether a word of a command leads to a file.
-fn reads(word: &str, file: &super::File, plan: &Plan) -> bool {
-    let names = |file: &super::File| word.contains(&format!("{{dir}}/{}", file.path));
+fn reads(word: &str, file: &subject::File, plan: &Plan) -> bool {
+    let names = |file: &subject::File| word.contains(&format!("{{dir}}/{}", file.path));
     names(file) || (word.contains("{dir}") && !plan.files.iter().any(names))
 }

@@ -9,11 +9,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use super::{Fetch, body::Check, connection::Task, finish, headed, take};
-use crate::workload::{
-    TransferError,
-    record::Record,
-    trouble::{Fault, patiently},
-};
+use crate::workload::run::{TransferError, patience::patiently, record::Record, trouble::Fault};
 
 /// A connection.
 #[derive(Debug)]

@@ -10,11 +10,7 @@ use tokio_rustls::client::TlsStream;
 use super::{
     CONNECTION_WINDOW, Fetch, STREAM_WINDOW, body::Check, connection::Task, finish, headed, take,
 };
-use crate::workload::{
-    TransferError,
-    record::Record,
-    trouble::{Fault, patiently},
-};
+use crate::workload::run::{TransferError, patience::patiently, record::Record, trouble::Fault};
 
 /// A connection.
 #[derive(Clone)]

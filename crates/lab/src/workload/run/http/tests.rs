@@ -1,6 +1,6 @@
 //! Fetches over loopback.
 
-use crate::workload::{Kind, Ports, Transfer, Way, testing::*};
+use crate::workload::run::{Kind, Ports, Transfer, Way, testing::*};
 
 fn fetches(version: u8, parallel: u16, fresh: bool) -> Kind {
     Kind::Http {

@@ -11,7 +11,7 @@ use super::{
     refused,
     tally::quantiles,
 };
-use crate::workload::{TransferError, clock::monotonic_ns, record::Record, trouble::Fault};
+use crate::workload::run::{TransferError, clock::monotonic_ns, record::Record, trouble::Fault};
 
 /// What has come back.
 #[derive(Debug, Default)]

@@ -14,12 +14,11 @@ use rustix::{
 };
 
 use super::{
-    Ready,
     fill::{Gap, Values},
     process::{Launch, Process},
     site::Site,
 };
-use crate::log::Search;
+use crate::{log::Search, subject::Ready};
 
 /// One condition, and what was seen of it so far.
 #[derive(Debug)]

@@ -21,11 +21,8 @@ use super::{
     CONNECTION_WINDOW, Fetch, STREAM_WINDOW, association, body::Check, connection, finish, head,
     take, tls,
 };
-use crate::workload::{
-    Order, TransferError,
-    door::Token,
-    record::Record,
-    trouble::{Fault, patiently},
+use crate::workload::run::{
+    Order, TransferError, door::Token, patience::patiently, record::Record, trouble::Fault,
 };
 
 /// Octets of a field section.

@@ -7,13 +7,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use hoplite_wire::Target;
 use tokio::{io::AsyncReadExt, net::TcpStream};
 
-use super::{
-    TransferError,
-    door::Token,
-    record::Record,
-    tcp,
-    trouble::{Fault, patiently},
-};
+use super::{TransferError, door::Token, patience::patiently, record::Record, tcp, trouble::Fault};
 
 /// Octets of an answer's head that are read before giving up.
 const LIMIT: usize = 16 * 1024;

@@ -7,7 +7,6 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use self::{
     flow::Flow,
-    message::{Head, Hello, Kind, SMALLEST, Stream},
     pace::Pace,
     tally::{Report, Tally},
 };
@@ -16,6 +15,7 @@ use super::{
     bulk::Out,
     clock::{monotonic_ns, monotonic_us},
     door::{self, Token},
+    message::{self, Head, Hello, Kind, SMALLEST, Stream},
     progress::Passed,
     random::Random,
     record::Record,
@@ -24,7 +24,6 @@ use super::{
 
 mod echo;
 pub(crate) mod flow;
-pub mod message;
 mod pace;
 pub(crate) mod server;
 mod tally;

@@ -8,7 +8,7 @@ use super::{
     SMALLEST,
     message::{Head, Hello, Kind as Message, Stream},
 };
-use crate::workload::{Kind, Ports, Way, testing::*};
+use crate::workload::run::{Kind, Ports, Way, testing::*};
 
 fn echo() -> Kind {
     Kind::UdpEcho {

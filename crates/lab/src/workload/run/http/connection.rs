@@ -8,11 +8,12 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::{Fetch, one::One, three::Three, tls, two::Two};
-use crate::workload::{
+use crate::workload::run::{
     Order, TransferError,
     door::{self, Token},
+    patience::patiently,
     record::Record,
-    trouble::{Fault, patiently},
+    trouble::Fault,
 };
 
 /// The connection.

@@ -16,7 +16,7 @@ use quinn::{
 };
 use tokio::net::TcpStream;
 
-use crate::workload::{
+use crate::workload::run::{
     Order, TransferError,
     door::{self, Token},
     record::Record,

@@ -7,7 +7,7 @@ use super::{
     flow::is_full,
     message::{Head, Stream},
 };
-use crate::workload::clock::monotonic_ns;
+use crate::workload::run::clock::monotonic_ns;
 
 /// What is sent.
 #[derive(Clone, Copy, Debug)]

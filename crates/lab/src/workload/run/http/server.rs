@@ -31,7 +31,7 @@ use super::{
     body::{Body, length},
     three, tls,
 };
-use crate::workload::{
+use crate::workload::run::{
     TransferError,
     server::{accept, bound, listen},
     trouble::Fault,

@@ -12,10 +12,11 @@ use tokio::{
 use super::{
     TransferError,
     clock::monotonic_us,
+    patience::patiently,
     progress::Progress,
     record::Record,
     transfer::{ANSWER, Answer, Head, Receiver, Sender, Status, VERDICT, Verdict},
-    trouble::{Fault, closed, patiently},
+    trouble::{Fault, closed},
 };
 
 /// Octets that one read may take.

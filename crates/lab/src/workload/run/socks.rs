@@ -8,13 +8,7 @@ use hoplite_wire::socks::{
 };
 use tokio::{io::AsyncReadExt, net::TcpStream};
 
-use super::{
-    TransferError,
-    door::Token,
-    record::Record,
-    tcp,
-    trouble::{Fault, patiently},
-};
+use super::{TransferError, door::Token, patience::patiently, record::Record, tcp, trouble::Fault};
 
 /// Does the handshake; answers with the endpoint that the proxy names.
 pub(crate) async fn ask(

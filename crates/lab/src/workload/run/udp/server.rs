@@ -17,7 +17,7 @@ use super::{
     pace::Pace,
     tally::Tally,
 };
-use crate::workload::{clock::monotonic_ns, server::bound};
+use crate::workload::run::{clock::monotonic_ns, server::bound};
 
 /// How many sessions are remembered.
 const SESSIONS: usize = 256;

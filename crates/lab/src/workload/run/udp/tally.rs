@@ -209,7 +209,7 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::udp::message::Kind;
+    use crate::workload::message::Kind;
 
     const STREAM: Stream = Stream {
         size: 100,

@@ -7,10 +7,8 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use super::{
-    File,
-    fill::{Gap, Values},
-};
+use super::fill::{Gap, Values};
+use crate::subject::File;
 
 /// Why a file was not written.
 #[derive(Debug)]
