@@ -242,12 +242,14 @@ impl Conduct<'_> {
             (Ok(report), _) => {
                 self.refused = Some(0);
                 let judgement = gate::judge(&report, &trial.workloads, &self.plan.campaign.gate);
-                if judgement.verdict == Verdict::Failed {
+                // A full disk spoils an attempt in many ways; then it says nothing, and the next would end the same.
+                if judgement.verdict != Verdict::Ok {
                     self.directory.room()?;
                 }
                 Ok((Some(report), judgement))
             }
             (Err(failure), Some(0)) => {
+                self.directory.room()?;
                 self.refused = Some(1);
                 let why = failure.to_string();
                 Ok((None, Judgement::failed("beginning the attempt", &why, "")))

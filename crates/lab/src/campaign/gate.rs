@@ -12,6 +12,10 @@ use crate::{
     workload::{Plan, TransferError},
 };
 
+/// What a user can do about a late emulator beside using another machine.
+const NO_PRIORITY: &str =
+    "the emulator had no real-time priority: `hoplite-lab doctor` tells how to allow it";
+
 /// What is thought of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Judgement {
@@ -97,8 +101,12 @@ fn reasons(health: &EmulatorHealth, gate: &Gate) -> Vec<String> {
             )
         })
     };
-    let lost = (health.own_drops > 0)
-        .then(|| format!("the emulator itself lost {} packets", health.own_drops));
+    let lost = (health.own_drops > 0).then(|| {
+        format!(
+            "the emulator itself lost {} packets, or could not record them",
+            health.own_drops
+        )
+    });
     let stolen = (health.steal > gate.steal).then(|| {
         format!(
             "the machine's host took {:.1} % of its time, at most {:.1} % allowed",
@@ -106,15 +114,14 @@ fn reasons(health: &EmulatorHealth, gate: &Gate) -> Vec<String> {
             gate.steal * 100.0
         )
     });
-    [
+    let late = [
         over("99th percentile", health.late_us_p99, gate.late_us_p99),
         over("maximum", health.late_us_max, gate.late_us_max),
-        lost,
-        stolen,
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    ];
+    let is_late = late.iter().any(Option::is_some);
+    let priority = (is_late && !health.real_time).then(|| NO_PRIORITY.to_owned());
+    let reasons = late.into_iter().chain([priority, lost, stolen]);
+    reasons.flatten().collect()
 }
 
 #[cfg(test)]
@@ -167,6 +174,20 @@ mod tests {
         ] {
             assert!(judgement.why.contains(part), "{}", judgement.why);
         }
+    }
+
+    #[test]
+    fn a_late_emulator_without_real_time_priority_is_told_with_what_helps() {
+        let why = |real_time| {
+            let health = EmulatorHealth {
+                late_us_max: 9000.0,
+                real_time,
+                ..EmulatorHealth::default()
+            };
+            judge(&report(health), &[], &Gate::default()).why
+        };
+        assert!(why(false).contains("no real-time priority: `hoplite-lab doctor`"));
+        assert!(!why(true).contains("priority"));
     }
 
     #[test]

@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, fs, thread};
 
 use ring::digest;
 use rustix::{
-    process::{Resource, getrlimit},
+    process::{Resource, geteuid, getrlimit},
     thread::{CapabilitySet, capabilities},
 };
 
-use crate::results::store::Machine;
+use crate::{emulator::priority::PRIORITY, results::store::Machine};
 
 /// Settings that touch results and that a namespace does not have for itself, or begins with.
 const SETTINGS: [&str; 12] = [
@@ -78,14 +78,14 @@ fn memory() -> u64 {
     kilobytes.unwrap_or_default() * 1024
 }
 
-/// Whether a thread of ours could have real-time priority: by capability, or by the limit that an administrator has set.
+/// Whether an emulator could have real-time priority: by root's capability (another user's does not reach into the user namespace of a
+/// world), or by the limit that an administrator has set.
 fn real_time() -> bool {
     let capable =
         capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE));
-    capable
-        || getrlimit(Resource::Rtprio)
-            .current
-            .is_none_or(|most| most > 0)
+    let limit = getrlimit(Resource::Rtprio).current;
+    (capable && geteuid().is_root())
+        || limit.is_none_or(|most| most >= u64::from(PRIORITY.unsigned_abs()))
 }
 
 fn settings() -> BTreeMap<String, String> {

@@ -4,7 +4,6 @@ use std::{path::Path, thread};
 
 use super::{Check, State};
 use crate::{
-    emulator::priority,
     errors::{Complaint, Failure},
     netns::tun,
     world,
@@ -13,17 +12,20 @@ use crate::{
 /// Below that, captures of a long campaign fill the disk.
 const ROOM: u64 = 2 << 30;
 
+const NAMESPACES: &str = "namespaces";
+const REAL_TIME: &str = "real-time priority";
+
 /// All of them.
 pub(super) fn checks() -> Vec<Check> {
     let tun = answer("TUN devices", "/dev/net/tun can be opened", tun::check());
-    let namespaces = match tun.state {
-        State::Ok => answer("namespaces", "a world was made", world::check()),
-        _ => unknown("namespaces"),
+    let (namespaces, real_time) = match tun.state {
+        State::Ok => of_a_world(world::check()),
+        _ => unknown(),
     };
     vec![
         tun,
         namespaces,
-        real_time(),
+        real_time,
         exact_timers(),
         processors(),
         room(),
@@ -57,24 +59,39 @@ fn answer(name: &str, good: &str, result: Result<(), Failure>) -> Check {
     check(name, State::Missing, format!("{doing}: {why}"), &remedy)
 }
 
-fn unknown(name: &str) -> Check {
-    let found = "not tried: it wants TUN devices";
-    check(name, State::Missing, found, "mend the TUN devices first")
+/// What cannot be tried without TUN devices.
+fn unknown() -> (Check, Check) {
+    let (found, remedy) = (
+        "not tried: it wants TUN devices",
+        "mend the TUN devices first",
+    );
+    (
+        check(NAMESPACES, State::Missing, found, remedy),
+        check(REAL_TIME, State::Poor, found, remedy),
+    )
 }
 
-/// On a thread that ends with it.
-fn real_time() -> Check {
-    let allowed = thread::spawn(priority::ask).join().unwrap_or(false);
-    let name = "real-time priority";
-    match allowed {
-        true => check(name, State::Ok, "SCHED_FIFO is allowed", ""),
-        false => check(
-            name,
+/// Only inside a world it shows whether its emulator may have real-time priority: a capability of this process does not reach into a
+/// user namespace, a limit does.
+fn of_a_world(made: Result<bool, Failure>) -> (Check, Check) {
+    let real_time = match made {
+        Ok(true) => check(REAL_TIME, State::Ok, "SCHED_FIFO is allowed", ""),
+        Ok(false) => check(
+            REAL_TIME,
             State::Poor,
             "SCHED_FIFO is not allowed: packets leave late on a busy machine",
-            "run as root, or: setcap cap_sys_nice+ep \"$(command -v hoplite-lab)\"",
+            "run as root, or raise the limit of this shell: sudo prlimit --rtprio=10 --pid $$ (for good: \"USER - rtprio 10\" in \
+             /etc/security/limits.conf)",
         ),
-    }
+        Err(_) => check(
+            REAL_TIME,
+            State::Poor,
+            "not tried: it wants namespaces",
+            "mend the namespaces first",
+        ),
+    };
+    let namespaces = answer(NAMESPACES, "a world was made", made.map(drop));
+    (namespaces, real_time)
 }
 
 fn exact_timers() -> Check {

@@ -4,7 +4,7 @@
 use std::num::NonZeroU64;
 
 /// Above every ordinary process, below the kernel's own threads.
-const PRIORITY: libc::c_int = 10;
+pub(crate) const PRIORITY: libc::c_int = 10;
 /// Niceness, where SCHED_FIFO is not allowed.
 const NICE: libc::c_int = -11;
 

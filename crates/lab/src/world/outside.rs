@@ -64,11 +64,11 @@ pub fn spawn_until(trial: &Trial, unwanted: &dyn Fn() -> bool) -> Result<Report,
     World::default().attempt(trial, unwanted)
 }
 
-/// Whether this machine allows worlds: makes an empty one.
+/// Whether this machine allows worlds: makes an empty one. Says whether its emulator had real-time priority.
 ///
 /// # Errors
 /// What is missing and what provides it.
-pub fn check() -> Result<(), Failure> {
+pub fn check() -> Result<bool, Failure> {
     let failed = |error: io::Error| {
         Failure::new(
             "making a directory for a trial run",
@@ -79,7 +79,7 @@ pub fn check() -> Result<(), Failure> {
     let directory = tempfile::tempdir().map_err(failed)?;
     let report = spawn(&empty(directory.path()))?;
     match report.outcome {
-        Outcome::Done => Ok(()),
+        Outcome::Done => Ok(report.emulator.real_time),
         Outcome::Failed { doing, why, .. } => Err(Failure::new(doing, why, "please report this")),
     }
 }
