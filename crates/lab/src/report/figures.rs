@@ -9,7 +9,7 @@ use std::{
 use super::{
     boxplot,
     compare::Judgement,
-    data::{Data, Place},
+    data::{Data, Measure, Place},
     ecdf, lines,
     number::Unit,
     png,
@@ -80,59 +80,12 @@ pub(super) fn unit(judgement: &Judgement, data: &Data, measure: usize) -> Unit {
 pub(super) fn figures(data: &Data, judgement: &Judgement) -> Vec<Figure> {
     let mut all = Figures::default();
     for (measure, of) in data.measures.iter().enumerate() {
-        if flat(data, measure) {
-            continue;
-        }
-        let unit = unit(judgement, data, measure);
-        if of.meaning.key {
-            for (place, parameter) in lines::parameters(data).into_iter().enumerate() {
-                let scene = lines::draw(data, judgement, (measure, &parameter), unit);
-                all.add(
-                    &format!("lines {} by {parameter}", of.title()),
-                    Kind::Lines { first: place == 0 },
-                    Some(measure),
-                    scene,
-                );
-            }
-        }
-        // A share of what happened or did not has no distribution worth a look.
-        if of.meaning.statistic == Statistic::Mean {
-            continue;
-        }
-        for cases in data.cases_of(measure).chunks(CASES) {
-            let scene = boxplot::draw(data, judgement, measure, cases, unit);
-            all.add(
-                &format!("box {}", of.title()),
-                Kind::Box,
-                Some(measure),
-                scene,
-            );
-        }
-        if of.meaning.key {
-            for case in data.cases_of(measure) {
-                let scene = ecdf::draw(data, measure, case, unit);
-                all.add(
-                    &format!("ecdf {} {}", of.title(), data.tell(case)),
-                    Kind::Ecdf,
-                    Some(measure),
-                    scene,
-                );
-            }
-            let scene = series::draw(data, judgement, measure, unit);
-            all.add(
-                &format!("time {}", of.title()),
-                Kind::Series,
-                Some(measure),
-                scene,
-            );
+        if !flat(data, measure) {
+            all.add_measure(data, judgement, measure, of);
         }
     }
-    all.add(
-        "emulator lateness",
-        Kind::Lateness,
-        None,
-        series::lateness(data),
-    );
+    let late = series::lateness(data);
+    all.add("emulator lateness", Kind::Lateness, None, late);
     all.figures
 }
 
@@ -154,6 +107,54 @@ struct Figures {
 }
 
 impl Figures {
+    fn add_measure(&mut self, data: &Data, judgement: &Judgement, measure: usize, of: &Measure) {
+        let unit = unit(judgement, data, measure);
+        let key = of.meaning.key;
+        if key {
+            self.add_lines(data, judgement, (measure, of), unit);
+        }
+        // A share of what happened or did not has no distribution worth a look.
+        if of.meaning.statistic == Statistic::Mean {
+            return;
+        }
+        let title = format!("box {}", of.title());
+        for cases in data.cases_of(measure).chunks(CASES) {
+            let scene = boxplot::draw(data, judgement, measure, cases, unit);
+            self.add(&title, Kind::Box, Some(measure), scene);
+        }
+        if key {
+            self.add_distributions(data, (measure, of), unit);
+            let title = format!("time {}", of.title());
+            let scene = series::draw(data, judgement, measure, unit);
+            self.add(&title, Kind::Series, Some(measure), scene);
+        }
+    }
+
+    /// One over each parameter.
+    fn add_lines(
+        &mut self,
+        data: &Data,
+        judgement: &Judgement,
+        (measure, of): (usize, &Measure),
+        unit: Unit,
+    ) {
+        for (place, parameter) in lines::parameters(data).into_iter().enumerate() {
+            let title = format!("lines {} by {parameter}", of.title());
+            let kind = Kind::Lines { first: place == 0 };
+            let scene = lines::draw(data, judgement, (measure, &parameter), unit);
+            self.add(&title, kind, Some(measure), scene);
+        }
+    }
+
+    /// One for each case.
+    fn add_distributions(&mut self, data: &Data, (measure, of): (usize, &Measure), unit: Unit) {
+        for case in data.cases_of(measure) {
+            let title = format!("ecdf {} {}", of.title(), data.tell(case));
+            let scene = ecdf::draw(data, measure, case, unit);
+            self.add(&title, Kind::Ecdf, Some(measure), scene);
+        }
+    }
+
     fn add(&mut self, title: &str, kind: Kind, measure: Option<usize>, scene: Option<Scene>) {
         let Some(scene) = scene else { return };
         let base = slug(title);
