@@ -1,5 +1,5 @@
 """The lab held against other people's instruments: ping and iperf3 through its links, distributions from its captures, a competitor by TOML
-alone, campaigns killed and resumed, the report in a real browser. Needs no root, but is more exact with it."""
+alone, campaigns killed and resumed, a user who is not root, the report in a real browser. Needs no root, but is more exact with it."""
 
 import collections
 import json
@@ -364,6 +364,128 @@ def resumed(scratch, checks):
     return out
 
 
+# --- a user who is not root --------------------------------------------------------------------------------------------------------------
+
+# In a mount namespace of one's own: /dev/net/tun with the mode $1, then the rest of the command line.
+DEVICE = """
+mode=$1; shift
+mount -t tmpfs -o mode=755 none "$PLACE/dev"
+mknod -m "$mode" "$PLACE/dev/tun" c 10 200
+mount --bind "$PLACE/dev/tun" /dev/net/tun
+"""
+# A small disk, a campaign that fills it; room, and the same campaign again. Its results are copied to where they can be seen.
+FULL = DEVICE + """
+mount -t tmpfs -o size=34m,mode=777 none "$PLACE/disk"
+for size in 34m 200m; do
+  mount -o "remount,size=$size" "$PLACE/disk"
+  "$@" >"$PLACE/$size.out" 2>"$PLACE/$size.err" || echo "exit $?" >>"$PLACE/$size.err"
+done
+cp -r "$PLACE/disk/out" "$PLACE/copy"
+"""
+
+
+class Nobody:
+    """A user without any right, with binaries and a directory of his own. Nothing of the machine is changed for him."""
+
+    def __init__(self, scratch):
+        scratch.path.chmod(0o755)
+        self.path = scratch.path / "nobody"
+        for part in ("dev", "disk", "home"):
+            (self.path / part).mkdir(parents=True)
+        for program in (LAB, HOPLITE):
+            shutil.copy(program, self.path / program.name)
+        self.path.chmod(0o755)
+        (self.path / "home").chmod(0o777)
+        self.lab = self.path / LAB.name
+
+    def why_not(self):
+        """Why he cannot be had here."""
+        if os.geteuid() != 0:
+            return "it takes root to make a device that a test may forbid"
+        done = self.call("666", "true", script=DEVICE + 'exec "$@"')
+        return done.returncode and f"no mount namespace with a device in it, or no such user: {done.stderr.strip()}"
+
+    def start(self, mode, *command, script=DEVICE + 'exec "$@"', **how):
+        user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
+        environment = {**os.environ, "PLACE": str(self.path), "HOME": str(self.path / "home")}
+        return subprocess.Popen(["unshare", "-m", "sh", "-euc", script, "sh", mode, *user, *command], env=environment, text=True,
+                                cwd=self.path / "home", stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how)
+
+    def call(self, mode, *command, **how):
+        running = self.start(mode, *command, **how)
+        out, err = running.communicate(timeout=180)
+        return subprocess.CompletedProcess(command, running.returncode, out, err)
+
+
+def verdicts(out):
+    database = sqlite3.connect(f"file:{out}/results.sqlite?mode=ro&immutable=1", uri=True)
+    return collections.Counter(v for v, in database.execute("select verdict from run"))
+
+
+def unprivileged(scratch, checks):
+    nobody = Nobody(scratch)
+    if why := nobody.why_not():
+        return checks.skip("a user who is not root", why)
+    told(nobody, checks)
+    smoke(scratch, nobody, checks)
+    full(scratch, nobody, checks)
+
+
+def told(nobody, checks):
+    for command in (["doctor"], ["run", "smoke", "--out", nobody.path / "home/none"]):
+        done = nobody.call("600", nobody.lab, *command)
+        last = done.stderr.strip().splitlines()[-1:]
+        checks.check(f"{command[0]} names the device that only root may open, and the command that opens it",
+                     done.returncode == 1 and last and "TUN" in last[0].upper() and "chmod 666 /dev/net/tun" in last[0], done.stderr)
+
+
+def smoke(scratch, nobody, checks):
+    """The scenario that the README tells users to run, with a gate for any machine."""
+    scenario = scratch.path / "smoke.toml"
+    scenario.write_text((HERE.parent / "scenarios/smoke.toml").read_text() + "\n[gate]\nlate_us_p99 = 100000\nlate_us_max = 1000000\n")
+    scenario.chmod(0o644)
+    out = nobody.path / "home/out"
+    command = ["666", nobody.lab, "run", scenario, "--repetitions", "1", "--out", out, "--json"]
+    running = nobody.start(*command)
+    first = json.loads(running.stdout.readline())
+    second = nobody.call(*command)
+    said, wrong = running.communicate(timeout=180)
+    checks.check("a second run in the same directory is refused",
+                 second.returncode == 1 and f"another run is writing there (pid {running.pid})" in second.stderr, second.stderr)
+    checks.check("it leaves the first one alone", first["event"] == "start" and running.returncode == 0, wrong)
+    done = json.loads(said.splitlines()[-1])
+    checks.check("a user without rights gets every repetition, and a report", done.get("ok") == 4 and (out / "report.html").stat().st_size > 10000, said)
+    rows = nobody.call("666", nobody.lab, "report", out, "--json")
+    checks.check("he can write it again", rows.returncode == 0 and '"hoplite-3"' in rows.stdout, rows.stderr)
+
+
+def full(scratch, nobody, checks):
+    scenario = scratch.scenario("full", two_hosts('delay = "1ms"', """
+[keep]
+pcap = ["wire"]
+snaplen = 65535
+[[subject]]
+use = "native"
+[[workload]]
+name = "download"
+kind = "download"
+from = "client"
+to = "server"
+octets = "8MB"
+""").replace("repetitions = 1", "repetitions = 4"))
+    scenario.chmod(0o644)
+    done = nobody.call("666", nobody.lab, "run", scenario, "--out", nobody.path / "disk/out", "--json", script=FULL)
+    if not checks.check("a campaign on a small disk comes back", done.returncode == 0, done.stderr):
+        return
+    events = [[json.loads(line) for line in (nobody.path / f"{size}.out").read_text().splitlines()] for size in ("34m", "200m")]
+    over = [[event["id"] for event in each if event["event"] == "run"] for each in events]
+    said = (nobody.path / "34m.err").read_text()
+    print(f"     {len(over[0])} of 4 repetitions fit on the disk: {said.splitlines()[-2:]}")
+    checks.check("a full disk is told with what to do", "free some space and run the same command again" in said and "exit 1" in said, said)
+    checks.check("given room it goes on where it was", over[0] and sorted(set(over[0] + over[1])) == sorted(over[0] + over[1]) and len(over[0] + over[1]) == 4, over)
+    checks.check("and nothing is lost", verdicts(nobody.path / "copy") == {"ok": 4}, (verdicts(nobody.path / "copy"), (nobody.path / "200m.err").read_text()))
+
+
 # --- the report in a browser -------------------------------------------------------------------------------------------------------------
 
 
@@ -396,7 +518,7 @@ def main():
         checks.done()
     scratch = Scratch()
     print(f"     results in {scratch.path}")
-    for part in (instruments, distributions, competitor):
+    for part in (instruments, distributions, competitor, unprivileged):
         checks.attempt(part.__name__, lambda: part(scratch, checks))
     out = None
 
