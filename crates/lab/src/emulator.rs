@@ -64,8 +64,6 @@ pub struct Port {
     pub link: String,
     /// A TUN device (`IFF_TUN | IFF_NO_PI`), open for reading and writing; it is made non-blocking.
     pub fd: OwnedFd,
-    /// Whether it was opened with `IFF_VNET_HDR`; such a one is refused until the emulator can split large packets.
-    pub vnet: bool,
 }
 
 /// What an emulator needs to know beside the network.
@@ -121,13 +119,7 @@ fn invalid(why: String) -> io::Error {
 /// Every port at `2 · link + end`.
 fn place(topology: &Topology, ports: Vec<Port>) -> Result<Vec<Option<OwnedFd>>, String> {
     let mut placed: Vec<Option<OwnedFd>> = (0..2 * topology.links.len()).map(|_| None).collect();
-    for Port {
-        node,
-        link,
-        fd,
-        vnet,
-    } in ports
-    {
+    for Port { node, link, fd } in ports {
         let found = topology.links.iter().position(|drawn| drawn.name == link);
         let at = found.and_then(|at| {
             let end = topology.links[at]
@@ -137,11 +129,6 @@ fn place(topology: &Topology, ports: Vec<Port>) -> Result<Vec<Option<OwnedFd>>, 
             Some(2 * at + end)
         });
         let at = at.ok_or_else(|| format!("no link {link} ends at {node}"))?;
-        if vnet {
-            return Err(format!(
-                "the TUN of {node} at {link} has IFF_VNET_HDR: open it without"
-            ));
-        }
         if placed[at].replace(fd).is_some() {
             return Err(format!("link {link} has two TUNs at {node}"));
         }

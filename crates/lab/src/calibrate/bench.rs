@@ -83,7 +83,6 @@ impl Bench {
             node: tun.host,
             link: tun.link,
             fd: tun.fd,
-            vnet: false,
         });
         let options = Options {
             seed: 1,

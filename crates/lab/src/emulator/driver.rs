@@ -40,6 +40,8 @@ const RELEASE_BATCH: usize = 64;
 const EVENTS: usize = 64;
 /// It wakes up so long before a release.
 const SPIN: u64 = 60 * US;
+/// Without spinning it sleeps at least so long, whatever comes: to sleep and be woken for each packet of many costs more than the packets.
+const QUANTUM: u64 = 50 * US;
 /// It wakes up at least so often.
 const LONGEST_SLEEP: u64 = 100 * MS;
 /// Not to have been scheduled for so long is a stall.
@@ -235,30 +237,46 @@ impl Driver {
         }
     }
 
-    /// Sleeps until there is something to do; says when it woke up.
+    /// Rests until there is something to do; says when it woke up.
     fn wait(&mut self, now: u64, events: &mut Vec<epoll::Event>) -> u64 {
         let next = self.network.next_release();
         let ahead = next
             .map_or(LONGEST_SLEEP, |next| next.saturating_sub(now))
             .min(LONGEST_SLEEP);
-        let spins = ahead > 0 && ahead <= SPIN && self.pace.may_spin();
-        let timeout = match (self.pace.nap(), spins) {
-            (Some(nap), _) if self.real_time => return self.nap(now, nap, events),
-            (_, true) => 0,
-            (_, false) if self.pace.may_spin() => ahead.saturating_sub(SPIN),
-            (_, false) => ahead,
-        };
-        self.sleep(timeout, events);
+        match self.pace.nap() {
+            Some(nap) if self.real_time => self.nap(now, nap, events),
+            _ if !self.pace.may_spin() && ahead > 0 && ahead < QUANTUM => {
+                self.nap(now, QUANTUM, events)
+            }
+            _ if !self.pace.may_spin() => self.doze(now, ahead, events),
+            _ if ahead <= SPIN => self.spin(now, ahead, events),
+            _ => self.doze(now, ahead - SPIN, events),
+        }
+    }
+
+    /// Looks again and again, until `ahead` has passed or a packet comes.
+    fn spin(&mut self, now: u64, ahead: u64, events: &mut Vec<epoll::Event>) -> u64 {
+        loop {
+            self.sleep(0, events);
+            let woke = self.now();
+            if !events.is_empty() || woke >= now + ahead {
+                self.pace.spun(woke.saturating_sub(now));
+                return woke;
+            }
+        }
+    }
+
+    /// Sleeps for so long or until a packet comes.
+    fn doze(&mut self, now: u64, ahead: u64, events: &mut Vec<epoll::Event>) -> u64 {
+        self.sleep(ahead, events);
         let woke = self.now();
         let slept = woke.saturating_sub(now);
-        match (timeout, spins && events.is_empty()) {
-            (0, true) => self.pace.spun(slept),
-            (0, false) => self.pace.worked(slept),
-            _ => self.pace.rested(slept),
+        if ahead > 0 {
+            self.pace.rested(slept);
+        } else {
+            self.pace.worked(slept);
         }
-        if timeout > 0 && slept.saturating_sub(timeout) > STALL {
-            self.stalls += 1;
-        }
+        self.stalls += u64::from(ahead > 0 && slept > ahead + STALL);
         woke
     }
 

@@ -35,7 +35,6 @@ fn port(node: &str, fd: OwnedFd) -> Port {
         node: node.into(),
         link: "a-b".into(),
         fd,
-        vnet: false,
     }
 }
 

@@ -65,7 +65,6 @@ fn start_emulator(trial: &Trial, tuns: Vec<Tun>) -> Result<emulator::Running, Fa
         node: tun.host,
         link: tun.link,
         fd: tun.fd,
-        vnet: false,
     };
     let options = emulator::Options {
         seed: trial.seed,
