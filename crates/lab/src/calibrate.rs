@@ -22,6 +22,7 @@ use crate::{
 mod bench;
 mod flows;
 mod load;
+mod ping;
 mod round_trip;
 mod setup;
 mod tcp_info;

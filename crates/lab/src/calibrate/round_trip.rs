@@ -1,10 +1,7 @@
 //! Round trips of 20 ms beside nothing and beside 10, 100 and 500 Mbit/s: median within 0.5 ms, 99th percentile within 1.5 ms.
 
 use std::{
-    io,
-    net::{SocketAddr, UdpSocket},
-    sync::atomic::{AtomicBool, Ordering},
-    thread,
+    io, thread,
     time::{Duration, Instant},
 };
 
@@ -12,6 +9,7 @@ use super::{
     Effort, Figure,
     bench::{self, Bench},
     failed, load,
+    ping::Pinger,
 };
 use crate::{emulator::ask_for_priority, errors::Failure, topology::Direction};
 
@@ -21,7 +19,8 @@ const MEDIAN_MS: f64 = 0.5;
 const P99_MS: f64 = 1.5;
 /// The share of the load that must really have been there.
 const LOAD_WITHIN: f64 = 0.95;
-const ECHO: u16 = 7;
+/// So many probes are not counted.
+const WARM_UP: u32 = 5;
 /// From one probe to the next, beyond the round trip.
 const PAUSE: Duration = Duration::from_millis(2);
 /// After so long a probe is lost.
@@ -39,10 +38,10 @@ fn measure(mbit: f64, time: Duration) -> Result<Figure, Failure> {
         delay: NOMINAL / 2,
         ..Direction::default()
     }))?;
-    let (echo, probe) = (bench.udp(1, ECHO)?, bench.udp(0, 0)?);
-    let to = bench.address(1, ECHO)?;
+    let to = bench.address(1, 0)?;
+    let pinger = bench.inside(0, || Pinger::new(to, LOST))?;
     bench.begin();
-    let probes = || probe_all(&echo, &probe, to, time).map_err(failed("measuring round trips"));
+    let probes = || probe_all(pinger, time).map_err(failed("measuring round trips"));
     let began = Instant::now();
     let ((mut trips, lost), sent) = load::beside(&bench, 1500, mbit * 1e6 / 8.0 / 1500.0, probes)?;
     let seen_mbit = sent as f64 * 1500.0 * 8.0 / 1e6 / began.elapsed().as_secs_f64();
@@ -63,60 +62,30 @@ fn measure(mbit: f64, time: Duration) -> Result<Figure, Failure> {
 }
 
 /// One probe after the other for so long: round trips in milliseconds, and how many were lost. The first ones warm up.
-fn probe_all(
-    echo: &UdpSocket,
-    probe: &UdpSocket,
-    to: SocketAddr,
-    time: Duration,
-) -> io::Result<(Vec<f64>, usize)> {
-    echo.set_read_timeout(Some(Duration::from_millis(100)))?;
-    probe.set_read_timeout(Some(LOST))?;
-    let stop = AtomicBool::new(false);
-    thread::scope(|scope| {
-        scope.spawn(|| answer(echo, &stop));
-        // The network is measured here, not how ordinary processes are scheduled.
-        let prober = scope.spawn(|| {
-            ask_for_priority();
-            probe_until(probe, to, Instant::now() + time)
-        });
-        let result = prober.join();
-        stop.store(true, Ordering::Relaxed);
-        result.unwrap_or_else(|_| Err(io::Error::other("the prober broke")))
-    })
+fn probe_all(mut pinger: Pinger, time: Duration) -> io::Result<(Vec<f64>, usize)> {
+    let prober = thread::spawn(move || {
+        ask_for_priority();
+        probe_until(&mut pinger, Instant::now() + time)
+    });
+    prober
+        .join()
+        .unwrap_or_else(|_| Err(io::Error::other("the prober broke")))
 }
 
-fn answer(echo: &UdpSocket, stop: &AtomicBool) {
-    ask_for_priority();
-    let mut buffer = [0; 64];
-    while !stop.load(Ordering::Relaxed) {
-        if let Ok((size, from)) = echo.recv_from(&mut buffer) {
-            echo.send_to(buffer.get(..size).unwrap_or_default(), from)
-                .ok();
+fn probe_until(pinger: &mut Pinger, end: Instant) -> io::Result<(Vec<f64>, usize)> {
+    let (mut trips, mut lost) = (Vec::new(), 0);
+    for number in 0.. {
+        if Instant::now() >= end {
+            break;
         }
-    }
-}
-
-fn probe_until(probe: &UdpSocket, to: SocketAddr, end: Instant) -> io::Result<(Vec<f64>, usize)> {
-    let (mut trips, mut lost, mut number) = (Vec::new(), 0, 0_u64);
-    while Instant::now() < end {
-        number += 1;
-        let began = Instant::now();
-        probe.send_to(&number.to_le_bytes(), to)?;
-        match hear(probe, number) {
-            Ok(()) if number > 5 => trips.push(began.elapsed().as_secs_f64() * 1e3),
-            Ok(()) => {}
-            Err(_) => lost += 1,
+        match pinger.trip()? {
+            Some(trip) if number >= WARM_UP => trips.push(trip.as_secs_f64() * 1e3),
+            Some(_) => {}
+            None => lost += 1,
         }
         thread::sleep(PAUSE);
     }
     Ok((trips, lost))
-}
-
-/// Waits for the answer to this probe; late answers to earlier ones are passed over.
-fn hear(probe: &UdpSocket, number: u64) -> io::Result<()> {
-    let mut buffer = [0; 8];
-    while probe.recv(&mut buffer)? != 8 || buffer != number.to_le_bytes() {}
-    Ok(())
 }
 
 /// Of sorted values.
