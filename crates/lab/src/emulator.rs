@@ -101,6 +101,7 @@ pub fn start(
     let control = Arc::new(Control {
         stop: AtomicBool::new(false),
         begin: AtomicBool::new(false),
+        end: AtomicBool::new(false),
         wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
     });
     let driver = Driver::new(network, recorder, ports, Arc::clone(&control), base)?;
@@ -168,10 +169,17 @@ impl Running {
         self.wake();
     }
 
-    /// Stops, and says what happened on every direction of every link since the start, and how well promises were kept since `begin`.
+    /// The last workload has ended: health is what it was until now, whatever comes while all else is ended. Packets are still carried.
+    pub fn end(&self) {
+        self.control.end.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Stops, and says what happened on every direction of every link since the start, and how well promises were kept from `begin` to `end`
+    /// (until now without one). Packets that could not be recorded count whenever it was: a capture is whole or it is not.
     #[must_use]
     pub fn stop(mut self) -> (Vec<LinkCount>, EmulatorHealth) {
-        self.end().unwrap_or_else(|| {
+        self.join().unwrap_or_else(|| {
             let health = EmulatorHealth {
                 own_drops: u64::from(u32::MAX),
                 ..EmulatorHealth::default()
@@ -180,7 +188,7 @@ impl Running {
         })
     }
 
-    fn end(&mut self) -> Option<(Vec<LinkCount>, EmulatorHealth)> {
+    fn join(&mut self) -> Option<(Vec<LinkCount>, EmulatorHealth)> {
         let thread = self.thread.take()?;
         self.control.stop.store(true, Ordering::Release);
         self.wake();
@@ -194,7 +202,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.end();
+        self.join();
     }
 }
 

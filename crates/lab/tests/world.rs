@@ -215,6 +215,29 @@ fn a_download_crosses_the_link_and_everybody_is_accounted_for() {
 }
 
 #[test]
+fn what_a_subject_sends_while_it_is_stopped_is_not_judged() {
+    if !possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut trial = trial(directory.path());
+    trial.workloads = vec![download("fetch")];
+    let farewell = "for i in {1..100}; do echo bye > /dev/udp/10.77.0.2/9; done";
+    let chatty = format!(
+        "trap 'bash -c \"{farewell}\"; exit 0' TERM; echo up; while :; do sleep 0.05; done"
+    );
+    trial.subject.steps = vec![daemon("chatty", &chatty)];
+    let report = attempt(&trial);
+    assert_eq!(report.outcome, Outcome::Done);
+    let carried: u64 = report.links.iter().map(|link| link.packets).sum();
+    let judged = report.emulator.released;
+    assert!(
+        judged > 100 && carried >= judged + 100,
+        "{judged} of {carried}"
+    );
+}
+
+#[test]
 fn an_ordinary_user_can_do_what_root_can() {
     if possible() && rustix::process::geteuid().is_root() {
         as_user("true", &[]);

@@ -58,6 +58,7 @@ const WAKE: u64 = u64::MAX;
 pub(super) struct Control {
     pub(super) stop: AtomicBool,
     pub(super) begin: AtomicBool,
+    pub(super) end: AtomicBool,
     /// Readable when there is something new.
     pub(super) wake: OwnedFd,
 }
@@ -78,6 +79,8 @@ pub(super) struct Driver {
     flushed: u64,
     /// When health began to be recorded: own drops, processor time and the machine's state then.
     since: (u64, f64, Machine),
+    /// What it was when it ended, if it has ended.
+    health: Option<EmulatorHealth>,
     real_time: bool,
     scratch: Vec<u8>,
 }
@@ -128,6 +131,7 @@ impl Driver {
             stalls: 0,
             flushed: 0,
             since: (0, 0.0, Machine::default()),
+            health: None,
             real_time: false,
             scratch: vec![0; LARGEST],
         })
@@ -140,9 +144,6 @@ impl Driver {
         let mut events = Vec::with_capacity(EVENTS);
         let mut woke = self.now();
         while !self.control.stop.load(Ordering::Acquire) {
-            if self.control.begin.swap(false, Ordering::AcqRel) {
-                self.begin();
-            }
             self.work(&events);
             let done = self.now();
             self.note_gap(done.saturating_sub(woke));
@@ -151,8 +152,20 @@ impl Driver {
         self.finish()
     }
 
+    /// Does what it was told since. Before each round of releases, so that a packet that was sent after the word does not count as before it.
+    fn heed(&mut self) {
+        // Loads first: this is done for every packet, and they cost nothing.
+        if is_set(&self.control.begin) {
+            self.begin();
+        }
+        if is_set(&self.control.end) {
+            self.health = Some(self.health());
+        }
+    }
+
     /// Health is recorded from now on.
     fn begin(&mut self) {
+        self.health = None;
         self.lateness = Lateness::default();
         self.stalls = 0;
         self.since = (self.network.own_drops(), cpu(), Machine::now());
@@ -191,6 +204,7 @@ impl Driver {
     }
 
     fn release(&mut self) {
+        self.heed();
         let mut now = self.now();
         for _ in 0..RELEASE_BATCH {
             let Some(delivery) = self.network.poll(now, &mut self.recorder) else {
@@ -311,10 +325,11 @@ impl Driver {
         self.stalls += u64::from(ns > STALL * 2);
     }
 
-    fn finish(self) -> (Vec<LinkCount>, EmulatorHealth) {
+    /// How well promises were kept from `begin` until now.
+    fn health(&self) -> EmulatorHealth {
         let (drops, cpu_before, machine) = self.since;
         let (load, steal) = machine.until_now();
-        let mut health = EmulatorHealth {
+        EmulatorHealth {
             late_us_p50: self.lateness.quantile_us(0.5),
             late_us_p99: self.lateness.quantile_us(0.99),
             late_us_max: self.lateness.max_us(),
@@ -325,7 +340,13 @@ impl Driver {
             real_time: self.real_time,
             load,
             steal,
-        };
+        }
+    }
+
+    fn finish(mut self) -> (Vec<LinkCount>, EmulatorHealth) {
+        self.heed();
+        let ended = self.health.take();
+        let mut health = ended.unwrap_or_else(|| self.health());
         let unrecorded = self.recorder.finish();
         if unrecorded > 0 {
             tracing::warn!(
@@ -336,6 +357,11 @@ impl Driver {
         health.own_drops += unrecorded;
         (self.network.counts(), health::rounded(health))
     }
+}
+
+/// Whether it was said, once.
+fn is_set(word: &AtomicBool) -> bool {
+    word.load(Ordering::Acquire) && word.swap(false, Ordering::AcqRel)
 }
 
 /// Whether the device took the packet. A full queue (EAGAIN, ENOBUFS) or one that is down did not.

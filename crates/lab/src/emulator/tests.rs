@@ -45,6 +45,17 @@ fn two_hosts() -> Topology {
     topology
 }
 
+/// Waits until a device took no packet. The drop log is handed over every half second.
+fn until_dropped(directory: &std::path::Path) {
+    let dropped = || {
+        let text = fs::read_to_string(directory.join("drops.csv")).unwrap();
+        text.contains(",tun,")
+    };
+    while !dropped() {
+        thread::yield_now();
+    }
+}
+
 /// (nanoseconds since 1970, octets) of every record.
 fn capture(path: &std::path::Path) -> Vec<(u64, Vec<u8>)> {
     let file = fs::read(path).unwrap();
@@ -123,19 +134,35 @@ fn packets_are_carried_and_both_ends_captures_and_the_drop_log_tell_of_them() {
 }
 
 #[test]
+fn what_happens_while_all_else_is_ended_is_carried_and_does_not_count_as_health() {
+    let directory = tempfile::tempdir().unwrap();
+    let (running, [a, b]) = pair(&two_hosts(), directory.path());
+    let mut buffer = [0; 2000];
+    running.begin();
+    a.send(&packet(false, 1, 2, 100, 1)).unwrap();
+    b.recv(&mut buffer).unwrap();
+    running.end();
+    for number in 2..5 {
+        b.send(&packet(false, 2, 1, 100, number)).unwrap();
+        a.recv(&mut buffer).unwrap();
+    }
+    // Its device is gone, as when a namespace is cleared.
+    drop(b);
+    a.send(&packet(false, 1, 2, 100, 5)).unwrap();
+    a.send(&packet(false, 1, 2, 100, 6)).unwrap();
+    until_dropped(directory.path());
+    let (links, health) = running.stop();
+    assert_eq!((health.released, health.own_drops), (1, 0));
+    assert_eq!((links[1].packets, links[0].drops["tun"]), (3, 1));
+}
+
+#[test]
 fn a_packet_that_the_device_does_not_take_is_a_drop_of_its_own() {
     let directory = tempfile::tempdir().unwrap();
     let (running, [a, b]) = pair(&two_hosts(), directory.path());
     drop(b);
     a.send(&packet(false, 1, 2, 100, 0)).unwrap();
-    // The drop log is handed over every half second.
-    let dropped = || {
-        let text = fs::read_to_string(directory.path().join("drops.csv")).unwrap();
-        text.contains(",tun,")
-    };
-    while !dropped() {
-        thread::yield_now();
-    }
+    until_dropped(directory.path());
     let (links, health) = running.stop();
     assert_eq!((links[0].drops["tun"], health.own_drops), (1, 1));
 }

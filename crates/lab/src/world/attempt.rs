@@ -116,6 +116,7 @@ fn carry(
         subject.check()?;
         servers.check()
     });
+    emulator.end();
     let after = (used(&subject, &servers), machine::dropped(lab));
     report.emulator.own_drops = after.1.saturating_sub(before.0);
     report.transfers = std::mem::take(&mut carried.transfers);
