@@ -69,6 +69,7 @@ name = "wire"
 [gate]
 late_us_p99 = 100000
 late_us_max = 1000000
+cpu_pressure = 1
 """
 
 
@@ -320,6 +321,7 @@ octets = "{size}"
 [gate]
 late_us_p99 = 100000
 late_us_max = 1000000
+cpu_pressure = 1
 """
 
 

@@ -107,6 +107,8 @@ pub struct Gate {
     pub late_us_max: f64,
     /// The share of the machine's time that its host may take, 0..1.
     pub steal: f64,
+    /// The share of the time in which programs may wait for a processor, 0..1.
+    pub cpu_pressure: f64,
     /// So many attempts at a repetition may be invalid, then it is given up.
     pub attempts: u32,
     /// So many more attempts at a repetition after the first one that failed.
@@ -119,6 +121,7 @@ impl Default for Gate {
             late_us_p99: 500.0,
             late_us_max: 5000.0,
             steal: 0.05,
+            cpu_pressure: 0.5,
             attempts: 5,
             retries: 2,
         }

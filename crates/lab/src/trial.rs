@@ -182,4 +182,7 @@ pub struct EmulatorHealth {
     pub load: [f64; 2],
     /// Share of the machine's time taken by its host (steal) meanwhile.
     pub steal: f64,
+    /// Share of the time in which something that was ready to run waited for a processor (`some` of Linux's pressure stall information);
+    /// `None` if the kernel does not tell.
+    pub cpu_pressure: Option<f64>,
 }

@@ -26,6 +26,7 @@ repetitions = 3
 late_us_p99 = 1e9
 late_us_max = 1e9
 steal = 1
+cpu_pressure = 1
 [[host]]
 name = "client"
 [[host]]

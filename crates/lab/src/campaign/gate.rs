@@ -120,8 +120,20 @@ fn reasons(health: &EmulatorHealth, gate: &Gate) -> Vec<String> {
     ];
     let is_late = late.iter().any(Option::is_some);
     let priority = (is_late && !health.real_time).then(|| NO_PRIORITY.to_owned());
-    let reasons = late.into_iter().chain([priority, lost, stolen]);
+    let reasons = late
+        .into_iter()
+        .chain([priority, lost, stolen, starved(health, gate)]);
     reasons.flatten().collect()
+}
+
+/// Whether others than the emulator had to wait; a kernel that does not tell is not judged by it.
+fn starved(health: &EmulatorHealth, gate: &Gate) -> Option<String> {
+    let share = health.cpu_pressure.filter(|is| *is > gate.cpu_pressure)?;
+    Some(format!(
+        "programs waited for a processor in {:.1} % of the time, at most {:.1} % allowed",
+        share * 100.0,
+        gate.cpu_pressure * 100.0
+    ))
 }
 
 #[cfg(test)]
@@ -148,6 +160,8 @@ mod tests {
         let health = EmulatorHealth {
             late_us_p99: 500.0,
             late_us_max: 5000.0,
+            steal: 0.05,
+            cpu_pressure: Some(Gate::default().cpu_pressure),
             ..EmulatorHealth::default()
         };
         let judgement = judge(&report(health), &[], &Gate::default());
@@ -162,6 +176,7 @@ mod tests {
             late_us_max: 5001.0,
             own_drops: 3,
             steal: 0.2,
+            cpu_pressure: Some(0.98),
             ..EmulatorHealth::default()
         };
         let judgement = judge(&report(health), &[], &Gate::default());
@@ -171,6 +186,7 @@ mod tests {
             "maximum 5.00 ms",
             "lost 3 packets",
             "took 20.0 %",
+            "waited for a processor in 98.0 %",
         ] {
             assert!(judgement.why.contains(part), "{}", judgement.why);
         }

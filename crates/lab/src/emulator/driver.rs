@@ -130,7 +130,7 @@ impl Driver {
             lateness: Lateness::default(),
             stalls: 0,
             flushed: 0,
-            since: (0, 0.0, Machine::default()),
+            since: (0, 0.0, Machine::now()),
             health: None,
             real_time: false,
             scratch: vec![0; LARGEST],
@@ -328,7 +328,7 @@ impl Driver {
     /// How well promises were kept from `begin` until now.
     fn health(&self) -> EmulatorHealth {
         let (drops, cpu_before, machine) = self.since;
-        let (load, steal) = machine.until_now();
+        let machine = machine.until_now();
         EmulatorHealth {
             late_us_p50: self.lateness.quantile_us(0.5),
             late_us_p99: self.lateness.quantile_us(0.99),
@@ -338,8 +338,9 @@ impl Driver {
             stalls: self.stalls,
             cpu_s: cpu() - cpu_before,
             real_time: self.real_time,
-            load,
-            steal,
+            load: machine.load,
+            steal: machine.steal,
+            cpu_pressure: machine.cpu_pressure,
         }
     }
 

@@ -1,34 +1,61 @@
-//! What the machine did meanwhile: its load, and the time that its own host took from it. `driver` puts it into the health record.
-//! Linux `proc(5)`: /proc/loadavg, /proc/stat.
+//! What the machine did meanwhile: its load, the time that its own host took from it, and the time in which programs waited for a processor.
+//! `driver` puts it into the health record. Linux `proc(5)`: /proc/loadavg, /proc/stat; Documentation/accounting/psi.rst: /proc/pressure/cpu.
 
-use std::fs;
+use std::{fs, time::Instant};
 
 use crate::trial::EmulatorHealth;
 
 /// The machine at one moment.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Machine {
     load: f64,
     /// Ticks in all and ticks stolen.
     ticks: (u64, u64),
+    /// Microseconds in which something waited for a processor, since the machine began; `None` if its kernel does not tell.
+    waited: Option<u64>,
+    at: Instant,
+}
+
+/// The machine between two moments.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Meanwhile {
+    /// The load at the first and at the second.
+    pub(super) load: [f64; 2],
+    /// The share of time stolen.
+    pub(super) steal: f64,
+    /// The share of the time in which something waited for a processor.
+    pub(super) cpu_pressure: Option<f64>,
 }
 
 impl Machine {
-    /// The machine now; what cannot be read is 0.
+    /// The machine now; what cannot be read is 0, but for the pressure: many kernels have none.
     pub(super) fn now() -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         Self {
             load: load(&read("/proc/loadavg")),
             ticks: ticks(&read("/proc/stat")),
+            waited: waited(&read("/proc/pressure/cpu")),
+            at: Instant::now(),
         }
     }
 
-    /// The load then and now, and the share of time stolen between.
-    pub(super) fn until_now(self) -> ([f64; 2], f64) {
-        let now = Self::now();
+    /// What was between then and now.
+    pub(super) fn until_now(self) -> Meanwhile {
+        self.until(Self::now())
+    }
+
+    fn until(self, now: Self) -> Meanwhile {
         let all = now.ticks.0.saturating_sub(self.ticks.0);
         let stolen = now.ticks.1.saturating_sub(self.ticks.1);
-        ([self.load, now.load], stolen as f64 / all.max(1) as f64)
+        let time = now.at.saturating_duration_since(self.at).as_micros();
+        let waited = self.waited.zip(now.waited);
+        let share = |(then, now): (u64, u64)| now.saturating_sub(then) as f64 / time.max(1) as f64;
+        Meanwhile {
+            load: [self.load, now.load],
+            steal: stolen as f64 / all.max(1) as f64,
+            // The two are not read in the same instant.
+            cpu_pressure: waited.map(|waited| share(waited).min(1.0)),
+        }
     }
 }
 
@@ -50,6 +77,15 @@ fn ticks(text: &str) -> (u64, u64) {
     (ticks.iter().sum(), ticks.get(7).copied().unwrap_or(0))
 }
 
+/// `some avg10=0.00 avg60=0.00 avg300=0.00 total=4711`: the total. A kernel without it has no file, or one that cannot be read.
+fn waited(text: &str) -> Option<u64> {
+    let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
+    let total = some
+        .split_whitespace()
+        .find_map(|field| field.strip_prefix("total="))?;
+    total.parse().ok()
+}
+
 /// Figures to a thousandth of a microsecond, a second and a share: no digits that mean nothing.
 pub(super) fn rounded(mut health: EmulatorHealth) -> EmulatorHealth {
     let figures = [
@@ -59,7 +95,7 @@ pub(super) fn rounded(mut health: EmulatorHealth) -> EmulatorHealth {
         &mut health.cpu_s,
         &mut health.steal,
     ];
-    for figure in figures {
+    for figure in figures.into_iter().chain(&mut health.cpu_pressure) {
         *figure = (*figure * 1e6).round() / 1e6;
     }
     health
@@ -67,6 +103,8 @@ pub(super) fn rounded(mut health: EmulatorHealth) -> EmulatorHealth {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -74,5 +112,29 @@ mod tests {
         assert_eq!(load("0.75 0.50 0.20 1/200 4711\n"), 0.75);
         assert_eq!(ticks("cpu  10 1 5 80 2 0 1 1 0 0\ncpu0 1 1"), (100, 1));
         assert_eq!((load(""), ticks("")), (0.0, (0, 0)));
+    }
+
+    #[test]
+    fn waiting_for_a_processor_is_a_share_of_the_time_and_unknown_where_the_kernel_does_not_tell() {
+        let cpu = "some avg10=9.25 avg60=8.33 avg300=5.51 total=7631937\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n";
+        assert_eq!(waited(cpu), Some(7_631_937));
+        assert_eq!(
+            (waited(""), waited("some avg10=0.00 total=x")),
+            (None, None)
+        );
+        let then = Machine {
+            load: 0.0,
+            ticks: (0, 0),
+            waited: Some(1_000_000),
+            at: Instant::now(),
+        };
+        let now = |waited| Machine {
+            waited,
+            at: then.at + Duration::from_secs(2),
+            ..then
+        };
+        assert_eq!(then.until(now(Some(1_500_000))).cpu_pressure, Some(0.25));
+        assert_eq!(then.until(now(Some(4_000_000))).cpu_pressure, Some(1.0));
+        assert_eq!(then.until(now(None)).cpu_pressure, None);
     }
 }

@@ -267,6 +267,7 @@ fn attempt(key: &Key, number: u32, place: u32, verdict: Verdict) -> Attempt {
             released: 4000,
             load: [0.6 + dice(&key.id()), 0.9],
             real_time: true,
+            cpu_pressure: Some(0.125),
             ..EmulatorHealth::default()
         },
     }

@@ -132,10 +132,13 @@ pub(super) fn lateness(data: &Data) -> Option<Scene> {
 fn late(data: &Data, attempt: &Attempt) -> (f64, f64, String) {
     let health = &attempt.health;
     let hint = format!(
-        "p99 {} µs, at most {} µs, load {}",
+        "p99 {} µs, at most {} µs, load {}, programs waited {} of the time",
         digits(health.late_us_p99),
         digits(health.late_us_max),
-        digits(health.load[0])
+        digits(health.load[0]),
+        health
+            .cpu_pressure
+            .map_or_else(|| "–".to_owned(), |share| digits(share * 100.0) + " %")
     );
     (
         attempt.began - data.campaign.began,

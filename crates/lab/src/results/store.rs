@@ -21,8 +21,11 @@ use crate::errors::Failure;
 /// The database's name inside a campaign's directory.
 pub const FILE: &str = "results.sqlite";
 
-/// Kept in `user_version`; another one is refused.
-const VERSION: i64 = 1;
+/// Kept in `user_version`; older ones are brought up to it, others are refused.
+const VERSION: i64 = 2;
+
+/// What makes a store of each version, from 1, one of the next.
+const UPGRADES: [&str; 1] = ["ALTER TABLE attempt ADD COLUMN cpu_pressure REAL"];
 
 /// How long a reader and the campaign wait for each other.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -49,7 +52,8 @@ impl Store {
             ));
         }
         // Not read-only: a kill may have left a journal that the first reader must roll back.
-        let store = Self::connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        let mut store = Self::connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        store.upgrade()?;
         store.expect_version()?;
         Ok(store)
     }
@@ -64,6 +68,7 @@ impl Store {
         if store.version()? == 0 {
             store.make()?;
         }
+        store.upgrade()?;
         store.expect_version()?;
         Ok(store)
     }
@@ -83,6 +88,23 @@ impl Store {
     fn make(&mut self) -> Result<(), Failure> {
         self.transaction("making", |transaction| {
             transaction.execute_batch(include_str!("store/schema.sql"))?;
+            transaction.pragma_update(None, "user_version", VERSION)
+        })
+    }
+
+    /// Brings a store of an older version up to date: what it did not record is not known.
+    fn upgrade(&mut self) -> Result<(), Failure> {
+        if !(1..VERSION).contains(&self.version()?) {
+            return Ok(());
+        }
+        self.transaction("bringing up to date", |transaction| {
+            // Another process may have been first.
+            let found: i64 =
+                transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
+            let done = usize::try_from(found - 1).unwrap_or(UPGRADES.len());
+            for step in UPGRADES.iter().skip(done) {
+                transaction.execute_batch(step)?;
+            }
             transaction.pragma_update(None, "user_version", VERSION)
         })
     }

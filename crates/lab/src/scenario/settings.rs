@@ -130,7 +130,14 @@ pub(crate) fn gate(root: Reader<'_>) -> Gate {
     let Some(gate) = root.table.node("gate").and_then(|node| root.inner(node)) else {
         return standard;
     };
-    gate.only(&["late_us_p99", "late_us_max", "steal", "attempts", "retries"]);
+    gate.only(&[
+        "late_us_p99",
+        "late_us_max",
+        "steal",
+        "cpu_pressure",
+        "attempts",
+        "retries",
+    ]);
     Gate {
         late_us_p99: gate
             .read("late_us_p99", units::number)
@@ -139,6 +146,9 @@ pub(crate) fn gate(root: Reader<'_>) -> Gate {
             .read("late_us_max", units::number)
             .unwrap_or(standard.late_us_max),
         steal: gate.read("steal", units::share).unwrap_or(standard.steal),
+        cpu_pressure: gate
+            .read("cpu_pressure", units::share)
+            .unwrap_or(standard.cpu_pressure),
         attempts: u32::try_from(gate.count("attempts", u64::from(standard.attempts), 1, 100))
             .unwrap_or(standard.attempts),
         retries: u32::try_from(gate.count("retries", u64::from(standard.retries), 0, 100))

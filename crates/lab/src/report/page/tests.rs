@@ -82,6 +82,21 @@ fn a_subject_that_always_failed_is_shown_as_failed() {
 }
 
 #[test]
+fn how_long_programs_waited_for_a_processor_is_told_or_said_to_be_unknown() {
+    let mut data = data(&Example::default());
+    let page = render(&data, None);
+    assert!(page.contains("<b>12.5 %</b> of the time programs waited"));
+    assert!(page.contains("waited for a processor in more than 50.0 % of it"));
+    assert!(!page.contains("/proc/pressure/cpu"));
+    for attempt in &mut data.attempts {
+        attempt.health.cpu_pressure = None;
+    }
+    let page = render(&data, None);
+    assert!(page.contains("<b>– %</b> of the time programs waited"));
+    assert!(page.contains("it is not known how long programs waited for a processor"));
+}
+
+#[test]
 fn a_matrix_is_told_case_by_case() {
     let example = Example {
         hops: vec![1, 2],

@@ -90,10 +90,21 @@ fn statement(source: &Source<'_>) -> String {
             "The emulator itself lost {own} packets in accepted attempts."
         ));
     }
+    let unknown = data
+        .attempts
+        .iter()
+        .filter(|attempt| attempt.health.cpu_pressure.is_none() && attempt.health.released > 0)
+        .count();
+    if unknown > 0 {
+        words.push(format!(
+            "Of {} it is not known how long programs waited for a processor (the machine has no /proc/pressure/cpu): nothing was judged by it.",
+            count(unknown, "attempt")
+        ));
+    }
     let gate = &campaign.gate;
     words.push(format!(
-        "An attempt is refused and repeated, at most {} times, when packets left the emulator later than planned by more than {} µs (99th percentile) or {} µs (any), when it lost packets of its own, or when the machine's host took more than {} % of the time.",
-        gate.attempts, digits(gate.late_us_p99), digits(gate.late_us_max), digits(gate.steal * 100.0)
+        "An attempt is refused and repeated, at most {} times, when packets left the emulator later than planned by more than {} µs (99th percentile) or {} µs (any), when it lost packets of its own, when the machine's host took more than {} % of the time, or when programs waited for a processor in more than {} % of it.",
+        gate.attempts, digits(gate.late_us_p99), digits(gate.late_us_max), digits(gate.steal * 100.0), digits(gate.cpu_pressure * 100.0)
     ));
     said("p", &words.join(" "))
 }
@@ -192,6 +203,11 @@ fn health(data: &Data) -> String {
         of(|attempt| attempt.health.stalls as f64),
     );
     let steal = of(|attempt| attempt.health.steal * 100.0);
+    let waited: Vec<f64> = accepted
+        .iter()
+        .filter_map(|attempt| attempt.health.cpu_pressure)
+        .map(|share| share * 100.0)
+        .collect();
     let facts = [
         (
             format!("{} µs", told(&late, 0.5)),
@@ -210,6 +226,14 @@ fn health(data: &Data) -> String {
         (
             format!("{} %", told(&steal, 1.0)),
             "largest share of time taken by the host",
+        ),
+        (
+            format!("{} %", told(&waited, 0.5)),
+            "of the time programs waited for a processor (median)",
+        ),
+        (
+            format!("{} %", told(&waited, 1.0)),
+            "of the time programs waited for a processor (largest)",
         ),
     ];
     if accepted.is_empty() {

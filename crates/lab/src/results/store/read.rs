@@ -12,7 +12,7 @@ use crate::{
 };
 
 const ATTEMPT: &str = "SELECT run, number, verdict, why, log, set_aside, machine, began, ready_after, took, late_us_p50, late_us_p99, late_us_max,
-    released, own_drops, stalls, emulator_cpu_s, real_time, load_before, load_after, steal FROM attempt";
+    released, own_drops, stalls, emulator_cpu_s, real_time, load_before, load_after, steal, cpu_pressure FROM attempt";
 
 impl Store {
     /// What was asked for; `None` if no run has come so far.
@@ -303,6 +303,7 @@ fn health(row: &Row<'_>) -> rusqlite::Result<EmulatorHealth> {
         real_time: row.get(17)?,
         load: [row.get(18)?, row.get(19)?],
         steal: row.get(20)?,
+        cpu_pressure: row.get(21)?,
     })
 }
 

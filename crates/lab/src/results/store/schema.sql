@@ -1,4 +1,4 @@
--- results.sqlite, version 1. docs/results.md explains every column.
+-- results.sqlite, version 2. docs/results.md explains every column.
 -- One campaign; every statement about time is in seconds, every size in octets, unless the name says otherwise.
 
 CREATE TABLE campaign (
@@ -86,6 +86,7 @@ CREATE TABLE attempt (
   load_before REAL NOT NULL,
   load_after  REAL NOT NULL,
   steal       REAL NOT NULL,
+  cpu_pressure REAL,                    -- NULL: the kernel does not tell
   PRIMARY KEY (run, number)
 ) STRICT;
 

@@ -61,6 +61,7 @@ fn attempt(run: &str, number: u32, verdict: Verdict) -> Attempt {
             late_us_p99: 80.0,
             released: 12,
             load: [0.5, 0.25],
+            cpu_pressure: Some(0.125),
             ..EmulatorHealth::default()
         },
     }
@@ -163,6 +164,21 @@ fn repetitions_that_did_not_go_well_can_be_taken_back_and_their_attempts_stay_co
         .map(|a| a.set_aside)
         .collect();
     assert_eq!(aside, [false, true, true]);
+}
+
+#[test]
+fn a_store_of_the_first_version_is_read_and_does_not_know_of_waiting_for_processors() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut store = Store::write(directory.path()).unwrap();
+    store.finish(&finished(1, 1, Verdict::Ok)).unwrap();
+    let older = "ALTER TABLE attempt DROP COLUMN cpu_pressure; PRAGMA user_version = 1";
+    store.connection.execute_batch(older).unwrap();
+    drop(store);
+    for open in [Store::read, Store::write, Store::read] {
+        let attempts = open(directory.path()).unwrap().attempts().unwrap();
+        assert_eq!(attempts.len(), 1);
+        assert_eq!(attempts[0].health.cpu_pressure, None);
+    }
 }
 
 #[test]

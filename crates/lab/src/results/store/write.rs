@@ -185,8 +185,9 @@ fn put_attempt(transaction: &Transaction<'_>, attempt: &Attempt) -> rusqlite::Re
     let health = &attempt.health;
     transaction.execute(
         "INSERT INTO attempt (run, number, verdict, why, log, set_aside, machine, began, ready_after, took, late_us_p50, late_us_p99,
-           late_us_max, released, own_drops, stalls, emulator_cpu_s, real_time, load_before, load_after, steal)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)",
+           late_us_max, released, own_drops, stalls, emulator_cpu_s, real_time, load_before, load_after, steal,
+           cpu_pressure)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)",
         params![
             attempt.run,
             attempt.number,
@@ -209,6 +210,7 @@ fn put_attempt(transaction: &Transaction<'_>, attempt: &Attempt) -> rusqlite::Re
             real(health.load[0]),
             real(health.load[1]),
             real(health.steal),
+            health.cpu_pressure.filter(|share| share.is_finite()),
         ],
     )?;
     Ok(())

@@ -212,6 +212,11 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     ),
     (
         "[[subject]]",
+        "[gate]\ncpu_pressure = \"120%\"\n[[subject]]",
+        "gate.cpu_pressure: \"120%\" is not a share: a share from 0 to 1, or a percentage",
+    ),
+    (
+        "[[subject]]",
         "[[analysis]]\nanalysis = \"cascade\"\nlink = \"x\"\n[[subject]]",
         "analysis[0].link: there is no link \"x\": one of client-relay1",
     ),
