@@ -4,6 +4,7 @@
 //! It may be killed at any point. A repetition counts from the moment its transaction in `results.sqlite` is done; its samples are in place
 //! before that, and what has no transaction is swept away at the next start.
 
+mod choice;
 mod conduct;
 mod directory;
 mod eta;

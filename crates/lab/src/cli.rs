@@ -63,6 +63,9 @@ pub struct RunArgs {
     /// Only these subjects.
     #[arg(long, value_name = "LABEL", value_delimiter = ',')]
     pub subjects: Vec<String>,
+    /// Only the cases with this value of a parameter of the matrix; again for other values and parameters. The rest may be run later.
+    #[arg(long, value_name = "PARAMETER=VALUE")]
+    pub case: Vec<String>,
     /// Keep captures, qlogs, drops and logs of every attempt.
     #[arg(long)]
     pub keep: bool,

@@ -10,7 +10,7 @@ use std::{
 
 use ring::digest;
 
-use super::{programs, shard::Shard};
+use super::{choice::Choice, programs, shard::Shard};
 use crate::{
     cli::RunArgs,
     errors::{Complaint, Failure},
@@ -96,18 +96,18 @@ impl Plan {
         let shard: Shard = shard
             .parse()
             .map_err(|why| wrong(format!("reading --shard {shard}"), why, "write such as 1/4"))?;
-        let subjects = chosen(&keys, &args.subjects)?;
+        let choice = Choice::new(&keys, args)?;
         let places = (1..)
             .zip(&keys)
             .zip(shard.filter(&keys))
-            .filter(|((_, key), mine)| *mine && subjects.contains(&key.subject))
+            .filter(|((_, key), mine)| *mine && choice.holds(key))
             .map(|((number, key), _)| Place {
                 number,
                 key: key.clone(),
             })
             .collect();
         Ok(Self {
-            campaign: campaign(source, &keys, &subjects)?,
+            campaign: campaign(source, &keys, &choice.subjects)?,
             places,
             keep: source.keep(),
             keep_all: args.keep,
@@ -135,22 +135,8 @@ pub(crate) fn everything(snaplen: u32) -> Keep {
     }
 }
 
-fn wrong(doing: String, why: impl std::fmt::Display, remedy: &str) -> Failure {
+pub(super) fn wrong(doing: String, why: impl std::fmt::Display, remedy: &str) -> Failure {
     Failure::Wrong(vec![Complaint::new(doing, why, remedy)])
-}
-
-fn chosen(keys: &[Key], asked: &[String]) -> Result<BTreeSet<String>, Failure> {
-    let all: BTreeSet<String> = keys.iter().map(|key| key.subject.clone()).collect();
-    if asked.is_empty() {
-        return Ok(all);
-    }
-    if let Some(unknown) = asked.iter().find(|label| !all.contains(*label)) {
-        let labels = all.into_iter().collect::<Vec<_>>().join(", ");
-        let why = "the scenario has no subject of that label";
-        let remedy = format!("choose from: {labels}");
-        return Err(wrong(format!("reading --subjects {unknown}"), why, &remedy));
-    }
-    Ok(asked.iter().cloned().collect())
 }
 
 fn campaign(

@@ -18,6 +18,7 @@ fn arguments() -> RunArgs {
         seed: None,
         shard: None,
         subjects: Vec::new(),
+        case: Vec::new(),
         keep: false,
         retry: false,
         dry_run: false,
