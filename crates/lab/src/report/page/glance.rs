@@ -348,7 +348,7 @@ fn sentence(source: &Source<'_>, measures: &[usize]) -> String {
         .collect();
     let rivals = data.families.len() > 1 && !judgement.ratios.is_empty();
     if led.is_empty() && !rivals {
-        let text = "There is nothing to compare: only one subject has figures.";
+        let text = "There is nothing to compare: no case has figures of two subjects.";
         return said("p class=\"lead\"", text);
     }
     let line = |family: usize| {

@@ -133,7 +133,7 @@ fn one_subject_alone_has_nothing_to_be_compared_with() {
         .retain(|place, _| data.subjects[place.subject] == "native");
     let page = render(&data, Some(0));
     check(&page);
-    assert!(page.contains("only one subject has figures"));
+    assert!(page.contains("no case has figures of two subjects"));
 }
 
 #[test]
