@@ -107,7 +107,7 @@ fn figures(capture: &Capture, layers: &Layers) -> Result<Vec<(String, f64)>, Fai
         );
         return Err(failed(
             why,
-            "see that hop 1 runs over QUIC (on a slow machine TCP wins the race) and that all processes write qlog",
+            "see that hop 1 runs over QUIC (else much is not UDP: on a slow machine TCP wins the race) and that all processes write qlog",
         ));
     }
     Ok(counts.figures())

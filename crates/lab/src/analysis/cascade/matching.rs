@@ -7,6 +7,13 @@ use super::{Capture, Layers, Packet, Way, log::Frame};
 /// How far a packet may be from its place in the order.
 const WINDOW: usize = 128;
 
+/// After so many carriers in a row that hold nothing, the order is sought again further on: more packets than a window were dropped at once
+/// before anybody carried them.
+const ASTRAY: usize = 16;
+
+/// The order is there again where six of eight carriers find their packets one after the other.
+const SURE: (usize, usize) = (6, 8);
+
 /// So many packets share a datagram at most.
 const MOST_TOGETHER: usize = 5;
 
@@ -59,16 +66,21 @@ fn datagrams(packet: &Packet) -> impl Iterator<Item = usize> {
 pub(super) fn assign(carriers: &[usize], packets: &[Packet], heads: &[usize]) -> Vec<Content> {
     let mut heads = heads.to_vec();
     heads.sort_by_key(|head| std::cmp::Reverse(in_order(carriers, packets, *head)));
-    let mut open = Open::new(packets);
-    let find = |size: &usize| {
+    let (mut open, mut missed) = (Open::new(packets), 0);
+    let find = |(number, size): (usize, &usize)| {
+        if missed >= ASTRAY {
+            missed = 0;
+            open.resume(&carriers[number..], &heads);
+        }
         let found = heads
             .iter()
             .find_map(|head| open.find(size.checked_sub(*head)?));
         let content = found.unwrap_or_default();
+        missed = if found.is_some() { 0 } else { missed + 1 };
         open.take(content);
         content
     };
-    carriers.iter().map(find).collect()
+    carriers.iter().enumerate().map(find).collect()
 }
 
 /// How many carriers find their packet at once, when each looks at the next few only.
@@ -113,6 +125,22 @@ impl<'a> Open<'a> {
         })
     }
 
+    /// Goes on beyond the window where the next carriers find their packets in order, if there is such a place.
+    fn resume(&mut self, carriers: &[usize], heads: &[usize]) {
+        let (enough, of) = SURE;
+        let (Some(carriers), Some(head)) = (carriers.get(..of), heads.first()) else {
+            return;
+        };
+        let is_here = |from: &usize| {
+            let to = self.packets.len().min(*from + 2 * of);
+            in_order(carriers, &self.packets[*from..to], *head) >= enough
+        };
+        let beyond = self.begin + WINDOW..self.packets.len();
+        if let Some(from) = beyond.into_iter().find(is_here) {
+            self.begin = from;
+        }
+    }
+
     /// How many packets from here on have this size together; a 1-RTT packet is the last of its datagram (RFC 9000 §12.2).
     fn together(&self, first: usize, size: usize) -> Option<usize> {
         let mut sum = 0;
@@ -146,5 +174,32 @@ impl<'a> Open<'a> {
         while self.taken.get(self.begin) == Some(&true) {
             self.begin += 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_is_found_again_after_more_packets_than_a_window_were_dropped_at_once() {
+        // Further apart than heads are.
+        let size = |number: usize| 100 + number * 37 % 1009 * 20;
+        let packet = |number| Packet {
+            size: size(number),
+            data: true,
+            ..Packet::default()
+        };
+        let packets: Vec<Packet> = (0..900).map(packet).collect();
+        let carried = (0..200).chain(500..900);
+        let carriers: Vec<usize> = carried.map(|number| size(number) + 3).collect();
+        let found = assign(&carriers, &packets, &HEADS);
+        let none = found.iter().filter(|content| content.count == 0).count();
+        assert!(none <= ASTRAY + 1, "{none}");
+        let last = Content {
+            first: 899,
+            count: 1,
+        };
+        assert_eq!(found.last(), Some(&last));
     }
 }
