@@ -15,7 +15,12 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use crate::{errors::Failure, load::target::Target, say, signals, testbed::Chain};
+use crate::{
+    errors::Failure,
+    load::{datagrams::Dress, target::Target},
+    say, signals,
+    testbed::Chain,
+};
 use report::Report;
 use sample::{Case, Key, Sample, Samples};
 
@@ -111,8 +116,9 @@ impl Bench {
         for hops in self.options.hops.clone() {
             self.hops(hops)?;
         }
-        self.datagrams(Case::Datagram1200, 1200)?;
-        self.datagrams(Case::Datagram64, 64)?;
+        self.datagrams(Case::Datagram1200, 1200, Dress::Plain)?;
+        self.datagrams(Case::Forwarded1200, 1200, Dress::Quic)?;
+        self.datagrams(Case::Datagram64, 64, Dress::Plain)?;
         let clients = self.options.idle_clients;
         self.note(Case::Memory, 2, 1, |bench| {
             memory::of_a_relay(clients, &bench.target)
@@ -143,10 +149,10 @@ impl Bench {
         Ok(())
     }
 
-    fn datagrams(&mut self, case: Case, size: usize) -> Result<(), Failure> {
+    fn datagrams(&mut self, case: Case, size: usize, dress: Dress) -> Result<(), Failure> {
         let window = self.window();
         self.note(case, 1, 1, |_| {
-            datagrams::flood(&Chain::start(1)?, size, window)
+            datagrams::flood(&Chain::start(1)?, size, dress, window)
         })
     }
 

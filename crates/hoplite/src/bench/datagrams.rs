@@ -13,7 +13,7 @@ use crate::{
     errors::Failure,
     load::{
         batch::Socket,
-        datagrams::{Flood, UdpTarget, number_of},
+        datagrams::{Dress, Flood, UdpTarget},
         socks,
         stop::Counter,
     },
@@ -32,8 +32,13 @@ const MOST_ALONE: u64 = 200;
 const SENT_ALONE: usize = 200;
 
 /// Measures datagrams of `size` octets for `window`.
-pub(super) fn flood(chain: &Chain, size: usize, window: Duration) -> Result<Sample, Failure> {
-    run(chain, size, window).map_err(|error| broken(&error))
+pub(super) fn flood(
+    chain: &Chain,
+    size: usize,
+    dress: Dress,
+    window: Duration,
+) -> Result<Sample, Failure> {
+    run(chain, size, dress, window).map_err(|error| broken(&error))
 }
 
 /// The program: what it received so far.
@@ -41,12 +46,14 @@ struct Receiver {
     association: socks::Association,
     socket: Socket,
     size: usize,
+    dress: Dress,
     highest: Counter,
     count: u64,
 }
 
-fn run(chain: &Chain, size: usize, window: Duration) -> io::Result<Sample> {
+fn run(chain: &Chain, size: usize, dress: Dress, window: Duration) -> io::Result<Sample> {
     let flood = Flood {
+        dress,
         size,
         together: size > SENT_ALONE,
         window: window_of(size),
@@ -54,7 +61,7 @@ fn run(chain: &Chain, size: usize, window: Duration) -> io::Result<Sample> {
         sent: Counter::default(),
     };
     let target = UdpTarget::flood(flood.clone())?;
-    let mut receiver = Receiver::open(chain, size, flood.arrived.clone())?;
+    let mut receiver = Receiver::open(chain, size, dress, flood.arrived.clone())?;
     receiver.ask(target.address())?;
     receiver.receive_for(WARM_UP.min(window))?;
     let watched = chain.watched();
@@ -90,13 +97,14 @@ fn window_of(size: usize) -> u64 {
 }
 
 impl Receiver {
-    fn open(chain: &Chain, size: usize, highest: Counter) -> io::Result<Self> {
+    fn open(chain: &Chain, size: usize, dress: Dress, highest: Counter) -> io::Result<Self> {
         let association = socks::associate(chain.socks())?;
         let socket = Socket::new(association.socket.try_clone()?)?;
         Ok(Self {
             association,
             socket,
             size,
+            dress,
             highest,
             count: 0,
         })
@@ -108,7 +116,7 @@ impl Receiver {
             return Err(io::Error::other("the target listens on IPv4"));
         };
         let mut request = socks::udp_header(target).to_vec();
-        request.push(0);
+        request.extend(self.dress.request());
         let start = Instant::now();
         while self.count == 0 {
             self.socket
@@ -127,7 +135,7 @@ impl Receiver {
         let start = Instant::now();
         while start.elapsed() < time {
             let (mut count, mut highest) = (0, 0);
-            let size = self.size;
+            let (size, dress) = (self.size, self.dress);
             self.socket
                 .receive(Duration::from_millis(20), |_, datagram| {
                     if let Some(payload) = datagram
@@ -135,7 +143,7 @@ impl Receiver {
                         .filter(|payload| payload.len() == size)
                     {
                         count += 1;
-                        highest = number_of(payload).max(highest);
+                        highest = dress.number_of(payload).max(highest);
                     }
                 })?;
             self.count += count;

@@ -23,6 +23,8 @@ pub(crate) enum Case {
     Upload,
     /// A flood of 1200-octet datagrams.
     Datagram1200,
+    /// The same as packets of a QUIC connection, which the relay may forward.
+    Forwarded1200,
     /// A flood of 64-octet datagrams.
     Datagram64,
     /// A relay at rest and with idle clients.

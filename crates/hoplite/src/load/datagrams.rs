@@ -25,9 +25,20 @@ pub(crate) struct UdpTarget {
     _worker: Worker,
 }
 
+/// What the datagrams of a flood look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dress {
+    /// A number and nothing else.
+    Plain,
+    /// The packets of a QUIC connection (RFC 8999): a handshake's long headers first, then short ones. A relay may forward these.
+    Quic,
+}
+
 /// A flood: how large, how much under way.
 #[derive(Clone, Debug)]
 pub(crate) struct Flood {
+    /// What its datagrams look like.
+    pub(crate) dress: Dress,
     /// Payload of each datagram, in octets; at least 8.
     pub(crate) size: usize,
     /// Whether many go in one system call and stay together (UDP_SEGMENT), as a QUIC server sends them.
@@ -64,6 +75,8 @@ impl UdpTarget {
                 drop(socket.receive(GLANCE, |from, _| receiver = Some(from)));
             }
             if let Some(receiver) = receiver {
+                let greeting = flood.dress.greeting(TARGET_ID);
+                drop(socket.send(receiver, &greeting, greeting.len().max(1)));
                 drop(flood.run(&socket, receiver, stop));
             }
         })
@@ -89,6 +102,9 @@ impl Flood {
     fn run(&self, socket: &Socket, to: SocketAddr, stop: &Stop) -> io::Result<()> {
         let segments = self.segments(socket.most_segments());
         let mut batch = vec![0x5a; segments * self.size];
+        batch
+            .chunks_mut(self.size)
+            .for_each(|datagram| self.dress.put_on(datagram));
         let (mut next, mut base, mut progress) = (1u64, 0, Instant::now());
         while !stop.is_set() {
             let arrived = self.arrived.value();
@@ -103,7 +119,7 @@ impl Flood {
                 (base, progress) = (next, Instant::now());
             }
             for (datagram, number) in batch.chunks_mut(self.size).zip(next..) {
-                number_it(datagram, number);
+                self.dress.number_it(datagram, number);
             }
             socket.send(to, &batch, self.size)?;
             next += segments as u64;
@@ -122,15 +138,79 @@ impl Flood {
     }
 }
 
-fn number_it(datagram: &mut [u8], number: u64) {
-    if let Some(room) = datagram.first_chunk_mut() {
-        *room = number.to_be_bytes();
+/// The connection ids that the two ends of a flood in QUIC's dress choose.
+const PROGRAM_ID: [u8; 8] = *b"\x5eprogram";
+const TARGET_ID: [u8; 8] = *b"\xa1target!";
+
+impl Dress {
+    /// What an end whose connection id is `own` says first.
+    fn greeting(self, own: [u8; 8]) -> Vec<u8> {
+        match self {
+            Self::Plain => vec![0],
+            // Long header, version 1, no destination id yet, ours, and something behind it.
+            Self::Quic => [&[0xc0, 0, 0, 0, 1, 0, 8], own.as_slice(), &[0; 32]].concat(),
+        }
+    }
+
+    /// What the program says first.
+    pub(crate) fn request(self) -> Vec<u8> {
+        self.greeting(PROGRAM_ID)
+    }
+
+    /// Where the number of a datagram stands.
+    const fn number_at(self) -> usize {
+        match self {
+            Self::Plain => 0,
+            Self::Quic => 1 + PROGRAM_ID.len(),
+        }
+    }
+
+    /// The header that all datagrams of a flood have.
+    fn put_on(self, datagram: &mut [u8]) {
+        if let (Self::Quic, Some((first, rest))) = (self, datagram.split_first_mut()) {
+            *first = 0x40;
+            rest.iter_mut()
+                .zip(PROGRAM_ID)
+                .for_each(|(at, id)| *at = id);
+        }
+    }
+
+    fn number_it(self, datagram: &mut [u8], number: u64) {
+        let place = datagram.get_mut(self.number_at()..);
+        if let Some(room) = place.and_then(<[u8]>::first_chunk_mut) {
+            *room = number.to_be_bytes();
+        }
+    }
+
+    /// The number of a flood's datagram.
+    pub(crate) fn number_of(self, payload: &[u8]) -> u64 {
+        let place = payload.get(self.number_at()..);
+        place
+            .and_then(<[u8]>::first_chunk)
+            .map_or(0, |number| u64::from_be_bytes(*number))
     }
 }
 
-/// The number of a flood's datagram.
-pub(crate) fn number_of(payload: &[u8]) -> u64 {
-    payload
-        .first_chunk()
-        .map_or(0, |number| u64::from_be_bytes(*number))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_read_where_it_was_written_in_either_dress() {
+        for dress in [Dress::Plain, Dress::Quic] {
+            let mut datagram = [0; 64];
+            dress.put_on(&mut datagram);
+            dress.number_it(&mut datagram, 0x0102_0304_0506_0708);
+            assert_eq!(dress.number_of(&datagram), 0x0102_0304_0506_0708);
+            assert_eq!(datagram[0] & 0x80, 0, "a short header");
+        }
+    }
+
+    #[test]
+    fn the_greeting_of_quic_tells_the_id_that_the_flood_is_sent_to() {
+        let greeting = Dress::Quic.request();
+        let mut datagram = [0; 64];
+        Dress::Quic.put_on(&mut datagram);
+        assert_eq!(greeting[7..15], datagram[1..9]);
+    }
 }
