@@ -2,14 +2,14 @@
 #![no_main]
 
 use bytes::Bytes;
-use hoplite_wire::capsule::CapsuleReader;
+use hoplite_wire::capsule::{CapsuleReader, Item};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|octets: &[u8]| {
     assert_eq!(read(octets, octets.len()), read(octets, 3));
 });
 
-fn read(octets: &[u8], size: usize) -> (Vec<Bytes>, u64, bool) {
+fn read(octets: &[u8], size: usize) -> (Vec<Item>, u64, bool) {
     let (mut reader, mut values) = (CapsuleReader::default(), Vec::new());
     for chunk in octets.chunks(size.max(1)) {
         let mut input = Bytes::copy_from_slice(chunk);

@@ -1,6 +1,6 @@
-//! Capsules: typed messages on a request stream, of which only DATAGRAM matters here.
+//! Capsules: typed messages on a request stream, of which DATAGRAM and those of forwarded mode matter here.
 //! `masque` reads and writes them over HTTP/3 and HTTP/2 for CONNECT-UDP.
-//! RFC 9297 §3.2 and §3.5.
+//! RFC 9297 §3.2 and §3.5; draft-ietf-masque-quic-proxy.
 #![cfg_attr(
     not(test),
     warn(clippy::indexing_slicing, clippy::arithmetic_side_effects)
@@ -8,14 +8,26 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use crate::varint::{self, HeadReader};
+use crate::{
+    forwarding::{Capsule, Malformed},
+    varint::{self, HeadReader},
+};
 
 const DATAGRAM: u64 = 0x00;
 
 /// The largest DATAGRAM capsule that is kept: a UDP payload and a context id. Larger ones are skipped and counted.
 pub const MAX_DATAGRAM: usize = 65_535;
 
-/// Cuts a data stream into capsules and hands out the values of the DATAGRAM ones.
+/// A capsule that somebody here understands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// The value of a DATAGRAM capsule: a context id and a payload.
+    Datagram(Bytes),
+    /// A capsule about connection ids.
+    Forwarding(Result<Capsule, Malformed>),
+}
+
+/// Cuts a data stream into capsules and hands out those that somebody here understands.
 /// "Endpoints MUST silently drop unknown capsules": they are skipped without being kept, however large.
 #[derive(Debug, Default)]
 pub struct CapsuleReader {
@@ -26,8 +38,14 @@ pub struct CapsuleReader {
 #[derive(Debug)]
 enum State {
     Head(HeadReader),
-    Skip { left: u64 },
-    Keep { left: usize, kept: BytesMut },
+    Skip {
+        left: u64,
+    },
+    Keep {
+        kind: u64,
+        left: usize,
+        kept: BytesMut,
+    },
 }
 
 impl Default for State {
@@ -37,25 +55,32 @@ impl Default for State {
 }
 
 impl CapsuleReader {
-    /// The value of the next DATAGRAM capsule out of `input`: a context id and a payload.
-    /// `None` when all of `input` is taken and more is needed. A value that came in one piece is not copied.
-    pub fn next(&mut self, input: &mut Bytes) -> Option<Bytes> {
+    /// The next capsule out of `input`. `None` when all of `input` is taken and more is needed.
+    /// A value that came in one piece is not copied. A forwarding capsule that is larger than any can be is told as malformed
+    /// when its head is there, and skipped.
+    pub fn next(&mut self, input: &mut Bytes) -> Option<Item> {
         loop {
             match &mut self.state {
                 State::Head(head) => {
                     let (kind, length) = head.read(input)?;
-                    self.begin(kind, length);
+                    if let Err(error) = self.begin(kind, length) {
+                        return Some(Item::Forwarding(Err(error)));
+                    }
                 }
                 State::Skip { left: 0 } => self.state = State::default(),
-                State::Keep { left, kept } if kept.is_empty() && *left <= input.len() => {
-                    let value = input.split_to(*left);
+                State::Keep { kind, left, kept } if kept.is_empty() && *left <= input.len() => {
+                    let item = item(*kind, input.split_to(*left));
                     self.state = State::default();
-                    return Some(value);
+                    return Some(item);
                 }
-                State::Keep { left: 0, kept } => {
-                    let value = std::mem::take(kept).freeze();
+                State::Keep {
+                    kind,
+                    left: 0,
+                    kept,
+                } => {
+                    let item = item(*kind, std::mem::take(kept).freeze());
                     self.state = State::default();
-                    return Some(value);
+                    return Some(item);
                 }
                 _ if input.is_empty() => return None,
                 State::Skip { left } => {
@@ -65,7 +90,7 @@ impl CapsuleReader {
                     input.advance(now);
                     *left = left.saturating_sub(now as u64);
                 }
-                State::Keep { left, kept } => {
+                State::Keep { left, kept, .. } => {
                     let now = (*left).min(input.len());
                     kept.put(input.split_to(now));
                     *left = left.saturating_sub(now);
@@ -74,20 +99,38 @@ impl CapsuleReader {
         }
     }
 
-    fn begin(&mut self, kind: u64, length: u64) {
+    /// The value of the next DATAGRAM capsule, where there is no forwarded mode: then its capsules are unknown ones.
+    pub fn next_datagram(&mut self, input: &mut Bytes) -> Option<Bytes> {
+        loop {
+            if let Item::Datagram(value) = self.next(input)? {
+                return Some(value);
+            }
+        }
+    }
+
+    fn begin(&mut self, kind: u64, length: u64) -> Result<(), Malformed> {
+        let largest = match kind {
+            DATAGRAM => Some(MAX_DATAGRAM),
+            _ if Capsule::is_kind(kind) => Some(Capsule::LARGEST),
+            _ => None,
+        };
         let fits = usize::try_from(length)
             .ok()
-            .filter(|left| *left <= MAX_DATAGRAM);
-        self.state = match (kind, fits) {
-            (DATAGRAM, Some(left)) => State::Keep {
+            .filter(|left| largest.is_some_and(|largest| *left <= largest));
+        self.state = match fits {
+            Some(left) => State::Keep {
+                kind,
                 left,
                 kept: BytesMut::new(),
             },
-            _ => State::Skip { left: length },
+            None => State::Skip { left: length },
         };
-        if kind == DATAGRAM && fits.is_none() {
-            self.oversized = self.oversized.saturating_add(1);
+        match (kind, fits, largest) {
+            (DATAGRAM, None, _) => self.oversized = self.oversized.saturating_add(1),
+            (_, None, Some(_)) => return Err(Malformed),
+            _ => {}
         }
+        Ok(())
     }
 
     /// How many DATAGRAM capsules were skipped because of their size since the last call.
@@ -100,8 +143,16 @@ impl CapsuleReader {
         match &self.state {
             State::Head(head) => !head.has_part(),
             State::Skip { left } => *left == 0,
-            State::Keep { left, kept } => *left == 0 && kept.is_empty(),
+            State::Keep { left, kept, .. } => *left == 0 && kept.is_empty(),
         }
+    }
+}
+
+/// What a kept value says.
+fn item(kind: u64, value: Bytes) -> Item {
+    match Capsule::parse(kind, value.clone()) {
+        Some(capsule) => Item::Forwarding(capsule),
+        None => Item::Datagram(value),
     }
 }
 
@@ -121,11 +172,22 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn read_items(octets: &[u8], piece: usize) -> (Vec<Item>, CapsuleReader) {
+        let (mut reader, mut items) = (CapsuleReader::default(), Vec::new());
+        for chunk in octets.chunks(piece.max(1)) {
+            let mut input = Bytes::copy_from_slice(chunk);
+            while let Some(item) = reader.next(&mut input) {
+                items.push(item);
+            }
+        }
+        (items, reader)
+    }
+
     fn read_all(octets: &[u8], piece: usize) -> (Vec<Bytes>, CapsuleReader) {
         let (mut reader, mut values) = (CapsuleReader::default(), Vec::new());
         for chunk in octets.chunks(piece.max(1)) {
             let mut input = Bytes::copy_from_slice(chunk);
-            while let Some(value) = reader.next(&mut input) {
+            while let Some(value) = reader.next_datagram(&mut input) {
                 values.push(value);
             }
         }
@@ -159,6 +221,46 @@ mod tests {
     }
 
     #[test]
+    fn capsules_of_forwarded_mode_stand_in_order_among_datagrams() {
+        let id = Bytes::from_static(b"1234");
+        let octets = [
+            raw(0xffe600, b"1234"),
+            raw(DATAGRAM, b"a"),
+            raw(0xffe607, b""),
+            raw(0xffe600, &[7; Capsule::LARGEST + 1]),
+            raw(0xffe605, &[7; Capsule::LARGEST]),
+            raw(0xffe608, b"x"),
+            raw(0xffe606, b"1234"),
+        ]
+        .concat();
+        let wanted = [
+            Item::Forwarding(Ok(Capsule::RegisterClientCid { id: id.clone() })),
+            Item::Datagram(Bytes::from_static(b"a")),
+            Item::Forwarding(Err(Malformed)),
+            Item::Forwarding(Err(Malformed)),
+            Item::Forwarding(Err(Malformed)),
+            Item::Forwarding(Ok(Capsule::CloseTargetCid { id })),
+        ];
+        for piece in [1, 3, 999, usize::MAX] {
+            let (items, mut reader) = read_items(&octets, piece);
+            assert_eq!(items, wanted);
+            assert_eq!(reader.take_oversized(), 0);
+            assert!(reader.is_between_capsules());
+        }
+    }
+
+    #[test]
+    fn an_endless_forwarding_capsule_is_malformed_once_and_never_kept() {
+        let mut octets = Vec::new();
+        varint::write(&mut octets, 0xffe600);
+        varint::write(&mut octets, varint::MAX);
+        octets.extend([7; 10_000]);
+        let (items, reader) = read_items(&octets, 100);
+        assert_eq!(items, [Item::Forwarding(Err(Malformed))]);
+        assert!(matches!(reader.state, State::Skip { .. }));
+    }
+
+    #[test]
     fn an_end_inside_a_capsule_is_noticed() {
         for cut in [
             &[0x00][..],
@@ -188,7 +290,7 @@ mod tests {
 
         #[test]
         fn any_octets_are_read_without_a_panic(octets: Vec<u8>, piece in 1_usize..40) {
-            drop(read_all(&octets, piece));
+            drop(read_items(&octets, piece));
         }
     }
 }

@@ -427,7 +427,7 @@ fn poll_capsules(
         let Poll::Ready(Ok(Some(data))) = &mut read else {
             break;
         };
-        while let Some(datagram) = capsules.next(data) {
+        while let Some(datagram) = capsules.next_datagram(data) {
             shared.inbound.seen_capsule();
             shared.inbound.datagram(datagram);
         }

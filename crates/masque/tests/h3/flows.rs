@@ -186,7 +186,7 @@ async fn a_client_that_speaks_capsules_alone_is_answered_in_capsules() {
     let (mut reader, mut answers) = (CapsuleReader::default(), Vec::new());
     while answers.len() < 2 {
         let mut data = soon(receiver.data()).await.expect("open").expect("more");
-        while let Some(answer) = reader.next(&mut data) {
+        while let Some(answer) = reader.next_datagram(&mut data) {
             answers.push(http_datagram::udp(answer));
         }
     }
@@ -290,7 +290,7 @@ async fn capsules_wait_bounded_when_the_client_does_not_read() {
     let (mut reader, mut read) = (CapsuleReader::default(), 0);
     while read < taken {
         let mut data = soon(receiver.data()).await.expect("open").expect("more");
-        while reader.next(&mut data).is_some() {
+        while reader.next_datagram(&mut data).is_some() {
             read += 1;
         }
     }

@@ -60,7 +60,7 @@ async fn a_client_that_sends_capsules_gets_capsules() {
     sender.write(out.freeze()).await.expect("open");
     loop {
         let mut data = receiver.data().await.expect("open").expect("open");
-        if let Some(value) = capsules.next(&mut data) {
+        if let Some(value) = capsules.next_datagram(&mut data) {
             assert_eq!(value, Bytes::from_static(b"\0in a capsule"));
             return;
         }

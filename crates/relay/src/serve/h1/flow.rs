@@ -179,7 +179,7 @@ fn turn(
 
 /// Payloads of context 0; others are dropped (RFC 9298 §4).
 fn push(capsules: &mut CapsuleReader, mut octets: Bytes, sink: &dyn DatagramSink) {
-    while let Some(value) = capsules.next(&mut octets) {
+    while let Some(value) = capsules.next_datagram(&mut octets) {
         match udp(value) {
             Udp::Payload(payload) => sink.push(payload),
             Udp::UnknownContext | Udp::Malformed => {
