@@ -15,6 +15,7 @@ pub mod quic;
 pub mod socks;
 pub mod target;
 pub mod template;
+pub mod tuning;
 pub mod varint;
 
 pub use message::{RequestHead, ResponseHead};
