@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use hoplite_crypto::observe::Hooks;
+use hoplite_wire::tuning::{Congestion, Wishes};
 use quinn::{MtuDiscoveryConfig, TransportConfig, VarInt, congestion};
 
 use crate::{socket::overhead, unlimited::Unlimited};
@@ -13,20 +14,6 @@ pub(crate) const LEAST_MTU: usize = 1200;
 /// A queue that overflows may look as if the path had begun to drop large packets (RFC 8899 §4.3): the connection goes back to the least size.
 /// After so long it looks for the right one again, at both ends of a hop. In between, what a tunnel carries does not fit into its datagrams.
 pub const MTU_SUSPENDED: Duration = Duration::from_millis(100);
-
-/// Which congestion controller a connection has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Congestion {
-    /// RFC 9438.
-    #[default]
-    Cubic,
-    /// A model of bandwidth and round trip.
-    Bbr,
-    /// RFC 9002 §7.
-    NewReno,
-    /// None, and no pacing: for a tunnel whose load controls itself, when both ends agree to it.
-    Off,
-}
 
 /// How links behave.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,9 +40,9 @@ pub struct Config {
     pub datagram_queue: usize,
     /// How many streams the peer may have open at once.
     pub streams: u32,
-    /// The congestion controller.
-    pub congestion: Congestion,
-    /// When received packets are acknowledged, and who sees the packets; a hop is labelled `hop1`, `hop2` and so on.
+    /// When both ends acknowledge, and their congestion control: what the relay is asked for.
+    pub wishes: Wishes,
+    /// Who sees the packets; a hop is labelled `hop1`, `hop2` and so on.
     pub hooks: Hooks,
 }
 
@@ -73,7 +60,7 @@ impl Default for Config {
             connection_window: 8 << 20,
             datagram_queue: 1 << 20,
             streams: 0,
-            congestion: Congestion::Cubic,
+            wishes: Wishes::default(),
             hooks: Hooks::default(),
         }
     }
@@ -126,8 +113,8 @@ impl Config {
     }
 
     fn congestion(&self, transport: &mut TransportConfig) {
-        match self.congestion {
-            Congestion::Cubic => transport
+        match self.wishes.congestion {
+            Congestion::Auto | Congestion::Cubic => transport
                 .congestion_controller_factory(Arc::new(congestion::CubicConfig::default())),
             Congestion::Bbr => {
                 transport.congestion_controller_factory(Arc::new(congestion::BbrConfig::default()))

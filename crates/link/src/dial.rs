@@ -5,11 +5,14 @@
 mod tests;
 mod tls;
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
-use hoplite_crypto::{ALPN_H3, Trust, client_tls};
+use hoplite_crypto::{
+    ALPN_H3, Trust, client_tls,
+    observe::{Acks, Hooks},
+};
 use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Terms};
-use hoplite_wire::Target;
+use hoplite_wire::{Target, tuning};
 use quinn::{
     ClientConfig, Connection, Endpoint, EndpointConfig, TokioRuntime,
     crypto::rustls::QuicClientConfig,
@@ -165,9 +168,17 @@ impl Dialer {
         let tls = client_tls(&self.peer.trust, &[ALPN_H3]).map_err(|e| self.bug(e))?;
         let crypto = QuicClientConfig::try_from(tls).map_err(|e| self.bug(e))?;
         let label = format!("hop{}", self.place.hop + 1);
-        let mut config = ClientConfig::new(self.config.hooks.client(Arc::new(crypto), &label));
+        let mut config = ClientConfig::new(self.hooks().client(Arc::new(crypto), &label));
         config.transport_config(Arc::new(self.config.transport(self.place.hop, carried)));
         Ok(config)
+    }
+
+    fn hooks(&self) -> Hooks {
+        let mut hooks = self.config.hooks.clone();
+        if let tuning::Acks::After(delay) = self.config.wishes.down {
+            hooks.acks = Acks::After(delay.min(Duration::from_millis(25)));
+        }
+        hooks
     }
 
     fn bug(&self, error: impl std::error::Error + Send + Sync + 'static) -> Error {

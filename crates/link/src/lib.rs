@@ -14,5 +14,6 @@ pub mod server;
 mod socket;
 mod unlimited;
 
-pub use config::{Config, Congestion, MTU_SUSPENDED};
+pub use config::{Config, MTU_SUSPENDED};
 pub use dial::{Dialer, Link, Peer, QuicLink, TlsLink};
+pub use hoplite_wire::tuning::{Acks, Congestion, Wishes};

@@ -4,8 +4,10 @@
 
 use std::{fmt, net::SocketAddr, path::PathBuf};
 
-use hoplite_crypto::observe::Acks;
-use hoplite_wire::Target;
+use hoplite_wire::{
+    Target,
+    tuning::{Acks, Grants},
+};
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
@@ -136,12 +138,36 @@ pub struct Masque {
 }
 
 /// How the connections of clients are carried.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Tunnel {
-    /// When the relay acknowledges what clients send over QUIC: `"default"`, or a delay from `"1ms"` to `"25ms"`. Default: `"default"`.
+    /// When the relay acknowledges what clients send over QUIC: `"auto"`, as each client asks; or, whatever they ask, `"default"`,
+    /// a delay from `"1ms"` to `"250ms"`, a share of the round trip such as `"0.25rtt"`, or `"extension"`. Default: `"auto"`.
     #[serde(deserialize_with = "text::parsed")]
     pub acks: Acks,
+    /// Whether a client may agree with the relay that datagrams are not acknowledged, and that neither end has congestion control. Default: true.
+    pub allow_no_acks: bool,
+}
+
+impl Default for Tunnel {
+    fn default() -> Self {
+        let Grants { acks, no_acks } = Grants::default();
+        Self {
+            acks,
+            allow_no_acks: no_acks,
+        }
+    }
+}
+
+impl Tunnel {
+    /// What clients are told.
+    #[must_use]
+    pub const fn grants(&self) -> Grants {
+        Grants {
+            acks: self.acks,
+            no_acks: self.allow_no_acks,
+        }
+    }
 }
 
 /// What is counted.
@@ -212,6 +238,7 @@ impl Config {
         self.check_reach()?;
         self.check_auth()?;
         self.check_name()?;
+        self.check_tunnel()?;
         self.limits.check()?;
         crate::template::Templates::new(self.masque.template.as_deref()).map(drop)
     }
@@ -255,6 +282,15 @@ impl Config {
             let problem = "without a token anybody could use this relay: add [[auth.token]], \
                            or set auth.open = true if that is meant";
             return Err(ConfigError::new("auth.token", problem));
+        }
+        Ok(())
+    }
+
+    /// A client that did not ask for silence would take it for loss.
+    fn check_tunnel(&self) -> Result<(), ConfigError> {
+        if self.tunnel.acks == Acks::Never {
+            let problem = "\"none\" is for clients to ask for: expected \"auto\", \"default\", \"extension\", a delay or a share of the round trip";
+            return Err(ConfigError::new("tunnel.acks", problem));
         }
         Ok(())
     }

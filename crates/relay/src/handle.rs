@@ -12,8 +12,9 @@ use std::{
 use arc_swap::ArcSwap;
 use hoplite_crypto::{
     Certificates, Identity, IdentityError, Pin,
-    observe::{Hooks, Watch},
+    observe::{self, Hooks, Watch},
 };
+use hoplite_wire::tuning::Acks;
 use tokio::sync::{mpsc, watch};
 
 use crate::{
@@ -178,7 +179,7 @@ impl Shared {
     ) -> Result<Self, ConfigError> {
         Ok(Self {
             hooks: Hooks {
-                acks: config.tunnel.acks,
+                acks: early(config.tunnel.acks),
                 watch,
             },
             name: config.name.clone(),
@@ -192,6 +193,14 @@ impl Shared {
             metrics,
             h2: h2(&config.limits),
         })
+    }
+}
+
+/// What the hooks know already.
+fn early(acks: Acks) -> observe::Acks {
+    match acks {
+        Acks::After(delay) => observe::Acks::After(delay.min(Duration::from_millis(25))),
+        _ => observe::Acks::Default,
     }
 }
 

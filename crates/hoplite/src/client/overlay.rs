@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hoplite_crypto::{Trust, observe::Watch};
-use hoplite_link::{Congestion, Peer};
+use hoplite_link::Peer;
 use hoplite_masque::{Config, Path, Paths, Random, Relay, Wish};
 use hoplite_overlay::{Error, Overlay, direct::Direct};
 
@@ -113,11 +113,6 @@ fn tunnel(file: &client::Config) -> Config {
         datagram_queue: file.datagram_queue,
         ..Config::default()
     };
-    config.link.hooks.acks = file.acks;
-    config.link.congestion = match file.congestion {
-        client::Congestion::Cubic => Congestion::Cubic,
-        client::Congestion::Bbr => Congestion::Bbr,
-        client::Congestion::NewReno => Congestion::NewReno,
-    };
+    config.link.wishes = file.wishes();
     config
 }

@@ -1,6 +1,7 @@
 //! The client's file: which relays, which path over them, where programs come in.
 //! `hoplite client` and `hoplite check` use it; every key is explained in `examples/client.toml`, which a test holds equal to the defaults.
 
+mod acks;
 mod checks;
 
 use std::{
@@ -8,12 +9,16 @@ use std::{
     time::Duration,
 };
 
-use hoplite_crypto::{Pin, Token, observe::Acks};
+use hoplite_crypto::{Pin, Token};
 use hoplite_masque::Candidate;
 use hoplite_mediator::config as front;
-use hoplite_wire::Target;
+use hoplite_wire::{
+    Target,
+    tuning::{self, Wishes},
+};
 use serde::Deserialize;
 
+pub(crate) use self::acks::Acks;
 use super::{locate::Document, text};
 use crate::errors::{Complaint, Failure};
 
@@ -104,9 +109,10 @@ pub(crate) enum Role {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Tunnel {
-    /// When the client acknowledges what relays send.
-    #[serde(deserialize_with = "text::parsed")]
+    /// When both ends of a hop acknowledge what the other sends.
     pub(crate) acks: Acks,
+    /// After how many packets a delay begins.
+    pub(crate) acks_after: u16,
     /// Which congestion control the tunnels run.
     pub(crate) congestion: Congestion,
     /// How packets pass a relay.
@@ -127,8 +133,12 @@ pub(crate) struct Tunnel {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Congestion {
-    /// RFC 9438.
+    /// As suits what a hop carries.
     #[default]
+    Auto,
+    /// None.
+    Off,
+    /// RFC 9438.
     Cubic,
     /// Bottleneck bandwidth and round-trip time.
     Bbr,
@@ -250,6 +260,24 @@ impl Config {
     }
 }
 
+impl Tunnel {
+    /// What the client asks of each relay.
+    pub(crate) fn wishes(&self) -> Wishes {
+        Wishes {
+            up: self.acks.up,
+            down: self.acks.down,
+            after: self.acks_after,
+            congestion: match self.congestion {
+                Congestion::Auto => tuning::Congestion::Auto,
+                Congestion::Off => tuning::Congestion::Off,
+                Congestion::Cubic => tuning::Congestion::Cubic,
+                Congestion::Bbr => tuning::Congestion::Bbr,
+                Congestion::NewReno => tuning::Congestion::NewReno,
+            },
+        }
+    }
+}
+
 fn both_roles() -> Vec<Role> {
     vec![Role::Ingress, Role::Egress]
 }
@@ -265,6 +293,7 @@ impl Default for Tunnel {
     fn default() -> Self {
         Self {
             acks: Acks::default(),
+            acks_after: Wishes::default().after,
             congestion: Congestion::default(),
             mode: Mode::default(),
             quic_retry: Duration::from_secs(10),

@@ -77,27 +77,91 @@ fn a_mode_that_is_not_built_is_refused_with_those_that_are() {
     );
 }
 
+const ACKS: &str = "expected \"auto\", \"default\", \"extension\", \"none\", a delay from \"1ms\" to \"250ms\", \
+     or a share of the round trip from \"0.01rtt\" to \"4rtt\": correct the value";
+
+fn relay_tunnel(line: &str) -> String {
+    format!("listen = [\"127.0.0.1:0\"]\n[tunnel]\n{line}\n")
+}
+
+fn client_tunnel(table: &str) -> String {
+    two_relays(&format!("hops = 1\ntunnel = {{ {table} }}"))
+}
+
+fn wishes(table: &str) -> hoplite_wire::tuning::Wishes {
+    let text = client_tunnel(table);
+    let client = client::read(&document(&text).expect("valid")).expect("right");
+    client.config.tunnel.wishes()
+}
+
 #[test]
-fn acknowledgements_are_default_or_a_delay_in_both_files() {
-    let expected =
-        "\"30ms\": expected \"default\" or a delay from \"1ms\" to \"25ms\": correct the value";
-    let text = two_relays("hops = 1\ntunnel = { acks = \"30ms\" }");
-    let error = client_error(&text);
-    assert_eq!(error, format!("f.toml:2:19: tunnel.acks: {expected}"));
-    let relay_file = |acks| format!("listen = [\"127.0.0.1:0\"]\n[tunnel]\nacks = \"{acks}\"\n");
-    let error = relay_error(&relay_file("30ms"));
-    assert_eq!(error, format!("f.toml:3:8: tunnel.acks: {expected}"));
-    let one = relay::read(&document(&relay_file("1ms")).expect("valid")).expect("right");
-    assert_eq!(one.config.tunnel.acks.to_string(), "1ms");
+fn a_wrong_way_to_acknowledge_is_refused_in_both_files_with_those_that_there_are() {
+    let error = client_error(&client_tunnel("acks = \"300ms\""));
     assert_eq!(
-        document(&relay_file("1ms"))
-            .and_then(|d| kind(&d))
-            .expect("clear"),
-        Kind::Relay
+        error,
+        format!("f.toml:2:19: tunnel.acks: \"300ms\": {ACKS}")
     );
-    let two = two_relays("hops = 1\ntunnel = { acks = \"2.5ms\" }");
-    let two = client::read(&document(&two).expect("valid")).expect("right");
-    assert_eq!(two.config.tunnel.acks.to_string(), "2.5ms");
+    let error = client_error(&client_tunnel("acks = { up = \"often\" }"));
+    assert_eq!(
+        error,
+        format!("f.toml:2:26: tunnel.acks.up: \"often\": {ACKS}")
+    );
+    let error = client_error(&client_tunnel("acks = { upp = \"1ms\" }"));
+    assert_eq!(
+        error,
+        "f.toml:2:21: tunnel.acks.upp: there is no such key: did you mean \"up\"?"
+    );
+    let error = client_error(&client_tunnel("acks = 7"));
+    assert_eq!(
+        error,
+        "f.toml:2:19: tunnel.acks: expected a policy, or a table with `up` and `down`, found integer 7: correct the value"
+    );
+    let error = relay_error(&relay_tunnel("acks = \"300ms\""));
+    assert_eq!(error, format!("f.toml:3:8: tunnel.acks: \"300ms\": {ACKS}"));
+    let error = relay_error(&relay_tunnel("acks = \"none\""));
+    assert!(
+        error.starts_with("f.toml:3:8: tunnel.acks: \"none\" is for clients to ask for"),
+        "{error}"
+    );
+    let error = relay_error(&relay_tunnel("allow_no_ack = true"));
+    assert_eq!(
+        error,
+        "f.toml:3:1: tunnel.allow_no_ack: there is no such key: did you mean \"allow_no_acks\"?"
+    );
+}
+
+#[test]
+fn acknowledgements_are_chosen_for_both_directions_or_for_each() {
+    let both = wishes("acks = \"2.5ms\", acks_after = 7");
+    assert_eq!(both.up.to_string(), "2.5ms");
+    assert_eq!((both.down, both.after), (both.up, 7));
+    let each = wishes("acks = { up = \"0.25rtt\", down = \"none\" }, congestion = \"off\"");
+    assert_eq!(each.up.to_string(), "0.25rtt");
+    assert_eq!(each.down.to_string(), "none");
+    assert_eq!(each.congestion, hoplite_wire::tuning::Congestion::Off);
+    let up = wishes("acks = \"none-up\"");
+    assert_eq!(
+        (up.up.to_string(), up.down.to_string()),
+        ("none".into(), "default".into())
+    );
+    assert_eq!(wishes("acks = { down = \"1ms\" }").up.to_string(), "auto");
+    assert_eq!(wishes(""), hoplite_wire::tuning::Wishes::default());
+}
+
+#[test]
+fn a_relay_acknowledges_as_clients_ask_or_as_its_file_says() {
+    let grants = |line: &str| {
+        let text = relay_tunnel(line);
+        let relay = relay::read(&document(&text).expect("valid")).expect("right");
+        assert_eq!(
+            kind(&document(&text).expect("valid")).expect("clear"),
+            Kind::Relay
+        );
+        relay.config.tunnel.grants()
+    };
+    assert_eq!(grants(""), hoplite_wire::tuning::Grants::default());
+    assert_eq!(grants("acks = \"1ms\"").acks.to_string(), "1ms");
+    assert!(!grants("allow_no_acks = false").no_acks);
 }
 
 #[test]

@@ -20,7 +20,7 @@ use tokio::{
 
 use self::harness::{Bumpy, LATENCY, Lab, exchange, identity};
 use crate::{
-    Config, Congestion, Dialer, Link, Peer, QuicLink,
+    Config, Congestion, Dialer, Link, Peer, QuicLink, Wishes,
     server::{Secrets, bind},
 };
 
@@ -61,7 +61,10 @@ async fn every_congestion_controller_gets_through_loss() {
             ..Road::default()
         });
         let config = Config {
-            congestion,
+            wishes: Wishes {
+                congestion,
+                ..Wishes::default()
+            },
             ..Config::default()
         };
         let dialer = Dialer::new(Arc::new(lab.overlay()), lab.peer(), 0, config);
