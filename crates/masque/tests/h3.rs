@@ -4,6 +4,8 @@
 mod breaches;
 #[path = "h3/flows.rs"]
 mod flows;
+#[path = "h3/forwarding.rs"]
+mod forwarding;
 #[path = "h3/pair.rs"]
 mod pair;
 #[path = "h3/streams.rs"]

@@ -4,11 +4,12 @@
 //!
 //! Frames carry what fits into one. Up to 1200 octets that do not fit travel as a capsule, so that QUIC works inside before
 //! the path MTU is known and on small paths; larger ones are dropped and counted. A server answers in capsules when the
-//! client has sent nothing else.
+//! client has sent nothing else. Capsules of forwarded mode go their own way: they say nothing about how payloads travel.
 
 use std::{
     fmt,
     future::poll_fn,
+    ops::ControlFlow,
     pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -22,7 +23,8 @@ use futures_util::task::AtomicWaker;
 use hoplite_overlay::Batch;
 use hoplite_wire::{
     ResponseHead,
-    capsule::{self, CapsuleReader},
+    capsule::{self, CapsuleReader, Item},
+    forwarding::{Capsule, Malformed},
     h3::{self, Code},
     http_datagram::{self, Udp},
 };
@@ -30,7 +32,7 @@ use tokio::{sync::watch, task::AbortHandle};
 
 use super::{
     Counters, DataReceiver, DataSender, DatagramSink, H3Error, counters::add, outbox::Frames,
-    requests::Ticket,
+    requests::Ticket, sender::Waits,
 };
 
 /// What QUIC needs of every path (RFC 9000 §14): up to here a payload goes as a capsule when no frame holds it.
@@ -39,6 +41,8 @@ const ALWAYS_CARRIED: usize = 1200;
 const MAX_UDP: usize = 65_527;
 /// What a flow over capsules reports as its largest payload: more than Ethernet carries is no use to a target.
 const USUAL_UDP: usize = 1472;
+/// How many octets may wait before a capsule of forwarded mode: a batch of capsules and some of these.
+const CAPSULES_WAITING: usize = 80 * 1024;
 /// How many chunks of the request stream are read before other tasks get their turn.
 const TURN: usize = 64;
 
@@ -62,6 +66,25 @@ impl Inbound {
             Udp::UnknownContext => add(&self.counters.unknown_context, 1),
             Udp::Malformed => add(&self.counters.malformed, 1),
         }
+    }
+
+    /// A capsule on the request stream; `Break`: the sink bears no more of them.
+    fn item(&self, item: Item) -> ControlFlow<()> {
+        match item {
+            Item::Datagram(datagram) => {
+                self.seen_capsule();
+                self.datagram(datagram);
+                ControlFlow::Continue(())
+            }
+            Item::Forwarding(capsule) => self.forwarding(capsule),
+        }
+    }
+
+    fn forwarding(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {
+        if capsule.is_err() {
+            add(&self.counters.malformed, 1);
+        }
+        self.sink.capsule(capsule)
     }
 
     pub(super) fn flush(&self) {
@@ -205,6 +228,17 @@ impl Flow {
         }
     }
 
+    /// Sends a capsule of forwarded mode on the request stream, in order with others, at once or behind what waits.
+    /// `false` when too much waits or the flow has ended: nothing was sent.
+    pub fn send_capsule(&self, capsule: &Capsule) -> bool {
+        let frame = forwarding_frame(capsule);
+        let waits = self.shared.sender().write_behind(frame, CAPSULES_WAITING);
+        if waits == Some(Waits::ForFlush) {
+            self.shared.drive.wake();
+        }
+        waits.is_some()
+    }
+
     /// Takes the whole batch, or none and wakes later. Payloads too large for the road are dropped and counted.
     ///
     /// # Errors
@@ -329,6 +363,15 @@ impl Shared {
         Poll::Ready(count)
     }
 
+    /// The sink bears no more capsules of the peer's.
+    fn break_off(&self, receiver: &mut DataReceiver) -> H3Error {
+        self.sender().reset(Code::DATAGRAM_ERROR);
+        receiver.refuse(
+            Code::DATAGRAM_ERROR,
+            "a capsule that breaks the rules of forwarded mode",
+        )
+    }
+
     /// Ready when no capsules wait; the waker is kept while the sender is locked, so that none is forgotten.
     fn poll_sender(&self, sender: &MutexGuard<'_, DataSender>, cx: &Context<'_>) -> Poll<()> {
         if !sender.has_pending() {
@@ -368,9 +411,20 @@ fn capsules(batch: Batch<'_>, count: usize) -> Bytes {
     for payload in batch.payloads() {
         capsule::write_udp(&mut body, payload);
     }
+    data_frame(&body)
+}
+
+/// A DATA frame with one capsule of forwarded mode.
+fn forwarding_frame(capsule: &Capsule) -> Bytes {
+    let mut body = BytesMut::with_capacity(Capsule::LARGEST + capsule::UDP_OVERHEAD);
+    capsule.write(&mut body);
+    data_frame(&body)
+}
+
+fn data_frame(body: &[u8]) -> Bytes {
     let mut frame = BytesMut::with_capacity(body.len() + 16);
     h3::write_data_head(&mut frame, body.len());
-    frame.extend_from_slice(&body);
+    frame.extend_from_slice(body);
     frame.freeze()
 }
 
@@ -427,9 +481,10 @@ fn poll_capsules(
         let Poll::Ready(Ok(Some(data))) = &mut read else {
             break;
         };
-        while let Some(datagram) = capsules.next_datagram(data) {
-            shared.inbound.seen_capsule();
-            shared.inbound.datagram(datagram);
+        while let Some(item) = capsules.next(data) {
+            if shared.inbound.item(item).is_break() {
+                return Poll::Ready(Err(shared.break_off(receiver)));
+            }
         }
         chunks += 1;
     }

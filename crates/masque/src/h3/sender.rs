@@ -22,7 +22,8 @@ const DATA_HEAD: usize = 5;
 
 /// Writes DATA frames. Dropped before [`DataSender::finish`], it resets the stream with H3_REQUEST_CANCELLED.
 ///
-/// At most one write waits here: what QUIC does not take at once is kept, and the next write waits until it has gone.
+/// At most one write waits here, and with it a flow's few capsules: what QUIC does not take at once is kept, and the next write
+/// waits until it has gone.
 /// Whoever stops writing flushes, or the kept rest waits for the next write.
 #[derive(Debug)]
 pub struct DataSender {
@@ -32,6 +33,13 @@ pub struct DataSender {
     /// Keeps the connection open as long as it is used.
     pub(super) session: Option<Session>,
     _ticket: Arc<Ticket>,
+}
+
+/// Whether something of what was written has to be flushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waits {
+    Nothing,
+    ForFlush,
 }
 
 impl DataSender {
@@ -94,7 +102,7 @@ impl DataSender {
         Poll::Ready(Ok(data.len()))
     }
 
-    /// Hands whole frames over; what QUIC does not take now is pending. The caller has made sure that nothing was.
+    /// Hands whole frames over; what QUIC does not take now is pending. The caller has made sure that little was before.
     fn push<const N: usize>(
         &mut self,
         cx: &mut Context<'_>,
@@ -114,6 +122,20 @@ impl DataSender {
     pub(super) fn write_now(&mut self, frame: Bytes) -> Result<bool, H3Error> {
         self.push(&mut Context::from_waker(Waker::noop()), [frame])?;
         Ok(self.pending.is_empty())
+    }
+
+    /// Hands a whole frame over without waiting, behind up to `bound` octets that QUIC has not taken yet.
+    /// Whether somebody must flush then; `None` when there was no room.
+    pub(super) fn write_behind(&mut self, frame: Bytes, bound: usize) -> Option<Waits> {
+        let waiting: usize = self.pending.iter().map(Bytes::len).sum();
+        if waiting > bound || self.ended {
+            return None;
+        }
+        match self.write_now(frame) {
+            Ok(true) => Some(Waits::Nothing),
+            Ok(false) => Some(Waits::ForFlush),
+            Err(_) => None,
+        }
     }
 
     pub(super) fn has_pending(&self) -> bool {

@@ -2,7 +2,11 @@
 
 use std::{
     net::Ipv4Addr,
-    sync::{Arc, Mutex},
+    ops::ControlFlow,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -14,7 +18,10 @@ use hoplite_masque::{
     h3::{ALPN, Config, Exchange, Flow, Incoming, Session},
 };
 use hoplite_overlay::Batch;
-use hoplite_wire::{RequestHead, ResponseHead};
+use hoplite_wire::{
+    RequestHead, ResponseHead,
+    forwarding::{Capsule, Malformed},
+};
 use quic::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use tokio::sync::Notify;
 
@@ -156,6 +163,9 @@ impl End {
 pub(crate) struct Kept {
     payloads: Mutex<(Vec<Bytes>, usize)>,
     flushed: Notify,
+    capsules: Mutex<Vec<Result<Capsule, Malformed>>>,
+    /// Malformed capsules break the flow off.
+    pub(crate) strict: AtomicBool,
 }
 
 impl Kept {
@@ -176,6 +186,23 @@ impl Kept {
         })
         .await
     }
+
+    /// Waits until there are `count` capsules of forwarded mode or more, and takes all.
+    pub(crate) async fn take_capsules(&self, count: usize) -> Vec<Result<Capsule, Malformed>> {
+        soon(async {
+            loop {
+                let flushed = self.flushed.notified();
+                {
+                    let mut kept = self.capsules.lock().expect("not poisoned");
+                    if kept.len() >= count {
+                        return std::mem::take(&mut *kept);
+                    }
+                }
+                flushed.await;
+            }
+        })
+        .await
+    }
 }
 
 impl DatagramSink for Kept {
@@ -189,5 +216,15 @@ impl DatagramSink for Kept {
         kept.1 = kept.0.len();
         drop(kept);
         self.flushed.notify_one();
+    }
+
+    fn capsule(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {
+        let bad = capsule.is_err() && self.strict.load(Ordering::Relaxed);
+        self.capsules.lock().expect("not poisoned").push(capsule);
+        self.flushed.notify_one();
+        match bad {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
     }
 }
