@@ -117,7 +117,35 @@ pub enum Kind {
         parallel: u16,
         /// Whether every fetch has a connection of its own.
         fresh: bool,
+        /// Whether the bodies go to the server instead; version 3 only.
+        #[serde(default)]
+        upload: bool,
+        /// How both ends of a connection carry; version 3 only.
+        #[serde(default)]
+        tuning: Tuning,
     },
+}
+
+/// How both ends of an HTTP/3 connection carry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tuning {
+    /// Of both directions.
+    pub congestion: Congestion,
+    /// Octets of a UDP payload, always; 0 searches for what the path carries, from 1200 on.
+    pub packet: u16,
+}
+
+/// A congestion control.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Congestion {
+    /// Loss-based: RFC 9438.
+    #[default]
+    Cubic,
+    /// Model-based, from rate and delay: draft-cardwell-iccrg-bbr-congestion-control, version 1.
+    Bbr,
+    /// Loss-based: RFC 9002 §7.
+    Newreno,
 }
 
 /// A bulk transfer: by size, or by time if `octets` is 0.

@@ -391,7 +391,9 @@ fn every_kind_of_workload_can_be_written() {
             octets: 50_000,
             parallel: 4,
             fresh: true,
-            count: 1
+            count: 1,
+            upload: false,
+            ..
         }
     ));
     assert!(

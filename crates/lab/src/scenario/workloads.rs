@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     topology::{NodeKind, Topology},
-    workload::{Bulk, Choice, Kind, Plan},
+    workload::{Bulk, Choice, Congestion, Kind, Plan, Tuning},
 };
 
 const MOST: usize = 2000;
@@ -19,6 +19,8 @@ const MOST_TIMES: u64 = 1_000_000;
 const MOST_CHOICES: usize = 100;
 /// IPv4's largest datagram.
 const LARGEST_DATAGRAM: u64 = 65_507;
+/// QUIC's smallest largest packet (RFC 9000 §14.1).
+const SMALLEST_PACKET: u64 = 1200;
 
 /// Keys of every `[[workload]]`.
 const KEYS: [&str; 12] = [
@@ -40,7 +42,19 @@ const KINDS: [(&str, &[&str]); 7] = [
     ("udp-echo", &["size", "count", "interval"]),
     ("udp-rate", &["size", "rate", "time", "down"]),
     ("schedule", &["choices", "count"]),
-    ("http", &["version", "octets", "count", "parallel", "fresh"]),
+    (
+        "http",
+        &[
+            "version",
+            "octets",
+            "count",
+            "parallel",
+            "fresh",
+            "upload",
+            "congestion",
+            "packet",
+        ],
+    ),
 ];
 
 /// Reads all workloads of a case.
@@ -282,13 +296,37 @@ fn http(entry: Reader<'_>) -> Option<Kind> {
         "the size of each body, such as octets = \"2MB\"",
         units::size,
     );
+    let version = u8::try_from(version?).ok()?;
+    for key in ["upload", "congestion", "packet"] {
+        if version != 3 && entry.table.node(key).is_some() {
+            entry.wrong(key, Wrong::new("only HTTP/3 has it", "version = 3"));
+        }
+    }
     Some(Kind::Http {
-        version: u8::try_from(version?).ok()?,
+        version,
         octets: octets?,
         count: times(entry, 1),
         parallel: short(entry.count("parallel", 1, 1, 1000)),
         fresh: entry.flag("fresh", false),
+        upload: entry.flag("upload", false),
+        tuning: tuning(entry),
     })
+}
+
+fn tuning(entry: Reader<'_>) -> Tuning {
+    let words = [
+        ("cubic", Congestion::Cubic),
+        ("bbr", Congestion::Bbr),
+        ("newreno", Congestion::Newreno),
+    ];
+    let congestion = entry.read("congestion", |value| one_of(value, &words));
+    let packet = entry.read("packet", |value| {
+        units::count(value, SMALLEST_PACKET, LARGEST_DATAGRAM)
+    });
+    Tuning {
+        congestion: congestion.unwrap_or_default(),
+        packet: short(packet.unwrap_or(0)),
+    }
 }
 
 fn times(entry: Reader<'_>, default: u64) -> u32 {

@@ -2,7 +2,8 @@
 //! HTTP/1.1 goes in clear text, 2 and 3 over TLS. RFC 9112, RFC 9113, RFC 9114.
 //!
 //! A fetch is `GET /OCTETS/SEED`; the body is so many octets of payload and their SHA-256 behind them. `x-seen-as` in the answer is
-//! the address that the client came from.
+//! the address that the client came from. An upload is `PUT /OCTETS/SEED` with that body, over HTTP/3 only; the answer is the server's
+//! verdict on it, as in the lab's own protocol.
 //!
 //! Workers, `parallel` of them, fetch one after the other. In HTTP/1.1 each has a connection of its own; in 2 and 3 they share
 //! one, and the first fetch that finds none makes it: its phases show what that took. A connection that failed is not used again.
@@ -33,6 +34,7 @@ mod one;
 pub(crate) mod server;
 mod three;
 mod tls;
+mod tuning;
 mod two;
 
 /// Octets that a stream may have on their way to a client: what Chromium grants.
@@ -57,6 +59,8 @@ struct Fetches {
     parallel: u16,
     /// Whether each has a connection of its own.
     fresh: bool,
+    /// Whether the bodies go to the server.
+    upload: bool,
 }
 
 impl Fetches {
@@ -67,6 +71,8 @@ impl Fetches {
             count,
             parallel,
             fresh,
+            upload,
+            ..
         } = *kind
         else {
             return None;
@@ -77,7 +83,18 @@ impl Fetches {
             count,
             parallel,
             fresh,
+            upload,
         })
+    }
+}
+
+impl Fetches {
+    /// Octets to the server and from it.
+    fn asked(&self) -> [u64; 2] {
+        match self.upload {
+            true => [self.octets, 0],
+            false => [0, self.octets],
+        }
     }
 }
 
@@ -143,6 +160,10 @@ struct Work<'a> {
 struct Fetch {
     /// Octets of payload.
     octets: u64,
+    /// Seeds the payload.
+    seed: u64,
+    /// Whether it goes to the server.
+    upload: bool,
     /// The host as it stands in requests.
     authority: String,
     /// Where it is.
@@ -155,7 +176,7 @@ impl Work<'_> {
         let mut own = None;
         while self.next.get() <= self.fetches.count {
             let number = self.next.replace(self.next.get() + 1);
-            let mut record = Record::start([0, self.fetches.octets]);
+            let mut record = Record::start(self.fetches.asked());
             let fetching = self.fetch(number, &mut own, &mut record);
             let limit = self.order.plan.timeout;
             let outcome = timeout(limit, fetching).await.unwrap_or_else(|_| {
@@ -210,6 +231,8 @@ impl Work<'_> {
             super::door::target(self.order, port).map_or_else(|_| String::new(), |t| t.to_string());
         Fetch {
             octets,
+            seed,
+            upload: self.fetches.upload,
             authority,
             path: format!("/{octets}/{seed}"),
         }

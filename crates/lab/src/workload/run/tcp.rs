@@ -292,7 +292,12 @@ async fn verdict(
     record: &mut Record,
 ) -> Result<(), TransferError> {
     reading.stall = Duration::MAX;
-    let verdict = Verdict::parse(&reading.exact::<VERDICT>().await?);
+    judge(&reading.exact::<VERDICT>().await?, record)
+}
+
+/// What the server's verdict means for a transfer.
+pub(crate) fn judge(said: &[u8], record: &mut Record) -> Result<(), TransferError> {
+    let verdict = Verdict::parse(said);
     let verdict = verdict.map_err(|why| Fault::Auth.because(why))?;
     let (came, sent) = (verdict.passed.octets, record.sent.octets());
     if !verdict.right || came != sent {

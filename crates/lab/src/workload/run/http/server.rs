@@ -28,13 +28,21 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use super::{
-    body::{Body, length},
-    three, tls,
+    body::{Body, Check, length},
+    three::{self, size},
+    tls,
+    tuning::{transport, wish},
 };
-use crate::workload::run::{
-    TransferError,
-    server::{accept, bound, listen},
-    trouble::Fault,
+use crate::workload::{
+    Tuning,
+    progress::Progress,
+    run::{
+        TransferError,
+        clock::monotonic_us,
+        server::{accept, bound, listen},
+        trouble::Fault,
+    },
+    transfer::Verdict,
 };
 
 /// QUIC connections that are served at once; others are refused.
@@ -51,6 +59,7 @@ pub(crate) struct Server {
     http: TcpListener,
     https: TcpListener,
     quic: Endpoint,
+    config: quinn::ServerConfig,
     tls: Arc<ServerConfig>,
 }
 
@@ -61,12 +70,13 @@ impl Server {
     pub(crate) fn bind(http: u16, https: u16, qlog: Option<&Qlog>) -> Result<Self, Error> {
         let [tcp, quic] = tls::server()?;
         let http = listen(http)?;
-        let (https, quic) = both(https, quic, qlog)?;
-        let tls = tcp;
+        let (config, tls) = (config_of(quic, qlog)?, tcp);
+        let (https, quic) = both(https, &config)?;
         Ok(Self {
             http,
             https,
             quic,
+            config,
             tls,
         })
     }
@@ -84,7 +94,7 @@ impl Server {
             let acceptor = acceptor.clone();
             async move { secure(acceptor, stream, peer).await }
         });
-        tokio::join!(clear, secure, quic(self.quic));
+        tokio::join!(clear, secure, quic(self.quic, self.config));
     }
 }
 
@@ -96,16 +106,17 @@ impl std::fmt::Debug for Server {
     }
 }
 
-/// TCP and QUIC on the same port. A port that was chosen for TCP may be taken for UDP: then another one is tried.
-fn both(
-    port: u16,
-    tls: Arc<ServerConfig>,
-    qlog: Option<&Qlog>,
-) -> Result<(TcpListener, Endpoint), Error> {
+/// What QUIC serves with, unless a client wishes for something else.
+fn config_of(tls: Arc<ServerConfig>, qlog: Option<&Qlog>) -> Result<quinn::ServerConfig, Error> {
     let tls = QuicServerConfig::try_from(tls)?;
     let hooked = three::hooks(qlog).server(Arc::new(tls), three::LABEL);
     let mut config = quinn::ServerConfig::with_crypto(hooked);
-    config.transport_config(three::transport(IDLE));
+    config.transport_config(transport(Tuning::default(), IDLE));
+    Ok(config)
+}
+
+/// TCP and QUIC on the same port. A port that was chosen for TCP may be taken for UDP: then another one is tried.
+fn both(port: u16, config: &quinn::ServerConfig) -> Result<(TcpListener, Endpoint), Error> {
     let mut tries = if port == 0 { 16 } else { 1 };
     loop {
         let tcp = listen(port)?;
@@ -115,7 +126,7 @@ fn both(
             Ok(socket) => {
                 hoplite_overlay::direct::udp::enlarge_buffers(&socket);
                 let (settings, runtime) = (EndpointConfig::default(), Arc::new(TokioRuntime));
-                let quic = Endpoint::new(settings, Some(config), socket.into(), runtime)?;
+                let quic = Endpoint::new(settings, Some(config.clone()), socket.into(), runtime)?;
                 return Ok((tcp, quic));
             }
             Err(error) if tries == 0 => return Err(error.into()),
@@ -237,15 +248,16 @@ async fn push(
 }
 
 /// HTTP/3.
-async fn quic(endpoint: Endpoint) {
+async fn quic(endpoint: Endpoint, config: quinn::ServerConfig) {
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     while let Some(incoming) = endpoint.accept().await {
         let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
             incoming.refuse();
             continue;
         };
+        let config = config.clone();
         tokio::spawn(async move {
-            if let Err(error) = three(incoming).await {
+            if let Err(error) = three(incoming, config).await {
                 tracing::debug!(%error, "a QUIC connection ended early");
             }
             drop(permit);
@@ -253,8 +265,12 @@ async fn quic(endpoint: Endpoint) {
     }
 }
 
-async fn three(incoming: IncomingQuic) -> Result<(), quinn::ConnectionError> {
-    let connection = incoming.await?;
+async fn three(
+    incoming: IncomingQuic,
+    mut config: quinn::ServerConfig,
+) -> Result<(), quinn::ConnectionError> {
+    config.transport_config(transport(wish(&incoming.orig_dst_cid()), IDLE));
+    let connection = incoming.accept_with(Arc::new(config))?.await?;
     let _control = three::control(&connection).await?;
     let streams = three::ignore_streams(connection.clone());
     let peer = connection.remote_address();
@@ -273,6 +289,20 @@ async fn three(incoming: IncomingQuic) -> Result<(), quinn::ConnectionError> {
         outcome = requests => outcome,
         () = streams => Ok(()),
     }
+}
+
+/// Takes an upload.
+async fn take(frames: &mut three::Frames, octets: u64) -> Result<Verdict, TransferError> {
+    let (mut check, mut progress) = (Check::new(octets), Progress::new(octets));
+    while let Some(frame) = frames.next().await? {
+        if let Frame::Data(data) = frame {
+            progress.add(check.take(&data)?, monotonic_us());
+        }
+    }
+    Ok(Verdict {
+        right: check.finish().is_ok(),
+        passed: progress.passed(),
+    })
 }
 
 async fn serve(
@@ -296,10 +326,14 @@ async fn serve(
         to.write_all(&out).await.map_err(failed)?;
         return to.finish().map_err(|error| Fault::Write.because(error));
     };
-    write_data_head(
-        &mut out,
-        usize::try_from(length(octets)).unwrap_or(usize::MAX),
-    );
+    if request.method == "PUT" {
+        let verdict = take(&mut frames, octets).await?.emit();
+        write_data_head(&mut out, verdict.len());
+        out.extend_from_slice(&verdict);
+        to.write_all(&out).await.map_err(failed)?;
+        return to.finish().map_err(|error| Fault::Write.because(error));
+    }
+    write_data_head(&mut out, size(length(octets)));
     to.write_all(&out).await.map_err(failed)?;
     let mut body = Body::new(octets, seed);
     while let Some(piece) = body.next() {

@@ -1,6 +1,9 @@
 //! Fetches over loopback.
 
-use crate::workload::run::{Kind, Ports, Transfer, Way, testing::*};
+use crate::workload::{
+    Congestion, Tuning,
+    run::{Kind, Ports, Transfer, Way, testing::*},
+};
 
 fn fetches(version: u8, parallel: u16, fresh: bool) -> Kind {
     Kind::Http {
@@ -9,6 +12,8 @@ fn fetches(version: u8, parallel: u16, fresh: bool) -> Kind {
         count: 6,
         parallel,
         fresh,
+        upload: false,
+        tuning: Tuning::default(),
     }
 }
 
@@ -161,5 +166,33 @@ fn the_client_writes_a_qlog_of_its_connection() {
             .unwrap()
             .collect();
         assert_eq!(files.len(), 1);
+    });
+}
+
+#[test]
+fn an_upload_over_version_3_is_checked_by_the_server_with_any_congestion_control() {
+    block_on(async {
+        let ports = serve();
+        for congestion in [Congestion::Cubic, Congestion::Bbr, Congestion::Newreno] {
+            let kind = Kind::Http {
+                version: 3,
+                octets: 300_000,
+                count: 2,
+                parallel: 1,
+                fresh: true,
+                upload: true,
+                tuning: Tuning {
+                    congestion,
+                    packet: 1200,
+                },
+            };
+            for transfer in work(&order(kind, ports)).await {
+                assert_eq!(transfer.error, None);
+                assert_eq!(transfer.moved, [300_000, 0]);
+                assert_eq!(transfer.phases.deciles.len(), 9);
+                let phases = &transfer.phases;
+                assert!(phases.command <= phases.last_byte && phases.last_byte.is_some());
+            }
+        }
     });
 }

@@ -1,6 +1,6 @@
 //! HTTP/3 as a client: streams of one QUIC connection, straight or through a SOCKS5 association. RFC 9114, RFC 9204.
-//! QUIC is quinn with its defaults (CUBIC, an acknowledgement every second packet or 25 ms) and windows as large as browsers have them;
-//! frames and fields are `wire::h3` and `wire::message`. Also what both ends share.
+//! QUIC is quinn with its defaults (CUBIC unless `tuning` says otherwise, an acknowledgement every second packet or 25 ms) and windows
+//! as large as browsers have them; frames and fields are `wire::h3` and `wire::message`. Also what both ends share.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,21 +8,28 @@ use bytes::{Bytes, BytesMut};
 use hoplite_crypto::{Qlog, observe::Hooks};
 use hoplite_wire::{
     RequestHead, ResponseHead,
-    h3::{Code, Frame, FrameReader, Place, Settings, stream, write_headers},
+    h3::{Code, Frame, FrameReader, Place, Settings, stream, write_data_head, write_headers},
     varint,
 };
 use quinn::{
-    Connection, ConnectionError, Endpoint, EndpointConfig, IdleTimeout, MtuDiscoveryConfig,
-    ReadError, RecvStream, SendStream, TokioRuntime, TransportConfig, VarInt, WriteError,
-    crypto::rustls::QuicClientConfig,
+    Connection, ConnectionError, Endpoint, EndpointConfig, ReadError, RecvStream, SendStream,
+    TokioRuntime, VarInt, WriteError, crypto::rustls::QuicClientConfig,
 };
+use ring::rand::{SecureRandom, SystemRandom};
 
 use super::{
-    CONNECTION_WINDOW, Fetch, STREAM_WINDOW, association, body::Check, connection, finish, head,
-    take, tls,
+    Fetch, association,
+    body::{Body, Check, length},
+    connection, finish, head, take, tls,
+    tuning::{first_id, transport},
 };
-use crate::workload::run::{
-    Order, TransferError, door::Token, patience::patiently, record::Record, trouble::Fault,
+use crate::workload::{
+    Tuning,
+    run::{
+        Kind, Order, TransferError, clock::monotonic_us, door::Token, patience::patiently,
+        record::Record, tcp, trouble::Fault,
+    },
+    transfer::VERDICT,
 };
 
 /// Octets of a field section.
@@ -49,18 +56,6 @@ impl Drop for Inner {
     }
 }
 
-/// How both ends carry.
-pub(super) fn transport(idle: Duration) -> Arc<TransportConfig> {
-    let mut config = TransportConfig::default();
-    config.stream_receive_window(STREAM_WINDOW.into());
-    config.receive_window(CONNECTION_WINDOW.into());
-    config.send_window(CONNECTION_WINDOW.into());
-    config.initial_mtu(1200);
-    config.mtu_discovery_config(Some(MtuDiscoveryConfig::default()));
-    config.max_idle_timeout(IdleTimeout::try_from(idle).ok());
-    Arc::new(config)
-}
-
 impl Three {
     pub(super) async fn open(
         order: &Order,
@@ -75,7 +70,7 @@ impl Three {
         let endpoint = Endpoint::new_with_abstract_socket(config, None, socket, runtime);
         let endpoint = endpoint.map_err(|error| Fault::Connect.because(error))?;
         let name = connection::name(order, port)?.to_str().into_owned();
-        let connecting = endpoint.connect_with(config_of(qlog, stall)?, peer, &name);
+        let connecting = endpoint.connect_with(config_of(qlog, order)?, peer, &name);
         let connecting = connecting.map_err(|why| Fault::Misc.because(why))?;
         let connection = patiently(stall, connecting).await?;
         let connection = connection.map_err(|error| not_connected(&error))?;
@@ -103,12 +98,23 @@ impl Three {
         let (mut to, from) = opening.map_err(|error| of(&error))?;
         let mut out = BytesMut::new();
         write_headers(&mut out, &request(fetch).encode());
+        if fetch.upload {
+            write_data_head(&mut out, size(length(fetch.octets)));
+        }
         let written = patiently(limit, to.write_all(&out)).await?;
         written.map_err(|error| unwritten(&error))?;
-        to.finish().map_err(|error| Fault::Write.because(error))?;
         record.phases.command = Some(record.clock.us());
+        if fetch.upload {
+            send(&mut to, fetch, (limit, record)).await?;
+        }
+        to.finish().map_err(|error| Fault::Write.because(error))?;
+        // What was written waits in buffers: only the transfer's whole time bounds the answer to an upload.
+        let limit = if fetch.upload { Duration::MAX } else { limit };
         let mut frames = Frames::new(from, limit);
         answer(&mut frames, record).await?;
+        if fetch.upload {
+            return verdict(&mut frames, record).await;
+        }
         let mut check = Check::new(fetch.octets);
         while let Some(frame) = frames.next().await? {
             if let Frame::Data(data) = frame {
@@ -119,9 +125,46 @@ impl Three {
     }
 }
 
+/// A size as the platform counts.
+pub(super) fn size(octets: u64) -> usize {
+    usize::try_from(octets).unwrap_or(usize::MAX)
+}
+
+/// The body of an upload.
+async fn send(
+    to: &mut SendStream,
+    fetch: &Fetch,
+    (limit, record): (Duration, &mut Record),
+) -> Result<(), TransferError> {
+    let mut body = Body::new(fetch.octets, fetch.seed);
+    while let Some(piece) = body.next() {
+        let octets = piece.len() as u64;
+        let written = patiently(limit, to.write_chunk(piece)).await?;
+        written.map_err(|error| unwritten(&error))?;
+        let hash = if body.is_over() { length(0) } else { 0 };
+        let payload = octets.saturating_sub(hash);
+        record.sent.add(payload, monotonic_us());
+    }
+    Ok(())
+}
+
+/// What the server says of an upload.
+async fn verdict(frames: &mut Frames, record: &mut Record) -> Result<(), TransferError> {
+    let mut said = BytesMut::new();
+    while let Some(frame) = frames.next().await? {
+        if let Frame::Data(data) = frame {
+            said.extend_from_slice(&data);
+        }
+        if said.len() > VERDICT {
+            return Err(Fault::Auth.because("the verdict is too long"));
+        }
+    }
+    tcp::judge(&said, record)
+}
+
 fn request(fetch: &Fetch) -> RequestHead {
     RequestHead {
-        method: "GET".into(),
+        method: if fetch.upload { "PUT" } else { "GET" }.into(),
         protocol: None,
         scheme: Some("https".into()),
         authority: fetch.authority.clone(),
@@ -138,11 +181,22 @@ async fn answer(frames: &mut Frames, record: &mut Record) -> Result<(), Transfer
     head(answer.status, answer.header("x-seen-as"), record)
 }
 
-fn config_of(qlog: Option<&Qlog>, stall: Duration) -> Result<quinn::ClientConfig, TransferError> {
+fn config_of(qlog: Option<&Qlog>, order: &Order) -> Result<quinn::ClientConfig, TransferError> {
+    let tuning = match order.plan.kind {
+        Kind::Http { tuning, .. } => tuning,
+        _ => Tuning::default(),
+    };
     let tls = QuicClientConfig::try_from(tls::client(3)?);
     let tls = tls.map_err(|why| Fault::Misc.because(why))?;
     let mut config = quinn::ClientConfig::new(hooks(qlog).client(Arc::new(tls), LABEL));
-    config.transport_config(transport(stall));
+    config.transport_config(transport(tuning, order.plan.stall));
+    if tuning != Tuning::default() {
+        let mut random = [0; 16];
+        SystemRandom::new()
+            .fill(&mut random)
+            .map_err(|_| Fault::Misc.because("the system gives no random octets"))?;
+        config.initial_dst_cid_provider(Arc::new(move || first_id(tuning, random)));
+    }
     Ok(config)
 }
 
