@@ -68,6 +68,12 @@ pub enum Analysis {
         /// The client's link, all of whose traffic is counted.
         link: String,
     },
+    /// What an observer of a link sees while the workloads run: features of sizes, directions and times (`fingerprint:NAME`), from which the
+    /// report's classifier guesses.
+    Fingerprint {
+        /// The client's link.
+        link: String,
+    },
 }
 
 /// What is recorded or kept on demand.

@@ -1,4 +1,5 @@
-//! Reads the capture of a link: for each packet its direction, its octets and those of its UDP payload.
+//! Reads the capture of a link: for each packet its time, its direction, its octets and those of its UDP payload.
+//! `cascade` and `fingerprint` begin with it.
 //! The pcap format (draft-ietf-opsawg-pcap), link type RAW: packets begin with their IP header.
 
 use std::{
@@ -8,7 +9,12 @@ use std::{
     path::Path,
 };
 
-use super::Way;
+/// One direction, as the client sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Out,
+    In,
+}
 
 /// Packets begin with IPv4 or IPv6; 101 is LINKTYPE_RAW, 12 what some systems write for it.
 const RAW: [u32; 2] = [101, 12];
@@ -29,8 +35,10 @@ pub(super) struct Capture {
 }
 
 /// One packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Captured {
+    /// Seconds since 1970.
+    pub(super) time: f64,
     pub(super) way: Way,
     /// Octets of the IP packet.
     pub(super) octets: usize,
@@ -55,10 +63,10 @@ impl Capture {
             return Err(wrong("its packets do not begin with an IP header"));
         }
         let (mut packets, mut data) = (Vec::new(), Vec::new());
-        while let Some((captured, whole)) = record(input, &numbers)? {
-            data.resize(captured as usize, 0);
+        while let Some(record) = record(input, &numbers)? {
+            data.resize(record.captured as usize, 0);
             input.read_exact(&mut data)?;
-            packets.extend(packet(&data, whole as usize, client));
+            packets.extend(packet(&data, &record, client));
         }
         Ok(Self { packets })
     }
@@ -68,10 +76,10 @@ impl Capture {
         self.packets.iter().map(|packet| packet.octets).sum()
     }
 
-    /// The UDP packets of one direction.
-    pub(super) fn udp(&self, way: Way) -> impl Iterator<Item = (usize, usize)> {
+    /// The UDP packets of one direction: their payloads' octets and their times.
+    pub(super) fn udp(&self, way: Way) -> impl Iterator<Item = (usize, f64)> {
         let of = self.packets.iter().filter(move |packet| packet.way == way);
-        of.filter_map(|packet| Some((packet.octets, packet.payload?)))
+        of.filter_map(|packet| Some((packet.payload?, packet.time)))
     }
 
     /// Octets of the IP and UDP headers that most packets have.
@@ -88,16 +96,29 @@ impl Capture {
     }
 }
 
-/// The lengths captured and on the wire of the next record.
-fn record(input: &mut impl Read, numbers: &Numbers) -> io::Result<Option<(u32, u32)>> {
+/// What stands before a packet.
+struct Record {
+    time: f64,
+    /// Octets that were captured, and on the wire.
+    captured: u32,
+    whole: u32,
+}
+
+fn record(input: &mut impl Read, numbers: &Numbers) -> io::Result<Option<Record>> {
     let mut head = [0; 16];
     match input.read_exact(&mut head) {
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
         other => other?,
     }
     let (captured, whole) = (numbers.at(&head, 8), numbers.at(&head, 12));
+    let part = f64::from(numbers.at(&head, 4)) / numbers.second;
+    let time = f64::from(numbers.at(&head, 0)) + part;
     match captured <= LARGEST && whole <= LARGEST {
-        true => Ok(Some((captured, whole))),
+        true => Ok(Some(Record {
+            time,
+            captured,
+            whole,
+        })),
         false => Err(wrong("a packet is larger than packets are")),
     }
 }
@@ -106,20 +127,23 @@ fn wrong(why: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, why)
 }
 
-/// The byte order of a file.
+/// The byte order of a file, and the parts of a second that it counts.
 struct Numbers {
     big: bool,
+    second: f64,
 }
 
 impl Numbers {
     /// By the magic number, of files with nanoseconds or microseconds.
     fn of(head: &[u8]) -> io::Result<Self> {
-        let magics = [0xa1b2_3c4d, 0xa1b2_c3d4];
-        [false, true]
-            .map(|big| Self { big })
-            .into_iter()
-            .find(|numbers| magics.contains(&numbers.at(head, 0)))
-            .ok_or_else(|| wrong("it is no pcap file"))
+        let magics = [(0xa1b2_3c4d, 1e9), (0xa1b2_c3d4, 1e6)];
+        let orders = [false, true].into_iter();
+        let mut all = orders.flat_map(|big| magics.map(|(magic, second)| (big, magic, second)));
+        all.find_map(|(big, magic, second)| {
+            let numbers = Self { big, second };
+            (numbers.at(head, 0) == magic).then_some(numbers)
+        })
+        .ok_or_else(|| wrong("it is no pcap file"))
     }
 
     fn at(&self, octets: &[u8], place: usize) -> u32 {
@@ -134,8 +158,9 @@ impl Numbers {
     }
 }
 
-/// `octets` is the packet's length on the wire: less of it may have been captured.
-fn packet(data: &[u8], octets: usize, client: &[IpAddr; 2]) -> Option<Captured> {
+/// Less of it may have been captured than was on the wire.
+fn packet(data: &[u8], record: &Record, client: &[IpAddr; 2]) -> Option<Captured> {
+    let octets = record.whole as usize;
     let (source, protocol, header) = match data.first()? >> 4 {
         4 => {
             let source: [u8; 4] = data.get(12..16)?.try_into().ok()?;
@@ -154,6 +179,7 @@ fn packet(data: &[u8], octets: usize, client: &[IpAddr; 2]) -> Option<Captured> 
     };
     let payload = (protocol == UDP).then(|| octets.checked_sub(header + UDP_HEADER));
     Some(Captured {
+        time: record.time,
         way,
         octets,
         payload: payload.flatten(),

@@ -1,5 +1,5 @@
 //! What nested tunnels cost on the first hop, and how much of that are acknowledgements: paper 001 §5.2.
-//! `campaign` runs it after an attempt whose scenario has `analysis = "cascade"`; the figures join the repetition's metrics.
+//! `analyse` runs it after an attempt whose scenario has `analysis = "cascade"`; the figures join the repetition's metrics.
 //!
 //! Everything is seen from the client, where all connections of a path begin: the capture of its link tells the octets, the qlogs of its
 //! processes tell what was in them. Each UDP payload in the capture is matched to the packets of hop 1, each DATAGRAM frame of hop 1 to the
@@ -16,84 +16,47 @@
 //!
 //! What is lost on the way after the capture is counted; what is lost before it is not.
 
-mod capture;
 mod count;
 mod log;
 mod matching;
 #[cfg(test)]
 mod tests;
 
-use std::{net::IpAddr, path::Path};
+use std::path::Path;
 
 use self::{
-    capture::Capture,
     count::Counts,
     log::{Layers, Packet},
     matching::Matched,
 };
-use crate::{
-    errors::Failure,
-    trial::{Analysis, Report, Trial},
+use super::{
+    Seen,
+    capture::{Capture, Way},
 };
+use crate::errors::Failure;
 
 /// Of the octets on the link so many may be unexplained by the qlogs before the analysis refuses.
 const MOST_UNMATCHED: f64 = 0.05;
 
-/// One direction, as the client sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    Out,
-    In,
-}
-
 const WAYS: [Way; 2] = [Way::Out, Way::In];
 
-/// The figures of a repetition, by name; none if the trial does not ask for this analysis.
-///
-/// # Errors
-/// The capture or the qlogs are missing, are broken, or do not belong together.
-pub fn analyse(trial: &Trial, _report: &Report) -> Result<Vec<(String, f64)>, Failure> {
-    let mut figures = Vec::new();
-    for Analysis::Cascade { link } in &trial.analyses {
-        let client = client_of(trial, link)?;
-        let capture = trial.directory.join("pcap").join(format!("{link}.pcap"));
-        figures.extend(of_files(&capture, &trial.directory.join("qlog"), &client)?);
-    }
-    Ok(figures)
-}
-
-/// The addresses of the host at an end of the link: the one that asks, if both are hosts.
-fn client_of(trial: &Trial, link: &str) -> Result<[IpAddr; 2], Failure> {
-    let missing = |why: String| Failure::new(DOING, why, "correct `link` in [[analysis]]");
-    let found = trial.topology.links.iter().find(|known| known.name == link);
-    let ends = &found
-        .ok_or_else(|| missing(format!("there is no link {link:?}")))?
-        .ends;
-    let addresses = trial.topology.addresses();
-    let asks = |end: &&String| trial.workloads.iter().any(|plan| plan.from == **end);
-    let asking = ends.iter().find(asks).unwrap_or(&ends[0]);
-    let addresses = addresses
-        .get(asking)
-        .ok_or_else(|| missing(format!("{asking:?} is no host")))?;
-    Ok([addresses.v4.into(), addresses.v6.into()])
-}
-
 /// What is being done, for messages.
-const DOING: &str = "analysing the cascade of acknowledgements";
+pub(super) const DOING: &str = "analysing the cascade of acknowledgements";
 
 fn failed(why: impl std::fmt::Display, remedy: &str) -> Failure {
     Failure::new(DOING, why, remedy)
 }
 
-fn of_files(
-    capture: &Path,
-    qlogs: &Path,
-    client: &[IpAddr; 2],
-) -> Result<Vec<(String, f64)>, Failure> {
-    let capture = Capture::read(capture, client)
-        .map_err(|error| failed(error, "keep the capture: [keep] pcap = [\"LINK\"]"))?;
+/// The figures of a repetition, by name; none of a subject without tunnels, which has no overhead to compare.
+pub(super) fn of_files(seen: &Seen, qlogs: &Path) -> Result<Vec<(String, f64)>, Failure> {
+    let capture = seen.read()?;
     let layers = Layers::read(qlogs)?;
-    figures(&capture, &layers)
+    let figures = figures(&capture, &layers)?;
+    Ok(if layers.hops() == 0 {
+        Vec::new()
+    } else {
+        figures
+    })
 }
 
 fn figures(capture: &Capture, layers: &Layers) -> Result<Vec<(String, f64)>, Failure> {

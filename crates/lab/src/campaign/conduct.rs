@@ -21,7 +21,7 @@ use super::{
     progress::{Progress, Told},
 };
 use crate::{
-    analysis::cascade,
+    analysis::analyse,
     errors::Failure,
     results::{
         metrics, parquet,
@@ -354,7 +354,7 @@ fn analysed(
     let Some(report) = report.filter(|_| judgement.verdict != Verdict::Failed) else {
         return Vec::new();
     };
-    match cascade::analyse(trial, report) {
+    match analyse(trial, report) {
         Ok(figures) => figures,
         Err(failure) => {
             *judgement = Judgement::failed("analysing the records", &failure.to_string(), "");

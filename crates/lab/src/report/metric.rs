@@ -45,7 +45,7 @@ pub(super) enum Quantity {
 type Known = (&'static str, &'static str, Quantity, Better, bool);
 
 /// In the order of the page.
-const KNOWN: [Known; 18] = [
+const KNOWN: [Known; 19] = [
     (
         "goodput_bps",
         "Goodput",
@@ -170,6 +170,13 @@ const KNOWN: [Known; 18] = [
         "Time until the proxy answered",
         Quantity::Seconds,
         Better::Lower,
+        false,
+    ),
+    (
+        "fingerprint",
+        "Packet pattern",
+        Quantity::Count,
+        Better::Neither,
         false,
     ),
 ];

@@ -167,7 +167,7 @@ pub(crate) fn analyses(root: Reader<'_>, topology: &Topology) -> Vec<Analysis> {
         let kind = entry.need(
             "analysis",
             "what is computed, such as analysis = \"cascade\"",
-            |value| one_of(value, &[("cascade", ())]),
+            |value| one_of(value, &[("cascade", true), ("fingerprint", false)]),
         );
         let links = || topology.links.iter().map(|link| link.name.as_str());
         let link = entry.need("link", "the client's link", |value| {
@@ -180,7 +180,10 @@ pub(crate) fn analyses(root: Reader<'_>, topology: &Topology) -> Vec<Analysis> {
                 )),
             }
         });
-        analyses.extend(kind.and(link).map(|link| Analysis::Cascade { link }));
+        analyses.extend(kind.zip(link).map(|(cascade, link)| match cascade {
+            true => Analysis::Cascade { link },
+            false => Analysis::Fingerprint { link },
+        }));
     }
     analyses
 }
@@ -188,8 +191,9 @@ pub(crate) fn analyses(root: Reader<'_>, topology: &Topology) -> Vec<Analysis> {
 /// What must be recorded so that the analyses can be made: more than what is kept.
 pub(crate) fn recorded(keep: &Keep, analyses: &[Analysis]) -> Keep {
     let mut record = keep.clone();
-    for Analysis::Cascade { link } in analyses {
-        record.qlog = true;
+    for analysis in analyses {
+        record.qlog |= matches!(analysis, Analysis::Cascade { .. });
+        let (Analysis::Cascade { link } | Analysis::Fingerprint { link }) = analysis;
         let there = record.pcap.iter().any(|name| name == "*" || name == link);
         record.pcap.extend((!there).then(|| link.clone()));
     }

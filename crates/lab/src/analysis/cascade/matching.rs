@@ -42,7 +42,7 @@ impl Content {
 
 impl Matched {
     pub(super) fn new(capture: &Capture, layers: &Layers, way: Way) -> Self {
-        let mut sizes: Vec<usize> = capture.udp(way).map(|(_, payload)| payload).collect();
+        let mut sizes: Vec<usize> = capture.udp(way).map(|(payload, _)| payload).collect();
         let mut matched = Vec::new();
         for (number, layer) in layers.0.iter().enumerate() {
             let packets = layer.packets(way);

@@ -1,8 +1,8 @@
 //! Traces made by hand, with answers worked out by hand; and what is refused.
 
-use std::{collections::BTreeMap, io::Cursor};
+use std::{collections::BTreeMap, io::Cursor, net::IpAddr};
 
-use super::*;
+use super::{super::capture::Captured, *};
 
 const CLIENT: [u8; 4] = [10, 77, 0, 1];
 const RELAY: [u8; 4] = [10, 77, 0, 2];
@@ -354,7 +354,8 @@ fn both_families_and_both_byte_orders_are_read() {
     let (way, octets, payload) = (Out, 148, Some(100));
     assert_eq!(
         capture.packets,
-        [capture::Captured {
+        [Captured {
+            time: 0.0,
             way,
             octets,
             payload
