@@ -9,11 +9,39 @@ use std::{
 use super::document::LONGEST;
 
 /// Built-in scenarios, in the order of `list`.
-pub(crate) const SCENARIOS: [(&str, &str); 10] = [
+pub(crate) const SCENARIOS: [(&str, &str); 17] = [
     ("smoke", include_str!("../../../../scenarios/smoke.toml")),
     (
         "ack-cascade",
         include_str!("../../../../scenarios/ack-cascade.toml"),
+    ),
+    (
+        "ack-policies",
+        include_str!("../../../../scenarios/ack-policies.toml"),
+    ),
+    (
+        "ack-loss",
+        include_str!("../../../../scenarios/ack-loss.toml"),
+    ),
+    (
+        "ack-cross-traffic",
+        include_str!("../../../../scenarios/ack-cross-traffic.toml"),
+    ),
+    (
+        "ack-upload",
+        include_str!("../../../../scenarios/ack-upload.toml"),
+    ),
+    (
+        "ack-bbr",
+        include_str!("../../../../scenarios/ack-bbr.toml"),
+    ),
+    (
+        "ack-cost",
+        include_str!("../../../../scenarios/ack-cost.toml"),
+    ),
+    (
+        "ack-fingerprint",
+        include_str!("../../../../scenarios/ack-fingerprint.toml"),
     ),
     (
         "private-relay",

@@ -98,7 +98,8 @@ impl Parameter {
     /// What it may be, if not anything of its kind.
     pub(super) fn allowed(&self) -> Option<String> {
         if !self.one_of.is_empty() {
-            let names: Vec<String> = self.one_of.iter().map(Value::text).collect();
+            let names = self.one_of.iter().map(Value::text);
+            let names: Vec<String> = names.filter(|name| !name.is_empty()).collect();
             return Some(names.join(", "));
         }
         (self.min.is_some() || self.max.is_some()).then(|| self.numbers())
