@@ -27,6 +27,15 @@ pub struct Received {
     pub segment: usize,
 }
 
+/// Whose QUIC connection id: packets that carry it are addressed to that end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum End {
+    /// This one: packets that come through the flow carry it.
+    Client,
+    /// The flow's target: packets that are sent through the flow carry it.
+    Target,
+}
+
 /// An open UDP flow to one target. One task sends and one receives at a time: the last waker wins.
 /// Dropping it closes the flow.
 pub trait Datagrams: fmt::Debug + Send + Sync {
@@ -45,6 +54,16 @@ pub trait Datagrams: fmt::Debug + Send + Sync {
     fn moved(&self) -> bool {
         false
     }
+
+    /// Tells the flow that QUIC packets with a short header will carry this connection id, so that a road that treats them
+    /// in a way of its own may prepare for it (forwarded mode). Others take no notice.
+    fn announce(&self, _end: End, _id: &[u8]) {}
+
+    /// The announced id is used no more.
+    fn withdraw(&self, _end: End, _id: &[u8]) {}
+
+    /// Tells the flow that it carries a QUIC connection whose handshake passed elsewhere.
+    fn carries_quic(&self) {}
 }
 
 impl<'a> Batch<'a> {

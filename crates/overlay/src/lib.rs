@@ -20,7 +20,7 @@ pub mod terms;
 
 use std::{fmt, future::Future, net::IpAddr, pin::Pin};
 
-pub use datagrams::{Batch, Datagrams, Received};
+pub use datagrams::{Batch, Datagrams, End, Received};
 pub use direct::Direct;
 pub use error::{Error, ErrorKind, Reason};
 use hoplite_wire::Target;
