@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 
 pub use self::tls::TlsLink;
 use crate::{
-    Config,
+    Bypass, Config,
     failure::Place,
     health::{Pulse, Watch},
     socket::{PEER, VirtualSocket},
@@ -58,6 +58,7 @@ pub enum Link {
 /// A QUIC connection to a relay that is watched: it moves when the device does, and ends soon after the relay is gone.
 pub struct QuicLink {
     connection: Connection,
+    bypass: Arc<Bypass>,
     pulse: Arc<Pulse>,
     watch: tokio::task::JoinHandle<()>,
 }
@@ -120,7 +121,8 @@ impl Dialer {
         let flow = opened.map_err(|error| self.place.below(error))?;
         let config = self.client_config(flow.max_payload())?;
         let flow_ended = Arc::new(Notify::new());
-        let socket = VirtualSocket::new(flow, flow_ended.clone());
+        let bypass = Arc::<Bypass>::default();
+        let socket = VirtualSocket::new(flow, flow_ended.clone(), &bypass);
         let endpoint = self.endpoint(socket.clone())?;
         let name = self.peer.server_name();
         let connecting = endpoint
@@ -143,11 +145,13 @@ impl Dialer {
             endpoint,
             connection: connection.clone(),
             socket: Arc::downgrade(&socket),
+            bypass: bypass.clone(),
             flow_ended,
             pulse: pulse.clone(),
         };
         Ok(QuicLink {
             connection,
+            bypass,
             pulse,
             watch: tokio::spawn(watch.run()),
         })
@@ -225,6 +229,11 @@ impl QuicLink {
     /// The connection.
     pub fn connection(&self) -> &Connection {
         &self.connection
+    }
+
+    /// The way for packets that pass beside the connection.
+    pub fn bypass(&self) -> &Arc<Bypass> {
+        &self.bypass
     }
 
     /// Whether it has not ended.

@@ -10,7 +10,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{Config, dial::Peer, socket::VirtualSocket};
+use crate::{Bypass, Config, dial::Peer, socket::VirtualSocket};
 
 /// How often a link in use is looked at.
 const LOOK: Duration = Duration::from_millis(500);
@@ -99,6 +99,7 @@ pub(crate) struct Watch {
     pub(crate) endpoint: Endpoint,
     pub(crate) connection: Connection,
     pub(crate) socket: std::sync::Weak<VirtualSocket>,
+    pub(crate) bypass: Arc<Bypass>,
     pub(crate) flow_ended: Arc<Notify>,
     pub(crate) pulse: Arc<Pulse>,
 }
@@ -202,7 +203,8 @@ impl Watch {
         else {
             return false;
         };
-        let socket = VirtualSocket::new(flow, self.flow_ended.clone());
+        flow.carries_quic();
+        let socket = VirtualSocket::new(flow, self.flow_ended.clone(), &self.bypass);
         self.socket = Arc::downgrade(&socket);
         tracing::debug!(hop = self.hop, "a link moves to a new socket");
         self.endpoint.rebind_abstract(socket).is_ok()

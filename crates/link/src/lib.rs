@@ -4,6 +4,7 @@
 //! # Not in this room
 //! HTTP (`masque`), who may connect (`relay`), keys and pins (`crypto`), the device's own sockets (`overlay::direct`).
 
+mod bypass;
 pub mod coalesce;
 mod config;
 mod dial;
@@ -14,6 +15,7 @@ pub mod server;
 mod socket;
 mod unlimited;
 
+pub use bypass::{Beside, Bypass, SHORTEST_VIRTUAL_ID};
 pub use config::{Config, MTU_SUSPENDED};
 pub use dial::{Dialer, Link, Peer, QuicLink, TlsLink};
 pub use hoplite_wire::tuning::{Acks, Congestion, Wishes};

@@ -10,14 +10,17 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use hoplite_overlay::{Batch, Datagrams, Error, ErrorKind};
+use hoplite_overlay::{Batch, Datagrams, Error, ErrorKind, Received};
 use quinn::{
     AsyncUdpSocket, UdpPoller,
     udp::{RecvMeta, Transmit},
 };
 use tokio::sync::Notify;
 
-use crate::coalesce::{Coalescer, MOST_SEGMENTS, Pushed};
+use crate::{
+    bypass::Bypass,
+    coalesce::{Coalescer, MOST_SEGMENTS, Pushed},
+};
 
 /// Each endpoint has one peer, at the other end of its flow; the QUIC stack wants an address for it (RFC 5737).
 pub(crate) const PEER: SocketAddr =
@@ -30,6 +33,9 @@ const FIRST: usize = 10;
 /// How many datagrams one receive call may bring.
 const RECEIVE_SEGMENTS: usize = 44;
 
+/// After so many batches of which nothing was the connection's own, other tasks get their turn.
+const ROUNDS: usize = 32;
+
 /// Octets that `hops` tunnels around a packet take of its size: header and tag 17 + 8 octets of connection id + 3, frame, ids: 48 at most.
 pub(crate) const fn overhead(hops: usize) -> usize {
     48 * hops
@@ -41,6 +47,8 @@ pub(crate) struct VirtualSocket {
     out: Mutex<Out>,
     /// Told once when the flow has ended.
     ended: Arc<Notify>,
+    /// Takes the packets that are not the connection's own.
+    bypass: Arc<Bypass>,
 }
 
 #[derive(Default)]
@@ -58,14 +66,25 @@ struct Out {
 
 impl VirtualSocket {
     /// Wraps `flow`; `ended` is notified when it fails. The flushing task ends with the socket.
-    pub(crate) fn new(flow: Box<dyn Datagrams>, ended: Arc<Notify>) -> Arc<Self> {
+    pub(crate) fn new(
+        flow: Box<dyn Datagrams>,
+        ended: Arc<Notify>,
+        bypass: &Arc<Bypass>,
+    ) -> Arc<Self> {
         let socket = Arc::new(Self {
             flow,
             out: Mutex::default(),
             ended,
+            bypass: Arc::clone(bypass),
         });
+        bypass.attach(&socket);
         tokio::spawn(flush_on_demand(Arc::downgrade(&socket)));
         socket
+    }
+
+    /// What it runs over.
+    pub(crate) fn flow(&self) -> &dyn Datagrams {
+        &*self.flow
     }
 
     /// Whether the device has moved since the flow was opened.
@@ -104,6 +123,65 @@ impl VirtualSocket {
         out.seen = 0;
         out.blocked = false;
         out.writers.drain(..).for_each(Waker::wake);
+    }
+
+    /// Sends packets that are not the connection's, behind what waits; whether they were taken. What the flow does not take now
+    /// waits as a batch of the connection would: [`Self::poll_writable`] tells when there is room again.
+    pub(crate) fn send_beside(&self, batch: Batch<'_>) -> bool {
+        let mut out = self.out();
+        if !out.blocked {
+            self.flush_now(&mut out);
+        }
+        if out.failure.is_some() || (out.blocked && out.packets.segments() >= MOST_SEGMENTS) {
+            return false;
+        }
+        if !out.blocked {
+            let flusher = out.flusher.clone();
+            let waker = flusher.as_ref().unwrap_or(Waker::noop());
+            match self.flow.poll_send(&mut Context::from_waker(waker), batch) {
+                Poll::Ready(Ok(())) => return true,
+                Poll::Ready(Err(error)) => {
+                    self.lost(&mut out, error);
+                    return false;
+                }
+                Poll::Pending => out.blocked = true,
+            }
+        }
+        out.packets.push(&transmit(batch)) == Pushed::Kept
+    }
+
+    /// Ready when the outbox takes packets.
+    pub(crate) fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut out = self.out();
+        if !out.blocked {
+            return Poll::Ready(());
+        }
+        let known = |writer: &Waker| writer.will_wake(cx.waker());
+        if !out.writers.iter().any(known) {
+            out.writers.push(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// One receive call, without what is not the connection's own. `None`: there is nothing for now.
+    fn receive(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Option<Received> {
+        for _ in 0..ROUNDS {
+            match self.flow.poll_recv(cx, buf) {
+                Poll::Ready(Ok(got)) => {
+                    let left = self.bypass.divert(buf, got);
+                    if left.len > 0 || got.len == 0 {
+                        return Some(left);
+                    }
+                }
+                Poll::Ready(Err(error)) => {
+                    self.lost(&mut self.out(), error);
+                    return None;
+                }
+                Poll::Pending => return None,
+            }
+        }
+        cx.waker().wake_by_ref();
+        None
     }
 
     /// What the flow says when it ends is no error of the socket: the connection waits for another one.
@@ -205,14 +283,10 @@ impl AsyncUdpSocket for VirtualSocket {
     ) -> Poll<io::Result<usize>> {
         let mut filled = 0;
         for (buf, meta) in bufs.iter_mut().zip(metas) {
-            match self.flow.poll_recv(cx, buf) {
-                Poll::Ready(Ok(got)) => *meta = received(got.len, got.segment),
-                Poll::Ready(Err(error)) => {
-                    self.lost(&mut self.out(), error);
-                    break;
-                }
-                Poll::Pending => break,
-            }
+            let Some(got) = self.receive(cx, buf) else {
+                break;
+            };
+            *meta = received(got.len, got.segment);
             filled += 1;
         }
         if filled == 0 {
@@ -239,6 +313,16 @@ impl AsyncUdpSocket for VirtualSocket {
     }
 }
 
+fn transmit(batch: Batch<'_>) -> Transmit<'_> {
+    Transmit {
+        destination: PEER,
+        ecn: None,
+        contents: batch.contents,
+        segment_size: (batch.contents.len() > batch.segment).then_some(batch.segment),
+        src_ip: None,
+    }
+}
+
 fn received(len: usize, segment: usize) -> RecvMeta {
     RecvMeta {
         addr: PEER,
@@ -254,18 +338,7 @@ struct Writable(Arc<VirtualSocket>);
 
 impl UdpPoller for Writable {
     fn poll_writable(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut out = self.0.out();
-        if !out.blocked {
-            return Poll::Ready(Ok(()));
-        }
-        if !out
-            .writers
-            .iter()
-            .any(|writer| writer.will_wake(cx.waker()))
-        {
-            out.writers.push(cx.waker().clone());
-        }
-        Poll::Pending
+        self.0.poll_writable(cx).map(Ok)
     }
 }
 

@@ -1,0 +1,251 @@
+//! Packets that pass beside a link's own QUIC connection, on the socket that carries it: forwarded mode.
+//! `masque` sends a flow's forwarded packets through it and is given those that come; [`crate::QuicLink`] has one for its life,
+//! however often its socket is replaced.
+//! draft-ietf-masque-quic-proxy, "Using Forwarded Mode".
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError, RwLock, Weak,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use hoplite_overlay::{Batch, End, Received};
+
+use crate::socket::VirtualSocket;
+
+/// A virtual id has at least so many octets: by these packets are told from the link's own, whose ids are random.
+pub const SHORTEST_VIRTUAL_ID: usize = 8;
+/// How many virtual ids one link recognises.
+const MOST: usize = 4096;
+
+type Key = [u8; SHORTEST_VIRTUAL_ID];
+
+/// Takes the packets of one flow. It never blocks and never calls back.
+pub trait Beside: Send + Sync {
+    /// A packet with a short header under a virtual id of `virtual_len` octets, which stands for `id`. It may be changed.
+    fn push(&self, packet: &mut [u8], virtual_len: usize, id: &[u8]);
+
+    /// Nothing more for now.
+    fn flush(&self);
+}
+
+/// The way beside a link.
+#[derive(Default)]
+pub struct Bypass {
+    socket: Mutex<Weak<VirtualSocket>>,
+    /// How many sockets there have been.
+    generation: AtomicU64,
+    table: RwLock<HashMap<Key, Entry>>,
+    /// The size of the table: usually nobody needs to look into it.
+    entries: AtomicUsize,
+}
+
+struct Entry {
+    virtual_id: Box<[u8]>,
+    id: Box<[u8]>,
+    flow: Arc<dyn Beside>,
+}
+
+impl Bypass {
+    /// Every packet goes through `socket` from now on.
+    pub(crate) fn attach(&self, socket: &Arc<VirtualSocket>) {
+        *self.socket.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(socket);
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Grows when the link moves to another socket.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    fn socket(&self) -> Option<Arc<VirtualSocket>> {
+        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        socket.upgrade()
+    }
+
+    /// Ready when a batch will be taken.
+    pub fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
+        match self.socket() {
+            Some(socket) => socket.poll_writable(cx),
+            None => Poll::Ready(()),
+        }
+    }
+
+    /// Sends `batch` as it is; whether it was taken. What is not is lost.
+    pub fn send(&self, batch: Batch<'_>) -> bool {
+        self.socket()
+            .is_some_and(|socket| socket.send_beside(batch))
+    }
+
+    /// Gives packets under `virtual_id` to `flow`, which knows them by `id`. `false` when the table is full, the id is too short
+    /// or could be taken for another.
+    pub fn admit(&self, virtual_id: &[u8], id: &[u8], flow: Arc<dyn Beside>) -> bool {
+        let Some(key) = virtual_id.first_chunk() else {
+            return false;
+        };
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        if table.len() >= MOST || table.contains_key(key) {
+            return false;
+        }
+        let entry = Entry {
+            virtual_id: virtual_id.into(),
+            id: id.into(),
+            flow,
+        };
+        table.insert(*key, entry);
+        self.entries.store(table.len(), Ordering::Release);
+        true
+    }
+
+    /// Does not recognise `virtual_id` any more, if it was `flow`'s.
+    pub fn expel(&self, virtual_id: &[u8], flow: &Arc<dyn Beside>) {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(key) = virtual_id.first_chunk::<SHORTEST_VIRTUAL_ID>() else {
+            return;
+        };
+        let own = |entry: &Entry| *entry.virtual_id == *virtual_id && same(&entry.flow, flow);
+        if table.get(key).is_some_and(own) {
+            table.remove(key);
+        }
+        self.entries.store(table.len(), Ordering::Release);
+    }
+
+    /// Tells the flow below that packets with this id will pass.
+    pub fn announce(&self, end: End, id: &[u8]) {
+        if let Some(socket) = self.socket() {
+            socket.flow().announce(end, id);
+        }
+    }
+
+    /// Tells it that they will not any more.
+    pub fn withdraw(&self, end: End, id: &[u8]) {
+        if let Some(socket) = self.socket() {
+            socket.flow().withdraw(end, id);
+        }
+    }
+
+    /// Gives what is not the link's own to the flows, and closes the gaps.
+    pub(crate) fn divert(&self, buf: &mut [u8], got: Received) -> Received {
+        if self.entries.load(Ordering::Acquire) == 0 || got.len == 0 {
+            return got;
+        }
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let segment = got.segment.max(1);
+        let (mut kept, mut at) = (0, 0);
+        let mut last: Option<&Arc<dyn Beside>> = None;
+        while at < got.len {
+            let end = got.len.min(at + segment);
+            match buf.get_mut(at..end).and_then(|packet| take(&table, packet)) {
+                Some(flow) => {
+                    if let Some(before) = last.replace(flow).filter(|before| !same(before, flow)) {
+                        before.flush();
+                    }
+                }
+                None => {
+                    buf.copy_within(at..end, kept);
+                    kept += end - at;
+                }
+            }
+            at = end;
+        }
+        if let Some(last) = last {
+            last.flush();
+        }
+        Received { len: kept, segment }
+    }
+}
+
+/// Gives `packet` to its flow, if it is not the link's own.
+fn take<'t>(table: &'t HashMap<Key, Entry>, packet: &mut [u8]) -> Option<&'t Arc<dyn Beside>> {
+    let (first, rest) = packet.split_first()?;
+    let entry = table.get(rest.first_chunk()?)?;
+    if first & 0x80 != 0 || !rest.starts_with(&entry.virtual_id) {
+        return None;
+    }
+    entry.flow.push(packet, entry.virtual_id.len(), &entry.id);
+    Some(&entry.flow)
+}
+
+fn same(one: &Arc<dyn Beside>, other: &Arc<dyn Beside>) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
+}
+
+impl fmt::Debug for Bypass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let entries = self.entries.load(Ordering::Relaxed);
+        write!(f, "Bypass({entries} ids)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Kept(Mutex<Vec<Vec<u8>>>);
+
+    impl Beside for Kept {
+        fn push(&self, packet: &mut [u8], virtual_len: usize, id: &[u8]) {
+            assert_eq!((virtual_len, id), (9, &b"own"[..]));
+            self.0.lock().expect("fine").push(packet.to_vec());
+        }
+
+        fn flush(&self) {}
+    }
+
+    fn packet(first: u8, id: &[u8], fill: u8) -> Vec<u8> {
+        let mut packet = vec![fill; 20];
+        packet[0] = first;
+        packet[1..=id.len()].copy_from_slice(id);
+        packet
+    }
+
+    fn admitted() -> (Bypass, Arc<Kept>) {
+        let (bypass, kept) = (Bypass::default(), Arc::<Kept>::default());
+        assert!(bypass.admit(b"virtually", b"own", kept.clone()));
+        (bypass, kept)
+    }
+
+    #[test]
+    fn only_short_headers_under_a_virtual_id_are_taken_out_and_the_rest_closes_up() {
+        let (bypass, kept) = admitted();
+        let ours = packet(0x40, b"virtually", 1);
+        let all = [
+            ours.clone(),
+            packet(0xc0, b"virtually", 2),
+            packet(0x40, b"virtual-y", 3),
+            ours.clone(),
+            packet(0x40, b"another i", 4),
+        ];
+        let mut buf = all.concat();
+        buf.truncate(98);
+        let (len, segment) = (buf.len(), 20);
+        let left = bypass.divert(&mut buf, Received { len, segment });
+        assert_eq!(left, Received { len: 58, segment });
+        let rest = [&all[1][..], &all[2], &all[4][..18]].concat();
+        assert_eq!(buf[..58], rest);
+        assert_eq!(*kept.0.lock().expect("fine"), [ours.clone(), ours]);
+    }
+
+    #[test]
+    fn ids_that_could_be_taken_for_another_are_refused() {
+        let (bypass, kept) = admitted();
+        for id in [&b"virtuall"[..], b"virtually", b"virtually else", b"short"] {
+            assert!(!bypass.admit(id, b"own", kept.clone()), "{id:?}");
+        }
+    }
+
+    #[test]
+    fn a_flow_expels_its_own_ids_alone() {
+        let (bypass, kept) = admitted();
+        let kept: Arc<dyn Beside> = kept;
+        bypass.expel(b"virtually", &(Arc::<Kept>::default() as _));
+        assert!(!bypass.admit(b"virtually", b"own", kept.clone()));
+        bypass.expel(b"virtually", &kept);
+        assert!(bypass.admit(b"virtually", b"own", kept));
+    }
+}
