@@ -6,6 +6,7 @@
 
 mod choose;
 mod config;
+pub mod forward;
 pub mod h2;
 pub mod h3;
 mod held;

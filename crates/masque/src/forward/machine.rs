@@ -1,0 +1,403 @@
+//! What a client knows and does about forwarding one flow: which ids are registered, and which packet goes which way.
+//! The flow's driver shows it every packet and capsule, and does what [`Machine::poll_action`] says, in order.
+//! draft-ietf-masque-quic-proxy, "Connection ID Capsules", "Client Considerations", "Using Forwarded Mode".
+
+use std::{collections::VecDeque, time::Duration};
+
+use hoplite_overlay::End;
+use hoplite_wire::forwarding::{Capsule, is_long};
+use tokio::time::Instant;
+
+use super::{
+    ConnectionId,
+    rule::{self, Origin, Rule, State, acceptable},
+    snoop::Snoop,
+    watchdog::Watchdog,
+};
+
+/// "The initial MAX_CONNECTION_IDS value is 1".
+const FIRST_MOST: u64 = 1;
+/// So many ids of each end are learned from packets; one more takes the place of the one unused for longest.
+const SEEN: usize = 4;
+/// The pause after forwarded packets were swallowed; it grows.
+const SWALLOWED: Duration = Duration::from_secs(1);
+
+/// When nothing has been swallowed for so long, the pauses begin anew.
+const FORGIVEN: Duration = Duration::from_secs(300);
+
+/// The client's half of forwarded mode on one flow. Calls in any order are harmless; after each one [`Machine::poll_action`]
+/// is asked until it has nothing to say.
+#[derive(Debug)]
+pub struct Machine {
+    rules: Vec<Rule>,
+    actions: VecDeque<Action>,
+    /// How many ids are kept at once.
+    limit: usize,
+    /// The sequence number of the next registration, and the largest one that the relay allows.
+    next: u64,
+    most: u64,
+    snoop: Snoop,
+    watchdog: Watchdog,
+    /// How often what was forwarded was swallowed, and when last.
+    swallowed: u32,
+    fallen: Option<Instant>,
+    /// Of the link that the flow runs on.
+    round_trip: Duration,
+}
+
+/// What the driver has to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Send this.
+    Send(Capsule),
+    /// Recognise packets with this virtual id as packets with that id, announce it below, then say [`Machine::admitted`].
+    Admit {
+        /// The client's own.
+        id: ConnectionId,
+        /// What stands for it.
+        virtual_id: ConnectionId,
+    },
+    /// Packets with this virtual id may be sent: announce it below.
+    Announce(ConnectionId),
+    /// This virtual id is used no more; the client's are not recognised any longer.
+    Release(End, ConnectionId),
+}
+
+/// Which way a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// As a payload of the request.
+    Tunnelled,
+    /// Beside it, with another id in the place of its own, which has `id_len` octets.
+    Forwarded {
+        /// The length of the id in the packet.
+        id_len: usize,
+        /// What takes its place.
+        virtual_id: ConnectionId,
+    },
+}
+
+/// The relay broke a rule: the flow has to be ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a relay sent a capsule that only a client may send, or allowed less than must be allowed")]
+pub struct Breach;
+
+impl Machine {
+    /// Keeps at most `limit` ids at once.
+    pub fn new(limit: usize) -> Self {
+        Self {
+            rules: Vec::new(),
+            actions: VecDeque::new(),
+            limit,
+            next: 0,
+            most: FIRST_MOST,
+            snoop: Snoop::new(),
+            watchdog: Watchdog::default(),
+            swallowed: 0,
+            fallen: None,
+            round_trip: Duration::ZERO,
+        }
+    }
+
+    /// The next thing to do.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// What could not be sent now is to be sent later, before everything else.
+    pub fn undone(&mut self, action: Action) {
+        self.actions.push_front(action);
+    }
+
+    /// Called before the packets of a batch are routed, and whenever time has passed: `round_trip` is the link's.
+    pub fn turn(&mut self, round_trip: Duration, now: Instant) {
+        self.round_trip = round_trip;
+        let patience = self.round_trip.max(self.snoop.round_trip());
+        if self.watchdog.is_suspicious(patience) {
+            self.fall_back(now);
+        }
+        self.register(now);
+    }
+
+    /// Which way a packet that the client sends goes; the tunnel carries `room` octets.
+    pub fn route(&mut self, packet: &[u8], room: usize, now: Instant) -> Route {
+        let silence = self.watchdog.sent(now);
+        // "QUIC long header packets MUST NOT be forwarded."
+        if is_long(packet) {
+            if let Some(id) = self.snoop.sent_long(packet, now) {
+                self.learn(End::Client, id, now);
+            }
+            return Route::Tunnelled;
+        }
+        let Some(rule) = self.find(End::Target, packet) else {
+            if let Some(id) = self.snoop.short(End::Target, packet) {
+                self.learn(End::Target, id, now);
+            }
+            return Route::Tunnelled;
+        };
+        rule.used = now;
+        match rule.virtual_id() {
+            Some(virtual_id) if !silence || packet.len() > room => {
+                let id_len = rule.id.len();
+                self.watchdog.forwarded(packet.len());
+                Route::Forwarded { id_len, virtual_id }
+            }
+            _ => Route::Tunnelled,
+        }
+    }
+
+    /// Whether packets may go forwarded now.
+    pub fn is_forwarding(&self) -> bool {
+        let mut targets = self.rules.iter().filter(|rule| rule.end == End::Target);
+        targets.any(|rule| rule.virtual_id().is_some())
+    }
+
+    /// A packet came through the tunnel.
+    pub fn received(&mut self, packet: &[u8], now: Instant) {
+        self.watchdog.heard();
+        let learned = if is_long(packet) {
+            let id = self.snoop.received_long(packet, now);
+            id.map(|id| (End::Target, id))
+        } else if self.find(End::Client, packet).is_none() {
+            let id = self.snoop.short(End::Client, packet);
+            id.map(|id| (End::Client, id))
+        } else {
+            None
+        };
+        if let Some((end, id)) = learned {
+            self.learn(end, id, now);
+        }
+    }
+
+    /// Forwarded packets came.
+    pub fn heard(&mut self) {
+        self.watchdog.heard();
+    }
+
+    /// A capsule came.
+    ///
+    /// # Errors
+    /// The relay broke a rule.
+    pub fn capsule(&mut self, capsule: &Capsule, now: Instant) -> Result<(), Breach> {
+        match capsule {
+            // "Clients receiving a MAX_CONNECTION_IDS capsule with a value less than 1 MUST reset the stream".
+            Capsule::MaxConnectionIds { sequence: 0 } => return Err(Breach),
+            Capsule::MaxConnectionIds { sequence } => self.most = self.most.max(*sequence),
+            Capsule::AckClientCid { id, virtual_id } => {
+                self.acknowledged(End::Client, id, virtual_id, now);
+            }
+            // A stateless reset of the relay's is not recognised: the link below notices its end by other signs.
+            Capsule::AckTargetCid { id, virtual_id, .. } => {
+                self.acknowledged(End::Target, id, virtual_id, now);
+            }
+            Capsule::CloseClientCid { id } => self.closed(End::Client, id, now),
+            Capsule::CloseTargetCid { id } => self.closed(End::Target, id, now),
+            _ => return Err(Breach),
+        }
+        self.register(now);
+        Ok(())
+    }
+
+    /// What came of [`Action::Admit`].
+    pub fn admitted(&mut self, virtual_id: ConnectionId, done: bool, now: Instant) {
+        let waits = |rule: &&mut Rule| rule.state == State::Admitting(virtual_id);
+        let Some(rule) = self.rules.iter_mut().find(waits) else {
+            if done {
+                let release = Action::Release(End::Client, virtual_id);
+                self.actions.push_back(release);
+            }
+            return;
+        };
+        if !done {
+            self.actions.push_back(Action::Send(rule.close_capsule()));
+            rule.refused(now);
+            return;
+        }
+        rule.activate(virtual_id, now);
+        let id = rule.id.to_bytes();
+        let before = rule.held.replace(virtual_id);
+        self.actions.push_back(Action::Send(Capsule::AckClientVcid {
+            id,
+            virtual_id: virtual_id.to_bytes(),
+            reset_token: bytes::Bytes::new(),
+        }));
+        self.release(End::Client, before);
+    }
+
+    /// Packets with this id will be in the flow.
+    pub fn announce(&mut self, end: End, id: ConnectionId, now: Instant) {
+        self.snoop.is_quic();
+        self.add(end, id, Origin::Announced, now);
+        self.register(now);
+    }
+
+    /// They will not any more.
+    pub fn withdraw(&mut self, end: End, id: ConnectionId) {
+        if let Some(at) = self.rules.iter().position(|rule| rule.is(end, id)) {
+            self.remove(at);
+        }
+    }
+
+    /// The flow carries QUIC whose handshake was not seen.
+    pub fn carries_quic(&mut self) {
+        self.snoop.is_quic();
+    }
+
+    /// The link has moved to another socket. "Each of the acknowledging capsules will contain new virtual connection IDs to
+    /// prevent packets with the same connection ID bytes being used over multiple network paths."
+    pub fn moved(&mut self, now: Instant) {
+        self.close_rules(now);
+        self.register(now);
+    }
+
+    /// The flow ends: what others were told of is taken back.
+    pub fn close(&mut self) {
+        self.actions.clear();
+        for rule in std::mem::take(&mut self.rules) {
+            if let State::Admitting(virtual_id) = rule.state {
+                self.release(rule.end, Some(virtual_id));
+            }
+            self.release(rule.end, rule.held);
+        }
+    }
+
+    /// The rule of a packet with a short header; the longest id, should one be the beginning of another.
+    fn find(&mut self, end: End, packet: &[u8]) -> Option<&mut Rule> {
+        let fits = |rule: &&mut Rule| rule.end == end && rule.id.leads(packet);
+        let rules = self.rules.iter_mut().filter(fits);
+        rules.max_by_key(|rule| (rule.virtual_id().is_some(), rule.id.len()))
+    }
+
+    fn learn(&mut self, end: End, id: ConnectionId, now: Instant) {
+        if self.rules.iter().any(|rule| rule.is(end, id)) {
+            return;
+        }
+        let is_seen = |rule: &Rule| rule.end == end && rule.origin == Origin::Seen;
+        let rules = self.rules.iter().enumerate();
+        let seen = rules.filter(|(_, rule)| is_seen(rule));
+        if seen.clone().count() >= SEEN
+            && let Some((oldest, _)) = seen.min_by_key(|(_, rule)| rule.used)
+        {
+            self.remove(oldest);
+        }
+        self.add(end, id, Origin::Seen, now);
+        self.register(now);
+    }
+
+    /// When the table is full the newest id is left out: it is tunnelled.
+    fn add(&mut self, end: End, id: ConnectionId, origin: Origin, now: Instant) {
+        let known = self.rules.iter().any(|rule| rule.is(end, id));
+        if !known && self.rules.len() < self.limit {
+            self.rules.push(Rule::new(end, id, origin, now));
+        }
+    }
+
+    fn remove(&mut self, at: usize) {
+        let rule = self.rules.remove(at);
+        if rule.is_known() {
+            self.actions.push_back(Action::Send(rule.close_capsule()));
+        }
+        self.release(rule.end, rule.held);
+    }
+
+    /// "The client MUST NOT send a registration capsule with a sequence number greater than what the proxy advertises".
+    fn register(&mut self, now: Instant) {
+        for rule in self.rules.iter_mut().filter(|rule| rule.is_due(now)) {
+            let undone = self.actions.len() >= 2 * self.limit.max(1);
+            if self.next > self.most || undone {
+                return;
+            }
+            self.next += 1;
+            self.actions.push_back(Action::Send(rule.register()));
+        }
+    }
+
+    fn acknowledged(&mut self, end: End, id: &[u8], virtual_id: &[u8], now: Instant) {
+        let taken = self.takes(end, virtual_id);
+        let of = |rule: &&mut Rule| rule.end == end && rule.id.octets() == id;
+        // One that was withdrawn meanwhile.
+        let Some(rule) = self.rules.iter_mut().find(of) else {
+            return;
+        };
+        if !rule.is_answer() {
+            return;
+        }
+        self.watchdog.heard();
+        let virtual_id = ConnectionId::new(virtual_id).filter(|new| acceptable(end, rule.id, *new));
+        let Some(virtual_id) = virtual_id.filter(|_| taken) else {
+            self.actions.push_back(Action::Send(rule.close_capsule()));
+            rule.state = State::GivenUp;
+            return;
+        };
+        if end == End::Client {
+            let id = rule.id;
+            rule.state = State::Admitting(virtual_id);
+            self.actions.push_back(Action::Admit { id, virtual_id });
+            return;
+        }
+        rule.activate(virtual_id, now);
+        let before = rule.held.replace(virtual_id);
+        self.actions.push_back(Action::Announce(virtual_id));
+        self.release(end, before);
+    }
+
+    /// Whether no other rule has this virtual id.
+    fn takes(&self, end: End, virtual_id: &[u8]) -> bool {
+        let same = |id: Option<ConnectionId>| id.is_some_and(|id| id.octets() == virtual_id);
+        let mut rules = self.rules.iter().filter(|rule| rule.end == end);
+        !rules.any(|rule| {
+            same(rule.held) || matches!(rule.state, State::Admitting(id) if same(Some(id)))
+        })
+    }
+
+    /// The relay refuses an id, or has dropped its rule.
+    fn closed(&mut self, end: End, id: &[u8], now: Instant) {
+        let of = |rule: &&mut Rule| rule.end == end && rule.id.octets() == id;
+        let rule = self.rules.iter_mut().find(of);
+        let Some(rule) = rule.filter(|rule| rule.is_known()) else {
+            return;
+        };
+        rule.refused(now);
+        if end == End::Target {
+            let before = rule.held.take();
+            self.release(end, before);
+        }
+    }
+
+    /// What was forwarded was swallowed: everything is tunnelled for a while, in both directions.
+    fn fall_back(&mut self, now: Instant) {
+        self.watchdog.reset();
+        let active = |rule: &Rule| rule.virtual_id().is_some();
+        if !self.rules.iter().any(active) {
+            return;
+        }
+        tracing::debug!("forwarded packets remain without an answer: they are tunnelled");
+        let before = self.fallen.replace(now);
+        if before.is_some_and(|before| now - before >= FORGIVEN) {
+            self.swallowed = 0;
+        }
+        let until = now + rule::pause(SWALLOWED, self.swallowed);
+        self.swallowed = self.swallowed.saturating_add(1);
+        self.close_rules(until);
+    }
+
+    /// Closes what the relay knows; it is registered again, not before `from`.
+    fn close_rules(&mut self, from: Instant) {
+        self.watchdog.reset();
+        let mut released = Vec::new();
+        for rule in self.rules.iter_mut().filter(|rule| rule.is_known()) {
+            self.actions.push_back(Action::Send(rule.close(from)));
+            if rule.end == End::Target {
+                released.extend(rule.held.take());
+            }
+        }
+        for virtual_id in released {
+            self.release(End::Target, Some(virtual_id));
+        }
+    }
+
+    fn release(&mut self, end: End, virtual_id: Option<ConnectionId>) {
+        let actions = virtual_id.map(|id| Action::Release(end, id));
+        self.actions.extend(actions);
+    }
+}

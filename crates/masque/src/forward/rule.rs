@@ -1,0 +1,179 @@
+//! What is known of one connection id of a flow, and what was agreed about it with the relay.
+//! [`super::Machine`] keeps a table of them.
+//! draft-ietf-masque-quic-proxy, "Connection ID Capsules", "Client Considerations".
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use hoplite_overlay::End;
+use hoplite_wire::forwarding::Capsule;
+use tokio::time::Instant;
+
+use super::ConnectionId;
+
+/// The pause before the first registration after a refusal; each further one is four times as long, up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// A rule that held for so long was a good one: the pauses begin anew.
+const GOOD: Duration = Duration::from_secs(30);
+/// After so many refusals in a row the id is not registered any more: each one costs a sequence number.
+const MOST_REFUSALS: u32 = 8;
+
+/// One connection id.
+#[derive(Debug)]
+pub(super) struct Rule {
+    pub(super) end: End,
+    pub(super) id: ConnectionId,
+    pub(super) origin: Origin,
+    pub(super) state: State,
+    /// The virtual id that others were told of; of a client's id it may be that of a rule before, whose last packets still come.
+    pub(super) held: Option<ConnectionId>,
+    pub(super) used: Instant,
+    /// Registrations, acknowledgements of them, and how many of those to come are of no use: the rule was closed meanwhile.
+    registered: u32,
+    answered: u32,
+    overdue: u32,
+    refusals: u32,
+    active: Option<Instant>,
+}
+
+/// How an id became known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// It stood in a packet.
+    Seen,
+    /// The link above said that it will.
+    Announced,
+}
+
+/// Where its registration stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// To be registered, not before then.
+    Waiting(Instant),
+    /// Registered, without an answer.
+    Asked,
+    /// The client's id: its virtual id is being put where it is recognised.
+    Admitting(ConnectionId),
+    /// In force under the virtual id.
+    Active(ConnectionId),
+    /// Not registered any more.
+    GivenUp,
+}
+
+impl Rule {
+    pub(super) fn new(end: End, id: ConnectionId, origin: Origin, now: Instant) -> Self {
+        Self {
+            end,
+            id,
+            origin,
+            state: State::Waiting(now),
+            held: None,
+            used: now,
+            registered: 0,
+            answered: 0,
+            overdue: 0,
+            refusals: 0,
+            active: None,
+        }
+    }
+
+    pub(super) fn is(&self, end: End, id: ConnectionId) -> bool {
+        self.end == end && self.id == id
+    }
+
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        matches!(self.state, State::Waiting(from) if from <= now)
+    }
+
+    /// The virtual id of a rule that is in force.
+    pub(super) fn virtual_id(&self) -> Option<ConnectionId> {
+        match self.state {
+            State::Active(virtual_id) => Some(virtual_id),
+            _ => None,
+        }
+    }
+
+    /// Whether the relay has, or soon will have, a rule of it.
+    pub(super) fn is_known(&self) -> bool {
+        matches!(
+            self.state,
+            State::Asked | State::Admitting(_) | State::Active(_)
+        )
+    }
+
+    pub(super) fn register(&mut self) -> Capsule {
+        self.state = State::Asked;
+        self.registered += 1;
+        let id = self.id.to_bytes();
+        match self.end {
+            End::Client => Capsule::RegisterClientCid { id },
+            // What the target's stateless resets look like is encrypted.
+            End::Target => Capsule::RegisterTargetCid {
+                id,
+                reset_token: Bytes::new(),
+            },
+        }
+    }
+
+    pub(super) fn activate(&mut self, virtual_id: ConnectionId, now: Instant) {
+        self.state = State::Active(virtual_id);
+        self.active = Some(now);
+        self.used = now;
+    }
+
+    /// Whether an acknowledgement answers a registration that still counts.
+    /// "The proxy MUST reply to each REGISTER_CLIENT_CID capsule": there are no more of them than registrations.
+    pub(super) fn is_answer(&mut self) -> bool {
+        if self.answered >= self.registered || self.state == State::GivenUp {
+            return false;
+        }
+        self.answered += 1;
+        let late = self.overdue > 0;
+        self.overdue = self.overdue.saturating_sub(1);
+        !late
+    }
+
+    /// Takes it back; it may be registered again, not before `from`.
+    pub(super) fn close(&mut self, from: Instant) -> Capsule {
+        self.overdue += u32::from(self.state == State::Asked);
+        self.answered = self.registered.saturating_sub(self.overdue);
+        self.state = State::Waiting(from);
+        self.close_capsule()
+    }
+
+    pub(super) fn close_capsule(&self) -> Capsule {
+        let id = self.id.to_bytes();
+        match self.end {
+            End::Client => Capsule::CloseClientCid { id },
+            End::Target => Capsule::CloseTargetCid { id },
+        }
+    }
+
+    /// The relay has closed it: it is tried again, later each time.
+    pub(super) fn refused(&mut self, now: Instant) {
+        if self.active.take().is_some_and(|since| now - since >= GOOD) {
+            self.refusals = 0;
+        }
+        self.refusals += 1;
+        self.state = match self.refusals {
+            n if n > MOST_REFUSALS => State::GivenUp,
+            n => State::Waiting(now + pause(FIRST_PAUSE, n - 1)),
+        };
+    }
+}
+
+/// `first`, four times as long for each failure before, with a limit.
+pub(super) fn pause(first: Duration, failures: u32) -> Duration {
+    let factor = 4u32.saturating_pow(failures);
+    first.saturating_mul(factor).min(LONGEST_PAUSE)
+}
+
+/// Whether the relay may give out `virtual_id` for an id. "The client VCID Length MUST be at least as large as the Connection ID";
+/// less than eight octets could be taken for another connection's.
+pub(super) fn acceptable(end: End, id: ConnectionId, virtual_id: ConnectionId) -> bool {
+    match end {
+        End::Client => virtual_id.len() >= id.len().max(hoplite_link::SHORTEST_VIRTUAL_ID),
+        End::Target => !virtual_id.is_empty(),
+    }
+}

@@ -1,0 +1,135 @@
+//! Learns the connection ids of a flow from its packets: from long headers, and from what short headers repeat.
+//! [`super::Machine`] shows it the packets that have no rule yet.
+//! RFC 8999 §5; RFC 9000 §17.2 and RFC 9369 §3 for the types that are told apart.
+
+use std::time::Duration;
+
+use hoplite_overlay::End;
+use hoplite_wire::forwarding::long_header_ids;
+use tokio::time::Instant;
+
+use super::ConnectionId;
+
+/// "This is true for the original ciphersuites of QUICv1", says the draft of what scrambling needs; other versions are tunnelled.
+const VERSION_1: u32 = 1;
+const VERSION_2: u32 = 0x6b33_43cf;
+/// The ids of most implementations, ours among them, have so many octets.
+const USUAL: usize = 8;
+/// In so many packets in a row the octets behind the first are the same: they are a connection id, or begin with one.
+const REPEATED: u8 = 8;
+
+#[derive(Debug)]
+pub(super) struct Snoop {
+    /// Whether it is QUIC at all: nothing else may be forwarded.
+    quic: bool,
+    /// The client's id of the newest handshake.
+    own: Option<ConnectionId>,
+    asked: Option<Instant>,
+    round_trip: Duration,
+    client: Side,
+    target: Side,
+}
+
+/// What is known of one end's ids.
+#[derive(Debug)]
+struct Side {
+    len: usize,
+    candidate: Option<(ConnectionId, u8)>,
+}
+
+impl Snoop {
+    pub(super) fn new() -> Self {
+        let side = || Side {
+            len: USUAL,
+            candidate: None,
+        };
+        Self {
+            quic: false,
+            own: None,
+            asked: None,
+            round_trip: Duration::ZERO,
+            client: side(),
+            target: side(),
+        }
+    }
+
+    /// The flow carries QUIC, though its handshake was not seen here.
+    pub(super) fn is_quic(&mut self) {
+        self.quic = true;
+    }
+
+    /// How long the target took to answer the first packet of a handshake.
+    pub(super) fn round_trip(&self) -> Duration {
+        self.round_trip
+    }
+
+    /// A packet with a long header that the client sends: its id, if that can be used.
+    pub(super) fn sent_long(&mut self, packet: &[u8], now: Instant) -> Option<ConnectionId> {
+        let id = ConnectionId::new(source(packet)?.0)?;
+        self.quic = true;
+        if self.own != Some(id) {
+            (self.own, self.asked) = (Some(id), Some(now));
+        }
+        self.client.len = id.len();
+        Some(id)
+    }
+
+    /// One that the target sends, if it answers the client's handshake.
+    pub(super) fn received_long(&mut self, packet: &[u8], now: Instant) -> Option<ConnectionId> {
+        let (source, destination) = source(packet)?;
+        let own = self.own.filter(|own| own.octets() == destination);
+        own?;
+        if let Some(asked) = self.asked.take() {
+            self.round_trip = now - asked;
+        }
+        // Without an id there is nothing by which its packets could be told from others.
+        let id = ConnectionId::new(source).filter(|id| !id.is_empty())?;
+        self.target.len = id.len();
+        Some(id)
+    }
+
+    /// A packet with a short header, addressed to `end` under an id that is not known: that id, once it has been repeated.
+    /// An end may use ids that were agreed upon under encryption. If the real one is longer than what is guessed, its
+    /// beginning serves as well.
+    pub(super) fn short(&mut self, end: End, packet: &[u8]) -> Option<ConnectionId> {
+        let side = match end {
+            End::Client => &mut self.client,
+            End::Target => &mut self.target,
+        };
+        if !self.quic || side.len == 0 {
+            return None;
+        }
+        side.repeats(packet.get(1..=side.len)?)
+    }
+}
+
+impl Side {
+    fn repeats(&mut self, octets: &[u8]) -> Option<ConnectionId> {
+        match &mut self.candidate {
+            Some((id, count)) if id.octets() == octets => {
+                *count += 1;
+                let id = *id;
+                (*count >= REPEATED).then(|| {
+                    self.candidate = None;
+                    id
+                })
+            }
+            other => {
+                *other = ConnectionId::new(octets).map(|id| (id, 1));
+                None
+            }
+        }
+    }
+}
+
+/// The source and destination of a packet of a known version, unless it is a Retry, whose source is used only once.
+fn source(packet: &[u8]) -> Option<(&[u8], &[u8])> {
+    let ids = long_header_ids(packet)?;
+    let kind = packet.first()? >> 4 & 0b11;
+    let retry = match ids.version {
+        VERSION_1 => 0b11,
+        VERSION_2 => 0b00,
+        _ => return None,
+    };
+    (kind != retry).then_some((ids.source, ids.destination))
+}
