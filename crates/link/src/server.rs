@@ -3,6 +3,7 @@
 //! RFC 9000 §5.1 (connection ids), RFC 8999 (where they stand in a packet).
 
 mod bind;
+mod divert;
 mod ids;
 mod secrets;
 mod socket;
@@ -21,9 +22,10 @@ use tokio::net::TcpListener;
 
 pub use self::{
     bind::{MOST_SHARDS, bind},
+    divert::{ALIAS, Alias, AliasId, Forward, Forwarder, Packets, Towards},
     secrets::Secrets,
 };
-use self::{ids::Ids, socket::CoalescingSocket};
+use self::{divert::Aliases, ids::Ids, socket::CoalescingSocket};
 
 /// How many connection attempts may wait for [`Endpoint::accept`] on each shard; more are refused.
 const MOST_INCOMING: usize = 4096;
@@ -63,6 +65,8 @@ pub struct Shard {
     pub tcp: TcpListener,
     /// Which shard this is, from 0.
     pub index: usize,
+    /// Forwards packets past QUIC, through the same UDP socket.
+    pub forwarder: Forwarder,
 }
 
 impl Bound {
@@ -98,7 +102,9 @@ impl BoundShard {
         hooks: &Hooks,
     ) -> io::Result<Shard> {
         let server = server_config(tls, transport, secrets, hooks)?;
-        let socket = CoalescingSocket::new(self.udp)?;
+        let aliases = Arc::new(Aliases::new(Ids::new(self.index, self.shards)));
+        let socket = CoalescingSocket::new(self.udp, Arc::clone(&aliases))?;
+        let forwarder = Forwarder::new(aliases, socket.shared());
         let endpoint = Endpoint::new_with_abstract_socket(
             endpoint_config(self.index, self.shards, secrets),
             Some(server),
@@ -109,6 +115,7 @@ impl BoundShard {
             endpoint,
             tcp: TcpListener::from_std(self.tcp)?,
             index: usize::from(self.index),
+            forwarder,
         })
     }
 }

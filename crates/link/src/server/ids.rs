@@ -6,7 +6,7 @@ use quinn_proto::InvalidCid;
 use ring::rand::{SecureRandom, SystemRandom};
 
 /// The length of our ids, in octets.
-const LENGTH: usize = 8;
+pub(super) const LENGTH: usize = 8;
 
 /// How much randomness is fetched at a time, in octets.
 const STOCK: usize = 64 * LENGTH;
@@ -46,6 +46,17 @@ impl Ids {
         id
     }
 
+    /// A fresh id.
+    pub(super) fn next(&mut self) -> [u8; LENGTH] {
+        loop {
+            let mut id = self.random();
+            if let Some(first) = self.first(id[0]) {
+                id[0] = first;
+                return id;
+            }
+        }
+    }
+
     /// The octet nearest below `random` that leads to this shard; none from the incomplete last round, which would favour some values.
     fn first(&self, random: u8) -> Option<u8> {
         let (random, shards) = (u16::from(random), self.shards);
@@ -58,13 +69,7 @@ impl Ids {
 
 impl ConnectionIdGenerator for Ids {
     fn generate_cid(&mut self) -> ConnectionId {
-        loop {
-            let mut id = self.random();
-            if let Some(first) = self.first(id[0]) {
-                id[0] = first;
-                return ConnectionId::new(&id);
-            }
-        }
+        ConnectionId::new(&self.next())
     }
 
     /// A stray packet of another shard's connection is dropped: a stateless reset would end that connection.

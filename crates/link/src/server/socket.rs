@@ -27,17 +27,22 @@ use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use tokio::{io::Interest, net::UdpSocket};
 
 use self::{outgoing::Outgoing, poller::Poller};
+use super::divert::{self, Aliases};
 
 /// From how many segments on a batch that still grows is worth another round of the runtime: a whole transmit of quinn's.
 const BULK: usize = 10;
 
 /// What quinn holds. When the last holder has gone, the flusher sends what is left and ends.
 #[derive(Debug)]
-pub(super) struct CoalescingSocket(Arc<Shared>);
+pub(super) struct CoalescingSocket {
+    shared: Arc<Shared>,
+    /// Whose packets are not for quinn.
+    aliases: Arc<Aliases>,
+}
 
-/// What the socket, its pollers and its flusher share.
+/// What the socket, its pollers, its flusher and those who forward share.
 #[derive(Debug)]
-struct Shared {
+pub(super) struct Shared {
     io: UdpSocket,
     receiving: UdpSocketState,
     outgoing: Mutex<Outgoing>,
@@ -51,7 +56,7 @@ struct Shared {
 
 impl CoalescingSocket {
     /// Takes over a bound socket and starts the flusher on the current runtime.
-    pub(super) fn new(socket: std::net::UdpSocket) -> io::Result<Arc<Self>> {
+    pub(super) fn new(socket: std::net::UdpSocket, aliases: Arc<Aliases>) -> io::Result<Arc<Self>> {
         let outgoing = Outgoing::new(&socket)?;
         let shared = Arc::new(Shared {
             receiving: UdpSocketState::new(UdpSockRef::from(&socket))?,
@@ -63,14 +68,18 @@ impl CoalescingSocket {
             flusher: AtomicWaker::new(),
         });
         drop(tokio::spawn(flush_forever(Arc::clone(&shared))));
-        Ok(Arc::new(Self(shared)))
+        Ok(Arc::new(Self { shared, aliases }))
+    }
+
+    pub(super) fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
     }
 }
 
 impl Drop for CoalescingSocket {
     fn drop(&mut self) {
-        self.0.closed.store(true, Ordering::Release);
-        self.0.flusher.wake();
+        self.shared.closed.store(true, Ordering::Release);
+        self.shared.flusher.wake();
     }
 }
 
@@ -91,6 +100,27 @@ impl Shared {
             self.flusher.wake();
         }
         Ok(())
+    }
+
+    /// Sends at once what is a batch already, behind what was pushed before; what is not joins the batch.
+    /// The only error is that the kernel's queue is full: then nothing was taken.
+    pub(super) fn pass(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        let segment = transmit.segment_size.unwrap_or(transmit.contents.len());
+        if transmit.contents.len() < BULK * segment {
+            return self.push(transmit);
+        }
+        let mut outgoing = self.outgoing();
+        if !outgoing.is_empty() {
+            self.send(&mut outgoing)?;
+        }
+        self.io.try_io(Interest::WRITABLE, || {
+            outgoing.send_through(&self.io, transmit)
+        })
+    }
+
+    /// How many datagrams one call may send.
+    pub(super) fn most_segments(&self) -> usize {
+        self.most_segments.load(Ordering::Relaxed).max(1)
     }
 
     fn is_blocked(&self) -> bool {
@@ -150,14 +180,14 @@ async fn flush_forever(shared: Arc<Shared>) {
 
 impl AsyncUdpSocket for CoalescingSocket {
     fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        Box::pin(Poller::new(Arc::clone(&self.0)))
+        Box::pin(Poller::new(Arc::clone(&self.shared)))
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
         // A packet may come from port 0, but nothing can be sent there: the kernel would refuse the whole batch.
         match transmit.destination.port() {
             0 => Ok(()),
-            _ => self.0.push(transmit),
+            _ => self.shared.push(transmit),
         }
     }
 
@@ -167,7 +197,7 @@ impl AsyncUdpSocket for CoalescingSocket {
         bufs: &mut [IoSliceMut<'_>],
         meta: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
-        let Shared { io, receiving, .. } = &*self.0;
+        let Shared { io, receiving, .. } = &*self.shared;
         loop {
             ready!(io.poll_recv_ready(cx))?;
             let received = io.try_io(Interest::READABLE, || {
@@ -181,24 +211,29 @@ impl AsyncUdpSocket for CoalescingSocket {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
-                received => return Poll::Ready(received),
+                Ok(count) => {
+                    if self.aliases.any() {
+                        divert::divert(&self.aliases, bufs, &mut meta[..count]);
+                    }
+                    return Poll::Ready(Ok(count));
+                }
             }
         }
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.0.io.local_addr()
+        self.shared.io.local_addr()
     }
 
     fn max_transmit_segments(&self) -> usize {
-        self.0.most_segments.load(Ordering::Relaxed)
+        self.shared.most_segments.load(Ordering::Relaxed)
     }
 
     fn max_receive_segments(&self) -> usize {
-        self.0.receiving.gro_segments()
+        self.shared.receiving.gro_segments()
     }
 
     fn may_fragment(&self) -> bool {
-        self.0.receiving.may_fragment()
+        self.shared.receiving.may_fragment()
     }
 }

@@ -86,6 +86,25 @@ impl Outgoing {
         Ok(())
     }
 
+    /// Sends a batch that somebody else has made, while there is none of ours. The errors are those of [`Self::send`].
+    pub(super) fn send_through(
+        &mut self,
+        socket: &UdpSocket,
+        transmit: &Transmit<'_>,
+    ) -> io::Result<()> {
+        match self.state.try_send(UdpSockRef::from(socket), transmit) {
+            Ok(()) => self.refused = 0,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
+            Err(error) => {
+                self.push(transmit);
+                self.recover(socket, &error);
+                self.batch.clear();
+                self.seen = None;
+            }
+        }
+        Ok(())
+    }
+
     fn accepted(&mut self) {
         if self.segments() > 1 {
             self.refused = 0;
