@@ -22,7 +22,7 @@ use tokio::net::TcpListener;
 
 pub use self::{
     bind::{MOST_SHARDS, bind},
-    divert::{ALIAS, Alias, AliasId, Forward, Forwarder, Packets, Towards},
+    divert::{ALIAS, Alias, AliasId, Ecn, Forward, Forwarder, Packets, Towards},
     secrets::Secrets,
 };
 use self::{divert::Aliases, ids::Ids, socket::CoalescingSocket};

@@ -13,7 +13,8 @@ use std::{
     sync::Arc,
 };
 
-use quinn_udp::{EcnCodepoint, RecvMeta, Transmit};
+pub use quinn_udp::EcnCodepoint as Ecn;
+use quinn_udp::{RecvMeta, Transmit};
 
 pub(super) use self::aliases::Aliases;
 use super::socket::Shared;
@@ -44,7 +45,7 @@ pub struct Packets<'a> {
     /// Where they came from.
     pub from: SocketAddr,
     /// How the network marked them.
-    pub ecn: Option<EcnCodepoint>,
+    pub ecn: Option<Ecn>,
 }
 
 /// Where packets of ours go to.
@@ -55,7 +56,7 @@ pub struct Towards {
     /// The address of ours that they leave from.
     pub source: Option<IpAddr>,
     /// How they are marked.
-    pub ecn: Option<EcnCodepoint>,
+    pub ecn: Option<Ecn>,
 }
 
 /// A shard's aliases and its socket, for those who forward. Clones are the same.

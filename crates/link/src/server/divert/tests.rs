@@ -41,10 +41,12 @@ fn packet(first: u8, id: AliasId, size: usize) -> Vec<u8> {
 /// Shows one received buffer to the table; what is left for QUIC.
 fn show(aliases: &Aliases, received: &[Vec<u8>]) -> Vec<u8> {
     let mut buf = received.concat();
-    let mut meta = RecvMeta::default();
-    meta.addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 7));
-    meta.len = buf.len();
-    meta.stride = received[0].len();
+    let mut meta = RecvMeta {
+        addr: SocketAddr::from((Ipv4Addr::LOCALHOST, 7)),
+        len: buf.len(),
+        stride: received[0].len(),
+        ..RecvMeta::default()
+    };
     divert(
         aliases,
         &mut [IoSliceMut::new(&mut buf)],
