@@ -195,6 +195,11 @@ impl Flow {
         }
     }
 
+    /// Makes the peer say that it is still there; what passes the connection by does not count for its idle timeout.
+    pub fn keep_alive(&self) {
+        self.shared.ticket.inner().ping.notify_one();
+    }
+
     /// Breaks the flow off: the peer must not take it for ended in order.
     pub fn reset(&self, code: Code) {
         self.shared.sender().reset(code);
