@@ -24,8 +24,18 @@ const LARGEST: u64 = 4 << 20;
 const CLIENT_KEYS: [&str; 6] = ["relay", "path", "hops", "overlay", "socks", "http"];
 
 /// Keys that only a relay's file has.
-const RELAY_KEYS: [&str; 10] = [
-    "name", "listen", "roles", "identity", "tls", "auth", "egress", "ingress", "masque", "metrics",
+const RELAY_KEYS: [&str; 11] = [
+    "name",
+    "listen",
+    "roles",
+    "identity",
+    "tls",
+    "auth",
+    "egress",
+    "ingress",
+    "masque",
+    "forwarding",
+    "metrics",
 ];
 
 /// What a file configures.

@@ -11,9 +11,11 @@ use hoplite_wire::{
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
+mod forwarding;
 mod limits;
 mod text;
 
+pub use forwarding::Forwarding;
 pub use limits::Limits;
 
 use crate::policy::Rule;
@@ -42,6 +44,8 @@ pub struct Config {
     pub masque: Masque,
     /// How the connections of clients are carried.
     pub tunnel: Tunnel,
+    /// Whether clients' packets may pass the connection by.
+    pub forwarding: Forwarding,
     /// How much of everything.
     pub limits: Limits,
     /// What is counted, and where it can be read.
@@ -213,6 +217,7 @@ impl Default for Config {
             ingress: Ingress::default(),
             masque: Masque::default(),
             tunnel: Tunnel::default(),
+            forwarding: Forwarding::default(),
             limits: Limits::default(),
             metrics: Metrics::default(),
         }
@@ -240,6 +245,7 @@ impl Config {
         self.check_name()?;
         self.check_tunnel()?;
         self.limits.check()?;
+        self.forwarding.check()?;
         crate::template::Templates::new(self.masque.template.as_deref()).map(drop)
     }
 

@@ -184,6 +184,7 @@ impl Shared {
             },
             name: config.name.clone(),
             limits: config.limits.clone(),
+            forwarding: config.forwarding.clone(),
             templates: Templates::new(config.masque.template.as_deref())?,
             egress: Egress::new(config, own),
             admission: ArcSwap::from_pointee(Admission::new(&config.auth)?),

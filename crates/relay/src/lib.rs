@@ -10,6 +10,7 @@ mod admission;
 pub mod config;
 mod egress;
 mod failure;
+mod forward;
 mod handle;
 mod limits;
 pub mod metrics;

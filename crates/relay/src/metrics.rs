@@ -21,11 +21,12 @@ use prometheus_client::{
 };
 
 pub(crate) mod exporter;
+mod forwarding;
 mod process;
 mod session;
 
 type Count = Counter<u64, AtomicU64>;
-type Level = Gauge<i64, AtomicI64>;
+pub(crate) type Level = Gauge<i64, AtomicI64>;
 
 /// All that is counted.
 #[derive(Debug)]
@@ -50,6 +51,8 @@ pub struct Metrics {
     pub datagrams_to_client: Count,
     /// UDP payloads that were not delivered.
     pub dropped: Drops,
+    /// What forwarded mode does.
+    pub forwarding: forwarding::Forwarding,
     /// Requests without a valid token.
     pub auth_failures: Count,
     /// Targets that the policy refused.
@@ -168,6 +171,7 @@ impl Metrics {
                 "UDP payloads from targets to clients",
             ),
             dropped: r.drops(),
+            forwarding: forwarding::Forwarding::new(&mut r),
             auth_failures: r.count("auth_failures", "Requests without a valid token"),
             policy_refusals: r.count("policy_refusals", "Targets refused by the policy"),
             limit_refusals: r.family("limit_refusals", "Connections and requests above a limit"),
@@ -223,6 +227,12 @@ impl Registrar {
         let count = Count::default();
         self.0.register(name, help, count.clone());
         count
+    }
+
+    fn level(&mut self, name: &str, help: &str) -> Level {
+        let level = Level::default();
+        self.0.register(name, help, level.clone());
+        level
     }
 
     fn times(&mut self, name: &str, help: &str) -> Histogram {

@@ -30,6 +30,7 @@ pub(crate) struct Shared {
     /// For `Proxy-Status`.
     pub(crate) name: String,
     pub(crate) limits: Limits,
+    pub(crate) forwarding: crate::config::Forwarding,
     pub(crate) templates: Templates,
     pub(crate) egress: Egress,
     pub(crate) admission: ArcSwap<Admission>,

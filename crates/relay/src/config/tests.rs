@@ -40,6 +40,10 @@ connections = 10
 bandwidth_per_client = 100000000
 idle_stream = 0.5
 shards = 3
+[forwarding]
+enabled = false
+identity = true
+ids_per_flow = 2
 [metrics]
 listen = "127.0.0.1:9100"
 "#;
@@ -57,6 +61,8 @@ fn every_key_is_understood() {
     assert!(config.is_ingress() && !config.is_egress());
     assert_eq!(config.auth.token.len(), 2);
     assert_eq!(config.egress.allow.len(), 3);
+    assert!(!config.forwarding.enabled && config.forwarding.identity);
+    assert_eq!(config.forwarding.ids_per_flow, 2);
     let servers = ["9.9.9.9:53", "[2620:fe::fe]:5353"].map(|text| text.parse().expect(text));
     assert_eq!(
         config.egress.resolver,
@@ -156,4 +162,12 @@ fn a_token_comes_from_its_file() {
             .problem
             .contains("cannot read")
     );
+}
+
+#[test]
+fn a_flow_registers_two_ids_at_least_and_64_at_most() {
+    for (ids, fine) in [(1, false), (2, true), (64, true), (65, false)] {
+        let text = format!("listen = [\"127.0.0.1:1\"]\n[forwarding]\nids_per_flow = {ids}");
+        assert_eq!(checked(&text).is_ok(), fine, "{ids}");
+    }
 }

@@ -5,9 +5,10 @@ use std::{future::Future, sync::Arc};
 
 use hoplite_masque::DatagramSink;
 use hoplite_overlay::Batch;
-use hoplite_wire::ResponseHead;
+use hoplite_wire::{ResponseHead, forwarding::Capsule};
 
 use super::splice::{Broken, FromClient, ToClient};
+use crate::forward::Road;
 
 /// A request that waits for its answer.
 pub(crate) trait Exchange: Send + 'static {
@@ -18,6 +19,10 @@ pub(crate) trait Exchange: Send + 'static {
     /// The payloads to the client.
     type Flow: ClientFlow;
 
+    /// The connection below, if its client's packets may be forwarded past it.
+    fn road(&self) -> Option<Road> {
+        None
+    }
     /// Answers, and leaves the stream open.
     fn respond(&mut self, head: &ResponseHead) -> impl Future<Output = Result<(), Broken>> + Send;
     /// Answers, and ends the stream.
@@ -36,6 +41,16 @@ pub(crate) trait ClientFlow: Send + Sync {
     fn closed(&self) -> impl Future<Output = ()> + Send;
     /// Breaks the tunnel off: the target's host says that nobody is there.
     fn reset(&self);
+    /// Sends a capsule about connection ids, if there is room for it now. Only where there is a [`Exchange::road`].
+    fn send_capsule(&self, _capsule: &Capsule) -> bool {
+        false
+    }
+    /// Breaks the tunnel off: the client broke a rule of forwarded mode.
+    fn abort(&self) {
+        self.reset();
+    }
+    /// Makes the client say that it is still there.
+    fn keep_alive(&self) {}
 }
 
 /// What became of a batch.

@@ -4,18 +4,17 @@
 
 use std::{
     cell::RefCell,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    ops::ControlFlow,
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     task::{Context, Poll, Waker},
 };
 
 use bytes::Bytes;
 use hoplite_masque::DatagramSink;
 use hoplite_overlay::{Batch, Datagrams, direct::UdpFlow};
+use hoplite_wire::forwarding::{Capsule, Malformed};
 
-use crate::{limits::Pace, metrics::Metrics};
+use crate::forward::{Forwarding, Ledger};
 
 /// Payloads in one call; the kernel takes no more.
 const SEGMENTS: usize = 64;
@@ -30,12 +29,11 @@ thread_local! {
 
 /// Sends what it is given to one target.
 pub(crate) struct ToTarget {
-    flow: std::sync::Arc<UdpFlow>,
-    metrics: std::sync::Arc<Metrics>,
-    pace: Pace,
+    flow: Arc<UdpFlow>,
+    ledger: Ledger,
+    /// Takes the capsules, if the client may send any.
+    forwarding: Option<Arc<Forwarding>>,
     joined: Mutex<Joined>,
-    /// How many calls there were; the idle watch looks at it.
-    pub(crate) passed: std::sync::Arc<AtomicU64>,
 }
 
 /// Payloads that wait for the end of the batch; at most [`SEGMENTS`] and [`OCTETS`].
@@ -51,17 +49,15 @@ struct Joined {
 impl ToTarget {
     /// A sink for `flow`.
     pub(crate) fn new(
-        flow: std::sync::Arc<UdpFlow>,
-        metrics: std::sync::Arc<Metrics>,
-        pace: Pace,
-        passed: std::sync::Arc<AtomicU64>,
+        flow: Arc<UdpFlow>,
+        ledger: Ledger,
+        forwarding: Option<Arc<Forwarding>>,
     ) -> Self {
         Self {
             flow,
-            metrics,
-            pace,
+            ledger,
+            forwarding,
             joined: Mutex::default(),
-            passed,
         }
     }
 
@@ -78,28 +74,35 @@ impl ToTarget {
             Poll::Ready(Ok(())) => self.count(joined),
             // A full socket loses the newest, as a full router would.
             Poll::Ready(Err(_)) | Poll::Pending => {
-                self.metrics.dropped.socket_full.inc_by(joined.count as u64);
+                self.ledger
+                    .metrics
+                    .dropped
+                    .socket_full
+                    .inc_by(joined.count as u64);
             }
         }
         joined.reset();
     }
 
     fn count(&self, joined: &Joined) {
-        self.passed.fetch_add(1, Ordering::Relaxed);
-        self.metrics.datagrams_to_target.inc_by(joined.count as u64);
+        self.ledger.passed.fetch_add(1, Ordering::Relaxed);
+        self.ledger
+            .metrics
+            .datagrams_to_target
+            .inc_by(joined.count as u64);
         let octets = joined.contents.len() as u64;
-        self.metrics.octets_to_target.udp.inc_by(octets);
+        self.ledger.metrics.octets_to_target.udp.inc_by(octets);
     }
 }
 
 impl DatagramSink for ToTarget {
     fn push(&self, payload: Bytes) {
         if payload.len() > self.flow.max_payload() {
-            self.metrics.dropped.too_large_for_target.inc();
+            self.ledger.metrics.dropped.too_large_for_target.inc();
             return;
         }
-        if !self.pace.admits(payload.len()) {
-            self.metrics.dropped.bandwidth.inc();
+        if !self.ledger.pace.admits(payload.len()) {
+            self.ledger.metrics.dropped.bandwidth.inc();
             return;
         }
         let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,6 +116,17 @@ impl DatagramSink for ToTarget {
         let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
         self.send(&mut joined);
         joined.give_back();
+        drop(joined);
+        if let Some(forwarding) = &self.forwarding {
+            forwarding.tunnelled();
+        }
+    }
+
+    fn capsule(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {
+        match &self.forwarding {
+            Some(forwarding) => forwarding.capsule(capsule),
+            None => ControlFlow::Continue(()),
+        }
     }
 }
 

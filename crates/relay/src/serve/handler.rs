@@ -16,6 +16,7 @@ use super::{
 use crate::{
     admission::{CHALLENGE, Guest},
     failure::Failure,
+    forward,
     limits::{ClientKey, Permit},
     metrics::{Method, Up},
 };
@@ -91,10 +92,12 @@ impl<E: Exchange> Job<E> {
             }
         };
         let head = ResponseHead::new(200).with("capsule-protocol", "?1");
+        let road = self.exchange.road();
+        let (head, terms) = forward::negotiate(&shared.forwarding, &self.head, road, head);
         self.exchange.respond(&head).await?;
         shared.metrics.request(Method::connect_udp, "ok");
         let _up = Up::new(&shared.metrics.tunnels_open.udp);
-        udp::carry(&shared, permit.pace(), socket, self.exchange).await;
+        udp::carry(&shared, permit.pace(), socket, self.exchange, terms).await;
         Ok(())
     }
 }

@@ -8,13 +8,16 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_link::quic::{Endpoint, Incoming, VarInt};
+use hoplite_link::{
+    quic::{Endpoint, Incoming, VarInt},
+    server::Forwarder,
+};
 use hoplite_masque::{
     DatagramSink,
     h3::{self, DataReceiver, DataSender, Session},
 };
 use hoplite_overlay::Batch;
-use hoplite_wire::{RequestHead, ResponseHead, h3::Code};
+use hoplite_wire::{RequestHead, ResponseHead, forwarding::Capsule, h3::Code};
 use tokio::time::timeout;
 
 use super::{
@@ -24,7 +27,7 @@ use super::{
     splice::{Broken, FromClient, ToClient},
     streams::Streams,
 };
-use crate::metrics::Up;
+use crate::{forward::Road, metrics::Up};
 
 /// Above this share of the total, a new client must first prove its address: 1 in so many.
 const SUSPICIOUS: usize = 4;
@@ -33,13 +36,29 @@ const GOODBYE: VarInt = VarInt::from_u32(0x100);
 /// How long the last packets of a connection may take to leave.
 const FAREWELL: Duration = Duration::from_millis(500);
 
+/// One socket of a shard: QUIC on it, and what passes by.
+pub(crate) struct Port {
+    endpoint: Endpoint,
+    forwarder: Forwarder,
+}
+
+impl Port {
+    pub(crate) fn new(endpoint: Endpoint, forwarder: Forwarder) -> Self {
+        Self {
+            endpoint,
+            forwarder,
+        }
+    }
+}
+
 /// Serves an endpoint until it is to stop.
-pub(crate) async fn serve(shared: Arc<Shared>, endpoint: Endpoint, mut alive: Alive) {
+pub(crate) async fn serve(shared: Arc<Shared>, port: Port, mut alive: Alive) {
+    let endpoint = &port.endpoint;
     let mut draining = alive.clone();
     loop {
         tokio::select! {
             incoming = endpoint.accept() => match incoming {
-                Some(incoming) => take(&shared, incoming, &endpoint, &alive),
+                Some(incoming) => take(&shared, incoming, &port, &alive),
                 None => break,
             },
             () = draining.reached(Phase::Draining) => break,
@@ -57,19 +76,24 @@ pub(crate) async fn serve(shared: Arc<Shared>, endpoint: Endpoint, mut alive: Al
 }
 
 /// Takes a connection within the limits.
-fn take(shared: &Arc<Shared>, incoming: Incoming, endpoint: &Endpoint, alive: &Alive) {
+fn take(shared: &Arc<Shared>, incoming: Incoming, port: &Port, alive: &Alive) {
+    let endpoint = &port.endpoint;
     let busy = endpoint.open_connections() > shared.limits.connections / SUSPICIOUS;
     if busy && !incoming.remote_address_validated() && incoming.may_retry() {
         return drop(incoming.retry());
     }
     let client = shared.gate.by_address(incoming.remote_address().ip());
     match Guest::admit(shared, client, alive) {
-        Some(guest) => drop(tokio::spawn(welcome(guest, incoming))),
+        Some(guest) => drop(tokio::spawn(welcome(
+            guest,
+            incoming,
+            port.forwarder.clone(),
+        ))),
         None => incoming.refuse(),
     }
 }
 
-async fn welcome(guest: Guest, incoming: Incoming) {
+async fn welcome(guest: Guest, incoming: Incoming, forwarder: Forwarder) {
     let handshake = async { incoming.accept().ok()?.await.ok() };
     let connection = timeout(guest.shared.limits.handshake, handshake).await;
     let Some(connection) = connection.ok().flatten() else {
@@ -79,22 +103,39 @@ async fn welcome(guest: Guest, incoming: Incoming) {
     guest.shared.metrics.connections.quic.inc();
     let _open = Up::new(&guest.shared.metrics.connections_open.quic);
     let streams = Streams::new(connection.clone(), &guest.shared.limits);
+    let road = Road::new(connection.clone(), forwarder);
     let session = Session::server(connection, &guest.shared.h3);
-    guest.serve(&Roomy { session, streams }).await;
+    let roomy = Roomy {
+        session,
+        streams,
+        road,
+    };
+    guest.serve(&roomy).await;
 }
 
 /// A session that makes room for more requests as they come.
 struct Roomy {
     session: Session,
     streams: Streams,
+    road: Road,
+}
+
+/// A request, and what its flow may pass by.
+pub(crate) struct Passing {
+    exchange: h3::Exchange,
+    road: Road,
 }
 
 impl connection::Session for Roomy {
-    type Exchange = h3::Exchange;
+    type Exchange = Passing;
 
-    async fn accept(&self) -> Option<(RequestHead, h3::Exchange)> {
+    async fn accept(&self) -> Option<(RequestHead, Passing)> {
         let incoming = self.session.accept().await?;
-        Some((incoming.head, incoming.exchange))
+        let passing = Passing {
+            exchange: incoming.exchange,
+            road: self.road.clone(),
+        };
+        Some((incoming.head, passing))
     }
 
     fn busy(&self, open: usize) {
@@ -136,29 +177,33 @@ impl ToClient for DataSender {
     }
 }
 
-impl Exchange for h3::Exchange {
+impl Exchange for Passing {
     type Up = DataReceiver;
     type Down = DataSender;
     type Flow = h3::Flow;
 
+    fn road(&self) -> Option<Road> {
+        Some(self.road.clone())
+    }
+
     async fn respond(&mut self, head: &ResponseHead) -> Result<(), Broken> {
-        Self::respond(self, head).await.map_err(|_| Broken)
+        self.exchange.respond(head).await.map_err(|_| Broken)
     }
 
     async fn refuse(mut self, head: &ResponseHead) -> Result<(), Broken> {
         Exchange::respond(&mut self, head).await?;
-        let (mut sender, mut receiver) = self.split();
+        let (mut sender, mut receiver) = self.exchange.split();
         receiver.stop(Code::NO_ERROR);
         ToClient::finish(&mut sender).await
     }
 
     fn stream(self) -> (DataReceiver, DataSender) {
-        let (sender, receiver) = self.split();
+        let (sender, receiver) = self.exchange.split();
         (receiver, sender)
     }
 
     fn datagrams(self, sink: Arc<dyn DatagramSink>) -> h3::Flow {
-        Self::datagrams(self, sink)
+        self.exchange.datagrams(sink)
     }
 }
 
@@ -187,5 +232,17 @@ impl ClientFlow for h3::Flow {
 
     fn reset(&self) {
         Self::reset(self, Code::CONNECT_ERROR);
+    }
+
+    fn send_capsule(&self, capsule: &Capsule) -> bool {
+        Self::send_capsule(self, capsule)
+    }
+
+    fn abort(&self) {
+        Self::reset(self, Code::DATAGRAM_ERROR);
+    }
+
+    fn keep_alive(&self) {
+        Self::keep_alive(self);
     }
 }

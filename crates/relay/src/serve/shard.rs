@@ -137,7 +137,8 @@ async fn run(shards: Vec<BoundShard>, keys: Keys, shared: Arc<Shared>, alive: Al
             Ok(shard) => {
                 let tcp = keys.tcp.clone();
                 serving.spawn(tls::serve(shared.clone(), shard.tcp, tcp, alive.clone()));
-                serving.spawn(quic::serve(shared.clone(), shard.endpoint, alive.clone()));
+                let quic = quic::Port::new(shard.endpoint, shard.forwarder);
+                serving.spawn(quic::serve(shared.clone(), quic, alive.clone()));
             }
             Err(error) => tracing::error!(%error, "a shard does not serve"),
         }

@@ -10,6 +10,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll},
+    time::Duration,
 };
 
 use hoplite_overlay::{Batch, Datagrams, Received, direct::UdpFlow};
@@ -20,7 +21,10 @@ use super::{
     gather::ToTarget,
     splice::watch,
 };
-use crate::{limits::Pace, metrics::Metrics};
+use crate::{
+    forward::{Forwarding, Ledger, Terms},
+    limits::Pace,
+};
 
 /// What one receive call may bring: a whole GRO batch.
 const BUFFER: usize = 65_536;
@@ -35,38 +39,66 @@ thread_local! {
 }
 
 /// Carries payloads until the client closes the tunnel, nobody is there, or nothing has passed for long.
-pub(crate) async fn carry(shared: &Shared, pace: Pace, target: UdpFlow, exchange: impl Exchange) {
+pub(crate) async fn carry(
+    shared: &Shared,
+    pace: Pace,
+    target: UdpFlow,
+    exchange: impl Exchange,
+    terms: Option<Terms>,
+) {
     let target = Arc::new(target);
-    let passed = Arc::new(AtomicU64::new(0));
-    let sink = ToTarget::new(
-        target.clone(),
-        shared.metrics.clone(),
-        pace.clone(),
-        passed.clone(),
-    );
+    let ledger = Ledger {
+        metrics: shared.metrics.clone(),
+        pace,
+        passed: Arc::new(AtomicU64::new(0)),
+    };
+    let forwarding = terms.map(|terms| Forwarding::new(terms, target.clone(), ledger.clone()));
+    let _ending = forwarding.as_deref().map(Ending);
+    let sink = ToTarget::new(target.clone(), ledger.clone(), forwarding.clone());
     let client = exchange.datagrams(Arc::new(sink));
     let down = Down {
         target: &target,
         client: &client,
-        metrics: &shared.metrics,
-        pace,
-        passed: &passed,
+        ledger: &ledger,
+        forwarding: forwarding.as_deref(),
     };
+    let forwarded = drive(
+        forwarding.as_deref(),
+        &client,
+        shared.limits.idle_connection,
+    );
     tokio::select! {
         () = client.closed() => (),
         () = down.run() => client.reset(),
-        () = watch(shared.limits.idle_datagrams, &passed) => (),
+        () = watch(shared.limits.idle_datagrams, &ledger.passed) => (),
+        () = forwarded => client.abort(),
     }
     shared.metrics.dropped.socket_full.inc_by(target.dropped());
+}
+
+/// The forwarded mode of a flow, if it has any; resolves when the client broke a rule of it.
+async fn drive(forwarding: Option<&Forwarding>, client: &impl ClientFlow, idle: Duration) {
+    match forwarding {
+        Some(forwarding) => forwarding.drive(client, idle).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Ends the rules of a flow, however the flow ends.
+struct Ending<'a>(&'a Forwarding);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.end();
+    }
 }
 
 /// From the target to the client.
 struct Down<'a, F> {
     target: &'a UdpFlow,
     client: &'a F,
-    metrics: &'a Metrics,
-    pace: Pace,
-    passed: &'a AtomicU64,
+    ledger: &'a Ledger,
+    forwarding: Option<&'a Forwarding>,
 }
 
 impl<F: ClientFlow> Down<'_, F> {
@@ -92,28 +124,34 @@ impl<F: ClientFlow> Down<'_, F> {
                 Poll::Ready(Ok(()))
             }
             Poll::Ready(Err(_)) => {
-                self.metrics.dropped.unreachable.inc();
+                self.ledger.metrics.dropped.unreachable.inc();
                 Poll::Ready(Err(()))
             }
             Poll::Pending => Poll::Pending,
         })
     }
 
-    fn pass(&self, buffer: &[u8], received: Received) {
-        self.passed.fetch_add(1, Ordering::Relaxed);
-        let batch = Batch {
-            contents: buffer.get(..received.len).unwrap_or_default(),
-            segment: received.segment.max(1),
-        };
-        let metrics = self.metrics;
-        if !self.pace.admits(received.len) {
-            let lost = batch.payloads().count() as u64;
+    fn pass(&self, buffer: &mut [u8], received: Received) {
+        self.ledger.passed.fetch_add(1, Ordering::Relaxed);
+        let contents = buffer.get_mut(..received.len).unwrap_or_default();
+        let segment = received.segment.max(1);
+        let metrics = &self.ledger.metrics;
+        if !self.ledger.pace.admits(received.len) {
+            let lost = Batch { contents, segment }.payloads().count() as u64;
             metrics.dropped.bandwidth.inc_by(lost);
             return;
         }
+        metrics.octets_to_client.udp.inc_by(received.len as u64);
+        match self.forwarding.filter(|forwarding| forwarding.is_active()) {
+            Some(forwarding) => forwarding.down(contents, segment, None, |rest| self.tunnel(rest)),
+            None => self.tunnel(Batch { contents, segment }),
+        }
+    }
+
+    fn tunnel(&self, batch: Batch<'_>) {
+        let metrics = &self.ledger.metrics;
         let sent = self.client.send(batch);
         metrics.datagrams_to_client.inc_by(sent.accepted as u64);
-        metrics.octets_to_client.udp.inc_by(received.len as u64);
         if sent.full > 0 {
             metrics.dropped.client_full.inc_by(sent.full as u64);
         }

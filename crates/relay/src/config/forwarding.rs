@@ -1,0 +1,43 @@
+//! `[forwarding]`: whether clients' QUIC packets may pass the connection by.
+
+use serde::Deserialize;
+
+use super::ConfigError;
+
+/// How many ids one flow may have at least and at most.
+const IDS: std::ops::RangeInclusive<usize> = 2..=64;
+
+/// Forwarded mode (draft-ietf-masque-quic-proxy).
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Forwarding {
+    /// Forward the packets of clients that ask for it. Default: true.
+    pub enabled: bool,
+    /// Accept the transform that leaves packets as they are, by which whoever sees both sides of the relay can match them.
+    /// Default: false.
+    pub identity: bool,
+    /// How many connection ids a flow may have registered at a time, 2 to 64. Default: 8.
+    pub ids_per_flow: usize,
+}
+
+impl Default for Forwarding {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            identity: false,
+            ids_per_flow: 8,
+        }
+    }
+}
+
+impl Forwarding {
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        match IDS.contains(&self.ids_per_flow) {
+            true => Ok(()),
+            false => {
+                let problem = format!("expected 2 to 64, found {}", self.ids_per_flow);
+                Err(ConfigError::new("forwarding.ids_per_flow", problem))
+            }
+        }
+    }
+}

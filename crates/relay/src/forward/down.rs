@@ -1,0 +1,168 @@
+//! From the target to the client, past the connection: packets with a registered id are readdressed in the receive buffer, sealed and sent.
+//! The flow's way down calls it for each batch; what is not to be forwarded it hands back. draft-ietf-masque-quic-proxy, "Using Forwarded Mode".
+
+use std::{cell::RefCell, net::SocketAddr, sync::atomic::Ordering};
+
+use hoplite_link::server::{Ecn, Towards};
+use hoplite_overlay::Batch;
+
+use super::{
+    Forwarding, Id,
+    packets::{has_id, readdress, shortest},
+};
+use crate::metrics::{Level, Up};
+
+thread_local! {
+    /// For packets whose ids change their length. A shard has one.
+    static ROOM: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The ids that are forwarded to the client; as many as the flow may register.
+#[derive(Debug)]
+pub(super) struct Clients {
+    /// Where the client is.
+    address: SocketAddr,
+    ids: Vec<Client>,
+}
+
+#[derive(Debug)]
+struct Client {
+    id: Id,
+    alias: Id,
+    _counted: Up,
+}
+
+impl Clients {
+    pub(super) fn new(address: SocketAddr) -> Self {
+        Self {
+            address,
+            ids: Vec::new(),
+        }
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.ids.clear();
+    }
+
+    pub(super) fn renew(
+        &mut self,
+        address: SocketAddr,
+        ids: impl Iterator<Item = (Id, Id)>,
+        open: &Level,
+    ) {
+        self.address = address;
+        self.ids.clear();
+        self.ids.extend(ids.map(|(id, alias)| Client {
+            id,
+            alias,
+            _counted: Up::new(open),
+        }));
+    }
+
+    /// Which of the ids a packet has; ids of one flow do not conflict, so that it is one at most.
+    fn find(&self, packet: &[u8]) -> Option<&Client> {
+        self.ids.iter().find(|client| has_id(packet, &client.id))
+    }
+
+    fn takes(&self, last: Option<&Client>, packet: &[u8]) -> bool {
+        match last {
+            Some(client) => has_id(packet, &client.id),
+            None => self.find(packet).is_none(),
+        }
+    }
+
+    /// The id of the packet at `at`, and where the packets end that are treated alike.
+    fn run(&self, received: &[u8], at: usize, segment: usize) -> (Option<&Client>, usize) {
+        let mut packets = received.get(at..).unwrap_or_default().chunks(segment);
+        let first = packets.next().unwrap_or_default();
+        let client = self.find(first);
+        let more = packets.take_while(|packet| self.takes(client, packet));
+        (
+            client,
+            at + first.len() + more.map(<[u8]>::len).sum::<usize>(),
+        )
+    }
+}
+
+impl Forwarding {
+    /// Whether a batch from the target may have packets to be forwarded.
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.load(Ordering::Relaxed)
+    }
+
+    /// Forwards what is to be forwarded of a batch; the rest is handed to `tunnel`, in order.
+    pub(crate) fn down(
+        &self,
+        contents: &mut [u8],
+        segment: usize,
+        ecn: Option<Ecn>,
+        mut tunnel: impl FnMut(Batch<'_>),
+    ) {
+        let clients = self.clients();
+        let here = self.road.address() == clients.address;
+        if !here || contents.is_empty() {
+            drop(clients);
+            self.look_around();
+            return tunnel(Batch { contents, segment });
+        }
+        let towards = Towards {
+            destination: clients.address,
+            source: self.road.source(),
+            ecn,
+        };
+        let mut at = 0;
+        while at < contents.len() {
+            let (client, end) = clients.run(contents, at, segment);
+            let Some(run) = contents.get_mut(at..end) else {
+                return;
+            };
+            match client {
+                Some(client) if self.is_long_enough(client, run, segment) => {
+                    self.to_client(client, run, segment, towards);
+                }
+                _ => tunnel(Batch {
+                    contents: run,
+                    segment,
+                }),
+            }
+            at = end;
+        }
+    }
+
+    /// Whether all packets of a run can be sealed. What cannot is no packet of QUIC version 1: the tunnel carries it.
+    fn is_long_enough(&self, client: &Client, run: &[u8], segment: usize) -> bool {
+        let last = run.len() % segment;
+        let shortest_here = if last > 0 { last } else { segment };
+        shortest_here >= shortest(&self.transform, client.id.len())
+    }
+
+    fn to_client(&self, client: &Client, run: &mut [u8], segment: usize, towards: Towards) {
+        let octets = run.len() as u64;
+        let count = run.len().div_ceil(segment);
+        let refused = ROOM.with_borrow_mut(|room| {
+            let (contents, segment) = readdress(run, segment, client.id.len(), &client.alias, room);
+            // Each is long enough. Nothing leaves that is not sealed.
+            let seal = |packet| self.transform.seal(packet, client.alias.len()).is_ok();
+            match contents.chunks_mut(segment).all(seal) {
+                true => self.road.forwarder.send(contents, segment, towards),
+                false => count,
+            }
+        });
+        let sent = count.saturating_sub(refused) as u64;
+        let metrics = &self.ledger.metrics;
+        metrics.datagrams_to_client.inc_by(sent);
+        metrics.forwarding.to_client.count(sent, octets);
+        if refused > 0 {
+            let dropped = &metrics.forwarding.dropped;
+            dropped.client_full.inc_by(refused as u64);
+        }
+    }
+}
