@@ -2,6 +2,7 @@
 
 mod admission;
 mod dns;
+mod forward;
 mod h1;
 mod h2;
 mod life;
@@ -9,6 +10,7 @@ mod limits;
 mod many;
 mod policy;
 mod support;
+mod tap;
 mod targets;
 mod tcp;
 mod udp;

@@ -1,0 +1,367 @@
+//! A client that has agreed on forwarded mode, on a wire that can be tapped, and its target.
+
+use std::{
+    collections::VecDeque,
+    io::IoSliceMut,
+    net::SocketAddr,
+    ops::ControlFlow,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use hoplite_crypto::{Scramble, Transform, Trust};
+use hoplite_link::{Config as LinkConfig, Dialer, Peer};
+use hoplite_masque::{
+    DatagramSink,
+    h3::{self, Flow, H3Error, Session},
+};
+use hoplite_overlay::{Batch, Terms, direct::Direct};
+use hoplite_relay::{Config, Handle};
+use hoplite_wire::{
+    Target,
+    forwarding::{Answer, Capsule, Key, Malformed, Offer, Transform as Kind},
+};
+use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
+use tokio::{io::Interest, net::UdpSocket, sync::mpsc, time::timeout};
+
+use crate::{
+    support::{Client, PATIENCE, relay, udp},
+    tap::Tap,
+};
+
+/// A packet with a short header and no secrets.
+pub(crate) fn packet(id: &[u8], size: usize) -> Vec<u8> {
+    let mut packet = [&[0x41], id].concat();
+    let rest = 0..size - packet.len();
+    packet.extend(rest.rev().map(|at| at.to_le_bytes()[0]));
+    packet
+}
+
+/// Packets of these sizes.
+pub(crate) fn packets(id: &[u8], sizes: &[usize]) -> Vec<u8> {
+    sizes.iter().flat_map(|size| packet(id, *size)).collect()
+}
+
+/// What comes through the tunnel.
+struct Inbox {
+    payloads: Mutex<mpsc::Sender<Bytes>>,
+    capsules: Mutex<mpsc::Sender<Capsule>>,
+}
+
+impl DatagramSink for Inbox {
+    fn push(&self, payload: Bytes) {
+        drop(self.payloads.lock().expect("sound").try_send(payload));
+    }
+
+    fn flush(&self) {}
+
+    fn capsule(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {
+        let capsule = capsule.expect("well-formed");
+        drop(self.capsules.lock().expect("sound").try_send(capsule));
+        ControlFlow::Continue(())
+    }
+}
+
+/// A target that sends and receives in batches.
+struct Server {
+    socket: UdpSocket,
+    state: UdpSocketState,
+    /// The relay's end; none before something came from it.
+    relay: Option<SocketAddr>,
+    received: VecDeque<Vec<u8>>,
+}
+
+impl Server {
+    async fn new() -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.expect("bound");
+        Self {
+            state: UdpSocketState::new(UdpSockRef::from(&socket)).expect("set up"),
+            socket,
+            relay: None,
+            received: VecDeque::new(),
+        }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.socket.local_addr().expect("bound")
+    }
+
+    async fn recv(&mut self) -> Vec<u8> {
+        let mut buffer = vec![0; 65_536];
+        while self.received.is_empty() {
+            let mut meta = [RecvMeta::default()];
+            let receive = || {
+                let mut buffers = [IoSliceMut::new(&mut buffer)];
+                let socket = UdpSockRef::from(&self.socket);
+                self.state.recv(socket, &mut buffers, &mut meta)
+            };
+            if self
+                .socket
+                .async_io(Interest::READABLE, receive)
+                .await
+                .is_ok()
+            {
+                self.relay = Some(meta[0].addr);
+                let packets = buffer[..meta[0].len].chunks(meta[0].stride.max(1));
+                self.received.extend(packets.map(<[u8]>::to_vec));
+            }
+        }
+        self.received.pop_front().expect("one")
+    }
+
+    async fn send(&self, contents: &[u8], segment: usize) {
+        let transmit = Transmit {
+            destination: self.relay.expect("it spoke first"),
+            ecn: None,
+            contents,
+            segment_size: (contents.len() > segment).then_some(segment),
+            src_ip: None,
+        };
+        let send = || {
+            self.state
+                .try_send(UdpSockRef::from(&self.socket), &transmit)
+        };
+        self.socket
+            .async_io(Interest::WRITABLE, send)
+            .await
+            .expect("sent");
+    }
+}
+
+/// An open flow in forwarded mode.
+pub(crate) struct Agreed {
+    pub(crate) tap: Tap,
+    relay: Handle,
+    transform: Transform,
+    target: Server,
+    flow: Option<Flow>,
+    payloads: mpsc::Receiver<Bytes>,
+    capsules: mpsc::Receiver<Capsule>,
+    _client: Client,
+}
+
+async fn dial(relay: &Handle, address: SocketAddr) -> Client {
+    let peer = Peer {
+        name: "test".into(),
+        address: Target::from(address),
+        trust: Trust::Pins(vec![relay.pin()]),
+    };
+    let dialer = Dialer::new(Arc::new(Direct::new()), peer, 0, LinkConfig::default());
+    let link = dialer.quic(&Terms::default()).await.expect("connected");
+    let session = Session::client(link.connection().clone(), &h3::Config::default());
+    Client { session, link }
+}
+
+/// What the client does with packets after the relay's answer.
+fn transform(own: &Key, answer: Answer) -> Transform {
+    match answer.transform.expect("selected") {
+        (Kind::Identity, _) => Transform::Identity,
+        (Kind::Scramble, key) => Transform::scramble(own, &key.expect("a key")).expect("a cipher"),
+    }
+}
+
+impl Agreed {
+    pub(crate) async fn new(kind: Kind) -> Self {
+        Self::with(kind, |config| config.forwarding.identity = true).await
+    }
+
+    pub(crate) async fn with(kind: Kind, change: impl FnOnce(&mut Config)) -> Self {
+        let mut ids = 0;
+        let relay = relay(|config| {
+            change(config);
+            ids = config.forwarding.ids_per_flow as u64;
+        });
+        let tap = Tap::new(relay.addresses()[0]).await;
+        let client = dial(&relay, tap.address).await;
+        let target = Server::new().await;
+        let own = Scramble::fresh_key().expect("randomness");
+        let offer = Offer {
+            transforms: vec![kind],
+            key: Some(own.clone()),
+        };
+        let (exchange, answer) = client.ask(udp(target.address()).with_offer(&offer)).await;
+        let answer = answer.answer(&offer.transforms).expect("offered");
+        let (payloads_in, payloads) = mpsc::channel(1024);
+        let (capsules_in, capsules) = mpsc::channel(64);
+        let inbox = Inbox {
+            payloads: Mutex::new(payloads_in),
+            capsules: Mutex::new(capsules_in),
+        };
+        let mut agreed = Self {
+            tap,
+            relay,
+            transform: transform(&own, answer),
+            target,
+            flow: Some(exchange.datagrams(Arc::new(inbox))),
+            payloads,
+            capsules,
+            _client: client,
+        };
+        if ids > 2 {
+            let sequence = ids - 1;
+            let told = agreed.told().await;
+            assert_eq!(told, Capsule::MaxConnectionIds { sequence });
+        }
+        agreed.echo().await;
+        agreed
+    }
+
+    fn flow(&self) -> &Flow {
+        self.flow.as_ref().expect("open")
+    }
+
+    /// Sends something through the tunnel and back until it arrives: UDP may lose.
+    pub(crate) async fn echo(&mut self) {
+        let hello = b"\xc0hello";
+        let there = async {
+            loop {
+                self.flow.as_ref().expect("open").send(Batch::one(hello));
+                let pause = Duration::from_millis(200);
+                match timeout(pause, self.target.recv()).await {
+                    Ok(received) if received == hello => return,
+                    _ => (),
+                }
+            }
+        };
+        timeout(PATIENCE, there).await.expect("it arrives");
+    }
+
+    pub(crate) fn tell(&self, capsule: &Capsule) {
+        assert!(self.flow().send_capsule(capsule));
+    }
+
+    /// The relay's next capsule.
+    pub(crate) async fn told(&mut self) -> Capsule {
+        let told = timeout(PATIENCE, self.capsules.recv()).await;
+        told.expect("told in time").expect("open")
+    }
+
+    /// The relay's next capsule that is no permission.
+    async fn answered(&mut self) -> Capsule {
+        loop {
+            match self.told().await {
+                Capsule::MaxConnectionIds { .. } => (),
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Registers an id of the target's; its alias.
+    pub(crate) async fn register_target(&mut self, id: &[u8]) -> Vec<u8> {
+        self.tell(&Capsule::RegisterTargetCid {
+            id: Bytes::copy_from_slice(id),
+            reset_token: Bytes::new(),
+        });
+        match self.answered().await {
+            Capsule::AckTargetCid {
+                id: of, virtual_id, ..
+            } => {
+                assert_eq!(of, id);
+                virtual_id.to_vec()
+            }
+            other => unreachable!("{other:?}"),
+        }
+    }
+
+    /// Registers an id of the client's, and does not acknowledge the alias.
+    pub(crate) async fn offer_client(&mut self, id: &[u8]) -> Vec<u8> {
+        let id = Bytes::copy_from_slice(id);
+        self.tell(&Capsule::RegisterClientCid { id: id.clone() });
+        match self.answered().await {
+            Capsule::AckClientCid { id: of, virtual_id } => {
+                assert_eq!(of, id);
+                virtual_id.to_vec()
+            }
+            other => unreachable!("{other:?}"),
+        }
+    }
+
+    /// Acknowledges the alias; packets with it go to the tap. Another registration tells that the relay has read it.
+    pub(crate) async fn acknowledge(&mut self, id: &[u8], alias: &[u8]) {
+        self.tap.catch(alias);
+        self.tell(&Capsule::AckClientVcid {
+            id: Bytes::copy_from_slice(id),
+            virtual_id: Bytes::copy_from_slice(alias),
+            reset_token: Bytes::new(),
+        });
+        // Capsules are read in order: when a refusal comes back, the acknowledgement has been read.
+        let id = Bytes::from_static(&[0; 21]);
+        self.tell(&Capsule::RegisterTargetCid {
+            id: id.clone(),
+            reset_token: Bytes::new(),
+        });
+        assert_eq!(self.answered().await, Capsule::CloseTargetCid { id });
+        assert!(matches!(
+            self.told().await,
+            Capsule::MaxConnectionIds { .. }
+        ));
+    }
+
+    /// Registers an id of the client's; its alias, whose packets go to the tap.
+    pub(crate) async fn register_client(&mut self, id: &[u8]) -> Vec<u8> {
+        let alias = self.offer_client(id).await;
+        self.acknowledge(id, &alias).await;
+        alias
+    }
+
+    /// As it leaves the client.
+    pub(crate) fn sealed(&self, packet: &[u8], id_len: usize) -> Vec<u8> {
+        let mut packet = packet.to_vec();
+        self.transform.seal(&mut packet, id_len).expect("long");
+        packet
+    }
+
+    /// As the client reads it.
+    pub(crate) fn opened(&self, packet: &[u8], id_len: usize) -> Vec<u8> {
+        let mut packet = packet.to_vec();
+        self.transform.open(&mut packet, id_len).expect("long");
+        packet
+    }
+
+    /// The next packet at the target.
+    pub(crate) async fn at_target(&mut self) -> Vec<u8> {
+        let received = timeout(PATIENCE, self.target.recv()).await;
+        received.expect("received in time")
+    }
+
+    /// Sends packets of one size from the target.
+    pub(crate) async fn target_sends(&self, contents: &[u8], segment: usize) {
+        self.target.send(contents, segment).await;
+    }
+
+    /// The next payload that comes through the tunnel.
+    pub(crate) async fn tunnelled(&mut self) -> Bytes {
+        let received = timeout(PATIENCE, self.payloads.recv()).await;
+        received.expect("received in time").expect("open")
+    }
+
+    /// A number of the relay's.
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        let text = self.relay.metrics().text();
+        let line = format!("hoplite_relay_{name} ");
+        let value = text.lines().find_map(|one| one.strip_prefix(&line));
+        value.expect(name).parse().expect("a number")
+    }
+
+    /// Waits until the relay has counted so many.
+    pub(crate) async fn counts(&self, name: &str, wanted: u64) {
+        let counted = async {
+            while self.counter(name) != wanted {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        let in_time = timeout(PATIENCE, counted).await;
+        assert!(in_time.is_ok(), "{name}: {}", self.counter(name));
+    }
+
+    /// Ends the flow.
+    pub(crate) fn close(&mut self) {
+        self.flow = None;
+    }
+
+    /// Waits until the relay has ended the flow.
+    pub(crate) async fn closed(&self) -> Result<(), H3Error> {
+        self.flow().closed().await
+    }
+}

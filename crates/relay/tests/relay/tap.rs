@@ -1,0 +1,153 @@
+//! A wire between a client and a relay that can be tapped: it sends packets of its own from the client's address, keeps those with
+//! given ids to itself, and can move the client to another address.
+
+use std::{
+    future::poll_fn,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use hoplite_overlay::{
+    Batch, Datagrams,
+    direct::{UdpFlow, UdpSettings, connect_udp},
+};
+use tokio::{net::UdpSocket, sync::mpsc, task::AbortHandle};
+
+use crate::support::PATIENCE;
+
+type Caught = (Vec<u8>, usize);
+
+/// The wire; it ends when this is dropped.
+pub(crate) struct Tap {
+    /// Where the client finds the relay.
+    pub(crate) address: SocketAddr,
+    shared: Arc<Shared>,
+    caught: mpsc::Receiver<Caught>,
+    pumps: Vec<AbortHandle>,
+}
+
+struct Shared {
+    relay: SocketAddr,
+    front: UdpSocket,
+    client: Mutex<Option<SocketAddr>>,
+    back: Mutex<Arc<UdpFlow>>,
+    ids: Mutex<Vec<Vec<u8>>>,
+    catch: mpsc::Sender<Caught>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn dial(relay: SocketAddr) -> Arc<UdpFlow> {
+    Arc::new(connect_udp(relay, &UdpSettings::default()).expect("connected"))
+}
+
+impl Tap {
+    pub(crate) async fn new(relay: SocketAddr) -> Self {
+        let front = UdpSocket::bind("127.0.0.1:0").await.expect("bound");
+        let (catch, caught) = mpsc::channel(1024);
+        let shared = Arc::new(Shared {
+            relay,
+            client: Mutex::default(),
+            back: Mutex::new(dial(relay)),
+            ids: Mutex::default(),
+            catch,
+            front,
+        });
+        let mut tap = Self {
+            address: shared.front.local_addr().expect("bound"),
+            pumps: vec![tokio::spawn(up(shared.clone())).abort_handle()],
+            shared,
+            caught,
+        };
+        tap.pump_down();
+        tap
+    }
+
+    fn pump_down(&mut self) {
+        let back = locked(&self.shared.back).clone();
+        let pump = tokio::spawn(down(self.shared.clone(), back));
+        self.pumps.push(pump.abort_handle());
+    }
+
+    /// From now on packets to the client with this id are for the tap.
+    pub(crate) fn catch(&self, id: &[u8]) {
+        locked(&self.shared.ids).push(id.to_vec());
+    }
+
+    /// The next batch that was caught, and the size of its packets.
+    pub(crate) async fn caught(&mut self) -> Caught {
+        let caught = tokio::time::timeout(PATIENCE, self.caught.recv()).await;
+        caught.expect("caught in time").expect("open")
+    }
+
+    /// The next one, if there is one already.
+    pub(crate) fn caught_already(&mut self) -> Option<Caught> {
+        self.caught.try_recv().ok()
+    }
+
+    /// Sends packets of one size to the relay as the client would.
+    pub(crate) async fn send(&self, contents: &[u8], segment: usize) {
+        let back = locked(&self.shared.back).clone();
+        send(&back, contents, segment).await;
+    }
+
+    /// Sends them from somewhere else.
+    pub(crate) async fn send_from_elsewhere(&self, contents: &[u8]) {
+        send(&dial(self.shared.relay), contents, contents.len()).await;
+    }
+
+    /// The client has another address now; what is sent to the old one is lost.
+    pub(crate) fn move_away(&mut self) {
+        *locked(&self.shared.back) = dial(self.shared.relay);
+        self.pump_down();
+    }
+}
+
+async fn send(back: &UdpFlow, contents: &[u8], segment: usize) {
+    let batch = Batch { contents, segment };
+    poll_fn(|cx| back.poll_send(cx, batch)).await.expect("sent");
+}
+
+async fn up(shared: Arc<Shared>) {
+    let mut buffer = vec![0; 65_536];
+    while let Ok((len, client)) = shared.front.recv_from(&mut buffer).await {
+        *locked(&shared.client) = Some(client);
+        let back = locked(&shared.back).clone();
+        send(&back, &buffer[..len], len).await;
+    }
+}
+
+async fn down(shared: Arc<Shared>, back: Arc<UdpFlow>) {
+    let mut buffer = vec![0; 65_536];
+    while let Ok(received) = poll_fn(|cx| back.poll_recv(cx, &mut buffer)).await {
+        if !Arc::ptr_eq(&back, &locked(&shared.back)) {
+            return;
+        }
+        let contents = &buffer[..received.len];
+        let mine = contents.first().is_some_and(|first| first & 0x80 == 0)
+            && locked(&shared.ids)
+                .iter()
+                .any(|id| contents[1..].starts_with(id));
+        if mine {
+            drop(shared.catch.try_send((contents.to_vec(), received.segment)));
+            continue;
+        }
+        let client = *locked(&shared.client);
+        for packet in contents.chunks(received.segment.max(1)) {
+            drop(
+                shared
+                    .front
+                    .send_to(packet, client.expect("it spoke first"))
+                    .await,
+            );
+        }
+    }
+}
+
+impl Drop for Tap {
+    fn drop(&mut self) {
+        self.pumps.iter().for_each(AbortHandle::abort);
+    }
+}
