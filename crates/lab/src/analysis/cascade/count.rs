@@ -19,16 +19,21 @@ pub(super) struct Counts {
     inner_acks: usize,
     /// Octets on the first hop that acknowledge anything on any layer.
     acks: usize,
-    /// IP packets that only acknowledge.
+    /// IP packets that only acknowledge, and their octets.
     ack_packets: usize,
+    ack_packet_octets: usize,
     /// Octets on the first hop before the first end-to-end packet.
     setup: usize,
     /// End-to-end packets with stream data.
     data_packets: usize,
     /// End-to-end packets that no datagram carried.
     in_streams: usize,
-    /// ACK frames of each tunnel.
+    /// ACK frames of each tunnel, and their octets.
     ack_frames: Vec<usize>,
+    ack_frame_octets: Vec<usize>,
+    /// Datagrams that each tunnel carried, and those that passed its hop forwarded.
+    tunnelled: Vec<usize>,
+    forwarded: Vec<usize>,
     /// Octets that each tunnel adds to what it carries.
     own: Vec<usize>,
     /// Octets of IP packets whose content is not wholly known, and of carriers on each layer that nothing was found for.
@@ -58,6 +63,9 @@ impl Counts {
             hops,
             total: capture.octets(),
             ack_frames: vec![0; hops],
+            ack_frame_octets: vec![0; hops],
+            tunnelled: vec![0; hops],
+            forwarded: vec![0; hops],
             own: vec![0; hops],
             lost: vec![0; hops + 1],
             ..Self::default()
@@ -75,37 +83,72 @@ impl Counts {
         way: Way,
         matched: &Matched,
     ) -> Vec<Known> {
-        let (headers, mut carriers) = (capture.headers(), Vec::new());
-        for (number, layer) in layers.0.iter().enumerate().rev() {
-            let packets = layer.packets(way);
-            let known = know(packets, &carriers, number == self.hops);
-            let contents = &matched.layers[number];
-            if number == self.hops {
-                self.inner(packets, contents, &known, headers);
-            } else {
-                let within = layers.0[number + 1].packets(way);
-                self.tunnel(number, packets, &matched.layers[number + 1], within);
-            }
-            carriers = contents
+        let all: Vec<&[Packet]> = layers.0.iter().map(|layer| layer.packets(way)).collect();
+        let mut known = vec![Vec::new(); all.len()];
+        let carried = |contents: &[Content], known: &[Vec<Known>]| -> Vec<Known> {
+            contents
                 .iter()
-                .map(|content| join(*content, &known))
-                .collect();
+                .map(|content| join(*content, known))
+                .collect()
+        };
+        for (number, packets) in all.iter().enumerate().rev() {
+            let contents = matched
+                .layers
+                .get(number + 1)
+                .map_or(&[][..], Vec::as_slice);
+            let carriers = carried(contents, &known);
+            known[number] = know(packets, &carriers, number == self.hops);
+            if number < self.hops {
+                self.tunnel(number, packets, contents, &all);
+            }
+        }
+        self.inner(all[self.hops], matched, &known, capture.headers());
+        for (depth, contents) in matched.layers.iter().enumerate() {
+            self.lost[depth] += contents.iter().filter(|content| content.count == 0).count();
+            self.passed(depth, contents);
         }
         if self.hops > 0 {
-            let udp = matched.layers[0].iter().filter(|content| content.count > 0);
-            self.own[0] += headers * udp.count();
+            self.on_link(capture, way, &matched.layers[0], &all);
         }
-        for (number, contents) in matched.layers.iter().enumerate() {
-            self.lost[number] += contents.iter().filter(|content| content.count == 0).count();
+        carried(&matched.layers[0], &known)
+    }
+
+    /// What the link adds to what it carries: headers, and what a relay's connection ids are longer. It is told as hop 1's.
+    fn on_link(&mut self, capture: &Capture, way: Way, contents: &[Content], all: &[&[Packet]]) {
+        let payloads = capture.udp(way).zip(contents);
+        for ((payload, _), content) in payloads.filter(|(_, content)| content.count > 0) {
+            let more = payload.saturating_sub(size(all[content.layer], *content));
+            self.own[0] += capture.headers() + more;
         }
-        carriers
+    }
+
+    /// Datagrams by hop: a packet of layer j has passed hops 1 to j; what carries it at depth d is hop d's (the link is hop 0's), and the hops
+    /// between forwarded it.
+    fn passed(&mut self, depth: usize, contents: &[Content]) {
+        if let Some(hop) = depth.checked_sub(1) {
+            self.tunnelled[hop] += contents.len();
+        }
+        for content in contents.iter().filter(|content| content.count > 0) {
+            for hop in &mut self.forwarded[depth..content.layer.max(depth)] {
+                *hop += 1;
+            }
+        }
     }
 
     /// The end-to-end connection as it would be without tunnels. A packet that no datagram carried went over a stream of the last tunnel (as a
     /// capsule, RFC 9297 §3), or was dropped before it was sent: it counts, but is in no acknowledging packet.
-    fn inner(&mut self, packets: &[Packet], contents: &[Content], known: &[Known], headers: usize) {
+    fn inner(
+        &mut self,
+        packets: &[Packet],
+        matched: &Matched,
+        known: &[Vec<Known>],
+        headers: usize,
+    ) {
         let mut carried = vec![false; packets.len()];
-        for content in contents.iter().filter(|content| content.count > 0) {
+        let is_inner = |content: &&Content| content.count > 0 && content.layer == self.hops;
+        let contents = matched.layers.iter().flatten();
+        let contents: Vec<&Content> = contents.filter(is_inner).collect();
+        for content in contents {
             carried[content.packets()].fill(true);
             let octets = size(packets, *content) + headers;
             self.inner += octets;
@@ -134,11 +177,15 @@ impl Counts {
         number: usize,
         packets: &[Packet],
         carried: &[Content],
-        within: &[Packet],
+        all: &[&[Packet]],
     ) {
         let frames = packets.iter().flat_map(|packet| &packet.frames);
-        let is_ack = |frame: &&Frame| matches!(frame, Frame::Ack(_));
-        self.ack_frames[number] += frames.clone().filter(is_ack).count();
+        for frame in frames.clone() {
+            if let Frame::Ack(octets) = frame {
+                self.ack_frames[number] += 1;
+                self.ack_frame_octets[number] += octets;
+            }
+        }
         let payloads = frames.filter_map(|frame| match frame {
             Frame::Datagram(_, payload) => Some(*payload),
             _ => None,
@@ -146,7 +193,7 @@ impl Counts {
         // A payload that was not recognised is still payload.
         let octets = |(payload, content): (usize, &Content)| match content.count {
             0 => payload,
-            _ => size(within, *content),
+            _ => size(all[content.layer], *content),
         };
         let payload: usize = payloads.zip(carried).map(octets).sum();
         let all: usize = packets.iter().map(|packet| packet.size).sum();
@@ -171,6 +218,7 @@ impl Counts {
                 Some(known) if known.only_acks => {
                     self.acks += packet.octets;
                     self.ack_packets += 1;
+                    self.ack_packet_octets += packet.octets;
                 }
                 Some(known) => self.acks += known.acks,
                 None => {}
@@ -226,21 +274,46 @@ impl Counts {
             ("packets_in_streams", self.in_streams as f64),
             ("unmatched_share", self.unmatched_share()),
         ];
-        let fixed = fixed
-            .into_iter()
-            .map(|(name, value)| (name.to_owned(), value));
-        let of_hops = |name: &'static str, values: &[usize]| -> Vec<(String, f64)> {
-            let named = values.iter().enumerate();
-            named
-                .map(|(i, value)| (format!("{name}:hop{}", i + 1), *value as f64))
-                .collect()
-        };
-        let layers = of_hops("layer_octets", &self.own);
-        fixed
-            .chain(layers)
-            .chain(of_hops("ack_frames", &self.ack_frames))
-            .collect()
+        let fixed = fixed.into_iter();
+        let mut all: Vec<_> = fixed
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect();
+        all.extend(self.averages());
+        all.extend(of_hops("layer_octets", &self.own));
+        all.extend(of_hops("ack_frames", &self.ack_frames));
+        all
     }
+
+    /// Averages and shares, where there is anything to average.
+    fn averages(&self) -> Vec<(String, f64)> {
+        let mean = |sum: usize, count: usize| (count > 0).then(|| sum as f64 / count as f64);
+        let octets: usize = self.ack_frame_octets.iter().sum();
+        let frames: usize = self.ack_frames.iter().sum();
+        let mut all = vec![
+            ("ack_frame_octets".to_owned(), mean(octets, frames)),
+            (
+                "ack_packet_octets".to_owned(),
+                mean(self.ack_packet_octets, self.ack_packets),
+            ),
+        ];
+        for hop in 0..self.hops {
+            let (forwarded, frames) = (self.forwarded[hop], self.ack_frames[hop]);
+            let octets = mean(self.ack_frame_octets[hop], frames);
+            all.push((format!("ack_frame_octets:hop{}", hop + 1), octets));
+            let share = mean(forwarded, forwarded + self.tunnelled[hop]);
+            all.push((format!("forwarded_share:hop{}", hop + 1), share));
+        }
+        let known = |(name, value): (String, Option<f64>)| Some((name, value?));
+        all.into_iter().filter_map(known).collect()
+    }
+}
+
+/// A figure for each hop.
+fn of_hops(name: &str, values: &[usize]) -> Vec<(String, f64)> {
+    let named = values.iter().enumerate();
+    named
+        .map(|(i, value)| (format!("{name}:hop{}", i + 1), *value as f64))
+        .collect()
 }
 
 /// The octets of a carrier's packets.
@@ -306,8 +379,9 @@ impl Known {
 }
 
 /// All packets of a carrier taken together.
-fn join(content: Content, known: &[Known]) -> Known {
-    let packets = &known[content.packets()];
+fn join(content: Content, known: &[Vec<Known>]) -> Known {
+    let of_layer = known.get(content.layer).map_or(&[][..], Vec::as_slice);
+    let packets = of_layer.get(content.packets()).unwrap_or_default();
     let nothing = packets.is_empty();
     Known {
         only_acks: !nothing && packets.iter().all(|packet| packet.only_acks),

@@ -4,6 +4,9 @@ use std::{collections::BTreeMap, io::Cursor, net::IpAddr};
 
 use super::{super::capture::Captured, *};
 
+/// When qlogs and captures begin: 2026-11-21T10:00:00Z in seconds since 1970.
+const SECOND: usize = 1_795_255_200;
+
 const CLIENT: [u8; 4] = [10, 77, 0, 1];
 const RELAY: [u8; 4] = [10, 77, 0, 2];
 
@@ -29,11 +32,18 @@ const PADDING: Framed = ("padding", 2, 2);
 
 /// A qlog as the client has it; each record a millisecond after the one before.
 fn qlog(label: &str, packets: &[Sent<'_>]) -> String {
+    let timed = packets.iter().enumerate();
+    let timed: Vec<_> = timed.map(|(i, packet)| (i as f64, *packet)).collect();
+    qlog_at(label, &timed)
+}
+
+/// The same with the milliseconds of each record.
+fn qlog_at(label: &str, packets: &[(f64, Sent<'_>)]) -> String {
     let mut text = format!(
         "\u{1e}{{\"trace\":{{\"common_fields\":{{\"reference_time\":{{\"wall_clock_time\":\"2026-11-21T10:00:00.000000Z\"}}}},\
          \"vantage_point\":{{\"name\":\"{label}\",\"type\":\"client\"}}}}}}\n"
     );
-    for (i, (way, size, frames)) in packets.iter().enumerate() {
+    for (i, (at, (way, size, frames))) in packets.iter().enumerate() {
         let name = match way {
             Out => "packet_sent",
             In => "packet_received",
@@ -49,7 +59,7 @@ fn qlog(label: &str, packets: &[Sent<'_>]) -> String {
             false => "1RTT",
         };
         text += &format!(
-            "\u{1e}{{\"time\":{i}.0,\"name\":\"quic:{name}\",\"data\":{{\"header\":{{\"packet_type\":\"{kind}\",\"packet_number\":{i}}},\
+            "\u{1e}{{\"time\":{at},\"name\":\"quic:{name}\",\"data\":{{\"header\":{{\"packet_type\":\"{kind}\",\"packet_number\":{i}}},\
              \"raw\":{{\"length\":{size}}},\"frames\":[{}]}}}}\n",
             frames.join(",")
         );
@@ -75,8 +85,10 @@ fn pcap(packets: &[(Vec<u8>, usize)]) -> Vec<u8> {
     for number in [0xa1b2_3c4d_u32, 0x0004_0002, 0, 0, 262_144, 101] {
         file.extend(number.to_le_bytes());
     }
-    for (data, whole) in packets {
-        for number in [0, 0, data.len(), *whole] {
+    for (i, (data, whole)) in packets.iter().enumerate() {
+        // A millisecond after each other, as the records of a qlog.
+        let (second, part) = (SECOND + i / 1000, i % 1000 * 1_000_000);
+        for number in [second, part, data.len(), *whole] {
             file.extend(u32::try_from(number).unwrap().to_le_bytes());
         }
         file.extend(data);
@@ -216,6 +228,198 @@ fn two_tunnels_cascade() {
             ("ack_frames:hop1", 2.0),
             ("ack_frames:hop2", 4.0),
             ("unmatched_share", 0.0),
+        ],
+    );
+}
+
+const PROBE: Framed = ("ping", 1, 0);
+
+#[test]
+fn packets_that_a_hop_forwards_are_those_of_the_connection_inside() {
+    // The first packet came before the relay knew the connection ids; only it was acknowledged by the tunnel.
+    let tunnel: [Sent<'_>; 2] = [(In, 1032, &[around(1000)]), (Out, 30, &[ack(5)])];
+    let link = [(In, 1032), (Out, 30), (Out, 40), (In, 1000), (Out, 100)];
+    let figures = analysed(&link, &[qlog("hop1", &tunnel), qlog("h3", &INNER)]);
+    // T = 1060 + 58 + 68 + 1028 + 128. The tunnel's head of 32 and its acknowledgement are all there is of it.
+    assert_figures(
+        &figures,
+        &[
+            ("first_hop_octets", 2342.0),
+            ("e2e_octets", 2252.0),
+            ("overhead_share", 90.0 / 2342.0),
+            // 58, 68 and the frame of 6, less 74.
+            ("ack_share", 58.0 / 2342.0),
+            ("ack_only_packets", 2.0),
+            ("ack_packet_octets", 63.0),
+            ("ack_frame_octets", 5.0),
+            // Headers of five packets, and 62: with 2140 octets of end-to-end packets that is T.
+            ("layer_octets:hop1", 202.0),
+            ("forwarded_share:hop1", 0.75),
+            ("setup_octets", 0.0),
+            ("unmatched_share", 0.0),
+        ],
+    );
+}
+
+#[test]
+fn a_hop_that_forwards_adds_only_what_its_connection_ids_are_longer() {
+    // All of the second tunnel, ids longer by 4; the first one's connection is kept alive by a probe.
+    let outer: [Sent<'_>; 2] = [(Out, 50, &[PROBE, PADDING]), (In, 31, &[ack(5)])];
+    let mut link: Vec<_> = TUNNEL
+        .iter()
+        .map(|(way, size, _)| (*way, size + 4))
+        .collect();
+    link.extend(on_the_link(&outer));
+    let logs = [
+        qlog("hop1", &outer),
+        qlog("hop2", &TUNNEL),
+        qlog("h3", &INNER),
+    ];
+    let figures = analysed(&link, &logs);
+    // T = 2372 + 81 + 8 × 28. Acknowledging packets: 104, 65, 67, 59; frames in others: 5, 7 + 6. Less 74.
+    assert_figures(
+        &figures,
+        &[
+            ("first_hop_octets", 2677.0),
+            ("overhead_share", 425.0 / 2677.0),
+            ("ack_octets", 239.0),
+            ("ack_only_packets", 4.0),
+            ("ack_packet_octets", 73.75),
+            ("ack_frames_per_packet", 5.0 / 3.0),
+            ("ack_frame_octets", 5.8),
+            ("ack_frame_octets:hop1", 5.0),
+            ("ack_frame_octets:hop2", 6.0),
+            // 81, eight headers, six times 4.
+            ("layer_octets:hop1", 329.0),
+            ("layer_octets:hop2", 208.0),
+            ("forwarded_share:hop1", 1.0),
+            ("forwarded_share:hop2", 0.0),
+            ("unmatched_share", 0.0),
+        ],
+    );
+}
+
+#[test]
+fn tunnels_that_do_not_acknowledge_leave_the_end_to_end_ones_with_their_wrapping() {
+    let tunnel: [Sent<'_>; 4] = [
+        (In, 1032, &[around(1000)]),
+        (Out, 72, &[around(40)]),
+        (In, 1032, &[around(1000)]),
+        (Out, 132, &[around(100)]),
+    ];
+    let outer: [Sent<'_>; 6] = [
+        (In, 1064, &[around(1032)]),
+        (Out, 104, &[around(72)]),
+        (In, 1064, &[around(1032)]),
+        (Out, 164, &[around(132)]),
+        // A probe and its answer.
+        (Out, 27, &[PROBE]),
+        (In, 31, &[ack(5)]),
+    ];
+    let logs = [
+        qlog("hop1", &outer),
+        qlog("hop2", &tunnel),
+        qlog("h3", &INNER),
+    ];
+    let figures = analysed(&on_the_link(&outer), &logs);
+    // T = 1092 + 132 + 1092 + 192 + 55 + 59. The inner acknowledgement 132, the probe's 59, the frame of 6, less 74.
+    assert_figures(
+        &figures,
+        &[
+            ("first_hop_octets", 2622.0),
+            ("overhead_share", 370.0 / 2622.0),
+            ("ack_share", 123.0 / 2622.0),
+            ("ack_only_packets", 2.0),
+            ("ack_frames_per_packet", 1.0 / 3.0),
+            ("ack_frames:hop2", 0.0),
+            ("forwarded_share:hop1", 0.0),
+            ("unmatched_share", 0.0),
+        ],
+    );
+    assert!(!figures.contains_key("ack_frame_octets:hop2"), "no frames");
+}
+
+#[test]
+fn what_the_second_hop_forwards_is_carried_by_the_first_ones_datagrams() {
+    let tunnel: [Sent<'_>; 1] = [(Out, 60, &[DATA])];
+    let outer: [Sent<'_>; 5] = [
+        (Out, 92, &[around(60)]),
+        (In, 1032, &[around(1000)]),
+        (Out, 72, &[around(40)]),
+        (In, 1032, &[around(1000)]),
+        (Out, 132, &[around(100)]),
+    ];
+    let logs = [
+        qlog("hop1", &outer),
+        qlog("hop2", &tunnel),
+        qlog("h3", &INNER),
+    ];
+    let figures = analysed(&on_the_link(&outer), &logs);
+    // T = 120 + 1060 + 100 + 1060 + 160.
+    assert_figures(
+        &figures,
+        &[
+            ("first_hop_octets", 2500.0),
+            ("overhead_share", 248.0 / 2500.0),
+            // 100 and 6, less 74.
+            ("ack_share", 32.0 / 2500.0),
+            ("setup_octets", 120.0),
+            ("layer_octets:hop1", 300.0),
+            ("layer_octets:hop2", 60.0),
+            ("forwarded_share:hop1", 0.0),
+            ("forwarded_share:hop2", 1.0),
+            ("unmatched_share", 0.0),
+        ],
+    );
+}
+
+#[test]
+fn forwarded_and_tunnelled_packets_come_mixed_over_three_hops() {
+    const ALONE: &[Framed] = &[ack(6)];
+    let size = |i: usize| 40 + i % 7;
+    let wrapped: Vec<[Framed; 1]> = (0..600).map(|i| [around(size(i))]).collect();
+    let twice: Vec<[Framed; 1]> = (0..600).map(|i| [around(size(i) + 32)]).collect();
+    let (mut link, mut inner, mut third, mut first) = (vec![], vec![], vec![], vec![]);
+    for i in 0..600 {
+        // The link's packet is seen later than the records of what is in it, innermost first.
+        let at = link.len() as f64;
+        inner.push((at - 0.3, (Out, size(i), ALONE)));
+        match i % 4 {
+            // Tunnelled by the third hop, whose packets the others forward.
+            0 => third.push((at - 0.2, (Out, size(i) + 32, wrapped[i].as_slice()))),
+            // Tunnelled by the third and the first.
+            1 => {
+                third.push((at - 0.2, (Out, size(i) + 32, wrapped[i].as_slice())));
+                first.push((at - 0.1, (Out, size(i) + 64, twice[i].as_slice())));
+            }
+            _ => {}
+        }
+        link.push((Out, size(i) + [32, 64, 0, 0][i % 4]));
+        if i % 10 == 5 {
+            // The first tunnel's own, as large as the others.
+            first.push((link.len() as f64 - 0.1, (Out, 40, ALONE)));
+            link.push((Out, 40));
+        }
+    }
+    let second: [Sent<'_>; 1] = [(In, 30, ALONE)];
+    link.push((In, 30));
+    let logs = [
+        qlog_at("hop1", &first),
+        qlog_at("hop2", &[(link.len() as f64, second[0])]),
+        qlog_at("hop3", &third),
+        qlog_at("h3", &inner),
+    ];
+    let figures = analysed(&link, &logs);
+    assert_figures(
+        &figures,
+        &[
+            ("ack_only_packets", 661.0),
+            ("unmatched_share", 0.0),
+            // 450 and the second tunnel's, of 601.
+            ("forwarded_share:hop1", 451.0 / 601.0),
+            ("forwarded_share:hop2", 1.0),
+            ("forwarded_share:hop3", 0.5),
+            ("packets_in_streams", 0.0),
         ],
     );
 }
