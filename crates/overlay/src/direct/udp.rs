@@ -14,6 +14,7 @@ use std::{
 };
 
 use futures_util::task::AtomicWaker;
+pub use quinn_udp::EcnCodepoint as Ecn;
 use quinn_udp::{Transmit, UdpSockRef, UdpSocketState};
 use rustix::{io::Errno, net::sockopt};
 use socket2::{Domain, Socket, Type};
@@ -28,6 +29,14 @@ const LARGEST_BATCH: usize = 65_507;
 
 /// What a tunnel's socket asks for in each direction, in octets: 20 ms at 3 Gbit/s.
 const TUNNEL_BUFFER: usize = 8 * 1024 * 1024;
+
+/// What the payloads of a batch have in common.
+#[derive(Clone, Copy)]
+struct Form {
+    /// The size of all but the last, which may be shorter.
+    segment: usize,
+    ecn: Option<Ecn>,
+}
 
 /// How a UDP socket is made.
 #[derive(Clone, Copy, Debug, Default)]
@@ -180,11 +189,12 @@ impl UdpFlow {
         &self,
         cx: &mut Context<'_>,
         chunk: &[u8],
-        segment: usize,
+        form: Form,
     ) -> Poll<Result<(), Error>> {
+        let segment = form.segment;
         let mut told = false;
         loop {
-            let Err(error) = self.try_send(chunk, segment) else {
+            let Err(error) = self.try_send(chunk, form) else {
                 return Poll::Ready(Ok(()));
             };
             if error.kind() == io::ErrorKind::WouldBlock {
@@ -198,7 +208,7 @@ impl UdpFlow {
                     self.receiver.wake();
                 }
                 Some(Errno::IO | Errno::INVAL) if chunk.len() > segment => {
-                    self.send_singly(chunk, segment);
+                    self.send_singly(chunk, form);
                     return Poll::Ready(Ok(()));
                 }
                 _ => {
@@ -209,15 +219,16 @@ impl UdpFlow {
         }
     }
 
-    fn try_send(&self, chunk: &[u8], segment: usize) -> io::Result<()> {
-        if chunk.len() <= segment {
+    fn try_send(&self, chunk: &[u8], form: Form) -> io::Result<()> {
+        let Form { segment, ecn } = form;
+        if chunk.len() <= segment && ecn.is_none() {
             return self.socket.try_send(chunk).map(drop);
         }
         let transmit = Transmit {
             destination: self.peer,
-            ecn: None,
+            ecn,
             contents: chunk,
-            segment_size: Some(segment),
+            segment_size: (chunk.len() > segment).then_some(segment),
             src_ip: None,
         };
         self.socket.try_io(Interest::WRITABLE, || {
@@ -227,9 +238,9 @@ impl UdpFlow {
     }
 
     /// For a driver that takes no UDP_SEGMENT. A full queue loses the rest, as a network would.
-    fn send_singly(&self, chunk: &[u8], segment: usize) {
-        for payload in chunk.chunks(segment) {
-            if let Err(error) = self.socket.try_send(payload) {
+    fn send_singly(&self, chunk: &[u8], form: Form) {
+        for payload in chunk.chunks(form.segment) {
+            if let Err(error) = self.try_send(payload, form) {
                 self.lost(&error, 1);
             }
         }
@@ -245,10 +256,16 @@ impl UdpFlow {
     }
 
     /// The slow road of a batch with payloads above the maximum: those that fit go one by one.
-    fn poll_send_fitting(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
+    fn poll_send_fitting(
+        &self,
+        cx: &mut Context<'_>,
+        batch: Batch<'_>,
+        ecn: Option<Ecn>,
+    ) -> Poll<Result<(), Error>> {
         let max = self.max_payload();
+        let form = Form { segment: max, ecn };
         let fits = |payload: &&[u8]| payload.len() <= max;
-        ready!(self.poll_send_all(cx, batch.payloads().filter(fits), max))?;
+        ready!(self.poll_send_all(cx, batch.payloads().filter(fits), form))?;
         self.count_dropped(batch.payloads().filter(|payload| !fits(payload)).count());
         Poll::Ready(Ok(()))
     }
@@ -258,14 +275,14 @@ impl UdpFlow {
         &self,
         cx: &mut Context<'_>,
         chunks: impl Iterator<Item = &'a [u8]>,
-        segment: usize,
+        form: Form,
     ) -> Poll<Result<(), Error>> {
         let mut started = false;
         for chunk in chunks {
-            match self.poll_send_chunk(cx, chunk, segment) {
+            match self.poll_send_chunk(cx, chunk, form) {
                 Poll::Ready(done) => done?,
                 Poll::Pending if !started => return Poll::Pending,
-                Poll::Pending => self.count_dropped(chunk.len().div_ceil(segment)),
+                Poll::Pending => self.count_dropped(chunk.len().div_ceil(form.segment)),
             }
             started = true;
         }
@@ -285,27 +302,58 @@ impl Datagrams for UdpFlow {
     }
 
     fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
-        let segment = batch.segment.max(1);
-        if batch.contents.len() <= segment && batch.contents.len() <= self.max_payload() {
-            return self.poll_send_chunk(cx, batch.contents, segment);
-        }
-        if segment > self.max_payload() {
-            return self.poll_send_fitting(cx, batch);
-        }
-        let per_call = (LARGEST_BATCH / segment).clamp(1, self.state.max_gso_segments().max(1));
-        self.poll_send_all(cx, batch.contents.chunks(per_call * segment), segment)
+        self.poll_send_marked(cx, batch, None)
     }
 
     fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
+        self.poll_recv_marked(cx, buf)
+            .map_ok(|(received, _)| received)
+    }
+}
+
+/// For those who pass on what others have marked (RFC 3168).
+impl UdpFlow {
+    /// As [`Datagrams::poll_send`]; the packets are marked with `ecn`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn poll_send_marked(
+        &self,
+        cx: &mut Context<'_>,
+        batch: Batch<'_>,
+        ecn: Option<Ecn>,
+    ) -> Poll<Result<(), Error>> {
+        let segment = batch.segment.max(1);
+        let form = Form { segment, ecn };
+        if batch.contents.len() <= segment && batch.contents.len() <= self.max_payload() {
+            return self.poll_send_chunk(cx, batch.contents, form);
+        }
+        if segment > self.max_payload() {
+            return self.poll_send_fitting(cx, batch, ecn);
+        }
+        let per_call = (LARGEST_BATCH / segment).clamp(1, self.state.max_gso_segments().max(1));
+        self.poll_send_all(cx, batch.contents.chunks(per_call * segment), form)
+    }
+
+    /// As [`Datagrams::poll_recv`], and how the packets are marked: all that come together are marked alike.
+    /// A buffer of less than 65,535 octets may not learn it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn poll_recv_marked(
+        &self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<Result<(Received, Option<Ecn>), Error>> {
         loop {
             if self.refused.swap(false, Ordering::AcqRel) {
                 return Poll::Ready(Err(refused()));
             }
             match self.receiving.try_recv(&self.state, buf) {
-                Ok((received, dropped)) => {
-                    self.count_dropped(dropped);
-                    if let Some(received) = received {
-                        return Poll::Ready(Ok(received));
+                Ok(arrived) => {
+                    self.count_dropped(arrived.dropped);
+                    if let Some(received) = arrived.received {
+                        return Poll::Ready(Ok((received, arrived.ecn)));
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

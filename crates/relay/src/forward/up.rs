@@ -11,7 +11,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use hoplite_link::server::{ALIAS, Forward, Packets};
+use hoplite_link::server::{ALIAS, Ecn, Forward, Packets};
 use hoplite_overlay::Batch;
 
 use super::{
@@ -85,7 +85,10 @@ impl Forwarding {
     /// The packets of one batch are of one size; the last may be shorter.
     fn up(&self, id: &Id, packets: Packets<'_>) {
         let Packets {
-            contents, segment, ..
+            contents,
+            segment,
+            ecn,
+            ..
         } = packets;
         let (len, metrics) = (contents.len(), &self.ledger.metrics);
         let count = len.div_ceil(segment);
@@ -114,14 +117,15 @@ impl Forwarding {
         }
         ROOM.with_borrow_mut(|room| {
             let (contents, segment) = readdress(contents, segment, ALIAS, id, room);
-            self.to_target(Batch { contents, segment }, good as u64);
+            self.to_target(Batch { contents, segment }, ecn);
         });
     }
 
-    fn to_target(&self, batch: Batch<'_>, count: u64) {
+    fn to_target(&self, batch: Batch<'_>, ecn: Option<Ecn>) {
         let metrics = &self.ledger.metrics;
+        let count = batch.payloads().count() as u64;
         let mut cx = Context::from_waker(Waker::noop());
-        match hoplite_overlay::Datagrams::poll_send(&*self.target, &mut cx, batch) {
+        match self.target.poll_send_marked(&mut cx, batch, ecn) {
             Poll::Ready(Ok(())) => {
                 let octets = batch.contents.len() as u64;
                 metrics.datagrams_to_target.inc_by(count);

@@ -13,7 +13,8 @@ use std::{
     time::Duration,
 };
 
-use hoplite_overlay::{Batch, Datagrams, Received, direct::UdpFlow};
+use hoplite_link::server::Ecn;
+use hoplite_overlay::{Batch, Received, direct::UdpFlow};
 
 use super::{
     Shared,
@@ -118,9 +119,9 @@ impl<F: ClientFlow> Down<'_, F> {
 
     /// Receives into the shard's buffer and passes on at once.
     fn poll_batch(&self, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
-        RECEIVED.with_borrow_mut(|buffer| match self.target.poll_recv(cx, buffer) {
-            Poll::Ready(Ok(received)) => {
-                self.pass(buffer, received);
+        RECEIVED.with_borrow_mut(|buffer| match self.target.poll_recv_marked(cx, buffer) {
+            Poll::Ready(Ok((received, ecn))) => {
+                self.pass(buffer, received, ecn);
                 Poll::Ready(Ok(()))
             }
             Poll::Ready(Err(_)) => {
@@ -131,7 +132,7 @@ impl<F: ClientFlow> Down<'_, F> {
         })
     }
 
-    fn pass(&self, buffer: &mut [u8], received: Received) {
+    fn pass(&self, buffer: &mut [u8], received: Received, ecn: Option<Ecn>) {
         self.ledger.passed.fetch_add(1, Ordering::Relaxed);
         let contents = buffer.get_mut(..received.len).unwrap_or_default();
         let segment = received.segment.max(1);
@@ -143,7 +144,7 @@ impl<F: ClientFlow> Down<'_, F> {
         }
         metrics.octets_to_client.udp.inc_by(received.len as u64);
         match self.forwarding.filter(|forwarding| forwarding.is_active()) {
-            Some(forwarding) => forwarding.down(contents, segment, None, |rest| self.tunnel(rest)),
+            Some(forwarding) => forwarding.down(contents, segment, ecn, |rest| self.tunnel(rest)),
             None => self.tunnel(Batch { contents, segment }),
         }
     }

@@ -3,6 +3,7 @@
 mod support;
 
 use bytes::Bytes;
+use hoplite_link::server::Ecn;
 use hoplite_masque::h3::H3Error;
 use hoplite_wire::{
     forwarding::{Capsule, Offer, Transform as Kind},
@@ -88,7 +89,7 @@ async fn short_headers_reach_the_client_past_the_connection_under_an_alias() {
             assert_eq!(alias.len(), length.max(8));
             let sent = packet(&id, 200);
             agreed.target_sends(&sent, 200).await;
-            let (caught, _) = agreed.tap.caught().await;
+            let (caught, ..) = agreed.tap.caught().await;
             let grown = 200 + alias.len() - length;
             assert_eq!(agreed.opened(&caught, alias.len()), packet(&alias, grown));
         }
@@ -123,7 +124,7 @@ async fn batches_keep_their_boundaries_and_their_order_both_ways() {
         agreed.target_sends(&packets(&id, &sizes), 1200).await;
         let (mut opened, mut count) = (Vec::new(), 0);
         while count < sizes.len() {
-            let (caught, segment) = agreed.tap.caught().await;
+            let (caught, segment, _) = agreed.tap.caught().await;
             for packet in caught.chunks(segment) {
                 opened.extend(agreed.opened(packet, down.len()));
                 count += 1;
@@ -274,7 +275,7 @@ async fn a_client_that_moves_is_told_that_its_rules_are_closed_and_gets_new_ones
     agreed.tap.send(&sealed[1], 100).await;
     assert_eq!(agreed.at_target().await, packet(b"target-1", 100));
     agreed.target_sends(&packet(b"client-1", 100), 100).await;
-    let (caught, _) = agreed.tap.caught().await;
+    let (caught, ..) = agreed.tap.caught().await;
     assert_eq!(agreed.opened(&caught, 8), packet(&again, 100));
 }
 
@@ -321,4 +322,43 @@ async fn a_client_that_registers_more_than_it_may_is_reset() {
         .counts("forwarding_refusals_total{cause=\"limit\"}", 1)
         .await;
     agreed.counts("forwarding_rules_open", 0).await;
+}
+
+#[tokio::test]
+async fn marks_of_the_network_are_passed_on() {
+    let mut agreed = Agreed::new(Kind::Scramble).await;
+    let up = agreed.register_target(b"target-1").await;
+    agreed.register_client(b"client-1").await;
+    let sealed = agreed.sealed(&packet(&up, 100), 8);
+    agreed.tap.send_marked(&sealed, Ecn::Ce).await;
+    agreed.at_target().await;
+    assert_eq!(agreed.mark_at_target(), Some(Ecn::Ce));
+    agreed.tap.send(&sealed, 100).await;
+    agreed.at_target().await;
+    assert_eq!(agreed.mark_at_target(), None);
+    agreed.target_marks(Some(Ecn::Ect0));
+    agreed.target_sends(&packet(b"client-1", 100), 100).await;
+    assert_eq!(agreed.tap.caught().await.2, Some(Ecn::Ect0));
+}
+
+#[tokio::test]
+async fn ids_may_be_registered_before_the_answer() {
+    let relay = relay(|_| ());
+    let client = connect(&relay).await;
+    let offer = offer(&BOTH);
+    let head = udp(crate::targets::udp_echo().await).with_offer(&offer);
+    let exchange = client.session.request(&head).await.expect("sent");
+    let (inbox, mut capsules) = support::capsules();
+    let flow = exchange.datagrams(inbox);
+    let id = Bytes::from_static(b"AAAA0000");
+    assert!(flow.send_capsule(&Capsule::RegisterClientCid { id: id.clone() }));
+    let answer = async {
+        loop {
+            if let Capsule::AckClientCid { id, .. } = capsules.recv().await.expect("open") {
+                return id;
+            }
+        }
+    };
+    let answered = tokio::time::timeout(PATIENCE, answer).await;
+    assert_eq!(answered.expect("answered in time"), id);
 }

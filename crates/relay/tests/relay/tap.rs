@@ -7,15 +7,17 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use hoplite_link::server::Ecn;
 use hoplite_overlay::{
-    Batch, Datagrams,
+    Batch,
     direct::{UdpFlow, UdpSettings, connect_udp},
 };
 use tokio::{net::UdpSocket, sync::mpsc, task::AbortHandle};
 
 use crate::support::PATIENCE;
 
-type Caught = (Vec<u8>, usize);
+/// Packets, their size, and how they are marked.
+type Caught = (Vec<u8>, usize, Option<Ecn>);
 
 /// The wire; it ends when this is dropped.
 pub(crate) struct Tap {
@@ -90,12 +92,18 @@ impl Tap {
     /// Sends packets of one size to the relay as the client would.
     pub(crate) async fn send(&self, contents: &[u8], segment: usize) {
         let back = locked(&self.shared.back).clone();
-        send(&back, contents, segment).await;
+        send(&back, contents, segment, None).await;
+    }
+
+    /// Sends one, marked.
+    pub(crate) async fn send_marked(&self, contents: &[u8], ecn: Ecn) {
+        let back = locked(&self.shared.back).clone();
+        send(&back, contents, contents.len(), Some(ecn)).await;
     }
 
     /// Sends them from somewhere else.
     pub(crate) async fn send_from_elsewhere(&self, contents: &[u8]) {
-        send(&dial(self.shared.relay), contents, contents.len()).await;
+        send(&dial(self.shared.relay), contents, contents.len(), None).await;
     }
 
     /// The client has another address now; what is sent to the old one is lost.
@@ -105,9 +113,11 @@ impl Tap {
     }
 }
 
-async fn send(back: &UdpFlow, contents: &[u8], segment: usize) {
+async fn send(back: &UdpFlow, contents: &[u8], segment: usize, ecn: Option<Ecn>) {
     let batch = Batch { contents, segment };
-    poll_fn(|cx| back.poll_send(cx, batch)).await.expect("sent");
+    poll_fn(|cx| back.poll_send_marked(cx, batch, ecn))
+        .await
+        .expect("sent");
 }
 
 async fn up(shared: Arc<Shared>) {
@@ -115,13 +125,13 @@ async fn up(shared: Arc<Shared>) {
     while let Ok((len, client)) = shared.front.recv_from(&mut buffer).await {
         *locked(&shared.client) = Some(client);
         let back = locked(&shared.back).clone();
-        send(&back, &buffer[..len], len).await;
+        send(&back, &buffer[..len], len, None).await;
     }
 }
 
 async fn down(shared: Arc<Shared>, back: Arc<UdpFlow>) {
     let mut buffer = vec![0; 65_536];
-    while let Ok(received) = poll_fn(|cx| back.poll_recv(cx, &mut buffer)).await {
+    while let Ok((received, ecn)) = poll_fn(|cx| back.poll_recv_marked(cx, &mut buffer)).await {
         if !Arc::ptr_eq(&back, &locked(&shared.back)) {
             return;
         }
@@ -131,7 +141,11 @@ async fn down(shared: Arc<Shared>, back: Arc<UdpFlow>) {
                 .iter()
                 .any(|id| contents[1..].starts_with(id));
         if mine {
-            drop(shared.catch.try_send((contents.to_vec(), received.segment)));
+            drop(
+                shared
+                    .catch
+                    .try_send((contents.to_vec(), received.segment, ecn)),
+            );
             continue;
         }
         let client = *locked(&shared.client);

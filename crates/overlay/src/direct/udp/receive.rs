@@ -11,7 +11,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
+use quinn_udp::{EcnCodepoint, RecvMeta, UdpSockRef, UdpSocketState};
 use tokio::{
     io::{Interest, Ready},
     net::UdpSocket,
@@ -55,6 +55,27 @@ struct Taken {
     dropped: usize,
 }
 
+/// What arrived.
+#[derive(Debug, Default)]
+pub(super) struct Arrived {
+    /// What of it fits the caller's buffer.
+    pub(super) received: Option<Received>,
+    /// How the network marked it; unknown for the rest of what did not fit at once.
+    pub(super) ecn: Option<EcnCodepoint>,
+    /// How many payloads were too large.
+    pub(super) dropped: usize,
+}
+
+impl From<Taken> for Arrived {
+    fn from(taken: Taken) -> Self {
+        Self {
+            received: taken.received,
+            ecn: None,
+            dropped: taken.dropped,
+        }
+    }
+}
+
 impl Receiving {
     pub(super) fn new(socket: Arc<UdpSocket>) -> Self {
         Self {
@@ -67,37 +88,48 @@ impl Receiving {
         self.between.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What arrived, if any of it fits `buf`, and how many payloads were too large for it.
-    pub(super) fn try_recv(
-        &self,
-        state: &UdpSocketState,
-        buf: &mut [u8],
-    ) -> io::Result<(Option<Received>, usize)> {
+    /// What arrived, if any of it fits `buf`.
+    pub(super) fn try_recv(&self, state: &UdpSocketState, buf: &mut [u8]) -> io::Result<Arrived> {
         let mut between = self.between();
         if let Some(taken) = between.take_rest(buf) {
-            return Ok(taken);
+            return Ok(taken.into());
         }
         if buf.len() >= LARGEST_RECEIVE {
-            let (len, segment) = self.recv_whole(state, buf)?;
-            return Ok((Some(Received { len, segment }), 0));
+            let (received, ecn) = self.recv_whole(state, buf)?;
+            return Ok(Arrived {
+                received: Some(received),
+                ecn,
+                dropped: 0,
+            });
         }
         SCRATCH.with_borrow_mut(|scratch| {
-            let (len, segment) = self.recv_whole(state, scratch)?;
+            let (Received { len, segment }, ecn) = self.recv_whole(state, scratch)?;
             let data = scratch.get(..len).unwrap_or_default();
             let taken = take(data, segment, buf);
             between.keep(data, taken.octets, segment);
-            Ok((taken.received, taken.dropped))
+            Ok(Arrived {
+                ecn,
+                ..taken.into()
+            })
         })
     }
 
-    fn recv_whole(&self, state: &UdpSocketState, buf: &mut [u8]) -> io::Result<(usize, usize)> {
+    fn recv_whole(
+        &self,
+        state: &UdpSocketState,
+        buf: &mut [u8],
+    ) -> io::Result<(Received, Option<EcnCodepoint>)> {
         let mut meta = [RecvMeta::default()];
         self.socket.try_io(Interest::READABLE, || {
             let mut bufs = [IoSliceMut::new(buf)];
             state.recv(UdpSockRef::from(&*self.socket), &mut bufs, &mut meta)
         })?;
         let [meta] = meta;
-        Ok((meta.len, meta.stride.max(1)))
+        let received = Received {
+            len: meta.len,
+            segment: meta.stride.max(1),
+        };
+        Ok((received, meta.ecn))
     }
 
     /// Waits for a datagram. An ICMP error that comes instead is returned once.
@@ -135,7 +167,7 @@ impl Receiving {
 }
 
 impl Between {
-    fn take_rest(&mut self, buf: &mut [u8]) -> Option<(Option<Received>, usize)> {
+    fn take_rest(&mut self, buf: &mut [u8]) -> Option<Taken> {
         let rest = self.rest.as_mut()?;
         let taken = take(
             rest.data.get(rest.at..).unwrap_or_default(),
@@ -146,7 +178,7 @@ impl Between {
         if rest.at >= rest.data.len() {
             self.rest = None;
         }
-        Some((taken.received, taken.dropped))
+        Some(taken)
     }
 
     fn keep(&mut self, data: &[u8], taken: usize, segment: usize) {

@@ -11,7 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use hoplite_crypto::{Scramble, Transform, Trust};
-use hoplite_link::{Config as LinkConfig, Dialer, Peer};
+use hoplite_link::{Config as LinkConfig, Dialer, Peer, server::Ecn};
 use hoplite_masque::{
     DatagramSink,
     h3::{self, Flow, H3Error, Session},
@@ -63,6 +63,16 @@ impl DatagramSink for Inbox {
     }
 }
 
+/// Takes capsules, and nothing else.
+pub(crate) fn capsules() -> (Arc<dyn DatagramSink>, mpsc::Receiver<Capsule>) {
+    let (capsules_in, capsules) = mpsc::channel(64);
+    let inbox = Inbox {
+        payloads: Mutex::new(mpsc::channel(1).0),
+        capsules: Mutex::new(capsules_in),
+    };
+    (Arc::new(inbox), capsules)
+}
+
 /// A target that sends and receives in batches.
 struct Server {
     socket: UdpSocket,
@@ -70,6 +80,9 @@ struct Server {
     /// The relay's end; none before something came from it.
     relay: Option<SocketAddr>,
     received: VecDeque<Vec<u8>>,
+    /// How what was received last was marked, and how what is sent will be.
+    received_mark: Option<Ecn>,
+    mark: Option<Ecn>,
 }
 
 impl Server {
@@ -80,6 +93,8 @@ impl Server {
             socket,
             relay: None,
             received: VecDeque::new(),
+            received_mark: None,
+            mark: None,
         }
     }
 
@@ -103,6 +118,7 @@ impl Server {
                 .is_ok()
             {
                 self.relay = Some(meta[0].addr);
+                self.received_mark = meta[0].ecn;
                 let packets = buffer[..meta[0].len].chunks(meta[0].stride.max(1));
                 self.received.extend(packets.map(<[u8]>::to_vec));
             }
@@ -113,7 +129,7 @@ impl Server {
     async fn send(&self, contents: &[u8], segment: usize) {
         let transmit = Transmit {
             destination: self.relay.expect("it spoke first"),
-            ecn: None,
+            ecn: self.mark,
             contents,
             segment_size: (contents.len() > segment).then_some(segment),
             src_ip: None,
@@ -328,6 +344,16 @@ impl Agreed {
     /// Sends packets of one size from the target.
     pub(crate) async fn target_sends(&self, contents: &[u8], segment: usize) {
         self.target.send(contents, segment).await;
+    }
+
+    /// How the last one was marked.
+    pub(crate) fn mark_at_target(&self) -> Option<Ecn> {
+        self.target.received_mark
+    }
+
+    /// From now on the target marks its packets so.
+    pub(crate) fn target_marks(&mut self, ecn: Option<Ecn>) {
+        self.target.mark = ecn;
     }
 
     /// The next payload that comes through the tunnel.
