@@ -3,19 +3,20 @@
 //! RFC 9001 §5 (what is wrapped), draft-ietf-quic-ack-frequency §4 (how acknowledgements are governed).
 //!
 //! # Not in this room
-//! A clock: an observer takes the time itself. 0-RTT packets, since nobody here sends them.
+//! A clock of its own: an observer takes the time itself, and [`Hooks::clock`] says who tells the governor. 0-RTT packets, since nobody here sends them.
 
-mod acks;
+mod governor;
+mod parameters;
 mod session;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Instant};
 
 use hoplite_wire::quic::Frames;
 use quinn_proto::{ConnectionId, Side, crypto};
 
-pub use self::acks::{Acks, NotAcks};
+pub use self::governor::{Bounds, Governor, USUAL_DELAY};
 use self::session::{Client, Server};
 
 /// One packet, as it is before it is encrypted or after it was decrypted.
@@ -74,20 +75,41 @@ pub struct Begun<'a> {
     pub id: ConnectionId,
 }
 
-/// What is hooked into the connections of one endpoint. The default hooks nothing, and wraps nothing.
-#[derive(Clone, Default)]
+/// What is hooked into the connections of one endpoint, or into one connection. The default hooks nothing, and wraps nothing.
+#[derive(Clone)]
 pub struct Hooks {
-    /// When this end acknowledges what it receives.
-    pub acks: Acks,
+    /// When this end acknowledges what it receives: for one connection, which has it to itself.
+    pub governor: Option<Arc<Governor>>,
     /// Who sees its packets.
     pub watch: Option<Arc<dyn Watch>>,
+    /// What time it is.
+    pub clock: fn() -> Instant,
+}
+
+impl Default for Hooks {
+    fn default() -> Self {
+        Self {
+            governor: None,
+            watch: None,
+            clock: Instant::now,
+        }
+    }
 }
 
 impl Hooks {
     /// Whether there is nothing to hook in.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.acks == Acks::Default && self.watch.is_none()
+        self.governor.is_none() && self.watch.is_none()
+    }
+
+    /// The same hooks for one connection, with its governor.
+    #[must_use]
+    pub fn governed(&self, governor: &Arc<Governor>) -> Self {
+        Self {
+            governor: Some(Arc::clone(governor)),
+            ..self.clone()
+        }
     }
 
     /// A client's cryptography with the hooks in it; without hooks it comes back as it is.
@@ -120,18 +142,22 @@ impl Hooks {
 /// Two are equal when they hook the same in.
 impl PartialEq for Hooks {
     fn eq(&self, other: &Self) -> bool {
-        let watch = match (&self.watch, &other.watch) {
-            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
-            (a, b) => a.is_none() && b.is_none(),
-        };
-        watch && self.acks == other.acks
+        same(self.watch.as_ref(), other.watch.as_ref())
+            && same(self.governor.as_ref(), other.governor.as_ref())
+    }
+}
+
+fn same<T: ?Sized>(a: Option<&Arc<T>>, b: Option<&Arc<T>>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+        (a, b) => a.is_none() && b.is_none(),
     }
 }
 
 impl fmt::Debug for Hooks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hooks")
-            .field("acks", &self.acks)
+            .field("governor", &self.governor)
             .field("watched", &self.watch.is_some())
             .finish()
     }

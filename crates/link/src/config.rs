@@ -1,12 +1,12 @@
 //! Times, windows and sizes of a link. Both ends use it; the defaults suit a fast path of up to 100 ms.
 
-use std::{sync::Arc, time::Duration};
+use std::time::{Duration, Instant};
 
 use hoplite_crypto::observe::Hooks;
-use hoplite_wire::tuning::{Congestion, Wishes};
-use quinn::{MtuDiscoveryConfig, TransportConfig, VarInt, congestion};
+use hoplite_wire::tuning::Wishes;
+use quinn::{MtuDiscoveryConfig, TransportConfig, VarInt};
 
-use crate::{socket::overhead, unlimited::Unlimited};
+use crate::{Reins, socket::overhead};
 
 /// The smallest UDP payload that QUIC works with (RFC 9000 §14).
 pub(crate) const LEAST_MTU: usize = 1200;
@@ -42,6 +42,8 @@ pub struct Config {
     pub streams: u32,
     /// When both ends acknowledge, and their congestion control: what the relay is asked for.
     pub wishes: Wishes,
+    /// Whether the link only carries the link to the next relay.
+    pub carrier: bool,
     /// Who sees the packets; a hop is labelled `hop1`, `hop2` and so on.
     pub hooks: Hooks,
 }
@@ -61,12 +63,27 @@ impl Default for Config {
             datagram_queue: 1 << 20,
             streams: 0,
             wishes: Wishes::default(),
-            hooks: Hooks::default(),
+            carrier: false,
+            hooks: Hooks {
+                clock,
+                ..Hooks::default()
+            },
         }
     }
 }
 
+/// The runtime's clock, which tests may stop: that of the QUIC stack.
+fn clock() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
 impl Config {
+    /// What steers a connection that begins.
+    pub(crate) fn reins(&self) -> Reins {
+        let wishes = self.wishes.for_hop(self.carrier);
+        Reins::client(wishes, 2 * self.datagram_queue)
+    }
+
     /// The QUIC parameters of a link at depth `hop`, over a road that carries `carried` octets now.
     pub fn transport(&self, hop: usize, carried: usize) -> TransportConfig {
         let largest = self.largest_at(hop);
@@ -75,7 +92,6 @@ impl Config {
         let mut transport = TransportConfig::default();
         self.sizes(&mut transport, initial, largest);
         self.windows(&mut transport);
-        self.congestion(&mut transport);
         transport
             .keep_alive_interval(Some(self.keep_alive))
             .max_idle_timeout(self.idle.try_into().ok())
@@ -110,18 +126,5 @@ impl Config {
             .send_window(u64::from(self.connection_window))
             .datagram_send_buffer_size(self.datagram_queue)
             .datagram_receive_buffer_size(Some(2 * self.datagram_queue));
-    }
-
-    fn congestion(&self, transport: &mut TransportConfig) {
-        match self.wishes.congestion {
-            Congestion::Auto | Congestion::Cubic => transport
-                .congestion_controller_factory(Arc::new(congestion::CubicConfig::default())),
-            Congestion::Bbr => {
-                transport.congestion_controller_factory(Arc::new(congestion::BbrConfig::default()))
-            }
-            Congestion::NewReno => transport
-                .congestion_controller_factory(Arc::new(congestion::NewRenoConfig::default())),
-            Congestion::Off => transport.congestion_controller_factory(Arc::new(Unlimited)),
-        };
     }
 }

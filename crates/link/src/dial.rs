@@ -5,14 +5,11 @@
 mod tests;
 mod tls;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc};
 
-use hoplite_crypto::{
-    ALPN_H3, Trust, client_tls,
-    observe::{Acks, Hooks},
-};
+use hoplite_crypto::{ALPN_H3, Trust, client_tls};
 use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Terms};
-use hoplite_wire::{Target, tuning};
+use hoplite_wire::Target;
 use quinn::{
     ClientConfig, Connection, Endpoint, EndpointConfig, TokioRuntime,
     crypto::rustls::QuicClientConfig,
@@ -21,7 +18,7 @@ use tokio::sync::Notify;
 
 pub use self::tls::TlsLink;
 use crate::{
-    Bypass, Config,
+    Bypass, Config, Reins,
     failure::Place,
     health::{Pulse, Watch},
     socket::{PEER, VirtualSocket},
@@ -58,6 +55,7 @@ pub enum Link {
 /// A QUIC connection to a relay that is watched: it moves when the device does, and ends soon after the relay is gone.
 pub struct QuicLink {
     connection: Connection,
+    reins: Reins,
     bypass: Arc<Bypass>,
     pulse: Arc<Pulse>,
     watch: tokio::task::JoinHandle<()>,
@@ -119,7 +117,8 @@ impl Dialer {
     async fn handshake(&self, terms: &Terms) -> Result<QuicLink, Error> {
         let opened = self.overlay.open_datagrams(&self.peer.address, terms).await;
         let flow = opened.map_err(|error| self.place.below(error))?;
-        let config = self.client_config(flow.max_payload())?;
+        let reins = self.config.reins();
+        let config = self.client_config(flow.max_payload(), &reins)?;
         let flow_ended = Arc::new(Notify::new());
         let bypass = Arc::<Bypass>::default();
         let socket = VirtualSocket::new(flow, flow_ended.clone(), &bypass);
@@ -144,6 +143,7 @@ impl Dialer {
             hop: self.place.hop,
             endpoint,
             connection: connection.clone(),
+            reins: reins.clone(),
             socket: Arc::downgrade(&socket),
             bypass: bypass.clone(),
             flow_ended,
@@ -151,6 +151,7 @@ impl Dialer {
         };
         Ok(QuicLink {
             connection,
+            reins,
             bypass,
             pulse,
             watch: tokio::spawn(watch.run()),
@@ -168,21 +169,16 @@ impl Dialer {
             .map_err(|error| self.bug(error))
     }
 
-    fn client_config(&self, carried: usize) -> Result<ClientConfig, Error> {
+    fn client_config(&self, carried: usize, reins: &Reins) -> Result<ClientConfig, Error> {
         let tls = client_tls(&self.peer.trust, &[ALPN_H3]).map_err(|e| self.bug(e))?;
         let crypto = QuicClientConfig::try_from(tls).map_err(|e| self.bug(e))?;
         let label = format!("hop{}", self.place.hop + 1);
-        let mut config = ClientConfig::new(self.hooks().client(Arc::new(crypto), &label));
-        config.transport_config(Arc::new(self.config.transport(self.place.hop, carried)));
+        let hooks = reins.hooks(&self.config.hooks);
+        let mut config = ClientConfig::new(hooks.client(Arc::new(crypto), &label));
+        let mut transport = self.config.transport(self.place.hop, carried);
+        reins.harness(&mut transport);
+        config.transport_config(Arc::new(transport));
         Ok(config)
-    }
-
-    fn hooks(&self) -> Hooks {
-        let mut hooks = self.config.hooks.clone();
-        if let tuning::Acks::After(delay) = self.config.wishes.down {
-            hooks.acks = Acks::After(delay.min(Duration::from_millis(25)));
-        }
-        hooks
     }
 
     fn bug(&self, error: impl std::error::Error + Send + Sync + 'static) -> Error {
@@ -234,6 +230,11 @@ impl QuicLink {
     /// The way for packets that pass beside the connection.
     pub fn bypass(&self) -> &Arc<Bypass> {
         &self.bypass
+    }
+
+    /// What steers it.
+    pub fn reins(&self) -> &Reins {
+        &self.reins
     }
 
     /// Whether it has not ended.

@@ -10,7 +10,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{Bypass, Config, dial::Peer, socket::VirtualSocket};
+use crate::{Bypass, Config, Reins, dial::Peer, socket::VirtualSocket};
 
 /// How often a link in use is looked at.
 const LOOK: Duration = Duration::from_millis(500);
@@ -98,6 +98,7 @@ pub(crate) struct Watch {
     pub(crate) hop: usize,
     pub(crate) endpoint: Endpoint,
     pub(crate) connection: Connection,
+    pub(crate) reins: Reins,
     pub(crate) socket: std::sync::Weak<VirtualSocket>,
     pub(crate) bypass: Arc<Bypass>,
     pub(crate) flow_ended: Arc<Notify>,
@@ -152,7 +153,10 @@ impl Watch {
     fn observe(&self, silence: &mut Silence) -> bool {
         let before = (silence.answers, silence.asked);
         let stats = self.connection.stats();
-        let answers = answers(&stats.frame_rx);
+        let governor = self.reins.governor();
+        governor.round_trip(stats.path.rtt);
+        // Datagrams that are not acknowledged are cut out of packets before the stack counts them.
+        let answers = answers(&stats.frame_rx) + governor.datagrams();
         silence.observe(answers, eliciting(&stats.frame_tx), Instant::now());
         before == (answers, silence.asked) && silence.since.is_none()
     }

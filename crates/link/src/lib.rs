@@ -7,15 +7,17 @@
 mod bypass;
 pub mod coalesce;
 mod config;
+mod congestion;
 mod dial;
 mod failure;
 mod health;
 pub mod quic;
+mod reins;
 pub mod server;
 mod socket;
-mod unlimited;
 
 pub use bypass::{Beside, Bypass, SHORTEST_VIRTUAL_ID};
 pub use config::{Config, MTU_SUSPENDED};
 pub use dial::{Dialer, Link, Peer, QuicLink, TlsLink};
-pub use hoplite_wire::tuning::{Acks, Congestion, Wishes};
+pub use hoplite_wire::tuning::{Acks, Congestion, Grants, Wishes};
+pub use reins::Reins;

@@ -15,10 +15,12 @@ use std::{io, net::SocketAddr, sync::Arc};
 
 use hoplite_crypto::observe::Hooks;
 use quinn::{
-    Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, ValidationTokenConfig,
-    crypto::rustls::QuicServerConfig,
+    Connecting, ConnectionError, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime,
+    TransportConfig, ValidationTokenConfig, crypto::rustls::QuicServerConfig,
 };
 use tokio::net::TcpListener;
+
+use crate::Reins;
 
 pub use self::{
     bind::{MOST_SHARDS, bind},
@@ -61,6 +63,8 @@ pub struct BoundShard {
 pub struct Shard {
     /// Accepts the QUIC connections of this shard. Its `set_server_config` replaces the keys of connections to come.
     pub endpoint: Endpoint,
+    /// Gives each of them what steers it.
+    pub acceptor: Acceptor,
     /// Accepts the TCP connections of this shard; they have no delay (TCP_NODELAY).
     pub tcp: TcpListener,
     /// Which shard this is, from 0.
@@ -101,7 +105,11 @@ impl BoundShard {
         secrets: &Secrets,
         hooks: &Hooks,
     ) -> io::Result<Shard> {
-        let server = server_config(tls, transport, secrets, hooks)?;
+        let server = server_config(tls, transport, secrets, &Hooks::default())?;
+        let acceptor = Acceptor {
+            config: server.clone(),
+            hooks: hooks.clone(),
+        };
         let aliases = Arc::new(Aliases::new(Ids::new(self.index, self.shards)));
         let socket = CoalescingSocket::new(self.udp, Arc::clone(&aliases))?;
         let forwarder = Forwarder::new(aliases, socket.shared());
@@ -113,10 +121,45 @@ impl BoundShard {
         )?;
         Ok(Shard {
             endpoint,
+            acceptor,
             tcp: TcpListener::from_std(self.tcp)?,
             index: usize::from(self.index),
             forwarder,
         })
+    }
+}
+
+/// Accepts QUIC connections one by one, each with its own reins.
+#[derive(Clone)]
+pub struct Acceptor {
+    /// Nothing is hooked into its cryptography yet.
+    config: ServerConfig,
+    hooks: Hooks,
+}
+
+impl Acceptor {
+    /// Goes on with the handshake of `incoming`. `transport` is its own: the reins are put on it.
+    ///
+    /// # Errors
+    /// The attempt is no longer there, or its packets make no sense.
+    pub fn accept(
+        &self,
+        incoming: Incoming,
+        mut transport: TransportConfig,
+        reins: &Reins,
+    ) -> Result<Connecting, ConnectionError> {
+        reins.harness(&mut transport);
+        let mut config = self.config.clone();
+        let crypto = Arc::clone(&config.crypto);
+        config.crypto = reins.hooks(&self.hooks).server(crypto, LABEL);
+        config.transport_config(Arc::new(transport));
+        incoming.accept_with(Arc::new(config))
+    }
+}
+
+impl std::fmt::Debug for Acceptor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Acceptor")
     }
 }
 

@@ -34,7 +34,7 @@ pub use session::{Incoming, Session};
 pub use stream::H3Stream;
 
 use crate::DatagramSink;
-use hoplite_link::quic;
+use hoplite_link::{Reins, quic};
 use hoplite_wire::h3::Code;
 
 /// The ALPN token.
@@ -51,6 +51,8 @@ pub struct Config {
     pub max_waiting: usize,
     /// What was dropped, and why. Sessions may share one.
     pub counters: Arc<Counters>,
+    /// What steers the connection below; without it the peer takes us for a plain end.
+    pub reins: Option<Reins>,
 }
 
 impl Default for Config {
@@ -60,6 +62,7 @@ impl Default for Config {
             head_timeout: Duration::from_secs(10),
             max_waiting: 64,
             counters: Arc::default(),
+            reins: None,
         }
     }
 }

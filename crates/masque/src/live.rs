@@ -55,8 +55,11 @@ impl Live {
     pub(crate) async fn start(link: Link) -> Result<Arc<Self>, Error> {
         let carrier = match link {
             Link::Quic(link) => {
-                let session =
-                    h3::Session::client(link.connection().clone(), &h3::Config::default());
+                let config = h3::Config {
+                    reins: Some(link.reins().clone()),
+                    ..h3::Config::default()
+                };
+                let session = h3::Session::client(link.connection().clone(), &config);
                 Carrier::H3 { session, link }
             }
             Link::Tls(link) => {
@@ -149,7 +152,7 @@ impl Live {
     /// Asks the relay for a sign of life whenever its flows have been quiet for a while: a download that stands still has nothing
     /// of ours to acknowledge. Never returns; over HTTP/2 the session does this itself.
     pub(crate) async fn probe(&self) {
-        let Carrier::H3 { session, .. } = &self.carrier else {
+        let Carrier::H3 { session, link } = &self.carrier else {
             return std::future::pending().await;
         };
         let (mut seen, mut pause) = (0, PROBE_FIRST);
@@ -159,7 +162,7 @@ impl Live {
                 () = self.used.notified() => { pause = PROBE_FIRST; continue; }
             }
             let frames = session.connection().stats().frame_rx;
-            let carried = frames.stream + frames.datagram;
+            let carried = frames.stream + frames.datagram + link.reins().governor().datagrams();
             pause = match carried == seen {
                 true => (pause * 2).min(PROBE_LAST),
                 false => PROBE_FIRST,

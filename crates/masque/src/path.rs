@@ -35,10 +35,12 @@ impl Path {
             ));
         }
         let mut hops: Vec<Hop> = Vec::with_capacity(relays.len());
+        let (carrier, last) = (Arc::new(carrier(config)), relays.len().saturating_sub(1));
         for (number, relay) in relays.into_iter().enumerate() {
             let below = hops
                 .last()
                 .map_or_else(|| below.clone(), |hop| Arc::new(hop.clone()) as _);
+            let config = if number < last { &carrier } else { config };
             hops.push(Hop::new(relay, number, below, config)?);
         }
         let last = hops.last().cloned();
@@ -71,6 +73,13 @@ impl Path {
     pub fn hops(&self) -> &[Hop] {
         &self.hops
     }
+}
+
+/// For hops that only carry the link to the next relay.
+fn carrier(config: &Config) -> Config {
+    let mut config = config.clone();
+    config.link.carrier = true;
+    config
 }
 
 impl Overlay for Path {

@@ -12,9 +12,8 @@ use std::{
 use arc_swap::ArcSwap;
 use hoplite_crypto::{
     Certificates, Identity, IdentityError, Pin,
-    observe::{self, Hooks, Watch},
+    observe::{Hooks, Watch},
 };
-use hoplite_wire::tuning::Acks;
 use tokio::sync::{mpsc, watch};
 
 use crate::{
@@ -179,9 +178,10 @@ impl Shared {
     ) -> Result<Self, ConfigError> {
         Ok(Self {
             hooks: Hooks {
-                acks: early(config.tunnel.acks),
                 watch,
+                ..Hooks::default()
             },
+            grants: config.tunnel.grants(),
             name: config.name.clone(),
             limits: config.limits.clone(),
             forwarding: config.forwarding.clone(),
@@ -194,14 +194,6 @@ impl Shared {
             metrics,
             h2: h2(&config.limits),
         })
-    }
-}
-
-/// What the hooks know already.
-fn early(acks: Acks) -> observe::Acks {
-    match acks {
-        Acks::After(delay) => observe::Acks::After(delay.min(Duration::from_millis(25))),
-        _ => observe::Acks::Default,
     }
 }
 

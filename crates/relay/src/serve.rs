@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use hoplite_crypto::{Certificates, observe::Hooks};
+use hoplite_wire::tuning::Grants;
 use tokio::sync::{mpsc, watch};
 
 use crate::{
@@ -37,8 +38,10 @@ pub(crate) struct Shared {
     pub(crate) certificates: Arc<Certificates>,
     pub(crate) gate: Gate,
     pub(crate) metrics: Arc<Metrics>,
-    /// When clients' packets are acknowledged, and who sees them.
+    /// Who sees clients' packets.
     pub(crate) hooks: Hooks,
+    /// What clients may ask for: acknowledgements and congestion control.
+    pub(crate) grants: Grants,
     /// How HTTP/3 is spoken.
     pub(crate) h3: hoplite_masque::h3::Config,
     /// How HTTP/2 is spoken.

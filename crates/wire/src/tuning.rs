@@ -122,6 +122,9 @@ impl Wishes {
 }
 
 impl Share {
+    /// Rare enough to be cheap, and soon enough that a sender goes on.
+    pub const QUARTER: Self = Self(250);
+
     /// So much of this round trip.
     #[must_use]
     pub fn of(self, rtt: Duration) -> Duration {
@@ -131,6 +134,36 @@ impl Share {
 
     fn new(thousandths: u16) -> Option<Self> {
         SHARES.contains(&thousandths).then_some(Self(thousandths))
+    }
+}
+
+/// A share is one of a round trip of so much at most: what a delay may come to must be known before the round trip is.
+const LONG_ROAD: Duration = Duration::from_millis(100);
+
+/// What QUIC stacks allow when nothing else was said (RFC 9000 §18.2), and the most of an automatic delay.
+const USUAL: Duration = Duration::from_millis(25);
+
+impl Acks {
+    /// How long an acknowledgement may be held back by this policy.
+    #[must_use]
+    pub fn longest(self) -> Duration {
+        match self {
+            Self::After(delay) => delay,
+            Self::Share(share) => share.of(LONG_ROAD).clamp(USUAL, *DELAYS.end()),
+            _ => USUAL,
+        }
+    }
+
+    /// How long it is held back on a road with this round trip, if it is known; `None`: as the QUIC stack likes.
+    #[must_use]
+    pub fn delay(self, rtt: Option<Duration>) -> Option<Duration> {
+        let delay = match self {
+            Self::Default | Self::Extension => return None,
+            Self::After(delay) => delay,
+            Self::Share(share) => share.of(rtt?),
+            Self::Auto | Self::Never => Share::QUARTER.of(rtt?),
+        };
+        Some(delay.min(self.longest()).max(*DELAYS.start()))
     }
 }
 

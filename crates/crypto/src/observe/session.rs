@@ -2,10 +2,15 @@
 
 use std::{
     any::Any,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
 };
 
 use bytes::BytesMut;
+use hoplite_wire::quic::Frames;
 use quinn_proto::{
     ConnectError, ConnectionId, Side, TransportError,
     crypto::{
@@ -15,7 +20,7 @@ use quinn_proto::{
     transport_parameters::TransportParameters,
 };
 
-use super::{Begun, Hooks, Observer, Packet, Space, acks::Request};
+use super::{Begun, Governor, Hooks, Observer, Packet, Space, parameters};
 
 /// A client's configuration.
 pub(super) struct Client {
@@ -45,7 +50,14 @@ struct Hooked {
     side: Side,
     label: Arc<str>,
     observer: OnceLock<Option<Arc<dyn Observer>>>,
-    acks: Request,
+    handshake: Handshake,
+}
+
+/// The first round trip: from when we spoke to when the peer answered.
+#[derive(Default)]
+struct Handshake {
+    spoke: Mutex<Option<Instant>>,
+    over: AtomicBool,
 }
 
 /// A key for packets of one space and direction.
@@ -84,8 +96,9 @@ impl crypto::ClientConfig for Client {
         name: &str,
         parameters: &TransportParameters,
     ) -> Result<Box<dyn crypto::Session>, ConnectError> {
-        let inner = Arc::clone(&self.inner).start_session(version, name, parameters)?;
         let hooked = Hooked::new(&self.hooks, Side::Client, &self.label);
+        let parameters = hooked.ours(parameters);
+        let inner = Arc::clone(&self.inner).start_session(version, name, &parameters)?;
         Ok(Session::boxed(inner, hooked))
     }
 }
@@ -104,8 +117,9 @@ impl crypto::ServerConfig for Server {
         version: u32,
         parameters: &TransportParameters,
     ) -> Box<dyn crypto::Session> {
-        let inner = Arc::clone(&self.inner).start_session(version, parameters);
         let hooked = Hooked::new(&self.hooks, Side::Server, &self.label);
+        let parameters = hooked.ours(parameters);
+        let inner = Arc::clone(&self.inner).start_session(version, &parameters);
         Session::boxed(inner, hooked)
     }
 }
@@ -117,7 +131,7 @@ impl Hooked {
             side,
             label: Arc::clone(label),
             observer: OnceLock::new(),
-            acks: Request::new(hooks.acks),
+            handshake: Handshake::default(),
         })
     }
 
@@ -131,6 +145,40 @@ impl Hooked {
         let watch = self.hooks.watch.as_ref();
         self.observer
             .get_or_init(|| watch.and_then(|watch| watch.observe(&begun)));
+    }
+
+    fn governor(&self) -> Option<&Governor> {
+        self.hooks.governor.as_deref()
+    }
+
+    fn ours(&self, parameters: &TransportParameters) -> TransportParameters {
+        let ours = |governor: &Governor| parameters::ours(parameters, self.side, governor.bounds());
+        self.governor().map_or(*parameters, ours)
+    }
+
+    fn theirs(&self, parameters: TransportParameters) -> TransportParameters {
+        let theirs =
+            |governor: &Governor| parameters::theirs(&parameters, self.side, governor.bounds());
+        self.governor().map_or(parameters, theirs)
+    }
+
+    /// What we say now will be answered. After a Retry (RFC 9000 §8.1.2) it is said again.
+    fn speaks(&self) {
+        if self.governor().is_some() && !self.handshake.over.load(Ordering::Relaxed) {
+            let now = (self.hooks.clock)();
+            *self.handshake.spoke() = Some(now);
+        }
+    }
+
+    /// The first packet that answers has come.
+    fn answered(&self) {
+        if self.handshake.over.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let spoke = self.handshake.spoke().take();
+        if let (Some(governor), Some(spoke)) = (self.governor(), spoke) {
+            governor.round_trip((self.hooks.clock)().saturating_duration_since(spoke));
+        }
     }
 
     fn observer(&self) -> Option<&dyn Observer> {
@@ -163,6 +211,12 @@ impl Hooked {
     }
 }
 
+impl Handshake {
+    fn spoke(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.spoke.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Session {
     fn boxed(inner: Box<dyn crypto::Session>, hooked: Arc<Hooked>) -> Box<dyn crypto::Session> {
         Box::new(Self {
@@ -176,6 +230,9 @@ impl Session {
 impl crypto::Session for Session {
     fn initial_keys(&self, id: &ConnectionId, side: Side) -> Keys {
         self.hooked.begin(id);
+        if side.is_client() {
+            self.hooked.speaks();
+        }
         self.hooked
             .keys(self.inner.initial_keys(id, side), Space::Initial)
     }
@@ -205,11 +262,15 @@ impl crypto::Session for Session {
     }
 
     fn transport_parameters(&self) -> Result<Option<TransportParameters>, TransportError> {
-        self.inner.transport_parameters()
+        let theirs = self.inner.transport_parameters()?;
+        Ok(theirs.map(|theirs| self.hooked.theirs(theirs)))
     }
 
     fn write_handshake(&mut self, out: &mut Vec<u8>) -> Option<Keys> {
         let keys = self.inner.write_handshake(out)?;
+        if self.keys == 0 && self.hooked.side.is_server() {
+            self.hooked.speaks();
+        }
         let space = match self.keys {
             0 => Space::Handshake,
             _ => Space::Data,
@@ -238,6 +299,12 @@ impl crypto::Session for Session {
 }
 
 impl Key {
+    /// Only 1-RTT packets are governed.
+    fn governor(&self) -> Option<&Governor> {
+        let governor = self.hooked.governor();
+        governor.filter(|_| self.space == Space::Data)
+    }
+
     fn packet<'a>(&self, number: u64, size: usize, payload: &'a [u8]) -> Packet<'a> {
         Packet {
             space: self.space,
@@ -256,6 +323,11 @@ impl PacketKey for Key {
             let payload = packet.get(header..end).unwrap_or_default();
             observer.sent(&self.packet(number, packet.len(), payload));
         }
+        if let Some(governor) = self.governor() {
+            let end = packet.len().saturating_sub(self.inner.tag_len());
+            let payload = packet.get(header..end).unwrap_or_default();
+            governor.sent(Frames::new(payload), self.hooked.hooks.clock);
+        }
         self.inner.encrypt(number, packet, header);
     }
 
@@ -271,8 +343,11 @@ impl PacketKey for Key {
         if let Some(observer) = self.hooked.observer() {
             observer.received(&self.packet(number, size, payload));
         }
-        if self.space == Space::Data {
-            self.hooked.acks.tell(payload);
+        if self.space != Space::Initial {
+            self.hooked.answered();
+        }
+        if let Some(governor) = self.governor() {
+            governor.received(number, payload, self.hooked.hooks.clock);
         }
         Ok(())
     }

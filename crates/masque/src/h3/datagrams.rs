@@ -2,7 +2,7 @@
 //! Each session runs one.
 //! RFC 9297 §2.1.
 
-use std::sync::Arc;
+use std::{sync::Arc, task::Poll};
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -13,6 +13,9 @@ use super::{counters::add, flow::Inbound, routes::Found, session::Inner};
 /// How many datagrams are handed out before the flows flush and other tasks get their turn.
 const BATCH: usize = 256;
 
+/// After so many batches the governor is told what the round trip is.
+const ROUND_TRIP_AFTER: u64 = 64;
+
 /// Runs until the connection is lost.
 pub(super) async fn run(inner: Arc<Inner>) {
     let mut batch = Batch {
@@ -20,8 +23,8 @@ pub(super) async fn run(inner: Arc<Inner>) {
         touched: Vec::new(),
         last: None,
     };
-    while let Ok(first) = inner.conn.read_datagram().await {
-        batch.begin();
+    while let Some(first) = next(&inner).await {
+        batch.begin(&inner);
         let mut next = Some(first);
         let mut count = 0;
         while let Some(datagram) = next {
@@ -29,11 +32,7 @@ pub(super) async fn run(inner: Arc<Inner>) {
             count += 1;
             next = match count {
                 BATCH => None,
-                _ => inner
-                    .conn
-                    .read_datagram()
-                    .now_or_never()
-                    .and_then(Result::ok),
+                _ => waiting(&inner),
             };
         }
         batch.flush();
@@ -41,6 +40,28 @@ pub(super) async fn run(inner: Arc<Inner>) {
             tokio::task::yield_now().await;
         }
     }
+}
+
+/// The next datagram: one that the stack received, or one that was cut out of a packet before the stack saw it.
+/// `None` when the connection is lost.
+async fn next(inner: &Inner) -> Option<Bytes> {
+    let cut_out = std::future::poll_fn(|cx| match &inner.config.reins {
+        Some(reins) => reins.governor().poll_datagram(cx),
+        None => Poll::Pending,
+    });
+    tokio::select! {
+        biased;
+        datagram = cut_out => Some(datagram),
+        datagram = inner.conn.read_datagram() => datagram.ok(),
+    }
+}
+
+/// The same, if one is there.
+fn waiting(inner: &Inner) -> Option<Bytes> {
+    let reins = inner.config.reins.as_ref();
+    let cut_out = reins.and_then(|reins| reins.governor().next_datagram());
+    let received = || inner.conn.read_datagram().now_or_never();
+    cut_out.or_else(|| received().and_then(Result::ok))
 }
 
 struct Batch {
@@ -51,8 +72,13 @@ struct Batch {
 }
 
 impl Batch {
-    fn begin(&mut self) {
+    fn begin(&mut self, inner: &Inner) {
         self.number += 1;
+        if let Some(reins) = &inner.config.reins
+            && self.number.is_multiple_of(ROUND_TRIP_AFTER)
+        {
+            reins.governor().round_trip(inner.conn.rtt());
+        }
     }
 
     fn route(&mut self, inner: &Inner, datagram: Bytes) {

@@ -8,6 +8,7 @@ use std::sync::{
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
+use hoplite_link::Reins;
 use hoplite_wire::{
     ResponseHead,
     h3::{self, Code, Frame, FrameReader, Place, Settings},
@@ -78,6 +79,7 @@ fn our_settings(inner: &Inner) -> Settings {
         datagrams: true,
         extended_connect: inner.is_server(),
         max_field_section: Some(inner.config.max_field_section as u64),
+        tuning: inner.config.reins.as_ref().map(Reins::offer),
     }
 }
 
@@ -211,6 +213,9 @@ fn control_frame(inner: &Inner, frame: &Frame) -> Result<(), H3Error> {
     let first = inner.settings.borrow().is_none();
     match frame {
         Frame::Settings(settings) if first => {
+            if let Some(reins) = &inner.config.reins {
+                reins.hear(settings.tuning);
+            }
             inner.settings.send_replace(Some(*settings));
             Ok(())
         }

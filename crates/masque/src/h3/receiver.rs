@@ -275,6 +275,7 @@ impl DataReceiver {
     pub(super) fn refuse_datagrams(&self) {
         let removed = self.ticket.inner().routes().close(self.ticket.id());
         drop(removed);
+        self.ticket.streams();
     }
 
     /// The stream's id.

@@ -4,7 +4,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 use super::session::Inner;
@@ -14,6 +14,8 @@ use super::session::Inner;
 pub(super) struct Ticket {
     inner: Arc<Inner>,
     id: u64,
+    /// Whether it carries a stream of octets, which wants congestion control.
+    stream: AtomicBool,
 }
 
 /// How many requests are alive.
@@ -27,11 +29,21 @@ impl Ticket {
         Arc::new(Self {
             inner: Arc::clone(inner),
             id,
+            stream: AtomicBool::new(false),
         })
     }
 
     pub(super) fn inner(&self) -> &Arc<Inner> {
         &self.inner
+    }
+
+    /// It has become a stream.
+    pub(super) fn streams(&self) {
+        if let Some(reins) = &self.inner.config.reins
+            && !self.stream.swap(true, Ordering::Relaxed)
+        {
+            reins.stream_begins();
+        }
     }
 
     pub(super) fn id(&self) -> u64 {
@@ -43,6 +55,11 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         let removed = self.inner.routes().close(self.id);
         drop(removed);
+        if let Some(reins) = &self.inner.config.reins
+            && *self.stream.get_mut()
+        {
+            reins.stream_ends();
+        }
         if self.inner.live.0.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.inner.idle.notify_waiters();
         }

@@ -9,8 +9,9 @@ use std::{
 
 use bytes::Bytes;
 use hoplite_link::{
+    Reins,
     quic::{Endpoint, Incoming, VarInt},
-    server::Forwarder,
+    server::{Acceptor, Forwarder},
 };
 use hoplite_masque::{
     DatagramSink,
@@ -24,6 +25,7 @@ use super::{
     Alive, Phase, Shared,
     connection::{self, Guest},
     exchange::{ClientFlow, Exchange, Sent},
+    shard::{DATAGRAMS_IN, transport},
     splice::{Broken, FromClient, ToClient},
     streams::Streams,
 };
@@ -37,15 +39,18 @@ const GOODBYE: VarInt = VarInt::from_u32(0x100);
 const FAREWELL: Duration = Duration::from_millis(500);
 
 /// One socket of a shard: QUIC on it, and what passes by.
+#[derive(Clone)]
 pub(crate) struct Port {
     endpoint: Endpoint,
+    acceptor: Acceptor,
     forwarder: Forwarder,
 }
 
 impl Port {
-    pub(crate) fn new(endpoint: Endpoint, forwarder: Forwarder) -> Self {
+    pub(crate) fn new(endpoint: Endpoint, acceptor: Acceptor, forwarder: Forwarder) -> Self {
         Self {
             endpoint,
+            acceptor,
             forwarder,
         }
     }
@@ -84,17 +89,26 @@ fn take(shared: &Arc<Shared>, incoming: Incoming, port: &Port, alive: &Alive) {
     }
     let client = shared.gate.by_address(incoming.remote_address().ip());
     match Guest::admit(shared, client, alive) {
-        Some(guest) => drop(tokio::spawn(welcome(
-            guest,
-            incoming,
-            port.forwarder.clone(),
-        ))),
+        Some(guest) => drop(tokio::spawn(welcome(guest, incoming, port.clone()))),
         None => incoming.refuse(),
     }
 }
 
-async fn welcome(guest: Guest, incoming: Incoming, forwarder: Forwarder) {
-    let handshake = async { incoming.accept().ok()?.await.ok() };
+async fn welcome(guest: Guest, incoming: Incoming, port: Port) {
+    let Port {
+        acceptor,
+        forwarder,
+        ..
+    } = port;
+    let reins = Reins::relay(guest.shared.grants, DATAGRAMS_IN);
+    let transport = transport(&guest.shared.limits);
+    let handshake = async {
+        acceptor
+            .accept(incoming, transport, &reins)
+            .ok()?
+            .await
+            .ok()
+    };
     let connection = timeout(guest.shared.limits.handshake, handshake).await;
     let Some(connection) = connection.ok().flatten() else {
         guest.shared.metrics.handshakes_failed.inc();
@@ -104,7 +118,11 @@ async fn welcome(guest: Guest, incoming: Incoming, forwarder: Forwarder) {
     let _open = Up::new(&guest.shared.metrics.connections_open.quic);
     let streams = Streams::new(connection.clone(), &guest.shared.limits);
     let road = Road::new(connection.clone(), forwarder);
-    let session = Session::server(connection, &guest.shared.h3);
+    let config = h3::Config {
+        reins: Some(reins.clone()),
+        ..guest.shared.h3.clone()
+    };
+    let session = Session::server(connection, &config);
     let roomy = Roomy {
         session,
         streams,

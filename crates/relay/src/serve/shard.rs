@@ -27,7 +27,7 @@ use crate::{
 /// What each UDP socket asks the kernel for, in octets.
 const SOCKET_BUFFER: usize = 8 << 20;
 /// Datagrams of one client that wait for their turn, in octets; the oldest are dropped.
-const DATAGRAMS_IN: usize = 1 << 20;
+pub(crate) const DATAGRAMS_IN: usize = 1 << 20;
 /// HTTP/3 needs three streams of its own from a client; some greet with a few more.
 const UNI_STREAMS: u32 = 8;
 
@@ -137,7 +137,7 @@ async fn run(shards: Vec<BoundShard>, keys: Keys, shared: Arc<Shared>, alive: Al
             Ok(shard) => {
                 let tcp = keys.tcp.clone();
                 serving.spawn(tls::serve(shared.clone(), shard.tcp, tcp, alive.clone()));
-                let quic = quic::Port::new(shard.endpoint, shard.forwarder);
+                let quic = quic::Port::new(shard.endpoint, shard.acceptor, shard.forwarder);
                 serving.spawn(quic::serve(shared.clone(), quic, alive.clone()));
             }
             Err(error) => tracing::error!(%error, "a shard does not serve"),
@@ -148,7 +148,7 @@ async fn run(shards: Vec<BoundShard>, keys: Keys, shared: Arc<Shared>, alive: Al
 }
 
 /// Every buffer of a connection has its bound here.
-fn transport(limits: &Limits) -> TransportConfig {
+pub(crate) fn transport(limits: &Limits) -> TransportConfig {
     let mut config = TransportConfig::default();
     let mut discovery = MtuDiscoveryConfig::default();
     discovery

@@ -18,6 +18,8 @@ const ENABLE_CONNECT_PROTOCOL: u64 = 0x08;
 const H3_DATAGRAM: u64 = 0x33;
 /// The id of H3_DATAGRAM in draft 04 of RFC 9297; some clients still send both.
 const H3_DATAGRAM_DRAFT: u64 = 0xff_d277;
+/// No specification has it, and nobody else does: how the ends of a tunnel tune their connection (see [`crate::tuning`]).
+const TUNING: u64 = 0x2a71_5c3e_90d6_4b18;
 /// 0x1f * N + 0x21: must be ignored, so that ignoring stays possible (RFC 9114 §7.2.4.1).
 const GREASE: u64 = 0x1f * 0x0451 + 0x21;
 
@@ -30,6 +32,8 @@ pub struct Settings {
     pub extended_connect: bool,
     /// The largest field section that the sender of the settings accepts, in octets as RFC 9114 §4.2.2 counts.
     pub max_field_section: Option<u64>,
+    /// What the sender wishes or grants; see [`crate::tuning`].
+    pub tuning: Option<u64>,
 }
 
 impl Settings {
@@ -59,6 +63,7 @@ impl Settings {
             H3_DATAGRAM_DRAFT => self.datagrams |= value == 1,
             ENABLE_CONNECT_PROTOCOL => self.extended_connect = flag(value)?,
             MAX_FIELD_SECTION_SIZE => self.max_field_section = Some(value),
+            TUNING => self.tuning = Some(value),
             // "Setting identifiers that were defined in [HTTP/2] where there is no corresponding HTTP/3 setting
             // have also been reserved. […] their receipt MUST be treated as a connection error of type H3_SETTINGS_ERROR."
             0x00 | 0x02..=0x05 => return Err(Code::SETTINGS_ERROR),
@@ -82,6 +87,9 @@ impl Settings {
         }
         if let Some(size) = self.max_field_section {
             put(MAX_FIELD_SECTION_SIZE, size);
+        }
+        if let Some(tuning) = self.tuning {
+            put(TUNING, tuning);
         }
         put(GREASE, 0);
         frame::write_head(out, frame::SETTINGS, payload.len());
@@ -140,8 +148,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_written_is_read_back(datagrams: bool, extended_connect: bool, size in proptest::option::of(0..=varint::MAX)) {
-            let settings = Settings { datagrams, extended_connect, max_field_section: size };
+        fn what_was_written_is_read_back(datagrams: bool, extended_connect: bool, size in proptest::option::of(0..=varint::MAX), tuning in proptest::option::of(0..=varint::MAX)) {
+            let settings = Settings { datagrams, extended_connect, max_field_section: size, tuning };
             let mut out = BytesMut::new();
             settings.write(&mut out);
             let mut input = out.freeze();

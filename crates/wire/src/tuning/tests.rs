@@ -127,3 +127,30 @@ fn a_plain_relay_is_acknowledged_and_asked_for_nothing() {
     assert!(agreed.refused.up && agreed.refused.down);
     assert!(!Wishes::default().alone().refused.any());
 }
+
+#[test]
+fn a_delay_never_exceeds_what_was_said_when_the_connection_began() {
+    let delay = |policy: &str, rtt| {
+        let policy: Acks = policy.parse().unwrap();
+        let delay = policy.delay(Some(Duration::from_millis(rtt)));
+        assert!(delay.is_none_or(|delay| delay <= policy.longest()));
+        delay.map(|delay| delay.as_millis())
+    };
+    assert_eq!(delay("default", 40), None);
+    assert_eq!(delay("extension", 40), None);
+    assert_eq!(delay("250ms", 40), Some(250));
+    assert_eq!(
+        (delay("0.25rtt", 40), delay("0.25rtt", 400)),
+        (Some(10), Some(25))
+    );
+    assert_eq!(
+        (delay("1rtt", 60), delay("1rtt", 400)),
+        (Some(60), Some(100))
+    );
+    assert_eq!(delay("4rtt", 400), Some(250));
+    assert_eq!(
+        (delay("auto", 40), delay("none", 400), delay("auto", 0)),
+        (Some(10), Some(25), Some(1))
+    );
+    assert_eq!("auto".parse::<Acks>().unwrap().delay(None), None);
+}

@@ -1,6 +1,7 @@
-//! A client and a server connection over a network in memory, in virtual time: 25 ms one way, nothing lost.
+//! A client and a server connection over a network in memory, in virtual time: 25 ms one way, nothing lost unless a test says so.
 
 use std::{
+    cell::Cell,
     collections::VecDeque,
     net::SocketAddr,
     sync::Arc,
@@ -9,8 +10,8 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use quinn_proto::{
-    ClientConfig, Connection, ConnectionHandle, ConnectionStats, DatagramEvent, Endpoint,
-    EndpointConfig, Event, ServerConfig, TransportConfig,
+    AckFrequencyConfig, ClientConfig, Connection, ConnectionHandle, ConnectionStats, DatagramEvent,
+    Endpoint, EndpointConfig, Event, ServerConfig, TransportConfig,
     congestion::CubicConfig,
     crypto::{
         self,
@@ -22,6 +23,25 @@ use crate::{ALPN_H3, Certificates, Identity, Trust, client_tls, observe::Hooks, 
 
 const DELAY: Duration = Duration::from_millis(25);
 const ADDRESSES: [&str; 2] = ["10.0.0.1:1", "10.0.0.2:2"];
+
+thread_local! {
+    /// The time of the pair that this test runs.
+    static NOW: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// The clock for hooks.
+pub(crate) fn now() -> Instant {
+    NOW.get().unwrap()
+}
+
+/// What the network does to the packets of an end.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Harm {
+    /// Of a thousand packets, so many are lost.
+    pub(crate) lost: u64,
+    /// Of a thousand packets, so many arrive twice.
+    pub(crate) doubled: u64,
+}
 
 /// One end.
 struct End {
@@ -40,6 +60,14 @@ pub(crate) struct Pair {
     flying: VecDeque<(Instant, usize, Vec<u8>)>,
     /// Sizes of the UDP payloads that each end sent.
     pub(crate) sent: [Vec<usize>; 2],
+    /// How many packets the network has lost.
+    pub(crate) lost_packets: [u64; 2],
+    /// Datagrams that the stack of each end handed out.
+    pub(crate) handed_out: [Vec<Bytes>; 2],
+    /// How each end's packets fare.
+    pub(crate) harm: [Harm; 2],
+    random: u64,
+    number: u64,
 }
 
 impl End {
@@ -56,11 +84,12 @@ impl End {
 }
 
 /// No congestion window, and no pacing: what is sent leaves at once.
-fn transport() -> Arc<TransportConfig> {
+fn transport(asks: Option<AckFrequencyConfig>) -> Arc<TransportConfig> {
     let mut congestion = CubicConfig::default();
     congestion.initial_window(1 << 40);
     let mut config = TransportConfig::default();
     config
+        .ack_frequency_config(asks)
         .initial_mtu(1452)
         .mtu_discovery_config(None)
         .congestion_controller_factory(Arc::new(congestion))
@@ -80,27 +109,40 @@ fn server_of(identity: &Identity) -> Arc<dyn crypto::ServerConfig> {
     Arc::new(QuicServerConfig::try_from(tls).unwrap())
 }
 
-fn configs(client: &Hooks, server: &Hooks) -> (ClientConfig, ServerConfig) {
+fn configs(
+    client: &Hooks,
+    server: &Hooks,
+    asks: Option<AckFrequencyConfig>,
+) -> (ClientConfig, ServerConfig) {
     let made = Identity::generate(&["relay.example".to_owned()]).unwrap();
     let identity = Identity::from_pem(made.certificate.as_bytes(), made.key.as_bytes()).unwrap();
     let mut far = ServerConfig::with_crypto(server.server(server_of(&identity), "far"));
-    far.transport_config(transport());
+    far.transport_config(transport(None));
     let tls = client_tls(&Trust::Pins(vec![identity.pin()]), &[ALPN_H3]).unwrap();
     let near = Arc::new(QuicClientConfig::try_from(tls).unwrap());
     let mut near = ClientConfig::new(client.client(near, "near"));
-    near.transport_config(transport());
+    near.transport_config(transport(asks));
     (near, far)
 }
 
 impl Pair {
     /// Connects; half a second has passed then.
     pub(crate) fn connect(client: &Hooks, server: &Hooks) -> Self {
-        let (near, far) = configs(client, server);
+        Self::begin(configs(client, server, None))
+    }
+
+    /// The same; the client asks the server to acknowledge otherwise.
+    pub(crate) fn connect_asking(client: &Hooks, server: &Hooks, asks: AckFrequencyConfig) -> Self {
+        Self::begin(configs(client, server, Some(asks)))
+    }
+
+    fn begin((near, far): (ClientConfig, ServerConfig)) -> Self {
         let mut ends = [
             End::new(ADDRESSES[0], None, 1),
             End::new(ADDRESSES[1], Some(far), 2),
         ];
         let (now, to) = (Instant::now(), ends[1].address);
+        NOW.set(Some(now));
         let begun = ends[0].endpoint.connect(now, near, to, "relay.example");
         ends[0].connection = Some(begun.unwrap());
         let mut pair = Self {
@@ -108,6 +150,11 @@ impl Pair {
             now,
             flying: VecDeque::new(),
             sent: Default::default(),
+            lost_packets: [0; 2],
+            handed_out: Default::default(),
+            harm: Default::default(),
+            random: 7,
+            number: 0,
         };
         pair.run(Duration::from_millis(500));
         assert!(pair.ends[0].connected && pair.ends[1].connected);
@@ -127,13 +174,24 @@ impl Pair {
         self.ends[end].lost.as_deref()
     }
 
-    /// Sends so many datagrams of 1000 octets from an end, one per `every`.
+    /// A number below 1000, the same ones in every run.
+    fn dice(&mut self) -> u64 {
+        self.random = self
+            .random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (self.random >> 33) % 1000
+    }
+
+    /// Sends so many datagrams of 1000 octets from an end, one per `every`; each is another one.
     pub(crate) fn send(&mut self, end: usize, count: usize, every: Duration) {
         for _ in 0..count {
-            let datagram = Bytes::from(vec![7; 1000]);
+            let mut datagram = vec![7; 1000];
+            datagram[..8].copy_from_slice(&self.number.to_be_bytes());
+            self.number += 1;
             self.connection(end)
                 .datagrams()
-                .send(datagram, false)
+                .send(datagram.into(), false)
                 .unwrap();
             self.run(every);
         }
@@ -150,10 +208,10 @@ impl Pair {
                 .filter_map(|end| end.connection.as_mut()?.1.poll_timeout());
             let arrival = self.flying.front().map(|(time, ..)| *time);
             let Some(next) = timers.chain(arrival).min().filter(|next| *next <= end) else {
-                self.now = end;
+                self.at(end);
                 return;
             };
-            self.now = self.now.max(next);
+            self.at(self.now.max(next));
             self.fire();
             while let Some((_, to, packet)) =
                 self.flying.pop_front_if(|(time, ..)| *time <= self.now)
@@ -161,6 +219,11 @@ impl Pair {
                 self.deliver(to, &packet);
             }
         }
+    }
+
+    fn at(&mut self, now: Instant) {
+        self.now = now;
+        NOW.set(Some(now));
     }
 
     fn fire(&mut self) {
@@ -198,6 +261,7 @@ impl Pair {
     }
 
     fn flush(&mut self) {
+        let mut leaving = Vec::new();
         for (i, end) in self.ends.iter_mut().enumerate() {
             let Some((handle, connection)) = &mut end.connection else {
                 continue;
@@ -214,13 +278,30 @@ impl Pair {
                     _ => {}
                 }
             }
-            while connection.datagrams().recv().is_some() {}
+            while let Some(datagram) = connection.datagrams().recv() {
+                self.handed_out[i].push(datagram);
+            }
             let mut out = Vec::new();
             while let Some(transmit) = connection.poll_transmit(self.now, 1, &mut out) {
                 let packet = out.split_off(0);
                 self.sent[i].push(transmit.size);
-                self.flying.push_back((self.now + DELAY, 1 - i, packet));
+                leaving.push((i, packet));
             }
+        }
+        for (from, packet) in leaving {
+            self.fly(from, packet);
+        }
+    }
+
+    fn fly(&mut self, from: usize, packet: Vec<u8>) {
+        let harm = self.harm[from];
+        if self.dice() < harm.lost {
+            self.lost_packets[from] += 1;
+            return;
+        }
+        let twice = self.dice() < harm.doubled;
+        for packet in std::iter::repeat_n(packet, 1 + usize::from(twice)) {
+            self.flying.push_back((self.now + DELAY, 1 - from, packet));
         }
     }
 }

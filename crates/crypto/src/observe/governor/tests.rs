@@ -1,0 +1,339 @@
+//! What a policy makes of a connection, in virtual time: round trip 50 ms.
+
+use std::collections::HashSet;
+
+use quinn_proto::AckFrequencyConfig;
+
+use super::*;
+use crate::observe::{
+    Hooks,
+    tests::{
+        governed,
+        pair::{Harm, Pair},
+    },
+};
+
+const RTT: Duration = Duration::from_millis(50);
+const FAST: Duration = Duration::from_micros(100);
+
+/// A client without hooks, and a server that is governed.
+fn towards(policy: &str) -> (Pair, Arc<Governor>) {
+    let hooks = governed(policy, 0);
+    let pair = Pair::connect(&Hooks::default(), &hooks);
+    (pair, hooks.governor.unwrap())
+}
+
+fn read(governor: &Governor) -> Vec<Bytes> {
+    std::iter::from_fn(|| governor.next_datagram()).collect()
+}
+
+/// How often the server acknowledges 1000 datagrams, one each 100 µs.
+fn acknowledgements(policy: &str) -> u64 {
+    let (mut pair, _) = towards(policy);
+    pair.send(0, 1, RTT * 4);
+    let before = pair.stats(1).frame_tx.acks;
+    pair.send(0, 1000, FAST);
+    pair.run(RTT * 6);
+    assert_eq!((pair.lost(0), pair.lost(1)), (None, None));
+    pair.stats(1).frame_tx.acks - before
+}
+
+#[test]
+fn each_policy_has_its_price_in_acknowledgements() {
+    for (policy, price) in [
+        ("default", 495..=505),
+        ("1ms", 85..=105),
+        ("25ms", 4..=10),
+        ("100ms", 1..=6),
+        ("0.25rtt", 7..=14),
+        ("1rtt", 2..=8),
+        ("auto", 7..=14),
+        ("none", 1..=6),
+    ] {
+        let acks = acknowledgements(policy);
+        assert!(price.contains(&acks), "{policy}: {acks}");
+    }
+}
+
+#[test]
+fn the_round_trip_stays_exact_and_no_timer_fires_in_vain() {
+    for policy in ["25ms", "100ms", "250ms", "0.25rtt", "4rtt", "auto", "none"] {
+        let (mut pair, _) = towards(policy);
+        pair.send(0, 4000, FAST * 5);
+        let rtt = pair.connection(0).rtt();
+        assert!((RTT..RTT + RTT / 10).contains(&rtt), "{policy}: {rtt:?}");
+        let stats = pair.stats(0);
+        assert!(
+            stats.frame_tx.ping <= 1,
+            "{policy}: {}",
+            stats.frame_tx.ping
+        );
+        assert_eq!(stats.path.lost_packets, 0, "{policy}");
+    }
+}
+
+#[test]
+fn a_delay_begins_when_enough_packets_have_come() {
+    let hooks = governed("25ms", 500);
+    let mut pair = Pair::connect(&Hooks::default(), &hooks);
+    let mut acks = |count| {
+        let before = pair.stats(1).frame_tx.acks;
+        pair.send(0, count, FAST);
+        pair.run(RTT * 2);
+        pair.stats(1).frame_tx.acks - before
+    };
+    let (early, late) = (acks(400), acks(1000));
+    assert!(early >= 195, "{early}");
+    assert!((40..=70).contains(&late), "{late}");
+}
+
+#[test]
+fn a_policy_is_switched_while_the_connection_runs_there_and_back() {
+    let (mut pair, governor) = towards("default");
+    let mut acks = |policy: &str, count| {
+        governor.set(policy.parse().unwrap(), 0);
+        pair.send(0, 1, RTT * 4);
+        let before = pair.stats(1).frame_tx.acks;
+        pair.send(0, count, FAST);
+        pair.run(RTT * 6);
+        pair.stats(1).frame_tx.acks - before
+    };
+    assert!((495..=505).contains(&acks("default", 1000)));
+    assert!((4..=10).contains(&acks("25ms", 1000)));
+    assert!((1..=6).contains(&acks("none", 1000)));
+    assert!((85..=105).contains(&acks("1ms", 1000)));
+    assert!((495..=505).contains(&acks("default", 1000)));
+    assert_eq!((pair.lost(0), pair.lost(1)), (None, None));
+}
+
+#[test]
+fn a_share_follows_the_round_trip_that_the_owner_tells() {
+    let (mut pair, governor) = towards("0.5rtt");
+    let mut acks = |rtt: Duration| {
+        governor.round_trip(rtt);
+        pair.send(0, 1, RTT * 4);
+        let before = pair.stats(1).frame_tx.acks;
+        pair.send(0, 2000, FAST);
+        pair.run(RTT * 6);
+        pair.stats(1).frame_tx.acks - before
+    };
+    let (long, short) = (acks(RTT), acks(RTT / 25));
+    assert!((8..=16).contains(&long), "one per 25 ms: {long}");
+    assert!((170..=205).contains(&short), "one per millisecond: {short}");
+}
+
+#[test]
+fn datagrams_that_are_not_acknowledged_arrive_and_only_probes_are_answered() {
+    let (mut pair, governor) = towards("none");
+    let before = pair.stats(1).frame_tx.acks;
+    pair.send(0, 10_000, FAST);
+    pair.run(RTT * 6);
+    let acks = pair.stats(1).frame_tx.acks - before;
+    assert!((10..=25).contains(&acks), "one per 100 ms: {acks}");
+    assert_eq!(governor.dropped(), 10_000 - read(&governor).len() as u64);
+    assert_eq!(governor.datagrams(), 10_000);
+    assert!(pair.handed_out[1].is_empty());
+    let stats = pair.stats(0);
+    assert_eq!(
+        (stats.path.lost_packets, stats.path.congestion_events),
+        (0, 0)
+    );
+}
+
+#[test]
+fn a_flow_in_each_direction_needs_hardly_a_packet_for_acknowledgements() {
+    let (client, server) = (governed("none", 0), governed("none", 0));
+    let mut pair = Pair::connect(&client, &server);
+    let sent = |pair: &Pair| pair.sent[0].len() + pair.sent[1].len();
+    let before = sent(&pair);
+    for _ in 0..1000 {
+        pair.send(0, 2, FAST);
+        pair.send(1, 1, FAST);
+    }
+    pair.run(RTT * 6);
+    let more = sent(&pair) - before - 3000;
+    assert!(more <= 12, "{more}");
+    assert_eq!(pair.stats(0).path.lost_packets, 0);
+    assert_eq!(pair.stats(1).path.lost_packets, 0);
+}
+
+#[test]
+fn what_arrives_twice_is_delivered_once() {
+    let (mut pair, governor) = towards("none");
+    pair.harm[0].doubled = 500;
+    pair.send(0, 500, FAST);
+    pair.run(RTT * 6);
+    let read = read(&governor);
+    let different: HashSet<_> = read.iter().collect();
+    assert_eq!((read.len(), different.len()), (500, 500));
+}
+
+#[test]
+fn losses_are_told_in_time_and_none_that_was_not() {
+    for (lost, policy) in [(20, "none"), (100, "none"), (20, "25ms"), (100, "25ms")] {
+        let (mut pair, governor) = towards(policy);
+        pair.harm[0] = Harm { lost, doubled: 0 };
+        let mut arrived = 0;
+        for _ in 0..200 {
+            pair.send(0, 100, FAST);
+            arrived += read(&governor).len() + std::mem::take(&mut pair.handed_out[1]).len();
+        }
+        pair.run(RTT * 10);
+        arrived += read(&governor).len() + pair.handed_out[1].len();
+        let (declared, truly) = (pair.stats(0).path.lost_packets, pair.lost_packets[0]);
+        assert!(
+            declared.abs_diff(truly) <= 2,
+            "{policy}: {declared} of {truly}"
+        );
+        assert!(
+            arrived as u64 + truly >= 20_000,
+            "{policy}: {arrived} and {truly}"
+        );
+        let acks = pair.stats(1).frame_tx.acks;
+        assert!(acks <= truly + 120, "{policy}: {acks} for {truly}");
+    }
+}
+
+#[test]
+fn acknowledgements_that_are_lost_make_no_false_losses() {
+    let (mut pair, _) = towards("none");
+    pair.harm = [20, 200].map(|lost| Harm { lost, doubled: 0 });
+    pair.send(0, 20_000, FAST);
+    pair.run(RTT * 10);
+    let (declared, truly) = (pair.stats(0).path.lost_packets, pair.lost_packets[0]);
+    assert!(declared.abs_diff(truly) <= 2, "{declared} of {truly}");
+}
+
+#[test]
+fn a_burst_is_acknowledged_to_its_end() {
+    let (mut pair, _) = towards("none");
+    for count in [1, 2, 30] {
+        pair.send(0, count, FAST);
+        pair.run(RTT * 10);
+        let acks = pair.stats(0).frame_rx.acks;
+        pair.run(RTT * 4);
+        assert_eq!(
+            pair.stats(0).frame_rx.acks,
+            acks,
+            "nothing is left to ask for"
+        );
+        assert_eq!(pair.stats(0).path.lost_packets, 0);
+    }
+}
+
+#[test]
+fn a_reader_is_woken_and_a_slow_one_loses_the_oldest() {
+    let governor = Governor::new(Bounds {
+        inbox: 3 * (1000 + size_of::<Bytes>()),
+        ..Bounds::default()
+    });
+    governor.set(Acks::Never, 0);
+    let hooks = Hooks {
+        governor: Some(governor.clone()),
+        ..governed("none", 0)
+    };
+    let mut pair = Pair::connect(&Hooks::default(), &hooks);
+    let (woken, waker) = woken();
+    let mut cx = Context::from_waker(&waker);
+    assert!(governor.poll_datagram(&mut cx).is_pending());
+    pair.send(0, 5, FAST);
+    pair.run(RTT);
+    assert!(woken.0.load(Ordering::Relaxed));
+    let numbers: Vec<_> = read(&governor).iter().map(|datagram| datagram[7]).collect();
+    assert_eq!((numbers, governor.dropped()), (vec![2, 3, 4], 2));
+}
+
+struct Woken(AtomicBool);
+
+impl std::task::Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn woken() -> (Arc<Woken>, std::task::Waker) {
+    let woken = Arc::new(Woken(AtomicBool::new(false)));
+    (woken.clone(), woken.into())
+}
+
+#[test]
+fn a_peer_that_asks_for_other_acknowledgements_does_not_overrule_a_policy() {
+    let mut asks = AckFrequencyConfig::default();
+    asks.ack_eliciting_threshold(1000u32.into());
+    for (policy, price) in [
+        ("1ms", 85..=105),
+        ("extension", 4..=10),
+        ("default", 4..=10),
+    ] {
+        let hooks = governed(policy, 0);
+        let mut pair = Pair::connect_asking(&Hooks::default(), &hooks, asks.clone());
+        pair.send(0, 1, RTT * 4);
+        let before = pair.stats(1).frame_tx.acks;
+        pair.send(0, 1000, FAST);
+        pair.run(RTT * 6);
+        let acks = pair.stats(1).frame_tx.acks - before;
+        assert!(price.contains(&acks), "{policy}: {acks}");
+        assert_eq!((pair.lost(0), pair.lost(1)), (None, None));
+    }
+}
+
+/// A packet with a request for `delay` and a datagram after it.
+fn asking(sequence: u64, delay: u64) -> BytesMut {
+    let mut payload = BytesMut::new();
+    let frame = hoplite_wire::quic::AckFrequency {
+        sequence,
+        threshold: (1 << 62) - 1,
+        delay,
+        reordering: (1 << 62) - 1,
+    };
+    frame.write(&mut payload);
+    payload.extend_from_slice(&[0x30, 7]);
+    payload
+}
+
+#[test]
+fn an_absurd_request_of_a_peer_becomes_a_ping() {
+    let governor = Governor::new(Bounds::default());
+    let kinds = |payload: &[u8]| -> Vec<u64> {
+        let frames = Frames::new(payload).map(|frame| frame.unwrap().kind);
+        frames.collect()
+    };
+    for (number, (sequence, delay, obeyed)) in [
+        (0, 25_000, true),
+        (1, 250_000, true),
+        (2, 250_001, false),
+        (3, (1 << 62) - 1, false),
+        (1 << 40, 25_000, false),
+        ((1 << 62) - 1, 25_000, false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut payload = asking(sequence, delay);
+        governor.received(number as u64, &mut payload, Instant::now);
+        let left = kinds(&payload);
+        let ping = [0x01, kind::PADDING, kind::DATAGRAM];
+        let frame = [kind::ACK_FREQUENCY, kind::DATAGRAM];
+        assert_eq!(
+            left,
+            if obeyed { &frame[..] } else { &ping[..] },
+            "{sequence} {delay}"
+        );
+    }
+}
+
+#[test]
+fn a_malformed_packet_is_left_to_the_stack() {
+    let governor = Governor::new(Bounds::default());
+    governor.set(Acks::Never, 1000);
+    for (number, octets) in [&[0x31, 5, 1][..], &[0x30][..], &[0x7f, 0xff], &[0x40], &[]]
+        .into_iter()
+        .enumerate()
+    {
+        let mut payload = BytesMut::from(octets);
+        governor.received(number as u64, &mut payload, Instant::now);
+        let empty = octets == [0x30];
+        assert_eq!(payload == octets, !empty, "{octets:?}");
+    }
+    assert_eq!(read(&governor), [Bytes::new()]);
+}

@@ -1,0 +1,255 @@
+//! Congestion control that can be exchanged while a connection runs, or left out: what a tunnel carries controls itself, and two controllers
+//! in one path hinder each other. [`crate::Reins`] turns the switch, the QUIC stack asks the controller. RFC 9002 §7, RFC 9438, BBR.
+
+use std::{
+    any::Any,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+use hoplite_wire::tuning::Congestion;
+use quinn::congestion::{
+    BbrConfig, Controller, ControllerFactory, ControllerMetrics, CubicConfig, NewRenoConfig,
+};
+use quinn_proto::RttEstimator;
+
+/// Octets in flight without control: more than any path holds, and above `u32::MAX`, so that the QUIC stack does not pace either.
+const NO_WINDOW: u64 = 1 << 40;
+
+/// Octets in flight to begin with (RFC 9002 §7.2), until the stack's next packet builds the controller.
+const FIRST_WINDOW: u64 = 12_000;
+
+/// Which control one connection has now. Shared by its owner and its controllers.
+#[derive(Debug, Default)]
+pub(crate) struct Switch {
+    position: Mutex<Position>,
+    /// How many streams run that want control.
+    streams: AtomicUsize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Position {
+    congestion: Congestion,
+    /// Without a stream, automatic control is none: what is sent is not acknowledged.
+    spare: bool,
+}
+
+impl Switch {
+    fn position(&self) -> MutexGuard<'_, Position> {
+        self.position.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From the next packet on.
+    pub(crate) fn set(&self, congestion: Congestion, spare: bool) {
+        *self.position() = Position { congestion, spare };
+    }
+
+    pub(crate) fn stream_begins(&self) {
+        self.streams.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn stream_ends(&self) {
+        self.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Never [`Congestion::Auto`].
+    fn now(&self) -> Congestion {
+        let Position { congestion, spare } = *self.position();
+        let streams = self.streams.load(Ordering::Relaxed);
+        match congestion {
+            Congestion::Auto if spare && streams == 0 => Congestion::Off,
+            Congestion::Auto => Congestion::Cubic,
+            chosen => chosen,
+        }
+    }
+}
+
+/// Builds the controllers of one connection: one for each path that it takes.
+pub(crate) struct Factory(pub(crate) Arc<Switch>);
+
+impl ControllerFactory for Factory {
+    fn build(self: Arc<Self>, now: Instant, mtu: u16) -> Box<dyn Controller> {
+        let mut controller = Switched {
+            switch: Arc::clone(&self.0),
+            kind: Congestion::Off,
+            inner: None,
+            mtu,
+        };
+        controller.follow(now);
+        Box::new(controller)
+    }
+}
+
+/// A controller that follows the switch. One that is switched to begins anew, as on a path that it does not know.
+struct Switched {
+    switch: Arc<Switch>,
+    /// What `inner` is.
+    kind: Congestion,
+    /// None is no control.
+    inner: Option<Box<dyn Controller>>,
+    mtu: u16,
+}
+
+impl Switched {
+    fn follow(&mut self, now: Instant) -> Option<&mut Box<dyn Controller>> {
+        let kind = self.switch.now();
+        if kind != self.kind {
+            self.kind = kind;
+            self.inner = new(kind).map(|factory| factory.build(now, self.mtu));
+        }
+        self.inner.as_mut()
+    }
+}
+
+fn new(kind: Congestion) -> Option<Arc<dyn ControllerFactory>> {
+    match kind {
+        Congestion::Auto | Congestion::Cubic => Some(Arc::new(CubicConfig::default())),
+        Congestion::Bbr => Some(Arc::new(BbrConfig::default())),
+        Congestion::NewReno => Some(Arc::new(NewRenoConfig::default())),
+        Congestion::Off => None,
+    }
+}
+
+impl Controller for Switched {
+    fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
+        if let Some(inner) = self.follow(now) {
+            inner.on_sent(now, bytes, last_packet_number);
+        }
+    }
+
+    fn on_ack(
+        &mut self,
+        now: Instant,
+        sent: Instant,
+        bytes: u64,
+        app_limited: bool,
+        rtt: &RttEstimator,
+    ) {
+        if let Some(inner) = self.follow(now) {
+            inner.on_ack(now, sent, bytes, app_limited, rtt);
+        }
+    }
+
+    fn on_end_acks(
+        &mut self,
+        now: Instant,
+        in_flight: u64,
+        app_limited: bool,
+        largest: Option<u64>,
+    ) {
+        if let Some(inner) = self.follow(now) {
+            inner.on_end_acks(now, in_flight, app_limited, largest);
+        }
+    }
+
+    fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost: u64) {
+        if let Some(inner) = self.follow(now) {
+            inner.on_congestion_event(now, sent, persistent, lost);
+        }
+    }
+
+    fn on_mtu_update(&mut self, mtu: u16) {
+        self.mtu = mtu;
+        if let Some(inner) = &mut self.inner {
+            inner.on_mtu_update(mtu);
+        }
+    }
+
+    /// Until a controller that was switched to is built, the window is that of a new one.
+    fn window(&self) -> u64 {
+        match (self.switch.now(), &self.inner) {
+            (Congestion::Off, _) => NO_WINDOW,
+            (kind, Some(inner)) if kind == self.kind => inner.window(),
+            _ => FIRST_WINDOW,
+        }
+    }
+
+    fn metrics(&self) -> ControllerMetrics {
+        let inner = self.inner.as_ref();
+        let mut metrics = inner.map(|inner| inner.metrics()).unwrap_or_default();
+        metrics.congestion_window = self.window();
+        metrics
+    }
+
+    fn clone_box(&self) -> Box<dyn Controller> {
+        Box::new(Self {
+            switch: Arc::clone(&self.switch),
+            kind: self.kind,
+            inner: self.inner.as_ref().map(|inner| inner.clone_box()),
+            mtu: self.mtu,
+        })
+    }
+
+    fn initial_window(&self) -> u64 {
+        match &self.inner {
+            Some(inner) => inner.initial_window(),
+            None => NO_WINDOW,
+        }
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn controller() -> (Arc<Switch>, Box<dyn Controller>, Instant) {
+        let (switch, now) = (Arc::<Switch>::default(), Instant::now());
+        let controller = Arc::new(Factory(Arc::clone(&switch))).build(now, 1200);
+        (switch, controller, now)
+    }
+
+    #[test]
+    fn control_ends_with_the_last_stream_and_begins_with_the_next() {
+        let (switch, mut controller, now) = controller();
+        assert_eq!(controller.window(), FIRST_WINDOW);
+        switch.set(Congestion::Auto, true);
+        assert_eq!(controller.window(), NO_WINDOW);
+        controller.on_sent(now, 1 << 20, 1);
+        switch.stream_begins();
+        assert_eq!(controller.window(), FIRST_WINDOW);
+        controller.on_sent(now, 1200, 2);
+        controller.on_congestion_event(now + Duration::from_secs(1), now, true, 1 << 20);
+        assert!(controller.window() < FIRST_WINDOW);
+        switch.stream_begins();
+        switch.stream_ends();
+        assert!(controller.window() < FIRST_WINDOW, "one still runs");
+        switch.stream_ends();
+        assert_eq!(controller.window(), NO_WINDOW);
+    }
+
+    #[test]
+    fn what_is_chosen_stays_whether_streams_run_or_not() {
+        let (switch, mut controller, now) = controller();
+        for congestion in [Congestion::Cubic, Congestion::Bbr, Congestion::NewReno] {
+            switch.set(congestion, true);
+            controller.on_sent(now, 1200, 1);
+            assert!((1..NO_WINDOW).contains(&controller.window()));
+            assert_eq!(controller.window(), controller.clone_box().window());
+        }
+        switch.set(Congestion::Off, false);
+        switch.stream_begins();
+        assert_eq!(controller.window(), NO_WINDOW);
+    }
+
+    #[test]
+    fn a_controller_that_was_switched_to_begins_anew() {
+        let (switch, mut controller, now) = controller();
+        controller.on_sent(now, 1200, 1);
+        controller.on_congestion_event(now + Duration::from_secs(1), now, true, 1200);
+        let shrunk = controller.window();
+        switch.set(Congestion::Off, false);
+        controller.on_sent(now, 1200, 2);
+        switch.set(Congestion::Cubic, false);
+        controller.on_sent(now, 1200, 3);
+        assert!(controller.window() > shrunk);
+    }
+}

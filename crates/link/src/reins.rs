@@ -1,0 +1,235 @@
+//! What steers one QUIC connection while it runs: when its end acknowledges, and its congestion control. Both ends of a hop hold one each:
+//! the client's says what it wishes, the relay's what it grants; each hears the other's by a setting of HTTP/3, and both come to the same.
+//! The dialler and `relay` make it, `masque::h3` passes on what the ends say and tells of streams.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use hoplite_crypto::observe::{Bounds, Governor, Hooks};
+use hoplite_wire::tuning::{Acks, Agreed, Congestion, Grants, Wishes};
+use quinn::{AckFrequencyConfig, TransportConfig, VarInt};
+
+use crate::congestion::{Factory, Switch};
+
+/// What the peer is asked for by the extension: one acknowledgement for so many packets, or after its max_ack_delay.
+const ASKED_THRESHOLD: u32 = 100;
+/// RFC 9002 §6.1.1: the third packet after one tells that it is lost.
+const ASKED_REORDERING: u32 = 3;
+
+/// One connection's. Cheap to clone.
+#[derive(Clone)]
+pub struct Reins(Arc<Shared>);
+
+struct Shared {
+    end: End,
+    governor: Arc<Governor>,
+    switch: Arc<Switch>,
+    agreed: Mutex<Agreed>,
+}
+
+/// Which end we are, and what we say.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Client(Wishes),
+    Relay(Grants),
+}
+
+impl Reins {
+    /// The client's, for a connection that begins. `inbox` is how many octets of datagrams may wait for their reader.
+    #[must_use]
+    pub fn client(wishes: Wishes, inbox: usize) -> Self {
+        let bounds = Bounds {
+            own_delay: wishes.down.longest(),
+            peer_delay: wishes.up.longest(),
+            inbox,
+        };
+        Self::new(End::Client(wishes), bounds, wishes.alone())
+    }
+
+    /// The relay's, for a connection that begins.
+    #[must_use]
+    pub fn relay(grants: Grants, inbox: usize) -> Self {
+        let bounds = Bounds {
+            own_delay: grants.acks.longest(),
+            peer_delay: Duration::ZERO,
+            inbox,
+        };
+        Self::new(End::Relay(grants), bounds, of_plain_client(grants))
+    }
+
+    fn new(end: End, bounds: Bounds, agreed: Agreed) -> Self {
+        let reins = Self(Arc::new(Shared {
+            end,
+            governor: Governor::new(bounds),
+            switch: Arc::default(),
+            agreed: Mutex::new(agreed),
+        }));
+        reins.apply(agreed);
+        reins
+    }
+
+    /// The hooks of the endpoint, with those of this connection.
+    #[must_use]
+    pub fn hooks(&self, hooks: &Hooks) -> Hooks {
+        hooks.governed(&self.0.governor)
+    }
+
+    /// Makes the connection obey.
+    pub fn harness(&self, transport: &mut TransportConfig) {
+        let factory = Factory(Arc::clone(&self.0.switch));
+        transport.congestion_controller_factory(Arc::new(factory));
+        if self.asks_by_extension() {
+            let mut asks = AckFrequencyConfig::default();
+            asks.ack_eliciting_threshold(VarInt::from_u32(ASKED_THRESHOLD))
+                .reordering_threshold(VarInt::from_u32(ASKED_REORDERING));
+            transport.ack_frequency_config(Some(asks));
+        }
+    }
+
+    fn asks_by_extension(&self) -> bool {
+        let asks = match self.0.end {
+            End::Client(wishes) => wishes.up,
+            End::Relay(grants) => grants.acks,
+        };
+        asks == Acks::Extension
+    }
+
+    /// What the peer is told, as the value of a setting.
+    #[must_use]
+    pub fn offer(&self) -> u64 {
+        match self.0.end {
+            End::Client(wishes) => wishes.encode(),
+            End::Relay(grants) => grants.encode(),
+        }
+    }
+
+    /// What the peer told; `None` if it is a plain one. From now on both ends do what was agreed.
+    pub fn hear(&self, value: Option<u64>) {
+        let agreed = match self.0.end {
+            End::Client(wishes) => value
+                .and_then(Grants::decode)
+                .map_or_else(|| wishes.alone(), |grants| wishes.granted(grants)),
+            End::Relay(grants) => value
+                .and_then(Wishes::decode)
+                .map_or_else(|| of_plain_client(grants), |wishes| wishes.granted(grants)),
+        };
+        if agreed.refused.any() && matches!(self.0.end, End::Client(_)) {
+            let (up, down) = (agreed.up, agreed.down);
+            tracing::debug!(refused = ?agreed.refused, %up, %down, "a relay does not acknowledge as asked");
+        }
+        *self.agreed_now() = agreed;
+        self.apply(agreed);
+    }
+
+    fn apply(&self, agreed: Agreed) {
+        let (own, peers) = match self.0.end {
+            End::Client(_) => (agreed.down, agreed.up),
+            End::Relay(_) => (agreed.up, agreed.down),
+        };
+        self.0.governor.set(own, agreed.after);
+        let spare = peers == Acks::Never;
+        self.0.switch.set(agreed.congestion, spare);
+    }
+
+    fn agreed_now(&self) -> MutexGuard<'_, Agreed> {
+        let agreed = self.0.agreed.lock();
+        agreed.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What both ends do, and what the relay refused.
+    #[must_use]
+    pub fn agreed(&self) -> Agreed {
+        *self.agreed_now()
+    }
+
+    /// Where datagrams come from that the QUIC stack never sees, and who wants to know the round trip.
+    #[must_use]
+    pub fn governor(&self) -> &Governor {
+        &self.0.governor
+    }
+
+    /// A stream begins that wants congestion control.
+    pub fn stream_begins(&self) {
+        self.0.switch.stream_begins();
+    }
+
+    /// It ends.
+    pub fn stream_ends(&self) {
+        self.0.switch.stream_ends();
+    }
+}
+
+/// A client that knows nothing of this is acknowledged as the relay's file says, and controlled as usual.
+fn of_plain_client(grants: Grants) -> Agreed {
+    let up = match grants.acks {
+        Acks::Auto | Acks::Never => Acks::Default,
+        fixed => fixed,
+    };
+    Agreed {
+        up,
+        congestion: Congestion::Auto,
+        ..Agreed::PLAIN
+    }
+}
+
+impl fmt::Debug for Reins {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shared { end, .. } = &*self.0;
+        f.debug_struct("Reins")
+            .field("end", end)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn met(wishes: Wishes, grants: Grants) -> [Reins; 2] {
+        let (client, relay) = (Reins::client(wishes, 1000), Reins::relay(grants, 1000));
+        client.hear(Some(relay.offer()));
+        relay.hear(Some(client.offer()));
+        [client, relay]
+    }
+
+    #[test]
+    fn both_ends_come_to_the_same() {
+        let carrier = Wishes::default().for_hop(true);
+        for grants in [
+            Grants::default(),
+            Grants {
+                no_acks: false,
+                ..Grants::default()
+            },
+            Grants {
+                acks: Acks::Default,
+                no_acks: true,
+            },
+        ] {
+            let [client, relay] = met(carrier, grants);
+            assert_eq!(client.agreed(), relay.agreed());
+            assert_eq!(client.governor().acks(), client.agreed().down);
+            assert_eq!(relay.governor().acks(), relay.agreed().up);
+        }
+        let [client, relay] = met(carrier, Grants::default());
+        assert_eq!(
+            (client.governor().acks(), relay.governor().acks()),
+            (Acks::Never, Acks::Never)
+        );
+    }
+
+    #[test]
+    fn a_peer_that_says_nothing_or_nonsense_is_a_plain_one() {
+        for value in [None, Some(1 << 61), Some(3 << 18)] {
+            let client = Reins::client(Wishes::default().for_hop(true), 1000);
+            client.hear(value);
+            assert_eq!(client.agreed(), Wishes::default().for_hop(true).alone());
+            let relay = Reins::relay(Grants::default(), 1000);
+            relay.hear(value);
+            assert_eq!(relay.agreed(), Agreed::PLAIN);
+        }
+    }
+}
