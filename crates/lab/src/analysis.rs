@@ -11,7 +11,8 @@ use crate::{
 pub mod bootstrap;
 mod capture;
 pub mod cascade;
-mod fingerprint;
+pub mod classify;
+pub(crate) mod fingerprint;
 pub mod holm;
 pub mod quantile;
 

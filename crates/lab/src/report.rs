@@ -4,6 +4,7 @@
 //! ```text
 //! store ──▶ data ──▶ compare ──▶ page, json
 //!             │          └─────▶ figures: scene ──▶ svg, png
+//! features ─▶ recognise ─▶ page, CSV
 //! samples ──▶ export: Parquet, CSV, OnionPerf
 //! ```
 
@@ -23,6 +24,7 @@ mod metric;
 mod number;
 mod page;
 mod png;
+mod recognise;
 mod scene;
 mod series;
 mod svg;
@@ -69,7 +71,10 @@ fn make(directory: &Path, asked: Option<&str>) -> Result<(Data, Judgement, PathB
     data.failed = found.failed;
     let figures = figures::figures(&data, &judgement);
     figures::write(&figures, directory)?;
+    let answers = recognise::answers(&data);
+    recognise::write(&data, &answers, directory)?;
     let page = page::page(&page::Source {
+        answers: &answers,
         data: &data,
         judgement: &judgement,
         figures: &figures,

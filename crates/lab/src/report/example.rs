@@ -25,6 +25,8 @@ pub(crate) struct Example {
     pub(crate) rates: Vec<&'static str>,
     /// A subject all of whose repetitions fail.
     pub(crate) broken: Option<&'static str>,
+    /// Whether somebody looked at the pattern of packets: tor's follows the hops, the others' does not.
+    pub(crate) watched: bool,
 }
 
 impl Default for Example {
@@ -34,6 +36,7 @@ impl Default for Example {
             hops: vec![2],
             rates: vec!["10Mbit"],
             broken: None,
+            watched: false,
         }
     }
 }
@@ -214,7 +217,7 @@ fn made_up_samples(key: &Key) -> Vec<Sample> {
     samples(&made_up_trial(key), &report(vec![made_up_transfer(key)]))
 }
 
-fn made_up_metrics(key: &Key) -> Vec<Metric> {
+fn made_up_metrics(key: &Key, watched: bool) -> Vec<Metric> {
     let mut report = report(vec![made_up_transfer(key)]);
     if key.subject != "native" {
         report.processes = vec![
@@ -225,13 +228,19 @@ fn made_up_metrics(key: &Key) -> Vec<Metric> {
     let hops: f64 = key.case["hops"].parse().unwrap();
     let frames =
         0.5 * (1.5_f64.powf(hops + 1.0) - 1.5) / 0.5 * (1.0 + 0.03 * noise(&format!("{key:?}f")));
-    let extra = match key.subject.starts_with("hoplite") {
+    let mut extra = match key.subject.starts_with("hoplite") {
         true => vec![
             ("ack_frames_per_packet".to_owned(), frames),
             ("ack_share".to_owned(), frames * 0.03),
         ],
         false => Vec::new(),
     };
+    let follows = if key.subject == "tor" { hops } else { 0.0 };
+    let feature = |name: &str| {
+        let noise = noise(&format!("{key:?}{name}"));
+        (format!("fingerprint:{name}"), 20.0 * follows + noise)
+    };
+    extra.extend(["one", "two"].map(feature).into_iter().filter(|_| watched));
     metrics(&made_up_trial(key), &report, &extra)
 }
 
@@ -293,7 +302,7 @@ fn made_up_runs(example: &Example) -> Vec<(Finished, Vec<Attempt>)> {
             metrics: if broken {
                 Vec::new()
             } else {
-                made_up_metrics(&key)
+                made_up_metrics(&key, example.watched)
             },
             processes: Vec::new(),
             links: Vec::new(),

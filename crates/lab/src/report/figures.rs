@@ -17,7 +17,10 @@ use super::{
     series,
     svg::{Place as SvgPlace, svg},
 };
-use crate::{analysis::bootstrap::Statistic, errors::Failure};
+use crate::{
+    analysis::{bootstrap::Statistic, fingerprint::PREFIX},
+    errors::Failure,
+};
 
 /// Cases in one figure of box plots: more have another figure.
 const CASES: usize = 8;
@@ -80,7 +83,9 @@ pub(super) fn unit(judgement: &Judgement, data: &Data, measure: usize) -> Unit {
 pub(super) fn figures(data: &Data, judgement: &Judgement) -> Vec<Figure> {
     let mut all = Figures::default();
     for (measure, of) in data.measures.iter().enumerate() {
-        if !flat(data, measure) {
+        // Features of packet patterns are many, and nobody's to look at one by one.
+        let pattern = of.metric.starts_with(PREFIX);
+        if !pattern && !flat(data, measure) {
             all.add_measure(data, judgement, measure, of);
         }
     }

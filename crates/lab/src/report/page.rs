@@ -6,6 +6,7 @@ mod glance;
 mod machine;
 mod method;
 mod paper;
+mod recognition;
 mod tables;
 mod validity;
 
@@ -15,6 +16,7 @@ use super::{
     figures::Figure,
     html::{escape, said, tag},
     number::{count, span},
+    recognise::Answer,
     scene::{DARK, LIGHT},
 };
 use crate::results::{date::Utc, store::Verdict};
@@ -24,6 +26,8 @@ pub(super) struct Source<'a> {
     pub(super) data: &'a Data,
     pub(super) judgement: &'a Judgement,
     pub(super) figures: &'a [Figure],
+    /// What an observer recognises.
+    pub(super) answers: &'a [Answer],
     /// Sample files that could not be read.
     pub(super) unread: &'a [String],
 }
@@ -35,6 +39,11 @@ pub(super) fn page(source: &Source<'_>) -> String {
         ("verdict", "Who won", glance::section(source)),
         ("paper", "Beside the paper", paper::section(source)),
         ("cases", "Case by case", cases::section(source)),
+        (
+            "recognition",
+            "What an observer recognises",
+            recognition::section(source),
+        ),
         ("figures", "Figures", drawings::section(source)),
         ("tables", "All figures in numbers", tables::section(source)),
         ("validity", "May it be trusted?", validity::section(source)),

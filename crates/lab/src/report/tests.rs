@@ -105,6 +105,14 @@ fn an_example_to_look_at_is_made_where_the_environment_says() {
             },
         ),
         (
+            "watched",
+            Example {
+                hops: vec![1, 2, 3],
+                watched: true,
+                ..Example::default()
+            },
+        ),
+        (
             "broken",
             Example {
                 repetitions: 3,

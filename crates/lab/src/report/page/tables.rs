@@ -1,6 +1,6 @@
 //! Every median with its interval, its n and what became of the repetitions behind it, and its ratio to the baseline.
 
-use crate::analysis::bootstrap::Statistic;
+use crate::analysis::{bootstrap::Statistic, fingerprint::PREFIX};
 
 use super::{Source, chip, details, glance, scrolling};
 use crate::report::{
@@ -21,7 +21,10 @@ pub(super) fn section(source: &Source<'_>) -> String {
             shown.first() == Some(&measure),
         )
     };
-    source.data.measures.iter().enumerate().map(one).collect()
+    let measures = source.data.measures.iter().enumerate();
+    // They are in a file of their own.
+    let measures = measures.filter(|(_, of)| !of.metric.starts_with(PREFIX));
+    measures.map(one).collect()
 }
 
 fn table(source: &Source<'_>, measure: usize) -> String {

@@ -3,13 +3,16 @@ use crate::report::{
     compare::judge,
     example::{Example, data},
     figures::figures,
+    recognise::answers,
 };
 
 fn render(data: &Data, baseline: Option<usize>) -> String {
     let judgement = judge(data, baseline);
     let figures = figures(data, &judgement);
     let unread = [];
+    let answers = answers(data);
     page(&Source {
+        answers: &answers,
         data,
         judgement: &judgement,
         figures: &figures,
@@ -47,6 +50,29 @@ fn a_page_is_well_formed_and_takes_nothing_from_elsewhere() {
     ] {
         assert!(!page.contains(foreign), "{foreign}");
     }
+}
+
+#[test]
+fn what_an_observer_recognises_stands_beside_chance() {
+    let page = render_example(&Example {
+        hops: vec![1, 2, 3],
+        watched: true,
+        ..Example::default()
+    });
+    check(&page);
+    let section = page.split("What an observer recognises</h2>").nth(1);
+    let section = section.unwrap().split("</section>").next().unwrap();
+    let tor = section.split("<tr>").find(|line| line.contains(">tor<"));
+    let tor = tor.unwrap();
+    assert!(
+        tor.contains("100.0\u{202f}%") && tor.contains(">33.3\u{202f}%<"),
+        "{tor}"
+    );
+    assert!(tor.contains(">better than chance<"), "{tor}");
+    assert!(section.contains("rgba(0,114,178,0.55)\">10<"), "{section}");
+    assert!(!page.contains("Packet pattern"), "features are in a file");
+    let nobody = render_example(&Example::default());
+    assert!(!nobody.contains("What an observer recognises"));
 }
 
 #[test]
