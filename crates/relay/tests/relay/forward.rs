@@ -234,8 +234,13 @@ async fn packets_from_another_address_or_too_short_ones_are_dropped_and_counted(
     agreed
         .counts("forwarded_dropped_total{cause=\"too_short\"}", 1)
         .await;
-    agreed.tap.send(&sealed, 100).await;
+    // Of a batch only the last can be shorter than the others.
+    let batch = [&*sealed, &packet(&alias, 20)].concat();
+    agreed.tap.send(&batch, 100).await;
     assert_eq!(agreed.at_target().await, packet(b"target-1", 100));
+    agreed
+        .counts("forwarded_dropped_total{cause=\"too_short\"}", 2)
+        .await;
 }
 
 #[tokio::test]

@@ -3,7 +3,10 @@
 use hoplite_masque::h2::{Config, Exchange, Session};
 use hoplite_overlay::Batch;
 use hoplite_relay::Handle;
-use hoplite_wire::{ProxyError, RequestHead, ResponseHead};
+use hoplite_wire::{
+    ProxyError, RequestHead, ResponseHead,
+    forwarding::{FORWARDING, Offer, Transform},
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::{
@@ -60,6 +63,20 @@ async fn a_udp_tunnel_goes_over_capsules() {
         back.expect("received in time").expect("open"),
         &b"over TCP"[..]
     );
+}
+
+#[tokio::test]
+async fn forwarding_is_not_for_http_2() {
+    let relay = relay(|config| config.forwarding.identity = true);
+    let session = connect(&relay).await;
+    let offer = Offer {
+        transforms: vec![Transform::Identity],
+        key: None,
+    };
+    let head = udp(targets::udp_echo().await).with_offer(&offer);
+    let (_, answer) = ask(&session, head).await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header(FORWARDING), None);
 }
 
 #[tokio::test]
