@@ -1,5 +1,6 @@
 //! Forwarded mode as an honest client, a target and the wire see it.
 
+mod hostile;
 mod support;
 
 use bytes::Bytes;

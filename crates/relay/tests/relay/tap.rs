@@ -5,6 +5,7 @@ use std::{
     future::poll_fn,
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use hoplite_link::server::Ecn;
@@ -36,6 +37,9 @@ struct Shared {
     ids: Mutex<Vec<Vec<u8>>>,
     catch: mpsc::Sender<Caught>,
 }
+
+/// Somebody whose address the client has taken.
+pub(crate) struct Victim(Arc<UdpFlow>);
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -110,6 +114,29 @@ impl Tap {
     pub(crate) fn move_away(&mut self) {
         *locked(&self.shared.back) = dial(self.shared.relay);
         self.pump_down();
+    }
+
+    /// The client's packets have the address of somebody else now, who gets all answers.
+    pub(crate) fn impersonate(&mut self) -> Victim {
+        let flow = dial(self.shared.relay);
+        *locked(&self.shared.back) = flow.clone();
+        Victim(flow)
+    }
+}
+
+impl Victim {
+    /// The packets that it gets, up to a pause.
+    pub(crate) async fn suffers(&self) -> Vec<Vec<u8>> {
+        let (mut buffer, mut packets) = (vec![0; 65_536], Vec::new());
+        let pause = Duration::from_millis(200);
+        loop {
+            let received = poll_fn(|cx| self.0.poll_recv_marked(cx, &mut buffer));
+            let Ok(Ok((received, _))) = tokio::time::timeout(pause, received).await else {
+                return packets;
+            };
+            let contents = buffer[..received.len].chunks(received.segment.max(1));
+            packets.extend(contents.map(<[u8]>::to_vec));
+        }
     }
 }
 

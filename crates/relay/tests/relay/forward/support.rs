@@ -148,13 +148,13 @@ impl Server {
 /// An open flow in forwarded mode.
 pub(crate) struct Agreed {
     pub(crate) tap: Tap,
-    relay: Handle,
+    pub(crate) client: Client,
+    relay: Arc<Handle>,
     transform: Transform,
     target: Server,
     flow: Option<Flow>,
     payloads: mpsc::Receiver<Bytes>,
     capsules: mpsc::Receiver<Capsule>,
-    _client: Client,
 }
 
 async fn dial(relay: &Handle, address: SocketAddr) -> Client {
@@ -188,6 +188,15 @@ impl Agreed {
             change(config);
             ids = config.forwarding.ids_per_flow as u64;
         });
+        Self::at(Arc::new(relay), kind, ids).await
+    }
+
+    /// Another client of the same relay, which gives each flow eight ids.
+    pub(crate) async fn beside(&self, kind: Kind) -> Self {
+        Self::at(self.relay.clone(), kind, 8).await
+    }
+
+    async fn at(relay: Arc<Handle>, kind: Kind, ids: u64) -> Self {
         let tap = Tap::new(relay.addresses()[0]).await;
         let client = dial(&relay, tap.address).await;
         let target = Server::new().await;
@@ -212,7 +221,7 @@ impl Agreed {
             flow: Some(exchange.datagrams(Arc::new(inbox))),
             payloads,
             capsules,
-            _client: client,
+            client,
         };
         if ids > 2 {
             let sequence = ids - 1;
@@ -243,6 +252,15 @@ impl Agreed {
         timeout(PATIENCE, there).await.expect("it arrives");
     }
 
+    /// Sends something through the tunnel once, and does not wait for it.
+    pub(crate) fn hello(&self) {
+        self.flow().send(Batch::one(b"\xc0hello"));
+    }
+
+    pub(crate) fn relay_address(&self) -> SocketAddr {
+        self.relay.addresses()[0]
+    }
+
     pub(crate) fn tell(&self, capsule: &Capsule) {
         assert!(self.flow().send_capsule(capsule));
     }
@@ -254,7 +272,7 @@ impl Agreed {
     }
 
     /// The relay's next capsule that is no permission.
-    async fn answered(&mut self) -> Capsule {
+    pub(crate) async fn answered(&mut self) -> Capsule {
         loop {
             match self.told().await {
                 Capsule::MaxConnectionIds { .. } => (),
