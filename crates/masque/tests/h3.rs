@@ -10,3 +10,5 @@ mod forwarding;
 mod pair;
 #[path = "h3/streams.rs"]
 mod streams;
+#[path = "h3/tuning.rs"]
+mod tuning;

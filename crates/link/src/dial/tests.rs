@@ -20,7 +20,7 @@ use tokio::{
 
 use self::harness::{Bumpy, LATENCY, Lab, exchange, identity};
 use crate::{
-    Config, Congestion, Dialer, Link, Peer, QuicLink, Wishes,
+    Config, Congestion, Dialer, Grants, Link, Peer, QuicLink, Reins, Wishes,
     server::{Secrets, bind},
 };
 
@@ -226,6 +226,46 @@ async fn a_relay_that_falls_silent_is_noticed_within_seconds() {
     send.write_all(b"anyone?").await.unwrap();
     link.connection().closed().await;
     assert!(!link.is_alive());
+    let noticed = start.elapsed();
+    assert!(noticed < Duration::from_secs(8), "{noticed:?}");
+}
+
+/// A relay that does not acknowledge datagrams.
+fn silent_lab() -> Lab {
+    let mut lab = Lab::deserted();
+    let reins = Reins::relay(Grants::default(), 1 << 20);
+    reins.hear(Some(Wishes::default().for_hop(true).encode()));
+    lab.serve_quic_with(&reins.hooks(&Config::default().hooks));
+    lab
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_that_acknowledges_no_datagrams_is_alive_and_its_end_noticed_as_soon() {
+    let lab = silent_lab();
+    let link = quic(&lab).await;
+    let datagram = || {
+        link.connection()
+            .send_datagram(vec![7; 500].into())
+            .unwrap()
+    };
+    for gap in [5, 70, 300, 2000] {
+        for _ in 0..(20_000 / gap).min(400) {
+            datagram();
+            pause(gap).await;
+            assert!(link.is_answering(), "{gap} ms");
+        }
+    }
+    assert_eq!(lab.client_ports().len(), 1);
+    let stats = link.connection().stats();
+    assert!(stats.frame_tx.immediate_ack < 20, "timers fired: {stats:?}");
+    assert!(stats.frame_rx.acks < 500, "{stats:?}");
+    assert_eq!(stats.path.lost_packets, 0);
+    lab.network.set_fault(Fault::Silent);
+    let start = Instant::now();
+    while link.is_alive() {
+        datagram();
+        pause(20).await;
+    }
     let noticed = start.elapsed();
     assert!(noticed < Duration::from_secs(8), "{noticed:?}");
 }

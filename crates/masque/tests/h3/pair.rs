@@ -11,8 +11,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_crypto::{Certificates, Identity, Trust, client_tls, server_tls};
-use hoplite_link::quic;
+use hoplite_crypto::{Certificates, Identity, Trust, client_tls, observe::Hooks, server_tls};
+use hoplite_link::{Reins, quic};
 use hoplite_masque::{
     DatagramSink,
     h3::{ALPN, Config, Exchange, Flow, Incoming, Session},
@@ -41,21 +41,31 @@ pub(crate) struct Quic {
 
 pub(crate) async fn connect(transport: quic::TransportConfig) -> Quic {
     let transport = Arc::new(transport);
+    connect_with(
+        [Hooks::default(), Hooks::default()],
+        [transport.clone(), transport],
+    )
+    .await
+}
+
+/// The client's end comes first.
+async fn connect_with(hooks: [Hooks; 2], transport: [Arc<quic::TransportConfig>; 2]) -> Quic {
+    let [near, far] = transport;
     let new = Identity::generate(&["relay.test".into()]).expect("an identity");
     let identity = Identity::from_pem(new.certificate.as_bytes(), new.key.as_bytes());
     let identity = identity.expect("it is read back");
     let certificates = Certificates::new(&identity).expect("certificates");
     let tls = server_tls(certificates, &[ALPN]).expect("a server's TLS");
-    let mut config =
-        quic::ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls).expect("QUIC")));
-    config.transport_config(Arc::clone(&transport));
+    let crypto = Arc::new(QuicServerConfig::try_from(tls).expect("QUIC"));
+    let mut config = quic::ServerConfig::with_crypto(hooks[1].server(crypto, "far"));
+    config.transport_config(far);
     let any = (Ipv4Addr::LOCALHOST, 0).into();
     let server = quic::Endpoint::server(config, any).expect("a socket");
     let mut client = quic::Endpoint::client(any).expect("a socket");
     let tls = client_tls(&Trust::Pins(vec![identity.pin()]), &[ALPN]).expect("a client's TLS");
-    let mut config =
-        quic::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).expect("QUIC")));
-    config.transport_config(transport);
+    let crypto = Arc::new(QuicClientConfig::try_from(tls).expect("QUIC"));
+    let mut config = quic::ClientConfig::new(hooks[0].client(crypto, "near"));
+    config.transport_config(near);
     client.set_default_client_config(config);
     let dial = client
         .connect(server.local_addr().expect("bound"), "relay.test")
@@ -89,6 +99,33 @@ pub(crate) async fn pair_with(transport: quic::TransportConfig) -> Pair {
     Pair {
         client: Session::client(quic.client.clone(), &config()),
         server: Session::server(quic.server.clone(), &config()),
+        _quic: quic,
+    }
+}
+
+/// Ends that are steered, the client's first; one without reins is a plain one.
+pub(crate) async fn steered(reins: [Option<Reins>; 2]) -> Pair {
+    let hooks = |reins: &Option<Reins>| match reins {
+        Some(reins) => reins.hooks(&Hooks::default()),
+        None => Hooks::default(),
+    };
+    let transport = |reins: &Option<Reins>| {
+        let mut transport = quic::TransportConfig::default();
+        if let Some(reins) = reins {
+            reins.harness(&mut transport);
+        }
+        Arc::new(transport)
+    };
+    let (hooks, transport) = (reins.each_ref().map(hooks), reins.each_ref().map(transport));
+    let quic = connect_with(hooks, transport).await;
+    let [near, far] = reins.map(|reins| Config {
+        counters: Arc::default(),
+        reins,
+        ..Config::default()
+    });
+    Pair {
+        client: Session::client(quic.client.clone(), &near),
+        server: Session::server(quic.server.clone(), &far),
         _quic: quic,
     }
 }

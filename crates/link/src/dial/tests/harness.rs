@@ -85,6 +85,10 @@ impl Lab {
     }
 
     pub(super) fn serve_quic(&mut self) {
+        self.serve_quic_with(&Hooks::default());
+    }
+
+    pub(super) fn serve_quic_with(&mut self, hooks: &Hooks) {
         let socket = FarSocket::new(self.network.bind_at(RELAY), &mut self.tasks);
         let transport = Config {
             streams: 100,
@@ -92,13 +96,7 @@ impl Lab {
         };
         let transport = Arc::new(transport.transport(0, 1472));
         let secrets = Secrets::generate().unwrap();
-        let config = server_config(
-            Arc::clone(&self.tls),
-            transport,
-            &secrets,
-            &Hooks::default(),
-        )
-        .unwrap();
+        let config = server_config(Arc::clone(&self.tls), transport, &secrets, hooks).unwrap();
         let endpoint = Endpoint::new_with_abstract_socket(
             EndpointConfig::default(),
             Some(config),

@@ -1,0 +1,205 @@
+//! What two ends agree on, and what becomes of their datagrams and streams then.
+
+use hoplite_link::{Acks, Congestion, Grants, Reins, Wishes, quic::Connection};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::pair::{End, Pair, soon, steered};
+
+/// Octets of datagrams that may wait.
+const INBOX: usize = 1 << 20;
+/// Above it, a congestion window is none.
+const NO_WINDOW: u64 = u32::MAX as u64;
+
+/// A client that only carries another link.
+fn carrier() -> Reins {
+    Reins::client(Wishes::default().for_hop(true), INBOX)
+}
+
+fn relay(no_acks: bool) -> Reins {
+    let grants = Grants {
+        no_acks,
+        ..Grants::default()
+    };
+    Reins::relay(grants, INBOX)
+}
+
+/// A pair that has exchanged settings, and a flow on it.
+async fn agreed(client: &Reins, relay: &Reins) -> (Pair, [End; 2]) {
+    let pair = steered([Some(client.clone()), Some(relay.clone())]).await;
+    let (near, far) = soon(pair.flow()).await;
+    soon(pair.server.settings())
+        .await
+        .expect("the client's settings");
+    (pair, [near, far])
+}
+
+fn numbered(number: u32) -> Vec<u8> {
+    let mut payload = vec![7; 900];
+    payload[..4].copy_from_slice(&number.to_be_bytes());
+    payload
+}
+
+/// Sends so many payloads, a few at a time, and returns those that arrived.
+async fn carry(from: &End, to: &End, count: u32) -> Vec<Vec<u8>> {
+    let mut arrived = Vec::new();
+    for number in 0..count {
+        assert_eq!(from.send(&numbered(number)), 1);
+        arrived.extend(to.sink.take(1).await.into_iter().map(Vec::from));
+    }
+    arrived
+}
+
+fn acks(connection: &Connection) -> u64 {
+    connection.stats().frame_tx.acks
+}
+
+#[tokio::test]
+async fn ends_that_agree_carry_datagrams_without_acknowledging_them() {
+    let (client, relay) = (carrier(), relay(true));
+    let (pair, [near, far]) = agreed(&client, &relay).await;
+    assert_eq!(client.agreed(), relay.agreed());
+    assert_eq!(
+        (client.agreed().up, client.agreed().down),
+        (Acks::Never, Acks::Never)
+    );
+    let ends = [pair.client.connection(), pair.server.connection()];
+    let before = ends.map(|end| (acks(end), end.stats().frame_rx.datagram));
+    for (from, to) in [(&near, &far), (&far, &near)] {
+        let all: Vec<_> = (0..1000).map(numbered).collect();
+        assert_eq!(carry(from, to, 1000).await, all);
+    }
+    for (end, (acks_before, datagrams)) in ends.into_iter().zip(before) {
+        let stats = end.stats();
+        assert_eq!(stats.frame_rx.datagram, datagrams, "the stack sees none");
+        assert!(stats.path.cwnd > NO_WINDOW);
+        assert!(
+            stats.frame_tx.acks - acks_before < 250,
+            "{}",
+            stats.frame_tx.acks
+        );
+    }
+    let taken = [&client, &relay].map(|reins| reins.governor().datagrams());
+    assert_eq!(taken, [1000, 1000]);
+}
+
+#[tokio::test]
+async fn a_relay_that_refuses_is_obeyed_and_the_client_knows() {
+    let (client, relay) = (carrier(), relay(false));
+    let (pair, [near, far]) = agreed(&client, &relay).await;
+    let agreed = client.agreed();
+    assert_eq!(agreed, relay.agreed());
+    assert_eq!((agreed.up, agreed.down), (Acks::Auto, Acks::Auto));
+    assert!(agreed.refused.up && agreed.refused.down && !agreed.refused.congestion);
+    assert_eq!(carry(&near, &far, 200).await.len(), 200);
+    assert_eq!(carry(&far, &near, 200).await.len(), 200);
+    for end in [pair.client.connection(), pair.server.connection()] {
+        let stats = end.stats();
+        assert!(stats.frame_rx.datagram >= 200);
+        assert!(stats.path.cwnd < NO_WINDOW);
+    }
+}
+
+#[tokio::test]
+async fn a_plain_end_is_served_as_before() {
+    for plain in [0, 1] {
+        let reins = [carrier(), relay(true)];
+        let steered_end = reins[1 - plain].clone();
+        let mut ends = reins.map(Some);
+        ends[plain] = None;
+        let pair = steered(ends).await;
+        let (near, far) = soon(pair.flow()).await;
+        soon(pair.server.settings()).await.expect("settings");
+        assert_eq!(carry(&near, &far, 200).await.len(), 200);
+        assert_eq!(carry(&far, &near, 200).await.len(), 200);
+        assert_ne!(steered_end.governor().acks(), Acks::Never);
+        for end in [pair.client.connection(), pair.server.connection()] {
+            let stats = end.stats();
+            assert!(stats.frame_rx.datagram >= 200);
+            assert!(stats.path.cwnd < NO_WINDOW);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stream_is_acknowledged_and_controlled_where_datagrams_are_not() {
+    let (client, relay) = (carrier(), relay(true));
+    let (pair, _flow) = agreed(&client, &relay).await;
+    let ends = [
+        pair.client.connection().clone(),
+        pair.server.connection().clone(),
+    ];
+    let window = || ends.each_ref().map(|end| end.stats().path.cwnd);
+    assert!(window().iter().all(|window| *window > NO_WINDOW));
+    let (near, far) = pair.tunnel().await;
+    let (mut near, mut far) = (near.into_stream(), far.into_stream());
+    assert!(
+        window().iter().all(|window| *window < NO_WINDOW),
+        "{:?}",
+        window()
+    );
+    let payload: Vec<u8> = (0..2_000_000_u32)
+        .map(|at| (at % 251).to_le_bytes()[0])
+        .collect();
+    let mut arrived = Vec::new();
+    soon(async {
+        let write = async {
+            near.write_all(&payload).await.expect("written");
+            near.shutdown().await.expect("ended");
+        };
+        tokio::join!(write, async {
+            far.read_to_end(&mut arrived).await.expect("read")
+        })
+        .1
+    })
+    .await;
+    assert!(arrived == payload);
+    assert!(acks(&ends[1]) > 3, "{}", acks(&ends[1]));
+    drop((near, far));
+    soon(async {
+        while window().iter().any(|window| *window < NO_WINDOW) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn one_direction_may_go_without_acknowledgements_and_the_other_with() {
+    let (up, down) = Wishes::both("none-up").expect("a policy");
+    let wishes = Wishes {
+        up,
+        down,
+        ..Wishes::default()
+    };
+    let (client, relay) = (Reins::client(wishes, INBOX), relay(true));
+    let (pair, [near, far]) = agreed(&client, &relay).await;
+    assert_eq!(carry(&near, &far, 300).await.len(), 300);
+    assert_eq!(carry(&far, &near, 300).await.len(), 300);
+    assert_eq!(relay.governor().datagrams(), 300);
+    assert_eq!(client.governor().datagrams(), 0);
+    assert!(pair.client.connection().stats().path.cwnd > NO_WINDOW);
+    assert!(pair.server.connection().stats().path.cwnd < NO_WINDOW);
+}
+
+#[tokio::test]
+async fn the_controller_that_a_client_chooses_runs_at_both_ends() {
+    for (congestion, no_acks, off) in [
+        (Congestion::Off, true, true),
+        (Congestion::Off, false, false),
+        (Congestion::Bbr, false, false),
+    ] {
+        let wishes = Wishes {
+            congestion,
+            ..Wishes::default()
+        };
+        let (client, relay) = (Reins::client(wishes, INBOX), relay(no_acks));
+        let (pair, _flow) = agreed(&client, &relay).await;
+        assert_eq!(
+            client.agreed().refused.congestion,
+            congestion == Congestion::Off && !off
+        );
+        for end in [pair.client.connection(), pair.server.connection()] {
+            assert_eq!(end.stats().path.cwnd > NO_WINDOW, off, "{congestion:?}");
+        }
+    }
+}
