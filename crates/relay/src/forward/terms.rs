@@ -24,7 +24,10 @@ pub(crate) fn negotiate(
     road: Option<Road>,
     head: ResponseHead,
 ) -> (ResponseHead, Option<Terms>) {
-    let Some(road) = road.filter(|_| config.enabled) else {
+    // "If this header field is not included, none of the functionality in this document can be used."
+    let capsules = request.header("capsule-protocol");
+    let capsules = capsules.is_some_and(|value| value.starts_with(b"?1"));
+    let Some(road) = road.filter(|_| config.enabled && capsules) else {
         return (head, None);
     };
     // "A proxy that does not support port sharing, SHOULD send "Proxy-QUIC-Port-Sharing" with a value of "?0"."

@@ -64,6 +64,17 @@ async fn a_relay_that_does_not_forward_says_nothing_of_it_and_ignores_the_capsul
 }
 
 #[tokio::test]
+async fn a_client_that_does_not_speak_capsules_is_not_forwarded() {
+    let relay = relay(|_| ());
+    let client = connect(&relay).await;
+    let mut head = udp(crate::targets::udp_echo().await).with_offer(&offer(&BOTH));
+    head.headers.retain(|(name, _)| name != "capsule-protocol");
+    let (_, answer) = client.ask(head).await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header(hoplite_wire::forwarding::FORWARDING), None);
+}
+
+#[tokio::test]
 async fn short_headers_reach_the_target_past_the_connection_under_its_own_id() {
     for kind in BOTH {
         for length in [0, 4, 8, 20] {

@@ -4,6 +4,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use proptest::prelude::*;
 use quinn_udp::RecvMeta;
 
 use super::{AliasId, Aliases, Forward, Packets, aliases, divert};
@@ -131,4 +132,27 @@ fn an_alias_that_ended_still_keeps_its_packets_from_quic_but_only_for_a_while() 
 fn aliases_lead_to_their_shard() {
     let aliases = table();
     assert!((0..100).all(|_| aliases.mint()[0] % 3 == 1));
+}
+
+proptest! {
+    #[test]
+    fn every_packet_is_taken_or_left_whole_and_in_order(
+        packets in prop::collection::vec((any::<u8>(), 0..3_usize), 1..70), size in 1..40_usize, last in 1..40_usize
+    ) {
+        let (aliases, spy) = (table(), Arc::new(Spy::default()));
+        let ids = [(); 3].map(|()| aliases.mint());
+        aliases.enter(ids[0], spy.clone());
+        aliases.enter(ids[1], spy.clone());
+        let mut received: Vec<Vec<u8>> = packets.iter().map(|(first, id)| packet(*first, ids[*id], size)).collect();
+        let end = received.last_mut().unwrap();
+        end.truncate(last.min(size));
+        let mine = |packet: &&Vec<u8>| {
+            let id = ids[..2].iter().any(|id| packet[1..].starts_with(id));
+            packet[0] & 0x80 == 0 && id
+        };
+        let (taken, left): (Vec<_>, Vec<_>) = received.iter().partition(mine);
+        prop_assert_eq!(show(&aliases, &received), left.into_iter().flatten().copied().collect::<Vec<u8>>());
+        let seen: Vec<u8> = spy.seen().into_iter().flat_map(|(contents, _)| contents).collect();
+        prop_assert_eq!(seen, taken.into_iter().flatten().copied().collect::<Vec<u8>>());
+    }
 }
