@@ -15,6 +15,9 @@ pub(crate) const LEAST_MTU: usize = 1200;
 /// After so long it looks for the right one again, at both ends of a hop. In between, what a tunnel carries does not fit into its datagrams.
 pub const MTU_SUSPENDED: Duration = Duration::from_millis(100);
 
+/// After so long a connection looks whether larger packets pass now: they do when they begin to be forwarded.
+const MTU_AGAIN: Duration = Duration::from_secs(10);
+
 /// How links behave.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -32,6 +35,9 @@ pub struct Config {
     pub idle: Duration,
     /// The largest UDP payload that MTU discovery tries, in octets.
     pub largest_payload: usize,
+    /// Through how many of the hops before this one its packets are tunnelled for certain, and the smaller for it.
+    /// Through the others they may be forwarded.
+    pub tunnelled_below: usize,
     /// How many octets of one stream the peer may send ahead of its reader.
     pub stream_window: u32,
     /// How many octets of all streams the peer may send ahead of their readers.
@@ -58,6 +64,7 @@ impl Default for Config {
             keep_alive: Duration::from_secs(15),
             idle: Duration::from_secs(45),
             largest_payload: 1452,
+            tunnelled_below: 0,
             stream_window: 1_250_000,
             connection_window: 8 << 20,
             datagram_queue: 1 << 20,
@@ -86,7 +93,7 @@ impl Config {
 
     /// The QUIC parameters of a link at depth `hop`, over a road that carries `carried` octets now.
     pub fn transport(&self, hop: usize, carried: usize) -> TransportConfig {
-        let largest = self.largest_at(hop);
+        let largest = self.largest();
         let initial = carried.clamp(LEAST_MTU, largest);
         let initial = if hop == 0 { LEAST_MTU } else { initial };
         let mut transport = TransportConfig::default();
@@ -100,10 +107,10 @@ impl Config {
         transport
     }
 
-    /// The largest UDP payload of a link at depth `hop`, in octets.
-    pub(crate) fn largest_at(&self, hop: usize) -> usize {
-        let carried = self.largest_payload.saturating_sub(overhead(hop));
-        carried.max(LEAST_MTU)
+    /// The largest UDP payload of a link, in octets.
+    pub(crate) fn largest(&self) -> usize {
+        let tunnels = overhead(self.tunnelled_below);
+        self.largest_payload.saturating_sub(tunnels).max(LEAST_MTU)
     }
 
     fn sizes(&self, transport: &mut TransportConfig, initial: usize, largest: usize) {
@@ -113,6 +120,7 @@ impl Config {
         discovery
             .upper_bound(mtu(largest))
             .minimum_change(1)
+            .interval(MTU_AGAIN)
             .black_hole_cooldown(MTU_SUSPENDED);
         transport
             .initial_mtu(mtu(initial))

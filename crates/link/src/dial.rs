@@ -161,7 +161,7 @@ impl Dialer {
     fn endpoint(&self, socket: Arc<VirtualSocket>) -> Result<Endpoint, Error> {
         let mut config = EndpointConfig::default();
         // The peer's packets are no larger than ours: then both ends find the same MTU.
-        let largest = u16::try_from(self.config.largest_at(self.place.hop)).unwrap_or(u16::MAX);
+        let largest = u16::try_from(self.config.largest()).unwrap_or(u16::MAX);
         config
             .max_udp_payload_size(largest)
             .map_err(|e| self.bug(e))?;

@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use crate::Forwarding;
+
 /// How a client treats its hops.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// The QUIC and TLS side of every hop.
     pub link: hoplite_link::Config,
+    /// Which packets pass a relay beside the connection to it.
+    pub forwarding: Forwarding,
     /// How long opening a flow may take where its terms set no deadline.
     pub open_limit: Duration,
     /// While a hop runs over TCP, how often QUIC is tried again.
@@ -25,6 +29,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             link: hoplite_link::Config::default(),
+            forwarding: Forwarding::default(),
             open_limit: Duration::from_secs(20),
             quic_retry: Duration::from_secs(10),
             redial_pause: Duration::from_secs(1),

@@ -8,13 +8,19 @@
 //! The capsules and fields (`wire::forwarding`), the transforms (`crypto::scramble`), the way past the link (`link::Bypass`),
 //! the relay's end (`relay::forward`).
 
+mod bargain;
+mod driver;
 mod id;
 mod machine;
 mod rule;
 mod snoop;
+mod sorted;
 #[cfg(test)]
 mod tests;
 mod watchdog;
 
+pub(crate) use bargain::Bargain;
+pub use bargain::{Forwarding, Mode, Passed};
+pub(crate) use driver::Forwarder;
 pub use id::ConnectionId;
 pub use machine::{Action, Breach, Machine, Route};

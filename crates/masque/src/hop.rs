@@ -8,7 +8,10 @@ use hoplite_link::{Dialer, Peer};
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Isolation, Opening, Overlay, Stream, Terms};
 use hoplite_wire::Target;
 
-use crate::{Config, live::Live, pool::Pool, request::Credentials, tunnel::Tunnel};
+use crate::{
+    Config, Forwarding, Mode, Passed, forward::Bargain, live::Live, pool::Pool,
+    request::Credentials, tunnel::Tunnel,
+};
 
 /// What a client must know to use a relay.
 #[derive(Clone, Debug)]
@@ -19,6 +22,8 @@ pub struct Relay {
     pub token: Option<Token>,
     /// Its CONNECT-UDP template; the well-known one of RFC 9298 §2 if `None`.
     pub template: Option<String>,
+    /// How packets pass it; as the configuration says if `None`.
+    pub mode: Option<Mode>,
 }
 
 /// An overlay that ends at one relay. Cheap to clone.
@@ -27,6 +32,7 @@ pub struct Hop {
     pool: Arc<Pool>,
     credentials: Arc<Credentials>,
     config: Arc<Config>,
+    bargain: Arc<Bargain>,
     /// The first relay sees the client's address anyway: all tokens share one connection to it.
     shared: bool,
 }
@@ -43,11 +49,16 @@ impl Hop {
         config: &Arc<Config>,
     ) -> Result<Self, Error> {
         let credentials = Credentials::new(&relay)?;
+        let forwarding = Forwarding {
+            mode: relay.mode(config),
+            ..config.forwarding.clone()
+        };
         let dialer = Dialer::new(below, relay.peer, number, config.link.clone());
         Ok(Self {
             pool: Pool::new(dialer, config),
             credentials: Arc::new(credentials),
             config: config.clone(),
+            bargain: Arc::new(Bargain::new(forwarding)),
             shared: number == 0,
         })
     }
@@ -77,6 +88,11 @@ impl Hop {
         self.pool
             .current(&Isolation::default())
             .map_or(0, |live| live.flows())
+    }
+
+    /// Which way the datagrams of its UDP flows went; a hop further on is one of these flows.
+    pub fn passed(&self) -> Passed {
+        self.bargain.passed()
     }
 
     pub(crate) fn is(&self, other: &Self) -> bool {
@@ -124,9 +140,18 @@ impl Hop {
         let head = self.credentials.connect_udp(target);
         let queue = self.config.datagram_queue;
         let tunnel = self
-            .ask(terms, |live| Tunnel::open(live, &head, queue))
+            .ask(terms, |live| {
+                Tunnel::open(live, &head, queue, &self.bargain)
+            })
             .await?;
         Ok(Box::new(tunnel))
+    }
+}
+
+impl Relay {
+    /// How packets pass it.
+    pub(crate) fn mode(&self, config: &Config) -> Mode {
+        self.mode.unwrap_or(config.forwarding.mode)
     }
 }
 

@@ -23,6 +23,7 @@ mod tunnel;
 
 pub use choose::{Candidate, Wish, choose};
 pub use config::Config;
+pub use forward::{Forwarding, Mode, Passed};
 pub use hop::{Hop, Relay};
 pub use path::{MAX_HOPS, Path};
 pub use paths::{Paths, Random};

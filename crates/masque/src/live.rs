@@ -14,7 +14,14 @@ use hoplite_overlay::{Error, Stream};
 use hoplite_wire::RequestHead;
 use tokio::sync::Notify;
 
-use crate::{DatagramSink, h2, h3, held::Held, request};
+use crate::{
+    forward::{Bargain, Forwarder},
+    h2, h3,
+    held::Held,
+    inbox::Inbox,
+    request,
+    tunnel::Arriving,
+};
 
 /// How long the flows of a connection must be quiet before it is probed, and the longest pause between probes.
 const PROBE_FIRST: Duration = Duration::from_secs(1);
@@ -41,9 +48,10 @@ enum Carrier {
 }
 
 /// A UDP flow of either carrier.
+#[derive(Clone)]
 pub(crate) enum Flow {
-    H3(h3::Flow),
-    H2(h2::Flow),
+    H3(Arc<h3::Flow>),
+    H2(Arc<h2::Flow>),
 }
 
 /// Counts a flow of a connection, and keeps the connection.
@@ -127,26 +135,47 @@ impl Live {
         }
     }
 
-    /// A UDP flow, once the relay has agreed. Its payloads go to `sink`.
+    /// A UDP flow, once the relay has agreed. Its payloads go to `inbox`.
     pub(crate) async fn datagrams(
         self: Arc<Self>,
         head: &RequestHead,
-        sink: Arc<dyn DatagramSink>,
-    ) -> Result<(Flow, Lease), Error> {
+        inbox: &Arc<Inbox>,
+        bargain: &Arc<Bargain>,
+    ) -> Result<(Flow, Lease, Option<Arc<Forwarder>>), Error> {
         let lease = self.lease();
-        let flow = match &self.carrier {
-            Carrier::H3 { session, .. } => {
-                let mut exchange = session.request(head).await?;
-                request::accepted(&exchange.response().await?)?;
-                Flow::H3(exchange.datagrams(sink))
+        let arriving = |forwarder| Arriving {
+            inbox: inbox.clone(),
+            bargain: bargain.clone(),
+            forwarder,
+        };
+        let (flow, forwarder) = match &self.carrier {
+            Carrier::H3 { session, link } => {
+                let offer = bargain.offer()?;
+                let head = offer.iter().fold(head.clone(), RequestHead::with_offer);
+                let mut exchange = session.request(&head).await?;
+                let response = exchange.response().await?;
+                request::accepted(&response)?;
+                let agreed = match &offer {
+                    Some(offer) => bargain.agreed(offer, &response)?,
+                    None => None,
+                };
+                let make = |transform| Forwarder::new(transform, link.bypass(), inbox, bargain);
+                let forwarder = agreed.map(make);
+                let flow = Arc::new(exchange.datagrams(Arc::new(arriving(forwarder.clone()))));
+                if let Some(forwarder) = &forwarder {
+                    forwarder.attach(&flow);
+                }
+                (Flow::H3(flow), forwarder)
             }
             Carrier::H2(session) => {
                 let mut exchange = session.request(head).await?;
                 request::accepted(&exchange.response().await?)?;
-                Flow::H2(exchange.datagrams(sink))
+                bargain.refused();
+                let flow = exchange.datagrams(Arc::new(arriving(None)));
+                (Flow::H2(Arc::new(flow)), None)
             }
         };
-        Ok((flow, lease))
+        Ok((flow, lease, forwarder))
     }
 
     /// Asks the relay for a sign of life whenever its flows have been quiet for a while: a download that stands still has nothing

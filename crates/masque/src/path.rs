@@ -6,7 +6,7 @@ use std::{net::IpAddr, sync::Arc};
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Stream, Terms};
 use hoplite_wire::Target;
 
-use crate::{Config, Hop, Relay};
+use crate::{Config, Hop, Mode, Relay};
 
 /// More than four hops cost packet size and time, and hide nothing more.
 pub const MAX_HOPS: usize = 4;
@@ -35,13 +35,19 @@ impl Path {
             ));
         }
         let mut hops: Vec<Hop> = Vec::with_capacity(relays.len());
-        let (carrier, last) = (Arc::new(carrier(config)), relays.len().saturating_sub(1));
+        let (carrier, last) = (carrier(config), relays.len().saturating_sub(1));
+        let mut tunnelled = 0;
         for (number, relay) in relays.into_iter().enumerate() {
             let below = hops
                 .last()
                 .map_or_else(|| below.clone(), |hop| Arc::new(hop.clone()) as _);
-            let config = if number < last { &carrier } else { config };
-            hops.push(Hop::new(relay, number, below, config)?);
+            let mut config = match number < last {
+                true => carrier.clone(),
+                false => Config::clone(config),
+            };
+            config.link.tunnelled_below = tunnelled;
+            tunnelled += usize::from(relay.mode(&config) == Mode::Tunnelled);
+            hops.push(Hop::new(relay, number, below, &Arc::new(config))?);
         }
         let last = hops.last().cloned();
         let last =

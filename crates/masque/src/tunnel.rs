@@ -1,29 +1,44 @@
 //! A CONNECT-UDP flow at the client's end: what the overlay above sends goes to the relay, what the relay sends waits in an [`Inbox`].
+//! Where the relay agreed, a [`Forwarder`] takes care of the packets that need not go through the tunnel.
 //! RFC 9298 §5.
 
 use std::{
     fmt,
+    ops::ControlFlow,
     sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
-use hoplite_overlay::{Batch, Datagrams, Error, ErrorKind, Received};
-use hoplite_wire::RequestHead;
+use hoplite_overlay::{Batch, Datagrams, End, Error, ErrorKind, Received};
+use hoplite_wire::{
+    RequestHead,
+    forwarding::{Capsule, Malformed},
+};
 
 use crate::{
     DatagramSink,
+    forward::{Bargain, Forwarder},
     inbox::Inbox,
     live::{Flow, Lease, Live},
 };
 
 /// An open flow.
 pub(crate) struct Tunnel {
-    flow: Arc<Flow>,
+    flow: Flow,
     inbox: Arc<Inbox>,
+    bargain: Arc<Bargain>,
+    forwarder: Option<Arc<Forwarder>>,
     /// Ends with the tunnel: tells the reader that the relay has closed the flow.
     watch: tokio::task::JoinHandle<()>,
     lease: Lease,
+}
+
+/// Where the connection puts what arrives in a flow.
+pub(crate) struct Arriving {
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) bargain: Arc<Bargain>,
+    pub(crate) forwarder: Option<Arc<Forwarder>>,
 }
 
 impl Tunnel {
@@ -32,22 +47,24 @@ impl Tunnel {
         live: Arc<Live>,
         head: &RequestHead,
         queue: usize,
+        bargain: &Arc<Bargain>,
     ) -> Result<Self, Error> {
         let inbox = Arc::new(Inbox::new(queue));
-        let (flow, lease) = live.datagrams(head, inbox.clone()).await?;
-        let flow = Arc::new(flow);
+        let (flow, lease, forwarder) = live.datagrams(head, &inbox, bargain).await?;
         let watch = tokio::spawn(tell_end(flow.clone(), inbox.clone()));
         Ok(Self {
             flow,
             inbox,
+            bargain: bargain.clone(),
+            forwarder,
             watch,
             lease,
         })
     }
 }
 
-async fn tell_end(flow: Arc<Flow>, inbox: Arc<Inbox>) {
-    match &*flow {
+async fn tell_end(flow: Flow, inbox: Arc<Inbox>) {
+    match flow {
         Flow::H3(flow) => drop(flow.closed().await),
         Flow::H2(flow) => drop(flow.closed().await),
     }
@@ -57,29 +74,51 @@ async fn tell_end(flow: Arc<Flow>, inbox: Arc<Inbox>) {
     ));
 }
 
-impl DatagramSink for Inbox {
+impl DatagramSink for Arriving {
     fn push(&self, payload: Bytes) {
-        self.push(payload);
+        self.bargain.received_tunnelled(1);
+        if let Some(forwarder) = &self.forwarder {
+            forwarder.received(&payload);
+        }
+        self.inbox.push(payload);
     }
 
     fn flush(&self) {
-        self.wake();
+        self.inbox.wake();
+    }
+
+    fn capsule(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {
+        let told = match &self.forwarder {
+            Some(forwarder) => forwarder.capsule(capsule),
+            None => ControlFlow::Continue(()),
+        };
+        if told.is_break() {
+            self.inbox.end(Error::new(
+                ErrorKind::PathFailed,
+                "receiving from a relay: it broke a rule of forwarded mode",
+            ));
+        }
+        told
     }
 }
 
 impl Datagrams for Tunnel {
     fn max_payload(&self) -> usize {
-        match &*self.flow {
+        match &self.flow {
             Flow::H3(flow) => flow.max_payload(),
             Flow::H2(flow) => flow.max_payload(),
         }
     }
 
     fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
-        match &*self.flow {
-            Flow::H3(flow) => ready!(flow.poll_send(cx, batch))?,
-            Flow::H2(flow) => ready!(flow.poll_send(cx, batch))?,
+        match (&self.flow, &self.forwarder) {
+            (Flow::H3(flow), Some(forwarder)) => {
+                return forwarder.poll_send(cx, flow, batch).map_err(Error::from);
+            }
+            (Flow::H3(flow), None) => ready!(flow.poll_send(cx, batch))?,
+            (Flow::H2(flow), _) => ready!(flow.poll_send(cx, batch))?,
         }
+        self.bargain.sent_tunnelled(batch.payloads().count());
         Poll::Ready(Ok(()))
     }
 
@@ -91,11 +130,32 @@ impl Datagrams for Tunnel {
     fn moved(&self) -> bool {
         self.lease.is_superseded()
     }
+
+    fn announce(&self, end: End, id: &[u8]) {
+        if let Some(forwarder) = &self.forwarder {
+            forwarder.announce(end, id);
+        }
+    }
+
+    fn withdraw(&self, end: End, id: &[u8]) {
+        if let Some(forwarder) = &self.forwarder {
+            forwarder.withdraw(end, id);
+        }
+    }
+
+    fn carries_quic(&self) {
+        if let Some(forwarder) = &self.forwarder {
+            forwarder.carries_quic();
+        }
+    }
 }
 
 impl Drop for Tunnel {
     fn drop(&mut self) {
         self.watch.abort();
+        if let Some(forwarder) = &self.forwarder {
+            forwarder.close();
+        }
     }
 }
 

@@ -100,6 +100,7 @@ fn relay(hop: &Hop) -> Relay {
         },
         token: hop.token.clone(),
         template: hop.relay.template.clone(),
+        mode: None,
     }
 }
 

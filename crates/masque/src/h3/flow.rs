@@ -200,6 +200,11 @@ impl Flow {
         self.shared.ticket.inner().ping.notify_one();
     }
 
+    /// How long an answer of the peer takes now.
+    pub fn round_trip(&self) -> std::time::Duration {
+        self.shared.ticket.inner().conn.rtt()
+    }
+
     /// Breaks the flow off: the peer must not take it for ended in order.
     pub fn reset(&self, code: Code) {
         self.shared.sender().reset(code);

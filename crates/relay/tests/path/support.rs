@@ -52,6 +52,7 @@ pub(crate) fn known(name: &str, relay: &Handle) -> Known {
         },
         token: None,
         template: None,
+        mode: None,
     }
 }
 

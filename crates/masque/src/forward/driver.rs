@@ -1,0 +1,325 @@
+//! Drives a flow's [`Machine`]: sorts what is sent, restores what is received, sends its capsules.
+//! A tunnel has one if the relay agreed to forward; the link gives it the packets under its virtual ids.
+//!
+//! Locks are taken from the flow above to the flow below only. A capsule that finds no room waits for the next packet.
+
+use std::{
+    fmt,
+    ops::ControlFlow,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::BytesMut;
+use hoplite_crypto::Transform;
+use hoplite_link::{Beside, Bypass};
+use hoplite_overlay::{Batch, End};
+use hoplite_wire::forwarding::{Capsule, Malformed};
+use tokio::time::Instant;
+
+use super::{
+    Action, ConnectionId, Machine, Route,
+    bargain::{Bargain, count},
+    sorted::Sorted,
+};
+use crate::{
+    h3::{self, H3Error},
+    inbox::Inbox,
+};
+
+/// What is received is kept in pieces of a buffer of so many octets.
+const PIECE: usize = 16 * 1024;
+/// How old the link's round trip may be.
+const FRESH: Duration = Duration::from_millis(500);
+
+/// Forwarded mode on one flow.
+pub(crate) struct Forwarder {
+    me: Weak<Self>,
+    machine: Mutex<Machine>,
+    sending: Mutex<Sending>,
+    receiving: Mutex<BytesMut>,
+    transform: Transform,
+    bypass: Arc<Bypass>,
+    /// Of the link's socket, when last looked at.
+    generation: AtomicU64,
+    /// Something was received beside the connection since the last look.
+    heard: AtomicBool,
+    inbox: Arc<Inbox>,
+    bargain: Arc<Bargain>,
+    flow: OnceLock<Weak<h3::Flow>>,
+}
+
+#[derive(Default)]
+struct Sending {
+    sorted: Sorted,
+    round_trip: Option<(Instant, Duration)>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Forwarder {
+    pub(crate) fn new(
+        transform: Transform,
+        bypass: &Arc<Bypass>,
+        inbox: &Arc<Inbox>,
+        bargain: &Arc<Bargain>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            machine: Mutex::new(Machine::new(bargain.wanted.ids)),
+            sending: Mutex::default(),
+            receiving: Mutex::default(),
+            transform,
+            generation: AtomicU64::new(bypass.generation()),
+            bypass: bypass.clone(),
+            heard: AtomicBool::new(false),
+            inbox: inbox.clone(),
+            bargain: bargain.clone(),
+            flow: OnceLock::new(),
+        })
+    }
+
+    /// Its capsules go through `flow`.
+    pub(crate) fn attach(&self, flow: &Arc<h3::Flow>) {
+        self.flow.get_or_init(|| Arc::downgrade(flow));
+        self.act(&mut lock(&self.machine));
+    }
+
+    /// Sends a batch, each packet its way: the whole, or nothing and wakes later.
+    pub(crate) fn poll_send(
+        &self,
+        cx: &mut Context<'_>,
+        flow: &h3::Flow,
+        batch: Batch<'_>,
+    ) -> Poll<Result<(), H3Error>> {
+        let mut sending = lock(&self.sending);
+        let round_trip = sending.round_trip(flow);
+        let sorted = &mut sending.sorted;
+        ready!(self.poll_sort(cx, sorted, batch, flow.max_payload(), round_trip));
+        let all = batch.payloads().count();
+        if sorted.forwarded() == 0 {
+            ready!(flow.poll_send(cx, batch))?;
+            self.bargain.sent_tunnelled(all);
+            return Poll::Ready(Ok(()));
+        }
+        if let Some(tunnelled) = sorted.to_tunnel(batch.segment) {
+            ready!(flow.poll_send(cx, tunnelled))?;
+        }
+        self.bargain.sent_tunnelled(all - sorted.forwarded());
+        self.send_forwarded(sorted);
+        Poll::Ready(Ok(()))
+    }
+
+    /// Looks at every packet, if the way beside the connection is free where it may be taken.
+    fn poll_sort(
+        &self,
+        cx: &mut Context<'_>,
+        sorted: &mut Sorted,
+        batch: Batch<'_>,
+        room: usize,
+        round_trip: Duration,
+    ) -> Poll<()> {
+        let now = Instant::now();
+        let mut machine = lock(&self.machine);
+        self.look(&mut machine, round_trip, now);
+        if machine.is_forwarding() {
+            ready!(self.bypass.poll_ready(cx));
+        }
+        sorted.clear();
+        let mut seen = 0;
+        for packet in batch.payloads() {
+            let is_sorted = match machine.route(packet, room, now) {
+                Route::Tunnelled => false,
+                Route::Forwarded { id_len, virtual_id } => {
+                    let first = sorted.forwarded() == 0;
+                    let done = sorted.forward(packet, id_len, virtual_id);
+                    if first && done {
+                        sorted.tunnel(batch.contents.get(..seen).unwrap_or(&[]));
+                    }
+                    done
+                }
+            };
+            if !is_sorted && sorted.forwarded() > 0 {
+                sorted.tunnel(packet);
+            }
+            seen += packet.len();
+        }
+        self.act(&mut machine);
+        Poll::Ready(())
+    }
+
+    fn send_forwarded(&self, sorted: &mut Sorted) {
+        sorted.seal(&self.transform);
+        for run in sorted.to_forward() {
+            let counter = match self.bypass.send(run) {
+                true => &self.bargain.forwarded_sent,
+                false => &self.bargain.lost,
+            };
+            count(counter, run.payloads().count());
+        }
+    }
+
+    /// What has happened since the last batch.
+    fn look(&self, machine: &mut Machine, round_trip: Duration, now: Instant) {
+        let generation = self.bypass.generation();
+        if self.generation.swap(generation, Ordering::AcqRel) != generation {
+            machine.moved(now);
+        }
+        if self.heard.swap(false, Ordering::AcqRel) {
+            machine.heard();
+        }
+        machine.turn(round_trip, now);
+    }
+
+    /// A packet came through the tunnel.
+    pub(crate) fn received(&self, packet: &[u8]) {
+        let mut machine = lock(&self.machine);
+        machine.received(packet, Instant::now());
+        self.act(&mut machine);
+    }
+
+    /// A capsule came; `Break` if it must not have.
+    pub(crate) fn capsule(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {
+        let Ok(capsule) = capsule else {
+            return ControlFlow::Break(());
+        };
+        let mut machine = lock(&self.machine);
+        let answer = machine.capsule(&capsule, Instant::now());
+        self.act(&mut machine);
+        match answer {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        }
+    }
+
+    /// The flow above says what its packets will carry. What no QUIC version 1 knows is tunnelled.
+    pub(crate) fn announce(&self, end: End, id: &[u8]) {
+        let Some(id) = ConnectionId::new(id) else {
+            return;
+        };
+        let mut machine = lock(&self.machine);
+        machine.announce(end, id, Instant::now());
+        self.act(&mut machine);
+    }
+
+    pub(crate) fn withdraw(&self, end: End, id: &[u8]) {
+        let Some(id) = ConnectionId::new(id) else {
+            return;
+        };
+        let mut machine = lock(&self.machine);
+        machine.withdraw(end, id);
+        self.act(&mut machine);
+    }
+
+    pub(crate) fn carries_quic(&self) {
+        lock(&self.machine).carries_quic();
+    }
+
+    /// The flow ends.
+    pub(crate) fn close(&self) {
+        let mut machine = lock(&self.machine);
+        machine.close();
+        self.act(&mut machine);
+    }
+
+    /// Does what the machine wants, as far as there is room for capsules.
+    fn act(&self, machine: &mut Machine) {
+        while let Some(action) = machine.poll_action() {
+            match action {
+                Action::Send(capsule) => {
+                    if !self.send(&capsule) {
+                        return machine.undone(Action::Send(capsule));
+                    }
+                }
+                Action::Admit { id, virtual_id } => {
+                    let done = self.admit(id, virtual_id);
+                    machine.admitted(virtual_id, done, Instant::now());
+                }
+                Action::Announce(virtual_id) => {
+                    self.bypass.announce(End::Target, virtual_id.octets());
+                }
+                Action::Release(end, virtual_id) => self.release(end, virtual_id),
+            }
+        }
+    }
+
+    fn send(&self, capsule: &Capsule) -> bool {
+        let flow = self.flow.get().and_then(Weak::upgrade);
+        flow.is_some_and(|flow| flow.send_capsule(capsule))
+    }
+
+    /// "Once a client has sent an ACK_CLIENT_VCID capsule to the proxy, it MUST be prepared to receive".
+    fn admit(&self, id: ConnectionId, virtual_id: ConnectionId) -> bool {
+        let Some(me) = self.me.upgrade() else {
+            return false;
+        };
+        let done = self.bypass.admit(virtual_id.octets(), id.octets(), me);
+        if done {
+            self.bypass.announce(End::Client, virtual_id.octets());
+        }
+        done
+    }
+
+    fn release(&self, end: End, virtual_id: ConnectionId) {
+        if end == End::Client
+            && let Some(me) = self.me.upgrade()
+        {
+            let me: Arc<dyn Beside> = me;
+            self.bypass.expel(virtual_id.octets(), &me);
+        }
+        self.bypass.withdraw(end, virtual_id.octets());
+    }
+}
+
+impl Sending {
+    fn round_trip(&mut self, flow: &h3::Flow) -> Duration {
+        let now = Instant::now();
+        match self.round_trip {
+            Some((at, known)) if now - at < FRESH => known,
+            _ => {
+                let measured = flow.round_trip();
+                self.round_trip = Some((now, measured));
+                measured
+            }
+        }
+    }
+}
+
+impl Beside for Forwarder {
+    /// "When receiving packets, the packet transform is applied before replacing a VCID with a CID."
+    fn push(&self, packet: &mut [u8], virtual_len: usize, id: &[u8]) {
+        let opened = self.transform.open(packet, virtual_len);
+        let (Ok(()), Some(first), Some(rest)) =
+            (opened, packet.first(), packet.get(1 + virtual_len..))
+        else {
+            return count(&self.bargain.lost, 1);
+        };
+        let mut buffer = lock(&self.receiving);
+        let size = 1 + id.len() + rest.len();
+        if buffer.capacity() < size {
+            buffer.reserve(PIECE.max(size));
+        }
+        buffer.extend_from_slice(&[*first]);
+        buffer.extend_from_slice(id);
+        buffer.extend_from_slice(rest);
+        self.inbox.push(buffer.split().freeze());
+        count(&self.bargain.forwarded_received, 1);
+    }
+
+    fn flush(&self) {
+        self.heard.store(true, Ordering::Release);
+        self.inbox.wake();
+    }
+}
+
+impl fmt::Debug for Forwarder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Forwarder")
+    }
+}
