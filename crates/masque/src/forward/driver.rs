@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use hoplite_crypto::Transform;
 use hoplite_link::{Beside, Bypass};
 use hoplite_overlay::{Batch, End};
@@ -41,7 +41,7 @@ pub(crate) struct Forwarder {
     me: Weak<Self>,
     machine: Mutex<Machine>,
     sending: Mutex<Sending>,
-    receiving: Mutex<BytesMut>,
+    receiving: Mutex<Receiving>,
     transform: Transform,
     bypass: Arc<Bypass>,
     /// Of the link's socket, when last looked at.
@@ -57,6 +57,14 @@ pub(crate) struct Forwarder {
 struct Sending {
     sorted: Sorted,
     round_trip: Option<(Instant, Duration)>,
+}
+
+#[derive(Default)]
+struct Receiving {
+    buffer: BytesMut,
+    /// Under which ids packets came since the last look, each once; and when last.
+    used: Vec<ConnectionId>,
+    at: Option<Instant>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -172,7 +180,12 @@ impl Forwarder {
             machine.moved(now);
         }
         if self.heard.swap(false, Ordering::AcqRel) {
-            machine.heard();
+            let mut receiving = lock(&self.receiving);
+            let at = receiving.at.unwrap_or(now);
+            receiving
+                .used
+                .drain(..)
+                .for_each(|id| machine.heard(id, at));
         }
         machine.turn(round_trip, now);
     }
@@ -291,6 +304,29 @@ impl Sending {
     }
 }
 
+impl Receiving {
+    /// The packet as the target sent it.
+    fn keep(&mut self, first: u8, id: &[u8], rest: &[u8]) -> Bytes {
+        if self.used.last().is_none_or(|last| last.octets() != id) {
+            self.use_id(id);
+        }
+        let size = 1 + id.len() + rest.len();
+        if self.buffer.capacity() < size {
+            self.buffer.reserve(PIECE.max(size));
+        }
+        self.buffer.extend_from_slice(&[first]);
+        self.buffer.extend_from_slice(id);
+        self.buffer.extend_from_slice(rest);
+        self.buffer.split().freeze()
+    }
+
+    /// There are no more than rules.
+    fn use_id(&mut self, id: &[u8]) {
+        let new = ConnectionId::new(id).filter(|id| !self.used.contains(id));
+        self.used.extend(new);
+    }
+}
+
 impl Beside for Forwarder {
     /// "When receiving packets, the packet transform is applied before replacing a VCID with a CID."
     fn push(&self, packet: &mut [u8], virtual_len: usize, id: &[u8]) {
@@ -300,19 +336,13 @@ impl Beside for Forwarder {
         else {
             return count(&self.bargain.lost, 1);
         };
-        let mut buffer = lock(&self.receiving);
-        let size = 1 + id.len() + rest.len();
-        if buffer.capacity() < size {
-            buffer.reserve(PIECE.max(size));
-        }
-        buffer.extend_from_slice(&[*first]);
-        buffer.extend_from_slice(id);
-        buffer.extend_from_slice(rest);
-        self.inbox.push(buffer.split().freeze());
+        let mut receiving = lock(&self.receiving);
+        self.inbox.push(receiving.keep(*first, id, rest));
         count(&self.bargain.forwarded_received, 1);
     }
 
     fn flush(&self) {
+        lock(&self.receiving).at = Some(Instant::now());
         self.heard.store(true, Ordering::Release);
         self.inbox.wake();
     }

@@ -19,6 +19,8 @@ use super::{
 const FIRST_MOST: u64 = 1;
 /// So many ids of each end are learned from packets; one more takes the place of the one unused for longest.
 const SEEN: usize = 4;
+/// An id that was not used for so long gives its place to one that is.
+const IDLE: Duration = Duration::from_secs(1);
 /// The pause after forwarded packets were swallowed; it grows.
 const SWALLOWED: Duration = Duration::from_secs(1);
 
@@ -36,6 +38,8 @@ pub struct Machine {
     /// The sequence number of the next registration, and the largest one that the relay allows.
     next: u64,
     most: u64,
+    /// When an id was closed to make room for another.
+    room_asked: Option<Instant>,
     snoop: Snoop,
     watchdog: Watchdog,
     /// How often what was forwarded was swallowed, and when last.
@@ -91,6 +95,7 @@ impl Machine {
             limit,
             next: 0,
             most: FIRST_MOST,
+            room_asked: None,
             snoop: Snoop::new(),
             watchdog: Watchdog::default(),
             swallowed: 0,
@@ -130,12 +135,12 @@ impl Machine {
             return Route::Tunnelled;
         }
         let Some(rule) = self.find(End::Target, packet) else {
-            if let Some(id) = self.snoop.short(End::Target, packet) {
-                self.learn(End::Target, id, now);
+            if let Some((id, since)) = self.snoop.short(End::Target, packet, now) {
+                self.replace(End::Target, id, since, now);
             }
             return Route::Tunnelled;
         };
-        rule.used = now;
+        rule.is_used(now);
         match rule.virtual_id() {
             Some(virtual_id) if !silence || packet.len() > room => {
                 let id_len = rule.id.len();
@@ -155,23 +160,24 @@ impl Machine {
     /// A packet came through the tunnel.
     pub fn received(&mut self, packet: &[u8], now: Instant) {
         self.watchdog.heard();
-        let learned = if is_long(packet) {
-            let id = self.snoop.received_long(packet, now);
-            id.map(|id| (End::Target, id))
-        } else if self.find(End::Client, packet).is_none() {
-            let id = self.snoop.short(End::Client, packet);
-            id.map(|id| (End::Client, id))
-        } else {
-            None
-        };
-        if let Some((end, id)) = learned {
-            self.learn(end, id, now);
+        if is_long(packet) {
+            if let Some(id) = self.snoop.received_long(packet, now) {
+                self.learn(End::Target, id, now);
+            }
+        } else if let Some(rule) = self.find(End::Client, packet) {
+            rule.is_used(now);
+        } else if let Some((id, since)) = self.snoop.short(End::Client, packet, now) {
+            self.replace(End::Client, id, since, now);
         }
     }
 
-    /// Forwarded packets came.
-    pub fn heard(&mut self) {
+    /// Forwarded packets came that stand for packets with this id.
+    pub fn heard(&mut self, id: ConnectionId, now: Instant) {
         self.watchdog.heard();
+        let rules = self.rules.iter_mut();
+        for rule in rules.filter(|rule| rule.is(End::Client, id)) {
+            rule.used = now;
+        }
     }
 
     /// A capsule came.
@@ -182,7 +188,10 @@ impl Machine {
         match capsule {
             // "Clients receiving a MAX_CONNECTION_IDS capsule with a value less than 1 MUST reset the stream".
             Capsule::MaxConnectionIds { sequence: 0 } => return Err(Breach),
-            Capsule::MaxConnectionIds { sequence } => self.most = self.most.max(*sequence),
+            Capsule::MaxConnectionIds { sequence } => {
+                self.most = self.most.max(*sequence);
+                self.room_asked = None;
+            }
             Capsule::AckClientCid { id, virtual_id } => {
                 self.acknowledged(End::Client, id, virtual_id, now);
             }
@@ -284,6 +293,16 @@ impl Machine {
         self.register(now);
     }
 
+    /// An id that is used since then instead of others that were seen: these give their places back.
+    fn replace(&mut self, end: End, id: ConnectionId, since: Instant, now: Instant) {
+        let is_left =
+            |rule: &Rule| rule.end == end && rule.origin == Origin::Seen && rule.used < since;
+        while let Some(at) = self.rules.iter().position(is_left) {
+            self.remove(at);
+        }
+        self.learn(end, id, now);
+    }
+
     /// When the table is full the newest id is left out: it is tunnelled.
     fn add(&mut self, end: End, id: ConnectionId, origin: Origin, now: Instant) {
         let known = self.rules.iter().any(|rule| rule.is(end, id));
@@ -304,11 +323,33 @@ impl Machine {
     fn register(&mut self, now: Instant) {
         for rule in self.rules.iter_mut().filter(|rule| rule.is_due(now)) {
             let undone = self.actions.len() >= 2 * self.limit.max(1);
+            if self.next > self.most && now - rule.used < IDLE {
+                return self.make_room(now);
+            }
             if self.next > self.most || undone {
-                return;
+                continue;
             }
             self.next += 1;
             self.actions.push_back(Action::Send(rule.register()));
+        }
+    }
+
+    /// All registrations are used up: the id unused for longest gives its place to one that waits. Relays allow one more then.
+    fn make_room(&mut self, now: Instant) {
+        if self.room_asked.is_some_and(|asked| now - asked < IDLE) {
+            return;
+        }
+        let is_idle = |rule: &&mut Rule| rule.virtual_id().is_some() && now - rule.used >= IDLE;
+        let rules = self.rules.iter_mut().filter(is_idle);
+        let Some(rule) = rules.min_by_key(|rule| rule.used) else {
+            return;
+        };
+        self.room_asked = Some(now);
+        self.actions.push_back(Action::Send(rule.close(now)));
+        rule.state = State::Resting;
+        if rule.end == End::Target {
+            let before = rule.held.take();
+            self.release(End::Target, before);
         }
     }
 

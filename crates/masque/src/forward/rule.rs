@@ -15,7 +15,7 @@ use super::ConnectionId;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// A rule that held for so long was a good one: the pauses begin anew.
-const GOOD: Duration = Duration::from_secs(30);
+const GOOD: Duration = Duration::from_secs(10);
 /// After so many refusals in a row the id is not registered any more: each one costs a sequence number.
 const MOST_REFUSALS: u32 = 8;
 
@@ -57,6 +57,8 @@ pub(super) enum State {
     Admitting(ConnectionId),
     /// In force under the virtual id.
     Active(ConnectionId),
+    /// Closed because others needed its place; to be registered when it is used again.
+    Resting,
     /// Not registered any more.
     GivenUp,
 }
@@ -102,6 +104,14 @@ impl Rule {
         )
     }
 
+    /// A packet with the id passes.
+    pub(super) fn is_used(&mut self, now: Instant) {
+        self.used = now;
+        if self.state == State::Resting {
+            self.state = State::Waiting(now);
+        }
+    }
+
     pub(super) fn register(&mut self) -> Capsule {
         self.state = State::Asked;
         self.registered += 1;
@@ -119,7 +129,6 @@ impl Rule {
     pub(super) fn activate(&mut self, virtual_id: ConnectionId, now: Instant) {
         self.state = State::Active(virtual_id);
         self.active = Some(now);
-        self.used = now;
     }
 
     /// Whether an acknowledgement answers a registration that still counts.
@@ -155,11 +164,12 @@ impl Rule {
         if self.active.take().is_some_and(|since| now - since >= GOOD) {
             self.refusals = 0;
         }
-        self.refusals += 1;
+        let never_granted = self.state == State::Asked;
         self.state = match self.refusals {
-            n if n > MOST_REFUSALS => State::GivenUp,
-            n => State::Waiting(now + pause(FIRST_PAUSE, n - 1)),
+            MOST_REFUSALS.. if never_granted => State::GivenUp,
+            n => State::Waiting(now + pause(FIRST_PAUSE, n)),
         };
+        self.refusals = self.refusals.saturating_add(1);
     }
 }
 

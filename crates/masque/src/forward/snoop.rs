@@ -16,7 +16,7 @@ const VERSION_2: u32 = 0x6b33_43cf;
 /// The ids of most implementations, ours among them, have so many octets.
 const USUAL: usize = 8;
 /// In so many packets in a row the octets behind the first are the same: they are a connection id, or begin with one.
-const REPEATED: u8 = 8;
+const REPEATED: u8 = 4;
 
 #[derive(Debug)]
 pub(super) struct Snoop {
@@ -34,7 +34,14 @@ pub(super) struct Snoop {
 #[derive(Debug)]
 struct Side {
     len: usize,
-    candidate: Option<(ConnectionId, u8)>,
+    candidate: Option<Candidate>,
+}
+
+#[derive(Debug)]
+struct Candidate {
+    id: ConnectionId,
+    count: u8,
+    since: Instant,
 }
 
 impl Snoop {
@@ -88,10 +95,15 @@ impl Snoop {
         Some(id)
     }
 
-    /// A packet with a short header, addressed to `end` under an id that is not known: that id, once it has been repeated.
-    /// An end may use ids that were agreed upon under encryption. If the real one is longer than what is guessed, its
-    /// beginning serves as well.
-    pub(super) fn short(&mut self, end: End, packet: &[u8]) -> Option<ConnectionId> {
+    /// A packet with a short header, addressed to `end` under an id that is not known: that id, once it has been repeated, and
+    /// since when it is used. An end may use ids that were agreed upon under encryption: quinn's servers begin with that when
+    /// the handshake is over. If the real one is longer than what is guessed, its beginning serves as well.
+    pub(super) fn short(
+        &mut self,
+        end: End,
+        packet: &[u8],
+        now: Instant,
+    ) -> Option<(ConnectionId, Instant)> {
         let side = match end {
             End::Client => &mut self.client,
             End::Target => &mut self.target,
@@ -99,23 +111,28 @@ impl Snoop {
         if !self.quic || side.len == 0 {
             return None;
         }
-        side.repeats(packet.get(1..=side.len)?)
+        side.repeats(packet.get(1..=side.len)?, now)
     }
 }
 
 impl Side {
-    fn repeats(&mut self, octets: &[u8]) -> Option<ConnectionId> {
+    fn repeats(&mut self, octets: &[u8], now: Instant) -> Option<(ConnectionId, Instant)> {
         match &mut self.candidate {
-            Some((id, count)) if id.octets() == octets => {
-                *count += 1;
-                let id = *id;
-                (*count >= REPEATED).then(|| {
+            Some(seen) if seen.id.octets() == octets => {
+                seen.count += 1;
+                let learned = (seen.id, seen.since);
+                (seen.count >= REPEATED).then(|| {
                     self.candidate = None;
-                    id
+                    learned
                 })
             }
             other => {
-                *other = ConnectionId::new(octets).map(|id| (id, 1));
+                let since = now;
+                *other = ConnectionId::new(octets).map(|id| Candidate {
+                    id,
+                    count: 1,
+                    since,
+                });
                 None
             }
         }

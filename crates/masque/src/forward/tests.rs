@@ -339,7 +339,7 @@ fn a_flow_that_is_answered_now_and_then_stays_forwarded() {
         let route = flow.send_soon(&short(TARGET, 1200));
         assert_eq!(route, forwarded(b"virtual-t"), "round {round}");
         if round % 900 == 0 {
-            flow.machine.heard();
+            flow.machine.heard(id(OWN), flow.now);
         }
     }
 }
@@ -384,16 +384,65 @@ fn an_acknowledgement_that_crosses_a_move_is_not_taken_for_the_new_one() {
 fn a_connection_whose_handshake_passed_elsewhere_is_learned_from_what_repeats() {
     let mut flow = Flow::new();
     flow.machine.carries_quic();
-    for _ in 0..8 {
+    for _ in 0..4 {
         assert_eq!(flow.sent(), []);
         flow.send_soon(&short(TARGET, 100));
     }
     assert_eq!(flow.sent(), [register_target(TARGET)]);
-    for _ in 0..8 {
+    for _ in 0..4 {
         assert_eq!(flow.sent(), []);
         flow.machine.received(&short(OWN, 100), flow.now);
     }
     assert_eq!(flow.sent(), [register_client(OWN)]);
+}
+
+#[test]
+fn an_id_that_rests_gives_its_place_to_one_that_is_used_and_takes_it_back() {
+    let mut flow = Flow::established();
+    flow.wait(Duration::from_millis(998));
+    flow.machine.heard(id(OWN), flow.now);
+    flow.machine
+        .announce(End::Target, id(b"inner-t1"), flow.now);
+    assert_eq!(flow.sent(), [], "all are in use");
+    flow.send_soon(&short(b"inner-t1", 100));
+    assert_eq!(flow.sent(), []);
+    flow.send_soon(&short(b"inner-t1", 100));
+    assert_eq!(flow.sent(), [close_target(TARGET)]);
+    flow.told(&Capsule::MaxConnectionIds { sequence: 2 });
+    assert_eq!(flow.sent(), [register_target(b"inner-t1")]);
+    flow.told(&ack_target(b"inner-t1", b"virtual-2"));
+    flow.wait(Duration::from_secs(2));
+    flow.send(&short(TARGET, 100));
+    flow.send_soon(&short(TARGET, 100));
+    assert_eq!(flow.sent(), [close_client(OWN)]);
+    flow.told(&Capsule::MaxConnectionIds { sequence: 3 });
+    assert_eq!(flow.sent(), [register_target(TARGET)]);
+}
+
+#[test]
+fn an_id_that_takes_the_place_of_another_gets_its_place() {
+    let mut flow = Flow::established();
+    flow.told(&Capsule::MaxConnectionIds { sequence: 2 });
+    flow.wait(MOMENT);
+    for _ in 0..4 {
+        flow.machine.received(&short(b"client-2", 40), flow.now);
+    }
+    assert_eq!(
+        flow.sent(),
+        [close_client(OWN), register_client(b"client-2")]
+    );
+}
+
+#[test]
+fn an_id_that_is_in_use_keeps_its_place_beside_another() {
+    let mut flow = Flow::established();
+    flow.told(&Capsule::MaxConnectionIds { sequence: 2 });
+    for _ in 0..4 {
+        flow.wait(MOMENT);
+        flow.machine.received(&short(b"client-2", 40), flow.now);
+        flow.machine.heard(id(OWN), flow.now);
+    }
+    assert_eq!(flow.sent(), [register_client(b"client-2")]);
 }
 
 #[test]

@@ -3,6 +3,8 @@
 mod blocked;
 mod choosing;
 mod failing;
+mod forwarding;
+mod rough;
 mod support;
 
 /// The whole conformance suite over each length of path.

@@ -1,0 +1,268 @@
+//! Forwarded mode over real paths: how many datagrams of each hop go forwarded, and that whatever happens to them a transfer ends.
+
+use std::{
+    sync::{Arc, atomic::Ordering::SeqCst},
+    time::Duration,
+};
+
+use hoplite_masque::{Config, Hop, Mode, Passed, Path};
+use hoplite_overlay::{Overlay, Terms, direct::Direct};
+use hoplite_relay::{Handle, Relay};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+use crate::{
+    rough::Rough,
+    support::{config, identity, known},
+};
+
+const MEGABYTE: usize = 1 << 20;
+
+/// A path, and one more hop above it: a QUIC target for the last relay of the path.
+struct Tower {
+    path: Path,
+    top: Hop,
+    _relays: Vec<Handle>,
+}
+
+impl Tower {
+    fn new(hops: usize, below: &Arc<dyn Overlay>, modes: &[Option<Mode>]) -> Self {
+        Self::with(hops, below, modes, Config::default())
+    }
+
+    fn with(hops: usize, below: &Arc<dyn Overlay>, modes: &[Option<Mode>], client: Config) -> Self {
+        let start = |_| Relay::start(&config(), &identity()).expect("started");
+        let relays: Vec<Handle> = (0..=hops).map(start).collect();
+        let mut known: Vec<_> = relays.iter().map(|relay| known("relay", relay)).collect();
+        for (relay, mode) in known.iter_mut().zip(modes) {
+            relay.mode = *mode;
+        }
+        let top = known.pop().expect("one more");
+        let client = Arc::new(client);
+        let path = Path::new(known, below, &client).expect("a path");
+        let top = Hop::new(top, hops, Arc::new(path.clone()), &client).expect("a hop");
+        Self {
+            path,
+            top,
+            _relays: relays,
+        }
+    }
+
+    fn passed(&self) -> Vec<Passed> {
+        self.path.hops().iter().map(Hop::passed).collect()
+    }
+
+    /// Octets from a server through all relays; `meanwhile` is called after each of them.
+    async fn download(&self, megabytes: usize, mut meanwhile: impl FnMut(usize)) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let target = listener.local_addr().expect("bound").into();
+        let serve = async {
+            let (mut socket, _) = listener.accept().await.expect("accepted");
+            for _ in 0..megabytes {
+                socket.write_all(&vec![7; MEGABYTE]).await.expect("taken");
+            }
+            socket.shutdown().await.expect("ended");
+        };
+        let fetch = async {
+            let terms = Terms::default().within(Duration::from_secs(60));
+            let stream = self.top.open_stream(&target, &terms).await;
+            let mut stream = stream.expect("opened");
+            let mut buf = vec![0; MEGABYTE];
+            for megabyte in 0..megabytes {
+                stream.read_exact(&mut buf).await.expect("received");
+                meanwhile(megabyte);
+            }
+        };
+        let both = async { tokio::join!(serve, fetch) };
+        tokio::time::timeout(Duration::from_secs(120), both)
+            .await
+            .expect("in time");
+    }
+
+    /// The same, towards the server.
+    async fn upload(&self, megabytes: usize, mut meanwhile: impl FnMut(usize)) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let target = listener.local_addr().expect("bound").into();
+        let take = async {
+            let (mut socket, _): (TcpStream, _) = listener.accept().await.expect("accepted");
+            let mut buf = vec![0; MEGABYTE];
+            for megabyte in 0..megabytes {
+                socket.read_exact(&mut buf).await.expect("received");
+                meanwhile(megabyte);
+            }
+        };
+        let give = async {
+            let terms = Terms::default().within(Duration::from_secs(60));
+            let stream = self.top.open_stream(&target, &terms).await;
+            let mut stream = stream.expect("opened");
+            for _ in 0..megabytes {
+                stream.write_all(&vec![7; MEGABYTE]).await.expect("taken");
+            }
+            stream.flush().await.expect("taken");
+            stream
+        };
+        let both = async { tokio::join!(take, give) };
+        tokio::time::timeout(Duration::from_secs(120), both)
+            .await
+            .expect("in time");
+    }
+}
+
+/// Of all datagrams, in per cent.
+fn forwarded(passed: Passed) -> u64 {
+    let forwarded = passed.forwarded_received + passed.forwarded_sent;
+    let tunnelled = passed.tunnelled_received + passed.tunnelled_sent;
+    100 * forwarded / (forwarded + tunnelled).max(1)
+}
+
+fn since(now: Passed, before: Passed) -> Passed {
+    Passed {
+        forwarded_sent: now.forwarded_sent - before.forwarded_sent,
+        forwarded_received: now.forwarded_received - before.forwarded_received,
+        tunnelled_sent: now.tunnelled_sent - before.tunnelled_sent,
+        tunnelled_received: now.tunnelled_received - before.tunnelled_received,
+        lost: now.lost - before.lost,
+    }
+}
+
+fn direct() -> Arc<dyn Overlay> {
+    Arc::new(Direct::new())
+}
+
+/// Each hop begins when the one above it has, so that the first megabytes may still be tunnelled.
+async fn a_download_is_forwarded_on_every_hop(hops: usize) {
+    let tower = Tower::new(hops, &direct(), &[]);
+    let mut shares = Vec::new();
+    for _ in 0..20 {
+        let before = tower.passed();
+        tower.download(4, |_| {}).await;
+        let more = tower.passed().into_iter().zip(before);
+        shares = more
+            .map(|(now, before)| forwarded(since(now, before)))
+            .collect();
+        if shares.iter().all(|share| *share >= 95) {
+            return;
+        }
+    }
+    unreachable!(
+        "too little is forwarded: {shares:?} per cent, {:?}",
+        tower.passed()
+    );
+}
+
+#[tokio::test]
+async fn a_download_through_one_relay_is_forwarded() {
+    a_download_is_forwarded_on_every_hop(1).await;
+}
+
+#[tokio::test]
+async fn a_download_through_two_relays_is_forwarded_by_both() {
+    a_download_is_forwarded_on_every_hop(2).await;
+}
+
+#[tokio::test]
+async fn a_download_through_three_relays_is_forwarded_by_all() {
+    a_download_is_forwarded_on_every_hop(3).await;
+}
+
+#[tokio::test]
+async fn a_download_through_four_relays_is_forwarded_by_all() {
+    a_download_is_forwarded_on_every_hop(4).await;
+}
+
+#[tokio::test]
+async fn an_upload_is_forwarded_on_every_hop() {
+    let tower = Tower::new(3, &direct(), &[]);
+    tower.upload(8, |_| {}).await;
+    for passed in tower.passed() {
+        assert!(forwarded(passed) >= 90, "{passed:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_one_hop_tunnels_the_others_forward() {
+    for tunnelled in 0..3 {
+        let mut modes = [None; 3];
+        modes[tunnelled] = Some(Mode::Tunnelled);
+        let tower = Tower::new(3, &direct(), &modes);
+        tower.download(8, |_| {}).await;
+        for (hop, passed) in tower.passed().into_iter().enumerate() {
+            let enough = if hop == tunnelled { 0..=0 } else { 80..=100 };
+            let share = forwarded(passed);
+            assert!(
+                enough.contains(&share),
+                "{tunnelled} tunnels, {hop}: {passed:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_transfer_over_a_road_that_loses_and_reorders_is_forwarded() {
+    let below = Rough::new();
+    below.road.bumpy.store(true, SeqCst);
+    let tower = Tower::new(2, &(below.clone() as _), &[]);
+    tower.download(4, |_| {}).await;
+    tower.upload(4, |_| {}).await;
+    for passed in tower.passed() {
+        assert!(forwarded(passed) >= 80, "{passed:?}");
+    }
+}
+
+/// Downloads until most of one was forwarded by the first hop.
+async fn forwarded_again(tower: &Tower) {
+    for _ in 0..100 {
+        let before = tower.passed()[0].forwarded_received;
+        tower.download(2, |_| {}).await;
+        if tower.passed()[0].forwarded_received - before > 1000 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    unreachable!("not forwarded again: {:?}", tower.passed());
+}
+
+/// The first relay sees another address, drops its rules and says so.
+#[tokio::test]
+async fn rules_that_the_relay_closes_in_the_middle_are_made_again() {
+    let below = Rough::new();
+    let tower = Tower::new(2, &(below.clone() as _), &[]);
+    let rebind = |megabyte| {
+        if megabyte % 4 == 1 {
+            below.road.rebound.fetch_add(1, SeqCst);
+        }
+    };
+    tower.download(8, rebind).await;
+    forwarded_again(&tower).await;
+}
+
+#[tokio::test]
+async fn a_device_that_moves_in_the_middle_forwards_again() {
+    let below = Rough::new();
+    let tower = Tower::new(2, &(below.clone() as _), &[]);
+    let moves = |megabyte| {
+        if megabyte == 1 {
+            below.road.moved.fetch_add(1, SeqCst);
+        }
+    };
+    tower.download(4, moves).await;
+    forwarded_again(&tower).await;
+}
+
+#[tokio::test]
+async fn a_relay_that_acknowledges_and_swallows_does_not_hold_a_transfer_up() {
+    let below = Rough::new();
+    let tower = Tower::new(2, &(below.clone() as _), &[]);
+    let swallow = |megabyte| {
+        if megabyte == 3 {
+            below.road.swallows.store(true, SeqCst);
+        }
+    };
+    tower.download(8, swallow).await;
+    assert!(below.road.swallowed.load(SeqCst) > 0);
+    below.road.swallows.store(false, SeqCst);
+    let swallow = |_| below.road.swallows.store(true, SeqCst);
+    tower.upload(4, swallow).await;
+}

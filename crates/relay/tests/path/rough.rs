@@ -1,0 +1,212 @@
+//! The device's own sockets behind a road that loses, reorders, swallows what is forwarded, or gives out new addresses.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    task::{Context, Poll, Waker, ready},
+};
+
+use hoplite_overlay::{
+    Batch, Datagrams, Error, Opening, Overlay, Received, Stream, Terms,
+    direct::{Direct, UdpSettings, connect_udp},
+};
+use hoplite_wire::{Host, Target, forwarding::long_header_ids};
+
+/// Every so many datagrams one is lost, and one changes places with the next.
+const LOST: u64 = 50;
+const SWAPPED: u64 = 20;
+
+/// What the road does now.
+#[derive(Debug, Default)]
+pub(crate) struct Road {
+    /// Some are lost and some change places, in both directions.
+    pub(crate) bumpy: AtomicBool,
+    /// What is no packet of the first link's own vanishes, in both directions.
+    pub(crate) swallows: AtomicBool,
+    /// How often an address translator has forgotten the binding; nobody is told.
+    pub(crate) rebound: AtomicU64,
+    /// How often the device has got another address, and knows.
+    pub(crate) moved: AtomicU64,
+    /// How many datagrams were swallowed.
+    pub(crate) swallowed: AtomicU64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Rough {
+    direct: Direct,
+    pub(crate) road: Arc<Road>,
+}
+
+struct RoughFlow {
+    road: Arc<Road>,
+    peer: SocketAddr,
+    moved: u64,
+    state: Mutex<State>,
+}
+
+struct State {
+    flow: Box<dyn Datagrams>,
+    rebound: u64,
+    count: u64,
+    ready: VecDeque<Vec<u8>>,
+    /// The ids of the link's own packets, sent and received.
+    own: [Vec<u8>; 2],
+    waker: Option<Waker>,
+}
+
+impl Rough {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            direct: Direct::new(),
+            road: Arc::default(),
+        })
+    }
+}
+
+impl Overlay for Rough {
+    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
+        self.direct.open_stream(target, terms)
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        target: &'a Target,
+        _: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        Box::pin(async move {
+            let Host::Ip(ip) = target.host else {
+                unreachable!("relays of these tests have addresses")
+            };
+            let peer = SocketAddr::new(ip, target.port);
+            let flow = connect_udp(peer, &UdpSettings::default())?;
+            flow.writable().await?;
+            let state = State {
+                flow: Box::new(flow),
+                rebound: self.road.rebound.load(SeqCst),
+                count: 0,
+                ready: VecDeque::new(),
+                own: Default::default(),
+                waker: None,
+            };
+            Ok(Box::new(RoughFlow {
+                road: self.road.clone(),
+                peer,
+                moved: self.road.moved.load(SeqCst),
+                state: Mutex::new(state),
+            }) as Box<dyn Datagrams>)
+        })
+    }
+
+    fn resolve<'a>(
+        &'a self,
+        name: &'a str,
+        terms: &'a Terms,
+    ) -> Opening<'a, Vec<std::net::IpAddr>> {
+        self.direct.resolve(name, terms)
+    }
+}
+
+impl RoughFlow {
+    /// The state, with a fresh socket if the translator forgot the old one.
+    fn state(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock().expect("fine");
+        let rebound = self.road.rebound.load(SeqCst);
+        if std::mem::replace(&mut state.rebound, rebound) != rebound {
+            let fresh = connect_udp(self.peer, &UdpSettings::default()).expect("a socket");
+            state.flow = Box::new(fresh);
+            state
+                .waker
+                .take()
+                .into_iter()
+                .for_each(|waker| waker.wake());
+        }
+        state
+    }
+}
+
+impl State {
+    /// What gets through, and in which order; `direction` 0 is towards the relay.
+    fn through<'p>(
+        &mut self,
+        road: &Road,
+        direction: usize,
+        packets: impl Iterator<Item = &'p [u8]>,
+    ) -> Vec<Vec<u8>> {
+        let mut through: Vec<Vec<u8>> = Vec::new();
+        for packet in packets {
+            if !self.passes(road, direction, packet) {
+                continue;
+            }
+            through.push(packet.to_vec());
+            let last = through.len() - 1;
+            if road.bumpy.load(SeqCst) && self.count.is_multiple_of(SWAPPED) && last > 0 {
+                through.swap(last, last - 1);
+            }
+        }
+        through
+    }
+
+    fn passes(&mut self, road: &Road, direction: usize, packet: &[u8]) -> bool {
+        if let Some(ids) = long_header_ids(packet) {
+            self.own[1 - direction] = ids.source.to_vec();
+            return true;
+        }
+        self.count += 1;
+        if road.bumpy.load(SeqCst) && self.count.is_multiple_of(LOST) {
+            return false;
+        }
+        let own = packet[1..].starts_with(&self.own[direction]);
+        if own || !road.swallows.load(SeqCst) {
+            return true;
+        }
+        road.swallowed.fetch_add(1, SeqCst);
+        false
+    }
+}
+
+impl Datagrams for RoughFlow {
+    fn max_payload(&self) -> usize {
+        self.state().flow.max_payload()
+    }
+
+    fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
+        let mut state = self.state();
+        for packet in state.through(&self.road, 0, batch.payloads()) {
+            // What the socket does not take is lost as well.
+            drop(state.flow.poll_send(cx, Batch::one(&packet)));
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
+        let mut state = self.state();
+        state.waker = Some(cx.waker().clone());
+        loop {
+            if let Some(packet) = state.ready.pop_front() {
+                buf[..packet.len()].copy_from_slice(&packet);
+                let (len, segment) = (packet.len(), packet.len().max(1));
+                return Poll::Ready(Ok(Received { len, segment }));
+            }
+            let mut all = vec![0; 1 << 16];
+            let got = ready!(state.flow.poll_recv(cx, &mut all))?;
+            let packets = all[..got.len].chunks(got.segment.max(1));
+            let packets = state.through(&self.road, 1, packets);
+            state.ready.extend(packets);
+        }
+    }
+
+    fn moved(&self) -> bool {
+        self.moved != self.road.moved.load(SeqCst)
+    }
+}
+
+impl fmt::Debug for RoughFlow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RoughFlow")
+    }
+}
