@@ -145,8 +145,7 @@ impl Forwarding {
     }
 
     fn to_client(&self, client: &Client, run: &mut [u8], segment: usize, towards: Towards) {
-        let octets = run.len() as u64;
-        let count = run.len().div_ceil(segment);
+        let (octets, count) = (run.len(), run.len().div_ceil(segment));
         let refused = ROOM.with_borrow_mut(|room| {
             let (contents, segment) = readdress(run, segment, client.id.len(), &client.alias, room);
             // Each is long enough. Nothing leaves that is not sealed.
@@ -156,13 +155,17 @@ impl Forwarding {
                 false => count,
             }
         });
-        let sent = count.saturating_sub(refused) as u64;
-        let metrics = &self.ledger.metrics;
-        metrics.datagrams_to_client.inc_by(sent);
-        metrics.forwarding.to_client.count(sent, octets);
+        self.sent(count - refused, octets.saturating_sub(refused * segment));
         if refused > 0 {
-            let dropped = &metrics.forwarding.dropped;
+            let dropped = &self.ledger.metrics.forwarding.dropped;
             dropped.client_full.inc_by(refused as u64);
         }
+    }
+
+    fn sent(&self, count: usize, octets: usize) {
+        let metrics = &self.ledger.metrics;
+        metrics.datagrams_to_client.inc_by(count as u64);
+        let forwarded = &metrics.forwarding.to_client;
+        forwarded.count(count as u64, octets as u64);
     }
 }

@@ -82,7 +82,6 @@ impl Forward for Rule {
 }
 
 impl Forwarding {
-    /// The packets of one batch are of one size; the last may be shorter.
     fn up(&self, id: &Id, packets: Packets<'_>) {
         let Packets {
             contents,
@@ -90,35 +89,40 @@ impl Forwarding {
             ecn,
             ..
         } = packets;
-        let (len, metrics) = (contents.len(), &self.ledger.metrics);
-        let count = len.div_ceil(segment);
         self.forwarded.fetch_add(1, Ordering::Relaxed);
         self.ledger.passed.fetch_add(1, Ordering::Relaxed);
-        let usable = usable(len, segment, shortest(&self.transform, ALIAS));
-        let good = usable.div_ceil(segment);
-        if good < count {
-            let short = (count - good) as u64;
-            metrics.forwarding.dropped.too_short.inc_by(short);
-        }
-        if !self.ledger.pace.admits(usable) {
-            metrics.dropped.bandwidth.inc_by(good as u64);
-            return;
-        }
-        let Some(contents) = contents
-            .get_mut(..usable)
-            .filter(|usable| !usable.is_empty())
-        else {
-            return;
-        };
-        let mut packets = contents.chunks_mut(segment);
-        if !packets.all(|packet| self.transform.open(packet, ALIAS).is_ok()) {
-            metrics.forwarding.dropped.too_short.inc_by(good as u64);
+        let admitted = self.admitted(contents.len(), segment);
+        let contents = contents.get_mut(..admitted).unwrap_or_default();
+        if contents.is_empty() || !self.open(contents, segment) {
             return;
         }
         ROOM.with_borrow_mut(|room| {
             let (contents, segment) = readdress(contents, segment, ALIAS, id, room);
             self.to_target(Batch { contents, segment }, ecn);
         });
+    }
+
+    /// How many octets of a batch of `len` are passed on; the rest is counted. Only the last packet may be shorter than the others.
+    fn admitted(&self, len: usize, segment: usize) -> usize {
+        let metrics = &self.ledger.metrics;
+        let admitted = usable(len, segment, shortest(&self.transform, ALIAS));
+        let packets = admitted.div_ceil(segment);
+        let short = len.div_ceil(segment) - packets;
+        if short > 0 {
+            let dropped = &metrics.forwarding.dropped;
+            dropped.too_short.inc_by(short as u64);
+        }
+        if self.ledger.pace.admits(admitted) {
+            return admitted;
+        }
+        metrics.dropped.bandwidth.inc_by(packets as u64);
+        0
+    }
+
+    /// Each packet is long enough: nothing fails but the cipher, and then nothing is passed on.
+    fn open(&self, contents: &mut [u8], segment: usize) -> bool {
+        let mut packets = contents.chunks_mut(segment);
+        packets.all(|packet| self.transform.open(packet, ALIAS).is_ok())
     }
 
     fn to_target(&self, batch: Batch<'_>, ecn: Option<Ecn>) {
