@@ -103,11 +103,14 @@ fn seen(data: &Data) -> Vec<Seen> {
     all.into_iter().filter_map(whole).collect()
 }
 
+/// What is asked about, and what the answers are called.
+type Question<'a> = (&'a dyn Fn(&Seen) -> usize, &'a dyn Fn(usize) -> String);
+
 /// The answer to one question; none if there is but one possible.
 fn ask(
     of: &[&Seen],
     (watched, asked): (String, &'static str),
-    (class, name): (&dyn Fn(&Seen) -> usize, &dyn Fn(usize) -> String),
+    (class, name): Question<'_>,
 ) -> Option<Answer> {
     let mut classes: Vec<usize> = of.iter().map(|one| class(one)).collect();
     classes.sort_unstable();

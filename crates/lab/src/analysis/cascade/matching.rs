@@ -5,7 +5,7 @@
 //! is in no record of hop 1. In the same way a DATAGRAM frame of hop k carries a packet of hop k + 1, or of one further in where hop k + 1
 //! forwards. Forwarded and tunnelled packets come mixed: long headers and the first packets of a connection are always tunnelled.
 //!
-//! - What stands on the link was written down by the client within milliseconds: the packet of the right size that is nearest in time
+//! - What stands on the link was written down by the client within milliseconds, or when it got a processor: the packet of the right size that is nearest in time
 //!   (`nearest`), of any connection.
 //! - DATAGRAM frames may wait for a tunnel's congestion control: the next packet of the right size in order (`order`), and for what stays
 //!   unknown the nearest one of the connections further in.
@@ -21,8 +21,8 @@ use super::{Capture, Layers, Packet, Way, log::Frame};
 /// Heads in a DATAGRAM frame: a quarter stream id of 1, 2, 4 or 8 octets, and the context id 0.
 const HEADS: [usize; 4] = [2, 3, 5, 9];
 
-/// Seconds between a packet's record and its sight on the link, at most.
-const AT_ONCE: f64 = 0.05;
+/// Seconds between a packet's record and its sight on the link, at most: as long as a client may wait for a busy processor.
+const AT_ONCE: f64 = 0.25;
 
 /// Seconds that a datagram waits for its tunnel, at most.
 const QUEUED: f64 = 2.0;
