@@ -1,5 +1,6 @@
 //! A whole relay on loopback, asked by an HTTP/3 client of our own: what a client, a target and an operator see.
 
+mod absurd;
 mod admission;
 mod dns;
 mod forward;
