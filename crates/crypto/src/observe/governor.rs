@@ -10,14 +10,12 @@ mod schedule;
 mod seen;
 #[cfg(test)]
 mod tests;
+mod unfold;
 
 use std::{
     fmt,
     ops::Range,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
     time::{Duration, Instant},
 };
@@ -28,7 +26,9 @@ use hoplite_wire::{
     tuning::Acks,
 };
 
-use self::{cut::Cutter, inbox::Inbox, probe::Probe, schedule::Schedule, seen::Seen};
+use self::{
+    cut::Cutter, inbox::Inbox, probe::Probe, schedule::Schedule, seen::Seen, unfold::Unfolder,
+};
 
 /// "max_ack_delay … a default of 25 milliseconds is assumed" (RFC 9000 §18.2).
 pub const USUAL_DELAY: Duration = Duration::from_millis(25);
@@ -59,8 +59,6 @@ pub struct Governor {
     bounds: Bounds,
     state: Mutex<State>,
     inbox: Inbox,
-    /// Whether datagrams are cut out now.
-    cuts: AtomicBool,
 }
 
 /// No clock in here: `now` is handed in.
@@ -71,6 +69,7 @@ struct State {
     seen: Seen,
     probe: Probe,
     cutter: Cutter,
+    unfolder: Unfolder,
 }
 
 impl Governor {
@@ -84,7 +83,6 @@ impl Governor {
                 ..State::default()
             }),
             inbox: Inbox::new(bounds.inbox),
-            cuts: AtomicBool::new(false),
         })
     }
 
@@ -93,7 +91,6 @@ impl Governor {
         let mut state = self.state();
         state.acks = acks;
         state.schedule.set(acks, after);
-        self.cuts.store(acks == Acks::Never, Ordering::Relaxed);
     }
 
     /// How this end acknowledges.
@@ -151,19 +148,19 @@ impl Governor {
         if state.acks == Acks::Never {
             state.cut(payload, gap, now(), &self.inbox);
         }
+        state.unfolder.unfold(payload);
         state.schedule.tell(payload);
         drop(state);
         self.inbox.wake();
     }
 
     /// A 1-RTT packet is about to be sent.
-    pub(super) fn sent(&self, frames: Frames<'_>, now: impl Fn() -> Instant) {
-        if !self.cuts.load(Ordering::Relaxed) {
-            return;
-        }
+    pub(super) fn sent(&self, number: u64, frames: Frames<'_>, now: Instant) {
+        let mut state = self.state();
+        state.unfolder.sent(number, now);
         let is_ack = |content: &Content<'_>| matches!(content, Content::Ack(_));
-        if frames.flatten().any(|frame| is_ack(&frame.content)) {
-            self.state().probe.acknowledged(now());
+        if state.acks == Acks::Never && frames.flatten().any(|frame| is_ack(&frame.content)) {
+            state.probe.acknowledged(now);
         }
     }
 }

@@ -326,7 +326,7 @@ impl PacketKey for Key {
         if let Some(governor) = self.governor() {
             let end = packet.len().saturating_sub(self.inner.tag_len());
             let payload = packet.get(header..end).unwrap_or_default();
-            governor.sent(Frames::new(payload), self.hooked.hooks.clock);
+            governor.sent(number, Frames::new(payload), (self.hooked.hooks.clock)());
         }
         self.inner.encrypt(number, packet, header);
     }

@@ -1,6 +1,9 @@
 //! What a policy makes of a connection, in virtual time: round trip 50 ms.
 
-use std::collections::HashSet;
+use std::{
+    collections::HashSet,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use quinn_proto::AckFrequencyConfig;
 
@@ -172,7 +175,10 @@ fn what_arrives_twice_is_delivered_once() {
 fn losses_are_told_in_time_and_none_that_was_not() {
     for (lost, policy) in [(20, "none"), (100, "none"), (20, "25ms"), (100, "25ms")] {
         let (mut pair, governor) = towards(policy);
-        pair.harm[0] = Harm { lost, doubled: 0 };
+        pair.harm[0] = Harm {
+            lost,
+            ..Harm::default()
+        };
         let mut arrived = 0;
         for _ in 0..200 {
             pair.send(0, 100, FAST);
@@ -197,7 +203,10 @@ fn losses_are_told_in_time_and_none_that_was_not() {
 #[test]
 fn acknowledgements_that_are_lost_make_no_false_losses() {
     let (mut pair, _) = towards("none");
-    pair.harm = [20, 200].map(|lost| Harm { lost, doubled: 0 });
+    pair.harm = [20, 200].map(|lost| Harm {
+        lost,
+        ..Harm::default()
+    });
     pair.send(0, 20_000, FAST);
     pair.run(RTT * 10);
     let (declared, truly) = (pair.stats(0).path.lost_packets, pair.lost_packets[0]);
@@ -356,4 +365,61 @@ fn a_malformed_packet_is_left_to_the_stack() {
         assert_eq!(payload == octets, !empty, "{octets:?}");
     }
     assert_eq!(read(&governor), [Bytes::new()]);
+}
+
+/// A receiver that looks at what came only every 10 ms, as one does whose system hands packets over in batches. Returns the sender's statistics.
+fn in_batches(client: &Hooks, harm: Harm) -> quinn_proto::ConnectionStats {
+    let mut pair = Pair::connect(client, &Hooks::default());
+    pair.harm[0] = harm;
+    for _ in 0..200 {
+        pair.held = Some(1);
+        // As a tunnel's packets: most are as large as they may be, but for a few octets.
+        let size = |dice| 1300 + dice % 7 * u64::from(dice % 5 == 0);
+        pair.send_sized(0, 50, FAST * 2, size);
+        pair.held = None;
+        pair.run(Duration::ZERO);
+    }
+    pair.run(RTT * 4);
+    let stats = pair.stats(0);
+    let rtt = pair.connection(0).rtt();
+    assert!((RTT..RTT + RTT / 4).contains(&rtt), "{rtt:?}");
+    assert!(stats.path.lost_packets.abs_diff(pair.lost_packets[0]) <= 2);
+    stats
+}
+
+#[test]
+fn many_losses_told_at_once_are_not_taken_for_a_path_that_takes_no_large_packets() {
+    let harm = Harm {
+        lost: 100,
+        ..Harm::default()
+    };
+    assert!(
+        in_batches(&Hooks::default(), harm)
+            .path
+            .black_holes_detected
+            > 0
+    );
+    for policy in ["default", "none"] {
+        assert_eq!(
+            in_batches(&governed(policy, 0), harm)
+                .path
+                .black_holes_detected,
+            0
+        );
+    }
+}
+
+#[test]
+fn a_path_that_takes_no_large_packets_any_more_is_still_noticed() {
+    let hooks = governed("default", 0);
+    let mut pair = Pair::connect(&hooks, &Hooks::default());
+    pair.harm[0].largest = 1300;
+    for _ in 0..20 {
+        pair.send_sized(0, 10, FAST * 10, |dice| 1200 + dice % 200);
+        if pair.stats(0).path.black_holes_detected > 0 {
+            return assert_eq!(pair.stats(0).path.current_mtu, 1200);
+        }
+        pair.run(RTT);
+    }
+    panic!("not noticed: {:?}", pair.stats(0).path);
 }

@@ -41,6 +41,8 @@ pub(crate) struct Harm {
     pub(crate) lost: u64,
     /// Of a thousand packets, so many arrive twice.
     pub(crate) doubled: u64,
+    /// Larger packets are lost; 0 is no limit.
+    pub(crate) largest: usize,
 }
 
 /// One end.
@@ -66,6 +68,8 @@ pub(crate) struct Pair {
     pub(crate) handed_out: [Vec<Bytes>; 2],
     /// How each end's packets fare.
     pub(crate) harm: [Harm; 2],
+    /// This end sends nothing now.
+    pub(crate) held: Option<usize>,
     random: u64,
     number: u64,
 }
@@ -153,6 +157,7 @@ impl Pair {
             lost_packets: [0; 2],
             handed_out: Default::default(),
             harm: Default::default(),
+            held: None,
             random: 7,
             number: 0,
         };
@@ -185,14 +190,27 @@ impl Pair {
 
     /// Sends so many datagrams of 1000 octets from an end, one per `every`; each is another one.
     pub(crate) fn send(&mut self, end: usize, count: usize, every: Duration) {
+        self.send_sized(end, count, every, |_| 1000);
+    }
+
+    /// The same with datagrams of other sizes: given a number below 1000, so large.
+    pub(crate) fn send_sized(
+        &mut self,
+        end: usize,
+        count: usize,
+        every: Duration,
+        size: impl Fn(u64) -> u64,
+    ) {
         for _ in 0..count {
-            let mut datagram = vec![7; 1000];
+            let size = size(self.dice()).try_into().unwrap();
+            let mut datagram = vec![7; size];
             datagram[..8].copy_from_slice(&self.number.to_be_bytes());
             self.number += 1;
+            // One that the path seems to be too small for is not sent.
             self.connection(end)
                 .datagrams()
                 .send(datagram.into(), false)
-                .unwrap();
+                .ok();
             self.run(every);
         }
     }
@@ -281,6 +299,9 @@ impl Pair {
             while let Some(datagram) = connection.datagrams().recv() {
                 self.handed_out[i].push(datagram);
             }
+            if self.held == Some(i) {
+                continue;
+            }
             let mut out = Vec::new();
             while let Some(transmit) = connection.poll_transmit(self.now, 1, &mut out) {
                 let packet = out.split_off(0);
@@ -295,7 +316,8 @@ impl Pair {
 
     fn fly(&mut self, from: usize, packet: Vec<u8>) {
         let harm = self.harm[from];
-        if self.dice() < harm.lost {
+        let too_large = harm.largest != 0 && packet.len() > harm.largest;
+        if self.dice() < harm.lost || too_large {
             self.lost_packets[from] += 1;
             return;
         }
