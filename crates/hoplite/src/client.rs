@@ -2,12 +2,12 @@
 
 mod overlay;
 
-use std::{net::SocketAddr, path::Path, sync::Arc};
+use std::{net::SocketAddr, path::Path};
 
 use hoplite_mediator::{BindError, Config, Front, Listen};
-use hoplite_overlay::Overlay;
 use tracing::{info, warn};
 
+use self::overlay::Carried;
 use crate::{
     config::{self, client::Client},
     errors::Failure,
@@ -27,16 +27,19 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
     signals::current_thread_runtime()?.block_on(async {
         let mut signals = Signals::listen()?;
         let front = bind(client.config.front())?;
-        let overlay = overlay::of(&client, recording.watch())?;
+        let carried = overlay::of(&client, recording.watch())?;
         say::remark(invitation(&front, client.config.length()));
-        front.serve(overlay, stopped(&mut signals)).await;
+        let stopped = stopped(&mut signals, &carried);
+        front.serve(carried.overlay.clone(), stopped).await;
+        carried.tell();
         info!("the client has stopped");
         Ok(())
     })
 }
 
-async fn stopped(signals: &mut Signals) {
+async fn stopped(signals: &mut Signals, carried: &Carried) {
     while signals.next().await == Asked::Reload {
+        carried.tell();
         info!("a client reads its file only when it starts: start it again");
     }
 }
@@ -78,9 +81,9 @@ pub(crate) fn serve_node(client: Option<&Client>) -> Result<(), Failure> {
     resources::raise_file_limit();
     signals::current_thread_runtime()?.block_on(async {
         let front = bind(client.map_or_else(baseline, |client| client.config.front()))?;
-        let overlay: Arc<dyn Overlay> = match client {
+        let carried = match client {
             Some(client) => overlay::of(client, None)?,
-            None => overlay::without_relays(),
+            None => Carried::without_relays(),
         };
         let nowhere = || {
             Failure::new(
@@ -90,7 +93,7 @@ pub(crate) fn serve_node(client: Option<&Client>) -> Result<(), Failure> {
             )
         };
         node::ready(front.socks_addr().ok_or_else(nowhere)?, None)?;
-        front.serve(overlay, node::orphaned()).await;
+        front.serve(carried.overlay, node::orphaned()).await;
         Ok(())
     })
 }

@@ -4,31 +4,71 @@ use std::sync::Arc;
 
 use hoplite_crypto::{Trust, observe::Watch};
 use hoplite_link::Peer;
-use hoplite_masque::{Config, Path, Paths, Random, Relay, Wish};
+use hoplite_masque::{Config, Forwarding, Hop, Mode, Passed, Path, Paths, Random, Relay, Wish};
 use hoplite_overlay::{Error, Overlay, direct::Direct};
+use hoplite_wire::forwarding::Transform;
 
 use crate::{
-    config::client::{self, Client, Hop},
+    config::client::{self, Client},
     errors::Failure,
 };
 
+/// An overlay, and how its hops are doing.
+#[derive(Clone)]
+pub(super) struct Carried {
+    pub(super) overlay: Arc<dyn Overlay>,
+    hops: Arc<dyn Fn() -> Vec<Passed>>,
+}
+
+impl Carried {
+    /// The device's own sockets: the baseline of every measurement.
+    pub(super) fn without_relays() -> Self {
+        Self {
+            overlay: Arc::new(Direct::new()),
+            hops: Arc::new(Vec::new),
+        }
+    }
+
+    fn by(path: Path) -> Self {
+        Self {
+            overlay: Arc::new(path.clone()),
+            hops: Arc::new(move || passed(&path)),
+        }
+    }
+
+    fn by_one_of(paths: Paths) -> Self {
+        let paths = Arc::new(paths);
+        Self {
+            overlay: paths.clone(),
+            hops: Arc::new(move || passed(&paths.current())),
+        }
+    }
+
+    /// Says in the log which way the datagrams of each hop went.
+    pub(super) fn tell(&self) {
+        for (hop, passed) in (self.hops)().into_iter().enumerate() {
+            let forwarded = passed.forwarded_sent + passed.forwarded_received;
+            let tunnelled = passed.tunnelled_sent + passed.tunnelled_received;
+            tracing::info!(hop = hop + 1, forwarded, tunnelled, "datagrams so far");
+        }
+    }
+}
+
+fn passed(path: &Path) -> Vec<Passed> {
+    path.hops().iter().map(Hop::passed).collect()
+}
+
 /// What the file asks for; `watch` is shown the packets of each hop's connection.
-pub(super) fn of(
-    client: &Client,
-    watch: Option<Arc<dyn Watch>>,
-) -> Result<Arc<dyn Overlay>, Failure> {
+pub(super) fn of(client: &Client, watch: Option<Arc<dyn Watch>>) -> Result<Carried, Failure> {
     match client.config.is_direct() {
-        true => Ok(without_relays()),
+        true => Ok(Carried::without_relays()),
         false => over_relays(client, watch),
     }
 }
 
 /// The relays of the file: the path that it gives, or one that is chosen and replaced when it fails.
 /// The whole path is dialled at once, so that the first flow finds it warm.
-fn over_relays(
-    client: &Client,
-    watch: Option<Arc<dyn Watch>>,
-) -> Result<Arc<dyn Overlay>, Failure> {
+fn over_relays(client: &Client, watch: Option<Arc<dyn Watch>>) -> Result<Carried, Failure> {
     let below: Arc<dyn Overlay> = Arc::new(Direct::for_tunnels());
     let mut config = tunnel(&client.config);
     config.link.hooks.watch = watch;
@@ -40,28 +80,23 @@ fn over_relays(
     made.map_err(|error| Failure::new("making a path", error, "run 'hoplite check' on the file"))
 }
 
-/// The device's own sockets: the baseline of every measurement.
-pub(super) fn without_relays() -> Arc<dyn Overlay> {
-    Arc::new(Direct::new())
-}
-
 fn given(
     client: &Client,
     below: &Arc<dyn Overlay>,
     config: &Arc<Config>,
-) -> Result<Arc<dyn Overlay>, Error> {
+) -> Result<Carried, Error> {
     let named = |name: &String| client.relays.iter().find(|hop| hop.relay.name == *name);
     let relays = client.config.path.iter().filter_map(named).map(relay);
     let path = Path::new(relays.collect(), below, config)?;
     path.keep_warm();
-    Ok(Arc::new(path))
+    Ok(Carried::by(path))
 }
 
 fn chosen(
     client: &Client,
     below: Arc<dyn Overlay>,
     config: &Arc<Config>,
-) -> Result<Arc<dyn Overlay>, Error> {
+) -> Result<Carried, Error> {
     let relays = client
         .relays
         .iter()
@@ -72,7 +107,7 @@ fn chosen(
     };
     let paths = Paths::new(relays.collect(), below, config, wish, random())?;
     paths.current().keep_warm();
-    Ok(Arc::new(paths))
+    Ok(Carried::by_one_of(paths))
 }
 
 /// From the operating system: which relays are chosen must not be foreseeable.
@@ -87,7 +122,7 @@ fn random() -> Random {
     })
 }
 
-fn relay(hop: &Hop) -> Relay {
+fn relay(hop: &client::Hop) -> Relay {
     let trust = match hop.relay.pin {
         Some(pin) => Trust::Pins(vec![pin]),
         None => Trust::WebPki,
@@ -100,7 +135,26 @@ fn relay(hop: &Hop) -> Relay {
         },
         token: hop.token.clone(),
         template: hop.relay.template.clone(),
-        mode: None,
+        mode: hop.relay.mode.map(mode),
+    }
+}
+
+fn mode(mode: client::Mode) -> Mode {
+    match mode {
+        client::Mode::Auto => Mode::Auto,
+        client::Mode::Forwarded => Mode::Forwarded,
+        client::Mode::Tunnelled => Mode::Tunnelled,
+    }
+}
+
+fn forwarding(file: &client::Tunnel) -> Forwarding {
+    Forwarding {
+        mode: mode(file.mode),
+        transform: match file.transform {
+            client::Transform::Scramble => Transform::Scramble,
+            client::Transform::Identity => Transform::Identity,
+        },
+        ids: file.forwarded_ids,
     }
 }
 
@@ -112,6 +166,7 @@ fn tunnel(file: &client::Config) -> Config {
         isolated: file.isolated,
         isolated_idle: file.isolated_idle,
         datagram_queue: file.datagram_queue,
+        forwarding: forwarding(file),
         ..Config::default()
     };
     config.link.wishes = file.wishes();

@@ -93,6 +93,9 @@ pub(crate) struct Relay {
     /// A file that holds it.
     #[serde(default)]
     pub(crate) token_file: Option<PathBuf>,
+    /// How packets pass it; as `[tunnel]` says if absent.
+    #[serde(default)]
+    pub(crate) mode: Option<Mode>,
 }
 
 /// What a relay does.
@@ -117,6 +120,10 @@ pub(crate) struct Tunnel {
     pub(crate) congestion: Congestion,
     /// How packets pass a relay.
     pub(crate) mode: Mode,
+    /// What is done to packets that pass forwarded.
+    pub(crate) transform: Transform,
+    /// How many connection ids of one flow may pass forwarded at once.
+    pub(crate) forwarded_ids: usize,
     /// While the first hop runs over TCP, how often QUIC is tried again, in seconds.
     #[serde(deserialize_with = "text::seconds")]
     pub(crate) quic_retry: Duration,
@@ -150,9 +157,24 @@ pub(crate) enum Congestion {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
-    /// Inside the connection to the relay before.
+    /// Beside the connection to it where it agrees.
     #[default]
+    Auto,
+    /// The same, and a warning where it does not.
+    Forwarded,
+    /// Inside the connection to it.
     Tunnelled,
+}
+
+/// What is done to packets that pass a relay beside the connection to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Transform {
+    /// They are encrypted again, so that both sides of the relay have nothing in common but sizes and times.
+    #[default]
+    Scramble,
+    /// Nothing but another connection id.
+    Identity,
 }
 
 /// A relay that the path uses, with what is needed to reach it.
@@ -296,6 +318,8 @@ impl Default for Tunnel {
             acks_after: Wishes::default().after,
             congestion: Congestion::default(),
             mode: Mode::default(),
+            transform: Transform::default(),
+            forwarded_ids: 64,
             quic_retry: Duration::from_secs(10),
             isolated: 64,
             isolated_idle: Duration::from_secs(90),

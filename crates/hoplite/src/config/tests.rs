@@ -64,11 +64,11 @@ fn a_value_of_the_wrong_type_is_named_with_what_was_expected() {
 }
 
 #[test]
-fn a_mode_that_is_not_built_is_refused_with_those_that_are() {
-    let text = two_relays("hops = 1\ntunnel = { mode = \"forwarded\" }");
+fn a_mode_that_there_is_not_is_refused() {
+    let text = two_relays("hops = 1\ntunnel = { mode = \"beside\" }");
     assert_eq!(
         client_error(&text),
-        "f.toml:2:19: tunnel.mode: \"forwarded\" is not a value of this key: use one of tunnelled"
+        "f.toml:2:19: tunnel.mode: \"beside\" is not a value of this key: use one of auto, forwarded, tunnelled"
     );
     let text = two_relays("hops = 1\ntunnel = { congestion = \"cubik\" }");
     assert_eq!(
@@ -192,6 +192,22 @@ fn a_client_without_relays_has_none_in_its_file_and_is_warned() {
         client_error("hops = 0\n"),
         "f.toml:1:8: hops: expected 1 to 4, found 0: for measurements without any relay there is overlay = \"direct\""
     );
+}
+
+#[test]
+fn a_client_whose_forwarded_packets_can_be_matched_is_warned() {
+    let warned = |text: &str| {
+        let client = client::read(&document(&two_relays(text)).expect("valid")).expect("right");
+        let warnings = client.warnings.into_iter();
+        warnings
+            .filter(|warning| warning.contains("identity"))
+            .count()
+    };
+    let identity = "hops = 2\ntunnel = { transform = \"identity\" }";
+    assert_eq!(warned(identity), 1);
+    assert_eq!(warned("hops = 2"), 0);
+    let tunnelled = "hops = 2\ntunnel = { transform = \"identity\", mode = \"tunnelled\" }";
+    assert_eq!(warned(tunnelled), 0);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use hoplite_masque::{Wish, choose};
 use hoplite_mediator::Listen;
 
-use super::{Config, LONGEST_PATH, Role};
+use super::{Config, LONGEST_PATH, Mode, Relay, Role, Transform};
 use crate::{config::locate::Document, errors::Complaint};
 
 /// Collects complaints about one document.
@@ -259,7 +259,17 @@ pub(super) fn warnings(config: &Config) -> Vec<String> {
         }
     }
     warnings.extend(same_operator(config));
+    warnings.extend(identity(config));
     warnings
+}
+
+/// Who watches both sides of a relay recognises packets that nothing is done to.
+fn identity(config: &Config) -> Option<String> {
+    let is_forwarded = |relay: &Relay| relay.mode.unwrap_or(config.tunnel.mode) != Mode::Tunnelled;
+    let forwards = !config.is_direct() && config.relay.iter().any(is_forwarded);
+    (forwards && config.tunnel.transform == Transform::Identity).then(|| {
+        "tunnel.transform is \"identity\": who sees the packets on both sides of a relay can match them".into()
+    })
 }
 
 fn same_operator(config: &Config) -> Option<String> {
