@@ -109,7 +109,7 @@ async fn short_headers_reach_the_client_past_the_connection_under_an_alias() {
 }
 
 #[tokio::test]
-async fn batches_keep_their_boundaries_and_their_order_both_ways() {
+async fn batches_are_forwarded_in_one_call_with_their_boundaries_and_their_order() {
     for length in [8, 5] {
         let mut agreed = Agreed::new(Kind::Scramble).await;
         let id = vec![0xc3; length];
@@ -132,17 +132,20 @@ async fn batches_keep_their_boundaries_and_their_order_both_ways() {
             received.push(agreed.at_target().await);
         }
         assert!(received.concat() == packets(&id, &shift(&sizes, 8, length)));
+        assert_eq!(agreed.largest_batch(), sizes.len());
 
         agreed.target_sends(&packets(&id, &sizes), 1200).await;
-        let (mut opened, mut count) = (Vec::new(), 0);
+        let (mut opened, mut count, mut largest) = (Vec::new(), 0, 0);
         while count < sizes.len() {
             let (caught, segment, _) = agreed.tap.caught().await;
+            largest = largest.max(caught.len().div_ceil(segment));
             for packet in caught.chunks(segment) {
                 opened.extend(agreed.opened(packet, down.len()));
                 count += 1;
             }
         }
         assert!(opened == packets(&down, &shift(&sizes, length, 8)));
+        assert_eq!(largest, sizes.len());
     }
 }
 

@@ -82,6 +82,8 @@ struct Server {
     received: VecDeque<Vec<u8>>,
     /// How what was received last was marked, and how what is sent will be.
     received_mark: Option<Ecn>,
+    /// How many packets came together at most.
+    largest: usize,
     mark: Option<Ecn>,
 }
 
@@ -94,6 +96,7 @@ impl Server {
             relay: None,
             received: VecDeque::new(),
             received_mark: None,
+            largest: 0,
             mark: None,
         }
     }
@@ -121,6 +124,7 @@ impl Server {
                 self.received_mark = meta[0].ecn;
                 let packets = buffer[..meta[0].len].chunks(meta[0].stride.max(1));
                 self.received.extend(packets.map(<[u8]>::to_vec));
+                self.largest = self.largest.max(self.received.len());
             }
         }
         self.received.pop_front().expect("one")
@@ -362,6 +366,11 @@ impl Agreed {
     /// Sends packets of one size from the target.
     pub(crate) async fn target_sends(&self, contents: &[u8], segment: usize) {
         self.target.send(contents, segment).await;
+    }
+
+    /// How many packets have come to the target together at most.
+    pub(crate) fn largest_batch(&self) -> usize {
+        self.target.largest
     }
 
     /// How the last one was marked.
