@@ -4,6 +4,7 @@ mod blocked;
 mod choosing;
 mod failing;
 mod forwarding;
+mod hostile;
 mod rough;
 mod support;
 
