@@ -28,6 +28,8 @@ struct Shared {
     governor: Arc<Governor>,
     switch: Arc<Switch>,
     agreed: Mutex<Agreed>,
+    /// What this end keeps to whatever is agreed; [`Congestion::Auto`]: nothing.
+    own: Mutex<Congestion>,
 }
 
 /// Which end we are, and what we say.
@@ -60,12 +62,21 @@ impl Reins {
         Self::new(End::Relay(grants), bounds, of_plain_client(grants))
     }
 
+    /// This end keeps to a congestion control of its own, unless it is [`Congestion::Auto`].
+    #[must_use]
+    pub fn insisting(self, congestion: Congestion) -> Self {
+        *self.0.own.lock().unwrap_or_else(PoisonError::into_inner) = congestion;
+        self.apply(self.agreed());
+        self
+    }
+
     fn new(end: End, bounds: Bounds, agreed: Agreed) -> Self {
         let reins = Self(Arc::new(Shared {
             end,
             governor: Governor::new(bounds),
             switch: Arc::default(),
             agreed: Mutex::new(agreed),
+            own: Mutex::default(),
         }));
         reins.apply(agreed);
         reins
@@ -125,13 +136,18 @@ impl Reins {
     }
 
     fn apply(&self, agreed: Agreed) {
-        let (own, peers) = match self.0.end {
+        let (ours, peers) = match self.0.end {
             End::Client(_) => (agreed.down, agreed.up),
             End::Relay(_) => (agreed.up, agreed.down),
         };
-        self.0.governor.set(own, agreed.after);
+        self.0.governor.set(ours, agreed.after);
         let spare = peers == Acks::Never;
-        self.0.switch.set(agreed.congestion, spare);
+        let own = *self.0.own.lock().unwrap_or_else(PoisonError::into_inner);
+        let congestion = match own {
+            Congestion::Auto => agreed.congestion,
+            own => own,
+        };
+        self.0.switch.set(congestion, spare);
     }
 
     fn agreed_now(&self) -> MutexGuard<'_, Agreed> {

@@ -6,7 +6,7 @@ use std::{fmt, net::SocketAddr, path::PathBuf};
 
 use hoplite_wire::{
     Target,
-    tuning::{Acks, Grants},
+    tuning::{Acks, Congestion, Grants},
 };
 use serde::Deserialize;
 use zeroize::Zeroizing;
@@ -151,6 +151,10 @@ pub struct Tunnel {
     pub acks: Acks,
     /// Whether a client may agree with the relay that datagrams are not acknowledged, and that neither end has congestion control. Default: true.
     pub allow_no_acks: bool,
+    /// The congestion control of what the relay sends: `"auto"`, as each client asks; or, whatever they ask, `"cubic"`, `"bbr"`, `"newreno"` or `"off"`.
+    /// Default: `"auto"`.
+    #[serde(deserialize_with = "text::parsed")]
+    pub congestion: Congestion,
 }
 
 impl Default for Tunnel {
@@ -159,6 +163,7 @@ impl Default for Tunnel {
         Self {
             acks,
             allow_no_acks: no_acks,
+            congestion: Congestion::Auto,
         }
     }
 }

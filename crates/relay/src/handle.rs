@@ -182,6 +182,7 @@ impl Shared {
                 ..Hooks::default()
             },
             grants: config.tunnel.grants(),
+            congestion: config.tunnel.congestion,
             name: config.name.clone(),
             limits: config.limits.clone(),
             forwarding: config.forwarding.clone(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use hoplite_crypto::{Certificates, observe::Hooks};
-use hoplite_wire::tuning::Grants;
+use hoplite_wire::tuning::{Congestion, Grants};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
@@ -42,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) hooks: Hooks,
     /// What clients may ask for: acknowledgements and congestion control.
     pub(crate) grants: Grants,
+    /// The congestion control of what is sent to clients, whatever they ask for.
+    pub(crate) congestion: Congestion,
     /// How HTTP/3 is spoken.
     pub(crate) h3: hoplite_masque::h3::Config,
     /// How HTTP/2 is spoken.

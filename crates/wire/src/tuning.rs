@@ -59,6 +59,26 @@ pub enum Congestion {
     Off,
 }
 
+/// Not a congestion control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected \"auto\", \"cubic\", \"bbr\", \"newreno\" or \"off\"")]
+pub struct NotCongestion;
+
+impl FromStr for Congestion {
+    type Err = NotCongestion;
+
+    fn from_str(text: &str) -> Result<Self, NotCongestion> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cubic" => Ok(Self::Cubic),
+            "bbr" => Ok(Self::Bbr),
+            "newreno" => Ok(Self::NewReno),
+            "off" => Ok(Self::Off),
+            _ => Err(NotCongestion),
+        }
+    }
+}
+
 /// What a client asks for. [`Default`] is what suits best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wishes {

@@ -162,6 +162,15 @@ fn a_relay_acknowledges_as_clients_ask_or_as_its_file_says() {
     assert_eq!(grants(""), hoplite_wire::tuning::Grants::default());
     assert_eq!(grants("acks = \"1ms\"").acks.to_string(), "1ms");
     assert!(!grants("allow_no_acks = false").no_acks);
+    assert_eq!(
+        grants("congestion = \"bbr\""),
+        hoplite_wire::tuning::Grants::default()
+    );
+    let error = relay_error(&relay_tunnel("congestion = \"fast\""));
+    assert_eq!(
+        error,
+        "f.toml:3:14: tunnel.congestion: \"fast\": expected \"auto\", \"cubic\", \"bbr\", \"newreno\" or \"off\": correct the value"
+    );
 }
 
 #[test]

@@ -182,6 +182,15 @@ async fn one_direction_may_go_without_acknowledgements_and_the_other_with() {
 }
 
 #[tokio::test]
+async fn a_relay_that_insists_on_control_keeps_it_for_what_it_sends() {
+    let (client, relay) = (carrier(), relay(true).insisting(Congestion::Cubic));
+    let (pair, _flow) = agreed(&client, &relay).await;
+    assert_eq!(client.agreed(), relay.agreed());
+    assert!(pair.client.connection().stats().path.cwnd > NO_WINDOW);
+    assert!(pair.server.connection().stats().path.cwnd < NO_WINDOW);
+}
+
+#[tokio::test]
 async fn the_controller_that_a_client_chooses_runs_at_both_ends() {
     for (congestion, no_acks, off) in [
         (Congestion::Off, true, true),

@@ -100,7 +100,7 @@ async fn welcome(guest: Guest, incoming: Incoming, port: Port) {
         forwarder,
         ..
     } = port;
-    let reins = Reins::relay(guest.shared.grants, DATAGRAMS_IN);
+    let reins = Reins::relay(guest.shared.grants, DATAGRAMS_IN).insisting(guest.shared.congestion);
     let transport = transport(&guest.shared.limits);
     let handshake = async {
         acceptor
