@@ -5,7 +5,7 @@ use serde::Deserialize;
 use super::ConfigError;
 
 /// How many ids one flow may have at least and at most.
-const IDS: std::ops::RangeInclusive<usize> = 2..=64;
+const IDS: std::ops::RangeInclusive<usize> = 2..=256;
 
 /// Forwarded mode (draft-ietf-masque-quic-proxy).
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -16,7 +16,8 @@ pub struct Forwarding {
     /// Accept the transform that leaves packets as they are, by which whoever sees both sides of the relay can match them.
     /// Default: false.
     pub identity: bool,
-    /// How many connection ids a flow may have registered at a time, 2 to 64. Default: 8.
+    /// How many connection ids a flow may have registered at a time, 2 to 256. One whose target is a relay has those of every flow
+    /// inside that relay's. Default: 64.
     pub ids_per_flow: usize,
 }
 
@@ -25,7 +26,7 @@ impl Default for Forwarding {
         Self {
             enabled: true,
             identity: false,
-            ids_per_flow: 8,
+            ids_per_flow: 64,
         }
     }
 }
@@ -35,7 +36,7 @@ impl Forwarding {
         match IDS.contains(&self.ids_per_flow) {
             true => Ok(()),
             false => {
-                let problem = format!("expected 2 to 64, found {}", self.ids_per_flow);
+                let problem = format!("expected 2 to 256, found {}", self.ids_per_flow);
                 Err(ConfigError::new("forwarding.ids_per_flow", problem))
             }
         }

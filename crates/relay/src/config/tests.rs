@@ -165,8 +165,8 @@ fn a_token_comes_from_its_file() {
 }
 
 #[test]
-fn a_flow_registers_two_ids_at_least_and_64_at_most() {
-    for (ids, fine) in [(1, false), (2, true), (64, true), (65, false)] {
+fn a_flow_registers_two_ids_at_least_and_256_at_most() {
+    for (ids, fine) in [(1, false), (2, true), (256, true), (257, false)] {
         let text = format!("listen = [\"127.0.0.1:1\"]\n[forwarding]\nids_per_flow = {ids}");
         assert_eq!(checked(&text).is_ok(), fine, "{ids}");
     }

@@ -23,6 +23,15 @@ pub(super) struct Clients {
     /// Where the client is.
     address: SocketAddr,
     ids: Vec<Client>,
+    /// For each of them what its packets begin with: many are looked through for every packet of another flow.
+    beginnings: Vec<Beginning>,
+}
+
+/// Up to eight octets of an id.
+#[derive(Clone, Copy, Debug)]
+struct Beginning {
+    octets: u64,
+    mask: u64,
 }
 
 #[derive(Debug)]
@@ -37,6 +46,7 @@ impl Clients {
         Self {
             address,
             ids: Vec::new(),
+            beginnings: Vec::new(),
         }
     }
 
@@ -50,6 +60,7 @@ impl Clients {
 
     pub(super) fn clear(&mut self) {
         self.ids.clear();
+        self.beginnings.clear();
     }
 
     pub(super) fn renew(
@@ -59,17 +70,25 @@ impl Clients {
         open: &Level,
     ) {
         self.address = address;
-        self.ids.clear();
+        self.clear();
         self.ids.extend(ids.map(|(id, alias)| Client {
             id,
             alias,
             _counted: Up::new(open),
         }));
+        let ids = self.ids.iter();
+        let beginnings = ids.map(|client| Beginning::of(&client.id));
+        self.beginnings.extend(beginnings);
     }
 
     /// Which of the ids a packet has; ids of one flow do not conflict, so that it is one at most.
     fn find(&self, packet: &[u8]) -> Option<&Client> {
-        self.ids.iter().find(|client| has_id(packet, &client.id))
+        let word = word(packet.get(1..)?);
+        let mut candidates = self.beginnings.iter().zip(&self.ids);
+        let found = candidates.find(|(beginning, client)| {
+            word & beginning.mask == beginning.octets && has_id(packet, &client.id)
+        });
+        found.map(|(_, client)| client)
     }
 
     fn takes(&self, last: Option<&Client>, packet: &[u8]) -> bool {
@@ -90,6 +109,25 @@ impl Clients {
             at + first.len() + more.map(<[u8]>::len).sum::<usize>(),
         )
     }
+}
+
+impl Beginning {
+    fn of(id: &[u8]) -> Self {
+        let ones = [u8::MAX; 8];
+        Self {
+            octets: word(id),
+            mask: word(ones.get(..id.len()).unwrap_or(&ones)),
+        }
+    }
+}
+
+/// The first eight octets, or as many as there are.
+fn word(octets: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    for (to, from) in word.iter_mut().zip(octets) {
+        *to = *from;
+    }
+    u64::from_le_bytes(word)
 }
 
 impl Forwarding {
@@ -167,5 +205,34 @@ impl Forwarding {
         metrics.datagrams_to_client.inc_by(count as u64);
         let forwarded = &metrics.forwarding.to_client;
         forwarded.count(count as u64, octets as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn each_packet_is_found_by_its_own_id_whatever_the_lengths() {
+        let ids: [&[u8]; 5] = [
+            b"a",
+            b"bcd",
+            b"12345678",
+            b"123456790",
+            b"12345679123456789012",
+        ];
+        let pairs = ids.map(|id| (Id::new(id).unwrap(), Id::random(8).unwrap()));
+        let mut clients = Clients::new((Ipv4Addr::LOCALHOST, 1).into());
+        clients.renew(clients.address(), pairs.into_iter(), &Level::default());
+        let found = |packet: &[u8]| clients.find(packet).map(|client| client.id.to_vec());
+        for id in ids {
+            let packet = [b"\x40", id, b"rest"].concat();
+            assert_eq!(found(&packet).as_deref(), Some(id));
+        }
+        for packet in [&b""[..], b"\x40", b"\x40bc", b"\x40123456791", b"\xc0a"] {
+            assert_eq!(found(packet), None, "{packet:?}");
+        }
     }
 }

@@ -183,7 +183,11 @@ fn transform(own: &Key, answer: Answer) -> Transform {
 
 impl Agreed {
     pub(crate) async fn new(kind: Kind) -> Self {
-        Self::with(kind, |config| config.forwarding.identity = true).await
+        Self::with(kind, |config| {
+            config.forwarding.identity = true;
+            config.forwarding.ids_per_flow = 8;
+        })
+        .await
     }
 
     pub(crate) async fn with(kind: Kind, change: impl FnOnce(&mut Config)) -> Self {
