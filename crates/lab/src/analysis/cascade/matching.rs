@@ -22,7 +22,7 @@ use super::{Capture, Layers, Packet, Way, log::Frame};
 const HEADS: [usize; 4] = [2, 3, 5, 9];
 
 /// Seconds between a packet's record and its sight on the link, at most: as long as a client may wait for a busy processor.
-const AT_ONCE: f64 = 0.25;
+const AT_ONCE: f64 = 1.0;
 
 /// Seconds that a datagram waits for its tunnel, at most.
 const QUEUED: f64 = 2.0;
