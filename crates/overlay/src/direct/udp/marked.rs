@@ -1,4 +1,4 @@
-//! Payloads with the network's marks, for those who pass on what others have marked. [`Datagrams`](crate::Datagrams) has none.
+//! Payloads with the network's marks, for those who pass on what others have marked. [`Datagrams`] has none.
 //! Used by [`super::UdpFlow`] itself and by the relay. RFC 3168.
 
 use std::{
