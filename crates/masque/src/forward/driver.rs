@@ -95,6 +95,7 @@ impl Forwarder {
 
     /// Its capsules go through `flow`.
     pub(crate) fn attach(&self, flow: &Arc<h3::Flow>) {
+        flow.carry_forwarded();
         self.flow.get_or_init(|| Arc::downgrade(flow));
         self.act(&mut lock(&self.machine));
     }

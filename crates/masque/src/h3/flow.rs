@@ -3,7 +3,7 @@
 //! RFC 9297 §2.1 and §3.5, RFC 9298 §4 and §5.
 //!
 //! Frames carry what fits into one. Up to 1200 octets that do not fit travel as a capsule, so that QUIC works inside before
-//! the path MTU is known and on small paths; larger ones are dropped and counted. A server answers in capsules when the
+//! the path MTU is known and on small paths; larger ones are dropped and counted, unless they may have been forwarded. A server answers in capsules when the
 //! client has sent nothing else. Capsules of forwarded mode go their own way: they say nothing about how payloads travel.
 
 use std::{
@@ -13,7 +13,7 @@ use std::{
     pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU8, Ordering},
+        atomic::{AtomicU8, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
 };
@@ -37,6 +37,9 @@ use super::{
 
 /// What QUIC needs of every path (RFC 9000 §14): up to here a payload goes as a capsule when no frame holds it.
 const ALWAYS_CARRIED: usize = 1200;
+/// What a flow that could be forwarded always carries: packets of this size have passed beside the connection, and QUIC would
+/// take long to notice that they are too large all of a sudden.
+const FORWARDED: usize = 1500;
 /// The largest UDP payload there is.
 const MAX_UDP: usize = 65_527;
 /// What a flow over capsules reports as its largest payload: more than Ethernet carries is no use to a target.
@@ -124,6 +127,8 @@ pub struct Flow {
 struct Shared {
     inbound: Arc<Inbound>,
     ticket: Arc<Ticket>,
+    /// Up to here a payload goes as a capsule when no frame holds it.
+    always_carried: AtomicUsize,
     /// Capsules go out through it. Its bound is one batch.
     sender: Mutex<DataSender>,
     /// Wakes the flow's task to push on what QUIC did not take at once.
@@ -163,6 +168,7 @@ impl Flow {
         let shared = Arc::new(Shared {
             inbound,
             ticket,
+            always_carried: AtomicUsize::new(ALWAYS_CARRIED),
             sender: Mutex::new(sender),
             drive: AtomicWaker::new(),
             wakers: Mutex::default(),
@@ -198,6 +204,12 @@ impl Flow {
     /// Makes the peer say that it is still there; what passes the connection by does not count for its idle timeout.
     pub fn keep_alive(&self) {
         self.shared.ticket.inner().ping.notify_one();
+    }
+
+    /// Its packets may be forwarded, and may have to be tunnelled again at any moment: none of them is too large for that.
+    pub fn carry_forwarded(&self) {
+        let always = &self.shared.always_carried;
+        always.store(FORWARDED, Ordering::Relaxed);
     }
 
     /// How long an answer of the peer takes now.
@@ -323,7 +335,7 @@ impl Shared {
     fn road(&self, largest: usize) -> Road {
         match self.frame_room() {
             Some(room) if largest <= room => Road::Frames,
-            Some(_) if largest <= ALWAYS_CARRIED => Road::Capsules,
+            Some(_) if largest <= self.always_carried.load(Ordering::Relaxed) => Road::Capsules,
             None if largest <= MAX_UDP => Road::Capsules,
             _ => Road::TooLarge,
         }

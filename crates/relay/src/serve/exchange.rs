@@ -51,6 +51,8 @@ pub(crate) trait ClientFlow: Send + Sync {
     }
     /// Makes the client say that it is still there.
     fn keep_alive(&self) {}
+    /// Packets may have grown while they were forwarded: those that are tunnelled again are carried whatever their size.
+    fn carry_forwarded(&self) {}
 }
 
 /// What became of a batch.

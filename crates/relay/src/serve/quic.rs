@@ -263,4 +263,8 @@ impl ClientFlow for h3::Flow {
     fn keep_alive(&self) {
         Self::keep_alive(self);
     }
+
+    fn carry_forwarded(&self) {
+        Self::carry_forwarded(self);
+    }
 }

@@ -57,6 +57,9 @@ pub(crate) async fn carry(
     let _ending = forwarding.as_deref().map(Ending);
     let sink = ToTarget::new(target.clone(), ledger.clone(), forwarding.clone());
     let client = exchange.datagrams(Arc::new(sink));
+    if forwarding.is_some() {
+        client.carry_forwarded();
+    }
     let down = Down {
         target: &target,
         client: &client,

@@ -8,6 +8,7 @@ use std::{
 use hoplite_masque::{Config, Hop, Mode, Passed, Path};
 use hoplite_overlay::{Overlay, Terms, direct::Direct};
 use hoplite_relay::{Handle, Relay};
+use hoplite_wire::forwarding::Transform;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -28,13 +29,26 @@ struct Tower {
 }
 
 impl Tower {
+    /// QUIC is not raced: whatever the machine is busy with, no hop falls back to TCP.
     fn new(hops: usize, below: &Arc<dyn Overlay>, modes: &[Option<Mode>]) -> Self {
-        Self::with(hops, below, modes, Config::default())
+        let mut client = Config::default();
+        client.link.head_start = Duration::from_secs(5);
+        Self::with(hops, below, modes, client)
     }
 
     fn with(hops: usize, below: &Arc<dyn Overlay>, modes: &[Option<Mode>], client: Config) -> Self {
         let start = |_| Relay::start(&config(), &identity()).expect("started");
-        let relays: Vec<Handle> = (0..=hops).map(start).collect();
+        Self::over((0..=hops).map(start).collect(), below, modes, client)
+    }
+
+    /// The last of the relays is the target.
+    fn over(
+        relays: Vec<Handle>,
+        below: &Arc<dyn Overlay>,
+        modes: &[Option<Mode>],
+        client: Config,
+    ) -> Self {
+        let hops = relays.len() - 1;
         let mut known: Vec<_> = relays.iter().map(|relay| known("relay", relay)).collect();
         for (relay, mode) in known.iter_mut().zip(modes) {
             relay.mode = *mode;
@@ -172,6 +186,26 @@ async fn a_download_through_four_relays_is_forwarded_by_all() {
     a_download_is_forwarded_on_every_hop(4).await;
 }
 
+/// What a packet of the innermost connection is on the first link: itself, whatever the number of relays.
+#[tokio::test]
+async fn four_relays_add_nothing_to_what_crosses_the_first_link() {
+    let below = Rough::new();
+    let tower = Tower::new(4, &(below.clone() as _), &[]);
+    let mut shares = Vec::new();
+    for _ in 0..20 {
+        let before = below.road.received.load(SeqCst);
+        tower.download(4, |_| {}).await;
+        let octets = below.road.received.load(SeqCst) - before;
+        let overhead = 100.0 * octets as f64 / (4 * MEGABYTE) as f64 - 100.0;
+        // 33 octets of 1452 are the innermost connection's own; one tunnel would add as many.
+        if overhead < 3.0 {
+            return;
+        }
+        shares.push(overhead);
+    }
+    unreachable!("more than one connection's overhead: {shares:?} per cent");
+}
+
 #[tokio::test]
 async fn an_upload_is_forwarded_on_every_hop() {
     let tower = Tower::new(3, &direct(), &[]);
@@ -265,4 +299,48 @@ async fn a_relay_that_acknowledges_and_swallows_does_not_hold_a_transfer_up() {
     below.road.swallows.store(false, SeqCst);
     let swallow = |_| below.road.swallows.store(true, SeqCst);
     tower.upload(4, swallow).await;
+}
+
+#[tokio::test]
+async fn a_transfer_goes_on_without_udp_and_is_forwarded_when_udp_is_back() {
+    let below = Rough::new();
+    let mut client = Config::default();
+    client.link.suspect_after = Duration::from_millis(300);
+    client.link.broken_after = Duration::from_millis(1500);
+    client.quic_retry = Duration::from_millis(200);
+    client.redial_pause = Duration::from_millis(100);
+    let tower = Tower::with(2, &(below.clone() as _), &[], client);
+    let block = |megabyte| below.road.blocked.store(megabyte == 1, SeqCst);
+    tower.download(3, block).await;
+    forwarded_again(&tower).await;
+}
+
+/// Relays that forward as `change` says, and a client that insists on forwarding without a transform.
+async fn without_transform(change: impl Fn(&mut hoplite_relay::config::Forwarding)) -> Vec<Passed> {
+    let mut settings = config();
+    change(&mut settings.forwarding);
+    let start = |_| Relay::start(&settings, &identity()).expect("started");
+    let relays: Vec<Handle> = (0..3).map(start).collect();
+    let mut client = Config::default();
+    client.forwarding.mode = Mode::Forwarded;
+    client.forwarding.transform = Transform::Identity;
+    let tower = Tower::over(relays, &direct(), &[], client);
+    tower.download(8, |_| {}).await;
+    tower.passed()
+}
+
+#[tokio::test]
+async fn what_a_relay_refuses_is_tunnelled() {
+    for disabled in [false, true] {
+        let passed = without_transform(|forwarding| forwarding.enabled = !disabled).await;
+        assert!(passed.into_iter().all(|hop| forwarded(hop) == 0));
+    }
+}
+
+#[tokio::test]
+async fn packets_go_without_a_transform_where_both_ends_want_it() {
+    let passed = without_transform(|forwarding| forwarding.identity = true).await;
+    for hop in passed {
+        assert!(forwarded(hop) > 50, "{hop:?}");
+    }
 }

@@ -34,6 +34,11 @@ pub(crate) struct Road {
     pub(crate) moved: AtomicU64,
     /// How many datagrams were swallowed.
     pub(crate) swallowed: AtomicU64,
+    /// Octets of UDP payloads that came from relays, and went to them.
+    pub(crate) received: AtomicU64,
+    pub(crate) sent: AtomicU64,
+    /// All UDP vanishes.
+    pub(crate) blocked: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -152,6 +157,11 @@ impl State {
     }
 
     fn passes(&mut self, road: &Road, direction: usize, packet: &[u8]) -> bool {
+        let octets = [&road.sent, &road.received][direction];
+        octets.fetch_add(packet.len() as u64, SeqCst);
+        if road.blocked.load(SeqCst) {
+            return false;
+        }
         if let Some(ids) = long_header_ids(packet) {
             self.own[1 - direction] = ids.source.to_vec();
             return true;
