@@ -19,5 +19,5 @@ mod socket;
 pub use bypass::{Beside, Bypass, SHORTEST_VIRTUAL_ID};
 pub use config::{Config, MTU_SUSPENDED};
 pub use dial::{Dialer, Link, Peer, QuicLink, TlsLink};
-pub use hoplite_wire::tuning::{Acks, Congestion, Grants, Wishes};
+pub use hoplite_wire::tuning::{Acks, Agreed, Congestion, Grants, Wishes};
 pub use reins::Reins;

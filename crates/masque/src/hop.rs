@@ -4,7 +4,7 @@
 use std::{fmt, net::IpAddr, sync::Arc};
 
 use hoplite_crypto::Token;
-use hoplite_link::{Dialer, Peer};
+use hoplite_link::{Agreed, Dialer, Peer};
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Isolation, Opening, Overlay, Stream, Terms};
 use hoplite_wire::Target;
 
@@ -81,6 +81,11 @@ impl Hop {
         self.pool
             .current(&Isolation::default())
             .map(|live| live.carrier())
+    }
+
+    /// How both ends of it acknowledge and control congestion now, and what the relay refused; `None` without a QUIC connection.
+    pub fn agreed(&self) -> Option<Agreed> {
+        self.pool.current(&Isolation::default())?.agreed()
     }
 
     /// How many flows the connection carries that new ones take; a hop further on is one of them.

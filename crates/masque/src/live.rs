@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use hoplite_link::{Link, QuicLink};
+use hoplite_link::{Agreed, Link, QuicLink};
 use hoplite_overlay::{Error, Stream};
 use hoplite_wire::RequestHead;
 use tokio::sync::Notify;
@@ -90,6 +90,14 @@ impl Live {
     /// The HTTP version in ALPN's words.
     pub(crate) fn carrier(&self) -> &'static str {
         if self.is_quic() { "h3" } else { "h2" }
+    }
+
+    /// How both ends acknowledge and control congestion; over HTTP/2 TCP does.
+    pub(crate) fn agreed(&self) -> Option<Agreed> {
+        match &self.carrier {
+            Carrier::H3 { link, .. } => Some(link.reins().agreed()),
+            Carrier::H2(_) => None,
+        }
     }
 
     /// Whether new flows may be asked for.

@@ -72,6 +72,28 @@ struct State {
     unfolder: Unfolder,
 }
 
+/// Which frames that matter here a packet has.
+#[derive(Clone, Copy, Debug, Default)]
+struct Found {
+    ack: bool,
+    ack_frequency: bool,
+    datagram: bool,
+}
+
+impl Found {
+    fn within(payload: &[u8]) -> Self {
+        let mut found = Self::default();
+        for frame in Frames::new(payload).flatten() {
+            match frame.content {
+                Content::Ack(_) => found.ack = true,
+                Content::Datagram(_) => found.datagram = true,
+                _ => found.ack_frequency |= frame.kind == kind::ACK_FREQUENCY,
+            }
+        }
+        found
+    }
+}
+
 impl Governor {
     /// For a connection that begins; it acknowledges as its stack does.
     #[must_use]
@@ -144,11 +166,19 @@ impl Governor {
             return;
         };
         state.schedule.received();
-        state.tame(payload);
-        if state.acks == Acks::Never {
-            state.cut(payload, gap, now(), &self.inbox);
+        let found = Found::within(payload);
+        if found.ack_frequency {
+            state.tame(payload);
         }
-        state.unfolder.unfold(payload);
+        if state.acks == Acks::Never {
+            state.probe.gap(gap);
+            if found.datagram {
+                state.cut(payload, now(), &self.inbox);
+            }
+        }
+        if found.ack {
+            state.unfolder.unfold(payload);
+        }
         state.schedule.tell(payload);
         drop(state);
         self.inbox.wake();
@@ -192,8 +222,7 @@ impl State {
         })
     }
 
-    fn cut(&mut self, payload: &mut BytesMut, gap: bool, now: Instant, inbox: &Inbox) {
-        self.probe.gap(gap);
+    fn cut(&mut self, payload: &mut BytesMut, now: Instant, inbox: &Inbox) {
         let cut = self.cutter.cut(payload, |datagram| inbox.push(datagram));
         if cut && self.probe.is_due(now) {
             self.probe.acknowledged(now);

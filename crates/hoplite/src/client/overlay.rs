@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hoplite_crypto::{Trust, observe::Watch};
-use hoplite_link::Peer;
+use hoplite_link::{Agreed, Peer};
 use hoplite_masque::{Config, Forwarding, Hop, Mode, Passed, Path, Paths, Random, Relay, Wish};
 use hoplite_overlay::{Error, Overlay, direct::Direct};
 use hoplite_wire::forwarding::Transform;
@@ -17,7 +17,7 @@ use crate::{
 #[derive(Clone)]
 pub(super) struct Carried {
     pub(super) overlay: Arc<dyn Overlay>,
-    hops: Arc<dyn Fn() -> Vec<Passed>>,
+    hops: Arc<dyn Fn() -> Vec<(Passed, Option<Agreed>)>>,
 }
 
 impl Carried {
@@ -44,18 +44,26 @@ impl Carried {
         }
     }
 
-    /// Says in the log which way the datagrams of each hop went.
+    /// Says in the log which way the datagrams of each hop went, and how the two ends of it acknowledge.
     pub(super) fn tell(&self) {
-        for (hop, passed) in (self.hops)().into_iter().enumerate() {
+        for (hop, (passed, agreed)) in (self.hops)().into_iter().enumerate() {
             let forwarded = passed.forwarded_sent + passed.forwarded_received;
             let tunnelled = passed.tunnelled_sent + passed.tunnelled_received;
             tracing::info!(hop = hop + 1, forwarded, tunnelled, "datagrams so far");
+            if let Some(Agreed {
+                up, down, refused, ..
+            }) = agreed
+            {
+                let refused = refused.any();
+                tracing::info!(hop = hop + 1, %up, %down, refused, "acknowledgements");
+            }
         }
     }
 }
 
-fn passed(path: &Path) -> Vec<Passed> {
-    path.hops().iter().map(Hop::passed).collect()
+fn passed(path: &Path) -> Vec<(Passed, Option<Agreed>)> {
+    let of = |hop: &Hop| (hop.passed(), hop.agreed());
+    path.hops().iter().map(of).collect()
 }
 
 /// What the file asks for; `watch` is shown the packets of each hop's connection.
