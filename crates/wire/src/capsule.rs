@@ -150,9 +150,9 @@ impl CapsuleReader {
 
 /// What a kept value says.
 fn item(kind: u64, value: Bytes) -> Item {
-    match Capsule::parse(kind, value.clone()) {
-        Some(capsule) => Item::Forwarding(capsule),
-        None => Item::Datagram(value),
+    match kind {
+        DATAGRAM => Item::Datagram(value),
+        _ => Item::Forwarding(Capsule::parse(kind, value).unwrap_or(Err(Malformed))),
     }
 }
 
