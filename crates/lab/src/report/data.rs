@@ -275,6 +275,13 @@ impl Data {
         self.family.get(subject).copied().unwrap_or(subject)
     }
 
+    /// Families of which anything was run: a part of a scenario has no columns for the rest.
+    pub(super) fn run_families(&self) -> Vec<usize> {
+        let run = self.counts.keys().map(|(_, subject)| self.series(*subject));
+        let run: BTreeSet<usize> = run.collect();
+        run.into_iter().collect()
+    }
+
     pub(super) fn label(&self, subject: usize) -> &str {
         self.subjects.get(subject).map_or("?", String::as_str)
     }

@@ -21,11 +21,12 @@ fn card(source: &Source<'_>, measure: usize) -> String {
     let Some(of) = data.measures.get(measure) else {
         return String::new();
     };
-    let families: Vec<&str> = data.families.iter().map(String::as_str).collect();
+    let families = data.run_families();
     let head = glance::head(data, source.judgement, &families);
     let line = |case: &usize| {
         let mut cells = vec![said("th scope=\"row\"", &data.tell(*case))];
-        cells.extend((0..families.len()).map(|family| glance::one(source, measure, *case, family)));
+        let one = |family: &usize| glance::one(source, measure, *case, *family);
+        cells.extend(families.iter().map(one));
         row(&cells)
     };
     // A case in which every repetition failed is shown too.

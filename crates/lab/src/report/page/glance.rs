@@ -21,11 +21,7 @@ pub(super) fn section(source: &Source<'_>) -> String {
             "There are no figures so far: no repetition was accepted.",
         );
     }
-    let head = head(
-        data,
-        source.judgement,
-        &data.families.iter().map(String::as_str).collect::<Vec<_>>(),
-    );
+    let head = head(data, source.judgement, &data.run_families());
     let rows: String = measures
         .iter()
         .map(|measure| line(source, *measure))
@@ -63,19 +59,20 @@ pub(super) fn shown(source: &Source<'_>) -> Vec<usize> {
     (0..data.measures.len()).filter(worth).collect()
 }
 
-/// The head of a table with a column for each family; the baseline says so.
-pub(super) fn head(data: &Data, judgement: &Judgement, families: &[&str]) -> String {
+/// The head of a table with a column for each of these families; the baseline says so.
+pub(super) fn head(data: &Data, judgement: &Judgement, families: &[usize]) -> String {
     let mut cells = vec![tag("th", "")];
     let baseline = judgement.baseline.map(|baseline| data.series(baseline));
-    for (family, name) in families.iter().enumerate() {
-        let note = if Some(family) == baseline {
+    for family in families {
+        let name = data.families.get(*family).map_or("?", String::as_str);
+        let note = if Some(*family) == baseline {
             said("small", "baseline")
         } else {
             String::new()
         };
         cells.push(tag(
             "th scope=\"col\"",
-            &format!("{}{note}", chip(name, family)),
+            &format!("{}{note}", chip(name, *family)),
         ));
     }
     row(&cells)
@@ -97,7 +94,7 @@ fn line(source: &Source<'_>, measure: usize) -> String {
     );
     let mut cells = vec![tag("th scope=\"row\"", &title)];
     let all = data.cases_of(measure);
-    for family in 0..data.families.len() {
+    for family in data.run_families() {
         cells.push(match all.as_slice() {
             [case] => one(source, measure, *case, family),
             _ => several(source, measure, &all, family),

@@ -53,6 +53,18 @@ fn a_page_is_well_formed_and_takes_nothing_from_elsewhere() {
 }
 
 #[test]
+fn a_subject_that_was_not_run_has_no_column() {
+    let mut part = data(&Example::default());
+    part.subjects.push("later".into());
+    part.families.push("later".into());
+    part.family.push(part.families.len() - 1);
+    let page = render(&part, None);
+    let verdict = page.split("id=\"paper\"").next().unwrap();
+    assert!(verdict.contains("</i>tor</th>"));
+    assert!(!verdict.contains("</i>later</th>"));
+}
+
+#[test]
 fn what_an_observer_recognises_stands_beside_chance() {
     let page = render_example(&Example {
         hops: vec![1, 2, 3],
