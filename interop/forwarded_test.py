@@ -4,6 +4,7 @@ A third party's HTTP/3 (aioquic) at both ends; a client, four relays and a targe
 """
 
 import asyncio
+import collections
 import json
 import subprocess
 import sys
@@ -87,8 +88,8 @@ def transforms(checks, lab):
             checks.check(f"scramble: no {WINDOW} octets in a row are seen on both sides", sample and not common, f"{len(common)} of them")
         else:
             checks.check("identity: packets are recognised on both sides (so the check above can fail)", len(common) > 1000, str(len(common)))
-        sizes_before, sizes_after = (sorted(len(p) for p in short(side))[-1000:] for side in (before, after))
-        checks.check(f"{transform}: sizes are kept, as the documents say", sizes_before[:500] == sizes_after[:500])
+        common_size = [collections.Counter(len(p) for p in short(side) if len(p) > 600).most_common(1)[0][0] for side in (before, after)]
+        checks.check(f"{transform}: sizes are kept, as the documents say", common_size[0] == common_size[1], str(common_size))
 
 
 def hops(checks, lab):
@@ -107,7 +108,7 @@ def hops(checks, lab):
             shares[mode] = first_link / own - 1
             checks.check(f"{count} hops, {mode}: HTTP/3 download, checksum", fine is True, str(fine))
         checks.check(f"{count} hops: forwarded adds {shares['auto']:.1%} to the connection's own octets, tunnelled {shares['tunnelled']:.1%}",
-                     shares["auto"] < 0.03 < shares["tunnelled"])
+                     shares["auto"] < 0.01 and shares["tunnelled"] > 0.02 * count)
 
 
 def refused(checks, lab):
@@ -164,6 +165,8 @@ def main():
     chosen = sys.argv[1:]
     with NetLab() as lab:
         lab.start_targets()
+        for host in lab.hosts.values():
+            host.no_offload()
         for host in lab.relays:
             lab.start_relay(host, IDENTITY)
         for part in (transforms, hops, refused, rough, forgotten):

@@ -64,6 +64,11 @@ class Host:
         ip("link", "set", "eth0", "mtu", size, ns=self.ns)
         ip("link", "set", self.router_end, "mtu", size, ns=self.lab.router)
 
+    def no_offload(self):
+        """From now on captures on either end show packets as a real link would carry them, not batches."""
+        ip("link", "set", "eth0", "gso_max_segs", 1, ns=self.ns)
+        ip("link", "set", self.router_end, "gso_max_segs", 1, ns=self.lab.router)
+
     def block_udp(self):
         chain = "chain {0}put {{\n type filter hook {0}put priority 0\n meta l4proto udp drop\n}}\n"
         rules = "table inet block {\n" + chain.format("in") + chain.format("out") + "}\n"
@@ -90,7 +95,9 @@ class Capture:
         wait_for("tcpdump", lambda: "listening on" in self.process.text() or not self.process.alive())
 
     def stop(self):
-        time.sleep(0.3)  # tcpdump's own read timeout; nothing here depends on it being enough for the last packet
+        written = -1
+        while written != (written := self.path.stat().st_size):  # until a slow machine's tcpdump has caught up
+            time.sleep(0.4)
         self.process.stop(signal.SIGINT)
         return list(packets(self.path))
 
