@@ -182,6 +182,24 @@ async fn one_direction_may_go_without_acknowledgements_and_the_other_with() {
 }
 
 #[tokio::test]
+async fn a_plain_relay_is_asked_by_the_extension() {
+    let wishes = Wishes {
+        up: Acks::Extension,
+        ..Wishes::default()
+    };
+    let client = Reins::client(wishes, INBOX);
+    let pair = steered([Some(client.clone()), None]).await;
+    let (near, far) = soon(pair.flow()).await;
+    assert_eq!(carry(&near, &far, 300).await.len(), 300);
+    assert!(!client.agreed().refused.any());
+    let stats = pair.server.connection().stats();
+    assert!(
+        stats.frame_rx.ack_frequency > 0 && stats.frame_tx.acks < 100,
+        "{stats:?}"
+    );
+}
+
+#[tokio::test]
 async fn a_relay_that_insists_on_control_keeps_it_for_what_it_sends() {
     let (client, relay) = (carrier(), relay(true).insisting(Congestion::Cubic));
     let (pair, _flow) = agreed(&client, &relay).await;

@@ -5,6 +5,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use proptest::prelude::*;
 use quinn_proto::AckFrequencyConfig;
 
 use super::*;
@@ -180,7 +181,7 @@ fn losses_are_told_in_time_and_none_that_was_not() {
             ..Harm::default()
         };
         let mut arrived = 0;
-        for _ in 0..200 {
+        for _ in 0..100 {
             pair.send(0, 100, FAST);
             arrived += read(&governor).len() + std::mem::take(&mut pair.handed_out[1]).len();
         }
@@ -192,12 +193,28 @@ fn losses_are_told_in_time_and_none_that_was_not() {
             "{policy}: {declared} of {truly}"
         );
         assert!(
-            arrived as u64 + truly >= 20_000,
+            arrived as u64 + truly >= 10_000,
             "{policy}: {arrived} and {truly}"
         );
         let acks = pair.stats(1).frame_tx.acks;
         assert!(acks <= truly + 120, "{policy}: {acks} for {truly}");
     }
+}
+
+#[test]
+fn a_loss_is_told_at_once_however_long_the_delay_is() {
+    let (mut pair, _) = towards("250ms");
+    pair.send(0, 20, FAST);
+    pair.run(RTT * 8);
+    pair.harm[0].lost = 100;
+    let before = pair.lost_packets[0];
+    pair.send(0, 100, FAST * 10);
+    pair.harm[0].lost = 0;
+    pair.send(0, 5, FAST * 10);
+    pair.run(RTT);
+    let truly = pair.lost_packets[0] - before;
+    assert!(truly > 3, "{truly}");
+    assert_eq!(pair.stats(0).path.lost_packets, truly);
 }
 
 #[test]
@@ -371,7 +388,7 @@ fn a_malformed_packet_is_left_to_the_stack() {
 fn in_batches(client: &Hooks, harm: Harm) -> quinn_proto::ConnectionStats {
     let mut pair = Pair::connect(client, &Hooks::default());
     pair.harm[0] = harm;
-    for _ in 0..200 {
+    for _ in 0..100 {
         pair.held = Some(1);
         // As a tunnel's packets: most are as large as they may be, but for a few octets.
         let size = |dice| 1300 + dice % 7 * u64::from(dice % 5 == 0);
@@ -422,4 +439,39 @@ fn a_path_that_takes_no_large_packets_any_more_is_still_noticed() {
         pair.run(RTT);
     }
     panic!("not noticed: {:?}", pair.stats(0).path);
+}
+
+proptest! {
+    #[test]
+    fn any_packet_is_taken_without_a_panic_and_none_becomes_empty(
+        packets in proptest::collection::vec((0_u64..1 << 62, proptest::collection::vec(frame(), 1..5)), 1..20),
+    ) {
+        let governor = Governor::new(Bounds::default());
+        governor.set(Acks::Never, 0);
+        let now = Instant::now();
+        for (number, frames) in packets {
+            let octets = frames.concat();
+            let mut payload = BytesMut::from(&octets[..]);
+            governor.received(number, &mut payload, || now);
+            governor.sent(number, Frames::new(&octets), now);
+            prop_assert_eq!(payload.is_empty(), octets.is_empty());
+        }
+    }
+}
+
+/// Frames that matter, cut off and garbled ones among them.
+fn frame() -> impl Strategy<Value = Vec<u8>> {
+    let octets = || proptest::collection::vec(any::<u8>(), 0..12);
+    let of = |kinds: &'static [u8]| {
+        (proptest::sample::select(kinds), octets())
+            .prop_map(|(kind, octets)| [&[kind][..], &octets].concat())
+    };
+    let counted =
+        octets().prop_map(|data| [&[0x31, u8::try_from(data.len()).unwrap()][..], &data].concat());
+    prop_oneof![
+        octets(),
+        of(&[0x02, 0x03, 0x30, 0x31, 0x06, 0x40]),
+        counted,
+        Just(vec![0x01])
+    ]
 }
