@@ -17,17 +17,17 @@ use hoplite_overlay::{Batch, End, Received};
 
 use crate::socket::VirtualSocket;
 
-/// A virtual id has at least so many octets: by these packets are told from the link's own, whose ids are random.
-pub const SHORTEST_VIRTUAL_ID: usize = 8;
-/// How many virtual ids one link recognises.
+/// A alias has at least so many octets: by these packets are told from the link's own, whose ids are random.
+pub const SHORTEST_ALIAS: usize = 8;
+/// How many aliases one link recognises.
 const MOST: usize = 4096;
 
-type Key = [u8; SHORTEST_VIRTUAL_ID];
+type Key = [u8; SHORTEST_ALIAS];
 
 /// Takes the packets of one flow. It never blocks and never calls back.
 pub trait Beside: Send + Sync {
-    /// A packet with a short header under a virtual id of `virtual_len` octets, which stands for `id`. It may be changed.
-    fn push(&self, packet: &mut [u8], virtual_len: usize, id: &[u8]);
+    /// A packet with a short header under a alias of `alias_len` octets, which stands for `id`. It may be changed.
+    fn push(&self, packet: &mut [u8], alias_len: usize, id: &[u8]);
 
     /// Nothing more for now.
     fn flush(&self);
@@ -45,7 +45,7 @@ pub struct Bypass {
 }
 
 struct Entry {
-    virtual_id: Box<[u8]>,
+    alias: Box<[u8]>,
     id: Box<[u8]>,
     flow: Arc<dyn Beside>,
 }
@@ -81,10 +81,10 @@ impl Bypass {
             .is_some_and(|socket| socket.send_beside(batch))
     }
 
-    /// Gives packets under `virtual_id` to `flow`, which knows them by `id`. `false` when the table is full, the id is too short
+    /// Gives packets under `alias` to `flow`, which knows them by `id`. `false` when the table is full, the id is too short
     /// or could be taken for another.
-    pub fn admit(&self, virtual_id: &[u8], id: &[u8], flow: Arc<dyn Beside>) -> bool {
-        let Some(key) = virtual_id.first_chunk() else {
+    pub fn admit(&self, alias: &[u8], id: &[u8], flow: Arc<dyn Beside>) -> bool {
+        let Some(key) = alias.first_chunk() else {
             return false;
         };
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
@@ -92,7 +92,7 @@ impl Bypass {
             return false;
         }
         let entry = Entry {
-            virtual_id: virtual_id.into(),
+            alias: alias.into(),
             id: id.into(),
             flow,
         };
@@ -101,13 +101,13 @@ impl Bypass {
         true
     }
 
-    /// Does not recognise `virtual_id` any more, if it was `flow`'s.
-    pub fn expel(&self, virtual_id: &[u8], flow: &Arc<dyn Beside>) {
+    /// Does not recognise `alias` any more, if it was `flow`'s.
+    pub fn expel(&self, alias: &[u8], flow: &Arc<dyn Beside>) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(key) = virtual_id.first_chunk::<SHORTEST_VIRTUAL_ID>() else {
+        let Some(key) = alias.first_chunk::<SHORTEST_ALIAS>() else {
             return;
         };
-        let own = |entry: &Entry| *entry.virtual_id == *virtual_id && same(&entry.flow, flow);
+        let own = |entry: &Entry| *entry.alias == *alias && same(&entry.flow, flow);
         if table.get(key).is_some_and(own) {
             table.remove(key);
         }
@@ -163,10 +163,10 @@ impl Bypass {
 fn take<'t>(table: &'t HashMap<Key, Entry>, packet: &mut [u8]) -> Option<&'t Arc<dyn Beside>> {
     let (first, rest) = packet.split_first()?;
     let entry = table.get(rest.first_chunk()?)?;
-    if first & 0x80 != 0 || !rest.starts_with(&entry.virtual_id) {
+    if first & 0x80 != 0 || !rest.starts_with(&entry.alias) {
         return None;
     }
-    entry.flow.push(packet, entry.virtual_id.len(), &entry.id);
+    entry.flow.push(packet, entry.alias.len(), &entry.id);
     Some(&entry.flow)
 }
 
@@ -189,8 +189,8 @@ mod tests {
     struct Kept(Mutex<Vec<Vec<u8>>>);
 
     impl Beside for Kept {
-        fn push(&self, packet: &mut [u8], virtual_len: usize, id: &[u8]) {
-            assert_eq!((virtual_len, id), (9, &b"own"[..]));
+        fn push(&self, packet: &mut [u8], alias_len: usize, id: &[u8]) {
+            assert_eq!((alias_len, id), (9, &b"own"[..]));
             self.0.lock().expect("fine").push(packet.to_vec());
         }
 
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn only_short_headers_under_a_virtual_id_are_taken_out_and_the_rest_closes_up() {
+    fn only_short_headers_under_a_alias_are_taken_out_and_the_rest_closes_up() {
         let (bypass, kept) = admitted();
         let ours = packet(0x40, b"virtually", 1);
         let all = [

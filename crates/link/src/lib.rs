@@ -16,7 +16,7 @@ mod reins;
 pub mod server;
 mod socket;
 
-pub use bypass::{Beside, Bypass, SHORTEST_VIRTUAL_ID};
+pub use bypass::{Beside, Bypass, SHORTEST_ALIAS};
 pub use config::{Config, MTU_SUSPENDED};
 pub use dial::{Dialer, Link, Peer, QuicLink, TlsLink};
 pub use hoplite_wire::tuning::{Acks, Agreed, Congestion, Grants, Wishes};

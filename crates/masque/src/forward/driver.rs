@@ -1,5 +1,5 @@
 //! Drives a flow's [`Machine`]: sorts what is sent, restores what is received, sends its capsules.
-//! A tunnel has one if the relay agreed to forward; the link gives it the packets under its virtual ids.
+//! A tunnel has one if the relay agreed to forward; the link gives it the packets under its aliases.
 //!
 //! Locks are taken from the flow above to the flow below only. A capsule that finds no room waits for the next packet.
 
@@ -145,9 +145,9 @@ impl Forwarder {
         for packet in batch.payloads() {
             let is_sorted = match machine.route(packet, room, now) {
                 Route::Tunnelled => false,
-                Route::Forwarded { id_len, virtual_id } => {
+                Route::Forwarded { id_len, alias } => {
                     let first = sorted.forwarded() == 0;
-                    let done = sorted.forward(packet, id_len, virtual_id);
+                    let done = sorted.forward(packet, id_len, alias);
                     if first && done {
                         sorted.tunnel(batch.contents.get(..seen).unwrap_or(&[]));
                     }
@@ -251,14 +251,14 @@ impl Forwarder {
                         return machine.undone(Action::Send(capsule));
                     }
                 }
-                Action::Admit { id, virtual_id } => {
-                    let done = self.admit(id, virtual_id);
-                    machine.admitted(virtual_id, done, Instant::now());
+                Action::Admit { id, alias } => {
+                    let done = self.admit(id, alias);
+                    machine.admitted(alias, done, Instant::now());
                 }
-                Action::Announce(virtual_id) => {
-                    self.bypass.announce(End::Target, virtual_id.octets());
+                Action::Announce(alias) => {
+                    self.bypass.announce(End::Target, alias.octets());
                 }
-                Action::Release(end, virtual_id) => self.release(end, virtual_id),
+                Action::Release(end, alias) => self.release(end, alias),
             }
         }
     }
@@ -269,25 +269,25 @@ impl Forwarder {
     }
 
     /// "Once a client has sent an ACK_CLIENT_VCID capsule to the proxy, it MUST be prepared to receive".
-    fn admit(&self, id: ConnectionId, virtual_id: ConnectionId) -> bool {
+    fn admit(&self, id: ConnectionId, alias: ConnectionId) -> bool {
         let Some(me) = self.me.upgrade() else {
             return false;
         };
-        let done = self.bypass.admit(virtual_id.octets(), id.octets(), me);
+        let done = self.bypass.admit(alias.octets(), id.octets(), me);
         if done {
-            self.bypass.announce(End::Client, virtual_id.octets());
+            self.bypass.announce(End::Client, alias.octets());
         }
         done
     }
 
-    fn release(&self, end: End, virtual_id: ConnectionId) {
+    fn release(&self, end: End, alias: ConnectionId) {
         if end == End::Client
             && let Some(me) = self.me.upgrade()
         {
             let me: Arc<dyn Beside> = me;
-            self.bypass.expel(virtual_id.octets(), &me);
+            self.bypass.expel(alias.octets(), &me);
         }
-        self.bypass.withdraw(end, virtual_id.octets());
+        self.bypass.withdraw(end, alias.octets());
     }
 }
 
@@ -330,10 +330,10 @@ impl Receiving {
 
 impl Beside for Forwarder {
     /// "When receiving packets, the packet transform is applied before replacing a VCID with a CID."
-    fn push(&self, packet: &mut [u8], virtual_len: usize, id: &[u8]) {
-        let opened = self.transform.open(packet, virtual_len);
+    fn push(&self, packet: &mut [u8], alias_len: usize, id: &[u8]) {
+        let opened = self.transform.open(packet, alias_len);
         let (Ok(()), Some(first), Some(rest)) =
-            (opened, packet.first(), packet.get(1 + virtual_len..))
+            (opened, packet.first(), packet.get(1 + alias_len..))
         else {
             return count(&self.bargain.lost, 1);
         };

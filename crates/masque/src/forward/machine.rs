@@ -32,6 +32,8 @@ const FORGIVEN: Duration = Duration::from_secs(300);
 #[derive(Debug)]
 pub struct Machine {
     rules: Vec<Rule>,
+    /// Where the rule of the last packet sent stands: the next one has mostly the same.
+    last: usize,
     actions: VecDeque<Action>,
     /// How many ids are kept at once.
     limit: usize,
@@ -54,16 +56,16 @@ pub struct Machine {
 pub enum Action {
     /// Send this.
     Send(Capsule),
-    /// Recognise packets with this virtual id as packets with that id, announce it below, then say [`Machine::admitted`].
+    /// Recognise packets with this alias as packets with that id, announce it below, then say [`Machine::admitted`].
     Admit {
         /// The client's own.
         id: ConnectionId,
         /// What stands for it.
-        virtual_id: ConnectionId,
+        alias: ConnectionId,
     },
-    /// Packets with this virtual id may be sent: announce it below.
+    /// Packets with this alias may be sent: announce it below.
     Announce(ConnectionId),
-    /// This virtual id is used no more; the client's are not recognised any longer.
+    /// This alias is used no more; the client's are not recognised any longer.
     Release(End, ConnectionId),
 }
 
@@ -77,7 +79,7 @@ pub enum Route {
         /// The length of the id in the packet.
         id_len: usize,
         /// What takes its place.
-        virtual_id: ConnectionId,
+        alias: ConnectionId,
     },
 }
 
@@ -91,6 +93,7 @@ impl Machine {
     pub fn new(limit: usize) -> Self {
         Self {
             rules: Vec::new(),
+            last: 0,
             actions: VecDeque::new(),
             limit,
             next: 0,
@@ -141,11 +144,11 @@ impl Machine {
             return Route::Tunnelled;
         };
         rule.is_used(now);
-        match rule.virtual_id() {
-            Some(virtual_id) if !silence || packet.len() > room => {
+        match rule.alias() {
+            Some(alias) if !silence || packet.len() > room => {
                 let id_len = rule.id.len();
                 self.watchdog.forwarded(packet.len());
-                Route::Forwarded { id_len, virtual_id }
+                Route::Forwarded { id_len, alias }
             }
             _ => Route::Tunnelled,
         }
@@ -154,7 +157,7 @@ impl Machine {
     /// Whether packets may go forwarded now.
     pub fn is_forwarding(&self) -> bool {
         let mut targets = self.rules.iter().filter(|rule| rule.end == End::Target);
-        targets.any(|rule| rule.virtual_id().is_some())
+        targets.any(|rule| rule.alias().is_some())
     }
 
     /// A packet came through the tunnel.
@@ -192,12 +195,19 @@ impl Machine {
                 self.most = self.most.max(*sequence);
                 self.room_asked = None;
             }
-            Capsule::AckClientCid { id, virtual_id } => {
-                self.acknowledged(End::Client, id, virtual_id, now);
+            Capsule::AckClientCid {
+                id,
+                virtual_id: alias,
+            } => {
+                self.acknowledged(End::Client, id, alias, now);
             }
             // A stateless reset of the relay's is not recognised: the link below notices its end by other signs.
-            Capsule::AckTargetCid { id, virtual_id, .. } => {
-                self.acknowledged(End::Target, id, virtual_id, now);
+            Capsule::AckTargetCid {
+                id,
+                virtual_id: alias,
+                ..
+            } => {
+                self.acknowledged(End::Target, id, alias, now);
             }
             Capsule::CloseClientCid { id } => self.closed(End::Client, id, now),
             Capsule::CloseTargetCid { id } => self.closed(End::Target, id, now),
@@ -208,11 +218,11 @@ impl Machine {
     }
 
     /// What came of [`Action::Admit`].
-    pub fn admitted(&mut self, virtual_id: ConnectionId, done: bool, now: Instant) {
-        let waits = |rule: &&mut Rule| rule.state == State::Admitting(virtual_id);
+    pub fn admitted(&mut self, alias: ConnectionId, done: bool, now: Instant) {
+        let waits = |rule: &&mut Rule| rule.state == State::Admitting(alias);
         let Some(rule) = self.rules.iter_mut().find(waits) else {
             if done {
-                let release = Action::Release(End::Client, virtual_id);
+                let release = Action::Release(End::Client, alias);
                 self.actions.push_back(release);
             }
             return;
@@ -222,12 +232,12 @@ impl Machine {
             rule.refused(now);
             return;
         }
-        rule.activate(virtual_id, now);
+        rule.activate(alias, now);
         let id = rule.id.to_bytes();
-        let before = rule.held.replace(virtual_id);
+        let before = rule.held.replace(alias);
         self.actions.push_back(Action::Send(Capsule::AckClientVcid {
             id,
-            virtual_id: virtual_id.to_bytes(),
+            virtual_id: alias.to_bytes(),
             reset_token: bytes::Bytes::new(),
         }));
         self.release(End::Client, before);
@@ -263,8 +273,8 @@ impl Machine {
     pub fn close(&mut self) {
         self.actions.clear();
         for rule in std::mem::take(&mut self.rules) {
-            if let State::Admitting(virtual_id) = rule.state {
-                self.release(rule.end, Some(virtual_id));
+            if let State::Admitting(alias) = rule.state {
+                self.release(rule.end, Some(alias));
             }
             self.release(rule.end, rule.held);
         }
@@ -272,9 +282,15 @@ impl Machine {
 
     /// The rule of a packet with a short header; the longest id, should one be the beginning of another.
     fn find(&mut self, end: End, packet: &[u8]) -> Option<&mut Rule> {
-        let fits = |rule: &&mut Rule| rule.end == end && rule.id.leads(packet);
-        let rules = self.rules.iter_mut().filter(fits);
-        rules.max_by_key(|rule| (rule.virtual_id().is_some(), rule.id.len()))
+        let fits = |rule: &Rule| rule.end == end && rule.id.leads(packet);
+        let hit = |rule: &Rule| rule.alias().is_some() && fits(rule);
+        if !self.rules.get(self.last).is_some_and(hit) {
+            let rules = self.rules.iter().enumerate();
+            let rules = rules.filter(|(_, rule)| fits(rule));
+            let best = rules.max_by_key(|(_, rule)| (rule.alias().is_some(), rule.id.len()));
+            self.last = best?.0;
+        }
+        self.rules.get_mut(self.last)
     }
 
     fn learn(&mut self, end: End, id: ConnectionId, now: Instant) {
@@ -339,7 +355,7 @@ impl Machine {
         if self.room_asked.is_some_and(|asked| now - asked < IDLE) {
             return;
         }
-        let is_idle = |rule: &&mut Rule| rule.virtual_id().is_some() && now - rule.used >= IDLE;
+        let is_idle = |rule: &&mut Rule| rule.alias().is_some() && now - rule.used >= IDLE;
         let rules = self.rules.iter_mut().filter(is_idle);
         let Some(rule) = rules.min_by_key(|rule| rule.used) else {
             return;
@@ -353,8 +369,8 @@ impl Machine {
         }
     }
 
-    fn acknowledged(&mut self, end: End, id: &[u8], virtual_id: &[u8], now: Instant) {
-        let taken = self.takes(end, virtual_id);
+    fn acknowledged(&mut self, end: End, id: &[u8], alias: &[u8], now: Instant) {
+        let taken = self.takes(end, alias);
         let of = |rule: &&mut Rule| rule.end == end && rule.id.octets() == id;
         // One that was withdrawn meanwhile.
         let Some(rule) = self.rules.iter_mut().find(of) else {
@@ -364,27 +380,27 @@ impl Machine {
             return;
         }
         self.watchdog.heard();
-        let virtual_id = ConnectionId::new(virtual_id).filter(|new| acceptable(end, rule.id, *new));
-        let Some(virtual_id) = virtual_id.filter(|_| taken) else {
+        let alias = ConnectionId::new(alias).filter(|new| acceptable(end, rule.id, *new));
+        let Some(alias) = alias.filter(|_| taken) else {
             self.actions.push_back(Action::Send(rule.close_capsule()));
             rule.state = State::GivenUp;
             return;
         };
         if end == End::Client {
             let id = rule.id;
-            rule.state = State::Admitting(virtual_id);
-            self.actions.push_back(Action::Admit { id, virtual_id });
+            rule.state = State::Admitting(alias);
+            self.actions.push_back(Action::Admit { id, alias });
             return;
         }
-        rule.activate(virtual_id, now);
-        let before = rule.held.replace(virtual_id);
-        self.actions.push_back(Action::Announce(virtual_id));
+        rule.activate(alias, now);
+        let before = rule.held.replace(alias);
+        self.actions.push_back(Action::Announce(alias));
         self.release(end, before);
     }
 
-    /// Whether no other rule has this virtual id.
-    fn takes(&self, end: End, virtual_id: &[u8]) -> bool {
-        let same = |id: Option<ConnectionId>| id.is_some_and(|id| id.octets() == virtual_id);
+    /// Whether no other rule has this alias.
+    fn takes(&self, end: End, alias: &[u8]) -> bool {
+        let same = |id: Option<ConnectionId>| id.is_some_and(|id| id.octets() == alias);
         let mut rules = self.rules.iter().filter(|rule| rule.end == end);
         !rules.any(|rule| {
             same(rule.held) || matches!(rule.state, State::Admitting(id) if same(Some(id)))
@@ -408,7 +424,7 @@ impl Machine {
     /// What was forwarded was swallowed: everything is tunnelled for a while, in both directions.
     fn fall_back(&mut self, now: Instant) {
         self.watchdog.reset();
-        let active = |rule: &Rule| rule.virtual_id().is_some();
+        let active = |rule: &Rule| rule.alias().is_some();
         if !self.rules.iter().any(active) {
             return;
         }
@@ -432,13 +448,13 @@ impl Machine {
                 released.extend(rule.held.take());
             }
         }
-        for virtual_id in released {
-            self.release(End::Target, Some(virtual_id));
+        for alias in released {
+            self.release(End::Target, Some(alias));
         }
     }
 
-    fn release(&mut self, end: End, virtual_id: Option<ConnectionId>) {
-        let actions = virtual_id.map(|id| Action::Release(end, id));
+    fn release(&mut self, end: End, alias: Option<ConnectionId>) {
+        let actions = alias.map(|id| Action::Release(end, id));
         self.actions.extend(actions);
     }
 }

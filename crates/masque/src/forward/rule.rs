@@ -26,7 +26,7 @@ pub(super) struct Rule {
     pub(super) id: ConnectionId,
     pub(super) origin: Origin,
     pub(super) state: State,
-    /// The virtual id that others were told of; of a client's id it may be that of a rule before, whose last packets still come.
+    /// The alias that others were told of; of a client's id it may be that of a rule before, whose last packets still come.
     pub(super) held: Option<ConnectionId>,
     pub(super) used: Instant,
     /// Registrations, acknowledgements of them, and how many of those to come are of no use: the rule was closed meanwhile.
@@ -53,9 +53,9 @@ pub(super) enum State {
     Waiting(Instant),
     /// Registered, without an answer.
     Asked,
-    /// The client's id: its virtual id is being put where it is recognised.
+    /// The client's id: its alias is being put where it is recognised.
     Admitting(ConnectionId),
-    /// In force under the virtual id.
+    /// In force under the alias.
     Active(ConnectionId),
     /// Closed because others needed its place; to be registered when it is used again.
     Resting,
@@ -88,10 +88,10 @@ impl Rule {
         matches!(self.state, State::Waiting(from) if from <= now)
     }
 
-    /// The virtual id of a rule that is in force.
-    pub(super) fn virtual_id(&self) -> Option<ConnectionId> {
+    /// The alias of a rule that is in force.
+    pub(super) fn alias(&self) -> Option<ConnectionId> {
         match self.state {
-            State::Active(virtual_id) => Some(virtual_id),
+            State::Active(alias) => Some(alias),
             _ => None,
         }
     }
@@ -126,8 +126,8 @@ impl Rule {
         }
     }
 
-    pub(super) fn activate(&mut self, virtual_id: ConnectionId, now: Instant) {
-        self.state = State::Active(virtual_id);
+    pub(super) fn activate(&mut self, alias: ConnectionId, now: Instant) {
+        self.state = State::Active(alias);
         self.active = Some(now);
     }
 
@@ -179,11 +179,11 @@ pub(super) fn pause(first: Duration, failures: u32) -> Duration {
     first.saturating_mul(factor).min(LONGEST_PAUSE)
 }
 
-/// Whether the relay may give out `virtual_id` for an id. "The client VCID Length MUST be at least as large as the Connection ID";
+/// Whether the relay may give out `alias` for an id. "The client VCID Length MUST be at least as large as the Connection ID";
 /// less than eight octets could be taken for another connection's.
-pub(super) fn acceptable(end: End, id: ConnectionId, virtual_id: ConnectionId) -> bool {
+pub(super) fn acceptable(end: End, id: ConnectionId, alias: ConnectionId) -> bool {
     match end {
-        End::Client => virtual_id.len() >= id.len().max(hoplite_link::SHORTEST_VIRTUAL_ID),
-        End::Target => !virtual_id.is_empty(),
+        End::Client => alias.len() >= id.len().max(hoplite_link::SHORTEST_ALIAS),
+        End::Target => !alias.is_empty(),
     }
 }

@@ -14,7 +14,7 @@ const SAMPLE: usize = 16;
 pub(super) struct Sorted {
     tunnelled: Vec<u8>,
     forwarded: Vec<u8>,
-    /// The size of each forwarded packet and of its virtual id.
+    /// The size of each forwarded packet and of its alias.
     pieces: Vec<(usize, usize)>,
 }
 
@@ -36,12 +36,7 @@ impl Sorted {
     }
 
     /// The next packet is forwarded; `false` if it is too short for that.
-    pub(super) fn forward(
-        &mut self,
-        packet: &[u8],
-        id_len: usize,
-        virtual_id: ConnectionId,
-    ) -> bool {
+    pub(super) fn forward(&mut self, packet: &[u8], id_len: usize, alias: ConnectionId) -> bool {
         let Some((first, rest)) = packet.split_first() else {
             return false;
         };
@@ -49,10 +44,10 @@ impl Sorted {
             return false;
         };
         self.forwarded.push(*first);
-        self.forwarded.extend_from_slice(virtual_id.octets());
+        self.forwarded.extend_from_slice(alias.octets());
         self.forwarded.extend_from_slice(rest);
-        let size = 1 + virtual_id.len() + rest.len();
-        self.pieces.push((size, virtual_id.len()));
+        let size = 1 + alias.len() + rest.len();
+        self.pieces.push((size, alias.len()));
         true
     }
 
@@ -119,9 +114,9 @@ mod tests {
 
     fn forwarded(sizes: &[usize]) -> Sorted {
         let mut sorted = Sorted::default();
-        let virtual_id = ConnectionId::new(b"virtually").expect("short");
+        let alias = ConnectionId::new(b"virtually").expect("short");
         for size in sizes {
-            assert!(sorted.forward(&vec![7; *size], 8, virtual_id));
+            assert!(sorted.forward(&vec![7; *size], 8, alias));
         }
         sorted
     }
@@ -149,8 +144,8 @@ mod tests {
     fn the_id_is_replaced_and_the_rest_is_kept() {
         let mut sorted = Sorted::default();
         let packet: Vec<u8> = (0..40).collect();
-        let virtual_id = ConnectionId::new(b"virtually").expect("short");
-        assert!(sorted.forward(&packet, 8, virtual_id));
+        let alias = ConnectionId::new(b"virtually").expect("short");
+        assert!(sorted.forward(&packet, 8, alias));
         sorted.seal(&Transform::Identity);
         let expected = [&[0][..], b"virtually", &packet[9..]].concat();
         let runs: Vec<_> = sorted
@@ -162,9 +157,9 @@ mod tests {
 
     #[test]
     fn a_packet_without_16_octets_behind_its_id_is_not_forwarded() {
-        let virtual_id = ConnectionId::new(b"virtually").expect("short");
+        let alias = ConnectionId::new(b"virtually").expect("short");
         for size in 0..25 {
-            let taken = Sorted::default().forward(&vec![7; size], 8, virtual_id);
+            let taken = Sorted::default().forward(&vec![7; size], 8, alias);
             assert!(!taken, "{size}");
         }
     }

@@ -75,12 +75,12 @@ impl Flow {
         self.machine.capsule(capsule, self.now).expect("allowed");
     }
 
-    /// What it wants done; virtual ids are admitted.
+    /// What it wants done; aliases are admitted.
     fn actions(&mut self) -> Vec<Action> {
         let mut all = Vec::new();
         while let Some(action) = self.machine.poll_action() {
-            if let Action::Admit { virtual_id, .. } = action {
-                self.machine.admitted(virtual_id, true, self.now);
+            if let Action::Admit { alias, .. } = action {
+                self.machine.admitted(alias, true, self.now);
             }
             all.push(action);
         }
@@ -127,17 +127,17 @@ fn register_target(id: &[u8]) -> Capsule {
     }
 }
 
-fn ack_client(id: &[u8], virtual_id: &[u8]) -> Capsule {
+fn ack_client(id: &[u8], alias: &[u8]) -> Capsule {
     Capsule::AckClientCid {
         id: bytes(id),
-        virtual_id: bytes(virtual_id),
+        virtual_id: bytes(alias),
     }
 }
 
-fn ack_target(id: &[u8], virtual_id: &[u8]) -> Capsule {
+fn ack_target(id: &[u8], alias: &[u8]) -> Capsule {
     Capsule::AckTargetCid {
         id: bytes(id),
-        virtual_id: bytes(virtual_id),
+        virtual_id: bytes(alias),
         reset_token: Bytes::new(),
     }
 }
@@ -150,10 +150,10 @@ fn close_client(id: &[u8]) -> Capsule {
     Capsule::CloseClientCid { id: bytes(id) }
 }
 
-fn forwarded(virtual_id: &[u8]) -> Route {
+fn forwarded(alias: &[u8]) -> Route {
     Route::Forwarded {
         id_len: 8,
-        virtual_id: id(virtual_id),
+        alias: id(alias),
     }
 }
 
@@ -175,14 +175,14 @@ fn an_answer_to_somebody_else_is_not_believed() {
 }
 
 #[test]
-fn a_virtual_id_is_acknowledged_when_it_is_recognised_and_not_before() {
+fn a_alias_is_acknowledged_when_it_is_recognised_and_not_before() {
     let mut flow = Flow::new();
     flow.handshake();
     drop(flow.actions());
     flow.told(&ack_client(OWN, b"virtual-c"));
     let admit = Action::Admit {
         id: id(OWN),
-        virtual_id: id(b"virtual-c"),
+        alias: id(b"virtual-c"),
     };
     assert_eq!(flow.machine.poll_action(), Some(admit));
     assert_eq!(flow.machine.poll_action(), None);
@@ -345,7 +345,7 @@ fn a_flow_that_is_answered_now_and_then_stays_forwarded() {
 }
 
 #[test]
-fn a_link_that_moves_gets_new_virtual_ids() {
+fn a_link_that_moves_gets_new_aliases() {
     let mut flow = Flow::established();
     flow.told(&Capsule::MaxConnectionIds { sequence: 7 });
     flow.machine.moved(flow.now);
@@ -457,7 +457,7 @@ fn what_is_not_quic_is_never_registered() {
 }
 
 #[test]
-fn virtual_ids_that_cannot_be_told_apart_are_refused() {
+fn aliases_that_cannot_be_told_apart_are_refused() {
     for wrong in [&b"short"[..], b"", &[7; 21], b"virtual-c"] {
         let mut flow = Flow::established();
         flow.told(&Capsule::MaxConnectionIds { sequence: 7 });

@@ -20,8 +20,8 @@ const IDS: [&[u8]; 4] = [b"aaaaaaaa", b"bbbbbbbb", b"cccccccccc", b"d"];
 enum Event {
     Send { long: bool, id: usize, size: usize },
     Receive { long: bool, id: usize, to: usize },
-    AckClient { id: usize, virtual_id: Vec<u8> },
-    AckTarget { id: usize, virtual_id: Vec<u8> },
+    AckClient { id: usize, alias: Vec<u8> },
+    AckTarget { id: usize, alias: Vec<u8> },
     Close { end: bool, id: usize },
     Most(u64),
     Announce { end: bool, id: usize },
@@ -32,12 +32,12 @@ enum Event {
 
 fn event() -> impl Strategy<Value = Event> {
     let one = || 0..IDS.len();
-    let virtual_id = || vec(0u8..3, 7..10);
+    let alias = || vec(0u8..3, 7..10);
     prop_oneof![
         4 => (any::<bool>(), one(), 9usize..1500).prop_map(|(long, id, size)| Event::Send { long, id, size }),
         2 => (any::<bool>(), one(), one()).prop_map(|(long, id, to)| Event::Receive { long, id, to }),
-        2 => (one(), virtual_id()).prop_map(|(id, virtual_id)| Event::AckClient { id, virtual_id }),
-        4 => (one(), virtual_id()).prop_map(|(id, virtual_id)| Event::AckTarget { id, virtual_id }),
+        2 => (one(), alias()).prop_map(|(id, alias)| Event::AckClient { id, alias }),
+        4 => (one(), alias()).prop_map(|(id, alias)| Event::AckTarget { id, alias }),
         1 => (any::<bool>(), one()).prop_map(|(end, id)| Event::Close { end, id }),
         1 => (0u64..20).prop_map(Event::Most),
         2 => (any::<bool>(), one()).prop_map(|(end, id)| Event::Announce { end, id }),
@@ -77,11 +77,11 @@ impl Play {
                 self.machine.received(&long(IDS[*to], IDS[*id]), now);
             }
             Event::Receive { id, .. } => self.machine.received(&short(IDS[*id], 100), now),
-            Event::AckClient { id, virtual_id } => self.told(&ack_client(IDS[*id], virtual_id)),
-            Event::AckTarget { id, virtual_id } => {
+            Event::AckClient { id, alias } => self.told(&ack_client(IDS[*id], alias)),
+            Event::AckTarget { id, alias } => {
                 let open = self.relay.open.entry(IDS[*id].to_vec()).or_default();
-                open.insert(virtual_id.clone());
-                self.told(&ack_target(IDS[*id], virtual_id));
+                open.insert(alias.clone());
+                self.told(&ack_target(IDS[*id], alias));
             }
             Event::Close { end: true, id } => self.told(&close_client(IDS[*id])),
             Event::Close { id, .. } => {
@@ -113,11 +113,11 @@ impl Play {
             true => long(b"any", id),
             false => short(id, size),
         };
-        if let Route::Forwarded { virtual_id, .. } = self.machine.route(&packet, 1300, self.now) {
+        if let Route::Forwarded { alias, .. } = self.machine.route(&packet, 1300, self.now) {
             assert!(!is_long, "a long header was forwarded");
             assert!(self.relay.asked.contains(id), "not registered");
             let open = self.relay.open.get(id);
-            let open = open.is_some_and(|open| open.contains(virtual_id.octets()));
+            let open = open.is_some_and(|open| open.contains(alias.octets()));
             assert!(open, "not acknowledged, or closed");
         }
     }
@@ -142,16 +142,18 @@ impl Play {
                 self.relay.asked.remove(&*id);
                 self.relay.open.remove(&*id);
             }
-            Action::Send(Capsule::AckClientVcid { virtual_id, .. }) => {
-                assert!(self.relay.admitted.contains(&*virtual_id), "not admitted");
+            Action::Send(Capsule::AckClientVcid {
+                virtual_id: alias, ..
+            }) => {
+                assert!(self.relay.admitted.contains(&*alias), "not admitted");
             }
             Action::Send(_) | Action::Announce(_) => {}
-            Action::Admit { virtual_id, .. } => {
-                let done = self.relay.admitted.insert(virtual_id.octets().to_vec());
-                self.machine.admitted(virtual_id, done, self.now);
+            Action::Admit { alias, .. } => {
+                let done = self.relay.admitted.insert(alias.octets().to_vec());
+                self.machine.admitted(alias, done, self.now);
             }
-            Action::Release(End::Client, virtual_id) => {
-                let known = self.relay.admitted.remove(virtual_id.octets());
+            Action::Release(End::Client, alias) => {
+                let known = self.relay.admitted.remove(alias.octets());
                 assert!(known, "released twice");
             }
             Action::Release(End::Target, _) => {}
@@ -185,7 +187,7 @@ proptest! {
         }
         play.machine.close();
         play.act();
-        prop_assert!(play.relay.admitted.is_empty(), "virtual ids are left behind");
+        prop_assert!(play.relay.admitted.is_empty(), "aliases are left behind");
     }
 
     #[test]
