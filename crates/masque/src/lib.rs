@@ -7,6 +7,7 @@
 mod choose;
 mod config;
 pub mod forward;
+mod gather;
 pub mod h2;
 pub mod h3;
 mod held;
