@@ -21,6 +21,8 @@ pub struct Config {
     pub isolated: usize,
     /// How long a connection of an isolation token may be without a flow before it is closed.
     pub isolated_idle: Duration,
+    /// Whether small payloads that answer a download wait a little for each other where they share packets.
+    pub gather: bool,
     /// Octets of datagrams kept for a flow whose reader is slow; more are dropped, the newest first.
     pub datagram_queue: usize,
 }
@@ -35,6 +37,7 @@ impl Default for Config {
             redial_pause: Duration::from_secs(1),
             isolated: 64,
             isolated_idle: Duration::from_secs(90),
+            gather: true,
             datagram_queue: 1 << 20,
         }
     }

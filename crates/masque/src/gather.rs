@@ -17,7 +17,7 @@ use std::{
 };
 
 use futures_util::task::AtomicWaker;
-use hoplite_overlay::{Batch, Datagrams, Error, Received};
+use hoplite_overlay::{Batch, Datagrams, End, Error, Received};
 use tokio::time::{Instant, Sleep};
 
 /// Up to here a payload is small, in octets: acknowledgements are.
@@ -38,7 +38,7 @@ const GRAIN: Duration = Duration::from_millis(1);
 /// A flow whose payloads may share packets.
 pub(crate) trait Road: Datagrams {
     /// The round trip to the relay.
-    fn rtt(&self) -> Duration;
+    fn round_trip(&self) -> Duration;
 
     /// Whether payloads share packets now.
     fn packs(&self) -> bool;
@@ -83,8 +83,11 @@ impl<R: Road> Gather<R> {
 
     /// How long a payload may wait on this road now.
     fn patience(&self) -> Option<Duration> {
-        let wait = (self.road.rtt() / SHARE).min(LONGEST);
-        (wait >= GRAIN && self.road.packs()).then_some(wait)
+        if !self.road.packs() {
+            return None;
+        }
+        let wait = (self.road.round_trip() / SHARE).min(LONGEST);
+        (wait >= GRAIN).then_some(wait)
     }
 
     /// Keeps the payload, if it is one to keep.
@@ -163,6 +166,18 @@ impl<R: Road> Datagrams for Gather<R> {
 
     fn moved(&self) -> bool {
         self.road.moved()
+    }
+
+    fn announce(&self, end: End, id: &[u8]) {
+        self.road.announce(end, id);
+    }
+
+    fn withdraw(&self, end: End, id: &[u8]) {
+        self.road.withdraw(end, id);
+    }
+
+    fn carries_quic(&self) {
+        self.road.carries_quic();
     }
 }
 

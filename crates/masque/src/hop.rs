@@ -9,7 +9,7 @@ use hoplite_overlay::{Datagrams, Error, ErrorKind, Isolation, Opening, Overlay, 
 use hoplite_wire::Target;
 
 use crate::{
-    Config, Forwarding, Mode, Passed, forward::Bargain, live::Live, pool::Pool,
+    Config, Forwarding, Mode, Passed, forward::Bargain, gather::Gather, live::Live, pool::Pool,
     request::Credentials, tunnel::Tunnel,
 };
 
@@ -141,15 +141,28 @@ impl Hop {
         self.ask(terms, |live| live.stream(&head)).await
     }
 
-    async fn datagrams(&self, target: &Target, terms: &Terms) -> Result<Box<dyn Datagrams>, Error> {
+    async fn tunnel(&self, target: &Target, terms: &Terms) -> Result<Tunnel, Error> {
         let head = self.credentials.connect_udp(target);
         let queue = self.config.datagram_queue;
-        let tunnel = self
-            .ask(terms, |live| {
-                Tunnel::open(live, &head, queue, &self.bargain)
-            })
-            .await?;
-        Ok(Box::new(tunnel))
+        self.ask(terms, |live| {
+            Tunnel::open(live, &head, queue, &self.bargain)
+        })
+        .await
+    }
+
+    /// A flow of a program's: small payloads of it may share packets, if the configuration says so.
+    pub(crate) async fn gathered(
+        &self,
+        target: &Target,
+        terms: &Terms,
+    ) -> Result<Box<dyn Datagrams>, Error> {
+        let terms = self.terms(terms);
+        let opening = self.tunnel(target, &terms);
+        let tunnel = terms.run("opening a UDP flow", opening).await?;
+        Ok(match self.config.gather {
+            true => Box::new(Gather::new(tunnel)),
+            false => Box::new(tunnel),
+        })
     }
 }
 
@@ -177,9 +190,9 @@ impl Overlay for Hop {
     ) -> Opening<'a, Box<dyn Datagrams>> {
         Box::pin(async move {
             let terms = self.terms(terms);
-            terms
-                .run("opening a UDP flow", self.datagrams(target, &terms))
-                .await
+            let opening = self.tunnel(target, &terms);
+            let tunnel = terms.run("opening a UDP flow", opening).await?;
+            Ok(Box::new(tunnel) as Box<dyn Datagrams>)
         })
     }
 

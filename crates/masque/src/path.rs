@@ -98,7 +98,7 @@ impl Overlay for Path {
         target: &'a Target,
         terms: &'a Terms,
     ) -> Opening<'a, Box<dyn Datagrams>> {
-        self.last.open_datagrams(target, terms)
+        Box::pin(self.last.gathered(target, terms))
     }
 
     fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {

@@ -7,6 +7,7 @@ use std::{
     ops::ControlFlow,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -19,6 +20,7 @@ use hoplite_wire::{
 use crate::{
     DatagramSink,
     forward::{Bargain, Forwarder},
+    gather::Road,
     inbox::Inbox,
     live::{Flow, Lease, Live},
 };
@@ -147,6 +149,21 @@ impl Datagrams for Tunnel {
         if let Some(forwarder) = &self.forwarder {
             forwarder.carries_quic();
         }
+    }
+}
+
+/// Payloads share the packets of a QUIC connection, unless they pass beside it.
+impl Road for Tunnel {
+    fn round_trip(&self) -> Duration {
+        match &self.flow {
+            Flow::H3(flow) => flow.round_trip(),
+            Flow::H2(_) => Duration::ZERO,
+        }
+    }
+
+    fn packs(&self) -> bool {
+        let forwards = |forwarder: &Arc<Forwarder>| forwarder.is_forwarding();
+        matches!(self.flow, Flow::H3(_)) && !self.forwarder.as_ref().is_some_and(forwards)
     }
 }
 

@@ -173,6 +173,7 @@ fn tunnel(file: &client::Config) -> Config {
         quic_retry: file.quic_retry,
         isolated: file.isolated,
         isolated_idle: file.isolated_idle,
+        gather: file.gather,
         datagram_queue: file.datagram_queue,
         forwarding: forwarding(file),
         ..Config::default()

@@ -124,6 +124,8 @@ pub(crate) struct Tunnel {
     pub(crate) transform: Transform,
     /// How many connection ids of one flow may pass forwarded at once.
     pub(crate) forwarded_ids: usize,
+    /// Whether small datagrams that answer a download wait a little for each other.
+    pub(crate) gather: bool,
     /// While the first hop runs over TCP, how often QUIC is tried again, in seconds.
     #[serde(deserialize_with = "text::seconds")]
     pub(crate) quic_retry: Duration,
@@ -320,6 +322,7 @@ impl Default for Tunnel {
             mode: Mode::default(),
             transform: Transform::default(),
             forwarded_ids: 64,
+            gather: true,
             quic_retry: Duration::from_secs(10),
             isolated: 64,
             isolated_idle: Duration::from_secs(90),

@@ -235,6 +235,11 @@ impl Forwarder {
         lock(&self.machine).carries_quic();
     }
 
+    /// Whether packets pass beside the connection now.
+    pub(crate) fn is_forwarding(&self) -> bool {
+        lock(&self.machine).is_forwarding()
+    }
+
     /// The flow ends.
     pub(crate) fn close(&self) {
         let mut machine = lock(&self.machine);

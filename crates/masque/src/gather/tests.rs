@@ -34,7 +34,7 @@ impl Recorder {
 }
 
 impl Road for Recorder {
-    fn rtt(&self) -> Duration {
+    fn round_trip(&self) -> Duration {
         self.0.lock().unwrap().rtt
     }
 
@@ -87,7 +87,9 @@ async fn receiving(road: &Recorder, payloads: &[usize]) -> Arc<Gather<Recorder>>
                 all.take().map(|all| all.send(()));
             }
             let mut buf = [0; 2000];
-            poll_fn(|cx| receiver.poll_recv(cx, &mut buf)).await.unwrap();
+            poll_fn(|cx| receiver.poll_recv(cx, &mut buf))
+                .await
+                .unwrap();
         }
     });
     came.await.unwrap();
@@ -96,7 +98,9 @@ async fn receiving(road: &Recorder, payloads: &[usize]) -> Arc<Gather<Recorder>>
 
 async fn send(flow: &Gather<Recorder>, mark: u8, length: usize) {
     let payload = vec![mark; length];
-    poll_fn(|cx| flow.poll_send(cx, Batch::one(&payload))).await.unwrap();
+    poll_fn(|cx| flow.poll_send(cx, Batch::one(&payload)))
+        .await
+        .unwrap();
 }
 
 async fn after(milliseconds: u64) {
