@@ -36,7 +36,7 @@ pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
 pub(crate) struct Quic {
     pub(crate) client: quic::Connection,
     pub(crate) server: quic::Connection,
-    _endpoints: [quic::Endpoint; 2],
+    endpoints: [quic::Endpoint; 2],
 }
 
 pub(crate) async fn connect(transport: quic::TransportConfig) -> Quic {
@@ -75,7 +75,7 @@ async fn connect_with(hooks: [Hooks; 2], transport: [Arc<quic::TransportConfig>;
     Quic {
         client: a.expect("connected"),
         server: b.expect("connected"),
-        _endpoints: [client, server],
+        endpoints: [client, server],
     }
 }
 
@@ -83,7 +83,7 @@ async fn connect_with(hooks: [Hooks; 2], transport: [Arc<quic::TransportConfig>;
 pub(crate) struct Pair {
     pub(crate) client: Session,
     pub(crate) server: Session,
-    _quic: Quic,
+    quic: Quic,
 }
 
 pub(crate) async fn pair() -> Pair {
@@ -99,7 +99,7 @@ pub(crate) async fn pair_with(transport: quic::TransportConfig) -> Pair {
     Pair {
         client: Session::client(quic.client.clone(), &config()),
         server: Session::server(quic.server.clone(), &config()),
-        _quic: quic,
+        quic,
     }
 }
 
@@ -126,7 +126,7 @@ pub(crate) async fn steered(reins: [Option<Reins>; 2]) -> Pair {
     Pair {
         client: Session::client(quic.client.clone(), &near),
         server: Session::server(quic.server.clone(), &far),
-        _quic: quic,
+        quic,
     }
 }
 
@@ -138,6 +138,12 @@ pub(crate) fn small_path() -> quic::TransportConfig {
 }
 
 impl Pair {
+    /// The client goes on from another port.
+    pub(crate) fn rebind(&self) {
+        let socket = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a socket");
+        self.quic.endpoints[0].rebind(socket).expect("moved");
+    }
+
     pub(crate) async fn request(&self, head: &RequestHead) -> (Exchange, Incoming) {
         let ask = async { self.client.request(head).await.expect("sent") };
         let (exchange, incoming) = soon(async { tokio::join!(ask, self.server.accept()) }).await;

@@ -182,6 +182,23 @@ async fn one_direction_may_go_without_acknowledgements_and_the_other_with() {
 }
 
 #[tokio::test]
+async fn a_client_that_only_sends_datagrams_is_followed_to_another_port() {
+    let (client, relay) = (carrier(), relay(true));
+    let (pair, [near, far]) = agreed(&client, &relay).await;
+    assert_eq!(carry(&near, &far, 50).await.len(), 50);
+    let before = pair.server.connection().remote_address();
+    pair.rebind();
+    soon(async {
+        while pair.server.connection().remote_address() == before {
+            near.send(&numbered(0));
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+    assert_eq!(carry(&far, &near, 50).await.len(), 50);
+}
+
+#[tokio::test]
 async fn a_plain_relay_is_asked_by_the_extension() {
     let wishes = Wishes {
         up: Acks::Extension,

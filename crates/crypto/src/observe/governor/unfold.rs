@@ -17,6 +17,9 @@ use hoplite_wire::{
 /// So many losses at once do no harm, even if one or two that were told before still look suspicious.
 const HARMLESS: usize = 1;
 
+/// No more parts than stacks keep ranges: what a peer tells costs no more than that.
+const MOST_PARTS: usize = 64;
+
 /// An earlier part is as if it had been held back for longer; beyond this, the sender's stack would take that for the road's length.
 const HELD_BACK: Duration = Duration::from_millis(20);
 
@@ -86,7 +89,8 @@ impl Unfolder {
             return Vec::new();
         }
         let ranges: Vec<Range> = ack.ranges().collect();
-        let new = ranges.iter().take_while(|range| is_new(range)).count();
+        let new = ranges.iter().take_while(|range| is_new(range));
+        let new = new.take(MOST_PARTS).count();
         let held_back = |range: &Range| self.between(range.1, ack.largest);
         let near = |range: &Range| held_back(range).filter(|held| *held <= HELD_BACK);
         let parts = (1..new).filter_map(|at| {
@@ -109,8 +113,10 @@ impl Unfolder {
 
     /// How long before `later` the packet `earlier` was sent, or a little less.
     fn between(&self, earlier: u64, later: u64) -> Option<Duration> {
-        let (_, from) = self.sent.iter().find(|(number, _)| *number >= earlier)?;
-        let (_, to) = self.sent.iter().rfind(|(number, _)| *number <= later)?;
+        let from = self.sent.partition_point(|(number, _)| *number < earlier);
+        let to = self.sent.partition_point(|(number, _)| *number <= later);
+        let (_, from) = self.sent.get(from)?;
+        let (_, to) = self.sent.get(to.checked_sub(1)?)?;
         Some(to.saturating_duration_since(*from))
     }
 
@@ -230,6 +236,19 @@ mod tests {
             unfolder.unfold(&mut after);
             assert_eq!(before, after);
         }
+    }
+
+    #[test]
+    fn a_peer_that_tells_of_very_many_losses_is_told_on_in_so_many_parts_at_most() {
+        let mut unfolder = Unfolder::default();
+        unfolder.sent(0, Instant::now());
+        unfolder.sent(2000, Instant::now() + NOTED_EVERY);
+        let ranges: Vec<Range> = (0..600).rev().map(|at| (3 * at, 3 * at)).collect();
+        let mut told = payload(&ranges, None);
+        unfolder.unfold(&mut told);
+        let parts = acks(&told);
+        assert_eq!(parts.len(), MOST_PARTS);
+        assert_eq!(parts[0].0.len(), 600 - MOST_PARTS + 1);
     }
 
     proptest! {
