@@ -261,6 +261,25 @@ fn hoplite_carries_everything_over_two_relays() {
     );
 }
 
+#[test]
+fn hoplite_takes_every_policy_that_its_subject_can_write() {
+    let all = [DOWNLOAD, ECHO].concat();
+    for with in [
+        "acks_up = \"none\", acks_down = \"0.5rtt\", acks_after = 10, mode = \"tunnelled\", congestion = \"cubic\", forwarding = false",
+        "acks = \"extension\", mode = \"forwarded\", transform = \"identity\"",
+        "acks = \"none-up\", transform = \"scramble\", congestion = \"off\"",
+        "relay_acks = \"0.25rtt\", relay_congestion = \"newreno\"",
+    ] {
+        let subject = format!("use = \"hoplite\"\nwith = {{ hops = 1, {with} }}\n");
+        try_out(
+            &["hoplite"],
+            &["client", "relay1", "server"],
+            &subject,
+            &all,
+        );
+    }
+}
+
 const TOR: [&str; 10] = [
     "client",
     "authority1",
