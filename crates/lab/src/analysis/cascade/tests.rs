@@ -425,6 +425,38 @@ fn forwarded_and_tunnelled_packets_come_mixed_over_three_hops() {
 }
 
 #[test]
+fn a_few_forwarded_packets_of_a_tunnel_are_found_among_many_of_nearly_their_size() {
+    const ALONE: &[Framed] = &[ack(6)];
+    let (mut link, mut inner, mut second) = (vec![], vec![], vec![]);
+    for i in 0..400 {
+        inner.push((link.len() as f64 - 0.3, (Out, 33 + i % 4, ALONE)));
+        link.push((Out, 33 + i % 4));
+        if i % 20 == 10 {
+            let size = 31 + i / 20 % 3;
+            second.push((link.len() as f64 - 0.1, (Out, size, ALONE)));
+            link.push((Out, size));
+        }
+    }
+    let first: [Sent<'_>; 1] = [(In, 30, ALONE)];
+    link.push((In, 30));
+    let logs = [
+        qlog_at("hop1", &[(link.len() as f64, first[0])]),
+        qlog_at("hop2", &second),
+        qlog_at("h3", &inner),
+    ];
+    assert_figures(
+        &analysed(&link, &logs),
+        &[
+            ("ack_only_packets", 421.0),
+            ("unmatched_share", 0.0),
+            ("packets_in_streams", 0.0),
+            ("forwarded_share:hop1", 1.0),
+            ("forwarded_share:hop2", 1.0),
+        ],
+    );
+}
+
+#[test]
 fn an_acknowledgement_beside_data_in_one_packet_counts_with_its_frame() {
     let inner: [Sent<'_>; 2] = [(Out, 40, &[ack(6)]), (Out, 100, &[DATA])];
     let tunnel: [Sent<'_>; 1] = [(Out, 27 + 45 + 105, &[around(40), around(100)])];

@@ -18,7 +18,10 @@ const SAMPLE: usize = 300;
 const UNKNOWN: usize = 50;
 
 /// Of so many unknown carriers at least one must fit a layer's packets, or it is chance.
-const CHANCE: usize = 20;
+const CHANCE: usize = 200;
+
+/// What is so near in seconds belongs together, unless the machine is very busy.
+const SURELY: f64 = 0.01;
 
 /// So many packets share a datagram at most.
 const MOST_TOGETHER: usize = 5;
@@ -95,17 +98,24 @@ impl Source<'_> {
     /// Learns what carriers of which nothing else is known have more than these packets: what fits most of them.
     fn learn(&mut self, unknown: &[Carrier], heads: &[usize], taken: &[bool]) {
         let most = heads.iter().max().copied().unwrap_or(0).cast_signed();
+        let bounds = self.bounds;
+        self.bounds = Bounds {
+            earliest: bounds.earliest.max(-SURELY),
+            latest: bounds.latest.min(SURELY),
+        };
         let mut fits: Vec<(usize, isize)> = Vec::new();
         for more in -IDS..=IDS + most {
             self.more = Some(more);
             let held = |carrier: &&Carrier| self.best(carrier, taken).is_some();
             fits.push((unknown.iter().filter(held).count(), more));
         }
-        // The same length is the rule.
+        self.bounds = bounds;
+        // The same length is the rule. Small packets of all layers have nearly the same sizes, so that another must fit many times more.
         let usual = heads.first().copied().unwrap_or(0).cast_signed();
+        let weight = |count: usize, more: isize| if more == usual { 4 * count } else { count };
         let best = fits
             .into_iter()
-            .max_by_key(|(count, more)| (*count, -(more - usual).abs()));
+            .max_by_key(|(count, more)| (weight(*count, *more), -(more - usual).abs()));
         let worth = |(count, _): &(usize, isize)| *count > 0 && count * CHANCE >= unknown.len();
         self.more = best.filter(worth).map(|(_, more)| more);
     }
