@@ -175,7 +175,7 @@ fn an_answer_to_somebody_else_is_not_believed() {
 }
 
 #[test]
-fn a_alias_is_acknowledged_when_it_is_recognised_and_not_before() {
+fn an_alias_is_acknowledged_when_it_is_recognised_and_not_before() {
     let mut flow = Flow::new();
     flow.handshake();
     drop(flow.actions());
@@ -289,28 +289,41 @@ fn an_id_that_is_refused_again_and_again_is_given_up() {
     assert_eq!(asked, 9);
 }
 
+/// For how long packets that follow each other closely go the same way, at most ten seconds.
+fn lasts(flow: &mut Flow, way: Route) -> Duration {
+    let start = flow.now;
+    let ways = (0..10_000).map(|_| flow.send_soon(&short(TARGET, 40)));
+    let same = ways.take_while(|now| *now == way).count();
+    assert!(same < 10_000, "for ever");
+    flow.now - start
+}
+
 /// The download of a client that only acknowledges: nothing is acknowledged to it.
 #[test]
 fn a_relay_that_swallows_what_is_forwarded_is_left_after_a_second() {
     let mut flow = Flow::established();
     flow.told(&Capsule::MaxConnectionIds { sequence: 99 });
-    let start = flow.now;
-    while flow.send_soon(&short(TARGET, 40)) == forwarded(b"virtual-t") {}
-    assert_eq!(flow.now - start, Duration::from_secs(1) + 2 * MOMENT);
+    let time = lasts(&mut flow, forwarded(b"virtual-t"));
+    assert_eq!(time, Duration::from_secs(1) + 2 * MOMENT);
     assert_eq!(flow.sent(), [close_client(OWN), close_target(TARGET)]);
-    let again = [register_client(OWN), register_target(TARGET)];
-    let mut since = flow.now;
-    for patience in [1, 4] {
-        while flow.send_soon(&short(TARGET, 40)) == Route::Tunnelled {
-            flow.machine.received(&short(OWN, 40), flow.now);
-            if flow.sent() == again {
-                assert_eq!(flow.now - since, Duration::from_secs(patience));
-                flow.told(&ack_target(TARGET, b"virtual-t"));
-                drop(flow.actions());
-            }
-        }
-        while flow.send_soon(&short(TARGET, 40)) == forwarded(b"virtual-t") {}
-        (_, since) = (flow.actions(), flow.now);
+}
+
+#[test]
+fn a_relay_that_swallowed_is_tried_again_after_a_pause_that_grows() {
+    let mut flow = Flow::established();
+    flow.told(&Capsule::MaxConnectionIds { sequence: 99 });
+    for pause in [1, 4, 16] {
+        lasts(&mut flow, forwarded(b"virtual-t"));
+        drop(flow.actions());
+        flow.wait(Duration::from_secs(pause) - MOMENT);
+        flow.machine.turn(ROUND_TRIP, flow.now);
+        assert_eq!(flow.sent(), []);
+        flow.wait(MOMENT);
+        flow.machine.turn(ROUND_TRIP, flow.now);
+        assert_eq!(flow.sent(), [register_client(OWN), register_target(TARGET)]);
+        flow.told(&ack_target(TARGET, b"virtual-t"));
+        drop(flow.actions());
+        assert_eq!(flow.send(&short(TARGET, 40)), Route::Tunnelled);
     }
 }
 
@@ -318,18 +331,26 @@ fn a_relay_that_swallows_what_is_forwarded_is_left_after_a_second() {
 #[test]
 fn a_relay_that_swallows_bursts_is_left_after_the_third() {
     let mut flow = Flow::established();
-    let mut bursts = 0;
-    loop {
+    let mut burst = || {
         flow.wait(Duration::from_millis(300));
         assert_eq!(flow.send(&short(TARGET, 1200)), Route::Tunnelled);
         flow.machine.received(&short(OWN, 40), flow.now);
-        if flow.send_soon(&short(TARGET, 1200)) == Route::Tunnelled {
-            break;
-        }
+        let route = flow.send_soon(&short(TARGET, 1200));
         flow.send_soon(&short(TARGET, 1200));
-        bursts += 1;
-    }
-    assert_eq!(bursts, 3);
+        route
+    };
+    let routes: Vec<_> = (0..4).map(|_| burst()).collect();
+    let way = forwarded(b"virtual-t");
+    assert_eq!(routes, [way, way, way, Route::Tunnelled]);
+}
+
+#[test]
+fn a_target_id_without_an_alias_is_tunnelled() {
+    let mut flow = Flow::new();
+    flow.handshake();
+    flow.told(&ack_target(TARGET, b""));
+    drop(flow.actions());
+    assert_eq!(flow.send_soon(&short(TARGET, 100)), Route::Tunnelled);
 }
 
 #[test]
