@@ -51,6 +51,8 @@ pub struct Machine {
     fallen: Option<Instant>,
     /// Of the link that the flow runs on.
     round_trip: Duration,
+    /// A short header was sent: the handshake inside is done at our end.
+    started: bool,
 }
 
 /// What the driver has to do.
@@ -106,6 +108,7 @@ impl Machine {
             swallowed: 0,
             fallen: None,
             round_trip: Duration::ZERO,
+            started: false,
         }
     }
 
@@ -139,6 +142,7 @@ impl Machine {
             }
             return Route::Tunnelled;
         }
+        self.start();
         let Some(rule) = self.find(End::Target, packet) else {
             if let Some((id, since)) = self.snoop.short(End::Target, packet, now) {
                 self.replace(End::Target, id, since, now);
@@ -300,9 +304,11 @@ impl Machine {
             return;
         };
         if end == End::Client {
-            let id = rule.id;
-            rule.state = State::Admitting(alias);
-            self.actions.push_back(Action::Admit { id, alias });
+            rule.state = State::Granted(alias);
+            if self.started || rule.origin == Origin::Announced {
+                let admit = rule.admit(alias);
+                self.actions.push_back(admit);
+            }
             return;
         }
         rule.activate(alias, now);
@@ -316,8 +322,23 @@ impl Machine {
         let same = |id: Option<ConnectionId>| id.is_some_and(|id| id.octets() == alias);
         let mut rules = self.rules.iter().filter(|rule| rule.end == end);
         !rules.any(|rule| {
-            same(rule.held) || matches!(rule.state, State::Admitting(id) if same(Some(id)))
+            let waits =
+                matches!(rule.state, State::Granted(id) | State::Admitting(id) if same(Some(id)));
+            same(rule.held) || waits
         })
+    }
+
+    /// Forwarded packets of the target may come from now on. They would have overtaken the tunnelled end of the handshake, and an
+    /// end without keys takes them for lost.
+    pub(super) fn start(&mut self) {
+        if std::mem::replace(&mut self.started, true) {
+            return;
+        }
+        for rule in &mut self.rules {
+            if let State::Granted(alias) = rule.state {
+                self.actions.push_back(rule.admit(alias));
+            }
+        }
     }
 
     /// The relay refuses an id, or has dropped its rule.

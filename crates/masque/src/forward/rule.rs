@@ -9,7 +9,7 @@ use hoplite_overlay::End;
 use hoplite_wire::forwarding::Capsule;
 use tokio::time::Instant;
 
-use super::ConnectionId;
+use super::{Action, ConnectionId};
 
 /// The pause before the first registration after a refusal; each further one is four times as long, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -53,6 +53,8 @@ pub(super) enum State {
     Waiting(Instant),
     /// Registered, without an answer.
     Asked,
+    /// The client's id: the relay has answered, but packets are not to come this way before the handshake inside is done.
+    Granted(ConnectionId),
     /// The client's id: its alias is being put where it is recognised.
     Admitting(ConnectionId),
     /// In force under the alias.
@@ -100,7 +102,7 @@ impl Rule {
     pub(super) fn is_known(&self) -> bool {
         matches!(
             self.state,
-            State::Asked | State::Admitting(_) | State::Active(_)
+            State::Asked | State::Granted(_) | State::Admitting(_) | State::Active(_)
         )
     }
 
@@ -124,6 +126,12 @@ impl Rule {
                 reset_token: Bytes::new(),
             },
         }
+    }
+
+    /// Its alias is to be put where it is recognised.
+    pub(super) fn admit(&mut self, alias: ConnectionId) -> Action {
+        self.state = State::Admitting(alias);
+        Action::Admit { id: self.id, alias }
     }
 
     pub(super) fn activate(&mut self, alias: ConnectionId, now: Instant) {

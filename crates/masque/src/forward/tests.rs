@@ -99,6 +99,7 @@ impl Flow {
         self.send(&long(b"any", OWN));
         self.wait(ROUND_TRIP);
         self.machine.received(&long(OWN, TARGET), self.now);
+        self.machine.start();
     }
 
     /// Both ids are acknowledged.
@@ -521,4 +522,22 @@ fn ids_that_are_seen_are_bounded_and_the_oldest_leaves() {
     }
     let last = flow.sent().split_off(4);
     assert_eq!(last, [close_client(&[0; 8]), register_client(&[4; 8])]);
+}
+
+#[test]
+fn forwarded_packets_are_not_let_overtake_the_handshake() {
+    let mut flow = Flow::new();
+    flow.send(&long(b"any", OWN));
+    flow.told(&ack_client(OWN, b"virtual-c"));
+    assert!(
+        !flow
+            .actions()
+            .iter()
+            .any(|action| matches!(action, Action::Admit { .. }))
+    );
+    flow.wait(ROUND_TRIP);
+    flow.machine.received(&long(OWN, TARGET), flow.now);
+    flow.send(&short(TARGET, 100));
+    let (own, alias) = (id(OWN), id(b"virtual-c"));
+    assert!(flow.actions().contains(&Action::Admit { id: own, alias }));
 }
