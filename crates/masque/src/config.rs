@@ -23,6 +23,8 @@ pub struct Config {
     pub isolated_idle: Duration,
     /// Whether small payloads that answer a download wait a little for each other where they share packets.
     pub gather: bool,
+    /// Whether a path stands ready for the next isolation token.
+    pub spare: bool,
     /// Octets of datagrams kept for a flow whose reader is slow; more are dropped, the newest first.
     pub datagram_queue: usize,
 }
@@ -38,6 +40,7 @@ impl Default for Config {
             isolated: 64,
             isolated_idle: Duration::from_secs(90),
             gather: true,
+            spare: true,
             datagram_queue: 1 << 20,
         }
     }

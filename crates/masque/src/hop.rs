@@ -76,6 +76,16 @@ impl Hop {
         self.pool.live(&Isolation::default()).await.map(|_| ())
     }
 
+    /// The same for the connection of a token.
+    pub(crate) async fn connect_for(&self, token: &Isolation) -> Result<(), Error> {
+        self.pool.live(token).await.map(|_| ())
+    }
+
+    /// How long to wait after so many failures before it is dialled again.
+    pub(crate) fn pause(&self, failures: u32) -> std::time::Duration {
+        self.config.redial_pause * (1 << failures.min(5))
+    }
+
     /// How the hop is carried now: `h3` or `h2`; `None` while there is no connection.
     pub fn carrier(&self) -> Option<&'static str> {
         self.pool

@@ -20,6 +20,7 @@ mod paths;
 mod pool;
 mod request;
 pub mod sink;
+mod spare;
 mod tunnel;
 
 pub use choose::{Candidate, Wish, choose};

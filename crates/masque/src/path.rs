@@ -6,7 +6,7 @@ use std::{net::IpAddr, sync::Arc};
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Stream, Terms};
 use hoplite_wire::Target;
 
-use crate::{Config, Hop, Mode, Relay};
+use crate::{Config, Hop, Mode, Relay, spare::Spares};
 
 /// More than four hops cost packet size and time, and hide nothing more.
 pub const MAX_HOPS: usize = 4;
@@ -16,6 +16,8 @@ pub const MAX_HOPS: usize = 4;
 pub struct Path {
     hops: Vec<Hop>,
     last: Hop,
+    spares: Arc<Spares>,
+    keeps_spare: bool,
 }
 
 impl Path {
@@ -52,13 +54,24 @@ impl Path {
         let last = hops.last().cloned();
         let last =
             last.ok_or_else(|| Error::new(ErrorKind::Unsupported, "making a path of no relay"))?;
-        Ok(Self { hops, last })
+        let spares = Spares::new(last.clone(), config.isolated);
+        // All tokens share the connection to the first relay.
+        let keeps_spare = config.spare && hops.len() > 1;
+        Ok(Self {
+            hops,
+            last,
+            spares,
+            keeps_spare,
+        })
     }
 
     /// Dials the whole path now and keeps it open.
     pub fn keep_warm(&self) {
         for hop in &self.hops {
             hop.keep_warm();
+        }
+        if self.keeps_spare {
+            self.spares.keep();
         }
     }
 
@@ -90,7 +103,8 @@ fn carrier(config: &Config) -> Config {
 
 impl Overlay for Path {
     fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
-        self.last.open_stream(target, terms)
+        let terms = self.spares.terms(terms);
+        Box::pin(async move { self.last.open_stream(target, &terms).await })
     }
 
     fn open_datagrams<'a>(
@@ -98,7 +112,8 @@ impl Overlay for Path {
         target: &'a Target,
         terms: &'a Terms,
     ) -> Opening<'a, Box<dyn Datagrams>> {
-        Box::pin(self.last.gathered(target, terms))
+        let terms = self.spares.terms(terms);
+        Box::pin(async move { self.last.gathered(target, &terms).await })
     }
 
     fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {

@@ -174,6 +174,7 @@ fn tunnel(file: &client::Config) -> Config {
         isolated: file.isolated,
         isolated_idle: file.isolated_idle,
         gather: file.gather,
+        spare: file.spare,
         datagram_queue: file.datagram_queue,
         forwarding: forwarding(file),
         ..Config::default()

@@ -131,6 +131,8 @@ pub(crate) struct Tunnel {
     pub(crate) quic_retry: Duration,
     /// How many isolation tokens may have connections of their own at once.
     pub(crate) isolated: usize,
+    /// Whether a path stands ready for the next one.
+    pub(crate) spare: bool,
     /// How long such a connection may be unused, in seconds.
     #[serde(deserialize_with = "text::seconds")]
     pub(crate) isolated_idle: Duration,
@@ -323,6 +325,7 @@ impl Default for Tunnel {
             transform: Transform::default(),
             forwarded_ids: 64,
             gather: true,
+            spare: true,
             quic_retry: Duration::from_secs(10),
             isolated: 64,
             isolated_idle: Duration::from_secs(90),

@@ -5,6 +5,7 @@ mod choosing;
 mod failing;
 mod forwarding;
 mod hostile;
+mod isolated;
 mod policies;
 mod rough;
 mod support;

@@ -1,0 +1,193 @@
+//! A path that stands ready for the next isolation token: dialling the hops beyond the first takes several round trips, which the first flow of a token
+//! would have to wait for. [`crate::Path`] asks it whose connections a flow takes.
+//!
+//! Connections belong to *roads*, tokens of our own. A user's token gets the spare road when it is first seen and keeps it; the next spare is dialled at once.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use hoplite_overlay::{Isolation, Terms};
+use tokio::time::Instant;
+use tracing::debug;
+
+use crate::Hop;
+
+/// How often the spare is asked for, so that it does not count as unused.
+const TOUCH: Duration = Duration::from_secs(20);
+
+/// Which road each token has, and the spare.
+#[derive(Debug)]
+pub(crate) struct Spares {
+    /// Through it the whole path is dialled.
+    last: Hop,
+    /// How many tokens are remembered.
+    bound: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    roads: HashMap<Isolation, Road>,
+    /// The number of the spare road, while one is kept.
+    spare: Option<u64>,
+    /// Whether there shall be one.
+    keeps: bool,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Road {
+    number: u64,
+    used: Instant,
+}
+
+impl Spares {
+    /// For the path that ends with `last`; at most `bound` tokens are remembered.
+    pub(crate) fn new(last: Hop, bound: usize) -> Arc<Self> {
+        Arc::new(Self {
+            last,
+            bound: bound.max(1),
+            state: Mutex::default(),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on there is a spare.
+    pub(crate) fn keep(self: &Arc<Self>) {
+        self.state().keeps = true;
+        self.renew();
+    }
+
+    /// The same terms with the token's road in its place.
+    pub(crate) fn terms(self: &Arc<Self>, terms: &Terms) -> Terms {
+        let mut terms = terms.clone();
+        if terms.isolation != Isolation::default() {
+            let (number, took_spare) = self.state().road(&terms.isolation, self.bound);
+            terms.isolation = token(number);
+            if took_spare {
+                self.renew();
+            }
+        }
+        terms
+    }
+
+    /// Begins to dial the next spare.
+    fn renew(self: &Arc<Self>) {
+        let mut state = self.state();
+        if state.keeps && state.spare.is_none() {
+            let number = state.number();
+            state.spare = Some(number);
+            tokio::spawn(look_after(Arc::downgrade(self), number));
+        }
+    }
+}
+
+impl State {
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// The road of a token, and whether the spare became it.
+    fn road(&mut self, token: &Isolation, bound: usize) -> (u64, bool) {
+        let now = Instant::now();
+        if let Some(road) = self.roads.get_mut(token) {
+            road.used = now;
+            return (road.number, false);
+        }
+        self.make_room(bound);
+        let spare = self.spare.take();
+        let number = spare.unwrap_or_else(|| self.number());
+        self.roads.insert(token.clone(), Road { number, used: now });
+        (number, spare.is_some())
+    }
+
+    /// Forgets the token unused for longest.
+    fn make_room(&mut self, bound: usize) {
+        if self.roads.len() < bound {
+            return;
+        }
+        let oldest = self.roads.iter().min_by_key(|(_, road)| road.used);
+        if let Some(oldest) = oldest.map(|(token, _)| token.clone()) {
+            self.roads.remove(&oldest);
+        }
+    }
+}
+
+/// What a road's connections are kept under. It never leaves the process.
+fn token(number: u64) -> Isolation {
+    Isolation::new(number.to_be_bytes().to_vec())
+}
+
+/// Keeps the spare connected until it is taken or the path is gone. After a failure it waits, longer each time.
+async fn look_after(spares: Weak<Spares>, number: u64) {
+    let mut failures = 0u32;
+    loop {
+        let Some(last) = spares.upgrade().filter(|spares| spares.is_spare(number)) else {
+            return;
+        };
+        let last = last.last.clone();
+        let pause = match last.connect_for(&token(number)).await {
+            Ok(()) => {
+                failures = 0;
+                TOUCH
+            }
+            Err(error) => {
+                debug!(%error, failures, "no spare path yet");
+                failures = failures.saturating_add(1);
+                last.pause(failures)
+            }
+        };
+        drop(last);
+        tokio::time::sleep(pause).await;
+    }
+}
+
+impl Spares {
+    fn is_spare(&self, number: u64) -> bool {
+        self.state().spare == Some(number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(name: &str) -> Isolation {
+        Isolation::new(name.into())
+    }
+
+    #[test]
+    fn a_new_token_takes_the_spare_and_keeps_it() {
+        let mut state = State::default();
+        state.spare = Some(state.number());
+        assert_eq!(state.road(&user("a"), 8), (1, true));
+        assert_eq!(state.road(&user("a"), 8), (1, false));
+    }
+
+    #[test]
+    fn two_tokens_never_have_one_road() {
+        let mut state = State::default();
+        state.spare = Some(state.number());
+        let roads = ["a", "b", "c"].map(|name| state.road(&user(name), 8).0);
+        assert_eq!(roads, [1, 2, 3]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_tokens_are_remembered_than_allowed() {
+        let mut state = State::default();
+        for name in ["a", "b", "c"] {
+            state.road(&user(name), 2);
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        assert_eq!(state.roads.len(), 2);
+        assert_eq!(state.road(&user("b"), 2).0, 2, "the oldest was forgotten");
+        assert_eq!(state.road(&user("a"), 2).0, 4, "and gets another road");
+    }
+}
