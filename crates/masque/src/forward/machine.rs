@@ -53,6 +53,8 @@ pub struct Machine {
     round_trip: Duration,
     /// A short header was sent: the handshake inside is done at our end.
     started: bool,
+    /// When the last long header was sent: a part of the handshake.
+    handshake: Option<Instant>,
 }
 
 /// What the driver has to do.
@@ -109,6 +111,7 @@ impl Machine {
             fallen: None,
             round_trip: Duration::ZERO,
             started: false,
+            handshake: None,
         }
     }
 
@@ -137,12 +140,14 @@ impl Machine {
         let silence = self.watchdog.sent(now);
         // "QUIC long header packets MUST NOT be forwarded."
         if is_long(packet) {
+            self.handshake = Some(now);
             if let Some(id) = self.snoop.sent_long(packet, now) {
                 self.learn(End::Client, id, now);
             }
             return Route::Tunnelled;
         }
         self.start();
+        let overtakes = self.overtakes(now);
         let Some(rule) = self.find(End::Target, packet) else {
             if let Some((id, since)) = self.snoop.short(End::Target, packet, now) {
                 self.replace(End::Target, id, since, now);
@@ -151,7 +156,7 @@ impl Machine {
         };
         rule.is_used(now);
         match rule.alias() {
-            Some(alias) if !silence || packet.len() > room => {
+            Some(alias) if !overtakes && (!silence || packet.len() > room) => {
                 let id_len = rule.id.len();
                 self.watchdog.forwarded(packet.len());
                 Route::Forwarded { id_len, alias }
@@ -326,6 +331,12 @@ impl Machine {
                 matches!(rule.state, State::Granted(id) | State::Admitting(id) if same(Some(id)));
             same(rule.held) || waits
         })
+    }
+
+    /// Whether a packet that is forwarded now could arrive before the tunnelled end of the handshake, without which the target cannot read it.
+    fn overtakes(&self, now: Instant) -> bool {
+        let round_trip = self.round_trip.max(self.snoop.round_trip());
+        self.handshake.is_some_and(|sent| now - sent < round_trip)
     }
 
     /// Forwarded packets of the target may come from now on. They would have overtaken the tunnelled end of the handshake, and an

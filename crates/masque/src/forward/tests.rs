@@ -541,3 +541,13 @@ fn forwarded_packets_are_not_let_overtake_the_handshake() {
     let (own, alias) = (id(OWN), id(b"virtual-c"));
     assert!(flow.actions().contains(&Action::Admit { id: own, alias }));
 }
+
+#[test]
+fn what_is_sent_right_after_the_handshake_does_not_overtake_its_end() {
+    let mut flow = Flow::established();
+    flow.send_soon(&long(TARGET, OWN));
+    assert_eq!(flow.send_soon(&short(TARGET, 100)), Route::Tunnelled);
+    flow.wait(ROUND_TRIP);
+    let now = flow.send_soon(&short(TARGET, 100));
+    assert!(matches!(now, Route::Forwarded { .. }), "{now:?}");
+}
