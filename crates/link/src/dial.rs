@@ -81,14 +81,20 @@ impl Dialer {
     /// # Errors
     /// The failure that tells more, if both fail. A wrong identity ends the race at once.
     pub async fn race(&self, terms: &Terms) -> Result<Link, Error> {
-        let late = Notify::new();
+        let (ready, failed) = (Notify::new(), Notify::new());
         let quic = async {
-            let answer = self.quic(terms).await;
-            late.notify_one();
+            let answer = self.quic_over(terms, &ready).await;
+            failed.notify_one();
             answer.map(Link::Quic)
         };
         let tls = async {
-            drop(tokio::time::timeout(self.config.head_start, late.notified()).await);
+            tokio::select! {
+                // The road may have to be dialled itself: that is no delay of QUIC's.
+                () = ready.notified() => {
+                    drop(tokio::time::timeout(self.config.head_start, failed.notified()).await);
+                }
+                () = failed.notified() => {}
+            }
             self.tls(terms).await.map(Box::new).map(Link::Tls)
         };
         first_of(quic, tls).await
@@ -100,8 +106,14 @@ impl Dialer {
     /// [`ErrorKind::EntryUnreachable`] for the first hop, [`ErrorKind::PathFailed`] for the others, with
     /// [`Reason::Identity`] where the relay is not the expected one; what the overlay says of authentication.
     pub async fn quic(&self, terms: &Terms) -> Result<QuicLink, Error> {
+        self.quic_over(terms, &Notify::new()).await
+    }
+
+    /// The same; `ready` is told when the road stands and the handshake begins.
+    async fn quic_over(&self, terms: &Terms, ready: &Notify) -> Result<QuicLink, Error> {
         let terms = self.hurried(terms);
-        let answer = tokio::time::timeout(self.config.handshake, self.handshake(&terms)).await;
+        let handshake = self.handshake(&terms, ready);
+        let answer = tokio::time::timeout(self.config.handshake, handshake).await;
         answer.unwrap_or_else(|_| Err(self.place.unreachable().because(Reason::HostUnreachable)))
     }
 
@@ -114,9 +126,10 @@ impl Dialer {
         }
     }
 
-    async fn handshake(&self, terms: &Terms) -> Result<QuicLink, Error> {
+    async fn handshake(&self, terms: &Terms, ready: &Notify) -> Result<QuicLink, Error> {
         let opened = self.overlay.open_datagrams(&self.peer.address, terms).await;
         let flow = opened.map_err(|error| self.place.below(error))?;
+        ready.notify_one();
         let reins = self.config.reins();
         let config = self.client_config(flow.max_payload(), &reins)?;
         let flow_ended = Arc::new(Notify::new());

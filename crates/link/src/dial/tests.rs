@@ -18,7 +18,7 @@ use tokio::{
     time::Instant,
 };
 
-use self::harness::{Bumpy, LATENCY, Lab, exchange, identity};
+use self::harness::{Bumpy, Cold, LATENCY, Lab, exchange, identity};
 use crate::{
     Config, Congestion, Dialer, Grants, Link, Peer, QuicLink, Reins, Wishes,
     server::{Secrets, bind},
@@ -128,6 +128,18 @@ async fn a_link_reaches_a_shard_over_loopback() {
 async fn quic_wins_the_race_where_udp_passes() {
     let lab = Lab::new();
     let link = lab.dialer(0).race(&Terms::default()).await.unwrap();
+    assert!(matches!(link, Link::Quic(_)), "{link:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn quic_keeps_its_head_start_on_a_road_that_has_to_be_made_first() {
+    let lab = Lab::new();
+    let road = Cold {
+        inner: lab.overlay(),
+        stands: Instant::now() + 4 * Config::default().head_start,
+    };
+    let dialer = Dialer::new(Arc::new(road), lab.peer(), 1, Config::default());
+    let link = dialer.race(&Terms::default()).await.unwrap();
     assert!(matches!(link, Link::Quic(_)), "{link:?}");
 }
 

@@ -367,3 +367,34 @@ impl Datagrams for BumpyFlow {
         self.moved.load(Ordering::Relaxed)
     }
 }
+
+/// An overlay that has to be dialled itself first, once: both kinds of flow wait for the same moment.
+#[derive(Debug)]
+pub(super) struct Cold {
+    pub(super) inner: MemoryOverlay,
+    pub(super) stands: tokio::time::Instant,
+}
+
+impl Overlay for Cold {
+    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
+        Box::pin(async move {
+            tokio::time::sleep_until(self.stands).await;
+            self.inner.open_stream(target, terms).await
+        })
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        target: &'a Target,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        Box::pin(async move {
+            tokio::time::sleep_until(self.stands + LATENCY).await;
+            self.inner.open_datagrams(target, terms).await
+        })
+    }
+
+    fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        self.inner.resolve(name, terms)
+    }
+}
