@@ -389,7 +389,7 @@ impl Overlay for Cold {
         terms: &'a Terms,
     ) -> Opening<'a, Box<dyn Datagrams>> {
         Box::pin(async move {
-            tokio::time::sleep_until(self.stands + LATENCY).await;
+            tokio::time::sleep_until(self.stands + 4 * LATENCY).await;
             self.inner.open_datagrams(target, terms).await
         })
     }
