@@ -25,6 +25,8 @@ pub struct Config {
     pub gather: bool,
     /// Whether a path stands ready for the next isolation token.
     pub spare: bool,
+    /// How long after a token has taken that path the next one is dialled.
+    pub spare_after: Duration,
     /// Octets of datagrams kept for a flow whose reader is slow; more are dropped, the newest first.
     pub datagram_queue: usize,
 }
@@ -41,6 +43,7 @@ impl Default for Config {
             isolated_idle: Duration::from_secs(90),
             gather: true,
             spare: true,
+            spare_after: Duration::from_secs(5),
             datagram_queue: 1 << 20,
         }
     }

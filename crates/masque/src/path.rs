@@ -54,7 +54,7 @@ impl Path {
         let last = hops.last().cloned();
         let last =
             last.ok_or_else(|| Error::new(ErrorKind::Unsupported, "making a path of no relay"))?;
-        let spares = Spares::new(last.clone(), config.isolated);
+        let spares = Spares::new(last.clone(), config.isolated, config.spare_after);
         // All tokens share the connection to the first relay.
         let keeps_spare = config.spare && hops.len() > 1;
         Ok(Self {

@@ -1,7 +1,8 @@
 //! A path that stands ready for the next isolation token: dialling the hops beyond the first takes several round trips, which the first flow of a token
 //! would have to wait for. [`crate::Path`] asks it whose connections a flow takes.
 //!
-//! Connections belong to *roads*, tokens of our own. A user's token gets the spare road when it is first seen and keeps it; the next spare is dialled at once.
+//! Connections belong to *roads*, tokens of our own. A user's token gets the spare road when it is first seen and keeps it; the next spare is dialled
+//! a little later, so that it does not take the link from the flow that has just begun.
 
 use std::{
     collections::HashMap,
@@ -25,6 +26,8 @@ pub(crate) struct Spares {
     last: Hop,
     /// How many tokens are remembered.
     bound: usize,
+    /// How long after a spare was taken the next one is dialled.
+    calm: Duration,
     state: Mutex<State>,
 }
 
@@ -46,10 +49,11 @@ struct Road {
 
 impl Spares {
     /// For the path that ends with `last`; at most `bound` tokens are remembered.
-    pub(crate) fn new(last: Hop, bound: usize) -> Arc<Self> {
+    pub(crate) fn new(last: Hop, bound: usize, calm: Duration) -> Arc<Self> {
         Arc::new(Self {
             last,
             bound: bound.max(1),
+            calm,
             state: Mutex::default(),
         })
     }
@@ -61,7 +65,7 @@ impl Spares {
     /// From now on there is a spare.
     pub(crate) fn keep(self: &Arc<Self>) {
         self.state().keeps = true;
-        self.renew();
+        self.renew(Duration::ZERO);
     }
 
     /// The same terms with the token's road in its place.
@@ -71,19 +75,19 @@ impl Spares {
             let (number, took_spare) = self.state().road(&terms.isolation, self.bound);
             terms.isolation = token(number);
             if took_spare {
-                self.renew();
+                self.renew(self.calm);
             }
         }
         terms
     }
 
-    /// Begins to dial the next spare.
-    fn renew(self: &Arc<Self>) {
+    /// Begins to dial the next spare after a while.
+    fn renew(self: &Arc<Self>, calm: Duration) {
         let mut state = self.state();
         if state.keeps && state.spare.is_none() {
             let number = state.number();
             state.spare = Some(number);
-            tokio::spawn(look_after(Arc::downgrade(self), number));
+            tokio::spawn(look_after(Arc::downgrade(self), number, calm));
         }
     }
 }
@@ -126,14 +130,15 @@ fn token(number: u64) -> Isolation {
 }
 
 /// Keeps the spare connected until it is taken or the path is gone. After a failure it waits, longer each time.
-async fn look_after(spares: Weak<Spares>, number: u64) {
-    let mut failures = 0u32;
+async fn look_after(spares: Weak<Spares>, number: u64, calm: Duration) {
+    let (mut failures, mut pause) = (0u32, calm);
     loop {
+        tokio::time::sleep(pause).await;
         let Some(last) = spares.upgrade().filter(|spares| spares.is_spare(number)) else {
             return;
         };
         let last = last.last.clone();
-        let pause = match last.connect_for(&token(number)).await {
+        pause = match last.connect_for(&token(number)).await {
             Ok(()) => {
                 failures = 0;
                 TOUCH
@@ -144,8 +149,6 @@ async fn look_after(spares: Weak<Spares>, number: u64) {
                 last.pause(failures)
             }
         };
-        drop(last);
-        tokio::time::sleep(pause).await;
     }
 }
 

@@ -76,7 +76,11 @@ impl Bench {
 
 #[tokio::test]
 async fn a_path_stands_ready_for_the_next_token() {
-    let bench = Bench::new(Config::default()).await;
+    let soon = Config {
+        spare_after: Duration::from_millis(1),
+        ..Config::default()
+    };
+    let bench = Bench::new(soon).await;
     // The warm one, and the spare.
     bench.has(2).await;
     let first = bench.open("a").await;
