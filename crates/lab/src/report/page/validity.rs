@@ -179,69 +179,81 @@ fn failed_transfers(data: &Data, case: usize, subject: usize) -> usize {
     data.failed.iter().filter_map(here).sum()
 }
 
+/// The attempts that count.
+struct Accepted<'a>(Vec<&'a Attempt>);
+
+/// A figure, and what it is.
+type Fact = (String, &'static str);
+
+impl Accepted<'_> {
+    /// What is known of each.
+    fn of(&self, value: fn(&Attempt) -> Option<f64>) -> Vec<f64> {
+        self.0.iter().filter_map(|attempt| value(attempt)).collect()
+    }
+
+    /// A quantile over all; 1 is the largest.
+    fn told(&self, value: fn(&Attempt) -> Option<f64>, share: f64) -> String {
+        quantile(&self.of(value), share).map_or_else(|| "–".to_owned(), digits)
+    }
+
+    fn lateness(&self) -> [Fact; 3] {
+        let late = self.told(|attempt| Some(attempt.health.late_us_p99), 0.5);
+        let most = self.told(|attempt| Some(attempt.health.late_us_max), 1.0);
+        let stalls = self.of(|attempt| Some(attempt.health.stalls as f64));
+        let stalls: f64 = stalls.iter().sum();
+        [
+            (
+                format!("{late} µs"),
+                "median of the 99th percentiles of lateness",
+            ),
+            (format!("{most} µs"), "the latest packet of all"),
+            (
+                format!("{stalls:.0}"),
+                "times the emulator was not scheduled for over 1 ms",
+            ),
+        ]
+    }
+
+    fn load(&self) -> [Fact; 3] {
+        let load = |attempt: &Attempt| Some(attempt.health.load[0]);
+        let steal = self.told(|attempt| Some(attempt.health.steal * 100.0), 1.0);
+        [
+            (self.told(load, 0.5), "median load before an attempt"),
+            (self.told(load, 1.0), "highest load before an attempt"),
+            (
+                format!("{steal} %"),
+                "largest share of time taken by the host",
+            ),
+        ]
+    }
+
+    fn waiting(&self) -> [Fact; 2] {
+        let waited = |attempt: &Attempt| Some(attempt.health.cpu_pressure? * 100.0);
+        let (usual, most) = (self.told(waited, 0.5), self.told(waited, 1.0));
+        [
+            (
+                format!("{usual} %"),
+                "of the time programs waited for a processor (median)",
+            ),
+            (
+                format!("{most} %"),
+                "of the time programs waited for a processor (largest)",
+            ),
+        ]
+    }
+}
+
 /// Of the attempts that count.
 fn health(data: &Data) -> String {
-    let accepted: Vec<&Attempt> = data
-        .attempts
-        .iter()
-        .filter(|attempt| attempt.verdict == Verdict::Ok)
-        .collect();
-    let of = |value: fn(&Attempt) -> f64| {
-        accepted
-            .iter()
-            .map(|attempt| value(attempt))
-            .collect::<Vec<f64>>()
-    };
-    let told =
-        |values: &[f64], share: f64| quantile(values, share).map_or_else(|| "–".to_owned(), digits);
-    let (late, most) = (
-        of(|attempt| attempt.health.late_us_p99),
-        of(|attempt| attempt.health.late_us_max),
-    );
-    let (load, stalls) = (
-        of(|attempt| attempt.health.load[0]),
-        of(|attempt| attempt.health.stalls as f64),
-    );
-    let steal = of(|attempt| attempt.health.steal * 100.0);
-    let waited: Vec<f64> = accepted
-        .iter()
-        .filter_map(|attempt| attempt.health.cpu_pressure)
-        .map(|share| share * 100.0)
-        .collect();
-    let facts = [
-        (
-            format!("{} µs", told(&late, 0.5)),
-            "median of the 99th percentiles of lateness",
-        ),
-        (
-            format!("{} µs", told(&most, 1.0)),
-            "the latest packet of all",
-        ),
-        (told(&load, 0.5), "median load before an attempt"),
-        (told(&load, 1.0), "highest load before an attempt"),
-        (
-            format!("{:.0}", stalls.iter().sum::<f64>()),
-            "times the emulator was not scheduled for over 1 ms",
-        ),
-        (
-            format!("{} %", told(&steal, 1.0)),
-            "largest share of time taken by the host",
-        ),
-        (
-            format!("{} %", told(&waited, 0.5)),
-            "of the time programs waited for a processor (median)",
-        ),
-        (
-            format!("{} %", told(&waited, 1.0)),
-            "of the time programs waited for a processor (largest)",
-        ),
-    ];
-    if accepted.is_empty() {
+    let counts = |attempt: &&Attempt| attempt.verdict == Verdict::Ok;
+    let accepted = Accepted(data.attempts.iter().filter(counts).collect());
+    if accepted.0.is_empty() {
         return String::new();
     }
+    let facts = accepted.lateness().into_iter().chain(accepted.load());
     let facts: String = facts
-        .iter()
-        .map(|(value, name)| tag("li", &format!("{} {}", said("b", value), escape(name))))
+        .chain(accepted.waiting())
+        .map(|(value, name)| tag("li", &format!("{} {}", said("b", &value), escape(name))))
         .collect();
     said("h3", "Accepted attempts") + &tag("ul class=\"facts\"", &facts)
 }
