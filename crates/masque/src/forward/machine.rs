@@ -51,7 +51,7 @@ pub struct Machine {
     fallen: Option<Instant>,
     /// Of the link that the flow runs on.
     round_trip: Duration,
-    /// A short header was sent: the handshake inside is done at our end.
+    /// A short header was sent when nothing overtook the handshake inside any more: it is done at both ends.
     started: bool,
     /// When the last long header was sent: a part of the handshake.
     handshake: Option<Instant>,
@@ -146,8 +146,10 @@ impl Machine {
             }
             return Route::Tunnelled;
         }
-        self.start();
         let overtakes = self.overtakes(now);
+        if !overtakes {
+            self.start();
+        }
         let Some(rule) = self.find(End::Target, packet) else {
             if let Some((id, since)) = self.snoop.short(End::Target, packet, now) {
                 self.replace(End::Target, id, since, now);
@@ -339,8 +341,8 @@ impl Machine {
         self.handshake.is_some_and(|sent| now - sent < round_trip)
     }
 
-    /// Forwarded packets of the target may come from now on. They would have overtaken the tunnelled end of the handshake, and an
-    /// end without keys takes them for lost.
+    /// Forwarded packets of the target may come from now on. They would have overtaken the tunnelled end of the handshake, which an
+    /// end without keys takes for a loss; or they would have come behind the tunnelled change to another id, and be nobody's.
     pub(super) fn start(&mut self) {
         if std::mem::replace(&mut self.started, true) {
             return;
