@@ -23,4 +23,4 @@ pub(crate) use bargain::Bargain;
 pub use bargain::{Forwarding, Mode, Passed};
 pub(crate) use driver::Forwarder;
 pub use id::ConnectionId;
-pub use machine::{Action, Breach, Machine, Route};
+pub use machine::{Action, Below, Breach, Machine, Route};

@@ -30,6 +30,7 @@ use hoplite_overlay::direct::UdpFlow;
 use hoplite_wire::forwarding::{Capsule, Malformed};
 use tokio::{sync::Notify, time::sleep};
 
+pub(crate) use self::down::Tunnel;
 pub(crate) use self::terms::{Terms, negotiate};
 use self::{control::Control, down::Clients, id::Id, registrations::Refusal};
 use crate::{limits::Pace, metrics::Metrics, serve::exchange::ClientFlow};

@@ -22,7 +22,7 @@ use hoplite_wire::forwarding::{Capsule, Malformed};
 use tokio::time::Instant;
 
 use super::{
-    Action, ConnectionId, Machine, Route,
+    Action, Below, ConnectionId, Machine, Route,
     bargain::{Bargain, count},
     sorted::Sorted,
 };
@@ -110,7 +110,7 @@ impl Forwarder {
         let mut sending = lock(&self.sending);
         let round_trip = sending.round_trip(flow);
         let sorted = &mut sending.sorted;
-        ready!(self.poll_sort(cx, sorted, batch, flow.max_payload(), round_trip));
+        ready!(self.poll_sort(cx, sorted, batch, flow, round_trip));
         let all = batch.payloads().count();
         if sorted.forwarded() == 0 {
             ready!(flow.poll_send(cx, batch))?;
@@ -131,12 +131,18 @@ impl Forwarder {
         cx: &mut Context<'_>,
         sorted: &mut Sorted,
         batch: Batch<'_>,
-        room: usize,
+        flow: &h3::Flow,
         round_trip: Duration,
     ) -> Poll<()> {
         let now = Instant::now();
+        let room = flow.max_payload();
         let mut machine = lock(&self.machine);
-        self.look(&mut machine, round_trip, now);
+        let drained = !machine.is_settling(now) || flow.is_drained();
+        let below = Below {
+            round_trip,
+            drained,
+        };
+        self.look(&mut machine, below, now);
         if machine.is_forwarding() {
             ready!(self.bypass.poll_ready(cx));
         }
@@ -175,7 +181,7 @@ impl Forwarder {
     }
 
     /// What has happened since the last batch.
-    fn look(&self, machine: &mut Machine, round_trip: Duration, now: Instant) {
+    fn look(&self, machine: &mut Machine, below: Below, now: Instant) {
         let generation = self.bypass.generation();
         if self.generation.swap(generation, Ordering::AcqRel) != generation {
             machine.moved(now);
@@ -188,7 +194,7 @@ impl Forwarder {
                 .drain(..)
                 .for_each(|id| machine.heard(id, at));
         }
-        machine.turn(round_trip, now);
+        machine.turn(below, now);
     }
 
     /// A packet came through the tunnel.

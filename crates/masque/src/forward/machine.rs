@@ -49,12 +49,20 @@ pub struct Machine {
     /// How often what was forwarded was swallowed, and when last.
     swallowed: u32,
     fallen: Option<Instant>,
-    /// Of the link that the flow runs on.
-    round_trip: Duration,
+    below: Below,
     /// A short header was sent when nothing overtook the handshake inside any more: it is done at both ends.
     started: bool,
     /// When the last long header was sent: a part of the handshake.
     handshake: Option<Instant>,
+}
+
+/// How the link stands that the flow runs on.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Below {
+    /// From the client to the relay and back.
+    pub round_trip: Duration,
+    /// Nothing waits to be sent through it.
+    pub drained: bool,
 }
 
 /// What the driver has to do.
@@ -109,7 +117,7 @@ impl Machine {
             watchdog: Watchdog::default(),
             swallowed: 0,
             fallen: None,
-            round_trip: Duration::ZERO,
+            below: Below::default(),
             started: false,
             handshake: None,
         }
@@ -125,10 +133,10 @@ impl Machine {
         self.actions.push_front(action);
     }
 
-    /// Called before the packets of a batch are routed, and whenever time has passed: `round_trip` is the link's.
-    pub fn turn(&mut self, round_trip: Duration, now: Instant) {
-        self.round_trip = round_trip;
-        let patience = self.round_trip.max(self.snoop.round_trip());
+    /// Called before the packets of a batch are routed, and whenever time has passed.
+    pub fn turn(&mut self, below: Below, now: Instant) {
+        self.below = below;
+        let patience = self.below.round_trip.max(self.snoop.round_trip());
         if self.watchdog.is_suspicious(patience) {
             self.fall_back(now);
         }
@@ -150,6 +158,7 @@ impl Machine {
         if !overtakes {
             self.start();
         }
+        let drained = self.below.drained;
         let Some(rule) = self.find(End::Target, packet) else {
             if let Some((id, since)) = self.snoop.short(End::Target, packet, now) {
                 self.replace(End::Target, id, since, now);
@@ -157,6 +166,7 @@ impl Machine {
             return Route::Tunnelled;
         };
         rule.is_used(now);
+        let overtakes = overtakes || !rule.is_settled(drained, now);
         match rule.alias() {
             Some(alias) if !overtakes && (!silence || packet.len() > room) => {
                 let id_len = rule.id.len();
@@ -171,6 +181,11 @@ impl Machine {
     pub fn is_forwarding(&self) -> bool {
         let mut targets = self.rules.iter().filter(|rule| rule.end == End::Target);
         targets.any(|rule| rule.alias().is_some())
+    }
+
+    /// Whether a rule waits for the tunnel to drain.
+    pub fn is_settling(&self, now: Instant) -> bool {
+        self.rules.iter().any(|rule| rule.is_settling(now))
     }
 
     /// A packet came through the tunnel.
@@ -337,7 +352,7 @@ impl Machine {
 
     /// Whether a packet that is forwarded now could arrive before the tunnelled end of the handshake, without which the target cannot read it.
     fn overtakes(&self, now: Instant) -> bool {
-        let round_trip = self.round_trip.max(self.snoop.round_trip());
+        let round_trip = self.below.round_trip.max(self.snoop.round_trip());
         self.handshake.is_some_and(|sent| now - sent < round_trip)
     }
 

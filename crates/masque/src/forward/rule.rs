@@ -16,6 +16,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// A rule that held for so long was a good one: the pauses begin anew.
 const GOOD: Duration = Duration::from_secs(10);
+/// How long a new rule waits at most for what is still in the tunnel.
+const SETTLING: Duration = Duration::from_millis(250);
 /// After so many refusals in a row the id is not registered any more: each one costs a sequence number.
 const MOST_REFUSALS: u32 = 8;
 
@@ -35,6 +37,8 @@ pub(super) struct Rule {
     overdue: u32,
     refusals: u32,
     active: Option<Instant>,
+    /// Earlier packets went through the tunnel, and might be overtaken until then.
+    settling: Option<Instant>,
 }
 
 /// How an id became known.
@@ -79,6 +83,7 @@ impl Rule {
             overdue: 0,
             refusals: 0,
             active: None,
+            settling: None,
         }
     }
 
@@ -96,6 +101,16 @@ impl Rule {
             State::Active(alias) => Some(alias),
             _ => None,
         }
+    }
+
+    /// Whether packets sent beside the tunnel overtake none of those sent through it, which is `drained` or not.
+    pub(super) fn is_settled(&mut self, drained: bool, now: Instant) -> bool {
+        self.settling.take_if(|until| drained || now >= *until);
+        self.settling.is_none()
+    }
+
+    pub(super) fn is_settling(&self, now: Instant) -> bool {
+        self.end == End::Target && self.settling.is_some_and(|until| now < until)
     }
 
     /// Whether the relay has, or soon will have, a rule of it.
@@ -137,6 +152,7 @@ impl Rule {
     pub(super) fn activate(&mut self, alias: ConnectionId, now: Instant) {
         self.state = State::Active(alias);
         self.active = Some(now);
+        self.settling = Some(now + SETTLING);
     }
 
     /// Whether an acknowledgement answers a registration that still counts.

@@ -9,12 +9,16 @@ use hoplite_overlay::End;
 use hoplite_wire::forwarding::Capsule;
 use tokio::time::Instant;
 
-use super::{Action, Breach, ConnectionId, Machine, Route};
+use super::{Action, Below, Breach, ConnectionId, Machine, Route};
 
 const OWN: &[u8] = b"client-1";
 const TARGET: &[u8] = b"target-1";
 const ROOM: usize = 1300;
 const ROUND_TRIP: Duration = Duration::from_millis(20);
+const BELOW: Below = Below {
+    round_trip: ROUND_TRIP,
+    drained: true,
+};
 const MOMENT: Duration = Duration::from_millis(1);
 
 fn long(destination: &[u8], source: &[u8]) -> Vec<u8> {
@@ -61,7 +65,7 @@ impl Flow {
     }
 
     fn send(&mut self, packet: &[u8]) -> Route {
-        self.machine.turn(ROUND_TRIP, self.now);
+        self.machine.turn(BELOW, self.now);
         self.machine.route(packet, ROOM, self.now)
     }
 
@@ -299,6 +303,49 @@ fn lasts(flow: &mut Flow, way: Route) -> Duration {
     flow.now - start
 }
 
+#[test]
+fn packets_stay_in_the_tunnel_until_those_before_them_have_left_it() {
+    let mut flow = Flow::established();
+    let waits = Below {
+        drained: false,
+        ..BELOW
+    };
+    let mut send = |tunnel, after| {
+        flow.wait(after);
+        flow.machine.turn(tunnel, flow.now);
+        flow.machine.route(&short(TARGET, 40), ROOM, flow.now)
+    };
+    for _ in 0..3 {
+        assert_eq!(send(waits, MOMENT), Route::Tunnelled);
+    }
+    assert_eq!(send(BELOW, MOMENT), forwarded(b"virtual-t"));
+    assert_eq!(
+        send(waits, MOMENT),
+        forwarded(b"virtual-t"),
+        "once is enough"
+    );
+}
+
+#[test]
+fn a_tunnel_that_never_drains_holds_packets_back_for_a_quarter_of_a_second() {
+    let mut flow = Flow::established();
+    let waits = Below {
+        drained: false,
+        ..BELOW
+    };
+    flow.send_soon(&long(b"any", OWN));
+    let start = flow.now;
+    loop {
+        flow.wait(MOMENT);
+        flow.machine.turn(waits, flow.now);
+        if flow.machine.route(&short(TARGET, 40), ROOM, flow.now) != Route::Tunnelled {
+            break;
+        }
+    }
+    assert!(flow.now - start <= Duration::from_millis(250));
+    assert!(flow.now - start > Duration::from_millis(200));
+}
+
 /// The download of a client that only acknowledges: nothing is acknowledged to it.
 #[test]
 fn a_relay_that_swallows_what_is_forwarded_is_left_after_a_second() {
@@ -317,10 +364,10 @@ fn a_relay_that_swallowed_is_tried_again_after_a_pause_that_grows() {
         lasts(&mut flow, forwarded(b"virtual-t"));
         drop(flow.actions());
         flow.wait(Duration::from_secs(pause) - MOMENT);
-        flow.machine.turn(ROUND_TRIP, flow.now);
+        flow.machine.turn(BELOW, flow.now);
         assert_eq!(flow.sent(), []);
         flow.wait(MOMENT);
-        flow.machine.turn(ROUND_TRIP, flow.now);
+        flow.machine.turn(BELOW, flow.now);
         assert_eq!(flow.sent(), [register_client(OWN), register_target(TARGET)]);
         flow.told(&ack_target(TARGET, b"virtual-t"));
         drop(flow.actions());

@@ -261,6 +261,12 @@ impl Flow {
         waits.is_some()
     }
 
+    /// Whether no datagram of the connection waits to be sent.
+    pub fn is_drained(&self) -> bool {
+        let inner = self.shared.ticket.inner();
+        inner.outbox.is_drained(inner)
+    }
+
     /// Takes the whole batch, or none and wakes later. Payloads too large for the road are dropped and counted.
     ///
     /// # Errors

@@ -26,8 +26,10 @@ pub(super) struct Frames<'a> {
 }
 
 /// One a connection. Its bound is one batch: while any datagram waits here, nobody sends.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Outbox {
+    /// How much room QUIC's buffer has while it is empty.
+    room: usize,
     state: Mutex<State>,
     work: Notify,
 }
@@ -51,6 +53,20 @@ impl State {
 }
 
 impl Outbox {
+    /// For a connection whose empty buffer has so much room.
+    pub(super) fn new(room: usize) -> Self {
+        Self {
+            room,
+            state: Mutex::default(),
+            work: Notify::new(),
+        }
+    }
+
+    /// Whether nothing waits here or in QUIC's buffer.
+    pub(super) fn is_drained(&self, inner: &Inner) -> bool {
+        inner.conn.datagram_send_buffer_space() >= self.room && self.state().waiting.is_empty()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

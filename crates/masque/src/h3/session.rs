@@ -110,9 +110,9 @@ impl Session {
 
     fn new(conn: quic::Connection, config: &Config) -> Self {
         let inner = Arc::new(Inner {
-            conn,
             config: config.clone(),
-            outbox: Outbox::default(),
+            outbox: Outbox::new(conn.datagram_send_buffer_space()),
+            conn,
             live: Live::default(),
             idle: Notify::new(),
             drain: Notify::new(),

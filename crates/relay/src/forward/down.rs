@@ -1,7 +1,12 @@
 //! From the target to the client, past the connection: packets with a registered id are readdressed in the receive buffer, sealed and sent.
 //! The flow's way down calls it for each batch; what is not to be forwarded it hands back. draft-ietf-masque-quic-proxy, "Using Forwarded Mode".
 
-use std::{cell::RefCell, net::SocketAddr, sync::atomic::Ordering};
+use std::{
+    cell::RefCell,
+    net::SocketAddr,
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
 
 use hoplite_link::server::{Ecn, Towards};
 use hoplite_overlay::Batch;
@@ -12,9 +17,20 @@ use super::{
 };
 use crate::metrics::{Level, Up};
 
+/// How long packets with a new id stay in the tunnel at most, because earlier ones still wait in it.
+const SETTLING: Duration = Duration::from_millis(250);
+
 thread_local! {
     /// For packets whose ids change their length. A shard has one.
     static ROOM: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The way through the connection.
+pub(crate) trait Tunnel {
+    /// Takes what is not forwarded.
+    fn send(&self, batch: Batch<'_>);
+    /// Whether nothing waits in it.
+    fn is_drained(&self) -> bool;
 }
 
 /// The ids that are forwarded to the client; as many as the flow may register.
@@ -38,7 +54,17 @@ struct Beginning {
 struct Client {
     id: Id,
     alias: Id,
+    /// Its first packets went through the tunnel, and might be overtaken until then.
+    settling: Option<Instant>,
     _counted: Up,
+}
+
+impl Client {
+    fn settled(&mut self, tunnel: &impl Tunnel) -> Option<&Self> {
+        let waits = |until: &mut Instant| !tunnel.is_drained() && Instant::now() < *until;
+        self.settling.take_if(|until| !waits(until));
+        self.settling.is_none().then_some(self)
+    }
 }
 
 impl Clients {
@@ -70,11 +96,17 @@ impl Clients {
         open: &Level,
     ) {
         self.address = address;
-        self.clear();
-        self.ids.extend(ids.map(|(id, alias)| Client {
-            id,
-            alias,
-            _counted: Up::new(open),
+        let before = std::mem::take(&mut self.ids);
+        let until = Instant::now() + SETTLING;
+        self.beginnings.clear();
+        self.ids.extend(ids.map(|(id, alias)| {
+            let known = before.iter().find(|client| client.alias == alias);
+            Client {
+                id,
+                alias,
+                settling: known.map_or(Some(until), |client| client.settling),
+                _counted: Up::new(open),
+            }
         }));
         let ids = self.ids.iter();
         let beginnings = ids.map(|client| Beginning::of(&client.id));
@@ -82,32 +114,29 @@ impl Clients {
     }
 
     /// Which of the ids a packet has; ids of one flow do not conflict, so that it is one at most.
-    fn find(&self, packet: &[u8]) -> Option<&Client> {
+    fn find(&self, packet: &[u8]) -> Option<usize> {
         let word = word(packet.get(1..)?);
         let mut candidates = self.beginnings.iter().zip(&self.ids);
-        let found = candidates.find(|(beginning, client)| {
+        candidates.position(|(beginning, client)| {
             word & beginning.mask == beginning.octets && has_id(packet, &client.id)
-        });
-        found.map(|(_, client)| client)
+        })
     }
 
-    fn takes(&self, last: Option<&Client>, packet: &[u8]) -> bool {
-        match last {
+    fn takes(&self, last: Option<usize>, packet: &[u8]) -> bool {
+        match last.and_then(|at| self.ids.get(at)) {
             Some(client) => has_id(packet, &client.id),
             None => self.find(packet).is_none(),
         }
     }
 
     /// The id of the packet at `at`, and where the packets end that are treated alike.
-    fn run(&self, received: &[u8], at: usize, segment: usize) -> (Option<&Client>, usize) {
+    fn run(&mut self, received: &[u8], at: usize, segment: usize) -> (Option<&mut Client>, usize) {
         let mut packets = received.get(at..).unwrap_or_default().chunks(segment);
         let first = packets.next().unwrap_or_default();
         let client = self.find(first);
         let more = packets.take_while(|packet| self.takes(client, packet));
-        (
-            client,
-            at + first.len() + more.map(<[u8]>::len).sum::<usize>(),
-        )
+        let end = at + first.len() + more.map(<[u8]>::len).sum::<usize>();
+        (client.and_then(|at| self.ids.get_mut(at)), end)
     }
 }
 
@@ -142,14 +171,14 @@ impl Forwarding {
         contents: &mut [u8],
         segment: usize,
         ecn: Option<Ecn>,
-        mut tunnel: impl FnMut(Batch<'_>),
+        tunnel: &impl Tunnel,
     ) {
-        let clients = self.clients();
+        let mut clients = self.clients();
         let here = self.road.address() == clients.address;
         if !here || contents.is_empty() {
             drop(clients);
             self.look_around();
-            return tunnel(Batch { contents, segment });
+            return tunnel.send(Batch { contents, segment });
         }
         let towards = Towards {
             destination: clients.address,
@@ -162,11 +191,11 @@ impl Forwarding {
             let Some(run) = contents.get_mut(at..end) else {
                 return;
             };
-            match client {
-                Some(client) if self.is_long_enough(client, run, segment) => {
-                    self.to_client(client, run, segment, towards);
-                }
-                _ => tunnel(Batch {
+            let ready = |client: &&mut Client| self.is_long_enough(client, run, segment);
+            let client = client.filter(ready);
+            match client.and_then(|client| client.settled(tunnel)) {
+                Some(client) => self.to_client(client, run, segment, towards),
+                _ => tunnel.send(Batch {
                     contents: run,
                     segment,
                 }),
@@ -214,6 +243,36 @@ mod tests {
 
     use super::*;
 
+    struct Queue(bool);
+
+    impl Tunnel for Queue {
+        fn send(&self, _: Batch<'_>) {}
+        fn is_drained(&self) -> bool {
+            self.0
+        }
+    }
+
+    fn clients(ids: &[(Id, Id)]) -> Clients {
+        let mut clients = Clients::new((Ipv4Addr::LOCALHOST, 1).into());
+        clients.renew(clients.address(), ids.iter().copied(), &Level::default());
+        clients
+    }
+
+    #[test]
+    fn packets_with_a_new_id_overtake_none_that_still_wait_in_the_tunnel() {
+        let pair = || (Id::random(8).unwrap(), Id::random(8).unwrap());
+        let (old, new) = (pair(), pair());
+        let mut clients = clients(&[old]);
+        let [waits, drained] = [Queue(false), Queue(true)];
+        assert!(clients.ids[0].settled(&waits).is_none());
+        assert!(clients.ids[0].settled(&drained).is_some());
+        clients.renew(clients.address(), [old, new].into_iter(), &Level::default());
+        assert!(clients.ids[0].settled(&waits).is_some(), "once is enough");
+        assert!(clients.ids[1].settled(&waits).is_none());
+        clients.ids[1].settling = Some(Instant::now());
+        assert!(clients.ids[1].settled(&waits).is_some(), "not for ever");
+    }
+
     #[test]
     fn each_packet_is_found_by_its_own_id_whatever_the_lengths() {
         let ids: [&[u8]; 5] = [
@@ -224,9 +283,8 @@ mod tests {
             b"12345679123456789012",
         ];
         let pairs = ids.map(|id| (Id::new(id).unwrap(), Id::random(8).unwrap()));
-        let mut clients = Clients::new((Ipv4Addr::LOCALHOST, 1).into());
-        clients.renew(clients.address(), pairs.into_iter(), &Level::default());
-        let found = |packet: &[u8]| clients.find(packet).map(|client| client.id.to_vec());
+        let clients = clients(&pairs);
+        let found = |packet: &[u8]| clients.find(packet).map(|at| clients.ids[at].id.to_vec());
         for id in ids {
             let packet = [b"\x40", id, b"rest"].concat();
             assert_eq!(found(&packet).as_deref(), Some(id));

@@ -51,6 +51,10 @@ pub(crate) trait ClientFlow: Send + Sync {
     }
     /// Makes the client say that it is still there.
     fn keep_alive(&self) {}
+    /// Whether nothing waits to be sent to this client.
+    fn is_drained(&self) -> bool {
+        true
+    }
     /// Packets may have grown while they were forwarded: those that are tunnelled again are carried whatever their size.
     fn carry_forwarded(&self) {}
 }

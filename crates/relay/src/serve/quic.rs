@@ -264,6 +264,10 @@ impl ClientFlow for h3::Flow {
         Self::keep_alive(self);
     }
 
+    fn is_drained(&self) -> bool {
+        Self::is_drained(self)
+    }
+
     fn carry_forwarded(&self) {
         Self::carry_forwarded(self);
     }

@@ -23,7 +23,7 @@ use super::{
     splice::watch,
 };
 use crate::{
-    forward::{Forwarding, Ledger, Terms},
+    forward::{Forwarding, Ledger, Terms, Tunnel},
     limits::Pace,
 };
 
@@ -147,12 +147,14 @@ impl<F: ClientFlow> Down<'_, F> {
         }
         metrics.octets_to_client.udp.inc_by(received.len as u64);
         match self.forwarding.filter(|forwarding| forwarding.is_active()) {
-            Some(forwarding) => forwarding.down(contents, segment, ecn, |rest| self.tunnel(rest)),
-            None => self.tunnel(Batch { contents, segment }),
+            Some(forwarding) => forwarding.down(contents, segment, ecn, self),
+            None => self.send(Batch { contents, segment }),
         }
     }
+}
 
-    fn tunnel(&self, batch: Batch<'_>) {
+impl<F: ClientFlow> Tunnel for Down<'_, F> {
+    fn send(&self, batch: Batch<'_>) {
         let metrics = &self.ledger.metrics;
         let sent = self.client.send(batch);
         metrics.datagrams_to_client.inc_by(sent.accepted as u64);
@@ -165,5 +167,9 @@ impl<F: ClientFlow> Down<'_, F> {
                 .too_large_for_client
                 .inc_by(sent.too_large as u64);
         }
+    }
+
+    fn is_drained(&self) -> bool {
+        self.client.is_drained()
     }
 }

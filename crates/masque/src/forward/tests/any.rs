@@ -10,8 +10,8 @@ use hoplite_wire::forwarding::Capsule;
 use proptest::{collection::vec, prelude::*};
 use tokio::time::Instant;
 
-use super::{ack_client, ack_target, close_client, close_target, id, long, short};
-use crate::forward::{Action, Machine, Route};
+use super::{BELOW, ack_client, ack_target, close_client, close_target, id, long, short};
+use crate::forward::{Action, Below, Machine, Route};
 
 /// Few ids, so that events meet.
 const IDS: [&[u8]; 4] = [b"aaaaaaaa", b"bbbbbbbb", b"cccccccccc", b"d"];
@@ -107,7 +107,8 @@ impl Play {
     }
 
     fn send(&mut self, is_long: bool, id: &[u8], size: usize) {
-        self.machine.turn(Duration::from_millis(10), self.now);
+        let drained = size.is_multiple_of(2);
+        self.machine.turn(Below { drained, ..BELOW }, self.now);
         self.act();
         let packet = match is_long {
             true => long(b"any", id),
