@@ -9,7 +9,7 @@ use std::{
 use super::document::LONGEST;
 
 /// Built-in scenarios, in the order of `list`.
-pub(crate) const SCENARIOS: [(&str, &str); 17] = [
+pub(crate) const SCENARIOS: [(&str, &str); 18] = [
     ("smoke", include_str!("../../../../scenarios/smoke.toml")),
     (
         "ack-cascade",
@@ -72,12 +72,17 @@ pub(crate) const SCENARIOS: [(&str, &str); 17] = [
         "throughput",
         include_str!("../../../../scenarios/throughput.toml"),
     ),
+    ("device", include_str!("../../../../scenarios/device.toml")),
 ];
 
 /// Built-in subjects, in the order of `list`.
-pub(crate) const SUBJECTS: [(&str, &str); 5] = [
+pub(crate) const SUBJECTS: [(&str, &str); 6] = [
     ("native", include_str!("../../../../subjects/native.toml")),
     ("hoplite", include_str!("../../../../subjects/hoplite.toml")),
+    (
+        "hoplite-up",
+        include_str!("../../../../subjects/hoplite-up.toml"),
+    ),
     ("tor", include_str!("../../../../subjects/tor.toml")),
     ("openvpn", include_str!("../../../../subjects/openvpn.toml")),
     (

@@ -40,15 +40,13 @@ fn every_file_of_the_directories_is_built_in() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let names = |directory: &str| -> Vec<String> {
         let paths = library::tomls(&root.join(directory));
-        paths
-            .iter()
-            .map(|path| {
-                path.file_stem()
-                    .expect("a name")
-                    .to_string_lossy()
-                    .into_owned()
-            })
-            .collect()
+        let stem = |path: &PathBuf| {
+            let stem = path.file_stem().expect("a name");
+            stem.to_string_lossy().into_owned()
+        };
+        let mut names: Vec<String> = paths.iter().map(stem).collect();
+        names.sort_unstable(); // paths sort otherwise: "a-b.toml" comes before "a.toml"
+        names
     };
     let sorted = |list: &[(&str, &str)]| -> Vec<String> {
         let mut names: Vec<String> = list.iter().map(|(name, _)| (*name).to_owned()).collect();
