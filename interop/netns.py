@@ -89,9 +89,9 @@ class Host:
 class Capture:
     """tcpdump on a host's eth0."""
 
-    def __init__(self, host, name):
+    def __init__(self, host, name, what="ip or ip6"):
         self.host, self.path = host, host.lab.folder / f"{name}.pcap"
-        self.process = host.run(name, ["tcpdump", "-i", "eth0", "-n", "-U", "--immediate-mode", "-B", 65536, "-w", self.path, "ip or ip6"])
+        self.process = host.run(name, ["tcpdump", "-i", "eth0", "-n", "-U", "--immediate-mode", "-B", 65536, "-w", self.path, what])
         wait_for("tcpdump", lambda: "listening on" in self.process.text() or not self.process.alive())
 
     def stop(self):
@@ -140,11 +140,14 @@ class NetLab(Lab):
         names = ["client", *(f"r{i}" for i in range(1, relays + 1)), "target"]
         self.hosts = {}
         for number, name in enumerate(names, 1):
-            self.hosts[name] = host = Host(self, name, number)
+            self.hosts[name] = host = self.host(name, number)
             self.namespaces.append(host.ns)
         self.client, self.target = self.hosts["client"], self.hosts["target"]
         self.relays = [self.hosts[f"r{i}"] for i in range(1, relays + 1)]
         self.leaves, self.running = {}, {}
+
+    def host(self, name, number):
+        return Host(self, name, number)
 
     def __exit__(self, *error):
         super().__exit__(*error)

@@ -192,7 +192,7 @@ def udp_echo(host, port):
 
 
 class Dns(asyncio.DatagramProtocol):
-    """Answers A and AAAA for the names that it was given, NXDOMAIN for the rest."""
+    """Answers A, AAAA and TXT (the name itself) for the names that it was given, NXDOMAIN for the rest."""
 
     def __init__(self, names):
         self.names = names
@@ -210,11 +210,12 @@ class Dns(asyncio.DatagramProtocol):
         name = ".".join(labels).lower()
         say(event="dns", name=name, kind=kind, peer=peer[0])
         question = data[12:at + 5]
-        answers = [a for a in self.names.get(name, []) if (":" in a) == (kind == 28)] if kind in (1, 28) else []
+        answers = [self.raw(a) for a in self.names.get(name, []) if (":" in a) == (kind == 28)] if kind in (1, 28) else []
+        if kind == 16 and name in self.names:
+            answers = [bytes([len(name)]) + name.encode()]
         code = 0 if name in self.names else 3
         reply = struct.pack("!HHHHHH", ident, 0x8580 | code, 1, len(answers), 0, 0) + question
-        for address in answers:
-            raw = self.raw(address)
+        for raw in answers:
             reply += struct.pack("!HHHIH", 0xC00C, kind, 1, 5, len(raw)) + raw
         self.transport.sendto(reply, peer)
 
