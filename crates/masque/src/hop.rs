@@ -29,6 +29,7 @@ pub struct Relay {
 /// An overlay that ends at one relay. Cheap to clone.
 #[derive(Clone)]
 pub struct Hop {
+    name: Arc<str>,
     pool: Arc<Pool>,
     credentials: Arc<Credentials>,
     config: Arc<Config>,
@@ -53,14 +54,21 @@ impl Hop {
             mode: relay.mode(config),
             ..config.forwarding.clone()
         };
+        let name = Arc::from(relay.peer.name.as_str());
         let dialer = Dialer::new(below, relay.peer, number, config.link.clone());
         Ok(Self {
+            name,
             pool: Pool::new(dialer, config),
             credentials: Arc::new(credentials),
             config: config.clone(),
             bargain: Arc::new(Bargain::new(forwarding)),
             shared: number == 0,
         })
+    }
+
+    /// What the configuration calls the relay.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Opens the connection that flows without a token use, before the first flow needs it, and keeps it open from now on.

@@ -89,6 +89,13 @@ impl Direct {
         self
     }
 
+    /// Marks the packets of every socket, UDP and TCP: how the device's own flows escape what it catches of others.
+    /// To be called after [`Self::udp_settings`]. A resolver that was given has sockets of its own.
+    pub fn mark(mut self, mark: u32) -> Self {
+        self.udp.mark = Some(mark);
+        self
+    }
+
     /// How long opening may take when the terms give no deadline.
     pub fn opening_limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -127,7 +134,7 @@ impl Direct {
     }
 
     async fn stream(&self, target: &Target) -> Result<TcpFlow, Error> {
-        connect_tcp(&self.addresses(target).await?).await
+        tcp::connect_marked(&self.addresses(target).await?, self.udp.mark).await
     }
 
     async fn datagrams(&self, target: &Target) -> Result<UdpFlow, Error> {

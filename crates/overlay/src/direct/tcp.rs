@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::{Buf, BytesMut};
+use socket2::SockRef;
 use tokio::{
     io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpSocket, TcpStream},
@@ -45,21 +46,33 @@ pub async fn connect_tcp(addresses: &[SocketAddr]) -> Result<TcpFlow, Error> {
     connect_socket(addresses).await.map(TcpFlow::new)
 }
 
+/// The same with a mark on every packet, for the system's routing rules and filters. Setting one needs CAP_NET_ADMIN.
+pub(super) async fn connect_marked(
+    addresses: &[SocketAddr],
+    mark: Option<u32>,
+) -> Result<TcpFlow, Error> {
+    let attempt = |address| connect(address, mark);
+    attempts::race(addresses, attempt).await.map(TcpFlow::new)
+}
+
 /// The same for a caller with a copy loop of its own, as the relay has.
 ///
 /// # Errors
 /// The most telling error of all attempts.
 pub async fn connect_socket(addresses: &[SocketAddr]) -> Result<TcpStream, Error> {
-    attempts::race(addresses, connect).await
+    attempts::race(addresses, |address| connect(address, None)).await
 }
 
-async fn connect(address: SocketAddr) -> Result<TcpStream, Error> {
+async fn connect(address: SocketAddr, mark: Option<u32>) -> Result<TcpStream, Error> {
     let failed = |error| failure::of_socket(error, "connecting");
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4(),
         SocketAddr::V6(_) => TcpSocket::new_v6(),
     };
     let socket = socket.map_err(failed)?;
+    if let Some(mark) = mark {
+        SockRef::from(&socket).set_mark(mark).map_err(failed)?;
+    }
     socket.set_nodelay(true).map_err(failed)?;
     socket.connect(address).await.map_err(failed)
 }
@@ -89,6 +102,11 @@ impl TcpFlow {
     /// The operating system's.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.socket.peer_addr()
+    }
+
+    #[cfg(test)]
+    pub(super) fn mark(&self) -> u32 {
+        SockRef::from(&self.socket).mark().expect("a mark")
     }
 
     #[cfg(test)]

@@ -180,7 +180,7 @@ async fn connect_far(socket: &UdpSocket, flow: &UdpFlow) -> UdpFlow {
     let far = std::net::UdpSocket::from(far);
     far.connect(near).expect("connects");
     assert_eq!(far.local_addr().expect("bound"), here);
-    UdpFlow::adopt(far, near, None).expect("adopted")
+    UdpFlow::adopt(far, near, &UdpSettings::default()).expect("adopted")
 }
 
 #[tokio::test]
@@ -197,4 +197,22 @@ async fn an_idle_flow_owns_no_read_buffer() {
     flow.read_exact(&mut got).await.expect("read");
     std::pin::Pin::new(&mut flow).consume(200);
     assert_eq!(flow.buffered_capacity(), 0);
+}
+
+#[tokio::test]
+async fn sockets_of_both_kinds_carry_the_mark_or_are_not_opened() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let target = Target::from(listener.local_addr().expect("an address"));
+    let direct = Direct::for_tunnels().mark(7);
+    match (
+        direct.stream(&target).await,
+        direct.datagrams(&target).await,
+    ) {
+        (Ok(stream), Ok(datagrams)) => assert_eq!((stream.mark(), datagrams.mark()), (7, 7)),
+        // Without CAP_NET_ADMIN there is no mark, and no unmarked flow instead.
+        (Err(_), Err(_)) => assert!(!rustix::process::geteuid().is_root()),
+        _ => panic!("one was opened without a mark"),
+    }
+    let plain = Direct::new().datagrams(&target).await.expect("opens");
+    assert_eq!(plain.mark(), 0);
 }

@@ -47,6 +47,8 @@ pub struct UdpSettings {
     /// The largest payload that is sent, in octets; `None`: what an Ethernet frame carries, 1472 by IPv4 and 1452 by IPv6.
     /// The interface's own MTU is never exceeded.
     pub max_payload: Option<usize>,
+    /// The mark of its packets, for the system's routing rules and filters. Setting one needs CAP_NET_ADMIN.
+    pub mark: Option<u32>,
 }
 
 /// How much the kernel may queue for one socket.
@@ -64,6 +66,7 @@ pub struct UdpFlow {
     socket: Arc<UdpSocket>,
     state: UdpSocketState,
     peer: SocketAddr,
+    mark: Option<u32>,
     /// What the settings allow.
     ceiling: usize,
     max_payload: AtomicUsize,
@@ -98,12 +101,22 @@ pub(super) fn connect_first(
 }
 
 fn open(address: SocketAddr, settings: &UdpSettings) -> io::Result<UdpFlow> {
-    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
-    socket.connect(&address.into())?;
+    let socket = connected(address, settings.mark)?;
     if settings.buffers == SocketBuffers::Tunnel {
         enlarge_buffers(&socket);
     }
-    UdpFlow::adopt(socket.into(), address, settings.max_payload)
+    UdpFlow::adopt(socket.into(), address, settings)
+}
+
+/// A UDP socket that talks to `peer` only. Nothing is sent. The mark comes first: it has a part in choosing our own address.
+fn connected(peer: SocketAddr, mark: Option<u32>) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(peer), Type::DGRAM, None)?;
+    if let Some(mark) = mark {
+        socket.set_mark(mark)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.connect(&peer.into())?;
+    Ok(socket)
 }
 
 /// Gives a socket as much buffer as the system grants, up to 8 MiB in each direction. Also for listening sockets.
@@ -125,16 +138,17 @@ impl UdpFlow {
     pub(super) fn adopt(
         socket: std::net::UdpSocket,
         peer: SocketAddr,
-        max_payload: Option<usize>,
+        settings: &UdpSettings,
     ) -> io::Result<Self> {
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
         let socket = Arc::new(UdpSocket::from_std(socket)?);
-        let ceiling = max_payload.unwrap_or_else(|| 1500 - headers(peer));
+        let ceiling = settings.max_payload.unwrap_or_else(|| 1500 - headers(peer));
         let flow = Self {
             receiving: Receiving::new(Arc::clone(&socket)),
             socket,
             state,
             peer,
+            mark: settings.mark,
             ceiling,
             max_payload: AtomicUsize::new(ceiling),
             refused: AtomicBool::new(false),
@@ -151,6 +165,13 @@ impl UdpFlow {
     /// The operating system's.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
+    }
+
+    #[cfg(test)]
+    pub(super) fn mark(&self) -> u32 {
+        socket2::SockRef::from(&*self.socket)
+            .mark()
+            .expect("a mark")
     }
 
     /// Waits until the socket is known to take payloads: a fresh one is not, and would make the first payload wait.
@@ -293,7 +314,7 @@ impl UdpFlow {
 
 impl Datagrams for UdpFlow {
     fn moved(&self) -> bool {
-        let now = source_towards(self.peer);
+        let now = source_towards(self.peer, self.mark);
         let then = self.local_addr();
         matches!((now, then), (Ok(now), Ok(then)) if now != then.ip())
     }
@@ -313,14 +334,8 @@ impl Datagrams for UdpFlow {
 }
 
 /// The address that the system would use towards `peer` now. Nothing is sent.
-fn source_towards(peer: SocketAddr) -> io::Result<IpAddr> {
-    let socket = Socket::new(Domain::for_address(peer), Type::DGRAM, None)?;
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "connecting a UDP socket sends nothing; it asks for the route"
-    )]
-    socket.connect(&peer.into())?;
-    let local = socket.local_addr()?.as_socket();
+fn source_towards(peer: SocketAddr, mark: Option<u32>) -> io::Result<IpAddr> {
+    let local = connected(peer, mark)?.local_addr()?.as_socket();
     local
         .map(|local| local.ip())
         .ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
