@@ -1,4 +1,4 @@
-//! What goes over the wire: targets, relay descriptors, HTTP/3 frames, QPACK, capsules, HTTP datagrams, forwarded mode, SOCKS, QUIC frames.
+//! What goes over the wire: targets, relay descriptors, HTTP/3 frames, QPACK, capsules, HTTP datagrams, forwarded mode, SOCKS, QUIC frames, IP packets.
 //! Every other room uses it. Each module names the specification and section that it implements.
 //!
 //! # Not in this room
@@ -8,6 +8,7 @@ pub mod capsule;
 pub mod forwarding;
 pub mod h3;
 pub mod http_datagram;
+pub mod ip;
 pub mod message;
 pub mod proxy_status;
 pub mod qpack;
