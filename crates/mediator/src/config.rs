@@ -193,7 +193,7 @@ impl<'de> Deserialize<'de> for Listen {
     }
 }
 
-fn seconds<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
+pub(crate) fn seconds<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
     let expected = || de::Error::custom("expected seconds, from 0 to 31536000");
     match f64::deserialize(input)? {
         seconds @ 0.0..=31_536_000.0 => {

@@ -1,5 +1,5 @@
-//! The mediator: turns programs' traffic into overlay flows. Here are its SOCKS5 and HTTP proxy front ends.
-//! The binary binds a [`Front`] and serves it over the overlay that its configuration chose.
+//! The mediator: turns programs' traffic into overlay flows, for programs that ask (SOCKS5 and HTTP proxy) and for those that do not (TUN).
+//! The binary binds a [`Front`], or hands a TUN device to a [`tun::Transparent`], and serves it over the overlay that its configuration chose.
 //! RFC 1928 and 1929 (SOCKS5), RFC 9110 §9.3.6 and RFC 9112 §3.2 (HTTP proxies), RFC 9209 (`Proxy-Status`).
 //!
 //! No name is looked up here and no connection made: all of that is the overlay's.
@@ -30,9 +30,11 @@ mod copy;
 pub mod counters;
 mod front;
 mod http;
+mod queue;
 mod socks;
 #[cfg(test)]
 mod testing;
+pub mod tun;
 
 pub use config::{Config, ConfigError, Listen};
 pub use counters::{Counters, Snapshot};

@@ -1,13 +1,13 @@
 //! Datagrams on their way to a target, one after the other in one buffer, taken out in batches of one size.
-//! An association fills it while a flow is being opened or is slow; its flow empties it.
+//! An association or the TUN's router fills it while a flow is being opened or is slow; its flow empties it.
 
 use std::collections::VecDeque;
 
 use hoplite_overlay::Batch;
 
 /// The most octets that wait, and the most datagrams; further ones are dropped.
-pub(super) const MAX_OCTETS: usize = 256 * 1024;
-pub(super) const MAX_COUNT: usize = 512;
+pub(crate) const MAX_OCTETS: usize = 256 * 1024;
+pub(crate) const MAX_COUNT: usize = 512;
 /// The most that one batch takes: what UDP_SEGMENT takes.
 const BATCH_OCTETS: usize = 65_000;
 const BATCH_COUNT: usize = 64;
@@ -17,7 +17,7 @@ const KEPT_COUNT: usize = 32;
 
 /// The queue.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
+pub(crate) struct Queue {
     contents: Vec<u8>,
     lengths: VecDeque<usize>,
     /// Where the first datagram starts.
@@ -25,16 +25,16 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.lengths.len()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.lengths.is_empty()
     }
 
     /// Takes a copy, or answers that there is no room.
-    pub(super) fn push(&mut self, payload: &[u8]) -> bool {
+    pub(crate) fn push(&mut self, payload: &[u8]) -> bool {
         let room = MAX_OCTETS.saturating_sub(self.contents.len());
         if payload.len() > room || self.lengths.len() >= MAX_COUNT {
             return false;
@@ -44,8 +44,19 @@ impl Queue {
         true
     }
 
+    /// How many octets wait.
+    pub(crate) fn octets(&self) -> usize {
+        self.contents.len() - self.head
+    }
+
+    /// Takes copies of a train's datagrams as far as there is room, and answers how many found none.
+    pub(crate) fn push_train(&mut self, train: Batch<'_>) -> usize {
+        let payloads = train.payloads();
+        payloads.filter(|payload| !self.push(payload)).count()
+    }
+
     /// The first datagrams that have one size; the last may be shorter. `None` when there are none.
-    pub(super) fn batch(&self) -> Option<(Batch<'_>, usize)> {
+    pub(crate) fn batch(&self) -> Option<(Batch<'_>, usize)> {
         let segment = *self.lengths.front()?;
         let (mut octets, mut count) = (segment, 1);
         for &len in self.lengths.iter().skip(1).take(BATCH_COUNT - 1) {
@@ -63,7 +74,7 @@ impl Queue {
     }
 
     /// Removes the first `count`.
-    pub(super) fn pop(&mut self, count: usize) {
+    pub(crate) fn pop(&mut self, count: usize) {
         let gone: usize = self.lengths.drain(..count.min(self.lengths.len())).sum();
         self.head += gone;
         if self.lengths.is_empty() {
@@ -73,7 +84,7 @@ impl Queue {
     }
 
     /// Gives back what a burst needed; what an ordinary exchange needs stays.
-    pub(super) fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         self.contents.shrink_to(KEPT_OCTETS);
         self.lengths.shrink_to(KEPT_COUNT);
     }

@@ -5,7 +5,6 @@
 
 mod associate;
 mod flow;
-mod queue;
 mod scratch;
 mod socket;
 

@@ -14,10 +14,9 @@ use hoplite_overlay::{Batch, Datagrams, Error, Isolation};
 use hoplite_wire::Target;
 use tokio::time::{Instant, sleep};
 
-use crate::{copy::idle::Idle, front::Room};
+use crate::{copy::idle::Idle, front::Room, queue::Queue};
 
 use super::{
-    queue::Queue,
     scratch::{self, Scratch, TRAIN},
     socket::Socket,
 };

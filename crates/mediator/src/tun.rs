@@ -1,0 +1,140 @@
+//! The transparent front end: every packet that a program sends into a TUN device becomes part of a flow through the overlay.
+//! The binary's `up` makes the device and the routes into it and hands over its descriptor; a phone does the same. Paper 003 (ANONguard) §5.
+//! One thread: the router takes packets in, each flow is a task that writes its own packets back.
+//!
+//! # Not in this room
+//! Interfaces, routes, firewalls (`hoplite`), the headers of packets (`wire::ip`), what carries the flows (`overlay`).
+
+pub mod config;
+pub mod counters;
+mod cut;
+mod device;
+mod icmp;
+pub mod names;
+mod policy;
+mod port;
+mod router;
+mod tcp;
+#[cfg(test)]
+mod testing;
+mod udp;
+
+use std::{future::Future, io, net::SocketAddr, pin::pin, sync::Arc};
+
+use hoplite_overlay::{Overlay, Terms};
+use tokio::time::Instant;
+
+pub use self::{
+    config::Config,
+    counters::{Counters, Snapshot},
+    device::Device,
+};
+use self::{device::Pool, names::Names, port::Port, router::Router};
+
+/// How many packets are read before the flows have their turn.
+const BATCH: usize = 64;
+
+/// What every flow needs.
+#[derive(Debug)]
+pub(crate) struct Room {
+    pub(crate) overlay: Arc<dyn Overlay>,
+    /// Where packets for programs go.
+    pub(crate) port: Arc<dyn Port>,
+    /// What the addresses mean that programs were told.
+    pub(crate) names: Arc<Names>,
+    pub(crate) config: Config,
+    pub(crate) counters: Arc<Counters>,
+}
+
+/// The ends of a flow as its packets say.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Ends {
+    /// The source of the program's packets.
+    pub(crate) program: SocketAddr,
+    /// Their destination.
+    pub(crate) target: SocketAddr,
+}
+
+/// The front end.
+#[derive(Debug)]
+pub struct Transparent {
+    device: Arc<Device>,
+    room: Arc<Room>,
+}
+
+impl Room {
+    /// The terms of a flow that is opened now.
+    pub(crate) fn terms(&self) -> Terms {
+        Terms::default().within(self.config.flows.opening)
+    }
+}
+
+impl std::fmt::Debug for Ends {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Ends(hidden)")
+    }
+}
+
+impl Transparent {
+    /// Nothing moves before [`Self::serve`]. The configuration has been checked.
+    pub fn new(config: Config, overlay: Arc<dyn Overlay>, device: Device) -> Self {
+        let device = Arc::new(device);
+        let names = Names::new(&config.dns, Instant::now());
+        let room = Room {
+            overlay,
+            port: Arc::clone(&device) as Arc<dyn Port>,
+            names: Arc::new(names),
+            config,
+            counters: device.counters(),
+        };
+        let room = Arc::new(room);
+        Self { device, room }
+    }
+
+    /// What is counted.
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.room.counters)
+    }
+
+    /// Serves until `shutdown` resolves; then all flows are dropped, which resets them at the far end.
+    ///
+    /// # Errors
+    /// The device is gone: somebody removed the interface.
+    pub async fn serve(self, shutdown: impl Future<Output = ()>) -> io::Result<()> {
+        let mut router = Router::new(&self.room);
+        let mut pool = Pool::default();
+        let mut shutdown = pin!(shutdown);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut shutdown => return Ok(()),
+                turn = self.turn(&mut router, &mut pool) => turn?,
+            }
+            // The flows' tasks run on this thread too.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Waits for packets and takes some.
+    async fn turn(&self, router: &mut Router, pool: &mut Pool) -> io::Result<()> {
+        let mut ready = self.device.readable().await?;
+        let now = Instant::now();
+        for _ in 0..BATCH {
+            match self.device.read(pool) {
+                Ok(Some(incoming)) => router.take(&incoming, now),
+                Ok(None) => self.room.counters.malformed.add(1),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    ready.clear_ready();
+                    break;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        router.flush(now);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

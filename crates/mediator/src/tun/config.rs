@@ -1,0 +1,247 @@
+//! What the transparent front end may use and how it treats headers. `Default` is what an empty file means.
+//! The binary reads it from the client's file: sections `[device]`, `[flows]` and `[dns]`.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
+
+use serde::Deserialize;
+
+use super::names;
+use crate::{ConfigError, config::seconds};
+
+/// All of it.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// `[device]`
+    pub device: Device,
+    /// `[flows]`
+    pub flows: Flows,
+    /// `[dns]`
+    pub dns: names::Config,
+}
+
+/// The interface, as programs see it.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Device {
+    /// Its name. Default: "hoplite0".
+    pub name: String,
+    /// The largest packet that goes through it whole, in octets, 1280 to 65535. Default: 1500.
+    pub mtu: u16,
+    /// Its own addresses: packets from others are dropped and counted. Empty: packets from everywhere are taken.
+    /// Default: "198.18.0.1" and "fd68:6f70:6c69:7465::1".
+    pub addresses: Vec<IpAddr>,
+    /// What comes first where a header would tell targets something. Default: "anonymity".
+    pub privacy: Privacy,
+}
+
+/// What is done with header fields that a few protocols need and that tell devices apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Privacy {
+    /// They are never carried; packets that make no sense without them (fragments, options) are dropped and counted.
+    #[default]
+    Anonymity,
+    /// They are carried where the overlay carries whole packets.
+    Compatibility,
+}
+
+/// The flows. Times are in seconds, whole or not.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Flows {
+    /// TCP flows open at once; a further SYN is dropped. Default: 16384.
+    pub tcp: usize,
+    /// UDP flows open at once; a further one takes the place of one that was not used lately. Default: 4096.
+    pub udp: usize,
+    /// Octets under way in one direction of one TCP flow. Default: 1048576.
+    pub window: usize,
+    /// When a program's connection counts as open. Default: "auto".
+    pub open: Opening,
+    /// How long a flow may take to open. Default: 30.
+    #[serde(deserialize_with = "seconds")]
+    pub opening: Duration,
+    /// How long a small datagram may wait for others to share a packet with. Default: 0.
+    #[serde(deserialize_with = "seconds")]
+    pub pack_wait: Duration,
+    /// How long a UDP flow to port 53 is kept without any datagram. Default: 10.
+    #[serde(deserialize_with = "seconds")]
+    pub idle_dns: Duration,
+    /// The same for port 443. Default: 180.
+    #[serde(deserialize_with = "seconds")]
+    pub idle_quic: Duration,
+    /// The same for all other ports; RFC 4787 §4.3 wants at least two minutes. Default: 180.
+    #[serde(deserialize_with = "seconds")]
+    pub idle_datagrams: Duration,
+}
+
+/// When a program's SYN is answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Opening {
+    /// At once for names and ports that lately worked, else when the far end has connected.
+    #[default]
+    Auto,
+    /// At once: the first data travel with the request. A failure becomes a reset.
+    Optimistic,
+    /// When the far end has connected: a failure is told as what it is.
+    Pessimistic,
+}
+
+impl Default for Device {
+    fn default() -> Self {
+        Self {
+            name: "hoplite0".to_owned(),
+            mtu: 1500,
+            addresses: own(),
+            privacy: Privacy::default(),
+        }
+    }
+}
+
+/// The first of the ranges that temporary addresses are taken from: no network in use has them.
+fn own() -> Vec<IpAddr> {
+    let v4 = Ipv4Addr::new(198, 18, 0, 1);
+    let v6 = Ipv6Addr::new(0xfd68, 0x6f70, 0x6c69, 0x7465, 0, 0, 0, 1);
+    vec![v4.into(), v6.into()]
+}
+
+impl Default for Flows {
+    fn default() -> Self {
+        Self {
+            tcp: 16_384,
+            udp: 4096,
+            window: 1 << 20,
+            open: Opening::default(),
+            opening: Duration::from_secs(30),
+            pack_wait: Duration::ZERO,
+            idle_dns: Duration::from_secs(10),
+            idle_quic: Duration::from_secs(180),
+            idle_datagrams: Duration::from_secs(180),
+        }
+    }
+}
+
+impl Config {
+    /// Whether all values can be meant.
+    ///
+    /// # Errors
+    /// The first one that cannot.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.device.check()?;
+        self.flows.check()
+    }
+}
+
+impl Device {
+    fn check(&self) -> Result<(), ConfigError> {
+        // IFNAMSIZ is 16 with the zero at the end.
+        let printable = self.name.bytes().all(|octet| octet.is_ascii_graphic());
+        if !(1..16).contains(&self.name.len()) || !printable || self.name.contains('/') {
+            let (key, expected) = ("device.name", "1 to 15 letters or digits");
+            return Err(ConfigError { key, expected });
+        }
+        if self.mtu < 1280 {
+            let (key, expected) = ("device.mtu", "1280 to 65535 octets");
+            return Err(ConfigError { key, expected });
+        }
+        Ok(())
+    }
+}
+
+impl Flows {
+    fn check(&self) -> Result<(), ConfigError> {
+        let zeros = [
+            ("flows.tcp", self.tcp == 0),
+            ("flows.udp", self.udp == 0),
+            ("flows.opening", self.opening.is_zero()),
+            ("flows.idle_dns", self.idle_dns.is_zero()),
+            ("flows.idle_quic", self.idle_quic.is_zero()),
+            ("flows.idle_datagrams", self.idle_datagrams.is_zero()),
+        ];
+        if let Some((key, _)) = zeros.into_iter().find(|(_, zero)| *zero) {
+            let expected = "a number above 0";
+            return Err(ConfigError { key, expected });
+        }
+        if !(16_384..=1 << 30).contains(&self.window) {
+            let (key, expected) = ("flows.window", "16384 to 1073741824 octets");
+            return Err(ConfigError { key, expected });
+        }
+        if self.pack_wait > Duration::from_secs(1) {
+            let (key, expected) = ("flows.pack_wait", "0 to 1 second");
+            return Err(ConfigError { key, expected });
+        }
+        Ok(())
+    }
+
+    /// How long a UDP flow to `port` is kept without any datagram.
+    pub(crate) fn idle(&self, port: u16) -> Duration {
+        match port {
+            53 => self.idle_dns,
+            443 => self.idle_quic,
+            _ => self.idle_datagrams,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key_of(text: &str) -> &'static str {
+        let config: Config = toml::from_str(text).expect("parses");
+        config.check().expect_err("wrong").key
+    }
+
+    #[test]
+    fn an_empty_file_means_the_defaults() {
+        let config: Config = toml::from_str("").expect("parses");
+        assert_eq!(config, Config::default());
+        assert_eq!(config.check(), Ok(()));
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let text = r#"
+            device = { name = "tun7", mtu = 1400, addresses = ["198.18.0.1", "fd00::1"], privacy = "compatibility" }
+            [flows]
+            tcp = 1
+            udp = 2
+            window = 16384
+            open = "pessimistic"
+            opening = 3
+            pack_wait = 0.005
+            idle_dns = 4
+            idle_quic = 5
+            idle_datagrams = 6.5
+        "#;
+        let config: Config = toml::from_str(text).expect("parses");
+        assert_eq!(config.check(), Ok(()));
+        let (device, flows) = (&config.device, &config.flows);
+        assert_eq!((device.mtu, device.addresses.len()), (1400, 2));
+        assert_eq!(device.privacy, Privacy::Compatibility);
+        assert_eq!(flows.open, Opening::Pessimistic);
+        assert_eq!(flows.pack_wait, Duration::from_millis(5));
+        assert_eq!(
+            [53, 443, 80].map(|port| flows.idle(port).as_millis()),
+            [4000, 5000, 6500]
+        );
+    }
+
+    #[test]
+    fn a_wrong_value_is_named() {
+        assert_eq!(key_of("device = { name = \"a/b\" }"), "device.name");
+        assert_eq!(
+            key_of("device = { name = \"a_name_too_long_\" }"),
+            "device.name"
+        );
+        assert_eq!(key_of("device = { mtu = 1279 }"), "device.mtu");
+        assert_eq!(key_of("flows = { udp = 0 }"), "flows.udp");
+        assert_eq!(key_of("flows = { window = 1 }"), "flows.window");
+        assert_eq!(key_of("flows = { pack_wait = 2 }"), "flows.pack_wait");
+        assert!(toml::from_str::<Config>("flows = { open = \"maybe\" }").is_err());
+    }
+}

@@ -1,0 +1,131 @@
+//! What the transparent front end did, as numbers: no address, no name, nothing about a single flow.
+//! The device, the router and the flows count; the binary shows a [`Snapshot`] in its status and metrics.
+
+use hoplite_overlay::{Error, ErrorKind};
+
+use crate::counters::Counter;
+
+/// Makes the live numbers and their copy out of one list.
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])+ $name:ident;)+) => {
+        /// All numbers, live.
+        #[derive(Debug, Default)]
+        pub struct Counters {
+            $($(#[doc = $doc])+ pub $name: Counter,)+
+        }
+
+        /// The numbers at one moment.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Snapshot {
+            $($(#[doc = $doc])+ pub $name: u64,)+
+        }
+
+        impl Counters {
+            /// The numbers now.
+            pub fn snapshot(&self) -> Snapshot {
+                Snapshot { $($name: self.$name.value(),)+ }
+            }
+        }
+
+        impl Snapshot {
+            /// Every number with its name, in the order of the list.
+            pub fn all(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name),)+]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Packets from programs. One that the kernel left to us to cut counts once.
+    packets_in;
+    /// Octets of packets from programs, headers included.
+    octets_in;
+    /// Packets to programs. One that is left to the kernel to cut counts once.
+    packets_out;
+    /// Octets of packets to programs, headers included.
+    octets_out;
+    /// Packets to programs that the device had no room for.
+    queue_full;
+    /// Packets to programs that the device refused: it is down or gone.
+    refused;
+    /// Packets that are none, or whose transport header is none.
+    malformed;
+    /// Packets whose checksum is wrong.
+    bad_checksum;
+    /// Packets from an address that is not the device's.
+    foreign;
+    /// Packets to addresses that nobody has alone: multicast, loopback, link-local and the like.
+    unroutable;
+    /// Fragments dropped.
+    fragments;
+    /// Packets dropped for their options or extension headers.
+    options;
+    /// Packets of other protocols that could not be carried.
+    other_dropped;
+    /// ICMP errors told to programs.
+    errors_told;
+    /// UDP flows begun.
+    udp_opened;
+    /// UDP flows over, for whatever reason.
+    udp_closed;
+    /// UDP flows that made room for another.
+    udp_evicted;
+    /// Octets of UDP payload from programs to targets.
+    udp_up;
+    /// Octets of UDP payload from targets to programs.
+    udp_down;
+    /// Datagrams from programs that were dropped: full queues, flows that failed.
+    udp_dropped;
+    /// Datagrams from programs that were larger than the road.
+    udp_too_big;
+    /// Flows to an address that meant a name once and means nothing any more.
+    expired;
+    /// Flows that the first relay's absence failed.
+    failed_entry;
+    /// Flows that a relay further on failed.
+    failed_path;
+    /// Flows that the target failed.
+    failed_target;
+    /// Flows that policy or authentication forbade.
+    failed_forbidden;
+    /// Flows that the overlay cannot carry.
+    failed_unsupported;
+    /// Flows that took too long to open.
+    failed_timed_out;
+    /// Flows that our own mistakes failed.
+    failed_bug;
+}
+
+impl Counters {
+    /// Counts a flow that did not open or did not last.
+    pub(crate) fn failed(&self, error: &Error) {
+        let counter = match error.kind() {
+            ErrorKind::EntryUnreachable => &self.failed_entry,
+            ErrorKind::PathFailed => &self.failed_path,
+            ErrorKind::TargetFailed => &self.failed_target,
+            ErrorKind::Forbidden => &self.failed_forbidden,
+            ErrorKind::Unsupported => &self.failed_unsupported,
+            ErrorKind::TimedOut => &self.failed_timed_out,
+            ErrorKind::Bug => &self.failed_bug,
+        };
+        counter.add(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_names_every_number_once() {
+        let counters = Counters::default();
+        counters.malformed.add(3);
+        let all = counters.snapshot().all();
+        assert!(all.contains(&("malformed", 3)));
+        let mut names: Vec<_> = all.iter().map(|(name, _)| name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all.len());
+    }
+}

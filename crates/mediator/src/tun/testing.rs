@@ -1,0 +1,197 @@
+//! What the tests of the transparent front end share: a port in memory that shows packets as programs get them, and a bench with a
+//! router on one side and the in-memory network on the other. Nothing here needs rights or a real clock.
+
+use std::{
+    collections::VecDeque,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use hoplite_overlay::memory::Network;
+use hoplite_wire::ip::{self, Packet, tcp};
+use tokio::{sync::Notify, time::Instant};
+
+use super::{
+    Config, Ends, Room,
+    cut::cut,
+    device::Incoming,
+    names::Names,
+    port::{Outgoing, Port, tcp_headers, udp_headers},
+    router::Router,
+};
+
+/// Where programs are.
+pub(crate) const PROGRAM: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 18, 0, 1));
+/// The same for IPv6.
+pub(crate) const PROGRAM_V6: IpAddr =
+    IpAddr::V6(Ipv6Addr::new(0xfd68, 0x6f70, 0x6c69, 0x7465, 0, 0, 0, 1));
+/// A target.
+pub(crate) const TARGET: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9));
+/// The same for IPv6.
+pub(crate) const TARGET_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9));
+
+/// A port in memory. Large packets are cut as the kernel would cut them, and checked.
+#[derive(Debug)]
+pub(crate) struct MemoryPort {
+    mtu: u16,
+    sent: Mutex<VecDeque<Vec<u8>>>,
+    writes: AtomicUsize,
+    full: AtomicBool,
+    arrived: Notify,
+}
+
+impl MemoryPort {
+    pub(crate) fn new(mtu: u16) -> Arc<Self> {
+        Arc::new(Self {
+            mtu,
+            sent: Mutex::default(),
+            writes: AtomicUsize::new(0),
+            full: AtomicBool::new(false),
+            arrived: Notify::new(),
+        })
+    }
+
+    /// From now on it takes nothing, or takes again.
+    pub(crate) fn set_full(&self, full: bool) {
+        self.full.store(full, Ordering::SeqCst);
+    }
+
+    /// How often something was taken, large packets counted once.
+    pub(crate) fn writes(&self) -> usize {
+        self.writes.load(Ordering::SeqCst)
+    }
+
+    /// The next packet that a program gets.
+    pub(crate) async fn next(&self) -> Vec<u8> {
+        loop {
+            let arrived = self.arrived.notified();
+            if let Some(packet) = self.try_next() {
+                return packet;
+            }
+            arrived.await;
+        }
+    }
+
+    /// The next packet, if there is one now.
+    pub(crate) fn try_next(&self) -> Option<Vec<u8>> {
+        self.sent.lock().expect("lock").pop_front()
+    }
+}
+
+impl Port for MemoryPort {
+    fn send(&self, packet: Outgoing<'_>) -> bool {
+        if self.full.load(Ordering::SeqCst) {
+            return false;
+        }
+        self.writes.fetch_add(1, Ordering::SeqCst);
+        cut(packet, |headers, payload| {
+            let octets = [headers, payload[0], payload[1]].concat();
+            let parsed = ip::parse(&octets).expect("a packet");
+            assert!(parsed.checksum_is_right(), "{parsed:?}");
+            assert_eq!(parsed.header_len + parsed.payload.len(), octets.len());
+            self.sent.lock().expect("lock").push_back(octets);
+            true
+        });
+        self.arrived.notify_one();
+        true
+    }
+
+    fn mtu(&self) -> u16 {
+        self.mtu
+    }
+}
+
+/// A router between a program that the test plays and a network in memory.
+pub(crate) struct Bench {
+    pub(crate) network: Network,
+    pub(crate) port: Arc<MemoryPort>,
+    pub(crate) room: Arc<Room>,
+    pub(crate) router: Router,
+}
+
+impl Bench {
+    pub(crate) fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    /// With another configuration than the default.
+    pub(crate) fn with(change: impl FnOnce(&mut Config)) -> Self {
+        let mut config = Config::default();
+        change(&mut config);
+        assert_eq!(config.check(), Ok(()));
+        let network = Network::new(1);
+        let port = MemoryPort::new(config.device.mtu);
+        let names = Names::new(&config.dns, Instant::now());
+        let room = Arc::new(Room {
+            overlay: Arc::new(network.overlay(Ipv4Addr::new(192, 0, 2, 1).into())),
+            port: Arc::clone(&port) as Arc<dyn Port>,
+            names: Arc::new(names),
+            config,
+            counters: Arc::default(),
+        });
+        let router = Router::new(&room);
+        Self {
+            network,
+            port,
+            room,
+            router,
+        }
+    }
+
+    /// The program sends a packet.
+    pub(crate) fn send(&mut self, packet: impl Into<Bytes>) {
+        self.take(&Incoming {
+            octets: packet.into(),
+            checked: false,
+            segment: None,
+        });
+    }
+
+    /// The kernel hands over a packet with what its header says.
+    pub(crate) fn take(&mut self, incoming: &Incoming) {
+        self.router.take(incoming, Instant::now());
+        self.router.flush(Instant::now());
+    }
+}
+
+/// A UDP packet from `from`, finished.
+pub(crate) fn udp_packet(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
+    let mut headers = Vec::new();
+    udp_headers(&mut headers, from, to, payload.len());
+    finished(Outgoing::udp(&headers, [payload, &[]], None))
+}
+
+/// A TCP packet between two hosts, finished; the ports are in `header`.
+pub(crate) fn tcp_packet(
+    from: IpAddr,
+    to: IpAddr,
+    header: &tcp::Header,
+    payload: &[u8],
+) -> Vec<u8> {
+    let mut headers = Vec::new();
+    tcp_headers(&mut headers, from, to, header, payload.len());
+    finished(Outgoing::tcp(&headers, [payload, &[]], None))
+}
+
+/// The ends of a flow between `program`'s port and `target`.
+pub(crate) fn ends(program: SocketAddr, target: SocketAddr) -> Ends {
+    Ends { program, target }
+}
+
+/// The packet in `octets`.
+pub(crate) fn parsed(octets: &[u8]) -> Packet<'_> {
+    ip::parse(octets).expect("a packet")
+}
+
+fn finished(packet: Outgoing<'_>) -> Vec<u8> {
+    let mut out = Vec::new();
+    cut(packet, |headers, payload| {
+        out = [headers, payload[0], payload[1]].concat();
+        true
+    });
+    out
+}

@@ -1,0 +1,285 @@
+//! What a program and a target see of a UDP flow.
+
+use std::{net::SocketAddr, time::Duration};
+
+use hoplite_overlay::memory::{Road, What};
+use hoplite_wire::ip::{self, icmp, udp};
+use tokio::time::{Instant, sleep};
+
+use crate::tun::{
+    device::Incoming,
+    testing::{Bench, PROGRAM, PROGRAM_V6, TARGET, TARGET_V6, parsed, udp_packet},
+};
+
+fn program(port: u16) -> SocketAddr {
+    SocketAddr::new(PROGRAM, port)
+}
+
+/// The payload of the datagram that the program gets, after a look at its ends.
+async fn answer(bench: &Bench, from: SocketAddr, to: SocketAddr) -> Vec<u8> {
+    let octets = bench.port.next().await;
+    let packet = parsed(&octets);
+    assert_eq!((packet.protocol, packet.source), (ip::UDP, from.ip()));
+    assert_eq!(packet.destination, to.ip());
+    let datagram = udp::parse(packet.payload).expect("a datagram");
+    assert_eq!(
+        (datagram.source, datagram.destination),
+        (from.port(), to.port())
+    );
+    datagram.payload.to_vec()
+}
+
+/// The ICMP message that the program gets: its type and code, its third and fourth word, and what it quotes.
+async fn told(bench: &Bench) -> ([u8; 2], u32, Vec<u8>) {
+    let octets = bench.port.next().await;
+    let packet = parsed(&octets);
+    assert!([ip::ICMP, ip::ICMPV6].contains(&packet.protocol));
+    let (header, quoted) = packet.payload.split_first_chunk::<8>().expect("a header");
+    let word = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
+    ([header[0], header[1]], word, quoted.to_vec())
+}
+
+#[tokio::test(start_paused = true)]
+async fn datagrams_arrive_with_their_sizes_and_answers_come_from_the_target() {
+    for (here, there) in [(PROGRAM, TARGET), (PROGRAM_V6, TARGET_V6)] {
+        let mut bench = Bench::new();
+        let far = bench.network.bind(there);
+        let here = SocketAddr::new(here, 4000);
+        for len in [1, 0, 1200, 1452] {
+            bench.send(udp_packet(here, far.address(), &vec![7; len]));
+            let (payload, from) = far.recv().await;
+            assert_eq!(payload.len(), len);
+            far.send(&payload, from);
+            assert_eq!(answer(&bench, far.address(), here).await.len(), len);
+        }
+        let snapshot = bench.room.counters.snapshot();
+        assert_eq!((snapshot.udp_opened, snapshot.udp_up), (1, 2653));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_targets_side_of_a_flow_has_a_port_of_its_own() {
+    let mut bench = Bench::new();
+    let far = bench.network.bind(TARGET);
+    let mut seen = Vec::new();
+    for port in [4000, 4001] {
+        bench.send(udp_packet(program(port), far.address(), b"hello"));
+        seen.push(far.recv().await.1);
+    }
+    assert_ne!(seen[0], seen[1], "two flows");
+    assert!(seen.iter().all(|from| ![4000, 4001].contains(&from.port())));
+    for (number, from) in seen.into_iter().enumerate() {
+        far.send(&[number.to_le_bytes()[0]], from);
+    }
+    assert_eq!(answer(&bench, far.address(), program(4000)).await, [0]);
+    assert_eq!(answer(&bench, far.address(), program(4001)).await, [1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_train_that_the_kernel_did_not_cut_is_so_many_datagrams() {
+    let mut bench = Bench::new();
+    let far = bench.network.bind(TARGET);
+    let payload: Vec<u8> = (0..100).collect();
+    bench.take(&Incoming {
+        octets: udp_packet(program(4000), far.address(), &payload).into(),
+        checked: true,
+        segment: Some(30),
+    });
+    for expected in payload.chunks(30) {
+        assert_eq!(far.recv().await.0, expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusing_target_is_told_as_an_unreachable_port_quoting_the_programs_packet() {
+    for (here, there, message) in [(PROGRAM, TARGET, [3, 3]), (PROGRAM_V6, TARGET_V6, [1, 4])] {
+        let mut bench = Bench::new();
+        let far = bench.network.bind(there);
+        let (here, there) = (SocketAddr::new(here, 4000), far.address());
+        drop(far);
+        bench.send(udp_packet(here, there, b"anybody there?"));
+        let (kind, _, quoted) = told(&bench).await;
+        assert_eq!(kind, message);
+        let quoted = parsed(&quoted);
+        assert_eq!((quoted.source, quoted.destination), (here.ip(), there.ip()));
+        let datagram = udp::parse(quoted.payload).expect("a datagram");
+        assert_eq!(
+            (datagram.source, datagram.destination),
+            (4000, there.port())
+        );
+        bench.send(udp_packet(here, there, b"still nobody?"));
+        assert_eq!(told(&bench).await.0, message);
+        assert_eq!(
+            bench.room.counters.snapshot().udp_opened,
+            1,
+            "it is not opened again"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_host_that_cannot_be_reached_is_told_and_tried_again_later() {
+    let mut bench = Bench::new();
+    let there = SocketAddr::new(TARGET, 9);
+    for opened in 1..3 {
+        bench.send(udp_packet(program(4000), there, b"hello"));
+        assert_eq!(told(&bench).await.0, [3, 1]);
+        assert_eq!(bench.room.counters.snapshot().udp_opened, opened);
+        sleep(Duration::from_secs(2)).await;
+    }
+    assert_eq!(bench.room.counters.snapshot().failed_target, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_datagram_that_the_road_does_not_carry_is_answered_with_the_size_that_it_does() {
+    for (here, there, message) in [(PROGRAM, TARGET, [3, 4]), (PROGRAM_V6, TARGET_V6, [2, 0])] {
+        let mut bench = Bench::new();
+        bench.network.set_road(Road {
+            max_payload: 1350,
+            ..Road::default()
+        });
+        let far = bench.network.bind(there);
+        let here = SocketAddr::new(here, 4000);
+        bench.send(udp_packet(here, far.address(), &[1; 1351]));
+        let (kind, mtu, quoted) = told(&bench).await;
+        let headers = if here.is_ipv4() { 28 } else { 48 };
+        assert_eq!((kind, mtu), (message, 1350 + headers));
+        assert_eq!(
+            quoted[..4],
+            udp_packet(here, far.address(), &[1; 1351])[..4]
+        );
+        bench.send(udp_packet(here, far.address(), &[2; 1350]));
+        assert_eq!(far.recv().await.0, [2; 1350][..]);
+        assert_eq!(bench.room.counters.snapshot().udp_too_big, 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_kind_of_flow_rests_as_long_as_its_kind_may() {
+    for (port, seconds) in [(53, 10), (443, 180), (9, 180)] {
+        let mut bench = Bench::new();
+        let there = SocketAddr::new(TARGET, port);
+        let far = bench.network.bind_at(there);
+        bench.send(udp_packet(program(4000), there, b"hello"));
+        far.recv().await;
+        sleep(Duration::from_secs(seconds - 1)).await;
+        assert_eq!(bench.room.counters.snapshot().udp_closed, 0, "{port}");
+        sleep(Duration::from_secs(seconds + 2)).await;
+        assert_eq!(bench.room.counters.snapshot().udp_closed, 1, "{port}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flow_that_came_to_rest_is_opened_again() {
+    let mut bench = Bench::new();
+    let far = bench.network.bind(TARGET);
+    for opened in 1..3 {
+        bench.send(udp_packet(program(4000), far.address(), b"hello"));
+        far.recv().await;
+        assert_eq!(bench.room.counters.snapshot().udp_opened, opened);
+        sleep(Duration::from_secs(400)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_table_keeps_its_bound_and_the_flows_in_use() {
+    let mut bench = Bench::with(|config| config.flows.udp = 8);
+    let far = bench.network.bind(TARGET);
+    for port in 1..100 {
+        bench.send(udp_packet(program(4000), far.address(), b"in use"));
+        assert_eq!(far.recv().await.0, &b"in use"[..]);
+        sleep(Duration::from_millis(1)).await;
+        bench.send(udp_packet(program(port), far.address(), b"once"));
+        assert_eq!(far.recv().await.0, &b"once"[..]);
+        sleep(Duration::from_millis(1)).await;
+        let snapshot = bench.room.counters.snapshot();
+        assert!(snapshot.udp_opened - snapshot.udp_closed <= 8);
+    }
+    let snapshot = bench.room.counters.snapshot();
+    assert_eq!(snapshot.udp_opened, 100, "the one in use never made room");
+    assert_eq!(snapshot.udp_evicted, 92);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_a_road_is_bounded_and_the_rest_is_counted() {
+    let mut bench = Bench::new();
+    let far = bench.network.bind(TARGET);
+    for _ in 0..1000 {
+        bench.send(udp_packet(program(4000), far.address(), &[0; 1000]));
+    }
+    let dropped = bench.room.counters.snapshot().udp_dropped;
+    assert!((700..1000).contains(&dropped), "{dropped}");
+    for _ in dropped..1000 {
+        far.recv().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flow_that_fails_hurts_no_other() {
+    let mut bench = Bench::new();
+    let (one, other) = (bench.network.bind(TARGET), bench.network.bind(TARGET));
+    let (gone, there) = (one.address(), other.address());
+    for to in [gone, there] {
+        bench.send(udp_packet(program(4000), to, b"hello"));
+    }
+    one.recv().await;
+    let (_, from) = other.recv().await;
+    drop(one);
+    bench.send(udp_packet(program(4000), gone, b"hello"));
+    assert_eq!(told(&bench).await.0, [3, 3]);
+    other.send(b"answer", from);
+    assert_eq!(answer(&bench, there, program(4000)).await, b"answer");
+}
+
+#[tokio::test(start_paused = true)]
+async fn small_datagrams_wait_for_each_other_when_they_may_and_large_ones_do_not() {
+    let wait = Duration::from_millis(5);
+    let mut bench = Bench::with(|config| config.flows.pack_wait = wait);
+    let far = bench.network.bind(TARGET);
+    let start = Instant::now();
+    bench.send(udp_packet(program(4000), far.address(), b"one"));
+    sleep(wait / 2).await;
+    assert!(bench.network.seen().is_empty());
+    bench.send(udp_packet(program(4000), far.address(), b"two"));
+    far.recv().await;
+    far.recv().await;
+    let seen = bench.network.seen();
+    assert_eq!(seen.len(), 2);
+    assert!(seen.iter().all(|seen| seen.at - start >= wait));
+    let start = Instant::now();
+    bench.send(udp_packet(program(4000), far.address(), &[0; 1200]));
+    far.recv().await;
+    assert_eq!(Instant::now(), start);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_road_sees_payloads_and_nothing_else_of_a_packet() {
+    let mut bench = Bench::new();
+    let far = bench.network.bind(TARGET);
+    bench.send(udp_packet(program(4000), far.address(), &[0; 77]));
+    far.recv().await;
+    let seen: Vec<_> = bench.network.seen().iter().map(|seen| seen.what).collect();
+    assert_eq!(seen, [What::Datagram(77)]);
+}
+
+#[test]
+fn every_failure_has_the_message_that_says_whose_it_is() {
+    use hoplite_overlay::{Error, ErrorKind, Reason};
+    use icmp::Unreachable::{Host, Network, Port, Prohibited};
+    let because = |kind, reason| Error::new(kind, "a test").because(reason);
+    for (error, expected) in [
+        (because(ErrorKind::TargetFailed, Reason::Refused), Port),
+        (because(ErrorKind::TargetFailed, Reason::NameNotFound), Host),
+        (
+            because(ErrorKind::TargetFailed, Reason::NetworkUnreachable),
+            Network,
+        ),
+        (because(ErrorKind::Forbidden, Reason::Policy), Prohibited),
+        (Error::new(ErrorKind::EntryUnreachable, "a test"), Network),
+        (Error::new(ErrorKind::PathFailed, "a test"), Network),
+        (Error::new(ErrorKind::TimedOut, "a test"), Host),
+        (Error::new(ErrorKind::Unsupported, "a test"), Prohibited),
+    ] {
+        assert_eq!(crate::tun::icmp::unreachable_for(&error), expected);
+    }
+}

@@ -1,0 +1,288 @@
+//! The transparent front end against the kernel's own stack: a TUN device in a network namespace of its own, programs that are plain sockets
+//! there, and an overlay in memory behind it. Skipped, with the reason, where no namespace or TUN device can be made.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the tests are programs: they connect to what the device carries away"
+)]
+
+use std::{
+    env,
+    fs::{File, OpenOptions},
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    os::fd::{AsRawFd, OwnedFd},
+    process::Command,
+    sync::Arc,
+    time::Duration,
+};
+
+use hoplite_mediator::tun::{Config, Counters, Device, Transparent};
+use hoplite_overlay::memory::{Network, Road};
+use tokio::{sync::oneshot, task::JoinHandle};
+
+const INSIDE: &str = "HOPLITE_TUN_TEST_INSIDE";
+const V4: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9));
+const V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9));
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs the test `name` again in a namespace of its own; answers whether this is that run.
+fn inside(name: &str) -> bool {
+    if env::var_os(INSIDE).is_some() {
+        return true;
+    }
+    let why = match supported() {
+        Ok(()) => {
+            run_inside(name);
+            return false;
+        }
+        Err(why) => why,
+    };
+    println!("skipped: {why}");
+    false
+}
+
+/// Whether namespaces and TUN devices can be made here.
+fn supported() -> Result<(), String> {
+    if let Err(error) = tun_file() {
+        return Err(format!("/dev/net/tun cannot be opened: {error}"));
+    }
+    let tried = unshare().args(["ip", "link", "set", "lo", "up"]).output();
+    match tried {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        Err(error) => Err(format!("unshare does not run: {error}")),
+    }
+}
+
+fn unshare() -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--net", "--"]);
+    command
+}
+
+fn run_inside(name: &str) {
+    let program = env::current_exe().expect("a path");
+    let status = unshare()
+        .arg(program)
+        .args(["--exact", name, "--nocapture", "--test-threads=1"])
+        .env(INSIDE, "1")
+        .status();
+    assert!(status.expect("it runs").success(), "{name} failed inside");
+}
+
+fn tun_file() -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")
+}
+
+/// The interface hoplite0, up, with its addresses and all routes into it.
+fn tun(offloads: libc::c_uint) -> OwnedFd {
+    let file = tun_file().expect("a device");
+    let mut request = [0_u8; 40];
+    request[..8].copy_from_slice(b"hoplite0");
+    let flags = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    request[16..20].copy_from_slice(&flags.to_ne_bytes());
+    #[expect(unsafe_code, reason = "no safe wrapper makes a TUN device")]
+    // SAFETY: the descriptor is open, and the kernel reads and writes at most the 40 octets of an ifreq.
+    let made = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, request.as_mut_ptr()) };
+    assert_eq!(made, 0, "{}", io::Error::last_os_error());
+    #[expect(unsafe_code, reason = "no safe wrapper sets a TUN device's offloads")]
+    // SAFETY: the descriptor is open, and the argument is a number.
+    let set = unsafe {
+        libc::ioctl(
+            file.as_raw_fd(),
+            libc::TUNSETOFFLOAD,
+            libc::c_ulong::from(offloads),
+        )
+    };
+    assert_eq!(set, 0, "{}", io::Error::last_os_error());
+    for line in [
+        "link set lo up",
+        "addr add 198.18.0.1/32 dev hoplite0",
+        "link set hoplite0 up mtu 1500",
+        "route add default dev hoplite0 src 198.18.0.1",
+        "-6 addr add fd68:6f70:6c69:7465::1/128 dev hoplite0 nodad",
+        "-6 route add default dev hoplite0 src fd68:6f70:6c69:7465::1",
+    ] {
+        let status = Command::new("ip").args(line.split(' ')).status();
+        assert!(status.expect("ip runs").success(), "ip {line}");
+    }
+    file.into()
+}
+
+/// TUN_F_CSUM, TSO4, TSO6, USO4, USO6.
+const ALL: libc::c_uint = 0x01 | 0x02 | 0x04 | 0x20 | 0x40;
+
+struct Running {
+    network: Network,
+    counters: Arc<Counters>,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<io::Result<()>>,
+}
+
+fn start() -> Running {
+    let device = Device::new(tun(ALL), 1500, true).expect("a device");
+    let network = Network::new(1);
+    let overlay = Arc::new(network.overlay(Ipv4Addr::new(192, 0, 2, 1).into()));
+    let transparent = Transparent::new(Config::default(), overlay, device);
+    let counters = transparent.counters();
+    let (stop, stopped) = oneshot::channel();
+    let task = tokio::spawn(transparent.serve(async { drop(stopped.await) }));
+    Running {
+        network,
+        counters,
+        stop,
+        task,
+    }
+}
+
+/// Runs a program, which may block, beside the front end.
+async fn program<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(run).await.expect("it ends")
+}
+
+fn socket(to: SocketAddr) -> UdpSocket {
+    let any: IpAddr = if to.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    };
+    let socket = UdpSocket::bind((any, 0)).expect("binds");
+    socket.set_read_timeout(Some(PATIENCE)).expect("an option");
+    socket.connect(to).expect("connects");
+    socket
+}
+
+fn option(socket: &UdpSocket, level: libc::c_int, name: libc::c_int, value: libc::c_int) {
+    let len = libc::socklen_t::try_from(size_of::<libc::c_int>()).expect("small");
+    #[expect(unsafe_code, reason = "no safe wrapper for this option")]
+    // SAFETY: the descriptor is open, the value is an int and as long as it says.
+    let set = unsafe {
+        let value = std::ptr::from_ref(&value).cast();
+        libc::setsockopt(socket.as_raw_fd(), level, name, value, len)
+    };
+    assert_eq!(set, 0, "{}", io::Error::last_os_error());
+}
+
+#[tokio::test]
+async fn a_program_talks_to_targets_by_datagrams_of_all_sizes() {
+    if !inside("a_program_talks_to_targets_by_datagrams_of_all_sizes") {
+        return;
+    }
+    let running = start();
+    for there in [V4, V6] {
+        let far = running.network.bind(there);
+        let to = far.address();
+        tokio::spawn(async move {
+            loop {
+                let (payload, from) = far.recv().await;
+                far.send(&payload, from);
+            }
+        });
+        program(move || {
+            let socket = socket(to);
+            for len in [1, 0, 500, 1200, 1452] {
+                socket.send(&vec![7; len]).expect("sends");
+                let mut buf = [0; 2000];
+                assert_eq!(socket.recv(&mut buf).expect("an answer"), len);
+            }
+        })
+        .await;
+    }
+    running.stop.send(()).expect("it runs");
+    running.task.await.expect("ends").expect("in order");
+}
+
+#[tokio::test]
+async fn trains_cross_at_once_both_ways() {
+    if !inside("trains_cross_at_once_both_ways") {
+        return;
+    }
+    let running = start();
+    for there in [V4, V6] {
+        let far = running.network.bind(there);
+        let to = far.address();
+        let before = running.counters.snapshot();
+        let sending = program(move || {
+            let socket = socket(to);
+            option(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, 1200);
+            let train: Vec<u8> = (0..12_000_u32).map(|n| n.to_le_bytes()[0]).collect();
+            assert_eq!(socket.send(&train).expect("sends"), 12_000);
+            socket
+        });
+        let socket = sending.await;
+        for _ in 0..10 {
+            assert_eq!(far.recv().await.0.len(), 1200);
+        }
+        let after = running.counters.snapshot();
+        assert_eq!(after.udp_up - before.udp_up, 12_000);
+        let packets = after.packets_in - before.packets_in;
+        assert!(packets < 10, "{packets} packets: it was cut");
+        drop(socket);
+    }
+    running.stop.send(()).expect("it runs");
+    running.task.await.expect("ends").expect("in order");
+}
+
+#[tokio::test]
+async fn a_program_hears_of_refusal_and_of_what_is_too_big() {
+    if !inside("a_program_hears_of_refusal_and_of_what_is_too_big") {
+        return;
+    }
+    let running = start();
+    running.network.set_road(Road {
+        max_payload: 1300,
+        ..Road::default()
+    });
+    for there in [V4, V6] {
+        let far = running.network.bind(there);
+        let to = far.address();
+        program(move || {
+            let socket = socket(to);
+            let (level, name) = match to {
+                SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
+                SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
+            };
+            option(&socket, level, name, libc::IP_PMTUDISC_DO);
+            let too_big = loop {
+                match socket.send(&[0; 1400]) {
+                    Err(error) => break error.raw_os_error(),
+                    Ok(_) => std::thread::sleep(Duration::from_millis(1)),
+                }
+            };
+            assert_eq!(too_big, Some(libc::EMSGSIZE));
+            socket.send(&[0; 1300]).expect("it fits");
+        })
+        .await;
+        while far.recv().await.0.len() != 1300 {}
+        drop(far);
+        let refused = program(move || {
+            let socket = socket(to);
+            socket.send(b"anybody there?").expect("sends");
+            socket.recv(&mut [0; 9]).expect_err("nobody").kind()
+        });
+        assert_eq!(refused.await, io::ErrorKind::ConnectionRefused);
+    }
+    running.stop.send(()).expect("it runs");
+    running.task.await.expect("ends").expect("in order");
+}
+
+#[tokio::test]
+async fn an_interface_that_somebody_removes_ends_the_front_end_with_an_error() {
+    if !inside("an_interface_that_somebody_removes_ends_the_front_end_with_an_error") {
+        return;
+    }
+    let running = start();
+    tokio::task::yield_now().await;
+    let status = Command::new("ip")
+        .args(["link", "delete", "hoplite0"])
+        .status();
+    assert!(status.expect("ip runs").success());
+    let ended = tokio::time::timeout(PATIENCE, running.task).await;
+    ended
+        .expect("it ends")
+        .expect("without panic")
+        .expect_err("with an error");
+}
