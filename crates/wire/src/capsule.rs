@@ -1,6 +1,6 @@
-//! Capsules: typed messages on a request stream, of which DATAGRAM and those of forwarded mode matter here.
-//! `masque` reads and writes them over HTTP/3 and HTTP/2 for CONNECT-UDP.
-//! RFC 9297 §3.2 and §3.5; draft-ietf-masque-quic-proxy.
+//! Capsules: typed messages on a request stream, of which DATAGRAM, those of forwarded mode and those of IP proxying matter here.
+//! `masque` reads and writes them over HTTP/3 and HTTP/2 for CONNECT-UDP and CONNECT-IP.
+//! RFC 9297 §3.2 and §3.5; draft-ietf-masque-quic-proxy; RFC 9484 §4.7.
 #![cfg_attr(
     not(test),
     warn(clippy::indexing_slicing, clippy::arithmetic_side_effects)
@@ -9,6 +9,7 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::{
+    connect_ip,
     forwarding::{Capsule, Malformed},
     varint::{self, HeadReader},
 };
@@ -25,6 +26,8 @@ pub enum Item {
     Datagram(Bytes),
     /// A capsule about connection ids.
     Forwarding(Result<Capsule, Malformed>),
+    /// A capsule about addresses or routes.
+    Ip(Result<connect_ip::Capsule, connect_ip::Malformed>),
 }
 
 /// Cuts a data stream into capsules and hands out those that somebody here understands.
@@ -56,15 +59,15 @@ impl Default for State {
 
 impl CapsuleReader {
     /// The next capsule out of `input`. `None` when all of `input` is taken and more is needed.
-    /// A value that came in one piece is not copied. A forwarding capsule that is larger than any can be is told as malformed
-    /// when its head is there, and skipped.
+    /// A value that came in one piece is not copied. A capsule of forwarded mode or IP proxying that is larger than any
+    /// can be, or than we keep, is told as malformed when its head is there, and skipped.
     pub fn next(&mut self, input: &mut Bytes) -> Option<Item> {
         loop {
             match &mut self.state {
                 State::Head(head) => {
                     let (kind, length) = head.read(input)?;
-                    if let Err(error) = self.begin(kind, length) {
-                        return Some(Item::Forwarding(Err(error)));
+                    if let Some(refused) = self.begin(kind, length) {
+                        return Some(refused);
                     }
                 }
                 State::Skip { left: 0 } => self.state = State::default(),
@@ -99,7 +102,7 @@ impl CapsuleReader {
         }
     }
 
-    /// The value of the next DATAGRAM capsule, where there is no forwarded mode: then its capsules are unknown ones.
+    /// The value of the next DATAGRAM capsule, where nothing else is understood: then other capsules are unknown ones.
     pub fn next_datagram(&mut self, input: &mut Bytes) -> Option<Bytes> {
         loop {
             if let Item::Datagram(value) = self.next(input)? {
@@ -108,10 +111,11 @@ impl CapsuleReader {
         }
     }
 
-    fn begin(&mut self, kind: u64, length: u64) -> Result<(), Malformed> {
+    fn begin(&mut self, kind: u64, length: u64) -> Option<Item> {
         let largest = match kind {
             DATAGRAM => Some(MAX_DATAGRAM),
             _ if Capsule::is_kind(kind) => Some(Capsule::LARGEST),
+            _ if connect_ip::Capsule::is_kind(kind) => Some(connect_ip::Capsule::LARGEST),
             _ => None,
         };
         let fits = usize::try_from(length)
@@ -127,10 +131,10 @@ impl CapsuleReader {
         };
         match (kind, fits, largest) {
             (DATAGRAM, None, _) => self.oversized = self.oversized.saturating_add(1),
-            (_, None, Some(_)) => return Err(Malformed),
+            (_, None, Some(_)) => return Some(malformed(kind)),
             _ => {}
         }
-        Ok(())
+        None
     }
 
     /// How many DATAGRAM capsules were skipped because of their size since the last call.
@@ -152,7 +156,18 @@ impl CapsuleReader {
 fn item(kind: u64, value: Bytes) -> Item {
     match kind {
         DATAGRAM => Item::Datagram(value),
-        _ => Item::Forwarding(Capsule::parse(kind, value).unwrap_or(Err(Malformed))),
+        _ => match connect_ip::Capsule::parse(kind, value.clone()) {
+            Some(capsule) => Item::Ip(capsule),
+            None => Item::Forwarding(Capsule::parse(kind, value).unwrap_or(Err(Malformed))),
+        },
+    }
+}
+
+/// What is said of a capsule that is too large.
+fn malformed(kind: u64) -> Item {
+    match connect_ip::Capsule::is_kind(kind) {
+        true => Item::Ip(Err(connect_ip::Malformed)),
+        false => Item::Forwarding(Err(Malformed)),
     }
 }
 
@@ -245,6 +260,34 @@ mod tests {
             let (items, mut reader) = read_items(&octets, piece);
             assert_eq!(items, wanted);
             assert_eq!(reader.take_oversized(), 0);
+            assert!(reader.is_between_capsules());
+        }
+    }
+
+    #[test]
+    fn capsules_of_ip_proxying_stand_in_order_among_datagrams() {
+        let largest = connect_ip::Capsule::LARGEST;
+        let octets = [
+            raw(1, &[0, 4, 192, 0, 2, 1, 32]),
+            raw(DATAGRAM, b"a"),
+            raw(2, b""),
+            raw(3, &vec![0; largest + 1]),
+            raw(3, b""),
+        ]
+        .concat();
+        for piece in [1, 3, 999, usize::MAX] {
+            let (items, mut reader) = read_items(&octets, piece);
+            let refused = Item::Ip(Err(connect_ip::Malformed));
+            assert!(
+                matches!(&items[0], Item::Ip(Ok(connect_ip::Capsule::AddressAssign(one))) if one.len() == 1)
+            );
+            assert_eq!(items[1], Item::Datagram(Bytes::from_static(b"a")));
+            assert_eq!((&items[2], &items[3]), (&refused, &refused));
+            assert_eq!(
+                items[4],
+                Item::Ip(Ok(connect_ip::Capsule::RouteAdvertisement(vec![])))
+            );
+            assert_eq!((items.len(), reader.take_oversized()), (5, 0));
             assert!(reader.is_between_capsules());
         }
     }

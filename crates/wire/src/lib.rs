@@ -1,10 +1,11 @@
-//! What goes over the wire: targets, relay descriptors, HTTP/3 frames, QPACK, capsules, HTTP datagrams, forwarded mode, SOCKS, QUIC frames, IP packets.
+//! What goes over the wire: targets, relay descriptors, HTTP/3 frames, QPACK, capsules, HTTP datagrams, IP proxying, forwarded mode, SOCKS, QUIC frames, IP packets.
 //! Every other room uses it. Each module names the specification and section that it implements.
 //!
 //! # Not in this room
 //! Keys and certificates (`crypto`), sockets and clocks (nobody here has any), HTTP/2 (crate `h2`).
 
 pub mod capsule;
+pub mod connect_ip;
 pub mod forwarding;
 pub mod h3;
 pub mod http_datagram;

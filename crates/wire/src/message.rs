@@ -90,6 +90,14 @@ impl RequestHead {
         .with("capsule-protocol", "?1")
     }
 
+    /// An Extended CONNECT for `connect-ip` with `Capsule-Protocol: ?1` (RFC 9484 §4.4).
+    pub fn connect_ip(authority: impl Into<String>, path: impl Into<String>) -> Self {
+        Self {
+            protocol: Some("connect-ip".into()),
+            ..Self::connect_udp(authority, path)
+        }
+    }
+
     /// Adds a field; `name` in lower case.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Vec<u8>>) -> Self {

@@ -1,9 +1,10 @@
 //! A UDP flow on a stream: DATAGRAM capsules both ways. What does not fit the send buffer is dropped, as a full router would.
-//! Used by the hop at the client and by the relay's CONNECT-UDP handler. RFC 9297 §3.5, RFC 9298 §5.
+//! Used by the hop at the client and by the relay's CONNECT-UDP and CONNECT-IP handlers. RFC 9297 §3.5, RFC 9298 §5, RFC 9484 §4.7 and §6.
 
 use std::{
     fmt,
     future::poll_fn,
+    ops::ControlFlow,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
 };
@@ -12,7 +13,8 @@ use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt;
 use hoplite_overlay::Batch;
 use hoplite_wire::{
-    capsule::{self, CapsuleReader, MAX_DATAGRAM, UDP_OVERHEAD},
+    capsule::{self, CapsuleReader, Item, MAX_DATAGRAM, UDP_OVERHEAD},
+    connect_ip,
     http_datagram::{Udp, udp},
 };
 use tokio::{sync::watch, task::AbortHandle};
@@ -80,6 +82,16 @@ impl Flow {
         Poll::Ready(put(&mut sender, batch).map(drop))
     }
 
+    /// Sends a capsule of IP proxying, in order with the datagrams; `false` when the flow has ended. Such capsules are few: they do not
+    /// wait for room in the send buffer.
+    pub fn send_ip_capsule(&self, capsule: &connect_ip::Capsule) -> bool {
+        let mut octets = BytesMut::new();
+        capsule.write(&mut octets);
+        let mut sender = self.sender();
+        let sent = sender.put(octets.freeze());
+        sent.is_ok()
+    }
+
     /// Resolves when the peer has ended the flow.
     ///
     /// # Errors
@@ -135,12 +147,12 @@ fn put(sender: &mut DataSender, batch: Batch<'_>) -> Result<usize, H2Error> {
 async fn read(mut receiver: DataReceiver, sink: &dyn DatagramSink) -> Result<(), H2Error> {
     let mut capsules = CapsuleReader::default();
     while let Some(octets) = poll_fn(|cx| receiver.poll_data(cx)).await? {
-        push(&mut capsules, octets, sink);
+        push(&mut capsules, octets, sink)?;
         for _ in 0..TURN {
             let Some(Ok(Some(octets))) = poll_fn(|cx| receiver.poll_data(cx)).now_or_never() else {
                 break;
             };
-            push(&mut capsules, octets, sink);
+            push(&mut capsules, octets, sink)?;
         }
         sink.flush();
         tokio::task::yield_now().await;
@@ -151,15 +163,30 @@ async fn read(mut receiver: DataReceiver, sink: &dyn DatagramSink) -> Result<(),
     }
 }
 
-/// Payloads of context 0; others are dropped (RFC 9298 §4).
-fn push(capsules: &mut CapsuleReader, mut octets: Bytes, sink: &dyn DatagramSink) {
-    while let Some(value) = capsules.next_datagram(&mut octets) {
-        match udp(value) {
-            Udp::Payload(payload) => sink.push(payload),
-            Udp::UnknownContext | Udp::Malformed => {
-                tracing::trace!("a capsule of no known context")
+/// Payloads of context 0, others are dropped (RFC 9298 §4); and the capsules of IP proxying, which may break the flow off.
+fn push(
+    capsules: &mut CapsuleReader,
+    mut octets: Bytes,
+    sink: &dyn DatagramSink,
+) -> Result<(), H2Error> {
+    while let Some(item) = capsules.next(&mut octets) {
+        match item {
+            Item::Datagram(value) => datagram(value, sink),
+            Item::Ip(capsule) => {
+                if let ControlFlow::Break(()) = sink.ip_capsule(capsule) {
+                    return Err(H2Error::Malformed("a capsule of IP proxying"));
+                }
             }
+            Item::Forwarding(_) => tracing::trace!("a capsule of forwarded mode over HTTP/2"),
         }
+    }
+    Ok(())
+}
+
+fn datagram(value: Bytes, sink: &dyn DatagramSink) {
+    match udp(value) {
+        Udp::Payload(payload) => sink.push(payload),
+        Udp::UnknownContext | Udp::Malformed => tracing::trace!("a capsule of no known context"),
     }
 }
 

@@ -1,6 +1,7 @@
-//! A UDP flow: CONNECT-UDP at either end, over QUIC DATAGRAM frames or over capsules on the request stream.
+//! A UDP flow: CONNECT-UDP at either end, over QUIC DATAGRAM frames or over capsules on the request stream. CONNECT-IP is the same with
+//! packets for payloads, and with capsules of its own.
 //! The overlay's datagrams and `relay` send through it; what arrives goes to a sink.
-//! RFC 9297 §2.1 and §3.5, RFC 9298 §4 and §5.
+//! RFC 9297 §2.1 and §3.5, RFC 9298 §4 and §5, RFC 9484 §5 and §6.
 //!
 //! Frames carry what fits into one. Up to 1200 octets that do not fit travel as a capsule, so that QUIC works inside before
 //! the path MTU is known and on small paths; larger ones are dropped and counted, unless they may have been forwarded. A server answers in capsules when the
@@ -24,6 +25,7 @@ use hoplite_overlay::Batch;
 use hoplite_wire::{
     ResponseHead,
     capsule::{self, CapsuleReader, Item},
+    connect_ip,
     forwarding::{Capsule, Malformed},
     h3::{self, Code},
     http_datagram::{self, Udp},
@@ -71,8 +73,8 @@ impl Inbound {
         }
     }
 
-    /// A capsule on the request stream; `Break`: the sink bears no more of them.
-    fn item(&self, item: Item) -> ControlFlow<()> {
+    /// A capsule on the request stream; `Break`: the sink bears no more of them, and the stream ends with this code.
+    fn item(&self, item: Item) -> ControlFlow<Code> {
         match item {
             Item::Datagram(datagram) => {
                 self.seen_capsule();
@@ -80,14 +82,29 @@ impl Inbound {
                 ControlFlow::Continue(())
             }
             Item::Forwarding(capsule) => self.forwarding(capsule),
+            Item::Ip(capsule) => self.ip(capsule),
         }
     }
 
-    fn forwarding(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {
+    fn forwarding(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<Code> {
         if capsule.is_err() {
             add(&self.counters.malformed, 1);
         }
-        self.sink.capsule(capsule)
+        match self.sink.capsule(capsule) {
+            ControlFlow::Continue(()) => ControlFlow::Continue(()),
+            ControlFlow::Break(()) => ControlFlow::Break(Code::DATAGRAM_ERROR),
+        }
+    }
+
+    /// A broken one is "a malformed or incomplete message" (RFC 9297 §3.3).
+    fn ip(&self, capsule: Result<connect_ip::Capsule, connect_ip::Malformed>) -> ControlFlow<Code> {
+        if capsule.is_err() {
+            add(&self.counters.malformed, 1);
+        }
+        match self.sink.ip_capsule(capsule) {
+            ControlFlow::Continue(()) => ControlFlow::Continue(()),
+            ControlFlow::Break(()) => ControlFlow::Break(Code::MESSAGE_ERROR),
+        }
     }
 
     pub(super) fn flush(&self) {
@@ -212,6 +229,12 @@ impl Flow {
         always.store(FORWARDED, Ordering::Relaxed);
     }
 
+    /// It carries IP packets: what IPv6 requires of every link travels as a capsule when no frame holds it.
+    pub fn carry_packets(&self) {
+        let always = &self.shared.always_carried;
+        always.store(connect_ip::LEAST_MTU, Ordering::Relaxed);
+    }
+
     /// How long an answer of the peer takes now.
     pub fn round_trip(&self) -> std::time::Duration {
         self.shared.ticket.inner().conn.rtt()
@@ -253,7 +276,17 @@ impl Flow {
     /// Sends a capsule of forwarded mode on the request stream, in order with others, at once or behind what waits.
     /// `false` when too much waits or the flow has ended: nothing was sent.
     pub fn send_capsule(&self, capsule: &Capsule) -> bool {
-        let frame = forwarding_frame(capsule);
+        self.send_control(forwarding_frame(capsule))
+    }
+
+    /// The same for a capsule of IP proxying.
+    pub fn send_ip_capsule(&self, capsule: &connect_ip::Capsule) -> bool {
+        let mut body = BytesMut::new();
+        capsule.write(&mut body);
+        self.send_control(data_frame(&body))
+    }
+
+    fn send_control(&self, frame: Bytes) -> bool {
         let waits = self.shared.sender().write_behind(frame, CAPSULES_WAITING);
         if waits == Some(Waits::ForFlush) {
             self.shared.drive.wake();
@@ -392,12 +425,9 @@ impl Shared {
     }
 
     /// The sink bears no more capsules of the peer's.
-    fn break_off(&self, receiver: &mut DataReceiver) -> H3Error {
-        self.sender().reset(Code::DATAGRAM_ERROR);
-        receiver.refuse(
-            Code::DATAGRAM_ERROR,
-            "a capsule that breaks the rules of forwarded mode",
-        )
+    fn break_off(&self, receiver: &mut DataReceiver, code: Code) -> H3Error {
+        self.sender().reset(code);
+        receiver.refuse(code, "a capsule that breaks the rules of its protocol")
     }
 
     /// Ready when no capsules wait; the waker is kept while the sender is locked, so that none is forgotten.
@@ -510,8 +540,8 @@ fn poll_capsules(
             break;
         };
         while let Some(item) = capsules.next(data) {
-            if shared.inbound.item(item).is_break() {
-                return Poll::Ready(Err(shared.break_off(receiver)));
+            if let ControlFlow::Break(code) = shared.inbound.item(item) {
+                return Poll::Ready(Err(shared.break_off(receiver, code)));
             }
         }
         chunks += 1;
