@@ -28,6 +28,14 @@ enum Command {
     Relay(ConfigFile),
     /// Carry the traffic of programs on this machine over relays: a SOCKS5 and an HTTP proxy.
     Client(ConfigFile),
+    /// Take all traffic of this machine over relays, and block the rest.
+    Up(crate::up::Options),
+    /// Undo what `up` did, and open what is blocked.
+    Down(crate::down::Options),
+    /// Say whether traffic flows through relays, is blocked, or goes past them.
+    Status(crate::down::Options),
+    /// Let one program past the relays while the device is up, to log in to a network.
+    Portal(crate::portal::Options),
     /// Say what a configuration file means, and whether it is right.
     Check(ConfigFile),
     /// What a hop costs on this machine, beside the raw limit.
@@ -67,6 +75,10 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Keygen(options) => crate::keygen::run(&options, cli.json),
         Command::Relay(file) => crate::relay::run(&file.config),
         Command::Client(file) => crate::client::run(&file.config),
+        Command::Up(options) => crate::up::run(&options, cli.json),
+        Command::Down(options) => crate::down::run(&options, cli.json),
+        Command::Status(options) => crate::status::run(&options, cli.json),
+        Command::Portal(options) => crate::portal::run(&options),
         Command::Check(file) => crate::check::run(&file.config, cli.json),
         Command::Bench(options) => crate::bench::run(&options, cli.json),
         Command::Node => crate::node::run(),

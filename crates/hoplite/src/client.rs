@@ -1,13 +1,13 @@
 //! `hoplite client`: programs' traffic in by SOCKS and HTTP, out over the relays of the file.
 
-mod overlay;
+pub(crate) mod overlay;
 
 use std::{net::SocketAddr, path::Path};
 
 use hoplite_mediator::{BindError, Config, Front, Listen};
 use tracing::{info, warn};
 
-use self::overlay::Carried;
+use self::overlay::{Carried, Ground};
 use crate::{
     config::{self, client::Client},
     errors::Failure,
@@ -27,7 +27,7 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
     signals::current_thread_runtime()?.block_on(async {
         let mut signals = Signals::listen()?;
         let front = bind(client.config.front())?;
-        let carried = overlay::of(&client, recording.watch())?;
+        let carried = overlay::of(&client, recording.watch(), &Ground::default())?;
         say::remark(invitation(&front, client.config.length()));
         let stopped = stopped(&mut signals, &carried);
         front.serve(carried.overlay.clone(), stopped).await;
@@ -82,8 +82,8 @@ pub(crate) fn serve_node(client: Option<&Client>) -> Result<(), Failure> {
     signals::current_thread_runtime()?.block_on(async {
         let front = bind(client.map_or_else(baseline, |client| client.config.front()))?;
         let carried = match client {
-            Some(client) => overlay::of(client, None)?,
-            None => Carried::without_relays(),
+            Some(client) => overlay::of(client, None, &Ground::default())?,
+            None => Carried::without_relays(&Ground::default()),
         };
         let nowhere = || {
             Failure::new(

@@ -21,7 +21,9 @@ mod tests;
 const LARGEST: u64 = 4 << 20;
 
 /// Keys that only a client's file has.
-const CLIENT_KEYS: [&str; 6] = ["relay", "path", "hops", "overlay", "socks", "http"];
+const CLIENT_KEYS: [&str; 10] = [
+    "relay", "path", "hops", "overlay", "socks", "http", "device", "flows", "dns", "takeover",
+];
 
 /// Keys that only a relay's file has.
 const RELAY_KEYS: [&str; 11] = [

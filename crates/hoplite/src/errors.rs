@@ -7,6 +7,8 @@ use std::{
     process::ExitCode,
 };
 
+use serde::{Deserialize, Serialize};
+
 /// Why a command ends without success. Displays as `hoplite: what failed: why: what to do`, one line per problem.
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -17,7 +19,7 @@ pub(crate) enum Failure {
 }
 
 /// One line for the user.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Complaint {
     /// What failed, as an activity: "listening for SOCKS".
     pub(crate) doing: String,
@@ -70,6 +72,14 @@ impl Failure {
         Self::Wrong(vec![Complaint::new(doing, error, remedy)])
     }
 
+    /// Its lines, for another process to say.
+    pub(crate) fn complaints(&self) -> Vec<Complaint> {
+        match self {
+            Self::Wrong(complaints) => complaints.clone(),
+            Self::Failed(complaint) => vec![complaint.clone()],
+        }
+    }
+
     /// The exit code of the CLI contract.
     pub(crate) fn code(&self) -> ExitCode {
         match self {
@@ -112,6 +122,12 @@ impl fmt::Display for Failure {
                 Ok(())
             }
         }
+    }
+}
+
+impl From<Complaint> for Failure {
+    fn from(complaint: Complaint) -> Self {
+        Self::Failed(complaint)
     }
 }
 

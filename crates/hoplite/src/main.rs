@@ -11,19 +11,23 @@ mod client;
 mod config;
 mod cpu;
 mod demo;
+mod down;
 mod errors;
 mod identity;
 mod keygen;
 mod load;
 mod logs;
 mod node;
+mod portal;
 mod qlog;
 mod relay;
 mod resources;
 mod say;
 mod signals;
+mod status;
 mod table;
 mod testbed;
+mod up;
 
 fn main() -> std::process::ExitCode {
     cli::main()

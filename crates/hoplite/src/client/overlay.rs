@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hoplite_crypto::{Trust, observe::Watch};
 use hoplite_link::{Agreed, Peer};
-use hoplite_masque::{Config, Forwarding, Hop, Mode, Passed, Path, Paths, Random, Relay, Wish};
+use hoplite_masque::{Config, Forwarding, Hop, Mode, Path, Paths, Random, Relay, Wish};
 use hoplite_overlay::{Error, Overlay, direct::Direct};
 use hoplite_wire::forwarding::Transform;
 
@@ -13,18 +13,36 @@ use crate::{
     errors::Failure,
 };
 
-/// An overlay, and how its hops are doing.
+/// An overlay, and the hops that it is made of.
 #[derive(Clone)]
-pub(super) struct Carried {
-    pub(super) overlay: Arc<dyn Overlay>,
-    hops: Arc<dyn Fn() -> Vec<(Passed, Option<Agreed>)>>,
+pub(crate) struct Carried {
+    pub(crate) overlay: Arc<dyn Overlay>,
+    hops: Arc<dyn Fn() -> Vec<Hop>>,
+}
+
+/// The device's own sockets, on which everything stands.
+#[derive(Clone, Debug)]
+pub(crate) struct Ground {
+    /// For the first hop.
+    pub(crate) tunnels: Direct,
+    /// For flows, where no relay is used.
+    pub(crate) flows: Direct,
+}
+
+impl Default for Ground {
+    fn default() -> Self {
+        Self {
+            tunnels: Direct::for_tunnels(),
+            flows: Direct::new(),
+        }
+    }
 }
 
 impl Carried {
     /// The device's own sockets: the baseline of every measurement.
-    pub(super) fn without_relays() -> Self {
+    pub(super) fn without_relays(ground: &Ground) -> Self {
         Self {
-            overlay: Arc::new(Direct::new()),
+            overlay: Arc::new(ground.flows.clone()),
             hops: Arc::new(Vec::new),
         }
     }
@@ -32,7 +50,7 @@ impl Carried {
     fn by(path: Path) -> Self {
         Self {
             overlay: Arc::new(path.clone()),
-            hops: Arc::new(move || passed(&path)),
+            hops: Arc::new(move || path.hops().to_vec()),
         }
     }
 
@@ -40,44 +58,61 @@ impl Carried {
         let paths = Arc::new(paths);
         Self {
             overlay: paths.clone(),
-            hops: Arc::new(move || passed(&paths.current())),
+            hops: Arc::new(move || paths.current().hops().to_vec()),
         }
     }
 
+    /// What the file calls the relays of the path, the first one first.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let hops = (self.hops)();
+        hops.iter().map(|hop| hop.name().to_owned()).collect()
+    }
+
+    /// The first of them to which there is no connection now, and its place on the path.
+    pub(crate) fn missing(&self) -> Option<(usize, String)> {
+        let hops = (self.hops)();
+        let place = hops.iter().position(|hop| hop.carrier().is_none())?;
+        Some((place, hops.get(place)?.name().to_owned()))
+    }
+
     /// Says in the log which way the datagrams of each hop went, and how the two ends of it acknowledge.
-    pub(super) fn tell(&self) {
-        for (hop, (passed, agreed)) in (self.hops)().into_iter().enumerate() {
+    pub(crate) fn tell(&self) {
+        for (number, hop) in (self.hops)().iter().enumerate() {
+            let (number, passed) = (number + 1, hop.passed());
             let forwarded = passed.forwarded_sent + passed.forwarded_received;
             let tunnelled = passed.tunnelled_sent + passed.tunnelled_received;
-            tracing::info!(hop = hop + 1, forwarded, tunnelled, "datagrams so far");
+            tracing::info!(hop = number, forwarded, tunnelled, "datagrams so far");
             if let Some(Agreed {
                 up, down, refused, ..
-            }) = agreed
+            }) = hop.agreed()
             {
                 let refused = refused.any();
-                tracing::info!(hop = hop + 1, %up, %down, refused, "acknowledgements");
+                tracing::info!(hop = number, %up, %down, refused, "acknowledgements");
             }
         }
     }
 }
 
-fn passed(path: &Path) -> Vec<(Passed, Option<Agreed>)> {
-    let of = |hop: &Hop| (hop.passed(), hop.agreed());
-    path.hops().iter().map(of).collect()
-}
-
 /// What the file asks for; `watch` is shown the packets of each hop's connection.
-pub(super) fn of(client: &Client, watch: Option<Arc<dyn Watch>>) -> Result<Carried, Failure> {
+pub(crate) fn of(
+    client: &Client,
+    watch: Option<Arc<dyn Watch>>,
+    ground: &Ground,
+) -> Result<Carried, Failure> {
     match client.config.is_direct() {
-        true => Ok(Carried::without_relays()),
-        false => over_relays(client, watch),
+        true => Ok(Carried::without_relays(ground)),
+        false => over_relays(client, watch, ground),
     }
 }
 
 /// The relays of the file: the path that it gives, or one that is chosen and replaced when it fails.
 /// The whole path is dialled at once, so that the first flow finds it warm.
-fn over_relays(client: &Client, watch: Option<Arc<dyn Watch>>) -> Result<Carried, Failure> {
-    let below: Arc<dyn Overlay> = Arc::new(Direct::for_tunnels());
+fn over_relays(
+    client: &Client,
+    watch: Option<Arc<dyn Watch>>,
+    ground: &Ground,
+) -> Result<Carried, Failure> {
+    let below: Arc<dyn Overlay> = Arc::new(ground.tunnels.clone());
     let mut config = tunnel(&client.config);
     config.link.hooks.watch = watch;
     let config = Arc::new(config);

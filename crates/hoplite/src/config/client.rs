@@ -3,6 +3,7 @@
 
 mod acks;
 mod checks;
+pub(crate) mod takeover;
 
 use std::{
     path::{Path, PathBuf},
@@ -11,7 +12,7 @@ use std::{
 
 use hoplite_crypto::{Pin, Token};
 use hoplite_masque::Candidate;
-use hoplite_mediator::config as front;
+use hoplite_mediator::{config as front, tun};
 use hoplite_wire::{
     Target,
     tuning::{self, Wishes},
@@ -50,6 +51,14 @@ pub(crate) struct Config {
     pub(crate) tunnel: Tunnel,
     /// Bounds of the front ends.
     pub(crate) limits: front::Limits,
+    /// The interface of `hoplite up`.
+    pub(crate) device: tun::config::Device,
+    /// The flows that come through it.
+    pub(crate) flows: tun::config::Flows,
+    /// The names that are asked for through it.
+    pub(crate) dns: tun::names::Config,
+    /// What it takes of the device's traffic.
+    pub(crate) takeover: takeover::Takeover,
 }
 
 /// What carries the traffic.
@@ -191,7 +200,7 @@ pub(crate) struct Hop {
 }
 
 /// A file that was read and checked.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Client {
     /// What the file says.
     pub(crate) config: Config,
@@ -268,6 +277,15 @@ impl Config {
             socks: self.socks.clone(),
             http: self.http.clone(),
             limits: self.limits.clone(),
+        }
+    }
+
+    /// What the transparent front end is told.
+    pub(crate) fn transparent(&self) -> tun::Config {
+        tun::Config {
+            device: self.device.clone(),
+            flows: self.flows.clone(),
+            dns: self.dns.clone(),
         }
     }
 

@@ -4,5 +4,6 @@ mod cli;
 mod client;
 mod common;
 mod demo;
+mod device;
 mod qlog;
 mod relay;

@@ -6,8 +6,14 @@ use std::collections::HashMap;
 use hoplite_masque::{Wish, choose};
 use hoplite_mediator::Listen;
 
-use super::{Config, LONGEST_PATH, Mode, Relay, Role, Transform};
+use super::{
+    Config, LONGEST_PATH, Mode, Relay, Role, Transform,
+    takeover::{Exclude, Include},
+};
 use crate::{config::locate::Document, errors::Complaint};
+
+/// Each entry of a list becomes a rule that the kernel goes through.
+const LONGEST_LIST: usize = 256;
 
 /// Collects complaints about one document.
 struct Checker<'a> {
@@ -33,6 +39,7 @@ pub(super) fn complaints(config: &Config, document: &Document) -> Vec<Complaint>
         checker.choice();
     }
     checker.front_ends();
+    checker.device();
     checker.complaints
 }
 
@@ -213,6 +220,35 @@ impl Checker<'_> {
         choose(&candidates, &wish, &mut |_| 0).is_some()
     }
 
+    fn device(&mut self) {
+        if let Err(error) = self.config.transparent().check() {
+            let expected = format!("expected {}", error.expected);
+            self.add(error.key, expected, "correct the value");
+        }
+        let takeover = &self.config.takeover;
+        let lists = [
+            (
+                "takeover.exclude.addresses",
+                takeover.exclude.addresses.len(),
+            ),
+            ("takeover.exclude.domains", takeover.exclude.domains.len()),
+            ("takeover.exclude.users", takeover.exclude.users.len()),
+            ("takeover.exclude.cgroups", takeover.exclude.cgroups.len()),
+            (
+                "takeover.include.addresses",
+                takeover.include.addresses.len(),
+            ),
+            ("takeover.include.users", takeover.include.users.len()),
+        ];
+        for (key, _) in lists
+            .into_iter()
+            .filter(|(_, length)| *length > LONGEST_LIST)
+        {
+            let why = format!("expected at most {LONGEST_LIST}");
+            self.add(key, why, "write larger ranges");
+        }
+    }
+
     fn front_ends(&mut self) {
         if let Err(error) = self.config.front().check() {
             self.add(
@@ -258,9 +294,20 @@ pub(super) fn warnings(config: &Config) -> Vec<String> {
             ));
         }
     }
+    warnings.extend(past_relays(config));
     warnings.extend(same_operator(config));
     warnings.extend(identity(config));
     warnings
+}
+
+/// What is excluded is seen by the network, and by its targets.
+fn past_relays(config: &Config) -> Option<String> {
+    let exclude = &config.takeover.exclude;
+    let is_nothing =
+        exclude == &Exclude::default() && config.takeover.include == Include::default();
+    (!is_nothing).then(|| {
+        "takeover.exclude or takeover.include: with `hoplite up` some traffic goes past the relays, and hides nothing".into()
+    })
 }
 
 /// Who watches both sides of a relay recognises packets that nothing is done to.

@@ -1,0 +1,220 @@
+//! `[takeover]` in the client's file: what `hoplite up` takes of the device's traffic, and what it leaves alone.
+//! `config::client` reads it, `up` obeys it; `hoplite client` does not look at it.
+
+use std::{fmt, str::FromStr};
+
+use hoplite_wire::HostName;
+use ipnet::IpNet;
+use serde::{Deserialize, Deserializer, de};
+
+/// The section.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Takeover {
+    /// Whether the local network is reached directly.
+    pub(crate) lan: bool,
+    /// Whether names are taken over too.
+    pub(crate) dns: Dns,
+    /// What goes its own way.
+    pub(crate) exclude: Exclude,
+    /// What alone is taken, if anything is listed.
+    pub(crate) include: Include,
+}
+
+/// Who answers programs' questions for names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Dns {
+    /// We do, by whichever way this system has.
+    #[default]
+    Auto,
+    /// The system's settings stay; what it asks over the network goes through the relays.
+    Off,
+}
+
+/// What goes its own way, past the relays.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Exclude {
+    /// Targets.
+    pub(crate) addresses: Vec<IpNet>,
+    /// Names and all below them.
+    pub(crate) domains: Vec<Domain>,
+    /// Programs of these users.
+    pub(crate) users: Vec<Users>,
+    /// Programs in these control groups.
+    pub(crate) cgroups: Vec<Cgroup>,
+}
+
+/// What alone is taken. Both lists must agree, where both are given.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Include {
+    /// Targets; all if empty.
+    pub(crate) addresses: Vec<IpNet>,
+    /// Programs of these users; everybody's if empty.
+    pub(crate) users: Vec<Users>,
+}
+
+/// A range of user ids: `1000` or `"1000-1999"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Users {
+    /// The first.
+    pub(crate) first: u32,
+    /// The last.
+    pub(crate) last: u32,
+}
+
+/// A control group (v2), by its path below the root of the hierarchy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Cgroup(String);
+
+/// A name and all below it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Domain(HostName);
+
+impl Cgroup {
+    /// Its path, without a slash at either end.
+    pub(crate) fn path(&self) -> &str {
+        &self.0
+    }
+
+    /// How deep it lies; the groups below the root lie at 1.
+    pub(crate) fn level(&self) -> usize {
+        self.0.split('/').count()
+    }
+}
+
+impl Domain {
+    /// Whether `name` is this one or below it.
+    pub(crate) fn covers(&self, name: &str) -> bool {
+        let name = name.trim_end_matches('.').to_ascii_lowercase();
+        let rest = name.strip_suffix(self.0.as_str());
+        rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    }
+}
+
+impl fmt::Display for Users {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.first == self.last {
+            true => write!(f, "{}", self.first),
+            false => write!(f, "{}-{}", self.first, self.last),
+        }
+    }
+}
+
+impl FromStr for Users {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let number = |text: &str| text.trim().parse().ok();
+        let ends = number(first).zip(number(last));
+        ends.filter(|(first, last)| first <= last)
+            .map(|(first, last)| Self { first, last })
+            .ok_or("expected a user id such as 1000, or a range such as \"1000-1999\"")
+    }
+}
+
+impl FromStr for Cgroup {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let path = text.trim_matches('/');
+        // It becomes part of a rule's text.
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.@:\\/".contains(c);
+        let is_path = path.split('/').all(|part| !matches!(part, "" | "." | ".."));
+        match is_path && path.len() <= 255 && path.chars().all(is_plain) {
+            true => Ok(Self(path.to_owned())),
+            false => Err(
+                "expected a control group's path below the root, such as \"user.slice/vpn.slice\"",
+            ),
+        }
+    }
+}
+
+impl FromStr for Domain {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let plain = text.trim_start_matches("*.").trim_matches('.');
+        HostName::new(&plain.to_ascii_lowercase())
+            .map(Self)
+            .map_err(|_| "expected a domain such as \"intranet.example\"")
+    }
+}
+
+impl<'de> Deserialize<'de> for Users {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        struct Either;
+        impl de::Visitor<'_> for Either {
+            type Value = Users;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a user id such as 1000, or a range such as \"1000-1999\"")
+            }
+
+            fn visit_i64<E: de::Error>(self, id: i64) -> Result<Users, E> {
+                self.visit_str(&id.to_string())
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Users, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        input.deserialize_any(Either)
+    }
+}
+
+macro_rules! parsed {
+    ($($kind:ty),*) => {$(
+        impl<'de> Deserialize<'de> for $kind {
+            fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+                String::deserialize(input)?.parse().map_err(de::Error::custom)
+            }
+        }
+    )*};
+}
+parsed!(Cgroup, Domain);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Takeover, toml::de::Error> {
+        toml::from_str(text)
+    }
+
+    #[test]
+    fn users_are_one_id_or_a_range() {
+        let exclude = "exclude = { users = [0, \"1000-1999\"] }";
+        let users = read(exclude).expect("right").exclude.users;
+        let range = Users {
+            first: 1000,
+            last: 1999,
+        };
+        assert_eq!(users, [Users { first: 0, last: 0 }, range]);
+        for wrong in ["[-1]", "[\"9-1\"]", "[\"root\"]", "[4294967296]"] {
+            assert!(
+                read(&format!("exclude.users = {wrong}")).is_err(),
+                "{wrong}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_control_group_cannot_end_the_rule_that_names_it() {
+        let group: Cgroup = "/user.slice/a@1.service/".parse().expect("a path");
+        assert_eq!((group.path(), group.level()), ("user.slice/a@1.service", 2));
+        for wrong in ["", "/", "a//b", "../a", "a\" accept #", "a b", "a\nb"] {
+            assert!(wrong.parse::<Cgroup>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_domain_covers_itself_and_what_is_below_it() {
+        let domain: Domain = "*.Corp.Example.".parse().expect("a domain");
+        assert!(domain.covers("corp.example") && domain.covers("A.corp.example."));
+        assert!(!domain.covers("notcorp.example") && !domain.covers("example"));
+    }
+}

@@ -1,0 +1,233 @@
+//! `hoplite up`: the whole device through the relays, and nothing past them.
+//! For users and service managers; `down` and `status` are its other halves. What each state means stands in docs/device.md.
+//!
+//! # Not in this room
+//! What is done with packets (`mediator::tun`), what carries them (`masque`).
+
+mod carrier;
+pub(crate) mod child;
+pub(crate) mod control;
+pub(crate) mod driver;
+mod facts;
+mod firewall;
+mod launch;
+pub(crate) mod lock;
+mod netlink;
+pub(crate) mod numbers;
+pub(crate) mod plan;
+mod probe;
+mod remembering;
+mod resolv;
+mod session;
+mod split;
+pub(crate) mod status;
+pub(crate) mod taken;
+mod tun;
+mod wanted;
+mod watch;
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use clap::Args;
+use tracing::warn;
+
+use self::{
+    launch::Word,
+    lock::{Lock, Refusal},
+    plan::Wanted,
+    session::Orders,
+    status::Status,
+    taken::{Leave, Taken},
+};
+use crate::{
+    config::{self, client::Client},
+    errors::Failure,
+    resources, say,
+};
+
+/// `hoplite up`
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The client's TOML file.
+    #[arg(long, value_name = "FILE", required_unless_present = "block_only")]
+    config: Option<PathBuf>,
+    /// Let traffic go past the relays while the process is not there.
+    #[arg(long)]
+    no_block: bool,
+    /// Do not go into the background.
+    #[arg(long)]
+    foreground: bool,
+    /// When a signal ends it, leave everything blocked; only `hoplite down` opens.
+    #[arg(long)]
+    keep_block: bool,
+    /// Block everything, now and without a process; `hoplite up` takes over, `hoplite down` opens. For boot.
+    #[arg(long, conflicts_with_all = ["no_block", "foreground", "keep_block"])]
+    block_only: bool,
+    /// Seconds to wait until traffic flows, before giving up.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    wait: u64,
+    #[command(flatten)]
+    place: Place,
+    /// What the command in the background is called with.
+    #[arg(long, hide = true)]
+    detached: bool,
+}
+
+/// Where what lasts while the machine runs is kept.
+#[derive(Debug, Args)]
+pub(crate) struct Place {
+    /// The directory of lock, control socket and log.
+    #[arg(long, value_name = "DIR", default_value = "/run/hoplite")]
+    pub(crate) run_dir: PathBuf,
+}
+
+pub(crate) use self::{
+    firewall::count as firewall_count, session::on_one_thread as session_runtime,
+};
+
+/// Whom the networks say to ask for names.
+pub(crate) fn network_servers(run_dir: &Path) -> Vec<SocketAddr> {
+    facts::network_servers(&resolv::ResolvConf::system(run_dir), &wanted::RESOLVERS)
+}
+
+/// A table of nftables called `group` that lets the control group of that name pass.
+pub(crate) fn firewall_of_group(group: &str) -> std::io::Result<String> {
+    let mut wanted = Wanted::from_config(&config::client::Config::default(), true);
+    wanted.past_cgroups = vec![group.parse().map_err(std::io::Error::other)?];
+    Ok(firewall::of_groups(group, &wanted))
+}
+
+/// Runs the command.
+pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
+    match options.detached {
+        false => start(options, json),
+        true => {
+            launch::detach();
+            let result = stay(options, |status| {
+                launch::say(&Word::Ready(Box::new(status.clone())))
+            });
+            if let Err(failure) = &result {
+                // If nobody hears it, it stands in the log.
+                drop(launch::say(&Word::Failed(failure.complaints())));
+            }
+            result
+        }
+    }
+}
+
+/// What was called by the user.
+fn start(options: &Options, json: bool) -> Result<(), Failure> {
+    let client = load(options)?;
+    rights()?;
+    if options.block_only {
+        return block(options, &client, json);
+    }
+    client.warnings.iter().for_each(|it| warn!("{it}"));
+    if options.foreground {
+        return stay(options, |status| {
+            launch::notify();
+            tell(status, json)
+        });
+    }
+    let name = &client.config.device.name;
+    // Whether it is up already is told before a process is started for nothing, and its log taken from the one that runs.
+    drop(take_lock(options)?);
+    let status = launch::start(&options.place.run_dir, name, "--detached")?;
+    tell(&status, json)
+}
+
+/// A missing file means the defaults, for those who only block.
+fn load(options: &Options) -> Result<Client, Failure> {
+    match &options.config {
+        Some(path) => config::client::load(path),
+        None => Ok(Client::default()),
+    }
+}
+
+fn rights() -> Result<(), Failure> {
+    if !child::may_set_up() {
+        let remedy = "run it as root, or give it CAP_NET_ADMIN";
+        let why = "Operation not permitted";
+        return Err(Failure::new("setting up the network", why, remedy));
+    }
+    if let Err(error) = child::share_capability() {
+        warn!(%error, "nft and resolvectl may lack CAP_NET_ADMIN");
+    }
+    Ok(())
+}
+
+fn take_lock(options: &Options) -> Result<Lock, Failure> {
+    Lock::take(&options.place.run_dir).map_err(|refusal| match refusal {
+        Refusal::Failed(complaint) => complaint.into(),
+        Refusal::Held(pid) => {
+            let why = format!("it is up already (process {pid})");
+            let remedy = "see 'hoplite status', or 'hoplite down' first";
+            Failure::new("bringing the device up", why, remedy)
+        }
+    })
+}
+
+/// The process that stays.
+fn stay(
+    options: &Options,
+    ready: impl FnOnce(&Status) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let client = load(options)?;
+    rights()?;
+    resources::raise_file_limit();
+    let _lock = take_lock(options)?;
+    let orders = Orders {
+        wanted: Wanted::from_config(&client.config, !options.no_block),
+        client,
+        run_dir: options.place.run_dir.clone(),
+        wait: Duration::from_secs(options.wait),
+        keep_block: options.keep_block,
+    };
+    session::on_one_thread(session::run(&orders, ready))
+}
+
+/// Blocks, and leaves.
+fn block(options: &Options, client: &Client, json: bool) -> Result<(), Failure> {
+    let _lock = take_lock(options)?;
+    let wanted = Wanted::from_config(&client.config, true);
+    session::on_one_thread(async {
+        let run_dir = &options.place.run_dir;
+        let system = driver::System::new(run_dir, &wanted.name, &wanted.addresses)?;
+        let facts = system.facts(&wanted.resolvers).await;
+        let plan = plan::block(&wanted, &facts);
+        plan.warnings.iter().for_each(|it| warn!("{it}"));
+        let mut taken = Taken::take(system, &plan, facts.blocked).await?;
+        drop(taken.give_back(Leave::Block).await);
+        Ok(())
+    })?;
+    let status = Status {
+        state: status::State::Blocked,
+        name: wanted.name,
+        ..Status::default()
+    };
+    match json {
+        true => say::json(&status::flat(&status)),
+        false => status.lines().iter().try_for_each(say::answer),
+    }
+}
+
+/// One line about what is up now.
+fn tell(status: &Status, json: bool) -> Result<(), Failure> {
+    if json {
+        return say::json(&status::flat(status));
+    }
+    let process = status.process.clone().unwrap_or_default();
+    let path = match process.path.as_slice() {
+        [] => "no relay at all, nothing is hidden".to_owned(),
+        path => path.join(" → "),
+    };
+    let rest = match process.block {
+        true => "what does not go through it is blocked",
+        false => "while it is not there, traffic goes past it",
+    };
+    say::answer(format!("{} is up: {path}; {rest}", status.name))
+}

@@ -1,0 +1,195 @@
+//! The real machine: how each step is done and undone. Dull on purpose; what is done in which order is the plan's.
+
+use std::{
+    fs, io,
+    net::{IpAddr, SocketAddr},
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    child,
+    netlink::Netlink,
+    numbers::FIREWALL,
+    plan::{Facts, Step, Way},
+    resolv::ResolvConf,
+    taken::Machine,
+    tun,
+};
+use crate::errors::Complaint;
+
+/// Makes marks count where the kernel checks the way back.
+const VALID_MARK: &str = "/proc/sys/net/ipv4/conf/all/src_valid_mark";
+
+/// This machine, or rather this network namespace of it.
+#[derive(Debug)]
+pub(crate) struct System {
+    netlink: Netlink,
+    conf: ResolvConf,
+    name: String,
+    addresses: Vec<IpAddr>,
+    /// Stands while we have changed [`VALID_MARK`].
+    changed: PathBuf,
+    device: Option<OwnedFd>,
+}
+
+impl System {
+    /// With an interface called `name` that has these addresses. Needs a tokio runtime.
+    pub(crate) fn new(run_dir: &Path, name: &str, addresses: &[IpAddr]) -> Result<Self, Complaint> {
+        let netlink = Netlink::open().map_err(|error| {
+            let remedy = "the kernel must have netlink, and the sandbox AF_NETLINK";
+            Complaint::new("opening a netlink socket", error, remedy)
+        })?;
+        Ok(Self {
+            netlink,
+            conf: ResolvConf::system(run_dir),
+            name: name.to_owned(),
+            addresses: addresses.to_vec(),
+            changed: run_dir.join("src_valid_mark"),
+            device: None,
+        })
+    }
+
+    /// What the machine has; we answer names at `ours`.
+    pub(crate) async fn facts(&self, ours: &[IpAddr]) -> Facts {
+        super::facts::look(&self.netlink, &self.conf, ours).await
+    }
+
+    /// The descriptor of the interface, once.
+    pub(crate) fn device(&mut self) -> Option<OwnedFd> {
+        self.device.take()
+    }
+
+    /// Whether routes of ours block.
+    pub(crate) async fn is_blocked(&self) -> bool {
+        self.netlink.is_blocked().await.unwrap_or(false)
+    }
+
+    /// Whether resolv.conf is still ours.
+    pub(crate) fn has_names(&self) -> bool {
+        self.conf.is_ours()
+    }
+
+    /// Whom the networks say to ask for names now.
+    pub(crate) fn servers(&self, facts: &Facts, ours: &[IpAddr]) -> Vec<SocketAddr> {
+        super::facts::servers(&self.conf, facts.resolving, ours)
+    }
+
+    async fn do_step(&mut self, step: &Step) -> io::Result<()> {
+        match step {
+            Step::Firewall(text) => child::run("nft", &["-f", "-"], text).map(drop),
+            Step::Unreachable(families) => self.netlink.block(families).await,
+            Step::Rules(rules) => self.netlink.rules(rules).await,
+            Step::ReversePath => self.validate_marks(),
+            Step::Device(name, mtu) => self.netlink.furnish(name, *mtu).await,
+            Step::Addresses(addresses) => self.netlink.address(&self.name, addresses).await,
+            Step::Routes(families) => {
+                let (name, addresses) = (&self.name, &self.addresses);
+                self.netlink.lead_into(name, families, addresses).await
+            }
+            Step::Names(Way::Resolved, servers) => self.tell_resolved(servers),
+            Step::Names(Way::Replace, servers) => self.conf.replace(servers),
+            Step::Names(Way::Overwrite, servers) => self.conf.overwrite(servers),
+        }
+    }
+
+    async fn undo_step(&mut self, step: &Step) -> io::Result<()> {
+        match step {
+            Step::Firewall(_) => drop_firewall(),
+            Step::Unreachable(_) => self.netlink.unroute(true).await,
+            Step::Rules(_) => self.netlink.rules(&[]).await,
+            Step::ReversePath => self.forget_marks(),
+            Step::Device(..) => {
+                self.device = None;
+                Ok(())
+            }
+            // They go with the interface.
+            Step::Addresses(_) => Ok(()),
+            Step::Routes(_) => self.netlink.unroute(false).await,
+            Step::Names(Way::Resolved, _) => self.revert_resolved(),
+            Step::Names(..) => self.conf.give_back(),
+        }
+    }
+
+    fn validate_marks(&self) -> io::Result<()> {
+        if fs::read_to_string(VALID_MARK)?.trim() == "0" {
+            fs::write(&self.changed, "0")?;
+            fs::write(VALID_MARK, "1")?;
+        }
+        Ok(())
+    }
+
+    fn forget_marks(&self) -> io::Result<()> {
+        match self.changed.exists() {
+            true => fs::write(VALID_MARK, "0").and_then(|()| fs::remove_file(&self.changed)),
+            false => Ok(()),
+        }
+    }
+
+    /// All names are asked for by our interface, whatever servers other interfaces have.
+    fn tell_resolved(&self, servers: &[IpAddr]) -> io::Result<()> {
+        let name = self.name.as_str();
+        let servers: Vec<String> = servers.iter().map(ToString::to_string).collect();
+        let mut dns = vec!["dns", name];
+        dns.extend(servers.iter().map(String::as_str));
+        child::run("resolvectl", &dns, "")?;
+        child::run("resolvectl", &["domain", name, "~."], "")?;
+        child::run("resolvectl", &["default-route", name, "yes"], "")?;
+        // We are on this machine, and our temporary addresses are nobody's to sign or to find in the neighbourhood.
+        for setting in ["dnsovertls", "dnssec", "llmnr", "mdns"] {
+            child::run("resolvectl", &[setting, name, "no"], "")?;
+        }
+        // What it remembers was asked past us.
+        child::run("resolvectl", &["flush-caches"], "").map(drop)
+    }
+
+    /// Its settings go with the interface; what it remembers are addresses of ours.
+    fn revert_resolved(&self) -> io::Result<()> {
+        child::run("resolvectl", &["revert", &self.name], "").unwrap_or_default();
+        child::run("resolvectl", &["flush-caches"], "").unwrap_or_default();
+        Ok(())
+    }
+}
+
+impl Machine for System {
+    async fn apply(&mut self, step: &Step) -> Result<(), Complaint> {
+        if let Step::Device(name, _) = step {
+            // The older one must be gone before its name is free.
+            self.device = None;
+            self.device = Some(tun::open(name)?);
+        }
+        let done = self.do_step(step).await;
+        done.map_err(|error| complaint(step, &error))
+    }
+
+    async fn undo(&mut self, step: &Step) -> Result<(), Complaint> {
+        let done = self.undo_step(step).await;
+        done.map_err(|error| {
+            let doing = format!("undoing what {} did", step.doing());
+            Complaint::new(doing, error, "run 'hoplite down' again as root")
+        })
+    }
+}
+
+/// Also where there is none, and where there is no nftables at all.
+fn drop_firewall() -> io::Result<()> {
+    if child::find("nft").is_none() || child::run("nft", &["list", "tables"], "").is_err() {
+        return Ok(());
+    }
+    let text = format!("table inet {FIREWALL} {{}}\ndelete table inet {FIREWALL}\n");
+    child::run("nft", &["-f", "-"], &text).map(drop)
+}
+
+fn complaint(step: &Step, error: &io::Error) -> Complaint {
+    let remedy = match (step, error.kind()) {
+        (_, io::ErrorKind::PermissionDenied) => "run as root, or with CAP_NET_ADMIN",
+        (Step::Names(..), _) => {
+            "make it writable, or set `dns = \"off\"` in [takeover] and see to names yourself"
+        }
+        (Step::Firewall(_), _) => {
+            "see whether `nft list ruleset` works; without the program nft, routes alone block"
+        }
+        _ => "see whether `ip` can do it by hand",
+    };
+    Complaint::new(step.doing(), error, remedy)
+}

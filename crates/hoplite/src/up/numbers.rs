@@ -1,0 +1,22 @@
+//! The numbers by which the kernel, we, and who looks at the machine recognise what is ours. Documented in docs/device.md.
+
+/// The mark of our own sockets' packets, and of those of excluded control groups.
+pub(crate) const MARK: u32 = 0x68_6f6c;
+
+/// Our routing table.
+pub(crate) const TABLE: u32 = 0x686f;
+
+/// The first priority of our rules; before the main table (32766).
+pub(crate) const PRIORITY: u32 = 26_720;
+
+/// The protocol that our rules and routes carry: who made them. Unassigned in /etc/iproute2/rt_protos.
+pub(crate) const PROTOCOL: u8 = 104;
+
+/// The metric of routes into the interface.
+pub(crate) const INTO: u32 = 1;
+
+/// The metric of routes that block: worse than any other.
+pub(crate) const BLOCKING: u32 = 0x7fff_ffff;
+
+/// Our table of nftables, in the family `inet`.
+pub(crate) const FIREWALL: &str = "hoplite";

@@ -1,0 +1,389 @@
+//! What is done to the machine so that everything goes through the relays, step by step, each with what it leaves behind.
+//! Pure: from what is wanted and what the machine has to a list. [`super::taken`] carries it out, `driver` knows how.
+//!
+//! The order is what makes it tight. What blocks comes first and goes last; at no time between does a packet find another way out.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+
+use super::{
+    firewall,
+    numbers::{MARK, PRIORITY, TABLE},
+};
+use crate::config::client::takeover::{Cgroup, Users};
+
+/// What shall be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// The interface.
+    pub(crate) name: String,
+    /// Its MTU.
+    pub(crate) mtu: u16,
+    /// Its addresses.
+    pub(crate) addresses: Vec<IpAddr>,
+    /// Who answers for names behind it.
+    pub(crate) resolvers: Vec<IpAddr>,
+    /// Whether traffic is blocked while we are not there.
+    pub(crate) block: bool,
+    /// Whether names are taken over.
+    pub(crate) dns: bool,
+    /// Whether the local network is reached directly.
+    pub(crate) lan: bool,
+    /// Targets that are reached directly.
+    pub(crate) past_addresses: Vec<IpNet>,
+    /// Users whose programs go directly.
+    pub(crate) past_users: Vec<Users>,
+    /// Control groups whose programs go directly.
+    pub(crate) past_cgroups: Vec<Cgroup>,
+    /// The only targets that are taken, if not empty.
+    pub(crate) only_addresses: Vec<IpNet>,
+    /// The only users whose programs are taken, if not empty.
+    pub(crate) only_users: Vec<Users>,
+}
+
+/// What the machine has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// What of IPv6.
+    pub(crate) ipv6: Ipv6,
+    /// Whether there is an `nft` that works.
+    pub(crate) nft: bool,
+    /// Whether some interface checks where packets come from.
+    pub(crate) reverse_path: bool,
+    /// How programs find out who resolves names.
+    pub(crate) resolving: Resolving,
+    /// Whom the system asks for names, our own addresses left out.
+    pub(crate) servers: Vec<SocketAddr>,
+    /// Whether an earlier one left its block.
+    pub(crate) blocked: bool,
+}
+
+/// What of IPv6 there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Ipv6 {
+    /// It works.
+    #[default]
+    On,
+    /// It is switched off, and may be switched on any time.
+    Off,
+    /// The kernel has none.
+    Missing,
+}
+
+/// How programs find out who resolves names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Resolving {
+    /// systemd-resolved runs and stands in resolv.conf.
+    Resolved,
+    /// resolv.conf can be replaced, be it a file or a link.
+    #[default]
+    File,
+    /// It can be written, but not replaced: something is mounted on it.
+    Mounted,
+    /// It cannot be changed.
+    ReadOnly,
+}
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// One change to the machine. Doing it twice is doing it once; undoing what is not there is nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The table of nftables with this text: what has neither our mark nor our interface is dropped.
+    Firewall(String),
+    /// Routes in our table that say "unreachable" when no better one is there.
+    Unreachable(Vec<Family>),
+    /// Exactly these routing rules.
+    Rules(Vec<Rule>),
+    /// The kernel takes marks into account where it checks the way back.
+    ReversePath,
+    /// The interface with its MTU.
+    Device(String, u16),
+    /// Its addresses; then it is up.
+    Addresses(Vec<IpAddr>),
+    /// The routes of our table that lead into it.
+    Routes(Vec<Family>),
+    /// The way names are taken over, and who answers.
+    Names(Way, Vec<IpAddr>),
+}
+
+/// How names are taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// systemd-resolved is told to ask us, by our interface.
+    Resolved,
+    /// resolv.conf is replaced.
+    Replace,
+    /// resolv.conf is overwritten.
+    Overwrite,
+}
+
+/// A routing rule. Two are the same when all of it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rule {
+    /// Which family.
+    pub(crate) family: Family,
+    /// Lower ones come first.
+    pub(crate) priority: u32,
+    /// The mark that a packet has.
+    pub(crate) mark: Option<u32>,
+    /// Where it goes.
+    pub(crate) to: Option<IpNet>,
+    /// Whose it is.
+    pub(crate) users: Option<Users>,
+    /// It is DHCP's.
+    pub(crate) dhcp: bool,
+    /// Default routes of the table do not count.
+    pub(crate) not_default: bool,
+    /// Which routes apply.
+    pub(crate) table: u32,
+}
+
+/// The main table (rtnetlink(7)).
+pub(crate) const MAIN: u32 = 254;
+
+/// The steps, in order, and what could not be had.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// In the order in which they are taken.
+    pub(crate) steps: Vec<Step>,
+    /// What the user should know.
+    pub(crate) warnings: Vec<String>,
+    /// Name servers that stay in resolv.conf, which we answer for.
+    pub(crate) answered: Vec<IpAddr>,
+}
+
+impl Step {
+    /// Whether it stays when the process is killed. The kernel decides that; plans are judged by it.
+    #[cfg(test)]
+    pub(crate) fn outlives(&self) -> bool {
+        match self {
+            Self::Firewall(_) | Self::Unreachable(_) | Self::Rules(_) | Self::ReversePath => true,
+            Self::Names(way, _) => *way != Way::Resolved,
+            Self::Device(..) | Self::Addresses(_) | Self::Routes(_) => false,
+        }
+    }
+
+    /// Whether it is part of what blocks.
+    pub(crate) fn blocks(&self) -> bool {
+        matches!(
+            self,
+            Self::Firewall(_) | Self::Unreachable(_) | Self::Rules(_)
+        )
+    }
+
+    /// What it does, for messages.
+    pub(crate) fn doing(&self) -> &'static str {
+        match self {
+            Self::Firewall(_) => "blocking by nftables",
+            Self::Unreachable(_) => "setting the routes that block",
+            Self::Rules(_) => "setting the routing rules",
+            Self::ReversePath => "setting net.ipv4.conf.all.src_valid_mark",
+            Self::Device(..) => "making the interface",
+            Self::Addresses(_) => "giving the interface its addresses",
+            Self::Routes(_) => "setting the routes into the interface",
+            Self::Names(Way::Resolved, _) => "telling systemd-resolved who resolves names",
+            Self::Names(..) => "changing /etc/resolv.conf",
+        }
+    }
+}
+
+impl Ipv6 {
+    /// The families in which others may send.
+    fn seen(self) -> Vec<Family> {
+        match self {
+            Self::Missing => vec![Family::V4],
+            Self::On | Self::Off => vec![Family::V4, Family::V6],
+        }
+    }
+
+    /// The families that programs can use.
+    fn used(self) -> Vec<Family> {
+        match self {
+            Self::On => vec![Family::V4, Family::V6],
+            Self::Off | Self::Missing => vec![Family::V4],
+        }
+    }
+}
+
+/// The whole takeover.
+pub(crate) fn plan(wanted: &Wanted, facts: &Facts) -> Plan {
+    let mut plan = block(wanted, facts);
+    let used = facts.ipv6.used();
+    let is_used = |address: &&IpAddr| used.contains(&Family::of(address));
+    let ours = |all: &[IpAddr]| all.iter().filter(is_used).copied().collect::<Vec<_>>();
+    let device = [
+        Step::Device(wanted.name.clone(), wanted.mtu),
+        Step::Addresses(ours(&wanted.addresses)),
+        Step::Routes(used.clone()),
+    ];
+    if !wanted.block {
+        // Nothing that catches before there is somewhere to go.
+        plan.steps.splice(0..0, device);
+    } else {
+        plan.steps.extend(device);
+    }
+    if wanted.dns {
+        names(&mut plan, facts, ours(&wanted.resolvers));
+    }
+    plan
+}
+
+/// The part that stops everything, and stays.
+pub(crate) fn block(wanted: &Wanted, facts: &Facts) -> Plan {
+    let mut plan = Plan::default();
+    let seen = facts.ipv6.seen();
+    if wanted.block && facts.nft {
+        let text = firewall::table(wanted, facts.reverse_path);
+        plan.steps.push(Step::Firewall(text));
+    }
+    if wanted.block {
+        plan.steps.push(Step::Unreachable(seen.clone()));
+    }
+    let rules = seen.into_iter().flat_map(|family| rules(wanted, family));
+    plan.steps.push(Step::Rules(rules.collect()));
+    if facts.reverse_path {
+        plan.steps.push(Step::ReversePath);
+    }
+    plan.warnings = warnings(wanted, facts);
+    plan
+}
+
+fn warnings(wanted: &Wanted, facts: &Facts) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if wanted.block && !facts.nft {
+        warnings.push(
+            "there is no nftables: routes alone block, which root's programs can go round; install nft".into(),
+        );
+    }
+    let has_firewall = wanted.block && facts.nft;
+    if !wanted.past_cgroups.is_empty() && !has_firewall {
+        warnings.push("control groups are told apart by nftables only: none is excluded".into());
+    }
+    warnings
+}
+
+fn names(plan: &mut Plan, facts: &Facts, resolvers: Vec<IpAddr>) {
+    let way = match facts.resolving {
+        Resolving::Resolved => Way::Resolved,
+        Resolving::File => Way::Replace,
+        Resolving::Mounted => Way::Overwrite,
+        Resolving::ReadOnly => return answer(plan, facts),
+    };
+    plan.steps.push(Step::Names(way, resolvers));
+}
+
+/// What cannot be changed is answered: all packets to those servers come to us.
+fn answer(plan: &mut Plan, facts: &Facts) {
+    let servers = facts.servers.iter().map(SocketAddr::ip);
+    let (local, remote): (Vec<_>, Vec<_>) = servers.partition(|server| server.is_loopback());
+    if !local.is_empty() || remote.is_empty() {
+        plan.warnings.push(
+            "/etc/resolv.conf cannot be changed and names no server that we could stand in for: names may not resolve; make it writable".into(),
+        );
+    }
+    plan.answered = remote;
+}
+
+/// What any earlier plan may have left: the steps that outlive, to be undone.
+pub(crate) fn remains() -> Vec<Step> {
+    let both = vec![Family::V4, Family::V6];
+    vec![
+        Step::Firewall(String::new()),
+        Step::Unreachable(both),
+        Step::Rules(Vec::new()),
+        Step::ReversePath,
+        Step::Names(Way::Replace, Vec::new()),
+        Step::Names(Way::Overwrite, Vec::new()),
+    ]
+}
+
+impl Family {
+    /// Of an address.
+    pub(crate) fn of(address: &IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+
+    fn has(self, network: &IpNet) -> bool {
+        Self::of(&network.addr()) == self
+    }
+}
+
+/// In order: our own sockets and what is excluded by the main table, the rest by ours.
+fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
+    let rule = |offset, table| Rule {
+        family,
+        priority: PRIORITY + offset,
+        mark: None,
+        to: None,
+        users: None,
+        dhcp: false,
+        not_default: false,
+        table,
+    };
+    let mut rules = vec![
+        Rule {
+            mark: Some(MARK),
+            ..rule(0, MAIN)
+        },
+        Rule {
+            dhcp: true,
+            ..rule(1, MAIN)
+        },
+    ];
+    rules.extend(wanted.past_users.iter().map(|users| Rule {
+        users: Some(*users),
+        ..rule(2, MAIN)
+    }));
+    let past = wanted.past_addresses.iter().filter(|to| family.has(to));
+    rules.extend(past.map(|to| Rule {
+        to: Some(*to),
+        ..rule(3, MAIN)
+    }));
+    if wanted.lan {
+        rules.push(Rule {
+            not_default: true,
+            ..rule(4, MAIN)
+        });
+    }
+    rules.extend(taken(wanted, family).map(|(users, to)| Rule {
+        users,
+        to,
+        ..rule(5, TABLE)
+    }));
+    rules
+}
+
+/// What is taken: everything, or every pair of what is listed.
+fn taken(wanted: &Wanted, family: Family) -> impl Iterator<Item = (Option<Users>, Option<IpNet>)> {
+    let users: Vec<_> = match wanted.only_users.as_slice() {
+        [] => vec![None],
+        some => some.iter().copied().map(Some).collect(),
+    };
+    let addresses: Vec<_> = match wanted.only_addresses.as_slice() {
+        [] => vec![None],
+        some => some
+            .iter()
+            .filter(|to| family.has(to))
+            .copied()
+            .map(Some)
+            .collect(),
+    };
+    users
+        .into_iter()
+        .flat_map(move |users| addresses.clone().into_iter().map(move |to| (users, to)))
+}
+
+#[cfg(test)]
+mod tests;

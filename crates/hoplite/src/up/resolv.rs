@@ -1,0 +1,192 @@
+//! /etc/resolv.conf: put aside, replaced, given back. `driver` does it, `facts` looks first. resolv.conf(5).
+//!
+//! Whatever stood there, a file or a link, stands there again afterwards. A crash at any time leaves the old one or ours, whole, and the old
+//! one beside it.
+
+use std::{
+    fs, io,
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+};
+
+/// Our file's first line.
+const MARKER: &str =
+    "# hoplite: names are answered by `hoplite up`; `hoplite down` puts the old file back";
+
+/// The system's.
+pub(super) const SYSTEM: &str = "/etc/resolv.conf";
+
+/// The file and where the old one waits.
+#[derive(Clone, Debug)]
+pub(super) struct ResolvConf {
+    path: PathBuf,
+    /// Beside it: it must survive a reboot as ours does.
+    kept: PathBuf,
+    /// What stood in one that is mounted; that lives no longer than the machine runs.
+    overwritten: PathBuf,
+}
+
+impl ResolvConf {
+    /// The system's.
+    pub(super) fn system(run_dir: &Path) -> Self {
+        Self::at(Path::new(SYSTEM), run_dir)
+    }
+
+    /// The one at `path`.
+    pub(super) fn at(path: &Path, run_dir: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+            kept: beside(path, "hoplite"),
+            overwritten: run_dir.join("resolv.conf"),
+        }
+    }
+
+    /// Whether it can be replaced.
+    pub(super) fn is_replaceable(&self) -> bool {
+        let directory = self.path.parent().unwrap_or_else(|| Path::new("/"));
+        rustix::fs::access(directory, rustix::fs::Access::WRITE_OK).is_ok()
+    }
+
+    /// Whether it can be written.
+    pub(super) fn is_writable(&self) -> bool {
+        rustix::fs::access(&self.path, rustix::fs::Access::WRITE_OK).is_ok()
+    }
+
+    /// Whether something is mounted on it, so that nothing can be put in its place.
+    pub(super) fn is_mounted(&self) -> bool {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let path = fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
+        let point = |line: &str| line.split(' ').nth(4).map(PathBuf::from);
+        mounts.lines().filter_map(point).any(|point| point == path)
+    }
+
+    /// Whether it is ours.
+    pub(super) fn is_ours(&self) -> bool {
+        is_marked(&self.path)
+    }
+
+    /// The servers that the system asks, or would without us.
+    pub(super) fn servers(&self) -> Vec<SocketAddr> {
+        let kept = [&self.kept, &self.overwritten];
+        let kept = kept.into_iter().find(|path| path.exists());
+        let path = kept.filter(|_| self.is_ours()).unwrap_or(&self.path);
+        servers_of(&fs::read_to_string(path).unwrap_or_default())
+    }
+
+    /// Puts ours in its place at one stroke; what stood there is kept, be it a link.
+    pub(super) fn replace(&self, servers: &[IpAddr]) -> io::Result<()> {
+        if !self.is_ours() && self.path.symlink_metadata().is_ok() {
+            let aside = beside(&self.path, "hoplite-kept");
+            duplicate(&self.path, &aside)?;
+            fs::rename(&aside, &self.kept)?;
+        }
+        let new = beside(&self.path, "hoplite-new");
+        write_new(&new, &text(servers))?;
+        fs::rename(&new, &self.path)
+    }
+
+    /// Writes ours into it.
+    pub(super) fn overwrite(&self, servers: &[IpAddr]) -> io::Result<()> {
+        if !self.is_ours() {
+            let old = fs::read(&self.path)?;
+            let new = beside(&self.overwritten, "new");
+            fs::write(&new, old)?;
+            fs::rename(&new, &self.overwritten)?;
+        }
+        fs::write(&self.path, text(servers))
+    }
+
+    /// Gives the old one back. If somebody has written a new one meanwhile, that stays.
+    pub(super) fn give_back(&self) -> io::Result<()> {
+        let is_ours = self.is_ours();
+        if self.kept.symlink_metadata().is_ok() {
+            match is_ours {
+                true => fs::rename(&self.kept, &self.path)?,
+                false => fs::remove_file(&self.kept)?,
+            }
+        } else if self.overwritten.exists() {
+            if is_ours {
+                fs::write(&self.path, fs::read(&self.overwritten)?)?;
+            }
+            fs::remove_file(&self.overwritten)?;
+        } else if is_ours {
+            // There was none before.
+            fs::remove_file(&self.path)?;
+        }
+        Ok(())
+    }
+}
+
+fn beside(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".");
+    name.push(end);
+    name.into()
+}
+
+fn is_marked(path: &Path) -> bool {
+    fs::read_to_string(path).is_ok_and(|text| text.starts_with(MARKER))
+}
+
+/// The same file or link under another name, for the same owner and mode as far as we may.
+fn duplicate(path: &Path, new: &Path) -> io::Result<()> {
+    remove_if_there(new)?;
+    match fs::read_link(path) {
+        Ok(target) => std::os::unix::fs::symlink(target, new),
+        Err(_) => fs::copy(path, new).map(drop),
+    }
+}
+
+fn write_new(path: &Path, text: &str) -> io::Result<()> {
+    use std::{io::Write, os::unix::fs::OpenOptionsExt};
+    remove_if_there(path)?;
+    let mut options = fs::OpenOptions::new();
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o644)
+        .open(path)?;
+    file.write_all(text.as_bytes())?;
+    // Every program reads it, whatever our umask.
+    file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
+    file.sync_all()
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// No search list, not even the one that the system's own name would give: a name means the same in every network.
+fn text(servers: &[IpAddr]) -> String {
+    let lines = servers
+        .iter()
+        .map(|server| format!("nameserver {server}\n"));
+    format!(
+        "{MARKER}\n{}search .\noptions edns0\n",
+        lines.collect::<String>()
+    )
+}
+
+/// The servers in a file's text.
+pub(super) fn servers_of(text: &str) -> Vec<SocketAddr> {
+    let server = |line: &'_ str| {
+        let mut words = line.split_whitespace();
+        words.next().filter(|word| *word == "nameserver")?;
+        words.next().map(str::to_owned)
+    };
+    let address = |word: String| {
+        let plain = word.split('%').next()?;
+        plain.parse::<IpAddr>().ok()
+    };
+    text.lines()
+        .filter_map(server)
+        .filter_map(address)
+        .map(|ip| SocketAddr::new(ip, 53))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,429 @@
+//! The process of `hoplite up`: takes the machine, serves what comes through the interface, and gives back what it was told to.
+//! `crate::up` starts it, in the foreground or detached. Everything that is decided here is decided on one thread.
+
+use std::{
+    collections::BTreeMap,
+    future::pending,
+    path::PathBuf,
+    pin::pin,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use hoplite_mediator::tun::{self, Counters, Device, Transparent};
+use hoplite_overlay::Overlay;
+use tokio::{sync::oneshot, time::Instant};
+use tracing::{info, warn};
+
+use super::{
+    carrier,
+    control::{Asked, Command, Control},
+    driver::System,
+    facts,
+    plan::{self, Facts, Plan, Step, Wanted, Way},
+    probe,
+    remembering::Remembering,
+    status::{Process, State, Status},
+    taken::{Leave, Taken},
+    watch::{File, Kernel},
+};
+use crate::{
+    client::overlay::Carried,
+    config::client::Client,
+    errors::{Complaint, Failure},
+    qlog,
+    signals::{self, Signals},
+};
+
+/// What this process was told.
+#[derive(Debug)]
+pub(super) struct Orders {
+    pub(super) client: Client,
+    pub(super) wanted: Wanted,
+    pub(super) run_dir: PathBuf,
+    /// How long the first probe may take.
+    pub(super) wait: Duration,
+    /// Whether a signal leaves the block.
+    pub(super) keep_block: bool,
+}
+
+/// How it ends.
+enum End {
+    /// By a signal.
+    Signal,
+    /// By `hoplite down`, which waits for an answer.
+    Down(oneshot::Sender<serde_json::Value>),
+    /// Nothing ever went through.
+    Failed(Failure),
+}
+
+/// Why a round of serving ended.
+enum Round {
+    /// The interface is gone.
+    Gone,
+    /// All of it ends.
+    Over(End),
+}
+
+/// Everything that is taken, and who asks about it.
+struct Session<'a> {
+    orders: &'a Orders,
+    facts: Facts,
+    plan: Plan,
+    taken: Taken<System>,
+    carried: Carried,
+    overlay: Arc<dyn Overlay>,
+    names: Arc<Remembering>,
+    control: Control,
+    signals: Signals,
+    kernel: Kernel,
+    file: Option<File>,
+    counters: Arc<Counters>,
+    /// What earlier interfaces counted.
+    before: BTreeMap<String, u64>,
+    /// When traffic first flowed, in seconds since 1970.
+    since: Option<u64>,
+}
+
+/// Serves until it is told to end; tells `ready` once when traffic flows.
+pub(super) async fn run(
+    orders: &Orders,
+    ready: impl FnOnce(&Status) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let recording = qlog::Recording::from_environment()?;
+    // From now on no signal ends the process half-way.
+    let signals = Signals::listen()?;
+    let mut session = Session::begin(orders, signals, &recording).await?;
+    let end = session.live(ready).await;
+    session.end(end).await
+}
+
+impl<'a> Session<'a> {
+    /// Takes the machine. What was open before is open again if that fails.
+    async fn begin(
+        orders: &'a Orders,
+        signals: Signals,
+        recording: &qlog::Recording,
+    ) -> Result<Self, Failure> {
+        let wanted = &orders.wanted;
+        let control = Control::listen(&orders.run_dir, &wanted.name)
+            .map_err(|error| Failure::file("listening in", &orders.run_dir, &error))?;
+        let system = System::new(&orders.run_dir, &wanted.name, &wanted.addresses)?;
+        let facts = system.facts(&wanted.resolvers).await;
+        let names = carrier::names(&orders.client, &facts).await;
+        let carried = carrier::carried(&orders.client, recording, &names)?;
+        let plan = plan::plan(wanted, &facts);
+        plan.warnings.iter().for_each(|warning| warn!("{warning}"));
+        let taken = Taken::take(system, &plan, facts.blocked).await?;
+        Ok(Self {
+            orders,
+            overlay: carrier::split(&orders.client, &carried, &names),
+            carried,
+            names,
+            control,
+            signals,
+            kernel: watch(&wanted.name)?,
+            file: watch_names(facts.resolving),
+            counters: Arc::default(),
+            before: BTreeMap::new(),
+            since: None,
+            facts,
+            plan,
+            taken,
+        })
+    }
+
+    /// Serves, round by round: one interface after the other, if others remove them.
+    async fn live(&mut self, ready: impl FnOnce(&Status) -> Result<(), Failure>) -> End {
+        let overlay = Arc::clone(&self.overlay);
+        let mut probing = pin!(probe::flows(&*overlay, self.orders.wait));
+        let mut ready = Some(ready);
+        loop {
+            let transparent = match self.transparent() {
+                Ok(transparent) => transparent,
+                Err(failure) => return End::Failed(failure),
+            };
+            let mut serving = pin!(transparent.serve(pending()));
+            let round = loop {
+                tokio::select! {
+                    _ = &mut serving => break Round::Gone,
+                    probed = &mut probing, if ready.is_some() => {
+                        let said = match probed {
+                            Ok(()) => self.up(ready.take()),
+                            Err(error) => Err(no_flow(&error, self.carried.missing())),
+                        };
+                        if let Err(failure) = said {
+                            break Round::Over(End::Failed(failure));
+                        }
+                    }
+                    meddled = self.kernel.meddled() => {
+                        if meddled.gone {
+                            break Round::Gone;
+                        }
+                        self.renew().await;
+                    }
+                    () = changed(&mut self.file) => self.take_names_again().await,
+                    signal = self.signals.next() => if self.obey(signal) {
+                        break Round::Over(End::Signal);
+                    },
+                    asked = self.control.asked() => if let Some(end) = self.answer(asked) {
+                        break Round::Over(end);
+                    },
+                }
+            };
+            match round {
+                Round::Over(end) => return end,
+                Round::Gone => {
+                    warn!(
+                        "somebody removed the interface: it is made again, and until then nothing passes"
+                    );
+                    if let Some(end) = self.remake().await {
+                        return end;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The mediator on the interface that has just been made.
+    fn transparent(&mut self) -> Result<Transparent, Failure> {
+        let failed = |why: &dyn std::fmt::Display| {
+            Failure::new("serving the interface", why, "please report this")
+        };
+        let fd = self.taken.machine().device();
+        let fd = fd.ok_or_else(|| failed(&"there is none"))?;
+        let device =
+            Device::new(fd, self.orders.wanted.mtu, true).map_err(|error| failed(&error))?;
+        let config = tun_config(self.orders);
+        let transparent = Transparent::new(config, Arc::clone(&self.overlay), device);
+        for (name, count) in self.counters.snapshot().all() {
+            *self.before.entry(name.to_owned()).or_default() += count;
+        }
+        self.counters = transparent.counters();
+        Ok(transparent)
+    }
+
+    fn up(
+        &mut self,
+        ready: Option<impl FnOnce(&Status) -> Result<(), Failure>>,
+    ) -> Result<(), Failure> {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        self.since = Some(since.map_or(0, |since| since.as_secs()));
+        info!("traffic flows");
+        ready.map_or(Ok(()), |ready| ready(&self.status()))
+    }
+
+    /// Takes again what others undid.
+    async fn renew(&mut self) {
+        if let Err(complaint) = self.taken.renew(false).await {
+            warn!("{complaint}");
+        }
+        self.watch_again();
+    }
+
+    /// Makes the interface again, as often as it takes.
+    async fn remake(&mut self) -> Option<End> {
+        let mut pause = Duration::from_millis(100);
+        while let Err(complaint) = self.taken.renew(true).await {
+            warn!("{complaint}");
+            let until = Instant::now() + pause;
+            while Instant::now() < until {
+                tokio::select! {
+                    () = tokio::time::sleep_until(until) => {}
+                    signal = self.signals.next() => if self.obey(signal) {
+                        return Some(End::Signal);
+                    },
+                    asked = self.control.asked() => if let Some(end) = self.answer(asked) {
+                        return Some(end);
+                    },
+                }
+            }
+            pause = (pause * 2).min(Duration::from_secs(5));
+        }
+        self.watch_again();
+        None
+    }
+
+    /// What we did ourselves is not to be heard of.
+    fn watch_again(&mut self) {
+        if let Ok(kernel) = Kernel::watch(&self.orders.wanted.name) {
+            self.kernel = kernel;
+        }
+    }
+
+    /// Somebody, a DHCP client mostly, has written who resolves names: that is whom relays' names are asked of, and then it is ours again.
+    async fn take_names_again(&mut self) {
+        let is_file = matches!(names_way(&self.plan), Some(Way::Replace | Way::Overwrite));
+        if is_file && self.taken.machine().has_names() {
+            return;
+        }
+        let ours = &self.orders.wanted.resolvers;
+        let servers = self.taken.machine().servers(&self.facts, ours);
+        self.names.ask(&servers);
+        if is_file && let Err(complaint) = self.taken.renew_names().await {
+            warn!("{complaint}");
+        }
+    }
+
+    /// Whether it is the end.
+    fn obey(&self, signal: signals::Asked) -> bool {
+        if signal == signals::Asked::Reload {
+            self.carried.tell();
+            info!("the file is read only when it starts: 'hoplite down' and 'hoplite up' again");
+        }
+        signal == signals::Asked::Stop
+    }
+
+    fn answer(&mut self, asked: Asked) -> Option<End> {
+        match asked.command {
+            Command::Down => return Some(End::Down(asked.answer)),
+            Command::Status => {
+                let value = super::status::flat(&self.status());
+                // Who has gone away meanwhile does not wait for it.
+                asked.answer.send(value).unwrap_or_default();
+            }
+        }
+        None
+    }
+
+    fn status(&self) -> Status {
+        let live = self.counters.snapshot().all();
+        let mut all = self.before.clone();
+        for (name, count) in &live {
+            *all.entry((*name).to_owned()).or_default() += count;
+        }
+        let of = |name: &str| all.get(name).copied().unwrap_or(0);
+        let process = Process {
+            pid: std::process::id(),
+            since: self.since.unwrap_or(0),
+            path: self.carried.names(),
+            connected: self.carried.missing().is_none(),
+            block: self.orders.wanted.block,
+            dns: names_taken(&self.plan).to_owned(),
+            sent: of("octets_in"),
+            received: of("octets_out"),
+            flows: open_flows(&live),
+            counters: all,
+        };
+        Status {
+            state: self.since.map_or(State::Starting, |_| State::Up),
+            name: self.orders.wanted.name.clone(),
+            process: Some(process),
+            // Who asks counts, so that nothing waits here meanwhile.
+            blocked: None,
+        }
+    }
+
+    /// Gives the machine back.
+    async fn end(mut self, end: End) -> Result<(), Failure> {
+        self.carried.tell();
+        let leave = match &end {
+            End::Signal if self.orders.keep_block => Leave::Block,
+            End::Failed(_) if self.facts.blocked => Leave::Block,
+            _ => Leave::Nothing,
+        };
+        let complaints = self.taken.give_back(leave).await;
+        complaints.iter().for_each(|complaint| warn!("{complaint}"));
+        match end {
+            End::Failed(failure) => Err(failure),
+            End::Signal => complaints
+                .into_iter()
+                .next()
+                .map_or(Ok(()), |it| Err(it.into())),
+            End::Down(answer) => {
+                let value = match complaints.first() {
+                    None => serde_json::json!({"state": "down", "name": self.orders.wanted.name}),
+                    Some(complaint) => serde_json::json!({"failed": complaint.to_string()}),
+                };
+                answer.send(value).unwrap_or_default();
+                self.control.answered().await;
+                Ok(())
+            }
+        }
+    }
+}
+
+fn watch(name: &str) -> Result<Kernel, Complaint> {
+    Kernel::watch(name).map_err(|error| {
+        let remedy = "the kernel must have netlink, and the sandbox AF_NETLINK";
+        Complaint::new("watching the interface", error, remedy)
+    })
+}
+
+/// Where it is written who resolves names. Without inotify nobody notices; it works until then.
+fn watch_names(how: plan::Resolving) -> Option<File> {
+    File::watch(facts::path_of(how)).ok()
+}
+
+async fn changed(file: &mut Option<File>) {
+    match file {
+        Some(file) => file.changed().await,
+        None => pending().await,
+    }
+}
+
+fn tun_config(orders: &Orders) -> tun::Config {
+    let mut config = orders.client.config.transparent();
+    config.device.addresses = orders.wanted.addresses.clone();
+    config
+}
+
+fn names_way(plan: &Plan) -> Option<Way> {
+    plan.steps.iter().find_map(|step| match step {
+        Step::Names(way, _) => Some(*way),
+        _ => None,
+    })
+}
+
+fn names_taken(plan: &Plan) -> &'static str {
+    match names_way(plan) {
+        Some(Way::Resolved) => "systemd-resolved",
+        Some(Way::Replace | Way::Overwrite) => "resolv.conf",
+        None if plan.answered.is_empty() => "off",
+        None => "answered",
+    }
+}
+
+/// What was opened less what was closed.
+fn open_flows(counters: &[(&'static str, u64)]) -> BTreeMap<String, u64> {
+    let of = |name: &str| {
+        let found = counters.iter().find(|(known, _)| *known == name);
+        found.map_or(0, |(_, count)| *count)
+    };
+    let open = |kind: &str| {
+        let (opened, closed) = (of(&format!("{kind}_opened")), of(&format!("{kind}_closed")));
+        (kind.to_owned(), opened.saturating_sub(closed))
+    };
+    ["tcp", "udp"].into_iter().map(open).collect()
+}
+
+/// Why nothing flows, with what to do.
+fn no_flow(error: &hoplite_overlay::Error, missing: Option<(usize, String)>) -> Failure {
+    use hoplite_overlay::{ErrorKind, Reason};
+    let doing = "bringing the device up";
+    if let (ErrorKind::TimedOut, Some((place, name))) = (error.kind(), missing) {
+        let first = if place == 0 { "first " } else { "" };
+        let why = format!("the {first}relay, {name:?}, does not answer");
+        let remedy = "check your network and the relay's address, or choose another path";
+        return Failure::new(doing, why, remedy);
+    }
+    let remedy = match (error.kind(), error.reason()) {
+        (_, Some(Reason::Identity)) => {
+            "correct the pin, or ask the operator whether the key is new"
+        }
+        (_, Some(Reason::Authentication)) => "correct the token",
+        (ErrorKind::EntryUnreachable, _) => {
+            "check your network and the first relay's address, or choose another first relay"
+        }
+        (ErrorKind::PathFailed, _) => "choose another path, or ask the operators",
+        _ => "try again, or choose another path",
+    };
+    Failure::new(doing, error, remedy)
+}
+
+/// The runtime that all of it runs on.
+pub(crate) fn on_one_thread(
+    work: impl Future<Output = Result<(), Failure>>,
+) -> Result<(), Failure> {
+    signals::current_thread_runtime()?.block_on(work)
+}

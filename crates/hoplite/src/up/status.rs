@@ -1,0 +1,162 @@
+//! What `hoplite status` says: one line of JSON between the processes, and the words for people.
+//! `daemon` fills it in; `crate::status` shows it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// How the device is doing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Status {
+    /// In one word.
+    pub(crate) state: State,
+    /// The interface.
+    pub(crate) name: String,
+    /// The process; there is none when it is blocked or down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) process: Option<Process>,
+    /// What was dropped because it would have gone past us; absent without nftables.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) blocked: Option<Dropped>,
+}
+
+/// In one word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum State {
+    /// A process is there, and nothing has gone through yet.
+    Starting,
+    /// Traffic flows.
+    Up,
+    /// Nobody is there, and nothing passes.
+    Blocked,
+    /// Traffic flows as if we had never been there.
+    #[default]
+    Down,
+}
+
+/// What only a living process can tell.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Process {
+    /// Its id.
+    pub(crate) pid: u32,
+    /// When it came up, in seconds since 1970.
+    pub(crate) since: u64,
+    /// The relays of the path, the first one first.
+    pub(crate) path: Vec<String>,
+    /// Whether there is a connection to each of them now.
+    pub(crate) connected: bool,
+    /// Whether what does not go through it is blocked.
+    pub(crate) block: bool,
+    /// How names were taken over.
+    pub(crate) dns: String,
+    /// Octets from programs.
+    pub(crate) sent: u64,
+    /// Octets to programs.
+    pub(crate) received: u64,
+    /// Flows open now, by kind.
+    pub(crate) flows: BTreeMap<String, u64>,
+    /// Everything else that is counted.
+    pub(crate) counters: BTreeMap<String, u64>,
+}
+
+/// What was dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Dropped {
+    /// Packets.
+    pub(crate) packets: u64,
+    /// Octets of them.
+    #[serde(alias = "bytes")]
+    pub(crate) octets: u64,
+}
+
+impl Status {
+    /// For people, line by line.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let name = &self.name;
+        let mut lines = vec![match self.state {
+            State::Starting => format!("{name} is starting: nothing has gone through yet"),
+            State::Up => format!("{name} is up"),
+            State::Blocked => format!(
+                "{name} is not up, and all traffic is blocked: 'hoplite up' goes on, 'hoplite down' opens"
+            ),
+            State::Down => format!("{name} is down: traffic flows past us"),
+        }];
+        lines.extend(self.process.iter().flat_map(Process::lines));
+        lines.extend(self.blocked.map(|blocked| {
+            let Dropped { packets, octets } = blocked;
+            format!("blocked since the block stands: {packets} packets, {octets} octets")
+        }));
+        lines
+    }
+}
+
+impl Process {
+    fn lines(&self) -> Vec<String> {
+        let path = match self.path.as_slice() {
+            [] => "no relay at all: nothing is hidden".to_owned(),
+            path => format!("path: {}", path.join(" → ")),
+        };
+        let connected = if self.connected {
+            ""
+        } else {
+            " (not connected now)"
+        };
+        let flows = self
+            .flows
+            .iter()
+            .map(|(kind, open)| format!("{open} {kind}"));
+        let flows = flows.collect::<Vec<_>>().join(", ");
+        let block = match self.block {
+            true => "blocked",
+            false => "let through, as --no-block asks",
+        };
+        vec![
+            format!("{path}{connected}"),
+            format!("sent {} octets, received {}", self.sent, self.received),
+            format!("flows open: {flows}"),
+            format!("names: {}; what goes past is {block}", self.dns),
+            format!(
+                "process {}, since {} (seconds since 1970)",
+                self.pid, self.since
+            ),
+        ]
+    }
+}
+
+/// As one flat object: scripts need not know what only a process can tell.
+pub(crate) fn flat(status: &Status) -> serde_json::Value {
+    let mut value = serde_json::to_value(status).unwrap_or_default();
+    let process = value.as_object_mut().and_then(|all| all.remove("process"));
+    if let (Some(all), Some(serde_json::Value::Object(process))) = (value.as_object_mut(), process)
+    {
+        all.extend(process);
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scripts_get_one_flat_object_and_people_get_words() {
+        let process = Process {
+            pid: 7,
+            path: vec!["a".into(), "b".into()],
+            ..Process::default()
+        };
+        let status = Status {
+            state: State::Up,
+            name: "hoplite0".into(),
+            process: Some(process),
+            blocked: None,
+        };
+        let value = flat(&status);
+        assert_eq!((&value["state"], &value["pid"]), (&"up".into(), &7.into()));
+        let lines = status.lines().join("\n");
+        assert!(lines.contains("path: a → b (not connected now)"), "{lines}");
+        let down = flat(&Status::default());
+        assert!(down["state"] == "down" && down.get("pid").is_none());
+    }
+}

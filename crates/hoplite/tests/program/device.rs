@@ -1,0 +1,241 @@
+//! `up`, `down` and `status` for real: in namespaces of their own, never on the machine's routes, rules, firewall or resolv.conf.
+//! Skipped, with the reason on stderr, where namespaces, TUN devices or the program `ip` are not to be had.
+
+use std::process::{Command, Output};
+
+/// A machine with an uplink that leads nowhere, and a relay on its loopback. `state` prints all that `up` may touch.
+const MACHINE: &str = r#"
+mount --make-rprivate /
+mount -t tmpfs tmpfs /etc
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs "$TEMP"
+cd "$TEMP"
+echo 'nameserver 192.0.2.53' > /etc/resolv.conf
+ip link set lo up
+ip link add eth0 type veth peer name far0
+ip link set far0 up
+ip address add 192.0.2.1/24 dev eth0
+ip -6 address add 2001:db8::1/64 dev eth0 nodad
+ip link set eth0 up
+ip route add default via 192.0.2.254
+ip -6 route add default via 2001:db8::fe
+state() {
+  ip rule; ip -6 rule
+  ip route show table main
+  ip route show table 26735 2> /dev/null || true
+  ip -6 route show table 26735 2> /dev/null || true
+  nft list ruleset 2>&1 | sed 's/packets [0-9]* bytes [0-9]*//'; cat /etc/resolv.conf; ls -A /etc; ip -o link | cut -d: -f2
+  cat /proc/sys/net/ipv4/conf/all/src_valid_mark
+}
+past() { ip route get 203.0.113.1 2>&1 || true; ip -6 route get 2001:db8:1::1 2>&1 || true; }
+config() {
+  printf 'path = ["r"]\n[[relay]]\nname = "r"\naddress = "%s"\npin = "%s"\n' "$1" "$(cat pin)"
+}
+relay() {
+  "$HOPLITE" keygen --out identity > keygen.txt
+  grep -o 'sha256:[^"[:space:]]*' keygen.txt | head -n 1 > pin
+  printf 'listen = ["127.0.0.1:4433"]\nidentity = "identity"\n[auth]\nopen = true\n' > relay.toml
+  "$HOPLITE" relay --config relay.toml 2> relay.log &
+  config 127.0.0.1:4433 > client.toml
+}
+is_blocked() { if past | grep -E 'eth0|hoplite0'; then return 1; fi; }
+says() { "$HOPLITE" status --json | grep -q "\"state\":\"$1\""; }
+until_true() { n=0; until "$@"; do n=$((n + 1)); [ "$n" -lt 100 ]; sleep 0.1; done; }
+up() { "$HOPLITE" up --config client.toml "$@"; }
+state > before
+"#;
+
+#[expect(clippy::print_stderr, reason = "why a test is skipped")]
+/// Runs the script inside; `None` where that is not possible.
+fn inside(script: &str) -> Option<Output> {
+    let temporary = tempfile::tempdir().expect("a directory");
+    let shell = |script: &str| {
+        Command::new("unshare")
+            .args(namespaces())
+            .args(["sh", "-euc", script])
+            .env("HOPLITE", env!("CARGO_BIN_EXE_hoplite"))
+            .env("TEMP", temporary.path())
+            .env_remove("HOPLITE_LOG")
+            .output()
+    };
+    let possible = shell("mount -t tmpfs tmpfs /run && ip tuntap add name t0 mode tun");
+    match possible {
+        Ok(output) if output.status.success() => shell(&format!("{MACHINE}\n{script}")).ok(),
+        Ok(output) => {
+            let why = String::from_utf8_lossy(&output.stderr);
+            eprintln!("skipped, namespaces are not to be had: {}", why.trim());
+            None
+        }
+        Err(error) => {
+            eprintln!("skipped, there is no `unshare`: {error}");
+            None
+        }
+    }
+}
+
+fn namespaces() -> Vec<&'static str> {
+    let mut arguments = vec![
+        "--net",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "--kill-child",
+    ];
+    if !rustix::process::geteuid().is_root() {
+        arguments.push("--map-root-user");
+    }
+    arguments
+}
+
+fn succeeds(script: &str) {
+    let Some(output) = inside(script) else {
+        return;
+    };
+    let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
+    assert!(
+        output.status.success(),
+        "{}\n--- stdout\n{}\n--- stderr\n{}",
+        output.status,
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn what_is_blocked_for_boot_is_open_again_after_down() {
+    succeeds(
+        r#"
+past | grep -q eth0
+"$HOPLITE" up --block-only
+is_blocked
+ip route get 203.0.113.1 mark 0x686f6c | grep -q eth0
+says blocked
+"$HOPLITE" up --block-only
+"$HOPLITE" down
+says down
+state > after; diff before after
+"$HOPLITE" down
+"#,
+    );
+}
+
+#[test]
+fn without_a_path_nothing_is_changed_and_what_was_blocked_stays_blocked() {
+    succeeds(
+        r#"
+relay
+config 192.0.2.77:443 > client.toml
+if up --wait 1 2> why; then exit 9; fi
+cat why >&2; grep -q "first relay" why
+state > after; diff before after
+"$HOPLITE" up --block-only
+if up --wait 1; then exit 9; fi
+is_blocked
+says blocked
+"$HOPLITE" down
+state > after; diff before after
+"#,
+    );
+}
+
+#[test]
+fn a_killed_process_leaves_everything_blocked_until_the_next_one_takes_over() {
+    succeeds(
+        r#"
+relay
+up
+says up
+past | grep -q hoplite0
+grep -q 198.18.0.2 /etc/resolv.conf
+if up 2> why; then exit 9; fi
+grep -q "up already" why
+kill -9 "$(cat /run/hoplite/lock)"
+until_true says blocked
+is_blocked
+up
+says up
+"$HOPLITE" down
+says down
+state > after; diff before after
+"#,
+    );
+}
+
+#[test]
+fn what_others_remove_is_made_again() {
+    succeeds(
+        r#"
+relay
+up
+state > up
+ip link delete hoplite0
+until_true ip link show hoplite0
+until_true sh -c 'ip route show table 26735 | grep -q hoplite0'
+ip rule flush table 26735
+ip route flush table 26735
+ip -6 route flush table 26735
+again() { state > again; diff up again > /dev/null; }
+until_true again
+ip link set hoplite0 down
+until_true again
+echo 'nameserver 192.0.2.99' > /etc/resolv.conf
+until_true grep -q 198.18.0.2 /etc/resolv.conf
+"$HOPLITE" down
+grep -q 192.0.2.99 /etc/resolv.conf
+"#,
+    );
+}
+
+#[test]
+fn a_signal_gives_everything_back_or_leaves_the_block_if_asked_to() {
+    succeeds(
+        r#"
+relay
+up
+kill -TERM "$(cat /run/hoplite/lock)"
+until_true says down
+state > after; diff before after
+up --keep-block
+kill -TERM "$(cat /run/hoplite/lock)"
+until_true says blocked
+is_blocked
+if grep -q hoplite /etc/resolv.conf; then exit 9; fi
+"$HOPLITE" down
+state > after; diff before after
+"#,
+    );
+}
+
+#[test]
+fn without_a_block_a_killed_process_leaves_the_old_way() {
+    succeeds(
+        r#"
+relay
+up --no-block
+past | grep -q hoplite0
+kill -9 "$(cat /run/hoplite/lock)"
+until_true says down
+past | grep -q eth0
+"$HOPLITE" down
+state > after; diff before after
+"#,
+    );
+}
+
+#[test]
+fn a_read_only_etc_and_a_machine_without_ipv6_come_up_too() {
+    succeeds(
+        r#"
+relay
+mount -o remount,ro /etc
+echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6
+echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6
+up
+"$HOPLITE" status --json | grep -q '"dns":"answered"'
+past | grep -q hoplite0
+"$HOPLITE" down
+grep -q 192.0.2.53 /etc/resolv.conf
+"#,
+    );
+}
