@@ -4,6 +4,7 @@
 
 mod datagrams;
 mod far;
+mod packets;
 mod streams;
 
 use std::{future::Future, sync::Arc, time::Duration};
@@ -13,6 +14,7 @@ use tokio::time::timeout;
 pub use self::{
     datagrams::*,
     far::{Far, FarListener, FarSocket, Loopback, Memory, Silent},
+    packets::*,
     streams::*,
 };
 use crate::Overlay;
@@ -81,6 +83,8 @@ macro_rules! conformance_tests {
             a_batch_arrives_payload_by_payload
             an_oversized_datagram_is_never_split
             many_datagram_flows_are_carried_at_once
+            echoes_come_back_as_they_went
+            packets_that_break_a_rule_are_dropped
         );
     };
     ($subject:expr; $($name:ident)+) => {

@@ -3,6 +3,7 @@
 //! The only place in the workspace that opens a socket towards a target or asks the system for a name.
 
 mod attempts;
+pub mod echo;
 mod failure;
 pub mod resolver;
 pub mod tcp;
@@ -10,20 +11,26 @@ pub mod udp;
 
 use std::{
     fmt,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
 
-use hoplite_wire::{Host, HostName, Target};
+use hoplite_wire::{
+    Host, HostName, Target,
+    connect_ip::{ICMP, ICMPV6, Prefix, Route, Scope, ScopeTarget},
+};
 
 pub use self::{
     attempts::STAGGER,
+    echo::{EchoFlow, EchoSettings, echo_is_permitted},
     resolver::{Fixed, Resolver, System},
     tcp::{TcpFlow, connect_socket, connect_tcp},
     udp::{SocketBuffers, UdpFlow, UdpSettings, connect_udp},
 };
-use crate::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms};
+use crate::{
+    Datagrams, Error, ErrorKind, Opening, Overlay, Packets, Reason, Stream, Terms, packets,
+};
 
 /// Says whether a packet may be sent to this address and port at all; asked after resolution, before anything is sent.
 pub type Guard = dyn Fn(IpAddr, u16) -> Result<(), Reason> + Send + Sync;
@@ -33,6 +40,15 @@ pub const MAX_ADDRESSES: usize = 8;
 
 /// How long opening may take when the terms give no deadline.
 pub const OPENING_LIMIT: Duration = Duration::from_secs(30);
+
+/// What a flow of echoes is given as its source, one of each family: they never leave the process (RFC 7600, RFC 6666).
+const DUMMIES: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 8)),
+    IpAddr::V6(Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 8)),
+];
+/// How many programs may use one flow of echoes at a time, and after how long one is forgotten.
+const IDENTS: usize = 16;
+const IDENT_IDLE: Duration = Duration::from_secs(60);
 
 /// Flows by the device's own sockets.
 #[derive(Clone)]
@@ -141,6 +157,49 @@ impl Direct {
         udp::connect_first(&self.addresses(target).await?, &self.udp)
     }
 
+    /// Echoes alone: the device's own sockets carry no other packets without rights.
+    async fn packets(&self, scope: &Scope) -> Result<EchoFlow, Error> {
+        let families = [ICMP, ICMPV6].map(|icmp| scope.protocol.is_none_or(|only| only == icmp));
+        let served = |ip: &IpAddr| {
+            let [v4, v6] = families;
+            let wanted = if ip.is_ipv4() { v4 } else { v6 };
+            wanted && echo_is_permitted(ip.is_ipv6()).is_ok()
+        };
+        let addresses: Vec<IpAddr> = DUMMIES.into_iter().filter(served).collect();
+        if addresses.is_empty() {
+            return Err(packets::unsupported());
+        }
+        let mut routes = self.routes(scope).await?;
+        routes.retain(|route| served(&route.first()));
+        if routes.is_empty() {
+            return Err(no_such_name());
+        }
+        Ok(EchoFlow::new(EchoSettings {
+            addresses: addresses.into_iter().map(Prefix::one).collect(),
+            routes,
+            idents: IDENTS,
+            idle: IDENT_IDLE,
+            guard: self.guard.clone(),
+        }))
+    }
+
+    async fn routes(&self, scope: &Scope) -> Result<Vec<Route>, Error> {
+        let host = match &scope.target {
+            ScopeTarget::Name(name) => Host::Name(name.clone()),
+            ScopeTarget::Prefix(prefix) => match prefix.single() {
+                Some(ip) => Host::ip(ip),
+                None => return Ok(vec![prefix.route(0)]),
+            },
+            ScopeTarget::Any => {
+                let families = DUMMIES.iter().filter_map(|ip| Prefix::new(*ip, 0));
+                return Ok(families.map(|all| all.route(0)).collect());
+            }
+        };
+        let found = self.addresses(&Target { host, port: 0 }).await?;
+        let one = |found: &SocketAddr| Prefix::one(found.ip()).route(0);
+        Ok(found.iter().map(one).collect())
+    }
+
     fn deadline(&self, terms: &Terms) -> Terms {
         match terms.deadline {
             Some(_) => terms.clone(),
@@ -178,6 +237,19 @@ impl Overlay for Direct {
             let name = HostName::new(name).map_err(|_| no_such_name())?;
             let asking = self.resolver.resolve(&name);
             self.deadline(terms).run("resolving a name", asking).await
+        })
+    }
+
+    fn open_packets<'a>(
+        &'a self,
+        scope: &'a Scope,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Packets>> {
+        Box::pin(async move {
+            let opening = self.packets(scope);
+            let terms = self.deadline(terms);
+            let flow = terms.run("opening a flow of echoes", opening).await?;
+            Ok(Box::new(flow) as Box<dyn Packets>)
         })
     }
 }

@@ -15,6 +15,7 @@ pub mod direct;
 pub mod error;
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
+pub mod packets;
 pub mod stream;
 pub mod terms;
 
@@ -23,7 +24,8 @@ use std::{fmt, future::Future, net::IpAddr, pin::Pin};
 pub use datagrams::{Batch, Datagrams, End, Received};
 pub use direct::Direct;
 pub use error::{Error, ErrorKind, Reason};
-use hoplite_wire::Target;
+use hoplite_wire::{Target, connect_ip::Scope};
+pub use packets::Packets;
 pub use stream::{Io, Stream};
 pub use terms::{Isolation, Terms};
 
@@ -47,4 +49,14 @@ pub trait Overlay: fmt::Debug + Send + Sync {
 
     /// Asks the far end for the addresses of `name`.
     fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>>;
+
+    /// Opens a flow of IP packets within `scope`; it is ready when the far end has given it an address and told its routes.
+    /// Overlays that carry none answer [`ErrorKind::Unsupported`].
+    fn open_packets<'a>(
+        &'a self,
+        _scope: &'a Scope,
+        _terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Packets>> {
+        Box::pin(async { Err(packets::unsupported()) })
+    }
 }

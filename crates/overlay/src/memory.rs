@@ -3,6 +3,7 @@
 
 mod host;
 mod inbox;
+mod packets;
 mod pipe;
 #[cfg(test)]
 mod tests;

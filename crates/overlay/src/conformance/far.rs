@@ -21,6 +21,9 @@ pub trait Far: fmt::Debug + Send + Sync {
     /// Receives datagrams at a free port.
     fn bind(&self) -> Opening<'_, Box<dyn FarSocket>>;
 
+    /// Where the servers are; it answers echoes once one is there.
+    fn host(&self) -> IpAddr;
+
     /// Somewhere that never answers a connection.
     fn silent(&self) -> Opening<'_, Silent>;
 }
@@ -74,6 +77,10 @@ impl Memory {
 const HERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 impl Far for Loopback {
+    fn host(&self) -> IpAddr {
+        HERE.ip()
+    }
+
     fn listen(&self) -> Opening<'_, Box<dyn FarListener>> {
         Box::pin(async {
             let listener = TcpListener::bind(HERE).await.expect("loopback is there");
@@ -146,6 +153,10 @@ impl FarSocket for UdpSocket {
 }
 
 impl Far for Memory {
+    fn host(&self) -> IpAddr {
+        self.host
+    }
+
     fn listen(&self) -> Opening<'_, Box<dyn FarListener>> {
         Box::pin(async { Ok(Box::new(self.network.listen(self.host)) as Box<dyn FarListener>) })
     }

@@ -10,16 +10,17 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_wire::{Host, HostName, Target};
+use hoplite_wire::{Host, HostName, Target, connect_ip::Scope};
 use tokio::{sync::mpsc, time::sleep};
 
 use super::{
     BACKLOG, Fault, Network, What,
     inbox::{Inbox, Letter},
+    packets::MemoryPackets,
     pipe::{MemoryStream, Pipe},
 };
 use crate::{
-    Batch, Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Received, Stream, Terms,
+    Batch, Datagrams, Error, ErrorKind, Opening, Overlay, Packets, Reason, Received, Stream, Terms,
 };
 
 /// Accepts streams at one address until it is dropped.
@@ -146,7 +147,7 @@ impl Network {
         }
     }
 
-    fn find(&self, host: &Host) -> Result<IpAddr, Error> {
+    pub(super) fn find(&self, host: &Host) -> Result<IpAddr, Error> {
         let state = self.state();
         match host {
             Host::Name(name) => state
@@ -265,6 +266,13 @@ impl Overlay for MemoryOverlay {
         Box::pin(async move {
             let name = HostName::new(name).map_err(|_| target_failed(Reason::NameNotFound))?;
             Ok(vec![self.network.find(&Host::Name(name))?])
+        })
+    }
+
+    fn open_packets<'a>(&'a self, scope: &'a Scope, _: &'a Terms) -> Opening<'a, Box<dyn Packets>> {
+        Box::pin(async move {
+            let flow = MemoryPackets::open(&self.network, self.host, scope)?;
+            Ok(Box::new(flow) as Box<dyn Packets>)
         })
     }
 }
