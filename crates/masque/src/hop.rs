@@ -1,16 +1,18 @@
-//! One relay as an overlay: flows are CONNECT and CONNECT-UDP requests on a warm connection to it.
-//! A path is a chain of hops; each is dialled through the one before. RFC 9110 §9.3.6, RFC 9298 §3, RFC 8441, RFC 9220.
+//! One relay as an overlay: flows are CONNECT, CONNECT-UDP and CONNECT-IP requests on a warm connection to it.
+//! A path is a chain of hops; each is dialled through the one before. RFC 9110 §9.3.6, RFC 9298 §3, RFC 9484 §4, RFC 8441, RFC 9220.
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
 use hoplite_crypto::Token;
 use hoplite_link::{Agreed, Dialer, Peer};
-use hoplite_overlay::{Datagrams, Error, ErrorKind, Isolation, Opening, Overlay, Stream, Terms};
-use hoplite_wire::Target;
+use hoplite_overlay::{
+    Datagrams, Error, ErrorKind, Isolation, Opening, Overlay, Packets, Stream, Terms,
+};
+use hoplite_wire::{Target, connect_ip::Scope};
 
 use crate::{
-    Config, Forwarding, Mode, Passed, forward::Bargain, gather::Gather, live::Live, pool::Pool,
-    request::Credentials, tunnel::Tunnel,
+    Config, Forwarding, Mode, Passed, forward::Bargain, gather::Gather, live::Live,
+    packets::PacketTunnel, pool::Pool, request::Credentials, tunnel::Tunnel,
 };
 
 /// What a client must know to use a relay.
@@ -168,6 +170,13 @@ impl Hop {
         .await
     }
 
+    async fn packets(&self, scope: &Scope, terms: &Terms) -> Result<PacketTunnel, Error> {
+        let head = self.credentials.connect_ip(scope);
+        let queue = self.config.datagram_queue;
+        self.ask(terms, |live| PacketTunnel::open(live, &head, queue))
+            .await
+    }
+
     /// A flow of a program's: small payloads of it may share packets, if the configuration says so.
     pub(crate) async fn gathered(
         &self,
@@ -221,6 +230,19 @@ impl Overlay for Hop {
                 ErrorKind::Unsupported,
                 "resolving a name through a relay",
             ))
+        })
+    }
+
+    fn open_packets<'a>(
+        &'a self,
+        scope: &'a Scope,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Packets>> {
+        Box::pin(async move {
+            let terms = self.terms(terms);
+            let opening = self.packets(scope, &terms);
+            let tunnel = terms.run("opening a flow of packets", opening).await?;
+            Ok(Box::new(tunnel) as Box<dyn Packets>)
         })
     }
 }

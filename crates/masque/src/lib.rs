@@ -15,6 +15,7 @@ mod hop;
 mod inbox;
 mod keeper;
 mod live;
+mod packets;
 mod path;
 mod paths;
 mod pool;

@@ -15,6 +15,7 @@ use hoplite_wire::RequestHead;
 use tokio::sync::Notify;
 
 use crate::{
+    DatagramSink,
     forward::{Bargain, Forwarder},
     h2, h3,
     held::Held,
@@ -47,7 +48,7 @@ enum Carrier {
     H2(h2::Session),
 }
 
-/// A UDP flow of either carrier.
+/// A flow of UDP payloads or IP packets, of either carrier.
 #[derive(Clone)]
 pub(crate) enum Flow {
     H3(Arc<h3::Flow>),
@@ -186,6 +187,30 @@ impl Live {
         Ok((flow, lease, forwarder))
     }
 
+    /// A flow of IP packets, once the relay has agreed. They go to `sink`.
+    pub(crate) async fn packets(
+        self: Arc<Self>,
+        head: &RequestHead,
+        sink: Arc<dyn DatagramSink>,
+    ) -> Result<(Flow, Lease), Error> {
+        let lease = self.lease();
+        let flow = match &self.carrier {
+            Carrier::H3 { session, .. } => {
+                let mut exchange = session.request(head).await?;
+                request::accepted(&exchange.response().await?)?;
+                let flow = exchange.datagrams(sink);
+                flow.carry_packets();
+                Flow::H3(Arc::new(flow))
+            }
+            Carrier::H2(session) => {
+                let mut exchange = session.request(head).await?;
+                request::accepted(&exchange.response().await?)?;
+                Flow::H2(Arc::new(exchange.datagrams(sink)))
+            }
+        };
+        Ok((flow, lease))
+    }
+
     /// Asks the relay for a sign of life whenever its flows have been quiet for a while: a download that stands still has nothing
     /// of ours to acknowledge. Never returns; over HTTP/2 the session does this itself.
     pub(crate) async fn probe(&self) {
@@ -226,6 +251,23 @@ impl Live {
         }
         self.flows.fetch_add(1, Ordering::Relaxed);
         Lease(self.clone())
+    }
+}
+
+impl Flow {
+    pub(crate) fn max_payload(&self) -> usize {
+        match self {
+            Self::H3(flow) => flow.max_payload(),
+            Self::H2(flow) => flow.max_payload(),
+        }
+    }
+
+    /// Waits until the relay has ended it, in order or not.
+    pub(crate) async fn closed(&self) {
+        match self {
+            Self::H3(flow) => drop(flow.closed().await),
+            Self::H2(flow) => drop(flow.closed().await),
+        }
     }
 }
 

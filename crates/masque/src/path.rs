@@ -3,8 +3,8 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Stream, Terms};
-use hoplite_wire::Target;
+use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Packets, Stream, Terms};
+use hoplite_wire::{Target, connect_ip::Scope};
 
 use crate::{Config, Hop, Mode, Relay, spare::Spares};
 
@@ -118,5 +118,14 @@ impl Overlay for Path {
 
     fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
         self.last.resolve(name, terms)
+    }
+
+    fn open_packets<'a>(
+        &'a self,
+        scope: &'a Scope,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Packets>> {
+        let terms = self.spares.terms(terms);
+        Box::pin(async move { self.last.open_packets(scope, &terms).await })
     }
 }

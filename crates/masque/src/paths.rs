@@ -7,8 +7,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Stream, Terms};
-use hoplite_wire::Target;
+use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Packets, Stream, Terms};
+use hoplite_wire::{Target, connect_ip::Scope};
 use tracing::warn;
 
 use crate::{
@@ -153,6 +153,14 @@ impl Overlay for Paths {
 
     fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
         Box::pin(self.open(move |path| async move { path.resolve(name, terms).await }))
+    }
+
+    fn open_packets<'a>(
+        &'a self,
+        scope: &'a Scope,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Packets>> {
+        Box::pin(self.open(move |path| async move { path.open_packets(scope, terms).await }))
     }
 }
 

@@ -1,9 +1,9 @@
-//! The two requests of a client, and what a relay's refusal means. Used by [`crate::Hop`] over HTTP/3 and HTTP/2 alike.
-//! RFC 9110 §9.3.6 (CONNECT), RFC 9298 §3 (CONNECT-UDP), RFC 9209 (Proxy-Status).
+//! The requests of a client, and what a relay's refusal means. Used by [`crate::Hop`] over HTTP/3 and HTTP/2 alike.
+//! RFC 9110 §9.3.6 (CONNECT), RFC 9298 §3 (CONNECT-UDP), RFC 9484 §4 (CONNECT-IP), RFC 9209 (Proxy-Status).
 
 use hoplite_crypto::Token;
 use hoplite_overlay::{Error, ErrorKind, Reason};
-use hoplite_wire::{ProxyError, RequestHead, ResponseHead, Target, Template};
+use hoplite_wire::{ProxyError, RequestHead, ResponseHead, Target, Template, connect_ip::Scope};
 use zeroize::Zeroizing;
 
 use crate::Relay;
@@ -45,6 +45,12 @@ impl Credentials {
     /// A UDP flow. The template is a resource of the relay's own, hence Authorization (RFC 9298 §7).
     pub(crate) fn connect_udp(&self, target: &Target) -> RequestHead {
         let head = RequestHead::connect_udp(self.authority.clone(), self.template.expand(target));
+        self.signed(head, "authorization")
+    }
+
+    /// A flow of IP packets, by the well-known template.
+    pub(crate) fn connect_ip(&self, scope: &Scope) -> RequestHead {
+        let head = RequestHead::connect_ip(self.authority.clone(), scope.path());
         self.signed(head, "authorization")
     }
 
@@ -90,7 +96,7 @@ fn by_error(error: ProxyError, status: u16) -> (ErrorKind, Option<Reason>) {
         ProxyError::ConnectionTimeout => (TimedOut, Some(Reason::HostUnreachable)),
         ProxyError::ConnectionLimitReached => (PathFailed, Some(Reason::Limit)),
         ProxyError::DestinationIpProhibited => (Forbidden, Some(Reason::Policy)),
-        ProxyError::HttpRequestDenied if matches!(status, 401 | 407) => by_status(status),
+        ProxyError::HttpRequestDenied if matches!(status, 401 | 407 | 501) => by_status(status),
         ProxyError::HttpRequestDenied | ProxyError::ProxyLoopDetected => {
             (Forbidden, Some(Reason::Policy))
         }

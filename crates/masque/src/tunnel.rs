@@ -66,10 +66,7 @@ impl Tunnel {
 }
 
 async fn tell_end(flow: Flow, inbox: Arc<Inbox>) {
-    match flow {
-        Flow::H3(flow) => drop(flow.closed().await),
-        Flow::H2(flow) => drop(flow.closed().await),
-    }
+    flow.closed().await;
     inbox.end(Error::new(
         ErrorKind::PathFailed,
         "receiving from a relay: it closed the flow",
@@ -106,10 +103,7 @@ impl DatagramSink for Arriving {
 
 impl Datagrams for Tunnel {
     fn max_payload(&self) -> usize {
-        match &self.flow {
-            Flow::H3(flow) => flow.max_payload(),
-            Flow::H2(flow) => flow.max_payload(),
-        }
+        self.flow.max_payload()
     }
 
     fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {

@@ -1,0 +1,201 @@
+//! A CONNECT-IP flow at the client's end: packets go to the relay and come from it, addresses and routes are what its capsules say last.
+//! The hop opens it for [`hoplite_overlay::Overlay::open_packets`]; it stands when an address is assigned and routes are told.
+//! RFC 9484 §4.7, §6 and §7.1.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ops::ControlFlow,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use hoplite_overlay::{Batch, Error, ErrorKind, Packets, Received};
+use hoplite_wire::{
+    RequestHead,
+    connect_ip::{Capsule, LEAST_MTU, Malformed, Numbered, Prefix, Route},
+};
+use tokio::sync::watch;
+
+use crate::{
+    DatagramSink,
+    inbox::Inbox,
+    live::{Flow, Lease, Live},
+};
+
+/// An open flow.
+pub(crate) struct PacketTunnel {
+    flow: Flow,
+    inbox: Arc<Inbox>,
+    told: watch::Receiver<Told>,
+    /// Ends with the tunnel: tells the reader that the relay has closed the flow.
+    watch: tokio::task::JoinHandle<()>,
+    lease: Lease,
+}
+
+/// What the relay has told.
+#[derive(Debug, Default)]
+struct Told {
+    addresses: Option<Vec<Prefix>>,
+    routes: Option<Vec<Route>>,
+}
+
+/// Where the connection puts what arrives in a flow.
+struct Arriving {
+    inbox: Arc<Inbox>,
+    told: watch::Sender<Told>,
+}
+
+impl PacketTunnel {
+    /// Asks for the flow and for addresses, and waits for these; what arrives meanwhile waits too, up to `queue` octets.
+    pub(crate) async fn open(
+        live: Arc<Live>,
+        head: &RequestHead,
+        queue: usize,
+    ) -> Result<Self, Error> {
+        let inbox = Arc::new(Inbox::new(queue));
+        let (told, heard) = watch::channel(Told::default());
+        let arriving = Arriving {
+            inbox: inbox.clone(),
+            told,
+        };
+        let (flow, lease) = live.packets(head, Arc::new(arriving)).await?;
+        flow.send_ip_capsule(&wanted());
+        let watch = tokio::spawn(tell_end(flow.clone(), inbox.clone()));
+        let mut tunnel = Self {
+            flow,
+            inbox,
+            told: heard,
+            watch,
+            lease,
+        };
+        tunnel.settled().await?;
+        Ok(tunnel)
+    }
+
+    async fn settled(&mut self) -> Result<(), Error> {
+        let flow = self.flow.clone();
+        let told = self.told.wait_for(Told::is_complete);
+        tokio::select! {
+            told = told => told.map(drop).map_err(|_| closed()),
+            () = flow.closed() => Err(closed()),
+        }
+    }
+}
+
+/// "The endpoint that is expecting an address assignment MUST send an ADDRESS_REQUEST capsule": one of each family.
+fn wanted() -> Capsule {
+    let families: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+    let entry = |(number, family): (u64, IpAddr)| Numbered {
+        request: number,
+        prefix: Prefix::none(family),
+    };
+    Capsule::AddressRequest((1..).zip(families).map(entry).collect())
+}
+
+fn closed() -> Error {
+    Error::new(
+        ErrorKind::PathFailed,
+        "receiving packets from a relay: it closed the flow",
+    )
+}
+
+async fn tell_end(flow: Flow, inbox: Arc<Inbox>) {
+    flow.closed().await;
+    inbox.end(closed());
+}
+
+impl Told {
+    fn is_complete(&self) -> bool {
+        let has_address = self.addresses.as_ref().is_some_and(|own| !own.is_empty());
+        has_address && self.routes.is_some()
+    }
+}
+
+impl Flow {
+    fn send_ip_capsule(&self, capsule: &Capsule) {
+        let sent = match self {
+            Self::H3(flow) => flow.send_ip_capsule(capsule),
+            Self::H2(flow) => flow.send_ip_capsule(capsule),
+        };
+        if !sent {
+            tracing::trace!("a flow of packets ended before it asked for an address");
+        }
+    }
+}
+
+impl DatagramSink for Arriving {
+    fn push(&self, payload: Bytes) {
+        self.inbox.push(payload);
+    }
+
+    fn flush(&self) {
+        self.inbox.wake();
+    }
+
+    /// Requests of the relay are passed over: a client has no addresses to give, and needs no packets that are sent to any.
+    fn ip_capsule(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {
+        match capsule {
+            Ok(Capsule::AddressAssign(entries)) => {
+                let given = entries.iter().map(|entry| entry.prefix);
+                let given = given.filter(|prefix| !prefix.is_none()).collect();
+                self.told.send_modify(|told| told.addresses = Some(given));
+            }
+            Ok(Capsule::RouteAdvertisement(routes)) => {
+                self.told.send_modify(|told| told.routes = Some(routes));
+            }
+            Ok(Capsule::AddressRequest(_)) => {}
+            Err(Malformed) => {
+                self.inbox.end(Error::new(
+                    ErrorKind::PathFailed,
+                    "receiving packets from a relay: it sent a malformed capsule",
+                ));
+                return ControlFlow::Break(());
+            }
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+impl Packets for PacketTunnel {
+    fn addresses(&self) -> Vec<Prefix> {
+        self.told.borrow().addresses.clone().unwrap_or_default()
+    }
+
+    fn routes(&self) -> Vec<Route> {
+        self.told.borrow().routes.clone().unwrap_or_default()
+    }
+
+    fn mtu(&self) -> usize {
+        self.flow.max_payload().max(LEAST_MTU)
+    }
+
+    fn poll_send(&self, cx: &mut Context<'_>, packets: Batch<'_>) -> Poll<Result<(), Error>> {
+        match &self.flow {
+            Flow::H3(flow) => ready!(flow.poll_send(cx, packets))?,
+            Flow::H2(flow) => ready!(flow.poll_send(cx, packets))?,
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
+        self.inbox.poll_recv(cx, buf)
+    }
+
+    fn moved(&self) -> bool {
+        self.lease.is_superseded()
+    }
+}
+
+impl Drop for PacketTunnel {
+    fn drop(&mut self) {
+        self.watch.abort();
+    }
+}
+
+impl fmt::Debug for PacketTunnel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PacketTunnel({} dropped)", self.inbox.dropped())
+    }
+}
