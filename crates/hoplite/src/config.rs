@@ -26,7 +26,7 @@ const CLIENT_KEYS: [&str; 10] = [
 ];
 
 /// Keys that only a relay's file has.
-const RELAY_KEYS: [&str; 11] = [
+const RELAY_KEYS: [&str; 12] = [
     "name",
     "listen",
     "roles",
@@ -37,6 +37,7 @@ const RELAY_KEYS: [&str; 11] = [
     "ingress",
     "masque",
     "forwarding",
+    "ip",
     "metrics",
 ];
 

@@ -12,10 +12,12 @@ use serde::Deserialize;
 use zeroize::Zeroizing;
 
 mod forwarding;
+mod ip;
 mod limits;
 mod text;
 
 pub use forwarding::Forwarding;
+pub use ip::Ip;
 pub use limits::Limits;
 
 use crate::policy::Rule;
@@ -46,6 +48,8 @@ pub struct Config {
     pub tunnel: Tunnel,
     /// Whether clients' packets may pass the connection by.
     pub forwarding: Forwarding,
+    /// Whether IP packets are carried.
+    pub ip: Ip,
     /// How much of everything.
     pub limits: Limits,
     /// What is counted, and where it can be read.
@@ -223,6 +227,7 @@ impl Default for Config {
             masque: Masque::default(),
             tunnel: Tunnel::default(),
             forwarding: Forwarding::default(),
+            ip: Ip::default(),
             limits: Limits::default(),
             metrics: Metrics::default(),
         }
@@ -251,6 +256,7 @@ impl Config {
         self.check_tunnel()?;
         self.limits.check()?;
         self.forwarding.check()?;
+        self.ip.check()?;
         crate::template::Templates::new(self.masque.template.as_deref()).map(drop)
     }
 

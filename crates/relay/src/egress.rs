@@ -68,6 +68,24 @@ impl Egress {
         Err(failure)
     }
 
+    /// The addresses of `host` that the policy permits, whatever the port; at least one. For packets, which are judged again one by one.
+    ///
+    /// # Errors
+    /// The policy's or the resolver's.
+    pub(crate) async fn hosts(
+        &self,
+        host: Host,
+        metrics: &Metrics,
+    ) -> Result<Vec<IpAddr>, Failure> {
+        let found = self.addresses(&Target { host, port: 0 }, metrics).await?;
+        Ok(found.iter().map(SocketAddr::ip).collect())
+    }
+
+    /// Whether a packet may be sent to this address and port; port 0 where there are none.
+    pub(crate) fn permits(&self, address: SocketAddr) -> bool {
+        self.policy.address(address).is_ok()
+    }
+
     /// The addresses of `target` that the policy permits; at least one.
     async fn addresses(
         &self,

@@ -2,7 +2,9 @@
 //! The binary turns SIGTERM into [`Handle::drain`] and SIGHUP into [`Handle::reload`].
 
 use std::{
-    fmt, io,
+    fmt,
+    future::Future,
+    io,
     net::{SocketAddr, TcpListener},
     sync::Arc,
     thread,
@@ -20,6 +22,7 @@ use crate::{
     admission::Admission,
     config::{Auth, Config, ConfigError, Limits},
     egress::Egress,
+    ip::Ip,
     limits::Gate,
     metrics::{Metrics, exporter},
     serve::{Alive, Phase, Shared, shard},
@@ -109,6 +112,10 @@ impl Relay {
             done,
         };
         shard::spawn(bound, &shared, &alive)?;
+        if shared.ip.has_device() {
+            let ip = shared.ip.clone();
+            beside("ip", alive.clone(), async move { ip.read().await })?;
+        }
         if let Some(listener) = listener {
             export(listener, shared.metrics.clone(), alive)?;
         }
@@ -188,6 +195,7 @@ impl Shared {
             forwarding: config.forwarding.clone(),
             templates: Templates::new(config.masque.template.as_deref())?,
             egress: Egress::new(config, own),
+            ip: Ip::new(config)?,
             admission: ArcSwap::from_pointee(Admission::new(&config.auth)?),
             certificates,
             gate: Gate::new(config.limits.clone()),
@@ -229,22 +237,31 @@ fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
 
 /// The exporter has a thread of its own: a scrape delays no packet.
 fn export(listener: TcpListener, metrics: Arc<Metrics>, alive: Alive) -> Result<(), StartError> {
+    beside("metrics", alive, async move {
+        if let Ok(listener) = tokio::net::TcpListener::from_std(listener) {
+            exporter::serve(listener, metrics).await;
+        }
+    })
+}
+
+/// A thread beside the shards. It may serve for as long as others do, but nobody waits for it.
+fn beside(
+    name: &str,
+    alive: Alive,
+    serve: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), StartError> {
     let (mut phase, runtime) = (alive.phase.clone(), shard::runtime()?);
-    // It may serve for as long as others do, but nobody waits for it.
     drop(alive);
-    let serve = async move {
-        let Ok(listener) = tokio::net::TcpListener::from_std(listener) else {
-            return;
-        };
+    let until_stopped = async move {
         let stopped = phase.wait_for(|phase| *phase == Phase::Stopped);
         tokio::select! {
-            () = exporter::serve(listener, metrics) => (),
+            () = serve => (),
             stopped = stopped => drop(stopped),
         }
     };
     thread::Builder::new()
-        .name("metrics".into())
-        .spawn(move || runtime.block_on(serve))
+        .name(name.into())
+        .spawn(move || runtime.block_on(until_stopped))
         .map(drop)
         .map_err(StartError::Thread)
 }

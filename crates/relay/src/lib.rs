@@ -1,6 +1,6 @@
 //! The serving side: one process that carries other people's tunnels, for an operator.
 //! The binary reads a [`Config`], starts a [`Relay`], and keeps its [`Handle`] for signals.
-//! HTTP/3 (RFC 9114) and HTTP/2 (RFC 9113) on one port: CONNECT, and CONNECT-UDP (RFC 9298).
+//! HTTP/3 (RFC 9114) and HTTP/2 (RFC 9113) on one port: CONNECT, CONNECT-UDP (RFC 9298) and CONNECT-IP (RFC 9484).
 //!
 //! # Not in this room
 //! Frames and fields (`wire`), sessions and exchanges (`masque`), sockets and shards (`link`), keys and tokens (`crypto`),
@@ -12,6 +12,7 @@ mod egress;
 mod failure;
 mod forward;
 mod handle;
+mod ip;
 mod limits;
 pub mod metrics;
 mod policy;

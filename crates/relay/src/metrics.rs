@@ -22,10 +22,11 @@ use prometheus_client::{
 
 pub(crate) mod exporter;
 mod forwarding;
+pub(crate) mod ip;
 mod process;
 mod session;
 
-type Count = Counter<u64, AtomicU64>;
+pub(crate) type Count = Counter<u64, AtomicU64>;
 pub(crate) type Level = Gauge<i64, AtomicI64>;
 
 /// All that is counted.
@@ -53,6 +54,8 @@ pub struct Metrics {
     pub dropped: Drops,
     /// What forwarded mode does.
     pub forwarding: forwarding::Forwarding,
+    /// What flows of IP packets do.
+    pub ip: ip::Ip,
     /// Requests without a valid token.
     pub auth_failures: Count,
     /// Targets that the policy refused.
@@ -82,6 +85,8 @@ pub struct ByMethod<T> {
     pub tcp: T,
     /// CONNECT-UDP.
     pub udp: T,
+    /// CONNECT-IP.
+    pub ip: T,
 }
 
 /// Why payloads were dropped.
@@ -138,6 +143,8 @@ pub enum Method {
     connect,
     /// A UDP tunnel.
     connect_udp,
+    /// A flow of IP packets.
+    connect_ip,
     /// Anything else.
     other,
 }
@@ -172,6 +179,7 @@ impl Metrics {
             ),
             dropped: r.drops(),
             forwarding: forwarding::Forwarding::new(&mut r),
+            ip: ip::Ip::new(&mut r),
             auth_failures: r.count("auth_failures", "Requests without a valid token"),
             policy_refusals: r.count("policy_refusals", "Targets refused by the policy"),
             limit_refusals: r.family("limit_refusals", "Connections and requests above a limit"),
@@ -276,6 +284,7 @@ impl Registrar {
         ByMethod {
             tcp: of(Method::connect),
             udp: of(Method::connect_udp),
+            ip: of(Method::connect_ip),
         }
     }
 
@@ -286,6 +295,7 @@ impl Registrar {
         ByMethod {
             tcp: of(Method::connect),
             udp: of(Method::connect_udp),
+            ip: of(Method::connect_ip),
         }
     }
 

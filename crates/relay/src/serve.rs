@@ -9,7 +9,7 @@ use hoplite_wire::tuning::{Congestion, Grants};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
-    admission::Admission, config::Limits, egress::Egress, limits::Gate, metrics::Metrics,
+    admission::Admission, config::Limits, egress::Egress, ip::Ip, limits::Gate, metrics::Metrics,
     template::Templates,
 };
 
@@ -18,6 +18,7 @@ pub(crate) mod exchange;
 pub(crate) mod gather;
 pub(crate) mod h1;
 pub(crate) mod handler;
+pub(crate) mod ip;
 pub(crate) mod quic;
 pub(crate) mod request;
 pub(crate) mod shard;
@@ -34,6 +35,7 @@ pub(crate) struct Shared {
     pub(crate) forwarding: crate::config::Forwarding,
     pub(crate) templates: Templates,
     pub(crate) egress: Egress,
+    pub(crate) ip: Arc<Ip>,
     pub(crate) admission: ArcSwap<Admission>,
     pub(crate) certificates: Arc<Certificates>,
     pub(crate) gate: Gate,

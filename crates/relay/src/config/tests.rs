@@ -44,6 +44,13 @@ shards = 3
 enabled = false
 identity = true
 ids_per_flow = 2
+[ip]
+enabled = false
+device = "tun7"
+pools = ["10.7.0.0/24"]
+flows = 5
+idents_per_flow = 3
+echoes_per_second = 0
 [metrics]
 listen = "127.0.0.1:9100"
 "#;
@@ -63,6 +70,9 @@ fn every_key_is_understood() {
     assert_eq!(config.egress.allow.len(), 3);
     assert!(!config.forwarding.enabled && config.forwarding.identity);
     assert_eq!(config.forwarding.ids_per_flow, 2);
+    assert!(!config.ip.enabled && config.ip.device.as_deref() == Some("tun7"));
+    assert_eq!((config.ip.flows, config.ip.idents_per_flow), (5, 3));
+    assert_eq!((config.ip.pools.len(), config.ip.echoes_per_second), (1, 0));
     let servers = ["9.9.9.9:53", "[2620:fe::fe]:5353"].map(|text| text.parse().expect(text));
     assert_eq!(
         config.egress.resolver,
@@ -169,5 +179,25 @@ fn a_flow_registers_two_ids_at_least_and_256_at_most() {
     for (ids, fine) in [(1, false), (2, true), (256, true), (257, false)] {
         let text = format!("listen = [\"127.0.0.1:1\"]\n[forwarding]\nids_per_flow = {ids}");
         assert_eq!(checked(&text).is_ok(), fine, "{ids}");
+    }
+}
+
+#[test]
+fn pools_have_room_and_a_device_a_name_that_the_kernel_keeps() {
+    for (line, fine) in [
+        ("pools = [\"10.0.0.0/30\"]", true),
+        ("pools = [\"10.0.0.0/31\"]", false),
+        ("pools = [\"fd00::/126\", \"10.0.0.0/8\"]", true),
+        ("pools = [\"10.0.0.0/8\", \"10.1.0.0/16\"]", false),
+        ("pools = []", false),
+        ("device = \"tun0\"", true),
+        ("device = \"\"", false),
+        ("device = \"a-name-of-sixteen\"", false),
+        ("device = \"../tun\"", false),
+        ("flows = 0", false),
+        ("idents_per_flow = 0", false),
+    ] {
+        let text = format!("listen = [\"127.0.0.1:1\"]\n[ip]\n{line}");
+        assert_eq!(checked(&text).is_ok(), fine, "{line}");
     }
 }

@@ -5,7 +5,7 @@ use std::{future::Future, sync::Arc};
 
 use hoplite_masque::DatagramSink;
 use hoplite_overlay::Batch;
-use hoplite_wire::{ResponseHead, forwarding::Capsule};
+use hoplite_wire::{ResponseHead, connect_ip, forwarding::Capsule};
 
 use super::splice::{Broken, FromClient, ToClient};
 use crate::forward::Road;
@@ -29,7 +29,7 @@ pub(crate) trait Exchange: Send + 'static {
     fn refuse(self, head: &ResponseHead) -> impl Future<Output = Result<(), Broken>> + Send;
     /// Goes on as a TCP tunnel.
     fn stream(self) -> (Self::Up, Self::Down);
-    /// Goes on as a UDP tunnel: `sink` gets the client's payloads, also those that came before the answer.
+    /// Goes on as a UDP tunnel or as a flow of IP packets: `sink` gets the client's payloads, also those that came before the answer.
     fn datagrams(self, sink: Arc<dyn DatagramSink>) -> Self::Flow;
 }
 
@@ -45,7 +45,17 @@ pub(crate) trait ClientFlow: Send + Sync {
     fn send_capsule(&self, _capsule: &Capsule) -> bool {
         false
     }
-    /// Breaks the tunnel off: the client broke a rule of forwarded mode.
+    /// Sends a capsule of IP proxying, behind what waits. `false`: there is no room, or the flow has ended.
+    fn send_ip_capsule(&self, _capsule: &connect_ip::Capsule) -> bool {
+        false
+    }
+    /// The payloads are IP packets: those that IPv6 requires of every link are carried.
+    fn carry_packets(&self) {}
+    /// The largest packet that is carried to the client, in octets.
+    fn max_packet(&self) -> usize {
+        connect_ip::LEAST_MTU
+    }
+    /// Breaks the tunnel off: the client broke a rule of forwarded mode or of IP proxying.
     fn abort(&self) {
         self.reset();
     }

@@ -1,14 +1,15 @@
 //! One request from its head to its end: let in, read, opened, answered, carried.
 //! Each transport runs it in a task for each request; dropping the task closes the tunnel.
-//! Answers: RFC 9110 §15, RFC 9298 §3.3 and §3.5, `Proxy-Status` by RFC 9209.
+//! Answers: RFC 9110 §15, RFC 9298 §3.3 and §3.5, RFC 9484 §4.5, `Proxy-Status` by RFC 9209.
 
 use std::sync::Arc;
 
-use hoplite_wire::{RequestHead, ResponseHead, Target};
+use hoplite_wire::{RequestHead, ResponseHead, Target, connect_ip::Scope};
 
 use super::{
     Alive, Shared,
     exchange::Exchange,
+    ip,
     request::{self, Asked},
     splice::{self, Broken},
     udp,
@@ -39,6 +40,7 @@ impl<E: Exchange> Job<E> {
         let done = match self.admit() {
             Ok((Asked::Tcp(target), permit)) => self.tcp(&target, &permit).await,
             Ok((Asked::Udp(target), permit)) => self.udp(&target, &permit).await,
+            Ok((Asked::Ip(scope), permit)) => self.ip(&scope, &permit).await,
             Err(failure) => refuse(&shared, method, failure, self.exchange).await,
         };
         if let Err(Broken) = done {
@@ -98,6 +100,23 @@ impl<E: Exchange> Job<E> {
         shared.metrics.request(Method::connect_udp, "ok");
         let _up = Up::new(&shared.metrics.tunnels_open.udp);
         udp::carry(&shared, permit.pace(), socket, self.exchange, terms).await;
+        Ok(())
+    }
+
+    async fn ip(mut self, scope: &Scope, permit: &Permit) -> Result<(), Broken> {
+        let shared = self.shared;
+        let opened = shared.ip.open(scope, &shared.egress, &shared.metrics);
+        let opened = match opened.await {
+            Ok(opened) => opened,
+            Err(failure) => {
+                return refuse(&shared, Method::connect_ip, failure, self.exchange).await;
+            }
+        };
+        let head = ResponseHead::new(200).with("capsule-protocol", "?1");
+        self.exchange.respond(&head).await?;
+        shared.metrics.request(Method::connect_ip, "ok");
+        let _up = Up::new(&shared.metrics.tunnels_open.ip);
+        ip::carry(&shared, permit.pace(), opened, self.exchange).await;
         Ok(())
     }
 }

@@ -18,7 +18,7 @@ use hoplite_masque::{
     h3::{self, DataReceiver, DataSender, Session},
 };
 use hoplite_overlay::Batch;
-use hoplite_wire::{RequestHead, ResponseHead, forwarding::Capsule, h3::Code};
+use hoplite_wire::{RequestHead, ResponseHead, connect_ip, forwarding::Capsule, h3::Code};
 use tokio::time::timeout;
 
 use super::{
@@ -254,6 +254,18 @@ impl ClientFlow for h3::Flow {
 
     fn send_capsule(&self, capsule: &Capsule) -> bool {
         Self::send_capsule(self, capsule)
+    }
+
+    fn send_ip_capsule(&self, capsule: &connect_ip::Capsule) -> bool {
+        Self::send_ip_capsule(self, capsule)
+    }
+
+    fn carry_packets(&self) {
+        Self::carry_packets(self);
+    }
+
+    fn max_packet(&self) -> usize {
+        self.max_payload().max(connect_ip::LEAST_MTU)
     }
 
     fn abort(&self) {

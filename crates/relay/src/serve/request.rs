@@ -1,8 +1,8 @@
 //! What a client asks for, read out of a request's head; nothing is looked up and nothing opened here.
 //! The handler asks it after the client was let in.
-//! CONNECT: RFC 9114 §4.4, RFC 9113 §8.5; extended CONNECT: RFC 8441, RFC 9220; connect-udp: RFC 9298 §3.
+//! CONNECT: RFC 9114 §4.4, RFC 9113 §8.5; extended CONNECT: RFC 8441, RFC 9220; connect-udp: RFC 9298 §3; connect-ip: RFC 9484 §4.
 
-use hoplite_wire::{RequestHead, Target};
+use hoplite_wire::{RequestHead, Target, connect_ip::Scope, template::PathError};
 
 use crate::{failure::Failure, metrics::Method, template::Templates};
 
@@ -13,6 +13,8 @@ pub(crate) enum Asked {
     Tcp(Target),
     /// A UDP tunnel.
     Udp(Target),
+    /// A flow of IP packets.
+    Ip(Scope),
 }
 
 /// The values of the headers that may hold a token. Firefox sends `Authorization` on connect-udp.
@@ -26,6 +28,7 @@ pub(crate) fn method(head: &RequestHead) -> Method {
     match (head.method.as_str(), head.protocol.as_deref()) {
         ("CONNECT", None) => Method::connect,
         ("CONNECT", Some("connect-udp")) => Method::connect_udp,
+        ("CONNECT", Some("connect-ip")) => Method::connect_ip,
         _ => Method::other,
     }
 }
@@ -40,6 +43,7 @@ pub(crate) fn read(head: &RequestHead, templates: &Templates) -> Result<Asked, F
         // "… :authority … containing the authority of the UDP proxy": not compared, since Firefox leaves out the
         // port, and this relay may be reached by names that it does not know.
         Some("connect-udp") => udp(head, templates),
+        Some("connect-ip") => ip(head),
         Some(_) => Err(Failure::Protocol),
     }
 }
@@ -53,4 +57,15 @@ fn tcp(head: &RequestHead) -> Result<Asked, Failure> {
 fn udp(head: &RequestHead, templates: &Templates) -> Result<Asked, Failure> {
     let path = head.path.as_deref().ok_or(Failure::Malformed)?;
     templates.target(path).map(Asked::Udp)
+}
+
+/// By the well-known template alone.
+fn ip(head: &RequestHead) -> Result<Asked, Failure> {
+    let path = head.path.as_deref().ok_or(Failure::Malformed)?;
+    Scope::read_path(path)
+        .map(Asked::Ip)
+        .map_err(|error| match error {
+            PathError::NoMatch => Failure::NotFound,
+            PathError::BadTarget => Failure::Malformed,
+        })
 }

@@ -15,7 +15,7 @@ use hoplite_masque::{
     h2::{self, DataReceiver, DataSender, Session},
 };
 use hoplite_overlay::Batch;
-use hoplite_wire::{RequestHead, ResponseHead};
+use hoplite_wire::{RequestHead, ResponseHead, connect_ip};
 use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinSet,
@@ -174,6 +174,10 @@ impl ClientFlow for h2::Flow {
 
     async fn closed(&self) {
         drop(Self::closed(self).await);
+    }
+
+    fn send_ip_capsule(&self, capsule: &connect_ip::Capsule) -> bool {
+        Self::send_ip_capsule(self, capsule)
     }
 
     fn reset(&self) {

@@ -6,6 +6,9 @@ mod failing;
 mod forwarding;
 mod hostile;
 mod isolated;
+#[path = "../relay/namespace.rs"]
+mod namespace;
+mod packets;
 mod policies;
 mod rough;
 mod support;

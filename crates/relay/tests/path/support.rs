@@ -14,11 +14,11 @@ use hoplite_crypto::{Identity, Trust};
 use hoplite_link::Peer;
 use hoplite_masque::{Config as ClientConfig, Path, Relay as Known};
 use hoplite_overlay::{
-    Batch, Datagrams, Error, Opening, Overlay, Received, Stream, Terms, conformance::Subject,
-    direct::Direct,
+    Batch, Datagrams, Error, Opening, Overlay, Packets, Received, Stream, Terms,
+    conformance::Subject, direct::Direct,
 };
 use hoplite_relay::{Config, Handle, Relay};
-use hoplite_wire::Target;
+use hoplite_wire::{Target, connect_ip::Scope};
 
 /// A path and what it is made of. The relays stop when it is dropped.
 #[derive(Debug)]
@@ -101,6 +101,14 @@ impl Overlay for Built {
 
     fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
         self.path.resolve(name, terms)
+    }
+
+    fn open_packets<'a>(
+        &'a self,
+        scope: &'a Scope,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Packets>> {
+        self.path.open_packets(scope, terms)
     }
 }
 

@@ -1,0 +1,108 @@
+//! `[ip]`: IP packets for clients, RFC 9484: echoes for every relay, all protocols where the operator has set up a TUN device.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::Deserialize;
+
+use super::{ConfigError, text};
+
+/// How many octets of a TUN device's name the kernel keeps.
+const NAME: usize = 15;
+/// A smaller pool has no address to give: the first is nobody's, the second the device's, the last of IPv4 everybody's.
+const LEAST_BITS: u8 = 2;
+
+/// IP packets (CONNECT-IP).
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Ip {
+    /// Whether an egress serves flows of IP packets. Without a device these are ICMP echoes, by the system's ping sockets, which
+    /// the relay's group must be allowed to open (`net.ipv4.ping_group_range`); where it is not, the answer is 501. Default: true.
+    pub enabled: bool,
+    /// The TUN device that packets of all protocols leave by and come back from. The operator makes it and gives it a route back, a
+    /// masquerade and the pools; the relay opens it. Default: none, echoes alone.
+    pub device: Option<String>,
+    /// What clients are given their addresses from, at most one network of each family; the second address of each is for the device.
+    /// They are seen on the device and nowhere else. Default: `["100.96.0.0/16", "fd68:6f70:6970::/64"]`.
+    #[serde(deserialize_with = "text::list")]
+    pub pools: Vec<IpNet>,
+    /// Open flows of packets of all clients; more are answered 429. Default: 16384.
+    pub flows: usize,
+    /// Echo identifiers (one for each `ping`) that a flow may use at a time; each holds a socket. The one that was used longest ago makes
+    /// room. Default: 16.
+    pub idents_per_flow: usize,
+    /// Echo requests that a flow may send in a second; more are dropped. 0 is no limit. Default: 100.
+    pub echoes_per_second: u32,
+}
+
+impl Default for Ip {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            device: None,
+            pools: ["100.96.0.0/16", "fd68:6f70:6970::/64"]
+                .iter()
+                .filter_map(|net| net.parse().ok())
+                .collect(),
+            flows: 16_384,
+            idents_per_flow: 16,
+            echoes_per_second: 100,
+        }
+    }
+}
+
+impl Ip {
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        self.check_device()?;
+        self.check_pools()?;
+        if self.flows == 0 {
+            return Err(ConfigError::new("ip.flows", "expected a number above 0"));
+        }
+        match self.idents_per_flow {
+            0 => Err(ConfigError::new(
+                "ip.idents_per_flow",
+                "expected a number above 0",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_device(&self) -> Result<(), ConfigError> {
+        let fine = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        match &self.device {
+            Some(name) if name.is_empty() || name.len() > NAME || !name.chars().all(fine) => {
+                let problem = format!(
+                    "expected the name of a TUN device, 1 to {NAME} letters, digits, '-', '_' or '.'"
+                );
+                Err(ConfigError::new("ip.device", problem))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_pools(&self) -> Result<(), ConfigError> {
+        let of = |v6: bool| {
+            self.pools
+                .iter()
+                .filter(move |net| net.addr().is_ipv6() == v6)
+        };
+        if of(false).count() > 1 || of(true).count() > 1 || self.pools.is_empty() {
+            let problem = "expected one network of each family, or of one";
+            return Err(ConfigError::new("ip.pools", problem));
+        }
+        let small = |net: &&IpNet| net.max_prefix_len() - net.prefix_len() < LEAST_BITS;
+        match self.pools.iter().find(small) {
+            Some(_) => {
+                let problem = "a network of fewer than four addresses has none for clients";
+                Err(ConfigError::new("ip.pools", problem))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The pool of one family.
+    pub(crate) fn pool(&self, is_v6: bool) -> Option<&IpNet> {
+        let of_family = |net: &&IpNet| matches!(net.addr(), IpAddr::V6(_)) == is_v6;
+        self.pools.iter().find(of_family)
+    }
+}

@@ -1,0 +1,251 @@
+//! The egress for packets of all protocols: a TUN device that the operator has made. What is written to it the system forwards and
+//! masquerades; what comes back belongs to the flow that has its destination address.
+//! Flows write from wherever they run; one thread reads for all. Without offloads: few relays carry much by it, and other people's
+//! packets are never taken apart.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    fs::OpenOptions,
+    io,
+    net::IpAddr,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::OpenOptionsExt,
+    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+};
+
+use bytes::Bytes;
+use hoplite_overlay::{Batch, Error, Packets, Received};
+use hoplite_wire::{
+    connect_ip::{Prefix, Route},
+    ip,
+};
+use tokio::io::{Interest, unix::AsyncFd};
+
+/// Octets that wait for one flow; the newest are dropped.
+const WAITING: usize = 256 * 1024;
+/// What an empty place costs of it.
+const OVERHEAD: usize = 64;
+/// The largest packet that the device hands out, in octets.
+const LARGEST: usize = 65_535;
+/// Packets read before others get their turn.
+const TURN: usize = 64;
+/// What the device carries if it says nothing else.
+const MTU: usize = 1500;
+
+/// An open TUN device.
+pub(crate) struct Device {
+    fd: OwnedFd,
+    flows: Mutex<HashMap<IpAddr, Arc<Mailbox>>>,
+}
+
+/// What waits for one flow.
+#[derive(Default)]
+struct Mailbox(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    packets: VecDeque<Bytes>,
+    octets: usize,
+    receiver: Option<Waker>,
+}
+
+/// A flow's share of the device; its addresses are free for others when it is dropped.
+pub(crate) struct DeviceFlow {
+    device: Arc<Device>,
+    mailbox: Arc<Mailbox>,
+    own: Vec<IpAddr>,
+    routes: Vec<Route>,
+}
+
+impl Device {
+    /// Opens the device called `name`; making it, if it is not there, needs CAP_NET_ADMIN.
+    ///
+    /// # Errors
+    /// No such device and no right to make it, or it belongs to somebody else.
+    pub(crate) fn open(name: &str) -> io::Result<Arc<Self>> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true);
+        let file = options
+            .custom_flags(libc::O_NONBLOCK)
+            .open("/dev/net/tun")?;
+        let fd = OwnedFd::from(file);
+        attach(&fd, name)?;
+        Ok(Arc::new(Self {
+            fd,
+            flows: Mutex::default(),
+        }))
+    }
+
+    fn flows(&self) -> MutexGuard<'_, HashMap<IpAddr, Arc<Mailbox>>> {
+        self.flows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A flow with addresses that nobody else has.
+    pub(crate) fn flow(self: &Arc<Self>, own: Vec<IpAddr>, routes: Vec<Route>) -> DeviceFlow {
+        let mailbox = Arc::new(Mailbox::default());
+        let entries = own.iter().map(|address| (*address, mailbox.clone()));
+        self.flows().extend(entries);
+        DeviceFlow {
+            device: self.clone(),
+            mailbox,
+            own,
+            routes,
+        }
+    }
+
+    /// Hands what comes to the flows, until the device is gone.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub(crate) async fn read(&self) -> io::Result<()> {
+        let fd = self.fd.try_clone()?;
+        #[expect(unsafe_code, reason = "no safe way to wait for a descriptor")]
+        // SAFETY: an OwnedFd is open and the same descriptor for as long as it lives, and the AsyncFd owns it.
+        let ready = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
+        let mut buffer = vec![0; LARGEST];
+        loop {
+            let mut guard = ready.readable().await?;
+            for _ in 0..TURN {
+                match rustix::io::read(&self.fd, &mut buffer) {
+                    Ok(len) => self.deliver(buffer.get(..len).unwrap_or_default()),
+                    Err(rustix::io::Errno::AGAIN) => {
+                        guard.clear_ready();
+                        break;
+                    }
+                    Err(rustix::io::Errno::INTR) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// What is nobody's is dropped: the system talks on its devices by itself.
+    fn deliver(&self, octets: &[u8]) {
+        let Ok(packet) = ip::parse(octets) else {
+            return;
+        };
+        let mailbox = self.flows().get(&packet.destination).cloned();
+        if let Some(mailbox) = mailbox {
+            mailbox.put(octets);
+        }
+    }
+
+    /// A full device loses the newest, as a router would.
+    fn write(&self, packet: &[u8]) {
+        if let Err(error) = rustix::io::write(&self.fd, packet) {
+            tracing::trace!(%error, "the TUN device did not take a packet");
+        }
+    }
+}
+
+/// TUNSETIFF: packets without a header of the kernel's own.
+#[expect(unsafe_code, reason = "the device is chosen by an ioctl")]
+fn attach(fd: &OwnedFd, name: &str) -> io::Result<()> {
+    let mut request = libc::ifreq {
+        ifr_name: [0; libc::IFNAMSIZ],
+        ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_flags: 0 },
+    };
+    let last = libc::IFNAMSIZ - 1;
+    for (to, from) in request.ifr_name.iter_mut().take(last).zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    let flags = libc::IFF_TUN | libc::IFF_NO_PI;
+    request.ifr_ifru.ifru_flags = i16::try_from(flags).map_err(io::Error::other)?;
+    // SAFETY: the descriptor is open, and the request is a whole `ifreq` that outlives the call.
+    let attached = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &mut request) };
+    match attached {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+impl Mailbox {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, packet: &[u8]) {
+        let mut waiting = self.waiting();
+        let cost = packet.len() + OVERHEAD;
+        if waiting.octets + cost > WAITING {
+            return;
+        }
+        waiting.octets += cost;
+        waiting.packets.push_back(Bytes::copy_from_slice(packet));
+        if let Some(receiver) = waiting.receiver.take() {
+            receiver.wake();
+        }
+    }
+
+    fn poll_take(&self, cx: &mut Context<'_>) -> Poll<Bytes> {
+        let mut waiting = self.waiting();
+        match waiting.packets.pop_front() {
+            Some(packet) => {
+                waiting.octets -= packet.len() + OVERHEAD;
+                Poll::Ready(packet)
+            }
+            None => {
+                waiting.receiver = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Packets for DeviceFlow {
+    fn addresses(&self) -> Vec<Prefix> {
+        self.own.iter().copied().map(Prefix::one).collect()
+    }
+
+    fn routes(&self) -> Vec<Route> {
+        self.routes.clone()
+    }
+
+    fn mtu(&self) -> usize {
+        MTU
+    }
+
+    fn poll_send(&self, _: &mut Context<'_>, packets: Batch<'_>) -> Poll<Result<(), Error>> {
+        packets
+            .payloads()
+            .for_each(|packet| self.device.write(packet));
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
+        loop {
+            let packet = std::task::ready!(self.mailbox.poll_take(cx));
+            let (len, segment) = (packet.len(), packet.len());
+            if let Some(to) = buf.get_mut(..len) {
+                to.copy_from_slice(&packet);
+                return Poll::Ready(Ok(Received { len, segment }));
+            }
+        }
+    }
+}
+
+impl Drop for DeviceFlow {
+    fn drop(&mut self) {
+        let mut flows = self.device.flows();
+        for own in &self.own {
+            flows.remove(own);
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({} addresses)", self.flows().len())
+    }
+}
+
+impl fmt::Debug for DeviceFlow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DeviceFlow")
+    }
+}

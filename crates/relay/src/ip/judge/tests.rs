@@ -1,0 +1,160 @@
+//! Forged, fragmented, misdirected and malformed packets.
+
+use hoplite_wire::{connect_ip::Prefix, ip::icmp::Echo};
+use proptest::prelude::*;
+
+use super::*;
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect(text)
+}
+
+/// A flow of `protocol` to two hosts, one of each family.
+fn judge(protocol: u8) -> Judge {
+    let to = ["192.0.2.1", "2001:db8::1"].map(ip);
+    let route = |to| Prefix::one(to).route(protocol);
+    Judge::new(
+        ["100.96.0.2", "fd00::2"].map(ip).to_vec(),
+        to.map(route).to_vec(),
+    )
+}
+
+fn echo(from: &str, to: &str) -> Vec<u8> {
+    let echo = Echo {
+        reply: false,
+        identifier: 1,
+        sequence: 2,
+        payload: b"echo",
+    };
+    echo.packet(ip(from), ip(to))
+}
+
+fn packet(from: &str, to: &str, protocol: u8, payload: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    ip::write_header(&mut out, ip(from), ip(to), protocol, 64, payload.len());
+    out.extend_from_slice(payload);
+    out
+}
+
+/// Where a packet of a flow goes.
+fn passed(judge: &Judge, octets: &[u8]) -> Result<SocketAddr, Refused> {
+    judge.outgoing(octets).map(|passed| passed.to)
+}
+
+#[test]
+fn echoes_pass_whatever_the_protocol_of_the_flow() {
+    for protocol in [0, ICMP, TCP, 132] {
+        let judge = judge(protocol);
+        let went = passed(&judge, &echo("100.96.0.2", "192.0.2.1"));
+        assert_eq!(went, Ok(SocketAddr::new(ip("192.0.2.1"), 0)));
+        let went = passed(&judge, &echo("fd00::2", "2001:db8::1"));
+        assert_eq!(went, Ok(SocketAddr::new(ip("2001:db8::1"), 0)));
+        assert!(judge.takes(&echo("192.0.2.1", "100.96.0.2")));
+    }
+}
+
+#[test]
+fn forged_sources_and_other_destinations_do_not() {
+    let judge = judge(0);
+    for (from, to, why) in [
+        ("100.96.0.3", "192.0.2.1", Refused::Source),
+        ("192.0.2.1", "192.0.2.1", Refused::Source),
+        ("fd00::3", "2001:db8::1", Refused::Source),
+        ("100.96.0.2", "192.0.2.2", Refused::Route),
+        ("100.96.0.2", "127.0.0.1", Refused::Route),
+        ("fd00::2", "2001:db8::2", Refused::Route),
+    ] {
+        assert_eq!(judge.outgoing(&echo(from, to)), Err(why), "{from} {to}");
+    }
+}
+
+#[test]
+fn another_protocol_is_off_the_route_and_ports_are_told_to_the_policy() {
+    let sctp = judge(132);
+    let of = |protocol| packet("100.96.0.2", "192.0.2.1", protocol, &[0, 1, 0, 25, 9]);
+    let target = |port| SocketAddr::new(ip("192.0.2.1"), port);
+    assert_eq!(passed(&sctp, &of(132)), Ok(target(25)));
+    assert_eq!(sctp.outgoing(&of(TCP)), Err(Refused::Route));
+    assert_eq!(sctp.outgoing(&of(50)), Err(Refused::Route));
+    let any = judge(0);
+    assert_eq!(passed(&any, &of(TCP)), Ok(target(25)));
+    assert_eq!(passed(&any, &of(50)), Ok(target(0)));
+}
+
+#[test]
+fn groups_and_messages_of_routers_are_refused() {
+    let everywhere =
+        [ip("0.0.0.0"), ip("::")].map(|all| Prefix::new(all, 0).expect("a prefix").route(0));
+    let judge = Judge::new(
+        ["100.96.0.2", "fd00::2"].map(ip).to_vec(),
+        everywhere.to_vec(),
+    );
+    for to in ["224.0.0.1", "255.255.255.255", "0.0.0.0"] {
+        assert_eq!(
+            judge.outgoing(&echo("100.96.0.2", to)),
+            Err(Refused::Route),
+            "{to}"
+        );
+    }
+    for to in ["ff02::1", "::"] {
+        assert_eq!(
+            judge.outgoing(&echo("fd00::2", to)),
+            Err(Refused::Route),
+            "{to}"
+        );
+    }
+    for (protocol, kind) in [(ICMP, 5), (ICMP, 9), (ICMP, 13), (ICMPV6, 1), (2, 0x11)] {
+        let message = packet("100.96.0.2", "192.0.2.1", protocol, &[kind, 0, 0, 0]);
+        assert_eq!(
+            judge.outgoing(&message),
+            Err(Refused::Message),
+            "{protocol} {kind}"
+        );
+    }
+    for kind in [133, 134, 135, 136, 137] {
+        let message = packet("fd00::2", "2001:db8::1", ICMPV6, &[kind, 0, 0, 0]);
+        assert_eq!(judge.outgoing(&message), Err(Refused::Message), "{kind}");
+    }
+}
+
+#[test]
+fn fragments_and_used_up_packets_are_refused() {
+    let mut fragment = echo("100.96.0.2", "192.0.2.1");
+    fragment[6] = 0x20;
+    assert_eq!(judge(0).outgoing(&fragment), Err(Refused::Fragment));
+    let mut used_up = echo("fd00::2", "2001:db8::1");
+    used_up[7] = 0;
+    assert_eq!(judge(0).outgoing(&used_up), Err(Refused::Malformed));
+    assert_eq!(judge(0).outgoing(&[]), Err(Refused::Malformed));
+}
+
+#[test]
+fn errors_come_in_from_anywhere_and_nothing_else_does() {
+    let judge = judge(TCP);
+    let from_router = |kind| packet("203.0.113.9", "100.96.0.2", ICMP, &[kind, 0, 0, 0]);
+    assert!(judge.takes(&from_router(11)) && judge.takes(&from_router(3)));
+    assert!(!judge.takes(&from_router(0)) && !judge.takes(&from_router(5)));
+    assert!(!judge.takes(&packet("192.0.2.1", "100.96.0.3", TCP, &[0; 20])));
+    assert!(judge.takes(&packet("192.0.2.1", "100.96.0.2", TCP, &[0; 20])));
+    assert!(!judge.takes(&packet("192.0.2.1", "100.96.0.2", UDP, &[0; 20])));
+}
+
+proptest! {
+    #[test]
+    fn nothing_passes_that_is_not_from_the_flow_to_its_target(octets: Vec<u8>, protocol: u8) {
+        let judge = judge(protocol);
+        judge.takes(&octets);
+        prop_assert!(judge.outgoing(&octets).is_err(), "random octets have no right source");
+    }
+
+    /// A right packet with one octet changed passes only if it still is from the flow to its target.
+    #[test]
+    fn a_spoilt_packet_is_judged_by_what_it_says(at in 0_usize..32, to: u8) {
+        let mut octets = echo("100.96.0.2", "192.0.2.1");
+        octets[at] = to;
+        if let Ok(passed) = judge(0).outgoing(&octets) {
+            prop_assert_eq!(passed.to.ip(), ip("192.0.2.1"));
+            prop_assert_eq!(&octets[12..20], &[100, 96, 0, 2, 192, 0, 2, 1]);
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! A CONNECT-IP flow once it is open: packets both ways, each judged; addresses and routes told at the beginning and when asked.
+//! The CONNECT-IP handler runs it. RFC 9484 §4.7, §6, §7: nothing that happens to one packet ends the flow.
+
+use std::{
+    cell::RefCell,
+    future::poll_fn,
+    ops::ControlFlow,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use bytes::Bytes;
+use hoplite_masque::DatagramSink;
+use hoplite_overlay::{Batch, Packets, Received};
+use hoplite_wire::{
+    connect_ip::{Capsule, Malformed, Numbered},
+    ip::icmp,
+};
+use tokio::{sync::mpsc, time::Instant};
+
+use super::{
+    Shared,
+    exchange::{ClientFlow, Exchange},
+    splice::watch,
+};
+use crate::{
+    ip::{Judge, Lease, Opened, Rate, Refused},
+    limits::Pace,
+    metrics::ip::Dropped,
+};
+
+/// What one receive call may bring.
+const BUFFER: usize = 65_536;
+/// Batches taken before others get their turn.
+const TURN: usize = 16;
+/// How often a client may ask for addresses; it gets the same each time. A flow that asks more often is broken off.
+const REQUESTS: usize = 16;
+
+thread_local! {
+    /// Shared by all flows of a shard: what was received is passed on before anybody else may run.
+    static RECEIVED: RefCell<Vec<u8>> = RefCell::new(vec![0; BUFFER]);
+}
+
+/// Carries packets until the client closes the flow or breaks a rule, or nothing has passed for long.
+pub(crate) async fn carry(
+    shared: &Arc<Shared>,
+    pace: Pace,
+    opened: Opened,
+    exchange: impl Exchange,
+) {
+    let Opened {
+        packets,
+        judge,
+        lease,
+    } = opened;
+    let (asked, requests) = mpsc::channel(REQUESTS);
+    let flow = Arc::new(Open {
+        shared: shared.clone(),
+        packets,
+        judge,
+        pace,
+        rate: Mutex::new(Rate::new(shared.ip.echoes_per_second(), Instant::now())),
+        passed: AtomicU64::new(0),
+    });
+    let sink = ToNetwork {
+        flow: flow.clone(),
+        asked,
+    };
+    let client = exchange.datagrams(Arc::new(sink));
+    client.carry_packets();
+    let told = client.send_ip_capsule(&lease.assigned()) && client.send_ip_capsule(&lease.routes());
+    if !told {
+        return client.reset();
+    }
+    tokio::select! {
+        () = client.closed() => (),
+        () = flow.down(&client) => client.reset(),
+        () = answer(requests, &lease, &client) => {
+            shared.metrics.ip.broken.inc();
+            client.abort();
+        }
+        () = watch(shared.limits.idle_datagrams, &flow.passed) => (),
+    }
+}
+
+/// Answers requests for addresses; ends when there were too many.
+async fn answer(
+    mut requests: mpsc::Receiver<Vec<Numbered>>,
+    lease: &Lease,
+    client: &impl ClientFlow,
+) {
+    for _ in 0..REQUESTS {
+        let Some(wanted) = requests.recv().await else {
+            // The sink has gone: so will the flow.
+            return std::future::pending().await;
+        };
+        if !client.send_ip_capsule(&lease.answer(&wanted)) {
+            return;
+        }
+    }
+}
+
+/// What both directions share.
+struct Open {
+    shared: Arc<Shared>,
+    packets: Box<dyn Packets>,
+    judge: Judge,
+    pace: Pace,
+    rate: Mutex<Rate>,
+    passed: AtomicU64,
+}
+
+/// From the client to the network.
+struct ToNetwork {
+    flow: Arc<Open>,
+    asked: mpsc::Sender<Vec<Numbered>>,
+}
+
+impl Open {
+    fn dropped(&self) -> &Dropped {
+        &self.shared.metrics.ip.dropped
+    }
+
+    fn up(&self, packet: &[u8]) {
+        let dropped = self.dropped();
+        let passed = match self.judge.outgoing(packet) {
+            Ok(passed) => passed,
+            Err(why) => {
+                of(dropped, why).inc();
+                return;
+            }
+        };
+        if !self.shared.egress.permits(passed.to) {
+            dropped.policy.inc();
+        } else if !self.admits(packet.len(), passed.is_icmp) {
+            dropped.rate.inc();
+        } else {
+            self.send_up(packet);
+        }
+    }
+
+    fn send_up(&self, packet: &[u8]) {
+        let mut cx = Context::from_waker(Waker::noop());
+        if let Poll::Ready(Ok(())) = self.packets.poll_send(&mut cx, Batch::one(packet)) {
+            self.passed.fetch_add(1, Ordering::Relaxed);
+            let metrics = &self.shared.metrics;
+            metrics.ip.to_target.inc();
+            metrics.octets_to_target.ip.inc_by(packet.len() as u64);
+        }
+    }
+
+    fn admits(&self, octets: usize, is_icmp: bool) -> bool {
+        let mut rate = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
+        (!is_icmp || rate.admits(Instant::now())) && self.pace.admits(octets)
+    }
+
+    /// From the network to the client; ends when the egress fails.
+    async fn down(&self, client: &impl ClientFlow) {
+        loop {
+            for _ in 0..TURN {
+                if poll_fn(|cx| self.poll_batch(client, cx)).await.is_err() {
+                    return;
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn poll_batch(&self, client: &impl ClientFlow, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        RECEIVED.with_borrow_mut(|buffer| match self.packets.poll_recv(cx, buffer) {
+            Poll::Ready(Ok(received)) => {
+                self.pass(client, buffer, received);
+                Poll::Ready(Ok(()))
+            }
+            Poll::Ready(Err(_)) => Poll::Ready(Err(())),
+            Poll::Pending => Poll::Pending,
+        })
+    }
+
+    fn pass(&self, client: &impl ClientFlow, buffer: &[u8], received: Received) {
+        let batch = Batch {
+            contents: buffer.get(..received.len).unwrap_or_default(),
+            segment: received.segment.max(1),
+        };
+        for packet in batch.payloads() {
+            if !self.judge.takes(packet) {
+                self.dropped().unwanted.inc();
+            } else if !self.pace.admits(packet.len()) {
+                self.dropped().rate.inc();
+            } else {
+                self.send(client, packet);
+            }
+        }
+    }
+
+    fn send(&self, client: &impl ClientFlow, packet: &[u8]) {
+        self.passed.fetch_add(1, Ordering::Relaxed);
+        let metrics = &self.shared.metrics;
+        let sent = client.send(Batch::one(packet));
+        if sent.accepted > 0 {
+            metrics.ip.to_client.inc();
+            metrics.octets_to_client.ip.inc_by(packet.len() as u64);
+        }
+        let dropped = self.dropped();
+        dropped.client_full.inc_by(sent.full as u64);
+        if sent.too_large > 0 {
+            dropped.too_large_for_client.inc();
+            self.tell_size(packet, client.max_packet());
+        }
+    }
+
+    /// "For packets that cannot fit within the MTU of the outgoing link, send Packet Too Big": to who sent it, by the egress.
+    fn tell_size(&self, packet: &[u8], mtu: usize) {
+        if let Some(told) = icmp::too_big(packet, mtu) {
+            let mut cx = Context::from_waker(Waker::noop());
+            drop(self.packets.poll_send(&mut cx, Batch::one(&told)));
+        }
+    }
+}
+
+fn of(dropped: &Dropped, why: Refused) -> &crate::metrics::Count {
+    match why {
+        Refused::Malformed => &dropped.malformed,
+        Refused::Source => &dropped.source,
+        Refused::Route => &dropped.route,
+        Refused::Fragment => &dropped.fragment,
+        Refused::Message => &dropped.message,
+    }
+}
+
+impl DatagramSink for ToNetwork {
+    fn push(&self, packet: Bytes) {
+        self.flow.up(&packet);
+    }
+
+    fn flush(&self) {}
+
+    /// Clients may assign addresses to us and advertise routes: we use neither, nobody here sends packets of its own.
+    fn ip_capsule(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {
+        let fine = match capsule {
+            Ok(Capsule::AddressRequest(wanted)) => self.asked.try_send(wanted).is_ok(),
+            Ok(Capsule::AddressAssign(_) | Capsule::RouteAdvertisement(_)) => true,
+            Err(Malformed) => false,
+        };
+        if fine {
+            return ControlFlow::Continue(());
+        }
+        self.flow.shared.metrics.ip.broken.inc();
+        ControlFlow::Break(())
+    }
+}

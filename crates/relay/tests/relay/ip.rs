@@ -1,0 +1,399 @@
+//! CONNECT-IP: echoes by ping sockets, in a network namespace of the test's own in which anybody may ping.
+
+mod device;
+
+use std::{
+    future::Future,
+    net::IpAddr,
+    ops::ControlFlow,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use hoplite_masque::{
+    DatagramSink,
+    h3::{Exchange, Flow},
+};
+use hoplite_overlay::{Batch, direct::echo_is_permitted};
+use hoplite_relay::{Config, Handle};
+use hoplite_wire::{
+    ProxyError, RequestHead,
+    connect_ip::{Capsule, Malformed, Numbered, Prefix, Route},
+    ip::{self, icmp::Echo},
+};
+use tokio::{sync::mpsc, time::timeout};
+
+use crate::{
+    namespace::{skipped, with_echoes},
+    support::{Client, PATIENCE, connect, relay},
+};
+
+const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+fn ask(path: &str) -> RequestHead {
+    RequestHead::connect_ip("relay", format!("/.well-known/masque/ip/{path}/"))
+}
+
+/// The client's end of a flow of packets.
+struct Packets {
+    flow: Flow,
+    received: mpsc::Receiver<Bytes>,
+    capsules: mpsc::Receiver<Capsule>,
+    near: IpAddr,
+}
+
+struct Inbox {
+    packets: Mutex<mpsc::Sender<Bytes>>,
+    capsules: Mutex<mpsc::Sender<Capsule>>,
+}
+
+impl DatagramSink for Inbox {
+    fn push(&self, payload: Bytes) {
+        drop(self.packets.lock().expect("sound").try_send(payload));
+    }
+
+    fn flush(&self) {}
+
+    fn ip_capsule(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {
+        let capsule = capsule.expect("well formed");
+        drop(self.capsules.lock().expect("sound").try_send(capsule));
+        ControlFlow::Continue(())
+    }
+}
+
+async fn soon<T>(what: impl Future<Output = T>) -> T {
+    timeout(PATIENCE, what).await.expect("in time")
+}
+
+impl Packets {
+    async fn open(client: &Client, path: &str) -> (Self, Vec<Route>) {
+        let (exchange, answer) = client.ask(ask(path)).await;
+        assert_eq!(answer.status, 200);
+        assert_eq!(answer.header("capsule-protocol"), Some(&b"?1"[..]));
+        Self::new(exchange).await
+    }
+
+    /// The relay tells addresses and routes unasked.
+    async fn new(exchange: Exchange) -> (Self, Vec<Route>) {
+        let (packets, received) = mpsc::channel(1024);
+        let (capsules, mut told) = mpsc::channel(1024);
+        let inbox = Inbox {
+            packets: Mutex::new(packets),
+            capsules: Mutex::new(capsules),
+        };
+        let flow = exchange.datagrams(Arc::new(inbox));
+        flow.carry_packets();
+        let assigned = soon(told.recv()).await;
+        let Some(Capsule::AddressAssign(own)) = assigned else {
+            unreachable!("{assigned:?}");
+        };
+        let routes = soon(told.recv()).await;
+        let Some(Capsule::RouteAdvertisement(routes)) = routes else {
+            unreachable!("{routes:?}");
+        };
+        let near = own[0].prefix.single().expect("one address");
+        let packets = Self {
+            flow,
+            received,
+            capsules: told,
+            near,
+        };
+        (packets, routes)
+    }
+
+    fn send(&self, packet: &[u8]) {
+        self.flow.send(Batch::one(packet));
+    }
+
+    fn echo(&self, sequence: u16, to: IpAddr) -> Vec<u8> {
+        let echo = Echo {
+            reply: false,
+            identifier: 7,
+            sequence,
+            payload: b"are you there?",
+        };
+        echo.packet(self.near, to)
+    }
+
+    /// Sends echo requests until one is answered; answers the reply's source and sequence number.
+    async fn ping(&mut self, sequence: u16, to: IpAddr) -> (IpAddr, u16) {
+        loop {
+            self.send(&self.echo(sequence, to));
+            let reply = timeout(Duration::from_secs(1), self.received.recv()).await;
+            if let Ok(Some(reply)) = reply {
+                let packet = ip::parse(&reply).expect("a packet");
+                assert!(packet.checksum_is_right());
+                assert_eq!(packet.destination, self.near);
+                let echo = ip::icmp::echo(&packet).expect("an echo");
+                assert_eq!((echo.reply, echo.identifier), (true, 7));
+                assert_eq!(echo.payload, b"are you there?");
+                return (packet.source, echo.sequence);
+            }
+        }
+    }
+}
+
+fn count(relay: &Handle, metric: &str) -> u64 {
+    let text = relay.metrics().text();
+    let line = text.lines().find_map(|line| line.strip_prefix(metric));
+    line.and_then(|rest| rest.trim().parse().ok())
+        .unwrap_or_else(|| unreachable!("{metric} is not in {text}"))
+}
+
+async fn until(relay: &Handle, metric: &str, wanted: u64) {
+    soon(async {
+        while count(relay, metric) < wanted {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    assert_eq!(count(relay, metric), wanted, "{metric}");
+}
+
+fn dropped(cause: &str) -> String {
+    format!("hoplite_relay_ip_packets_dropped_total{{cause=\"{cause}\"}}")
+}
+
+#[test]
+fn an_echo_leaves_by_the_relay_and_its_reply_comes_back() {
+    with_echoes(|| async {
+        let relay = relay(|_| ());
+        let client = connect(&relay).await;
+        for (path, far) in [
+            ("127.0.0.1/1", HERE),
+            ("%3A%3A1/58", "::1".parse().expect("an address")),
+        ] {
+            let (mut packets, routes) = Packets::open(&client, path).await;
+            assert_eq!(routes, [Prefix::one(far).route(ip::icmp_of(far))]);
+            for sequence in 0..3 {
+                let back = soon(packets.ping(sequence, far)).await;
+                assert_eq!(back, (far, sequence));
+            }
+        }
+        assert_eq!(
+            count(
+                &relay,
+                "hoplite_relay_requests_total{method=\"connect_ip\",outcome=\"ok\"}"
+            ),
+            2
+        );
+        assert!(count(&relay, "hoplite_relay_ip_to_client_packets_total") >= 6);
+    });
+}
+
+#[test]
+fn a_name_is_resolved_by_the_relay_and_the_routes_say_what_it_found() {
+    with_echoes(|| async {
+        let relay = relay(|_| ());
+        let client = connect(&relay).await;
+        let (mut packets, routes) = Packets::open(&client, "localhost/1").await;
+        assert_eq!(routes, [Prefix::one(HERE).route(1)]);
+        assert_eq!(soon(packets.ping(1, HERE)).await.0, HERE);
+        let (_, routes) = Packets::open(&client, "localhost/*").await;
+        assert_eq!(routes.len(), 2, "both families without a protocol");
+    });
+}
+
+#[test]
+fn whoever_asks_for_anything_may_ping_what_the_policy_allows() {
+    with_echoes(|| async {
+        let relay = relay(|_| ());
+        let client = connect(&relay).await;
+        let (mut packets, routes) = Packets::open(&client, "*/*").await;
+        let all: Vec<_> = routes.iter().map(Route::protocol).collect();
+        assert_eq!(all, [1, 58], "echoes, of both families");
+        packets.send(&packets.echo(1, "10.0.0.1".parse().expect("an address")));
+        packets.send(&packets.echo(2, "169.254.169.254".parse().expect("an address")));
+        until(&relay, &dropped("policy"), 2).await;
+        assert_eq!(soon(packets.ping(3, HERE)).await, (HERE, 3));
+    });
+}
+
+#[test]
+fn packets_that_break_a_rule_are_dropped_and_counted_and_the_flow_goes_on() {
+    with_echoes(|| async {
+        let relay = relay(|_| ());
+        let client = connect(&relay).await;
+        let (mut packets, _) = Packets::open(&client, "127.0.0.1/1").await;
+        let right = packets.echo(1, HERE);
+        let spoilt = |at: usize, to: u8| {
+            let mut packet = right.clone();
+            packet[at] = to;
+            packet
+        };
+        for (packet, cause) in [
+            (spoilt(15, 77), "source"),
+            (spoilt(19, 77), "route"),
+            (spoilt(6, 0x20), "fragment"),
+            (spoilt(8, 0), "malformed"),
+            (spoilt(20, 5), "message"),
+            (spoilt(9, 6), "route"),
+            (vec![0x45; 3], "malformed"),
+            (vec![], "malformed"),
+        ] {
+            let before = count(&relay, &dropped(cause));
+            packets.send(&packet);
+            until(&relay, &dropped(cause), before + 1).await;
+        }
+        assert_eq!(soon(packets.ping(9, HERE)).await, (HERE, 9));
+    });
+}
+
+#[test]
+fn a_flood_is_held_to_the_rate() {
+    with_echoes(|| async {
+        let relay = relay(|config| config.ip.echoes_per_second = 5);
+        let client = connect(&relay).await;
+        let (packets, _) = Packets::open(&client, "127.0.0.1/1").await;
+        for sequence in 0..50 {
+            packets.send(&packets.echo(sequence, HERE));
+        }
+        let sent = || {
+            let passed = count(&relay, "hoplite_relay_ip_to_target_packets_total");
+            (passed, passed + count(&relay, &dropped("rate")))
+        };
+        soon(async {
+            while sent().1 < 50 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+        assert!(sent().0 < 50, "all of a flood passed");
+    });
+}
+
+#[test]
+fn addresses_are_told_again_when_asked_and_others_are_refused() {
+    with_echoes(|| async {
+        let relay = relay(|_| ());
+        let client = connect(&relay).await;
+        let (mut packets, _) = Packets::open(&client, "127.0.0.1/1").await;
+        let entry = |request, address: &str| Numbered {
+            request,
+            prefix: Prefix::one(address.parse().expect("an address")),
+        };
+        let wanted = vec![entry(1, "0.0.0.0"), entry(2, "::"), entry(3, "192.0.2.1")];
+        packets
+            .flow
+            .send_ip_capsule(&Capsule::AddressRequest(wanted));
+        let answer = soon(packets.capsules.recv()).await;
+        let own = Numbered {
+            request: 1,
+            prefix: Prefix::one(packets.near),
+        };
+        let none = [entry(2, "::"), entry(3, "0.0.0.0")];
+        assert_eq!(
+            answer,
+            Some(Capsule::AddressAssign([&[own], &none[..]].concat()))
+        );
+    });
+}
+
+#[test]
+fn who_asks_for_addresses_without_end_or_nonsense_is_broken_off() {
+    with_echoes(|| async {
+        let relay = relay(|_| ());
+        let client = connect(&relay).await;
+        let (packets, _) = Packets::open(&client, "127.0.0.1/1").await;
+        for request in 1..100 {
+            let prefix = Prefix::none(HERE);
+            let wanted = Capsule::AddressRequest(vec![Numbered { request, prefix }]);
+            packets.flow.send_ip_capsule(&wanted);
+        }
+        assert!(soon(packets.flow.closed()).await.is_err());
+        let (packets, _) = Packets::open(&client, "127.0.0.1/1").await;
+        packets
+            .flow
+            .send_ip_capsule(&Capsule::AddressRequest(vec![]));
+        assert!(
+            soon(packets.flow.closed()).await.is_err(),
+            "a request for nothing"
+        );
+        assert!(count(&relay, "hoplite_relay_ip_flows_broken_off_total") >= 1);
+        let (mut packets, _) = Packets::open(&client, "127.0.0.1/1").await;
+        assert_eq!(
+            soon(packets.ping(1, HERE)).await.0,
+            HERE,
+            "the connection goes on"
+        );
+    });
+}
+
+#[test]
+fn what_is_not_served_is_refused_with_its_reason() {
+    with_echoes(|| async {
+        let relay = relay(|_| ());
+        let client = connect(&relay).await;
+        for (path, status, error) in [
+            ("127.0.0.1/6", 501, ProxyError::HttpRequestDenied),
+            ("*/47", 501, ProxyError::HttpRequestDenied),
+            ("10.0.0.1/1", 403, ProxyError::DestinationIpProhibited),
+            ("no.such.name.invalid/1", 502, ProxyError::DnsError),
+            ("printer.local/1", 403, ProxyError::DestinationIpProhibited),
+            ("127.0.0.1/256", 400, ProxyError::HttpRequestError),
+            ("127.0.0.1%2F33/1", 400, ProxyError::HttpRequestError),
+            ("127.0.0.1", 404, ProxyError::HttpRequestDenied),
+            ("%3A%3A1/1", 502, ProxyError::DestinationIpUnroutable),
+        ] {
+            assert_eq!(
+                client.refusal(ask(path)).await,
+                (status, Some(error)),
+                "{path}"
+            );
+        }
+    });
+}
+
+fn without(change: fn(&mut Config)) {
+    with_echoes(move || async move {
+        let relay = relay(change);
+        let client = connect(&relay).await;
+        assert_eq!(client.status(ask("127.0.0.1/1")).await, 501);
+    });
+}
+
+#[test]
+fn a_relay_whose_operator_does_not_want_it_serves_no_packets() {
+    without(|config| config.ip.enabled = false);
+}
+
+#[test]
+fn an_ingress_serves_no_packets() {
+    without(|config| {
+        config.roles = vec![hoplite_relay::config::Role::Ingress];
+        config.ingress.relays = vec!["127.0.0.1:1".parse().expect("a target")];
+    });
+}
+
+#[test]
+fn the_place_of_a_flow_that_ended_is_given_to_the_next() {
+    with_echoes(|| async {
+        let relay = relay(|config| config.ip.flows = 1);
+        let client = connect(&relay).await;
+        let (packets, _) = Packets::open(&client, "127.0.0.1/1").await;
+        assert_eq!(client.status(ask("127.0.0.1/1")).await, 429);
+        drop(packets);
+        soon(async {
+            while client.status(ask("127.0.0.1/1")).await != 200 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+    });
+}
+
+#[test]
+fn where_the_system_allows_no_echoes_the_answer_is_that_they_are_not_served() {
+    if echo_is_permitted(false).is_ok() {
+        return skipped(&"echoes are allowed");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.expect("a runtime").block_on(async {
+        let relay = relay(|_| ());
+        let client = connect(&relay).await;
+        assert_eq!(client.status(ask("127.0.0.1/1")).await, 501);
+    });
+}
