@@ -21,7 +21,8 @@ pub(crate) enum Verdict {
 /// Why a packet is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// Its source is not the device's address: replies would go astray, and the target would not be the program's.
+    /// Its source is not the device's address: it was sent before the device was there, by a program that is bound to another
+    /// address, or spoofed. Its sender is told.
     Foreign,
     /// Its destination is no single host on the Internet.
     Unroutable,

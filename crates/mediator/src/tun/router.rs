@@ -46,7 +46,12 @@ impl Router {
     fn carry(&mut self, incoming: &Incoming, now: Instant) -> Result<(), Malformed> {
         let packet = ip::parse(&incoming.octets)?;
         match judge(&packet, &self.room.config.device) {
-            Verdict::Drop(why) => why.counter(&self.room.counters).add(1),
+            Verdict::Drop(why) => {
+                why.counter(&self.room.counters).add(1);
+                if why == Why::Foreign {
+                    self.turn_away(&packet, incoming, now)?;
+                }
+            }
             _ if !incoming.checked && !packet.fragment && !packet.checksum_is_right() => {
                 self.room.counters.bad_checksum.add(1);
             }
@@ -54,6 +59,25 @@ impl Router {
             Verdict::Flow => self.udp(&packet, incoming, now)?,
             Verdict::Whole => self.whole(&packet, incoming),
         }
+        Ok(())
+    }
+
+    /// Tells a program that is bound to another address of this device, most often since before the TUN device was there, that this
+    /// leads nowhere: what it has open is reset, what it begins is refused.
+    fn turn_away(
+        &mut self,
+        packet: &Packet<'_>,
+        incoming: &Incoming,
+        now: Instant,
+    ) -> Result<(), Malformed> {
+        if packet.protocol == ip::TCP && !packet.fragment {
+            let segment = ip::tcp::parse(packet.payload)?;
+            if !segment.flags.contains(ip::tcp::Flags::SYN) {
+                return self.tcp(packet, incoming, now);
+            }
+        }
+        let why = ip::icmp::Unreachable::Prohibited;
+        icmp::tell_unreachable(&self.room, &incoming.octets, why);
         Ok(())
     }
 

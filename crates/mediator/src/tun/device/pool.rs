@@ -57,9 +57,10 @@ impl Pool {
     /// The oldest lent buffer, if nobody uses it any more.
     fn returned(&mut self) -> Option<Vec<u8>> {
         match self.lent.pop_front()?.try_into_mut() {
-            Ok(buf) => Some(buf)
-                .map(Vec::from)
-                .filter(|buf| buf.capacity() >= LARGEST),
+            Ok(buf) => {
+                let buf = Vec::from(buf);
+                (buf.capacity() >= LARGEST).then_some(buf)
+            }
             Err(used) => {
                 self.lent.push_front(used);
                 None
