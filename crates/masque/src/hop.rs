@@ -1,14 +1,16 @@
 //! One relay as an overlay: flows are CONNECT, CONNECT-UDP and CONNECT-IP requests on a warm connection to it.
-//! A path is a chain of hops; each is dialled through the one before. RFC 9110 §9.3.6, RFC 9298 §3, RFC 9484 §4, RFC 8441, RFC 9220.
+//! A path is a chain of hops; each is dialled through the one before. RFC 9110 §9.3.6, RFC 9298 §3, RFC 9484 §4, RFC 8441, RFC 9220; names by RFC 8484.
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
+use bytes::Bytes;
 use hoplite_crypto::Token;
 use hoplite_link::{Agreed, Dialer, Peer};
 use hoplite_overlay::{
-    Datagrams, Error, ErrorKind, Isolation, Opening, Overlay, Packets, Stream, Terms,
+    Datagrams, Error, ErrorKind, Isolation, Opening, Overlay, Packets, Reason, Stream, Terms,
+    names::look_up,
 };
-use hoplite_wire::{Target, connect_ip::Scope};
+use hoplite_wire::{HostName, Target, connect_ip::Scope};
 
 use crate::{
     Config, Forwarding, Mode, Passed, forward::Bargain, gather::Gather, live::Live,
@@ -223,13 +225,26 @@ impl Overlay for Hop {
         })
     }
 
-    /// MASQUE has no request that only resolves; names travel with the flows.
-    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
-        Box::pin(async {
-            Err(Error::new(
-                ErrorKind::Unsupported,
-                "resolving a name through a relay",
-            ))
+    /// MASQUE has no request that only resolves: two queries do.
+    fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        Box::pin(async move {
+            let missing = |_| {
+                let error = Error::new(ErrorKind::TargetFailed, "resolving a name");
+                error.because(Reason::NameNotFound)
+            };
+            let name = HostName::new(name).map_err(missing)?;
+            look_up(self, &name, terms).await
+        })
+    }
+
+    /// DNS over HTTPS (RFC 8484) on the connection that flows use.
+    fn query<'a>(&'a self, message: &'a [u8], terms: &'a Terms) -> Opening<'a, Vec<u8>> {
+        Box::pin(async move {
+            let terms = self.terms(terms);
+            let head = self.credentials.query(message.len());
+            let message = Bytes::copy_from_slice(message);
+            let asking = self.ask(&terms, |live| live.query(&head, message.clone()));
+            terms.run("asking a relay's resolver", asking).await
         })
     }
 

@@ -9,9 +9,10 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use hoplite_link::{Agreed, Link, QuicLink};
-use hoplite_overlay::{Error, Stream};
-use hoplite_wire::RequestHead;
+use hoplite_overlay::{Error, ErrorKind, Stream};
+use hoplite_wire::{RequestHead, dns::MAX_MESSAGE};
 use tokio::sync::Notify;
 
 use crate::{
@@ -209,6 +210,32 @@ impl Live {
             }
         };
         Ok((flow, lease))
+    }
+
+    /// Asks the relay's resolver. "Clients MUST NOT discard complete responses as a result of having their request terminated
+    /// abruptly" (RFC 9114 §4.1): a refusal may come before the query has left, and says more than that it could not.
+    pub(crate) async fn query(
+        self: Arc<Self>,
+        head: &RequestHead,
+        message: Bytes,
+    ) -> Result<Vec<u8>, Error> {
+        let _lease = self.lease();
+        let reply = match &self.carrier {
+            Carrier::H3 { session, .. } => {
+                let mut exchange = session.request(head).await?;
+                drop(exchange.send(message).await);
+                request::answered(&exchange.response().await?)?;
+                exchange.content(MAX_MESSAGE).await?
+            }
+            Carrier::H2(session) => {
+                let mut exchange = session.request(head).await?;
+                drop(exchange.send(message));
+                request::answered(&exchange.response().await?)?;
+                exchange.content(MAX_MESSAGE).await?
+            }
+        };
+        let large = || Error::new(ErrorKind::PathFailed, "reading a relay's answer to a query");
+        reply.map(|reply| reply.to_vec()).ok_or_else(large)
     }
 
     /// Asks the relay for a sign of life whenever its flows have been quiet for a while: a download that stands still has nothing

@@ -117,7 +117,13 @@ impl Overlay for Path {
     }
 
     fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
-        self.last.resolve(name, terms)
+        let terms = self.spares.terms(terms);
+        Box::pin(async move { self.last.resolve(name, &terms).await })
+    }
+
+    fn query<'a>(&'a self, message: &'a [u8], terms: &'a Terms) -> Opening<'a, Vec<u8>> {
+        let terms = self.spares.terms(terms);
+        Box::pin(async move { self.last.query(message, &terms).await })
     }
 
     fn open_packets<'a>(

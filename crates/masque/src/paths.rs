@@ -162,6 +162,10 @@ impl Overlay for Paths {
     ) -> Opening<'a, Box<dyn Packets>> {
         Box::pin(self.open(move |path| async move { path.open_packets(scope, terms).await }))
     }
+
+    fn query<'a>(&'a self, message: &'a [u8], terms: &'a Terms) -> Opening<'a, Vec<u8>> {
+        Box::pin(self.open(move |path| async move { path.query(message, terms).await }))
+    }
 }
 
 impl fmt::Debug for Paths {

@@ -1,9 +1,11 @@
 //! The requests of a client, and what a relay's refusal means. Used by [`crate::Hop`] over HTTP/3 and HTTP/2 alike.
-//! RFC 9110 §9.3.6 (CONNECT), RFC 9298 §3 (CONNECT-UDP), RFC 9484 §4 (CONNECT-IP), RFC 9209 (Proxy-Status).
+//! RFC 9110 §9.3.6 (CONNECT), RFC 9298 §3 (CONNECT-UDP), RFC 9484 §4 (CONNECT-IP), RFC 8484 §4.1 (DNS), RFC 9209 (Proxy-Status).
 
 use hoplite_crypto::Token;
 use hoplite_overlay::{Error, ErrorKind, Reason};
-use hoplite_wire::{ProxyError, RequestHead, ResponseHead, Target, Template, connect_ip::Scope};
+use hoplite_wire::{
+    ProxyError, RequestHead, ResponseHead, Target, Template, connect_ip::Scope, dns,
+};
 use zeroize::Zeroizing;
 
 use crate::Relay;
@@ -54,6 +56,21 @@ impl Credentials {
         self.signed(head, "authorization")
     }
 
+    /// A DNS query of so many octets. As the template it is a resource of the relay's own.
+    pub(crate) fn query(&self, octets: usize) -> RequestHead {
+        let head = RequestHead {
+            method: "POST".into(),
+            scheme: Some("https".into()),
+            path: Some(dns::PATH.into()),
+            ..RequestHead::connect(self.authority.clone())
+        };
+        let head = head
+            .with("accept", dns::MEDIA_TYPE)
+            .with("content-type", dns::MEDIA_TYPE)
+            .with("content-length", octets.to_string());
+        self.signed(head, "authorization")
+    }
+
     fn signed(&self, head: RequestHead, field: &str) -> RequestHead {
         match &self.token {
             Some(token) => {
@@ -80,6 +97,20 @@ pub(crate) fn accepted(answer: &ResponseHead) -> Result<(), Error> {
         Some(reason) => error.because(reason),
         None => error,
     })
+}
+
+/// A success with a DNS message behind it. A relay without DNS knows no such path, or no such method.
+pub(crate) fn answered(answer: &ResponseHead) -> Result<(), Error> {
+    let doing = "asking a relay that does not answer DNS queries";
+    let unsupported = || Err(Error::new(ErrorKind::Unsupported, doing));
+    if matches!(answer.status, 404 | 405 | 501) {
+        return unsupported();
+    }
+    accepted(answer)?;
+    match answer.header("content-type") {
+        Some(value) if value.eq_ignore_ascii_case(dns::MEDIA_TYPE.as_bytes()) => Ok(()),
+        _ => unsupported(),
+    }
 }
 
 fn by_error(error: ProxyError, status: u16) -> (ErrorKind, Option<Reason>) {
@@ -163,6 +194,15 @@ mod tests {
         for (status, text, kind, reason) in cases {
             assert_eq!(meaning(status, text), (kind, reason), "{status} {text}");
         }
+    }
+
+    #[test]
+    fn an_answer_that_is_no_dns_message_is_none() {
+        let page = ResponseHead::new(200).with("content-type", "text/html");
+        let error = answered(&page).expect_err("a page");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let reply = ResponseHead::new(200).with("content-type", "application/dns-message");
+        answered(&reply).expect("a reply");
     }
 
     #[test]

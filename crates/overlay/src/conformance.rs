@@ -4,6 +4,7 @@
 
 mod datagrams;
 mod far;
+mod names;
 mod packets;
 mod streams;
 
@@ -14,6 +15,7 @@ use tokio::time::timeout;
 pub use self::{
     datagrams::*,
     far::{Far, FarListener, FarSocket, Loopback, Memory, Silent},
+    names::*,
     packets::*,
     streams::*,
 };
@@ -85,6 +87,9 @@ macro_rules! conformance_tests {
             many_datagram_flows_are_carried_at_once
             echoes_come_back_as_they_went
             packets_that_break_a_rule_are_dropped
+            a_resolver_repeats_id_and_question
+            a_resolver_says_that_a_name_does_not_exist
+            a_resolver_is_not_upset_by_rubbish
         );
     };
     ($subject:expr; $($name:ident)+) => {

@@ -6,6 +6,7 @@ mod attempts;
 pub mod echo;
 mod failure;
 pub mod resolver;
+mod servers;
 pub mod tcp;
 pub mod udp;
 
@@ -54,6 +55,8 @@ const IDENT_IDLE: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub struct Direct {
     resolver: Arc<dyn Resolver>,
+    /// Asked instead of `resolver`, if there are any.
+    servers: Arc<[SocketAddr]>,
     guard: Option<Arc<Guard>>,
     udp: UdpSettings,
     limit: Duration,
@@ -70,6 +73,7 @@ impl Direct {
     pub fn new() -> Self {
         Self {
             resolver: Arc::new(System),
+            servers: Arc::default(),
             guard: None,
             udp: UdpSettings::default(),
             limit: OPENING_LIMIT,
@@ -87,6 +91,13 @@ impl Direct {
     /// Asks `resolver` for names.
     pub fn resolver(mut self, resolver: Arc<dyn Resolver>) -> Self {
         self.resolver = resolver;
+        self
+    }
+
+    /// Asks these DNS servers for names, in this order, by this overlay's own sockets: the system's resolver may lead
+    /// elsewhere.
+    pub fn name_servers(mut self, servers: &[SocketAddr]) -> Self {
+        self.servers = servers.into();
         self
     }
 
@@ -125,9 +136,16 @@ impl Direct {
     pub async fn addresses(&self, target: &Target) -> Result<Vec<SocketAddr>, Error> {
         let found = match &target.host {
             Host::Ip(ip) => vec![*ip],
-            Host::Name(name) => self.resolver.resolve(name).await?,
+            Host::Name(name) => self.look_up(name).await?,
         };
         self.allowed(&found, target.port)
+    }
+
+    async fn look_up(&self, name: &HostName) -> Result<Vec<IpAddr>, Error> {
+        match self.servers.is_empty() {
+            true => self.resolver.resolve(name).await,
+            false => servers::addresses(self, name).await,
+        }
     }
 
     fn allowed(&self, found: &[IpAddr], port: u16) -> Result<Vec<SocketAddr>, Error> {
@@ -235,7 +253,7 @@ impl Overlay for Direct {
     fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
         Box::pin(async move {
             let name = HostName::new(name).map_err(|_| no_such_name())?;
-            let asking = self.resolver.resolve(&name);
+            let asking = self.look_up(&name);
             self.deadline(terms).run("resolving a name", asking).await
         })
     }
@@ -250,6 +268,13 @@ impl Overlay for Direct {
             let terms = self.deadline(terms);
             let flow = terms.run("opening a flow of echoes", opening).await?;
             Ok(Box::new(flow) as Box<dyn Packets>)
+        })
+    }
+
+    fn query<'a>(&'a self, message: &'a [u8], terms: &'a Terms) -> Opening<'a, Vec<u8>> {
+        Box::pin(async move {
+            let asking = servers::ask(self, message);
+            self.deadline(terms).run("asking a resolver", asking).await
         })
     }
 }

@@ -15,6 +15,7 @@ pub mod direct;
 pub mod error;
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
+pub mod names;
 pub mod packets;
 pub mod stream;
 pub mod terms;
@@ -58,5 +59,16 @@ pub trait Overlay: fmt::Debug + Send + Sync {
         _terms: &'a Terms,
     ) -> Opening<'a, Box<dyn Packets>> {
         Box::pin(async { Err(packets::unsupported()) })
+    }
+
+    /// Asks the far end's resolver with a DNS message (RFC 1035), whose id should be 0; the answer is a message too, with the
+    /// same id and question. That a name does not exist, or that the resolver failed, is an answer.
+    fn query<'a>(&'a self, _message: &'a [u8], _terms: &'a Terms) -> Opening<'a, Vec<u8>> {
+        Box::pin(async {
+            Err(Error::new(
+                ErrorKind::Unsupported,
+                "asking a resolver through an overlay that has none",
+            ))
+        })
     }
 }

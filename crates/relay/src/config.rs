@@ -100,7 +100,7 @@ pub struct TokenEntry {
 }
 
 /// Where targets may be.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Egress {
     /// Targets that are served although they are private, loopback or otherwise special:
@@ -112,6 +112,20 @@ pub struct Egress {
     pub deny: Vec<Rule>,
     /// Who turns names into addresses. Default: `"system"`, what `/etc/resolv.conf` says.
     pub resolver: ResolverChoice,
+    /// Answer clients' DNS queries by that resolver too (DNS over HTTPS, at `/dns-query`); what `allow` and `deny` refuse is not
+    /// told. Default: true.
+    pub dns: bool,
+}
+
+impl Default for Egress {
+    fn default() -> Self {
+        Self {
+            allow: Vec::new(),
+            deny: Vec::new(),
+            resolver: ResolverChoice::default(),
+            dns: true,
+        }
+    }
 }
 
 /// Who turns names into addresses.

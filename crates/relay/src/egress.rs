@@ -1,5 +1,7 @@
 //! The way out: from a target to a socket. Every address passes the policy, whether given or looked up, TCP and UDP alike.
-//! The request handler uses it; nothing else in this room opens a socket towards a target.
+//! The request handler uses it; nothing else in this room opens a socket towards a target. [`answer`] tells what a name resolves to.
+
+mod answer;
 
 use std::net::{IpAddr, SocketAddr};
 

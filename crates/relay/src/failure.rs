@@ -11,6 +11,10 @@ use crate::{policy::Refusal, resolve::ResolveError};
 pub(crate) enum Failure {
     /// The request makes no sense: no target, or none that can be read.
     Malformed,
+    /// The content of the request is larger than allowed.
+    TooLarge,
+    /// The content of the request is of another type than it has to be.
+    MediaType,
     /// Nothing is served at this path.
     NotFound,
     /// Only CONNECT is served.
@@ -60,6 +64,8 @@ impl Failure {
         };
         let (status, error) = match self {
             Self::Malformed => (400, HttpRequestError),
+            Self::TooLarge => (413, HttpRequestError),
+            Self::MediaType => (415, HttpRequestError),
             Self::NotFound => (404, HttpRequestDenied),
             Self::Method => (405, HttpRequestDenied),
             Self::Protocol => (501, HttpRequestDenied),

@@ -196,6 +196,7 @@ impl Shared {
             templates: Templates::new(config.masque.template.as_deref())?,
             egress: Egress::new(config, own),
             ip: Ip::new(config)?,
+            serves_dns: config.is_egress() && config.egress.dns,
             admission: ArcSwap::from_pointee(Admission::new(&config.auth)?),
             certificates,
             gate: Gate::new(config.limits.clone()),

@@ -55,6 +55,7 @@ struct Usage {
     connections: AtomicUsize,
     requests: AtomicUsize,
     bandwidth: Bucket,
+    queries: Bucket,
 }
 
 /// An admitted connection or request; dropping it gives the place back.
@@ -76,7 +77,7 @@ impl Gate {
     /// Nothing is used yet.
     pub(crate) fn new(limits: Limits) -> Self {
         Self {
-            all: Arc::new(Usage::new(limits.bandwidth)),
+            all: Arc::new(Usage::new(limits.bandwidth, 0)),
             limits,
             hasher: RandomState::new(),
             clients: Mutex::new(Clients {
@@ -125,7 +126,7 @@ impl Gate {
         (per_client, total): (usize, usize),
     ) -> Result<Permit, Reached> {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        let client = clients.usage(key, self.limits.bandwidth_per_client);
+        let client = clients.usage(key, &self.limits);
         take(what(&self.all), total).map_err(|()| Reached::Total)?;
         if take(what(&client), per_client).is_err() {
             what(&self.all).fetch_sub(1, Ordering::Relaxed);
@@ -140,12 +141,15 @@ impl Gate {
 }
 
 impl Clients {
-    fn usage(&mut self, key: ClientKey, bandwidth: u64) -> Arc<Usage> {
+    fn usage(&mut self, key: ClientKey, limits: &Limits) -> Arc<Usage> {
         if self.known.len() >= self.sweep_at {
             self.known.retain(|_, usage| !usage.is_idle());
             self.sweep_at = FEW.max(self.known.len() * 2);
         }
-        let fresh = || Arc::new(Usage::new(bandwidth));
+        let fresh = || {
+            let usage = Usage::new(limits.bandwidth_per_client, limits.queries_per_client);
+            Arc::new(usage)
+        };
         self.known.entry(key).or_insert_with(fresh).clone()
     }
 }
@@ -160,17 +164,19 @@ fn take(count: &AtomicUsize, limit: usize) -> Result<(), ()> {
 }
 
 impl Usage {
-    fn new(bandwidth: u64) -> Self {
+    fn new(bandwidth: u64, queries: u32) -> Self {
         Self {
             connections: AtomicUsize::new(0),
             requests: AtomicUsize::new(0),
             bandwidth: Bucket::new(bandwidth),
+            queries: Bucket::of_things(queries),
         }
     }
 
     fn is_idle(&self) -> bool {
         let places = [&self.connections, &self.requests];
-        places.iter().all(|n| n.load(Ordering::Relaxed) == 0) && !self.bandwidth.is_in_debt()
+        let owes = self.bandwidth.is_in_debt() || self.queries.is_in_debt();
+        places.iter().all(|n| n.load(Ordering::Relaxed) == 0) && !owes
     }
 }
 
@@ -181,6 +187,13 @@ impl Permit {
             client: self.client.clone(),
             all: self.all.clone(),
         }
+    }
+}
+
+impl Permit {
+    /// Whether the client may ask the resolver now.
+    pub(crate) fn admits_query(&self) -> bool {
+        self.client.queries.admits(1)
     }
 }
 

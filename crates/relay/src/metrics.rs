@@ -145,6 +145,8 @@ pub enum Method {
     connect_udp,
     /// A flow of IP packets.
     connect_ip,
+    /// A DNS query.
+    dns,
     /// Anything else.
     other,
 }

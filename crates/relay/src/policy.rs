@@ -1,20 +1,22 @@
 //! Where an egress goes and where not: refusals by name before the look-up, by address before every connection.
 //! `egress` asks it for TCP and UDP alike, for literals at once and for whatever a name resolved to.
-//! The special ranges are those of the IANA special-purpose registries (RFC 6890); see [`special`].
+//! The special ranges are those of the IANA special-purpose registries (RFC 6890); see `wire::special`.
 
 use std::{
     collections::HashSet,
     net::{IpAddr, SocketAddr},
 };
 
-use hoplite_wire::{Host, HostName, Target};
+use hoplite_wire::{Host, HostName, Target, special};
 
 use crate::config::Config;
 
 mod rule;
-pub(crate) mod special;
 
 pub use rule::{Rule, RuleError};
+
+/// Asks for rules that hold whatever the port.
+const ANY_PORT: u16 = 0;
 
 /// What the relay's configuration permits.
 #[derive(Debug, Default)]
@@ -117,6 +119,26 @@ impl Policy {
         carried
             .into_iter()
             .try_for_each(|v4| self.address(SocketAddr::new(v4.into(), address.port())))
+    }
+
+    /// Whether a client may be told what this name resolves to; the addresses are judged by [`Self::tells`].
+    pub(crate) fn looks_up(&self, name: &str) -> bool {
+        let denied = self.deny.iter().any(|r| r.has_name(name, ANY_PORT));
+        let allowed = || self.allow.iter().any(|r| r.is_about(name));
+        self.egress && !denied && (!special::is_local_name(name) || allowed())
+    }
+
+    /// Whether a client may be told of this address: it could be let through to some port of it.
+    pub(crate) fn tells(&self, ip: IpAddr) -> bool {
+        let ip = ip.to_canonical();
+        let carried = special::carried(ip);
+        let denied = |ip| self.deny.iter().any(|r| r.has_address(ip, ANY_PORT));
+        if denied(ip) {
+            return false;
+        }
+        let allowed = self.allow.iter().any(|r| r.contains(ip));
+        let fine = || carried.iter().all(|v4| self.tells(IpAddr::V4(*v4)));
+        allowed || (!special::is_refused(ip) && fine())
     }
 
     /// RFC 6761 and RFC 6762: names that stand for this host or this network never reach a resolver.

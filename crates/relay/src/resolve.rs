@@ -7,13 +7,13 @@ use std::{future::Future, net::IpAddr, pin::pin, time::Duration};
 use hickory_resolver::{
     TokioResolver,
     config::{ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts},
-    net::{NetError, runtime::TokioRuntimeProvider},
+    net::{DnsError, NetError, runtime::TokioRuntimeProvider},
     proto::rr::{Name, RData, Record, RecordType},
 };
-use hoplite_wire::HostName;
+use hoplite_wire::{HostName, dns::Code, special};
 use tokio::time::timeout;
 
-use crate::{config::ResolverChoice, policy::special};
+use crate::config::ResolverChoice;
 
 /// How many answers are kept; the least used go first.
 const CACHE: u64 = 4096;
@@ -84,6 +84,58 @@ impl Resolver {
     }
 }
 
+/// What the servers say about a name.
+pub(crate) struct Found {
+    pub(crate) code: Code,
+    pub(crate) answers: Vec<Record>,
+    /// Why there is no answer, and for how long.
+    pub(crate) authorities: Vec<Record>,
+    /// How long an answer without records may be kept, in seconds.
+    pub(crate) fresh: u32,
+}
+
+impl Resolver {
+    /// The records of one type, or that there are none.
+    ///
+    /// # Errors
+    /// See [`ResolveError`]; it is never [`ResolveError::NotFound`].
+    pub(crate) async fn records(
+        &self,
+        name: &Name,
+        kind: RecordType,
+    ) -> Result<Found, ResolveError> {
+        let dns = self.dns.as_ref().ok_or(ResolveError::Failed)?;
+        let asking = dns.lookup(name.clone(), kind);
+        let answer = timeout(self.limit, asking).await;
+        match answer.map_err(|_| ResolveError::TimedOut)? {
+            Ok(found) => Ok(Found {
+                code: Code::NO_ERROR,
+                answers: found.answers().to_vec(),
+                authorities: Vec::new(),
+                fresh: 0,
+            }),
+            Err(error) => nothing(error),
+        }
+    }
+}
+
+fn nothing(error: NetError) -> Result<Found, ResolveError> {
+    match reason(&error) {
+        ResolveError::NotFound => {}
+        failure => return Err(failure),
+    }
+    let NetError::Dns(DnsError::NoRecordsFound(none)) = error else {
+        return Err(ResolveError::Failed);
+    };
+    let soa = none.soa.map(|soa| soa.into_record_of_rdata());
+    Ok(Found {
+        code: none.response_code.into(),
+        answers: Vec::new(),
+        authorities: soa.into_iter().collect(),
+        fresh: none.negative_ttl.unwrap_or(0),
+    })
+}
+
 type Answer = Result<Vec<IpAddr>, ResolveError>;
 
 /// The addresses of one family.
@@ -138,7 +190,7 @@ fn reason(error: &NetError) -> ResolveError {
 }
 
 fn is_failure(error: &NetError) -> bool {
-    use hickory_resolver::{net::DnsError, proto::op::ResponseCode};
+    use hickory_resolver::proto::op::ResponseCode;
     match error {
         NetError::Dns(DnsError::NoRecordsFound(none)) => !matches!(
             none.response_code,

@@ -14,6 +14,7 @@ use crate::{
 };
 
 pub(crate) mod connection;
+pub(crate) mod dns;
 pub(crate) mod exchange;
 pub(crate) mod gather;
 pub(crate) mod h1;
@@ -36,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) templates: Templates,
     pub(crate) egress: Egress,
     pub(crate) ip: Arc<Ip>,
+    /// Whether clients' DNS queries are answered.
+    pub(crate) serves_dns: bool,
     pub(crate) admission: ArcSwap<Admission>,
     pub(crate) certificates: Arc<Certificates>,
     pub(crate) gate: Gate,

@@ -1,4 +1,4 @@
-//! What goes over the wire: targets, relay descriptors, HTTP/3 frames, QPACK, capsules, HTTP datagrams, IP proxying, forwarded mode, SOCKS, QUIC frames, IP packets.
+//! What goes over the wire: targets, relay descriptors, HTTP/3 frames, QPACK, capsules, HTTP datagrams, IP proxying, forwarded mode, SOCKS, QUIC frames, IP packets, DNS messages.
 //! Every other room uses it. Each module names the specification and section that it implements.
 //!
 //! # Not in this room
@@ -6,6 +6,7 @@
 
 pub mod capsule;
 pub mod connect_ip;
+pub mod dns;
 pub mod forwarding;
 pub mod h3;
 pub mod http_datagram;
@@ -15,6 +16,7 @@ pub mod proxy_status;
 pub mod qpack;
 pub mod quic;
 pub mod socks;
+pub mod special;
 pub mod target;
 pub mod template;
 pub mod tuning;

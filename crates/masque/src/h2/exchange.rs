@@ -1,10 +1,14 @@
 //! One request with its answer, from either end, until it goes on as octets or as datagrams.
 //! Dropped before that, it is reset.
 
-use std::{fmt, future::Future, sync::Arc};
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    sync::Arc,
+};
 
 use ::h2::{RecvStream, SendStream, client::ResponseFuture, server::SendResponse};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use hoplite_wire::message::ResponseHead;
 
 use super::{
@@ -106,6 +110,46 @@ impl Exchange {
             false => State::Open(send),
         };
         Ok(())
+    }
+
+    /// A client sends a whole body behind the head of its request and ends the sending side; at most some tens of kilobytes,
+    /// which wait here for the window.
+    ///
+    /// # Errors
+    /// The stream was reset or the connection has failed.
+    pub fn send(&mut self, content: Bytes) -> Result<(), H2Error> {
+        match &mut self.state {
+            State::Asked(_, send) => Ok(send.send_data(content, true)?),
+            _ => Err(H2Error::State),
+        }
+    }
+
+    /// The server answers with a whole body, of the same size, and ends the stream.
+    ///
+    /// # Errors
+    /// The client has gone.
+    pub fn respond_with(&mut self, head: &ResponseHead, content: Bytes) -> Result<(), H2Error> {
+        self.answer(head, false)?;
+        match &mut self.state {
+            State::Open(send) => Ok(send.send_data(content, true)?),
+            _ => Err(H2Error::State),
+        }
+    }
+
+    /// Reads the body to its end; `None` if it is larger than `limit` octets. Nothing can be read behind it.
+    ///
+    /// # Errors
+    /// The stream was reset or the connection has failed.
+    pub async fn content(&mut self, limit: usize) -> Result<Option<Bytes>, H2Error> {
+        let mut receiver = DataReceiver::new(self.recv.take());
+        let mut content = BytesMut::new();
+        while let Some(part) = poll_fn(|cx| receiver.poll_data(cx)).await? {
+            if content.len() + part.len() > limit {
+                return Ok(None);
+            }
+            content.extend_from_slice(&part);
+        }
+        Ok(Some(content.freeze()))
     }
 
     /// The two directions, once the request is answered; before that both fail.

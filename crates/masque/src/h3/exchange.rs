@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use bytes::{Bytes, BytesMut};
 use hoplite_wire::{RequestHead, ResponseHead, h3::Code, message::HeadError};
 
 use super::{DataReceiver, DataSender, DatagramSink, Flow, H3Error, H3Stream};
@@ -51,6 +52,41 @@ impl Exchange {
     pub async fn refuse(mut self, head: &ResponseHead) -> Result<(), H3Error> {
         self.respond(head).await?;
         self.sender.finish().await?;
+        self.receiver.stop(Code::NO_ERROR);
+        Ok(())
+    }
+
+    /// Sends a whole body behind the head, and ends the sending side.
+    ///
+    /// # Errors
+    /// The peer stopped the stream, or the connection is lost.
+    pub async fn send(&mut self, content: Bytes) -> Result<(), H3Error> {
+        self.sender.write(content).await?;
+        self.sender.finish().await
+    }
+
+    /// Reads the body to its end; `None` if it is larger than `limit` octets.
+    ///
+    /// # Errors
+    /// The peer reset the stream or broke a rule, or the connection is lost.
+    pub async fn content(&mut self, limit: usize) -> Result<Option<Bytes>, H3Error> {
+        let mut content = BytesMut::new();
+        while let Some(part) = self.receiver.data().await? {
+            if content.len() + part.len() > limit {
+                return Ok(None);
+            }
+            content.extend_from_slice(&part);
+        }
+        Ok(Some(content.freeze()))
+    }
+
+    /// The server's end: sends a response with a whole body, and reads no more.
+    ///
+    /// # Errors
+    /// The peer stopped the stream, or the connection is lost.
+    pub async fn answer(mut self, head: &ResponseHead, content: Bytes) -> Result<(), H3Error> {
+        self.respond(head).await?;
+        self.send(content).await?;
         self.receiver.stop(Code::NO_ERROR);
         Ok(())
     }

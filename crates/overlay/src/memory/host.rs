@@ -10,7 +10,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_wire::{Host, HostName, Target, connect_ip::Scope};
+use hoplite_wire::{
+    Host, HostName, Target,
+    connect_ip::Scope,
+    dns::{Code, Question, Unfit},
+};
 use tokio::{sync::mpsc, time::sleep};
 
 use super::{
@@ -147,6 +151,20 @@ impl Network {
         }
     }
 
+    /// What a resolver that knows this network's names says.
+    fn answer(&self, message: &[u8]) -> Result<Vec<u8>, Error> {
+        let question = match Question::read(message) {
+            Ok(question) => question,
+            Err(Unfit::Answered(reply)) => return Ok(reply),
+            Err(Unfit::Nothing) => return Err(target_failed(Reason::ResolverFailed)),
+        };
+        let found = question.name().map(|name| self.find(&Host::Name(name)));
+        Ok(match found {
+            Some(Ok(ip)) => question.addresses([ip], 60),
+            _ => question.nothing(Code::NO_NAME, 60),
+        })
+    }
+
     pub(super) fn find(&self, host: &Host) -> Result<IpAddr, Error> {
         let state = self.state();
         match host {
@@ -274,6 +292,10 @@ impl Overlay for MemoryOverlay {
             let flow = MemoryPackets::open(&self.network, self.host, scope)?;
             Ok(Box::new(flow) as Box<dyn Packets>)
         })
+    }
+
+    fn query<'a>(&'a self, message: &'a [u8], _: &'a Terms) -> Opening<'a, Vec<u8>> {
+        Box::pin(async move { self.network.answer(message) })
     }
 }
 

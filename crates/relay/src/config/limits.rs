@@ -26,6 +26,10 @@ pub struct Limits {
     pub bandwidth: u64,
     /// Payload of one client, both ways together, in bit/s; 0 is no limit. Default: 0.
     pub bandwidth_per_client: u64,
+    /// DNS queries of one client in a second, a second's worth of them at once; more are answered 429. 0 is no limit. Default: 1000.
+    pub queries_per_client: u32,
+    /// The largest DNS query, in octets, at least 512. Default: 2048.
+    pub query: usize,
     /// How long a client's handshake and first settings may take, in seconds. Default: 10.
     #[serde(with = "text::seconds")]
     pub handshake: Duration,
@@ -68,6 +72,8 @@ impl Default for Limits {
             requests_per_connection: 16_384,
             bandwidth: 0,
             bandwidth_per_client: 0,
+            queries_per_client: 1000,
+            query: 2048,
             handshake: Duration::from_secs(10),
             idle_connection: Duration::from_secs(60),
             idle_stream: Duration::from_secs(1800),
@@ -116,6 +122,7 @@ impl Limits {
         }
         let small = [
             ("limits.header", self.header < 1024, "1024"),
+            ("limits.query", self.query < 512, "512"),
             (
                 "limits.connection_window",
                 self.connection_window < 65_536,

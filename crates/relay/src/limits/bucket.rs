@@ -8,14 +8,17 @@ use std::{
 
 use tokio::time::Instant;
 
-/// What may pass at once after silence, in time at the configured rate.
+/// What may pass at once after silence, in nanoseconds at the configured rate.
 const BURST: u64 = 100_000_000;
+/// The same for things that come in crowds, as the names of a page do.
+const CROWD: u64 = 1_000_000_000;
 
 /// Gives out bandwidth.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     /// In bit/s; 0 gives without limit.
     rate: u64,
+    burst: u64,
     /// Nanoseconds from `since` until all is paid.
     paid: AtomicU64,
     since: Instant,
@@ -26,8 +29,17 @@ impl Bucket {
     pub(crate) fn new(rate: u64) -> Self {
         Self {
             rate,
+            burst: BURST,
             paid: AtomicU64::new(0),
             since: Instant::now(),
+        }
+    }
+
+    /// A full bucket for so many things a second, each of which counts as an octet; 0 is no limit.
+    pub(crate) fn of_things(rate: u32) -> Self {
+        Self {
+            burst: CROWD,
+            ..Self::new(u64::from(rate) * 8)
         }
     }
 
@@ -39,7 +51,7 @@ impl Bucket {
         let (now, cost) = (self.now(), self.cost(octets));
         let room = |paid: u64| {
             let after = paid.max(now).saturating_add(cost);
-            (paid <= now.saturating_add(BURST)).then_some(after)
+            (paid <= now.saturating_add(self.burst)).then_some(after)
         };
         let result = self
             .paid
@@ -59,7 +71,7 @@ impl Bucket {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, after)
             .unwrap_or(now);
         let debt = before.max(now).saturating_add(cost) - now;
-        Duration::from_nanos(debt.saturating_sub(BURST))
+        Duration::from_nanos(debt.saturating_sub(self.burst))
     }
 
     /// Whether something is still to be paid.
@@ -100,6 +112,16 @@ mod tests {
         assert_eq!(bucket.spend(1000), Duration::from_secs(1));
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(bucket.spend(1000), Duration::from_secs(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn things_pass_in_a_crowd_and_then_at_their_rate() {
+        let bucket = Bucket::of_things(100);
+        let crowd = (0..1000).filter(|_| bucket.admits(1)).count();
+        assert!((100..=101).contains(&crowd), "{crowd}");
+        tokio::time::advance(Duration::from_millis(500)).await;
+        let more = (0..1000).filter(|_| bucket.admits(1)).count();
+        assert!((49..=51).contains(&more), "{more}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -55,6 +55,16 @@ impl Rule {
         inside && self.has_port(port)
     }
 
+    /// Whether the rule is about this address, at some port.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        self.has_address(ip, self.port.unwrap_or(0))
+    }
+
+    /// Whether the rule is about this name, at some port.
+    pub fn is_about(&self, name: &str) -> bool {
+        self.has_name(name, self.port.unwrap_or(0))
+    }
+
     fn has_port(&self, port: u16) -> bool {
         self.port.is_none_or(|own| own == port)
     }

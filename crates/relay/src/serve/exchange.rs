@@ -3,6 +3,7 @@
 
 use std::{future::Future, sync::Arc};
 
+use bytes::Bytes;
 use hoplite_masque::DatagramSink;
 use hoplite_overlay::Batch;
 use hoplite_wire::{ResponseHead, connect_ip, forwarding::Capsule};
@@ -27,6 +28,24 @@ pub(crate) trait Exchange: Send + 'static {
     fn respond(&mut self, head: &ResponseHead) -> impl Future<Output = Result<(), Broken>> + Send;
     /// Answers, and ends the stream.
     fn refuse(self, head: &ResponseHead) -> impl Future<Output = Result<(), Broken>> + Send;
+    /// Reads the content of the request, before the answer; `None` if it is larger than `limit` octets. HTTP/1.1 has none here.
+    fn content(
+        &mut self,
+        _limit: usize,
+    ) -> impl Future<Output = Result<Option<Bytes>, Broken>> + Send {
+        async { Err(Broken) }
+    }
+    /// Answers with content, and ends the stream. HTTP/1.1 leaves it out.
+    fn answer(
+        self,
+        head: &ResponseHead,
+        _content: Bytes,
+    ) -> impl Future<Output = Result<(), Broken>> + Send
+    where
+        Self: Sized,
+    {
+        self.refuse(head)
+    }
     /// Goes on as a TCP tunnel.
     fn stream(self) -> (Self::Up, Self::Down);
     /// Goes on as a UDP tunnel or as a flow of IP packets: `sink` gets the client's payloads, also those that came before the answer.

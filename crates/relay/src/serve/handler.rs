@@ -7,7 +7,7 @@ use std::sync::Arc;
 use hoplite_wire::{RequestHead, ResponseHead, Target, connect_ip::Scope};
 
 use super::{
-    Alive, Shared,
+    Alive, Shared, dns,
     exchange::Exchange,
     ip,
     request::{self, Asked},
@@ -41,6 +41,7 @@ impl<E: Exchange> Job<E> {
             Ok((Asked::Tcp(target), permit)) => self.tcp(&target, &permit).await,
             Ok((Asked::Udp(target), permit)) => self.udp(&target, &permit).await,
             Ok((Asked::Ip(scope), permit)) => self.ip(&scope, &permit).await,
+            Ok((Asked::Dns(source), permit)) => self.dns(source, &permit).await,
             Err(failure) => refuse(&shared, method, failure, self.exchange).await,
         };
         if let Err(Broken) = done {
@@ -61,7 +62,7 @@ impl<E: Exchange> Job<E> {
             Guest::Anyone => self.client,
             Guest::Holder(index) => shared.gate.by_token(index),
         };
-        let asked = request::read(&self.head, &shared.templates)?;
+        let asked = request::read(&self.head, &shared.templates, shared.serves_dns)?;
         let permit = shared.gate.request(key).map_err(|_| Failure::Limited)?;
         Ok((asked, permit))
     }
@@ -83,6 +84,14 @@ impl<E: Exchange> Job<E> {
         let (from, to) = self.exchange.stream();
         splice::splice(from, to, socket, terms).await;
         Ok(())
+    }
+
+    async fn dns(self, source: dns::Source, permit: &Permit) -> Result<(), Broken> {
+        let shared = self.shared;
+        match permit.admits_query() {
+            true => dns::serve(&shared, source, self.exchange).await,
+            false => refuse(&shared, Method::dns, Failure::Limited, self.exchange).await,
+        }
     }
 
     async fn udp(mut self, target: &Target, permit: &Permit) -> Result<(), Broken> {
@@ -121,7 +130,8 @@ impl<E: Exchange> Job<E> {
     }
 }
 
-async fn refuse(
+/// Answers with a failure, and counts it.
+pub(super) async fn refuse(
     shared: &Shared,
     method: Method,
     failure: Failure,

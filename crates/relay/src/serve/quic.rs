@@ -215,6 +215,15 @@ impl Exchange for Passing {
         ToClient::finish(&mut sender).await
     }
 
+    async fn content(&mut self, limit: usize) -> Result<Option<Bytes>, Broken> {
+        self.exchange.content(limit).await.map_err(|_| Broken)
+    }
+
+    async fn answer(self, head: &ResponseHead, content: Bytes) -> Result<(), Broken> {
+        let answered = self.exchange.answer(head, content).await;
+        answered.map_err(|_| Broken)
+    }
+
     fn stream(self) -> (DataReceiver, DataSender) {
         let (sender, receiver) = self.exchange.split();
         (receiver, sender)

@@ -1,9 +1,11 @@
 //! What a client asks for, read out of a request's head; nothing is looked up and nothing opened here.
 //! The handler asks it after the client was let in.
-//! CONNECT: RFC 9114 §4.4, RFC 9113 §8.5; extended CONNECT: RFC 8441, RFC 9220; connect-udp: RFC 9298 §3; connect-ip: RFC 9484 §4.
+//! CONNECT: RFC 9114 §4.4, RFC 9113 §8.5; extended CONNECT: RFC 8441, RFC 9220; connect-udp: RFC 9298 §3; connect-ip: RFC 9484 §4;
+//! DNS queries: see [`super::dns`].
 
 use hoplite_wire::{RequestHead, Target, connect_ip::Scope, template::PathError};
 
+use super::dns;
 use crate::{failure::Failure, metrics::Method, template::Templates};
 
 /// A request that can be served.
@@ -15,6 +17,8 @@ pub(crate) enum Asked {
     Udp(Target),
     /// A flow of IP packets.
     Ip(Scope),
+    /// An answer to a DNS query.
+    Dns(dns::Source),
 }
 
 /// The values of the headers that may hold a token. Firefox sends `Authorization` on connect-udp.
@@ -29,12 +33,20 @@ pub(crate) fn method(head: &RequestHead) -> Method {
         ("CONNECT", None) => Method::connect,
         ("CONNECT", Some("connect-udp")) => Method::connect_udp,
         ("CONNECT", Some("connect-ip")) => Method::connect_ip,
+        _ if dns::read(head).is_some() => Method::dns,
         _ => Method::other,
     }
 }
 
-/// Reads what is asked for.
-pub(crate) fn read(head: &RequestHead, templates: &Templates) -> Result<Asked, Failure> {
+/// Reads what is asked for. DNS queries are one of the methods that are not served where `serves_dns` is not set.
+pub(crate) fn read(
+    head: &RequestHead,
+    templates: &Templates,
+    serves_dns: bool,
+) -> Result<Asked, Failure> {
+    if let Some(source) = dns::read(head).filter(|_| serves_dns) {
+        return source.map(Asked::Dns);
+    }
     if head.method != "CONNECT" {
         return Err(Failure::Method);
     }

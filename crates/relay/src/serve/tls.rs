@@ -150,6 +150,14 @@ impl Exchange for h2::Exchange {
         Self::refuse(self, head).await.map_err(|_| Broken)
     }
 
+    async fn content(&mut self, limit: usize) -> Result<Option<Bytes>, Broken> {
+        Self::content(self, limit).await.map_err(|_| Broken)
+    }
+
+    async fn answer(mut self, head: &ResponseHead, content: Bytes) -> Result<(), Broken> {
+        self.respond_with(head, content).map_err(|_| Broken)
+    }
+
     fn stream(self) -> (DataReceiver, DataSender) {
         let (sender, receiver) = self.split();
         (receiver, sender)

@@ -2,10 +2,13 @@
 
 mod blocked;
 mod choosing;
+#[path = "../relay/dns.rs"]
+mod dns;
 mod failing;
 mod forwarding;
 mod hostile;
 mod isolated;
+mod names;
 #[path = "../relay/namespace.rs"]
 mod namespace;
 mod packets;

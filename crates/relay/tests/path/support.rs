@@ -110,6 +110,10 @@ impl Overlay for Built {
     ) -> Opening<'a, Box<dyn Packets>> {
         self.path.open_packets(scope, terms)
     }
+
+    fn query<'a>(&'a self, message: &'a [u8], terms: &'a Terms) -> Opening<'a, Vec<u8>> {
+        self.path.query(message, terms)
+    }
 }
 
 /// The device's own sockets behind a firewall that can drop all UDP, silently, as firewalls do.

@@ -3,6 +3,7 @@
 mod absurd;
 mod admission;
 mod dns;
+mod doh;
 mod forward;
 mod h1;
 mod h2;

@@ -1,10 +1,11 @@
 //! Addresses and names that mean something on this host or this network, and nothing on the Internet.
-//! The policy refuses them unless the operator allows them. IANA special-purpose registries (RFC 6890), RFC 6761.
+//! `relay` refuses them unless its operator allows them, `mediator` believes no answer that names them.
+//! IANA special-purpose registries (RFC 6890), RFC 6761.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// What `localhost` stands for (RFC 6761 §6.3); it is never looked up.
-pub(crate) const LOOPBACK: [IpAddr; 2] = [
+pub const LOOPBACK: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
     IpAddr::V6(Ipv6Addr::LOCALHOST),
 ];
@@ -56,8 +57,15 @@ const LOCAL_LABELS: [&str; 9] = [
     "onion",
 ];
 
+/// Whether an address, or one that it leads to, is special.
+pub fn leads_nowhere(ip: IpAddr) -> bool {
+    let ip = ip.to_canonical();
+    let carried = carried(ip).into_iter().map(IpAddr::V4);
+    is_refused(ip) || carried.into_iter().any(leads_nowhere)
+}
+
 /// Whether an address in canonical form is special in itself; what it carries is judged apart.
-pub(crate) fn is_refused(ip: IpAddr) -> bool {
+pub fn is_refused(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => IPV4.iter().any(|(net, len)| {
             let net = u32::from(Ipv4Addr::from(*net));
@@ -71,7 +79,7 @@ pub(crate) fn is_refused(ip: IpAddr) -> bool {
 }
 
 /// The IPv4 addresses that an IPv6 address leads to: NAT64, 6to4 (RFC 3056), Teredo's server and client (RFC 4380).
-pub(crate) fn carried(ip: IpAddr) -> Vec<Ipv4Addr> {
+pub fn carried(ip: IpAddr) -> Vec<Ipv4Addr> {
     let IpAddr::V6(ip) = ip else {
         return Vec::new();
     };
@@ -89,18 +97,18 @@ pub(crate) fn carried(ip: IpAddr) -> Vec<Ipv4Addr> {
 }
 
 /// `localhost` and all names below it.
-pub(crate) fn is_localhost(name: &str) -> bool {
+pub fn is_localhost(name: &str) -> bool {
     name == "localhost" || name.ends_with(".localhost")
 }
 
 /// Names of the local network: they have no meaning for somebody far away.
-pub(crate) fn is_local_name(name: &str) -> bool {
+pub fn is_local_name(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or(name);
     LOCAL_LABELS.contains(&last) || name == "home.arpa" || name.ends_with(".home.arpa")
 }
 
 /// A name that does not exist and is never asked for (RFC 6761 §6.4).
-pub(crate) fn is_nobody(name: &str) -> bool {
+pub fn is_nobody(name: &str) -> bool {
     name == "invalid" || name.ends_with(".invalid")
 }
 
