@@ -6,7 +6,7 @@
 
 mod down;
 pub(crate) mod idle;
-mod pool;
+pub(crate) mod pool;
 mod up;
 
 use std::{
@@ -23,7 +23,7 @@ use crate::{app::App, counters::Counters};
 use self::{down::Down, idle::Idle, up::Up};
 
 /// The most that waits in one direction, in octets.
-const BUFFER: usize = 64 * 1024;
+pub(crate) const BUFFER: usize = 64 * 1024;
 /// How long a target that reads no more may go on sending nothing before both ends are reset.
 const LINGER: Duration = Duration::from_secs(10);
 

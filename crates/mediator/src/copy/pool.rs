@@ -1,5 +1,5 @@
-//! Buffers for flows in which something moves, taken from and given back to a store of each thread.
-//! Both directions of the copy loop use them. A flow at rest holds none, and a busy one costs no allocation: giving 64 KiB
+//! Buffers for flows in which something moves, taken from and given back to a store of each thread. Both directions of the copy loop
+//! use them, and the TCP connections of the TUN front end. A flow at rest holds none, and a busy one costs no allocation: giving 64 KiB
 //! back to the system for every burst, and faulting them in again for the next, costs more than copying through them.
 
 use std::{cell::RefCell, mem};
@@ -7,14 +7,14 @@ use std::{cell::RefCell, mem};
 use super::BUFFER;
 
 /// How many buffers a thread keeps for later; further ones are freed.
-const KEPT: usize = 16;
+const KEPT: usize = 64;
 
 thread_local! {
     static STORE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Makes `buffer` empty and able to hold [`BUFFER`] octets.
-pub(super) fn provide(buffer: &mut Vec<u8>) {
+pub(crate) fn provide(buffer: &mut Vec<u8>) {
     buffer.clear();
     if buffer.capacity() < BUFFER {
         let stored = STORE.with_borrow_mut(Vec::pop);
@@ -23,7 +23,7 @@ pub(super) fn provide(buffer: &mut Vec<u8>) {
 }
 
 /// Takes the buffer back, leaving one that holds nothing. What was in it is forgotten.
-pub(super) fn take_back(buffer: &mut Vec<u8>) {
+pub(crate) fn take_back(buffer: &mut Vec<u8>) {
     let mut buffer = mem::take(buffer);
     if buffer.capacity() < BUFFER {
         return;

@@ -65,6 +65,18 @@ counters! {
     other_dropped;
     /// ICMP errors told to programs.
     errors_told;
+    /// TCP connections begun.
+    tcp_opened;
+    /// TCP connections over, for whatever reason.
+    tcp_closed;
+    /// SYNs dropped because the table was full.
+    tcp_dropped;
+    /// TCP connections that made room for another while they were being opened.
+    tcp_evicted;
+    /// Octets of TCP payload from programs that streams took.
+    tcp_up;
+    /// Octets of TCP payload from streams to programs.
+    tcp_down;
     /// UDP flows begun.
     udp_opened;
     /// UDP flows over, for whatever reason.

@@ -1,36 +1,293 @@
-//! TCP flows.
+//! TCP of the transparent front end: every connection that a program makes ends here and goes on as a stream of the overlay.
+//! The router hands segments to the [`Table`]; each connection is a machine without I/O, driven by the table and by a task of its own.
+//! RFC 9293 and its neighbours: see `machine`. Optimistic and pessimistic opening: paper 003 (ANONguard) §5.
+//!
+//! # What a failure is called
+//! Before the SYN is answered (pessimistic), by what Linux makes of it in `connect`; afterwards nothing but a reset is left to tell.
+//!
+//! | overlay says | SYN not answered yet | answered |
+//! |---|---|---|
+//! | target failed: refused | reset: ECONNREFUSED | reset |
+//! | target failed: network unreachable; entry unreachable; path failed; bug | ICMP network unreachable: ENETUNREACH | reset |
+//! | target failed otherwise: host unreachable, name, resolver; timed out; an address that means nothing any more | ICMP host unreachable: EHOSTUNREACH | reset |
+//! | forbidden, unsupported | ICMP prohibited: EHOSTUNREACH (IPv6: EACCES) | reset |
+//! | the stream breaks later | – | reset |
+//! | the target reads no more | – | what comes is acknowledged and dropped, as in `copy`; 10 s after the last octet down a reset |
+//!
+//! A segment of a connection that nobody knows is answered by a reset, so that programs notice when the mediator was restarted. When the
+//! table is full, SYNs are dropped and counted: programs send them again. When too many connections are being opened, the oldest of those
+//! makes room.
 
-use std::sync::Arc;
+mod clock;
+mod crowd;
+mod early;
+mod flow;
+mod guard;
+mod lately;
+mod machine;
+mod pump;
+mod queue;
+mod receive;
+mod retained;
+mod send;
+mod sequence;
+mod task;
+mod timer;
+
+use std::{
+    collections::{HashMap, hash_map::RandomState},
+    fmt,
+    hash::BuildHasher,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use bytes::Bytes;
-use hoplite_wire::ip::{Packet, tcp::Segment};
-use tokio::time::Instant;
+use hoplite_wire::{
+    Target,
+    ip::{
+        self,
+        icmp::Unreachable,
+        tcp::{Flags, Header, Segment},
+    },
+};
+use tokio::{
+    task::{JoinError, JoinSet},
+    time::Instant,
+};
 
-use super::{Ends, Room};
+use self::{
+    crowd::Crowd,
+    flow::Flow,
+    lately::Lately,
+    machine::{Machine, Packet, Settings},
+    task::{Order, Task},
+};
+use super::{Ends, Room, config::Opening, icmp, names::Meaning};
 
-/// The flows.
-#[derive(Debug)]
+/// One flow in so many may be half-open.
+const HALF_OPEN_SHARE: usize = 4;
+/// The largest SYN that is kept to be quoted in an ICMP error; a larger one (with data) is refused by a reset.
+const QUOTED: usize = 256;
+
+/// All connections of programs. Dropped, it resets them.
 pub(crate) struct Table {
+    shared: Arc<Shared>,
+    tasks: JoinSet<()>,
+    /// Flows that a segment came for since the last flush.
+    listed: Vec<Arc<Flow>>,
+    crowd: Crowd,
+    secret: RandomState,
+    born: Instant,
+}
+
+/// What the table and the tasks share.
+struct Shared {
     room: Arc<Room>,
+    flows: Mutex<HashMap<Ends, Arc<Flow>>>,
+    lately: Mutex<Lately>,
+}
+
+impl Shared {
+    fn flows(&self) -> MutexGuard<'_, HashMap<Ends, Arc<Flow>>> {
+        self.flows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lately(&self) -> MutexGuard<'_, Lately> {
+        self.lately.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets a flow, unless another one has its ends by now.
+    fn remove(&self, flow: &Arc<Flow>) {
+        let mut flows = self.flows();
+        let same = |known: &Arc<Flow>| Arc::ptr_eq(known, flow);
+        if flows.get(&flow.ends).is_some_and(same) {
+            flows.remove(&flow.ends);
+        }
+    }
 }
 
 impl Table {
     pub(crate) fn new(room: Arc<Room>) -> Self {
-        Self { room }
+        let crowd = Crowd::new(room.config.flows.tcp.div_ceil(HALF_OPEN_SHARE));
+        let shared = Shared {
+            room,
+            flows: Mutex::default(),
+            lately: Mutex::default(),
+        };
+        Self {
+            shared: Arc::new(shared),
+            tasks: JoinSet::new(),
+            listed: Vec::new(),
+            crowd,
+            secret: RandomState::new(),
+            born: Instant::now(),
+        }
     }
 
-    /// A segment from a program. `octets` are the whole packet.
+    /// Takes a segment. `octets` is the whole packet: the payload stays in it. Nothing is answered before [`Self::flush`].
     pub(crate) fn received(
         &mut self,
-        _: Ends,
-        _: &Packet<'_>,
-        _: &Segment<'_>,
-        _: &Bytes,
-        _: Instant,
+        ends: Ends,
+        packet: &ip::Packet<'_>,
+        segment: &Segment<'_>,
+        octets: &Bytes,
+        now: Instant,
     ) {
-        self.room.counters.other_dropped.add(1);
+        let flow = self.shared.flows().get(&ends).cloned();
+        if let Some(flow) = flow.filter(|flow| !self.gives_way(flow, segment)) {
+            let payload = payload_of(packet, segment, octets);
+            if flow.received(segment, payload, now) {
+                self.listed.push(flow);
+            }
+            return;
+        }
+        match is_opening(segment.flags) {
+            true => self.open(ends, segment, octets, now),
+            false => self.tell_stranger(ends, segment),
+        }
     }
 
-    /// After a batch of packets.
-    pub(crate) fn flush(&mut self, _: Instant) {}
+    /// Sends what follows from the segments received since the last time: for each flow one acknowledgement of them all.
+    pub(crate) fn flush(&mut self, now: Instant) {
+        for flow in self.listed.drain(..) {
+            flow.flush(&*self.shared.room.port, now);
+        }
+        while let Some(ended) = self.tasks.try_join_next() {
+            report(ended);
+        }
+    }
+
+    /// Whether a SYN ends what is left of the connection before it.
+    fn gives_way(&self, flow: &Arc<Flow>, segment: &Segment<'_>) -> bool {
+        if !is_opening(segment.flags) || !flow.lock().machine.gives_way_to(segment) {
+            return false;
+        }
+        flow.abandon();
+        self.shared.remove(flow);
+        true
+    }
+
+    fn open(&mut self, ends: Ends, segment: &Segment<'_>, octets: &Bytes, now: Instant) {
+        if self.shared.flows().len() >= self.shared.room.config.flows.tcp {
+            return self.shared.room.counters.tcp_dropped.add(1);
+        }
+        match self.shared.room.names.meaning(ends.target, now) {
+            Meaning::Target(target) => self.open_to(target, ends, segment, octets, now),
+            Meaning::Expired => {
+                self.shared.room.counters.expired.add(1);
+                icmp::tell_unreachable(&self.shared.room, octets, Unreachable::Host);
+            }
+        }
+    }
+
+    fn open_to(
+        &mut self,
+        target: Target,
+        ends: Ends,
+        segment: &Segment<'_>,
+        octets: &Bytes,
+        now: Instant,
+    ) {
+        let mut machine = Machine::new(segment, self.settings(ends, now));
+        let mut cause = (octets.len() <= QUOTED).then(|| Box::from(&octets[..]));
+        if self.is_trusted(&target, now) {
+            machine.accept(now);
+            cause = None;
+        }
+        let flow = Arc::new(Flow::new(ends, machine));
+        self.shared.flows().insert(ends, Arc::clone(&flow));
+        let task = Task::new(&self.shared, &flow, now);
+        let order = Order { target, cause };
+        let (half_open, oldest) = self.crowd.admit(&flow);
+        if let Some(oldest) = oldest {
+            self.shared.room.counters.tcp_evicted.add(1);
+            oldest.give_up();
+        }
+        self.tasks.spawn(task.run(order, half_open));
+        self.listed.push(flow);
+    }
+
+    /// Whether the SYN is answered before the overlay has.
+    fn is_trusted(&self, target: &Target, now: Instant) -> bool {
+        match self.shared.room.config.flows.open {
+            Opening::Optimistic => true,
+            Opening::Pessimistic => false,
+            Opening::Auto => self.shared.lately().trusts(target, now),
+        }
+    }
+
+    fn settings(&self, ends: Ends, now: Instant) -> Settings {
+        let (headers, default_mss) = match ends.program.is_ipv4() {
+            true => (40, 536),
+            false => (60, 1220),
+        };
+        Settings {
+            isn: self.isn(ends, now),
+            window: self.shared.room.config.flows.window,
+            mss: self.shared.room.port.mtu().saturating_sub(headers),
+            default_mss,
+        }
+    }
+
+    /// RFC 6528 §3: ISN = M + F(localip, localport, remoteip, remoteport, secretkey), M ticking every 4 microseconds.
+    fn isn(&self, ends: Ends, now: Instant) -> u32 {
+        let ticks = now.saturating_duration_since(self.born).as_micros() / 4;
+        let ticks = u32::try_from(ticks % (1 << 32)).unwrap_or(0);
+        let [a, b, c, d, ..] = self.secret.hash_one(ends).to_ne_bytes();
+        u32::from_ne_bytes([a, b, c, d]).wrapping_add(ticks)
+    }
+
+    /// RFC 9293 §3.10.7.1: who sends to a connection that is not there is told so.
+    fn tell_stranger(&self, ends: Ends, segment: &Segment<'_>) {
+        let flags = segment.flags;
+        if flags.contains(Flags::RST) {
+            return;
+        }
+        let counted = [Flags::SYN, Flags::FIN].map(|flag| usize::from(flags.contains(flag)));
+        let len = segment.payload.len() + counted[0] + counted[1];
+        let header = match flags.contains(Flags::ACK) {
+            true => Header {
+                sequence: segment.acknowledgment,
+                flags: Flags::RST,
+                ..Header::default()
+            },
+            false => Header {
+                acknowledgment: sequence::Seq(segment.sequence).plus(len).0,
+                flags: Flags::RST | Flags::ACK,
+                ..Header::default()
+            },
+        };
+        let (portion, port) = (None, &*self.shared.room.port);
+        flow::send(ends, port, Packet { header, portion }, [&[]; 2], None);
+    }
 }
+
+/// A SYN that asks for a new connection.
+fn is_opening(flags: Flags) -> bool {
+    flags.contains(Flags::SYN) && !flags.intersects(Flags::ACK | Flags::RST | Flags::FIN)
+}
+
+fn payload_of(packet: &ip::Packet<'_>, segment: &Segment<'_>, octets: &Bytes) -> Bytes {
+    let at = packet.header_len + segment.header_len;
+    match segment.payload.len() {
+        0 => Bytes::new(),
+        len => octets.slice(at..at + len),
+    }
+}
+
+fn report(ended: Result<(), JoinError>) {
+    if let Err(error) = ended {
+        tracing::error!(%error, "a flow's task failed: please report this");
+    }
+}
+
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Table")
+            .field("flows", &self.shared.flows().len())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

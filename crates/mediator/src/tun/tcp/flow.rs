@@ -1,0 +1,189 @@
+//! What the table and a flow's task share: the machine, and how one wakes the other. The table hands segments in and sends what follows
+//! from a batch of them; the task moves octets between the machine and the overlay's stream.
+
+use std::{
+    cell::RefCell,
+    fmt,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Waker},
+};
+
+use bytes::Bytes;
+use hoplite_wire::ip::tcp::{Flags, Segment};
+use tokio::time::Instant;
+
+use super::machine::{End, Machine, Packet};
+use crate::tun::{
+    Ends,
+    port::{Outgoing, Port, tcp_headers},
+};
+
+thread_local! {
+    /// Where headers are put together.
+    static HEADERS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A program's connection.
+pub(super) struct Flow {
+    pub(super) ends: Ends,
+    half_open: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) machine: Machine,
+    task: Option<Waker>,
+    /// There is something for the task to do.
+    news: bool,
+    /// It waits for the end of the batch to be sent for.
+    listed: bool,
+    /// When the task's timer wakes it.
+    armed: Option<Instant>,
+}
+
+impl Flow {
+    pub(super) fn new(ends: Ends, machine: Machine) -> Self {
+        let state = State {
+            machine,
+            task: None,
+            news: false,
+            listed: false,
+            armed: None,
+        };
+        Self {
+            ends,
+            half_open: AtomicBool::new(true),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Whether it waits for the stream or for the program's confirmation.
+    pub(super) fn is_half_open(&self) -> bool {
+        self.half_open.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_opened(&self) {
+        self.half_open.store(false, Ordering::Relaxed);
+    }
+
+    /// Never held across an await, and all is on one thread: nobody waits here.
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a segment; `true` if the flow is to be flushed and nobody knows yet.
+    pub(super) fn received(&self, segment: &Segment<'_>, payload: Bytes, now: Instant) -> bool {
+        let mut state = self.lock();
+        state.news |= !payload.is_empty() || segment.flags.intersects(Flags::FIN | Flags::RST);
+        state.machine.segment(segment, payload, now);
+        state.news |= state.machine.may_go_on() || state.machine.ended().is_some();
+        !std::mem::replace(&mut state.listed, true)
+    }
+
+    /// Sends what follows from a batch of segments, and wakes the task if it has something to do.
+    pub(super) fn flush(&self, port: &dyn Port, now: Instant) {
+        let mut state = self.lock();
+        state.listed = false;
+        state.transmit(self.ends, port, now);
+        if state.news || state.is_earlier() {
+            state.wake();
+        }
+    }
+
+    /// Ends the connection without a word to the program, for it has forgotten it.
+    pub(super) fn abandon(&self) {
+        let mut state = self.lock();
+        state.machine.abandon();
+        state.wake();
+    }
+
+    /// Ends a connection that has not begun. A program that has no answer yet will ask again.
+    pub(super) fn give_up(&self) {
+        let mut state = self.lock();
+        match state.machine.is_held() {
+            true => state.machine.abandon(),
+            false => state.machine.reset(),
+        }
+        state.wake();
+    }
+}
+
+impl State {
+    /// The task begins its turn.
+    pub(super) fn begin(&mut self, cx: &Context<'_>, now: Instant) {
+        self.news = false;
+        if !self
+            .task
+            .as_ref()
+            .is_some_and(|task| task.will_wake(cx.waker()))
+        {
+            self.task = Some(cx.waker().clone());
+        }
+        self.machine.expire(now);
+    }
+
+    /// The task's turn is over, and it will be woken at `armed`.
+    pub(super) fn rest(&mut self, armed: Option<Instant>) {
+        self.armed = armed;
+    }
+
+    /// Whether the machine must be looked after before the task's timer does.
+    fn is_earlier(&self) -> bool {
+        match (self.machine.timeout(), self.armed) {
+            (Some(wanted), Some(armed)) => wanted < armed,
+            (wanted, _) => wanted.is_some(),
+        }
+    }
+
+    fn wake(&mut self) {
+        if let Some(task) = self.task.take() {
+            task.wake();
+        }
+    }
+
+    /// Whether the connection ended otherwise than by both sides finishing.
+    pub(super) fn is_broken(&self) -> bool {
+        self.machine.ended().is_some_and(|end| end != End::Complete)
+    }
+
+    /// Sends all that may leave. When the port is full, the rest waits for acknowledgements or the timer.
+    pub(super) fn transmit(&mut self, ends: Ends, port: &dyn Port, now: Instant) {
+        while let Some(packet) = self.machine.transmit(now) {
+            if !self.send(ends, port, packet) {
+                return;
+            }
+        }
+    }
+
+    fn send(&self, ends: Ends, port: &dyn Port, packet: Packet) -> bool {
+        let (payload, segment) = self.machine.payload(&packet);
+        send(ends, port, packet, payload, segment)
+    }
+}
+
+/// Sends one packet to the program.
+pub(super) fn send(
+    ends: Ends,
+    port: &dyn Port,
+    packet: Packet,
+    payload: [&[u8]; 2],
+    segment: Option<u16>,
+) -> bool {
+    let (from, to, mut header) = (ends.target, ends.program, packet.header);
+    (header.source, header.destination) = (from.port(), to.port());
+    let len = payload[0].len() + payload[1].len();
+    HEADERS.with_borrow_mut(|headers| {
+        tcp_headers(headers, from.ip(), to.ip(), &header, len);
+        port.send(Outgoing::tcp(headers, payload, segment))
+    })
+}
+
+impl fmt::Debug for Flow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Flow")
+    }
+}

@@ -1,0 +1,182 @@
+//! Moves octets between a machine and the overlay's stream, both ways, and half-closes too. The flow's task runs it once the stream is open.
+//!
+//! Down, no more is taken from the stream than the program has room for; up, the machine's window is all that waits. So whoever
+//! is slow stops the other, and a flow in which nothing moves owns no buffer.
+
+use std::{
+    io::{self, IoSlice},
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use hoplite_overlay::Stream;
+use tokio::{
+    io::{AsyncBufRead, AsyncWrite},
+    time::Instant,
+};
+
+use super::{crowd::HalfOpen, flow::State, machine::Machine, send::LARGEST, task::Task};
+use crate::copy::idle::Idle;
+
+/// How long a target that reads no more may go on sending nothing before both ends are reset.
+const LINGER: Duration = Duration::from_secs(10);
+/// How many pieces one write takes.
+const PIECES: usize = 16;
+
+/// The way to the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Up {
+    Copying,
+    /// The program has finished: the stream is being finished.
+    Finishing,
+    Finished,
+    /// The target reads no more; the program may still send.
+    Discarding,
+}
+
+pub(super) struct Pump<'a> {
+    task: &'a mut Task,
+    half_open: Option<HalfOpen>,
+    stream: Stream,
+    up: Up,
+    /// Whether the stream may hold back what was written.
+    unflushed: bool,
+    down_ended: bool,
+    /// Changes when something moves down.
+    moved: usize,
+    idle: Idle,
+}
+
+impl<'a> Pump<'a> {
+    pub(super) fn new(task: &'a mut Task, stream: Stream, half_open: HalfOpen) -> Self {
+        Self {
+            task,
+            half_open: Some(half_open),
+            stream,
+            up: Up::Copying,
+            unflushed: false,
+            down_ended: false,
+            moved: 0,
+            idle: Idle::default(),
+        }
+    }
+
+    /// Ready when the stream is of no more use: both directions have ended, or one end broke.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let flow = self.task.flow();
+        let (mut state, now) = (flow.lock(), Instant::now());
+        state.begin(cx, now);
+        if state.is_broken() {
+            return Poll::Ready(());
+        }
+        if state.machine.is_open() {
+            self.half_open = None;
+        }
+        let up = self.poll_up(cx, &mut state.machine);
+        self.poll_down(cx, &mut state, now);
+        self.task.finish_turn(cx, &mut state, now);
+        if state.is_broken() || (up.is_ready() && self.down_ended) {
+            return Poll::Ready(());
+        }
+        ready!(self.poll_linger(cx));
+        state.machine.reset();
+        self.task.finish_turn(cx, &mut state, now);
+        Poll::Ready(())
+    }
+
+    /// A target that reads no more is waited for as long as it still sends.
+    fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let limit = match self.up {
+            Up::Discarding => LINGER,
+            _ => Duration::ZERO,
+        };
+        self.idle.poll(cx, limit, self.moved)
+    }
+
+    fn poll_down(&mut self, cx: &mut Context<'_>, state: &mut State, now: Instant) {
+        while !self.down_ended {
+            let slice = match Pin::new(&mut self.stream).poll_fill_buf(cx) {
+                Poll::Pending => return,
+                Poll::Ready(Ok([])) => {
+                    self.down_ended = true;
+                    return state.machine.finish(now);
+                }
+                Poll::Ready(Ok(slice)) => slice,
+                Poll::Ready(Err(error)) => {
+                    tracing::trace!(%error, "the target's stream broke");
+                    return state.machine.reset();
+                }
+            };
+            let room = state.machine.room();
+            if room == 0 {
+                return state.machine.stall(now);
+            }
+            let piece = slice.get(..room).unwrap_or(slice);
+            let len = piece.len();
+            state.machine.push(piece);
+            Pin::new(&mut self.stream).consume(len);
+            self.moved = self.moved.wrapping_add(len);
+            self.task.counters().tcp_down.add(len);
+            if state.machine.unsent() >= LARGEST {
+                self.task.transmit(state, now);
+            }
+        }
+    }
+
+    /// Ready when this direction has ended. A fault of the stream is none of the flow: the way down decides.
+    fn poll_up(&mut self, cx: &mut Context<'_>, machine: &mut Machine) -> Poll<()> {
+        loop {
+            let step = match self.up {
+                Up::Finished => return Poll::Ready(()),
+                Up::Discarding if machine.read_ended() => return Poll::Ready(()),
+                Up::Discarding => return Poll::Pending,
+                Up::Finishing => self.poll_shutdown(cx),
+                Up::Copying if machine.readable() > 0 => self.poll_write(cx, machine),
+                Up::Copying if machine.read_ended() => {
+                    self.up = Up::Finishing;
+                    continue;
+                }
+                Up::Copying => self.poll_flush(cx),
+            };
+            if let Err(error) = ready!(step) {
+                tracing::trace!(%error, "the target reads no more");
+                self.up = Up::Discarding;
+                machine.discard();
+            }
+        }
+    }
+
+    fn poll_write(&mut self, cx: &mut Context<'_>, machine: &mut Machine) -> Poll<io::Result<()>> {
+        let mut slices = [IoSlice::new(&[]); PIECES];
+        let count = machine.read(&mut slices);
+        let slices = slices.get(..count).unwrap_or_default();
+        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, slices))?;
+        if written == 0 {
+            return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+        }
+        machine.consume(written);
+        self.unflushed = true;
+        self.task.counters().tcp_up.add(written);
+        Poll::Ready(Ok(()))
+    }
+
+    /// Nothing to write: what an overlay still holds back leaves now. Ready only when that fails.
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.unflushed {
+            return Poll::Pending;
+        }
+        let flushed = ready!(Pin::new(&mut self.stream).poll_flush(cx));
+        self.unflushed = false;
+        match flushed {
+            Ok(()) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
+        self.up = Up::Finished;
+        Poll::Ready(Ok(()))
+    }
+}

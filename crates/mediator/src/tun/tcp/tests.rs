@@ -1,0 +1,340 @@
+//! The table and its tasks as a program sees them, with a network in memory behind; the clock is tokio's, and paused.
+
+use std::{net::SocketAddr, time::Duration};
+
+use hoplite_overlay::{Stream, memory::Listener};
+use hoplite_wire::ip::{
+    self, icmp,
+    tcp::{Flags, Header, Options},
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::tun::{
+    Config,
+    config::Opening,
+    testing::{Bench, PROGRAM, TARGET, parsed, tcp_packet},
+};
+
+const PORT: u16 = 80;
+
+/// A program with one connection; it keeps count and nothing else.
+struct Program {
+    port: u16,
+    target: u16,
+    seq: u32,
+    ack: u32,
+}
+
+/// What it got.
+struct Got {
+    header: Header,
+    payload: Vec<u8>,
+}
+
+impl Program {
+    fn new(port: u16) -> Self {
+        Self::to(port, PORT)
+    }
+
+    fn to(port: u16, target: u16) -> Self {
+        Self {
+            port,
+            target,
+            seq: 7000,
+            ack: 0,
+        }
+    }
+
+    fn say(&mut self, bench: &mut Bench, flags: Flags, payload: &[u8]) {
+        let options = Options {
+            mss: flags.contains(Flags::SYN).then_some(1460),
+            window_scale: flags.contains(Flags::SYN).then_some(7),
+            ..Options::default()
+        };
+        let header = Header {
+            source: self.port,
+            destination: self.target,
+            sequence: self.seq,
+            acknowledgment: self.ack,
+            flags,
+            window: 4096,
+            options,
+            ..Header::default()
+        };
+        bench.send(tcp_packet(PROGRAM, TARGET, &header, payload));
+        let counted = payload.len() + usize::from(flags.intersects(Flags::SYN | Flags::FIN));
+        self.seq += u32::try_from(counted).expect("small");
+    }
+
+    /// The next segment; the program expects what follows it.
+    async fn hear(&mut self, bench: &Bench) -> Got {
+        let octets = bench.port.next().await;
+        let packet = parsed(&octets);
+        assert_eq!((packet.source, packet.destination), (TARGET, PROGRAM));
+        let segment = ip::tcp::parse(packet.payload).expect("a segment");
+        assert_eq!((segment.source, segment.destination), (PORT, self.port));
+        let (header, payload) = (segment.header(), segment.payload.to_vec());
+        let flags = header.flags;
+        let counted = payload.len() + usize::from(flags.intersects(Flags::SYN | Flags::FIN));
+        let next = header
+            .sequence
+            .wrapping_add(u32::try_from(counted).expect("small"));
+        if counted > 0 {
+            self.ack = next;
+        }
+        Got { header, payload }
+    }
+
+    async fn connect(&mut self, bench: &mut Bench) {
+        self.say(bench, Flags::SYN, b"");
+        let answer = self.hear(bench).await.header;
+        assert_eq!(answer.flags, Flags::SYN | Flags::ACK);
+        self.say(bench, Flags::ACK, b"");
+    }
+}
+
+fn target() -> SocketAddr {
+    SocketAddr::new(TARGET, PORT)
+}
+
+fn bench(open: Opening) -> (Bench, Listener) {
+    bench_of(open, 16_384)
+}
+
+fn bench_of(open: Opening, flows: usize) -> (Bench, Listener) {
+    let change = |config: &mut Config| (config.flows.open, config.flows.tcp) = (open, flows);
+    let bench = Bench::with(change);
+    let listener = bench.network.listen_at(target());
+    (bench, listener)
+}
+
+/// A connection and the target's end of its stream.
+async fn connected(bench: &mut Bench, listener: &mut Listener) -> (Program, Stream) {
+    let mut program = Program::new(5000);
+    program.connect(bench).await;
+    (program, listener.accept().await)
+}
+
+/// Lets the tasks do all that they can.
+async fn settle() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_optimistic_connection_takes_octets_before_there_is_a_stream() {
+    let mut bench = Bench::with(|config| config.flows.open = Opening::Optimistic);
+    bench.network.silence(target());
+    let _listener = bench.network.listen_at(target());
+    let mut program = Program::new(5000);
+    program.connect(&mut bench).await;
+    program.say(&mut bench, Flags::ACK | Flags::PSH, b"hello");
+    let ack = program.hear(&bench).await.header;
+    assert_eq!(ack.acknowledgment, program.seq);
+}
+
+#[tokio::test(start_paused = true)]
+async fn octets_and_ends_pass_both_ways() {
+    let (mut bench, mut listener) = bench(Opening::Optimistic);
+    let (mut program, mut far) = connected(&mut bench, &mut listener).await;
+    program.say(&mut bench, Flags::ACK | Flags::FIN, b"question");
+    assert_eq!(
+        program.hear(&bench).await.header.acknowledgment,
+        program.seq
+    );
+    let mut heard = Vec::new();
+    far.read_to_end(&mut heard).await.expect("ends");
+    assert_eq!(heard, b"question");
+    far.write_all(b"answer").await.expect("open");
+    far.shutdown().await.expect("open");
+    let mut got = Vec::new();
+    loop {
+        let Got { header, payload } = program.hear(&bench).await;
+        got.extend(payload);
+        if header.flags.contains(Flags::FIN) {
+            break;
+        }
+    }
+    assert_eq!(got, b"answer");
+    program.say(&mut bench, Flags::ACK, b"");
+    settle().await;
+    assert_eq!(bench.room.counters.tcp_closed.value(), 1);
+    let snapshot = bench.room.counters.snapshot();
+    assert_eq!((snapshot.tcp_up, snapshot.tcp_down), (8, 6));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pessimistic_connection_is_answered_when_the_target_is_there_and_refused_when_it_is_not()
+{
+    let (mut bench, listener) = bench(Opening::Pessimistic);
+    drop(listener);
+    let mut program = Program::new(5000);
+    program.say(&mut bench, Flags::SYN, b"");
+    let refusal = program.hear(&bench).await.header;
+    assert_eq!(refusal.flags, Flags::RST | Flags::ACK);
+    assert_eq!(refusal.acknowledgment, program.seq);
+    let _listener = bench.network.listen_at(target());
+    Program::new(5001).connect(&mut bench).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_failures_are_told_by_icmp_that_quotes_the_syn() {
+    // Nobody has the target's address.
+    let mut bench = Bench::new();
+    Program::new(5000).say(&mut bench, Flags::SYN, b"");
+    let octets = bench.port.next().await;
+    let packet = parsed(&octets);
+    assert_eq!(packet.protocol, ip::ICMP);
+    assert_eq!(&packet.payload[..2], [3, 1], "host unreachable");
+    let quoted = parsed(&packet.payload[8..]);
+    assert_eq!((quoted.source, quoted.destination), (PROGRAM, TARGET));
+    assert_eq!(bench.room.counters.failed_target.value(), 1);
+    assert!(icmp::echo(&packet).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn auto_answers_at_once_what_lately_worked() {
+    let (mut bench, mut listener) = bench(Opening::Auto);
+    let first = connected(&mut bench, &mut listener).await;
+    bench.network.silence(target());
+    let mut program = Program::new(5001);
+    program.connect(&mut bench).await;
+    drop(first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_breaks_resets_the_program_and_a_program_that_resets_breaks_the_stream() {
+    let (mut bench, mut listener) = bench(Opening::Optimistic);
+    let (mut program, far) = connected(&mut bench, &mut listener).await;
+    drop(far);
+    assert!(program.hear(&bench).await.header.flags.contains(Flags::RST));
+    let mut program = Program::new(5001);
+    program.connect(&mut bench).await;
+    let mut far = listener.accept().await;
+    program.say(&mut bench, Flags::RST, b"");
+    assert!(far.read_u8().await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_takes_more_from_the_target_than_the_program_has_room_for() {
+    let (mut bench, mut listener) = bench(Opening::Optimistic);
+    let (mut program, mut far) = connected(&mut bench, &mut listener).await;
+    let all = vec![9; 3 << 20];
+    let sending = tokio::spawn(async move {
+        let mut sent = 0;
+        while let Ok(len) = far.write(&all[sent..]).await {
+            sent += len;
+            if sent == all.len() {
+                break;
+            }
+        }
+        far
+    });
+    let mut got = 0;
+    while got < 4096 << 7 {
+        got += program.hear(&bench).await.payload.len();
+    }
+    assert_eq!(got, 4096 << 7);
+    settle().await;
+    assert!(bench.port.try_next().is_none(), "beyond the window");
+    assert!(!sending.is_finished());
+    program.say(&mut bench, Flags::ACK, b"");
+    assert!(!program.hear(&bench).await.payload.is_empty());
+    sending.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_takes_more_from_the_program_than_the_window() {
+    let (mut bench, mut listener) = bench(Opening::Optimistic);
+    let (mut program, far) = connected(&mut bench, &mut listener).await;
+    let piece = vec![1; 60_000];
+    let mut last = u16::MAX;
+    for _ in 0..40 {
+        program.say(&mut bench, Flags::ACK, &piece);
+        settle().await;
+        last = program.hear(&bench).await.header.window;
+        while bench.port.try_next().is_some() {}
+    }
+    assert_eq!(last, 0);
+    assert_eq!(
+        bench.room.counters.tcp_up.value() >> 18,
+        1,
+        "what the network holds"
+    );
+    drop(far);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_table_drops_and_counts_further_syns() {
+    let (mut bench, mut listener) = bench_of(Opening::Optimistic, 2);
+    let first = connected(&mut bench, &mut listener).await;
+    let mut second = Program::new(5001);
+    second.connect(&mut bench).await;
+    let mut third = Program::new(5002);
+    third.say(&mut bench, Flags::SYN, b"");
+    settle().await;
+    assert_eq!(bench.room.counters.tcp_dropped.value(), 1);
+    second.say(&mut bench, Flags::RST, b"");
+    settle().await;
+    Program::new(5003).connect(&mut bench).await;
+    drop(first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_a_flood_of_syns_the_oldest_make_room_and_others_get_through() {
+    let (mut bench, mut listener) = bench_of(Opening::Auto, 40);
+    bench.network.silence(SocketAddr::new(TARGET, PORT + 1));
+    for port in 6000..6100 {
+        Program::to(port, PORT + 1).say(&mut bench, Flags::SYN, b"");
+        settle().await;
+    }
+    assert_eq!(
+        bench.room.counters.tcp_evicted.value(),
+        90,
+        "ten may be half-open"
+    );
+    let open = bench.room.counters.tcp_opened.value() - bench.room.counters.tcp_closed.value();
+    assert_eq!(open, 10);
+    connected(&mut bench, &mut listener).await;
+    assert_eq!(bench.room.counters.tcp_dropped.value(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_speaks_of_a_connection_that_is_not_there_gets_a_reset() {
+    let mut bench = Bench::new();
+    let mut program = Program::new(5000);
+    program.ack = 99;
+    program.say(&mut bench, Flags::ACK, b"who are you");
+    let reset = program.hear(&bench).await.header;
+    assert_eq!((reset.flags, reset.sequence), (Flags::RST, 99));
+    program.say(&mut bench, Flags::FIN, b"who are you");
+    let reset = program.hear(&bench).await.header;
+    assert_eq!(reset.flags, Flags::RST | Flags::ACK);
+    assert_eq!(reset.acknowledgment, program.seq);
+    program.say(&mut bench, Flags::RST, b"");
+    assert!(bench.port.try_next().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_table_resets_every_connection() {
+    let (mut bench, mut listener) = bench(Opening::Optimistic);
+    let (_program, mut far) = connected(&mut bench, &mut listener).await;
+    settle().await;
+    let Bench { port, router, .. } = bench;
+    drop(router);
+    settle().await;
+    let octets = port.try_next().expect("a reset");
+    let segment = ip::tcp::parse(parsed(&octets).payload).expect("a segment");
+    assert!(segment.header().flags.contains(Flags::RST));
+    assert!(far.read_u8().await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_port_that_was_full_gets_what_it_missed_later() {
+    let (mut bench, mut listener) = bench(Opening::Optimistic);
+    let (mut program, mut far) = connected(&mut bench, &mut listener).await;
+    bench.port.set_full(true);
+    far.write_all(b"lost").await.expect("open");
+    settle().await;
+    bench.port.set_full(false);
+    assert_eq!(program.hear(&bench).await.payload, b"lost");
+}
