@@ -11,6 +11,7 @@ mod cut;
 mod device;
 mod icmp;
 pub mod names;
+mod packets;
 mod policy;
 mod port;
 mod router;

@@ -198,6 +198,7 @@ impl Direct {
             idents: IDENTS,
             idle: IDENT_IDLE,
             guard: self.guard.clone(),
+            mark: self.udp.mark,
         }))
     }
 

@@ -139,6 +139,7 @@ impl Ip {
             idents: self.config.idents_per_flow,
             idle: IDENT_IDLE,
             guard: None,
+            mark: None,
         }))
     }
 

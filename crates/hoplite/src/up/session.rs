@@ -394,7 +394,7 @@ fn open_flows(counters: &[(&'static str, u64)]) -> BTreeMap<String, u64> {
         let (opened, closed) = (of(&format!("{kind}_opened")), of(&format!("{kind}_closed")));
         (kind.to_owned(), opened.saturating_sub(closed))
     };
-    ["tcp", "udp"].into_iter().map(open).collect()
+    ["tcp", "udp", "packets"].into_iter().map(open).collect()
 }
 
 /// Why nothing flows, with what to do.

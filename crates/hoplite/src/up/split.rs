@@ -3,8 +3,11 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use hoplite_overlay::{Datagrams, Direct, Opening, Overlay, Stream, Terms};
-use hoplite_wire::{Host, Target};
+use hoplite_overlay::{Datagrams, Direct, Opening, Overlay, Packets, Stream, Terms};
+use hoplite_wire::{
+    Host, Target,
+    connect_ip::{Scope, ScopeTarget},
+};
 
 use super::{numbers::MARK, remembering::Remembering};
 use crate::config::client::takeover::Domain;
@@ -74,6 +77,21 @@ impl Overlay for Split {
         match self.past(name) {
             Some(past) => Box::pin(async move { past.resolve(name, terms).await }),
             None => self.relays.resolve(name, terms),
+        }
+    }
+
+    fn open_packets<'a>(
+        &'a self,
+        scope: &'a Scope,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Packets>> {
+        let past = match &scope.target {
+            ScopeTarget::Name(name) => self.past(name.as_str()),
+            ScopeTarget::Any | ScopeTarget::Prefix(_) => None,
+        };
+        match past {
+            Some(past) => Box::pin(async move { past.open_packets(scope, terms).await }),
+            None => self.relays.open_packets(scope, terms),
         }
     }
 }

@@ -57,6 +57,9 @@ pub struct Flows {
     pub tcp: usize,
     /// UDP flows open at once; a further one takes the place of one that was not used lately. Default: 4096.
     pub udp: usize,
+    /// Flows of other packets (ICMP echo first of all) open at once, one for each protocol and target; a further one takes the place of the
+    /// one that was not used for longest. Default: 256.
+    pub packets: usize,
     /// Octets under way in one direction of one TCP flow. Default: 1048576.
     pub window: usize,
     /// When a program's connection counts as open. Default: "auto".
@@ -76,6 +79,9 @@ pub struct Flows {
     /// The same for all other ports; RFC 4787 §4.3 wants at least two minutes. Default: 180.
     #[serde(deserialize_with = "seconds")]
     pub idle_datagrams: Duration,
+    /// How long a flow of other packets is kept without any. Default: 60.
+    #[serde(deserialize_with = "seconds")]
+    pub idle_packets: Duration,
 }
 
 /// When a program's SYN is answered.
@@ -114,6 +120,7 @@ impl Default for Flows {
         Self {
             tcp: 16_384,
             udp: 4096,
+            packets: 256,
             window: 1 << 20,
             open: Opening::default(),
             opening: Duration::from_secs(30),
@@ -121,6 +128,7 @@ impl Default for Flows {
             idle_dns: Duration::from_secs(10),
             idle_quic: Duration::from_secs(180),
             idle_datagrams: Duration::from_secs(180),
+            idle_packets: Duration::from_secs(60),
         }
     }
 }
@@ -157,10 +165,12 @@ impl Flows {
         let zeros = [
             ("flows.tcp", self.tcp == 0),
             ("flows.udp", self.udp == 0),
+            ("flows.packets", self.packets == 0),
             ("flows.opening", self.opening.is_zero()),
             ("flows.idle_dns", self.idle_dns.is_zero()),
             ("flows.idle_quic", self.idle_quic.is_zero()),
             ("flows.idle_datagrams", self.idle_datagrams.is_zero()),
+            ("flows.idle_packets", self.idle_packets.is_zero()),
         ];
         if let Some((key, _)) = zeros.into_iter().find(|(_, zero)| *zero) {
             let expected = "a number above 0";
@@ -217,6 +227,8 @@ mod tests {
             idle_dns = 4
             idle_quic = 5
             idle_datagrams = 6.5
+            packets = 3
+            idle_packets = 7
         "#;
         let config: Config = toml::from_str(text).expect("parses");
         assert_eq!(config.check(), Ok(()));

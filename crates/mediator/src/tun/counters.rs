@@ -61,8 +61,16 @@ counters! {
     fragments;
     /// Packets dropped for their options or extension headers.
     options;
-    /// Packets of other protocols that could not be carried.
+    /// Packets of other protocols that could not be carried, either way.
     other_dropped;
+    /// Packets of other protocols (ICMP echo first of all) carried from programs.
+    other_up;
+    /// The same to programs.
+    other_down;
+    /// Flows of such packets begun.
+    packets_opened;
+    /// Flows of such packets over, for whatever reason.
+    packets_closed;
     /// ICMP errors told to programs.
     errors_told;
     /// TCP connections begun.

@@ -34,6 +34,11 @@ pub(crate) fn tell_too_big(room: &Room, cause: &[u8], mtu: usize) {
     tell(room, icmp::too_big(cause, mtu));
 }
 
+/// Tells the sender of `cause` that it has used up its hops.
+pub(crate) fn tell_time_exceeded(room: &Room, cause: &[u8]) {
+    tell(room, icmp::time_exceeded(cause));
+}
+
 fn tell(room: &Room, answer: Option<Vec<u8>>) {
     if let Some(packet) = answer {
         room.counters.errors_told.add(1);

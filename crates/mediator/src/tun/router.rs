@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::{
     Counters, Ends, Room,
     device::Incoming,
-    icmp,
+    icmp, packets,
     policy::{Verdict, Why, judge},
     tcp, udp,
 };
@@ -20,6 +20,7 @@ pub(crate) struct Router {
     room: Arc<Room>,
     tcp: tcp::Table,
     udp: udp::Table,
+    packets: packets::Table,
 }
 
 impl Router {
@@ -28,6 +29,7 @@ impl Router {
             room: Arc::clone(room),
             tcp: tcp::Table::new(Arc::clone(room)),
             udp: udp::Table::new(Arc::clone(room)),
+            packets: packets::Table::new(Arc::clone(room)),
         }
     }
 
@@ -57,7 +59,7 @@ impl Router {
             }
             Verdict::Flow if packet.protocol == ip::TCP => self.tcp(&packet, incoming, now)?,
             Verdict::Flow => self.udp(&packet, incoming, now)?,
-            Verdict::Whole => self.whole(&packet, incoming),
+            Verdict::Whole => self.packets.received(&packet, &incoming.octets, now),
         }
         Ok(())
     }
@@ -106,15 +108,6 @@ impl Router {
         let segment = incoming.segment.map_or(payload.len(), usize::from);
         self.udp.received(ends, payload, segment, now);
         Ok(())
-    }
-
-    /// Other protocols, and what compatibility keeps whole.
-    fn whole(&mut self, packet: &Packet<'_>, incoming: &Incoming) {
-        self.room.counters.other_dropped.add(1);
-        if ip::icmp::echo(packet).is_some_and(|echo| !echo.reply) {
-            let why = ip::icmp::Unreachable::Prohibited;
-            icmp::tell_unreachable(&self.room, &incoming.octets, why);
-        }
     }
 }
 

@@ -54,6 +54,8 @@ pub struct EchoSettings {
     pub idle: Duration,
     /// Asked about each destination, with port 0.
     pub guard: Option<Arc<Guard>>,
+    /// The mark of its packets, for the system's routing rules and filters. Setting one needs CAP_NET_ADMIN.
+    pub mark: Option<u32>,
 }
 
 /// An open flow of echoes.
@@ -127,7 +129,7 @@ impl EchoFlow {
             is_v6: packet.destination.is_ipv6(),
             number: echo.identifier,
         };
-        let sent = self.state().send(ident, &packet);
+        let sent = self.state().send(ident, &packet, self.settings.mark);
         if let Err(error) = sent {
             self.state().answer(icmp::unreachable(octets, why(&error)));
             return None;
@@ -206,13 +208,17 @@ impl EchoFlow {
 }
 
 impl State {
-    fn send(&mut self, ident: Ident, packet: &Packet<'_>) -> io::Result<()> {
+    fn send(&mut self, ident: Ident, packet: &Packet<'_>, mark: Option<u32>) -> io::Result<()> {
         let now = Instant::now();
         if let Some(pinger) = self.idents.find(ident, now) {
             return pinger.send(packet);
         }
+        let socket = open(ident.is_v6)?;
+        if let Some(mark) = mark {
+            socket.set_mark(mark)?;
+        }
         let pinger = Pinger {
-            socket: UdpSocket::from_std(open(ident.is_v6)?.into())?,
+            socket: UdpSocket::from_std(socket.into())?,
             hop_limit: Mutex::new(0),
         };
         let sent = pinger.send(packet);

@@ -5,7 +5,7 @@ mod errors;
 
 use std::net::IpAddr;
 
-pub use self::errors::{Unreachable, too_big, unreachable};
+pub use self::errors::{Unreachable, time_exceeded, too_big, unreachable};
 use super::{ICMP, ICMPV6, Packet, checksum, icmp_of, write_header};
 
 /// Octets of an ICMP header.

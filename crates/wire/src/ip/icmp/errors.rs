@@ -49,6 +49,14 @@ pub fn too_big(cause: &[u8], mtu: usize) -> Option<Vec<u8>> {
     })
 }
 
+/// "Time to live exceeded in transit": the packet has used up its hops here.
+pub fn time_exceeded(cause: &[u8]) -> Option<Vec<u8>> {
+    answer(cause, |packet| match packet.source {
+        IpAddr::V4(_) => [11, 0, 0, 0, 0, 0, 0, 0],
+        IpAddr::V6(_) => [3, 0, 0, 0, 0, 0, 0, 0],
+    })
+}
+
 fn answer(cause: &[u8], header: impl FnOnce(&Packet<'_>) -> [u8; 8]) -> Option<Vec<u8>> {
     let packet = parse(cause).ok()?;
     if !may_be_answered(&packet) {
