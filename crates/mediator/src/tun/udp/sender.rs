@@ -104,6 +104,8 @@ impl Sender {
         let mut shared = self.lock();
         if shared.queue.is_empty() {
             shared.waker = Some(cx.waker().clone());
+            // They change places: both have held a burst.
+            shared.queue.release();
             empty.release();
             return Poll::Pending;
         }
