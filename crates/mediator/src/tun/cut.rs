@@ -188,6 +188,7 @@ mod tests {
             for (number, octets) in cut.iter().enumerate() {
                 let packet = ip::parse(octets).expect("whole");
                 prop_assert!(packet.checksum_is_right());
+                prop_assert!(packet.dont_fragment && !packet.fragment);
                 prop_assert_eq!(packet.header_len + packet.payload.len(), octets.len());
                 let segment = tcp::parse(packet.payload).expect("whole");
                 let passed = u32::try_from(whole.len()).expect("small");
