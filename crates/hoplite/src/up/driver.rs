@@ -81,7 +81,10 @@ impl System {
             Step::Unreachable(families) => self.netlink.block(families).await,
             Step::Rules(rules) => self.netlink.rules(rules).await,
             Step::ReversePath => self.validate_marks(),
-            Step::Device(name, mtu) => self.netlink.furnish(name, *mtu).await,
+            Step::Device(name, mtu) => {
+                stay_silent(name);
+                self.netlink.furnish(name, *mtu).await
+            }
             Step::Addresses(addresses) => self.netlink.address(&self.name, addresses).await,
             Step::Routes(families) => {
                 let (name, addresses) = (&self.name, &self.addresses);
@@ -169,6 +172,13 @@ impl Machine for System {
             Complaint::new(doing, error, "run 'hoplite down' again as root")
         })
     }
+}
+
+/// The kernel looks for routers and neighbours behind each interface: there are none. It may stay as it is where that cannot be said.
+fn stay_silent(name: &str) {
+    // linux/if_link.h: no link-local address, and so no message from one.
+    let setting = format!("/proc/sys/net/ipv6/conf/{name}/addr_gen_mode");
+    fs::write(setting, "1").unwrap_or_default();
 }
 
 /// Also where there is none, and where there is no nftables at all.

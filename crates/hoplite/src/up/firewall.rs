@@ -2,12 +2,14 @@
 //!
 //! One transaction: an older table is replaced without a moment between. It refers to the interface by name, so it stands before and after it.
 
+use std::net::{IpAddr, SocketAddr};
+
 use ipnet::IpNet;
 
 use super::{
     child,
     numbers::{FIREWALL, MARK},
-    plan::Wanted,
+    plan::{Facts, Wanted},
     status::Dropped,
 };
 
@@ -15,13 +17,14 @@ use super::{
 const LAN4: &str = "10.0.0.0/8, 169.254.0.0/16, 172.16.0.0/12, 192.168.0.0/16, 224.0.0.0/24, 239.0.0.0/8, 255.255.255.255";
 const LAN6: &str = "fc00::/7, fe80::/10, ff02::/16, ff05::/16";
 
-/// The text; `reverse_path` if the kernel checks where packets come from.
-pub(super) fn table(wanted: &Wanted, reverse_path: bool) -> String {
+/// The text.
+pub(super) fn table(wanted: &Wanted, facts: &Facts) -> String {
     let mut lines = vec!["counter blocked {}".to_owned()];
     if !wanted.past_cgroups.is_empty() {
         lines.extend(cgroups(wanted));
     }
-    if reverse_path {
+    lines.extend(asking(wanted, facts));
+    if facts.reverse_path {
         lines.extend(incoming(&wanted.name));
     }
     lines.extend(output(wanted));
@@ -72,6 +75,39 @@ fn cgroups(wanted: &Wanted) -> Vec<String> {
         let family = if address.is_ipv4() { "ip" } else { "ip6" };
         format!("oifname != {{ \"lo\", \"{name}\" }} meta mark {MARK:#x} {family} saddr {address} masquerade")
     }));
+    lines.push("}".into());
+    lines
+}
+
+/// What excluded programs ask us, the network's own name server is asked.
+fn asking(wanted: &Wanted, facts: &Facts) -> Vec<String> {
+    let users = wanted.past_users.iter();
+    let users = users.map(|users| format!("meta skuid {users}"));
+    let groups = (!wanted.past_cgroups.is_empty()).then(|| format!("meta mark {MARK:#x}"));
+    let who: Vec<String> = users.chain(groups).collect();
+    let questions = wanted.resolvers.iter().filter_map(|ours| {
+        let same_family = |server: &&SocketAddr| server.is_ipv4() == ours.is_ipv4() && !server.ip().is_loopback();
+        let server = facts.servers.iter().find(same_family)?.ip();
+        let (family, server) = match server {
+            IpAddr::V4(server) => ("ip", server.to_string()),
+            IpAddr::V6(server) => ("ip6", server.to_string()),
+        };
+        Some(format!(
+            "{family} daddr {ours} meta l4proto {{ tcp, udp }} th dport 53 dnat {family} to {server}"
+        ))
+    });
+    let questions: Vec<String> = questions.collect();
+    if !wanted.dns || who.is_empty() || questions.is_empty() {
+        return Vec::new();
+    }
+    let mut lines = vec![
+        "chain asking {".to_owned(),
+        "type nat hook output priority dstnat; policy accept;".into(),
+    ];
+    let all = who
+        .iter()
+        .flat_map(|who| questions.iter().map(move |it| format!("{who} {it}")));
+    lines.extend(all);
     lines.push("}".into());
     lines
 }
@@ -174,7 +210,7 @@ mod tests {
     fn text(change: impl FnOnce(&mut Wanted)) -> String {
         let mut wanted = Wanted::from_config(&Config::default(), true);
         change(&mut wanted);
-        table(&wanted, false)
+        table(&wanted, &Facts::default())
     }
 
     fn chain<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
@@ -224,6 +260,21 @@ mod tests {
                 .iter()
                 .any(|line| line.ends_with("drop"))
         );
+    }
+
+    #[test]
+    fn an_excluded_user_asks_the_networks_name_server_if_one_is_known() {
+        let mut wanted = Wanted::from_config(&Config::default(), true);
+        wanted.past_users = vec!["7".parse().expect("a user")];
+        let servers = ["127.0.0.1:53", "192.0.2.53:53"].map(|it| it.parse().expect("one"));
+        let facts = Facts {
+            servers: servers.to_vec(),
+            ..Facts::default()
+        };
+        let text = table(&wanted, &facts);
+        let expected = "meta skuid 7 ip daddr 198.18.0.2 meta l4proto { tcp, udp } th dport 53 dnat ip to 192.0.2.53";
+        assert_eq!(chain(&text, "asking"), [expected]);
+        assert!(!table(&wanted, &Facts::default()).contains("dnat"));
     }
 
     #[test]

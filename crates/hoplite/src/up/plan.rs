@@ -24,6 +24,8 @@ pub(crate) struct Wanted {
     pub(crate) addresses: Vec<IpAddr>,
     /// Who answers for names behind it.
     pub(crate) resolvers: Vec<IpAddr>,
+    /// Addresses that stand for names: nobody has them but us.
+    pub(crate) pools: Vec<IpNet>,
     /// Whether traffic is blocked while we are not there.
     pub(crate) block: bool,
     /// Whether names are taken over.
@@ -232,7 +234,7 @@ pub(crate) fn plan(wanted: &Wanted, facts: &Facts) -> Plan {
         plan.steps.extend(device);
     }
     if wanted.dns {
-        names(&mut plan, facts, ours(&wanted.resolvers));
+        names(&mut plan, wanted, facts, ours(&wanted.resolvers));
     }
     plan
 }
@@ -242,7 +244,7 @@ pub(crate) fn block(wanted: &Wanted, facts: &Facts) -> Plan {
     let mut plan = Plan::default();
     let seen = facts.ipv6.seen();
     if wanted.block && facts.nft {
-        let text = firewall::table(wanted, facts.reverse_path);
+        let text = firewall::table(wanted, facts);
         plan.steps.push(Step::Firewall(text));
     }
     if wanted.block {
@@ -268,11 +270,20 @@ fn warnings(wanted: &Wanted, facts: &Facts) -> Vec<String> {
     if !wanted.past_cgroups.is_empty() && !has_firewall {
         warnings.push("control groups are told apart by nftables only: none is excluded".into());
     }
+    let by_program = !wanted.past_users.is_empty() || !wanted.past_cgroups.is_empty();
+    let can_ask =
+        has_firewall && facts.resolving != Resolving::Resolved && !facts.servers.is_empty();
+    if wanted.dns && by_program && !can_ask {
+        warnings.push("programs of excluded users and control groups get names from us: what they reach by name goes through the relays all the same".into());
+    }
     warnings
 }
 
-fn names(plan: &mut Plan, facts: &Facts, resolvers: Vec<IpAddr>) {
+fn names(plan: &mut Plan, wanted: &Wanted, facts: &Facts, resolvers: Vec<IpAddr>) {
+    // Who is not taken must not be told addresses that only we understand.
+    let is_partial = !wanted.only_users.is_empty() || !wanted.only_addresses.is_empty();
     let way = match facts.resolving {
+        _ if is_partial => return answer(plan, facts),
         Resolving::Resolved => Way::Resolved,
         Resolving::File => Way::Replace,
         Resolving::Mounted => Way::Overwrite,
@@ -281,13 +292,13 @@ fn names(plan: &mut Plan, facts: &Facts, resolvers: Vec<IpAddr>) {
     plan.steps.push(Step::Names(way, resolvers));
 }
 
-/// What cannot be changed is answered: all packets to those servers come to us.
+/// What is not changed is answered: all packets to those servers that are taken come to us.
 fn answer(plan: &mut Plan, facts: &Facts) {
     let servers = facts.servers.iter().map(SocketAddr::ip);
     let (local, remote): (Vec<_>, Vec<_>) = servers.partition(|server| server.is_loopback());
     if !local.is_empty() || remote.is_empty() {
         plan.warnings.push(
-            "/etc/resolv.conf cannot be changed and names no server that we could stand in for: names may not resolve; make it writable".into(),
+            "/etc/resolv.conf stays as it is, and names no server that we could stand in for: names are asked for past us, or not at all".into(),
         );
     }
     plan.answered = remote;
@@ -320,7 +331,7 @@ impl Family {
     }
 }
 
-/// In order: our own sockets and what is excluded by the main table, the rest by ours.
+/// In order: our own sockets by the main table; what only we have by ours; what is excluded by the main table, the rest by ours.
 fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
     let rule = |offset, table| Rule {
         family,
@@ -342,25 +353,30 @@ fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
             ..rule(1, MAIN)
         },
     ];
+    let pools = wanted.pools.iter().filter(|to| family.has(to));
+    rules.extend(pools.map(|to| Rule {
+        to: Some(*to),
+        ..rule(2, TABLE)
+    }));
     rules.extend(wanted.past_users.iter().map(|users| Rule {
         users: Some(*users),
-        ..rule(2, MAIN)
+        ..rule(3, MAIN)
     }));
     let past = wanted.past_addresses.iter().filter(|to| family.has(to));
     rules.extend(past.map(|to| Rule {
         to: Some(*to),
-        ..rule(3, MAIN)
+        ..rule(4, MAIN)
     }));
     if wanted.lan {
         rules.push(Rule {
             not_default: true,
-            ..rule(4, MAIN)
+            ..rule(5, MAIN)
         });
     }
     rules.extend(taken(wanted, family).map(|(users, to)| Rule {
         users,
         to,
-        ..rule(5, TABLE)
+        ..rule(6, TABLE)
     }));
     rules
 }

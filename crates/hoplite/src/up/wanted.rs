@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::IpNet;
+
 use super::plan::Wanted;
 use crate::config::client::{Config, takeover::Dns};
 
@@ -10,6 +12,8 @@ pub(super) const RESOLVERS: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(198, 18, 0, 2)),
     IpAddr::V6(Ipv6Addr::new(0xfd68, 0x6f70, 0x6c69, 0x7465, 0, 0, 0, 2)),
 ];
+
+const POOLS: [IpNet; 0] = [];
 
 impl Wanted {
     /// What the file asks for.
@@ -20,6 +24,7 @@ impl Wanted {
             mtu: device.mtu,
             addresses: device.addresses.clone(),
             resolvers: RESOLVERS.to_vec(),
+            pools: POOLS.to_vec(),
             block,
             dns: takeover.dns == Dns::Auto,
             lan: takeover.lan,

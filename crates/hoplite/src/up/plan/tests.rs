@@ -89,6 +89,7 @@ fn wanted(block: bool) -> Wanted {
         mtu: 1500,
         addresses: addresses.map(parse).to_vec(),
         resolvers: resolvers.map(parse).to_vec(),
+        pools: vec!["198.18.0.0/15".parse().expect("a network")],
         block,
         dns: true,
         lan: false,
@@ -276,10 +277,19 @@ fn our_own_sockets_and_what_is_excluded_come_before_what_is_taken() {
     assert!(v4.is_sorted_by_key(|rule| rule.priority));
     assert_eq!(v4.first().and_then(|rule| rule.mark), Some(MARK));
     let (last, before) = v4.split_last().expect("some");
-    assert!(before.iter().all(|rule| rule.table == MAIN));
+    let pools = |rule: &&&Rule| rule.to == wanted.pools.first().copied();
+    assert!(
+        before
+            .iter()
+            .filter(|rule| !pools(rule))
+            .all(|rule| rule.table == MAIN)
+    );
+    let pool = v4.iter().position(|rule| pools(&rule));
+    let users = v4.iter().position(|rule| rule.users.is_some());
+    assert!(pool < users, "temporary addresses are ours, whoever asks");
     assert!(last.table == TABLE && last.users.is_none() && last.to.is_none());
     let v6 = rules.iter().filter(|rule| rule.family == Family::V6);
-    assert_eq!(v6.count(), v4.len() - 1, "the network is of IPv4");
+    assert_eq!(v6.count(), v4.len() - 2, "the networks are of IPv4");
 }
 
 #[test]
@@ -289,11 +299,32 @@ fn only_what_is_included_is_taken() {
     wanted.only_addresses = vec!["192.0.2.0/24".parse().expect("a network")];
     let rules = rules_of(&plan(&wanted, &facts(true)));
     let taken = rules.iter().filter(|rule| rule.table == TABLE);
+    let taken =
+        taken.filter(|rule| rule.to != wanted.pools.first().copied() && rule.family == Family::V4);
     let taken: Vec<_> = taken.map(|rule| (rule.users.is_some(), rule.to)).collect();
     assert_eq!(
         taken,
         vec![(true, wanted.only_addresses.first().copied()); 2]
     );
+}
+
+#[test]
+fn where_only_some_is_taken_the_others_keep_their_name_servers() {
+    let mut wanted = wanted(true);
+    wanted.only_users = vec![Users { first: 7, last: 7 }];
+    let server = "192.0.2.53:53".parse().expect("an address");
+    let facts = Facts {
+        servers: vec![server],
+        ..facts(true)
+    };
+    let plan = plan(&wanted, &facts);
+    assert!(
+        !plan
+            .steps
+            .iter()
+            .any(|step| matches!(step, Step::Names(..)))
+    );
+    assert_eq!(plan.answered, [server.ip()]);
 }
 
 #[test]
