@@ -102,7 +102,7 @@ fn asking(wanted: &Wanted, facts: &Facts) -> Vec<String> {
     }
     let mut lines = vec![
         "chain asking {".to_owned(),
-        "type nat hook output priority dstnat; policy accept;".into(),
+        "type nat hook output priority -100; policy accept;".into(),
     ];
     let all = who
         .iter()

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 /// A machine with an uplink that leads nowhere, and a relay on its loopback. `state` prints all that `up` may touch.
 const MACHINE: &str = r#"
 mount --make-rprivate /
-mount -t tmpfs tmpfs /etc
+mount -t tmpfs -o mode=755 tmpfs /etc
 mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs "$TEMP"
 cd "$TEMP"
@@ -236,6 +236,95 @@ up
 past | grep -q hoplite0
 "$HOPLITE" down
 grep -q 192.0.2.53 /etc/resolv.conf
+"#,
+    );
+}
+
+#[test]
+fn the_right_to_set_up_the_network_is_enough() {
+    succeeds(
+        r#"
+relay
+mount -t tmpfs tmpfs /dev/net
+mknod /dev/net/tun c 10 200 || exit 0
+chmod 666 /dev/net/tun
+cp "$HOPLITE" /run/program; chmod 755 /run/program "$TEMP"
+mkdir run; chown 1000 run
+capable() {
+  setpriv --reuid 1000 --regid 1000 --clear-groups --inh-caps=-all,+net_admin \
+    --ambient-caps=-all,+net_admin --bounding-set=-all,+net_admin "$@"
+}
+capable /run/program up --config client.toml --run-dir "$TEMP/run"
+past | grep -q hoplite0
+nft list tables | grep -q hoplite
+grep -q 192.0.2.53 /etc/resolv.conf
+capable /run/program down --run-dir "$TEMP/run"
+state > after; diff before after
+"#,
+    );
+}
+
+#[test]
+fn without_nftables_routes_alone_block() {
+    succeeds(
+        r#"
+relay
+for place in /usr/sbin /sbin /usr/bin /bin; do
+  if [ -e "$place/nft" ]; then mount --bind /dev/null "$place/nft"; fi
+done
+if nft list tables; then exit 9; fi
+up 2> log || cat log
+says up
+kill -9 "$(cat /run/hoplite/lock)"
+until_true says blocked
+is_blocked
+"$HOPLITE" down
+says down
+past | grep -q eth0
+"#,
+    );
+}
+
+#[test]
+fn what_is_excluded_goes_its_own_way() {
+    succeeds(
+        r#"
+relay
+cat >> client.toml <<END
+[takeover]
+lan = true
+exclude = { addresses = ["203.0.113.0/24"], users = [1000, "2000-2999"] }
+END
+up
+past | grep -q eth0
+ip route get 198.51.100.1 | grep -q hoplite0
+ip route get 198.51.100.1 uid 2500 | grep -q eth0
+ip route get 198.18.7.7 uid 2500 | grep -q hoplite0
+ip route get 192.0.2.9 | grep -q eth0
+kill -9 "$(cat /run/hoplite/lock)"
+until_true says blocked
+if ip route get 198.51.100.1; then exit 9; fi
+ip route get 198.51.100.1 uid 2500 | grep -q eth0
+"$HOPLITE" down
+state > after; diff before after
+"#,
+    );
+}
+
+#[test]
+fn one_program_passes_in_the_portal_and_asks_the_networks_name_server() {
+    succeeds(
+        r#"
+relay
+mount -t cgroup2 none /sys/fs/cgroup || exit 0
+up
+"$HOPLITE" portal -- sh -euc 'grep -q 192.0.2.53 /etc/resolv.conf; grep -q 0::/hoplite-portal /proc/self/cgroup; nft list table inet hoplite-portal' > inside
+grep -q 0x00686f6c inside
+grep -q 198.18.0.2 /etc/resolv.conf
+if nft list table inet hoplite-portal; then exit 9; fi
+if "$HOPLITE" portal -- false; then exit 9; fi
+"$HOPLITE" down
+state > after; diff before after
 "#,
     );
 }
