@@ -88,7 +88,7 @@ impl Remembering {
             );
             return Err(nobody.because(Reason::ResolverFailed));
         }
-        let direct = Direct::new().mark(MARK);
+        let direct = Direct::new().name_servers(&servers).mark(MARK);
         let terms = Terms::default().within(PATIENCE);
         direct.resolve(name.as_str(), &terms).await
     }

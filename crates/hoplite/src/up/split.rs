@@ -7,6 +7,7 @@ use hoplite_overlay::{Datagrams, Direct, Opening, Overlay, Packets, Stream, Term
 use hoplite_wire::{
     Host, Target,
     connect_ip::{Scope, ScopeTarget},
+    dns::Question,
 };
 
 use super::{numbers::MARK, remembering::Remembering};
@@ -50,7 +51,7 @@ impl Split {
 
 /// For flows that go past the relays: marked sockets, and names asked of the network's own servers.
 pub(crate) fn past(names: &Arc<Remembering>) -> Direct {
-    let direct = Direct::new().mark(MARK);
+    let direct = Direct::new().mark(MARK).name_servers(&names.servers());
     direct.resolver(Arc::clone(names) as _)
 }
 
@@ -93,5 +94,86 @@ impl Overlay for Split {
             Some(past) => Box::pin(async move { past.open_packets(scope, terms).await }),
             None => self.relays.open_packets(scope, terms),
         }
+    }
+
+    fn query<'a>(&'a self, message: &'a [u8], terms: &'a Terms) -> Opening<'a, Vec<u8>> {
+        let asked = Question::read(message).ok().map(|question| question.text());
+        match asked.and_then(|name| self.past(&name)) {
+            Some(past) => Box::pin(async move { past.query(message, terms).await }),
+            None => self.relays.query(message, terms),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use hoplite_overlay::{Error, ErrorKind};
+    use hoplite_wire::{HostName, dns::RecordType};
+
+    use super::*;
+
+    /// Relays that refuse everything and count how often they are asked.
+    #[derive(Debug, Default)]
+    struct Relays(AtomicUsize);
+
+    impl Relays {
+        fn refuse<T>(&self) -> Opening<'_, T> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async { Err(Error::new(ErrorKind::PathFailed, "testing")) })
+        }
+    }
+
+    impl Overlay for Relays {
+        fn open_stream<'a>(&'a self, _: &'a Target, _: &'a Terms) -> Opening<'a, Stream> {
+            self.refuse()
+        }
+
+        fn open_datagrams<'a>(
+            &'a self,
+            _: &'a Target,
+            _: &'a Terms,
+        ) -> Opening<'a, Box<dyn Datagrams>> {
+            self.refuse()
+        }
+
+        fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+            self.refuse()
+        }
+
+        fn open_packets<'a>(&'a self, _: &'a Scope, _: &'a Terms) -> Opening<'a, Box<dyn Packets>> {
+            self.refuse()
+        }
+
+        fn query<'a>(&'a self, _: &'a [u8], _: &'a Terms) -> Opening<'a, Vec<u8>> {
+            self.refuse()
+        }
+    }
+
+    /// How often relays are asked when all there is to ask is asked about `name`.
+    async fn asked(name: &str) -> usize {
+        let relays = Arc::new(Relays::default());
+        let domains = vec!["invalid".parse().expect("a domain")];
+        let split = Split::new(Arc::clone(&relays) as _, Arc::default(), domains);
+        let (terms, name) = (Terms::default(), HostName::new(name).expect("a name"));
+        let target = Target::new(Host::Name(name.clone()), 443).expect("a target");
+        let question = Question::new(&name, RecordType::MX).message();
+        let scope = Scope {
+            target: ScopeTarget::Name(name.clone()),
+            protocol: None,
+        };
+        drop(split.open_stream(&target, &terms).await);
+        drop(split.open_datagrams(&target, &terms).await);
+        drop(split.resolve(name.as_str(), &terms).await);
+        drop(split.open_packets(&scope, &terms).await);
+        drop(split.query(&question, &terms).await);
+        relays.0.load(Ordering::Relaxed)
+    }
+
+    #[tokio::test]
+    async fn relays_hear_of_no_excluded_name_and_of_all_others() {
+        assert_eq!(asked("host.invalid").await, 0);
+        assert_eq!(asked("host.example").await, 5);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::plan::Wanted;
 use crate::config::client::{Config, takeover::Dns};
@@ -13,7 +13,14 @@ pub(super) const RESOLVERS: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0xfd68, 0x6f70, 0x6c69, 0x7465, 0, 0, 0, 2)),
 ];
 
-const POOLS: [IpNet; 0] = [];
+/// The addresses that stand for names.
+const POOLS: [IpNet; 2] = [
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(198, 18, 0, 0), 15)),
+    IpNet::V6(Ipv6Net::new_assert(
+        Ipv6Addr::new(0xfd68, 0x6f70, 0x6c69, 0x7465, 0, 0, 0, 0),
+        64,
+    )),
+];
 
 impl Wanted {
     /// What the file asks for.
