@@ -67,15 +67,19 @@ class Device(Host):
     def prefix(self):
         return ("nsenter", "--target", str(self.holder.child.pid), "--mount", "--net", "--")
 
+    def call(self, *command, timeout=60):
+        """As a host's, but one that takes too long has failed, and no more."""
+        try:
+            return super().call(*command, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(command, 124, b"", f"not back after {timeout} s".encode())
+
     def sh(self, script, timeout=60):
         return self.call("sh", "-c", script, timeout=timeout).stdout.decode()
 
     def program(self, *words, timeout=90):
         """The last JSON line of one of programs.py's; a dictionary with `error` when there is none."""
-        try:
-            done = self.call(sys.executable, PROGRAMS, *words, timeout=timeout)
-        except subprocess.TimeoutExpired:
-            return {"error": f"{words[0]} is not back after {timeout} s"}
+        done = self.call(sys.executable, PROGRAMS, *words, timeout=timeout)
         lines = done.stdout.decode().splitlines()
         return json.loads(lines[-1]) if lines else {"error": done.stderr.decode()[-300:]}
 
@@ -95,17 +99,17 @@ class Device(Host):
         path.write_text(text + extra)
         return path
 
-    def hoplite(self, *words, timeout=60, env=None):
+    def hoplite(self, *words, timeout=60, env=()):
         """(exit code, what it said, seconds). Its output is a file: a pipe would last as long as the daemon does."""
         name, began = f"hoplite-{words[0]}-{time.monotonic_ns()}", time.monotonic()
-        process = self.run(name, [HOPLITE, *words], env=env)
+        process = self.run(name, ["env", *env, HOPLITE, *words])
         try:
             process.child.wait(timeout)
         except subprocess.TimeoutExpired:
             process.stop(signal.SIGKILL)
         return process.child.returncode, process.text(), time.monotonic() - began
 
-    def up(self, hops=1, extra="", *more, env=None, top=""):
+    def up(self, hops=1, extra="", *more, env=(), top=""):
         return self.hoplite("up", "--config", self.config(hops, extra, top), *more, env=env)
 
     def down(self):
@@ -143,6 +147,7 @@ class Device(Host):
             "resolv.conf": "ls -l --time-style=+ /etc/resolv.conf; cat /etc/resolv.conf",
             "/etc": "ls -A /etc", "sysctls": "sysctl -a -r '^net[.]ipv[46][.](conf[.](all|default|eth0|lo)|ip_)' 2>/dev/null",
         }
+        self.sh("for n in $(seq 50); do ip -6 addr show tentative | grep -q . || break; sleep 0.1; done")
         return {name: self.sh(script) for name, script in commands.items()}
 
     def resolv(self, text):
