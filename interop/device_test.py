@@ -222,7 +222,7 @@ def tools(session, name):
     echo(session, name)
     if not shutil.which("iperf3"):
         return checks.skip(f"{name}: iperf3", "it is not installed")
-    for what, more in (("4 streams up", ["-P", "4"]), ("1 stream down", ["-R"]), ("UDP", ["-u", "-b", "5M"])):
+    for what, more in (("4 streams up", ["-P", "4"]), ("1 stream down", ["-R"]), ("UDP", ["-u", "-b", "5M", "-l", "1100"])):
         got = device.call("iperf3", "-c", session.target.v4, "-p", IPERF_PORT, "-t", "1", "-J", *more).stdout.decode()
         result = json.loads(got) if got.startswith("{") else {"error": got}
         total = result.get("end", {}).get("sum_received") or result.get("end", {}).get("sum") or {}

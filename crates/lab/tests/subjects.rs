@@ -280,6 +280,17 @@ fn hoplite_takes_every_policy_that_its_subject_can_write() {
     }
 }
 
+#[test]
+fn hoplite_up_carries_everything_of_programs_that_know_nothing_of_it() {
+    let all = [DOWNLOAD, UPLOAD, ECHO].concat();
+    try_out(
+        &["hoplite", "nft"],
+        &["client", "relay1", "relay2", "server"],
+        "use = \"hoplite-up\"\nwith = { hops = 2 }\n",
+        &all,
+    );
+}
+
 const TOR: [&str; 10] = [
     "client",
     "authority1",
