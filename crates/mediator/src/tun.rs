@@ -9,6 +9,7 @@ pub mod config;
 pub mod counters;
 mod cut;
 mod device;
+pub mod dns;
 mod icmp;
 pub mod names;
 mod packets;
@@ -30,7 +31,13 @@ pub use self::{
     counters::{Counters, Snapshot},
     device::Device,
 };
-use self::{device::Pool, names::Names, port::Port, router::Router};
+use self::{
+    device::Pool,
+    dns::{Families, Resolving, Server},
+    names::Names,
+    port::Port,
+    router::Router,
+};
 
 /// How many packets are read before the flows have their turn.
 const BATCH: usize = 64;
@@ -38,7 +45,10 @@ const BATCH: usize = 64;
 /// What every flow needs.
 #[derive(Debug)]
 pub(crate) struct Room {
+    /// What carries flows; those to port 53 of the device's resolver end in it.
     pub(crate) overlay: Arc<dyn Overlay>,
+    /// The device's resolver.
+    pub(crate) dns: Arc<Server>,
     /// Where packets for programs go.
     pub(crate) port: Arc<dyn Port>,
     /// What the addresses mean that programs were told.
@@ -64,6 +74,27 @@ pub struct Transparent {
 }
 
 impl Room {
+    /// With no name known yet. The configuration has been checked.
+    pub(crate) fn new(
+        config: Config,
+        overlay: Arc<dyn Overlay>,
+        port: Arc<dyn Port>,
+        counters: Arc<Counters>,
+    ) -> Self {
+        let (dns, own) = (&config.dns, &config.device.addresses);
+        let names = Names::new(&dns.pools(), own, dns.terms()).serving(&dns.resolvers);
+        let names = Arc::new(names);
+        let dns = Server::new(dns, Families::of(own), &names, &overlay, &counters);
+        Self {
+            overlay: Resolving::new(overlay, Arc::clone(&dns), &config.dns),
+            dns,
+            port,
+            names,
+            config,
+            counters,
+        }
+    }
+
     /// The terms of a flow that is opened now.
     pub(crate) fn terms(&self) -> Terms {
         Terms::default().within(self.config.flows.opening)
@@ -80,15 +111,8 @@ impl Transparent {
     /// Nothing moves before [`Self::serve`]. The configuration has been checked.
     pub fn new(config: Config, overlay: Arc<dyn Overlay>, device: Device) -> Self {
         let device = Arc::new(device);
-        let names = Names::new(&config.dns, Instant::now());
-        let room = Room {
-            overlay,
-            port: Arc::clone(&device) as Arc<dyn Port>,
-            names: Arc::new(names),
-            config,
-            counters: device.counters(),
-        };
-        let room = Arc::new(room);
+        let port = Arc::clone(&device) as Arc<dyn Port>;
+        let room = Arc::new(Room::new(config, overlay, port, device.counters()));
         Self { device, room }
     }
 

@@ -56,7 +56,7 @@ pub(crate) struct Config {
     /// The flows that come through it.
     pub(crate) flows: tun::config::Flows,
     /// The names that are asked for through it.
-    pub(crate) dns: tun::names::Config,
+    pub(crate) dns: tun::dns::Config,
     /// What it takes of the device's traffic.
     pub(crate) takeover: takeover::Takeover,
 }

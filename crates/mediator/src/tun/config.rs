@@ -8,7 +8,7 @@ use std::{
 
 use serde::Deserialize;
 
-use super::names;
+use super::dns;
 use crate::{ConfigError, config::seconds};
 
 /// All of it.
@@ -20,7 +20,7 @@ pub struct Config {
     /// `[flows]`
     pub flows: Flows,
     /// `[dns]`
-    pub dns: names::Config,
+    pub dns: dns::Config,
 }
 
 /// The interface, as programs see it.
@@ -140,7 +140,8 @@ impl Config {
     /// The first one that cannot.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.device.check()?;
-        self.flows.check()
+        self.flows.check()?;
+        self.dns.check()
     }
 }
 

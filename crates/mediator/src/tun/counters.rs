@@ -101,6 +101,18 @@ counters! {
     udp_too_big;
     /// Flows to an address that meant a name once and means nothing any more.
     expired;
+    /// DNS queries from programs, whatever became of them.
+    dns_queries;
+    /// DNS queries that could not be read.
+    dns_malformed;
+    /// DNS queries for which the far end was asked.
+    dns_asked;
+    /// DNS queries for which the far end was asked and failed, or was not believed.
+    dns_failed;
+    /// DNS queries that failed since too many were being asked.
+    dns_crowded;
+    /// DNS queries that failed since no temporary address was left.
+    dns_exhausted;
     /// Flows that the first relay's absence failed.
     failed_entry;
     /// Flows that a relay further on failed.

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::{
     Counters, Ends, Room,
     device::Incoming,
-    icmp, packets,
+    dns, icmp, packets,
     policy::{Verdict, Why, judge},
     tcp, udp,
 };
@@ -106,7 +106,12 @@ impl Router {
         let ends = ends(packet, datagram.source, datagram.destination)?;
         let payload = datagram.payload;
         let segment = incoming.segment.map_or(payload.len(), usize::from);
-        self.udp.received(ends, payload, segment, now);
+        if self.room.config.dns.resolves_at(ends.target) {
+            let queries = payload.chunks(segment.max(1));
+            queries.for_each(|query| dns::answer(&self.room, ends, query));
+        } else {
+            self.udp.received(ends, payload, segment, now);
+        }
         Ok(())
     }
 }

@@ -19,7 +19,6 @@ use super::{
     Config, Ends, Room,
     cut::cut,
     device::Incoming,
-    names::Names,
     port::{Outgoing, Port, tcp_headers, udp_headers},
     router::Router,
 };
@@ -125,14 +124,9 @@ impl Bench {
         assert_eq!(config.check(), Ok(()));
         let network = Network::new(1);
         let port = MemoryPort::new(config.device.mtu);
-        let names = Names::new(&config.dns, Instant::now());
-        let room = Arc::new(Room {
-            overlay: Arc::new(network.overlay(Ipv4Addr::new(192, 0, 2, 1).into())),
-            port: Arc::clone(&port) as Arc<dyn Port>,
-            names: Arc::new(names),
-            config,
-            counters: Arc::default(),
-        });
+        let overlay = Arc::new(network.overlay(Ipv4Addr::new(192, 0, 2, 1).into()));
+        let back = Arc::clone(&port) as Arc<dyn Port>;
+        let room = Arc::new(Room::new(config, overlay, back, Arc::default()));
         let router = Router::new(&room);
         Self {
             network,

@@ -1,0 +1,589 @@
+//! What programs are told, and what the far end is asked.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use hoplite_overlay::{Datagrams, Opening, Overlay, Reason, Stream, Terms};
+use hoplite_wire::{Host, Target};
+use proptest::prelude::*;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    sync::{Notify, oneshot},
+};
+
+use super::*;
+use crate::tun::names::Meaning;
+
+const THERE: IpAddr = IpAddr::V4(Ipv4Addr::new(93, 184, 216, 34));
+const BOTH: Families = Families { v4: true, v6: true };
+
+/// A far end that knows a few names, and none whose name begins with `no`.
+#[derive(Debug, Default)]
+struct Far {
+    asked: Mutex<Vec<String>>,
+    waiting: AtomicUsize,
+    /// Names that begin with `late` are answered when this is told.
+    go: Notify,
+}
+
+impl Far {
+    fn asked(&self) -> Vec<String> {
+        self.asked.lock().expect("lock").clone()
+    }
+}
+
+impl Overlay for Far {
+    fn open_stream<'a>(&'a self, _: &'a Target, _: &'a Terms) -> Opening<'a, Stream> {
+        unreachable!("DNS opens no flow")
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        _: &'a Target,
+        _: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        unreachable!("DNS opens no flow")
+    }
+
+    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        unreachable!("queries are asked as they are")
+    }
+
+    fn query<'a>(&'a self, message: &'a [u8], _: &'a Terms) -> Opening<'a, Vec<u8>> {
+        Box::pin(async move {
+            let question = Question::read(message).expect("a question");
+            assert_eq!(question.id(), 0, "an id tells queries apart");
+            let text = question.text();
+            self.asked.lock().expect("lock").push(text.clone());
+            if text.starts_with("late") {
+                self.waiting.fetch_add(1, Ordering::SeqCst);
+                self.go.notified().await;
+            }
+            match text.split('.').next().unwrap_or_default() {
+                "broken" => Err(Error::new(ErrorKind::PathFailed, "a test")),
+                "forbidden" => {
+                    Err(Error::new(ErrorKind::Forbidden, "a test").because(Reason::Policy))
+                }
+                "other" => {
+                    Ok(Question::new(&host("x.example"), RecordType::A).addresses([THERE], 1))
+                }
+                "no" => Ok(question.nothing(Code::NO_NAME, 9)),
+                "inside" => Ok(question.addresses([Ipv4Addr::new(192, 168, 1, 1).into()], 9)),
+                "pool" => Ok(question.addresses([Ipv4Addr::new(198, 18, 9, 9).into()], 9)),
+                "many" => Ok(question.addresses((0..=255).map(|n| [93, 184, 216, n].into()), 9)),
+                _ => Ok(question.addresses([THERE], 9)),
+            }
+        })
+    }
+}
+
+struct Resolver {
+    server: Arc<Server>,
+    names: Arc<Names>,
+    far: Arc<Far>,
+    counters: Arc<Counters>,
+}
+
+fn resolver_with(families: Families, text: &str) -> Resolver {
+    let config: Config = toml::from_str(text).expect("parses");
+    config.check().expect("can be meant");
+    let names = Arc::new(Names::new(&config.pools(), &[], config.terms()));
+    let (far, counters) = (Arc::new(Far::default()), Arc::new(Counters::default()));
+    let server = Server::new(
+        &config,
+        families,
+        &names,
+        &(Arc::clone(&far) as _),
+        &counters,
+    );
+    Resolver {
+        server,
+        names,
+        far,
+        counters,
+    }
+}
+
+fn resolver() -> Resolver {
+    resolver_with(BOTH, "")
+}
+
+fn host(name: &str) -> HostName {
+    HostName::new(name).expect("valid")
+}
+
+/// What a program makes of a reply.
+#[derive(Debug, PartialEq, Eq)]
+enum Told {
+    Addresses(Vec<IpAddr>),
+    Nothing,
+    Missing,
+    Failed,
+    Refused,
+}
+
+fn told(question: &Question, reply: &[u8]) -> Told {
+    assert_eq!(reply[..2], question.id().to_be_bytes(), "another id");
+    match question.heard(reply).expect("the answer to the question") {
+        (Code::NO_ERROR, found) if found.is_empty() => Told::Nothing,
+        (Code::NO_ERROR, found) => Told::Addresses(found),
+        (Code::NO_NAME, _) => Told::Missing,
+        (Code::FAILURE, _) => Told::Failed,
+        (Code::REFUSED, _) => Told::Refused,
+        (code, _) => unreachable!("{code:?}"),
+    }
+}
+
+impl Resolver {
+    async fn reply(&self, query: &[u8]) -> Option<Vec<u8>> {
+        let (replied, reply) = oneshot::channel();
+        self.server.datagram(query, |octets| {
+            replied.send(octets.to_vec()).expect("somebody waits");
+        });
+        reply.await.ok()
+    }
+
+    async fn ask(&self, name: &str, kind: RecordType) -> Told {
+        let question = Question::new(&host(name), kind);
+        let query = question.message_with_id(0x0a0b);
+        let question = Question::read(&query).expect("a question");
+        told(&question, &self.reply(&query).await.expect("a reply"))
+    }
+
+    async fn address(&self, name: &str, kind: RecordType) -> IpAddr {
+        match self.ask(name, kind).await {
+            Told::Addresses(found) if found.len() == 1 => found[0],
+            other => unreachable!("{other:?}"),
+        }
+    }
+
+    fn meaning(&self, ip: IpAddr) -> Meaning {
+        self.names.meaning(SocketAddr::new(ip, 80), Instant::now())
+    }
+}
+
+fn means(name: &str) -> Meaning {
+    Meaning::Target(Target::new(Host::Name(host(name)), 80).expect("a port"))
+}
+
+#[tokio::test]
+async fn a_name_is_answered_at_once_with_addresses_that_mean_it() {
+    let resolver = resolver();
+    for kind in [RecordType::A, RecordType::AAAA] {
+        let ip = resolver.address("WWW.example.org", kind).await;
+        assert_eq!(ip.is_ipv4(), kind == RecordType::A);
+        assert_eq!(resolver.meaning(ip), means("www.example.org"));
+    }
+    assert_eq!(resolver.far.asked(), [""; 0], "nobody was asked");
+}
+
+#[tokio::test]
+async fn a_temporary_address_is_told_for_a_minute() {
+    let question = Question::new(&host("a.example"), RecordType::A);
+    let reply = resolver()
+        .reply(&question.message())
+        .await
+        .expect("a reply");
+    // Header, question, then a pointer to the name, type and class.
+    let at = question.message().len() - 11 + 6;
+    assert_eq!(reply[at..at + 4], 60u32.to_be_bytes());
+}
+
+#[tokio::test]
+async fn https_and_svcb_are_answered_with_nothing_and_other_types_are_asked() {
+    let resolver = resolver();
+    for kind in [RecordType::HTTPS, RecordType::SVCB] {
+        assert_eq!(resolver.ask("a.example", kind).await, Told::Nothing);
+    }
+    assert_eq!(resolver.far.asked(), [""; 0]);
+    resolver.ask("a.example", RecordType::MX).await;
+    resolver.ask("_sip._udp.a.example", RecordType::SRV).await;
+    assert_eq!(resolver.far.asked(), ["a.example", "_sip._udp.a.example"]);
+}
+
+#[tokio::test]
+async fn special_names_are_answered_here() {
+    use RecordType::{A, AAAA, HTTPS, PTR, TXT};
+    let resolver = resolver();
+    let loopback = |text: &str| Told::Addresses(vec![text.parse().expect("an address")]);
+    for (name, kind, expected) in [
+        ("localhost", A, loopback("127.0.0.1")),
+        ("a.LOCALHOST", AAAA, loopback("::1")),
+        ("localhost", TXT, Told::Nothing),
+        ("printer.local", A, Told::Missing),
+        ("printer.local", TXT, Told::Missing),
+        ("nas.home.arpa", A, Told::Missing),
+        ("db.internal", A, Told::Missing),
+        ("abc.onion", A, Told::Missing),
+        ("name.alt", A, Told::Missing),
+        ("nobody.invalid", A, Told::Missing),
+        ("use-application-dns.net", A, Told::Missing),
+        ("ipv4only.arpa", AAAA, Told::Nothing),
+        ("_dns.resolver.arpa", RecordType::SVCB, Told::Nothing),
+        ("intranet", A, Told::Missing),
+        ("wpad", AAAA, Told::Missing),
+        ("wpad", HTTPS, Told::Missing),
+        ("1.1.168.192.in-addr.arpa", PTR, Told::Missing),
+        ("168.192.in-addr.arpa", RecordType::SOA, Told::Missing),
+        ("d.f.ip6.arpa", RecordType::NS, Told::Missing),
+    ] {
+        assert_eq!(resolver.ask(name, kind).await, expected, "{name} {kind}");
+    }
+    let Told::Addresses(nat64) = resolver.ask("ipv4only.arpa", A).await else {
+        unreachable!("it has addresses");
+    };
+    assert_eq!(nat64.len(), 2);
+    assert_eq!(resolver.far.asked(), [""; 0], "nobody was asked");
+    for name in [
+        "8.8.8.8.in-addr.arpa",
+        "192.in-addr.arpa",
+        "notlocal.example",
+    ] {
+        resolver.ask(name, PTR).await;
+    }
+    assert_eq!(resolver.far.asked().len(), 3, "these mean something there");
+}
+
+#[tokio::test]
+async fn the_name_of_a_temporary_address_is_known_and_of_no_other() {
+    let resolver = resolver();
+    let ip = resolver.address("www.example", RecordType::A).await;
+    let IpAddr::V4(v4) = ip else {
+        unreachable!("A");
+    };
+    let [a, b, c, d] = v4.octets();
+    let name = format!("{d}.{c}.{b}.{a}.in-addr.arpa");
+    let question = Question::new(&host(&name), RecordType::PTR);
+    let reply = resolver.reply(&question.message()).await.expect("a reply");
+    let label = [&[3][..], b"www", &[7], b"example", &[0]].concat();
+    assert!(reply.windows(label.len()).any(|part| part == label));
+    let other = format!("{d}.{}.{b}.{a}.in-addr.arpa", if c == 7 { 8 } else { 7 });
+    assert_eq!(resolver.ask(&other, RecordType::PTR).await, Told::Missing);
+    assert_eq!(resolver.far.asked(), [""; 0]);
+}
+
+#[tokio::test]
+async fn without_ipv6_no_name_has_an_ipv6_address() {
+    let families = Families {
+        v4: true,
+        v6: false,
+    };
+    for mode in ["optimistic", "pessimistic"] {
+        let resolver = resolver_with(families, &format!("mode = \"{mode}\""));
+        let aaaa = resolver.ask("a.example", RecordType::AAAA).await;
+        assert_eq!(aaaa, Told::Nothing);
+        assert_eq!(resolver.far.asked(), [""; 0]);
+    }
+}
+
+#[tokio::test]
+async fn a_search_candidate_exists_only_if_the_far_end_has_it() {
+    let resolver = resolver_with(BOTH, "search = [\"corp.example\"]");
+    let missing = resolver.ask("no.corp.example", RecordType::A).await;
+    assert_eq!(missing, Told::Missing, "so that the next one is tried");
+    let ip = resolver.address("git.corp.example", RecordType::A).await;
+    assert_eq!(resolver.meaning(ip), means("git.corp.example"));
+    let aaaa = resolver.ask("git.corp.example", RecordType::AAAA).await;
+    assert_eq!(aaaa, Told::Nothing, "it has none there");
+    let beside = resolver.address("notcorp.example", RecordType::A).await;
+    assert_eq!(resolver.meaning(beside), means("notcorp.example"));
+    assert_eq!(resolver.far.asked().len(), 3);
+}
+
+#[tokio::test]
+async fn names_that_go_another_way_are_asked_for_and_keep_their_meaning() {
+    for mode in ["optimistic", "pessimistic"] {
+        let text = format!("mode = \"{mode}\"\nelsewhere = [\"lan\", \"168.192.in-addr.arpa\"]");
+        let resolver = resolver_with(BOTH, &text);
+        let ip = resolver.address("inside.lan", RecordType::A).await;
+        assert_eq!(resolver.meaning(ip), means("inside.lan"));
+        assert_eq!(
+            resolver.ask("a.lan", RecordType::HTTPS).await,
+            Told::Nothing
+        );
+        resolver
+            .ask("1.1.168.192.in-addr.arpa", RecordType::PTR)
+            .await;
+        assert_eq!(resolver.far.asked().len(), 2);
+    }
+}
+
+#[tokio::test]
+async fn pessimistic_mode_tells_what_the_far_end_answers() {
+    let resolver = resolver_with(BOTH, "mode = \"pessimistic\"");
+    let ip = resolver.address("a.example", RecordType::A).await;
+    assert_eq!(ip, THERE);
+    for (name, expected) in [
+        ("no.example", Told::Missing),
+        ("broken.example", Told::Failed),
+        ("forbidden.example", Told::Refused),
+        ("other.example", Told::Failed),
+    ] {
+        assert_eq!(resolver.ask(name, RecordType::A).await, expected, "{name}");
+    }
+    assert_eq!(resolver.names.len(), 0);
+    assert_eq!(resolver.counters.dns_failed.value(), 2);
+}
+
+#[tokio::test]
+async fn the_far_end_cannot_lead_a_program_to_its_neighbours() {
+    for (text, inside) in [
+        ("", Told::Refused),
+        (
+            "private = true",
+            Told::Addresses(vec![[192, 168, 1, 1].into()]),
+        ),
+    ] {
+        let resolver = resolver_with(BOTH, &format!("mode = \"pessimistic\"\n{text}"));
+        assert_eq!(resolver.ask("inside.example", RecordType::A).await, inside);
+        let pool = resolver.ask("pool.example", RecordType::A).await;
+        assert_eq!(pool, Told::Refused, "temporary addresses are ours to give");
+    }
+}
+
+#[tokio::test]
+async fn a_name_that_a_flow_did_not_find_is_missing_for_a_while() {
+    let resolver = resolver();
+    let ip = resolver.address("typo.example", RecordType::A).await;
+    resolver.names.fail(ip, Instant::now());
+    let again = resolver.ask("typo.example", RecordType::A).await;
+    assert_eq!(again, Told::Missing);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_far_end_that_is_silent_is_given_up_in_time() {
+    let resolver = resolver();
+    let start = Instant::now();
+    let failed = resolver.ask("late.example", RecordType::TXT).await;
+    assert_eq!(failed, Told::Failed);
+    assert_eq!(start.elapsed(), Duration::from_secs(4));
+}
+
+#[tokio::test]
+async fn a_storm_of_queries_is_bounded_and_told_and_names_are_still_answered() {
+    let resolver = resolver_with(BOTH, "asked = 3");
+    let question = Question::new(&host("late.example"), RecordType::TXT);
+    let mut replies = Vec::new();
+    for _ in 0..3 {
+        let (replied, reply) = oneshot::channel();
+        resolver.server.datagram(&question.message(), |octets| {
+            replied.send(octets.to_vec()).expect("somebody waits");
+        });
+        replies.push(reply);
+    }
+    while resolver.far.waiting.load(Ordering::SeqCst) < 3 {
+        tokio::task::yield_now().await;
+    }
+    for _ in 0..100 {
+        let crowded = resolver.ask("late.example", RecordType::TXT).await;
+        assert_eq!(crowded, Told::Failed);
+    }
+    assert_eq!(resolver.counters.dns_crowded.value(), 100);
+    resolver.address("a.example", RecordType::A).await;
+    resolver.far.go.notify_waiters();
+    for reply in replies {
+        let reply = reply.await.expect("a reply");
+        assert_ne!(told(&question, &reply), Told::Failed);
+    }
+}
+
+#[tokio::test]
+async fn when_no_temporary_address_is_left_a_name_fails() {
+    let resolver = resolver_with(BOTH, "names = 2");
+    for name in ["a.example", "b.example", "a.example"] {
+        resolver.address(name, RecordType::A).await;
+    }
+    let failed = resolver.ask("c.example", RecordType::A).await;
+    assert_eq!(failed, Told::Failed);
+    assert_eq!(resolver.counters.dns_exhausted.value(), 1);
+}
+
+#[tokio::test]
+async fn what_is_no_query_is_dropped_or_told_so() {
+    let resolver = resolver();
+    assert_eq!(resolver.reply(b"").await, None);
+    assert_eq!(resolver.reply(&[0xff; 30]).await, None);
+    let refused = resolver.reply(&[0; 12]).await.expect("a reply");
+    assert_eq!(refused[3] & 0x0f, 1);
+    assert_eq!(resolver.counters.dns_malformed.value(), 3);
+    let mut chaos = Question::new(&host("version.bind"), RecordType::TXT).message();
+    let class = chaos.len() - 12;
+    chaos[class] = 3;
+    let refused = resolver.reply(&chaos).await.expect("a reply");
+    assert_eq!(refused[3] & 0x0f, 5);
+}
+
+#[tokio::test]
+async fn a_large_answer_is_cut_for_a_datagram_and_whole_on_a_stream() {
+    let resolver = resolver_with(BOTH, "mode = \"pessimistic\"");
+    let question = Question::new(&host("many.example"), RecordType::A);
+    let query = question.message_with_id(7);
+    let cut = resolver.reply(&query).await.expect("a reply");
+    assert!(cut.len() <= 1232 && cut[2] & 2 != 0, "truncated");
+    let mut stream = resolver.server.stream();
+    for _ in 0..2 {
+        let len = u16::try_from(query.len()).expect("short");
+        stream.write_u16(len).await.expect("written");
+        stream.write_all(&query).await.expect("written");
+        let mut reply = vec![0; stream.read_u16().await.expect("read").into()];
+        stream.read_exact(&mut reply).await.expect("read");
+        assert_eq!(question.heard(&reply).expect("its answer").1.len(), 256);
+    }
+    stream.shutdown().await.expect("finished");
+    assert_eq!(stream.read(&mut [0; 1]).await.expect("an end"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_stops_in_the_middle_ends() {
+    let resolver = resolver();
+    let mut stream = resolver.server.stream();
+    stream.write_all(&[0, 50, 1]).await.expect("written");
+    assert_eq!(stream.read(&mut [0; 1]).await.expect("an end"), 0);
+}
+
+proptest! {
+    #[test]
+    fn any_octets_get_one_answer_at_most(octets: Vec<u8>) {
+        let config = Config::default();
+        let names = Arc::new(Names::new(&config.pools(), &[], config.terms()));
+        let dns = Dns::new(config, BOTH, names, Arc::default());
+        if let Answer::Ask(asking) = dns.answer(&octets, Carrier::Udp, Instant::now()) {
+            let reply = dns.answered(&asking, Ok(octets), Instant::now());
+            prop_assert!(reply.len() <= 1232);
+        }
+    }
+}
+
+/// The device's resolver, asked by packets.
+mod packets {
+    use hoplite_wire::ip;
+
+    use super::*;
+    use crate::tun::testing::{Bench, PROGRAM, TARGET, parsed, udp_packet};
+
+    fn program() -> SocketAddr {
+        SocketAddr::new(PROGRAM, 4000)
+    }
+
+    fn resolver(bench: &Bench) -> SocketAddr {
+        SocketAddr::new(bench.room.config.dns.resolvers[0], 53)
+    }
+
+    /// What the resolver answers to the program.
+    async fn ask(bench: &mut Bench, name: &str, kind: RecordType) -> Told {
+        let question = Question::new(&host(name), kind);
+        let there = resolver(bench);
+        bench.send(udp_packet(program(), there, &question.message()));
+        let packet = bench.port.next().await;
+        let packet = parsed(&packet);
+        assert_eq!((packet.source, packet.destination), (there.ip(), PROGRAM));
+        let datagram = ip::udp::parse(packet.payload).expect("a datagram");
+        assert_eq!((datagram.source, datagram.destination), (53, 4000));
+        told(&question, datagram.payload)
+    }
+
+    #[tokio::test]
+    async fn a_datagram_to_a_temporary_address_goes_to_the_name() {
+        let mut bench = Bench::new();
+        bench.network.host(host("www.example"), TARGET);
+        let far = bench.network.bind(TARGET);
+        let Told::Addresses(found) = ask(&mut bench, "www.example", RecordType::A).await else {
+            unreachable!("an address");
+        };
+        let there = SocketAddr::new(found[0], far.address().port());
+        bench.send(udp_packet(program(), there, b"hello"));
+        let (payload, from) = far.recv().await;
+        assert_eq!(payload, &b"hello"[..]);
+        far.send(b"back", from);
+        let packet = bench.port.next().await;
+        let packet = parsed(&packet);
+        assert_eq!(
+            packet.source, found[0],
+            "the program knows no other address"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_name_that_a_flow_did_not_find_is_answered_so_from_then_on() {
+        let mut bench = Bench::new();
+        let Told::Addresses(found) = ask(&mut bench, "typo.example", RecordType::A).await else {
+            unreachable!("an address");
+        };
+        let there = SocketAddr::new(found[0], 9);
+        bench.send(udp_packet(program(), there, b"hello"));
+        let packet = bench.port.next().await;
+        assert_eq!(parsed(&packet).protocol, 1, "ICMP: unreachable");
+        let again = ask(&mut bench, "typo.example", RecordType::A).await;
+        assert_eq!(again, Told::Missing);
+    }
+
+    #[tokio::test]
+    async fn a_flow_to_an_address_that_means_nothing_is_refused() {
+        let mut bench = Bench::new();
+        for there in ["198.18.77.7:443", "198.18.0.2:853", "198.18.0.77:53"] {
+            let there = there.parse().expect("an address");
+            bench.send(udp_packet(program(), there, b"hello"));
+            let packet = bench.port.next().await;
+            assert_eq!(parsed(&packet).protocol, 1, "{there}: unreachable");
+        }
+        assert_eq!(bench.room.counters.expired.value(), 3);
+        assert_eq!(bench.network.seen(), [], "nobody was asked");
+    }
+
+    #[tokio::test]
+    async fn a_train_of_queries_is_answered_one_by_one() {
+        let mut bench = Bench::new();
+        let question = Question::new(&host("a.example"), RecordType::A);
+        let message = question.message();
+        let train = message.repeat(3);
+        bench.take(&crate::tun::device::Incoming {
+            octets: udp_packet(program(), resolver(&bench), &train).into(),
+            checked: true,
+            segment: u16::try_from(message.len()).ok(),
+        });
+        for _ in 0..3 {
+            bench.port.next().await;
+        }
+        assert_eq!(bench.port.try_next(), None);
+    }
+
+    #[tokio::test]
+    async fn a_resolver_elsewhere_is_answered_in_its_place() {
+        let mut bench = Bench::with(|config| {
+            config.dns.resolvers = vec!["192.0.2.53".parse().expect("an address")];
+        });
+        let told = ask(&mut bench, "localhost", RecordType::A).await;
+        assert_eq!(told, Told::Addresses(vec![Ipv4Addr::LOCALHOST.into()]));
+    }
+
+    #[tokio::test]
+    async fn streams_to_port_53_of_the_resolver_end_in_it_and_others_do_not() {
+        let bench = Bench::new();
+        let there = resolver(&bench);
+        let meaning = bench.room.names.meaning(there, Instant::now());
+        assert_eq!(meaning, Meaning::Target(there.into()));
+        let terms = Terms::default();
+        let target = there.into();
+        let mut stream = bench
+            .room
+            .overlay
+            .open_stream(&target, &terms)
+            .await
+            .expect("opens");
+        let query = Question::new(&host("localhost"), RecordType::A).message();
+        let len = u16::try_from(query.len()).expect("short");
+        stream.write_u16(len).await.expect("written");
+        stream.write_all(&query).await.expect("written");
+        assert!(stream.read_u16().await.expect("read") > len);
+        let mut listener = bench.network.listen(TARGET);
+        let target = listener.address().into();
+        let opened = bench.room.overlay.open_stream(&target, &terms).await;
+        drop((opened.expect("opens"), listener.accept().await));
+    }
+}
