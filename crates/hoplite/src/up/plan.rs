@@ -3,14 +3,14 @@
 //!
 //! The order is what makes it tight. What blocks comes first and goes last; at no time between does a packet find another way out.
 
+mod rules;
+
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 
-use super::{
-    firewall,
-    numbers::{MARK, PRIORITY, TABLE},
-};
+pub(crate) use self::rules::Rule;
+use super::firewall;
 use crate::config::client::takeover::{Cgroup, Users};
 
 /// What shall be.
@@ -128,30 +128,6 @@ pub(crate) enum Way {
     Overwrite,
 }
 
-/// A routing rule. Two are the same when all of it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Rule {
-    /// Which family.
-    pub(crate) family: Family,
-    /// Lower ones come first.
-    pub(crate) priority: u32,
-    /// The mark that a packet has.
-    pub(crate) mark: Option<u32>,
-    /// Where it goes.
-    pub(crate) to: Option<IpNet>,
-    /// Whose it is.
-    pub(crate) users: Option<Users>,
-    /// It is DHCP's.
-    pub(crate) dhcp: bool,
-    /// Default routes of the table do not count.
-    pub(crate) not_default: bool,
-    /// Which routes apply.
-    pub(crate) table: u32,
-}
-
-/// The main table (rtnetlink(7)).
-pub(crate) const MAIN: u32 = 254;
-
 /// The steps, in order, and what could not be had.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
@@ -161,6 +137,26 @@ pub(crate) struct Plan {
     pub(crate) warnings: Vec<String>,
     /// Name servers that stay in resolv.conf, which we answer for.
     pub(crate) answered: Vec<IpAddr>,
+}
+
+impl Plan {
+    /// How names are taken over, if they are.
+    pub(crate) fn way(&self) -> Option<Way> {
+        self.steps.iter().find_map(|step| match step {
+            Step::Names(way, _) => Some(*way),
+            _ => None,
+        })
+    }
+
+    /// The same in a word.
+    pub(crate) fn names(&self) -> &'static str {
+        match self.way() {
+            Some(Way::Resolved) => "systemd-resolved",
+            Some(Way::Replace | Way::Overwrite) => "resolv.conf",
+            None if self.answered.is_empty() => "off",
+            None => "answered",
+        }
+    }
 }
 
 impl Step {
@@ -250,7 +246,9 @@ pub(crate) fn block(wanted: &Wanted, facts: &Facts) -> Plan {
     if wanted.block {
         plan.steps.push(Step::Unreachable(seen.clone()));
     }
-    let rules = seen.into_iter().flat_map(|family| rules(wanted, family));
+    let rules = seen
+        .into_iter()
+        .flat_map(|family| rules::rules(wanted, family));
     plan.steps.push(Step::Rules(rules.collect()));
     if facts.reverse_path {
         plan.steps.push(Step::ReversePath);
@@ -329,76 +327,6 @@ impl Family {
     fn has(self, network: &IpNet) -> bool {
         Self::of(&network.addr()) == self
     }
-}
-
-/// In order: our own sockets by the main table; what only we have by ours; what is excluded by the main table, the rest by ours.
-fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
-    let rule = |offset, table| Rule {
-        family,
-        priority: PRIORITY + offset,
-        mark: None,
-        to: None,
-        users: None,
-        dhcp: false,
-        not_default: false,
-        table,
-    };
-    let mut rules = vec![
-        Rule {
-            mark: Some(MARK),
-            ..rule(0, MAIN)
-        },
-        Rule {
-            dhcp: true,
-            ..rule(1, MAIN)
-        },
-    ];
-    let pools = wanted.pools.iter().filter(|to| family.has(to));
-    rules.extend(pools.map(|to| Rule {
-        to: Some(*to),
-        ..rule(2, TABLE)
-    }));
-    rules.extend(wanted.past_users.iter().map(|users| Rule {
-        users: Some(*users),
-        ..rule(3, MAIN)
-    }));
-    let past = wanted.past_addresses.iter().filter(|to| family.has(to));
-    rules.extend(past.map(|to| Rule {
-        to: Some(*to),
-        ..rule(4, MAIN)
-    }));
-    if wanted.lan {
-        rules.push(Rule {
-            not_default: true,
-            ..rule(5, MAIN)
-        });
-    }
-    rules.extend(taken(wanted, family).map(|(users, to)| Rule {
-        users,
-        to,
-        ..rule(6, TABLE)
-    }));
-    rules
-}
-
-/// What is taken: everything, or every pair of what is listed.
-fn taken(wanted: &Wanted, family: Family) -> impl Iterator<Item = (Option<Users>, Option<IpNet>)> {
-    let users: Vec<_> = match wanted.only_users.as_slice() {
-        [] => vec![None],
-        some => some.iter().copied().map(Some).collect(),
-    };
-    let addresses: Vec<_> = match wanted.only_addresses.as_slice() {
-        [] => vec![None],
-        some => some
-            .iter()
-            .filter(|to| family.has(to))
-            .copied()
-            .map(Some)
-            .collect(),
-    };
-    users
-        .into_iter()
-        .flat_map(move |users| addresses.clone().into_iter().map(move |to| (users, to)))
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Terms};
 use hoplite_wire::Target;
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::errors::Failure;
+
 /// How long one attempt may take.
 const ATTEMPT: Duration = Duration::from_secs(10);
 
@@ -60,6 +62,29 @@ fn is_final(error: &Error) -> bool {
         (_, Some(Reason::Identity | Reason::Authentication)) => true,
         (kind, _) => matches!(kind, ErrorKind::Unsupported | ErrorKind::Bug),
     }
+}
+
+/// Why nothing flows, with what to do; `missing` is the first relay without a connection, and its place.
+pub(super) fn failure(error: &Error, missing: Option<(usize, String)>) -> Failure {
+    let doing = "bringing the device up";
+    if let (ErrorKind::TimedOut, Some((place, name))) = (error.kind(), missing) {
+        let first = if place == 0 { "first " } else { "" };
+        let why = format!("the {first}relay, {name:?}, does not answer");
+        let remedy = "check your network and the relay's address, or choose another path";
+        return Failure::new(doing, why, remedy);
+    }
+    let remedy = match (error.kind(), error.reason()) {
+        (_, Some(Reason::Identity)) => {
+            "correct the pin, or ask the operator whether the key is new"
+        }
+        (_, Some(Reason::Authentication)) => "correct the token",
+        (ErrorKind::EntryUnreachable, _) => {
+            "check your network and the first relay's address, or choose another first relay"
+        }
+        (ErrorKind::PathFailed, _) => "choose another path, or ask the operators",
+        _ => "try again, or choose another path",
+    };
+    Failure::new(doing, error, remedy)
 }
 
 #[cfg(test)]

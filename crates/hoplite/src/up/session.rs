@@ -20,7 +20,7 @@ use super::{
     control::{Asked, Command, Control},
     driver::System,
     facts,
-    plan::{self, Facts, Plan, Step, Wanted, Way},
+    plan::{self, Facts, Plan, Wanted, Way},
     probe,
     remembering::Remembering,
     status::{Process, State, Status},
@@ -150,7 +150,7 @@ impl<'a> Session<'a> {
                     probed = &mut probing, if ready.is_some() => {
                         let said = match probed {
                             Ok(()) => self.up(ready.take()),
-                            Err(error) => Err(no_flow(&error, self.carried.missing())),
+                            Err(error) => Err(probe::failure(&error, self.carried.missing())),
                         };
                         if let Err(failure) = said {
                             break Round::Over(End::Failed(failure));
@@ -253,7 +253,7 @@ impl<'a> Session<'a> {
 
     /// Somebody, a DHCP client mostly, has written who resolves names: that is whom relays' names are asked of, and then it is ours again.
     async fn take_names_again(&mut self) {
-        let is_file = matches!(names_way(&self.plan), Some(Way::Replace | Way::Overwrite));
+        let is_file = matches!(self.plan.way(), Some(Way::Replace | Way::Overwrite));
         if is_file && self.taken.machine().has_names() {
             return;
         }
@@ -299,10 +299,10 @@ impl<'a> Session<'a> {
             path: self.carried.names(),
             connected: self.carried.missing().is_none(),
             block: self.orders.wanted.block,
-            dns: names_taken(&self.plan).to_owned(),
+            dns: self.plan.names().to_owned(),
             sent: of("octets_in"),
             received: of("octets_out"),
-            flows: open_flows(&live),
+            flows: super::status::open_flows(&live),
             counters: all,
         };
         Status {
@@ -366,59 +366,6 @@ fn tun_config(orders: &Orders) -> tun::Config {
     let mut config = orders.client.config.transparent();
     config.device.addresses = orders.wanted.addresses.clone();
     config
-}
-
-fn names_way(plan: &Plan) -> Option<Way> {
-    plan.steps.iter().find_map(|step| match step {
-        Step::Names(way, _) => Some(*way),
-        _ => None,
-    })
-}
-
-fn names_taken(plan: &Plan) -> &'static str {
-    match names_way(plan) {
-        Some(Way::Resolved) => "systemd-resolved",
-        Some(Way::Replace | Way::Overwrite) => "resolv.conf",
-        None if plan.answered.is_empty() => "off",
-        None => "answered",
-    }
-}
-
-/// What was opened less what was closed.
-fn open_flows(counters: &[(&'static str, u64)]) -> BTreeMap<String, u64> {
-    let of = |name: &str| {
-        let found = counters.iter().find(|(known, _)| *known == name);
-        found.map_or(0, |(_, count)| *count)
-    };
-    let open = |kind: &str| {
-        let (opened, closed) = (of(&format!("{kind}_opened")), of(&format!("{kind}_closed")));
-        (kind.to_owned(), opened.saturating_sub(closed))
-    };
-    ["tcp", "udp", "packets"].into_iter().map(open).collect()
-}
-
-/// Why nothing flows, with what to do.
-fn no_flow(error: &hoplite_overlay::Error, missing: Option<(usize, String)>) -> Failure {
-    use hoplite_overlay::{ErrorKind, Reason};
-    let doing = "bringing the device up";
-    if let (ErrorKind::TimedOut, Some((place, name))) = (error.kind(), missing) {
-        let first = if place == 0 { "first " } else { "" };
-        let why = format!("the {first}relay, {name:?}, does not answer");
-        let remedy = "check your network and the relay's address, or choose another path";
-        return Failure::new(doing, why, remedy);
-    }
-    let remedy = match (error.kind(), error.reason()) {
-        (_, Some(Reason::Identity)) => {
-            "correct the pin, or ask the operator whether the key is new"
-        }
-        (_, Some(Reason::Authentication)) => "correct the token",
-        (ErrorKind::EntryUnreachable, _) => {
-            "check your network and the first relay's address, or choose another first relay"
-        }
-        (ErrorKind::PathFailed, _) => "choose another path, or ask the operators",
-        _ => "try again, or choose another path",
-    };
-    Failure::new(doing, error, remedy)
 }
 
 /// The runtime that all of it runs on.

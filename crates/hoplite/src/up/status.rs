@@ -124,6 +124,19 @@ impl Process {
     }
 }
 
+/// What was opened less what was closed.
+pub(super) fn open_flows(counters: &[(&'static str, u64)]) -> BTreeMap<String, u64> {
+    let of = |name: &str| {
+        let found = counters.iter().find(|(known, _)| *known == name);
+        found.map_or(0, |(_, count)| *count)
+    };
+    let open = |kind: &str| {
+        let (opened, closed) = (of(&format!("{kind}_opened")), of(&format!("{kind}_closed")));
+        (kind.to_owned(), opened.saturating_sub(closed))
+    };
+    ["tcp", "udp", "packets"].into_iter().map(open).collect()
+}
+
 /// As one flat object: scripts need not know what only a process can tell.
 pub(crate) fn flat(status: &Status) -> serde_json::Value {
     let mut value = serde_json::to_value(status).unwrap_or_default();

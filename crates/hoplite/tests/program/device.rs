@@ -241,6 +241,42 @@ grep -q 192.0.2.53 /etc/resolv.conf
 }
 
 #[test]
+fn a_relay_that_is_given_by_name_is_found_also_when_everything_is_blocked() {
+    succeeds(
+        r#"
+command -v python3 || exit 0
+relay
+config relay.example:4433 > client.toml
+cat > names.py <<'END'
+import socket
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("127.0.0.9", 53))
+while True:
+    question, asker = server.recvfrom(512)
+    end = question.index(0, 12) + 5
+    head, question, kind = question[:2], question[12:end], question[end - 3]
+    answer = b"\xc0\x0c\0\1\0\1\0\0\0\x3c\0\4\x7f\0\0\1" if kind == 1 else b""
+    server.sendto(head + b"\x81\x80\0\1\0" + bytes([kind == 1]) + b"\0" * 4 + question + answer, asker)
+END
+python3 names.py &
+names=$!
+echo 'nameserver 127.0.0.9' > /etc/resolv.conf
+state > before
+up
+kill -9 "$(cat /run/hoplite/lock)"
+until_true says blocked
+up
+says up
+"$HOPLITE" down
+state > after; diff before after
+kill $names
+if up --wait 1 2> why; then exit 9; fi
+state > after; diff before after
+"#,
+    );
+}
+
+#[test]
 fn the_right_to_set_up_the_network_is_enough() {
     succeeds(
         r#"

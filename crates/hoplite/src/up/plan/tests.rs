@@ -2,10 +2,13 @@
 
 use std::mem::discriminant;
 
-use super::*;
+use super::{rules::MAIN, *};
 use crate::{
     errors::Complaint,
-    up::taken::{Leave, Machine, Taken, clear},
+    up::{
+        numbers::{MARK, TABLE},
+        taken::{Leave, Machine, Taken, clear},
+    },
 };
 
 /// Where a program's packet would go.

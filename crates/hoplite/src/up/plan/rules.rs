@@ -1,0 +1,103 @@
+//! The routing rules of a plan: who goes by which table. Used by [`super`]; `netlink` writes them and reads them back.
+
+use ipnet::IpNet;
+
+use super::{Family, Wanted};
+use crate::{
+    config::client::takeover::Users,
+    up::numbers::{MARK, PRIORITY, TABLE},
+};
+
+/// A routing rule. Two are the same when all of it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rule {
+    /// Which family.
+    pub(crate) family: Family,
+    /// Lower ones come first.
+    pub(crate) priority: u32,
+    /// The mark that a packet has.
+    pub(crate) mark: Option<u32>,
+    /// Where it goes.
+    pub(crate) to: Option<IpNet>,
+    /// Whose it is.
+    pub(crate) users: Option<Users>,
+    /// It is DHCP's.
+    pub(crate) dhcp: bool,
+    /// Default routes of the table do not count.
+    pub(crate) not_default: bool,
+    /// Which routes apply.
+    pub(crate) table: u32,
+}
+
+/// The main table (rtnetlink(7)).
+pub(crate) const MAIN: u32 = 254;
+
+/// In order: our own sockets by the main table; what only we have by ours; what is excluded by the main table, the rest by ours.
+pub(super) fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
+    let rule = |offset, table| Rule {
+        family,
+        priority: PRIORITY + offset,
+        mark: None,
+        to: None,
+        users: None,
+        dhcp: false,
+        not_default: false,
+        table,
+    };
+    let mut rules = vec![
+        Rule {
+            mark: Some(MARK),
+            ..rule(0, MAIN)
+        },
+        Rule {
+            dhcp: true,
+            ..rule(1, MAIN)
+        },
+    ];
+    let pools = wanted.pools.iter().filter(|to| family.has(to));
+    rules.extend(pools.map(|to| Rule {
+        to: Some(*to),
+        ..rule(2, TABLE)
+    }));
+    rules.extend(wanted.past_users.iter().map(|users| Rule {
+        users: Some(*users),
+        ..rule(3, MAIN)
+    }));
+    let past = wanted.past_addresses.iter().filter(|to| family.has(to));
+    rules.extend(past.map(|to| Rule {
+        to: Some(*to),
+        ..rule(4, MAIN)
+    }));
+    if wanted.lan {
+        rules.push(Rule {
+            not_default: true,
+            ..rule(5, MAIN)
+        });
+    }
+    rules.extend(taken(wanted, family).map(|(users, to)| Rule {
+        users,
+        to,
+        ..rule(6, TABLE)
+    }));
+    rules
+}
+
+/// What is taken: everything, or every pair of what is listed.
+fn taken(wanted: &Wanted, family: Family) -> impl Iterator<Item = (Option<Users>, Option<IpNet>)> {
+    let users: Vec<_> = match wanted.only_users.as_slice() {
+        [] => vec![None],
+        some => some.iter().copied().map(Some).collect(),
+    };
+    let addresses: Vec<_> = match wanted.only_addresses.as_slice() {
+        [] => vec![None],
+        some => some
+            .iter()
+            .filter(|to| family.has(to))
+            .copied()
+            .map(Some)
+            .collect(),
+    };
+    users
+        .into_iter()
+        .flat_map(move |users| addresses.clone().into_iter().map(move |to| (users, to)))
+}
