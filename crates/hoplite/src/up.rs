@@ -91,7 +91,8 @@ pub(crate) use self::{
 
 /// Whom the networks say to ask for names.
 pub(crate) fn network_servers(run_dir: &Path) -> Vec<SocketAddr> {
-    facts::network_servers(&resolv::ResolvConf::system(run_dir), &wanted::RESOLVERS)
+    let ours = config::client::Config::default().dns.resolvers;
+    facts::network_servers(&resolv::ResolvConf::system(run_dir), &ours)
 }
 
 /// A table of nftables called `group` that lets the control group of that name pass.

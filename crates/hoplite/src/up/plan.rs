@@ -194,6 +194,15 @@ impl Step {
     }
 }
 
+impl Facts {
+    /// Those of `addresses` that programs of this machine can use.
+    pub(crate) fn usable(&self, addresses: &[IpAddr]) -> Vec<IpAddr> {
+        let used = self.ipv6.used();
+        let is_used = |address: &&IpAddr| used.contains(&Family::of(address));
+        addresses.iter().filter(is_used).copied().collect()
+    }
+}
+
 impl Ipv6 {
     /// The families in which others may send.
     fn seen(self) -> Vec<Family> {
@@ -216,12 +225,10 @@ impl Ipv6 {
 pub(crate) fn plan(wanted: &Wanted, facts: &Facts) -> Plan {
     let mut plan = block(wanted, facts);
     let used = facts.ipv6.used();
-    let is_used = |address: &&IpAddr| used.contains(&Family::of(address));
-    let ours = |all: &[IpAddr]| all.iter().filter(is_used).copied().collect::<Vec<_>>();
     let device = [
         Step::Device(wanted.name.clone(), wanted.mtu),
-        Step::Addresses(ours(&wanted.addresses)),
-        Step::Routes(used.clone()),
+        Step::Addresses(facts.usable(&wanted.addresses)),
+        Step::Routes(used),
     ];
     if !wanted.block {
         // Nothing that catches before there is somewhere to go.
@@ -230,7 +237,7 @@ pub(crate) fn plan(wanted: &Wanted, facts: &Facts) -> Plan {
         plan.steps.extend(device);
     }
     if wanted.dns {
-        names(&mut plan, wanted, facts, ours(&wanted.resolvers));
+        names(&mut plan, wanted, facts);
     }
     plan
 }
@@ -277,7 +284,7 @@ fn warnings(wanted: &Wanted, facts: &Facts) -> Vec<String> {
     warnings
 }
 
-fn names(plan: &mut Plan, wanted: &Wanted, facts: &Facts, resolvers: Vec<IpAddr>) {
+fn names(plan: &mut Plan, wanted: &Wanted, facts: &Facts) {
     // Who is not taken must not be told addresses that only we understand.
     let is_partial = !wanted.only_users.is_empty() || !wanted.only_addresses.is_empty();
     let way = match facts.resolving {
@@ -287,6 +294,7 @@ fn names(plan: &mut Plan, wanted: &Wanted, facts: &Facts, resolvers: Vec<IpAddr>
         Resolving::Mounted => Way::Overwrite,
         Resolving::ReadOnly => return answer(plan, facts),
     };
+    let resolvers = facts.usable(&wanted.resolvers);
     plan.steps.push(Step::Names(way, resolvers));
 }
 

@@ -194,7 +194,7 @@ impl<'a> Session<'a> {
         let fd = fd.ok_or_else(|| failed(&"there is none"))?;
         let device =
             Device::new(fd, self.orders.wanted.mtu, true).map_err(|error| failed(&error))?;
-        let config = tun_config(self.orders);
+        let config = tun_config(self.orders, &self.facts, &self.plan);
         let transparent = Transparent::new(config, Arc::clone(&self.overlay), device);
         for (name, count) in self.counters.snapshot().all() {
             *self.before.entry(name.to_owned()).or_default() += count;
@@ -362,9 +362,15 @@ async fn changed(file: &mut Option<File>) {
     }
 }
 
-fn tun_config(orders: &Orders) -> tun::Config {
+/// What the mediator is told: the file's wishes, and what this machine has of them.
+fn tun_config(orders: &Orders, facts: &Facts, plan: &Plan) -> tun::Config {
     let mut config = orders.client.config.transparent();
-    config.device.addresses = orders.wanted.addresses.clone();
+    // Without addresses of a family programs are told none of it.
+    config.device.addresses = facts.usable(&orders.wanted.addresses);
+    config.dns.resolvers.extend(&plan.answered);
+    let domains = &orders.client.config.takeover.exclude.domains;
+    let domains = domains.iter().map(|domain| domain.name().clone());
+    config.dns.elsewhere.extend(domains);
     config
 }
 

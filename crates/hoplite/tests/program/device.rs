@@ -148,6 +148,8 @@ up
 says up
 past | grep -q hoplite0
 grep -q 198.18.0.2 /etc/resolv.conf
+getent ahostsv4 site.example | grep -q '^198\.1[89]\.'
+getent ahostsv6 site.example | grep -q '^fd68:6f70:6c69:7465:'
 if up 2> why; then exit 9; fi
 grep -q "up already" why
 kill -9 "$(cat /run/hoplite/lock)"
@@ -233,6 +235,7 @@ echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6
 echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6
 up
 "$HOPLITE" status --json | grep -q '"dns":"answered"'
+getent ahostsv4 site.example | grep -q '^198\.1[89]\.'
 past | grep -q hoplite0
 "$HOPLITE" down
 grep -q 192.0.2.53 /etc/resolv.conf

@@ -86,6 +86,11 @@ impl Cgroup {
 }
 
 impl Domain {
+    /// Its name.
+    pub(crate) fn name(&self) -> &HostName {
+        &self.0
+    }
+
     /// Whether `name` is this one or below it.
     pub(crate) fn covers(&self, name: &str) -> bool {
         let name = name.trim_end_matches('.').to_ascii_lowercase();
