@@ -177,6 +177,8 @@ class NetLab(Lab):
                               (f"{self.target.v4}/32", f"{self.target.v6}/128"), f"{self.target.v4}:53", (TOKEN,), onward, extra)
         path = self.folder / f"{host.name}.toml"
         path.write_text(config)
+        # As distributions have it, and fresh namespaces do not: a relay answers for echoes by ping sockets.
+        host.call("sysctl", "-qw", "net.ipv4.ping_group_range=0 2147483647")
         log = self.folder / f"relay-{host.name}.log"
         mark = len(log.read_text()) if log.exists() else 0  # a restarted relay writes on
         relay = host.run(f"relay-{host.name}", [HOPLITE, "relay", "--config", path])
