@@ -2,14 +2,20 @@
 //! [`super::Direct`] answers `open_packets` with it, and it is the egress of relays that have no TUN device.
 //!
 //! Packets are taken apart and put together here: the kernel sees an echo, gives it its own identifier and address, and hands the
-//! reply to the one socket that asked. Hop limits go as they are; what cannot be sent is answered with ICMP "unreachable".
+//! reply to the one socket that asked. Hop limits go as they are. What routers say of an echo comes back as the ICMP error that it was, and
+//! what cannot be sent is answered with "unreachable".
 
+mod errors;
 mod idents;
 
 use std::{
     collections::VecDeque,
-    fmt, io,
+    fmt,
+    future::Future,
+    io,
     net::{IpAddr, SocketAddr},
+    os::fd::AsFd,
+    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -26,9 +32,16 @@ use hoplite_wire::{
     },
 };
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
-use tokio::{io::ReadBuf, net::UdpSocket, time::Instant};
+use tokio::{
+    io::{Interest, ReadBuf, Ready},
+    net::UdpSocket,
+    time::Instant,
+};
 
-use self::idents::{Ident, Idents};
+use self::{
+    errors::Told,
+    idents::{Ident, Idents},
+};
 use super::Guard;
 use crate::{Batch, Error, Packets, Received};
 
@@ -71,10 +84,14 @@ struct State {
     receiver: Option<Waker>,
 }
 
+type Watch = Pin<Box<dyn Future<Output = io::Result<Ready>> + Send>>;
+
 /// One ping socket.
 struct Pinger {
-    socket: UdpSocket,
+    socket: Arc<UdpSocket>,
     hop_limit: Mutex<u8>,
+    /// Waits for an ICMP error: epoll reports it as an error alone, for which tokio wakes no reader.
+    watch: Mutex<Option<Watch>>,
 }
 
 /// Whether ping sockets may be opened for this family.
@@ -92,6 +109,7 @@ fn open(is_v6: bool) -> io::Result<Socket> {
     };
     let socket = Socket::new(domain, Type::DGRAM, Some(protocol))?;
     socket.set_nonblocking(true)?;
+    errors::ask(&socket, is_v6)?;
     Ok(socket)
 }
 
@@ -156,8 +174,7 @@ impl EchoFlow {
 
     /// Makes a packet of what a ping socket received behind the room for the IP header.
     fn reply(&self, buf: &mut [u8], len: usize, from: IpAddr, ident: Ident) -> Option<usize> {
-        let to = self.settings.addresses.iter().map(Prefix::address);
-        let to = to.into_iter().find(|to| to.is_ipv6() == ident.is_v6)?;
+        let to = self.near(ident.is_v6)?;
         let room = header_len(ident.is_v6);
         let message = buf.get_mut(room..room + len)?;
         let is_reply = matches!((message.first()?, ident.is_v6), (0, false) | (129, true));
@@ -177,6 +194,33 @@ impl EchoFlow {
         ip::write_header(&mut header, from, to, ip::icmp_of(from), HOP_LIMIT, len);
         buf.get_mut(..room)?.copy_from_slice(&header);
         Some(room + len)
+    }
+
+    /// What the network has said of one socket's echoes.
+    fn poll_errors(
+        &self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+        (ident, pinger): (Ident, &Pinger),
+    ) -> Poll<usize> {
+        loop {
+            let told = std::task::ready!(pinger.poll_error(cx));
+            let near = self.near(ident.is_v6);
+            let packet = near.and_then(|near| told.packet(near, ident.number));
+            if let Some((packet, to)) = packet.and_then(|packet| {
+                let to = buf.get_mut(..packet.len())?;
+                Some((packet, to))
+            }) {
+                to.copy_from_slice(&packet);
+                return Poll::Ready(packet.len());
+            }
+        }
+    }
+
+    /// The flow's own address of a family.
+    fn near(&self, is_v6: bool) -> Option<IpAddr> {
+        let own = self.settings.addresses.iter().map(Prefix::address);
+        own.into_iter().find(|own| own.is_ipv6() == is_v6)
     }
 
     /// What one socket has received; replies that nobody may see are skipped.
@@ -218,8 +262,9 @@ impl State {
             socket.set_mark(mark)?;
         }
         let pinger = Pinger {
-            socket: UdpSocket::from_std(socket.into())?,
+            socket: Arc::new(UdpSocket::from_std(socket.into())?),
             hop_limit: Mutex::new(0),
+            watch: Mutex::default(),
         };
         let sent = pinger.send(packet);
         self.idents.enter(ident, pinger, now);
@@ -245,7 +290,7 @@ impl State {
 impl Pinger {
     /// Past tokio's readiness, which a socket that is new does not have yet.
     fn send(&self, packet: &Packet<'_>) -> io::Result<()> {
-        let socket = SockRef::from(&self.socket);
+        let socket = SockRef::from(&*self.socket);
         let mut set = self
             .hop_limit
             .lock()
@@ -257,11 +302,45 @@ impl Pinger {
             }
             *set = packet.hop_limit;
         }
-        let to = SocketAddr::new(packet.destination, 0);
-        match socket.send_to(packet.payload, &to.into()) {
+        let to = SocketAddr::new(packet.destination, 0).into();
+        let mut sent = socket.send_to(packet.payload, &to);
+        if sent.is_err() {
+            // It may have been about an earlier echo, of which the error queue tells.
+            sent = socket.send_to(packet.payload, &to);
+        }
+        match sent {
             // A full queue loses the newest, as a router's would.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             sent => sent.map(drop),
+        }
+    }
+}
+
+impl Pinger {
+    /// The next of the errors that are about echoes.
+    fn poll_error(&self, cx: &mut Context<'_>) -> Poll<Told> {
+        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let waiting = watch.get_or_insert_with(|| {
+                let socket = Arc::clone(&self.socket);
+                Box::pin(async move { socket.ready(Interest::ERROR).await })
+            });
+            let ready = std::task::ready!(waiting.as_mut().poll(cx));
+            *watch = None;
+            if ready.is_err() {
+                return Poll::Pending;
+            }
+            let next = || errors::next(self.socket.as_fd());
+            match self.socket.try_io(Interest::ERROR, next) {
+                Ok(told) => return Poll::Ready(told),
+                // That was all for now, or one that said too little.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::InvalidData
+                    ) => {}
+                Err(_) => return Poll::Pending,
+            }
         }
     }
 }
@@ -312,7 +391,11 @@ impl Packets for EchoFlow {
         if buf.len() < LEAST_BUFFER {
             return Poll::Pending;
         }
-        for pinger in state.idents.iter() {
+        for (ident, pinger) in state.idents.iter() {
+            if let Poll::Ready(len) = self.poll_errors(cx, buf, (ident, pinger)) {
+                return Poll::Ready(Ok(one(len)));
+            }
+            let pinger = (ident, pinger);
             if let Poll::Ready(len) = self.poll_pinger(cx, buf, pinger) {
                 return Poll::Ready(Ok(one(len)));
             }

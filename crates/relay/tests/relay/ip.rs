@@ -1,6 +1,7 @@
 //! CONNECT-IP: echoes by ping sockets, in a network namespace of the test's own in which anybody may ping.
 
 mod device;
+mod errors;
 
 use std::{
     future::Future,

@@ -60,6 +60,18 @@ impl Echo<'_> {
     }
 }
 
+/// An error as somebody on the way would send it: type and code of the family, the second word of its header, what it quotes.
+pub fn error(
+    source: IpAddr,
+    destination: IpAddr,
+    [kind, code]: [u8; 2],
+    rest: u32,
+    quoted: &[u8],
+) -> Vec<u8> {
+    let [a, b, c, d] = rest.to_be_bytes();
+    message(source, destination, [kind, code, 0, 0, a, b, c, d], quoted)
+}
+
 /// A packet with an ICMP message in it; the checksum is filled in.
 fn message(
     source: IpAddr,

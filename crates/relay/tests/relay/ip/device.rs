@@ -19,11 +19,22 @@ table inet hoplite-ip {
     iifname "hoplite-ip" oifname "hoplite-ip" drop; }
 }"#;
 
+/// It forwards, and has a route to one address of each family beyond.
+const SETTINGS: &str = "
+ip link set lo up
+ip addr add 198.51.100.2/24 dev eth0
+ip addr add 2001:db8:51::2/64 dev eth0 nodad
+ip link set eth0 up
+ip route add 203.0.113.8 via 198.51.100.1
+ip route add 2001:db8:99::8 via 2001:db8:51::1
+echo 1 > /proc/sys/net/ipv4/ip_forward
+echo 1 > /proc/sys/net/ipv6/conf/all/forwarding";
+
 /// A host on the other end of a cable; gone when dropped.
-struct Host(Child);
+pub(super) struct Host(Child);
 
 impl Host {
-    fn start() -> io::Result<Self> {
+    pub(super) fn start() -> io::Result<Self> {
         let host = Self(
             Command::new("unshare")
                 .args(["-n", "sleep", "600"])
@@ -44,19 +55,14 @@ impl Host {
             "link", "add", "uplink", "type", "veth", "peer", "name", "eth0", "netns", &pid,
         ])?;
         namespace::run(&["addr", "add", "198.51.100.1/24", "dev", "uplink"])?;
+        let v6 = ["addr", "add", "2001:db8:51::1/64", "dev", "uplink", "nodad"];
+        namespace::run(&v6)?;
         namespace::run(&["link", "set", "uplink", "up"])?;
-        for arguments in [
-            "link set lo up",
-            "addr add 198.51.100.2/24 dev eth0",
-            "link set eth0 up",
-        ] {
-            let inside = ["-t", &pid, "-n", "ip"]
-                .into_iter()
-                .chain(arguments.split(' '));
-            let status = Command::new("nsenter").args(inside).status()?;
-            if !status.success() {
-                return Err(io::Error::other(format!("ip {arguments} failed")));
-            }
+        let status = Command::new("nsenter")
+            .args(["-t", &pid, "-n", "sh", "-ec", SETTINGS])
+            .status()?;
+        if !status.success() {
+            return Err(io::Error::other("setting up the other host failed"));
         }
         Ok(host)
     }
