@@ -12,7 +12,7 @@
 //! | target failed otherwise: host unreachable, name, resolver; timed out; an address that means nothing any more | ICMP host unreachable: EHOSTUNREACH | reset |
 //! | forbidden, unsupported | ICMP prohibited: EHOSTUNREACH (IPv6: EACCES) | reset |
 //! | the stream breaks later | – | reset |
-//! | the target reads no more | – | what comes is acknowledged and dropped, as in `copy`; 10 s after the last octet down a reset |
+//! | the target reads no more | – | what comes is acknowledged and dropped; after the last octet down, or 10 s without one, a reset |
 //!
 //! A segment of a connection that nobody knows is answered by a reset, so that programs notice when the mediator was restarted. When the
 //! table is full, SYNs are dropped and counted: programs send them again. When too many connections are being opened, the oldest of those

@@ -79,6 +79,8 @@ pub(super) struct Machine {
     first_to_finish: bool,
     /// The overlay has something for which there was no room.
     stalled: bool,
+    /// The overlay takes no more.
+    discarding: bool,
     /// Our SYN is to leave (again).
     syn_due: bool,
     probe_due: bool,
@@ -113,6 +115,7 @@ impl Machine {
             guard: Guard::default(),
             first_to_finish: false,
             stalled: false,
+            discarding: false,
             syn_due: false,
             probe_due: false,
             reset_due: None,

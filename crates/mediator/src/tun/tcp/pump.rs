@@ -73,20 +73,24 @@ impl<'a> Pump<'a> {
         if state.machine.is_open() {
             self.half_open = None;
         }
-        let up = self.poll_up(cx, &mut state.machine);
         self.poll_down(cx, &mut state, now);
+        let up = self.poll_up(cx, &mut state.machine);
         self.task.finish_turn(cx, &mut state, now);
         if state.is_broken() || (up.is_ready() && self.down_ended) {
             return Poll::Ready(());
         }
-        ready!(self.poll_linger(cx));
+        ready!(self.poll_refused(cx, &mut state.machine));
         state.machine.reset();
         self.task.finish_turn(cx, &mut state, now);
         Poll::Ready(())
     }
 
-    /// A target that reads no more is waited for as long as it still sends.
-    fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// A target that reads no more has broken its connection, whatever the way down looks like; but what it sent before is told first.
+    /// Ready when the program has that, or when nothing more comes.
+    fn poll_refused(&mut self, cx: &mut Context<'_>, machine: &mut Machine) -> Poll<()> {
+        if self.up == Up::Discarding && self.down_ended && machine.is_drained() {
+            return Poll::Ready(());
+        }
         let limit = match self.up {
             Up::Discarding => LINGER,
             _ => Duration::ZERO,
@@ -100,7 +104,7 @@ impl<'a> Pump<'a> {
                 Poll::Pending => return,
                 Poll::Ready(Ok([])) => {
                     self.down_ended = true;
-                    return state.machine.finish(now);
+                    return self.finish(state, now);
                 }
                 Poll::Ready(Ok(slice)) => slice,
                 Poll::Ready(Err(error)) => {
@@ -124,12 +128,17 @@ impl<'a> Pump<'a> {
         }
     }
 
-    /// Ready when this direction has ended. A fault of the stream is none of the flow: the way down decides.
+    fn finish(&self, state: &mut State, now: Instant) {
+        if self.up != Up::Discarding {
+            state.machine.finish(now);
+        }
+    }
+
+    /// Ready when this direction has ended in order.
     fn poll_up(&mut self, cx: &mut Context<'_>, machine: &mut Machine) -> Poll<()> {
         loop {
             let step = match self.up {
                 Up::Finished => return Poll::Ready(()),
-                Up::Discarding if machine.read_ended() => return Poll::Ready(()),
                 Up::Discarding => return Poll::Pending,
                 Up::Finishing => self.poll_shutdown(cx),
                 Up::Copying if machine.readable() > 0 => self.poll_write(cx, machine),
@@ -143,6 +152,7 @@ impl<'a> Pump<'a> {
                 tracing::trace!(%error, "the target reads no more");
                 self.up = Up::Discarding;
                 machine.discard();
+                return Poll::Pending;
             }
         }
     }

@@ -149,6 +149,11 @@ impl Send {
         self.retained.len().saturating_sub(self.offset())
     }
 
+    /// Whether all that was handed over is acknowledged.
+    pub(super) fn is_drained(&self) -> bool {
+        self.retained.len() == 0
+    }
+
     /// Whether something waits that the program's window does not let through.
     pub(super) fn blocked(&self) -> bool {
         self.usable() == 0 && (self.unsent() > 0 || self.fin_is_next(self.next))

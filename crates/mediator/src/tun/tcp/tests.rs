@@ -1,17 +1,33 @@
 //! The table and its tasks as a program sees them, with a network in memory behind; the clock is tokio's, and paused.
 
-use std::{net::SocketAddr, time::Duration};
-
-use hoplite_overlay::{Stream, memory::Listener};
-use hoplite_wire::ip::{
-    self, icmp,
-    tcp::{Flags, Header, Options},
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use hoplite_overlay::{
+    Datagrams, Error, ErrorKind, Opening, Overlay, Stream, Terms, memory::Listener,
+};
+use hoplite_wire::{
+    Target,
+    ip::{
+        self, icmp,
+        tcp::{Flags, Header, Options},
+    },
+};
+use tokio::io::{AsyncBufRead, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::time::Instant;
 
 use crate::tun::{
-    Config,
-    config::Opening,
+    Config, Room,
+    config::Opening as When,
+    device::Incoming,
+    port::Port,
+    router::Router,
     testing::{Bench, PROGRAM, TARGET, parsed, tcp_packet},
 };
 
@@ -46,6 +62,10 @@ impl Program {
     }
 
     fn say(&mut self, bench: &mut Bench, flags: Flags, payload: &[u8]) {
+        bench.send(self.packet(flags, payload));
+    }
+
+    fn packet(&mut self, flags: Flags, payload: &[u8]) -> Vec<u8> {
         let options = Options {
             mss: flags.contains(Flags::SYN).then_some(1460),
             window_scale: flags.contains(Flags::SYN).then_some(7),
@@ -61,9 +81,9 @@ impl Program {
             options,
             ..Header::default()
         };
-        bench.send(tcp_packet(PROGRAM, TARGET, &header, payload));
         let counted = payload.len() + usize::from(flags.intersects(Flags::SYN | Flags::FIN));
         self.seq += u32::try_from(counted).expect("small");
+        tcp_packet(PROGRAM, TARGET, &header, payload)
     }
 
     /// The next segment; the program expects what follows it.
@@ -97,11 +117,11 @@ fn target() -> SocketAddr {
     SocketAddr::new(TARGET, PORT)
 }
 
-fn bench(open: Opening) -> (Bench, Listener) {
+fn bench(open: When) -> (Bench, Listener) {
     bench_of(open, 16_384)
 }
 
-fn bench_of(open: Opening, flows: usize) -> (Bench, Listener) {
+fn bench_of(open: When, flows: usize) -> (Bench, Listener) {
     let change = |config: &mut Config| (config.flows.open, config.flows.tcp) = (open, flows);
     let bench = Bench::with(change);
     let listener = bench.network.listen_at(target());
@@ -115,6 +135,88 @@ async fn connected(bench: &mut Bench, listener: &mut Listener) -> (Program, Stre
     (program, listener.accept().await)
 }
 
+/// Puts another overlay behind the router.
+fn behind(bench: &mut Bench, overlay: Arc<dyn Overlay>) {
+    let config = bench.room.config.clone();
+    let port = Arc::clone(&bench.port) as Arc<dyn Port>;
+    let room = Room::new(config, overlay, port, Arc::clone(&bench.room.counters));
+    bench.room = Arc::new(room);
+    bench.router = Router::new(&bench.room);
+}
+
+/// An overlay to targets that take nothing, and answer and finish when somebody tries.
+#[derive(Debug)]
+struct Deaf;
+
+impl Overlay for Deaf {
+    fn open_stream<'a>(&'a self, _: &'a Target, _: &'a Terms) -> Opening<'a, Stream> {
+        Box::pin(async { Ok(Stream::new(Unheard::default())) })
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        _: &'a Target,
+        _: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "testing")) })
+    }
+
+    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "testing")) })
+    }
+}
+
+#[derive(Debug, Default)]
+struct Unheard {
+    refused: bool,
+    told: usize,
+    reader: Option<Waker>,
+}
+
+impl AsyncRead for Unheard {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        _: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        unreachable!("the overlay's own buffers are taken")
+    }
+}
+
+impl AsyncBufRead for Unheard {
+    fn poll_fill_buf(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        if !self.refused {
+            self.reader = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(&b"answer"[self.told..]))
+    }
+
+    fn consume(mut self: Pin<&mut Self>, octets: usize) {
+        self.told += octets;
+    }
+}
+
+impl AsyncWrite for Unheard {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        _: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.refused = true;
+        self.reader.take().into_iter().for_each(Waker::wake);
+        Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
 /// Lets the tasks do all that they can.
 async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
@@ -122,7 +224,7 @@ async fn settle() {
 
 #[tokio::test(start_paused = true)]
 async fn an_optimistic_connection_takes_octets_before_there_is_a_stream() {
-    let mut bench = Bench::with(|config| config.flows.open = Opening::Optimistic);
+    let mut bench = Bench::with(|config| config.flows.open = When::Optimistic);
     bench.network.silence(target());
     let _listener = bench.network.listen_at(target());
     let mut program = Program::new(5000);
@@ -134,7 +236,7 @@ async fn an_optimistic_connection_takes_octets_before_there_is_a_stream() {
 
 #[tokio::test(start_paused = true)]
 async fn octets_and_ends_pass_both_ways() {
-    let (mut bench, mut listener) = bench(Opening::Optimistic);
+    let (mut bench, mut listener) = bench(When::Optimistic);
     let (mut program, mut far) = connected(&mut bench, &mut listener).await;
     program.say(&mut bench, Flags::ACK | Flags::FIN, b"question");
     assert_eq!(
@@ -165,7 +267,7 @@ async fn octets_and_ends_pass_both_ways() {
 #[tokio::test(start_paused = true)]
 async fn a_pessimistic_connection_is_answered_when_the_target_is_there_and_refused_when_it_is_not()
 {
-    let (mut bench, listener) = bench(Opening::Pessimistic);
+    let (mut bench, listener) = bench(When::Pessimistic);
     drop(listener);
     let mut program = Program::new(5000);
     program.say(&mut bench, Flags::SYN, b"");
@@ -193,7 +295,7 @@ async fn other_failures_are_told_by_icmp_that_quotes_the_syn() {
 
 #[tokio::test(start_paused = true)]
 async fn auto_answers_at_once_what_lately_worked() {
-    let (mut bench, mut listener) = bench(Opening::Auto);
+    let (mut bench, mut listener) = bench(When::Auto);
     let first = connected(&mut bench, &mut listener).await;
     bench.network.silence(target());
     let mut program = Program::new(5001);
@@ -203,7 +305,7 @@ async fn auto_answers_at_once_what_lately_worked() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_breaks_resets_the_program_and_a_program_that_resets_breaks_the_stream() {
-    let (mut bench, mut listener) = bench(Opening::Optimistic);
+    let (mut bench, mut listener) = bench(When::Optimistic);
     let (mut program, far) = connected(&mut bench, &mut listener).await;
     drop(far);
     assert!(program.hear(&bench).await.header.flags.contains(Flags::RST));
@@ -216,7 +318,7 @@ async fn a_stream_that_breaks_resets_the_program_and_a_program_that_resets_break
 
 #[tokio::test(start_paused = true)]
 async fn nobody_takes_more_from_the_target_than_the_program_has_room_for() {
-    let (mut bench, mut listener) = bench(Opening::Optimistic);
+    let (mut bench, mut listener) = bench(When::Optimistic);
     let (mut program, mut far) = connected(&mut bench, &mut listener).await;
     let all = vec![9; 3 << 20];
     let sending = tokio::spawn(async move {
@@ -244,7 +346,7 @@ async fn nobody_takes_more_from_the_target_than_the_program_has_room_for() {
 
 #[tokio::test(start_paused = true)]
 async fn nobody_takes_more_from_the_program_than_the_window() {
-    let (mut bench, mut listener) = bench(Opening::Optimistic);
+    let (mut bench, mut listener) = bench(When::Optimistic);
     let (mut program, far) = connected(&mut bench, &mut listener).await;
     let piece = vec![1; 60_000];
     let mut last = u16::MAX;
@@ -265,7 +367,7 @@ async fn nobody_takes_more_from_the_program_than_the_window() {
 
 #[tokio::test(start_paused = true)]
 async fn a_full_table_drops_and_counts_further_syns() {
-    let (mut bench, mut listener) = bench_of(Opening::Optimistic, 2);
+    let (mut bench, mut listener) = bench_of(When::Optimistic, 2);
     let first = connected(&mut bench, &mut listener).await;
     let mut second = Program::new(5001);
     second.connect(&mut bench).await;
@@ -281,7 +383,7 @@ async fn a_full_table_drops_and_counts_further_syns() {
 
 #[tokio::test(start_paused = true)]
 async fn in_a_flood_of_syns_the_oldest_make_room_and_others_get_through() {
-    let (mut bench, mut listener) = bench_of(Opening::Auto, 40);
+    let (mut bench, mut listener) = bench_of(When::Auto, 40);
     bench.network.silence(SocketAddr::new(TARGET, PORT + 1));
     for port in 6000..6100 {
         Program::to(port, PORT + 1).say(&mut bench, Flags::SYN, b"");
@@ -316,7 +418,7 @@ async fn who_speaks_of_a_connection_that_is_not_there_gets_a_reset() {
 
 #[tokio::test(start_paused = true)]
 async fn a_dropped_table_resets_every_connection() {
-    let (mut bench, mut listener) = bench(Opening::Optimistic);
+    let (mut bench, mut listener) = bench(When::Optimistic);
     let (_program, mut far) = connected(&mut bench, &mut listener).await;
     settle().await;
     let Bench { port, router, .. } = bench;
@@ -330,11 +432,55 @@ async fn a_dropped_table_resets_every_connection() {
 
 #[tokio::test(start_paused = true)]
 async fn a_port_that_was_full_gets_what_it_missed_later() {
-    let (mut bench, mut listener) = bench(Opening::Optimistic);
+    let (mut bench, mut listener) = bench(When::Optimistic);
     let (mut program, mut far) = connected(&mut bench, &mut listener).await;
     bench.port.set_full(true);
     far.write_all(b"lost").await.expect("open");
     settle().await;
     bench.port.set_full(false);
     assert_eq!(program.hear(&bench).await.payload, b"lost");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_reads_no_more_is_heard_to_its_end_and_then_the_program_is_reset() {
+    let mut bench = Bench::with(|config| config.flows.open = When::Optimistic);
+    behind(&mut bench, Arc::new(Deaf));
+    let mut program = Program::new(5000);
+    program.connect(&mut bench).await;
+    program.say(&mut bench, Flags::ACK, b"question");
+    let mut got = Vec::new();
+    loop {
+        let Got { header, payload } = program.hear(&bench).await;
+        got.extend(payload);
+        if header.flags.contains(Flags::RST) {
+            break;
+        }
+        assert!(!header.flags.contains(Flags::FIN));
+        program.say(&mut bench, Flags::ACK, b"");
+    }
+    assert_eq!(got, b"answer");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_of_segments_is_answered_by_one_packet() {
+    let (mut bench, mut listener) = bench(When::Optimistic);
+    let (mut program, far) = connected(&mut bench, &mut listener).await;
+    settle().await;
+    let before = bench.port.writes();
+    for _ in 0..20 {
+        let packet = program.packet(Flags::ACK, b"0123456789");
+        let incoming = Incoming {
+            octets: packet.into(),
+            checked: true,
+            segment: None,
+        };
+        bench.router.take(&incoming, Instant::now());
+    }
+    bench.router.flush(Instant::now());
+    assert_eq!(bench.port.writes() - before, 1);
+    assert_eq!(
+        program.hear(&bench).await.header.acknowledgment,
+        program.seq
+    );
+    drop(far);
 }

@@ -33,9 +33,14 @@ impl Machine {
         self.stalled && self.send.window_closed()
     }
 
-    /// Whether there is room again for what was stalled.
+    /// Whether there is room again for what was stalled, or everything is acknowledged that the overlay waits for.
     pub(in crate::tun::tcp) fn may_go_on(&self) -> bool {
-        self.stalled && self.room() > 0
+        (self.stalled && self.room() > 0) || (self.discarding && self.is_drained())
+    }
+
+    /// Whether the program has acknowledged all octets.
+    pub(in crate::tun::tcp) fn is_drained(&self) -> bool {
+        self.send.is_drained()
     }
 
     /// Octets that are pushed and wait to leave.
@@ -66,6 +71,7 @@ impl Machine {
 
     /// The overlay takes no more: what the program still sends is forgotten.
     pub(in crate::tun::tcp) fn discard(&mut self) {
+        self.discarding = true;
         self.receive.discard();
     }
 
