@@ -54,8 +54,9 @@ async def serve_flow(reader, writer):
     """One flow at the target; what kind it is, its first line says."""
     order, got, end = {}, b"", "eof"
     try:
-        order = json.loads(await reader.readline() or b'{"kind": "empty"}')
-        got = await SERVE.get(order["kind"], serve_whole)(reader, writer, order)
+        if line := await reader.readline():  # nothing comes on an empty flow
+            order = json.loads(line)
+            got = await SERVE.get(order["kind"], serve_whole)(reader, writer, order)
     except ConnectionResetError:
         end = "reset"
     except (OSError, asyncio.IncompleteReadError, ValueError) as e:
