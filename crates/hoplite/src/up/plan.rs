@@ -268,7 +268,7 @@ fn warnings(wanted: &Wanted, facts: &Facts) -> Vec<String> {
     let mut warnings = Vec::new();
     if wanted.block && !facts.nft {
         warnings.push(
-            "there is no nftables: routes alone block, which root's programs can go round; install nft".into(),
+            "there is no nftables: routes alone block, and a program that binds to an interface goes round them; install nft".into(),
         );
     }
     let has_firewall = wanted.block && facts.nft;

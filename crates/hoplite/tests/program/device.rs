@@ -147,6 +147,7 @@ relay
 up
 says up
 past | grep -q hoplite0
+if ip -6 route get 2001:db8:1::1 oif eth0 | grep eth0; then exit 9; fi
 grep -q 198.18.0.2 /etc/resolv.conf
 getent ahostsv4 site.example | grep -q '^198\.1[89]\.'
 getent ahostsv6 site.example | grep -q '^fd68:6f70:6c69:7465:'

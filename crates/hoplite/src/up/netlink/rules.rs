@@ -28,13 +28,18 @@ pub(super) fn message(rule: &Rule) -> RuleMessage {
         Family::V4 => AddressFamily::Inet,
         Family::V6 => AddressFamily::Inet6,
     };
-    message.header.action = RuleAction::ToTable;
+    message.header.action = match rule.table {
+        Some(_) => RuleAction::ToTable,
+        None => RuleAction::Unreachable,
+    };
     message.header.dst_len = rule.to.map_or(0, |to| to.prefix_len());
     message.attributes = vec![
         RuleAttribute::Priority(rule.priority),
         RuleAttribute::Protocol(RouteProtocol::Other(PROTOCOL)),
-        RuleAttribute::Table(rule.table),
     ];
+    message
+        .attributes
+        .extend(rule.table.map(RuleAttribute::Table));
     message.attributes.extend(selectors(rule));
     message
 }
@@ -92,10 +97,13 @@ pub(super) fn read(message: &RuleMessage) -> Option<Rule> {
         users: None,
         dhcp: false,
         not_default: false,
-        table: u32::from(message.header.table),
+        table: Some(u32::from(message.header.table)),
     };
     for attribute in &message.attributes {
         take(&mut rule, attribute, message.header.dst_len)?;
+    }
+    if message.header.action == RuleAction::Unreachable {
+        rule.table = None;
     }
     Some(rule)
 }
@@ -103,7 +111,7 @@ pub(super) fn read(message: &RuleMessage) -> Option<Rule> {
 fn take(rule: &mut Rule, attribute: &RuleAttribute, length: u8) -> Option<()> {
     match attribute {
         RuleAttribute::Priority(priority) => rule.priority = *priority,
-        RuleAttribute::Table(table) => rule.table = *table,
+        RuleAttribute::Table(table) => rule.table = Some(*table),
         RuleAttribute::FwMark(mark) => rule.mark = Some(*mark),
         RuleAttribute::Destination(to) => rule.to = Some(IpNet::new(*to, length).ok()?),
         RuleAttribute::UidRange(range) => {
@@ -136,14 +144,14 @@ mod tests {
             users: None,
             dhcp: false,
             not_default: false,
-            table: 254,
+            table: Some(254),
         };
         let users = Users { first: 1, last: 2 };
         let rules = [
             plain.clone(),
             Rule {
                 mark: Some(9),
-                table: 26_735,
+                table: Some(26_735),
                 ..plain.clone()
             },
             Rule {
@@ -154,6 +162,10 @@ mod tests {
             Rule {
                 family: Family::V6,
                 dhcp: true,
+                ..plain.clone()
+            },
+            Rule {
+                table: None,
                 ..plain.clone()
             },
             Rule {

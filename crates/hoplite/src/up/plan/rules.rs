@@ -25,14 +25,16 @@ pub(crate) struct Rule {
     pub(crate) dhcp: bool,
     /// Default routes of the table do not count.
     pub(crate) not_default: bool,
-    /// Which routes apply.
-    pub(crate) table: u32,
+    /// Which routes apply; none at all is the end of the way: unreachable.
+    pub(crate) table: Option<u32>,
 }
 
 /// The main table (rtnetlink(7)).
 pub(crate) const MAIN: u32 = 254;
 
 /// In order: our own sockets by the main table; what only we have by ours; what is excluded by the main table, the rest by ours.
+///
+/// What is taken ends there, even if it finds no route of ours: a program that binds to another interface does not.
 pub(super) fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
     let rule = |offset, table| Rule {
         family,
@@ -42,7 +44,7 @@ pub(super) fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
         users: None,
         dhcp: false,
         not_default: false,
-        table,
+        table: Some(table),
     };
     let mut rules = vec![
         Rule {
@@ -78,6 +80,13 @@ pub(super) fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
         users,
         to,
         ..rule(6, TABLE)
+    }));
+    let ended = taken(wanted, family).filter(|_| wanted.block);
+    rules.extend(ended.map(|(users, to)| Rule {
+        users,
+        to,
+        table: None,
+        ..rule(7, TABLE)
     }));
     rules
 }

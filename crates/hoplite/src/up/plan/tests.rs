@@ -279,18 +279,24 @@ fn our_own_sockets_and_what_is_excluded_come_before_what_is_taken() {
         .collect();
     assert!(v4.is_sorted_by_key(|rule| rule.priority));
     assert_eq!(v4.first().and_then(|rule| rule.mark), Some(MARK));
-    let (last, before) = v4.split_last().expect("some");
+    let (end, before) = v4.split_last().expect("some");
+    let (last, before) = before.split_last().expect("some");
+    assert_eq!(
+        (end.table, end.users, end.to),
+        (None, None, None),
+        "nothing comes behind"
+    );
     let pools = |rule: &&&Rule| rule.to == wanted.pools.first().copied();
     assert!(
         before
             .iter()
             .filter(|rule| !pools(rule))
-            .all(|rule| rule.table == MAIN)
+            .all(|rule| rule.table == Some(MAIN))
     );
     let pool = v4.iter().position(|rule| pools(&rule));
     let users = v4.iter().position(|rule| rule.users.is_some());
     assert!(pool < users, "temporary addresses are ours, whoever asks");
-    assert!(last.table == TABLE && last.users.is_none() && last.to.is_none());
+    assert!(last.table == Some(TABLE) && last.users.is_none() && last.to.is_none());
     let v6 = rules.iter().filter(|rule| rule.family == Family::V6);
     assert_eq!(v6.count(), v4.len() - 2, "the networks are of IPv4");
 }
@@ -301,7 +307,7 @@ fn only_what_is_included_is_taken() {
     wanted.only_users = vec![Users { first: 7, last: 7 }, Users { first: 9, last: 9 }];
     wanted.only_addresses = vec!["192.0.2.0/24".parse().expect("a network")];
     let rules = rules_of(&plan(&wanted, &facts(true)));
-    let taken = rules.iter().filter(|rule| rule.table == TABLE);
+    let taken = rules.iter().filter(|rule| rule.table == Some(TABLE));
     let taken =
         taken.filter(|rule| rule.to != wanted.pools.first().copied() && rule.family == Family::V4);
     let taken: Vec<_> = taken.map(|rule| (rule.users.is_some(), rule.to)).collect();
