@@ -42,10 +42,10 @@ pub struct Device {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Privacy {
-    /// They are never carried; packets that make no sense without them (fragments, options) are dropped and counted.
+    /// They are never carried; packets with options are dropped and counted.
     #[default]
     Anonymity,
-    /// They are carried where the overlay carries whole packets.
+    /// The hop limit of packets that are neither TCP nor UDP is carried; packets with options are carried without them.
     Compatibility,
 }
 

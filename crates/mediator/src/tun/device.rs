@@ -33,6 +33,9 @@ use super::{
     port::{Kind, Outgoing, Port},
 };
 
+/// A device that is removed shows it by an error alone.
+const INTEREST: Interest = Interest::READABLE.add(Interest::ERROR);
+
 /// The device. It stays as long as its descriptor does.
 pub struct Device {
     fd: AsyncFd<OwnedFd>,
@@ -65,7 +68,7 @@ impl Device {
         fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
         #[expect(unsafe_code, reason = "no safe way to wait for a descriptor")]
         // SAFETY: an OwnedFd is open and the same descriptor for as long as it lives, and the AsyncFd owns it.
-        let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
+        let fd = unsafe { AsyncFd::register_with_interest(fd, INTEREST) }?;
         Ok(Self {
             fd,
             mtu,
@@ -79,9 +82,9 @@ impl Device {
         Arc::clone(&self.counters)
     }
 
-    /// Waits for a packet.
+    /// Waits for a packet, or for the end of the device.
     pub(crate) async fn readable(&self) -> io::Result<AsyncFdReadyGuard<'_, OwnedFd>> {
-        self.fd.readable().await
+        self.fd.ready(INTEREST).await
     }
 
     /// The next packet; `None` if the kernel says things about it that nobody agreed on.

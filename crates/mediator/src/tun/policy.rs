@@ -12,7 +12,7 @@ use super::config::{Device, Privacy};
 pub(crate) enum Verdict {
     /// Its payload belongs to a TCP or UDP flow.
     Flow,
-    /// It is carried as a packet: another protocol, or one that compatibility keeps whole.
+    /// It is carried as a packet: another protocol.
     Whole,
     /// It is not carried.
     Drop(Why),
@@ -26,18 +26,15 @@ pub(crate) enum Why {
     Foreign,
     /// Its destination is no single host on the Internet.
     Unroutable,
-    /// "In this case all fragmented IPv4 packets will be dropped."
+    /// "In this case all fragmented IPv4 packets will be dropped." For compatibility too: addresses are written anew on the way, which
+    /// nobody can do for the checksum in a piece.
     Fragment,
-    /// "We drop all IP-packets which have optional headers."
+    /// "We drop all IP-packets which have optional headers." For compatibility the packet is carried without them.
     Options,
 }
 
 /// The verdict about `packet`.
 pub(crate) fn judge(packet: &Packet<'_>, device: &Device) -> Verdict {
-    let whole_or = |why| match device.privacy {
-        Privacy::Anonymity => Verdict::Drop(why),
-        Privacy::Compatibility => Verdict::Whole,
-    };
     let own = |address| device.addresses.contains(&address);
     if !is_routable(packet.destination) || own(packet.destination) {
         return Verdict::Drop(Why::Unroutable);
@@ -45,9 +42,10 @@ pub(crate) fn judge(packet: &Packet<'_>, device: &Device) -> Verdict {
     if !device.addresses.is_empty() && !own(packet.source) {
         return Verdict::Drop(Why::Foreign);
     }
+    let strict = device.privacy == Privacy::Anonymity;
     match packet.protocol {
-        _ if packet.fragment => whole_or(Why::Fragment),
-        _ if packet.options => whole_or(Why::Options),
+        _ if packet.fragment => Verdict::Drop(Why::Fragment),
+        _ if packet.options && strict => Verdict::Drop(Why::Options),
         ip::TCP | ip::UDP => Verdict::Flow,
         _ => Verdict::Whole,
     }
@@ -132,23 +130,29 @@ mod tests {
     }
 
     #[test]
-    fn fragments_and_options_are_dropped_for_anonymity_and_kept_whole_for_compatibility() {
+    fn fragments_are_dropped_whatever_comes_first() {
         let fragment = Packet {
             fragment: true,
             ..packet()
         };
-        assert_eq!(
-            judged(fragment),
-            [Verdict::Drop(Why::Fragment), Verdict::Whole]
-        );
+        assert_eq!(judged(fragment), [Verdict::Drop(Why::Fragment); 2]);
+    }
+
+    #[test]
+    fn options_are_dropped_with_their_packet_for_anonymity_and_without_it_for_compatibility() {
         let options = Packet {
             options: true,
             ..packet()
         };
         assert_eq!(
             judged(options),
-            [Verdict::Drop(Why::Options), Verdict::Whole]
+            [Verdict::Drop(Why::Options), Verdict::Flow]
         );
+        let other = Packet {
+            protocol: ip::ICMP,
+            ..options
+        };
+        assert_eq!(judged(other), [Verdict::Drop(Why::Options), Verdict::Whole]);
     }
 
     #[test]

@@ -11,12 +11,12 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_overlay::memory::Network;
+use hoplite_overlay::{Overlay, memory::Network};
 use hoplite_wire::ip::{self, Packet, tcp};
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    Config, Ends, Room,
+    Config, Room,
     cut::cut,
     device::Incoming,
     port::{Outgoing, Port, tcp_headers, udp_headers},
@@ -119,12 +119,21 @@ impl Bench {
 
     /// With another configuration than the default.
     pub(crate) fn with(change: impl FnOnce(&mut Config)) -> Self {
+        let network = Network::new(1);
+        let overlay = network.overlay(Ipv4Addr::new(192, 0, 2, 1).into());
+        Self::over(Arc::new(overlay), network, change)
+    }
+
+    /// With another overlay than that of the network.
+    pub(crate) fn over(
+        overlay: Arc<dyn Overlay>,
+        network: Network,
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
         let mut config = Config::default();
         change(&mut config);
         assert_eq!(config.check(), Ok(()));
-        let network = Network::new(1);
         let port = MemoryPort::new(config.device.mtu);
-        let overlay = Arc::new(network.overlay(Ipv4Addr::new(192, 0, 2, 1).into()));
         let back = Arc::clone(&port) as Arc<dyn Port>;
         let room = Arc::new(Room::new(config, overlay, back, Arc::default()));
         let router = Router::new(&room);
@@ -169,11 +178,6 @@ pub(crate) fn tcp_packet(
     let mut headers = Vec::new();
     tcp_headers(&mut headers, from, to, header, payload.len());
     finished(Outgoing::tcp(&headers, [payload, &[]], None))
-}
-
-/// The ends of a flow between `program`'s port and `target`.
-pub(crate) fn ends(program: SocketAddr, target: SocketAddr) -> Ends {
-    Ends { program, target }
 }
 
 /// The packet in `octets`.

@@ -1,9 +1,24 @@
 //! What a program and a target see of a UDP flow.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    mem,
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
-use hoplite_overlay::memory::{Road, What};
-use hoplite_wire::ip::{self, icmp, udp};
+use hoplite_overlay::{
+    Batch, Datagrams, Error, ErrorKind, Opening, Overlay, Received, Stream, Terms,
+    memory::{Network, Road, What},
+};
+use hoplite_wire::{
+    Target,
+    ip::{self, icmp, udp},
+};
 use tokio::time::{Instant, sleep};
 
 use crate::tun::{
@@ -229,6 +244,119 @@ async fn a_flow_that_fails_hurts_no_other() {
     assert_eq!(told(&bench).await.0, [3, 3]);
     other.send(b"answer", from);
     assert_eq!(answer(&bench, there, program(4000)).await, b"answer");
+}
+
+/// An overlay that opens every flow until it breaks, and then loses them all.
+#[derive(Debug, Default)]
+struct Fading(Arc<Fate>);
+
+#[derive(Debug, Default)]
+struct Fate {
+    broken: AtomicBool,
+    received: AtomicUsize,
+    waiting: Mutex<Vec<Waker>>,
+}
+
+#[derive(Debug)]
+struct FadingFlow(Arc<Fate>);
+
+fn lost<T>() -> Result<T, Error> {
+    Err(Error::new(ErrorKind::PathFailed, "a test"))
+}
+
+impl Fate {
+    fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::SeqCst)
+    }
+
+    fn break_all(&self) {
+        self.broken.store(true, Ordering::SeqCst);
+        let waiting = mem::take(&mut *self.waiting.lock().expect("lock"));
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Overlay for Fading {
+    fn open_stream<'a>(&'a self, _: &'a Target, _: &'a Terms) -> Opening<'a, Stream> {
+        Box::pin(async { lost() })
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        _: &'a Target,
+        _: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        Box::pin(async {
+            match self.0.is_broken() {
+                true => lost(),
+                false => Ok(Box::new(FadingFlow(Arc::clone(&self.0))) as Box<dyn Datagrams>),
+            }
+        })
+    }
+
+    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        Box::pin(async { lost() })
+    }
+}
+
+impl Datagrams for FadingFlow {
+    fn max_payload(&self) -> usize {
+        1200
+    }
+
+    fn poll_send(&self, _: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
+        let count = batch.payloads().count();
+        self.0.received.fetch_add(count, Ordering::SeqCst);
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_recv(&self, cx: &mut Context<'_>, _: &mut [u8]) -> Poll<Result<Received, Error>> {
+        if self.0.is_broken() {
+            return Poll::Ready(lost());
+        }
+        let mut waiting = self.0.waiting.lock().expect("lock");
+        waiting.push(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_overlay_that_goes_away_under_a_thousand_flows_is_told_to_each_and_comes_back() {
+    let overlay = Arc::new(Fading::default());
+    let fate = Arc::clone(&overlay.0);
+    let mut bench = Bench::over(overlay, Network::new(1), |_| {});
+    let there = SocketAddr::new(TARGET, 9);
+    let all = 1..=1000_u16;
+    for port in all.clone() {
+        bench.send(udp_packet(program(port), there, b"hello"));
+    }
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(fate.received.load(Ordering::SeqCst), 1000);
+    fate.break_all();
+    let mut ports: Vec<u16> = Vec::new();
+    for _ in all.clone() {
+        let (kind, _, quoted) = told(&bench).await;
+        assert_eq!(kind, [3, 0], "the network, not the target");
+        let quoted = udp::parse(parsed(&quoted).payload).expect("a datagram");
+        ports.push(quoted.source);
+    }
+    ports.sort_unstable();
+    assert_eq!(ports, all.clone().collect::<Vec<_>>());
+    fate.broken.store(false, Ordering::SeqCst);
+    sleep(Duration::from_secs(2)).await;
+    for port in all {
+        bench.send(udp_packet(program(port), there, b"again"));
+    }
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(fate.received.load(Ordering::SeqCst), 2000);
+    let snapshot = bench.room.counters.snapshot();
+    assert_eq!(
+        (
+            snapshot.failed_path,
+            snapshot.udp_opened - snapshot.udp_closed
+        ),
+        (1000, 1000)
+    );
 }
 
 #[tokio::test(start_paused = true)]
