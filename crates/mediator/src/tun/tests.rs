@@ -3,12 +3,13 @@
 use std::net::SocketAddr;
 
 use hoplite_overlay::memory::Seen;
-use hoplite_wire::ip::{self, checksum, udp};
+use hoplite_wire::ip::{self, checksum, tcp, udp};
 use proptest::prelude::*;
+use tokio::io::AsyncReadExt;
 
 use super::{
     config::Privacy,
-    testing::{Bench, PROGRAM, PROGRAM_V6, TARGET, TARGET_V6, parsed, udp_packet},
+    testing::{Bench, PROGRAM, PROGRAM_V6, TARGET, TARGET_V6, parsed, tcp_packet, udp_packet},
 };
 
 /// What differs between the packets of two systems that send the same.
@@ -176,6 +177,143 @@ async fn static_the_target_is_told_once_for_a_flow() {
 async fn dynamic_the_length_of_each_datagram_is_carried() {
     let (_, payloads) = seen(LINUX, TARGET).await;
     assert_eq!(payloads, [b"hello".to_vec(), vec![7; 1200]]);
+}
+
+/// What differs between the TCP of two systems.
+#[derive(Clone, Copy, Debug)]
+struct Stack {
+    below: System,
+    options: tcp::Options,
+    sequence: u32,
+    window: u16,
+    /// Beside SYN, and beside ACK.
+    flags: [tcp::Flags; 2],
+    urgent: u16,
+}
+
+const LINUX_TCP: Stack = Stack {
+    below: LINUX,
+    options: tcp::Options {
+        mss: Some(1460),
+        window_scale: Some(7),
+        sack_permitted: true,
+        timestamps: Some((77, 0)),
+    },
+    sequence: 1000,
+    window: 64_240,
+    flags: [tcp::Flags(0), tcp::Flags::PSH],
+    urgent: 0,
+};
+
+impl Stack {
+    fn packet(self, to: SocketAddr, header: tcp::Header, payload: &[u8]) -> Vec<u8> {
+        let header = tcp::Header {
+            source: self.below.port,
+            destination: to.port(),
+            window: self.window,
+            ..header
+        };
+        let mut packet = tcp_packet(PROGRAM, to.ip(), &header, payload);
+        self.below.write_v4(&mut packet);
+        packet
+    }
+
+    fn syn(self) -> tcp::Header {
+        tcp::Header {
+            sequence: self.sequence,
+            flags: tcp::Flags::SYN | self.flags[0],
+            options: self.options,
+            ..tcp::Header::default()
+        }
+    }
+
+    fn data(self, answer: &tcp::Segment<'_>) -> tcp::Header {
+        tcp::Header {
+            sequence: self.sequence.wrapping_add(1),
+            acknowledgment: answer.sequence.wrapping_add(1),
+            flags: tcp::Flags::ACK | self.flags[1],
+            urgent: self.urgent,
+            ..tcp::Header::default()
+        }
+    }
+}
+
+/// What the road and the target see of a connection of `stack` that says something.
+async fn seen_of(stack: Stack) -> (Vec<Seen>, Vec<u8>) {
+    let mut bench = Bench::new();
+    let mut listener = bench.network.listen(TARGET);
+    let there = listener.address();
+    bench.send(stack.packet(there, stack.syn(), b""));
+    let octets = bench.port.next().await;
+    let answer = tcp::parse(parsed(&octets).payload).expect("a segment");
+    bench.send(stack.packet(there, stack.data(&answer), b"hello"));
+    let mut stream = listener.accept().await;
+    let mut said = vec![0; 5];
+    stream
+        .read_exact(&mut said)
+        .await
+        .expect("it says five octets");
+    (bench.network.seen(), said)
+}
+
+#[tokio::test(start_paused = true)]
+async fn private_nothing_of_a_tcp_header_but_the_target_is_carried() {
+    let linux = seen_of(LINUX_TCP).await;
+    assert!(linux.0.len() >= 2, "an opening and octets");
+    assert_eq!(linux.1, b"hello");
+    let other_options = tcp::Options {
+        mss: Some(536),
+        window_scale: None,
+        sack_permitted: false,
+        timestamps: None,
+    };
+    let urgent = tcp::Flags::URG | tcp::Flags::PSH;
+    let ecn = tcp::Flags::ECE | tcp::Flags::CWR;
+    for other in [
+        Stack {
+            options: other_options,
+            ..LINUX_TCP
+        },
+        Stack {
+            sequence: u32::MAX,
+            ..LINUX_TCP
+        },
+        Stack {
+            window: 512,
+            ..LINUX_TCP
+        },
+        Stack {
+            flags: [ecn, tcp::Flags::PSH],
+            ..LINUX_TCP
+        },
+        Stack {
+            flags: [tcp::Flags(0); 2],
+            ..LINUX_TCP
+        },
+        Stack {
+            flags: [tcp::Flags(0), urgent],
+            urgent: 5,
+            ..LINUX_TCP
+        },
+        Stack {
+            below: System {
+                port: 61_000,
+                ..LINUX
+            },
+            ..LINUX_TCP
+        },
+        Stack {
+            below: System {
+                hop_limit: 128,
+                identification: 9,
+                traffic_class: 2,
+                ..LINUX
+            },
+            ..LINUX_TCP
+        },
+    ] {
+        assert_eq!(seen_of(other).await, linux, "{other:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

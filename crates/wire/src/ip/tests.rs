@@ -117,6 +117,13 @@ fn endless_and_broken_extension_headers_are_refused() {
 }
 
 #[test]
+fn a_jumbogram_is_refused() {
+    let mut octets = extended(0, &[UDP, 0, 0xc2, 4, 0, 1, 0, 0], &[0; 100]);
+    octets[4..6].copy_from_slice(&[0, 0]);
+    assert_eq!(parse(&octets), Err(Malformed::Truncated));
+}
+
+#[test]
 fn the_ipv4_header_carries_a_right_checksum_and_nothing_that_tells_systems_apart() {
     let octets = packet(V4, TCP, &[0; 20]);
     assert_eq!(checksum::of(&[&octets[..20]]), 0);
