@@ -126,13 +126,16 @@ impl Send {
         self.read_window(first);
     }
 
-    /// How many octets may be handed over now: no more than the program has room for, and none after the end.
-    pub(super) fn room(&self, limit: usize) -> usize {
+    /// How many octets may be handed over now: no more than the program has room for, and none after the end. To whoever was refused
+    /// before (`again`), no crumbs as long as acknowledgements will bring more.
+    pub(super) fn room(&self, limit: usize, again: bool) -> usize {
         let limit = match self.finishing {
             true => 0,
             false => self.window.min(limit),
         };
-        limit.saturating_sub(self.retained.len())
+        let room = limit.saturating_sub(self.retained.len());
+        let crumb = again && room < LARGEST && room < limit.div_ceil(2);
+        if crumb { 0 } else { room }
     }
 
     pub(super) fn push(&mut self, octets: &[u8]) {
@@ -342,11 +345,25 @@ mod tests {
     #[test]
     fn the_window_is_never_overrun_and_no_silly_segment_leaves() {
         let mut send = ready(2500, 0);
-        assert_eq!(send.room(1 << 20), 2500);
+        assert_eq!(send.room(1 << 20, false), 2500);
         send.push(&vec![0; 2600]);
         assert_eq!(lens(&mut send), [2000], "500 are not worth a packet");
         send.acknowledge(&ack(&send, 1000, 2500));
         assert_eq!(lens(&mut send), [600]);
+    }
+
+    #[test]
+    fn room_comes_back_in_pieces_that_are_worth_a_packet() {
+        let mut send = ready(u16::MAX, 1);
+        send.push(&vec![0; 131_070]);
+        assert_eq!(lens(&mut send).len(), 3);
+        let room = |send: &Send| send.room(1 << 20, true);
+        send.acknowledge(&ack(&send, 20_000, u16::MAX));
+        assert_eq!((room(&send), send.room(1 << 20, false)), (0, 20_000));
+        send.acknowledge(&ack(&send, 46_000, u16::MAX));
+        assert_eq!(room(&send), 66_000);
+        send.acknowledge(&ack(&send, 65_070, 50));
+        assert_eq!(room(&send), 100, "nothing more will come");
     }
 
     #[test]

@@ -12,7 +12,7 @@ impl Machine {
     /// How many octets may be pushed now.
     pub(in crate::tun::tcp) fn room(&self) -> usize {
         match self.phase {
-            Phase::Open => self.send.room(self.settings.window),
+            Phase::Open => self.send.room(self.settings.window, self.stalled),
             _ => 0,
         }
     }
