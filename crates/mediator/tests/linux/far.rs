@@ -4,11 +4,11 @@ use std::{
     future::pending,
     io::{self, Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
-    sync::Arc,
+    sync::{Arc, mpsc::sync_channel},
     thread,
 };
 
-use hoplite_mediator::tun::{Config, Device, Transparent};
+use hoplite_mediator::tun::{Config, Counters, Device, Transparent};
 use hoplite_overlay::{
     Datagrams, Direct, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms,
 };
@@ -51,9 +51,10 @@ impl Overlay for Loopback {
     }
 }
 
-/// Serves the device of this namespace until the process ends.
-pub(crate) fn serve(config: Config) {
+/// Serves the device of this namespace until the process ends; answers with what it counts.
+pub(crate) fn serve(config: Config) -> Arc<Counters> {
     let fd = namespace::device(config.device.mtu);
+    let (tell, told) = sync_channel(1);
     thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -62,9 +63,11 @@ pub(crate) fn serve(config: Config) {
             let device = Device::new(fd, config.device.mtu, true).unwrap();
             let overlay = Arc::new(Loopback::default());
             let front = Transparent::new(config, overlay, device);
+            tell.send(front.counters()).unwrap();
             drop(front.serve(pending()).await);
         });
     });
+    told.recv().unwrap()
 }
 
 /// A target, and where programs find it.

@@ -77,6 +77,27 @@ fn bulk_goes_both_ways_at_once_and_every_octet_arrives() {
 }
 
 #[test]
+fn bulk_crosses_the_device_in_packets_of_many_segments() {
+    if !inside("bulk_crosses_the_device_in_packets_of_many_segments") {
+        return;
+    }
+    let counters = far::serve(opening(Opening::Optimistic));
+    let far = Far::new();
+    let all = octets(1, 32 << 20);
+    let whole = all.len() as u64;
+    for (one, other) in [far.pair(), swap(far.pair())] {
+        let before = counters.snapshot();
+        thread::scope(|scope| {
+            scope.spawn(|| send(&one, &all).unwrap());
+            assert!(receive(&other).unwrap() == all);
+        });
+        let after = counters.snapshot();
+        let packets = after.packets_in + after.packets_out - before.packets_in - before.packets_out;
+        assert!(whole / packets > 10_000, "{} octets each", whole / packets);
+    }
+}
+
+#[test]
 fn either_side_may_finish_first() {
     if !inside("either_side_may_finish_first") {
         return;

@@ -22,8 +22,15 @@ use hoplite_wire::{
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::Instant;
 
+use super::{
+    Table,
+    crowd::Crowd,
+    flow::Flow,
+    machine::Machine,
+    task::{Order, Task},
+};
 use crate::tun::{
-    Config, Room,
+    Config, Ends, Room,
     config::Opening as When,
     device::Incoming,
     port::Port,
@@ -483,4 +490,30 @@ async fn a_batch_of_segments_is_answered_by_one_packet() {
         program.seq
     );
     drop(far);
+}
+
+#[tokio::test]
+async fn ten_thousand_flows_at_rest_own_a_few_megabytes() {
+    let bench = Bench::new();
+    let table = Table::new(Arc::clone(&bench.room));
+    let header = Header {
+        flags: Flags::SYN,
+        ..Header::default()
+    };
+    let octets = tcp_packet(PROGRAM, TARGET, &header, b"");
+    let syn = ip::tcp::parse(parsed(&octets).payload).expect("a segment");
+    let now = Instant::now();
+    let (program, target) = (SocketAddr::new(PROGRAM, 1), target());
+    let ends = Ends { program, target };
+    let flow = Flow::new(ends, Machine::new(&syn, table.settings(ends, now)));
+    let in_table = size_of_val(&flow);
+    let flow = Arc::new(flow);
+    let (half_open, _) = Crowd::new(1).admit(&flow);
+    let order = Order {
+        target: target.into(),
+        cause: None,
+    };
+    let task = Task::new(&table.shared, &flow, now).run(order, half_open);
+    let all = (in_table + size_of_val(&task)) * 10_000;
+    assert!(all < 20_000_000, "{all} octets");
 }
