@@ -285,12 +285,12 @@ fn open(name: &str) -> Result<Arc<Device>, ConfigError> {
 
 /// Whether the system lets us; if not, the operator is told once why clients get no echoes.
 fn may_echo(is_v6: bool) -> bool {
-    match echo_is_permitted(is_v6) {
-        Ok(()) => true,
-        Err(error) => {
-            let family = if is_v6 { "IPv6" } else { "IPv4" };
-            tracing::warn!(%error, family, "echo is not served: add the relay's group to net.ipv4.ping_group_range, or set ip.enabled = false");
-            false
-        }
+    let Err(error) = echo_is_permitted(is_v6) else {
+        return true;
+    };
+    // Both families have the same permission; that one of them is missing altogether is no news.
+    if error.kind() == std::io::ErrorKind::PermissionDenied && !is_v6 {
+        tracing::warn!(%error, "ICMP echo is not served: put the relay's group into net.ipv4.ping_group_range, or set ip.enabled = false");
     }
+    false
 }

@@ -2,7 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use hoplite_wire::ip::{self, Packet, icmp::Echo};
+use hoplite_wire::{
+    HostName,
+    ip::{self, Packet, icmp::Echo},
+};
+use tokio::time::Instant;
 
 use crate::tun::{
     config::{Config, Privacy},
@@ -55,6 +59,31 @@ async fn a_ping_is_answered_by_its_target() {
         let seen = bench.network.seen();
         assert_eq!(seen.len(), 3, "each ping was carried, nobody else answered");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_behind_a_temporary_address_is_pinged_where_the_far_end_finds_it() {
+    let mut bench = Bench::new();
+    let _host = bench.network.bind(TARGET);
+    let name = HostName::new("site.example").expect("a name");
+    bench.network.host(name.clone(), TARGET);
+    let pair = bench.room.names.pair(&name, Instant::now());
+    let pair = pair.expect("free addresses");
+    let temporary = IpAddr::V4(pair.v4);
+    bench.send(ping(PROGRAM, temporary, 1, b"are you there?"));
+    let reply = bench.port.next().await;
+    let packet = parsed(&reply);
+    assert_eq!((packet.source, packet.destination), (temporary, PROGRAM));
+    let seen = bench.network.seen();
+    assert_eq!(
+        seen[0].to.ip(),
+        TARGET,
+        "the name's address, not the temporary one"
+    );
+    // It has no IPv6 address: there is no way by that.
+    bench.send(ping(PROGRAM_V6, pair.v6.into(), 1, b"are you there?"));
+    let told = bench.port.next().await;
+    assert_eq!(error(&parsed(&told)).0, [1, 0]);
 }
 
 #[tokio::test(start_paused = true)]
