@@ -3,7 +3,7 @@
 use std::{
     cell::RefCell,
     future::poll_fn,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
@@ -13,8 +13,8 @@ use bytes::Bytes;
 use hoplite_overlay::{Batch, Error, Packets, Reason};
 use hoplite_wire::{
     Host,
-    connect_ip::Scope,
-    ip::{self, icmp::Unreachable},
+    connect_ip::{Route, Scope},
+    ip::{self, ICMP, ICMPV6, icmp::Unreachable},
 };
 use tokio::{
     sync::mpsc,
@@ -80,7 +80,11 @@ impl Flow {
         host: &Host,
         waiting: &mut mpsc::Receiver<Bytes>,
     ) -> Option<Unreachable> {
-        let scope = Scope::flow(host, self.key.protocol);
+        let mut scope = Scope::flow(host, self.key.protocol);
+        if matches!(host, Host::Name(_)) && self.is_icmp() {
+            // A name's temporary addresses are of both families, it may be of one: echoes of either will do.
+            scope.protocol = None;
+        }
         let terms = self.room.terms();
         let opening = self.room.overlay.open_packets(&scope, &terms);
         let opened = terms.run("opening a flow of packets", opening).await;
@@ -125,19 +129,20 @@ impl Flow {
 
     /// The ends as the far end sees them: the address that it assigned, and the target's, which of a name the routes tell.
     fn theirs(&self, packets: &dyn Packets) -> Option<Pair> {
-        let target = self.key.target;
-        let routes = packets.routes();
+        let (target, routes) = (self.key.target, packets.routes());
         let itself = routes.iter().any(|route| route.contains(target));
+        let singles = || routes.iter().filter_map(Route::single);
         let found = || {
-            let family = |far: &IpAddr| far.is_ipv4() == target.is_ipv4();
-            routes
-                .iter()
-                .filter_map(|route| route.single())
-                .find(family)
+            let same = singles().find(|far| far.is_ipv4() == target.is_ipv4());
+            same.or_else(|| singles().next().filter(|_| self.is_icmp()))
         };
         let far = if itself { Some(target) } else { found() }?;
         let near = packets.source(far)?;
         Some(Pair { near, far })
+    }
+
+    fn is_icmp(&self) -> bool {
+        matches!(self.key.protocol, ICMP | ICMPV6)
     }
 
     async fn up(&mut self, packets: &dyn Packets, octets: &[u8]) -> Result<(), Error> {
@@ -156,9 +161,14 @@ impl Flow {
             icmp::tell_time_exceeded(&self.room, octets);
             return Ok(());
         }
-        let whole = rewrite::up(&packet, theirs, hop_limit, &mut self.idents);
+        let Some(whole) = rewrite::up(&packet, theirs, hop_limit, &mut self.idents) else {
+            refuse(&self.room, octets, Unreachable::Network);
+            return Ok(());
+        };
         if whole.len() > packets.mtu() {
-            icmp::tell_too_big(&self.room, octets, packets.mtu());
+            let own = packet.header_len + packet.payload.len();
+            let mtu = (packets.mtu() + own).saturating_sub(whole.len());
+            icmp::tell_too_big(&self.room, octets, mtu);
             return Ok(());
         }
         self.room.counters.other_up.add(1);

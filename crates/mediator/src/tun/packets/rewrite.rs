@@ -1,6 +1,9 @@
 //! Packets between two worlds: a program sees its device's address and the target's address as it was told, the far end sees the address
 //! that it assigned and the one that it found. Only the payload crosses; headers are written anew, echo identifiers are numbered by flow.
+//! A name's temporary addresses are of both families whatever the name has: an echo crosses over where it must (RFC 7915 §4.2 and §5.2).
 //! Pure; [`super::flow`] calls it. RFC 1624 where a checksum covers addresses; RFC 792 and RFC 4443 for what errors quote.
+
+mod cross;
 
 use std::net::IpAddr;
 
@@ -48,14 +51,24 @@ impl Idents {
     }
 }
 
-/// What a program sent, as the far end is to see it.
-pub(super) fn up(packet: &Packet<'_>, to: Pair, hop_limit: u8, idents: &mut Idents) -> Vec<u8> {
-    let mut payload = packet.payload.to_vec();
-    if let Some(echo) = ip::icmp::echo(packet) {
+/// What a program sent, as the far end is to see it; `None` if that is of the other family, and the packet no echo.
+pub(super) fn up(
+    packet: &Packet<'_>,
+    to: Pair,
+    hop_limit: u8,
+    idents: &mut Idents,
+) -> Option<Vec<u8>> {
+    let (mut payload, mut protocol) = (packet.payload.to_vec(), packet.protocol);
+    let echo = ip::icmp::echo(packet);
+    if let Some(echo) = &echo {
         put(&mut payload, 4, idents.number(echo.identifier));
     }
+    if packet.source.is_ipv4() != to.near.is_ipv4() {
+        protocol = cross::request(&mut payload, &echo?)?;
+    }
     let was = [packet.source, packet.destination];
-    written(payload, packet.protocol, hop_limit, was, [to.near, to.far])
+    let is = [to.near, to.far];
+    Some(written(payload, protocol, hop_limit, was, is))
 }
 
 /// What the far end sent, as the program is to see it; `None` if it is not for the program.
@@ -67,6 +80,9 @@ pub(super) fn down(
 ) -> Option<Vec<u8>> {
     if packet.destination != theirs.near || packet.fragment || !packet.checksum_is_right() {
         return None;
+    }
+    if theirs.near.is_ipv4() != ours.near.is_ipv4() {
+        return cross::back(packet, theirs, ours, idents);
     }
     let mut payload = packet.payload.to_vec();
     let is_error = is_error(packet);

@@ -3,6 +3,9 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// Makes an error about a packet.
+type Error = fn(&[u8]) -> Option<Vec<u8>>;
+
 fn ip(text: &str) -> IpAddr {
     text.parse().expect(text)
 }
@@ -42,7 +45,7 @@ fn an_echo_goes_with_the_far_ends_addresses_and_comes_back_with_the_programs() {
     for v6 in [false, true] {
         let ((ours, theirs), mut idents) = (worlds(v6), Idents::default());
         let request = echo(false, 4711, b"ping", ours.near, ours.far);
-        let sent = up(&parsed(&request), theirs, 64, &mut idents);
+        let sent = up(&parsed(&request), theirs, 64, &mut idents).expect("goes");
         let sent = parsed(&sent);
         assert_eq!((sent.source, sent.destination), (theirs.near, theirs.far));
         assert!(sent.checksum_is_right() && sent.hop_limit == 64);
@@ -66,7 +69,7 @@ fn an_echo_goes_with_the_far_ends_addresses_and_comes_back_with_the_programs() {
 fn what_is_not_for_the_program_is_dropped() {
     let ((ours, theirs), mut idents) = (worlds(false), Idents::default());
     let request = echo(false, 1, b"", ours.near, ours.far);
-    up(&parsed(&request), theirs, 64, &mut idents);
+    up(&parsed(&request), theirs, 64, &mut idents).expect("goes");
     let for_program = |packet: &[u8]| down(&parsed(packet), theirs, ours, &idents).is_some();
     assert!(for_program(&echo(true, 0, b"x", theirs.far, theirs.near)));
     let mut spoilt = echo(true, 0, b"x", theirs.far, theirs.near);
@@ -87,7 +90,7 @@ fn an_error_quotes_the_packet_that_the_program_sent() {
     for v6 in [false, true] {
         let ((ours, theirs), mut idents) = (worlds(v6), Idents::default());
         let request = echo(false, 4711, b"ping", ours.near, ours.far);
-        let sent = up(&parsed(&request), theirs, 64, &mut idents);
+        let sent = up(&parsed(&request), theirs, 64, &mut idents).expect("goes");
         let error = icmp::unreachable(&sent, Unreachable::Host).expect("an error");
         let told = down(&parsed(&error), theirs, ours, &idents).expect("for the program");
         let told = parsed(&told);
@@ -112,10 +115,67 @@ fn an_error_quotes_the_packet_that_the_program_sent() {
 fn an_error_that_quotes_somebody_elses_packet_is_dropped() {
     let ((ours, theirs), mut idents) = (worlds(false), Idents::default());
     let request = echo(false, 1, b"ping", ours.near, ours.far);
-    up(&parsed(&request), theirs, 64, &mut idents);
+    up(&parsed(&request), theirs, 64, &mut idents).expect("goes");
     let foreign = echo(false, 0, b"ping", theirs.near, ip("192.0.2.66"));
     let error = icmp::unreachable(&foreign, Unreachable::Host).expect("an error");
     assert_eq!(down(&parsed(&error), theirs, ours, &idents), None);
+}
+
+#[test]
+fn an_echo_crosses_to_the_other_family_and_back_and_so_do_errors_about_it() {
+    for v6 in [false, true] {
+        let ((ours, _), (_, theirs)) = (worlds(v6), worlds(!v6));
+        let mut idents = Idents::default();
+        let request = echo(false, 4711, b"ping", ours.near, ours.far);
+        let sent = up(&parsed(&request), theirs, 64, &mut idents).expect("goes");
+        assert_eq!(sent, echo(false, 0, b"ping", theirs.near, theirs.far));
+        let reply = echo(true, 0, b"ping", theirs.far, theirs.near);
+        let back = down(&parsed(&reply), theirs, ours, &idents).expect("for the program");
+        assert_eq!(back, echo(true, 4711, b"ping", ours.far, ours.near));
+        let [unreachable, exceeded, large]: [Error; 3] = [
+            |cause| icmp::unreachable(cause, Unreachable::Host),
+            icmp::time_exceeded,
+            |cause| icmp::too_big(cause, 1400),
+        ];
+        for error in [unreachable, exceeded] {
+            let told = down(
+                &parsed(&error(&sent).expect("an error")),
+                theirs,
+                ours,
+                &idents,
+            );
+            assert_eq!(
+                told,
+                error(&request),
+                "as if the target had answered the program"
+            );
+        }
+        let told = down(
+            &parsed(&large(&sent).expect("an error")),
+            theirs,
+            ours,
+            &idents,
+        );
+        let mtu = if v6 { 1420 } else { 1380 };
+        assert_eq!(told, icmp::too_big(&request, mtu));
+        let foreign = echo(false, 0, b"ping", theirs.near, ours.far);
+        assert!(
+            unreachable(&foreign)
+                .is_none_or(|error| down(&parsed(&error), theirs, ours, &idents).is_none())
+        );
+    }
+}
+
+#[test]
+fn other_protocols_do_not_cross() {
+    let ((ours, _), (_, theirs)) = (worlds(false), worlds(true));
+    let mut packet = Vec::new();
+    ip::write_header(&mut packet, ours.near, ours.far, 132, 64, 4);
+    packet.extend_from_slice(b"sctp");
+    assert_eq!(
+        up(&parsed(&packet), theirs, 64, &mut Idents::default()),
+        None
+    );
 }
 
 #[test]
@@ -145,7 +205,7 @@ proptest! {
         let mut packet = Vec::new();
         ip::write_header(&mut packet, ours.near, ours.far, protocol, 64, payload.len());
         packet.extend_from_slice(&payload);
-        let sent = up(&parsed(&packet), theirs, 64, &mut Idents::default());
+        let sent = up(&parsed(&packet), theirs, 64, &mut Idents::default()).expect("goes");
         let seen = parsed(&sent);
         prop_assert!([0, 0xffff].contains(&checksum::transport(seen.source, seen.destination, protocol, &[seen.payload])));
         let mut back = Vec::new();
@@ -165,8 +225,11 @@ proptest! {
         packet.extend_from_slice(&octets);
         // Some protocol numbers are extension headers, which random octets are not.
         if let Ok(packet) = ip::parse(&packet) {
-            up(&packet, ours, 64, &mut idents);
-            drop(down(&packet, theirs, ours, &idents));
+            let (other, _) = worlds(!v6);
+            for ours in [ours, other] {
+                drop(up(&packet, ours, 64, &mut idents));
+                drop(down(&packet, theirs, ours, &idents));
+            }
         }
     }
 }
