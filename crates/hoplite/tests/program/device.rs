@@ -281,6 +281,31 @@ state > after; diff before after
 }
 
 #[test]
+fn where_systemd_resolved_runs_it_is_told_and_its_file_stays() {
+    succeeds(
+        r#"
+relay
+mkdir -p /run/systemd/resolve
+echo 'nameserver 192.0.2.53' > /run/systemd/resolve/resolv.conf
+echo 'nameserver 127.0.0.53' > /etc/resolv.conf
+mount -t tmpfs tmpfs /usr/local/bin
+printf '#!/bin/sh\necho "$@" >> %s/told\n' "$TEMP" > /usr/local/bin/resolvectl
+chmod 755 /usr/local/bin/resolvectl
+state > before
+up
+"$HOPLITE" status --json | grep -q '"dns":"systemd-resolved"'
+grep -q '^dns hoplite0 198.18.0.2 fd68:6f70:6c69:7465::2$' told
+grep -q '^domain hoplite0 ~.$' told
+ip link delete hoplite0
+until_true sh -c '[ "$(grep -c ^dns\  told)" -eq 2 ]'
+"$HOPLITE" down
+grep -q '^revert hoplite0$' told
+state > after; diff before after
+"#,
+    );
+}
+
+#[test]
 fn the_right_to_set_up_the_network_is_enough() {
     succeeds(
         r#"
