@@ -29,6 +29,8 @@ pub struct Config {
     pub suspect_after: Duration,
     /// Without any answer for so long, the link is given up. A hop further on waits as much longer as there are hops before it.
     pub broken_after: Duration,
+    /// How often a link at rest is looked at: whether the device has another address, most of all. Who is told of that looks sooner.
+    pub rest: Duration,
     /// How often a link at rest speaks, so that address translators keep its binding.
     pub keep_alive: Duration,
     /// When a silent peer is forgotten.
@@ -61,6 +63,7 @@ impl Default for Config {
             head_start: Duration::from_millis(250),
             suspect_after: Duration::from_millis(1500),
             broken_after: Duration::from_secs(4),
+            rest: Duration::from_secs(2),
             keep_alive: Duration::from_secs(15),
             idle: Duration::from_secs(45),
             largest_payload: 1452,

@@ -14,8 +14,6 @@ use crate::{Bypass, Config, Reins, dial::Peer, socket::VirtualSocket};
 
 /// How often a link in use is looked at.
 const LOOK: Duration = Duration::from_millis(500);
-/// How often one at rest is.
-const REST: Duration = Duration::from_secs(2);
 
 /// What has been seen of a connection. Fed with its counters, tells for how long it has been silent.
 #[derive(Debug, Default)]
@@ -124,7 +122,7 @@ impl Watch {
             let ended = self.wait(pause).await;
             let rests = self.observe(&mut silence);
             let silent = silence.length(Instant::now());
-            pause = if rests { REST } else { LOOK };
+            pause = if rests { self.config.rest } else { LOOK };
             if silent >= self.broken_after() {
                 return;
             }

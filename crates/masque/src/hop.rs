@@ -80,6 +80,11 @@ impl Hop {
         self.pool.keep_warm();
     }
 
+    /// Looks at its connections soon: the device's network may have changed. Without being told, that is noticed at the next look.
+    pub fn look(&self) {
+        self.pool.look();
+    }
+
     /// Waits until the connection stands, or fails as the dialling did.
     ///
     /// # Errors

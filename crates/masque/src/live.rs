@@ -271,11 +271,16 @@ impl Live {
         }
     }
 
-    fn lease(self: &Arc<Self>) -> Lease {
-        self.used.notify_one();
+    /// Lets the link be looked at soon.
+    pub(crate) fn look(&self) {
         if let Carrier::H3 { link, .. } = &self.carrier {
             link.use_now();
         }
+    }
+
+    fn lease(self: &Arc<Self>) -> Lease {
+        self.used.notify_one();
+        self.look();
         self.flows.fetch_add(1, Ordering::Relaxed);
         Lease(self.clone())
     }

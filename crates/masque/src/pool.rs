@@ -69,6 +69,16 @@ impl Pool {
         }
     }
 
+    /// Lets every connection be looked at soon: the device may have another address.
+    pub(crate) fn look(&self) {
+        let slots = self.slots();
+        let lives = slots
+            .by_token
+            .values()
+            .filter_map(|slot| slot.live.as_ref());
+        lives.for_each(|live| live.look());
+    }
+
     fn attempt(&self, token: &Isolation) -> Result<Attempt, Error> {
         let gone = || Error::new(ErrorKind::Bug, "dialling after the client was closed");
         let pool = self.me.upgrade().ok_or_else(gone)?;

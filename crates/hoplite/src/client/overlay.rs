@@ -1,6 +1,6 @@
 //! Which overlay carries the client's flows: made from the configuration.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use hoplite_crypto::{Trust, observe::Watch};
 use hoplite_link::{Agreed, Peer};
@@ -27,6 +27,8 @@ pub(crate) struct Ground {
     pub(crate) tunnels: Direct,
     /// For flows, where no relay is used.
     pub(crate) flows: Direct,
+    /// How often a path at rest is looked at, if whoever uses it tells when the network changes.
+    pub(crate) rest: Option<Duration>,
 }
 
 impl Default for Ground {
@@ -34,6 +36,7 @@ impl Default for Ground {
         Self {
             tunnels: Direct::for_tunnels(),
             flows: Direct::new(),
+            rest: None,
         }
     }
 }
@@ -73,6 +76,11 @@ impl Carried {
         let hops = (self.hops)();
         let place = hops.iter().position(|hop| hop.carrier().is_none())?;
         Some((place, hops.get(place)?.name().to_owned()))
+    }
+
+    /// The device's network may have changed: the path is looked at soon.
+    pub(crate) fn look(&self) {
+        (self.hops)().iter().for_each(Hop::look);
     }
 
     /// Says in the log which way the datagrams of each hop went, and how the two ends of it acknowledge.
@@ -115,6 +123,7 @@ fn over_relays(
     let below: Arc<dyn Overlay> = Arc::new(ground.tunnels.clone());
     let mut config = tunnel(&client.config);
     config.link.hooks.watch = watch;
+    config.link.rest = ground.rest.unwrap_or(config.link.rest);
     let config = Arc::new(config);
     let made = match client.config.path.is_empty() {
         false => given(client, &below, &config),

@@ -22,6 +22,9 @@ use crate::{
 /// How long the names of relays may take before anything is taken over.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How often a path at rest is looked at: seldom, for the kernel tells when the network changes, and an idle device should sleep.
+const REST: Duration = Duration::from_secs(8);
+
 /// Looks up the names of relays while the system can still be asked, that is unless it is `blocked` already.
 pub(super) async fn names(client: &Client, facts: &Facts) -> Arc<Remembering> {
     let names = Remembering::default();
@@ -68,6 +71,7 @@ pub(super) fn carried(
             .mark(MARK)
             .resolver(Arc::clone(names) as _),
         flows: past(names),
+        rest: Some(REST),
     };
     overlay::of(client, recording.watch(), &ground)
 }

@@ -160,7 +160,10 @@ impl<'a> Session<'a> {
                         if meddled.gone {
                             break Round::Gone;
                         }
-                        self.renew().await;
+                        if meddled.undone {
+                            self.renew().await;
+                        }
+                        self.carried.look();
                     }
                     () = changed(&mut self.file) => self.take_names_again().await,
                     signal = self.signals.next() => if self.obey(signal) {

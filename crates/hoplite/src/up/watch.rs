@@ -34,6 +34,8 @@ pub(super) struct Meddling {
     pub(super) gone: bool,
     /// It is down, or rules or routes of ours are gone.
     pub(super) undone: bool,
+    /// The device may have another address, or another way out.
+    pub(super) moved: bool,
 }
 
 /// Watches rules, routes and the interface.
@@ -53,6 +55,8 @@ impl Kernel {
             MulticastGroup::Ipv6Rule,
             MulticastGroup::Ipv4Route,
             MulticastGroup::Ipv6Route,
+            MulticastGroup::Ipv4Ifaddr,
+            MulticastGroup::Ipv6Ifaddr,
         ];
         let (connection, _, messages) = new_multicast_connection(&groups)?;
         let name = name.to_owned();
@@ -97,21 +101,27 @@ impl Meddling {
     fn add(&mut self, other: Self) {
         self.gone |= other.gone;
         self.undone |= other.undone;
+        self.moved |= other.moved;
     }
 }
 
 fn meaning(message: &RouteNetlinkMessage, name: &str) -> Meddling {
-    let (mut gone, mut undone) = (false, false);
+    let mut meddling = Meddling::default();
     match message {
-        RouteNetlinkMessage::DelLink(link) => gone = is_named(link, name),
-        RouteNetlinkMessage::NewLink(link) => {
-            undone = is_named(link, name) && !link.header.flags.contains(LinkFlags::Up);
+        RouteNetlinkMessage::DelLink(link) if is_named(link, name) => meddling.gone = true,
+        RouteNetlinkMessage::NewLink(link) if is_named(link, name) => {
+            meddling.undone = !link.header.flags.contains(LinkFlags::Up);
         }
-        RouteNetlinkMessage::DelRule(rule) => undone = netlink::is_our_rule(rule),
-        RouteNetlinkMessage::DelRoute(route) => undone = netlink::is_ours(route),
+        RouteNetlinkMessage::DelRule(rule) => meddling.undone = netlink::is_our_rule(rule),
+        RouteNetlinkMessage::DelRoute(route) if netlink::is_ours(route) => meddling.undone = true,
+        RouteNetlinkMessage::NewRoute(route) if netlink::is_ours(route) => {}
+        RouteNetlinkMessage::NewRoute(_)
+        | RouteNetlinkMessage::DelRoute(_)
+        | RouteNetlinkMessage::NewAddress(_)
+        | RouteNetlinkMessage::DelAddress(_) => meddling.moved = true,
         _ => {}
     }
-    Meddling { gone, undone }
+    meddling
 }
 
 fn is_named(link: &LinkMessage, name: &str) -> bool {
@@ -204,5 +214,11 @@ mod tests {
         let up = RouteNetlinkMessage::NewLink(link.clone());
         assert!(!meaning(&up, "hoplite0").undone);
         assert!(meaning(&RouteNetlinkMessage::DelLink(link), "hoplite0").gone);
+        let address = RouteNetlinkMessage::NewAddress(Default::default());
+        let moved = Meddling {
+            moved: true,
+            ..Meddling::default()
+        };
+        assert_eq!(meaning(&address, "hoplite0"), moved);
     }
 }

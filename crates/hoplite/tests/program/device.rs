@@ -148,6 +148,10 @@ up
 says up
 past | grep -q hoplite0
 if ip -6 route get 2001:db8:1::1 oif eth0 | grep eth0; then exit 9; fi
+ip route replace default via 192.0.2.253
+ip -6 route replace default via 2001:db8::fd dev eth0
+ip -6 route replace default via 2001:db8::fe dev eth0
+ip route replace default via 192.0.2.254
 grep -q 198.18.0.2 /etc/resolv.conf
 getent ahostsv4 site.example | grep -q '^198\.1[89]\.'
 getent ahostsv6 site.example | grep -q '^fd68:6f70:6c69:7465:'

@@ -34,7 +34,9 @@ pub(crate) const MAIN: u32 = 254;
 
 /// In order: our own sockets by the main table; what only we have by ours; what is excluded by the main table, the rest by ours.
 ///
-/// What is taken ends there, even if it finds no route of ours: a program that binds to another interface does not.
+/// IPv6 that is taken ends there, even if it finds no route of ours: a program that binds to another interface does not. IPv4 has no such
+/// rule. It would not stop that program, which the kernel then takes at its word, and nobody could set a default route any more: its gateway
+/// is looked for by these rules, and found in the main table because our routes are not of a link's scope.
 pub(super) fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
     let rule = |offset, table| Rule {
         family,
@@ -81,7 +83,8 @@ pub(super) fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
         to,
         ..rule(6, TABLE)
     }));
-    let ended = taken(wanted, family).filter(|_| wanted.block);
+    let ends = wanted.block && family == Family::V6;
+    let ended = taken(wanted, family).filter(|_| ends);
     rules.extend(ended.map(|(users, to)| Rule {
         users,
         to,
