@@ -25,11 +25,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How often a path at rest is looked at: seldom, for the kernel tells when the network changes, and an idle device should sleep.
 const REST: Duration = Duration::from_secs(8);
 
-/// Looks up the names of relays while the system can still be asked, that is unless it is `blocked` already.
+/// Looks up the names of relays while the system can still be asked.
 pub(super) async fn names(client: &Client, facts: &Facts) -> Arc<Remembering> {
     let names = Remembering::default();
     names.ask(&facts.servers);
-    if !facts.blocked {
+    if !facts.blocked && !facts.asks_us {
         let first = first_relays(client);
         join_all(first.into_iter().map(|name| learn(&names, name))).await;
     }

@@ -28,6 +28,7 @@ pub(super) async fn look(netlink: &Netlink, conf: &ResolvConf, ours: &[IpAddr]) 
         reverse_path: checks_reverse_path(Path::new(SETTINGS)),
         servers: servers(conf, resolving, ours),
         resolving,
+        asks_us: conf.is_ours(),
         blocked: netlink.is_blocked().await.unwrap_or(false),
     }
 }

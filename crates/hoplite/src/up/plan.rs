@@ -59,6 +59,8 @@ pub(crate) struct Facts {
     pub(crate) servers: Vec<SocketAddr>,
     /// Whether an earlier one left its block.
     pub(crate) blocked: bool,
+    /// Whether the system already asks us for names: an earlier one left that, perhaps before a reboot.
+    pub(crate) asks_us: bool,
 }
 
 /// What of IPv6 there is.

@@ -277,6 +277,13 @@ up
 says up
 "$HOPLITE" down
 state > after; diff before after
+up
+cp /etc/resolv.conf ours; cp /etc/resolv.conf.hoplite old
+"$HOPLITE" down
+mv ours /etc/resolv.conf; mv old /etc/resolv.conf.hoplite
+up
+"$HOPLITE" down
+state > after; diff before after
 kill $names
 if up --wait 1 2> why; then exit 9; fi
 state > after; diff before after
