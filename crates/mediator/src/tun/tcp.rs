@@ -39,6 +39,7 @@ use std::{
     fmt,
     hash::BuildHasher,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -66,6 +67,8 @@ use super::{Ends, Room, config::Opening, icmp, names::Meaning};
 
 /// One flow in so many may be half-open.
 const HALF_OPEN_SHARE: usize = 4;
+/// How often the log says that the table is full.
+const WARN_EVERY: Duration = Duration::from_secs(60);
 /// The largest SYN that is kept to be quoted in an ICMP error; a larger one (with data) is refused by a reset.
 const QUOTED: usize = 256;
 
@@ -76,6 +79,7 @@ pub(crate) struct Table {
     /// Flows that a segment came for since the last flush.
     listed: Vec<Arc<Flow>>,
     crowd: Crowd,
+    warned: Option<Instant>,
     secret: RandomState,
     born: Instant,
 }
@@ -119,6 +123,7 @@ impl Table {
             tasks: JoinSet::new(),
             listed: Vec::new(),
             crowd,
+            warned: None,
             secret: RandomState::new(),
             born: Instant::now(),
         }
@@ -169,7 +174,7 @@ impl Table {
 
     fn open(&mut self, ends: Ends, segment: &Segment<'_>, octets: &Bytes, now: Instant) {
         if self.shared.flows().len() >= self.shared.room.config.flows.tcp {
-            return self.shared.room.counters.tcp_dropped.add(1);
+            return self.drop_syn(now);
         }
         match self.shared.room.names.meaning(ends.target, now) {
             Meaning::Target(target) => self.open_to(target, ends, segment, octets, now),
@@ -177,6 +182,16 @@ impl Table {
                 self.shared.room.counters.expired.add(1);
                 icmp::tell_unreachable(&self.shared.room, octets, Unreachable::Host);
             }
+        }
+    }
+
+    fn drop_syn(&mut self, now: Instant) {
+        self.shared.room.counters.tcp_dropped.add(1);
+        if self.warned.is_none_or(|then| now - then > WARN_EVERY) {
+            self.warned = Some(now);
+            tracing::warn!(
+                "no more TCP connections of programs fit in: raise flows.tcp, or find the program that opens so many"
+            );
         }
     }
 

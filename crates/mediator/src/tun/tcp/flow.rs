@@ -187,3 +187,66 @@ impl fmt::Debug for Flow {
         f.write_str("Flow")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+        task::Wake,
+    };
+
+    use hoplite_wire::ip::tcp::{self, Header};
+
+    use super::*;
+    use crate::tun::{
+        tcp::machine::Settings,
+        testing::{MemoryPort, PROGRAM, TARGET, parsed, tcp_packet},
+    };
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn flow() -> Flow {
+        let header = Header {
+            flags: Flags::SYN,
+            ..Header::default()
+        };
+        let octets = tcp_packet(PROGRAM, TARGET, &header, b"");
+        let syn = tcp::parse(parsed(&octets).payload).expect("a segment");
+        let settings = Settings {
+            isn: 1,
+            window: 1 << 20,
+            mss: 1460,
+            default_mss: 536,
+        };
+        let (program, target) = ((PROGRAM, 1).into(), (TARGET, 2).into());
+        Flow::new(Ends { program, target }, Machine::new(&syn, settings))
+    }
+
+    #[test]
+    fn a_task_whose_timer_would_come_too_late_is_woken() {
+        let (flow, now) = (flow(), Instant::now());
+        let (port, woken) = (MemoryPort::new(1500), Arc::new(Woken::default()));
+        let waker = Waker::from(Arc::clone(&woken));
+        flow.lock().begin(&Context::from_waker(&waker), now);
+        flow.flush(&*port, now);
+        assert_eq!(woken.0.load(Ordering::SeqCst), 0, "nothing to wait for");
+        flow.lock().machine.accept(now);
+        flow.flush(&*port, now);
+        assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+        flow.lock().begin(&Context::from_waker(&waker), now);
+        let deadline = flow.lock().machine.timeout();
+        flow.lock().rest(deadline);
+        flow.flush(&*port, now);
+        assert_eq!(woken.0.load(Ordering::SeqCst), 1, "it wakes by itself");
+    }
+}
