@@ -1,6 +1,6 @@
 //! Answers programs' DNS queries: names at once with temporary addresses, so that they travel unresolved to the last relay;
-//! special names here; everything else by asking through the overlay. A machine without I/O; [`server`] drives it.
-//! Paper 003 §6 (optimistic DNS), RFC 1035, RFC 2308, RFC 6761 and its relatives (see [`special`]).
+//! special names here; everything else by asking through the overlay. A machine without I/O; its driver is `server`.
+//! Paper 003 §6 (optimistic DNS), RFC 1035, RFC 2308, RFC 6761 and its relatives (see `special`).
 //!
 //! # What is answered how
 //! | question | optimistic | pessimistic |
