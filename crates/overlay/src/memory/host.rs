@@ -330,7 +330,7 @@ impl Datagrams for MemoryDatagrams {
     }
 }
 
-fn target_failed(reason: Reason) -> Error {
+pub(super) fn target_failed(reason: Reason) -> Error {
     Error::new(ErrorKind::TargetFailed, "opening a flow in memory").because(reason)
 }
 

@@ -18,8 +18,8 @@ use hoplite_wire::{
     },
 };
 
-use super::{Fault, Network, What};
-use crate::{Batch, Error, Packets, Received};
+use super::{Fault, Network, What, host::target_failed};
+use crate::{Batch, Error, Packets, Reason, Received};
 
 /// The addresses that every flow is given.
 const ADDRESSES: [IpAddr; 2] = [
@@ -48,7 +48,14 @@ impl MemoryPackets {
         let protocol = scope.protocol.unwrap_or(0);
         let to = |ip| Prefix::one(ip).route(protocol);
         let routes = match &scope.target {
-            ScopeTarget::Name(name) => vec![to(network.find(&Host::Name(name.clone()))?)],
+            ScopeTarget::Name(name) => {
+                let ip = network.find(&Host::Name(name.clone()))?;
+                // Each family has its own ICMP.
+                if matches!(protocol, ip::ICMP | ip::ICMPV6) && protocol != ip::icmp_of(ip) {
+                    return Err(target_failed(Reason::NetworkUnreachable));
+                }
+                vec![to(ip)]
+            }
             ScopeTarget::Prefix(prefix) => match prefix.single() {
                 Some(ip) => vec![to(network.find(&Host::Ip(ip))?)],
                 None => vec![prefix.route(protocol)],
