@@ -31,7 +31,7 @@ pub struct Config {
     pub broken_after: Duration,
     /// How often a link at rest is looked at: whether the device has another address, most of all. Who is told of that looks sooner.
     pub rest: Duration,
-    /// How often a link at rest speaks, so that address translators keep its binding.
+    /// How often a link at rest speaks, so that address translators keep its binding: most do for 30 s and more.
     pub keep_alive: Duration,
     /// When a silent peer is forgotten.
     pub idle: Duration,
@@ -64,7 +64,7 @@ impl Default for Config {
             suspect_after: Duration::from_millis(1500),
             broken_after: Duration::from_secs(4),
             rest: Duration::from_secs(2),
-            keep_alive: Duration::from_secs(15),
+            keep_alive: Duration::from_secs(25),
             idle: Duration::from_secs(45),
             largest_payload: 1452,
             tunnelled_below: 0,

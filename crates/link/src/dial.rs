@@ -134,7 +134,8 @@ impl Dialer {
         let config = self.client_config(flow.max_payload(), &reins)?;
         let flow_ended = Arc::new(Notify::new());
         let bypass = Arc::<Bypass>::default();
-        let socket = VirtualSocket::new(flow, flow_ended.clone(), &bypass);
+        let pulse = Pulse::new();
+        let socket = VirtualSocket::new(flow, flow_ended.clone(), &bypass, &pulse);
         let endpoint = self.endpoint(socket.clone())?;
         let name = self.peer.server_name();
         let connecting = endpoint
@@ -144,7 +145,6 @@ impl Dialer {
             answer = connecting => answer.map_err(|error| self.place.quic(error))?,
             () = flow_ended.notified() => return Err(self.place.below(socket.failure())),
         };
-        let pulse = Pulse::new();
         let watch = Watch {
             overlay: self.overlay.clone(),
             peer: self.peer.clone(),

@@ -1,7 +1,13 @@
 //! Notices within seconds that a link is dead: something that wants an answer was sent, and none came.
 //! A suspect link gets a new socket first (QUIC migration, RFC 9000 §9); one that stays silent is given up.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use hoplite_overlay::{Overlay, Terms};
 use quinn::{Connection, Endpoint, FrameStats};
@@ -14,6 +20,8 @@ use crate::{Bypass, Config, Reins, dial::Peer, socket::VirtualSocket};
 
 /// How often a link in use is looked at.
 const LOOK: Duration = Duration::from_millis(500);
+/// What a keep-alive and its answer are at most, in frames each way.
+const KEPT_ALIVE: u64 = 4;
 
 /// What has been seen of a connection. Fed with its counters, tells for how long it has been silent.
 #[derive(Debug, Default)]
@@ -53,6 +61,8 @@ fn eliciting(frames: &FrameStats) -> u64 {
 pub(crate) struct Pulse {
     /// Somebody uses the link now: it should be looked at soon.
     used: Notify,
+    /// The next packet says so.
+    resting: AtomicBool,
     /// Whether it has been silent for so long that new flows should not wait for it.
     suspect: watch::Sender<bool>,
 }
@@ -61,6 +71,7 @@ impl Pulse {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             used: Notify::new(),
+            resting: AtomicBool::new(false),
             suspect: watch::Sender::new(false),
         })
     }
@@ -71,6 +82,18 @@ impl Pulse {
 
     pub(crate) fn use_now(&self) {
         self.used.notify_one();
+    }
+
+    /// A packet is sent. The first one after a rest has the link looked at.
+    pub(crate) fn packet(&self) {
+        if self.resting.load(Relaxed) && self.resting.swap(false, Relaxed) {
+            self.use_now();
+        }
+    }
+
+    /// From now on the next packet counts as a use.
+    fn rest(&self) {
+        self.resting.store(true, Relaxed);
     }
 
     /// Waits until the link is suspect.
@@ -122,7 +145,7 @@ impl Watch {
             let ended = self.wait(pause).await;
             let rests = self.observe(&mut silence);
             let silent = silence.length(Instant::now());
-            pause = if rests { self.config.rest } else { LOOK };
+            pause = self.pause(rests);
             if silent >= self.broken_after() {
                 return;
             }
@@ -133,6 +156,15 @@ impl Watch {
                 self.move_on(ended, &mut last_move, &mut silence).await;
             }
         }
+    }
+
+    /// How long until the next look if nothing happens.
+    fn pause(&self, rests: bool) -> Duration {
+        if !rests {
+            return LOOK;
+        }
+        self.pulse.rest();
+        self.config.rest
     }
 
     /// Waits for the next look: `pause` at most, less when the link is used. Tells whether its flow has ended.
@@ -147,7 +179,7 @@ impl Watch {
         }
     }
 
-    /// Reads the counters; tells whether nothing has happened and nothing is expected.
+    /// Reads the counters; tells whether hardly anything has happened and nothing is expected.
     fn observe(&self, silence: &mut Silence) -> bool {
         let before = (silence.answers, silence.asked);
         let stats = self.connection.stats();
@@ -156,7 +188,10 @@ impl Watch {
         // Datagrams that are not acknowledged are cut out of packets before the stack counts them.
         let answers = answers(&stats.frame_rx) + governor.datagrams();
         silence.observe(answers, eliciting(&stats.frame_tx), Instant::now());
-        before == (answers, silence.asked) && silence.since.is_none()
+        let news = answers
+            .abs_diff(before.0)
+            .max(silence.asked.abs_diff(before.1));
+        news <= KEPT_ALIVE && silence.since.is_none()
     }
 
     /// Gives the link a new socket, calmly: a flow that ends as soon as it is opened is not opened faster for that.
@@ -206,7 +241,7 @@ impl Watch {
             return false;
         };
         flow.carries_quic();
-        let socket = VirtualSocket::new(flow, self.flow_ended.clone(), &self.bypass);
+        let socket = VirtualSocket::new(flow, self.flow_ended.clone(), &self.bypass, &self.pulse);
         self.socket = Arc::downgrade(&socket);
         tracing::debug!(hop = self.hop, "a link moves to a new socket");
         self.endpoint.rebind_abstract(socket).is_ok()
@@ -232,6 +267,20 @@ mod tests {
         assert_eq!(silence.length(now + 3 * STEP), 2 * STEP);
         silence.observe(6, 7, now + 4 * STEP);
         assert_eq!(silence.length(now + 4 * STEP), Duration::ZERO);
+    }
+
+    #[tokio::test]
+    async fn only_the_first_packet_after_a_rest_has_the_link_looked_at() {
+        let pulse = Pulse::new();
+        let used = || futures_util::FutureExt::now_or_never(pulse.used.notified()).is_some();
+        pulse.packet();
+        assert!(!used());
+        pulse.rest();
+        assert!(!used());
+        pulse.packet();
+        assert!(used());
+        pulse.packet();
+        assert!(!used());
     }
 
     #[test]

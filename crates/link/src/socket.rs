@@ -20,6 +20,7 @@ use tokio::sync::Notify;
 use crate::{
     bypass::Bypass,
     coalesce::{Coalescer, MOST_SEGMENTS, Pushed},
+    health::Pulse,
 };
 
 /// Each endpoint has one peer, at the other end of its flow; the QUIC stack wants an address for it (RFC 5737).
@@ -49,6 +50,8 @@ pub(crate) struct VirtualSocket {
     ended: Arc<Notify>,
     /// Takes the packets that are not the connection's own.
     bypass: Arc<Bypass>,
+    /// Told of each packet.
+    pulse: Arc<Pulse>,
 }
 
 #[derive(Default)]
@@ -70,12 +73,14 @@ impl VirtualSocket {
         flow: Box<dyn Datagrams>,
         ended: Arc<Notify>,
         bypass: &Arc<Bypass>,
+        pulse: &Arc<Pulse>,
     ) -> Arc<Self> {
         let socket = Arc::new(Self {
             flow,
             out: Mutex::default(),
             ended,
             bypass: Arc::clone(bypass),
+            pulse: Arc::clone(pulse),
         });
         bypass.attach(&socket);
         tokio::spawn(flush_on_demand(Arc::downgrade(&socket)));
@@ -128,6 +133,7 @@ impl VirtualSocket {
     /// Sends packets that are not the connection's, behind what waits; whether they were taken. What the flow does not take now
     /// waits as a batch of the connection would: [`Self::poll_writable`] tells when there is room again.
     pub(crate) fn send_beside(&self, batch: Batch<'_>) -> bool {
+        self.pulse.packet();
         let mut out = self.out();
         if !out.blocked {
             self.flush_now(&mut out);
@@ -262,6 +268,7 @@ impl AsyncUdpSocket for VirtualSocket {
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        self.pulse.packet();
         let mut out = self.out();
         if !out.blocked && out.packets.push(transmit) == Pushed::Kept {
             self.ask_for_flush(&out);

@@ -29,6 +29,8 @@ pub(crate) struct Ground {
     pub(crate) flows: Direct,
     /// How often a path at rest is looked at, if whoever uses it tells when the network changes.
     pub(crate) rest: Option<Duration>,
+    /// Whether flows have isolation tokens, for whose next one a path may stand ready.
+    pub(crate) tokens: bool,
 }
 
 impl Default for Ground {
@@ -37,6 +39,7 @@ impl Default for Ground {
             tunnels: Direct::for_tunnels(),
             flows: Direct::new(),
             rest: None,
+            tokens: true,
         }
     }
 }
@@ -124,6 +127,7 @@ fn over_relays(
     let mut config = tunnel(&client.config);
     config.link.hooks.watch = watch;
     config.link.rest = ground.rest.unwrap_or(config.link.rest);
+    config.spare &= ground.tokens;
     let config = Arc::new(config);
     let made = match client.config.path.is_empty() {
         false => given(client, &below, &config),

@@ -72,6 +72,7 @@ pub(super) fn carried(
             .resolver(Arc::clone(names) as _),
         flows: past(names),
         rest: Some(REST),
+        tokens: false,
     };
     overlay::of(client, recording.watch(), &ground)
 }
