@@ -50,6 +50,8 @@ pub struct Config {
     pub streams: u32,
     /// When both ends acknowledge, and their congestion control: what the relay is asked for.
     pub wishes: Wishes,
+    /// Whether every packet is as large as the path carries, so that sizes tell nothing to who watches it (RFC 9000 §21.14).
+    pub pad: bool,
     /// Whether the link only carries the link to the next relay.
     pub carrier: bool,
     /// Who sees the packets; a hop is labelled `hop1`, `hop2` and so on.
@@ -73,6 +75,7 @@ impl Default for Config {
             datagram_queue: 1 << 20,
             streams: 0,
             wishes: Wishes::default(),
+            pad: false,
             carrier: false,
             hooks: Hooks {
                 clock,
@@ -103,6 +106,7 @@ impl Config {
         self.sizes(&mut transport, initial, largest);
         self.windows(&mut transport);
         transport
+            .pad_to_mtu(self.pad)
             .keep_alive_interval(Some(self.keep_alive))
             .max_idle_timeout(self.idle.try_into().ok())
             .max_concurrent_bidi_streams(self.streams.into())

@@ -203,7 +203,11 @@ impl Hop {
 impl Relay {
     /// How packets pass it.
     pub(crate) fn mode(&self, config: &Config) -> Mode {
-        self.mode.unwrap_or(config.forwarding.mode)
+        // What passes beside a connection is not padded by it.
+        match config.link.pad {
+            true => Mode::Tunnelled,
+            false => self.mode.unwrap_or(config.forwarding.mode),
+        }
     }
 }
 

@@ -47,6 +47,9 @@ impl Path {
                 true => carrier.clone(),
                 false => Config::clone(config),
             };
+            // Nobody but the first relay sees the packets of the others by themselves. Padded inside, they would fit no more where the
+            // path of a hop below turns out to carry less.
+            config.link.pad &= number == 0;
             config.link.tunnelled_below = tunnelled;
             tunnelled += usize::from(relay.mode(&config) == Mode::Tunnelled);
             hops.push(Hop::new(relay, number, below, &Arc::new(config))?);

@@ -173,6 +173,19 @@ pub struct Tunnel {
     /// Default: `"auto"`.
     #[serde(deserialize_with = "text::parsed")]
     pub congestion: Congestion,
+    /// Whether QUIC packets to clients are all as large as the path carries: `"off"` or `"full"`. Default: `"off"`.
+    pub pad: Pad,
+}
+
+/// How large QUIC packets are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pad {
+    /// As large as what is in them.
+    #[default]
+    Off,
+    /// As large as the path carries, so that sizes tell nothing.
+    Full,
 }
 
 impl Default for Tunnel {
@@ -182,6 +195,7 @@ impl Default for Tunnel {
             acks,
             allow_no_acks: no_acks,
             congestion: Congestion::Auto,
+            pad: Pad::Off,
         }
     }
 }

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     admission::Admission,
-    config::{Auth, Config, ConfigError, Limits},
+    config::{Auth, Config, ConfigError, Limits, Pad},
     egress::Egress,
     ip::Ip,
     limits::Gate,
@@ -190,6 +190,7 @@ impl Shared {
             },
             grants: config.tunnel.grants(),
             congestion: config.tunnel.congestion,
+            pad: config.tunnel.pad == Pad::Full,
             name: config.name.clone(),
             limits: config.limits.clone(),
             forwarding: config.forwarding.clone(),

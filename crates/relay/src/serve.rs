@@ -49,6 +49,8 @@ pub(crate) struct Shared {
     pub(crate) grants: Grants,
     /// The congestion control of what is sent to clients, whatever they ask for.
     pub(crate) congestion: Congestion,
+    /// Whether packets to clients are as large as the path carries.
+    pub(crate) pad: bool,
     /// How HTTP/3 is spoken.
     pub(crate) h3: hoplite_masque::h3::Config,
     /// How HTTP/2 is spoken.

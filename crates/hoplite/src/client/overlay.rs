@@ -228,5 +228,6 @@ fn tunnel(file: &client::Config) -> Config {
         ..Config::default()
     };
     config.link.wishes = file.wishes();
+    config.link.pad = file.pad == client::Pad::Full;
     config
 }

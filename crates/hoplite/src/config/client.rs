@@ -135,6 +135,8 @@ pub(crate) struct Tunnel {
     pub(crate) forwarded_ids: usize,
     /// Whether small datagrams that answer a download wait a little for each other.
     pub(crate) gather: bool,
+    /// Whether every packet to the first relay is as large as the path carries.
+    pub(crate) pad: Pad,
     /// While the first hop runs over TCP, how often QUIC is tried again, in seconds.
     #[serde(deserialize_with = "text::seconds")]
     pub(crate) quic_retry: Duration,
@@ -188,6 +190,17 @@ pub(crate) enum Transform {
     Scramble,
     /// Nothing but another connection id.
     Identity,
+}
+
+/// How large QUIC packets are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Pad {
+    /// As large as what is in them.
+    #[default]
+    Off,
+    /// As large as the path carries.
+    Full,
 }
 
 /// A relay that the path uses, with what is needed to reach it.
@@ -343,6 +356,7 @@ impl Default for Tunnel {
             transform: Transform::default(),
             forwarded_ids: 64,
             gather: true,
+            pad: Pad::default(),
             spare: true,
             quic_retry: Duration::from_secs(10),
             isolated: 64,

@@ -101,7 +101,8 @@ async fn welcome(guest: Guest, incoming: Incoming, port: Port) {
         ..
     } = port;
     let reins = Reins::relay(guest.shared.grants, DATAGRAMS_IN).insisting(guest.shared.congestion);
-    let transport = transport(&guest.shared.limits);
+    let mut transport = transport(&guest.shared.limits);
+    transport.pad_to_mtu(guest.shared.pad);
     let handshake = async {
         acceptor
             .accept(incoming, transport, &reins)

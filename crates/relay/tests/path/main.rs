@@ -12,6 +12,7 @@ mod names;
 #[path = "../relay/namespace.rs"]
 mod namespace;
 mod packets;
+mod padding;
 mod policies;
 mod rough;
 mod support;
