@@ -23,7 +23,7 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often a path at rest is looked at: seldom, for the kernel tells when the network changes, and an idle device should sleep.
-const REST: Duration = Duration::from_secs(8);
+const REST: Duration = Duration::from_secs(60);
 
 /// Looks up the names of relays while the system can still be asked.
 pub(super) async fn names(client: &Client, facts: &Facts) -> Arc<Remembering> {
