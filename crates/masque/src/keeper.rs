@@ -15,6 +15,8 @@ use crate::{live::Live, pool::Pool};
 
 /// How often an isolated connection is looked at for idleness.
 const LOOK: Duration = Duration::from_secs(10);
+/// How often the warm one is, which is never idle: whether its pool is still there.
+const LOOK_WARM: Duration = Duration::from_secs(60);
 
 /// Spawns the task that follows `live`.
 pub(crate) fn follow(pool: &Weak<Pool>, token: &Isolation, live: Arc<Live>) {
@@ -52,8 +54,9 @@ pub(crate) async fn reopen(pool: Weak<Pool>) {
 }
 
 async fn idle(pool: &Weak<Pool>, token: &Isolation, live: &Arc<Live>) {
+    let warm = pool.upgrade().is_some_and(|pool| pool.is_warm(token));
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(if warm { LOOK_WARM } else { LOOK }).await;
         match pool.upgrade() {
             Some(pool) if !pool.is_idle(token, live) => {}
             _ => return,
