@@ -87,6 +87,16 @@ impl Identity {
         self.pin
     }
 
+    /// The SHA-256 of the certificate itself, as TLS shows it: what a channel's link handshake binds to.
+    pub fn certificate_sha256(&self) -> [u8; 32] {
+        let first = self.chain.first().map(AsRef::as_ref);
+        let hash = ring::digest::digest(&ring::digest::SHA256, first.unwrap_or_default());
+        let mut octets = [0; 32];
+        let pairs = octets.iter_mut().zip(hash.as_ref());
+        pairs.for_each(|(to, from)| *to = *from);
+        octets
+    }
+
     pub(crate) fn certified(
         &self,
         provider: &CryptoProvider,

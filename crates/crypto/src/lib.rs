@@ -1,15 +1,18 @@
-//! Who a relay is and how we know: identities, pins, TLS configurations, tokens; and what is seen of packets where they are in the clear.
+//! Who a relay is and how we know: identities, pins, TLS configurations, tokens; what is seen of packets where they are in the clear;
+//! and the handshakes, layers and certificates of onion circuits.
 //! `link` dials and accepts with it, `relay` reloads certificates and checks tokens, the binary makes identities.
 //!
 //! # Not in this room
-//! QUIC and TLS connections themselves (`link`), files (the binary), circuit handshakes (they come with `onion`).
+//! QUIC and TLS connections themselves (`link`), files (the binary), circuits and their cells (`onion`).
 
 mod certificates;
 mod identity;
 pub mod observe;
+pub mod onion;
 mod pin;
 mod qlog;
 mod scramble;
+pub mod signing;
 mod tls;
 mod token;
 mod verify;
@@ -19,6 +22,9 @@ pub use identity::{Identity, IdentityError, NewIdentity};
 pub use pin::{Pin, PinError};
 pub use qlog::Qlog;
 pub use scramble::{NoCipher, Pair, Scramble, TooShort, Transform};
-pub use tls::{ALPN_H2, ALPN_H3, ALPN_HTTP1, Trust, client_tls, provider, server_tls};
+pub use signing::{SigningError, SigningKey};
+pub use tls::{
+    ALPN_CHANNEL, ALPN_H2, ALPN_H3, ALPN_HTTP1, Trust, client_tls, provider, server_tls,
+};
 pub use token::{Token, Tokens};
 pub use verify::is_identity_mismatch;

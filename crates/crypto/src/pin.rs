@@ -39,6 +39,18 @@ impl Pin {
     }
 }
 
+impl From<[u8; 32]> for Pin {
+    fn from(digest: [u8; 32]) -> Self {
+        Self(digest)
+    }
+}
+
+impl From<Pin> for [u8; 32] {
+    fn from(pin: Pin) -> Self {
+        pin.0
+    }
+}
+
 fn engine(alphabet: &base64::alphabet::Alphabet) -> GeneralPurpose {
     let config =
         GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);

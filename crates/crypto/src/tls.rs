@@ -15,7 +15,7 @@ use rustls::{
     version::{TLS12, TLS13},
 };
 
-use crate::{Certificates, Pin, verify::PinVerifier};
+use crate::{Certificates, Pin, verify::Verifier};
 
 /// HTTP/3 (RFC 9114 §3.1).
 pub const ALPN_H3: &[u8] = b"h3";
@@ -23,6 +23,8 @@ pub const ALPN_H3: &[u8] = b"h3";
 pub const ALPN_H2: &[u8] = b"h2";
 /// HTTP/1.1 over TLS (RFC 7301 §6).
 pub const ALPN_HTTP1: &[u8] = b"http/1.1";
+/// Circuits of cells over QUIC, version 1 of ours. Over TCP Tor names no protocol.
+pub const ALPN_CHANNEL: &[u8] = b"tor-quic-h1";
 
 /// How a client knows that a relay is the one it means.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,6 +35,9 @@ pub enum Trust {
     WebPki,
     /// By these authorities (DER certificates) alone, and its name.
     Roots(Vec<CertificateDer<'static>>),
+    /// Not by TLS: any certificate will do whose key the relay has. Who it is, the link handshake of a channel proves by that certificate
+    /// (tor-spec: "CERTS cells"); there is no use of it without that.
+    Channel,
 }
 
 impl Trust {
@@ -79,7 +84,10 @@ pub fn client_tls(trust: &Trust, alpn: &[&[u8]]) -> Result<ClientConfig, rustls:
     let builder = match trust {
         Trust::Pins(pins) => builder
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(PinVerifier::new(pins.clone(), &provider))),
+            .with_custom_certificate_verifier(Arc::new(Verifier::pinned(pins.clone(), &provider))),
+        Trust::Channel => builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Verifier::any(&provider))),
         Trust::WebPki => builder.with_root_certificates(web_pki()),
         Trust::Roots(roots) => builder.with_root_certificates(store(roots)?),
     };

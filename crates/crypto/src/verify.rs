@@ -14,26 +14,63 @@ use rustls::{
 
 use crate::Pin;
 
+/// The peer must have the key of its certificate, and the certificate must be one of the wanted.
 #[derive(Debug)]
-pub(crate) struct PinVerifier {
-    pins: Vec<Pin>,
+pub(crate) struct Verifier {
+    wanted: Wanted,
     algorithms: WebPkiSupportedAlgorithms,
+}
+
+/// Which certificates are taken.
+#[derive(Debug)]
+enum Wanted {
+    Pinned(Vec<Pin>),
+    /// What it is worth is proven elsewhere: see [`crate::Trust::Channel`].
+    Any,
 }
 
 /// The certificate's key is none of the pinned ones.
 #[derive(Debug)]
 struct WrongPin;
 
-impl PinVerifier {
-    pub(crate) fn new(pins: Vec<Pin>, provider: &Arc<CryptoProvider>) -> Self {
+impl Verifier {
+    /// Takes certificates with one of these keys.
+    pub(crate) fn pinned(pins: Vec<Pin>, provider: &Arc<CryptoProvider>) -> Self {
+        Self::new(Wanted::Pinned(pins), provider)
+    }
+
+    /// Takes every certificate.
+    pub(crate) fn any(provider: &Arc<CryptoProvider>) -> Self {
+        Self::new(Wanted::Any, provider)
+    }
+
+    fn new(wanted: Wanted, provider: &Arc<CryptoProvider>) -> Self {
         Self {
-            pins,
+            wanted,
             algorithms: provider.signature_verification_algorithms,
         }
     }
 }
 
-impl ServerCertVerifier for PinVerifier {
+impl Wanted {
+    fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), CertificateError> {
+        let Self::Pinned(pins) = self else {
+            return Ok(());
+        };
+        let shown = Pin::of_certificate(certificate).ok_or(CertificateError::BadEncoding)?;
+        match pins
+            .iter()
+            .fold(false, |found, pin| found | pin.matches(&shown))
+        {
+            true => Ok(()),
+            false => Err(CertificateError::Other(rustls::OtherError(Arc::new(
+                WrongPin,
+            )))),
+        }
+    }
+}
+
+impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -42,15 +79,8 @@ impl ServerCertVerifier for PinVerifier {
         _: &[u8],
         _: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let shown = Pin::of_certificate(end_entity).ok_or(CertificateError::BadEncoding)?;
-        if self
-            .pins
-            .iter()
-            .fold(false, |found, pin| found | pin.matches(&shown))
-        {
-            return Ok(ServerCertVerified::assertion());
-        }
-        Err(CertificateError::Other(rustls::OtherError(Arc::new(WrongPin))).into())
+        self.wanted.check(end_entity)?;
+        Ok(ServerCertVerified::assertion())
     }
 
     fn verify_tls12_signature(

@@ -1,17 +1,20 @@
-//! What goes over the wire: targets, relay descriptors, HTTP/3 frames, QPACK, capsules, HTTP datagrams, IP proxying, forwarded mode, SOCKS, QUIC frames, IP packets, DNS messages.
+//! What goes over the wire: targets, relay descriptors, HTTP/3 frames, QPACK, capsules, HTTP datagrams, IP proxying, forwarded mode, SOCKS, QUIC frames, IP packets, DNS messages, Tor cells, Tor's directory documents.
 //! Every other room uses it. Each module names the specification and section that it implements.
 //!
 //! # Not in this room
 //! Keys and certificates (`crypto`), sockets and clocks (nobody here has any), HTTP/2 (crate `h2`).
 
 pub mod capsule;
+pub mod cell;
 pub mod connect_ip;
+pub mod directory;
 pub mod dns;
 pub mod forwarding;
 pub mod h3;
 pub mod http_datagram;
 pub mod ip;
 pub mod message;
+mod onion_key;
 pub mod proxy_status;
 pub mod qpack;
 pub mod quic;
@@ -19,10 +22,12 @@ pub mod socks;
 pub mod special;
 pub mod target;
 pub mod template;
+pub mod tor;
 pub mod tuning;
 pub mod varint;
 
 pub use message::{RequestHead, ResponseHead};
+pub use onion_key::{OnionKey, OnionKeyError};
 pub use proxy_status::ProxyError;
 pub use target::{Host, HostName, Target, TargetError};
 pub use template::Template;

@@ -3,7 +3,9 @@
 //! are not acknowledged it never sees them: they are cut out of the packets and come here by [`Governor::poll_datagram`].
 //! draft-ietf-quic-ack-frequency §4, §5, §6; RFC 9221 §5.2 (DATAGRAM frames and acknowledgements).
 
+mod acks;
 mod cut;
+mod fold;
 mod inbox;
 mod probe;
 mod schedule;
@@ -27,7 +29,8 @@ use hoplite_wire::{
 };
 
 use self::{
-    cut::Cutter, inbox::Inbox, probe::Probe, schedule::Schedule, seen::Seen, unfold::Unfolder,
+    cut::Cutter, fold::Folder, inbox::Inbox, probe::Probe, schedule::Schedule, seen::Seen,
+    unfold::Unfolder,
 };
 
 /// "max_ack_delay … a default of 25 milliseconds is assumed" (RFC 9000 §18.2).
@@ -69,7 +72,10 @@ struct State {
     seen: Seen,
     probe: Probe,
     cutter: Cutter,
+    folder: Folder,
     unfolder: Unfolder,
+    /// The congestion controller wants to hear of every lost packet.
+    tells_all: bool,
 }
 
 /// Which frames that matter here a packet has.
@@ -113,6 +119,12 @@ impl Governor {
         let mut state = self.state();
         state.acks = acks;
         state.schedule.set(acks, after);
+    }
+
+    /// Whether the stack hears of every lost datagram, as a congestion controller must that measures how much arrives. Otherwise it hears of one
+    /// a round trip.
+    pub fn tell_all_losses(&self, all: bool) {
+        self.state().tells_all = all;
     }
 
     /// How this end acknowledges.
@@ -177,6 +189,9 @@ impl Governor {
             }
         }
         if found.ack {
+            if !state.tells_all {
+                state.folder.fold(payload);
+            }
             state.unfolder.unfold(payload);
         }
         state.schedule.tell(payload);
@@ -185,8 +200,9 @@ impl Governor {
     }
 
     /// A 1-RTT packet is about to be sent.
-    pub(super) fn sent(&self, number: u64, frames: Frames<'_>, now: Instant) {
+    pub(super) fn sent(&self, number: u64, size: usize, frames: Frames<'_>, now: Instant) {
         let mut state = self.state();
+        state.folder.sent(number, size, frames);
         state.unfolder.sent(number, now);
         let is_ack = |content: &Content<'_>| matches!(content, Content::Ack(_));
         if state.acks == Acks::Never && frames.flatten().any(|frame| is_ack(&frame.content)) {

@@ -326,7 +326,8 @@ impl PacketKey for Key {
         if let Some(governor) = self.governor() {
             let end = packet.len().saturating_sub(self.inner.tag_len());
             let payload = packet.get(header..end).unwrap_or_default();
-            governor.sent(number, Frames::new(payload), (self.hooked.hooks.clock)());
+            let now = (self.hooked.hooks.clock)();
+            governor.sent(number, packet.len(), Frames::new(payload), now);
         }
         self.inner.encrypt(number, packet, header);
     }

@@ -8,11 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::{BufMut, BytesMut};
-use hoplite_wire::{
-    quic::{Ack, Content, Frames, kind},
-    varint,
-};
+use bytes::BytesMut;
+use hoplite_wire::quic::Ack;
+
+use super::acks::{self, Range};
 
 /// So many losses at once do no harm, even if one or two that were told before still look suspicious.
 const HARMLESS: usize = 1;
@@ -40,9 +39,6 @@ pub(super) struct Unfolder {
     marks: [u64; 3],
 }
 
-/// Packet numbers, both ends included.
-type Range = (u64, u64);
-
 impl Unfolder {
     /// A packet is about to be sent.
     pub(super) fn sent(&mut self, number: u64, now: Instant) {
@@ -58,7 +54,7 @@ impl Unfolder {
 
     /// Puts the earlier parts of an acknowledgement before a packet's frames.
     pub(super) fn unfold(&mut self, payload: &mut BytesMut) {
-        let Some(ack) = the_acknowledgement(payload) else {
+        let Some(ack) = acks::first(payload) else {
             return;
         };
         let parts = self.parts(&ack);
@@ -132,19 +128,9 @@ impl Unfolder {
             marks = ack.ecn.map_or(marks, |all| {
                 shared(marks, all, ranges.iter().map(new).sum())
             });
-            write_ack(ranges, delay, ack.ecn.map(|_| marks), out);
+            acks::write(ranges, delay, ack.ecn.map(|_| marks), out);
         }
     }
-}
-
-/// The first ACK frame of a packet.
-fn the_acknowledgement(payload: &[u8]) -> Option<Ack<'_>> {
-    Frames::new(payload)
-        .flatten()
-        .find_map(|frame| match frame.content {
-            Content::Ack(ack) => Some(ack),
-            _ => None,
-        })
 }
 
 /// The counts of marks after `new` more packets, on the way from `before` to `all`: a part must count at least what it acknowledges.
@@ -158,29 +144,12 @@ fn shared(before: [u64; 3], all: [u64; 3], new: u64) -> [u64; 3] {
     counts
 }
 
-fn write_ack(ranges: &[Range], delay: u64, marks: Option<[u64; 3]>, out: &mut BytesMut) {
-    let [first, others @ ..] = ranges else { return };
-    out.put_u8(0x02 | u8::from(marks.is_some()));
-    for number in [first.1, delay, others.len() as u64, first.1 - first.0] {
-        varint::write(out, number);
-    }
-    let mut above = first.0;
-    for (lowest, highest) in others {
-        varint::write(out, above.saturating_sub(highest + 2));
-        varint::write(out, highest - lowest);
-        above = *lowest;
-    }
-    for count in marks.into_iter().flatten() {
-        varint::write(out, count);
-    }
-}
-
-const _: () = assert!(kind::ACK == 0x02 && kind::ACK_ECN == 0x03);
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use hoplite_wire::quic::{Content, Frames};
     use proptest::prelude::*;
+
+    use super::*;
 
     fn acks(payload: &[u8]) -> Vec<(Vec<Range>, u64, Option<[u64; 3]>)> {
         let frames = Frames::new(payload).map(|frame| frame.unwrap().content);
@@ -194,7 +163,7 @@ mod tests {
 
     fn payload(ranges: &[Range], marks: Option<[u64; 3]>) -> BytesMut {
         let mut out = BytesMut::new();
-        write_ack(ranges, 10, marks, &mut out);
+        acks::write(ranges, 10, marks, &mut out);
         out
     }
 

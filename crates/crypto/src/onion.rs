@@ -1,0 +1,56 @@
+//! The cryptography of onion circuits: circuit handshakes, the layers of relay cells, and who a relay is on a channel.
+//! `link::channel` checks its peer with [`identity`]; `onion` builds circuits with [`ntor`] or [`ntor3`] and enciphers cells with [`tor1`].
+//! tor-spec: "Setting circuit keys", "The ntor handshake", "Relay cell processing", "CERTS cells", "AUTHENTICATE cells"; proposal 332; cert-spec.
+//!
+//! Primitives come from aws-lc (X25519, Ed25519, AES, HMAC, SHA-256, SHA3-256) and from RustCrypto (`sha1`, `shake`). SHA-1 is here because
+//! Tor's relay cells have it, as a running digest of which 4 octets are shown. **None of this is a claim to be as secure as Tor:** nobody has
+//! reviewed it, and what Tor does around its cryptography (guards, padding, vanguards, a large network) is not here.
+//!
+//! # Not in this room
+//! Cells and their fields (`wire::cell`), the replay cache of onion skins and circuits (`onion`), TLS and QUIC (`link`), who may be trusted
+//! (`directory`). Hidden services' handshake is not built.
+
+pub mod ed25519;
+pub mod identity;
+mod keys;
+pub mod ntor;
+pub mod ntor3;
+pub mod rsa;
+mod secrets;
+mod seed;
+#[cfg(test)]
+mod testing;
+pub mod tor1;
+mod x25519;
+
+pub use keys::{OnionKey, OnionKeys, RelayKeys};
+pub use secrets::{Secrets, SecretsError};
+pub use seed::Seed;
+
+/// Why a circuit handshake failed. To the other end all of these are one: DESTROY, reason PROTOCOL; nothing more is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The message has not the length that its handshake has.
+    #[error("the circuit handshake has another length than its kind")]
+    Malformed,
+    /// It names another relay.
+    #[error("the circuit handshake is meant for another relay")]
+    WrongRelay,
+    /// It names an onion key that this relay has not, or no longer.
+    #[error(
+        "the circuit handshake names an onion key that is not accepted: its client has an old directory"
+    )]
+    UnknownKey,
+    /// A public key of small order: the shared secret would be known to all.
+    #[error("the circuit handshake has a public key that gives no secret")]
+    BadKey,
+    /// The proof is wrong: the peer has not the key, or the message was changed.
+    #[error("the circuit handshake is not authentic")]
+    Unauthentic,
+    /// The extensions within are not acceptable.
+    #[error("the circuit handshake asks for what is not offered")]
+    Unacceptable,
+    /// The system has no randomness, or the library not the cipher.
+    #[error("a circuit handshake cannot be made: the system has no randomness")]
+    System,
+}

@@ -1,0 +1,310 @@
+//! What a relay of circuits keeps: the secret of its identity and those of its onion keys, the current one and the last, as one text.
+//! The binary stores the text in the identity's directory (`onion.key`), hands the rest to `relay`, and rotates the onion key.
+//! tor-spec, "Keys and names". The text is ours alone: `keyword value` lines in one order, secrets in base64url.
+
+use std::{fmt, str::FromStr};
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use hoplite_wire::OnionKey as PublicKey;
+use zeroize::Zeroizing;
+
+use super::{OnionKey, OnionKeys, ed25519::NoKey, identity::RelayIdentity};
+use crate::SigningKey;
+
+/// The first line; nobody takes the file for something public.
+const HEAD: &str = "hoplite-onion-secret 1";
+/// The most octets that a text has.
+const TEXT: usize = 1024;
+
+/// Secrets of a relay. They are wiped from memory when dropped, and never printed.
+#[derive(Clone)]
+pub struct Secrets {
+    identity: Zeroizing<[u8; 32]>,
+    current: Zeroizing<[u8; 32]>,
+    /// When the current onion key was made, in seconds since 1970.
+    since: u64,
+    last: Option<Zeroizing<[u8; 32]>>,
+}
+
+/// Why there are no secrets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SecretsError {
+    /// The system has no randomness.
+    #[error("the system gives no random octets")]
+    NoRandomness,
+    /// The text is none that a relay has stored.
+    #[error("it is no onion key file of version 1: its line {0} is wrong")]
+    Malformed(usize),
+}
+
+impl Secrets {
+    /// New ones.
+    ///
+    /// # Errors
+    /// [`SecretsError::NoRandomness`].
+    pub fn fresh(now: u64) -> Result<Self, SecretsError> {
+        Self::of_identity(RelayIdentity::fresh_secret()?, now)
+    }
+
+    /// A new onion key for an identity that is there already: RFC 8032's private key.
+    ///
+    /// # Errors
+    /// [`SecretsError::NoRandomness`].
+    pub fn of_identity(identity: Zeroizing<[u8; 32]>, now: u64) -> Result<Self, SecretsError> {
+        let current = OnionKey::fresh_secret().map_err(|_| SecretsError::NoRandomness)?;
+        Ok(Self {
+            identity,
+            current,
+            since: now,
+            last: None,
+        })
+    }
+
+    /// With a new onion key; the current one becomes the last, which is still accepted.
+    ///
+    /// # Errors
+    /// [`SecretsError::NoRandomness`].
+    pub fn rotated(&self, now: u64) -> Result<Self, SecretsError> {
+        let next = Self::of_identity(self.identity.clone(), now)?;
+        Ok(Self {
+            last: Some(self.current.clone()),
+            ..next
+        })
+    }
+
+    /// Without the last onion key, whose time is over.
+    #[must_use]
+    pub fn retired(&self) -> Self {
+        Self {
+            last: None,
+            ..self.clone()
+        }
+    }
+
+    /// When the current onion key was made, in seconds since 1970.
+    pub fn since(&self) -> u64 {
+        self.since
+    }
+
+    /// Whether the last onion key is still accepted.
+    pub fn has_last(&self) -> bool {
+        self.last.is_some()
+    }
+
+    /// Who the relay is on its channels, with a new signing key.
+    ///
+    /// # Errors
+    /// [`SecretsError::NoRandomness`].
+    pub fn identity(&self, now: u64) -> Result<RelayIdentity, SecretsError> {
+        Ok(RelayIdentity::from_secret(&self.identity, now)?)
+    }
+
+    /// What circuit handshakes are answered with, by a relay that is `identity`.
+    ///
+    /// # Errors
+    /// [`SecretsError::NoRandomness`].
+    pub fn keys(&self, identity: &RelayIdentity) -> Result<OnionKeys, SecretsError> {
+        let peer = identity.peer();
+        let last = self.last.as_ref().map(pair).transpose()?;
+        let current = pair(&self.current)?;
+        Ok(OnionKeys::new(peer.rsa_id(), peer.ed25519, current, last))
+    }
+
+    /// The identity as the key that signs what the relay says of itself to the directory.
+    ///
+    /// # Errors
+    /// [`SecretsError::NoRandomness`]: never, in fact.
+    pub fn signing_key(&self) -> Result<SigningKey, SecretsError> {
+        let key = SigningKey::from_seed(self.identity.clone());
+        key.map_err(|_| SecretsError::NoRandomness)
+    }
+
+    /// What clients write of the relay.
+    ///
+    /// # Errors
+    /// [`SecretsError::NoRandomness`].
+    pub fn public(&self) -> Result<PublicKey, SecretsError> {
+        Ok(PublicKey {
+            identity: self.signing_key()?.public(),
+            ntor: *pair(&self.current)?.public(),
+        })
+    }
+
+    /// All of it as a text, for a file of its owner.
+    pub fn text(&self) -> Zeroizing<String> {
+        let encode = |octets: &[u8; 32]| Zeroizing::new(URL_SAFE_NO_PAD.encode(octets));
+        let (identity, current) = (encode(&self.identity), encode(&self.current));
+        let mut text = Zeroizing::new(String::with_capacity(TEXT));
+        let parts: [&str; 6] = [
+            HEAD,
+            "\nidentity ",
+            &identity,
+            "\ncurrent ",
+            &current,
+            "\nsince ",
+        ];
+        parts.iter().for_each(|part| text.push_str(part));
+        text.push_str(&self.since.to_string());
+        text.push('\n');
+        if let Some(last) = &self.last {
+            text.push_str("last ");
+            text.push_str(&encode(last));
+            text.push('\n');
+        }
+        text
+    }
+}
+
+impl FromStr for Secrets {
+    type Err = SecretsError;
+
+    fn from_str(text: &str) -> Result<Self, SecretsError> {
+        let mut lines = Lines {
+            lines: text.get(..text.len().min(TEXT)).unwrap_or_default().lines(),
+            number: 0,
+        };
+        if lines.next() != Some(HEAD) {
+            return Err(SecretsError::Malformed(1));
+        }
+        let identity = lines.secret("identity ")?;
+        let current = lines.secret("current ")?;
+        let since = lines.next().and_then(|line| line.strip_prefix("since "));
+        let since = since.and_then(|text| text.parse().ok());
+        let since = since.ok_or_else(|| lines.wrong())?;
+        let last = match lines.clone().next() {
+            Some(_) => Some(lines.secret("last ")?),
+            None => None,
+        };
+        match lines.next() {
+            None => Ok(Self {
+                identity,
+                current,
+                since,
+                last,
+            }),
+            Some(_) => Err(lines.wrong()),
+        }
+    }
+}
+
+/// The lines of a text, counted.
+#[derive(Clone)]
+struct Lines<'a> {
+    lines: std::str::Lines<'a>,
+    number: usize,
+}
+
+impl<'a> Lines<'a> {
+    fn next(&mut self) -> Option<&'a str> {
+        self.number = self.number.saturating_add(1);
+        self.lines.next()
+    }
+
+    fn wrong(&self) -> SecretsError {
+        SecretsError::Malformed(self.number)
+    }
+
+    fn secret(&mut self, keyword: &str) -> Result<Zeroizing<[u8; 32]>, SecretsError> {
+        let text = self.next().and_then(|line| line.strip_prefix(keyword));
+        let text = text.filter(|text| text.len() == 43);
+        let mut octets = Zeroizing::new([0; 32]);
+        let read = text.map(|text| URL_SAFE_NO_PAD.decode_slice(text, octets.as_mut_slice()));
+        match read {
+            Some(Ok(32)) => Ok(octets),
+            _ => Err(self.wrong()),
+        }
+    }
+}
+
+fn pair(secret: &Zeroizing<[u8; 32]>) -> Result<OnionKey, SecretsError> {
+    OnionKey::from_secret(secret).map_err(|_| SecretsError::NoRandomness)
+}
+
+impl From<NoKey> for SecretsError {
+    fn from(_: NoKey) -> Self {
+        Self::NoRandomness
+    }
+}
+
+impl fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secrets(hidden)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: u64 = 1_700_000_000;
+
+    #[test]
+    fn secrets_are_read_back_and_are_the_same_relay() {
+        let first = Secrets::fresh(NOW).expect("made");
+        for secrets in [first.clone(), first.rotated(NOW + 9).expect("rotated")] {
+            let again: Secrets = secrets.text().parse().expect("read");
+            assert_eq!(again.text(), secrets.text());
+            assert_eq!(again.public(), secrets.public());
+            assert_eq!(again.since(), secrets.since());
+        }
+    }
+
+    #[test]
+    fn a_rotation_keeps_the_identity_and_the_last_key() {
+        let first = Secrets::fresh(NOW).expect("made");
+        let then = first.rotated(NOW + 1).expect("rotated");
+        let (before, after) = (
+            first.public().expect("a key"),
+            then.public().expect("a key"),
+        );
+        assert_eq!(before.identity, after.identity);
+        assert_ne!(before.ntor, after.ntor);
+        let keys = then.keys(&then.identity(NOW).expect("made")).expect("keys");
+        assert!(keys.find(&before.ntor).is_ok() && keys.find(&after.ntor).is_ok());
+        let later = then.retired();
+        let keys = later
+            .keys(&later.identity(NOW).expect("made"))
+            .expect("keys");
+        assert!(keys.find(&before.ntor).is_err() && keys.find(&after.ntor).is_ok());
+    }
+
+    #[test]
+    fn what_is_published_is_what_the_parts_say() {
+        let secrets = Secrets::fresh(NOW).expect("made");
+        let identity = secrets.identity(NOW).expect("made");
+        let published = secrets.keys(&identity).expect("keys").published();
+        assert_eq!(PublicKey::from(published), secrets.public().expect("a key"));
+        assert!(super::super::RelayKeys::from(secrets.public().expect("a key")) == published);
+    }
+
+    #[test]
+    fn a_wrong_line_is_named() {
+        let text = Secrets::fresh(NOW).expect("made").text();
+        let wrong = |from: &str, to: &str| text.replace(from, to).parse::<Secrets>().err();
+        assert_eq!(
+            wrong("secret 1", "secret 2"),
+            Some(SecretsError::Malformed(1))
+        );
+        assert_eq!(
+            wrong("identity ", "identity A"),
+            Some(SecretsError::Malformed(2))
+        );
+        assert_eq!(wrong("current", "curent"), Some(SecretsError::Malformed(3)));
+        assert_eq!(
+            wrong("since 1", "since x"),
+            Some(SecretsError::Malformed(4))
+        );
+        let more = format!("{}more\n", text.as_str()).parse::<Secrets>();
+        assert_eq!(more.err(), Some(SecretsError::Malformed(5)));
+        assert_eq!(
+            "".parse::<Secrets>().err(),
+            Some(SecretsError::Malformed(1))
+        );
+    }
+
+    #[test]
+    fn debug_tells_nothing() {
+        let secrets = Secrets::fresh(NOW).expect("made");
+        assert_eq!(format!("{secrets:?}"), "Secrets(hidden)");
+    }
+}

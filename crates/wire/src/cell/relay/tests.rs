@@ -1,0 +1,397 @@
+//! What the specification says of relay messages, octet by octet, and round trips.
+
+use std::net::IpAddr;
+
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+use crate::Target;
+
+fn data(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut out = Vec::new();
+    write(&mut out);
+    out
+}
+
+#[test]
+fn commands_are_those_of_the_specifications() {
+    let specified: [(u8, &str); 30] = [
+        (1, "BEGIN"),
+        (2, "DATA"),
+        (3, "END"),
+        (4, "CONNECTED"),
+        (5, "SENDME"),
+        (6, "EXTEND"),
+        (7, "EXTENDED"),
+        (8, "TRUNCATE"),
+        (9, "TRUNCATED"),
+        (10, "DROP"),
+        (11, "RESOLVE"),
+        (12, "RESOLVED"),
+        (13, "BEGIN_DIR"),
+        (14, "EXTEND2"),
+        (15, "EXTENDED2"),
+        (19, "CONFLUX_LINK"),
+        (20, "CONFLUX_LINKED"),
+        (21, "CONFLUX_LINKED_ACK"),
+        (22, "CONFLUX_SWITCH"),
+        (32, "ESTABLISH_INTRO"),
+        (33, "ESTABLISH_RENDEZVOUS"),
+        (34, "INTRODUCE1"),
+        (35, "INTRODUCE2"),
+        (36, "RENDEZVOUS1"),
+        (37, "RENDEZVOUS2"),
+        (38, "INTRO_ESTABLISHED"),
+        (39, "RENDEZVOUS_ESTABLISHED"),
+        (40, "INTRODUCE_ACK"),
+        (41, "PADDING_NEGOTIATE"),
+        (42, "PADDING_NEGOTIATED"),
+    ];
+    let later = [(43, "XON"), (44, "XOFF")];
+    let ours: Vec<_> = Command::KNOWN
+        .iter()
+        .map(|(known, name)| (known.0, *name))
+        .collect();
+    assert_eq!(ours, [&specified[..], &later].concat());
+}
+
+#[test]
+fn reasons_of_a_streams_end_are_those_of_the_specification() {
+    let specified = [
+        "MISC",
+        "RESOLVEFAILED",
+        "CONNECTREFUSED",
+        "EXITPOLICY",
+        "DESTROY",
+        "DONE",
+        "TIMEOUT",
+        "NOROUTE",
+        "HIBERNATING",
+        "INTERNAL",
+        "RESOURCELIMIT",
+        "CONNRESET",
+        "TORPROTOCOL",
+        "NOTDIRECTORY",
+    ];
+    assert_eq!(EndReason::KNOWN.len(), specified.len());
+    for (number, name) in (1..).zip(specified) {
+        assert_eq!(EndReason(number).name(), Some(name));
+    }
+}
+
+#[test]
+fn a_message_stands_in_its_cell_as_specified() {
+    let mut body = [0xee; BODY];
+    let padding = write(&mut body, Command::DATA, StreamId(0x0102), b"hello").unwrap();
+    assert_eq!(padding.len(), DATA - 5 - 4);
+    padding.fill(0x99);
+    assert_eq!(body[..11], [2, 0, 0, 1, 2, 0, 0, 0, 0, 0, 5]);
+    assert_eq!(&body[11..16], b"hello");
+    assert_eq!(body[16..20], [0; 4]);
+    assert!(body[20..].iter().all(|octet| *octet == 0x99));
+    body[DIGEST_AT..DIGEST_AT + 4].copy_from_slice(&[0xd1, 0xd2, 0xd3, 0xd4]);
+    body[RECOGNIZED_AT + 1] = 7;
+    let header = Header::read(&body);
+    let wanted = Header {
+        command: Command::DATA,
+        recognized: 7,
+        stream: StreamId(0x0102),
+        digest: [0xd1, 0xd2, 0xd3, 0xd4],
+        length: 5,
+    };
+    assert_eq!(header, wanted);
+    assert_eq!(header.data(&body), Ok(&b"hello"[..]));
+}
+
+#[test]
+fn a_full_message_leaves_no_padding_and_one_octet_more_is_refused() {
+    let mut body = [0; BODY];
+    for octets in DATA - 5..=DATA {
+        let random = write(&mut body, Command::DATA, StreamId(1), &[7; DATA][..octets]);
+        assert_eq!(random.unwrap().len(), usize::from(octets == DATA - 5));
+        assert_eq!(Header::read(&body).data(&body).unwrap().len(), octets);
+    }
+    let before = body;
+    let refused = write(&mut body, Command::DATA, StreamId(1), &[7; DATA + 1]);
+    assert_eq!(refused, Err(Malformed("length of a relay message")));
+    assert_eq!(body, before);
+}
+
+#[test]
+fn a_length_beyond_the_cell_is_malformed() {
+    let mut body = [0; BODY];
+    for (length, fits) in [(498, true), (499, false), (65_535, false)] {
+        let header = Header {
+            length,
+            ..Header::read(&body)
+        };
+        header.write(&mut body);
+        assert_eq!(Header::read(&body).data(&body).is_ok(), fits, "{length}");
+    }
+}
+
+#[test]
+fn begin_is_a_target_in_lower_case_a_zero_and_flags() {
+    let begin = |target: &str, flags| Begin {
+        target: target.parse().unwrap(),
+        flags,
+    };
+    let both = Flags::IPV6_OKAY.and(Flags::IPV6_PREFERRED);
+    let octets = b"www.example.com:80\0\0\0\0\x05";
+    let wanted = begin("www.example.com:80", both);
+    assert_eq!(Begin::parse(octets).as_ref(), Ok(&wanted));
+    assert_eq!(data(|out| wanted.write(out)), octets);
+    assert!(both.has(Flags::IPV6_OKAY) && !both.has(Flags::IPV4_NOT_OKAY));
+    let parsed = Begin::parse(b"[2001:DB8::1]:443\0\0\0\0\x02").unwrap();
+    assert_eq!(parsed, begin("[2001:db8::1]:443", Flags::IPV4_NOT_OKAY));
+    let parsed = Begin::parse(b"WWW.Example.COM:80\0");
+    assert_eq!(parsed, Ok(begin("www.example.com:80", Flags(0))));
+    let parsed = Begin::parse(b"192.0.2.1:9\0\0\0");
+    assert_eq!(parsed, Ok(begin("192.0.2.1:9", Flags(0))));
+    for bad in [
+        &b"www.example.com:80"[..],
+        b"www.example.com\0",
+        b"www.example.com:0\0",
+        b"www.example.com:65536\0",
+        b":80\0",
+        b"a b:80\0",
+        b"\xff:80\0",
+        b"",
+    ] {
+        assert_eq!(Begin::parse(bad), Err(Malformed("BEGIN")), "{bad:?}");
+    }
+}
+
+#[test]
+fn connected_is_either_address_with_its_time_or_nothing() {
+    let v4: IpAddr = [192, 0, 2, 1].into();
+    let octets = [192, 0, 2, 1, 0, 0, 0x0e, 0x10];
+    assert_eq!(Connected::parse(&octets), Ok(Connected(Some((v4, 3600)))));
+    assert_eq!(data(|out| Connected(Some((v4, 3600))).write(out)), octets);
+    let v6: IpAddr = "2001:db8::1".parse().unwrap();
+    let octets = [
+        &[0, 0, 0, 0, 6, 0x20, 1, 0xd, 0xb8][..],
+        &[0; 11],
+        &[1, 0, 0, 0, 60],
+    ]
+    .concat();
+    assert_eq!(Connected::parse(&octets), Ok(Connected(Some((v6, 60)))));
+    assert_eq!(data(|out| Connected(Some((v6, 60))).write(out)), octets);
+    for none in [&[][..], &[0; 8], &[0; 498]] {
+        assert_eq!(Connected::parse(none), Ok(Connected(None)));
+    }
+    assert_eq!(data(|out| Connected(None).write(out)), []);
+    let mut other = octets.clone();
+    other[4] = 7;
+    for bad in [&[1, 2, 3][..], &other, &octets[..20]] {
+        assert!(Connected::parse(bad).is_err(), "{bad:?}");
+    }
+    assert_eq!(
+        format!("{:?}", Connected(Some((v4, 1)))),
+        "Connected(hidden)"
+    );
+}
+
+#[test]
+fn an_end_is_a_reason_and_for_the_policy_an_address() {
+    assert_eq!(End::parse(&[]), End::new(EndReason::MISC));
+    assert_eq!(End::parse(&[6, 1, 2, 3, 4]), End::new(EndReason::DONE));
+    assert_eq!(End::parse(&[99]).reason, EndReason(99));
+    let v4 = Some(([192, 0, 2, 1].into(), 5));
+    assert_eq!(End::parse(&[4, 192, 0, 2, 1, 0, 0, 0, 5]).address, v4);
+    let forever = End::parse(&[4, 192, 0, 2, 1]).address.unwrap();
+    assert_eq!(forever.1, u32::MAX);
+    let v6 = End::parse(&[4; 17]).address.unwrap();
+    assert_eq!(v6, ([4; 16].into(), u32::MAX));
+    for wrong in [&[4, 1, 2][..], &[4; 7], &[4; 30]] {
+        assert_eq!(End::parse(wrong), End::new(EndReason::EXITPOLICY));
+    }
+    let end = End {
+        reason: EndReason::EXITPOLICY,
+        address: v4,
+    };
+    assert_eq!(data(|out| end.write(out)), [4, 192, 0, 2, 1, 0, 0, 0, 5]);
+    assert_eq!(data(|out| End::new(EndReason::DONE).write(out)), [6]);
+    assert_eq!(format!("{end:?}"), "End(EXITPOLICY)");
+}
+
+#[test]
+fn a_sendme_proves_what_was_seen_or_proves_nothing() {
+    let octets = [&[1, 0, 20][..], &[0xd1; 20]].concat();
+    assert_eq!(Sendme::parse(&octets), Ok(Sendme::V1([0xd1; 20])));
+    assert_eq!(data(|out| Sendme::V1([0xd1; 20]).write(out)), octets);
+    assert_eq!(data(|out| Sendme::V0.write(out)), []);
+    for none in [&[][..], &[0], &[0, 1, 2, 3]] {
+        assert_eq!(Sendme::parse(none), Ok(Sendme::V0));
+    }
+    let longer = [&[1, 0, 32][..], &[0xd1; 20], &[0xee; 12]].concat();
+    assert_eq!(Sendme::parse(&longer), Ok(Sendme::V1([0xd1; 20])));
+    let short = [&[1, 0, 19][..], &[0xd1; 20]].concat();
+    for bad in [&short[..], &octets[..22], &[2, 0, 0], &[1]] {
+        assert_eq!(Sendme::parse(bad), Err(Malformed("SENDME")));
+    }
+}
+
+#[test]
+fn xon_has_a_rate_and_xoff_has_none() {
+    let xon = Xon { kbps: 0x0102_0304 };
+    assert_eq!(data(|out| xon.write(out)), [0, 1, 2, 3, 4]);
+    assert_eq!(Xon::parse(&[0, 1, 2, 3, 4]), Ok(xon));
+    assert_eq!(data(|out| Xoff.write(out)), [0]);
+    assert_eq!(Xoff::parse(&[0]), Ok(Xoff));
+    for bad in [&[][..], &[1, 0, 0, 0, 0], &[0, 0, 0, 0]] {
+        assert_eq!(Xon::parse(bad), Err(Malformed("XON")), "{bad:?}");
+    }
+    assert!(Xoff::parse(&[1]).is_err() && Xoff::parse(&[]).is_err());
+}
+
+#[test]
+fn a_name_is_asked_for_with_a_zero_behind_it() {
+    assert_eq!(
+        Resolve::parse(b"www.example.com\0rest"),
+        Ok(Resolve("www.example.com"))
+    );
+    assert_eq!(data(|out| Resolve("a.example").write(out)), b"a.example\0");
+    let long = [&[b'a'; 256][..], b"\0"].concat();
+    for bad in [&b"a.example"[..], b"\0", b"", b"\xff\0", &long] {
+        assert_eq!(Resolve::parse(bad), Err(Malformed("RESOLVE")));
+    }
+    assert_eq!(format!("{:?}", Resolve("a.example")), "Resolve(hidden)");
+}
+
+#[test]
+fn answers_are_type_length_value_and_time() {
+    let octets = [
+        &[4, 4, 192, 0, 2, 1, 0, 0, 0, 60][..],
+        &[6, 16, 0x20, 1, 0xd, 0xb8],
+        &[0; 11],
+        &[1, 0, 0, 0, 61],
+        b"\x00\x09a.example\x00\x00\x00\x3e",
+        &[4, 3, 1, 2, 3, 0, 0, 0, 0],
+        &[9, 0, 0, 0, 0, 0],
+    ]
+    .concat();
+    let resolved = Resolved::parse(&octets).unwrap();
+    let answers: Vec<_> = resolved
+        .0
+        .iter()
+        .map(|one| (one.value, one.seconds))
+        .collect();
+    let v6: IpAddr = "2001:db8::1".parse().unwrap();
+    let wanted = [
+        (Value::Ip([192, 0, 2, 1].into()), 60),
+        (Value::Ip(v6), 61),
+        (Value::Name(b"a.example"), 62),
+        (
+            Value::Unknown {
+                kind: 4,
+                value: &[1, 2, 3],
+            },
+            0,
+        ),
+        (
+            Value::Unknown {
+                kind: 9,
+                value: &[],
+            },
+            0,
+        ),
+    ];
+    assert_eq!(answers, wanted);
+    assert_eq!(data(|out| resolved.write(out)), octets);
+    assert!(!format!("{resolved:?}").contains("192"));
+}
+
+#[test]
+fn an_error_is_the_only_answer() {
+    let answer = |value| Answer { value, seconds: 7 };
+    let transient = data(|out| Resolved(vec![answer(Value::Transient)]).write(out));
+    assert_eq!(transient[..2], [0xf0, 24]);
+    assert_eq!(&transient[2..26], b"Error resolving hostname");
+    assert_eq!(transient[26..], [0, 0, 0, 7]);
+    let parsed = Resolved::parse(&transient).unwrap();
+    assert!(parsed.0[0].is_error());
+    let permanent = Resolved::parse(&[0xf1, 1, 9, 0, 0, 0, 7]);
+    assert_eq!(permanent, Ok(Resolved(vec![answer(Value::Permanent)])));
+    let both = [&transient[..], &[4, 4, 1, 2, 3, 4, 0, 0, 0, 1]].concat();
+    for bad in [&both[..], &transient[..29], &[4, 5, 1, 2, 3, 4]] {
+        assert_eq!(Resolved::parse(bad), Err(Malformed("RESOLVED")));
+    }
+}
+
+#[test]
+fn messages_without_a_body_ignore_what_stands_there() {
+    for (command, wanted) in [
+        (Command::BEGIN_DIR, Message::BeginDir),
+        (Command::TRUNCATE, Message::Truncate),
+        (Command::DROP, Message::Drop),
+    ] {
+        let parsed = Message::parse(command, b"anything").unwrap();
+        assert_eq!(parsed, wanted);
+        assert_eq!(
+            (parsed.command(), data(|out| parsed.write(out))),
+            (command, vec![])
+        );
+    }
+}
+
+/// A whole message in a cell, and back.
+fn there_and_back(message: &Message<'_>) -> Result<(), TestCaseError> {
+    let octets = data(|out| message.write(out));
+    let mut body = [0x5a; BODY];
+    write(&mut body, message.command(), StreamId(9), &octets).unwrap();
+    let header = Header::read(&body);
+    let parsed = Message::parse(header.command, header.data(&body).unwrap());
+    prop_assert_eq!(parsed.as_ref(), Ok(message));
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn headers_are_read_back(command: u8, recognized: u16, stream: u16, digest: [u8; 4], length: u16) {
+        let header = Header { command: Command(command), recognized, stream: StreamId(stream), digest, length };
+        let mut body = [0x5a; BODY];
+        header.write(&mut body);
+        prop_assert_eq!(Header::read(&body), header);
+        prop_assert!(body[HEADER..].iter().all(|octet| *octet == 0x5a));
+    }
+
+    #[test]
+    fn messages_of_streams_are_read_back(name in "[a-z][a-z0-9_-]{0,20}(\\.[a-z]{1,9}){0,3}", port in 1_u16.., flags: u32, v4 in 1_u32.., v6: u128, seconds: u32, octets in vec(any::<u8>(), 0..=DATA)) {
+        let target: Target = format!("{name}:{port}").parse().unwrap();
+        there_and_back(&Message::Begin(Begin { target, flags: Flags(flags) }))?;
+        there_and_back(&Message::Data(&octets))?;
+        there_and_back(&Message::Resolve(Resolve(&name)))?;
+        let v4 = IpAddr::from(v4.to_be_bytes());
+        let v6 = IpAddr::from((v6 | 1).to_be_bytes());
+        for address in [v4, v6] {
+            there_and_back(&Message::Connected(Connected(Some((address, seconds)))))?;
+            let reason = EndReason::EXITPOLICY;
+            there_and_back(&Message::End(End { reason, address: Some((address, seconds)) }))?;
+        }
+        let values = [Value::Ip(v4), Value::Ip(v6), Value::Name(name.as_bytes())];
+        let answers = values.map(|value| Answer { value, seconds });
+        there_and_back(&Message::Resolved(Resolved(answers.to_vec())))?;
+    }
+
+    #[test]
+    fn messages_of_circuits_are_read_back(reason: u8, digest: [u8; 20], kbps: u32, identity: [u8; 32], octets in vec(any::<u8>(), 0..400)) {
+        there_and_back(&Message::End(End::new(EndReason(reason))))?;
+        there_and_back(&Message::Truncated(super::super::circuit::DestroyReason(reason)))?;
+        there_and_back(&Message::Sendme(Sendme::V1(digest)))?;
+        there_and_back(&Message::Sendme(Sendme::V0))?;
+        there_and_back(&Message::Xon(Xon { kbps }))?;
+        there_and_back(&Message::Xoff(Xoff))?;
+        there_and_back(&Message::Extended2(Extended2 { data: &octets }))?;
+        let specifiers = vec![LinkSpecifier::Ed25519(identity), LinkSpecifier::Rsa(digest)];
+        let create = Create2 { handshake: crate::cell::circuit::HandshakeType::NTOR_V3, data: &octets };
+        there_and_back(&Message::Extend2(Extend2 { specifiers, create }))?;
+        there_and_back(&Message::Unknown(Command::INTRODUCE1, &octets))?;
+    }
+
+    #[test]
+    fn any_octets_are_read_without_a_panic(command: u8, octets: Vec<u8>) {
+        drop(Message::parse(Command(command), &octets));
+        drop(Message::parse(Command(command % 45), &octets));
+    }
+}

@@ -1,0 +1,204 @@
+//! What is written is read back, and nothing else is read.
+
+use std::{collections::BTreeMap, net::SocketAddr};
+
+use proptest::{collection::vec, option, prelude::*};
+
+use super::*;
+
+fn key() -> impl Strategy<Value = Key> {
+    any::<[u8; 32]>().prop_map(Key)
+}
+
+fn ports() -> impl Strategy<Value = Ports> {
+    vec(any::<u16>(), 0..6).prop_filter_map("something is open", |ports| Ports::except(&ports))
+}
+
+fn address() -> impl Strategy<Value = SocketAddr> {
+    let v4 = ((1u8..224, any::<[u8; 3]>()), 1u16..)
+        .prop_map(|((a, [b, c, d]), port)| SocketAddr::from(([a, b, c, d], port)));
+    let v6 = (any::<[u16; 7]>(), 1u16..).prop_map(|([a, b, c, d, e, f, g], port)| {
+        SocketAddr::from(([0x2001, a, b, c, d, e, f, g], port))
+    });
+    prop_oneof![v4, v6]
+}
+
+fn descriptor() -> impl Strategy<Value = Descriptor> {
+    let who = ("[a-zA-Z0-9_.-]{1,64}", key(), any::<u64>());
+    let how = (
+        option::of(any::<[u8; 32]>()),
+        option::of(any::<[u8; 32]>()),
+        any::<bool>(),
+        option::of(ports()),
+    );
+    let where_ = (
+        vec(address(), 1..=4),
+        option::of("[a-z-]{1,32}"),
+        option::of("[a-z.]{1,64}"),
+    );
+    (who, where_, how, vec(key(), 0..4), any::<u64>()).prop_map(
+        |(who, place, how, family, bandwidth)| {
+            let (mut addresses, mut family) = (place.0, family);
+            addresses.dedup();
+            addresses.truncate(
+                if addresses.len() > 1 && addresses[0] == addresses[addresses.len() - 1] {
+                    1
+                } else {
+                    4
+                },
+            );
+            family.sort_unstable();
+            family.dedup();
+            Descriptor {
+                name: who.0,
+                identity: who.1,
+                published: who.2,
+                addresses,
+                pin: how.0,
+                onion: how.1,
+                roles: Roles {
+                    ingress: how.2 || how.3.is_none(),
+                    egress: how.3.is_some(),
+                },
+                region: place.1,
+                operator: place.2,
+                family,
+                bandwidth,
+                exit: how.3,
+            }
+        },
+    )
+}
+
+fn signature() -> impl Strategy<Value = Signature> {
+    (any::<[u8; 32]>(), any::<[u8; 32]>()).prop_map(|(a, b)| {
+        let mut octets = [0; 64];
+        octets[..32].copy_from_slice(&a);
+        octets[32..].copy_from_slice(&b);
+        Signature(octets)
+    })
+}
+
+fn signed() -> impl Strategy<Value = SignedDescriptor> {
+    (descriptor(), signature()).prop_map(|(descriptor, signature)| SignedDescriptor {
+        descriptor,
+        signature,
+    })
+}
+
+fn list(stage: Stage) -> impl Strategy<Value = SignedList> {
+    let params = proptest::collection::btree_map("[a-z-]{1,32}", any::<u64>(), 0..4);
+    let signatures = proptest::collection::btree_map(key(), signature(), 0..4);
+    (vec(signed(), 0..4), params, signatures, 0u64..1 << 40).prop_map(
+        move |(relays, params, signatures, start)| {
+            let relays: BTreeMap<Key, _> = relays
+                .into_iter()
+                .map(|relay| (relay.descriptor.identity, relay))
+                .collect();
+            let list = List {
+                stage,
+                valid_after: start,
+                fresh_until: start + 10,
+                valid_until: start + 30,
+                params,
+                relays: relays.into_values().collect(),
+            };
+            SignedList { list, signatures }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_descriptor_that_is_written_is_read_back(signed in signed()) {
+        prop_assert_eq!(signed.descriptor.check(), Ok(()));
+        prop_assert_eq!(SignedDescriptor::parse(&signed.to_string()), Ok(signed));
+    }
+
+    #[test]
+    fn a_list_and_a_vote_are_read_back_and_not_taken_for_each_other(list in list(Stage::List), vote in list(Stage::Vote)) {
+        prop_assert_eq!(SignedList::parse(&list.to_string(), Stage::List), Ok(list.clone()));
+        prop_assert_eq!(SignedList::parse(&vote.to_string(), Stage::Vote), Ok(vote.clone()));
+        prop_assert!(SignedList::parse(&list.to_string(), Stage::Vote).is_err());
+        prop_assert!(SignedList::parse(&vote.to_string(), Stage::List).is_err());
+    }
+
+    #[test]
+    fn a_flipped_bit_is_refused_or_means_something_else(signed in signed(), place: prop::sample::Index, bit in 0..8u8) {
+        let text = signed.to_string();
+        let mut octets = text.clone().into_bytes();
+        let place = place.index(octets.len());
+        octets[place] ^= 1 << bit;
+        if let Some(read) = String::from_utf8(octets).ok().and_then(|text| SignedDescriptor::parse(&text).ok()) {
+            prop_assert_ne!(read, signed);
+        }
+    }
+
+    #[test]
+    fn any_text_is_read_without_a_panic(text in "(hoplite-(descriptor|list|vote) 1\n)?([a-z-]{1,12} [ -~]{0,60}\n){0,20}") {
+        drop(SignedDescriptor::parse(&text));
+        drop(SignedList::parse(&text, Stage::List));
+    }
+
+    #[test]
+    fn ports_but_some_are_all_others(closed in vec(any::<u16>(), 0..8), port in 1u16..) {
+        let open = Ports::except(&closed).expect("some are open");
+        prop_assert_eq!(open.contains(port), !closed.contains(&port));
+        prop_assert_eq!(open.to_string().parse(), Ok(open));
+    }
+}
+
+fn plain() -> String {
+    let identity = Key([7; 32]);
+    let signature = Signature([9; 64]);
+    format!(
+        "hoplite-descriptor 1\nname amber\nidentity {identity}\npublished 1700000000\naddress 192.0.2.1:443\n\
+         roles ingress egress\nbandwidth 1000000\nexit 80,443\nsignature {signature}\n"
+    )
+}
+
+#[test]
+fn what_could_be_written_otherwise_is_refused() {
+    assert!(SignedDescriptor::parse(&plain()).is_ok());
+    for (from, to) in [
+        ("192.0.2.1:443", "[::ffff:192.0.2.1]:443"),
+        ("192.0.2.1:443", "192.0.2.1:0443"),
+        ("192.0.2.1:443", "192.0.2.1:0"),
+        ("192.0.2.1:443", "0.0.0.0:443"),
+        ("192.0.2.1:443", "192.0.2.1:443\naddress 192.0.2.1:443"),
+        ("published 17", "published 017"),
+        ("published 17", "published +17"),
+        ("80,443", "443,80"),
+        ("80,443", "80-80,443"),
+        ("80,443", "80,81"),
+        ("80,443", "0-80"),
+        ("exit 80,443\n", ""),
+        ("ingress egress", "egress ingress"),
+        ("ingress egress", "ingress"),
+        ("name amber", "name am ber"),
+        ("\nname", "\r\nname"),
+        ("signature", "more 1\nsignature"),
+    ] {
+        let text = plain().replacen(from, to, 1);
+        assert_ne!(text, plain(), "{from}");
+        assert!(SignedDescriptor::parse(&text).is_err(), "{to}");
+    }
+    assert!(SignedDescriptor::parse(&format!("{}\n", plain())).is_err());
+    assert!(SignedDescriptor::parse(plain().trim_end()).is_err());
+}
+
+#[test]
+fn what_is_wrong_is_said_with_its_line() {
+    let text = plain().replace("roles ingress egress", "roles king");
+    let error = SignedDescriptor::parse(&text).expect_err("wrong");
+    assert_eq!(error.what, "roles");
+    assert!((6..=7).contains(&error.line), "{error}");
+}
+
+#[test]
+fn no_key_is_told_in_a_log() {
+    let signed = SignedDescriptor::parse(&plain()).expect("right");
+    assert!(!format!("{signed:?}").contains("ed25519"));
+}

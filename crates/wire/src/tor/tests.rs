@@ -1,0 +1,148 @@
+//! Documents that C tor 0.4.9.11 made in a private network of three authorities, and what can be wrong with them.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::directory::Malformed;
+
+const CONSENSUS: &str = include_str!("tests/consensus-microdesc");
+const CERTIFICATES: &str = include_str!("tests/certificates");
+const MICRODESCRIPTORS: &str = include_str!("tests/microdescriptors");
+
+fn refused(text: &str) -> &'static str {
+    let refused = Consensus::parse(text).expect_err("refused");
+    refused.what
+}
+
+#[test]
+fn what_c_tor_wrote_is_read() {
+    let consensus = Consensus::parse(CONSENSUS).expect("read");
+    assert_eq!(consensus.routers.len(), 6);
+    assert_eq!(consensus.signatures.len(), 3);
+    assert_eq!(consensus.fresh_until - consensus.valid_after, 20);
+    assert!(consensus.signed.ends_with("\ndirectory-signature "));
+    assert_eq!(consensus.weights.get("Wbm"), Some(&10_000));
+    let router = consensus.routers.first().expect("one");
+    let flags = [Flags::RUNNING, Flags::VALID, Flags::GUARD, Flags::EXIT];
+    assert!(flags.iter().all(|flag| router.flags.has(*flag)));
+    assert!(!router.flags.has(Flags::BAD_EXIT));
+    assert!(router.ntor3 && router.congestion_control);
+}
+
+#[test]
+fn every_relay_has_its_microdescriptor() {
+    let consensus = Consensus::parse(CONSENSUS).expect("read");
+    let found = Microdescriptor::parse_all(MICRODESCRIPTORS).expect("read");
+    assert_eq!(found.len(), consensus.routers.len());
+    for descriptor in found {
+        assert!(descriptor.text.starts_with("onion-key\n"));
+        assert!(!descriptor.text.contains('@'), "notes are not hashed");
+        assert!(descriptor.ed25519.is_some());
+        let exit = descriptor.exit.expect("an exit");
+        assert!(exit.contains(80) && !exit.contains(0));
+    }
+}
+
+#[test]
+fn certificates_stand_one_behind_the_other() {
+    let found = KeyCertificate::parse_all(CERTIFICATES).expect("read");
+    assert_eq!(found.len(), 3);
+    for certificate in found {
+        assert!(certificate.signed.ends_with("\ndir-key-certification\n"));
+        assert!(certificate.published < certificate.expires);
+    }
+}
+
+#[test]
+fn what_stands_behind_a_signature_is_not_believed() {
+    let router = "r evil AAAAAAAAAAAAAAAAAAAAAAAAAAA 2038-01-01 00:00:00 192.0.2.1 9 0\n";
+    let text = format!("{CONSENSUS}{router}");
+    assert_eq!(refused(&text), "what nobody has signed");
+    let text = format!("{CONSENSUS}params cc_alg=0\n");
+    assert_eq!(refused(&text), "what nobody has signed");
+}
+
+#[test]
+fn a_vote_and_another_flavour_are_no_consensus() {
+    let vote = CONSENSUS.replace("vote-status consensus", "vote-status vote");
+    assert_eq!(refused(&vote), "the consensus lacks something");
+    let flavour = CONSENSUS.replace("version 3 microdesc", "version 3");
+    assert!(refused(&flavour).starts_with("no consensus"));
+    let late = format!("hello\n{CONSENSUS}");
+    assert!(refused(&late).starts_with("no consensus"));
+}
+
+#[test]
+fn a_relay_without_its_microdescriptors_hash_is_not_read() {
+    let (mut seen, mut text) = (0, String::new());
+    for line in CONSENSUS.lines() {
+        seen += usize::from(line.starts_with("m "));
+        if !(line.starts_with("m ") && seen == 2) {
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    assert_eq!(refused(&text), "consensus");
+}
+
+#[test]
+fn what_is_not_known_is_skipped() {
+    let new = CONSENSUS.replace("voting-delay", "tomorrow 1 2 3\nvoting-delay");
+    assert!(Consensus::parse(&new).is_ok());
+}
+
+#[test]
+fn a_policy_by_what_it_rejects_is_turned_round() {
+    let text = MICRODESCRIPTORS.replace("p accept 1-65535", "p reject 1-24,26-79,81-65535");
+    let found = Microdescriptor::parse_all(&text).expect("read");
+    let exit = found.first().and_then(|one| one.exit.clone());
+    assert_eq!(exit.map(|ports| ports.to_string()), Some("25,80".into()));
+}
+
+#[test]
+fn a_certificate_that_lacks_something_is_refused() {
+    for keyword in ["fingerprint ", "dir-key-expires ", "dir-key-published "] {
+        let text = CERTIFICATES.replacen(keyword, "other ", 1);
+        assert!(KeyCertificate::parse_all(&text).is_err(), "{keyword}");
+    }
+    let cut = CERTIFICATES.get(..CERTIFICATES.len() - 30).expect("ASCII");
+    assert!(KeyCertificate::parse_all(cut).is_err());
+}
+
+#[test]
+fn a_directory_is_asked_by_hashes() {
+    let asked = Consensus::request(&[[0; 32], [255; 32]]);
+    let (a, b) = ("A".repeat(43), "/".repeat(42) + "8");
+    assert_eq!(asked, format!("/tor/micro/d/{a}-{b}"));
+}
+
+/// Documents with something changed.
+fn changed() -> impl Strategy<Value = String> {
+    let documents = prop::sample::select(vec![CONSENSUS, CERTIFICATES, MICRODESCRIPTORS]);
+    let changes = prop::collection::vec((any::<prop::sample::Index>(), "[ -~\n]{0,20}"), 1..6);
+    (documents, changes).prop_map(|(document, changes)| {
+        changes.iter().fold(document.to_owned(), |text, (at, new)| {
+            let at = at.index(text.len());
+            let until = text.len().min(at + 9);
+            let mut octets = text.into_bytes();
+            octets.splice(at..until, new.bytes());
+            String::from_utf8_lossy(&octets).into_owned()
+        })
+    })
+}
+
+proptest! {
+    #[test]
+    fn whatever_comes_is_read_or_refused(text in changed()) {
+        let consensus: Result<_, Malformed> = Consensus::parse(&text);
+        if let Ok(consensus) = consensus {
+            prop_assert!(text.starts_with(consensus.signed));
+        }
+        if let Ok(found) = KeyCertificate::parse_all(&text) {
+            prop_assert!(found.iter().all(|one| text.contains(one.signed)));
+        }
+        if let Ok(found) = Microdescriptor::parse_all(&text) {
+            prop_assert!(found.iter().all(|one| text.contains(one.text)));
+        }
+    }
+}
