@@ -3,7 +3,8 @@
 //! as much in wrapping; two in one packet halve that. Paper 001 §6 names packetization as what decides the octets.
 //!
 //! Only answers wait: payloads of at most [`SMALL`] octets, after at least two large ones have come. They wait an eighth of the round trip and 5 ms at most, and
-//! not at all on a road where that is less than a timer's grain, or where payloads do not share packets (forwarded mode).
+//! not at all where another is hardly to be expected meanwhile, because the one before came longer ago than that (a slow download would become slower for
+//! nothing), on a road where that is less than a timer's grain, or where payloads do not share packets (forwarded mode).
 
 #[cfg(test)]
 mod tests;
@@ -55,8 +56,10 @@ pub(crate) struct Gather<R> {
 #[derive(Default)]
 struct State {
     held: Held,
-    /// Large payloads that came since the last small one left.
+    /// Large payloads that came since the last answer.
     came: usize,
+    /// When the last answer was given.
+    answered: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -101,9 +104,14 @@ impl<R: Road> Gather<R> {
         let Some(wait) = self.patience() else {
             return false;
         };
+        let now = Instant::now();
         state.came = 0;
+        let before = state.answered.replace(now);
+        if before.is_none_or(|before| now - before > wait) {
+            return false;
+        }
         if state.held.is_empty() {
-            state.timer = Some(Box::pin(tokio::time::sleep_until(Instant::now() + wait)));
+            state.timer = Some(Box::pin(tokio::time::sleep_until(now + wait)));
             self.receiver.wake();
         }
         state.held.push(payload);

@@ -67,7 +67,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             stream_window: 1 << 20,
-            connection_window: 32 << 20,
+            connection_window: 256 << 20,
             send_buffer: 256 << 10,
             max_streams: 10_000,
             max_head: 16 << 10,

@@ -6,6 +6,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use hoplite_overlay::{Asked, Error};
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::live::Lease;
@@ -20,6 +21,12 @@ pub(crate) struct Held<T> {
 impl<T> Held<T> {
     pub(crate) fn new(io: T, lease: Lease) -> Self {
         Self { io, _lease: lease }
+    }
+}
+
+impl<T: Asked> Asked for Held<T> {
+    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.io.poll_answer(cx)
     }
 }
 

@@ -165,7 +165,14 @@ impl Hop {
 
     async fn stream(&self, target: &Target, terms: &Terms) -> Result<Stream, Error> {
         let head = self.credentials.connect(target);
-        self.ask(terms, |live| live.stream(&head)).await
+        match terms.early {
+            // What is written to a stream that was handed out may have reached the target: it is not asked for again.
+            true => {
+                let ask = |live: Arc<Live>| live.early_stream(&head, terms.deadline);
+                self.ask(terms, ask).await
+            }
+            false => self.ask(terms, |live| live.stream(&head)).await,
+        }
     }
 
     async fn tunnel(&self, target: &Target, terms: &Terms) -> Result<Tunnel, Error> {

@@ -13,10 +13,8 @@ use tracing::debug;
 
 use crate::{live::Live, pool::Pool};
 
-/// How often an isolated connection is looked at for idleness.
+/// How often an isolated or a replaced connection is looked at for idleness.
 const LOOK: Duration = Duration::from_secs(10);
-/// How often the warm one is, which is never idle: whether its pool is still there.
-const LOOK_WARM: Duration = Duration::from_secs(60);
 
 /// Spawns the task that follows `live`.
 pub(crate) fn follow(pool: &Weak<Pool>, token: &Isolation, live: Arc<Live>) {
@@ -54,9 +52,18 @@ pub(crate) async fn reopen(pool: Weak<Pool>) {
 }
 
 async fn idle(pool: &Weak<Pool>, token: &Isolation, live: &Arc<Live>) {
-    let warm = pool.upgrade().is_some_and(|pool| pool.is_warm(token));
+    if *token == Isolation::default() {
+        // It is never idle, and nobody needs to look, while it is the one that new flows take.
+        let Some(end) = pool.upgrade().map(|pool| pool.end()) else {
+            return;
+        };
+        tokio::select! {
+            () = live.superseded() => {}
+            () = end => return,
+        }
+    }
     loop {
-        tokio::time::sleep(if warm { LOOK_WARM } else { LOOK }).await;
+        tokio::time::sleep(LOOK).await;
         match pool.upgrade() {
             Some(pool) if !pool.is_idle(token, live) => {}
             _ => return,
@@ -72,7 +79,7 @@ async fn back_to_quic(pool: &Weak<Pool>, token: &Isolation, live: &Arc<Live>) {
     }
     let terms = Terms {
         isolation: token.clone(),
-        deadline: None,
+        ..Terms::default()
     };
     loop {
         let Some(pause) = pool.upgrade().map(|pool| pool.config.quic_retry) else {

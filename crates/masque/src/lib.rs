@@ -29,5 +29,5 @@ pub use config::Config;
 pub use forward::{Forwarding, Mode, Passed};
 pub use hop::{Hop, Relay};
 pub use path::{MAX_HOPS, Path};
-pub use paths::{Paths, Random};
+pub use paths::{Choose, Paths, Random};
 pub use sink::DatagramSink;

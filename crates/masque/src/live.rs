@@ -13,7 +13,7 @@ use bytes::Bytes;
 use hoplite_link::{Agreed, Link, QuicLink};
 use hoplite_overlay::{Error, ErrorKind, Stream};
 use hoplite_wire::{RequestHead, dns::MAX_MESSAGE};
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     DatagramSink,
@@ -25,9 +25,12 @@ use crate::{
     tunnel::Arriving,
 };
 
-/// How long the flows of a connection must be quiet before it is probed, and the longest pause between probes.
+/// How long the flows of a connection must be quiet before it is probed, and the longest pause between probes. After that one it is kept alive,
+/// which tells as much.
 const PROBE_FIRST: Duration = Duration::from_secs(1);
 const PROBE_LAST: Duration = Duration::from_secs(16);
+/// So few frames between two probes are signs of life of hops further on, or next to nothing: that is quiet, too.
+const FEW: u64 = 16;
 
 /// A usable connection, as long as [`Self::is_usable`].
 #[derive(Debug)]
@@ -38,6 +41,8 @@ pub(crate) struct Live {
     used: Notify,
     /// New flows take another connection, and what can move should move there.
     superseded: AtomicBool,
+    /// Told when that happens.
+    replaced: Notify,
 }
 
 #[derive(Debug)]
@@ -82,6 +87,7 @@ impl Live {
             flows: AtomicUsize::new(0),
             used: Notify::new(),
             superseded: AtomicBool::new(false),
+            replaced: Notify::new(),
         }))
     }
 
@@ -113,6 +119,14 @@ impl Live {
     /// Another connection has taken its place, or will.
     pub(crate) fn supersede(&self) {
         self.superseded.store(true, Ordering::Relaxed);
+        self.replaced.notify_one();
+    }
+
+    /// Waits until another connection has taken its place. One task waits.
+    pub(crate) async fn superseded(&self) {
+        if !self.superseded.load(Ordering::Relaxed) {
+            self.replaced.notified().await;
+        }
     }
 
     /// How many flows it carries.
@@ -143,6 +157,25 @@ impl Live {
                 Ok(Stream::new(Held::new(exchange.into_stream(), lease)))
             }
         }
+    }
+
+    /// A TCP flow that takes octets at once: they follow the request. The relay's answer is awaited until `deadline`.
+    pub(crate) async fn early_stream(
+        self: Arc<Self>,
+        head: &RequestHead,
+        deadline: Option<Instant>,
+    ) -> Result<Stream, Error> {
+        let lease = self.lease();
+        Ok(match &self.carrier {
+            Carrier::H3 { session, .. } => {
+                let stream = session.request(head).await?.into_stream();
+                Stream::early(Held::new(stream, lease), deadline)
+            }
+            Carrier::H2(session) => {
+                let stream = session.request(head).await?.into_stream();
+                Stream::early(Held::new(stream, lease), deadline)
+            }
+        })
     }
 
     /// A UDP flow, once the relay has agreed. Its payloads go to `inbox`.
@@ -238,28 +271,43 @@ impl Live {
         reply.map(|reply| reply.to_vec()).ok_or_else(large)
     }
 
-    /// Asks the relay for a sign of life whenever its flows have been quiet for a while: a download that stands still has nothing
+    /// Asks the relay for a sign of life when its flows have been quiet for a while: a download that stands still has nothing
     /// of ours to acknowledge. Never returns; over HTTP/2 the session does this itself.
     pub(crate) async fn probe(&self) {
         let Carrier::H3 { session, link } = &self.carrier else {
             return std::future::pending().await;
         };
-        let (mut seen, mut pause) = (0, PROBE_FIRST);
+        let (mut seen, mut pause) = (0, Some(PROBE_FIRST));
         loop {
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                () = self.used.notified() => { pause = PROBE_FIRST; continue; }
+            if self.is_used_within(pause, link).await {
+                pause = Some(PROBE_FIRST);
+                continue;
             }
             let frames = session.connection().stats().frame_rx;
             let carried = frames.stream + frames.datagram + link.reins().governor().datagrams();
-            pause = match carried == seen {
-                true => (pause * 2).min(PROBE_LAST),
-                false => PROBE_FIRST,
+            let moved = carried.saturating_sub(std::mem::replace(&mut seen, carried));
+            pause = match self.flows() {
+                _ if moved > FEW => Some(PROBE_FIRST),
+                0 => None,
+                _ => {
+                    session.ping();
+                    pause.and_then(longer)
+                }
             };
-            if carried == seen && self.flows() > 0 {
-                session.ping();
+        }
+    }
+
+    /// Whether a flow begins before `pause` is over; without one, waits until a flow begins or those that there are move again.
+    async fn is_used_within(&self, pause: Option<Duration>, link: &QuicLink) -> bool {
+        let over = async {
+            match pause {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => link.stirred().await,
             }
-            seen = carried;
+        };
+        tokio::select! {
+            () = over => pause.is_none(),
+            () = self.used.notified() => true,
         }
     }
 
@@ -284,6 +332,11 @@ impl Live {
         self.flows.fetch_add(1, Ordering::Relaxed);
         Lease(self.clone())
     }
+}
+
+/// The pause after this one, if any.
+fn longer(pause: Duration) -> Option<Duration> {
+    (pause < PROBE_LAST).then(|| (pause * 2).min(PROBE_LAST))
 }
 
 impl Flow {

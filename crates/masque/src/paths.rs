@@ -19,23 +19,26 @@ use crate::{
 /// Gives a number below its argument.
 pub type Random = Box<dyn FnMut(usize) -> usize + Send>;
 
+/// Which relays make a path as wished, by their places in the list of all, first hop first; `None` if they do not allow one.
+pub type Choose = Box<dyn FnMut(&Wish) -> Option<Vec<usize>> + Send>;
+
 /// Chooses among relays. Every flow goes through the path that is current when it opens.
 pub struct Paths {
-    relays: Vec<(Relay, Candidate)>,
     below: Arc<dyn Overlay>,
     config: Arc<Config>,
     state: Mutex<State>,
 }
 
 struct State {
+    relays: Vec<Relay>,
     wish: Wish,
-    random: Random,
+    choose: Choose,
     indices: Vec<usize>,
     path: Path,
 }
 
 impl Paths {
-    /// The first path is chosen at once.
+    /// Chooses at random; the first path at once.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the relays do not allow a path such as wished.
@@ -46,19 +49,61 @@ impl Paths {
         wish: Wish,
         mut random: Random,
     ) -> Result<Self, Error> {
-        let (indices, path) = make(&relays, &below, config, &wish, &mut random)?;
+        let (relays, candidates): (Vec<_>, Vec<_>) = relays.into_iter().unzip();
+        let by_chance = Box::new(move |wish: &Wish| choose(&candidates, wish, &mut random));
+        Self::choosing(relays, below, config, wish, by_chance)
+    }
+
+    /// Lets `choose` choose.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn choosing(
+        relays: Vec<Relay>,
+        below: Arc<dyn Overlay>,
+        config: &Arc<Config>,
+        wish: Wish,
+        mut choose: Choose,
+    ) -> Result<Self, Error> {
+        let (indices, path) = make(&relays, &below, config, &wish, &mut choose)?;
         let state = Mutex::new(State {
+            relays,
             wish,
-            random,
+            choose,
             indices,
             path,
         });
         Ok(Self {
-            relays,
             below,
             config: config.clone(),
             state,
         })
+    }
+
+    /// Chooses among other relays from now on. The current path stays if all its relays are among them, named and addressed as before.
+    pub fn renew(&self, relays: Vec<Relay>, choose: Choose) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = state.indices.iter().filter_map(|&i| state.relays.get(i));
+        let again = used.map(|used| relays.iter().position(|relay| is_same(relay, used)));
+        let again: Option<Vec<usize>> = again.collect();
+        state.wish.avoid.clear();
+        (state.relays, state.choose) = (relays, choose);
+        match again {
+            Some(indices) => state.indices = indices,
+            None => {
+                state.indices.clear();
+                self.choose_again(&mut state);
+            }
+        }
+    }
+
+    fn choose_again(&self, state: &mut State) {
+        let (below, config) = (&self.below, &self.config);
+        let made = make(&state.relays, below, config, &state.wish, &mut state.choose);
+        if let Ok((indices, path)) = made {
+            path.keep_warm();
+            (state.indices, state.path) = (indices, path);
+        }
     }
 
     /// The path that new flows take.
@@ -82,11 +127,9 @@ impl Paths {
         }
         state.wish.avoid.retain(|&i| i != relay);
         state.wish.avoid.push(relay);
-        let State { wish, random, .. } = &mut *state;
-        if let Ok((indices, path)) = make(&self.relays, &self.below, &self.config, wish, random) {
+        self.choose_again(&mut state);
+        if !state.path.is(failed) {
             warn!("a relay of the path failed: another path is taken");
-            path.keep_warm();
-            (state.indices, state.path) = (indices, path);
         }
     }
 
@@ -115,25 +158,26 @@ fn matters(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::EntryUnreachable | ErrorKind::PathFailed)
 }
 
+/// Whether connections to one are connections to the other.
+fn is_same(a: &Relay, b: &Relay) -> bool {
+    a.peer.name == b.peer.name && a.peer.address == b.peer.address && a.peer.trust == b.peer.trust
+}
+
 fn make(
-    relays: &[(Relay, Candidate)],
+    relays: &[Relay],
     below: &Arc<dyn Overlay>,
     config: &Arc<Config>,
     wish: &Wish,
-    random: &mut Random,
+    choose: &mut Choose,
 ) -> Result<(Vec<usize>, Path), Error> {
-    let candidates: Vec<Candidate> = relays.iter().map(|(_, c)| c.clone()).collect();
     let none = || {
         Error::new(
             ErrorKind::Unsupported,
             "choosing a path: the relays do not allow one",
         )
     };
-    let indices = choose(&candidates, wish, random).ok_or_else(none)?;
-    let chosen = indices
-        .iter()
-        .filter_map(|&i| relays.get(i))
-        .map(|(r, _)| r.clone());
+    let indices = choose(wish).ok_or_else(none)?;
+    let chosen = indices.iter().filter_map(|&i| relays.get(i)).cloned();
     let path = Path::new(chosen.collect(), below, config)?;
     Ok((indices, path))
 }
@@ -170,8 +214,6 @@ impl Overlay for Paths {
 
 impl fmt::Debug for Paths {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Paths")
-            .field("relays", &self.relays.len())
-            .finish_non_exhaustive()
+        f.debug_struct("Paths").finish_non_exhaustive()
     }
 }

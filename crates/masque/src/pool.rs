@@ -12,7 +12,7 @@ use futures_util::{
 };
 use hoplite_link::Dialer;
 use hoplite_overlay::{Error, ErrorKind, Isolation, Terms};
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
 use crate::{Config, keeper, live::Live};
 
@@ -24,6 +24,8 @@ pub(crate) struct Pool {
     pub(crate) config: Arc<Config>,
     me: Weak<Self>,
     slots: Mutex<Slots>,
+    /// Nothing is sent; who listens learns when the pool is gone.
+    end: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
@@ -46,7 +48,14 @@ impl Pool {
             config: config.clone(),
             me: me.clone(),
             slots: Mutex::default(),
+            end: watch::Sender::default(),
         })
+    }
+
+    /// Waits until the pool is gone, without keeping it.
+    pub(crate) fn end(&self) -> impl Future<Output = ()> + use<> {
+        let mut end = self.end.subscribe();
+        async move { while end.changed().await.is_ok() {} }
     }
 
     fn slots(&self) -> MutexGuard<'_, Slots> {
@@ -181,7 +190,7 @@ impl Slot {
 async fn dial(pool: Arc<Pool>, token: Isolation) -> Result<Arc<Live>, Error> {
     let terms = Terms {
         isolation: token.clone(),
-        deadline: None,
+        ..Terms::default()
     };
     let link = pool.dialer.race(&terms).await?;
     let live = Live::start(link).await?;

@@ -28,6 +28,7 @@ mod app;
 pub mod config;
 mod copy;
 pub mod counters;
+mod datagrams;
 mod front;
 mod http;
 mod queue;

@@ -79,6 +79,12 @@ macro_rules! conformance_tests {
             a_silent_target_is_given_up_at_the_deadline
             a_slow_reader_pushes_back_on_the_target
             a_slow_target_pushes_back_on_the_writer
+            an_early_stream_takes_octets_at_once
+            an_early_stream_may_be_finished_at_once
+            an_early_stream_hears_a_target_that_speaks_first
+            an_early_stream_says_why_it_was_refused
+            an_early_writer_is_told_of_a_refusal
+            an_early_stream_to_a_silent_target_is_given_up
             many_streams_are_carried_at_once
             isolated_flows_are_carried
             datagrams_keep_their_boundaries

@@ -12,6 +12,7 @@ pub mod datagrams;
     reason = "the one place where flows leave by the device's own sockets"
 )]
 pub mod direct;
+mod early;
 pub mod error;
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
@@ -24,6 +25,7 @@ use std::{fmt, future::Future, net::IpAddr, pin::Pin};
 
 pub use datagrams::{Batch, Datagrams, End, Received};
 pub use direct::Direct;
+pub use early::Asked;
 pub use error::{Error, ErrorKind, Reason};
 use hoplite_wire::{Target, connect_ip::Scope};
 pub use packets::Packets;
@@ -38,7 +40,7 @@ pub type Opening<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send +
 /// Opening may be called at any time and from any task; dropping the future gives the attempt up.
 /// Nothing is sent to the target, and no name looked up, other than through the overlay.
 pub trait Overlay: fmt::Debug + Send + Sync {
-    /// Opens a TCP flow to `target`; the stream is ready when the far end has connected.
+    /// Opens a TCP flow to `target`; the stream is ready when the far end has connected, or before ([`Terms::early`]).
     fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream>;
 
     /// Opens a UDP flow to `target`; datagrams keep their boundaries and may be lost or reordered.

@@ -2,6 +2,7 @@
 //! Front ends set them; overlays obey.
 
 use std::{
+    cmp::Ordering,
     fmt,
     future::Future,
     hash::{Hash, Hasher},
@@ -25,6 +26,8 @@ pub struct Terms {
     pub isolation: Isolation,
     /// When opening is given up with [`ErrorKind::TimedOut`]; `None` leaves it to the overlay's own limit.
     pub deadline: Option<Instant>,
+    /// See [`Self::early`].
+    pub early: bool,
 }
 
 impl Isolation {
@@ -34,9 +37,28 @@ impl Isolation {
     }
 }
 
+impl Isolation {
+    fn octets(&self) -> Option<&[u8]> {
+        self.0.as_deref().map(|token| token.as_slice())
+    }
+}
+
+impl PartialOrd for Isolation {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// Any order: so that what is kept by token is gone through in the same one each time.
+impl Ord for Isolation {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.octets().cmp(&other.octets())
+    }
+}
+
 impl Hash for Isolation {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.as_deref().map(|token| token.as_slice()).hash(state);
+        self.octets().hash(state);
     }
 }
 
@@ -54,6 +76,15 @@ impl Terms {
     /// The same terms, to be met within `limit` from now.
     pub fn within(mut self, limit: Duration) -> Self {
         self.deadline = Some(Instant::now() + limit);
+        self
+    }
+
+    /// Wishes to have a TCP stream as soon as it takes octets, before the far end has answered: what is written meanwhile (64 KiB at
+    /// most) travels with the request, and waits at the far end until the target is connected. That the target or the road fails comes as the I/O error of a
+    /// later call, with the [`Error`] in it ([`Error::from_io`]), the deadline's [`ErrorKind::TimedOut`] included; that it does not,
+    /// [`crate::Stream::is_answered`] tells. What was handed out is not tried again on another road. An overlay need not oblige.
+    pub fn early(mut self, early: bool) -> Self {
+        self.early = early;
         self
     }
 

@@ -69,7 +69,7 @@ impl Datagrams for Recorder {
     }
 }
 
-/// Receives `payloads`, then goes on receiving in a task of its own, as front ends do.
+/// Receives `payloads`, the last of which were just answered, then goes on receiving in a task of its own, as front ends do.
 async fn receiving(road: &Recorder, payloads: &[usize]) -> Arc<Gather<Recorder>> {
     let flow = Arc::new(Gather::new(road.clone()));
     let count = payloads.len();
@@ -93,6 +93,7 @@ async fn receiving(road: &Recorder, payloads: &[usize]) -> Arc<Gather<Recorder>>
         }
     });
     came.await.unwrap();
+    flow.state().answered = Some(Instant::now());
     flow
 }
 
@@ -116,6 +117,20 @@ async fn answers_to_a_download_leave_together() {
     send(&flow, 2, 36).await;
     after(20).await;
     assert_eq!(road.sent(), [(5, 1), (5, 2)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_leaves_at_once_if_the_next_will_not_come_in_time() {
+    let road = Recorder::with_rtt(40);
+    let flow = receiving(&road, &[1200, 1200]).await;
+    after(6).await;
+    send(&flow, 1, 35).await;
+    assert_eq!(road.sent(), [(6, 1)]);
+    flow.state().came = DOWNLOAD;
+    after(3).await;
+    send(&flow, 2, 35).await;
+    after(20).await;
+    assert_eq!(road.sent(), [(6, 1), (14, 2)]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -161,10 +161,16 @@ impl Exchange {
         (DataSender::new(send), DataReceiver::new(self.recv))
     }
 
-    /// A TCP flow, once the request is answered.
+    /// A TCP flow. The client may call it before the response, which is read by [`hoplite_overlay::Asked::poll_answer`] then; the
+    /// server calls it after answering.
     pub fn into_stream(self) -> H2Stream {
-        let (sender, receiver) = self.split();
-        H2Stream::new(sender, receiver)
+        let (send, answer) = match self.state {
+            State::Asked(answer, send) => (Some(send), Some(answer)),
+            State::Open(send) => (Some(send), None),
+            _ => (None, None),
+        };
+        let receiver = DataReceiver::new(self.recv);
+        H2Stream::new(DataSender::new(send), receiver, answer)
     }
 
     /// A UDP flow, once the request is answered: `sink` gets the peer's payloads.

@@ -3,17 +3,19 @@
 
 use std::{
     fmt,
-    future::poll_fn,
+    future::{Future, poll_fn},
     io,
-    pin::Pin,
+    pin::{Pin, pin},
     task::{Context, Poll, ready},
 };
 
-use ::h2::{Reason, RecvStream, SendStream};
+use ::h2::{Reason, RecvStream, SendStream, client::ResponseFuture};
 use bytes::{Buf, Bytes};
+use hoplite_overlay::{Asked, Error};
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 
-use super::H2Error;
+use super::{H2Error, head::read_response};
+use crate::request;
 
 /// What one write asks for at most, in octets; the window and the send buffer may give less.
 const PIECE: usize = 64 * 1024;
@@ -154,15 +156,22 @@ impl DataReceiver {
 pub struct H2Stream {
     sender: DataSender,
     receiver: DataReceiver,
+    /// The response, until it has come.
+    answer: Option<Box<ResponseFuture>>,
     current: Bytes,
     read_ended: bool,
 }
 
 impl H2Stream {
-    pub(super) fn new(sender: DataSender, receiver: DataReceiver) -> Self {
+    pub(super) fn new(
+        sender: DataSender,
+        receiver: DataReceiver,
+        answer: Option<Box<ResponseFuture>>,
+    ) -> Self {
         Self {
             sender,
             receiver,
+            answer,
             current: Bytes::new(),
             read_ended: false,
         }
@@ -176,6 +185,18 @@ impl H2Stream {
             }
         }
         Poll::Ready(Ok(()))
+    }
+}
+
+impl Asked for H2Stream {
+    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        let Some(answer) = &mut self.answer else {
+            return Poll::Ready(Ok(()));
+        };
+        let response = ready!(pin!(answer).poll(cx)).map_err(H2Error::from)?;
+        let (parts, recv) = response.into_parts();
+        (self.answer, self.receiver) = (None, DataReceiver::new(Some(recv)));
+        Poll::Ready(request::accepted(&read_response(&parts)?))
     }
 }
 

@@ -93,6 +93,24 @@ async fn octets_go_both_ways_and_each_side_ends_alone() {
 }
 
 #[tokio::test]
+async fn octets_and_the_end_travel_behind_the_request_and_before_the_answer() {
+    let (client, server) = pair(&Config::default()).await;
+    let near = client.request(&tcp()).await.expect("sent");
+    let mut near = Stream::early(near.into_stream(), None);
+    near.write_all(b"question").await.expect("taken");
+    near.shutdown().await.expect("finished");
+    let mut far = server.accept().await.expect("arrives").exchange;
+    let content = far.content(100).await.expect("whole");
+    assert_eq!(content.as_deref(), Some(&b"question"[..]));
+    assert!(!near.is_answered());
+    let refusal = ResponseHead::new(403);
+    far.refuse(&refusal).await.expect("answered");
+    let error = near.read_u8().await.expect_err("refused");
+    let error = Error::from_io(&error).expect("an overlay's error");
+    assert_eq!(error.kind(), ErrorKind::Forbidden);
+}
+
+#[tokio::test]
 async fn a_reset_tells_a_failed_target_from_a_failed_path() {
     let (client, server) = pair(&Config::default()).await;
     let (near, far) = open(&client, &server, &tcp()).await;
@@ -337,11 +355,13 @@ async fn serve(incoming: Incoming) {
             splice(stream, exchange.into_stream()).await;
         }
         Err(error) => {
-            let status = match error.reason() {
-                Some(Why::Refused) => 502,
-                _ => 404,
+            let error = match error.reason() {
+                Some(Why::Refused) => "connection_refused",
+                _ => "dns_error",
             };
-            drop(exchange.refuse(&ResponseHead::new(status)).await);
+            let answer = ResponseHead::new(502);
+            let answer = answer.with("proxy-status", format!("relay; error={error}"));
+            drop(exchange.refuse(&answer).await);
         }
     }
 }
@@ -414,12 +434,8 @@ impl Datagrams for Tunnel {
 impl Relayed {
     async fn ask(&self, head: &RequestHead) -> Result<Exchange, Error> {
         let mut exchange = self.0.request(head).await?;
-        let failed = Error::new(ErrorKind::TargetFailed, "asking a relay");
-        match exchange.response().await?.status {
-            200 => Ok(exchange),
-            502 => Err(failed.because(Why::Refused)),
-            _ => Err(failed.because(Why::NameNotFound)),
-        }
+        crate::request::accepted(&exchange.response().await?)?;
+        Ok(exchange)
     }
 }
 
@@ -427,6 +443,10 @@ impl Overlay for Relayed {
     fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
         Box::pin(terms.run("opening", async move {
             let head = RequestHead::connect(target.to_string());
+            if terms.early {
+                let stream = self.0.request(&head).await?.into_stream();
+                return Ok(Stream::early(stream, terms.deadline));
+            }
             Ok(Stream::new(self.ask(&head).await?.into_stream()))
         }))
     }

@@ -2,7 +2,11 @@
 //! It becomes a byte stream, two halves, or a UDP flow.
 //! RFC 9114 §4.1.
 
-use std::sync::Arc;
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
 
 use bytes::{Bytes, BytesMut};
 use hoplite_wire::{RequestHead, ResponseHead, h3::Code, message::HeadError};
@@ -97,7 +101,7 @@ impl Exchange {
         (self.sender, self.receiver)
     }
 
-    /// A byte stream, for CONNECT.
+    /// A byte stream, for CONNECT. The client may call it before the response, which is read by [`hoplite_overlay::Asked::poll_answer`] then.
     pub fn into_stream(self) -> H3Stream {
         let (sender, receiver) = self.split();
         H3Stream { sender, receiver }
@@ -119,23 +123,39 @@ impl Exchange {
 impl DataReceiver {
     /// The final response.
     pub(super) async fn response(&mut self) -> Result<ResponseHead, H3Error> {
+        poll_fn(|cx| self.poll_response(cx)).await
+    }
+
+    /// The final response, as soon as it is there. To be polled until it is.
+    pub(super) fn poll_response(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<ResponseHead, H3Error>> {
         loop {
-            let Some(section) = self.head().await? else {
-                return Err(self.refuse(Code::MESSAGE_ERROR, "the stream ends before the response"));
+            let Some(section) = ready!(self.poll_head(cx))? else {
+                let error = self.refuse(Code::MESSAGE_ERROR, "the stream ends before the response");
+                return Poll::Ready(Err(error));
             };
-            match ResponseHead::decode(&section, self.max_field_section()) {
-                // "HTTP/3 does not support […] the 101 (Switching Protocols) informational status code."
-                Ok(head) if head.status == 101 => {
-                    return Err(self.refuse(Code::MESSAGE_ERROR, "switching protocols"));
-                }
-                Ok(head) if head.is_informational() => {}
-                Ok(head) => {
-                    self.heads_end();
-                    self.tunnel &= head.is_success();
-                    return Ok(head);
-                }
-                Err(error) => return Err(self.refuse_head(error)),
+            if let Some(head) = self.read_response(&section)? {
+                return Poll::Ready(Ok(head));
             }
+        }
+    }
+
+    /// The head of a response, unless it is an informational one.
+    fn read_response(&mut self, section: &[u8]) -> Result<Option<ResponseHead>, H3Error> {
+        match ResponseHead::decode(section, self.max_field_section()) {
+            // "HTTP/3 does not support […] the 101 (Switching Protocols) informational status code."
+            Ok(head) if head.status == 101 => {
+                Err(self.refuse(Code::MESSAGE_ERROR, "switching protocols"))
+            }
+            Ok(head) if head.is_informational() => Ok(None),
+            Ok(head) => {
+                self.heads_end();
+                self.tunnel &= head.is_success();
+                Ok(Some(head))
+            }
+            Err(error) => Err(self.refuse_head(error)),
         }
     }
 
@@ -143,7 +163,7 @@ impl DataReceiver {
     pub(super) async fn request(
         &mut self,
     ) -> Result<Option<Result<RequestHead, HeadError>>, H3Error> {
-        let Some(section) = self.head().await? else {
+        let Some(section) = poll_fn(|cx| self.poll_head(cx)).await? else {
             return Ok(None);
         };
         let head = RequestHead::decode(&section, self.max_field_section());

@@ -128,12 +128,15 @@ impl DataReceiver {
     }
 
     /// The field section of a head; `None` when the stream ends before it.
-    pub(super) async fn head(&mut self) -> Result<Option<Bytes>, H3Error> {
-        match poll_fn(|cx| self.poll_frame(cx)).await? {
+    pub(super) fn poll_head(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<Bytes>, H3Error>> {
+        Poll::Ready(match ready!(self.poll_frame(cx))? {
             None => Ok(None),
             Some(Frame::Headers(section)) => Ok(Some(section)),
             Some(_) => Err(self.fail(Code::FRAME_UNEXPECTED, "a body before its head")),
-        }
+        })
     }
 
     /// Whether the final head has not been read.

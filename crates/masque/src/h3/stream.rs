@@ -1,5 +1,5 @@
 //! An exchange as a byte stream: what CONNECT carries.
-//! It becomes an `overlay::Stream`.
+//! It becomes an `overlay::Stream`, before or after the response. RFC 9114 §4.4.
 
 use std::{
     io,
@@ -7,9 +7,11 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use hoplite_overlay::{Asked, Error};
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{DataReceiver, DataSender};
+use crate::request;
 
 /// Both halves of a CONNECT. Reading hands out QUIC's own chunks, or several of them joined; a write makes one DATA frame of at most
 /// 64 KiB. Shutdown finishes the sending side; dropped before both sides have ended, it resets.
@@ -17,6 +19,13 @@ use super::{DataReceiver, DataSender};
 pub struct H3Stream {
     pub(super) sender: DataSender,
     pub(super) receiver: DataReceiver,
+}
+
+impl Asked for H3Stream {
+    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        let answer = ready!(self.receiver.poll_response(cx))?;
+        Poll::Ready(request::accepted(&answer))
+    }
 }
 
 impl AsyncBufRead for H3Stream {

@@ -3,11 +3,11 @@
 use std::{future::poll_fn, task::Poll};
 
 use hoplite_masque::h3::{Config, H3Error, Session};
-use hoplite_overlay::{Error, ErrorKind};
+use hoplite_overlay::{Error, ErrorKind, Stream};
 use hoplite_wire::{RequestHead, ResponseHead, h3::Code};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::pair::{connect, pair, soon};
+use crate::pair::{Pair, connect, pair, soon};
 
 #[tokio::test]
 async fn a_stream_echoes_and_each_side_ends_on_its_own() {
@@ -235,4 +235,64 @@ async fn dropping_the_last_handle_closes_the_connection() {
     soon(server.closed()).await;
     drop(incoming);
     assert!(soon(server.accept()).await.is_none());
+}
+
+/// The client's end of a request that nobody has answered.
+async fn early(pair: &Pair) -> Stream {
+    let head = RequestHead::connect("a:1");
+    let exchange = soon(pair.client.request(&head)).await.expect("sent");
+    Stream::early(exchange.into_stream(), None)
+}
+
+#[tokio::test]
+async fn octets_and_the_end_travel_behind_the_request_and_before_the_answer() {
+    let pair = pair().await;
+    let mut client = early(&pair).await;
+    client.write_all(b"question").await.expect("taken");
+    client.shutdown().await.expect("finished");
+    let incoming = soon(pair.server.accept()).await.expect("arrived");
+    let mut exchange = incoming.exchange;
+    let content = soon(exchange.content(100)).await.expect("whole");
+    assert_eq!(content.as_deref(), Some(&b"question"[..]));
+    assert!(!client.is_answered());
+    let answered = exchange.respond(&ResponseHead::new(200)).await;
+    answered.expect("answered");
+    let mut server = exchange.into_stream();
+    server.write_all(b"answer").await.expect("open");
+    server.shutdown().await.expect("open");
+    let mut got = String::new();
+    soon(client.read_to_string(&mut got)).await.expect("read");
+    assert!(client.is_answered());
+    assert_eq!(got, "answer");
+}
+
+#[tokio::test]
+async fn an_early_stream_that_is_dropped_is_no_complete_one() {
+    let pair = pair().await;
+    let mut client = early(&pair).await;
+    client.write_all(b"half").await.expect("taken");
+    let mut incoming = soon(pair.server.accept()).await.expect("arrived");
+    drop(client);
+    drop(incoming.exchange.respond(&ResponseHead::new(200)).await);
+    let (_sender, mut receiver) = incoming.exchange.split();
+    let end = soon(async {
+        loop {
+            match receiver.data().await {
+                Ok(Some(_)) => {}
+                end => break end,
+            }
+        }
+    });
+    assert!(end.await.is_err(), "a dropped stream looked finished");
+}
+
+#[tokio::test]
+async fn an_early_stream_whose_connection_is_lost_says_that_the_path_failed() {
+    let pair = pair().await;
+    let mut client = early(&pair).await;
+    client.write_all(b"question").await.expect("taken");
+    pair.server.close(Code::NO_ERROR);
+    let error = soon(client.read_u8()).await.expect_err("lost");
+    let error = Error::from_io(&error).expect("ours");
+    assert_eq!(error.kind(), ErrorKind::PathFailed);
 }

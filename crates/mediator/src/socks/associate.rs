@@ -13,7 +13,7 @@ use std::{
     task::Poll,
 };
 
-use hoplite_overlay::Isolation;
+use hoplite_overlay::{Batch, Isolation};
 use hoplite_wire::{
     Host,
     socks::{DatagramView, Endpoint, ReplyCode},
@@ -24,7 +24,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{app::App, front::Room};
+use crate::{app::App, datagrams::Pushed, front::Room};
 
 use super::{
     fail,
@@ -152,7 +152,10 @@ impl Association {
             Some(place) if !place.task.is_finished() => &place.sender,
             _ => self.open(&view, arrived.source)?,
         };
-        sender.push(view.payload, now).then_some(())
+        let contents = view.payload;
+        let segment = contents.len().max(1);
+        let pushed = sender.push(Batch { contents, segment }, now);
+        (pushed == Pushed::Dropped(0)).then_some(())
     }
 
     fn is_ours(&self, source: SocketAddr) -> bool {
@@ -163,7 +166,7 @@ impl Association {
     fn open(&mut self, view: &DatagramView<'_>, program: SocketAddr) -> Option<&Sender> {
         let target = view.endpoint.endpoint().ok()?.target().ok()?;
         self.make_room();
-        let sender = Sender::new();
+        let sender = Sender::default();
         let flow = Flow {
             room: Arc::clone(&self.room),
             socket: Arc::clone(&self.socket),

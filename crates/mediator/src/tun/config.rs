@@ -55,7 +55,7 @@ pub enum Privacy {
 pub struct Flows {
     /// TCP flows open at once; a further SYN is dropped. Default: 16384.
     pub tcp: usize,
-    /// UDP flows open at once; a further one takes the place of one that was not used lately. Default: 4096.
+    /// UDP flows open at once; a further one takes the place of one that was not used lately, exchanges that are done first. Default: 8192.
     pub udp: usize,
     /// Flows of other packets (ICMP echo first of all) open at once, one for each protocol and target; a further one takes the place of the
     /// one that was not used for longest. Default: 256.
@@ -70,6 +70,10 @@ pub struct Flows {
     /// How long a small datagram may wait for others to share a packet with. Default: 0.
     #[serde(deserialize_with = "seconds")]
     pub pack_wait: Duration,
+    /// How long a TCP flow is kept without any segment, keep-alives of the program included; 0 is for ever. RFC 5382 §5 wants at least two
+    /// hours and four minutes. Default: 7440.
+    #[serde(deserialize_with = "seconds")]
+    pub idle_stream: Duration,
     /// How long a UDP flow to port 53 is kept without any datagram. Default: 10.
     #[serde(deserialize_with = "seconds")]
     pub idle_dns: Duration,
@@ -79,6 +83,9 @@ pub struct Flows {
     /// The same for all other ports; RFC 4787 §4.3 wants at least two minutes. Default: 180.
     #[serde(deserialize_with = "seconds")]
     pub idle_datagrams: Duration,
+    /// The most of these three times for a flow that was not answered, or is no more than an exchange of up to eight datagrams. Default: 30.
+    #[serde(deserialize_with = "seconds")]
+    pub idle_exchange: Duration,
     /// How long a flow of other packets is kept without any. Default: 60.
     #[serde(deserialize_with = "seconds")]
     pub idle_packets: Duration,
@@ -119,15 +126,17 @@ impl Default for Flows {
     fn default() -> Self {
         Self {
             tcp: 16_384,
-            udp: 4096,
+            udp: 8192,
             packets: 256,
             window: 1 << 20,
             open: Opening::default(),
             opening: Duration::from_secs(30),
             pack_wait: Duration::ZERO,
+            idle_stream: Duration::from_secs(7440),
             idle_dns: Duration::from_secs(10),
             idle_quic: Duration::from_secs(180),
             idle_datagrams: Duration::from_secs(180),
+            idle_exchange: Duration::from_secs(30),
             idle_packets: Duration::from_secs(60),
         }
     }
@@ -171,6 +180,7 @@ impl Flows {
             ("flows.idle_dns", self.idle_dns.is_zero()),
             ("flows.idle_quic", self.idle_quic.is_zero()),
             ("flows.idle_datagrams", self.idle_datagrams.is_zero()),
+            ("flows.idle_exchange", self.idle_exchange.is_zero()),
             ("flows.idle_packets", self.idle_packets.is_zero()),
         ];
         if let Some((key, _)) = zeros.into_iter().find(|(_, zero)| *zero) {
@@ -189,11 +199,15 @@ impl Flows {
     }
 
     /// How long a UDP flow to `port` is kept without any datagram.
-    pub(crate) fn idle(&self, port: u16) -> Duration {
-        match port {
+    pub(crate) fn idle(&self, port: u16, is_stream: bool) -> Duration {
+        let most = match port {
             53 => self.idle_dns,
             443 => self.idle_quic,
             _ => self.idle_datagrams,
+        };
+        match is_stream {
+            true => most,
+            false => most.min(self.idle_exchange),
         }
     }
 }
@@ -225,9 +239,11 @@ mod tests {
             open = "pessimistic"
             opening = 3
             pack_wait = 0.005
+            idle_stream = 0
             idle_dns = 4
             idle_quic = 5
             idle_datagrams = 6.5
+            idle_exchange = 4.5
             packets = 3
             idle_packets = 7
         "#;
@@ -238,9 +254,14 @@ mod tests {
         assert_eq!(device.privacy, Privacy::Compatibility);
         assert_eq!(flows.open, Opening::Pessimistic);
         assert_eq!(flows.pack_wait, Duration::from_millis(5));
+        assert_eq!(flows.idle_stream, Duration::ZERO);
         assert_eq!(
-            [53, 443, 80].map(|port| flows.idle(port).as_millis()),
+            [53, 443, 80].map(|port| flows.idle(port, true).as_millis()),
             [4000, 5000, 6500]
+        );
+        assert_eq!(
+            [53, 443, 80].map(|port| flows.idle(port, false).as_millis()),
+            [4000, 4500, 4500]
         );
     }
 

@@ -1,40 +1,7 @@
 //! What the transparent front end did, as numbers: no address, no name, nothing about a single flow.
 //! The device, the router and the flows count; the binary shows a [`Snapshot`] in its status and metrics.
 
-use hoplite_overlay::{Error, ErrorKind};
-
-use crate::counters::Counter;
-
-/// Makes the live numbers and their copy out of one list.
-macro_rules! counters {
-    ($($(#[doc = $doc:literal])+ $name:ident;)+) => {
-        /// All numbers, live.
-        #[derive(Debug, Default)]
-        pub struct Counters {
-            $($(#[doc = $doc])+ pub $name: Counter,)+
-        }
-
-        /// The numbers at one moment.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct Snapshot {
-            $($(#[doc = $doc])+ pub $name: u64,)+
-        }
-
-        impl Counters {
-            /// The numbers now.
-            pub fn snapshot(&self) -> Snapshot {
-                Snapshot { $($name: self.$name.value(),)+ }
-            }
-        }
-
-        impl Snapshot {
-            /// Every number with its name, in the order of the list.
-            pub fn all(&self) -> Vec<(&'static str, u64)> {
-                vec![$((stringify!($name), self.$name),)+]
-            }
-        }
-    };
-}
+use crate::counters::counters;
 
 counters! {
     /// Packets from programs. One that the kernel left to us to cut counts once.
@@ -81,6 +48,8 @@ counters! {
     tcp_dropped;
     /// TCP connections that made room for another while they were being opened.
     tcp_evicted;
+    /// TCP connections reset since no segment came for `flows.idle_stream`.
+    tcp_idle;
     /// Octets of TCP payload from programs that streams took.
     tcp_up;
     /// Octets of TCP payload from streams to programs.
@@ -111,38 +80,8 @@ counters! {
     dns_failed;
     /// DNS queries that failed since too many were being asked.
     dns_crowded;
-    /// DNS queries that failed since no temporary address was left.
+    /// DNS queries for which no temporary address was left: the far end was asked instead.
     dns_exhausted;
-    /// Flows that the first relay's absence failed.
-    failed_entry;
-    /// Flows that a relay further on failed.
-    failed_path;
-    /// Flows that the target failed.
-    failed_target;
-    /// Flows that policy or authentication forbade.
-    failed_forbidden;
-    /// Flows that the overlay cannot carry.
-    failed_unsupported;
-    /// Flows that took too long to open.
-    failed_timed_out;
-    /// Flows that our own mistakes failed.
-    failed_bug;
-}
-
-impl Counters {
-    /// Counts a flow that did not open or did not last.
-    pub(crate) fn failed(&self, error: &Error) {
-        let counter = match error.kind() {
-            ErrorKind::EntryUnreachable => &self.failed_entry,
-            ErrorKind::PathFailed => &self.failed_path,
-            ErrorKind::TargetFailed => &self.failed_target,
-            ErrorKind::Forbidden => &self.failed_forbidden,
-            ErrorKind::Unsupported => &self.failed_unsupported,
-            ErrorKind::TimedOut => &self.failed_timed_out,
-            ErrorKind::Bug => &self.failed_bug,
-        };
-        counter.add(1);
-    }
 }
 
 #[cfg(test)]

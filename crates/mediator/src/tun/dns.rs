@@ -6,6 +6,7 @@
 //! | question | optimistic | pessimistic |
 //! |---|---|---|
 //! | A, AAAA of a name | a temporary address, at once | what the far end answers |
+//! | … while no temporary address is left | what the far end answers | what the far end answers |
 //! | … of a name that a flow did not find within 30 s | does not exist | what the far end answers |
 //! | … of a name below a search domain | a temporary address if the far end has one, else its answer | what the far end answers |
 //! | … of a single label | does not exist | does not exist |
@@ -106,8 +107,10 @@ pub(crate) struct Asking {
 enum Then {
     /// The program gets it.
     Pass,
-    /// If the name has addresses, a temporary one stands for them.
+    /// If the name has addresses, a temporary one stands for them; while none is left the program gets the answer.
     Stand,
+    /// The same, but while none is left the query fails: a flow to a real address would go another way.
+    StandAlone,
 }
 
 enum Verdict {
@@ -172,8 +175,8 @@ impl Dns {
         let question = &asking.question;
         let reply = match said {
             Ok(said) => match asking.then {
-                Then::Pass => question.adopt(&said, |ip| self.is_believed(ip)).ok(),
-                Then::Stand => self.stand(question, &said, now),
+                Then::Pass => self.adopt(question, &said),
+                then => self.stand(question, &said, then, now),
             },
             Err(error) => Some(question.failed(code(&error))),
         };
@@ -218,7 +221,10 @@ impl Dns {
             Some(name) if self.names.is_missing(&name, now) => {
                 Verdict::Reply(question.nothing(Code::NO_NAME, NEGATIVE))
             }
-            Some(name) => Verdict::Reply(self.temporary(question, &name, now)),
+            Some(name) => match self.temporary(question, &name, now) {
+                Some(reply) => Verdict::Reply(reply),
+                None => Verdict::Ask(Then::Pass),
+            },
         }
     }
 
@@ -227,7 +233,7 @@ impl Dns {
         match question.kind() {
             RecordType::AAAA if !self.families.v6 => empty(question),
             RecordType::A if !self.families.v4 => empty(question),
-            RecordType::A | RecordType::AAAA => Verdict::Ask(Then::Stand),
+            RecordType::A | RecordType::AAAA => Verdict::Ask(Then::StandAlone),
             RecordType::HTTPS | RecordType::SVCB => empty(question),
             _ => Verdict::Ask(Then::Pass),
         }
@@ -248,26 +254,33 @@ impl Dns {
         })
     }
 
-    fn temporary(&self, question: &Question, name: &HostName, now: Instant) -> Vec<u8> {
-        match self.names.pair(name, now) {
-            Some(pair) => question.addresses(pair.both(), self.ttl()),
-            None => {
-                self.counters.dns_exhausted.add(1);
-                question.failed(Code::FAILURE)
+    /// The reply with the temporary addresses of a name; `None`, and counted, while none is left.
+    fn temporary(&self, question: &Question, name: &HostName, now: Instant) -> Option<Vec<u8>> {
+        let pair = self.names.pair(name, now);
+        if pair.is_none() {
+            self.counters.dns_exhausted.add(1);
+        }
+        Some(question.addresses(pair?.both(), self.ttl()))
+    }
+
+    fn stand(&self, question: &Question, said: &[u8], then: Then, now: Instant) -> Option<Vec<u8>> {
+        let (code, found) = question.heard(said).ok()?;
+        let wanted = |ip: &IpAddr| ip.is_ipv4() == (question.kind() == RecordType::A);
+        match code {
+            Code::NO_ERROR if found.iter().any(wanted) => {
+                match self.temporary(question, &question.name()?, now) {
+                    None if then == Then::Stand => self.adopt(question, said),
+                    reply => reply,
+                }
             }
+            Code::NO_ERROR | Code::NO_NAME => Some(question.nothing(code, NEGATIVE)),
+            code => Some(question.failed(code)),
         }
     }
 
-    fn stand(&self, question: &Question, said: &[u8], now: Instant) -> Option<Vec<u8>> {
-        let (code, found) = question.heard(said).ok()?;
-        let wanted = |ip: &IpAddr| ip.is_ipv4() == (question.kind() == RecordType::A);
-        Some(match code {
-            Code::NO_ERROR if found.iter().any(wanted) => {
-                self.temporary(question, &question.name()?, now)
-            }
-            Code::NO_ERROR | Code::NO_NAME => question.nothing(code, NEGATIVE),
-            code => question.failed(code),
-        })
+    /// The far end's answer, as far as it is believed.
+    fn adopt(&self, question: &Question, said: &[u8]) -> Option<Vec<u8>> {
+        question.adopt(said, |ip| self.is_believed(ip)).ok()
     }
 
     fn is_believed(&self, ip: IpAddr) -> bool {

@@ -3,7 +3,8 @@
 //! RFC 9293 and its neighbours: see `machine`. Optimistic and pessimistic opening: paper 003 (ANONguard) §5.
 //!
 //! # What a failure is called
-//! Before the SYN is answered (pessimistic), by what Linux makes of it in `connect`; afterwards nothing but a reset is left to tell.
+//! Before the SYN is answered (pessimistic), by what Linux makes of it in `connect`; afterwards nothing but a reset is left to tell. A flow
+//! whose SYN was answered first has an early stream: its first octets travel with the request, and the overlay says of them what follows.
 //!
 //! | overlay says | SYN not answered yet | answered |
 //! |---|---|---|
@@ -11,7 +12,7 @@
 //! | target failed: network unreachable; entry unreachable; path failed; bug | ICMP network unreachable: ENETUNREACH | reset |
 //! | target failed otherwise: host unreachable, name, resolver; timed out; an address that means nothing any more | ICMP host unreachable: EHOSTUNREACH | reset |
 //! | forbidden, unsupported | ICMP prohibited: EHOSTUNREACH (IPv6: EACCES) | reset |
-//! | the stream breaks later | – | reset |
+//! | the stream breaks later; no segment comes for `flows.idle_stream` | – | reset |
 //! | the target reads no more | – | what comes is acknowledged and dropped; after the last octet down, or 10 s without one, a reset |
 //!
 //! A segment of a connection that nobody knows is answered by a reset, so that programs notice when the mediator was restarted. When the
@@ -205,14 +206,19 @@ impl Table {
     ) {
         let mut machine = Machine::new(segment, self.settings(ends, now));
         let mut cause = (octets.len() <= QUOTED).then(|| Box::from(&octets[..]));
-        if self.is_trusted(&target, now) {
+        let early = self.is_trusted(&target, now);
+        if early {
             machine.accept(now);
             cause = None;
         }
         let flow = Arc::new(Flow::new(ends, machine));
         self.shared.flows().insert(ends, Arc::clone(&flow));
         let task = Task::new(&self.shared, &flow, now);
-        let order = Order { target, cause };
+        let order = Order {
+            target,
+            early,
+            cause,
+        };
         let (half_open, oldest) = self.crowd.admit(&flow);
         if let Some(oldest) = oldest {
             self.shared.room.counters.tcp_evicted.add(1);
@@ -241,6 +247,7 @@ impl Table {
             window: self.shared.room.config.flows.window,
             mss: self.shared.room.port.mtu().saturating_sub(headers),
             default_mss,
+            idle: self.shared.room.config.flows.idle_stream,
         }
     }
 

@@ -3,30 +3,34 @@
 //! The router fills the table.
 
 mod flow;
-mod sender;
 
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
+    time::Duration,
 };
 
 use hoplite_overlay::Batch;
+use hoplite_wire::ip::icmp::Unreachable;
 use tokio::{
     task::{AbortHandle, JoinSet},
     time::Instant,
 };
 
-use self::{
-    flow::Flow,
-    sender::{Pushed, Sender},
-};
+use self::flow::Flow;
 use super::{
     Ends, Room,
     icmp::{datagram_of, tell_unreachable},
 };
+use crate::datagrams::{self, Pushed};
 
-/// How many flows are looked at when one has to make room.
+/// How many flows of each kind are looked at when one has to make room.
 const CANDIDATES: usize = 8;
+/// A question that was asked longer ago has its answer, or hardly gets one any more.
+const ANSWERED: Duration = Duration::from_secs(2);
+
+/// The end of a flow that the table holds.
+type Sender = datagrams::Sender<Unreachable>;
 
 /// The flows.
 #[derive(Debug)]
@@ -34,8 +38,10 @@ pub(crate) struct Table {
     room: Arc<Room>,
     /// At most `flows.udp`.
     flows: HashMap<Ends, Place>,
-    /// The keys of `flows`, each once: who is looked at next when one has to make room.
-    ring: VecDeque<Ends>,
+    /// The keys of `flows`, each in one of them once: who is looked at next when one has to make room. What proves to be a stream
+    /// is found among the exchanges when it comes first there.
+    exchanges: VecDeque<Ends>,
+    streams: VecDeque<Ends>,
     tasks: JoinSet<()>,
 }
 
@@ -50,7 +56,8 @@ impl Table {
         Self {
             room,
             flows: HashMap::new(),
-            ring: VecDeque::new(),
+            exchanges: VecDeque::new(),
+            streams: VecDeque::new(),
             tasks: JoinSet::new(),
         }
     }
@@ -64,7 +71,7 @@ impl Table {
         };
         let sender = match self.flows.get(&ends) {
             Some(place) if !place.task.is_finished() => &place.sender,
-            _ => self.open(ends),
+            _ => self.open(ends, now),
         };
         match sender.push(batch, now) {
             Pushed::Dropped(count) => self.room.counters.udp_dropped.add(count),
@@ -76,11 +83,11 @@ impl Table {
         }
     }
 
-    fn open(&mut self, ends: Ends) -> &Sender {
+    fn open(&mut self, ends: Ends, now: Instant) -> &Sender {
         while self.tasks.try_join_next().is_some() {}
         if !self.flows.contains_key(&ends) {
-            self.make_room();
-            self.ring.push_back(ends);
+            self.make_room(now);
+            self.exchanges.push_back(ends);
         }
         let sender = Sender::default();
         let flow = Flow::new(Arc::clone(&self.room), ends, sender.clone());
@@ -90,16 +97,12 @@ impl Table {
         &place.into_mut().sender
     }
 
-    /// Keeps the table within its bound: of the next few flows the one used least lately goes, those that are over first.
-    fn make_room(&mut self) {
+    /// Keeps the table within its bound: of the next few flows the one goes that is missed least.
+    fn make_room(&mut self, now: Instant) {
         while self.flows.len() >= self.room.config.flows.udp {
-            let next = self.ring.iter().take(CANDIDATES).enumerate();
-            let last = next.min_by_key(|(_, ends)| self.flows.get(ends).and_then(Place::used));
-            let Some(ends) = last.map(|(at, _)| at).and_then(|at| self.ring.remove(at)) else {
+            let Some(ends) = self.next_to_go(now) else {
                 return;
             };
-            let looked_at = CANDIDATES.min(self.ring.len() + 1) - 1;
-            self.ring.rotate_left(looked_at.min(self.ring.len()));
             if let Some(place) = self.flows.remove(&ends)
                 && !place.task.is_finished()
             {
@@ -108,12 +111,43 @@ impl Table {
             }
         }
     }
+
+    /// Takes it out of its ring; those that stood before it are looked at again last.
+    fn next_to_go(&mut self, now: Instant) -> Option<Ends> {
+        self.sort_out();
+        let worth = |ends: &Ends| self.flows.get(ends).and_then(|place| place.worth(now));
+        let least = |ring: &VecDeque<Ends>| {
+            let next = ring.iter().take(CANDIDATES).map(worth).enumerate();
+            next.map(|(at, worth)| (worth, at)).min()
+        };
+        let (ring, at) = match (least(&self.exchanges), least(&self.streams)) {
+            (Some((one, at)), Some((other, _))) if one <= other => (&mut self.exchanges, at),
+            (Some((_, at)), None) => (&mut self.exchanges, at),
+            (_, stream) => (&mut self.streams, stream?.1),
+        };
+        ring.rotate_left(at);
+        ring.pop_front()
+    }
+
+    /// Until the first of the exchanges is one.
+    fn sort_out(&mut self) {
+        let is_stream = |ends: &Ends| self.flows.get(ends).is_some_and(Place::is_stream);
+        while let Some(stream) = self.exchanges.pop_front_if(|ends| is_stream(ends)) {
+            self.streams.push_back(stream);
+        }
+    }
 }
 
 impl Place {
-    /// When it was used last; `None` when it is over.
-    fn used(&self) -> Option<Instant> {
-        (!self.task.is_finished()).then(|| self.sender.used())
+    fn is_stream(&self) -> bool {
+        self.sender.is_stream()
+    }
+
+    /// How much it is missed: not at all when it is over, little when it was an exchange that is done, else the more the later it was used.
+    fn worth(&self, now: Instant) -> Option<(bool, Instant)> {
+        let used = self.sender.used();
+        let lasts = self.is_stream() || now.saturating_duration_since(used) < ANSWERED;
+        (!self.task.is_finished()).then_some((lasts, used))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What every overlay must do with UDP flows. UDP may lose: each check sends again until all has arrived.
+//! What every overlay must do with UDP flows, if it carries any. UDP may lose: each check sends again until all has arrived.
 //! Part of [`super`].
 
 use std::{collections::BTreeMap, future::poll_fn, sync::Arc, time::Duration};
@@ -8,7 +8,7 @@ use hoplite_wire::Target;
 use tokio::{task::JoinHandle, time::timeout};
 
 use super::{FarSocket, Subject, hangs, pattern, soon};
-use crate::{Batch, Datagrams, Terms};
+use crate::{Batch, Datagrams, ErrorKind, Terms};
 
 /// How long an answer may take before the question is sent again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -17,10 +17,14 @@ const AGAIN: Duration = Duration::from_secs(1);
 const ATTEMPTS: usize = 20;
 
 impl Subject {
-    async fn flow(&self, target: &Target) -> Box<dyn Datagrams> {
+    /// `None` if the overlay carries no UDP, which it says.
+    async fn flow(&self, target: &Target) -> Option<Box<dyn Datagrams>> {
         let terms = Terms::default();
         let opening = self.overlay.open_datagrams(target, &terms);
-        soon("opening a UDP flow", opening).await.expect("opens")
+        match soon("opening a UDP flow", opening).await {
+            Err(error) if error.kind() == ErrorKind::Unsupported => None,
+            opened => Some(opened.expect("opens")),
+        }
     }
 
     /// A server that sends every datagram back.
@@ -73,7 +77,9 @@ async fn echoed(flow: &dyn Datagrams, batch: Batch<'_>) {
 /// One in, the same one out: empty, small, and as large as the road carries.
 pub async fn datagrams_keep_their_boundaries(subject: &Subject) {
     let (target, server) = subject.echo_socket().await;
-    let flow = subject.flow(&target).await;
+    let Some(flow) = subject.flow(&target).await else {
+        return server.abort();
+    };
     assert!(flow.max_payload() >= 1200, "QUIC does not fit through");
     for size in [1, 0, 2, 500, 1200, flow.max_payload()] {
         let payload = pattern(size);
@@ -85,7 +91,9 @@ pub async fn datagrams_keep_their_boundaries(subject: &Subject) {
 /// A batch is so many datagrams, the last of them shorter.
 pub async fn a_batch_arrives_payload_by_payload(subject: &Subject) {
     let (target, server) = subject.echo_socket().await;
-    let flow = subject.flow(&target).await;
+    let Some(flow) = subject.flow(&target).await else {
+        return server.abort();
+    };
     let numbered = |n: u8| [&[7, n][..], &pattern(998)].concat();
     let mut contents: Vec<u8> = (0..20).flat_map(numbered).collect();
     contents.extend_from_slice(&numbered(20)[..300]);
@@ -100,7 +108,9 @@ pub async fn a_batch_arrives_payload_by_payload(subject: &Subject) {
 /// What is too large arrives whole or not at all, and its neighbours are not hurt.
 pub async fn an_oversized_datagram_is_never_split(subject: &Subject) {
     let (target, server) = subject.echo_socket().await;
-    let flow = subject.flow(&target).await;
+    let Some(flow) = subject.flow(&target).await else {
+        return server.abort();
+    };
     let large = vec![1; flow.max_payload() + 1];
     let huge = vec![1; 60_000];
     for _ in 0..3 {
@@ -135,7 +145,9 @@ pub async fn many_datagram_flows_are_carried_at_once(subject: &Subject) {
     let (target, server) = subject.echo_socket().await;
     let target = Arc::new(target);
     let talk = async |n: u8| {
-        let flow = subject.flow(&target).await;
+        let Some(flow) = subject.flow(&target).await else {
+            return;
+        };
         for round in 0..3 {
             echoed(&*flow, Batch::one(&[n, round, 0, 1, 2])).await;
         }

@@ -226,3 +226,132 @@ pub async fn isolated_flows_are_carried(subject: &Subject) {
     }
     server.abort();
 }
+
+impl Subject {
+    /// A stream that may be handed out before the far end has answered.
+    async fn open_early(&self, target: &Target) -> Result<Stream, Error> {
+        self.open(target, &Terms::default().early(true)).await
+    }
+
+    /// Why an early stream came to nothing, as reading it tells; or opening it, if the overlay does not oblige.
+    async fn early_failure(&self, target: &Target, terms: Terms) -> Error {
+        let mut stream = match self.open(target, &terms.early(true)).await {
+            Ok(stream) => stream,
+            Err(error) => return error,
+        };
+        assert!(!stream.is_answered(), "nobody can have answered");
+        let error = soon("a failure", stream.read_u8()).await;
+        why(&error.expect_err("nothing to read"))
+    }
+}
+
+fn why(error: &io::Error) -> Error {
+    let told = Error::from_io(error);
+    told.expect("an error that says whose fault it is").clone()
+}
+
+/// What is written before the answer arrives whole and once, and so does what comes back.
+pub async fn an_early_stream_takes_octets_at_once(subject: &Subject) {
+    let mut listener = subject.far.listen().await.expect("a server");
+    let stream = subject.open_early(&listener.target()).await.expect("opens");
+    let data = pattern(1024 * 1024);
+    let talk = async {
+        tokio::join!(exchange(stream, &data), async {
+            echo(listener.accept().await.expect("accepts")).await
+        })
+    };
+    let (got, echoed) = soon("the echo", talk).await;
+    let got = got.expect("echoed");
+    assert!(got == data, "{} octets came back changed", got.len());
+    echoed.expect("a clean end");
+}
+
+/// The opener finishes before anybody has answered; the target hears the end, and its answer still arrives.
+pub async fn an_early_stream_may_be_finished_at_once(subject: &Subject) {
+    let mut listener = subject.far.listen().await.expect("a server");
+    let mut near = subject.open_early(&listener.target()).await.expect("opens");
+    let talk = async {
+        near.write_all(b"that is all").await.expect("taken");
+        near.shutdown().await.expect("finished");
+        let mut far = listener.accept().await.expect("accepts");
+        let mut got = String::new();
+        far.read_to_string(&mut got).await.expect("read to the end");
+        assert_eq!(got, "that is all");
+        far.write_all(b"answer").await.expect("still open");
+        far.shutdown().await.expect("finished");
+        got.clear();
+        near.read_to_string(&mut got)
+            .await
+            .expect("read to the end");
+        assert_eq!(got, "answer");
+    };
+    soon("a half-closed stream", talk).await;
+}
+
+/// The opener says nothing: it is told that the flow stands by what the target says.
+pub async fn an_early_stream_hears_a_target_that_speaks_first(subject: &Subject) {
+    let mut listener = subject.far.listen().await.expect("a server");
+    let mut near = subject.open_early(&listener.target()).await.expect("opens");
+    let talk = async {
+        let mut far = listener.accept().await.expect("accepts");
+        far.write_all(b"welcome").await.expect("open");
+        far.flush().await.expect("open");
+        let mut got = [0; 7];
+        near.read_exact(&mut got).await.expect("open");
+        assert_eq!(&got, b"welcome");
+        assert!(near.is_answered());
+        near.write_all(b"thanks").await.expect("open");
+        near.flush().await.expect("open");
+        let mut got = [0; 6];
+        far.read_exact(&mut got).await.expect("open");
+        assert_eq!(&got, b"thanks");
+    };
+    soon("a greeting", talk).await;
+}
+
+/// Nobody listens there, and nobody has that name.
+pub async fn an_early_stream_says_why_it_was_refused(subject: &Subject) {
+    let listener = subject.far.listen().await.expect("a server");
+    let target = listener.target();
+    drop(listener);
+    let refused = subject.early_failure(&target, Terms::default()).await;
+    let said = (refused.kind(), refused.reason());
+    assert_eq!(said, (ErrorKind::TargetFailed, Some(Reason::Refused)));
+    let nobody = "nobody.invalid:80".parse().expect("valid");
+    let unknown = subject.early_failure(&nobody, Terms::default()).await;
+    let said = (unknown.kind(), unknown.reason());
+    assert_eq!(said, (ErrorKind::TargetFailed, Some(Reason::NameNotFound)));
+}
+
+/// Whoever only writes is told the same, however much they write.
+pub async fn an_early_writer_is_told_of_a_refusal(subject: &Subject) {
+    let listener = subject.far.listen().await.expect("a server");
+    let target = listener.target();
+    drop(listener);
+    let opened = subject.open_early(&target).await;
+    let error = match opened {
+        Ok(mut stream) => why(&soon("writing", write_on(&mut stream)).await),
+        Err(error) => error,
+    };
+    let said = (error.kind(), error.reason());
+    assert_eq!(said, (ErrorKind::TargetFailed, Some(Reason::Refused)));
+}
+
+/// Writes until that fails.
+async fn write_on(stream: &mut Stream) -> io::Error {
+    let chunk = pattern(64 * 1024);
+    loop {
+        if let Err(error) = stream.write_all(&chunk).await {
+            return error;
+        }
+    }
+}
+
+/// The deadline holds after the stream was handed out.
+pub async fn an_early_stream_to_a_silent_target_is_given_up(subject: &Subject) {
+    let silent = subject.far.silent().await.expect("silence");
+    let terms = Terms::default().within(Duration::from_millis(300));
+    let error = subject.early_failure(&silent.target, terms).await;
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    an_early_stream_takes_octets_at_once(subject).await;
+}

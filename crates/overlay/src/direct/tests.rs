@@ -216,3 +216,20 @@ async fn sockets_of_both_kinds_carry_the_mark_or_are_not_opened() {
     let plain = Direct::new().datagrams(&target).await.expect("opens");
     assert_eq!(plain.mark(), 0);
 }
+
+#[tokio::test]
+async fn a_flow_that_turns_out_to_carry_a_tunnel_gets_a_tunnels_buffers() {
+    let (_socket, address) = sink().await;
+    let settings = |buffers| UdpSettings {
+        buffers,
+        ..UdpSettings::default()
+    };
+    let open = |buffers| connect_udp(address, &settings(buffers)).expect("opens");
+    let flow = open(SocketBuffers::Ordinary);
+    assert!(flow.receive_buffer() < open(SocketBuffers::Tunnel).receive_buffer());
+    flow.enlarge_buffers();
+    assert_eq!(
+        flow.receive_buffer(),
+        open(SocketBuffers::Tunnel).receive_buffer()
+    );
+}

@@ -174,6 +174,17 @@ impl UdpFlow {
             .expect("a mark")
     }
 
+    /// How much the kernel queues of what arrives, in octets.
+    #[cfg(test)]
+    pub(super) fn receive_buffer(&self) -> usize {
+        sockopt::socket_recv_buffer_size(&*self.socket).expect("a size")
+    }
+
+    /// It carries a tunnel, as it turns out: from now on the kernel may queue as much as for [`SocketBuffers::Tunnel`].
+    pub fn enlarge_buffers(&self) {
+        enlarge_buffers(&*self.socket);
+    }
+
     /// Waits until the socket is known to take payloads: a fresh one is not, and would make the first payload wait.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 use std::{
     fmt,
     future::{pending, poll_fn},
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::{Arc, Weak},
     task::{Context, Poll, ready},
 };
@@ -15,7 +15,10 @@ use hoplite_wire::{
     connect_ip::Scope,
     dns::{Code, Question, Unfit},
 };
-use tokio::{sync::mpsc, time::sleep};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::sleep,
+};
 
 use super::{
     BACKLOG, Fault, Network, What,
@@ -103,35 +106,40 @@ impl Network {
         }
     }
 
-    fn connect(&self, from: IpAddr, there: SocketAddr) -> Result<Stream, Error> {
+    /// Both ends of a stream from `from`; the far one is still to be accepted.
+    fn pair(&self, from: IpAddr, there: SocketAddr) -> (MemoryStream, MemoryStream) {
         let here = self.state().free_port(from);
         let (up, down) = (Pipe::new(), Pipe::new());
-        let end = |here, there, incoming: &Arc<Pipe>, outgoing: &Arc<Pipe>| {
-            Stream::new(MemoryStream {
-                network: self.clone(),
-                here,
-                there,
-                incoming: Arc::clone(incoming),
-                outgoing: Arc::clone(outgoing),
-                current: Bytes::new(),
-                timer: None,
-                read_ended: false,
-                write_ended: false,
-            })
+        let end = |here, there, incoming: &Arc<Pipe>, outgoing: &Arc<Pipe>| MemoryStream {
+            network: self.clone(),
+            here,
+            there,
+            incoming: Arc::clone(incoming),
+            outgoing: Arc::clone(outgoing),
+            current: Bytes::new(),
+            timer: None,
+            read_ended: false,
+            write_ended: false,
+            answer: None,
         };
-        let (near, far) = (end(here, there, &down, &up), end(there, here, &up, &down));
-        let listener = self.state().listeners.get(&there).cloned();
-        let taken = listener.is_some_and(|listener| listener.try_send(far).is_ok());
-        if !taken {
-            return Err(target_failed(Reason::Refused));
-        }
+        let ends = (end(here, there, &down, &up), end(there, here, &up, &down));
         let mut state = self.state();
         state.pipes.retain(|pipe| pipe.strong_count() > 0);
         state
             .pipes
             .extend([Arc::downgrade(&up), Arc::downgrade(&down)]);
         drop(state);
-        Ok(near)
+        ends
+    }
+
+    /// Hands the far end of a stream to whoever listens there.
+    fn deliver(&self, far: MemoryStream) -> Result<(), Error> {
+        let listener = self.state().listeners.get(&far.here).cloned();
+        let taken = listener.is_some_and(|listener| listener.try_send(Stream::new(far)).is_ok());
+        match taken {
+            true => Ok(()),
+            false => Err(target_failed(Reason::Refused)),
+        }
     }
 
     fn carry(&self, from: SocketAddr, to: SocketAddr, payload: &[u8]) {
@@ -240,32 +248,63 @@ impl Drop for Socket {
 
 impl MemoryOverlay {
     async fn stream(&self, target: &Target) -> Result<Stream, Error> {
+        let there = self.ask(target)?;
+        if self.is_silent(there) {
+            return pending().await;
+        }
+        let latency = self.network.state().road.latency;
+        sleep(latency * 2).await;
+        let (near, far) = self.network.pair(self.host, there);
+        self.network.deliver(far)?;
+        Ok(Stream::new(near))
+    }
+
+    /// The same, at once: what is written follows the request, and a failure is told when it would be known.
+    fn early(&self, target: &Target, terms: &Terms) -> Stream {
+        let asked = self.ask(target);
+        let nowhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), target.port);
+        let there = asked.as_ref().map_or(nowhere, |there| *there);
+        let (mut near, far) = self.network.pair(self.host, there);
+        let (mut say, answer) = oneshot::channel();
+        near.answer = Some(answer);
+        let (network, silent) = (self.network.clone(), self.is_silent(there));
+        tokio::spawn(async move {
+            if silent {
+                say.closed().await;
+                return drop(far);
+            }
+            let latency = network.state().road.latency;
+            sleep(latency).await;
+            let said = asked.and_then(|_| network.deliver(far));
+            sleep(latency).await;
+            drop(say.send(said));
+        });
+        Stream::early(near, terms.deadline)
+    }
+
+    /// Says to the eavesdropper that a stream is being opened; answers with where to.
+    fn ask(&self, target: &Target) -> Result<SocketAddr, Error> {
         let there = SocketAddr::new(self.network.find(&target.host)?, target.port);
-        let (fault, latency, silent) = {
-            let state = self.network.state();
-            (
-                state.fault,
-                state.road.latency,
-                state.silent.contains(&there),
-            )
-        };
         let here = SocketAddr::new(self.host, 0);
         self.network.note(here, there, What::Open);
-        match fault {
+        match self.network.state().fault {
             Fault::Down => Err(target_failed(Reason::HostUnreachable)),
-            Fault::Silent => pending().await,
-            _ if silent => pending().await,
-            _ => {
-                sleep(latency * 2).await;
-                self.network.connect(self.host, there)
-            }
+            _ => Ok(there),
         }
+    }
+
+    fn is_silent(&self, there: SocketAddr) -> bool {
+        let state = self.network.state();
+        state.fault == Fault::Silent || state.silent.contains(&there)
     }
 }
 
 impl Overlay for MemoryOverlay {
     fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
-        Box::pin(terms.run("connecting", self.stream(target)))
+        match terms.early {
+            true => Box::pin(async move { Ok(self.early(target, terms)) }),
+            false => Box::pin(terms.run("connecting", self.stream(target))),
+        }
     }
 
     fn open_datagrams<'a>(

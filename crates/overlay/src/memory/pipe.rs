@@ -3,7 +3,9 @@
 
 use std::{
     collections::VecDeque,
-    fmt, io,
+    fmt,
+    future::Future,
+    io,
     net::SocketAddr,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -13,10 +15,12 @@ use std::{
 use bytes::{Buf, Bytes};
 use tokio::{
     io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf},
+    sync::oneshot,
     time::{Instant, Sleep, sleep_until},
 };
 
-use super::{Fault, Network, What, arrival};
+use super::{Fault, Network, What, arrival, host::target_failed};
+use crate::{Asked, Error, Reason};
 
 /// How many octets may be under way in one direction; then the writer waits.
 const WINDOW: usize = 256 * 1024;
@@ -130,6 +134,8 @@ pub(super) struct MemoryStream {
     pub(super) timer: Option<Pin<Box<Sleep>>>,
     pub(super) read_ended: bool,
     pub(super) write_ended: bool,
+    /// What is said of a stream that was handed out early.
+    pub(super) answer: Option<oneshot::Receiver<Result<(), Error>>>,
 }
 
 impl MemoryStream {
@@ -185,6 +191,16 @@ impl MemoryStream {
         if let Some(reader) = line.reader.take() {
             reader.wake();
         }
+    }
+}
+
+impl Asked for MemoryStream {
+    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        let Some(answer) = &mut self.answer else {
+            return Poll::Ready(Ok(()));
+        };
+        let said = ready!(Pin::new(answer).poll(cx));
+        Poll::Ready(said.unwrap_or_else(|_| Err(target_failed(Reason::HostUnreachable))))
     }
 }
 

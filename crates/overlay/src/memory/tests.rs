@@ -110,3 +110,25 @@ async fn the_eavesdropper_sees_ends_and_sizes() {
     assert_eq!((seen[0].from.ip(), seen[0].to), (NEAR, far.address()));
     assert_eq!(seen[0].what, What::Datagram(33));
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_early_stream_carries_its_first_octets_behind_the_request() {
+    let network = Network::new(1);
+    let latency = Duration::from_millis(50);
+    network.set_road(Road {
+        latency,
+        ..Road::default()
+    });
+    let mut listener = network.listen(FAR);
+    let overlay = network.overlay(NEAR);
+    let (target, terms) = (listener.address().into(), Terms::default().early(true));
+    let start = Instant::now();
+    let mut near = overlay.open_stream(&target, &terms).await.expect("opens");
+    near.write_all(b"?").await.expect("taken");
+    let mut far = listener.accept().await;
+    far.read_u8().await.expect("read");
+    assert_eq!(start.elapsed(), latency);
+    far.write_all(b"!").await.expect("open");
+    near.read_u8().await.expect("read");
+    assert_eq!(start.elapsed(), latency * 2);
+}

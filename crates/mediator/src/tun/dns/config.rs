@@ -34,7 +34,7 @@ pub struct Config {
     /// How long a temporary address means its name after it was told, and after its last flow; above `ttl`. Default: 70.
     #[serde(deserialize_with = "seconds")]
     pub keep: Duration,
-    /// How many names have temporary addresses at once; a further one fails (SERVFAIL). Default: 16384.
+    /// How many names have temporary addresses at once; for a further one the far end is asked, as in pessimistic mode. Default: 16384.
     pub names: usize,
     /// Where temporary IPv4 addresses are taken from; the first 256 are the device's. Default: "198.18.0.0/15".
     pub ipv4: Ipv4Net,

@@ -405,14 +405,35 @@ async fn a_storm_of_queries_is_bounded_and_told_and_names_are_still_answered() {
 }
 
 #[tokio::test]
-async fn when_no_temporary_address_is_left_a_name_fails() {
-    let resolver = resolver_with(BOTH, "names = 2");
+async fn while_no_temporary_address_is_left_the_far_end_is_asked() {
+    let text = "names = 2\nsearch = [\"lab.example\"]\nelsewhere = [\"home.example\"]";
+    let resolver = resolver_with(BOTH, text);
     for name in ["a.example", "b.example", "a.example"] {
         resolver.address(name, RecordType::A).await;
     }
-    let failed = resolver.ask("c.example", RecordType::A).await;
-    assert_eq!(failed, Told::Failed);
-    assert_eq!(resolver.counters.dns_exhausted.value(), 1);
+    assert_eq!(resolver.far.asked(), [""; 0]);
+    let real = Told::Addresses(vec![THERE]);
+    for name in ["c.example", "d.lab.example"] {
+        assert_eq!(resolver.ask(name, RecordType::A).await, real, "{name}");
+    }
+    let inside = resolver.ask("inside.example", RecordType::A).await;
+    assert_eq!(inside, Told::Refused, "real addresses are judged");
+    let missing = resolver.ask("no.example", RecordType::A).await;
+    assert_eq!(missing, Told::Missing);
+    let elsewhere = resolver.ask("e.home.example", RecordType::A).await;
+    assert_eq!(elsewhere, Told::Failed, "its flows would go astray");
+    assert_eq!(resolver.counters.dns_exhausted.value(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_get_temporary_addresses_again_when_others_have_expired() {
+    let resolver = resolver_with(BOTH, "names = 1");
+    resolver.address("a.example", RecordType::A).await;
+    let real = resolver.ask("b.example", RecordType::A).await;
+    assert_eq!(real, Told::Addresses(vec![THERE]));
+    tokio::time::sleep(Duration::from_secs(71)).await;
+    let ip = resolver.address("b.example", RecordType::A).await;
+    assert!(resolver.names.is_temporary(ip));
 }
 
 #[tokio::test]

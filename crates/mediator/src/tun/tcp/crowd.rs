@@ -1,5 +1,6 @@
 //! The flows that are being opened: there may be only so many, so that a program that floods us with SYNs leaves room for others.
-//! When there are, whoever came first and is still not open makes room: a flow that opens quickly gets through even a flood.
+//! When there are, whoever came first and is still not open makes room: a flow that opens quickly gets through even a flood. Those whose SYN
+//! is not answered go first: their programs ask again and notice nothing, the others would see a reset.
 
 use std::{
     collections::VecDeque,
@@ -12,12 +13,14 @@ use std::{
 
 use super::flow::Flow;
 
-/// The table's queue of them, oldest first.
+/// The table's queues of them, oldest first.
 #[derive(Debug)]
 pub(super) struct Crowd {
     most: usize,
     now: Arc<AtomicUsize>,
-    queue: VecDeque<Weak<Flow>>,
+    /// Those whose SYN was not answered when they came.
+    held: VecDeque<Weak<Flow>>,
+    answered: VecDeque<Weak<Flow>>,
 }
 
 /// A flow counts as being opened until this is dropped.
@@ -31,7 +34,8 @@ impl Crowd {
         Self {
             most,
             now: Arc::default(),
-            queue: VecDeque::new(),
+            held: VecDeque::new(),
+            answered: VecDeque::new(),
         }
     }
 
@@ -39,11 +43,15 @@ impl Crowd {
     pub(super) fn admit(&mut self, flow: &Arc<Flow>) -> (HalfOpen, Option<Arc<Flow>>) {
         let full = self.now.fetch_add(1, Ordering::Relaxed) >= self.most;
         let oldest = full.then(|| self.oldest()).flatten();
+        let queue = match flow.lock().machine.is_held() {
+            true => &mut self.held,
+            false => &mut self.answered,
+        };
         // Those that are open by now are forgotten now and then.
-        if self.queue.len() >= self.most.saturating_mul(2) {
-            self.queue.retain(|flow| half_open(flow).is_some());
+        if queue.len() >= self.most.saturating_mul(2) {
+            queue.retain(|flow| half_open(flow).is_some());
         }
-        self.queue.push_back(Arc::downgrade(flow));
+        queue.push_back(Arc::downgrade(flow));
         let half_open = HalfOpen {
             now: Arc::clone(&self.now),
             flow: Arc::clone(flow),
@@ -52,13 +60,14 @@ impl Crowd {
     }
 
     fn oldest(&mut self) -> Option<Arc<Flow>> {
-        while let Some(flow) = self.queue.pop_front() {
-            if let Some(flow) = half_open(&flow) {
-                return Some(flow);
-            }
-        }
-        None
+        let mut queues = [&mut self.held, &mut self.answered].into_iter();
+        queues.find_map(first)
     }
+}
+
+/// Takes the oldest that is still being opened.
+fn first(queue: &mut VecDeque<Weak<Flow>>) -> Option<Arc<Flow>> {
+    std::iter::from_fn(|| queue.pop_front()).find_map(|flow| half_open(&flow))
 }
 
 fn half_open(flow: &Weak<Flow>) -> Option<Arc<Flow>> {

@@ -196,6 +196,7 @@ mod tests {
             atomic::{AtomicUsize, Ordering},
         },
         task::Wake,
+        time::Duration,
     };
 
     use hoplite_wire::ip::tcp::{self, Header};
@@ -227,6 +228,7 @@ mod tests {
             window: 1 << 20,
             mss: 1460,
             default_mss: 536,
+            idle: Duration::ZERO,
         };
         let (program, target) = ((PROGRAM, 1).into(), (TARGET, 2).into());
         Flow::new(Ends { program, target }, Machine::new(&syn, settings))

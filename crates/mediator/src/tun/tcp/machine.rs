@@ -12,6 +12,8 @@
 mod driver;
 mod transmit;
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use hoplite_wire::ip::tcp::{Flags, Header, Segment};
 use tokio::time::Instant;
@@ -35,6 +37,8 @@ pub(super) struct Settings {
     pub(super) mss: u16,
     /// The largest that a program takes which says nothing: 536 or 1220 (RFC 9293 §3.7.1).
     pub(super) default_mss: u16,
+    /// How long an open connection may go on without a segment of the program's; zero is for ever.
+    pub(super) idle: Duration,
 }
 
 /// Where a connection is. What RFC 9293 calls ESTABLISHED up to LAST-ACK is one phase here: which of those it is follows from whether
@@ -60,6 +64,8 @@ pub(super) enum End {
     Broken,
     /// We broke it.
     Reset,
+    /// We broke it, since nothing was heard for so long.
+    Idle,
 }
 
 #[derive(Debug)]
@@ -74,6 +80,8 @@ pub(super) struct Machine {
     receive: Receive,
     send: Send,
     timer: Timer,
+    /// When the program was last heard.
+    heard: Option<Instant>,
     guard: Guard,
     /// Our FIN left before the program's came.
     first_to_finish: bool,
@@ -112,6 +120,7 @@ impl Machine {
             receive: Receive::new(irs.plus(1), settings.window, ours),
             send: Send::new(iss.plus(1), mss, theirs.unwrap_or(0)),
             timer: Timer::default(),
+            heard: None,
             guard: Guard::default(),
             first_to_finish: false,
             stalled: false,
@@ -158,6 +167,7 @@ impl Machine {
 
     /// Takes a segment; `payload` is that of the segment.
     pub(super) fn segment(&mut self, segment: &Segment<'_>, payload: Bytes, now: Instant) {
+        self.heard = Some(now);
         match self.phase {
             Phase::Held => self.while_held(segment),
             Phase::Answered => self.while_answered(segment, payload, now),
@@ -290,11 +300,22 @@ impl Machine {
 
     /// When [`Self::expire`] has something to do.
     pub(super) fn timeout(&self) -> Option<Instant> {
-        self.timer.deadline()
+        let both = [self.timer.deadline(), self.idle_at()];
+        both.into_iter().flatten().min()
+    }
+
+    /// When the connection counts as idle if nothing is heard. What we send makes the program answer, so that is enough.
+    fn idle_at(&self) -> Option<Instant> {
+        let limited = self.phase == Phase::Open && !self.settings.idle.is_zero();
+        Some(self.heard.filter(|_| limited)? + self.settings.idle)
     }
 
     /// Does what is due.
     pub(super) fn expire(&mut self, now: Instant) {
+        if self.idle_at().is_some_and(|at| at <= now) {
+            self.reset();
+            self.end = End::Idle;
+        }
         match self.timer.expire(now) {
             None => {}
             Some(Over::Forget) => self.close(End::Complete),

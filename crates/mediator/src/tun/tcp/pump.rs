@@ -1,4 +1,5 @@
-//! Moves octets between a machine and the overlay's stream, both ways, and half-closes too. The flow's task runs it once the stream is open.
+//! Moves octets between a machine and the overlay's stream, both ways, and half-closes too. The flow's task runs it once the stream takes
+//! octets; if that is before its target has answered, the answer is noted here.
 //!
 //! Down, no more is taken from the stream than the program has room for; up, the machine's window is all that waits. So whoever
 //! is slow stops the other, and a flow in which nothing moves owns no buffer.
@@ -10,7 +11,8 @@ use std::{
     time::Duration,
 };
 
-use hoplite_overlay::Stream;
+use hoplite_overlay::{Error, ErrorKind, Stream};
+use hoplite_wire::Target;
 use tokio::{
     io::{AsyncBufRead, AsyncWrite},
     time::Instant,
@@ -39,6 +41,8 @@ pub(super) struct Pump<'a> {
     task: &'a mut Task,
     half_open: Option<HalfOpen>,
     stream: Stream,
+    /// The target, until it is known whether it takes the flow.
+    asked: Option<Target>,
     up: Up,
     /// Whether the stream may hold back what was written.
     unflushed: bool,
@@ -49,11 +53,18 @@ pub(super) struct Pump<'a> {
 }
 
 impl<'a> Pump<'a> {
-    pub(super) fn new(task: &'a mut Task, stream: Stream, half_open: HalfOpen) -> Self {
+    /// `asked` is the target of a stream that was handed out before its answer.
+    pub(super) fn new(
+        task: &'a mut Task,
+        stream: Stream,
+        asked: Option<Target>,
+        half_open: HalfOpen,
+    ) -> Self {
         Self {
             task,
             half_open: Some(half_open),
             stream,
+            asked,
             up: Up::Copying,
             unflushed: false,
             down_ended: false,
@@ -70,11 +81,9 @@ impl<'a> Pump<'a> {
         if state.is_broken() {
             return Poll::Ready(());
         }
-        if state.machine.is_open() {
-            self.half_open = None;
-        }
         self.poll_down(cx, &mut state, now);
         let up = self.poll_up(cx, &mut state.machine);
+        self.note(&state.machine);
         self.task.finish_turn(cx, &mut state, now);
         if state.is_broken() || (up.is_ready() && self.down_ended) {
             return Poll::Ready(());
@@ -83,6 +92,29 @@ impl<'a> Pump<'a> {
         state.machine.reset();
         self.task.finish_turn(cx, &mut state, now);
         Poll::Ready(())
+    }
+
+    /// What has come about meanwhile: the target's answer, the program's confirmation.
+    fn note(&mut self, machine: &Machine) {
+        if self.stream.is_answered()
+            && let Some(target) = self.asked.take()
+        {
+            self.task.worked(&target);
+        }
+        if self.asked.is_none() && machine.is_open() {
+            self.half_open = None;
+        }
+    }
+
+    /// The stream is of no use any more, or never was.
+    fn broke(&mut self, error: &io::Error, machine: &mut Machine) {
+        tracing::trace!(%error, "the target's stream broke");
+        if let Some(target) = self.asked.take_if(|_| !self.stream.is_answered()) {
+            let unknown = || Error::new(ErrorKind::PathFailed, "opening a stream");
+            let error = Error::from_io(error).cloned().unwrap_or_else(unknown);
+            self.task.failed(&target, &error);
+        }
+        machine.reset();
     }
 
     /// A target that reads no more has broken its connection, whatever the way down looks like; but what it sent before is told first.
@@ -107,10 +139,7 @@ impl<'a> Pump<'a> {
                     return self.finish(state, now);
                 }
                 Poll::Ready(Ok(slice)) => slice,
-                Poll::Ready(Err(error)) => {
-                    tracing::trace!(%error, "the target's stream broke");
-                    return state.machine.reset();
-                }
+                Poll::Ready(Err(error)) => return self.broke(&error, &mut state.machine),
             };
             let room = state.machine.room();
             if room == 0 {
@@ -149,6 +178,10 @@ impl<'a> Pump<'a> {
                 Up::Copying => self.poll_flush(cx),
             };
             if let Err(error) = ready!(step) {
+                if self.asked.is_some() && !self.stream.is_answered() {
+                    self.broke(&error, machine);
+                    return Poll::Pending;
+                }
                 tracing::trace!(%error, "the target reads no more");
                 self.up = Up::Discarding;
                 machine.discard();

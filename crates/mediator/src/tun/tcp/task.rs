@@ -1,4 +1,5 @@
-//! A flow's task: opens the stream, hands it to the pump, and stays until the program's side of the connection has ended too.
+//! A flow's task: opens the stream, hands it to the pump, and stays until the program's side of the connection has ended too. A program
+//! that was answered early has its stream early: whether that came about is found out by the pump.
 //! The table starts one for each SYN; dropped before its end, it resets the program's connection and the stream.
 
 use std::{
@@ -17,6 +18,7 @@ use super::{
     clock::Clock,
     crowd::HalfOpen,
     flow::{Flow, State},
+    machine::End,
     pump::Pump,
 };
 use crate::tun::{Counters, icmp, names::Hold};
@@ -32,6 +34,8 @@ pub(super) struct Task {
 /// What is to be opened.
 pub(super) struct Order {
     pub(super) target: Target,
+    /// The SYN is answered: what the program says travels with the request.
+    pub(super) early: bool,
     /// The packet with the SYN, if it is not answered before the stream is open: a refusal quotes it.
     pub(super) cause: Option<Box<[u8]>>,
 }
@@ -52,8 +56,9 @@ impl Task {
         let Some(stream) = self.open(&order).await else {
             return;
         };
-        drop(order);
-        let mut pump = Pump::new(&mut self, stream, half_open);
+        let asked = (!stream.is_answered()).then_some(order.target);
+        drop(order.cause);
+        let mut pump = Pump::new(&mut self, stream, asked, half_open);
         poll_fn(|cx| pump.poll(cx)).await;
         drop(pump);
         poll_fn(|cx| self.poll_end(cx)).await;
@@ -62,7 +67,7 @@ impl Task {
     /// Opens the stream and answers the SYN accordingly; `None` if there is nothing to carry.
     async fn open(&mut self, order: &Order) -> Option<Stream> {
         let room = Arc::clone(&self.shared.room);
-        let terms = room.terms();
+        let terms = room.terms().early(order.early);
         let opening = room.overlay.open_stream(&order.target, &terms);
         let mut opening = pin!(terms.run("opening a stream", opening));
         let opened = poll_fn(|cx| match self.poll_end(cx) {
@@ -71,15 +76,32 @@ impl Task {
         });
         match opened.await? {
             Ok(stream) => {
-                self.shared.lately().worked(&order.target, Instant::now());
+                if stream.is_answered() {
+                    self.worked(&order.target);
+                }
                 self.accept();
                 Some(stream)
             }
             Err(error) => {
-                self.shared.lately().failed(&order.target);
+                self.failed(&order.target, &error);
                 self.refuse(&error, order.cause.as_deref());
                 None
             }
+        }
+    }
+
+    /// The target has taken the flow.
+    pub(super) fn worked(&self, target: &Target) {
+        self.shared.lately().worked(target, Instant::now());
+    }
+
+    /// The flow did not come about.
+    pub(super) fn failed(&self, target: &Target, error: &Error) {
+        self.shared.lately().failed(target);
+        self.counters().failed(error);
+        if error.reason() == Some(Reason::NameNotFound) {
+            let address = self.flow.ends.target.ip();
+            self.shared.room.names.fail(address, Instant::now());
         }
     }
 
@@ -92,11 +114,6 @@ impl Task {
     /// Tells the program: by a reset, or by ICMP where the SYN was not answered and the target did not refuse it.
     fn refuse(&self, error: &Error, cause: Option<&[u8]>) {
         let (mut state, now) = (self.flow.lock(), Instant::now());
-        self.counters().failed(error);
-        if error.reason() == Some(Reason::NameNotFound) {
-            let target = self.flow.ends.target.ip();
-            self.shared.room.names.fail(target, now);
-        }
         match cause.filter(|_| error.reason() != Some(Reason::Refused)) {
             Some(cause) => {
                 icmp::tell_unreachable(&self.shared.room, cause, icmp::unreachable_for(error));
@@ -146,6 +163,9 @@ impl Task {
 impl Drop for Task {
     fn drop(&mut self) {
         let mut state = self.flow.lock();
+        if state.machine.ended() == Some(End::Idle) {
+            self.counters().tcp_idle.add(1);
+        }
         state.machine.reset();
         self.transmit(&mut state, Instant::now());
         drop(state);

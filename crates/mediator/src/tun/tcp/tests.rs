@@ -10,10 +10,11 @@ use std::{
 };
 
 use hoplite_overlay::{
-    Datagrams, Error, ErrorKind, Opening, Overlay, Stream, Terms, memory::Listener,
+    Datagrams, Error, ErrorKind, Opening, Overlay, Stream, Terms,
+    memory::{Listener, Road},
 };
 use hoplite_wire::{
-    Target,
+    HostName, Target,
     ip::{
         self, icmp,
         tcp::{Flags, Header, Options},
@@ -39,9 +40,12 @@ use crate::tun::{
 };
 
 const PORT: u16 = 80;
+/// What does not come by then, in the tests' own time, does not come.
+const NEVER: Duration = Duration::from_secs(100_000);
 
 /// A program with one connection; it keeps count and nothing else.
 struct Program {
+    host: IpAddr,
     port: u16,
     target: u16,
     seq: u32,
@@ -61,6 +65,7 @@ impl Program {
 
     fn to(port: u16, target: u16) -> Self {
         Self {
+            host: TARGET,
             port,
             target,
             seq: 7000,
@@ -90,14 +95,15 @@ impl Program {
         };
         let counted = payload.len() + usize::from(flags.intersects(Flags::SYN | Flags::FIN));
         self.seq += u32::try_from(counted).expect("small");
-        tcp_packet(PROGRAM, TARGET, &header, payload)
+        tcp_packet(PROGRAM, self.host, &header, payload)
     }
 
     /// The next segment; the program expects what follows it.
     async fn hear(&mut self, bench: &Bench) -> Got {
-        let octets = bench.port.next().await;
+        let hearing = tokio::time::timeout(NEVER, bench.port.next());
+        let octets = hearing.await.expect("a packet");
         let packet = parsed(&octets);
-        assert_eq!((packet.source, packet.destination), (TARGET, PROGRAM));
+        assert_eq!((packet.source, packet.destination), (self.host, PROGRAM));
         let segment = ip::tcp::parse(packet.payload).expect("a segment");
         assert_eq!((segment.source, segment.destination), (PORT, self.port));
         let (header, payload) = (segment.header(), segment.payload.to_vec());
@@ -239,6 +245,124 @@ async fn an_optimistic_connection_takes_octets_before_there_is_a_stream() {
     program.say(&mut bench, Flags::ACK | Flags::PSH, b"hello");
     let ack = program.hear(&bench).await.header;
     assert_eq!(ack.acknowledgment, program.seq);
+}
+
+const LATENCY: Duration = Duration::from_millis(50);
+
+fn distant(bench: &Bench) {
+    bench.network.set_road(Road {
+        latency: LATENCY,
+        ..Road::default()
+    });
+}
+
+/// When a target has heard the first octets of a program that speaks at once, and when the program has heard the answer.
+async fn question_and_answer(open: When) -> [Duration; 2] {
+    let (mut bench, mut listener) = bench(open);
+    distant(&bench);
+    let start = Instant::now();
+    let mut program = Program::new(5000);
+    program.connect(&mut bench).await;
+    program.say(&mut bench, Flags::ACK | Flags::PSH, b"question");
+    let mut far = listener.accept().await;
+    far.read_exact(&mut [0; 8]).await.expect("asked");
+    let asked = start.elapsed();
+    far.write_all(b"answer").await.expect("open");
+    while program.hear(&bench).await.payload.is_empty() {}
+    [asked, start.elapsed()]
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_optimistic_program_says_travels_with_the_request_and_saves_a_round_trip() {
+    let optimistic = question_and_answer(When::Optimistic).await;
+    assert_eq!(optimistic, [LATENCY, LATENCY * 2]);
+    let pessimistic = question_and_answer(When::Pessimistic).await;
+    assert_eq!(pessimistic, [LATENCY * 3, LATENCY * 4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_optimistic_program_may_finish_before_the_target_has_answered() {
+    let (mut bench, mut listener) = bench(When::Optimistic);
+    distant(&bench);
+    let mut program = Program::new(5000);
+    program.connect(&mut bench).await;
+    program.say(&mut bench, Flags::ACK | Flags::FIN, b"question");
+    let mut far = listener.accept().await;
+    let mut heard = Vec::new();
+    far.read_to_end(&mut heard).await.expect("ends");
+    assert_eq!(heard, b"question");
+    far.write_all(b"answer").await.expect("open");
+    far.shutdown().await.expect("open");
+    let mut got = Vec::new();
+    loop {
+        let Got { header, payload } = program.hear(&bench).await;
+        got.extend(payload);
+        if header.flags.contains(Flags::FIN) {
+            break;
+        }
+    }
+    assert_eq!(got, b"answer");
+}
+
+/// The program was answered at once, has spoken, and is reset.
+async fn is_reset(program: &mut Program, bench: &mut Bench) {
+    program.connect(bench).await;
+    program.say(bench, Flags::ACK | Flags::PSH, b"question");
+    while !program.hear(bench).await.header.flags.contains(Flags::RST) {}
+    settle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_behind_the_first_octets_resets_the_program_and_costs_the_target_its_trust() {
+    let (mut bench, mut listener) = bench(When::Auto);
+    distant(&bench);
+    let _first = connected(&mut bench, &mut listener).await;
+    drop(listener);
+    is_reset(&mut Program::new(5001), &mut bench).await;
+    assert_eq!(bench.room.counters.failed_target.value(), 1);
+    let mut program = Program::new(5002);
+    program.say(&mut bench, Flags::SYN, b"");
+    let refusal = program.hear(&bench).await.header;
+    assert_eq!(refusal.flags, Flags::RST | Flags::ACK, "it was asked first");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_nobody_has_is_found_out_behind_the_first_octets() {
+    let mut bench = Bench::with(|config| config.flows.open = When::Optimistic);
+    let name = HostName::new("nobody.example").expect("a name");
+    let pair = bench.room.names.pair(&name, Instant::now());
+    let address = pair.expect("an address").v4;
+    let mut program = Program::new(5000);
+    program.host = address.into();
+    is_reset(&mut program, &mut bench).await;
+    assert!(bench.room.names.is_missing(&name, Instant::now()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_does_not_answer_an_optimistic_program_is_given_up_in_time() {
+    let (mut bench, _listener) = bench(When::Optimistic);
+    bench.network.silence(target());
+    let start = Instant::now();
+    is_reset(&mut Program::new(5000), &mut bench).await;
+    let limit = bench.room.config.flows.opening;
+    assert!(start.elapsed() >= limit && start.elapsed() < limit * 2);
+    assert_eq!(bench.room.counters.failed_timed_out.value(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn trust_is_renewed_by_an_answer_and_not_by_asking() {
+    let (mut bench, mut listener) = bench(When::Auto);
+    let first = connected(&mut bench, &mut listener).await;
+    tokio::time::sleep(Duration::from_secs(580)).await;
+    bench.network.silence(target());
+    let mut second = Program::new(5001);
+    second.connect(&mut bench).await;
+    tokio::time::sleep(Duration::from_secs(21)).await;
+    let mut third = Program::new(5002);
+    third.say(&mut bench, Flags::SYN, b"");
+    settle().await;
+    assert!(bench.port.try_next().is_none(), "nobody has answered");
+    drop(first);
 }
 
 #[tokio::test(start_paused = true)]
@@ -408,6 +532,43 @@ async fn in_a_flood_of_syns_the_oldest_make_room_and_others_get_through() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn optimistic_connections_whose_targets_do_not_answer_make_room_too() {
+    let (mut bench, _listener) = bench_of(When::Optimistic, 40);
+    bench.network.silence(target());
+    for port in 6000..6030 {
+        // Those that make room are reset meanwhile.
+        while bench.port.try_next().is_some() {}
+        Program::new(port).connect(&mut bench).await;
+        settle().await;
+    }
+    assert_eq!(
+        bench.room.counters.tcp_evicted.value(),
+        20,
+        "ten may be half-open"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_syns_does_not_reset_a_connection_that_was_answered_before_the_far_end() {
+    let (mut bench, mut listener) = bench_of(When::Auto, 40);
+    // From now on the target is trusted.
+    let _first = connected(&mut bench, &mut listener).await;
+    bench.network.silence(target());
+    bench.network.silence(SocketAddr::new(TARGET, PORT + 1));
+    Program::new(5001).connect(&mut bench).await;
+    for port in 6000..6100 {
+        Program::to(port, PORT + 1).say(&mut bench, Flags::SYN, b"");
+        settle().await;
+    }
+    assert!(bench.room.counters.tcp_evicted.value() >= 90);
+    while let Some(octets) = bench.port.try_next() {
+        let segment = ip::tcp::parse(parsed(&octets).payload).expect("a segment");
+        let is_reset = segment.flags.contains(Flags::RST);
+        assert!(!is_reset || segment.destination != 5001, "it is reset");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_speaks_of_a_connection_that_is_not_there_gets_a_reset() {
     let mut bench = Bench::new();
     let mut program = Program::new(5000);
@@ -469,6 +630,53 @@ async fn a_target_that_reads_no_more_is_heard_to_its_end_and_then_the_program_is
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_connection_without_a_segment_for_hours_is_reset_at_both_ends() {
+    let (mut bench, mut listener) = bench(When::Optimistic);
+    let (mut program, mut far) = connected(&mut bench, &mut listener).await;
+    let limit = bench.room.config.flows.idle_stream;
+    let start = Instant::now();
+    assert!(program.hear(&bench).await.header.flags.contains(Flags::RST));
+    assert!(start.elapsed() >= limit - LATENCY && start.elapsed() < limit * 2);
+    assert!(far.read_u8().await.is_err());
+    settle().await;
+    let snapshot = bench.room.counters.snapshot();
+    assert_eq!((snapshot.tcp_idle, snapshot.tcp_closed), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_programs_keep_alives_keep_its_connection() {
+    let (mut bench, mut listener) = bench(When::Optimistic);
+    let (mut program, mut far) = connected(&mut bench, &mut listener).await;
+    let limit = bench.room.config.flows.idle_stream;
+    for _ in 0..5 {
+        tokio::time::sleep(limit - Duration::from_secs(1)).await;
+        // RFC 9293 §3.8.4: one before the next octet.
+        program.seq -= 1;
+        program.say(&mut bench, Flags::ACK, b"");
+        program.seq += 1;
+        let answer = program.hear(&bench).await.header;
+        assert_eq!(
+            (answer.flags, answer.acknowledgment),
+            (Flags::ACK, program.seq)
+        );
+    }
+    far.write_all(b"still there").await.expect("open");
+    assert_eq!(program.hear(&bench).await.payload, b"still there");
+    assert_eq!(bench.room.counters.tcp_idle.value(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_limit_a_connection_rests_for_ever() {
+    let change = |config: &mut Config| config.flows.idle_stream = Duration::ZERO;
+    let mut bench = Bench::with(change);
+    let mut listener = bench.network.listen_at(target());
+    let (mut program, mut far) = connected(&mut bench, &mut listener).await;
+    tokio::time::sleep(Duration::from_secs(1_000_000)).await;
+    far.write_all(b"still there").await.expect("open");
+    assert_eq!(program.hear(&bench).await.payload, b"still there");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_batch_of_segments_is_answered_by_one_packet() {
     let (mut bench, mut listener) = bench(When::Optimistic);
     let (mut program, far) = connected(&mut bench, &mut listener).await;
@@ -511,6 +719,7 @@ async fn ten_thousand_flows_at_rest_own_a_few_megabytes() {
     let (half_open, _) = Crowd::new(1).admit(&flow);
     let order = Order {
         target: target.into(),
+        early: false,
         cause: None,
     };
     let task = Task::new(&table.shared, &flow, now).run(order, half_open);

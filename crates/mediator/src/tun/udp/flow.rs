@@ -2,7 +2,6 @@
 
 use std::{
     cell::RefCell,
-    future::poll_fn,
     sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
@@ -12,10 +11,9 @@ use hoplite_overlay::{Batch, Datagrams, Error, Reason};
 use hoplite_wire::{Target, ip::icmp::Unreachable};
 use tokio::time::{Instant, sleep};
 
-use super::sender::{Sender, Wait};
+use super::Sender;
 use crate::{
-    copy::idle::Idle,
-    queue::Queue,
+    datagrams::{self, HOLD_OFF, Program},
     tun::{
         Ends, Room, icmp,
         names::Meaning,
@@ -23,11 +21,6 @@ use crate::{
     },
 };
 
-/// How long a flow that failed keeps its place and answers for itself, so that a program that insists does not make us open flows
-/// without a pause.
-const HOLD_OFF: Duration = Duration::from_secs(1);
-/// How many receive calls are made before other tasks have their turn.
-const TURN: usize = 32;
 /// The most that one packet to a program holds, and the most datagrams in it: UDP_MAX_SEGMENTS of older kernels.
 const TRAIN: usize = 65_000;
 const TRAIN_COUNT: usize = 64;
@@ -81,7 +74,7 @@ impl Flow {
         let opening = self.room.overlay.open_datagrams(target, &terms);
         let opened = terms.run("opening a datagram flow", opening).await;
         let ended = match opened {
-            Ok(datagrams) => self.carry(&*datagrams).await,
+            Ok(datagrams) => datagrams::carry(self, &*datagrams).await,
             Err(error) => Err(error),
         };
         let error = ended.err()?;
@@ -99,82 +92,9 @@ impl Flow {
         self.room.counters.udp_dropped.add(self.sender.fail(why));
     }
 
-    /// Moves datagrams until nothing moves any more.
-    async fn carry(&self, datagrams: &dyn Datagrams) -> Result<(), Error> {
-        let (mut queue, mut idle, mut moved) = (Queue::default(), Idle::default(), 0);
-        let mut wait = Wait::new(self.room.config.flows.pack_wait);
-        let limit = self.room.config.flows.idle(self.ends.target.port());
-        poll_fn(|cx| {
-            let up = self.poll_up(cx, datagrams, &mut queue, &mut wait, &mut moved);
-            if let Poll::Ready(Err(error)) = up {
-                return Poll::Ready(Err(error));
-            }
-            if let Poll::Ready(Err(error)) = self.poll_down(cx, datagrams, &mut moved) {
-                return Poll::Ready(Err(error));
-            }
-            idle.poll(cx, limit, moved).map(Ok)
-        })
-        .await
-    }
-
-    fn poll_up(
-        &self,
-        cx: &mut Context<'_>,
-        datagrams: &dyn Datagrams,
-        queue: &mut Queue,
-        wait: &mut Wait,
-        moved: &mut usize,
-    ) -> Poll<Result<(), Error>> {
-        loop {
-            let Some((batch, count)) = queue.batch() else {
-                ready!(self.sender.poll_take(cx, queue, wait));
-                continue;
-            };
-            if batch.contents.len().min(batch.segment) > datagrams.max_payload() {
-                self.too_big(batch, datagrams.max_payload());
-                queue.pop(1);
-                continue;
-            }
-            ready!(datagrams.poll_send(cx, batch))?;
-            self.room.counters.udp_up.add(batch.contents.len());
-            *moved = moved.wrapping_add(1);
-            queue.pop(count);
-        }
-    }
-
-    /// QUIC inside finds its own path MTU by this (RFC 8899 §4.6.1), other programs are told by the kernel (EMSGSIZE).
-    fn too_big(&self, batch: Batch<'_>, max_payload: usize) {
-        self.room.counters.udp_too_big.add(1);
-        let headers = if self.ends.target.is_ipv4() { 28 } else { 48 };
-        let first = batch.payloads().next().unwrap_or_default();
-        let cause = icmp::datagram_of(self.ends, first);
-        icmp::tell_too_big(&self.room, &cause, max_payload + headers);
-    }
-
-    fn poll_down(
-        &self,
-        cx: &mut Context<'_>,
-        datagrams: &dyn Datagrams,
-        moved: &mut usize,
-    ) -> Poll<Result<(), Error>> {
-        for _ in 0..TURN {
-            ready!(SCRATCH.with_borrow_mut(|scratch| self.poll_receive(cx, datagrams, scratch)))?;
-            *moved = moved.wrapping_add(1);
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    }
-
-    fn poll_receive(
-        &self,
-        cx: &mut Context<'_>,
-        datagrams: &dyn Datagrams,
-        scratch: &mut Scratch,
-    ) -> Poll<Result<(), Error>> {
-        let Scratch { received, headers } = scratch;
-        let got = ready!(datagrams.poll_recv(cx, received))?;
-        let contents = received.get(..got.len).unwrap_or_default();
-        let segment = got.segment.max(1);
+    /// Hands over what came from the target, in packets as large as programs' kernels take.
+    fn take(&self, batch: Batch<'_>, headers: &mut Vec<u8>) {
+        let Batch { contents, segment } = batch;
         let train = Batch {
             contents,
             segment: segment.saturating_mul(TRAIN_COUNT),
@@ -182,9 +102,8 @@ impl Flow {
         for contents in train.payloads() {
             self.deliver(contents, segment, headers);
         }
-        self.room.counters.udp_down.add(got.len);
-        self.sender.mark_used(Instant::now());
-        Poll::Ready(Ok(()))
+        self.room.counters.udp_down.add(contents.len());
+        self.sender.received(batch, Instant::now());
     }
 
     fn deliver(&self, contents: &[u8], segment: usize, headers: &mut Vec<u8>) {
@@ -193,6 +112,50 @@ impl Flow {
         let segment = u16::try_from(segment).ok();
         let packet = Outgoing::udp(headers, [contents, &[]], segment);
         self.room.port.send(packet);
+    }
+}
+
+impl Program for Flow {
+    type Why = Unreachable;
+
+    fn sender(&self) -> &Sender {
+        &self.sender
+    }
+
+    fn idle(&self) -> Duration {
+        let flows = &self.room.config.flows;
+        flows.idle(self.ends.target.port(), self.sender.is_stream())
+    }
+
+    fn pack_wait(&self) -> Duration {
+        self.room.config.flows.pack_wait
+    }
+
+    fn sent(&self, octets: usize) {
+        self.room.counters.udp_up.add(octets);
+    }
+
+    /// QUIC inside finds its own path MTU by this (RFC 8899 §4.6.1), other programs are told by the kernel (EMSGSIZE).
+    fn too_large(&self, batch: Batch<'_>, most: usize) {
+        self.room.counters.udp_too_big.add(1);
+        let headers = if self.ends.target.is_ipv4() { 28 } else { 48 };
+        let first = batch.payloads().next().unwrap_or_default();
+        let cause = icmp::datagram_of(self.ends, first);
+        icmp::tell_too_big(&self.room, &cause, most + headers);
+    }
+
+    fn poll_receive(
+        &self,
+        cx: &mut Context<'_>,
+        datagrams: &dyn Datagrams,
+    ) -> Poll<Result<(), Error>> {
+        SCRATCH.with_borrow_mut(|Scratch { received, headers }| {
+            let got = ready!(datagrams.poll_recv(cx, received))?;
+            let contents = received.get(..got.len).unwrap_or_default();
+            let segment = got.segment.max(1);
+            self.take(Batch { contents, segment }, headers);
+            Poll::Ready(Ok(()))
+        })
     }
 }
 

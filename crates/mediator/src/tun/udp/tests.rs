@@ -170,17 +170,32 @@ async fn a_datagram_that_the_road_does_not_carry_is_answered_with_the_size_that_
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_kind_of_flow_rests_as_long_as_its_kind_may() {
-    for (port, seconds) in [(53, 10), (443, 180), (9, 180)] {
+async fn each_kind_of_flow_rests_as_long_as_its_kind_may_and_a_mere_exchange_less() {
+    for (port, rounds, seconds) in [
+        (53, 5, 10),
+        (443, 5, 180),
+        (9, 5, 180),
+        (53, 1, 10),
+        (443, 1, 30),
+        (9, 1, 30),
+        (9, 0, 30),
+    ] {
         let mut bench = Bench::new();
         let there = SocketAddr::new(TARGET, port);
         let far = bench.network.bind_at(there);
-        bench.send(udp_packet(program(4000), there, b"hello"));
+        bench.send(udp_packet(program(4000), there, b"nobody answers this"));
         far.recv().await;
+        for _ in 0..rounds {
+            bench.send(udp_packet(program(4000), there, b"hello"));
+            let (payload, from) = far.recv().await;
+            far.send(&payload, from);
+            answer(&bench, there, program(4000)).await;
+        }
         sleep(Duration::from_secs(seconds - 1)).await;
         assert_eq!(bench.room.counters.snapshot().udp_closed, 0, "{port}");
         sleep(Duration::from_secs(seconds + 2)).await;
-        assert_eq!(bench.room.counters.snapshot().udp_closed, 1, "{port}");
+        let closed = bench.room.counters.snapshot().udp_closed;
+        assert_eq!(closed, 1, "{port}, {rounds} answers");
     }
 }
 
@@ -213,6 +228,38 @@ async fn the_table_keeps_its_bound_and_the_flows_in_use() {
     let snapshot = bench.room.counters.snapshot();
     assert_eq!(snapshot.udp_opened, 100, "the one in use never made room");
     assert_eq!(snapshot.udp_evicted, 92);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_questions_a_second_take_the_places_of_those_that_were_answered_and_no_streams()
+{
+    let mut bench = Bench::with(|config| config.flows.udp = 4096);
+    let far = bench.network.bind(TARGET);
+    let there = far.address();
+    let mut ask = async |port, rounds| {
+        for _ in 0..rounds {
+            bench.send(udp_packet(program(port), there, b"question"));
+            let (question, from) = far.recv().await;
+            far.send(&question, from);
+            assert_eq!(answer(&bench, there, program(port)).await, b"question");
+        }
+    };
+    for port in 1..=100 {
+        ask(port, 5).await;
+    }
+    for port in 1000..31_000 {
+        ask(port, 1).await;
+        sleep(Duration::from_millis(1)).await;
+    }
+    let snapshot = |bench: &Bench| bench.room.counters.snapshot();
+    let before = snapshot(&bench);
+    assert_eq!((before.udp_opened, before.udp_dropped), (30_100, 0));
+    assert!(before.udp_opened - before.udp_closed <= 4096);
+    for port in 1..=100 {
+        bench.send(udp_packet(program(port), there, b"still there?"));
+    }
+    let after = snapshot(&bench);
+    assert_eq!(after.udp_opened, before.udp_opened, "each stream was kept");
 }
 
 #[tokio::test(start_paused = true)]

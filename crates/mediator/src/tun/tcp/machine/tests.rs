@@ -64,6 +64,7 @@ fn settings() -> impl Strategy<Value = Settings> {
             window,
             mss,
             default_mss: 536,
+            idle: Duration::ZERO,
         })
 }
 

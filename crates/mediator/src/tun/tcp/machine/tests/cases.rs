@@ -31,6 +31,7 @@ fn settings() -> Settings {
         window: 1 << 20,
         mss: 1460,
         default_mss: 536,
+        idle: Duration::ZERO,
     }
 }
 

@@ -1,4 +1,4 @@
-//! The end of a flow that the table holds: datagrams wait here for the flow's task.
+//! The end of a flow that a table holds: datagrams wait here for the flow's task.
 
 use std::{
     mem,
@@ -9,60 +9,71 @@ use std::{
 };
 
 use hoplite_overlay::Batch;
-use hoplite_wire::ip::icmp::Unreachable;
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::queue::Queue;
 
 /// So many octets fill a packet: nobody waits for more to share it.
 const PACKET: usize = 1000;
+/// A question and its answer, each of them twice or in a few pieces, are no more datagrams.
+const EXCHANGE: usize = 8;
 
-/// The end. Clones are the same.
-#[derive(Clone, Debug)]
-pub(super) struct Sender(Arc<Mutex<Shared>>);
+/// The end. Clones are the same. `W` tells why a flow failed.
+#[derive(Debug)]
+pub(crate) struct Sender<W>(Arc<Mutex<Shared<W>>>);
 
 #[derive(Debug)]
-struct Shared {
+struct Shared<W> {
     /// Bounded by itself: datagrams that come when it is full are dropped.
     queue: Queue,
     waker: Option<Waker>,
     used: Instant,
+    /// How many datagrams came from the program and from the target.
+    counts: [usize; 2],
     /// Set when the flow has failed.
-    failed: Option<Unreachable>,
+    failed: Option<W>,
 }
 
 /// What became of datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pushed {
+pub(crate) enum Pushed<W> {
     /// They wait, but for so many that found no room.
     Dropped(usize),
     /// The flow has failed.
-    Failed(Unreachable),
+    Failed(W),
 }
 
-impl Default for Sender {
+impl<W> Clone for Sender<W> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<W> Default for Sender<W> {
     fn default() -> Self {
         Self(Arc::new(Mutex::new(Shared {
             queue: Queue::default(),
             waker: None,
             used: Instant::now(),
+            counts: [0; 2],
             failed: None,
         })))
     }
 }
 
-impl Sender {
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+impl<W: Copy> Sender<W> {
+    fn lock(&self) -> MutexGuard<'_, Shared<W>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Queues copies.
-    pub(super) fn push(&self, batch: Batch<'_>, now: Instant) -> Pushed {
+    pub(crate) fn push(&self, batch: Batch<'_>, now: Instant) -> Pushed<W> {
         let mut shared = self.lock();
         shared.used = now;
         if let Some(why) = shared.failed {
             return Pushed::Failed(why);
         }
+        shared.count(0, batch);
         let dropped = shared.queue.push_train(batch);
         let waker = shared.waker.take();
         drop(shared);
@@ -70,24 +81,33 @@ impl Sender {
         Pushed::Dropped(dropped)
     }
 
+    /// Datagrams came from the target.
+    pub(crate) fn received(&self, batch: Batch<'_>, now: Instant) {
+        let mut shared = self.lock();
+        shared.used = now;
+        shared.count(1, batch);
+    }
+
     /// When the program or the target used it last.
-    pub(super) fn used(&self) -> Instant {
+    pub(crate) fn used(&self) -> Instant {
         self.lock().used
     }
 
-    pub(super) fn mark_used(&self, now: Instant) {
-        self.lock().used = now;
+    /// Whether it has proved to be more than a question that was answered, or not.
+    pub(crate) fn is_stream(&self) -> bool {
+        let [sent, received] = self.lock().counts;
+        received > 0 && sent.saturating_add(received) > EXCHANGE
     }
 
     /// The flow has failed: what waits is lost, what comes is answered. Answers how many datagrams that were.
-    pub(super) fn fail(&self, why: Unreachable) -> usize {
+    pub(crate) fn fail(&self, why: W) -> usize {
         let mut shared = self.lock();
         shared.failed = Some(why);
         mem::take(&mut shared.queue).len()
     }
 
     /// The first datagram that waits.
-    pub(super) fn first(&self) -> Vec<u8> {
+    pub(crate) fn first(&self) -> Vec<u8> {
         let shared = self.lock();
         let batch = shared.queue.batch().map(|(batch, _)| batch);
         let first = batch.and_then(|batch| batch.payloads().next());
@@ -116,6 +136,14 @@ impl Sender {
         wait.sleep = None;
         mem::swap(&mut shared.queue, empty);
         Poll::Ready(())
+    }
+}
+
+impl<W> Shared<W> {
+    fn count(&mut self, end: usize, batch: Batch<'_>) {
+        if let Some(count) = self.counts.get_mut(end) {
+            *count = count.saturating_add(batch.payloads().count());
+        }
     }
 }
 
