@@ -18,6 +18,9 @@ pub const MTU_SUSPENDED: Duration = Duration::from_millis(100);
 /// After so long a connection looks whether larger packets pass now: they do when they begin to be forwarded.
 const MTU_AGAIN: Duration = Duration::from_secs(10);
 
+/// How many octets may wait to be sent or acknowledged, of all streams of a link.
+const SEND_WINDOW: u64 = 8 << 20;
+
 /// How links behave.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -31,7 +34,8 @@ pub struct Config {
     pub broken_after: Duration,
     /// How often a link at rest is looked at: whether the device has another address, most of all. Who is told of that looks sooner.
     pub rest: Duration,
-    /// How often a link at rest speaks, so that address translators keep its binding: most do for 30 s and more.
+    /// How often a link at rest speaks, so that address translators keep its binding: most do for 30 s and more. Links speak together,
+    /// every 5 s of the process's time at most: 24 s means 25.
     pub keep_alive: Duration,
     /// When a silent peer is forgotten.
     pub idle: Duration,
@@ -42,8 +46,10 @@ pub struct Config {
     pub tunnelled_below: usize,
     /// How many octets of one stream the peer may send ahead of its reader.
     pub stream_window: u32,
-    /// How many octets of all streams the peer may send ahead of their readers.
+    /// How many octets of all streams the peer may send ahead of their readers: two hundred may stand still before the others have to.
     pub connection_window: u32,
+    /// How many datagrams one receive call may bring. The QUIC stack sets aside room for 32 such calls: 2 MiB of addresses for 44 of them.
+    pub receive_segments: usize,
     /// How many octets of datagrams may wait to be sent; when it is full the sender is pushed back.
     pub datagram_queue: usize,
     /// How many streams the peer may have open at once.
@@ -54,6 +60,9 @@ pub struct Config {
     pub pad: bool,
     /// Whether the link only carries the link to the next relay.
     pub carrier: bool,
+    /// What the QUIC stack draws from where it spreads packet numbers, sizes and times; keys and ids are never drawn from it.
+    /// `None`: from the system. Given only where a run is to be repeated exactly (`sim`).
+    pub seed: Option<[u8; 32]>,
     /// Who sees the packets; a hop is labelled `hop1`, `hop2` and so on.
     pub hooks: Hooks,
 }
@@ -66,17 +75,19 @@ impl Default for Config {
             suspect_after: Duration::from_millis(1500),
             broken_after: Duration::from_secs(4),
             rest: Duration::from_secs(2),
-            keep_alive: Duration::from_secs(25),
+            keep_alive: Duration::from_secs(24),
             idle: Duration::from_secs(45),
             largest_payload: 1452,
             tunnelled_below: 0,
             stream_window: 1_250_000,
-            connection_window: 8 << 20,
+            connection_window: 256 << 20,
+            receive_segments: 44,
             datagram_queue: 1 << 20,
             streams: 0,
             wishes: Wishes::default(),
             pad: false,
             carrier: false,
+            seed: None,
             hooks: Hooks {
                 clock,
                 ..Hooks::default()
@@ -138,7 +149,7 @@ impl Config {
         transport
             .stream_receive_window(VarInt::from_u32(self.stream_window))
             .receive_window(VarInt::from_u32(self.connection_window))
-            .send_window(u64::from(self.connection_window))
+            .send_window(SEND_WINDOW)
             .datagram_send_buffer_size(self.datagram_queue)
             .datagram_receive_buffer_size(Some(2 * self.datagram_queue));
     }

@@ -2,18 +2,15 @@
 //! Used by `masque` for every hop; the overlay is `direct` for the first one and the hop before for the others.
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tls;
 
 use std::{fmt, sync::Arc};
 
-use hoplite_crypto::{ALPN_H3, Trust, client_tls};
+use hoplite_crypto::{ALPN_CHANNEL, ALPN_H2, ALPN_H3, Trust, client_tls};
 use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Terms};
 use hoplite_wire::Target;
-use quinn::{
-    ClientConfig, Connection, Endpoint, EndpointConfig, TokioRuntime,
-    crypto::rustls::QuicClientConfig,
-};
+use quinn::{ClientConfig, Connection, Endpoint, EndpointConfig, crypto::rustls::QuicClientConfig};
 use tokio::sync::Notify;
 
 pub use self::tls::TlsLink;
@@ -22,6 +19,7 @@ use crate::{
     failure::Place,
     health::{Pulse, Watch},
     socket::{PEER, VirtualSocket},
+    timer::Coinciding,
 };
 
 /// A relay as the dialler sees it.
@@ -89,6 +87,7 @@ impl Dialer {
         };
         let tls = async {
             tokio::select! {
+                biased;
                 // The road may have to be dialled itself: that is no delay of QUIC's.
                 () = ready.notified() => {
                     drop(tokio::time::timeout(self.config.head_start, failed.notified()).await);
@@ -135,13 +134,15 @@ impl Dialer {
         let flow_ended = Arc::new(Notify::new());
         let bypass = Arc::<Bypass>::default();
         let pulse = Pulse::new();
-        let socket = VirtualSocket::new(flow, flow_ended.clone(), &bypass, &pulse);
+        let segments = self.config.receive_segments;
+        let socket = VirtualSocket::new(flow, flow_ended.clone(), &bypass, &pulse, segments);
         let endpoint = self.endpoint(socket.clone())?;
         let name = self.peer.server_name();
         let connecting = endpoint
             .connect_with(config, PEER, &name)
             .map_err(|e| self.bug(e))?;
         let connection = tokio::select! {
+            biased;
             answer = connecting => answer.map_err(|error| self.place.quic(error))?,
             () = flow_ended.notified() => return Err(self.place.below(socket.failure())),
         };
@@ -150,7 +151,7 @@ impl Dialer {
             peer: self.peer.clone(),
             terms: Terms {
                 isolation: terms.isolation.clone(),
-                deadline: None,
+                ..Terms::default()
             },
             config: self.config.clone(),
             hop: self.place.hop,
@@ -173,17 +174,19 @@ impl Dialer {
 
     fn endpoint(&self, socket: Arc<VirtualSocket>) -> Result<Endpoint, Error> {
         let mut config = EndpointConfig::default();
+        config.rng_seed(self.config.seed);
         // The peer's packets are no larger than ours: then both ends find the same MTU.
         let largest = u16::try_from(self.config.largest()).unwrap_or(u16::MAX);
         config
             .max_udp_payload_size(largest)
             .map_err(|e| self.bug(e))?;
-        Endpoint::new_with_abstract_socket(config, None, socket, Arc::new(TokioRuntime))
+        Endpoint::new_with_abstract_socket(config, None, socket, Arc::new(Coinciding))
             .map_err(|error| self.bug(error))
     }
 
     fn client_config(&self, carried: usize, reins: &Reins) -> Result<ClientConfig, Error> {
-        let tls = client_tls(&self.peer.trust, &[ALPN_H3]).map_err(|e| self.bug(e))?;
+        let tls =
+            client_tls(&self.peer.trust, &[self.peer.quic_protocol()]).map_err(|e| self.bug(e))?;
         let crypto = QuicClientConfig::try_from(tls).map_err(|e| self.bug(e))?;
         let label = format!("hop{}", self.place.hop + 1);
         let hooks = reins.hooks(&self.config.hooks);
@@ -207,6 +210,7 @@ async fn first_of(
 ) -> Result<Link, Error> {
     tokio::pin!(a, b);
     let (first, a_was_first) = tokio::select! {
+        biased;
         answer = &mut a => (answer, true),
         answer = &mut b => (answer, false),
     };
@@ -231,6 +235,24 @@ impl Peer {
         text.trim_start_matches('[')
             .trim_end_matches(']')
             .to_owned()
+    }
+}
+
+impl Peer {
+    /// What is spoken over QUIC.
+    fn quic_protocol(&self) -> &'static [u8] {
+        match self.trust {
+            Trust::Channel => ALPN_CHANNEL,
+            _ => ALPN_H3,
+        }
+    }
+
+    /// What is spoken over TLS; on channels as Tor has it, which names nothing.
+    fn tls_protocol(&self) -> Option<&'static [u8]> {
+        match self.trust {
+            Trust::Channel => None,
+            _ => Some(ALPN_H2),
+        }
     }
 }
 
@@ -263,6 +285,11 @@ impl QuicLink {
     /// Somebody is about to use it: if it is dead, that should be noticed soon.
     pub fn use_now(&self) {
         self.pulse.use_now();
+    }
+
+    /// Waits until it is more than kept alive: something goes over it that is nobody's sign of life.
+    pub async fn stirred(&self) {
+        self.pulse.stirred().await;
     }
 
     /// Waits until it does not answer. It may answer again.

@@ -20,8 +20,8 @@ use crate::{Bypass, Config, Reins, dial::Peer, socket::VirtualSocket};
 
 /// How often a link in use is looked at.
 const LOOK: Duration = Duration::from_millis(500);
-/// What a keep-alive and its answer are at most, in frames each way.
-const KEPT_ALIVE: u64 = 4;
+/// What a keep-alive and its answer are at most, in frames each way, with those of three hops more through this one: all speak at once.
+const KEPT_ALIVE: u64 = 16;
 
 /// What has been seen of a connection. Fed with its counters, tells for how long it has been silent.
 #[derive(Debug, Default)]
@@ -63,6 +63,12 @@ pub(crate) struct Pulse {
     used: Notify,
     /// The next packet says so.
     resting: AtomicBool,
+    /// That packet has been sent, and nothing has come since.
+    listening: AtomicBool,
+    /// Something came after that packet.
+    heard: Notify,
+    /// More happens on the link than that it is kept alive.
+    stirred: Notify,
     /// Whether it has been silent for so long that new flows should not wait for it.
     suspect: watch::Sender<bool>,
 }
@@ -72,6 +78,9 @@ impl Pulse {
         Arc::new(Self {
             used: Notify::new(),
             resting: AtomicBool::new(false),
+            listening: AtomicBool::new(false),
+            heard: Notify::new(),
+            stirred: Notify::new(),
             suspect: watch::Sender::new(false),
         })
     }
@@ -87,8 +96,21 @@ impl Pulse {
     /// A packet is sent. The first one after a rest has the link looked at.
     pub(crate) fn packet(&self) {
         if self.resting.load(Relaxed) && self.resting.swap(false, Relaxed) {
+            self.listening.store(true, Relaxed);
             self.use_now();
         }
+    }
+
+    /// Something came. What answers the first packet after a rest has the link looked at: no timer has to.
+    pub(crate) fn hear(&self) {
+        if self.listening.load(Relaxed) && self.listening.swap(false, Relaxed) {
+            self.heard.notify_one();
+        }
+    }
+
+    /// Waits until more happens on the link than that it is kept alive.
+    pub(crate) async fn stirred(&self) {
+        self.stirred.notified().await;
     }
 
     /// From now on the next packet counts as a use.
@@ -131,6 +153,7 @@ impl Watch {
     pub(crate) async fn run(mut self) {
         let connection = self.connection.clone();
         tokio::select! {
+            biased;
             _ = connection.closed() => {}
             () = self.follow() => connection.close(0u32.into(), b""),
         }
@@ -140,12 +163,14 @@ impl Watch {
     async fn follow(&mut self) {
         let mut silence = Silence::default();
         let mut last_move: Option<Instant> = None;
-        let mut pause = LOOK;
+        let (mut pause, mut looked) = (LOOK, Instant::now());
         loop {
             let ended = self.wait(pause).await;
-            let rests = self.observe(&mut silence);
-            let silent = silence.length(Instant::now());
+            // What is looked at again so soon does not rest yet.
+            let rests = self.observe(&mut silence) && looked.elapsed() >= LOOK;
             pause = self.pause(rests);
+            looked = Instant::now();
+            let silent = silence.length(looked);
             if silent >= self.broken_after() {
                 return;
             }
@@ -167,19 +192,25 @@ impl Watch {
         self.config.rest
     }
 
-    /// Waits for the next look: `pause` at most, less when the link is used. Tells whether its flow has ended.
+    /// Waits for the next look: `pause` at most, less when the link is used and answers. Tells whether its flow has ended.
     async fn wait(&self, pause: Duration) -> bool {
         let mut next = Instant::now() + pause;
         loop {
             tokio::select! {
+                biased;
                 () = self.flow_ended.notified() => return true,
                 () = self.pulse.used.notified() => next = next.min(Instant::now() + LOOK),
+                () = self.pulse.heard.notified() => {
+                    // The connection's task has yet to see what came.
+                    tokio::task::yield_now().await;
+                    return false;
+                }
                 () = tokio::time::sleep_until(next) => return false,
             }
         }
     }
 
-    /// Reads the counters; tells whether hardly anything has happened and nothing is expected.
+    /// Reads the counters; tells whether hardly anything has happened and nothing is expected. More than that is told to who waits for it.
     fn observe(&self, silence: &mut Silence) -> bool {
         let before = (silence.answers, silence.asked);
         let stats = self.connection.stats();
@@ -191,6 +222,9 @@ impl Watch {
         let news = answers
             .abs_diff(before.0)
             .max(silence.asked.abs_diff(before.1));
+        if news > KEPT_ALIVE {
+            self.pulse.stirred.notify_waiters();
+        }
         news <= KEPT_ALIVE && silence.since.is_none()
     }
 
@@ -241,7 +275,9 @@ impl Watch {
             return false;
         };
         flow.carries_quic();
-        let socket = VirtualSocket::new(flow, self.flow_ended.clone(), &self.bypass, &self.pulse);
+        let segments = self.config.receive_segments;
+        let (ended, bypass, pulse) = (self.flow_ended.clone(), &self.bypass, &self.pulse);
+        let socket = VirtualSocket::new(flow, ended, bypass, pulse, segments);
         self.socket = Arc::downgrade(&socket);
         tracing::debug!(hop = self.hop, "a link moves to a new socket");
         self.endpoint.rebind_abstract(socket).is_ok()
@@ -281,6 +317,24 @@ mod tests {
         assert!(used());
         pulse.packet();
         assert!(!used());
+    }
+
+    #[tokio::test]
+    async fn only_what_comes_first_after_that_packet_has_it_looked_at_too() {
+        let pulse = Pulse::new();
+        let heard = || futures_util::FutureExt::now_or_never(pulse.heard.notified()).is_some();
+        pulse.packet();
+        pulse.hear();
+        assert!(!heard(), "the link was in use");
+        pulse.rest();
+        pulse.hear();
+        assert!(!heard(), "nothing was sent");
+        pulse.packet();
+        assert!(!heard());
+        pulse.hear();
+        assert!(heard());
+        pulse.hear();
+        assert!(!heard());
     }
 
     #[test]

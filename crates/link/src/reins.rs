@@ -147,6 +147,9 @@ impl Reins {
             Congestion::Auto => agreed.congestion,
             own => own,
         };
+        self.0
+            .governor
+            .tell_all_losses(congestion == Congestion::Bbr);
         self.0.switch.set(congestion, spare);
     }
 

@@ -106,10 +106,7 @@ impl BoundShard {
         hooks: &Hooks,
     ) -> io::Result<Shard> {
         let server = server_config(tls, transport, secrets, &Hooks::default())?;
-        let acceptor = Acceptor {
-            config: server.clone(),
-            hooks: hooks.clone(),
-        };
+        let acceptor = Acceptor::new(server.clone(), hooks.clone());
         let aliases = Arc::new(Aliases::new(Ids::new(self.index, self.shards)));
         let socket = CoalescingSocket::new(self.udp, Arc::clone(&aliases))?;
         let forwarder = Forwarder::new(aliases, socket.shared());
@@ -138,6 +135,12 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
+    /// Accepts with `config`, whose cryptography is not hooked ([`server_config`]); `hooks` see the packets.
+    #[must_use]
+    pub const fn new(config: ServerConfig, hooks: Hooks) -> Self {
+        Self { config, hooks }
+    }
+
     /// Goes on with the handshake of `incoming`. `transport` is its own: the reins are put on it.
     ///
     /// # Errors

@@ -31,9 +31,6 @@ const SELF: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(192, 0, 
 /// What quinn hands over in one call at most: a batch of no more has just begun.
 const FIRST: usize = 10;
 
-/// How many datagrams one receive call may bring.
-const RECEIVE_SEGMENTS: usize = 44;
-
 /// After so many batches of which nothing was the connection's own, other tasks get their turn.
 const ROUNDS: usize = 32;
 
@@ -52,6 +49,8 @@ pub(crate) struct VirtualSocket {
     bypass: Arc<Bypass>,
     /// Told of each packet.
     pulse: Arc<Pulse>,
+    /// How many datagrams one receive call may bring.
+    segments: usize,
 }
 
 #[derive(Default)]
@@ -74,6 +73,7 @@ impl VirtualSocket {
         ended: Arc<Notify>,
         bypass: &Arc<Bypass>,
         pulse: &Arc<Pulse>,
+        segments: usize,
     ) -> Arc<Self> {
         let socket = Arc::new(Self {
             flow,
@@ -81,6 +81,7 @@ impl VirtualSocket {
             ended,
             bypass: Arc::clone(bypass),
             pulse: Arc::clone(pulse),
+            segments,
         });
         bypass.attach(&socket);
         tokio::spawn(flush_on_demand(Arc::downgrade(&socket)));
@@ -174,6 +175,7 @@ impl VirtualSocket {
         for _ in 0..ROUNDS {
             match self.flow.poll_recv(cx, buf) {
                 Poll::Ready(Ok(got)) => {
+                    self.pulse.hear();
                     let left = self.bypass.divert(buf, got);
                     if left.len > 0 || got.len == 0 {
                         return Some(left);
@@ -312,7 +314,7 @@ impl AsyncUdpSocket for VirtualSocket {
     }
 
     fn max_receive_segments(&self) -> usize {
-        RECEIVE_SEGMENTS
+        self.segments.max(1)
     }
 
     fn may_fragment(&self) -> bool {

@@ -1,4 +1,4 @@
-mod harness;
+pub(crate) mod harness;
 
 use std::{
     net::Ipv4Addr,
@@ -309,6 +309,32 @@ async fn a_link_at_rest_stays_without_moving() {
     assert_eq!(lab.client_ports().len(), 1);
     let kept_alive = lab.network.seen().len();
     assert!(kept_alive < 600, "{kept_alive} packets");
+}
+
+#[tokio::test(start_paused = true)]
+async fn links_at_rest_speak_seldom_but_often_enough_and_together() {
+    let lab = Lab::new();
+    let first = quic(&lab).await;
+    pause(7300).await;
+    let second = quic(&lab).await;
+    pause(40_000).await;
+    let from = Instant::now();
+    pause(200_000).await;
+    assert!(first.is_alive() && second.is_alive());
+    let seen = lab.network.seen().into_iter();
+    let sent =
+        seen.filter(|seen| seen.at >= from && lab.client_ports().contains(&seen.from.port()));
+    let mut sent: Vec<_> = sent
+        .map(|seen| (seen.from.port(), (seen.at - from).as_millis()))
+        .collect();
+    sent.sort_unstable();
+    assert!((14..=16).contains(&sent.len()), "{sent:?}");
+    let phase = sent[0].1 % 5000;
+    assert!(sent.iter().all(|(_, at)| at % 5000 == phase), "{sent:?}");
+    let pairs = sent.windows(2).filter(|pair| pair[0].0 == pair[1].0);
+    for pair in pairs {
+        assert_eq!(pair[1].1 - pair[0].1, 25_000);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -92,6 +92,8 @@ impl Lab {
         let socket = FarSocket::new(self.network.bind_at(RELAY), &mut self.tasks);
         let transport = Config {
             streams: 100,
+            // Relays do not speak by themselves.
+            keep_alive: Duration::from_secs(1000),
             ..Config::default()
         };
         let transport = Arc::new(transport.transport(0, 1472));
@@ -188,13 +190,13 @@ pub(super) async fn exchange(connection: &Connection, payload: &[u8]) {
 }
 
 /// The relay's UDP socket on the in-memory network.
-struct FarSocket {
+pub(crate) struct FarSocket {
     socket: Arc<Socket>,
     received: Mutex<mpsc::Receiver<(Vec<u8>, SocketAddr)>>,
 }
 
 impl FarSocket {
-    fn new(socket: Socket, tasks: &mut JoinSet<()>) -> Arc<Self> {
+    pub(crate) fn new(socket: Socket, tasks: &mut JoinSet<()>) -> Arc<Self> {
         let (sender, received) = mpsc::channel(4096);
         let socket = Arc::new(socket);
         let inner = Arc::downgrade(&socket);

@@ -1,0 +1,273 @@
+//! One authenticated channel to one relay, which carries circuits of cells: over QUIC, a stream for each circuit, or over TLS as Tor does.
+//! `onion` speaks over it at both ends; [`Channels`] keeps one for each pair of relays.
+//! tor-spec: "Channels" (link protocols 4 and 5), "Cell Packet format"; Tang and Goldberg, "An improved algorithm for Tor circuit scheduling".
+//!
+//! What a slow circuit does to the others is what this is about:
+//! - **QUIC**: nothing. A circuit that nobody reads stops its own stream when that one's window is full; one that the peer does not drain
+//!   fills its own queue. Circuits share the connection (its congestion window, the QUIC stack's lock), but no queue and no task.
+//! - **TLS**: they share one stream of octets, so the reader never waits for a circuit: one whose queue is full is destroyed. The writer
+//!   takes the quietest circuit first.
+//!
+//! # Not in this room
+//! What cells mean to a circuit (`onion`), certificates and proofs (`crypto::onion`), whom to dial (`directory`), who may connect (`relay`).
+
+mod config;
+mod counts;
+mod dial;
+pub mod ewma;
+pub mod handshake;
+mod hoard;
+mod ids;
+mod lane;
+mod quic;
+mod registry;
+mod serve;
+mod shake;
+#[cfg(test)]
+mod tests;
+mod tls;
+mod traffic;
+
+use std::{
+    fmt,
+    net::IpAddr,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use hoplite_crypto::onion::identity::PeerId;
+use hoplite_wire::cell::CircuitId;
+use tokio::sync::{SetOnce, mpsc};
+
+use self::handshake::Established;
+pub use self::{
+    config::Config,
+    counts::{Count, Counts},
+    dial::{ChannelDialer, How, Whom},
+    registry::Channels,
+    serve::ChannelServer,
+    traffic::{Receiver, Rejected, Sender},
+};
+
+/// What a channel runs over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A stream for each circuit.
+    Quic,
+    /// All circuits on one stream.
+    Tls,
+}
+
+/// Why a channel ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Why {
+    /// We closed it, or nobody held it any more.
+    #[error("it was closed here")]
+    Ours,
+    /// The peer closed it, or the road to it broke.
+    #[error("the peer or the road to it is gone")]
+    Gone,
+    /// The peer took nothing for too long.
+    #[error("the peer takes nothing")]
+    Stuck,
+    /// The peer did what the protocol forbids.
+    #[error("the peer broke the protocol: {0}")]
+    Violation(&'static str),
+}
+
+/// Why there is no circuit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Closed {
+    /// The channel has ended: dial again.
+    #[error("the channel has ended: {0}")]
+    Channel(Why),
+    /// It carries as many circuits as it may: end one, or take another relay.
+    #[error("the channel carries as many circuits as it may")]
+    Full,
+}
+
+/// A channel. Clones are the same one. It ends by [`close`](Self::close), or when neither a clone nor a circuit of it is left.
+#[derive(Clone)]
+pub struct Channel(Arc<Inner>);
+
+struct Inner {
+    established: Established,
+    /// We dialled it.
+    initiator: bool,
+    /// Where it was dialled, or dialled from.
+    remote: Option<IpAddr>,
+    carrier: Carrier,
+    arrivals: tokio::sync::Mutex<mpsc::Receiver<Circuit>>,
+    hold: Hold,
+}
+
+/// What carries the circuits.
+enum Carrier {
+    Quic(quic::Carrier),
+    Tls(tls::Carrier),
+}
+
+/// A circuit's place on a channel. The onion layer says DESTROY before it drops both ends; else the channel does.
+#[derive(Debug)]
+pub struct Circuit {
+    /// Its id on this channel.
+    pub id: CircuitId,
+    /// Towards the peer.
+    pub sender: Sender,
+    /// From the peer.
+    pub receiver: Receiver,
+}
+
+impl Channel {
+    /// Who the peer is, if it said so: a client does not.
+    pub fn peer(&self) -> Option<&PeerId> {
+        self.0.established.peer.as_ref()
+    }
+
+    /// What it runs over.
+    pub fn kind(&self) -> Kind {
+        match self.0.carrier {
+            Carrier::Quic(_) => Kind::Quic,
+            Carrier::Tls(_) => Kind::Tls,
+        }
+    }
+
+    /// What was agreed and said in the link handshake.
+    pub fn established(&self) -> &Established {
+        &self.0.established
+    }
+
+    /// Whether the peer is who should be at `address`: it was dialled there, or says itself that it is there.
+    /// tor-spec: "Canonical connections".
+    pub fn is_canonical(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        let claims = &self.0.established.theirs;
+        self.0.remote == Some(address) || claims.iter().any(|claim| claim.to_canonical() == address)
+    }
+
+    /// Begins a circuit: its id is chosen, the peer learns of it by the first cell. Waits while QUIC has no stream to give.
+    ///
+    /// # Errors
+    /// [`Closed`].
+    pub async fn open(&self) -> Result<Circuit, Closed> {
+        match &self.0.carrier {
+            Carrier::Quic(carrier) => carrier.open(&self.0.hold).await,
+            Carrier::Tls(carrier) => carrier.open(&self.0.hold),
+        }
+    }
+
+    /// The next circuit that the peer begins; `None` when the channel has ended. Its first cell is there already.
+    /// Circuits that nobody accepts are refused beyond [`Config::arrivals`].
+    pub async fn accept(&self) -> Option<Circuit> {
+        self.0.arrivals.lock().await.recv().await
+    }
+
+    /// Waits for the end.
+    pub async fn closed(&self) -> Why {
+        self.0.hold.ending().wait().await
+    }
+
+    /// Whether it has not ended.
+    pub fn is_open(&self) -> bool {
+        self.0.hold.ending().why().is_none()
+    }
+
+    /// Ends it, with all circuits.
+    pub fn close(&self) {
+        self.0.hold.ending().end(Why::Ours);
+    }
+
+    /// The device's network may have changed: if it is dead, that should be noticed soon. Over TLS nothing is asked of the peer.
+    pub fn look(&self) {
+        if let Some(link) = &self.0.hold.0.link {
+            link.use_now();
+        }
+    }
+
+    /// How many circuits it carries.
+    pub fn circuits(&self) -> usize {
+        match &self.0.carrier {
+            Carrier::Quic(carrier) => carrier.circuits(),
+            Carrier::Tls(carrier) => carrier.circuits(),
+        }
+    }
+
+    fn is_ours(&self) -> bool {
+        self.0.initiator
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// Held by each clone of a channel and by each circuit; the channel ends with the last.
+#[derive(Clone)]
+struct Hold(Arc<Held>);
+
+struct Held {
+    ending: Ending,
+    /// The watch over a QUIC connection that we dialled ends with it.
+    link: Option<crate::QuicLink>,
+}
+
+impl Hold {
+    fn new(ending: Ending, link: Option<crate::QuicLink>) -> Self {
+        Self(Arc::new(Held { ending, link }))
+    }
+
+    fn ending(&self) -> &Ending {
+        &self.0.ending
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.ending.end(Why::Ours);
+    }
+}
+
+/// Whether and why a channel has ended. The first reason counts. Who waits is woken in the order of waiting.
+#[derive(Clone, Debug)]
+struct Ending(Arc<SetOnce<Why>>);
+
+impl Ending {
+    fn new() -> Self {
+        Self(Arc::default())
+    }
+
+    fn end(&self, why: Why) {
+        // A later reason is not told.
+        self.0.set(why).ok();
+    }
+
+    fn why(&self) -> Option<Why> {
+        self.0.get().copied()
+    }
+
+    async fn wait(&self) -> Why {
+        *self.0.wait().await
+    }
+}
+
+/// A mutex whose poison does not matter: nothing that holds it leaves a mess.
+#[derive(Debug, Default)]
+struct Guarded<T>(Mutex<T>);
+
+impl<T> Guarded<T> {
+    const fn new(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channel")
+            .field("kind", &self.kind())
+            .field("known", &self.peer().is_some())
+            .finish_non_exhaustive()
+    }
+}

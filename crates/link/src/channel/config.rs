@@ -1,0 +1,114 @@
+//! How channels behave: bounds and times, each with its default. Both ends use it; `hoplite` fills it from the configuration file.
+
+use std::time::Duration;
+
+use hoplite_wire::cell;
+
+/// Bounds and times of a channel. What happens at a bound stands beside it; all of it is counted in [`Counts`](super::Counts).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// How long the link handshake may take, and how long a QUIC stream may be without its first cell.
+    pub handshake: Duration,
+    /// How many cells a peer may send before NETINFO; one more, and the channel is refused.
+    pub greetings: usize,
+    /// The largest cell of variable length, in octets; a larger one closes the channel.
+    pub largest_variable: usize,
+    /// How many circuits a relay may have open on a channel, each way; one more is refused by DESTROY (QUIC: has no stream).
+    pub circuits: u32,
+    /// The same for a peer that did not say who it is.
+    pub guest_circuits: u32,
+    /// How many new circuits may wait for [`Channel::accept`](super::Channel::accept); one more is refused.
+    pub arrivals: usize,
+    /// How many cells of a circuit may wait to be sent; at the bound its sender waits.
+    pub outbox: usize,
+    /// TLS: how many cells of a circuit may wait to be received, since nothing stops the peer from sending them; one more, and
+    /// that circuit is destroyed. It must be above the largest window that circuits are allowed.
+    pub inbox: usize,
+    /// QUIC: how many octets of a circuit the peer may send ahead of its reader; at the bound that circuit alone stops.
+    /// The default is what Tor's fixed window of 1,000 cells takes.
+    pub window: u32,
+    /// QUIC: how many octets of all circuits together may wait on one channel, each way, whatever the number of circuits. Below it no circuit
+    /// takes another's; at it, they all wait for those that stand still.
+    pub windows: u64,
+    /// The same for a peer that did not say who it is: it harms its own circuits alone.
+    pub guest_windows: u64,
+    /// How many octets may wait in all circuits of the process; beyond it, the circuits that move least are destroyed (C tor: MaxMemInQueues).
+    pub queued: u64,
+    /// QUIC: how many octets the peer may send before it has shown who it is.
+    pub greeting_window: u32,
+    /// TLS: how many answers of the channel itself (DESTROY) may wait to be sent; further ones are left out.
+    pub answers: usize,
+    /// TLS: how long the peer may take nothing of what is sent before the channel is given up.
+    pub stuck: Duration,
+    /// QUIC: how long the last cells of a circuit may take to arrive before its stream is reset.
+    pub linger: Duration,
+    /// After so long a circuit's cells count half when it is decided who is quiet (C tor: 30 s).
+    pub half_life: Duration,
+    /// How long a channel without circuits is kept in [`Channels`](super::Channels).
+    pub idle: Duration,
+    /// How many relays [`Channels`](super::Channels) knows; one more cannot be dialled until another is idle.
+    pub channels: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            handshake: Duration::from_secs(10),
+            greetings: 64,
+            largest_variable: cell::LARGEST_VARIABLE,
+            circuits: 1024,
+            guest_circuits: 64,
+            arrivals: 256,
+            outbox: 64,
+            inbox: 4096,
+            window: 512_000,
+            windows: 256 << 20,
+            guest_windows: 64 << 20,
+            queued: 1 << 30,
+            greeting_window: 256 << 10,
+            answers: 1024,
+            stuck: Duration::from_secs(60),
+            linger: Duration::from_secs(5),
+            half_life: Duration::from_secs(30),
+            idle: Duration::from_secs(180),
+            channels: 4096,
+        }
+    }
+}
+
+impl Config {
+    /// A QUIC connection's configuration, for a peer that has not said who it is yet. A relay that serves channels accepts with it.
+    #[must_use]
+    pub fn greeting(&self, link: &crate::Config) -> crate::Config {
+        crate::Config {
+            streams: self.guest_circuits.saturating_add(1),
+            stream_window: self.window,
+            connection_window: self.greeting_window,
+            ..link.clone()
+        }
+    }
+
+    /// How many circuits a peer may open, by whether it said who it is.
+    pub(super) fn most_circuits(&self, known: bool) -> u32 {
+        if known {
+            self.circuits
+        } else {
+            self.guest_circuits
+        }
+    }
+
+    /// QUIC: how many octets of all circuits together may be on their way, each direction: so many that no circuit takes another's, up to a bound.
+    /// Circuits that we open count like the peer's; the control stream is one more.
+    pub(super) fn whole_window(&self, known: bool) -> u64 {
+        let streams = u64::from(self.most_circuits(known)).saturating_mul(2);
+        let most = if known {
+            self.windows
+        } else {
+            self.guest_windows
+        };
+        streams
+            .saturating_add(1)
+            .saturating_mul(self.window.into())
+            .min(most.max(self.window.into()))
+    }
+}

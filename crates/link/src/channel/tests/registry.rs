@@ -1,0 +1,152 @@
+//! One channel for each pair of relays.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use hoplite_overlay::{Reason, Terms};
+use hoplite_wire::Target;
+use tokio::time::Instant;
+
+use super::harness::{CLIENT, SECRET, World, circuit, ed25519, limit, relay};
+use crate::channel::{Channels, Config, How};
+
+/// The registry of another relay, and how many channels it dialled.
+fn channels(world: &World) -> (Channels, Arc<AtomicUsize>) {
+    let dialled = Arc::<AtomicUsize>::default();
+    let count = Arc::clone(&dialled);
+    let channels = Channels::new(world.dialer(relay(1)), move |_| {
+        count.fetch_add(1, Relaxed);
+    });
+    (channels, dialled)
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_at_the_same_time_share_one_dial_and_later_ones_its_channel() {
+    let world = World::new(Config::default());
+    let (channels, dialled) = channels(&world);
+    let (whom, terms) = (world.whom(), Terms::default());
+    let got = join_all((0..20).map(|_| channels.get(&whom, How::Quic, &terms)));
+    let got: Vec<_> = limit(got).await.into_iter().map(Result::unwrap).collect();
+    let later = limit(channels.get(&whom, How::Raced, &terms))
+        .await
+        .unwrap();
+    assert!(got.iter().all(|channel| channel.is(&later)));
+    assert_eq!((dialled.load(Relaxed), channels.len()), (1, 1));
+    world.served().await.unwrap();
+    let another = tokio::time::timeout(Duration::from_secs(5), world.served());
+    assert!(another.await.is_err(), "it was dialled once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dial_goes_on_when_the_caller_that_began_it_gives_up() {
+    let world = World::new(Config::default());
+    let (channels, _) = channels(&world);
+    let (whom, terms) = (world.whom(), Terms::default());
+    let impatient = channels.get(&whom, How::Tls, &terms);
+    let given_up = tokio::time::timeout(Duration::from_millis(1), impatient).await;
+    assert!(given_up.is_err());
+    limit(channels.get(&whom, How::Tls, &terms)).await.unwrap();
+    assert_eq!(channels.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_dial_is_told_to_all_who_waited_and_the_next_caller_dials_again() {
+    let world = World::new(Config::default());
+    let (channels, _) = channels(&world);
+    let (mut whom, terms) = (world.whom(), Terms::default());
+    whom.identity = Some([7; 32]);
+    for attempt in 1..=2 {
+        let refused = join_all((0..5).map(|_| channels.get(&whom, How::Quic, &terms)));
+        for refused in limit(refused).await {
+            assert_eq!(refused.unwrap_err().reason(), Some(Reason::Identity));
+        }
+        assert_eq!((world.here.refused.get(), channels.len()), (attempt, 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_channel_that_ended_is_dialled_again() {
+    let world = World::new(Config::default());
+    let (channels, dialled) = channels(&world);
+    let (whom, terms) = (world.whom(), Terms::default());
+    let first = limit(channels.get(&whom, How::Quic, &terms)).await.unwrap();
+    first.close();
+    let second = limit(channels.get(&whom, How::Quic, &terms)).await.unwrap();
+    assert!(second.is_open() && !second.is(&first));
+    assert_eq!(dialled.load(Relaxed), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_channel_that_the_peer_dialled_is_used_where_it_is_canonical() {
+    let world = World::new(Config::default());
+    let (_near, far) = world.pair(How::Quic).await;
+    let (channels, dialled) = channels(&world);
+    channels.add(&far);
+    let mut whom = world.whom();
+    whom.identity = Some(ed25519(&relay(1)));
+    let got = limit(channels.get(&whom, How::Quic, &Terms::default())).await;
+    assert!(got.unwrap().is(&far), "it says itself that it is there");
+    whom.address = Target::from(SocketAddr::from((CLIENT, 443)));
+    let got = limit(channels.get(&whom, How::Quic, &Terms::default())).await;
+    assert!(got.unwrap().is(&far), "it came from there");
+    whom.address = Target::from(SocketAddr::from(([203, 0, 113, 77], 443)));
+    let got = limit(channels.get(&whom, How::Quic, &Terms::default())).await;
+    assert!(got.is_err(), "nobody says that it is there: it is dialled");
+    assert_eq!(dialled.load(Relaxed), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_kept_of_clients() {
+    let world = World::new(Config::default());
+    let (_near, far) = world.pair_as(Default::default(), How::Tls).await;
+    let (channels, _) = channels(&world);
+    channels.add(&far);
+    assert!(channels.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn channels_without_circuits_are_closed_after_a_while_and_others_are_not() {
+    let world = World::new(Config::default());
+    let (channels, _) = channels(&world);
+    let (whom, terms) = (world.whom(), Terms::default());
+    let near = limit(channels.get(&whom, How::Quic, &terms)).await.unwrap();
+    let far = world.served().await.unwrap();
+    let pair = circuit(&near, &far).await;
+    let idle = world.config.idle;
+    let start = Instant::now();
+    for look in 0..3 {
+        channels.sweep(start + look * idle);
+    }
+    assert!(near.is_open());
+    drop(pair);
+    super::until(|| near.circuits() == 0).await;
+    channels.sweep(start + 3 * idle);
+    assert!(near.is_open());
+    channels.sweep(start + 4 * idle);
+    assert!(!near.is_open() && channels.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn there_are_channels_to_so_many_relays_and_no_more() {
+    let config = Config {
+        channels: 1,
+        ..Config::default()
+    };
+    let world = World::new(config);
+    let (channels, _) = channels(&world);
+    let (mut whom, terms) = (world.whom(), Terms::default());
+    let first = limit(channels.get(&whom, How::Quic, &terms)).await.unwrap();
+    whom.identity = Some([7; 32]);
+    let refused = limit(channels.get(&whom, How::Quic, &terms)).await;
+    assert_eq!(refused.unwrap_err().reason(), Some(Reason::Limit));
+    first.close();
+    whom.identity = Some(ed25519(&relay(SECRET)));
+    limit(channels.get(&whom, How::Quic, &terms)).await.unwrap();
+}

@@ -1,0 +1,299 @@
+//! A channel over TLS: all circuits on one stream of octets. One task reads and never waits for a circuit, one writes the quietest circuit first.
+//! What they and the circuits' ends share is [`Shared`], with the machine [`mux`] inside; the tasks are dull.
+//! tor-spec: "Cell Packet format", "Relay cells"; C tor's `circuitmux_ewma`.
+
+mod mux;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    io,
+    sync::{Arc, Weak},
+};
+
+use bytes::BytesMut;
+use hoplite_wire::cell::{CircuitId, Reader};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    sync::{Notify, mpsc},
+    time::{Instant, timeout},
+};
+
+pub(super) use self::mux::destroy;
+use self::mux::{Mux, News};
+use super::{
+    Circuit, Closed, Config, Counts, Ending, Guarded, Held, Hold, Why,
+    ewma::Scale,
+    hoard::Gauge,
+    ids::Ids,
+    traffic::{Keeper, Place, Receiver, Sender, Source},
+};
+
+/// How much is read at once, in octets.
+const READ: usize = 32 << 10;
+/// How much is written at once, in octets: one TLS record. More would be decided too early.
+const WRITE: usize = 16 << 10;
+/// DESTROY without a reason (tor-spec: "Tearing down circuits").
+const NONE: u8 = 0;
+/// DESTROY: the peer broke the protocol.
+const PROTOCOL: u8 = 1;
+/// DESTROY: no room.
+const RESOURCE_LIMIT: u8 = 5;
+
+/// What the two tasks and all circuits of a channel share. The lock is held for a batch of cells at most, and over no wait.
+pub(super) struct Shared {
+    mux: Guarded<Mux>,
+    /// The writer has something to do.
+    work: Notify,
+    counts: Arc<Counts>,
+    config: Config,
+    ending: Ending,
+}
+
+/// What a channel keeps of it.
+pub(super) struct Carrier(Arc<Shared>);
+
+/// Which circuit of a channel a circuit's end belongs to. Ids come again, serial numbers do not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Line {
+    pub(super) id: CircuitId,
+    pub(super) serial: u64,
+}
+
+/// What the tasks need besides.
+pub(super) struct Road<S> {
+    pub(super) stream: S,
+    /// With what was read behind the handshake.
+    pub(super) reader: Reader,
+    pub(super) arrivals: mpsc::Sender<Circuit>,
+}
+
+/// Starts the tasks.
+pub(super) fn start<S>(
+    road: Road<S>,
+    ids: Ids,
+    config: &Config,
+    counts: &Arc<Counts>,
+) -> (Carrier, Hold)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let ending = Ending::new();
+    let hold = Hold::new(ending.clone(), None);
+    let scale = Scale::new(Instant::now(), config.half_life);
+    let shared = Arc::new(Shared {
+        mux: Guarded::new(Mux::new(ids, scale, config, Arc::clone(counts))),
+        work: Notify::new(),
+        counts: Arc::clone(counts),
+        config: config.clone(),
+        ending,
+    });
+    let (read, write) = tokio::io::split(road.stream);
+    let door = Door {
+        shared: Arc::clone(&shared),
+        hold: Arc::downgrade(&hold.0),
+        arrivals: road.arrivals,
+    };
+    tokio::spawn(door.run(read, road.reader));
+    tokio::spawn(run_writer(Arc::clone(&shared), write));
+    (Carrier(shared), hold)
+}
+
+impl Carrier {
+    pub(super) fn open(&self, hold: &Hold) -> Result<Circuit, Closed> {
+        if let Some(why) = self.0.ending.why() {
+            return Err(Closed::Channel(why));
+        }
+        let news = self.0.mux.lock().open().ok_or(Closed::Full)?;
+        Ok(self.0.circuit(news, hold.clone()))
+    }
+
+    pub(super) fn circuits(&self) -> usize {
+        self.0.mux.lock().len()
+    }
+}
+
+impl Shared {
+    /// A circuit's queue is no longer empty.
+    pub(super) fn has_cells(&self, line: Line) {
+        self.mux.lock().has_cells(line);
+        self.work.notify_one();
+    }
+
+    /// The circuit is ended here, and the peer is told before anything else.
+    pub(super) fn destroy(&self, line: Line, reason: u8) {
+        self.mux.lock().destroy(line, reason);
+        self.work.notify_one();
+    }
+
+    /// Nobody holds an end of the circuit any more.
+    pub(super) fn abandon(&self, line: Line, destroyed: bool) {
+        self.mux.lock().abandon(line, destroyed);
+        self.work.notify_one();
+    }
+
+    fn circuit(self: &Arc<Self>, news: News, hold: Hold) -> Circuit {
+        let line = news.line;
+        let gauge = Arc::new(Gauge::tls(news.outbox.watch(), news.inbox.watch()));
+        self.counts.enter(&gauge, &self.config);
+        let keeper = Keeper::Tls(Arc::clone(self), line.serial);
+        let place = Place::new(line.id, keeper, hold, gauge);
+        Circuit {
+            id: line.id,
+            sender: Sender::new(news.outbox, Arc::clone(&place)),
+            receiver: Receiver::new(Source::Lane(news.inbox), place),
+        }
+    }
+}
+
+/// Takes cells in.
+struct Door {
+    shared: Arc<Shared>,
+    hold: Weak<Held>,
+    arrivals: mpsc::Sender<Circuit>,
+}
+
+impl Door {
+    async fn run<R: AsyncRead + Unpin>(self, mut stream: R, mut reader: Reader) {
+        let ending = self.shared.ending.clone();
+        let why = tokio::select! {
+            biased;
+            why = self.read(&mut stream, &mut reader) => why,
+            why = ending.wait() => why,
+        };
+        if matches!(why, Why::Violation(_)) {
+            self.shared.counts.violations.up();
+        }
+        // The writer, which has the last word, ends the circuits.
+        ending.end(why);
+        if why == Why::Ours {
+            // A stream that is dropped before the peer has ended it is reset, and takes our last words with it.
+            drop(timeout(self.shared.config.linger, until_end(&mut stream)).await);
+        }
+    }
+
+    async fn read<R: AsyncRead + Unpin>(&self, stream: &mut R, reader: &mut Reader) -> Why {
+        let mut room = BytesMut::new();
+        loop {
+            if let Err(why) = self.take(reader) {
+                return why;
+            }
+            // What a read leaves of the room is for the next: few octets do not hold much memory.
+            if room.capacity() < READ / 2 {
+                room = BytesMut::with_capacity(READ);
+            }
+            match stream.read_buf(&mut room).await {
+                Ok(0) | Err(_) => return Why::Gone,
+                Ok(_) => reader.push(room.split()),
+            }
+        }
+    }
+
+    /// Hands out the cells that are there. Never waits.
+    fn take(&self, reader: &mut Reader) -> Result<(), Why> {
+        let mut new = Vec::new();
+        let mut mux = self.shared.mux.lock();
+        let end = loop {
+            match reader.next() {
+                Ok(Some(cell)) => new.extend(mux.arrived(cell)),
+                Ok(None) => break Ok(()),
+                Err(_) => break Err(Why::Violation("a malformed cell")),
+            }
+        };
+        let answers = mux.has_answers();
+        drop(mux);
+        new.into_iter().for_each(|news| self.announce(news));
+        if answers {
+            self.shared.work.notify_one();
+        }
+        end
+    }
+
+    /// Refuses what nobody accepts.
+    fn announce(&self, news: News) {
+        let Some(hold) = self.hold.upgrade().map(Hold) else {
+            return;
+        };
+        let circuit = self.shared.circuit(news, hold);
+        if let Err(refused) = self.arrivals.try_send(circuit) {
+            self.shared.counts.too_many.up();
+            refused.into_inner().sender.destroy(RESOURCE_LIMIT);
+        }
+    }
+}
+
+/// Throws away what still comes.
+async fn until_end<R: AsyncRead + Unpin>(stream: &mut R) {
+    let mut octets = BytesMut::with_capacity(READ);
+    while let Ok(1..) = stream.read_buf(&mut octets).await {
+        octets.clear();
+    }
+}
+
+async fn run_writer<W: AsyncWrite + Unpin>(shared: Arc<Shared>, mut stream: W) {
+    let mut out = BytesMut::with_capacity(WRITE);
+    let ending = shared.ending.clone();
+    let why = tokio::select! {
+        biased;
+        why = keep_writing(&shared, &mut stream, &mut out) => why,
+        why = ending.wait() => why,
+    };
+    ending.end(why);
+    if why == Why::Ours {
+        drop(
+            timeout(
+                shared.config.linger,
+                last_words(&shared, &mut stream, &mut out),
+            )
+            .await,
+        );
+    }
+    shared.mux.lock().end();
+}
+
+async fn keep_writing<W: AsyncWrite + Unpin>(
+    shared: &Shared,
+    stream: &mut W,
+    out: &mut BytesMut,
+) -> Why {
+    loop {
+        shared.mux.lock().take(Instant::now(), WRITE, out);
+        if out.is_empty() {
+            shared.work.notified().await;
+            continue;
+        }
+        match timeout(shared.config.stuck, write(stream, out)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return Why::Gone,
+            Err(_) => {
+                shared.counts.stuck.up();
+                return Why::Stuck;
+            }
+        }
+    }
+}
+
+/// What is still queued when the channel is closed here: DESTROY most of all.
+async fn last_words<W: AsyncWrite + Unpin>(
+    shared: &Shared,
+    stream: &mut W,
+    out: &mut BytesMut,
+) -> io::Result<()> {
+    loop {
+        write(stream, out).await?;
+        shared.mux.lock().take(Instant::now(), WRITE, out);
+        if out.is_empty() {
+            return stream.shutdown().await;
+        }
+    }
+}
+
+/// Cancelled within a write, the rest stays in `out`.
+async fn write<W: AsyncWrite + Unpin>(stream: &mut W, out: &mut BytesMut) -> io::Result<()> {
+    while !out.is_empty() {
+        if stream.write_buf(out).await? == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+    }
+    stream.flush().await
+}
