@@ -1,0 +1,381 @@
+//! Authorities that talk in memory, at times that the test hands in: they agree, they fall out, they lie.
+
+use super::*;
+use crate::testing::{descriptor, key, public, said, signed_by, trust};
+use crate::{check::check_list, sign_descriptor};
+use hoplite_wire::directory::{Descriptor, List, Stage};
+
+const INTERVAL: u64 = 3600;
+const VOTING: u64 = 300;
+/// A multiple of the interval.
+const START: u64 = 472_222 * INTERVAL;
+
+fn config(n: u8, known: u8, threshold: usize) -> Config {
+    Config {
+        key: key(n),
+        trust: trust(known, threshold),
+        interval: INTERVAL,
+        voting: VOTING,
+        intervals: 3,
+        bandwidth_cap: 1_000_000 * u64::from(n),
+        admission: Admission {
+            relays: 100,
+            per_address: 2,
+            life: 18 * 3600,
+            private: true,
+            only: Vec::new(),
+            refuse: Vec::new(),
+        },
+    }
+}
+
+fn authorities(known: u8, threshold: usize) -> Vec<Authority> {
+    let new = |n| Authority::new(config(n, known, threshold), START - INTERVAL);
+    (1..=known).map(new).collect()
+}
+
+fn place(authorities: &[Authority], who: &Key) -> Option<usize> {
+    authorities
+        .iter()
+        .position(|authority| Key(authority.config.key.public()) == *who)
+}
+
+fn answer(authority: &Authority, want: &Want) -> Option<String> {
+    let mut parts = want.path.split('/').skip(3);
+    let at = parts.next()?.parse().ok()?;
+    match want.is_vote {
+        true => authority.vote(at, &parts.next()?.parse().ok()?),
+        false => authority.signed(at),
+    }
+}
+
+/// All ask each other for what they want; `may` says who reaches whom.
+fn exchange(
+    authorities: &mut [Authority],
+    now: u64,
+    may: impl Fn(usize, usize) -> bool,
+) -> Vec<Event> {
+    let mut events = Vec::new();
+    for asking in 0..authorities.len() {
+        events.extend(authorities[asking].tick(now));
+        for want in authorities[asking].wants(now) {
+            let Some(asked) = place(authorities, &want.from).filter(|asked| may(asking, *asked))
+            else {
+                continue;
+            };
+            if let Some(text) = answer(&authorities[asked], &want) {
+                events.extend(
+                    authorities[asking]
+                        .heard(&want, &text, now)
+                        .expect("honest"),
+                );
+            }
+        }
+    }
+    events
+}
+
+/// One period from the first vote to the list.
+fn period(
+    authorities: &mut [Authority],
+    start: u64,
+    may: impl Fn(usize, usize) -> bool + Copy,
+) -> Vec<Event> {
+    let times = [
+        start - 2 * VOTING,
+        start - VOTING - 2,
+        start - VOTING - 1,
+        start - VOTING,
+        start - 1,
+        start,
+        start + 1,
+    ];
+    times
+        .into_iter()
+        .flat_map(|now| exchange(authorities, now, may))
+        .collect()
+}
+
+fn everybody(_: usize, _: usize) -> bool {
+    true
+}
+
+fn upload(authority: &mut Authority, n: u8) {
+    let relay = Descriptor {
+        published: START - INTERVAL,
+        ..said(n)
+    };
+    let signed = sign_descriptor(relay, &key(n)).expect("signed");
+    authority
+        .upload(&signed.to_string(), START - INTERVAL)
+        .expect("taken");
+}
+
+fn text(authority: &Authority) -> Option<String> {
+    String::from_utf8(authority.list()?.to_vec()).ok()
+}
+
+fn names(authority: &Authority, known: u8, threshold: usize) -> Option<Vec<String>> {
+    let list = check_list(&text(authority)?, &trust(known, threshold), START).expect("right");
+    let mut names: Vec<_> = list
+        .list
+        .relays
+        .into_iter()
+        .map(|relay| relay.descriptor.name)
+        .collect();
+    names.sort();
+    Some(names)
+}
+
+#[test]
+fn what_a_majority_knows_is_listed_and_all_sign_the_same_octets() {
+    let mut three = authorities(3, 2);
+    for (authority, relay) in [(0, 11), (1, 11), (2, 11), (0, 12), (1, 12), (2, 13)] {
+        upload(&mut three[authority], relay);
+    }
+    let events = period(&mut three, START, everybody);
+    assert_eq!(
+        events
+            .iter()
+            .filter(|event| **event == Event::Published(3))
+            .count(),
+        3,
+        "{events:?}"
+    );
+    let lists: Vec<_> = three
+        .iter()
+        .map(|authority| names(authority, 3, 3))
+        .collect();
+    assert!(
+        three
+            .iter()
+            .all(|authority| names(authority, 3, 2)
+                == Some(vec!["relay11".into(), "relay12".into()])),
+        "{lists:?}"
+    );
+    let list = check_list(&text(&three[2]).expect("there"), &trust(3, 2), START).expect("right");
+    assert_eq!(list.list.params["bandwidth-cap"], 2_000_000, "the median");
+}
+
+#[test]
+fn an_authority_gone_leaves_the_others_working() {
+    let mut three = authorities(3, 2);
+    (0..3).for_each(|authority| upload(&mut three[authority], 11));
+    period(&mut three, START, |a, b| a != 2 && b != 2);
+    assert_eq!(names(&three[0], 3, 2), Some(vec!["relay11".into()]));
+    assert_eq!(names(&three[1], 3, 2), Some(vec!["relay11".into()]));
+    assert_eq!(three[2].list(), None);
+}
+
+#[test]
+fn without_a_majority_there_is_no_list_and_it_is_said() {
+    let mut three = authorities(3, 2);
+    period(&mut three, START, |_, _| false);
+    assert!(three.iter().all(|authority| authority.list().is_none()));
+    let events = period(&mut three, START + INTERVAL, |_, _| false);
+    assert!(
+        events.contains(&Event::Failed {
+            signatures: 1,
+            others: 0
+        }),
+        "{events:?}"
+    );
+}
+
+#[test]
+fn a_vote_reaches_who_cannot_reach_its_voter_through_others() {
+    let mut three = authorities(3, 3);
+    (0..3).for_each(|authority| upload(&mut three[authority], 11));
+    upload(&mut three[0], 12);
+    upload(&mut three[1], 12);
+    // 1 and 3 do not reach each other.
+    period(&mut three, START, |a, b| a + b != 2 || a == b);
+    let lists: Vec<_> = three
+        .iter()
+        .filter_map(|authority| names(authority, 3, 3))
+        .collect();
+    assert!(
+        !lists.is_empty() && lists.iter().all(|list| list.len() == 2),
+        "{lists:?}"
+    );
+}
+
+#[test]
+fn who_votes_twice_does_not_count() {
+    let mut three = authorities(3, 2);
+    upload(&mut three[0], 11);
+    let now = START - 2 * VOTING;
+    three
+        .iter_mut()
+        .for_each(|authority| drop(authority.tick(now)));
+    let want = Want {
+        from: public(2),
+        path: String::new(),
+        is_vote: true,
+    };
+    let vote = |relays: &[u8]| {
+        let relays: Vec<_> = relays.iter().copied().map(descriptor).collect();
+        let mut list = crate::testing::list(START, &relays);
+        list.stage = Stage::Vote;
+        signed_by(&list, &[2]).to_string()
+    };
+    assert_eq!(three[0].heard(&want, &vote(&[11]), now), Ok(vec![]));
+    assert_eq!(three[0].heard(&want, &vote(&[11]), now), Ok(vec![]));
+    assert_eq!(
+        three[0].heard(&want, &vote(&[]), now),
+        Ok(vec![Event::TwoFaced])
+    );
+    let events = three[0].tick(START - VOTING);
+    assert_eq!(
+        events,
+        [Event::Signed {
+            votes: 1,
+            relays: 0
+        }]
+    );
+}
+
+#[test]
+fn votes_of_strangers_and_for_other_times_are_refused() {
+    let mut one = authorities(3, 2).remove(0);
+    let now = START - 2 * VOTING;
+    one.tick(now);
+    let want = Want {
+        from: public(2),
+        path: String::new(),
+        is_vote: true,
+    };
+    let mut list = crate::testing::list(START, &[]);
+    list.stage = Stage::Vote;
+    let forged = Err(Refused::Forged { good: 0, needed: 1 });
+    assert_eq!(
+        one.heard(&want, &signed_by(&list, &[9]).to_string(), now),
+        forged
+    );
+    let late = List {
+        valid_after: START + INTERVAL,
+        fresh_until: START + 2 * INTERVAL,
+        valid_until: START + 4 * INTERVAL,
+        ..list
+    };
+    assert!(
+        one.heard(&want, &signed_by(&late, &[2]).to_string(), now)
+            .is_err()
+    );
+}
+
+#[test]
+fn signatures_under_another_list_are_counted_as_disagreement_only() {
+    let mut one = authorities(3, 2).remove(0);
+    one.tick(START - 2 * VOTING);
+    one.tick(START - VOTING);
+    let other = signed_by(&crate::testing::list(START, &[descriptor(9)]), &[2, 3]);
+    let want = Want {
+        from: public(2),
+        path: String::new(),
+        is_vote: false,
+    };
+    assert_eq!(one.heard(&want, &other.to_string(), START), Ok(vec![]));
+    assert_eq!(one.list(), None);
+    let events = one.tick(START + INTERVAL - 2 * VOTING);
+    assert_eq!(
+        events[0],
+        Event::Failed {
+            signatures: 1,
+            others: 2
+        }
+    );
+}
+
+#[test]
+fn an_authority_signs_nothing_in_a_period_that_it_did_not_begin_with() {
+    let mut late = Authority::new(config(1, 1, 1), START - VOTING);
+    assert_eq!(late.tick(START - VOTING), []);
+    assert_eq!(late.tick(START), []);
+    assert_eq!(late.tick(START + INTERVAL - 2 * VOTING), [Event::Voted(0)]);
+}
+
+#[test]
+fn a_clock_set_back_makes_no_second_list() {
+    let mut one = authorities(1, 1).remove(0);
+    period(std::slice::from_mut(&mut one), START, everybody);
+    let list = text(&one).expect("there");
+    upload(&mut one, 11);
+    period(std::slice::from_mut(&mut one), START, everybody);
+    assert_eq!(text(&one).as_ref(), Some(&list));
+    let mut again = Authority::new(config(1, 1, 1), START - INTERVAL);
+    again.resume(&list, START).expect("still good");
+    upload(&mut again, 11);
+    period(std::slice::from_mut(&mut again), START, everybody);
+    assert_eq!(text(&again), Some(list));
+}
+
+#[test]
+fn what_a_relay_hands_in_is_refused_with_the_reason() {
+    let mut one = authorities(1, 1).remove(0);
+    let now = START;
+    let mut upload = |change: &dyn Fn(&mut Descriptor), n: u8| {
+        let mut relay = Descriptor {
+            published: now - 10,
+            ..said(n)
+        };
+        change(&mut relay);
+        one.upload(
+            &sign_descriptor(relay, &key(n)).expect("signed").to_string(),
+            now,
+        )
+    };
+    assert_eq!(upload(&|_| (), 11), Ok(public(11)));
+    assert_eq!(upload(&|_| (), 11), Err(Rejected::Superseded));
+    assert_eq!(upload(&|relay| relay.published = now, 11), Ok(public(11)));
+    assert_eq!(
+        upload(&|relay| relay.published = now - 20 * 3600, 12),
+        Err(Rejected::Old)
+    );
+    assert_eq!(
+        upload(&|relay| relay.published = now + 61, 12),
+        Err(Rejected::Early)
+    );
+    let same = |relay: &mut Descriptor| relay.addresses = vec![([10, 11, 0, 1], 444).into()];
+    assert_eq!(upload(&same, 12), Ok(public(12)));
+    assert_eq!(upload(&same, 13), Err(Rejected::Crowded));
+    let mut strict = config(1, 1, 1);
+    strict.admission.private = false;
+    strict.admission.refuse = vec![public(14)];
+    strict.admission.relays = 0;
+    let mut strict = Authority::new(strict, now);
+    let text = |n, address: [u8; 4]| {
+        let relay = Descriptor {
+            published: now,
+            addresses: vec![(address, 443).into()],
+            ..said(n)
+        };
+        sign_descriptor(relay, &key(n)).expect("signed").to_string()
+    };
+    assert_eq!(
+        strict.upload(&text(14, [10, 0, 0, 1]), now),
+        Err(Rejected::Forbidden)
+    );
+    assert_eq!(
+        strict.upload(&text(15, [10, 0, 0, 1]), now),
+        Err(Rejected::Private)
+    );
+    assert_eq!(
+        strict.upload(&text(15, [9, 9, 9, 9]), now),
+        Err(Rejected::Full)
+    );
+    let changed = text(15, [9, 9, 9, 9]).replace("9.9.9.9", "9.9.9.8");
+    assert_eq!(
+        strict.upload(&changed, now),
+        Err(Rejected::Refused(Refused::Unsigned))
+    );
+}
+
+#[test]
+fn a_relay_that_says_nothing_more_is_forgotten() {
+    let mut one = authorities(1, 1).remove(0);
+    upload(&mut one, 11);
+    assert_eq!(one.forget(START + 17 * 3600), vec![]);
+    assert_eq!(one.forget(START + 17 * 3600 + 1), vec![public(11)]);
+    assert_eq!(one.relays(), 0);
+}

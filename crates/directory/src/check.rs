@@ -1,0 +1,209 @@
+//! Whether a document may be believed: signatures, threshold, times. Pure; clients and authorities use it.
+
+use hoplite_crypto::{SigningKey, signing::is_signed};
+use hoplite_wire::directory::{
+    Descriptor, Key, List, Signature, SignedDescriptor, SignedList, Stage,
+};
+
+use crate::Refused;
+
+/// Whom a list must be signed by, and how far clocks may be apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trust {
+    /// The known authorities.
+    pub authorities: Vec<Key>,
+    /// How many of them must have signed. More than half, or two lists for the same time could both be right.
+    pub threshold: usize,
+    /// How far this machine's clock may be off, in seconds.
+    pub skew: u64,
+}
+
+impl Trust {
+    /// Whether the threshold makes a split impossible while most authorities are honest.
+    pub fn is_majority(&self) -> bool {
+        let known = self.authorities.len();
+        self.threshold <= known && self.threshold.saturating_mul(2) > known
+    }
+
+    /// How many known authorities have signed `list`, each over the same text.
+    pub fn count(&self, list: &SignedList) -> usize {
+        let text = list.list.text();
+        let known = list.signatures.iter();
+        let known = known.filter(|(key, _)| self.authorities.contains(key));
+        known
+            .filter(|(key, signature)| is_signed(&key.0, text.as_bytes(), &signature.0))
+            .count()
+    }
+
+    pub(crate) fn check_times(&self, list: &List, now: u64) -> Result<(), Refused> {
+        let latest = list.valid_until.saturating_add(self.skew);
+        let earliest = list.valid_after.saturating_sub(self.skew);
+        match now {
+            now if now > latest => Err(Refused::Stale {
+                ago: now.saturating_sub(list.valid_until),
+            }),
+            now if now < earliest => Err(Refused::Early {
+                ahead: list.valid_after.saturating_sub(now),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Reads a list and checks who signed it and when it holds. What its relays say is theirs: each descriptor's own signature is checked too.
+///
+/// # Errors
+/// Each of [`Refused`] but `RolledBack` and `Split`, which need another list to compare with.
+pub fn check_list(text: &str, trust: &Trust, now: u64) -> Result<SignedList, Refused> {
+    let list = SignedList::parse(text, Stage::List)?;
+    let good = trust.count(&list);
+    if good < trust.threshold.max(1) {
+        let needed = trust.threshold.max(1);
+        return Err(Refused::Forged { good, needed });
+    }
+    trust.check_times(&list.list, now)?;
+    match list.list.relays.iter().all(is_own) {
+        true => Ok(list),
+        false => Err(Refused::Unsigned),
+    }
+}
+
+/// Reads a descriptor and checks its signature. How old it may be is for who asks.
+///
+/// # Errors
+/// [`Refused::Malformed`] or [`Refused::Unsigned`].
+pub fn check_descriptor(text: &str) -> Result<SignedDescriptor, Refused> {
+    let signed = SignedDescriptor::parse(text)?;
+    match is_own(&signed) {
+        true => Ok(signed),
+        false => Err(Refused::Unsigned),
+    }
+}
+
+/// Whether the key that it names has signed it.
+pub(crate) fn is_own(signed: &SignedDescriptor) -> bool {
+    let text = signed.descriptor.text();
+    let key = &signed.descriptor.identity.0;
+    is_signed(key, text.as_bytes(), &signed.signature.0)
+}
+
+/// Signs what a relay says of itself; `identity` becomes the key's.
+///
+/// # Errors
+/// [`Refused::Malformed`] if it cannot be written.
+pub fn sign_descriptor(
+    mut descriptor: Descriptor,
+    key: &SigningKey,
+) -> Result<SignedDescriptor, Refused> {
+    descriptor.identity = Key(key.public());
+    descriptor.check()?;
+    let signature = Signature(key.sign(descriptor.text().as_bytes()));
+    Ok(SignedDescriptor {
+        descriptor,
+        signature,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{descriptor, key, list, signed_by, trust};
+    use proptest::prelude::*;
+
+    const NOW: u64 = 1_700_000_100;
+
+    fn text() -> String {
+        signed_by(
+            &list(1_700_000_000, &[descriptor(1), descriptor(2)]),
+            &[1, 2, 3],
+        )
+        .to_string()
+    }
+
+    #[test]
+    fn a_list_signed_by_enough_known_authorities_is_accepted() {
+        assert!(check_list(&text(), &trust(3, 2), NOW).is_ok());
+    }
+
+    #[test]
+    fn strangers_signatures_do_not_count() {
+        let made_up = signed_by(&list(1_700_000_000, &[]), &[1, 7, 8, 9]).to_string();
+        let refused = check_list(&made_up, &trust(3, 2), NOW);
+        assert_eq!(refused, Err(Refused::Forged { good: 1, needed: 2 }));
+        assert!(
+            refused
+                .expect_err("forged")
+                .to_string()
+                .contains("ask another authority")
+        );
+    }
+
+    #[test]
+    fn signatures_over_other_octets_do_not_count() {
+        let theirs = signed_by(&list(1_700_000_000, &[descriptor(1)]), &[1, 2]);
+        let mut ours = signed_by(&list(1_700_000_000, &[descriptor(2)]), &[3]);
+        ours.signatures.extend(theirs.signatures);
+        let refused = check_list(&ours.to_string(), &trust(3, 2), NOW);
+        assert_eq!(refused, Err(Refused::Forged { good: 1, needed: 2 }));
+    }
+
+    #[test]
+    fn a_list_holds_from_its_beginning_to_its_end_give_or_take_the_clocks() {
+        let at = |now| check_list(&text(), &trust(3, 2), now).map(drop);
+        assert_eq!(at(1_700_000_000 - 60), Ok(()));
+        assert_eq!(at(1_700_000_000 - 61), Err(Refused::Early { ahead: 61 }));
+        assert_eq!(at(1_700_010_800 + 60), Ok(()));
+        assert_eq!(at(1_700_010_800 + 61), Err(Refused::Stale { ago: 61 }));
+    }
+
+    #[test]
+    fn a_relay_that_authorities_made_say_something_is_not_believed() {
+        let mut forged = descriptor(1);
+        forged.descriptor.bandwidth += 1;
+        let text = signed_by(&list(1_700_000_000, &[forged]), &[1, 2, 3]).to_string();
+        assert_eq!(check_list(&text, &trust(3, 2), NOW), Err(Refused::Unsigned));
+    }
+
+    #[test]
+    fn a_threshold_of_half_or_less_is_no_majority() {
+        assert!(trust(3, 2).is_majority() && trust(1, 1).is_majority());
+        assert!(
+            !trust(4, 2).is_majority() && !trust(2, 3).is_majority() && !trust(1, 0).is_majority()
+        );
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn a_flipped_bit_anywhere_is_refused(place: prop::sample::Index, bit in 0..8u8) {
+            let mut octets = text().into_bytes();
+            let place = place.index(octets.len());
+            octets[place] ^= 1 << bit;
+            // All three are needed: a bit of one signature matters too.
+            let refused = String::from_utf8(octets).map_or(true, |text| check_list(&text, &trust(3, 3), NOW).is_err());
+            prop_assert!(refused);
+        }
+
+        #[test]
+        fn a_flipped_bit_of_a_descriptor_is_refused(place: prop::sample::Index, bit in 0..8u8) {
+            let mut octets = descriptor(1).to_string().into_bytes();
+            let place = place.index(octets.len());
+            octets[place] ^= 1 << bit;
+            prop_assert!(String::from_utf8(octets).map_or(true, |text| check_descriptor(&text).is_err()));
+        }
+    }
+
+    #[test]
+    fn what_a_relay_signs_is_its_own() {
+        let key = key(9);
+        let signed = sign_descriptor(descriptor(1).descriptor, &key).expect("written");
+        assert_eq!(signed.descriptor.identity, Key(key.public()));
+        assert_eq!(check_descriptor(&signed.to_string()), Ok(signed.clone()));
+        let nameless = Descriptor {
+            name: String::new(),
+            ..signed.descriptor
+        };
+        assert!(sign_descriptor(nameless, &key).is_err());
+    }
+}

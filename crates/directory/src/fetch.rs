@@ -1,0 +1,162 @@
+//! One request to an authority over any overlay: HTTP/1.1 (RFC 9112) in the clear, as what is asked for is public and signed.
+//! Bounded in time and size.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use hoplite_overlay::{Overlay, Stream, Terms};
+use hoplite_wire::Target;
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::{body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
+
+/// Octets of an answer that says what is wrong.
+const COMPLAINT: usize = 1024;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// There is no road to the authority.
+    #[error(
+        "the authority cannot be reached ({0}): check its address and your network, or ask another"
+    )]
+    Unreachable(hoplite_overlay::Error),
+    /// It does not speak HTTP as expected.
+    #[error("the authority's answer is no HTTP ({0}): check its address")]
+    Http(#[from] hyper::Error),
+    /// It answered something else.
+    #[error("the authority answered {status}{}", complaint.as_ref().map(|text| format!(": {text}")).unwrap_or_default())]
+    Status {
+        /// The status code.
+        status: u16,
+        /// Its first words, if they can be shown.
+        complaint: Option<String>,
+    },
+    /// The answer is larger than such an answer may be, or no text.
+    #[error("the authority's answer is too large or no text: ask another")]
+    Unfit,
+    /// It took too long.
+    #[error("the authority has not answered in time: ask another, or try again")]
+    TimedOut,
+}
+
+/// Gets a document of at most `most` octets, within `limit`.
+///
+/// # Errors
+/// [`FetchError`].
+pub async fn fetch(
+    overlay: &dyn Overlay,
+    authority: &Target,
+    path: &str,
+    most: usize,
+    limit: Duration,
+) -> Result<String, FetchError> {
+    let request = request(Method::GET, authority, path, Bytes::new());
+    ask(overlay, authority, request, most, limit).await
+}
+
+/// Hands a document in, within `limit`.
+///
+/// # Errors
+/// [`FetchError`]; a refusal is a [`FetchError::Status`] that says why.
+pub async fn upload(
+    overlay: &dyn Overlay,
+    authority: &Target,
+    path: &str,
+    document: String,
+    limit: Duration,
+) -> Result<(), FetchError> {
+    let request = request(Method::POST, authority, path, document.into());
+    ask(overlay, authority, request, COMPLAINT, limit)
+        .await
+        .map(drop)
+}
+
+fn request(method: Method, authority: &Target, path: &str, body: Bytes) -> Request<Full<Bytes>> {
+    let mut request = Request::new(Full::new(body));
+    *request.method_mut() = method;
+    // Paths are ours, made of ASCII letters and digits.
+    *request.uri_mut() = path.parse().unwrap_or_default();
+    let host = authority.to_string().parse();
+    if let Ok(host) = host {
+        request.headers_mut().insert(header::HOST, host);
+    }
+    let close = header::HeaderValue::from_static("close");
+    request.headers_mut().insert(header::CONNECTION, close);
+    request
+}
+
+async fn ask(
+    overlay: &dyn Overlay,
+    authority: &Target,
+    request: Request<Full<Bytes>>,
+    most: usize,
+    limit: Duration,
+) -> Result<String, FetchError> {
+    let terms = Terms::default().within(limit);
+    let all = async {
+        let stream = overlay.open_stream(authority, &terms).await;
+        exchange(stream.map_err(FetchError::Unreachable)?, request, most).await
+    };
+    let answer = tokio::time::timeout(limit, Box::pin(all)).await;
+    answer.unwrap_or(Err(FetchError::TimedOut))
+}
+
+async fn exchange(
+    stream: Stream,
+    request: Request<Full<Bytes>>,
+    most: usize,
+) -> Result<String, FetchError> {
+    let (mut sender, connection) = http1::Builder::new()
+        .max_buf_size(1 << 16)
+        .handshake(TokioIo::new(stream))
+        .await?;
+    // When the connection has ended, what came is still to be read.
+    let driven = async {
+        drop(connection.await);
+        std::future::pending::<()>().await;
+    };
+    let asked = async {
+        let response = sender.send_request(request).await?;
+        answer(response, most).await
+    };
+    tokio::select! {
+        answer = asked => answer,
+        () = driven => Err(FetchError::TimedOut),
+    }
+}
+
+async fn answer(response: Response<Incoming>, most: usize) -> Result<String, FetchError> {
+    let status = response.status();
+    let most = if status == StatusCode::OK {
+        most
+    } else {
+        COMPLAINT
+    };
+    let text = text(response.into_body(), most).await;
+    match status {
+        StatusCode::OK => text,
+        status => Err(FetchError::Status {
+            status: status.as_u16(),
+            complaint: text.ok().filter(|text| is_harmless(text)),
+        }),
+    }
+}
+
+/// Whether a stranger's words can be shown in one line.
+fn is_harmless(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c == ' ' || c.is_ascii_graphic())
+}
+
+async fn text(body: Incoming, most: usize) -> Result<String, FetchError> {
+    let collected = Limited::new(body, most).collect().await;
+    let octets = collected.map_err(|error| match error.downcast::<hyper::Error>() {
+        Ok(error) => FetchError::Http(*error),
+        Err(error) => {
+            debug_assert!(error.is::<LengthLimitError>(), "there is no other");
+            FetchError::Unfit
+        }
+    })?;
+    String::from_utf8(octets.to_bytes().into()).map_err(|_| FetchError::Unfit)
+}

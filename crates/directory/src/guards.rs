@@ -1,0 +1,209 @@
+//! The few relays that a client lets see it: guards. Kept for months, so that a bad relay has to wait for its chance; in an order, so that one
+//! that fails is left for the next and come back to. The store keeps them, the caller hands in the time. A small form of Tor's: guard-spec.
+//!
+//! We do not hold circuits over a later guard back until the first ones have been tried, because one that is used a little too early is given
+//! up after its ten minutes; nor do we jitter retries (proposal 336), because nothing but the use of the client starts them.
+
+mod reach;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashSet;
+
+use hoplite_wire::directory::Key;
+
+use self::reach::Reach;
+use crate::select::{Network, Position, Random, Wish};
+
+/// So many are sampled at most: who makes guards fail, or takes them off the list, gets no further.
+const MOST: usize = 20;
+/// So many of them that can be used are wanted (guard-spec: `MIN_FILTERED_SAMPLE`, 20 there, of a network of thousands).
+const WANTED: usize = 8;
+/// The first so many that can be used are primary: they are tried again sooner (`N_PRIMARY_GUARDS`).
+const PRIMARY: usize = 3;
+/// After so long a guard is replaced: 120 days (`GUARD_LIFETIME`).
+const LIFE: u64 = 120 * 86_400;
+/// But not before it has been used for so long: 60 days (`GUARD_CONFIRMED_MIN_LIFETIME`).
+const CONFIRMED: u64 = 60 * 86_400;
+/// After so long off the list: 20 days (`REMOVE_UNLISTED_GUARDS_AFTER`).
+const UNLISTED: u64 = 20 * 86_400;
+/// If no guard has answered for so long, the network was probably away, not they (`INTERNET_LIKELY_DOWN_INTERVAL`).
+const AWAY: u64 = 600;
+
+/// One guard. Times are seconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Guard {
+    /// Who it is.
+    pub identity: Key,
+    /// When it was chosen, or a while before: it tells nobody when the client was new.
+    pub chosen: u64,
+    /// When it first carried a circuit.
+    pub confirmed: Option<u64>,
+    /// Since when it is on no list.
+    pub unlisted: Option<u64>,
+}
+
+/// A client's guards in the order of their use: first those that have carried circuits, as they came to it, then the others, as they were
+/// chosen. Whether they can be reached is not kept: a restart begins with the first.
+#[derive(Clone, Debug, Default)]
+pub struct Guards {
+    sample: Vec<Known>,
+    /// When one was last reached.
+    heard: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    guard: Guard,
+    reach: Reach,
+}
+
+impl Guards {
+    /// What the store has kept, in its order.
+    pub fn new(kept: Vec<Guard>) -> Self {
+        let known = |guard| Known {
+            guard,
+            reach: Reach::Maybe,
+        };
+        Self {
+            sample: kept.into_iter().take(MOST).map(known).collect(),
+            heard: None,
+        }
+    }
+
+    /// What the store should keep.
+    pub fn kept(&self) -> Vec<Guard> {
+        self.sample.iter().map(|known| known.guard).collect()
+    }
+
+    /// The guard to use now: the first that can be used and is not known to fail; if all fail, the first again. `wish` says what an entry
+    /// must be, `wish.entry` is not looked at.
+    pub fn pick(
+        &mut self,
+        network: &Network,
+        wish: &Wish,
+        now: u64,
+        random: Random<'_>,
+    ) -> Option<Key> {
+        self.refresh(network, now);
+        let wish = Wish {
+            entry: None,
+            hops: wish.hops.max(2),
+            ..wish.clone()
+        };
+        self.fill(network, &wish, now, random);
+        let usable = self.usable(network, &wish);
+        for (rank, &place) in usable.iter().enumerate() {
+            let known = self.sample.get_mut(place)?;
+            known.reach.rest(rank < PRIMARY, now);
+            if !known.reach.is_failing() {
+                return Some(known.guard.identity);
+            }
+        }
+        // "We proceed by marking all guards as <maybe> reachable so that we can keep on trying circuits."
+        for &place in &usable {
+            self.sample.get_mut(place)?.reach = Reach::Maybe;
+        }
+        let first = self.sample.get(*usable.first()?)?;
+        Some(first.guard.identity)
+    }
+
+    /// It could not be reached.
+    pub fn failed(&mut self, identity: &Key, now: u64) {
+        if let Some(known) = self.known(identity) {
+            known.reach.fail(now);
+        }
+    }
+
+    /// It has carried a circuit. True if the store should keep that: it did so for the first time.
+    pub fn worked(&mut self, identity: &Key, now: u64) -> bool {
+        let Some(place) = self.place(identity) else {
+            return false;
+        };
+        let away = self.heard.is_none_or(|heard| now.abs_diff(heard) >= AWAY);
+        self.heard = Some(now);
+        if away {
+            // The others failed while the network was away: the first are to be tried before this one is used again.
+            let before = self.sample.iter_mut().take(place);
+            before.for_each(|known| known.reach = Reach::Maybe);
+        }
+        let Some(known) = self.sample.get_mut(place) else {
+            return false;
+        };
+        known.reach = Reach::Yes;
+        let new = known.guard.confirmed.is_none();
+        if new {
+            known.guard.confirmed = Some(now);
+            let is_confirmed = |known: &&Known| known.guard.confirmed.is_some();
+            let before = self.sample.iter().take(place).filter(is_confirmed).count();
+            self.sample[before..=place].rotate_right(1);
+        }
+        new
+    }
+
+    fn known(&mut self, identity: &Key) -> Option<&mut Known> {
+        let mut sample = self.sample.iter_mut();
+        sample.find(|known| known.guard.identity == *identity)
+    }
+
+    fn place(&self, identity: &Key) -> Option<usize> {
+        let mut sample = self.sample.iter();
+        sample.position(|known| known.guard.identity == *identity)
+    }
+
+    /// Notes who is on the list, and forgets who is too old or was too long off it.
+    fn refresh(&mut self, network: &Network, now: u64) {
+        for Known { guard, .. } in &mut self.sample {
+            let is_listed = network.relay(&guard.identity).is_some();
+            guard.unlisted = (!is_listed).then(|| guard.unlisted.unwrap_or(now));
+        }
+        self.sample.retain(|known| known.guard.is_kept(now));
+    }
+
+    /// Chooses further ones, while too few can be used.
+    fn fill(&mut self, network: &Network, wish: &Wish, now: u64, random: Random<'_>) {
+        let mut usable = self.usable(network, wish).len();
+        while usable < WANTED && self.sample.len() < MOST {
+            let Some(identity) = self.choose(network, wish, random) else {
+                break;
+            };
+            let guard = Guard {
+                identity,
+                chosen: now.saturating_sub(random(LIFE / 10)),
+                confirmed: None,
+                unlisted: None,
+            };
+            let reach = Reach::Maybe;
+            self.sample.push(Known { guard, reach });
+            usable = usable.saturating_add(1);
+        }
+    }
+
+    /// The places of those that are listed and fit.
+    fn usable(&self, network: &Network, wish: &Wish) -> Vec<usize> {
+        let fits = |known: &Known| network.is_fit(&known.guard.identity, Position::Entry, wish);
+        let sample = self.sample.iter().enumerate();
+        let usable = sample.filter(|(_, known)| fits(known));
+        usable.map(|(place, _)| place).collect()
+    }
+
+    fn choose(&self, network: &Network, wish: &Wish, random: Random<'_>) -> Option<Key> {
+        let known = self.sample.iter().map(|known| known.guard.identity);
+        let avoid: HashSet<Key> = wish.avoid.iter().copied().chain(known).collect();
+        let wish = Wish {
+            avoid,
+            ..wish.clone()
+        };
+        let new = network.one(Position::Entry, &wish, random)?;
+        Some(new.identity)
+    }
+}
+
+impl Guard {
+    fn is_kept(&self, now: u64) -> bool {
+        let older = |since: u64, than: u64| now.saturating_sub(since) > than;
+        let worn = self.confirmed.is_none_or(|since| older(since, CONFIRMED));
+        let gone = self.unlisted.is_some_and(|since| older(since, UNLISTED));
+        !(gone || older(self.chosen, LIFE) && worn)
+    }
+}

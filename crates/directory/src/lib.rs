@@ -1,0 +1,27 @@
+//! Who the relays are, and which of them make a path. Relays sign descriptors, authorities vote and sign a list, clients fetch, check and keep it.
+//! The binary wires it: `hoplite directory` is an [`Authority`] behind HTTP, clients have a [`Client`] with its [`Store`].
+//! docs/directory.md has the formats, the vote, and what a bad authority can do.
+//!
+//! # Not in this room
+//! The documents' text (`wire::directory`), signatures (`crypto::signing`), the server's sockets and all files but the store (the binary).
+//! Tor's own directory is beside all that, in [`tor`]. No clock: every time is handed in, in seconds since 1970.
+
+pub mod authority;
+mod check;
+mod client;
+mod fetch;
+mod guards;
+mod refused;
+pub mod select;
+mod store;
+#[cfg(test)]
+mod testing;
+pub mod tor;
+
+pub use authority::Authority;
+pub use check::{Trust, check_descriptor, check_list, sign_descriptor};
+pub use client::{Client, Heard, Source};
+pub use fetch::{FetchError, fetch, upload};
+pub use guards::{Guard, Guards};
+pub use refused::Refused;
+pub use store::{Store, StoreError};

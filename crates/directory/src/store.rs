@@ -1,0 +1,331 @@
+//! What outlives the process, in SQLite: a client's list and guards, an authority's descriptors. Each change is one transaction: all of it or nothing.
+
+use std::{path::Path, time::Duration};
+
+use hoplite_wire::directory::Key;
+use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, params};
+
+use crate::Guard;
+
+/// The schema's version, in `user_version`.
+const VERSION: i64 = 2;
+/// How long another process may hold the file.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Lists that prove a split: the two of the last one.
+const PROOFS: i64 = 2;
+
+/// One file.
+#[derive(Debug)]
+pub struct Store {
+    connection: Connection,
+}
+
+/// Why the store cannot be used, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// SQLite says so.
+    #[error("{0}: {remedy}", remedy = remedy(.0))]
+    Sqlite(#[from] rusqlite::Error),
+    /// Another version has written it.
+    #[error(
+        "its schema has version {0}, this program knows {VERSION}: use the program that wrote it, or another file"
+    )]
+    Version(i64),
+}
+
+fn remedy(error: &rusqlite::Error) -> &'static str {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull | ErrorCode::SystemIoFailure) => {
+            "make room on the disk: what was stored before is safe"
+        }
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            "another program has it open: stop that one"
+        }
+        Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::PermissionDenied) => {
+            "let this user write the file and its directory"
+        }
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+            "remove it: a new one is made, but what protects from old lists starts anew"
+        }
+        _ => "please report this",
+    }
+}
+
+impl Store {
+    /// Opens a file, and makes it if it is not there.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
+        Self::of(Connection::open(path)?)
+    }
+
+    /// One that is forgotten with the process.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn in_memory() -> Result<Self, StoreError> {
+        Self::of(Connection::open_in_memory()?)
+    }
+
+    fn of(connection: Connection) -> Result<Self, StoreError> {
+        connection.busy_timeout(PATIENCE)?;
+        connection.pragma_update(None, "synchronous", "FULL")?;
+        let mut store = Self { connection };
+        store.transaction(|transaction| {
+            let found: i64 =
+                transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
+            let change = match found {
+                0 => include_str!("store/schema.sql"),
+                1 => include_str!("store/from1.sql"),
+                _ => return Ok(()),
+            };
+            transaction.execute_batch(change)?;
+            transaction.pragma_update(None, "user_version", VERSION)
+        })?;
+        let found: i64 = store
+            .connection
+            .pragma_query_value(None, "user_version", |row| row.get(0))?;
+        match found == VERSION {
+            true => Ok(store),
+            false => Err(StoreError::Version(found)),
+        }
+    }
+
+    fn transaction<T>(
+        &mut self,
+        work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        let transaction = self.connection.transaction()?;
+        let done = work(&transaction)?;
+        transaction.commit()?;
+        Ok(done)
+    }
+
+    /// The list that is kept, and whether another for its time was seen.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn list(&self) -> Result<Option<(String, bool)>, StoreError> {
+        let row = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?));
+        let found = self
+            .connection
+            .query_row("SELECT text, split FROM list", [], row);
+        Ok(found.optional()?)
+    }
+
+    /// Keeps a list instead of the one before.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn keep_list(&mut self, text: &str) -> Result<(), StoreError> {
+        let sql = "INSERT OR REPLACE INTO list (one, text, split) VALUES (1, ?1, 0)";
+        self.transaction(|transaction| transaction.execute(sql, [text]).map(drop))
+    }
+
+    /// Keeps two lists that prove a split; the kept one is used no more.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn keep_split(&mut self, kept: &str, other: &str) -> Result<(), StoreError> {
+        self.transaction(|transaction| {
+            transaction.execute("UPDATE list SET split = 1", [])?;
+            transaction.execute("INSERT INTO proof (text) VALUES (?1), (?2)", [kept, other])?;
+            let old = "DELETE FROM proof WHERE id <= (SELECT max(id) FROM proof) - ?1";
+            transaction.execute(old, [PROOFS]).map(drop)
+        })
+    }
+
+    /// The lists that prove the last split.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn proofs(&self) -> Result<Vec<String>, StoreError> {
+        self.texts("SELECT text FROM proof ORDER BY id")
+    }
+
+    /// The guards, in their order.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn guards(&self) -> Result<Vec<Guard>, StoreError> {
+        let sql = "SELECT identity, chosen, confirmed, unlisted FROM guard ORDER BY place";
+        let mut statement = self.connection.prepare(sql)?;
+        let rows = statement.query_map([], guard)?;
+        Ok(rows.collect::<rusqlite::Result<_>>()?)
+    }
+
+    /// Keeps these guards instead of those before.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn keep_guards(&mut self, guards: &[Guard]) -> Result<(), StoreError> {
+        let sql = "INSERT INTO guard (place, identity, chosen, confirmed, unlisted) VALUES (?1, ?2, ?3, ?4, ?5)";
+        self.transaction(|transaction| {
+            transaction.execute("DELETE FROM guard", [])?;
+            let mut insert = transaction.prepare(sql)?;
+            for (place, guard) in (0i64..).zip(guards) {
+                let (confirmed, unlisted) =
+                    (guard.confirmed.map(signed), guard.unlisted.map(signed));
+                insert.execute(params![
+                    place,
+                    guard.identity.0,
+                    signed(guard.chosen),
+                    confirmed,
+                    unlisted
+                ])?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The descriptors that an authority has gathered.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn descriptors(&self) -> Result<Vec<String>, StoreError> {
+        self.texts("SELECT text FROM descriptor")
+    }
+
+    /// Keeps a relay's descriptor instead of its last one.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn keep_descriptor(&mut self, identity: &Key, text: &str) -> Result<(), StoreError> {
+        let sql = "INSERT OR REPLACE INTO descriptor (identity, text) VALUES (?1, ?2)";
+        self.transaction(|transaction| {
+            transaction
+                .execute(sql, params![identity.0, text])
+                .map(drop)
+        })
+    }
+
+    /// Forgets relays.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn forget_descriptors(&mut self, identities: &[Key]) -> Result<(), StoreError> {
+        self.transaction(|transaction| {
+            let mut delete = transaction.prepare("DELETE FROM descriptor WHERE identity = ?1")?;
+            identities
+                .iter()
+                .try_for_each(|key| delete.execute([key.0]).map(drop))
+        })
+    }
+
+    fn texts(&self, sql: &str) -> Result<Vec<String>, StoreError> {
+        let mut statement = self.connection.prepare(sql)?;
+        let rows = statement.query_map([], |row| row.get(0))?;
+        Ok(rows.collect::<rusqlite::Result<_>>()?)
+    }
+}
+
+fn guard(row: &Row<'_>) -> rusqlite::Result<Guard> {
+    let time = |column: usize| -> rusqlite::Result<Option<u64>> {
+        let seconds: Option<i64> = row.get(column)?;
+        Ok(seconds.and_then(|seconds| u64::try_from(seconds).ok()))
+    };
+    Ok(Guard {
+        identity: Key(row.get(0)?),
+        chosen: time(1)?.unwrap_or(0),
+        confirmed: time(2)?,
+        unlisted: time(3)?,
+    })
+}
+
+/// SQLite's integers are signed.
+fn signed(seconds: u64) -> i64 {
+    i64::try_from(seconds).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guard(n: u8, confirmed: Option<u64>) -> Guard {
+        Guard {
+            identity: Key([n; 32]),
+            chosen: 7,
+            confirmed,
+            unlisted: None,
+        }
+    }
+
+    #[test]
+    fn what_is_kept_is_there_after_a_restart() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("cache.sqlite");
+        let guards = [guard(9, Some(3)), guard(1, None)];
+        {
+            let mut store = Store::open(&path).expect("made");
+            assert_eq!(store.list().expect("read"), None);
+            store.keep_list("first").expect("kept");
+            store.keep_list("second").expect("kept");
+            store.keep_guards(&guards).expect("kept");
+            store.keep_descriptor(&Key([1; 32]), "old").expect("kept");
+            store.keep_descriptor(&Key([1; 32]), "new").expect("kept");
+        }
+        let mut store = Store::open(&path).expect("opened");
+        assert_eq!(store.list().expect("read"), Some(("second".into(), false)));
+        assert_eq!(store.guards().expect("read"), guards);
+        assert_eq!(store.descriptors().expect("read"), ["new"]);
+        store
+            .forget_descriptors(&[Key([1; 32])])
+            .expect("forgotten");
+        assert!(store.descriptors().expect("read").is_empty());
+    }
+
+    #[test]
+    fn a_split_leaves_its_proof_and_only_the_last_one() {
+        let mut store = Store::in_memory().expect("made");
+        store.keep_list("a").expect("kept");
+        store.keep_split("a", "b").expect("kept");
+        store.keep_split("c", "d").expect("kept");
+        assert_eq!(store.list().expect("read"), Some(("a".into(), true)));
+        assert_eq!(store.proofs().expect("read"), ["c", "d"]);
+        store.keep_list("e").expect("kept");
+        assert_eq!(store.list().expect("read"), Some(("e".into(), false)));
+    }
+
+    #[test]
+    fn guards_of_the_first_version_are_kept_in_their_order() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("cache.sqlite");
+        let old = Connection::open(&path).expect("made");
+        let first = include_str!("store/schema.sql").replace("confirmed", "failed");
+        old.execute_batch(&first).expect("made");
+        let insert = "INSERT INTO guard VALUES (?1, ?2, 7, ?3, NULL)";
+        old.execute(insert, params![0, [9u8; 32], 3]).expect("kept");
+        old.execute(insert, params![1, [1u8; 32], None::<i64>])
+            .expect("kept");
+        old.pragma_update(None, "user_version", 1).expect("set");
+        drop(old);
+        for _ in 0..2 {
+            let store = Store::open(&path).expect("opened");
+            let expected = [guard(9, None), guard(1, Some(7))];
+            assert_eq!(store.guards().expect("read"), expected);
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_no_store_is_told_from_one_of_another_version() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("cache.sqlite");
+        std::fs::write(
+            &path,
+            "this is no database, only a text that is long enough to be taken for one".repeat(20),
+        )
+        .expect("written");
+        let error = Store::open(&path).expect_err("no store").to_string();
+        assert!(error.contains("remove it"), "{error}");
+        std::fs::remove_file(&path).expect("removed");
+        let store = Store::open(&path).expect("made");
+        store
+            .connection
+            .pragma_update(None, "user_version", 99)
+            .expect("set");
+        drop(store);
+        let error = Store::open(&path).expect_err("another version").to_string();
+        assert!(error.contains("version 99"), "{error}");
+    }
+}

@@ -1,0 +1,8 @@
+-- A client's list: one row at most. `split` is set when another list for the same time was seen.
+CREATE TABLE list (one INTEGER PRIMARY KEY CHECK (one = 1), text TEXT NOT NULL, split INTEGER NOT NULL);
+-- Two lists for the same time.
+CREATE TABLE proof (id INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT NOT NULL);
+-- A client's guards in their order; times are seconds since 1970.
+CREATE TABLE guard (place INTEGER PRIMARY KEY, identity BLOB NOT NULL UNIQUE, chosen INTEGER NOT NULL, confirmed INTEGER, unlisted INTEGER);
+-- What relays have told an authority.
+CREATE TABLE descriptor (identity BLOB PRIMARY KEY, text TEXT NOT NULL) WITHOUT ROWID;

@@ -1,0 +1,77 @@
+//! Relays and authorities by number, for this crate's tests.
+
+use hoplite_crypto::SigningKey;
+use hoplite_wire::directory::{
+    Descriptor, Key, List, Ports, Roles, Signature, SignedDescriptor, SignedList, Stage,
+};
+use zeroize::Zeroizing;
+
+use crate::{Trust, sign_descriptor};
+
+/// The key of authority or relay `n`.
+pub(crate) fn key(n: u8) -> SigningKey {
+    SigningKey::from_seed(Zeroizing::new([n; 32])).expect("a key")
+}
+
+/// Who that is.
+pub(crate) fn public(n: u8) -> Key {
+    Key(key(n).public())
+}
+
+/// What relay `n` says: both roles, in a network of its own.
+pub(crate) fn said(n: u8) -> Descriptor {
+    Descriptor {
+        name: format!("relay{n}"),
+        identity: public(n),
+        published: 1_699_999_000,
+        addresses: vec![([10, n, 0, 1], 443).into()],
+        pin: Some([n; 32]),
+        onion: None,
+        roles: Roles {
+            ingress: true,
+            egress: true,
+        },
+        region: None,
+        operator: None,
+        family: Vec::new(),
+        bandwidth: 1_000_000,
+        exit: Some(Ports::all()),
+    }
+}
+
+/// The same, signed.
+pub(crate) fn descriptor(n: u8) -> SignedDescriptor {
+    sign_descriptor(said(n), &key(n)).expect("signed")
+}
+
+/// A list from `start` for an hour, to be used for three.
+pub(crate) fn list(start: u64, relays: &[SignedDescriptor]) -> List {
+    let mut relays = relays.to_vec();
+    relays.sort_by_key(|relay| relay.descriptor.identity);
+    List {
+        stage: Stage::List,
+        valid_after: start,
+        fresh_until: start + 3600,
+        valid_until: start + 3 * 3600,
+        params: std::iter::once(("bandwidth-cap".to_owned(), 10_000_000)).collect(),
+        relays,
+    }
+}
+
+/// It, signed by these authorities.
+pub(crate) fn signed_by(list: &List, authorities: &[u8]) -> SignedList {
+    let sign = |&n: &u8| (public(n), Signature(key(n).sign(list.text().as_bytes())));
+    SignedList {
+        list: list.clone(),
+        signatures: authorities.iter().map(sign).collect(),
+    }
+}
+
+/// The first `known` authorities, with clocks a minute apart.
+pub(crate) fn trust(known: u8, threshold: usize) -> Trust {
+    Trust {
+        authorities: (1..=known).map(public).collect(),
+        threshold,
+        skew: 60,
+    }
+}

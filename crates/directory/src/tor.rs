@@ -1,0 +1,157 @@
+//! Tor's own directory, so that circuits can go through C tor: a consensus that a majority of known authorities has signed, with the
+//! microdescriptors that it names, as relays. The binary and the interop test use it; [`fetch_all`] asks a directory for all of it.
+//! dir-spec "Network status consensus", "Accepting server descriptors", "Client operation". Texts are read by `wire::tor`.
+//!
+//! # Not in this room
+//! Guards after Tor's own rules, consensus differences, caching: it is asked for anew each time.
+
+mod check;
+mod fetch;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+
+use hoplite_crypto::onion::{RelayKeys, rsa::sha256};
+use hoplite_wire::{
+    directory::{Descriptor, FAMILY, Key, Ports, Roles, is_word},
+    tor::{Flags, Microdescriptor, Router},
+};
+
+pub use check::{Trust, check};
+pub use fetch::{NoNetwork, fetch_all};
+
+use crate::Refused;
+
+/// The public network as Tor's authorities see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Network {
+    /// From when it holds, in seconds since 1970.
+    pub valid_after: u64,
+    /// When there should be another.
+    pub fresh_until: u64,
+    /// Until when it may be used.
+    pub valid_until: u64,
+    /// What all clients and relays should do: `cc_alg`, `cc_sendme_inc`, `sendme_emit_min_version` and so on.
+    pub params: BTreeMap<String, i32>,
+    /// How much of a relay's bandwidth counts in each position, in ten-thousandths.
+    pub weights: BTreeMap<String, i32>,
+    /// Relays that are running and valid, and of which all is known.
+    pub relays: Vec<Relay>,
+}
+
+/// A relay of Tor's network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Relay {
+    /// Identities and onion key. It has an RSA identity always.
+    pub keys: RelayKeys,
+    /// What the consensus says.
+    pub router: Router,
+    /// To which ports it connects, if to any.
+    pub exit: Option<Ports>,
+    /// RSA identities of its family, as it says.
+    pub family: Vec<[u8; 20]>,
+    /// Its proven families.
+    pub family_ids: Vec<String>,
+}
+
+impl Network {
+    /// Checks a consensus and takes the microdescriptors that it names, in whatever order.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn read(
+        consensus: &str,
+        certificates: &str,
+        microdescriptors: &str,
+        trust: &Trust,
+        now: u64,
+    ) -> Result<Self, Refused> {
+        let consensus = check(consensus, certificates, trust, now)?;
+        let found = Microdescriptor::parse_all(microdescriptors)?;
+        let found = found.into_iter();
+        let named = found.map(|one| (sha256(one.text.as_bytes()), one));
+        let named: HashMap<_, _> = named.collect();
+        let relays = consensus.routers.into_iter().filter_map(|router| {
+            let usable = router.flags.has(Flags::RUNNING) && router.flags.has(Flags::VALID);
+            let descriptor = named.get(&router.digest).filter(|_| usable)?;
+            Relay::of(router, descriptor)
+        });
+        Ok(Self {
+            valid_after: consensus.valid_after,
+            fresh_until: consensus.fresh_until,
+            valid_until: consensus.valid_until,
+            params: consensus.params,
+            weights: consensus.weights,
+            relays: relays.collect(),
+        })
+    }
+
+    /// A parameter within its bounds, or what is meant where the consensus is silent.
+    pub fn param(&self, name: &str, silent: i32, bounds: std::ops::RangeInclusive<i32>) -> i32 {
+        let value = self.params.get(name).copied().unwrap_or(silent);
+        value.clamp(*bounds.start(), *bounds.end())
+    }
+
+    /// The relays in the form that [`crate::select`] chooses from.
+    pub fn descriptors(&self) -> Vec<Descriptor> {
+        let known = self.relays.iter();
+        let known = known.map(|relay| (relay.keys.rsa_id, Key(relay.keys.ed25519)));
+        let known: HashMap<_, _> = known.collect();
+        let all = self.relays.iter();
+        let mut all: Vec<_> = all
+            .map(|relay| relay.descriptor(&known, self.valid_after))
+            .collect();
+        all.sort_by_key(|descriptor| descriptor.identity);
+        all.dedup_by_key(|descriptor| descriptor.identity);
+        all
+    }
+}
+
+impl Relay {
+    fn of(router: Router, descriptor: &Microdescriptor<'_>) -> Option<Self> {
+        // "Clients MUST NOT use" an Ed25519 identity that the authorities do not agree on; without one a circuit cannot be extended by us.
+        let agreed = !router.flags.has(Flags::NO_ED_CONSENSUS);
+        let ed25519 = descriptor.ed25519.filter(|_| agreed)?;
+        let exits = router.flags.has(Flags::EXIT) && !router.flags.has(Flags::BAD_EXIT);
+        Some(Self {
+            keys: RelayKeys {
+                rsa_id: router.rsa_id,
+                ed25519,
+                onion: descriptor.ntor,
+            },
+            exit: descriptor.exit.clone().filter(|_| exits),
+            family: descriptor.family.clone(),
+            family_ids: descriptor.family_ids.clone(),
+            router,
+        })
+    }
+
+    fn descriptor(&self, known: &HashMap<[u8; 20], Key>, published: u64) -> Descriptor {
+        let family = self.family.iter().filter_map(|id| known.get(id)).copied();
+        let mut family: Vec<_> = family.take(FAMILY).collect();
+        family.sort();
+        family.dedup();
+        let mut operators = self
+            .family_ids
+            .iter()
+            .map(|id| id.replace([':', '+', '/'], "_"));
+        Descriptor {
+            name: self.router.nickname.clone(),
+            identity: Key(self.keys.ed25519),
+            published,
+            addresses: self.router.addresses.clone(),
+            pin: None,
+            onion: Some(self.keys.onion),
+            roles: Roles {
+                ingress: true,
+                egress: self.exit.is_some(),
+            },
+            region: None,
+            operator: operators.find(|operator| is_word(operator, 64)),
+            family,
+            bandwidth: self.router.bandwidth.saturating_mul(1000),
+            exit: self.exit.clone(),
+        }
+    }
+}

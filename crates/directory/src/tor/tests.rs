@@ -1,0 +1,119 @@
+//! Against the documents of a private network of C tor 0.4.9.11 (those of `wire::tor`): three authorities, three relays.
+
+use hoplite_overlay::memory::Network as Roads;
+use hoplite_wire::Target;
+
+use super::*;
+
+const CONSENSUS: &str = include_str!("../../../wire/src/tor/tests/consensus-microdesc");
+const CERTIFICATES: &str = include_str!("../../../wire/src/tor/tests/certificates");
+const MICRODESCRIPTORS: &str = include_str!("../../../wire/src/tor/tests/microdescriptors");
+/// As its tor-gencert named the authorities.
+const AUTHORITIES: [&str; 3] = [
+    "4CB0A1456D97AECE1CF5F2A1F60A987D443C405C",
+    "AEE1438A3AB5E14CD84E2D4ED7ECEB715E26381E",
+    "A383B666F5D4DE83BCB617177AD37A7CDC916613",
+];
+/// 2026-11-22 03:04:00, within the minute for which it holds.
+const NOW: u64 = 1_795_316_640;
+
+fn trust() -> Trust {
+    Trust {
+        authorities: AUTHORITIES.map(id).to_vec(),
+        skew: 0,
+    }
+}
+
+fn id(digits: &str) -> [u8; 20] {
+    hoplite_wire::tor::fingerprint(digits).expect("forty digits")
+}
+
+fn read(consensus: &str, certificates: &str, trust: &Trust, now: u64) -> Result<Network, Refused> {
+    Network::read(consensus, certificates, MICRODESCRIPTORS, trust, now)
+}
+
+fn forged(good: usize) -> Option<Refused> {
+    Some(Refused::Forged { good, needed: 2 })
+}
+
+#[test]
+fn a_consensus_of_c_tor_is_believed_and_its_relays_are_known() {
+    let network = read(CONSENSUS, CERTIFICATES, &trust(), NOW).expect("believed");
+    assert_eq!(network.relays.len(), 6);
+    assert_eq!(network.param("cc_alg", 2, 0..=2), 2);
+    for relay in &network.relays {
+        assert!(relay.router.ntor3 && relay.router.congestion_control);
+        assert!(relay.exit.is_some());
+    }
+    let descriptors = network.descriptors();
+    assert_eq!(descriptors.len(), 6);
+    assert!(descriptors.iter().all(|one| one.check().is_ok()));
+}
+
+#[test]
+fn more_than_half_of_the_known_authorities_must_have_signed() {
+    let mut trust = trust();
+    trust.authorities[0] = [1; 20];
+    assert!(read(CONSENSUS, CERTIFICATES, &trust, NOW).is_ok());
+    trust.authorities[1] = [2; 20];
+    assert_eq!(read(CONSENSUS, CERTIFICATES, &trust, NOW).err(), forged(1));
+    trust.authorities = vec![id(AUTHORITIES[0]); 3];
+    let twice = read(CONSENSUS, CERTIFICATES, &trust, NOW);
+    assert_eq!(twice.err(), forged(1), "one authority counts once");
+    trust.authorities.clear();
+    let nobody = Some(Refused::Forged { good: 0, needed: 1 });
+    assert_eq!(read(CONSENSUS, CERTIFICATES, &trust, NOW).err(), nobody);
+}
+
+#[test]
+fn what_was_changed_on_the_way_is_forged() {
+    for (from, to) in [
+        ("Exit Fast", "Exit Slow"),
+        (" 5004 ", " 5005 "),
+        ("Wbm=10000", "Wbm=10001"),
+        ("directory-footer\n", "directory-footer\n\n"),
+    ] {
+        let changed = CONSENSUS.replacen(from, to, 1);
+        assert_ne!(changed, CONSENSUS, "{from}");
+        let refused = read(&changed, CERTIFICATES, &trust(), NOW);
+        assert_eq!(refused.err(), forged(0), "{from}");
+    }
+}
+
+#[test]
+fn a_certificate_that_was_changed_or_has_expired_does_not_count() {
+    let changed = CERTIFICATES.replace("dir-address 127.0.0.1:700", "dir-address 127.0.0.1:800");
+    assert_eq!(read(CONSENSUS, &changed, &trust(), NOW).err(), forged(0));
+    let years = NOW + 2 * 365 * 24 * 3600;
+    assert_eq!(
+        read(CONSENSUS, CERTIFICATES, &trust(), years).err(),
+        forged(0)
+    );
+    assert_eq!(read(CONSENSUS, "", &trust(), NOW).err(), forged(0));
+}
+
+#[test]
+fn it_holds_for_its_time() {
+    let at = |now| read(CONSENSUS, CERTIFICATES, &trust(), now).map(drop);
+    assert_eq!(at(NOW + 40), Ok(()));
+    assert_eq!(at(NOW + 41), Err(Refused::Stale { ago: 1 }));
+    assert_eq!(at(NOW - 21), Err(Refused::Early { ahead: 1 }));
+}
+
+#[test]
+fn a_microdescriptor_that_the_consensus_does_not_name_is_nobodys() {
+    let changed = MICRODESCRIPTORS.replacen("p accept 1-65535", "p accept 1-65534", 1);
+    let network = Network::read(CONSENSUS, CERTIFICATES, &changed, &trust(), NOW);
+    assert_eq!(network.expect("believed").relays.len(), 5);
+}
+
+#[tokio::test]
+async fn a_directory_that_cannot_be_reached_is_told() {
+    let roads = Roads::new(1);
+    let overlay = roads.overlay([192, 0, 2, 1].into());
+    let source = Target::from(std::net::SocketAddr::from(([192, 0, 2, 2], 80)));
+    let limit = std::time::Duration::from_secs(5);
+    let failed = fetch_all(&overlay, &source, &trust(), NOW, limit).await;
+    let failed = failed.expect_err("nobody is there");
+    assert!(failed.to_string().contains("cannot be reached"), "{failed}");
+}

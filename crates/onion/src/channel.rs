@@ -1,0 +1,85 @@
+//! What this room asks of a channel to one relay: circuits that are opened and accepted, and cells that are sent and received on each.
+//! `link::channel` is the real one ([`Linked`]); `memory` is one inside the process, for tests. tor-spec "Channels".
+
+mod link;
+#[cfg(any(test, feature = "testing"))]
+pub mod memory;
+mod remembered;
+
+pub use link::Linked;
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use hoplite_overlay::Error;
+use hoplite_wire::cell::{Cell, CircuitId, circuit::DestroyReason};
+
+use crate::path::Relay;
+
+/// Something that is waited for.
+pub type Waiting<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// The channel, or this circuit of it, takes no more cells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the channel is closed")]
+pub struct Closed;
+
+/// One channel to one relay.
+pub trait Channel: fmt::Debug + Send + Sync {
+    /// Opens a circuit; nothing is sent before its first cell.
+    fn open(&self) -> Waiting<'_, Result<Circuit, Closed>>;
+
+    /// The next circuit that the peer opens; `None` when the channel has closed.
+    fn accept(&self) -> Waiting<'_, Option<Circuit>>;
+
+    /// The peer's Ed25519 identity; `None` for a client, which has none.
+    fn peer(&self) -> Option<[u8; 32]>;
+
+    /// Whether it has closed.
+    fn is_closed(&self) -> bool;
+}
+
+/// Finds or makes the channel to a relay; there is one for each relay.
+pub trait Dialer: fmt::Debug + Send + Sync {
+    /// The channel to `relay`, whose identities have been checked.
+    fn channel<'a>(&'a self, relay: &'a Relay) -> Waiting<'a, Result<Arc<dyn Channel>, Error>>;
+}
+
+/// One circuit of a channel. Dropping both ends gives the id back, and tells the peer if nothing else did.
+pub struct Circuit {
+    /// Its id on this channel.
+    pub id: CircuitId,
+    /// Towards the peer.
+    pub sender: Box<dyn Sender>,
+    /// From the peer.
+    pub receiver: Box<dyn Receiver>,
+}
+
+/// Takes the cells of one circuit, a bounded number ahead of what has left.
+pub trait Sender: Send {
+    /// Whether it takes one more cell.
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Closed>>;
+
+    /// Takes it, and sets its circuit; without [`Self::poll_ready`] before, it may be lost.
+    fn send(&mut self, cell: Cell);
+
+    /// Ends the circuit at once: DESTROY goes before what is queued, which is thrown away.
+    fn destroy(self: Box<Self>, reason: DestroyReason);
+}
+
+/// Hands out the cells of one circuit.
+pub trait Receiver: Send {
+    /// The next cell; `None` when the channel has closed, or the peer has dropped the circuit.
+    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<Cell>>;
+}
+
+impl fmt::Debug for Circuit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Circuit").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,319 @@
+//! The client's machine for one circuit: it is built hop by hop, then carries the relay messages of an [`Edge`] under its layers.
+//! [`super::driver`] drives it: [`Circuit::handle`] for each cell that comes, [`Circuit::next`] while the channel takes cells.
+//! tor-spec "Creating circuits", "Routing relay cells", "Tearing down circuits".
+
+use std::{collections::VecDeque, fmt};
+
+use bytes::BytesMut;
+use hoplite_crypto::onion::{Seed, ntor, ntor3, tor1::ClientLayers};
+use hoplite_overlay::{Error, ErrorKind};
+use hoplite_wire::cell::{
+    self, Cell, CircuitId, Command, Malformed,
+    circuit::{
+        ClientExtensions, Create2, Created2, DestroyReason, Extend2, HandshakeType,
+        ServerExtensions,
+    },
+    relay::{self, Header, StreamId},
+};
+use tokio::time::Instant;
+
+use crate::{
+    edge::{Broken, Edge, Moment},
+    failure,
+    flow::Control,
+    path::{MOST_HOPS, Relay},
+};
+
+/// RELAY_EARLY cells that a circuit may have.
+const EARLY: u8 = 8;
+
+/// `cc_sendme_inc` of the consensus is 31; a far end that wants another is not believed. The proposal allows a factor of two (§10.5), C tor one
+/// more or less, and so do we: what differs would mark the relay's clients.
+const INCREMENTS: std::ops::RangeInclusive<u8> = 30..=32;
+
+/// What a cell has brought about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Nothing new.
+    None,
+    /// The circuit has all of its hops.
+    Built,
+}
+
+/// One circuit of a client.
+pub struct Circuit {
+    id: CircuitId,
+    path: Vec<Relay>,
+    layers: ClientLayers,
+    handshake: Option<Handshake>,
+    congestion_control: bool,
+    early: u8,
+    /// The hop behind the one that has lost it.
+    truncated: Option<usize>,
+    out: VecDeque<Cell>,
+    random: fn(&mut [u8]),
+}
+
+enum Handshake {
+    Ntor(ntor::ClientState),
+    Ntor3(ntor3::ClientState),
+}
+
+impl Circuit {
+    /// Begins to build a circuit over `path`; the first cell is CREATE2.
+    ///
+    /// # Errors
+    /// The path is empty or too long, or a handshake cannot be made.
+    pub fn new(
+        id: CircuitId,
+        path: Vec<Relay>,
+        congestion_control: bool,
+        random: fn(&mut [u8]),
+    ) -> Result<Self, Error> {
+        if path.is_empty() || path.len() > MOST_HOPS {
+            let doing = "building a circuit: a path has one to eight relays";
+            return Err(Error::new(ErrorKind::Bug, doing));
+        }
+        let mut circuit = Self {
+            id,
+            path,
+            layers: ClientLayers::new(),
+            handshake: None,
+            congestion_control,
+            early: EARLY,
+            truncated: None,
+            out: VecDeque::new(),
+            random,
+        };
+        circuit.create()?;
+        Ok(circuit)
+    }
+
+    /// How many hops it has, of how many.
+    pub fn hops(&self) -> (usize, usize) {
+        (self.layers.len(), self.path.len())
+    }
+
+    /// The hop that is to blame if it fails now, from 0.
+    pub fn failing(&self) -> usize {
+        self.truncated.unwrap_or(self.layers.len())
+    }
+
+    /// The hop that it has lost after all had been there, if `error` ended it.
+    pub fn lost(&self, error: &Error) -> Option<usize> {
+        let first = || failure::is_of_channel(error).then_some(0);
+        self.truncated.or_else(first).filter(|_| self.is_built())
+    }
+
+    /// Whether it has all of its hops.
+    pub fn is_built(&self) -> bool {
+        self.layers.len() == self.path.len()
+    }
+
+    /// The path.
+    pub fn path(&self) -> &[Relay] {
+        &self.path
+    }
+
+    /// A cell of this circuit has come.
+    ///
+    /// # Errors
+    /// Why the circuit is to be closed.
+    pub fn handle(&mut self, cell: Cell, edge: &mut Edge, at: Moment) -> Result<Progress, Error> {
+        match cell.command {
+            Command::RELAY => self.relay(cell.body, edge, at),
+            Command::CREATED2 if self.layers.is_empty() => {
+                let created = Created2::parse(&cell.body).map_err(failure::broken)?;
+                self.extended(created.data, edge)
+            }
+            Command::DESTROY => {
+                let reason = DestroyReason::parse(&cell.body).unwrap_or(DestroyReason::NONE);
+                Err(failure::destroyed(reason, self.layers.is_empty()))
+            }
+            Command::PADDING => Ok(Progress::None),
+            // "If a client receives a RELAY_EARLY cell, it MUST tear down the circuit."
+            _ => Err(failure::broken(Malformed("cell where it is not allowed"))),
+        }
+    }
+
+    /// The next cell to be sent.
+    pub fn next(&mut self, edge: &mut Edge, now: Instant) -> Option<Cell> {
+        if let Some(cell) = self.out.pop_front() {
+            return Some(cell);
+        }
+        if !self.is_built() {
+            return None;
+        }
+        let message = edge.next_message()?;
+        let mut cell = self.cell(message.body);
+        let last = self.layers.len().checked_sub(1)?;
+        let digest = self.layers.encrypt_for(last, cell.fixed().ok()?)?;
+        if message.counted {
+            edge.sealed(digest, now);
+        }
+        Some(cell)
+    }
+
+    fn cell(&mut self, body: BytesMut) -> Cell {
+        let early = self.early > 0 && self.path.len() > 1;
+        self.early = self.early.saturating_sub(u8::from(early));
+        let command = match early {
+            true => Command::RELAY_EARLY,
+            false => Command::RELAY,
+        };
+        Cell {
+            circuit: self.id,
+            command,
+            body,
+        }
+    }
+
+    fn relay(
+        &mut self,
+        mut body: BytesMut,
+        edge: &mut Edge,
+        at: Moment,
+    ) -> Result<Progress, Error> {
+        let fixed: &mut [u8; cell::BODY] = (body.as_mut().try_into())
+            .map_err(|_| failure::broken(Malformed("length of a cell")))?;
+        let found = self.layers.decrypt(fixed);
+        let (hop, digest) =
+            found.ok_or_else(|| failure::broken(Malformed("relay cell, which no hop has sent")))?;
+        let header = Header::read(fixed);
+        let last = hop + 1 == self.layers.len();
+        match header.command {
+            relay::Command::TRUNCATED => {
+                let data = header.data(fixed).map_err(failure::broken)?;
+                let reason = DestroyReason::parse(data).unwrap_or(DestroyReason::NONE);
+                // With other reasons it is passed on from where a hop could not be added, if hops are missing.
+                let lost = reason == DestroyReason::CHANNEL_CLOSED || self.is_built();
+                self.truncated = lost.then_some(hop + 1);
+                Err(failure::destroyed(reason, false))
+            }
+            relay::Command::DROP => Ok(Progress::None),
+            relay::Command::EXTENDED2 if last && !self.is_built() => {
+                let data = header.data(fixed).map_err(failure::broken)?;
+                let extended = Created2::parse(data).map_err(failure::broken)?;
+                self.extended(extended.data, edge)
+            }
+            _ if last && self.is_built() => {
+                let handled = edge.handle(body, digest, at);
+                handled.map(|()| Progress::None).map_err(failure::broken)
+            }
+            command => Err(failure::broken(Broken::Unexpected(command))),
+        }
+    }
+
+    /// The relay that was asked has answered: one hop more.
+    fn extended(&mut self, reply: &[u8], edge: &mut Edge) -> Result<Progress, Error> {
+        let handshake = self.handshake.take();
+        let handshake =
+            handshake.ok_or_else(|| failure::broken(Malformed("answer that nobody asked for")))?;
+        let (seed, control) = handshake.finish(reply)?;
+        self.layers.push(&seed).map_err(failure::broken)?;
+        if !self.is_built() {
+            self.extend()?;
+            return Ok(Progress::None);
+        }
+        edge.set_control(control);
+        Ok(Progress::Built)
+    }
+
+    fn create(&mut self) -> Result<(), Error> {
+        let (handshake, data) = self.begin_handshake()?;
+        let create = Create2 {
+            handshake,
+            data: &data,
+        };
+        let cell = Cell::new(self.id, Command::CREATE2, |body| create.write(body));
+        self.out.push_back(cell.map_err(ours)?);
+        Ok(())
+    }
+
+    fn extend(&mut self) -> Result<(), Error> {
+        let (handshake, data) = self.begin_handshake()?;
+        let last = self.layers.len().saturating_sub(1);
+        let relay = self.path.get(self.layers.len());
+        let extend = Extend2 {
+            specifiers: relay.map(Relay::specifiers).unwrap_or_default(),
+            create: Create2 {
+                handshake,
+                data: &data,
+            },
+        };
+        let mut message = Vec::with_capacity(cell::DATA);
+        extend.write(&mut message);
+        let mut cell = self.cell(BytesMut::zeroed(cell::BODY));
+        let body = cell.fixed().map_err(ours)?;
+        let command = relay::Command::EXTEND2;
+        let padding = relay::write(body, command, StreamId::CIRCUIT, &message).map_err(ours)?;
+        (self.random)(padding);
+        // "When speaking to an OR, EXTEND2 MUST be in a RELAY_EARLY cell."
+        cell.command = Command::RELAY_EARLY;
+        let body = cell.fixed().map_err(ours)?;
+        self.layers.encrypt_for(last, body);
+        self.out.push_back(cell);
+        Ok(())
+    }
+
+    /// ntor-v3 with what is wished of the last hop, ntor where the relay has no v3.
+    fn begin_handshake(&mut self) -> Result<(HandshakeType, Vec<u8>), Error> {
+        let hop = self.layers.len();
+        let Some(relay) = self.path.get(hop) else {
+            return Err(Error::new(
+                ErrorKind::Bug,
+                "building a circuit beyond its path",
+            ));
+        };
+        let last = hop + 1 == self.path.len();
+        if !relay.ntor3 {
+            let (state, data) = ntor::client(&relay.keys).map_err(ours)?;
+            self.handshake = Some(Handshake::Ntor(state));
+            return Ok((HandshakeType::NTOR, data));
+        }
+        let extensions = ClientExtensions {
+            congestion_control: last && self.congestion_control && relay.congestion_control,
+            ..ClientExtensions::default()
+        };
+        let mut message = Vec::new();
+        extensions.write(&mut message);
+        let (state, data) = ntor3::client(&relay.keys, &message).map_err(ours)?;
+        self.handshake = Some(Handshake::Ntor3(state));
+        Ok((HandshakeType::NTOR_V3, data))
+    }
+}
+
+impl Handshake {
+    fn finish(self, reply: &[u8]) -> Result<(Seed, Control), Error> {
+        let state = match self {
+            Self::Ntor(state) => {
+                let seed = state.finish(reply).map_err(failure::broken)?;
+                return Ok((seed, Control::Fixed));
+            }
+            Self::Ntor3(state) => state,
+        };
+        let (message, seed) = state.finish(reply).map_err(failure::broken)?;
+        let extensions = ServerExtensions::parse(&message).map_err(failure::broken)?;
+        let control = match extensions.sendme_increment {
+            None => Control::Fixed,
+            Some(increment) if INCREMENTS.contains(&increment) => Control::Vegas { increment },
+            Some(_) => return Err(failure::broken(Malformed("congestion control parameter"))),
+        };
+        Ok((seed, control))
+    }
+}
+
+fn ours(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::new(ErrorKind::Bug, "building a circuit").caused_by(error)
+}
+
+impl fmt::Debug for Circuit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "client::Circuit({} of {} hops)",
+            self.layers.len(),
+            self.path.len()
+        )
+    }
+}

@@ -1,0 +1,224 @@
+//! One end of a circuit, where streams begin or end: the client's, and the exit's. It knows streams and flow control, not cells on channels and
+//! not layers: relay messages in the clear come in ([`Edge::handle`]) and go out ([`Edge::next_message`], then [`Edge::sealed`] with the digest).
+//! `client` and `relay` drive it; [`io`] is what programs and targets hold. tor-spec "Application connections and stream management".
+//!
+//! Every queue is bounded ([`Limits`]). While the channel takes nothing, acknowledgements gather up to [`Limits::urgent`]; then
+//! [`Edge::is_full`], and the driver reads no more of this circuit.
+
+mod ask;
+pub mod io;
+mod message;
+mod receive;
+mod send;
+mod stream;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    task::Waker,
+};
+
+use hoplite_overlay::Error;
+use hoplite_wire::cell::{
+    self, Malformed,
+    relay::{Begin, Command, Flags, StreamId},
+};
+use tokio::time::Instant;
+
+pub use self::message::Outbound;
+use self::stream::Stream;
+use crate::flow::{self, Control, Violation};
+
+/// A flag of BEGIN that only relays of this project know: END with reason DONE ends one direction of the stream, as a FIN does.
+/// It is set towards relays that announce it, and others ignore it.
+pub const HALF_CLOSE: Flags = Flags(1 << 31);
+
+/// Bounds of one circuit's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Streams at once; the next is refused.
+    pub streams: usize,
+    /// Full cells of one stream that wait for its reader where there are no windows; more break the protocol.
+    pub waiting: u32,
+    /// Cells of one stream that wait to be sent; then its writer waits.
+    pub sending: usize,
+    /// Messages that wait before DATA, acknowledgements mostly; then nothing more is read of the circuit.
+    pub urgent: usize,
+    /// Streams that have ended and whose late cells are still let pass, the oldest forgotten first.
+    pub gone: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            streams: 512,
+            waiting: 8192,
+            sending: 128,
+            urgent: 256,
+            gone: 512,
+        }
+    }
+}
+
+/// Which end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Opens streams.
+    Client,
+    /// Is asked for streams.
+    Exit,
+}
+
+/// What a client asks of an exit.
+#[derive(Debug)]
+pub enum Asked {
+    /// A stream to a target.
+    Stream(Begin),
+    /// A stream to the relay's directory.
+    Directory,
+    /// The addresses of a name, or of an address the name.
+    Name(String),
+}
+
+/// What the peer did, for which the circuit is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    /// Windows and their acknowledgements.
+    #[error(transparent)]
+    Flow(#[from] Violation),
+    /// A message that cannot be read.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// A message that its sender must not send, or not now.
+    #[error("{0:?} where it is not allowed")]
+    Unexpected(Command),
+    /// A message for a stream that never was.
+    #[error("a cell for an unknown stream")]
+    UnknownStream,
+}
+
+/// When something comes, and whether the channel took the last cell.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// Now.
+    pub now: Instant,
+    /// The channel holds the circuit back: a signal of congestion.
+    pub blocked: bool,
+}
+
+/// One end of one circuit.
+#[derive(Debug)]
+pub struct Edge {
+    role: Role,
+    control: Control,
+    limits: Limits,
+    random: fn(&mut [u8]),
+    outgoing: flow::Outgoing,
+    incoming: flow::Incoming,
+    streams: BTreeMap<u16, Stream>,
+    /// Streams that have something to send, in turn.
+    turn: VecDeque<u16>,
+    urgent: VecDeque<Outbound>,
+    /// Streams that ended here first, with how many late cells are still let pass.
+    gone: VecDeque<(u16, u32)>,
+    asked: VecDeque<(StreamId, Asked)>,
+    next_id: u16,
+    driver: Option<Waker>,
+    retired: bool,
+    closed: Option<Error>,
+}
+
+impl Edge {
+    /// An end without streams. `random` fills padding; a circuit whose digests can be guessed could be acknowledged unseen.
+    pub fn new(role: Role, control: Control, limits: Limits, random: fn(&mut [u8])) -> Self {
+        Self {
+            role,
+            control,
+            limits,
+            random,
+            outgoing: flow::Outgoing::new(control),
+            incoming: flow::Incoming::new(control),
+            streams: BTreeMap::new(),
+            turn: VecDeque::new(),
+            urgent: VecDeque::new(),
+            gone: VecDeque::new(),
+            asked: VecDeque::new(),
+            next_id: 0,
+            driver: None,
+            retired: false,
+            closed: None,
+        }
+    }
+
+    /// Another flow control, as the handshake agreed on; before the first stream.
+    pub fn set_control(&mut self, control: Control) {
+        self.control = control;
+        self.outgoing = flow::Outgoing::new(control);
+        self.incoming = flow::Incoming::new(control);
+    }
+
+    /// Who is woken when there is something to send or to do.
+    pub fn set_driver(&mut self, waker: &Waker) {
+        match &mut self.driver {
+            Some(driver) => driver.clone_from(waker),
+            None => self.driver = Some(waker.clone()),
+        }
+    }
+
+    /// How many streams there are.
+    pub fn streams(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Whether the next stream would be refused.
+    pub fn has_no_room(&self) -> bool {
+        self.streams.len() >= self.limits.streams
+    }
+
+    /// Takes no further streams: the circuit ends with its last one.
+    pub fn retire(&mut self) {
+        self.retired = true;
+        self.wake();
+    }
+
+    /// Whether it takes no further streams.
+    pub fn is_retired(&self) -> bool {
+        self.retired
+    }
+
+    /// Why the circuit has closed.
+    pub fn closed(&self) -> Option<&Error> {
+        self.closed.as_ref()
+    }
+
+    /// Whether nothing more may be handled before something was sent.
+    pub fn is_full(&self) -> bool {
+        self.urgent.len() >= self.limits.urgent
+    }
+
+    /// The circuit has closed: every stream ends with this error.
+    pub fn close(&mut self, error: Error) {
+        self.urgent.clear();
+        self.turn.clear();
+        for stream in self.streams.values_mut() {
+            stream.close();
+        }
+        self.closed.get_or_insert(error);
+        self.wake();
+    }
+
+    /// Octets that this end owns, buffers included.
+    pub fn owned(&self) -> usize {
+        let streams: usize = self.streams.values().map(Stream::owned).sum();
+        let urgent = self.urgent.capacity() * size_of::<Outbound>();
+        size_of::<Self>() + streams + urgent + self.urgent.len() * cell::BODY
+    }
+
+    fn wake(&mut self) {
+        if let Some(driver) = self.driver.take() {
+            driver.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

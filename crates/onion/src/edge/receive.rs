@@ -1,0 +1,157 @@
+//! What comes to one end of a circuit: relay messages in the clear, each handed to its stream.
+//! Part of [`super::Edge`]. tor-spec "Relay cells", "Closing streams", "Flow control".
+
+use bytes::{Buf, BytesMut};
+use hoplite_wire::cell::{
+    self, Malformed,
+    relay::{
+        Command, End, EndReason, HEADER, Header, Message, Resolve, Resolved, Sendme, StreamId,
+        Xoff, Xon,
+    },
+};
+
+use super::{Asked, Broken, Edge, Moment, Role, stream::Answer};
+use crate::{failure, flow::Digest};
+
+impl Edge {
+    /// A relay message for this end has come; `digest` is the running digest after its cell.
+    ///
+    /// # Errors
+    /// [`Broken`]: the circuit is to be closed.
+    pub fn handle(&mut self, body: BytesMut, digest: Digest, at: Moment) -> Result<(), Broken> {
+        let fixed: &[u8; cell::BODY] = body.as_ref().try_into().map_err(|_| Malformed("cell"))?;
+        let header = Header::read(fixed);
+        let data = header.data(fixed)?;
+        if header.command == Command::DATA {
+            return self.data(header, body, digest);
+        }
+        let message = match Message::parse(header.command, data) {
+            Ok(message) => message,
+            Err(error) => return self.unreadable(header, error),
+        };
+        match message {
+            Message::Sendme(sendme) => self.sendme(header.stream, sendme, at),
+            Message::Connected(_) => self.answered(header, Answer::Connected),
+            Message::Resolved(resolved) => self.looked_up(header, &resolved),
+            Message::End(end) => self.ended(header.stream, end),
+            Message::Xon(Xon { .. }) => self.told(header, false),
+            Message::Xoff(Xoff) => self.told(header, true),
+            Message::Begin(begin) => self.requested(header, Asked::Stream(begin)),
+            Message::BeginDir => self.requested(header, Asked::Directory),
+            Message::Resolve(Resolve(name)) => self.requested(header, Asked::Name(name.into())),
+            // "If the relay command is not understood, the cell must be dropped and ignored."
+            Message::Drop | Message::Unknown(..) => Ok(()),
+            other => Err(Broken::Unexpected(other.command())),
+        }
+    }
+
+    /// What nobody can be connected to is the program's mistake, not the client's.
+    fn unreadable(&mut self, header: Header, error: Malformed) -> Result<(), Broken> {
+        let asks = matches!(header.command, Command::BEGIN | Command::RESOLVE);
+        if !asks || self.role == Role::Client || header.stream == StreamId::CIRCUIT {
+            return Err(error.into());
+        }
+        self.say(
+            header.stream,
+            &Message::End(End::new(EndReason::TORPROTOCOL)),
+        );
+        Ok(())
+    }
+
+    fn data(&mut self, header: Header, mut body: BytesMut, digest: Digest) -> Result<(), Broken> {
+        if self.incoming.received()? {
+            self.say(StreamId::CIRCUIT, &Message::Sendme(Sendme::V1(digest)));
+        }
+        let Some(stream) = self.streams.get_mut(&header.stream.0) else {
+            return self.stray(header.stream);
+        };
+        if self.role == Role::Client && !stream.is_answered() {
+            return Err(Broken::Unexpected(Command::DATA));
+        }
+        body.advance(HEADER);
+        body.truncate(header.length.into());
+        if let Some(say) = stream.receive(body)? {
+            self.say_flow(header.stream, say);
+        }
+        Ok(())
+    }
+
+    fn sendme(&mut self, id: StreamId, sendme: Sendme, at: Moment) -> Result<(), Broken> {
+        if id == StreamId::CIRCUIT {
+            let digest = match sendme {
+                Sendme::V1(digest) => Some(digest),
+                Sendme::V0 => None,
+            };
+            self.outgoing.acknowledged(digest, at.now, at.blocked)?;
+            self.wake();
+            return Ok(());
+        }
+        let Some(stream) = self.streams.get_mut(&id.0) else {
+            return self.stray(id);
+        };
+        stream.outgoing.acknowledged()?;
+        self.take_turn(id);
+        Ok(())
+    }
+
+    fn answered(&mut self, header: Header, answer: Answer) -> Result<(), Broken> {
+        if self.role == Role::Exit {
+            return Err(Broken::Unexpected(header.command));
+        }
+        match self.streams.get_mut(&header.stream.0) {
+            Some(stream) if stream.is_answered() => Err(Broken::Unexpected(header.command)),
+            Some(stream) => {
+                stream.answer(Ok(answer));
+                Ok(())
+            }
+            None => self.stray(header.stream),
+        }
+    }
+
+    fn looked_up(&mut self, header: Header, resolved: &Resolved<'_>) -> Result<(), Broken> {
+        let answer = failure::addresses(resolved);
+        let Some(stream) = self.streams.get_mut(&header.stream.0) else {
+            return self.answered(header, Answer::Connected);
+        };
+        if self.role == Role::Exit || stream.is_answered() {
+            return Err(Broken::Unexpected(header.command));
+        }
+        stream.answer(answer.map(Answer::Addresses));
+        stream.end(End::new(EndReason::DONE));
+        Ok(())
+    }
+
+    fn ended(&mut self, id: StreamId, end: End) -> Result<(), Broken> {
+        let Some(stream) = self.streams.get_mut(&id.0) else {
+            return self.stray(id);
+        };
+        stream.end(end);
+        // A writer that waited for the other side's end may end now.
+        self.take_turn(id);
+        Ok(())
+    }
+
+    fn told(&mut self, header: Header, stop: bool) -> Result<(), Broken> {
+        let strict = self.role == Role::Client;
+        let Some(stream) = self.streams.get_mut(&header.stream.0) else {
+            return self.stray(header.stream);
+        };
+        stream.outgoing.told(stop, strict)?;
+        if !stop {
+            self.take_turn(header.stream);
+        }
+        Ok(())
+    }
+
+    /// A cell for a stream that is not there. An exit cannot know which streams its client has given up, and drops it;
+    /// a client knows which it had.
+    fn stray(&mut self, id: StreamId) -> Result<(), Broken> {
+        if self.role == Role::Exit {
+            return Ok(());
+        }
+        let known = self.gone.iter_mut().find(|(gone, _)| *gone == id.0);
+        let (_, left) = known.ok_or(Broken::UnknownStream)?;
+        *left = left.checked_sub(1).ok_or(Broken::UnknownStream)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,354 @@
+//! One stream at one end of a circuit: its two queues, its flow control, how it was answered and how it ended.
+//! [`super::Edge`] owns it; [`super::io`] reads and writes it. tor-spec "Opening streams and transferring data", "Closing streams".
+
+use std::{collections::VecDeque, net::IpAddr, task::Waker};
+
+use bytes::{Bytes, BytesMut};
+use hoplite_overlay::Error;
+use hoplite_wire::cell::{
+    BODY, DATA,
+    relay::{End, EndReason, HEADER},
+};
+
+use super::{Broken, Command, Limits};
+use crate::{
+    failure,
+    flow::{
+        Control,
+        stream::{Incoming, Outgoing, Say, Taken},
+    },
+};
+
+/// A cell of each so many has room for random octets, so that nobody can guess the digests of what they have not seen (tor-spec
+/// "Circuit-level flow control": "at least one cell of each SENDME increment").
+const SHORT_ONE_IN: u32 = 25;
+/// Room for them, and for the four zeros before.
+const SHORTER_BY: usize = 16;
+/// From so many waiting pieces on, cells are copied together: a reader that stops must not hold the channel's large buffers.
+const DETACHED: usize = 2;
+/// Cells of such a piece, fewer than a SENDME of a stream acknowledges.
+const PIECE: u32 = 32;
+
+/// A good answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// The stream is open.
+    Connected,
+    /// The name's addresses.
+    Addresses(Vec<IpAddr>),
+}
+
+/// What a stream has to send.
+#[derive(Debug)]
+pub(super) enum Produced {
+    /// A body with octets behind room for the header, and whether there is more.
+    Cell(BytesMut, bool),
+    /// Something, when the circuit's window opens.
+    Later,
+    /// That this side has ended.
+    End,
+    Nothing,
+}
+
+/// Octets that wait for the reader.
+#[derive(Debug)]
+struct Piece {
+    octets: BytesMut,
+    cells: u32,
+    /// In memory of their own.
+    detached: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) outgoing: Outgoing,
+    incoming: Incoming,
+    half_close: bool,
+    at_exit: bool,
+    answer: Option<Result<Answer, Error>>,
+    /// Bodies with room for the header; only the last has room for more.
+    sending: VecDeque<BytesMut>,
+    sending_most: usize,
+    bodies: u32,
+    waiting: VecDeque<Piece>,
+    in_turn: bool,
+    /// This side has finished; END follows what is queued.
+    finished: bool,
+    end_sent: bool,
+    ended: Option<End>,
+    /// Nobody holds the handle any more.
+    dropped: bool,
+    pub(super) reader: Option<Waker>,
+    pub(super) writer: Option<Waker>,
+}
+
+impl Stream {
+    pub(super) fn new(control: Control, limits: &Limits, half_close: bool) -> Self {
+        Self {
+            outgoing: Outgoing::new(control),
+            incoming: Incoming::new(control, limits.waiting),
+            half_close,
+            at_exit: false,
+            answer: None,
+            sending: VecDeque::new(),
+            sending_most: limits.sending,
+            bodies: 0,
+            waiting: VecDeque::new(),
+            in_turn: false,
+            finished: false,
+            end_sent: false,
+            ended: None,
+            dropped: false,
+            reader: None,
+            writer: None,
+        }
+    }
+
+    pub(super) fn at_exit(mut self) -> Self {
+        self.at_exit = true;
+        self
+    }
+
+    pub(super) fn is_answered(&self) -> bool {
+        self.answer.is_some()
+    }
+
+    pub(super) fn answer(&mut self, answer: Result<Answer, Error>) {
+        self.answer = Some(answer);
+        self.wake();
+    }
+
+    pub(super) fn said(&self) -> Option<&Result<Answer, Error>> {
+        self.answer.as_ref()
+    }
+
+    pub(super) fn receive(&mut self, data: BytesMut) -> Result<Option<Say>, Broken> {
+        if self.ended.is_some() {
+            return Err(Broken::Unexpected(Command::DATA));
+        }
+        let say = self.incoming.received(data.len())?;
+        if data.is_empty() || self.dropped {
+            let octets = data.len();
+            let taken = self.incoming.taken(Taken { cells: 1, octets });
+            return Ok(say.or(taken));
+        }
+        self.keep(data);
+        wake(&mut self.reader);
+        Ok(say)
+    }
+
+    fn keep(&mut self, data: BytesMut) {
+        let detached = self.waiting.len() >= DETACHED;
+        if let Some(last) = self.waiting.back_mut()
+            && last.detached
+            && last.cells < PIECE
+        {
+            last.octets.extend_from_slice(&data);
+            last.cells += 1;
+            return;
+        }
+        let octets = match detached {
+            true => BytesMut::from(data.as_ref()),
+            false => data,
+        };
+        self.waiting.push_back(Piece {
+            octets,
+            cells: 1,
+            detached,
+        });
+    }
+
+    /// What waits longest, and what is to be said for it.
+    pub(super) fn fetch(&mut self) -> Option<(Bytes, Option<Say>)> {
+        let piece = self.waiting.pop_front()?;
+        let say = self.incoming.taken(Taken {
+            cells: piece.cells,
+            octets: piece.octets.len(),
+        });
+        Some((piece.octets.freeze(), say))
+    }
+
+    /// The peer has ended its side, or all of it.
+    pub(super) fn end(&mut self, end: End) {
+        if self.answer.is_none() && !self.at_exit {
+            self.answer = Some(Err(failure::ended(end.reason)));
+        }
+        // A second END takes back the first, orderly one: the peer has dropped the stream.
+        self.ended = Some(end);
+        if !self.is_writable() {
+            self.sending.clear();
+        }
+        self.wake();
+    }
+
+    /// The circuit has closed.
+    pub(super) fn close(&mut self) {
+        self.sending.clear();
+        self.wake();
+    }
+
+    /// Why reading ends, once nothing waits: `Ok` is an orderly end.
+    pub(super) fn read_end(&self) -> Option<Result<(), Error>> {
+        let end = self.ended?;
+        let orderly = match (self.at_exit, self.half_close) {
+            // A client of C tor gives no other reason than MISC.
+            (true, false) => true,
+            _ => end.reason == EndReason::DONE,
+        };
+        Some(match orderly {
+            true => Ok(()),
+            false => Err(failure::ended(end.reason)),
+        })
+    }
+
+    /// Whether octets may still be sent.
+    pub(super) fn is_writable(&self) -> bool {
+        match self.ended {
+            None => true,
+            Some(end) => self.half_close && end.reason == EndReason::DONE,
+        }
+    }
+
+    /// Whether the peer has not reset the stream.
+    fn is_allowed(&self) -> bool {
+        !self.half_close || self.is_writable()
+    }
+
+    pub(super) fn is_finished(&self) -> bool {
+        self.finished
+    }
+
+    /// Takes what there is room for into bodies.
+    pub(super) fn write(&mut self, mut octets: &[u8]) -> usize {
+        let before = octets.len();
+        while !octets.is_empty() {
+            let Some(room) = self.room() else { break };
+            let (now, later) = octets.split_at(octets.len().min(room));
+            if let Some(body) = self.sending.back_mut() {
+                body.extend_from_slice(now);
+            }
+            octets = later;
+        }
+        before - octets.len()
+    }
+
+    /// Room in the last body; begins another if there is none and the queue is not full.
+    fn room(&mut self) -> Option<usize> {
+        let last = self.sending.back();
+        let room = last.map_or(0, |body| self.full_at().saturating_sub(body.len()));
+        if room > 0 {
+            return Some(room);
+        }
+        if self.sending.len() >= self.sending_most {
+            return None;
+        }
+        self.bodies = self.bodies.wrapping_add(1);
+        let mut body = BytesMut::with_capacity(BODY);
+        body.resize(HEADER, 0);
+        self.sending.push_back(body);
+        Some(self.full_at() - HEADER)
+    }
+
+    fn full_at(&self) -> usize {
+        match self.bodies.is_multiple_of(SHORT_ONE_IN) {
+            true => HEADER + DATA - SHORTER_BY,
+            false => HEADER + DATA,
+        }
+    }
+
+    pub(super) fn finish(&mut self) {
+        self.finished = true;
+    }
+
+    /// The handle is gone. Answers whether the stream is to be reset: not both sides had ended.
+    pub(super) fn drop_handle(&mut self) -> bool {
+        self.dropped = true;
+        self.waiting.clear();
+        let alone = self.at_exit && !self.half_close;
+        !(self.finished && (self.ended.is_some() || alone))
+    }
+
+    /// Whether the peer, who knows no half-closed streams, has forgotten it already.
+    pub(super) fn is_told(&self) -> bool {
+        self.ended.is_some() && !self.half_close
+    }
+
+    /// Nothing is left to be done.
+    pub(super) fn is_over(&self) -> bool {
+        let sent = self.end_sent || !self.is_writable();
+        self.dropped && sent && self.ended.is_some()
+    }
+
+    /// Whether it was not in the turn already.
+    pub(super) fn enter_turn(&mut self) -> bool {
+        !std::mem::replace(&mut self.in_turn, true)
+    }
+
+    pub(super) fn leave_turn(&mut self) {
+        self.in_turn = false;
+    }
+
+    pub(super) fn produce(&mut self, may_send: bool) -> Produced {
+        // An exit sends nothing before CONNECTED; a client may, after BEGIN ("optimistic data").
+        if self.at_exit && self.answer.is_none() {
+            return Produced::Nothing;
+        }
+        if self.sending.is_empty() {
+            return self.produce_end();
+        }
+        if !self.outgoing.may_send() {
+            return Produced::Nothing;
+        }
+        if !may_send {
+            return Produced::Later;
+        }
+        let Some(body) = self.sending.pop_front() else {
+            return Produced::Nothing;
+        };
+        self.outgoing.sent(body.len().saturating_sub(HEADER));
+        wake(&mut self.writer);
+        let more = !self.sending.is_empty() || (self.finished && !self.end_sent);
+        Produced::Cell(body, more)
+    }
+
+    /// Where the other end knows no half-closed streams, END would cut off what it still has to say.
+    fn produce_end(&mut self) -> Produced {
+        let may_end = self.half_close || self.ended.is_some() || self.at_exit;
+        if !self.finished || self.end_sent || !may_end {
+            return Produced::Nothing;
+        }
+        self.end_sent = true;
+        let told = self.is_told();
+        if !self.half_close {
+            // There END ends both sides.
+            self.end(self.ended.unwrap_or(End::new(EndReason::DONE)));
+        }
+        match told || !self.is_allowed() {
+            true => Produced::Nothing,
+            false => Produced::End,
+        }
+    }
+
+    pub(super) fn owned(&self) -> usize {
+        let sending: usize = self.sending.iter().map(BytesMut::capacity).sum();
+        let waiting: usize = self
+            .waiting
+            .iter()
+            .map(|piece| piece.octets.capacity())
+            .sum();
+        let queues = self.sending.capacity() * size_of::<BytesMut>()
+            + self.waiting.capacity() * size_of::<Piece>();
+        size_of::<Self>() + sending + waiting + queues
+    }
+
+    fn wake(&mut self) {
+        wake(&mut self.reader);
+        wake(&mut self.writer);
+    }
+}
+
+fn wake(waker: &mut Option<Waker>) {
+    if let Some(waker) = waker.take() {
+        waker.wake();
+    }
+}

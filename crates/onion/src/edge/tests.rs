@@ -1,0 +1,426 @@
+//! Two ends of a circuit without layers between: what one says, the other is handed, and a digest is a counter.
+
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::BytesMut;
+use hoplite_overlay::ErrorKind;
+use hoplite_wire::cell::relay::{Connected, End, EndReason, HEADER, Header, Message, Sendme};
+use proptest::prelude::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::{
+    io::{Handle, Shared},
+    stream::{Answer, Produced},
+    *,
+};
+use crate::{failure, flow::Digest};
+
+const VEGAS: Control = Control::Vegas { increment: 31 };
+
+/// A client's end and an exit's, and how many cells went each way.
+struct Pair {
+    client: Arc<Shared>,
+    exit: Arc<Shared>,
+    digests: (u32, u32),
+}
+
+fn digest(n: u32) -> Digest {
+    let mut digest = [7; 20];
+    digest[..4].copy_from_slice(&n.to_be_bytes());
+    digest
+}
+
+fn zeros(octets: &mut [u8]) {
+    octets.fill(0);
+}
+
+fn at() -> Moment {
+    Moment {
+        now: Instant::now(),
+        blocked: false,
+    }
+}
+
+/// One cell from one end to the other.
+fn pass(from: &Shared, to: &Shared, count: &mut u32) -> Result<bool, Broken> {
+    if to.lock().is_full() {
+        return Ok(false);
+    }
+    let Some(message) = from.lock().next_message() else {
+        return Ok(false);
+    };
+    *count += 1;
+    if message.counted {
+        from.lock().sealed(digest(*count), Instant::now());
+    }
+    to.lock().handle(message.body, digest(*count), at())?;
+    Ok(true)
+}
+
+impl Pair {
+    fn new(control: Control) -> Self {
+        let edge = |role| Shared::new(Edge::new(role, control, Limits::default(), zeros));
+        Self {
+            client: edge(Role::Client),
+            exit: edge(Role::Exit),
+            digests: (0, 0),
+        }
+    }
+
+    /// Moves cells until none moves.
+    fn settle(&mut self) {
+        loop {
+            let up = pass(&self.client, &self.exit, &mut self.digests.0).expect("honest");
+            let down = pass(&self.exit, &self.client, &mut self.digests.1).expect("honest");
+            if !up && !down {
+                return;
+            }
+        }
+    }
+
+    /// An open stream: the client's handle and the exit's.
+    fn stream(&mut self, flags: Flags) -> (Handle, Handle) {
+        let target = "192.0.2.1:80".parse().expect("valid");
+        let id = self.client.lock().begin(&target, flags).expect("room");
+        let near = Handle::new(&self.client, id);
+        self.settle();
+        let (asked, what) = self.exit.lock().next_asked().expect("asked for");
+        assert_eq!(asked, id);
+        assert!(matches!(what, Asked::Stream(begin) if begin.target == target));
+        let far = Handle::new(&self.exit, id);
+        self.exit.lock().connected(id, None);
+        self.settle();
+        (near, far)
+    }
+}
+
+/// What a call answers at once.
+async fn now<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Option<T> {
+    poll_fn(|cx| match poll(cx) {
+        Poll::Ready(done) => Poll::Ready(Some(done)),
+        Poll::Pending => Poll::Ready(None),
+    })
+    .await
+}
+
+/// Writes until nothing more is taken; says how much that was.
+async fn fill(pair: &mut Pair, handle: &mut Handle) -> usize {
+    use tokio::io::AsyncWrite;
+    let chunk = [1; 4096];
+    let mut written = 0;
+    loop {
+        let taken = now(|cx| std::pin::Pin::new(&mut *handle).poll_write(cx, &chunk)).await;
+        match taken {
+            Some(count) => written += count.expect("open"),
+            None => {
+                let before = (pair.digests.0, pair.digests.1);
+                pair.settle();
+                if before == (pair.digests.0, pair.digests.1) {
+                    return written;
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn octets_arrive_in_order_and_an_end_behind_them() {
+    for control in [Control::Fixed, VEGAS] {
+        let mut pair = Pair::new(control);
+        let (mut near, mut far) = pair.stream(HALF_CLOSE);
+        near.write_all(b"question").await.expect("taken");
+        near.shutdown().await.expect("taken");
+        pair.settle();
+        let mut got = Vec::new();
+        far.read_to_end(&mut got).await.expect("an orderly end");
+        assert_eq!(got, b"question");
+        far.write_all(b"answer").await.expect("half open");
+        far.shutdown().await.expect("taken");
+        pair.settle();
+        got.clear();
+        near.read_to_end(&mut got).await.expect("an orderly end");
+        assert_eq!(got, b"answer");
+        drop((near, far));
+        pair.settle();
+        assert_eq!(pair.client.lock().streams() + pair.exit.lock().streams(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_nobody_reads_stops_at_its_window_and_no_other_stream() {
+    for (control, cells) in [(Control::Fixed, 500), (VEGAS, 501)] {
+        let mut pair = Pair::new(control);
+        let (mut stalled, unread) = pair.stream(HALF_CLOSE);
+        let (mut near, mut far) = pair.stream(HALF_CLOSE);
+        let written = fill(&mut pair, &mut stalled).await;
+        assert!(written > (cells - 10) * 480, "{written}");
+        assert!(written < (cells + 1000) * 498, "{written}");
+        for _ in 0..50 {
+            near.write_all(&[3; 20_000]).await.expect("taken");
+            pair.settle();
+            far.read_exact(&mut [0; 20_000]).await.expect("arrived");
+            pair.settle();
+        }
+        drop(unread);
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_stream_is_reset_at_the_other_end() {
+    let mut pair = Pair::new(VEGAS);
+    let (near, mut far) = pair.stream(HALF_CLOSE);
+    drop(near);
+    pair.settle();
+    assert!(far.read_u8().await.is_err());
+    let (mut near, far) = pair.stream(HALF_CLOSE);
+    drop(far);
+    pair.settle();
+    let error = near.read_u8().await.expect_err("reset");
+    assert!(Error::from_io(&error).is_some(), "{error}");
+}
+
+#[tokio::test]
+async fn what_a_client_wrote_before_its_early_end_arrives() {
+    let mut pair = Pair::new(VEGAS);
+    let (mut near, mut far) = pair.stream(HALF_CLOSE);
+    far.shutdown().await.expect("taken");
+    pair.settle();
+    near.write_all(&[5; 50_000]).await.expect("taken");
+    near.shutdown().await.expect("taken");
+    drop(near);
+    pair.settle();
+    let mut got = Vec::new();
+    far.read_to_end(&mut got).await.expect("an orderly end");
+    assert_eq!(got.len(), 50_000);
+}
+
+#[tokio::test]
+async fn towards_a_client_that_knows_no_half_closed_streams_the_last_octets_arrive_before_the_end()
+{
+    let mut pair = Pair::new(Control::Fixed);
+    let (mut near, mut far) = pair.stream(Flags::IPV6_OKAY);
+    far.write_all(&[5; 50_000]).await.expect("taken");
+    far.shutdown().await.expect("taken");
+    drop(far);
+    pair.settle();
+    let mut got = Vec::new();
+    near.read_to_end(&mut got).await.expect("an orderly end");
+    assert_eq!(got.len(), 50_000);
+    drop(near);
+    pair.settle();
+    assert_eq!(pair.client.lock().streams() + pair.exit.lock().streams(), 0);
+}
+
+#[tokio::test]
+async fn octets_may_follow_begin_at_once_and_wait_for_the_target() {
+    let mut pair = Pair::new(VEGAS);
+    let target = "example.com:80".parse().expect("valid");
+    let id = pair.client.lock().begin(&target, HALF_CLOSE).expect("room");
+    let mut near = Handle::new(&pair.client, id);
+    near.write_all(b"early").await.expect("taken");
+    pair.settle();
+    pair.exit.lock().next_asked().expect("asked for");
+    let mut far = Handle::new(&pair.exit, id);
+    assert!(now(|cx| near.poll_said(cx)).await.is_none());
+    pair.exit.lock().connected(id, None);
+    pair.settle();
+    let mut got = [0; 5];
+    far.read_exact(&mut got).await.expect("arrived");
+    assert_eq!(&got, b"early");
+    now(|cx| near.poll_said(cx))
+        .await
+        .expect("answered")
+        .expect("open");
+}
+
+#[tokio::test]
+async fn a_refusal_says_why() {
+    let mut pair = Pair::new(VEGAS);
+    let target = "example.com:80".parse().expect("valid");
+    let id = pair.client.lock().begin(&target, HALF_CLOSE).expect("room");
+    let mut near = Handle::new(&pair.client, id);
+    pair.settle();
+    pair.exit
+        .lock()
+        .refuse(id, End::new(EndReason::CONNECTREFUSED));
+    pair.settle();
+    let said = now(|cx| near.poll_said(cx)).await.expect("answered");
+    assert_eq!(said.expect_err("refused").kind(), ErrorKind::TargetFailed);
+}
+
+#[tokio::test]
+async fn every_stream_of_a_closed_circuit_ends_with_its_error() {
+    let mut pair = Pair::new(VEGAS);
+    let (mut near, _far) = pair.stream(HALF_CLOSE);
+    pair.client.lock().close(failure::channel_closed(false));
+    let error = near.read_u8().await.expect_err("closed");
+    assert_eq!(
+        Error::from_io(&error).map(Error::kind),
+        Some(ErrorKind::PathFailed)
+    );
+    near.write_all(b"?").await.expect_err("closed");
+    let target = "192.0.2.1:80".parse().expect("valid");
+    pair.client
+        .lock()
+        .begin(&target, HALF_CLOSE)
+        .expect_err("closed");
+}
+
+#[tokio::test]
+async fn an_exit_refuses_more_streams_than_its_limit_and_keeps_the_circuit() {
+    let mut pair = Pair::new(VEGAS);
+    let limits = Limits {
+        streams: 2,
+        ..Limits::default()
+    };
+    pair.exit = Shared::new(Edge::new(Role::Exit, VEGAS, limits, zeros));
+    let _kept = [pair.stream(HALF_CLOSE), pair.stream(HALF_CLOSE)];
+    let target = "192.0.2.1:80".parse().expect("valid");
+    let id = pair.client.lock().begin(&target, HALF_CLOSE).expect("room");
+    let mut third = Handle::new(&pair.client, id);
+    pair.settle();
+    assert!(pair.exit.lock().next_asked().is_none());
+    let said = now(|cx| third.poll_said(cx)).await.expect("answered");
+    assert_eq!(said.expect_err("refused").kind(), ErrorKind::Forbidden);
+}
+
+/// A message as the peer's layers would hand it over.
+fn told(to: &Shared, stream: u16, message: &Message<'_>) -> Result<(), Broken> {
+    let outbound = message::control(message, StreamId(stream), zeros);
+    to.lock().handle(outbound.body, digest(0), at())
+}
+
+#[tokio::test]
+async fn what_the_protocol_forbids_breaks_the_circuit() {
+    let unseen = Message::Sendme(Sendme::V1([9; 20]));
+    let begin = Message::Begin(Begin {
+        target: "192.0.2.1:80".parse().expect("valid"),
+        flags: Flags::default(),
+    });
+    for control in [Control::Fixed, VEGAS] {
+        let mut pair = Pair::new(control);
+        let (_near, _far) = pair.stream(HALF_CLOSE);
+        let (client, exit) = (&pair.client, &pair.exit);
+        let many = Err(Broken::Flow(Violation::SendmeTooMany));
+        assert_eq!(told(client, 0, &unseen), many);
+        assert_eq!(told(exit, 0, &unseen), many);
+        assert_eq!(told(client, 1, &unseen), many);
+        assert_eq!(
+            told(client, 99, &Message::Data(b"?")),
+            Err(Broken::UnknownStream)
+        );
+        assert_eq!(
+            told(client, 99, &Message::Connected(Connected(None))),
+            Err(Broken::UnknownStream)
+        );
+        let twice = Err(Broken::Unexpected(Command::CONNECTED));
+        assert_eq!(told(client, 1, &Message::Connected(Connected(None))), twice);
+        assert_eq!(told(exit, 1, &Message::Connected(Connected(None))), twice);
+        assert_eq!(
+            told(client, 5, &begin),
+            Err(Broken::Unexpected(Command::BEGIN))
+        );
+        assert_eq!(
+            told(exit, 1, &begin),
+            Err(Broken::Unexpected(Command::BEGIN))
+        );
+        assert_eq!(
+            told(exit, 0, &begin),
+            Err(Broken::Unexpected(Command::BEGIN))
+        );
+        assert_eq!(
+            told(client, 0, &Message::Truncate),
+            Err(Broken::Unexpected(Command::TRUNCATE))
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_understood_is_ignored() {
+    let pair = Pair::new(VEGAS);
+    let unknown = Message::Unknown(Command(200), b"later");
+    assert_eq!(told(&pair.client, 0, &unknown), Ok(()));
+    assert_eq!(told(&pair.exit, 0, &unknown), Ok(()));
+    assert_eq!(told(&pair.client, 0, &Message::Drop), Ok(()));
+    assert_eq!(told(&pair.exit, 77, &Message::Data(b"late")), Ok(()));
+}
+
+#[tokio::test]
+async fn a_wrong_digest_breaks_the_circuit() {
+    let mut pair = Pair::new(VEGAS);
+    let (mut near, _far) = pair.stream(HALF_CLOSE);
+    near.write_all(&[1; 40 * 498]).await.expect("taken");
+    let mut edge = pair.client.lock();
+    while let Some(message) = edge.next_message() {
+        if message.counted {
+            edge.sealed(digest(1), Instant::now());
+        }
+    }
+    drop(edge);
+    let wrong = Message::Sendme(Sendme::V1(digest(2)));
+    let broken = Err(Broken::Flow(Violation::WrongDigest));
+    assert_eq!(told(&pair.client, 0, &wrong), broken);
+}
+
+#[tokio::test]
+async fn late_cells_for_a_stream_given_up_are_let_pass_but_not_for_ever() {
+    let mut pair = Pair::new(Control::Fixed);
+    let limits = Limits {
+        waiting: 10,
+        ..Limits::default()
+    };
+    pair.client = Shared::new(Edge::new(Role::Client, VEGAS, limits, zeros));
+    pair.exit = Shared::new(Edge::new(Role::Exit, VEGAS, limits, zeros));
+    let (near, _far) = pair.stream(HALF_CLOSE);
+    drop(near);
+    for _ in 0..500 {
+        assert_eq!(told(&pair.client, 1, &Message::Data(b"late")), Ok(()));
+        pair.client.lock().urgent.clear();
+    }
+    let more = told(&pair.client, 1, &Message::Data(b"late"));
+    assert_eq!(more, Err(Broken::UnknownStream));
+}
+
+#[test]
+fn a_cell_of_each_few_has_octets_that_nobody_can_guess() {
+    let mut stream = Stream::new(VEGAS, &Limits::default(), true);
+    let written = stream.write(&[1; 128 * 498]);
+    assert!(written < 128 * 498);
+    let mut shorter = 0;
+    stream.answer(Ok(Answer::Connected));
+    while let Produced::Cell(body, _) = stream.produce(true) {
+        shorter += usize::from(body.len() < HEADER + cell::DATA);
+    }
+    assert!(shorter >= 128 / 31, "{shorter}");
+}
+
+proptest! {
+    /// Whatever a peer sends: no panic, and what is owned stays bounded.
+    #[test]
+    fn whatever_comes_is_survived(
+        cells in proptest::collection::vec((any::<u8>(), 0u16..4, 0u16..600, any::<u8>()), 0..200),
+        exit: bool,
+        fixed: bool,
+    ) {
+        let role = if exit { Role::Exit } else { Role::Client };
+        let control = if fixed { Control::Fixed } else { VEGAS };
+        let mut edge = Edge::new(role, control, Limits::default(), zeros);
+        for (command, stream, length, fill) in cells {
+            let mut body = BytesMut::zeroed(cell::BODY);
+            body[HEADER..].fill(fill);
+            let header = Header { command: Command(command % 48), recognized: 0, stream: StreamId(stream), digest: [0; 4], length };
+            header.write(body.as_mut().try_into().expect("a body"));
+            let broken = edge.handle(body, digest(0), at()).is_err();
+            prop_assert!(!broken || edge.streams() <= 4);
+            while let Some((id, _)) = edge.next_asked() {
+                edge.connected(id, None);
+            }
+            while edge.next_message().is_some() {}
+        }
+        prop_assert!(edge.owned() < 300_000, "{}", edge.owned());
+    }
+}

@@ -1,0 +1,105 @@
+//! Which relays a circuit goes through, and what must be known of each. The choice is the directory's (`directory`), or an experiment's.
+//! `client` asks [`Paths`] for each circuit; `relay` makes a [`Relay`] of what EXTEND2 says. path-spec "Choosing nodes for circuits".
+
+use std::{fmt, net::SocketAddr, sync::Arc};
+
+use hoplite_crypto::onion::RelayKeys;
+use hoplite_overlay::Error;
+use hoplite_wire::{cell::circuit::LinkSpecifier, directory::Ports};
+
+use crate::channel::Waiting;
+
+/// The longest path.
+pub const MOST_HOPS: usize = 8;
+
+/// A relay, as a client knows it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Relay {
+    /// What the file or the list calls it: for errors. Empty where only keys are known.
+    pub name: Arc<str>,
+    /// Its identities and its onion key.
+    pub keys: RelayKeys,
+    /// It has an RSA identity; else `keys.rsa_id` only stands in for one, and is not named to others.
+    pub rsa: bool,
+    /// Where it listens, best first.
+    pub addresses: Vec<SocketAddr>,
+    /// It speaks ntor-v3 (`Relay=4`); else ntor.
+    pub ntor3: bool,
+    /// It has congestion control (`FlowCtrl=2`).
+    pub congestion_control: bool,
+    /// It knows half-closed streams ([`crate::edge::HALF_CLOSE`]).
+    pub half_close: bool,
+    /// To which ports it connects as an exit, if that is known.
+    pub exit: Option<Arc<Ports>>,
+}
+
+/// What a circuit is for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wish {
+    /// Ports that its exit should connect to, the most important first.
+    pub ports: Vec<u16>,
+    /// It must connect to all of them: a stream waits. Else to as many as can be: the circuit is built ahead.
+    pub required: bool,
+}
+
+/// Which hop of a path failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// From 0.
+    pub hop: usize,
+    /// It was reached and did not accept the handshake: what is known of it may be old.
+    pub refused: bool,
+}
+
+/// Chooses paths.
+pub trait Paths: fmt::Debug + Send + Sync {
+    /// A path of one to [`MOST_HOPS`] relays.
+    fn path<'a>(&'a self, wish: &'a Wish) -> Waiting<'a, Result<Vec<Relay>, Error>>;
+
+    /// What became of a path: it was built, or a hop failed, then or later.
+    fn tried(&self, _path: &[Relay], _outcome: Result<(), Failed>) {}
+}
+
+/// Always the same path, for experiments and tests.
+#[derive(Clone, Debug)]
+pub struct Fixed(pub Vec<Relay>);
+
+impl Paths for Fixed {
+    fn path<'a>(&'a self, _: &'a Wish) -> Waiting<'a, Result<Vec<Relay>, Error>> {
+        Box::pin(async { Ok(self.0.clone()) })
+    }
+}
+
+impl Relay {
+    /// Whether it connects to `port`, as far as is known.
+    pub fn permits(&self, port: u16) -> bool {
+        self.exit.as_ref().is_none_or(|exit| exit.contains(port))
+    }
+
+    /// What EXTEND2 says of it: "IPv4, RSA, Ed25519, IPv6".
+    pub fn specifiers(&self) -> Vec<LinkSpecifier<'static>> {
+        let mut specifiers = Vec::with_capacity(4);
+        let v4 = self.addresses.iter().find_map(|address| match address {
+            SocketAddr::V4(address) => Some(LinkSpecifier::Ipv4(*address)),
+            SocketAddr::V6(_) => None,
+        });
+        let v6 = self.addresses.iter().find_map(|address| match address {
+            SocketAddr::V6(address) => Some(LinkSpecifier::Ipv6(*address)),
+            SocketAddr::V4(_) => None,
+        });
+        specifiers.extend(v4);
+        if self.rsa {
+            specifiers.push(LinkSpecifier::Rsa(self.keys.rsa_id));
+        }
+        specifiers.push(LinkSpecifier::Ed25519(self.keys.ed25519));
+        specifiers.extend(v6);
+        specifiers
+    }
+}
+
+/// Who and where stay out of every log.
+impl fmt::Debug for Relay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Relay(hidden)")
+    }
+}

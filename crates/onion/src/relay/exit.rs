@@ -1,0 +1,182 @@
+//! What an exit does for a client: connects to targets, resolves names, and carries octets between stream and target.
+//! [`super::driver`] starts a task for each. tor-spec "Opening streams and transferring data", "Remote hostname lookup".
+
+use std::{
+    future::{Future, poll_fn},
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Stream, Terms};
+use hoplite_wire::{
+    Host, Target,
+    cell::relay::{Answer, Begin, End, EndReason, Flags, Resolved, StreamId, Value},
+};
+use tokio::io::{AsyncWriteExt, copy, split};
+
+use super::Relay;
+use crate::{
+    edge::{
+        Asked, HALF_CLOSE,
+        io::{Handle, Shared},
+    },
+    failure,
+};
+
+/// Addresses of a name that are tried.
+const TRIED: usize = 3;
+/// Answers to one RESOLVE, so that they fit a cell.
+const ANSWERS: usize = 16;
+/// For how many seconds a client may keep an answer.
+const LASTS: u32 = 60;
+
+/// Does what a client asks for, until the stream has ended.
+pub(super) async fn serve(relay: Arc<Relay>, shared: Arc<Shared>, id: StreamId, asked: Asked) {
+    let mut handle = Handle::new(&shared, id);
+    let (opened, half_close) = match asked {
+        Asked::Name(name) => return resolve(&relay, &shared, id, &name).await,
+        Asked::Directory => (directory(&relay).await, false),
+        Asked::Stream(begin) => {
+            let half_close = begin.flags.has(HALF_CLOSE);
+            (connect(&relay, &begin).await, half_close)
+        }
+    };
+    let (address, target) = match opened {
+        Ok(opened) => opened,
+        Err(end) => return shared.lock().refuse(id, end),
+    };
+    relay.counters.streams.fetch_add(1, Relaxed);
+    shared.lock().connected(id, address);
+    if carry(&mut handle, target, half_close).await.is_err() {
+        // If the client has ended it before, there is nobody to be told.
+        shared.lock().refuse(id, End::new(EndReason::CONNRESET));
+    }
+}
+
+type Opened = Result<(Option<IpAddr>, Stream), End>;
+
+async fn directory(relay: &Relay) -> Opened {
+    let directory = relay.directory.as_ref();
+    let directory = directory.ok_or(End::new(EndReason::NOTDIRECTORY))?;
+    let opened = directory.open().await;
+    let stream = opened.map_err(|error| End::new(failure::end_of(&error)))?;
+    Ok((None, stream))
+}
+
+async fn connect(relay: &Relay, begin: &Begin) -> Opened {
+    let out = relay.out.as_ref().ok_or(End::new(EndReason::EXITPOLICY))?;
+    let terms = Terms::default().within(relay.config.patience);
+    let port = begin.target.port;
+    if let Host::Name(name) = &begin.target.host
+        && !relay.policy.admits_name(name.as_str(), port)
+    {
+        return Err(End::new(EndReason::EXITPOLICY));
+    }
+    let found = addresses(&**out, &begin.target, &terms).await;
+    let found = found.map_err(|error| End::new(failure::end_of(&error)))?;
+    let admitted = |ip: &IpAddr| relay.policy.admits(SocketAddr::new(*ip, port));
+    let mut wanted: Vec<IpAddr> = found.iter().copied().filter(admitted).collect();
+    if wanted.is_empty() {
+        let address = found.first().map(|ip| (*ip, LASTS));
+        let reason = EndReason::EXITPOLICY;
+        return Err(End { reason, address });
+    }
+    choose(&mut wanted, begin.flags);
+    let mut last = End::new(EndReason::EXITPOLICY);
+    for ip in wanted.into_iter().take(TRIED) {
+        let target = Target::from(SocketAddr::new(ip, port));
+        match out.open_stream(&target, &terms).await {
+            Ok(stream) => return Ok((Some(ip), stream)),
+            Err(error) => last = End::new(failure::end_of(&error)),
+        }
+    }
+    Err(last)
+}
+
+/// Which of the addresses will do, and in which order.
+fn choose(addresses: &mut Vec<IpAddr>, flags: Flags) {
+    addresses.retain(|ip| match ip {
+        IpAddr::V4(_) => !flags.has(Flags::IPV4_NOT_OKAY),
+        IpAddr::V6(_) => flags.has(Flags::IPV6_OKAY),
+    });
+    let v6_first = flags.has(Flags::IPV6_PREFERRED);
+    addresses.sort_by_key(|ip| ip.is_ipv6() != v6_first);
+}
+
+async fn addresses(
+    out: &dyn Overlay,
+    target: &Target,
+    terms: &Terms,
+) -> Result<Vec<IpAddr>, Error> {
+    match &target.host {
+        Host::Ip(ip) => Ok(vec![*ip]),
+        Host::Name(name) => out.resolve(name.as_str(), terms).await,
+    }
+}
+
+async fn resolve(relay: &Relay, shared: &Shared, id: StreamId, name: &str) {
+    let found = look_up(relay, name).await;
+    let answer = |value| Answer {
+        value,
+        seconds: LASTS,
+    };
+    let answers = match found {
+        Ok(mut found) => {
+            // "IPv4 addresses SHOULD come first."
+            found.sort_by_key(IpAddr::is_ipv6);
+            let answers = found.into_iter().take(ANSWERS);
+            answers.map(|ip| answer(Value::Ip(ip))).collect()
+        }
+        Err(error) if error.reason() == Some(Reason::NameNotFound) => {
+            vec![answer(Value::Permanent)]
+        }
+        Err(_) => vec![answer(Value::Transient)],
+    };
+    shared.lock().resolved(id, Resolved(answers));
+}
+
+async fn look_up(relay: &Relay, name: &str) -> Result<Vec<IpAddr>, Error> {
+    let nobody = || {
+        let error = Error::new(ErrorKind::TargetFailed, "resolving a name");
+        error.because(Reason::NameNotFound)
+    };
+    let out = relay.out.as_ref().ok_or_else(nobody)?;
+    // Names of addresses (in-addr.arpa) are not looked up: their answers would be PTR records.
+    if name.ends_with(".arpa") {
+        return Err(nobody());
+    }
+    let terms = Terms::default().within(relay.config.patience);
+    let host: Host = name.parse().map_err(|_| nobody())?;
+    match host {
+        Host::Ip(ip) => Ok(vec![ip]),
+        Host::Name(name) => out.resolve(name.as_str(), &terms).await,
+    }
+}
+
+/// Both directions. Where the client knows no half-closed streams, the first end is the end of both.
+async fn carry(handle: &mut Handle, target: Stream, half_close: bool) -> io::Result<()> {
+    let (mut from_client, mut to_client) = split(handle);
+    let (mut from_target, mut to_target) = split(target);
+    let up = async {
+        copy(&mut from_client, &mut to_target).await?;
+        to_target.shutdown().await
+    };
+    let down = async {
+        copy(&mut from_target, &mut to_client).await?;
+        to_client.shutdown().await
+    };
+    match half_close {
+        true => tokio::try_join!(up, down).map(drop),
+        false => either(up, down).await,
+    }
+}
+
+async fn either<T>(one: impl Future<Output = T>, other: impl Future<Output = T>) -> T {
+    let (mut one, mut other) = (std::pin::pin!(one), std::pin::pin!(other));
+    poll_fn(|cx| match one.as_mut().poll(cx) {
+        std::task::Poll::Pending => other.as_mut().poll(cx),
+        done => done,
+    })
+    .await
+}

@@ -1,0 +1,385 @@
+//! A relay that breaks the protocol, and one that bends what passes it: the client's circuit ends with an error that says so.
+
+use std::{future::poll_fn, sync::Arc, time::Duration};
+
+use bytes::BytesMut;
+use hoplite_crypto::onion::{OnionKey, OnionKeys};
+use hoplite_onion::{
+    Config, Onion,
+    channel::{self, Channel, Dialer, Waiting, memory},
+    path::{self, Fixed},
+    relay::{self as onion_relay, Forward},
+};
+use hoplite_overlay::{Error, ErrorKind, Overlay, Stream, Terms, conformance::Far};
+use hoplite_wire::cell::{
+    Cell, Command,
+    circuit::{Create2, DestroyReason},
+    relay::{self, Connected, Header, Message, Sendme, StreamId, Xoff, Xon},
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::{
+    raw::{answer, body, cell, data_of, send},
+    soon,
+    support::{Kind, World, known},
+};
+
+/// One attempt, and no circuits ahead: what a liar says is said once.
+fn config(congestion_control: bool) -> Config {
+    Config {
+        attempts: 1,
+        ahead: 0,
+        congestion_control,
+        ..Config::default()
+    }
+}
+
+/// Everything is dialled here.
+#[derive(Debug)]
+struct Only(Arc<memory::Memory>);
+
+impl Dialer for Only {
+    fn channel<'a>(&'a self, _: &'a path::Relay) -> Waiting<'a, Result<Arc<dyn Channel>, Error>> {
+        Box::pin(async { Ok(Arc::clone(&self.0) as Arc<dyn Channel>) })
+    }
+}
+
+/// An exit that a client has a stream to, and that says what it likes.
+struct Liar {
+    circuit: channel::Circuit,
+    layer: onion_relay::Circuit,
+    stream: StreamId,
+}
+
+impl Liar {
+    async fn meet(end: &memory::Memory, keys: &OnionKeys) -> Self {
+        let mut circuit = end.accept().await.expect("a circuit");
+        let asked = answer(&mut circuit).await.expect("CREATE2");
+        let create = Create2::parse(&asked.body).expect("CREATE2");
+        let made = onion_relay::Circuit::create(keys, &create, true);
+        let (layer, _, created) = made.expect("a good handshake");
+        let cell = Cell::new(circuit.id, Command::CREATED2, |body| {
+            body.extend_from_slice(&created);
+        });
+        send(&mut circuit, cell.expect("fits")).await;
+        let mut liar = Self {
+            circuit,
+            layer,
+            stream: StreamId(0),
+        };
+        liar.stream = liar.hear().await.stream;
+        liar
+    }
+
+    async fn hear(&mut self) -> Header {
+        let cell = answer(&mut self.circuit).await.expect("a cell");
+        let Ok(Forward::Here(mut cell, _)) = self.layer.forward(cell) else {
+            panic!("not for this relay");
+        };
+        Header::read(cell.fixed().expect("a body"))
+    }
+
+    async fn say(&mut self, command: relay::Command, stream: u16, data: &[u8]) {
+        self.say_in(Command::RELAY, body(command, stream, data))
+            .await;
+    }
+
+    async fn say_in(&mut self, command: Command, body: BytesMut) {
+        let mut cell = Cell {
+            circuit: self.circuit.id,
+            command,
+            body,
+        };
+        self.layer.originate(&mut cell).expect("a body");
+        send(&mut self.circuit, cell).await;
+    }
+
+    async fn tell(&mut self, stream: u16, message: &Message<'_>) {
+        self.say(message.command(), stream, &data_of(message)).await;
+    }
+
+    /// Waits until the client gives the circuit up, and gives no reason.
+    async fn leaves(mut self) {
+        loop {
+            match answer(&mut self.circuit).await {
+                Some(cell) if cell.command == Command::DESTROY => {
+                    let reason = DestroyReason::parse(&cell.body).expect("a reason");
+                    assert_eq!(reason, DestroyReason::NONE);
+                    return;
+                }
+                Some(_) => {}
+                None => return,
+            }
+        }
+    }
+}
+
+/// A client's stream to a liar, which has said CONNECTED if `open`.
+async fn meet(open: bool, congestion_control: bool) -> (Liar, tokio::task::JoinHandle<Error>) {
+    let secret = OnionKey::fresh_secret().expect("randomness");
+    let onion = OnionKey::from_secret(&secret).expect("a key");
+    let keys = OnionKeys::new([9; 20], [9; 32], onion, None);
+    let (near, far) = memory::pair(Duration::ZERO, None, Some([9; 32]));
+    let world = World::new(Duration::ZERO, Kind::default());
+    let mut relay = known(&world.relays[0], Kind::default());
+    relay.keys = keys.published();
+    let paths = Arc::new(Fixed(vec![relay]));
+    let onion = Onion::new(Arc::new(Only(near)), paths, config(congestion_control));
+    let client = tokio::spawn(async move {
+        let target = "198.51.100.9:80".parse().expect("valid");
+        let opened = onion.open_stream(&target, &Terms::default()).await;
+        let mut stream = match opened {
+            Ok(stream) => stream,
+            Err(error) => return error,
+        };
+        let mut octets = [0; 4096];
+        loop {
+            match stream.read(&mut octets).await {
+                Ok(0) => panic!("an orderly end"),
+                Ok(_) => {}
+                Err(error) => return of(&error),
+            }
+        }
+    });
+    let mut liar = soon(Liar::meet(&far, &keys)).await;
+    if open {
+        let stream = liar.stream.0;
+        liar.tell(stream, &Message::Connected(Connected(None)))
+            .await;
+    }
+    (liar, client)
+}
+
+fn of(error: &std::io::Error) -> Error {
+    Error::from_io(error).expect("the overlay's error").clone()
+}
+
+/// The client's stream fails by the path's fault, and the circuit is given up.
+async fn is_caught(liar: Liar, client: tokio::task::JoinHandle<Error>, what: &str) {
+    let error = soon(client).await.expect("no panic");
+    assert_eq!(error.kind(), ErrorKind::PathFailed, "{what}: {error}");
+    soon(liar.leaves()).await;
+}
+
+#[tokio::test]
+async fn what_a_relay_may_not_say_ends_the_circuit() {
+    let told = |message: &Message<'_>| (message.command(), data_of(message));
+    let target = "198.51.100.9:80".parse().expect("valid");
+    let begin = Message::Begin(relay::Begin {
+        target,
+        flags: relay::Flags::default(),
+    });
+    // The stream that is there stands for 1.
+    for (stream, (command, data)) in [
+        (0, told(&Message::Sendme(Sendme::V1([7; 20])))),
+        (1, told(&Message::Sendme(Sendme::V0))),
+        (1, told(&Message::Connected(Connected(None)))),
+        (1, told(&begin)),
+        (9, (relay::Command::DATA, b"for nobody".to_vec())),
+        (
+            9,
+            told(&Message::End(relay::End::new(relay::EndReason::DONE))),
+        ),
+        (1, told(&Message::Xoff(Xoff))),
+        (1, told(&Message::Xon(Xon { kbps: 9 }))),
+        (0, (relay::Command::EXTENDED2, vec![0, 1, 7])),
+        (0, (relay::Command::EXTEND2, vec![0])),
+        (0, (relay::Command::TRUNCATED, vec![1])),
+        (
+            1,
+            (relay::Command::RESOLVED, vec![4, 4, 1, 2, 3, 4, 0, 0, 0, 9]),
+        ),
+    ] {
+        let (mut liar, client) = meet(true, true).await;
+        let stream = if stream == 1 { liar.stream.0 } else { stream };
+        liar.say(command, stream, &data).await;
+        is_caught(liar, client, &format!("{command:?}")).await;
+    }
+}
+
+#[tokio::test]
+async fn data_before_connected_end_the_circuit() {
+    let (mut liar, client) = meet(false, true).await;
+    let stream = liar.stream.0;
+    liar.say(relay::Command::DATA, stream, b"early").await;
+    is_caught(liar, client, "early").await;
+}
+
+#[tokio::test]
+async fn more_than_the_window_from_a_relay_ends_the_circuit() {
+    let (mut liar, client) = meet(true, false).await;
+    // For a stream that was given up, say: nobody acknowledges it.
+    for _ in 0..1100 {
+        liar.say(relay::Command::DATA, 40, b"").await;
+    }
+    is_caught(liar, client, "the window").await;
+}
+
+#[tokio::test]
+async fn cells_that_no_relay_sends_to_a_client_end_the_circuit() {
+    for command in [
+        Command::RELAY_EARLY,
+        Command::CREATED2,
+        Command::CREATE2,
+        Command::RELAY,
+        Command(77),
+    ] {
+        let (mut liar, client) = meet(true, true).await;
+        match command {
+            Command::RELAY_EARLY => {
+                let drop = body(relay::Command::DROP, 0, b"");
+                liar.say_in(command, drop).await;
+            }
+            _ => send(&mut liar.circuit, cell(command, 7)).await,
+        }
+        is_caught(liar, client, &format!("{command:?}")).await;
+    }
+}
+
+#[tokio::test]
+async fn padding_and_what_is_not_understood_changes_nothing() {
+    let (mut liar, client) = meet(true, true).await;
+    send(&mut liar.circuit, cell(Command::PADDING, 7)).await;
+    liar.say(relay::Command::DROP, 0, b"").await;
+    liar.say(relay::Command(99), 0, b"what").await;
+    let stream = liar.stream.0;
+    liar.say(relay::Command::DATA, stream, b"well").await;
+    tokio::task::yield_now().await;
+    assert!(!client.is_finished());
+}
+
+/// What passes between a client and its guard, bent on the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bent {
+    Flipped,
+    Replayed,
+    Swapped,
+    Lost,
+    Early,
+}
+
+/// Passes the cells of every circuit on, and bends those after the first `after` of one direction.
+async fn between(
+    (outer, inner): (Arc<memory::Memory>, Arc<memory::Memory>),
+    bent: Bent,
+    forward: bool,
+    after: usize,
+) {
+    while let Some(outside) = outer.accept().await {
+        let inside = inner.open().await.expect("opens");
+        let channel::Circuit {
+            sender: out_sender,
+            receiver: out_receiver,
+            ..
+        } = outside;
+        let channel::Circuit {
+            sender: in_sender,
+            receiver: in_receiver,
+            ..
+        } = inside;
+        let how = |this| (this == forward).then_some((bent, after));
+        tokio::spawn(carry(out_receiver, in_sender, how(true)));
+        tokio::spawn(carry(in_receiver, out_sender, how(false)));
+    }
+}
+
+async fn carry(
+    mut from: Box<dyn channel::Receiver>,
+    mut to: Box<dyn channel::Sender>,
+    how: Option<(Bent, usize)>,
+) {
+    let mut seen = 0;
+    let mut held = None;
+    while let Some(mut cell) = poll_fn(|cx| from.poll_recv(cx)).await {
+        seen += 1;
+        let now = how.filter(|(_, after)| seen == after + 1);
+        let mut out = vec![];
+        match now.map(|(bent, _)| bent) {
+            Some(Bent::Flipped) => {
+                cell.body[333] ^= 4;
+                out.push(cell);
+            }
+            Some(Bent::Replayed) => out.extend([cell.clone(), cell]),
+            Some(Bent::Swapped) => held = Some(cell),
+            Some(Bent::Lost) => {}
+            Some(Bent::Early) => {
+                cell.command = Command::RELAY_EARLY;
+                out.push(cell);
+            }
+            None => {
+                out.push(cell);
+                out.extend(held.take());
+            }
+        }
+        for cell in out {
+            if poll_fn(|cx| to.poll_ready(cx)).await.is_err() {
+                return;
+            }
+            to.send(cell);
+        }
+    }
+}
+
+/// Opens a stream to a target that sends back what it gets, over somebody who bends one cell, and says how it ended.
+async fn bend(bent: Bent, forward: bool) -> (World, Error) {
+    let world = World::new(Duration::ZERO, Kind::default());
+    let mut listener = world.far().listen().await.expect("listens");
+    let target = listener.target();
+    tokio::spawn(async move {
+        while let Ok(stream) = listener.accept().await {
+            tokio::spawn(echo(stream));
+        }
+    });
+    let (near, outer) = memory::pair(Duration::ZERO, None, Some([1; 32]));
+    let (inner, served) = memory::pair(Duration::ZERO, None, Some([1; 32]));
+    tokio::spawn(onion_relay::serve(served, Arc::clone(&world.relays[0])));
+    // Building takes three cells each way, then come BEGIN and CONNECTED.
+    tokio::spawn(between((outer, inner), bent, forward, 8));
+    let paths = Arc::new(Fixed(world.path.clone()));
+    let onion = Onion::new(Arc::new(Only(near)), paths, config(true));
+    let mut stream = soon(onion.open_stream(&target, &Terms::default()))
+        .await
+        .expect("opens");
+    let ended = soon(async {
+        let mut octets = vec![7; 20_000];
+        loop {
+            if let Err(error) = stream.write_all(&octets).await {
+                return error;
+            }
+            if let Err(error) = stream.read_exact(&mut octets).await {
+                return error;
+            }
+        }
+    });
+    let ended = of(&ended.await);
+    (world, ended)
+}
+
+async fn echo(mut stream: Stream) {
+    let mut octets = vec![0; 4096];
+    while let Ok(count @ 1..) = stream.read(&mut octets).await {
+        if stream.write_all(&octets[..count]).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_cell_that_is_bent_on_the_way_ends_the_circuit_at_whichever_end_it_comes_to() {
+    for bent in [Bent::Flipped, Bent::Replayed, Bent::Swapped, Bent::Lost] {
+        for forward in [true, false] {
+            let (world, error) = bend(bent, forward).await;
+            let which = format!("{bent:?}, forward {forward}: {error}");
+            assert_eq!(error.kind(), ErrorKind::PathFailed, "{which}");
+            // Nothing is left of it anywhere.
+            soon(async {
+                while world.relays.iter().any(|relay| relay.circuits() > 0) {
+                    tokio::task::yield_now().await;
+                }
+            })
+            .await;
+        }
+    }
+    let (_, error) = bend(Bent::Early, false).await;
+    assert_eq!(error.kind(), ErrorKind::PathFailed, "{error}");
+}

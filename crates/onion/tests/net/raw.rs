@@ -1,0 +1,185 @@
+//! A client that says what it likes, cell by cell: it has the layers of a circuit, and keeps to nothing.
+
+use std::{future::poll_fn, sync::Arc};
+
+use bytes::BytesMut;
+use hoplite_crypto::onion::{ntor3, tor1::ClientLayers};
+use hoplite_onion::{
+    channel::{self, Channel},
+    path,
+};
+use hoplite_wire::cell::{
+    BODY, Cell, CircuitId, Command,
+    circuit::{ClientExtensions, Create2, Created2, DestroyReason, Extend2, HandshakeType},
+    relay::{self, Header, Message, StreamId},
+};
+
+use crate::soon;
+
+/// One circuit of it.
+pub(crate) struct Raw {
+    pub(crate) circuit: channel::Circuit,
+    pub(crate) layers: ClientLayers,
+}
+
+/// What it hears.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// A message of a hop, counted from 0, with the digest after it.
+    Message(usize, relay::Command, StreamId, Vec<u8>, [u8; 20]),
+    Destroyed(DestroyReason),
+    /// The channel has closed, or the circuit without a word.
+    Gone,
+}
+
+pub(crate) async fn send(circuit: &mut channel::Circuit, cell: Cell) {
+    let ready = soon(poll_fn(|cx| circuit.sender.poll_ready(cx))).await;
+    if ready.is_ok() {
+        circuit.sender.send(cell);
+    }
+}
+
+pub(crate) async fn answer(circuit: &mut channel::Circuit) -> Option<Cell> {
+    soon(poll_fn(|cx| circuit.receiver.poll_recv(cx))).await
+}
+
+/// The body of a relay cell in the clear.
+pub(crate) fn body(command: relay::Command, stream: u16, data: &[u8]) -> BytesMut {
+    let mut body = BytesMut::zeroed(BODY);
+    let fixed = body.as_mut().try_into().expect("a body");
+    relay::write(fixed, command, StreamId(stream), data).expect("fits");
+    body
+}
+
+pub(crate) fn data_of(message: &Message<'_>) -> Vec<u8> {
+    let mut data = Vec::new();
+    message.write(&mut data);
+    data
+}
+
+impl Raw {
+    /// A circuit of one hop.
+    pub(crate) async fn new(
+        channel: &dyn Channel,
+        first: &path::Relay,
+        congestion_control: bool,
+    ) -> Self {
+        let mut circuit = channel.open().await.expect("opens");
+        let (state, skin) = skin(first, congestion_control);
+        let create = Create2 {
+            handshake: HandshakeType::NTOR_V3,
+            data: &skin,
+        };
+        let cell = Cell::new(circuit.id, Command::CREATE2, |body| create.write(body));
+        send(&mut circuit, cell.expect("fits")).await;
+        let created = answer(&mut circuit).await.expect("an answer");
+        assert_eq!(created.command, Command::CREATED2);
+        let created = Created2::parse(&created.body).expect("CREATED2");
+        let (_, seed) = state.finish(created.data).expect("the relay's answer");
+        let mut layers = ClientLayers::new();
+        layers.push(&seed).expect("a layer");
+        Self { circuit, layers }
+    }
+
+    /// Another hop.
+    pub(crate) async fn extend(&mut self, to: &path::Relay, congestion_control: bool) {
+        let (state, skin) = skin(to, congestion_control);
+        self.ask_to_extend(Command::RELAY_EARLY, to, &skin).await;
+        let Heard::Message(_, relay::Command::EXTENDED2, _, data, _) = self.hear().await else {
+            panic!("not extended");
+        };
+        let created = Created2::parse(&data).expect("EXTENDED2");
+        let (_, seed) = state.finish(created.data).expect("the relay's answer");
+        self.layers.push(&seed).expect("a layer");
+    }
+
+    pub(crate) async fn ask_to_extend(&mut self, cell: Command, to: &path::Relay, skin: &[u8]) {
+        let extend = Extend2 {
+            specifiers: to.specifiers(),
+            create: Create2 {
+                handshake: HandshakeType::NTOR_V3,
+                data: skin,
+            },
+        };
+        let mut data = Vec::new();
+        extend.write(&mut data);
+        let last = self.layers.len() - 1;
+        let cell = self.seal(cell, last, body(relay::Command::EXTEND2, 0, &data));
+        send(&mut self.circuit, cell).await;
+    }
+
+    /// A cell as it goes out.
+    pub(crate) fn seal(&mut self, command: Command, hop: usize, mut body: BytesMut) -> Cell {
+        let fixed = body.as_mut().try_into().expect("a body");
+        self.layers.encrypt_for(hop, fixed).expect("a hop");
+        Cell {
+            circuit: self.circuit.id,
+            command,
+            body,
+        }
+    }
+
+    pub(crate) async fn send(&mut self, cell: Cell) {
+        send(&mut self.circuit, cell).await;
+    }
+
+    /// Says something to the last hop.
+    pub(crate) async fn say(&mut self, command: relay::Command, stream: u16, data: &[u8]) {
+        let last = self.layers.len() - 1;
+        let cell = self.seal(Command::RELAY, last, body(command, stream, data));
+        self.send(cell).await;
+    }
+
+    pub(crate) async fn tell(&mut self, stream: u16, message: &Message<'_>) {
+        self.say(message.command(), stream, &data_of(message)).await;
+    }
+
+    pub(crate) async fn hear(&mut self) -> Heard {
+        let Some(mut cell) = answer(&mut self.circuit).await else {
+            return Heard::Gone;
+        };
+        match cell.command {
+            Command::DESTROY => {
+                Heard::Destroyed(DestroyReason::parse(&cell.body).expect("a reason"))
+            }
+            Command::RELAY => {
+                let fixed = cell.fixed().expect("a body");
+                let (hop, digest) = self.layers.decrypt(fixed).expect("of a hop");
+                let header = Header::read(fixed);
+                let data = header.data(fixed).expect("data").to_vec();
+                Heard::Message(hop, header.command, header.stream, data, digest)
+            }
+            other => panic!("{other:?} towards a client"),
+        }
+    }
+
+    /// The next thing that is no DATA, SENDME or END of a stream.
+    pub(crate) async fn hear_of_the_circuit(&mut self) -> Heard {
+        loop {
+            match self.hear().await {
+                Heard::Message(_, command, stream, ..)
+                    if stream != StreamId::CIRCUIT || command == relay::Command::SENDME => {}
+                other => return other,
+            }
+        }
+    }
+}
+
+/// A CREATE2's content, and what is kept of it.
+pub(crate) fn skin(relay: &path::Relay, congestion_control: bool) -> (ntor3::ClientState, Vec<u8>) {
+    let mut message = Vec::new();
+    let extensions = ClientExtensions {
+        congestion_control,
+        ..ClientExtensions::default()
+    };
+    extensions.write(&mut message);
+    ntor3::client(&relay.keys, &message).expect("made")
+}
+
+/// The id is set by the channel.
+pub(crate) fn cell(command: Command, octet: u8) -> Cell {
+    let filled = |body: &mut BytesMut| body.extend_from_slice(&[octet; BODY]);
+    Cell::new(CircuitId::CHANNEL, command, filled).expect("fits")
+}
+
+pub(crate) type Peer = Arc<dyn Channel>;
