@@ -11,14 +11,18 @@ use hoplite_wire::{
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
+mod directory;
 mod forwarding;
 mod ip;
 mod limits;
+mod onion;
 mod text;
 
+pub use directory::Directory;
 pub use forwarding::Forwarding;
 pub use ip::Ip;
 pub use limits::Limits;
+pub use onion::{Carrier, Onion};
 
 use crate::policy::Rule;
 
@@ -50,10 +54,14 @@ pub struct Config {
     pub forwarding: Forwarding,
     /// Whether IP packets are carried.
     pub ip: Ip,
+    /// Whether circuits are carried.
+    pub onion: Onion,
     /// How much of everything.
     pub limits: Limits,
     /// What is counted, and where it can be read.
     pub metrics: Metrics,
+    /// What the relay says of itself, and to whom.
+    pub directory: Directory,
 }
 
 /// What a relay does.
@@ -256,8 +264,10 @@ impl Default for Config {
             tunnel: Tunnel::default(),
             forwarding: Forwarding::default(),
             ip: Ip::default(),
+            onion: Onion::default(),
             limits: Limits::default(),
             metrics: Metrics::default(),
+            directory: Directory::default(),
         }
     }
 }
@@ -285,6 +295,8 @@ impl Config {
         self.limits.check()?;
         self.forwarding.check()?;
         self.ip.check()?;
+        self.onion.check(!self.auth.token.is_empty())?;
+        self.directory.check(&self.listen)?;
         crate::template::Templates::new(self.masque.template.as_deref()).map(drop)
     }
 
@@ -296,7 +308,7 @@ impl Config {
             let problem = "expected \"ingress\", \"egress\" or both";
             return Err(ConfigError::new("roles", problem));
         }
-        if !self.is_egress() && self.ingress.relays.is_empty() {
+        if !self.is_egress() && self.ingress.relays.is_empty() && !self.onion.enabled {
             let problem =
                 "an ingress without the egress role needs at least one relay to forward to";
             return Err(ConfigError::new("ingress.relays", problem));

@@ -5,8 +5,8 @@ mod answer;
 
 use std::net::{IpAddr, SocketAddr};
 
-use hoplite_overlay::direct::{UdpFlow, UdpSettings, connect_socket, connect_udp};
-use hoplite_wire::{Host, HostName, Target};
+use hoplite_overlay::direct::{SocketBuffers, UdpFlow, UdpSettings, connect_socket, connect_udp};
+use hoplite_wire::{Host, HostName, Target, special};
 use tokio::{
     net::TcpStream,
     time::{Instant, timeout},
@@ -55,14 +55,21 @@ impl Egress {
         Ok(socket)
     }
 
-    /// Opens a connected UDP socket towards the first permitted address of `target` that has a route.
+    /// Opens a connected UDP socket towards the first permitted address of `target` that has a route. What goes to a relay is a tunnel.
     ///
     /// # Errors
     /// The policy's, the resolver's or the system's.
     pub(crate) async fn udp(&self, target: &Target, metrics: &Metrics) -> Result<UdpFlow, Failure> {
         let mut failure = Failure::Unreachable;
+        let settings = UdpSettings {
+            buffers: match self.policy.target(target)? {
+                Permit::Relay => SocketBuffers::Tunnel,
+                Permit::Checked => SocketBuffers::Ordinary,
+            },
+            ..UdpSettings::default()
+        };
         for address in self.addresses(target, metrics).await? {
-            match connect_udp(address, &UdpSettings::default()) {
+            match connect_udp(address, &settings) {
                 Ok(flow) => return flow.writable().await.map(|()| flow).map_err(Failure::from),
                 Err(error) => failure = error.into(),
             }
@@ -86,6 +93,37 @@ impl Egress {
     /// Whether a packet may be sent to this address and port; port 0 where there are none.
     pub(crate) fn permits(&self, address: SocketAddr) -> bool {
         self.policy.address(address).is_ok()
+    }
+
+    /// Whether a name is looked up to connect to this port of it.
+    pub(crate) fn permits_name(&self, name: &HostName, port: u16) -> bool {
+        self.policy.name(name, port).is_ok()
+    }
+
+    /// Whether circuits may be extended to a relay there.
+    pub(crate) fn permits_relay(&self, address: SocketAddr) -> bool {
+        self.policy.relay(address).is_ok()
+    }
+
+    /// The addresses of `name` that a client may be told.
+    ///
+    /// # Errors
+    /// The policy's or the resolver's.
+    pub(crate) async fn tells(
+        &self,
+        name: &HostName,
+        metrics: &Metrics,
+    ) -> Result<Vec<IpAddr>, Failure> {
+        let localhost = special::is_localhost(name.as_str());
+        if !localhost && !self.policy.looks_up(name.as_str()) {
+            return Err(Refusal::Name.into());
+        }
+        let mut found = self.resolve(name, metrics).await?;
+        found.retain(|ip| self.policy.tells(*ip));
+        match found.is_empty() {
+            true => Err(Refusal::Address.into()),
+            false => Ok(found),
+        }
     }
 
     /// The addresses of `target` that the policy permits; at least one.

@@ -35,6 +35,8 @@ pub(crate) enum Failure {
     ConnectionRefused,
     /// There is no way to the target.
     Unreachable,
+    /// There is a way to the target's network, and the target is not there.
+    HostUnreachable,
     /// The target did not answer in time.
     TimedOut,
     /// This relay has no socket left.
@@ -59,8 +61,8 @@ impl Failure {
     pub(crate) fn answer(self) -> Answer {
         use ProxyError::{
             ConnectionLimitReached, ConnectionRefused, ConnectionTimeout, DestinationIpProhibited,
-            DestinationIpUnroutable, DnsError, DnsTimeout, HttpRequestDenied, HttpRequestError,
-            ProxyInternalError, ProxyLoopDetected,
+            DestinationIpUnroutable, DestinationUnavailable, DnsError, DnsTimeout,
+            HttpRequestDenied, HttpRequestError, ProxyInternalError, ProxyLoopDetected,
         };
         let (status, error) = match self {
             Self::Malformed => (400, HttpRequestError),
@@ -79,6 +81,7 @@ impl Failure {
             Self::Resolve(_) => (502, DnsError),
             Self::ConnectionRefused => (502, ConnectionRefused),
             Self::Unreachable => (502, DestinationIpUnroutable),
+            Self::HostUnreachable => (503, DestinationUnavailable),
             Self::TimedOut => (504, ConnectionTimeout),
             Self::Exhausted => (503, ConnectionLimitReached),
             Self::Internal => (500, ProxyInternalError),
@@ -130,11 +133,33 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match (error.kind(), error.reason()) {
             (_, Some(Reason::Refused)) => Self::ConnectionRefused,
-            (_, Some(Reason::HostUnreachable | Reason::NetworkUnreachable)) => Self::Unreachable,
+            (_, Some(Reason::HostUnreachable)) => Self::HostUnreachable,
+            (_, Some(Reason::NetworkUnreachable)) => Self::Unreachable,
             (_, Some(Reason::Limit)) => Self::Exhausted,
             (ErrorKind::TimedOut, _) => Self::TimedOut,
             (ErrorKind::Bug, _) => Self::Internal,
             _ => Self::Unreachable,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_out_of_reach_is_told_from_a_network_out_of_reach() {
+        let told = |reason| {
+            let error = Error::new(ErrorKind::TargetFailed, "a test").because(reason);
+            Failure::from(error).answer().error
+        };
+        assert_eq!(
+            told(Reason::HostUnreachable),
+            ProxyError::DestinationUnavailable
+        );
+        assert_eq!(
+            told(Reason::NetworkUnreachable),
+            ProxyError::DestinationIpUnroutable
+        );
     }
 }

@@ -15,7 +15,9 @@ use arc_swap::ArcSwap;
 use hoplite_crypto::{
     Certificates, Identity, IdentityError, Pin,
     observe::{Hooks, Watch},
+    onion::OnionKeys,
 };
+use hoplite_wire::OnionKey;
 use tokio::sync::{mpsc, watch};
 
 use crate::{
@@ -25,6 +27,7 @@ use crate::{
     ip::Ip,
     limits::Gate,
     metrics::{Metrics, exporter},
+    onion::{self, Circuits, Onion},
     serve::{Alive, Phase, Shared, shard},
     template::Templates,
 };
@@ -45,6 +48,26 @@ pub struct Handle {
     phase: watch::Sender<Phase>,
     /// Yields nothing; ends when nobody serves any more.
     done: mpsc::Receiver<()>,
+}
+
+/// What a relay may be given besides its configuration and its identity.
+#[derive(Default)]
+pub struct Parts {
+    /// Is shown the packets of every client's QUIC connection.
+    pub watch: Option<Arc<dyn Watch>>,
+    /// Its secrets for circuits: needed where `[onion]` is enabled, and not used elsewhere.
+    pub circuits: Option<Circuits>,
+}
+
+/// Changes the onion keys of a running relay.
+#[derive(Clone, Debug)]
+pub struct Rekey(Arc<Onion>);
+
+impl Rekey {
+    /// From now on circuits are made with these keys; those that are there go on.
+    pub fn replace(&self, keys: OnionKeys) {
+        self.0.set_keys(keys);
+    }
 }
 
 /// Why a relay does not start, or does not take a new configuration.
@@ -75,17 +98,17 @@ impl Relay {
     /// # Errors
     /// See [`StartError`]; nothing is left behind.
     pub fn start(config: &Config, identity: &Identity) -> Result<Handle, StartError> {
-        Self::start_watched(config, identity, None)
+        Self::start_with(config, identity, Parts::default())
     }
 
-    /// As [`Self::start`]; `watch` is shown the packets of every client's QUIC connection.
+    /// As [`Self::start`], with more than a configuration has.
     ///
     /// # Errors
     /// As [`Self::start`].
-    pub fn start_watched(
+    pub fn start_with(
         config: &Config,
         identity: &Identity,
-        watch: Option<Arc<dyn Watch>>,
+        parts: Parts,
     ) -> Result<Handle, StartError> {
         config.check()?;
         let certificates = Certificates::new(identity)?;
@@ -95,13 +118,16 @@ impl Relay {
         let shared = Arc::new(Shared::new(
             config,
             &bound.addresses,
-            certificates,
+            (certificates, identity.certificate_sha256()),
             metrics,
-            watch,
+            parts,
         )?);
         let (phase, watched) = watch::channel(Phase::Serving);
         let (held, done) = mpsc::channel(1);
         let alive = Alive::new(watched, held);
+        if let Some(onion) = &shared.onion {
+            onion.serve_for(&shared, &alive);
+        }
         let metrics_address = listener.as_ref().and_then(|l| l.local_addr().ok());
         let handle = Handle {
             addresses: bound.addresses.clone(),
@@ -139,6 +165,16 @@ impl Handle {
         **self.pin.load()
     }
 
+    /// What clients write of the relay to build circuits through it, if it serves them.
+    pub fn onion_key(&self) -> Option<OnionKey> {
+        self.shared.onion.as_ref().map(|onion| onion.key())
+    }
+
+    /// What changes its onion keys, if it serves circuits.
+    pub fn rekey(&self) -> Option<Rekey> {
+        self.shared.onion.clone().map(Rekey)
+    }
+
     /// What was counted.
     pub fn metrics(&self) -> &Metrics {
         &self.shared.metrics
@@ -168,6 +204,9 @@ impl Handle {
         }
         if let Some(identity) = identity {
             self.shared.certificates.replace(identity)?;
+            if let Some(onion) = &self.shared.onion {
+                onion.set_certificate(identity.certificate_sha256());
+            }
             self.pin.store(Arc::new(identity.pin()));
         }
         self.shared.admission.store(Arc::new(admission));
@@ -179,13 +218,36 @@ impl Shared {
     fn new(
         config: &Config,
         own: &[SocketAddr],
-        certificates: Arc<Certificates>,
+        (certificates, certificate): (Arc<Certificates>, [u8; 32]),
         metrics: Arc<Metrics>,
-        watch: Option<Arc<dyn Watch>>,
+        parts: Parts,
     ) -> Result<Self, ConfigError> {
+        let egress = Arc::new(Egress::new(config, own));
+        let circuits = match (config.onion.enabled, parts.circuits) {
+            (false, _) => None,
+            (true, Some(circuits)) => Some(circuits),
+            (true, None) => {
+                let problem =
+                    "circuits need an onion key: the program that starts the relay gave none";
+                return Err(ConfigError::new("onion.enabled", problem));
+            }
+        };
+        let onion = circuits.map(|circuits| {
+            Onion::new(onion::Parts {
+                config,
+                circuits,
+                certificate,
+                listen: own,
+                egress: Arc::clone(&egress),
+                metrics: Arc::clone(&metrics),
+            })
+        });
+        if let Some(onion) = &onion {
+            metrics.show_onion(onion);
+        }
         Ok(Self {
             hooks: Hooks {
-                watch,
+                watch: parts.watch,
                 ..Hooks::default()
             },
             grants: config.tunnel.grants(),
@@ -195,7 +257,8 @@ impl Shared {
             limits: config.limits.clone(),
             forwarding: config.forwarding.clone(),
             templates: Templates::new(config.masque.template.as_deref())?,
-            egress: Egress::new(config, own),
+            egress,
+            onion,
             ip: Ip::new(config)?,
             serves_dns: config.is_egress() && config.egress.dns,
             admission: ArcSwap::from_pointee(Admission::new(&config.auth)?),
@@ -266,6 +329,14 @@ fn beside(
         .spawn(move || runtime.block_on(until_stopped))
         .map(drop)
         .map_err(StartError::Thread)
+}
+
+impl fmt::Debug for Parts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Parts")
+            .field("circuits", &self.circuits.is_some())
+            .finish_non_exhaustive()
+    }
 }
 
 impl fmt::Debug for Handle {

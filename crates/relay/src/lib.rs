@@ -1,9 +1,10 @@
 //! The serving side: one process that carries other people's tunnels, for an operator.
 //! The binary reads a [`Config`], starts a [`Relay`], and keeps its [`Handle`] for signals.
-//! HTTP/3 (RFC 9114) and HTTP/2 (RFC 9113) on one port: CONNECT, CONNECT-UDP (RFC 9298) and CONNECT-IP (RFC 9484).
+//! HTTP/3 (RFC 9114) and HTTP/2 (RFC 9113) on one port: CONNECT, CONNECT-UDP (RFC 9298) and CONNECT-IP (RFC 9484); and beside them channels of
+//! circuits, over QUIC or TLS.
 //!
 //! # Not in this room
-//! Frames and fields (`wire`), sessions and exchanges (`masque`), sockets and shards (`link`), keys and tokens (`crypto`),
+//! Frames and fields (`wire`), sessions and exchanges (`masque`), sockets, shards and channels (`link`), circuits (`onion`), keys and tokens (`crypto`),
 //! sockets towards targets (`overlay::direct`), files and signals (the binary).
 
 mod admission;
@@ -15,11 +16,13 @@ mod handle;
 mod ip;
 mod limits;
 pub mod metrics;
+mod onion;
 mod policy;
 mod resolve;
 mod serve;
 mod template;
 
 pub use config::{Config, ConfigError};
-pub use handle::{Handle, Relay, StartError};
+pub use handle::{Handle, Parts, Rekey, Relay, StartError};
+pub use onion::Circuits;
 pub use policy::{Rule, RuleError};

@@ -10,6 +10,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use crate::config::Limits;
@@ -99,6 +100,11 @@ impl Gate {
     /// The holder of the token with this index.
     pub(crate) fn by_token(&self, index: usize) -> ClientKey {
         ClientKey(self.hasher.hash_one(("token", index)))
+    }
+
+    /// The relay with this identity, which was dialled.
+    pub(crate) fn by_identity(&self, identity: &[u8; 32]) -> ClientKey {
+        ClientKey(self.hasher.hash_one(("relay", identity)))
     }
 
     /// Admits a connection.
@@ -212,14 +218,16 @@ impl Pace {
 
     /// Counts `octets` that have passed, and waits until the debt is paid. For streams.
     pub(crate) async fn spend(&self, octets: usize) {
-        let wait = self
-            .client
-            .bandwidth
-            .spend(octets)
-            .max(self.all.bandwidth.spend(octets));
+        let wait = self.owes(octets);
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
+    }
+
+    /// Counts `octets` that have passed; how long it takes until the debt is paid.
+    pub(crate) fn owes(&self, octets: usize) -> Duration {
+        let client = self.client.bandwidth.spend(octets);
+        client.max(self.all.bandwidth.spend(octets))
     }
 }
 

@@ -23,6 +23,7 @@ use prometheus_client::{
 pub(crate) mod exporter;
 mod forwarding;
 pub(crate) mod ip;
+mod onion;
 mod process;
 mod session;
 
@@ -37,6 +38,8 @@ pub struct Metrics {
     pub connections: ByTransport<Count>,
     /// Connections that are open now.
     pub connections_open: ByTransport<Level>,
+    /// Channels of circuits that came in and are open now.
+    pub channels_open: ByTransport<Level>,
     /// Handshakes that failed or took too long.
     pub handshakes_failed: Count,
     requests: Family<RequestLabels, Count>,
@@ -63,6 +66,7 @@ pub struct Metrics {
     limit_refusals: Family<LimitLabels, Count>,
     /// What HTTP/3 sessions count for themselves.
     pub(crate) sessions: Arc<hoplite_masque::h3::Counters>,
+    circuits: onion::Source,
     /// Times that names took to resolve.
     pub resolve: Histogram,
     /// Times that targets took to accept a TCP connection.
@@ -145,6 +149,8 @@ pub enum Method {
     connect_udp,
     /// A flow of IP packets.
     connect_ip,
+    /// A stream of a circuit to a target.
+    onion,
     /// A DNS query.
     dns,
     /// Anything else.
@@ -161,6 +167,10 @@ impl Metrics {
         let metrics = Self {
             connections: r.transports("connections", "Connections opened by clients"),
             connections_open: r.transport_levels("connections_open", "Connections open now"),
+            channels_open: r.transport_levels(
+                "onion_channels_in_open",
+                "Channels of circuits that came in and are open now",
+            ),
             handshakes_failed: r.count(
                 "handshakes_failed",
                 "Handshakes that failed or took too long",
@@ -191,15 +201,24 @@ impl Metrics {
                 "Time that targets took to accept a TCP connection",
             ),
             sessions: Arc::default(),
+            circuits: onion::Source::default(),
             registry: Registry::default(),
         };
         r.0.register_collector(Box::new(process::Process));
         let sessions = session::Sessions(metrics.sessions.clone());
         r.0.register_collector(Box::new(sessions));
+        let circuits = onion::Circuits(metrics.circuits.clone());
+        r.0.register_collector(Box::new(circuits));
         Self {
             registry: r.0,
             ..metrics
         }
+    }
+
+    /// From now on what this counts is shown, too.
+    pub(crate) fn show_onion(&self, onion: &Arc<crate::onion::Onion>) {
+        // Once: a relay is started once.
+        drop(self.circuits.set(Arc::downgrade(onion)));
     }
 
     /// Counts an answered request.
@@ -209,7 +228,7 @@ impl Metrics {
             .inc();
     }
 
-    /// Counts what a limit refused: "connections" or "requests".
+    /// Counts what a limit refused: "connections", "requests" or "circuits".
     pub fn limited(&self, limit: &'static str) {
         self.limit_refusals
             .get_or_create(&LimitLabels { limit })

@@ -22,6 +22,7 @@ const ANY_PORT: u16 = 0;
 #[derive(Debug, Default)]
 pub(crate) struct Policy {
     egress: bool,
+    ingress: bool,
     allow: Vec<Rule>,
     deny: Vec<Rule>,
     relays: HashSet<Target>,
@@ -59,6 +60,7 @@ impl Policy {
         };
         Self {
             egress: config.is_egress(),
+            ingress: config.is_ingress(),
             allow: config.egress.allow.clone(),
             deny: config.egress.deny.clone(),
             relays,
@@ -141,8 +143,22 @@ impl Policy {
         allowed || (!special::is_refused(ip) && fine())
     }
 
+    /// Judges the address of a relay that a circuit is to be extended to. Its identity will be checked, so it need not be known here.
+    ///
+    /// # Errors
+    /// The refusal.
+    pub(crate) fn relay(&self, address: SocketAddr) -> Result<(), Refusal> {
+        if !self.ingress {
+            return Err(Refusal::UnknownRelay);
+        }
+        if self.relays.contains(&Target::from(address)) && !self.is_own(address) {
+            return Ok(());
+        }
+        self.address(address)
+    }
+
     /// RFC 6761 and RFC 6762: names that stand for this host or this network never reach a resolver.
-    fn name(&self, name: &HostName, port: u16) -> Result<(), Refusal> {
+    pub(crate) fn name(&self, name: &HostName, port: u16) -> Result<(), Refusal> {
         if self.deny.iter().any(|r| r.has_name(name.as_str(), port)) {
             return Err(Refusal::Name);
         }

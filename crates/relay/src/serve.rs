@@ -9,7 +9,13 @@ use hoplite_wire::tuning::{Congestion, Grants};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
-    admission::Admission, config::Limits, egress::Egress, ip::Ip, limits::Gate, metrics::Metrics,
+    admission::Admission,
+    config::{Carrier, Limits},
+    egress::Egress,
+    ip::Ip,
+    limits::Gate,
+    metrics::Metrics,
+    onion::Onion,
     template::Templates,
 };
 
@@ -35,7 +41,9 @@ pub(crate) struct Shared {
     pub(crate) limits: Limits,
     pub(crate) forwarding: crate::config::Forwarding,
     pub(crate) templates: Templates,
-    pub(crate) egress: Egress,
+    pub(crate) egress: Arc<Egress>,
+    /// Circuits, if they are served.
+    pub(crate) onion: Option<Arc<Onion>>,
     pub(crate) ip: Arc<Ip>,
     /// Whether clients' DNS queries are answered.
     pub(crate) serves_dns: bool,
@@ -57,6 +65,13 @@ pub(crate) struct Shared {
     pub(crate) h2: hoplite_masque::h2::Config,
 }
 
+impl Shared {
+    /// Circuits, if channels come in over this.
+    pub(crate) fn onion_over(&self, carrier: Carrier) -> Option<&Arc<Onion>> {
+        self.onion.as_ref().filter(|onion| onion.has(carrier))
+    }
+}
+
 /// How long it goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
@@ -68,16 +83,27 @@ pub(crate) enum Phase {
     Stopped,
 }
 
-/// Held by everything that a drain waits for, and told of the phase.
+/// Told of the phase, and held by everything that a drain waits for.
 #[derive(Clone, Debug)]
 pub(crate) struct Alive {
     pub(crate) phase: watch::Receiver<Phase>,
-    _held: mpsc::Sender<()>,
+    _held: Option<mpsc::Sender<()>>,
 }
 
 impl Alive {
     pub(crate) fn new(phase: watch::Receiver<Phase>, held: mpsc::Sender<()>) -> Self {
-        Self { phase, _held: held }
+        Self {
+            phase,
+            _held: Some(held),
+        }
+    }
+
+    /// One that no drain waits for.
+    pub(crate) fn watching(&self) -> Self {
+        Self {
+            phase: self.phase.clone(),
+            _held: None,
+        }
     }
 
     /// Whether new requests are answered 503.

@@ -52,7 +52,8 @@ pub struct Limits {
     /// The largest header section of a request, in octets as RFC 9114 §4.2.2 counts; HTTP/1.1 reads 8192 in any
     /// case. Default: 16384.
     pub header: usize,
-    /// Received stream data kept for one connection whose targets read slowly, in octets. Default: 4194304.
+    /// Received stream data kept for one connection whose targets read slowly, in octets: when that much waits, no further flow of the
+    /// connection can begin. Default: 67108864.
     pub connection_window: u32,
     /// The same for one tunnel, in octets. Default: 1048576.
     pub stream_window: u32,
@@ -81,7 +82,7 @@ impl Default for Limits {
             resolve: Duration::from_secs(5),
             connect: Duration::from_secs(10),
             header: 16_384,
-            connection_window: 4 << 20,
+            connection_window: 64 << 20,
             stream_window: 1 << 20,
             datagram_buffer: 512 << 10,
             shards: 0,

@@ -2,7 +2,10 @@
 //! [`super::Forwarding`] locks it for a capsule, never for a packet. The waiting capsules are bounded: a client that asks and does
 //! not read is reset.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, atomic::Ordering},
+};
 
 use hoplite_link::server::{Alias, AliasId};
 use hoplite_wire::forwarding::Capsule;
@@ -177,8 +180,11 @@ impl Forwarding {
             &self.ledger.metrics.forwarding.rules_open,
         );
         let active = !clients.is_empty();
-        self.active
-            .store(active, std::sync::atomic::Ordering::Relaxed);
+        let before = self.active.swap(active, Ordering::Relaxed);
+        if active && !before {
+            // What a whole connection has under way may come at once, and nobody slows it down but what is lost.
+            self.target.enlarge_buffers();
+        }
     }
 
     fn break_off(&self, control: &mut Control, why: Refusal) {

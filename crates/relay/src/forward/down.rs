@@ -1,14 +1,10 @@
 //! From the target to the client, past the connection: packets with a registered id are readdressed in the receive buffer, sealed and sent.
 //! The flow's way down calls it for each batch; what is not to be forwarded it hands back. draft-ietf-masque-quic-proxy, "Using Forwarded Mode".
 
-use std::{
-    cell::RefCell,
-    net::SocketAddr,
-    sync::atomic::Ordering,
-    time::{Duration, Instant},
-};
+use std::{cell::RefCell, net::SocketAddr, sync::atomic::Ordering, time::Instant};
 
 use hoplite_link::server::{Ecn, Towards};
+use hoplite_masque::forward::SETTLING;
 use hoplite_overlay::Batch;
 
 use super::{
@@ -16,9 +12,6 @@ use super::{
     packets::{has_id, readdress, shortest},
 };
 use crate::metrics::{Level, Up};
-
-/// How long packets with a new id stay in the tunnel at most, because earlier ones still wait in it.
-const SETTLING: Duration = Duration::from_millis(250);
 
 thread_local! {
     /// For packets whose ids change their length. A shard has one.

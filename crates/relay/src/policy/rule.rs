@@ -65,6 +65,11 @@ impl Rule {
         self.has_name(name, self.port.unwrap_or(0))
     }
 
+    /// The port, if the rule is about one of all targets: `*:25`.
+    pub fn port_everywhere(&self) -> Option<u16> {
+        self.port.filter(|_| self.scope == Scope::Everything)
+    }
+
     fn has_port(&self, port: u16) -> bool {
         self.port.is_none_or(|own| own == port)
     }

@@ -3,11 +3,16 @@
 
 use std::{future::Future, sync::Arc};
 
+use hoplite_link::channel::{Channel, Kind};
 use hoplite_wire::RequestHead;
 use tokio::task::JoinSet;
 
 use super::{Alive, Phase, Shared, exchange::Exchange, handler::Job};
-use crate::limits::{ClientKey, Permit};
+use crate::{
+    limits::{ClientKey, Permit},
+    metrics::Up,
+    onion::Onion,
+};
 
 /// What a transport makes of a connection.
 pub(crate) trait Session: Send + Sync {
@@ -66,6 +71,18 @@ impl Guest {
             }
         }
         session.close();
+    }
+
+    /// Serves the circuits of a channel until it ends.
+    pub(crate) async fn carry(self, onion: &Onion, channel: Channel) {
+        let open = &self.shared.metrics.channels_open;
+        let open = match channel.kind() {
+            Kind::Quic => &open.quic,
+            Kind::Tls => &open.tls,
+        };
+        let _open = Up::new(open);
+        let carried = onion.serve(channel, self.client, &self.shared, self.alive);
+        carried.await;
     }
 
     fn job<E: Exchange>(&self, head: RequestHead, exchange: E) -> Job<E> {

@@ -1,4 +1,4 @@
-//! HTTP/3 over QUIC: handshakes, connections, and a task for each request.
+//! HTTP/3 over QUIC: handshakes, connections, and a task for each request. What chooses `tor-quic-h1` instead becomes a channel of circuits.
 //! Each shard runs it on its endpoint. RFC 9114; the relay leaves by GOAWAY (§5.2).
 
 use std::{
@@ -8,9 +8,10 @@ use std::{
 };
 
 use bytes::Bytes;
+use hoplite_crypto::ALPN_CHANNEL;
 use hoplite_link::{
     Reins,
-    quic::{Endpoint, Incoming, VarInt},
+    quic::{Connection, Endpoint, Incoming, VarInt, crypto::rustls::HandshakeData},
     server::{Acceptor, Forwarder},
 };
 use hoplite_masque::{
@@ -29,7 +30,7 @@ use super::{
     splice::{Broken, FromClient, ToClient},
     streams::Streams,
 };
-use crate::{forward::Road, metrics::Up};
+use crate::{config::Carrier, forward::Road, metrics::Up, onion::Onion};
 
 /// Above this share of the total, a new client must first prove its address: 1 in so many.
 const SUSPICIOUS: usize = 4;
@@ -115,6 +116,11 @@ async fn welcome(guest: Guest, incoming: Incoming, port: Port) {
         guest.shared.metrics.handshakes_failed.inc();
         return;
     };
+    if let Some(onion) = guest.shared.onion_over(Carrier::Quic).cloned()
+        && is_channel(&connection)
+    {
+        return Box::pin(channel(guest, &onion, connection)).await;
+    }
     guest.shared.metrics.connections.quic.inc();
     let _open = Up::new(&guest.shared.metrics.connections_open.quic);
     let streams = Streams::new(connection.clone(), &guest.shared.limits);
@@ -130,6 +136,20 @@ async fn welcome(guest: Guest, incoming: Incoming, port: Port) {
         road,
     };
     guest.serve(&roomy).await;
+}
+
+/// Whether the client chose to speak of circuits.
+fn is_channel(connection: &Connection) -> bool {
+    let data = connection.handshake_data();
+    let data = data.and_then(|data| data.downcast::<HandshakeData>().ok());
+    data.is_some_and(|data| data.protocol.as_deref() == Some(ALPN_CHANNEL))
+}
+
+async fn channel(guest: Guest, onion: &Onion, connection: Connection) {
+    match onion.server().quic(connection).await {
+        Ok(channel) => guest.carry(onion, channel).await,
+        Err(refused) => tracing::debug!(%refused, "no channel came of a connection"),
+    }
 }
 
 /// A session that makes room for more requests as they come.

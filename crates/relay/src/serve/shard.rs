@@ -9,7 +9,9 @@ use std::{
     thread,
 };
 
-use hoplite_crypto::{ALPN_H2, ALPN_H3, ALPN_HTTP1, Certificates, observe::Hooks, server_tls};
+use hoplite_crypto::{
+    ALPN_CHANNEL, ALPN_H2, ALPN_H3, ALPN_HTTP1, Certificates, observe::Hooks, server_tls,
+};
 use hoplite_link::{
     MTU_SUSPENDED,
     quic::{MtuDiscoveryConfig, TransportConfig, VarInt},
@@ -20,7 +22,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{Alive, Shared, quic, streams, tls};
 use crate::{
-    config::{Config, Limits},
+    config::{Carrier, Config, Limits},
     handle::StartError,
 };
 
@@ -28,6 +30,8 @@ use crate::{
 const SOCKET_BUFFER: usize = 8 << 20;
 /// Datagrams of one client that wait for their turn, in octets; the oldest are dropped.
 pub(crate) const DATAGRAMS_IN: usize = 1 << 20;
+/// What waits to be sent to one client or acknowledged by it, of all streams, in octets; then tunnels wait.
+const SEND_WINDOW: u64 = 4 << 20;
 /// HTTP/3 needs three streams of its own from a client; some greet with a few more.
 const UNI_STREAMS: u32 = 8;
 
@@ -81,7 +85,7 @@ pub(crate) fn spawn(
         .into_iter()
         .map(|group| group.into_shards().into_iter())
         .collect();
-    let keys = Keys::new(&shared.certificates, &shared.limits)?;
+    let keys = Keys::new(shared)?;
     loop {
         let shards: Vec<BoundShard> = groups.iter_mut().filter_map(Iterator::next).collect();
         let Some(first) = shards.first() else {
@@ -107,15 +111,19 @@ struct Keys {
 }
 
 impl Keys {
-    fn new(certificates: &Arc<Certificates>, limits: &Limits) -> Result<Self, StartError> {
+    fn new(shared: &Shared) -> Result<Self, StartError> {
         let tls = |alpn: &[&[u8]]| {
-            let config = server_tls(certificates.clone(), alpn).map_err(io::Error::other);
+            let certificates: Arc<Certificates> = shared.certificates.clone();
+            let config = server_tls(certificates, alpn).map_err(io::Error::other);
             config.map(Arc::new).map_err(StartError::Thread)
         };
         Ok(Self {
             tcp: tls(&[ALPN_H2, ALPN_HTTP1])?.into(),
-            tls: tls(&[ALPN_H3])?,
-            transport: Arc::new(transport(limits)),
+            tls: match shared.onion_over(Carrier::Quic) {
+                Some(_) => tls(&[ALPN_H3, ALPN_CHANNEL])?,
+                None => tls(&[ALPN_H3])?,
+            },
+            transport: Arc::new(transport(&shared.limits)),
             secrets: Secrets::generate().map_err(StartError::Thread)?,
         })
     }
@@ -132,6 +140,13 @@ impl Keys {
 
 async fn run(shards: Vec<BoundShard>, keys: Keys, shared: Arc<Shared>, alive: Alive) {
     let mut serving = tokio::task::JoinSet::new();
+    let onion = shared.onion.clone();
+    if let Some(onion) = onion
+        .clone()
+        .filter(|_| shards.iter().any(|s| s.index() == 0))
+    {
+        drop(tokio::spawn(async move { onion.keep().await }));
+    }
     for shard in shards {
         match keys.activate(shard, &shared.hooks) {
             Ok(shard) => {
@@ -143,8 +158,15 @@ async fn run(shards: Vec<BoundShard>, keys: Keys, shared: Arc<Shared>, alive: Al
             Err(error) => tracing::error!(%error, "a shard does not serve"),
         }
     }
-    drop(alive);
-    while serving.join_next().await.is_some() {}
+    let rest = async {
+        match onion {
+            // Channels of this thread carry circuits of others.
+            Some(onion) => onion.rest(alive).await,
+            None => drop(alive),
+        }
+    };
+    let joined = async { while serving.join_next().await.is_some() {} };
+    tokio::join!(rest, joined);
 }
 
 /// Every buffer of a connection has its bound here.
@@ -160,7 +182,7 @@ pub(crate) fn transport(limits: &Limits) -> TransportConfig {
         .max_concurrent_uni_streams(VarInt::from_u32(UNI_STREAMS))
         .receive_window(VarInt::from_u32(limits.connection_window))
         .stream_receive_window(VarInt::from_u32(limits.stream_window))
-        .send_window(u64::from(limits.connection_window))
+        .send_window(SEND_WINDOW.min(limits.connection_window.into()))
         .datagram_receive_buffer_size(Some(DATAGRAMS_IN))
         .datagram_send_buffer_size(limits.datagram_buffer)
         .max_idle_timeout(limits.idle_connection.try_into().ok());

@@ -1,5 +1,6 @@
 //! HTTP over TLS over TCP, for clients whose network lets no UDP through, and for those that know no better.
-//! Each shard runs it on its listener. HTTP/2 is here (RFC 9113; the relay leaves by GOAWAY, §6.8), HTTP/1.1 in [`h1`].
+//! Each shard runs it on its listener. HTTP/2 is here (RFC 9113; the relay leaves by GOAWAY, §6.8), HTTP/1.1 in [`h1`]; who speaks Tor's cells
+//! is told from it by the first octet.
 
 use std::{
     io,
@@ -10,6 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use hoplite_crypto::ALPN_H2;
+use hoplite_link::channel::Channel;
 use hoplite_masque::{
     DatagramSink,
     h2::{self, DataReceiver, DataSender, Session},
@@ -17,11 +19,12 @@ use hoplite_masque::{
 use hoplite_overlay::Batch;
 use hoplite_wire::{RequestHead, ResponseHead, connect_ip};
 use tokio::{
+    io::AsyncBufReadExt,
     net::{TcpListener, TcpStream},
     task::JoinSet,
     time::timeout,
 };
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use super::{
     Alive, Phase, Shared,
@@ -30,7 +33,7 @@ use super::{
     h1,
     splice::{Broken, FromClient, ToClient},
 };
-use crate::metrics::Up;
+use crate::{config::Carrier, metrics::Up, onion::Onion};
 
 /// How long to wait when the system has no descriptor for another connection.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -75,11 +78,15 @@ async fn welcome(guest: Guest, stream: TcpStream, acceptor: TlsAcceptor) {
         guest.shared.metrics.handshakes_failed.inc();
         return;
     };
+    if let Spoken::Cells(onion, channel) = spoken {
+        return guest.carry(&onion, channel).await;
+    }
     guest.shared.metrics.connections.tls.inc();
     let _open = Up::new(&guest.shared.metrics.connections_open.tls);
     match spoken {
         Spoken::H2(session) => guest.serve(&session).await,
         Spoken::H1(session) => guest.serve(&session).await,
+        Spoken::Cells(..) => {}
     }
 }
 
@@ -87,16 +94,37 @@ async fn welcome(guest: Guest, stream: TcpStream, acceptor: TlsAcceptor) {
 enum Spoken {
     H2(Session),
     H1(h1::Session),
+    Cells(Arc<Onion>, Channel),
 }
 
 /// A client that names no protocol speaks HTTP/1.1: HTTP/2 over TLS has to be chosen (RFC 9113 §3.2).
 async fn greet(stream: TcpStream, acceptor: &TlsAcceptor, shared: &Arc<Shared>) -> Option<Spoken> {
-    let stream = acceptor.accept(stream).await.ok()?;
+    let remote = stream.peer_addr().ok()?.ip();
+    let mut stream = acceptor.accept(stream).await.ok()?;
+    if let Some(onion) = shared.onion_over(Carrier::Tls)
+        && is_channel(&mut stream).await?
+    {
+        let made = onion.server().tls(stream, Some(remote)).await;
+        let channel = made.inspect_err(|refused| {
+            tracing::debug!(%refused, "no channel came of a connection");
+        });
+        return Some(Spoken::Cells(onion.clone(), channel.ok()?));
+    }
     if stream.get_ref().1.alpn_protocol() != Some(ALPN_H2) {
         return Some(Spoken::H1(h1::Session::new(stream, shared)));
     }
     let session = Session::server(stream, &shared.h2).await.ok()?;
     Some(Spoken::H2(session))
+}
+
+/// Tor's relays choose no protocol (ALPN) in TLS. What they say first is VERSIONS, whose circuit id has two octets, both zero
+/// (tor-spec, "Cell Packet format"): no request begins so.
+async fn is_channel(stream: &mut TlsStream<TcpStream>) -> Option<bool> {
+    if stream.get_ref().1.alpn_protocol().is_some() {
+        return Some(false);
+    }
+    let first = stream.fill_buf().await.ok()?;
+    Some(first.first() == Some(&0))
 }
 
 impl connection::Session for Session {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use hoplite_masque::Config;
 use hoplite_overlay::{
-    Overlay, Terms,
+    Error, ErrorKind, Overlay, Terms,
     conformance::{self, Subject},
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -71,6 +71,31 @@ async fn a_path_that_loses_udp_carries_new_flows_over_tcp() {
     assert_eq!(carrier(&built), Some("h3"));
     below.block(true);
     conformance::the_opener_may_finish_first(&Subject::on_loopback(built.clone())).await;
+    assert_eq!(carrier(&built), Some("h2"));
+}
+
+/// What was given away may have arrived: a second attempt could do twice what a program wanted once.
+#[tokio::test]
+async fn an_early_stream_on_a_connection_that_dies_is_not_tried_again_on_another() {
+    let below = Switch::new();
+    let built = Arc::new(build(1, &(below.clone() as _), hasty()));
+    built.path.connect().await.expect("connects");
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("bound");
+    let target = listener.local_addr().expect("bound").into();
+    below.block(true);
+    let terms = Terms::default().early(true);
+    let opened = built.path.open_stream(&target, &terms).await;
+    let mut stream = opened.expect("handed out at once");
+    stream.write_all(b"once").await.expect("taken");
+    let reading = tokio::time::timeout(Duration::from_secs(60), stream.read_u8());
+    let error = reading.await.expect("noticed").expect_err("lost");
+    let error = Error::from_io(&error).expect("an overlay's error");
+    assert_eq!(error.kind(), ErrorKind::PathFailed, "{error:?}");
+    let accepted = futures_util::FutureExt::now_or_never(listener.accept());
+    assert!(accepted.is_none(), "it was asked for again");
+    conformance::an_early_stream_takes_octets_at_once(&Subject::on_loopback(built.clone())).await;
     assert_eq!(carrier(&built), Some("h2"));
 }
 

@@ -59,3 +59,32 @@ async fn a_relay_that_fails_is_replaced_by_another() {
         .expect("opened over another path");
     assert!(!paths.current().is(&before), "the path was not replaced");
 }
+
+#[tokio::test]
+async fn a_path_stays_while_its_relays_are_listed_and_is_replaced_when_one_is_not() {
+    let start = |_| Relay::start(&config(), &identity()).expect("started");
+    let relays: Vec<Handle> = (0..3).map(start).collect();
+    let all: Vec<_> = ["amber", "birch", "cedar"]
+        .iter()
+        .zip(&relays)
+        .map(|(name, relay)| known(name, relay))
+        .collect();
+    let last_two = |count: usize| Box::new(move |_: &Wish| Some(vec![count - 2, count - 1]));
+    let below: Arc<dyn Overlay> = Arc::new(Direct::new());
+    let client = Arc::new(Config::default());
+    let wish = Wish::default();
+    let paths = Paths::choosing(all.clone(), below, &client, wish, last_two(3)).expect("a path");
+    let before = paths.current();
+    let mut turned = all.clone();
+    turned.reverse();
+    paths.renew(turned, last_two(3));
+    assert!(paths.current().is(&before), "both relays are still listed");
+    paths.renew(all.iter().take(2).cloned().collect(), last_two(2));
+    let after = paths.current();
+    let names: Vec<_> = after
+        .hops()
+        .iter()
+        .map(|hop| hop.name().to_owned())
+        .collect();
+    assert_eq!(names, ["amber", "birch"]);
+}

@@ -65,7 +65,7 @@ impl Bench {
         let isolation = Isolation::new(user.into());
         let terms = Terms {
             isolation,
-            deadline: None,
+            ..Terms::default()
         };
         self.path
             .open_stream(&self.target, &terms)

@@ -2,8 +2,10 @@
 
 mod blocked;
 mod choosing;
+mod crowded;
 #[path = "../relay/dns.rs"]
 mod dns;
+mod early;
 mod failing;
 mod forwarding;
 mod hostile;
@@ -14,6 +16,7 @@ mod namespace;
 mod packets;
 mod padding;
 mod policies;
+mod rest;
 mod rough;
 mod support;
 

@@ -4,6 +4,7 @@ mod absurd;
 mod admission;
 mod dns;
 mod doh;
+mod early;
 mod forward;
 mod h1;
 mod h2;

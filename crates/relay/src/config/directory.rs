@@ -1,0 +1,87 @@
+//! `[directory]` in the relay's file: what the relay says of itself, and to which authorities. The binary signs it and hands it in.
+
+use std::net::SocketAddr;
+
+use hoplite_wire::{
+    Target,
+    directory::{ADDRESSES, FAMILY, Key, is_word},
+};
+use serde::Deserialize;
+
+use super::{ConfigError, text};
+
+/// What the relay says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Directory {
+    /// `host:port` of each authority to which the descriptor is handed in. Default: none.
+    #[serde(deserialize_with = "text::list")]
+    pub publish: Vec<Target>,
+    /// Where clients reach the relay, the best first. Default: `listen`, if no wildcard is in it.
+    pub addresses: Vec<SocketAddr>,
+    /// Where the relay stands: a word. Default: not said.
+    pub region: Option<String>,
+    /// Who runs it: a word. Default: not said.
+    pub operator: Option<String>,
+    /// The keys (`ed25519:…`) of other relays of the same operator; each of them must name this one too. Default: none.
+    #[serde(deserialize_with = "text::list")]
+    pub family: Vec<Key>,
+    /// What the relay can carry, in octets a second. Default: 1250000 (10 Mbit/s).
+    pub bandwidth: u64,
+    /// How often the descriptor is handed in, in seconds. Default: 3600.
+    pub every: u64,
+}
+
+impl Default for Directory {
+    fn default() -> Self {
+        Self {
+            publish: Vec::new(),
+            addresses: Vec::new(),
+            region: None,
+            operator: None,
+            family: Vec::new(),
+            bandwidth: 1_250_000,
+            every: 3600,
+        }
+    }
+}
+
+impl Directory {
+    pub(super) fn check(&self, listen: &[SocketAddr]) -> Result<(), ConfigError> {
+        let addresses = if self.addresses.is_empty() {
+            listen
+        } else {
+            &self.addresses
+        };
+        let is_wild = addresses
+            .iter()
+            .any(|address| address.ip().is_unspecified());
+        if !self.publish.is_empty() && (is_wild || addresses.len() > ADDRESSES) {
+            let problem =
+                "expected 1 to 4 addresses that clients can connect to: `listen` does not say them";
+            return Err(ConfigError::new("directory.addresses", problem));
+        }
+        let wrong_word =
+            |word: &Option<String>, most| word.as_ref().is_some_and(|word| !is_word(word, most));
+        let word = "expected letters, digits, '-', '_' and '.', not too many";
+        if wrong_word(&self.region, 32) {
+            return Err(ConfigError::new("directory.region", word));
+        }
+        if wrong_word(&self.operator, 64) {
+            return Err(ConfigError::new("directory.operator", word));
+        }
+        if self.family.len() > FAMILY {
+            return Err(ConfigError::new(
+                "directory.family",
+                "expected at most 32 relays",
+            ));
+        }
+        match self.every {
+            1..=86_400 => Ok(()),
+            _ => Err(ConfigError::new(
+                "directory.every",
+                "expected 1 to 86400 seconds",
+            )),
+        }
+    }
+}

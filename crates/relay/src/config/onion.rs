@@ -1,0 +1,130 @@
+//! `[onion]`: whether the relay carries circuits of Tor's cells beside MASQUE, on the same port number, and how many.
+//! Where circuits may end stands in `[egress]`; see `crate::onion`, and docs/operating.md for what it means to open a relay.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::{ConfigError, text};
+
+/// Circuits.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Onion {
+    /// Serve circuits. With the role `ingress` they can be extended to other relays, with `egress` they can end here. Default: false.
+    pub enabled: bool,
+    /// Serve them although tokens are set: circuits know no tokens, so anybody can build them. Default: false.
+    pub open: bool,
+    /// What channels are accepted over and dialled: `"quic"`, `"tls"` (as Tor's relays speak it) or both. Default: both.
+    pub channels: Vec<Carrier>,
+    /// Agree to congestion control (Tor's proposal 324) with clients that ask for it. Default: true.
+    pub congestion_control: bool,
+    /// After how many seconds a relay that tells a directory of itself takes another onion key; the last one is accepted for a week
+    /// more. 0 is never. Default: 2419200, four weeks.
+    #[serde(with = "text::seconds")]
+    pub rotate: Duration,
+    /// Circuits of all clients and relays; further ones are refused. Each counts as a request of `[limits]` too. Default: 65536.
+    pub circuits: usize,
+    /// Circuits on one channel of a client; further ones wait (QUIC) or are refused. Default: 128.
+    pub circuits_per_client: u32,
+    /// Circuits on one channel of another relay. Default: 1024.
+    pub circuits_per_relay: u32,
+    /// Circuits that may be begun at once on one channel; and then so many a second (`creates_per_second`). Default: 400.
+    pub creates: u32,
+    /// Circuits that may be begun each second on one channel. Default: 200.
+    pub creates_per_second: u32,
+    /// Octets that may wait in the circuits of all channels; beyond it those that move least are ended. Default: 1073741824.
+    pub queued: u64,
+    /// Streams to targets of one circuit. Default: 512.
+    pub streams: usize,
+    /// Other relays that channels are kept to. Default: 4096.
+    pub relays: usize,
+    /// Seconds that the next relay has to answer, and a target. Default: 30.
+    #[serde(with = "text::seconds")]
+    pub patience: Duration,
+    /// Seconds until a channel without circuits is closed. Default: 180.
+    #[serde(with = "text::seconds")]
+    pub idle_channel: Duration,
+}
+
+/// What a channel runs over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Carrier {
+    /// A QUIC stream for each circuit.
+    Quic,
+    /// All circuits on one TLS connection.
+    Tls,
+}
+
+impl Default for Onion {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            open: false,
+            channels: vec![Carrier::Quic, Carrier::Tls],
+            congestion_control: true,
+            rotate: Duration::from_secs(28 * 24 * 3600),
+            circuits: 65_536,
+            circuits_per_client: 128,
+            circuits_per_relay: 1024,
+            creates: 400,
+            creates_per_second: 200,
+            queued: 1 << 30,
+            streams: 512,
+            relays: 4096,
+            patience: Duration::from_secs(30),
+            idle_channel: Duration::from_secs(180),
+        }
+    }
+}
+
+impl Onion {
+    /// Whether channels run over this.
+    pub(crate) fn has(&self, carrier: Carrier) -> bool {
+        self.channels.contains(&carrier)
+    }
+
+    /// `tokens`: whether clients of MASQUE need one.
+    pub(super) fn check(&self, tokens: bool) -> Result<(), ConfigError> {
+        if !self.enabled {
+            return Ok(());
+        }
+        if tokens && !self.open {
+            let problem = "circuits know no tokens: anybody could build them through this relay, and with the egress role reach targets; \
+                           set onion.open = true if that is meant";
+            return Err(ConfigError::new("onion.open", problem));
+        }
+        if self.channels.is_empty() {
+            let problem = "expected \"quic\", \"tls\" or both";
+            return Err(ConfigError::new("onion.channels", problem));
+        }
+        self.check_numbers()
+    }
+
+    fn check_numbers(&self) -> Result<(), ConfigError> {
+        let zeros = [
+            ("onion.circuits", self.circuits == 0),
+            ("onion.circuits_per_client", self.circuits_per_client == 0),
+            ("onion.circuits_per_relay", self.circuits_per_relay == 0),
+            ("onion.creates", self.creates == 0),
+            ("onion.creates_per_second", self.creates_per_second == 0),
+            ("onion.queued", self.queued == 0),
+            ("onion.streams", self.streams == 0),
+            ("onion.relays", self.relays == 0),
+            ("onion.patience", self.patience.is_zero()),
+            ("onion.idle_channel", self.idle_channel.is_zero()),
+        ];
+        if let Some((key, _)) = zeros.iter().find(|(_, zero)| *zero) {
+            return Err(ConfigError::new(key, "expected a number above 0"));
+        }
+        let short = !self.rotate.is_zero() && self.rotate < Duration::from_secs(24 * 3600);
+        match short {
+            true => Err(ConfigError::new(
+                "onion.rotate",
+                "expected 0 or at least 86400 seconds: clients learn of a new key from the directory, which takes hours",
+            )),
+            false => Ok(()),
+        }
+    }
+}

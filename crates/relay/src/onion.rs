@@ -1,0 +1,319 @@
+//! Circuits of Tor's cells, beside MASQUE: the relay's one [`hoplite_onion::relay::Relay`], its channels to other relays, and those that come in.
+//! `serve::quic` and `serve::tls` hand in connections that turn out to be channels; the [`Handle`](crate::Handle) renews keys.
+//! tor-spec "Channels", "Creating circuits". A channel's circuits are served where it was accepted or dialled; what all shards share is here.
+//!
+//! Every circuit that somebody else begins is a request of that client to the limits, by its address: channels know no tokens.
+
+mod door;
+mod out;
+mod renew;
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, OnceLock, Weak},
+    time::Duration,
+};
+
+use hoplite_crypto::onion::{OnionKeys, identity::RelayIdentity};
+use hoplite_link::channel::{
+    self, Channel, ChannelDialer, ChannelServer, Channels, Counts, How, handshake::Us,
+};
+use hoplite_onion::{
+    channel::Linked,
+    edge,
+    relay::{self, Counters},
+};
+use hoplite_overlay::Direct;
+use hoplite_wire::{OnionKey, tuning::Congestion};
+use tokio::time::sleep;
+
+pub(crate) use self::renew::Shown;
+use self::{
+    door::Door,
+    out::{Next, Out},
+};
+use crate::{
+    config::{Carrier, Config, Onion as Settings},
+    egress::Egress,
+    limits::ClientKey,
+    metrics::Metrics,
+    serve::{Alive, Phase, Shared},
+};
+
+/// How often is looked whether the last circuits have ended, while the relay drains.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Addresses that peers are told.
+const TOLD: usize = 8;
+
+/// What a relay of circuits is: who it is on its channels, and what circuit handshakes are answered with.
+#[derive(Clone, Debug)]
+pub struct Circuits {
+    /// Signs what channels need.
+    pub identity: RelayIdentity,
+    /// The current onion key and the last.
+    pub keys: OnionKeys,
+}
+
+/// The relay of circuits.
+pub(crate) struct Onion {
+    settings: Settings,
+    relay: Arc<relay::Relay>,
+    channels: Channels,
+    dialer: ChannelDialer,
+    server: ChannelServer,
+    counts: Arc<Counts>,
+    shown: Shown,
+    /// For channels that were dialled; set once the relay serves.
+    shared: OnceLock<(Weak<Shared>, Alive)>,
+}
+
+/// Everything that makes one.
+pub(crate) struct Parts<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) circuits: Circuits,
+    /// SHA-256 of the certificate that TLS shows.
+    pub(crate) certificate: [u8; 32],
+    /// Where the relay listens.
+    pub(crate) listen: &'a [SocketAddr],
+    pub(crate) egress: Arc<Egress>,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+impl Onion {
+    /// A relay of circuits that serves nobody yet.
+    pub(crate) fn new(parts: Parts<'_>) -> Arc<Self> {
+        let Parts {
+            config,
+            circuits,
+            certificate,
+            listen,
+            egress,
+            metrics,
+        } = parts;
+        let settings = config.onion.clone();
+        let us = Us {
+            identity: Some(Arc::new(circuits.identity)),
+            addresses: told(config, listen),
+        };
+        let counts = Arc::new(Counts::default());
+        let bounds = bounds(&settings, config);
+        let link = link(config);
+        let dialler = |us| {
+            let direct = Arc::new(Direct::for_tunnels());
+            ChannelDialer::new(direct, us, &link, bounds.clone(), Arc::clone(&counts))
+        };
+        let dialer = dialler(us.clone());
+        let server =
+            ChannelServer::new(us.clone(), certificate, bounds.clone(), Arc::clone(&counts));
+        Arc::new_cyclic(|this: &Weak<Self>| {
+            let this = this.clone();
+            let channels = Channels::new(dialer.clone(), move |channel| {
+                if let Some(onion) = this.upgrade() {
+                    onion.dialled(channel);
+                }
+            });
+            let linked = Arc::new(Linked::new(channels.clone(), how(&settings)));
+            let mut relay = relay::Relay::new(circuits.keys, linked, limits(&settings));
+            relay.next = Arc::new(Next(Arc::clone(&egress)));
+            let out = Arc::new(Out::new(egress, metrics));
+            relay.policy = out.clone();
+            relay.out = config.is_egress().then_some(out as _);
+            Self {
+                shown: Shown::new(us, certificate),
+                settings,
+                relay: Arc::new(relay),
+                channels,
+                dialer,
+                server,
+                counts,
+                shared: OnceLock::new(),
+            }
+        })
+    }
+
+    /// What clients write of the relay.
+    pub(crate) fn key(&self) -> OnionKey {
+        self.relay.keys().published().into()
+    }
+
+    /// Takes other onion keys: circuits that are there go on.
+    pub(crate) fn set_keys(&self, keys: OnionKeys) {
+        self.relay.set_keys(keys);
+    }
+
+    /// Whether channels come in over this.
+    pub(crate) fn has(&self, carrier: Carrier) -> bool {
+        self.settings.has(carrier)
+    }
+
+    /// What makes channels of accepted connections.
+    pub(crate) fn server(&self) -> &ChannelServer {
+        &self.server
+    }
+
+    /// What circuits count.
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.relay.counters
+    }
+
+    /// What channels count.
+    pub(crate) fn faults(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Circuits now.
+    pub(crate) fn circuits(&self) -> usize {
+        self.relay.circuits()
+    }
+
+    /// Open channels to relays now, both ways.
+    pub(crate) fn channels(&self) -> usize {
+        self.channels.len()
+    }
+
+    /// Channels that are dialled from now on are served for `shared`.
+    pub(crate) fn serve_for(&self, shared: &Arc<Shared>, alive: &Alive) {
+        // Once: a relay is started once.
+        drop(self.shared.set((Arc::downgrade(shared), alive.watching())));
+    }
+
+    /// Serves a channel that `client` has dialled. What a relay dialled is used to extend circuits to it, too.
+    pub(crate) async fn serve(
+        &self,
+        channel: Channel,
+        client: ClientKey,
+        shared: &Arc<Shared>,
+        alive: Alive,
+    ) {
+        self.channels.add(&channel);
+        self.carry(channel, client, shared, alive).await;
+    }
+
+    /// The next relay may begin circuits on a channel that was dialled here.
+    fn dialled(self: Arc<Self>, channel: Channel) {
+        let shared = self.shared.get();
+        let shared = shared.and_then(|(shared, alive)| Some((shared.upgrade()?, alive.clone())));
+        let (Some((shared, alive)), Some(peer)) = (shared, channel.peer()) else {
+            return;
+        };
+        let client = shared.gate.by_identity(&peer.ed25519);
+        drop(tokio::spawn(async move {
+            self.carry(channel, client, &shared, alive).await;
+        }));
+    }
+
+    async fn carry(&self, channel: Channel, client: ClientKey, shared: &Arc<Shared>, alive: Alive) {
+        let door = Door {
+            channel: channel.clone(),
+            client,
+            shared: Arc::clone(shared),
+            alive: alive.clone(),
+        };
+        tokio::select! {
+            biased;
+            () = relay::serve(Arc::new(door), Arc::clone(&self.relay)) => {}
+            () = rested(&channel, alive) => {}
+        }
+        channel.close();
+    }
+
+    /// Waits, once the relay drains, until its last circuit has ended: a shard's channels carry circuits of other shards.
+    pub(crate) async fn rest(&self, mut alive: Alive) {
+        alive.reached(Phase::Draining).await;
+        let ended = async {
+            while self.circuits() > 0 || !self.channels.is_empty() {
+                sleep(LOOK).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = ended => {}
+            () = alive.reached(Phase::Stopped) => {}
+        }
+    }
+}
+
+/// Resolves when a channel is not to be served any longer: the relay drains and it carries nothing, or the relay stops.
+async fn rested(channel: &Channel, mut alive: Alive) {
+    alive.reached(Phase::Draining).await;
+    let empty = async {
+        while channel.circuits() > 0 {
+            sleep(LOOK).await;
+        }
+    };
+    tokio::select! {
+            biased;
+        () = empty => {}
+        () = alive.reached(Phase::Stopped) => {}
+    }
+}
+
+/// A relay tells its peers where it is, if it knows: by that they find the channel that is there when they are to extend to it.
+fn told(config: &Config, listen: &[SocketAddr]) -> Vec<IpAddr> {
+    let published = config.directory.addresses.iter();
+    let all = published.chain(listen).map(SocketAddr::ip);
+    let mut known = Vec::new();
+    for address in all.filter(|address| !address.is_unspecified()) {
+        if !known.contains(&address) && known.len() < TOLD {
+            known.push(address);
+        }
+    }
+    known
+}
+
+fn how(settings: &Settings) -> How {
+    match (settings.has(Carrier::Quic), settings.has(Carrier::Tls)) {
+        (true, false) => How::Quic,
+        (false, true) => How::Tls,
+        _ => How::Raced,
+    }
+}
+
+/// Of channels that are dialled: they are controlled as those that come in, and always controlled.
+fn link(config: &Config) -> hoplite_link::Config {
+    let mut link = hoplite_link::Config::default();
+    link.wishes.congestion = match config.tunnel.congestion {
+        Congestion::Off => Congestion::Auto,
+        chosen => chosen,
+    };
+    link
+}
+
+/// Of channels. A stream of QUIC has the window that all streams of the port have: what a connection will carry is not known when it begins.
+fn bounds(settings: &Settings, config: &Config) -> channel::Config {
+    channel::Config {
+        handshake: config.limits.handshake,
+        circuits: settings.circuits_per_relay,
+        guest_circuits: settings.circuits_per_client,
+        window: config.limits.stream_window,
+        guest_windows: config.limits.connection_window.into(),
+        queued: settings.queued,
+        idle: settings.idle_channel,
+        channels: settings.relays,
+        ..channel::Config::default()
+    }
+}
+
+fn limits(settings: &Settings) -> relay::Config {
+    relay::Config {
+        congestion_control: settings.congestion_control,
+        circuits: settings.circuits,
+        creates: (settings.creates, settings.creates_per_second),
+        patience: settings.patience,
+        limits: edge::Limits {
+            streams: settings.streams,
+            ..edge::Limits::default()
+        },
+        ..relay::Config::default()
+    }
+}
+
+impl fmt::Debug for Onion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Onion")
+            .field("circuits", &self.circuits())
+            .finish_non_exhaustive()
+    }
+}

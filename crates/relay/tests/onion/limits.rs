@@ -1,0 +1,91 @@
+//! How much of it one client may have, and what a configuration must say.
+
+use hoplite_link::channel::How;
+use hoplite_overlay::{Reason, Terms};
+use hoplite_relay::{Relay, config::TokenEntry};
+
+use crate::{
+    support::{client, config, echoes, identity, number, open, path, refused, relay, token},
+    targets,
+};
+
+#[tokio::test]
+async fn a_client_has_no_more_circuits_than_requests() {
+    let only = relay(|config| config.limits.requests_per_client = 2);
+    let onion = client(path([&only]), How::Tls);
+    let target = targets::tcp_echo().await;
+    for n in 0..2 {
+        open(&onion, target, &token(n)).await.expect("opens");
+    }
+    let error = open(&onion, target, &token(3)).await.expect_err("too many");
+    assert_eq!(error.reason(), Some(Reason::Limit), "{error}");
+    assert_eq!(
+        number(
+            &only,
+            "hoplite_relay_limit_refusals_total{limit=\"circuits\"}"
+        ),
+        1
+    );
+}
+
+#[tokio::test]
+async fn all_clients_together_have_no_more_circuits_than_the_relay() {
+    let only = relay(|config| config.onion.circuits = 1);
+    let target = targets::tcp_echo().await;
+    let first = client(path([&only]), How::Quic);
+    open(&first, target, &Terms::default())
+        .await
+        .expect("opens");
+    let second = client(path([&only]), How::Tls);
+    let error = refused(&second, target).await;
+    assert_eq!(error.reason(), Some(Reason::Limit), "{error}");
+}
+
+#[tokio::test]
+async fn a_client_has_no_more_channels_than_connections() {
+    let only = relay(|config| config.limits.connections_per_client = 1);
+    let target = targets::tcp_echo().await;
+    let first = client(path([&only]), How::Tls);
+    open(&first, target, &Terms::default())
+        .await
+        .expect("opens");
+    refused(&client(path([&only]), How::Tls), target).await;
+    refused(&client(path([&only]), How::Quic), target).await;
+}
+
+#[tokio::test]
+async fn bandwidth_of_a_client_is_kept_on_circuits_too() {
+    let rate = 4_000_000;
+    let only = relay(|config| config.limits.bandwidth_per_client = rate);
+    let onion = client(path([&only]), How::Quic);
+    let octets = 500_000;
+    let begun = std::time::Instant::now();
+    echoes(&onion, &Terms::default(), octets).await;
+    // Both directions: twice the octets; a tenth of a second comes at once.
+    let least = 2.0 * 8.0 * octets as f64 / rate as f64 - 0.3;
+    let took = begun.elapsed().as_secs_f64();
+    assert!(
+        took >= least,
+        "{took} s, at least {least} s were to be expected"
+    );
+}
+
+#[tokio::test]
+async fn tokens_and_circuits_for_everybody_must_be_meant() {
+    let mut config = config();
+    config.auth.token.push(TokenEntry {
+        token: Some("secret".to_owned().into()),
+        ..TokenEntry::default()
+    });
+    let error = Relay::start(&config, &identity()).expect_err("not meant");
+    assert!(error.to_string().starts_with("onion.open: "), "{error}");
+    config.onion.open = true;
+    let open = crate::support::start(&config);
+    echoes(&client(path([&open]), How::Quic), &Terms::default(), 1000).await;
+}
+
+#[tokio::test]
+async fn a_relay_without_an_onion_key_does_not_start_with_circuits() {
+    let error = Relay::start(&config(), &identity()).expect_err("no key");
+    assert!(error.to_string().starts_with("onion.enabled: "), "{error}");
+}

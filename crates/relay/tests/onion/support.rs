@@ -1,0 +1,234 @@
+//! Relays of circuits on loopback, and clients that build circuits through them over real channels.
+
+use std::{
+    fmt,
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use hoplite_crypto::{
+    Identity,
+    onion::{RelayKeys, Secrets},
+};
+use hoplite_link::channel::{self, ChannelDialer, Channels, Counts, How, handshake::Us};
+use hoplite_onion::{
+    Onion,
+    channel::Linked,
+    path::{Fixed, Relay as Known},
+};
+use hoplite_overlay::{
+    Datagrams, Direct, Error, Isolation, Opening, Overlay, Stream, Terms, conformance::Subject,
+};
+use hoplite_relay::{Circuits, Config, Handle, Parts, Relay};
+use hoplite_wire::Target;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::timeout,
+};
+
+use crate::{carriers, targets};
+
+/// Long enough for a busy machine; nothing waits for it when all is well.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A test fails rather than hangs.
+pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
+    timeout(PATIENCE, what).await.expect("hangs")
+}
+
+/// A relay of circuits that serves loopback targets, and extends to relays there.
+pub(crate) fn config() -> Config {
+    let mut config = Config {
+        listen: vec!["127.0.0.1:0".parse().expect("address")],
+        ..Config::default()
+    };
+    let allow = ["127.0.0.0/8", "::1"].map(|rule| rule.parse().expect("rule"));
+    config.egress.allow = allow.to_vec();
+    config.limits.shards = 2;
+    config.onion.enabled = true;
+    config
+}
+
+pub(crate) fn identity() -> Identity {
+    let made = Identity::generate(&["localhost".to_owned()]).expect("made");
+    Identity::from_pem(made.certificate.as_bytes(), made.key.as_bytes()).expect("read")
+}
+
+pub(crate) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.expect("after 1970").as_secs()
+}
+
+pub(crate) fn circuits(secrets: &Secrets) -> Circuits {
+    let identity = secrets.identity(now()).expect("made");
+    let keys = secrets.keys(&identity).expect("made");
+    Circuits { identity, keys }
+}
+
+pub(crate) fn start(config: &Config) -> Handle {
+    start_as(config, &Secrets::fresh(now()).expect("made"))
+}
+
+pub(crate) fn start_as(config: &Config, secrets: &Secrets) -> Handle {
+    let parts = Parts {
+        circuits: Some(circuits(secrets)),
+        ..Parts::default()
+    };
+    Relay::start_with(config, &identity(), parts).expect("started")
+}
+
+/// A relay with something changed.
+pub(crate) fn relay(change: impl FnOnce(&mut Config)) -> Handle {
+    let mut config = config();
+    change(&mut config);
+    start(&config)
+}
+
+/// So many relays whose channels run over `how`.
+pub(crate) fn relays<const N: usize>(how: How) -> [Handle; N] {
+    std::array::from_fn(|_| relay(|config| config.onion.channels = carriers(how)))
+}
+
+/// What a client knows of a relay.
+pub(crate) fn known(name: &str, relay: &Handle) -> Known {
+    Known {
+        name: name.into(),
+        keys: RelayKeys::from(relay.onion_key().expect("it serves circuits")),
+        rsa: false,
+        addresses: relay.addresses().to_vec(),
+        exit: None,
+        ntor3: true,
+        congestion_control: true,
+        half_close: true,
+    }
+}
+
+/// `r1`, `r2` and so on.
+pub(crate) fn path<'a>(relays: impl IntoIterator<Item = &'a Handle>) -> Vec<Known> {
+    let named = (1..).zip(relays);
+    named
+        .map(|(n, relay)| known(&format!("r{n}"), relay))
+        .collect()
+}
+
+/// Whose circuits go through `path`.
+pub(crate) fn client(path: Vec<Known>, how: How) -> Onion {
+    let config = hoplite_onion::Config {
+        ahead: 0,
+        attempts: 1,
+        ..hoplite_onion::Config::default()
+    };
+    let bounds = channel::Config {
+        guest_circuits: 256,
+        ..channel::Config::default()
+    };
+    let dialer = ChannelDialer::new(
+        Arc::new(Direct::new()),
+        Us::default(),
+        &hoplite_link::Config::default(),
+        bounds,
+        Arc::new(Counts::default()),
+    );
+    let channels = Channels::new(dialer, |_| ());
+    let linked = Linked::new(channels, how);
+    Onion::new(Arc::new(linked), Arc::new(Fixed(path)), config)
+}
+
+/// Terms with a token of their own: a circuit of their own.
+pub(crate) fn token(n: u32) -> Terms {
+    Terms {
+        isolation: Isolation::new(n.to_be_bytes().to_vec()),
+        ..Terms::default()
+    }
+}
+
+pub(crate) async fn open(
+    onion: &Onion,
+    target: impl Into<Target>,
+    terms: &Terms,
+) -> Result<Stream, Error> {
+    soon(onion.open_stream(&target.into(), terms)).await
+}
+
+pub(crate) async fn refused(onion: &Onion, target: impl Into<Target>) -> Error {
+    open(onion, target, &Terms::default())
+        .await
+        .expect_err("refused")
+}
+
+/// Sends so many octets to an echo and reads them back, both at once; they are to be the same.
+pub(crate) async fn echo(stream: Stream, octets: usize) {
+    let sent: Vec<u8> = (0..octets)
+        .map(|n| (n.wrapping_mul(2_654_435_761) >> 13).to_le_bytes()[0])
+        .collect();
+    let (mut from, mut to) = tokio::io::split(stream);
+    let mut got = Vec::with_capacity(octets);
+    let send = async {
+        to.write_all(&sent).await.expect("taken");
+        to.shutdown().await.expect("finished");
+    };
+    let receive = async {
+        from.read_to_end(&mut got).await.expect("whole");
+    };
+    soon(async { tokio::join!(send, receive) }).await;
+    assert!(
+        got == sent,
+        "{} of {octets} octets, or other ones",
+        got.len()
+    );
+}
+
+/// An echo through a circuit of `token`.
+pub(crate) async fn echoes(onion: &Onion, terms: &Terms, octets: usize) {
+    let target = targets::tcp_echo().await;
+    let stream = open(onion, target, terms).await.expect("opens");
+    echo(stream, octets).await;
+}
+
+/// One of the relay's numbers.
+pub(crate) fn number(relay: &Handle, name: &str) -> u64 {
+    let text = relay.metrics().text();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let number = line.unwrap_or_else(|| unreachable!("{name} is not in {text}"));
+    number.trim().parse().expect("a number")
+}
+
+/// A client with the relays of its path, which stop when it is dropped.
+pub(crate) struct Built {
+    onion: Onion,
+    _relays: [Handle; 3],
+}
+
+pub(crate) fn subject(how: How) -> Subject {
+    let relays = relays(how);
+    let onion = client(path(&relays), how);
+    Subject::on_loopback(Arc::new(Built {
+        onion,
+        _relays: relays,
+    }))
+}
+
+impl Overlay for Built {
+    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
+        self.onion.open_stream(target, terms)
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        target: &'a Target,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        self.onion.open_datagrams(target, terms)
+    }
+
+    fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        self.onion.resolve(name, terms)
+    }
+}
+
+impl fmt::Debug for Built {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Built")
+    }
+}
