@@ -16,10 +16,11 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use crate::{
+    demo::Overlay,
     errors::Failure,
     load::{datagrams::Dress, target::Target},
     say, signals,
-    testbed::Chain,
+    testbed::{Chain, Over},
 };
 use report::Report;
 use sample::{Case, Key, Sample, Samples};
@@ -27,6 +28,12 @@ use sample::{Case, Key, Sample, Samples};
 /// The options.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Options {
+    /// With "onion": circuits over QUIC and over TLS, beside nested hops; datagrams are left out, as circuits carry none.
+    #[arg(long, value_name = "OVERLAY", value_enum, default_value_t = Overlay::Masque)]
+    overlay: Overlay,
+    /// What circuits run over: "quic", "tls", or both in turn.
+    #[arg(long, value_name = "CHANNEL,…", value_enum, value_delimiter = ',', default_values_t = [Channel::Quic, Channel::Tls])]
+    channel: Vec<Channel>,
     /// How long each transfer is measured, in seconds.
     #[arg(long, value_name = "N", default_value_t = 2.0, value_parser = seconds)]
     seconds: f64,
@@ -45,6 +52,16 @@ pub(crate) struct Options {
     /// How many idle clients the memory case opens.
     #[arg(long, value_name = "N", default_value_t = 200)]
     idle_clients: usize,
+}
+
+/// What circuits run over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "lower")]
+enum Channel {
+    /// A QUIC stream for each circuit.
+    Quic,
+    /// One TLS stream for all.
+    Tls,
 }
 
 /// One run: what was asked, the target, and what was measured so far.
@@ -107,33 +124,51 @@ impl Bench {
 
     fn once(&mut self) -> Result<(), Failure> {
         let window = self.window();
-        self.note(Case::Raw, 0, 1, |_| raw::limit(window))?;
+        self.note(Case::Raw, Over::Masque, 0, 1, |_| raw::limit(window))?;
         for streams in self.options.streams.clone() {
-            self.note(Case::Tcp, 0, streams, |bench| {
+            self.note(Case::Tcp, Over::Masque, 0, streams, |bench| {
                 stream::plain(&bench.target, streams, window)
             })?;
         }
         for hops in self.options.hops.clone() {
-            self.hops(hops)?;
+            for over in self.ways(hops) {
+                self.hops(hops, over)?;
+            }
         }
-        self.datagrams(Case::Datagram1200, 1200, Dress::Plain)?;
-        self.datagrams(Case::Forwarded1200, 1200, Dress::Quic)?;
-        self.datagrams(Case::Datagram64, 64, Dress::Plain)?;
+        if self.options.overlay == Overlay::Masque {
+            self.datagrams(Case::Datagram1200, 1200, Dress::Plain)?;
+            self.datagrams(Case::Forwarded1200, 1200, Dress::Quic)?;
+            self.datagrams(Case::Datagram64, 64, Dress::Plain)?;
+        }
         let clients = self.options.idle_clients;
-        self.note(Case::Memory, 2, 1, |bench| {
-            memory::of_a_relay(clients, &bench.target)
-        })
+        for over in self.ways(2) {
+            self.note(Case::Memory, over, 2, 1, |bench| {
+                memory::of_a_relay(clients, over, &bench.target)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// What so many hops are measured over; without any there is only one way.
+    fn ways(&self, hops: u8) -> Vec<Over> {
+        let channels = self.options.channel.iter().map(|channel| match channel {
+            Channel::Quic => Over::Quic,
+            Channel::Tls => Over::Tls,
+        });
+        let circuits = self.options.overlay == Overlay::Onion && hops > 0;
+        let circuits = channels.filter(|_| circuits);
+        std::iter::once(Over::Masque).chain(circuits).collect()
     }
 
     /// Everything that goes through one chain.
-    fn hops(&mut self, hops: u8) -> Result<(), Failure> {
+    fn hops(&mut self, hops: u8, over: Over) -> Result<(), Failure> {
         let wanted = [Case::Download, Case::Upload, Case::Ttfb];
         if !wanted.into_iter().any(|case| self.wants(case)) {
             return Ok(());
         }
         let window = self.window();
-        let chain = Chain::start(hops.into())?;
-        self.note(Case::Ttfb, hops, 1, |bench| {
+        let chain = Chain::start(hops.into(), over)?;
+        self.note(Case::Ttfb, over, hops, 1, |bench| {
             ttfb::warm(&chain, &bench.target)
         })?;
         for streams in self.options.streams.clone() {
@@ -141,7 +176,7 @@ impl Bench {
                 (Case::Download, stream::Way::Download),
                 (Case::Upload, stream::Way::Upload),
             ] {
-                self.note(case, hops, streams, |bench| {
+                self.note(case, over, hops, streams, |bench| {
                     stream::through(&chain, &bench.target, way, streams, window)
                 })?;
             }
@@ -151,8 +186,8 @@ impl Bench {
 
     fn datagrams(&mut self, case: Case, size: usize, dress: Dress) -> Result<(), Failure> {
         let window = self.window();
-        self.note(case, 1, 1, |_| {
-            datagrams::flood(&Chain::start(1)?, size, dress, window)
+        self.note(case, Over::Masque, 1, 1, |_| {
+            datagrams::flood(&Chain::start(1, Over::Masque)?, size, dress, window)
         })
     }
 
@@ -169,6 +204,7 @@ impl Bench {
     fn note(
         &mut self,
         case: Case,
+        over: Over,
         hops: u8,
         streams: u8,
         measure: impl FnOnce(&Self) -> Result<Sample, Failure>,
@@ -178,6 +214,7 @@ impl Bench {
         }
         let key = Key {
             case,
+            over,
             hops,
             streams,
         };
@@ -195,7 +232,12 @@ fn progress(key: &Key) {
         .to_possible_value()
         .map_or_else(String::new, |value| value.get_name().to_owned());
     say::passing(format!(
-        "measuring {name}: {} hop(s), {} stream(s)",
-        key.hops, key.streams
+        "measuring {name}: {} hop(s) ({}{}), {} stream(s)",
+        key.hops,
+        key.over.overlay(),
+        key.over
+            .channel()
+            .map_or_else(String::new, |channel| format!(", {channel}")),
+        key.streams
     ));
 }

@@ -3,11 +3,16 @@
 
 use std::path::Path;
 
+use hoplite_directory::Trust;
 use hoplite_mediator::Listen;
 use serde_json::json;
 
 use crate::{
-    config::{self, Kind, client::Client, relay::Relay},
+    config::{
+        self, Kind,
+        client::{Client, onion::Channel},
+        relay::Relay,
+    },
     errors::Failure,
     say,
 };
@@ -25,6 +30,7 @@ pub(crate) fn run(path: &Path, json: bool) -> Result<(), Failure> {
     let meaning = match config::kind(&document)? {
         Kind::Relay => relay(&config::relay::read(&document)?),
         Kind::Client => client(&config::client::read(&document)?),
+        Kind::Directory => directory(&config::directory::read(&document)?),
     };
     if json {
         let kind = meaning.kind;
@@ -44,6 +50,16 @@ pub(crate) fn run(path: &Path, json: bool) -> Result<(), Failure> {
         .lines
         .iter()
         .try_for_each(|line| say::answer(format!("  {line}")))
+}
+
+/// What a relay does for circuits.
+fn served(config: &hoplite_relay::Config) -> String {
+    let what = match (config.is_ingress(), config.is_egress()) {
+        (true, true) => "extends them to other relays, and streams to targets",
+        (true, false) => "extends them to other relays",
+        (false, _) => "is their last relay, and opens streams to targets",
+    };
+    format!("onion: serves circuits to everybody; {what}")
 }
 
 fn relay(relay: &Relay) -> Meaning {
@@ -66,6 +82,7 @@ fn relay(relay: &Relay) -> Meaning {
             config.egress.allow.len()
         )
     }));
+    lines.extend(config.onion.enabled.then(|| served(config)));
     lines.push(match config.auth.token.len() {
         0 => "serves everybody, without a token".into(),
         n => format!("serves the holders of {n} token(s)"),
@@ -94,6 +111,10 @@ fn client(client: &Client) -> Meaning {
     let config = &client.config;
     let mut lines = vec![match config.path.len() {
         _ if config.is_direct() => "takes no relay at all: nothing is hidden".to_owned(),
+        0 if config.directory.is_some() => format!(
+            "takes {} relays, chosen from the list of the directory",
+            config.length()
+        ),
         0 => format!(
             "takes {} of {} relays, chosen when it starts",
             config.length(),
@@ -113,8 +134,11 @@ fn client(client: &Client) -> Meaning {
             lines.push(format!("{what} on {address}"));
         }
     }
-    if !config.is_direct() {
-        lines.extend(recognition(client));
+    match &config.directory {
+        _ if config.is_direct() => {}
+        None if config.is_onion() => lines.extend(circuits(client)),
+        Some(directory) => lines.push(signed(&directory.trust())),
+        None => lines.extend(recognition(client)),
     }
     Meaning {
         kind: "client",
@@ -146,6 +170,46 @@ fn recognition(client: &Client) -> [String; 2] {
             client.relays.len()
         ),
     ]
+}
+
+/// What circuits mean for programs.
+fn circuits(client: &Client) -> [String; 2] {
+    let over = match client.config.onion.channel {
+        Channel::Auto => "QUIC or TLS, whichever is there first",
+        Channel::Quic => "QUIC",
+        Channel::Tls => "TLS",
+    };
+    [
+        format!("by circuits of Tor's cells over {over}; relays are known by their onion keys"),
+        "carries TCP and names; UDP is refused".to_owned(),
+    ]
+}
+
+fn signed(trust: &Trust) -> String {
+    let (needed, known) = (trust.threshold, trust.authorities.len());
+    format!("believes a list that {needed} of {known} authorities have signed")
+}
+
+fn directory(config: &config::directory::Config) -> Meaning {
+    let (interval, voting) = (config.interval.as_secs(), config.voting.as_secs());
+    let kept = config.store.display();
+    let lines = vec![
+        format!("answers http://{}/hoplite/list", config.listen),
+        signed(&config.trust()),
+        format!("a list every {interval} s, votes {} s before", 2 * voting),
+        format!(
+            "knows at most {} relays, kept in {kept}",
+            config.admission.relays
+        ),
+    ];
+    let private = config.admission.private;
+    let warning =
+        "admission.private lists relays that the Internet does not reach: for laboratories";
+    Meaning {
+        kind: "directory authority's",
+        lines,
+        warnings: private.then(|| warning.to_owned()).into_iter().collect(),
+    }
 }
 
 fn list<T: ToString>(items: &[T]) -> String {

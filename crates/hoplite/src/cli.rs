@@ -22,12 +22,16 @@ struct Cli {
 enum Command {
     /// Three relays and a client on this machine: a real download through 0 to 3 hops, and one table.
     Demo(crate::demo::Options),
-    /// Make the identity of a relay: a certificate and its key; prints the pin.
+    /// Make the identity of a relay: a certificate, its key, and the key of its circuits; prints the pin.
     Keygen(crate::keygen::Options),
     /// Serve as a relay.
     Relay(ConfigFile),
     /// Carry the traffic of programs on this machine over relays: a SOCKS5 and an HTTP proxy.
     Client(ConfigFile),
+    /// Serve as an authority: gather what relays say of themselves, and sign the list of them with the other authorities.
+    Directory(ConfigFile),
+    /// Read the relays of a network of C tor from its consensus; prints them for a client's file.
+    TorRelays(crate::tor_relays::Options),
     /// Take all traffic of this machine over relays, and block the rest.
     Up(crate::up::Options),
     /// Undo what `up` did, and open what is blocked.
@@ -75,6 +79,8 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Keygen(options) => crate::keygen::run(&options, cli.json),
         Command::Relay(file) => crate::relay::run(&file.config),
         Command::Client(file) => crate::client::run(&file.config),
+        Command::Directory(file) => crate::directory::run(&file.config),
+        Command::TorRelays(options) => crate::tor_relays::run(&options, cli.json),
         Command::Up(options) => crate::up::run(&options, cli.json),
         Command::Down(options) => crate::down::run(&options, cli.json),
         Command::Status(options) => crate::status::run(&options, cli.json),
@@ -88,7 +94,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
 /// What is logged when `HOPLITE_LOG` does not say: `demo` and `bench` stay out of the way of their tables.
 fn default_filter(command: &Command) -> &'static str {
     match command {
-        Command::Relay(_) | Command::Client(_) => "info",
+        Command::Relay(_) | Command::Client(_) | Command::Directory(_) => "info",
         _ => "warn",
     }
 }

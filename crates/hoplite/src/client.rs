@@ -1,5 +1,6 @@
 //! `hoplite client`: programs' traffic in by SOCKS and HTTP, out over the relays of the file.
 
+mod onion;
 pub(crate) mod overlay;
 
 use std::{net::SocketAddr, path::Path};
@@ -11,13 +12,15 @@ use self::overlay::{Carried, Ground};
 use crate::{
     config::{self, client::Client},
     errors::Failure,
-    node, qlog, resources, say,
+    listed,
+    node::{self, Ready},
+    qlog, resources, say,
     signals::{self, Asked, Signals},
 };
 
 /// Carries traffic with the file at `path`.
 pub(crate) fn run(path: &Path) -> Result<(), Failure> {
-    let client = config::client::load(path)?;
+    let mut client = config::client::load(path)?;
     client
         .warnings
         .iter()
@@ -27,11 +30,14 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
     signals::current_thread_runtime()?.block_on(async {
         let mut signals = Signals::listen()?;
         let front = bind(client.config.front())?;
-        let carried = overlay::of(&client, recording.watch(), &Ground::default())?;
-        say::remark(invitation(&front, client.config.length()));
+        let ground = Ground::default();
+        listed::prepare(&mut client, &ground.tunnels).await?;
+        let carried = overlay::of(&client, recording.watch(), &ground)?;
+        say::remark(invitation(&front, &client.config));
         let stopped = stopped(&mut signals, &carried);
         front.serve(carried.overlay.clone(), stopped).await;
         carried.tell();
+        carried.leave().await;
         info!("the client has stopped");
         Ok(())
     })
@@ -58,7 +64,7 @@ fn bind(config: Config) -> Result<Front, Failure> {
 }
 
 /// One line that says where to point a browser.
-fn invitation(front: &Front, hops: usize) -> String {
+fn invitation(front: &Front, client: &config::client::Config) -> String {
     let socks = front
         .socks_addr()
         .map(|address| format!("SOCKS5 at {address} (with remote DNS: socks5h://{address})"));
@@ -66,9 +72,12 @@ fn invitation(front: &Front, hops: usize) -> String {
         .http_addr()
         .map(|address| format!("HTTP proxy at http://{address}"));
     let ways: Vec<String> = socks.into_iter().chain(http).collect();
-    let path = match hops {
+    let path = match client.length() {
         0 => "no relay at all, nothing is hidden".to_owned(),
-        _ => format!("{hops} relay(s) on the path"),
+        hops if client.is_onion() => {
+            format!("circuits through {hops} relay(s), for TCP and names; UDP is refused")
+        }
+        hops => format!("{hops} relay(s) on the path"),
     };
     format!(
         "hoplite: {path}; point your browser at the {}",
@@ -92,8 +101,13 @@ pub(crate) fn serve_node(client: Option<&Client>) -> Result<(), Failure> {
                 "please report this",
             )
         };
-        node::ready(front.socks_addr().ok_or_else(nowhere)?, None)?;
-        front.serve(carried.overlay, node::orphaned()).await;
+        node::ready(&Ready {
+            listen: front.socks_addr().ok_or_else(nowhere)?,
+            pin: None,
+            onion: None,
+        })?;
+        front.serve(carried.overlay.clone(), node::orphaned()).await;
+        carried.leave().await;
         Ok(())
     })
 }

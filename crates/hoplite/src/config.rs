@@ -2,6 +2,7 @@
 //! The commands `relay`, `client` and `check` use it. What the keys mean stands in the rooms that own the structs.
 
 pub(crate) mod client;
+pub(crate) mod directory;
 pub(crate) mod locate;
 pub(crate) mod relay;
 mod suggest;
@@ -48,6 +49,8 @@ pub(crate) enum Kind {
     Relay,
     /// `hoplite client`.
     Client,
+    /// `hoplite directory`.
+    Directory,
 }
 
 /// Reads a file into a document whose parts know where they stand.
@@ -72,8 +75,11 @@ pub(crate) fn value<T: DeserializeOwned>(document: &Document) -> Result<T, Failu
     })
 }
 
-/// Which of the two a file is: a client's names relays, a relay's listens.
+/// Which of the three a file is: a client's names relays, a relay's listens, an authority's names all of them.
 pub(crate) fn kind(document: &Document) -> Result<Kind, Failure> {
+    if document.has("authorities") {
+        return Ok(Kind::Directory);
+    }
     let first = |keys: &[&'static str]| keys.iter().copied().find(|key| document.has(key));
     let why = match (first(&CLIENT_KEYS), first(&RELAY_KEYS)) {
         (Some(_), None) => return Ok(Kind::Client),

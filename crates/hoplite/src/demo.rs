@@ -1,11 +1,12 @@
 //! `hoplite demo`: three relays and a client on this machine, a real download and a UDP echo through 0 to 3 hops, one table.
+//! With `--overlay onion` the same by circuits, which refuse UDP.
 //! The first thing a new user runs, and what CI runs. Needs no root and no file; relays and client are processes of their own.
 
 mod row;
 
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::{
@@ -19,19 +20,32 @@ use crate::{
     },
     node::parent::Node,
     say, signals,
-    testbed::Relays,
+    testbed::{Over, Relays},
 };
 use row::{Outcome, Proto, Row};
 
 /// The options.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Options {
+    /// What carries the traffic.
+    #[arg(long, value_name = "OVERLAY", value_enum, default_value_t = Overlay::Masque)]
+    overlay: Overlay,
     /// How many MiB are downloaded through each path.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     mib: u64,
     /// The numbers of hops, 0 to 3.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [0, 1, 2, 3], value_parser = clap::value_parser!(u8).range(0..=3))]
     hops: Vec<u8>,
+}
+
+/// What the traffic is carried by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "lower")]
+pub(crate) enum Overlay {
+    /// Nested hops: TCP and UDP.
+    Masque,
+    /// Circuits of Tor's cells, over QUIC: TCP alone, UDP is refused.
+    Onion,
 }
 
 /// Round trips whose median is the UDP row's time to the first octet.
@@ -79,7 +93,7 @@ impl Demo {
         Ok(Self {
             web: WebServer::start(content).map_err(|error| broken(&error))?,
             echo: UdpTarget::echo().map_err(|error| broken(&error))?,
-            relays: Relays::start(most.into())?,
+            relays: Relays::start(most.into(), options.overlay.into())?,
             bar: bar(options.octets() * options.hops.len() as u64),
             digest,
             options,
@@ -93,7 +107,7 @@ impl Demo {
             let client = self.relays.client(hops.into(), "")?;
             let watched = self.relays.watched(&client, hops.into());
             for proto in [Proto::Tcp, Proto::Udp] {
-                let row = Row::new(hops, proto, self.measure(proto, &client, &watched));
+                let row = self.row(hops, proto, &client, &watched);
                 if json {
                     say::json(&row)?;
                 }
@@ -102,6 +116,25 @@ impl Demo {
         }
         self.bar.finish_and_clear();
         Ok(rows)
+    }
+
+    fn row(&self, hops: u8, proto: Proto, client: &Node, watched: &[Watched]) -> Row {
+        let circuits = self.options.overlay == Overlay::Onion && hops > 0;
+        match proto {
+            Proto::Udp if circuits => self.refusal(hops, client),
+            _ => Row::new(hops, proto, self.measure(proto, client, watched)),
+        }
+    }
+
+    /// Circuits carry no UDP: that is to be said at once, and not by silence.
+    fn refusal(&self, hops: u8, client: &Node) -> Row {
+        match socks::associate(client.ready().listen) {
+            Err(error) if error.kind() == std::io::ErrorKind::Unsupported => {
+                Row::refused(hops, Proto::Udp)
+            }
+            Err(error) => Row::new(hops, Proto::Udp, Err(error.to_string())),
+            Ok(_) => Row::new(hops, Proto::Udp, Err("circuits took UDP".into())),
+        }
     }
 
     fn measure(&self, proto: Proto, client: &Node, watched: &[Watched]) -> Result<Outcome, String> {
@@ -168,6 +201,15 @@ impl Options {
         usize::try_from(self.mib * 100)
             .unwrap_or(usize::MAX)
             .clamp(200, 20_000)
+    }
+}
+
+impl From<Overlay> for Over {
+    fn from(overlay: Overlay) -> Self {
+        match overlay {
+            Overlay::Masque => Self::Masque,
+            Overlay::Onion => Self::Quic,
+        }
     }
 }
 

@@ -1,6 +1,8 @@
-//! A relay's identity on disk: `cert.pem` and `key.pem` in one directory.
+//! A relay's identity on disk: `cert.pem` and `key.pem` in one directory, and beside them what [`onion`] keeps.
 //! `keygen` makes it, `relay` reads it or makes it at its first start. The key is readable by its owner only, and no file
 //! is ever there by half: it is written beside and then renamed.
+
+pub(crate) mod onion;
 
 use std::{
     fs::{self, DirBuilder, OpenOptions},
@@ -80,17 +82,23 @@ pub(crate) fn store(directory: &Path, new: &NewIdentity, force: bool) -> Result<
         let remedy = "choose another directory, or replace it with --force: its pin changes then";
         return Err(Failure::new(doing, "there is one already", remedy));
     }
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(directory)
-        .map_err(|error| Failure::file("making the directory", directory, &error))?;
+    make_directory(directory)?;
     write(&files.key, new.key.as_bytes(), 0o600)?;
     write(&files.certificate, new.certificate.as_bytes(), 0o644)?;
     Ok(files)
 }
 
-fn write(path: &Path, content: &[u8], mode: u32) -> Result<(), Failure> {
+/// Makes a directory for secrets, if it is not there.
+pub(crate) fn make_directory(directory: &Path) -> Result<(), Failure> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .map_err(|error| Failure::file("making the directory", directory, &error))
+}
+
+/// Writes a file whole or not at all.
+pub(crate) fn write(path: &Path, content: &[u8], mode: u32) -> Result<(), Failure> {
     let beside = path.with_extension(format!("new-{}", std::process::id()));
     let written = write_beside(&beside, content, mode).and_then(|()| fs::rename(&beside, path));
     written.map_err(|error| {

@@ -1,49 +1,147 @@
-//! `hoplite keygen`: makes the identity of a relay and says how clients recognise it.
+//! `hoplite keygen`: makes the identity of a relay, or the key of an authority, and says how it is recognised.
 //! The pin goes to stdout, for scripts; what clients put into their file goes to stderr, for people.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
+use hoplite_crypto::{Pin, onion::identity::RelayIdentity};
+use hoplite_wire::directory::Key;
 use serde_json::json;
 
-use crate::{errors::Failure, identity, say};
+use crate::{
+    directory::now,
+    errors::Failure,
+    identity::{self, Files, onion::Stored},
+    say, secret,
+};
 
 /// The options.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Options {
-    /// The directory for cert.pem and key.pem; it is made if absent.
-    #[arg(long, value_name = "DIR")]
-    out: PathBuf,
+    /// The directory for cert.pem, key.pem and onion.key; it is made if absent.
+    #[arg(long, value_name = "DIR", required_unless_present = "show")]
+    out: Option<PathBuf>,
+    /// Print what clients write of the identity that is in this directory, and make nothing.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "authority", "force"])]
+    show: Option<PathBuf>,
     /// A host name or address for the certificate; may be given several times. Clients go by the pin, not by it.
     #[arg(long, value_name = "NAME")]
     name: Vec<String>,
-    /// Replace an identity that is there already: clients need the new pin then.
+    /// Make the key of a directory authority instead: one file, authority.key; prints its public half.
+    #[arg(long, conflicts_with = "name")]
+    authority: bool,
+    /// Replace an identity that is there already: clients need the new pin and the new `onion` then.
     #[arg(long)]
     force: bool,
 }
 
 /// Runs it.
 pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
-    let new = identity::make(&options.name)?;
-    let pin = identity::parse(&new)?.pin();
-    let files = identity::store(&options.out, &new, options.force)?;
-    if json {
-        let (certificate, key) = (files.certificate, files.key);
-        return say::json(&json!({"pin": pin.to_string(), "certificate": certificate, "key": key}));
+    let host = options.name.first();
+    let host = host.map_or("relay.example.org", String::as_str);
+    match (&options.show, &options.out) {
+        (Some(directory), _) => tell(&Made::read(directory)?, host, json),
+        (None, Some(out)) if options.authority => authority_key(out, options.force, json),
+        (None, Some(out)) => tell(&Made::make(out, &options.name, options.force)?, host, json),
+        (None, None) => Err(Failure::new(
+            "making an identity",
+            "no directory is given",
+            "say where with --out DIR",
+        )),
     }
-    let host = options
-        .name
-        .first()
-        .map_or("relay.example.org", String::as_str);
+}
+
+/// An identity that is on disk.
+struct Made {
+    files: Files,
+    pin: Pin,
+    /// Of an identity that an earlier version made there is none until a relay with `[onion]` starts with it.
+    onion: Option<(Stored, RelayIdentity)>,
+}
+
+impl Made {
+    fn make(out: &Path, names: &[String], force: bool) -> Result<Self, Failure> {
+        let new = identity::make(names)?;
+        let pin = identity::parse(&new)?.pin();
+        let files = identity::store(out, &new, force)?;
+        let onion = match force {
+            true => Stored::make(out, now()),
+            false => Stored::read_or_make(out, now()),
+        }?;
+        let identity = onion.identity(now())?;
+        Ok(Self {
+            files,
+            pin,
+            onion: Some((onion, identity)),
+        })
+    }
+
+    fn read(directory: &Path) -> Result<Self, Failure> {
+        let files = Files::within(directory);
+        let pin = files.read()?.pin();
+        let onion = match Stored::read(directory)? {
+            Some(stored) => {
+                let identity = stored.identity(now())?;
+                Some((stored, identity))
+            }
+            None => None,
+        };
+        Ok(Self { files, pin, onion })
+    }
+}
+
+/// Says how the identity is recognised.
+fn tell(made: &Made, host: &str, json: bool) -> Result<(), Failure> {
+    let pin = made.pin.to_string();
+    let onion = made.onion.as_ref();
+    let rsa = onion.and_then(|(_, identity)| identity.peer().rsa);
+    let rsa = rsa.map(|rsa| hex(&rsa.id));
+    let onion = onion.map(|(stored, _)| stored.public()).transpose()?;
+    let onion = onion.map(|key| key.to_string());
+    let Files { certificate, key } = &made.files;
+    if json {
+        let mut said = json!({"pin": pin, "onion": onion, "certificate": certificate, "key": key});
+        if let (Some(rsa), Some(said)) = (rsa, said.as_object_mut()) {
+            said.insert("rsa".into(), rsa.into());
+        }
+        return say::json(&said);
+    }
+    let at = certificate.parent().unwrap_or_else(|| Path::new("."));
     say::remark(format!(
         "hoplite: the identity is in {}; clients write:",
-        options.out.display()
+        at.display()
     ));
+    let line = |key: &str, value: Option<String>| {
+        value.map_or_else(String::new, |value| format!("{key} = \"{value}\"\n"))
+    };
     say::remark(format!(
-        "\n[[relay]]\nname = \"relay\"\naddress = \"{}\"\npin = \"{pin}\"\n",
-        authority(host)
+        "\n[[relay]]\nname = \"relay\"\naddress = \"{}\"\npin = \"{pin}\"\n{}{}",
+        authority(host),
+        line("onion", onion),
+        line("rsa", rsa),
     ));
-    say::answer(pin.to_string())
+    say::answer(pin)
+}
+
+/// Twenty octets, as Tor writes them.
+fn hex(octets: &[u8]) -> String {
+    octets.iter().map(|octet| format!("{octet:02X}")).collect()
+}
+
+/// `--authority`.
+fn authority_key(out: &Path, force: bool, json: bool) -> Result<(), Failure> {
+    let path = out.join("authority.key");
+    let key = secret::make(&path, force)?;
+    let public = Key(key.public());
+    if json {
+        return say::json(&json!({"public": public.to_string(), "key": path}));
+    }
+    let at = format!("\"{public}@host:port\"");
+    say::remark(format!(
+        "hoplite: the key is in {}; files name this authority {at}",
+        path.display()
+    ));
+    say::answer(public.to_string())
 }
 
 /// An IPv6 address wants brackets.

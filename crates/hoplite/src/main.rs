@@ -2,7 +2,7 @@
 //! Users run it; scripts rely on its command line, its exit codes and its JSON lines.
 //!
 //! # Not in this room
-//! What a relay does (`relay`), how a path is built (`masque`), how programs' traffic comes in (`mediator`).
+//! What a relay does (`relay`), how a path is built (`masque`, `onion`), how programs' traffic comes in (`mediator`).
 
 mod bench;
 mod check;
@@ -11,10 +11,12 @@ mod client;
 mod config;
 mod cpu;
 mod demo;
+mod directory;
 mod down;
 mod errors;
 mod identity;
 mod keygen;
+mod listed;
 mod load;
 mod logs;
 mod node;
@@ -23,10 +25,12 @@ mod qlog;
 mod relay;
 mod resources;
 mod say;
+mod secret;
 mod signals;
 mod status;
 mod table;
 mod testbed;
+mod tor_relays;
 mod up;
 
 fn main() -> std::process::ExitCode {

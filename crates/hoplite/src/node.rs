@@ -44,6 +44,9 @@ pub(crate) struct Ready {
     /// A relay's pin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) pin: Option<String>,
+    /// What clients write of a relay that serves circuits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) onion: Option<String>,
 }
 
 /// Runs until stdin ends.
@@ -76,8 +79,8 @@ fn document(text: String) -> Result<Document, Failure> {
 }
 
 /// Tells the parent that the node is ready.
-pub(crate) fn ready(listen: SocketAddr, pin: Option<String>) -> Result<(), Failure> {
-    say::json(&Ready { listen, pin })
+pub(crate) fn ready(ready: &Ready) -> Result<(), Failure> {
+    say::json(ready)
 }
 
 /// Waits until the parent is gone or wants the node to end. Reading happens on a thread of its own, which ends with the process.

@@ -1,17 +1,26 @@
 //! `hoplite relay`: serves until it is told to stop. SIGTERM and SIGINT drain (a second one stops at once), SIGHUP reads
 //! tokens and certificates again and keeps the old ones if the new are wrong.
 
-use std::{path::Path, sync::Arc, time::Duration};
+mod publish;
+mod rotate;
 
-use hoplite_crypto::{Identity, observe::Watch};
-use hoplite_relay::{Config, Handle, Relay, StartError};
+use std::{path::Path, time::Duration};
+
+use hoplite_crypto::Identity;
+use hoplite_relay::{Config, Handle, Parts, Relay, StartError};
 use tracing::{error, info, warn};
 
+use self::{publish::Publisher, rotate::Rotation};
 use crate::{
     config,
+    directory::now,
     errors::Failure,
-    identity::{self, Files},
-    node, qlog, resources,
+    identity::{
+        self, Files,
+        onion::{self, Stored},
+    },
+    node::{self, Ready},
+    qlog, resources,
     signals::{self, Asked, Signals},
 };
 
@@ -26,17 +35,77 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         .iter()
         .for_each(|warning| warn!("{warning}"));
     let identity = identity_of(&loaded.config)?;
+    let onion = onion_of(&loaded.config)?;
     resources::raise_file_limit();
     let recording = qlog::Recording::from_environment()?;
     let runtime = signals::current_thread_runtime()?;
     runtime.block_on(async {
         let mut signals = Signals::listen()?;
-        let handle = start(&loaded.config, &identity, recording.watch())?;
-        let listen: Vec<String> = handle.addresses().iter().map(ToString::to_string).collect();
-        info!(listen = listen.join(", "), pin = %handle.pin(), "the relay is up");
-        serve(handle, path, &mut signals).await;
+        let circuits = onion.as_ref().map(|stored| stored.circuits(now()));
+        let parts = Parts {
+            watch: recording.watch(),
+            circuits: circuits.transpose()?,
+        };
+        let handle = start(&loaded.config, &identity, parts)?;
+        tell(&handle);
+        let rotation = rotation(&loaded.config, onion.as_ref(), &handle)?;
+        let current = rotation.as_ref().map(Rotation::watch);
+        let publisher = Publisher::of(&loaded.config, &handle, onion.as_ref(), current)?;
+        tokio::select! {
+            () = serve(handle, path, &mut signals) => {}
+            () = publish(publisher) => {}
+            () = rotate(rotation) => {}
+        }
         Ok(())
     })
+}
+
+/// What an operator, and a script, wants to know: where, and what clients write.
+fn tell(handle: &Handle) {
+    let listen: Vec<String> = handle.addresses().iter().map(ToString::to_string).collect();
+    let (listen, pin) = (listen.join(", "), handle.pin());
+    match handle.onion_key() {
+        Some(onion) => info!(listen, %pin, %onion, "the relay is up"),
+        None => info!(listen, %pin, "the relay is up"),
+    }
+}
+
+/// What circuits are served with, if they are.
+fn onion_of(config: &Config) -> Result<Option<Stored>, Failure> {
+    let enabled = config.onion.enabled;
+    let stored = enabled.then(|| Stored::read_or_make(&config.identity, now()));
+    stored.transpose()
+}
+
+/// Only where a directory tells clients of a new key the old one can be given up.
+fn rotation(
+    config: &Config,
+    onion: Option<&Stored>,
+    handle: &Handle,
+) -> Result<Option<Rotation>, Failure> {
+    let every = match config.directory.publish.is_empty() {
+        true => 0,
+        false => config.onion.rotate.as_secs(),
+    };
+    let (Some(stored), Some(rekey)) = (onion, handle.rekey()) else {
+        return Ok(None);
+    };
+    Rotation::new(stored.clone(), rekey, every).map(Some)
+}
+
+async fn rotate(rotation: Option<Rotation>) {
+    match rotation {
+        Some(rotation) => rotation.run().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Tells the directory of the relay, if the file says so; never ends.
+async fn publish(publisher: Option<Publisher>) {
+    match publisher {
+        Some(publisher) => publisher.run().await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn serve(handle: Handle, path: &Path, signals: &mut Signals) {
@@ -88,12 +157,8 @@ fn identity_of(config: &Config) -> Result<Identity, Failure> {
     files.read()
 }
 
-fn start(
-    config: &Config,
-    identity: &Identity,
-    watch: Option<Arc<dyn Watch>>,
-) -> Result<Handle, Failure> {
-    Relay::start_watched(config, identity, watch).map_err(|error| refused(&error))
+fn start(config: &Config, identity: &Identity, parts: Parts) -> Result<Handle, Failure> {
+    Relay::start_with(config, identity, parts).map_err(|error| refused(&error))
 }
 
 fn refused(error: &StartError) -> Failure {
@@ -124,7 +189,12 @@ fn listen_remedy(error: &std::io::Error) -> &'static str {
 pub(crate) fn serve_node(config: &Config) -> Result<(), Failure> {
     resources::raise_file_limit();
     let identity = identity::parse(&identity::make(&[])?)?;
-    let handle = start(config, &identity, None)?;
+    let circuits = config.onion.enabled.then(|| onion::unstored(now()));
+    let parts = Parts {
+        circuits: circuits.transpose()?,
+        ..Parts::default()
+    };
+    let handle = start(config, &identity, parts)?;
     let listen = handle.addresses().first().copied();
     let listen = listen.ok_or_else(|| {
         Failure::new(
@@ -133,7 +203,11 @@ pub(crate) fn serve_node(config: &Config) -> Result<(), Failure> {
             "please report this",
         )
     })?;
-    node::ready(listen, Some(handle.pin().to_string()))?;
+    node::ready(&Ready {
+        listen,
+        pin: Some(handle.pin().to_string()),
+        onion: handle.onion_key().map(|key| key.to_string()),
+    })?;
     signals::current_thread_runtime()?.block_on(node::orphaned());
     Ok(())
 }

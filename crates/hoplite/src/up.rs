@@ -2,7 +2,7 @@
 //! For users and service managers; `down` and `status` are its other halves. What each state means stands in docs/device.md.
 //!
 //! # Not in this room
-//! What is done with packets (`mediator::tun`), what carries them (`masque`).
+//! What is done with packets (`mediator::tun`), what carries them (`masque`, `onion`).
 
 mod carrier;
 pub(crate) mod child;
@@ -33,6 +33,7 @@ use std::{
 };
 
 use clap::Args;
+use hoplite_overlay::Direct;
 use tracing::warn;
 
 use self::{
@@ -46,7 +47,7 @@ use self::{
 use crate::{
     config::{self, client::Client},
     errors::Failure,
-    resources, say,
+    listed, resources, say,
 };
 
 /// `hoplite up`
@@ -177,18 +178,23 @@ fn stay(
     options: &Options,
     ready: impl FnOnce(&Status) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let client = load(options)?;
+    let mut client = load(options)?;
     rights()?;
     resources::raise_file_limit();
     let _lock = take_lock(options)?;
-    let orders = Orders {
-        wanted: Wanted::from_config(&client.config, !options.no_block),
-        client,
-        run_dir: options.place.run_dir.clone(),
-        wait: Duration::from_secs(options.wait),
-        keep_block: options.keep_block,
-    };
-    session::on_one_thread(session::run(&orders, ready))
+    session::on_one_thread(async {
+        // Before anything is taken; what an earlier block stops, these sockets may.
+        let marked = Direct::for_tunnels().mark(numbers::MARK);
+        listed::prepare(&mut client, &marked).await?;
+        let orders = Orders {
+            wanted: Wanted::from_config(&client.config, !options.no_block),
+            client,
+            run_dir: options.place.run_dir.clone(),
+            wait: Duration::from_secs(options.wait),
+            keep_block: options.keep_block,
+        };
+        session::run(&orders, ready).await
+    })
 }
 
 /// Blocks, and leaves.

@@ -1,5 +1,5 @@
 //! What a relay keeps in memory: at rest, and for each client that is connected and idle.
-//! Idle clients are connections of their own to the last of two relays, one for each SOCKS user name.
+//! Idle clients are connections of their own to the last of two relays, one for each SOCKS user name; of circuits, a circuit for each.
 
 use std::{
     io::{self, Read, Write},
@@ -14,19 +14,20 @@ use crate::{
         socks,
         target::{ECHO, Target},
     },
-    testbed::Chain,
+    testbed::{Chain, Over},
 };
 
 /// What a process may still do after the last client came: closing flows, answering.
 const SETTLE: Duration = Duration::from_millis(500);
 
 /// Measures a relay with so many idle clients.
-pub(super) fn of_a_relay(clients: usize, target: &Target) -> Result<Sample, Failure> {
-    let keys = format!(
-        "tunnel.isolated = {}\ntunnel.isolated_idle = 3600",
-        clients + 1
-    );
-    let chain = Chain::with_client_keys(2, &keys)?;
+pub(super) fn of_a_relay(clients: usize, over: Over, target: &Target) -> Result<Sample, Failure> {
+    let isolated = clients + 1;
+    let keys = match over {
+        Over::Masque => format!("tunnel.isolated = {isolated}\ntunnel.isolated_idle = 3600"),
+        Over::Quic | Over::Tls => format!("onion.isolated = {isolated}"),
+    };
+    let chain = Chain::with_client_keys(2, over, &keys)?;
     run(&chain, clients, target).map_err(|error| broken(&error))
 }
 

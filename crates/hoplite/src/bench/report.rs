@@ -6,7 +6,7 @@ use super::{
     machine,
     sample::{Case, Key, Samples, Spread},
 };
-use crate::table::Table;
+use crate::{table::Table, testbed::Over};
 
 /// The lines of one run.
 #[derive(Debug)]
@@ -32,6 +32,7 @@ impl Report {
         let mut lines: Vec<Line> = samples.keys().map(|key| Line::new(samples, key)).collect();
         let raw = Key {
             case: Case::Raw,
+            over: Over::Masque,
             hops: 0,
             streams: 1,
         };
@@ -78,9 +79,11 @@ impl Report {
     pub(super) fn table(&self) -> String {
         let mut table = Table::new(&[
             "case",
+            "over",
             "hops",
             "streams",
             "Gbit/s",
+            "MB/s",
             "kpkt/s",
             "x raw",
             "x tcp",
@@ -161,6 +164,10 @@ impl Line {
         let mut object = Map::new();
         object.insert("case".into(), json!(self.key.case));
         object.insert("hops".into(), json!(self.key.hops));
+        if let Some(channel) = self.key.over.channel() {
+            object.insert("overlay".into(), json!(self.key.over.overlay()));
+            object.insert("channel".into(), json!(channel));
+        }
         object.insert("streams".into(), json!(self.key.streams));
         object.insert("n".into(), json!(self.repetitions));
         if self.key.case == Case::Raw {
@@ -200,10 +207,14 @@ impl Line {
             .map_or_else(|| "-".into(), |pps| format!("{:.0}", pps / 1e3));
         vec![
             name_of(self.key.case),
+            self.over(),
             self.key.hops.to_string(),
             self.key.streams.to_string(),
             self.goodput
                 .map_or_else(String::new, |goodput| goodput.in_gbit(self.repetitions)),
+            self.goodput.map_or_else(String::new, |goodput| {
+                format!("{:.0}", goodput.median / 8e6)
+            }),
             packets,
             ratio("ratio_to_raw"),
             ratio("ratio_to_tcp"),
@@ -218,8 +229,18 @@ impl Line {
         ]
     }
 
+    /// What carries it.
+    fn over(&self) -> String {
+        match (self.key.over, self.key.hops) {
+            (Over::Masque, 0) => "-".into(),
+            (Over::Masque, _) => "masque".into(),
+            (Over::Quic, _) => "circuit, quic".into(),
+            (Over::Tls, _) => "circuit, tls".into(),
+        }
+    }
+
     fn remarks(&self) -> Vec<String> {
-        let hops = self.key.hops;
+        let (hops, over) = (self.key.hops, self.over());
         let mut remarks = Vec::new();
         if let Some(ttfb) = self.number("ttfb_ms") {
             let added = self
@@ -228,7 +249,7 @@ impl Line {
                     format!(", {added:.2} ms added by each hop")
                 });
             remarks.push(format!(
-                "first octet on a warm path, {hops} hop(s): {ttfb:.2} ms{added}"
+                "first octet on a warm path, {hops} hop(s), {over}: {ttfb:.2} ms{added}"
             ));
         }
         if let Some(rate) = self.number("pps_per_relay_cpu_s") {
@@ -244,7 +265,7 @@ impl Line {
             self.number("octets_per_idle_client"),
         ) {
             remarks.push(format!(
-                "memory of a relay: {:.1} MB at rest, {:.0} kB for each idle client",
+                "memory of a relay, {over}: {:.1} MB at rest, {:.0} kB for each idle client",
                 rest / 1e6,
                 each / 1e3
             ));
@@ -285,6 +306,7 @@ mod tests {
     fn samples() -> Samples {
         let key = |case, hops| Key {
             case,
+            over: Over::Masque,
             hops,
             streams: 1,
         };
@@ -330,7 +352,7 @@ mod tests {
     fn the_time_that_a_hop_adds_is_told() {
         let text = Report::new(&samples()).table();
         assert!(
-            text.contains("2 hop(s): 0.80 ms, 0.30 ms added by each hop"),
+            text.contains("2 hop(s), masque: 0.80 ms, 0.30 ms added by each hop"),
             "{text}"
         );
     }

@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use clap::ValueEnum;
 use serde::Serialize;
 
+use crate::testbed::Over;
+
 /// What is measured. The names stand in the JSON lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -32,9 +34,10 @@ pub(crate) enum Case {
 }
 
 /// One line of the report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) case: Case,
+    pub(super) over: Over,
     pub(super) hops: u8,
     pub(super) streams: u8,
 }
@@ -149,6 +152,7 @@ mod tests {
     fn cpu_time_is_counted_per_gigabyte_of_payload() {
         let key = Key {
             case: Case::Download,
+            over: Over::Masque,
             hops: 1,
             streams: 1,
         };

@@ -8,16 +8,27 @@ use hoplite_masque::{Config, Forwarding, Hop, Mode, Path, Paths, Random, Relay, 
 use hoplite_overlay::{Error, Overlay, direct::Direct};
 use hoplite_wire::forwarding::Transform;
 
+use super::onion::{self, Circuits};
 use crate::{
-    config::client::{self, Client},
+    config::client::{self, Carrier, Client},
     errors::Failure,
+    listed::Listed,
 };
 
-/// An overlay, and the hops that it is made of.
+/// An overlay, and what it is made of.
 #[derive(Clone)]
 pub(crate) struct Carried {
     pub(crate) overlay: Arc<dyn Overlay>,
-    hops: Arc<dyn Fn() -> Vec<Hop>>,
+    road: Road,
+}
+
+/// What an overlay is made of.
+#[derive(Clone)]
+enum Road {
+    /// Nested hops, those of the path that is used now; none at all is a road, too.
+    Hops(Arc<dyn Fn() -> Vec<Hop>>),
+    /// Circuits.
+    Circuits(Circuits),
 }
 
 /// The device's own sockets, on which everything stands.
@@ -49,57 +60,94 @@ impl Carried {
     pub(super) fn without_relays(ground: &Ground) -> Self {
         Self {
             overlay: Arc::new(ground.flows.clone()),
-            hops: Arc::new(Vec::new),
+            road: Road::Hops(Arc::new(Vec::new)),
         }
+    }
+
+    pub(super) fn by_circuits(overlay: Arc<dyn Overlay>, circuits: Circuits) -> Self {
+        let road = Road::Circuits(circuits);
+        Self { overlay, road }
     }
 
     fn by(path: Path) -> Self {
         Self {
             overlay: Arc::new(path.clone()),
-            hops: Arc::new(move || path.hops().to_vec()),
+            road: Road::Hops(Arc::new(move || path.hops().to_vec())),
         }
     }
 
-    fn by_one_of(paths: Paths) -> Self {
-        let paths = Arc::new(paths);
+    fn by_one_of(paths: Arc<Paths>) -> Self {
         Self {
             overlay: paths.clone(),
-            hops: Arc::new(move || paths.current().hops().to_vec()),
+            road: Road::Hops(Arc::new(move || paths.current().hops().to_vec())),
         }
     }
 
     /// What the file calls the relays of the path, the first one first.
     pub(crate) fn names(&self) -> Vec<String> {
-        let hops = (self.hops)();
-        hops.iter().map(|hop| hop.name().to_owned()).collect()
+        match &self.road {
+            Road::Hops(hops) => hops().iter().map(|hop| hop.name().to_owned()).collect(),
+            Road::Circuits(circuits) => circuits.names(),
+        }
     }
 
     /// The first of them to which there is no connection now, and its place on the path.
     pub(crate) fn missing(&self) -> Option<(usize, String)> {
-        let hops = (self.hops)();
-        let place = hops.iter().position(|hop| hop.carrier().is_none())?;
-        Some((place, hops.get(place)?.name().to_owned()))
+        match &self.road {
+            Road::Hops(hops) => {
+                let hops = hops();
+                let place = hops.iter().position(|hop| hop.carrier().is_none())?;
+                Some((place, hops.get(place)?.name().to_owned()))
+            }
+            Road::Circuits(circuits) => circuits.missing(),
+        }
+    }
+
+    /// What circuits run over now, if they are what carries.
+    pub(crate) fn channel(&self) -> Option<&'static str> {
+        match &self.road {
+            Road::Hops(_) => None,
+            Road::Circuits(circuits) => circuits.channel(),
+        }
     }
 
     /// The device's network may have changed: the path is looked at soon.
     pub(crate) fn look(&self) {
-        (self.hops)().iter().for_each(Hop::look);
+        match &self.road {
+            Road::Hops(hops) => hops().iter().for_each(Hop::look),
+            Road::Circuits(circuits) => circuits.look(),
+        }
     }
 
-    /// Says in the log which way the datagrams of each hop went, and how the two ends of it acknowledge.
+    /// Nothing is carried any more: relays that would wait for the next circuit are told.
+    pub(crate) async fn leave(&self) {
+        if let Road::Circuits(circuits) = &self.road {
+            circuits.leave().await;
+        }
+    }
+
+    /// Says in the log how the path did.
     pub(crate) fn tell(&self) {
-        for (number, hop) in (self.hops)().iter().enumerate() {
-            let (number, passed) = (number + 1, hop.passed());
-            let forwarded = passed.forwarded_sent + passed.forwarded_received;
-            let tunnelled = passed.tunnelled_sent + passed.tunnelled_received;
-            tracing::info!(hop = number, forwarded, tunnelled, "datagrams so far");
-            if let Some(Agreed {
-                up, down, refused, ..
-            }) = hop.agreed()
-            {
-                let refused = refused.any();
-                tracing::info!(hop = number, %up, %down, refused, "acknowledgements");
-            }
+        match &self.road {
+            Road::Hops(hops) => tell_hops(&hops()),
+            Road::Circuits(circuits) => circuits.tell(),
+        }
+    }
+}
+
+/// Which way the datagrams of each hop went, and how the two ends of it acknowledge.
+fn tell_hops(hops: &[Hop]) {
+    for (number, hop) in (1..).zip(hops) {
+        let (number, passed): (usize, _) = (number, hop.passed());
+        let forwarded = passed.forwarded_sent + passed.forwarded_received;
+        let tunnelled = passed.tunnelled_sent + passed.tunnelled_received;
+        tracing::info!(hop = number, forwarded, tunnelled, "datagrams so far");
+        if let Some(Agreed {
+            up, down, refused, ..
+        }) = hop.agreed()
+        {
+            let refused = refused.any();
+            tracing::info!(hop = number, %up, %down, refused, "acknowledgements");
         }
     }
 }
@@ -110,9 +158,10 @@ pub(crate) fn of(
     watch: Option<Arc<dyn Watch>>,
     ground: &Ground,
 ) -> Result<Carried, Failure> {
-    match client.config.is_direct() {
-        true => Ok(Carried::without_relays(ground)),
-        false => over_relays(client, watch, ground),
+    match client.config.overlay {
+        Carrier::Direct => Ok(Carried::without_relays(ground)),
+        Carrier::Masque => over_relays(client, watch, ground),
+        Carrier::Onion => onion::over_circuits(client, watch, ground),
     }
 }
 
@@ -153,21 +202,49 @@ fn chosen(
     below: Arc<dyn Overlay>,
     config: &Arc<Config>,
 ) -> Result<Carried, Error> {
-    let relays = client
-        .relays
-        .iter()
-        .map(|hop| (relay(hop), client::candidate(&hop.relay)));
     let wish = Wish {
         hops: client.config.length(),
         ..Wish::default()
     };
+    if let Some(listed) = &client.listed {
+        return from_list(client, listed, below, config, wish);
+    }
+    let relays = client
+        .relays
+        .iter()
+        .map(|hop| (relay(hop), client::candidate(&hop.relay)));
     let paths = Paths::new(relays.collect(), below, config, wish, random())?;
     paths.current().keep_warm();
+    Ok(Carried::by_one_of(Arc::new(paths)))
+}
+
+/// Chosen from the directory's list, which is renewed as long as the overlay is used.
+fn from_list(
+    client: &Client,
+    listed: &Listed,
+    below: Arc<dyn Overlay>,
+    config: &Arc<Config>,
+    wish: Wish,
+) -> Result<Carried, Error> {
+    let relays = client.relays.iter().map(relay).collect();
+    let beside = Arc::clone(&below);
+    let paths = Paths::choosing(relays, below, config, wish, listed.chooser())?;
+    paths.current().keep_warm();
+    let paths = Arc::new(paths);
+    let (listed, token, through) = (listed.clone(), client.token.clone(), Arc::clone(&paths));
+    let chosen = Arc::clone(&paths);
+    tokio::spawn(async move {
+        let found = |listed: &Listed| {
+            let relays = listed.relays(token.as_ref());
+            chosen.renew(relays.iter().map(relay).collect(), listed.chooser());
+        };
+        listed.keep(through, beside, found).await;
+    });
     Ok(Carried::by_one_of(paths))
 }
 
 /// From the operating system: which relays are chosen must not be foreseeable.
-fn random() -> Random {
+pub(crate) fn random() -> Random {
     use ring::rand::{SecureRandom, SystemRandom};
     let source = SystemRandom::new();
     Box::new(move |below| {

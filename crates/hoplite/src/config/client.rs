@@ -3,6 +3,8 @@
 
 mod acks;
 mod checks;
+pub(crate) mod directory;
+pub(crate) mod onion;
 pub(crate) mod takeover;
 
 use std::{
@@ -14,7 +16,7 @@ use hoplite_crypto::{Pin, Token};
 use hoplite_masque::Candidate;
 use hoplite_mediator::{config as front, tun};
 use hoplite_wire::{
-    Target,
+    OnionKey, Target,
     tuning::{self, Wishes},
 };
 use serde::Deserialize;
@@ -23,8 +25,8 @@ pub(crate) use self::acks::Acks;
 use super::{locate::Document, text};
 use crate::errors::{Complaint, Failure};
 
-/// A path has at most so many relays.
-pub(crate) const LONGEST_PATH: usize = 4;
+/// A path of nested hops has at most so many relays.
+const LONGEST_PATH: usize = 4;
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -49,6 +51,8 @@ pub(crate) struct Config {
     pub(crate) http: front::Http,
     /// How the hops are carried.
     pub(crate) tunnel: Tunnel,
+    /// How circuits are built.
+    pub(crate) onion: onion::Onion,
     /// Bounds of the front ends.
     pub(crate) limits: front::Limits,
     /// The interface of `hoplite up`.
@@ -59,6 +63,8 @@ pub(crate) struct Config {
     pub(crate) dns: tun::dns::Config,
     /// What it takes of the device's traffic.
     pub(crate) takeover: takeover::Takeover,
+    /// Where the relays are listed, instead of in `relay`.
+    pub(crate) directory: Option<directory::Directory>,
 }
 
 /// What carries the traffic.
@@ -68,6 +74,8 @@ pub(crate) enum Carrier {
     /// Relays, each hop nested in the one before.
     #[default]
     Masque,
+    /// Relays, by circuits of Tor's cells.
+    Onion,
     /// Nothing: the device's own sockets, for measurements.
     Direct,
 }
@@ -84,6 +92,12 @@ pub(crate) struct Relay {
     /// Its public key's digest; without one its certificate must be signed by a public authority.
     #[serde(default, deserialize_with = "text::parsed_option")]
     pub(crate) pin: Option<Pin>,
+    /// Its identity and its onion key; circuits need it.
+    #[serde(default, deserialize_with = "text::parsed_option")]
+    pub(crate) onion: Option<OnionKey>,
+    /// Its RSA identity, if it is a relay of Tor.
+    #[serde(default, deserialize_with = "text::parsed_option")]
+    pub(crate) rsa: Option<onion::RsaId>,
     /// What it does.
     #[serde(default = "both_roles")]
     pub(crate) roles: Vec<Role>,
@@ -219,26 +233,39 @@ pub(crate) struct Client {
     pub(crate) config: Config,
     /// Every relay with its token, in the file's order.
     pub(crate) relays: Vec<Hop>,
+    /// What is shown to relays that have no token of their own.
+    pub(crate) token: Option<Token>,
+    /// The list that the relays are from, if they are from one.
+    pub(crate) listed: Option<crate::listed::Listed>,
     /// What is allowed, but probably not meant.
     pub(crate) warnings: Vec<String>,
 }
 
 /// Reads and checks a client's file.
 pub(crate) fn read(document: &Document) -> Result<Client, Failure> {
-    let config: Config = super::value(document)?;
+    let mut config: Config = super::value(document)?;
+    if let Some(directory) = &mut config.directory {
+        directory.cache = super::beside(document.path(), &directory.cache);
+    }
     let mut complaints = checks::complaints(&config, document);
-    let relays = with_tokens(&config, document, &mut complaints);
+    let (token, relays) = with_tokens(&config, document, &mut complaints);
     match complaints.is_empty() {
         true => Ok(Client {
             warnings: checks::warnings(&config),
             config,
             relays,
+            token,
+            listed: None,
         }),
         false => Err(complaints.into()),
     }
 }
 
-fn with_tokens(config: &Config, document: &Document, complaints: &mut Vec<Complaint>) -> Vec<Hop> {
+fn with_tokens(
+    config: &Config,
+    document: &Document,
+    complaints: &mut Vec<Complaint>,
+) -> (Option<Token>, Vec<Hop>) {
     let mut read = |token: &Option<Token>, file: &Option<PathBuf>, key: &str| {
         token_of(token, file, key, document).unwrap_or_else(|complaint| {
             complaints.push(complaint);
@@ -254,7 +281,8 @@ fn with_tokens(config: &Config, document: &Document, complaints: &mut Vec<Compla
             token: token.or_else(|| shared.clone()),
         }
     };
-    config.relay.iter().enumerate().map(hop).collect()
+    let hops = config.relay.iter().enumerate().map(hop).collect();
+    (shared, hops)
 }
 
 fn token_of(
@@ -286,8 +314,13 @@ fn token_of(
 impl Config {
     /// What the front ends are told.
     pub(crate) fn front(&self) -> front::Config {
+        // Who asks for what is not carried is told at once.
+        let udp = self.socks.udp && !self.is_onion();
         front::Config {
-            socks: self.socks.clone(),
+            socks: front::Socks {
+                udp,
+                ..self.socks.clone()
+            },
             http: self.http.clone(),
             limits: self.limits.clone(),
         }
@@ -307,10 +340,24 @@ impl Config {
         self.overlay == Carrier::Direct
     }
 
+    /// Whether circuits carry the traffic: TCP alone.
+    pub(crate) fn is_onion(&self) -> bool {
+        self.overlay == Carrier::Onion
+    }
+
+    /// How many relays a path may have.
+    pub(crate) fn longest(&self) -> usize {
+        match self.is_onion() {
+            true => onion::LONGEST_PATH,
+            false => LONGEST_PATH,
+        }
+    }
+
     /// How many relays the traffic passes.
     pub(crate) fn length(&self) -> usize {
         match self.path.len() {
             _ if self.is_direct() => 0,
+            0 if self.is_onion() => self.hops.unwrap_or(onion::HOPS),
             0 => self.hops.unwrap_or(0),
             given => given,
         }

@@ -68,6 +68,9 @@ fn warnings(config: &Config) -> Vec<String> {
     if config.auth.token.is_empty() && reachable {
         warnings.push("no token is set: anybody can use this relay".into());
     }
+    if config.onion.enabled && !config.auth.token.is_empty() {
+        warnings.push("onion.open lets everybody build circuits here: they know no tokens".into());
+    }
     if !config.egress.allow.is_empty() {
         warnings.push("egress.allow opens private or special addresses to clients".into());
     }

@@ -435,3 +435,172 @@ fn a_chosen_path_never_uses_one_operator_twice() {
         "{error}"
     );
 }
+
+#[test]
+fn the_directory_example_is_right_and_its_comments_are_the_defaults() {
+    let text = include_str!("../../../../examples/directory.toml");
+    let document_of = |text: &str| document(text).expect("valid");
+    assert_eq!(kind(&document_of(text)).expect("clear"), Kind::Directory);
+    let plain = directory::read(&document_of(text)).expect("right");
+    let spelt_out = directory::read(&document_of(&uncommented(text))).expect("right");
+    assert_eq!(spelt_out, plain);
+    let (trust, default) = (plain.trust(), directory::Config::default());
+    assert_eq!((trust.authorities.len(), trust.threshold), (3, 2));
+    let rest = directory::Config {
+        authorities: Vec::new(),
+        ..plain
+    };
+    assert_eq!(rest, default);
+}
+
+const AUTHORITY: &str = "ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo@dir.example:9030";
+
+#[test]
+fn wrong_authorities_and_thresholds_are_named() {
+    let client = |table: &str| client_error(&format!("hops = 2\n[directory]\n{table}\n"));
+    assert_eq!(
+        client("threshold = 1"),
+        "f.toml:2:2: directory.authorities: expected 1 to 32 authorities, found 0: name them as \"ed25519:…@host:port\""
+    );
+    let twice = client(&format!(
+        "authorities = [{AUTHORITY:?}, {AUTHORITY:?}]\nthreshold = 1"
+    ));
+    assert!(
+        twice.contains("directory.authorities[1]: this key stands there twice")
+            && twice.contains("directory.threshold: expected more than half of 2"),
+        "{twice}"
+    );
+    let wrong = client("authorities = [\"dir.example:9030\"]");
+    assert!(
+        wrong.contains("expected \"ed25519:…@host:port\""),
+        "{wrong}"
+    );
+    let apart = client(&format!(
+        "authorities = [{AUTHORITY:?}]\napart = [\"colour\"]"
+    ));
+    assert!(
+        apart.contains("directory.apart: expected \"family\""),
+        "{apart}"
+    );
+    let both = client_error(&two_relays(&format!(
+        "hops = 2\ndirectory.authorities = [{AUTHORITY:?}]"
+    )));
+    assert!(
+        both.contains("keep one of [[relay]] and [directory]"),
+        "{both}"
+    );
+    let text = format!("authorities = [{AUTHORITY:?}]\ninterval = 10\nvoting = 3\n");
+    let failure = document(&text).and_then(|d| directory::read(&d).map(drop));
+    let error = strip(&failure.expect_err("wrong"));
+    assert!(error.starts_with("f.toml:3:10: voting: "), "{error}");
+}
+
+#[test]
+fn a_relay_that_is_told_to_the_directory_says_where_it_is() {
+    let text = "auth.open = true\ndirectory.publish = [\"dir.example:9030\"]\n";
+    let error = relay_error(text);
+    assert!(
+        error.contains("directory.addresses: expected 1 to 4 addresses"),
+        "{error}"
+    );
+    let text = format!(
+        "{text}directory.operator = \"two words\"\ndirectory.addresses = [\"192.0.2.1:443\"]\n"
+    );
+    assert!(relay_error(&text).contains("directory.operator: expected letters"));
+}
+
+const KEY: &str =
+    "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+
+/// A file for circuits over relays `a`, `b`, …, each with a key of its own.
+fn circuits(first_lines: &str, relays: &[&str]) -> String {
+    let relay = |(i, name): (usize, &&str)| {
+        let key = KEY.replacen(
+            'A',
+            &char::from(b'B' + u8::try_from(i).unwrap()).to_string(),
+            1,
+        );
+        format!("[[relay]]\nname = {name:?}\naddress = \"192.0.2.{i}:443\"\nonion = {key:?}\n")
+    };
+    let relays = relays.iter().enumerate().map(relay).collect::<String>();
+    format!("overlay = \"onion\"\n{first_lines}\n{relays}")
+}
+
+#[test]
+fn a_path_of_circuits_has_one_to_eight_relays_with_keys_and_addresses() {
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];
+    let right = circuits(&format!("path = {:?}", &names[..8]), &names);
+    let client = client::read(&document(&right).expect("valid")).expect("right");
+    assert!(client.config.is_onion() && client.config.length() == 8);
+    assert!(!client.config.front().socks.udp, "UDP is refused at once");
+    let long = circuits(&format!("path = {names:?}"), &names);
+    let error = client_error(&long);
+    assert!(
+        error.starts_with("f.toml:2:1: path: expected 1 to 8 relays, found 9"),
+        "{error}"
+    );
+    let named = right.replace("192.0.2.1:443", "b.example:443");
+    let error = client_error(&named);
+    assert_eq!(
+        error,
+        "f.toml:9:11: relay[1].address: circuits are extended to addresses, not to names: write its IP address and port"
+    );
+    let keyless = circuits("path = [\"a\"]", &["a"]).replace("onion = \"B", "# ");
+    let error = client_error(&keyless);
+    assert_eq!(
+        error,
+        "f.toml:3:1: relay[0].onion: overlay = \"onion\" needs the onion key of \"a\": `hoplite keygen --show DIR` prints it on the relay"
+    );
+}
+
+#[test]
+fn a_wrong_onion_key_and_one_relay_under_two_names_are_refused() {
+    let right = circuits("path = [\"a\", \"b\"]", &["a", "b"]);
+    let error = client_error(&right.replace("onion = \"B", "onion = \"!"));
+    assert!(error.starts_with("f.toml:6:9: relay[0].onion: "), "{error}");
+    assert!(error.contains("86 characters of base64url"), "{error}");
+    let error = client_error(&right.replace("onion = \"C", "onion = \"B"));
+    assert!(
+        error.contains("path[1]: \"a\" and \"b\" are one relay: the identity in their onion keys"),
+        "{error}"
+    );
+    let error = client_error(&right.replace("onion = \"B", "rsa = \"12\"\nonion = \"B"));
+    assert!(
+        error.contains("relay[0].rsa: \"12\": a relay's `rsa` is 40 hex"),
+        "{error}"
+    );
+}
+
+#[test]
+fn numbers_of_circuits_that_make_no_sense_are_named() {
+    let with = |line: &str| circuits(&format!("path = [\"a\"]\nonion.{line}"), &["a"]);
+    let error = client_error(&with("attempts = 0"));
+    assert_eq!(
+        error,
+        "f.toml:3:18: onion.attempts: expected 1 to 16: correct the number"
+    );
+    let error = client_error(&with("channel = \"udp\""));
+    assert!(
+        error.contains("onion.channel: \"udp\" is not a value of this key"),
+        "{error}"
+    );
+    let error = client_error(&circuits("hops = 2", &["a", "b"]));
+    assert!(
+        error.contains("hops: with overlay = \"onion\", relays are chosen"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_example_of_circuits_is_right_and_its_comments_are_the_defaults() {
+    let text = include_str!("../../../../examples/client-onion.toml");
+    let read = |text: &str| {
+        let client = client::read(&document(text).expect("valid"));
+        client.expect("right").config
+    };
+    let plain = read(text);
+    assert!(plain.is_onion() && plain.onion == client::onion::Onion::default());
+    let spelt_out = without(&uncommented(text), &["rsa"]);
+    assert!(spelt_out.contains("\nahead = ") && spelt_out.contains("\nchannel = \"auto\""));
+    assert_eq!(read(&spelt_out), plain);
+}

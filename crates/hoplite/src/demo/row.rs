@@ -31,6 +31,9 @@ pub(super) struct Row {
     ok: bool,
     #[serde(flatten)]
     outcome: Option<Outcome>,
+    /// The overlay cannot carry it, and said so: what it should do.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    refused: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
@@ -61,7 +64,17 @@ impl Row {
             proto,
             ok,
             outcome,
+            refused: false,
             error,
+        }
+    }
+
+    /// A transfer that was refused at once, as it should be.
+    pub(super) fn refused(hops: u8, proto: Proto) -> Self {
+        Self {
+            refused: true,
+            ok: true,
+            ..Self::new(hops, proto, Err("refused: circuits carry TCP".into()))
         }
     }
 
@@ -120,6 +133,14 @@ mod tests {
         let line = serde_json::to_value(Row::new(2, Proto::Tcp, Ok(outcome))).expect("JSON");
         let expected = serde_json::json!({"hops": 2, "proto": "tcp", "ok": true, "ttfb_ms": 2.0, "goodput_bps": 2e9, "cpu_s_per_gb": 3.0});
         assert_eq!(line, expected);
+    }
+
+    #[test]
+    fn what_is_refused_as_it_should_be_has_no_figures_and_is_no_failure() {
+        let row = Row::refused(3, Proto::Udp);
+        let line = serde_json::to_value(&row).expect("JSON");
+        assert!(row.ok() && line["refused"] == true && line.get("ttfb_ms").is_none());
+        assert!(table(&[row]).contains("refused: circuits carry TCP"));
     }
 
     #[test]

@@ -113,8 +113,14 @@ fn request(stream: &mut TcpStream, command: u8, target: SocketAddr) -> io::Resul
             [a, b, c, d],
             u16::from_be_bytes([high, low]),
         ))),
-        [_, code, ..] => Err(io::Error::other(format!(
-            "the proxy answers {code} to SOCKS command {command}"
-        ))),
+        [_, code, ..] => {
+            // "X'07' Command not supported"
+            let kind = match code {
+                7 => io::ErrorKind::Unsupported,
+                _ => io::ErrorKind::Other,
+            };
+            let why = format!("the proxy answers {code} to SOCKS command {command}");
+            Err(io::Error::new(kind, why))
+        }
     }
 }

@@ -83,6 +83,7 @@ fn nowhere() -> Ready {
     Ready {
         listen: ([0, 0, 0, 0], 0).into(),
         pin: None,
+        onion: None,
     }
 }
 

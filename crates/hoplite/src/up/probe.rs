@@ -75,7 +75,7 @@ pub(super) fn failure(error: &Error, missing: Option<(usize, String)>) -> Failur
     }
     let remedy = match (error.kind(), error.reason()) {
         (_, Some(Reason::Identity)) => {
-            "correct the pin, or ask the operator whether the key is new"
+            "correct the pin or the onion key, or ask the operator whether it is new"
         }
         (_, Some(Reason::Authentication)) => "correct the token",
         (ErrorKind::EntryUnreachable, _) => {

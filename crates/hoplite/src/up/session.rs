@@ -301,6 +301,7 @@ impl<'a> Session<'a> {
             since: self.since.unwrap_or(0),
             path: self.carried.names(),
             connected: self.carried.missing().is_none(),
+            channel: self.carried.channel().map(str::to_owned),
             block: self.orders.wanted.block,
             dns: self.plan.names().to_owned(),
             sent: of("octets_in"),
@@ -320,6 +321,7 @@ impl<'a> Session<'a> {
     /// Gives the machine back.
     async fn end(mut self, end: End) -> Result<(), Failure> {
         self.carried.tell();
+        self.carried.leave().await;
         let leave = match &end {
             End::Signal if self.orders.keep_block => Leave::Block,
             End::Failed(_) if self.facts.blocked => Leave::Block,

@@ -46,6 +46,9 @@ pub(crate) struct Process {
     pub(crate) path: Vec<String>,
     /// Whether there is a connection to each of them now.
     pub(crate) connected: bool,
+    /// What circuits run over, if they carry the traffic and there is a channel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) channel: Option<String>,
     /// Whether what does not go through it is blocked.
     pub(crate) block: bool,
     /// How names were taken over.
@@ -97,10 +100,10 @@ impl Process {
             [] => "no relay at all: nothing is hidden".to_owned(),
             path => format!("path: {}", path.join(" → ")),
         };
-        let connected = if self.connected {
-            ""
-        } else {
-            " (not connected now)"
+        let connected = match (self.connected, self.channel.as_deref()) {
+            (false, _) => " (not connected now)".to_owned(),
+            (true, None) => String::new(),
+            (true, Some(channel)) => format!(" (circuits, over {channel})"),
         };
         let flows = self
             .flows

@@ -161,6 +161,55 @@ fn keygen_prints_the_pin_and_never_overwrites() {
     assert_ne!(fs::read(out.join("key.pem")).expect("there"), key);
 }
 
+/// The value of a line `key = "value"`.
+fn written(text: &str, key: &str) -> String {
+    let start = format!("{key} = \"");
+    let line = text.lines().find_map(|line| line.strip_prefix(&start));
+    let value = line.and_then(|line| line.strip_suffix('"'));
+    value
+        .unwrap_or_else(|| unreachable!("{key} is not in {text}"))
+        .to_owned()
+}
+
+#[test]
+fn keygen_makes_an_onion_key_and_shows_it_again() {
+    let directory = tempfile::tempdir().expect("directory");
+    let out = directory.path().join("identity");
+    let output = run(&["keygen", "--out", text(&out)]);
+    let onion = written(&stderr(&output), "onion");
+    assert_eq!(onion.len(), 86, "{onion}");
+    let shown = run(&["keygen", "--show", text(&out)]);
+    assert_eq!(
+        (stdout(&shown), shown.status.code()),
+        (stdout(&output), Some(0))
+    );
+    assert_eq!(written(&stderr(&shown), "onion"), onion);
+    let shown = run(&["--json", "keygen", "--show", text(&out)]);
+    let shown: serde_json::Value = serde_json::from_str(&stdout(&shown)).expect("JSON");
+    assert_eq!(shown["onion"], onion.as_str());
+    assert_eq!(shown["pin"], stdout(&output).trim());
+    // An identity of an earlier version has none, which is no mistake.
+    fs::remove_file(out.join("onion.key")).expect("there");
+    let shown = run(&["keygen", "--show", text(&out)]);
+    assert_eq!(shown.status.code(), Some(0));
+    assert!(!stderr(&shown).contains("onion"), "{}", stderr(&shown));
+}
+
+#[test]
+fn a_broken_onion_key_is_told_with_file_and_line() {
+    let directory = tempfile::tempdir().expect("directory");
+    let out = directory.path().join("identity");
+    assert_eq!(run(&["keygen", "--out", text(&out)]).status.code(), Some(0));
+    fs::write(out.join("onion.key"), "hoplite-onion-secret 1\nnonsense\n").expect("written");
+    let shown = run(&["keygen", "--show", text(&out)]);
+    assert_eq!(shown.status.code(), Some(1));
+    let said = stderr(&shown);
+    assert!(
+        said.contains("onion.key") && said.contains("line 2"),
+        "{said}"
+    );
+}
+
 #[test]
 fn a_taken_port_is_exit_1_and_says_what_to_do() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("binds");

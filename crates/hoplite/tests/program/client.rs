@@ -6,10 +6,14 @@ use std::{
     net::{Ipv4Addr, TcpListener, TcpStream},
     path::Path,
     thread,
+    time::Duration,
 };
 
 use crate::common::{Running, value};
 use rustix::process::Signal;
+
+/// A test fails rather than hangs.
+const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A relay that connects to loopback for who shows its token, and a client's file for it.
 pub(crate) fn relay(directory: &Path, qlog: Option<&Path>) -> Running {
@@ -63,8 +67,10 @@ pub(crate) fn target() -> u16 {
     clippy::disallowed_methods,
     reason = "the test is the program in front of the proxy"
 )]
-fn dial(port: u16) -> TcpStream {
-    TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("listens")
+pub(crate) fn dial(port: u16) -> TcpStream {
+    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("set");
+    stream
 }
 
 /// The SOCKS reply code, and what comes after it if it is 0.
@@ -83,7 +89,7 @@ pub(crate) fn through_socks(proxy: u16, target: u16) -> (u8, String) {
     (reply[1], text)
 }
 
-fn through_http(proxy: u16, target: u16) -> String {
+pub(crate) fn through_http(proxy: u16, target: u16) -> String {
     let mut stream = dial(proxy);
     let request =
         format!("CONNECT 127.0.0.1:{target} HTTP/1.1\r\nHost: 127.0.0.1:{target}\r\n\r\n");

@@ -71,6 +71,11 @@ impl Running {
         kill_process(Pid::from_child(&self.child), signal).expect("alive");
     }
 
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Waits for the end.
     pub(crate) fn wait_for_end(&mut self) -> ExitStatus {
         self.child.wait().expect("ends")

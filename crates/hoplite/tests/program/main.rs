@@ -5,5 +5,8 @@ mod client;
 mod common;
 mod demo;
 mod device;
+mod directory;
+mod listed;
+mod onion;
 mod qlog;
 mod relay;

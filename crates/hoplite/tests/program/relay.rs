@@ -27,6 +27,41 @@ fn a_relay_makes_its_identity_once_and_keeps_it() {
 }
 
 #[test]
+fn a_relay_of_circuits_makes_its_onion_key_once_and_keeps_it() {
+    let directory = tempfile::tempdir().expect("directory");
+    let file = directory.path().join("relay.toml");
+    let text = "listen = [\"127.0.0.1:0\"]\n[onion]\nenabled = true\n";
+    fs::write(&file, text).expect("written");
+    let keys: Vec<String> = (0..2)
+        .map(|_| {
+            let mut relay = Running::start("relay", &file);
+            let key = value(&relay.line_with("the relay is up"), "onion");
+            relay.signal(Signal::TERM);
+            assert_eq!(relay.wait_for_end().code(), Some(0));
+            key
+        })
+        .collect();
+    assert_eq!(keys[0].len(), 86, "{keys:?}");
+    assert_eq!(keys[0], keys[1]);
+    assert!(directory.path().join("identity/onion.key").exists());
+}
+
+#[test]
+fn circuits_beside_tokens_must_be_meant() {
+    let directory = tempfile::tempdir().expect("directory");
+    let file = directory.path().join("relay.toml");
+    fs::write(&file, format!("{FILE}[onion]\nenabled = true\n")).expect("written");
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_hoplite"))
+        .args(["check", "--config"])
+        .arg(&file)
+        .output()
+        .expect("runs");
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("relay.toml:4:2: onion.open: "), "{said}");
+}
+
+#[test]
 fn a_wrong_file_on_reload_changes_nothing_and_is_told() {
     let directory = tempfile::tempdir().expect("directory");
     let file = directory.path().join("relay.toml");

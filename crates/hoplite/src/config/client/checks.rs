@@ -1,16 +1,22 @@
 //! What the syntax of a client's file cannot say: names that exist, roles that fit, enough relays.
 //! `config::client` runs it after parsing; `hoplite check` shows the warnings.
 
+mod onion;
+
 use std::collections::HashMap;
 
 use hoplite_masque::{Wish, choose};
 use hoplite_mediator::Listen;
 
 use super::{
-    Config, LONGEST_PATH, Mode, Relay, Role, Transform,
+    Carrier, Config, Mode, Relay, Role, Transform,
+    directory::Directory,
     takeover::{Exclude, Include},
 };
-use crate::{config::locate::Document, errors::Complaint};
+use crate::{
+    config::{directory, locate::Document},
+    errors::Complaint,
+};
 
 /// Each entry of a list becomes a rule that the kernel goes through.
 const LONGEST_LIST: usize = 256;
@@ -31,12 +37,18 @@ pub(super) fn complaints(config: &Config, document: &Document) -> Vec<Complaint>
     };
     if config.is_direct() {
         checker.no_relays();
+    } else if let Some(directory) = &config.directory {
+        checker.listed(directory);
+        checker.length();
     } else {
         checker.relays();
         checker.length();
         checker.path();
         checker.pins();
         checker.choice();
+    }
+    if config.is_onion() {
+        checker.circuits();
     }
     checker.front_ends();
     checker.device();
@@ -54,6 +66,7 @@ impl Checker<'_> {
         let config = self.config;
         let given = [
             ("relay", !config.relay.is_empty()),
+            ("directory", config.directory.is_some()),
             ("path", !config.path.is_empty()),
             ("hops", config.hops.is_some_and(|hops| hops > 0)),
         ];
@@ -84,9 +97,23 @@ impl Checker<'_> {
         }
     }
 
+    /// Relays come from one place, so that nobody takes those of the file for what is used.
+    fn listed(&mut self, directory: &Directory) {
+        if !self.config.relay.is_empty() {
+            let why = "the relays come from the list of [directory]";
+            self.add("relay", why, "keep one of [[relay]] and [directory]");
+        }
+        let (given, threshold) = (&directory.authorities, directory.threshold);
+        let wrong = directory::complaints(self.document, "directory.", given, threshold);
+        self.complaints.extend(wrong);
+    }
+
     fn length(&mut self) {
         let (given, hops) = (self.config.path.len(), self.config.hops);
+        let longest = self.config.longest();
         match (given, hops) {
+            // Circuits have three unless it is said.
+            (0, None) if self.config.is_onion() && self.config.directory.is_some() => {}
             (0, None) => self.add(
                 "path",
                 "neither `path` nor `hops` is given",
@@ -99,17 +126,17 @@ impl Checker<'_> {
             ),
             (0, Some(0)) => self.add(
                 "hops",
-                format!("expected 1 to {LONGEST_PATH}, found 0"),
+                format!("expected 1 to {longest}, found 0"),
                 "for measurements without any relay there is overlay = \"direct\"",
             ),
-            (0, Some(n)) if !(1..=LONGEST_PATH).contains(&n) => self.add(
+            (0, Some(n)) if !(1..=longest).contains(&n) => self.add(
                 "hops",
-                format!("expected 1 to {LONGEST_PATH}, found {n}"),
+                format!("expected 1 to {longest}, found {n}"),
                 "correct the number",
             ),
-            (n, None) if n > LONGEST_PATH => self.add(
+            (n, None) if n > longest => self.add(
                 "path",
-                format!("expected 1 to {LONGEST_PATH} relays, found {n}"),
+                format!("expected 1 to {longest} relays, found {n}"),
                 "shorten the path",
             ),
             _ => {}
@@ -194,10 +221,10 @@ impl Checker<'_> {
 
     /// With `hops`, there must be enough relays of each role and of different operators.
     fn choice(&mut self) {
-        let Some(hops) = self
-            .config
-            .hops
-            .filter(|hops| (1..=LONGEST_PATH).contains(hops))
+        let longest = self.config.longest();
+        let hops = self.config.hops;
+        // Circuits are told of that elsewhere.
+        let Some(hops) = hops.filter(|n| (1..=longest).contains(n) && !self.config.is_onion())
         else {
             return;
         };
@@ -313,7 +340,7 @@ fn past_relays(config: &Config) -> Option<String> {
 /// Who watches both sides of a relay recognises packets that nothing is done to.
 fn identity(config: &Config) -> Option<String> {
     let is_forwarded = |relay: &Relay| relay.mode.unwrap_or(config.tunnel.mode) != Mode::Tunnelled;
-    let forwards = !config.is_direct() && config.relay.iter().any(is_forwarded);
+    let forwards = config.overlay == Carrier::Masque && config.relay.iter().any(is_forwarded);
     (forwards && config.tunnel.transform == Transform::Identity).then(|| {
         "tunnel.transform is \"identity\": who sees the packets on both sides of a relay can match them".into()
     })

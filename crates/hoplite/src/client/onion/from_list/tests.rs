@@ -1,0 +1,370 @@
+//! Lists that are made and signed here, a store on disk, and the paths that follow. All seeds are fixed.
+
+use std::{
+    net::IpAddr,
+    path::Path,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use hoplite_crypto::SigningKey;
+use hoplite_directory::{Client, Heard, Store, sign_descriptor};
+use hoplite_overlay::{Datagrams, Opening, Stream, Terms};
+use hoplite_wire::{
+    Target,
+    directory::{List, Roles, Signature, SignedDescriptor, SignedList, Stage},
+};
+use zeroize::Zeroizing;
+
+use super::*;
+use crate::{config::client::directory::Directory, directory::now};
+
+const STRANGER: u8 = 99;
+
+fn key(n: u8) -> SigningKey {
+    SigningKey::from_seed(Zeroizing::new([n; 32])).expect("a key")
+}
+
+/// Relay `n` in a /16 of its own; the ports that it connects to, if it is an exit.
+fn relay(n: u8, exit: Option<&str>) -> SignedDescriptor {
+    let descriptor = Descriptor {
+        name: format!("relay{n}"),
+        identity: Key(key(n).public()),
+        published: now(),
+        addresses: vec![([10, n, 0, 1], 443).into()],
+        pin: None,
+        onion: Some([n; 32]),
+        roles: Roles {
+            ingress: true,
+            egress: exit.is_some(),
+        },
+        region: None,
+        operator: None,
+        family: Vec::new(),
+        bandwidth: 1_000_000,
+        exit: exit.and_then(|ports| ports.parse().ok()),
+    };
+    sign_descriptor(descriptor, &key(n)).expect("signed")
+}
+
+/// A list from `start` for three hours, signed by one.
+fn list(start: u64, mut relays: Vec<SignedDescriptor>, authority: u8) -> String {
+    relays.sort_by_key(|relay| relay.descriptor.identity);
+    let list = List {
+        stage: Stage::List,
+        valid_after: start,
+        fresh_until: start + 3600,
+        valid_until: start + 3 * 3600,
+        params: [].into(),
+        relays,
+    };
+    let key = key(authority);
+    let signature = Signature(key.sign(list.text().as_bytes()));
+    let signatures = [(Key(key.public()), signature)].into_iter().collect();
+    SignedList { list, signatures }.to_string()
+}
+
+/// Six relays, four of them exits: two to the web alone.
+fn relays() -> Vec<SignedDescriptor> {
+    let exits = [
+        None,
+        None,
+        Some("80,443"),
+        Some("80,443"),
+        Some("1-65535"),
+        Some("1-65535"),
+    ];
+    (1..).zip(exits).map(|(n, exit)| relay(n, exit)).collect()
+}
+
+fn file() -> Directory {
+    let authority = format!("{}@127.0.0.1:9", Key(key(50).public()));
+    let text = format!("authorities = [{authority:?}]\nthreshold = 1\n");
+    toml::from_str(&text).expect("a table")
+}
+
+/// What a client with this cache knows, after it has heard `text`.
+fn listed(cache: &Path, text: Option<&str>) -> Listed {
+    let store = Store::open(cache).expect("opened");
+    let mut known = Client::new(file().trust(), store).expect("read");
+    if let Some(text) = text {
+        known.heard(text, now()).expect("stored").expect("believed");
+    }
+    Listed::new(file(), known).expect("read")
+}
+
+/// SplitMix64 (Steele, Lea and Flood 2014).
+fn seeded(mut state: u64) -> Random {
+    Box::new(move |below| {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % below
+    })
+}
+
+fn paths(listed: &Listed, seed: u64) -> FromList {
+    FromList::with(listed, 3, &[], seeded(seed))
+}
+
+fn ask(ports: &[u16], required: bool) -> path::Wish {
+    path::Wish {
+        ports: ports.to_vec(),
+        required,
+    }
+}
+
+async fn chosen(paths: &FromList, wish: &path::Wish) -> Vec<path::Relay> {
+    paths.path(wish).await.expect("a path")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_path_has_three_relays_a_guard_that_stays_and_an_exit_for_the_port() {
+    let directory = tempfile::tempdir().expect("directory");
+    let cache = directory.path().join("cache");
+    let listed_now = listed(&cache, Some(&list(now() - 60, relays(), 50)));
+    let from = paths(&listed_now, 1);
+    let first = chosen(&from, &ask(&[443], true)).await;
+    from.tried(&first, Ok(()));
+    let guard = first[0].keys.ed25519;
+    let mut exits = std::collections::HashSet::new();
+    for _ in 0..200 {
+        let path = chosen(&from, &ask(&[25], true)).await;
+        assert_eq!(path[0].keys.ed25519, guard);
+        let ids: std::collections::HashSet<_> = path.iter().map(|r| r.keys.ed25519).collect();
+        assert_eq!(ids.len(), 3);
+        assert!(path[2].permits(25) && !path[2].name.is_empty());
+        exits.insert(path[2].name.clone());
+    }
+    let possible = if path_has_exit_guard(&first) { 1 } else { 2 };
+    assert_eq!(exits.len(), possible);
+    drop((from, listed_now));
+    // After a restart it is the same guard, whatever chance says.
+    let again = listed(&cache, None);
+    for seed in 2..12 {
+        let path = chosen(&paths(&again, seed), &ask(&[443], true)).await;
+        assert_eq!(path[0].keys.ed25519, guard);
+    }
+}
+
+/// Whether the guard is one of the exits to everywhere, which then is no exit of its own paths.
+fn path_has_exit_guard(path: &[path::Relay]) -> bool {
+    path[0].permits(25) && path[0].exit.is_some()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_that_cannot_be_dialled_is_left_for_another_and_one_behind_it_avoided_for_a_minute()
+{
+    let directory = tempfile::tempdir().expect("directory");
+    let listed = listed(
+        &directory.path().join("cache"),
+        Some(&list(now() - 60, relays(), 50)),
+    );
+    let from = paths(&listed, 1);
+    let first = chosen(&from, &ask(&[], false)).await;
+    let failed = |hop| {
+        Err(Failed {
+            hop,
+            refused: false,
+        })
+    };
+    from.tried(&first, failed(1));
+    let middle = first[1].keys.ed25519;
+    for _ in 0..50 {
+        let path = chosen(&from, &ask(&[], false)).await;
+        assert!(path.iter().all(|relay| relay.keys.ed25519 != middle));
+        assert_eq!(path[0].keys.ed25519, first[0].keys.ed25519);
+    }
+    tokio::time::advance(AVOIDED).await;
+    let mut met = false;
+    for _ in 0..50 {
+        let path = chosen(&from, &ask(&[], false)).await;
+        met |= path.iter().any(|relay| relay.keys.ed25519 == middle);
+    }
+    assert!(met, "it is used again");
+    from.tried(&first, failed(0));
+    let path = chosen(&from, &ask(&[], false)).await;
+    assert_ne!(path[0].keys.ed25519, first[0].keys.ed25519);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_port_that_no_exit_serves_is_refused_to_a_stream_and_left_out_ahead() {
+    let directory = tempfile::tempdir().expect("directory");
+    let web = vec![relay(1, None), relay(2, None), relay(3, Some("80,443"))];
+    let listed = listed(
+        &directory.path().join("cache"),
+        Some(&list(now() - 60, web, 50)),
+    );
+    let from = paths(&listed, 1);
+    let error = from.path(&ask(&[25], true)).await.expect_err("nobody");
+    assert_eq!(error.kind(), ErrorKind::Forbidden);
+    assert_eq!(error.reason(), Some(Reason::Policy));
+    assert!(error.to_string().contains("last relay"), "{error}");
+    let ahead = chosen(&from, &ask(&[80, 25], false)).await;
+    assert_eq!(&*ahead[2].name, "relay3");
+    chosen(&from, &ask(&[25], false)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_explicit_path_is_taken_as_it_is_and_one_that_is_wrong_said_at_once() {
+    let directory = tempfile::tempdir().expect("directory");
+    let listed = listed(
+        &directory.path().join("cache"),
+        Some(&list(now() - 60, relays(), 50)),
+    );
+    let named = |names: &[&str]| {
+        names
+            .iter()
+            .map(|&name| name.to_owned())
+            .collect::<Vec<_>>()
+    };
+    let identity = Key(key(1).public()).to_string();
+    let given = named(&["relay6", &identity, "relay3"]);
+    let from = FromList::new(&listed, 3, &given).expect("possible");
+    let path = chosen(&from, &ask(&[25], true)).await;
+    let names: Vec<_> = path.iter().map(|relay| &*relay.name).collect();
+    assert_eq!(
+        names,
+        ["relay6", &identity, "relay3"],
+        "as the file calls them"
+    );
+    let error = FromList::new(&listed, 3, &named(&["relay6", "relay1"])).expect_err("no exit");
+    assert!(format!("{error:?}").contains("explicit path"), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_circuit_is_built_by_a_list_that_is_stale() {
+    let directory = tempfile::tempdir().expect("directory");
+    let cache = directory.path().join("cache");
+    let old = list(now() - 4 * 3600, relays(), 50);
+    Store::open(&cache)
+        .expect("made")
+        .keep_list(&old)
+        .expect("kept");
+    let from = paths(&listed(&cache, None), 1);
+    let error = from.path(&ask(&[443], true)).await.expect_err("stale");
+    assert!(
+        error.to_string().contains("stale: it could be used until"),
+        "{error}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn lists_that_are_forged_or_rolled_back_change_nothing_and_a_split_ends_building() {
+    let directory = tempfile::tempdir().expect("directory");
+    let start = now() - 60;
+    let listed = listed(
+        &directory.path().join("cache"),
+        Some(&list(start, relays(), 50)),
+    );
+    let from = paths(&listed, 1);
+    let forged = listed.hear(&list(start + 1, relays(), STRANGER));
+    assert!(
+        matches!(forged, Err(Refused::Forged { good: 0, needed: 1 })),
+        "{forged:?}"
+    );
+    let older = listed.hear(&list(start - 1, relays(), 50));
+    assert_eq!(older, Err(Refused::RolledBack { by: 1 }));
+    assert_eq!(listed.hear(&list(start, relays(), 50)), Ok(Heard::Same));
+    chosen(&from, &ask(&[443], true)).await;
+    let other = listed.hear(&list(start, vec![relay(7, Some("80"))], 50));
+    assert_eq!(other, Err(Refused::Split));
+    let error = from.path(&ask(&[443], true)).await.expect_err("split");
+    assert!(error.to_string().contains("two different lists"), "{error}");
+    // The next list ends it.
+    assert_eq!(
+        listed.hear(&list(start + 2, relays(), 50)),
+        Ok(Heard::Newer)
+    );
+    chosen(&from, &ask(&[443], true)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_onion_key_of_a_relay_comes_with_the_next_list() {
+    let directory = tempfile::tempdir().expect("directory");
+    let start = now() - 60;
+    let listed = listed(
+        &directory.path().join("cache"),
+        Some(&list(start, relays(), 50)),
+    );
+    let from = paths(&listed, 1);
+    let before = chosen(&from, &ask(&[443], true)).await;
+    let mut rotated = relays();
+    for relay in &mut rotated {
+        let n = relay.descriptor.addresses[0].to_string();
+        let n: u8 = n
+            .split('.')
+            .nth(1)
+            .expect("four")
+            .parse()
+            .expect("a number");
+        let descriptor = Descriptor {
+            onion: Some([n + 100; 32]),
+            ..relay.descriptor.clone()
+        };
+        *relay = sign_descriptor(descriptor, &key(n)).expect("signed");
+    }
+    assert_eq!(listed.hear(&list(start + 1, rotated, 50)), Ok(Heard::Newer));
+    let after = chosen(&from, &ask(&[443], true)).await;
+    assert_eq!(
+        after[0].keys.ed25519, before[0].keys.ed25519,
+        "the same guard"
+    );
+    assert_eq!(after[0].keys.onion[0], before[0].keys.onion[0] + 100);
+}
+
+/// Counts who asks for a stream, and refuses.
+#[derive(Debug, Default)]
+struct Nobody(AtomicUsize);
+
+impl Nobody {
+    fn refuse<'a, T: 'a>() -> Opening<'a, T> {
+        Box::pin(async { Err(Error::new(ErrorKind::EntryUnreachable, "asking nobody")) })
+    }
+}
+
+impl Overlay for Nobody {
+    fn open_stream<'a>(&'a self, _: &'a Target, _: &'a Terms) -> Opening<'a, Stream> {
+        self.0.fetch_add(1, Relaxed);
+        Self::refuse()
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        _: &'a Target,
+        _: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        Self::refuse()
+    }
+
+    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        Self::refuse()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handshake_that_is_refused_has_the_authorities_asked_again_and_once_a_minute_at_most() {
+    let directory = tempfile::tempdir().expect("directory");
+    let listed = listed(
+        &directory.path().join("cache"),
+        Some(&list(now() - 60, relays(), 50)),
+    );
+    let from = paths(&listed, 1);
+    let (through, beside) = (Arc::<Nobody>::default(), Arc::<Nobody>::default());
+    from.keep(through.clone(), beside.clone());
+    tokio::time::sleep(Duration::from_secs(1800)).await;
+    assert_eq!(through.0.load(Relaxed), 0, "the list is fresh");
+    let path = chosen(&from, &ask(&[443], true)).await;
+    for _ in 0..10 {
+        from.tried(
+            &path,
+            Err(Failed {
+                hop: 2,
+                refused: true,
+            }),
+        );
+    }
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let asked = (through.0.load(Relaxed), beside.0.load(Relaxed));
+    assert_eq!(asked, (1, 1), "through the circuits, then beside them");
+}

@@ -1,0 +1,260 @@
+//! The files' keys about the directory: the authority's whole file, and how all files name authorities.
+//! `hoplite directory` and `hoplite check` use it; the keys are explained in `examples/directory.toml`.
+
+use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+
+use hoplite_directory::{Source, Trust, authority::Admission};
+use hoplite_wire::directory::{AUTHORITIES, Key, RELAYS};
+use serde::{Deserialize, Deserializer, de};
+
+use super::{locate::Document, text};
+use crate::errors::{Complaint, Failure};
+
+/// Where an authority answers, and its key: `"ed25519:…@host:port"`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Authority(pub(crate) Source);
+
+/// The authority's file.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Config {
+    /// Where it answers, in plain HTTP.
+    pub(crate) listen: SocketAddr,
+    /// The file of its secret key.
+    pub(crate) key: PathBuf,
+    /// The file in which it keeps what it knows.
+    pub(crate) store: PathBuf,
+    /// All authorities, this one among them.
+    pub(crate) authorities: Vec<Authority>,
+    /// How many must sign a list.
+    pub(crate) threshold: usize,
+    /// How far clocks may be apart.
+    #[serde(deserialize_with = "text::seconds")]
+    pub(crate) skew: Duration,
+    /// A list is made for each multiple of this.
+    #[serde(deserialize_with = "text::seconds")]
+    pub(crate) interval: Duration,
+    /// How long votes are exchanged, and then as long signatures.
+    #[serde(deserialize_with = "text::seconds")]
+    pub(crate) voting: Duration,
+    /// How many intervals a list may be used.
+    pub(crate) intervals: u64,
+    /// More is not believed of a relay, in octets a second.
+    pub(crate) bandwidth_cap: u64,
+    /// Which relays are taken.
+    pub(crate) admission: Rules,
+    /// Bounds of the server.
+    pub(crate) limits: Limits,
+}
+
+/// Which relays are taken.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Rules {
+    /// Relays known at once.
+    pub(crate) relays: usize,
+    /// Relays with one address.
+    pub(crate) per_address: usize,
+    /// How old a descriptor may be.
+    #[serde(deserialize_with = "text::seconds")]
+    pub(crate) life: Duration,
+    /// Whether relays may have private addresses.
+    pub(crate) private: bool,
+    /// If there are any, only these.
+    #[serde(deserialize_with = "keys")]
+    pub(crate) only: Vec<Key>,
+    /// Never these.
+    #[serde(deserialize_with = "keys")]
+    pub(crate) refuse: Vec<Key>,
+}
+
+/// Bounds of the server.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Limits {
+    /// Connections at once.
+    pub(crate) connections: usize,
+    /// Connections of one address at once.
+    pub(crate) per_client: usize,
+    /// How long one may last.
+    #[serde(deserialize_with = "text::seconds")]
+    pub(crate) connection: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([0u16; 8], 9030)),
+            key: "authority.key".into(),
+            store: "directory.sqlite".into(),
+            authorities: Vec::new(),
+            threshold: 0,
+            skew: Duration::from_secs(60),
+            interval: Duration::from_secs(3600),
+            voting: Duration::from_secs(300),
+            intervals: 3,
+            bandwidth_cap: 12_500_000,
+            admission: Rules::default(),
+            limits: Limits::default(),
+        }
+    }
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            relays: 4096,
+            per_address: 2,
+            life: Duration::from_secs(18 * 3600),
+            private: false,
+            only: Vec::new(),
+            refuse: Vec::new(),
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 256,
+            per_client: 16,
+            connection: Duration::from_secs(60),
+        }
+    }
+}
+
+impl FromStr for Authority {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        let expected = "expected \"ed25519:…@host:port\"";
+        let (key, address) = text.split_once('@').ok_or(expected)?;
+        let key = key.parse().map_err(|_| expected)?;
+        let address = address.parse().map_err(|_| expected)?;
+        Ok(Self(Source { address, key }))
+    }
+}
+
+impl<'de> Deserialize<'de> for Authority {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        text::parsed(input)
+    }
+}
+
+fn keys<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<Key>, D::Error> {
+    let texts = Vec::<String>::deserialize(input)?;
+    let keys = texts.iter().map(|text| text.parse());
+    keys.collect::<Result<_, _>>().map_err(de::Error::custom)
+}
+
+/// Whom to trust, from the keys that all files have in common.
+pub(crate) fn trust(authorities: &[Authority], threshold: usize, skew: Duration) -> Trust {
+    Trust {
+        authorities: authorities
+            .iter()
+            .map(|authority| authority.0.key)
+            .collect(),
+        // Without a number: more than half.
+        threshold: match threshold {
+            0 => authorities.len() / 2 + 1,
+            given => given,
+        },
+        skew: skew.as_secs(),
+    }
+}
+
+/// What is wrong with `authorities` and `threshold` below `prefix`.
+pub(crate) fn complaints(
+    document: &Document,
+    prefix: &str,
+    authorities: &[Authority],
+    threshold: usize,
+) -> Vec<Complaint> {
+    let trust = trust(authorities, threshold, Duration::ZERO);
+    let mut complaints = Vec::new();
+    let mut add = |key: &str, why: String, remedy: &str| {
+        complaints.push(document.complain(&format!("{prefix}{key}"), why, remedy));
+    };
+    let (keys, given) = (&trust.authorities, authorities.len());
+    if !(1..=AUTHORITIES).contains(&given) {
+        let why = format!("expected 1 to {AUTHORITIES} authorities, found {given}");
+        add("authorities", why, "name them as \"ed25519:…@host:port\"");
+    }
+    if let Some(double) =
+        (0..given).find(|i| keys.iter().take(*i).any(|key| Some(key) == keys.get(*i)))
+    {
+        let key = format!("authorities[{double}]");
+        add(
+            &key,
+            "this key stands there twice".into(),
+            "name each authority once",
+        );
+    }
+    if given > 0 && !trust.is_majority() {
+        let why =
+            format!("expected more than half of {given}, and no more than all, found {threshold}");
+        let remedy = "with less, two different lists could be right at one time";
+        add("threshold", why, remedy);
+    }
+    complaints
+}
+
+/// Reads and checks an authority's file.
+pub(crate) fn read(document: &Document) -> Result<Config, Failure> {
+    let mut config: Config = super::value(document)?;
+    config.key = super::beside(document.path(), &config.key);
+    config.store = super::beside(document.path(), &config.store);
+    let mut wrong = complaints(document, "", &config.authorities, config.threshold);
+    let mut add =
+        |key: &str, why: &str, remedy: &str| wrong.push(document.complain(key, why, remedy));
+    let (interval, voting) = (config.interval.as_secs(), config.voting.as_secs());
+    if voting == 0 || voting.saturating_mul(4) > interval {
+        add(
+            "voting",
+            "expected at least 1 second, and at most a quarter of `interval`",
+            "correct the value",
+        );
+    }
+    if !(1..=1000).contains(&config.intervals) {
+        add("intervals", "expected 1 to 1000", "correct the value");
+    }
+    if !(1..=RELAYS).contains(&config.admission.relays) {
+        add(
+            "admission.relays",
+            "expected 1 to 8192",
+            "correct the value",
+        );
+    }
+    if config.limits.connections == 0 || config.limits.per_client == 0 {
+        add(
+            "limits",
+            "expected at least one connection",
+            "correct the value",
+        );
+    }
+    match wrong.is_empty() {
+        true => Ok(config),
+        false => Err(wrong.into()),
+    }
+}
+
+impl Config {
+    /// Whom it works with.
+    pub(crate) fn trust(&self) -> Trust {
+        trust(&self.authorities, self.threshold, self.skew)
+    }
+}
+
+impl Rules {
+    /// For the machine.
+    pub(crate) fn admission(&self) -> Admission {
+        Admission {
+            relays: self.relays,
+            per_address: self.per_address,
+            life: self.life.as_secs(),
+            private: self.private,
+            only: self.only.clone(),
+            refuse: self.refuse.clone(),
+        }
+    }
+}

@@ -1,0 +1,465 @@
+//! Relays from the directory: the list is fetched and kept before a path is made, and renewed while the client runs. Paths are chosen
+//! from it by `hoplite_directory::select`; the guards stay in the same file.
+
+use std::{
+    collections::HashSet,
+    fmt,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use hoplite_crypto::{Pin, Token};
+use hoplite_directory::{
+    self as directory, Guard, Guards, Refused, Store, StoreError,
+    select::{Carrier, Network, NoPath, Random, Wish},
+};
+use hoplite_masque::Choose;
+use hoplite_overlay::Overlay;
+use hoplite_wire::{
+    Target,
+    directory::{Descriptor, Key},
+};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep},
+};
+use tracing::{info, warn};
+
+use crate::{
+    config::client::{Client, Hop, Relay, Role, directory::Directory},
+    directory::now,
+    errors::Failure,
+};
+
+/// The longest pause between two looks whether the list is to be renewed: a device may have slept.
+const PAUSE: Duration = Duration::from_secs(300);
+
+/// The shortest pause between two times that the authorities are asked because a relay did not accept what the list says of it.
+const HASTE: Duration = Duration::from_secs(60);
+
+/// The list that a client chooses from.
+#[derive(Clone)]
+pub(crate) struct Listed(Arc<Inner>);
+
+struct Inner {
+    state: Mutex<State>,
+    hurry: Notify,
+}
+
+struct State {
+    file: Directory,
+    known: directory::Client,
+    network: Arc<Network>,
+    guards: Guards,
+    /// The guards that the store has.
+    stored: Vec<Guard>,
+}
+
+impl fmt::Debug for Listed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Listed")
+    }
+}
+
+/// Fills in the client's relays from the list, if its file says so: the one that is kept, or a new one.
+pub(crate) async fn prepare(client: &mut Client, overlay: &dyn Overlay) -> Result<(), Failure> {
+    let Some(file) = client.config.directory.clone() else {
+        return Ok(());
+    };
+    let store = |error: StoreError| unusable(&file.cache, &error);
+    let known =
+        Store::open(&file.cache).and_then(|kept| directory::Client::new(file.trust(), kept));
+    let mut known = known.map_err(store)?;
+    if !matches!(known.list(now()), Ok(Some(_))) {
+        let refusals = renew(&mut known, &file, overlay).await.map_err(store)?;
+        refused(&known, &refusals)?;
+    }
+    let listed = Listed::new(file.clone(), known).map_err(store)?;
+    // Circuits take theirs by `client::onion`.
+    if !client.config.is_onion() {
+        client.relays = match client.config.path.is_empty() {
+            true => listed.relays(client.token.as_ref()),
+            false => explicit(client, &listed.lock().network)?,
+        };
+    }
+    client.listed = Some(listed);
+    Ok(())
+}
+
+fn unusable(cache: &Path, error: &StoreError) -> Failure {
+    let doing = format!("opening the cache of the directory {}", cache.display());
+    Failure::new(doing, "it cannot be used", error.to_string())
+}
+
+/// Asks the authorities; says what was wrong with each answer.
+async fn renew(
+    known: &mut directory::Client,
+    file: &Directory,
+    overlay: &dyn Overlay,
+) -> Result<Vec<String>, StoreError> {
+    let answers = directory::Client::ask(overlay, &file.sources(), file.wait).await;
+    let mut refusals = Vec::new();
+    for (number, answer) in (1..).zip(answers) {
+        let refusal = match answer {
+            Ok(text) => known
+                .heard(&text, now())?
+                .err()
+                .map(|refused| refused.to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        refusals.extend(refusal.map(|why| format!("authority {number}: {why}")));
+    }
+    Ok(refusals)
+}
+
+/// Nothing to choose from is a failure; with a list, what others said is only told.
+fn refused(known: &directory::Client, refusals: &[String]) -> Result<(), Failure> {
+    let doing = "fetching the list of relays";
+    match known.list(now()) {
+        Ok(Some(_)) => {
+            refusals
+                .iter()
+                .for_each(|refusal| warn!("{doing}: {refusal}"));
+            Ok(())
+        }
+        Err(Refused::Split) => Err(Failure::new(
+            doing,
+            Refused::Split,
+            "wait for the next list",
+        )),
+        _ => {
+            let why = refusals.join("; ");
+            let remedy = "or name relays in the file, without [directory]";
+            Err(Failure::new(doing, why, remedy))
+        }
+    }
+}
+
+fn network(known: &directory::Client) -> Network {
+    let list = known.list(now()).ok().flatten();
+    list.map_or_else(Network::default, |list| Network::of(&list.list))
+}
+
+/// The relays of an explicit path, called what the file calls them.
+fn explicit(client: &Client, network: &Network) -> Result<Vec<Hop>, Failure> {
+    let path = &client.config.path;
+    let relays = network.explicit(path, Carrier::Masque);
+    let relays = relays.map_err(|error| no_path(&error))?;
+    let named = relays.into_iter().zip(path).map(|(relay, name)| {
+        let mut hop = hop(relay, client.token.as_ref());
+        hop.relay.name.clone_from(name);
+        hop
+    });
+    Ok(named.collect())
+}
+
+/// Why the list is of no use.
+pub(crate) fn no_path(error: &NoPath) -> Failure {
+    Failure::new(
+        "choosing a path from the list",
+        error,
+        "see docs/directory.md",
+    )
+}
+
+fn hop(relay: &Descriptor, token: Option<&Token>) -> Hop {
+    let roles = [
+        (relay.roles.ingress, Role::Ingress),
+        (relay.roles.egress, Role::Egress),
+    ];
+    let address = relay.addresses.first().copied();
+    Hop {
+        relay: Relay {
+            name: relay.name.clone(),
+            // A descriptor has one at least.
+            address: Target::from(address.unwrap_or_else(|| ([127, 0, 0, 1], 9).into())),
+            pin: relay.pin.map(Pin::from),
+            roles: roles
+                .into_iter()
+                .filter(|(is, _)| *is)
+                .map(|(_, role)| role)
+                .collect(),
+            onion: None,
+            rsa: None,
+            template: None,
+            region: relay.region.clone(),
+            operator: relay.operator.clone(),
+            token: None,
+            token_file: None,
+            mode: None,
+        },
+        token: token.cloned(),
+    }
+}
+
+impl Listed {
+    pub(crate) fn new(file: Directory, mut known: directory::Client) -> Result<Self, StoreError> {
+        let stored = known.store().guards()?;
+        let state = State {
+            file,
+            network: Arc::new(network(&known)),
+            known,
+            guards: Guards::new(stored.clone()),
+            stored,
+        };
+        Ok(Self(Arc::new(Inner {
+            state: Mutex::new(state),
+            hurry: Notify::new(),
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The relays of the list, if it may be used now.
+    pub(crate) fn current(&self) -> Result<Arc<Network>, Refused> {
+        let state = self.lock();
+        state.known.list(now())?;
+        Ok(Arc::clone(&state.network))
+    }
+
+    /// A path from one of the guards on; what the file asks of all paths is added to `wish`.
+    pub(crate) fn path(
+        &self,
+        network: &Network,
+        wish: Wish,
+        random: Random<'_>,
+    ) -> Result<Vec<Descriptor>, NoPath> {
+        let state = &mut *self.lock();
+        let wish = Wish {
+            region: state.file.region.clone(),
+            apart: state.file.apart,
+            ..wish
+        };
+        let path = state.path(network, wish, random)?;
+        Ok(path.into_iter().cloned().collect())
+    }
+
+    /// Whether a guard could be reached.
+    pub(crate) fn reached(&self, guard: &Key, well: bool) {
+        let state = &mut *self.lock();
+        match well {
+            true => drop(state.guards.worked(guard, now())),
+            false => state.guards.failed(guard, now()),
+        }
+        state.keep_guards();
+    }
+
+    /// A relay did not accept what the list says of it: a newer one is looked for soon.
+    pub(crate) fn hurry(&self) {
+        self.0.hurry.notify_one();
+    }
+
+    /// All relays, in the list's order.
+    pub(crate) fn relays(&self, token: Option<&Token>) -> Vec<Hop> {
+        let network = Arc::clone(&self.lock().network);
+        network
+            .relays()
+            .iter()
+            .map(|relay| hop(relay, token))
+            .collect()
+    }
+
+    /// Chooses among the relays of this list, by their places in it.
+    pub(crate) fn chooser(&self) -> Choose {
+        let (listed, network) = (self.clone(), Arc::clone(&self.lock().network));
+        let mut random = super::client::overlay::random();
+        let mut below = move |most: u64| {
+            let most = usize::try_from(most).unwrap_or(usize::MAX);
+            u64::try_from(random(most)).unwrap_or(0)
+        };
+        Box::new(move |wish| listed.choose(&network, wish, &mut below))
+    }
+
+    /// A path without the relays that failed, or at least without the last of them.
+    fn choose(
+        &self,
+        network: &Network,
+        asked: &hoplite_masque::Wish,
+        random: Random<'_>,
+    ) -> Option<Vec<usize>> {
+        let state = &mut *self.lock();
+        let failed = asked
+            .avoid
+            .iter()
+            .filter_map(|&place| network.relays().get(place));
+        let failed: Vec<_> = failed.map(|relay| relay.identity).collect();
+        if let Some(last) = failed.last() {
+            state.guards.failed(last, now());
+        }
+        let since = [0, failed.len().saturating_sub(1), failed.len()];
+        let tried = since
+            .into_iter()
+            .map(|since| failed.iter().skip(since).copied().collect());
+        let wish = Wish {
+            hops: asked.hops,
+            region: state.file.region.clone(),
+            apart: state.file.apart,
+            ..Wish::default()
+        };
+        let mut answers = tried.map(|avoid| {
+            let wish = Wish {
+                avoid,
+                ..wish.clone()
+            };
+            let path = state.path(network, wish, random)?;
+            let place = |relay: &&Descriptor| {
+                let relays = network.relays();
+                let place = relays.binary_search_by_key(&relay.identity, |other| other.identity);
+                place.ok()
+            };
+            Ok::<_, NoPath>(path.iter().filter_map(place).collect())
+        });
+        let path = answers.find(Result::is_ok).or_else(|| {
+            let why = network.path(&wish, random).err()?;
+            warn!("choosing a path from the list: {why}");
+            None
+        })?;
+        path.ok()
+    }
+
+    /// Renews the list until dropped, through the relays where that works; `found` is told of each new one.
+    pub(crate) async fn keep(
+        &self,
+        through: Arc<dyn Overlay>,
+        beside: Arc<dyn Overlay>,
+        found: impl Fn(&Self),
+    ) {
+        let mut random = super::client::overlay::random();
+        let mut asked = Instant::now();
+        loop {
+            let due = self.due(&mut |most| {
+                let most = usize::try_from(most).unwrap_or(usize::MAX);
+                u64::try_from(random(most)).unwrap_or(0)
+            });
+            tokio::select! {
+                () = wait_until(due) => {}
+                () = self.hurried(asked + HASTE) => {}
+            }
+            asked = Instant::now();
+            let by_relays = self.renew_by(&*through).await;
+            if by_relays || self.renew_by(&*beside).await {
+                found(self);
+            } else {
+                sleep(PAUSE).await;
+            }
+        }
+    }
+
+    /// A newer list was asked for, and it is not too soon.
+    async fn hurried(&self, earliest: Instant) {
+        self.0.hurry.notified().await;
+        tokio::time::sleep_until(earliest).await;
+    }
+
+    fn due(&self, random: &mut dyn FnMut(u64) -> u64) -> u64 {
+        self.lock().known.next(now(), random)
+    }
+
+    /// Whether there is a newer list now.
+    async fn renew_by(&self, overlay: &dyn Overlay) -> bool {
+        let file = self.lock().file.clone();
+        let answers = directory::Client::ask(overlay, &file.sources(), file.wait).await;
+        let state = &mut *self.lock();
+        let mut newer = false;
+        for (authority, answer) in (1..).zip(answers) {
+            let Ok(text) = answer else { continue };
+            match state.known.heard(&text, now()) {
+                Ok(Ok(heard)) => newer |= heard == directory::Heard::Newer,
+                Ok(Err(refused)) => warn!(authority, "a list of relays is refused: {refused}"),
+                Err(error) => warn!("the cache of the directory cannot be written: {error}"),
+            }
+        }
+        newer && state.take_list()
+    }
+
+    /// An authority's answer, for tests.
+    #[cfg(test)]
+    pub(crate) fn hear(&self, text: &str) -> Result<directory::Heard, Refused> {
+        let state = &mut *self.lock();
+        let heard = state.known.heard(text, now()).expect("stored");
+        state.take_list();
+        heard
+    }
+}
+
+impl State {
+    /// The relays of the newest list, if there is one that may be used.
+    fn take_list(&mut self) -> bool {
+        let Ok(Some(list)) = self.known.list(now()) else {
+            return false;
+        };
+        self.network = Arc::new(Network::of(&list.list));
+        let relays = self.network.relays().len();
+        info!(relays, "there is a new list of relays");
+        true
+    }
+
+    /// A path from a guard on; without one only if none of them goes with the rest.
+    fn path<'a>(
+        &mut self,
+        network: &'a Network,
+        mut wish: Wish,
+        random: Random<'_>,
+    ) -> Result<Vec<&'a Descriptor>, NoPath> {
+        let open = network.path(&wish, random)?;
+        if !self.file.guards || wish.hops < 2 {
+            return Ok(open);
+        }
+        // What failed behind a guard is none the worse as one: whether it can be reached, `Guards` knows.
+        let mut unfit = match wish.carrier {
+            Carrier::Masque => wish.avoid.clone(),
+            Carrier::Onion => HashSet::new(),
+        };
+        while let Some(guard) = self.guard(network, &wish, &unfit, random) {
+            wish.entry = Some(guard);
+            let mut from = wish.clone();
+            from.avoid.remove(&guard);
+            if let Ok(path) = network.path(&from, random) {
+                return Ok(path);
+            }
+            if !unfit.insert(guard) {
+                break;
+            }
+        }
+        Ok(open)
+    }
+
+    fn guard(
+        &mut self,
+        network: &Network,
+        wish: &Wish,
+        unfit: &HashSet<Key>,
+        random: Random<'_>,
+    ) -> Option<Key> {
+        let wish = Wish {
+            avoid: unfit.clone(),
+            ..wish.clone()
+        };
+        let guard = self.guards.pick(network, &wish, now(), random);
+        self.keep_guards();
+        guard
+    }
+
+    /// Writes to the disk only what is new.
+    fn keep_guards(&mut self) {
+        let kept = self.guards.kept();
+        if kept == self.stored {
+            return;
+        }
+        match self.known.store().keep_guards(&kept) {
+            Ok(()) => self.stored = kept,
+            Err(error) => warn!("the guards cannot be stored: {error}"),
+        }
+    }
+}
+
+/// By the clock that lists go by; a device may have slept.
+async fn wait_until(due: u64) {
+    while now() < due {
+        let left = Duration::from_secs(due.saturating_sub(now()));
+        sleep(left.min(PAUSE)).await;
+    }
+}

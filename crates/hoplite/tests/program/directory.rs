@@ -1,0 +1,324 @@
+//! A directory as its users see it: authorities, relays and a client, each from its file, on loopback.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use hoplite_wire::{
+    OnionKey,
+    directory::{Descriptor, SignedList, Stage},
+};
+
+use crate::{
+    client::{started, target, through_socks},
+    common::{Running, value},
+};
+
+/// A port that nothing listens on just now. The authorities have to know each other's before they start.
+pub(crate) fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("binds");
+    listener.local_addr().expect("bound").port()
+}
+
+/// `hoplite keygen --authority`: the public key.
+pub(crate) fn key(directory: &Path) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_hoplite"))
+        .args(["keygen", "--authority", "--out"])
+        .arg(directory)
+        .output()
+        .expect("runs");
+    assert!(output.status.success());
+    String::from_utf8(output.stdout)
+        .expect("text")
+        .trim()
+        .to_owned()
+}
+
+/// Authorities that are known, of which some run.
+pub(crate) struct Authorities {
+    pub(crate) names: Vec<String>,
+    pub(crate) ports: Vec<u16>,
+    pub(crate) running: Vec<Running>,
+}
+
+impl Authorities {
+    pub(crate) fn start(directory: &Path, known: usize, running: usize) -> Self {
+        let places: Vec<PathBuf> = (0..known)
+            .map(|n| directory.join(format!("authority{n}")))
+            .collect();
+        let ports: Vec<u16> = places.iter().map(|_| free_port()).collect();
+        let name = |(place, port): (&PathBuf, &u16)| format!("{}@127.0.0.1:{port}", key(place));
+        let names: Vec<String> = places.iter().zip(&ports).map(name).collect();
+        let mut authorities = Self {
+            names,
+            ports,
+            running: Vec::new(),
+        };
+        for (place, port) in places.iter().zip(&authorities.ports).take(running) {
+            let file = place.join("directory.toml");
+            let text = format!(
+                "authorities = {:?}\nlisten = \"127.0.0.1:{port}\"\ninterval = 8\nvoting = 2\nintervals = 1000\n[admission]\nprivate = true\n",
+                authorities.names
+            );
+            fs::write(&file, text).expect("written");
+            let mut authority = Running::start("directory", &file);
+            authority.line_with("the authority is up");
+            authorities.running.push(authority);
+        }
+        authorities
+    }
+
+    fn publish(&self) -> Vec<String> {
+        self.ports
+            .iter()
+            .map(|port| format!("127.0.0.1:{port}"))
+            .collect()
+    }
+
+    /// Waits until every authority publishes a list with so many relays: a client may take the list of any.
+    pub(crate) fn wait_for(&mut self, relays: usize) {
+        let signed = format!("\"relays\":{relays}");
+        for authority in &mut self.running {
+            while !authority.line_with("a list is signed").contains(&signed) {}
+            authority.line_with("a list is published");
+        }
+    }
+}
+
+/// A relay in a /16 of its own, which connects to loopback, for everybody.
+fn relay(directory: &Path, n: u8, authorities: &Authorities) -> (Running, String) {
+    relay_with(directory, n, authorities, "")
+}
+
+/// The same, with these lines at the end of its file.
+pub(crate) fn relay_with(
+    directory: &Path,
+    n: u8,
+    authorities: &Authorities,
+    lines: &str,
+) -> (Running, String) {
+    let file = directory.join(format!("relay{n}.toml"));
+    let text = format!(
+        "name = \"relay{n}\"\nlisten = [\"127.{n}.0.1:0\"]\nidentity = \"identity{n}\"\n[egress]\nallow = [\"127.0.0.0/8\"]\n\
+         [directory]\npublish = {:?}\nevery = 1\n{lines}",
+        authorities.publish()
+    );
+    fs::write(&file, text).expect("written");
+    let mut relay = Running::start("relay", &file);
+    relay.line_with("the relay is up");
+    let identity = value(&relay.line_with("told to the directory"), "identity");
+    (relay, identity)
+}
+
+pub(crate) fn client_file(directory: &Path, path: &str, authorities: &[String]) -> PathBuf {
+    let file = directory.join("client.toml");
+    let text = format!(
+        "{path}\nsocks.listen = \"127.0.0.1:0\"\nhttp.listen = \"127.0.0.1:0\"\n[directory]\nauthorities = {authorities:?}\nwait = 5\n"
+    );
+    fs::write(&file, text).expect("written");
+    file
+}
+
+/// How a client that does not start says why.
+pub(crate) fn refusal(file: &Path) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_hoplite"))
+        .args(["client", "--config"])
+        .arg(file)
+        .output()
+        .expect("runs");
+    assert_eq!(output.status.code(), Some(1));
+    String::from_utf8(output.stderr).expect("text")
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the test is another authority, or a stranger"
+)]
+fn exchange(port: u16, request: &str) -> String {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("listens");
+    stream.write_all(request.as_bytes()).expect("takes");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("text");
+    answer
+}
+
+fn get(port: u16, path: &str) -> String {
+    exchange(
+        port,
+        &format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"),
+    )
+}
+
+#[test]
+fn a_client_takes_its_path_from_the_list_that_two_of_three_authorities_sign() {
+    let directory = tempfile::tempdir().expect("directory");
+    let mut authorities = Authorities::start(directory.path(), 3, 2);
+    let first = relay(directory.path(), 1, &authorities);
+    let _second = relay(directory.path(), 2, &authorities);
+    authorities.wait_for(2);
+    let target = target();
+    let file = client_file(directory.path(), "hops = 2", &authorities.names);
+    {
+        let (_client, socks, _) = started(Running::start("client", &file));
+        assert_eq!(through_socks(socks, target), (0, "hello".to_owned()));
+    }
+    // Without any authority the kept list serves, by explicit path too.
+    authorities.running.clear();
+    let path = format!("path = [\"relay2\", {:?}]", first.1);
+    let file = client_file(directory.path(), &path, &authorities.names);
+    let (_client, socks, _) = started(Running::start("client", &file));
+    assert_eq!(through_socks(socks, target), (0, "hello".to_owned()));
+}
+
+#[test]
+fn a_list_that_unknown_authorities_sign_is_forged_and_the_user_is_told() {
+    let directory = tempfile::tempdir().expect("directory");
+    let mut authorities = Authorities::start(directory.path(), 1, 1);
+    authorities.wait_for(0);
+    let stranger = key(&directory.path().join("stranger"));
+    let claimed = format!("{stranger}@127.0.0.1:{}", authorities.ports[0]);
+    let file = client_file(directory.path(), "hops = 2", &[claimed]);
+    let told = refusal(&file);
+    assert!(
+        told.contains("authority 1: forged: 0 known authorities have signed it, 1 are needed"),
+        "{told}"
+    );
+    let empty = refusal(&client_file(
+        directory.path(),
+        "hops = 2",
+        &authorities.names,
+    ));
+    assert!(empty.contains("making a path"), "{empty}");
+    let silent = format!("{stranger}@127.0.0.1:{}", free_port());
+    let told = refusal(&client_file(directory.path(), "hops = 2", &[silent]));
+    assert!(told.contains("cannot be reached"), "{told}");
+}
+
+#[test]
+fn an_authority_refuses_what_it_should_and_says_why() {
+    let directory = tempfile::tempdir().expect("directory");
+    let authorities = Authorities::start(directory.path(), 1, 1);
+    let port = authorities.ports[0];
+    let post = |length: usize, body: &str| {
+        let head =
+            "POST /hoplite/descriptor HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: ";
+        exchange(port, &format!("{head}{length}\r\n\r\n{body}"))
+    };
+    let answer = post(5, "hello");
+    assert!(
+        answer.starts_with("HTTP/1.1 403") && answer.contains("line 1"),
+        "{answer}"
+    );
+    let answer = post(5000, &"a".repeat(5000));
+    assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    for path in [
+        "/",
+        "/hoplite/",
+        "/hoplite/list/x",
+        "/hoplite/vote/1/ed25519:x",
+        "/hoplite/vote/1/2/3",
+    ] {
+        let answer = get(port, path);
+        assert!(answer.starts_with("HTTP/1.1 404"), "{path}: {answer}");
+    }
+    let answer = exchange(
+        port,
+        "DELETE /hoplite/list HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+    );
+    assert!(answer.starts_with("HTTP/1.1 405"), "{answer}");
+}
+
+#[test]
+fn a_key_that_is_not_among_the_authorities_is_no_authority() {
+    let directory = tempfile::tempdir().expect("directory");
+    let place = directory.path();
+    key(place);
+    let other = key(&place.join("other"));
+    fs::write(
+        place.join("directory.toml"),
+        format!("authorities = [\"{other}@127.0.0.1:1\"]\n"),
+    )
+    .expect("written");
+    let output = Command::new(env!("CARGO_BIN_EXE_hoplite"))
+        .args(["directory", "--config"])
+        .arg(place.join("directory.toml"))
+        .output()
+        .expect("runs");
+    let told = String::from_utf8(output.stderr).expect("text");
+    assert!(
+        output.status.code() == Some(1) && told.contains("which `authorities` does not name"),
+        "{told}"
+    );
+}
+
+/// What `hoplite keygen --show` says of an identity.
+fn onion_of(identity: &Path) -> OnionKey {
+    let output = Command::new(env!("CARGO_BIN_EXE_hoplite"))
+        .args(["--json", "keygen", "--show"])
+        .arg(identity)
+        .output()
+        .expect("runs");
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let key = said["onion"].as_str().expect("there");
+    key.parse().expect("a key")
+}
+
+/// The only relay that an authority lists.
+fn listed(port: u16) -> Descriptor {
+    let answer = get(port, "/hoplite/list");
+    let (_, list) = answer.split_once("\r\n\r\n").expect("an answer");
+    let list = SignedList::parse(list, Stage::List).expect("a list").list;
+    assert_eq!(list.relays.len(), 1);
+    list.relays[0].descriptor.clone()
+}
+
+#[test]
+fn a_relay_of_circuits_publishes_its_onion_key_and_the_next_one_when_that_is_due() {
+    let directory = tempfile::tempdir().expect("directory");
+    let mut authorities = Authorities::start(directory.path(), 1, 1);
+    let identity = directory.path().join("identity");
+    let made = Command::new(env!("CARGO_BIN_EXE_hoplite"))
+        .args(["keygen", "--out"])
+        .arg(&identity)
+        .output();
+    assert!(made.expect("runs").status.success());
+    let old = onion_of(&identity);
+    // A key that has been there for ever: it is due at once.
+    let path = identity.join("onion.key");
+    let text = fs::read_to_string(&path).expect("there");
+    let since = text
+        .lines()
+        .find(|line| line.starts_with("since "))
+        .expect("there");
+    fs::write(&path, text.replace(since, "since 1")).expect("written");
+    let file = directory.path().join("relay.toml");
+    let text = format!(
+        "listen = [\"127.1.0.1:0\"]\n[onion]\nenabled = true\n[directory]\npublish = {:?}\nevery = 1\n",
+        authorities.publish()
+    );
+    fs::write(&file, text).expect("written");
+    let mut relay = Running::start("relay", &file);
+    relay.line_with("the relay has a new onion key");
+    authorities.wait_for(1);
+    let new = onion_of(&identity);
+    assert_eq!(new.identity, old.identity);
+    assert_ne!(new.ntor, old.ntor);
+    let stored = fs::read_to_string(&path).expect("there");
+    assert!(
+        stored.contains("\nlast "),
+        "the last one is accepted beside it"
+    );
+    // The first descriptor may have had the old key: a list soon has the new one.
+    loop {
+        let listed = listed(authorities.ports[0]);
+        assert_eq!(listed.identity.0, new.identity, "one identity for both");
+        if listed.onion == Some(new.ntor) {
+            return;
+        }
+        authorities.wait_for(1);
+    }
+}
