@@ -1,0 +1,154 @@
+//! One client: circuits over paths of its own choice, and fetches over them, each with an isolation token of its own.
+
+use std::{io, sync::Arc};
+
+use hoplite_link::channel::{ChannelDialer, Channels, Counts, How, handshake::Us};
+use hoplite_onion::{Config, Onion, channel::Linked};
+use hoplite_overlay::{Error, Isolation, Overlay, Stream, Terms};
+use hoplite_wire::Target;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt},
+    time::{sleep, timeout},
+};
+
+use crate::{
+    ground::Ground,
+    host::Host,
+    net::{Network, Node},
+    outcome::{Book, Kind, Page},
+    paths::{Chooser, Listed},
+    random::Random,
+    relay::sweep,
+    settings::Settings,
+    target,
+};
+
+/// Tokens whose circuits a client keeps when their fetches are over: no other fetch may have them.
+const TOKENS: usize = 2;
+
+/// What a client needs to know.
+pub(crate) struct ClientNode {
+    pub(crate) number: usize,
+    pub(crate) node: Node,
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) targets: Arc<[Node]>,
+    pub(crate) book: Arc<Book>,
+    pub(crate) random: Random,
+}
+
+impl ClientNode {
+    /// Begins some time within the warm-up, and fetches until it is dropped.
+    pub(crate) async fn run(
+        mut self,
+        network: Network,
+        ground: Ground,
+        listed: Arc<Listed>,
+        counts: Arc<Counts>,
+    ) {
+        let late = self.random.within(self.settings.warm_up);
+        sleep(late).await;
+        let onion = self.onion(&network, &ground, &listed, counts);
+        let traffic = self.settings.traffic;
+        let (kind, octets, mean) = match self.random.happens(traffic.bulk) {
+            true => (Kind::Bulk, traffic.bulk_octets, traffic.bulk_pause),
+            false => (Kind::Web, traffic.web_octets, traffic.web_pause),
+        };
+        for fetch in 0u64.. {
+            self.fetch(&onion, kind, octets, fetch).await;
+            let pause = self.random.pause(mean);
+            sleep(pause).await;
+        }
+    }
+
+    fn onion(
+        &mut self,
+        network: &Network,
+        ground: &Ground,
+        listed: &Arc<Listed>,
+        counts: Arc<Counts>,
+    ) -> Onion {
+        let host = Arc::new(Host::new(network, self.node));
+        let link = ground.link_of(self.random.octets());
+        let dialer = ChannelDialer::new(host, Us::default(), &link, ground.channel.clone(), counts);
+        let channels = Channels::new(dialer, drop);
+        tokio::spawn(sweep(channels.clone()));
+        let random = Random::new(self.settings.seed, "paths", self.number);
+        let paths = Chooser::new(listed, self.settings.hops, random, &self.book);
+        let config = Config {
+            congestion_control: self.settings.congestion_control,
+            ahead: self.settings.ahead,
+            tokens: TOKENS,
+            ..Config::default()
+        };
+        let how: How = self.settings.channel;
+        Onion::new(
+            Arc::new(Linked::new(channels, how)),
+            Arc::new(paths),
+            config,
+        )
+    }
+
+    async fn fetch(&mut self, onion: &Onion, kind: Kind, octets: u64, number: u64) {
+        let targets = u64::try_from(self.targets.len()).unwrap_or(u64::MAX);
+        let chosen = usize::try_from(self.random.below(targets)).unwrap_or(0);
+        let Some(node) = self.targets.get(chosen) else {
+            return;
+        };
+        let to = Target::from(target::address(*node));
+        let terms = Terms {
+            isolation: Isolation::new(number.to_be_bytes().to_vec()),
+            ..Terms::default()
+        };
+        let page = self.book.begin(self.number, kind, octets);
+        let patience = self.settings.traffic.patience;
+        let done = timeout(patience, fetch(onion, &to, &terms, octets, &page)).await;
+        page.end(match done {
+            Ok(Ok(())) => "done",
+            Ok(Err(error)) => error,
+            Err(_) => "given up",
+        });
+    }
+}
+
+async fn fetch(
+    onion: &Onion,
+    to: &Target,
+    terms: &Terms,
+    octets: u64,
+    page: &Page,
+) -> Result<(), &'static str> {
+    let stream = onion.open_stream(to, terms).await;
+    let mut stream = stream.map_err(|error| kind(&error))?;
+    page.opened();
+    read(&mut stream, octets, page)
+        .await
+        .map_err(|_| "broken off")
+}
+
+async fn read(stream: &mut Stream, octets: u64, page: &Page) -> io::Result<()> {
+    stream.write_all(&target::request(octets)).await?;
+    let mut left = octets;
+    while left > 0 {
+        let got = stream.fill_buf().await?.len();
+        if got == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        stream.consume(got);
+        page.read(got);
+        left = left.saturating_sub(u64::try_from(got).unwrap_or(left));
+    }
+    page.whole();
+    stream.shutdown().await
+}
+
+/// What kind of error it is, in a word.
+fn kind(error: &Error) -> &'static str {
+    use hoplite_overlay::ErrorKind as Kind;
+    match error.kind() {
+        Kind::EntryUnreachable => "entry unreachable",
+        Kind::PathFailed => "path failed",
+        Kind::TargetFailed => "target failed",
+        Kind::TimedOut => "timed out",
+        _ => "failed",
+    }
+}

@@ -1,0 +1,221 @@
+//! `hoplite-sim`: runs a network of relays and clients in virtual time, and says how it went. docs/sim.md.
+
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    str::FromStr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use clap::{Parser, ValueEnum};
+use hoplite_link::channel::How;
+use hoplite_sim::{
+    Failed, Progress, Settings, Traffic,
+    outcome::Outcome,
+    report::{self, Summary},
+    run,
+};
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Relays and clients of circuits in one process and in virtual time.
+#[derive(Debug, Parser)]
+#[command(name = "hoplite-sim", version)]
+struct Args {
+    /// Relays; every third is an exit too.
+    #[arg(long, default_value_t = 40)]
+    relays: usize,
+    /// Clients.
+    #[arg(long, default_value_t = 100)]
+    clients: usize,
+    /// Servers that clients fetch from.
+    #[arg(long, default_value_t = 4)]
+    targets: usize,
+    /// Everything is drawn from it: one seed, one outcome.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How long clients fetch, in virtual minutes; the warm-up is a part of it.
+    #[arg(long, default_value_t = 10.0)]
+    minutes: f64,
+    /// Clients begin within so many virtual minutes; what is fetched in them is not counted.
+    #[arg(long, default_value_t = 1.0)]
+    warm_up: f64,
+    /// What channels run over.
+    #[arg(long, default_value = "quic")]
+    channel: Over,
+    /// The share of packets that is lost between any two nodes, from 0 to 1.
+    #[arg(long, default_value_t = 0.0)]
+    loss: f64,
+    /// Relays of a path.
+    #[arg(long, default_value_t = 3)]
+    hops: usize,
+    /// Tor's fixed windows instead of congestion control.
+    #[arg(long)]
+    fixed_windows: bool,
+    /// Circuits that each client has ready.
+    #[arg(long, default_value_t = 1)]
+    ahead: usize,
+    /// The share of clients that fetch much, from 0 to 1.
+    #[arg(long, default_value_t = 0.04)]
+    bulk: f64,
+    /// The mean pause after a page, in seconds.
+    #[arg(long, default_value_t = 60.0)]
+    web_pause: f64,
+    /// The mean pause of those that fetch much, in seconds.
+    #[arg(long, default_value_t = 60.0)]
+    bulk_pause: f64,
+    /// A relay that goes, and after how many minutes: 3@1.5. May be given often.
+    #[arg(long)]
+    kill: Vec<Kill>,
+    /// Writes summary.json, fetches.csv, circuits.csv and relays.csv into this directory.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Prints the summary as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Over {
+    Quic,
+    Tls,
+    /// Both, raced.
+    Auto,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Kill(usize, Duration);
+
+impl FromStr for Kill {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (relay, minutes) = text.split_once('@').ok_or("write it as RELAY@MINUTES")?;
+        let relay = relay.parse().map_err(|_| "the relay is a number, from 0")?;
+        let minutes = minutes.parse().map_err(|_| "the minutes are a number")?;
+        Ok(Self(relay, time(minutes, 60.0)?))
+    }
+}
+
+/// So many seconds or minutes.
+fn time(count: f64, of: f64) -> Result<Duration, String> {
+    Duration::try_from_secs_f64(count * of).map_err(|_| format!("{count} is no time"))
+}
+
+impl Args {
+    fn settings(&self) -> Result<Settings, String> {
+        Ok(Settings {
+            relays: self.relays,
+            clients: self.clients,
+            targets: self.targets,
+            seed: self.seed,
+            time: time(self.minutes, 60.0)?,
+            warm_up: time(self.warm_up, 60.0)?,
+            channel: match self.channel {
+                Over::Quic => How::Quic,
+                Over::Tls => How::Tls,
+                Over::Auto => How::Raced,
+            },
+            loss: self.loss,
+            traffic: Traffic {
+                bulk: self.bulk,
+                web_pause: time(self.web_pause, 1.0)?,
+                bulk_pause: time(self.bulk_pause, 1.0)?,
+                ..Traffic::default()
+            },
+            kills: self.kill.iter().map(|kill| (kill.0, kill.1)).collect(),
+            hops: self.hops,
+            congestion_control: !self.fixed_windows,
+            ahead: self.ahead,
+        })
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let settings = match args.settings() {
+        Ok(settings) => settings,
+        Err(why) => return fail(&format!("reading the options: {why}"), 2),
+    };
+    let begun = Instant::now();
+    match shown(&settings) {
+        Ok(outcome) => tell(&args, &outcome, begun.elapsed()),
+        Err(wrong @ Failed::Wrong(_)) => fail(&wrong.to_string(), 2),
+        Err(failed) => fail(&failed.to_string(), 1),
+    }
+}
+
+/// Runs with a progress bar where there is a terminal.
+fn shown(settings: &Settings) -> Result<Outcome, Failed> {
+    let (progress, over) = (Arc::<Progress>::default(), AtomicBool::new(false));
+    let seconds = settings.time.as_secs();
+    let bar = ProgressBar::new(seconds);
+    let style =
+        ProgressStyle::with_template("{bar:40} {pos}/{len} virtual seconds, {elapsed}, {eta} left");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Relaxed) {
+                bar.set_position(progress.virtual_ms.load(Relaxed) / 1000);
+                thread::sleep(Duration::from_millis(200));
+            }
+            bar.finish_and_clear();
+        });
+        let outcome = run(settings, &progress);
+        over.store(true, Relaxed);
+        outcome
+    })
+}
+
+#[expect(clippy::print_stdout, reason = "what the user asked for")]
+fn tell(args: &Args, outcome: &Outcome, took: Duration) -> ExitCode {
+    let summary = Summary::of(outcome);
+    match args.json {
+        true => match serde_json::to_string(&summary) {
+            Ok(line) => println!("{line}"),
+            Err(error) => return fail(&format!("writing the summary: {error}"), 1),
+        },
+        false => println!("{summary}{}", cost(outcome, took)),
+    }
+    if let Some(directory) = &args.out
+        && let Err(error) = report::write(outcome, directory)
+    {
+        return fail(
+            &format!(
+                "writing into {}: {error}: choose another --out",
+                directory.display()
+            ),
+            1,
+        );
+    }
+    ExitCode::SUCCESS
+}
+
+/// What it took of this machine: not a part of the outcome.
+fn cost(outcome: &Outcome, took: Duration) -> String {
+    let faster = outcome.took.as_secs_f64() / took.as_secs_f64();
+    let seconds = took.as_secs_f64();
+    let memory =
+        peak_memory().map_or_else(String::new, |mib| format!(", {mib} MiB of memory at most"));
+    format!("{seconds:.1} s of real time, {faster:.2} virtual seconds in each{memory}")
+}
+
+/// In MiB.
+fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+    Some(kib / 1024)
+}
+
+#[expect(clippy::print_stderr, reason = "what failed")]
+fn fail(what: &str, code: u8) -> ExitCode {
+    eprintln!("hoplite-sim: {what}");
+    ExitCode::from(code)
+}

@@ -1,0 +1,324 @@
+//! What is to be sent and what is on its way: which segment goes next, what was lost, when nothing was heard for too long.
+//! A machine without clock: `connection` hands in the time since the network began.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+
+use super::{RECEIVE_BUFFER, SEGMENT, SEND_BUFFER, cubic::Cubic, receiver::length};
+
+/// Three later segments tell that one is lost (RFC 5681 §3.2).
+const LATER: u64 = 3;
+/// Linux's; RFC 6298 has a second.
+const LEAST_PATIENCE: Duration = Duration::from_millis(200);
+const FIRST_PATIENCE: Duration = Duration::from_secs(1);
+const MOST_PATIENCE: Duration = Duration::from_secs(60);
+/// After so many silent times the peer is given up.
+const MOST_SILENT: u32 = 8;
+
+#[derive(Debug)]
+pub(super) struct Sender {
+    control: Cubic,
+    trip: Option<(Duration, Duration)>,
+    unsent: VecDeque<Bytes>,
+    /// Octets in `unsent` and `flight`.
+    held: usize,
+    finished: bool,
+    end_sent: bool,
+    next: u64,
+    /// The number that the peer does not take yet.
+    limit: u64,
+    flight: BTreeMap<u64, Flying>,
+    again: BTreeSet<u64>,
+    /// Octets that are on their way for all we know.
+    pipe: u64,
+    order: u64,
+    /// The latest order that is known to have arrived.
+    latest: u64,
+    /// What is lost before this number belongs to a loss that was answered.
+    answered: u64,
+    deadline: Option<Duration>,
+    silent: u32,
+}
+
+#[derive(Debug)]
+struct Flying {
+    data: Bytes,
+    last: bool,
+    sent: Duration,
+    order: u64,
+    repeated: bool,
+    arrived: bool,
+    lost: bool,
+}
+
+/// What goes next.
+pub(super) struct Next {
+    pub(super) seq: u64,
+    pub(super) data: Bytes,
+    pub(super) last: bool,
+}
+
+impl Default for Sender {
+    fn default() -> Self {
+        Self {
+            control: Cubic::new(),
+            trip: None,
+            unsent: VecDeque::new(),
+            held: 0,
+            finished: false,
+            end_sent: false,
+            next: 0,
+            limit: RECEIVE_BUFFER,
+            flight: BTreeMap::new(),
+            again: BTreeSet::new(),
+            pipe: 0,
+            order: 0,
+            latest: 0,
+            answered: 0,
+            deadline: None,
+            silent: 0,
+        }
+    }
+}
+
+impl Sender {
+    /// Takes what there is room for.
+    pub(super) fn write(&mut self, octets: &[u8]) -> usize {
+        let room = SEND_BUFFER.saturating_sub(self.held);
+        let (now, _) = octets.split_at(octets.len().min(room));
+        if !now.is_empty() {
+            self.held = self.held.saturating_add(now.len());
+            self.unsent.push_back(Bytes::copy_from_slice(now));
+        }
+        now.len()
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.held < SEND_BUFFER
+    }
+
+    pub(super) fn finish(&mut self) {
+        self.finished = true;
+    }
+
+    pub(super) const fn is_finished(&self) -> bool {
+        self.finished
+    }
+
+    /// Whether all has been sent and acknowledged, the end too.
+    pub(super) fn is_done(&self) -> bool {
+        self.end_sent && self.flight.is_empty()
+    }
+
+    pub(super) const fn deadline(&self) -> Option<Duration> {
+        self.deadline
+    }
+
+    /// The next segment, if one may go.
+    pub(super) fn next(&mut self, now: Duration) -> Option<Next> {
+        let next = match self.has_window() {
+            true => self.repeat(now).or_else(|| self.fresh(now, self.limit)),
+            false => None,
+        };
+        if next.is_some() || (!self.unsent.is_empty() && self.flight.is_empty()) {
+            // Also when the peer takes nothing: it is asked when this is over.
+            let patience = self.patience();
+            self.deadline.get_or_insert(now + patience);
+        }
+        next
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "windows are far below 2^53 octets"
+    )]
+    fn has_window(&self) -> bool {
+        self.pipe == 0 || (self.pipe as f64) / (SEGMENT as f64) + 1.0 <= self.control.window()
+    }
+
+    fn repeat(&mut self, now: Duration) -> Option<Next> {
+        let seq = self.again.pop_first()?;
+        self.order = self.order.wrapping_add(1);
+        let flying = self.flight.get_mut(&seq)?;
+        (flying.sent, flying.order) = (now, self.order);
+        (flying.repeated, flying.lost) = (true, false);
+        self.pipe = self.pipe.saturating_add(flying.numbers());
+        Some(Next {
+            seq,
+            data: flying.data.clone(),
+            last: flying.last,
+        })
+    }
+
+    fn fresh(&mut self, now: Duration, limit: u64) -> Option<Next> {
+        let room = usize::try_from(limit.saturating_sub(self.next)).unwrap_or(usize::MAX);
+        let data = self.cut(room.min(SEGMENT));
+        let last = self.finished && !self.end_sent && self.unsent.is_empty();
+        if data.is_empty() && !last {
+            return None;
+        }
+        self.end_sent |= last;
+        self.order = self.order.wrapping_add(1);
+        let flying = Flying {
+            data: data.clone(),
+            last,
+            sent: now,
+            order: self.order,
+            repeated: false,
+            arrived: false,
+            lost: false,
+        };
+        let seq = self.next;
+        self.next = self.next.saturating_add(flying.numbers());
+        self.pipe = self.pipe.saturating_add(flying.numbers());
+        self.flight.insert(seq, flying);
+        Some(Next { seq, data, last })
+    }
+
+    /// The first `most` octets of what has not been sent.
+    fn cut(&mut self, most: usize) -> Bytes {
+        let Some(first) = self.unsent.front_mut() else {
+            return Bytes::new();
+        };
+        if first.len() > most {
+            return first.split_to(most);
+        }
+        let whole = self.unsent.pop_front().unwrap_or_default();
+        if whole.len() == most || self.unsent.is_empty() {
+            return whole;
+        }
+        let mut joined = BytesMut::from(whole.as_ref());
+        while joined.len() < most && !self.unsent.is_empty() {
+            let more = self.cut(most - joined.len());
+            joined.extend_from_slice(&more);
+        }
+        joined.freeze()
+    }
+
+    /// The peer says what has come: all before `ack`, and the segment `heard`.
+    pub(super) fn acknowledged(
+        &mut self,
+        ack: u64,
+        heard: Option<u64>,
+        window: u64,
+        now: Duration,
+    ) {
+        self.limit = self.limit.max(ack.saturating_add(window));
+        let rest = self.flight.split_off(&ack);
+        let whole = std::mem::replace(&mut self.flight, rest);
+        let mut new: u64 = 0;
+        for (seq, mut flying) in whole {
+            new = new.saturating_add(self.arrived(seq, &mut flying, now));
+            self.held = self.held.saturating_sub(flying.data.len());
+        }
+        if let Some((seq, mut flying)) = heard.and_then(|seq| self.flight.remove_entry(&seq)) {
+            new = new.saturating_add(self.arrived(seq, &mut flying, now));
+            self.flight.insert(seq, flying);
+        }
+        if new > 0 {
+            self.silent = 0;
+            self.deadline = (!self.flight.is_empty()).then(|| now + self.patience());
+            self.grow(ack, new, now);
+        }
+        self.find_lost();
+    }
+
+    /// How many numbers of it are new.
+    fn arrived(&mut self, seq: u64, flying: &mut Flying, now: Duration) -> u64 {
+        if std::mem::replace(&mut flying.arrived, true) {
+            return 0;
+        }
+        self.again.remove(&seq);
+        if !std::mem::replace(&mut flying.lost, false) {
+            self.pipe = self.pipe.saturating_sub(flying.numbers());
+        }
+        self.latest = self.latest.max(flying.order);
+        if !flying.repeated {
+            self.measure(now.saturating_sub(flying.sent));
+        }
+        flying.numbers()
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "windows are far below 2^53 octets"
+    )]
+    fn grow(&mut self, ack: u64, new: u64, now: Duration) {
+        let (trip, _) = self.trip.unwrap_or_default();
+        // While what was lost is repeated the window stays.
+        if ack >= self.answered {
+            self.control
+                .acknowledged(new as f64 / SEGMENT as f64, trip, now);
+        }
+    }
+
+    fn find_lost(&mut self) {
+        let latest = self.latest;
+        let is_late = |flying: &Flying| flying.order.saturating_add(LATER) <= latest;
+        if !self.flight.values().next().is_some_and(is_late) {
+            return;
+        }
+        let lost = self.flight.iter_mut();
+        let lost = lost.filter(|(_, flying)| !flying.arrived && !flying.lost && is_late(flying));
+        let mut fresh = false;
+        for (seq, flying) in lost {
+            flying.lost = true;
+            self.pipe = self.pipe.saturating_sub(flying.numbers());
+            self.again.insert(*seq);
+            fresh |= *seq >= self.answered;
+        }
+        if fresh {
+            self.answered = self.next;
+            self.control.lost();
+        }
+    }
+
+    /// RFC 6298 §2.
+    fn measure(&mut self, sample: Duration) {
+        self.trip = Some(match self.trip {
+            None => (sample, sample / 2),
+            Some((trip, varies)) => (
+                (trip * 7 + sample) / 8,
+                (varies * 3 + trip.abs_diff(sample)) / 4,
+            ),
+        });
+    }
+
+    fn patience(&self) -> Duration {
+        let patience = self.trip.map_or(FIRST_PATIENCE, |(trip, varies)| {
+            (trip + varies * 4).max(LEAST_PATIENCE)
+        });
+        let patience = patience.saturating_mul(1 << self.silent.min(MOST_SILENT));
+        patience.min(MOST_PATIENCE)
+    }
+
+    /// The deadline has passed; tells whether there is still hope.
+    pub(super) fn silent(&mut self, now: Duration) -> bool {
+        self.silent = self.silent.saturating_add(1);
+        if self.flight.is_empty() {
+            // The peer took nothing: one segment asks whether it does now.
+            self.limit = self.limit.max(self.next.saturating_add(1));
+        }
+        for (seq, flying) in &mut self.flight {
+            if !flying.arrived && !std::mem::replace(&mut flying.lost, true) {
+                self.again.insert(*seq);
+            }
+        }
+        self.pipe = 0;
+        self.answered = self.next;
+        self.control.silent();
+        let waits = !self.flight.is_empty() || !self.unsent.is_empty();
+        self.deadline = waits.then(|| now + self.patience());
+        self.silent < MOST_SILENT
+    }
+}
+
+impl Flying {
+    fn numbers(&self) -> u64 {
+        length(&self.data).saturating_add(self.last.into())
+    }
+}

@@ -1,0 +1,338 @@
+//! What a run comes to: figures for the terminal and, by name, for programs; a line for each fetch, circuit and relay in CSV.
+//! The names of metrics are those of `hoplite-lab report --json` where they mean the same. The same seed gives the same octets.
+
+mod table;
+
+use std::{
+    fmt::{self, Write},
+    fs, io,
+    path::Path,
+    time::Duration,
+};
+
+use serde::Serialize;
+
+use crate::outcome::{Fetch, Kind, Outcome};
+
+/// So long without an octet is a stall.
+const STALL: Duration = Duration::from_secs(10);
+
+/// Figures of one quantity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Figures {
+    /// How many values there are.
+    pub n: usize,
+    /// Quantiles, of type 7 (Hyndman and Fan); 0 where there is no value.
+    pub median: f64,
+    /// The 95th percentile.
+    pub p95: f64,
+    /// The 99th.
+    pub p99: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+/// What became of one kind of fetches.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Fetches {
+    /// `web` or `bulk`.
+    pub workload: &'static str,
+    /// How many began after the warm-up.
+    pub n: usize,
+    /// How many of them were whole.
+    pub done: usize,
+    /// How many failed.
+    pub failed: usize,
+    /// How many had not ended when the run did.
+    pub running: usize,
+    /// How many had no octet for ten seconds.
+    pub stalled: usize,
+    /// From asking for a stream to the first octet, in seconds.
+    pub ttfb_s: Figures,
+    /// To the last one.
+    pub ttlb_s: Figures,
+    /// Octets over that time, in bits a second.
+    pub goodput_bps: Figures,
+    /// The 99th percentile of the first octet's time over its median: 3 and more is a stalled network.
+    pub ttfb_p99_over_median: f64,
+}
+
+/// A run's figures.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// Relays.
+    pub relays: usize,
+    /// Clients.
+    pub clients: usize,
+    /// Relays of a path.
+    pub hops: usize,
+    /// What channels run over.
+    pub channel: String,
+    /// Whether circuits have congestion control.
+    pub congestion_control: bool,
+    /// The share of packets that is lost.
+    pub loss: f64,
+    /// The seed.
+    pub seed: u64,
+    /// How long the run was, in virtual seconds.
+    pub virtual_s: f64,
+    /// What became of fetches.
+    pub fetches: Vec<Fetches>,
+    /// Circuits that were not built.
+    pub circuits_failed: usize,
+    /// How long building took, with the channel to the guard where there was none, in seconds.
+    pub circuit_s: Figures,
+    /// How much of relays' lines was used, from 0 to 1, on average in the direction that was used more.
+    pub relay_use: Figures,
+    /// Packets.
+    pub packets: Packets,
+    /// Faults of channels that happened, by name.
+    pub faults: Vec<(&'static str, u64)>,
+    /// When which packets were sent, as one number: [`crate::net::Ledger::trace`].
+    pub trace: String,
+}
+
+/// What became of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Packets {
+    /// Sent.
+    pub sent: u64,
+    /// Their octets, with headers.
+    pub octets: u64,
+    /// Received.
+    pub received: u64,
+    /// Lost on their way.
+    pub lost: u64,
+    /// Dropped by a full queue.
+    pub queue_full: u64,
+}
+
+impl Figures {
+    /// Of these values.
+    pub fn of(values: impl Iterator<Item = f64>) -> Self {
+        let mut values: Vec<f64> = values.collect();
+        values.sort_by(f64::total_cmp);
+        Self {
+            n: values.len(),
+            median: rounded(quantile(&values, 0.5)),
+            p95: rounded(quantile(&values, 0.95)),
+            p99: rounded(quantile(&values, 0.99)),
+            max: rounded(values.last().copied().unwrap_or_default()),
+        }
+    }
+}
+
+/// To a microsecond, where it is a time.
+fn rounded(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the place in a list that fits memory"
+)]
+fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let place = share * (sorted.len().saturating_sub(1) as f64);
+    let below = place.floor() as usize;
+    let at = |place: usize| sorted.get(place).copied();
+    let low = at(below).unwrap_or_default();
+    let high = at(below.saturating_add(1)).unwrap_or(low);
+    (place - place.floor()).mul_add(high - low, low)
+}
+
+impl Fetches {
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "octets of a fetch are far below 2^53"
+    )]
+    fn of(outcome: &Outcome, kind: Kind) -> Self {
+        let counted =
+            |fetch: &&Fetch| fetch.kind == kind && fetch.begun >= outcome.settings.warm_up;
+        let all: Vec<&Fetch> = outcome.fetches.iter().filter(counted).collect();
+        let done = all.iter().filter(|fetch| fetch.end == Some("done"));
+        let whole =
+            done.filter_map(|fetch| Some((fetch, (fetch.last? - fetch.begun).as_secs_f64())));
+        let whole: Vec<_> = whole.collect();
+        let first = all
+            .iter()
+            .filter_map(|fetch| Some(fetch.first? - fetch.begun));
+        let ttfb_s = Figures::of(first.map(|time| time.as_secs_f64()));
+        let running = all.iter().filter(|fetch| fetch.end.is_none()).count();
+        let rate = |(fetch, time): &(&&Fetch, f64)| fetch.octets as f64 * 8.0 / time;
+        Self {
+            workload: kind.name(),
+            n: all.len(),
+            done: whole.len(),
+            failed: all
+                .len()
+                .saturating_sub(running)
+                .saturating_sub(whole.len()),
+            running,
+            stalled: all.iter().filter(|fetch| fetch.gap >= STALL).count(),
+            ttfb_s,
+            ttlb_s: Figures::of(whole.iter().map(|(_, time)| *time)),
+            goodput_bps: Figures::of(whole.iter().map(rate)),
+            ttfb_p99_over_median: match ttfb_s.median > 0.0 {
+                true => ttfb_s.p99 / ttfb_s.median,
+                false => 0.0,
+            },
+        }
+    }
+}
+
+impl Summary {
+    /// Of a run.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "octets of a run are far below 2^53"
+    )]
+    pub fn of(outcome: &Outcome) -> Self {
+        let settings = &outcome.settings;
+        let builds = outcome.builds.iter();
+        let time = outcome.took.as_secs_f64();
+        let used = outcome
+            .relays
+            .iter()
+            .map(|relay| relay.sent.max(relay.received) as f64 / (relay.bandwidth as f64 * time));
+        let ledger = &outcome.ledger;
+        Self {
+            relays: settings.relays,
+            clients: settings.clients,
+            hops: settings.hops,
+            channel: format!("{:?}", settings.channel).to_lowercase(),
+            congestion_control: settings.congestion_control,
+            loss: settings.loss,
+            seed: settings.seed,
+            virtual_s: time,
+            fetches: [Kind::Web, Kind::Bulk]
+                .map(|kind| Fetches::of(outcome, kind))
+                .into(),
+            circuits_failed: builds.clone().filter(|build| build.took.is_none()).count(),
+            circuit_s: Figures::of(builds.filter_map(|build| Some(build.took?.as_secs_f64()))),
+            relay_use: Figures::of(used),
+            packets: Packets {
+                sent: ledger.sent.packets,
+                octets: ledger.sent.octets,
+                received: ledger.received.packets,
+                lost: ledger.lost.packets,
+                queue_full: ledger.queue_full.packets,
+            },
+            trace: format!("{:016x}", ledger.trace),
+            faults: outcome
+                .faults
+                .iter()
+                .filter(|(_, count)| *count > 0)
+                .copied()
+                .collect(),
+        }
+    }
+}
+
+/// The files of a run, by name.
+///
+/// # Errors
+/// A figure cannot be written as JSON: a bug.
+pub fn files(outcome: &Outcome) -> Result<[(&'static str, String); 4], serde_json::Error> {
+    Ok([
+        (
+            "summary.json",
+            serde_json::to_string_pretty(&Summary::of(outcome))? + "\n",
+        ),
+        ("fetches.csv", fetches(outcome)),
+        ("circuits.csv", circuits(outcome)),
+        ("relays.csv", relays(outcome)),
+    ])
+}
+
+/// Writes them into `directory`, which is made.
+///
+/// # Errors
+/// The system's.
+pub fn write(outcome: &Outcome, directory: &Path) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    for (name, text) in files(outcome)? {
+        fs::write(directory.join(name), text)?;
+    }
+    Ok(())
+}
+
+/// Writing into a text never fails.
+macro_rules! line {
+    ($out:expr, $($rest:tt)*) => { writeln!($out, $($rest)*).ok() };
+}
+
+fn fetches(outcome: &Outcome) -> String {
+    let mut out = "client,kind,wanted,octets,begun_s,open_s,ttfb_s,ttlb_s,gap_s,end\n".to_owned();
+    for fetch in &outcome.fetches {
+        let from = |time: Option<Duration>| Seconds(time.map(|time| time - fetch.begun));
+        let Fetch {
+            client,
+            wanted,
+            octets,
+            ..
+        } = fetch;
+        let (kind, end) = (fetch.kind.name(), fetch.end.unwrap_or("running"));
+        let begun = Seconds(Some(fetch.begun));
+        let (open, first, last) = (from(fetch.opened), from(fetch.first), from(fetch.last));
+        let gap = Seconds(Some(fetch.gap));
+        line!(
+            out,
+            "{client},{kind},{wanted},{octets},{begun},{open},{first},{last},{gap},{end}"
+        );
+    }
+    out
+}
+
+fn circuits(outcome: &Outcome) -> String {
+    let mut out = "at_s,built_s\n".to_owned();
+    for build in &outcome.builds {
+        line!(out, "{},{}", Seconds(Some(build.at)), Seconds(build.took));
+    }
+    out
+}
+
+fn relays(outcome: &Outcome) -> String {
+    let mut out = "relay,bandwidth,sent,received,circuits,refused,open\n".to_owned();
+    for (number, relay) in outcome.relays.iter().enumerate() {
+        let crate::outcome::RelayUse {
+            bandwidth,
+            sent,
+            received,
+            ..
+        } = relay;
+        let (created, refused, open) = (relay.created, relay.refused, relay.open);
+        line!(
+            out,
+            "{number},{bandwidth},{sent},{received},{created},{refused},{open}"
+        );
+    }
+    out
+}
+
+/// Seconds with six digits, or nothing.
+struct Seconds(Option<Duration>);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(time) => write!(f, "{}.{:06}", time.as_secs(), time.subsec_micros()),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_of_type_seven() {
+        let figures = Figures::of([4.0, 1.0, 3.0, 2.0].into_iter());
+        assert!((figures.median - 2.5).abs() < 1e-9);
+        assert!((figures.p95 - 3.85).abs() < 1e-9);
+        assert!((figures.max - 4.0).abs() < 1e-9);
+        assert_eq!(Figures::of(std::iter::empty()), Figures::default());
+    }
+}

@@ -1,0 +1,162 @@
+//! Whole networks in virtual time. Small ones, and small fetches: what is looked at is the same as in large ones.
+
+use std::{sync::Arc, time::Duration};
+
+use hoplite_link::channel::How;
+use hoplite_sim::{
+    Failed, Settings, Traffic,
+    outcome::{Fetch, Outcome},
+    report::{self, Summary},
+    run,
+};
+
+const BOTH: [How; 2] = [How::Quic, How::Tls];
+
+/// Five relays, ten clients, a virtual minute.
+fn small(channel: How) -> Settings {
+    Settings {
+        relays: 5,
+        clients: 10,
+        targets: 2,
+        time: Duration::from_secs(60),
+        warm_up: Duration::from_secs(10),
+        channel,
+        traffic: Traffic {
+            bulk: 0.2,
+            web_octets: 20_000,
+            web_pause: Duration::from_secs(10),
+            bulk_octets: 200_000,
+            bulk_pause: Duration::from_secs(10),
+            ..Traffic::default()
+        },
+        ..Settings::default()
+    }
+}
+
+fn outcome(settings: &Settings) -> Outcome {
+    let outcome = run(settings, &Arc::default()).expect("runs");
+    assert!(outcome.ledger.is_balanced(), "{:?}", outcome.ledger);
+    outcome
+}
+
+fn files(settings: &Settings) -> [(&'static str, String); 4] {
+    report::files(&outcome(settings)).expect("written")
+}
+
+fn ended<'a>(outcome: &'a Outcome, how: &'a str) -> impl Iterator<Item = &'a Fetch> {
+    let fetches = outcome.fetches.iter();
+    fetches.filter(move |fetch| fetch.end == Some(how))
+}
+
+#[test]
+fn one_seed_gives_one_outcome_octet_by_octet_and_another_seed_another() {
+    for channel in BOTH {
+        let lossy = Settings {
+            loss: 0.01,
+            ..small(channel)
+        };
+        let first = files(&lossy);
+        for ((name, once), (_, again)) in first.iter().zip(files(&lossy)) {
+            assert!(
+                *once == again,
+                "{channel:?}: {name} differs:\n{once}\n{again}"
+            );
+        }
+        let other = Settings { seed: 2, ..lossy };
+        assert_ne!(first[1], files(&other)[1]);
+    }
+}
+
+#[test]
+fn all_that_clients_fetch_comes_whole() {
+    for channel in BOTH {
+        let outcome = outcome(&small(channel));
+        let done: Vec<_> = ended(&outcome, "done").collect();
+        assert!(done.len() >= 20, "{done:?}");
+        assert!(done.iter().all(|fetch| fetch.octets == fetch.wanted));
+        assert!(
+            done.iter()
+                .all(|fetch| fetch.opened < fetch.first && fetch.first <= fetch.last)
+        );
+        let left = outcome.fetches.iter().filter(|fetch| fetch.end.is_none());
+        assert_eq!(
+            done.len() + left.count(),
+            outcome.fetches.len(),
+            "{channel:?}"
+        );
+        assert!(outcome.builds.iter().all(|build| build.took.is_some()));
+        assert_eq!(outcome.ledger.lost.packets, 0);
+    }
+}
+
+#[test]
+fn fetches_go_on_when_a_relay_goes_and_what_was_sent_to_it_is_accounted_for() {
+    let minute = Duration::from_secs(60);
+    for channel in BOTH {
+        let settings = Settings {
+            relays: 9,
+            kills: vec![(1, minute)],
+            time: 3 * minute,
+            ..small(channel)
+        };
+        let outcome = outcome(&settings);
+        assert!(outcome.ledger.no_host.packets > 0, "{channel:?}");
+        let later = |fetch: &&Fetch| fetch.begun > minute + Duration::from_secs(15);
+        let later = ended(&outcome, "done").filter(later).count();
+        assert!(later >= 20, "{channel:?}: {later} of {:?}", outcome.fetches);
+    }
+}
+
+#[test]
+fn what_is_lost_is_sent_again_and_delays_who_waits_for_it() {
+    for channel in BOTH {
+        let lossy = Settings {
+            loss: 0.03,
+            ..small(channel)
+        };
+        let (lossy, clean) = (outcome(&lossy), outcome(&small(channel)));
+        assert!(lossy.ledger.lost.packets > 100);
+        let mean = |outcome: &Outcome| {
+            let times = ended(outcome, "done").filter_map(|fetch| Some(fetch.last? - fetch.begun));
+            let times: Vec<_> = times.collect();
+            times.iter().sum::<Duration>() / u32::try_from(times.len()).expect("few")
+        };
+        assert!(mean(&lossy) > mean(&clean), "{channel:?}");
+    }
+}
+
+#[test]
+fn settings_that_make_no_network_are_refused() {
+    let hops = Settings {
+        hops: 6,
+        ..small(How::Quic)
+    };
+    let loss = Settings {
+        loss: 1.5,
+        ..small(How::Quic)
+    };
+    for wrong in [hops, loss] {
+        let refused = run(&wrong, &Arc::default()).map(drop);
+        assert!(matches!(refused, Err(Failed::Wrong(_))));
+    }
+}
+
+#[test]
+#[ignore = "a minute without optimisation: cargo test --release -p hoplite-sim -- --ignored"]
+fn forty_relays_carry_a_hundred_clients_without_a_stall() {
+    for channel in BOTH {
+        let settings = Settings {
+            time: Duration::from_secs(180),
+            channel,
+            ..Settings::default()
+        };
+        let summary = Summary::of(&outcome(&settings));
+        for fetches in summary.fetches {
+            assert_eq!(
+                (fetches.failed, fetches.stalled),
+                (0, 0),
+                "{channel:?}: {fetches:?}"
+            );
+        }
+    }
+}
