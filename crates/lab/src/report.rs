@@ -9,6 +9,7 @@
 //! ```
 
 mod axis;
+mod beside;
 mod boxplot;
 mod compare;
 mod data;

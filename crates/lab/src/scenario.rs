@@ -50,8 +50,8 @@ pub struct Scenario {
     pub name: String,
     /// One line for `list` and the report.
     pub summary: String,
-    /// What a paper found; shown beside ours.
-    pub paper: Vec<Finding>,
+    /// What a paper found, and what is asked of a subject; shown beside ours.
+    pub findings: Vec<Finding>,
     /// How often each case is measured with each subject. May be replaced before `keys` is called.
     pub repetitions: u32,
     /// Where everything random begins. May be replaced before `keys` is called.
@@ -71,7 +71,10 @@ pub struct Scenario {
     checked: Arc<Checked>,
 }
 
-/// A figure or a statement of a paper.
+/// What a finding's figure may be of the metric's values.
+pub const STATISTICS: [&str; 5] = ["median", "mean", "p95", "p99", "tail"];
+
+/// A figure or a statement of a paper, or a goal.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Finding {
@@ -87,6 +90,10 @@ pub struct Finding {
     pub subject: Option<String>,
     /// The figure is the ratio to this subject's.
     pub relative_to: Option<String>,
+    /// The figure is the ratio to that of the case with these parameters and otherwise the same ones.
+    pub relative_to_case: BTreeMap<String, String>,
+    /// One of [`STATISTICS`]; `None` is the metric's own.
+    pub statistic: Option<String>,
     /// The figure.
     pub value: Option<f64>,
     /// The lower end of its range.
@@ -95,6 +102,8 @@ pub struct Finding {
     pub high: Option<f64>,
     /// What it is counted in, if that is not the metric's own unit.
     pub unit: Option<String>,
+    /// Whether it is asked for, not found by a paper.
+    pub goal: bool,
 }
 
 /// The validity gate: an attempt beyond it is repeated.

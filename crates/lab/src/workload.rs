@@ -33,6 +33,9 @@ pub struct Plan {
     /// Whether all its transfers may fail: a scenario that measures just that. Else an attempt in which they do has failed.
     #[serde(default)]
     pub may_fail: bool,
+    /// What its figures are called: workloads with one such name are one in the report. `None` is its own name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counted_as: Option<String>,
     /// What it does.
     pub kind: Kind,
     /// A transfer that moves no octet for so long has failed (`STALL`).

@@ -262,6 +262,23 @@ fn hoplite_carries_everything_over_two_relays() {
 }
 
 #[test]
+fn circuits_carry_streams_over_quic_tls_and_whichever_is_there_on_paths_of_their_own() {
+    let hosts = ["client1", "client2", "relay1", "relay2", "relay3", "server"];
+    let workload = "[[workload]]\nkind = \"download\"\noctets = \"1MB\"\nfrom = \"client2\"\n";
+    let paths =
+        "paths = [[\"relay1\", \"relay2\", \"relay3\"], [\"relay3\", \"relay2\", \"relay1\"]]";
+    for with in [
+        format!("channel = \"quic\", {paths}"),
+        "channel = \"tls\", congestion_control = false".to_owned(),
+        "channel = \"auto\", ahead = 1".to_owned(),
+    ] {
+        let subject =
+            format!("use = \"hoplite-onion\"\nwith = {{ relays = 3, clients = 2, {with} }}\n");
+        try_out(&["hoplite"], &hosts, &subject, workload);
+    }
+}
+
+#[test]
 fn hoplite_takes_every_policy_that_its_subject_can_write() {
     let all = [DOWNLOAD, ECHO].concat();
     for with in [

@@ -61,6 +61,7 @@ fn transfers_that_fail_are_told_as_lines_and_the_process_ends_well() {
             to: "server".into(),
             direct: false,
             may_fail: false,
+            counted_as: None,
             kind: Kind::Download(bulk),
             stall: Plan::STALL,
             timeout: Plan::TIMEOUT,

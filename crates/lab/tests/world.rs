@@ -130,6 +130,7 @@ fn workload(name: &str, kind: Kind) -> workload::Plan {
         to: "server".into(),
         direct: false,
         may_fail: false,
+        counted_as: None,
         kind,
         stall: workload::Plan::STALL,
         timeout: workload::Plan::TIMEOUT,

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::quantile::place_of;
 use crate::splitmix::SplitMix;
 
 /// The values of one subject in one case, by repetition.
@@ -23,6 +24,27 @@ pub enum Statistic {
     Median,
     /// The average: for shares of what happened or did not, whose median hides all that is rare.
     Mean,
+    /// The 95th percentile.
+    P95,
+    /// The 99th percentile.
+    P99,
+    /// The 99th percentile over the median: how far the slowest are behind the others.
+    Tail,
+}
+
+impl Statistic {
+    /// By its word in scenarios (`scenario::STATISTICS`).
+    #[must_use]
+    pub fn named(word: &str) -> Option<Self> {
+        match word {
+            "median" => Some(Self::Median),
+            "mean" => Some(Self::Mean),
+            "p95" => Some(Self::P95),
+            "p99" => Some(Self::P99),
+            "tail" => Some(Self::Tail),
+            _ => None,
+        }
+    }
 }
 
 /// How values are resampled.
@@ -191,8 +213,11 @@ impl Ranked {
     /// The statistic when each repetition is taken so many times.
     fn center(&self, statistic: Statistic, counts: &[usize]) -> Option<f64> {
         match statistic {
-            Statistic::Median => self.median(counts),
+            Statistic::Median => self.quantile(0.5, counts),
             Statistic::Mean => self.mean(counts),
+            Statistic::P95 => self.quantile(0.95, counts),
+            Statistic::P99 => self.quantile(0.99, counts),
+            Statistic::Tail => ratio(self.quantile(0.99, counts)?, self.quantile(0.5, counts)?),
         }
     }
 
@@ -203,22 +228,24 @@ impl Ranked {
         (total > 0.0).then(|| sum.sum::<f64>() / total)
     }
 
-    fn median(&self, counts: &[usize]) -> Option<f64> {
+    /// The quantile at `share` (0..1), of type 7 as all of ours.
+    fn quantile(&self, share: f64, counts: &[usize]) -> Option<f64> {
         let count = |place: usize| counts.get(place).copied().unwrap_or_default();
         let total: usize = self.0.iter().map(|(_, place)| count(*place)).sum();
-        let last = total.checked_sub(1)?;
+        let (below, part) = place_of(share, total.checked_sub(1)?);
+        let above = below + usize::from(part > 0.0);
         let (mut passed, mut low) = (0, None);
         for (value, place) in &self.0 {
             passed += count(*place);
-            if low.is_none() && passed > last / 2 {
+            if low.is_none() && passed > below {
                 low = Some(*value);
             }
-            if passed > last.div_ceil(2) {
+            if passed > above {
                 let low = low.unwrap_or(*value);
                 return Some(if low == *value {
                     low
                 } else {
-                    low + (value - low) / 2.0
+                    low + part * (value - low)
                 });
             }
         }
@@ -402,6 +429,26 @@ mod tests {
     }
 
     #[test]
+    fn a_few_slow_ones_are_seen_by_the_tail_and_not_by_the_median() {
+        let even = clusters((0..100).map(|place| 1.0 + f64::from(place) / 1000.0));
+        let mut slow = even.clone();
+        slow.insert(1, vec![9.0]);
+        slow.insert(2, vec![9.0]);
+        assert!(center(&even, Statistic::Tail).unwrap() < 1.1);
+        assert!(center(&slow, Statistic::Tail).unwrap() > 3.0);
+        assert!(center(&slow, Statistic::P95).unwrap() < 1.2);
+        assert!(center(&slow, Statistic::Median).unwrap() < 1.1);
+        assert_eq!(center(&clusters([0.0; 10]), Statistic::Tail), None);
+    }
+
+    #[test]
+    fn a_statistic_is_known_by_every_word_that_scenarios_may_use() {
+        let known = |word: &&str| Statistic::named(word).is_some();
+        assert!(crate::scenario::STATISTICS.iter().all(known));
+        assert_eq!(Statistic::named("mode"), None);
+    }
+
+    #[test]
     fn without_a_common_repetition_nothing_is_compared() {
         let one = [(1, vec![1.0])].into();
         let other = [(2, vec![1.0])].into();
@@ -411,14 +458,15 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
         #[test]
-        fn a_resample_of_everything_once_is_the_median(
+        fn a_resample_of_everything_once_has_the_values_quantiles(
             values in prop::collection::vec(-1e3..1e3_f64, 1..40),
+            share in 0.0..=1.0_f64,
         ) {
             let clusters = clusters(values.clone());
             let all: Vec<u32> = clusters.keys().copied().collect();
-            let median = Ranked::new(&clusters, &all).median(&vec![1; values.len()]).unwrap();
-            let expected = super::super::quantile::median(&values).unwrap();
-            prop_assert!((median - expected).abs() < 1e-9);
+            let found = Ranked::new(&clusters, &all).quantile(share, &vec![1; values.len()]).unwrap();
+            let expected = super::super::quantile::quantile(&values, share).unwrap();
+            prop_assert!((found - expected).abs() < 1e-9);
         }
 
         #[test]

@@ -19,12 +19,9 @@ pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
 /// The quantile at `share` (0..1) of ascending values; `None` of nothing.
 #[must_use]
 pub fn quantile_of_sorted(sorted: &[f64], share: f64) -> Option<f64> {
-    let last = sorted.len().checked_sub(1)?;
-    let place = share.clamp(0.0, 1.0) * last as f64;
-    let below = floor(place).min(last);
+    let (below, part) = place_of(share, sorted.len().checked_sub(1)?);
     let low = *sorted.get(below)?;
     let high = *sorted.get(below + 1).unwrap_or(&low);
-    let part = place - below as f64;
     // Two infinities of one sign have no difference, and 0 × ∞ is no number.
     let between = part > 0.0 && low != high;
     Some(if between {
@@ -32,6 +29,14 @@ pub fn quantile_of_sorted(sorted: &[f64], share: f64) -> Option<f64> {
     } else {
         low
     })
+}
+
+/// Where the quantile at `share` lies among ascending values of which the last has the place `last`: the place below it, and how far it is
+/// from there to the next.
+pub(super) fn place_of(share: f64, last: usize) -> (usize, f64) {
+    let place = share.clamp(0.0, 1.0) * last as f64;
+    let below = floor(place).min(last);
+    (below, place - below as f64)
 }
 
 /// The middle value.

@@ -48,7 +48,7 @@ impl Source for Scenario {
             subjects: self.labels(),
             cases: self.cases(),
             gate: self.gate.clone(),
-            findings: self.paper.clone(),
+            findings: self.findings.clone(),
             ..Campaign::default()
         }
     }

@@ -1,7 +1,13 @@
 //! What the machine did meanwhile: its load, the time that its own host took from it, and the time in which programs waited for a processor.
-//! `driver` puts it into the health record. Linux `proc(5)`: /proc/loadavg, /proc/stat; Documentation/accounting/psi.rst: /proc/pressure/cpu.
+//! `driver` puts it into the health record. Linux `proc(5)`: /proc/loadavg, /proc/stat; Documentation/accounting/psi.rst: /proc/pressure/cpu,
+//! and cpu.pressure of a control group.
 
-use std::{fs, time::Instant};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::LazyLock,
+    time::Instant,
+};
 
 use crate::trial::EmulatorHealth;
 
@@ -30,11 +36,11 @@ pub(super) struct Meanwhile {
 impl Machine {
     /// The machine now; what cannot be read is 0, but for the pressure: many kernels have none.
     pub(super) fn now() -> Self {
-        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let read = |path: &Path| fs::read_to_string(path).unwrap_or_default();
         Self {
-            load: load(&read("/proc/loadavg")),
-            ticks: ticks(&read("/proc/stat")),
-            waited: waited(&read("/proc/pressure/cpu")),
+            load: load(&read(Path::new("/proc/loadavg"))),
+            ticks: ticks(&read(Path::new("/proc/stat"))),
+            waited: waited(&read(&PRESSURE)),
             at: Instant::now(),
         }
     }
@@ -57,6 +63,29 @@ impl Machine {
             cpu_pressure: waited.map(|waited| share(waited).min(1.0)),
         }
     }
+}
+
+/// Where the kernel says how long programs waited: those of our control group, if we are in one, else those of the machine.
+static PRESSURE: LazyLock<PathBuf> = LazyLock::new(|| {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    group(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"))
+        .map(|group| group.join("cpu.pressure"))
+        .filter(|file| file.exists())
+        .unwrap_or_else(|| PathBuf::from("/proc/pressure/cpu"))
+});
+
+/// The directory of our control group (version 2); `None` in the root, and where there is no such hierarchy. cgroups(7).
+fn group(of_process: &str, mounts: &str) -> Option<PathBuf> {
+    let path = of_process
+        .lines()
+        .find_map(|line| line.strip_prefix("0::/"))?;
+    let root = mounts.lines().find_map(|line| {
+        let (place, kind) = line.split_once(" - ")?;
+        let whole = place.split_whitespace().nth(3)? == "/";
+        let at = place.split_whitespace().nth(4)?;
+        (whole && kind.starts_with("cgroup2 ")).then_some(at)
+    })?;
+    (!path.is_empty()).then(|| Path::new(root).join(path))
 }
 
 fn load(text: &str) -> f64 {
@@ -112,6 +141,17 @@ mod tests {
         assert_eq!(load("0.75 0.50 0.20 1/200 4711\n"), 0.75);
         assert_eq!(ticks("cpu  10 1 5 80 2 0 1 1 0 0\ncpu0 1 1"), (100, 1));
         assert_eq!((load(""), ticks("")), (0.0, (0, 0)));
+    }
+
+    #[test]
+    fn a_lab_in_a_control_group_of_its_own_is_not_judged_by_strangers() {
+        let mounts = "30 25 0:26 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n";
+        let inside = "3:cpuset:/\n0::/user.slice/lab.scope\n";
+        let there = Some("/sys/fs/cgroup/unified/user.slice/lab.scope".into());
+        assert_eq!(group(inside, mounts), there);
+        assert_eq!(group("0::/\n", mounts), None, "the root is the machine");
+        assert_eq!(group(inside, ""), None);
+        assert_eq!(group("", mounts), None);
     }
 
     #[test]

@@ -28,6 +28,7 @@ pub(super) struct Summary {
     pub(super) center: f64,
     pub(super) interval: Option<Interval>,
     pub(super) p95: f64,
+    pub(super) p99: f64,
 }
 
 /// How a subject stands to another.
@@ -146,6 +147,7 @@ fn summary(data: &Data, place: Place) -> Option<Summary> {
         center: center(&clusters, how.statistic)?,
         interval: confidence(&clusters, &how),
         p95: quantile_of_sorted(&values, 0.95)?,
+        p99: quantile_of_sorted(&values, 0.99)?,
     })
 }
 

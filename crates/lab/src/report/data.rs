@@ -254,7 +254,8 @@ impl Data {
         cases.into_iter().collect()
     }
 
-    /// Transfers behind a measure that failed. A schedule's workload has the size behind its name.
+    /// Transfers behind a measure that failed. A schedule's workload has the size behind its name; of workloads that are counted as one the names
+    /// begin with that one's.
     pub(super) fn failed_transfers(&self, at: Place) -> usize {
         let workload = self
             .measures
@@ -267,7 +268,21 @@ impl Data {
                 .copied()
         };
         let stem = workload.rsplit_once('/').map_or(workload, |(stem, _)| stem);
-        count(workload).or_else(|| count(stem)).unwrap_or(0)
+        count(workload)
+            .or_else(|| count(stem))
+            .unwrap_or_else(|| self.failed_parts(at, stem))
+    }
+
+    /// Those of workloads without figures of their own whose names begin like this.
+    fn failed_parts(&self, at: Place, stem: &str) -> usize {
+        let measured = |name: &str| {
+            let same = |measure: &Measure| measure.workload.as_deref() == Some(name);
+            self.measures.iter().any(same)
+        };
+        let parts = self.failed.iter().filter(|((case, subject, name), _)| {
+            (*case, *subject) == (at.case, at.subject) && name.starts_with(stem) && !measured(name)
+        });
+        parts.map(|(_, count)| count).sum()
     }
 
     /// The colour of a subject.
@@ -341,4 +356,34 @@ fn measures(metrics: &[(String, Metric)]) -> Vec<Measure> {
     let mut measures: Vec<Measure> = seen.into_iter().map(measure).collect();
     measures.sort_by_key(|measure| measure.meaning.rank);
     measures
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_transfers_of_workloads_that_are_counted_as_one_are_counted_together() {
+        let measure = |workload: &str| Measure {
+            workload: Some(workload.to_owned()),
+            metric: "ttfb_s".to_owned(),
+            meaning: meaning("ttfb_s"),
+        };
+        let failed = [("get1", 2), ("get2", 3), ("getter", 5), ("put", 7)];
+        let data = Data {
+            measures: vec![measure("get"), measure("getter")],
+            failed: failed
+                .map(|(name, count)| ((0, 0, name.to_owned()), count))
+                .into(),
+            ..Data::default()
+        };
+        let failed = |measure| {
+            data.failed_transfers(Place {
+                measure,
+                case: 0,
+                subject: 0,
+            })
+        };
+        assert_eq!([failed(0), failed(1)], [5, 5]);
+    }
 }

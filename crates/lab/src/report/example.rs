@@ -154,6 +154,18 @@ impl Example {
                     None,
                     (None, None),
                 ),
+                Finding {
+                    subject: Some("tor".into()),
+                    relative_to: Some("native".into()),
+                    statistic: Some("p95".into()),
+                    goal: true,
+                    ..finding(
+                        "Hardly later than without",
+                        "ttlb_s",
+                        None,
+                        (None, Some(1.1)),
+                    )
+                },
             ],
         }
     }

@@ -1,13 +1,15 @@
-//! The report as JSON lines: one for each case, subject and measure, then one for each ratio to the baseline.
+//! The report as JSON lines: one for each case, subject and measure, one for each ratio to the baseline, then one for each figure that a goal is about.
 
 use serde_json::{Value, json};
 
 use crate::analysis::bootstrap::Statistic;
 
 use super::{
+    beside::{self, Ours},
     compare::{Judgement, Ratio, Summary},
     data::{Data, Place},
 };
+use crate::scenario::Finding;
 
 /// All lines.
 pub(super) fn lines(data: &Data, judgement: &Judgement) -> Vec<Value> {
@@ -17,7 +19,28 @@ pub(super) fn lines(data: &Data, judgement: &Judgement) -> Vec<Value> {
         .collect();
     let ratios = judgement.ratios.iter();
     lines.extend(ratios.map(|(place, found)| ratio(data, judgement, *place, found)));
+    let goals = data.campaign.findings.iter().filter(|finding| finding.goal);
+    lines.extend(goals.flat_map(|finding| {
+        let ours = beside::ours(data, judgement, finding).into_iter();
+        ours.map(move |ours| goal(data, finding, &ours))
+    }));
     lines
+}
+
+fn goal(data: &Data, finding: &Finding, ours: &Ours) -> Value {
+    let more = json!({
+        "goal": finding.text,
+        "relative_to": finding.relative_to,
+        "relative_to_case": finding.relative_to_case,
+        "statistic": finding.statistic,
+        "asked": [finding.low, finding.high],
+        "value": ours.value,
+        "lo": ours.low,
+        "hi": ours.high,
+        "n": ours.n,
+        "verdict": beside::outcome(finding, ours).words(),
+    });
+    with(place(data, ours.place), more)
 }
 
 /// What every line says of its place.
@@ -48,8 +71,8 @@ fn median(data: &Data, at: Place, summary: &Summary) -> Value {
     let measure = data.measures.get(at.measure);
     let quantity = measure.map(|measure| measure.meaning.quantity);
     let statistic = measure.map(|measure| match measure.meaning.statistic {
-        Statistic::Median => "median",
         Statistic::Mean => "mean",
+        _ => "median",
     });
     let more = json!({
         "unit": quantity.map(super::metric::Quantity::stored),
@@ -65,6 +88,7 @@ fn median(data: &Data, at: Place, summary: &Summary) -> Value {
         "lo": summary.interval.map(|interval| interval.low),
         "hi": summary.interval.map(|interval| interval.high),
         "p95": summary.p95,
+        "p99": summary.p99,
     });
     with(place(data, at), more)
 }
@@ -104,7 +128,7 @@ mod tests {
             (&line["scenario"], &line["case"]["hops"]),
             (&json!("example"), &json!("2"))
         );
-        for key in ["n", "invalid", "failed", "median", "lo", "hi", "p95"] {
+        for key in ["n", "invalid", "failed", "median", "lo", "hi", "p95", "p99"] {
             assert!(line[key].is_number(), "{key} of {line}");
         }
         let ratio = lines
@@ -114,6 +138,11 @@ mod tests {
         assert!(
             ratio["ratio"].is_number() && ratio["verdict"].is_string(),
             "{ratio}"
+        );
+        let goal = lines.iter().find(|line| line["goal"].is_string()).unwrap();
+        assert!(
+            goal["value"].is_number() && goal["verdict"].is_string(),
+            "{goal}"
         );
     }
 }

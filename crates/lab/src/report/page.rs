@@ -3,6 +3,7 @@
 mod cases;
 mod drawings;
 mod glance;
+mod goals;
 mod machine;
 mod method;
 mod paper;
@@ -37,6 +38,7 @@ pub(super) fn page(source: &Source<'_>) -> String {
     let campaign = &source.data.campaign;
     let sections = [
         ("verdict", "Who won", glance::section(source)),
+        ("goals", "Beside what was asked", goals::section(source)),
         ("paper", "Beside the paper", paper::section(source)),
         ("cases", "Case by case", cases::section(source)),
         (

@@ -147,11 +147,14 @@ fn is_subject(process: &str) -> bool {
 
 /// A schedule's transfers have different sizes: each size is a workload of its own, `NAME/OCTETS`.
 fn label(whole: &Whole, plan: Option<&Plan>) -> String {
+    let name = plan
+        .and_then(|plan| plan.counted_as.as_ref())
+        .unwrap_or(&whole.workload);
     match plan.map(|plan| &plan.kind) {
         Some(Kind::Schedule { .. }) => {
-            format!("{}/{}", whole.workload, whole.asked[0].max(whole.asked[1]))
+            format!("{name}/{}", whole.asked[0].max(whole.asked[1]))
         }
-        _ => whole.workload.clone(),
+        _ => name.clone(),
     }
 }
 
@@ -262,6 +265,23 @@ mod tests {
         assert_eq!(value(&found, None, "failed_share"), Some(0.5));
         let times = found.iter().filter(|metric| metric.name == "ttfb_s");
         assert_eq!(times.count(), 1);
+    }
+
+    #[test]
+    fn workloads_that_are_counted_as_one_have_figures_of_one() {
+        let plans = ["get1", "get2"].map(|name| Plan {
+            counted_as: Some("get".into()),
+            ..bulk(name, 2_000_000)
+        });
+        let report = report(vec![transfer("get1", 1, 1), transfer("get2", 1, 1)]);
+        let found = metrics(&trial(plans.to_vec()), &report, &[]);
+        let of = |workload: &str| {
+            let same = |metric: &&Metric| {
+                metric.name == "ttfb_s" && metric.workload.as_deref() == Some(workload)
+            };
+            found.iter().filter(same).count()
+        };
+        assert_eq!([of("get"), of("get1"), of("get2")], [2, 0, 0]);
     }
 
     #[test]

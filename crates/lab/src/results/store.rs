@@ -22,10 +22,15 @@ use crate::errors::Failure;
 pub const FILE: &str = "results.sqlite";
 
 /// Kept in `user_version`; older ones are brought up to it, others are refused.
-const VERSION: i64 = 2;
+const VERSION: i64 = 3;
 
 /// What makes a store of each version, from 1, one of the next.
-const UPGRADES: [&str; 1] = ["ALTER TABLE attempt ADD COLUMN cpu_pressure REAL"];
+const UPGRADES: [&str; 2] = [
+    "ALTER TABLE attempt ADD COLUMN cpu_pressure REAL",
+    "ALTER TABLE finding ADD COLUMN relative_to_case TEXT NOT NULL DEFAULT '{}';
+     ALTER TABLE finding ADD COLUMN statistic TEXT;
+     ALTER TABLE finding ADD COLUMN goal INTEGER NOT NULL DEFAULT 0",
+];
 
 /// How long a reader and the campaign wait for each other.
 const PATIENCE: Duration = Duration::from_secs(30);

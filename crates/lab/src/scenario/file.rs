@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{errors::Failure, topology::Topology, trial::Analysis, workload};
 
-const KEYS: [&str; 17] = [
+const KEYS: [&str; 18] = [
     "name",
     "summary",
     "repetitions",
@@ -36,6 +36,7 @@ const KEYS: [&str; 17] = [
     "timeout",
     "baseline",
     "finding",
+    "goal",
     "matrix",
     "host",
     "router",
@@ -98,7 +99,7 @@ pub(crate) fn scenario(
     let cases = matrix::cases(&parameters);
     check.all(root, &cases);
     let mut scenario = head(root, &check);
-    scenario.paper = findings::findings(root, &parameters, &check.labels);
+    scenario.findings = findings::findings(root, &parameters, &check.labels);
     scenario.path = path.map(Path::to_owned);
     check_runs(root, scenario.repetitions, &check.labels);
     text.clone_into(&mut scenario.source);
@@ -125,7 +126,7 @@ fn head(root: Reader<'_>, check: &Check<'_>) -> Scenario {
             .need("name", "the scenario's name in the results", name)
             .unwrap_or_default(),
         summary: root.text("summary").unwrap_or_default(),
-        paper: Vec::new(),
+        findings: Vec::new(),
         repetitions: u32::try_from(root.count("repetitions", 10, 1, 1_000_000)).unwrap_or(u32::MAX),
         seed: root.count("seed", 1, 0, 1 << 53),
         timeout: check.timeout,

@@ -1,16 +1,17 @@
-//! `[[finding]]`: what a paper found. The report shows it beside what was measured. Used by `file`.
+//! `[[finding]]`: what a paper found, and `[[goal]]`: what is asked of a subject. The report shows both beside what was measured. Used by `file`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Finding,
+    Finding, STATISTICS,
     complain::{Wrong, meant, quoted},
     document::{Item, Node},
     expression::{Scope, Value},
     matrix::{Case, Parameter},
-    reader::{Reader, evaluate, text},
+    reader::{Reader, evaluate, one_of, text},
 };
 
+/// Keys of both.
 const KEYS: [&str; 10] = [
     "text",
     "metric",
@@ -18,33 +19,42 @@ const KEYS: [&str; 10] = [
     "case",
     "subject",
     "relative_to",
-    "value",
+    "relative_to_case",
+    "statistic",
     "low",
     "high",
-    "unit",
 ];
+/// Keys of a finding alone: a goal is a bound, in the metric's own unit.
+const PAPER: [&str; 2] = ["value", "unit"];
 const MOST: usize = 1000;
 
-/// Reads all findings.
+/// Reads all findings, then all goals.
 pub(crate) fn findings(
     root: Reader<'_>,
     parameters: &[Parameter],
     labels: &[Vec<String>],
 ) -> Vec<Finding> {
     let labels: BTreeSet<&str> = labels.iter().flatten().map(String::as_str).collect();
-    let entries = root.tables("finding").into_iter().take(MOST);
-    entries
-        .filter_map(|entry| finding(entry, parameters, &labels))
-        .collect()
+    let read = |key: &str, goal: bool| -> Vec<Finding> {
+        let entries = root.tables(key).into_iter().take(MOST);
+        entries
+            .filter_map(|entry| finding(entry, goal, parameters, &labels))
+            .collect()
+    };
+    [read("finding", false), read("goal", true)].concat()
 }
 
 fn finding(
     entry: Reader<'_>,
+    goal: bool,
     parameters: &[Parameter],
     labels: &BTreeSet<&str>,
 ) -> Option<Finding> {
-    entry.only(&KEYS);
-    let case = case(entry, parameters);
+    let own: &[&str] = if goal { &[] } else { &PAPER };
+    let keys: Vec<&str> = KEYS.iter().chain(own).copied().collect();
+    entry.only(&keys);
+    let case = case(entry, "case", parameters);
+    let other = case_of_ratio(entry, parameters);
     let here = entry.within(&case.scope);
     let plain = |key: &str| match entry.table.node(key).map(|node| &node.item) {
         Some(Item::Text(text)) => Some(text.clone()),
@@ -58,6 +68,9 @@ fn finding(
         workload: plain("workload"),
         subject: label("subject"),
         relative_to: label("relative_to"),
+        relative_to_case: other.values,
+        statistic: statistic(entry),
+        goal,
         value: number("value"),
         low: number("low"),
         high: number("high"),
@@ -69,22 +82,42 @@ fn finding(
         entry.missing("text", "what was found, in words");
     }
     let figure = finding.value.is_some() || finding.low.is_some() || finding.high.is_some();
-    if figure && finding.metric.is_none() {
+    if (figure || goal) && finding.metric.is_none() {
         entry.missing(
             "metric",
             "what the figure is of, such as metric = \"ttlb_s\"",
         );
     }
+    if goal && !figure {
+        entry.missing("high", "a bound: high, or low, or both");
+    }
     Some(finding)
 }
 
+fn statistic(entry: Reader<'_>) -> Option<String> {
+    let words = STATISTICS.map(|word| (word, word));
+    let word = entry.read("statistic", |value| one_of(value, &words))?;
+    Some(word.to_owned())
+}
+
+/// A ratio has one other side.
+fn case_of_ratio(entry: Reader<'_>, parameters: &[Parameter]) -> Case {
+    if entry.table.node("relative_to_case").is_some() && entry.table.node("relative_to").is_some() {
+        entry.wrong(
+            "relative_to_case",
+            Wrong::new("there is relative_to too", "one of the two"),
+        );
+    }
+    case(entry, "relative_to_case", parameters)
+}
+
 /// The parameters that a finding names, which must be of the matrix.
-fn case(entry: Reader<'_>, parameters: &[Parameter]) -> Case {
+fn case(entry: Reader<'_>, key: &str, parameters: &[Parameter]) -> Case {
     let mut case = Case {
         values: BTreeMap::new(),
         scope: Scope::default(),
     };
-    let Some(table) = entry.table.node("case").and_then(|node| entry.inner(node)) else {
+    let Some(table) = entry.table.node(key).and_then(|node| entry.inner(node)) else {
         return case;
     };
     for pair in &table.table.entries {

@@ -76,12 +76,16 @@ pub(crate) const SCENARIOS: [(&str, &str); 18] = [
 ];
 
 /// Built-in subjects, in the order of `list`.
-pub(crate) const SUBJECTS: [(&str, &str); 6] = [
+pub(crate) const SUBJECTS: [(&str, &str); 7] = [
     ("native", include_str!("../../../../subjects/native.toml")),
     ("hoplite", include_str!("../../../../subjects/hoplite.toml")),
     (
         "hoplite-up",
         include_str!("../../../../subjects/hoplite-up.toml"),
+    ),
+    (
+        "hoplite-onion",
+        include_str!("../../../../subjects/hoplite-onion.toml"),
     ),
     ("tor", include_str!("../../../../subjects/tor.toml")),
     ("openvpn", include_str!("../../../../subjects/openvpn.toml")),

@@ -1,5 +1,5 @@
 //! `[matrix]`: parameters and their values. Every combination is a case; `scenario` resolves all of the file in each.
-//! A value is a number, a text, true or false, or a table with a `name` and further fields: `{profile.down}`.
+//! A value is a number, a text, true or false, or a table with a `name` and further fields, which may be lists: `{profile.down}`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -179,12 +179,19 @@ fn fields(parameter: &str, table: &Table, complaints: &Complaints<'_>) -> Option
     let mut brings = vec![(parameter.to_owned(), name)];
     for entry in &table.entries {
         check_name(entry, complaints);
-        brings.push((
-            format!("{parameter}.{}", entry.key),
-            scalar(&entry.node, complaints)?,
-        ));
+        let value = match &entry.node.item {
+            Item::List(_) => list(&entry.node, complaints)?,
+            _ => scalar(&entry.node, complaints)?,
+        };
+        brings.push((format!("{parameter}.{}", entry.key), value));
     }
     Some(Row { text, brings })
+}
+
+/// A list of values without expressions, or of such lists.
+fn list(node: &Node, complaints: &Complaints<'_>) -> Option<Value> {
+    let value = evaluate(node, &Scope::default(), super::template::Owner::Scenario);
+    value.map_err(|(at, wrong)| complaints.add(at, wrong)).ok()
 }
 
 /// A value without expressions: there is nothing that they could know.
@@ -261,6 +268,16 @@ mod tests {
         assert_eq!(cases[0].values["p"], "edge");
         let expression = crate::scenario::expression::parse("p.down + 1").expect("valid");
         assert_eq!(expression.value(&cases[1].scope), Ok(Value::Number(51.0)));
+    }
+
+    #[test]
+    fn a_field_may_be_a_list_that_all_of_the_file_shares() {
+        let cases = read("p = [{ name = \"small\", ways = [[\"a\", \"b\"], [\"c\", \"d\"]] }]")
+            .expect("valid");
+        let second = crate::scenario::expression::parse("p.ways[2][1]").expect("valid");
+        assert_eq!(second.value(&cases[0].scope), Ok(Value::Text("c".into())));
+        let wrong = read("p = [{ name = \"small\", ways = [{ x = 1 }] }]").expect_err("a table");
+        assert!(wrong.contains("a table stands there"), "{wrong}");
     }
 
     #[test]

@@ -423,7 +423,7 @@ fn findings_stand_beside_the_cases_that_they_are_about() {
         "{CHAIN}[[finding]]\ntext = 'braces {{stay}} here'\nmetric = 'ack_share'\ncase = {{ hops = 3, rate = '10Mbit' }}\nsubject = 'other-{{hops}}'\nvalue = 0.13\nlow = 0.1\n\
          [[finding]]\ntext = 'in words'\n"
     );
-    let paper = parse("f.toml", &text).expect("valid").paper;
+    let paper = parse("f.toml", &text).expect("valid").findings;
     assert_eq!(paper[0].text, "braces {stay} here");
     assert_eq!(
         (paper[0].subject.as_deref(), paper[0].value, paper[0].low),
@@ -431,6 +431,52 @@ fn findings_stand_beside_the_cases_that_they_are_about() {
     );
     assert_eq!(paper[0].case["hops"], "3");
     assert_eq!((&paper[1].metric, paper[1].case.len()), (&None, 0));
+}
+
+#[test]
+fn goals_are_bounds_and_follow_what_papers_found() {
+    let goal = "[[goal]]\ntext = 'as fast alone'\nmetric = 'ttfb_s'\n";
+    let text = format!(
+        "{CHAIN}{goal}case = {{ hops = 3 }}\nrelative_to_case = {{ hops = 1 }}\nstatistic = 'p95'\nhigh = 1.1\n[[finding]]\ntext = 'in words'\n"
+    );
+    let findings = parse("f.toml", &text).expect("valid").findings;
+    assert_eq!((findings[0].goal, findings[1].goal), (false, true));
+    assert_eq!(findings[1].relative_to_case["hops"], "1");
+    assert_eq!(findings[1].statistic.as_deref(), Some("p95"));
+    for (rest, part) in [
+        ("", "the key \"high\" is missing"),
+        ("high = 1\nvalue = 1", "value"),
+        ("high = 1\nstatistic = 'p59'", "did you mean \"p95\"?"),
+        (
+            "high = 1\nrelative_to_case = { hops = 77 }",
+            "hops has no value \"77\"",
+        ),
+        (
+            "high = 1\nrelative_to_case = { hops = 1 }\nrelative_to = 'other-1'",
+            "there is relative_to too",
+        ),
+    ] {
+        let wrong = parse("f.toml", &format!("{CHAIN}{goal}{rest}\n")).expect_err(rest);
+        assert!(wrong.to_string().contains(part), "{wrong}");
+    }
+}
+
+#[test]
+fn workloads_may_be_counted_as_one_under_the_beginning_of_their_names() {
+    let workload =
+        "[[workload]]\nname = 'light{i}'\nrepeat = 2\nkind = 'download'\noctets = 1\nas = ";
+    let scenario = parse("f.toml", &format!("{CHAIN}{workload}'light'\n")).expect("valid");
+    let trial = trial(&scenario, |_| true);
+    let counted = |name: &str| {
+        let plan = trial.workloads.iter().find(|plan| plan.name == name);
+        plan.and_then(|plan| plan.counted_as.clone())
+    };
+    assert_eq!(counted("light2").as_deref(), Some("light"));
+    let wrong = parse("f.toml", &format!("{CHAIN}{workload}'heavy'\n")).expect_err("another word");
+    assert!(
+        wrong.to_string().contains("does not begin with it"),
+        "{wrong}"
+    );
 }
 
 /// A directory with a scenario, a subject and a trace.

@@ -23,9 +23,9 @@ const LARGEST_DATAGRAM: u64 = 65_507;
 const SMALLEST_PACKET: u64 = 1200;
 
 /// Keys of every `[[workload]]`.
-const KEYS: [&str; 12] = [
-    "name", "kind", "from", "to", "group", "at", "direct", "may_fail", "stall", "timeout", "when",
-    "repeat",
+const KEYS: [&str; 13] = [
+    "name", "as", "kind", "from", "to", "group", "at", "direct", "may_fail", "stall", "timeout",
+    "when", "repeat",
 ];
 
 /// Kinds and their own keys.
@@ -121,6 +121,7 @@ fn workload(entry: Reader<'_>, topology: &Topology) -> Option<Plan> {
         entry.wrong("to", Wrong::new(what, "another host"));
     }
     Some(Plan {
+        counted_as: counted_as(entry, &name),
         name,
         group: entry.text("group").unwrap_or_else(|| "1".into()),
         at: entry.read("at", units::duration).unwrap_or_default(),
@@ -131,6 +132,18 @@ fn workload(entry: Reader<'_>, topology: &Topology) -> Option<Plan> {
         kind,
         stall: entry.read("stall", some_time).unwrap_or(Plan::STALL),
         timeout: entry.read("timeout", some_time).unwrap_or(Plan::TIMEOUT),
+    })
+}
+
+/// What several workloads are called together. The report knows a failed transfer by its workload's name alone, which therefore begins with it.
+fn counted_as(entry: Reader<'_>, own: &str) -> Option<String> {
+    entry.read("as", |value| {
+        let word = name(value)?;
+        if own.starts_with(&word) {
+            return Ok(word);
+        }
+        let what = format!("the name {} does not begin with it", quoted(own));
+        Err(Wrong::new(what, "a beginning of the workload's name"))
     })
 }
 

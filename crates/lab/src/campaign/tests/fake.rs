@@ -93,6 +93,7 @@ impl Source for Few {
                 at: Duration::ZERO,
                 direct: false,
                 may_fail: false,
+                counted_as: None,
                 stall: Duration::from_secs(1),
                 timeout: Duration::from_secs(1),
                 kind: Kind::Download(bulk),

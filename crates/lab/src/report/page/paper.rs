@@ -2,10 +2,8 @@
 
 use super::{Source, scrolling};
 use crate::{
-    analysis::bootstrap::compare,
     report::{
-        compare::how,
-        data::Place,
+        beside::{self, Ours},
         html::{escape, row, said, tag},
         metric::meaning,
         number::{Unit, factor},
@@ -18,44 +16,24 @@ const SHOWN: usize = 8;
 
 /// The section; empty if the scenario names no findings.
 pub(super) fn section(source: &Source<'_>) -> String {
-    let findings = &source.data.campaign.findings;
+    let all = source.data.campaign.findings.iter();
+    let findings: Vec<&Finding> = all.filter(|finding| !finding.goal).collect();
     if findings.is_empty() {
         return String::new();
     }
     let heads = ["The paper says", "Its figure", "Ours"].map(|head| tag("th scope=\"col\"", head));
     let rows: String = findings
-        .iter()
+        .into_iter()
         .map(|finding| line(source, finding))
         .collect();
     let table = format!("{}{}", tag("thead", &row(&heads)), tag("tbody", &rows));
     scrolling(&tag("table class=\"paper\"", &table))
 }
 
-/// A figure of ours that a finding speaks of.
-struct Ours {
-    name: String,
-    value: f64,
-    low: Option<f64>,
-    high: Option<f64>,
-    n: usize,
-}
-
 fn line(source: &Source<'_>, finding: &Finding) -> String {
-    let ours = ours(source, finding);
+    let ours = beside::ours(source.data, source.judgement, finding);
     let unit = told_in(finding, &ours);
-    let figure = match (finding.value, finding.low, finding.high) {
-        (Some(value), Some(low), Some(high)) => format!(
-            "{} ({} – {})",
-            unit.tell_fully(value),
-            unit.tell(low),
-            unit.tell(high)
-        ),
-        (Some(value), _, _) => unit.tell_fully(value),
-        (None, Some(low), Some(high)) => format!("{} – {}", unit.tell(low), unit.tell_fully(high)),
-        (None, Some(low), None) => format!("at least {}", unit.tell_fully(low)),
-        (None, None, Some(high)) => format!("at most {}", unit.tell_fully(high)),
-        (None, None, None) => "–".to_owned(),
-    };
+    let figure = figure(finding, unit);
     // A unit of the paper's own is not ours: both are shown, nothing is concluded.
     let foreign = finding.unit.as_deref().filter(|unit| !unit.is_empty());
     let figure = match foreign {
@@ -83,6 +61,23 @@ fn line(source: &Source<'_>, finding: &Finding) -> String {
     ])
 }
 
+/// The value or the bounds.
+pub(super) fn figure(finding: &Finding, unit: Unit) -> String {
+    match (finding.value, finding.low, finding.high) {
+        (Some(value), Some(low), Some(high)) => format!(
+            "{} ({} – {})",
+            unit.tell_fully(value),
+            unit.tell(low),
+            unit.tell(high)
+        ),
+        (Some(value), _, _) => unit.tell_fully(value),
+        (None, Some(low), Some(high)) => format!("{} – {}", unit.tell(low), unit.tell_fully(high)),
+        (None, Some(low), None) => format!("at least {}", unit.tell_fully(low)),
+        (None, None, Some(high)) => format!("at most {}", unit.tell_fully(high)),
+        (None, None, None) => "–".to_owned(),
+    }
+}
+
 fn missing(finding: &Finding) -> &'static str {
     match finding.metric {
         Some(_) => "not measured so far",
@@ -90,7 +85,7 @@ fn missing(finding: &Finding) -> &'static str {
     }
 }
 
-fn told(ours: &Ours, unit: Unit) -> String {
+pub(super) fn told(ours: &Ours, unit: Unit) -> String {
     let interval = match (ours.low, ours.high) {
         (Some(low), Some(high)) => format!(" [{} – {}]", unit.tell(low), unit.tell(high)),
         _ => String::new(),
@@ -104,8 +99,12 @@ fn told(ours: &Ours, unit: Unit) -> String {
 }
 
 /// Ratios are plain numbers; other figures have their metric's unit at the size of ours.
-fn told_in(finding: &Finding, ours: &[Ours]) -> Unit {
-    let (Some(metric), None) = (&finding.metric, &finding.relative_to) else {
+pub(super) fn told_in(finding: &Finding, ours: &[Ours]) -> Unit {
+    let Some(metric) = finding
+        .metric
+        .as_ref()
+        .filter(|_| !beside::is_ratio(finding))
+    else {
         return Unit::new("", 1.0);
     };
     let size = ours
@@ -114,97 +113,6 @@ fn told_in(finding: &Finding, ours: &[Ours]) -> Unit {
         .or(finding.value)
         .or(finding.low);
     meaning(metric).quantity.unit(size.unwrap_or(1.0))
-}
-
-fn ours(source: &Source<'_>, finding: &Finding) -> Vec<Ours> {
-    let Some(metric) = &finding.metric else {
-        return Vec::new();
-    };
-    let (data, judgement) = (source.data, source.judgement);
-    let fits = |place: &Place| {
-        let measure = data.measures.get(place.measure).is_some_and(|measure| {
-            let workload = finding.workload.is_none() || finding.workload == measure.workload;
-            measure.metric == *metric && workload
-        });
-        let subject = finding
-            .subject
-            .as_deref()
-            .is_none_or(|subject| is_subject(source, place.subject, subject));
-        let case = data.cases.get(place.case).is_some_and(|case| {
-            finding
-                .case
-                .iter()
-                .all(|(name, value)| case.get(name) == Some(value))
-        });
-        measure && subject && case
-    };
-    let places = judgement.summaries.keys().filter(|place| fits(place));
-    places
-        .filter_map(|place| one(source, *place, finding.relative_to.as_deref()))
-        .collect()
-}
-
-/// By its own label or by its family's.
-fn is_subject(source: &Source<'_>, subject: usize, name: &str) -> bool {
-    let data = source.data;
-    let family = data.families.get(data.series(subject));
-    data.label(subject) == name || family.is_some_and(|family| family == name)
-}
-
-fn one(source: &Source<'_>, place: Place, relative_to: Option<&str>) -> Option<Ours> {
-    let (data, judgement) = (source.data, source.judgement);
-    let summary = judgement.summaries.get(&place)?;
-    let case = data.tell(place.case);
-    let workload = data.measures.get(place.measure)?.workload.clone();
-    let parts = [
-        Some(data.label(place.subject).to_owned()),
-        workload,
-        Some(case),
-    ];
-    let parts: Vec<String> = parts
-        .into_iter()
-        .flatten()
-        .filter(|part| !part.is_empty())
-        .collect();
-    let name = parts.join(" · ");
-    let n = summary.n;
-    let Some(other) = relative_to else {
-        let (low, high) = (
-            summary.interval.map(|interval| interval.low),
-            summary.interval.map(|interval| interval.high),
-        );
-        return Some(Ours {
-            name,
-            value: summary.center,
-            low,
-            high,
-            n,
-        });
-    };
-    let is_other = |subject: &usize| is_subject(source, *subject, other);
-    let other = data
-        .present(place.measure, place.case)
-        .into_iter()
-        .find(is_other)?;
-    let other_place = Place {
-        subject: other,
-        ..place
-    };
-    let how = how(data, (place, Some(other_place)), judgement.resamples);
-    let values = (data.clusters(place), data.clusters(other_place));
-    let comparison = compare(&values.0, &values.1, &how)?;
-    let (low, high) = (
-        comparison.interval.map(|interval| interval.low),
-        comparison.interval.map(|interval| interval.high),
-    );
-    let name = format!("{name}, ratio to {}", data.label(other));
-    Some(Ours {
-        name,
-        value: comparison.ratio?,
-        low,
-        high,
-        n: comparison.pairs,
-    })
 }
 
 /// In words: whether our figure is the paper's.
@@ -243,6 +151,7 @@ fn away(value: f64, of: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::data::Place;
 
     fn finding(low: f64, high: f64) -> Finding {
         Finding {
@@ -254,6 +163,11 @@ mod tests {
 
     fn ours(value: f64, low: f64, high: f64) -> Ours {
         Ours {
+            place: Place {
+                measure: 0,
+                case: 0,
+                subject: 0,
+            },
             name: String::new(),
             value,
             low: Some(low),

@@ -175,6 +175,25 @@ fn one_subject_alone_has_nothing_to_be_compared_with() {
 }
 
 #[test]
+fn a_goal_says_in_how_many_cases_it_is_met() {
+    let page = render_example(&Example {
+        hops: vec![1, 2],
+        ..Example::default()
+    });
+    check(&page);
+    let goals = page.split("Beside what was asked").nth(2).unwrap();
+    let goals = goals.split("</section>").next().unwrap();
+    assert!(
+        goals.contains("at most 1.10") && goals.contains("0 of 1"),
+        "{goals}"
+    );
+    assert!(goals.contains(">missed</span>"), "{goals}");
+    let paper = page.split("Beside the paper").nth(2).unwrap();
+    let paper = paper.split("</section>").next().unwrap();
+    assert!(!paper.contains("Hardly later"), "a goal is no paper's");
+}
+
+#[test]
 fn the_papers_figure_stands_beside_ours() {
     let page = render_example(&Example {
         hops: vec![1, 2],

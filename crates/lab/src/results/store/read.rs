@@ -32,7 +32,7 @@ impl Store {
         )?;
         campaign.gate = self.gate()?;
         campaign.findings = self.all(
-            "SELECT text, metric, workload, parameters, subject, relative_to, value, low, high, unit FROM finding ORDER BY rowid",
+            "SELECT text, metric, workload, parameters, subject, relative_to, value, low, high, unit, relative_to_case, statistic, goal FROM finding ORDER BY rowid",
             finding,
         )?;
         Ok(Some(campaign))
@@ -242,6 +242,9 @@ fn finding(row: &Row<'_>) -> rusqlite::Result<Finding> {
         low: row.get(7)?,
         high: row.get(8)?,
         unit: row.get(9)?,
+        relative_to_case: json(row, 10)?,
+        statistic: row.get(11)?,
+        goal: row.get(12)?,
     })
 }
 

@@ -27,7 +27,7 @@ CREATE TABLE gate (
   value       REAL NOT NULL
 ) STRICT;
 
-CREATE TABLE finding (                  -- what the paper found; NULL is any, or not said
+CREATE TABLE finding (                  -- what the paper found, and what is asked of a subject; NULL is any, or not said
   text        TEXT NOT NULL,
   metric      TEXT,
   workload    TEXT,
@@ -37,7 +37,10 @@ CREATE TABLE finding (                  -- what the paper found; NULL is any, or
   value       REAL,
   low         REAL,
   high        REAL,
-  unit        TEXT
+  unit        TEXT,
+  relative_to_case TEXT NOT NULL DEFAULT '{}', -- JSON object: the figure is the ratio to the case with these parameters
+  statistic   TEXT,                     -- of the metric's values; NULL: its own
+  goal        INTEGER NOT NULL DEFAULT 0 -- 1: asked for, not found by a paper
 ) STRICT;
 
 CREATE TABLE machine (

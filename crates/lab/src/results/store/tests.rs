@@ -40,6 +40,9 @@ fn campaign() -> Campaign {
             case: case(),
             subject: Some("hoplite".into()),
             value: Some(0.13),
+            relative_to_case: case(),
+            statistic: Some("p95".into()),
+            goal: true,
             ..Finding::default()
         }],
     }
@@ -170,12 +173,17 @@ fn repetitions_that_did_not_go_well_can_be_taken_back_and_their_attempts_stay_co
 fn a_store_of_the_first_version_is_read_and_does_not_know_of_waiting_for_processors() {
     let directory = tempfile::tempdir().unwrap();
     let mut store = Store::write(directory.path()).unwrap();
+    store.put_campaign(&campaign()).unwrap();
     store.finish(&finished(1, 1, Verdict::Ok)).unwrap();
-    let older = "ALTER TABLE attempt DROP COLUMN cpu_pressure; PRAGMA user_version = 1";
+    let older = "ALTER TABLE attempt DROP COLUMN cpu_pressure; ALTER TABLE finding DROP COLUMN relative_to_case;
+        ALTER TABLE finding DROP COLUMN statistic; ALTER TABLE finding DROP COLUMN goal; PRAGMA user_version = 1";
     store.connection.execute_batch(older).unwrap();
     drop(store);
     for open in [Store::read, Store::write, Store::read] {
-        let attempts = open(directory.path()).unwrap().attempts().unwrap();
+        let store = open(directory.path()).unwrap();
+        let finding = store.campaign().unwrap().unwrap().findings.remove(0);
+        assert_eq!((finding.statistic, finding.goal), (None, false));
+        let attempts = store.attempts().unwrap();
         assert_eq!(attempts.len(), 1);
         assert_eq!(attempts[0].health.cpu_pressure, None);
     }

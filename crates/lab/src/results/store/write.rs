@@ -144,8 +144,9 @@ fn put_gate(transaction: &Transaction<'_>, gate: &Gate) -> rusqlite::Result<()> 
 
 fn put_finding(transaction: &Transaction<'_>, finding: &Finding) -> rusqlite::Result<()> {
     transaction.execute(
-        "INSERT INTO finding (text, metric, workload, parameters, subject, relative_to, value, low, high, unit)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+        "INSERT INTO finding (text, metric, workload, parameters, subject, relative_to, value, low, high, unit,
+           relative_to_case, statistic, goal)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
         params![
             finding.text,
             finding.metric,
@@ -157,6 +158,9 @@ fn put_finding(transaction: &Transaction<'_>, finding: &Finding) -> rusqlite::Re
             finding.low,
             finding.high,
             finding.unit,
+            json(&finding.relative_to_case),
+            finding.statistic,
+            finding.goal,
         ],
     )?;
     Ok(())

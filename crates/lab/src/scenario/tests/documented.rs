@@ -86,7 +86,9 @@ fn the_other_tables_of_the_page_fit_the_small_scenario() {
     let scenario = page(|text| format!("{text}\n{rest}")).expect("valid");
     assert_eq!(scenario.keep.pcap, ["access"]);
     assert_eq!(scenario.gate, Gate::default());
-    assert_eq!(scenario.paper[0].subject.as_deref(), Some("hoplite-2"));
+    assert_eq!(scenario.findings[0].subject.as_deref(), Some("hoplite-2"));
+    let goal = &scenario.findings[1];
+    assert_eq!((goal.goal, goal.high), (true, Some(3.0)));
     let matrix = example("profile = [").replace("[matrix]\n", "");
     let profiles = page(|text| {
         text.replace("[matrix]", &format!("[matrix]\n{matrix}\n#"))

@@ -47,6 +47,7 @@ pub(super) fn order(kind: Kind, ports: Ports) -> Order {
             to: "server".into(),
             direct: false,
             may_fail: false,
+            counted_as: None,
             kind,
             stall: Duration::from_secs(20),
             timeout: Duration::from_secs(60),
