@@ -1,6 +1,7 @@
 """A device in a namespace: an uplink that is captured from beginning to end, an /etc and a /run of its own. Used by device_test.py and device_bench.py; needs root."""
 
 import collections
+import contextlib
 import ipaddress
 import json
 import os
@@ -20,6 +21,8 @@ NAME = "hoplite0"
 PROGRAMS = HERE / "programs.py"
 # What the device's administrator wrote; it must come back octet by octet.
 RESOLV = "# written by hand, with  two blanks\nsearch lan.test\nnameserver {0}\noptions timeout:2 attempts:2\n"
+# Relays carry echo and other protocols (CONNECT-IP) when they are told to.
+RELAY = "\n[ip]\nenabled = true\n"
 # In a mount namespace of its own: /etc and /run that hoplite may change, and nobody else sees.
 OWN = """
 mkdir -p "$PLACE/etc" "$PLACE/run"
@@ -29,6 +32,7 @@ rm -f "$PLACE/etc/resolv.conf"
 cp "$PLACE/resolv.conf" "$PLACE/etc/resolv.conf"
 mount --bind "$PLACE/etc" /etc
 mount -t tmpfs -o mode=755 none /run
+test -e /sys/fs/cgroup/cgroup.procs || mount -t cgroup2 none /sys/fs/cgroup 2>/dev/null || true
 mkdir -p "$PLACE/bare"
 echo ready
 exec sleep infinity
@@ -77,9 +81,9 @@ class Device(Host):
     def sh(self, script, timeout=60):
         return self.call("sh", "-c", script, timeout=timeout).stdout.decode()
 
-    def program(self, *words, timeout=90):
-        """The last JSON line of one of programs.py's; a dictionary with `error` when there is none."""
-        done = self.call(sys.executable, PROGRAMS, *words, timeout=timeout)
+    def program(self, *words, timeout=90, file=PROGRAMS):
+        """The last JSON line of one of programs.py's (or another file's); a dictionary with `error` when there is none."""
+        done = self.call(sys.executable, file, *words, timeout=timeout)
         lines = done.stdout.decode().splitlines()
         return json.loads(lines[-1]) if lines else {"error": done.stderr.decode()[-300:]}
 
@@ -159,11 +163,15 @@ class DeviceLab(NetLab):
     """The device, three relays, the target."""
 
     def __init__(self, relays=3):
-        self.resolver = f"10.77.{relays + 2}.2"  # the target's address
+        self.resolver, self.ip_relays = f"10.77.{relays + 2}.2", True  # the target's address
         super().__init__(relays)
 
     def host(self, name, number):
         return (Device if name == "client" else Host)(self, name, number)
+
+    def again(self, relay, extra=""):
+        """Starts a relay, perhaps with more in its file."""
+        return self.start_relay(relay, (RELAY if self.ip_relays else "") + extra)
 
     def __exit__(self, *error):
         for pid in self.client.daemons():
@@ -181,8 +189,18 @@ class Watch:
     def since(self):
         """The frames since the last cut, oldest first."""
         now = time.time()
-        time.sleep(0.3)  # tcpdump writes each frame as it comes
-        data = self.capture.path.read_bytes()[self.at:]
+        with contextlib.suppress(TimeoutError):
+            # Frames are written in their order: once a later one is there, none is missing. On a silent link there is none.
+            wait_for("a later frame", lambda: self.read() > now, 0.5)
+        cut = [frame for when, frame in self.kept if when <= now]
+        self.kept = [(when, frame) for when, frame in self.kept if when > now]
+        return cut
+
+    def read(self):
+        """Takes over what tcpdump has written; when the last frame of it came."""
+        with self.capture.path.open("rb") as file:
+            file.seek(self.at)
+            data = file.read()
         at = 0
         while at + 16 <= len(data):
             seconds, micros, size, _ = struct.unpack("<IIII", data[at:at + 16])
@@ -191,9 +209,7 @@ class Watch:
             self.kept.append((seconds + micros / 1e6, data[at + 16:at + 16 + size]))
             at += 16 + size
         self.at += at
-        cut = [frame for when, frame in self.kept if when <= now]
-        self.kept = [(when, frame) for when, frame in self.kept if when > now]
-        return cut
+        return self.kept[-1][0] if self.kept else 0
 
     def outgoing(self):
         return [f for f in self.since() if f[6:12] == self.device.mac]

@@ -4,7 +4,7 @@ A client, relays and a target in network namespaces joined by veth (MTU 1500, no
 each repetition: native, Hoplite over no relay (the mediator alone) and 1 to 3 hops, wireguard-go and OpenVPN where they are installed. Processor time
 is that of each subject's own processes, both ends; iperf3 and the kernel's share of it are left out. Needs root, and a machine that does nothing else.
 
-usage: device_bench.py [--seconds 5] [--repetitions 3] [--subjects native,hoplite-0,hoplite-1,…] [--only goodput,trips,memory,arrive,idle] [--json]
+usage: device_bench.py [--seconds 5] [--repetitions 3] [--subjects native,hoplite-0,hoplite-1,…] [--only goodput,trips,memory,arrive,questions,idle] [--json]
 A ten-minute download as in paper 003: device_bench.py --only goodput --seconds 600 --repetitions 1 --streams 1 --ways down
 """
 
@@ -25,7 +25,7 @@ import time
 from common import HOPLITE, wait_for
 from device import PROGRAMS, DeviceLab, usable
 
-CASES = ("goodput", "trips", "memory", "arrive", "idle")
+CASES = ("goodput", "trips", "memory", "arrive", "questions", "idle")
 FLOWS, IPERF = 7001, 7004
 # In a mount namespace of its own: sockets of daemons in a /run that nobody else sees.
 OWN_RUN = 'mount -t tmpfs none /run; mkdir -p /run/wireguard; exec "$@"'
@@ -250,7 +250,13 @@ def arrive(subject, _):
     yield {"case": "arrive", **{key: got.get(key) for key in ("count", "failed", "rate", "median_ms", "p99_ms")}}
 
 
-def idle(subject, _, seconds=20):
+def questions(subject, _):
+    """1,000 new UDP flows a second for twenty seconds, which is more than the device's table holds."""
+    got = subject.lab.client.program("questions", subject.lab.target.v4, 7, 1000, 20)
+    yield {"case": "questions", **{key: got.get(key) for key in ("count", "dropped", "rate", "median_ms", "p99_ms")}}
+
+
+def idle(subject, _, seconds=100):
     """Wake-ups of the client's process when nobody wants anything."""
     pids = [pid for who, pid in subject.pids() if who == "client"]
     if not pids:

@@ -2,7 +2,7 @@
 
 A device with one uplink, three relays and a target in network namespaces. `programs.py chatter` talks all the time by every way that a program may
 choose (bound to the uplink, from its address, multicast, raw IP, fragments), and the target pokes the device; in no state may a frame leave that is not
-for the first relay. Needs root; says so and passes when it is not. usage: device_test.py [PART...]
+for the first relay. Needs root; says so and passes when it is not. usage: device_test.py [PART...], of PARTS (all, without arguments) and LONG below.
 """
 
 import contextlib
@@ -17,14 +17,16 @@ import time
 
 from common import HOPLITE, Checks, sha256, wait_for
 from device import NAME, PROGRAMS, DeviceLab, Watch, describe, strangers, usable
+from device_browser import browser
+from device_circuits import circuits
+from device_modes import modes, sleep
+from device_storms import storms
 from netns import Capture, packets
 from servers import payload
 
 FLOWS = int(os.environ.get("HOPLITE_DEVICE_FLOWS", 1000))
 FLOW_PORT, GIT_PORT, SSH_PORT, IPERF_PORT = 7001, 7002, 7003, 7004
 SMALL, SIZE = 100_000, 3_000_000
-# Relays carry echo and other protocols (CONNECT-IP) when they are told to.
-RELAY = "\n[ip]\nenabled = true\n"
 POOLS = ("198.18.", "198.19.", "fd68:6f70:6c69:7465:")
 
 
@@ -66,7 +68,7 @@ class Session:
     def blocked(self, name):
         """Nothing of a program gets through: by name, address, IPv6 or echo."""
         urls = f"http://target.test/ http://{self.target.v4}/ http://[{self.target.v6}]/"
-        script = f"for url in {urls}; do (curl -gsS --max-time 2 -o /dev/null $url && echo $url) & done; ping -c 1 -W 1 {self.target.v4} >/dev/null && echo echo; wait"
+        script = f"for url in {urls}; do (curl -gsS --max-time 1 -o /dev/null $url && echo $url) & done; ping -c 1 -W 1 {self.target.v4} >/dev/null && echo echo; wait"
         got = self.device.sh(script).split()
         self.checks.check(f"{name}: programs reach nothing", not got, got)
 
@@ -97,7 +99,7 @@ def difference(before, now):
 
 def target_servers(lab):
     """HTTP/1.1, 2 and 3, UDP echo, DNS (servers.py); flows, git, ssh, iperf3."""
-    servers = lab.start_targets()
+    servers = lab.start_targets("--alt-svc", "--name", f"fresh.test={lab.target.v4}")
     program = [sys.executable, PROGRAMS]
     flows = [lab.target.run(f"flow-server{n}", [*program, "flow-server", host, FLOW_PORT]) for n, host in enumerate((lab.target.v4, lab.target.v6))]
     for server in flows:
@@ -295,8 +297,9 @@ def thousand(session, name, count=None):
 def states(session):
     """Before, up, programs, relays killed, the process killed, up again, another address, another DNS, down."""
     checks, device, lab = session.checks, session.device, session.lab
-    time.sleep(1)
-    kinds = {describe(f) for f in session.watch.outgoing()} - {None}
+    kinds = set()
+    with contextlib.suppress(TimeoutError):
+        wait_for("the talkers", lambda: len(kinds.update({describe(f) for f in session.watch.outgoing()} - {None}) or kinds) > 12, 10)
     checks.check(f"before: what must stay inside leaves now ({len(kinds)} kinds), so that the checks below can fail", len(kinds) > 12, kinds)
     checks.attempt("before: programs reach the target", session.carries)
     before = device.snapshot()
@@ -329,10 +332,9 @@ def killed_relays(session):
     for number in (1, 0):
         relay = session.lab.relays[number]
         session.lab.running[relay.name].stop(signal.SIGKILL)
-        time.sleep(1)
         session.blocked(f"relay {number + 1} killed")
         session.state(f"relay {number + 1} killed")
-        start_relay(session.lab, relay)
+        session.lab.again(relay)
         session.recovers(f"relay {number + 1} back: traffic flows again", 20)
     session.checks.check("the process lived through it", session.device.daemons())
     session.state("relays back")
@@ -341,7 +343,6 @@ def killed_relays(session):
 def killed_process(session):
     session.device.kill()
     session.blocked("SIGKILL")
-    time.sleep(1)
     session.state("SIGKILL")
     session.ups("after SIGKILL")
     session.checks.attempt("after SIGKILL: traffic flows again", session.carries)
@@ -370,7 +371,7 @@ def changes(session):
     session.state(f"another DNS ({found.get('found')})")
     for pid in device.daemons():
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(3)
+    time.sleep(2)
     session.blocked("suspended")
     for pid in device.daemons():
         os.kill(pid, signal.SIGCONT)
@@ -409,7 +410,7 @@ def hops(session):
 
 
 def choices(session):
-    """What the file may except: address ranges, domains, users, the local network; a cgroup and one program for a captive portal."""
+    """What the file may except: address ranges, domains, users, the local network; a cgroup and one program for a captive portal. How flows open."""
     device, target = session.device, session.target
     relay, own, own6 = session.lab.relays[0].v4, device.v4, device.v6
     by_name, by_v4, by_v6 = "http://target6.test", f"http://{target.v4}", f"http://[{target.v6}]"
@@ -432,9 +433,28 @@ def choices(session):
         if but is not None:
             session.state(name, but)
         session.downs(name)
+    opening(session)
     local_network(session)
+    excluded_group(session)
     portal(session)
     session.watch.since()
+
+
+def opening(session):
+    """When a program's connection counts as open, and how it learns that it is not: what it says at once travels with the request, or it has to wait."""
+    for how, error in (("optimistic", "ConnectionResetError"), ("pessimistic", "ConnectionRefusedError")):
+        name = f"open = {how}"
+        if not session.ups(name, 2, f'\n[flows]\nopen = "{how}"\n'):
+            continue
+        session.watch.since()
+        session.checks.attempt(f"{name}: traffic flows", session.carries)
+        got = session.device.program("refused", "tcp", session.target.v4, 9)
+        session.checks.check(f"{name}: a port where nobody listens is told as it must be ({got.get('end')})", error in str(got.get("end")), got)
+        got = session.device.program("refused", "tcp", "nobody.test", 80)
+        session.checks.check(f"{name}: a name that is none is told when the flow opens ({got.get('end')})", "Error" in str(got.get("end")) and got.get("seconds", 99) < 10, got)
+        thousand(session, name, FLOWS // 4)
+        session.state(name)
+        session.downs(name)
 
 
 def local_network(session):
@@ -449,10 +469,40 @@ def local_network(session):
         session.downs(f"lan = {lan}")
 
 
+def has_groups(session, what):
+    """Whether the device has control groups of version 2, which it mounts for itself where it can."""
+    if session.device.sh("test -w /sys/fs/cgroup/cgroup.procs && echo yes"):
+        return True
+    session.checks.skip(what, "no control groups of version 2 that could be mounted and written")
+    return False
+
+
+def excluded_group(session):
+    """The programs of a control group go by themselves."""
+    if not has_groups(session, "excluded group"):
+        return
+    device, group, url = session.device, f"hoplite-test-{os.getpid()}", f"http://{session.target.v4}"
+    inside = ("sh", "-c", f'echo 0 > /sys/fs/cgroup/{group}/cgroup.procs && exec "$@"', "sh")
+    device.sh(f"mkdir /sys/fs/cgroup/{group}")
+    try:
+        if not session.ups("excluded group", 1, f'\n[takeover]\nexclude = {{ cgroups = ["{group}"] }}\n'):
+            return
+        session.watch.since()
+        for what, seen, expected in (("its program", session.seen_as(url, *inside), (device.v4,)), ("anybody else", session.seen_as(url), (session.lab.relays[0].v4,)),
+                                     ("its program, IPv6", session.seen_as(f"http://[{session.target.v6}]", *inside), (device.v6,)),
+                                     ("its program, by name", session.seen_as("http://target.test", *inside), (device.v4,)),
+                                     ("anybody else, by name", session.seen_as("http://target.test"), (session.lab.relays[0].v4,))):
+            session.checks.check(f"excluded group: {what} is seen as it must be", seen in expected, f"{seen}, expected {expected}")
+        session.state("excluded group", (session.target.v4, session.target.v6))
+        session.downs("excluded group")
+    finally:
+        device.sh(f"rmdir /sys/fs/cgroup/{group}")
+
+
 def portal(session):
     """One program may go by itself."""
-    if not os.access("/sys/fs/cgroup/cgroup.procs", os.W_OK):
-        return session.checks.skip("captive portal", "no cgroup of version 2 that could be written")
+    if not has_groups(session, "captive portal"):
+        return
     if not session.ups("captive portal", 1):
         return
     url = f"http://{session.target.v4}/peer"
@@ -460,6 +510,10 @@ def portal(session):
     session.checks.check("captive portal: its program goes by itself", got == session.device.v4, got)
     seen = session.seen_as(url[:-5])
     session.checks.check("captive portal: and nobody else", seen == session.lab.relays[0].v4, seen)
+    got = session.device.call(str(HOPLITE), "portal", "--", "curl", "-sS", "--max-time", "5", "http://target.test/peer").stdout.decode()
+    session.checks.check("captive portal: its program finds names by itself", got == session.device.v4, got)
+    left = session.device.sh("ls -d /sys/fs/cgroup/hoplite-portal; nft list tables | grep portal")
+    session.checks.check("captive portal: nothing of it stays", not left, left)
     session.downs("captive portal")
 
 
@@ -501,12 +555,12 @@ def boot(session):
         session.checks.check("boot: up --block-only returns, and no process stays", code == 0 and not session.device.daemons(), f"exit {code}: {said[-300:]}")
         session.watch.since()
         session.blocked("boot")
-        code, said, took = session.device.up(1, "", "--wait", "4")
+        code, said, took = session.device.up(1, "", "--wait", "2")
         session.checks.check(f"boot, no relay: up says why ({took:.0f} s)", code == 1 and says_why(said) and took < 15, f"exit {code}: {said[-400:]}")
         session.blocked("boot, no relay")
         session.checks.check("boot, no relay: status says so", session.device.status().get("state") == "blocked", session.device.status())
     finally:
-        start_relay(session.lab, relay)
+        session.lab.again(relay)
     session.ups("boot, the relay is there", 1)
     session.checks.attempt("boot, the relay is there: traffic flows", session.carries)
     session.state("boot")
@@ -524,11 +578,11 @@ def no_relay(session):
     session.lab.running[relay.name].stop(signal.SIGKILL)
     try:
         before = session.device.snapshot()
-        code, said, took = session.device.up(1, "", "--wait", "3")
+        code, said, took = session.device.up(1, "", "--wait", "2")
         session.checks.check(f"no relay: up says why ({took:.0f} s)", code == 1 and says_why(said) and took < 15, f"exit {code}: {said[-400:]}")
         session.same("no relay", before)
     finally:
-        start_relay(session.lab, relay)
+        session.lab.again(relay)
 
 
 def interface_removed(session):
@@ -622,14 +676,18 @@ def no_block(session):
 
 # TTL, traffic class, segment size, receive buffer; and the system's own settings.
 DRESSES = {
-    "one": ((0, 64, 1460, 212992), {"tcp_timestamps": 1, "tcp_sack": 1, "tcp_window_scaling": 1, "tcp_ecn": 0, "ip_default_ttl": 64}),
-    "other": ((0xb8, 128, 800, 8192), {"tcp_timestamps": 0, "tcp_sack": 0, "tcp_window_scaling": 0, "tcp_ecn": 1, "ip_default_ttl": 128}),
+    "one": ((0, 64, 1460, 212992), {"ipv4.tcp_timestamps": 1, "ipv4.tcp_sack": 1, "ipv4.tcp_window_scaling": 1, "ipv4.tcp_ecn": 0, "ipv4.ip_default_ttl": 64,
+                                    "ipv4.ip_no_pmtu_disc": 0, "ipv6.auto_flowlabels": 1}),
+    "other": ((0xb8, 128, 800, 8192), {"ipv4.tcp_timestamps": 0, "ipv4.tcp_sack": 0, "ipv4.tcp_window_scaling": 0, "ipv4.tcp_ecn": 1, "ipv4.ip_default_ttl": 128,
+                                       "ipv4.ip_no_pmtu_disc": 1, "ipv6.auto_flowlabels": 0}),
 }
+# What the programs' sockets are bound to, in one dress and the other.
+OWN_PORTS = {"one": 46001, "other": 46002}
 
 
 def headers(session):
     """Two systems' settings, one picture at the target (privacy = "anonymity")."""
-    checks = session.checks
+    checks, session.source_ports = session.checks, {"direct": set(), "up": set()}
     direct = {dress: picture(session, dress, "direct", session.device.v4, session.device.v6) for dress in DRESSES}
     for kind in sorted(direct["one"]):
         checks.check(f"headers, direct: {kind} differs between the two, so that the check below can fail", direct["one"][kind] != direct["other"].get(kind), direct["one"][kind])
@@ -643,6 +701,9 @@ def headers(session):
         checks.check(f"headers, up: {kind} is the same for both: {one}", one == other, other)
     wanted = {"IPv4 TCP", "IPv4 TCP SYN", "IPv4 UDP", "IPv6 TCP", "IPv6 TCP SYN", "IPv6 UDP"}
     checks.check("headers, up: all kinds were seen", wanted <= set(ours["one"]), sorted(ours["one"]))
+    both, seen = set(OWN_PORTS.values()), session.source_ports
+    checks.check("headers, direct: the target sees the programs' source ports, so that the check below can fail", both <= seen["direct"], seen["direct"])
+    checks.check("headers, up: it sees none of them", not both & seen["up"] and seen["up"], seen["up"])
     session.state("headers")
     session.downs("headers")
     session.watch.since()
@@ -652,22 +713,25 @@ def picture(session, dress, name, *sources):
     """What the target's link shows of an exchange: the values of each kind's header fields."""
     (tos, ttl, segment, buffer), settings = DRESSES[dress]
     device, target = session.device, session.target
-    words = " ".join(f"net.ipv4.{key}={value}" for key, value in settings.items())
+    words = " ".join(f"net.{key}={value}" for key, value in settings.items())
     device.sh(f"sysctl -qw {words} net.ipv6.conf.eth0.hop_limit={ttl}")
     capture = Capture(target, f"headers-{name}-{dress}")
     try:
         for host in (target.v4, target.v6):
-            got = device.program("dressed", host, 80, 7, tos, ttl, segment, buffer)
+            got = device.program("dressed", host, 80, 7, tos, ttl, segment, buffer, OWN_PORTS[dress])
             session.checks.check(f"headers, {name}, {dress}: {host} answers", got.get("octets", 0) >= 20000 and got.get("datagrams") == 1101, got)
             if name == "direct" or session.lab.ip_relays:
                 device.call("ping", "-c", "2", "-i", "0.2", "-W", "2", "-Q", str(tos), "-t", str(ttl), host)
     finally:
         capture.process.stop(signal.SIGINT)
-        device.sh("sysctl -qw " + " ".join(f"net.ipv4.{key}={value}" for key, value in DRESSES["one"][1].items()) + " net.ipv6.conf.eth0.hop_limit=64")
+        device.sh("sysctl -qw " + " ".join(f"net.{key}={value}" for key, value in DRESSES["one"][1].items()) + " net.ipv6.conf.eth0.hop_limit=64")
     seen = {}
     for source, _, protocol, frame in packets(capture.path):
         if source in sources and (fields := header_fields(protocol, frame)):
             seen.setdefault(fields[0], set()).add(fields[1:])
+            if protocol in (6, 17):
+                start = 54 if fields[0].startswith("IPv6") else 14 + 4 * (frame[14] & 15)
+                session.source_ports[name].add(int.from_bytes(frame[start:start + 2]))
     return {kind: sorted(values) for kind, values in seen.items()}
 
 
@@ -676,7 +740,7 @@ def header_fields(protocol, frame):
     if frame[12:14] == b"\x08\x00":
         version, start, ip_fields = "IPv4", 14 + 4 * (frame[14] & 15), ("ttl", frame[22], "tos", frame[15], "flags", frame[20] >> 5, "ihl", frame[14] & 15)
     else:
-        version, start, ip_fields = "IPv6", 54, ("hops", frame[21], "class", (frame[14] & 15) << 4 | frame[15] >> 4)
+        version, start, ip_fields = "IPv6", 54, ("hops", frame[21], "class", (frame[14] & 15) << 4 | frame[15] >> 4, "labelled", frame[15:18] != bytes([frame[15] & 0xf0, 0, 0]))
     rest = frame[start:]
     if protocol == 6 and rest[2:4] == b"\x00\x50":
         options = tcp_options(rest[20:4 * (rest[12] >> 4)])
@@ -709,20 +773,20 @@ def tcp_options(octets):
 # ---------------------------------------------------------------------------------------------------------------------------------------------
 
 
-def start_relay(lab, relay):
-    lab.start_relay(relay, RELAY if lab.ip_relays else "")
-
-
 def start_relays(checks, lab):
-    lab.ip_relays = True
     try:
-        start_relay(lab, lab.relays[0])
+        lab.again(lab.relays[0])
     except RuntimeError as e:
         checks.skip("CONNECT-IP", f"the relay does not start with it: {str(e).strip()[-200:]}")
         lab.ip_relays = False
-        start_relay(lab, lab.relays[0])
+        lab.again(lab.relays[0])
     for relay in lab.relays[1:]:
-        start_relay(lab, relay)
+        lab.again(relay)
+
+
+# All, and those that run only when they are named.
+PARTS = (states, hops, changes, headers, choices, faults, circuits, modes, storms, browser)
+LONG = (sleep,)
 
 
 def main():
@@ -737,9 +801,8 @@ def main():
         session = Session(checks, lab)
         session.watch = Watch(lab.client)
         noise(session)
-        for part in (states, hops, changes, headers, choices, faults):
-            if chosen and part.__name__ not in chosen:
-                continue
+        parts = [part for part in PARTS + LONG if part.__name__ in (chosen or {part.__name__ for part in PARTS})]
+        for part in parts:
             began = time.monotonic()
             try:
                 part(session)

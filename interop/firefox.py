@@ -61,11 +61,11 @@ class MarionetteError(Exception):
 class Firefox:
     """One browser with a profile of its own; a context manager."""
 
-    def __init__(self, folder, ca, prefs=None, name="firefox", env=None):
+    def __init__(self, folder, ca, prefs=None, name="firefox", env=None, quiet=True):
         self.profile = pathlib.Path(tempfile.mkdtemp(prefix="profile-", dir=folder))
         self.port = free_port()
         self._trust(ca)
-        settings = {**QUIET, "marionette.port": self.port, **(prefs or {})}
+        settings = {**(QUIET if quiet else {}), "marionette.port": self.port, **(prefs or {})}
         lines = [f"user_pref({json.dumps(k)}, {json.dumps(v)});" for k, v in settings.items()]
         (self.profile / "user.js").write_text("\n".join(lines))
         command = [BINARY, "--headless", "--no-remote", "--marionette", "--profile", self.profile, "about:blank"]

@@ -69,6 +69,11 @@ class Host:
         ip("link", "set", "eth0", "gso_max_segs", 1, ns=self.ns)
         ip("link", "set", self.router_end, "gso_max_segs", 1, ns=self.lab.router)
 
+    def offload(self):
+        """The opposite."""
+        ip("link", "set", "eth0", "gso_max_segs", 65535, ns=self.ns)
+        ip("link", "set", self.router_end, "gso_max_segs", 65535, ns=self.lab.router)
+
     def block_udp(self):
         chain = "chain {0}put {{\n type filter hook {0}put priority 0\n meta l4proto udp drop\n}}\n"
         rules = "table inet block {\n" + chain.format("in") + chain.format("out") + "}\n"
@@ -154,13 +159,14 @@ class NetLab(Lab):
         for ns in self.namespaces:
             subprocess.run(["ip", "netns", "del", ns], capture_output=True, check=False)
 
-    def start_targets(self):
+    def start_targets(self, *more):
+        """`more`: for servers.py."""
         leaf = self.authority.leaf("target", ["target.test", "target6.test", self.target.v4, self.target.v6])
         self.ports = {}
         for name, host in (("targets", self.target.v4), ("targets6", self.target.v6)):
             command = [sys.executable, HERE / "servers.py", "--host", host, "--cert", leaf.cert, "--key", leaf.key,
                        "--tls-port", 443, "--http-port", 80, "--echo-port", 7, "--dns-port", 53,
-                       "--name", f"target.test={self.target.v4}", "--name", f"target6.test={self.target.v6}"]
+                       "--name", f"target.test={self.target.v4}", "--name", f"target6.test={self.target.v6}", *more]
             server = self.target.run(name, command)
             wait_for(name, lambda: server.lines() or not server.alive())
             if not server.lines():

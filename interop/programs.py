@@ -1,6 +1,6 @@
 """Programs that know nothing of Hoplite: run inside a namespace by device_test.py, each prints JSON lines. usage: programs.py NAME ARGUMENT...
 
-Servers: `flow-server`, `git-server`. Clients: `flows`, `hold`, `arrive`, `trips`, `video`, `http3`, `resolve`, `ask`, `sizes`, `dressed`, `refused`,
+Servers: `flow-server`, `git-server`. Clients: `flows`, `hold`, `wait-ends`, `arrive`, `questions`, `trips`, `video`, `http3`, `resolve`, `ask`, `sizes`, `dressed`, `refused`,
 `chatter`, `poker`.
 """
 
@@ -13,6 +13,7 @@ import json
 import os
 import random
 import resource
+import selectors
 import socket
 import struct
 import subprocess
@@ -265,6 +266,20 @@ async def hold(host, port, count, seconds):
     say(event="answered", count=sum(a is None for a in answers))
 
 
+async def wait_ends(host, port, count):
+    """So many flows that do nothing, a line when all are open, and one when all have been ended by somebody else: how, and after how long."""
+    many()
+    room, began = asyncio.Semaphore(200), time.monotonic()
+
+    async def one(number):
+        async with room:
+            return await asyncio.wait_for(opened(host, port, number, 2), 60)
+    held = await asyncio.gather(*map(one, range(int(count))))
+    say(event="held", count=len(held), seconds=time.monotonic() - began)
+    ends = await asyncio.gather(*(reader.read(1) for reader, _ in held), return_exceptions=True)
+    say(event="ends", count=len(ends), kinds=collections.Counter(type(end).__name__ for end in ends), seconds=time.monotonic() - began)
+
+
 async def arrive(host, port, rate, seconds):
     """New flows at a rate, whatever becomes of those before; each does one exchange and closes."""
     many()
@@ -315,6 +330,37 @@ def udp(host, port):
     s = socket.socket(family, socket.SOCK_DGRAM)
     s.connect(address)
     return s
+
+
+def questions(host, port, rate, seconds, patience=3):
+    """New UDP flows at a rate: each asks an echo once, is answered, and is asked nothing more. What is not answered in time was dropped."""
+    many()
+    rate, total = float(rate), int(float(rate) * float(seconds))
+    waiting, took, sent = {}, [], 0
+    began = time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        while sent < total or waiting:
+            while sent < total and began + sent / rate <= time.monotonic():
+                s = udp(host, port)
+                s.send(sent.to_bytes(8))
+                selector.register(s, selectors.EVENT_READ, (sent, time.monotonic()))
+                waiting[s] = time.monotonic()
+                sent += 1
+            for key, _ in selector.select(0.0005 if sent < total else 0.1):
+                with contextlib.suppress(OSError):
+                    number, asked = key.data
+                    if key.fileobj.recv(100) == number.to_bytes(8):
+                        took.append(time.monotonic() - asked)
+                selector.unregister(key.fileobj)
+                waiting.pop(key.fileobj)
+                key.fileobj.close()
+            while waiting and time.monotonic() - (oldest := next(iter(waiting.items())))[1] > patience:
+                selector.unregister(oldest[0])
+                waiting.pop(oldest[0])
+                oldest[0].close()
+    took.sort()
+    say(event="questions", count=len(took), dropped=total - len(took), rate=total / (time.monotonic() - began),
+        median_ms=1000 * took[len(took) // 2] if took else None, p99_ms=1000 * took[len(took) * 99 // 100] if took else None)
 
 
 def video(host, port, seconds, rate=2_500_000):
@@ -441,7 +487,7 @@ def http3(name, port, path, ca):
 # --- one program in two dresses --------------------------------------------------------------------------------------------------------------
 
 
-def dressed(host, tcp_port, udp_port, tos, hops, segment, buffer):
+def dressed(host, tcp_port, udp_port, tos, hops, segment, buffer, own_port=0):
     """The same exchange with one kind of settings or another: what differs is header fields only."""
     tos, hops, segment, buffer = int(tos), int(hops), int(segment), int(buffer)
     six = ":" in host
@@ -453,6 +499,8 @@ def dressed(host, tcp_port, udp_port, tos, hops, segment, buffer):
         s.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment)
         s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         s.settimeout(20)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        s.bind(("", int(own_port)))
         s.connect((host, int(tcp_port)))
         s.sendall(b"GET /bytes/20000 HTTP/1.1\r\nHost: x\r\n\r\n")
         got = 0
@@ -463,6 +511,7 @@ def dressed(host, tcp_port, udp_port, tos, hops, segment, buffer):
         for option, value in options.items():
             s.setsockopt(level, option, value)
         s.settimeout(5)
+        s.bind(("", int(own_port)))
         s.connect((host, int(udp_port)))
         back = 0
         for size in (1, 100, 1000):
@@ -598,7 +647,7 @@ def git_server(host, port, root):
 
 def main(name, *arguments):
     program = {f.__name__.replace("_", "-"): f for f in
-               (flow_server, git_server, flows, hold, arrive, trips, video, sizes, resolve, ask, refused, http3, dressed, chatter, poker)}[name]
+               (flow_server, git_server, flows, hold, wait_ends, arrive, questions, trips, video, sizes, resolve, ask, refused, http3, dressed, chatter, poker)}[name]
     done = program(*arguments)
     if asyncio.iscoroutine(done):
         asyncio.run(done)

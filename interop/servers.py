@@ -34,6 +34,19 @@ def payload(size):
     return (BLOCK * (size // len(BLOCK) + 1))[:size]
 
 
+# A page with all that pages have; its script says in the title that it ran. The image is 8 by 8.
+SITE = {
+    "/site": ("text/html; charset=utf-8", b"<!doctype html><title>no</title><link rel=stylesheet href=/site/style.css><img src=/site/image.svg>"
+              b"<iframe src=/site/frame></iframe><script src=/site/script.js></script>"),
+    "/site/style.css": ("text/css", b"body { background: url(/site/behind.svg) }"),
+    "/site/script.js": ("text/javascript", b"fetch('/site/data').then(r => r.text()).then(t => { document.title = t; });"),
+    "/site/data": ("text/plain", b"done by fetch"),
+    "/site/frame": ("text/html", b"<!doctype html><title>frame</title>"),
+    "/site/image.svg": ("image/svg+xml", b"<svg xmlns='http://www.w3.org/2000/svg' width='8' height='8'/>"),
+    "/site/behind.svg": ("image/svg+xml", b"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>"),
+}
+
+
 def say(**line):
     print(json.dumps(line), flush=True)
 
@@ -47,6 +60,8 @@ def respond(protocol, method, path, peer, body, alt_svc):
     if size := re.fullmatch(r"/bytes/(\d+)", path):
         headers["content-type"] = "application/octet-stream"
         return 200, headers, payload(int(size[1]))
+    if path in SITE:
+        return 200, headers | {"content-type": SITE[path][0]}, SITE[path][1]
     if path.startswith("/upload"):
         return 200, headers, hashlib.sha256(body).hexdigest().encode()
     if path.startswith("/peer"):
