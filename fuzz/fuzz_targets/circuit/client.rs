@@ -1,0 +1,340 @@
+//! A client's circuit: all of its relays are one hostile party, who answers handshakes and says what it likes from any hop.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use bytes::BytesMut;
+use hoplite_onion::{
+    client::Circuit,
+    edge::{
+        Edge, HALF_CLOSE, Moment, Role,
+        io::{Handle, Shared},
+    },
+    flow::{Control, Digest},
+    relay::{self, Forward},
+};
+use hoplite_wire::{
+    Target,
+    cell::{
+        Cell, CircuitId, Command,
+        circuit::{Create2, Extend2},
+        relay::{self as message, Flags, Header, Message, Sendme, StreamId},
+    },
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::Instant,
+};
+
+use crate::{Input, KEYS, LIMITS, MOST, body, known, relay_cell, zeros};
+
+const TARGETS: [&str; 3] = ["192.0.2.7:80", "[2001:db8::7]:443", "site.example:443"];
+
+struct Client {
+    circuit: Circuit,
+    shared: Arc<Shared>,
+    handles: Vec<Handle>,
+    relays: Vec<relay::Circuit>,
+    congestion_control: bool,
+    control: Control,
+    /// DATA cells that came since the last that is to be acknowledged, and the digests of those.
+    since: u32,
+    due: VecDeque<Digest>,
+    now: Instant,
+    open: bool,
+}
+
+pub(crate) fn run(who: u8, input: &mut Input<'_>) {
+    let mut client = Client::new(who);
+    while let (true, Some(what)) = (client.open, input.next()) {
+        client.step(what, input);
+        let edge = client.shared.lock();
+        assert!(edge.streams() <= LIMITS.streams);
+        assert!(edge.owned() < MOST, "{}", edge.owned());
+    }
+    client.end();
+}
+
+impl Client {
+    fn new(who: u8) -> Self {
+        let hops = 1 + usize::from(who % 3);
+        let path = (0..hops).map(|n| known(n, who & 4 == 0)).collect();
+        let circuit = Circuit::new(CircuitId::new(1), path, true, zeros);
+        Self {
+            circuit: circuit.expect("a path"),
+            shared: Shared::new(Edge::new(Role::Client, Control::Fixed, LIMITS, zeros)),
+            handles: Vec::new(),
+            relays: Vec::new(),
+            congestion_control: who & 8 == 0,
+            control: Control::Fixed,
+            since: 0,
+            due: VecDeque::new(),
+            now: Instant::now(),
+            open: true,
+        }
+    }
+
+    fn step(&mut self, what: u8, input: &mut Input<'_>) {
+        match what % 16 {
+            0 => self.hear_any(),
+            1 => self.build(),
+            2 => drop(self.hear((input.octet(), input.octet()))),
+            3 => input.cell().into_iter().for_each(|cell| self.tell(cell)),
+            4 => self.say(input.octet(), input.body()),
+            5 => self.flood(input),
+            6 => self.acknowledge(),
+            7 => self.begin(input.octet()),
+            8 => self.write(input.octet(), input.octet()),
+            9 => self.read(input.octet()),
+            10 => self.finish(input.octet()),
+            11 => drop(
+                self.handle(input.octet())
+                    .map(|place| self.handles.swap_remove(place)),
+            ),
+            12 => (0..input.octet()).for_each(|_| self.hear_any()),
+            13 => self.now += Duration::from_millis(input.octet().into()),
+            14 => self.answer(input.octet()),
+            _ => self.shared.lock().retire(),
+        }
+    }
+
+    /// Hears handshakes and answers them until all hops are there.
+    fn build(&mut self) {
+        for _ in 0..3 {
+            self.hear((0, 0));
+        }
+    }
+
+    fn hear_any(&mut self) {
+        self.hear((0, 0));
+    }
+
+    /// What the client says next: every cell of it is for one of its relays. Handshakes are answered, one octet changed.
+    fn hear(&mut self, change: (u8, u8)) -> Option<()> {
+        let mut cell = self.circuit.next(&mut self.shared.lock(), self.now)?;
+        if cell.command == Command::CREATE2 {
+            let create = Create2::parse(&cell.body).expect("as it should be");
+            let created = changed(self.join(&create), change);
+            let cell = Cell::new(CircuitId::new(1), Command::CREATED2, |out| {
+                out.extend_from_slice(&created)
+            });
+            self.tell(cell.expect("fits"));
+            return Some(());
+        }
+        for hop in 0..self.relays.len() {
+            match self.relays[hop]
+                .forward(cell)
+                .expect("a client keeps to the protocol")
+            {
+                Forward::Next(next) => cell = next,
+                Forward::Here(cell, digest) => {
+                    self.heard(hop, cell, digest, change);
+                    return Some(());
+                }
+            }
+        }
+        unreachable!("a cell for nobody");
+    }
+
+    fn heard(&mut self, hop: usize, mut cell: Cell, digest: Digest, change: (u8, u8)) {
+        let body = cell.fixed().expect("a body");
+        let header = Header::read(body);
+        let data = header.data(body).expect("it fits");
+        match header.command {
+            message::Command::EXTEND2 => {
+                let extend = Extend2::parse(data).expect("as it should be");
+                let created = changed(self.join(&extend.create), change);
+                let length = created.len();
+                self.originate(
+                    hop,
+                    crate::body(
+                        message::Command::EXTENDED2,
+                        StreamId::CIRCUIT,
+                        length,
+                        &created,
+                    ),
+                );
+            }
+            message::Command::DATA => {
+                self.since += 1;
+                if self.since == self.control.increment() {
+                    self.since = 0;
+                    self.due.push_back(digest);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn join(&mut self, create: &Create2<'_>) -> Vec<u8> {
+        let made =
+            relay::Circuit::create(&KEYS[self.relays.len()], create, self.congestion_control);
+        let (relay, control, created) = made.expect("a client's handshake is good");
+        self.relays.push(relay);
+        self.control = control;
+        created
+    }
+
+    fn say(&mut self, hop: u8, body: BytesMut) {
+        if !self.relays.is_empty() {
+            self.originate(usize::from(hop) % self.relays.len(), body);
+        }
+    }
+
+    fn originate(&mut self, hop: usize, body: BytesMut) {
+        let mut cell = relay_cell(Command::RELAY, body);
+        self.relays[hop].originate(&mut cell).expect("a body");
+        for relay in self.relays[..hop].iter_mut().rev() {
+            relay.backward(&mut cell).expect("a body");
+        }
+        self.tell(cell);
+    }
+
+    /// As its driver does, a circuit that is full sends before it receives.
+    fn tell(&mut self, cell: Cell) {
+        while self.shared.lock().is_full() {
+            self.hear((0, 0)).expect("what makes it full can be sent");
+        }
+        let at = Moment {
+            now: self.now,
+            blocked: false,
+        };
+        let mut edge = self.shared.lock();
+        if let Err(error) = self.circuit.handle(cell, &mut edge, at) {
+            edge.close(error);
+            self.open = false;
+        }
+    }
+
+    fn flood(&mut self, input: &mut Input<'_>) {
+        let (stream, count, length) = (input.octet(), input.octet(), input.octet());
+        let data = vec![7; usize::from(length)];
+        for _ in 0..u16::from(count) * 4 {
+            if let (true, Some(last)) = (self.open, self.relays.len().checked_sub(1)) {
+                self.originate(
+                    last,
+                    body(
+                        message::Command::DATA,
+                        StreamId(stream.into()),
+                        data.len(),
+                        &data,
+                    ),
+                );
+            }
+        }
+    }
+
+    /// A SENDME that is due, or one that is not.
+    fn acknowledge(&mut self) {
+        let digest = self.due.pop_front().unwrap_or([9; 20]);
+        self.from_last(0, &Message::Sendme(Sendme::V1(digest)));
+    }
+
+    fn answer(&mut self, stream: u8) {
+        let connected = message::Connected(None);
+        self.from_last(stream, &Message::Connected(connected));
+    }
+
+    fn from_last(&mut self, stream: u8, message: &Message<'_>) {
+        let mut data = Vec::new();
+        message.write(&mut data);
+        let Some(last) = self.relays.len().checked_sub(1) else {
+            return;
+        };
+        self.originate(
+            last,
+            body(
+                message.command(),
+                StreamId(stream.into()),
+                data.len(),
+                &data,
+            ),
+        );
+    }
+
+    fn begin(&mut self, what: u8) {
+        let mut edge = self.shared.lock();
+        let target = |n: u8| {
+            TARGETS[usize::from(n) % 3]
+                .parse::<Target>()
+                .expect("a target")
+        };
+        let begun = match what % 8 {
+            0 => edge.resolve("site.example"),
+            1 => edge.begin_directory(),
+            2..=4 => edge.begin(&target(what), HALF_CLOSE),
+            _ => edge.begin(&target(what), Flags::IPV6_OKAY),
+        };
+        drop(edge);
+        self.handles
+            .extend(begun.map(|id| Handle::new(&self.shared, id)));
+    }
+
+    fn handle(&self, which: u8) -> Option<usize> {
+        usize::from(which).checked_rem(self.handles.len())
+    }
+
+    fn write(&mut self, which: u8, count: u8) {
+        let Some(place) = self.handle(which) else {
+            return;
+        };
+        let octets = vec![5; usize::from(count) * 64];
+        drop(Pin::new(&mut self.handles[place]).poll_write(&mut noop(), &octets));
+    }
+
+    fn read(&mut self, which: u8) {
+        let Some(place) = self.handle(which) else {
+            return;
+        };
+        drop(read(&mut self.handles[place]));
+        drop(self.handles[place].poll_said(&mut noop()));
+    }
+
+    fn finish(&mut self, which: u8) {
+        let Some(place) = self.handle(which) else {
+            return;
+        };
+        drop(Pin::new(&mut self.handles[place]).poll_shutdown(&mut noop()));
+    }
+
+    /// Whoever reads a stream of a closed circuit comes to its end.
+    fn end(mut self) {
+        if self.open {
+            let error =
+                hoplite_overlay::Error::new(hoplite_overlay::ErrorKind::PathFailed, "ending");
+            self.shared.lock().close(error);
+        }
+        for handle in &mut self.handles {
+            while let 1.. = match read(handle) {
+                Poll::Ready(read) => read.unwrap_or(0),
+                Poll::Pending => unreachable!("a stream outlives its circuit"),
+            } {}
+        }
+        drop(self.handles);
+        assert_eq!(self.shared.lock().streams(), 0);
+    }
+}
+
+fn read(handle: &mut Handle) -> Poll<std::io::Result<usize>> {
+    let mut space = [0; 4096];
+    let mut buf = ReadBuf::new(&mut space);
+    let read = Pin::new(handle).poll_read(&mut noop(), &mut buf);
+    read.map_ok(|()| buf.filled().len())
+}
+
+fn noop() -> Context<'static> {
+    Context::from_waker(Waker::noop())
+}
+
+/// One octet of it, if there are so many.
+fn changed(mut created: Vec<u8>, (place, bits): (u8, u8)) -> Vec<u8> {
+    if let Some(octet) = created.get_mut(usize::from(place)) {
+        *octet ^= bits;
+    }
+    created
+}
