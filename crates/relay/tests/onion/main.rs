@@ -4,6 +4,7 @@ mod beside;
 mod circuits;
 mod life;
 mod limits;
+mod observer;
 mod refused;
 mod support;
 #[path = "../relay/targets.rs"]
