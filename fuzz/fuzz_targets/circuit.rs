@@ -24,7 +24,9 @@ use libfuzzer_sys::fuzz_target;
 const LIMITS: Limits = Limits {
     streams: 4,
     waiting: 600,
+    held: 500_000,
     sending: 16,
+    sending_all: 40,
     urgent: 16,
     gone: 4,
 };

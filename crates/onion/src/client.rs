@@ -12,6 +12,7 @@ mod times;
 pub use circuit::{Circuit, Progress};
 pub use driver::{Live, build};
 pub use onion::Onion;
+pub use pool::OF_A_TOKEN;
 pub use times::BuildTimes;
 
 use std::time::Duration;

@@ -2,7 +2,7 @@
 //! not layers: relay messages in the clear come in ([`Edge::handle`]) and go out ([`Edge::next_message`], then [`Edge::sealed`] with the digest).
 //! `client` and `relay` drive it; [`io`] is what programs and targets hold. tor-spec "Application connections and stream management".
 //!
-//! Every queue is bounded ([`Limits`]). While the channel takes nothing, acknowledgements gather up to [`Limits::urgent`]; then
+//! Every queue is bounded ([`Limits`]), for each stream and for all of them. While the channel takes nothing, acknowledgements gather up to [`Limits::urgent`]; then
 //! [`Edge::is_full`], and the driver reads no more of this circuit.
 
 mod ask;
@@ -10,6 +10,7 @@ pub mod io;
 mod message;
 mod receive;
 mod send;
+mod share;
 mod stream;
 
 use std::{
@@ -25,8 +26,8 @@ use hoplite_wire::cell::{
 use tokio::time::Instant;
 
 pub use self::message::Outbound;
-use self::stream::Stream;
-use crate::flow::{self, Control, Violation};
+use self::{share::Sum, stream::Stream};
+use crate::flow::{self, Control, Violation, vegas};
 
 /// A flag of BEGIN that only relays of this project know: END with reason DONE ends one direction of the stream, as a FIN does.
 /// It is set towards relays that announce it, and others ignore it.
@@ -37,22 +38,32 @@ pub const HALF_CLOSE: Flags = Flags(1 << 31);
 pub struct Limits {
     /// Streams at once; the next is refused.
     pub streams: usize,
-    /// Full cells of one stream that wait for its reader where there are no windows; more break the protocol.
+    /// Full cells of one stream that wait for its reader where there are no windows; more break the protocol. So many are XOFF's threshold and the
+    /// largest window that the peer may have on its way until it hears XOFF.
     pub waiting: u32,
+    /// Octets of all streams that wait for their readers; beyond it the stream that holds most is ended.
+    pub held: usize,
     /// Cells of one stream that wait to be sent; then its writer waits.
     pub sending: usize,
+    /// Cells of all streams that wait to be sent; beyond it a stream may have [`FEW`] of its own.
+    pub sending_all: usize,
     /// Messages that wait before DATA, acknowledgements mostly; then nothing more is read of the circuit.
     pub urgent: usize,
     /// Streams that have ended and whose late cells are still let pass, the oldest forgotten first.
     pub gone: usize,
 }
 
+/// Cells that a stream may always have waiting to be sent, so that each has its turn.
+pub const FEW: usize = 8;
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
             streams: 512,
-            waiting: 8192,
+            waiting: vegas::LARGEST + 1024,
+            held: 16 << 20,
             sending: 128,
+            sending_all: 4096,
             urgent: 256,
             gone: 512,
         }
@@ -115,6 +126,9 @@ pub struct Edge {
     outgoing: flow::Outgoing,
     incoming: flow::Incoming,
     streams: BTreeMap<u16, Stream>,
+    /// Octets that wait for readers, and cells that wait to be sent, of all streams.
+    held: Sum,
+    sending: Sum,
     /// Streams that have something to send, in turn.
     turn: VecDeque<u16>,
     urgent: VecDeque<Outbound>,
@@ -138,6 +152,8 @@ impl Edge {
             outgoing: flow::Outgoing::new(control),
             incoming: flow::Incoming::new(control),
             streams: BTreeMap::new(),
+            held: Sum::default(),
+            sending: Sum::default(),
             turn: VecDeque::new(),
             urgent: VecDeque::new(),
             gone: VecDeque::new(),
@@ -169,9 +185,10 @@ impl Edge {
         self.streams.len()
     }
 
-    /// Whether the next stream would be refused.
+    /// Whether the next stream would be refused: there are too many, or too many were opened and given up while nothing could be sent.
     pub fn has_no_room(&self) -> bool {
-        self.streams.len() >= self.limits.streams
+        let said = self.limits.urgent + 2 * self.limits.streams;
+        self.streams.len() >= self.limits.streams || self.urgent.len() >= said
     }
 
     /// Takes no further streams: the circuit ends with its last one.
@@ -211,6 +228,19 @@ impl Edge {
         let streams: usize = self.streams.values().map(Stream::owned).sum();
         let urgent = self.urgent.capacity() * size_of::<Outbound>();
         size_of::<Self>() + streams + urgent + self.urgent.len() * cell::BODY
+    }
+
+    fn new_stream(&self, half_close: bool) -> Stream {
+        let shares = [&self.held, &self.sending].map(Sum::share);
+        Stream::new(self.control, &self.limits, half_close, shares)
+    }
+
+    /// How many cells of a stream may wait to be sent now.
+    fn may_queue(&self) -> usize {
+        match self.sending.total() < self.limits.sending_all {
+            true => self.limits.sending,
+            false => self.limits.sending.min(FEW),
+        }
     }
 
     fn wake(&mut self) {

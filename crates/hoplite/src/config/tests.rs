@@ -604,3 +604,15 @@ fn the_example_of_circuits_is_right_and_its_comments_are_the_defaults() {
     assert!(spelt_out.contains("\nahead = ") && spelt_out.contains("\nchannel = \"auto\""));
     assert_eq!(read(&spelt_out), plain);
 }
+
+#[test]
+fn a_relay_gives_a_client_as_many_circuits_as_its_isolation_tokens_may_come_to() {
+    let client = client::onion::Onion::default();
+    let tokens = client.isolated * hoplite_onion::client::OF_A_TOKEN;
+    let given = hoplite_relay::config::Onion::default().circuits_per_client;
+    // A quarter is left for circuits that end with their last stream, and for those that are late.
+    assert!(
+        tokens + client.ahead <= given as usize * 3 / 4 + 1,
+        "{tokens} of {given}"
+    );
+}

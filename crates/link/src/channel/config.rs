@@ -22,7 +22,8 @@ pub struct Config {
     /// How many cells of a circuit may wait to be sent; at the bound its sender waits.
     pub outbox: usize,
     /// TLS: how many cells of a circuit may wait to be received, since nothing stops the peer from sending them; one more, and
-    /// that circuit is destroyed. It must be above the largest window that circuits are allowed.
+    /// that circuit is destroyed. A relay in the middle is not told which window a circuit's ends agreed on, so this is above the largest that
+    /// there may be; the default is what C tor's relays allow (`circ_max_cell_queue_size`). What really waits is bounded by `queued`.
     pub inbox: usize,
     /// QUIC: how many octets of a circuit the peer may send ahead of its reader; at the bound that circuit alone stops.
     /// The default is what Tor's fixed window of 1,000 cells takes.
@@ -60,7 +61,7 @@ impl Default for Config {
             guest_circuits: 64,
             arrivals: 256,
             outbox: 64,
-            inbox: 4096,
+            inbox: 50_000,
             window: 512_000,
             windows: 256 << 20,
             guest_windows: 64 << 20,

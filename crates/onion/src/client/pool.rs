@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Circuits of one token, for different ports; beyond it the oldest takes no further streams.
-const OF_A_TOKEN: usize = 4;
+pub const OF_A_TOKEN: usize = 4;
 
 /// Keeps circuits.
 pub(super) struct Pool {

@@ -11,10 +11,7 @@ use hoplite_wire::{
     },
 };
 
-use super::{
-    Asked, Broken, Edge, HALF_CLOSE, Role,
-    stream::{Answer, Stream},
-};
+use super::{Asked, Broken, Edge, HALF_CLOSE, Role, stream::Answer};
 use crate::failure;
 
 /// For how many seconds a client may think that a name means the address it was connected to.
@@ -52,14 +49,14 @@ impl Edge {
             return Err(error.clone());
         }
         let id = self.free_id().ok_or_else(failure::too_many_streams)?;
-        let stream = Stream::new(self.control, &self.limits, half_close);
+        let stream = self.new_stream(half_close);
         self.streams.insert(id.0, stream);
         self.say(id, message);
         Ok(id)
     }
 
     fn free_id(&mut self) -> Option<StreamId> {
-        if self.streams.len() >= self.limits.streams {
+        if self.has_no_room() {
             return None;
         }
         for _ in 0..=self.limits.streams + self.limits.gone + 1 {
@@ -119,7 +116,7 @@ impl Edge {
             Asked::Stream(begin) => begin.flags.has(HALF_CLOSE),
             Asked::Directory | Asked::Name(_) => false,
         };
-        let stream = Stream::new(self.control, &self.limits, half_close);
+        let stream = self.new_stream(half_close);
         self.streams.insert(id.0, stream.at_exit());
         self.asked.push_back((id, asked));
         Ok(())

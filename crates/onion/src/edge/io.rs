@@ -107,6 +107,7 @@ impl Handle {
         if let Some(error) = edge.closed() {
             return Poll::Ready(Err(error.clone().into()));
         }
+        let most = edge.may_queue();
         let Some(stream) = edge.streams.get_mut(&self.id.0) else {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         };
@@ -116,7 +117,7 @@ impl Handle {
         if !stream.is_writable() || stream.is_finished() {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let taken = stream.write(octets);
+        let taken = stream.write(octets, most);
         if taken == 0 && !octets.is_empty() {
             stream.writer = Some(cx.waker().clone());
             return Poll::Pending;

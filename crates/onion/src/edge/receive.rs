@@ -73,7 +73,29 @@ impl Edge {
         if let Some(say) = stream.receive(body)? {
             self.say_flow(header.stream, say);
         }
+        if self.held.total() > self.limits.held {
+            self.relieve();
+        }
         Ok(())
+    }
+
+    /// Ends the stream that holds most. Proposal 324 §4.1.3 has those ended that hold the oldest; whoever stands still longest holds most, too.
+    fn relieve(&mut self) {
+        let reason = match self.role {
+            // tor-spec "Closing streams": a client "SHOULD NOT" give another reason.
+            Role::Client => EndReason::MISC,
+            Role::Exit => EndReason::RESOURCELIMIT,
+        };
+        let fullest = self
+            .streams
+            .iter_mut()
+            .max_by_key(|(_, stream)| stream.held());
+        let Some((id, stream)) = fullest else {
+            return;
+        };
+        let id = StreamId(*id);
+        stream.cut(reason);
+        self.say(id, &Message::End(End::new(reason)));
     }
 
     fn sendme(&mut self, id: StreamId, sendme: Sendme, at: Moment) -> Result<(), Broken> {

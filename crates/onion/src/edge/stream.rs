@@ -10,7 +10,7 @@ use hoplite_wire::cell::{
     relay::{End, EndReason, HEADER},
 };
 
-use super::{Broken, Command, Limits};
+use super::{Broken, Command, Limits, share::Share};
 use crate::{
     failure,
     flow::{
@@ -68,14 +68,19 @@ pub(super) struct Stream {
     answer: Option<Result<Answer, Error>>,
     /// Bodies with room for the header; only the last has room for more.
     sending: VecDeque<BytesMut>,
-    sending_most: usize,
+    /// How many those are, of all of the circuit.
+    queued: Share,
     bodies: u32,
     waiting: VecDeque<Piece>,
+    /// How many octets those are, of all of the circuit.
+    held: Share,
     in_turn: bool,
     /// This side has finished; END follows what is queued.
     finished: bool,
     end_sent: bool,
     ended: Option<End>,
+    /// It was ended here, while neither its reader nor the peer had; what still comes is thrown away.
+    cut: bool,
     /// Nobody holds the handle any more.
     dropped: bool,
     pub(super) reader: Option<Waker>,
@@ -83,7 +88,13 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub(super) fn new(control: Control, limits: &Limits, half_close: bool) -> Self {
+    /// `held` and `queued` are its shares of what waits.
+    pub(super) fn new(
+        control: Control,
+        limits: &Limits,
+        half_close: bool,
+        [held, queued]: [Share; 2],
+    ) -> Self {
         Self {
             outgoing: Outgoing::new(control),
             incoming: Incoming::new(control, limits.waiting),
@@ -91,13 +102,15 @@ impl Stream {
             at_exit: false,
             answer: None,
             sending: VecDeque::new(),
-            sending_most: limits.sending,
+            queued,
             bodies: 0,
             waiting: VecDeque::new(),
+            held,
             in_turn: false,
             finished: false,
             end_sent: false,
             ended: None,
+            cut: false,
             dropped: false,
             reader: None,
             writer: None,
@@ -123,6 +136,9 @@ impl Stream {
     }
 
     pub(super) fn receive(&mut self, data: BytesMut) -> Result<Option<Say>, Broken> {
+        if self.cut {
+            return Ok(None);
+        }
         if self.ended.is_some() {
             return Err(Broken::Unexpected(Command::DATA));
         }
@@ -138,6 +154,7 @@ impl Stream {
     }
 
     fn keep(&mut self, data: BytesMut) {
+        self.held.add(data.len());
         let detached = self.waiting.len() >= DETACHED;
         if let Some(last) = self.waiting.back_mut()
             && last.detached
@@ -161,6 +178,7 @@ impl Stream {
     /// What waits longest, and what is to be said for it.
     pub(super) fn fetch(&mut self) -> Option<(Bytes, Option<Say>)> {
         let piece = self.waiting.pop_front()?;
+        self.held.take(piece.octets.len());
         let say = self.incoming.taken(Taken {
             cells: piece.cells,
             octets: piece.octets.len(),
@@ -176,21 +194,41 @@ impl Stream {
         // A second END takes back the first, orderly one: the peer has dropped the stream.
         self.ended = Some(end);
         if !self.is_writable() {
-            self.sending.clear();
+            self.unqueue();
         }
         self.wake();
     }
 
+    /// Ends it, and lets go of all that waits. It stays until its handle is dropped: so it counts as long as somebody serves it.
+    pub(super) fn cut(&mut self, reason: EndReason) {
+        self.cut = true;
+        self.waiting.clear();
+        self.held.take(usize::MAX);
+        self.unqueue();
+        self.end(End::new(reason));
+    }
+
     /// The circuit has closed.
     pub(super) fn close(&mut self) {
-        self.sending.clear();
+        self.unqueue();
         self.wake();
+    }
+
+    fn unqueue(&mut self) {
+        self.sending.clear();
+        self.queued.take(usize::MAX);
+    }
+
+    /// Octets that wait for its reader.
+    pub(super) fn held(&self) -> usize {
+        self.held.own()
     }
 
     /// Why reading ends, once nothing waits: `Ok` is an orderly end.
     pub(super) fn read_end(&self) -> Option<Result<(), Error>> {
         let end = self.ended?;
         let orderly = match (self.at_exit, self.half_close) {
+            _ if self.cut => false,
             // A client of C tor gives no other reason than MISC.
             (true, false) => true,
             _ => end.reason == EndReason::DONE,
@@ -205,6 +243,7 @@ impl Stream {
     pub(super) fn is_writable(&self) -> bool {
         match self.ended {
             None => true,
+            Some(_) if self.cut => false,
             Some(end) => self.half_close && end.reason == EndReason::DONE,
         }
     }
@@ -218,11 +257,11 @@ impl Stream {
         self.finished
     }
 
-    /// Takes what there is room for into bodies.
-    pub(super) fn write(&mut self, mut octets: &[u8]) -> usize {
+    /// Takes what there is room for into bodies, of which there may be `most`.
+    pub(super) fn write(&mut self, mut octets: &[u8], most: usize) -> usize {
         let before = octets.len();
         while !octets.is_empty() {
-            let Some(room) = self.room() else { break };
+            let Some(room) = self.room(most) else { break };
             let (now, later) = octets.split_at(octets.len().min(room));
             if let Some(body) = self.sending.back_mut() {
                 body.extend_from_slice(now);
@@ -233,19 +272,20 @@ impl Stream {
     }
 
     /// Room in the last body; begins another if there is none and the queue is not full.
-    fn room(&mut self) -> Option<usize> {
+    fn room(&mut self, most: usize) -> Option<usize> {
         let last = self.sending.back();
         let room = last.map_or(0, |body| self.full_at().saturating_sub(body.len()));
         if room > 0 {
             return Some(room);
         }
-        if self.sending.len() >= self.sending_most {
+        if self.sending.len() >= most {
             return None;
         }
         self.bodies = self.bodies.wrapping_add(1);
         let mut body = BytesMut::with_capacity(BODY);
         body.resize(HEADER, 0);
         self.sending.push_back(body);
+        self.queued.add(1);
         Some(self.full_at() - HEADER)
     }
 
@@ -264,13 +304,14 @@ impl Stream {
     pub(super) fn drop_handle(&mut self) -> bool {
         self.dropped = true;
         self.waiting.clear();
+        self.held.take(usize::MAX);
         let alone = self.at_exit && !self.half_close;
         !(self.finished && (self.ended.is_some() || alone))
     }
 
-    /// Whether the peer, who knows no half-closed streams, has forgotten it already.
+    /// Whether the peer has forgotten it already: he knows no half-closed streams, or was told.
     pub(super) fn is_told(&self) -> bool {
-        self.ended.is_some() && !self.half_close
+        self.ended.is_some() && (self.cut || !self.half_close)
     }
 
     /// Nothing is left to be done.
@@ -305,6 +346,7 @@ impl Stream {
         let Some(body) = self.sending.pop_front() else {
             return Produced::Nothing;
         };
+        self.queued.take(1);
         self.outgoing.sent(body.len().saturating_sub(HEADER));
         wake(&mut self.writer);
         let more = !self.sending.is_empty() || (self.finished && !self.end_sent);

@@ -19,6 +19,8 @@ use super::{
 };
 use crate::{failure, flow::Digest};
 
+mod bounds;
+
 const VEGAS: Control = Control::Vegas { increment: 31 };
 
 /// A client's end and an exit's, and how many cells went each way.
@@ -387,8 +389,9 @@ async fn late_cells_for_a_stream_given_up_are_let_pass_but_not_for_ever() {
 
 #[test]
 fn a_cell_of_each_few_has_octets_that_nobody_can_guess() {
-    let mut stream = Stream::new(VEGAS, &Limits::default(), true);
-    let written = stream.write(&[1; 128 * 498]);
+    let shares = [Sum::default(), Sum::default()].map(|sum| sum.share());
+    let mut stream = Stream::new(VEGAS, &Limits::default(), true, shares);
+    let written = stream.write(&[1; 128 * 498], 128);
     assert!(written < 128 * 498);
     let mut shorter = 0;
     stream.answer(Ok(Answer::Connected));

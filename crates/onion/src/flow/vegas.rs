@@ -16,6 +16,8 @@ pub struct Parameters {
     pub initial: u32,
     /// `cc_cwnd_min`: never less.
     pub least: u32,
+    /// `cc_cwnd_max`: never more.
+    pub most: u32,
     /// `cc_cwnd_inc`: one step.
     pub step: u32,
     /// `cc_cwnd_inc_rate`: steps in one window of acknowledgements.
@@ -60,6 +62,10 @@ pub struct Vegas {
     next_window: u32,
 }
 
+/// The largest window, in cells: 8 MB on their way, 650 Mbit/s at 100 ms. C tor has no bound of it (`cc_cwnd_max`). Here what waits for a reader who stands
+/// still is bounded ([`crate::edge::Limits`]), and so is a circuit's queue at each relay: both are to hold what a peer may send without a mistake.
+pub const LARGEST: u32 = 16_384;
+
 /// Cells in one write to a channel, as C tor counts them: two TLS records of 31.
 const OUTBUF: u32 = 62;
 
@@ -78,6 +84,7 @@ impl Default for Parameters {
         Self {
             initial: 4 * 31,
             least: 4 * 31,
+            most: LARGEST,
             step: 1,
             steps_per_window: 31,
             slow_start_percent: 100,
@@ -166,6 +173,7 @@ impl Vegas {
         } else if self.next_change == 0 {
             self.step(bdp, queued, blocked);
         }
+        self.window = self.window.min(self.parameters.most);
     }
 
     fn grow_fast(&mut self, bdp: u32, queued: u32, blocked: bool) {

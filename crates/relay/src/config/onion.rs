@@ -25,7 +25,8 @@ pub struct Onion {
     pub rotate: Duration,
     /// Circuits of all clients and relays; further ones are refused. Each counts as a request of `[limits]` too. Default: 65536.
     pub circuits: usize,
-    /// Circuits on one channel of a client; further ones wait (QUIC) or are refused. Default: 128.
+    /// Circuits on one channel of a client; further ones wait (QUIC) or are refused. Default: 256, which is what a client's own defaults may come to:
+    /// 48 isolation tokens with four circuits each, those ahead, and those that end.
     pub circuits_per_client: u32,
     /// Circuits on one channel of another relay. Default: 1024.
     pub circuits_per_relay: u32,
@@ -66,7 +67,7 @@ impl Default for Onion {
             congestion_control: true,
             rotate: Duration::from_secs(28 * 24 * 3600),
             circuits: 65_536,
-            circuits_per_client: 128,
+            circuits_per_client: 256,
             circuits_per_relay: 1024,
             creates: 400,
             creates_per_second: 200,

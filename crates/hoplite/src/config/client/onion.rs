@@ -35,7 +35,7 @@ pub(crate) struct Onion {
     /// How long a circuit may be without streams, in seconds.
     #[serde(deserialize_with = "text::seconds")]
     pub(crate) idle: Duration,
-    /// How many isolation tokens may have circuits of their own at once. Relays give a client 128 circuits, of which some are ahead or end.
+    /// How many isolation tokens may have circuits of their own at once, up to four each. Relays give a client 256 circuits, of which some are ahead or end.
     pub(crate) isolated: usize,
     /// Streams of one circuit at once.
     pub(crate) streams: usize,

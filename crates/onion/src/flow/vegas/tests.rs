@@ -257,3 +257,13 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_window_that_is_always_filled_and_never_queues_stops_at_the_largest() {
+    let mut vegas = Vegas::new(Parameters::default());
+    let grown = (0..3_000_000).find(|_| round(&mut vegas, ms(100)) == LARGEST);
+    assert!(grown.is_some(), "{}", vegas.window());
+    for _ in 0..1000 {
+        assert_eq!(round(&mut vegas, ms(100)), LARGEST);
+    }
+}
