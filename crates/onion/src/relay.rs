@@ -11,7 +11,7 @@ mod serve;
 mod skins;
 
 pub use circuit::{Circuit, Forward};
-pub use config::{Admit, Config, Counters, Directory, Policy, Relay};
+pub use config::{Admit, Cells, Config, Counters, Directory, Policy, Relay};
 pub use extend::{Refusal, next_relay};
 pub use serve::serve;
 pub use skins::{Bucket, Skins};

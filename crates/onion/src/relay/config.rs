@@ -76,9 +76,24 @@ pub struct Policy {
     pub special: bool,
 }
 
+/// RELAY and RELAY_EARLY cells of all circuits, by where they came from and went to.
+#[derive(Debug, Default)]
+pub struct Cells {
+    /// From the client's side, passed on to the next relay.
+    pub passed_forth: AtomicU64,
+    /// From the next relay, passed on to the client's side.
+    pub passed_back: AtomicU64,
+    /// From the client's side, for this relay.
+    pub taken: AtomicU64,
+    /// This relay's own, to the client's side.
+    pub made: AtomicU64,
+}
+
 /// What counts, for metrics.
 #[derive(Debug, Default)]
 pub struct Counters {
+    /// Cells; a circuit adds its own once a turn.
+    pub cells: Cells,
     /// Circuits made.
     pub created: AtomicU64,
     /// CREATE2 refused: bad handshakes and replays.

@@ -2,6 +2,7 @@
 //! pushes back on itself alone. [`super::serve`] starts it as a task. tor-spec "Routing relay cells", "Tearing down circuits".
 
 mod here;
+mod moved;
 
 use std::{
     collections::VecDeque,
@@ -19,6 +20,7 @@ use hoplite_wire::cell::{
 };
 use tokio::{task::JoinSet, time::Instant};
 
+use self::moved::Moved;
 use super::{
     Circuit, Forward, Relay,
     hop::{Extended, create},
@@ -50,6 +52,7 @@ pub(super) struct Driver {
     replies: VecDeque<(relay::Command, Vec<u8>)>,
     previous: Option<[u8; 32]>,
     pressure: Pressure,
+    moved: Moved,
     /// Of the present turn.
     now: Instant,
 }
@@ -99,6 +102,7 @@ impl Driver {
             replies: VecDeque::new(),
             previous,
             pressure: Pressure::default(),
+            moved: Moved::default(),
             now: Instant::now(),
         };
         let ended = poll_fn(|cx| driver.poll(cx)).await;
@@ -121,6 +125,12 @@ impl Driver {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
+        let polled = self.take_turns(cx);
+        self.moved.tell(&self.relay.counters.cells);
+        polled
+    }
+
+    fn take_turns(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
         self.now = Instant::now();
         for _ in 0..TURNS {
             match self.turn(cx) {
@@ -174,9 +184,15 @@ impl Driver {
         }
         let early = cell.command == Command::RELAY_EARLY;
         match self.circuit.forward(cell)? {
-            Forward::Here(cell, digest) => self.here(cell, digest, early, cx)?,
+            Forward::Here(cell, digest) => {
+                self.moved.taken += 1;
+                self.here(cell, digest, early, cx)?;
+            }
             Forward::Next(cell) => match &mut self.next {
-                Next::Open(next) => next.sender.send(cell),
+                Next::Open(next) => {
+                    self.moved.passed_forth += 1;
+                    next.sender.send(cell);
+                }
                 // It was on its way when the next relay was lost: a DESTROY for it would overtake TRUNCATED, which says what has happened.
                 Next::Lost => {}
                 // "If the cell is not recognized and there is no next hop, the circuit is closed."
@@ -221,6 +237,7 @@ impl Driver {
             edge.sealed(digest, self.now);
         }
         drop(edge);
+        self.moved.made += 1;
         self.back.sender.send(cell);
         Ok(true)
     }
@@ -237,6 +254,7 @@ impl Driver {
         match cell.command {
             Command::RELAY => {
                 self.circuit.backward(&mut cell)?;
+                self.moved.passed_back += 1;
                 self.back.sender.send(cell);
                 Ok(true)
             }
@@ -265,6 +283,7 @@ impl Driver {
             self.circuit.originate(&mut cell)
         })();
         written.map_err(|_| Ended::from(DestroyReason::INTERNAL))?;
+        self.moved.made += 1;
         self.back.sender.send(cell);
         Ok(())
     }

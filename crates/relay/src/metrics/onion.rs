@@ -33,6 +33,15 @@ impl Collector for Circuits {
         let circuits = circuits.map(|(what, count)| (what, count.load(Relaxed)));
         let help = "What became of circuits";
         family(&mut encoder, "onion_circuits", help, circuits)?;
+        let cells = [
+            ("passed_forth", &counters.cells.passed_forth),
+            ("passed_back", &counters.cells.passed_back),
+            ("taken", &counters.cells.taken),
+            ("made", &counters.cells.made),
+        ];
+        let cells = cells.map(|(what, count)| (what, count.load(Relaxed)));
+        let help = "Cells of circuits, 514 octets each";
+        family(&mut encoder, "onion_cells", help, cells)?;
         let streams = [("opened", counters.streams.load(Relaxed))];
         family(
             &mut encoder,

@@ -146,3 +146,36 @@ async fn circuits_carry_no_udp_and_say_so() {
     let asked = soon(onion.open_datagrams(&target, &Terms::default())).await;
     assert_eq!(asked.expect_err("none").kind(), ErrorKind::Unsupported);
 }
+
+/// Cells that a relay has passed forth and back, taken and made.
+fn cells(relay: &hoplite_relay::Handle) -> [u64; 4] {
+    ["passed_forth", "passed_back", "taken", "made"]
+        .map(|what| format!("hoplite_relay_onion_cells_total{{what=\"{what}\"}}"))
+        .map(|name| number(relay, &name))
+}
+
+#[tokio::test]
+async fn every_cell_is_counted_where_it_passes_and_where_it_ends() {
+    let relays: [_; 3] = relays(How::Quic);
+    let onion = client(path(&relays), How::Quic);
+    echoes(&onion, &Terms::default(), 100_000).await;
+    // The last ones are still on their way.
+    let rested = soon(async {
+        loop {
+            let [first, second, third] = relays.each_ref().map(cells);
+            let forth = first[0] == second[0] + second[2] && second[0] == third[2];
+            let back = first[1] == second[1] + second[3] && second[1] == third[3];
+            if forth && back {
+                return [first, second, third];
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    });
+    let [first, second, third] = rested.await;
+    // EXTEND2 and EXTENDED2.
+    assert_eq!((&first[2..], &second[2..]), (&[1, 1][..], &[1, 1][..]));
+    assert_eq!(third[..2], [0, 0]);
+    // 498 octets each at most, and not many more cells than are needed.
+    assert!((201..1000).contains(&third[2]), "{third:?}");
+    assert!((201..1000).contains(&third[3]), "{third:?}");
+}
