@@ -1,11 +1,13 @@
 //! Congestion control that can be exchanged while a connection runs, or left out: what a tunnel carries controls itself, and two controllers
 //! in one path hinder each other. [`crate::Reins`] turns the switch, the QUIC stack asks the controller. RFC 9002 §7, RFC 9438, BBR.
 
+mod chance;
+
 use std::{
     any::Any,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Instant,
 };
@@ -15,6 +17,8 @@ use quinn::congestion::{
     BbrConfig, Controller, ControllerFactory, ControllerMetrics, CubicConfig, NewRenoConfig,
 };
 use quinn_proto::RttEstimator;
+
+use self::chance::Chance;
 
 /// Octets in flight without control: more than any path holds, and above `u32::MAX`, so that the QUIC stack does not pace either.
 const NO_WINDOW: u64 = 1 << 40;
@@ -28,6 +32,8 @@ pub(crate) struct Switch {
     position: Mutex<Position>,
     /// How many streams run that want control.
     streams: AtomicUsize,
+    /// It carries circuits, which share the window.
+    channel: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -55,6 +61,11 @@ impl Switch {
         self.streams.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// Whether a loss by chance says nothing: automatic control of a channel.
+    fn forgives(&self) -> bool {
+        self.channel.load(Ordering::Relaxed) && self.position().congestion == Congestion::Auto
+    }
+
     /// Never [`Congestion::Auto`].
     fn now(&self) -> Congestion {
         let Position { congestion, spare } = *self.position();
@@ -64,6 +75,15 @@ impl Switch {
             Congestion::Auto => Congestion::Cubic,
             chosen => chosen,
         }
+    }
+}
+
+/// The connection is a channel: what one circuit loses shall not narrow the window of all. From now on automatic control forgives what is lost by
+/// [chance].
+pub(crate) fn forgive(connection: &quinn::Connection) {
+    let controller = connection.congestion_state().into_any();
+    if let Ok(controller) = controller.downcast::<Switched>() {
+        controller.switch.channel.store(true, Ordering::Relaxed);
     }
 }
 
@@ -77,6 +97,7 @@ impl ControllerFactory for Factory {
             kind: Congestion::Off,
             inner: None,
             mtu,
+            chance: Chance::default(),
         };
         controller.follow(now);
         Box::new(controller)
@@ -91,6 +112,7 @@ struct Switched {
     /// None is no control.
     inner: Option<Box<dyn Controller>>,
     mtu: u16,
+    chance: Chance,
 }
 
 impl Switched {
@@ -128,6 +150,7 @@ impl Controller for Switched {
         app_limited: bool,
         rtt: &RttEstimator,
     ) {
+        self.chance.acked(bytes, rtt.get(), rtt.min());
         if let Some(inner) = self.follow(now) {
             inner.on_ack(now, sent, bytes, app_limited, rtt);
         }
@@ -146,6 +169,11 @@ impl Controller for Switched {
     }
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost: u64) {
+        // ECN tells of a queue, and has lost nothing.
+        let by_chance = lost > 0 && self.chance.lost(lost);
+        if by_chance && !persistent && self.switch.forgives() {
+            return;
+        }
         if let Some(inner) = self.follow(now) {
             inner.on_congestion_event(now, sent, persistent, lost);
         }
@@ -180,6 +208,7 @@ impl Controller for Switched {
             kind: self.kind,
             inner: self.inner.as_ref().map(|inner| inner.clone_box()),
             mtu: self.mtu,
+            chance: self.chance,
         })
     }
 
@@ -238,6 +267,28 @@ mod tests {
         switch.set(Congestion::Off, false);
         switch.stream_begins();
         assert_eq!(controller.window(), NO_WINDOW);
+    }
+
+    #[test]
+    fn a_channel_under_automatic_control_forgives_a_loss_by_chance_and_nothing_else() {
+        let later = Duration::from_secs(1);
+        for (channel, congestion, persistent, lost, forgiven) in [
+            (true, Congestion::Auto, false, 1200, true),
+            (false, Congestion::Auto, false, 1200, false),
+            (true, Congestion::Cubic, false, 1200, false),
+            (true, Congestion::Auto, true, 1200, false),
+            (true, Congestion::Auto, false, 1 << 20, false),
+            // ECN.
+            (true, Congestion::Auto, false, 0, false),
+        ] {
+            let (switch, mut controller, now) = controller();
+            switch.channel.store(channel, Ordering::Relaxed);
+            switch.set(congestion, false);
+            let before = controller.window();
+            controller.on_congestion_event(now + later, now, persistent, lost);
+            let case = (channel, congestion, persistent, lost);
+            assert_eq!(controller.window() == before, forgiven, "{case:?}");
+        }
     }
 
     #[test]

@@ -1,9 +1,17 @@
 //! One channel between two relays of the network.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use hoplite_link::channel::{
-    Channel, ChannelDialer, ChannelServer, Counts, How, Kind, Whom, handshake::Us,
+    Channel, ChannelDialer, ChannelServer, Circuit, Counts, How, Kind, Receiver, Sender, Whom,
+    handshake::Us,
 };
 use hoplite_overlay::Terms;
 use hoplite_sim::{
@@ -19,7 +27,7 @@ use hoplite_wire::{
 use tokio::{
     sync::mpsc,
     task::JoinSet,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 const ACCESS: Access = Access {
@@ -27,6 +35,9 @@ const ACCESS: Access = Access {
     down: 12_500_000,
     queue: 1 << 18,
 };
+
+/// 320 KiB, in cells.
+const PAGE: usize = 658;
 
 async fn soon<T>(work: impl Future<Output = T>) -> T {
     let done = timeout(Duration::from_secs(600), work).await;
@@ -87,31 +98,95 @@ async fn channel(
     (dialled.expect("dialled"), served, took)
 }
 
-/// Sends `count` cells each way at once.
-async fn exchange(near: &Channel, far: &Channel, count: usize) {
-    let cell = |command| Cell::new(CircuitId::default(), command, |_| {}).expect("a cell");
+fn cell(command: Command) -> Cell {
+    Cell::new(CircuitId::default(), command, |_| {}).expect("a cell")
+}
+
+/// Both ends of a circuit, made.
+async fn circuit(near: &Channel, far: &Channel) -> (Circuit, Circuit) {
     let mut here = soon(near.open()).await.expect("opens");
     soon(here.sender.ready()).await.expect("room");
     here.sender.send(cell(Command::CREATE2)).expect("taken");
     let mut there = soon(far.accept()).await.expect("comes");
     soon(there.receiver.recv()).await.expect("its first cell");
+    (here, there)
+}
+
+async fn send(sender: &mut Sender, count: usize) {
+    for _ in 0..count {
+        sender.ready().await.expect("room");
+        sender.send(cell(Command::RELAY)).expect("taken");
+    }
+}
+
+async fn receive(receiver: &mut Receiver, count: usize) {
+    for _ in 0..count {
+        receiver.recv().await.expect("a cell");
+    }
+}
+
+/// Sends `count` cells each way, one after the other.
+async fn exchange(near: &Channel, far: &Channel, count: usize) {
+    let (mut here, mut there) = circuit(near, far).await;
     for (from, to) in [
         (&mut here.sender, &mut there.receiver),
         (&mut there.sender, &mut here.receiver),
     ] {
-        let sending = async {
-            for _ in 0..count {
-                from.ready().await.expect("room");
-                from.send(cell(Command::RELAY)).expect("taken");
-            }
-        };
-        let receiving = async {
-            for _ in 0..count {
-                to.recv().await.expect("a cell");
-            }
-        };
-        soon(async { tokio::join!(sending, receiving) }).await;
+        soon(async { tokio::join!(send(from, count), receive(to, count)) }).await;
     }
+}
+
+/// After what time the first and the last cell of each page of 320 KiB is there, each on a circuit of its own, with a pause behind it.
+async fn pages(near: &Channel, far: &Channel) -> Vec<[Duration; 2]> {
+    let mut times = Vec::new();
+    for _ in 0..10 {
+        let (mut here, mut there) = circuit(near, far).await;
+        let begun = Instant::now();
+        let server = async {
+            receive(&mut there.receiver, 1).await;
+            send(&mut there.sender, PAGE).await;
+        };
+        let client = async {
+            send(&mut here.sender, 1).await;
+            receive(&mut here.receiver, 1).await;
+            let first = begun.elapsed();
+            receive(&mut here.receiver, PAGE - 1).await;
+            [first, begun.elapsed()]
+        };
+        times.push(soon(async { tokio::join!(client, server) }).await.0);
+        sleep(Duration::from_secs(1)).await;
+    }
+    times
+}
+
+fn median(times: &[[Duration; 2]], which: usize) -> Duration {
+    let mut times: Vec<_> = times.iter().map(|both| both[which]).collect();
+    times.sort();
+    times[times.len() / 2]
+}
+
+/// The medians of pages' times, over a road that loses one packet in a hundred, and how many cells a busy circuit beside them was sent a second.
+async fn fetch(busy: bool) -> ([Duration; 2], usize) {
+    let network = Network::new(1, 0.01);
+    let mut tasks = JoinSet::new();
+    let (near, far, _) = channel(&network, How::Quic, &mut tasks).await;
+    let cells = Arc::new(AtomicUsize::new(0));
+    if busy {
+        let (mut here, mut there) = circuit(&near, &far).await;
+        let cells = Arc::clone(&cells);
+        tasks.spawn(async move { send(&mut there.sender, usize::MAX).await });
+        tasks.spawn(async move {
+            while here.receiver.recv().await.is_some() {
+                cells.fetch_add(1, Relaxed);
+            }
+        });
+        sleep(Duration::from_secs(1)).await;
+    }
+    let begun = Instant::now();
+    let times = pages(&near, &far).await;
+    let seconds = usize::try_from(begun.elapsed().as_secs()).expect("few");
+    let medians = [0, 1].map(|which| median(&times, which));
+    (medians, cells.load(Relaxed) / seconds)
 }
 
 #[tokio::test(start_paused = true)]
@@ -152,4 +227,15 @@ async fn of_a_race_quic_is_taken_and_cells_arrive_although_packets_are_lost() {
         assert!(ledger.lost.packets > 0);
         assert!(ledger.is_balanced());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quiet_circuit_beside_a_busy_one_is_as_fast_as_alone_although_packets_are_lost() {
+    let (alone, _) = fetch(false).await;
+    let (beside, busy) = fetch(true).await;
+    for (beside, alone) in beside.iter().zip(alone) {
+        assert!(*beside < alone * 5 / 4, "{beside:?} instead of {alone:?}");
+    }
+    // 12.5 MB/s are there.
+    assert!(busy > 4_000, "{busy} cells a second");
 }

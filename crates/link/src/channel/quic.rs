@@ -28,7 +28,7 @@ use super::{
     lane::{self, lane},
     traffic::{Keeper, Place, Receiver, Sender, Source},
 };
-use crate::QuicLink;
+use crate::{QuicLink, congestion};
 
 /// A stream that is reset for the reason of a DESTROY cell has this code and the reason.
 const RESET: u32 = 0x100;
@@ -90,6 +90,7 @@ pub(super) fn start(
         ending,
     });
     shared.widen(road.known);
+    congestion::forgive(&shared.connection);
     let door = Door {
         shared: Arc::clone(&shared),
         hold: Arc::downgrade(&hold.0),
