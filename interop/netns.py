@@ -43,6 +43,8 @@ class Host:
         router_end = f"to-{name}"[:15]
         ip("link", "add", router_end, "netns", lab.router, "type", "veth", "peer", "name", "eth0", "netns", self.ns)
         for ns, device, last in ((lab.router, router_end, 1), (self.ns, "eth0", 2)):
+            # One that was set: a machine's udev gives those another that were made up, and captures know it by this one.
+            ip("link", "set", device, "address", f"02:77:{number >> 8:02x}:{number & 255:02x}:00:{last:02x}", ns=ns)
             ip("addr", "add", f"10.77.{number}.{last}/24", "dev", device, ns=ns)
             ip("addr", "add", f"fd77:{number}::{last}/64", "dev", device, "nodad", ns=ns)
             ip("link", "set", device, "up", ns=ns)
