@@ -1,6 +1,8 @@
 //! Notices within seconds that a link is dead: something that wants an answer was sent, and none came.
 //! A suspect link gets a new socket first (QUIC migration, RFC 9000 §9); one that stays silent is given up.
 
+mod accepted;
+
 use std::{
     sync::{
         Arc,
@@ -16,6 +18,7 @@ use tokio::{
     time::Instant,
 };
 
+pub(crate) use self::accepted::Vigil;
 use crate::{Bypass, Config, Reins, dial::Peer, socket::VirtualSocket};
 
 /// How often a link in use is looked at.

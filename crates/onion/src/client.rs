@@ -7,6 +7,7 @@ mod driver;
 mod onion;
 mod pool;
 mod ports;
+mod signs;
 mod times;
 
 pub use circuit::{Circuit, Progress};

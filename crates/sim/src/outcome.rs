@@ -54,6 +54,8 @@ pub struct Fetch {
     pub end: Option<&'static str>,
     /// When something came last.
     heard: Duration,
+    /// When it ended, or the run did.
+    over: Duration,
 }
 
 /// A circuit that was to be built.
@@ -144,6 +146,7 @@ impl Book {
             gap: Duration::ZERO,
             end: None,
             heard: begun,
+            over: begun,
         });
         drop(state);
         Page {
@@ -163,7 +166,7 @@ impl Book {
         let now = self.began.elapsed();
         let (mut fetches, builds) = std::mem::take(&mut *self.state());
         for fetch in fetches.iter_mut().filter(|fetch| fetch.end.is_none()) {
-            fetch.hear(now);
+            fetch.over(now);
         }
         (fetches, builds)
     }
@@ -173,6 +176,33 @@ impl Fetch {
     fn hear(&mut self, now: Duration) {
         self.gap = self.gap.max(now.saturating_sub(self.heard));
         self.heard = now;
+    }
+
+    fn over(&mut self, now: Duration) {
+        self.over = now;
+        if self.last.is_none() {
+            self.gap = self.gap.max(now.saturating_sub(self.heard));
+        }
+    }
+}
+
+impl Outcome {
+    /// The longest time from `since` on that a client went without octets while it wanted some. A fetch that fails is one with the next;
+    /// pauses between fetches do not count.
+    pub fn outage(&self, client: usize, since: Duration) -> Duration {
+        let (mut longest, mut silent) = (Duration::ZERO, Duration::ZERO);
+        let fetches = self.fetches.iter();
+        for fetch in fetches.filter(|fetch| fetch.client == client && fetch.over >= since) {
+            let first = fetch.first.unwrap_or(fetch.over);
+            silent += first.saturating_sub(fetch.begun.max(since));
+            longest = longest.max(silent).max(fetch.gap);
+            match (fetch.first, fetch.last) {
+                (Some(_), Some(_)) => silent = Duration::ZERO,
+                (Some(_), None) => silent = fetch.over.saturating_sub(fetch.heard),
+                (None, _) => {}
+            }
+        }
+        longest
     }
 }
 
@@ -203,9 +233,7 @@ impl Page {
 
     pub(crate) fn end(&self, how: &'static str) {
         self.write(|fetch, now| {
-            if fetch.last.is_none() {
-                fetch.hear(now);
-            }
+            fetch.over(now);
             fetch.end = Some(how);
         });
     }

@@ -2,9 +2,10 @@
 //! Also notes how long circuits took to be built.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use hoplite_crypto::onion::{RelayKeys, identity::stand_in};
@@ -21,6 +22,9 @@ use hoplite_wire::directory::{Descriptor, Key, List, SignedDescriptor, Stage};
 use tokio::time::Instant;
 
 use crate::{outcome::Book, random::Random};
+
+/// How long a relay that failed is avoided.
+const AVOIDED: Duration = Duration::from_secs(60);
 
 /// The list, as all clients have it.
 #[derive(Debug)]
@@ -41,6 +45,8 @@ pub(crate) struct Chooser {
 struct State {
     guards: Guards,
     random: Random,
+    /// Relays that failed lately: they are avoided behind the guard, as the product does.
+    failed: BTreeMap<Key, Instant>,
     /// Paths that circuits are being built over.
     building: Vec<(Vec<Relay>, Instant)>,
 }
@@ -98,6 +104,7 @@ impl Chooser {
             state: Mutex::new(State {
                 guards: Guards::default(),
                 random,
+                failed: BTreeMap::new(),
                 building: Vec::new(),
             }),
         }
@@ -108,18 +115,24 @@ impl Chooser {
     }
 
     fn choose(&self, wish: &path::Wish) -> Option<Vec<Relay>> {
-        let mut wish = Wish {
+        let wish = Wish {
             hops: self.hops,
             ports: wish.ports.clone(),
             carrier: Carrier::Onion,
             ..Wish::default()
         };
         let mut state = self.state();
-        let State { guards, random, .. } = &mut *state;
+        let avoid = state.avoided();
+        let now = self.began.elapsed().as_secs();
         let network = &self.listed.network;
-        let mut draw = |below| random.below(below);
-        wish.entry = guards.pick(network, &wish, self.began.elapsed().as_secs(), &mut draw);
-        let chosen = network.path(&wish, &mut draw).ok()?;
+        let mut avoids = [avoid, HashSet::new()].into_iter();
+        let chosen = avoids.find_map(|avoid| {
+            let wish = Wish {
+                avoid,
+                ..wish.clone()
+            };
+            state.choose(network, wish, now)
+        })?;
         let relays = chosen.iter();
         let path: Option<Vec<_>> = relays
             .map(|relay| self.listed.relays.get(&relay.identity).cloned())
@@ -127,6 +140,41 @@ impl Chooser {
         let path = path?;
         state.building.push((path.clone(), Instant::now()));
         Some(path)
+    }
+}
+
+impl State {
+    /// From a guard on, whatever failed behind another.
+    fn choose<'a>(
+        &mut self,
+        network: &'a Network,
+        mut wish: Wish,
+        now: u64,
+    ) -> Option<Vec<&'a Descriptor>> {
+        let Self { guards, random, .. } = self;
+        let mut draw = |below| random.below(below);
+        let avoid = std::mem::take(&mut wish.avoid);
+        // Guards that do not go with the rest: the only exit may be one.
+        let mut unfit = HashSet::new();
+        loop {
+            wish.avoid.clone_from(&unfit);
+            let guard = guards.pick(network, &wish, now, &mut draw)?;
+            let mut from = wish.clone();
+            from.entry = Some(guard);
+            from.avoid.clone_from(&avoid);
+            from.avoid.remove(&guard);
+            if let Ok(path) = network.path(&from, &mut draw) {
+                return Some(path);
+            }
+            if !unfit.insert(guard) {
+                return None;
+            }
+        }
+    }
+
+    fn avoided(&mut self) -> HashSet<Key> {
+        self.failed.retain(|_, since| since.elapsed() < AVOIDED);
+        self.failed.keys().copied().collect()
     }
 }
 
@@ -154,8 +202,14 @@ impl Paths for Chooser {
             Ok(()) => {
                 state.guards.worked(&guard, now);
             }
-            Err(Failed { hop: 0, .. }) => state.guards.failed(&guard, now),
-            Err(_) => {}
+            Err(Failed { hop, .. }) => {
+                if hop == 0 {
+                    state.guards.failed(&guard, now);
+                }
+                let failed = path.get(hop).map(|relay| Key(relay.keys.ed25519));
+                let failed = failed.map(|relay| (relay, Instant::now()));
+                state.failed.extend(failed);
+            }
         }
     }
 }

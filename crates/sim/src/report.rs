@@ -78,6 +78,8 @@ pub struct Summary {
     pub virtual_s: f64,
     /// What became of fetches.
     pub fetches: Vec<Fetches>,
+    /// Each client's longest time without octets that it wanted, from when the first relay went, in seconds: [`Outcome::outage`].
+    pub outage_s: Figures,
     /// Circuits that were not built.
     pub circuits_failed: usize,
     /// How long building took, with the channel to the guard where there was none, in seconds.
@@ -209,6 +211,7 @@ impl Summary {
             fetches: [Kind::Web, Kind::Bulk]
                 .map(|kind| Fetches::of(outcome, kind))
                 .into(),
+            outage_s: Figures::of(outages(outcome)),
             circuits_failed: builds.clone().filter(|build| build.took.is_none()).count(),
             circuit_s: Figures::of(builds.filter_map(|build| Some(build.took?.as_secs_f64()))),
             relay_use: Figures::of(used),
@@ -228,6 +231,15 @@ impl Summary {
                 .collect(),
         }
     }
+}
+
+/// None where no relay went.
+fn outages(outcome: &Outcome) -> impl Iterator<Item = f64> {
+    let kills = outcome.settings.kills.iter();
+    let first = kills.map(|(_, when)| *when).min();
+    let clients = 0..outcome.settings.clients;
+    let outages = first.map(|since| clients.map(move |client| outcome.outage(client, since)));
+    outages.into_iter().flatten().map(|time| time.as_secs_f64())
 }
 
 /// The files of a run, by name.

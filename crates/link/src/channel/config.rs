@@ -41,6 +41,9 @@ pub struct Config {
     pub answers: usize,
     /// TLS: how long the peer may take nothing of what is sent before the channel is given up.
     pub stuck: Duration,
+    /// QUIC: how long a relay that dialled us may leave what it is sent without any answer before the channel is given up. For those that
+    /// we dial it is [`crate::Config::broken_after`]; a client, which may be about to move, has [`crate::Config::idle`].
+    pub broken_after: Duration,
     /// QUIC: how long the last cells of a circuit may take to arrive before its stream is reset.
     pub linger: Duration,
     /// After so long a circuit's cells count half when it is decided who is quiet (C tor: 30 s).
@@ -69,6 +72,7 @@ impl Default for Config {
             greeting_window: 256 << 10,
             answers: 1024,
             stuck: Duration::from_secs(60),
+            broken_after: Duration::from_secs(4),
             linger: Duration::from_secs(5),
             half_life: Duration::from_secs(30),
             idle: Duration::from_secs(180),

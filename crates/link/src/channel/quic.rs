@@ -28,7 +28,10 @@ use super::{
     lane::{self, lane},
     traffic::{Keeper, Place, Receiver, Sender, Source},
 };
-use crate::{QuicLink, congestion};
+use crate::{
+    QuicLink, congestion,
+    health::{Pulse, Vigil},
+};
 
 /// A stream that is reset for the reason of a DESTROY cell has this code and the reason.
 const RESET: u32 = 0x100;
@@ -47,6 +50,8 @@ struct Shared {
     config: Config,
     scale: Scale,
     ending: Ending,
+    /// Told when cells are sent on a connection that a relay dialled. One that we dialled has its own.
+    pulse: Option<Arc<Pulse>>,
 }
 
 /// What a channel keeps of it.
@@ -80,6 +85,7 @@ pub(super) fn start(
     counts: &Arc<Counts>,
 ) -> (Carrier, Hold) {
     let ending = Ending::new();
+    let accepted = road.known && road.link.is_none();
     let hold = Hold::new(ending.clone(), road.link);
     let shared = Arc::new(Shared {
         connection: road.connection,
@@ -88,9 +94,11 @@ pub(super) fn start(
         config: config.clone(),
         scale: Scale::new(Instant::now(), config.half_life),
         ending,
+        pulse: accepted.then(Pulse::new),
     });
     shared.widen(road.known);
     congestion::forgive(&shared.connection);
+    shared.watch();
     let door = Door {
         shared: Arc::clone(&shared),
         hold: Arc::downgrade(&hold.0),
@@ -135,6 +143,19 @@ impl Shared {
         self.connection.set_max_concurrent_uni_streams(0u32.into());
     }
 
+    /// A relay that dialled us and is gone is noticed while we send to it.
+    fn watch(&self) {
+        let Some(pulse) = self.pulse.clone() else {
+            return;
+        };
+        let vigil = Vigil {
+            connection: self.connection.clone(),
+            pulse,
+            broken_after: self.config.broken_after,
+        };
+        tokio::spawn(vigil.run());
+    }
+
     fn berth(&self, id: CircuitId, hold: Hold) -> Berth {
         let (to, queue) = lane(self.config.outbox);
         let gauge = Arc::new(Gauge::quic(self.config.window, to.watch()));
@@ -161,6 +182,7 @@ impl Shared {
             counts: Arc::clone(&self.counts),
             gauge: Arc::clone(&gauge),
             written: 0,
+            pulse: self.pulse.clone(),
             // The last cells are still on their way when nobody holds the circuit any more.
             _hold: hold.clone(),
         };

@@ -378,6 +378,36 @@ async fn a_channel_whose_road_goes_silent_ends() {
     }
 }
 
+/// A relay's cells wait for it; a client may only be changing its network.
+#[tokio::test(start_paused = true)]
+async fn who_was_dialled_gives_a_silent_relay_seconds_and_a_silent_client_more() {
+    for (us, most) in [(relay(1), 6), (Us::default(), 60)] {
+        let world = World::new(Config::default());
+        let (near, far) = world.pair_as(us, How::Quic).await;
+        let (_a, mut b) = circuit(&near, &far).await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        world.network.set_fault(Fault::Silent);
+        let begun = Instant::now();
+        send(&mut b, Command::RELAY, 1).await;
+        assert_eq!(limit(far.closed()).await, Why::Gone);
+        let took = begun.elapsed().as_secs();
+        assert!((most / 2..most).contains(&took), "{took} s of {most}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_channel_that_rests_or_works_is_not_given_up() {
+    let world = World::new(Config::default());
+    let (near, far) = world.pair(How::Quic).await;
+    let (mut a, mut b) = circuit(&near, &far).await;
+    for pause in [0, 1, 3, 100, 0, 7, 40] {
+        tokio::time::sleep(Duration::from_secs(pause)).await;
+        send(&mut b, Command::RELAY, 1).await;
+        assert_eq!(recv(&mut a).await, (Command::RELAY, 1));
+    }
+    assert!(near.is_open() && far.is_open());
+}
+
 #[tokio::test(start_paused = true)]
 async fn ids_of_circuits_that_ended_do_not_come_again_soon() {
     for how in BOTH {

@@ -154,6 +154,21 @@ impl Circuit {
         Some(cell)
     }
 
+    /// Has a cell sent to the last hop that says nothing and is not answered.
+    ///
+    /// # Errors
+    /// A bug.
+    pub fn pad(&mut self) -> Result<(), Error> {
+        let mut cell = self.cell(BytesMut::zeroed(cell::BODY));
+        let body = cell.fixed().map_err(ours)?;
+        let padding = relay::write(body, relay::Command::DROP, StreamId::CIRCUIT, &[]);
+        (self.random)(padding.map_err(ours)?);
+        let last = self.layers.len().saturating_sub(1);
+        self.layers.encrypt_for(last, body);
+        self.out.push_back(cell);
+        Ok(())
+    }
+
     fn cell(&mut self, body: BytesMut) -> Cell {
         let early = self.early > 0 && self.path.len() > 1;
         self.early = self.early.saturating_sub(u8::from(early));

@@ -6,7 +6,7 @@ use std::{
     future::{Future, poll_fn},
     pin::Pin,
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll},
@@ -16,11 +16,11 @@ use std::{
 use hoplite_overlay::Error;
 use hoplite_wire::cell::circuit::DestroyReason;
 use tokio::{
-    sync::oneshot,
-    time::{Instant, Sleep, sleep},
+    sync::{SetOnce, oneshot},
+    time::{Instant, Sleep, sleep, sleep_until},
 };
 
-use super::{Circuit, Config, Progress};
+use super::{Circuit, Config, Progress, signs::Signs};
 use crate::{
     channel::{self, Channel},
     edge::{Edge, Moment, Role, io::Shared},
@@ -40,8 +40,11 @@ pub struct Live {
     shared: Arc<Shared>,
     built: Instant,
     path: Vec<Relay>,
-    lost: Arc<OnceLock<usize>>,
+    ended: Ended,
 }
+
+/// Set when a circuit has ended: to the hop that it has lost after all had been there, from 0, if it was that.
+pub(super) type Ended = Arc<SetOnce<Option<usize>>>;
 
 struct Driver {
     circuit: Circuit,
@@ -49,14 +52,15 @@ struct Driver {
     shared: Arc<Shared>,
     built: Option<oneshot::Sender<Result<(), (Error, usize)>>>,
     idle: Option<Pin<Box<Sleep>>>,
+    /// While it has streams: when it is to be asked for a sign of life.
+    signs: Option<(Signs, Pin<Box<Sleep>>)>,
     config: Config,
     /// How many hops it has, for whoever waits.
     reached: Arc<AtomicUsize>,
     pressure: Pressure,
     /// Of the present turn.
     now: Instant,
-    /// The hop that it has lost, after all had been there.
-    lost: Arc<OnceLock<usize>>,
+    ended: Ended,
     /// It takes no more cells; by then it has said why, or never will.
     ending: Option<Pin<Box<Sleep>>>,
 }
@@ -90,25 +94,26 @@ pub(super) async fn build_telling(
     );
     let edge = Edge::new(Role::Client, Control::Fixed, config.limits, crate::random);
     let shared = Shared::new(edge);
-    let ((tell, built), lost) = (oneshot::channel(), Arc::<OnceLock<usize>>::default());
+    let ((tell, built), ended) = (oneshot::channel(), Ended::default());
     let driver = Driver {
         circuit: machine.map_err(|error| (error, 0))?,
         channel: circuit,
         shared: Arc::clone(&shared),
         built: Some(tell),
         idle: None,
+        signs: None,
         config: config.clone(),
         reached: Arc::clone(reached),
         pressure: Pressure::default(),
         now: Instant::now(),
-        lost: Arc::clone(&lost),
+        ended: Arc::clone(&ended),
         ending: None,
     };
     let live = Live {
         shared,
         built: Instant::now(),
         path,
-        lost,
+        ended,
     };
     tokio::spawn(driver.run());
     match built.await {
@@ -141,7 +146,12 @@ impl Live {
 
     /// The hop that it has lost since it was built, from 0.
     pub fn lost(&self) -> Option<usize> {
-        self.lost.get().copied()
+        self.ended.get().copied().flatten()
+    }
+
+    /// For who waits for its end.
+    pub(super) fn ended(&self) -> Ended {
+        Arc::clone(&self.ended)
     }
 
     /// Whether its exit knows half-closed streams.
@@ -165,11 +175,13 @@ impl Drop for Live {
 impl Driver {
     async fn run(mut self) {
         let mut error = poll_fn(|cx| self.poll(cx)).await;
-        if let Some(hop) = self.circuit.lost(&error) {
+        let lost = self.circuit.lost(&error);
+        if let Some(hop) = lost {
             error = failure::lost(&error, self.circuit.path(), hop);
-            self.lost.get_or_init(|| hop);
         }
         self.shared.lock().close(error.clone());
+        // It ends once.
+        self.ended.set(lost).ok();
         if let Some(built) = self.built.take() {
             drop(built.send(Err((error, self.circuit.failing()))));
         }
@@ -189,8 +201,17 @@ impl Driver {
                 Ok(received) => received,
                 Err(error) => return Poll::Ready(error),
             };
+            if received > 0
+                && let Some((signs, _)) = &mut self.signs
+            {
+                signs.heard(self.now);
+            }
             if sent < BATCH && received == 0 {
-                return self.rest(cx);
+                match self.stand_still(cx) {
+                    Ok(true) => continue,
+                    Ok(false) => return self.rest(cx),
+                    Err(error) => return Poll::Ready(error),
+                }
             }
         }
         cx.waker().wake_by_ref();
@@ -267,6 +288,35 @@ impl Driver {
             }
         }
         Ok(BATCH)
+    }
+
+    /// Asks for a sign of life if that is due; answers whether there is something to send.
+    fn stand_still(&mut self, cx: &mut Context<'_>) -> Result<bool, Error> {
+        if !self.circuit.is_built() || self.shared.lock().streams() == 0 {
+            self.signs = None;
+            return Ok(false);
+        }
+        let now = self.now;
+        let (signs, sleep) = self.signs.get_or_insert_with(|| {
+            let signs = Signs::new(now);
+            (signs, Box::pin(sleep_until(signs.due().unwrap_or(now))))
+        });
+        while let Some(due) = signs.due() {
+            // What came since it was set has moved it.
+            let set = sleep.deadline();
+            if set > due || (set < due && sleep.is_elapsed()) {
+                sleep.as_mut().reset(due);
+            }
+            if sleep.as_mut().poll(cx).is_pending() {
+                return Ok(false);
+            }
+            if sleep.deadline() == due {
+                signs.ask(now.max(due));
+                self.circuit.pad()?;
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn closed(&self) -> Error {

@@ -14,7 +14,7 @@ use hoplite_overlay::{Error, ErrorKind, Isolation, Reason};
 use hoplite_wire::Target;
 use tokio::{
     sync::Mutex as AsyncMutex,
-    time::{Instant, sleep},
+    time::{Instant, timeout},
 };
 
 use super::{Config, Live, builder::Builder, ports::Lately};
@@ -141,16 +141,15 @@ impl Pool {
         taken
     }
 
-    /// After its time no new streams are put on a circuit; it ends with its last one (`MaxCircuitDirtiness`).
+    /// After its time no new streams are put on a circuit; it ends with its last one (`MaxCircuitDirtiness`). If it ends before, whoever chooses
+    /// paths is told at once what was lost.
     fn retire_later(self: &Arc<Self>, isolation: &Isolation, live: &Arc<Live>) {
-        let (pool, live, lasts) = (
-            Arc::downgrade(self),
-            Arc::downgrade(live),
-            self.config.lasts,
-        );
+        let (ended, lasts) = (live.ended(), self.config.lasts);
+        let (pool, live) = (Arc::downgrade(self), Arc::downgrade(live));
         let isolation = isolation.clone();
         tokio::spawn(async move {
-            sleep(lasts).await;
+            // Either is a reason.
+            timeout(lasts, ended.wait()).await.ok();
             if let Some(pool) = pool.upgrade() {
                 pool.retire(&isolation, &live).await;
             }
@@ -182,12 +181,18 @@ impl Pool {
         });
     }
 
-    /// If it has lost a relay, whoever chooses paths is told. Not of the first one: dialling it again shows whether it is there.
+    /// If it has lost a relay, whoever chooses paths is told, and what stands ready through that relay is given up: it has lost it, too.
+    /// Not of the first one: dialling it again shows whether it is there.
     fn bury(&self, live: &Live) {
-        if let Some(hop) = live.lost().filter(|hop| *hop > 0) {
-            let refused = false;
-            self.builder
-                .tried(live.path(), Err(Failed { hop, refused }));
+        let Some(hop) = live.lost().filter(|hop| *hop > 0) else {
+            return;
+        };
+        let refused = false;
+        self.builder
+            .tried(live.path(), Err(Failed { hop, refused }));
+        if let Some(relay) = live.path().get(hop) {
+            let crosses = |live: &Live| live.path().iter().any(|other| other.keys == relay.keys);
+            self.state().ahead.retain(|live| !crosses(live));
         }
     }
 

@@ -387,15 +387,62 @@ async fn exits_are_taken_by_the_targets_port_and_built_ahead_for_ports_lately_us
     drop((first, second, third, fourth));
 }
 
+/// Paths as they were written down; the last again and again.
+#[derive(Debug)]
+struct Written(Mutex<Vec<Vec<path::Relay>>>);
+
+impl Paths for Written {
+    fn path<'a>(&'a self, _: &'a Wish) -> Waiting<'a, Result<Vec<path::Relay>, Error>> {
+        let mut paths = self.0.lock().expect("not poisoned");
+        let path = match paths.len() {
+            1 => paths[0].clone(),
+            _ => paths.remove(0),
+        };
+        Box::pin(async { Ok(path) })
+    }
+
+    fn tried(&self, _: &[path::Relay], _: Result<(), Failed>) {}
+}
+
+/// The channel from relay 1 to relay 4 is lost, the one from 3 is not: had 4 lost its power, 3 would only not know yet.
 #[tokio::test(start_paused = true)]
-async fn once_times_are_learnt_a_silent_relay_costs_seconds_and_not_a_minute() {
+async fn what_stands_ready_through_a_relay_that_was_lost_is_given_up() {
+    let world = World::new(5);
+    let target = world.echo().await;
+    let known = world.known();
+    let path = |relays: [usize; 3]| relays.map(|n| known[n - 1].clone()).to_vec();
+    let paths = [[1, 4, 2], [3, 4, 2], [3, 5, 2]].map(path).to_vec();
+    let config = Config {
+        ahead: 1,
+        ..Config::default()
+    };
+    let paths = Arc::new(Written(Mutex::new(paths)));
+    let onion = Onion::new(world.net.dialer(None), paths, config);
+    let mut stream = open(&onion, &target, &token(1)).await;
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(world.relays[3].circuits(), 2, "one stands ready");
+    world.net.sever(4);
+    soon(stream.read_u8()).await.expect_err("lost");
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.relays[3].circuits(), 0);
+    let mut stream = open(&onion, &target, &token(2)).await;
+    stream.write_all(b"!").await.expect("taken");
+    assert_eq!(soon(stream.read_u8()).await.expect("comes back"), b'!');
+}
+
+/// How long streams of thirty tokens took to open, where it was more than a second: relay 4 of eight took circuits and said nothing, after 25
+/// tokens' circuits had taught how long building takes. Those circuits stand for `lasts`, and nobody uses them.
+async fn slow_beside_a_silent_relay(lasts: Duration) -> HashMap<u32, Duration> {
     let world = World::new(8);
     let paths = Chooser::new(world.known(), 11);
-    let (onion, target) = (world.client(&paths, demand()), world.echo().await);
+    let config = Config { lasts, ..demand() };
+    let (onion, target) = (world.client(&paths, config), world.echo().await);
     for n in 0..25 {
         open(&onion, &target, &token(n)).await;
     }
+    sleep(Duration::from_secs(61)).await;
     world.net.silence(4);
+    sleep(Duration::from_secs(1)).await;
     let mut slow = HashMap::new();
     for n in 100..130 {
         let begun = Instant::now();
@@ -404,9 +451,21 @@ async fn once_times_are_learnt_a_silent_relay_costs_seconds_and_not_a_minute() {
             slow.insert(n, begun.elapsed());
         }
     }
+    slow
+}
+
+#[tokio::test(start_paused = true)]
+async fn once_times_are_learnt_a_silent_relay_costs_seconds_and_not_a_minute() {
+    let slow = slow_beside_a_silent_relay(Duration::from_secs(60)).await;
     assert_eq!(slow.len(), 1, "it was met once, and left alone: {slow:?}");
     let worst = slow.values().max().expect("one");
     assert!(*worst < Duration::from_secs(4), "{worst:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_that_circuits_without_streams_have_lost_is_not_met_again() {
+    let slow = slow_beside_a_silent_relay(Duration::from_secs(600)).await;
+    assert!(slow.is_empty(), "{slow:?}");
 }
 
 #[tokio::test(start_paused = true)]

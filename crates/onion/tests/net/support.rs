@@ -154,6 +154,13 @@ impl Net {
         serving.iter().for_each(AbortHandle::abort);
     }
 
+    /// A relay that loses the first of its channels, whoever dialled it, and keeps the others.
+    pub(crate) fn sever(&self, n: u8) {
+        let mut all = self.serving.lock().expect("not poisoned");
+        let serving = all.get_mut(&[n; 32]).expect("channels");
+        serving.remove(0).abort();
+    }
+
     /// A relay that takes channels and circuits from now on, and says nothing on them.
     pub(crate) fn silence(&self, n: u8) {
         self.silent.lock().expect("not poisoned").insert([n; 32]);

@@ -32,6 +32,9 @@ impl fmt::Display for Summary {
         }
         row(f, "circuit built, s", &self.circuit_s)?;
         row(f, "relay's line used", &self.relay_use)?;
+        if self.outage_s.n > 0 {
+            row(f, "longest without octets, s", &self.outage_s)?;
+        }
         for fetches in &self.fetches {
             let Fetches {
                 workload,

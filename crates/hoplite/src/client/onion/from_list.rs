@@ -33,7 +33,7 @@ use crate::{
     listed::{Listed, no_path},
 };
 
-/// How long a relay that failed behind the guard is avoided. Not longer: a guard that lies about others must not choose the path for long.
+/// How long a relay that failed is avoided behind the guard. Not longer: a guard that lies about others must not choose the path for long.
 const AVOIDED: Duration = Duration::from_secs(60);
 /// So many of them at most.
 const MOST: usize = 64;
@@ -52,7 +52,7 @@ pub(crate) struct FromList {
 
 struct State {
     random: Random,
-    /// Relays behind the guard that failed lately.
+    /// Relays that failed lately, behind the guard or as one: not to be used behind another.
     failed: VecDeque<(Key, Instant)>,
 }
 
@@ -176,11 +176,13 @@ impl Paths for FromList {
                 if failed.refused {
                     self.listed.hurry();
                 }
-                match (failed.hop, identity(failed.hop)) {
-                    (_, None) => {}
-                    (0, Some(guard)) => self.listed.reached(&guard, false),
-                    (_, Some(relay)) => self.state().note(relay, Instant::now()),
+                let Some(relay) = identity(failed.hop) else {
+                    return;
+                };
+                if failed.hop == 0 {
+                    self.listed.reached(&relay, false);
                 }
+                self.state().note(relay, Instant::now());
             }
         }
     }

@@ -13,12 +13,15 @@ use quinn::SendStream;
 use tokio::time::{Instant, timeout};
 
 use super::code;
-use crate::channel::{
-    Counts, Hold,
-    ewma::{Activity, Scale},
-    hoard::Gauge,
-    lane::{self, End},
-    tls::destroy,
+use crate::{
+    channel::{
+        Counts, Hold,
+        ewma::{Activity, Scale},
+        hoard::Gauge,
+        lane::{self, End},
+        tls::destroy,
+    },
+    health::Pulse,
 };
 
 /// How many cells are written at once: 16 KiB.
@@ -36,6 +39,8 @@ pub(super) struct Outbound {
     pub(super) gauge: Arc<Gauge>,
     /// Octets that were handed to QUIC.
     pub(super) written: u64,
+    /// Told that something was.
+    pub(super) pulse: Option<Arc<Pulse>>,
     pub(super) _hold: Hold,
 }
 
@@ -122,6 +127,9 @@ impl Outbound {
             }
         };
         self.gauge.is_stuck(false);
+        if let Some(pulse) = &self.pulse {
+            pulse.packet();
+        }
         self.gauge.wrote(self.written);
         written
     }
