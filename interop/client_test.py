@@ -66,9 +66,9 @@ def socks(port, command, host, target_port, user=None, timeout=30):
     return s, bound[1]
 
 
-def reply(port, host, target_port, command=1, timeout=40):
+def reply(port, host, target_port, command=1, timeout=40, user=None):
     try:
-        socks(port, command, host, target_port, timeout=timeout)[0].close()
+        socks(port, command, host, target_port, user, timeout)[0].close()
         return 0
     except SocksError as e:
         return e.args[0]
