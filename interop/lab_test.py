@@ -20,6 +20,15 @@ from common import Checks, HERE, HOPLITE
 
 LAB = pathlib.Path(os.environ.get("HOPLITE_LAB", HOPLITE.parent / "hoplite-lab")).resolve()
 
+# For any machine: what is tried here is that the lab works.
+GATE = """
+[gate]
+late_us_p99 = 100000
+late_us_max = 1000000
+steal = "100%"
+cpu_pressure = 1
+"""
+
 
 class Scratch:
     """A directory for scenarios, subjects and results; kept on failure."""
@@ -31,7 +40,7 @@ class Scratch:
 
     def scenario(self, name, text):
         path = self.path / f"{name}.toml"
-        path.write_text(f'name = "{name}"\nsummary = "a test"\n{text}')
+        path.write_text(f'name = "{name}"\nsummary = "a test"\n{text}{GATE}')
         return path
 
     def subject(self, name, text):
@@ -66,11 +75,6 @@ ends = ["client", "server"]
 name = "wire"
 {link}
 {link_more}
-[gate]
-late_us_p99 = 100000
-late_us_max = 1000000
-steal = "100%"
-cpu_pressure = 1
 """
 
 
@@ -319,11 +323,6 @@ kind = "download"
 from = "client"
 to = "server"
 octets = "{size}"
-[gate]
-late_us_p99 = 100000
-late_us_max = 1000000
-steal = "100%"
-cpu_pressure = 1
 """
 
 
