@@ -176,7 +176,7 @@ fn fresh_namespace() -> io::Result<OwnedFd> {
 
 fn set_up(setup: &Setup, congestion: Option<&str>) -> Result<(), configure::Error> {
     let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
+        .enable_all()
         .build()?;
     runtime.block_on(configure::configure(setup, congestion))
 }

@@ -3,15 +3,17 @@
 use std::{
     io,
     net::{Ipv4Addr, Ipv6Addr, UdpSocket},
+    time::Duration,
 };
 
+use futures_util::TryStreamExt;
 use rtnetlink::{
     Handle, LinkUnspec, RouteMessageBuilder, new_connection,
     packet_core::DefaultNla,
     packet_route::{
         address::AddressHeaderFlags,
         link::LinkAttribute,
-        route::{RouteAttribute, RouteMessage, RouteMetric, RouteScope},
+        route::{RouteAttribute, RouteMessage, RouteMetric, RouteScope, RouteType},
     },
 };
 use rustix::net::netdevice;
@@ -20,6 +22,10 @@ use crate::topology::Addresses;
 
 /// Packets that may wait in a TUN device for the emulator to read them.
 const TRANSMIT_QUEUE: u32 = 4096;
+
+/// How often the kernel is asked whether an address is in effect, and for how long.
+const ASK_AGAIN: Duration = Duration::from_millis(1);
+const ASK_AT_MOST: u32 = 30_000;
 
 /// linux/rtnetlink.h.
 const RTAX_CC_ALGO: u16 = 16;
@@ -64,7 +70,32 @@ async fn all(setup: &Setup, congestion: Option<&str>, handle: &Handle) -> Result
         route.attributes.extend(congestion.map(by_congestion));
         handle.route().add(route).execute().await?;
     }
-    Ok(())
+    if indices.is_empty() {
+        return Ok(());
+    }
+    in_effect(handle, setup.addresses.v6).await
+}
+
+/// The kernel brings an IPv6 address into effect a moment later, by a worker of its own: until then what comes for it is dropped.
+async fn in_effect(handle: &Handle, address: Ipv6Addr) -> Result<(), Error> {
+    for _ in 0..ASK_AT_MOST {
+        if is_local(handle, address).await? {
+            return Ok(());
+        }
+        tokio::time::sleep(ASK_AGAIN).await;
+    }
+    Err(io::Error::from(io::ErrorKind::TimedOut).into())
+}
+
+/// Whether packets for this address are the host's own.
+async fn is_local(handle: &Handle, address: Ipv6Addr) -> Result<bool, Error> {
+    let question = RouteMessageBuilder::<Ipv6Addr>::new()
+        .destination_prefix(address, 128)
+        .build();
+    let answers = handle.route().get(question).execute();
+    let answers: Vec<RouteMessage> = answers.try_collect().await?;
+    let local = |route: &RouteMessage| route.header.kind == RouteType::Local;
+    Ok(answers.iter().any(local))
 }
 
 /// `RTAX_CC_ALGO` is a name, with its end.
