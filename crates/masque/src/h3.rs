@@ -14,6 +14,7 @@ mod driver;
 mod error;
 mod exchange;
 mod flow;
+mod order;
 mod outbox;
 mod receiver;
 mod requests;

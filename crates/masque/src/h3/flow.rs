@@ -4,8 +4,8 @@
 //! RFC 9297 §2.1 and §3.5, RFC 9298 §4 and §5, RFC 9484 §5 and §6.
 //!
 //! Frames carry what fits into one. Up to 1200 octets that do not fit travel as a capsule, so that QUIC works inside before
-//! the path MTU is known and on small paths; larger ones are dropped and counted, unless they may have been forwarded. A server answers in capsules when the
-//! client has sent nothing else. Capsules of forwarded mode go their own way: they say nothing about how payloads travel.
+//! the path MTU is known and on small paths; larger ones are dropped and counted, unless they may have been forwarded. What follows such a capsule within a
+//! round trip is one as well, so that it does not overtake (`order`). A server answers in capsules when the client has sent nothing else. Capsules of forwarded mode go their own way: they say nothing about how payloads travel.
 
 use std::{
     fmt,
@@ -33,8 +33,8 @@ use hoplite_wire::{
 use tokio::{sync::watch, task::AbortHandle};
 
 use super::{
-    Counters, DataReceiver, DataSender, DatagramSink, H3Error, counters::add, outbox::Frames,
-    requests::Ticket, sender::Waits,
+    Counters, DataReceiver, DataSender, DatagramSink, H3Error, counters::add, order::Order,
+    outbox::Frames, requests::Ticket, sender::Waits,
 };
 
 /// What QUIC needs of every path (RFC 9000 §14): up to here a payload goes as a capsule when no frame holds it.
@@ -146,6 +146,7 @@ struct Shared {
     ticket: Arc<Ticket>,
     /// Up to here a payload goes as a capsule when no frame holds it.
     always_carried: AtomicUsize,
+    order: Order,
     /// Capsules go out through it. Its bound is one batch.
     sender: Mutex<DataSender>,
     /// Wakes the flow's task to push on what QUIC did not take at once.
@@ -186,6 +187,7 @@ impl Flow {
             inbound,
             ticket,
             always_carried: AtomicUsize::new(ALWAYS_CARRIED),
+            order: Order::new(),
             sender: Mutex::new(sender),
             drive: AtomicWaker::new(),
             wakers: Mutex::default(),
@@ -373,11 +375,21 @@ impl Shared {
 
     fn road(&self, largest: usize) -> Road {
         match self.frame_room() {
-            Some(room) if largest <= room => Road::Frames,
-            Some(_) if largest <= self.always_carried.load(Ordering::Relaxed) => Road::Capsules,
+            Some(room) if largest <= room && !self.would_overtake() => Road::Frames,
+            Some(room) if largest <= room => Road::Capsules,
+            Some(_) if largest <= self.always_carried.load(Ordering::Relaxed) => {
+                self.order.capsule();
+                Road::Capsules
+            }
             None if largest <= MAX_UDP => Road::Capsules,
             _ => Road::TooLarge,
         }
+    }
+
+    /// Whether a frame could come before capsules under way. Where the stream takes no more, it had better overtake than be dropped.
+    fn would_overtake(&self) -> bool {
+        let conn = &self.ticket.inner().conn;
+        self.order.holds(|| conn.rtt()) && !self.sender().has_pending()
     }
 
     fn send(&self, batch: Batch<'_>, waiter: Option<&Context<'_>>) -> Poll<usize> {

@@ -127,9 +127,33 @@ async fn what_no_frame_holds_goes_as_a_capsule_up_to_1200_octets() {
     assert_eq!(server.send(&[6; 1400]), 1);
     assert_eq!(client.sink.take(1).await, [vec![6; 1400]]);
     // After a frame it answers in frames.
+    while server.flow.max_payload() > 1200 {
+        client.send(b"small");
+        server.sink.take(1).await;
+    }
+}
+
+#[tokio::test]
+async fn what_follows_a_capsule_does_not_overtake_it() {
+    let pair = pair_with(small_path()).await;
+    let (client, server) = pair.flow().await;
+    // Frames, from the first one on.
     client.send(b"small");
     server.sink.take(1).await;
-    assert_eq!(server.flow.max_payload(), 1200);
+    for (from, to) in [(&client, &server), (&server, &client)] {
+        from.flow.carry_forwarded();
+        // More than leaves at once.
+        let large = vec![7; 8 * 1400];
+        let batch = Batch {
+            contents: &large,
+            segment: 1400,
+        };
+        assert_eq!(from.flow.send(batch), 8);
+        assert_eq!(from.send(b"behind"), 1);
+        let received = to.sink.take(9).await;
+        let lengths: Vec<_> = received.iter().map(Bytes::len).collect();
+        assert_eq!(lengths, [1400, 1400, 1400, 1400, 1400, 1400, 1400, 1400, 6]);
+    }
 }
 
 #[tokio::test]
