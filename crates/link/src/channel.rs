@@ -18,6 +18,7 @@ pub mod ewma;
 pub mod handshake;
 mod hoard;
 mod ids;
+mod kept;
 mod lane;
 mod quic;
 mod registry;
@@ -43,6 +44,7 @@ pub use self::{
     config::Config,
     counts::{Count, Counts},
     dial::{ChannelDialer, How, Whom},
+    kept::{Kept, Tally},
     registry::Channels,
     serve::ChannelServer,
     traffic::{Receiver, Rejected, Sender},

@@ -6,6 +6,7 @@ mod link;
 pub mod memory;
 mod remembered;
 
+pub use hoplite_link::channel::Kept;
 pub use link::Linked;
 
 use std::{
@@ -67,6 +68,11 @@ pub trait Sender: Send {
 
     /// Takes it, and sets its circuit; without [`Self::poll_ready`] before, it may be lost.
     fn send(&mut self, cell: Cell);
+
+    /// Where its holder counts what it keeps for the circuit, so that the channel knows. By default nobody does.
+    fn kept(&self) -> Arc<Kept> {
+        Arc::default()
+    }
 
     /// Ends the circuit at once: DESTROY goes before what is queued, which is thrown away.
     fn destroy(self: Box<Self>, reason: DestroyReason);

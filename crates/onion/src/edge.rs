@@ -15,6 +15,7 @@ mod stream;
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    sync::Arc,
     task::Waker,
 };
 
@@ -27,7 +28,10 @@ use tokio::time::Instant;
 
 pub use self::message::Outbound;
 use self::{share::Sum, stream::Stream};
-use crate::flow::{self, Control, Violation, vegas};
+use crate::{
+    channel::Kept,
+    flow::{self, Control, Violation, vegas},
+};
 
 /// A flag of BEGIN that only relays of this project know: END with reason DONE ends one direction of the stream, as a FIN does.
 /// It is set towards relays that announce it, and others ignore it.
@@ -67,6 +71,14 @@ impl Default for Limits {
             urgent: 256,
             gone: 512,
         }
+    }
+}
+
+impl Limits {
+    /// Octets that may wait in all streams, both ways.
+    pub fn most(&self) -> u64 {
+        let cells = self.sending_all + self.sending + self.streams.saturating_mul(FEW);
+        self.held.saturating_add(cells.saturating_mul(cell::LEN)) as u64
     }
 }
 
@@ -144,6 +156,7 @@ pub struct Edge {
 impl Edge {
     /// An end without streams. `random` fills padding; a circuit whose digests can be guessed could be acknowledged unseen.
     pub fn new(role: Role, control: Control, limits: Limits, random: fn(&mut [u8])) -> Self {
+        let kept = Arc::default();
         Self {
             role,
             control,
@@ -152,8 +165,8 @@ impl Edge {
             outgoing: flow::Outgoing::new(control),
             incoming: flow::Incoming::new(control),
             streams: BTreeMap::new(),
-            held: Sum::default(),
-            sending: Sum::default(),
+            held: Sum::received(&kept),
+            sending: Sum::sending(&kept),
             turn: VecDeque::new(),
             urgent: VecDeque::new(),
             gone: VecDeque::new(),
@@ -163,6 +176,14 @@ impl Edge {
             retired: false,
             closed: None,
         }
+    }
+
+    /// Counts there what waits in its streams, for the channel to know; before the first stream.
+    #[must_use]
+    pub fn counted(mut self, kept: &Arc<Kept>) -> Self {
+        self.held = Sum::received(kept);
+        self.sending = Sum::sending(kept);
+        self
     }
 
     /// Another flow control, as the handshake agreed on; before the first stream.

@@ -290,6 +290,7 @@ fn bounds(settings: &Settings, config: &Config) -> channel::Config {
         window: config.limits.stream_window,
         guest_windows: config.limits.connection_window.into(),
         queued: settings.queued,
+        kept: edges(settings).most(),
         idle: settings.idle_channel,
         channels: settings.relays,
         ..channel::Config::default()
@@ -302,11 +303,15 @@ fn limits(settings: &Settings) -> relay::Config {
         circuits: settings.circuits,
         creates: (settings.creates, settings.creates_per_second),
         patience: settings.patience,
-        limits: edge::Limits {
-            streams: settings.streams,
-            ..edge::Limits::default()
-        },
+        limits: edges(settings),
         ..relay::Config::default()
+    }
+}
+
+fn edges(settings: &Settings) -> edge::Limits {
+    edge::Limits {
+        streams: settings.streams,
+        ..edge::Limits::default()
     }
 }
 

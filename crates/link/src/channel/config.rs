@@ -35,6 +35,9 @@ pub struct Config {
     pub guest_windows: u64,
     /// How many octets may wait in all circuits of the process; beyond it, the circuits that move least are destroyed (C tor: MaxMemInQueues).
     pub queued: u64,
+    /// How many octets whoever holds a circuit keeps for it at most ([`Kept`](super::Kept)): by that is known when so many circuits are there that
+    /// `queued` could be reached.
+    pub kept: u64,
     /// QUIC: how many octets the peer may send before it has shown who it is.
     pub greeting_window: u32,
     /// TLS: how many answers of the channel itself (DESTROY) may wait to be sent; further ones are left out.
@@ -69,6 +72,7 @@ impl Default for Config {
             windows: 256 << 20,
             guest_windows: 64 << 20,
             queued: 1 << 30,
+            kept: 24 << 20,
             greeting_window: 256 << 10,
             answers: 1024,
             stuck: Duration::from_secs(60),

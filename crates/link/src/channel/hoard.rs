@@ -3,6 +3,7 @@
 //! a second while there are so many that they could hold more than [`Config::queued`](super::Config::queued).
 //! C tor does the same with `MaxMemInQueues`; proposal 324 §4.1.3: "MUST close the streams with the oldest chunks".
 //!
+//! What whoever holds a circuit keeps for it counts as well ([`Kept`]): at an exit, octets that wait for targets.
 //! Over TLS and on the way out, cells in our queues are counted. What QUIC keeps cannot be asked for: a stream whose reader has not seen the
 //! end of what came, or whose peer takes nothing more, is counted with its whole window. On the way of a cell nothing is shared: a circuit
 //! keeps a gauge of its own.
@@ -17,10 +18,12 @@ use std::{
 
 use hoplite_wire::cell;
 
-use super::{Config, Count, Guarded, lane::Watch};
+use super::{Config, Count, Guarded, Kept, lane::Watch};
 
 /// How often they are looked at.
 const EACH: Duration = Duration::from_secs(1);
+/// A cell's octets.
+pub(super) const CELL: u64 = cell::LEN as u64;
 /// When it is too much, so many percent of the bound are left.
 const LEFT: u64 = 90;
 /// DESTROY: no room.
@@ -45,11 +48,12 @@ pub(super) struct Gauge {
     behind: AtomicBool,
     /// QUIC: the peer does not take what was written.
     stuck: AtomicBool,
-    /// Cells read from QUIC and octets written to it: whether anything moves.
+    /// Octets read from QUIC and written to it: whether anything moves.
     moved: [AtomicU64; 2],
     /// Our queues; the one towards the peer is the one that ends the circuit.
     outbox: Watch,
     inbox: Option<Watch>,
+    kept: Arc<Kept>,
     /// It was ended; whoever holds it drops it when he next asks.
     over: AtomicBool,
 }
@@ -64,6 +68,7 @@ impl Gauge {
             moved: [AtomicU64::new(0), AtomicU64::new(0)],
             outbox,
             inbox: None,
+            kept: Arc::default(),
             over: AtomicBool::new(false),
         }
     }
@@ -78,7 +83,7 @@ impl Gauge {
     }
 
     pub(super) fn read(&self, cells: u64) {
-        self.moved[0].store(cells, Relaxed);
+        self.moved[0].store(cells.saturating_mul(CELL), Relaxed);
     }
 
     pub(super) fn is_behind(&self, behind: bool) {
@@ -93,12 +98,17 @@ impl Gauge {
         self.stuck.store(stuck, Relaxed);
     }
 
+    /// Where whoever holds the circuit counts what it keeps.
+    pub(super) fn kept(&self) -> &Arc<Kept> {
+        &self.kept
+    }
+
     fn end(&self) {
         self.over.store(true, Relaxed);
         self.outbox.end(RESOURCE_LIMIT);
     }
 
-    /// Octets that wait, and a number that grows while the circuit moves.
+    /// Octets that wait, and how many have moved.
     fn measure(&self) -> (u64, u64) {
         let both = [&self.behind, &self.stuck];
         let streams = both.iter().filter(|flag| flag.load(Relaxed)).count();
@@ -107,7 +117,7 @@ impl Gauge {
         for queue in queues {
             let (waiting, taken) = queue.measure();
             cells += waiting;
-            moved += taken;
+            moved += taken.saturating_mul(CELL);
         }
         moved += self
             .moved
@@ -115,7 +125,8 @@ impl Gauge {
             .map(|part| part.load(Relaxed))
             .sum::<u64>();
         let octets = cells.saturating_mul(cell::LEN) as u64;
-        (octets + streams as u64 * self.window, moved)
+        let (kept, passed) = self.kept.measure();
+        (octets + kept + streams as u64 * self.window, moved + passed)
     }
 }
 
@@ -123,7 +134,8 @@ impl Gauge {
 fn most_each(config: &Config) -> u64 {
     let cells = config.inbox.saturating_add(config.outbox);
     let cells = u64::try_from(cells.saturating_mul(cell::LEN)).unwrap_or(u64::MAX);
-    cells.max(u64::from(config.window).saturating_mul(2))
+    let queues = cells.max(u64::from(config.window).saturating_mul(2));
+    queues.saturating_add(config.kept)
 }
 
 impl super::Counts {
@@ -140,6 +152,17 @@ impl super::Counts {
             entered.watched = true;
             tokio::spawn(Arc::clone(self).watch(config.clone()));
         }
+    }
+
+    /// Octets that wait in all circuits now, as [`Config::queued`](super::Config::queued) counts them.
+    pub fn queued(&self) -> u64 {
+        let entered = self.hoard.0.lock();
+        let here = entered
+            .circuits
+            .iter()
+            .filter_map(|(gauge, _)| gauge.upgrade());
+        let here = here.filter(|gauge| !gauge.over.load(Relaxed));
+        here.map(|gauge| gauge.measure().0).sum()
     }
 
     async fn watch(self: Arc<Self>, config: Config) {

@@ -487,6 +487,51 @@ async fn when_too_much_waits_in_the_process_the_circuits_that_stand_still_end_ov
     relieve(How::Tls).await;
 }
 
+/// Whoever holds the circuits keeps too much for them: what stands still longest ends first, and what moves goes on.
+#[tokio::test(start_paused = true)]
+async fn what_is_kept_for_circuits_counts_as_waiting_in_them() {
+    for how in BOTH {
+        let config = Config {
+            window: 10_000,
+            inbox: 10,
+            queued: 1_000_000,
+            ..Config::default()
+        };
+        let mut world = World::new(config);
+        world.config.queued = u64::MAX;
+        let (near, far) = world.pair(how).await;
+        let mut all = Vec::new();
+        for _ in 0..12 {
+            all.push(circuit(&near, &far).await);
+        }
+        for (_, reader) in &all {
+            reader.sender.kept().received.came(100_000);
+            reader.sender.kept().sending.came(10);
+        }
+        for n in 0..100 {
+            let (sender, reader) = &mut all[3];
+            send(sender, Command::RELAY, n).await;
+            assert_eq!(recv(reader).await, (Command::RELAY, n));
+            reader.sender.kept().received.came(1000);
+            reader.sender.kept().received.left(1000);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let mut ended = Vec::new();
+        for (n, (_, reader)) in all.iter_mut().enumerate() {
+            if reader.sender.ready().await.is_err() {
+                ended.push(n);
+            }
+        }
+        assert!((3..=5).contains(&ended.len()), "{how:?}: {ended:?}");
+        assert!(!ended.contains(&3), "{how:?}: it moves");
+        let ended: HashSet<_> = ended.into_iter().collect();
+        let mut number = 0..;
+        all.retain(|_| !ended.contains(&number.next().unwrap()));
+        assert!(world.there.queued() <= 1_000_000, "{how:?}");
+        assert!(world.there.queued() >= 700_000, "{how:?}");
+    }
+}
+
 #[test]
 fn a_client_may_have_a_bounded_amount_waiting_however_many_its_circuits() {
     let config = Config {

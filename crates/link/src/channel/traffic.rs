@@ -13,7 +13,7 @@ use std::{
 
 use hoplite_wire::cell::{Cell, CircuitId, Command};
 
-use super::{Guarded, Hold, hoard::Gauge, ids::Ids, lane, quic, tls};
+use super::{Guarded, Hold, Kept, hoard::Gauge, ids::Ids, lane, quic, tls};
 
 /// Why a cell was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -52,7 +52,7 @@ pub(super) struct Place {
     destroyed: AtomicBool,
     keeper: Keeper,
     _hold: Hold,
-    _gauge: Arc<Gauge>,
+    gauge: Arc<Gauge>,
 }
 
 /// Whom to tell what becomes of a circuit.
@@ -70,7 +70,7 @@ impl Place {
             destroyed: AtomicBool::new(false),
             keeper,
             _hold: hold,
-            _gauge: gauge,
+            gauge,
         })
     }
 
@@ -149,6 +149,11 @@ impl Sender {
         {
             tls.destroy(line, reason);
         }
+    }
+
+    /// Where whoever holds the circuit counts what it keeps for it.
+    pub fn kept(&self) -> &Arc<Kept> {
+        self.place.gauge.kept()
     }
 
     /// How many cells wait in the queue.

@@ -18,7 +18,9 @@ use hoplite_wire::{
 
 use tokio::time::Instant;
 
-use super::{Channel, Circuit, Closed, Dialer, Receiver, Sender, Waiting, remembered::Remembered};
+use super::{
+    Channel, Circuit, Closed, Dialer, Kept, Receiver, Sender, Waiting, remembered::Remembered,
+};
 use crate::path::Relay;
 
 /// Addresses of one relay that are tried, one after the other.
@@ -151,6 +153,10 @@ impl Sender for link::Sender {
     fn send(&mut self, cell: Cell) {
         // What is not taken any more belongs to a circuit that has ended, as the next `poll_ready` says.
         Self::send(self, cell).ok();
+    }
+
+    fn kept(&self) -> Arc<Kept> {
+        Arc::clone(Self::kept(self))
     }
 
     fn destroy(self: Box<Self>, reason: DestroyReason) {

@@ -93,7 +93,7 @@ pub(super) async fn build_telling(
         crate::random,
     );
     let edge = Edge::new(Role::Client, Control::Fixed, config.limits, crate::random);
-    let shared = Shared::new(edge);
+    let shared = Shared::new(edge.counted(&circuit.sender.kept()));
     let ((tell, built), ended) = (oneshot::channel(), Ended::default());
     let driver = Driver {
         circuit: machine.map_err(|error| (error, 0))?,

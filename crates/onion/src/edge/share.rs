@@ -1,14 +1,18 @@
 //! What the streams of one circuit's end hold together: each has a share of the sum, and gives it back when it goes.
-//! [`super::Edge`] asks for the sum, [`super::stream`] says what it holds.
+//! [`super::Edge`] asks for the sum, [`super::stream`] says what it holds. The channel sees the sums too, in its [`Kept`].
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering::Relaxed},
-};
+use std::sync::Arc;
+
+use hoplite_link::channel::Tally;
+
+use crate::channel::Kept;
 
 /// The sum of all shares.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Sum(Arc<AtomicUsize>);
+#[derive(Clone, Debug)]
+pub(super) struct Sum {
+    kept: Arc<Kept>,
+    which: fn(&Kept) -> &Tally,
+}
 
 /// One stream's.
 #[derive(Debug)]
@@ -18,8 +22,28 @@ pub(super) struct Share {
 }
 
 impl Sum {
+    /// Of octets that came on the circuit.
+    pub(super) fn received(kept: &Arc<Kept>) -> Self {
+        Self {
+            kept: Arc::clone(kept),
+            which: |kept| &kept.received,
+        }
+    }
+
+    /// Of cells that are to be sent on it.
+    pub(super) fn sending(kept: &Arc<Kept>) -> Self {
+        Self {
+            kept: Arc::clone(kept),
+            which: |kept| &kept.sending,
+        }
+    }
+
+    fn tally(&self) -> &Tally {
+        (self.which)(&self.kept)
+    }
+
     pub(super) fn total(&self) -> usize {
-        self.0.load(Relaxed)
+        usize::try_from(self.tally().waiting()).unwrap_or(usize::MAX)
     }
 
     /// A share of nothing yet.
@@ -38,14 +62,14 @@ impl Share {
 
     pub(super) fn add(&mut self, more: usize) {
         self.own += more;
-        self.sum.0.fetch_add(more, Relaxed);
+        self.sum.tally().came(more as u64);
     }
 
     /// At most as much as there is.
     pub(super) fn take(&mut self, less: usize) {
         let less = less.min(self.own);
         self.own -= less;
-        self.sum.0.fetch_sub(less, Relaxed);
+        self.sum.tally().left(less as u64);
     }
 }
 

@@ -72,8 +72,9 @@ pub(super) struct Stream {
     queued: Share,
     bodies: u32,
     waiting: VecDeque<Piece>,
-    /// How many octets those are, of all of the circuit.
+    /// How many octets those are, of all of the circuit, and with them what the reader was handed last.
     held: Share,
+    handed: usize,
     in_turn: bool,
     /// This side has finished; END follows what is queued.
     finished: bool,
@@ -106,6 +107,7 @@ impl Stream {
             bodies: 0,
             waiting: VecDeque::new(),
             held,
+            handed: 0,
             in_turn: false,
             finished: false,
             end_sent: false,
@@ -177,8 +179,10 @@ impl Stream {
 
     /// What waits longest, and what is to be said for it.
     pub(super) fn fetch(&mut self) -> Option<(Bytes, Option<Say>)> {
+        // Whoever asks for more has nothing left of the last.
+        self.held.take(std::mem::take(&mut self.handed));
         let piece = self.waiting.pop_front()?;
-        self.held.take(piece.octets.len());
+        self.handed = piece.octets.len();
         let say = self.incoming.taken(Taken {
             cells: piece.cells,
             octets: piece.octets.len(),

@@ -389,7 +389,8 @@ async fn late_cells_for_a_stream_given_up_are_let_pass_but_not_for_ever() {
 
 #[test]
 fn a_cell_of_each_few_has_octets_that_nobody_can_guess() {
-    let shares = [Sum::default(), Sum::default()].map(|sum| sum.share());
+    let kept = Arc::default();
+    let shares = [Sum::received(&kept), Sum::sending(&kept)].map(|sum| sum.share());
     let mut stream = Stream::new(VEGAS, &Limits::default(), true, shares);
     let written = stream.write(&[1; 128 * 498], 128);
     assert!(written < 128 * 498);

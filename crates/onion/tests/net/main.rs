@@ -5,6 +5,7 @@ mod faults;
 mod hostile;
 mod liar;
 mod paths;
+mod queued;
 mod raw;
 mod stalls;
 mod support;

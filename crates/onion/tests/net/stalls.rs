@@ -23,12 +23,12 @@ use crate::{
 const LATENCY: Duration = Duration::from_millis(20);
 
 /// A target that sends without end and reads nothing, and one that sends back what it gets.
-struct Targets {
+pub(crate) struct Targets {
     greedy: Target,
-    echo: Target,
+    pub(crate) echo: Target,
 }
 
-async fn targets(world: &World) -> Targets {
+pub(crate) async fn targets(world: &World) -> Targets {
     let greedy = world.far().listen().await.expect("listens");
     let echo = world.far().listen().await.expect("listens");
     let targets = Targets {
@@ -56,7 +56,7 @@ async fn each<F: Future<Output = ()> + Send + 'static>(
 }
 
 /// How long it takes to open a stream and to have 200 KB sent back.
-async fn exchange(onion: &Onion, target: &Target, terms: &Terms) -> Duration {
+pub(crate) async fn exchange(onion: &Onion, target: &Target, terms: &Terms) -> Duration {
     let begun = Instant::now();
     let stream = onion.open_stream(target, terms).await.expect("opens");
     let (mut reader, mut writer) = split(stream);
@@ -73,7 +73,7 @@ async fn exchange(onion: &Onion, target: &Target, terms: &Terms) -> Duration {
 }
 
 /// A stream that is neither read, though it has a megabyte to give, nor drained at the target, though as much was written to it.
-async fn stall(onion: &Onion, targets: &Targets, terms: &Terms) -> Stream {
+pub(crate) async fn stall(onion: &Onion, targets: &Targets, terms: &Terms) -> Stream {
     let opened = onion.open_stream(&targets.greedy, terms).await;
     let mut stream = opened.expect("opens");
     let chunk = vec![1; 65_536];

@@ -34,7 +34,8 @@ pub struct Onion {
     pub creates: u32,
     /// Circuits that may be begun each second on one channel. Default: 200.
     pub creates_per_second: u32,
-    /// Octets that may wait in the circuits of all channels; beyond it those that move least are ended. Default: 1073741824.
+    /// Octets that may wait in the circuits of all channels, and in the streams of those that end here; beyond it those that move least are ended.
+    /// Default: 1073741824.
     pub queued: u64,
     /// Streams to targets of one circuit. Default: 512.
     pub streams: usize,

@@ -64,7 +64,10 @@ impl Collector for Circuits {
             "onion_relay_channels_open",
             help,
             onion.channels(),
-        )
+        )?;
+        let waiting = usize::try_from(onion.faults().queued()).unwrap_or(usize::MAX);
+        let help = "Octets that wait in all circuits, as the key queued counts them";
+        level(&mut encoder, "onion_queued_octets", help, waiting)
     }
 }
 

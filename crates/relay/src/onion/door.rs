@@ -9,7 +9,7 @@ use std::{
 };
 
 use hoplite_link::channel as link;
-use hoplite_onion::channel::{Channel, Circuit, Closed, Receiver, Sender, Waiting};
+use hoplite_onion::channel::{Channel, Circuit, Closed, Kept, Receiver, Sender, Waiting};
 use hoplite_wire::cell::{BODY, Cell, circuit::DestroyReason};
 use tokio::time::{Sleep, sleep};
 
@@ -143,6 +143,10 @@ impl Sender for Outward {
     fn send(&mut self, cell: Cell) {
         self.toll.pay();
         Sender::send(&mut self.sender, cell);
+    }
+
+    fn kept(&self) -> Arc<Kept> {
+        Arc::clone(self.sender.kept())
     }
 
     fn destroy(self: Box<Self>, reason: DestroyReason) {

@@ -54,8 +54,8 @@ async fn the_stream_that_holds_most_ends_when_all_hold_too_much_and_the_others_g
         for handle in &mut handles {
             handle.read_exact(&mut [0; 1000]).await.expect("kept");
         }
-        flood(&end, 3, 200);
-        let read = handles[1].read_exact(&mut [0; 200 * cell::DATA]).await;
+        flood(&end, 3, 140);
+        let read = handles[1].read_exact(&mut [0; 140 * cell::DATA]).await;
         read.expect("what was read makes room");
     }
 }

@@ -57,7 +57,8 @@ impl Driver {
         };
         let shared = self.edge.get_or_insert_with(|| {
             let limits = self.relay.config.limits;
-            Shared::new(Edge::new(Role::Exit, self.control, limits, crate::random))
+            let edge = Edge::new(Role::Exit, self.control, limits, crate::random);
+            Shared::new(edge.counted(&self.back.sender.kept()))
         });
         let mut edge = shared.lock();
         edge.set_driver(cx.waker());
