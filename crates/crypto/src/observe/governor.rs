@@ -242,7 +242,9 @@ impl State {
         let cut = self.cutter.cut(payload, |datagram| inbox.push(datagram));
         if cut && self.probe.is_due(now) {
             self.probe.acknowledged(now);
-            payload.extend_from_slice(&probe::FRAMES);
+            // In front: a STREAM frame without a length takes all that stands behind it for its own (RFC 9000 §19.8).
+            let rest = std::mem::replace(payload, BytesMut::from(&probe::FRAMES[..]));
+            payload.extend_from_slice(&rest);
         }
     }
 }

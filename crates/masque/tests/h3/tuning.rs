@@ -164,6 +164,42 @@ async fn a_stream_is_acknowledged_and_controlled_where_datagrams_are_not() {
 }
 
 #[tokio::test]
+async fn a_stream_beside_datagrams_arrives_as_it_was_sent() {
+    let (client, relay) = (carrier(), relay(true));
+    let (pair, [near_flow, far_flow]) = agreed(&client, &relay).await;
+    let (near, far) = pair.tunnel().await;
+    let (mut near, mut far) = (near.into_stream(), far.into_stream());
+    let payload: Vec<u8> = (0..20_000_000_u32)
+        .map(|at| (at % 251).to_le_bytes()[0])
+        .collect();
+    let mut arrived = Vec::new();
+    // Small ones, so that octets of the stream fill their packets.
+    let datagrams = async {
+        loop {
+            near_flow.send(b"small");
+            far_flow.sink.take(1).await;
+        }
+    };
+    let stream = async {
+        let write = async {
+            near.write_all(&payload).await.expect("written");
+            near.shutdown().await.expect("ended");
+        };
+        tokio::join!(write, async {
+            far.read_to_end(&mut arrived).await.expect("read")
+        })
+    };
+    soon(async {
+        tokio::select! {
+            _ = stream => (),
+            () = datagrams => (),
+        }
+    })
+    .await;
+    assert!(arrived == payload, "{} octets", arrived.len());
+}
+
+#[tokio::test]
 async fn one_direction_may_go_without_acknowledgements_and_the_other_with() {
     let (up, down) = Wishes::both("none-up").expect("a policy");
     let wishes = Wishes {

@@ -145,6 +145,19 @@ fn datagrams_that_are_not_acknowledged_arrive_and_only_probes_are_answered() {
 }
 
 #[test]
+fn a_probe_adds_nothing_to_a_stream_that_fills_its_packet() {
+    let governor = governed("none", 0).governor.unwrap();
+    // A datagram, and octets from the fifth on of stream 4, without a length.
+    let mut payload = BytesMut::from(&b"\x31\x02dg\x0c\x04\x05octets"[..]);
+    governor.received(0, &mut payload, Instant::now);
+    assert_eq!(read(&governor), [&b"dg"[..]]);
+    let frames: Vec<_> = Frames::new(&payload).map(Result::unwrap).collect();
+    let probes = frames.iter().filter(|frame| frame.kind == 0x1f).count();
+    assert_eq!(probes, 1, "the first datagram is a reason for a probe");
+    assert!(payload.ends_with(b"\x0c\x04\x05octets"), "{payload:?}");
+}
+
+#[test]
 fn a_flow_in_each_direction_needs_hardly_a_packet_for_acknowledgements() {
     let (client, server) = (governed("none", 0), governed("none", 0));
     let mut pair = Pair::connect(&client, &server);
