@@ -7,6 +7,7 @@ pub mod echo;
 mod failure;
 pub mod resolver;
 mod servers;
+mod silence;
 pub mod tcp;
 pub mod udp;
 
@@ -26,6 +27,7 @@ pub use self::{
     attempts::STAGGER,
     echo::{EchoFlow, EchoSettings, echo_is_permitted},
     resolver::{Fixed, Resolver, System},
+    silence::{KeepAlive, Silence},
     tcp::{TcpFlow, connect_socket, connect_tcp},
     udp::{SocketBuffers, UdpFlow, UdpSettings, connect_udp},
 };
@@ -59,6 +61,7 @@ pub struct Direct {
     servers: Arc<[SocketAddr]>,
     guard: Option<Arc<Guard>>,
     udp: UdpSettings,
+    silence: Option<Silence>,
     limit: Duration,
 }
 
@@ -76,16 +79,20 @@ impl Direct {
             servers: Arc::default(),
             guard: None,
             udp: UdpSettings::default(),
+            silence: None,
             limit: OPENING_LIMIT,
         }
     }
 
-    /// The same for the few flows that carry tunnels: large socket buffers.
+    /// The same for the few flows that carry tunnels: large socket buffers, and TCP connections as [`Silence::OF_ENTRY`].
     pub fn for_tunnels() -> Self {
-        Self::new().udp_settings(UdpSettings {
+        let settings = UdpSettings {
             buffers: SocketBuffers::Tunnel,
             ..UdpSettings::default()
-        })
+        };
+        Self::new()
+            .udp_settings(settings)
+            .silence(Silence::OF_ENTRY)
     }
 
     /// Asks `resolver` for names.
@@ -120,6 +127,12 @@ impl Direct {
     /// To be called after [`Self::udp_settings`]. A resolver that was given has sockets of its own.
     pub fn mark(mut self, mark: u32) -> Self {
         self.udp.mark = Some(mark);
+        self
+    }
+
+    /// When TCP connections are given up whose other end is silent; by default the system says.
+    pub fn silence(mut self, silence: Silence) -> Self {
+        self.silence = Some(silence);
         self
     }
 
@@ -168,7 +181,8 @@ impl Direct {
     }
 
     async fn stream(&self, target: &Target) -> Result<TcpFlow, Error> {
-        tcp::connect_marked(&self.addresses(target).await?, self.udp.mark).await
+        let how = (self.udp.mark, self.silence);
+        tcp::connect_as(&self.addresses(target).await?, how).await
     }
 
     async fn datagrams(&self, target: &Target) -> Result<UdpFlow, Error> {

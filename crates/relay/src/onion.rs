@@ -24,7 +24,7 @@ use hoplite_onion::{
     edge,
     relay::{self, Counters},
 };
-use hoplite_overlay::Direct;
+use hoplite_overlay::direct::{Direct, Silence};
 use hoplite_wire::{OnionKey, tuning::Congestion};
 use tokio::time::sleep;
 
@@ -101,8 +101,14 @@ impl Onion {
         let bounds = bounds(&settings, config);
         let link = link(config);
         let dialler = |us| {
-            let direct = Arc::new(Direct::for_tunnels());
-            ChannelDialer::new(direct, us, &link, bounds.clone(), Arc::clone(&counts))
+            let direct = Direct::for_tunnels().silence(Silence::OF_RELAY);
+            ChannelDialer::new(
+                Arc::new(direct),
+                us,
+                &link,
+                bounds.clone(),
+                Arc::clone(&counts),
+            )
         };
         let dialer = dialler(us.clone());
         let server =

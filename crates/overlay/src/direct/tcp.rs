@@ -16,7 +16,7 @@ use tokio::{
     net::{TcpSocket, TcpStream},
 };
 
-use super::{attempts, failure};
+use super::{Silence, attempts, failure};
 use crate::Error;
 
 /// The size of a read buffer, in octets. A flow that has nothing to read owns none.
@@ -38,6 +38,9 @@ pub struct TcpFlow {
     write_ended: bool,
 }
 
+/// The mark of its packets, and when it is given up.
+pub(super) type How = (Option<u32>, Option<Silence>);
+
 /// Connects to whichever of `addresses` answers first (RFC 8305).
 ///
 /// # Errors
@@ -46,12 +49,9 @@ pub async fn connect_tcp(addresses: &[SocketAddr]) -> Result<TcpFlow, Error> {
     connect_socket(addresses).await.map(TcpFlow::new)
 }
 
-/// The same with a mark on every packet, for the system's routing rules and filters. Setting one needs CAP_NET_ADMIN.
-pub(super) async fn connect_marked(
-    addresses: &[SocketAddr],
-    mark: Option<u32>,
-) -> Result<TcpFlow, Error> {
-    let attempt = |address| connect(address, mark);
+/// The same with a mark on every packet, for the system's routing rules and filters (setting one needs CAP_NET_ADMIN), and an end to silence.
+pub(super) async fn connect_as(addresses: &[SocketAddr], how: How) -> Result<TcpFlow, Error> {
+    let attempt = |address| connect(address, how);
     attempts::race(addresses, attempt).await.map(TcpFlow::new)
 }
 
@@ -60,10 +60,10 @@ pub(super) async fn connect_marked(
 /// # Errors
 /// The most telling error of all attempts.
 pub async fn connect_socket(addresses: &[SocketAddr]) -> Result<TcpStream, Error> {
-    attempts::race(addresses, |address| connect(address, None)).await
+    attempts::race(addresses, |address| connect(address, How::default())).await
 }
 
-async fn connect(address: SocketAddr, mark: Option<u32>) -> Result<TcpStream, Error> {
+async fn connect(address: SocketAddr, (mark, silence): How) -> Result<TcpStream, Error> {
     let failed = |error| failure::of_socket(error, "connecting");
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4(),
@@ -72,6 +72,9 @@ async fn connect(address: SocketAddr, mark: Option<u32>) -> Result<TcpStream, Er
     let socket = socket.map_err(failed)?;
     if let Some(mark) = mark {
         SockRef::from(&socket).set_mark(mark).map_err(failed)?;
+    }
+    if let Some(silence) = silence {
+        silence.set(&socket).map_err(failed)?;
     }
     socket.set_nodelay(true).map_err(failed)?;
     socket.connect(address).await.map_err(failed)
@@ -107,6 +110,11 @@ impl TcpFlow {
     #[cfg(test)]
     pub(super) fn mark(&self) -> u32 {
         SockRef::from(&self.socket).mark().expect("a mark")
+    }
+
+    #[cfg(test)]
+    pub(super) fn socket(&self) -> &TcpStream {
+        &self.socket
     }
 
     #[cfg(test)]

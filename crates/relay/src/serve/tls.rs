@@ -4,6 +4,7 @@
 
 use std::{
     io,
+    os::fd::AsFd,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
@@ -16,7 +17,7 @@ use hoplite_masque::{
     DatagramSink,
     h2::{self, DataReceiver, DataSender, Session},
 };
-use hoplite_overlay::Batch;
+use hoplite_overlay::{Batch, direct::Silence};
 use hoplite_wire::{RequestHead, ResponseHead, connect_ip};
 use tokio::{
     io::AsyncBufReadExt,
@@ -104,17 +105,29 @@ async fn greet(stream: TcpStream, acceptor: &TlsAcceptor, shared: &Arc<Shared>) 
     if let Some(onion) = shared.onion_over(Carrier::Tls)
         && is_channel(&mut stream).await?
     {
+        // The channel takes the stream, and only then is known whose it is.
+        let socket = stream.get_ref().0.as_fd().try_clone_to_owned().ok()?;
         let made = onion.server().tls(stream, Some(remote)).await;
         let channel = made.inspect_err(|refused| {
             tracing::debug!(%refused, "no channel came of a connection");
         });
-        return Some(Spoken::Cells(onion.clone(), channel.ok()?));
+        let channel = channel.ok()?;
+        silence(&channel).set(&socket).ok()?;
+        return Some(Spoken::Cells(onion.clone(), channel));
     }
     if stream.get_ref().1.alpn_protocol() != Some(ALPN_H2) {
         return Some(Spoken::H1(h1::Session::new(stream, shared)));
     }
     let session = Session::server(stream, &shared.h2).await.ok()?;
     Some(Spoken::H2(session))
+}
+
+/// When the channel is given up because its peer is silent.
+fn silence(channel: &Channel) -> Silence {
+    match channel.peer() {
+        Some(_) => Silence::OF_RELAY,
+        None => Silence::OF_CLIENT,
+    }
 }
 
 /// Tor's relays choose no protocol (ALPN) in TLS. What they say first is VERSIONS, whose circuit id has two octets, both zero

@@ -6,6 +6,7 @@ mod life;
 mod limits;
 mod observer;
 mod refused;
+mod silence;
 mod support;
 #[path = "../relay/targets.rs"]
 #[expect(dead_code, reason = "shared with the tests of MASQUE")]
