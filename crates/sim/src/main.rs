@@ -50,6 +50,9 @@ struct Args {
     /// The share of packets that is lost between any two nodes, from 0 to 1.
     #[arg(long, default_value_t = 0.0)]
     loss: f64,
+    /// No packet is lost between exits and targets: `--loss` is that of the circuits' hops alone.
+    #[arg(long)]
+    lossless_targets: bool,
     /// Relays of a path.
     #[arg(long, default_value_t = 3)]
     hops: usize,
@@ -121,6 +124,7 @@ impl Args {
                 Over::Auto => How::Raced,
             },
             loss: self.loss,
+            lossless_targets: self.lossless_targets,
             traffic: Traffic {
                 bulk: self.bulk,
                 web_pause: time(self.web_pause, 1.0)?,

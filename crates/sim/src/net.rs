@@ -120,6 +120,8 @@ struct Host {
     up: Line,
     down: Line,
     gone: bool,
+    /// Nothing from it or to it is lost.
+    spared: bool,
     next_port: u16,
 }
 
@@ -175,6 +177,7 @@ impl Network {
             up: Line::new(access.up, access.queue),
             down: Line::new(access.down, access.queue),
             gone: false,
+            spared: false,
             next_port: FIRST_PORT,
         });
         Node(state.nodes.len().saturating_sub(1))
@@ -195,6 +198,13 @@ impl Network {
         }
         let address = Self::address(node);
         state.ports.retain(|key, _| key.address().ip() != address);
+    }
+
+    /// From now on no packet from the node or to it is lost on its way; queues drop it as ever.
+    pub fn spare(&self, node: Node) {
+        if let Some(host) = self.state().nodes.get_mut(node.0) {
+            host.spared = true;
+        }
     }
 
     /// How long a packet takes from one to the other, on lines without limits.
@@ -280,16 +290,17 @@ impl State {
         let size = size(&packet);
         let (from, to) = (node(packet.from.ip()), node(packet.to.ip()));
         self.books.sent(from, to, size, now);
-        let place = self.nodes.get(to.0).map(|host| host.place);
+        let receiver = self.nodes.get(to.0).map(|host| (host.place, host.spared));
         let sender = self.nodes.get_mut(from.0).filter(|host| !host.gone);
-        let (Some(place), Some(sender)) = (place, sender) else {
+        let (Some((place, spared)), Some(sender)) = (receiver, sender) else {
             return self.books.end(Fate::NoHost, to, size);
         };
         let distance = sender.place.latency(&place);
         let Some(left) = sender.up.take(size, now) else {
             return self.books.end(Fate::QueueFull, to, size);
         };
-        if self.random.happens(self.loss) {
+        let spared = spared || sender.spared;
+        if !spared && self.random.happens(self.loss) {
             return self.books.end(Fate::Lost, to, size);
         }
         self.cause(left.saturating_add(distance), What::There(packet));

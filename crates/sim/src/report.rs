@@ -72,6 +72,8 @@ pub struct Summary {
     pub congestion_control: bool,
     /// The share of packets that is lost.
     pub loss: f64,
+    /// Whether none is between exits and targets.
+    pub lossless_targets: bool,
     /// The seed.
     pub seed: u64,
     /// How long the run was, in virtual seconds.
@@ -206,6 +208,7 @@ impl Summary {
             channel: format!("{:?}", settings.channel).to_lowercase(),
             congestion_control: settings.congestion_control,
             loss: settings.loss,
+            lossless_targets: settings.lossless_targets,
             seed: settings.seed,
             virtual_s: time,
             fetches: [Kind::Web, Kind::Bulk]

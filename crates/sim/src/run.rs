@@ -182,6 +182,9 @@ impl World {
         });
         let targets: Arc<[Node]> = targets.collect();
         for node in targets.iter() {
+            if self.settings.lossless_targets {
+                self.network.spare(*node);
+            }
             let network = self.network.clone();
             self.tasks.spawn(target::serve(network, *node));
         }

@@ -31,6 +31,8 @@ pub struct Settings {
     pub channel: How,
     /// The share of packets that is lost between any two nodes, from 0 to 1.
     pub loss: f64,
+    /// Except between exits and targets.
+    pub lossless_targets: bool,
     /// What clients do.
     pub traffic: Traffic,
     /// Relays that go, by number, and when.
@@ -71,6 +73,7 @@ impl Default for Settings {
             warm_up: Duration::from_secs(60),
             channel: How::Quic,
             loss: 0.0,
+            lossless_targets: false,
             traffic: Traffic::default(),
             kills: Vec::new(),
             hops: 3,

@@ -114,14 +114,21 @@ fn what_is_lost_is_sent_again_and_delays_who_waits_for_it() {
             loss: 0.03,
             ..small(channel)
         };
+        let spared = Settings {
+            lossless_targets: true,
+            ..lossy.clone()
+        };
         let (lossy, clean) = (outcome(&lossy), outcome(&small(channel)));
+        let spared = outcome(&spared);
         assert!(lossy.ledger.lost.packets > 100);
+        assert!(spared.ledger.lost.packets > 100);
         let mean = |outcome: &Outcome| {
             let times = ended(outcome, "done").filter_map(|fetch| Some(fetch.last? - fetch.begun));
             let times: Vec<_> = times.collect();
             times.iter().sum::<Duration>() / u32::try_from(times.len()).expect("few")
         };
-        assert!(mean(&lossy) > mean(&clean), "{channel:?}");
+        assert!(mean(&lossy) > mean(&spared), "{channel:?}");
+        assert!(mean(&spared) > mean(&clean), "{channel:?}");
     }
 }
 

@@ -100,6 +100,23 @@ async fn of_many_packets_as_many_are_lost_as_was_asked_for_and_none_vanishes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn nothing_from_or_to_a_node_that_is_spared_is_lost() {
+    let network = Network::new(1, 0.5);
+    let (one, other) = pair(&network, FAST);
+    let (near, far) = flows(&network, one, other);
+    network.spare(other);
+    for flow in [&near, &far] {
+        send(flow, 10_000).await;
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(network.ledger().received.packets, 20);
+    let third = network.add(Place::apart(10.0), FAST);
+    let (lossy, _theirs) = flows(&network, one, third);
+    send(&lossy, 10_000).await;
+    assert!(network.ledger().lost.packets > 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn nothing_reaches_a_node_that_is_gone_or_a_port_that_nobody_has() {
     let network = Network::new(1, 0.0);
     let (one, other) = pair(&network, FAST);

@@ -12,13 +12,18 @@ impl fmt::Display for Summary {
             hops,
             channel,
             loss,
+            lossless_targets,
             seed,
             virtual_s,
             ..
         } = self;
+        let spared = match lossless_targets {
+            true => " but none to targets",
+            false => "",
+        };
         writeln!(
             f,
-            "{relays} relays, {clients} clients, {hops} hops over {channel}, loss {loss}, seed {seed}, {virtual_s:.0} virtual seconds"
+            "{relays} relays, {clients} clients, {hops} hops over {channel}, loss {loss}{spared}, seed {seed}, {virtual_s:.0} virtual seconds"
         )?;
         writeln!(
             f,
