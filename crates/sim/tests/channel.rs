@@ -1,4 +1,7 @@
-//! One channel between two relays of the network.
+//! One channel between two relays of the network, or two over one bottleneck.
+
+#[path = "channel/fairness.rs"]
+mod fairness;
 
 use std::{
     net::SocketAddr,
@@ -9,15 +12,18 @@ use std::{
     time::Duration,
 };
 
-use hoplite_link::channel::{
-    Channel, ChannelDialer, ChannelServer, Circuit, Counts, How, Kind, Receiver, Sender, Whom,
-    handshake::Us,
+use hoplite_link::{
+    Congestion, Wishes,
+    channel::{
+        Channel, ChannelDialer, ChannelServer, Circuit, Counts, How, Kind, Receiver, Sender, Whom,
+        handshake::Us,
+    },
 };
 use hoplite_overlay::Terms;
 use hoplite_sim::{
     ground::{Ground, relay_identity},
     host::Host,
-    net::{Access, Network, Place},
+    net::{Access, Network, Node, Place},
     serve::Doors,
 };
 use hoplite_wire::{
@@ -59,43 +65,88 @@ async fn channel(
     how: How,
     tasks: &mut JoinSet<()>,
 ) -> (Channel, Channel, Duration) {
-    let ground = Ground::new().expect("made");
     let (near, far) = (
         network.add(Place::apart(10.0), ACCESS),
         network.add(Place::apart(10.0), ACCESS),
     );
-    let address = SocketAddr::new(Network::address(far), 443);
-    let server = ChannelServer::new(
-        us(2),
-        ground.certificate,
-        ground.channel.clone(),
-        Arc::default(),
-    );
-    let (tell, mut told) = mpsc::channel(1);
-    let doors = Doors {
-        ground: ground.clone(),
-        server: Arc::new(server),
-        told: Arc::new(move |channel| tell.try_send(channel).expect("room")),
+    let plan = Plan {
+        near,
+        address: SocketAddr::new(Network::address(far), 443),
+        how,
+        congestion: Congestion::Auto,
+        seed: 1,
     };
-    doors.quic(network, address, [2; 32], tasks).expect("opens");
-    doors.tls(network, address, tasks);
-    let link = hoplite_link::Config {
-        seed: Some([1; 32]),
-        ..ground.link.clone()
-    };
-    let over = Arc::new(Host::new(network, near));
-    let counts = Arc::<Counts>::default();
-    let dialer = ChannelDialer::new(over, us(1), &link, ground.channel.clone(), counts);
-    let whom = Whom {
-        name: "far".into(),
-        address: Target::from(address),
-        identity: us(2).identity.map(|identity| identity.peer().ed25519),
-    };
-    let begun = Instant::now();
-    let dialled = soon(dialer.dial(&whom, how, &Terms::default())).await;
-    let took = begun.elapsed();
-    let served = soon(told.recv()).await.expect("served");
-    (dialled.expect("dialled"), served, took)
+    plan.dialled(network, tasks).await
+}
+
+/// A channel to be dialled.
+#[derive(Clone, Copy)]
+struct Plan {
+    near: Node,
+    address: SocketAddr,
+    how: How,
+    /// Of who dials.
+    congestion: Congestion,
+    seed: u8,
+}
+
+impl Plan {
+    /// Both ends, after the time that it took.
+    async fn dialled(
+        self,
+        network: &Network,
+        tasks: &mut JoinSet<()>,
+    ) -> (Channel, Channel, Duration) {
+        let ground = Ground::new().expect("made");
+        let mut told = self.served(network, &ground, tasks);
+        let link = hoplite_link::Config {
+            seed: Some([self.seed; 32]),
+            wishes: Wishes {
+                congestion: self.congestion,
+                ..Wishes::default()
+            },
+            ..ground.link.clone()
+        };
+        let over = Arc::new(Host::new(network, self.near));
+        let counts = Arc::<Counts>::default();
+        let dialer = ChannelDialer::new(over, us(1), &link, ground.channel.clone(), counts);
+        let whom = Whom {
+            name: "far".into(),
+            address: Target::from(self.address),
+            identity: us(2).identity.map(|identity| identity.peer().ed25519),
+        };
+        let begun = Instant::now();
+        let dialled = soon(dialer.dial(&whom, self.how, &Terms::default())).await;
+        let took = begun.elapsed();
+        let served = soon(told.recv()).await.expect("served");
+        (dialled.expect("dialled"), served, took)
+    }
+
+    /// Opens its relay's doors.
+    fn served(
+        self,
+        network: &Network,
+        ground: &Ground,
+        tasks: &mut JoinSet<()>,
+    ) -> mpsc::Receiver<Channel> {
+        let server = ChannelServer::new(
+            us(2),
+            ground.certificate,
+            ground.channel.clone(),
+            Arc::default(),
+        );
+        let (tell, told) = mpsc::channel(1);
+        let doors = Doors {
+            ground: ground.clone(),
+            server: Arc::new(server),
+            told: Arc::new(move |channel| tell.try_send(channel).expect("room")),
+        };
+        let seed = [self.seed.wrapping_add(1); 32];
+        let opened = doors.quic(network, self.address, seed, tasks);
+        opened.expect("opens");
+        doors.tls(network, self.address, tasks);
+        told
+    }
 }
 
 fn cell(command: Command) -> Cell {
