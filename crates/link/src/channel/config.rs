@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use hoplite_wire::cell;
 
+use super::quic::room::streams_at_first;
+
 /// Bounds and times of a channel. What happens at a bound stands beside it; all of it is counted in [`Counts`](super::Counts).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -90,7 +92,7 @@ impl Config {
     #[must_use]
     pub fn greeting(&self, link: &crate::Config) -> crate::Config {
         crate::Config {
-            streams: self.guest_circuits.saturating_add(1),
+            streams: streams_at_first(self.guest_circuits),
             stream_window: self.window,
             connection_window: self.greeting_window,
             ..link.clone()

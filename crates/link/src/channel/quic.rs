@@ -5,6 +5,7 @@
 
 mod inbound;
 mod outbound;
+pub(super) mod room;
 #[cfg(test)]
 mod tests;
 
@@ -19,7 +20,11 @@ use tokio::{
 };
 
 pub(super) use self::inbound::Inbound;
-use self::{inbound::First, outbound::Outbound};
+use self::{
+    inbound::First,
+    outbound::Outbound,
+    room::{Room, streams_at_first},
+};
 use super::{
     Circuit, Closed, Config, Counts, Ending, Guarded, Held, Hold, Why,
     ewma::Scale,
@@ -104,7 +109,8 @@ pub(super) fn start(
         hold: Arc::downgrade(&hold.0),
         arrivals: road.arrivals,
     };
-    tokio::spawn(door.run());
+    let room = Room::new(config.most_circuits(road.known));
+    tokio::spawn(door.run(room));
     tokio::spawn(control(Arc::clone(&shared), road.control, road.reader));
     (Carrier(shared), hold)
 }
@@ -130,9 +136,9 @@ impl Carrier {
 }
 
 impl Shared {
-    /// As many streams as the peer may have circuits, and a window so wide that no circuit takes another's.
+    /// Streams for the peer's first circuits, and a window so wide that no circuit takes another's.
     fn widen(&self, known: bool) {
-        let streams = self.config.most_circuits(known).saturating_add(1);
+        let streams = streams_at_first(self.config.most_circuits(known));
         let window = self.config.whole_window(known);
         let largest = VarInt::MAX.into_inner();
         let credit = VarInt::from_u64(window.min(largest)).unwrap_or(VarInt::MAX);
@@ -205,7 +211,7 @@ struct Door {
 }
 
 impl Door {
-    async fn run(self) {
+    async fn run(self, mut room: Room) {
         let mut guests = JoinSet::new();
         loop {
             tokio::select! {
@@ -216,10 +222,20 @@ impl Door {
                 opened = self.shared.connection.accept_bi() => match opened {
                     Ok((send, receive)) => {
                         guests.spawn(self.clone().welcome(send, receive));
+                        self.make(&mut room, guests.len());
                     }
                     Err(_) => return,
                 },
             }
+        }
+    }
+
+    /// Makes room for further streams; so many of those that are open are no circuits yet.
+    fn make(&self, room: &mut Room, guests: usize) {
+        let open = self.shared.ids.lock().len().saturating_add(guests);
+        if let Some(streams) = room.more(open) {
+            let connection = &self.shared.connection;
+            connection.set_max_concurrent_bi_streams(streams.into());
         }
     }
 

@@ -224,10 +224,11 @@ async fn a_reset_with_a_reason_is_a_destroy_cell_and_any_other_is_the_end() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn streams_without_end_are_bounded_by_the_guests_share() {
+/// How many streams a guest gets that may have so many, and how many circuits they become.
+async fn without_end(most: u32) -> (usize, usize) {
     let config = Config {
-        guest_circuits: 10,
+        guest_circuits: most,
+        arrivals: 1000,
         ..Config::default()
     };
     let mut world = World::new(config);
@@ -241,8 +242,17 @@ async fn streams_without_end_are_bounded_by_the_guests_share() {
     };
     let stopped = tokio::time::timeout(Duration::from_secs(3), opening).await;
     assert!(stopped.is_err());
-    assert_eq!(streams.len(), 10);
-    assert_eq!(hostile.channel.circuits(), 10);
+    (streams.len(), hostile.channel.circuits())
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_without_end_are_bounded_by_the_guests_share() {
+    assert_eq!(without_end(10).await, (10, 10));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guest_comes_to_its_whole_share_although_little_is_allowed_at_first() {
+    assert_eq!(without_end(600).await, (600, 600));
 }
 
 #[tokio::test(start_paused = true)]
