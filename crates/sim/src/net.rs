@@ -4,6 +4,7 @@
 //! A packet waits for its sender's uplink, travels for as long as the two nodes are apart, waits for its receiver's downlink, and is handed over.
 //! Times are kept in nanoseconds; what wakes the rooms is the runtime's timer, which goes in steps of a millisecond.
 
+mod agenda;
 mod driver;
 mod ledger;
 mod line;
@@ -14,8 +15,7 @@ mod tests;
 pub mod udp;
 
 use std::{
-    cmp::Reverse,
-    collections::{BinaryHeap, HashMap},
+    collections::HashMap,
     fmt,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -25,7 +25,7 @@ use std::{
 use bytes::Bytes;
 use tokio::{sync::Notify, time::Instant};
 
-use self::{ledger::Books, line::Line};
+use self::{agenda::Agenda, ledger::Books, line::Line};
 pub use self::{
     ledger::{Count, Fate, Ledger},
     line::Access,
@@ -105,9 +105,7 @@ struct Inner {
 struct State {
     nodes: Vec<Host>,
     ports: HashMap<Key, Arc<dyn Port>>,
-    events: BinaryHeap<Reverse<Event>>,
-    /// Events at the same time happen in the order in which they were caused.
-    caused: u64,
+    agenda: Agenda<What>,
     /// When the driver wakes; nothing: not before it is told.
     wakes: Option<u64>,
     loss: f64,
@@ -123,12 +121,6 @@ struct Host {
     /// Nothing from it or to it is lost.
     spared: bool,
     next_port: u16,
-}
-
-struct Event {
-    at: u64,
-    caused: u64,
-    what: What,
 }
 
 enum What {
@@ -156,8 +148,7 @@ impl Network {
             state: Mutex::new(State {
                 nodes: Vec::new(),
                 ports: HashMap::new(),
-                events: BinaryHeap::new(),
-                caused: 0,
+                agenda: Agenda::default(),
                 wakes: None,
                 loss,
                 random: Random::new(seed, "losses", 0),
@@ -217,8 +208,7 @@ impl Network {
     /// What became of everything that was sent.
     pub fn ledger(&self) -> Ledger {
         let state = self.state();
-        let events = state.events.iter();
-        let under_way = events.filter_map(|Reverse(event)| match &event.what {
+        let under_way = state.agenda.iter().filter_map(|what| match what {
             What::There(packet) | What::Over(packet) => Some(size(packet)),
             What::Ring(_) => None,
         });
@@ -253,7 +243,7 @@ impl Network {
     fn ring(&self, at: Duration, port: Arc<dyn Port>) {
         let at = u64::try_from(at.as_nanos()).unwrap_or(u64::MAX);
         let mut state = self.state();
-        state.cause(at, What::Ring(port));
+        state.agenda.add(at, What::Ring(port));
         if state.is_late() {
             drop(state);
             self.0.sooner.notify_one();
@@ -303,29 +293,22 @@ impl State {
         if !spared && self.random.happens(self.loss) {
             return self.books.end(Fate::Lost, to, size);
         }
-        self.cause(left.saturating_add(distance), What::There(packet));
-    }
-
-    fn cause(&mut self, at: u64, what: What) {
-        self.caused = self.caused.wrapping_add(1);
-        let caused = self.caused;
-        self.events.push(Reverse(Event { at, caused, what }));
+        let there = left.saturating_add(distance);
+        self.agenda.add(there, What::There(packet));
     }
 
     /// Whether something happens before the driver wakes.
     fn is_late(&self) -> bool {
-        let next = self.events.peek().map(|Reverse(event)| event.at);
+        let next = self.agenda.next();
         next.is_some_and(|next| self.wakes.is_none_or(|wakes| next < wakes))
     }
 
     /// The next thing that happens until `now` and concerns somebody.
     fn happens(&mut self, now: u64) -> Option<Happens> {
-        let due = |event: &Reverse<Event>| event.0.at <= now;
-        while self.events.peek().is_some_and(due) {
-            let Reverse(event) = self.events.pop()?;
-            match event.what {
+        while let Some((at, what)) = self.agenda.take(now) {
+            match what {
                 What::Ring(port) => return Some(Happens::Rings(port)),
-                What::There(packet) => self.there(packet, event.at),
+                What::There(packet) => self.there(packet, at),
                 What::Over(packet) => match self.receiver(&packet) {
                     Some(port) => return Some(Happens::Arrives(port, packet)),
                     None => {
@@ -357,7 +340,7 @@ impl State {
             return self.books.end(Fate::NoHost, to, size);
         };
         match host.down.take(size, at) {
-            Some(over) => self.cause(over, What::Over(packet)),
+            Some(over) => self.agenda.add(over, What::Over(packet)),
             None => self.books.end(Fate::QueueFull, to, size),
         }
     }
@@ -381,26 +364,6 @@ fn size(packet: &Packet) -> u64 {
     };
     u64::try_from(octets).unwrap_or(u64::MAX)
 }
-
-impl Ord for Event {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.caused).cmp(&(other.at, other.caused))
-    }
-}
-
-impl PartialOrd for Event {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Event {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Event {}
 
 impl fmt::Debug for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

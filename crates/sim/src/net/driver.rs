@@ -39,7 +39,7 @@ impl Network {
             }
         }
         let mut state = self.state();
-        let next = state.events.peek().map(|event| event.0.at);
+        let next = state.agenda.next();
         state.wakes = next;
         next
     }
