@@ -15,6 +15,7 @@ mod config;
 mod counts;
 mod dial;
 pub mod ewma;
+mod failed;
 pub mod handshake;
 mod hoard;
 mod ids;
@@ -41,7 +42,7 @@ use tokio::sync::{SetOnce, mpsc};
 
 use self::handshake::Established;
 pub use self::{
-    config::Config,
+    config::{Config, FAILED},
     counts::{Count, Counts},
     dial::{ChannelDialer, How, Whom},
     kept::{Kept, Tally},

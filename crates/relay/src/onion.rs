@@ -298,6 +298,7 @@ fn bounds(settings: &Settings, config: &Config) -> channel::Config {
         queued: settings.queued,
         kept: edges(settings).most(),
         idle: settings.idle_channel,
+        failed: channel::FAILED,
         channels: settings.relays,
         ..channel::Config::default()
     }

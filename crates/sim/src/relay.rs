@@ -12,7 +12,7 @@ use hoplite_crypto::{
 };
 use hoplite_directory::sign_descriptor;
 use hoplite_link::channel::{
-    Channel, ChannelDialer, ChannelServer, Channels, Counts, How, handshake::Us,
+    Channel, ChannelDialer, ChannelServer, Channels, Config, Counts, FAILED, How, handshake::Us,
 };
 use hoplite_onion::{
     channel::Linked,
@@ -82,7 +82,10 @@ impl RelayNode {
         let descriptor = descriptor(plan, address, *key.public(), secret)?;
         let host = Arc::new(Host::new(network, plan.node));
         let link = ground.link_of(random.octets());
-        let behaves = ground.channel.clone();
+        let behaves = Config {
+            failed: FAILED,
+            ..ground.channel.clone()
+        };
         let dialer = ChannelDialer::new(host.clone(), us.clone(), &link, behaves, counts.clone());
         let own = Own::default();
         let channels = Channels::new(dialer, {

@@ -6,6 +6,9 @@ use hoplite_wire::cell;
 
 use super::quic::room::streams_at_first;
 
+/// For how long relays remember that a relay could not be dialled: circuits that are to be extended to it fail at once in the meantime.
+pub const FAILED: Duration = Duration::from_secs(8);
+
 /// Bounds and times of a channel. What happens at a bound stands beside it; all of it is counted in [`Counts`](super::Counts).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -55,6 +58,9 @@ pub struct Config {
     pub half_life: Duration,
     /// How long a channel without circuits is kept in [`Channels`](super::Channels).
     pub idle: Duration,
+    /// How long a dial that failed, and not at once, is not tried again in [`Channels`](super::Channels), unless the relay has dialled us; zero: no time.
+    /// Relays have [`FAILED`].
+    pub failed: Duration,
     /// How many relays [`Channels`](super::Channels) knows; one more cannot be dialled until another is idle.
     pub channels: usize,
 }
@@ -82,6 +88,7 @@ impl Default for Config {
             linger: Duration::from_secs(5),
             half_life: Duration::from_secs(30),
             idle: Duration::from_secs(180),
+            failed: Duration::ZERO,
             channels: 4096,
         }
     }

@@ -14,7 +14,10 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{Channel, ChannelDialer, Guarded, How, Whom};
+use super::{
+    Channel, ChannelDialer, Guarded, How, Whom,
+    failed::{Failed, Times},
+};
 
 /// How many channels to one relay are kept: each end may have dialled one at the same time, and over another address.
 const MOST_EACH: usize = 4;
@@ -30,6 +33,7 @@ struct Inner {
     dialer: ChannelDialer,
     dialled: Box<dyn Fn(Channel) + Send + Sync>,
     table: Guarded<BTreeMap<[u8; 32], Known>>,
+    failed: Guarded<Failed>,
 }
 
 /// What there is of one relay.
@@ -59,11 +63,12 @@ impl Channels {
             dialer,
             dialled: Box::new(dialled),
             table: Guarded::new(BTreeMap::new()),
+            failed: Guarded::default(),
         }))
     }
 
     /// The channel to `whom`: the one that is there if it is canonical for the address, else a new one. Callers at the same time share one dial,
-    /// which goes on when one of them gives up.
+    /// which goes on when one of them gives up. If it took long and failed, it is not tried again for [`Config::failed`](super::Config::failed).
     ///
     /// # Errors
     /// As [`ChannelDialer::dial`]; [`Reason::Limit`] where there are too many relays.
@@ -71,15 +76,19 @@ impl Channels {
         let Some(identity) = whom.identity else {
             return self.0.dialer.dial(whom, how, terms).await;
         };
-        let outcome = match self.way(identity, whom)? {
+        let outcome = match self.way(identity, whom, how)? {
             Way::Here(channel) => return Ok(channel),
             Way::Wait(outcome) => outcome,
             Way::Dial(outcome) => {
                 let (this, whom, terms) = (self.clone(), whom.clone(), terms.clone());
                 let teller = Arc::clone(&outcome);
                 tokio::spawn(async move {
+                    let begun = Instant::now();
                     let made = this.0.dialer.dial(&whom, how, &terms).await;
                     let made = made.map(|channel| this.keep(identity, &whom, channel));
+                    if let Err(error) = &made {
+                        this.note(&whom, how, error, begun);
+                    }
                     this.told(identity);
                     teller.set(made).ok();
                 });
@@ -96,6 +105,8 @@ impl Channels {
             if table.len() < self.0.dialer.config().channels || table.contains_key(&peer.ed25519) {
                 table.entry(peer.ed25519).or_default().add(channel.clone());
             }
+            drop(table);
+            self.0.failed.lock().forget(&peer.ed25519);
         }
     }
 
@@ -129,7 +140,7 @@ impl Channels {
         });
     }
 
-    fn way(&self, identity: [u8; 32], whom: &Whom) -> Result<Way, Error> {
+    fn way(&self, identity: [u8; 32], whom: &Whom, how: How) -> Result<Way, Error> {
         let mut table = self.0.table.lock();
         let most = self.0.dialer.config().channels;
         if table.len() >= most && !table.contains_key(&identity) {
@@ -145,6 +156,13 @@ impl Channels {
         }
         if let Some(dialling) = &known.dialling {
             return Ok(Way::Wait(Arc::clone(dialling)));
+        }
+        let failed = self.0.failed.lock().find(whom, how, Instant::now());
+        if let Some(error) = failed {
+            if !known.is_alive() {
+                table.remove(&identity);
+            }
+            return Err(error);
         }
         let outcome = Outcome::default();
         known.dialling = Some(Arc::clone(&outcome));
@@ -163,6 +181,20 @@ impl Channels {
         chosen.unwrap_or(channel)
     }
 
+    /// A dial failed. If the relay has a channel all the same, it is there.
+    fn note(&self, whom: &Whom, how: How, error: &Error, begun: Instant) {
+        let times = Times {
+            begun,
+            now: Instant::now(),
+            kept: self.0.dialer.config().failed,
+        };
+        let table = self.0.table.lock();
+        let known = whom.identity.and_then(|identity| table.get(&identity));
+        if known.is_none_or(|known| !known.is_open()) {
+            self.0.failed.lock().note(whom, how, error, times);
+        }
+    }
+
     fn told(&self, identity: [u8; 32]) {
         let mut table = self.0.table.lock();
         if let Some(known) = table.get_mut(&identity) {
@@ -176,7 +208,11 @@ impl Channels {
 
 impl Known {
     fn is_alive(&self) -> bool {
-        self.dialling.is_some() || self.channels.iter().any(|kept| kept.channel.is_open())
+        self.dialling.is_some() || self.is_open()
+    }
+
+    fn is_open(&self) -> bool {
+        self.channels.iter().any(|kept| kept.channel.is_open())
     }
 
     /// Where there are several, one that we dialled (`ours`) or one that the peer did; of those the oldest.

@@ -15,7 +15,7 @@ use hoplite_wire::Target;
 use tokio::time::Instant;
 
 use super::harness::{CLIENT, SECRET, World, circuit, ed25519, limit, relay};
-use crate::channel::{Channels, Config, How};
+use crate::channel::{Channels, Config, FAILED, How, Whom};
 
 /// The registry of another relay, and how many channels it dialled.
 fn channels(world: &World) -> (Channels, Arc<AtomicUsize>) {
@@ -149,4 +149,66 @@ async fn there_are_channels_to_so_many_relays_and_no_more() {
     first.close();
     whom.identity = Some(ed25519(&relay(SECRET)));
     limit(channels.get(&whom, How::Quic, &terms)).await.unwrap();
+}
+
+/// A relay that remembers dials that failed, and an address at which nobody answers.
+fn remembering() -> (World, Channels, Whom) {
+    let config = Config {
+        failed: FAILED,
+        ..Config::default()
+    };
+    let world = World::new(config);
+    let (channels, _) = channels(&world);
+    let mut whom = world.whom();
+    let nobody = SocketAddr::from(([203, 0, 113, 77], 443));
+    // There is such a host.
+    drop(world.network.overlay(nobody.ip()));
+    world.network.silence(nobody);
+    whom.address = Target::from(nobody);
+    (world, channels, whom)
+}
+
+async fn fails_within(channels: &Channels, whom: &Whom, most: Duration) -> bool {
+    let (begun, terms) = (Instant::now(), Terms::default());
+    let got = limit(channels.get(whom, How::Tls, &terms)).await;
+    got.expect_err("nobody answers");
+    begun.elapsed() <= most
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_that_did_not_answer_is_not_waited_for_again_for_a_while() {
+    let (_world, channels, whom) = remembering();
+    assert!(!fails_within(&channels, &whom, Duration::from_secs(4)).await);
+    for _ in 0..100 {
+        assert!(fails_within(&channels, &whom, Duration::ZERO).await);
+    }
+    tokio::time::sleep(FAILED).await;
+    assert!(!fails_within(&channels, &whom, Duration::from_secs(4)).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_that_did_not_answer_is_reached_at_once_at_another_address() {
+    let (world, channels, whom) = remembering();
+    assert!(!fails_within(&channels, &whom, Duration::from_secs(4)).await);
+    let (answering, terms) = (world.whom(), Terms::default());
+    let there = channels.get(&answering, How::Tls, &terms);
+    assert!(limit(there).await.unwrap().is_open());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_that_did_not_answer_is_there_as_soon_as_it_dials_itself() {
+    let (world, channels, mut whom) = remembering();
+    whom.identity = Some(ed25519(&relay(1)));
+    assert!(!fails_within(&channels, &whom, Duration::from_secs(4)).await);
+    let (near, far) = world.pair(How::Tls).await;
+    channels.add(&far);
+    let elsewhere = fails_within(&channels, &whom, Duration::from_secs(4)).await;
+    assert!(
+        !elsewhere,
+        "it is there: where it did not answer it is tried again"
+    );
+    whom.address = Target::from(SocketAddr::from((CLIENT, 443)));
+    let got = limit(channels.get(&whom, How::Tls, &Terms::default())).await;
+    assert!(got.unwrap().is(&far));
+    drop(near);
 }
