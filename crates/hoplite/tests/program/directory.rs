@@ -83,8 +83,16 @@ impl Authorities {
     pub(crate) fn wait_for(&mut self, relays: usize) {
         let signed = format!("\"relays\":{relays}");
         for authority in &mut self.running {
-            while !authority.line_with("a list is signed").contains(&signed) {}
-            authority.line_with("a list is published");
+            let mut is_next = false;
+            // In the order of the log: an earlier list may have been published with fewer.
+            loop {
+                let line = authority.line_with("a list is ");
+                match line.contains("a list is signed") {
+                    true => is_next = line.contains(&signed),
+                    false if is_next => break,
+                    false => {}
+                }
+            }
         }
     }
 }
