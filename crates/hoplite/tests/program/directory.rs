@@ -125,7 +125,7 @@ pub(crate) fn relay_with(
 pub(crate) fn client_file(directory: &Path, path: &str, authorities: &[String]) -> PathBuf {
     let file = directory.join("client.toml");
     let text = format!(
-        "{path}\nsocks.listen = \"127.0.0.1:0\"\nhttp.listen = \"127.0.0.1:0\"\n[directory]\nauthorities = {authorities:?}\nwait = 5\n"
+        "{path}\nsocks.listen = \"127.0.0.1:0\"\nhttp.listen = \"127.0.0.1:0\"\n[directory]\nauthorities = {authorities:?}\nwait = 60\n"
     );
     fs::write(&file, text).expect("written");
     file
