@@ -84,7 +84,8 @@ async fn in_effect(handle: &Handle, address: Ipv6Addr) -> Result<(), Error> {
         }
         tokio::time::sleep(ASK_AGAIN).await;
     }
-    Err(io::Error::from(io::ErrorKind::TimedOut).into())
+    let why = "the kernel has not brought the IPv6 address into effect for half a minute";
+    Err(io::Error::new(io::ErrorKind::TimedOut, why).into())
 }
 
 /// Whether packets for this address are the host's own.

@@ -38,7 +38,9 @@ impl Order {
         let for_now = u64::try_from(round_trip().as_micros()).unwrap_or(u64::MAX);
         let holds = self.now() < last.saturating_add(for_now);
         if !holds {
-            self.last.store(0, Ordering::Relaxed);
+            // Unless another capsule has gone meanwhile.
+            let relaxed = Ordering::Relaxed;
+            self.last.compare_exchange(last, 0, relaxed, relaxed).ok();
         }
         holds
     }
