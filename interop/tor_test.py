@@ -265,7 +265,8 @@ def main():
             return found if code == 0 and len(found) == 5 else time.sleep(0.5)
         theirs = wait_for("a consensus with all relays", whole, 60)
         checks.check(f"their consensus is read ({time.monotonic() - began:.0f} s after the start)", True)
-        code, _, said = consensus(authorities[1], identities[:1] + ["1" * 40, "2" * 40])
+        # The same authority's: another one may publish it a moment later.
+        code, _, said = consensus(authorities[0], identities[:1] + ["1" * 40, "2" * 40])
         checks.check("one that too few known authorities have signed is forged", code == 1 and "forged" in said, said)
         a, b, c = theirs["a0"], theirs["r0"], theirs["r1"]
         amber, birch = mine
