@@ -143,7 +143,10 @@ fn relay_file(next: Option<SocketAddr>, over: Over) -> String {
         None => "roles = [\"egress\"]\n[egress]\nallow = [\"127.0.0.0/8\"]\n".to_owned(),
         Some(next) => format!("roles = [\"ingress\"]\n[ingress]\nrelays = [\"{next}\"]\n"),
     };
-    format!("listen = [\"127.0.0.1:0\"]\n{role}[[auth.token]]\ntoken = \"{TOKEN}\"\n")
+    // IP packets are not measured; whether the system would let a relay answer echoes is no news here.
+    format!(
+        "listen = [\"127.0.0.1:0\"]\nip.enabled = false\n{role}[[auth.token]]\ntoken = \"{TOKEN}\"\n"
+    )
 }
 
 fn client_file(path: &[Node], over: Over, keys: &str) -> String {
