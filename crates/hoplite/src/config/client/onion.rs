@@ -39,7 +39,7 @@ pub(crate) struct Onion {
     pub(crate) isolated: usize,
     /// Streams of one circuit at once.
     pub(crate) streams: usize,
-    /// How many octets of one circuit the first relay may send ahead over QUIC.
+    /// How many octets of one circuit the first relay may send ahead over QUIC: by default 200 Mbit/s where it is 80 ms away. A circuit is no faster.
     pub(crate) window: u32,
 }
 
@@ -76,7 +76,7 @@ impl Default for Onion {
             idle: Duration::from_secs(1800),
             isolated: 48,
             streams: 512,
-            window: 512_000,
+            window: 2 << 20,
         }
     }
 }
