@@ -298,7 +298,7 @@ fn bounds(settings: &Settings, config: &Config) -> channel::Config {
         queued: settings.queued,
         kept: edges(settings).most(),
         idle: settings.idle_channel,
-        failed: channel::FAILED,
+        failed: settings.unanswered,
         channels: settings.relays,
         ..channel::Config::default()
     }

@@ -6,7 +6,8 @@ use hoplite_wire::cell;
 
 use super::quic::room::streams_at_first;
 
-/// For how long relays remember that a relay could not be dialled: circuits that are to be extended to it fail at once in the meantime.
+/// For how long relays remember that a relay could not be dialled, unless they are told otherwise: circuits that are to be extended to it fail at once in
+/// the meantime.
 pub const FAILED: Duration = Duration::from_secs(8);
 
 /// Bounds and times of a channel. What happens at a bound stands beside it; all of it is counted in [`Counts`](super::Counts).
@@ -61,7 +62,7 @@ pub struct Config {
     /// How long a dial that failed, and not at once, is not tried again in [`Channels`](super::Channels), unless the relay has dialled us; zero: no time.
     /// Relays have [`FAILED`].
     pub failed: Duration,
-    /// How many relays [`Channels`](super::Channels) knows; one more cannot be dialled until another is idle.
+    /// How many relays [`Channels`](super::Channels) knows; one more cannot be dialled until another is idle. So many dials that failed are remembered, too.
     pub channels: usize,
 }
 

@@ -10,8 +10,6 @@ use super::{How, Whom};
 
 /// A dial that failed sooner is not remembered: another one costs nobody much time, and a relay that refuses may just be starting.
 const SLOW: Duration = Duration::from_secs(1);
-/// So many dials; then the oldest is forgotten.
-const MOST: usize = 256;
 
 /// The last one at the end.
 #[derive(Debug, Default)]
@@ -25,12 +23,18 @@ struct Dial {
     error: Error,
 }
 
-/// How long a dial took, and how long it is remembered if it failed.
+/// When a dial began and ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
     pub(super) begun: Instant,
     pub(super) now: Instant,
+}
+
+/// How long dials that failed are remembered, and how many of them; then the oldest is forgotten.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memory {
     pub(super) kept: Duration,
+    pub(super) most: usize,
 }
 
 impl Failed {
@@ -41,14 +45,20 @@ impl Failed {
     }
 
     /// It did fail.
-    pub(super) fn note(&mut self, whom: &Whom, how: How, error: &Error, times: Times) {
-        let Times { begun, now, kept } = times;
+    pub(super) fn note(
+        &mut self,
+        memory: Memory,
+        (whom, how): (&Whom, How),
+        times: Times,
+        error: &Error,
+    ) {
+        let (Memory { kept, most }, Times { begun, now }) = (memory, times);
         if kept.is_zero() || now.saturating_duration_since(begun) < SLOW {
             return;
         }
         let other = |dial: &Dial| (dial.how, &dial.whom) != (how, whom) && now < dial.until;
         self.0.retain(other);
-        if self.0.len() >= MOST {
+        if self.0.len() >= most {
             self.0.pop_front();
         }
         self.0.push_back(Dial {
@@ -72,6 +82,10 @@ mod tests {
     use super::*;
 
     const KEPT: Duration = Duration::from_secs(8);
+    const MEMORY: Memory = Memory {
+        kept: KEPT,
+        most: 256,
+    };
 
     fn whom(n: u16) -> Whom {
         let [high, low] = n.to_be_bytes();
@@ -91,15 +105,14 @@ mod tests {
         let times = Times {
             begun: start,
             now: start + SLOW,
-            kept: KEPT,
         };
         let soon = Times {
             now: start + SLOW / 2,
             ..times
         };
-        failed.note(&whom(0), How::Quic, &error, soon);
+        failed.note(MEMORY, (&whom(0), How::Quic), soon, &error);
         assert!(failed.find(&whom(0), How::Quic, start).is_none(), "at once");
-        failed.note(&whom(0), How::Quic, &error, times);
+        failed.note(MEMORY, (&whom(0), How::Quic), times, &error);
         let found = failed.find(&whom(0), How::Quic, start + SLOW);
         assert_eq!(found.unwrap().kind(), ErrorKind::TimedOut);
         assert!(failed.find(&whom(0), How::Tls, start).is_none());
@@ -109,9 +122,9 @@ mod tests {
         let later = start + SLOW + KEPT;
         assert!(failed.find(&whom(0), How::Quic, later).is_none());
         for n in 1..=256 {
-            failed.note(&whom(n), How::Quic, &error, times);
+            failed.note(MEMORY, (&whom(n), How::Quic), times, &error);
         }
-        assert_eq!(failed.0.len(), MOST);
+        assert_eq!(failed.0.len(), MEMORY.most);
         assert!(failed.find(&whom(0), How::Quic, start).is_none(), "it went");
         assert!(failed.find(&whom(1), How::Quic, start).is_some());
         failed.forget(&whom(1).identity.unwrap());

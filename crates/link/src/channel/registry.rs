@@ -16,7 +16,7 @@ use tokio::{
 
 use super::{
     Channel, ChannelDialer, Guarded, How, Whom,
-    failed::{Failed, Times},
+    failed::{Failed, Memory, Times},
 };
 
 /// How many channels to one relay are kept: each end may have dialled one at the same time, and over another address.
@@ -183,15 +183,17 @@ impl Channels {
 
     /// A dial failed. If the relay has a channel all the same, it is there.
     fn note(&self, whom: &Whom, how: How, error: &Error, begun: Instant) {
-        let times = Times {
-            begun,
-            now: Instant::now(),
-            kept: self.0.dialer.config().failed,
+        let now = Instant::now();
+        let config = self.0.dialer.config();
+        let memory = Memory {
+            kept: config.failed,
+            most: config.channels,
         };
         let table = self.0.table.lock();
         let known = whom.identity.and_then(|identity| table.get(&identity));
         if known.is_none_or(|known| !known.is_open()) {
-            self.0.failed.lock().note(whom, how, error, times);
+            let mut failed = self.0.failed.lock();
+            failed.note(memory, (whom, how), Times { begun, now }, error);
         }
     }
 

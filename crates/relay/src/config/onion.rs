@@ -39,11 +39,15 @@ pub struct Onion {
     pub queued: u64,
     /// Streams to targets of one circuit. Default: 512.
     pub streams: usize,
-    /// Other relays that channels are kept to. Default: 4096.
+    /// Other relays that channels are kept to, and that are remembered as not answering. Default: 4096.
     pub relays: usize,
     /// Seconds that the next relay has to answer, and a target. Default: 30.
     #[serde(with = "text::seconds")]
     pub patience: Duration,
+    /// Seconds for which a relay that did not answer is not dialled again: circuits that are to be extended to it fail at once in the meantime. 0 is not at
+    /// all. Default: 8.
+    #[serde(with = "text::seconds")]
+    pub unanswered: Duration,
     /// Seconds until a channel without circuits is closed. Default: 180.
     #[serde(with = "text::seconds")]
     pub idle_channel: Duration,
@@ -76,6 +80,7 @@ impl Default for Onion {
             streams: 512,
             relays: 4096,
             patience: Duration::from_secs(30),
+            unanswered: hoplite_link::channel::FAILED,
             idle_channel: Duration::from_secs(180),
         }
     }
