@@ -49,11 +49,14 @@ pub(crate) fn cpu_time(pid: u32) -> io::Result<Duration> {
     Ok(by_scheduler(pid).map_or(coarse, |fine| fine.max(coarse)))
 }
 
-/// The first number of each thread's `schedstat` is its time on a CPU in nanoseconds.
+/// The first number of each thread's `schedstat` is its time on a CPU in nanoseconds. A thread may end before it is
+/// read; the clock ticks have its time.
 fn by_scheduler(pid: u32) -> io::Result<Duration> {
     let mut sum = Duration::ZERO;
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let text = fs::read_to_string(thread?.path().join("schedstat"))?;
+        let Ok(text) = fs::read_to_string(thread?.path().join("schedstat")) else {
+            continue;
+        };
         let spent = text
             .split_whitespace()
             .next()
@@ -90,6 +93,8 @@ fn unreadable() -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
     use super::*;
 
     #[test]
@@ -115,6 +120,22 @@ mod tests {
             by_ticks(pid).expect("readable"),
         );
         assert!(coarse <= fine + Duration::from_secs(5) && fine <= coarse + Duration::from_secs(5));
+    }
+
+    #[test]
+    fn a_thread_that_ends_meanwhile_does_not_end_the_counting() {
+        let pid = std::process::id();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    std::thread::spawn(|| ()).join().expect("ended");
+                }
+            });
+            let read: Vec<_> = (0..2000).map(|_| by_scheduler(pid)).collect();
+            done.store(true, Relaxed);
+            assert!(read.iter().all(Result::is_ok), "{read:?}");
+        });
     }
 
     #[test]
