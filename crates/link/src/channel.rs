@@ -23,8 +23,10 @@ mod kept;
 mod lane;
 mod quic;
 mod registry;
+mod remembered;
 mod serve;
 mod shake;
+mod table;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -37,17 +39,18 @@ use std::{
 };
 
 use hoplite_crypto::onion::identity::PeerId;
-use hoplite_wire::cell::CircuitId;
+use hoplite_wire::{Host, Target, cell::CircuitId};
 use tokio::sync::{SetOnce, mpsc};
 
 use self::handshake::Established;
 pub use self::{
-    config::{Config, FAILED},
+    config::{Config, FAILED, Rate},
     counts::{Count, Counts},
     dial::{ChannelDialer, How, Whom},
     kept::{Kept, Tally},
     registry::Channels,
     serve::ChannelServer,
+    table::Listing,
     traffic::{Receiver, Rejected, Sender},
 };
 
@@ -96,7 +99,9 @@ struct Inner {
     established: Established,
     /// We dialled it.
     initiator: bool,
-    /// Where it was dialled, or dialled from.
+    /// Where it was dialled, if it was.
+    target: Option<Target>,
+    /// The address of the connection when it was made; of one that was dialled by a name it is not known.
     remote: Option<IpAddr>,
     carrier: Carrier,
     arrivals: tokio::sync::Mutex<mpsc::Receiver<Circuit>>,
@@ -139,12 +144,35 @@ impl Channel {
         &self.0.established
     }
 
-    /// Whether the peer is who should be at `address`: it was dialled there, or says itself that it is there.
-    /// tor-spec: "Canonical connections".
+    /// Whether it may be used by who asks for the peer at `address`. Somebody who passes octets on between us and the peer has its identity, and an
+    /// address of his own; the peer does not say that this is one of its. tor-spec, "Canonical connections": "the IP matches the requested IP", or
+    /// "the OR knows that the IP of the connection it's using is canonical because it was listed in the NETINFO cell".
     pub fn is_canonical(&self, address: IpAddr) -> bool {
-        let address = address.to_canonical();
+        self.is_confirmed() || self.remote() == Some(address.to_canonical())
+    }
+
+    /// The same for a target; one with a name is served where just that was dialled.
+    fn serves(&self, target: &Target) -> bool {
+        match &target.host {
+            Host::Ip(address) => self.is_canonical(*address),
+            Host::Name(_) => self.is_confirmed() || self.0.target.as_ref() == Some(target),
+        }
+    }
+
+    /// Whether the peer, who has shown who it is, says that the address of the connection is one of its own.
+    fn is_confirmed(&self) -> bool {
         let claims = &self.0.established.theirs;
-        self.0.remote == Some(address) || claims.iter().any(|claim| claim.to_canonical() == address)
+        let listed = |remote| claims.iter().any(|claim| claim.to_canonical() == remote);
+        self.peer().is_some() && self.remote().is_some_and(listed)
+    }
+
+    /// The address of the connection, as it is now: a peer that dialled us over QUIC may have moved (RFC 9000 §9), or somebody made it so who
+    /// passes its packets on (§9.3.3). What we dialled stays where it was dialled.
+    fn remote(&self) -> Option<IpAddr> {
+        match &self.0.carrier {
+            Carrier::Quic(carrier) if !self.is_ours() => Some(carrier.remote()),
+            _ => self.0.remote,
+        }
     }
 
     /// Begins a circuit: its id is chosen, the peer learns of it by the first cell. Waits while QUIC has no stream to give.

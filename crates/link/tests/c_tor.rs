@@ -80,6 +80,7 @@ impl Tor {
             name: "oracle".into(),
             address: Target::from(self.address),
             identity: Some(self.identity),
+            rsa: None,
         }
     }
 

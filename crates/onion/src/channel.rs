@@ -4,7 +4,6 @@
 mod link;
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
-mod remembered;
 
 pub use hoplite_link::channel::Kept;
 pub use link::Linked;

@@ -114,6 +114,7 @@ impl Plan {
             name: "far".into(),
             address: Target::from(self.address),
             identity: us(2).identity.map(|identity| identity.peer().ed25519),
+            rsa: None,
         };
         let begun = Instant::now();
         let dialled = soon(dialer.dial(&whom, self.how, &Terms::default())).await;

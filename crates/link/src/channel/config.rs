@@ -62,8 +62,25 @@ pub struct Config {
     /// How long a dial that failed, and not at once, is not tried again in [`Channels`](super::Channels), unless the relay has dialled us; zero: no time.
     /// Relays have [`FAILED`].
     pub failed: Duration,
-    /// How many relays [`Channels`](super::Channels) knows; one more cannot be dialled until another is idle. So many dials that failed are remembered, too.
+    /// How many relays [`Channels`](super::Channels) knows; for one more, one goes that is not in the list, or idle, and else it cannot be dialled. So
+    /// many dials that failed are remembered, too.
     pub channels: usize,
+    /// How many of them that are not in the list may be at one address (IPv6: /64). Of one more that dials us nothing is kept; it is dialled only if
+    /// another there is idle.
+    pub channels_per_address: usize,
+    /// How often relays are dialled that are not in the list; beyond it they are not.
+    pub dials: Rate,
+    /// The same for those at one address (IPv6: /64).
+    pub dials_per_address: Rate,
+}
+
+/// How often something may be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// So often at once.
+    pub at_once: u32,
+    /// And then so often each second.
+    pub per_second: u32,
 }
 
 impl Default for Config {
@@ -91,6 +108,15 @@ impl Default for Config {
             idle: Duration::from_secs(180),
             failed: Duration::ZERO,
             channels: 4096,
+            channels_per_address: 64,
+            dials: Rate {
+                at_once: 512,
+                per_second: 64,
+            },
+            dials_per_address: Rate {
+                at_once: 32,
+                per_second: 1,
+            },
         }
     }
 }

@@ -24,6 +24,8 @@ macro_rules! counts {
 counts! {
     /// Handshakes that ended without a channel.
     refused,
+    /// Relays that were not dialled: there were too many, or too many dials to those that nobody knows.
+    not_dialled,
     /// Cells whose command says nothing here, thrown away: unknown ones, and those of the handshake after it.
     ignored,
     /// Cells for circuits that are not there (any more), thrown away.

@@ -38,6 +38,8 @@ pub struct Whom {
     pub address: Target,
     /// Its Ed25519 identity; without one, whoever is there will do.
     pub identity: Option<[u8; 32]>,
+    /// The RSA identity that it must have shown as well, if one is named.
+    pub rsa: Option<[u8; 20]>,
 }
 
 /// Makes channels to relays, over an overlay.
@@ -77,6 +79,10 @@ impl ChannelDialer {
     /// The configuration of its channels.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    pub(super) fn counts(&self) -> &Counts {
+        &self.counts
     }
 
     /// Whether a channel that we dialled goes before one that the relay of this identity dialled. A client's always does.
@@ -138,6 +144,7 @@ impl ChannelDialer {
             config: &self.config,
             counts: &self.counts,
             initiator: true,
+            target: Some(whom.address.clone()),
             remote: address(whom),
         }
     }

@@ -40,7 +40,7 @@ pub(super) struct Memory {
 impl Failed {
     /// Why a dial like this would fail again.
     pub(super) fn find(&self, whom: &Whom, how: How, now: Instant) -> Option<Error> {
-        let same = |dial: &&Dial| dial.how == how && dial.whom == *whom && now < dial.until;
+        let same = |dial: &&Dial| dial.how == how && is_same(&dial.whom, whom) && now < dial.until;
         self.0.iter().find(same).map(|dial| dial.error.clone())
     }
 
@@ -56,7 +56,8 @@ impl Failed {
         if kept.is_zero() || now.saturating_duration_since(begun) < SLOW {
             return;
         }
-        let other = |dial: &Dial| (dial.how, &dial.whom) != (how, whom) && now < dial.until;
+        let other =
+            |dial: &Dial| (dial.how != how || !is_same(&dial.whom, whom)) && now < dial.until;
         self.0.retain(other);
         if self.0.len() >= most {
             self.0.pop_front();
@@ -73,6 +74,11 @@ impl Failed {
     pub(super) fn forget(&mut self, identity: &[u8; 32]) {
         self.0.retain(|dial| dial.whom.identity != Some(*identity));
     }
+}
+
+/// The same relay at the same address: what it is called, and which other identity is to be shown, makes no other dial.
+fn is_same(one: &Whom, other: &Whom) -> bool {
+    one.identity == other.identity && one.address == other.address
 }
 
 #[cfg(test)]
@@ -95,6 +101,7 @@ mod tests {
             name: String::new(),
             address: "192.0.2.1:443".parse().unwrap(),
             identity: Some(identity),
+            rsa: None,
         }
     }
 

@@ -7,9 +7,12 @@ mod inbound;
 mod outbound;
 pub(super) mod room;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
-use std::sync::{Arc, Weak};
+use std::{
+    net::IpAddr,
+    sync::{Arc, Weak},
+};
 
 use hoplite_wire::cell::{CircuitId, Reader};
 use quinn::{Connection, RecvStream, SendStream, VarInt};
@@ -132,6 +135,11 @@ impl Carrier {
 
     pub(super) fn circuits(&self) -> usize {
         self.0.ids.lock().len()
+    }
+
+    /// Where the peer is now, as the connection sees it.
+    pub(super) fn remote(&self) -> IpAddr {
+        self.0.connection.remote_address().ip().to_canonical()
     }
 }
 

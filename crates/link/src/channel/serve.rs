@@ -104,6 +104,7 @@ impl ChannelServer {
             config: &self.config,
             counts: &self.counts,
             initiator: false,
+            target: None,
             remote,
         }
     }

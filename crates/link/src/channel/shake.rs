@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use hoplite_wire::cell::Reader;
+use hoplite_wire::{Target, cell::Reader};
 use quinn::{Connection, RecvStream, SendStream};
 use ring::rand::{SecureRandom, SystemRandom};
 use rustls::pki_types::CertificateDer;
@@ -38,6 +38,8 @@ pub(super) struct Maker<'a> {
     pub(super) config: &'a Config,
     pub(super) counts: &'a Arc<Counts>,
     pub(super) initiator: bool,
+    /// Where it was dialled.
+    pub(super) target: Option<Target>,
     pub(super) remote: Option<IpAddr>,
 }
 
@@ -102,6 +104,7 @@ impl Maker<'_> {
         Channel(Arc::new(Inner {
             established,
             initiator: self.initiator,
+            target: self.target.clone(),
             remote: self.remote.map(|address| address.to_canonical()),
             carrier,
             arrivals: tokio::sync::Mutex::new(arrivals),

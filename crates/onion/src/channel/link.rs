@@ -4,7 +4,7 @@
 use std::{
     fmt,
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -16,11 +16,7 @@ use hoplite_wire::{
     cell::{Cell, circuit::DestroyReason},
 };
 
-use tokio::time::Instant;
-
-use super::{
-    Channel, Circuit, Closed, Dialer, Kept, Receiver, Sender, Waiting, remembered::Remembered,
-};
+use super::{Channel, Circuit, Closed, Dialer, Kept, Receiver, Sender, Waiting};
 use crate::path::Relay;
 
 /// Addresses of one relay that are tried, one after the other.
@@ -32,38 +28,12 @@ const EACH: Duration = Duration::from_secs(5);
 pub struct Linked {
     channels: link::Channels,
     how: link::How,
-    /// Where TLS was there first, if both are tried.
-    known: Mutex<Remembered>,
 }
 
 impl Linked {
     /// Takes them from `channels`, and has new ones dialled like this.
     pub fn new(channels: link::Channels, how: link::How) -> Self {
-        Self {
-            channels,
-            how,
-            known: Mutex::default(),
-        }
-    }
-
-    fn known(&self) -> MutexGuard<'_, Remembered> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// How a relay is dialled: both ways, unless one of them is known.
-    fn how(&self, identity: &[u8; 32]) -> link::How {
-        let both = self.how == link::How::Raced;
-        match both && self.known().is_tls(identity, Instant::now()) {
-            true => link::How::Tls,
-            false => self.how,
-        }
-    }
-
-    fn note(&self, identity: [u8; 32], made: Result<link::Kind, ()>) {
-        match made {
-            Ok(link::Kind::Tls) => self.known().note(identity, Instant::now()),
-            Ok(link::Kind::Quic) | Err(()) => self.known().forget(&identity),
-        }
+        Self { channels, how }
     }
 
     async fn dial(
@@ -72,21 +42,13 @@ impl Linked {
         address: SocketAddr,
         terms: Terms,
     ) -> Result<link::Channel, Error> {
-        let identity = relay.keys.ed25519;
         let whom = link::Whom {
             name: relay.name.to_string(),
             address: Target::from(address),
-            identity: Some(identity),
+            identity: Some(relay.keys.ed25519),
+            rsa: relay.rsa.then_some(relay.keys.rsa_id),
         };
-        let how = self.how(&identity);
-        let mut made = Box::pin(self.channels.get(&whom, how, &terms)).await;
-        if made.is_err() && how != self.how {
-            // It was known to have TLS alone; perhaps no longer.
-            made = Box::pin(self.channels.get(&whom, self.how, &terms)).await;
-        }
-        let kind = made.as_ref().map(link::Channel::kind);
-        self.note(identity, kind.map_err(drop));
-        made
+        Box::pin(self.channels.get(&whom, self.how, &terms)).await
     }
 }
 

@@ -36,12 +36,21 @@ async fn hostile(world: &mut World) -> Hostile {
 
 /// The link handshake of a client.
 async fn greet(connection: &Connection, control: &mut (SendStream, RecvStream)) {
+    greet_as(Us::default(), connection, control).await;
+}
+
+/// The link handshake of somebody.
+pub(in crate::channel) async fn greet_as(
+    us: Us,
+    connection: &Connection,
+    control: &mut (SendStream, RecvStream),
+) {
     let binding = Binding {
         certificate: crate::channel::dial::shown(connection).unwrap(),
         remote: None,
     };
     let config = Config::default();
-    let mut handshake = Handshake::initiator(Us::default(), None, binding, &config);
+    let mut handshake = Handshake::initiator(us, None, binding, &config);
     let mut done = false;
     loop {
         if let Some(octets) = handshake.transmit() {
@@ -53,7 +62,11 @@ async fn greet(connection: &Connection, control: &mut (SendStream, RecvStream)) 
         let chunk = limit(control.1.read_chunk(4096, true)).await;
         let around = Around {
             now: crate::channel::tests::harness::now(),
-            exporter: &|_, _| None,
+            exporter: &|label, context| {
+                let mut out = [0; 32];
+                let exported = connection.export_keying_material(&mut out, label, context);
+                exported.ok().map(|()| out)
+            },
         };
         let octets = BytesMut::from(&*chunk.unwrap().unwrap().bytes);
         done = handshake.receive(octets, around).unwrap().is_some();

@@ -165,6 +165,7 @@ impl World {
             name: "amber".into(),
             address: Target::from(RELAY),
             identity: Some(ed25519(&relay(SECRET))),
+            rsa: None,
         }
     }
 
@@ -202,6 +203,14 @@ impl World {
         let connecting = endpoint.connect_with(config, RELAY, "relay.example");
         let connection = limit(connecting.unwrap()).await.unwrap();
         (endpoint, connection)
+    }
+}
+
+impl World {
+    /// What `endpoint` sends comes from another address from now on.
+    pub(in crate::channel) fn move_to(&mut self, endpoint: &Endpoint, address: IpAddr) {
+        let socket = FarSocket::new(self.network.bind(address), &mut self.tasks);
+        endpoint.rebind_abstract(socket).unwrap();
     }
 }
 

@@ -1,7 +1,7 @@
 //! One channel for each pair of relays.
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -10,12 +10,12 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use hoplite_overlay::{Reason, Terms};
-use hoplite_wire::Target;
-use tokio::time::Instant;
+use hoplite_overlay::{Overlay, Reason, Terms};
+use hoplite_wire::{Target, cell::Command};
+use tokio::{task::JoinSet, time::Instant};
 
-use super::harness::{CLIENT, SECRET, World, circuit, ed25519, limit, relay};
-use crate::channel::{Channels, Config, FAILED, How, Whom};
+use super::harness::{CLIENT, RELAY, SECRET, World, cell, circuit, ed25519, limit, octets, relay};
+use crate::channel::{Channels, Config, FAILED, How, Whom, handshake::Us};
 
 /// The registry of another relay, and how many channels it dialled.
 fn channels(world: &World) -> (Channels, Arc<AtomicUsize>) {
@@ -91,15 +91,27 @@ async fn a_channel_that_the_peer_dialled_is_used_where_it_is_canonical() {
     channels.add(&far);
     let mut whom = world.whom();
     whom.identity = Some(ed25519(&relay(1)));
-    let got = limit(channels.get(&whom, How::Quic, &Terms::default())).await;
-    assert!(got.unwrap().is(&far), "it says itself that it is there");
+    // It says that it is at another address than the one that it came from.
     whom.address = Target::from(SocketAddr::from((CLIENT, 443)));
     let got = limit(channels.get(&whom, How::Quic, &Terms::default())).await;
     assert!(got.unwrap().is(&far), "it came from there");
-    whom.address = Target::from(SocketAddr::from(([203, 0, 113, 77], 443)));
-    let got = limit(channels.get(&whom, How::Quic, &Terms::default())).await;
-    assert!(got.is_err(), "nobody says that it is there: it is dialled");
+    for address in [RELAY.ip(), IpAddr::from([203, 0, 113, 77])] {
+        whom.address = Target::from(SocketAddr::from((address, 443)));
+        let got = limit(channels.get(&whom, How::Quic, &Terms::default())).await;
+        assert!(got.is_err(), "the channel does not go there: it is dialled");
+    }
     assert_eq!(dialled.load(Relaxed), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_that_dials_from_where_it_says_that_it_is_serves_all_its_addresses() {
+    let world = World::new(Config::default());
+    let us = Us {
+        addresses: vec![CLIENT],
+        ..relay(1)
+    };
+    let (_near, far) = world.pair_as(us, How::Tls).await;
+    assert!(far.is_canonical(CLIENT) && far.is_canonical(IpAddr::from([203, 0, 113, 77])));
 }
 
 #[tokio::test(start_paused = true)]
@@ -211,4 +223,124 @@ async fn a_relay_that_did_not_answer_is_there_as_soon_as_it_dials_itself() {
     let got = limit(channels.get(&whom, How::Tls, &Terms::default())).await;
     assert!(got.unwrap().is(&far));
     drop(near);
+}
+
+/// Somebody who passes octets on between whoever dials him and the relay: he has its identity to show, and an address of his own.
+const FORWARDER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 66)), 443);
+
+/// He listens, over TCP and UDP.
+fn forwarder(world: &World) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    let network = world.network.clone();
+    let mut listener = network.listen_at(FORWARDER);
+    tasks.spawn(async move {
+        let beyond = network.overlay(FORWARDER.ip());
+        let mut copies = JoinSet::new();
+        loop {
+            let mut near = listener.accept().await;
+            let (target, terms) = (Target::from(RELAY), Terms::default());
+            let mut far = beyond.open_stream(&target, &terms).await.unwrap();
+            copies.spawn(async move {
+                drop(tokio::io::copy_bidirectional(&mut near, &mut far).await);
+            });
+        }
+    });
+    let network = world.network.clone();
+    tasks.spawn(async move {
+        let (near, far) = (network.bind_at(FORWARDER), network.bind(FORWARDER.ip()));
+        let mut dialler = None;
+        loop {
+            tokio::select! {
+                (octets, from) = near.recv() => {
+                    dialler = Some(from);
+                    far.send(&octets, RELAY);
+                }
+                (octets, _) = far.recv() => near.send(&octets, dialler.unwrap()),
+            }
+        }
+    });
+    tasks
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_passes_octets_on_gets_the_circuits_of_those_who_name_his_address_and_no_others() {
+    for how in [How::Quic, How::Tls] {
+        let world = World::new(Config::default());
+        let _forwarder = forwarder(&world);
+        let (channels, dialled) = channels(&world);
+        let terms = Terms::default();
+        let mut named = world.whom();
+        named.address = Target::from(FORWARDER);
+        let through = limit(channels.get(&named, how, &terms)).await.unwrap();
+        assert!(through.established().theirs.contains(&RELAY.ip()));
+        let again = limit(channels.get(&named, how, &terms)).await.unwrap();
+        assert!(again.is(&through), "who asks for his address has it");
+        let honest = limit(channels.get(&world.whom(), how, &terms)).await;
+        let honest = honest.unwrap();
+        assert!(!honest.is(&through), "the relay is reached by itself");
+        assert!(honest.is_canonical(FORWARDER.ip()) && !through.is_canonical(RELAY.ip()));
+        assert_eq!(dialled.load(Relaxed), 2);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_whose_quic_connection_moves_is_where_it_is_now() {
+    let mut world = World::new(Config::default());
+    let (endpoint, connection) = world.raw_quic().await;
+    let mut control = limit(connection.open_bi()).await.unwrap();
+    let greeting = crate::channel::quic::tests::greet_as(
+        Us {
+            addresses: vec![CLIENT],
+            ..relay(1)
+        },
+        &connection,
+        &mut control,
+    );
+    limit(greeting).await;
+    let far = world.served().await.unwrap();
+    assert!(far.is_canonical(CLIENT) && far.is_canonical(RELAY.ip()));
+    let elsewhere = IpAddr::from([203, 0, 113, 5]);
+    world.move_to(&endpoint, elsewhere);
+    let padding = octets(&cell(Command::PADDING, 0));
+    control.0.write_all(&padding).await.unwrap();
+    super::until(|| !far.is_canonical(CLIENT)).await;
+    assert!(far.is_canonical(elsewhere) && !far.is_canonical(RELAY.ip()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_address_where_nobody_answers_holds_up_nobody_who_names_another() {
+    let (world, channels, black_hole) = remembering();
+    let terms = Terms::default();
+    for how in [How::Tls, How::Quic] {
+        let begun = Instant::now();
+        let hole = channels.get(&black_hole, how, &terms);
+        let whom = world.whom();
+        let honest = async {
+            tokio::task::yield_now().await;
+            let got = channels.get(&whom, how, &terms).await.unwrap();
+            (got, begun.elapsed())
+        };
+        let (_hole, (honest, took)) = limit(async { tokio::join!(hole, honest) }).await;
+        assert!(took < Duration::from_secs(1) && honest.is_canonical(RELAY.ip()));
+        honest.close();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_a_dial_takes_the_channel_that_the_relay_dials_meanwhile() {
+    let (world, channels, mut hole) = remembering();
+    hole.identity = Some(ed25519(&relay(1)));
+    hole.address = Target::from(SocketAddr::from((CLIENT, 443)));
+    world.network.silence(SocketAddr::from((CLIENT, 443)));
+    let terms = Terms::default();
+    let waiting = channels.get(&hole, How::Tls, &terms);
+    let dialling = async {
+        let (near, far) = world.pair(How::Tls).await;
+        channels.add(&far);
+        (near, far)
+    };
+    let begun = Instant::now();
+    let both = Box::pin(async { tokio::join!(waiting, dialling) });
+    let (got, (_near, far)) = limit(both).await;
+    assert!(got.unwrap().is(&far) && begun.elapsed() < Duration::from_secs(1));
 }
