@@ -63,12 +63,17 @@ impl Builder {
         })
     }
 
-    /// One circuit over a path that is chosen for `wish`.
+    /// One circuit over a path that is chosen for `wish`; `chosen` is told its exit before anything is dialled.
     ///
     /// # Errors
     /// There is no path, or a relay of it failed or was late.
-    pub(super) async fn build(self: &Arc<Self>, wish: &Wish) -> Result<Live, Error> {
+    pub(super) async fn build(
+        self: &Arc<Self>,
+        wish: &Wish,
+        chosen: impl Fn(&Relay) + Send,
+    ) -> Result<Live, Error> {
         let path = self.paths.path(wish).await?;
+        path.last().into_iter().for_each(chosen);
         let channel = self.dial(&path).await?;
         let mut attempt = self.attempt(channel, path);
         let limit = self.state().times.limit();

@@ -93,7 +93,7 @@ impl Onion {
                 return Err(error);
             }
             if let Some(live) = failed {
-                self.0.give_up(isolation, &live).await;
+                self.0.give_up(isolation, &live);
             }
             attempts += 1;
         }

@@ -7,23 +7,26 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    task::{Context, Poll, Waker},
 };
 
 use hoplite_overlay::{Error, ErrorKind, Isolation, Reason};
 use hoplite_wire::Target;
 use tokio::{
-    sync::Mutex as AsyncMutex,
+    sync::{Notify, SetOnce},
     time::{Instant, timeout},
 };
 
 use super::{Config, Live, builder::Builder, ports::Lately};
 use crate::{
     channel::Dialer,
-    path::{Failed, Paths, Wish},
+    path::{Failed, Paths, Relay, Wish},
 };
 
-/// Circuits of one token, for different ports; beyond it the oldest takes no further streams.
+/// Circuits of one token, for different ports; beyond it the oldest takes no further streams. No more are built for it at the same time, either:
+/// a stream that none of those would serve waits until one of them has come about or failed.
 pub const OF_A_TOKEN: usize = 4;
 
 /// Keeps circuits.
@@ -34,7 +37,7 @@ pub(super) struct Pool {
 }
 
 struct State {
-    slots: BTreeMap<Isolation, Arc<Slot>>,
+    slots: BTreeMap<Isolation, Slot>,
     /// What nobody uses yet.
     ahead: Vec<Live>,
     /// Those that are being built: the ports that each is for, the most important first.
@@ -42,9 +45,30 @@ struct State {
     lately: Lately,
 }
 
-/// The circuits of one token. Whoever holds the lock builds one; others of the token wait for it.
+/// The circuits of one token, and those that are being built for it.
 #[derive(Default)]
-struct Slot(AsyncMutex<Vec<Arc<Live>>>);
+struct Slot {
+    kept: Vec<Arc<Live>>,
+    coming: Vec<Arc<Build>>,
+    /// One of those that were coming has come about or failed.
+    changed: Arc<Notify>,
+}
+
+/// A circuit that is being built for the streams of one token that wait for it. It goes on when they have given up: the next stream needs it.
+struct Build {
+    port: Option<u16>,
+    /// Its exit, once the path is chosen.
+    exit: OnceLock<Relay>,
+    done: SetOnce<Result<Arc<Live>, Error>>,
+}
+
+/// What there is for a stream.
+enum Found {
+    Live(Arc<Live>),
+    Coming(Arc<Build>),
+    /// As many are being built as may be.
+    Busy(Arc<Notify>),
+}
 
 impl Pool {
     pub(super) fn new(dialer: Arc<dyn Dialer>, paths: Arc<dyn Paths>, config: Config) -> Arc<Self> {
@@ -65,7 +89,8 @@ impl Pool {
         &self.config
     }
 
-    /// A circuit of this token whose exit serves the target's port, as far as is known.
+    /// A circuit of this token whose exit serves the target's port, as far as is known. While one is built for it, streams of the token that
+    /// another circuit serves do not wait.
     ///
     /// # Errors
     /// None can be built, or there are too many tokens.
@@ -75,36 +100,112 @@ impl Pool {
         target: Option<&Target>,
     ) -> Result<Arc<Live>, Error> {
         let port = target.map(|target| target.port);
-        let slot = self.slot(isolation, port)?;
-        let mut kept = slot.0.lock().await;
-        self.keep(&mut kept, Live::is_usable);
-        if let Some(live) = kept.iter().find(|live| serves(live, port)) {
-            return Ok(Arc::clone(live));
+        if let Some(port) = port {
+            self.state().lately.note(port, Instant::now());
         }
-        let live = Arc::new(match self.take_ahead(port) {
-            Some(live) => live,
-            None => {
-                let (ports, required) = (port.into_iter().collect(), true);
-                self.builder.build(&Wish { ports, required }).await?
+        loop {
+            match self.find(isolation, port)? {
+                Found::Live(live) => return Ok(live),
+                Found::Coming(build) => return build.done.wait().await.clone(),
+                Found::Busy(changed) => {
+                    let mut changed = pin!(changed.notified());
+                    // What ended before this is seen now, what ends later wakes.
+                    changed.as_mut().enable();
+                    if matches!(self.find(isolation, port)?, Found::Busy(_)) {
+                        changed.await;
+                    }
+                }
             }
-        });
-        if kept.len() >= OF_A_TOKEN {
-            kept.remove(0);
         }
-        kept.push(Arc::clone(&live));
-        drop(kept);
-        self.retire_later(isolation, &live);
+    }
+
+    /// A circuit that is there, or else one that is being built; it is begun if there is none.
+    fn find(self: &Arc<Self>, isolation: &Isolation, port: Option<u16>) -> Result<Found, Error> {
+        let mut state = self.state();
+        let slot = state.slot(isolation, self.config.tokens)?;
+        let unusable = slot.take(|live| !live.is_usable());
+        let found = slot.find(port);
+        drop(state);
+        self.bury_all(&unusable);
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        if let Some(live) = self.take_ahead(port) {
+            let live = Arc::new(live);
+            self.attach(isolation, &live);
+            return Ok(Found::Live(live));
+        }
+        self.begin(isolation, port)
+    }
+
+    /// Begins to build one, unless another stream was quicker.
+    fn begin(self: &Arc<Self>, isolation: &Isolation, port: Option<u16>) -> Result<Found, Error> {
+        let build = Arc::new(Build {
+            port,
+            exit: OnceLock::new(),
+            done: SetOnce::new(),
+        });
+        let mut state = self.state();
+        let slot = state.slot(isolation, self.config.tokens)?;
+        if let Some(found) = slot.find(port) {
+            return Ok(found);
+        }
+        slot.coming.push(Arc::clone(&build));
+        drop(state);
+        let (pool, isolation, begun) = (Arc::clone(self), isolation.clone(), Arc::clone(&build));
+        let mut building = Box::pin(async move { pool.build(&isolation, &begun).await });
+        // Now, and not only when the task has its turn: where the choice of a path takes no time, the streams that come next know the exit.
+        let chosen = building
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()));
+        if chosen == Poll::Pending {
+            tokio::spawn(building);
+        }
+        Ok(Found::Coming(build))
+    }
+
+    async fn build(self: Arc<Self>, isolation: &Isolation, build: &Arc<Build>) {
+        let (ports, required) = (build.port.into_iter().collect(), true);
+        let chosen = |exit: &Relay| {
+            // It is chosen once.
+            build.exit.set(exit.clone()).ok();
+        };
+        let built = self
+            .builder
+            .build(&Wish { ports, required }, chosen)
+            .await
+            .map(Arc::new);
+        if let Ok(live) = &built {
+            self.attach(isolation, live);
+        }
+        let mut state = self.state();
+        if let Some(slot) = state.slots.get_mut(isolation) {
+            slot.coming.retain(|other| !Arc::ptr_eq(other, build));
+            slot.changed.notify_waiters();
+            if slot.is_empty() {
+                state.slots.remove(isolation);
+            }
+        }
+        drop(state);
+        // It ends once.
+        build.done.set(built).ok();
+    }
+
+    /// The circuit is this token's from now on.
+    fn attach(self: &Arc<Self>, isolation: &Isolation, live: &Arc<Live>) {
+        let mut state = self.state();
+        let slot = state.slots.entry(isolation.clone()).or_default();
+        let oldest = (slot.kept.len() >= OF_A_TOKEN).then(|| slot.kept.remove(0));
+        slot.kept.push(Arc::clone(live));
+        drop(state);
+        drop(oldest);
+        self.retire_later(isolation, live);
         self.refill();
-        Ok(live)
     }
 
     /// The circuit failed: the token's next stream gets another.
-    pub(super) async fn give_up(&self, isolation: &Isolation, failed: &Arc<Live>) {
-        let slot = self.state().slots.get(isolation).cloned();
-        let Some(slot) = slot else { return };
-        let mut kept = slot.0.lock().await;
-        let is_another = |live: &Live| !std::ptr::eq(live, &raw const **failed);
-        self.keep(&mut kept, is_another);
+    pub(super) fn give_up(&self, isolation: &Isolation, failed: &Arc<Live>) {
+        self.remove(isolation, |live| std::ptr::eq(live, &raw const **failed));
     }
 
     /// Builds circuits ahead in the background, as many as are missing, for ports that streams went to lately.
@@ -123,7 +224,7 @@ impl Pool {
     }
 
     async fn build_ahead(self: Arc<Self>, wish: Wish) {
-        let built = self.builder.build(&wish).await;
+        let built = self.builder.build(&wish, |_| ()).await;
         let mut state = self.state();
         let place = state.coming.iter().position(|ports| *ports == wish.ports);
         place.map(|place| state.coming.swap_remove(place));
@@ -151,34 +252,31 @@ impl Pool {
             // Either is a reason.
             timeout(lasts, ended.wait()).await.ok();
             if let Some(pool) = pool.upgrade() {
-                pool.retire(&isolation, &live).await;
+                pool.retire(&isolation, &live);
             }
         });
     }
 
-    async fn retire(&self, isolation: &Isolation, old: &Weak<Live>) {
-        let slot = self.state().slots.get(isolation).cloned();
-        let Some(slot) = slot else { return };
-        let mut kept = slot.0.lock().await;
-        self.keep(&mut kept, |live| !std::ptr::eq(live, old.as_ptr()));
-        let is_empty = kept.is_empty();
-        drop(kept);
+    fn retire(&self, isolation: &Isolation, old: &Weak<Live>) {
+        self.remove(isolation, |live| std::ptr::eq(live, old.as_ptr()));
+    }
+
+    /// Takes those of a token that are such, and forgets the token if none is left.
+    fn remove(&self, isolation: &Isolation, is_such: impl Fn(&Live) -> bool) {
         let mut state = self.state();
-        // The table's and ours: nobody waits for it.
-        if is_empty && Arc::strong_count(&slot) == 2 {
+        let Some(slot) = state.slots.get_mut(isolation) else {
+            return;
+        };
+        let taken = slot.take(is_such);
+        if slot.is_empty() {
             state.slots.remove(isolation);
         }
+        drop(state);
+        self.bury_all(&taken);
     }
 
-    /// Keeps those of a token that are such.
-    fn keep(&self, kept: &mut Vec<Arc<Live>>, is_such: impl Fn(&Live) -> bool) {
-        kept.retain(|live| {
-            let stays = is_such(live);
-            if !stays {
-                self.bury(live);
-            }
-            stays
-        });
+    fn bury_all(&self, taken: &[Arc<Live>]) {
+        taken.iter().for_each(|live| self.bury(live));
     }
 
     /// If it has lost a relay, whoever chooses paths is told, and what stands ready through that relay is given up: it has lost it, too.
@@ -196,32 +294,26 @@ impl Pool {
         }
     }
 
-    fn slot(&self, isolation: &Isolation, port: Option<u16>) -> Result<Arc<Slot>, Error> {
-        let mut state = self.state();
-        if let Some(port) = port {
-            state.lately.note(port, Instant::now());
-        }
-        if let Some(slot) = state.slots.get(isolation) {
-            return Ok(Arc::clone(slot));
-        }
-        if state.slots.len() >= self.config.tokens {
-            state.slots.retain(|_, slot| !slot.is_idle());
-        }
-        if state.slots.len() >= self.config.tokens {
-            let error = Error::new(ErrorKind::PathFailed, "giving one more token a circuit");
-            return Err(error.because(Reason::Limit));
-        }
-        let slot = Arc::<Slot>::default();
-        state.slots.insert(isolation.clone(), Arc::clone(&slot));
-        Ok(slot)
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
+    /// What a token has; at the limit, tokens without streams give way.
+    fn slot(&mut self, isolation: &Isolation, most: usize) -> Result<&mut Slot, Error> {
+        if !self.slots.contains_key(isolation) {
+            if self.slots.len() >= most {
+                self.slots.retain(|_, slot| !slot.is_idle());
+            }
+            if self.slots.len() >= most {
+                let error = Error::new(ErrorKind::PathFailed, "giving one more token a circuit");
+                return Err(error.because(Reason::Limit));
+            }
+        }
+        Ok(self.slots.entry(isolation.clone()).or_default())
+    }
+
     fn remove_dead(&mut self) -> Vec<Live> {
         self.ahead
             .extract_if(.., |live| !live.is_usable())
@@ -246,12 +338,38 @@ impl State {
 }
 
 impl Slot {
+    fn find(&self, port: Option<u16>) -> Option<Found> {
+        if let Some(live) = self.kept.iter().find(|live| serves(live, port)) {
+            return Some(Found::Live(Arc::clone(live)));
+        }
+        if let Some(build) = self.coming.iter().find(|build| build.will_serve(port)) {
+            return Some(Found::Coming(Arc::clone(build)));
+        }
+        let busy = self.coming.len() >= OF_A_TOKEN;
+        busy.then(|| Found::Busy(Arc::clone(&self.changed)))
+    }
+
+    /// Takes the circuits that are such.
+    fn take(&mut self, is_such: impl Fn(&Live) -> bool) -> Vec<Arc<Live>> {
+        self.kept.extract_if(.., |live| is_such(live)).collect()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.kept.is_empty() && self.coming.is_empty()
+    }
+
     /// Whether nobody waits for it or has a stream on it.
     fn is_idle(&self) -> bool {
-        let Ok(kept) = self.0.try_lock() else {
-            return false;
-        };
-        kept.iter().all(|live| live.shared().lock().streams() == 0)
+        let idle = |live: &Arc<Live>| live.shared().lock().streams() == 0;
+        self.coming.is_empty() && self.kept.iter().all(idle)
+    }
+}
+
+impl Build {
+    /// Whether a stream to this port may wait for it: it is built for that port, or its exit is known to serve it.
+    fn will_serve(&self, port: Option<u16>) -> bool {
+        let permits = |port| self.exit.get().is_some_and(|exit| exit.permits(port));
+        self.port == port || port.is_none_or(permits)
     }
 }
 

@@ -9,6 +9,7 @@ mod queued;
 mod raw;
 mod stalls;
 mod support;
+mod together;
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
