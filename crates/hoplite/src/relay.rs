@@ -165,6 +165,7 @@ fn refused(error: &StartError) -> Failure {
     let remedy = match error {
         StartError::Config(_) => "run 'hoplite check' on the file",
         StartError::Listen { source, .. } => listen_remedy(source),
+        StartError::Addresses(_) => "the sandbox must let it open netlink sockets (AF_NETLINK)",
         StartError::Identity(_) => {
             "check that key and certificate belong together, or make new ones with 'hoplite keygen --force'"
         }

@@ -6,8 +6,10 @@ use std::{fmt, net::SocketAddr, path::PathBuf};
 
 use hoplite_wire::{
     Target,
+    special::TRANSLATION_PREFIXES,
     tuning::{Acks, Congestion, Grants},
 };
+use ipnet::{IpNet, Ipv6Net};
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
@@ -118,6 +120,15 @@ pub struct Egress {
     /// Targets that are refused in any case, in the same form; `*:25` is a port. Default: none.
     #[serde(deserialize_with = "text::list")]
     pub deny: Vec<Rule>,
+    /// Addresses and prefixes that lead to this host although none of its interfaces has them, as a router's does that translates it one
+    /// to one: refused as the host's own are, on every port, unless `allow` has them. What `[directory] addresses` says is among them.
+    /// Default: none.
+    #[serde(deserialize_with = "text::nets")]
+    pub own: Vec<IpNet>,
+    /// Prefixes by which this network translates IPv6 to IPv4 (RFC 6052) beside `64:ff9b::/96`: what is behind them is judged as the IPv4
+    /// address that it is. Default: none.
+    #[serde(deserialize_with = "text::list")]
+    pub nat64: Vec<Ipv6Net>,
     /// Who turns names into addresses. Default: `"system"`, what `/etc/resolv.conf` says.
     pub resolver: ResolverChoice,
     /// Answer clients' DNS queries by that resolver too (DNS over HTTPS, at `/dns-query`); what `allow` and `deny` refuse is not
@@ -130,6 +141,8 @@ impl Default for Egress {
         Self {
             allow: Vec::new(),
             deny: Vec::new(),
+            own: Vec::new(),
+            nat64: Vec::new(),
             resolver: ResolverChoice::default(),
             dns: true,
         }
@@ -312,6 +325,11 @@ impl Config {
             let problem =
                 "an ingress without the egress role needs at least one relay to forward to";
             return Err(ConfigError::new("ingress.relays", problem));
+        }
+        let translates = |net: &Ipv6Net| TRANSLATION_PREFIXES.contains(&net.prefix_len());
+        if !self.egress.nat64.iter().all(translates) {
+            let problem = "expected prefixes of 32, 40, 48, 56, 64 or 96 bits (RFC 6052 §2.2)";
+            return Err(ConfigError::new("egress.nat64", problem));
         }
         match &self.egress.resolver {
             ResolverChoice::Invalid(what) => Err(ConfigError::new(

@@ -3,7 +3,10 @@
 
 mod answer;
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use hoplite_overlay::direct::{SocketBuffers, UdpFlow, UdpSettings, connect_socket, connect_udp};
 use hoplite_wire::{Host, HostName, Target, special};
@@ -15,6 +18,7 @@ use tokio::{
 use crate::{
     config::Config,
     failure::Failure,
+    local::Local,
     metrics::{self, Metrics},
     policy::{Permit, Policy, Refusal},
     resolve::Resolver,
@@ -29,10 +33,10 @@ pub(crate) struct Egress {
 }
 
 impl Egress {
-    /// The way out of a relay that listens at `own`.
-    pub(crate) fn new(config: &Config, own: &[SocketAddr]) -> Self {
+    /// The way out of a relay that listens at `listen`, on the host that has the addresses `local`.
+    pub(crate) fn new(config: &Config, listen: &[SocketAddr], local: Arc<Local>) -> Self {
         Self {
-            policy: Policy::new(config, own),
+            policy: Policy::new(config, listen, local),
             resolver: Resolver::new(&config.egress.resolver, config.limits.resolve),
             patience: config.limits.connect,
         }

@@ -26,6 +26,7 @@ use crate::{
     egress::Egress,
     ip::Ip,
     limits::Gate,
+    local::Local,
     metrics::{Metrics, exporter},
     onion::{self, Circuits, Onion},
     serve::{Alive, Phase, Shared, shard},
@@ -87,6 +88,9 @@ pub enum StartError {
     /// The identity cannot be used for TLS.
     #[error("the relay's identity cannot be used: {0}")]
     Identity(#[from] IdentityError),
+    /// What must not be a target is not known.
+    #[error("learning this host's addresses: {0}")]
+    Addresses(io::Error),
     /// No thread or no runtime.
     #[error("starting a thread: {0}")]
     Thread(io::Error),
@@ -113,11 +117,13 @@ impl Relay {
         config.check()?;
         let certificates = Certificates::new(identity)?;
         let bound = shard::bind(config)?;
+        let (local, changes) = Local::look().map_err(StartError::Addresses)?;
+        let local = Arc::new(local);
         let metrics = Arc::new(Metrics::new());
         let listener = config.metrics.listen.map(listen).transpose()?;
         let shared = Arc::new(Shared::new(
             config,
-            &bound.addresses,
+            (&bound.addresses, local.clone()),
             (certificates, identity.certificate_sha256()),
             metrics,
             parts,
@@ -137,6 +143,9 @@ impl Relay {
             phase,
             done,
         };
+        beside("addresses", alive.clone(), async move {
+            local.follow(changes).await;
+        })?;
         shard::spawn(bound, &shared, &alive)?;
         if shared.ip.has_device() {
             let ip = shared.ip.clone();
@@ -217,12 +226,12 @@ impl Handle {
 impl Shared {
     fn new(
         config: &Config,
-        own: &[SocketAddr],
+        (listen, local): (&[SocketAddr], Arc<Local>),
         (certificates, certificate): (Arc<Certificates>, [u8; 32]),
         metrics: Arc<Metrics>,
         parts: Parts,
     ) -> Result<Self, ConfigError> {
-        let egress = Arc::new(Egress::new(config, own));
+        let egress = Arc::new(Egress::new(config, listen, local));
         let circuits = match (config.onion.enabled, parts.circuits) {
             (false, _) => None,
             (true, Some(circuits)) => Some(circuits),
@@ -237,7 +246,7 @@ impl Shared {
                 config,
                 circuits,
                 certificate,
-                listen: own,
+                listen,
                 egress: Arc::clone(&egress),
                 metrics: Arc::clone(&metrics),
             })

@@ -15,6 +15,7 @@ mod forward;
 mod handle;
 mod ip;
 mod limits;
+mod local;
 pub mod metrics;
 mod onion;
 mod policy;

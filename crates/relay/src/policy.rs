@@ -1,15 +1,18 @@
 //! Where an egress goes and where not: refusals by name before the look-up, by address before every connection.
-//! `egress` asks it for TCP and UDP alike, for literals at once and for whatever a name resolved to.
+//! `egress` asks it for TCP and UDP alike, for literals at once and for whatever a name resolved to; of IP packets for each.
+//! This host is refused at all its addresses and ports, however it is reached, unless it is allowed; see [`crate::local`].
 //! The special ranges are those of the IANA special-purpose registries (RFC 6890); see `wire::special`.
 
 use std::{
     collections::HashSet,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
 };
 
 use hoplite_wire::{Host, HostName, Target, special};
+use ipnet::{IpNet, Ipv6Net};
 
-use crate::config::Config;
+use crate::{config::Config, local::Local};
 
 mod rule;
 
@@ -19,14 +22,20 @@ pub use rule::{Rule, RuleError};
 const ANY_PORT: u16 = 0;
 
 /// What the relay's configuration permits.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Policy {
     egress: bool,
     ingress: bool,
     allow: Vec<Rule>,
     deny: Vec<Rule>,
     relays: HashSet<Target>,
-    own: Vec<SocketAddr>,
+    /// Where the relay listens.
+    listen: Vec<SocketAddr>,
+    local: Arc<Local>,
+    /// What leads to this host though it does not know it: an address that a router translates.
+    translated: Vec<IpNet>,
+    /// Behind these are IPv4 addresses: NAT64 of this network.
+    nat64: Vec<Ipv6Net>,
 }
 
 /// Why a target is refused.
@@ -34,7 +43,7 @@ pub(crate) struct Policy {
 pub(crate) enum Refusal {
     /// The name stands for something local, or the operator denies it.
     Name,
-    /// The address is special, or the operator denies it.
+    /// The address is special or this host's, or the operator denies it.
     Address,
     /// It is this relay: a loop.
     Itself,
@@ -52,8 +61,8 @@ pub(crate) enum Permit {
 }
 
 impl Policy {
-    /// The policy of a relay that listens at `own`.
-    pub(crate) fn new(config: &Config, own: &[SocketAddr]) -> Self {
+    /// The policy of a relay that listens at `listen`, on the host that has the addresses `local`.
+    pub(crate) fn new(config: &Config, listen: &[SocketAddr], local: Arc<Local>) -> Self {
         let relays = match config.is_ingress() {
             true => config.ingress.relays.iter().cloned().collect(),
             false => HashSet::new(),
@@ -64,7 +73,10 @@ impl Policy {
             allow: config.egress.allow.clone(),
             deny: config.egress.deny.clone(),
             relays,
-            own: own.to_vec(),
+            listen: listen.to_vec(),
+            local,
+            translated: translated(config),
+            nat64: config.egress.nat64.clone(),
         }
     }
 
@@ -107,7 +119,7 @@ impl Policy {
         if self.is_own(address) {
             return Err(Refusal::Itself);
         }
-        let carried = special::carried(ip);
+        let carried = self.carried(ip);
         let denied = |ip| self.deny.iter().any(|r| r.has_address(ip, address.port()));
         if denied(ip) || carried.iter().any(|v4| denied(IpAddr::V4(*v4))) {
             return Err(Refusal::Address);
@@ -115,7 +127,7 @@ impl Policy {
         if self.allow.iter().any(|r| r.has_address(ip, address.port())) {
             return Ok(());
         }
-        if special::is_refused(ip) {
+        if self.is_refused(ip) {
             return Err(Refusal::Address);
         }
         carried
@@ -133,14 +145,14 @@ impl Policy {
     /// Whether a client may be told of this address: it could be let through to some port of it.
     pub(crate) fn tells(&self, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
-        let carried = special::carried(ip);
+        let carried = self.carried(ip);
         let denied = |ip| self.deny.iter().any(|r| r.has_address(ip, ANY_PORT));
         if denied(ip) {
             return false;
         }
         let allowed = self.allow.iter().any(|r| r.contains(ip));
         let fine = || carried.iter().all(|v4| self.tells(IpAddr::V4(*v4)));
-        allowed || (!special::is_refused(ip) && fine())
+        allowed || (!self.is_refused(ip) && fine())
     }
 
     /// Judges the address of a relay that a circuit is to be extended to. Its identity will be checked, so it need not be known here.
@@ -183,27 +195,49 @@ impl Policy {
         }
     }
 
-    /// A wildcard listener is reached at every address of this host.
+    /// Whether this relay is reached there: a wildcard listener at every address of this host, and all behind a router's address.
     fn is_own(&self, address: SocketAddr) -> bool {
         let ip = address.ip().to_canonical();
-        self.own.iter().any(|own| {
+        self.listen.iter().any(|own| {
             let same = own.ip().to_canonical() == ip;
-            let local = || own.ip().is_unspecified() && is_local(ip);
-            own.port() == address.port() && (same || local())
+            let wild = || own.ip().is_unspecified() && self.local.has(ip);
+            own.port() == address.port() && (same || wild() || self.is_translated(ip))
         })
+    }
+
+    /// Whether an address is refused where nothing allows it. Of what this network translates, the IPv4 address behind it is judged.
+    fn is_refused(&self, ip: IpAddr) -> bool {
+        let special = || special::is_refused(ip) && self.behind_nat64(ip).is_none();
+        self.local.has(ip) || self.is_translated(ip) || special()
+    }
+
+    fn is_translated(&self, ip: IpAddr) -> bool {
+        self.translated.iter().any(|net| net.contains(&ip))
+    }
+
+    /// The IPv4 addresses that an IPv6 address leads to.
+    fn carried(&self, ip: IpAddr) -> Vec<Ipv4Addr> {
+        match self.behind_nat64(ip) {
+            Some(v4) => vec![v4],
+            None => special::carried(ip),
+        }
+    }
+
+    /// RFC 6052: the IPv4 address behind a prefix of this network's.
+    fn behind_nat64(&self, ip: IpAddr) -> Option<Ipv4Addr> {
+        let IpAddr::V6(ip) = ip else {
+            return None;
+        };
+        let net = self.nat64.iter().find(|net| net.contains(&ip))?;
+        special::embedded(ip, net.prefix_len())
     }
 }
 
-/// Whether the address is one of this host's: then a socket can be bound to it.
-fn is_local(ip: IpAddr) -> bool {
-    if ip.is_loopback() || ip.is_unspecified() {
-        return true;
-    }
-    let address = SocketAddr::new(ip, 0);
-    let domain = socket2::Domain::for_address(address);
-    socket2::Socket::new(domain, socket2::Type::DGRAM, None)
-        .and_then(|socket| socket.bind(&address.into()))
-        .is_ok()
+/// What the file says that leads here, and where clients are told to go.
+fn translated(config: &Config) -> Vec<IpNet> {
+    let published = config.directory.addresses.iter();
+    let published = published.map(|address| IpNet::from(address.ip().to_canonical()));
+    config.egress.own.iter().copied().chain(published).collect()
 }
 
 #[cfg(test)]

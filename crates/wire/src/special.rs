@@ -11,22 +11,23 @@ pub const LOOPBACK: [IpAddr; 2] = [
 ];
 
 /// IPv4 prefixes that are not targets.
-const IPV4: [([u8; 4], u8); 15] = [
-    ([0, 0, 0, 0], 8),       // this host on this network, RFC 1122
-    ([10, 0, 0, 0], 8),      // private, RFC 1918
-    ([100, 64, 0, 0], 10),   // carrier-grade NAT, RFC 6598
-    ([127, 0, 0, 0], 8),     // loopback
-    ([169, 254, 0, 0], 16),  // link-local, cloud metadata at 169.254.169.254
-    ([172, 16, 0, 0], 12),   // private
-    ([192, 0, 0, 0], 24),    // protocol assignments, RFC 6890
-    ([192, 0, 2, 0], 24),    // documentation, RFC 5737
-    ([192, 88, 99, 0], 24),  // 6to4 relay anycast, deprecated
-    ([192, 168, 0, 0], 16),  // private
-    ([198, 18, 0, 0], 15),   // benchmarking, RFC 2544
-    ([198, 51, 100, 0], 24), // documentation
-    ([203, 0, 113, 0], 24),  // documentation
-    ([224, 0, 0, 0], 4),     // multicast
-    ([240, 0, 0, 0], 4),     // reserved, broadcast
+const IPV4: [([u8; 4], u8); 16] = [
+    ([0, 0, 0, 0], 8),        // this host on this network, RFC 1122
+    ([10, 0, 0, 0], 8),       // private, RFC 1918
+    ([100, 64, 0, 0], 10),    // carrier-grade NAT, RFC 6598
+    ([127, 0, 0, 0], 8),      // loopback
+    ([169, 254, 0, 0], 16),   // link-local, cloud metadata at 169.254.169.254
+    ([168, 63, 129, 16], 32), // Azure's metadata and host services, public only to look at
+    ([172, 16, 0, 0], 12),    // private
+    ([192, 0, 0, 0], 24),     // protocol assignments, RFC 6890
+    ([192, 0, 2, 0], 24),     // documentation, RFC 5737
+    ([192, 88, 99, 0], 24),   // 6to4 relay anycast, deprecated
+    ([192, 168, 0, 0], 16),   // private
+    ([198, 18, 0, 0], 15),    // benchmarking, RFC 2544
+    ([198, 51, 100, 0], 24),  // documentation
+    ([203, 0, 113, 0], 24),   // documentation
+    ([224, 0, 0, 0], 4),      // multicast
+    ([240, 0, 0, 0], 4),      // reserved, broadcast
 ];
 
 /// IPv6 prefixes inside 2000::/3 that are not targets.
@@ -96,6 +97,24 @@ pub fn carried(ip: IpAddr) -> Vec<Ipv4Addr> {
     }
 }
 
+/// How long a prefix that stands before embedded IPv4 addresses can be (RFC 6052 §2.2).
+pub const TRANSLATION_PREFIXES: [u8; 6] = [32, 40, 48, 56, 64, 96];
+
+/// The IPv4 address that an IPv6 address embeds behind a translation prefix of this length, one of [`TRANSLATION_PREFIXES`]: RFC 6052 §2.2.
+/// "Bits 64 to 71 of the address are reserved": the IPv4 address goes on behind them.
+pub fn embedded(ip: Ipv6Addr, prefix_len: u8) -> Option<Ipv4Addr> {
+    if !TRANSLATION_PREFIXES.contains(&prefix_len) {
+        return None;
+    }
+    let behind = ip
+        .octets()
+        .into_iter()
+        .enumerate()
+        .skip(usize::from(prefix_len) / 8);
+    let mut v4 = behind.filter(|(at, _)| *at != 8).map(|(_, octet)| octet);
+    Some([v4.next()?, v4.next()?, v4.next()?, v4.next()?].into())
+}
+
 /// `localhost` and all names below it.
 pub fn is_localhost(name: &str) -> bool {
     name == "localhost" || name.ends_with(".localhost")
@@ -119,4 +138,28 @@ fn joined(high: u16, low: u16) -> Ipv4Addr {
 fn within(ip: Ipv6Addr, (net, len): ([u16; 8], u8)) -> bool {
     let net = u128::from(Ipv6Addr::from(net));
     (net ^ u128::from(ip)) >> (128 - u32::from(len)) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RFC 6052 §2.4, tables 1 and 2.
+    #[test]
+    fn embedded_addresses_are_where_rfc_6052_has_them() {
+        for (text, len) in [
+            ("2001:db8:c000:221::", 32),
+            ("2001:db8:1c0:2:21::", 40),
+            ("2001:db8:122:c000:2:2100::", 48),
+            ("2001:db8:122:3c0:0:221::", 56),
+            ("2001:db8:122:344:c0:2:2100::", 64),
+            ("2001:db8:122:344::192.0.2.33", 96),
+            ("64:ff9b::192.0.2.33", 96),
+        ] {
+            let found = embedded(text.parse().expect(text), len);
+            assert_eq!(found, Some(Ipv4Addr::new(192, 0, 2, 33)), "{text}");
+        }
+        assert_eq!(embedded(Ipv6Addr::LOCALHOST, 128), None);
+        assert_eq!(embedded(Ipv6Addr::LOCALHOST, 33), None);
+    }
 }

@@ -30,6 +30,8 @@ file = "bob.token"
 [egress]
 allow = ["10.0.0.0/8", "[fd00::]/8:443", ".corp.internal"]
 deny = ["*:25"]
+own = ["192.0.2.7", "2001:db8:7::/64"]
+nat64 = ["2001:db8:64::/96"]
 resolver = ["9.9.9.9", "[2620:fe::fe]:5353"]
 [ingress]
 relays = ["relay.example:443", "192.0.2.1:4433"]
@@ -68,6 +70,9 @@ fn every_key_is_understood() {
     assert!(config.is_ingress() && !config.is_egress());
     assert_eq!(config.auth.token.len(), 2);
     assert_eq!(config.egress.allow.len(), 3);
+    let own = ["192.0.2.7/32", "2001:db8:7::/64"].map(|net| net.parse().expect(net));
+    assert_eq!(config.egress.own, own);
+    assert_eq!(config.egress.nat64.len(), 1);
     assert!(!config.forwarding.enabled && config.forwarding.identity);
     assert_eq!(config.forwarding.ids_per_flow, 2);
     assert!(!config.ip.enabled && config.ip.device.as_deref() == Some("tun7"));
@@ -92,6 +97,10 @@ fn a_mistake_is_reported_with_its_line_and_what_was_expected() {
         (
             "[egress]\nallow = [\"10.0.0.0/99\"]",
             "expected an address, a prefix, a name",
+        ),
+        (
+            "[egress]\nown = [\"relay\"]",
+            "expected an address or a prefix",
         ),
         ("[ingress]\nrelays = [\"relay\"]", "port is missing"),
         ("[limits]\nidle_stream = -1", "expected seconds"),
@@ -120,6 +129,10 @@ fn values_that_cannot_be_served_are_named_by_their_key() {
         (
             open.to_owned() + "[egress]\nresolver = \"dns\"",
             "egress.resolver",
+        ),
+        (
+            open.to_owned() + "[egress]\nnat64 = [\"2001:db8::/65\"]",
+            "egress.nat64",
         ),
         (
             open.to_owned() + "[limits]\nconnections = 0",

@@ -1,8 +1,13 @@
 //! How values are written in the file: lists of texts that parse, secrets, times in seconds.
 //! The configuration's structs use it; errors name what was expected, the TOML reader adds line and key.
 
-use std::{fmt, net::SocketAddr, str::FromStr};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    str::FromStr,
+};
 
+use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 use zeroize::Zeroizing;
 
@@ -18,6 +23,22 @@ where
     let parse = |text: String| {
         text.parse()
             .map_err(|error| de::Error::custom(format!("{text:?}: {error}")))
+    };
+    Vec::<String>::deserialize(input)?
+        .into_iter()
+        .map(parse)
+        .collect()
+}
+
+/// A list of prefixes, and of addresses, which stand for themselves alone.
+pub(super) fn nets<'de, D>(input: D) -> Result<Vec<IpNet>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    let parse = |text: String| {
+        let single = text.parse().map(|ip: IpAddr| ip.to_canonical().into());
+        let expected = || de::Error::custom(format!("{text:?}: expected an address or a prefix"));
+        text.parse().or(single).map_err(|_| expected())
     };
     Vec::<String>::deserialize(input)?
         .into_iter()

@@ -8,6 +8,14 @@ use proptest::prelude::*;
 use super::*;
 use crate::config::{Egress, Ingress, Role};
 
+/// The policy of a relay on a host with two public addresses and a prefix.
+fn new(config: &Config, listen: &[&str]) -> Policy {
+    let listen: Vec<SocketAddr> = listen.iter().map(|a| a.parse().expect(a)).collect();
+    let own = ["5.6.7.8/32", "2a00:1::8/128", "127.0.0.0/8", "5.6.8.0/29"];
+    let own = own.map(|net| net.parse().expect(net));
+    Policy::new(config, &listen, Arc::new(Local::only(&own)))
+}
+
 fn policy(allow: &[&str], deny: &[&str]) -> Policy {
     let rules = |texts: &[&str]| texts.iter().map(|t| t.parse().expect(t)).collect();
     let config = Config {
@@ -18,7 +26,7 @@ fn policy(allow: &[&str], deny: &[&str]) -> Policy {
         },
         ..Config::default()
     };
-    Policy::new(&config, &["127.0.0.1:4433".parse().expect("address")])
+    new(&config, &["127.0.0.1:4433"])
 }
 
 fn judge(policy: &Policy, target: &str) -> Result<Permit, Refusal> {
@@ -34,6 +42,7 @@ fn addresses_that_mean_something_here_are_refused() {
         "100.64.0.1:80",
         "127.0.0.1:80",
         "127.8.9.10:80",
+        "168.63.129.16:80",
         "169.254.169.254:80",
         "172.16.0.1:80",
         "172.31.255.255:80",
@@ -149,9 +158,69 @@ fn a_wildcard_listener_is_itself_at_every_address_of_the_host() {
         },
         ..Config::default()
     };
-    let policy = Policy::new(&config, &["[::]:443".parse().expect("address")]);
+    let policy = new(&config, &["[::]:443"]);
     assert_eq!(judge(&policy, "127.3.2.1:443"), Err(Refusal::Itself));
     assert_eq!(judge(&policy, "127.3.2.1:444"), Ok(Permit::Checked));
+}
+
+#[test]
+fn the_host_is_refused_at_every_address_port_and_translation_of_it() {
+    let hidden = policy(&[], &[]);
+    for target in [
+        "5.6.7.8:9090",
+        "5.6.8.7:22",
+        "[2a00:1::8]:25",
+        "[::ffff:5.6.7.8]:9090",
+        "[64:ff9b::506:708]:9090",
+        "[2002:506:708::1]:9090",
+    ] {
+        assert_eq!(judge(&hidden, target), Err(Refusal::Address), "{target}");
+        let ip = target.parse::<SocketAddr>().expect(target).ip();
+        assert!(!hidden.tells(ip), "{target}");
+        let checked = hidden.resolved(Permit::Checked, target.parse().expect(target));
+        assert_eq!(checked, Err(Refusal::Address), "{target}");
+    }
+    assert_eq!(judge(&hidden, "5.6.7.9:9090"), Ok(Permit::Checked));
+    let open = policy(&["5.6.7.8:443"], &[]);
+    assert_eq!(judge(&open, "5.6.7.8:443"), Ok(Permit::Checked));
+    assert_eq!(judge(&open, "5.6.7.8:444"), Err(Refusal::Address));
+}
+
+#[test]
+fn an_address_that_a_router_translates_is_the_hosts() {
+    let mut config = Config::default();
+    config.egress.own = vec!["9.8.7.0/30".parse().expect("a prefix")];
+    config.directory.addresses = vec!["9.8.6.5:8443".parse().expect("an address")];
+    let policy = new(&config, &["10.0.0.5:443"]);
+    assert_eq!(judge(&policy, "9.8.7.3:80"), Err(Refusal::Address));
+    assert_eq!(judge(&policy, "9.8.6.5:22"), Err(Refusal::Address));
+    assert_eq!(judge(&policy, "9.8.7.3:443"), Err(Refusal::Itself));
+    assert_eq!(judge(&policy, "9.8.7.4:80"), Ok(Permit::Checked));
+}
+
+#[test]
+fn behind_a_networks_own_nat64_the_ipv4_address_is_judged() {
+    let mut config = Config::default();
+    let prefixes = ["2001:67c:27e4:64::/96", "64:ff9b:1::/48", "2a00:64::/32"];
+    config.egress.nat64 = prefixes.map(|net| net.parse().expect(net)).to_vec();
+    config.egress.allow = vec!["10.1.0.0/16".parse().expect("a rule")];
+    let policy = new(&config, &[]);
+    for target in [
+        "[2001:67c:27e4:64::a9fe:a9fe]:80",
+        "[2001:67c:27e4:64::506:708]:9090",
+        "[64:ff9b:1:a9fe:a9:fe00::]:80",
+        "[2a00:64:7f00:1::]:80",
+        "[2a00:64:a83f:8110::]:80",
+    ] {
+        assert_eq!(judge(&policy, target), Err(Refusal::Address), "{target}");
+    }
+    for target in [
+        "[2001:67c:27e4:64::101:101]:443",
+        "[64:ff9b:1:101:1:100::]:443",
+        "[2a00:64:a01:101::]:443",
+    ] {
+        assert_eq!(judge(&policy, target), Ok(Permit::Checked), "{target}");
+    }
 }
 
 #[test]
@@ -166,7 +235,7 @@ fn an_ingress_forwards_to_its_relays_only() {
         },
         ..Config::default()
     };
-    let policy = Policy::new(&config, &[]);
+    let policy = new(&config, &[]);
     assert_eq!(judge(&policy, "relay.example:443"), Ok(Permit::Relay));
     assert_eq!(judge(&policy, "10.0.0.2:443"), Ok(Permit::Relay));
     for other in [

@@ -4,6 +4,9 @@ mod beside;
 mod circuits;
 mod life;
 mod limits;
+#[path = "../relay/namespace.rs"]
+#[expect(dead_code, reason = "shared with the tests of MASQUE")]
+mod namespace;
 mod observer;
 mod refused;
 mod silence;

@@ -8,6 +8,7 @@ use hoplite_overlay::{ErrorKind, Reason, Terms};
 use hoplite_relay::{Config, Handle, config::Role};
 
 use crate::{
+    namespace,
     support::{client, echoes, known, number, path, refused, relay, relays},
     targets,
 };
@@ -53,6 +54,31 @@ async fn an_exit_refuses_ports_and_names_that_are_denied() {
         let error = refused(&onion, target).await;
         assert_eq!(error.kind(), ErrorKind::Forbidden, "{error}");
     }
+}
+
+/// An address that looks like the Internet's is this host's in a namespace of the test's own; only loopback is allowed.
+#[test]
+fn neither_a_stream_nor_a_circuit_reaches_another_port_of_the_relays_host() {
+    let prepare = || {
+        namespace::enter()?;
+        namespace::run(&["addr", "add", "5.6.7.8/24", "dev", "lo"])
+    };
+    namespace::with(prepare, || async {
+        let hidden = tokio::net::TcpListener::bind("5.6.7.8:0").await;
+        let hidden = hidden.expect("bound").local_addr().expect("bound");
+        let exit = relay(|_| ());
+        let error = refused(&client(path([&exit]), How::Quic), hidden).await;
+        let found = (error.kind(), error.reason());
+        assert_eq!(found, (ErrorKind::Forbidden, Some(Reason::Policy)));
+        let beside = relay(|config| {
+            config.listen = vec!["5.6.7.8:0".parse().expect("an address")];
+            (config.auth.open, config.onion.open) = (true, true);
+        });
+        let onion = client(path([&exit, &beside]), How::Quic);
+        let error = refused(&onion, targets::tcp_echo().await).await;
+        assert_eq!(error.kind(), ErrorKind::PathFailed, "{error}");
+        assert_eq!(not_extended(&exit), 1);
+    });
 }
 
 #[tokio::test]

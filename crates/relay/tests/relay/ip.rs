@@ -19,7 +19,7 @@ use hoplite_masque::{
 use hoplite_overlay::{Batch, direct::echo_is_permitted};
 use hoplite_relay::{Config, Handle};
 use hoplite_wire::{
-    ProxyError, RequestHead,
+    ProxyError,
     connect_ip::{Capsule, Malformed, Numbered, Prefix, Route},
     ip::{self, icmp::Echo},
 };
@@ -27,14 +27,10 @@ use tokio::{sync::mpsc, time::timeout};
 
 use crate::{
     namespace::{skipped, with_echoes},
-    support::{Client, PATIENCE, connect, relay},
+    support::{Client, PATIENCE, connect, ip as ask, relay},
 };
 
 const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
-
-fn ask(path: &str) -> RequestHead {
-    RequestHead::connect_ip("relay", format!("/.well-known/masque/ip/{path}/"))
-}
 
 /// The client's end of a flow of packets.
 struct Packets {

@@ -8,6 +8,7 @@ mod early;
 mod forward;
 mod h1;
 mod h2;
+mod host;
 mod ip;
 mod life;
 mod limits;

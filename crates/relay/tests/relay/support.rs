@@ -85,6 +85,10 @@ pub(crate) fn udp(target: impl ToString) -> RequestHead {
     RequestHead::connect_udp("relay", Template::well_known().expand(&target))
 }
 
+pub(crate) fn ip(path: &str) -> RequestHead {
+    RequestHead::connect_ip("relay", format!("/.well-known/masque/ip/{path}/"))
+}
+
 impl Client {
     /// Sends a request and waits for its answer.
     pub(crate) async fn ask(&self, head: RequestHead) -> (Exchange, ResponseHead) {

@@ -127,6 +127,39 @@ fn an_echo_crosses_the_device_and_the_masquerade_and_comes_back() {
     });
 }
 
+/// A listener on the relay's own host, at an address that looks public; nothing allows it.
+#[test]
+fn no_packet_reaches_the_relays_own_host_by_the_device() {
+    with_device(|| async {
+        let own = [
+            "addr",
+            "add",
+            "5.6.7.8/24",
+            "brd",
+            "5.6.7.255",
+            "dev",
+            "uplink",
+        ];
+        namespace::run(&own).expect("added");
+        let local = tokio::net::UdpSocket::bind("0.0.0.0:9090").await;
+        let local = local.expect("bound");
+        let relay = relay(by_device);
+        let client = connect(&relay).await;
+        let (packets, _) = Packets::open(&client, "*/*").await;
+        for to in [[5, 6, 7, 8], [5, 6, 7, 255], [100, 96, 0, 1]] {
+            let mut packet = Vec::new();
+            ip::write_header(&mut packet, packets.near, to.into(), 17, 64, 12);
+            packet.extend_from_slice(&[0x12, 0x34, 0x23, 0x82, 0, 12, 0, 0, 1, 2, 3, 4]);
+            packets.send(&packet);
+            packet[9] = 47;
+            packets.send(&packet);
+        }
+        until(&relay, &dropped("policy"), 6).await;
+        let received = local.try_recv(&mut [0; 64]);
+        assert!(received.is_err(), "{received:?}");
+    });
+}
+
 #[test]
 fn another_protocol_gets_the_hosts_answer() {
     with_device(|| async {
