@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use crate::{
     config::client,
     errors::Failure,
-    say,
+    portal, say,
     up::{
         Place, child,
         control::{self, Command},
         driver::System,
-        lock::{Lock, Refusal},
+        lock::{self, Lock, Refusal},
         plan::{self, Wanted},
         session_runtime, taken,
     },
@@ -68,7 +68,8 @@ fn clear(options: &Options) -> Result<(), Failure> {
     let wanted = Wanted::from_config(&client::Config::default(), true);
     session_runtime(async {
         let system = System::new(&options.place.run_dir, &options.name, &wanted.addresses)?;
-        let complaints = taken::clear(system, plan::remains()).await;
+        let mut complaints = taken::clear(system, plan::remains()).await;
+        complaints.extend(portal::end().await.err());
         complaints
             .into_iter()
             .next()
@@ -80,7 +81,7 @@ fn clear(options: &Options) -> Result<(), Failure> {
 fn lock(options: &Options) -> Result<Lock, Failure> {
     let mut tries = 50;
     loop {
-        match Lock::take(&options.place.run_dir) {
+        match Lock::take(&options.place.run_dir, lock::DEVICE) {
             Ok(lock) => return Ok(lock),
             Err(Refusal::Failed(complaint)) => return Err(complaint.into()),
             Err(Refusal::Held(pid)) if tries == 0 => {

@@ -2,13 +2,19 @@
 //! For users behind a captive portal. docs/device.md says what it does.
 //!
 //! The program runs in a control group of its own, whose packets nftables marks, and sees the network's name servers in a resolv.conf of its own.
+//!
+//! What lets it pass lives no longer than this process, however that ends: the table belongs to the netlink socket of an `nft` (flag `owner`,
+//! nft(8)), which ends when its standard input does, and the kernel closes that. What the program has started ends with it
+//! (`cgroup.kill`, Linux `Documentation/admin-guide/cgroup-v2.rst`); a group that a killed process left is emptied by `up` and `down`.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, BufRead, BufReader, Write},
     net::SocketAddr,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Command, ExitStatus},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::Duration,
 };
 
 use clap::Args;
@@ -16,17 +22,33 @@ use rustix::{
     mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change},
     thread::UnshareFlags,
 };
+use tokio::{task::spawn_blocking, time::sleep};
 
 use crate::{
-    errors::Failure,
-    up::{Place, child, firewall_of_group, network_servers},
+    errors::{Complaint, Failure},
+    signals::{Asked, Signals, current_thread_runtime},
+    up::{
+        Place, child, firewall_of_group,
+        lock::{Lock, Refusal},
+        network_servers,
+    },
 };
 
 /// The control group, below the root of the hierarchy, and the table of nftables that lets it pass.
 const GROUP: &str = "hoplite-portal";
 
+/// Held while a portal is open.
+const LOCK: &str = "portal.lock";
+
+/// Where control groups of version 2 are mounted; nft knows one place only.
+const HIERARCHY: &str = "/sys/fs/cgroup";
+
 /// Where systemd-resolved is asked past resolv.conf.
 const RESOLVED: &str = "/run/systemd/resolve";
+
+/// How often it is looked whether what was killed has ended, and how many times.
+const LOOK: Duration = Duration::from_millis(20);
+const LOOKS: u32 = 250;
 
 /// `hoplite portal`
 #[derive(Debug, Args)]
@@ -38,29 +60,72 @@ pub(crate) struct Options {
     command: Vec<String>,
 }
 
-/// Removes what it made when it is dropped.
-struct Pass {
-    group: PathBuf,
-}
-
 /// Runs the program to its end.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let _lock = take_lock(&options.place)?;
+    let runtime = current_thread_runtime()?;
+    let done = runtime.block_on(async {
+        // From now on no signal ends this process half-way.
+        let signals = Signals::listen()?;
+        empty().await?;
+        let done = pass(options, signals).await;
+        // Before the one who waits hears that it is over.
+        match (done, empty().await) {
+            (Ok(()), Err(complaint)) => Err(complaint.into()),
+            (done, _) => done,
+        }
+    });
+    // Somebody may still be waited for there who was not to be killed.
+    runtime.shutdown_background();
+    done
+}
+
+fn take_lock(place: &Place) -> Result<Lock, Failure> {
+    Lock::take(&place.run_dir, LOCK).map_err(|refusal| match refusal {
+        Refusal::Failed(complaint) => complaint.into(),
+        Refusal::Held(pid) => Failure::new(
+            "letting one program pass",
+            format!("another one passes already (process {pid})"),
+            "end that one first",
+        ),
+    })
+}
+
+async fn pass(options: &Options, mut signals: Signals) -> Result<(), Failure> {
     let failed = |error: io::Error| {
-        let remedy = "run it as root, with nftables and control groups of version 2";
+        let remedy = "run it as root on Linux 5.14 or newer, with nftables 1.0 and control groups of version 2";
         Failure::new("letting one program pass", error, remedy)
     };
     let servers = servers(options);
-    let _pass = Pass::make().map_err(failed)?;
+    fs::create_dir(group()).map_err(failed)?;
+    let (hole, closed) = Hole::open().map_err(failed)?;
     see_servers(&options.place.run_dir, &servers).map_err(failed)?;
-    let status = program(&options.command)
-        .map_err(|error| Failure::new("running the program", error, "check its name"))?;
-    match status.success() {
-        true => Ok(()),
-        false => Err(Failure::new(
-            "running the program",
-            status,
-            "see what it said",
-        )),
+    let mut program = born_in_group(&options.command)?;
+    let ended = spawn_blocking(move || program.wait());
+    let closed = spawn_blocking(move || closed.lines().for_each(drop));
+    let end = async {
+        loop {
+            if signals.next().await == Asked::Stop {
+                return;
+            }
+        }
+    };
+    let result = tokio::select! {
+        status = ended => told(status.unwrap_or_else(|error| Err(io::Error::other(error)))),
+        () = end => Err(Failure::new("running the program", "interrupted", "run it again")),
+        _ = closed => Err(Failure::new("letting one program pass", "nft has ended", "run it again")),
+    };
+    drop(hole);
+    result
+}
+
+fn told(status: io::Result<ExitStatus>) -> Result<(), Failure> {
+    let failed =
+        |why: &dyn std::fmt::Display| Failure::new("running the program", why, "see what it said");
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(failed(&status)),
+        Err(error) => Err(failed(&error)),
     }
 }
 
@@ -71,43 +136,90 @@ fn servers(options: &Options) -> String {
     servers.into_iter().map(line).collect()
 }
 
-impl Pass {
-    /// Moves this process into the group; what it starts is born there.
-    fn make() -> io::Result<Self> {
-        let group = hierarchy()?.join(GROUP);
-        match fs::create_dir(&group) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
+fn group() -> PathBuf {
+    Path::new(HIERARCHY).join(GROUP)
+}
+
+/// The table that lets the group pass. It is gone when this is dropped, and when this process is.
+struct Hole(Child);
+
+impl Hole {
+    /// Opens it. What comes with it ends when it has been closed, by whomever.
+    fn open() -> io::Result<(Self, impl BufRead + Send + 'static)> {
+        let (said, says) = io::pipe()?;
+        let mut nft = child::command("nft")?
+            .arg("--interactive")
+            // It would keep what it is told in a file there.
+            .env("HOME", "/dev/null")
+            .stdin(Stdio::piped())
+            .stdout(says.try_clone()?)
+            .stderr(says)
+            .spawn()?;
+        let stdin = nft.stdin.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        let text = firewall_of_group(GROUP)?;
+        write!(stdin, "{text}\nlist table inet {GROUP}\n")?;
+        let hole = Self(nft);
+        let mut said = BufReader::new(said);
+        let listed = format!("table inet {GROUP} {{");
+        let mut line = String::new();
+        while !line.starts_with(&listed) {
+            line.clear();
+            let is_over = said.read_line(&mut line)? == 0;
+            if is_over || line.contains("Error") {
+                return Err(io::Error::other(format!("nft: {}", line.trim())));
+            }
         }
-        let pass = Self { group };
-        child::run("nft", &["-f", "-"], &firewall_of_group(GROUP)?)?;
-        fs::write(pass.group.join("cgroup.procs"), "0")?;
-        Ok(pass)
+        Ok((hole, said))
     }
 }
 
-impl Drop for Pass {
+impl Drop for Hole {
     fn drop(&mut self) {
-        let text = format!("table inet {GROUP} {{}}\ndelete table inet {GROUP}\n");
-        child::run("nft", &["-f", "-"], &text)
-            .map(drop)
-            .unwrap_or_default();
-        // It is empty when this process, too, is in another one.
-        let root = self.group.parent().unwrap_or_else(|| Path::new("/"));
-        fs::write(root.join("cgroup.procs"), "0").unwrap_or_default();
-        fs::remove_dir(&self.group).unwrap_or_default();
+        // The end of its input is its end; the kernel takes the table with its socket.
+        drop(self.0.stdin.take());
+        self.0.wait().map(drop).unwrap_or_default();
     }
 }
 
-/// Where control groups of version 2 are mounted; nft knows one place only.
-fn hierarchy() -> io::Result<PathBuf> {
-    let path = PathBuf::from("/sys/fs/cgroup");
-    match path.join("cgroup.procs").exists() {
-        true => Ok(path),
-        false => Err(io::Error::other(
-            "/sys/fs/cgroup has no control groups of version 2",
-        )),
+/// Starts the program in the group: what a process starts is born where that is. We leave again.
+fn born_in_group(command: &[String]) -> Result<Child, Failure> {
+    let failed = |error: io::Error| {
+        Failure::new(
+            "starting a program in a control group",
+            error,
+            "run it as root",
+        )
+    };
+    let before = own_group().map_err(failed)?;
+    move_to(&group()).map_err(failed)?;
+    let program = program(command);
+    move_to(&before)
+        .or_else(|_| move_to(Path::new(HIERARCHY)))
+        .map_err(failed)?;
+    program.map_err(|error| Failure::new("running the program", error, "check its name"))
+}
+
+/// Where this process is (cgroups(7)).
+fn own_group() -> io::Result<PathBuf> {
+    let groups = fs::read_to_string("/proc/self/cgroup")?;
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::/"));
+    Ok(Path::new(HIERARCHY).join(path.unwrap_or_default()))
+}
+
+fn move_to(group: &Path) -> io::Result<()> {
+    fs::write(group.join("cgroup.procs"), "0")
+}
+
+/// As the user who called sudo, if one did.
+fn program(command: &[String]) -> io::Result<Child> {
+    let (name, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut program = Command::new(name);
+    program.args(arguments);
+    let id = |name: &str| std::env::var(name).ok()?.parse().ok();
+    if let (Some(user), Some(group)) = (id("SUDO_UID"), id("SUDO_GID")) {
+        program.uid(user).gid(group);
     }
+    program.spawn()
 }
 
 /// From now on this process, and no other, has the network's name servers in its resolv.conf.
@@ -130,14 +242,55 @@ fn see_servers(run_dir: &Path, servers: &str) -> io::Result<()> {
     }
 }
 
-/// As the user who called sudo, if one did.
-fn program(command: &[String]) -> io::Result<ExitStatus> {
-    let (name, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-    let mut program = Command::new(name);
-    program.args(arguments);
-    let id = |name: &str| std::env::var(name).ok()?.parse().ok();
-    if let (Some(user), Some(group)) = (id("SUDO_UID"), id("SUDO_GID")) {
-        program.uid(user).gid(group);
+/// Ends what a portal has started that is no more. One that is open is its user's, who may need it until `up` succeeds.
+pub(crate) async fn forget(run_dir: &Path) -> Result<(), Complaint> {
+    match Lock::take(run_dir, LOCK) {
+        Ok(_lock) => empty().await,
+        Err(_) => Ok(()),
     }
-    program.status()
+}
+
+/// Ends what a portal has started, be it open or not: an open one ends when its program does.
+pub(crate) async fn end() -> Result<(), Complaint> {
+    empty().await
+}
+
+/// Kills what is in the group, and removes it with its table, which one of an earlier version may have left.
+async fn empty() -> Result<(), Complaint> {
+    let group = group();
+    if !group.exists() {
+        return Ok(());
+    }
+    let failed = |error: io::Error| {
+        let doing = format!("ending what is in the control group {GROUP}");
+        Complaint::new(doing, error, "run 'hoplite down' as root")
+    };
+    let mut looks = 0;
+    loop {
+        let killed = fs::write(group.join("cgroup.kill"), "1");
+        match killed.and_then(|()| remove(&group)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+            Err(error) if looks >= LOOKS => return Err(failed(error)),
+            Err(_) => looks += 1,
+            Ok(()) => break,
+        }
+        sleep(LOOK).await;
+    }
+    // One that belongs to a living process goes with that.
+    let text = format!("table inet {GROUP} {{}}\ndelete table inet {GROUP}\n");
+    child::run("nft", &["-f", "-"], &text)
+        .map(drop)
+        .unwrap_or_default();
+    Ok(())
+}
+
+/// The group with those that the program has made below.
+fn remove(group: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(group)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove(&entry.path())?;
+        }
+    }
+    fs::remove_dir(group)
 }

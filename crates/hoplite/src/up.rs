@@ -47,7 +47,7 @@ use self::{
 use crate::{
     config::{self, client::Client},
     errors::Failure,
-    listed, resources, say,
+    listed, portal, resources, say,
 };
 
 /// `hoplite up`
@@ -163,7 +163,7 @@ fn rights() -> Result<(), Failure> {
 }
 
 fn take_lock(options: &Options) -> Result<Lock, Failure> {
-    Lock::take(&options.place.run_dir).map_err(|refusal| match refusal {
+    Lock::take(&options.place.run_dir, lock::DEVICE).map_err(|refusal| match refusal {
         Refusal::Failed(complaint) => complaint.into(),
         Refusal::Held(pid) => {
             let why = format!("it is up already (process {pid})");
@@ -183,6 +183,7 @@ fn stay(
     resources::raise_file_limit();
     let _lock = take_lock(options)?;
     session::on_one_thread(async {
+        forget_portal(options).await;
         // Before anything is taken; what an earlier block stops, these sockets may.
         let marked = Direct::for_tunnels().mark(numbers::MARK);
         listed::prepare(&mut client, &marked).await?;
@@ -197,11 +198,19 @@ fn stay(
     })
 }
 
+/// What a killed one has left does not pass any more; it is no reason to leave the machine open.
+async fn forget_portal(options: &Options) {
+    if let Err(complaint) = portal::forget(&options.place.run_dir).await {
+        warn!("{complaint}");
+    }
+}
+
 /// Blocks, and leaves.
 fn block(options: &Options, client: &Client, json: bool) -> Result<(), Failure> {
     let _lock = take_lock(options)?;
     let wanted = Wanted::from_config(&client.config, true);
     session::on_one_thread(async {
+        forget_portal(options).await;
         let run_dir = &options.place.run_dir;
         let system = driver::System::new(run_dir, &wanted.name, &wanted.addresses)?;
         let facts = system.facts(&wanted.resolvers).await;

@@ -26,13 +26,20 @@ pub(super) fn find(program: &str) -> Option<PathBuf> {
     places.into_iter().find(|path| path.is_file())
 }
 
-/// Runs it to its end with `input`; its output, or the first line of what it complained of.
-pub(crate) fn run(program: &str, arguments: &[&str], input: &str) -> io::Result<String> {
+/// It, to be given arguments and started.
+pub(crate) fn command(program: &str) -> io::Result<Command> {
     let path = find(program).ok_or_else(|| {
         let missing = format!("{program} is not installed");
         io::Error::new(io::ErrorKind::NotFound, missing)
     })?;
-    let output = spawn_and_feed(&path, arguments, input)?;
+    let mut command = Command::new(path);
+    command.env_clear().env("LC_ALL", "C").current_dir("/");
+    Ok(command)
+}
+
+/// Runs it to its end with `input`; its output, or the first line of what it complained of.
+pub(crate) fn run(program: &str, arguments: &[&str], input: &str) -> io::Result<String> {
+    let output = spawn_and_feed(command(program)?.args(arguments), input)?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => {
@@ -47,12 +54,8 @@ pub(crate) fn run(program: &str, arguments: &[&str], input: &str) -> io::Result<
 }
 
 /// What is fed fits the pipe or is read: none of them writes before it has read all.
-fn spawn_and_feed(path: &Path, arguments: &[&str], input: &str) -> io::Result<Output> {
-    let mut child = Command::new(path)
-        .args(arguments)
-        .env_clear()
-        .env("LC_ALL", "C")
-        .current_dir("/")
+fn spawn_and_feed(command: &mut Command, input: &str) -> io::Result<Output> {
+    let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -32,9 +32,10 @@ pub(super) fn table(wanted: &Wanted, facts: &Facts) -> String {
     replacing(FIREWALL, &lines)
 }
 
-/// The text of a table of this name that does nothing but let the excluded groups pass.
+/// One line that makes a table of this name, which does nothing but let the excluded groups pass, and goes with the process that made it (nft(8), `owner`).
 pub(super) fn of_groups(name: &str, wanted: &Wanted) -> String {
-    replacing(name, &cgroups(wanted))
+    let lines = cgroups(wanted).join("; ");
+    format!("table inet {name} {{ flags owner; {lines}; }}")
 }
 
 /// Whatever stood there is gone in the same moment.

@@ -11,6 +11,9 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::errors::Complaint;
 
+/// Held by who changes the machine.
+pub(crate) const DEVICE: &str = "lock";
+
 /// Held as long as it lives.
 #[derive(Debug)]
 pub(crate) struct Lock {
@@ -27,9 +30,9 @@ pub(crate) enum Refusal {
 }
 
 impl Lock {
-    /// Takes it, in the directory of what lasts while the machine runs, which is made.
-    pub(crate) fn take(run_dir: &Path) -> Result<Self, Refusal> {
-        let path = run_dir.join("lock");
+    /// Takes the one of that name, in the directory of what lasts while the machine runs, which is made.
+    pub(crate) fn take(run_dir: &Path, name: &str) -> Result<Self, Refusal> {
+        let path = run_dir.join(name);
         let failed = |error: io::Error| {
             let doing = format!("taking the lock {}", path.display());
             let remedy = "run as root, or give a directory of yours with --run-dir";
@@ -70,12 +73,12 @@ mod tests {
     fn the_second_one_is_told_who_holds_it_until_it_is_given_back() {
         let directory = tempfile::tempdir().expect("a directory");
         let run = directory.path().join("run");
-        let lock = Lock::take(&run).expect("free");
-        match Lock::take(&run) {
+        let lock = Lock::take(&run, DEVICE).expect("free");
+        match Lock::take(&run, DEVICE) {
             Err(Refusal::Held(pid)) => assert_eq!(pid, std::process::id()),
             other => panic!("{other:?}"),
         }
         drop(lock);
-        Lock::take(&run).expect("free again");
+        Lock::take(&run, DEVICE).expect("free again");
     }
 }

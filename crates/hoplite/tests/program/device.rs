@@ -60,7 +60,7 @@ fn inside(script: &str) -> Option<Output> {
     };
     let possible = shell("mount -t tmpfs tmpfs /run && ip tuntap add name t0 mode tun");
     match possible {
-        Ok(output) if output.status.success() => shell(&format!("{MACHINE}\n{script}")).ok(),
+        Ok(output) if output.status.success() => shell(script).ok(),
         Ok(output) => {
             let why = String::from_utf8_lossy(&output.stderr);
             eprintln!("skipped, namespaces are not to be had: {}", why.trim());
@@ -88,7 +88,50 @@ fn namespaces() -> Vec<&'static str> {
     arguments
 }
 
+/// A control group of its own is the root of the tree: a portal's has one name, and tests run beside each other.
+const GROUPS: &str = r#"
+mkdir "$TEMP/groups"
+mount -t cgroup2 none "$TEMP/groups" || exit 0
+cd "$TEMP/groups"
+group=$(mktemp -d hoplite-test-XXXXXX)
+echo $$ > "$group/cgroup.procs"
+status=0
+unshare --cgroup sh -euc "$SCRIPT" || status=$?
+echo $$ > cgroup.procs
+echo 1 > "$group/cgroup.kill"
+n=0
+until find "$group" -depth -type d -exec rmdir {} + 2> /dev/null; do n=$((n + 1)); [ "$n" -lt 100 ]; sleep 0.1; done
+exit $status
+"#;
+
+/// The script, with control groups of its own and a portal that waits in the background once it passes.
+fn succeeds_with_groups(script: &str) {
+    let script = format!(
+        "{MACHINE}\nmount -t tmpfs tmpfs /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup\n{PORTAL}\n{script}"
+    );
+    let quoted = script.replace('\'', r"'\''");
+    ends_well(&format!("SCRIPT='{quoted}'\nexport SCRIPT\n{GROUPS}"));
+}
+
+/// `opened` starts one whose program says its number and stays, whatever it is asked; `closed` is true when nothing of it is left.
+const PORTAL: &str = r#"
+opened() {
+  "$HOPLITE" portal -- sh -c 'trap "" INT TERM HUP; echo $$ > inside; sleep 1000 & wait; wait' 2> portal.log &
+  portal=$!
+  until_true test -s inside
+  program=$(cat inside)
+  nft list table inet hoplite-portal | grep -q 0x00686f6c
+  grep -q 0::/hoplite-portal "/proc/$program/cgroup"
+}
+hole_closed() { if nft list table inet hoplite-portal 2> /dev/null; then return 1; fi; }
+closed() { hole_closed && ! [ -e "/proc/$program" ] && ! [ -e /sys/fs/cgroup/hoplite-portal ]; }
+"#;
+
 fn succeeds(script: &str) {
+    ends_well(&format!("{MACHINE}\n{script}"));
+}
+
+fn ends_well(script: &str) {
     let Some(output) = inside(script) else {
         return;
     };
@@ -389,10 +432,9 @@ state > after; diff before after
 
 #[test]
 fn one_program_passes_in_the_portal_and_asks_the_networks_name_server() {
-    succeeds(
+    succeeds_with_groups(
         r#"
 relay
-mount -t cgroup2 none /sys/fs/cgroup || exit 0
 up
 "$HOPLITE" portal -- sh -euc 'grep -q 192.0.2.53 /etc/resolv.conf; grep -q 0::/hoplite-portal /proc/self/cgroup; nft list table inet hoplite-portal' > inside
 grep -q 0x00686f6c inside
@@ -401,6 +443,71 @@ if nft list table inet hoplite-portal; then exit 9; fi
 if "$HOPLITE" portal -- false; then exit 9; fi
 "$HOPLITE" down
 state > after; diff before after
+"#,
+    );
+}
+
+#[test]
+fn a_portal_that_gets_a_signal_closes_and_ends_what_it_started() {
+    succeeds_with_groups(
+        r#"
+for signal in INT TERM; do
+  rm -f inside
+  opened
+  kill -$signal "$portal"
+  if wait "$portal"; then exit 9; fi
+  closed
+done
+"#,
+    );
+}
+
+#[test]
+fn a_killed_portal_lets_nothing_pass_and_up_ends_what_it_started() {
+    succeeds_with_groups(
+        r#"
+opened
+"$HOPLITE" up --block-only
+kill -KILL "$portal"
+until_true hole_closed
+"$HOPLITE" up --block-only
+closed
+"$HOPLITE" down
+state > after; diff before after
+"#,
+    );
+}
+
+#[test]
+fn down_ends_what_a_portal_started_be_it_killed_or_open() {
+    succeeds_with_groups(
+        r#"
+opened
+kill -KILL "$portal"
+until_true hole_closed
+"$HOPLITE" down
+closed
+rm inside
+opened
+"$HOPLITE" down
+if wait "$portal"; then exit 9; fi
+closed
+"#,
+    );
+}
+
+#[test]
+fn an_open_portal_stays_when_the_device_comes_up_and_a_second_one_is_refused() {
+    succeeds_with_groups(
+        r#"
+opened
+if "$HOPLITE" portal -- true 2> why; then exit 9; fi
+grep -q "passes already" why
+"$HOPLITE" up --block-only
+[ -e "/proc/$program" ]
+nft list table inet hoplite-portal > /dev/null
+if nft delete table inet hoplite-portal; then exit 9; fi
+"$HOPLITE" down
 "#,
     );
 }
