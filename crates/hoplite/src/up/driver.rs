@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     child,
-    netlink::Netlink,
+    netlink::{self, Netlink},
     numbers::FIREWALL,
     plan::{Facts, Step, Way},
     resolv::ResolvConf,
@@ -31,6 +31,19 @@ pub(crate) struct System {
     /// Stands while we have changed [`VALID_MARK`].
     changed: PathBuf,
     device: Option<OwnedFd>,
+    /// The number of the interface that was made last.
+    index: Option<u32>,
+}
+
+/// What is left of what was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// All of it.
+    All,
+    /// Something is missing.
+    Undone,
+    /// The interface itself is.
+    Gone,
 }
 
 impl System {
@@ -47,6 +60,7 @@ impl System {
             addresses: addresses.to_vec(),
             changed: run_dir.join("src_valid_mark"),
             device: None,
+            index: None,
         })
     }
 
@@ -58,6 +72,33 @@ impl System {
     /// The descriptor of the interface, once.
     pub(crate) fn device(&mut self) -> Option<OwnedFd> {
         self.device.take()
+    }
+
+    /// The number of the interface.
+    pub(crate) fn index(&self) -> Option<u32> {
+        self.index
+    }
+
+    /// What the machine has of `steps`, as far as rtnetlink(7) tells.
+    pub(crate) async fn find(&self, steps: &[Step]) -> io::Result<Found> {
+        if netlink::index(&self.name).ok() != self.index {
+            return Ok(Found::Gone);
+        }
+        for step in steps {
+            let is_there = match (step, self.index) {
+                (Step::Unreachable(families), _) => self.netlink.has_routes(families, None).await?,
+                (Step::Routes(families), index) => self.netlink.has_routes(families, index).await?,
+                (Step::Rules(rules), _) => self.netlink.has_rules(rules).await?,
+                (Step::Addresses(addresses), Some(index)) => {
+                    self.netlink.has_addresses(index, addresses).await?
+                }
+                _ => true,
+            };
+            if !is_there {
+                return Ok(Found::Undone);
+            }
+        }
+        Ok(Found::All)
     }
 
     /// Whether routes of ours block.
@@ -160,6 +201,7 @@ impl Machine for System {
             // The older one must be gone before its name is free.
             self.device = None;
             self.device = Some(tun::open(name)?);
+            self.index = netlink::index(name).ok();
         }
         let done = self.do_step(step).await;
         done.map_err(|error| complaint(step, &error))

@@ -11,7 +11,9 @@ use futures_util::TryStreamExt;
 use rtnetlink::{
     Error, Handle, LinkUnspec, RouteMessageBuilder, new_connection,
     packet_route::{
-        address::AddressHeaderFlags,
+        AddressFamily,
+        address::{AddressAttribute, AddressHeaderFlags},
+        link::LinkFlags,
         route::{RouteAttribute, RouteMessage, RouteProtocol, RouteType},
         rule::RuleMessage,
     },
@@ -57,6 +59,15 @@ impl Netlink {
             }
         }
         Ok(())
+    }
+
+    /// Whether ours are these, and no others.
+    pub(super) async fn has_rules(&self, wanted: &[Rule]) -> io::Result<bool> {
+        let found = self.our_rules().await?;
+        let found: Option<Vec<Rule>> = found.iter().map(rules::read).collect();
+        Ok(found.is_some_and(|found| {
+            found.len() == wanted.len() && wanted.iter().all(|rule| found.contains(rule))
+        }))
     }
 
     async fn our_rules(&self) -> io::Result<Vec<RuleMessage>> {
@@ -123,6 +134,27 @@ impl Netlink {
         Ok(routes.iter().any(blocks))
     }
 
+    /// Whether all these families have one that blocks, or leads `into` the interface of that number.
+    pub(super) async fn has_routes(
+        &self,
+        families: &[Family],
+        into: Option<u32>,
+    ) -> io::Result<bool> {
+        let routes = self.our_routes().await?;
+        let leads = |route: &RouteMessage| match into {
+            None => route.header.kind == RouteType::Unreachable,
+            Some(index) => route.attributes.contains(&RouteAttribute::Oif(index)),
+        };
+        let has = |family: &Family| {
+            let is_of = |route: &&RouteMessage| {
+                route.header.address_family == address_family(*family)
+                    && route.header.destination_prefix_length == 0
+            };
+            routes.iter().filter(is_of).any(leads)
+        };
+        Ok(families.iter().all(has))
+    }
+
     async fn our_routes(&self) -> io::Result<Vec<RouteMessage>> {
         let mut found = Vec::new();
         for family in [Family::V4, Family::V6] {
@@ -148,6 +180,22 @@ impl Netlink {
         }
         let up = LinkUnspec::new_with_index(index).up().build();
         done_already(self.handle.link().set(up).execute().await)
+    }
+
+    /// Whether the interface of that number is up and has them.
+    pub(super) async fn has_addresses(&self, index: u32, addresses: &[IpAddr]) -> io::Result<bool> {
+        let mut links = self.handle.link().get().match_index(index).execute();
+        let link = links.try_next().await.map_err(as_io)?;
+        if !link.is_some_and(|link| link.header.flags.contains(LinkFlags::Up)) {
+            return Ok(false);
+        }
+        let get = self.handle.address().get().set_link_index_filter(index);
+        let found: Vec<_> = get.execute().try_collect().await.map_err(as_io)?;
+        let has = |address: &IpAddr| {
+            let address = AddressAttribute::Address(*address);
+            found.iter().any(|it| it.attributes.contains(&address))
+        };
+        Ok(addresses.iter().all(has))
     }
 
     /// Sets up the interface, which exists.
@@ -185,12 +233,17 @@ fn default_route(family: Family) -> RouteMessage {
     }
 }
 
+fn address_family(family: Family) -> AddressFamily {
+    match family {
+        Family::V4 => AddressFamily::Inet,
+        Family::V6 => AddressFamily::Inet6,
+    }
+}
+
 /// Whether a route stands in our table.
 pub(super) fn is_ours(route: &RouteMessage) -> bool {
     route.attributes.contains(&RouteAttribute::Table(TABLE))
 }
-
-pub(super) use self::rules::is_ours as is_our_rule;
 
 /// What is there already need not be made.
 fn done_already(result: Result<(), Error>) -> io::Result<()> {

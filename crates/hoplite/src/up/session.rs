@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use super::{
     carrier,
     control::{Asked, Command, Control},
-    driver::System,
+    driver::{Found, System},
     facts,
     plan::{self, Facts, Plan, Wanted, Way},
     probe,
@@ -109,12 +109,15 @@ impl<'a> Session<'a> {
         let control = Control::listen(&orders.run_dir, &wanted.name)
             .map_err(|error| Failure::file("listening in", &orders.run_dir, &error))?;
         let system = System::new(&orders.run_dir, &wanted.name, &wanted.addresses)?;
+        // Before the first look: what changes from now on is noticed.
+        let mut kernel = watch(&wanted.name)?;
         let facts = system.facts(&wanted.resolvers).await;
         let names = carrier::names(&orders.client, &facts).await;
         let carried = carrier::carried(&orders.client, recording, &names)?;
         let plan = plan::plan(wanted, &facts);
         plan.warnings.iter().for_each(|warning| warn!("{warning}"));
         let taken = Taken::take(system, &plan, facts.blocked).await?;
+        kernel.follow(taken.machine().index());
         Ok(Self {
             orders,
             overlay: carrier::split(&orders.client, &carried, &names),
@@ -122,7 +125,7 @@ impl<'a> Session<'a> {
             names,
             control,
             signals,
-            kernel: watch(&wanted.name)?,
+            kernel,
             file: watch_names(facts.resolving),
             counters: Arc::default(),
             before: BTreeMap::new(),
@@ -157,13 +160,12 @@ impl<'a> Session<'a> {
                         }
                     }
                     meddled = self.kernel.meddled() => {
-                        if meddled.gone {
+                        if meddled.ours && self.look().await == Found::Gone {
                             break Round::Gone;
                         }
-                        if meddled.undone {
-                            self.renew().await;
+                        if meddled.moved {
+                            self.carried.look();
                         }
-                        self.carried.look();
                     }
                     () = changed(&mut self.file) => self.take_names_again().await,
                     signal = self.signals.next() => if self.obey(signal) {
@@ -193,7 +195,7 @@ impl<'a> Session<'a> {
         let failed = |why: &dyn std::fmt::Display| {
             Failure::new("serving the interface", why, "please report this")
         };
-        let fd = self.taken.machine().device();
+        let fd = self.taken.machine_mut().device();
         let fd = fd.ok_or_else(|| failed(&"there is none"))?;
         let device =
             Device::new(fd, self.orders.wanted.mtu, true).map_err(|error| failed(&error))?;
@@ -216,12 +218,17 @@ impl<'a> Session<'a> {
         ready.map_or(Ok(()), |ready| ready(&self.status()))
     }
 
-    /// Takes again what others undid.
-    async fn renew(&mut self) {
-        if let Err(complaint) = self.taken.renew(false).await {
-            warn!("{complaint}");
+    /// Looks at what is left, and takes again what others undid.
+    async fn look(&mut self) -> Found {
+        let found = self.taken.machine().find(self.taken.steps()).await;
+        let found = found.unwrap_or(Found::Undone);
+        if found == Found::Undone {
+            if let Err(complaint) = self.taken.renew(false).await {
+                warn!("{complaint}");
+            }
+            self.carried.look();
         }
-        self.watch_again();
+        found
     }
 
     /// Makes the interface again, as often as it takes.
@@ -243,15 +250,8 @@ impl<'a> Session<'a> {
             }
             pause = (pause * 2).min(Duration::from_secs(5));
         }
-        self.watch_again();
+        self.kernel.follow(self.taken.machine().index());
         None
-    }
-
-    /// What we did ourselves is not to be heard of.
-    fn watch_again(&mut self) {
-        if let Ok(kernel) = Kernel::watch(&self.orders.wanted.name) {
-            self.kernel = kernel;
-        }
     }
 
     /// Somebody, a DHCP client mostly, has written who resolves names: that is whom relays' names are asked of, and then it is ours again.

@@ -85,8 +85,18 @@ impl<M: Machine> Taken<M> {
         Ok(())
     }
 
+    /// The steps, in order.
+    pub(crate) fn steps(&self) -> &[Step] {
+        &self.done
+    }
+
     /// What it is done to.
-    pub(crate) fn machine(&mut self) -> &mut M {
+    pub(crate) fn machine(&self) -> &M {
+        &self.machine
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn machine_mut(&mut self) -> &mut M {
         &mut self.machine
     }
 }

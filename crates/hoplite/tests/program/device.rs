@@ -238,6 +238,62 @@ grep -q 192.0.2.99 /etc/resolv.conf
 }
 
 #[test]
+fn what_others_remove_while_the_kernel_has_more_to_tell_than_it_can_keep_is_made_again() {
+    succeeds(
+        r#"
+relay
+up
+state > up
+process=$(cat /run/hoplite/lock)
+kill -STOP "$process"
+n=0
+while [ "$n" -lt 3000 ]; do
+  n=$((n + 1))
+  echo "route add 203.0.$((n / 250)).$((n % 250)) dev eth0"
+done > flood
+ip -batch flood
+ip rule flush table 26735
+ip -6 route flush table 26735
+ip link set hoplite0 down
+sed s/add/delete/ flood > ebb
+ip -batch ebb
+sed 1d /proc/net/netlink | { while read -r _ protocol _ _ _ _ _ _ lost _; do [ "$protocol $lost" = "0 0" ] || [ "$protocol" != 0 ] || exit 0; done; exit 9; }
+kill -CONT "$process"
+again() { state > again; diff up again > /dev/null; }
+until_true again
+"$HOPLITE" down
+state > after; diff before after
+"#,
+    );
+}
+
+#[test]
+fn what_others_remove_while_we_are_still_taking_is_made_again() {
+    succeeds(
+        r#"
+relay
+mkdir -p /run/systemd/resolve
+echo 'nameserver 192.0.2.53' > /run/systemd/resolve/resolv.conf
+echo 'nameserver 127.0.0.53' > /etc/resolv.conf
+mount -t tmpfs tmpfs /usr/local/bin
+cat > /usr/local/bin/resolvectl <<END
+#!/bin/sh
+if [ "\$1" = flush-caches ] && ! [ -e "$TEMP/meddled" ]; then
+  : > "$TEMP/meddled"
+  $(command -v ip) rule flush table 26735
+fi
+END
+chmod 755 /usr/local/bin/resolvectl
+up
+[ -e meddled ]
+until_true sh -c 'ip rule | grep -q 26735'
+until_true sh -c 'past=$(ip route get 203.0.113.1); echo "$past" | grep -q hoplite0'
+"$HOPLITE" down
+"#,
+    );
+}
+
+#[test]
 fn a_signal_gives_everything_back_or_leaves_the_block_if_asked_to() {
     succeeds(
         r#"

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Whether we made it.
-pub(in crate::up) fn is_ours(message: &RuleMessage) -> bool {
+pub(super) fn is_ours(message: &RuleMessage) -> bool {
     let ours = RuleAttribute::Protocol(RouteProtocol::Other(PROTOCOL));
     message.attributes.contains(&ours)
 }
@@ -24,10 +24,7 @@ pub(in crate::up) fn is_ours(message: &RuleMessage) -> bool {
 /// To be added.
 pub(super) fn message(rule: &Rule) -> RuleMessage {
     let mut message = RuleMessage::default();
-    message.header.family = match rule.family {
-        Family::V4 => AddressFamily::Inet,
-        Family::V6 => AddressFamily::Inet6,
-    };
+    message.header.family = super::address_family(rule.family);
     message.header.action = match rule.table {
         Some(_) => RuleAction::ToTable,
         None => RuleAction::Unreachable,
