@@ -1,6 +1,7 @@
 //! `hoplite relay`: serves until it is told to stop. SIGTERM and SIGINT drain (a second one stops at once), SIGHUP reads
 //! tokens and certificates again and keeps the old ones if the new are wrong.
 
+pub(crate) mod known;
 mod publish;
 mod rotate;
 
@@ -10,7 +11,7 @@ use hoplite_crypto::Identity;
 use hoplite_relay::{Config, Handle, Parts, Relay, StartError};
 use tracing::{error, info, warn};
 
-use self::{publish::Publisher, rotate::Rotation};
+use self::{known::Reader, publish::Publisher, rotate::Rotation};
 use crate::{
     config,
     directory::now,
@@ -51,10 +52,12 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         let rotation = rotation(&loaded.config, onion.as_ref(), &handle)?;
         let current = rotation.as_ref().map(Rotation::watch);
         let publisher = Publisher::of(&loaded.config, &handle, onion.as_ref(), current)?;
+        let reader = Reader::of(&loaded.config, &handle)?;
         tokio::select! {
             () = serve(handle, path, &mut signals) => {}
             () = publish(publisher) => {}
             () = rotate(rotation) => {}
+            () = read(reader) => {}
         }
         Ok(())
     })
@@ -104,6 +107,14 @@ async fn rotate(rotation: Option<Rotation>) {
 async fn publish(publisher: Option<Publisher>) {
     match publisher {
         Some(publisher) => publisher.run().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Keeps the directory's list, if the file names authorities; never ends.
+async fn read(reader: Option<Reader>) {
+    match reader {
+        Some(reader) => reader.run().await,
         None => std::future::pending().await,
     }
 }

@@ -20,7 +20,7 @@ mod limits;
 mod onion;
 mod text;
 
-pub use directory::Directory;
+pub use directory::{Authority, Directory};
 pub use forwarding::Forwarding;
 pub use ip::Ip;
 pub use limits::Limits;

@@ -104,6 +104,16 @@ impl Egress {
         self.policy.name(name, port).is_ok()
     }
 
+    /// Whether the operator names a relay there.
+    pub(crate) fn names_relay(&self, address: SocketAddr) -> bool {
+        self.policy.names_relay(address)
+    }
+
+    /// Whether the operator names the address as one that clients may reach.
+    pub(crate) fn names(&self, address: SocketAddr) -> bool {
+        self.policy.names(address)
+    }
+
     /// Whether circuits may be extended to a relay there.
     pub(crate) fn permits_relay(&self, address: SocketAddr) -> bool {
         self.policy.relay(address).is_ok()

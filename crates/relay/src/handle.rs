@@ -28,7 +28,7 @@ use crate::{
     limits::Gate,
     local::Local,
     metrics::{Metrics, exporter},
-    onion::{self, Circuits, Onion},
+    onion::{self, Circuits, Listed, Onion},
     serve::{Alive, Phase, Shared, shard},
     template::Templates,
 };
@@ -177,6 +177,11 @@ impl Handle {
     /// What clients write of the relay to build circuits through it, if it serves them.
     pub fn onion_key(&self) -> Option<OnionKey> {
         self.shared.onion.as_ref().map(|onion| onion.key())
+    }
+
+    /// What takes the directory's list, if it serves circuits.
+    pub fn listed(&self) -> Option<Listed> {
+        self.shared.onion.as_ref().map(|onion| onion.listed())
     }
 
     /// What changes its onion keys, if it serves circuits.

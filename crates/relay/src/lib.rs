@@ -25,5 +25,5 @@ mod template;
 
 pub use config::{Config, ConfigError};
 pub use handle::{Handle, Parts, Rekey, Relay, StartError};
-pub use onion::Circuits;
+pub use onion::{Circuits, Listed};
 pub use policy::{Rule, RuleError};

@@ -5,6 +5,7 @@
 //! Every circuit that somebody else begins is a request of that client to the limits, by its address: channels know no tokens.
 
 mod door;
+mod known;
 mod out;
 mod renew;
 
@@ -28,9 +29,11 @@ use hoplite_overlay::direct::{Direct, Silence};
 use hoplite_wire::{OnionKey, tuning::Congestion};
 use tokio::time::sleep;
 
+pub use self::known::Listed;
 pub(crate) use self::renew::Shown;
 use self::{
     door::Door,
+    known::Known,
     out::{Next, Out},
 };
 use crate::{
@@ -60,6 +63,7 @@ pub struct Circuits {
 pub(crate) struct Onion {
     settings: Settings,
     relay: Arc<relay::Relay>,
+    known: Arc<Known>,
     channels: Channels,
     dialer: ChannelDialer,
     server: ChannelServer,
@@ -113,6 +117,7 @@ impl Onion {
         let dialer = dialler(us.clone());
         let server =
             ChannelServer::new(us.clone(), certificate, bounds.clone(), Arc::clone(&counts));
+        let known = Arc::new(Known::new(Arc::clone(&egress)));
         Arc::new_cyclic(|this: &Weak<Self>| {
             let this = this.clone();
             let channels = Channels::new(dialer.clone(), move |channel| {
@@ -120,6 +125,7 @@ impl Onion {
                     onion.dialled(channel);
                 }
             });
+            let channels = channels.with_listing(known.clone());
             let linked = Arc::new(Linked::new(channels.clone(), how(&settings)));
             let mut relay = relay::Relay::new(circuits.keys, linked, limits(&settings));
             relay.next = Arc::new(Next(Arc::clone(&egress)));
@@ -130,6 +136,7 @@ impl Onion {
                 shown: Shown::new(us, certificate),
                 settings,
                 relay: Arc::new(relay),
+                known,
                 channels,
                 dialer,
                 server,
@@ -142,6 +149,11 @@ impl Onion {
     /// What clients write of the relay.
     pub(crate) fn key(&self) -> OnionKey {
         self.relay.keys().published().into()
+    }
+
+    /// The directory's list, as channels see it.
+    pub(crate) fn listed(&self) -> Listed {
+        Listed(Arc::clone(&self.known))
     }
 
     /// Takes other onion keys: circuits that are there go on.
@@ -300,6 +312,15 @@ fn bounds(settings: &Settings, config: &Config) -> channel::Config {
         idle: settings.idle_channel,
         failed: settings.unanswered,
         channels: settings.relays,
+        channels_per_address: settings.relays_per_address,
+        dials: channel::Rate {
+            at_once: settings.dials,
+            per_second: settings.dials_per_second,
+        },
+        dials_per_address: channel::Rate {
+            at_once: settings.dials_per_address,
+            per_second: settings.dials_per_address_and_second,
+        },
         ..channel::Config::default()
     }
 }

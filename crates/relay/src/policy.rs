@@ -155,6 +155,17 @@ impl Policy {
         allowed || (!self.is_refused(ip) && fine())
     }
 
+    /// Whether `[ingress] relays` has a relay there.
+    pub(crate) fn names_relay(&self, address: SocketAddr) -> bool {
+        self.relays.contains(&Target::from(address))
+    }
+
+    /// Whether a rule of `[egress] allow` is about this address.
+    pub(crate) fn names(&self, address: SocketAddr) -> bool {
+        let ip = address.ip().to_canonical();
+        self.allow.iter().any(|r| r.has_address(ip, address.port()))
+    }
+
     /// Judges the address of a relay that a circuit is to be extended to. Its identity will be checked, so it need not be known here.
     ///
     /// # Errors

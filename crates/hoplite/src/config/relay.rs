@@ -5,8 +5,11 @@ use std::path::Path;
 
 use hoplite_relay::config::{Config, ConfigError};
 
-use super::locate::Document;
-use crate::errors::{Complaint, Failure};
+use super::{directory, locate::Document};
+use crate::{
+    errors::{Complaint, Failure},
+    relay::known,
+};
 
 /// A file that was read and checked.
 #[derive(Clone, Debug)]
@@ -29,6 +32,14 @@ pub(crate) fn read(document: &Document) -> Result<Relay, Failure> {
     config
         .check()
         .map_err(|error| vec![complaint(document, &error)])?;
+    let authorities = known::authorities(&config.directory);
+    if !authorities.is_empty() {
+        let threshold = config.directory.threshold;
+        let wrong = directory::complaints(document, "directory.", &authorities, threshold);
+        if !wrong.is_empty() {
+            return Err(wrong.into());
+        }
+    }
     for entry in &config.auth.token {
         entry
             .read()

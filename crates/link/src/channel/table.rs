@@ -168,8 +168,12 @@ impl<C: Line> Table<C> {
             if let Some(channel) = relay.find(&whom.address, ours) {
                 return Ok(Way::Here(channel));
             }
-            let same = |dial: &&Dial<C>| dial.target == whom.address && dial.how == how;
-            if let Some(dial) = relay.dials.iter().find(same) {
+            let same = |dial: &Dial<C>| dial.target == whom.address && dial.how == how;
+            if let Some(dial) = relay.dials.iter_mut().find(|dial| same(dial)) {
+                if dial.outcome.initialized() {
+                    // Those who waited have a channel that the relay dialled meanwhile; it no longer serves.
+                    dial.outcome = Outcome::default();
+                }
                 return Ok(Way::Wait(Arc::clone(&dial.outcome)));
             }
         }
@@ -204,13 +208,14 @@ impl<C: Line> Table<C> {
         times: Times,
     ) {
         let asked = self.end_dial(identity, plan.number);
+        let how = asked.as_ref().map(|dial| dial.how);
         if let Err(error) = &made {
             let memory = Memory {
                 kept: self.bounds.failed,
                 most: self.bounds.channels,
             };
-            if let Some(asked) = asked {
-                self.failed.note(memory, (whom, asked), times, error);
+            if let Some(how) = how {
+                self.failed.note(memory, (whom, how), times, error);
             }
         }
         let told = made.map(|channel| {
@@ -221,7 +226,8 @@ impl<C: Line> Table<C> {
             chosen.unwrap_or(channel)
         });
         self.forget_dead(identity);
-        plan.outcome.set(told).ok();
+        let waiting = asked.map_or_else(|| Arc::clone(&plan.outcome), |dial| dial.outcome);
+        waiting.set(told).ok();
     }
 
     /// A further channel to a relay that was dialled: nobody waits for it.
@@ -359,12 +365,11 @@ impl<C: Line> Table<C> {
         }
     }
 
-    /// In which way it had been asked for.
-    fn end_dial(&mut self, identity: &[u8; 32], number: u64) -> Option<How> {
+    fn end_dial(&mut self, identity: &[u8; 32], number: u64) -> Option<Dial<C>> {
         let relay = self.relays.get_mut(identity)?;
         let mut dials = relay.dials.iter();
         let place = dials.position(|dial| dial.number == number)?;
-        Some(relay.dials.remove(place).how)
+        Some(relay.dials.remove(place))
     }
 }
 
@@ -616,3 +621,6 @@ impl Rate {
         (after <= now + each.saturating_mul(self.at_once)).then_some(after)
     }
 }
+
+#[cfg(test)]
+mod tests;

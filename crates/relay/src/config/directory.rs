@@ -1,6 +1,7 @@
-//! `[directory]` in the relay's file: what the relay says of itself, and to which authorities. The binary signs it and hands it in.
+//! `[directory]` in the relay's file: what the relay says of itself, and to which authorities, and whose list says which relays are known.
+//! The binary signs the one and hands it in, and fetches the other.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, str::FromStr};
 
 use hoplite_wire::{
     Target,
@@ -17,6 +18,11 @@ pub struct Directory {
     /// `host:port` of each authority to which the descriptor is handed in. Default: none.
     #[serde(deserialize_with = "text::list")]
     pub publish: Vec<Target>,
+    /// The known authorities, `KEY@host:port`: the relays of the list that they sign are known to this one. Default: none.
+    #[serde(deserialize_with = "text::list")]
+    pub authorities: Vec<Authority>,
+    /// How many of them must have signed the list; 0 is more than half. Default: 0.
+    pub threshold: usize,
     /// Where clients reach the relay, the best first. Default: `listen`, if no wildcard is in it.
     pub addresses: Vec<SocketAddr>,
     /// Where the relay stands: a word. Default: not said.
@@ -32,10 +38,34 @@ pub struct Directory {
     pub every: u64,
 }
 
+/// Where an authority answers, and its key: `"ed25519:…@host:port"`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Authority {
+    /// Who it is.
+    pub key: Key,
+    /// Host and port of its HTTP.
+    pub address: Target,
+}
+
+impl FromStr for Authority {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        let expected = "expected \"ed25519:…@host:port\"";
+        let (key, address) = text.split_once('@').ok_or(expected)?;
+        Ok(Self {
+            key: key.parse().map_err(|_| expected)?,
+            address: address.parse().map_err(|_| expected)?,
+        })
+    }
+}
+
 impl Default for Directory {
     fn default() -> Self {
         Self {
             publish: Vec::new(),
+            authorities: Vec::new(),
+            threshold: 0,
             addresses: Vec::new(),
             region: None,
             operator: None,

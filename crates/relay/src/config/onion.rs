@@ -39,8 +39,20 @@ pub struct Onion {
     pub queued: u64,
     /// Streams to targets of one circuit. Default: 512.
     pub streams: usize,
-    /// Other relays that channels are kept to, and that are remembered as not answering. Default: 4096.
+    /// Other relays that channels are kept to, and that are remembered as not answering. For one more, one goes that the directory's list does not
+    /// have, or that is idle. Default: 4096.
     pub relays: usize,
+    /// How many of them that are not in the list may be at one address (an IPv6 /64). Default: 64.
+    pub relays_per_address: usize,
+    /// How many relays that are not in the list may be dialled at once; and then so many a second (`dials_per_second`). Circuits that are to be
+    /// extended to further ones are refused. Default: 512.
+    pub dials: u32,
+    /// How many relays that are not in the list may be dialled each second. Default: 64.
+    pub dials_per_second: u32,
+    /// The same at one address (an IPv6 /64): so many at once. Default: 32.
+    pub dials_per_address: u32,
+    /// And then so many each second. Default: 1.
+    pub dials_per_address_and_second: u32,
     /// Seconds that the next relay has to answer, and a target. Default: 30.
     #[serde(with = "text::seconds")]
     pub patience: Duration,
@@ -79,6 +91,11 @@ impl Default for Onion {
             queued: 1 << 30,
             streams: 512,
             relays: 4096,
+            relays_per_address: 64,
+            dials: 512,
+            dials_per_second: 64,
+            dials_per_address: 32,
+            dials_per_address_and_second: 1,
             patience: Duration::from_secs(30),
             unanswered: hoplite_link::channel::FAILED,
             idle_channel: Duration::from_secs(180),
@@ -119,6 +136,14 @@ impl Onion {
             ("onion.queued", self.queued == 0),
             ("onion.streams", self.streams == 0),
             ("onion.relays", self.relays == 0),
+            ("onion.relays_per_address", self.relays_per_address == 0),
+            ("onion.dials", self.dials == 0),
+            ("onion.dials_per_second", self.dials_per_second == 0),
+            ("onion.dials_per_address", self.dials_per_address == 0),
+            (
+                "onion.dials_per_address_and_second",
+                self.dials_per_address_and_second == 0,
+            ),
             ("onion.patience", self.patience.is_zero()),
             ("onion.idle_channel", self.idle_channel.is_zero()),
         ];

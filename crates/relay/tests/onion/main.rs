@@ -2,6 +2,7 @@
 
 mod beside;
 mod circuits;
+mod known;
 mod life;
 mod limits;
 #[path = "../relay/namespace.rs"]

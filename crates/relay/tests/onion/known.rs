@@ -1,0 +1,137 @@
+//! Whom a relay dials and how, as whoever is dialled sees it: a client names any address and any identity in EXTEND2.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use hoplite_link::channel::How;
+use hoplite_onion::path::Relay as Known;
+use hoplite_overlay::Terms;
+use hoplite_relay::Handle;
+use tokio::{
+    net::{TcpListener, UdpSocket},
+    time::{Duration, sleep},
+};
+
+use crate::{
+    support::{client, echoes, known, number, path, refused, relay, soon, token},
+    targets,
+};
+
+const OVER_QUIC: &str = "hoplite_relay_onion_channels_in_open{transport=\"quic\"}";
+const OVER_TLS: &str = "hoplite_relay_onion_channels_in_open{transport=\"tls\"}";
+
+/// Somebody with one port of UDP and TCP.
+async fn victim() -> (UdpSocket, TcpListener, SocketAddr) {
+    loop {
+        let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
+        let tcp = tcp.expect("binds");
+        let address = tcp.local_addr().expect("bound");
+        if let Ok(udp) = UdpSocket::bind(address).await {
+            return (udp, tcp, address);
+        }
+    }
+}
+
+/// A relay that is said to be at the victim's address.
+fn forged(relay: &Handle, at: SocketAddr, identity: u8) -> Known {
+    let mut forged = known("forged", relay);
+    forged.keys.ed25519[0] ^= identity;
+    forged.addresses = vec![at];
+    forged
+}
+
+fn list(relays: [&Handle; 2]) -> Vec<([u8; 32], Vec<SocketAddr>)> {
+    let entry = |relay: &Handle| {
+        let identity = known("", relay).keys.ed25519;
+        (identity, relay.addresses().to_vec())
+    };
+    relays.map(entry).to_vec()
+}
+
+/// Waits until the relay has so many channels from others over this.
+async fn has(relay: &Handle, what: &str, most: u64) {
+    soon(async {
+        while number(relay, what) != most {
+            sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}
+
+/// The first packets of QUIC are larger than the cell that asks for them, and go to whoever is named.
+#[tokio::test]
+async fn an_address_that_the_list_does_not_have_gets_no_quic_packet() {
+    let (first, other) = (relay(|_| ()), relay(|_| ()));
+    let listed = first.listed().expect("it serves circuits");
+    listed.replace(list([&first, &other]));
+    let (udp, tcp, address) = victim().await;
+    // Both an identity that nobody has, and one that the list has at another address.
+    for identity in [1, 0] {
+        let path = vec![known("first", &first), forged(&other, address, identity)];
+        let onion = client(path, How::Tls);
+        let target = SocketAddr::from(([127, 0, 0, 1], 9));
+        let asking = refused(&onion, target);
+        let accepting = async {
+            let (stream, _) = soon(tcp.accept()).await.expect("dialled over TCP");
+            drop(stream);
+        };
+        tokio::join!(asking, accepting);
+    }
+    let mut octets = [0; 2000];
+    let got = udp.try_recv(&mut octets);
+    assert!(got.is_err(), "{got:?} octets of QUIC went to a stranger");
+}
+
+#[tokio::test]
+async fn a_relay_of_the_list_is_dialled_over_quic() {
+    let (first, second) = (relay(|_| ()), relay(|_| ()));
+    let listed = first.listed().expect("it serves circuits");
+    listed.replace(list([&first, &second]));
+    let onion = client(path([&first, &second]), How::Tls);
+    echoes(&onion, &Terms::default(), 1000).await;
+    assert_eq!(
+        (number(&second, OVER_QUIC), number(&second, OVER_TLS)),
+        (1, 0)
+    );
+}
+
+#[tokio::test]
+async fn a_relay_that_has_shown_itself_over_tls_is_dialled_over_quic_beside_it() {
+    let (first, second) = (relay(|_| ()), relay(|_| ()));
+    let onion = client(path([&first, &second]), How::Tls);
+    echoes(&onion, &Terms::default(), 1000).await;
+    has(&second, OVER_TLS, 1).await;
+    has(&second, OVER_QUIC, 1).await;
+}
+
+#[tokio::test]
+async fn an_address_is_dialled_so_often_and_relays_of_the_list_all_the_same() {
+    let first = relay(|config| {
+        config.onion.dials_per_address = 3;
+        config.onion.dials_per_address_and_second = 1;
+    });
+    let second = relay(|_| ());
+    let (_udp, tcp, address) = victim().await;
+    let accepting = tokio::spawn(async move {
+        // Whoever connects is hung up on.
+        while tcp.accept().await.is_ok() {}
+    });
+    let listed = first.listed().expect("it serves circuits");
+    listed.replace(list([&first, &second]));
+    let target = targets::tcp_echo().await;
+    let mut limited = 0;
+    for identity in 1..=20 {
+        let path = vec![known("first", &first), forged(&second, address, identity)];
+        refused(&client(path, How::Tls), target).await;
+        limited = number(
+            &first,
+            "hoplite_relay_onion_channel_faults_total{what=\"not_dialled\"}",
+        );
+        if limited > 0 {
+            break;
+        }
+    }
+    assert!(limited > 0, "it went on and on");
+    let onion = client(path([&first, &second]), How::Tls);
+    echoes(&onion, &token(1), 1000).await;
+    accepting.abort();
+}
