@@ -7,6 +7,7 @@
 
 mod ask;
 pub mod io;
+mod late;
 mod message;
 mod receive;
 mod send;
@@ -27,7 +28,7 @@ use hoplite_wire::cell::{
 use tokio::time::Instant;
 
 pub use self::message::Outbound;
-use self::{share::Sum, stream::Stream};
+use self::{late::Late, share::Sum, stream::Stream};
 use crate::{
     channel::Kept,
     flow::{self, Control, Violation, vegas},
@@ -53,7 +54,7 @@ pub struct Limits {
     pub sending_all: usize,
     /// Messages that wait before DATA, acknowledgements mostly; then nothing more is read of the circuit.
     pub urgent: usize,
-    /// Streams that have ended and whose late cells are still let pass, the oldest forgotten first.
+    /// Streams that have ended and on which may still come what was on its way, the oldest forgotten first.
     pub gone: usize,
 }
 
@@ -114,7 +115,7 @@ pub enum Broken {
     /// A message that its sender must not send, or not now.
     #[error("{0:?} where it is not allowed")]
     Unexpected(Command),
-    /// A message for a stream that never was.
+    /// A message for a stream that never was, or on which nothing can be under way any more.
     #[error("a cell for an unknown stream")]
     UnknownStream,
 }
@@ -144,8 +145,8 @@ pub struct Edge {
     /// Streams that have something to send, in turn.
     turn: VecDeque<u16>,
     urgent: VecDeque<Outbound>,
-    /// Streams that ended here first, with how many late cells are still let pass.
-    gone: VecDeque<(u16, u32)>,
+    /// Streams that ended here first, and what may still come on them (client).
+    gone: VecDeque<(u16, Late)>,
     asked: VecDeque<(StreamId, Asked)>,
     next_id: u16,
     driver: Option<Waker>,

@@ -66,6 +66,8 @@ enum Window {
 pub struct Incoming {
     increment: u32,
     since: u32,
+    /// DATA cells that have come.
+    count: u64,
     /// Cells that the peer may still send, where that is known.
     allowed: Option<u32>,
 }
@@ -162,6 +164,7 @@ impl Incoming {
         Self {
             increment: control.increment(),
             since: 0,
+            count: 0,
             allowed: (control == Control::Fixed).then_some(fixed::CIRCUIT_WINDOW),
         }
     }
@@ -174,12 +177,29 @@ impl Incoming {
         if let Some(allowed) = &mut self.allowed {
             *allowed = allowed.checked_sub(1).ok_or(Violation::Window)?;
         }
+        self.count = self.count.saturating_add(1);
         self.since = self.since.saturating_add(1);
         let due = self.since >= self.increment;
         if due {
             self.since = 0;
         }
         Ok(due)
+    }
+
+    /// DATA cells that have come.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// DATA cells that the peer may have on their way when it reads what is said now: its window. With congestion control it is not known; but it
+    /// begins with `cc_cwnd_init` and grows by no more than what was acknowledged (`cc_cwnd_inc_pct_ss`), of which the peer may have other values:
+    /// twice as many are believed.
+    pub fn under_way(&self) -> u64 {
+        let initial = u64::from(vegas::Parameters::default().initial);
+        match self.allowed {
+            Some(_) => fixed::CIRCUIT_WINDOW.into(),
+            None => (2 * self.count.saturating_add(initial)).min(vegas::LARGEST.into()),
+        }
     }
 
     /// That SENDME has left: so many more cells may come.

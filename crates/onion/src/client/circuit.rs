@@ -130,7 +130,6 @@ impl Circuit {
                 let reason = DestroyReason::parse(&cell.body).unwrap_or(DestroyReason::NONE);
                 Err(failure::destroyed(reason, self.layers.is_empty()))
             }
-            Command::PADDING => Ok(Progress::None),
             // "If a client receives a RELAY_EARLY cell, it MUST tear down the circuit."
             _ => Err(failure::broken(Malformed("cell where it is not allowed"))),
         }
@@ -205,7 +204,6 @@ impl Circuit {
                 self.truncated = lost.then_some(hop + 1);
                 Err(failure::destroyed(reason, false))
             }
-            relay::Command::DROP => Ok(Progress::None),
             relay::Command::EXTENDED2 if last && !self.is_built() => {
                 let data = header.data(fixed).map_err(failure::broken)?;
                 let extended = Created2::parse(data).map_err(failure::broken)?;

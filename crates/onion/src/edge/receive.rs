@@ -10,8 +10,15 @@ use hoplite_wire::cell::{
     },
 };
 
-use super::{Asked, Broken, Edge, Moment, Role, stream::Answer};
-use crate::{failure, flow::Digest};
+use super::{
+    Asked, Broken, Edge, Moment, Role,
+    late::Late,
+    stream::{Answer, Stream},
+};
+use crate::{
+    failure,
+    flow::{self, Digest},
+};
 
 impl Edge {
     /// A relay message for this end has come; `digest` is the running digest after its cell.
@@ -39,8 +46,9 @@ impl Edge {
             Message::Begin(begin) => self.requested(header, Asked::Stream(begin)),
             Message::BeginDir => self.requested(header, Asked::Directory),
             Message::Resolve(Resolve(name)) => self.requested(header, Asked::Name(name.into())),
-            // "If the relay command is not understood, the cell must be dropped and ignored."
-            Message::Drop | Message::Unknown(..) => Ok(()),
+            // "If the relay command is not understood, the cell must be dropped and ignored." That an exit does; a client has asked for nothing
+            // that it does not understand, nor for padding (proposal 254), and who may send it cells without end may mark its circuit.
+            Message::Drop | Message::Unknown(..) if self.role == Role::Exit => Ok(()),
             other => Err(Broken::Unexpected(other.command())),
         }
     }
@@ -62,10 +70,15 @@ impl Edge {
         if self.incoming.received()? {
             self.say(StreamId::CIRCUIT, &Message::Sendme(Sendme::V1(digest)));
         }
-        let Some(stream) = self.streams.get_mut(&header.stream.0) else {
-            return self.stray(header.stream);
+        let at_client = self.role == Role::Client;
+        // Nobody has a reason to send a client nothing.
+        if at_client && header.length == 0 {
+            return Err(Broken::Unexpected(Command::DATA));
+        }
+        let Some(stream) = self.stream(header.stream) else {
+            return self.stray(header.stream, Late::data);
         };
-        if self.role == Role::Client && !stream.is_answered() {
+        if at_client && !stream.is_answered() {
             return Err(Broken::Unexpected(Command::DATA));
         }
         body.advance(HEADER);
@@ -94,7 +107,8 @@ impl Edge {
             return;
         };
         let id = StreamId(*id);
-        stream.cut(reason);
+        let late = (self.role == Role::Client).then(|| Late::new(stream, &self.incoming));
+        stream.cut(reason, late);
         self.say(id, &Message::End(End::new(reason)));
     }
 
@@ -108,8 +122,8 @@ impl Edge {
             self.wake();
             return Ok(());
         }
-        let Some(stream) = self.streams.get_mut(&id.0) else {
-            return self.stray(id);
+        let Some(stream) = self.stream(id) else {
+            return self.stray(id, |late, _| late.acknowledged());
         };
         stream.outgoing.acknowledged()?;
         self.take_turn(id);
@@ -120,22 +134,23 @@ impl Edge {
         if self.role == Role::Exit {
             return Err(Broken::Unexpected(header.command));
         }
-        match self.streams.get_mut(&header.stream.0) {
+        match self.stream(header.stream) {
             Some(stream) if stream.is_answered() => Err(Broken::Unexpected(header.command)),
             Some(stream) => {
                 stream.answer(Ok(answer));
                 Ok(())
             }
-            None => self.stray(header.stream),
+            None => self.stray(header.stream, |late, _| late.answered(header.command)),
         }
     }
 
     fn looked_up(&mut self, header: Header, resolved: &Resolved<'_>) -> Result<(), Broken> {
         let answer = failure::addresses(resolved);
-        let Some(stream) = self.streams.get_mut(&header.stream.0) else {
+        let at_exit = self.role == Role::Exit;
+        let Some(stream) = self.stream(header.stream) else {
             return self.answered(header, Answer::Connected);
         };
-        if self.role == Role::Exit || stream.is_answered() {
+        if at_exit || stream.is_answered() {
             return Err(Broken::Unexpected(header.command));
         }
         stream.answer(answer.map(Answer::Addresses));
@@ -144,9 +159,13 @@ impl Edge {
     }
 
     fn ended(&mut self, id: StreamId, end: End) -> Result<(), Broken> {
-        let Some(stream) = self.streams.get_mut(&id.0) else {
-            return self.stray(id);
+        let at_exit = self.role == Role::Exit;
+        let Some(stream) = self.stream(id) else {
+            return self.stray(id, |late, _| late.ended(end));
         };
+        if !at_exit && !stream.may_end(end) {
+            return Err(Broken::Unexpected(Command::END));
+        }
         stream.end(end);
         // A writer that waited for the other side's end may end now.
         self.take_turn(id);
@@ -155,8 +174,8 @@ impl Edge {
 
     fn told(&mut self, header: Header, stop: bool) -> Result<(), Broken> {
         let strict = self.role == Role::Client;
-        let Some(stream) = self.streams.get_mut(&header.stream.0) else {
-            return self.stray(header.stream);
+        let Some(stream) = self.stream(header.stream) else {
+            return self.stray(header.stream, |late, _| late.told(stop));
         };
         stream.outgoing.told(stop, strict)?;
         if !stop {
@@ -165,15 +184,27 @@ impl Edge {
         Ok(())
     }
 
+    /// A stream that goes on here.
+    fn stream(&mut self, id: StreamId) -> Option<&mut Stream> {
+        let stream = self.streams.get_mut(&id.0)?;
+        stream.cut_off().is_none().then_some(stream)
+    }
+
     /// A cell for a stream that is not there. An exit cannot know which streams its client has given up, and drops it;
-    /// a client knows which it had.
-    fn stray(&mut self, id: StreamId) -> Result<(), Broken> {
+    /// a client knows which it had, and what may still be on its way there.
+    fn stray(
+        &mut self,
+        id: StreamId,
+        judge: impl FnOnce(&mut Late, &flow::Incoming) -> Result<(), Broken>,
+    ) -> Result<(), Broken> {
         if self.role == Role::Exit {
             return Ok(());
         }
-        let known = self.gone.iter_mut().find(|(gone, _)| *gone == id.0);
-        let (_, left) = known.ok_or(Broken::UnknownStream)?;
-        *left = left.checked_sub(1).ok_or(Broken::UnknownStream)?;
-        Ok(())
+        let mut gone = self.gone.iter_mut();
+        let late = match self.streams.get_mut(&id.0) {
+            Some(stream) => stream.cut_off(),
+            None => gone.find(|(gone, _)| *gone == id.0).map(|(_, late)| late),
+        };
+        judge(late.ok_or(Broken::UnknownStream)?, &self.incoming)
     }
 }

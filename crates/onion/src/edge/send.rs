@@ -6,7 +6,7 @@ use hoplite_wire::cell::relay::{End, EndReason, Message, Sendme, StreamId, Xoff,
 use tokio::time::Instant;
 
 use super::{Edge, Outbound, Role, message, stream::Produced};
-use crate::flow::{self, Digest, stream::Say};
+use crate::flow::{Digest, stream::Say};
 
 impl Edge {
     /// What is to be sent next: first what is urgent, then DATA, a cell of each stream in turn.
@@ -58,15 +58,16 @@ impl Edge {
     }
 
     pub(super) fn forget(&mut self, id: u16) {
-        self.streams.remove(&id);
+        let Some(stream) = self.streams.remove(&id) else {
+            return;
+        };
         if self.role == Role::Exit {
             return;
         }
         if self.gone.len() >= self.limits.gone {
             self.gone.pop_front();
         }
-        let late = self.limits.waiting.max(flow::fixed::STREAM_WINDOW);
-        self.gone.push_back((id, late));
+        self.gone.push_back((id, stream.late(&self.incoming)));
     }
 
     /// Nobody holds the stream's handle any more.

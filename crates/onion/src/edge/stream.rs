@@ -10,11 +10,11 @@ use hoplite_wire::cell::{
     relay::{End, EndReason, HEADER},
 };
 
-use super::{Broken, Command, Limits, share::Share};
+use super::{Broken, Command, Limits, late::Late, share::Share};
 use crate::{
     failure,
     flow::{
-        Control,
+        self, Control,
         stream::{Incoming, Outgoing, Say, Taken},
     },
 };
@@ -82,6 +82,8 @@ pub(super) struct Stream {
     ended: Option<End>,
     /// It was ended here, while neither its reader nor the peer had; what still comes is thrown away.
     cut: bool,
+    /// And so much may still come, at a client.
+    late: Option<Late>,
     /// Nobody holds the handle any more.
     dropped: bool,
     pub(super) reader: Option<Waker>,
@@ -113,6 +115,7 @@ impl Stream {
             end_sent: false,
             ended: None,
             cut: false,
+            late: None,
             dropped: false,
             reader: None,
             writer: None,
@@ -204,12 +207,48 @@ impl Stream {
     }
 
     /// Ends it, and lets go of all that waits. It stays until its handle is dropped: so it counts as long as somebody serves it.
-    pub(super) fn cut(&mut self, reason: EndReason) {
+    pub(super) fn cut(&mut self, reason: EndReason, late: Option<Late>) {
+        self.late = self.late.or(late);
         self.cut = true;
         self.waiting.clear();
         self.held.take(usize::MAX);
         self.unqueue();
         self.end(End::new(reason));
+    }
+
+    /// Whether the peer may say so now: once, and once more to take back an orderly end.
+    pub(super) fn may_end(&self, end: End) -> bool {
+        self.ended.is_none_or(|ended| {
+            self.half_close && ended.reason == EndReason::DONE && end.reason != EndReason::DONE
+        })
+    }
+
+    /// What may still come when it is forgotten now.
+    pub(super) fn late(&self, circuit: &flow::Incoming) -> Late {
+        self.late.unwrap_or_else(|| Late::new(self, circuit))
+    }
+
+    /// What may still come on it, if it was cut.
+    pub(super) fn cut_off(&mut self) -> Option<&mut Late> {
+        self.late.as_mut()
+    }
+
+    /// How the peer has ended it.
+    pub(super) fn ended(&self) -> Option<End> {
+        self.ended
+    }
+
+    /// Whether the peer ends its side alone.
+    pub(super) fn knows_half_close(&self) -> bool {
+        self.half_close
+    }
+
+    /// DATA cells that the peer may still send, where the stream has a window.
+    pub(super) fn window(&self) -> Option<u32> {
+        match self.incoming {
+            Incoming::Window { allowed, .. } => Some(allowed),
+            Incoming::Xon { .. } => None,
+        }
     }
 
     /// The circuit has closed.

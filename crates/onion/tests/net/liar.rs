@@ -222,6 +222,7 @@ async fn cells_that_no_relay_sends_to_a_client_end_the_circuit() {
         Command::CREATED2,
         Command::CREATE2,
         Command::RELAY,
+        Command::PADDING,
         Command(77),
     ] {
         let (mut liar, client) = meet(true, true).await;
@@ -236,16 +237,37 @@ async fn cells_that_no_relay_sends_to_a_client_end_the_circuit() {
     }
 }
 
+/// A relay that could have cells thrown away could mark a circuit for somebody who watches the client.
 #[tokio::test]
-async fn padding_and_what_is_not_understood_changes_nothing() {
+async fn padding_that_nobody_negotiated_and_what_no_client_understands_end_the_circuit() {
+    const PADDING_NEGOTIATED: relay::Command = relay::Command(42);
+    for (stream, command) in [
+        (0, relay::Command::DROP),
+        (1, relay::Command::DROP),
+        (0, relay::Command(99)),
+        (1, relay::Command(99)),
+        (0, PADDING_NEGOTIATED),
+        (1, relay::Command::DATA),
+    ] {
+        let (mut liar, client) = meet(true, true).await;
+        let stream = if stream == 1 { liar.stream.0 } else { stream };
+        liar.say(command, stream, b"").await;
+        is_caught(liar, client, &format!("{command:?}")).await;
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_is_ended_again_and_again_ends_the_circuit() {
     let (mut liar, client) = meet(true, true).await;
-    send(&mut liar.circuit, cell(Command::PADDING, 7)).await;
-    liar.say(relay::Command::DROP, 0, b"").await;
-    liar.say(relay::Command(99), 0, b"what").await;
+    let done = Message::End(relay::End::new(relay::EndReason::DONE));
     let stream = liar.stream.0;
-    liar.say(relay::Command::DATA, stream, b"well").await;
-    tokio::task::yield_now().await;
-    assert!(!client.is_finished());
+    liar.tell(stream, &Message::Data(b"so much")).await;
+    for _ in 0..2 {
+        liar.tell(stream, &done).await;
+    }
+    // The program has read its end in time, or an error.
+    soon(liar.leaves()).await;
+    drop(client);
 }
 
 /// What passes between a client and its guard, bent on the way.
