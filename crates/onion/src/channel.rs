@@ -19,7 +19,7 @@ use std::{
 use hoplite_overlay::Error;
 use hoplite_wire::cell::{Cell, CircuitId, circuit::DestroyReason};
 
-use crate::path::Relay;
+use crate::{path::Relay, relay::Asker};
 
 /// Something that is waited for.
 pub type Waiting<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -39,6 +39,15 @@ pub trait Channel: fmt::Debug + Send + Sync {
 
     /// The peer's Ed25519 identity; `None` for a client, which has none.
     fn peer(&self) -> Option<[u8; 32]>;
+
+    /// Whose circuits the peer's are, to the limits of a relay. By default each channel is somebody's of its own, and relays are known.
+    fn asker(&self) -> Asker {
+        let place = std::ptr::from_ref(self).cast::<()>().addr();
+        Asker {
+            key: u64::try_from(place).unwrap_or(0),
+            known: self.peer().is_some(),
+        }
+    }
 
     /// Whether it has closed.
     fn is_closed(&self) -> bool;

@@ -231,6 +231,13 @@ impl Pace {
     }
 }
 
+impl ClientKey {
+    /// For limits that are kept elsewhere.
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
+}
+
 impl fmt::Debug for ClientKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ClientKey(hidden)")

@@ -127,7 +127,7 @@ impl Onion {
             });
             let channels = channels.with_listing(known.clone());
             let linked = Arc::new(Linked::new(channels.clone(), how(&settings)));
-            let mut relay = relay::Relay::new(circuits.keys, linked, limits(&settings));
+            let mut relay = relay::Relay::new(circuits.keys, linked, limits(&settings, config));
             relay.next = Arc::new(Next(Arc::clone(&egress)));
             let out = Arc::new(Out::new(egress, metrics));
             relay.policy = out.clone();
@@ -325,8 +325,17 @@ fn bounds(settings: &Settings, config: &Config) -> channel::Config {
     }
 }
 
-fn limits(settings: &Settings) -> relay::Config {
+fn limits(settings: &Settings, config: &Config) -> relay::Config {
+    let threads = match settings.skin_threads {
+        0 => config.limits.threads().div_ceil(2),
+        threads => threads,
+    };
     relay::Config {
+        handshakes: relay::Handshakes {
+            threads,
+            waiting: settings.skins_waiting,
+            waiting_per_client: settings.skins_waiting_per_client,
+        },
         congestion_control: settings.congestion_control,
         circuits: settings.circuits,
         creates: (settings.creates, settings.creates_per_second),

@@ -17,7 +17,11 @@ use hoplite_overlay::{Error, Overlay, Stream};
 use hoplite_wire::special;
 use tokio::time::Instant;
 
-use super::Skins;
+use super::{
+    Skins,
+    handshakes::{self, Handshakes},
+    hop::Made,
+};
 use crate::{
     channel::{Dialer, Waiting},
     edge::Limits,
@@ -32,8 +36,10 @@ pub struct Config {
     pub circuits_per_channel: usize,
     /// Circuits of all channels.
     pub circuits: usize,
-    /// CREATE2 of one channel: so many at once, so many a second.
+    /// CREATE2 of one client ([`Channel::asker`](crate::channel::Channel::asker)), on all of its channels: so many at once, so many a second.
     pub creates: (u32, u32),
+    /// Those that wait to be answered, and by how many threads they are.
+    pub handshakes: handshakes::Limits,
     /// Onion skins that are remembered, twice, and for how long at least.
     pub skins: (usize, Duration),
     /// How long a peer may take for CREATE2, the next relay for CREATED2, and a target to answer.
@@ -49,6 +55,7 @@ impl Default for Config {
             circuits_per_channel: 16_384,
             circuits: 65_536,
             creates: (400, 200),
+            handshakes: handshakes::Limits::default(),
             skins: (100_000, Duration::from_secs(600)),
             patience: Duration::from_secs(30),
             limits: Limits::default(),
@@ -135,6 +142,8 @@ pub struct Relay {
     pub config: Config,
     /// What counts.
     pub counters: Counters,
+    /// Answers to CREATE2 that are still to be computed.
+    pub(super) handshakes: Arc<Handshakes<Made>>,
     skins: Mutex<Skins>,
 }
 
@@ -143,6 +152,7 @@ impl Relay {
     pub fn new(keys: OnionKeys, dialer: Arc<dyn Dialer>, config: Config) -> Self {
         let (most, lasts) = config.skins;
         Self {
+            handshakes: Handshakes::new(config.handshakes, config.creates),
             keys: RwLock::new(Arc::new(keys)),
             dialer,
             out: None,

@@ -26,7 +26,7 @@ use super::{
     hop::{Extended, create},
 };
 use crate::{
-    channel,
+    channel::{self, Channel},
     edge::io::Shared,
     failure,
     flow::{Control, pressure::Pressure},
@@ -50,7 +50,8 @@ pub(super) struct Driver {
     edge: Option<Arc<Shared>>,
     tasks: JoinSet<()>,
     replies: VecDeque<(relay::Command, Vec<u8>)>,
-    previous: Option<[u8; 32]>,
+    /// The channel that it came by.
+    from: Arc<dyn Channel>,
     pressure: Pressure,
     moved: Moved,
     /// Of the present turn.
@@ -78,14 +79,10 @@ struct Counted(Arc<Relay>);
 
 impl Driver {
     /// Serves a circuit that a peer has opened, from CREATE2 to its end.
-    pub(super) async fn run(
-        mut back: channel::Circuit,
-        relay: Arc<Relay>,
-        previous: Option<[u8; 32]>,
-    ) {
+    pub(super) async fn run(mut back: channel::Circuit, relay: Arc<Relay>, from: Arc<dyn Channel>) {
         relay.counters.open.fetch_add(1, Relaxed);
         let _counted = Counted(Arc::clone(&relay));
-        let created = create(&mut back, &relay).await;
+        let created = create(&mut back, &relay, from.asker()).await;
         let (circuit, control) = match created {
             Ok(created) => created,
             Err(reason) => return back.sender.destroy(reason),
@@ -100,7 +97,7 @@ impl Driver {
             edge: None,
             tasks: JoinSet::new(),
             replies: VecDeque::new(),
-            previous,
+            from,
             pressure: Pressure::default(),
             moved: Moved::default(),
             now: Instant::now(),

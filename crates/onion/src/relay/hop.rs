@@ -13,16 +13,20 @@ use hoplite_wire::cell::{
 };
 use tokio::time::timeout;
 
-use super::{Circuit, Relay};
+use super::{Asker, Circuit, Relay};
 use crate::{channel, flow::Control};
 
 /// The circuit to the next relay, and what its CREATED2 said.
 pub(super) type Extended = (channel::Circuit, Vec<u8>);
 
+/// What comes of a CREATE2: the circuit, its flow control, and CREATED2; nothing if it is bad, or a replay.
+pub(super) type Made = Option<(Circuit, Control, Vec<u8>)>;
+
 /// Waits for CREATE2, and answers it.
 pub(super) async fn create(
     back: &mut channel::Circuit,
-    relay: &Relay,
+    relay: &Arc<Relay>,
+    asker: Asker,
 ) -> Result<(Circuit, Control), DestroyReason> {
     let receiver = &mut back.receiver;
     let first = timeout(relay.config.patience, poll_fn(|cx| receiver.poll_recv(cx))).await;
@@ -31,11 +35,7 @@ pub(super) async fn create(
         Ok(_) => return Err(DestroyReason::PROTOCOL),
         Err(_) => return Err(DestroyReason::TIMEOUT),
     };
-    let create = Create2::parse(&cell.body).map_err(|_| DestroyReason::PROTOCOL)?;
-    let made = match relay.is_new(create.data) {
-        true => Circuit::create(&relay.keys(), &create, relay.config.congestion_control).ok(),
-        false => None,
-    };
+    let made = answer(&mut *back.receiver, cell, relay, asker).await?;
     let Some((circuit, control, created)) = made else {
         relay.counters.refused.fetch_add(1, Relaxed);
         return Err(DestroyReason::PROTOCOL);
@@ -46,6 +46,35 @@ pub(super) async fn create(
     let cell = cell.map_err(|_| DestroyReason::INTERNAL)?;
     send(back, cell).await?;
     Ok((circuit, control))
+}
+
+/// Has the answer computed. Nothing may come on the circuit meanwhile but its end: then it is not.
+async fn answer(
+    receiver: &mut dyn channel::Receiver,
+    cell: Cell,
+    relay: &Arc<Relay>,
+    asker: Asker,
+) -> Result<Made, DestroyReason> {
+    Create2::parse(&cell.body).map_err(|_| DestroyReason::PROTOCOL)?;
+    let of = Arc::clone(relay);
+    let computing = relay.handshakes.compute(asker, move || {
+        let create = Create2::parse(&cell.body).ok()?;
+        if !of.is_new(create.data) {
+            return None;
+        }
+        Circuit::create(&of.keys(), &create, of.config.congestion_control).ok()
+    });
+    tokio::select! {
+        biased;
+        made = computing => made.map_err(|_| {
+            relay.counters.limited.fetch_add(1, Relaxed);
+            DestroyReason::RESOURCELIMIT
+        }),
+        cell = poll_fn(|cx| receiver.poll_recv(cx)) => Err(match cell {
+            Some(cell) if cell.command != Command::DESTROY => DestroyReason::PROTOCOL,
+            _ => DestroyReason::NONE,
+        }),
+    }
 }
 
 /// Makes the circuit to the next relay, for as long as patience lasts.

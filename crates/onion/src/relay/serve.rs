@@ -4,22 +4,20 @@
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use hoplite_wire::cell::circuit::DestroyReason;
-use tokio::{task::JoinSet, time::Instant};
+use tokio::task::JoinSet;
 
-use super::{Bucket, Relay, driver::Driver};
+use super::{Relay, driver::Driver};
 use crate::channel::{Channel, Circuit};
 
 /// Serves until the channel has closed and its circuits have ended.
 pub async fn serve(channel: Arc<dyn Channel>, relay: Arc<Relay>) {
-    let (most, per_second) = relay.config.creates;
-    let mut creates = Bucket::new(most, per_second, Instant::now());
     let mut circuits = JoinSet::new();
     loop {
         tokio::select! {
             biased;
             Some(_) = circuits.join_next() => {}
             accepted = channel.accept() => match accepted {
-                Some(circuit) => take(circuit, &*channel, &relay, &mut creates, &mut circuits),
+                Some(circuit) => take(circuit, &channel, &relay, &mut circuits),
                 None => break,
             },
         }
@@ -29,17 +27,16 @@ pub async fn serve(channel: Arc<dyn Channel>, relay: Arc<Relay>) {
 
 fn take(
     circuit: Circuit,
-    channel: &dyn Channel,
+    channel: &Arc<dyn Channel>,
     relay: &Arc<Relay>,
-    creates: &mut Bucket,
     circuits: &mut JoinSet<()>,
 ) {
     let full = circuits.len() >= relay.config.circuits_per_channel
         || relay.circuits() >= relay.config.circuits;
-    if full || !creates.take(Instant::now()) {
+    if full || !relay.handshakes.admits(channel.asker()) {
         relay.counters.limited.fetch_add(1, Relaxed);
         circuit.sender.destroy(DestroyReason::RESOURCELIMIT);
         return;
     }
-    circuits.spawn(Driver::run(circuit, Arc::clone(relay), channel.peer()));
+    circuits.spawn(Driver::run(circuit, Arc::clone(relay), Arc::clone(channel)));
 }

@@ -1,5 +1,5 @@
-//! What protects a relay from CREATE2: so many a second for each channel, and none twice.
-//! [`super::serve`] and [`super::driver`] ask. tor-spec "Creating circuits"; C tor's DoS mitigation has the like.
+//! What protects a relay from CREATE2: so many a second for each client, and none twice.
+//! [`super::handshakes`] and [`super::hop`] ask. tor-spec "Creating circuits"; C tor's DoS mitigation has the like.
 
 use std::{
     collections::HashSet,
@@ -42,8 +42,18 @@ impl Bucket {
         }
     }
 
-    /// Takes a token, if there is one.
-    pub fn take(&mut self, now: Instant) -> bool {
+    /// How many are missing.
+    pub fn used(&self) -> u32 {
+        self.most.saturating_sub(self.left)
+    }
+
+    /// Whether none is missing now.
+    pub fn is_full(&mut self, now: Instant) -> bool {
+        self.fill(now);
+        self.left >= self.most
+    }
+
+    fn fill(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.since);
         let came = passed.as_millis() * u128::from(self.per_second) / 1000;
         if came > 0 {
@@ -51,6 +61,11 @@ impl Bucket {
             self.left = self.left.saturating_add(came).min(self.most);
             self.since = now;
         }
+    }
+
+    /// Takes a token, if there is one.
+    pub fn take(&mut self, now: Instant) -> bool {
+        self.fill(now);
         let taken = self.left > 0;
         self.left = self.left.saturating_sub(1);
         taken

@@ -1,6 +1,7 @@
 //! Circuits through relays in memory, from the overlay's end to the target's.
 #![expect(clippy::panic, reason = "a test: whatever fails ends it")]
 
+mod crowd;
 mod faults;
 mod hostile;
 mod liar;

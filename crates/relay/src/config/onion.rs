@@ -30,10 +30,18 @@ pub struct Onion {
     pub circuits_per_client: u32,
     /// Circuits on one channel of another relay. Default: 1024.
     pub circuits_per_relay: u32,
-    /// Circuits that may be begun at once on one channel; and then so many a second (`creates_per_second`). Default: 400.
+    /// Circuits that one address (an IPv6 /56) may begin at once, on all of its channels; and then so many a second (`creates_per_second`). A relay
+    /// that was dialled counts by itself. Default: 400.
     pub creates: u32,
-    /// Circuits that may be begun each second on one channel. Default: 200.
+    /// Circuits that one address may begin each second. Default: 200.
     pub creates_per_second: u32,
+    /// Threads that answer the handshakes of circuits (onion skins), beside those that pass cells; 0 is half as many as serve. Default: 0.
+    pub skin_threads: usize,
+    /// Onion skins that wait to be answered, of all: relays first, then whoever has begun the fewest circuits of late. When more come, the last in
+    /// that order are refused. Default: 2048.
+    pub skins_waiting: usize,
+    /// Onion skins of one address that wait. Default: 128.
+    pub skins_waiting_per_client: usize,
     /// Octets that may wait in the circuits of all channels, and in the streams of those that end here; beyond it those that move least are ended.
     /// Default: 1073741824.
     pub queued: u64,
@@ -88,6 +96,9 @@ impl Default for Onion {
             circuits_per_relay: 1024,
             creates: 400,
             creates_per_second: 200,
+            skin_threads: 0,
+            skins_waiting: 2048,
+            skins_waiting_per_client: 128,
             queued: 1 << 30,
             streams: 512,
             relays: 4096,
@@ -133,6 +144,11 @@ impl Onion {
             ("onion.circuits_per_relay", self.circuits_per_relay == 0),
             ("onion.creates", self.creates == 0),
             ("onion.creates_per_second", self.creates_per_second == 0),
+            ("onion.skins_waiting", self.skins_waiting == 0),
+            (
+                "onion.skins_waiting_per_client",
+                self.skins_waiting_per_client == 0,
+            ),
             ("onion.queued", self.queued == 0),
             ("onion.streams", self.streams == 0),
             ("onion.relays", self.relays == 0),

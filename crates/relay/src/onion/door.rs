@@ -9,7 +9,10 @@ use std::{
 };
 
 use hoplite_link::channel as link;
-use hoplite_onion::channel::{Channel, Circuit, Closed, Kept, Receiver, Sender, Waiting};
+use hoplite_onion::{
+    channel::{Channel, Circuit, Closed, Kept, Receiver, Sender, Waiting},
+    relay::Asker,
+};
 use hoplite_wire::cell::{BODY, Cell, circuit::DestroyReason};
 use tokio::time::{Sleep, sleep};
 
@@ -79,9 +82,21 @@ impl Channel for Door {
         Channel::peer(&self.channel)
     }
 
+    fn asker(&self) -> Asker {
+        Asker {
+            key: self.client.number(),
+            known: is_known(&self.channel),
+        }
+    }
+
     fn is_closed(&self) -> bool {
         Channel::is_closed(&self.channel)
     }
+}
+
+/// Whether whoever is at the other end comes before strangers: it has shown the identity of a relay, as whom was dialled has.
+fn is_known(channel: &link::Channel) -> bool {
+    channel.peer().is_some()
 }
 
 fn held(circuit: link::Circuit, permit: Permit) -> Circuit {

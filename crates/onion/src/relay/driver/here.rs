@@ -79,7 +79,7 @@ impl Driver {
         let extend = Extend2::parse(data).map_err(|_| Ended::from(DestroyReason::PROTOCOL))?;
         let own = self.relay.keys().published().ed25519;
         let admits = &*self.relay.next;
-        let relay = next_relay(&extend, &own, self.previous, admits).map_err(|_| {
+        let relay = next_relay(&extend, &own, self.from.peer(), admits).map_err(|_| {
             self.relay.counters.not_extended.fetch_add(1, Relaxed);
             Ended::from(DestroyReason::PROTOCOL)
         })?;

@@ -1,0 +1,364 @@
+//! Onion skins that wait to be answered: computed by a few threads beside those that pass cells, so that whoever asks for many circuits stops
+//! nobody's traffic. [`Queue`] is the machine: who waits, in which order, and who is refused; [`Handshakes`] drives it.
+//! tor-spec "Creating circuits"; C tor's onion queue and its DoS mitigation have the like.
+//!
+//! The queue is bounded, for one client and for all ([`Limits`]). Known relays come first, then whoever has asked for least of late; who comes first
+//! of two alike is served first. When it is full, the last of that order goes: it is told RESOURCELIMIT, and may try again.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::{sync::oneshot, time::Instant};
+
+use super::Bucket;
+
+/// Below this many clients nobody is forgotten.
+const FEW: usize = 1024;
+
+/// Bounds of what waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Threads that compute answers; 0: they are computed where they are asked for, and nothing waits.
+    pub threads: usize,
+    /// Skins of all clients that wait.
+    pub waiting: usize,
+    /// Skins of one client that wait.
+    pub waiting_per_client: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            threads: 0,
+            waiting: 2048,
+            waiting_per_client: 128,
+        }
+    }
+}
+
+/// Who asks, to the limits only.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Asker {
+    /// An address or its network, or a relay: nobody's but his.
+    pub key: u64,
+    /// A relay that is known, and comes first.
+    pub known: bool,
+}
+
+/// The order of those that wait: known ones, then those that have asked for least, then as they came.
+type Rank = (bool, u32, u64);
+
+/// Who waits with what.
+#[derive(Debug)]
+pub struct Queue<J> {
+    limits: Limits,
+    /// Circuits that one client may begin: so many at once, so many a second.
+    creates: (u32, u32),
+    waiting: BTreeMap<Rank, (u64, J)>,
+    count: u64,
+    /// Bounded by those with a channel, and those that had one within the time in which a bucket fills.
+    clients: HashMap<u64, Client>,
+    sweep_at: usize,
+}
+
+/// What one has asked for of late, and what of it waits.
+#[derive(Debug)]
+struct Client {
+    creates: Bucket,
+    waiting: usize,
+}
+
+impl<J> Queue<J> {
+    /// Nobody waits; each client may begin so many circuits at once, and then so many a second.
+    pub fn new(limits: Limits, creates: (u32, u32)) -> Self {
+        Self {
+            limits,
+            creates,
+            waiting: BTreeMap::new(),
+            count: 0,
+            clients: HashMap::new(),
+            sweep_at: FEW,
+        }
+    }
+
+    /// Whether a client may begin one more circuit now, on whichever channel.
+    pub fn admits(&mut self, asker: Asker, now: Instant) -> bool {
+        self.client(asker, now).creates.take(now)
+    }
+
+    /// It waits from now on; answers what is given up for it.
+    ///
+    /// # Errors
+    /// The job: it is what would be given up.
+    pub fn push(&mut self, asker: Asker, job: J, now: Instant) -> Result<Option<J>, J> {
+        let limits = self.limits;
+        let client = self.client(asker, now);
+        if client.waiting >= limits.waiting_per_client {
+            return Err(job);
+        }
+        client.waiting += 1;
+        let rank = (!asker.known, client.creates.used(), self.count);
+        self.count += 1;
+        self.waiting.insert(rank, (asker.key, job));
+        if self.waiting.len() <= limits.waiting {
+            return Ok(None);
+        }
+        let last = self.waiting.pop_last();
+        let given_up = last.map(|(last, (key, job))| (last == rank, self.leave(key, job)));
+        match given_up {
+            Some((true, job)) => Err(job),
+            Some((false, job)) => Ok(Some(job)),
+            None => Ok(None),
+        }
+    }
+
+    /// What is to be answered next.
+    pub fn pop(&mut self) -> Option<J> {
+        let (_, (key, job)) = self.waiting.pop_first()?;
+        Some(self.leave(key, job))
+    }
+
+    fn leave(&mut self, key: u64, job: J) -> J {
+        if let Some(client) = self.clients.get_mut(&key) {
+            client.waiting = client.waiting.saturating_sub(1);
+        }
+        job
+    }
+
+    fn client(&mut self, asker: Asker, now: Instant) -> &mut Client {
+        if self.clients.len() >= self.sweep_at {
+            self.clients
+                .retain(|_, client| client.waiting > 0 || !client.creates.is_full(now));
+            self.sweep_at = FEW.max(self.clients.len() * 2);
+        }
+        let (most, per_second) = self.creates;
+        self.clients.entry(asker.key).or_insert_with(|| Client {
+            creates: Bucket::new(most, per_second, now),
+            waiting: 0,
+        })
+    }
+}
+
+/// What is computed, on whichever thread.
+type Work<T> = Box<dyn FnOnce() -> T + Send>;
+
+/// The queue, and the threads that empty it.
+pub(super) struct Handshakes<T> {
+    threads: usize,
+    state: Mutex<State<T>>,
+}
+
+struct State<T> {
+    queue: Queue<(Work<T>, oneshot::Sender<T>)>,
+    /// Threads at work.
+    running: usize,
+}
+
+/// There are too many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TooMany;
+
+/// One thread at work; dropped, it is not.
+struct Worker<T> {
+    handshakes: Arc<Handshakes<T>>,
+    works: bool,
+}
+
+impl<T: Send + 'static> Handshakes<T> {
+    pub(super) fn new(limits: Limits, creates: (u32, u32)) -> Arc<Self> {
+        Arc::new(Self {
+            threads: limits.threads,
+            state: Mutex::new(State {
+                queue: Queue::new(limits, creates),
+                running: 0,
+            }),
+        })
+    }
+
+    /// As [`Queue::admits`].
+    pub(super) fn admits(&self, asker: Asker) -> bool {
+        self.state().queue.admits(asker, Instant::now())
+    }
+
+    /// Has it computed when its turn comes. Dropping the future gives the answer up, and what it would cost.
+    pub(super) async fn compute(
+        self: &Arc<Self>,
+        asker: Asker,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, TooMany> {
+        if self.threads == 0 {
+            return Ok(work());
+        }
+        self.wait(asker, Box::new(work)).await.map_err(|_| TooMany)
+    }
+
+    fn wait(self: &Arc<Self>, asker: Asker, work: Work<T>) -> oneshot::Receiver<T> {
+        let (tell, told) = oneshot::channel();
+        let mut state = self.state();
+        let pushed = state.queue.push(asker, (work, tell), Instant::now());
+        let starts = state.running < self.threads;
+        state.running += usize::from(starts);
+        drop(state);
+        if starts {
+            let mut worker = Worker {
+                handshakes: Arc::clone(self),
+                works: true,
+            };
+            drop(tokio::task::spawn_blocking(move || worker.run()));
+        }
+        // Whoever is given up hears that nobody will answer.
+        drop(pushed);
+        told
+    }
+}
+
+impl<T> Handshakes<T> {
+    fn state(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: Send + 'static> Worker<T> {
+    /// Works until nobody waits.
+    fn run(&mut self) {
+        while let Some((work, tell)) = self.next() {
+            if !tell.is_closed() {
+                // Its asker may have gone meanwhile.
+                tell.send(work()).ok();
+            }
+        }
+    }
+
+    /// The end is told under the same lock: who comes after it starts another.
+    fn next(&mut self) -> Option<(Work<T>, oneshot::Sender<T>)> {
+        let mut state = self.handshakes.state();
+        let next = state.queue.pop();
+        if next.is_none() {
+            state.running -= 1;
+            self.works = false;
+        }
+        next
+    }
+}
+
+impl<T> Drop for Worker<T> {
+    fn drop(&mut self) {
+        if self.works {
+            self.handshakes.state().running -= 1;
+        }
+    }
+}
+
+impl fmt::Debug for Asker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Asker(hidden)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        threads: 1,
+        waiting: 10,
+        waiting_per_client: 4,
+    };
+
+    fn guest(key: u64) -> Asker {
+        Asker { key, known: false }
+    }
+
+    fn relay(key: u64) -> Asker {
+        Asker { key, known: true }
+    }
+
+    /// Begins a circuit: how it went.
+    fn ask(queue: &mut Queue<u64>, asker: Asker, now: Instant) -> Result<Option<u64>, u64> {
+        assert!(queue.admits(asker, now));
+        queue.push(asker, asker.key, now)
+    }
+
+    #[test]
+    fn known_relays_come_first_and_then_whoever_asked_for_least() {
+        let now = Instant::now();
+        let mut queue = Queue::new(LIMITS, (100, 1));
+        for key in [1, 1, 1, 2, 9, 3, 2] {
+            let asker = if key == 9 { relay(9) } else { guest(key) };
+            assert_eq!(ask(&mut queue, asker, now), Ok(None));
+        }
+        let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
+        assert_eq!(order, [9, 1, 2, 3, 1, 2, 1]);
+    }
+
+    #[test]
+    fn one_address_takes_no_more_places_than_its_share_whatever_its_channels_are() {
+        let now = Instant::now();
+        let mut queue = Queue::new(LIMITS, (100, 1));
+        let taken = (0..50).filter(|_| ask(&mut queue, guest(1), now).is_ok());
+        assert_eq!(taken.count(), 4);
+        assert_eq!(queue.pop(), Some(1));
+        assert_eq!(ask(&mut queue, guest(1), now), Ok(None), "a place is free");
+    }
+
+    #[test]
+    fn when_all_places_are_taken_the_busiest_guest_gives_way_and_no_relay() {
+        let now = Instant::now();
+        let mut queue = Queue::new(LIMITS, (100, 1));
+        for key in [7, 7, 7, 7, 8, 8, 8, 1, 2, 3] {
+            assert_eq!(ask(&mut queue, guest(key), now), Ok(None));
+        }
+        assert_eq!(
+            ask(&mut queue, guest(4), now),
+            Ok(Some(7)),
+            "the fourth of 7"
+        );
+        assert_eq!(ask(&mut queue, guest(7), now), Err(7), "it has asked most");
+        for key in 20..30 {
+            let given_up = ask(&mut queue, relay(key), now).expect("relays come in");
+            assert!(given_up.is_some_and(|key| key < 10));
+        }
+        assert_eq!(ask(&mut queue, guest(5), now), Err(5), "relays alone wait");
+        assert_eq!(ask(&mut queue, relay(30), now), Err(30), "alike, and later");
+        assert_eq!(std::iter::from_fn(|| queue.pop()).count(), 10);
+    }
+
+    #[test]
+    fn an_address_has_one_rate_on_all_its_channels_and_is_forgotten_when_it_is_quiet() {
+        let mut now = Instant::now();
+        let mut queue = Queue::<()>::new(LIMITS, (10, 5));
+        assert_eq!((0..30).filter(|_| queue.admits(guest(1), now)).count(), 10);
+        now += Duration::from_secs(1);
+        assert_eq!((0..30).filter(|_| queue.admits(guest(1), now)).count(), 5);
+        for key in 0..100_000 {
+            now += Duration::from_millis(1);
+            assert!(queue.admits(guest(key + 10), now));
+        }
+        assert!(queue.clients.len() <= 2 * FEW, "{}", queue.clients.len());
+    }
+
+    #[tokio::test]
+    async fn who_waits_is_answered_by_as_many_threads_as_may_be() {
+        let handshakes = Handshakes::new(
+            Limits {
+                threads: 2,
+                ..Limits::default()
+            },
+            (100, 1),
+        );
+        let asked: Vec<_> = (0..100)
+            .map(|n| {
+                let handshakes = Arc::clone(&handshakes);
+                tokio::spawn(async move { handshakes.compute(guest(n), move || n).await })
+            })
+            .collect();
+        for (n, asked) in (0..).zip(asked) {
+            assert_eq!(asked.await.expect("no panic"), Ok(n));
+        }
+    }
+}
