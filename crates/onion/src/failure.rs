@@ -124,10 +124,16 @@ pub(crate) fn is_of_channel(error: &Error) -> bool {
     error::Error::source(error).is_some_and(<dyn error::Error>::is::<Closed>)
 }
 
-/// Whether a relay did not accept the handshake, or to be the one that was meant: the client may have an old key of it.
+/// Whether a relay did not accept the handshake, or to be the one that was meant: the client may have an old key of it. Where another relay
+/// was asked to extend to it, that one says no more than that it did not come about.
 pub(crate) fn is_refusal(error: &Error) -> bool {
     let said = error::Error::source(error).and_then(|source| source.downcast_ref());
-    matches!(said, Some(Destroyed(DestroyReason::PROTOCOL)))
+    matches!(
+        said,
+        Some(Destroyed(
+            DestroyReason::PROTOCOL | DestroyReason::DESTROYED
+        ))
+    )
 }
 
 /// A peer broke the protocol.
@@ -199,8 +205,8 @@ fn what_happened(error: &Error, hop: usize) -> &'static str {
         (_, Some(Destroyed(DestroyReason::PROTOCOL))) if hop == 0 => {
             "refuses the handshake (its onion key may be an old one: ask its operator)"
         }
-        (_, Some(Destroyed(DestroyReason::PROTOCOL))) => {
-            "refuses the handshake, or the relay before it to go there (its onion key may be an old one, its address one that relays do not extend to: ask the operators)"
+        (_, Some(Destroyed(DestroyReason::PROTOCOL | DestroyReason::DESTROYED))) => {
+            "refuses the handshake, or the relay before it to go there (its onion key may be an old one, its address one that relays do not extend to: ask the operators; or it is at a limit: try later)"
         }
         (_, Some(Destroyed(DestroyReason::CONNECTFAILED))) => {
             "cannot be reached from the relay before it (check its address, or take another relay)"

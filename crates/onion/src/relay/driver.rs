@@ -68,11 +68,10 @@ enum Next {
 
 type Extending = Pin<Box<dyn Future<Output = Result<Extended, DestroyReason>> + Send>>;
 
-/// Who is still to be told of a circuit's end, and what.
-struct Ended {
-    client: Option<DestroyReason>,
-    next: DestroyReason,
-}
+/// What the client's side is still to be told of a circuit's end; nothing if it said so itself. The next relay is told DESTROYED, whoever ended it
+/// and why: another relay's reason would be an octet that travels along the circuit, and our own one that it could choose by what it does.
+/// tor-spec "Tearing down circuits".
+struct Ended(Option<DestroyReason>);
 
 /// Counts a circuit as long as it lives.
 struct Counted(Arc<Relay>);
@@ -111,9 +110,9 @@ impl Driver {
             edge.lock().close(failure::retired());
         }
         if let Next::Open(next) = self.next {
-            next.sender.destroy(ended.next);
+            next.sender.destroy(DestroyReason::DESTROYED);
         }
-        if let Some(reason) = ended.client {
+        if let Some(reason) = ended.0 {
             if reason == DestroyReason::PROTOCOL {
                 self.relay.counters.broken.fetch_add(1, Relaxed);
             }
@@ -173,11 +172,10 @@ impl Driver {
         let cell = match self.back.receiver.poll_recv(cx) {
             Poll::Pending => return Ok(false),
             Poll::Ready(Some(cell)) => cell,
-            Poll::Ready(None) => return Err(Ended::by_client(DestroyReason::CHANNEL_CLOSED)),
+            Poll::Ready(None) => return Err(Ended(None)),
         };
         if cell.command == Command::DESTROY {
-            let reason = DestroyReason::parse(&cell.body).unwrap_or(DestroyReason::NONE);
-            return Err(Ended::by_client(reason));
+            return Err(Ended(None));
         }
         let early = cell.command == Command::RELAY_EARLY;
         match self.circuit.forward(cell)? {
@@ -204,7 +202,7 @@ impl Driver {
         let ready = match self.back.sender.poll_ready(cx) {
             Poll::Ready(Ok(())) => true,
             Poll::Ready(Err(channel::Closed)) => {
-                return Err(Ended::by_client(DestroyReason::CHANNEL_CLOSED));
+                return Err(Ended(None));
             }
             Poll::Pending => false,
         };
@@ -255,9 +253,8 @@ impl Driver {
                 self.back.sender.send(cell);
                 Ok(true)
             }
-            Command::DESTROY => {
-                self.lost(DestroyReason::parse(&cell.body).unwrap_or(DestroyReason::NONE))
-            }
+            // Whatever reason it gives.
+            Command::DESTROY => self.lost(DestroyReason::DESTROYED),
             // "A relay MUST NOT send RELAY_EARLY towards the client."
             _ => Err(DestroyReason::PROTOCOL.into()),
         }
@@ -299,21 +296,9 @@ fn relay_cell(body: BytesMut) -> Cell {
     }
 }
 
-impl Ended {
-    fn by_client(reason: DestroyReason) -> Self {
-        Self {
-            client: None,
-            next: reason,
-        }
-    }
-}
-
 impl From<DestroyReason> for Ended {
     fn from(reason: DestroyReason) -> Self {
-        Self {
-            client: Some(reason),
-            next: reason,
-        }
+        Self(Some(reason))
     }
 }
 

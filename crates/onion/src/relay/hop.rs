@@ -113,9 +113,8 @@ fn created(answer: Option<Cell>) -> Result<Vec<u8>, DestroyReason> {
             parsed.write(&mut data);
             Ok(data)
         }
-        Command::DESTROY => {
-            Err(DestroyReason::parse(&cell.body).unwrap_or(DestroyReason::DESTROYED))
-        }
+        // Its own reason stays here: see [`super::driver`].
+        Command::DESTROY => Err(DestroyReason::DESTROYED),
         _ => Err(DestroyReason::PROTOCOL),
     }
 }

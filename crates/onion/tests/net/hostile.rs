@@ -1,14 +1,21 @@
 //! A client that breaks the protocol: its circuit ends, and no other one of its channel; what it may hold is bounded.
 
-use std::{sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
-use hoplite_onion::{channel::Dialer, edge::HALF_CLOSE};
-use hoplite_overlay::conformance::Far;
+use hoplite_onion::{
+    channel::{Channel, Dialer, Waiting, memory},
+    edge::HALF_CLOSE,
+    path,
+};
+use hoplite_overlay::{Error, conformance::Far};
 use hoplite_wire::{
     Target,
     cell::{
-        Command,
-        circuit::DestroyReason,
+        Cell, Command,
+        circuit::{Created2, DestroyReason},
         relay::{self, Begin, Connected, End, EndReason, Flags, Message, Sendme, StreamId, Xoff},
     },
 };
@@ -18,7 +25,7 @@ use tokio::{
 };
 
 use crate::{
-    raw::{Heard, Peer, Raw, cell, skin},
+    raw::{Heard, Peer, Raw, answer, cell, send, skin},
     soon,
     support::{Kind, World},
 };
@@ -215,10 +222,112 @@ async fn replayed_swapped_and_tagged_cells_are_recognised_by_nobody_and_end_the_
         let Heard::Message(1, relay::Command::TRUNCATED, _, reason, _) = heard else {
             panic!("{what}: {heard:?}");
         };
-        assert_eq!(reason, [DestroyReason::PROTOCOL.0], "{what}");
+        assert_eq!(reason, [DestroyReason::DESTROYED.0], "{what}");
         assert_eq!(scene.world.relays[2].circuits(), 0, "{what}");
     }
     scene.kept_stands().await;
+}
+
+/// The relay before it says REQUESTED to whom it has truncated, and that is all that it says beside DESTROYED.
+#[tokio::test]
+async fn no_relay_sends_on_the_reason_of_another() {
+    for said in [0, 1, 8, 9, 77, 255].map(DestroyReason) {
+        // Forth: what a guard gives as its reason, and what it makes the middle find out, the next relay does not hear.
+        let world = World::new(Duration::ZERO, Kind::default());
+        let (mut raw, mut next) = extended_to_a_spy(&world).await;
+        let mut destroy = Cell::new(raw.circuit.id, Command::DESTROY, |body| said.write(body));
+        if said.0 == 77 {
+            destroy = Ok(cell(Command::RELAY_EARLY, 7));
+            for _ in 0..8 {
+                raw.send(cell(Command::RELAY_EARLY, 7)).await;
+            }
+        }
+        raw.send(destroy.expect("fits")).await;
+        let mut last = None;
+        while let Some(cell) = answer(&mut next).await {
+            last = (cell.command == Command::DESTROY)
+                .then(|| cell.body[0])
+                .or(last);
+        }
+        assert_eq!(last, Some(DestroyReason::DESTROYED.0), "{said:?}");
+        // Back: the client alone hears that it was destroyed, and no reason.
+        let world = World::new(Duration::ZERO, Kind::default());
+        let (mut raw, next) = extended_to_a_spy(&world).await;
+        next.sender.destroy(said);
+        let heard = raw.hear().await;
+        let Heard::Message(0, relay::Command::TRUNCATED, _, reason, _) = heard else {
+            panic!("{heard:?}");
+        };
+        assert_eq!(reason, [DestroyReason::DESTROYED.0], "{said:?}");
+    }
+}
+
+/// A relay that refuses a circuit tells the one before it why, and nobody else: the others learn that from the client, if at all.
+#[tokio::test]
+async fn why_a_circuit_is_not_extended_is_told_to_the_client_alone() {
+    let scene = Scene::new().await;
+    // The third is not there any more; nor would the second say so by DESTROY, which the first could read.
+    let mut raw = scene.raw(false).await;
+    raw.extend(&scene.world.path[1], false).await;
+    scene.world.net.stop(3);
+    let (_, skin) = skin(&scene.world.path[2], false);
+    raw.ask_to_extend(Command::RELAY_EARLY, &scene.world.path[2], &skin)
+        .await;
+    let heard = raw.hear().await;
+    let Heard::Message(1, relay::Command::TRUNCATED, _, reason, _) = heard else {
+        panic!("{heard:?}");
+    };
+    assert_eq!(reason, [DestroyReason::CONNECTFAILED.0]);
+    // One that refuses the handshake.
+    let mut raw = scene.raw(false).await;
+    raw.ask_to_extend(Command::RELAY_EARLY, &scene.world.path[1], b"no skin")
+        .await;
+    let heard = raw.hear().await;
+    let Heard::Message(0, relay::Command::TRUNCATED, _, reason, _) = heard else {
+        panic!("{heard:?}");
+    };
+    assert_eq!(reason, [DestroyReason::DESTROYED.0]);
+}
+
+/// A circuit of two hops whose second is in our hands: it has answered CREATE2 with nothing that a client could read.
+async fn extended_to_a_spy(world: &World) -> (Raw, hoplite_onion::channel::Circuit) {
+    let (to_spy, spy) = memory::pair(Duration::ZERO, Some([1; 32]), Some([8; 32]));
+    let guard = world.net.relay(8, &world.network, |relay| {
+        relay.dialer = Arc::new(To(to_spy));
+    });
+    let guard_known = crate::support::known(&guard, Kind::default());
+    let dialer = world.net.dialer(None);
+    let channel = Dialer::channel(&*dialer, &guard_known).await;
+    let mut raw = Raw::new(&*channel.expect("a channel"), &guard_known, false).await;
+    let (_, skin) = skin(&world.path[1], false);
+    raw.ask_to_extend(Command::RELAY_EARLY, &world.path[1], &skin)
+        .await;
+    let mut next = soon(spy.accept()).await.expect("a circuit");
+    assert!(
+        answer(&mut next)
+            .await
+            .is_some_and(|cell| cell.command == Command::CREATE2)
+    );
+    let created = Cell::new(next.id, Command::CREATED2, |body| {
+        Created2 { data: &[7; 64] }.write(body);
+    });
+    send(&mut next, created.expect("fits")).await;
+    let heard = raw.hear().await;
+    assert!(
+        matches!(heard, Heard::Message(0, relay::Command::EXTENDED2, ..)),
+        "{heard:?}"
+    );
+    (raw, next)
+}
+
+/// Everything is dialled here.
+#[derive(Debug)]
+struct To(Arc<memory::Memory>);
+
+impl Dialer for To {
+    fn channel<'a>(&'a self, _: &'a path::Relay) -> Waiting<'a, Result<Arc<dyn Channel>, Error>> {
+        Box::pin(async { Ok(Arc::clone(&self.0) as Arc<dyn Channel>) })
+    }
 }
 
 #[tokio::test]

@@ -99,7 +99,8 @@ impl Driver {
             Poll::Ready(Ok(extended)) => extended,
             Poll::Ready(Err(reason)) => {
                 self.relay.counters.not_extended.fetch_add(1, Relaxed);
-                return Err(reason.into());
+                // The client alone can read it: DESTROY would show the relays on the way why.
+                return self.lost(reason);
             }
         };
         self.relay.counters.extended.fetch_add(1, Relaxed);
