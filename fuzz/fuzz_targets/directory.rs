@@ -1,7 +1,7 @@
 //! Documents of the directory: what is read is what would be written, octet for octet, and a list is no vote.
 #![no_main]
 
-use hoplite_wire::directory::{SignedDescriptor, SignedList, Stage};
+use hoplite_wire::directory::{SignedDescriptor, SignedList, Stage, split_signed};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
@@ -14,5 +14,9 @@ fuzz_target!(|text: &str| {
     assert!(list.is_err() || vote.is_err());
     if let Ok(signed) = list.or(vote) {
         assert_eq!(signed.to_string(), text);
+        let (body, signatures) = split_signed(text).expect("it has been read whole");
+        assert_eq!((body, signatures), (signed.list.text().as_str(), signed.signatures));
+    } else {
+        drop(split_signed(text));
     }
 });

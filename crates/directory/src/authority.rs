@@ -1,10 +1,10 @@
 //! One authority: gathers descriptors, votes at fixed times, and signs what a majority of the known authorities voted for. A machine without I/O
 //! or clock: the binary calls [`Authority::tick`] when [`Authority::next`] says, asks others for what [`Authority::wants`], and hands in what they say.
 //!
-//! For each period that begins at a multiple of the interval, `P`, with a voting time `v`: at `P - 2v` the own vote is made, and votes are exchanged; at
-//! `P - v` each authority works out the list from the votes that it has, signs it, and signatures are exchanged; from `P` on a list with enough of
-//! them is published. An authority signs one list a period, and none in a period that it did not begin with: so two lists for the
-//! same time with a majority of signatures need authorities that lie.
+//! For each period that begins at a multiple of the interval, `P`, with a voting time `v`: at `P - 2v` the own vote is made, authorities commit
+//! to theirs and then exchange them; at `P - v` each works out the list from the votes that count, signs it, and signatures are exchanged; from
+//! `P` on a list with enough of them is published. Which votes count, all honest authorities decide alike: [`period`] says how. An authority
+//! signs one list a period, and none in a period that it did not begin with.
 
 mod admission;
 mod period;
@@ -12,16 +12,17 @@ mod tally;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use hoplite_crypto::SigningKey;
-use hoplite_wire::directory::{Key, Signature, SignedDescriptor, SignedList};
+use hoplite_wire::directory::{COMMITMENTS, Key, LIST, Signature, SignedDescriptor, SignedList};
 
 use crate::{Refused, Trust, check_descriptor, check_list};
 
 pub use admission::{Admission, Rejected};
 use period::Period;
+pub use period::{Checked, Unchecked};
 
 /// How an authority works. All times are seconds.
 #[derive(Debug)]
@@ -49,8 +50,38 @@ pub struct Want {
     pub from: Key,
     /// What to get there.
     pub path: String,
-    /// Whether it is a vote; else a list.
-    pub is_vote: bool,
+    /// What that is.
+    pub what: Wanted,
+}
+
+/// What is asked of another authority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// What it knows of commitments.
+    Commitments,
+    /// A vote, its own or another's.
+    Vote,
+    /// The list that it has signed.
+    Signatures,
+}
+
+impl Wanted {
+    /// The most octets of an answer.
+    pub fn most(self) -> usize {
+        match self {
+            Self::Commitments => COMMITMENTS,
+            Self::Vote | Self::Signatures => LIST,
+        }
+    }
+}
+
+/// What an answer came to.
+#[derive(Debug)]
+pub enum Heard {
+    /// All is done.
+    Done(Vec<Event>),
+    /// Beside that a vote is to be checked, in a thread that may block, and handed to [`Authority::checked`].
+    Check(Vec<Event>, Unchecked),
 }
 
 /// What has happened, for the log.
@@ -74,8 +105,15 @@ pub enum Event {
         /// Authorities that signed something else.
         others: usize,
     },
-    /// An authority has signed two different votes for one time: neither counts.
-    TwoFaced,
+    /// Too few votes count for a list that enough authorities would sign.
+    TooFew {
+        /// Votes that count.
+        votes: usize,
+        /// How many there must be.
+        needed: usize,
+    },
+    /// The authority of this number in the configuration, from 1, has committed to two different votes for one time: neither is to count.
+    TwoFaced(usize),
 }
 
 /// The machine.
@@ -141,16 +179,19 @@ impl Authority {
         self.published.as_ref().map(|(_, text)| text.clone())
     }
 
-    /// A vote that we have, our own or another's.
-    pub fn vote(&self, valid_after: u64, voter: &Key) -> Option<String> {
-        let period = self.at(valid_after)?;
-        Some(period.votes.get(voter)?.to_string())
+    /// A vote that we have, our own or another's; none as long as authorities commit to theirs.
+    pub fn vote(&self, valid_after: u64, voter: &Key, now: Duration) -> Option<Bytes> {
+        self.at(valid_after)?.vote(voter, now)
+    }
+
+    /// What we know of commitments to votes.
+    pub fn commitments(&self, valid_after: u64) -> Option<String> {
+        Some(self.at(valid_after)?.commitments())
     }
 
     /// The list that we have signed for a period, with the signatures that we have.
-    pub fn signed(&self, valid_after: u64) -> Option<String> {
-        let period = self.at(valid_after)?;
-        Some(period.made.as_ref()?.to_string())
+    pub fn signed(&self, valid_after: u64) -> Option<Bytes> {
+        self.at(valid_after)?.signed()
     }
 
     fn at(&self, valid_after: u64) -> Option<&Period> {
@@ -170,20 +211,21 @@ impl Authority {
         self.config.voting.saturating_mul(2)
     }
 
-    /// When to call [`Self::tick`] again at the latest.
-    pub fn next(&self, now: u64) -> u64 {
-        let (due, voting) = (self.due(now), self.config.voting);
+    /// When to call [`Self::tick`] again at the latest. Times of voting are since 1970.
+    pub fn next(&self, now: Duration) -> Duration {
+        let (due, voting) = (self.due(now.as_secs()), self.config.voting);
         let begins = due.saturating_sub(self.lead());
         let coming = begins.saturating_add(self.config.interval);
-        let steps = [due.saturating_sub(voting), due, coming];
-        let next = steps.into_iter().filter(|step| *step > now).min();
-        next.unwrap_or(coming)
+        let steps = [due.saturating_sub(voting), due, coming].map(Duration::from_secs);
+        let slices = self.period.iter().flat_map(Period::steps);
+        let next = steps.into_iter().chain(slices).filter(|step| *step > now);
+        next.min().unwrap_or_else(|| Duration::from_secs(coming))
     }
 
     /// Does what is to be done now.
-    pub fn tick(&mut self, now: u64) -> Vec<Event> {
+    pub fn tick(&mut self, now: Duration) -> Vec<Event> {
         let mut events = Vec::new();
-        let due = self.due(now);
+        let due = self.due(now.as_secs());
         let before = self.period.as_ref().map(|period| period.valid_after);
         let published = self
             .published
@@ -195,13 +237,9 @@ impl Authority {
             events.extend(self.begin(due));
         }
         if let Some(period) = &mut self.period {
-            let voting = self.config.voting;
-            if now >= period.valid_after.saturating_sub(voting) {
-                events.extend(period.make(&self.config));
-            }
-            if let Some(list) = period.publish(&self.config.trust, now) {
+            events.extend(period.make(&self.config, now));
+            if let Some((list, text)) = period.publish(&self.config.trust, now) {
                 events.push(Event::Published(list.signatures.len()));
-                let text = list.to_string().into();
                 self.published = Some((list, text));
             }
         }
@@ -210,48 +248,67 @@ impl Authority {
 
     fn begin(&mut self, due: u64) -> Vec<Event> {
         let vote = tally::vote(&self.config, due, self.pool.values().cloned());
-        let relays = vote.list.relays.len();
-        let own = Key(self.config.key.public());
-        self.period = Some(Period::new(due, own, vote));
+        let relays = vote.relays.len();
+        self.period = Some(Period::new(&self.config, due, vote));
         vec![Event::Voted(relays)]
     }
 
-    /// What to ask others for now; asking once more does no harm.
-    pub fn wants(&self, now: u64) -> Vec<Want> {
+    /// What to ask others for now; asking once more does no harm, and is needed: others learn of more.
+    pub fn wants(&self, now: Duration) -> Vec<Want> {
         let Some(period) = &self.period else {
             return Vec::new();
         };
         let own = Key(self.config.key.public());
-        let others = self
-            .config
-            .trust
-            .authorities
-            .iter()
-            .filter(|key| **key != own);
-        let others: Vec<Key> = others.copied().collect();
-        match now < period.valid_after.saturating_sub(self.config.voting) {
-            true => period.votes_wanted(&others),
-            false => period.signatures_wanted(&others),
-        }
+        let others = self.config.trust.authorities.iter();
+        let others: Vec<Key> = others.filter(|key| **key != own).copied().collect();
+        period.wants(&others, now)
     }
 
     /// What an authority has answered to such a question.
     ///
     /// # Errors
-    /// Why it does not count; a vote or list for another time, or from nobody we know, is [`Refused::Forged`].
-    pub fn heard(&mut self, want: &Want, text: &str, now: u64) -> Result<Vec<Event>, Refused> {
-        let Some(period) = &mut self.period else {
-            return Ok(Vec::new());
+    /// Why it does not count; what is for another time, or from nobody we know, is [`Refused::Forged`].
+    pub fn heard(&mut self, want: &Want, text: String, now: Duration) -> Result<Heard, Refused> {
+        let (Some(period), config) = (&mut self.period, &self.config) else {
+            return Ok(Heard::Done(Vec::new()));
         };
-        if !want.is_vote {
-            period.take_signatures(text, &self.config.trust)?;
-            return Ok(self.tick(now));
+        match want.what {
+            Wanted::Commitments => {
+                let events = period.take_commitments(&text, config, now)?;
+                Ok(Heard::Done(events))
+            }
+            Wanted::Vote => {
+                let (events, unchecked) = period.take_vote(text, config, now)?;
+                Ok(match unchecked {
+                    Some(unchecked) => Heard::Check(events, unchecked),
+                    None => Heard::Done(events),
+                })
+            }
+            Wanted::Signatures => {
+                period.take_signatures(&text, &config.trust)?;
+                Ok(Heard::Done(self.tick(now)))
+            }
         }
-        let is_late = now >= period.valid_after.saturating_sub(self.config.voting);
-        match is_late {
-            true => Ok(Vec::new()),
-            false => period.take_vote(text, &self.config),
+    }
+
+    /// What was found out about a vote.
+    ///
+    /// # Errors
+    /// Why that vote does not count, whoever shows it.
+    pub fn checked(&mut self, checked: Checked, now: Duration) -> Result<Vec<Event>, Refused> {
+        match &mut self.period {
+            Some(period) => period.take_checked(checked, &self.config, now),
+            None => Ok(Vec::new()),
         }
+    }
+}
+
+impl Config {
+    /// How the operator's file numbers an authority, from 1.
+    fn number(&self, authority: &Key) -> Option<usize> {
+        let known = &self.trust.authorities;
+        let place = known.iter().position(|known| known == authority)?;
+        Some(place.saturating_add(1))
     }
 }
 

@@ -12,17 +12,30 @@ use crate::Refused;
 pub struct Trust {
     /// The known authorities.
     pub authorities: Vec<Key>,
-    /// How many of them must have signed. More than half, or two lists for the same time could both be right.
+    /// How many of them must have signed.
     pub threshold: usize,
+    /// How many of them may be hostile without two lists for the same time being right ever, whatever the network does.
+    pub hostile: usize,
     /// How far this machine's clock may be off, in seconds.
     pub skew: u64,
 }
 
 impl Trust {
-    /// Whether the threshold makes a split impossible while most authorities are honest.
-    pub fn is_majority(&self) -> bool {
+    /// So many of `known` authorities may be hostile if there are to be lists all the same: fewer than a third.
+    pub fn bearable(known: usize) -> usize {
+        known.saturating_sub(1) / 3
+    }
+
+    /// The least threshold above `(known + hostile) / 2`.
+    pub fn least(known: usize, hostile: usize) -> usize {
+        known.saturating_add(hostile) / 2 + 1
+    }
+
+    /// Whether the threshold makes a split impossible as long as no more than `hostile` sign two lists: any two groups of so many
+    /// have more than `hostile` in common, and an honest one signs once.
+    pub fn is_safe(&self) -> bool {
         let known = self.authorities.len();
-        self.threshold <= known && self.threshold.saturating_mul(2) > known
+        (Self::least(known, self.hostile)..=known).contains(&self.threshold)
     }
 
     /// How many known authorities have signed `list`, each over the same text.
@@ -55,6 +68,16 @@ impl Trust {
 /// # Errors
 /// Each of [`Refused`] but `RolledBack` and `Split`, which need another list to compare with.
 pub fn check_list(text: &str, trust: &Trust, now: u64) -> Result<SignedList, Refused> {
+    check_list_with(text, trust, now, &[])
+}
+
+/// The same beside lists of relays that were checked before, each by identity: what stands in one of them in the same words is not checked again.
+pub(crate) fn check_list_with(
+    text: &str,
+    trust: &Trust,
+    now: u64,
+    known: &[&[SignedDescriptor]],
+) -> Result<SignedList, Refused> {
     let list = SignedList::parse(text, Stage::List)?;
     let good = trust.count(&list);
     if good < trust.threshold.max(1) {
@@ -62,7 +85,7 @@ pub fn check_list(text: &str, trust: &Trust, now: u64) -> Result<SignedList, Ref
         return Err(Refused::Forged { good, needed });
     }
     trust.check_times(&list.list, now)?;
-    match list.list.relays.iter().all(is_own) {
+    match are_own(&list.list.relays, known) {
         true => Ok(list),
         false => Err(Refused::Unsigned),
     }
@@ -80,8 +103,33 @@ pub fn check_descriptor(text: &str) -> Result<SignedDescriptor, Refused> {
     }
 }
 
+/// Whether each of these was signed by the key that it names. Those that one of `known` (each by identity) has in the same words are known to be.
+pub(crate) fn are_own(relays: &[SignedDescriptor], known: &[&[SignedDescriptor]]) -> bool {
+    relays.iter().all(|relay| {
+        let identity = relay.descriptor.identity;
+        let is_known = known.iter().any(|known| {
+            let place = known.binary_search_by_key(&identity, |known| known.descriptor.identity);
+            place.ok().and_then(|place| known.get(place)) == Some(relay)
+        });
+        is_known || is_own(relay)
+    })
+}
+
+#[cfg(test)]
+thread_local! {
+    static CHECKS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// How many descriptors' signatures this thread has checked.
+#[cfg(test)]
+pub(crate) fn checks() -> usize {
+    CHECKS.get()
+}
+
 /// Whether the key that it names has signed it.
-pub(crate) fn is_own(signed: &SignedDescriptor) -> bool {
+fn is_own(signed: &SignedDescriptor) -> bool {
+    #[cfg(test)]
+    CHECKS.set(CHECKS.get() + 1);
     let text = signed.descriptor.text();
     let key = &signed.descriptor.identity.0;
     is_signed(key, text.as_bytes(), &signed.signature.0)
@@ -165,11 +213,25 @@ mod tests {
     }
 
     #[test]
-    fn a_threshold_of_half_or_less_is_no_majority() {
-        assert!(trust(3, 2).is_majority() && trust(1, 1).is_majority());
-        assert!(
-            !trust(4, 2).is_majority() && !trust(2, 3).is_majority() && !trust(1, 0).is_majority()
-        );
+    fn a_threshold_is_safe_if_any_two_groups_of_it_share_an_honest_authority() {
+        for known in 1..=9u8 {
+            for hostile in 0..known {
+                for threshold in 0..=known {
+                    let trust = Trust {
+                        hostile: hostile.into(),
+                        ..trust(known, threshold.into())
+                    };
+                    let in_common = 2 * i32::from(threshold) - i32::from(known);
+                    assert_eq!(trust.is_safe(), in_common > i32::from(hostile));
+                }
+            }
+        }
+        assert!(!trust(2, 3).is_safe(), "more than there are");
+        // With fewer than a third hostile the honest ones alone are enough.
+        for known in 1..=32 {
+            let hostile = Trust::bearable(known);
+            assert!(Trust::least(known, hostile) <= known - hostile);
+        }
     }
 
     proptest! {

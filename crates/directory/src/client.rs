@@ -1,15 +1,15 @@
 //! A client's view of the directory: the newest list that it believes, what was wrong with others, and where to ask next.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use hoplite_overlay::Overlay;
 use hoplite_wire::{
     Target,
-    directory::{Key, LIST, SignedList, Stage},
+    directory::{Key, LIST, List, SignedList, Stage, split_signed},
 };
 
-use crate::{FetchError, Refused, Store, StoreError, Trust, check_list, fetch};
+use crate::{FetchError, Refused, Store, StoreError, Trust, check::check_list_with, fetch};
 
 /// Where an authority answers, and by what key it signs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,13 +34,64 @@ pub enum Heard {
 pub struct Client {
     trust: Trust,
     store: Store,
-    kept: Option<Kept>,
+    /// The newest that enough authorities have signed.
+    newest: Option<Kept>,
+    /// The last before it that nothing spoke against: it is used while the newest is split.
+    before: Option<Kept>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Kept {
-    list: SignedList,
+    list: Arc<SignedList>,
     split: bool,
+}
+
+/// Checks what authorities answer beside a [`Client`]: thousands of signatures, for a thread that may block.
+#[derive(Debug)]
+pub struct Judge {
+    trust: Trust,
+    kept: Vec<Arc<SignedList>>,
+}
+
+/// An answer that can be believed, for [`Client::take`].
+#[derive(Clone, Debug)]
+pub struct Offered(Arc<SignedList>);
+
+impl Judge {
+    /// What of these answers can be believed, in their order. What is here already, or stands in another answer too, is compared and not checked again.
+    pub fn check(mut self, answers: &[String], now: u64) -> Vec<Result<Offered, Refused>> {
+        let answers = answers.iter();
+        answers.map(|text| self.check_one(text, now)).collect()
+    }
+
+    fn check_one(&mut self, text: &str, now: u64) -> Result<Offered, Refused> {
+        if let Some(known) = self.known(text) {
+            self.trust.check_times(&known.list, now)?;
+            return Ok(Offered(known));
+        }
+        let known = self.kept.iter().map(|kept| kept.list.relays.as_slice());
+        let list = check_list_with(text, &self.trust, now, &known.collect::<Vec<_>>())?;
+        let list = Arc::new(list);
+        self.kept.push(Arc::clone(&list));
+        Ok(Offered(list))
+    }
+
+    /// The same list, whoever else has signed it.
+    fn known(&self, text: &str) -> Option<Arc<SignedList>> {
+        let (body, _) = split_signed(text).ok()?;
+        let mut kept = self.kept.iter();
+        kept.find(|kept| is_written(&kept.list, body)).cloned()
+    }
+}
+
+/// Whether this is the list's text; most that are not are told by their times.
+fn is_written(list: &List, body: &str) -> bool {
+    let head = format!(
+        "{}valid-after {}\n",
+        list.stage.head_line(),
+        list.valid_after
+    );
+    body.starts_with(&head) && list.text() == body
 }
 
 impl Client {
@@ -49,76 +100,139 @@ impl Client {
     /// # Errors
     /// [`StoreError`].
     pub fn new(trust: Trust, store: Store) -> Result<Self, StoreError> {
-        let kept = store.list()?.and_then(|(text, split)| {
+        let kept = |text: String, split| {
             let list = SignedList::parse(&text, Stage::List).ok()?;
-            (trust.count(&list) >= trust.threshold.max(1)).then_some(Kept { list, split })
-        });
-        Ok(Self { trust, store, kept })
+            let good = trust.count(&list) >= trust.threshold.max(1);
+            let list = Arc::new(list);
+            good.then_some(Kept { list, split })
+        };
+        let newest = store.list()?.and_then(|(text, split)| kept(text, split));
+        let before = store.before()?.and_then(|text| kept(text, false));
+        Ok(Self {
+            trust,
+            store,
+            newest,
+            before,
+        })
     }
 
-    /// The list, if there is one and its time is not over.
+    /// The list to be used, if there is one and its time is not over: the newest, or while that is split the last one before.
     ///
     /// # Errors
     /// [`Refused::Stale`], [`Refused::Early`] or [`Refused::Split`]: what is kept must not be used.
     pub fn list(&self, now: u64) -> Result<Option<&SignedList>, Refused> {
-        let Some(kept) = &self.kept else {
+        let Some(newest) = &self.newest else {
             return Ok(None);
         };
-        if kept.split {
-            return Err(Refused::Split);
+        if !newest.split {
+            self.trust.check_times(&newest.list.list, now)?;
+            return Ok(Some(&newest.list));
         }
-        self.trust.check_times(&kept.list.list, now)?;
-        Ok(Some(&kept.list))
+        let before = self.before.as_ref().map(|before| &*before.list);
+        let holds = |list: &&SignedList| self.trust.check_times(&list.list, now).is_ok();
+        before.filter(holds).map(Some).ok_or(Refused::Split)
+    }
+
+    /// Whether there were two lists for the newest time, so that an older one is used as long as it holds.
+    pub fn is_split(&self) -> bool {
+        self.newest.as_ref().is_some_and(|newest| newest.split)
     }
 
     /// When to ask again: at a moment of the two thirds of the last that are left when the list is no longer fresh, so that clients do not
     /// come all at once and authorities learn nothing from the moment. `random` gives a number below its argument.
     pub fn next(&self, now: u64, random: &mut dyn FnMut(u64) -> u64) -> u64 {
-        let Ok(Some(list)) = self.list(now) else {
+        // A split one has been as fresh as any other: the next is due when it is over.
+        let newest = self.newest.as_ref().map(|newest| &newest.list.list);
+        let (Ok(Some(_)), Some(newest)) = (self.list(now), newest) else {
             return now;
         };
-        let (fresh, until) = (list.list.fresh_until, list.list.valid_until);
+        let (fresh, until) = (newest.fresh_until, newest.valid_until);
         let room = until.saturating_sub(fresh) / 3 * 2;
         fresh.saturating_add(random(room.max(1)))
     }
 
-    /// Judges a list that somebody offers.
+    /// Who judges answers.
+    pub fn judge(&self) -> Judge {
+        let kept = self.newest.iter().chain(&self.before);
+        Judge {
+            trust: self.trust.clone(),
+            kept: kept.map(|kept| Arc::clone(&kept.list)).collect(),
+        }
+    }
+
+    /// Takes lists that were judged, all that were answered to one question, and says what each meant, in their order.
+    ///
+    /// # Errors
+    /// [`Refused::RolledBack`] and [`Refused::Split`], inside; the store's own failures, outside.
+    pub fn take(
+        &mut self,
+        offered: Vec<Result<Offered, Refused>>,
+    ) -> Result<Vec<Result<Heard, Refused>>, StoreError> {
+        let refused = |offered: &Result<Offered, Refused>| offered.as_ref().err().copied();
+        let mut heard: Vec<_> = offered
+            .iter()
+            .map(|offered| refused(offered).map_or(Ok(Heard::Same), Err))
+            .collect();
+        let mut good: Vec<(usize, Offered)> = Vec::new();
+        for (place, offered) in offered.into_iter().enumerate() {
+            good.extend(offered.ok().map(|offered| (place, offered)));
+        }
+        // The oldest first: which one is the last before a split does not depend on who answers first.
+        good.sort_by_key(|(_, offered)| offered.0.list.valid_after);
+        for (place, offered) in good {
+            let answer = self.take_one(&offered.0)?;
+            if let Some(heard) = heard.get_mut(place) {
+                *heard = answer;
+            }
+        }
+        Ok(heard)
+    }
+
+    /// Judges a list that somebody offers, here and now.
     ///
     /// # Errors
     /// Each of [`Refused`], inside; the store's own failures, outside.
     pub fn heard(&mut self, text: &str, now: u64) -> Result<Result<Heard, Refused>, StoreError> {
-        let list = match check_list(text, &self.trust, now) {
-            Ok(list) => list,
-            Err(refused) => return Ok(Err(refused)),
-        };
-        let Some(kept) = &self.kept else {
+        match self.judge().check_one(text, now) {
+            Ok(offered) => self.take_one(&offered.0),
+            Err(refused) => Ok(Err(refused)),
+        }
+    }
+
+    fn take_one(&mut self, list: &Arc<SignedList>) -> Result<Result<Heard, Refused>, StoreError> {
+        let Some(newest) = &self.newest else {
             return self.keep(list);
         };
-        let (ours, theirs) = (kept.list.list.valid_after, list.list.valid_after);
+        let (ours, theirs) = (newest.list.list.valid_after, list.list.valid_after);
         match theirs.cmp(&ours) {
             std::cmp::Ordering::Greater => self.keep(list),
             std::cmp::Ordering::Less => Ok(Err(Refused::RolledBack {
                 by: ours.saturating_sub(theirs),
             })),
-            std::cmp::Ordering::Equal if kept.list.list == list.list => match kept.split {
+            std::cmp::Ordering::Equal if newest.list.list == list.list => match newest.split {
                 true => Ok(Err(Refused::Split)),
                 false => Ok(Ok(Heard::Same)),
             },
-            std::cmp::Ordering::Equal => self.split(&list),
+            std::cmp::Ordering::Equal => self.split(list),
         }
     }
 
-    fn keep(&mut self, list: SignedList) -> Result<Result<Heard, Refused>, StoreError> {
+    fn keep(&mut self, list: &Arc<SignedList>) -> Result<Result<Heard, Refused>, StoreError> {
         self.store.keep_list(&list.to_string())?;
-        self.kept = Some(Kept { list, split: false });
+        let new = Kept {
+            list: Arc::clone(list),
+            split: false,
+        };
+        let before = self.newest.replace(new).filter(|before| !before.split);
+        self.before = before.or_else(|| self.before.take());
         Ok(Ok(Heard::Newer))
     }
 
     fn split(&mut self, other: &SignedList) -> Result<Result<Heard, Refused>, StoreError> {
-        if let Some(kept) = &mut self.kept {
+        if let Some(newest) = &mut self.newest {
             self.store
-                .keep_split(&kept.list.to_string(), &other.to_string())?;
-            kept.split = true;
+                .keep_split(&newest.list.to_string(), &other.to_string())?;
+            newest.split = true;
         }
         Ok(Err(Refused::Split))
     }
@@ -207,6 +321,7 @@ mod tests {
         let other = Trust {
             authorities: vec![crate::testing::public(7)],
             threshold: 1,
+            hostile: 0,
             skew: 60,
         };
         let mut second = Client::new(other, Store::open(&path).expect("opened")).expect("read");
@@ -215,19 +330,176 @@ mod tests {
     }
 
     #[test]
-    fn two_lists_for_one_time_are_a_split_until_there_is_a_later_one() {
+    fn a_split_leaves_the_last_good_list_in_use_until_its_end_or_a_later_one() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("cache");
+        let open = || Client::new(trust(3, 2), Store::open(&path).expect("opened")).expect("read");
+        let mut client = open();
+        let good = text(START, &[1]);
+        let (one, other) = (text(START + 3600, &[1]), text(START + 3600, &[2]));
+        assert_eq!(hear(&mut client, &good), Ok(Heard::Newer));
+        assert_eq!(hear(&mut client, &one), Ok(Heard::Newer));
+        assert_eq!(hear(&mut client, &other), Err(Refused::Split));
+        let rolled_back = Err(Refused::RolledBack { by: 3600 });
+        // Also after a restart.
+        for mut client in [client, open()] {
+            let used = client.list(START + 4000).expect("good").expect("there");
+            assert_eq!(used.to_string(), good);
+            assert!(client.is_split());
+            assert_eq!(hear(&mut client, &one), Err(Refused::Split));
+            assert_eq!(hear(&mut client, &good), rolled_back);
+            // It is asked for the next one when that is due, not all the time.
+            assert_eq!(client.next(START + 4000, &mut |_| 0), START + 7200);
+            let stale = client.list(START + 3 * 3600 + 61).err();
+            assert_eq!(stale, Some(Refused::Split));
+        }
+        let mut client = open();
+        assert_eq!(client.store().proofs().expect("read"), [one, other]);
+        let later = text(START + 7200, &[1]);
+        assert_eq!(
+            client.heard(&later, START + 7200).expect("stored"),
+            Ok(Heard::Newer)
+        );
+        let used = client.list(START + 7200).expect("fine").expect("there");
+        assert_eq!(used.to_string(), later);
+    }
+
+    #[test]
+    fn without_any_list_before_neither_of_two_is_used() {
         let mut client = client();
         let (one, other) = (text(START, &[1]), text(START, &[2]));
         assert_eq!(hear(&mut client, &one), Ok(Heard::Newer));
         assert_eq!(hear(&mut client, &other), Err(Refused::Split));
         assert_eq!(client.list(START + 10).err(), Some(Refused::Split));
-        assert_eq!(hear(&mut client, &one), Err(Refused::Split));
-        assert_eq!(client.store().proofs().expect("read"), [one, other]);
+        let later = text(START + 3600, &[1]);
+        assert_eq!(hear(&mut client, &later), Ok(Heard::Newer));
+        assert!(client.list(START + 4000).expect("fine").is_some());
+    }
+
+    #[test]
+    fn what_all_answer_is_judged_together_and_each_descriptor_once() {
+        let mut client = client();
+        let (old, one, other) = (
+            text(START, &[1]),
+            text(START + 3600, &[1]),
+            text(START + 3600, &[2]),
+        );
+        // The same list, which another two have signed, and one that is forged.
+        let relays = [descriptor(1)];
+        let same = signed_by(&list(START + 3600, &relays), &[2, 3]).to_string();
+        let forged = signed_by(&list(START + 3600, &[]), &[1]).to_string();
+        let answers = [one, other, forged, old.clone(), same];
+        let judged = client.judge().check(&answers, START + 4000);
+        let heard = client.take(judged).expect("stored");
+        let forged = Err(Refused::Forged { good: 1, needed: 2 });
+        let split = Err(Refused::Split);
         assert_eq!(
-            hear(&mut client, &text(START + 3600, &[1])),
+            heard,
+            [Ok(Heard::Newer), split, forged, Ok(Heard::Newer), split]
+        );
+        let used = client.list(START + 4000).expect("fine").expect("there");
+        assert_eq!(used.to_string(), old);
+    }
+
+    #[test]
+    fn what_is_known_is_compared_and_never_checked_again() {
+        let mut client = client();
+        assert_eq!(
+            hear(&mut client, &text(START, &[1, 2, 3])),
             Ok(Heard::Newer)
         );
-        assert!(client.list(START + 4000).expect("fine").is_some());
+        let before = crate::check::checks();
+        assert_eq!(hear(&mut client, &text(START, &[1, 2, 3])), Ok(Heard::Same));
+        assert_eq!(crate::check::checks(), before);
+        let next = text(START + 3600, &[1, 2, 3, 4]);
+        let judged = client
+            .judge()
+            .check(&[next.clone(), next.clone(), next], START + 4000);
+        assert_eq!(crate::check::checks(), before + 1, "only the new relay's");
+        assert_eq!(judged.len(), 3);
+    }
+
+    /// What a hostile network of authorities may show: lists of any time and content, with enough signatures or too few, in any order.
+    mod any {
+        use std::collections::BTreeMap;
+
+        use proptest::{collection::vec, prelude::*};
+
+        use super::*;
+
+        #[derive(Clone, Debug)]
+        struct Shown {
+            period: u64,
+            relays: u8,
+            signers: Vec<u8>,
+        }
+
+        fn shown() -> impl Strategy<Value = Shown> {
+            let signers =
+                prop_oneof![4 => Just(vec![1, 2]), 2 => Just(vec![2, 3]), 1 => Just(vec![1])];
+            (0..6u64, 1..4u8, signers).prop_map(|(period, relays, signers)| Shown {
+                period,
+                relays,
+                signers,
+            })
+        }
+
+        proptest! {
+            #![proptest_config(ProptestConfig::with_cases(96))]
+
+            #[test]
+            fn a_client_is_never_rolled_back_and_never_stops_while_its_list_holds(
+                steps in vec((vec(shown(), 0..4), any::<bool>()), 1..12),
+            ) {
+                let directory = tempfile::tempdir().expect("directory");
+                let path = directory.path().join("cache");
+                let open = || Client::new(trust(3, 2), Store::open(&path).expect("opened")).expect("read");
+                let (mut client, mut now) = (open(), START);
+                // What was seen signed well enough, by period.
+                let mut seen = BTreeMap::<u64, Vec<u8>>::new();
+                let mut newest = 0;
+                for (answers, restarts) in steps {
+                    now += 1800;
+                    if restarts {
+                        client = open();
+                    }
+                    let used = client.list(now).ok().flatten().cloned();
+                    let texts: Vec<_> = answers.iter().map(|shown| {
+                        let relays: Vec<_> = (1..=shown.relays).map(descriptor).collect();
+                        signed_by(&list(START + 3600 * shown.period, &relays), &shown.signers).to_string()
+                    }).collect();
+                    let judged = client.judge().check(&texts, now);
+                    let heard = client.take(judged).expect("stored");
+                    for (shown, heard) in answers.iter().zip(&heard) {
+                        if shown.signers.len() < 2 {
+                            prop_assert!(!matches!(heard, Ok(Heard::Newer)));
+                        } else if !matches!(heard, Err(Refused::RolledBack { .. } | Refused::Early { .. } | Refused::Stale { .. })) {
+                            seen.entry(shown.period).or_default().push(shown.relays);
+                        }
+                    }
+                    let last = seen.keys().next_back().map_or(0, |period| START + 3600 * period);
+                    prop_assert!(last >= newest, "rolled back");
+                    newest = last;
+                    let after = client.list(now);
+                    if let Ok(Some(list)) = &after {
+                        let period = (list.list.valid_after - START) / 3600;
+                        let of_period = &seen[&period];
+                        prop_assert!(of_period.iter().all(|relays| *relays == of_period[0]), "a split list is used");
+                    }
+                    // What it used before still holds, and was neither replaced nor contradicted.
+                    if let Some(used) = used {
+                        let period = (used.list.valid_after - START) / 3600;
+                        let of_period = &seen[&period];
+                        let is_contradicted = of_period.iter().any(|relays| *relays != of_period[0]);
+                        if let Ok(Some(now_used)) = after {
+                            prop_assert!(is_contradicted || now_used.list.valid_after >= used.list.valid_after);
+                        } else {
+                            prop_assert!(is_contradicted, "stopped though its list holds");
+                        }
+                    }
+                }
+            }
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub mod tor;
 
 pub use authority::Authority;
 pub use check::{Trust, check_descriptor, check_list, sign_descriptor};
-pub use client::{Client, Heard, Source};
+pub use client::{Client, Heard, Judge, Offered, Source};
 pub use fetch::{FetchError, fetch, upload};
 pub use guards::{Guard, Guards};
 pub use refused::Refused;

@@ -43,7 +43,7 @@ pub enum Refused {
     },
     /// Another list for the same time is as well signed.
     #[error(
-        "split: authorities have signed two different lists for the same time: do not use either; report it to their operators with both lists, which are kept"
+        "split: authorities have signed two different lists for the same time: neither is used, the last list before them is as long as it holds; report it to their operators with both lists, which are kept"
     )]
     Split,
     /// A descriptor whose signature is not that of the key it names.

@@ -8,7 +8,7 @@ use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, param
 use crate::Guard;
 
 /// The schema's version, in `user_version`.
-const VERSION: i64 = 2;
+const VERSION: i64 = 3;
 /// How long another process may hold the file.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Lists that prove a split: the two of the last one.
@@ -75,12 +75,17 @@ impl Store {
         store.transaction(|transaction| {
             let found: i64 =
                 transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
-            let change = match found {
-                0 => include_str!("store/schema.sql"),
-                1 => include_str!("store/from1.sql"),
+            let changes: &[&str] = match found {
+                0 => &[include_str!("store/schema.sql")],
+                1 => &[
+                    include_str!("store/from1.sql"),
+                    include_str!("store/from2.sql"),
+                ],
+                2 => &[include_str!("store/from2.sql")],
                 _ => return Ok(()),
             };
-            transaction.execute_batch(change)?;
+            let mut changes = changes.iter();
+            changes.try_for_each(|change| transaction.execute_batch(change))?;
             transaction.pragma_update(None, "user_version", VERSION)
         })?;
         let found: i64 = store
@@ -114,16 +119,31 @@ impl Store {
         Ok(found.optional()?)
     }
 
-    /// Keeps a list instead of the one before.
+    /// The last list before that one which nothing spoke against.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn before(&self) -> Result<Option<String>, StoreError> {
+        let sql = "SELECT text FROM before";
+        let found = self.connection.query_row(sql, [], |row| row.get(0));
+        Ok(found.optional()?)
+    }
+
+    /// Keeps a list instead of the one that is kept; that becomes the one before, if nothing spoke against it.
     ///
     /// # Errors
     /// [`StoreError`].
     pub fn keep_list(&mut self, text: &str) -> Result<(), StoreError> {
+        let before =
+            "INSERT OR REPLACE INTO before (one, text) SELECT 1, text FROM list WHERE split = 0";
         let sql = "INSERT OR REPLACE INTO list (one, text, split) VALUES (1, ?1, 0)";
-        self.transaction(|transaction| transaction.execute(sql, [text]).map(drop))
+        self.transaction(|transaction| {
+            transaction.execute(before, [])?;
+            transaction.execute(sql, [text]).map(drop)
+        })
     }
 
-    /// Keeps two lists that prove a split; the kept one is used no more.
+    /// Keeps two lists that prove a split; the kept one is used no more, but the one before.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -293,6 +313,7 @@ mod tests {
         let path = directory.path().join("cache.sqlite");
         let old = Connection::open(&path).expect("made");
         let first = include_str!("store/schema.sql").replace("confirmed", "failed");
+        let first = first.replace("CREATE TABLE before", "CREATE TABLE absent");
         old.execute_batch(&first).expect("made");
         let insert = "INSERT INTO guard VALUES (?1, ?2, 7, ?3, NULL)";
         old.execute(insert, params![0, [9u8; 32], 3]).expect("kept");

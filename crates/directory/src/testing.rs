@@ -72,6 +72,7 @@ pub(crate) fn trust(known: u8, threshold: usize) -> Trust {
     Trust {
         authorities: (1..=known).map(public).collect(),
         threshold,
+        hostile: 0,
         skew: 60,
     }
 }

@@ -8,7 +8,7 @@ use std::{
     net::SocketAddr,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use hoplite_crypto::SigningKey;
@@ -41,8 +41,13 @@ impl Shared {
 
 /// Seconds since 1970.
 pub(crate) fn now() -> u64 {
+    moment().as_secs()
+}
+
+/// The time since 1970.
+fn moment() -> Duration {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
+    since.unwrap_or_default()
 }
 
 /// Serves with the file at `path`.

@@ -11,7 +11,7 @@ use std::{
 
 use hoplite_crypto::{Pin, Token};
 use hoplite_directory::{
-    self as directory, Guard, Guards, Refused, Store, StoreError,
+    self as directory, Guard, Guards, Judge, Offered, Refused, Store, StoreError,
     select::{Carrier, Network, NoPath, Random, Wish},
 };
 use hoplite_masque::Choose;
@@ -22,6 +22,7 @@ use hoplite_wire::{
 };
 use tokio::{
     sync::Notify,
+    task::spawn_blocking,
     time::{Instant, sleep},
 };
 use tracing::{info, warn};
@@ -98,29 +99,59 @@ async fn renew(
     file: &Directory,
     overlay: &dyn Overlay,
 ) -> Result<Vec<String>, StoreError> {
-    let answers = directory::Client::ask(overlay, &file.sources(), file.wait).await;
-    let mut refusals = Vec::new();
-    for (number, answer) in (1..).zip(answers) {
-        let refusal = match answer {
-            Ok(text) => known
-                .heard(&text, now())?
-                .err()
-                .map(|refused| refused.to_string()),
-            Err(error) => Some(error.to_string()),
-        };
-        refusals.extend(refusal.map(|why| format!("authority {number}: {why}")));
-    }
-    Ok(refusals)
+    let (answers, failures) = answers(known.judge(), file, overlay).await;
+    let (numbers, offered): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
+    let heard = known.take(offered)?;
+    let refusals = numbers.into_iter().zip(heard);
+    let refusals = refusals.filter_map(|(number, heard)| {
+        let refused = heard.err()?;
+        Some((number, refused.to_string()))
+    });
+    let mut refusals: Vec<_> = refusals.chain(failures).collect();
+    refusals.sort_by_key(|(number, _)| *number);
+    let said = refusals.into_iter();
+    Ok(said
+        .map(|(number, why)| format!("authority {number}: {why}"))
+        .collect())
 }
+
+/// What of the authorities' answers can be believed, and why there is none of others; by their numbers in the file. Signatures are checked
+/// in a thread that may block: traffic goes on.
+async fn answers(
+    judge: Judge,
+    file: &Directory,
+    overlay: &dyn Overlay,
+) -> (Vec<Judged>, Vec<(usize, String)>) {
+    let answers = directory::Client::ask(overlay, &file.sources(), file.wait).await;
+    let (mut numbers, mut texts, mut failures) = (Vec::new(), Vec::new(), Vec::new());
+    for (number, answer) in (1..).zip(answers) {
+        match answer {
+            Ok(text) => {
+                numbers.push(number);
+                texts.push(text);
+            }
+            Err(error) => failures.push((number, error.to_string())),
+        }
+    }
+    let judged = spawn_blocking(move || judge.check(&texts, now())).await;
+    let judged = numbers.into_iter().zip(judged.unwrap_or_default());
+    (judged.collect(), failures)
+}
+
+/// By which authority, and whether it can be believed.
+type Judged = (usize, Result<Offered, Refused>);
 
 /// Nothing to choose from is a failure; with a list, what others said is only told.
 fn refused(known: &directory::Client, refusals: &[String]) -> Result<(), Failure> {
     let doing = "fetching the list of relays";
     match known.list(now()) {
-        Ok(Some(_)) => {
+        Ok(Some(list)) => {
             refusals
                 .iter()
                 .for_each(|refusal| warn!("{doing}: {refusal}"));
+            if known.is_split() {
+                tell_split(list.list.valid_until);
+            }
             Ok(())
         }
         Err(Refused::Split) => Err(Failure::new(
@@ -134,6 +165,14 @@ fn refused(known: &directory::Client, refusals: &[String]) -> Result<(), Failure
             Err(Failure::new(doing, why, remedy))
         }
     }
+}
+
+fn tell_split(until: u64) {
+    let seconds = until.saturating_sub(now());
+    warn!(
+        seconds,
+        "authorities have signed two different lists for one time: the last list before them is used for so long, or until there is a later one; report it to their operators, the cache has both"
+    );
 }
 
 fn network(known: &directory::Client) -> Network {
@@ -361,18 +400,37 @@ impl Listed {
     /// Whether there is a newer list now.
     async fn renew_by(&self, overlay: &dyn Overlay) -> bool {
         let file = self.lock().file.clone();
-        let answers = directory::Client::ask(overlay, &file.sources(), file.wait).await;
+        let judge = self.lock().known.judge();
+        let (answers, _) = answers(judge, &file, overlay).await;
+        let (numbers, offered): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
+        // What is written to the disk is written beside the traffic, too.
+        let listed = self.clone();
+        let newer = spawn_blocking(move || listed.take(&numbers, offered)).await;
+        newer.unwrap_or(false)
+    }
+
+    fn take(&self, authorities: &[usize], offered: Vec<Result<Offered, Refused>>) -> bool {
         let state = &mut *self.lock();
-        let mut newer = false;
-        for (authority, answer) in (1..).zip(answers) {
-            let Ok(text) = answer else { continue };
-            match state.known.heard(&text, now()) {
-                Ok(Ok(heard)) => newer |= heard == directory::Heard::Newer,
-                Ok(Err(refused)) => warn!(authority, "a list of relays is refused: {refused}"),
-                Err(error) => warn!("the cache of the directory cannot be written: {error}"),
+        let heard = match state.known.take(offered) {
+            Ok(heard) => heard,
+            Err(error) => {
+                warn!("the cache of the directory cannot be written: {error}");
+                return false;
+            }
+        };
+        for (authority, heard) in authorities.iter().zip(&heard) {
+            if let Err(refused) = heard {
+                warn!(authority, "a list of relays is refused: {refused}");
             }
         }
-        newer && state.take_list()
+        if state.known.is_split()
+            && let Ok(Some(list)) = state.known.list(now())
+        {
+            tell_split(list.list.valid_until);
+        }
+        let changed =
+            heard.contains(&Ok(directory::Heard::Newer)) || heard.contains(&Err(Refused::Split));
+        changed && state.take_list()
     }
 
     /// An authority's answer, for tests.

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use hoplite_wire::directory::{Key, List, RELAYS, SignedDescriptor, SignedList, Stage};
+use hoplite_wire::directory::{Key, List, RELAYS, SignedDescriptor, Stage};
 
-use super::{Config, sign};
+use super::Config;
 
 /// The name of the parameter that bounds what is believed of a relay.
 const CAP: &str = "bandwidth-cap";
@@ -14,19 +14,10 @@ pub(super) fn vote(
     config: &Config,
     valid_after: u64,
     relays: impl Iterator<Item = SignedDescriptor>,
-) -> SignedList {
+) -> List {
     let params = BTreeMap::from([(CAP.to_owned(), config.bandwidth_cap)]);
     let relays = relays.take(RELAYS).collect();
-    let list = with_times(Stage::Vote, config, valid_after, params, relays);
-    let signatures = BTreeMap::from([sign(&config.key, &list.text())]);
-    SignedList { list, signatures }
-}
-
-/// Whether a vote is for the times that we would choose: else its voter is configured otherwise.
-pub(super) fn has_times(vote: &List, config: &Config, valid_after: u64) -> bool {
-    let ours = with_times(vote.stage, config, valid_after, BTreeMap::new(), Vec::new());
-    (vote.valid_after, vote.fresh_until, vote.valid_until)
-        == (ours.valid_after, ours.fresh_until, ours.valid_until)
+    with_times(Stage::Vote, config, valid_after, params, relays)
 }
 
 /// What more than half of the *known* authorities have voted for, whoever else did not vote.

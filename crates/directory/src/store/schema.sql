@@ -1,5 +1,7 @@
 -- A client's list: one row at most. `split` is set when another list for the same time was seen.
 CREATE TABLE list (one INTEGER PRIMARY KEY CHECK (one = 1), text TEXT NOT NULL, split INTEGER NOT NULL);
+-- The last list before it that nothing spoke against.
+CREATE TABLE before (one INTEGER PRIMARY KEY CHECK (one = 1), text TEXT NOT NULL);
 -- Two lists for the same time.
 CREATE TABLE proof (id INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT NOT NULL);
 -- A client's guards in their order; times are seconds since 1970.

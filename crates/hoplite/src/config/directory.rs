@@ -14,6 +14,24 @@ use crate::errors::{Complaint, Failure};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Authority(pub(crate) Source);
 
+/// How many authorities may be hostile without two lists being right at one time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "expected a number, or \"third\"")]
+pub(crate) enum Hostile {
+    /// So many.
+    Most(usize),
+    /// Fewer than a third: then the others are enough for a list.
+    #[serde(deserialize_with = "third")]
+    Third,
+}
+
+fn third<'de, D: Deserializer<'de>>(input: D) -> Result<(), D::Error> {
+    match String::deserialize(input)?.as_str() {
+        "third" => Ok(()),
+        _ => Err(de::Error::custom("expected a number, or \"third\"")),
+    }
+}
+
 /// The authority's file.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -28,6 +46,8 @@ pub(crate) struct Config {
     pub(crate) authorities: Vec<Authority>,
     /// How many must sign a list.
     pub(crate) threshold: usize,
+    /// How many of them may be hostile: if it is not said, fewer than a third.
+    pub(crate) hostile: Hostile,
     /// How far clocks may be apart.
     #[serde(deserialize_with = "text::seconds")]
     pub(crate) skew: Duration,
@@ -89,6 +109,7 @@ impl Default for Config {
             store: "directory.sqlite".into(),
             authorities: Vec::new(),
             threshold: 0,
+            hostile: Hostile::Third,
             skew: Duration::from_secs(60),
             interval: Duration::from_secs(3600),
             voting: Duration::from_secs(300),
@@ -148,17 +169,28 @@ fn keys<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<Key>, D::Error> {
 }
 
 /// Whom to trust, from the keys that all files have in common.
-pub(crate) fn trust(authorities: &[Authority], threshold: usize, skew: Duration) -> Trust {
+pub(crate) fn trust(
+    authorities: &[Authority],
+    threshold: usize,
+    hostile: Hostile,
+    skew: Duration,
+) -> Trust {
+    let known = authorities.len();
+    let hostile = match hostile {
+        Hostile::Third => Trust::bearable(known),
+        Hostile::Most(given) => given,
+    };
     Trust {
         authorities: authorities
             .iter()
             .map(|authority| authority.0.key)
             .collect(),
-        // Without a number: more than half.
+        // Without a number: the least that is safe.
         threshold: match threshold {
-            0 => authorities.len() / 2 + 1,
+            0 => Trust::least(known, hostile),
             given => given,
         },
+        hostile,
         skew: skew.as_secs(),
     }
 }
@@ -169,8 +201,9 @@ pub(crate) fn complaints(
     prefix: &str,
     authorities: &[Authority],
     threshold: usize,
+    hostile: Hostile,
 ) -> Vec<Complaint> {
-    let trust = trust(authorities, threshold, Duration::ZERO);
+    let trust = trust(authorities, threshold, hostile, Duration::ZERO);
     let mut complaints = Vec::new();
     let mut add = |key: &str, why: String, remedy: &str| {
         complaints.push(document.complain(&format!("{prefix}{key}"), why, remedy));
@@ -190,10 +223,19 @@ pub(crate) fn complaints(
             "name each authority once",
         );
     }
-    if given > 0 && !trust.is_majority() {
-        let why =
-            format!("expected more than half of {given}, and no more than all, found {threshold}");
-        let remedy = "with less, two different lists could be right at one time";
+    let (threshold, hostile) = (trust.threshold, trust.hostile);
+    if given > 0 && !trust.is_safe() {
+        let least = Trust::least(given, hostile);
+        let why = match least <= given {
+            true => format!(
+                "expected more than half of {given} authorities and {hostile} hostile ones, hence {least} to {given}, found {threshold}"
+            ),
+            false => format!("of {given} authorities {hostile} cannot be hostile"),
+        };
+        let remedy = match least <= given {
+            true => "with less, two different lists could be right at one time",
+            false => "say less for `hostile`, or have more authorities",
+        };
         add("threshold", why, remedy);
     }
     complaints
@@ -204,7 +246,13 @@ pub(crate) fn read(document: &Document) -> Result<Config, Failure> {
     let mut config: Config = super::value(document)?;
     config.key = super::beside(document.path(), &config.key);
     config.store = super::beside(document.path(), &config.store);
-    let mut wrong = complaints(document, "", &config.authorities, config.threshold);
+    let mut wrong = complaints(
+        document,
+        "",
+        &config.authorities,
+        config.threshold,
+        config.hostile,
+    );
     let mut add =
         |key: &str, why: &str, remedy: &str| wrong.push(document.complain(key, why, remedy));
     let (interval, voting) = (config.interval.as_secs(), config.voting.as_secs());
@@ -241,7 +289,7 @@ pub(crate) fn read(document: &Document) -> Result<Config, Failure> {
 impl Config {
     /// Whom it works with.
     pub(crate) fn trust(&self) -> Trust {
-        trust(&self.authorities, self.threshold, self.skew)
+        trust(&self.authorities, self.threshold, self.hostile, self.skew)
     }
 }
 

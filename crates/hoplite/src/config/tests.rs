@@ -467,9 +467,34 @@ fn wrong_authorities_and_thresholds_are_named() {
     ));
     assert!(
         twice.contains("directory.authorities[1]: this key stands there twice")
-            && twice.contains("directory.threshold: expected more than half of 2"),
+            && twice.contains(
+                "directory.threshold: expected more than half of 2 authorities and 0 hostile ones, hence 2 to 2, found 1"
+            ),
         "{twice}"
     );
+    let three: Vec<String> = [
+        "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo",
+        "PUAXw-hDiVqStwqnTRt-vJyYLM8uxJaMwM1V8Sr0Zgw",
+        "_FHNjmIYoaONpH7QAjDwWAgW7RO6MwOsXeuRFUiQgCU",
+    ]
+    .map(|key| format!("ed25519:{key}@dir.example:9030"))
+    .into();
+    let hostile = client(&format!(
+        "authorities = {three:?}\nthreshold = 2\nhostile = 1"
+    ));
+    assert!(
+        hostile.contains(
+            "threshold: expected more than half of 3 authorities and 1 hostile ones, hence 3 to 3, found 2"
+        ),
+        "{hostile}"
+    );
+    let all = client(&format!("authorities = {three:?}\nhostile = 3"));
+    assert!(
+        all.contains("of 3 authorities 3 cannot be hostile"),
+        "{all}"
+    );
+    let word = client(&format!("authorities = {three:?}\nhostile = \"half\""));
+    assert!(word.contains("expected a number, or \"third\""), "{word}");
     let wrong = client("authorities = [\"dir.example:9030\"]");
     assert!(
         wrong.contains("expected \"ed25519:…@host:port\""),

@@ -1,64 +1,82 @@
-//! The authority's clock: it votes when it is time, and asks the other authorities for what is missing.
+//! The authority's clock: it votes when it is time, and asks the other authorities for what is missing, each in a task of its own: who does not
+//! answer holds nobody up.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::time::Duration;
 
-use futures_util::{StreamExt, stream};
+use futures_util::future::join_all;
 use hoplite_directory::{
-    authority::{Event, Want},
+    Source,
+    authority::{Event, Heard, Want, Wanted},
     fetch,
 };
 use hoplite_overlay::Direct;
-use hoplite_wire::{
-    Target,
-    directory::{Key, LIST},
-};
+use hoplite_wire::directory::Key;
+use tokio::task::spawn_blocking;
 use tracing::{info, warn};
 
-use super::{Shared, now};
+use super::{Shared, moment, now};
 use crate::config::directory::Config;
 
-/// Questions to other authorities at once.
-const QUESTIONS: usize = 8;
 /// The longest pause: a clock that was set is noticed within it.
 const PAUSE: Duration = Duration::from_secs(30);
+/// The shortest.
+const LEAST: Duration = Duration::from_millis(50);
 
-/// Whom to ask, and how patiently.
-struct Others {
+/// Another authority, and how patiently it is asked.
+struct Other {
     overlay: Direct,
-    addresses: HashMap<Key, Target>,
+    source: Source,
     patience: Duration,
     pause: Duration,
 }
 
 /// Votes until dropped.
 pub(super) async fn run(shared: Shared, config: &Config, own: Key) {
+    let slices = u32::try_from(config.trust().threshold.saturating_add(1)).unwrap_or(u32::MAX);
+    // Within a slice everybody is to be asked a few times, and a vote to arrive: docs/directory.md, "How authorities agree".
+    let slice = config.voting / slices;
     let sources = config.authorities.iter().map(|authority| &authority.0);
-    let others = sources.filter(|source| source.key != own);
-    let others = Arc::new(Others {
-        overlay: Direct::new(),
-        addresses: others
-            .map(|source| (source.key, source.address.clone()))
-            .collect(),
-        patience: (config.voting / 3).clamp(Duration::from_millis(500), Duration::from_secs(20)),
-        pause: (config.voting / 10).clamp(Duration::from_millis(100), Duration::from_secs(10)),
+    let talking = sources.filter(|source| source.key != own).map(|source| {
+        let other = Other {
+            overlay: Direct::new(),
+            source: source.clone(),
+            patience: (slice * 2 / 3).clamp(Duration::from_millis(250), Duration::from_secs(60)),
+            pause: (slice / 6).clamp(LEAST, Duration::from_secs(10)),
+        };
+        talk(shared.clone(), other)
     });
+    let talking: Vec<_> = talking.collect();
+    tokio::join!(keep_time(&shared), join_all(talking));
+}
+
+async fn keep_time(shared: &Shared) {
+    loop {
+        step(shared);
+        tokio::time::sleep(until_next(shared)).await;
+    }
+}
+
+async fn talk(shared: Shared, other: Other) {
     loop {
         step(&shared);
-        let wants = shared.lock().authority.wants(now());
+        let mut wants = shared.lock().authority.wants(moment());
+        wants.retain(|want| want.from == other.source.key);
         match wants.is_empty() {
             true => tokio::time::sleep(until_next(&shared)).await,
             false => {
-                ask(&shared, &others, wants).await;
-                tokio::time::sleep(others.pause).await;
+                for want in wants {
+                    ask(&shared, &other, want).await;
+                }
+                tokio::time::sleep(other.pause).await;
             }
         }
     }
 }
 
 fn until_next(shared: &Shared) -> Duration {
-    let now = now();
+    let now = moment();
     let next = shared.lock().authority.next(now);
-    Duration::from_secs(next.saturating_sub(now)).clamp(Duration::from_millis(100), PAUSE)
+    next.saturating_sub(now).clamp(LEAST, PAUSE)
 }
 
 fn step(shared: &Shared) {
@@ -69,27 +87,38 @@ fn step(shared: &Shared) {
     {
         warn!("old descriptors cannot be removed from the store: {error}");
     }
-    let events = state.authority.tick(now());
+    let events = state.authority.tick(moment());
     drop(state);
     tell(shared, &events);
 }
 
-async fn ask(shared: &Shared, others: &Others, wants: Vec<Want>) {
-    stream::iter(wants)
-        .for_each_concurrent(QUESTIONS, |want| async move {
-            let Some(address) = others.addresses.get(&want.from) else {
+async fn ask(shared: &Shared, other: &Other, want: Want) {
+    // What is small is asked for again soon.
+    let patience = match want.what {
+        Wanted::Commitments => other.patience / 2,
+        Wanted::Vote | Wanted::Signatures => other.patience,
+    };
+    let (most, address) = (want.what.most(), &other.source.address);
+    let answer = fetch(&other.overlay, address, &want.path, most, patience).await;
+    // Who is not there, or has none yet, is asked again.
+    let Ok(text) = answer else { return };
+    let heard = shared.lock().authority.heard(&want, text, moment());
+    let heard = match heard {
+        Ok(Heard::Done(events)) => Ok(events),
+        Ok(Heard::Check(events, unchecked)) => {
+            tell(shared, &events);
+            // The only thread has others to answer meanwhile.
+            let Ok(checked) = spawn_blocking(|| unchecked.check()).await else {
                 return;
             };
-            let answer = fetch(&others.overlay, address, &want.path, LIST, others.patience).await;
-            // Who is not there, or has none yet, is asked again.
-            let Ok(text) = answer else { return };
-            let heard = shared.lock().authority.heard(&want, &text, now());
-            match heard {
-                Ok(events) => tell(shared, &events),
-                Err(refused) => warn!("an authority's vote or list does not count: {refused}"),
-            }
-        })
-        .await;
+            shared.lock().authority.checked(checked, moment())
+        }
+        Err(refused) => Err(refused),
+    };
+    match heard {
+        Ok(events) => tell(shared, &events),
+        Err(refused) => warn!("an authority's vote or list does not count: {refused}"),
+    }
 }
 
 fn tell(shared: &Shared, events: &[Event]) {
@@ -106,8 +135,14 @@ fn tell(shared: &Shared, events: &[Event]) {
                 others,
                 "there is no new list: too few authorities signed the same; check that they run, have the same `authorities`, `interval` and `voting`, and right clocks"
             ),
-            Event::TwoFaced => warn!(
-                "an authority has signed two different votes for one time: neither counts; ask its operator"
+            Event::TooFew { votes, needed } => warn!(
+                votes,
+                needed,
+                "too few votes for a list: check that the other authorities run, are reached, and have right clocks"
+            ),
+            Event::TwoFaced(authority) => warn!(
+                authority,
+                "this authority, as `authorities` numbers them, has signed two different votes for one time: neither is to count; ask its operator"
             ),
         }
     }

@@ -17,7 +17,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tracing::warn;
 
-use super::{Shared, now};
+use super::{Shared, moment, now};
 use crate::config::directory::Limits;
 
 /// How long a request's head may take.
@@ -113,13 +113,16 @@ fn document(path: &str, shared: &Shared) -> (StatusCode, Bytes) {
     let found = match parts {
         (Some("list"), None, ..) => state.authority.list(),
         (Some("list"), Some(at), None, _) => {
-            let signed = at.parse().ok().and_then(|at| state.authority.signed(at));
-            signed.map(Bytes::from)
+            at.parse().ok().and_then(|at| state.authority.signed(at))
+        }
+        (Some("commitments"), Some(at), None, _) => {
+            let told = at.parse().ok();
+            let told = told.and_then(|at| state.authority.commitments(at));
+            told.map(Bytes::from)
         }
         (Some("vote"), Some(at), Some(voter), None) => {
             let named = at.parse().ok().zip(voter.parse().ok());
-            let vote = named.and_then(|(at, voter)| state.authority.vote(at, &voter));
-            vote.map(Bytes::from)
+            named.and_then(|(at, voter)| state.authority.vote(at, &voter, moment()))
         }
         _ => return (StatusCode::NOT_FOUND, "there is no such document".into()),
     };

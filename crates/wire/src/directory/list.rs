@@ -1,9 +1,6 @@
 //! A list: the relays that authorities agree on, and for when. A vote is one authority's own view in the same form.
 
-use std::{
-    collections::BTreeMap,
-    fmt::{self, Write},
-};
+use std::{collections::BTreeMap, fmt};
 
 use super::{
     AUTHORITIES, Key, LIST, Malformed, PARAMS, RELAYS, Signature, SignedDescriptor, lines::Lines,
@@ -45,6 +42,11 @@ pub struct SignedList {
 }
 
 impl Stage {
+    /// The first line of such a document.
+    pub fn head_line(self) -> String {
+        format!("{}\n", self.head())
+    }
+
     fn head(self) -> &'static str {
         match self {
             Self::Vote => "hoplite-vote 1",
@@ -107,7 +109,7 @@ fn relays(lines: &mut Lines<'_>) -> Result<Vec<SignedDescriptor>, Malformed> {
     Ok(relays)
 }
 
-fn signatures(lines: &mut Lines<'_>) -> Result<BTreeMap<Key, Signature>, Malformed> {
+pub(super) fn signatures(lines: &mut Lines<'_>) -> Result<BTreeMap<Key, Signature>, Malformed> {
     let mut signatures = BTreeMap::new();
     while let Some(value) = lines.option("signed") {
         let (key, signature) = value.split_once(' ').ok_or_else(|| lines.wrong("signed"))?;
@@ -119,6 +121,30 @@ fn signatures(lines: &mut Lines<'_>) -> Result<BTreeMap<Key, Signature>, Malform
         signatures.insert(key, signature);
     }
     Ok(signatures)
+}
+
+/// What is signed and by whom, without reading what it says: for who only has to compare. The last lines must be signatures as they would be
+/// written.
+///
+/// # Errors
+/// What is wrong with them; the line is counted from the first signature.
+pub fn split_signed(text: &str) -> Result<(&str, BTreeMap<Key, Signature>), Malformed> {
+    let lines = text.split_inclusive('\n').rev();
+    let signed = lines.take_while(|line| line.starts_with("signed "));
+    let tail = signed.take(AUTHORITIES.saturating_add(1)).map(str::len);
+    let end = text.len().saturating_sub(tail.sum());
+    let (body, tail) = text.split_at_checked(end).unwrap_or((text, ""));
+    let mut lines = Lines::of(tail, LIST)?;
+    let found = signatures(&mut lines)?;
+    match lines.is_done() && write_signatures(&found) == tail {
+        true => Ok((body, found)),
+        false => Err(lines.wrong("no signatures, or not as they would be written")),
+    }
+}
+
+pub(super) fn write_signatures(signatures: &BTreeMap<Key, Signature>) -> String {
+    let line = |(key, signature)| format!("signed {key} {signature}\n");
+    signatures.iter().map(line).collect()
 }
 
 impl SignedList {
@@ -156,10 +182,6 @@ impl fmt::Display for List {
 impl fmt::Display for SignedList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.list.fmt(f)?;
-        for (key, signature) in &self.signatures {
-            write!(f, "signed {key} {signature}")?;
-            f.write_char('\n')?;
-        }
-        Ok(())
+        f.write_str(&write_signatures(&self.signatures))
     }
 }

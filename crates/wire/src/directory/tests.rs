@@ -108,8 +108,34 @@ fn list(stage: Stage) -> impl Strategy<Value = SignedList> {
     )
 }
 
+fn commitments() -> impl Strategy<Value = Commitments> {
+    let signatures = || proptest::collection::btree_map(key(), signature(), 0..3);
+    let one = (any::<[u8; 32]>(), signatures());
+    let voters = proptest::collection::btree_map(key(), vec(one, 1..=2), 0..4);
+    (any::<u64>(), voters).prop_map(|(valid_after, voters)| {
+        let each = |(voter, votes): (Key, Vec<([u8; 32], _)>)| {
+            votes.into_iter().map(move |(vote, signatures)| {
+                let commitment = Commitment {
+                    valid_after,
+                    voter,
+                    vote,
+                };
+                (commitment, signatures)
+            })
+        };
+        Commitments {
+            all: voters.into_iter().flat_map(each).collect(),
+        }
+    })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn commitments_that_are_written_are_read_back(found in commitments()) {
+        prop_assert_eq!(Commitments::parse(&found.to_string()), Ok(found));
+    }
 
     #[test]
     fn a_descriptor_that_is_written_is_read_back(signed in signed()) {
@@ -122,6 +148,8 @@ proptest! {
         prop_assert_eq!(SignedList::parse(&list.to_string(), Stage::List), Ok(list.clone()));
         prop_assert_eq!(SignedList::parse(&vote.to_string(), Stage::Vote), Ok(vote.clone()));
         prop_assert!(SignedList::parse(&list.to_string(), Stage::Vote).is_err());
+        let (text, body) = (list.to_string(), list.list.text());
+        prop_assert_eq!(split_signed(&text), Ok((body.as_str(), list.signatures.clone())));
         prop_assert!(SignedList::parse(&vote.to_string(), Stage::List).is_err());
     }
 
@@ -140,6 +168,8 @@ proptest! {
     fn any_text_is_read_without_a_panic(text in "(hoplite-(descriptor|list|vote) 1\n)?([a-z-]{1,12} [ -~]{0,60}\n){0,20}") {
         drop(SignedDescriptor::parse(&text));
         drop(SignedList::parse(&text, Stage::List));
+        drop(Commitments::parse(&text));
+        drop(split_signed(&text));
     }
 
     #[test]
@@ -201,4 +231,24 @@ fn what_is_wrong_is_said_with_its_line() {
 fn no_key_is_told_in_a_log() {
     let signed = SignedDescriptor::parse(&plain()).expect("right");
     assert!(!format!("{signed:?}").contains("ed25519"));
+}
+
+#[test]
+fn commitments_of_two_periods_out_of_order_or_more_than_two_of_a_voter_are_refused() {
+    let commitment = |valid_after, vote| Commitment {
+        valid_after,
+        voter: Key([7; 32]),
+        vote: [vote; 32],
+    };
+    let text = |all: &[Commitment]| all.iter().map(Commitment::text).collect::<String>();
+    let good = [commitment(5, 1), commitment(5, 2)];
+    assert!(Commitments::parse(&text(&good)).is_ok());
+    for wrong in [
+        vec![commitment(5, 1), commitment(6, 2)],
+        vec![commitment(5, 2), commitment(5, 1)],
+        vec![commitment(5, 1), commitment(5, 1)],
+        vec![commitment(5, 1), commitment(5, 2), commitment(5, 3)],
+    ] {
+        assert!(Commitments::parse(&text(&wrong)).is_err());
+    }
 }

@@ -104,7 +104,8 @@ impl Checker<'_> {
             self.add("relay", why, "keep one of [[relay]] and [directory]");
         }
         let (given, threshold) = (&directory.authorities, directory.threshold);
-        let wrong = directory::complaints(self.document, "directory.", given, threshold);
+        let hostile = directory.hostile;
+        let wrong = directory::complaints(self.document, "directory.", given, threshold, hostile);
         self.complaints.extend(wrong);
     }
 

@@ -15,6 +15,8 @@ pub(crate) struct Directory {
     pub(crate) authorities: Vec<directory::Authority>,
     /// How many of them must have signed the list.
     pub(crate) threshold: usize,
+    /// How many of them may be hostile: if it is not said, fewer than a third.
+    pub(crate) hostile: directory::Hostile,
     /// The file in which list and guards are kept.
     pub(crate) cache: PathBuf,
     /// How far this machine's clock may be off, in seconds.
@@ -37,6 +39,7 @@ impl Default for Directory {
         Self {
             authorities: Vec::new(),
             threshold: 0,
+            hostile: directory::Hostile::Third,
             cache: "directory.sqlite".into(),
             skew: Duration::from_secs(60),
             wait: Duration::from_secs(20),
@@ -50,7 +53,7 @@ impl Default for Directory {
 impl Directory {
     /// Whom to believe.
     pub(crate) fn trust(&self) -> Trust {
-        directory::trust(&self.authorities, self.threshold, self.skew)
+        directory::trust(&self.authorities, self.threshold, self.hostile, self.skew)
     }
 
     /// Whom to ask.

@@ -258,7 +258,7 @@ async fn no_circuit_is_built_by_a_list_that_is_stale() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lists_that_are_forged_or_rolled_back_change_nothing_and_a_split_ends_building() {
+async fn lists_that_are_forged_rolled_back_or_split_leave_the_last_good_one_in_use() {
     let directory = tempfile::tempdir().expect("directory");
     let start = now() - 60;
     let listed = listed(
@@ -277,6 +277,7 @@ async fn lists_that_are_forged_or_rolled_back_change_nothing_and_a_split_ends_bu
     chosen(&from, &ask(&[443], true)).await;
     let other = listed.hear(&list(start, vec![relay(7, Some("80"))], 50));
     assert_eq!(other, Err(Refused::Split));
+    // There was none before it.
     let error = from.path(&ask(&[443], true)).await.expect_err("split");
     assert!(error.to_string().contains("two different lists"), "{error}");
     // The next list ends it.
@@ -284,6 +285,15 @@ async fn lists_that_are_forged_or_rolled_back_change_nothing_and_a_split_ends_bu
         listed.hear(&list(start + 2, relays(), 50)),
         Ok(Heard::Newer)
     );
+    chosen(&from, &ask(&[443], true)).await;
+    // Two for the time after that: the one before serves on.
+    let one = listed.hear(&list(start + 3, vec![relay(7, Some("80"))], 50));
+    assert_eq!(one, Ok(Heard::Newer));
+    from.path(&ask(&[443], true))
+        .await
+        .expect_err("only port 80");
+    let other = listed.hear(&list(start + 3, vec![relay(8, Some("80"))], 50));
+    assert_eq!(other, Err(Refused::Split));
     chosen(&from, &ask(&[443], true)).await;
 }
 
