@@ -143,9 +143,12 @@ impl Reins {
         self.0.governor.set(ours, agreed.after);
         let spare = peers == Acks::Never;
         let own = *self.0.own.lock().unwrap_or_else(PoisonError::into_inner);
-        let congestion = match own {
-            Congestion::Auto => agreed.congestion,
-            own => own,
+        let (congestion, spare) = match (own, agreed.congestion, self.0.end) {
+            // A client may do without for datagrams, whose ends control themselves. Of a stream this is the end: TCP towards the target would
+            // let it send as fast as the target's line carries, whatever becomes of the road to the client.
+            (Congestion::Auto, Congestion::Off, End::Relay(_)) => (Congestion::Auto, true),
+            (Congestion::Auto, agreed, _) => (agreed, spare),
+            (own, ..) => (own, spare),
         };
         self.0
             .governor

@@ -188,7 +188,8 @@ pub struct Tunnel {
     /// a delay from `"1ms"` to `"250ms"`, a share of the round trip such as `"0.25rtt"`, or `"extension"`. Default: `"auto"`.
     #[serde(deserialize_with = "text::parsed")]
     pub acks: Acks,
-    /// Whether a client may agree with the relay that datagrams are not acknowledged, and that neither end has congestion control. Default: true.
+    /// Whether a client may agree with the relay that datagrams are not acknowledged, and that neither end has congestion control for them; what
+    /// the relay sends as a stream is always controlled. Default: true.
     pub allow_no_acks: bool,
     /// The congestion control of what the relay sends: `"auto"`, as each client asks; or, whatever they ask, `"cubic"`, `"bbr"`, `"newreno"` or `"off"`.
     /// Default: `"auto"`.

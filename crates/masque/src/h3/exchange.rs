@@ -65,6 +65,7 @@ impl Exchange {
     /// # Errors
     /// The peer stopped the stream, or the connection is lost.
     pub async fn send(&mut self, content: Bytes) -> Result<(), H3Error> {
+        self.receiver.ticket().streams(true);
         self.sender.write(content).await?;
         self.sender.finish().await
     }

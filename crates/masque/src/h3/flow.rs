@@ -374,7 +374,10 @@ impl Shared {
     }
 
     fn road(&self, largest: usize) -> Road {
-        match self.frame_room() {
+        let room = self.frame_room();
+        // Without frames all of it is a stream, which QUIC sends again, and as fast as its control lets it.
+        self.ticket.streams(room.is_none());
+        match room {
             Some(room) if largest <= room && !self.would_overtake() => Road::Frames,
             Some(room) if largest <= room => Road::Capsules,
             Some(_) if largest <= self.always_carried.load(Ordering::Relaxed) => {

@@ -278,7 +278,7 @@ impl DataReceiver {
     pub(super) fn refuse_datagrams(&self) {
         let removed = self.ticket.inner().routes().close(self.ticket.id());
         drop(removed);
-        self.ticket.streams();
+        self.ticket.streams(true);
     }
 
     /// The stream's id.

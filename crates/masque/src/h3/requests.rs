@@ -37,12 +37,16 @@ impl Ticket {
         &self.inner
     }
 
-    /// It has become a stream.
-    pub(super) fn streams(&self) {
+    /// Whether what it carries goes as a stream of octets now.
+    pub(super) fn streams(&self, is: bool) {
         if let Some(reins) = &self.inner.config.reins
-            && !self.stream.swap(true, Ordering::Relaxed)
+            && self.stream.load(Ordering::Relaxed) != is
+            && self.stream.swap(is, Ordering::Relaxed) != is
         {
-            reins.stream_begins();
+            match is {
+                true => reins.stream_begins(),
+                false => reins.stream_ends(),
+            }
         }
     }
 

@@ -105,10 +105,6 @@ pub(crate) async fn pair_with(transport: quic::TransportConfig) -> Pair {
 
 /// Ends that are steered, the client's first; one without reins is a plain one.
 pub(crate) async fn steered(reins: [Option<Reins>; 2]) -> Pair {
-    let hooks = |reins: &Option<Reins>| match reins {
-        Some(reins) => reins.hooks(&Hooks::default()),
-        None => Hooks::default(),
-    };
     let transport = |reins: &Option<Reins>| {
         let mut transport = quic::TransportConfig::default();
         if let Some(reins) = reins {
@@ -116,8 +112,20 @@ pub(crate) async fn steered(reins: [Option<Reins>; 2]) -> Pair {
         }
         Arc::new(transport)
     };
-    let (hooks, transport) = (reins.each_ref().map(hooks), reins.each_ref().map(transport));
-    let quic = connect_with(hooks, transport).await;
+    let transport = reins.each_ref().map(transport);
+    steered_by(reins, transport).await
+}
+
+/// The same over transports of the caller's, which the reins have harnessed.
+pub(crate) async fn steered_by(
+    reins: [Option<Reins>; 2],
+    transport: [Arc<quic::TransportConfig>; 2],
+) -> Pair {
+    let hooks = |reins: &Option<Reins>| match reins {
+        Some(reins) => reins.hooks(&Hooks::default()),
+        None => Hooks::default(),
+    };
+    let quic = connect_with(reins.each_ref().map(hooks), transport).await;
     let [near, far] = reins.map(|reins| Config {
         counters: Arc::default(),
         reins,

@@ -1,9 +1,14 @@
 //! What two ends agree on, and what becomes of their datagrams and streams then.
 
-use hoplite_link::{Acks, Congestion, Grants, Reins, Wishes, quic::Connection};
+use std::sync::Arc;
+
+use hoplite_link::{
+    Acks, Congestion, Grants, Reins, Wishes,
+    quic::{self, Connection},
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::pair::{End, Pair, soon, steered};
+use crate::pair::{End, Pair, soon, steered, steered_by};
 
 /// Octets of datagrams that may wait.
 const INBOX: usize = 1 << 20;
@@ -161,6 +166,62 @@ async fn a_stream_is_acknowledged_and_controlled_where_datagrams_are_not() {
         }
     })
     .await;
+}
+
+/// A client whose wish is granted, and who wants a target's whole line poured over its own.
+#[tokio::test]
+async fn a_client_without_control_switches_it_off_for_datagrams_and_never_for_a_relays_streams() {
+    let wishes = Wishes {
+        congestion: Congestion::Off,
+        ..Wishes::default()
+    };
+    let (client, relay) = (Reins::client(wishes, INBOX), relay(true));
+    let (pair, _flow) = agreed(&client, &relay).await;
+    let is_off = || pair.server.connection().stats().path.cwnd > NO_WINDOW;
+    assert!(!client.agreed().refused.congestion && is_off());
+    let (near, far) = pair.tunnel().await;
+    let (mut near, far) = (near.into_stream(), far.into_stream());
+    assert!(!is_off(), "a stream's end controls it");
+    let (mut from, mut to) = tokio::io::split(far);
+    let mut got = vec![0; 1 << 20];
+    let send = async { to.write_all(&vec![7; 1 << 20]).await.expect("taken") };
+    let read = async { near.read_exact(&mut got).await.map(drop).expect("arrived") };
+    soon(async { tokio::join!(send, read) }).await;
+    assert!(!is_off());
+    near.shutdown().await.expect("ended");
+    soon(from.read(&mut [0])).await.expect("the end");
+    drop((near, from, to));
+    soon(async {
+        while !is_off() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_flow_that_goes_as_capsules_is_a_stream_to_the_control() {
+    let plain = |reins: &Reins| {
+        let mut transport = quic::TransportConfig::default();
+        reins.harness(&mut transport);
+        transport
+    };
+    let (client, relay) = (carrier(), relay(true));
+    // A client that takes no frames.
+    let mut deaf = plain(&client);
+    deaf.datagram_receive_buffer_size(None);
+    let pair = steered_by(
+        [Some(client), Some(relay.clone())],
+        [deaf, plain(&relay)].map(Arc::new),
+    )
+    .await;
+    let (near, far) = soon(pair.flow()).await;
+    soon(pair.server.settings()).await.expect("settings");
+    let is_off = || pair.server.connection().stats().path.cwnd > NO_WINDOW;
+    assert!(is_off());
+    assert_eq!(far.send(b"down"), 1);
+    assert!(!is_off());
+    near.sink.take(1).await;
 }
 
 #[tokio::test]
