@@ -18,6 +18,7 @@ use tokio::{
 use crate::{
     config::Config,
     failure::Failure,
+    limits::Asker,
     local::Local,
     metrics::{self, Metrics},
     policy::{Permit, Policy, Refusal},
@@ -49,9 +50,10 @@ impl Egress {
     pub(crate) async fn tcp(
         &self,
         target: &Target,
+        asker: &Asker<'_>,
         metrics: &Metrics,
     ) -> Result<TcpStream, Failure> {
-        let addresses = self.addresses(target, metrics).await?;
+        let addresses = self.addresses(target, asker, metrics).await?;
         let start = Instant::now();
         let connecting = timeout(self.patience, connect_socket(&addresses));
         let socket = connecting.await.map_err(|_| Failure::TimedOut)??;
@@ -63,7 +65,12 @@ impl Egress {
     ///
     /// # Errors
     /// The policy's, the resolver's or the system's.
-    pub(crate) async fn udp(&self, target: &Target, metrics: &Metrics) -> Result<UdpFlow, Failure> {
+    pub(crate) async fn udp(
+        &self,
+        target: &Target,
+        asker: &Asker<'_>,
+        metrics: &Metrics,
+    ) -> Result<UdpFlow, Failure> {
         let mut failure = Failure::Unreachable;
         let settings = UdpSettings {
             buffers: match self.policy.target(target)? {
@@ -72,7 +79,7 @@ impl Egress {
             },
             ..UdpSettings::default()
         };
-        for address in self.addresses(target, metrics).await? {
+        for address in self.addresses(target, asker, metrics).await? {
             match connect_udp(address, &settings) {
                 Ok(flow) => return flow.writable().await.map(|()| flow).map_err(Failure::from),
                 Err(error) => failure = error.into(),
@@ -88,9 +95,11 @@ impl Egress {
     pub(crate) async fn hosts(
         &self,
         host: Host,
+        asker: &Asker<'_>,
         metrics: &Metrics,
     ) -> Result<Vec<IpAddr>, Failure> {
-        let found = self.addresses(&Target { host, port: 0 }, metrics).await?;
+        let target = Target { host, port: 0 };
+        let found = self.addresses(&target, asker, metrics).await?;
         Ok(found.iter().map(SocketAddr::ip).collect())
     }
 
@@ -126,13 +135,14 @@ impl Egress {
     pub(crate) async fn tells(
         &self,
         name: &HostName,
+        asker: &Asker<'_>,
         metrics: &Metrics,
     ) -> Result<Vec<IpAddr>, Failure> {
         let localhost = special::is_localhost(name.as_str());
         if !localhost && !self.policy.looks_up(name.as_str()) {
             return Err(Refusal::Name.into());
         }
-        let mut found = self.resolve(name, metrics).await?;
+        let mut found = self.resolve(name, asker, metrics).await?;
         found.retain(|ip| self.policy.tells(*ip));
         match found.is_empty() {
             true => Err(Refusal::Address.into()),
@@ -144,17 +154,27 @@ impl Egress {
     async fn addresses(
         &self,
         target: &Target,
+        asker: &Asker<'_>,
         metrics: &Metrics,
     ) -> Result<Vec<SocketAddr>, Failure> {
         let permit = self.policy.target(target)?;
         let found = match &target.host {
             Host::Ip(ip) => vec![*ip],
-            Host::Name(name) => self.resolve(name, metrics).await?,
+            Host::Name(name) => self.resolve(name, asker, metrics).await?,
         };
         Ok(self.permitted(permit, &found, target.port)?)
     }
 
-    async fn resolve(&self, name: &HostName, metrics: &Metrics) -> Result<Vec<IpAddr>, Failure> {
+    async fn resolve(
+        &self,
+        name: &HostName,
+        asker: &Asker<'_>,
+        metrics: &Metrics,
+    ) -> Result<Vec<IpAddr>, Failure> {
+        if !special::is_localhost(name.as_str()) && !asker.admits_query() {
+            return Err(Failure::Limited);
+        }
+        let _place = asker.look_up().map_err(|_| Failure::Limited)?;
         let start = Instant::now();
         let found = self.resolver.addresses(name).await;
         metrics::observe(&metrics.resolve, start.elapsed());

@@ -237,6 +237,7 @@ impl Shared {
         parts: Parts,
     ) -> Result<Self, ConfigError> {
         let egress = Arc::new(Egress::new(config, listen, local));
+        let gate = Arc::new(Gate::new(config.limits.clone(), config.ip.clone()));
         let circuits = match (config.onion.enabled, parts.circuits) {
             (false, _) => None,
             (true, Some(circuits)) => Some(circuits),
@@ -253,6 +254,7 @@ impl Shared {
                 certificate,
                 listen,
                 egress: Arc::clone(&egress),
+                gate: Arc::clone(&gate),
                 metrics: Arc::clone(&metrics),
             })
         });
@@ -277,7 +279,7 @@ impl Shared {
             serves_dns: config.is_egress() && config.egress.dns,
             admission: ArcSwap::from_pointee(Admission::new(&config.auth)?),
             certificates,
-            gate: Gate::new(config.limits.clone()),
+            gate,
             h3: h3(&config.limits, &metrics),
             metrics,
             h2: h2(&config.limits),

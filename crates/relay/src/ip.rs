@@ -29,7 +29,9 @@ pub(crate) use self::{
     judge::{Judge, Refused},
     rate::Rate,
 };
-use crate::{ConfigError, config, egress::Egress, failure::Failure, metrics::Metrics};
+use crate::{
+    ConfigError, config, egress::Egress, failure::Failure, limits::Asker, metrics::Metrics,
+};
 
 /// After this long a program's identifier is forgotten when another comes.
 const IDENT_IDLE: Duration = Duration::from_secs(60);
@@ -113,13 +115,14 @@ impl Ip {
         self: &Arc<Self>,
         scope: &Scope,
         egress: &Egress,
+        asker: &Asker<'_>,
         metrics: &Metrics,
     ) -> Result<Opened, Failure> {
         let families = self.families(scope.protocol);
         if !families.contains(&true) {
             return Err(Failure::Protocol);
         }
-        let mut routes = self.routes(scope, egress, metrics).await?;
+        let mut routes = self.routes(scope, egress, asker, metrics).await?;
         routes.retain(|route| families[usize::from(route.first().is_ipv6())]);
         let lease = self.lease(routes)?;
         Ok(Opened {
@@ -159,6 +162,7 @@ impl Ip {
         &self,
         scope: &Scope,
         egress: &Egress,
+        asker: &Asker<'_>,
         metrics: &Metrics,
     ) -> Result<Vec<Route>, Failure> {
         let route = |prefix: Prefix| match (&self.device, prefix.address()) {
@@ -175,7 +179,7 @@ impl Ip {
                 None => return Ok(vec![route(*prefix)]),
             },
         };
-        let mut found = egress.hosts(host, metrics).await?;
+        let mut found = egress.hosts(host, asker, metrics).await?;
         found.sort_unstable();
         found.dedup();
         Ok(found.into_iter().map(Prefix::one).map(route).collect())

@@ -1,5 +1,9 @@
-//! Who may have how much: connections, requests and bandwidth, of one client and of all. Handlers hold the permits.
-//! A client is a token, or an address prefix hashed with a key of this process: no address is kept.
+//! Who may have how much: connections, requests, flows of packets, look-ups, echoes and bandwidth, of one client and of all. Handlers hold
+//! the permits. A client is a token, or an address prefix hashed with a key of this process: no address is kept.
+//!
+//! Of whatever there is a number of, no client has more than are left free for others: however many want everything, each of them holds as
+//! much as the others and as much is free, so that one that has little is always let in (dynamic thresholds: Choudhury and Hahne, 1998).
+//! Of what there is a rate of, an equal share is each client's who has a request open, and what they leave is anybody's.
 
 use std::{
     collections::HashMap,
@@ -13,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use crate::config::Limits;
+use crate::config::{self, Limits};
 
 mod bucket;
 
@@ -39,9 +43,12 @@ pub(crate) enum Reached {
 #[derive(Debug)]
 pub(crate) struct Gate {
     limits: Limits,
+    ip: config::Ip,
     hasher: RandomState,
     all: Arc<Usage>,
     clients: Mutex<Clients>,
+    /// All circuits together, to the resolver: their names are of clients whom nobody knows.
+    circuits: Arc<Usage>,
 }
 
 struct Clients {
@@ -50,21 +57,35 @@ struct Clients {
     sweep_at: usize,
 }
 
+/// What there is a number of.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Connection,
+    Request,
+    Packets,
+    LookUp,
+}
+
 /// What somebody uses now.
 #[derive(Debug)]
 struct Usage {
-    connections: AtomicUsize,
-    requests: AtomicUsize,
+    places: [AtomicUsize; 4],
+    /// Of all: the clients that have a request open.
+    active: AtomicUsize,
     bandwidth: Bucket,
     queries: Bucket,
+    echoes: Bucket,
+    /// Of one client: its part of the bandwidth and of the echoes of all.
+    share: Bucket,
+    echo_share: Bucket,
 }
 
-/// An admitted connection or request; dropping it gives the place back.
+/// An admitted connection, request, flow of packets or look-up; dropping it gives the place back.
 #[derive(Debug)]
 pub(crate) struct Permit {
     client: Arc<Usage>,
     all: Arc<Usage>,
-    what: fn(&Usage) -> &AtomicUsize,
+    kind: Kind,
 }
 
 /// How fast one request may go.
@@ -74,12 +95,26 @@ pub(crate) struct Pace {
     all: Arc<Usage>,
 }
 
+/// For whom the resolver is asked.
+#[derive(Debug)]
+pub(crate) struct Asker<'a> {
+    gate: &'a Gate,
+    client: Arc<Usage>,
+}
+
 impl Gate {
     /// Nothing is used yet.
-    pub(crate) fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: Limits, ip: config::Ip) -> Self {
+        let all = Usage {
+            bandwidth: Bucket::new(limits.bandwidth),
+            echoes: Bucket::of_things(ip.echoes),
+            ..Usage::unlimited()
+        };
         Self {
-            all: Arc::new(Usage::new(limits.bandwidth, 0)),
+            all: Arc::new(all),
+            circuits: Arc::new(Usage::unlimited()),
             limits,
+            ip,
             hasher: RandomState::new(),
             clients: Mutex::new(Clients {
                 known: HashMap::new(),
@@ -113,7 +148,7 @@ impl Gate {
     /// The limit that is reached.
     pub(crate) fn connection(&self, key: ClientKey) -> Result<Permit, Reached> {
         let limits = (self.limits.connections_per_client, self.limits.connections);
-        self.permit(key, |usage| &usage.connections, limits)
+        self.permit(self.usage(key), Kind::Connection, limits)
     }
 
     /// Admits a request.
@@ -122,67 +157,129 @@ impl Gate {
     /// The limit that is reached.
     pub(crate) fn request(&self, key: ClientKey) -> Result<Permit, Reached> {
         let limits = (self.limits.requests_per_client, self.limits.requests);
-        self.permit(key, |usage| &usage.requests, limits)
+        self.permit(self.usage(key), Kind::Request, limits)
+    }
+
+    /// Admits a flow of packets of the client that has this request.
+    ///
+    /// # Errors
+    /// The limit that is reached.
+    pub(crate) fn packets(&self, request: &Permit) -> Result<Permit, Reached> {
+        let limits = (self.ip.flows_per_client, self.ip.flows);
+        self.permit(Arc::clone(&request.client), Kind::Packets, limits)
+    }
+
+    /// The client that has this request.
+    pub(crate) fn asker(&self, request: &Permit) -> Asker<'_> {
+        Asker {
+            gate: self,
+            client: Arc::clone(&request.client),
+        }
+    }
+
+    /// The clients of all circuits together.
+    pub(crate) fn circuits(&self) -> Asker<'_> {
+        Asker {
+            gate: self,
+            client: Arc::clone(&self.circuits),
+        }
+    }
+
+    fn usage(&self, key: ClientKey) -> Arc<Usage> {
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        clients.usage(key, || Usage {
+            bandwidth: Bucket::new(self.limits.bandwidth_per_client),
+            queries: Bucket::of_things(self.limits.queries_per_client),
+            echoes: Bucket::of_things(self.ip.echoes_per_client),
+            share: Bucket::new(self.limits.bandwidth),
+            echo_share: Bucket::of_things(self.ip.echoes),
+            ..Usage::unlimited()
+        })
     }
 
     fn permit(
         &self,
-        key: ClientKey,
-        what: fn(&Usage) -> &AtomicUsize,
+        client: Arc<Usage>,
+        kind: Kind,
         (per_client, total): (usize, usize),
     ) -> Result<Permit, Reached> {
-        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        let client = clients.usage(key, &self.limits);
-        take(what(&self.all), total).map_err(|()| Reached::Total)?;
-        if take(what(&client), per_client).is_err() {
-            what(&self.all).fetch_sub(1, Ordering::Relaxed);
+        let (own, all) = (client.places(kind), self.all.places(kind));
+        let taken = take(all, total).ok_or(Reached::Total)?;
+        let free = total.saturating_sub(taken);
+        let Some(had) = take(own, per_client.min(free)) else {
+            all.fetch_sub(1, Ordering::Relaxed);
             return Err(Reached::Client);
+        };
+        if had == 0 && matches!(kind, Kind::Request) {
+            self.all.active.fetch_add(1, Ordering::Relaxed);
         }
         Ok(Permit {
             client,
-            all: self.all.clone(),
-            what,
+            all: Arc::clone(&self.all),
+            kind,
         })
     }
 }
 
 impl Clients {
-    fn usage(&mut self, key: ClientKey, limits: &Limits) -> Arc<Usage> {
+    fn usage(&mut self, key: ClientKey, fresh: impl FnOnce() -> Usage) -> Arc<Usage> {
         if self.known.len() >= self.sweep_at {
-            self.known.retain(|_, usage| !usage.is_idle());
+            // Whoever is looked up at this moment is held by more than the table.
+            self.known
+                .retain(|_, usage| Arc::strong_count(usage) > 1 || !usage.is_idle());
             self.sweep_at = FEW.max(self.known.len() * 2);
         }
-        let fresh = || {
-            let usage = Usage::new(limits.bandwidth_per_client, limits.queries_per_client);
-            Arc::new(usage)
-        };
-        self.known.entry(key).or_insert_with(fresh).clone()
+        let usage = self.known.entry(key).or_insert_with(|| fresh().into());
+        Arc::clone(usage)
     }
 }
 
-/// Takes one of `limit` places.
-fn take(count: &AtomicUsize, limit: usize) -> Result<(), ()> {
+/// Takes one of `limit` places; how many were taken before.
+fn take(count: &AtomicUsize, limit: usize) -> Option<usize> {
     let more = |n| (n < limit).then_some(n + 1);
     count
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
-        .map(drop)
-        .map_err(drop)
+        .ok()
 }
 
 impl Usage {
-    fn new(bandwidth: u64, queries: u32) -> Self {
+    fn unlimited() -> Self {
         Self {
-            connections: AtomicUsize::new(0),
-            requests: AtomicUsize::new(0),
-            bandwidth: Bucket::new(bandwidth),
-            queries: Bucket::of_things(queries),
+            places: Default::default(),
+            active: AtomicUsize::new(0),
+            bandwidth: Bucket::new(0),
+            queries: Bucket::new(0),
+            echoes: Bucket::new(0),
+            share: Bucket::new(0),
+            echo_share: Bucket::new(0),
+        }
+    }
+
+    fn places(&self, kind: Kind) -> &AtomicUsize {
+        let [connections, requests, packets, look_ups] = &self.places;
+        match kind {
+            Kind::Connection => connections,
+            Kind::Request => requests,
+            Kind::Packets => packets,
+            Kind::LookUp => look_ups,
         }
     }
 
     fn is_idle(&self) -> bool {
-        let places = [&self.connections, &self.requests];
-        let owes = self.bandwidth.is_in_debt() || self.queries.is_in_debt();
-        places.iter().all(|n| n.load(Ordering::Relaxed) == 0) && !owes
+        let buckets = [
+            &self.bandwidth,
+            &self.queries,
+            &self.echoes,
+            &self.share,
+            &self.echo_share,
+        ];
+        let owes = buckets.iter().any(|bucket| bucket.is_in_debt());
+        self.places.iter().all(|n| n.load(Ordering::Relaxed) == 0) && !owes
+    }
+
+    /// Of all: how many clients share.
+    fn sharers(&self) -> usize {
+        self.active.load(Ordering::Relaxed).max(1)
     }
 }
 
@@ -196,24 +293,51 @@ impl Permit {
     }
 }
 
-impl Permit {
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let had = self
+            .client
+            .places(self.kind)
+            .fetch_sub(1, Ordering::Relaxed);
+        self.all.places(self.kind).fetch_sub(1, Ordering::Relaxed);
+        if had == 1 && matches!(self.kind, Kind::Request) {
+            self.all.active.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Asker<'_> {
     /// Whether the client may ask the resolver now.
     pub(crate) fn admits_query(&self) -> bool {
         self.client.queries.admits(1)
     }
-}
 
-impl Drop for Permit {
-    fn drop(&mut self) {
-        (self.what)(&self.client).fetch_sub(1, Ordering::Relaxed);
-        (self.what)(&self.all).fetch_sub(1, Ordering::Relaxed);
+    /// A place for a question that was admitted, until it is answered.
+    ///
+    /// # Errors
+    /// The limit that is reached.
+    pub(crate) fn look_up(&self) -> Result<Permit, Reached> {
+        let total = self.gate.limits.lookups;
+        let client = Arc::clone(&self.client);
+        self.gate.permit(client, Kind::LookUp, (total, total))
     }
 }
 
 impl Pace {
     /// Whether `octets` may pass now; if not they are to be dropped. For datagrams.
     pub(crate) fn admits(&self, octets: usize) -> bool {
-        self.client.bandwidth.admits(octets) && self.all.bandwidth.admits(octets)
+        self.client.bandwidth.admits(octets)
+            && (self.is_within_share(octets) || self.all.bandwidth.admits(octets))
+    }
+
+    /// Whether one more echo may pass.
+    pub(crate) fn admits_echo(&self) -> bool {
+        let Usage {
+            echoes, echo_share, ..
+        } = &*self.client;
+        echoes.admits(1)
+            && (shares(echo_share, &self.all.echoes, 1, self.all.sharers())
+                || self.all.echoes.admits(1))
     }
 
     /// Counts `octets` that have passed, and waits until the debt is paid. For streams.
@@ -227,8 +351,25 @@ impl Pace {
     /// Counts `octets` that have passed; how long it takes until the debt is paid.
     pub(crate) fn owes(&self, octets: usize) -> Duration {
         let client = self.client.bandwidth.spend(octets);
-        client.max(self.all.bandwidth.spend(octets))
+        match self.is_within_share(octets) {
+            true => client,
+            false => client.max(self.all.bandwidth.spend(octets)),
+        }
     }
+
+    fn is_within_share(&self, octets: usize) -> bool {
+        let all = &self.all.bandwidth;
+        shares(&self.client.share, all, octets, self.all.sharers())
+    }
+}
+
+/// Takes from a client's own part of what all have. It is counted for all, who have less to give beyond their parts for it.
+fn shares(own: &Bucket, all: &Bucket, octets: usize, sharers: usize) -> bool {
+    let within = all.is_limited() && own.admits(octets.saturating_mul(sharers));
+    if within {
+        all.spend(octets);
+    }
+    within
 }
 
 impl ClientKey {
@@ -257,11 +398,121 @@ mod tests {
     fn gate(change: fn(&mut Limits)) -> Gate {
         let mut limits = Limits::default();
         change(&mut limits);
-        Gate::new(limits)
+        Gate::new(limits, config::Ip::default())
     }
 
     fn ip(text: &str) -> IpAddr {
         text.parse().expect(text)
+    }
+
+    /// Takes as many as it gets.
+    fn all_of(gate: &Gate, key: ClientKey) -> Vec<Permit> {
+        std::iter::from_fn(|| gate.request(key).ok()).collect()
+    }
+
+    #[test]
+    fn whoever_wants_everything_leaves_as_much_free_as_it_has() {
+        let gate = gate(|limits| limits.requests = 1000);
+        let greedy: Vec<_> = (0..9).map(|n| all_of(&gate, gate.by_token(n))).collect();
+        let first = greedy[0].len();
+        assert!((450..=500).contains(&first), "{first}");
+        let held: usize = greedy.iter().map(Vec::len).sum();
+        assert!(held < 1000, "{held}");
+        let quiet = gate.by_token(100);
+        assert!(gate.request(quiet).is_ok(), "a quiet client is served");
+        drop(greedy);
+        let (one, other) = (gate.by_token(1), gate.by_token(2));
+        // In turn they come to the same.
+        let mut held = [Vec::new(), Vec::new()];
+        for _ in 0..1000 {
+            held[0].extend(gate.request(one).ok());
+            held[1].extend(gate.request(other).ok());
+        }
+        assert!(held.iter().all(|held| (330..=334).contains(&held.len())));
+    }
+
+    #[test]
+    fn flows_of_packets_of_one_client_leave_room_for_anothers() {
+        let ip = config::Ip {
+            flows: 100,
+            flows_per_client: 20,
+            ..config::Ip::default()
+        };
+        let gate = Gate::new(Limits::default(), ip);
+        let requests = [0, 1].map(|n| gate.request(gate.by_token(n)).expect("free"));
+        let greedy: Vec<_> = std::iter::from_fn(|| gate.packets(&requests[0]).ok()).collect();
+        assert_eq!(greedy.len(), 20);
+        assert!(gate.packets(&requests[1]).is_ok());
+    }
+
+    #[test]
+    fn look_ups_of_one_client_leave_half_of_the_resolver_for_others_and_circuits() {
+        let gate = gate(|limits| limits.lookups = 100);
+        let request = gate.request(gate.by_token(0)).expect("free");
+        let greedy = gate.asker(&request);
+        let held: Vec<_> = std::iter::from_fn(|| greedy.look_up().ok()).collect();
+        assert_eq!(held.len(), 50);
+        let other = gate.request(gate.by_token(1)).expect("free");
+        assert!(gate.asker(&other).look_up().is_ok());
+        assert!(gate.circuits().look_up().is_ok());
+    }
+
+    /// So many octets of a thousand, offered all the time for a second, pass.
+    async fn offered(paces: &[(&Pace, usize)]) -> Vec<usize> {
+        let mut passed = vec![0; paces.len()];
+        for _ in 0..1000 {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            for ((pace, packets), passed) in paces.iter().zip(&mut passed) {
+                *passed += (0..*packets).filter(|_| pace.admits(1000)).count();
+            }
+        }
+        passed
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_one_client_leaves_another_its_share_of_the_bandwidth() {
+        // A thousand packets a second.
+        let gate = gate(|limits| limits.bandwidth = 8_000_000);
+        let requests = [0, 1].map(|n| gate.request(gate.by_token(n)).expect("free"));
+        let [greedy, other] = requests.each_ref().map(Permit::pace);
+        // Each pays for its burst first.
+        offered(&[(&greedy, 50)]).await;
+        let passed = offered(&[(&greedy, 50), (&other, 1)]).await;
+        assert!((490..=620).contains(&passed[1]), "{passed:?}");
+        assert!((380..=620).contains(&passed[0]), "{passed:?}");
+        assert!(passed[0] + passed[1] <= 1250, "{passed:?}");
+        // Who is quiet leaves everything to the other.
+        let passed = offered(&[(&greedy, 50), (&other, 0)]).await;
+        assert!((900..=1110).contains(&passed[0]), "{passed:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_within_its_share_does_not_wait_for_the_debts_of_another() {
+        let gate = gate(|limits| limits.bandwidth = 8_000_000);
+        let requests = [0, 1].map(|n| gate.request(gate.by_token(n)).expect("free"));
+        let [greedy, other] = requests.each_ref().map(Permit::pace);
+        for _ in 0..100 {
+            greedy.owes(64_000);
+        }
+        assert!(greedy.owes(64_000) > Duration::from_secs(5));
+        assert_eq!(other.owes(10_000), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn echoes_count_per_client_and_in_all_and_one_client_has_not_all_of_them() {
+        let ip = config::Ip {
+            echoes: 200,
+            echoes_per_client: 150,
+            ..config::Ip::default()
+        };
+        let gate = Gate::new(Limits::default(), ip);
+        let requests = [0, 1].map(|n| gate.request(gate.by_token(n)).expect("free"));
+        let [greedy, other] = requests.each_ref().map(Permit::pace);
+        let passed = |pace: &Pace| (0..1000).filter(|_| pace.admits_echo()).count();
+        let first = passed(&greedy);
+        assert!((150..=151).contains(&first), "{first}");
+        let second = passed(&other);
+        assert!((100..=151).contains(&second), "{second}");
     }
 
     #[test]

@@ -39,7 +39,7 @@ use self::{
 use crate::{
     config::{Carrier, Config, Onion as Settings},
     egress::Egress,
-    limits::ClientKey,
+    limits::{ClientKey, Gate},
     metrics::Metrics,
     serve::{Alive, Phase, Shared},
 };
@@ -82,6 +82,7 @@ pub(crate) struct Parts<'a> {
     /// Where the relay listens.
     pub(crate) listen: &'a [SocketAddr],
     pub(crate) egress: Arc<Egress>,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) metrics: Arc<Metrics>,
 }
 
@@ -94,6 +95,7 @@ impl Onion {
             certificate,
             listen,
             egress,
+            gate,
             metrics,
         } = parts;
         let settings = config.onion.clone();
@@ -129,7 +131,7 @@ impl Onion {
             let linked = Arc::new(Linked::new(channels.clone(), how(&settings)));
             let mut relay = relay::Relay::new(circuits.keys, linked, limits(&settings, config));
             relay.next = Arc::new(Next(Arc::clone(&egress)));
-            let out = Arc::new(Out::new(egress, metrics));
+            let out = Arc::new(Out::new(egress, gate, metrics));
             relay.policy = out.clone();
             relay.out = config.is_egress().then_some(out as _);
             Self {

@@ -49,7 +49,7 @@ pub(crate) struct Shared {
     pub(crate) serves_dns: bool,
     pub(crate) admission: ArcSwap<Admission>,
     pub(crate) certificates: Arc<Certificates>,
-    pub(crate) gate: Gate,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) metrics: Arc<Metrics>,
     /// Who sees clients' packets.
     pub(crate) hooks: Hooks,

@@ -418,9 +418,19 @@ fn the_relay_example_is_right_and_its_comments_are_the_defaults() {
         value(&document(&spelt_out).expect("valid")).expect("right");
     let auth = |config: &hoplite_relay::Config| config.auth.token.len();
     assert_eq!((auth(&plain), auth(&spelt_out)), (1, 1));
-    let rest = |config| hoplite_relay::Config {
-        auth: Default::default(),
-        ..config
+    let no_mail = ["*:25".parse().expect("a rule")];
+    for config in [&plain, &spelt_out] {
+        assert_eq!(
+            config.egress.deny, no_mail,
+            "the only one that is no default"
+        );
+    }
+    let rest = |mut config: hoplite_relay::Config| {
+        config.egress.deny.clear();
+        hoplite_relay::Config {
+            auth: Default::default(),
+            ..config
+        }
     };
     assert_eq!(rest(plain), hoplite_relay::Config::default());
     assert_eq!(rest(spelt_out), hoplite_relay::Config::default());

@@ -28,11 +28,17 @@ pub struct Ip {
     pub pools: Vec<IpNet>,
     /// Open flows of packets of all clients; more are answered 429. Default: 16384.
     pub flows: usize,
+    /// The same of one client. Default: 2048.
+    pub flows_per_client: usize,
     /// Echo identifiers (one for each `ping`) that a flow may use at a time; each holds a socket. The one that was used longest ago makes
     /// room. Default: 16.
     pub idents_per_flow: usize,
     /// Echo requests that a flow may send in a second; more are dropped. 0 is no limit. Default: 100.
     pub echoes_per_second: u32,
+    /// The same of one client, over all its flows. Default: 1000.
+    pub echoes_per_client: u32,
+    /// The same of all clients; each has an equal share, and what others leave. Default: 10000.
+    pub echoes: u32,
 }
 
 impl Default for Ip {
@@ -45,8 +51,11 @@ impl Default for Ip {
                 .filter_map(|net| net.parse().ok())
                 .collect(),
             flows: 16_384,
+            flows_per_client: 2048,
             idents_per_flow: 16,
             echoes_per_second: 100,
+            echoes_per_client: 1000,
+            echoes: 10_000,
         }
     }
 }
@@ -55,15 +64,14 @@ impl Ip {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         self.check_device()?;
         self.check_pools()?;
-        if self.flows == 0 {
-            return Err(ConfigError::new("ip.flows", "expected a number above 0"));
-        }
-        match self.idents_per_flow {
-            0 => Err(ConfigError::new(
-                "ip.idents_per_flow",
-                "expected a number above 0",
-            )),
-            _ => Ok(()),
+        let numbers = [
+            ("ip.flows", self.flows),
+            ("ip.flows_per_client", self.flows_per_client),
+            ("ip.idents_per_flow", self.idents_per_flow),
+        ];
+        match numbers.iter().find(|(_, number)| *number == 0) {
+            Some((key, _)) => Err(ConfigError::new(key, "expected a number above 0")),
+            None => Ok(()),
         }
     }
 

@@ -1,4 +1,5 @@
-//! `[limits]`: how much of everything a relay gives, to one client and to all. Zero means no limit where it says so.
+//! `[limits]`: how much of everything a relay gives, to one client and to all. Zero means no limit where it says so. Of what is counted in
+//! all, no client has more than is left free for others; of `bandwidth`, each has an equal share where all want more than there is.
 //! A client is who holds a token; without tokens it is an IPv4 address or an IPv6 /56. Neither is stored in the clear.
 
 use std::time::Duration;
@@ -22,12 +23,16 @@ pub struct Limits {
     pub requests_per_client: usize,
     /// Open requests on one connection; the transport makes clients wait for the next. Default: 16384.
     pub requests_per_connection: u32,
-    /// Payload of all clients, both ways together, in bit/s; 0 is no limit. Default: 0.
+    /// Payload of all clients, both ways together, in bit/s; 0 is no limit. Of it each client that has a request open has an equal share,
+    /// and what others leave. Default: 0.
     pub bandwidth: u64,
     /// Payload of one client, both ways together, in bit/s; 0 is no limit. Default: 0.
     pub bandwidth_per_client: u64,
-    /// DNS queries of one client in a second, a second's worth of them at once; more are answered 429. 0 is no limit. Default: 1000.
+    /// Names that are looked up for one client in a second, a second's worth of them at once: its DNS queries, and the targets of its tunnels
+    /// that are names; more are answered 429. 0 is no limit. Default: 1000.
     pub queries_per_client: u32,
+    /// Look-ups under way, of all clients; each holds a socket. Default: 4096.
+    pub lookups: usize,
     /// The largest DNS query, in octets, at least 512. Default: 2048.
     pub query: usize,
     /// How long a client's handshake and first settings may take, in seconds. Default: 10.
@@ -74,6 +79,7 @@ impl Default for Limits {
             bandwidth: 0,
             bandwidth_per_client: 0,
             queries_per_client: 1000,
+            lookups: 4096,
             query: 2048,
             handshake: Duration::from_secs(10),
             idle_connection: Duration::from_secs(60),
@@ -113,6 +119,7 @@ impl Limits {
                 "limits.requests_per_connection",
                 self.requests_per_connection == 0,
             ),
+            ("limits.lookups", self.lookups == 0),
             ("limits.handshake", self.handshake.is_zero()),
             ("limits.idle_connection", self.idle_connection.is_zero()),
             ("limits.resolve", self.resolve.is_zero()),

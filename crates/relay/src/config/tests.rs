@@ -40,6 +40,7 @@ template = "https://relay.example/proxy{?target_host,target_port}"
 [limits]
 connections = 10
 bandwidth_per_client = 100000000
+lookups = 7
 idle_stream = 0.5
 shards = 3
 [forwarding]
@@ -53,6 +54,9 @@ pools = ["10.7.0.0/24"]
 flows = 5
 idents_per_flow = 3
 echoes_per_second = 0
+flows_per_client = 2
+echoes_per_client = 5
+echoes = 6
 [metrics]
 listen = "127.0.0.1:9100"
 "#;
@@ -138,6 +142,7 @@ fn values_that_cannot_be_served_are_named_by_their_key() {
             open.to_owned() + "[limits]\nconnections = 0",
             "limits.connections",
         ),
+        (open.to_owned() + "[limits]\nlookups = 0", "limits.lookups"),
         (open.to_owned() + "[limits]\nheader = 10", "limits.header"),
         ("[[auth.token]]\nname = \"x\"".to_owned(), "auth.token"),
         (
@@ -208,6 +213,7 @@ fn pools_have_room_and_a_device_a_name_that_the_kernel_keeps() {
         ("device = \"a-name-of-sixteen\"", false),
         ("device = \"../tun\"", false),
         ("flows = 0", false),
+        ("flows_per_client = 0", false),
         ("idents_per_flow = 0", false),
     ] {
         let text = format!("listen = [\"127.0.0.1:1\"]\n[ip]\n{line}");

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::Egress;
 use crate::{
+    limits::Asker,
     metrics::{self, Metrics},
     resolve::{Found, ResolveError},
 };
@@ -29,11 +30,19 @@ pub(crate) struct Answered {
 }
 
 impl Egress {
-    /// Answers `question`.
-    pub(crate) async fn answer(&self, question: &Question, metrics: &Metrics) -> Answered {
+    /// Answers `question`, which was admitted.
+    pub(crate) async fn answer(
+        &self,
+        question: &Question,
+        asker: &Asker<'_>,
+        metrics: &Metrics,
+    ) -> Answered {
         if let Some(refused) = self.refused(question) {
             return refused;
         }
+        let Ok(_place) = asker.look_up() else {
+            return failure(question, Code::FAILURE, "connection_limit_reached");
+        };
         let start = Instant::now();
         let found = self
             .resolver

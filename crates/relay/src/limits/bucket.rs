@@ -43,6 +43,11 @@ impl Bucket {
         }
     }
 
+    /// Whether it gives out no more than a rate.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.rate != 0
+    }
+
     /// Takes `octets` if there is room for them.
     pub(crate) fn admits(&self, octets: usize) -> bool {
         if self.rate == 0 {

@@ -16,6 +16,7 @@ use hoplite_wire::{HostName, Target};
 use crate::{
     egress::Egress,
     failure::Failure,
+    limits::Gate,
     metrics::{Method, Metrics},
     resolve::ResolveError,
 };
@@ -23,6 +24,7 @@ use crate::{
 /// The way to targets.
 pub(super) struct Out {
     egress: Arc<Egress>,
+    gate: Arc<Gate>,
     metrics: Arc<Metrics>,
 }
 
@@ -31,8 +33,12 @@ pub(super) struct Out {
 pub(super) struct Next(pub(super) Arc<Egress>);
 
 impl Out {
-    pub(super) fn new(egress: Arc<Egress>, metrics: Arc<Metrics>) -> Self {
-        Self { egress, metrics }
+    pub(super) fn new(egress: Arc<Egress>, gate: Arc<Gate>, metrics: Arc<Metrics>) -> Self {
+        Self {
+            egress,
+            gate,
+            metrics,
+        }
     }
 
     /// Counts as a request of MASQUE does, and says why not.
@@ -55,7 +61,8 @@ impl Out {
 impl Overlay for Out {
     fn open_stream<'a>(&'a self, target: &'a Target, _: &'a Terms) -> Opening<'a, Stream> {
         Box::pin(async {
-            let opened = self.egress.tcp(target, &self.metrics).await;
+            let asker = self.gate.circuits();
+            let opened = self.egress.tcp(target, &asker, &self.metrics).await;
             Ok(Stream::new(TcpFlow::new(self.told(opened)?)))
         })
     }
@@ -74,7 +81,10 @@ impl Overlay for Out {
     fn resolve<'a>(&'a self, name: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
         Box::pin(async {
             let found = match HostName::new(name) {
-                Ok(name) => self.egress.tells(&name, &self.metrics).await,
+                Ok(name) => {
+                    let asker = self.gate.circuits();
+                    self.egress.tells(&name, &asker, &self.metrics).await
+                }
                 Err(_) => Err(Failure::Resolve(ResolveError::NotFound)),
             };
             found.map_err(error)

@@ -10,7 +10,7 @@ use hoplite_wire::{
 use tokio::time::timeout;
 
 use super::{Shared, exchange::Exchange, handler::refuse, splice::Broken};
-use crate::{failure::Failure, metrics::Method};
+use crate::{failure::Failure, limits::Asker, metrics::Method};
 
 /// Where the query is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,11 +51,12 @@ fn in_query(query: &str) -> Option<Bytes> {
 /// Serves a request of a client that was let in.
 pub(super) async fn serve(
     shared: &Shared,
+    asker: &Asker<'_>,
     source: Source,
     mut exchange: impl Exchange,
 ) -> Result<(), Broken> {
     let (head, reply) = match query(shared, source, &mut exchange).await? {
-        Ok(question) => reply(shared, &question).await,
+        Ok(question) => reply(shared, asker, &question).await,
         Err(Unread::Answered(reply)) => {
             shared.metrics.request(Method::dns, "http_request_error");
             (ok(&reply), reply)
@@ -98,8 +99,9 @@ async fn query(
     }))
 }
 
-async fn reply(shared: &Shared, question: &Question) -> (ResponseHead, Vec<u8>) {
-    let answered = shared.egress.answer(question, &shared.metrics).await;
+async fn reply(shared: &Shared, asker: &Asker<'_>, question: &Question) -> (ResponseHead, Vec<u8>) {
+    let answering = shared.egress.answer(question, asker, &shared.metrics);
+    let answered = answering.await;
     shared.metrics.request(Method::dns, answered.outcome);
     if answered.outcome == "refused" {
         shared.metrics.policy_refusals.inc();

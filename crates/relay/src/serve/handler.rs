@@ -69,7 +69,8 @@ impl<E: Exchange> Job<E> {
 
     async fn tcp(mut self, target: &Target, permit: &Permit) -> Result<(), Broken> {
         let shared = self.shared;
-        let socket = match shared.egress.tcp(target, &shared.metrics).await {
+        let asker = shared.gate.asker(permit);
+        let socket = match shared.egress.tcp(target, &asker, &shared.metrics).await {
             Ok(socket) => socket,
             Err(failure) => return refuse(&shared, Method::connect, failure, self.exchange).await,
         };
@@ -88,15 +89,17 @@ impl<E: Exchange> Job<E> {
 
     async fn dns(self, source: dns::Source, permit: &Permit) -> Result<(), Broken> {
         let shared = self.shared;
-        match permit.admits_query() {
-            true => dns::serve(&shared, source, self.exchange).await,
+        let asker = shared.gate.asker(permit);
+        match asker.admits_query() {
+            true => dns::serve(&shared, &asker, source, self.exchange).await,
             false => refuse(&shared, Method::dns, Failure::Limited, self.exchange).await,
         }
     }
 
     async fn udp(mut self, target: &Target, permit: &Permit) -> Result<(), Broken> {
         let shared = self.shared;
-        let socket = match shared.egress.udp(target, &shared.metrics).await {
+        let asker = shared.gate.asker(permit);
+        let socket = match shared.egress.udp(target, &asker, &shared.metrics).await {
             Ok(socket) => socket,
             Err(failure) => {
                 return refuse(&shared, Method::connect_udp, failure, self.exchange).await;
@@ -114,8 +117,15 @@ impl<E: Exchange> Job<E> {
 
     async fn ip(mut self, scope: &Scope, permit: &Permit) -> Result<(), Broken> {
         let shared = self.shared;
-        let opened = shared.ip.open(scope, &shared.egress, &shared.metrics);
-        let opened = match opened.await {
+        let opened = async {
+            let place = shared.gate.packets(permit).map_err(|_| Failure::Limited)?;
+            let asker = shared.gate.asker(permit);
+            let opened = shared
+                .ip
+                .open(scope, &shared.egress, &asker, &shared.metrics);
+            opened.await.map(|opened| (opened, place))
+        };
+        let (opened, _place) = match opened.await {
             Ok(opened) => opened,
             Err(failure) => {
                 return refuse(&shared, Method::connect_ip, failure, self.exchange).await;

@@ -154,7 +154,8 @@ impl Open {
 
     fn admits(&self, octets: usize, is_icmp: bool) -> bool {
         let mut rate = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
-        (!is_icmp || rate.admits(Instant::now())) && self.pace.admits(octets)
+        let echoes = !is_icmp || (rate.admits(Instant::now()) && self.pace.admits_echo());
+        echoes && self.pace.admits(octets)
     }
 
     /// From the network to the client; ends when the egress fails.

@@ -261,6 +261,36 @@ fn a_flood_is_held_to_the_rate() {
 }
 
 #[test]
+fn a_flood_over_several_flows_is_held_to_the_rate_of_the_client_and_of_all() {
+    for (per_client, all) in [(5, 0), (0, 5)] {
+        with_echoes(move || async move {
+            let relay = relay(|config| {
+                config.ip.echoes_per_second = 0;
+                (config.ip.echoes_per_client, config.ip.echoes) = (per_client, all);
+            });
+            let client = connect(&relay).await;
+            let mut flows = Vec::new();
+            for _ in 0..4 {
+                flows.push(Packets::open(&client, "127.0.0.1/1").await.0);
+            }
+            for sequence in 0..50 {
+                for packets in &flows {
+                    packets.send(&packets.echo(sequence, HERE));
+                }
+            }
+            let passed = || count(&relay, "hoplite_relay_ip_to_target_packets_total");
+            soon(async {
+                while passed() + count(&relay, &dropped("rate")) < 200 {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            })
+            .await;
+            assert!(passed() < 200, "all of a flood passed");
+        });
+    }
+}
+
+#[test]
 fn addresses_are_told_again_when_asked_and_others_are_refused() {
     with_echoes(|| async {
         let relay = relay(|_| ());

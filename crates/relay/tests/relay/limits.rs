@@ -1,11 +1,15 @@
 //! Limits, as a client meets them.
 
 use bytes::Bytes;
+use hoplite_relay::{Config, Handle, config::ResolverChoice};
 use hoplite_wire::ProxyError;
 use tokio::time::Instant;
 
 use crate::{
-    support::{connect, relay, tcp, try_connect},
+    admission::entry,
+    dns::Dns,
+    namespace::with_echoes,
+    support::{connect, ip, relay, tcp, try_connect, udp},
     targets,
 };
 
@@ -22,6 +26,80 @@ async fn requests_above_the_limit_are_told_so_and_places_come_back() {
     while client.status(tcp(target)).await != 200 {
         tokio::task::yield_now().await;
     }
+}
+
+/// A relay with two users, and what each sends with a request.
+fn shared(change: impl FnOnce(&mut Config)) -> (Handle, [&'static str; 2]) {
+    let relay = relay(|config| {
+        config.auth.token = ["one", "other"].map(entry).to_vec();
+        change(config);
+    });
+    (relay, ["Bearer one", "Bearer other"])
+}
+
+#[tokio::test]
+async fn a_client_that_wants_every_place_leaves_one_for_another() {
+    let (relay, [greedy, other]) = shared(|config| config.limits.requests = 8);
+    let target = targets::tcp_echo().await;
+    let client = connect(&relay).await;
+    let mut held = Vec::new();
+    for _ in 0..16 {
+        let (open, answer) = client.ask(tcp(target).with("authorization", greedy)).await;
+        match answer.status {
+            200 => held.push(open),
+            status => assert_eq!(status, 429),
+        }
+    }
+    assert_eq!(held.len(), 4, "half of them");
+    let quiet = connect(&relay).await;
+    let asked = tcp(target).with("authorization", other);
+    let (_open, answer) = quiet.ask(asked).await;
+    assert_eq!(answer.status, 200);
+}
+
+#[test]
+fn a_client_that_wants_every_flow_of_packets_leaves_one_for_another() {
+    with_echoes(|| async {
+        let (relay, [greedy, other]) = shared(|config| {
+            config.ip.flows = 8;
+            config.ip.flows_per_client = 3;
+        });
+        let client = connect(&relay).await;
+        let mut held = Vec::new();
+        for _ in 0..8 {
+            let asked = ip("127.0.0.1/1").with("authorization", greedy);
+            let (open, answer) = client.ask(asked).await;
+            match answer.status {
+                200 => held.push(open),
+                status => assert_eq!(status, 429),
+            }
+        }
+        assert_eq!(held.len(), 3);
+        let asked = ip("127.0.0.1/1").with("authorization", other);
+        assert_eq!(client.status(asked).await, 200);
+    });
+}
+
+#[tokio::test]
+async fn targets_that_are_names_count_as_queries_of_their_client() {
+    let dns = Dns::start(&[]).await;
+    let (relay, [greedy, other]) = shared(|config| {
+        config.limits.queries_per_client = 3;
+        config.egress.resolver = ResolverChoice::Servers(vec![dns.address]);
+    });
+    let client = connect(&relay).await;
+    let mut limited = 0;
+    for n in 0..40 {
+        let name = format!("n{n}.test:80");
+        let head = if n % 2 == 0 { tcp(&name) } else { udp(&name) };
+        let status = client.status(head.with("authorization", greedy)).await;
+        limited += usize::from(status == 429);
+    }
+    assert!(limited > 0, "forty names at once, of three a second");
+    // Both families of each that was admitted.
+    assert!(dns.asked() <= 2 * (40 - limited), "{}", dns.asked());
+    let asked = tcp("n.test:80").with("authorization", other);
+    assert_eq!(client.status(asked).await, 502, "no such name");
 }
 
 #[tokio::test]
