@@ -296,10 +296,13 @@ impl Flow {
         waits.is_some()
     }
 
-    /// Whether no datagram of the connection waits to be sent.
+    /// Whether nothing that was sent before waits, be it as a frame, of whichever flow of the connection, or as a capsule: what goes beside the
+    /// connection from now on overtakes none of it.
     pub fn is_drained(&self) -> bool {
         let inner = self.shared.ticket.inner();
         inner.outbox.is_drained(inner)
+            && !self.shared.sender().has_pending()
+            && !self.shared.order.waits(|| inner.conn.rtt())
     }
 
     /// Takes the whole batch, or none and wakes later. Payloads too large for the road are dropped and counted.
@@ -431,6 +434,7 @@ impl Shared {
                 }
             };
         }
+        self.order.sent();
         match sender.write_now(capsules(batch, count)) {
             Ok(true) => {}
             Ok(false) => self.drive.wake(),

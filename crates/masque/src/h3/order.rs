@@ -8,12 +8,14 @@ use std::{
 
 use tokio::time::Instant;
 
-/// When a flow's last payload was too large for a frame.
+/// When a flow's payloads last went as capsules.
 #[derive(Debug)]
 pub(super) struct Order {
     born: Instant,
-    /// Microseconds after `born`; 0: there was none lately.
+    /// When the last one did that was too large for a frame, in microseconds after `born`; 0: there was none lately.
     last: AtomicU64,
+    /// The same of the last one of any size.
+    sent: AtomicU64,
 }
 
 impl Order {
@@ -21,7 +23,18 @@ impl Order {
         Self {
             born: Instant::now(),
             last: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
         }
+    }
+
+    /// A payload goes as a capsule, for whatever reason.
+    pub(super) fn sent(&self) {
+        self.sent.store(self.now().max(1), Ordering::Relaxed);
+    }
+
+    /// Whether one that QUIC has taken could still wait there, behind its congestion window: for a round trip.
+    pub(super) fn waits(&self, round_trip: impl FnOnce() -> Duration) -> bool {
+        within(self.sent.load(Ordering::Relaxed), round_trip, || self.now())
     }
 
     /// A payload goes as a capsule because no frame holds it.
@@ -32,12 +45,8 @@ impl Order {
     /// Whether a frame could overtake such a capsule: for a round trip after it.
     pub(super) fn holds(&self, round_trip: impl FnOnce() -> Duration) -> bool {
         let last = self.last.load(Ordering::Relaxed);
-        if last == 0 {
-            return false;
-        }
-        let for_now = u64::try_from(round_trip().as_micros()).unwrap_or(u64::MAX);
-        let holds = self.now() < last.saturating_add(for_now);
-        if !holds {
+        let holds = within(last, round_trip, || self.now());
+        if !holds && last != 0 {
             // Unless another capsule has gone meanwhile.
             let relaxed = Ordering::Relaxed;
             self.last.compare_exchange(last, 0, relaxed, relaxed).ok();
@@ -50,9 +59,28 @@ impl Order {
     }
 }
 
+/// Whether it is less than a round trip since `last`, if that ever was.
+fn within(last: u64, round_trip: impl FnOnce() -> Duration, now: impl FnOnce() -> u64) -> bool {
+    let long = || u64::try_from(round_trip().as_micros()).unwrap_or(u64::MAX);
+    last != 0 && now() < last.saturating_add(long())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_capsule_of_any_size_may_wait_for_a_round_trip() {
+        let order = Order::new();
+        let waits = || order.waits(|| Duration::from_millis(100));
+        assert!(!waits());
+        order.sent();
+        assert!(!order.holds(|| Duration::from_millis(100)), "for frames");
+        tokio::time::advance(Duration::from_millis(99)).await;
+        assert!(waits());
+        tokio::time::advance(Duration::from_millis(2)).await;
+        assert!(!waits());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn frames_stay_behind_a_capsule_for_a_round_trip() {

@@ -356,3 +356,42 @@ async fn many_flows_share_a_connection() {
         }
     }
 }
+
+/// A packet that no frame holds waits on the request stream; one that went beside the connection now would come before it.
+#[tokio::test]
+async fn a_flow_is_not_drained_while_a_payload_waits_as_a_capsule() {
+    let mut transport = small_path();
+    transport.stream_receive_window(4096_u32.into());
+    let pair = pair_with(transport).await;
+    let (client, mut incoming) = pair.request(&udp_head()).await;
+    incoming
+        .exchange
+        .respond(&ResponseHead::new(200))
+        .await
+        .expect("answered");
+    let client = End::new(client);
+    soon(client.flow.response()).await.expect("an answer");
+    soon(async {
+        while !client.flow.is_drained() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert!(client.flow.max_payload() <= 1200);
+    // The server does not read yet: QUIC takes some of them.
+    let mut sent = 0;
+    while client.send(&[sent; 1200]) == 1 {
+        sent += 1;
+    }
+    assert!(sent > 1 && !client.flow.is_drained());
+    let server = End::new(incoming.exchange);
+    let arrived = server.sink.take(sent.into()).await;
+    let order: Vec<u8> = arrived.iter().map(|payload| payload[0]).collect();
+    assert!(order.iter().copied().eq(0..sent), "{order:?}");
+    soon(async {
+        while !client.flow.is_drained() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
