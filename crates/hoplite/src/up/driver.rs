@@ -33,6 +33,8 @@ pub(crate) struct System {
     device: Option<OwnedFd>,
     /// The number of the interface that was made last.
     index: Option<u32>,
+    /// Rules of other programs that come before ours.
+    before: usize,
 }
 
 /// What is left of what was taken.
@@ -61,6 +63,7 @@ impl System {
             changed: run_dir.join("src_valid_mark"),
             device: None,
             index: None,
+            before: 0,
         })
     }
 
@@ -77,6 +80,11 @@ impl System {
     /// The number of the interface.
     pub(crate) fn index(&self) -> Option<u32> {
         self.index
+    }
+
+    /// How many rules of other programs come before ours.
+    pub(crate) fn before(&self) -> usize {
+        self.before
     }
 
     /// What the machine has of `steps`, as far as rtnetlink(7) tells.
@@ -120,7 +128,15 @@ impl System {
         match step {
             Step::Firewall(text) => child::run("nft", &["-f", "-"], text).map(drop),
             Step::Unreachable(families) => self.netlink.block(families).await,
-            Step::Rules(rules) => self.netlink.rules(rules).await,
+            Step::Rules(rules) => {
+                self.before = self.netlink.rules(rules).await?;
+                match self.before {
+                    0 => Ok(()),
+                    before => Err(io::Error::other(format!(
+                        "{before} rules of other programs come before all that could be ours"
+                    ))),
+                }
+            }
             Step::ReversePath => self.validate_marks(),
             Step::Device(name, mtu) => {
                 stay_silent(name);
@@ -141,8 +157,8 @@ impl System {
         match step {
             Step::Firewall(_) => drop_firewall(),
             Step::Unreachable(_) => self.netlink.unroute(true).await,
-            Step::Rules(_) => self.netlink.rules(&[]).await,
-            Step::ReversePath => self.forget_marks(),
+            Step::Rules(_) => self.netlink.rules(&[]).await.map(drop),
+            Step::ReversePath => self.forget_marks().await,
             Step::Device(..) => {
                 self.device = None;
                 Ok(())
@@ -163,11 +179,15 @@ impl System {
         Ok(())
     }
 
-    fn forget_marks(&self) -> io::Result<()> {
-        match self.changed.exists() {
-            true => fs::write(VALID_MARK, "0").and_then(|()| fs::remove_file(&self.changed)),
-            false => Ok(()),
+    /// Who has rules by marks of its own may rely on it: nobody can tell whether it would have set what it found set.
+    async fn forget_marks(&self) -> io::Result<()> {
+        if !self.changed.exists() {
+            return Ok(());
         }
+        if !self.netlink.others_have_marks().await? {
+            fs::write(VALID_MARK, "0")?;
+        }
+        fs::remove_file(&self.changed)
     }
 
     /// All names are asked for by our interface, whatever servers other interfaces have.
@@ -237,6 +257,9 @@ fn complaint(step: &Step, error: &io::Error) -> Complaint {
         (_, io::ErrorKind::PermissionDenied) => "run as root, or with CAP_NET_ADMIN",
         (Step::Names(..), _) => {
             "make it writable, or set `dns = \"off\"` in [takeover] and see to names yourself"
+        }
+        (Step::Rules(_), io::ErrorKind::Other) => {
+            "see `ip rule` and `ip -6 rule`: give the others' rules higher numbers"
         }
         (Step::Firewall(_), _) => {
             "see whether `nft list ruleset` works; without the program nft, routes alone block"

@@ -15,7 +15,6 @@ use rtnetlink::{
         address::{AddressAttribute, AddressHeaderFlags},
         link::LinkFlags,
         route::{RouteAttribute, RouteMessage, RouteProtocol, RouteType},
-        rule::RuleMessage,
     },
 };
 use rustix::{io::Errno, net::netdevice};
@@ -46,39 +45,46 @@ impl Netlink {
         })
     }
 
-    /// Leaves exactly these of our rules.
-    pub(super) async fn rules(&self, wanted: &[Rule]) -> io::Result<()> {
-        for rule in wanted {
+    /// Leaves exactly these of our rules, before those of others; how many of others come first all the same.
+    pub(super) async fn rules(&self, wanted: &[Rule]) -> io::Result<usize> {
+        let sorted = self.sorted_rules().await?;
+        let (wanted, before) = sorted.first(wanted);
+        for rule in &wanted {
             let mut add = self.handle.rule().add();
             *add.message_mut() = rules::message(rule);
             done_already(add.execute().await)?;
         }
-        for found in self.our_rules().await? {
+        for found in sorted.ours {
             if !rules::read(&found).is_some_and(|rule| wanted.contains(&rule)) {
                 gone_already(self.handle.rule().del(found).execute().await)?;
             }
         }
-        Ok(())
+        Ok(before)
     }
 
-    /// Whether ours are these, and no others.
+    /// Whether ours are these and no others, and stand where they are to stand.
     pub(super) async fn has_rules(&self, wanted: &[Rule]) -> io::Result<bool> {
-        let found = self.our_rules().await?;
-        let found: Option<Vec<Rule>> = found.iter().map(rules::read).collect();
+        let sorted = self.sorted_rules().await?;
+        let (wanted, _) = sorted.first(wanted);
+        let found: Option<Vec<Rule>> = sorted.ours.iter().map(rules::read).collect();
         Ok(found.is_some_and(|found| {
             found.len() == wanted.len() && wanted.iter().all(|rule| found.contains(rule))
         }))
     }
 
-    async fn our_rules(&self) -> io::Result<Vec<RuleMessage>> {
+    /// Whether another program has rules that look at marks.
+    pub(super) async fn others_have_marks(&self) -> io::Result<bool> {
+        Ok(self.sorted_rules().await?.others_have_marks())
+    }
+
+    async fn sorted_rules(&self) -> io::Result<rules::Sorted> {
         let mut found = Vec::new();
         for version in [rtnetlink::IpVersion::V4, rtnetlink::IpVersion::V6] {
             let all = self.handle.rule().get(version).execute();
             let all: Result<Vec<_>, _> = all.try_collect().await;
             found.extend(none_if_missing(all)?);
         }
-        found.retain(rules::is_ours);
-        Ok(found)
+        Ok(rules::sort(found))
     }
 
     /// Makes the routes that block.

@@ -6,8 +6,11 @@ pub(crate) const MARK: u32 = 0x68_6f6c;
 /// Our routing table.
 pub(crate) const TABLE: u32 = 0x686f;
 
-/// The first priority of our rules; before the main table (32766).
+/// The first priority of our rules; before the main table (32766). Where another program's come before that, ours stand before those.
 pub(crate) const PRIORITY: u32 = 26_720;
+
+/// How many priorities from the first on are ours.
+pub(crate) const RULES: u32 = 16;
 
 /// The protocol that our rules and routes carry: who made them. Unassigned in /etc/iproute2/rt_protos.
 pub(crate) const PROTOCOL: u8 = 104;

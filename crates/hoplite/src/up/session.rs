@@ -303,6 +303,7 @@ impl<'a> Session<'a> {
             connected: self.carried.missing().is_none(),
             channel: self.carried.channel().map(str::to_owned),
             block: self.orders.wanted.block,
+            before: self.taken.machine().before(),
             dns: self.plan.names().to_owned(),
             sent: of("octets_in"),
             received: of("octets_out"),

@@ -51,6 +51,9 @@ pub(crate) struct Process {
     pub(crate) channel: Option<String>,
     /// Whether what does not go through it is blocked.
     pub(crate) block: bool,
+    /// How many routing rules of other programs come before ours.
+    #[serde(default)]
+    pub(crate) before: usize,
     /// How names were taken over.
     pub(crate) dns: String,
     /// Octets from programs.
@@ -114,7 +117,10 @@ impl Process {
             true => "blocked",
             false => "let through, as --no-block asks",
         };
-        vec![
+        let before = (self.before > 0).then(|| {
+            format!("{} routing rules of other programs come before ours: nftables alone stops what they lead past us", self.before)
+        });
+        let lines = vec![
             format!("{path}{connected}"),
             format!("sent {} octets, received {}", self.sent, self.received),
             format!("flows open: {flows}"),
@@ -123,7 +129,8 @@ impl Process {
                 "process {}, since {} (seconds since 1970)",
                 self.pid, self.since
             ),
-        ]
+        ];
+        lines.into_iter().chain(before).collect()
     }
 }
 

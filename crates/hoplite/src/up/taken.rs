@@ -61,7 +61,9 @@ impl<M: Machine> Taken<M> {
     }
 
     /// Takes the steps again that somebody may have undone behind our back; the interface itself only if it is `gone`.
+    /// One that fails does not keep the others from it.
     pub(crate) async fn renew(&mut self, gone: bool) -> Result<(), Complaint> {
+        let mut first = Ok(());
         for step in &self.done {
             let is_due = match step {
                 Step::Device(..) | Step::Names(Way::Resolved, _) => gone,
@@ -69,10 +71,10 @@ impl<M: Machine> Taken<M> {
                 _ => true,
             };
             if is_due {
-                self.machine.apply(step).await?;
+                first = first.and(self.machine.apply(step).await);
             }
         }
-        Ok(())
+        first
     }
 
     /// Takes over the names again.

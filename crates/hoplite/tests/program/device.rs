@@ -294,6 +294,57 @@ until_true sh -c 'past=$(ip route get 203.0.113.1); echo "$past" | grep -q hopli
 }
 
 #[test]
+fn what_another_program_has_set_is_still_there_after_down() {
+    succeeds(
+        r#"
+relay
+marks=/proc/sys/net/ipv4/conf/all/src_valid_mark
+echo 1 > /proc/sys/net/ipv4/conf/eth0/rp_filter
+up
+[ "$(cat $marks)" = 1 ]
+"$HOPLITE" down
+[ "$(cat $marks)" = 0 ]
+ip rule add pref 100 to 10.9.0.0/16 lookup main protocol 104
+up
+ip rule add pref 32000 fwmark 0x77 lookup main protocol 104
+"$HOPLITE" down
+ip rule | grep -q '^100:.*10.9.0.0/16'
+ip rule | grep -q '^32000:.*0x77'
+[ "$(cat $marks)" = 1 ]
+if ip rule | grep 26735; then exit 9; fi
+"#,
+    );
+}
+
+#[test]
+fn a_rule_that_another_program_puts_before_ours_comes_after_them_or_is_told() {
+    succeeds(
+        r#"
+relay
+up
+into() { ip route get 198.51.100.1 | grep -q hoplite0; }
+told() { "$HOPLITE" status --json | grep -q "\"before\":$1,"; }
+ip rule add to 198.51.100.0/24 lookup main
+until_true into
+ip rule add pref 5210 to 198.51.100.0/24 lookup main
+until_true into
+told 0
+ip rule flush table 26735
+until_true into
+ip rule add pref 3 to 198.51.100.0/24 lookup main
+until_true told 1
+"$HOPLITE" status | grep -q 'come before ours'
+"$HOPLITE" down
+if ip rule | grep -E '26735|0x686f6c'; then exit 9; fi
+[ "$(ip rule | grep -c 198.51.100.0/24)" = 3 ]
+if up --wait 5 2> why; then exit 9; fi
+grep -q 'rules of other programs' why
+if ip rule | grep -E '26735|0x686f6c'; then exit 9; fi
+"#,
+    );
+}
+
+#[test]
 fn a_signal_gives_everything_back_or_leaves_the_block_if_asked_to() {
     succeeds(
         r#"

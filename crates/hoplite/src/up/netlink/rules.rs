@@ -10,15 +10,86 @@ use rtnetlink::packet_route::{
 use crate::{
     config::client::takeover::Users,
     up::{
-        numbers::PROTOCOL,
+        numbers::{MARK, PRIORITY, PROTOCOL, RULES, TABLE},
         plan::{Family, Rule},
     },
 };
 
-/// Whether we made it.
-pub(super) fn is_ours(message: &RuleMessage) -> bool {
-    let ours = RuleAttribute::Protocol(RouteProtocol::Other(PROTOCOL));
-    message.attributes.contains(&ours)
+/// The table of a machine's own addresses, by which nothing leaves (rtnetlink(7)).
+const LOCAL: u32 = 255;
+
+/// All rules of the machine, told apart.
+#[derive(Debug, Default)]
+pub(super) struct Sorted {
+    /// Those that we made.
+    pub(super) ours: Vec<RuleMessage>,
+    /// All others.
+    others: Vec<RuleMessage>,
+}
+
+/// Ours have our protocol, which another program may have taken as well, and name our table or mark or stand beside the rule of our mark.
+pub(super) fn sort(all: Vec<RuleMessage>) -> Sorted {
+    let has = |message: &RuleMessage, attribute| message.attributes.contains(&attribute);
+    let protocol = RuleAttribute::Protocol(RouteProtocol::Other(PROTOCOL));
+    let is_made_so = |message: &RuleMessage| message.attributes.contains(&protocol);
+    let is_marked = |message: &RuleMessage| has(message, RuleAttribute::FwMark(MARK));
+    let anchors = all.iter().filter(|it| is_made_so(it) && is_marked(it));
+    let mut anchors: Vec<u32> = anchors.map(priority).collect();
+    anchors.push(PRIORITY);
+    let (ours, others) = all.into_iter().partition(|message| {
+        let offset = |anchor: &u32| priority(message).checked_sub(*anchor);
+        let stands_beside = |anchor| offset(anchor).is_some_and(|offset| offset < RULES);
+        let is_known = is_marked(message) || has(message, RuleAttribute::Table(TABLE));
+        is_made_so(message) && (is_known || anchors.iter().any(stands_beside))
+    });
+    Sorted { ours, others }
+}
+
+impl Sorted {
+    /// These rules before all of others, and how many of others stand before them all the same.
+    pub(super) fn first(&self, wanted: &[Rule]) -> (Vec<Rule>, usize) {
+        let others = self.others.iter().filter(|it| table(it) != LOCAL);
+        let others: Vec<u32> = others.map(priority).collect();
+        let numbers = wanted.iter().map(|rule| rule.priority);
+        let (Some(begin), Some(end)) = (numbers.clone().min(), numbers.max()) else {
+            return (Vec::new(), 0);
+        };
+        let lowest = others.iter().min().copied();
+        let lowest = lowest.filter(|lowest| *lowest < begin + RULES);
+        // Nothing stands before what the kernel has at 0.
+        let room = |lowest: u32| lowest.saturating_sub(RULES).max(1);
+        let shift = lowest.map_or(0, |lowest| begin.saturating_sub(room(lowest)));
+        let placed = wanted.iter().map(|rule| Rule {
+            priority: rule.priority - shift,
+            ..rule.clone()
+        });
+        let before = others.iter().filter(|it| **it <= end - shift).count();
+        (placed.collect(), before)
+    }
+
+    /// Whether another program has rules that look at marks.
+    pub(super) fn others_have_marks(&self) -> bool {
+        let is_mark = |attribute: &RuleAttribute| matches!(attribute, RuleAttribute::FwMark(_));
+        let has = |message: &RuleMessage| message.attributes.iter().any(is_mark);
+        self.others.iter().any(has)
+    }
+}
+
+fn priority(message: &RuleMessage) -> u32 {
+    let of = |attribute: &RuleAttribute| match attribute {
+        RuleAttribute::Priority(priority) => Some(*priority),
+        _ => None,
+    };
+    message.attributes.iter().find_map(of).unwrap_or(0)
+}
+
+fn table(message: &RuleMessage) -> u32 {
+    let of = |attribute: &RuleAttribute| match attribute {
+        RuleAttribute::Table(table) => Some(*table),
+        _ => None,
+    };
+    let named = message.attributes.iter().find_map(of);
+    named.unwrap_or_else(|| u32::from(message.header.table))
 }
 
 /// To be added.
@@ -131,6 +202,73 @@ fn take(rule: &mut Rule, attribute: &RuleAttribute, length: u8) -> Option<()> {
 mod tests {
     use super::*;
 
+    fn of_another(priority: u32, more: Vec<RuleAttribute>) -> RuleMessage {
+        let mut message = RuleMessage::default();
+        message.attributes = vec![RuleAttribute::Priority(priority)];
+        message.attributes.extend(more);
+        message
+    }
+
+    fn two() -> [Rule; 2] {
+        let plain = Rule {
+            family: Family::V4,
+            priority: PRIORITY,
+            mark: Some(MARK),
+            to: None,
+            users: None,
+            dhcp: false,
+            not_default: false,
+            table: Some(254),
+        };
+        let second = Rule {
+            priority: PRIORITY + 4,
+            mark: None,
+            to: Some("10.0.0.0/8".parse().expect("a network")),
+            ..plain.clone()
+        };
+        [plain, second]
+    }
+
+    #[test]
+    fn another_programs_rule_with_our_protocol_is_not_ours_wherever_we_stand() {
+        let protocol = RuleAttribute::Protocol(RouteProtocol::Other(PROTOCOL));
+        for shift in [0, 20_000] {
+            let mut all: Vec<_> = two()
+                .map(|mut rule| {
+                    rule.priority -= shift;
+                    message(&rule)
+                })
+                .into();
+            all.push(of_another(100, vec![protocol.clone()]));
+            all.push(of_another(PRIORITY + RULES - shift, vec![protocol.clone()]));
+            let sorted = sort(all);
+            assert_eq!((sorted.ours.len(), sorted.others.len()), (2, 2));
+        }
+    }
+
+    #[test]
+    fn ours_come_before_those_of_others_as_long_as_they_fit() {
+        let first = |others: &[u32]| {
+            let others = others
+                .iter()
+                .map(|priority| of_another(*priority, Vec::new()));
+            let (placed, before) = sort(others.collect()).first(&two());
+            let places = placed.iter().map(|rule| rule.priority);
+            (places.collect::<Vec<_>>(), before)
+        };
+        let usual = vec![PRIORITY, PRIORITY + 4];
+        assert_eq!(first(&[32_766, 32_767]), (usual.clone(), 0));
+        assert_eq!(first(&[PRIORITY + RULES]), (usual, 0));
+        assert_eq!(first(&[PRIORITY - 1, 5216]), (vec![5200, 5204], 0));
+        let last = PRIORITY + RULES - 1;
+        assert_eq!(first(&[last]), (vec![last - RULES, last - RULES + 4], 0));
+        assert_eq!(first(&[6]), (vec![1, 5], 0));
+        assert_eq!(first(&[5, 9]), (vec![1, 5], 1));
+        let mut local = of_another(0, vec![RuleAttribute::Table(LOCAL)]);
+        local.header.table = 255;
+        assert_eq!(sort(vec![local]).first(&two()).1, 0);
+    }
+
     #[test]
     fn a_rule_is_recognised_as_it_was_written() {
         let plain = Rule {
@@ -172,7 +310,6 @@ mod tests {
         ];
         for rule in rules {
             let message = message(&rule);
-            assert!(is_ours(&message));
             assert_eq!(read(&message), Some(rule));
         }
     }
