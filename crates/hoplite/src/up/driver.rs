@@ -12,7 +12,7 @@ use super::{
     netlink::{self, Netlink},
     numbers::FIREWALL,
     plan::{Facts, Step, Way},
-    resolv::ResolvConf,
+    resolv::{self, ResolvConf},
     taken::Machine,
     tun,
 };
@@ -35,6 +35,8 @@ pub(crate) struct System {
     index: Option<u32>,
     /// Rules of other programs that come before ours.
     before: usize,
+    /// What resolved would ask by other interfaces, had we not claimed it.
+    claimed: Vec<String>,
 }
 
 /// What is left of what was taken.
@@ -64,6 +66,7 @@ impl System {
             device: None,
             index: None,
             before: 0,
+            claimed: Vec::new(),
         })
     }
 
@@ -117,6 +120,11 @@ impl System {
     /// Whether resolv.conf is still ours.
     pub(crate) fn has_names(&self) -> bool {
         self.conf.is_ours()
+    }
+
+    /// Where that is written.
+    pub(crate) fn sources(&self, facts: &Facts) -> Vec<PathBuf> {
+        super::facts::sources(&self.conf, facts.resolving)
     }
 
     /// Whom the networks say to ask for names now.
@@ -191,13 +199,16 @@ impl System {
     }
 
     /// All names are asked for by our interface, whatever servers other interfaces have.
-    fn tell_resolved(&self, servers: &[IpAddr]) -> io::Result<()> {
+    fn tell_resolved(&mut self, servers: &[IpAddr]) -> io::Result<()> {
+        self.claimed = self.claimable();
         let name = self.name.as_str();
         let servers: Vec<String> = servers.iter().map(ToString::to_string).collect();
         let mut dns = vec!["dns", name];
         dns.extend(servers.iter().map(String::as_str));
         child::run("resolvectl", &dns, "")?;
-        child::run("resolvectl", &["domain", name, "~."], "")?;
+        let mut domains = vec!["domain", name, "~."];
+        domains.extend(self.claimed.iter().map(String::as_str));
+        child::run("resolvectl", &domains, "")?;
         child::run("resolvectl", &["default-route", name, "yes"], "")?;
         // We are on this machine, and our temporary addresses are nobody's to sign or to find in the neighbourhood.
         for setting in ["dnsovertls", "dnssec", "llmnr", "mdns"] {
@@ -205,6 +216,18 @@ impl System {
         }
         // What it remembers was asked past us.
         child::run("resolvectl", &["flush-caches"], "").map(drop)
+    }
+
+    /// Domains that lead to other interfaces: resolved asks where the longest one is, and where several have it, all of them
+    /// (systemd-resolved.service(8), "Protocols and routing"). So we have each as well.
+    fn claimable(&self) -> Vec<String> {
+        let told = child::run("resolvectl", &["domain"], "").unwrap_or_default();
+        resolv::routed(&told, &self.name)
+    }
+
+    /// Whether it leads other domains past us than we have claimed.
+    pub(crate) fn has_unclaimed(&self) -> bool {
+        self.claimable() != self.claimed
     }
 
     /// Its settings go with the interface; what it remembers are addresses of ours.

@@ -3,7 +3,7 @@
 use std::{
     fs,
     net::{IpAddr, SocketAddr},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use super::{
@@ -34,11 +34,11 @@ pub(super) async fn look(netlink: &Netlink, conf: &ResolvConf, ours: &[IpAddr]) 
 }
 
 /// Where it is written whom the networks say to ask.
-pub(super) fn path_of(how: Resolving) -> &'static Path {
-    Path::new(match how {
-        Resolving::Resolved => RESOLVED,
-        _ => resolv::SYSTEM,
-    })
+pub(super) fn sources(conf: &ResolvConf, how: Resolving) -> Vec<PathBuf> {
+    match how {
+        Resolving::Resolved => vec![RESOLVED.into()],
+        _ => conf.sources(),
+    }
 }
 
 /// Whom the networks say to ask.

@@ -4,17 +4,23 @@
 //! one beside it.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
 };
 
+use hoplite_wire::HostName;
+
 /// Our file's first line.
 const MARKER: &str =
     "# hoplite: names are answered by `hoplite up`; `hoplite down` puts the old file back";
 
+/// Domains of one interface beside the root (LINK_SEARCH_DOMAINS_MAX of systemd-resolved is 256).
+const DOMAINS: usize = 255;
+
 /// The system's.
-pub(super) const SYSTEM: &str = "/etc/resolv.conf";
+const SYSTEM: &str = "/etc/resolv.conf";
 
 /// The file and where the old one waits.
 #[derive(Clone, Debug)]
@@ -39,6 +45,11 @@ impl ResolvConf {
             kept: beside(path, "hoplite"),
             overwritten: run_dir.join("resolv.conf"),
         }
+    }
+
+    /// Where it is written whom the networks say to ask: in it, or in what was put aside.
+    pub(super) fn sources(&self) -> Vec<PathBuf> {
+        vec![self.path.clone(), self.kept.clone()]
     }
 
     /// Whether it can be replaced.
@@ -78,11 +89,11 @@ impl ResolvConf {
         if !self.is_ours() && self.path.symlink_metadata().is_ok() {
             let aside = beside(&self.path, "hoplite-kept");
             duplicate(&self.path, &aside)?;
-            fs::rename(&aside, &self.kept)?;
+            rename(&aside, &self.kept)?;
         }
         let new = beside(&self.path, "hoplite-new");
         write_new(&new, &text(servers))?;
-        fs::rename(&new, &self.path)
+        rename(&new, &self.path)
     }
 
     /// Writes ours into it.
@@ -101,7 +112,7 @@ impl ResolvConf {
         let is_ours = self.is_ours();
         if self.kept.symlink_metadata().is_ok() {
             match is_ours {
-                true => fs::rename(&self.kept, &self.path)?,
+                true => rename(&self.kept, &self.path)?,
                 false => fs::remove_file(&self.kept)?,
             }
         } else if self.overwritten.exists() {
@@ -133,8 +144,18 @@ fn duplicate(path: &Path, new: &Path) -> io::Result<()> {
     remove_if_there(new)?;
     match fs::read_link(path) {
         Ok(target) => std::os::unix::fs::symlink(target, new),
-        Err(_) => fs::copy(path, new).map(drop),
+        Err(_) => {
+            fs::copy(path, new)?;
+            fs::File::open(new)?.sync_all()
+        }
     }
+}
+
+/// So that it is done when this returns, whatever happens to the machine (rename(2), fsync(2)).
+fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to)?;
+    let directory = to.parent().unwrap_or_else(|| Path::new("/"));
+    fs::File::open(directory)?.sync_all()
 }
 
 fn write_new(path: &Path, text: &str) -> io::Result<()> {
@@ -168,6 +189,31 @@ fn text(servers: &[IpAddr]) -> String {
         "{MARKER}\n{}search .\noptions edns0\n",
         lines.collect::<String>()
     )
+}
+
+/// Domains that systemd-resolved has for one interface or another, or for all, as domains that only route: from what `resolvectl domain` tells.
+/// Those of the interface `ours` do not count; as many as one may have.
+pub(super) fn routed(told: &str, ours: &str) -> Vec<String> {
+    let ours = format!("({ours}):");
+    let mut domains = BTreeSet::new();
+    let mut counts = true;
+    for line in told.lines() {
+        let begins = line.starts_with("Global") || line.starts_with("Link ");
+        counts = if begins {
+            !line.contains(&ours)
+        } else {
+            counts
+        };
+        let listed = if begins {
+            line.split_once(':').map_or("", |(_, rest)| rest)
+        } else {
+            line
+        };
+        let names = listed.split_whitespace().filter(|_| counts);
+        let names = names.filter_map(|it| HostName::new(it.trim_start_matches('~')).ok());
+        domains.extend(names.map(|name| format!("~{}", name.as_str())));
+    }
+    domains.into_iter().take(DOMAINS).collect()
 }
 
 /// The servers in a file's text.

@@ -19,13 +19,12 @@ use super::{
     carrier,
     control::{Asked, Command, Control},
     driver::{Found, System},
-    facts,
     plan::{self, Facts, Plan, Wanted, Way},
     probe,
     remembering::Remembering,
     status::{Process, State, Status},
     taken::{Leave, Taken},
-    watch::{File, Kernel},
+    watch::{Files, Kernel},
 };
 use crate::{
     client::overlay::Carried,
@@ -77,7 +76,7 @@ struct Session<'a> {
     control: Control,
     signals: Signals,
     kernel: Kernel,
-    file: Option<File>,
+    files: Option<Files>,
     counters: Arc<Counters>,
     /// What earlier interfaces counted.
     before: BTreeMap<String, u64>,
@@ -112,6 +111,7 @@ impl<'a> Session<'a> {
         // Before the first look: what changes from now on is noticed.
         let mut kernel = watch(&wanted.name)?;
         let facts = system.facts(&wanted.resolvers).await;
+        let files = watch_names(&system, &facts);
         let names = carrier::names(&orders.client, &facts).await;
         let carried = carrier::carried(&orders.client, recording, &names)?;
         let plan = plan::plan(wanted, &facts);
@@ -126,7 +126,7 @@ impl<'a> Session<'a> {
             control,
             signals,
             kernel,
-            file: watch_names(facts.resolving),
+            files,
             counters: Arc::default(),
             before: BTreeMap::new(),
             since: None,
@@ -141,11 +141,11 @@ impl<'a> Session<'a> {
         let overlay = Arc::clone(&self.overlay);
         let mut probing = pin!(probe::flows(&*overlay, self.orders.wait));
         let mut ready = Some(ready);
+        let mut transparent = match self.transparent() {
+            Ok(transparent) => transparent,
+            Err(failure) => return End::Failed(failure),
+        };
         loop {
-            let transparent = match self.transparent() {
-                Ok(transparent) => transparent,
-                Err(failure) => return End::Failed(failure),
-            };
             let mut serving = pin!(transparent.serve(pending()));
             let round = loop {
                 tokio::select! {
@@ -167,7 +167,7 @@ impl<'a> Session<'a> {
                             self.carried.look();
                         }
                     }
-                    () = changed(&mut self.file) => self.take_names_again().await,
+                    () = changed(&mut self.files) => self.take_names_again().await,
                     signal = self.signals.next() => if self.obey(signal) {
                         break Round::Over(End::Signal);
                     },
@@ -182,9 +182,10 @@ impl<'a> Session<'a> {
                     warn!(
                         "somebody removed the interface: it is made again, and until then nothing passes"
                     );
-                    if let Some(end) = self.remake().await {
-                        return end;
-                    }
+                    transparent = match self.remake().await {
+                        Ok(transparent) => transparent,
+                        Err(end) => return end,
+                    };
                 }
             }
         }
@@ -231,39 +232,47 @@ impl<'a> Session<'a> {
         found
     }
 
-    /// Makes the interface again, as often as it takes.
-    async fn remake(&mut self) -> Option<End> {
+    /// Makes the interface again, as often as it takes: whatever fails, it stays blocked until somebody ends it.
+    async fn remake(&mut self) -> Result<Transparent, End> {
         let mut pause = Duration::from_millis(100);
-        while let Err(complaint) = self.taken.renew(true).await {
-            warn!("{complaint}");
+        loop {
+            match self.made_again().await {
+                Ok(transparent) => return Ok(transparent),
+                Err(failure) => warn!("{failure}"),
+            }
             let until = Instant::now() + pause;
             while Instant::now() < until {
                 tokio::select! {
                     () = tokio::time::sleep_until(until) => {}
                     signal = self.signals.next() => if self.obey(signal) {
-                        return Some(End::Signal);
+                        return Err(End::Signal);
                     },
                     asked = self.control.asked() => if let Some(end) = self.answer(asked) {
-                        return Some(end);
+                        return Err(end);
                     },
                 }
             }
             pause = (pause * 2).min(Duration::from_secs(5));
         }
+    }
+
+    async fn made_again(&mut self) -> Result<Transparent, Failure> {
+        self.taken.renew(true).await?;
         self.kernel.follow(self.taken.machine().index());
-        None
+        self.transparent()
     }
 
     /// Somebody, a DHCP client mostly, has written who resolves names: that is whom relays' names are asked of, and then it is ours again.
     async fn take_names_again(&mut self) {
-        let is_file = matches!(self.plan.way(), Some(Way::Replace | Way::Overwrite));
-        if is_file && self.taken.machine().has_names() {
-            return;
-        }
-        let ours = &self.orders.wanted.resolvers;
-        let servers = self.taken.machine().servers(&self.facts, ours);
+        let machine = self.taken.machine();
+        let servers = machine.servers(&self.facts, &self.orders.wanted.resolvers);
         self.names.ask(&servers);
-        if is_file && let Err(complaint) = self.taken.renew_names().await {
+        let is_lost = match self.plan.way() {
+            Some(Way::Replace | Way::Overwrite) => !machine.has_names(),
+            Some(Way::Resolved) => machine.has_unclaimed(),
+            None => false,
+        };
+        if is_lost && let Err(complaint) = self.taken.renew_names().await {
             warn!("{complaint}");
         }
     }
@@ -357,13 +366,13 @@ fn watch(name: &str) -> Result<Kernel, Complaint> {
 }
 
 /// Where it is written who resolves names. Without inotify nobody notices; it works until then.
-fn watch_names(how: plan::Resolving) -> Option<File> {
-    File::watch(facts::path_of(how)).ok()
+fn watch_names(system: &System, facts: &Facts) -> Option<Files> {
+    Files::watch(system.sources(facts)).ok()
 }
 
-async fn changed(file: &mut Option<File>) {
-    match file {
-        Some(file) => file.changed().await,
+async fn changed(files: &mut Option<Files>) {
+    match files {
+        Some(files) => files.changed().await,
         None => pending().await,
     }
 }

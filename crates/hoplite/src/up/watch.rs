@@ -4,11 +4,12 @@
 //! An event is no more than a reason to look: what the kernel could not keep for us (ENOBUFS, netlink(7)) is one as well.
 
 use std::{
-    ffi::OsStr,
+    collections::{HashMap, HashSet},
+    ffi::{OsStr, OsString},
     io,
     mem::MaybeUninit,
     os::{fd::OwnedFd, unix::ffi::OsStrExt},
-    path::Path,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -235,60 +236,129 @@ fn is_named(link: &LinkMessage, name: &str) -> bool {
     link.attributes.iter().any(ours)
 }
 
-/// Watches a file by its directory, for who writes it may replace it.
-pub(super) struct File {
+/// Watches files by the directories in which they stand, for who writes one may replace it; a link with all that it leads to.
+pub(super) struct Files {
     events: AsyncFd<OwnedFd>,
-    name: Vec<u8>,
+    paths: Vec<PathBuf>,
+    /// What is watched: in each directory these names.
+    places: HashMap<PathBuf, HashSet<OsString>>,
+    /// The kernel's number of each.
+    watches: HashMap<i32, PathBuf>,
 }
 
-impl File {
+/// Links that are followed, as many as the kernel follows (path_resolution(7)).
+const LINKS: usize = 40;
+
+impl Files {
     /// Starts. Needs a tokio runtime.
-    pub(super) fn watch(path: &Path) -> io::Result<Self> {
+    pub(super) fn watch(paths: Vec<PathBuf>) -> io::Result<Self> {
         let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
         let events = inotify::init(flags)?;
-        let directory = path.parent().unwrap_or_else(|| Path::new("/"));
-        let what = inotify::WatchFlags::MOVED_TO
-            | inotify::WatchFlags::CLOSE_WRITE
-            | inotify::WatchFlags::CREATE
-            | inotify::WatchFlags::DELETE;
-        inotify::add_watch(&events, directory, what)?;
         #[expect(unsafe_code, reason = "tokio cannot know who closes a descriptor")]
         // SAFETY: it is open, and is closed by nobody but the AsyncFd that owns it.
         let events = unsafe { AsyncFd::register(events) }?;
-        Ok(Self {
+        let mut files = Self {
             events,
-            name: path
-                .file_name()
-                .map(OsStr::as_bytes)
-                .unwrap_or_default()
-                .to_vec(),
-        })
+            paths,
+            places: HashMap::new(),
+            watches: HashMap::new(),
+        };
+        files.follow();
+        Ok(files)
     }
 
-    /// Waits until it has changed.
+    /// Waits until one of them has changed.
     pub(super) async fn changed(&mut self) {
         loop {
             let Ok(mut ready) = self.events.readable().await else {
                 return std::future::pending().await;
             };
+            ready.clear_ready();
+            drop(ready);
             if self.read() {
+                // A link may lead elsewhere now.
+                self.follow();
                 return;
             }
-            ready.clear_ready();
         }
     }
 
-    /// Whether what has happened so far was about the file.
+    /// Watches where the paths lead now. A directory that cannot be watched is tried again when something changes.
+    fn follow(&mut self) {
+        // While that is done they may change.
+        for _ in 0..3 {
+            self.places = places(&self.paths);
+            let old = std::mem::take(&mut self.watches);
+            for directory in self.places.keys() {
+                if let Ok(watch) = inotify::add_watch(&self.events, directory, WHAT) {
+                    self.watches.insert(watch, directory.clone());
+                }
+            }
+            for watch in old.into_keys().filter(|it| !self.watches.contains_key(it)) {
+                // Of a directory that is gone there is none any more.
+                inotify::remove_watch(&self.events, watch).unwrap_or_default();
+            }
+            if places(&self.paths) == self.places {
+                break;
+            }
+        }
+    }
+
+    /// Whether what has happened so far was about them. What was too much to keep may have been (IN_Q_OVERFLOW, inotify(7)).
     fn read(&self) -> bool {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut events = inotify::Reader::new(self.events.get_ref(), &mut buffer);
         let mut changed = false;
         while let Ok(event) = events.next() {
-            let name = event.file_name().map(std::ffi::CStr::to_bytes);
-            changed |= name == Some(self.name.as_slice());
+            changed |= event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW);
+            let Some(directory) = self.watches.get(&event.wd()) else {
+                continue;
+            };
+            changed |= event.events().contains(inotify::ReadFlags::IGNORED);
+            let name = event.file_name().map(|it| OsStr::from_bytes(it.to_bytes()));
+            let names = self.places.get(directory);
+            changed |= name
+                .zip(names)
+                .is_some_and(|(name, names)| names.contains(name));
         }
         changed
     }
+}
+
+/// What happens to a file in its directory.
+const WHAT: inotify::WatchFlags = inotify::WatchFlags::MOVED_TO
+    .union(inotify::WatchFlags::MOVED_FROM)
+    .union(inotify::WatchFlags::CLOSE_WRITE)
+    .union(inotify::WatchFlags::CREATE)
+    .union(inotify::WatchFlags::DELETE);
+
+/// Where each path and each link on its way stands: the directory, or the last one that exists, and the name in it.
+fn places(paths: &[PathBuf]) -> HashMap<PathBuf, HashSet<OsString>> {
+    let mut places: HashMap<PathBuf, HashSet<OsString>> = HashMap::new();
+    for path in paths {
+        let mut path = path.clone();
+        for _ in 0..LINKS {
+            let Some((directory, name)) = place(&path) else {
+                break;
+            };
+            places.entry(directory).or_default().insert(name);
+            let Ok(target) = std::fs::read_link(&path) else {
+                break;
+            };
+            path = path.parent().unwrap_or_else(|| Path::new("/")).join(target);
+        }
+    }
+    places
+}
+
+fn place(path: &Path) -> Option<(PathBuf, OsString)> {
+    let there = path
+        .ancestors()
+        .skip(1)
+        .find_map(|it| it.canonicalize().ok().map(|real| (it, real)));
+    let (written, real) = there?;
+    let next = path.strip_prefix(written).ok()?.components().next()?;
+    Some((real, next.as_os_str().to_owned()))
 }
 
 #[cfg(test)]
@@ -299,12 +369,38 @@ mod tests {
     async fn a_file_that_is_replaced_has_changed_and_its_neighbours_do_not_count() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("resolv.conf");
-        let mut file = File::watch(&path).expect("watched");
+        let mut file = Files::watch(vec![path.clone()]).expect("watched");
         std::fs::write(directory.path().join("other"), "").expect("written");
         assert!(!file.read());
         let new = directory.path().join("new");
         std::fs::write(&new, "").expect("written");
         std::fs::rename(&new, &path).expect("renamed");
+        file.changed().await;
+    }
+
+    #[tokio::test]
+    async fn what_a_link_leads_to_is_watched_also_where_it_is_not_there_yet() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| directory.path().join(name);
+        let link = |target: &str| std::os::unix::fs::symlink(target, at("new")).expect("linked");
+        std::fs::create_dir(at("etc")).expect("made");
+        std::os::unix::fs::symlink("../run/a/file", at("etc/resolv.conf")).expect("linked");
+        let mut file = Files::watch(vec![at("etc/resolv.conf")]).expect("watched");
+        std::fs::create_dir(at("run")).expect("made");
+        file.changed().await;
+        std::fs::create_dir(at("run/a")).expect("made");
+        file.changed().await;
+        std::fs::write(at("run/a/file"), "1").expect("written");
+        file.changed().await;
+        while file.read() {}
+        std::fs::write(at("other"), "2").expect("written");
+        link("../other");
+        std::fs::rename(at("new"), at("etc/resolv.conf")).expect("renamed");
+        file.changed().await;
+        while file.read() {}
+        std::fs::write(at("run/a/file"), "3").expect("written");
+        assert!(!file.read(), "it does not lead there any more");
+        std::fs::write(at("other"), "4").expect("written");
         file.changed().await;
     }
 

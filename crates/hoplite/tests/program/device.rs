@@ -450,15 +450,24 @@ mkdir -p /run/systemd/resolve
 echo 'nameserver 192.0.2.53' > /run/systemd/resolve/resolv.conf
 echo 'nameserver 127.0.0.53' > /etc/resolv.conf
 mount -t tmpfs tmpfs /usr/local/bin
-printf '#!/bin/sh\necho "$@" >> %s/told\n' "$TEMP" > /usr/local/bin/resolvectl
+printf 'Global:\nLink 2 (eth0): corp.example\nLink 9 (hoplite0): ~.\n' > domains
+cat > /usr/local/bin/resolvectl <<END
+#!/bin/sh
+if [ "\$*" = domain ]; then cat "$TEMP/domains"; else echo "\$@" >> "$TEMP/told"; fi
+END
 chmod 755 /usr/local/bin/resolvectl
 state > before
 up
 "$HOPLITE" status --json | grep -q '"dns":"systemd-resolved"'
 grep -q '^dns hoplite0 198.18.0.2 fd68:6f70:6c69:7465::2$' told
-grep -q '^domain hoplite0 ~.$' told
+grep -q '^domain hoplite0 ~. ~corp.example$' told
+printf 'Link 2 (eth0): corp.example ~vpn.example\nLink 9 (hoplite0): ~. ~corp.example\n' > domains
+echo 'nameserver 192.0.2.54' > /run/systemd/resolve/new
+mv /run/systemd/resolve/new /run/systemd/resolve/resolv.conf
+until_true grep -q '^domain hoplite0 ~. ~corp.example ~vpn.example$' told
+: > told
 ip link delete hoplite0
-until_true sh -c '[ "$(grep -c ^dns\  told)" -eq 2 ]'
+until_true grep -q '^dns hoplite0 ' told
 "$HOPLITE" down
 grep -q '^revert hoplite0$' told
 state > after; diff before after

@@ -110,3 +110,26 @@ fn servers_are_read_as_the_system_does() {
         .collect();
     assert_eq!(servers_of(text), expected);
 }
+
+#[test]
+fn domains_of_other_interfaces_are_known_whether_they_search_or_route() {
+    let told = "Global: global.example\nLink 1 (lo):\nLink 2 (eth0): corp.example ~vpn.example\n   more.example\nLink 3 (hoplite0): ~. ~old.example\nLink 4 (wlan0): ~. x..y Corp.Example\n";
+    let expected = [
+        "~corp.example",
+        "~global.example",
+        "~more.example",
+        "~vpn.example",
+    ];
+    assert_eq!(routed(told, "hoplite0"), expected);
+}
+
+#[test]
+fn a_link_is_still_followed_for_servers_while_ours_stands_in_its_place() {
+    let (directory, conf) = etc(None);
+    let target = directory.path().join("target");
+    fs::write(&target, "nameserver 192.0.2.1\n").expect("written");
+    std::os::unix::fs::symlink("target", &conf.path).expect("linked");
+    conf.replace(&OURS).expect("replaced");
+    fs::write(&target, "nameserver 192.0.2.2\n").expect("written");
+    assert_eq!(conf.servers(), ["192.0.2.2:53".parse().expect("one")]);
+}
