@@ -26,7 +26,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::{
     ours::{Ours, dialer},
-    target::{Served, download, upload},
+    target::{Served, download, read_all, upload},
     tor::Tor,
 };
 
@@ -178,4 +178,18 @@ async fn a_relay_of_c_tor_that_is_killed_ends_streams_with_an_error() {
     let again = limit(served.ask(&client, b'e', 0)).await.unwrap_err();
     let kinds = [ErrorKind::PathFailed, ErrorKind::TimedOut];
     assert!(kinds.contains(&again.kind()), "{again:?}");
+}
+
+#[tokio::test]
+#[ignore = "needs C tor"]
+async fn a_download_goes_on_after_its_reader_has_said_xoff_and_xon() {
+    const OCTETS: u64 = 8 * MEGABYTE;
+    let tors = Tor::three().await;
+    let client = client(tors.iter().map(Tor::relay).collect(), Control::Vegas);
+    let served = Served::start().await;
+    let mut stream = limit(served.ask(&client, b'd', OCTETS)).await.unwrap();
+    // Nobody reads: more and more waits at the client, until it says XOFF.
+    limit(tors[2].hears("Got XOFF!")).await;
+    let got = limit(read_all(&mut stream)).await.unwrap();
+    assert_eq!(got, OCTETS);
 }

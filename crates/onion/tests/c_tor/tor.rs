@@ -87,6 +87,14 @@ impl Tor {
         }
     }
 
+    /// Until it says so in its log.
+    pub(crate) async fn hears(&self, what: &str) {
+        let log = self.home.path().join("log");
+        while !std::fs::read_to_string(&log).is_ok_and(|log| log.contains(what)) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
     /// The end of its log.
     fn said(&self) -> String {
         let log = std::fs::read_to_string(self.home.path().join("log")).unwrap_or_default();

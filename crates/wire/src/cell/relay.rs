@@ -88,10 +88,10 @@ numbers! {
         PADDING_NEGOTIATE = 41,
         /// Padding machines.
         PADDING_NEGOTIATED = 42,
-        /// The stream may go on.
-        XON = 43,
         /// The stream is to pause.
-        XOFF = 44,
+        XOFF = 43,
+        /// The stream may go on.
+        XON = 44,
     }
 }
 

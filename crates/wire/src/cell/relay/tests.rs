@@ -47,7 +47,7 @@ fn commands_are_those_of_the_specifications() {
         (41, "PADDING_NEGOTIATE"),
         (42, "PADDING_NEGOTIATED"),
     ];
-    let later = [(43, "XON"), (44, "XOFF")];
+    let later = [(43, "XOFF"), (44, "XON")];
     let ours: Vec<_> = Command::KNOWN
         .iter()
         .map(|(known, name)| (known.0, *name))
