@@ -25,6 +25,7 @@
 //! What carries the flows (`masque`, `overlay::direct`), the SOCKS codec (`wire::socks`), files and signals (`hoplite`).
 
 mod app;
+mod budget;
 pub mod config;
 mod copy;
 pub mod counters;

@@ -38,6 +38,7 @@ use self::{
     port::Port,
     router::Router,
 };
+use crate::budget::Budget;
 
 /// How many packets are read before the flows have their turn.
 const BATCH: usize = 64;
@@ -53,6 +54,8 @@ pub(crate) struct Room {
     pub(crate) port: Arc<dyn Port>,
     /// What the addresses mean that programs were told.
     pub(crate) names: Arc<Names>,
+    /// What TCP flows hold.
+    pub(crate) tcp_memory: Arc<Budget>,
     pub(crate) config: Config,
     pub(crate) counters: Arc<Counters>,
 }
@@ -90,6 +93,7 @@ impl Room {
             dns,
             port,
             names,
+            tcp_memory: Budget::new(config.flows.memory),
             config,
             counters,
         }

@@ -53,7 +53,7 @@ pub enum Privacy {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Flows {
-    /// TCP flows open at once; a further SYN is dropped. Default: 16384.
+    /// TCP flows open at once; a further one takes the place of one that rests. Default: 16384.
     pub tcp: usize,
     /// UDP flows open at once; a further one takes the place of one that was not used lately, exchanges that are done first. Default: 8192.
     pub udp: usize,
@@ -62,6 +62,8 @@ pub struct Flows {
     pub packets: usize,
     /// Octets under way in one direction of one TCP flow. Default: 1048576.
     pub window: usize,
+    /// Octets of memory for what waits in all TCP flows together; windows sink as it fills. Default: 268435456.
+    pub memory: usize,
     /// When a program's connection counts as open. Default: "auto".
     pub open: Opening,
     /// How long a flow may take to open. Default: 30.
@@ -129,6 +131,7 @@ impl Default for Flows {
             udp: 8192,
             packets: 256,
             window: 1 << 20,
+            memory: 256 << 20,
             open: Opening::default(),
             opening: Duration::from_secs(30),
             pack_wait: Duration::ZERO,
@@ -191,6 +194,10 @@ impl Flows {
             let (key, expected) = ("flows.window", "16384 to 1073741824 octets");
             return Err(ConfigError { key, expected });
         }
+        if self.memory < self.window.saturating_mul(4) {
+            let (key, expected) = ("flows.memory", "at least four times flows.window");
+            return Err(ConfigError { key, expected });
+        }
         if self.pack_wait > Duration::from_secs(1) {
             let (key, expected) = ("flows.pack_wait", "0 to 1 second");
             return Err(ConfigError { key, expected });
@@ -236,6 +243,7 @@ mod tests {
             tcp = 1
             udp = 2
             window = 16384
+            memory = 65536
             open = "pessimistic"
             opening = 3
             pack_wait = 0.005
@@ -252,6 +260,7 @@ mod tests {
         let (device, flows) = (&config.device, &config.flows);
         assert_eq!((device.mtu, device.addresses.len()), (1400, 2));
         assert_eq!(device.privacy, Privacy::Compatibility);
+        assert_eq!(flows.memory, 65_536);
         assert_eq!(flows.open, Opening::Pessimistic);
         assert_eq!(flows.pack_wait, Duration::from_millis(5));
         assert_eq!(flows.idle_stream, Duration::ZERO);
@@ -275,6 +284,7 @@ mod tests {
         assert_eq!(key_of("device = { mtu = 1279 }"), "device.mtu");
         assert_eq!(key_of("flows = { udp = 0 }"), "flows.udp");
         assert_eq!(key_of("flows = { window = 1 }"), "flows.window");
+        assert_eq!(key_of("flows = { memory = 4194303 }"), "flows.memory");
         assert_eq!(key_of("flows = { pack_wait = 2 }"), "flows.pack_wait");
         assert!(toml::from_str::<Config>("flows = { open = \"maybe\" }").is_err());
     }

@@ -44,10 +44,14 @@ counters! {
     tcp_opened;
     /// TCP connections over, for whatever reason.
     tcp_closed;
-    /// SYNs dropped because the table was full.
+    /// SYNs dropped because no place or no memory was left and nobody could make room.
     tcp_dropped;
     /// TCP connections that made room for another while they were being opened.
     tcp_evicted;
+    /// TCP connections that rested and made room for another when all places were taken.
+    tcp_rested;
+    /// TCP connections reset since nobody took their octets while memory was short.
+    tcp_stalled;
     /// TCP connections reset since no segment came for `flows.idle_stream`.
     tcp_idle;
     /// Octets of TCP payload from programs that streams took.

@@ -15,9 +15,15 @@
 //! | the stream breaks later; no segment comes for `flows.idle_stream` | – | reset |
 //! | the target reads no more | – | what comes is acknowledged and dropped; after the last octet down, or 10 s without one, a reset |
 //!
-//! A segment of a connection that nobody knows is answered by a reset, so that programs notice when the mediator was restarted. When the
-//! table is full, SYNs are dropped and counted: programs send them again. When too many connections are being opened, the oldest of those
-//! makes room.
+//! A segment of a connection that nobody knows is answered by a reset, so that programs notice when the mediator was restarted. When too many
+//! connections are being opened, the oldest of those makes room.
+//!
+//! # When places or memory are short
+//! There are `flows.tcp` places, and all flows share `flows.memory` (see [`crate::budget`]): windows sink as it fills, down to a floor.
+//! When all places are taken, of the next few flows that are open one is reset: that whose rest, up to a minute, counts most when it is
+//! multiplied by how many flows its source and its target have. So of hundreds that a program leaves lying one makes room before the only flow
+//! to another target, however long that rests. When memory is short for anybody, flows are reset whose octets nobody has taken for
+//! [`STALLED`], the longest first, until half of it is free. When nobody can make room, SYNs are dropped and counted: programs send them again.
 
 mod clock;
 mod crowd;
@@ -36,10 +42,10 @@ mod task;
 mod timer;
 
 use std::{
-    collections::{HashMap, hash_map::RandomState},
+    collections::{HashMap, VecDeque, hash_map::RandomState},
     fmt,
     hash::BuildHasher,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
@@ -61,13 +67,25 @@ use self::{
     crowd::Crowd,
     flow::Flow,
     lately::Lately,
-    machine::{Machine, Packet, Settings},
+    machine::{Machine, Packet, Settings, floor_for},
     task::{Order, Task},
 };
-use super::{Ends, Room, config::Opening, icmp, names::Meaning};
+use super::{
+    Ends, Room,
+    config::{Flows, Opening},
+    icmp,
+    names::Meaning,
+};
+use crate::budget::Account;
 
 /// One flow in so many may be half-open.
 const HALF_OPEN_SHARE: usize = 4;
+/// How many open flows are looked at when one has to make room for a new one.
+const CANDIDATES: usize = 32;
+/// A flow whose first octets have waited for so long may be reset when memory is short.
+const STALLED: Duration = Duration::from_secs(5);
+/// How often such flows are looked for.
+const RECLAIM_EVERY: Duration = Duration::from_secs(1);
 /// How often the log says that the table is full.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 /// The largest SYN that is kept to be quoted in an ICMP error; a larger one (with data) is refused by a reset.
@@ -80,6 +98,9 @@ pub(crate) struct Table {
     /// Flows that a segment came for since the last flush.
     listed: Vec<Arc<Flow>>,
     crowd: Crowd,
+    /// All flows, in the order in which they are looked at when one has to make room; some are over.
+    ring: VecDeque<Weak<Flow>>,
+    reclaimed: Option<Instant>,
     warned: Option<Instant>,
     secret: RandomState,
     born: Instant,
@@ -124,6 +145,8 @@ impl Table {
             tasks: JoinSet::new(),
             listed: Vec::new(),
             crowd,
+            ring: VecDeque::new(),
+            reclaimed: None,
             warned: None,
             secret: RandomState::new(),
             born: Instant::now(),
@@ -161,6 +184,7 @@ impl Table {
         while let Some(ended) = self.tasks.try_join_next() {
             report(ended);
         }
+        self.reclaim(now);
     }
 
     /// Whether a SYN ends what is left of the connection before it.
@@ -174,15 +198,81 @@ impl Table {
     }
 
     fn open(&mut self, ends: Ends, segment: &Segment<'_>, octets: &Bytes, now: Instant) {
-        if self.shared.flows().len() >= self.shared.room.config.flows.tcp {
-            return self.drop_syn(now);
-        }
         match self.shared.room.names.meaning(ends.target, now) {
             Meaning::Target(target) => self.open_to(target, ends, segment, octets, now),
             Meaning::Expired => {
                 self.shared.room.counters.expired.add(1);
                 icmp::tell_unreachable(&self.shared.room, octets, Unreachable::Host);
             }
+        }
+    }
+
+    /// A place for a new flow, and its part of the memory.
+    fn admit(&mut self, ends: Ends, now: Instant) -> Option<Account> {
+        let place = |table: &Self| {
+            let (room, flows) = (&table.shared.room, table.shared.flows().len());
+            let Flows { tcp, window, .. } = room.config.flows;
+            let ends = [ends.program.ip(), ends.target.ip()];
+            let open = || room.tcp_memory.open(ends, floor_for(window) * 2);
+            (flows < tcp).then(open).flatten()
+        };
+        place(self).or_else(|| {
+            self.make_room(now);
+            place(self)
+        })
+    }
+
+    /// Of the next few flows the one goes whose rest counts most.
+    fn make_room(&mut self, now: Instant) {
+        let next = self.next_flows().into_iter();
+        let counted = next.filter(|flow| !flow.is_half_open()).filter_map(|flow| {
+            let counts = flow.lock().rest_counts(now)?;
+            Some((counts, flow))
+        });
+        if let Some((_, flow)) = counted.max_by_key(|(counts, _)| *counts) {
+            self.shared.room.counters.tcp_rested.add(1);
+            flow.make_room(now);
+            self.shared.remove(&flow);
+        }
+    }
+
+    /// The next flows to be looked at; each has its turn again when all others had theirs.
+    fn next_flows(&mut self) -> Vec<Arc<Flow>> {
+        let (mut next, all) = (Vec::new(), self.ring.len());
+        for _ in 0..all {
+            let Some(flow) = self.ring.pop_front().and_then(|weak| weak.upgrade()) else {
+                continue;
+            };
+            self.ring.push_back(Arc::downgrade(&flow));
+            next.push(flow);
+            if next.len() >= CANDIDATES {
+                break;
+            }
+        }
+        next
+    }
+
+    /// Resets flows that hold memory for octets that nobody takes, until enough is free.
+    fn reclaim(&mut self, now: Instant) {
+        let lately = |then: Instant| now.saturating_duration_since(then) < RECLAIM_EVERY;
+        if self.reclaimed.is_some_and(lately) || !self.shared.room.tcp_memory.was_short() {
+            return;
+        }
+        self.reclaimed = Some(now);
+        let since = |flow: &Arc<Flow>| {
+            let since = flow.lock().waits_since()?;
+            Some((since, Arc::clone(flow)))
+        };
+        let mut stalled: Vec<_> = self.shared.flows().values().filter_map(since).collect();
+        stalled.retain(|(since, _)| now.saturating_duration_since(*since) >= STALLED);
+        stalled.sort_unstable_by_key(|(since, _)| *since);
+        for (_, flow) in stalled {
+            if self.shared.room.tcp_memory.excess() == 0 {
+                return;
+            }
+            self.shared.room.counters.tcp_stalled.add(1);
+            flow.make_room(now);
+            self.shared.remove(&flow);
         }
     }
 
@@ -204,6 +294,9 @@ impl Table {
         octets: &Bytes,
         now: Instant,
     ) {
+        let Some(account) = self.admit(ends, now) else {
+            return self.drop_syn(now);
+        };
         let mut machine = Machine::new(segment, self.settings(ends, now));
         let mut cause = (octets.len() <= QUOTED).then(|| Box::from(&octets[..]));
         let early = self.is_trusted(&target, now);
@@ -211,7 +304,8 @@ impl Table {
             machine.accept(now);
             cause = None;
         }
-        let flow = Arc::new(Flow::new(ends, machine));
+        let flow = Arc::new(Flow::new(ends, machine, account));
+        self.remember(&flow);
         self.shared.flows().insert(ends, Arc::clone(&flow));
         let task = Task::new(&self.shared, &flow, now);
         let order = Order {
@@ -226,6 +320,14 @@ impl Table {
         }
         self.tasks.spawn(task.run(order, half_open));
         self.listed.push(flow);
+    }
+
+    fn remember(&mut self, flow: &Arc<Flow>) {
+        // Those that are over are forgotten now and then.
+        if self.ring.len() >= self.shared.room.config.flows.tcp.saturating_mul(2) {
+            self.ring.retain(|flow| flow.strong_count() > 0);
+        }
+        self.ring.push_back(Arc::downgrade(flow));
     }
 
     /// Whether the SYN is answered before the overlay has.
@@ -245,6 +347,7 @@ impl Table {
         Settings {
             isn: self.isn(ends, now),
             window: self.shared.room.config.flows.window,
+            floor: floor_for(self.shared.room.config.flows.window),
             mss: self.shared.room.port.mtu().saturating_sub(headers),
             default_mss,
             idle: self.shared.room.config.flows.idle_stream,

@@ -3,7 +3,10 @@
 
 use bytes::{Buf, Bytes};
 
-use super::{queue::LARGE, sequence::Seq};
+use super::{
+    queue::{LARGE, SLICE},
+    sequence::Seq,
+};
 
 /// How many are kept; further ones are dropped and will be sent again.
 const KEPT: usize = 32;
@@ -15,11 +18,21 @@ pub(super) struct Early {
 }
 
 impl Early {
-    /// Keeps a piece, unless there are too many or it is here already.
-    pub(super) fn insert(&mut self, seq: Seq, payload: Bytes) {
+    /// What they take, in octets of memory.
+    pub(super) fn memory(&self) -> usize {
+        self.pieces.iter().map(|(_, piece)| memory(piece)).sum()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Keeps a piece, unless there are too many, it is here already, or it takes more than `most` octets of memory.
+    pub(super) fn insert(&mut self, seq: Seq, payload: Bytes, most: usize) {
         let place = self.pieces.partition_point(|(at, _)| at.is_before(seq));
         let same = |(at, held): &(Seq, Bytes)| *at == seq && held.len() >= payload.len();
-        if self.pieces.len() >= KEPT || self.pieces.get(place).is_some_and(same) {
+        let full = self.pieces.len() >= KEPT || memory(&payload) > most;
+        if full || self.pieces.get(place).is_some_and(same) {
             return;
         }
         let payload = match payload.len() {
@@ -47,6 +60,13 @@ impl Early {
     }
 }
 
+fn memory(piece: &Bytes) -> usize {
+    match piece.len() {
+        LARGE.. => SLICE,
+        len => len,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,16 +74,19 @@ mod tests {
     #[test]
     fn overlapping_pieces_are_joined_and_the_number_is_bounded() {
         let mut early = Early::default();
-        early.insert(Seq(2), Bytes::from_static(b"cd"));
-        early.insert(Seq(1), Bytes::from_static(b"bc"));
-        early.insert(Seq(1), Bytes::from_static(b"b"));
+        early.insert(Seq(2), Bytes::from_static(b"cd"), 100);
+        early.insert(Seq(1), Bytes::from_static(b"bc"), 100);
+        early.insert(Seq(1), Bytes::from_static(b"b"), 100);
         assert_eq!(early.take(Seq(0)), None);
         assert_eq!(early.take(Seq(1)).as_deref(), Some(&b"bc"[..]));
         assert_eq!(early.take(Seq(3)).as_deref(), Some(&b"d"[..]));
         assert_eq!(early.take(Seq(4)), None);
         for n in 0..1000 {
-            early.insert(Seq(n * 2), Bytes::from_static(b"x"));
+            early.insert(Seq(n * 2), Bytes::from_static(b"x"), 100);
         }
-        assert_eq!(early.pieces.len(), KEPT);
+        assert_eq!((early.pieces.len(), early.memory()), (KEPT, KEPT));
+        early = Early::default();
+        early.insert(Seq(1), Bytes::from_static(b"ab"), 1);
+        assert!(early.is_empty());
     }
 }

@@ -9,6 +9,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Waker},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -16,10 +17,16 @@ use hoplite_wire::ip::tcp::{Flags, Segment};
 use tokio::time::Instant;
 
 use super::machine::{End, Machine, Packet};
-use crate::tun::{
-    Ends,
-    port::{Outgoing, Port, tcp_headers},
+use crate::{
+    budget::Account,
+    tun::{
+        Ends,
+        port::{Outgoing, Port, tcp_headers},
+    },
 };
+
+/// A flow that has rested for so long rests: that it has for longer makes it no less worth than its neighbours are many.
+const LONG: Duration = Duration::from_secs(60);
 
 thread_local! {
     /// Where headers are put together.
@@ -43,16 +50,22 @@ pub(super) struct State {
     listed: bool,
     /// When the task's timer wakes it.
     armed: Option<Instant>,
+    /// Its part of the budget, until it has made room for others.
+    account: Option<Account>,
+    /// Since when what waits in it has waited, at least.
+    waits_since: Option<Instant>,
 }
 
 impl Flow {
-    pub(super) fn new(ends: Ends, machine: Machine) -> Self {
+    pub(super) fn new(ends: Ends, machine: Machine, account: Account) -> Self {
         let state = State {
             machine,
             task: None,
             news: false,
             listed: false,
             armed: None,
+            account: Some(account),
+            waits_since: None,
         };
         Self {
             ends,
@@ -78,8 +91,12 @@ impl Flow {
     /// Takes a segment; `true` if the flow is to be flushed and nobody knows yet.
     pub(super) fn received(&self, segment: &Segment<'_>, payload: Bytes, now: Instant) -> bool {
         let mut state = self.lock();
+        if !payload.is_empty() {
+            state.allow();
+        }
         state.news |= !payload.is_empty() || segment.flags.intersects(Flags::FIN | Flags::RST);
         state.machine.segment(segment, payload, now);
+        state.settle(now);
         state.news |= state.machine.may_go_on() || state.machine.ended().is_some();
         !std::mem::replace(&mut state.listed, true)
     }
@@ -99,6 +116,14 @@ impl Flow {
         let mut state = self.lock();
         state.machine.abandon();
         state.wake();
+    }
+
+    /// Ends a connection so that others have its place and its memory from now on.
+    pub(super) fn make_room(&self, now: Instant) {
+        self.give_up();
+        let mut state = self.lock();
+        state.settle(now);
+        state.account = None;
     }
 
     /// Ends a connection that has not begun. A program that has no answer yet will ask again.
@@ -124,6 +149,48 @@ impl State {
             self.task = Some(cx.waker().clone());
         }
         self.machine.expire(now);
+    }
+
+    /// Tells the machine what it may hold now.
+    fn allow(&mut self) {
+        let more = self.account.as_ref().map_or(0, Account::allowance);
+        self.machine.allow(more);
+    }
+
+    /// Counts what the machine holds.
+    pub(super) fn settle(&mut self, now: Instant) {
+        self.waits_since = self.machine.waits_since(now);
+        let held = self.machine.memory();
+        if let Some(account) = &mut self.account {
+            account.set(held);
+        }
+    }
+
+    /// Since when it has held memory for octets that nobody takes.
+    pub(super) fn waits_since(&self) -> Option<Instant> {
+        self.waits_since.filter(|_| self.account.is_some())
+    }
+
+    /// How much others miss its place: the more, the longer it has rested (at most [`LONG`]), and the more flows its source and its target
+    /// have; then the longer it has really rested. `None` if it has made room already.
+    pub(super) fn rest_counts(&self, now: Instant) -> Option<(u128, Duration)> {
+        let crowd = self.account.as_ref()?.crowd();
+        let heard = self.machine.heard().unwrap_or(now);
+        let rested = now.saturating_duration_since(heard);
+        let counted = rested.min(LONG) + Duration::from_secs(1);
+        Some((counted.as_millis().saturating_mul(crowd as u128), rested))
+    }
+
+    /// How many octets may be pushed now.
+    pub(super) fn room(&mut self) -> usize {
+        self.allow();
+        self.machine.room()
+    }
+
+    /// Octets for the program; no more than there is [`Self::room`] for.
+    pub(super) fn push(&mut self, octets: &[u8], now: Instant) {
+        self.machine.push(octets);
+        self.settle(now);
     }
 
     /// The task's turn is over, and it will be woken at `armed`.
@@ -196,15 +263,17 @@ mod tests {
             atomic::{AtomicUsize, Ordering},
         },
         task::Wake,
-        time::Duration,
     };
 
     use hoplite_wire::ip::tcp::{self, Header};
 
     use super::*;
-    use crate::tun::{
-        tcp::machine::Settings,
-        testing::{MemoryPort, PROGRAM, TARGET, parsed, tcp_packet},
+    use crate::{
+        budget::Budget,
+        tun::{
+            tcp::machine::Settings,
+            testing::{MemoryPort, PROGRAM, TARGET, parsed, tcp_packet},
+        },
     };
 
     #[derive(Default)]
@@ -226,12 +295,19 @@ mod tests {
         let settings = Settings {
             isn: 1,
             window: 1 << 20,
+            floor: 2048,
             mss: 1460,
             default_mss: 536,
             idle: Duration::ZERO,
         };
         let (program, target) = ((PROGRAM, 1).into(), (TARGET, 2).into());
-        Flow::new(Ends { program, target }, Machine::new(&syn, settings))
+        let account = Budget::new(1 << 20).open([PROGRAM, TARGET], 4096);
+        let machine = Machine::new(&syn, settings);
+        Flow::new(
+            Ends { program, target },
+            machine,
+            account.expect("there is room"),
+        )
     }
 
     #[test]

@@ -26,6 +26,9 @@ use super::{
     timer::{Over, Timer, Wait},
 };
 
+/// The least octets of memory that a direction makes do with.
+const FLOOR: usize = 2048;
+
 /// What a new connection needs to know.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
@@ -33,6 +36,8 @@ pub(super) struct Settings {
     pub(super) isn: u32,
     /// The most that waits in either direction, in octets.
     pub(super) window: usize,
+    /// What a direction may take in any case, in octets of memory: see [`floor_for`].
+    pub(super) floor: usize,
     /// The largest segment that the device takes.
     pub(super) mss: u16,
     /// The largest that a program takes which says nothing: 536 or 1220 (RFC 9293 §3.7.1).
@@ -331,6 +336,11 @@ impl Machine {
             Some(Over::Again(_)) => self.probe_due = true,
         }
     }
+}
+
+/// What a direction of a connection needs at least in order to go on: a segment, and a window that can be told.
+pub(super) fn floor_for(window: usize) -> usize {
+    FLOOR.max(2 << scale_for(window))
 }
 
 fn acknowledgement(segment: &Segment<'_>, bare: bool) -> Acknowledgement {

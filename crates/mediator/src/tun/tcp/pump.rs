@@ -141,13 +141,13 @@ impl<'a> Pump<'a> {
                 Poll::Ready(Ok(slice)) => slice,
                 Poll::Ready(Err(error)) => return self.broke(&error, &mut state.machine),
             };
-            let room = state.machine.room();
+            let room = state.room();
             if room == 0 {
                 return state.machine.stall(now);
             }
             let piece = slice.get(..room).unwrap_or(slice);
             let len = piece.len();
-            state.machine.push(piece);
+            state.push(piece, now);
             Pin::new(&mut self.stream).consume(len);
             self.moved = self.moved.wrapping_add(len);
             self.task.counters().tcp_down.add(len);

@@ -9,12 +9,17 @@ use crate::copy::{BUFFER, pool};
 
 /// A payload of at least so many octets is not copied.
 pub(super) const LARGE: usize = 16 * 1024;
+/// What such a payload counts for: the device's buffer that it lies in.
+pub(super) const SLICE: usize = 66 * 1024;
+/// What is gathered where no whole buffer is allowed begins with so many octets.
+const SMALL: usize = 2048;
 
-/// Octets in order. How many there may be is the window's business.
+/// Octets in order. How many there may be is the window's business, and the budget's.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     pieces: VecDeque<Piece>,
     len: usize,
+    memory: usize,
 }
 
 #[derive(Debug)]
@@ -38,14 +43,18 @@ impl Piece {
         }
     }
 
-    /// Copies the payload behind what was gathered, if that is what this is and there is room.
-    fn gather(&mut self, payload: &[u8]) -> bool {
+    /// How many octets may still be copied behind what was gathered.
+    fn spare(&self) -> usize {
         match self {
-            Self::Gathered { buffer, .. } if buffer.len() + payload.len() <= BUFFER => {
-                buffer.extend_from_slice(payload);
-                true
-            }
-            _ => false,
+            Self::Sliced(_) => 0,
+            Self::Gathered { buffer, .. } => buffer.capacity() - buffer.len(),
+        }
+    }
+
+    fn memory(&self) -> usize {
+        match self {
+            Self::Sliced(_) => SLICE,
+            Self::Gathered { buffer, .. } => buffer.capacity(),
         }
     }
 }
@@ -63,20 +72,43 @@ impl Queue {
         self.len
     }
 
-    pub(super) fn push(&mut self, payload: Bytes) {
-        self.len += payload.len();
-        if payload.is_empty() || self.gather(&payload) {
-            return;
-        }
-        self.pieces.push_back(match payload.len() {
-            LARGE.. => Piece::Sliced(payload),
-            _ => gathered(&payload),
-        });
+    /// What it takes, in octets of memory.
+    pub(super) fn memory(&self) -> usize {
+        self.memory
     }
 
-    fn gather(&mut self, payload: &[u8]) -> bool {
-        let last = self.pieces.back_mut();
-        last.is_some_and(|last| last.gather(payload))
+    /// How many octets more cost no memory.
+    pub(super) fn spare(&self) -> usize {
+        self.pieces.back().map_or(0, Piece::spare)
+    }
+
+    /// Takes a payload, or what of it fits in when no more than `most` octets of memory may be taken besides; answers how much that was.
+    pub(super) fn push(&mut self, payload: Bytes, most: usize) -> usize {
+        let whole = payload.len();
+        let spare = self.spare();
+        if whole > spare && whole >= LARGE && most >= SLICE {
+            self.add(Piece::Sliced(payload));
+            self.len += whole;
+            return whole;
+        }
+        let (now, later) = payload.split_at(spare.min(whole));
+        if let Some(Piece::Gathered { buffer, .. }) = self.pieces.back_mut() {
+            buffer.extend_from_slice(now);
+        }
+        let fitting = match most {
+            BUFFER.. => later.len().min(BUFFER),
+            _ => later.len().min(most),
+        };
+        if let Some(fitting) = later.get(..fitting).filter(|rest| !rest.is_empty()) {
+            self.add(gathered(fitting, most));
+        }
+        self.len += now.len() + fitting;
+        now.len() + fitting
+    }
+
+    fn add(&mut self, piece: Piece) {
+        self.memory += piece.memory();
+        self.pieces.push_back(piece);
     }
 
     /// Puts the first pieces into `slices`; answers with how many there are.
@@ -99,6 +131,7 @@ impl Queue {
             if !first.rest().is_empty() {
                 return;
             }
+            self.memory -= first.memory();
             self.pieces.pop_front();
         }
     }
@@ -108,9 +141,12 @@ impl Queue {
     }
 }
 
-fn gathered(payload: &[u8]) -> Piece {
+fn gathered(payload: &[u8], most: usize) -> Piece {
     let (mut buffer, read) = (Vec::new(), 0);
-    pool::provide(&mut buffer);
+    match most {
+        BUFFER.. => pool::provide(&mut buffer),
+        _ => buffer.reserve_exact(payload.len().max(SMALL.min(most))),
+    }
     buffer.extend_from_slice(payload);
     Piece::Gathered { buffer, read }
 }
@@ -129,29 +165,34 @@ mod tests {
     fn a_small_payload_holds_no_large_packet() {
         let packet = Bytes::from(vec![1; 60_000]);
         let mut queue = Queue::default();
-        queue.push(packet.slice(..LARGE - 1));
+        queue.push(packet.slice(..LARGE - 1), usize::MAX);
         assert!(packet.is_unique());
-        queue.push(packet.slice(LARGE - 1..));
+        queue.push(packet.slice(LARGE - 1..), usize::MAX);
         assert!(packet.is_unique(), "there was room behind the first");
-        queue.push(packet.slice(..LARGE));
+        queue.push(packet.slice(..LARGE), usize::MAX);
         assert!(!packet.is_unique());
     }
 
     proptest! {
         #[test]
         fn octets_leave_in_the_order_in_which_they_came(
-            steps in prop::collection::vec((0_usize..70_000, 0_usize..70_000), 1..20),
+            steps in prop::collection::vec(
+                (0_usize..65_000, 0_usize..70_000, prop_oneof![Just(usize::MAX), 0_usize..5000, 0_usize..100_000]), 1..20),
         ) {
             let (mut queue, mut expected, mut next) = (Queue::default(), Vec::new(), 0_u8);
-            for (push, consume) in steps {
+            for (push, consume, most) in steps {
                 next = next.wrapping_add(1);
-                queue.push(Bytes::from(vec![next; push]));
-                expected.extend(vec![next; push]);
+                let before = queue.memory();
+                let taken = queue.push(Bytes::from(vec![next; push]), most);
+                prop_assert!(taken <= push && (taken == push || most < SLICE));
+                prop_assert!(queue.memory() - before <= most);
+                expected.extend(vec![next; taken]);
                 queue.consume(consume);
                 expected.drain(..consume.min(expected.len()));
                 prop_assert_eq!(queue.len(), expected.len());
                 prop_assert_eq!(content(&queue), expected.clone());
                 prop_assert!(queue.pieces.iter().all(|piece| !piece.rest().is_empty()));
+                prop_assert_eq!(queue.memory(), queue.pieces.iter().map(Piece::memory).sum::<usize>());
             }
         }
     }

@@ -2,11 +2,14 @@
 //! A part of the machine. RFC 9293 §3.4, §3.8.6.2 (window management), RFC 7323 §2 (window scaling).
 
 use bytes::{Buf, Bytes};
+use tokio::time::Instant;
 
 use super::{early::Early, queue::Queue, sequence::Seq};
 
 /// How many acknowledgements one batch of segments may leave owing: as many copies as a sender wants to see.
 const OWED: u8 = 8;
+/// So many make the program send what was dropped again, now that there is room (RFC 5681 §3.2).
+const DUPLICATES: u8 = 3;
 /// A window grows by no less than this (silly window syndrome, RFC 9293 §3.8.6.2.2).
 const WORTHWHILE: usize = 1460;
 
@@ -18,6 +21,8 @@ pub(super) struct Receive {
     edge: Seq,
     /// The most that waits here, in octets.
     capacity: usize,
+    /// The most that it takes, in octets of memory: the budget's, so it changes, and may be below what was promised.
+    most: usize,
     scale: u8,
     queue: Queue,
     early: Early,
@@ -26,6 +31,10 @@ pub(super) struct Receive {
     ended: bool,
     discarding: bool,
     owed: u8,
+    /// Octets within the window were dropped for want of memory.
+    dropped: bool,
+    /// The end of what waited at a time, and that time, until all of it is taken.
+    waiting: Option<(Seq, Instant)>,
 }
 
 /// The shift that lets 16 bits tell a window of so many octets.
@@ -42,6 +51,7 @@ impl Receive {
             next,
             edge: next,
             capacity: window.clamp(1, 65_535 << scale),
+            most: usize::MAX,
             scale,
             queue: Queue::default(),
             early: Early::default(),
@@ -49,6 +59,8 @@ impl Receive {
             ended: false,
             discarding: false,
             owed: 0,
+            dropped: false,
+            waiting: None,
         }
     }
 
@@ -86,7 +98,10 @@ impl Receive {
         let in_order = !self.next.is_before(seq);
         match in_order {
             true => self.push(payload),
-            false => self.early.insert(seq, payload),
+            false => {
+                let more = self.more();
+                self.early.insert(seq, payload, more);
+            }
         }
         self.finish();
         self.owe(in_order);
@@ -95,12 +110,50 @@ impl Receive {
     fn push(&mut self, payload: Bytes) {
         let mut following = Some(payload).filter(|payload| !payload.is_empty());
         while let Some(payload) = following {
-            self.next = self.next.plus(payload.len());
-            if !self.discarding {
-                self.queue.push(payload);
+            let (len, more) = (payload.len(), self.more());
+            let taken = match self.discarding {
+                true => len,
+                false => self.queue.push(payload, more),
+            };
+            self.next = self.next.plus(taken);
+            if taken < len {
+                self.dropped = true;
+                return;
             }
             following = self.early.take(self.next);
         }
+    }
+
+    /// What it takes, in octets of memory.
+    pub(super) fn memory(&self) -> usize {
+        self.queue.memory() + self.early.memory()
+    }
+
+    /// From now on no more memory than this: what is here stays, what comes above it is dropped, and windows that are told sink.
+    pub(super) fn limit(&mut self, most: usize) {
+        self.most = most;
+    }
+
+    fn more(&self) -> usize {
+        self.most.saturating_sub(self.memory())
+    }
+
+    /// Since when, at least, what is first has waited for the overlay, or for what is missing before it.
+    pub(super) fn waits_since(&mut self, now: Instant) -> Option<Instant> {
+        let (len, ended) = (self.queue.len(), usize::from(self.ended));
+        let end = self.next.minus(ended);
+        let place = match (len, self.early.is_empty()) {
+            (0, true) => {
+                self.waiting = None;
+                return None;
+            }
+            (0, false) => end.plus(1),
+            _ => end,
+        };
+        let head = end.minus(len);
+        let waiting = self.waiting.filter(|(place, _)| head.is_before(*place));
+        self.waiting = waiting.or(Some((place, now)));
+        self.waiting.map(|(_, since)| since)
     }
 
     /// The end counts as one octet, for which there is always room.
@@ -148,16 +201,24 @@ impl Receive {
     }
 
     fn room(&self) -> usize {
-        self.capacity.saturating_sub(self.queue.len())
+        let memory = self.more().saturating_add(self.queue.spare());
+        let octets = self.capacity.saturating_sub(self.queue.len());
+        octets.min(memory)
     }
 
     /// The overlay took so many octets. The program hears of it when it may be waiting for room.
     pub(super) fn consume(&mut self, octets: usize) {
         self.queue.consume(octets);
-        let told = self.edge.since(self.next);
-        let grown = self.room().saturating_sub(told);
-        if !self.ended && told < self.capacity.div_ceil(2) && grown >= self.capacity.div_ceil(4) {
+        let (told, room) = (self.edge.since(self.next), self.room());
+        let (grown, whole) = (room.saturating_sub(told), room + self.queue.len());
+        if self.ended {
+            return;
+        }
+        if told < whole.div_ceil(2) && grown >= whole.div_ceil(4) {
             self.owe(true);
+        }
+        if self.dropped && room >= WORTHWHILE {
+            (self.dropped, self.owed) = (false, self.owed.max(DUPLICATES));
         }
     }
 
@@ -172,6 +233,7 @@ impl Receive {
     pub(super) fn clear(&mut self) {
         self.queue.clear();
         self.early = Early::default();
+        self.waiting = None;
     }
 }
 

@@ -5,6 +5,8 @@
 //! We do no congestion control, because between the program and us is no network: its window alone limits what is under way.
 //! What is lost fell out of a full queue; so after a timeout what is under way starts again from one segment.
 
+use tokio::time::Instant;
+
 use super::{retained::Retained, sequence::Seq};
 
 /// The largest payload: with the headers of either IP version and all their options below 65,536 octets.
@@ -29,6 +31,10 @@ pub(super) struct Send {
     scale: u8,
     mss: usize,
     retained: Retained,
+    /// The most memory that is taken for it, in octets: the budget's.
+    most: usize,
+    /// The end of what waited for its acknowledgement at a time, and that time, until all of it is acknowledged.
+    waiting: Option<(Seq, Instant)>,
     /// The overlay's octets have ended: after them comes a FIN.
     finishing: bool,
     finished: bool,
@@ -89,6 +95,8 @@ impl Send {
             scale,
             mss: mss.clamp(64, LARGEST),
             retained: Retained::default(),
+            most: usize::MAX,
+            waiting: None,
             finishing: false,
             finished: false,
             duplicates: 0,
@@ -133,13 +141,36 @@ impl Send {
             true => 0,
             false => self.window.min(limit),
         };
-        let room = limit.saturating_sub(self.retained.len());
+        let held = self.retained.len();
+        let limit = limit.min(held.saturating_add(self.retained.room(self.most)));
+        let room = limit.saturating_sub(held);
         let crumb = again && room < LARGEST && room < limit.div_ceil(2);
         if crumb { 0 } else { room }
     }
 
     pub(super) fn push(&mut self, octets: &[u8]) {
-        self.retained.push(octets);
+        self.retained.push(octets, self.most);
+    }
+
+    /// What is kept takes so many octets of memory.
+    pub(super) fn memory(&self) -> usize {
+        self.retained.memory()
+    }
+
+    /// From now on no more memory than this is taken; what is here stays.
+    pub(super) fn limit(&mut self, most: usize) {
+        self.most = most;
+    }
+
+    /// Since when, at least, what is first has waited for the program's acknowledgement.
+    pub(super) fn waits_since(&mut self, now: Instant) -> Option<Instant> {
+        let waiting = self.waiting.filter(|(place, _)| self.una.is_before(*place));
+        let place = self.una.plus(self.retained.len());
+        self.waiting = match self.retained.len() {
+            0 => None,
+            _ => waiting.or(Some((place, now))),
+        };
+        self.waiting.map(|(_, since)| since)
     }
 
     /// Nothing more will be handed over.
@@ -305,6 +336,7 @@ impl Send {
     /// The connection is broken: nothing will leave any more.
     pub(super) fn clear(&mut self) {
         self.retained = Retained::default();
+        self.waiting = None;
         self.finishing = true;
     }
 }

@@ -144,6 +144,7 @@ impl Task {
             state.machine.expire(now);
             self.transmit(state, now);
         }
+        state.settle(now);
         state.rest(self.clock.armed());
     }
 

@@ -11,7 +11,7 @@ use std::{
 
 use hoplite_overlay::{
     Datagrams, Error, ErrorKind, Opening, Overlay, Stream, Terms,
-    memory::{Listener, Road},
+    memory::{Listener, Network, Road},
 };
 use hoplite_wire::{
     HostName, Target,
@@ -497,19 +497,280 @@ async fn nobody_takes_more_from_the_program_than_the_window() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_table_drops_and_counts_further_syns() {
-    let (mut bench, mut listener) = bench_of(When::Optimistic, 2);
-    let first = connected(&mut bench, &mut listener).await;
+async fn syns_are_dropped_and_counted_while_all_places_are_being_opened() {
+    let (mut bench, mut listener) = bench_of(When::Pessimistic, 1);
+    let silent = SocketAddr::new(TARGET, PORT + 1);
+    bench.network.silence(silent);
+    let mut first = Program::to(5000, silent.port());
+    first.say(&mut bench, Flags::SYN, b"");
     let mut second = Program::new(5001);
-    second.connect(&mut bench).await;
-    let mut third = Program::new(5002);
-    third.say(&mut bench, Flags::SYN, b"");
+    second.say(&mut bench, Flags::SYN, b"");
     settle().await;
     assert_eq!(bench.room.counters.tcp_dropped.value(), 1);
-    second.say(&mut bench, Flags::RST, b"");
+    first.ack = 1;
+    first.say(&mut bench, Flags::RST, b"");
     settle().await;
-    Program::new(5003).connect(&mut bench).await;
-    drop(first);
+    connected(&mut bench, &mut listener).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_program_that_holds_all_places_loses_one_to_a_newcomer_and_the_only_flow_to_another_target_stays()
+ {
+    let (mut bench, mut listener) = bench_of(When::Optimistic, 100);
+    let [hoarded, other] = [77, 78].map(|host| IpAddr::from([203, 0, 113, host]));
+    let (_rested, mut far) = connected(&mut bench, &mut listener).await;
+    tokio::time::sleep(Duration::from_secs(1800)).await;
+    let mut hoard = bench.network.listen_at(SocketAddr::new(hoarded, PORT));
+    let mut elsewhere = bench.network.listen_at(SocketAddr::new(other, PORT));
+    let mut ends = Vec::new();
+    for port in 6000..6099 {
+        let mut program = Program::new(port);
+        program.host = hoarded;
+        program.connect(&mut bench).await;
+        ends.push(hoard.accept().await);
+    }
+    for port in 7000..7005 {
+        let mut newcomer = Program::new(port);
+        newcomer.host = other;
+        newcomer.say(&mut bench, Flags::SYN, b"");
+        // The reset of the one that made room comes first.
+        let answer = loop {
+            let octets = bench.port.next().await;
+            let packet = parsed(&octets);
+            let segment = ip::tcp::parse(packet.payload).expect("a segment");
+            if segment.destination == port {
+                break segment.header();
+            }
+            assert_eq!(
+                (packet.source, segment.flags.contains(Flags::RST)),
+                (hoarded, true)
+            );
+        };
+        assert_eq!(answer.flags, Flags::SYN | Flags::ACK);
+        newcomer.ack = answer.sequence.wrapping_add(1);
+        newcomer.say(&mut bench, Flags::ACK, b"");
+        ends.push(elsewhere.accept().await);
+    }
+    far.write_all(b"still there").await.expect("open");
+    while bench.port.try_next().is_some() {}
+    settle().await;
+    let octets = bench.port.try_next().expect("octets");
+    let segment = ip::tcp::parse(parsed(&octets).payload)
+        .expect("a segment")
+        .payload
+        .to_vec();
+    assert_eq!(segment, b"still there");
+    let counters = bench.room.counters.snapshot();
+    assert_eq!((counters.tcp_rested, counters.tcp_dropped), (5, 0));
+}
+
+/// Sends octets as fast as windows allow; a packet is one of the largest that a kernel makes.
+struct Sender {
+    program: Program,
+    /// How far the window goes.
+    edge: u32,
+    template: Vec<u8>,
+}
+
+const LARGE: usize = 60_000;
+
+impl Sender {
+    fn new(port: u16, target: u16, template: &[u8]) -> Self {
+        let program = Program::to(port, target);
+        let template = template.to_vec();
+        Self {
+            program,
+            edge: 0,
+            template,
+        }
+    }
+
+    fn template() -> Vec<u8> {
+        Program::new(1).packet(Flags::ACK, &[5; LARGE])
+    }
+
+    /// What comes for others is theirs to be lost.
+    fn listen(&mut self, bench: &Bench) -> bool {
+        let mut reset = false;
+        while let Some(octets) = bench.port.try_next() {
+            let segment = ip::tcp::parse(parsed(&octets).payload)
+                .expect("a segment")
+                .header();
+            if segment.destination != self.program.port {
+                continue;
+            }
+            reset |= segment.flags.contains(Flags::RST);
+            let syn = segment.flags.contains(Flags::SYN);
+            if syn {
+                self.program.ack = segment.sequence.wrapping_add(1);
+            }
+            let scale = if syn { 0 } else { 5 };
+            self.edge = segment
+                .acknowledgment
+                .wrapping_add(u32::from(segment.window) << scale);
+            // What was dropped is sent again.
+            if !syn {
+                self.program.seq = segment.acknowledgment;
+            }
+        }
+        !reset
+    }
+
+    fn connect(&mut self, bench: &mut Bench) {
+        self.program.say(bench, Flags::SYN, b"");
+    }
+
+    fn room(&self) -> usize {
+        usize::try_from(self.edge.wrapping_sub(self.program.seq).cast_signed()).unwrap_or(0)
+    }
+
+    /// One packet within the window. The kernel has checked it.
+    fn send(&mut self, bench: &mut Bench) -> usize {
+        let len = self.room().min(LARGE);
+        if len == 0 {
+            return 0;
+        }
+        let mut octets = self.template.clone();
+        octets.truncate(40 + len);
+        let whole = u16::try_from(40 + len).expect("fits");
+        octets[2..4].copy_from_slice(&whole.to_be_bytes());
+        octets[10..12].copy_from_slice(&[0; 2]);
+        let sum: u32 = octets[..20]
+            .chunks(2)
+            .map(|two| u32::from(u16::from_be_bytes([two[0], two[1]])))
+            .sum();
+        let folded = (sum & 0xffff) + (sum >> 16);
+        let sum = !u16::try_from((folded & 0xffff) + (folded >> 16)).expect("folded");
+        octets[10..12].copy_from_slice(&sum.to_be_bytes());
+        octets[20..22].copy_from_slice(&self.program.port.to_be_bytes());
+        octets[22..24].copy_from_slice(&self.program.target.to_be_bytes());
+        octets[24..28].copy_from_slice(&self.program.seq.to_be_bytes());
+        octets[28..32].copy_from_slice(&self.program.ack.to_be_bytes());
+        bench.take(&Incoming {
+            octets: octets.into(),
+            checked: true,
+            segment: None,
+        });
+        self.program.seq = self
+            .program
+            .seq
+            .wrapping_add(u32::try_from(len).expect("small"));
+        len
+    }
+}
+
+/// An overlay whose streams to one port take nothing.
+#[derive(Debug)]
+struct Stuck {
+    others: hoplite_overlay::memory::MemoryOverlay,
+    ends: std::sync::Mutex<Vec<tokio::io::DuplexStream>>,
+}
+
+const STUCK: u16 = PORT + 1;
+
+impl Overlay for Stuck {
+    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
+        match target.port {
+            STUCK => {
+                let (near, far) = tokio::io::duplex(1);
+                self.ends.lock().expect("lock").push(far);
+                Box::pin(async { Ok(Stream::new(tokio::io::BufReader::with_capacity(1, near))) })
+            }
+            _ => self.others.open_stream(target, terms),
+        }
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        target: &'a Target,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        self.others.open_datagrams(target, terms)
+    }
+
+    fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        self.others.resolve(name, terms)
+    }
+}
+
+/// Sends so many octets to a target that reads all; answers how often the window was less than a packet in between.
+async fn transfer(bench: &mut Bench, listener: &mut Listener, port: u16, octets: usize) -> usize {
+    let mut sender = Sender::new(port, PORT, &Sender::template());
+    sender.connect(bench);
+    settle().await;
+    assert!(sender.listen(bench), "a reset");
+    sender.program.say(bench, Flags::ACK, b"");
+    let mut far = listener.accept().await;
+    let reading = tokio::spawn(async move {
+        let (mut buffer, mut got) = (vec![0; LARGE], 0);
+        while got < octets {
+            got += far.read(&mut buffer).await.expect("octets");
+        }
+        far
+    });
+    let (first, mut shut, mut sent) = (sender.program.seq, 0, 0);
+    while sent < octets {
+        if sender.send(bench) < LARGE {
+            shut += 1;
+            assert!(shut < 10_000, "it does not go on after {sent}");
+        }
+        settle().await;
+        assert!(sender.listen(bench), "a reset");
+        sent = usize::try_from(sender.program.seq.wrapping_sub(first)).expect("fits");
+    }
+    drop(reading.await.expect("all of it"));
+    shut
+}
+
+/// So many programs' flows to a target that takes nothing, each as full as it is let.
+async fn stall(bench: &mut Bench, flows: u16) {
+    let template = Sender::template();
+    for port in 0..flows {
+        let mut sender = Sender::new(20_000 + port, STUCK, &template);
+        sender.connect(bench);
+        tokio::task::yield_now().await;
+        sender.listen(bench);
+        sender.program.say(bench, Flags::ACK, b"");
+        for _ in 0..40 {
+            if sender.send(bench) == 0 {
+                break;
+            }
+            let before = sender.program.seq;
+            sender.listen(bench);
+            if sender.program.seq != before {
+                break;
+            }
+        }
+        let held = bench.room.tcp_memory.held();
+        assert!(
+            held <= bench.room.config.flows.memory,
+            "{held} octets after {port} flows"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn sixteen_thousand_stalled_flows_hold_no_more_than_the_budget_and_a_newcomer_is_as_fast_as_alone()
+ {
+    const OCTETS: usize = 16 << 20;
+    let network = Network::new(1);
+    let overlay = Stuck {
+        others: network.overlay(IpAddr::from([192, 0, 2, 1])),
+        ends: Default::default(),
+    };
+    let change = |config: &mut Config| config.flows.open = When::Optimistic;
+    let mut bench = Bench::over(Arc::new(overlay), network, change);
+    let mut listener = bench.network.listen_at(target());
+    let alone = transfer(&mut bench, &mut listener, 5000, OCTETS).await;
+    stall(&mut bench, 16_000).await;
+    assert!(bench.room.tcp_memory.held() > 128 << 20);
+    // By then their octets have waited too long for others to wait for them.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let beside = transfer(&mut bench, &mut listener, 5001, OCTETS).await;
+    assert_eq!(beside, alone);
+    let held = bench.room.tcp_memory.held();
+    assert!(held <= bench.room.config.flows.memory, "{held}");
+    assert_eq!(bench.room.counters.tcp_dropped.value(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -713,7 +974,9 @@ async fn ten_thousand_flows_at_rest_own_a_few_megabytes() {
     let now = Instant::now();
     let (program, target) = (SocketAddr::new(PROGRAM, 1), target());
     let ends = Ends { program, target };
-    let flow = Flow::new(ends, Machine::new(&syn, table.settings(ends, now)));
+    let account = bench.room.tcp_memory.open([PROGRAM, TARGET], 4096);
+    let machine = Machine::new(&syn, table.settings(ends, now));
+    let flow = Flow::new(ends, machine, account.expect("there is room"));
     let in_table = size_of_val(&flow);
     let flow = Arc::new(flow);
     let (half_open, _) = Crowd::new(1).admit(&flow);

@@ -9,6 +9,32 @@ use super::{End, Machine, Phase};
 use crate::tun::tcp::sequence::Seq;
 
 impl Machine {
+    /// What waits in either direction, in octets of memory; no less than the floor of each.
+    pub(in crate::tun::tcp) fn memory(&self) -> usize {
+        let floor = self.settings.floor;
+        self.receive.memory().max(floor) + self.send.memory().max(floor)
+    }
+
+    /// One direction may take so many octets of memory besides what it has, until this is said again; its floor it may take in any case.
+    pub(in crate::tun::tcp) fn allow(&mut self, more: usize) {
+        let floor = self.settings.floor;
+        self.receive
+            .limit(floor.max(self.receive.memory().saturating_add(more)));
+        self.send
+            .limit(floor.max(self.send.memory().saturating_add(more)));
+    }
+
+    /// Since when, at least, what is first in either direction has waited: for the overlay to take it, or for the program to acknowledge it.
+    pub(in crate::tun::tcp) fn waits_since(&mut self, now: Instant) -> Option<Instant> {
+        let both = [self.receive.waits_since(now), self.send.waits_since(now)];
+        both.into_iter().flatten().min()
+    }
+
+    /// When the program was last heard.
+    pub(in crate::tun::tcp) fn heard(&self) -> Option<Instant> {
+        self.heard
+    }
+
     /// How many octets may be pushed now.
     pub(in crate::tun::tcp) fn room(&self) -> usize {
         match self.phase {

@@ -14,7 +14,7 @@ use self::{
     program::{Dice, Habits, Letter},
     world::{Target, Weather, World},
 };
-use super::{Flags, Header, Machine, Settings};
+use super::{Flags, Header, Machine, Settings, floor_for};
 
 fn weather() -> impl Strategy<Value = Weather> {
     (0_usize..15, 0_usize..15, 1_u64..50_000).prop_map(|(lost, repeated, jitter)| Weather {
@@ -62,6 +62,7 @@ fn settings() -> impl Strategy<Value = Settings> {
         .prop_map(|(isn, window, mss)| Settings {
             isn,
             window,
+            floor: floor_for(window),
             mss,
             default_mss: 536,
             idle: Duration::ZERO,
@@ -102,6 +103,8 @@ enum Deed {
     Stall,
     Wait(u64),
     Reset,
+    /// The budget allows so many octets of memory more.
+    Allow(usize),
 }
 
 fn deed() -> impl Strategy<Value = Deed> {
@@ -116,6 +119,7 @@ fn deed() -> impl Strategy<Value = Deed> {
         2 => len().prop_map(Deed::Push),
         2 => len().prop_map(Deed::Consume),
         1 => Just(Deed::Stall),
+        2 => prop_oneof![Just(0), 0_usize..10_000, 0_usize..300_000].prop_map(Deed::Allow),
         2 => (0_u64..20_000).prop_map(Deed::Wait),
         1 => prop_oneof![Just(Deed::Finish), Just(Deed::Discard), Just(Deed::Reset)],
     ]
@@ -158,6 +162,7 @@ fn do_one(machine: &mut Machine, deed: Deed, now: &mut Instant) {
             machine.expire(*now);
         }
         Deed::Reset => machine.reset(),
+        Deed::Allow(more) => machine.allow(more),
     }
 }
 
@@ -173,8 +178,15 @@ proptest! {
         let syn = program.out.first().expect("a SYN").clone();
         let mut machine = Machine::new(&syn.segment(), settings);
         machine.accept(now);
+        // Together they hold what was allowed last, or what they held then; each has its floor besides.
+        let mut most = usize::MAX;
         for deed in deeds {
             do_one(&mut machine, deed, &mut now);
+            if let Deed::Allow(more) = deed {
+                most = machine.memory().saturating_add(2 * more);
+            }
+            prop_assert!(machine.memory() <= most.max(2 * settings.floor), "{} of {most}", machine.memory());
+            prop_assert!(machine.memory() >= machine.readable());
             let mut sent = 0;
             while let Some(packet) = machine.transmit(now) {
                 let (payload, segment) = machine.payload(&packet);

@@ -29,6 +29,7 @@ fn settings() -> Settings {
     Settings {
         isn: ISS,
         window: 1 << 20,
+        floor: floor_for(1 << 20),
         mss: 1460,
         default_mss: 536,
         idle: Duration::ZERO,

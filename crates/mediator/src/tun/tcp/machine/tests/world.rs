@@ -102,11 +102,25 @@ impl World {
             let octets = self.dice.below(100_000);
             self.program.read(octets);
         }
+        self.allow();
         if self.dice.chance(50) {
             self.take();
         }
         if self.dice.chance(50) {
             self.give();
+        }
+    }
+
+    /// What the budget allows changes all the time.
+    fn allow(&mut self) {
+        let more = match self.dice.below(4) {
+            0 => 0,
+            1 => self.dice.below(5000),
+            2 => self.dice.below(300_000),
+            _ => usize::MAX,
+        };
+        if let Some(machine) = &mut self.machine {
+            machine.allow(more);
         }
     }
 
