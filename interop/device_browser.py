@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 
-from common import HERE, sha256, wait_for
+from common import HERE, Missing, sha256, wait_for
 from firefox import BINARY, Firefox
 from firefox_test import HASH
 from programs import say
@@ -47,7 +47,7 @@ def drive(folder, ca):
 def browser(session):
     """A browser that nobody configured: its pages come by the relays, and so does all that it says to its maker."""
     if not BINARY or not shutil.which("certutil"):
-        return session.checks.skip("a browser", "apt-get install firefox-esr libnss3-tools")
+        return session.checks.skip("a browser", Missing("apt-get install firefox-esr libnss3-tools"))
     if not session.ups("browser", 2):
         return
     checks, device, lab = session.checks, session.device, session.lab

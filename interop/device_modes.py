@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 
-from common import wait_for
+from common import Missing, wait_for
 from device import PROGRAMS
 from device_storms import FLOW_PORT, HOLE, HOSTILE, NO_ROUTE, TABLE, WALL, counters, walls
 from netns import RELAY_PORT, Capture, packets
@@ -228,7 +228,7 @@ def clocks(session):
     """The wall clock jumps years ahead and back, and the other one an hour, as after a sleep: traffic goes on."""
     library = next((place for triple in os.listdir("/usr/lib") if os.path.exists(place := FAKETIME.format(triple))), None)
     if not library:
-        return session.checks.skip("clocks that jump", "apt-get install faketime")
+        return session.checks.skip("clocks that jump", Missing("apt-get install faketime"))
     now = session.lab.folder / "faketime"
     for name, monotonic, first, jumps in (("the wall clock", False, "+0", ("+800d", "-800d")), ("both clocks", True, "+0", ("+3600",)), ("a clock that begins in 2002", False, "-9000d", ())):
         now.write_text(f"{first}\n")

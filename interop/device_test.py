@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from common import HOPLITE, Checks, sha256, wait_for
+from common import HOPLITE, Checks, Missing, sha256, wait_for
 from device import NAME, PROGRAMS, DeviceLab, Watch, describe, strangers, usable
 from device_browser import browser
 from device_circuits import circuits
@@ -199,7 +199,7 @@ def dns(session, name):
         got = device.call("dig", "+short", "+time=5", "target.test", "A", "target6.test", "AAAA").stdout.decode().split()
         checks.check(f"{name}: dig", len(got) == 2 and all(a.startswith(POOLS) for a in got), got)
     else:
-        checks.skip(f"{name}: dig", "dig is not installed")
+        checks.skip(f"{name}: dig", Missing("dig is not installed"))
     if isinstance(found.get("found"), list):
         reverse = ".".join(reversed(next((a for a in found["found"] if "." in a), "198.18.0.9").split("."))) + ".in-addr.arpa"
         got = device.program("ask", server, reverse, 12)
@@ -220,10 +220,10 @@ def tools(session, name):
         got = subprocess.run([*device.prefix(), *map(str, words), "sha256sum"], input=payload(SIZE), capture_output=True, timeout=60, check=False)
         checks.check(f"{name}: ssh carries its input", got.stdout.decode().startswith(sha256(payload(SIZE))), got.stderr.decode()[-300:])
     else:
-        checks.skip(f"{name}: ssh", "ssh or dropbear is not installed")
+        checks.skip(f"{name}: ssh", Missing("ssh or dropbear is not installed"))
     echo(session, name)
     if not shutil.which("iperf3"):
-        return checks.skip(f"{name}: iperf3", "it is not installed")
+        return checks.skip(f"{name}: iperf3", Missing("it is not installed"))
     for what, more in (("4 streams up", ["-P", "4"]), ("1 stream down", ["-R"]), ("UDP", ["-u", "-b", "5M", "-l", "1100"])):
         for _ in range(3):  # its server takes one test at a time, and some time to see the end of the last one
             got = device.call("iperf3", "-c", session.target.v4, "-p", IPERF_PORT, "-t", "1", "-J", *more).stdout.decode()

@@ -16,7 +16,7 @@ import struct
 import subprocess
 import time
 
-from common import Checks, HERE, HOPLITE
+from common import Checks, HERE, HOPLITE, Missing
 
 LAB = pathlib.Path(os.environ.get("HOPLITE_LAB", HOPLITE.parent / "hoplite-lab")).resolve()
 
@@ -117,7 +117,7 @@ def instruments(scratch, checks):
     """ping and iperf3 are subjects here: steps of a TOML file, nothing else."""
     for tool in ("ping", "iperf3"):
         if not shutil.which(tool):
-            return checks.skip("ping and iperf3 through a link", f"{tool} is not installed")
+            return checks.skip("ping and iperf3 through a link", Missing(f"{tool} is not installed"))
     scratch.subject("instruments", """
 [[step]]
 name = "ping"
@@ -251,7 +251,7 @@ def gilbert(checks, lost):
 def competitor(scratch, checks):
     """The example of docs/scenarios.md, run."""
     if not shutil.which("ss-server"):
-        return checks.skip("a competitor by TOML alone", "shadowsocks-libev is not installed")
+        return checks.skip("a competitor by TOML alone", Missing("shadowsocks-libev is not installed"))
     shutil.copy(HERE.parent / "examples/lab/shadowsocks.toml", scratch.path / "subjects/shadowsocks.toml")
     scenario = scratch.scenario("competitor", """
 repetitions = 2
@@ -496,7 +496,7 @@ def browser(scratch, checks, out):
     import firefox
     from common import Authority
     if not firefox.BINARY or not shutil.which("certutil"):
-        return checks.skip("the report in a browser", "no Firefox")
+        return checks.skip("the report in a browser", Missing("no Firefox"))
     page = out / "report.html"
     authority = Authority(scratch.path / "ca")
     with firefox.Firefox(scratch.path, authority.ca) as window:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from common import HERE, HOPLITE, TOKEN, Lab, Process, client_config, port_open, relay_config, wait_for
+from common import HERE, HOPLITE, TOKEN, Lab, Missing, Process, client_config, port_open, relay_config, wait_for
 
 RELAY_PORT, SOCKS, HTTP = 443, 1080, 8080
 
@@ -20,7 +20,7 @@ def usable():
         return "not root"
     for tool in ("ip", "tcpdump", "nft", "curl"):
         if not shutil.which(tool):
-            return f"{tool} is not installed"
+            return Missing(f"{tool} is not installed")
     probe = f"hoplite-probe-{os.getpid()}"
     made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
     if made.returncode:

@@ -16,7 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from client_test import SocksError, exactly, fetch, reply, socks
-from common import HOPLITE, Checks, Lab, free_port, port_open, quoted, sha256, wait_for
+from common import HOPLITE, Checks, Lab, Missing, free_port, port_open, quoted, sha256, wait_for
 from servers import payload
 
 MB = 1_000_000
@@ -248,7 +248,7 @@ def killed(checks, via, victim, http):
 def main():
     checks = Checks("C tor: its relays, its consensus, and ours among them")
     if not all(map(shutil.which, ("tor", "tor-gencert", "openssl"))):
-        checks.skip("everything", "tor, tor-gencert or openssl is not installed")
+        checks.skip("everything", Missing("tor, tor-gencert or openssl is not installed"))
         checks.done()
     with Lab() as lab:
         targets = lab.targets({"target.test": "127.0.0.1"})

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-from common import HERE, HOPLITE, TOKEN, Checks, sha256, wait_for
+from common import HERE, HOPLITE, TOKEN, Checks, Missing, sha256, wait_for
 from device import Watch, describe, strangers
 from netns import RELAY_PORT, Host, NetLab, usable as netns_usable
 from servers import payload
@@ -166,7 +166,7 @@ def usable():
     if why := netns_usable():
         return why
     if not SYSTEMD or not shutil.which("systemctl"):
-        return "systemd is not installed"
+        return Missing("systemd is not installed")
     if not pathlib.Path("/dev/net/tun").exists():
         return "no /dev/net/tun"
     probe = 'mount -t cgroup2 none /mnt && d=/mnt/hoplite-probe-$$ && mkdir "$d" && rmdir "$d" && mount -t proc none /proc'
@@ -340,7 +340,7 @@ def stopped(session):
 def verified(checks):
     """What systemd itself finds wrong with the units."""
     if not shutil.which("systemd-analyze"):
-        return checks.skip("systemd-analyze", "it is not installed")
+        return checks.skip("systemd-analyze", Missing("it is not installed"))
     units = [str(UNITS / unit) for unit in ("hoplite-relay.service", "hoplite-block.service", "hoplite-device.service")]
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, check=False)
     # The program is not installed on the machine that tests.

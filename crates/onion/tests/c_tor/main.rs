@@ -172,7 +172,7 @@ async fn a_relay_of_c_tor_that_is_killed_ends_streams_with_an_error() {
     limit(download(&client, &served, 1000)).await;
     let mut stream = limit(served.ask(&client, b'e', 0)).await.unwrap();
     drop(tors.remove(1));
-    let ended = limit(target::read_all(&mut stream)).await;
+    let ended = limit(read_all(&mut stream)).await;
     println!("the stream: {ended:?}");
     assert!(ended.is_err(), "{ended:?}");
     let again = limit(served.ask(&client, b'e', 0)).await.unwrap_err();
