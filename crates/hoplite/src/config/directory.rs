@@ -25,6 +25,12 @@ pub(crate) enum Hostile {
     Third,
 }
 
+impl From<Option<usize>> for Hostile {
+    fn from(most: Option<usize>) -> Self {
+        most.map_or(Self::Third, Self::Most)
+    }
+}
+
 fn third<'de, D: Deserializer<'de>>(input: D) -> Result<(), D::Error> {
     match String::deserialize(input)?.as_str() {
         "third" => Ok(()),

@@ -34,8 +34,9 @@ pub(crate) fn read(document: &Document) -> Result<Relay, Failure> {
         .map_err(|error| vec![complaint(document, &error)])?;
     let authorities = known::authorities(&config.directory);
     if !authorities.is_empty() {
-        let threshold = config.directory.threshold;
-        let wrong = directory::complaints(document, "directory.", &authorities, threshold);
+        let config = &config.directory;
+        let (threshold, hostile) = (config.threshold, config.hostile.into());
+        let wrong = directory::complaints(document, "directory.", &authorities, threshold, hostile);
         if !wrong.is_empty() {
             return Err(wrong.into());
         }

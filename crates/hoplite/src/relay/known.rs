@@ -47,7 +47,8 @@ impl Reader {
         let Some(listed) = handle.listed().filter(|_| !named.is_empty()) else {
             return Ok(None);
         };
-        let trust = trust(&named, config.directory.threshold, SKEW);
+        let directory = &config.directory;
+        let trust = trust(&named, directory.threshold, directory.hostile.into(), SKEW);
         let client = Store::in_memory().and_then(|store| Client::new(trust, store));
         let client = client.map_err(|error| {
             let doing = "making room for the list of relays";

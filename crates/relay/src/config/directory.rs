@@ -21,8 +21,11 @@ pub struct Directory {
     /// The known authorities, `KEY@host:port`: the relays of the list that they sign are known to this one. Default: none.
     #[serde(deserialize_with = "text::list")]
     pub authorities: Vec<Authority>,
-    /// How many of them must have signed the list; 0 is more than half. Default: 0.
+    /// How many of them must have signed the list; 0 is as few as are safe. Default: 0.
     pub threshold: usize,
+    /// How many of them may be hostile without two lists being right at one time, a number or `"third"` (none here): fewer than a third. Default: third.
+    #[serde(deserialize_with = "text::or_third")]
+    pub hostile: Option<usize>,
     /// Where clients reach the relay, the best first. Default: `listen`, if no wildcard is in it.
     pub addresses: Vec<SocketAddr>,
     /// Where the relay stands: a word. Default: not said.
@@ -66,6 +69,7 @@ impl Default for Directory {
             publish: Vec::new(),
             authorities: Vec::new(),
             threshold: 0,
+            hostile: None,
             addresses: Vec::new(),
             region: None,
             operator: None,

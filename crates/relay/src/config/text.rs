@@ -92,6 +92,24 @@ fn server(text: &str) -> Result<SocketAddr, ()> {
     text.parse().or(bare).map_err(|_| ())
 }
 
+/// A number, or `"third"`, which is none.
+pub(super) fn or_third<'de, D>(input: D) -> Result<Option<usize>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected a number, or \"third\"")]
+    enum Share {
+        Number(usize),
+        Word(String),
+    }
+    match Share::deserialize(input)? {
+        Share::Number(number) => Ok(Some(number)),
+        Share::Word(word) if word == "third" => Ok(None),
+        Share::Word(_) => Err(de::Error::custom("expected a number, or \"third\"")),
+    }
+}
+
 /// Times are numbers of seconds, whole or not.
 pub(super) mod seconds {
     use std::time::Duration;
