@@ -26,6 +26,7 @@ mod registry;
 mod remembered;
 mod serve;
 mod shake;
+mod shares;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -40,7 +41,10 @@ use std::{
 
 use hoplite_crypto::onion::identity::PeerId;
 use hoplite_wire::{Host, Target, cell::CircuitId};
-use tokio::sync::{SetOnce, mpsc};
+use tokio::{
+    sync::{SetOnce, mpsc},
+    time::Instant,
+};
 
 use self::handshake::Established;
 pub use self::{
@@ -50,6 +54,7 @@ pub use self::{
     kept::{Kept, Tally},
     registry::Channels,
     serve::ChannelServer,
+    shares::{Handle, Origin, Share, Shares},
     table::Listing,
     traffic::{Receiver, Rejected, Sender},
 };
@@ -106,6 +111,8 @@ struct Inner {
     carrier: Carrier,
     arrivals: tokio::sync::Mutex<mpsc::Receiver<Circuit>>,
     hold: Hold,
+    /// Who has the circuits that were begun here for others.
+    shares: Shares,
 }
 
 /// What carries the circuits.
@@ -168,7 +175,7 @@ impl Channel {
 
     /// The address of the connection, as it is now: a peer that dialled us over QUIC may have moved (RFC 9000 §9), or somebody made it so who
     /// passes its packets on (§9.3.3). What we dialled stays where it was dialled.
-    fn remote(&self) -> Option<IpAddr> {
+    pub fn remote(&self) -> Option<IpAddr> {
         match &self.0.carrier {
             Carrier::Quic(carrier) if !self.is_ours() => Some(carrier.remote()),
             _ => self.0.remote,
@@ -184,6 +191,18 @@ impl Channel {
             Carrier::Quic(carrier) => carrier.open(&self.0.hold).await,
             Carrier::Tls(carrier) => carrier.open(&self.0.hold),
         }
+    }
+
+    /// The same on behalf of somebody's circuit that is to go on here: where the channel has no place left, one of whoever has most of them is ended.
+    ///
+    /// # Errors
+    /// [`Closed`].
+    pub async fn open_for(&self, origin: &Origin) -> Result<Circuit, Closed> {
+        let share = self.0.shares.take(origin, usize::MAX, Instant::now());
+        let share = share.ok_or(Closed::Full)?;
+        let mut circuit = self.open().await?;
+        circuit.sender.hold(share);
+        Ok(circuit)
     }
 
     /// The next circuit that the peer begins; `None` when the channel has ended. Its first cell is there already.

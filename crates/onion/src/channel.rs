@@ -5,7 +5,7 @@ mod link;
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
 
-pub use hoplite_link::channel::Kept;
+pub use hoplite_link::channel::{Kept, Origin};
 pub use link::Linked;
 
 use std::{
@@ -33,6 +33,11 @@ pub struct Closed;
 pub trait Channel: fmt::Debug + Send + Sync {
     /// Opens a circuit; nothing is sent before its first cell.
     fn open(&self) -> Waiting<'_, Result<Circuit, Closed>>;
+
+    /// The same on behalf of somebody's circuit that is to go on here: where places are scarce, everybody has his share of them.
+    fn open_for<'a>(&'a self, _origin: &'a Origin) -> Waiting<'a, Result<Circuit, Closed>> {
+        self.open()
+    }
 
     /// The next circuit that the peer opens; `None` when the channel has closed.
     fn accept(&self) -> Waiting<'_, Option<Circuit>>;
@@ -80,6 +85,11 @@ pub trait Sender: Send {
     /// Where its holder counts what it keeps for the circuit, so that the channel knows. By default nobody does.
     fn kept(&self) -> Arc<Kept> {
         Arc::default()
+    }
+
+    /// Whose circuit it is, where that is known: it counts when the circuit is to go on. By default nobody's.
+    fn origin(&self) -> Option<Origin> {
+        None
     }
 
     /// Ends the circuit at once: DESTROY goes before what is queued, which is thrown away.

@@ -18,7 +18,8 @@ use std::{
 
 use hoplite_crypto::onion::{OnionKeys, identity::RelayIdentity};
 use hoplite_link::channel::{
-    self, Channel, ChannelDialer, ChannelServer, Channels, Counts, How, handshake::Us,
+    self, Channel, ChannelDialer, ChannelServer, Channels, Counts, How, Listing, Shares,
+    handshake::Us,
 };
 use hoplite_onion::{
     channel::Linked,
@@ -68,6 +69,8 @@ pub(crate) struct Onion {
     dialer: ChannelDialer,
     server: ChannelServer,
     counts: Arc<Counts>,
+    /// Who has the relay's circuits.
+    circuits: Shares,
     shown: Shown,
     /// For channels that were dialled; set once the relay serves.
     shared: OnceLock<(Weak<Shared>, Alive)>,
@@ -136,6 +139,7 @@ impl Onion {
             relay.out = config.is_egress().then_some(out as _);
             Self {
                 shown: Shown::new(us, certificate),
+                circuits: Shares::new(settings.circuits),
                 settings,
                 relay: Arc::new(relay),
                 known,
@@ -208,6 +212,7 @@ impl Onion {
         alive: Alive,
     ) {
         self.channels.add(&channel);
+        let client = self.counts_as(&channel, &shared.gate).unwrap_or(client);
         self.carry(channel, client, shared, alive).await;
     }
 
@@ -218,18 +223,40 @@ impl Onion {
         let (Some((shared, alive)), Some(peer)) = (shared, channel.peer()) else {
             return;
         };
-        let client = shared.gate.by_identity(&peer.ed25519);
+        let client = self.counts_as(&channel, &shared.gate);
+        let client = client.unwrap_or_else(|| match channel.remote() {
+            Some(address) => shared.gate.by_address(address),
+            None => shared.gate.by_identity(&peer.ed25519),
+        });
         drop(tokio::spawn(async move {
             self.carry(channel, client, &shared, alive).await;
         }));
     }
 
+    fn is_listed(&self, channel: &Channel) -> bool {
+        let peer = channel.peer();
+        peer.is_some_and(|peer| self.known.lists(&peer.ed25519))
+    }
+
+    /// A relay of the list counts by its identity. Others have as many as they like, and count by their address.
+    fn counts_as(&self, channel: &Channel, gate: &Gate) -> Option<ClientKey> {
+        let peer = channel.peer().filter(|_| self.is_listed(channel))?;
+        Some(gate.by_identity(&peer.ed25519))
+    }
+
     async fn carry(&self, channel: Channel, client: ClientKey, shared: &Arc<Shared>, alive: Alive) {
+        let is_known = self.is_listed(&channel);
         let door = Door {
             channel: channel.clone(),
             client,
+            is_known,
             shared: Arc::clone(shared),
             alive: alive.clone(),
+            circuits: self.circuits.clone(),
+            each: match is_known {
+                true => usize::MAX,
+                false => self.settings.circuits_per_address,
+            },
         };
         tokio::select! {
             biased;

@@ -103,7 +103,12 @@ impl Gauge {
         &self.kept
     }
 
-    fn end(&self) {
+    /// Octets that have moved in it so far.
+    pub(super) fn moved(&self) -> u64 {
+        self.measure().1
+    }
+
+    pub(super) fn end(&self) {
         self.over.store(true, Relaxed);
         self.outbox.end(RESOURCE_LIMIT);
     }

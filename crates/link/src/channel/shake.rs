@@ -23,7 +23,7 @@ use tokio::{
 use tokio_rustls::{client, server};
 
 use super::{
-    Carrier, Channel, Config, Counts, Inner,
+    Carrier, Channel, Config, Counts, Inner, Shares,
     handshake::{Around, Established, Handshake, Refused},
     ids::Ids,
     quic, tls,
@@ -101,7 +101,9 @@ impl Maker<'_> {
         arrivals: mpsc::Receiver<super::Circuit>,
         hold: super::Hold,
     ) -> Channel {
+        let most = self.config.most_circuits(established.peer.is_some());
         Channel(Arc::new(Inner {
+            shares: Shares::new(usize::try_from(most).unwrap_or(usize::MAX)),
             established,
             initiator: self.initiator,
             target: self.target.clone(),

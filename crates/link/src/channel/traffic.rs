@@ -13,7 +13,7 @@ use std::{
 
 use hoplite_wire::cell::{Cell, CircuitId, Command};
 
-use super::{Guarded, Hold, Kept, hoard::Gauge, ids::Ids, lane, quic, tls};
+use super::{Guarded, Handle, Hold, Kept, Share, hoard::Gauge, ids::Ids, lane, quic, tls};
 
 /// Why a cell was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -30,6 +30,8 @@ pub enum Rejected {
 pub struct Sender {
     lane: lane::Tx,
     place: Arc<Place>,
+    /// Its place among those of the channel, where it was begun for somebody.
+    share: Option<Share>,
 }
 
 /// Where a circuit's cells come out. Dropping it throws away what still comes.
@@ -105,7 +107,20 @@ impl Drop for Place {
 
 impl Sender {
     pub(super) const fn new(lane: lane::Tx, place: Arc<Place>) -> Self {
-        Self { lane, place }
+        Self {
+            lane,
+            place,
+            share: None,
+        }
+    }
+
+    pub(super) fn hold(&mut self, share: Share) {
+        self.share = Some(share);
+    }
+
+    /// Ends the circuit, and sees whether it moves.
+    pub fn handle(&self) -> Handle {
+        Handle::new(&self.place.gauge)
     }
 
     /// Ready when a cell can be sent; then [`send`](Self::send) takes one.

@@ -16,7 +16,7 @@ use hoplite_wire::{
     cell::{Cell, circuit::DestroyReason},
 };
 
-use super::{Channel, Circuit, Closed, Dialer, Kept, Receiver, Sender, Waiting};
+use super::{Channel, Circuit, Closed, Dialer, Kept, Origin, Receiver, Sender, Waiting};
 use crate::path::Relay;
 
 /// Addresses of one relay that are tried, one after the other.
@@ -78,6 +78,15 @@ impl Channel for link::Channel {
     fn open(&self) -> Waiting<'_, Result<Circuit, Closed>> {
         Box::pin(async {
             Self::open(self)
+                .await
+                .map(Circuit::from)
+                .map_err(|_| Closed)
+        })
+    }
+
+    fn open_for<'a>(&'a self, origin: &'a Origin) -> Waiting<'a, Result<Circuit, Closed>> {
+        Box::pin(async {
+            Self::open_for(self, origin)
                 .await
                 .map(Circuit::from)
                 .map_err(|_| Closed)

@@ -82,6 +82,7 @@ pub(super) async fn dial(
     relay: Arc<Relay>,
     next: crate::path::Relay,
     create: Vec<u8>,
+    origin: Option<channel::Origin>,
 ) -> Result<Extended, DestroyReason> {
     let dialling = async {
         let channel = relay
@@ -89,7 +90,10 @@ pub(super) async fn dial(
             .channel(&next)
             .await
             .map_err(|error| reason(&error))?;
-        let opened = channel.open().await;
+        let opened = match &origin {
+            Some(origin) => channel.open_for(origin).await,
+            None => channel.open().await,
+        };
         let mut circuit = opened.map_err(|_| DestroyReason::CONNECTFAILED)?;
         let cell = Cell::new(circuit.id, Command::CREATE2, |body| {
             body.extend_from_slice(&create)

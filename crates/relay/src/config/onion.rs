@@ -25,10 +25,15 @@ pub struct Onion {
     pub rotate: Duration,
     /// Circuits of all clients and relays; further ones are refused. Each counts as a request of `[limits]` too. Default: 65536.
     pub circuits: usize,
+    /// Circuits of those at one address (an IPv6 /56), over all their channels; those of a relay of the directory's list count by its identity, without
+    /// this bound. Where all of `circuits` are taken, one of whoever has most goes for one of somebody who has less, the longest idle first.
+    /// Default: 8192.
+    pub circuits_per_address: usize,
     /// Circuits on one channel of a client; further ones wait (QUIC) or are refused. Default: 256, which is what a client's own defaults may come to:
     /// 48 isolation tokens with four circuits each, those ahead, and those that end.
     pub circuits_per_client: u32,
-    /// Circuits on one channel of another relay. Default: 1024.
+    /// Circuits on one channel of another relay; where they are taken, one of whoever has most of them goes for one of somebody who has less.
+    /// Default: 1024.
     pub circuits_per_relay: u32,
     /// Circuits that one address (an IPv6 /56) may begin at once, on all of its channels; and then so many a second (`creates_per_second`). A relay
     /// that was dialled counts by itself. Default: 400.
@@ -92,6 +97,7 @@ impl Default for Onion {
             congestion_control: true,
             rotate: Duration::from_secs(28 * 24 * 3600),
             circuits: 65_536,
+            circuits_per_address: 8192,
             circuits_per_client: 256,
             circuits_per_relay: 1024,
             creates: 400,
@@ -140,6 +146,7 @@ impl Onion {
     fn check_numbers(&self) -> Result<(), ConfigError> {
         let zeros = [
             ("onion.circuits", self.circuits == 0),
+            ("onion.circuits_per_address", self.circuits_per_address == 0),
             ("onion.circuits_per_client", self.circuits_per_client == 0),
             ("onion.circuits_per_relay", self.circuits_per_relay == 0),
             ("onion.creates", self.creates == 0),

@@ -8,13 +8,13 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use hoplite_link::channel as link;
+use hoplite_link::channel::{self as link, Origin, Share, Shares};
 use hoplite_onion::{
     channel::{Channel, Circuit, Closed, Kept, Receiver, Sender, Waiting},
     relay::Asker,
 };
 use hoplite_wire::cell::{BODY, Cell, circuit::DestroyReason};
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
 use crate::{
     limits::{ClientKey, Pace, Permit},
@@ -25,8 +25,13 @@ use crate::{
 pub(super) struct Door {
     pub(super) channel: link::Channel,
     pub(super) client: ClientKey,
+    /// Whether the client is a relay of the directory's list, which comes before strangers.
+    pub(super) is_known: bool,
     pub(super) shared: Arc<Shared>,
     pub(super) alive: Alive,
+    /// The relay's circuits, and how many of them the client may have.
+    pub(super) circuits: Shares,
+    pub(super) each: usize,
 }
 
 /// The bandwidth of one direction of a circuit.
@@ -39,24 +44,47 @@ struct Toll {
 struct Inward {
     receiver: link::Receiver,
     toll: Toll,
-    /// The circuit's place among the client's requests.
+    /// The circuit's place among the client's requests, and among the relay's circuits.
     _permit: Permit,
+    _share: Share,
 }
 
 /// Cells to the peer.
 struct Outward {
     sender: link::Sender,
     toll: Toll,
+    origin: Origin,
+}
+
+/// What a circuit has when it was let in.
+struct Place {
+    permit: Permit,
+    share: Share,
+    origin: Origin,
 }
 
 impl Door {
-    fn admit(&self) -> Result<Permit, DestroyReason> {
+    fn admit(&self, circuit: &link::Circuit) -> Result<Place, DestroyReason> {
         if self.alive.is_draining() {
             return Err(DestroyReason::HIBERNATING);
         }
-        self.shared.gate.request(self.client).map_err(|_| {
+        let origin = Origin {
+            who: self.client.number(),
+            circuit: circuit.sender.handle(),
+        };
+        let place = || {
+            let permit = self.shared.gate.request(self.client).ok()?;
+            let share = self.circuits.take(&origin, self.each, Instant::now())?;
+            Some((permit, share))
+        };
+        let Some((permit, share)) = place() else {
             self.shared.metrics.limited("circuits");
-            DestroyReason::RESOURCELIMIT
+            return Err(DestroyReason::RESOURCELIMIT);
+        };
+        Ok(Place {
+            permit,
+            share,
+            origin,
         })
     }
 }
@@ -66,12 +94,16 @@ impl Channel for Door {
         Channel::open(&self.channel)
     }
 
+    fn open_for<'a>(&'a self, origin: &'a Origin) -> Waiting<'a, Result<Circuit, Closed>> {
+        Channel::open_for(&self.channel, origin)
+    }
+
     fn accept(&self) -> Waiting<'_, Option<Circuit>> {
         Box::pin(async {
             loop {
                 let circuit = self.channel.accept().await?;
-                match self.admit() {
-                    Ok(permit) => return Some(held(circuit, permit)),
+                match self.admit(&circuit) {
+                    Ok(place) => return Some(held(circuit, place)),
                     Err(reason) => circuit.sender.destroy(reason.0),
                 }
             }
@@ -85,7 +117,7 @@ impl Channel for Door {
     fn asker(&self) -> Asker {
         Asker {
             key: self.client.number(),
-            known: is_known(&self.channel),
+            known: self.is_known,
         }
     }
 
@@ -94,22 +126,24 @@ impl Channel for Door {
     }
 }
 
-/// Whether whoever is at the other end comes before strangers: it has shown the identity of a relay, as whom was dialled has.
-fn is_known(channel: &link::Channel) -> bool {
-    channel.peer().is_some()
-}
-
-fn held(circuit: link::Circuit, permit: Permit) -> Circuit {
+fn held(circuit: link::Circuit, place: Place) -> Circuit {
+    let Place {
+        permit,
+        share,
+        origin,
+    } = place;
     Circuit {
         id: circuit.id,
         sender: Box::new(Outward {
             sender: circuit.sender,
             toll: Toll::new(&permit),
+            origin,
         }),
         receiver: Box::new(Inward {
             receiver: circuit.receiver,
             toll: Toll::new(&permit),
             _permit: permit,
+            _share: share,
         }),
     }
 }
@@ -162,6 +196,10 @@ impl Sender for Outward {
 
     fn kept(&self) -> Arc<Kept> {
         Arc::clone(self.sender.kept())
+    }
+
+    fn origin(&self) -> Option<Origin> {
+        Some(self.origin.clone())
     }
 
     fn destroy(self: Box<Self>, reason: DestroyReason) {

@@ -1,11 +1,16 @@
 //! How much of it one client may have, and what a configuration must say.
 
 use hoplite_link::channel::How;
+use hoplite_onion::path::Relay as Known;
 use hoplite_overlay::{Reason, Terms};
-use hoplite_relay::{Relay, config::TokenEntry};
+use hoplite_relay::{
+    Config, Handle, Relay,
+    config::{Carrier, TokenEntry},
+};
 
 use crate::{
-    support::{client, config, echoes, identity, number, open, path, refused, relay, token},
+    carriers,
+    support::{client, config, echoes, identity, known, number, open, path, refused, relay, token},
     targets,
 };
 
@@ -39,6 +44,79 @@ async fn all_clients_together_have_no_more_circuits_than_the_relay() {
     let second = client(path([&only]), How::Tls);
     let error = refused(&second, target).await;
     assert_eq!(error.reason(), Some(Reason::Limit), "{error}");
+}
+
+/// A relay that can be reached at two addresses, by two who count as two.
+fn at_two_addresses(change: impl FnOnce(&mut Config)) -> (Handle, [Known; 2]) {
+    let both = relay(|config| {
+        config.listen.push("[::1]:0".parse().expect("address"));
+        change(config);
+    });
+    let at = |n: usize| Known {
+        addresses: vec![both.addresses()[n]],
+        ..known("first", &both)
+    };
+    let ways = [at(0), at(1)];
+    (both, ways)
+}
+
+/// Circuits without end that carry nothing, until the relay refuses; then another client is served all the same.
+async fn hog_and_client(ways: [Known; 2], behind: Option<Known>, most: usize) {
+    let [hog, honest] = ways.map(|first| {
+        let path = [Some(first), behind.clone()];
+        client(path.into_iter().flatten().collect(), How::Quic)
+    });
+    let target = targets::tcp_echo().await;
+    let mut held = Vec::new();
+    let refused = loop {
+        let n = u32::try_from(held.len()).expect("few");
+        match open(&hog, target, &token(n)).await {
+            Ok(stream) => held.push(stream),
+            Err(error) => break error,
+        }
+        assert!(held.len() <= most, "more than there are");
+    };
+    assert!(held.len() + most / 8 >= most, "{}: {refused}", held.len());
+    for n in 0..4 {
+        echoes(&honest, &token(n), 1000).await;
+    }
+}
+
+#[tokio::test]
+async fn idle_circuits_of_one_address_do_not_block_a_pair_of_relays() {
+    for how in [How::Quic, How::Tls] {
+        let (_first, ways) = at_two_addresses(|config| {
+            config.onion.circuits_per_relay = 32;
+            config.onion.channels = carriers(how);
+            config.onion.channels.push(Carrier::Quic);
+        });
+        let second = relay(|config| {
+            config.onion.circuits_per_relay = 32;
+            config.onion.channels = carriers(how);
+        });
+        hog_and_client(ways, Some(known("second", &second)), 32).await;
+    }
+}
+
+#[tokio::test]
+async fn one_address_does_not_take_all_circuits_of_a_relay() {
+    let (_only, ways) = at_two_addresses(|config| config.onion.circuits = 32);
+    hog_and_client(ways, None, 32).await;
+}
+
+#[tokio::test]
+async fn one_address_has_so_many_circuits_over_all_its_channels() {
+    let only = relay(|config| config.onion.circuits_per_address = 3);
+    let target = targets::tcp_echo().await;
+    let clients = [How::Quic, How::Tls].map(|how| client(path([&only]), how));
+    let mut held = Vec::new();
+    for (n, onion) in [(1, &clients[0]), (1, &clients[1]), (2, &clients[1])] {
+        held.push(open(onion, target, &token(n)).await.expect("opens"));
+    }
+    for onion in &clients {
+        let error = open(onion, target, &token(9)).await.expect_err("too many");
+        assert_eq!(error.reason(), Some(Reason::Limit), "{error}");
+    }
 }
 
 #[tokio::test]

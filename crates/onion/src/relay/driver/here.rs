@@ -85,7 +85,8 @@ impl Driver {
         })?;
         let mut create = Vec::with_capacity(data.len());
         extend.create.write(&mut create);
-        let extending = dial(Arc::clone(&self.relay), relay, create);
+        let origin = self.back.sender.origin();
+        let extending = dial(Arc::clone(&self.relay), relay, create, origin);
         self.next = Next::Extending(Box::pin(extending));
         Ok(())
     }
