@@ -263,6 +263,44 @@ fn a_key_that_is_not_among_the_authorities_is_no_authority() {
     );
 }
 
+#[test]
+fn a_relay_of_circuits_learns_whom_the_list_has() {
+    let directory = tempfile::tempdir().expect("made");
+    let mut authorities = Authorities::start(directory.path(), 3, 3);
+    let lines = format!(
+        "authorities = {:?}\n[onion]\nenabled = true\n",
+        authorities.names
+    );
+    let (_first, _) = relay_with(directory.path(), 1, &authorities, "");
+    authorities.wait_for(1);
+    let (mut second, _) = relay_with(directory.path(), 2, &authorities, &lines);
+    let line = second.line_with("channels know whom the list of relays has");
+    let relays = |number| line.contains(&format!("\"relays\":{number}"));
+    assert!(relays(1) || relays(2), "{line}");
+}
+
+#[test]
+fn a_relays_file_that_trusts_too_few_authorities_is_refused_by_its_key() {
+    let directory = tempfile::tempdir().expect("made");
+    let file = directory.path().join("relay.toml");
+    let authority = key(&directory.path().join("authority"));
+    let text = format!(
+        "listen = [\"127.0.0.1:0\"]\n[directory]\nauthorities = [\"{authority}@127.0.0.1:1\"]\nthreshold = 2\n"
+    );
+    fs::write(&file, text).expect("written");
+    let output = Command::new(env!("CARGO_BIN_EXE_hoplite"))
+        .args(["check", "--config"])
+        .arg(&file)
+        .output()
+        .expect("runs");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{told}");
+    assert!(
+        told.contains("directory.threshold") && told.contains(":4"),
+        "{told}"
+    );
+}
+
 /// What `hoplite keygen --show` says of an identity.
 fn onion_of(identity: &Path) -> OnionKey {
     let output = Command::new(env!("CARGO_BIN_EXE_hoplite"))

@@ -10,11 +10,14 @@ use std::{
 };
 
 use futures_util::future::join_all;
+use hoplite_crypto::onion::identity::RelayIdentity;
 use hoplite_overlay::{Overlay, Reason, Terms};
 use hoplite_wire::{Target, cell::Command};
 use tokio::{task::JoinSet, time::Instant};
 
-use super::harness::{CLIENT, RELAY, SECRET, World, cell, circuit, ed25519, limit, octets, relay};
+use super::harness::{
+    CLIENT, RELAY, SECRET, World, cell, circuit, ed25519, limit, now, octets, relay,
+};
 use crate::channel::{Channels, Config, FAILED, How, Whom, handshake::Us};
 
 /// The registry of another relay, and how many channels it dialled.
@@ -343,4 +346,60 @@ async fn who_waits_for_a_dial_takes_the_channel_that_the_relay_dials_meanwhile()
     let both = Box::pin(async { tokio::join!(waiting, dialling) });
     let (got, (_near, far)) = limit(both).await;
     assert!(got.unwrap().is(&far) && begun.elapsed() < Duration::from_secs(1));
+}
+
+fn hex<const N: usize>(text: &str) -> [u8; N] {
+    octets_of(text).try_into().unwrap()
+}
+
+fn octets_of(text: &str) -> Vec<u8> {
+    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let octet = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+    digits.chunks(2).map(octet).collect()
+}
+
+/// A relay with an RSA identity, as OpenSSL made it: what `crypto` is tested with.
+fn relay_with_rsa() -> (Us, [u8; 20]) {
+    const CERTIFICATE: &str =
+        include_str!("../../../../crypto/src/onion/identity/tests/rsa.cert.hex");
+    const CROSS: &str = include_str!("../../../../crypto/src/onion/identity/tests/rsa.cross.hex");
+    let secret = hex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60");
+    let identity = RelayIdentity::from_secret(&secret, now()).unwrap();
+    let (certificate, cross) = (octets_of(CERTIFICATE), octets_of(CROSS));
+    let identity = identity.with_rsa(&certificate, &cross, now()).unwrap();
+    let us = Us {
+        identity: Some(Arc::new(identity)),
+        addresses: Vec::new(),
+    };
+    (us, hex("d443db60b81bb40aafec801a02ea060a637bbdf3"))
+}
+
+/// tor-spec, "EXTEND and EXTENDED cells": both identities that are named must be those of the relay.
+#[tokio::test(start_paused = true)]
+async fn a_relay_serves_who_names_the_rsa_identity_that_it_has_shown_or_none() {
+    let world = World::new(Config::default());
+    let (channels, _) = channels(&world);
+    let (us, rsa) = relay_with_rsa();
+    for (us, shown) in [(us, Some(rsa)), (relay(1), None)] {
+        let identity = ed25519(&us);
+        let (_near, far) = world.pair_as(us, How::Tls).await;
+        channels.add(&far);
+        for (named, is_right) in [
+            (None, true),
+            (Some(rsa), shown.is_some()),
+            (Some([7; 20]), false),
+        ] {
+            let whom = Whom {
+                name: "amber".into(),
+                address: Target::from(SocketAddr::from((CLIENT, 443))),
+                identity: Some(identity),
+                rsa: named,
+            };
+            let got = limit(channels.get(&whom, How::Tls, &Terms::default())).await;
+            match is_right {
+                true => assert!(got.unwrap().is(&far)),
+                false => assert_eq!(got.unwrap_err().reason(), Some(Reason::Identity)),
+            }
+        }
+    }
 }
