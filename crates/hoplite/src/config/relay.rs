@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use hoplite_relay::config::{Config, ConfigError};
+use hoplite_relay::config::{Carrier, Config, ConfigError};
 
 use super::{directory, locate::Document};
 use crate::{
@@ -82,6 +82,23 @@ fn warnings(config: &Config) -> Vec<String> {
     }
     if config.onion.enabled && !config.auth.token.is_empty() {
         warnings.push("onion.open lets everybody build circuits here: they know no tokens".into());
+    }
+    let onion = &config.onion;
+    let nobody = config.directory.authorities.is_empty() && config.ingress.relays.is_empty();
+    if onion.enabled && config.is_ingress() && nobody && onion.channels == [Carrier::Quic] {
+        warnings.push(
+            "channels over QUIC alone reach only relays that are known: name directory.authorities or ingress.relays, or add \"tls\" to onion.channels"
+                .into(),
+        );
+    }
+    if onion.enabled
+        && config.directory.authorities.is_empty()
+        && !config.directory.publish.is_empty()
+    {
+        warnings.push(
+            "the directory is told of this relay, but it does not read the list: name directory.authorities, so that the relays of the list go before others"
+                .into(),
+        );
     }
     if !config.egress.allow.is_empty() {
         warnings.push("egress.allow opens private or special addresses to clients".into());

@@ -10,7 +10,7 @@
 //! - a dial is shared by those who ask for the same relay at the same address in the same way, and its failure is remembered for them alone;
 //! - relays of the directory's list go before those that were dialled where they say that they are, and these before all others
 //!   ([`Standing`]); of equals the idle go first, and those of which many are at one address; nobody goes for one who stands lower;
-//! - QUIC, whose first packets are large, is dialled only where the list has the relay, or where it has shown itself over TLS;
+//! - QUIC, whose first packets are large, is dialled only where the list has the relay, or beside TLS where it has just shown itself;
 //! - towards addresses that the list does not have, so many dials are begun and no more, to each and to all.
 
 use std::{
@@ -270,18 +270,6 @@ impl<C: Line> Table<C> {
         socket(target).is_some_and(|address| listing.lists_at(identity, address))
     }
 
-    /// Whether the relay has shown itself there: a channel that we dialled there is open, and it says that it is there.
-    fn is_proven(&self, identity: &[u8; 32], target: &Target) -> bool {
-        let channels = self.relays.get(identity).map(|relay| &relay.channels);
-        channels.into_iter().flatten().any(|kept| {
-            let channel = &kept.channel;
-            channel.is_open()
-                && channel.is_ours()
-                && channel.is_confirmed()
-                && channel.serves(target)
-        })
-    }
-
     fn plan(
         &mut self,
         (identity, whom): (&[u8; 32], &Whom),
@@ -296,7 +284,7 @@ impl<C: Line> Table<C> {
             outcome: Outcome::default(),
         };
         let target = &whom.address;
-        if self.lists_at(identity, target) || self.is_proven(identity, target) {
+        if self.lists_at(identity, target) {
             let slow = how == How::Raced && self.slow.is_tls(identity, target, now);
             return Ok(match slow {
                 true => plan(How::Tls, Some(How::Raced), None),
@@ -422,9 +410,10 @@ impl<C: Line> Table<C> {
 
     /// Forgets a relay, if one more of this standing at this place would be too many. Whether there is room then.
     fn make_room(&mut self, newcomer: Standing, place: Option<IpAddr>) -> bool {
-        let crowds = self.crowds();
-        let crowd = |place: &Option<IpAddr>| crowds.get(place).copied().unwrap_or_default();
-        let here = crowd(&place);
+        let here = self.relays.iter();
+        let here =
+            here.filter(|(identity, relay)| relay.place == place && !self.is_listed(identity));
+        let here = here.count();
         if newcomer < Standing::Listed && here >= self.bounds.channels_per_address {
             return self.evict(newcomer, |standing, relay| {
                 let fits = relay.place == place && standing <= newcomer && relay.is_at_rest();
@@ -438,8 +427,9 @@ impl<C: Line> Table<C> {
         if self.relays.len() < self.bounds.channels {
             return true;
         }
+        let crowds = self.crowds();
         self.evict(newcomer, |standing, relay| {
-            let there = crowd(&relay.place);
+            let there = crowds.get(&relay.place).copied().unwrap_or_default();
             let lower = standing < newcomer;
             let idle = standing == newcomer && relay.is_at_rest();
             let crowded = standing == newcomer

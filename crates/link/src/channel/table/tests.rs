@@ -225,12 +225,11 @@ fn quic_goes_to_the_list_and_to_who_has_shown_himself_and_to_nobody_else() {
     // Somebody who passes octets on shows himself by what another says.
     let through = table.answers(&victim, &forged, Kind::Tls, now);
     assert!(!through.is_confirmed());
-    assert!(!table.is_proven(&honest(0), &victim.address));
     let unlisted = whom(honest(LISTED), home(LISTED));
     let plan = table.dials(&unlisted, How::Raced, now);
-    assert_eq!(plan.how, How::Tls);
-    table.answers(&unlisted, &plan, Kind::Tls, now);
-    assert!(table.is_proven(&honest(LISTED), &unlisted.address));
+    assert_eq!((plan.how, plan.beside), (How::Tls, Some(How::Quic)));
+    let shown = table.answers(&unlisted, &plan, Kind::Tls, now);
+    assert!(shown.is_confirmed());
 }
 
 #[test]
@@ -374,14 +373,13 @@ impl World {
     fn extend(&mut self, whom: Whom, how: How) {
         let (identity, address) = (whom.identity.unwrap(), socket(&whom.address).unwrap());
         let listed = Directory.lists_at(&identity, address);
-        let proven = self.table.is_proven(&identity, &whom.address);
         match self.table.asks(&whom, how, self.now) {
             Ok(Way::Here(channel)) => may_have(&whom, &channel),
             Ok(Way::Wait(outcome)) => self.waiting.borrow_mut().push((whom, outcome)),
             Ok(Way::Dial(plan)) => {
                 if !listed {
                     self.dialled.push((self.now, address.ip()));
-                    assert!(plan.how == How::Tls || proven, "QUIC to a stranger");
+                    assert!(plan.how == How::Tls, "QUIC to a stranger");
                 }
                 let outcome = Arc::clone(&plan.outcome);
                 self.waiting.borrow_mut().push((whom.clone(), outcome));
