@@ -1,18 +1,26 @@
 //! Whom a relay dials and how, as whoever is dialled sees it: a client names any address and any identity in EXTEND2.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use hoplite_link::channel::How;
 use hoplite_onion::path::Relay as Known;
 use hoplite_overlay::Terms;
 use hoplite_relay::Handle;
 use tokio::{
-    net::{TcpListener, UdpSocket},
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream, UdpSocket},
+    task::JoinSet,
     time::{Duration, sleep},
 };
 
 use crate::{
-    support::{client, echoes, known, number, path, refused, relay, soon, token},
+    support::{client, echoes, known, number, path, refused, relay, relays, soon, token},
     targets,
 };
 
@@ -134,4 +142,56 @@ async fn an_address_is_dialled_so_often_and_relays_of_the_list_all_the_same() {
     let onion = client(path([&first, &second]), How::Tls);
     echoes(&onion, &token(1), 1000).await;
     accepting.abort();
+}
+
+/// Passes octets on between whoever connects and `beyond`, at an address of its own, and counts them.
+async fn forwarder(beyond: SocketAddr) -> (SocketAddr, Arc<AtomicU64>, JoinSet<()>) {
+    let listener = TcpListener::bind((Ipv4Addr::new(127, 0, 0, 9), 0)).await;
+    let listener = listener.expect("binds");
+    let (address, passed) = (listener.local_addr().expect("bound"), Arc::default());
+    let (mut tasks, count) = (JoinSet::new(), Arc::clone(&passed));
+    tasks.spawn(async move {
+        let mut copies = JoinSet::new();
+        while let Ok((near, _)) = listener.accept().await {
+            let far = TcpStream::connect(beyond).await.expect("it is there");
+            let (near, far) = (near.into_split(), far.into_split());
+            for (mut from, mut to) in [(near.0, far.1), (far.0, near.1)] {
+                let count: Arc<AtomicU64> = Arc::clone(&count);
+                copies.spawn(async move {
+                    let mut octets = [0; 4096];
+                    while let Ok(read @ 1..) = from.read(&mut octets).await {
+                        count.fetch_add(read as u64, Relaxed);
+                        if to.write_all(&octets[..read]).await.is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        }
+    });
+    (address, passed, tasks)
+}
+
+/// tor-spec, "Canonical connections": "telling OR Alice to extend to OR Bob at some address X controlled by the attacker".
+#[tokio::test]
+async fn a_client_does_not_lead_what_two_relays_exchange_through_his_own_machine() {
+    const OCTETS: usize = 200_000;
+    let [first, second] = relays(How::Tls);
+    let (address, passed, _tasks) = forwarder(second.addresses()[0]).await;
+    let through = Known {
+        addresses: vec![address],
+        ..known("second", &second)
+    };
+    let attacker = client(vec![known("first", &first), through], How::Tls);
+    echoes(&attacker, &token(1), 1000).await;
+    let before = passed.load(Relaxed);
+    assert!(before > 0, "he has his own circuit");
+    let honest = client(path([&first, &second]), How::Tls);
+    echoes(&honest, &token(2), OCTETS).await;
+    let seen = passed.load(Relaxed) - before;
+    assert!(
+        seen < 10_000,
+        "{seen} octets of another's circuit passed by"
+    );
+    assert_eq!(number(&second, OVER_TLS), 2, "a channel for each address");
 }
