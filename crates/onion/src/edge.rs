@@ -13,6 +13,7 @@ mod receive;
 mod send;
 mod share;
 mod stream;
+mod unpredictable;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -28,7 +29,7 @@ use hoplite_wire::cell::{
 use tokio::time::Instant;
 
 pub use self::message::Outbound;
-use self::{late::Late, share::Sum, stream::Stream};
+use self::{late::Late, share::Sum, stream::Stream, unpredictable::Unpredictable};
 use crate::{
     channel::Kept,
     flow::{self, Control, Violation, vegas},
@@ -148,7 +149,9 @@ pub struct Edge {
     /// Streams that ended here first, and what may still come on them (client).
     gone: VecDeque<(u16, Late)>,
     asked: VecDeque<(StreamId, Asked)>,
-    next_id: u16,
+    /// The last id that was given to a stream; the first is random, as C tor's is: it tells nobody how many there have been.
+    last_id: u16,
+    unpredictable: Unpredictable,
     driver: Option<Waker>,
     retired: bool,
     closed: Option<Error>,
@@ -158,6 +161,8 @@ impl Edge {
     /// An end without streams. `random` fills padding; a circuit whose digests can be guessed could be acknowledged unseen.
     pub fn new(role: Role, control: Control, limits: Limits, random: fn(&mut [u8])) -> Self {
         let kept = Arc::default();
+        let mut first = [0; 2];
+        random(&mut first);
         Self {
             role,
             control,
@@ -172,7 +177,8 @@ impl Edge {
             urgent: VecDeque::new(),
             gone: VecDeque::new(),
             asked: VecDeque::new(),
-            next_id: 0,
+            last_id: u16::from_be_bytes(first),
+            unpredictable: Unpredictable::new(random),
             driver: None,
             retired: false,
             closed: None,

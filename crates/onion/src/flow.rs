@@ -9,6 +9,7 @@ pub mod vegas;
 
 use std::collections::VecDeque;
 
+use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 
 use self::{fixed::Fixed, vegas::Vegas};
@@ -132,7 +133,9 @@ impl Outgoing {
     ) -> Result<(), Violation> {
         let (expected, at) = self.awaited.pop_front().ok_or(Violation::SendmeTooMany)?;
         // tor-spec "Circuit-level flow control": a SENDME MUST be version 1, and its digest MUST match.
-        if digest != Some(expected) {
+        // In constant time: who guesses learns nothing by how long it took.
+        let right = digest.is_some_and(|digest| digest.ct_eq(&expected).into());
+        if !right {
             return Err(Violation::WrongDigest);
         }
         match &mut self.window {

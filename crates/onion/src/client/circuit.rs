@@ -56,7 +56,8 @@ pub struct Circuit {
 
 enum Handshake {
     Ntor(ntor::ClientState),
-    Ntor3(ntor3::ClientState),
+    /// And whether congestion control was asked for.
+    Ntor3(ntor3::ClientState, bool),
 }
 
 impl Circuit {
@@ -284,31 +285,36 @@ impl Circuit {
             self.handshake = Some(Handshake::Ntor(state));
             return Ok((HandshakeType::NTOR, data));
         }
+        let asked = last && self.congestion_control && relay.congestion_control;
         let extensions = ClientExtensions {
-            congestion_control: last && self.congestion_control && relay.congestion_control,
+            congestion_control: asked,
             ..ClientExtensions::default()
         };
         let mut message = Vec::new();
         extensions.write(&mut message);
         let (state, data) = ntor3::client(&relay.keys, &message).map_err(ours)?;
-        self.handshake = Some(Handshake::Ntor3(state));
+        self.handshake = Some(Handshake::Ntor3(state, asked));
         Ok((HandshakeType::NTOR_V3, data))
     }
 }
 
 impl Handshake {
     fn finish(self, reply: &[u8]) -> Result<(Seed, Control), Error> {
-        let state = match self {
+        let (state, asked) = match self {
             Self::Ntor(state) => {
                 let seed = state.finish(reply).map_err(failure::broken)?;
                 return Ok((seed, Control::Fixed));
             }
-            Self::Ntor3(state) => state,
+            Self::Ntor3(state, asked) => (state, asked),
         };
         let (message, seed) = state.finish(reply).map_err(failure::broken)?;
         let extensions = ServerExtensions::parse(&message).map_err(failure::broken)?;
         let control = match extensions.sendme_increment {
             None => Control::Fixed,
+            // Proposal 324 §10.3: the answer to a request. Unasked it would mark the circuit by how it behaves.
+            Some(_) if !asked => {
+                return Err(failure::broken(Malformed("unasked congestion control")));
+            }
             Some(increment) if INCREMENTS.contains(&increment) => Control::Vegas { increment },
             Some(_) => return Err(failure::broken(Malformed("congestion control parameter"))),
         };

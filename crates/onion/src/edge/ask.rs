@@ -60,8 +60,8 @@ impl Edge {
             return None;
         }
         for _ in 0..=self.limits.streams + self.limits.gone + 1 {
-            self.next_id = self.next_id.checked_add(1).unwrap_or(1);
-            let id = self.next_id;
+            self.last_id = self.last_id.checked_add(1).unwrap_or(1);
+            let id = self.last_id;
             let recent = self.gone.iter().any(|(gone, _)| *gone == id);
             if !recent && !self.streams.contains_key(&id) {
                 return Some(StreamId(id));

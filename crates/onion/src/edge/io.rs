@@ -103,7 +103,7 @@ impl Handle {
     }
 
     fn poll_put(&self, cx: &Context<'_>, octets: &[u8]) -> Poll<io::Result<usize>> {
-        let mut edge = self.shared.lock();
+        let edge = &mut *self.shared.lock();
         if let Some(error) = edge.closed() {
             return Poll::Ready(Err(error.clone().into()));
         }
@@ -117,7 +117,7 @@ impl Handle {
         if !stream.is_writable() || stream.is_finished() {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let taken = stream.write(octets, most);
+        let taken = stream.write(octets, most, &mut edge.unpredictable);
         if taken == 0 && !octets.is_empty() {
             stream.writer = Some(cx.waker().clone());
             return Poll::Pending;

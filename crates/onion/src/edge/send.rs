@@ -29,6 +29,7 @@ impl Edge {
                         true => self.turn.push_back(id),
                         false => stream.leave_turn(),
                     }
+                    self.unpredictable.sent(body.len());
                     return Some(message::data(body, StreamId(id), self.random));
                 }
                 // Only the circuit's window is in the way.

@@ -6,11 +6,11 @@ use std::{collections::VecDeque, net::IpAddr, task::Waker};
 use bytes::{Bytes, BytesMut};
 use hoplite_overlay::Error;
 use hoplite_wire::cell::{
-    BODY, DATA,
+    BODY,
     relay::{End, EndReason, HEADER},
 };
 
-use super::{Broken, Command, Limits, late::Late, share::Share};
+use super::{Broken, Command, Limits, late::Late, share::Share, unpredictable::Unpredictable};
 use crate::{
     failure,
     flow::{
@@ -19,11 +19,6 @@ use crate::{
     },
 };
 
-/// A cell of each so many has room for random octets, so that nobody can guess the digests of what they have not seen (tor-spec
-/// "Circuit-level flow control": "at least one cell of each SENDME increment").
-const SHORT_ONE_IN: u32 = 25;
-/// Room for them, and for the four zeros before.
-const SHORTER_BY: usize = 16;
 /// From so many waiting pieces on, cells are copied together: a reader that stops must not hold the channel's large buffers.
 const DETACHED: usize = 2;
 /// Cells of such a piece, fewer than a SENDME of a stream acknowledges.
@@ -70,7 +65,8 @@ pub(super) struct Stream {
     sending: VecDeque<BytesMut>,
     /// How many those are, of all of the circuit.
     queued: Share,
-    bodies: u32,
+    /// How long the last of them may become.
+    full: usize,
     waiting: VecDeque<Piece>,
     /// How many octets those are, of all of the circuit, and with them what the reader was handed last.
     held: Share,
@@ -106,7 +102,7 @@ impl Stream {
             answer: None,
             sending: VecDeque::new(),
             queued,
-            bodies: 0,
+            full: 0,
             waiting: VecDeque::new(),
             held,
             handed: 0,
@@ -301,10 +297,17 @@ impl Stream {
     }
 
     /// Takes what there is room for into bodies, of which there may be `most`.
-    pub(super) fn write(&mut self, mut octets: &[u8], most: usize) -> usize {
+    pub(super) fn write(
+        &mut self,
+        mut octets: &[u8],
+        most: usize,
+        unpredictable: &mut Unpredictable,
+    ) -> usize {
         let before = octets.len();
         while !octets.is_empty() {
-            let Some(room) = self.room(most) else { break };
+            let Some(room) = self.room(most, unpredictable) else {
+                break;
+            };
             let (now, later) = octets.split_at(octets.len().min(room));
             if let Some(body) = self.sending.back_mut() {
                 body.extend_from_slice(now);
@@ -315,28 +318,21 @@ impl Stream {
     }
 
     /// Room in the last body; begins another if there is none and the queue is not full.
-    fn room(&mut self, most: usize) -> Option<usize> {
+    fn room(&mut self, most: usize, unpredictable: &mut Unpredictable) -> Option<usize> {
         let last = self.sending.back();
-        let room = last.map_or(0, |body| self.full_at().saturating_sub(body.len()));
+        let room = last.map_or(0, |body| self.full.saturating_sub(body.len()));
         if room > 0 {
             return Some(room);
         }
         if self.sending.len() >= most {
             return None;
         }
-        self.bodies = self.bodies.wrapping_add(1);
+        self.full = unpredictable.begin();
         let mut body = BytesMut::with_capacity(BODY);
         body.resize(HEADER, 0);
         self.sending.push_back(body);
         self.queued.add(1);
-        Some(self.full_at() - HEADER)
-    }
-
-    fn full_at(&self) -> usize {
-        match self.bodies.is_multiple_of(SHORT_ONE_IN) {
-            true => HEADER + DATA - SHORTER_BY,
-            false => HEADER + DATA,
-        }
+        Some(self.full - HEADER)
     }
 
     pub(super) fn finish(&mut self) {

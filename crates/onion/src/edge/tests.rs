@@ -14,7 +14,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{
     io::{Handle, Shared},
-    stream::{Answer, Produced},
     *,
 };
 use crate::{failure, flow::Digest};
@@ -436,19 +435,46 @@ async fn on_a_stream_that_was_given_up_an_answer_and_an_end_come_once_and_no_ack
     }
 }
 
-#[test]
-fn a_cell_of_each_few_has_octets_that_nobody_can_guess() {
-    let kept = Arc::default();
-    let shares = [Sum::received(&kept), Sum::sending(&kept)].map(|sum| sum.share());
-    let mut stream = Stream::new(VEGAS, &Limits::default(), true, shares);
-    let written = stream.write(&[1; 128 * 498], 128);
-    assert!(written < 128 * 498);
-    let mut shorter = 0;
-    stream.answer(Ok(Answer::Connected));
-    while let Produced::Cell(body, _) = stream.produce(true) {
-        shorter += usize::from(body.len() < HEADER + cell::DATA);
+/// The lengths of the DATA that a client sends, and the ids of its streams.
+async fn seen_of(control: Control) -> (Vec<u16>, Vec<u16>) {
+    let mut pair = Pair::new(control);
+    pair.client = Shared::new(Edge::new(
+        Role::Client,
+        control,
+        Limits::default(),
+        crate::random,
+    ));
+    let (mut near, _far) = pair.stream(HALF_CLOSE);
+    let (other, _other) = pair.stream(HALF_CLOSE);
+    let ids = vec![near.id().0, other.id().0];
+    near.write_all(&[1; 120 * 498]).await.expect("taken");
+    let mut lengths = Vec::new();
+    while let Some(message) = pair.client.lock().next_message() {
+        let header = Header::read(message.body.as_ref().try_into().expect("a body"));
+        if header.command == Command::DATA {
+            lengths.push(header.length);
+        }
     }
-    assert!(shorter >= 128 / 31, "{shorter}");
+    (lengths, ids)
+}
+
+/// As C tor does: an exit cannot tell which of the two it serves by the lengths of full cells, nor by the ids of streams.
+#[tokio::test]
+async fn what_an_exit_sees_of_a_client_is_what_c_tor_would_send() {
+    let mut firsts = std::collections::BTreeSet::new();
+    for _ in 0..50 {
+        let (lengths, ids) = seen_of(VEGAS).await;
+        let short = lengths.iter().position(|length| *length != 498);
+        assert!(short.is_some_and(|n| (50..=99).contains(&n)), "{short:?}");
+        assert_eq!(lengths[short.expect("one")], 478);
+        firsts.insert(ids[0]);
+        assert_eq!(
+            ids[1],
+            ids[0].checked_add(1).unwrap_or(1),
+            "one after the other"
+        );
+    }
+    assert!(firsts.len() > 40, "{firsts:?}");
 }
 
 proptest! {

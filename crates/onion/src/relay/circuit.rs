@@ -101,9 +101,14 @@ impl Circuit {
     }
 }
 
-/// What is answered to the client's extensions; `None` if they cannot be read.
+/// What is answered to the client's extensions; `None` if they cannot be read, or ask for what is not done here.
 fn answer(message: &[u8], offered: bool, control: &mut Control) -> Option<Vec<u8>> {
     let asked = ClientExtensions::parse(message).ok()?;
+    // Proposal 346: a relay that does not do all that is asked for refuses the circuit. There is nothing that could be asked for: the client would
+    // else take us for somebody who does, another relay encryption (`Relay=6`) say.
+    if !asked.subprotocols.is_empty() {
+        return None;
+    }
     let increment = (asked.congestion_control && offered).then_some(INCREMENT);
     if let Some(increment) = increment {
         *control = Control::Vegas { increment };

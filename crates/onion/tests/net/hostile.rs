@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use hoplite_crypto::onion::ntor3;
 use hoplite_onion::{
     channel::{Channel, Dialer, Waiting, memory},
     edge::HALF_CLOSE,
@@ -15,7 +16,7 @@ use hoplite_wire::{
     Target,
     cell::{
         Cell, Command,
-        circuit::{Created2, DestroyReason},
+        circuit::{ClientExtensions, Create2, Created2, DestroyReason, HandshakeType, Subprotocol},
         relay::{self, Begin, Connected, End, EndReason, Flags, Message, Sendme, StreamId, Xoff},
     },
 };
@@ -134,6 +135,39 @@ async fn what_is_not_understood_and_what_comes_late_is_ignored() {
     let Heard::Message(0, relay::Command::RESOLVED, ..) = heard else {
         panic!("{heard:?}");
     };
+}
+
+/// Such a client would take the relay for one that speaks another relay encryption, and both would close what they cannot read.
+#[tokio::test]
+async fn a_client_that_asks_for_what_the_relay_does_not_do_gets_no_circuit() {
+    let mut scene = Scene::new().await;
+    for capabilities in [&[(2, 6)][..], &[(2, 5), (2, 6)], &[(99, 1)]] {
+        let asked = capabilities
+            .iter()
+            .map(|(protocol, capability)| Subprotocol {
+                protocol: *protocol,
+                capability: *capability,
+            });
+        let mut message = Vec::new();
+        let extensions = ClientExtensions {
+            congestion_control: true,
+            subprotocols: asked.collect(),
+        };
+        extensions.write(&mut message);
+        let relay = &scene.world.path[0];
+        let (_, skin) = ntor3::client(&relay.keys, &message).expect("made");
+        let mut circuit = scene.channel.open().await.expect("opens");
+        let create = Create2 {
+            handshake: HandshakeType::NTOR_V3,
+            data: &skin,
+        };
+        let cell = Cell::new(circuit.id, Command::CREATE2, |body| create.write(body));
+        send(&mut circuit, cell.expect("fits")).await;
+        let answered = answer(&mut circuit).await.expect("an answer");
+        assert_eq!(answered.command, Command::DESTROY, "{capabilities:?}");
+        assert_eq!(answered.body[0], DestroyReason::PROTOCOL.0);
+    }
+    scene.kept_stands().await;
 }
 
 #[tokio::test]

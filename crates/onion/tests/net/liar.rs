@@ -3,17 +3,18 @@
 use std::{future::poll_fn, sync::Arc, time::Duration};
 
 use bytes::BytesMut;
-use hoplite_crypto::onion::{OnionKey, OnionKeys};
+use hoplite_crypto::onion::{OnionKey, OnionKeys, ntor3};
 use hoplite_onion::{
     Config, Onion,
     channel::{self, Channel, Dialer, Waiting, memory},
+    client::build,
     path::{self, Fixed},
     relay::{self as onion_relay, Forward},
 };
 use hoplite_overlay::{Error, ErrorKind, Overlay, Stream, Terms, conformance::Far};
 use hoplite_wire::cell::{
     Cell, Command,
-    circuit::{Create2, DestroyReason},
+    circuit::{Create2, Created2, DestroyReason},
     relay::{self, Connected, Header, Message, Sendme, StreamId, Xoff, Xon},
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -148,6 +149,35 @@ async fn meet(open: bool, congestion_control: bool) -> (Liar, tokio::task::JoinH
             .await;
     }
     (liar, client)
+}
+
+/// An exit that answers what was not asked: congestion control decides how a circuit behaves, which others can see.
+#[tokio::test]
+async fn congestion_control_that_was_not_asked_for_ends_the_circuit() {
+    for (answer_to_nothing, good) in [(&[0][..], true), (&[1, 2, 1, 31], false)] {
+        let secret = OnionKey::fresh_secret().expect("randomness");
+        let onion = OnionKey::from_secret(&secret).expect("a key");
+        let keys = OnionKeys::new([9; 20], [9; 32], onion, None);
+        let (near, far) = memory::pair(Duration::ZERO, None, Some([9; 32]));
+        let world = World::new(Duration::ZERO, Kind::default());
+        let mut relay = known(&world.relays[0], Kind::default());
+        relay.keys = keys.published();
+        let said = answer_to_nothing.to_vec();
+        tokio::spawn(async move {
+            let mut circuit = far.accept().await.expect("a circuit");
+            let asked = answer(&mut circuit).await.expect("CREATE2");
+            let create = Create2::parse(&asked.body).expect("CREATE2");
+            let made = ntor3::server(&keys, create.data, |_| Some(said));
+            let (reply, _) = made.expect("a good handshake");
+            let created = Created2 { data: &reply };
+            let cell = Cell::new(circuit.id, Command::CREATED2, |body| created.write(body));
+            send(&mut circuit, cell.expect("fits")).await;
+            while answer(&mut circuit).await.is_some() {}
+        });
+        let channel: &dyn Channel = &*near;
+        let built = soon(build(channel, vec![relay], &config(false))).await;
+        assert_eq!(built.is_ok(), good, "{built:?}");
+    }
 }
 
 fn of(error: &std::io::Error) -> Error {
