@@ -54,9 +54,24 @@ pub trait Channel: fmt::Debug + Send + Sync {
         }
     }
 
+    /// A place for one more stream to a target, or a look-up, of the peer's; it is held as long as that is served. `None`: there are too many.
+    fn admit_stream(&self) -> Option<Box<dyn Place>> {
+        Some(Box::new(()))
+    }
+
     /// Whether it has closed.
     fn is_closed(&self) -> bool;
 }
+
+/// A stream's place among those of its client.
+pub trait Place: Send + Sync {
+    /// Whether a name may be looked up for it now.
+    fn admits_query(&self) -> bool {
+        true
+    }
+}
+
+impl Place for () {}
 
 /// Finds or makes the channel to a relay; there is one for each relay.
 pub trait Dialer: fmt::Debug + Send + Sync {

@@ -284,6 +284,11 @@ impl Usage {
 }
 
 impl Permit {
+    /// Whether its client may ask the resolver now.
+    pub(crate) fn admits_query(&self) -> bool {
+        self.client.queries.admits(1)
+    }
+
     /// The pace that whoever holds this permit keeps.
     pub(crate) fn pace(&self) -> Pace {
         Pace {

@@ -257,6 +257,11 @@ impl Onion {
                 true => usize::MAX,
                 false => self.settings.circuits_per_address,
             },
+            streams: Arc::default(),
+            most_streams: match channel.peer() {
+                Some(_) => self.settings.streams_per_relay,
+                None => self.settings.streams_per_client,
+            },
         };
         tokio::select! {
             biased;

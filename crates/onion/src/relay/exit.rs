@@ -17,8 +17,9 @@ use tokio::io::{AsyncWriteExt, copy, split};
 
 use super::Relay;
 use crate::{
+    channel::Place,
     edge::{
-        Asked, HALF_CLOSE,
+        Asked, Edge, HALF_CLOSE,
         io::{Handle, Shared},
     },
     failure,
@@ -31,15 +32,24 @@ const ANSWERS: usize = 16;
 /// For how many seconds a client may keep an answer.
 const LASTS: u32 = 60;
 
-/// Does what a client asks for, until the stream has ended.
-pub(super) async fn serve(relay: Arc<Relay>, shared: Arc<Shared>, id: StreamId, asked: Asked) {
+/// Does what a client asks for, until the stream has ended; `place` is held as long.
+pub(super) async fn serve(
+    relay: Arc<Relay>,
+    place: Box<dyn Place>,
+    shared: Arc<Shared>,
+    id: StreamId,
+    asked: Asked,
+) {
     let mut handle = Handle::new(&shared, id);
     let (opened, half_close) = match asked {
-        Asked::Name(name) => return resolve(&relay, &shared, id, &name).await,
+        Asked::Name(name) => {
+            let found = look_up(&relay, &*place, &name).await;
+            return tell(&mut shared.lock(), id, found);
+        }
         Asked::Directory => (directory(&relay).await, false),
         Asked::Stream(begin) => {
             let half_close = begin.flags.has(HALF_CLOSE);
-            (connect(&relay, &begin).await, half_close)
+            (connect(&relay, &*place, &begin).await, half_close)
         }
     };
     let (address, target) = match opened {
@@ -54,6 +64,21 @@ pub(super) async fn serve(relay: Arc<Relay>, shared: Arc<Shared>, id: StreamId, 
     }
 }
 
+/// There is no place for it.
+pub(super) fn refuse(relay: &Relay, edge: &mut Edge, id: StreamId, asked: &Asked) {
+    relay.counters.limited.fetch_add(1, Relaxed);
+    match asked {
+        Asked::Name(_) => tell(edge, id, Err(limited())),
+        Asked::Directory | Asked::Stream(_) => {
+            edge.refuse(id, End::new(EndReason::RESOURCELIMIT));
+        }
+    }
+}
+
+fn limited() -> Error {
+    Error::new(ErrorKind::TargetFailed, "serving a client").because(Reason::Limit)
+}
+
 type Opened = Result<(Option<IpAddr>, Stream), End>;
 
 async fn directory(relay: &Relay) -> Opened {
@@ -64,7 +89,7 @@ async fn directory(relay: &Relay) -> Opened {
     Ok((None, stream))
 }
 
-async fn connect(relay: &Relay, begin: &Begin) -> Opened {
+async fn connect(relay: &Relay, place: &dyn Place, begin: &Begin) -> Opened {
     let out = relay.out.as_ref().ok_or(End::new(EndReason::EXITPOLICY))?;
     let terms = Terms::default().within(relay.config.patience);
     let port = begin.target.port;
@@ -73,7 +98,7 @@ async fn connect(relay: &Relay, begin: &Begin) -> Opened {
     {
         return Err(End::new(EndReason::EXITPOLICY));
     }
-    let found = addresses(&**out, &begin.target, &terms).await;
+    let found = addresses(&**out, place, &begin.target, &terms).await;
     let found = found.map_err(|error| End::new(failure::end_of(&error)))?;
     let admitted = |ip: &IpAddr| relay.policy.admits(SocketAddr::new(*ip, port));
     let mut wanted: Vec<IpAddr> = found.iter().copied().filter(admitted).collect();
@@ -106,17 +131,19 @@ fn choose(addresses: &mut Vec<IpAddr>, flags: Flags) {
 
 async fn addresses(
     out: &dyn Overlay,
+    place: &dyn Place,
     target: &Target,
     terms: &Terms,
 ) -> Result<Vec<IpAddr>, Error> {
     match &target.host {
         Host::Ip(ip) => Ok(vec![*ip]),
+        Host::Name(_) if !place.admits_query() => Err(limited()),
         Host::Name(name) => out.resolve(name.as_str(), terms).await,
     }
 }
 
-async fn resolve(relay: &Relay, shared: &Shared, id: StreamId, name: &str) {
-    let found = look_up(relay, name).await;
+/// The answer to RESOLVE.
+fn tell(edge: &mut Edge, id: StreamId, found: Result<Vec<IpAddr>, Error>) {
     let answer = |value| Answer {
         value,
         seconds: LASTS,
@@ -133,10 +160,10 @@ async fn resolve(relay: &Relay, shared: &Shared, id: StreamId, name: &str) {
         }
         Err(_) => vec![answer(Value::Transient)],
     };
-    shared.lock().resolved(id, Resolved(answers));
+    edge.resolved(id, Resolved(answers));
 }
 
-async fn look_up(relay: &Relay, name: &str) -> Result<Vec<IpAddr>, Error> {
+async fn look_up(relay: &Relay, place: &dyn Place, name: &str) -> Result<Vec<IpAddr>, Error> {
     let nobody = || {
         let error = Error::new(ErrorKind::TargetFailed, "resolving a name");
         error.because(Reason::NameNotFound)
@@ -150,6 +177,7 @@ async fn look_up(relay: &Relay, name: &str) -> Result<Vec<IpAddr>, Error> {
     let host: Host = name.parse().map_err(|_| nobody())?;
     match host {
         Host::Ip(ip) => Ok(vec![ip]),
+        Host::Name(_) if !place.admits_query() => Err(limited()),
         Host::Name(name) => out.resolve(name.as_str(), &terms).await,
     }
 }

@@ -50,8 +50,12 @@ pub struct Onion {
     /// Octets that may wait in the circuits of all channels, and in the streams of those that end here; beyond it those that move least are ended.
     /// Default: 1073741824.
     pub queued: u64,
-    /// Streams to targets of one circuit. Default: 512.
+    /// Streams to targets of one circuit. Each counts as a request of `[limits]` too, of the address that the channel comes from. Default: 512.
     pub streams: usize,
+    /// Streams to targets, and look-ups, of all circuits on one channel of a client. Default: 4096.
+    pub streams_per_client: usize,
+    /// The same on one channel of another relay. Default: 16384.
+    pub streams_per_relay: usize,
     /// Other relays that channels are kept to, and that are remembered as not answering. For one more, one goes that the directory's list does not
     /// have, or that is idle. Default: 4096.
     pub relays: usize,
@@ -107,6 +111,8 @@ impl Default for Onion {
             skins_waiting_per_client: 128,
             queued: 1 << 30,
             streams: 512,
+            streams_per_client: 4096,
+            streams_per_relay: 16_384,
             relays: 4096,
             relays_per_address: 64,
             dials: 512,
@@ -158,6 +164,8 @@ impl Onion {
             ),
             ("onion.queued", self.queued == 0),
             ("onion.streams", self.streams == 0),
+            ("onion.streams_per_client", self.streams_per_client == 0),
+            ("onion.streams_per_relay", self.streams_per_relay == 0),
             ("onion.relays", self.relays == 0),
             ("onion.relays_per_address", self.relays_per_address == 0),
             ("onion.dials", self.dials == 0),

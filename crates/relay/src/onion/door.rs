@@ -4,13 +4,16 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     task::{Context, Poll, ready},
 };
 
 use hoplite_link::channel::{self as link, Origin, Share, Shares};
 use hoplite_onion::{
-    channel::{Channel, Circuit, Closed, Kept, Receiver, Sender, Waiting},
+    channel::{Channel, Circuit, Closed, Kept, Place, Receiver, Sender, Waiting},
     relay::Asker,
 };
 use hoplite_wire::cell::{BODY, Cell, circuit::DestroyReason};
@@ -32,6 +35,15 @@ pub(super) struct Door {
     /// The relay's circuits, and how many of them the client may have.
     pub(super) circuits: Shares,
     pub(super) each: usize,
+    /// Streams of the channel's circuits that end here, and how many there may be.
+    pub(super) streams: Arc<AtomicUsize>,
+    pub(super) most_streams: usize,
+}
+
+/// One of them: it counts as a request of its client, too.
+struct Streaming {
+    permit: Permit,
+    streams: Arc<AtomicUsize>,
 }
 
 /// The bandwidth of one direction of a circuit.
@@ -57,14 +69,14 @@ struct Outward {
 }
 
 /// What a circuit has when it was let in.
-struct Place {
+struct Admitted {
     permit: Permit,
     share: Share,
     origin: Origin,
 }
 
 impl Door {
-    fn admit(&self, circuit: &link::Circuit) -> Result<Place, DestroyReason> {
+    fn admit(&self, circuit: &link::Circuit) -> Result<Admitted, DestroyReason> {
         if self.alive.is_draining() {
             return Err(DestroyReason::HIBERNATING);
         }
@@ -81,7 +93,7 @@ impl Door {
             self.shared.metrics.limited("circuits");
             return Err(DestroyReason::RESOURCELIMIT);
         };
-        Ok(Place {
+        Ok(Admitted {
             permit,
             share,
             origin,
@@ -114,6 +126,21 @@ impl Channel for Door {
         Channel::peer(&self.channel)
     }
 
+    fn admit_stream(&self) -> Option<Box<dyn Place>> {
+        let more = |n| (n < self.most_streams).then_some(n + 1);
+        let counted = self.streams.fetch_update(Relaxed, Relaxed, more).is_ok();
+        let permit = counted
+            .then(|| self.shared.gate.request(self.client).ok())
+            .flatten();
+        let Some(permit) = permit else {
+            self.streams.fetch_sub(usize::from(counted), Relaxed);
+            self.shared.metrics.limited("streams");
+            return None;
+        };
+        let streams = Arc::clone(&self.streams);
+        Some(Box::new(Streaming { permit, streams }))
+    }
+
     fn asker(&self) -> Asker {
         Asker {
             key: self.client.number(),
@@ -126,8 +153,20 @@ impl Channel for Door {
     }
 }
 
-fn held(circuit: link::Circuit, place: Place) -> Circuit {
-    let Place {
+impl Place for Streaming {
+    fn admits_query(&self) -> bool {
+        self.permit.admits_query()
+    }
+}
+
+impl Drop for Streaming {
+    fn drop(&mut self) {
+        self.streams.fetch_sub(1, Relaxed);
+    }
+}
+
+fn held(circuit: link::Circuit, place: Admitted) -> Circuit {
+    let Admitted {
         permit,
         share,
         origin,

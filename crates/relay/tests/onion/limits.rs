@@ -2,11 +2,12 @@
 
 use hoplite_link::channel::How;
 use hoplite_onion::path::Relay as Known;
-use hoplite_overlay::{Reason, Terms};
+use hoplite_overlay::{Overlay, Reason, Terms};
 use hoplite_relay::{
     Config, Handle, Relay,
     config::{Carrier, TokenEntry},
 };
+use hoplite_wire::Target;
 
 use crate::{
     carriers,
@@ -15,12 +16,14 @@ use crate::{
 };
 
 #[tokio::test]
-async fn a_client_has_no_more_circuits_than_requests() {
-    let only = relay(|config| config.limits.requests_per_client = 2);
+async fn a_client_has_no_more_circuits_with_streams_than_requests() {
+    // A circuit is one, and each stream is.
+    let only = relay(|config| config.limits.requests_per_client = 4);
     let onion = client(path([&only]), How::Tls);
     let target = targets::tcp_echo().await;
+    let mut streams = Vec::new();
     for n in 0..2 {
-        open(&onion, target, &token(n)).await.expect("opens");
+        streams.push(open(&onion, target, &token(n)).await.expect("opens"));
     }
     let error = open(&onion, target, &token(3)).await.expect_err("too many");
     assert_eq!(error.reason(), Some(Reason::Limit), "{error}");
@@ -31,6 +34,61 @@ async fn a_client_has_no_more_circuits_than_requests() {
         ),
         1
     );
+}
+
+#[tokio::test]
+async fn a_client_has_no_more_streams_than_its_address_and_its_channel_may_have() {
+    for of_channel in [true, false] {
+        let only = relay(|config| match of_channel {
+            true => config.onion.streams_per_client = 6,
+            // Two circuits, and their streams.
+            false => config.limits.requests_per_client = 2 + 6,
+        });
+        let onion = client(path([&only]), How::Quic);
+        let target = targets::tcp_echo().await;
+        let mut streams = Vec::new();
+        for n in 0..6 {
+            streams.push(open(&onion, target, &token(n % 2)).await.expect("opens"));
+        }
+        let error = open(&onion, target, &token(0)).await.expect_err("too many");
+        assert_eq!(error.reason(), Some(Reason::Limit), "{error}");
+        let refused = "hoplite_relay_limit_refusals_total{limit=\"streams\"}";
+        assert_eq!(number(&only, refused), 1);
+        // Whose end the relay has heard of makes room.
+        drop(streams.pop());
+        while open(&onion, target, &token(1)).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn names_are_looked_up_for_circuits_no_faster_than_for_any_client() {
+    let only = relay(|config| config.limits.queries_per_client = 3);
+    let onion = client(path([&only]), How::Quic);
+    let port = targets::tcp_echo().await.port();
+    let echo: Target = format!("localhost:{port}").parse().expect("valid");
+    let asked = (0..40).map(|n| {
+        let (onion, echo) = (&onion, &echo);
+        async move {
+            let terms = Terms::default();
+            match n % 2 {
+                0 => open(onion, echo.clone(), &terms).await.map(drop),
+                _ => onion.resolve("localhost", &terms).await.map(drop),
+            }
+        }
+    });
+    let answered = futures_util::future::join_all(asked).await;
+    let (served, refused): (Vec<_>, Vec<_>) = answered.into_iter().partition(Result::is_ok);
+    // A second's worth at once; the rest would take ten seconds more.
+    assert!((1..20).contains(&served.len()), "{}", served.len());
+    for error in refused {
+        let reason = error.expect_err("refused").reason();
+        assert!(matches!(
+            reason,
+            Some(Reason::Limit | Reason::ResolverFailed)
+        ));
+    }
 }
 
 #[tokio::test]

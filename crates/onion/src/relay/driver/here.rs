@@ -66,7 +66,13 @@ impl Driver {
         handled.map_err(|_| Ended::from(DestroyReason::PROTOCOL))?;
         while let Some((id, asked)) = edge.next_asked() {
             let (relay, shared) = (Arc::clone(&self.relay), Arc::clone(shared));
-            self.tasks.spawn(exit::serve(relay, shared, id, asked));
+            match self.from.admit_stream() {
+                Some(place) => {
+                    self.tasks
+                        .spawn(exit::serve(relay, place, shared, id, asked));
+                }
+                None => exit::refuse(&relay, &mut edge, id, &asked),
+            }
         }
         Ok(())
     }
