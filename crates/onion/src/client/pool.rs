@@ -152,8 +152,16 @@ impl Pool {
         }
         slot.coming.push(Arc::clone(&build));
         drop(state);
-        let (pool, isolation, begun) = (Arc::clone(self), isolation.clone(), Arc::clone(&build));
-        let mut building = Box::pin(async move { pool.build(&isolation, &begun).await });
+        let (pool, builder) = (Arc::downgrade(self), Arc::clone(&self.builder));
+        let (isolation, begun) = (isolation.clone(), Arc::clone(&build));
+        let mut building = Box::pin(async move {
+            let built = begun.run(&builder).await;
+            match pool.upgrade() {
+                Some(pool) => pool.built(&isolation, &begun, built),
+                // Nobody opens streams any more.
+                None => drop(built),
+            }
+        });
         // Now, and not only when the task has its turn: where the choice of a path takes no time, the streams that come next know the exit.
         let chosen = building
             .as_mut()
@@ -164,17 +172,12 @@ impl Pool {
         Ok(Found::Coming(build))
     }
 
-    async fn build(self: Arc<Self>, isolation: &Isolation, build: &Arc<Build>) {
-        let (ports, required) = (build.port.into_iter().collect(), true);
-        let chosen = |exit: &Relay| {
-            // It is chosen once.
-            build.exit.set(exit.clone()).ok();
-        };
-        let built = self
-            .builder
-            .build(&Wish { ports, required }, chosen)
-            .await
-            .map(Arc::new);
+    fn built(
+        self: &Arc<Self>,
+        isolation: &Isolation,
+        build: &Arc<Build>,
+        built: Result<Arc<Live>, Error>,
+    ) {
         if let Ok(live) = &built {
             self.attach(isolation, live);
         }
@@ -366,6 +369,16 @@ impl Slot {
 }
 
 impl Build {
+    async fn run(&self, builder: &Arc<Builder>) -> Result<Arc<Live>, Error> {
+        let (ports, required) = (self.port.into_iter().collect(), true);
+        let chosen = |exit: &Relay| {
+            // It is chosen once.
+            self.exit.set(exit.clone()).ok();
+        };
+        let built = builder.build(&Wish { ports, required }, chosen).await;
+        built.map(Arc::new)
+    }
+
     /// Whether a stream to this port may wait for it: it is built for that port, or its exit is known to serve it.
     fn will_serve(&self, port: Option<u16>) -> bool {
         let permits = |port| self.exit.get().is_some_and(|exit| exit.permits(port));
