@@ -9,6 +9,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use tokio::{sync::oneshot, time::Instant};
@@ -17,6 +18,8 @@ use super::Bucket;
 
 /// Below this many clients nobody is forgotten.
 const FEW: usize = 1024;
+/// After so long what a client has asked for counts half.
+const HALF_LIFE: Duration = Duration::from_secs(10);
 
 /// Bounds of what waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +62,7 @@ pub struct Queue<J> {
     creates: (u32, u32),
     waiting: BTreeMap<Rank, (u64, J)>,
     count: u64,
-    /// Bounded by those with a channel, and those that had one within the time in which a bucket fills.
+    /// Those of whom something waits, and those whose requests of late are not forgotten yet: of few within seconds, of hundreds within two minutes.
     clients: HashMap<u64, Client>,
     sweep_at: usize,
 }
@@ -68,7 +71,24 @@ pub struct Queue<J> {
 #[derive(Debug)]
 struct Client {
     creates: Bucket,
+    /// What it has asked for, halved each [`HALF_LIFE`].
+    recent: u32,
+    since: Instant,
     waiting: usize,
+}
+
+impl Client {
+    /// What it has asked for of late.
+    fn recent(&mut self, now: Instant) -> u32 {
+        let passed = now.saturating_duration_since(self.since);
+        let times = u32::try_from(passed.as_secs() / HALF_LIFE.as_secs()).unwrap_or(u32::MAX);
+        self.recent = self.recent.checked_shr(times).unwrap_or(0);
+        self.since += HALF_LIFE * times.min(64);
+        if times > 64 {
+            self.since = now;
+        }
+        self.recent
+    }
 }
 
 impl<J> Queue<J> {
@@ -86,7 +106,11 @@ impl<J> Queue<J> {
 
     /// Whether a client may begin one more circuit now, on whichever channel.
     pub fn admits(&mut self, asker: Asker, now: Instant) -> bool {
-        self.client(asker, now).creates.take(now)
+        let client = self.client(asker, now);
+        let recent = client.recent(now);
+        let admitted = client.creates.take(now);
+        client.recent = recent.saturating_add(admitted.into());
+        admitted
     }
 
     /// It waits from now on; answers what is given up for it.
@@ -100,7 +124,7 @@ impl<J> Queue<J> {
             return Err(job);
         }
         client.waiting += 1;
-        let rank = (!asker.known, client.creates.used(), self.count);
+        let rank = (!asker.known, client.recent(now), self.count);
         self.count += 1;
         self.waiting.insert(rank, (asker.key, job));
         if self.waiting.len() <= limits.waiting {
@@ -131,12 +155,14 @@ impl<J> Queue<J> {
     fn client(&mut self, asker: Asker, now: Instant) -> &mut Client {
         if self.clients.len() >= self.sweep_at {
             self.clients
-                .retain(|_, client| client.waiting > 0 || !client.creates.is_full(now));
+                .retain(|_, client| client.waiting > 0 || client.recent(now) > 0);
             self.sweep_at = FEW.max(self.clients.len() * 2);
         }
         let (most, per_second) = self.creates;
         self.clients.entry(asker.key).or_insert_with(|| Client {
             creates: Bucket::new(most, per_second, now),
+            recent: 0,
+            since: now,
             waiting: 0,
         })
     }
@@ -297,6 +323,29 @@ mod tests {
     }
 
     #[test]
+    fn who_asks_all_the_time_comes_after_who_asks_now_and_then_though_both_keep_to_the_rate() {
+        let mut now = Instant::now();
+        let mut queue = Queue::new(LIMITS, (400, 200));
+        for n in 0..10_000 {
+            now += Duration::from_millis(10);
+            assert!(queue.admits(guest(1), now));
+            if n % 500 == 0 {
+                assert!(queue.admits(guest(2), now));
+            }
+        }
+        for key in [1, 1, 2, 3] {
+            assert_eq!(ask(&mut queue, guest(key), now), Ok(None));
+        }
+        let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
+        assert_eq!(order, [3, 2, 1, 1]);
+        now += HALF_LIFE * 20;
+        for key in [1, 4] {
+            assert_eq!(ask(&mut queue, guest(key), now), Ok(None));
+        }
+        assert_eq!(queue.pop(), Some(1), "that was long ago");
+    }
+
+    #[test]
     fn one_address_takes_no_more_places_than_its_share_whatever_its_channels_are() {
         let now = Instant::now();
         let mut queue = Queue::new(LIMITS, (100, 1));
@@ -339,7 +388,8 @@ mod tests {
             now += Duration::from_millis(1);
             assert!(queue.admits(guest(key + 10), now));
         }
-        assert!(queue.clients.len() <= 2 * FEW, "{}", queue.clients.len());
+        // A thousand came each second, each once.
+        assert!(queue.clients.len() <= 25_000, "{}", queue.clients.len());
     }
 
     #[tokio::test]

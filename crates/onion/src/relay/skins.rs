@@ -42,18 +42,8 @@ impl Bucket {
         }
     }
 
-    /// How many are missing.
-    pub fn used(&self) -> u32 {
-        self.most.saturating_sub(self.left)
-    }
-
-    /// Whether none is missing now.
-    pub fn is_full(&mut self, now: Instant) -> bool {
-        self.fill(now);
-        self.left >= self.most
-    }
-
-    fn fill(&mut self, now: Instant) {
+    /// Takes a token, if there is one.
+    pub fn take(&mut self, now: Instant) -> bool {
         let passed = now.saturating_duration_since(self.since);
         let came = passed.as_millis() * u128::from(self.per_second) / 1000;
         if came > 0 {
@@ -61,11 +51,6 @@ impl Bucket {
             self.left = self.left.saturating_add(came).min(self.most);
             self.since = now;
         }
-    }
-
-    /// Takes a token, if there is one.
-    pub fn take(&mut self, now: Instant) -> bool {
-        self.fill(now);
         let taken = self.left > 0;
         self.left = self.left.saturating_sub(1);
         taken

@@ -42,7 +42,7 @@ pub struct Onion {
     pub creates_per_second: u32,
     /// Threads that answer the handshakes of circuits (onion skins), beside those that pass cells; 0 is half as many as serve. Default: 0.
     pub skin_threads: usize,
-    /// Onion skins that wait to be answered, of all: relays first, then whoever has begun the fewest circuits of late. When more come, the last in
+    /// Onion skins that wait to be answered, of all: relays of the list first, then whoever has begun the fewest circuits of late. When more come, the last in
     /// that order are refused. Default: 2048.
     pub skins_waiting: usize,
     /// Onion skins of one address that wait. Default: 128.
