@@ -16,31 +16,38 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
+use hoplite_wire::Host;
+
 /// One part in so many is for floors alone.
-const FLOORS: usize = 8;
+const FLOORS: usize = 4;
 /// A flow may hold one part in so many of what else is free.
 const FLOW: usize = 16;
 /// The flows of a source may hold so many times what else is free, those to a target so many times.
 const SOURCE: usize = 4;
 const TARGET: usize = 2;
 /// Who may take no more octets than this besides what he has is short of memory.
-const SHORT: usize = 128 * 1024;
+pub(crate) const SHORT: usize = 128 * 1024;
+/// A flow that has rested for so long rests: that it has for longer makes it no less worth than its neighbours are many.
+const LONG: Duration = Duration::from_secs(60);
 
 /// Whom a flow's memory and place are counted against.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Party {
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Party {
     /// The address that a program sends from; of IPv6 its /64, in which a host takes as many as it likes.
     Source(IpAddr),
-    /// The address that it sends to; one of a name's temporary addresses stands for the name.
-    Target(IpAddr),
+    /// The address or the name that it sends to; at the TUN device one of a name's temporary addresses stands for it.
+    Target(Host),
 }
 
 /// What is held, by whom.
 pub(crate) struct Budget {
     total: usize,
     all: AtomicUsize,
+    /// The floors among them.
+    floors: AtomicUsize,
     short: AtomicBool,
     /// Those that have flows, and no others.
     parties: Mutex<HashMap<Party, Arc<Share>>>,
@@ -48,6 +55,7 @@ pub(crate) struct Budget {
 
 #[derive(Debug, Default)]
 struct Share {
+    /// What its flows hold above their floors.
     held: AtomicUsize,
     flows: AtomicUsize,
 }
@@ -57,8 +65,8 @@ pub(crate) struct Account {
     budget: Arc<Budget>,
     parties: [(Party, Arc<Share>); 2],
     floor: usize,
-    /// What is counted: never less than the floor.
-    counted: usize,
+    /// What it holds above that.
+    above: usize,
 }
 
 impl Budget {
@@ -67,6 +75,7 @@ impl Budget {
         Arc::new(Self {
             total,
             all: AtomicUsize::new(0),
+            floors: AtomicUsize::new(0),
             short: AtomicBool::new(false),
             parties: Mutex::default(),
         })
@@ -74,6 +83,14 @@ impl Budget {
 
     fn parties(&self) -> MutexGuard<'_, HashMap<Party, Arc<Share>>> {
         self.parties.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is left beside the floors of those that are here, or may come.
+    fn free(&self) -> usize {
+        let floors = self.floors.load(Relaxed);
+        let above = self.held().saturating_sub(floors);
+        let kept = floors.max(self.total / FLOORS);
+        self.total.saturating_sub(kept + above)
     }
 
     /// What is held, floors included.
@@ -92,25 +109,30 @@ impl Budget {
     }
 
     /// An account for a new flow; `None` when its floor is not left.
-    pub(crate) fn open(self: &Arc<Self>, ends: [IpAddr; 2], floor: usize) -> Option<Account> {
+    pub(crate) fn open(
+        self: &Arc<Self>,
+        source: IpAddr,
+        target: Host,
+        floor: usize,
+    ) -> Option<Account> {
         if self.held() + floor > self.total {
             return None;
         }
         let mut known = self.parties();
-        let parties = [Party::Source(host(ends[0])), Party::Target(ends[1])].map(|party| {
-            let share = Arc::clone(known.entry(party).or_default());
+        let parties = [Party::Source(host(source)), Party::Target(target)].map(|party| {
+            let share = Arc::clone(known.entry(party.clone()).or_default());
             share.flows.fetch_add(1, Relaxed);
             (party, share)
         });
         drop(known);
-        let mut account = Account {
+        self.all.fetch_add(floor, Relaxed);
+        self.floors.fetch_add(floor, Relaxed);
+        Some(Account {
             budget: Arc::clone(self),
             parties,
             floor,
-            counted: 0,
-        };
-        account.set(0);
-        Some(account)
+            above: 0,
+        })
     }
 }
 
@@ -126,13 +148,12 @@ impl Account {
     /// How many octets the flow may hold besides what it holds; its floor it may hold in any case.
     pub(crate) fn allowance(&self) -> usize {
         let budget = &self.budget;
-        let kept = budget.total / FLOORS;
-        let free = budget.total.saturating_sub(budget.held() + kept);
+        let free = budget.free();
         let [source, target] = self
             .parties
             .each_ref()
             .map(|(_, share)| share.held.load(Relaxed));
-        let own = (free / FLOW).saturating_sub(self.counted);
+        let own = (free / FLOW).saturating_sub(self.above);
         let allowed = own
             .min((SOURCE * free).saturating_sub(source))
             .min((TARGET * free).saturating_sub(target));
@@ -144,25 +165,33 @@ impl Account {
 
     /// The flow holds so many octets now.
     pub(crate) fn set(&mut self, held: usize) {
-        let held = held.max(self.floor);
-        if held != self.counted {
-            self.count(held);
+        let above = held.saturating_sub(self.floor);
+        if above != self.above {
+            self.count(above);
         }
     }
 
-    fn count(&mut self, held: usize) {
+    fn count(&mut self, above: usize) {
         let shares = self.parties.iter().map(|(_, share)| &share.held);
         for sum in shares.chain([&self.budget.all]) {
-            match held.checked_sub(self.counted) {
+            match above.checked_sub(self.above) {
                 Some(more) => sum.fetch_add(more, Relaxed),
-                None => sum.fetch_sub(self.counted - held, Relaxed),
+                None => sum.fetch_sub(self.above - above, Relaxed),
             };
         }
-        self.counted = held;
+        self.above = above;
+    }
+
+    /// How much others miss its place when it has rested for so long: the more, the longer that is (at most [`LONG`]), and the more flows its
+    /// source and its target have; then the longer it has really rested.
+    pub(crate) fn rest_counts(&self, rested: Duration) -> (u128, Duration) {
+        let counted = rested.min(LONG) + Duration::from_secs(1);
+        let crowd = self.crowd() as u128;
+        (counted.as_millis().saturating_mul(crowd), rested)
     }
 
     /// How crowded it is where this flow is: the flows of its source times those to its target.
-    pub(crate) fn crowd(&self) -> usize {
+    fn crowd(&self) -> usize {
         let flows = self
             .parties
             .iter()
@@ -174,6 +203,8 @@ impl Account {
 impl Drop for Account {
     fn drop(&mut self) {
         self.count(0);
+        self.budget.all.fetch_sub(self.floor, Relaxed);
+        self.budget.floors.fetch_sub(self.floor, Relaxed);
         let mut known = self.budget.parties();
         for (party, share) in &self.parties {
             if share.flows.fetch_sub(1, Relaxed) == 1 {
@@ -191,7 +222,7 @@ impl fmt::Debug for Budget {
 
 impl fmt::Debug for Account {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Account({})", self.counted)
+        write!(f, "Account({} above {})", self.above, self.floor)
     }
 }
 
@@ -204,22 +235,26 @@ mod tests {
     const FLOOR: usize = 4096;
     const TOTAL: usize = 64 << 20;
 
-    fn ends(source: u8, target: u16) -> [IpAddr; 2] {
+    type Ends = (IpAddr, Host);
+
+    fn ends(source: u8, target: u16) -> Ends {
         let [high, low] = target.to_be_bytes();
-        [
-            IpAddr::from([198, 18, 0, source]),
-            IpAddr::from([192, 0, high, low]),
-        ]
+        let source = IpAddr::from([198, 18, 0, source]);
+        (source, Host::ip([192, 0, high, low].into()))
+    }
+
+    fn open(budget: &Arc<Budget>, (source, target): Ends) -> Option<Account> {
+        budget.open(source, target, FLOOR)
     }
 
     /// Takes all that it may.
     fn fill(account: &mut Account) {
-        account.set(account.counted + account.allowance());
+        account.set(FLOOR + account.above + account.allowance());
     }
 
-    fn greedy(budget: &Arc<Budget>, flows: u16, ends: impl Fn(u16) -> [IpAddr; 2]) -> Vec<Account> {
-        let open = |n| budget.open(ends(n), FLOOR).expect("a floor is left");
-        let mut all: Vec<_> = (0..flows).map(open).collect();
+    fn greedy(budget: &Arc<Budget>, flows: u16, ends: impl Fn(u16) -> Ends) -> Vec<Account> {
+        let fresh = |n| open(budget, ends(n)).expect("a floor is left");
+        let mut all: Vec<_> = (0..flows).map(fresh).collect();
         all.iter_mut().for_each(fill);
         all
     }
@@ -229,9 +264,9 @@ mod tests {
         let budget = Budget::new(TOTAL);
         let _all = greedy(&budget, 4000, |_| ends(1, 1));
         assert!(budget.held() < TOTAL / 4 * 3);
-        let other = budget.open(ends(1, 2), FLOOR).expect("a floor");
+        let other = open(&budget, ends(1, 2)).expect("a floor");
         assert!(
-            other.allowance() > 1 << 20,
+            other.allowance() > 512 << 10,
             "{other:?} {}",
             other.allowance()
         );
@@ -241,7 +276,7 @@ mod tests {
     fn a_source_cannot_keep_another_from_its_memory() {
         let budget = Budget::new(TOTAL);
         let _all = greedy(&budget, 4000, |n| ends(1, n));
-        let other = budget.open(ends(2, 1), FLOOR).expect("a floor");
+        let other = open(&budget, ends(2, 1)).expect("a floor");
         assert!(other.allowance() > 512 << 10, "{}", other.allowance());
     }
 
@@ -249,7 +284,11 @@ mod tests {
     fn a_host_with_many_addresses_of_ipv6_is_one_source() {
         let (budget, target) = (Budget::new(TOTAL), IpAddr::from([192, 0, 2, 1]));
         let from = |n: u16| IpAddr::from([0x2001, 0xdb8, 0, 1, 0, 0, 0, n]);
-        let open = |n| budget.open([from(n), target], FLOOR).expect("a floor");
+        let open = |n| {
+            budget
+                .open(from(n), Host::ip(target), FLOOR)
+                .expect("a floor")
+        };
         let both = [open(1), open(2)];
         assert_eq!(both.each_ref().map(Account::crowd), [4, 4]);
     }
@@ -265,14 +304,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_flows_do_the_sum_is_within_the_budget_and_nobody_is_below_the_floor(
+        fn whatever_flows_do_the_sum_is_within_the_budget(
             total in 1_usize << 16..1 << 22,
             deeds in prop::collection::vec((0_u8..4, 0_u16..5, 0_usize..200, 0_usize..1 << 20), 1..400),
         ) {
             let (budget, mut all) = (Budget::new(total), Vec::new());
             for (source, target, which, octets) in deeds {
                 match which {
-                    0..100 => all.extend(budget.open(ends(source, target), FLOOR)),
+                    0..100 => all.extend(open(&budget, ends(source, target))),
                     _ if all.is_empty() => {}
                     100..120 => drop(all.swap_remove(octets % all.len())),
                     120..150 => {
@@ -282,13 +321,12 @@ mod tests {
                     _ => {
                         let which = octets % all.len();
                         let account = &mut all[which];
-                        account.set(account.counted + octets.min(account.allowance()));
+                        account.set(FLOOR + account.above + octets.min(account.allowance()));
                     }
                 }
-                let sum: usize = all.iter().map(|account| account.counted).sum();
+                let sum: usize = all.iter().map(|account| FLOOR + account.above).sum();
                 prop_assert_eq!(budget.held(), sum);
                 prop_assert!(sum <= total);
-                prop_assert!(all.iter().all(|account| account.counted >= FLOOR));
             }
         }
     }

@@ -62,6 +62,8 @@ pub struct Limits {
     /// UDP flows of one association; a further one takes the place of the one that was used least lately.
     /// Default: 256.
     pub datagram_flows: usize,
+    /// Octets of memory for datagrams that wait in the flows of all associations together; further ones are dropped. Default: 67108864.
+    pub datagram_memory: usize,
     /// The largest header of an HTTP request or answer, in octets; a larger one is refused. Default: 65536.
     pub header: usize,
 }
@@ -113,6 +115,7 @@ impl Default for Limits {
             idle_stream: Duration::ZERO,
             idle_datagrams: Duration::from_secs(180),
             datagram_flows: 256,
+            datagram_memory: 64 << 20,
             header: 65_536,
         }
     }
@@ -153,6 +156,10 @@ impl Limits {
         ];
         if let Some((key, _)) = zeros.into_iter().find(|(_, zero)| *zero) {
             let expected = "a number above 0";
+            return Err(ConfigError { key, expected });
+        }
+        if self.datagram_memory < 1 << 20 {
+            let (key, expected) = ("limits.datagram_memory", "at least 1048576 octets");
             return Err(ConfigError { key, expected });
         }
         if !(8192..=1 << 20).contains(&self.header) {

@@ -12,7 +12,7 @@ use std::{
 use hoplite_overlay::{Batch, Datagrams, Error};
 
 use self::sender::Wait;
-pub(crate) use self::sender::{Pushed, Sender};
+pub(crate) use self::sender::{FLOOR, Pushed, Sender};
 use crate::{copy::idle::Idle, queue::Queue};
 
 /// How long a flow that failed keeps its place, so that a program that insists does not make us open flows without a pause.

@@ -20,6 +20,7 @@ use tokio::{
 
 use crate::{
     app::App,
+    budget::Budget,
     config::{Config, ConfigError, Limits, Listen},
     counters::Counters,
     http, socks,
@@ -67,6 +68,8 @@ pub(crate) struct Room {
     pub(crate) overlay: Arc<dyn Overlay>,
     pub(crate) limits: Limits,
     pub(crate) udp: bool,
+    /// What UDP flows of all associations hold.
+    pub(crate) datagram_memory: Arc<Budget>,
     pub(crate) counters: Arc<Counters>,
 }
 
@@ -113,6 +116,7 @@ impl Front {
     pub async fn serve(self, overlay: Arc<dyn Overlay>, shutdown: impl Future<Output = ()>) {
         let room = Arc::new(Room {
             overlay,
+            datagram_memory: Budget::new(self.config.limits.datagram_memory),
             limits: self.config.limits,
             udp: self.config.socks.udp,
             counters: self.counters,

@@ -33,14 +33,48 @@ impl Queue {
         self.lengths.is_empty()
     }
 
-    /// Takes a copy, or answers that there is no room.
-    pub(crate) fn push(&mut self, payload: &[u8]) -> bool {
+    /// What it takes, in octets of memory.
+    pub(crate) fn memory(&self) -> usize {
+        self.contents.capacity() + self.lengths.capacity() * size_of::<usize>()
+    }
+
+    /// Takes a copy, or answers that there is no room, or none that takes no more than `most` octets of memory in all.
+    pub(crate) fn push(&mut self, payload: &[u8], most: usize) -> bool {
         let room = MAX_OCTETS.saturating_sub(self.contents.len());
         if payload.len() > room || self.lengths.len() >= MAX_COUNT {
             return false;
         }
+        if !self.grow(payload.len(), most) {
+            return false;
+        }
         self.contents.extend_from_slice(payload);
         self.lengths.push_back(payload.len());
+        true
+    }
+
+    /// Makes place for one more, by doubling if that is allowed.
+    fn grow(&mut self, octets: usize, most: usize) -> bool {
+        let (len, count) = (self.contents.len() + octets, self.lengths.len() + 1);
+        let (octets, lengths) = (self.contents.capacity(), self.lengths.capacity());
+        if len <= octets && count <= lengths {
+            return true;
+        }
+        let lengths = if count <= lengths {
+            lengths
+        } else {
+            count.max(4).next_power_of_two()
+        };
+        let left = most.saturating_sub(lengths * size_of::<usize>());
+        let octets = if len <= octets {
+            octets
+        } else {
+            len.max(octets * 2).min(left)
+        };
+        if octets < len || octets > left {
+            return false;
+        }
+        self.contents.reserve_exact(octets - self.contents.len());
+        self.lengths.reserve_exact(lengths - self.lengths.len());
         true
     }
 
@@ -50,9 +84,9 @@ impl Queue {
     }
 
     /// Takes copies of a train's datagrams as far as there is room, and answers how many found none.
-    pub(crate) fn push_train(&mut self, train: Batch<'_>) -> usize {
+    pub(crate) fn push_train(&mut self, train: Batch<'_>, most: usize) -> usize {
         let payloads = train.payloads();
-        payloads.filter(|payload| !self.push(payload)).count()
+        payloads.filter(|payload| !self.push(payload, most)).count()
     }
 
     /// The first datagrams that have one size; the last may be shorter. `None` when there are none.
@@ -83,10 +117,15 @@ impl Queue {
         }
     }
 
-    /// Gives back what a burst needed; what an ordinary exchange needs stays.
-    pub(crate) fn release(&mut self) {
-        self.contents.shrink_to(KEPT_OCTETS);
-        self.lengths.shrink_to(KEPT_COUNT);
+    /// Gives back what a burst needed; what an ordinary exchange needs stays if it is to be `kept`.
+    pub(crate) fn release(&mut self, kept: bool) {
+        let (octets, count) = if kept {
+            (KEPT_OCTETS, KEPT_COUNT)
+        } else {
+            (0, 0)
+        };
+        self.contents.shrink_to(octets);
+        self.lengths.shrink_to(count);
     }
 }
 
@@ -111,7 +150,7 @@ mod tests {
     fn equal_datagrams_leave_as_one_batch_with_a_shorter_one_last() {
         let mut queue = Queue::default();
         for len in [100, 100, 40, 100] {
-            assert!(queue.push(&vec![0; len]));
+            assert!(queue.push(&vec![0; len], usize::MAX));
         }
         let (batch, count) = queue.batch().expect("full");
         assert_eq!((batch.contents.len(), batch.segment, count), (240, 100, 3));
@@ -120,18 +159,36 @@ mod tests {
     #[test]
     fn a_full_queue_drops_what_comes() {
         let mut queue = Queue::default();
-        while queue.push(&[0; 1000]) {}
-        assert!(!queue.push(&[0; 1000]));
+        while queue.push(&[0; 1000], usize::MAX) {}
+        assert!(!queue.push(&[0; 1000], usize::MAX));
         queue.pop(MAX_COUNT);
-        assert!(queue.push(&[0; 1000]));
+        assert!(queue.push(&[0; 1000], usize::MAX));
     }
 
     proptest! {
         #[test]
+        fn no_more_memory_is_taken_than_is_allowed(
+            steps in proptest::collection::vec((0_usize..3000, 0_usize..30_000, 0_usize..4, any::<bool>()), 0..200),
+        ) {
+            let mut queue = Queue::default();
+            for (len, most, gone, kept) in steps {
+                let before = (queue.memory(), queue.len());
+                let taken = queue.push(&vec![0; len], most);
+                prop_assert!(queue.memory() <= most.max(before.0));
+                prop_assert_eq!(queue.len(), before.1 + usize::from(taken));
+                queue.pop(gone);
+                if queue.is_empty() {
+                    queue.release(kept);
+                    prop_assert!(kept || queue.memory() == 0);
+                }
+            }
+        }
+
+        #[test]
         fn what_went_in_comes_out_in_order(payloads in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..4), 0..300)) {
             let mut queue = Queue::default();
             for payload in &payloads {
-                prop_assert!(queue.push(payload));
+                prop_assert!(queue.push(payload, usize::MAX));
             }
             prop_assert_eq!(drain(&mut queue), payloads);
         }

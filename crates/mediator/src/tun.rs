@@ -54,8 +54,9 @@ pub(crate) struct Room {
     pub(crate) port: Arc<dyn Port>,
     /// What the addresses mean that programs were told.
     pub(crate) names: Arc<Names>,
-    /// What TCP flows hold.
+    /// What TCP flows hold, and what UDP flows.
     pub(crate) tcp_memory: Arc<Budget>,
+    pub(crate) udp_memory: Arc<Budget>,
     pub(crate) config: Config,
     pub(crate) counters: Arc<Counters>,
 }
@@ -94,6 +95,7 @@ impl Room {
             port,
             names,
             tcp_memory: Budget::new(config.flows.memory),
+            udp_memory: Budget::new(config.flows.udp_memory),
             config,
             counters,
         }

@@ -11,8 +11,13 @@ use std::{
 use hoplite_overlay::Batch;
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::queue::Queue;
+use crate::{
+    budget::{Account, SHORT},
+    queue::Queue,
+};
 
+/// What a flow may hold in any case, in octets of memory: a datagram of usual size.
+pub(crate) const FLOOR: usize = 2048;
 /// So many octets fill a packet: nobody waits for more to share it.
 const PACKET: usize = 1000;
 /// A question and its answer, each of them twice or in a few pieces, are no more datagrams.
@@ -24,8 +29,12 @@ pub(crate) struct Sender<W>(Arc<Mutex<Shared<W>>>);
 
 #[derive(Debug)]
 struct Shared<W> {
-    /// Bounded by itself: datagrams that come when it is full are dropped.
+    /// Bounded by itself and by the account: datagrams that come when it is full are dropped.
     queue: Queue,
+    /// The memory of the queue with which this one changes places, in octets.
+    elsewhere: usize,
+    /// What both count against; none when the flow is over.
+    account: Option<Account>,
     waker: Option<Waker>,
     used: Instant,
     /// How many datagrams came from the program and from the target.
@@ -49,19 +58,20 @@ impl<W> Clone for Sender<W> {
     }
 }
 
-impl<W> Default for Sender<W> {
-    fn default() -> Self {
+impl<W: Copy> Sender<W> {
+    /// The end of a flow that begins.
+    pub(crate) fn new(account: Account) -> Self {
         Self(Arc::new(Mutex::new(Shared {
             queue: Queue::default(),
+            elsewhere: 0,
+            account: Some(account),
             waker: None,
             used: Instant::now(),
             counts: [0; 2],
             failed: None,
         })))
     }
-}
 
-impl<W: Copy> Sender<W> {
     fn lock(&self) -> MutexGuard<'_, Shared<W>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -74,7 +84,7 @@ impl<W: Copy> Sender<W> {
             return Pushed::Failed(why);
         }
         shared.count(0, batch);
-        let dropped = shared.queue.push_train(batch);
+        let dropped = shared.queue_up(batch);
         let waker = shared.waker.take();
         drop(shared);
         waker.into_iter().for_each(Waker::wake);
@@ -103,7 +113,23 @@ impl<W: Copy> Sender<W> {
     pub(crate) fn fail(&self, why: W) -> usize {
         let mut shared = self.lock();
         shared.failed = Some(why);
-        mem::take(&mut shared.queue).len()
+        let lost = mem::take(&mut shared.queue).len();
+        shared.settle();
+        lost
+    }
+
+    /// The flow is over: it holds nothing any more.
+    pub(crate) fn end(&self) {
+        let mut shared = self.lock();
+        shared.queue = Queue::default();
+        shared.account = None;
+    }
+
+    /// How much others miss its place: see [`Account::rest_counts`]. `None` if it is over.
+    pub(crate) fn rest_counts(&self, now: Instant) -> Option<(u128, Duration)> {
+        let shared = self.lock();
+        let rested = now.saturating_duration_since(shared.used);
+        Some(shared.account.as_ref()?.rest_counts(rested))
     }
 
     /// The first datagram that waits.
@@ -125,8 +151,14 @@ impl<W: Copy> Sender<W> {
         if shared.queue.is_empty() {
             shared.waker = Some(cx.waker().clone());
             // They change places: both have held a burst.
-            shared.queue.release();
-            empty.release();
+            let kept = shared
+                .account
+                .as_ref()
+                .is_some_and(|account| account.allowance() >= SHORT);
+            shared.queue.release(kept);
+            empty.release(kept);
+            shared.elsewhere = empty.memory();
+            shared.settle();
             return Poll::Pending;
         }
         if shared.queue.octets() < PACKET && wait.poll(cx).is_pending() {
@@ -135,11 +167,29 @@ impl<W: Copy> Sender<W> {
         }
         wait.sleep = None;
         mem::swap(&mut shared.queue, empty);
+        shared.elsewhere = empty.memory();
         Poll::Ready(())
     }
 }
 
 impl<W> Shared<W> {
+    /// Queues copies as far as there is room and memory; answers how many found none.
+    fn queue_up(&mut self, batch: Batch<'_>) -> usize {
+        let more = self.account.as_ref().map_or(0, Account::allowance);
+        let floor = FLOOR.saturating_sub(self.elsewhere);
+        let most = floor.max(self.queue.memory().saturating_add(more));
+        let dropped = self.queue.push_train(batch, most);
+        self.settle();
+        dropped
+    }
+
+    fn settle(&mut self) {
+        let held = self.queue.memory() + self.elsewhere;
+        if let Some(account) = &mut self.account {
+            account.set(held);
+        }
+    }
+
     fn count(&mut self, end: usize, batch: Batch<'_>) {
         if let Some(count) = self.counts.get_mut(end) {
             *count = count.saturating_add(batch.payloads().count());

@@ -24,7 +24,11 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{app::App, datagrams::Pushed, front::Room};
+use crate::{
+    app::App,
+    datagrams::{FLOOR, Pushed},
+    front::Room,
+};
 
 use super::{
     fail,
@@ -166,7 +170,9 @@ impl Association {
     fn open(&mut self, view: &DatagramView<'_>, program: SocketAddr) -> Option<&Sender> {
         let target = view.endpoint.endpoint().ok()?.target().ok()?;
         self.make_room();
-        let sender = Sender::default();
+        let memory = &self.room.datagram_memory;
+        let account = memory.open(self.peer, target.host.clone(), FLOOR)?;
+        let sender = Sender::new(account);
         let flow = Flow {
             room: Arc::clone(&self.room),
             socket: Arc::clone(&self.socket),

@@ -74,6 +74,12 @@ impl Flow {
     }
 }
 
+impl Drop for Flow {
+    fn drop(&mut self) {
+        self.sender.end();
+    }
+}
+
 impl Program for Flow {
     type Why = ();
 

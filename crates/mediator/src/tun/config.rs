@@ -64,6 +64,8 @@ pub struct Flows {
     pub window: usize,
     /// Octets of memory for what waits in all TCP flows together; windows sink as it fills. Default: 268435456.
     pub memory: usize,
+    /// Octets of memory for datagrams that wait in all UDP flows together; further ones are dropped. Default: 67108864.
+    pub udp_memory: usize,
     /// When a program's connection counts as open. Default: "auto".
     pub open: Opening,
     /// How long a flow may take to open. Default: 30.
@@ -132,6 +134,7 @@ impl Default for Flows {
             packets: 256,
             window: 1 << 20,
             memory: 256 << 20,
+            udp_memory: 64 << 20,
             open: Opening::default(),
             opening: Duration::from_secs(30),
             pack_wait: Duration::ZERO,
@@ -198,6 +201,10 @@ impl Flows {
             let (key, expected) = ("flows.memory", "at least four times flows.window");
             return Err(ConfigError { key, expected });
         }
+        if self.udp_memory < 1 << 20 {
+            let (key, expected) = ("flows.udp_memory", "at least 1048576 octets");
+            return Err(ConfigError { key, expected });
+        }
         if self.pack_wait > Duration::from_secs(1) {
             let (key, expected) = ("flows.pack_wait", "0 to 1 second");
             return Err(ConfigError { key, expected });
@@ -244,6 +251,7 @@ mod tests {
             udp = 2
             window = 16384
             memory = 65536
+            udp_memory = 1048576
             open = "pessimistic"
             opening = 3
             pack_wait = 0.005
@@ -260,7 +268,7 @@ mod tests {
         let (device, flows) = (&config.device, &config.flows);
         assert_eq!((device.mtu, device.addresses.len()), (1400, 2));
         assert_eq!(device.privacy, Privacy::Compatibility);
-        assert_eq!(flows.memory, 65_536);
+        assert_eq!((flows.memory, flows.udp_memory), (65_536, 1 << 20));
         assert_eq!(flows.open, Opening::Pessimistic);
         assert_eq!(flows.pack_wait, Duration::from_millis(5));
         assert_eq!(flows.idle_stream, Duration::ZERO);
@@ -285,6 +293,7 @@ mod tests {
         assert_eq!(key_of("flows = { udp = 0 }"), "flows.udp");
         assert_eq!(key_of("flows = { window = 1 }"), "flows.window");
         assert_eq!(key_of("flows = { memory = 4194303 }"), "flows.memory");
+        assert_eq!(key_of("flows = { udp_memory = 1 }"), "flows.udp_memory");
         assert_eq!(key_of("flows = { pack_wait = 2 }"), "flows.pack_wait");
         assert!(toml::from_str::<Config>("flows = { open = \"maybe\" }").is_err());
     }

@@ -51,7 +51,7 @@ use std::{
 
 use bytes::Bytes;
 use hoplite_wire::{
-    Target,
+    Host, Target,
     ip::{
         self,
         icmp::Unreachable,
@@ -212,8 +212,8 @@ impl Table {
         let place = |table: &Self| {
             let (room, flows) = (&table.shared.room, table.shared.flows().len());
             let Flows { tcp, window, .. } = room.config.flows;
-            let ends = [ends.program.ip(), ends.target.ip()];
-            let open = || room.tcp_memory.open(ends, floor_for(window) * 2);
+            let (source, target) = (ends.program.ip(), Host::ip(ends.target.ip()));
+            let open = || room.tcp_memory.open(source, target, floor_for(window) * 2);
             (flows < tcp).then(open).flatten()
         };
         place(self).or_else(|| {

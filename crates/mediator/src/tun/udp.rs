@@ -5,13 +5,14 @@
 mod flow;
 
 use std::{
+    cmp::Reverse,
     collections::{HashMap, VecDeque},
     sync::Arc,
     time::Duration,
 };
 
 use hoplite_overlay::Batch;
-use hoplite_wire::ip::icmp::Unreachable;
+use hoplite_wire::{Host, ip::icmp::Unreachable};
 use tokio::{
     task::{AbortHandle, JoinSet},
     time::Instant,
@@ -22,7 +23,10 @@ use super::{
     Ends, Room,
     icmp::{datagram_of, tell_unreachable},
 };
-use crate::datagrams::{self, Pushed};
+use crate::{
+    budget::Account,
+    datagrams::{self, FLOOR, Pushed},
+};
 
 /// How many flows of each kind are looked at when one has to make room.
 const CANDIDATES: usize = 8;
@@ -70,8 +74,11 @@ impl Table {
             segment,
         };
         let sender = match self.flows.get(&ends) {
-            Some(place) if !place.task.is_finished() => &place.sender,
+            Some(place) if !place.task.is_finished() => Some(&place.sender),
             _ => self.open(ends, now),
+        };
+        let Some(sender) = sender else {
+            return self.room.counters.udp_dropped.add(batch.payloads().count());
         };
         match sender.push(batch, now) {
             Pushed::Dropped(count) => self.room.counters.udp_dropped.add(count),
@@ -83,32 +90,48 @@ impl Table {
         }
     }
 
-    fn open(&mut self, ends: Ends, now: Instant) -> &Sender {
+    /// `None` when there is no memory for a further flow.
+    fn open(&mut self, ends: Ends, now: Instant) -> Option<&Sender> {
         while self.tasks.try_join_next().is_some() {}
-        if !self.flows.contains_key(&ends) {
+        let new = !self.flows.contains_key(&ends);
+        if new && self.flows.len() >= self.room.config.flows.udp {
             self.make_room(now);
+        }
+        let account = match self.account(ends) {
+            Some(account) => account,
+            None => {
+                self.make_room(now);
+                self.account(ends)?
+            }
+        };
+        if !self.flows.contains_key(&ends) {
             self.exchanges.push_back(ends);
         }
-        let sender = Sender::default();
+        let sender = Sender::new(account);
         let flow = Flow::new(Arc::clone(&self.room), ends, sender.clone());
         let task = self.tasks.spawn(flow.run());
         let place = self.flows.entry(ends);
         let place = place.insert_entry(Place { sender, task });
-        &place.into_mut().sender
+        Some(&place.into_mut().sender)
     }
 
-    /// Keeps the table within its bound: of the next few flows the one goes that is missed least.
+    fn account(&self, ends: Ends) -> Option<Account> {
+        let target = Host::ip(ends.target.ip());
+        let memory = &self.room.udp_memory;
+        memory.open(ends.program.ip(), target, FLOOR)
+    }
+
+    /// Of the next few flows the one goes that is missed least.
     fn make_room(&mut self, now: Instant) {
-        while self.flows.len() >= self.room.config.flows.udp {
-            let Some(ends) = self.next_to_go(now) else {
-                return;
-            };
-            if let Some(place) = self.flows.remove(&ends)
-                && !place.task.is_finished()
-            {
-                self.room.counters.udp_evicted.add(1);
-                place.task.abort();
-            }
+        let Some(ends) = self.next_to_go(now) else {
+            return;
+        };
+        if let Some(place) = self.flows.remove(&ends)
+            && !place.task.is_finished()
+        {
+            self.room.counters.udp_evicted.add(1);
+            place.sender.end();
+            place.task.abort();
         }
     }
 
@@ -143,11 +166,13 @@ impl Place {
         self.sender.is_stream()
     }
 
-    /// How much it is missed: not at all when it is over, little when it was an exchange that is done, else the more the later it was used.
-    fn worth(&self, now: Instant) -> Option<(bool, Instant)> {
+    /// How much it is missed: not at all when it is over, little when it was an exchange that is done, else the more the later it was used
+    /// and the fewer flows its source and its target have.
+    fn worth(&self, now: Instant) -> Option<(bool, Reverse<(u128, Duration)>)> {
         let used = self.sender.used();
         let lasts = self.is_stream() || now.saturating_duration_since(used) < ANSWERED;
-        (!self.task.is_finished()).then_some((lasts, used))
+        let counts = self.sender.rest_counts(now)?;
+        (!self.task.is_finished()).then_some((lasts, Reverse(counts)))
     }
 }
 

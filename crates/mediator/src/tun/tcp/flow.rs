@@ -25,9 +25,6 @@ use crate::{
     },
 };
 
-/// A flow that has rested for so long rests: that it has for longer makes it no less worth than its neighbours are many.
-const LONG: Duration = Duration::from_secs(60);
-
 thread_local! {
     /// Where headers are put together.
     static HEADERS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -171,14 +168,11 @@ impl State {
         self.waits_since.filter(|_| self.account.is_some())
     }
 
-    /// How much others miss its place: the more, the longer it has rested (at most [`LONG`]), and the more flows its source and its target
-    /// have; then the longer it has really rested. `None` if it has made room already.
+    /// How much others miss its place: see [`Account::rest_counts`]. `None` if it has made room already.
     pub(super) fn rest_counts(&self, now: Instant) -> Option<(u128, Duration)> {
-        let crowd = self.account.as_ref()?.crowd();
         let heard = self.machine.heard().unwrap_or(now);
-        let rested = now.saturating_duration_since(heard);
-        let counted = rested.min(LONG) + Duration::from_secs(1);
-        Some((counted.as_millis().saturating_mul(crowd as u128), rested))
+        let account = self.account.as_ref()?;
+        Some(account.rest_counts(now.saturating_duration_since(heard)))
     }
 
     /// How many octets may be pushed now.
@@ -301,7 +295,7 @@ mod tests {
             idle: Duration::ZERO,
         };
         let (program, target) = ((PROGRAM, 1).into(), (TARGET, 2).into());
-        let account = Budget::new(1 << 20).open([PROGRAM, TARGET], 4096);
+        let account = Budget::new(1 << 20).open(PROGRAM, hoplite_wire::Host::ip(TARGET), 4096);
         let machine = Machine::new(&syn, settings);
         Flow::new(
             Ends { program, target },

@@ -14,7 +14,7 @@ use hoplite_overlay::{
     memory::{Listener, Network, Road},
 };
 use hoplite_wire::{
-    HostName, Target,
+    Host, HostName, Target,
     ip::{
         self, icmp,
         tcp::{Flags, Header, Options},
@@ -974,7 +974,7 @@ async fn ten_thousand_flows_at_rest_own_a_few_megabytes() {
     let now = Instant::now();
     let (program, target) = (SocketAddr::new(PROGRAM, 1), target());
     let ends = Ends { program, target };
-    let account = bench.room.tcp_memory.open([PROGRAM, TARGET], 4096);
+    let account = bench.room.tcp_memory.open(PROGRAM, Host::ip(TARGET), 4096);
     let machine = Machine::new(&syn, table.settings(ends, now));
     let flow = Flow::new(ends, machine, account.expect("there is room"));
     let in_table = size_of_val(&flow);

@@ -161,6 +161,7 @@ impl Program for Flow {
 
 impl Drop for Flow {
     fn drop(&mut self) {
+        self.sender.end();
         self.room.counters.udp_closed.add(1);
     }
 }

@@ -13,7 +13,7 @@ use std::{
 
 use hoplite_overlay::{
     Batch, Datagrams, Error, ErrorKind, Opening, Overlay, Received, Stream, Terms,
-    memory::{Network, Road, What},
+    memory::{MemoryOverlay, Network, Road, What},
 };
 use hoplite_wire::{
     Target,
@@ -403,6 +403,76 @@ async fn an_overlay_that_goes_away_under_a_thousand_flows_is_told_to_each_and_co
             snapshot.udp_opened - snapshot.udp_closed
         ),
         (1000, 1000)
+    );
+}
+
+/// An overlay that never opens a flow to one port.
+#[derive(Debug)]
+struct Stuck(MemoryOverlay);
+
+const STUCK: u16 = 9;
+
+impl Overlay for Stuck {
+    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
+        self.0.open_stream(target, terms)
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        target: &'a Target,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        match target.port {
+            STUCK => Box::pin(std::future::pending()),
+            _ => self.0.open_datagrams(target, terms),
+        }
+    }
+
+    fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        self.0.resolve(name, terms)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stalled_flows_in_all_places_hold_no_more_than_the_budget_and_a_newcomer_loses_nothing() {
+    const TRAIN: usize = 50;
+    let network = Network::new(1);
+    let overlay = network.overlay(IpAddr::from([192, 0, 2, 1]));
+    let mut bench = Bench::over(Arc::new(Stuck(overlay)), network, |_| {});
+    let train = |bench: &mut Bench, port, to| {
+        let octets = udp_packet(program(port), to, &[7; TRAIN * 1200]).into();
+        bench.take(&Incoming {
+            octets,
+            checked: true,
+            segment: Some(1200),
+        });
+    };
+    let (flows, budget) = (
+        bench.room.config.flows.udp,
+        bench.room.config.flows.udp_memory,
+    );
+    let stuck = SocketAddr::new(IpAddr::from([203, 0, 113, 77]), STUCK);
+    for port in (10_000..).take(flows) {
+        for _ in 0..5 {
+            train(&mut bench, port, stuck);
+        }
+        let held = bench.room.udp_memory.held();
+        assert!(held <= budget, "{held} octets after {port}");
+    }
+    assert!(bench.room.udp_memory.held() > budget / 2);
+    let far = bench.network.bind(TARGET);
+    train(&mut bench, 5000, far.address());
+    for count in 0..TRAIN {
+        let received = tokio::time::timeout(Duration::from_secs(1), far.recv());
+        received.await.unwrap_or_else(|_| panic!("{count} arrive"));
+    }
+    assert_eq!(bench.room.counters.udp_evicted.value(), 1);
+    // What is over holds nothing.
+    sleep(bench.room.config.flows.opening * 2).await;
+    assert!(
+        bench.room.udp_memory.held() < 1 << 20,
+        "{:?}",
+        bench.room.udp_memory
     );
 }
 
