@@ -8,7 +8,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -17,7 +17,7 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
     net::TcpStream,
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 /// How long, and for how many octets, a refused program may go on talking before it is cut off.
@@ -29,6 +29,39 @@ const LINGER_OCTETS: u64 = 64 * 1024;
 pub(crate) struct App {
     tcp: TcpStream,
     ending: Ending,
+    used: Used,
+}
+
+/// When something moved last; clones are the same.
+#[derive(Clone, Debug)]
+pub(crate) struct Used(Arc<Last>);
+
+#[derive(Debug)]
+struct Last {
+    born: Instant,
+    /// Milliseconds since then.
+    at: AtomicU64,
+}
+
+impl Used {
+    fn new() -> Self {
+        let (born, at) = (Instant::now(), AtomicU64::new(0));
+        Self(Arc::new(Last { born, at }))
+    }
+
+    /// Something moves now.
+    pub(crate) fn touch(&self) {
+        let at = self.0.born.elapsed().as_millis();
+        self.0
+            .at
+            .store(u64::try_from(at).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// For how long nothing has moved.
+    pub(crate) fn rested(&self) -> Duration {
+        let at = Duration::from_millis(self.0.at.load(Ordering::Relaxed));
+        self.0.born.elapsed().saturating_sub(at)
+    }
 }
 
 /// Whether dropping the connection ends it in order; for who has handed the connection itself to a library.
@@ -52,8 +85,19 @@ impl App {
         if let Err(error) = tcp.set_nodelay(true) {
             tracing::debug!(%error, "TCP_NODELAY was not taken");
         }
-        let ending = Ending::default();
-        Self { tcp, ending }
+        let (ending, used) = (Ending::default(), Used::new());
+        Self { tcp, ending, used }
+    }
+
+    pub(crate) fn used(&self) -> Used {
+        self.used.clone()
+    }
+
+    fn note<T>(&self, moved: Poll<T>) -> Poll<T> {
+        if moved.is_ready() {
+            self.used.touch();
+        }
+        moved
     }
 
     pub(crate) fn ending(&self) -> Ending {
@@ -118,7 +162,8 @@ impl AsyncRead for App {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.tcp).poll_read(cx, buf)
+        let read = Pin::new(&mut self.tcp).poll_read(cx, buf);
+        self.note(read)
     }
 }
 
@@ -128,7 +173,8 @@ impl AsyncWrite for App {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.tcp).poll_write(cx, buf)
+        let written = Pin::new(&mut self.tcp).poll_write(cx, buf);
+        self.note(written)
     }
 
     fn poll_write_vectored(
@@ -136,7 +182,8 @@ impl AsyncWrite for App {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.tcp).poll_write_vectored(cx, bufs)
+        let written = Pin::new(&mut self.tcp).poll_write_vectored(cx, bufs);
+        self.note(written)
     }
 
     fn is_write_vectored(&self) -> bool {

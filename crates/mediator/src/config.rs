@@ -43,8 +43,8 @@ pub struct Http {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// Programs' connections open at once, SOCKS and HTTP together; further ones wait in the kernel's queue
-    /// of 1024. Default: 16384.
+    /// Programs' connections open at once, SOCKS and HTTP together; a further one takes the place of one that rests,
+    /// or waits in the kernel's queue of 1024. Default: 16384.
     pub connections: usize,
     /// How long a program may take for its SOCKS handshake, or for the header of an HTTP request; also how
     /// long an HTTP connection waits for its next request. Default: 30.
@@ -59,6 +59,10 @@ pub struct Limits {
     /// How long a UDP flow without any datagram is kept; RFC 4787 §4.3 wants at least two minutes. Default: 180.
     #[serde(deserialize_with = "seconds")]
     pub idle_datagrams: Duration,
+    /// How long nothing must have moved on a program's connection for it to make room when all places are taken; the programs of the
+    /// address that has most connections make room first. Default: 60.
+    #[serde(deserialize_with = "seconds")]
+    pub idle_when_full: Duration,
     /// UDP flows of one association; a further one takes the place of the one that was used least lately.
     /// Default: 256.
     pub datagram_flows: usize,
@@ -114,6 +118,7 @@ impl Default for Limits {
             open: Duration::from_secs(30),
             idle_stream: Duration::ZERO,
             idle_datagrams: Duration::from_secs(180),
+            idle_when_full: Duration::from_secs(60),
             datagram_flows: 256,
             datagram_memory: 64 << 20,
             header: 65_536,
@@ -233,6 +238,8 @@ mod tests {
             idle_stream = 4
             idle_datagrams = 5.5
             datagram_flows = 6
+            datagram_memory = 2000000
+            idle_when_full = 0.5
             header = 8192
         "#;
         let config: Config = toml::from_str(text).expect("parses");

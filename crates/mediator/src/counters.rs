@@ -94,6 +94,8 @@ counters! {
     accepted_http;
     /// Programs that did not speak the protocol, or were too slow to.
     malformed;
+    /// Connections that rested and made room for another when all places were taken.
+    rested;
     /// TCP flows opened.
     streams;
     /// UDP flows opened.

@@ -2,9 +2,10 @@
 //! then serve until told to stop.
 
 use std::{
+    collections::HashMap,
     future::{Future, pending},
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     pin::pin,
     sync::Arc,
     time::Duration,
@@ -14,12 +15,12 @@ use hoplite_overlay::{Error, Isolation, Overlay, Stream, Terms};
 use hoplite_wire::Target;
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
-    task::JoinSet,
+    task::{AbortHandle, Id, JoinSet},
     time::{Instant, sleep},
 };
 
 use crate::{
-    app::App,
+    app::{App, Used},
     budget::Budget,
     config::{Config, ConfigError, Limits, Listen},
     counters::Counters,
@@ -30,6 +31,8 @@ use crate::{
 const BACKLOG: u32 = 1024;
 /// How long accepting rests when the system gives no more connections (no file descriptors, say).
 const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// How often a program that waits for a place looks whether somebody rests.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often at most that is said.
 const WARN_EVERY: Duration = Duration::from_secs(30);
 
@@ -71,6 +74,74 @@ pub(crate) struct Room {
     /// What UDP flows of all associations hold.
     pub(crate) datagram_memory: Arc<Budget>,
     pub(crate) counters: Arc<Counters>,
+}
+
+/// What runs. A program that waits to be let in is looked after by [`Front::serve`].
+#[derive(Default)]
+struct Sessions {
+    tasks: JoinSet<()>,
+    places: HashMap<Id, Place>,
+}
+
+struct Place {
+    task: AbortHandle,
+    peer: Option<IpAddr>,
+    used: Used,
+}
+
+impl Sessions {
+    fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    fn begin(&mut self, guest: Guest, room: &Arc<Room>) {
+        let (Guest::Socks(app) | Guest::Http(app)) = &guest;
+        let peer = app.peer_addr().ok().map(|peer| peer.ip().to_canonical());
+        let used = app.used();
+        let task = self.tasks.spawn(guest.serve(Arc::clone(room)));
+        self.places.insert(task.id(), Place { task, peer, used });
+    }
+
+    /// Until one has ended.
+    async fn ended(&mut self) {
+        let (id, failed) = match self.tasks.join_next_with_id().await {
+            None => return,
+            Some(Ok((id, ()))) => (id, None),
+            Some(Err(error)) => (
+                error.id(),
+                Some(error).filter(|error| !error.is_cancelled()),
+            ),
+        };
+        self.places.remove(&id);
+        if let Some(error) = failed {
+            tracing::error!(%error, "a front end's session failed: please report this");
+        }
+    }
+
+    /// One that rests is ended, of those whose address has most of them; none, while one is ending, or all move.
+    fn make_room(&mut self, room: &Room) {
+        if self.tasks.len() > self.places.len() {
+            return;
+        }
+        let mut crowds: HashMap<_, usize> = HashMap::new();
+        for place in self.places.values() {
+            *crowds.entry(place.peer).or_default() += 1;
+        }
+        let rests = |place: &Place| place.used.rested();
+        let resting = self.places.iter();
+        let resting = resting.filter(|(_, place)| rests(place) >= room.limits.idle_when_full);
+        let most = resting.max_by_key(|(_, place)| (crowds.get(&place.peer), rests(place)));
+        if let Some(id) = most.map(|(id, _)| *id)
+            && let Some(place) = self.places.remove(&id)
+        {
+            room.counters.rested.add(1);
+            place.task.abort();
+        }
+    }
 }
 
 /// A program that was let in.
@@ -122,22 +193,22 @@ impl Front {
             counters: self.counters,
         });
         let mut doors = Doors::new(self.socks, self.http);
-        let mut sessions = JoinSet::new();
+        let (mut sessions, mut waiting) = (Sessions::default(), None);
         let mut shutdown = pin!(shutdown);
         loop {
             tokio::select! {
                 () = &mut shutdown => break,
-                Some(ended) = sessions.join_next() => {
-                    if let Err(error) = ended {
-                        tracing::error!(%error, "a front end's session failed: please report this");
-                    }
-                }
-                guest = doors.open(), if sessions.len() < room.limits.connections => {
-                    sessions.spawn(guest.serve(Arc::clone(&room)));
-                }
+                () = sessions.ended(), if !sessions.is_empty() => {}
+                guest = doors.open(), if waiting.is_none() => waiting = Some(guest),
+                () = sleep(LOOK_EVERY), if waiting.is_some() => {}
+            }
+            if waiting.is_some() && sessions.len() >= room.limits.connections {
+                sessions.make_room(&room);
+            } else if let Some(guest) = waiting.take() {
+                sessions.begin(guest, &room);
             }
         }
-        sessions.shutdown().await;
+        sessions.tasks.shutdown().await;
     }
 }
 

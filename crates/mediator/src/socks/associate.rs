@@ -25,7 +25,7 @@ use tokio::{
 };
 
 use crate::{
-    app::App,
+    app::{App, Used},
     datagrams::{FLOOR, Pushed},
     front::Room,
 };
@@ -84,6 +84,8 @@ struct Association {
     isolation: Isolation,
     /// The address of the program's TCP connection.
     peer: IpAddr,
+    /// That connection rests while datagrams move.
+    used: Used,
     /// The port that the program sends from, once it is known.
     port: Option<u16>,
     /// By the header of the datagrams: at most `limits.datagram_flows`, the one used least lately makes room.
@@ -109,6 +111,7 @@ impl Association {
             socket: Arc::new(Socket::bind(app.local_addr()?).await?),
             isolation,
             peer,
+            used: app.used(),
             port: announced_port(announced, peer),
             flows: HashMap::new(),
             tasks: JoinSet::new(),
@@ -152,6 +155,7 @@ impl Association {
             return None;
         }
         self.port = Some(arrived.source.port());
+        self.used.touch();
         let sender = match self.flows.get(view.header) {
             Some(place) if !place.task.is_finished() => &place.sender,
             _ => self.open(&view, arrived.source)?,

@@ -2,11 +2,13 @@
 
 mod udp;
 
+use std::{net::SocketAddr, time::Duration};
+
 use hoplite_overlay::Isolation;
 use hoplite_wire::socks::CredentialsView;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpSocket, TcpStream},
 };
 
 use crate::testing::{
@@ -265,7 +267,7 @@ async fn a_target_that_answers_and_reads_no_more_is_heard() {
 async fn an_idle_flow_is_reset_when_there_is_a_limit() {
     let (listener, address) = listener().await;
     let mut config = config();
-    config.limits.idle_stream = std::time::Duration::from_secs(60);
+    config.limits.idle_stream = Duration::from_secs(60);
     let front = start_with(Scripted::default().route(NAME, Route::To(address)), config);
     let mut program = connect(&front).await;
     let (_target, _) = listener.accept().await.expect("accepts");
@@ -304,4 +306,35 @@ async fn programs_over_the_limit_wait_for_their_turn() {
     assert_eq!(early.kind(), std::io::ErrorKind::WouldBlock);
     drop(first);
     assert_eq!(read_exactly(&mut second, 2).await, [5, 0]);
+}
+
+/// A program at that address of loopback.
+async fn from(host: u8, front: &Running) -> TcpStream {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    let address = SocketAddr::from(([127, 0, 0, host], 0));
+    socket.bind(address).expect("loopback");
+    let mut tcp = socket.connect(front.socks).await.expect("connects");
+    tcp.write_all(&[5, 1, 0]).await.expect("writes");
+    assert_eq!(read_exactly(&mut tcp, 2).await, [5, 0]);
+    assert_eq!(ask(&mut tcp, &by_name(1)).await, 0);
+    tcp
+}
+
+#[tokio::test]
+async fn a_host_that_holds_all_places_loses_one_to_a_newcomer_and_the_only_connection_of_another_stays()
+ {
+    let overlay = Scripted::default().route(NAME, Route::To(echo().await));
+    let mut config = config();
+    (config.limits.connections, config.limits.idle_when_full) = (5, Duration::ZERO);
+    let front = start_with(overlay, config);
+    let mut all = Vec::new();
+    for host in [3, 2, 2, 2, 2, 4] {
+        all.push(from(host, &front).await);
+    }
+    assert_eq!(front.counters.snapshot().rested, 1);
+    for which in [0, 5] {
+        all[which].write_all(b"hello").await.expect("open");
+        assert_eq!(read_exactly(&mut all[which], 5).await, b"hello");
+    }
+    front.stop().await;
 }
