@@ -78,7 +78,8 @@ class Up(Native):
 
     def pids(self):
         relays = [(f"relay{n + 1}", self.lab.running[r.name].child.pid) for n, r in enumerate(self.lab.relays[:self.hops])]
-        return [("client", pid) for pid in self.lab.client.daemons()] + relays
+        worker = self.lab.client.status().get("worker")
+        return [("client" if pid == worker else "helper", pid) for pid in self.lab.client.daemons()] + relays
 
     def stop(self):
         self.lab.client.down()

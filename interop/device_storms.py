@@ -70,9 +70,8 @@ def nft(host, chain):
 
 
 def resident(session):
-    """Megabytes of memory that the process has."""
-    pid, = session.device.daemons()
-    return int(re.search(r"VmRSS:\s+(\d+)", open(f"/proc/{pid}/status").read())[1]) / 1024
+    """Megabytes of memory that the processes have."""
+    return sum(int(re.search(r"VmRSS:\s+(\d+)", open(f"/proc/{pid}/status").read())[1]) for pid in session.device.daemons()) / 1024
 
 
 def counters(session):

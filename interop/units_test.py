@@ -285,8 +285,12 @@ def booted(session):
     session.relay.systemctl("start", "hoplite-relay")
     session.up("boot, the relay is there", 30)
     rights = dict(line.split(":\t", 1) for line in device.call("cat", f"/proc/{session.pid()}/status").stdout.decode().splitlines() if ":\t" in line)
-    wanted = (1 << 12) | (1 << 1) | (1 << 3) | 1  # NET_ADMIN, DAC_OVERRIDE, FOWNER, CHOWN
-    checks.check("up: no rights but those of the unit", int(rights.get("CapBnd", "-1"), 16) == wanted and rights.get("NoNewPrivs") == "1", rights)
+    wanted = sum(1 << right for right in (12, 1, 3, 0, 7, 6, 5, 8))  # NET_ADMIN, DAC_OVERRIDE, FOWNER, CHOWN, SETUID, SETGID, KILL, SETPCAP
+    checks.check("up: no rights but those of the unit", int(rights.get("CapBnd", "-1"), 16) == wanted and rights.get("NoNewPrivs") == "1" and rights.get("Seccomp") == "2", rights)
+    told = json.loads(device.call("/usr/local/bin/hoplite", "status", "--json").stdout.decode().splitlines()[-1])
+    worker = dict(line.split(":\t", 1) for line in device.call("cat", f"/proc/{told['worker']}/status").stdout.decode().splitlines() if ":\t" in line)
+    none = all(int(worker.get(which, "-1"), 16) == 0 for which in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"))
+    checks.check("up: the process that reads the network is nobody and has no right", none and set(worker.get("Uid", "0").split()) == {"65534"} and worker.get("NoNewPrivs") == "1", worker)
     session.state("up")
 
 

@@ -73,6 +73,12 @@ pub(crate) fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<(), Failure> {
+    if let Command::Up(options) = &cli.command
+        && options.is_worker()
+    {
+        let logs = || logs::start(cli.json, default_filter(&cli.command));
+        return crate::up::work(options, logs);
+    }
     let _guard = logs::start(cli.json, default_filter(&cli.command))?;
     match cli.command {
         Command::Demo(options) => crate::demo::run(&options, cli.json),

@@ -20,6 +20,7 @@ use hoplite_wire::{
     Target,
     directory::{Descriptor, Key},
 };
+use serde::{Deserialize, Serialize};
 use tokio::{
     sync::Notify,
     task::spawn_blocking,
@@ -55,6 +56,103 @@ struct State {
     guards: Guards,
     /// The guards that the store has.
     stored: Vec<Guard>,
+    /// Who keeps what the store has, where that is not a file.
+    keeper: Option<Keeper>,
+}
+
+/// All that is kept of the directory: for a process that may not write the cache itself, and the one that does it for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Kept {
+    list: Option<(String, bool)>,
+    proofs: Vec<String>,
+    guards: Vec<KeptGuard>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct KeptGuard {
+    identity: [u8; 32],
+    chosen: u64,
+    confirmed: Option<u64>,
+    unlisted: Option<u64>,
+}
+
+/// Where a process without a cache has its things kept.
+#[derive(Clone)]
+pub(crate) struct Keeper {
+    /// What there was when it began.
+    pub(crate) kept: Kept,
+    /// Is given all of it when something is new.
+    pub(crate) keep: Arc<dyn Fn(Kept) + Send + Sync>,
+}
+
+impl Kept {
+    /// What the cache of the file has.
+    pub(crate) fn load(file: &Directory) -> Result<Self, Failure> {
+        let read = || Self::of(&Store::open(&file.cache)?);
+        read().map_err(|error| unusable(&file.cache, &error))
+    }
+
+    /// Into the cache of the file.
+    pub(crate) fn save(&self, file: &Directory) -> Result<(), Failure> {
+        let write = || self.put_into(&mut Store::open(&file.cache)?);
+        write().map_err(|error| unusable(&file.cache, &error))
+    }
+
+    fn of(store: &Store) -> Result<Self, StoreError> {
+        let guard = |guard: Guard| KeptGuard {
+            identity: guard.identity.0,
+            chosen: guard.chosen,
+            confirmed: guard.confirmed,
+            unlisted: guard.unlisted,
+        };
+        Ok(Self {
+            list: store.list()?,
+            proofs: store.proofs()?,
+            guards: store.guards()?.into_iter().map(guard).collect(),
+        })
+    }
+
+    fn put_into(&self, store: &mut Store) -> Result<(), StoreError> {
+        let old = Self::of(store)?;
+        if *self == old {
+            return Ok(());
+        }
+        let guard = |guard: &KeptGuard| Guard {
+            identity: Key(guard.identity),
+            chosen: guard.chosen,
+            confirmed: guard.confirmed,
+            unlisted: guard.unlisted,
+        };
+        if let Some((text, _)) = self.list.as_ref().filter(|_| self.list != old.list) {
+            store.keep_list(text)?;
+        }
+        let is_split = self.list.as_ref().is_some_and(|(_, split)| *split);
+        if let [one, other] = self.proofs.as_slice()
+            && (is_split || self.proofs != old.proofs)
+        {
+            store.keep_split(one, other)?;
+            if let Some((text, false)) = &self.list {
+                store.keep_list(text)?;
+            }
+        }
+        if self.guards != old.guards {
+            let guards: Vec<Guard> = self.guards.iter().map(guard).collect();
+            store.keep_guards(&guards)?;
+        }
+        Ok(())
+    }
+
+    fn store(&self) -> Result<Store, StoreError> {
+        let mut store = Store::in_memory()?;
+        self.put_into(&mut store)?;
+        Ok(store)
+    }
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Keeper")
+    }
 }
 
 impl fmt::Debug for Listed {
@@ -69,14 +167,20 @@ pub(crate) async fn prepare(client: &mut Client, overlay: &dyn Overlay) -> Resul
         return Ok(());
     };
     let store = |error: StoreError| unusable(&file.cache, &error);
-    let known =
-        Store::open(&file.cache).and_then(|kept| directory::Client::new(file.trust(), kept));
+    let keeper = client.keeper.clone();
+    let kept = match &keeper {
+        Some(keeper) => keeper.kept.store(),
+        None => Store::open(&file.cache),
+    };
+    let known = kept.and_then(|kept| directory::Client::new(file.trust(), kept));
     let mut known = known.map_err(store)?;
     if !matches!(known.list(now()), Ok(Some(_))) {
         let refusals = renew(&mut known, &file, overlay).await.map_err(store)?;
         refused(&known, &refusals)?;
     }
     let listed = Listed::new(file.clone(), known).map_err(store)?;
+    listed.lock().keeper = keeper;
+    listed.lock().keep();
     // Circuits take theirs by `client::onion`.
     if !client.config.is_onion() {
         client.relays = match client.config.path.is_empty() {
@@ -241,6 +345,7 @@ impl Listed {
             known,
             guards: Guards::new(stored.clone()),
             stored,
+            keeper: None,
         };
         Ok(Self(Arc::new(Inner {
             state: Mutex::new(state),
@@ -428,6 +533,7 @@ impl Listed {
         {
             tell_split(list.list.valid_until);
         }
+        state.keep();
         let changed =
             heard.contains(&Ok(directory::Heard::Newer)) || heard.contains(&Err(Refused::Split));
         changed && state.take_list()
@@ -511,6 +617,22 @@ impl State {
             Ok(()) => self.stored = kept,
             Err(error) => warn!("the guards cannot be stored: {error}"),
         }
+        self.keep();
+    }
+
+    /// Shows who keeps it what is new.
+    fn keep(&mut self) {
+        let Some(keeper) = &mut self.keeper else {
+            return;
+        };
+        match Kept::of(self.known.store()) {
+            Ok(kept) if kept == keeper.kept => {}
+            Ok(kept) => {
+                keeper.kept = kept.clone();
+                (keeper.keep)(kept);
+            }
+            Err(error) => warn!("the cache of the directory cannot be read: {error}"),
+        }
     }
 }
 
@@ -519,5 +641,58 @@ async fn wait_until(due: u64) {
     while now() < due {
         let left = Duration::from_secs(due.saturating_sub(now()));
         sleep(left.min(PAUSE)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn carried(change: impl FnOnce(&mut Store)) {
+        let mut store = Store::in_memory().expect("a store");
+        change(&mut store);
+        let kept = Kept::of(&store).expect("read");
+        let copy = kept.store().expect("written");
+        assert_eq!(Kept::of(&copy).expect("read"), kept);
+    }
+
+    #[test]
+    fn what_is_kept_is_the_same_in_another_store_whatever_was_seen() {
+        let guard = Guard {
+            identity: Key([7; 32]),
+            chosen: 1,
+            confirmed: Some(2),
+            unlisted: None,
+        };
+        carried(|_| ());
+        carried(|store| store.keep_list("one").expect("kept"));
+        carried(|store| store.keep_guards(&[guard]).expect("kept"));
+        carried(|store| {
+            store.keep_list("one").expect("kept");
+            store.keep_split("one", "other").expect("kept");
+        });
+        carried(|store| {
+            store.keep_list("one").expect("kept");
+            store.keep_split("one", "other").expect("kept");
+            store.keep_list("later").expect("kept");
+        });
+    }
+
+    #[test]
+    fn a_later_state_takes_the_place_of_an_earlier_one() {
+        let mut file = Store::in_memory().expect("a store");
+        let mut seen = Store::in_memory().expect("a store");
+        for step in 0..4 {
+            match step {
+                0 => seen.keep_list("one"),
+                1 => seen.keep_split("one", "other"),
+                2 => seen.keep_list("two"),
+                _ => seen.keep_split("two", "another"),
+            }
+            .expect("kept");
+            let kept = Kept::of(&seen).expect("read");
+            kept.put_into(&mut file).expect("written");
+            assert_eq!(Kept::of(&file).expect("read"), kept, "step {step}");
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! # Not in this room
 //! What is done with packets (`mediator::tun`), what carries them (`masque`, `onion`).
 
+mod apart;
 mod carrier;
 pub(crate) mod child;
 pub(crate) mod control;
@@ -25,15 +26,16 @@ pub(crate) mod taken;
 mod tun;
 mod wanted;
 mod watch;
+mod worker;
 
 use std::{
     net::SocketAddr,
+    os::fd::AsFd,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use clap::Args;
-use hoplite_overlay::Direct;
 use tracing::warn;
 
 use self::{
@@ -47,7 +49,7 @@ use self::{
 use crate::{
     config::{self, client::Client},
     errors::Failure,
-    listed, portal, resources, say,
+    portal, qlog, resources, say,
 };
 
 /// `hoplite up`
@@ -76,6 +78,16 @@ pub(crate) struct Options {
     /// What the command in the background is called with.
     #[arg(long, hide = true)]
     detached: bool,
+    /// What the process that carries the traffic is called with.
+    #[arg(long, hide = true)]
+    worker: bool,
+}
+
+impl Options {
+    /// Whether this is the process that carries the traffic: it must give up its rights before it has a second thread.
+    pub(crate) fn is_worker(&self) -> bool {
+        self.worker
+    }
 }
 
 /// Where what lasts while the machine runs is kept.
@@ -119,6 +131,34 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
             result
         }
     }
+}
+
+/// The process that carries the traffic. Of what others have written it reads the user's own file alone before it has given up all rights.
+pub(crate) fn work<G>(
+    options: &Options,
+    logs: impl FnOnce() -> Result<G, Failure>,
+) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| {
+        let remedy = "give it CAP_SETUID and CAP_SETGID, or another `user` in [takeover]";
+        Failure::new("giving up all rights", error, remedy)
+    };
+    let client = load(options)?;
+    let is_confined = apart::confine(client.config.takeover.user).map_err(failed)?;
+    let _logs = logs()?;
+    if !is_confined {
+        warn!(
+            "this user namespace has no user {}: the process that carries traffic has no right, and yet root's files",
+            client.config.takeover.user
+        );
+    }
+    let socket = std::io::stdin().as_fd().try_clone_to_owned();
+    let socket = socket.map_err(failed)?;
+    let task = worker::Task {
+        client,
+        wait: Duration::from_secs(options.wait),
+        recording: qlog::Recording::from_environment()?,
+    };
+    session::on_one_thread(worker::work(task, socket))
 }
 
 /// What was called by the user.
@@ -178,20 +218,16 @@ fn stay(
     options: &Options,
     ready: impl FnOnce(&Status) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let mut client = load(options)?;
+    let client = load(options)?;
     rights()?;
     resources::raise_file_limit();
     let _lock = take_lock(options)?;
     session::on_one_thread(async {
         forget_portal(options).await;
-        // Before anything is taken; what an earlier block stops, these sockets may.
-        let marked = Direct::for_tunnels().mark(numbers::MARK);
-        listed::prepare(&mut client, &marked).await?;
         let orders = Orders {
             wanted: Wanted::from_config(&client.config, !options.no_block),
             client,
             run_dir: options.place.run_dir.clone(),
-            wait: Duration::from_secs(options.wait),
             keep_block: options.keep_block,
         };
         session::run(&orders, ready).await

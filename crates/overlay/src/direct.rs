@@ -6,6 +6,7 @@ mod attempts;
 pub mod echo;
 mod failure;
 pub mod resolver;
+pub mod rights;
 mod servers;
 mod silence;
 pub mod tcp;

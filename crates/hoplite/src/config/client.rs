@@ -237,6 +237,8 @@ pub(crate) struct Client {
     pub(crate) token: Option<Token>,
     /// The list that the relays are from, if they are from one.
     pub(crate) listed: Option<crate::listed::Listed>,
+    /// Who keeps what the directory's cache would.
+    pub(crate) keeper: Option<crate::listed::Keeper>,
     /// What is allowed, but probably not meant.
     pub(crate) warnings: Vec<String>,
 }
@@ -256,6 +258,7 @@ pub(crate) fn read(document: &Document) -> Result<Client, Failure> {
             relays,
             token,
             listed: None,
+            keeper: None,
         }),
         false => Err(complaints.into()),
     }

@@ -1,6 +1,6 @@
 //! What carries the traffic of `hoplite up`: the path of the file on marked sockets, and the way past it for excluded names.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use hoplite_overlay::{Direct, Overlay, Terms};
@@ -8,7 +8,6 @@ use hoplite_wire::{Host, HostName};
 
 use super::{
     numbers::MARK,
-    plan::Facts,
     remembering::Remembering,
     split::{Split, past},
 };
@@ -26,10 +25,14 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const REST: Duration = Duration::from_secs(60);
 
 /// Looks up the names of relays while the system can still be asked.
-pub(super) async fn names(client: &Client, facts: &Facts) -> Arc<Remembering> {
+pub(super) async fn names(
+    client: &Client,
+    servers: &[SocketAddr],
+    asks_system: bool,
+) -> Arc<Remembering> {
     let names = Remembering::default();
-    names.ask(&facts.servers);
-    if !facts.blocked && !facts.asks_us {
+    names.ask(servers);
+    if asks_system {
         let first = first_relays(client);
         join_all(first.into_iter().map(|name| learn(&names, name))).await;
     }

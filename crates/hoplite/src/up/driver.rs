@@ -3,7 +3,7 @@
 use std::{
     fs, io,
     net::{IpAddr, SocketAddr},
-    os::fd::OwnedFd,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -75,9 +75,9 @@ impl System {
         super::facts::look(&self.netlink, &self.conf, ours).await
     }
 
-    /// The descriptor of the interface, once.
-    pub(crate) fn device(&mut self) -> Option<OwnedFd> {
-        self.device.take()
+    /// The descriptor of the interface.
+    pub(crate) fn device(&self) -> Option<BorrowedFd<'_>> {
+        self.device.as_ref().map(AsFd::as_fd)
     }
 
     /// The number of the interface.

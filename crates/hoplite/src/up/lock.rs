@@ -2,14 +2,19 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Read, Write},
+    io::{self, Read, Seek, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::Path,
+    time::Duration,
 };
 
 use rustix::fs::{FlockOperation, flock};
 
 use crate::errors::Complaint;
+
+/// How often, and after what pause, one is tried again whose holder is ending.
+const TRIES: u32 = 250;
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Held by who changes the machine.
 pub(crate) const DEVICE: &str = "lock";
@@ -42,10 +47,17 @@ impl Lock {
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false);
         let mut file = options.mode(0o600).open(&path).map_err(failed)?;
-        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            return Err(Refusal::Held(holder(&mut file)));
+        let mut tries = TRIES;
+        while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let holder = holder(&mut file);
+            if tries == 0 || !is_ending(holder) {
+                return Err(Refusal::Held(holder));
+            }
+            tries -= 1;
+            std::thread::sleep(PAUSE);
         }
-        file.set_len(0)
+        file.rewind()
+            .and_then(|()| file.set_len(0))
             .and_then(|()| write!(file, "{}", std::process::id()))
             .map_err(failed)?;
         Ok(Self { _file: file })
@@ -57,8 +69,15 @@ fn make(run_dir: &Path) -> io::Result<()> {
     builder.recursive(true).mode(0o755).create(run_dir)
 }
 
+/// Whether the process has no program any more: the kernel still closes what it had, an interface among that, and then the lock.
+fn is_ending(process: u32) -> bool {
+    let program = fs::read_link(format!("/proc/{process}/exe"));
+    program.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
 fn holder(file: &mut File) -> u32 {
     let mut text = String::new();
+    file.rewind().unwrap_or_default();
     let read = file.read_to_string(&mut text);
     read.ok()
         .and_then(|_| text.trim().parse().ok())

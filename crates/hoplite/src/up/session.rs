@@ -1,38 +1,42 @@
-//! The process of `hoplite up`: takes the machine, serves what comes through the interface, and gives back what it was told to.
-//! `crate::up` starts it, in the foreground or detached. Everything that is decided here is decided on one thread.
+//! The process of `hoplite up` that has the right to change the machine: takes it, starts the [`worker`](super::worker) that serves what comes
+//! through the interface, and gives back what it was told to. `crate::up` starts it, in the foreground or detached. Nothing that comes from the
+//! network is read here. Everything that is decided here is decided on one thread.
 
 use std::{
-    collections::BTreeMap,
     future::pending,
+    os::fd::OwnedFd,
     path::PathBuf,
-    pin::pin,
-    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use hoplite_mediator::tun::{self, Counters, Device, Transparent};
-use hoplite_overlay::Overlay;
-use tokio::{sync::oneshot, time::Instant};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep_until, timeout},
+};
 use tracing::{info, warn};
 
 use super::{
-    carrier,
+    apart::{self, FromWorker, ToWorker, Worker},
     control::{Asked, Command, Control},
     driver::{Found, System},
     plan::{self, Facts, Plan, Wanted, Way},
-    probe,
-    remembering::Remembering,
-    status::{Process, State, Status},
+    status::{Process, Report, State, Status, plain},
     taken::{Leave, Taken},
     watch::{Files, Kernel},
 };
 use crate::{
-    client::overlay::Carried,
     config::client::Client,
     errors::{Complaint, Failure},
-    qlog,
+    listed::Kept,
     signals::{self, Signals},
 };
+
+/// How long the worker may take to answer, or to take its leave.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The pause before something is tried again that failed, at first and at most.
+const PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// What this process was told.
 #[derive(Debug)]
@@ -40,8 +44,6 @@ pub(super) struct Orders {
     pub(super) client: Client,
     pub(super) wanted: Wanted,
     pub(super) run_dir: PathBuf,
-    /// How long the first probe may take.
-    pub(super) wait: Duration,
     /// Whether a signal leaves the block.
     pub(super) keep_block: bool,
 }
@@ -56,30 +58,23 @@ enum End {
     Failed(Failure),
 }
 
-/// Why a round of serving ended.
-enum Round {
-    /// The interface is gone.
-    Gone,
-    /// All of it ends.
-    Over(End),
-}
-
 /// Everything that is taken, and who asks about it.
 struct Session<'a> {
     orders: &'a Orders,
     facts: Facts,
     plan: Plan,
     taken: Taken<System>,
-    carried: Carried,
-    overlay: Arc<dyn Overlay>,
-    names: Arc<Remembering>,
+    /// There is none while it is waited to start another one.
+    worker: Option<Worker>,
+    /// When that may be, and how long it is waited the next time.
+    again: (Instant, Duration),
     control: Control,
     signals: Signals,
     kernel: Kernel,
     files: Option<Files>,
-    counters: Arc<Counters>,
-    /// What earlier interfaces counted.
-    before: BTreeMap<String, u64>,
+    /// Who waits for the worker to say how it is doing, and until when.
+    asking: Vec<oneshot::Sender<serde_json::Value>>,
+    patience: Instant,
     /// When traffic first flowed, in seconds since 1970.
     since: Option<u64>,
 }
@@ -89,46 +84,40 @@ pub(super) async fn run(
     orders: &Orders,
     ready: impl FnOnce(&Status) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let recording = qlog::Recording::from_environment()?;
     // From now on no signal ends the process half-way.
     let signals = Signals::listen()?;
-    let mut session = Session::begin(orders, signals, &recording).await?;
+    let mut session = Session::begin(orders, signals).await?;
     let end = session.live(ready).await;
     session.end(end).await
 }
 
 impl<'a> Session<'a> {
     /// Takes the machine. What was open before is open again if that fails.
-    async fn begin(
-        orders: &'a Orders,
-        signals: Signals,
-        recording: &qlog::Recording,
-    ) -> Result<Self, Failure> {
+    async fn begin(orders: &'a Orders, mut signals: Signals) -> Result<Self, Failure> {
         let wanted = &orders.wanted;
-        let control = Control::listen(&orders.run_dir, &wanted.name)
-            .map_err(|error| Failure::file("listening in", &orders.run_dir, &error))?;
         let system = System::new(&orders.run_dir, &wanted.name, &wanted.addresses)?;
         // Before the first look: what changes from now on is noticed.
         let mut kernel = watch(&wanted.name)?;
         let facts = system.facts(&wanted.resolvers).await;
         let files = watch_names(&system, &facts);
-        let names = carrier::names(&orders.client, &facts).await;
-        let carried = carrier::carried(&orders.client, recording, &names)?;
+        let worker = start(orders, &facts, !facts.blocked && !facts.asks_us)?;
+        prepared(orders, &worker, &mut signals).await?;
+        let control = Control::listen(&orders.run_dir, &wanted.name)
+            .map_err(|error| Failure::file("listening in", &orders.run_dir, &error))?;
         let plan = plan::plan(wanted, &facts);
         plan.warnings.iter().for_each(|warning| warn!("{warning}"));
         let taken = Taken::take(system, &plan, facts.blocked).await?;
         kernel.follow(taken.machine().index());
         Ok(Self {
             orders,
-            overlay: carrier::split(&orders.client, &carried, &names),
-            carried,
-            names,
+            worker: Some(worker),
+            again: (Instant::now(), PAUSE),
             control,
             signals,
             kernel,
             files,
-            counters: Arc::default(),
-            before: BTreeMap::new(),
+            asking: Vec::new(),
+            patience: Instant::now(),
             since: None,
             facts,
             plan,
@@ -136,87 +125,134 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Serves, round by round: one interface after the other, if others remove them.
+    /// Serves until something ends it: what the worker says, what others do, what users ask.
     async fn live(&mut self, ready: impl FnOnce(&Status) -> Result<(), Failure>) -> End {
-        let overlay = Arc::clone(&self.overlay);
-        let mut probing = pin!(probe::flows(&*overlay, self.orders.wait));
         let mut ready = Some(ready);
-        let mut transparent = match self.transparent() {
-            Ok(transparent) => transparent,
-            Err(failure) => return End::Failed(failure),
-        };
+        if let Err(failure) = self.hand_over() {
+            return End::Failed(failure);
+        }
         loop {
-            let mut serving = pin!(transparent.serve(pending()));
-            let round = loop {
-                tokio::select! {
-                    _ = &mut serving => break Round::Gone,
-                    probed = &mut probing, if ready.is_some() => {
-                        let said = match probed {
-                            Ok(()) => self.up(ready.take()),
-                            Err(error) => Err(probe::failure(&error, self.carried.missing())),
-                        };
-                        if let Err(failure) = said {
-                            break Round::Over(End::Failed(failure));
-                        }
+            let found = tokio::select! {
+                said = heard(&self.worker, self.again.0) => match self.hear(said, &mut ready) {
+                    Ok(found) => found,
+                    Err(failure) if self.since.is_none() => return End::Failed(failure),
+                    Err(failure) => {
+                        self.lose(&failure);
+                        Found::All
                     }
-                    meddled = self.kernel.meddled() => {
-                        if meddled.ours && self.look().await == Found::Gone {
-                            break Round::Gone;
-                        }
-                        if meddled.moved {
-                            self.carried.look();
-                        }
+                },
+                meddled = self.kernel.meddled() => {
+                    if meddled.moved {
+                        self.tell(&ToWorker::Look);
                     }
-                    () = changed(&mut self.files) => self.take_names_again().await,
-                    signal = self.signals.next() => if self.obey(signal) {
-                        break Round::Over(End::Signal);
-                    },
-                    asked = self.control.asked() => if let Some(end) = self.answer(asked) {
-                        break Round::Over(end);
-                    },
+                    if meddled.ours { self.look().await } else { Found::All }
+                }
+                () = changed(&mut self.files) => {
+                    self.take_names_again().await;
+                    Found::All
+                }
+                signal = self.signals.next() => match self.obey(signal) {
+                    true => return End::Signal,
+                    false => Found::All,
+                },
+                asked = self.control.asked() => match self.answer(asked) {
+                    Some(end) => return end,
+                    None => Found::All,
+                },
+                () = sleep_until(self.patience), if !self.asking.is_empty() => {
+                    self.report(Report::default());
+                    Found::All
                 }
             };
-            match round {
-                Round::Over(end) => return end,
-                Round::Gone => {
-                    warn!(
-                        "somebody removed the interface: it is made again, and until then nothing passes"
-                    );
-                    transparent = match self.remake().await {
-                        Ok(transparent) => transparent,
-                        Err(end) => return end,
-                    };
+            if found == Found::Gone {
+                warn!(
+                    "somebody removed the interface: it is made again, and until then nothing passes"
+                );
+                if let Err(end) = self.remake().await {
+                    return end;
                 }
             }
         }
     }
 
-    /// The mediator on the interface that has just been made.
-    fn transparent(&mut self) -> Result<Transparent, Failure> {
+    /// Obeys what the worker may ask for. That it ends or fails is a failure; one more is started unless nothing has ever gone through.
+    fn hear(
+        &mut self,
+        said: Option<(FromWorker, Vec<OwnedFd>)>,
+        ready: &mut Option<impl FnOnce(&Status) -> Result<(), Failure>>,
+    ) -> Result<Found, Failure> {
+        let Some((said, with)) = said else {
+            return match self.worker {
+                Some(_) => Err(ended()),
+                None => {
+                    self.worker = Some(start(self.orders, &self.facts, false)?);
+                    Ok(Found::All)
+                }
+            };
+        };
+        match said {
+            FromWorker::Prepared => self.hand_over()?,
+            FromWorker::Flows(report) => {
+                self.again.1 = PAUSE;
+                if let Some(ready) = ready.take() {
+                    self.up(*report, ready)?;
+                }
+            }
+            FromWorker::Failed(complaints) => return Err(told(&complaints)),
+            FromWorker::Gone => return Ok(Found::Gone),
+            FromWorker::Report(report) => self.report(*report),
+            FromWorker::Keep => keep(self.orders, with),
+        }
+        Ok(Found::All)
+    }
+
+    /// The worker is no more: another one comes after a pause.
+    fn lose(&mut self, why: &Failure) {
+        warn!("{why}; until another one serves the interface nothing passes");
+        self.worker = None;
+        let (_, pause) = self.again;
+        self.again = (Instant::now() + pause, (pause * 2).min(LONGEST_PAUSE));
+        self.report(Report::default());
+    }
+
+    /// Gives the worker the interface.
+    fn hand_over(&mut self) -> Result<(), Failure> {
+        let answered = self.plan.answered.clone();
         let failed = |why: &dyn std::fmt::Display| {
             Failure::new("serving the interface", why, "please report this")
         };
-        let fd = self.taken.machine_mut().device();
-        let fd = fd.ok_or_else(|| failed(&"there is none"))?;
-        let device =
-            Device::new(fd, self.orders.wanted.mtu, true).map_err(|error| failed(&error))?;
-        let config = tun_config(self.orders, &self.facts, &self.plan);
-        let transparent = Transparent::new(config, Arc::clone(&self.overlay), device);
-        for (name, count) in self.counters.snapshot().all() {
-            *self.before.entry(name.to_owned()).or_default() += count;
+        let device = self.taken.machine().device();
+        let device = device.ok_or_else(|| failed(&"there is none"))?;
+        let worker = self
+            .worker
+            .as_ref()
+            .ok_or_else(|| failed(&"nobody is there"))?;
+        let sent = worker
+            .channel
+            .send(&ToWorker::Device { answered }, &[device]);
+        sent.map_err(|error| failed(&error))
+    }
+
+    /// Tells the worker, if there is one. What does not fit into its socket it will have to do without: it has stopped to read.
+    fn tell(&self, what: &ToWorker) {
+        if let Some(worker) = &self.worker
+            && let Err(error) = worker.channel.send(what, &[])
+        {
+            tracing::debug!(%error, "the worker does not hear");
         }
-        self.counters = transparent.counters();
-        Ok(transparent)
     }
 
     fn up(
         &mut self,
-        ready: Option<impl FnOnce(&Status) -> Result<(), Failure>>,
+        report: Report,
+        ready: impl FnOnce(&Status) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
-        self.since = Some(since.map_or(0, |since| since.as_secs()));
         info!("traffic flows");
-        ready.map_or(Ok(()), |ready| ready(&self.status()))
+        let since = since.map_or(0, |since| since.as_secs());
+        ready(&self.status(Some(since), report))?;
+        self.since = Some(since);
+        Ok(())
     }
 
     /// Looks at what is left, and takes again what others undid.
@@ -227,23 +263,20 @@ impl<'a> Session<'a> {
             if let Err(complaint) = self.taken.renew(false).await {
                 warn!("{complaint}");
             }
-            self.carried.look();
+            self.tell(&ToWorker::Look);
         }
         found
     }
 
     /// Makes the interface again, as often as it takes: whatever fails, it stays blocked until somebody ends it.
-    async fn remake(&mut self) -> Result<Transparent, End> {
-        let mut pause = Duration::from_millis(100);
+    async fn remake(&mut self) -> Result<(), End> {
+        let mut pause = PAUSE;
         loop {
-            match self.made_again().await {
-                Ok(transparent) => return Ok(transparent),
-                Err(failure) => warn!("{failure}"),
-            }
+            // Also before the first time: whoever removes it again and again does not keep us from all else.
             let until = Instant::now() + pause;
             while Instant::now() < until {
                 tokio::select! {
-                    () = tokio::time::sleep_until(until) => {}
+                    () = sleep_until(until) => {}
                     signal = self.signals.next() => if self.obey(signal) {
                         return Err(End::Signal);
                     },
@@ -252,21 +285,30 @@ impl<'a> Session<'a> {
                     },
                 }
             }
-            pause = (pause * 2).min(Duration::from_secs(5));
+            let made = self.taken.renew(true).await;
+            self.kernel.follow(self.taken.machine().index());
+            match made {
+                Ok(()) => break,
+                Err(complaint) => warn!("{complaint}"),
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
-    }
-
-    async fn made_again(&mut self) -> Result<Transparent, Failure> {
-        self.taken.renew(true).await?;
-        self.kernel.follow(self.taken.machine().index());
-        self.transparent()
+        // One that is being started gets it when it is prepared.
+        if self.worker.is_some()
+            && let Err(failure) = self.hand_over()
+        {
+            self.lose(&failure);
+        }
+        Ok(())
     }
 
     /// Somebody, a DHCP client mostly, has written who resolves names: that is whom relays' names are asked of, and then it is ours again.
     async fn take_names_again(&mut self) {
         let machine = self.taken.machine();
         let servers = machine.servers(&self.facts, &self.orders.wanted.resolvers);
-        self.names.ask(&servers);
+        self.tell(&ToWorker::Servers(servers.clone()));
+        self.facts.servers = servers;
+        let machine = self.taken.machine();
         let is_lost = match self.plan.way() {
             Some(Way::Replace | Way::Overwrite) => !machine.has_names(),
             Some(Way::Resolved) => machine.has_unclaimed(),
@@ -280,7 +322,7 @@ impl<'a> Session<'a> {
     /// Whether it is the end.
     fn obey(&self, signal: signals::Asked) -> bool {
         if signal == signals::Asked::Reload {
-            self.carried.tell();
+            self.tell(&ToWorker::Tell);
             info!("the file is read only when it starts: 'hoplite down' and 'hoplite up' again");
         }
         signal == signals::Asked::Stop
@@ -290,37 +332,48 @@ impl<'a> Session<'a> {
         match asked.command {
             Command::Down => return Some(End::Down(asked.answer)),
             Command::Status => {
-                let value = super::status::flat(&self.status());
-                // Who has gone away meanwhile does not wait for it.
-                asked.answer.send(value).unwrap_or_default();
+                if self.asking.is_empty() {
+                    self.patience = Instant::now() + PATIENCE;
+                    self.tell(&ToWorker::Report);
+                }
+                self.asking.push(asked.answer);
+                if self.worker.is_none() {
+                    self.report(Report::default());
+                }
             }
         }
         None
     }
 
-    fn status(&self) -> Status {
-        let live = self.counters.snapshot().all();
-        let mut all = self.before.clone();
-        for (name, count) in &live {
-            *all.entry((*name).to_owned()).or_default() += count;
+    /// Answers all who wait.
+    fn report(&mut self, report: Report) {
+        let value = super::status::flat(&self.status(self.since, report));
+        for answer in self.asking.drain(..) {
+            // Who has gone away meanwhile does not wait for it.
+            answer.send(value.clone()).unwrap_or_default();
         }
-        let of = |name: &str| all.get(name).copied().unwrap_or(0);
+    }
+
+    fn status(&self, since: Option<u64>, report: Report) -> Status {
+        let report = report.plain();
+        let of = |name: &str| report.counters.get(name).copied().unwrap_or(0);
         let process = Process {
             pid: std::process::id(),
-            since: self.since.unwrap_or(0),
-            path: self.carried.names(),
-            connected: self.carried.missing().is_none(),
-            channel: self.carried.channel().map(str::to_owned),
+            worker: self.worker.as_ref().map_or(0, Worker::id),
+            since: since.unwrap_or(0),
+            sent: of("octets_in"),
+            received: of("octets_out"),
+            path: report.path,
+            connected: report.connected,
+            channel: report.channel,
             block: self.orders.wanted.block,
             before: self.taken.machine().before(),
             dns: self.plan.names().to_owned(),
-            sent: of("octets_in"),
-            received: of("octets_out"),
-            flows: super::status::open_flows(&live),
-            counters: all,
+            flows: report.flows,
+            counters: report.counters,
         };
         Status {
-            state: self.since.map_or(State::Starting, |_| State::Up),
+            state: since.map_or(State::Starting, |_| State::Up),
             name: self.orders.wanted.name.clone(),
             process: Some(process),
             // Who asks counts, so that nothing waits here meanwhile.
@@ -328,10 +381,18 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// The worker tells relays that nothing more comes, and is gone.
+    async fn dismiss(&mut self) {
+        self.tell(&ToWorker::Leave);
+        if let Some(worker) = self.worker.take() {
+            let gone = async { while let Ok(Some(_)) = said(&worker).await {} };
+            drop(timeout(PATIENCE, gone).await);
+        }
+    }
+
     /// Gives the machine back.
     async fn end(mut self, end: End) -> Result<(), Failure> {
-        self.carried.tell();
-        self.carried.leave().await;
+        self.dismiss().await;
         let leave = match &end {
             End::Signal if self.orders.keep_block => Leave::Block,
             End::Failed(_) if self.facts.blocked => Leave::Block,
@@ -377,16 +438,87 @@ async fn changed(files: &mut Option<Files>) {
     }
 }
 
-/// What the mediator is told: the file's wishes, and what this machine has of them.
-fn tun_config(orders: &Orders, facts: &Facts, plan: &Plan) -> tun::Config {
-    let mut config = orders.client.config.transparent();
-    // Without addresses of a family programs are told none of it.
-    config.device.addresses = facts.usable(&orders.wanted.addresses);
-    config.dns.resolvers.extend(&plan.answered);
-    let domains = &orders.client.config.takeover.exclude.domains;
-    let domains = domains.iter().map(|domain| domain.name().clone());
-    config.dns.elsewhere.extend(domains);
-    config
+fn start(orders: &Orders, facts: &Facts, asks_system: bool) -> Result<Worker, Failure> {
+    let begin = ToWorker::Begin {
+        servers: facts.servers.clone(),
+        asks_system,
+        addresses: facts.usable(&orders.wanted.addresses),
+    };
+    let kept = match &orders.client.config.directory {
+        Some(file) => Kept::load(file)?,
+        None => Kept::default(),
+    };
+    Worker::start(&begin, &kept).map_err(|error| {
+        let remedy = "raise the limits of processes and open files";
+        Failure::new("starting the process that carries traffic", error, remedy)
+    })
+}
+
+async fn said(worker: &Worker) -> std::io::Result<Option<(FromWorker, Vec<OwnedFd>)>> {
+    worker.channel.next().await
+}
+
+/// What it says next; `None` when it has ended or speaks nonsense, and when there is none and it is time for one.
+async fn heard(worker: &Option<Worker>, again: Instant) -> Option<(FromWorker, Vec<OwnedFd>)> {
+    match worker {
+        Some(worker) => said(worker).await.ok().flatten(),
+        None => {
+            sleep_until(again).await;
+            None
+        }
+    }
+}
+
+/// What is new of the directory goes into the user's file.
+fn keep(orders: &Orders, mut with: Vec<OwnedFd>) {
+    let (Some(file), Some(kept)) = (&orders.client.config.directory, with.pop()) else {
+        return;
+    };
+    let saved = match apart::read(kept) {
+        Ok(kept) => kept.save(file).map_err(|failure| failure.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    if let Err(error) = saved {
+        warn!("what is new of the directory is not kept: {error}");
+    }
+}
+
+/// Waits until the first one has all that it needs before something is taken.
+async fn prepared(orders: &Orders, worker: &Worker, signals: &mut Signals) -> Result<(), Failure> {
+    loop {
+        tokio::select! {
+            said = said(worker) => match said.ok().flatten() {
+                Some((FromWorker::Keep, with)) => keep(orders, with),
+                Some((FromWorker::Prepared, _)) => return Ok(()),
+                Some((FromWorker::Failed(complaints), _)) => return Err(told(&complaints)),
+                _ => return Err(ended()),
+            },
+            signal = signals.next() => if signal == signals::Asked::Stop {
+                let remedy = "run 'hoplite up' again";
+                return Err(Failure::new("bringing the device up", "interrupted", remedy));
+            },
+        }
+    }
+}
+
+/// What it complains of.
+fn told(complaints: &[Complaint]) -> Failure {
+    let plain =
+        |it: &Complaint| Complaint::new(plain(&it.doing), plain(&it.why), plain(&it.remedy));
+    match complaints {
+        [] => ended(),
+        [one] => Failure::Failed(plain(one)),
+        all => all.iter().map(plain).collect::<Vec<_>>().into(),
+    }
+}
+
+fn ended() -> Failure {
+    let remedy = "see what it said before, and report it";
+    Failure::new(
+        "carrying traffic",
+        "the process that does has ended",
+        remedy,
+    )
 }
 
 /// The runtime that all of it runs on.

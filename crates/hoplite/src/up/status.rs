@@ -40,6 +40,9 @@ pub(crate) enum State {
 pub(crate) struct Process {
     /// Its id.
     pub(crate) pid: u32,
+    /// That of the one that carries the traffic; 0 while there is none.
+    #[serde(default)]
+    pub(crate) worker: u32,
     /// When it came up, in seconds since 1970.
     pub(crate) since: u64,
     /// The relays of the path, the first one first.
@@ -64,6 +67,49 @@ pub(crate) struct Process {
     pub(crate) flows: BTreeMap<String, u64>,
     /// Everything else that is counted.
     pub(crate) counters: BTreeMap<String, u64>,
+}
+
+/// What the process knows that carries the traffic.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Report {
+    /// The relays of the path, the first one first.
+    pub(crate) path: Vec<String>,
+    /// Whether there is a connection to each of them now.
+    pub(crate) connected: bool,
+    /// What circuits run over.
+    pub(crate) channel: Option<String>,
+    /// Flows open now, by kind.
+    pub(crate) flows: BTreeMap<String, u64>,
+    /// Everything that is counted.
+    pub(crate) counters: BTreeMap<String, u64>,
+}
+
+impl Report {
+    /// Fit to be shown on a terminal, whoever has written it.
+    pub(super) fn plain(self) -> Self {
+        Self {
+            path: self
+                .path
+                .iter()
+                .map(|name| plain(name))
+                .take(PATH)
+                .collect(),
+            channel: self.channel.map(|channel| plain(&channel)),
+            ..self
+        }
+    }
+}
+
+/// Relays that are shown of a path.
+const PATH: usize = 16;
+
+/// Characters that are shown of a text.
+const SHOWN: usize = 512;
+
+/// Without what a terminal would obey, and not too long.
+pub(super) fn plain(text: &str) -> String {
+    let shown = text.chars().filter(|it| !it.is_control());
+    shown.take(SHOWN).collect()
 }
 
 /// What was dropped.
@@ -161,6 +207,18 @@ pub(crate) fn flat(status: &Status) -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_worker_says_of_itself_does_nothing_to_a_terminal() {
+        let report = Report {
+            path: vec!["a\u{1b}]0;x\u{7}\n".into(); 99],
+            channel: Some("QUIC\r".into()),
+            ..Report::default()
+        };
+        let plain = report.plain();
+        assert_eq!(plain.path, vec!["a]0;x"; PATH]);
+        assert_eq!(plain.channel.as_deref(), Some("QUIC"));
+    }
 
     #[test]
     fn scripts_get_one_flat_object_and_people_get_words() {

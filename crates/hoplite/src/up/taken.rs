@@ -96,11 +96,6 @@ impl<M: Machine> Taken<M> {
     pub(crate) fn machine(&self) -> &M {
         &self.machine
     }
-
-    /// The same, to be changed.
-    pub(crate) fn machine_mut(&mut self) -> &mut M {
-        &mut self.machine
-    }
 }
 
 /// Undoes whatever anybody has left.

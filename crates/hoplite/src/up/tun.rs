@@ -8,6 +8,7 @@ use std::{
         fd::{AsRawFd, OwnedFd},
         unix::fs::OpenOptionsExt,
     },
+    time::Duration,
 };
 
 use crate::errors::Complaint;
@@ -29,10 +30,22 @@ const OFFLOADS: [libc::c_uint; 3] = [
     0,
 ];
 
+/// How often, and after what pause, it is tried again to take a name that another process has.
+const TRIES: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(20);
+
 /// Makes the interface `name`. It goes when the descriptor is closed. Each packet has a virtio header of ten octets.
 pub(super) fn open(name: &str) -> Result<OwnedFd, Complaint> {
     let file = device().map_err(|error| missing(&error))?;
-    attach(&file, name).map_err(|error| refused(name, &error))?;
+    let mut tries = TRIES;
+    while let Err(error) = attach(&file, name) {
+        // A killed process has it until the kernel has closed all that was its own.
+        if tries == 0 || error.raw_os_error() != Some(libc::EBUSY) {
+            return Err(refused(name, &error));
+        }
+        tries -= 1;
+        std::thread::sleep(PAUSE);
+    }
     offload(&file).map_err(|error| refused(name, &error))?;
     Ok(file.into())
 }

@@ -212,6 +212,117 @@ state > after; diff before after
     );
 }
 
+/// `worker` is the number of the process that carries the traffic; `as_worker` runs a program as who that is, with the rights that it has.
+const WORKER: &str = r#"
+worker_now() { "$HOPLITE" status --json | sed 's/.*"worker":\([0-9]*\).*/\1/'; }
+field() { sed -n "s/^$1:[[:space:]]*//p" "/proc/$worker/status"; }
+as_worker() {
+  setpriv --reuid "$(field Uid | cut -f 1)" --regid "$(field Gid | cut -f 1)" --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs "$@"
+}
+"#;
+
+#[test]
+fn the_process_that_reads_what_the_network_sends_has_no_right_at_all() {
+    succeeds(&format!(
+        r#"
+{WORKER}
+relay
+up 7< client.toml 8> inherited
+worker=$(worker_now)
+[ "$worker" != "$(cat /run/hoplite/lock)" ]
+for set in CapInh CapPrm CapEff CapBnd CapAmb; do [ "$(field $set)" = 0000000000000000 ]; done
+[ "$(field NoNewPrivs)" = 1 ]
+if ls -l "/proc/$worker/fd" | grep inherited; then exit 9; fi
+if grep -q ' 4294967295$' /proc/self/uid_map; then
+  [ "$(field Uid)" = "$(printf '65534\t65534\t65534\t65534')" ]
+  [ "$(field Gid)" = "$(printf '65534\t65534\t65534\t65534')" ]
+  [ -z "$(field Groups | tr -d ' ')" ]
+fi
+getent ahostsv4 site.example | grep -q '^198\.1[89]\.'
+"$HOPLITE" down
+if [ -e "/proc/$worker" ]; then exit 9; fi
+printf '[takeover]\nuser = 0\n' >> client.toml
+if "$HOPLITE" check --config client.toml 2> why; then exit 9; fi
+grep -q 'takeover.user' why
+"#
+    ));
+}
+
+#[test]
+fn whoever_takes_over_the_process_that_reads_the_network_cannot_open_what_is_blocked() {
+    succeeds(&format!(
+        r#"
+{WORKER}
+grep -q ' 4294967295$' /proc/self/uid_map || exit 0
+relay
+chmod 600 client.toml
+up
+state > up
+worker=$(worker_now)
+for command in 'nft flush ruleset' 'ip rule flush' 'ip route flush table 26735' 'ip link delete hoplite0' 'ip link set hoplite0 down' \
+  '"$HOPLITE" down' 'kill -KILL "$(cat /run/hoplite/lock)"' 'echo > /etc/resolv.conf' 'echo 0 > /proc/sys/net/ipv4/ip_forward' \
+  'kill -KILL $PPID' 'cat client.toml'; do
+  if as_worker sh -c "$command" 2> /dev/null; then echo "$command" >&2; exit 9; fi
+done
+state > again; diff up again
+past | grep -q hoplite0
+"$HOPLITE" down
+state > after; diff before after
+"#
+    ));
+}
+
+#[test]
+fn when_the_process_that_carries_traffic_is_killed_nothing_passes_until_another_one_carries_it() {
+    succeeds(&format!(
+        r#"
+{WORKER}
+relay
+up
+state > up
+main=$(cat /run/hoplite/lock)
+worker=$(worker_now)
+kill -STOP "$main"
+kill -KILL "$worker"
+if past | grep eth0; then exit 9; fi
+kill -CONT "$main"
+another() {{ now=$(worker_now) && [ "$now" != "$worker" ] && [ "$now" != 0 ]; }}
+until_true another
+[ "$main" = "$(cat /run/hoplite/lock)" ]
+until_true sh -c 'getent ahostsv4 third.example | grep -q "^198\.1[89]\."'
+state > again; diff up again
+kill -STOP "$(worker_now)"
+says up
+"$HOPLITE" down
+state > after; diff before after
+"#
+    ));
+}
+
+#[test]
+fn what_is_new_of_the_directory_is_kept_where_only_root_may_write() {
+    succeeds(
+        r#"
+name="$("$HOPLITE" keygen --authority --out authority)@127.0.0.1:7000"
+printf 'authorities = ["%s"]\nlisten = "127.0.0.1:7000"\ninterval = 8\nvoting = 2\nintervals = 1000\n[admission]\nprivate = true\n' "$name" > authority/directory.toml
+"$HOPLITE" directory --config authority/directory.toml 2> directory.log &
+authority=$!
+printf 'name = "r"\nlisten = ["127.1.0.1:4433"]\nidentity = "identity"\n[auth]\nopen = true\n[directory]\npublish = ["127.0.0.1:7000"]\nevery = 1\n' > relay.toml
+"$HOPLITE" relay --config relay.toml 2> relay.log &
+mkdir -m 700 kept
+printf 'hops = 1\n[directory]\nauthorities = ["%s"]\nwait = 60\ncache = "kept/cache"\n' "$name" > client.toml
+n=0
+until up --wait 60 2> why; do cat why >&2; n=$((n + 1)); [ "$n" -lt 40 ]; sleep 1; done
+"$HOPLITE" down
+[ "$(stat -c '%u %s' kept/cache | cut -d ' ' -f 1)" = "$(id -u)" ]
+kill $authority
+up --wait 60
+says up
+"$HOPLITE" down
+"#,
+    );
+}
+
 #[test]
 fn what_others_remove_is_made_again() {
     succeeds(

@@ -42,7 +42,7 @@ use self::{
     errors::Told,
     idents::{Ident, Idents},
 };
-use super::Guard;
+use super::{Guard, rights};
 use crate::{Batch, Error, Packets, Received};
 
 /// The largest packet that is taken, in octets: what Ethernet carries.
@@ -259,7 +259,7 @@ impl State {
         }
         let socket = open(ident.is_v6)?;
         if let Some(mark) = mark {
-            socket.set_mark(mark)?;
+            rights::mark(&socket, mark)?;
         }
         let pinger = Pinger {
             socket: Arc::new(UdpSocket::from_std(socket.into())?),

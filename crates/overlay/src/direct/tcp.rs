@@ -10,13 +10,12 @@ use std::{
 };
 
 use bytes::{Buf, BytesMut};
-use socket2::SockRef;
 use tokio::{
     io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpSocket, TcpStream},
 };
 
-use super::{Silence, attempts, failure};
+use super::{Silence, attempts, failure, rights};
 use crate::Error;
 
 /// The size of a read buffer, in octets. A flow that has nothing to read owns none.
@@ -71,7 +70,7 @@ async fn connect(address: SocketAddr, (mark, silence): How) -> Result<TcpStream,
     };
     let socket = socket.map_err(failed)?;
     if let Some(mark) = mark {
-        SockRef::from(&socket).set_mark(mark).map_err(failed)?;
+        rights::mark(&socket, mark).map_err(failed)?;
     }
     if let Some(silence) = silence {
         silence.set(&socket).map_err(failed)?;
@@ -109,7 +108,7 @@ impl TcpFlow {
 
     #[cfg(test)]
     pub(super) fn mark(&self) -> u32 {
-        SockRef::from(&self.socket).mark().expect("a mark")
+        socket2::SockRef::from(&self.socket).mark().expect("a mark")
     }
 
     #[cfg(test)]

@@ -22,14 +22,14 @@ use socket2::{Domain, Socket, Type};
 use tokio::{io::Interest, net::UdpSocket};
 
 use self::receive::Receiving;
-use super::failure;
+use super::{
+    failure,
+    rights::{self, TUNNEL_BUFFER},
+};
 use crate::{Batch, Datagrams, Error, ErrorKind, Reason, Received};
 
 /// The largest UDP payload over IPv4, hence the largest batch that one call may hold, in octets.
 const LARGEST_BATCH: usize = 65_507;
-
-/// What a tunnel's socket asks for in each direction, in octets: 20 ms at 3 Gbit/s.
-const TUNNEL_BUFFER: usize = 8 * 1024 * 1024;
 
 /// What the payloads of a batch have in common.
 #[derive(Clone, Copy)]
@@ -112,7 +112,7 @@ fn open(address: SocketAddr, settings: &UdpSettings) -> io::Result<UdpFlow> {
 fn connected(peer: SocketAddr, mark: Option<u32>) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(peer), Type::DGRAM, None)?;
     if let Some(mark) = mark {
-        socket.set_mark(mark)?;
+        rights::mark(&socket, mark)?;
     }
     socket.set_nonblocking(true)?;
     socket.connect(&peer.into())?;
@@ -121,9 +121,7 @@ fn connected(peer: SocketAddr, mark: Option<u32>) -> io::Result<Socket> {
 
 /// Gives a socket as much buffer as the system grants, up to 8 MiB in each direction. Also for listening sockets.
 pub fn enlarge_buffers(socket: &impl std::os::fd::AsFd) {
-    let forced = sockopt::set_socket_recv_buffer_size_force(socket, TUNNEL_BUFFER)
-        .and_then(|()| sockopt::set_socket_send_buffer_size_force(socket, TUNNEL_BUFFER));
-    if forced.is_ok() {
+    if rights::enlarge(socket).is_ok() {
         return;
     }
     let asked = sockopt::set_socket_recv_buffer_size(socket, TUNNEL_BUFFER)

@@ -254,6 +254,10 @@ impl Checker<'_> {
             self.add(error.key, expected, "correct the value");
         }
         let takeover = &self.config.takeover;
+        if takeover.user == 0 {
+            let why = "expected a user without rights, 0 is root";
+            self.add("takeover.user", why, "leave it out, or give another one");
+        }
         let lists = [
             (
                 "takeover.exclude.addresses",

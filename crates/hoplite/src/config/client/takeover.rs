@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 
 /// The section.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Takeover {
     /// Whether the local network is reached directly.
@@ -19,6 +19,23 @@ pub(crate) struct Takeover {
     pub(crate) exclude: Exclude,
     /// What alone is taken, if anything is listed.
     pub(crate) include: Include,
+    /// As which user and group the process runs that reads what the network sends, if root starts it.
+    pub(crate) user: u32,
+}
+
+/// `nobody`, whose files should not exist.
+const NOBODY: u32 = 65_534;
+
+impl Default for Takeover {
+    fn default() -> Self {
+        Self {
+            lan: false,
+            dns: Dns::default(),
+            exclude: Exclude::default(),
+            include: Include::default(),
+            user: NOBODY,
+        }
+    }
 }
 
 /// Who answers programs' questions for names.

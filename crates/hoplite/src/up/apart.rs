@@ -1,0 +1,419 @@
+//! Two processes: one with the right to change the machine, which reads nothing that the network sends, and one without any right, which
+//! does. `session` is the first, `worker` the second.
+//!
+//! They speak over a pair of Unix sockets that keep the borders of messages (unix(7), SOCK_SEQPACKET). What the worker says is one of the
+//! few things of [`FromWorker`]: nothing of it names a rule, a route, a file, an address or a program, so whoever takes the worker over can stop the
+//! traffic and see it, but not open what is blocked. Its sockets need a mark, which only a privileged process may set: it hands each to the
+//! other one, where a thread sets that one mark.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut, Read, Seek, Write},
+    mem::MaybeUninit,
+    net::{IpAddr, SocketAddr},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    process::{Child, Command, Stdio},
+    sync::Mutex,
+    thread,
+};
+
+use hoplite_overlay::direct::rights::{Right, force_buffers};
+use rustix::{
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
+        sendmsg, socketpair,
+    },
+    thread::{CapabilitySet, CapabilitySets},
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use socket2::SockRef;
+use tokio::io::unix::AsyncFd;
+
+use super::{numbers::MARK, status::Report};
+use crate::{errors::Complaint, listed::Kept};
+
+/// Octets of a message. A larger one is a reason to end the worker.
+const LARGEST: usize = 64 * 1024;
+
+/// Octets of what is kept of the directory.
+const LARGEST_KEPT: u64 = 32 << 20;
+
+/// What the worker is told.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum ToWorker {
+    /// What it must know of the machine. Comes with the socket by which it has sockets marked, and what is kept of the directory.
+    Begin {
+        /// Whom the networks say to ask for names.
+        servers: Vec<SocketAddr>,
+        /// Whether the system may be asked for names now.
+        asks_system: bool,
+        /// Those of its addresses that programs can use.
+        addresses: Vec<IpAddr>,
+    },
+    /// The interface, its descriptor.
+    Device {
+        /// Name servers that it answers for beside its own.
+        answered: Vec<IpAddr>,
+    },
+    /// Whom the networks say to ask from now on.
+    Servers(Vec<SocketAddr>),
+    /// The device's network may have changed.
+    Look,
+    /// How is it doing?
+    Report,
+    /// To say in the log how the path did.
+    Tell,
+    /// To tell relays, and end.
+    Leave,
+}
+
+/// What the worker may say.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum FromWorker {
+    /// It has what a path is made of.
+    Prepared,
+    /// Something has come back from the last relay.
+    Flows(Box<Report>),
+    /// Nothing does, for these reasons.
+    Failed(Vec<Complaint>),
+    /// The interface cannot be read any more.
+    Gone,
+    /// How it is doing.
+    Report(Box<Report>),
+    /// There is something to keep of the directory; comes with it.
+    Keep,
+}
+
+/// One end. What is sent while the other end does not read waits in the socket; when that is full, sending fails.
+#[derive(Debug)]
+pub(super) struct Channel(AsyncFd<OwnedFd>);
+
+impl Channel {
+    /// Needs a tokio runtime.
+    pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        #[expect(unsafe_code, reason = "tokio cannot know who closes a descriptor")]
+        // SAFETY: it is open, and is closed by nobody but the AsyncFd that owns it.
+        Ok(Self(unsafe { AsyncFd::register(socket) }?))
+    }
+
+    /// Sends a message, and a descriptor with it.
+    pub(super) fn send(&self, message: &impl Serialize, with: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let octets = serde_json::to_vec(message)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !with.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(with));
+        }
+        let parts = [IoSlice::new(&octets)];
+        sendmsg(
+            self.0.get_ref(),
+            &parts,
+            &mut ancillary,
+            SendFlags::NOSIGNAL,
+        )?;
+        Ok(())
+    }
+
+    /// The next message with what came with it; `None` when the other end is gone. May be given up and called again.
+    pub(super) async fn next<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+        let mut octets = vec![0; LARGEST];
+        let (length, with) = loop {
+            let mut ready = self.0.readable().await?;
+            match receive(self.0.get_ref(), &mut octets) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+                other => break other?,
+            }
+        };
+        match octets.get(..length) {
+            Some([]) | None => Ok(None),
+            Some(message) => Ok(Some((serde_json::from_slice(message)?, with))),
+        }
+    }
+}
+
+fn receive(socket: impl AsFd, octets: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let parts = &mut [IoSliceMut::new(octets)];
+    let received = recvmsg(socket, parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let mut with = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            with.extend(descriptors);
+        }
+    }
+    match received.flags.contains(ReturnFlags::TRUNC) {
+        true => Err(io::ErrorKind::InvalidData.into()),
+        false => Ok((received.bytes, with)),
+    }
+}
+
+fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    Ok(socketpair(family, kind, SocketFlags::CLOEXEC, None)?)
+}
+
+/// The worker as the other process sees it. It ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub(super) channel: Channel,
+    child: Child,
+}
+
+impl Worker {
+    /// Starts this command line again as a worker. It gets `kept` and a socket for its marks with `begin`. Needs a tokio runtime.
+    pub(super) fn start(begin: &ToWorker, kept: &Kept) -> io::Result<Self> {
+        let (ours, theirs) = pair()?;
+        let child = Command::new("/proc/self/exe")
+            .args(std::env::args_os().skip(1))
+            .arg("--worker")
+            .stdin(theirs)
+            .stdout(Stdio::null())
+            .spawn()?;
+        let worker = Self {
+            channel: Channel::new(ours)?,
+            child,
+        };
+        let (marks, asked) = pair()?;
+        thread::Builder::new()
+            .name("marks".into())
+            .spawn(move || mark_sockets(&marks))?;
+        let kept = written(kept)?;
+        worker.channel.send(begin, &[asked.as_fd(), kept.as_fd()])?;
+        Ok(worker)
+    }
+
+    /// Its number.
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.child.kill().unwrap_or_default();
+        self.child.wait().map(drop).unwrap_or_default();
+    }
+}
+
+/// Puts what is kept of the directory where the other process can read it.
+pub(super) fn written(kept: &Kept) -> io::Result<OwnedFd> {
+    let memory = rustix::fs::memfd_create("kept", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let mut file = std::fs::File::from(memory);
+    file.write_all(&serde_json::to_vec(kept)?)?;
+    file.rewind()?;
+    Ok(file.into())
+}
+
+/// What the other process has put there.
+pub(super) fn read(from: OwnedFd) -> io::Result<Kept> {
+    // Memory, which reading never waits for; nothing else can be sealed (fcntl(2)).
+    rustix::fs::fcntl_get_seals(&from)?;
+    let mut octets = Vec::new();
+    std::fs::File::from(from)
+        .take(LARGEST_KEPT)
+        .read_to_end(&mut octets)?;
+    Ok(serde_json::from_slice(&octets)?)
+}
+
+const MARK_IT: u8 = 0;
+const ENLARGE_IT: u8 = 1;
+
+/// Sets our mark on each socket that comes, or gives it large buffers, until the other end is gone. One at a time; the answer is an error's number, or 0.
+fn mark_sockets(marks: &OwnedFd) {
+    let mut asked = [0; 1];
+    while let Ok((1, with)) = receive(marks, &mut asked) {
+        let done = match (asked, with.as_slice()) {
+            ([MARK_IT], [socket]) => SockRef::from(socket).set_mark(MARK),
+            ([ENLARGE_IT], [socket]) => force_buffers(socket),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        };
+        let number = match done {
+            Ok(()) => 0,
+            Err(error) => error.raw_os_error().unwrap_or(libc::EINVAL),
+        };
+        if rustix::net::send(marks, &number.to_ne_bytes(), SendFlags::NOSIGNAL).is_err() {
+            return;
+        }
+    }
+}
+
+/// Has the worker's sockets marked over `marks`, from now on.
+pub(super) fn leave_marks_to(marks: OwnedFd) {
+    let marks = Mutex::new(marks);
+    let agent = move |socket: BorrowedFd<'_>, right| {
+        let marks = marks.lock().map_err(|_| io::ErrorKind::Other)?;
+        ask(&marks, socket, right)
+    };
+    hoplite_overlay::direct::rights::leave_to(Box::new(agent));
+}
+
+fn ask(marks: &OwnedFd, socket: BorrowedFd<'_>, right: Right) -> io::Result<()> {
+    let asked = match right {
+        Right::Mark => [MARK_IT],
+        Right::Buffers => [ENLARGE_IT],
+    };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let with = [socket];
+    ancillary.push(SendAncillaryMessage::ScmRights(&with));
+    let parts = [IoSlice::new(&asked)];
+    sendmsg(marks, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
+    let mut answer = [0; 4];
+    rustix::net::recv(marks, &mut answer, RecvFlags::empty())?;
+    match i32::from_ne_bytes(answer) {
+        0 => Ok(()),
+        number => Err(io::Error::from_raw_os_error(number)),
+    }
+}
+
+/// Gives up every right for ever, and becomes `user` if this is root; whether it is root no more. To be called while there is one thread
+/// (capabilities(7)).
+pub(super) fn confine(user: u32) -> io::Result<bool> {
+    use rustix::{process, thread};
+    close_inherited();
+    for capability in CapabilitySet::all().iter() {
+        // Only who may do that has something to lose by it: without new privileges it is never looked at.
+        thread::remove_capability_from_bounding_set(capability).unwrap_or_default();
+    }
+    if process::geteuid().is_root() {
+        become_user(user)?;
+    }
+    thread::clear_ambient_capability_set()?;
+    thread::set_capabilities(
+        None,
+        CapabilitySets {
+            effective: CapabilitySet::empty(),
+            permitted: CapabilitySet::empty(),
+            inheritable: CapabilitySet::empty(),
+        },
+    )?;
+    thread::set_no_new_privs(true)?;
+    process::set_dumpable_behavior(process::DumpableBehavior::NotDumpable)?;
+    process::set_parent_process_death_signal(Some(process::Signal::KILL))?;
+    Ok(!process::geteuid().is_root())
+}
+
+/// Whatever whoever started us has left open is not the worker's to have. Before Linux 5.9 it stays.
+fn close_inherited() {
+    let (first, last, flags) = (3_u32, u32::MAX, 0_u32);
+    #[expect(
+        unsafe_code,
+        reason = "no safe wrapper closes what this process has not opened"
+    )]
+    // SAFETY: this process has opened nothing yet that it still has, so nobody holds one of these descriptors.
+    unsafe {
+        libc::syscall(libc::SYS_close_range, first, last, flags);
+    }
+}
+
+fn become_user(user: u32) -> io::Result<()> {
+    use rustix::{
+        process::{Gid, Uid},
+        thread,
+    };
+    let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
+    let became = thread::set_thread_res_gid(gid, gid, gid)
+        .and_then(|()| thread::set_thread_groups(&[]))
+        .and_then(|()| thread::set_thread_res_uid(uid, uid, uid));
+    match became {
+        // A user namespace that has nobody but its root, who is an ordinary user outside (user_namespaces(7)).
+        Err(rustix::io::Errno::INVAL) => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn channels() -> (Channel, OwnedFd) {
+        let (one, other) = pair().expect("sockets");
+        (Channel::new(one).expect("a channel"), other)
+    }
+
+    fn says(socket: &OwnedFd, octets: &[u8]) {
+        let sent = rustix::net::send(socket, octets, SendFlags::empty());
+        assert_eq!(sent, Ok(octets.len()));
+    }
+
+    #[tokio::test]
+    async fn a_message_arrives_with_its_descriptor_and_the_end_is_heard() {
+        let (channel, other) = channels();
+        let other = Channel::new(other).expect("a channel");
+        let kept = written(&Kept::default()).expect("written");
+        let sent = other.send(&FromWorker::Keep, &[kept.as_fd()]);
+        sent.expect("sent");
+        let (said, with) = channel
+            .next()
+            .await
+            .expect("no failure")
+            .expect("a message");
+        assert!(matches!(said, FromWorker::Keep));
+        let [kept] = <[OwnedFd; 1]>::try_from(with).expect("one");
+        assert_eq!(read(kept).expect("read"), Kept::default());
+        drop(other);
+        let end = channel.next::<FromWorker>().await;
+        assert!(end.expect("no failure").is_none());
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_asks_for_anything_else_is_not_understood() {
+        let others = [
+            "{\"run\":[\"nft\",\"flush\",\"ruleset\"]}",
+            "{\"device\":{\"answered\":[]}}",
+            "\"leave\"",
+            "\"down\"",
+            "{\"keep\":\"/etc/passwd\"}",
+            "{",
+        ];
+        for other in others {
+            let (channel, socket) = channels();
+            says(&socket, other.as_bytes());
+            let heard = channel.next::<FromWorker>().await;
+            assert!(heard.is_err(), "{other}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_message_that_is_too_long_is_an_end_and_no_allocation() {
+        let (channel, socket) = channels();
+        says(&socket, &vec![b' '; LARGEST + 1]);
+        assert!(channel.next::<FromWorker>().await.is_err());
+    }
+
+    #[test]
+    fn what_is_to_be_kept_is_memory_and_nothing_that_could_be_waited_for() {
+        let (pipe, _writer) = io::pipe().expect("a pipe");
+        assert!(read(pipe.into()).is_err());
+        let file = std::fs::File::open("/etc/hostname")
+            .or_else(|_| std::fs::File::open("/proc/self/status"));
+        assert!(read(file.expect("one of them").into()).is_err());
+    }
+
+    #[test]
+    fn marks_are_set_on_sockets_alone_and_nothing_else_is_done_to_them() {
+        let (ours, asked) = pair().expect("sockets");
+        let thread = thread::spawn(move || mark_sockets(&ours));
+        let null = std::fs::File::open("/dev/null").expect("there");
+        assert!(ask(&asked, null.as_fd(), Right::Mark).is_err());
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("bound");
+        let told = ask(&asked, socket.as_fd(), Right::Mark).map_err(|error| error.kind());
+        match told {
+            Ok(()) => assert_eq!(SockRef::from(&socket).mark().ok(), Some(MARK)),
+            Err(kind) => assert_eq!(kind, io::ErrorKind::PermissionDenied),
+        }
+        for wrong in [&[2][..], &[MARK_IT]] {
+            says(&asked, wrong);
+            let mut answer = [0; 4];
+            rustix::net::recv(&asked, &mut answer, RecvFlags::empty()).expect("answered");
+            assert_ne!(i32::from_ne_bytes(answer), 0);
+        }
+        drop(asked);
+        thread.join().expect("it ends with the other side");
+    }
+}
