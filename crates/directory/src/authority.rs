@@ -3,7 +3,7 @@
 //!
 //! For each period that begins at a multiple of the interval, `P`, with a voting time `v`: at `P - 2v` the own vote is made, authorities commit
 //! to theirs and then exchange them; at `P - v` each works out the list from the votes that count, signs it, and signatures are exchanged; from
-//! `P` on a list with enough of them is published. Which votes count, all honest authorities decide alike: [`period`] says how. An authority
+//! `P` on a list with enough of them is published. Which votes count, all honest authorities decide alike: `authority/period.rs` says how. An authority
 //! signs one list a period, and none in a period that it did not begin with.
 
 mod admission;
