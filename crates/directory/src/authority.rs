@@ -12,15 +12,16 @@ mod tally;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
 use bytes::Bytes;
 use hoplite_crypto::SigningKey;
-use hoplite_wire::directory::{COMMITMENTS, Key, LIST, Signature, SignedDescriptor, SignedList};
+use hoplite_wire::directory::{COMMITMENTS, Key, LIST, Signature, SignedList};
 
 use crate::{Refused, Trust, check_descriptor, check_list};
 
-pub use admission::{Admission, Rejected};
+use admission::Pool;
+pub use admission::{Admission, Caps, Families, Probe, Rejected, Taken};
 use period::Period;
 pub use period::{Checked, Unchecked};
 
@@ -121,7 +122,7 @@ pub enum Event {
 pub struct Authority {
     config: Config,
     started: u64,
-    pool: BTreeMap<Key, SignedDescriptor>,
+    pool: Pool,
     period: Option<Period>,
     published: Option<(SignedList, Bytes)>,
 }
@@ -132,7 +133,7 @@ impl Authority {
         Self {
             config,
             started: now,
-            pool: BTreeMap::new(),
+            pool: Pool::default(),
             period: None,
             published: None,
         }
@@ -148,30 +149,52 @@ impl Authority {
         Ok(())
     }
 
-    /// Takes a relay's descriptor in; what is kept of it is to be stored.
+    /// Takes in a relay's descriptor that was handed in from this address; what is to be done in the store. It is not voted for before
+    /// its addresses have passed a test.
     ///
     /// # Errors
     /// [`Rejected`], in words for its operator.
-    pub fn upload(&mut self, text: &str, now: u64) -> Result<Key, Rejected> {
+    pub fn upload(&mut self, text: &str, from: IpAddr, now: u64) -> Result<Taken, Rejected> {
+        self.take(text, Some(from), now)
+    }
+
+    /// Takes up a descriptor that was stored before a restart.
+    ///
+    /// # Errors
+    /// [`Rejected`].
+    pub fn restore(&mut self, text: &str, now: u64) -> Result<Taken, Rejected> {
+        self.take(text, None, now)
+    }
+
+    fn take(&mut self, text: &str, from: Option<IpAddr>, now: u64) -> Result<Taken, Rejected> {
         let signed = check_descriptor(text).map_err(Rejected::Refused)?;
-        let (admission, skew) = (&self.config.admission, self.config.trust.skew);
-        admission.admit(&signed.descriptor, &self.pool, now, skew)?;
-        let identity = signed.descriptor.identity;
-        self.pool.insert(identity, signed);
-        Ok(identity)
+        let (rules, skew) = (&self.config.admission, self.config.trust.skew);
+        self.pool.take(signed, from, rules, now, skew)
     }
 
-    /// Forgets relays that have not said anything for too long; those are to be forgotten in the store too.
+    /// What is to be tested now, as far as tests are not under way; each is to be answered with [`Self::probed`].
+    pub fn probes(&mut self, now: u64) -> Vec<Probe> {
+        self.pool.probes(&self.config.admission, now)
+    }
+
+    /// Whether all that was tested was the relay's. Gives the relay if it is to be forgotten in the store.
+    pub fn probed(&mut self, probe: &Probe, passed: bool, now: u64) -> Option<Key> {
+        self.pool.probed(probe, passed, &self.config.admission, now)
+    }
+
+    /// Forgets relays that have not said anything, or were not reached, for too long; those are to be forgotten in the store too.
     pub fn forget(&mut self, now: u64) -> Vec<Key> {
-        let admission = &self.config.admission;
-        let old = |signed: &SignedDescriptor| admission.is_old(&signed.descriptor, now);
-        let gone = self.pool.extract_if(.., |_, signed| old(signed));
-        gone.map(|(identity, _)| identity).collect()
+        self.pool.forget(&self.config.admission, now)
     }
 
-    /// How many relays are known.
+    /// How many relays are known, tested or not.
     pub fn relays(&self) -> usize {
         self.pool.len()
+    }
+
+    /// Whether this relay has passed its test: it goes before those that have not.
+    pub fn is_tested(&self, relay: &Key) -> bool {
+        self.pool.is_tested(relay)
     }
 
     /// The list to be handed out.
@@ -247,7 +270,7 @@ impl Authority {
     }
 
     fn begin(&mut self, due: u64) -> Vec<Event> {
-        let vote = tally::vote(&self.config, due, self.pool.values().cloned());
+        let vote = tally::vote(&self.config, due, self.pool.tested().cloned());
         let relays = vote.relays.len();
         self.period = Some(Period::new(&self.config, due, vote));
         vec![Event::Voted(relays)]

@@ -24,4 +24,4 @@ pub use client::{Client, Heard, Judge, Offered, Source};
 pub use fetch::{FetchError, fetch, upload};
 pub use guards::{Guard, Guards};
 pub use refused::Refused;
-pub use store::{Store, StoreError};
+pub use store::{Change, Store, StoreError};

@@ -1,6 +1,11 @@
 //! What outlives the process, in SQLite: a client's list and guards, an authority's descriptors. Each change is one transaction: all of it or nothing.
 
-use std::{path::Path, time::Duration};
+use std::{
+    fs::{DirBuilder, OpenOptions, Permissions},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    path::Path,
+    time::Duration,
+};
 
 use hoplite_wire::directory::Key;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, params};
@@ -20,12 +25,26 @@ pub struct Store {
     connection: Connection,
 }
 
+/// One change of an authority's store, for [`Store::write`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A relay's descriptor instead of its last one.
+    Descriptor(Key, String),
+    /// A relay is forgotten.
+    Forget(Key),
+    /// The list that is published.
+    List(String),
+}
+
 /// Why the store cannot be used, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// SQLite says so.
     #[error("{0}: {remedy}", remedy = remedy(.0))]
     Sqlite(#[from] rusqlite::Error),
+    /// The file cannot be made, or kept from others.
+    #[error("{0}: let this user write the file and its directory")]
+    Private(#[from] std::io::Error),
     /// Another version has written it.
     #[error(
         "its schema has version {0}, this program knows {VERSION}: use the program that wrote it, or another file"
@@ -51,12 +70,36 @@ fn remedy(error: &rusqlite::Error) -> &'static str {
     }
 }
 
+/// SQLite gives its journal the mode of the file.
+fn make_private(path: &Path) -> std::io::Result<()> {
+    if let Some(directory) = path
+        .parent()
+        .filter(|directory| !directory.as_os_str().is_empty())
+    {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)?;
+    }
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    let file = options.mode(0o600).open(path)?;
+    let mode = file.metadata()?.permissions().mode();
+    match mode & 0o077 {
+        0 => Ok(()),
+        // One that an earlier version made.
+        _ => file.set_permissions(Permissions::from_mode(0o600)),
+    }
+}
+
 impl Store {
-    /// Opens a file, and makes it if it is not there.
+    /// Opens a file, and makes it and its directory if they are not there: for this user alone, whatever the umask. A client's guards tell
+    /// by whom it is seen.
     ///
     /// # Errors
     /// [`StoreError`].
     pub fn open(path: &Path) -> Result<Self, StoreError> {
+        make_private(path)?;
         Self::of(Connection::open(path)?)
     }
 
@@ -207,29 +250,15 @@ impl Store {
         self.texts("SELECT text FROM descriptor")
     }
 
-    /// Keeps a relay's descriptor instead of its last one.
+    /// Writes all of these at once, or nothing: one wait for the disk, however many they are.
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn keep_descriptor(&mut self, identity: &Key, text: &str) -> Result<(), StoreError> {
-        let sql = "INSERT OR REPLACE INTO descriptor (identity, text) VALUES (?1, ?2)";
+    pub fn write(&mut self, changes: &[Change]) -> Result<(), StoreError> {
         self.transaction(|transaction| {
-            transaction
-                .execute(sql, params![identity.0, text])
-                .map(drop)
-        })
-    }
-
-    /// Forgets relays.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    pub fn forget_descriptors(&mut self, identities: &[Key]) -> Result<(), StoreError> {
-        self.transaction(|transaction| {
-            let mut delete = transaction.prepare("DELETE FROM descriptor WHERE identity = ?1")?;
-            identities
+            changes
                 .iter()
-                .try_for_each(|key| delete.execute([key.0]).map(drop))
+                .try_for_each(|change| change.write(transaction))
         })
     }
 
@@ -237,6 +266,32 @@ impl Store {
         let mut statement = self.connection.prepare(sql)?;
         let rows = statement.query_map([], |row| row.get(0))?;
         Ok(rows.collect::<rusqlite::Result<_>>()?)
+    }
+}
+
+fn keep_list(transaction: &Transaction<'_>, text: &str) -> rusqlite::Result<()> {
+    let before =
+        "INSERT OR REPLACE INTO before (one, text) SELECT 1, text FROM list WHERE split = 0";
+    let sql = "INSERT OR REPLACE INTO list (one, text, split) VALUES (1, ?1, 0)";
+    transaction.execute(before, [])?;
+    transaction.execute(sql, [text]).map(drop)
+}
+
+impl Change {
+    fn write(&self, transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+        match self {
+            Self::Descriptor(identity, text) => {
+                let sql = "INSERT OR REPLACE INTO descriptor (identity, text) VALUES (?1, ?2)";
+                let mut insert = transaction.prepare_cached(sql)?;
+                insert.execute(params![identity.0, text]).map(drop)
+            }
+            Self::Forget(identity) => {
+                let sql = "DELETE FROM descriptor WHERE identity = ?1";
+                let mut delete = transaction.prepare_cached(sql)?;
+                delete.execute([identity.0]).map(drop)
+            }
+            Self::List(text) => keep_list(transaction, text),
+        }
     }
 }
 
@@ -282,16 +337,18 @@ mod tests {
             store.keep_list("first").expect("kept");
             store.keep_list("second").expect("kept");
             store.keep_guards(&guards).expect("kept");
-            store.keep_descriptor(&Key([1; 32]), "old").expect("kept");
-            store.keep_descriptor(&Key([1; 32]), "new").expect("kept");
+            let descriptor = |text: &str| Change::Descriptor(Key([1; 32]), text.into());
+            let changes = [descriptor("old"), descriptor("new")];
+            store.write(&changes).expect("kept");
         }
         let mut store = Store::open(&path).expect("opened");
         assert_eq!(store.list().expect("read"), Some(("second".into(), false)));
         assert_eq!(store.guards().expect("read"), guards);
         assert_eq!(store.descriptors().expect("read"), ["new"]);
-        store
-            .forget_descriptors(&[Key([1; 32])])
-            .expect("forgotten");
+        let changes = [Change::Forget(Key([1; 32])), Change::List("third".into())];
+        store.write(&changes).expect("forgotten");
+        assert_eq!(store.list().expect("read"), Some(("third".into(), false)));
+        assert_eq!(store.before().expect("read"), Some("second".into()));
         assert!(store.descriptors().expect("read").is_empty());
     }
 
@@ -305,6 +362,30 @@ mod tests {
         assert_eq!(store.proofs().expect("read"), ["c", "d"]);
         store.keep_list("e").expect("kept");
         assert_eq!(store.list().expect("read"), Some(("e".into(), false)));
+    }
+
+    #[test]
+    fn others_read_neither_the_file_nor_its_journal_nor_one_that_an_earlier_version_left_open() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("made").join("cache.sqlite");
+        let mode =
+            |path: &Path| std::fs::metadata(path).expect("there").permissions().mode() & 0o777;
+        let mut store = Store::open(&path).expect("made");
+        assert_eq!(
+            (mode(path.parent().expect("one")), mode(&path)),
+            (0o700, 0o600)
+        );
+        let journal = path.with_file_name("cache.sqlite-journal");
+        let transaction = store.connection.transaction().expect("begun");
+        transaction
+            .execute("INSERT INTO proof (text) VALUES ('a')", [])
+            .expect("written");
+        assert_eq!(mode(&journal), 0o600);
+        drop(transaction);
+        drop(store);
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).expect("set");
+        drop(Store::open(&path).expect("opened"));
+        assert_eq!(mode(&path), 0o600);
     }
 
     #[test]

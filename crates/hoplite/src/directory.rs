@@ -2,10 +2,14 @@
 //! What it decides is decided in `hoplite_directory::Authority`; here are its sockets, its clock and its file.
 
 mod exchange;
+mod rates;
+mod reach;
 mod serve;
+mod writer;
 
 use std::{
-    net::SocketAddr,
+    collections::HashSet,
+    net::{IpAddr, SocketAddr},
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -17,6 +21,7 @@ use hoplite_wire::directory::Key;
 use tokio::net::TcpListener;
 use tracing::{info, warn};
 
+use self::writer::Writer;
 use crate::{
     config::{self, directory::Config},
     errors::Failure,
@@ -24,18 +29,31 @@ use crate::{
     signals::{self, Asked, Signals},
 };
 
-/// The machine and its file, shared by who answers and who asks.
+/// The machine and what is to be written, shared by who answers and who asks.
 #[derive(Clone)]
-struct Shared(Arc<Mutex<State>>);
+struct Shared(Arc<State>);
 
 struct State {
-    authority: Authority,
-    store: Store,
+    authority: Mutex<Authority>,
+    writer: Writer,
+    /// From where the other authorities ask: they are served first.
+    others: Mutex<HashSet<IpAddr>>,
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Authority> {
+        self.0
+            .authority
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn writer(&self) -> &Writer {
+        &self.0.writer
+    }
+
+    fn others(&self) -> MutexGuard<'_, HashSet<IpAddr>> {
+        self.0.others.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -66,15 +84,15 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
             "add it there, for all authorities and clients",
         ));
     }
-    let shared = open(&config, key)?;
+    let (shared, store) = open(&config, key)?;
     resources::raise_file_limit();
-    signals::current_thread_runtime()?.block_on(serve(&config, own, &shared))
+    signals::current_thread_runtime()?.block_on(serve(&config, own, &shared, store))
 }
 
-async fn serve(config: &Config, own: Key, shared: &Shared) -> Result<(), Failure> {
+async fn serve(config: &Config, own: Key, shared: &Shared, store: Store) -> Result<(), Failure> {
     let mut signals = Signals::listen()?;
     let (listener, address) = listen(config.listen).await?;
-    let relays = shared.lock().authority.relays();
+    let relays = shared.lock().relays();
     info!(listen = %address, authority = %own, relays, "the authority is up");
     let serving = serve::serve(listener, shared.clone(), config.limits.clone());
     let voting = exchange::run(shared.clone(), config, own);
@@ -86,6 +104,8 @@ async fn serve(config: &Config, own: Key, shared: &Shared) -> Result<(), Failure
     tokio::select! {
         () = serving => {}
         () = voting => {}
+        () = reach::run(shared.clone()) => {}
+        () = shared.writer().run(store) => {}
         () = stopped => info!("the authority has stopped"),
     }
     Ok(())
@@ -102,7 +122,7 @@ async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Failur
 }
 
 /// The machine with what its file has.
-fn open(config: &Config, key: SigningKey) -> Result<Shared, Failure> {
+fn open(config: &Config, key: SigningKey) -> Result<(Shared, Store), Failure> {
     let mut authority = Authority::new(
         authority::Config {
             key,
@@ -119,14 +139,19 @@ fn open(config: &Config, key: SigningKey) -> Result<Shared, Failure> {
         let doing = format!("opening the store {}", config.store.display());
         Failure::new(doing, "it cannot be used", error.to_string())
     })?;
-    Ok(Shared(Arc::new(Mutex::new(State { authority, store }))))
+    let state = State {
+        authority: Mutex::new(authority),
+        writer: Writer::default(),
+        others: Mutex::default(),
+    };
+    Ok((Shared(Arc::new(state)), store))
 }
 
 fn restored(config: &Config, authority: &mut Authority) -> Result<Store, StoreError> {
     let store = Store::open(&config.store)?;
     for text in store.descriptors()? {
         // What is too old, or refused by now, is not taken again.
-        authority.upload(&text, now()).ok();
+        authority.restore(&text, now()).ok();
     }
     if let Some((text, _)) = store.list()?
         && let Err(refused) = authority.resume(&text, now())

@@ -1,6 +1,14 @@
-//! Which descriptors an authority takes: recent ones, newer than those it has, from relays that its operator does not refuse, not too many of one place.
+//! Which descriptors an authority takes, and which of them it votes for: recent ones, newer than those it has, from relays that its operator does not
+//! refuse, not too many of one place; and only those whose every address was found to be the relay's, by a handshake that proves its key. A
+//! machine without I/O: [`Pool::probes`] says what to test, [`Pool::probed`] is told what came of it.
+//!
+//! What was tested and what was not are apart: a relay that waits for its test takes no place from one that has passed it. Who hands in the most
+//! waits the longest, by the network that it hands in from.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    net::{IpAddr, SocketAddr},
+};
 
 use hoplite_wire::{
     directory::{Descriptor, Key, SignedDescriptor},
@@ -12,10 +20,20 @@ use crate::Refused;
 /// The operator's rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admission {
-    /// Relays that are known at once; more are refused, those that are there stay.
+    /// Tested relays that are known at once; more are refused, those that are there stay.
     pub relays: usize,
-    /// Relays with one address.
-    pub per_address: usize,
+    /// Tested relays of one place.
+    pub caps: Caps,
+    /// Descriptors that wait for their test at once. When they are so many, the network that handed in the most loses its last.
+    pub untested: usize,
+    /// The same of one network (/24, IPv6: /48) that hands them in; when they are so many, its oldest goes.
+    pub untested_per_network: usize,
+    /// Tests at once.
+    pub tests: usize,
+    /// After how long a relay is tested again, in seconds. One that has not passed a test for twice as long is forgotten.
+    pub retest: u64,
+    /// Which addresses this machine can test; others are believed beside one that passed.
+    pub reaches: Families,
     /// How old a descriptor may be, in seconds.
     pub life: u64,
     /// Whether relays may have private or loopback addresses: for laboratories.
@@ -24,6 +42,30 @@ pub struct Admission {
     pub only: Vec<Key>,
     /// Never these.
     pub refuse: Vec<Key>,
+}
+
+/// How many tested relays may be in one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// With one address.
+    pub address: usize,
+    /// In one /24 of IPv4.
+    pub v4_24: usize,
+    /// In one /16 of IPv4.
+    pub v4_16: usize,
+    /// In one /48 of IPv6.
+    pub v6_48: usize,
+    /// In one /32 of IPv6.
+    pub v6_32: usize,
+}
+
+/// Kinds of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Families {
+    /// IPv4.
+    pub v4: bool,
+    /// IPv6.
+    pub v6: bool,
 }
 
 /// Why a descriptor is not taken, in words for its operator.
@@ -52,60 +94,411 @@ pub enum Rejected {
     )]
     Private,
     /// Too many relays have one of its addresses.
-    #[error("too many relays have this address: run fewer on one machine")]
+    #[error("too many relays have this address or are in its network: run fewer in one place")]
     Crowded,
+    /// None of its addresses can be tested here.
+    #[error(
+        "this authority reaches none of the relay's addresses: publish one of IPv4 and one of IPv6"
+    )]
+    Unreached,
+    /// Too many wait.
+    #[error("too many descriptors wait to be tested: hand it in again in a few minutes")]
+    Busy,
     /// The table is full.
     #[error("this authority knows as many relays as it can: ask its operator")]
     Full,
 }
 
+/// A relay whose addresses are to be tested: each one that [`Admission::reaches`], by its channel identity if it has an onion key, and by its pin if
+/// it has one.
+#[derive(Clone, Debug)]
+pub struct Probe {
+    /// What it says.
+    pub relay: Descriptor,
+    /// Those of its addresses that are to be tested.
+    pub addresses: Vec<SocketAddr>,
+    /// It has passed before.
+    again: bool,
+}
+
+/// What a descriptor that was taken in means for the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// The relay whose descriptor is to be kept.
+    pub identity: Key,
+    /// One that had to give way.
+    pub gone: Option<Key>,
+}
+
+/// All descriptors of an authority.
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    tested: BTreeMap<Key, Tested>,
+    waiting: BTreeMap<Key, Waiting>,
+    /// How many have waited so far.
+    arrived: u64,
+}
+
+#[derive(Debug)]
+struct Tested {
+    signed: SignedDescriptor,
+    passed: u64,
+    next: u64,
+    is_testing: bool,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    signed: SignedDescriptor,
+    /// From where it was handed in; none if it was here before a restart.
+    from: Option<IpAddr>,
+    arrived: u64,
+    is_testing: bool,
+}
+
+/// The first bits of an address, by family.
+fn network(ip: IpAddr, v4: u32, v6: u32) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => {
+            let mask = u32::MAX.checked_shl(32u32.saturating_sub(v4)).unwrap_or(0);
+            IpAddr::V4((ip.to_bits() & mask).into())
+        }
+        IpAddr::V6(ip) => {
+            let mask = u128::MAX
+                .checked_shl(128u32.saturating_sub(v6))
+                .unwrap_or(0);
+            IpAddr::V6((ip.to_bits() & mask).into())
+        }
+    }
+}
+
+impl Families {
+    fn has(self, address: &SocketAddr) -> bool {
+        match address.is_ipv4() {
+            true => self.v4,
+            false => self.v6,
+        }
+    }
+}
+
+impl Caps {
+    /// By the first bits of an address, each cap that holds for it.
+    fn of(&self, ip: IpAddr) -> [(u32, usize); 3] {
+        match ip {
+            IpAddr::V4(_) => [(32, self.address), (24, self.v4_24), (16, self.v4_16)],
+            IpAddr::V6(_) => [(128, self.address), (48, self.v6_48), (32, self.v6_32)],
+        }
+    }
+}
+
 impl Admission {
-    pub(super) fn admit(
+    fn is_old(&self, relay: &Descriptor, now: u64) -> bool {
+        relay.published.saturating_add(self.life) < now
+    }
+}
+
+/// Whether a test of the one is a test of the other.
+fn is_same_place(one: &Descriptor, other: &Descriptor) -> bool {
+    let place = |relay: &Descriptor| (relay.pin, relay.onion.is_some(), relay.identity);
+    one.addresses == other.addresses && place(one) == place(other)
+}
+
+impl Pool {
+    /// How many relays are known, tested or not.
+    pub(super) fn len(&self) -> usize {
+        let new = self
+            .waiting
+            .keys()
+            .filter(|key| !self.tested.contains_key(key));
+        self.tested.len().saturating_add(new.count())
+    }
+
+    /// Those that have passed their tests.
+    pub(super) fn tested(&self) -> impl Iterator<Item = &SignedDescriptor> {
+        self.tested.values().map(|tested| &tested.signed)
+    }
+
+    /// Whether this relay has passed its tests.
+    pub(super) fn is_tested(&self, identity: &Key) -> bool {
+        self.tested.contains_key(identity)
+    }
+
+    /// Takes a descriptor, whose signature was checked, in from a relay at `from`, or from the store.
+    pub(super) fn take(
+        &mut self,
+        signed: SignedDescriptor,
+        from: Option<IpAddr>,
+        rules: &Admission,
+        now: u64,
+        skew: u64,
+    ) -> Result<Taken, Rejected> {
+        let identity = signed.descriptor.identity;
+        self.judge(&signed.descriptor, rules, now, skew)?;
+        let before = self.tested.get_mut(&identity);
+        if let Some(before) =
+            before.filter(|before| is_same_place(&before.signed.descriptor, &signed.descriptor))
+        {
+            before.signed = signed;
+            self.waiting.remove(&identity);
+            return Ok(Taken {
+                identity,
+                gone: None,
+            });
+        }
+        let from = from.map(|ip| network(ip, 24, 48));
+        let gone = match self.waiting.contains_key(&identity) {
+            true => None,
+            false => self.make_room(from, rules)?,
+        };
+        self.arrived = self.arrived.saturating_add(1);
+        let waiting = Waiting {
+            signed,
+            from,
+            arrived: self.arrived,
+            is_testing: false,
+        };
+        self.waiting.insert(identity, waiting);
+        let gone = gone.filter(|gone| !self.tested.contains_key(gone));
+        Ok(Taken { identity, gone })
+    }
+
+    fn judge(
         &self,
         relay: &Descriptor,
-        pool: &BTreeMap<Key, SignedDescriptor>,
+        rules: &Admission,
         now: u64,
         skew: u64,
     ) -> Result<(), Rejected> {
-        let known = pool
-            .get(&relay.identity)
-            .map(|known| known.descriptor.published);
+        let identity = &relay.identity;
+        let tested = self.tested.get(identity).map(|tested| &tested.signed);
+        let waiting = self.waiting.get(identity).map(|waiting| &waiting.signed);
+        let known = tested.into_iter().chain(waiting);
+        let known = known.map(|known| known.descriptor.published).max();
         let is_private = |address: &SocketAddr| special::is_refused(address.ip());
-        let listed = self.only.is_empty() || self.only.contains(&relay.identity);
+        let is_listed = rules.only.is_empty() || rules.only.contains(identity);
+        let is_full = tested.is_none() && self.tested.len() >= rules.relays;
         let wrongs = [
             (
-                !listed || self.refuse.contains(&relay.identity),
+                !is_listed || rules.refuse.contains(identity),
                 Rejected::Forbidden,
             ),
-            (self.is_old(relay, now), Rejected::Old),
+            (rules.is_old(relay, now), Rejected::Old),
             (relay.published > now.saturating_add(skew), Rejected::Early),
+            (known >= Some(relay.published), Rejected::Superseded),
             (
-                known.is_some_and(|known| relay.published <= known),
-                Rejected::Superseded,
-            ),
-            (
-                !self.private && relay.addresses.iter().any(is_private),
+                !rules.private && relay.addresses.iter().any(is_private),
                 Rejected::Private,
             ),
-            (known.is_none() && pool.len() >= self.relays, Rejected::Full),
-            (self.is_crowded(relay, pool), Rejected::Crowded),
+            (
+                !relay
+                    .addresses
+                    .iter()
+                    .any(|address| rules.reaches.has(address)),
+                Rejected::Unreached,
+            ),
+            (is_full, Rejected::Full),
+            (self.is_crowded(relay, &rules.caps), Rejected::Crowded),
         ];
         let wrong = wrongs.into_iter().find(|(is_wrong, _)| *is_wrong);
         wrong.map_or(Ok(()), |(_, rejected)| Err(rejected))
     }
 
-    pub(super) fn is_old(&self, relay: &Descriptor, now: u64) -> bool {
-        relay.published.saturating_add(self.life) < now
+    /// Whether as many other relays as may be are in one of its places. Only those that have passed a test count: who merely names an address
+    /// keeps nobody from it.
+    fn is_crowded(&self, relay: &Descriptor, caps: &Caps) -> bool {
+        let others = || {
+            let tested = self.tested().map(|signed| &signed.descriptor);
+            tested.filter(|other| other.identity != relay.identity)
+        };
+        let limits = relay.addresses.iter().flat_map(|address| {
+            let ip = address.ip();
+            caps.of(ip).map(|(bits, most)| (ip, bits, most))
+        });
+        limits.into_iter().any(|(ip, bits, most)| {
+            let place = network(ip, bits, bits);
+            let is_there = |other: &&Descriptor| {
+                let mut addresses = other.addresses.iter().map(SocketAddr::ip);
+                addresses.any(|other| {
+                    other.is_ipv4() == ip.is_ipv4() && network(other, bits, bits) == place
+                })
+            };
+            others().filter(is_there).count() >= most
+        })
     }
 
-    fn is_crowded(&self, relay: &Descriptor, pool: &BTreeMap<Key, SignedDescriptor>) -> bool {
-        relay.addresses.iter().any(|address| {
-            let there = |other: &SocketAddr| other.ip() == address.ip();
-            let others = pool.values().filter(|other| {
-                let other = &other.descriptor;
-                other.identity != relay.identity && other.addresses.iter().any(there)
+    /// A place among those that wait, for who hands in from `from`: at the cost of its own oldest, or of the last of whom has the most.
+    fn make_room(
+        &mut self,
+        from: Option<IpAddr>,
+        rules: &Admission,
+    ) -> Result<Option<Key>, Rejected> {
+        let Some(from) = from else { return Ok(None) };
+        let mut of_network = HashMap::<IpAddr, Vec<(u64, Key)>>::new();
+        let mut all = 0usize;
+        for (identity, waiting) in &self.waiting {
+            if let Some(network) = waiting.from {
+                all = all.saturating_add(1);
+                of_network
+                    .entry(network)
+                    .or_default()
+                    .push((waiting.arrived, *identity));
+            }
+        }
+        let own = of_network.get(&from).map_or(&[][..], Vec::as_slice);
+        let gone = if own.len() >= rules.untested_per_network {
+            own.iter().min()
+        } else if all >= rules.untested {
+            let most = of_network.values().max_by_key(|network| network.len());
+            let most = most.filter(|most| most.len() > own.len().saturating_add(1));
+            most.ok_or(Rejected::Busy)?.iter().max()
+        } else {
+            None
+        };
+        let gone = gone.map(|(_, identity)| *identity);
+        gone.iter().for_each(|gone| drop(self.waiting.remove(gone)));
+        Ok(gone)
+    }
+
+    /// What is to be tested now. Of each network's the first comes first, then of each the second; no address is tested twice at once. One
+    /// test of many is kept for those that have passed before.
+    pub(super) fn probes(&mut self, rules: &Admission, now: u64) -> Vec<Probe> {
+        let tested = self.tested.values().filter(|tested| tested.is_testing);
+        let waiting = self.waiting.values().filter(|waiting| waiting.is_testing);
+        let busy = tested
+            .map(|tested| &tested.signed)
+            .chain(waiting.map(|waiting| &waiting.signed));
+        let busy: Vec<_> = busy.map(|signed| &signed.descriptor).collect();
+        let mut free = rules.tests.saturating_sub(busy.len());
+        let mut dialled: HashSet<IpAddr> = busy
+            .iter()
+            .flat_map(|relay| &relay.addresses)
+            .map(SocketAddr::ip)
+            .collect();
+        let mut chosen = Vec::new();
+        let due = self
+            .tested
+            .values()
+            .filter(|tested| !tested.is_testing && tested.next <= now);
+        let due = due.map(|tested| (&tested.signed.descriptor, true));
+        let new = self.in_turn().into_iter().map(|relay| (relay, false));
+        for (relay, again) in due.take(free.div_ceil(4)).chain(new) {
+            let ips = || relay.addresses.iter().map(SocketAddr::ip);
+            if free == 0 || ips().any(|ip| dialled.contains(&ip)) {
+                continue;
+            }
+            free = free.saturating_sub(1);
+            dialled.extend(ips());
+            let addresses = relay
+                .addresses
+                .iter()
+                .filter(|address| rules.reaches.has(address));
+            chosen.push(Probe {
+                relay: relay.clone(),
+                addresses: addresses.copied().collect(),
+                again,
             });
-            others.count() >= self.per_address
-        })
+        }
+        for probe in &chosen {
+            self.mark(probe, true);
+        }
+        chosen
+    }
+
+    /// Those that wait, round by round of the networks that handed them in.
+    fn in_turn(&self) -> Vec<&Descriptor> {
+        let mut waiting: Vec<_> = self.waiting.values().collect();
+        waiting.sort_by_key(|waiting| waiting.arrived);
+        let mut rounds = HashMap::<Option<IpAddr>, usize>::new();
+        let mut in_turn: Vec<_> = waiting
+            .into_iter()
+            .map(|waiting| {
+                let round = rounds.entry(waiting.from).or_default();
+                *round = round.saturating_add(1);
+                (*round, waiting)
+            })
+            .collect();
+        in_turn.sort_by_key(|(round, waiting)| (*round, waiting.arrived));
+        let idle = in_turn
+            .into_iter()
+            .filter(|(_, waiting)| !waiting.is_testing);
+        idle.map(|(_, waiting)| &waiting.signed.descriptor)
+            .collect()
+    }
+
+    fn mark(&mut self, probe: &Probe, is_testing: bool) {
+        let identity = &probe.relay.identity;
+        match probe.again {
+            true => self
+                .tested
+                .get_mut(identity)
+                .into_iter()
+                .for_each(|tested| tested.is_testing = is_testing),
+            false => self
+                .waiting
+                .get_mut(identity)
+                .into_iter()
+                .for_each(|waiting| waiting.is_testing = is_testing),
+        }
+    }
+
+    /// What came of a test. Gives the relay if it is to be forgotten in the store.
+    pub(super) fn probed(
+        &mut self,
+        probe: &Probe,
+        passed: bool,
+        rules: &Admission,
+        now: u64,
+    ) -> Option<Key> {
+        self.mark(probe, false);
+        let identity = probe.relay.identity;
+        if probe.again {
+            let tested = self.tested.get_mut(&identity)?;
+            if passed {
+                (tested.passed, tested.next) = (now, now.saturating_add(rules.retest));
+            } else {
+                tested.next = now.saturating_add(rules.retest / 4);
+            }
+            return None;
+        }
+        // Another descriptor of it may have come meanwhile: that waits for its own.
+        let same = self.waiting.get(&identity);
+        same.filter(|waiting| is_same_place(&waiting.signed.descriptor, &probe.relay))?;
+        let waiting = self.waiting.remove(&identity)?;
+        let is_known = self.tested.contains_key(&identity);
+        let has_room = is_known || self.tested.len() < rules.relays;
+        if !passed || !has_room || self.is_crowded(&waiting.signed.descriptor, &rules.caps) {
+            return (!is_known).then_some(identity);
+        }
+        let tested = Tested {
+            signed: waiting.signed,
+            passed: now,
+            next: now.saturating_add(rules.retest),
+            is_testing: false,
+        };
+        self.tested.insert(identity, tested);
+        None
+    }
+
+    /// Forgets relays that have said nothing, or passed no test, for too long.
+    pub(super) fn forget(&mut self, rules: &Admission, now: u64) -> Vec<Key> {
+        let fails =
+            |tested: &Tested| tested.passed.saturating_add(rules.retest.saturating_mul(2)) < now;
+        let mut gone: Vec<Key> = Vec::new();
+        self.tested.retain(|identity, tested| {
+            let stays = !fails(tested) && !rules.is_old(&tested.signed.descriptor, now);
+            gone.extend((!stays).then_some(*identity));
+            stays
+        });
+        self.waiting.retain(|identity, waiting| {
+            let stays = !rules.is_old(&waiting.signed.descriptor, now);
+            gone.extend((!stays).then_some(*identity));
+            stays
+        });
+        gone.retain(|identity| {
+            !self.tested.contains_key(identity) && !self.waiting.contains_key(identity)
+        });
+        gone.sort_unstable();
+        gone.dedup();
+        gone
     }
 }

@@ -3,8 +3,11 @@
 
 use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
-use hoplite_directory::{Source, Trust, authority::Admission};
-use hoplite_wire::directory::{AUTHORITIES, Key, RELAYS};
+use hoplite_directory::{
+    Source, Trust,
+    authority::{Admission, Caps, Families},
+};
+use hoplite_wire::directory::{AUTHORITIES, Key, LIST, RELAYS};
 use serde::{Deserialize, Deserializer, de};
 
 use super::{locate::Document, text};
@@ -81,6 +84,26 @@ pub(crate) struct Rules {
     pub(crate) relays: usize,
     /// Relays with one address.
     pub(crate) per_address: usize,
+    /// Relays in one /24 of IPv4.
+    pub(crate) per_24: usize,
+    /// Relays in one /16 of IPv4.
+    pub(crate) per_16: usize,
+    /// Relays in one /48 of IPv6.
+    pub(crate) per_48: usize,
+    /// Relays in one /32 of IPv6.
+    pub(crate) per_32: usize,
+    /// Descriptors that wait for their test at once.
+    pub(crate) untested: usize,
+    /// The same of one network that hands them in.
+    pub(crate) untested_per_network: usize,
+    /// Tests at once.
+    pub(crate) tests: usize,
+    /// After how long a relay is tested again.
+    #[serde(deserialize_with = "text::seconds")]
+    pub(crate) retest: Duration,
+    /// Which addresses this machine can test.
+    #[serde(deserialize_with = "families")]
+    pub(crate) reaches: Families,
     /// How old a descriptor may be.
     #[serde(deserialize_with = "text::seconds")]
     pub(crate) life: Duration,
@@ -100,8 +123,20 @@ pub(crate) struct Rules {
 pub(crate) struct Limits {
     /// Connections at once.
     pub(crate) connections: usize,
-    /// Connections of one address at once.
+    /// Connections of one address (IPv6: /64) at once.
     pub(crate) per_client: usize,
+    /// Descriptors that may be handed in within a minute.
+    pub(crate) uploads: u64,
+    /// The same from one address.
+    pub(crate) uploads_per_client: u64,
+    /// Documents that may be asked for within a minute.
+    pub(crate) requests: u64,
+    /// The same from one address.
+    pub(crate) requests_per_client: u64,
+    /// Octets of documents that are given within a minute.
+    pub(crate) octets: u64,
+    /// The same to one address.
+    pub(crate) octets_per_client: u64,
     /// How long one may last.
     #[serde(deserialize_with = "text::seconds")]
     pub(crate) connection: Duration,
@@ -132,6 +167,15 @@ impl Default for Rules {
         Self {
             relays: 4096,
             per_address: 2,
+            per_24: 16,
+            per_16: 128,
+            per_48: 16,
+            per_32: 128,
+            untested: 1024,
+            untested_per_network: 64,
+            tests: 32,
+            retest: Duration::from_secs(1800),
+            reaches: Families { v4: true, v6: true },
             life: Duration::from_secs(18 * 3600),
             private: false,
             only: Vec::new(),
@@ -145,6 +189,12 @@ impl Default for Limits {
         Self {
             connections: 256,
             per_client: 16,
+            uploads: 6000,
+            uploads_per_client: 600,
+            requests: 60_000,
+            requests_per_client: 600,
+            octets: 2 << 30,
+            octets_per_client: 64 << 20,
             connection: Duration::from_secs(60),
         }
     }
@@ -172,6 +222,25 @@ fn keys<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<Key>, D::Error> {
     let texts = Vec::<String>::deserialize(input)?;
     let keys = texts.iter().map(|text| text.parse());
     keys.collect::<Result<_, _>>().map_err(de::Error::custom)
+}
+
+fn families<'de, D: Deserializer<'de>>(input: D) -> Result<Families, D::Error> {
+    let mut families = Families {
+        v4: false,
+        v6: false,
+    };
+    for word in Vec::<String>::deserialize(input)? {
+        match word.as_str() {
+            "ipv4" => families.v4 = true,
+            "ipv6" => families.v6 = true,
+            _ => {
+                return Err(de::Error::custom(
+                    "expected \"ipv4\" and \"ipv6\", or one of them",
+                ));
+            }
+        }
+    }
+    Ok(families)
 }
 
 /// Whom to trust, from the keys that all files have in common.
@@ -272,19 +341,8 @@ pub(crate) fn read(document: &Document) -> Result<Config, Failure> {
     if !(1..=1000).contains(&config.intervals) {
         add("intervals", "expected 1 to 1000", "correct the value");
     }
-    if !(1..=RELAYS).contains(&config.admission.relays) {
-        add(
-            "admission.relays",
-            "expected 1 to 8192",
-            "correct the value",
-        );
-    }
-    if config.limits.connections == 0 || config.limits.per_client == 0 {
-        add(
-            "limits",
-            "expected at least one connection",
-            "correct the value",
-        );
+    for (key, why) in config.admission.wrongs().chain(config.limits.wrongs()) {
+        add(key, why, "correct the value");
     }
     match wrong.is_empty() {
         true => Ok(config),
@@ -299,12 +357,116 @@ impl Config {
     }
 }
 
+impl Limits {
+    /// Which keys have no sense, and why.
+    fn wrongs(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let list = u64::try_from(LIST).unwrap_or(u64::MAX);
+        let (one, octets) = (
+            "expected at least 1 a minute",
+            "expected at least 8388608 a minute, the largest list",
+        );
+        let all = [
+            (
+                "limits.connections",
+                "expected at least one",
+                self.connections > 0,
+            ),
+            (
+                "limits.per_client",
+                "expected at least one",
+                self.per_client > 0,
+            ),
+            ("limits.uploads", one, self.uploads > 0),
+            (
+                "limits.uploads_per_client",
+                one,
+                self.uploads_per_client > 0,
+            ),
+            ("limits.requests", one, self.requests > 0),
+            (
+                "limits.requests_per_client",
+                one,
+                self.requests_per_client > 0,
+            ),
+            ("limits.octets", octets, self.octets >= list),
+            (
+                "limits.octets_per_client",
+                octets,
+                self.octets_per_client >= list,
+            ),
+        ];
+        wrong_of(all)
+    }
+}
+
+fn wrong_of<const N: usize>(
+    all: [(&'static str, &'static str, bool); N],
+) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let wrong = all.into_iter().filter(|(.., is_right)| !is_right);
+    wrong.map(|(key, why, _)| (key, why))
+}
+
 impl Rules {
+    /// Which keys have no sense, and why.
+    fn wrongs(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let (one, relays) = ("expected at least 1", 1..=RELAYS);
+        let reaches = self.reaches.v4 || self.reaches.v6;
+        let all = [
+            (
+                "admission.relays",
+                "expected 1 to 8192",
+                relays.contains(&self.relays),
+            ),
+            ("admission.per_address", one, self.per_address > 0),
+            ("admission.per_24", one, self.per_24 > 0),
+            ("admission.per_16", one, self.per_16 > 0),
+            ("admission.per_48", one, self.per_48 > 0),
+            ("admission.per_32", one, self.per_32 > 0),
+            (
+                "admission.untested",
+                "expected 1 to 8192",
+                relays.contains(&self.untested),
+            ),
+            (
+                "admission.untested_per_network",
+                one,
+                self.untested_per_network > 0,
+            ),
+            (
+                "admission.tests",
+                "expected 1 to 1024",
+                (1..=1024).contains(&self.tests),
+            ),
+            (
+                "admission.retest",
+                "expected at least 4 seconds",
+                self.retest.as_secs() >= 4,
+            ),
+            (
+                "admission.reaches",
+                "expected \"ipv4\" and \"ipv6\", or one of them",
+                reaches,
+            ),
+        ];
+        wrong_of(all)
+    }
+
     /// For the machine.
     pub(crate) fn admission(&self) -> Admission {
         Admission {
             relays: self.relays,
-            per_address: self.per_address,
+            caps: Caps {
+                address: self.per_address,
+                v4_24: self.per_24,
+                v4_16: self.per_16,
+                v6_48: self.per_48,
+                v6_32: self.per_32,
+            },
+            untested: self.untested,
+            untested_per_network: self.untested_per_network,
+            tests: self.tests,
+            retest: self.retest.as_secs(),
+            reaches: self.reaches,
             life: self.life.as_secs(),
             private: self.private,
             only: self.only.clone(),

@@ -524,10 +524,41 @@ fn wrong_authorities_and_thresholds_are_named() {
         both.contains("keep one of [[relay]] and [directory]"),
         "{both}"
     );
+}
+
+#[test]
+fn wrong_times_limits_and_caps_of_an_authority_are_named() {
     let text = format!("authorities = [{AUTHORITY:?}]\ninterval = 10\nvoting = 3\n");
     let failure = document(&text).and_then(|d| directory::read(&d).map(drop));
     let error = strip(&failure.expect_err("wrong"));
     assert!(error.starts_with("f.toml:3:10: voting: "), "{error}");
+    for (line, wrong) in [
+        (
+            "admission.per_24 = 0",
+            "admission.per_24: expected at least 1",
+        ),
+        (
+            "admission.reaches = []",
+            "admission.reaches: expected \"ipv4\"",
+        ),
+        ("admission.reaches = [\"ipx\"]", "expected \"ipv4\""),
+        (
+            "limits.uploads = 0",
+            "limits.uploads: expected at least 1 a minute",
+        ),
+        (
+            "limits.octets = 1000",
+            "limits.octets: expected at least 8388608",
+        ),
+    ] {
+        let text = format!("authorities = [{AUTHORITY:?}]\n{line}\n");
+        let failure = document(&text).and_then(|d| directory::read(&d).map(drop));
+        let error = strip(&failure.expect_err(line));
+        assert!(
+            error.starts_with("f.toml:2:") && error.contains(wrong),
+            "{error}"
+        );
+    }
 }
 
 #[test]

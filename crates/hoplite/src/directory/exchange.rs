@@ -1,26 +1,30 @@
 //! The authority's clock: it votes when it is time, and asks the other authorities for what is missing, each in a task of its own: who does not
 //! answer holds nobody up.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use futures_util::future::join_all;
 use hoplite_directory::{
-    Source,
+    Change, Source,
     authority::{Event, Heard, Want, Wanted},
     fetch,
 };
-use hoplite_overlay::Direct;
-use hoplite_wire::directory::Key;
+use hoplite_overlay::{Direct, Overlay, Terms};
+use hoplite_wire::{Host, directory::Key};
 use tokio::task::spawn_blocking;
 use tracing::{info, warn};
 
-use super::{Shared, moment, now};
+use super::{Shared, moment, now, rates::client};
 use crate::config::directory::Config;
 
 /// The longest pause: a clock that was set is noticed within it.
 const PAUSE: Duration = Duration::from_secs(30);
 /// The shortest.
 const LEAST: Duration = Duration::from_millis(50);
+
+/// How long a name may take to be looked up, and when it is looked up again.
+const LOOKUP: Duration = Duration::from_secs(10);
+const AGAIN: Duration = Duration::from_secs(600);
 
 /// Another authority, and how patiently it is asked.
 struct Other {
@@ -36,17 +40,29 @@ pub(super) async fn run(shared: Shared, config: &Config, own: Key) {
     // Within a slice everybody is to be asked a few times, and a vote to arrive: docs/directory.md, "How authorities agree".
     let slice = config.voting / slices;
     let sources = config.authorities.iter().map(|authority| &authority.0);
-    let talking = sources.filter(|source| source.key != own).map(|source| {
-        let other = Other {
-            overlay: Direct::new(),
-            source: source.clone(),
-            patience: (slice * 2 / 3).clamp(Duration::from_millis(250), Duration::from_secs(60)),
-            pause: (slice / 6).clamp(LEAST, Duration::from_secs(10)),
-        };
-        talk(shared.clone(), other)
-    });
+    let talking = sources
+        .clone()
+        .filter(|source| source.key != own)
+        .map(|source| {
+            let other = Other {
+                overlay: Direct::new(),
+                source: source.clone(),
+                patience: (slice * 2 / 3)
+                    .clamp(Duration::from_millis(250), Duration::from_secs(60)),
+                pause: (slice / 6).clamp(LEAST, Duration::from_secs(10)),
+            };
+            talk(shared.clone(), other)
+        });
     let talking: Vec<_> = talking.collect();
-    tokio::join!(keep_time(&shared), join_all(talking));
+    let others: Vec<_> = sources
+        .filter(|source| source.key != own)
+        .cloned()
+        .collect();
+    tokio::join!(
+        keep_time(&shared),
+        locate(&shared, &others),
+        join_all(talking)
+    );
 }
 
 async fn keep_time(shared: &Shared) {
@@ -59,7 +75,7 @@ async fn keep_time(shared: &Shared) {
 async fn talk(shared: Shared, other: Other) {
     loop {
         step(&shared);
-        let mut wants = shared.lock().authority.wants(moment());
+        let mut wants = shared.lock().wants(moment());
         wants.retain(|want| want.from == other.source.key);
         match wants.is_empty() {
             true => tokio::time::sleep(until_next(&shared)).await,
@@ -75,20 +91,17 @@ async fn talk(shared: Shared, other: Other) {
 
 fn until_next(shared: &Shared) -> Duration {
     let now = moment();
-    let next = shared.lock().authority.next(now);
+    let next = shared.lock().next(now);
     next.saturating_sub(now).clamp(LEAST, PAUSE)
 }
 
 fn step(shared: &Shared) {
-    let mut state = shared.lock();
-    let gone = state.authority.forget(now());
-    if !gone.is_empty()
-        && let Err(error) = state.store.forget_descriptors(&gone)
-    {
-        warn!("old descriptors cannot be removed from the store: {error}");
-    }
-    let events = state.authority.tick(moment());
-    drop(state);
+    let mut authority = shared.lock();
+    let gone = authority.forget(now());
+    let events = authority.tick(moment());
+    drop(authority);
+    let gone = gone.into_iter().map(Change::Forget);
+    shared.writer().write(gone.collect());
     tell(shared, &events);
 }
 
@@ -102,7 +115,7 @@ async fn ask(shared: &Shared, other: &Other, want: Want) {
     let answer = fetch(&other.overlay, address, &want.path, most, patience).await;
     // Who is not there, or has none yet, is asked again.
     let Ok(text) = answer else { return };
-    let heard = shared.lock().authority.heard(&want, text, moment());
+    let heard = shared.lock().heard(&want, text, moment());
     let heard = match heard {
         Ok(Heard::Done(events)) => Ok(events),
         Ok(Heard::Check(events, unchecked)) => {
@@ -111,7 +124,7 @@ async fn ask(shared: &Shared, other: &Other, want: Want) {
             let Ok(checked) = spawn_blocking(|| unchecked.check()).await else {
                 return;
             };
-            shared.lock().authority.checked(checked, moment())
+            shared.lock().checked(checked, moment())
         }
         Err(refused) => Err(refused),
     };
@@ -149,12 +162,28 @@ fn tell(shared: &Shared, events: &[Event]) {
 }
 
 fn keep(shared: &Shared) {
-    let mut state = shared.lock();
-    let list = state.authority.list();
+    let list = shared.lock().list();
     let text = list.and_then(|list| String::from_utf8(list.to_vec()).ok());
-    if let Some(text) = text
-        && let Err(error) = state.store.keep_list(&text)
-    {
-        warn!("the list cannot be stored: {error}");
+    let change = text.map(Change::List);
+    shared.writer().write(change.into_iter().collect());
+}
+
+/// Finds out from where the other authorities ask, again and again.
+async fn locate(shared: &Shared, others: &[Source]) {
+    let overlay = Direct::new();
+    loop {
+        let mut found = HashSet::new();
+        for Source { address, .. } in others {
+            match &address.host {
+                Host::Ip(ip) => found.extend([client(*ip)]),
+                Host::Name(name) => {
+                    let terms = Terms::default().within(LOOKUP);
+                    let addresses = overlay.resolve(name.as_str(), &terms).await;
+                    found.extend(addresses.into_iter().flatten().map(client));
+                }
+            }
+        }
+        *shared.others() = found;
+        tokio::time::sleep(AGAIN).await;
     }
 }

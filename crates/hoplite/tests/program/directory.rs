@@ -8,10 +8,14 @@ use std::{
     process::Command,
 };
 
+use hoplite_crypto::SigningKey;
+use hoplite_directory::sign_descriptor;
 use hoplite_wire::{
     OnionKey,
     directory::{Descriptor, SignedList, Stage},
 };
+
+use zeroize::Zeroizing;
 
 use crate::{
     client::{started, target, through_socks},
@@ -299,6 +303,45 @@ fn a_relays_file_that_trusts_too_few_authorities_is_refused_by_its_key() {
         told.contains("directory.threshold") && told.contains(":4"),
         "{told}"
     );
+}
+
+#[test]
+fn a_descriptor_with_a_strangers_address_or_with_anothers_key_is_never_listed() {
+    let directory = tempfile::tempdir().expect("directory");
+    let mut authorities = Authorities::start(directory.path(), 1, 1);
+    let port = authorities.ports[0];
+    let relay = relay(directory.path(), 1, &authorities);
+    authorities.wait_for(1);
+    let honest = listed(port);
+    let forge = |n: u8, change: &dyn Fn(&mut Descriptor)| {
+        let mut forged = Descriptor {
+            name: format!("forged{n}"),
+            ..honest.clone()
+        };
+        change(&mut forged);
+        let key = SigningKey::from_seed(Zeroizing::new([n; 32])).expect("a key");
+        let signed = sign_descriptor(forged, &key).expect("signed").to_string();
+        let head =
+            "POST /hoplite/descriptor HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: ";
+        exchange(port, &format!("{head}{}\r\n\r\n{signed}", signed.len()))
+    };
+    // Where nobody is; where another relay is, which has neither this pin nor this identity; and beside a right one.
+    let nobody = ([127, 9, 0, 1], free_port()).into();
+    let answers = [
+        forge(1, &|forged| forged.addresses = vec![nobody]),
+        forge(2, &|forged| forged.pin = Some([7; 32])),
+        forge(3, &|forged| forged.onion = Some([7; 32])),
+        forge(4, &|forged| forged.addresses.push(nobody)),
+    ];
+    for answer in answers {
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+    // They had time for their tests before the third vote from now on.
+    for _ in 0..3 {
+        authorities.wait_for(1);
+        assert_eq!(listed(port).identity, honest.identity);
+    }
+    drop(relay);
 }
 
 /// What `hoplite keygen --show` says of an identity.

@@ -1,0 +1,254 @@
+//! What relays hand in, and strangers in their name: what is refused, what waits, what is voted for.
+
+use super::*;
+use std::net::SocketAddr;
+
+/// What relay `n` says at `published`, with these addresses.
+fn says(n: u8, published: u64, addresses: &[&str]) -> String {
+    let address = |text: &&str| -> SocketAddr { text.parse().expect("an address") };
+    let relay = Descriptor {
+        published,
+        addresses: addresses.iter().map(address).collect(),
+        ..said(n)
+    };
+    sign_descriptor(relay, &key(n)).expect("signed").to_string()
+}
+
+fn from(network: u8) -> IpAddr {
+    IpAddr::from([198, 51, network, 7])
+}
+
+fn one() -> Authority {
+    authorities(1, 1).remove(0)
+}
+
+/// Who would be voted for.
+fn voted(authority: &Authority) -> Vec<Key> {
+    let tested = authority.pool.tested();
+    tested.map(|signed| signed.descriptor.identity).collect()
+}
+
+#[test]
+fn what_a_relay_hands_in_is_refused_with_the_reason() {
+    let mut one = one();
+    let now = START;
+    let mut upload = |n, published, address: &str| {
+        let taken = one.upload(&says(n, published, &[address]), FROM, now);
+        test(&mut one, now, |_| true);
+        taken.map(|taken| taken.identity)
+    };
+    assert_eq!(upload(11, now - 10, "10.11.0.1:443"), Ok(public(11)));
+    assert_eq!(
+        upload(11, now - 10, "10.11.0.1:443"),
+        Err(Rejected::Superseded)
+    );
+    assert_eq!(upload(11, now, "10.11.0.1:443"), Ok(public(11)));
+    assert_eq!(
+        upload(12, now - 20 * 3600, "10.12.0.1:443"),
+        Err(Rejected::Old)
+    );
+    assert_eq!(upload(12, now + 61, "10.12.0.1:443"), Err(Rejected::Early));
+    let mut strict = config(1, 1, 1);
+    strict.admission.private = false;
+    strict.admission.refuse = vec![public(14)];
+    strict.admission.relays = 0;
+    strict.admission.reaches.v6 = false;
+    let mut strict = Authority::new(strict, now);
+    let mut upload = |n, address: &str| strict.upload(&says(n, now, &[address]), FROM, now);
+    assert_eq!(upload(14, "10.0.0.1:443"), Err(Rejected::Forbidden));
+    assert_eq!(upload(15, "10.0.0.1:443"), Err(Rejected::Private));
+    assert_eq!(upload(15, "[2a00::1]:443"), Err(Rejected::Unreached));
+    assert_eq!(upload(15, "9.9.9.9:443"), Err(Rejected::Full));
+    let changed = says(15, now, &["9.9.9.9:443"]).replace("9.9.9.9", "9.9.9.8");
+    let unsigned = Err(Rejected::Refused(Refused::Unsigned));
+    assert_eq!(strict.upload(&changed, FROM, now), unsigned);
+}
+
+#[test]
+fn a_relay_that_says_nothing_more_is_forgotten() {
+    let mut one = one();
+    upload(&mut one, 11);
+    // It passes its tests all the time.
+    for now in (START..START + 17 * 3600).step_by(1800) {
+        test(&mut one, now, |_| true);
+        assert_eq!(one.forget(now), vec![]);
+    }
+    assert_eq!(one.forget(START + 17 * 3600 + 1), vec![public(11)]);
+    assert_eq!(one.relays(), 0);
+}
+
+#[test]
+fn a_strangers_address_is_never_voted_for_and_is_dialled_once() {
+    let mut one = one();
+    let text = says(11, START, &["10.11.0.1:443", "10.66.0.1:443"]);
+    one.upload(&text, FROM, START).expect("waits");
+    assert_eq!(voted(&one), []);
+    let probes = one.probes(START);
+    assert_eq!(probes.len(), 1);
+    assert_eq!(probes[0].addresses.len(), 2, "every address");
+    assert!(one.probes(START).is_empty(), "it is under way");
+    assert_eq!(one.probed(&probes[0], false, START), Some(public(11)));
+    assert_eq!(voted(&one), []);
+    assert!(one.probes(START + 3600).is_empty(), "it is forgotten");
+    assert_eq!(one.relays(), 0);
+}
+
+#[test]
+fn a_flood_of_strangers_addresses_pushes_no_tested_relay_out_and_delays_a_new_one_by_one_test() {
+    let mut one = one();
+    upload(&mut one, 11);
+    // One network hands in all that it likes; nothing of it is tested yet.
+    for n in 100..200 {
+        let text = says(n, START, &[&format!("10.{n}.0.1:443")]);
+        one.upload(&text, from(1), START)
+            .expect("waits at its own cost");
+    }
+    assert_eq!(one.relays(), 1 + 4);
+    // Four of it are being tested when another relay comes, from elsewhere.
+    let under_way = one.probes(START);
+    assert_eq!(under_way.len(), 4);
+    for n in 200..210 {
+        let text = says(n, START, &[&format!("10.{n}.0.1:443")]);
+        one.upload(&text, from(1), START).expect("waits");
+    }
+    one.upload(&says(12, START, &["10.12.0.1:443"]), from(2), START)
+        .expect("waits");
+    one.probed(&under_way[0], false, START);
+    let next = one.probes(START);
+    assert!(next.iter().any(|probe| probe.relay.identity == public(12)));
+    for probe in next {
+        let is_there = probe.relay.identity == public(12);
+        one.probed(&probe, is_there, START);
+    }
+    let mut expected = [public(11), public(12)];
+    expected.sort();
+    assert_eq!(voted(&one), expected);
+}
+
+#[test]
+fn when_all_places_to_wait_are_taken_the_network_with_the_most_gives_way() {
+    let mut one = one();
+    let mut upload = |n: u8, network| {
+        let text = says(n, START, &[&format!("10.{n}.0.1:443")]);
+        one.upload(&text, from(network), START)
+            .map(|taken| taken.gone)
+    };
+    for n in 100..104 {
+        assert_eq!(upload(n, 1), Ok(None));
+    }
+    assert_eq!(upload(104, 1), Ok(Some(public(100))), "its own oldest");
+    assert_eq!(upload(110, 2), Ok(None));
+    assert_eq!(upload(111, 3), Ok(None));
+    assert_eq!(
+        upload(112, 4),
+        Ok(Some(public(104))),
+        "the last of the most"
+    );
+    assert_eq!(upload(113, 5), Ok(Some(public(103))));
+    assert_eq!(upload(114, 6), Ok(Some(public(102))));
+    assert_eq!(upload(115, 7), Err(Rejected::Busy));
+}
+
+#[test]
+fn relays_of_one_place_are_as_many_as_the_caps_and_those_that_passed_count_alone() {
+    let mut one = one();
+    let place = |one: &mut Authority, n, address: &str, is_there| {
+        let taken = one.upload(&says(n, START, &[address]), FROM, START);
+        test(one, START, |_| is_there);
+        taken.map(drop)
+    };
+    // Strangers that name the address keep nobody from it.
+    for n in 100..110 {
+        assert_eq!(place(&mut one, n, "9.9.9.9:443", false), Ok(()));
+    }
+    assert_eq!(place(&mut one, 11, "9.9.9.9:443", true), Ok(()));
+    assert_eq!(place(&mut one, 12, "9.9.9.9:444", true), Ok(()));
+    assert_eq!(
+        place(&mut one, 13, "9.9.9.9:445", true),
+        Err(Rejected::Crowded)
+    );
+    assert_eq!(place(&mut one, 13, "9.9.9.8:443", true), Ok(()));
+    assert_eq!(
+        place(&mut one, 14, "9.9.9.7:443", true),
+        Err(Rejected::Crowded),
+        "the /24"
+    );
+    assert_eq!(place(&mut one, 15, "[2a00:1:2::1]:443", true), Ok(()));
+    assert_eq!(place(&mut one, 16, "[2a00:1:2::2]:443", true), Ok(()));
+    assert_eq!(
+        place(&mut one, 17, "[2a00:1:2:9::3]:443", true),
+        Err(Rejected::Crowded),
+        "the /48"
+    );
+    assert_eq!(place(&mut one, 17, "[2a00:1:3::3]:443", true), Ok(()));
+    assert_eq!(
+        place(&mut one, 18, "[2a00:1:4::3]:443", true),
+        Err(Rejected::Crowded),
+        "the /32"
+    );
+    // Two that passed at the same time: the caps hold then, too.
+    for n in [20, 21, 22] {
+        one.upload(&says(n, START, &["9.8.7.6:443"]), FROM, START)
+            .expect("waits");
+    }
+    test(&mut one, START, |_| true);
+    assert_eq!(voted(&one).len(), 3 + 3 + 2);
+}
+
+#[test]
+fn a_relay_that_moves_is_voted_for_where_it_was_until_it_has_passed_where_it_is() {
+    let mut one = one();
+    let addresses = |one: &Authority| {
+        let tested = one.pool.tested();
+        let addresses = tested.flat_map(|signed| signed.descriptor.addresses.clone());
+        addresses
+            .map(|address| address.to_string())
+            .collect::<Vec<_>>()
+    };
+    one.upload(&says(11, START, &["10.11.0.1:443"]), FROM, START)
+        .expect("taken");
+    test(&mut one, START, |_| true);
+    one.upload(&says(11, START + 1, &["10.12.0.1:443"]), FROM, START + 1)
+        .expect("waits");
+    assert_eq!(addresses(&one), ["10.11.0.1:443"]);
+    let gone = test(&mut one, START + 1, |_| false);
+    assert_eq!(
+        (addresses(&one), gone),
+        (vec!["10.11.0.1:443".to_owned()], vec![])
+    );
+    one.upload(&says(11, START + 2, &["10.12.0.1:443"]), FROM, START + 2)
+        .expect("waits");
+    test(&mut one, START + 2, |_| true);
+    assert_eq!(addresses(&one), ["10.12.0.1:443"]);
+    // The same place needs no new test.
+    one.upload(&says(11, START + 3, &["10.12.0.1:443"]), FROM, START + 3)
+        .expect("taken");
+    assert!(one.probes(START + 3).is_empty());
+}
+
+#[test]
+fn a_relay_that_is_gone_is_voted_for_no_more_after_two_tests_time() {
+    let mut one = one();
+    one.upload(&says(11, START, &["10.11.0.1:443"]), FROM, START)
+        .expect("taken");
+    test(&mut one, START, |_| true);
+    assert!(one.probes(START + 1799).is_empty());
+    test(&mut one, START + 1800, |_| false);
+    assert!(one.probes(START + 1801).is_empty(), "not all the time");
+    assert_eq!(one.forget(START + 3600), []);
+    assert_eq!(voted(&one), [public(11)]);
+    assert_eq!(one.forget(START + 3601), [public(11)]);
+    assert_eq!(voted(&one), []);
+}
+
+#[test]
+fn after_a_restart_what_was_stored_is_tested_first() {
+    let mut one = one();
+    for n in 11..20 {
+        one.restore(&says(n, START, &[&format!("10.{n}.0.1:443")]), START)
+            .expect("taken");
+    }
+    assert_eq!((one.relays(), voted(&one).len()), (9, 0));
+    test(&mut one, START, |_| true);
+    assert_eq!(voted(&one).len(), 9);
+}
