@@ -37,7 +37,7 @@ pub struct Guard {
     pub identity: Key,
     /// When it was chosen, or a while before: it tells nobody when the client was new.
     pub chosen: u64,
-    /// When it first carried a circuit.
+    /// When it first carried a circuit, or a while before.
     pub confirmed: Option<u64>,
     /// Since when it is on no list.
     pub unlisted: Option<u64>,
@@ -116,7 +116,7 @@ impl Guards {
     }
 
     /// It has carried a circuit. True if the store should keep that: it did so for the first time.
-    pub fn worked(&mut self, identity: &Key, now: u64) -> bool {
+    pub fn worked(&mut self, identity: &Key, now: u64, random: Random<'_>) -> bool {
         let Some(place) = self.place(identity) else {
             return false;
         };
@@ -133,7 +133,8 @@ impl Guards {
         known.reach = Reach::Yes;
         let new = known.guard.confirmed.is_none();
         if new {
-            known.guard.confirmed = Some(now);
+            // "We pick a random time between now and GUARD_CONFIRMED_MIN_LIFETIME/10 in the past": the file tells nobody when circuits were built.
+            known.guard.confirmed = Some(now.saturating_sub(random(CONFIRMED / 10)));
             let is_confirmed = |known: &&Known| known.guard.confirmed.is_some();
             let before = self.sample.iter().take(place).filter(is_confirmed).count();
             self.sample[before..=place].rotate_right(1);

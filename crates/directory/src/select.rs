@@ -70,6 +70,11 @@ pub enum NoPath {
         "the relays of the list do not allow a path of this length whose relays differ as asked: take fewer hops, or ask for less with `apart`"
     )]
     Together,
+    /// None of the client's guards goes with the rest. Another entry would see the user without having been chosen for it.
+    #[error(
+        "none of this client's guards can begin the path: wait for the next list, or ask for less with `apart` or `region`"
+    )]
+    Unguarded,
     /// A relay of an explicit path is not on the list, or cannot stand where it is put.
     #[error(
         "relay {0} of the explicit path is not on the list, stands twice, or has not the role for its place: correct the path"

@@ -383,9 +383,10 @@ impl Listed {
 
     /// Whether a guard could be reached.
     pub(crate) fn reached(&self, guard: &Key, well: bool) {
+        let mut random = super::client::overlay::random();
         let state = &mut *self.lock();
         match well {
-            true => drop(state.guards.worked(guard, now())),
+            true => drop(state.guards.worked(guard, now(), &mut below(&mut random))),
             false => state.guards.failed(guard, now()),
         }
         state.keep_guards();
@@ -443,7 +444,7 @@ impl Listed {
             apart: state.file.apart,
             ..Wish::default()
         };
-        let mut answers = tried.map(|avoid| {
+        let answers = tried.map(|avoid| {
             let wish = Wish {
                 avoid,
                 ..wish.clone()
@@ -456,12 +457,15 @@ impl Listed {
             };
             Ok::<_, NoPath>(path.iter().filter_map(place).collect())
         });
-        let path = answers.find(Result::is_ok).or_else(|| {
-            let why = network.path(&wish, random).err()?;
-            warn!("choosing a path from the list: {why}");
-            None
-        })?;
-        path.ok()
+        let mut why = NoPath::Unguarded;
+        for answer in answers {
+            match answer {
+                Ok(path) => return Some(path),
+                Err(error) => why = error,
+            }
+        }
+        warn!("choosing a path from the list: {why}");
+        None
     }
 
     /// Renews the list until dropped, through the relays where that works; `found` is told of each new one.
@@ -539,6 +543,12 @@ impl Listed {
         changed && state.take_list()
     }
 
+    /// These guards and no others, for tests.
+    #[cfg(test)]
+    pub(crate) fn keep_only(&self, guards: Vec<Guard>) {
+        self.lock().guards = Guards::new(guards);
+    }
+
     /// An authority's answer, for tests.
     #[cfg(test)]
     pub(crate) fn hear(&self, text: &str) -> Result<directory::Heard, Refused> {
@@ -561,7 +571,7 @@ impl State {
         true
     }
 
-    /// A path from a guard on; without one only if none of them goes with the rest.
+    /// A path from a guard on, and from nobody else: who makes guards fail, or takes them off the list, becomes no entry by it.
     fn path<'a>(
         &mut self,
         network: &'a Network,
@@ -588,7 +598,7 @@ impl State {
                 break;
             }
         }
-        Ok(open)
+        Err(NoPath::Unguarded)
     }
 
     fn guard(
@@ -633,6 +643,14 @@ impl State {
             }
             Err(error) => warn!("the cache of the directory cannot be read: {error}"),
         }
+    }
+}
+
+/// Numbers as relays are chosen by.
+fn below(random: &mut hoplite_masque::Random) -> impl FnMut(u64) -> u64 {
+    move |most| {
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        u64::try_from(random(most)).unwrap_or(0)
     }
 }
 

@@ -198,9 +198,9 @@ impl Paths for Chooser {
             return;
         };
         match outcome {
-            // Nothing is stored.
+            // Nothing is stored: there is nothing to be less exact about.
             Ok(()) => {
-                state.guards.worked(&guard, now);
+                state.guards.worked(&guard, now, &mut |_| 0);
             }
             Err(Failed { hop, .. }) => {
                 if hop == 0 {

@@ -25,6 +25,19 @@ fn pick(guards: &mut Guards, network: &Network, now: u64) -> Key {
         .expect("there is one")
 }
 
+fn worked(guards: &mut Guards, guard: &Key, now: u64) -> bool {
+    guards.worked(guard, now, &mut |_| 0)
+}
+
+#[test]
+fn when_a_guard_first_carried_a_circuit_is_kept_less_exactly_than_to_six_days() {
+    let (mut guards, network) = (Guards::default(), network(1..=20));
+    let first = pick(&mut guards, &network, NOW);
+    guards.worked(&first, NOW, &mut |below| below - 1);
+    let confirmed = guards.kept()[0].confirmed.expect("confirmed");
+    assert_eq!(NOW - confirmed, CONFIRMED / 10 - 1);
+}
+
 /// The order in which they would be used if each failed in turn.
 fn order(guards: &Guards) -> Vec<Key> {
     guards.kept().iter().map(|guard| guard.identity).collect()
@@ -36,8 +49,8 @@ fn a_guard_stays_whoever_else_comes_and_whatever_else_restarts() {
     let path = directory.path().join("cache");
     let mut guards = Guards::default();
     let first = pick(&mut guards, &network(1..=9), NOW);
-    assert!(guards.worked(&first, NOW), "for the first time");
-    assert!(!guards.worked(&first, NOW + 1));
+    assert!(worked(&mut guards, &first, NOW), "for the first time");
+    assert!(!worked(&mut guards, &first, NOW + 1));
     let mut store = Store::open(&path).expect("made");
     store.keep_guards(&guards.kept()).expect("kept");
     drop(store);
@@ -52,7 +65,7 @@ fn a_guard_stays_whoever_else_comes_and_whatever_else_restarts() {
 fn a_guard_that_is_away_for_an_hour_is_tried_every_ten_minutes_and_come_back_to() {
     let (mut guards, network) = (Guards::default(), network(1..=20));
     let first = pick(&mut guards, &network, NOW);
-    guards.worked(&first, NOW);
+    worked(&mut guards, &first, NOW);
     let mut tried = 0;
     for second in 0..HOUR {
         let guard = pick(&mut guards, &network, NOW + second);
@@ -60,13 +73,13 @@ fn a_guard_that_is_away_for_an_hour_is_tried_every_ten_minutes_and_come_back_to(
             tried += 1;
             guards.failed(&first, NOW + second);
         } else {
-            guards.worked(&guard, NOW + second);
+            worked(&mut guards, &guard, NOW + second);
             assert_eq!(guard, order(&guards)[1], "the next in order, and no third");
         }
     }
     assert_eq!(tried, 6);
     assert_eq!(pick(&mut guards, &network, NOW + HOUR), first);
-    guards.worked(&first, NOW + HOUR);
+    worked(&mut guards, &first, NOW + HOUR);
     assert_eq!(pick(&mut guards, &network, NOW + HOUR + 1), first);
 }
 
@@ -99,7 +112,7 @@ fn the_longer_a_guard_fails_the_longer_it_rests_and_others_than_the_first_three_
 fn after_an_outage_of_the_network_the_first_guard_is_used_again_at_once() {
     let (mut guards, network) = (Guards::default(), network(1..=20));
     let first = pick(&mut guards, &network, NOW);
-    guards.worked(&first, NOW);
+    worked(&mut guards, &first, NOW);
     // Everything fails for a quarter of an hour, and the third guard is the first to answer.
     let back = NOW + 900;
     for second in [880, 881, 882] {
@@ -108,7 +121,7 @@ fn after_an_outage_of_the_network_the_first_guard_is_used_again_at_once() {
     }
     let lucky = pick(&mut guards, &network, back);
     assert_ne!(lucky, first);
-    guards.worked(&lucky, back);
+    worked(&mut guards, &lucky, back);
     assert_eq!(pick(&mut guards, &network, back + 1), first);
 }
 
@@ -156,9 +169,9 @@ fn those_that_have_carried_circuits_come_first_in_that_order() {
     let (mut guards, network) = (Guards::default(), network(1..=20));
     pick(&mut guards, &network, NOW);
     let sampled = order(&guards);
-    guards.worked(&sampled[5], NOW);
-    guards.worked(&sampled[2], NOW + 1);
-    guards.worked(&sampled[0], NOW + 2);
+    worked(&mut guards, &sampled[5], NOW);
+    worked(&mut guards, &sampled[2], NOW + 1);
+    worked(&mut guards, &sampled[0], NOW + 2);
     let rest = [1, 3, 4, 6, 7];
     let expected: Vec<Key> = [5, 2, 0].iter().chain(&rest).map(|&n| sampled[n]).collect();
     assert_eq!(order(&guards), expected);
@@ -183,7 +196,7 @@ fn a_guard_is_replaced_after_120_days_but_not_before_60_of_use() {
     let first = pick(&mut guards, &network, NOW);
     let chosen = guards.kept()[0].chosen;
     assert!(chosen <= NOW && NOW - chosen <= LIFE / 10);
-    guards.worked(&first, chosen + LIFE - 1);
+    worked(&mut guards, &first, chosen + LIFE - 1);
     pick(&mut guards, &network, chosen + LIFE + 1);
     let kept = guards.kept();
     assert_eq!(kept[0].identity, first, "it has just begun");

@@ -101,9 +101,8 @@ impl FromList {
     fn choose(&self, asked: &path::Wish) -> Result<Vec<path::Relay>, Unchosen> {
         let network = self.listed.current()?;
         if !self.explicit.is_empty() {
-            let relays = network.explicit(&self.explicit, Carrier::Onion);
-            let named = relays?.into_iter().zip(&self.explicit);
-            return Ok(named.filter_map(|(relay, name)| of(relay, name)).collect());
+            let relays = network.explicit(&self.explicit, Carrier::Onion)?;
+            return Ok(relays.into_iter().filter_map(of).collect());
         }
         let state = &mut *self.state();
         let avoid = state.avoided(Instant::now());
@@ -121,7 +120,7 @@ impl FromList {
                     ..wish.clone()
                 };
                 match self.listed.path(&network, wish, &mut state.random) {
-                    Ok(path) => return Ok(path.iter().filter_map(|r| of(r, &r.name)).collect()),
+                    Ok(path) => return Ok(path.iter().filter_map(of).collect()),
                     Err(error) => why = error,
                 }
             }
@@ -222,10 +221,11 @@ impl From<Unchosen> for Error {
 }
 
 /// What circuits need to know of a listed relay; ours all speak ntor-v3, have congestion control and know half-closed streams.
-fn of(relay: &Descriptor, name: &str) -> Option<path::Relay> {
+fn of(relay: &Descriptor) -> Option<path::Relay> {
     let (identity, ntor) = (relay.identity.0, relay.onion?);
     Some(path::Relay {
-        name: name.into(),
+        // Errors say which hop: they get into the log, and a name there would say whom the list gave us.
+        name: "".into(),
         keys: RelayKeys::from(OnionKey { identity, ntor }),
         rsa: false,
         addresses: relay.addresses.clone(),

@@ -10,7 +10,7 @@ use std::{
 };
 
 use hoplite_crypto::SigningKey;
-use hoplite_directory::{Client, Heard, Store, sign_descriptor};
+use hoplite_directory::{Client, Guard, Heard, Store, sign_descriptor};
 use hoplite_overlay::{Datagrams, Opening, Stream, Terms};
 use hoplite_wire::{
     Target,
@@ -138,8 +138,8 @@ async fn a_path_has_three_relays_a_guard_that_stays_and_an_exit_for_the_port() {
         assert_eq!(path[0].keys.ed25519, guard);
         let ids: std::collections::HashSet<_> = path.iter().map(|r| r.keys.ed25519).collect();
         assert_eq!(ids.len(), 3);
-        assert!(path[2].permits(25) && !path[2].name.is_empty());
-        exits.insert(path[2].name.clone());
+        assert!(path[2].permits(25));
+        exits.insert(path[2].keys.ed25519);
     }
     let possible = if path_has_exit_guard(&first) { 1 } else { 2 };
     assert_eq!(exits.len(), possible);
@@ -196,6 +196,26 @@ async fn a_guard_that_cannot_be_dialled_is_left_for_another_and_one_behind_it_av
 }
 
 #[tokio::test(start_paused = true)]
+async fn without_a_guard_that_goes_with_the_rest_there_is_no_path_by_any_other_entry() {
+    let directory = tempfile::tempdir().expect("directory");
+    let cache = directory.path().join("cache");
+    let listed = listed(&cache, Some(&list(now() - 60, relays(), 50)));
+    // Twenty guards are as many as are ever kept; none of these is on the list now.
+    let away = |n: u8| Guard {
+        identity: Key([n; 32]),
+        chosen: now(),
+        confirmed: None,
+        unlisted: None,
+    };
+    listed.keep_only((100..120).map(away).collect());
+    let from = paths(&listed, 1);
+    for _ in 0..20 {
+        let error = from.path(&ask(&[443], true)).await.expect_err("no guard");
+        assert!(error.to_string().contains("guard"), "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_port_that_no_exit_serves_is_refused_to_a_stream_and_left_out_ahead() {
     let directory = tempfile::tempdir().expect("directory");
     let web = vec![relay(1, None), relay(2, None), relay(3, Some("80,443"))];
@@ -209,7 +229,7 @@ async fn a_port_that_no_exit_serves_is_refused_to_a_stream_and_left_out_ahead() 
     assert_eq!(error.reason(), Some(Reason::Policy));
     assert!(error.to_string().contains("last relay"), "{error}");
     let ahead = chosen(&from, &ask(&[80, 25], false)).await;
-    assert_eq!(&*ahead[2].name, "relay3");
+    assert_eq!(ahead[2].keys.ed25519, key(3).public());
     chosen(&from, &ask(&[25], false)).await;
 }
 
@@ -230,11 +250,11 @@ async fn an_explicit_path_is_taken_as_it_is_and_one_that_is_wrong_said_at_once()
     let given = named(&["relay6", &identity, "relay3"]);
     let from = FromList::new(&listed, 3, &given).expect("possible");
     let path = chosen(&from, &ask(&[25], true)).await;
-    let names: Vec<_> = path.iter().map(|relay| &*relay.name).collect();
-    assert_eq!(
-        names,
-        ["relay6", &identity, "relay3"],
-        "as the file calls them"
+    let relays: Vec<_> = path.iter().map(|relay| relay.keys.ed25519).collect();
+    assert_eq!(relays, [6, 1, 3].map(|n| key(n).public()));
+    assert!(
+        path.iter().all(|relay| relay.name.is_empty()),
+        "errors name nobody"
     );
     let error = FromList::new(&listed, 3, &named(&["relay6", "relay1"])).expect_err("no exit");
     assert!(format!("{error:?}").contains("explicit path"), "{error:?}");
