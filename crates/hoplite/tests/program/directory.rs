@@ -8,11 +8,11 @@ use std::{
     process::Command,
 };
 
-use hoplite_crypto::SigningKey;
+use hoplite_crypto::{Pin, SigningKey};
 use hoplite_directory::sign_descriptor;
 use hoplite_wire::{
     OnionKey,
-    directory::{Descriptor, SignedList, Stage},
+    directory::{Descriptor, Key, Roles, SignedDescriptor, SignedList, Stage},
 };
 
 use zeroize::Zeroizing;
@@ -126,6 +126,47 @@ pub(crate) fn relay_with(
     (relay, identity)
 }
 
+/// A relay that tells nobody of itself, and what its operator says of it by a key of its own.
+pub(crate) fn described(directory: &Path, n: u8) -> (Running, SignedDescriptor) {
+    let file = directory.join(format!("relay{n}.toml"));
+    let text = format!(
+        "name = \"relay{n}\"\nlisten = [\"127.{n}.0.1:0\"]\nidentity = \"identity{n}\"\nauth.open = true\n"
+    );
+    fs::write(&file, text).expect("written");
+    let mut relay = Running::start("relay", &file);
+    let up = relay.line_with("the relay is up");
+    let pin: Pin = value(&up, "pin").parse().expect("a pin");
+    let since = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("later");
+    let said = Descriptor {
+        name: format!("relay{n}"),
+        identity: Key([0; 32]),
+        published: since.as_secs(),
+        addresses: vec![value(&up, "listen").parse().expect("one address")],
+        pin: Some(pin.into()),
+        onion: None,
+        roles: Roles {
+            ingress: true,
+            egress: false,
+        },
+        region: None,
+        operator: None,
+        family: Vec::new(),
+        bandwidth: 1_000_000,
+        exit: None,
+    };
+    let key = SigningKey::from_seed(Zeroizing::new([n; 32])).expect("a key");
+    (relay, sign_descriptor(said, &key).expect("signed"))
+}
+
+/// Hands a descriptor in; the answer.
+pub(crate) fn hand_in(port: u16, signed: &SignedDescriptor) -> String {
+    let (head, text) = (
+        "POST /hoplite/descriptor HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: ",
+        signed.to_string(),
+    );
+    exchange(port, &format!("{head}{}\r\n\r\n{text}", text.len()))
+}
+
 pub(crate) fn client_file(directory: &Path, path: &str, authorities: &[String]) -> PathBuf {
     let file = directory.join("client.toml");
     let text = format!(
@@ -158,7 +199,7 @@ fn exchange(port: u16, request: &str) -> String {
     answer
 }
 
-fn get(port: u16, path: &str) -> String {
+pub(crate) fn get(port: u16, path: &str) -> String {
     exchange(
         port,
         &format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"),

@@ -6,6 +6,7 @@ mod common;
 mod demo;
 mod device;
 mod directory;
+mod hostile;
 mod listed;
 mod onion;
 mod qlog;
