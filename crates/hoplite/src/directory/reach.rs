@@ -92,6 +92,7 @@ impl Tester {
                 name: name.clone(),
                 address: address.clone(),
                 identity: Some(relay.identity.0),
+                rsa: None,
             };
             let terms = terms();
             let dial = self.channels.dial(&whom, How::Raced, &terms);
