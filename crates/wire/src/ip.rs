@@ -37,6 +37,9 @@ pub struct Packet<'a> {
     pub traffic_class: u8,
     /// Whether there are IPv4 options or IPv6 extension headers.
     pub options: bool,
+    /// Whether any of them speak to routers on the way: IPv4 options beside padding, of which source routes are some, an IPv6
+    /// hop-by-hop options header, or a routing header that has hops left.
+    pub for_routers: bool,
     /// Whether it is a piece of a packet. Of any piece but the first the payload begins in the middle.
     pub fragment: bool,
     /// Whether nobody may fragment it; always so for IPv6.

@@ -83,6 +83,7 @@ mod tests {
             hop_limit: 64,
             traffic_class: 0,
             options: false,
+            for_routers: false,
             fragment: false,
             dont_fragment: true,
             header_len: 20,

@@ -1,6 +1,6 @@
-//! Which packets of a flow pass: from the addresses that it was given, to where it may go, whole, and no message that only a router may send.
-//! Pure; the serving side asks it about each packet before the policy is asked about its destination.
-//! RFC 9484 §7 ("perform any local policy checks (e.g., source address validation)"), §4.7.3.
+//! Which packets of a flow pass: from the addresses that it was given, to where it may go, whole, with nothing for the routers on the way, and no
+//! message that only a router may send. Pure; the serving side asks it about each packet before the policy is asked about its destination.
+//! RFC 9484 §7 ("perform any local policy checks (e.g., source address validation)"), §4.7.3; RFC 7126, RFC 5095, RFC 9288.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -44,6 +44,8 @@ pub(crate) enum Refused {
     Route,
     /// A piece of a packet: nobody could tell what it is a piece of.
     Fragment,
+    /// It speaks to routers, or goes on from its destination, which is all that the policy judges.
+    Options,
     /// A message that a client has no business to send.
     Message,
 }
@@ -69,6 +71,11 @@ impl Judge {
         if packet.fragment {
             return Err(Refused::Fragment);
         }
+        // Silently, as RFC 7126 has it of options by default, and RFC 9288 of their like in IPv6. RFC 5095 wants routing headers of other types
+        // than 0 let through; here each that has hops left would lead on to where nobody judged.
+        if packet.for_routers {
+            return Err(Refused::Options);
+        }
         let (to, protocol) = (packet.destination, packet.protocol);
         if !self.routes.iter().any(|route| route.allows(to, protocol)) || !is_one_host(to) {
             return Err(Refused::Route);
@@ -87,6 +94,9 @@ impl Judge {
         let Ok(packet) = ip::parse(octets) else {
             return false;
         };
+        if packet.for_routers {
+            return false;
+        }
         let (from, protocol) = (packet.source, packet.protocol);
         let routed = || self.routes.iter().any(|route| route.allows(from, protocol));
         self.own.contains(&packet.destination) && (is_error(&packet) || routed())

@@ -26,6 +26,8 @@ pub struct Dropped {
     pub route: Count,
     /// A piece of a packet.
     pub fragment: Count,
+    /// It had IP options or a header for routers on the way.
+    pub options: Count,
     /// An ICMP message that a client has no business to send.
     pub message: Count,
     /// The policy refuses its destination.
@@ -62,6 +64,7 @@ fn dropped(r: &mut Registrar) -> Dropped {
         source: of("source"),
         route: of("route"),
         fragment: of("fragment"),
+        options: of("options"),
         message: of("message"),
         policy: of("policy"),
         rate: of("rate"),

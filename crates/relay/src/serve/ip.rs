@@ -228,6 +228,7 @@ fn of(dropped: &Dropped, why: Refused) -> &crate::metrics::Count {
         Refused::Source => &dropped.source,
         Refused::Route => &dropped.route,
         Refused::Fragment => &dropped.fragment,
+        Refused::Options => &dropped.options,
         Refused::Message => &dropped.message,
     }
 }

@@ -219,6 +219,13 @@ fn packets_that_break_a_rule_are_dropped_and_counted_and_the_flow_goes_on() {
             packet[at] = to;
             packet
         };
+        let with_options = |options: [u8; 8]| {
+            let mut packet = right.clone();
+            packet.splice(20..20, options);
+            packet[0] = 0x47;
+            packet[3] += 8;
+            packet
+        };
         for (packet, cause) in [
             (spoilt(15, 77), "source"),
             (spoilt(19, 77), "route"),
@@ -226,6 +233,8 @@ fn packets_that_break_a_rule_are_dropped_and_counted_and_the_flow_goes_on() {
             (spoilt(8, 0), "malformed"),
             (spoilt(20, 5), "message"),
             (spoilt(9, 6), "route"),
+            // A loose source route to 10.0.0.1.
+            (with_options([131, 7, 4, 10, 0, 0, 1, 0]), "options"),
             (vec![0x45; 3], "malformed"),
             (vec![], "malformed"),
         ] {

@@ -132,6 +132,44 @@ fn the_ipv4_header_carries_a_right_checksum_and_nothing_that_tells_systems_apart
 }
 
 #[test]
+fn what_speaks_to_routers_is_told_from_what_is_padding_or_for_the_other_end() {
+    let with = |options: [u8; 8]| {
+        let mut octets = packet(V4, UDP, &[&options[..], b"payload"].concat());
+        octets[0] = 0x47;
+        let packet = parse(&octets).expect("whole");
+        assert!(packet.options && packet.payload == b"payload");
+        packet.for_routers
+    };
+    for options in [
+        [131, 7, 4, 192, 0, 2, 1, 0], // loose source route
+        [137, 7, 4, 192, 0, 2, 1, 0], // strict source route
+        [1, 7, 7, 4, 0, 0, 0, 0],     // record route, behind padding
+        [148, 4, 0, 0, 0, 0, 0, 0],   // router alert
+        [222, 0, 0, 0, 0, 0, 0, 0],   // none that is known
+    ] {
+        assert!(with(options), "{options:?}");
+    }
+    assert!(!with([1, 1, 1, 1, 1, 1, 1, 1]) && !with([1, 0, 131, 7, 4, 192, 0, 2]));
+    let route = |kind, left| [UDP, 0, kind, left, 0, 0, 0, 0];
+    for (first, header, wanted) in [
+        (43, route(0, 1), true),
+        (43, route(2, 1), true),
+        (43, route(4, 255), true),
+        (43, route(0, 0), false),
+        (0, [UDP, 0, 5, 2, 0, 0, 1, 0], true),
+        (60, [UDP, 0, 1, 4, 0, 0, 0, 0], false),
+    ] {
+        let octets = extended(first, &header, b"payload");
+        let packet = parse(&octets).expect("whole");
+        assert_eq!(packet.for_routers, wanted, "{first} {header:?}");
+    }
+    // Behind another one.
+    let chain = [&[43, 0, 1, 4, 0, 0, 0, 0][..], &route(4, 1)].concat();
+    let octets = extended(60, &chain, b"payload");
+    assert!(parse(&octets).expect("whole").for_routers);
+}
+
+#[test]
 fn a_broken_list_of_tcp_options_counts_as_far_as_it_goes() {
     let options = tcp::Options::parse(&[2, 4, 5, 180, 1, 3, 3, 200, 8, 1, 4, 2]);
     let expected = tcp::Options {

@@ -7,6 +7,9 @@ use super::{Malformed, Packet, be16, checksum, len16};
 
 /// The header without options.
 const FIXED: usize = 20;
+/// Options that are nothing.
+const END_OF_LIST: u8 = 0;
+const NO_OPERATION: u8 = 1;
 /// "Don't fragment".
 const DONT_FRAGMENT: u16 = 0x4000;
 /// "More fragments", and the offset.
@@ -29,11 +32,18 @@ pub(super) fn parse(octets: &[u8]) -> Result<Packet<'_>, Malformed> {
         hop_limit: fixed[8],
         traffic_class: fixed[1],
         options: header_len > FIXED,
+        for_routers: has_more_than_padding(octets.get(FIXED..header_len).unwrap_or_default()),
         fragment: flags & FRAGMENT != 0,
         dont_fragment: flags & DONT_FRAGMENT != 0,
         header_len,
         payload,
     })
+}
+
+/// Whether there is any option before the end of the list but "no operation". What follows the end is padding, whatever it says.
+fn has_more_than_padding(options: &[u8]) -> bool {
+    let first = options.iter().find(|kind| **kind != NO_OPERATION);
+    first.is_some_and(|kind| *kind != END_OF_LIST)
 }
 
 /// Identification is zero: RFC 6864 §4.1 lets packets that nobody may fragment have any.

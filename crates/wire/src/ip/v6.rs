@@ -27,6 +27,7 @@ struct Walk {
     /// Octets of extension headers.
     len: usize,
     fragment: bool,
+    for_routers: bool,
     /// Not the first piece: what follows is in the middle of something.
     later: bool,
 }
@@ -48,6 +49,7 @@ pub(super) fn parse(octets: &[u8]) -> Result<Packet<'_>, Malformed> {
         hop_limit: fixed[7],
         traffic_class: (fixed[0] << 4) | (fixed[1] >> 4),
         options: walk.len > 0,
+        for_routers: walk.for_routers,
         fragment: walk.fragment,
         dont_fragment: true,
         header_len: FIXED + walk.len,
@@ -93,6 +95,11 @@ impl Walk {
             self.fragment |= field & 0xfff9 != 0;
             self.later |= field & 0xfff8 != 0;
         }
+        self.for_routers |= match (self.protocol, header) {
+            (HOP_BY_HOP, _) => true,
+            (ROUTING, [_, _, _, segments_left, ..]) => *segments_left != 0,
+            _ => false,
+        };
         self.protocol = header.first().copied().unwrap_or_default();
         self.len += len;
         Ok(())

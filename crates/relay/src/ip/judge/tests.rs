@@ -129,6 +129,40 @@ fn fragments_and_used_up_packets_are_refused() {
 }
 
 #[test]
+fn packets_that_would_go_on_from_their_destination_or_speak_to_routers_are_refused_both_ways() {
+    let judge = judge(0);
+    // A source route to the host beside, and the same in IPv6: the policy sees 192.0.2.1 and 2001:db8::1 only.
+    let v4 = |from, to, options: [u8; 8]| {
+        let mut octets = packet(from, to, UDP, &[&options[..], &[0, 1, 0, 25]].concat());
+        octets[0] = 0x47;
+        octets
+    };
+    let v6 = |from, to, kind: u8, header: [u8; 24]| {
+        let mut octets = packet(from, to, UDP, &[&header[..], &[0, 1, 0, 25]].concat());
+        octets[6] = kind;
+        octets
+    };
+    let mut route = [0; 24];
+    route[..4].copy_from_slice(&[UDP, 2, 0, 1]);
+    let mut alert = [0; 24];
+    alert[..6].copy_from_slice(&[UDP, 2, 5, 2, 0, 0]);
+    let source_route = [131, 7, 4, 10, 0, 0, 1, 0];
+    for octets in [
+        v4("100.96.0.2", "192.0.2.1", source_route),
+        v4("100.96.0.2", "192.0.2.1", [68, 8, 5, 0, 0, 0, 0, 0]),
+        v6("fd00::2", "2001:db8::1", 43, route),
+        v6("fd00::2", "2001:db8::1", 0, alert),
+    ] {
+        assert_eq!(judge.outgoing(&octets), Err(Refused::Options));
+    }
+    let padding = v4("100.96.0.2", "192.0.2.1", [1, 1, 1, 1, 1, 1, 1, 0]);
+    assert_eq!(passed(&judge, &padding).map(|to| to.port()), Ok(25));
+    assert!(!judge.takes(&v4("192.0.2.1", "100.96.0.2", source_route)));
+    assert!(!judge.takes(&v6("2001:db8::1", "fd00::2", 43, route)));
+    assert!(judge.takes(&v4("192.0.2.1", "100.96.0.2", [0; 8])));
+}
+
+#[test]
 fn errors_come_in_from_anywhere_and_nothing_else_does() {
     let judge = judge(TCP);
     let from_router = |kind| packet("203.0.113.9", "100.96.0.2", ICMP, &[kind, 0, 0, 0]);
