@@ -23,6 +23,9 @@ mod bucket;
 
 use bucket::Bucket;
 
+/// From 32768 to 60999, where the system does not say.
+const USUAL_PORTS: usize = 28_232;
+
 /// Below this many clients nobody is forgotten.
 const FEW: usize = 1024;
 
@@ -63,13 +66,14 @@ enum Kind {
     Connection,
     Request,
     Packets,
+    Udp,
     LookUp,
 }
 
 /// What somebody uses now.
 #[derive(Debug)]
 struct Usage {
-    places: [AtomicUsize; 4],
+    places: [AtomicUsize; 5],
     /// Of all: the clients that have a request open.
     active: AtomicUsize,
     bandwidth: Bucket,
@@ -104,7 +108,10 @@ pub(crate) struct Asker<'a> {
 
 impl Gate {
     /// Nothing is used yet.
-    pub(crate) fn new(limits: Limits, ip: config::Ip) -> Self {
+    pub(crate) fn new(mut limits: Limits, ip: config::Ip) -> Self {
+        if limits.udp_tunnels == 0 {
+            limits.udp_tunnels = ports() / 8 * 7;
+        }
         let all = Usage {
             bandwidth: Bucket::new(limits.bandwidth),
             echoes: Bucket::of_things(ip.echoes),
@@ -167,6 +174,15 @@ impl Gate {
     pub(crate) fn packets(&self, request: &Permit) -> Result<Permit, Reached> {
         let limits = (self.ip.flows_per_client, self.ip.flows);
         self.permit(Arc::clone(&request.client), Kind::Packets, limits)
+    }
+
+    /// Admits a UDP tunnel, which holds one of the host's ports, of the client that has this request.
+    ///
+    /// # Errors
+    /// The limit that is reached.
+    pub(crate) fn udp(&self, request: &Permit) -> Result<Permit, Reached> {
+        let total = self.limits.udp_tunnels;
+        self.permit(Arc::clone(&request.client), Kind::Udp, (total, total))
     }
 
     /// The client that has this request.
@@ -234,6 +250,21 @@ impl Clients {
     }
 }
 
+/// How many ports the system gives out by itself (ip(7)): UDP sockets of any address share them, those of the resolver too.
+fn ports() -> usize {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+    text.ok()
+        .and_then(|text| range(&text))
+        .filter(|ports| *ports >= 8)
+        .unwrap_or(USUAL_PORTS)
+}
+
+fn range(text: &str) -> Option<usize> {
+    let (first, last) = text.trim().split_once(char::is_whitespace)?;
+    let (first, last): (usize, usize) = (first.parse().ok()?, last.trim().parse().ok()?);
+    last.checked_sub(first).map(|more| more + 1)
+}
+
 /// Takes one of `limit` places; how many were taken before.
 fn take(count: &AtomicUsize, limit: usize) -> Option<usize> {
     let more = |n| (n < limit).then_some(n + 1);
@@ -256,11 +287,12 @@ impl Usage {
     }
 
     fn places(&self, kind: Kind) -> &AtomicUsize {
-        let [connections, requests, packets, look_ups] = &self.places;
+        let [connections, requests, packets, udp, look_ups] = &self.places;
         match kind {
             Kind::Connection => connections,
             Kind::Request => requests,
             Kind::Packets => packets,
+            Kind::Udp => udp,
             Kind::LookUp => look_ups,
         }
     }
@@ -448,6 +480,25 @@ mod tests {
         let greedy: Vec<_> = std::iter::from_fn(|| gate.packets(&requests[0]).ok()).collect();
         assert_eq!(greedy.len(), 20);
         assert!(gate.packets(&requests[1]).is_ok());
+    }
+
+    #[test]
+    fn udp_tunnels_of_one_client_leave_ports_for_others_and_for_the_resolver() {
+        for (text, ports) in [
+            ("32768\t60999\n", Some(28_232)),
+            ("1 1", Some(1)),
+            ("9 1", None),
+            ("", None),
+        ] {
+            assert_eq!(range(text), ports, "{text:?}");
+        }
+        let gate = gate(|_| ());
+        let all = gate.limits.udp_tunnels;
+        assert!((7..65_536).contains(&all), "{all}");
+        let requests = [0, 1].map(|n| gate.request(gate.by_token(n)).expect("free"));
+        let held: Vec<_> = std::iter::from_fn(|| gate.udp(&requests[0]).ok()).collect();
+        assert_eq!(held.len(), all.div_ceil(2));
+        assert!(gate.udp(&requests[1]).is_ok());
     }
 
     #[test]

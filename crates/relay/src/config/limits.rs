@@ -21,6 +21,9 @@ pub struct Limits {
     pub requests: usize,
     /// Open requests of one client; more are answered 429. Default: 32768.
     pub requests_per_client: usize,
+    /// Open UDP tunnels of all clients, each of which holds one of the host's ports; more are answered 429. 0: seven eighths of those that the
+    /// system gives out (`net.ipv4.ip_local_port_range`), so that the resolver has some. Default: 0.
+    pub udp_tunnels: usize,
     /// Open requests on one connection; the transport makes clients wait for the next. Default: 16384.
     pub requests_per_connection: u32,
     /// Payload of all clients, both ways together, in bit/s; 0 is no limit. Of it each client that has a request open has an equal share,
@@ -75,6 +78,7 @@ impl Default for Limits {
             connections_per_client: 4_096,
             requests: 262_144,
             requests_per_client: 32_768,
+            udp_tunnels: 0,
             requests_per_connection: 16_384,
             bandwidth: 0,
             bandwidth_per_client: 0,

@@ -41,6 +41,7 @@ template = "https://relay.example/proxy{?target_host,target_port}"
 connections = 10
 bandwidth_per_client = 100000000
 lookups = 7
+udp_tunnels = 8
 idle_stream = 0.5
 shards = 3
 [forwarding]

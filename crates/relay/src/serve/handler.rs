@@ -98,9 +98,14 @@ impl<E: Exchange> Job<E> {
 
     async fn udp(mut self, target: &Target, permit: &Permit) -> Result<(), Broken> {
         let shared = self.shared;
-        let asker = shared.gate.asker(permit);
-        let socket = match shared.egress.udp(target, &asker, &shared.metrics).await {
-            Ok(socket) => socket,
+        let opened = async {
+            let place = shared.gate.udp(permit).map_err(|_| Failure::Limited)?;
+            let asker = shared.gate.asker(permit);
+            let opened = shared.egress.udp(target, &asker, &shared.metrics);
+            opened.await.map(|socket| (socket, place))
+        };
+        let (socket, _place) = match opened.await {
+            Ok(opened) => opened,
             Err(failure) => {
                 return refuse(&shared, Method::connect_udp, failure, self.exchange).await;
             }

@@ -57,6 +57,25 @@ async fn a_client_that_wants_every_place_leaves_one_for_another() {
     assert_eq!(answer.status, 200);
 }
 
+#[tokio::test]
+async fn a_client_that_wants_every_udp_port_leaves_one_for_another_and_they_come_back() {
+    let (relay, [greedy, other]) = shared(|config| config.limits.udp_tunnels = 4);
+    let target = targets::udp_echo().await;
+    let client = connect(&relay).await;
+    let asked = |bearer| udp(target).with("authorization", bearer);
+    let (first, answer) = client.ask(asked(greedy)).await;
+    assert_eq!(answer.status, 200);
+    let (_second, answer) = client.ask(asked(greedy)).await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(client.status(asked(greedy)).await, 429);
+    let (_third, answer) = client.ask(asked(other)).await;
+    assert_eq!(answer.status, 200);
+    drop(first);
+    while client.status(asked(greedy)).await != 200 {
+        tokio::task::yield_now().await;
+    }
+}
+
 #[test]
 fn a_client_that_wants_every_flow_of_packets_leaves_one_for_another() {
     with_echoes(|| async {
