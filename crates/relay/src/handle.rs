@@ -237,7 +237,11 @@ impl Shared {
         parts: Parts,
     ) -> Result<Self, ConfigError> {
         let egress = Arc::new(Egress::new(config, listen, local));
-        let gate = Arc::new(Gate::new(config.limits.clone(), config.ip.clone()));
+        let gate = Arc::new(Gate::new(
+            config.limits.clone(),
+            config.ip.clone(),
+            config.forwarding.ids,
+        ));
         let circuits = match (config.onion.enabled, parts.circuits) {
             (false, _) => None,
             (true, Some(circuits)) => Some(circuits),

@@ -67,13 +67,16 @@ enum Kind {
     Request,
     Packets,
     Udp,
+    Id,
     LookUp,
 }
 
 /// What somebody uses now.
 #[derive(Debug)]
 struct Usage {
-    places: [AtomicUsize; 5],
+    places: [AtomicUsize; 6],
+    /// Of all: how many ids may be registered.
+    ids: usize,
     /// Of all: the clients that have a request open.
     active: AtomicUsize,
     bandwidth: Bucket,
@@ -108,13 +111,14 @@ pub(crate) struct Asker<'a> {
 
 impl Gate {
     /// Nothing is used yet.
-    pub(crate) fn new(mut limits: Limits, ip: config::Ip) -> Self {
+    pub(crate) fn new(mut limits: Limits, ip: config::Ip, ids: usize) -> Self {
         if limits.udp_tunnels == 0 {
             limits.udp_tunnels = ports() / 8 * 7;
         }
         let all = Usage {
             bandwidth: Bucket::new(limits.bandwidth),
             echoes: Bucket::of_things(ip.echoes),
+            ids,
             ..Usage::unlimited()
         };
         Self {
@@ -217,23 +221,9 @@ impl Gate {
         &self,
         client: Arc<Usage>,
         kind: Kind,
-        (per_client, total): (usize, usize),
+        limits: (usize, usize),
     ) -> Result<Permit, Reached> {
-        let (own, all) = (client.places(kind), self.all.places(kind));
-        let taken = take(all, total).ok_or(Reached::Total)?;
-        let free = total.saturating_sub(taken);
-        let Some(had) = take(own, per_client.min(free)) else {
-            all.fetch_sub(1, Ordering::Relaxed);
-            return Err(Reached::Client);
-        };
-        if had == 0 && matches!(kind, Kind::Request) {
-            self.all.active.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(Permit {
-            client,
-            all: Arc::clone(&self.all),
-            kind,
-        })
+        Permit::take(client, Arc::clone(&self.all), kind, limits)
     }
 }
 
@@ -277,6 +267,7 @@ impl Usage {
     fn unlimited() -> Self {
         Self {
             places: Default::default(),
+            ids: 0,
             active: AtomicUsize::new(0),
             bandwidth: Bucket::new(0),
             queries: Bucket::new(0),
@@ -287,12 +278,13 @@ impl Usage {
     }
 
     fn places(&self, kind: Kind) -> &AtomicUsize {
-        let [connections, requests, packets, udp, look_ups] = &self.places;
+        let [connections, requests, packets, udp, ids, look_ups] = &self.places;
         match kind {
             Kind::Connection => connections,
             Kind::Request => requests,
             Kind::Packets => packets,
             Kind::Udp => udp,
+            Kind::Id => ids,
             Kind::LookUp => look_ups,
         }
     }
@@ -316,6 +308,24 @@ impl Usage {
 }
 
 impl Permit {
+    fn take(
+        client: Arc<Usage>,
+        all: Arc<Usage>,
+        kind: Kind,
+        (per_client, total): (usize, usize),
+    ) -> Result<Self, Reached> {
+        let taken = take(all.places(kind), total).ok_or(Reached::Total)?;
+        let free = total.saturating_sub(taken);
+        let Some(had) = take(client.places(kind), per_client.min(free)) else {
+            all.places(kind).fetch_sub(1, Ordering::Relaxed);
+            return Err(Reached::Client);
+        };
+        if had == 0 && matches!(kind, Kind::Request) {
+            all.active.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(Self { client, all, kind })
+    }
+
     /// Whether its client may ask the resolver now.
     pub(crate) fn admits_query(&self) -> bool {
         self.client.queries.admits(1)
@@ -361,6 +371,16 @@ impl Asker<'_> {
 }
 
 impl Pace {
+    /// Admits an id of forwarded mode.
+    ///
+    /// # Errors
+    /// The limit that is reached.
+    pub(crate) fn id(&self) -> Result<Permit, Reached> {
+        let (client, all) = (Arc::clone(&self.client), Arc::clone(&self.all));
+        let total = all.ids;
+        Permit::take(client, all, Kind::Id, (total, total))
+    }
+
     /// Whether `octets` may pass now; if not they are to be dropped. For datagrams.
     pub(crate) fn admits(&self, octets: usize) -> bool {
         self.client.bandwidth.admits(octets)
@@ -435,7 +455,7 @@ mod tests {
     fn gate(change: fn(&mut Limits)) -> Gate {
         let mut limits = Limits::default();
         change(&mut limits);
-        Gate::new(limits, config::Ip::default())
+        Gate::new(limits, config::Ip::default(), 100)
     }
 
     fn ip(text: &str) -> IpAddr {
@@ -475,7 +495,7 @@ mod tests {
             flows_per_client: 20,
             ..config::Ip::default()
         };
-        let gate = Gate::new(Limits::default(), ip);
+        let gate = Gate::new(Limits::default(), ip, 100);
         let requests = [0, 1].map(|n| gate.request(gate.by_token(n)).expect("free"));
         let greedy: Vec<_> = std::iter::from_fn(|| gate.packets(&requests[0]).ok()).collect();
         assert_eq!(greedy.len(), 20);
@@ -499,6 +519,19 @@ mod tests {
         let held: Vec<_> = std::iter::from_fn(|| gate.udp(&requests[0]).ok()).collect();
         assert_eq!(held.len(), all.div_ceil(2));
         assert!(gate.udp(&requests[1]).is_ok());
+    }
+
+    #[test]
+    fn ids_of_one_clients_tunnels_leave_room_for_anothers() {
+        let gate = gate(|_| ());
+        let requests = [0, 0, 1].map(|n| gate.request(gate.by_token(n)).expect("free"));
+        let [one, more, other] = requests.each_ref().map(Permit::pace);
+        let mut held: Vec<_> = std::iter::from_fn(|| one.id().ok()).collect();
+        assert_eq!(held.len(), 50);
+        assert!(more.id().is_err(), "whichever of its tunnels");
+        assert!(other.id().is_ok());
+        held.pop();
+        assert!(more.id().is_ok());
     }
 
     #[test]
@@ -561,7 +594,7 @@ mod tests {
             echoes_per_client: 150,
             ..config::Ip::default()
         };
-        let gate = Gate::new(Limits::default(), ip);
+        let gate = Gate::new(Limits::default(), ip, 100);
         let requests = [0, 1].map(|n| gate.request(gate.by_token(n)).expect("free"));
         let [greedy, other] = requests.each_ref().map(Permit::pace);
         let passed = |pace: &Pace| (0..1000).filter(|_| pace.admits_echo()).count();

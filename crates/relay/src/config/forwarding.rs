@@ -19,6 +19,8 @@ pub struct Forwarding {
     /// How many connection ids a flow may have registered at a time, 2 to 256. One whose target is a relay has those of every flow
     /// inside that relay's. Default: 64.
     pub ids_per_flow: usize,
+    /// How many all flows of all clients may have registered; what finds no place stays tunnelled. Default: 262144.
+    pub ids: usize,
 }
 
 impl Default for Forwarding {
@@ -27,12 +29,19 @@ impl Default for Forwarding {
             enabled: true,
             identity: false,
             ids_per_flow: 64,
+            ids: 262_144,
         }
     }
 }
 
 impl Forwarding {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
+        if self.ids == 0 {
+            return Err(ConfigError::new(
+                "forwarding.ids",
+                "expected a number above 0",
+            ));
+        }
         match IDS.contains(&self.ids_per_flow) {
             true => Ok(()),
             false => {

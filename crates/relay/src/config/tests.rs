@@ -48,6 +48,7 @@ shards = 3
 enabled = false
 identity = true
 ids_per_flow = 2
+ids = 9
 [ip]
 enabled = false
 device = "tun7"
@@ -143,6 +144,7 @@ fn values_that_cannot_be_served_are_named_by_their_key() {
             open.to_owned() + "[limits]\nconnections = 0",
             "limits.connections",
         ),
+        (open.to_owned() + "[forwarding]\nids = 0", "forwarding.ids"),
         (open.to_owned() + "[limits]\nlookups = 0", "limits.lookups"),
         (open.to_owned() + "[limits]\nheader = 10", "limits.header"),
         ("[[auth.token]]\nname = \"x\"".to_owned(), "auth.token"),

@@ -15,14 +15,18 @@ use super::{
     registrations::{Mint, Refusal, Registrations, Step},
     up::Rule,
 };
-use crate::{metrics::Up, serve::exchange::ClientFlow};
+use crate::{
+    limits::{Pace, Permit},
+    metrics::Up,
+    serve::exchange::ClientFlow,
+};
 
 /// How many capsules may wait for each id that a flow may register, and beside them.
 const WAITING: usize = 8;
 
 /// See above.
 pub(super) struct Control {
-    registrations: Registrations,
+    registrations: Registrations<Permit>,
     /// Where the client was when it asked for the rules.
     place: Place,
     /// At most two for each id.
@@ -104,9 +108,18 @@ impl Drop for Entered {
     }
 }
 
-impl Mint for &Road {
+/// Where aliases come from, and places for them.
+struct Minting<'a>(&'a Road, &'a Pace);
+
+impl Mint for Minting<'_> {
+    type Place = Permit;
+
+    fn place(&mut self) -> Option<Permit> {
+        self.1.id().ok()
+    }
+
     fn target(&mut self) -> AliasId {
-        self.forwarder.mint()
+        self.0.forwarder.mint()
     }
 
     fn client(&mut self, len: usize) -> Option<Id> {
@@ -118,7 +131,8 @@ impl Forwarding {
     /// Does what the client asks for.
     pub(super) fn obey(&self, control: &mut Control, capsule: Capsule) {
         if !control.broken {
-            let steps = control.registrations.handle(capsule, &mut &self.road);
+            let mut mint = Minting(&self.road, &self.ledger.pace);
+            let steps = control.registrations.handle(capsule, &mut mint);
             self.apply(control, steps);
         }
     }
@@ -198,6 +212,7 @@ impl Forwarding {
             Refusal::TooLong => &refused.too_long,
             Refusal::Conflict => &refused.conflict,
             Refusal::Limit => &refused.limit,
+            Refusal::Full => &refused.full,
             Refusal::Malformed => &refused.malformed,
             Refusal::Stale => &refused.stale,
         };

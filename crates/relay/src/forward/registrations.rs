@@ -20,6 +20,10 @@ const SHORTEST_ALIAS: usize = 8;
 
 /// Makes the ids that stand for others.
 pub(crate) trait Mint {
+    /// What an id holds as long as it is registered.
+    type Place;
+    /// A place for one more id; `None` when the client or all of them have too many.
+    fn place(&mut self) -> Option<Self::Place>;
     /// For packets from the client.
     fn target(&mut self) -> AliasId;
     /// For packets to the client, `len` octets long; `None` when there is none.
@@ -52,6 +56,8 @@ pub(crate) enum Refusal {
     Conflict,
     /// Beyond MAX_CONNECTION_IDS.
     Limit,
+    /// The client has as many ids in all its flows as it may, or all clients have.
+    Full,
     /// A capsule that only a proxy sends, or one that cannot be read.
     Malformed,
     /// An acknowledgement of an id that is not, or not any more, registered so; ignored.
@@ -60,18 +66,19 @@ pub(crate) enum Refusal {
 
 /// The table of one flow: at most as many ids as it was made for.
 #[derive(Debug)]
-pub(crate) struct Registrations {
+pub(crate) struct Registrations<P> {
     /// How many the client has sent: the next one's sequence number.
     received: u64,
     /// The largest sequence number that the client may use.
     maximum: u64,
-    clients: Vec<Client>,
-    targets: Vec<Target>,
+    clients: Vec<Client<P>>,
+    targets: Vec<Target<P>>,
 }
 
 /// An id in packets from the target.
 #[derive(Debug)]
-struct Client {
+struct Client<P> {
+    _place: P,
     id: Id,
     /// What the client has acknowledged.
     acknowledged: Option<Id>,
@@ -81,14 +88,15 @@ struct Client {
 
 /// An id in packets to the target.
 #[derive(Debug)]
-struct Target {
+struct Target<P> {
+    _place: P,
     id: Id,
     alias: AliasId,
     /// What it was before the last renewal: its packets may still be under way.
     previous: Option<AliasId>,
 }
 
-impl Registrations {
+impl<P> Registrations<P> {
     /// An empty table for `ids` ids; there are always two.
     pub(crate) fn new(ids: usize) -> Self {
         let ids = u64::try_from(ids).unwrap_or(u64::MAX);
@@ -107,7 +115,7 @@ impl Registrations {
 
     /// Each id that the client receives packets for, and what it is changed to.
     pub(crate) fn clients(&self) -> impl Iterator<Item = (Id, Id)> {
-        let acknowledged = |client: &Client| Some((client.id, client.acknowledged?));
+        let acknowledged = |client: &Client<P>| Some((client.id, client.acknowledged?));
         self.clients.iter().filter_map(acknowledged)
     }
 
@@ -117,7 +125,11 @@ impl Registrations {
     }
 
     /// Takes a capsule of the client's.
-    pub(crate) fn handle(&mut self, capsule: Capsule, mint: &mut impl Mint) -> Vec<Step> {
+    pub(crate) fn handle(
+        &mut self,
+        capsule: Capsule,
+        mint: &mut impl Mint<Place = P>,
+    ) -> Vec<Step> {
         let mut steps = Vec::new();
         match capsule {
             Capsule::RegisterClientCid { id } => self.register_client(id, mint, &mut steps),
@@ -186,7 +198,12 @@ impl Registrations {
         self.free(1, steps);
     }
 
-    fn register_client(&mut self, wanted: Bytes, mint: &mut impl Mint, steps: &mut Vec<Step>) {
+    fn register_client(
+        &mut self,
+        wanted: Bytes,
+        mint: &mut impl Mint<Place = P>,
+        steps: &mut Vec<Step>,
+    ) {
         if !self.count(steps) {
             return;
         }
@@ -208,7 +225,11 @@ impl Registrations {
         if self.clients.iter().any(|c| c.id.conflicts_with(&id)) {
             return self.refuse(Refusal::Conflict, close(wanted), steps);
         }
+        let Some(place) = mint.place() else {
+            return self.refuse(Refusal::Full, close(wanted), steps);
+        };
         self.clients.push(Client {
+            _place: place,
             id,
             acknowledged: None,
             offered: Some(alias),
@@ -238,13 +259,29 @@ impl Registrations {
         }
     }
 
-    fn register_target(&mut self, wanted: Bytes, mint: &mut impl Mint, steps: &mut Vec<Step>) {
+    fn register_target(
+        &mut self,
+        wanted: Bytes,
+        mint: &mut impl Mint<Place = P>,
+        steps: &mut Vec<Step>,
+    ) {
         if !self.count(steps) {
             return;
         }
         let Some(id) = Id::new(&wanted) else {
             let close = Capsule::CloseTargetCid { id: wanted };
             return self.refuse(Refusal::TooLong, close, steps);
+        };
+        let known = self.targets.iter().position(|target| target.id == id);
+        let place = match known {
+            Some(_) => None,
+            None => match mint.place() {
+                Some(place) => Some(place),
+                None => {
+                    let close = Capsule::CloseTargetCid { id: wanted };
+                    return self.refuse(Refusal::Full, close, steps);
+                }
+            },
         };
         let alias = mint.target();
         steps.push(Step::Enter { alias, id });
@@ -254,17 +291,18 @@ impl Registrations {
             // None: a packet that crosses the end of its rule must not end the connection inside.
             reset_token: Bytes::new(),
         }));
-        if let Some(known) = self.targets.iter_mut().find(|target| target.id == id) {
+        if let Some(known) = known.and_then(|at| self.targets.get_mut(at)) {
             let previous = known.previous.replace(known.alias);
             known.alias = alias;
             steps.extend(previous.map(Step::Leave));
             return self.free(1, steps);
         }
-        self.targets.push(Target {
+        self.targets.extend(place.map(|place| Target {
+            _place: place,
             id,
             alias,
             previous: None,
-        });
+        }));
     }
 
     fn close_target(&mut self, id: &[u8], steps: &mut Vec<Step>) {
@@ -276,7 +314,7 @@ impl Registrations {
     }
 }
 
-impl Target {
+impl<P> Target<P> {
     fn leave(&self, steps: &mut Vec<Step>) {
         let aliases = [Some(self.alias), self.previous];
         steps.extend(aliases.into_iter().flatten().map(Step::Leave));

@@ -36,6 +36,8 @@ pub struct Refused {
     pub conflict: Count,
     /// More registrations than allowed, or capsules than the client reads: reset.
     pub limit: Count,
+    /// The client has as many ids in all its flows as it may, or all clients have.
+    pub full: Count,
     /// A capsule that cannot be read, or that only relays send: reset.
     pub malformed: Count,
     /// An acknowledgement of what is not registered any more; ignored.
@@ -103,6 +105,7 @@ fn refused(r: &mut Registrar) -> Refused {
         too_long: of("too_long"),
         conflict: of("conflict"),
         limit: of("limit"),
+        full: of("full"),
         malformed: of("malformed"),
         stale: of("stale"),
     }

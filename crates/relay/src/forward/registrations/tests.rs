@@ -2,11 +2,23 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Ids that count up.
-#[derive(Default)]
-struct Counting(u8);
+/// Ids that count up, and places that are left.
+struct Counting(u8, std::rc::Rc<()>, usize);
+
+impl Default for Counting {
+    fn default() -> Self {
+        Self(0, std::rc::Rc::default(), usize::MAX)
+    }
+}
 
 impl Mint for Counting {
+    type Place = std::rc::Rc<()>;
+
+    fn place(&mut self) -> Option<Self::Place> {
+        let taken = std::rc::Rc::strong_count(&self.1) - 1;
+        (taken < self.2).then(|| self.1.clone())
+    }
+
     fn target(&mut self) -> AliasId {
         self.0 += 1;
         [self.0; 8]
@@ -19,7 +31,7 @@ impl Mint for Counting {
 }
 
 /// A table and what makes its ids.
-struct Table(Registrations, Counting);
+struct Table(Registrations<std::rc::Rc<()>>, Counting);
 
 fn table(ids: usize) -> Table {
     Table(Registrations::new(ids), Counting::default())
@@ -91,7 +103,7 @@ fn permit(sequence: u64) -> Step {
 
 #[test]
 fn the_client_is_told_how_many_ids_it_may_register() {
-    let greeting = |ids| Registrations::new(ids).greeting();
+    let greeting = |ids| Registrations::<()>::new(ids).greeting();
     assert_eq!(greeting(8), Some(Capsule::MaxConnectionIds { sequence: 7 }));
     assert_eq!(greeting(2), None, "two are granted by the draft");
 }
@@ -292,6 +304,28 @@ fn any_capsule() -> impl Strategy<Value = Capsule> {
         any_id().prop_map(|id| Capsule::CloseClientCid { id }),
         any_id().prop_map(|id| Capsule::CloseTargetCid { id }),
     ]
+}
+
+#[test]
+fn without_a_place_an_id_stays_tunnelled_and_a_closed_one_makes_room() {
+    let mut table = table(64);
+    table.1.2 = 2;
+    table.client(b"one");
+    table.target(b"two");
+    let refused = |steps: &[Step]| steps.contains(&Step::Refused(Refusal::Full));
+    let steps = table.client(b"three");
+    assert!(refused(&steps) && steps.contains(&Step::Send(close_client(b"three"))));
+    let steps = table.target(b"four");
+    let close = Capsule::CloseTargetCid { id: bytes(b"four") };
+    assert!(refused(&steps) && steps.contains(&Step::Send(close)));
+    assert!(!steps.iter().any(|step| matches!(step, Step::Enter { .. })));
+    // What is registered keeps its place.
+    assert!(!refused(&table.client(b"one")) && !refused(&table.target(b"two")));
+    table.take(close_client(b"one"));
+    assert!(!refused(&table.target(b"four")));
+    assert!(refused(&table.client(b"three")));
+    table.0.moved();
+    assert!(!refused(&table.client(b"three")));
 }
 
 proptest! {

@@ -67,7 +67,7 @@ async fn tunnel(idle: Duration) -> (Client, TcpStream) {
         reset: reset_end,
     };
     let done = tokio::spawn(async move {
-        let gate = Gate::new(Limits::default(), crate::config::Ip::default());
+        let gate = Gate::new(Limits::default(), crate::config::Ip::default(), 1);
         let permit = gate.request(gate.by_token(0)).expect("a place");
         let terms = Terms {
             metrics: &Metrics::new(),

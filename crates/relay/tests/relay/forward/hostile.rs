@@ -114,6 +114,24 @@ fn is_datagram_error(error: &H3Error) -> bool {
 }
 
 #[tokio::test]
+async fn who_registers_every_id_that_the_relay_has_is_told_that_half_of_them_is_all() {
+    let mut agreed = Agreed::with(Kind::Scramble, |config| config.forwarding.ids = 4).await;
+    agreed.register_target(b"target-1").await;
+    agreed.register_client(b"client-1").await;
+    for (asked, answer) in [
+        (register_target(b"target-2"), close_target(b"target-2")),
+        (register_client(b"client-2"), close_client(b"client-2")),
+    ] {
+        agreed.tell(&asked);
+        assert_eq!(agreed.answered().await, answer);
+    }
+    agreed.counts(&refused("full"), 2).await;
+    agreed.echo().await;
+    agreed.tell(&close_client(b"client-1"));
+    agreed.register_target(b"target-2").await;
+}
+
+#[tokio::test]
 async fn an_alias_of_another_client_is_worth_nothing() {
     let mut victim = Agreed::new(Kind::Scramble).await;
     let alias = victim.register_target(b"target-1").await;
