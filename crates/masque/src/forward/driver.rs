@@ -137,7 +137,8 @@ impl Forwarder {
         let now = Instant::now();
         let room = flow.max_payload();
         let mut machine = lock(&self.machine);
-        let drained = !machine.is_settling(now) || flow.is_drained();
+        let settling = machine.settling(now);
+        let drained = settling.is_none_or(|waited| flow.is_drained(waited));
         let below = Below {
             round_trip,
             drained,

@@ -183,9 +183,12 @@ impl Machine {
         targets.any(|rule| rule.alias().is_some())
     }
 
-    /// Whether a rule waits for the tunnel to drain.
-    pub fn is_settling(&self, now: Instant) -> bool {
-        self.rules.iter().any(|rule| rule.is_settling(now))
+    /// For how long a rule has waited for the tunnel to drain, the last one that does.
+    pub fn settling(&self, now: Instant) -> Option<Duration> {
+        self.rules
+            .iter()
+            .filter_map(|rule| rule.settling(now))
+            .min()
     }
 
     /// A packet came through the tunnel.

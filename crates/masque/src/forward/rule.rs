@@ -109,8 +109,11 @@ impl Rule {
         self.settling.is_none()
     }
 
-    pub(super) fn is_settling(&self, now: Instant) -> bool {
-        self.end == End::Target && self.settling.is_some_and(|until| now < until)
+    /// For how long the packets of a rule have waited already, while they do.
+    pub(super) fn settling(&self, now: Instant) -> Option<Duration> {
+        let until = self.settling.filter(|until| now < *until);
+        let left = until.filter(|_| self.end == End::Target)? - now;
+        Some(SETTLING.saturating_sub(left))
     }
 
     /// Whether the relay has, or soon will have, a rule of it.

@@ -17,6 +17,7 @@ use std::{
         atomic::{AtomicU8, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
@@ -238,7 +239,7 @@ impl Flow {
     }
 
     /// How long an answer of the peer takes now.
-    pub fn round_trip(&self) -> std::time::Duration {
+    pub fn round_trip(&self) -> Duration {
         self.shared.ticket.inner().conn.rtt()
     }
 
@@ -297,12 +298,12 @@ impl Flow {
     }
 
     /// Whether nothing that was sent before waits, be it as a frame, of whichever flow of the connection, or as a capsule: what goes beside the
-    /// connection from now on overtakes none of it.
-    pub fn is_drained(&self) -> bool {
+    /// connection from now on overtakes none of it. Who asks has waited for that already for so long.
+    pub fn is_drained(&self, waited: Duration) -> bool {
         let inner = self.shared.ticket.inner();
         inner.outbox.is_drained(inner)
             && !self.shared.sender().has_pending()
-            && !self.shared.order.waits(|| inner.conn.rtt())
+            && !self.shared.order.waits(waited, || inner.conn.rtt())
     }
 
     /// Takes the whole batch, or none and wakes later. Payloads too large for the road are dropped and counted.

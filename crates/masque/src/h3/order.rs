@@ -32,9 +32,13 @@ impl Order {
         self.sent.store(self.now().max(1), Ordering::Relaxed);
     }
 
-    /// Whether one that QUIC has taken could still wait there, behind its congestion window: for a round trip.
-    pub(super) fn waits(&self, round_trip: impl FnOnce() -> Duration) -> bool {
-        within(self.sent.load(Ordering::Relaxed), round_trip, || self.now())
+    /// Whether one that QUIC has taken could still wait there, behind its congestion window: for a round trip. While they go on and on, those
+    /// from before whoever asks began to wait, `waited` ago, count alone: the others follow each other as they were sent.
+    pub(super) fn waits(&self, waited: Duration, round_trip: impl FnOnce() -> Duration) -> bool {
+        let waited = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
+        let began = self.now().saturating_sub(waited).max(1);
+        let last = self.sent.load(Ordering::Relaxed).min(began);
+        within(last, round_trip, || self.now())
     }
 
     /// A payload goes as a capsule because no frame holds it.
@@ -72,14 +76,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_capsule_of_any_size_may_wait_for_a_round_trip() {
         let order = Order::new();
-        let waits = || order.waits(|| Duration::from_millis(100));
-        assert!(!waits());
+        let [none, long] = [0, 200].map(Duration::from_millis);
+        let waits = |waited| order.waits(waited, || Duration::from_millis(100));
+        tokio::time::advance(long).await;
+        assert!(!waits(none));
         order.sent();
         assert!(!order.holds(|| Duration::from_millis(100)), "for frames");
         tokio::time::advance(Duration::from_millis(99)).await;
-        assert!(waits());
+        assert!(waits(none) && waits(Duration::from_millis(99)));
+        assert!(!waits(long), "of those that go on and on");
         tokio::time::advance(Duration::from_millis(2)).await;
-        assert!(!waits());
+        assert!(!waits(none));
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,6 +1,6 @@
 //! UDP flows: CONNECT-UDP over frames and over capsules.
 
-use std::{future::poll_fn, sync::atomic::Ordering::Relaxed, task::Poll};
+use std::{future::poll_fn, sync::atomic::Ordering::Relaxed, task::Poll, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use hoplite_link::quic;
@@ -372,7 +372,7 @@ async fn a_flow_is_not_drained_while_a_payload_waits_as_a_capsule() {
     let client = End::new(client);
     soon(client.flow.response()).await.expect("an answer");
     soon(async {
-        while !client.flow.is_drained() {
+        while !client.flow.is_drained(Duration::ZERO) {
             tokio::task::yield_now().await;
         }
     })
@@ -383,13 +383,13 @@ async fn a_flow_is_not_drained_while_a_payload_waits_as_a_capsule() {
     while client.send(&[sent; 1200]) == 1 {
         sent += 1;
     }
-    assert!(sent > 1 && !client.flow.is_drained());
+    assert!(sent > 1 && !client.flow.is_drained(Duration::ZERO));
     let server = End::new(incoming.exchange);
     let arrived = server.sink.take(sent.into()).await;
     let order: Vec<u8> = arrived.iter().map(|payload| payload[0]).collect();
     assert!(order.iter().copied().eq(0..sent), "{order:?}");
     soon(async {
-        while !client.flow.is_drained() {
+        while !client.flow.is_drained(Duration::ZERO) {
             tokio::task::yield_now().await;
         }
     })

@@ -1,7 +1,12 @@
 //! From the target to the client, past the connection: packets with a registered id are readdressed in the receive buffer, sealed and sent.
 //! The flow's way down calls it for each batch; what is not to be forwarded it hands back. draft-ietf-masque-quic-proxy, "Using Forwarded Mode".
 
-use std::{cell::RefCell, net::SocketAddr, sync::atomic::Ordering, time::Instant};
+use std::{
+    cell::RefCell,
+    net::SocketAddr,
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
 
 use hoplite_link::server::{Ecn, Towards};
 use hoplite_masque::forward::SETTLING;
@@ -22,8 +27,8 @@ thread_local! {
 pub(crate) trait Tunnel {
     /// Takes what is not forwarded.
     fn send(&self, batch: Batch<'_>);
-    /// Whether nothing waits in it.
-    fn is_drained(&self) -> bool;
+    /// Whether nothing waits in it; who asks has waited for that already for so long.
+    fn is_drained(&self, waited: Duration) -> bool;
 }
 
 /// The ids that are forwarded to the client; as many as the flow may register.
@@ -54,7 +59,10 @@ struct Client {
 
 impl Client {
     fn settled(&mut self, tunnel: &impl Tunnel) -> Option<&Self> {
-        let waits = |until: &mut Instant| !tunnel.is_drained() && Instant::now() < *until;
+        let waits = |until: &mut Instant| {
+            let left = until.saturating_duration_since(Instant::now());
+            !left.is_zero() && !tunnel.is_drained(SETTLING.saturating_sub(left))
+        };
         self.settling.take_if(|until| !waits(until));
         self.settling.is_none().then_some(self)
     }
@@ -240,7 +248,7 @@ mod tests {
 
     impl Tunnel for Queue {
         fn send(&self, _: Batch<'_>) {}
-        fn is_drained(&self) -> bool {
+        fn is_drained(&self, _: Duration) -> bool {
             self.0
         }
     }

@@ -1,7 +1,7 @@
 //! What the handler needs of a request, over any version of HTTP: answer it, then carry octets or payloads.
 //! The transports implement it in their own files.
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use hoplite_masque::DatagramSink;
@@ -80,8 +80,8 @@ pub(crate) trait ClientFlow: Send + Sync {
     }
     /// Makes the client say that it is still there.
     fn keep_alive(&self) {}
-    /// Whether nothing waits to be sent to this client.
-    fn is_drained(&self) -> bool {
+    /// Whether nothing waits to be sent to this client; who asks has waited for that already for so long.
+    fn is_drained(&self, _waited: Duration) -> bool {
         true
     }
     /// Packets may have grown while they were forwarded: those that are tunnelled again are carried whatever their size.

@@ -306,8 +306,8 @@ impl ClientFlow for h3::Flow {
         Self::keep_alive(self);
     }
 
-    fn is_drained(&self) -> bool {
-        Self::is_drained(self)
+    fn is_drained(&self, waited: Duration) -> bool {
+        Self::is_drained(self, waited)
     }
 
     fn carry_forwarded(&self) {

@@ -169,7 +169,7 @@ impl<F: ClientFlow> Tunnel for Down<'_, F> {
         }
     }
 
-    fn is_drained(&self) -> bool {
-        self.client.is_drained()
+    fn is_drained(&self, waited: Duration) -> bool {
+        self.client.is_drained(waited)
     }
 }
