@@ -9,7 +9,7 @@ use crate::{
     errors::Failure,
     portal, say,
     up::{
-        Place, child,
+        Place, block, child,
         control::{self, Command},
         driver::System,
         lock::{self, Lock, Refusal},
@@ -30,6 +30,7 @@ pub(crate) struct Options {
 
 /// Runs the command.
 pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
+    block::open(&options.place.run_dir);
     let path = control::path(&options.place.run_dir, &options.name);
     let reply = control::ask(&path, Command::Down)
         .map_err(|error| Failure::file("asking the process that listens at", &path, &error))?;

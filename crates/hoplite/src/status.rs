@@ -8,10 +8,11 @@ use crate::{
     errors::Failure,
     say,
     up::{
+        block::seen,
         control::{self, Command},
         driver::System,
         firewall_count, session_runtime,
-        status::{self, State, Status},
+        status::{self, Status},
     },
 };
 
@@ -20,13 +21,17 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
     let path = control::path(&options.place.run_dir, &options.name);
     let reply = control::ask(&path, Command::Status)
         .map_err(|error| Failure::file("asking the process that listens at", &path, &error))?;
+    let seen = look(options)?;
     let mut value = match reply {
         Some(value) => value,
-        None => status::flat(&without_process(options)?),
+        None => status::flat(&seen),
     };
-    if let (Some(all), Some(blocked)) = (value.as_object_mut(), firewall_count()) {
-        let blocked = serde_json::to_value(blocked).unwrap_or_default();
-        all.insert("blocked".into(), blocked);
+    if let (Some(all), Value::Object(seen)) = (value.as_object_mut(), status::flat(&seen)) {
+        let what = ["firewall", "blocked"];
+        all.extend(
+            seen.into_iter()
+                .filter(|(key, _)| what.contains(&key.as_str())),
+        );
     }
     match json {
         true => say::json(&value),
@@ -34,18 +39,16 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
     }
 }
 
-fn without_process(options: &Options) -> Result<Status, Failure> {
-    let mut blocked = false;
+/// What anybody can see of it who may look.
+fn look(options: &Options) -> Result<Status, Failure> {
+    let mut status = Status::default();
     session_runtime(async {
         let system = System::new(&options.place.run_dir, &options.name, &[])?;
-        blocked = system.is_blocked().await;
+        status = seen(&system, &options.name).await;
         Ok(())
     })?;
-    Ok(Status {
-        state: if blocked { State::Blocked } else { State::Down },
-        name: options.name.clone(),
-        ..Status::default()
-    })
+    status.blocked = firewall_count();
+    Ok(status)
 }
 
 fn lines(value: Value) -> Vec<String> {

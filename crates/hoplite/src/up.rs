@@ -5,6 +5,7 @@
 //! What is done with packets (`mediator::tun`), what carries them (`masque`, `onion`).
 
 mod apart;
+pub(crate) mod block;
 mod carrier;
 pub(crate) mod child;
 pub(crate) mod control;
@@ -14,6 +15,7 @@ mod firewall;
 mod launch;
 pub(crate) mod lock;
 mod netlink;
+pub(crate) mod nftables;
 pub(crate) mod numbers;
 pub(crate) mod plan;
 mod probe;
@@ -44,7 +46,6 @@ use self::{
     plan::Wanted,
     session::Orders,
     status::Status,
-    taken::{Leave, Taken},
 };
 use crate::{
     config::{self, client::Client},
@@ -67,9 +68,13 @@ pub(crate) struct Options {
     /// When a signal ends it, leave everything blocked; only `hoplite down` opens.
     #[arg(long)]
     keep_block: bool,
-    /// Block everything, now and without a process; `hoplite up` takes over, `hoplite down` opens. For boot.
-    #[arg(long, conflicts_with_all = ["no_block", "foreground", "keep_block"])]
+    /// Block everything, now and without a process, even if the file is wrong; `hoplite up` takes over, `hoplite down` opens. For boot. With
+    /// `--foreground` the process stays, and blocks again what others open.
+    #[arg(long, conflicts_with_all = ["no_block", "keep_block"])]
     block_only: bool,
+    /// Go on where there is no nftables that works: routes alone block, and a program that binds to an interface goes round them.
+    #[arg(long, conflicts_with = "no_block")]
+    no_firewall: bool,
     /// Seconds to wait until traffic flows, before giving up.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     wait: u64,
@@ -163,11 +168,12 @@ pub(crate) fn work<G>(
 
 /// What was called by the user.
 fn start(options: &Options, json: bool) -> Result<(), Failure> {
+    if options.block_only {
+        rights()?;
+        return block(options, json);
+    }
     let client = load(options)?;
     rights()?;
-    if options.block_only {
-        return block(options, &client, json);
-    }
     client.warnings.iter().for_each(|it| warn!("{it}"));
     if options.foreground {
         return stay(options, |status| {
@@ -182,7 +188,6 @@ fn start(options: &Options, json: bool) -> Result<(), Failure> {
     tell(&status, json)
 }
 
-/// A missing file means the defaults, for those who only block.
 fn load(options: &Options) -> Result<Client, Failure> {
     match &options.config {
         Some(path) => config::client::load(path),
@@ -205,12 +210,15 @@ fn rights() -> Result<(), Failure> {
 fn take_lock(options: &Options) -> Result<Lock, Failure> {
     Lock::take(&options.place.run_dir, lock::DEVICE).map_err(|refusal| match refusal {
         Refusal::Failed(complaint) => complaint.into(),
-        Refusal::Held(pid) => {
-            let why = format!("it is up already (process {pid})");
-            let remedy = "see 'hoplite status', or 'hoplite down' first";
-            Failure::new("bringing the device up", why, remedy)
-        }
+        Refusal::Held(pid) => refused(pid),
     })
+}
+
+/// Another process has the lock.
+fn refused(pid: u32) -> Failure {
+    let why = format!("it is up already (process {pid})");
+    let remedy = "see 'hoplite status', or 'hoplite down' first";
+    Failure::new("bringing the device up", why, remedy)
 }
 
 /// The process that stays.
@@ -222,10 +230,16 @@ fn stay(
     rights()?;
     resources::raise_file_limit();
     let _lock = take_lock(options)?;
+    block::close(&options.place.run_dir);
+    if options.no_block {
+        nftables::Nftables::new(&options.place.run_dir).forget();
+    }
     session::on_one_thread(async {
         forget_portal(options).await;
+        let mut wanted = Wanted::from_config(&client.config, !options.no_block);
+        wanted.no_firewall = options.no_firewall;
         let orders = Orders {
-            wanted: Wanted::from_config(&client.config, !options.no_block),
+            wanted,
             client,
             run_dir: options.place.run_dir.clone(),
             keep_block: options.keep_block,
@@ -241,30 +255,19 @@ async fn forget_portal(options: &Options) {
     }
 }
 
-/// Blocks, and leaves.
-fn block(options: &Options, client: &Client, json: bool) -> Result<(), Failure> {
-    let _lock = take_lock(options)?;
-    let wanted = Wanted::from_config(&client.config, true);
-    session::on_one_thread(async {
-        forget_portal(options).await;
-        let run_dir = &options.place.run_dir;
-        let system = driver::System::new(run_dir, &wanted.name, &wanted.addresses)?;
-        let facts = system.facts(&wanted.resolvers).await;
-        let plan = plan::block(&wanted, &facts);
-        plan.warnings.iter().for_each(|it| warn!("{it}"));
-        let mut taken = Taken::take(system, &plan, facts.blocked).await?;
-        drop(taken.give_back(Leave::Block).await);
-        Ok(())
-    })?;
-    let status = Status {
-        state: status::State::Blocked,
-        name: wanted.name,
-        ..Status::default()
+/// Without a device.
+fn block(options: &Options, json: bool) -> Result<(), Failure> {
+    let block = block::Block {
+        config: options.config.clone(),
+        run_dir: options.place.run_dir.clone(),
+        no_firewall: options.no_firewall,
     };
-    match json {
-        true => say::json(&status::flat(&status)),
-        false => status.lines().iter().try_for_each(say::answer),
-    }
+    session::on_one_thread(async {
+        match options.foreground {
+            true => block.stay(json).await,
+            false => block.once(json).await,
+        }
+    })
 }
 
 /// One line about what is up now.

@@ -10,7 +10,8 @@ use std::{
 use super::{
     child,
     netlink::{self, Netlink},
-    numbers::FIREWALL,
+    nftables::{self, Held, Nftables, Standing},
+    numbers::{GROUPS, HELD},
     plan::{Facts, Step, Way},
     resolv::{self, ResolvConf},
     taken::Machine,
@@ -25,6 +26,9 @@ const VALID_MARK: &str = "/proc/sys/net/ipv4/conf/all/src_valid_mark";
 #[derive(Debug)]
 pub(crate) struct System {
     netlink: Netlink,
+    nftables: Nftables,
+    /// In a process that stays.
+    held: Option<Held>,
     conf: ResolvConf,
     name: String,
     addresses: Vec<IpAddr>,
@@ -59,6 +63,8 @@ impl System {
         })?;
         Ok(Self {
             netlink,
+            nftables: Nftables::new(run_dir),
+            held: None,
             conf: ResolvConf::system(run_dir),
             name: name.to_owned(),
             addresses: addresses.to_vec(),
@@ -68,6 +74,12 @@ impl System {
             before: 0,
             claimed: Vec::new(),
         })
+    }
+
+    /// For a process that stays.
+    pub(crate) fn staying(mut self) -> Self {
+        self.held = Some(Held::new(HELD));
+        self
     }
 
     /// What the machine has; we answer names at `ours`.
@@ -112,9 +124,15 @@ impl System {
         Ok(Found::All)
     }
 
-    /// Whether routes of ours block.
+    /// Whether routes of ours block, and rules lead to them.
     pub(crate) async fn is_blocked(&self) -> bool {
-        self.netlink.is_blocked().await.unwrap_or(false)
+        let (routes, rules) = (self.netlink.is_blocked(), self.netlink.leads());
+        routes.await.unwrap_or(false) && rules.await.unwrap_or(false)
+    }
+
+    /// What of the firewall stands.
+    pub(crate) fn firewall(&self) -> Standing {
+        self.nftables.look()
     }
 
     /// Whether resolv.conf is still ours.
@@ -134,7 +152,12 @@ impl System {
 
     async fn do_step(&mut self, step: &Step) -> io::Result<()> {
         match step {
-            Step::Firewall(text) => child::run("nft", &["-f", "-"], text).map(drop),
+            Step::Firewall(table, copy) => {
+                self.nftables.load(table, copy)?;
+                self.held.iter_mut().for_each(|held| held.hold(copy));
+                Ok(())
+            }
+            Step::Groups(text) => child::run("nft", &["-f", "-"], text).map(drop),
             Step::Unreachable(families) => self.netlink.block(families).await,
             Step::Rules(rules) => {
                 self.before = self.netlink.rules(rules).await?;
@@ -163,7 +186,11 @@ impl System {
 
     async fn undo_step(&mut self, step: &Step) -> io::Result<()> {
         match step {
-            Step::Firewall(_) => drop_firewall(),
+            Step::Firewall(..) => {
+                self.held.iter_mut().for_each(|held| held.hold(""));
+                self.nftables.remove()
+            }
+            Step::Groups(_) => nftables::remove(GROUPS),
             Step::Unreachable(_) => self.netlink.unroute(true).await,
             Step::Rules(_) => self.netlink.rules(&[]).await.map(drop),
             Step::ReversePath => self.forget_marks().await,
@@ -266,15 +293,6 @@ fn stay_silent(name: &str) {
     fs::write(setting, "1").unwrap_or_default();
 }
 
-/// Also where there is none, and where there is no nftables at all.
-fn drop_firewall() -> io::Result<()> {
-    if child::find("nft").is_none() || child::run("nft", &["list", "tables"], "").is_err() {
-        return Ok(());
-    }
-    let text = format!("table inet {FIREWALL} {{}}\ndelete table inet {FIREWALL}\n");
-    child::run("nft", &["-f", "-"], &text).map(drop)
-}
-
 fn complaint(step: &Step, error: &io::Error) -> Complaint {
     let remedy = match (step, error.kind()) {
         (_, io::ErrorKind::PermissionDenied) => "run as root, or with CAP_NET_ADMIN",
@@ -284,8 +302,9 @@ fn complaint(step: &Step, error: &io::Error) -> Complaint {
         (Step::Rules(_), io::ErrorKind::Other) => {
             "see `ip rule` and `ip -6 rule`: give the others' rules higher numbers"
         }
-        (Step::Firewall(_), _) => {
-            "see whether `nft list ruleset` works; without the program nft, routes alone block"
+        (Step::Firewall(..), _) => "see whether `nft list ruleset` works",
+        (Step::Groups(_), _) => {
+            "see that the groups in `exclude.cgroups` exist before it begins, or take them out"
         }
         _ => "see whether `ip` can do it by hand",
     };

@@ -9,7 +9,7 @@ use std::{
 use super::{
     child,
     netlink::Netlink,
-    plan::{Facts, Ipv6, Resolving},
+    plan::{Facts, Ipv6, Nft, Resolving},
     resolv::{self, ResolvConf},
 };
 
@@ -24,12 +24,20 @@ pub(super) async fn look(netlink: &Netlink, conf: &ResolvConf, ours: &[IpAddr]) 
     let resolving = resolving(conf);
     Facts {
         ipv6: ipv6(Path::new(SETTINGS)),
-        nft: child::run("nft", &["list", "tables"], "").is_ok(),
+        nft: nft(),
         reverse_path: checks_reverse_path(Path::new(SETTINGS)),
         servers: servers(conf, resolving, ours),
         resolving,
         asks_us: conf.is_ours(),
         blocked: netlink.is_blocked().await.unwrap_or(false),
+    }
+}
+
+fn nft() -> Nft {
+    match child::run("nft", &["list", "tables"], "") {
+        Ok(_) => Nft::Works,
+        Err(_) if child::find("nft").is_none() => Nft::Missing,
+        Err(error) => Nft::Fails(error.to_string()),
     }
 }
 

@@ -1,6 +1,11 @@
-//! The table of nftables that drops what would go past us: its text for `nft -f`. Used by `plan`.
+//! The tables of nftables that drop what would go past us: their text for `nft -f`. Used by `plan`; [`super::nftables`] loads them.
 //!
-//! One transaction: an older table is replaced without a moment between. It refers to the interface by name, so it stands before and after it.
+//! One transaction each: an older table is replaced without a moment between. They refer to the interface by name, so they stand before and
+//! after it. The table that drops names nothing that might not exist; control groups, which nft looks up when it loads them, have one of their
+//! own, so that a group that is not there yet opens nothing.
+//!
+//! What leaves is judged in the postrouting hook, where the interface is the one by which a packet really goes. In the output hook it is still
+//! the one of the first look at the routes, and rules of others may mark the packet and have it routed again.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,28 +13,64 @@ use ipnet::IpNet;
 
 use super::{
     child,
-    numbers::{FIREWALL, MARK},
+    numbers::{ARRIVED, FIREWALL, GROUPS, MARK},
     plan::{Facts, Wanted},
     status::Dropped,
 };
 
-/// Who is in reach when the local network is: what is never routed on the Internet.
-const LAN4: &str = "10.0.0.0/8, 169.254.0.0/16, 172.16.0.0/12, 192.168.0.0/16, 224.0.0.0/24, 239.0.0.0/8, 255.255.255.255";
-const LAN6: &str = "fc00::/7, fe80::/10, ff02::/16, ff05::/16";
+/// Who is in reach when the local network is, and has routes: private and link-local addresses (RFC 1918, RFC 3927, RFC 4193, RFC 4291).
+const LAN4: [&str; 4] = [
+    "10.0.0.0/8",
+    "169.254.0.0/16",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+];
+const LAN6: [&str; 2] = ["fc00::/7", "fe80::/10"];
 
-/// The text.
+/// Who is in reach then and needs no routes: groups that no router of the Internet's forwards (RFC 5771, RFC 2365, RFC 4291).
+const GROUPS4: &str = "224.0.0.0/24, 239.0.0.0/8, 255.255.255.255";
+const GROUPS6: &str = "ff02::/16, ff05::/16";
+
+/// The networks that are the local one wherever it is.
+pub(super) fn local_network() -> impl Iterator<Item = IpNet> {
+    let all = LAN4.into_iter().chain(LAN6);
+    all.filter_map(|network| network.parse().ok())
+}
+
+/// The text of the table that stays.
 pub(super) fn table(wanted: &Wanted, facts: &Facts) -> String {
     let mut lines = vec!["counter blocked {}".to_owned()];
-    if !wanted.past_cgroups.is_empty() {
-        lines.extend(cgroups(wanted));
-    }
     lines.extend(asking(wanted, facts));
     if facts.reverse_path {
         lines.extend(incoming(&wanted.name));
     }
-    lines.extend(output(wanted));
-    lines.extend(forward(wanted));
+    lines.extend(forward(wanted, "filter"));
+    lines.extend(postrouting(wanted, "filter"));
     replacing(FIREWALL, &lines)
+}
+
+/// What is in its copy, for the one who shall own it: what drops, after the other has. As one line: that is how it is read.
+pub(super) fn held(wanted: &Wanted) -> String {
+    let mut lines = vec!["flags owner;".to_owned(), "counter blocked {};".to_owned()];
+    for chain in [
+        forward(wanted, "filter + 1"),
+        postrouting(wanted, "filter + 1"),
+    ] {
+        lines.extend(
+            chain
+                .into_iter()
+                .map(|line| match line.ends_with(['{', ';']) {
+                    true => line,
+                    false => format!("{line};"),
+                }),
+        );
+    }
+    lines.join(" ")
+}
+
+/// The text of the table that stays and lets the excluded groups pass.
+pub(super) fn excluded_groups(wanted: &Wanted) -> String {
+    replacing(GROUPS, &cgroups(wanted))
 }
 
 /// One line that makes a table of this name, which does nothing but let the excluded groups pass, and goes with the process that made it (nft(8), `owner`).
@@ -113,29 +154,38 @@ fn asking(wanted: &Wanted, facts: &Facts) -> Vec<String> {
     lines
 }
 
-/// What comes in for us is checked by the way that our own packets take: by the main table.
+/// What comes in for us is checked by the way that our own packets take: by the main table. The mark is not theirs: answers may inherit it
+/// (net.ipv4.tcp_fwmark_accept, net.ipv4.fwmark_reflect, other people's CONNMARK), and are programs' traffic.
 fn incoming(name: &str) -> [String; 4] {
     [
         "chain incoming {".into(),
         "type filter hook prerouting priority raw; policy accept;".into(),
-        format!("iifname != {{ \"lo\", \"{name}\" }} fib daddr type local meta mark set {MARK:#x}"),
+        format!(
+            "iifname != {{ \"lo\", \"{name}\" }} fib daddr type local meta mark set {ARRIVED:#x}"
+        ),
         "}".into(),
     ]
 }
 
-fn output(wanted: &Wanted) -> Vec<String> {
+fn postrouting(wanted: &Wanted, priority: &str) -> Vec<String> {
     let name = &wanted.name;
     let mut lines = vec![
-        "chain output {".to_owned(),
-        "type filter hook output priority filter; policy accept;".into(),
+        "set nexthops { type ipv4_addr; flags dynamic,timeout; timeout 1s; size 256; };".to_owned(),
+        "chain postrouting {".to_owned(),
+        format!("type filter hook postrouting priority {priority}; policy accept;"),
+        // A path is never built through itself.
+        format!("oifname \"{name}\" meta mark {MARK:#x} counter name blocked drop"),
         format!("oifname {{ \"lo\", \"{name}\" }} accept"),
+        format!("iifname \"{name}\" accept"),
         format!("meta mark {MARK:#x} accept"),
-        "udp sport 68 udp dport 67 accept".into(),
-        "udp sport 546 udp dport 547 accept".into(),
+        "udp sport 546 udp dport 547 ip6 daddr { fe80::/10, ff02::1:2 } accept".into(),
         "icmpv6 type { nd-router-solicit, nd-neighbor-solicit, nd-neighbor-advert } ip6 hoplimit 255 accept".into(),
+        // Switches that listen to reports forward neighbour discovery's groups only to who is in them (RFC 4541 section 3).
+        "icmpv6 type { mld-listener-report, mld-listener-done, mld2-listener-report } ip6 daddr ff02::/16 ip6 hoplimit 1 accept".into(),
     ];
+    lines.extend(dhcp());
     if wanted.lan {
-        lines.extend(local_network());
+        lines.extend(reaching_local_network());
     }
     lines.extend(targets(&wanted.past_addresses).map(|to| format!("{to} accept")));
     lines.extend(
@@ -147,6 +197,16 @@ fn output(wanted: &Wanted) -> Vec<String> {
     lines.extend(dropped(wanted));
     lines.push("}".into());
     lines
+}
+
+/// To everybody on the link (RFC 2131 section 4.1), and to the server that a lease is renewed with, if it is on the link: then it is its own
+/// next hop. A server behind a router is found when the lease is rebound (section 4.4.5).
+fn dhcp() -> [String; 2] {
+    let asks = "udp sport 68 udp dport 67";
+    [
+        format!("{asks} update @nexthops {{ rt ip nexthop }}"),
+        format!("{asks} ip daddr @nexthops accept"),
+    ]
 }
 
 /// The rest; or, where only some traffic is taken, that.
@@ -168,16 +228,16 @@ fn dropped(wanted: &Wanted) -> Vec<String> {
 }
 
 /// Containers and virtual machines go through the interface, or not at all. They are nobody's programs here.
-fn forward(wanted: &Wanted) -> Vec<String> {
+fn forward(wanted: &Wanted, priority: &str) -> Vec<String> {
     let name = &wanted.name;
     let mut lines = vec![
         "chain forward {".to_owned(),
-        "type filter hook forward priority filter; policy accept;".into(),
+        format!("type filter hook forward priority {priority}; policy accept;"),
         format!("oifname \"{name}\" accept"),
         format!("iifname \"{name}\" accept"),
     ];
     if wanted.lan {
-        lines.extend(local_network());
+        lines.extend(reaching_local_network());
     }
     lines.extend(targets(&wanted.past_addresses).map(|to| format!("{to} accept")));
     if wanted.only_users.is_empty() {
@@ -188,11 +248,12 @@ fn forward(wanted: &Wanted) -> Vec<String> {
 }
 
 /// Names are asked for through us even so.
-fn local_network() -> [String; 3] {
+fn reaching_local_network() -> [String; 3] {
+    let (lan4, lan6) = (LAN4.join(", "), LAN6.join(", "));
     [
         "meta l4proto { tcp, udp } th dport { 53, 853 } counter name blocked drop".into(),
-        format!("ip daddr {{ {LAN4} }} accept"),
-        format!("ip6 daddr {{ {LAN6} }} accept"),
+        format!("ip daddr {{ {lan4}, {GROUPS4} }} accept"),
+        format!("ip6 daddr {{ {lan6}, {GROUPS6} }} accept"),
     ]
 }
 
@@ -224,13 +285,11 @@ mod tests {
     #[test]
     fn what_has_neither_our_mark_nor_our_interface_is_dropped_last() {
         let text = text(|_| ());
-        let output = chain(&text, "output");
-        assert_eq!(
-            output.first(),
-            Some(&"oifname { \"lo\", \"hoplite0\" } accept")
-        );
-        assert_eq!(output.last(), Some(&"counter name blocked drop"));
-        assert!(!text.contains("daddr") && !text.contains("skuid") && !text.contains("cgroup"));
+        let leaving = chain(&text, "postrouting");
+        let looping = "oifname \"hoplite0\" meta mark 0x686f6c counter name blocked drop";
+        assert_eq!(leaving.first(), Some(&looping));
+        assert_eq!(leaving.last(), Some(&"counter name blocked drop"));
+        assert!(!text.contains("skuid") && !text.contains("cgroup"));
         assert_eq!(
             chain(&text, "forward").last(),
             Some(&"counter name blocked drop")
@@ -240,9 +299,9 @@ mod tests {
     #[test]
     fn the_local_network_is_in_reach_if_asked_for_but_its_name_servers_are_not() {
         let text = text(|wanted| wanted.lan = true);
-        let output = chain(&text, "output");
-        let drops = output.iter().position(|line| line.contains("{ 53, 853 }"));
-        let accepts = output
+        let leaving = chain(&text, "postrouting");
+        let drops = leaving.iter().position(|line| line.contains("{ 53, 853 }"));
+        let accepts = leaving
             .iter()
             .position(|line| line.contains("192.168.0.0/16"));
         assert!(drops.expect("drops") < accepts.expect("accepts"));
@@ -255,7 +314,7 @@ mod tests {
             wanted.only_addresses = vec!["192.0.2.0/24".parse().expect("a network")];
         });
         let last = "meta skuid 7-9 ip daddr 192.0.2.0/24 counter name blocked drop";
-        assert_eq!(chain(&text, "output").last(), Some(&last));
+        assert_eq!(chain(&text, "postrouting").last(), Some(&last));
         assert!(
             !chain(&text, "forward")
                 .iter()

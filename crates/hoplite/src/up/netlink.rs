@@ -161,6 +161,13 @@ impl Netlink {
         Ok(families.iter().all(has))
     }
 
+    /// Whether rules of ours lead to our table.
+    pub(super) async fn leads(&self) -> io::Result<bool> {
+        let sorted = self.sorted_rules().await?;
+        let mut rules = sorted.ours.iter().filter_map(rules::read);
+        Ok(rules.any(|rule| rule.table == Some(TABLE)))
+    }
+
     async fn our_routes(&self) -> io::Result<Vec<RouteMessage>> {
         let mut found = Vec::new();
         for family in [Family::V4, Family::V6] {

@@ -3,6 +3,9 @@
 /// The mark of our own sockets' packets, and of those of excluded control groups.
 pub(crate) const MARK: u32 = 0x68_6f6c;
 
+/// The mark of packets that come in for this machine, where the kernel checks the way back. Answers that inherit it are nobody's of ours.
+pub(crate) const ARRIVED: u32 = 0x68_6f6d;
+
 /// Our routing table.
 pub(crate) const TABLE: u32 = 0x686f;
 
@@ -23,3 +26,12 @@ pub(crate) const BLOCKING: u32 = 0x7fff_ffff;
 
 /// Our table of nftables, in the family `inet`.
 pub(crate) const FIREWALL: &str = "hoplite";
+
+/// The copy of it that lives with the process that is up.
+pub(crate) const HELD: &str = "hoplite-held";
+
+/// The copy that lives with the process that only blocks.
+pub(crate) const KEPT: &str = "hoplite-kept";
+
+/// The table that marks the packets of excluded control groups.
+pub(crate) const GROUPS: &str = "hoplite-groups";

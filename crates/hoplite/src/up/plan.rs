@@ -11,7 +11,10 @@ use ipnet::IpNet;
 
 pub(crate) use self::rules::Rule;
 use super::firewall;
-use crate::config::client::takeover::{Cgroup, Users};
+use crate::{
+    config::client::takeover::{Cgroup, Users},
+    errors::Complaint,
+};
 
 /// What shall be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +31,8 @@ pub(crate) struct Wanted {
     pub(crate) pools: Vec<IpNet>,
     /// Whether traffic is blocked while we are not there.
     pub(crate) block: bool,
+    /// Whether routes alone may block.
+    pub(crate) no_firewall: bool,
     /// Whether names are taken over.
     pub(crate) dns: bool,
     /// Whether the local network is reached directly.
@@ -50,7 +55,7 @@ pub(crate) struct Facts {
     /// What of IPv6.
     pub(crate) ipv6: Ipv6,
     /// Whether there is an `nft` that works.
-    pub(crate) nft: bool,
+    pub(crate) nft: Nft,
     /// Whether some interface checks where packets come from.
     pub(crate) reverse_path: bool,
     /// How programs find out who resolves names.
@@ -61,6 +66,18 @@ pub(crate) struct Facts {
     pub(crate) blocked: bool,
     /// Whether the system already asks us for names: an earlier one left that, perhaps before a reboot.
     pub(crate) asks_us: bool,
+}
+
+/// Whether there is an `nft` that works.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Nft {
+    /// It does.
+    Works,
+    /// It is not installed.
+    #[default]
+    Missing,
+    /// It is, and said this.
+    Fails(String),
 }
 
 /// What of IPv6 there is.
@@ -101,8 +118,10 @@ pub(crate) enum Family {
 /// One change to the machine. Doing it twice is doing it once; undoing what is not there is nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The table of nftables with this text: what has neither our mark nor our interface is dropped.
-    Firewall(String),
+    /// The table of nftables with this text: what has neither our mark nor our interface is dropped. And its copy, for a process that stays.
+    Firewall(String, String),
+    /// The table of nftables with this text: packets of excluded control groups get our mark.
+    Groups(String),
     /// Routes in our table that say "unreachable" when no better one is there.
     Unreachable(Vec<Family>),
     /// Exactly these routing rules.
@@ -166,7 +185,11 @@ impl Step {
     #[cfg(test)]
     pub(crate) fn outlives(&self) -> bool {
         match self {
-            Self::Firewall(_) | Self::Unreachable(_) | Self::Rules(_) | Self::ReversePath => true,
+            Self::Firewall(..)
+            | Self::Groups(_)
+            | Self::Unreachable(_)
+            | Self::Rules(_)
+            | Self::ReversePath => true,
             Self::Names(way, _) => *way != Way::Resolved,
             Self::Device(..) | Self::Addresses(_) | Self::Routes(_) => false,
         }
@@ -176,14 +199,15 @@ impl Step {
     pub(crate) fn blocks(&self) -> bool {
         matches!(
             self,
-            Self::Firewall(_) | Self::Unreachable(_) | Self::Rules(_)
+            Self::Firewall(..) | Self::Groups(_) | Self::Unreachable(_) | Self::Rules(_)
         )
     }
 
     /// What it does, for messages.
     pub(crate) fn doing(&self) -> &'static str {
         match self {
-            Self::Firewall(_) => "blocking by nftables",
+            Self::Firewall(..) => "blocking by nftables",
+            Self::Groups(_) => "letting control groups pass by nftables",
             Self::Unreachable(_) => "setting the routes that block",
             Self::Rules(_) => "setting the routing rules",
             Self::ReversePath => "setting net.ipv4.conf.all.src_valid_mark",
@@ -248,9 +272,13 @@ pub(crate) fn plan(wanted: &Wanted, facts: &Facts) -> Plan {
 pub(crate) fn block(wanted: &Wanted, facts: &Facts) -> Plan {
     let mut plan = Plan::default();
     let seen = facts.ipv6.seen();
-    if wanted.block && facts.nft {
-        let text = firewall::table(wanted, facts);
-        plan.steps.push(Step::Firewall(text));
+    if wanted.block && facts.nft == Nft::Works {
+        let (table, held) = (firewall::table(wanted, facts), firewall::held(wanted));
+        plan.steps.push(Step::Firewall(table, held));
+        if !wanted.past_cgroups.is_empty() {
+            plan.steps
+                .push(Step::Groups(firewall::excluded_groups(wanted)));
+        }
     }
     if wanted.block {
         plan.steps.push(Step::Unreachable(seen.clone()));
@@ -266,14 +294,31 @@ pub(crate) fn block(wanted: &Wanted, facts: &Facts) -> Plan {
     plan
 }
 
+/// Why it must not be done: without nftables what binds to an interface goes round routes. That is for the user to accept, in so many words.
+pub(crate) fn refusal(wanted: &Wanted, facts: &Facts) -> Option<Complaint> {
+    let (why, remedy) = match &facts.nft {
+        _ if !wanted.block || wanted.no_firewall => return None,
+        Nft::Works => return None,
+        Nft::Missing => (
+            "there is no nftables, and a program that binds to an interface goes round routes",
+            "install nft, or let routes alone block with --no-firewall",
+        ),
+        Nft::Fails(why) => (
+            why.as_str(),
+            "see whether `nft list ruleset` works, or let routes alone block with --no-firewall",
+        ),
+    };
+    Some(Complaint::new("blocking by nftables", why, remedy))
+}
+
 fn warnings(wanted: &Wanted, facts: &Facts) -> Vec<String> {
     let mut warnings = Vec::new();
-    if wanted.block && !facts.nft {
+    if wanted.block && wanted.no_firewall && facts.nft != Nft::Works {
         warnings.push(
-            "there is no nftables: routes alone block, and a program that binds to an interface goes round them; install nft".into(),
+            "there is no firewall: routes alone block, and a program that binds to an interface goes round them; install nft".into(),
         );
     }
-    let has_firewall = wanted.block && facts.nft;
+    let has_firewall = wanted.block && facts.nft == Nft::Works;
     if !wanted.past_cgroups.is_empty() && !has_firewall {
         warnings.push("control groups are told apart by nftables only: none is excluded".into());
     }
@@ -316,7 +361,8 @@ fn answer(plan: &mut Plan, facts: &Facts) {
 pub(crate) fn remains() -> Vec<Step> {
     let both = vec![Family::V4, Family::V6];
     vec![
-        Step::Firewall(String::new()),
+        Step::Firewall(String::new(), String::new()),
+        Step::Groups(String::new()),
         Step::Unreachable(both),
         Step::Rules(Vec::new()),
         Step::ReversePath,

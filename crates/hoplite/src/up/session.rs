@@ -19,6 +19,7 @@ use super::{
     apart::{self, FromWorker, ToWorker, Worker},
     control::{Asked, Command, Control},
     driver::{Found, System},
+    nftables::{self, Standing},
     plan::{self, Facts, Plan, Wanted, Way},
     status::{Process, Report, State, Status, plain},
     taken::{Leave, Taken},
@@ -71,6 +72,8 @@ struct Session<'a> {
     control: Control,
     signals: Signals,
     kernel: Kernel,
+    /// Only where there is a firewall.
+    firewall: Option<nftables::Watch>,
     files: Option<Files>,
     /// Who waits for the worker to say how it is doing, and until when.
     asking: Vec<oneshot::Sender<serde_json::Value>>,
@@ -95,10 +98,13 @@ impl<'a> Session<'a> {
     /// Takes the machine. What was open before is open again if that fails.
     async fn begin(orders: &'a Orders, mut signals: Signals) -> Result<Self, Failure> {
         let wanted = &orders.wanted;
-        let system = System::new(&orders.run_dir, &wanted.name, &wanted.addresses)?;
+        let system = System::new(&orders.run_dir, &wanted.name, &wanted.addresses)?.staying();
         // Before the first look: what changes from now on is noticed.
         let mut kernel = watch(&wanted.name)?;
         let facts = system.facts(&wanted.resolvers).await;
+        if let Some(refusal) = plan::refusal(wanted, &facts) {
+            return Err(refusal.into());
+        }
         let files = watch_names(&system, &facts);
         let worker = start(orders, &facts, !facts.blocked && !facts.asks_us)?;
         prepared(orders, &worker, &mut signals).await?;
@@ -106,6 +112,8 @@ impl<'a> Session<'a> {
             .map_err(|error| Failure::file("listening in", &orders.run_dir, &error))?;
         let plan = plan::plan(wanted, &facts);
         plan.warnings.iter().for_each(|warning| warn!("{warning}"));
+        // Before there is anything to be changed.
+        let firewall = watch_firewall(&plan)?;
         let taken = Taken::take(system, &plan, facts.blocked).await?;
         kernel.follow(taken.machine().index());
         Ok(Self {
@@ -116,6 +124,7 @@ impl<'a> Session<'a> {
             signals,
             kernel,
             files,
+            firewall,
             asking: Vec::new(),
             patience: Instant::now(),
             since: None,
@@ -146,6 +155,10 @@ impl<'a> Session<'a> {
                         self.tell(&ToWorker::Look);
                     }
                     if meddled.ours { self.look().await } else { Found::All }
+                }
+                () = nftables::touched(&mut self.firewall) => {
+                    self.look_at_firewall().await;
+                    Found::All
                 }
                 () = changed(&mut self.files) => {
                     self.take_names_again().await;
@@ -268,6 +281,19 @@ impl<'a> Session<'a> {
         found
     }
 
+    /// Loads the firewall again, if somebody has flushed or changed it.
+    async fn look_at_firewall(&mut self) {
+        if self.taken.machine().firewall() == Standing::Stands {
+            return;
+        }
+        warn!("somebody removed or changed the firewall: it is made again");
+        let complaints = self.taken.block_again().await;
+        complaints.iter().for_each(|complaint| warn!("{complaint}"));
+        if let (false, Some(firewall)) = (complaints.is_empty(), &mut self.firewall) {
+            firewall.try_again();
+        }
+    }
+
     /// Makes the interface again, as often as it takes: whatever fails, it stays blocked until somebody ends it.
     async fn remake(&mut self) -> Result<(), End> {
         let mut pause = PAUSE;
@@ -376,7 +402,8 @@ impl<'a> Session<'a> {
             state: since.map_or(State::Starting, |_| State::Up),
             name: self.orders.wanted.name.clone(),
             process: Some(process),
-            // Who asks counts, so that nothing waits here meanwhile.
+            // Who asks looks and counts, so that nothing waits here meanwhile.
+            firewall: Standing::default(),
             blocked: None,
         }
     }
@@ -429,6 +456,15 @@ fn watch(name: &str) -> Result<Kernel, Complaint> {
 /// Where it is written who resolves names. Without inotify nobody notices; it works until then.
 fn watch_names(system: &System, facts: &Facts) -> Option<Files> {
     Files::watch(system.sources(facts)).ok()
+}
+
+fn watch_firewall(plan: &Plan) -> Result<Option<nftables::Watch>, Complaint> {
+    let is_there = |step: &plan::Step| matches!(step, plan::Step::Firewall(..));
+    let watch = plan.steps.iter().any(is_there).then(nftables::Watch::new);
+    watch.transpose().map_err(|error| {
+        let remedy = "run as root, or with CAP_NET_ADMIN";
+        Complaint::new("watching nftables", error, remedy)
+    })
 }
 
 async fn changed(files: &mut Option<Files>) {

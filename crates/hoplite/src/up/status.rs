@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::nftables::Standing;
+
 /// How the device is doing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Status {
@@ -15,6 +17,9 @@ pub(crate) struct Status {
     /// The process; there is none when it is blocked or down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) process: Option<Process>,
+    /// What of the firewall stands now.
+    #[serde(default)]
+    pub(crate) firewall: Standing,
     /// What was dropped because it would have gone past us; absent without nftables.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) blocked: Option<Dropped>,
@@ -30,6 +35,8 @@ pub(crate) enum State {
     Up,
     /// Nobody is there, and nothing passes.
     Blocked,
+    /// Nobody is there, and only a part of what blocks stands.
+    Partly,
     /// Traffic flows as if we had never been there.
     #[default]
     Down,
@@ -132,14 +139,34 @@ impl Status {
             State::Blocked => format!(
                 "{name} is not up, and all traffic is blocked: 'hoplite up' goes on, 'hoplite down' opens"
             ),
+            State::Partly => format!(
+                "{name} is not up, and only a part of what blocks stands: programs may get past; 'hoplite up --block-only' blocks, 'hoplite down' opens"
+            ),
             State::Down => format!("{name} is down: traffic flows past us"),
         }];
+        lines.extend(self.firewall_line());
         lines.extend(self.process.iter().flat_map(Process::lines));
         lines.extend(self.blocked.map(|blocked| {
             let Dropped { packets, octets } = blocked;
             format!("blocked since the block stands: {packets} packets, {octets} octets")
         }));
         lines
+    }
+}
+
+impl Status {
+    fn firewall_line(&self) -> Option<String> {
+        let blocks = self.process.as_ref().is_none_or(|process| process.block);
+        let what = match self.firewall {
+            _ if self.state == State::Down || !blocks => return None,
+            Standing::Stands => "stands",
+            Standing::Changed => "is not the one that was loaded: somebody changed it",
+            Standing::Gone => "is gone: what binds to an interface gets past",
+            Standing::Unknown => {
+                "cannot be looked at: there is no nft that works, or no right to ask it"
+            }
+        };
+        Some(format!("the firewall {what}"))
     }
 }
 
@@ -231,6 +258,7 @@ mod tests {
             state: State::Up,
             name: "hoplite0".into(),
             process: Some(process),
+            firewall: Standing::Stands,
             blocked: None,
         };
         let value = flat(&status);

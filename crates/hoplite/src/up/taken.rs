@@ -45,6 +45,28 @@ impl<M: Machine> Taken<M> {
         Ok(taken)
     }
 
+    /// Takes every step that can be taken, and keeps what it has; says what failed.
+    pub(crate) async fn take_all_it_can(machine: M, plan: &Plan) -> (Self, Vec<Complaint>) {
+        let done = plan.steps.clone();
+        let mut taken = Self { machine, done };
+        let complaints = taken.take_again(|_| true).await;
+        (taken, complaints)
+    }
+
+    /// Takes those again of the steps taken; one that fails does not keep the others from it.
+    async fn take_again(&mut self, which: impl Fn(&Step) -> bool) -> Vec<Complaint> {
+        let mut complaints = Vec::new();
+        for step in self.done.iter().filter(|step| which(step)) {
+            complaints.extend(self.machine.apply(step).await.err());
+        }
+        complaints
+    }
+
+    /// Makes again what blocks, after somebody has undone it; says what failed.
+    pub(crate) async fn block_again(&mut self) -> Vec<Complaint> {
+        self.take_again(Step::blocks).await
+    }
+
     /// Undoes what was taken, the last first; says what could not be undone.
     pub(crate) async fn give_back(&mut self, leave: Leave) -> Vec<Complaint> {
         let mut complaints = Vec::new();
@@ -90,6 +112,11 @@ impl<M: Machine> Taken<M> {
     /// The steps, in order.
     pub(crate) fn steps(&self) -> &[Step] {
         &self.done
+    }
+
+    /// Leaves everything as it is.
+    pub(crate) fn leave(self) -> M {
+        self.machine
     }
 
     /// What it is done to.

@@ -16,6 +16,7 @@ impl Wanted {
             resolvers: config.dns.resolvers.clone(),
             pools: vec![pools.ipv4.into(), pools.ipv6.into()],
             block,
+            no_firewall: false,
             dns: takeover.dns == Dns::Auto,
             lan: takeover.lan,
             past_addresses: exclude.addresses.clone(),

@@ -24,7 +24,7 @@ state() {
   ip route show table main
   ip route show table 26735 2> /dev/null || true
   ip -6 route show table 26735 2> /dev/null || true
-  nft list ruleset 2>&1 | sed 's/packets [0-9]* bytes [0-9]*//'; cat /etc/resolv.conf; ls -A /etc; ip -o link | cut -d: -f2
+  nft list ruleset 2> /dev/null | sed 's/packets [0-9]* bytes [0-9]*//' | sort; cat /etc/resolv.conf; ls -A /etc; ip -o link | cut -d: -f2
   cat /proc/sys/net/ipv4/conf/all/src_valid_mark
 }
 past() { ip route get 203.0.113.1 2>&1 || true; ip -6 route get 2001:db8:1::1 2>&1 || true; }
@@ -127,7 +127,7 @@ hole_closed() { if nft list table inet hoplite-portal 2> /dev/null; then return 
 closed() { hole_closed && ! [ -e "/proc/$program" ] && ! [ -e /sys/fs/cgroup/hoplite-portal ]; }
 "#;
 
-fn succeeds(script: &str) {
+pub(crate) fn succeeds(script: &str) {
     ends_well(&format!("{MACHINE}\n{script}"));
 }
 
@@ -619,7 +619,10 @@ for place in /usr/sbin /sbin /usr/bin /bin; do
   if [ -e "$place/nft" ]; then mount --bind /dev/null "$place/nft"; fi
 done
 if nft list tables; then exit 9; fi
-up 2> log || cat log
+if up 2> why; then exit 9; fi
+grep -q "there is no nftables" why
+state > after; diff before after
+up --no-firewall 2> log || cat log
 says up
 kill -9 "$(cat /run/hoplite/lock)"
 until_true says blocked
@@ -646,7 +649,10 @@ past | grep -q eth0
 ip route get 198.51.100.1 | grep -q hoplite0
 ip route get 198.51.100.1 uid 2500 | grep -q eth0
 ip route get 198.18.7.7 uid 2500 | grep -q hoplite0
-ip route get 192.0.2.9 | grep -q eth0
+ip route add 10.7.0.0/16 via 192.0.2.254
+ip route get 10.7.0.9 | grep -q eth0
+ip route get 10.8.0.9 | grep -q hoplite0
+ip route del 10.7.0.0/16
 kill -9 "$(cat /run/hoplite/lock)"
 until_true says blocked
 if ip route get 198.51.100.1; then exit 9; fi

@@ -1,5 +1,6 @@
 //! The program under test as a whole: what users, operators and scripts see of it.
 
+mod block;
 mod cli;
 mod client;
 mod common;

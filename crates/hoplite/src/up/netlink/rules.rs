@@ -33,7 +33,11 @@ pub(super) fn sort(all: Vec<RuleMessage>) -> Sorted {
     let protocol = RuleAttribute::Protocol(RouteProtocol::Other(PROTOCOL));
     let is_made_so = |message: &RuleMessage| message.attributes.contains(&protocol);
     let is_marked = |message: &RuleMessage| has(message, RuleAttribute::FwMark(MARK));
-    let anchors = all.iter().filter(|it| is_made_so(it) && is_marked(it));
+    // The first of the two rules of our mark.
+    let leads = |message: &RuleMessage| message.header.action == RuleAction::ToTable;
+    let anchors = all
+        .iter()
+        .filter(|it| is_made_so(it) && is_marked(it) && leads(it));
     let mut anchors: Vec<u32> = anchors.map(priority).collect();
     anchors.push(PRIORITY);
     let (ours, others) = all.into_iter().partition(|message| {
@@ -127,9 +131,7 @@ fn selectors(rule: &Rule) -> Vec<RuleAttribute> {
     if rule.dhcp {
         selectors.extend(dhcp(rule.family));
     }
-    if rule.not_default {
-        selectors.push(RuleAttribute::SuppressPrefixLen(0));
-    }
+    selectors.extend(rule.suppress.map(RuleAttribute::SuppressPrefixLen));
     selectors
 }
 
@@ -164,7 +166,7 @@ pub(super) fn read(message: &RuleMessage) -> Option<Rule> {
         to: None,
         users: None,
         dhcp: false,
-        not_default: false,
+        suppress: None,
         table: Some(u32::from(message.header.table)),
     };
     for attribute in &message.attributes {
@@ -189,7 +191,8 @@ fn take(rule: &mut Rule, attribute: &RuleAttribute, length: u8) -> Option<()> {
             });
         }
         RuleAttribute::IpProtocol(_) => rule.dhcp = true,
-        RuleAttribute::SuppressPrefixLen(0) => rule.not_default = true,
+        RuleAttribute::SuppressPrefixLen(u32::MAX) => {}
+        RuleAttribute::SuppressPrefixLen(length) => rule.suppress = Some(*length),
         RuleAttribute::Iifname(_) | RuleAttribute::Oifname(_) | RuleAttribute::Source(_) => {
             return None;
         }
@@ -217,7 +220,7 @@ mod tests {
             to: None,
             users: None,
             dhcp: false,
-            not_default: false,
+            suppress: None,
             table: Some(254),
         };
         let second = Rule {
@@ -278,7 +281,7 @@ mod tests {
             to: None,
             users: None,
             dhcp: false,
-            not_default: false,
+            suppress: None,
             table: Some(254),
         };
         let users = Users { first: 1, last: 2 };
@@ -304,7 +307,7 @@ mod tests {
                 ..plain.clone()
             },
             Rule {
-                not_default: true,
+                suppress: Some(7),
                 ..plain
             },
         ];

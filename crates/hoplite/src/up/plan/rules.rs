@@ -5,7 +5,10 @@ use ipnet::IpNet;
 use super::{Family, Wanted};
 use crate::{
     config::client::takeover::Users,
-    up::numbers::{MARK, PRIORITY, TABLE},
+    up::{
+        firewall::local_network,
+        numbers::{ARRIVED, MARK, PRIORITY, TABLE},
+    },
 };
 
 /// A routing rule. Two are the same when all of it is.
@@ -23,8 +26,8 @@ pub(crate) struct Rule {
     pub(crate) users: Option<Users>,
     /// It is DHCP's.
     pub(crate) dhcp: bool,
-    /// Default routes of the table do not count.
-    pub(crate) not_default: bool,
+    /// Routes of the table to prefixes of this length or shorter do not count.
+    pub(crate) suppress: Option<u32>,
     /// Which routes apply; none at all is the end of the way: unreachable.
     pub(crate) table: Option<u32>,
 }
@@ -32,7 +35,14 @@ pub(crate) struct Rule {
 /// The main table (rtnetlink(7)).
 pub(crate) const MAIN: u32 = 254;
 
-/// In order: our own sockets by the main table; what only we have by ours; what is excluded by the main table, the rest by ours.
+/// In order: our own sockets by the main table, or not at all; what only we have by our table; what is excluded by the main table, the rest
+/// by ours.
+///
+/// Our own sockets never go on to our table: while the uplink has no default route, what they send would come back to us, and a path would be
+/// built through itself.
+///
+/// The local network is what the main table has for private addresses, each block by routes to no more than that block: who hands out routes
+/// (DHCP's option 121, RFC 3442) may say where 10.1.0.0/16 is, and 0.0.0.0/1 of his takes nothing.
 ///
 /// IPv6 that is taken ends there, even if it finds no route of ours: a program that binds to another interface does not. IPv4 has no such
 /// rule. It would not stop that program, which the kernel then takes at its word, and nobody could set a default route any more: its gateway
@@ -45,7 +55,7 @@ pub(super) fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
         to: None,
         users: None,
         dhcp: false,
-        not_default: false,
+        suppress: None,
         table: Some(table),
     };
     let mut rules = vec![
@@ -54,34 +64,43 @@ pub(super) fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
             ..rule(0, MAIN)
         },
         Rule {
-            dhcp: true,
+            mark: Some(MARK),
+            table: None,
             ..rule(1, MAIN)
+        },
+        Rule {
+            mark: Some(ARRIVED),
+            ..rule(2, MAIN)
+        },
+        Rule {
+            dhcp: true,
+            ..rule(3, MAIN)
         },
     ];
     let pools = wanted.pools.iter().filter(|to| family.has(to));
     rules.extend(pools.map(|to| Rule {
         to: Some(*to),
-        ..rule(2, TABLE)
+        ..rule(4, TABLE)
     }));
     rules.extend(wanted.past_users.iter().map(|users| Rule {
         users: Some(*users),
-        ..rule(3, MAIN)
+        ..rule(5, MAIN)
     }));
     let past = wanted.past_addresses.iter().filter(|to| family.has(to));
     rules.extend(past.map(|to| Rule {
         to: Some(*to),
-        ..rule(4, MAIN)
+        ..rule(6, MAIN)
     }));
-    if wanted.lan {
-        rules.push(Rule {
-            not_default: true,
-            ..rule(5, MAIN)
-        });
-    }
+    let local = local_network().filter(|to| wanted.lan && family.has(to));
+    rules.extend(local.map(|to| Rule {
+        to: Some(to),
+        suppress: u32::from(to.prefix_len()).checked_sub(1),
+        ..rule(7, MAIN)
+    }));
     rules.extend(taken(wanted, family).map(|(users, to)| Rule {
         users,
         to,
-        ..rule(6, TABLE)
+        ..rule(8, TABLE)
     }));
     let ends = wanted.block && family == Family::V6;
     let ended = taken(wanted, family).filter(|_| ends);
@@ -89,7 +108,7 @@ pub(super) fn rules(wanted: &Wanted, family: Family) -> Vec<Rule> {
         users,
         to,
         table: None,
-        ..rule(7, TABLE)
+        ..rule(9, TABLE)
     }));
     rules
 }

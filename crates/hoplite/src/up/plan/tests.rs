@@ -35,7 +35,7 @@ impl Model {
     }
 
     fn fate(&self) -> Fate {
-        let is_filtered = self.stands(|step| matches!(step, Step::Firewall(_)));
+        let is_filtered = self.stands(|step| matches!(step, Step::Firewall(..)));
         let leads_in = self.stands(|step| matches!(step, Step::Routes(_)));
         let is_stopped = self.stands(|step| matches!(step, Step::Unreachable(_)));
         match self.stands(|step| matches!(step, Step::Rules(_))) {
@@ -94,6 +94,7 @@ fn wanted(block: bool) -> Wanted {
         resolvers: resolvers.map(parse).to_vec(),
         pools: vec!["198.18.0.0/15".parse().expect("a network")],
         block,
+        no_firewall: false,
         dns: true,
         lan: false,
         past_addresses: Vec::new(),
@@ -106,7 +107,7 @@ fn wanted(block: bool) -> Wanted {
 
 fn facts(nft: bool) -> Facts {
     Facts {
-        nft,
+        nft: if nft { Nft::Works } else { Nft::Missing },
         reverse_path: true,
         ..Facts::default()
     }
@@ -148,7 +149,11 @@ async fn once_the_block_stands_nothing_goes_past_until_it_is_given_back() {
             "{facts:?}"
         );
         assert!(model.fates.contains(&Fate::Through));
-        assert_eq!(first, if facts.nft { 0 } else { 1 }, "{facts:?}");
+        assert_eq!(
+            first,
+            if facts.nft == Nft::Works { 0 } else { 1 },
+            "{facts:?}"
+        );
         assert!(model.standing.is_empty(), "{:?}", model.standing);
     }
 }
@@ -285,8 +290,10 @@ fn our_own_sockets_and_what_is_excluded_come_before_what_is_taken() {
         before
             .iter()
             .filter(|rule| !pools(rule))
-            .all(|rule| rule.table == Some(MAIN))
+            .all(|rule| rule.table == Some(MAIN) || rule.mark == Some(MARK))
     );
+    let ends = v4.get(1).map(|rule| (rule.mark, rule.table));
+    assert_eq!(ends, Some((Some(MARK), None)), "never through ourselves");
     let pool = v4.iter().position(|rule| pools(&rule));
     let users = v4.iter().position(|rule| rule.users.is_some());
     assert!(pool < users, "temporary addresses are ours, whoever asks");
@@ -295,7 +302,8 @@ fn our_own_sockets_and_what_is_excluded_come_before_what_is_taken() {
         .iter()
         .filter(|rule| rule.family == Family::V6)
         .collect();
-    assert_eq!(v6.len(), v4.len() - 2 + 1, "the networks are of IPv4");
+    // Pools and targets, and the private networks that IPv6 has fewer of.
+    assert_eq!(v6.len(), v4.len() - 2 - 2 + 1, "the networks are of IPv4");
     let end = v6.last().map(|rule| (rule.table, rule.users, rule.to));
     assert_eq!(end, Some((None, None, None)), "nothing comes behind");
 }
@@ -377,13 +385,53 @@ fn servers_that_stay_in_a_read_only_file_are_answered_for() {
 }
 
 #[test]
-fn a_machine_without_nftables_is_told_what_that_means() {
-    let plan = plan(&wanted(true), &facts(false));
-    assert!(plan.warnings[0].contains("routes alone block"));
-    assert!(
-        !plan
-            .steps
-            .iter()
-            .any(|step| matches!(step, Step::Firewall(_)))
-    );
+fn without_nftables_it_is_refused_unless_routes_alone_may_block() {
+    let mut wanted = wanted(true);
+    let failing = Facts {
+        nft: Nft::Fails("nft: Operation not supported".into()),
+        ..facts(false)
+    };
+    assert_eq!(refusal(&wanted, &facts(true)), None);
+    for facts in [facts(false), failing] {
+        wanted.no_firewall = false;
+        assert!(refusal(&wanted, &facts).is_some());
+        wanted.no_firewall = true;
+        assert_eq!(refusal(&wanted, &facts), None);
+        let plan = plan(&wanted, &facts);
+        assert!(plan.warnings[0].contains("routes alone block"));
+        let filters = |step: &Step| matches!(step, Step::Firewall(..));
+        assert!(!plan.steps.iter().any(filters));
+    }
+    wanted.block = false;
+    wanted.no_firewall = false;
+    assert_eq!(refusal(&wanted, &facts(false)), None, "nothing is blocked");
+}
+
+#[tokio::test]
+async fn for_boot_whichever_step_fails_the_others_are_taken_and_stay() {
+    let mut wanted = wanted(true);
+    wanted.past_cgroups = vec!["absent.slice".parse().expect("a group")];
+    let plan = block(&wanted, &facts(true));
+    for step in 0..plan.steps.len() {
+        let mut model = Model {
+            fails_at: Some(step),
+            ..Model::default()
+        };
+        let (_, complaints) = Taken::take_all_it_can(&mut model, &plan).await;
+        assert_eq!(complaints.len(), 1);
+        assert_eq!(model.applied, plan.steps.len());
+        assert_eq!(model.fate(), Fate::Blocked);
+    }
+}
+
+#[test]
+fn the_table_that_drops_names_no_control_group() {
+    let mut wanted = wanted(true);
+    wanted.past_cgroups = vec!["absent.slice".parse().expect("a group")];
+    let steps = block(&wanted, &facts(true)).steps;
+    let Some(Step::Firewall(table, held)) = steps.first() else {
+        panic!("{steps:?}");
+    };
+    assert!(!table.contains("absent") && !held.contains("absent"));
+    assert!(matches!(steps.get(1), Some(Step::Groups(text)) if text.contains("absent.slice")));
 }

@@ -1,0 +1,287 @@
+//! `hoplite up --block-only`: nothing leaves, whatever else is wrong. For boot, before there is a network, and for the time without a device.
+//!
+//! It fails closed. A file that is missing or wrong counts as the defaults, which let nothing pass; a step that fails keeps no other from
+//! being taken; what was taken stays. What was wrong is said, and is the exit code if a step failed.
+//!
+//! With `--foreground` the process stays and blocks again when somebody flushed tables, routes or rules; while `hoplite up` runs, that is its
+//! business. Only `hoplite down` opens.
+
+use std::{
+    fs,
+    future::pending,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tracing::warn;
+
+use super::{
+    control,
+    driver::System,
+    launch,
+    lock::{self, Lock, Refusal},
+    nftables::{self, Held, Nftables, Standing},
+    numbers::KEPT,
+    plan::{self, Wanted},
+    refused,
+    status::{self, State, Status},
+    taken::{Leave, Taken},
+    watch::{Files, Kernel},
+};
+use crate::{
+    config::client::{self, Config},
+    errors::{Complaint, Failure},
+    portal, say,
+    signals::{Asked, Signals},
+};
+
+/// How long to wait when something failed.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How often to look whether who is up has ended without a word. Mostly he is seen to go.
+const BUSY: Duration = Duration::from_secs(5);
+
+/// What was asked for.
+#[derive(Debug)]
+pub(super) struct Block {
+    pub(super) config: Option<PathBuf>,
+    pub(super) run_dir: PathBuf,
+    pub(super) no_firewall: bool,
+}
+
+/// What came of it.
+struct Stood {
+    status: Status,
+    /// Steps that failed.
+    failed: Vec<Complaint>,
+}
+
+impl Block {
+    /// Blocks, and leaves.
+    pub(super) async fn once(&self, json: bool) -> Result<(), Failure> {
+        close(&self.run_dir);
+        let stood = self.stand().await?;
+        tell(&stood.status, json)?;
+        let failed = stood.failed.into_iter().next();
+        failed.map_or(Ok(()), |failed| Err(failed.into()))
+    }
+
+    /// Blocks, and sees that it stays so until a signal comes; then it is left as it is.
+    pub(super) async fn stay(&self, json: bool) -> Result<(), Failure> {
+        let mut signals = Signals::listen()?;
+        close(&self.run_dir);
+        let (wanted, _) = self.wanted();
+        let mut watches = Watches::new(&self.run_dir, &wanted.name)?;
+        let mut held = Held::new(KEPT);
+        let mut due = self.look_again(&wanted, &mut held).await;
+        if !is_open(&self.run_dir) {
+            let system = System::new(&self.run_dir, &wanted.name, &wanted.addresses)?;
+            tell(&seen(&system, &wanted.name).await, json)?;
+        }
+        launch::notify();
+        loop {
+            tokio::select! {
+                () = watches.somebody_did_something(due) => {}
+                asked = signals.next() => match asked {
+                    Asked::Stop => {
+                        // What was opened a moment ago would stay so.
+                        self.look_again(&wanted, &mut held).await;
+                        return Ok(());
+                    }
+                    Asked::Reload => self.again(&mut held).await.map_or((), drop),
+                },
+            }
+            due = self.look_again(&wanted, &mut held).await;
+        }
+    }
+
+    /// Blocks again, if something is missing and that is for this process to do; when to look again if nothing happens.
+    async fn look_again(&self, wanted: &Wanted, held: &mut Held) -> Option<Duration> {
+        let nftables = Nftables::new(&self.run_dir);
+        if is_open(&self.run_dir) {
+            held.hold("");
+            return None;
+        }
+        if let Err(Refusal::Held(_)) = Lock::take(&self.run_dir, lock::DEVICE) {
+            // Whoever is up sees to it, with a firewall of his own.
+            held.hold(&nftables.copy());
+            return Some(BUSY);
+        }
+        let status = match System::new(&self.run_dir, &wanted.name, &wanted.addresses) {
+            Ok(system) => seen(&system, &wanted.name).await,
+            Err(_) => Status::default(),
+        };
+        if status.state != State::Blocked {
+            return self.again(held).await;
+        }
+        held.hold(&nftables.copy());
+        // An nft that failed may work later.
+        (status.firewall == Standing::Unknown && !self.no_firewall).then_some(BUSY)
+    }
+
+    /// Blocks, and holds what of it can be held; when to try again.
+    async fn again(&self, held: &mut Held) -> Option<Duration> {
+        match self.stand().await {
+            Ok(stood) => {
+                // Only now that the new table stands may the old one's copy go.
+                held.hold(&Nftables::new(&self.run_dir).copy());
+                (!stood.failed.is_empty()).then_some(PAUSE)
+            }
+            Err(failure) => {
+                say::remark(failure.to_string());
+                Some(PAUSE)
+            }
+        }
+    }
+
+    /// Takes all steps that can be taken; fails if another process is up, or if nothing can be done at all.
+    async fn stand(&self) -> Result<Stood, Failure> {
+        let _lock = match Lock::take(&self.run_dir, lock::DEVICE) {
+            Ok(lock) => Some(lock),
+            Err(Refusal::Held(pid)) => return Err(refused(pid)),
+            // Nobody else can have it either.
+            Err(Refusal::Failed(complaint)) => {
+                say::remark(complaint.to_string());
+                None
+            }
+        };
+        // What a killed portal has left does not pass any more.
+        if let Err(complaint) = portal::forget(&self.run_dir).await {
+            say::remark(complaint.to_string());
+        }
+        let (wanted, wrong) = self.wanted();
+        let system = System::new(&self.run_dir, &wanted.name, &wanted.addresses)?;
+        let facts = system.facts(&wanted.resolvers).await;
+        let plan = plan::block(&wanted, &facts);
+        let (mut taken, failed) = Taken::take_all_it_can(system, &plan).await;
+        let failed: Vec<_> = plan::refusal(&wanted, &facts)
+            .into_iter()
+            .chain(failed)
+            .collect();
+        taken
+            .give_back(Leave::Block)
+            .await
+            .iter()
+            .for_each(|it| say::remark(it.to_string()));
+        plan.warnings.iter().for_each(|it| warn!("{it}"));
+        wrong
+            .iter()
+            .chain(&failed)
+            .for_each(|it| say::remark(it.to_string()));
+        let system = taken.leave();
+        let status = seen(&system, &wanted.name).await;
+        Ok(Stood { status, failed })
+    }
+
+    /// As the file has it; or, if it cannot be read, with nothing that passes. And what is wrong with it.
+    fn wanted(&self) -> (Wanted, Vec<Complaint>) {
+        let loaded = self.config.as_deref().map(client::load).transpose();
+        let (mut wanted, wrong) = match loaded {
+            Ok(Some(client)) => (Wanted::from_config(&client.config, true), Vec::new()),
+            Ok(None) => (Wanted::from_config(&Config::default(), true), Vec::new()),
+            Err(failure) => {
+                let mut wrong = failure.complaints();
+                let why = "the file cannot be used";
+                let remedy = "everything is blocked, also what it lets pass; correct it";
+                wrong.push(Complaint::new("blocking", why, remedy));
+                (Wanted::from_config(&Config::default(), true), wrong)
+            }
+        };
+        wanted.no_firewall = self.no_firewall;
+        (wanted, wrong)
+    }
+}
+
+/// What may happen to the block.
+struct Watches {
+    /// Where there is no nftables there is nothing to be seen of it.
+    tables: Option<nftables::Watch>,
+    kernel: Kernel,
+    /// Who comes up listens there.
+    socket: Option<Files>,
+}
+
+impl Watches {
+    fn new(run_dir: &Path, name: &str) -> Result<Self, Failure> {
+        let remedy = "the kernel must have netlink, and the sandbox AF_NETLINK";
+        let failed = |error| Failure::new("watching routes", error, remedy);
+        Ok(Self {
+            tables: nftables::Watch::new().ok(),
+            kernel: Kernel::watch(name).map_err(failed)?,
+            socket: Files::watch(vec![control::path(run_dir, name)]).ok(),
+        })
+    }
+
+    /// Waits for something that may have opened a part of it, or until it is due anyway.
+    async fn somebody_did_something(&mut self, due: Option<Duration>) {
+        let again = async {
+            match due {
+                Some(due) => tokio::time::sleep(due).await,
+                None => pending().await,
+            }
+        };
+        let came_or_went = async {
+            match &mut self.socket {
+                Some(socket) => socket.changed().await,
+                None => pending().await,
+            }
+        };
+        let opened = async {
+            loop {
+                let meddled = self.kernel.meddled().await;
+                if meddled.ours {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = again => {}
+            () = nftables::touched(&mut self.tables) => {}
+            () = opened => {}
+            () = came_or_went => {}
+        }
+    }
+}
+
+/// What stands, looked at.
+pub(crate) async fn seen(system: &System, name: &str) -> Status {
+    let (routes, firewall) = (system.is_blocked().await, system.firewall());
+    let state = match (routes, firewall) {
+        (true, Standing::Stands | Standing::Unknown) => State::Blocked,
+        (false, Standing::Gone | Standing::Unknown) => State::Down,
+        _ => State::Partly,
+    };
+    Status {
+        state,
+        name: name.to_owned(),
+        firewall,
+        ..Status::default()
+    }
+}
+
+fn tell(status: &Status, json: bool) -> Result<(), Failure> {
+    match json {
+        true => say::json(&status::flat(status)),
+        false => status.lines().iter().try_for_each(say::answer),
+    }
+}
+
+/// There while somebody wants it open.
+fn mark(run_dir: &Path) -> PathBuf {
+    run_dir.join("open")
+}
+
+/// From now on nobody who stays blocks again.
+pub(crate) fn open(run_dir: &Path) {
+    // Without the directory nobody stays who would look there.
+    fs::write(mark(run_dir), "").unwrap_or_default();
+}
+
+/// From now on it is blocked again when somebody opens a part of it.
+pub(super) fn close(run_dir: &Path) {
+    fs::remove_file(mark(run_dir)).unwrap_or_default();
+}
+
+fn is_open(run_dir: &Path) -> bool {
+    mark(run_dir).exists()
+}

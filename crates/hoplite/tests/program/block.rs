@@ -1,0 +1,591 @@
+//! What leaves the machine while it is blocked: the firewall's and the routes' real text, in namespaces, against programs that try every way,
+//! with a capture on the link. The machine is that of [`super::device`]; the link's far end lies in a namespace of its own, where a relay and
+//! targets answer, so that who gets out is answered.
+
+use super::device::succeeds;
+
+/// `world`: the far end, with a router, targets and room for a relay. `talkers` send all the time, bound to the interface and not. `left`
+/// prints every frame that came from this machine since the last time and that it may not send.
+const WORLD: &str = r#"
+for tool in nft tcpdump python3 setpriv; do
+  command -v "$tool" > /dev/null || { echo "$tool is not installed" >&2; exit 9; }
+done
+printf '%s:x:0:0::/:/bin/sh\n' root tcpdump > /etc/passwd
+mkdir -p /run/netns
+ip netns add world
+ip link set far0 netns world
+in_world() { ip netns exec world "$@"; }
+in_world ip link set lo up
+for address in 192.0.2.254/24 10.0.0.254/24; do in_world ip address add "$address" dev far0; done
+for address in 203.0.113.1/32 203.0.113.5/32 10.9.9.9/32; do in_world ip address add "$address" dev lo; done
+in_world ip -6 address add 2001:db8::fe/64 dev far0 nodad
+in_world ip -6 address add 2001:db8:1::1/128 dev lo nodad
+in_world ip link set far0 up
+in_world sysctl -qw net.ipv4.ip_forward=1
+until_true ping -c 1 -W 1 203.0.113.1 > /dev/null
+until_true ping -c 1 -W 1 2001:db8:1::1 > /dev/null
+ours=$(ip -o link show eth0 | grep -o 'ether [0-9a-f:]*' | cut -d' ' -f2)
+in_world tcpdump -i far0 -n -l -U --immediate-mode -w frames.pcap "ether src $ours" 2> tcpdump.log &
+until_true grep -q listening tcpdump.log
+: > seen
+
+cat > talk.py <<'END'
+import os, socket, struct, sys, time
+BIND = socket.SO_BINDTODEVICE
+def quietly(what):
+    try:
+        what()
+    except OSError:
+        pass
+def udp(family, to, bound):
+    s = socket.socket(family, socket.SOCK_DGRAM)
+    if bound:
+        s.setsockopt(socket.SOL_SOCKET, BIND, b"eth0")
+    quietly(lambda: s.sendto(b"stranger", (to, 9)))
+    s.close()
+def tcp(family, to):
+    s = socket.socket(family, socket.SOCK_STREAM)
+    s.setblocking(False)
+    s.setsockopt(socket.SOL_SOCKET, BIND, b"eth0")
+    quietly(lambda: s.connect((to, 80)))
+    s.close()
+def multicast():
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    quietly(lambda: s.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("192.0.2.1")))
+    quietly(lambda: s.sendto(b"stranger", ("224.0.0.251", 5353)))
+    s.close()
+until = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < until:
+    for bound in (True, False):
+        udp(socket.AF_INET, "203.0.113.1", bound)
+        udp(socket.AF_INET6, "2001:db8:1::1", bound)
+        udp(socket.AF_INET, "192.0.2.254", bound)
+    tcp(socket.AF_INET, "203.0.113.1")
+    tcp(socket.AF_INET6, "2001:db8:1::1")
+    multicast()
+    open("rounds", "a").write("x")
+    time.sleep(0.001)
+END
+talk() { python3 talk.py "$1"; }
+talking() { : > rounds; python3 talk.py 600 & talker=$!; until_true test -s rounds; }
+# They have gone round once more.
+rounds() { n=$(wc -c < rounds); until_true sh -c "[ \$(wc -c < rounds) -gt $((n + ${1:-20})) ]"; }
+silence() { kill "$talker"; wait "$talker" || true; }
+
+cat > marked.py <<'END'
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, 0x686f6c)
+s.sendto(b"marked %s" % sys.argv[1].encode(), ("192.0.2.254", 7))
+END
+# Frames as text, one a line, but ARP, neighbour discovery and reports of multicast listeners, and what `allowed` says.
+frames() {
+  tcpdump -n -t -r frames.pcap 'not arp and not (icmp6 and (ip6[40] >= 133 and ip6[40] <= 136)) and not (ip6[6] = 0 and ip6[48] = 143)' 2> /dev/null |
+    grep -v '> 192.0.2.254.7: ' || true
+}
+allowed='^$'
+left() {
+  # Once a later frame is there, none is missing.
+  mark=$((${mark:-0} + 1)); python3 marked.py "$mark"
+  until_true sh -c "tcpdump -n -A -r frames.pcap 'udp port 7' 2> /dev/null | grep -q 'marked $mark\$'"
+  frames > now
+  tail -n +$(($(wc -l < seen) + 1)) now | grep -v "$allowed" | sort | uniq -c | head -n 20 > strangers || true
+  cp now seen
+  cat strangers
+}
+nothing_left() { left; if [ -s strangers ]; then echo "it left: $1" >&2; cat strangers >&2; exit 9; fi; }
+talk 0.1; left > /dev/null
+grep -q 203.0.113.1 strangers && grep -q 2001:db8:1::1 strangers && grep -q 224.0.0.251 strangers
+is_firewalled() { "$HOPLITE" status --json | grep -q '"firewall":"stands"'; }
+state > before
+"#;
+
+fn nothing_leaves(script: &str) {
+    succeeds(&format!("{WORLD}\n{script}"));
+}
+
+#[test]
+fn nothing_leaves_while_somebody_flushes_nftables_and_status_says_when_it_is_gone() {
+    nothing_leaves(
+        r#"
+relay
+up
+left > /dev/null
+talking
+for what in 'flush ruleset' 'delete table inet hoplite' 'flush table inet hoplite' 'insert rule inet hoplite postrouting accept' \
+    'add table inet hoplite { flags dormant; }' 'flush ruleset' 'flush ruleset'; do
+  rounds
+  nft $what
+  until_true is_firewalled
+  rounds
+  nothing_left "$what"
+done
+kill -9 "$(cat /run/hoplite/lock)"
+until_true says blocked
+rounds
+nothing_left "the process killed"
+silence
+nft flush ruleset
+says partly
+"$HOPLITE" status | grep -q "the firewall is gone"
+"$HOPLITE" down
+state > after; diff before after
+"#,
+    );
+}
+
+#[test]
+fn nothing_leaves_at_boot_while_somebody_flushes_nftables_rules_and_routes() {
+    nothing_leaves(
+        r#"
+"$HOPLITE" up --block-only --foreground > said &
+block=$!
+until_true is_firewalled
+says blocked
+left > /dev/null
+talking
+for what in 'nft flush ruleset' 'ip rule flush table 26735' 'ip route flush table 26735' 'nft flush ruleset'; do
+  rounds
+  $what
+  until_true says blocked
+  rounds
+  nothing_left "$what"
+done
+relay
+up --keep-block
+says up
+nft flush ruleset
+until_true is_firewalled
+rounds
+kill -9 "$(cat /run/hoplite/lock)"
+until_true says blocked
+until_true nft list table inet hoplite-kept > /dev/null
+nft flush ruleset
+until_true says blocked
+rounds
+nothing_left "up, killed, and flushed"
+silence
+kill -TERM $block
+wait $block
+says blocked
+"$HOPLITE" down
+state > after; diff before after
+"#,
+    );
+}
+
+#[test]
+fn a_file_that_is_missing_or_wrong_blocks_everything_at_boot_and_is_told() {
+    nothing_leaves(
+        r#"
+printf '[takeover]\nlan = true\nexclude.addresses = ["203.0.113.0/24"]\n' > lenient.toml
+cp lenient.toml wrong.toml; echo 'nonsense = 7' >> wrong.toml
+for file in missing.toml wrong.toml; do
+  "$HOPLITE" up --block-only --config "$file" 2> why
+  grep -q "$file" why
+  says blocked
+  left > /dev/null
+  talk 0.1
+  nothing_left "$file"
+  "$HOPLITE" down
+done
+mkdir -p blocked; mount -t tmpfs -o ro tmpfs blocked
+"$HOPLITE" up --block-only --run-dir blocked/no 2> why
+grep -q "blocked/no" why
+talk 0.1
+nothing_left "no directory to run in"
+"$HOPLITE" down
+state > after; diff before after
+"#,
+    );
+}
+
+#[test]
+fn an_excluded_control_group_that_does_not_exist_yet_opens_nothing_at_boot() {
+    nothing_leaves(
+        r#"
+mount -t cgroup2 none /sys/fs/cgroup || exit 0
+relay
+printf '[takeover]\nexclude.cgroups = ["absent.slice/it.service"]\n' >> client.toml
+if "$HOPLITE" up --block-only --config client.toml 2> why; then exit 9; fi
+cat why >&2; grep -q "control groups" why
+says blocked
+talk 0.1
+nothing_left "no such group"
+if up 2> why; then exit 9; fi
+grep -q "control groups" why
+says blocked
+nothing_left "no such group, up"
+"$HOPLITE" down
+state > after; diff before after
+"#,
+    );
+}
+
+#[test]
+fn where_nft_fails_routes_block_at_boot_and_up_is_refused() {
+    nothing_leaves(
+        r#"
+relay
+printf '#!/bin/sh\necho it is broken >&2; exit 1\n' > nft; chmod 755 nft
+real=$(readlink -f "$(command -v nft)")
+mount --bind nft "$real"
+if "$HOPLITE" up --block-only 2> why; then exit 9; fi
+grep -q "it is broken" why
+is_blocked
+if up 2> why; then exit 9; fi
+grep -q "it is broken" why
+is_blocked
+umount "$real"
+"$HOPLITE" down
+state > after; diff before after
+"#,
+    );
+}
+
+#[test]
+fn our_own_sockets_do_not_come_back_through_the_interface_while_the_uplink_has_no_default_route() {
+    nothing_leaves(
+        r#"
+"$HOPLITE" keygen --out identity > keygen.txt
+grep -o 'sha256:[^"[:space:]]*' keygen.txt | head -n 1 > pin
+printf 'listen = ["203.0.113.5:4433"]\nidentity = "identity"\n[auth]\nopen = true\n' > relay.toml
+ip netns exec world "$HOPLITE" relay --config relay.toml 2> relay.log &
+relay=$!
+config 203.0.113.5:4433 > client.toml
+up
+tcpdump -i hoplite0 -n -l -U --immediate-mode -w loop.pcap 2> loop.log &
+until_true grep -q listening loop.log
+cat > dial.py <<'END'
+import errno, socket, subprocess
+def dial(to):
+    s = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, 0x686f6c)
+    s.setblocking(False)
+    return s, s.connect_ex((to, 443))
+# One that is under way when the route goes, and goes on with SYNs; one that begins without.
+under_way, error = dial("198.51.100.9")
+assert error == errno.EINPROGRESS, error
+subprocess.check_call("ip route del default; ip -6 route del default", shell=True)
+_, error = dial("203.0.113.5")
+assert error == errno.ENETUNREACH or error == errno.EHOSTUNREACH, error
+# A router that is bound to nothing sends as well as it can: the firewall has the last word.
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, 0x686f6c)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"hoplite0")
+try:
+    s.sendto(b"through ourselves", ("203.0.113.5", 4433))
+    raise SystemExit("a marked datagram went into the interface")
+except OSError as e:
+    assert e.errno in (errno.EPERM, errno.ENETUNREACH, errno.EHOSTUNREACH), e
+# TCP's first SYN is sent again after a second and after three: RFC 6298.
+under_way.settimeout(4)
+try:
+    under_way.recv(1)
+except OSError:
+    pass
+END
+# QUIC is dropped from now on, so that the process dials by TLS.
+ip netns exec world nft 'add table ip no; add chain ip no in { type filter hook input priority 0; }; add rule ip no in udp dport 4433 drop'
+kill -9 $relay
+ip netns exec world "$HOPLITE" relay --config relay.toml 2> relay.log &
+python3 dial.py
+"$HOPLITE" status --json | grep -q '"state":"up"'
+ip route add default via 192.0.2.254
+ip -6 route add default via 2001:db8::fe
+flows() { curl -s --max-time 2 --noproxy '*' http://203.0.113.5:1/ 2>&1 | cat; "$HOPLITE" status --json | grep -q '"connected":true'; }
+until_true flows
+tcpdump -n -r loop.pcap 'dst host 203.0.113.5 and dst port 4433 or dst host 198.51.100.9' > looped 2> /dev/null
+cat looped >&2
+[ ! -s looped ]
+"$HOPLITE" down
+"#,
+    );
+}
+
+#[test]
+fn routes_that_a_network_hands_out_let_nothing_past_whether_the_local_network_is_in_reach_or_not() {
+    nothing_leaves(
+        r#"
+relay
+# Option 121 (RFC 3442) as an attacker uses it: everything, in halves; one target; and a private network.
+for to in 0.0.0.0/1 128.0.0.0/1 203.0.113.1/32 10.9.0.0/16; do ip route add "$to" via 192.0.2.254; done
+ip -6 route add 2000::/4 via 2001:db8::fe
+state > before
+cp client.toml off.toml
+(cat client.toml; printf '[takeover]\nlan = true\n') > on.toml
+for file in off.toml on.toml; do
+  "$HOPLITE" up --config "$file"
+  for to in 203.0.113.1 198.51.100.1 2001:db8:1::1 10.200.0.1 172.16.9.9; do ip route get "$to" | grep -q hoplite0; done
+  left > /dev/null
+  # Multicast on the link and the link itself are the local network's.
+  allowed='^$'; if [ "$file" = on.toml ]; then allowed='> 224.0.0.251'; fi
+  talking; rounds 50; nft flush ruleset; until_true is_firewalled; rounds 50; silence
+  nothing_left "$file"
+  "$HOPLITE" down
+  left > /dev/null
+done
+"$HOPLITE" up --config on.toml
+ip route get 10.9.9.9 | grep -q eth0
+ping -c 1 -W 2 10.9.9.9
+"$HOPLITE" down
+state > after; diff before after
+"#,
+    );
+}
+
+/// What other programs do to a machine: their rules and tables, written by hand.
+const NEIGHBOURS: &str = r#"
+sysctl -qw net.ipv4.ip_forward=1
+# Docker: a bridge with a guest, masquerading, a chain of its own in the forward hook.
+ip netns add guest
+ip link add docker0 type bridge
+ip link add veth0 type veth peer name eth0 netns guest
+ip link set veth0 master docker0 up
+ip address add 172.17.0.1/16 dev docker0
+ip link set docker0 up
+ip -n guest address add 172.17.0.2/16 dev eth0
+ip -n guest link set eth0 up
+ip -n guest route add default via 172.17.0.1
+docker() { nft -f - <<END
+table ip nat {
+  chain POSTROUTING { type nat hook postrouting priority srcnat; policy accept; ip saddr 172.17.0.0/16 oifname != "docker0" masquerade; }
+}
+table ip filter {
+  chain DOCKER-USER { return; }
+  chain FORWARD {
+    type filter hook forward priority filter; policy drop;
+    jump DOCKER-USER
+    oifname "docker0" ct state established,related accept
+    iifname "docker0" accept
+  }
+}
+END
+}
+# Tailscale: rules with lower numbers, a mark that means "past the tunnel", and a route into an interface of its own.
+tailscale() {
+  ip link add tailscale0 type veth peer name tailscale1; ip link set tailscale1 up
+  ip address add 100.64.0.7/32 dev tailscale0
+  ip link set tailscale0 up
+  ip route add 100.64.0.0/10 dev tailscale0 table 52
+  ip rule add pref 5210 fwmark 0x80000/0xff0000 table main
+  ip rule add pref 5230 fwmark 0x80000/0xff0000 table default
+  ip rule add pref 5250 fwmark 0x80000/0xff0000 unreachable
+  ip rule add pref 5270 table 52
+  nft -f - <<END
+table ip mangle {
+  chain OUTPUT { type route hook output priority mangle; policy accept; udp dport 9 meta mark set meta mark & 0xff00ffff | 0x80000; }
+}
+table ip6 mangle {
+  chain OUTPUT { type route hook output priority mangle; policy accept; udp dport 9 meta mark set meta mark & 0xff00ffff | 0x80000; }
+}
+END
+  ip -6 rule add pref 5210 fwmark 0x80000/0xff0000 table main
+}
+# wg-quick: everything that has not its mark by its table; the mark saved with the connection and restored.
+wireguard() {
+  ip link add wg0 type veth peer name wg1; ip link set wg1 up
+  ip address add 10.66.0.2/32 dev wg0
+  ip link set wg0 up
+  ip route add default dev wg0 table 51820
+  ip rule add pref 32764 not fwmark 51820 table 51820
+  ip rule add pref 32763 table main suppress_prefixlength 0
+  nft -f - <<END
+table ip wg-quick-wg0 {
+  chain preraw { type filter hook prerouting priority raw; policy accept; iifname != "wg0" ip daddr 10.66.0.2 fib saddr type != local drop; }
+  chain premangle { type filter hook prerouting priority mangle; policy accept; meta l4proto udp meta mark set ct mark; }
+  chain postmangle { type filter hook postrouting priority mangle; policy accept; meta l4proto udp meta mark 51820 ct mark set meta mark; }
+}
+END
+}
+firewalld() { nft -f - <<END
+table inet firewalld
+delete table inet firewalld
+table inet firewalld {
+  chain mangle_PREROUTING { type filter hook prerouting priority mangle + 10; policy accept; }
+  chain filter_OUTPUT { type filter hook output priority filter + 10; policy accept; ct state { established, related } accept; oifname "lo" accept; accept; }
+  chain filter_FORWARD { type filter hook forward priority filter + 10; policy accept; accept; }
+}
+END
+}
+guest() { ip netns exec guest python3 -c '
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for _ in range(20):
+    s.sendto(b"guest", ("203.0.113.1", 9))
+'; }
+"#;
+
+#[test]
+fn rules_and_tables_of_docker_tailscale_wireguard_and_firewalld_let_nothing_past() {
+    let script = r#"
+relay
+docker
+guest
+left > /dev/null
+grep -q 203.0.113.1 strangers
+up
+tailscale; wireguard; firewalld
+left > /dev/null
+talking
+for what in docker firewalld 'nft flush ruleset' docker firewalld 'ip rule show'; do
+  guest
+  rounds
+  $what > /dev/null
+  until_true is_firewalled
+  rounds
+  nothing_left "$what"
+done
+kill -9 "$(cat /run/hoplite/lock)"
+until_true says blocked
+guest
+rounds
+nothing_left "killed"
+silence
+"$HOPLITE" down
+# And so that the checks above can fail:
+talk 0.1; guest; left > /dev/null
+grep -q 203.0.113.1 strangers
+"#;
+    nothing_leaves(&format!("{NEIGHBOURS}\n{script}"));
+}
+
+#[test]
+fn a_bridged_guest_is_a_machine_of_its_own_and_the_host_behind_the_same_bridge_is_blocked() {
+    nothing_leaves(
+        r#"
+ip netns add guest
+ip link add br0 type bridge
+# Where br_netfilter is there, it would hand what is bridged to the firewall (and it would be dropped).
+for family in ip ip6; do sysctl -qw net.bridge.bridge-nf-call-${family}tables=0 2> /dev/null || true; done
+ip link add veth0 type veth peer name eth0 netns guest
+ip link set veth0 master br0 up
+ip address flush dev eth0
+ip link set eth0 master br0
+ip link set br0 address "$ours"
+ip address add 192.0.2.1/24 dev br0
+ip -6 address add 2001:db8::1/64 dev br0 nodad
+ip link set br0 up
+ip route replace default via 192.0.2.254
+ip -6 route replace default via 2001:db8::fe
+ip -n guest address add 192.0.2.77/24 dev eth0
+ip -n guest link set eth0 up
+ip -n guest route add default via 192.0.2.254
+sed -i s/eth0/br0/ talk.py
+talk 0.1
+left > /dev/null
+grep -q 203.0.113.1 strangers
+relay
+up
+left > /dev/null
+talking; rounds 50; silence
+nothing_left "the host"
+# docs/device.md says so: what a bridge forwards is no packet of this machine's.
+until_true ip netns exec guest ping -c 1 -W 1 203.0.113.1 > /dev/null
+nothing_left "the host, the guest talking"
+"$HOPLITE" down
+"#,
+    );
+}
+
+#[test]
+fn dhcp_reaches_who_is_on_the_link_and_nobody_behind_a_router() {
+    nothing_leaves(
+        r#"
+cat > dhcp.py <<'END'
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+if sys.argv[2:]:
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0")
+s.bind(("", 68))
+try:
+    s.sendto(b"lease", (sys.argv[1], 67))
+except OSError as e:
+    print(e)
+END
+relay
+up
+left > /dev/null
+for to in 203.0.113.1 10.9.9.9; do
+  python3 dhcp.py $to; python3 dhcp.py $to bound
+done
+nothing_left "DHCP to who is not on the link"
+python3 dhcp.py 255.255.255.255 bound
+python3 dhcp.py 192.0.2.254 bound
+python3 dhcp.py 192.0.2.254
+left > /dev/null
+grep -q '255.255.255.255.67' strangers
+grep -q '2 .* 192.0.2.254.67' strangers
+"$HOPLITE" down
+"#,
+    );
+}
+
+#[test]
+fn switches_hear_which_neighbour_discovery_groups_this_machine_listens_to() {
+    nothing_leaves(
+        r#"
+relay
+up
+cat > join.py <<'END'
+import socket, struct
+s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+where = socket.if_nametoindex("eth0")
+s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, socket.inet_pton(socket.AF_INET6, "ff02::1:ff00:7777") + struct.pack("@I", where))
+import time
+time.sleep(20)
+END
+python3 join.py &
+joined=$!
+heard() { tcpdump -n -vv -r frames.pcap 'ip6[6] = 0 and ip6[48] = 143' 2> /dev/null | grep -q 'ff02::1:ff00:7777'; }
+until_true heard
+kill $joined
+nothing_left "reports of listeners"
+"$HOPLITE" down
+"#,
+    );
+}
+
+#[test]
+fn answers_that_inherit_the_mark_of_what_came_in_do_not_leave() {
+    nothing_leaves(
+        r#"
+sysctl -qw net.ipv4.conf.all.rp_filter=1 net.ipv4.conf.eth0.rp_filter=1 net.ipv4.tcp_fwmark_accept=1 net.ipv4.fwmark_reflect=1 net.ipv6.fwmark_reflect=1
+python3 -c 'import socket, time
+s = socket.create_server(("", 22))
+time.sleep(600)' &
+listener=$!
+poke() { in_world python3 -c '
+import socket
+for port in (22, 23):
+    s = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    s.settimeout(0.5)
+    try:
+        s.connect(("192.0.2.1", port))
+        print("answered")
+    except ConnectionRefusedError:
+        print("refused")
+    except OSError:
+        pass
+'; in_world ping -c 1 -W 1 192.0.2.1 || true; }
+until_true sh -c 'ss -ltn | grep -q :22'
+poke | grep -q answered
+relay
+up
+# Somebody else's table saves marks with connections and restores them.
+nft -f - <<END
+table ip saves {
+  chain in { type filter hook prerouting priority mangle; policy accept; ct mark set meta mark; }
+  chain out { type route hook output priority mangle; policy accept; meta mark 0 meta mark set ct mark; }
+}
+END
+left > /dev/null
+poke > poked
+if grep -E 'answered|refused| 1 received' poked; then exit 9; fi
+nothing_left "an answer"
+kill $listener
+"$HOPLITE" down
+"#,
+    );
+}
