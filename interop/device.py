@@ -215,8 +215,13 @@ class Watch:
         return [f for f in self.since() if f[6:12] == self.device.mac]
 
 
+# What a link says about itself, with the hop limit that keeps it there (RFC 4861 sections 4.1 to 4.4; RFC 3810 section 5.2, RFC 2710 section 3): router and
+# neighbour solicitation, neighbour advertisement; reports of multicast listeners, to groups of the link.
+DISCOVERY, REPORTS = (133, 135, 136), (131, 132, 143)
+
+
 def describe(frame):
-    """(protocol, destination, port) of a frame; None for what a link says about itself: ARP, neighbour discovery, multicast listeners."""
+    """(protocol, destination, port) of a frame; None for what a link says about itself: ARP, neighbour discovery, reports of multicast listeners."""
     kind = frame[12:14]
     if kind == b"\x08\x00":
         start, protocol, destination = 14 + 4 * (frame[14] & 15), frame[23], frame[30:34]
@@ -224,7 +229,10 @@ def describe(frame):
             return protocol, socket.inet_ntoa(destination), "fragment"
     elif kind == b"\x86\xdd":
         start, protocol, destination = 54, frame[20], frame[38:54]
-        if protocol == 0 and frame[62:63] == b"\x8f" or protocol == 58 and 130 <= frame[54] <= 143:
+        if protocol == 58 and frame[54] in DISCOVERY and frame[21] == 255:
+            return None
+        # A hop-by-hop header of eight octets with the router alert comes before.
+        if protocol == 0 and frame[54] == 58 and frame[62] in REPORTS and frame[21] == 1 and destination[:2] == b"\xff\x02":
             return None
     else:
         return None if kind == b"\x08\x06" else (f"ethertype {kind.hex()}", frame[0:6].hex(), 0)

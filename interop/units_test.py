@@ -14,7 +14,7 @@ import sys
 import time
 
 from common import HERE, HOPLITE, TOKEN, Checks, Missing, sha256, wait_for
-from device import Watch, describe, strangers
+from device import PROGRAMS, Watch, describe, strangers
 from netns import RELAY_PORT, Host, NetLab, usable as netns_usable
 from servers import payload
 
@@ -226,10 +226,48 @@ def relay_unit(checks, lab):
 # --- the device --------------------------------------------------------------------------------------------------------------------------------
 
 
+# As Debian has it: whatever stood before is flushed when it starts, when it is reloaded and when it stops, at shutdown as well.
+NFTABLES = """[Unit]
+Description=nftables
+Wants=network-pre.target
+Before=network-pre.target shutdown.target
+Conflicts=shutdown.target
+DefaultDependencies=no
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/sbin/nft -f /etc/nftables.conf
+ExecReload=/usr/sbin/nft -f /etc/nftables.conf
+ExecStop=/usr/sbin/nft flush ruleset
+[Install]
+WantedBy=sysinit.target
+"""
+RULES = """#!/usr/sbin/nft -f
+flush ruleset
+table inet filter { chain output { type filter hook output priority filter; policy accept; }; }
+"""
+
+
 class Session:
     def __init__(self, checks, lab):
         self.checks, self.lab, self.device, self.relay = checks, lab, lab.client, lab.relays[0]
         self.watch = Watch(lab.client)
+        # Not one of the machine's processes: it talks from before its systemd begins to after its end.
+        self.chatter = lab.client.run("chatter", [sys.executable, PROGRAMS, "chatter", "eth0", lab.client.v4, lab.client.v6, lab.target.v4, lab.target.v6,
+                                                  "10.77.1.1", lab.resolver])
+
+    def status(self):
+        lines = self.device.call("/usr/local/bin/hoplite", "status", "--json").stdout.decode().splitlines()
+        return json.loads(lines[-1]) if lines else {}
+
+    def firewalled(self, name):
+        """The firewall is there, as it was loaded, or will be at once."""
+        try:
+            wait_for("the firewall", lambda: self.status().get("firewall") == "stands", 10)
+        except TimeoutError:
+            pass
+        told = self.status()
+        self.checks.check(f"{name}: status says that the firewall {told.get('firewall')}", told.get("firewall") == "stands", told)
 
     def state(self, name):
         """All that left the device since the last state was for the relay."""
@@ -269,17 +307,34 @@ def booted(session):
     device, checks = session.device, session.checks
     etc = device.place / "etc/hoplite"
     etc.mkdir()
-    (etc / "client.toml").write_text(device_config(session.lab))
-    device.install(["hoplite-block.service", "hoplite-device.service"], {"hoplite-block.service": "sysinit.target", "hoplite-device.service": "multi-user.target"})
+    # The administrator made a mistake in a file that lets much pass.
+    (etc / "client.toml").write_text(device_config(session.lab) + f'[takeover]\nlan = true\nexclude.addresses = ["{session.lab.target.v4}/32"]\nnonsense = 7\n')
+    (device.place / "etc/systemd/system/nftables.service").write_text(NFTABLES)
+    (device.place / "etc/nftables.conf").write_text(RULES)
+    device.install(["hoplite-block.service", "hoplite-device.service"],
+                   {"nftables.service": "sysinit.target", "hoplite-block.service": "sysinit.target", "hoplite-device.service": "multi-user.target"})
     checks.check("before: programs reach the target", device.fetches(f"http://{session.lab.target.v4}/bytes/{SIZE}"))
     session.watch.since()
     device.boot()
     took = device.becomes("hoplite-block", "active", 20)
     checks.check(f"boot: it is blocked ({took or 0:.1f} s)", took is not None, device.log("hoplite-block"))
     before = [device.show(unit, "ActiveEnterTimestampMonotonic") for unit in ("hoplite-block", "network-pre.target")]
-    checks.check("boot: before anybody may set up the network", "0" != before[0] and (before[1] == "0" or int(before[0]) <= int(before[1])), before)
+    checks.check("boot: before anybody may set up the network", "0" != before[0] and int(before[0]) <= int(before[1]), before)
+    order = [device.show("nftables", "ActiveEnterTimestampMonotonic"), device.show("hoplite-block", "ExecMainStartTimestampMonotonic")]
+    checks.check("boot: after nftables.service has flushed what was there", "0" != order[0] and int(order[0]) <= int(order[1]), order)
+    session.watch.since()
+    session.blocked("boot, a wrong file")
+    session.state("boot, a wrong file")
+    log = device.log("hoplite-block")
+    checks.check("boot, a wrong file: the log names it", "client.toml" in log and "nonsense" in log, log)
+    (etc / "client.toml").write_text(device_config(session.lab))
+    subprocess.run(["cp", etc / "client.toml", f"/proc/{device.pid}/root/etc/hoplite/client.toml"], check=True)
+    device.systemctl("reload", "hoplite-block")
     session.blocked("boot, no relay")
-    told = json.loads(device.call("/usr/local/bin/hoplite", "status", "--json").stdout.decode().splitlines()[-1])
+    for _ in range(3):
+        device.systemctl("reload", "nftables")
+        session.firewalled("boot, no relay, nftables.service reloaded")
+    told = session.status()
     checks.check(f"boot, no relay: status says {told.get('state')}", told.get("state") in ("blocked", "starting"), told)
     session.state("boot, no relay")
     session.relay.systemctl("start", "hoplite-relay")
@@ -292,6 +347,15 @@ def booted(session):
     none = all(int(worker.get(which, "-1"), 16) == 0 for which in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"))
     checks.check("up: the process that reads the network is nobody and has no right", none and set(worker.get("Uid", "0").split()) == {"65534"} and worker.get("NoNewPrivs") == "1", worker)
     session.state("up")
+
+
+def flushed(session):
+    """nftables.service reloaded, stopped and started while it is up."""
+    for verb in ("reload", "stop", "start", "restart"):
+        session.device.systemctl(verb, "nftables")
+        session.firewalled(f"up, nftables.service: {verb}")
+    session.checks.check("up, nftables.service: traffic flows", session.device.fetches(f"http://target.test/bytes/{SIZE}"))
+    session.state("up, nftables.service reloaded, stopped, started")
 
 
 def crashed(session):
@@ -324,6 +388,9 @@ def stopped(session):
     device.systemctl("stop", "hoplite-device")
     checks.check("stop: it ends well", device.show("hoplite-device", "Result") == "success", device.log("hoplite-device"))
     session.blocked("stop")
+    for verb in ("reload", "restart"):
+        device.systemctl(verb, "nftables")
+        session.firewalled(f"stop, nftables.service: {verb}")
     session.state("stop")
     device.systemctl("start", "hoplite-device")
     session.up("start again", 20)
@@ -333,12 +400,32 @@ def stopped(session):
     checks.check("hoplite-block stopped: so is the device", states == ["inactive", "inactive"], states)
     checks.check("hoplite-block stopped: programs reach the target by themselves", device.fetches(f"http://{session.lab.target.v4}/bytes/{SIZE}"),
                  device.log("hoplite-block"))
-    left = device.call("sh", "-c", "nft list tables; ip rule | grep 2672; ip -6 rule | grep 2672; ip link show hoplite0 2>/dev/null").stdout.decode()
+    left = device.call("sh", "-c", "nft list tables | grep hoplite; ip rule | grep 2672; ip -6 rule | grep 2672; ip link show hoplite0 2>/dev/null").stdout.decode()
     checks.check("hoplite-block stopped: nothing is left", not left, left)
     resolv = device.call("cat", "/etc/resolv.conf").stdout.decode()
     checks.check("hoplite-block stopped: resolv.conf is the old one", resolv == f"nameserver {session.lab.resolver}\n", resolv)
     kinds = {describe(frame) for frame in session.watch.outgoing()} - {None}
     checks.check("hoplite-block stopped: and the capture shows it", any(kind[1] == session.lab.target.v4 for kind in kinds), kinds)
+
+
+def shut_down(session):
+    """The machine is shut down: blocked until its last process is gone, and nobody opens after that."""
+    device, checks = session.device, session.checks
+    for unit in ("hoplite-block", "hoplite-device"):
+        device.systemctl("start", unit)
+    session.up("before the shutdown", 20)
+    session.watch.since()
+    device.systemctl("poweroff", "--no-block")
+    try:
+        wait_for("the machine's end", lambda: not device.process.alive(), 90)
+    except TimeoutError as e:
+        return checks.check("shutdown: the machine ends", False, e)
+    # The talker goes on.
+    time.sleep(1)
+    session.state("shutdown")
+    device.pid = None
+    tables = device.call("nft", "list", "tables").stdout.decode()
+    return checks.check("shutdown: the firewall is there to the end", "table inet hoplite\n" in tables, tables)
 
 
 def verified(checks):
@@ -363,7 +450,7 @@ def main():
         lab.start_targets()
         relay_unit(checks, lab)
         session = Session(checks, lab)
-        for part in (booted, crashed, upgraded, stopped):
+        for part in (booted, flushed, crashed, upgraded, stopped, shut_down):
             began = time.monotonic()
             part(session)
             print(f"     ({part.__name__}: {time.monotonic() - began:.0f} s)", flush=True)
