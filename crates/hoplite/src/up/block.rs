@@ -1,7 +1,7 @@
 //! `hoplite up --block-only`: nothing leaves, whatever else is wrong. For boot, before there is a network, and for the time without a device.
 //!
 //! It fails closed. A file that is missing or wrong counts as the defaults, which let nothing pass; a step that fails keeps no other from
-//! being taken; what was taken stays. What was wrong is said, and is the exit code if a step failed.
+//! being taken; what was taken stays. What was wrong is said, and is the exit code if not all of the block stands.
 //!
 //! With `--foreground` the process stays and blocks again when somebody flushed tables, routes or rules; while `hoplite up` runs, that is its
 //! business. Only `hoplite down` opens.
@@ -52,8 +52,8 @@ pub(super) struct Block {
 /// What came of it.
 struct Stood {
     status: Status,
-    /// Steps that failed.
-    failed: Vec<Complaint>,
+    /// Why it is not all that it should be: exclusions that fail only block more.
+    failed: Option<Complaint>,
 }
 
 impl Block {
@@ -62,8 +62,7 @@ impl Block {
         close(&self.run_dir);
         let stood = self.stand().await?;
         tell(&stood.status, json)?;
-        let failed = stood.failed.into_iter().next();
-        failed.map_or(Ok(()), |failed| Err(failed.into()))
+        stood.failed.map_or(Ok(()), |failed| Err(failed.into()))
     }
 
     /// Blocks, and sees that it stays so until a signal comes; then it is left as it is.
@@ -125,7 +124,7 @@ impl Block {
             Ok(stood) => {
                 // Only now that the new table stands may the old one's copy go.
                 held.hold(&Nftables::new(&self.run_dir).copy());
-                (!stood.failed.is_empty()).then_some(PAUSE)
+                stood.failed.map(|_| PAUSE)
             }
             Err(failure) => {
                 say::remark(failure.to_string());
@@ -153,11 +152,16 @@ impl Block {
         let system = System::new(&self.run_dir, &wanted.name, &wanted.addresses)?;
         let facts = system.facts(&wanted.resolvers).await;
         let plan = plan::block(&wanted, &facts);
-        let (mut taken, failed) = Taken::take_all_it_can(system, &plan).await;
-        let failed: Vec<_> = plan::refusal(&wanted, &facts)
-            .into_iter()
-            .chain(failed)
-            .collect();
+        let refusal = plan::refusal(&wanted, &facts);
+        let (mut taken, mut failed) = Taken::take_all_it_can(system, &plan).await;
+        let stands = seen(taken.machine(), &wanted.name).await.state == State::Blocked;
+        if refusal.is_none() && !stands {
+            // What the file lets pass may be what is not taken.
+            let plan = plan::block(&self.nothing_passes(), &facts);
+            let (again, more) = Taken::take_all_it_can(taken.leave(), &plan).await;
+            taken = again;
+            failed.extend(more);
+        }
         taken
             .give_back(Leave::Block)
             .await
@@ -166,11 +170,24 @@ impl Block {
         plan.warnings.iter().for_each(|it| warn!("{it}"));
         wrong
             .iter()
+            .chain(&refusal)
             .chain(&failed)
             .for_each(|it| say::remark(it.to_string()));
         let system = taken.leave();
         let status = seen(&system, &wanted.name).await;
+        let failed = failed
+            .into_iter()
+            .next()
+            .filter(|_| status.state != State::Blocked);
+        let failed = refusal.or(failed);
         Ok(Stood { status, failed })
+    }
+
+    /// What is blocked whatever the file says.
+    fn nothing_passes(&self) -> Wanted {
+        let mut wanted = Wanted::from_config(&Config::default(), true);
+        wanted.no_firewall = self.no_firewall;
+        wanted
     }
 
     /// As the file has it; or, if it cannot be read, with nothing that passes. And what is wrong with it.
@@ -178,13 +195,13 @@ impl Block {
         let loaded = self.config.as_deref().map(client::load).transpose();
         let (mut wanted, wrong) = match loaded {
             Ok(Some(client)) => (Wanted::from_config(&client.config, true), Vec::new()),
-            Ok(None) => (Wanted::from_config(&Config::default(), true), Vec::new()),
+            Ok(None) => (self.nothing_passes(), Vec::new()),
             Err(failure) => {
                 let mut wrong = failure.complaints();
                 let why = "the file cannot be used";
                 let remedy = "everything is blocked, also what it lets pass; correct it";
                 wrong.push(Complaint::new("blocking", why, remedy));
-                (Wanted::from_config(&Config::default(), true), wrong)
+                (self.nothing_passes(), wrong)
             }
         };
         wanted.no_firewall = self.no_firewall;

@@ -207,7 +207,7 @@ fn an_excluded_control_group_that_does_not_exist_yet_opens_nothing_at_boot() {
 mount -t cgroup2 none /sys/fs/cgroup || exit 0
 relay
 printf '[takeover]\nexclude.cgroups = ["absent.slice/it.service"]\n' >> client.toml
-if "$HOPLITE" up --block-only --config client.toml 2> why; then exit 9; fi
+"$HOPLITE" up --block-only --config client.toml 2> why
 cat why >&2; grep -q "control groups" why
 says blocked
 talk 0.1
@@ -237,6 +237,35 @@ if up 2> why; then exit 9; fi
 grep -q "it is broken" why
 is_blocked
 umount "$real"
+"$HOPLITE" down
+state > after; diff before after
+"#,
+    );
+}
+
+#[test]
+fn a_firewall_that_nft_does_not_take_is_replaced_at_boot_by_one_that_lets_nothing_pass() {
+    nothing_leaves(
+        r#"
+relay
+printf '[takeover]\nexclude.addresses = ["203.0.113.0/24"]\n' >> client.toml
+real=$(readlink -f "$(command -v nft)")
+cp "$real" nft-real
+cat > nft <<END
+#!/bin/sh
+if [ "\$1" != -f ]; then exec $TEMP/nft-real "\$@"; fi
+cat > $TEMP/given
+if grep -q 203.0.113 $TEMP/given; then echo "not that" >&2; exit 1; fi
+exec $TEMP/nft-real -f $TEMP/given
+END
+chmod 755 nft
+mount --bind nft "$real"
+"$HOPLITE" up --block-only --config client.toml 2> why
+grep -q "not that" why
+says blocked
+left > /dev/null
+talk 0.1
+nothing_left "a firewall that nft did not take"
 "$HOPLITE" down
 state > after; diff before after
 "#,
