@@ -26,7 +26,7 @@ use hoplite_overlay::{Error, ErrorKind};
 use hoplite_wire::message::RequestHead;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{Mutex, mpsc, watch},
+    sync::{Mutex, Semaphore, mpsc, watch},
 };
 
 use self::{
@@ -161,6 +161,8 @@ struct Inner {
     /// The server takes no more requests, while flows go on.
     refusing: AtomicBool,
     max_payload: usize,
+    /// One permit for each malformed request.
+    abandoned: Arc<Semaphore>,
 }
 
 enum Role {
@@ -227,8 +229,10 @@ impl Session {
     fn new(role: Role, config: &Config, heard: heard::Count) -> (Self, drive::Driver) {
         let (stop, stopped) = watch::channel(Stop::No);
         let (ended_in, ended) = watch::channel(None);
+        let abandoned = Arc::new(Semaphore::new(0));
         let inner = Inner {
             role,
+            abandoned: Arc::clone(&abandoned),
             stop,
             ended,
             refusing: AtomicBool::new(false),
@@ -237,6 +241,7 @@ impl Session {
         let driver = drive::Driver {
             config: config.clone(),
             heard,
+            abandoned,
             stopped,
             ended: ended_in,
         };
@@ -300,6 +305,19 @@ impl Session {
     /// Ends the connection now, with all its flows.
     pub fn close(&self) {
         self.stop(Stop::Close);
+    }
+
+    /// The same, because the client does nothing but cost: it is told so (ENHANCE_YOUR_CALM, RFC 9113 §7).
+    pub fn calm(&self) {
+        self.stop(Stop::Calm);
+    }
+
+    /// Resolves once for each malformed request: whoever serves bounds their number.
+    pub async fn abandoned(&self) {
+        match self.0.abandoned.acquire().await {
+            Ok(one) => one.forget(),
+            Err(_) => std::future::pending().await,
+        }
     }
 
     fn stop(&self, how: Stop) {

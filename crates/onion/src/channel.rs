@@ -55,7 +55,7 @@ pub trait Channel: fmt::Debug + Send + Sync {
     }
 
     /// A place for one more stream to a target, or a look-up, of the peer's; it is held as long as that is served. `None`: there are too many.
-    fn admit_stream(&self) -> Option<Box<dyn Place>> {
+    fn admit_stream(&self) -> Option<Box<dyn AdmittedStream>> {
         Some(Box::new(()))
     }
 
@@ -64,14 +64,14 @@ pub trait Channel: fmt::Debug + Send + Sync {
 }
 
 /// A stream's place among those of its client.
-pub trait Place: Send + Sync {
+pub trait AdmittedStream: Send + Sync {
     /// Whether a name may be looked up for it now.
     fn admits_query(&self) -> bool {
         true
     }
 }
 
-impl Place for () {}
+impl AdmittedStream for () {}
 
 /// Finds or makes the channel to a relay; there is one for each relay.
 pub trait Dialer: fmt::Debug + Send + Sync {

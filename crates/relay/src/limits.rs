@@ -20,8 +20,13 @@ use std::{
 use crate::config::{self, Limits};
 
 mod bucket;
+mod places;
+mod unproven;
 
-use bucket::Bucket;
+pub(crate) use bucket::Bucket;
+use places::Places;
+pub(crate) use places::{Busy, Place};
+pub(crate) use unproven::{Room, Unproven};
 
 /// From 32768 to 60999, where the system does not say.
 const USUAL_PORTS: usize = 28_232;
@@ -30,7 +35,7 @@ const USUAL_PORTS: usize = 28_232;
 const FEW: usize = 1024;
 
 /// Who a client is, to the limits only.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ClientKey(u64);
 
 /// Which limit is reached.
@@ -48,6 +53,7 @@ pub(crate) struct Gate {
     limits: Limits,
     ip: config::Ip,
     hasher: RandomState,
+    places: Arc<Places>,
     all: Arc<Usage>,
     clients: Mutex<Clients>,
     /// All circuits together, to the resolver: their names are of clients whom nobody knows.
@@ -63,7 +69,6 @@ struct Clients {
 /// What there is a number of.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    Connection,
     Request,
     Packets,
     Udp,
@@ -74,7 +79,7 @@ enum Kind {
 /// What somebody uses now.
 #[derive(Debug)]
 struct Usage {
-    places: [AtomicUsize; 6],
+    places: [AtomicUsize; 5],
     /// Of all: how many ids may be registered.
     ids: usize,
     /// Of all: the clients that have a request open.
@@ -87,7 +92,7 @@ struct Usage {
     echo_share: Bucket,
 }
 
-/// An admitted connection, request, flow of packets or look-up; dropping it gives the place back.
+/// An admitted request, flow of packets or look-up; dropping it gives the place back.
 #[derive(Debug)]
 pub(crate) struct Permit {
     client: Arc<Usage>,
@@ -122,6 +127,7 @@ impl Gate {
             ..Usage::unlimited()
         };
         Self {
+            places: Places::new(&limits),
             all: Arc::new(all),
             circuits: Arc::new(Usage::unlimited()),
             limits,
@@ -153,13 +159,22 @@ impl Gate {
         ClientKey(self.hasher.hash_one(("relay", identity)))
     }
 
-    /// Admits a connection.
+    /// Gives a connection a place; one that is idle may have to make room for it.
     ///
     /// # Errors
     /// The limit that is reached.
-    pub(crate) fn connection(&self, key: ClientKey) -> Result<Permit, Reached> {
-        let limits = (self.limits.connections_per_client, self.limits.connections);
-        self.permit(self.usage(key), Kind::Connection, limits)
+    pub(crate) fn connection(&self, key: ClientKey) -> Result<Place, Reached> {
+        self.places.enter(key)
+    }
+
+    /// Whether a connection would get a place.
+    pub(crate) fn admits_connection(&self, key: ClientKey) -> bool {
+        self.places.admits(key)
+    }
+
+    /// Sends an idle connection away, because the system is short of something.
+    pub(crate) fn free_one(&self) -> bool {
+        self.places.free_one()
     }
 
     /// Admits a request.
@@ -278,9 +293,8 @@ impl Usage {
     }
 
     fn places(&self, kind: Kind) -> &AtomicUsize {
-        let [connections, requests, packets, udp, ids, look_ups] = &self.places;
+        let [requests, packets, udp, ids, look_ups] = &self.places;
         match kind {
-            Kind::Connection => connections,
             Kind::Request => requests,
             Kind::Packets => packets,
             Kind::Udp => udp,
@@ -618,15 +632,15 @@ mod tests {
     #[test]
     fn one_client_does_not_take_the_places_of_another_but_all_share_the_total() {
         let gate = gate(|limits| {
-            limits.connections = 2;
-            limits.connections_per_client = 1;
+            limits.requests = 2;
+            limits.requests_per_client = 1;
         });
         let [a, b, c] =
             ["192.0.2.1", "192.0.2.2", "192.0.2.3"].map(|text| gate.by_address(ip(text)));
-        let _a = gate.connection(a).expect("free");
-        assert_eq!(gate.connection(a).expect_err("full"), Reached::Client);
-        let _b = gate.connection(b).expect("free");
-        assert_eq!(gate.connection(c).expect_err("full"), Reached::Total);
+        let _a = gate.request(a).expect("free");
+        assert_eq!(gate.request(a).expect_err("full"), Reached::Client);
+        let _b = gate.request(b).expect("free");
+        assert_eq!(gate.request(c).expect_err("full"), Reached::Total);
     }
 
     #[test]

@@ -42,6 +42,11 @@ pub struct Metrics {
     pub channels_open: ByTransport<Level>,
     /// Handshakes that failed or took too long.
     pub handshakes_failed: Count,
+    /// Handshakes that are not finished.
+    pub handshakes_open: ByTransport<Level>,
+    /// Clients that were asked to prove their address first.
+    pub retries: Count,
+    connections_ended: Family<CauseLabel, Count>,
     requests: Family<RequestLabels, Count>,
     /// Tunnels that are open now.
     pub tunnels_open: ByMethod<Level>,
@@ -175,6 +180,15 @@ impl Metrics {
                 "handshakes_failed",
                 "Handshakes that failed or took too long",
             ),
+            handshakes_open: r.transport_levels("handshakes_open", "Handshakes not finished now"),
+            retries: r.count(
+                "retries",
+                "Clients that were asked to prove their address first (Retry)",
+            ),
+            connections_ended: r.family(
+                "connections_ended",
+                "Connections of clients that the relay ended, by cause",
+            ),
             requests: r.family("requests", "Requests by method and outcome"),
             tunnels_open: r.method_levels("tunnels_open", "Tunnels open now"),
             octets_to_target: r
@@ -232,6 +246,13 @@ impl Metrics {
     pub fn limited(&self, limit: &'static str) {
         self.limit_refusals
             .get_or_create(&LimitLabels { limit })
+            .inc();
+    }
+
+    /// Counts a connection that the relay ended.
+    pub(crate) fn ended(&self, cause: &'static str) {
+        self.connections_ended
+            .get_or_create(&CauseLabel { cause })
             .inc();
     }
 

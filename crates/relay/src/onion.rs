@@ -40,7 +40,7 @@ use self::{
 use crate::{
     config::{Carrier, Config, Onion as Settings},
     egress::Egress,
-    limits::{ClientKey, Gate},
+    limits::{ClientKey, Gate, Place},
     metrics::Metrics,
     serve::{Alive, Phase, Shared},
 };
@@ -210,10 +210,12 @@ impl Onion {
         client: ClientKey,
         shared: &Arc<Shared>,
         alive: Alive,
+        place: &Arc<Place>,
     ) {
         self.channels.add(&channel);
         let client = self.counts_as(&channel, &shared.gate).unwrap_or(client);
-        self.carry(channel, client, shared, alive).await;
+        let place = Some(Arc::clone(place));
+        self.carry(channel, client, shared, alive, place).await;
     }
 
     /// The next relay may begin circuits on a channel that was dialled here.
@@ -229,7 +231,7 @@ impl Onion {
             None => shared.gate.by_identity(&peer.ed25519),
         });
         drop(tokio::spawn(async move {
-            self.carry(channel, client, &shared, alive).await;
+            self.carry(channel, client, &shared, alive, None).await;
         }));
     }
 
@@ -244,12 +246,20 @@ impl Onion {
         Some(gate.by_identity(&peer.ed25519))
     }
 
-    async fn carry(&self, channel: Channel, client: ClientKey, shared: &Arc<Shared>, alive: Alive) {
+    async fn carry(
+        &self,
+        channel: Channel,
+        client: ClientKey,
+        shared: &Arc<Shared>,
+        alive: Alive,
+        place: Option<Arc<Place>>,
+    ) {
         let is_known = self.is_listed(&channel);
         let door = Door {
             channel: channel.clone(),
             client,
             is_known,
+            place,
             shared: Arc::clone(shared),
             alive: alive.clone(),
             circuits: self.circuits.clone(),

@@ -4,17 +4,22 @@
 use std::{
     future::{pending, poll_fn},
     pin::pin,
+    sync::Arc,
+    time::Duration,
 };
 
-use ::h2::{Ping, PingPong, client, server};
+use ::h2::{Ping, PingPong, Reason, client, server};
 use bytes::Bytes;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{mpsc, watch},
+    sync::{Semaphore, mpsc, watch},
     time::{sleep, timeout},
 };
 
 use super::{Config, Exchange, H2Error, Incoming, head, heard::Count};
+
+/// How long the last frames of a connection may take to leave.
+const FAREWELL: Duration = Duration::from_millis(500);
 
 /// Why the connection ended; `None` while it lives.
 pub(super) type Ended = watch::Receiver<Option<H2Error>>;
@@ -24,12 +29,15 @@ pub(super) type Ended = watch::Receiver<Option<H2Error>>;
 pub(super) enum Stop {
     No,
     Drain,
+    /// The client is told that it asks for too much, and the connection closed.
+    Calm,
     Close,
 }
 
 pub(super) struct Driver {
     pub(super) config: Config,
     pub(super) heard: Count,
+    pub(super) abandoned: Arc<Semaphore>,
     pub(super) stopped: watch::Receiver<Stop>,
     pub(super) ended: watch::Sender<Option<H2Error>>,
 }
@@ -76,11 +84,18 @@ impl Driver {
         T: AsyncRead + AsyncWrite + Unpin,
     {
         let mut drain = pin!(self.asked_to(Stop::Drain));
+        let mut calm = pin!(self.asked_to(Stop::Calm));
         let mut draining = false;
         loop {
             let taken = tokio::select! {
                 taken = self.take(&mut connection, &requests) => taken,
                 () = &mut drain, if !draining => Ok(()),
+                () = &mut calm => {
+                    connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+                    let told = poll_fn(|cx| connection.poll_closed(cx));
+                    drop(timeout(FAREWELL, told).await);
+                    return H2Error::Closed;
+                }
             };
             if let Err(reason) = taken {
                 return reason;
@@ -117,10 +132,11 @@ impl Driver {
                 head,
                 exchange: Exchange::asking(answer, body, self.config.max_payload),
             }),
-            (Ok(_), Err(_)) => answer.send_reset(::h2::Reason::REFUSED_STREAM),
+            (Ok(_), Err(_)) => answer.send_reset(Reason::REFUSED_STREAM),
             (Err(rule), _) => {
                 tracing::debug!(rule, "a malformed request");
-                answer.send_reset(::h2::Reason::PROTOCOL_ERROR);
+                self.abandoned.add_permits(1);
+                answer.send_reset(Reason::PROTOCOL_ERROR);
             }
         }
         Ok(())

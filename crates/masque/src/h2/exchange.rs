@@ -3,7 +3,7 @@
 
 use std::{
     fmt,
-    future::{Future, poll_fn},
+    future::{Future, pending, poll_fn},
     sync::Arc,
 };
 
@@ -98,6 +98,14 @@ impl Exchange {
     ) -> impl Future<Output = Result<(), H2Error>> + Send + use<> {
         let answered = self.answer(head, true);
         async { answered }
+    }
+
+    /// Resolves when the client has broken off the request before it was answered, or with the connection.
+    pub async fn gone(&mut self) {
+        match &mut self.state {
+            State::Asking(answer) => drop(poll_fn(|cx| answer.poll_reset(cx)).await),
+            _ => pending().await,
+        }
     }
 
     fn answer(&mut self, head: &ResponseHead, over: bool) -> Result<(), H2Error> {

@@ -111,7 +111,9 @@ async fn one_unidirectional(
     seen: &Seen,
     mut stream: quic::RecvStream,
 ) -> Result<(), H3Error> {
-    let Some((kind, rest)) = stream_kind(&mut stream).await? else {
+    let kind = stream_kind(&mut stream).await;
+    let Some((kind, rest)) = kind.inspect_err(|_| inner.abandon())? else {
+        inner.abandon();
         return Ok(());
     };
     let result = match kind {
@@ -136,6 +138,7 @@ async fn one_unidirectional(
         }
         h3::stream::PUSH => return Err(breach(Code::ID_ERROR, "a push that was not allowed")),
         _ => {
+            inner.abandon();
             stream.stop(var(Code::STREAM_CREATION_ERROR)).ok();
             return Ok(());
         }
@@ -278,6 +281,7 @@ async fn requests(inner: &Arc<Inner>, arrived: mpsc::Sender<Arrived>) {
         }
         let id = quic::VarInt::from(send.id()).into_inner();
         if !inner.routes().arrive(id) {
+            inner.abandon();
             send.reset(var(Code::REQUEST_REJECTED)).ok();
             recv.stop(var(Code::REQUEST_REJECTED)).ok();
             continue;
@@ -310,6 +314,7 @@ async fn arrive(
         Err(_) => Code::REQUEST_INCOMPLETE,
     };
     add(&inner.config.counters.malformed, 1);
+    inner.abandon();
     sender.reset(refusal);
     receiver.stop(refusal);
 }
@@ -321,6 +326,7 @@ async fn refuse(
     receiver: &mut DataReceiver,
 ) {
     add(&inner.config.counters.malformed, 1);
+    inner.abandon();
     if error == HeadError::TooLarge {
         receiver.stop(Code::NO_ERROR);
         if sender

@@ -96,6 +96,14 @@ impl Exchange {
         Ok(())
     }
 
+    /// The server's end: resolves when the client has broken off the request, by a reset of its own direction or by stopping ours, or with the connection.
+    pub async fn gone(&mut self) {
+        tokio::select! {
+            _ = self.sender.stopped() => {}
+            () = self.receiver.reset_by_peer() => {}
+        }
+    }
+
     /// Both halves.
     pub fn split(self) -> (DataSender, DataReceiver) {
         self.receiver.refuse_datagrams();

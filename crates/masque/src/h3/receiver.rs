@@ -4,7 +4,7 @@
 
 use std::{
     collections::VecDeque,
-    future::poll_fn,
+    future::{pending, poll_fn},
     io::IoSlice,
     pin::pin,
     sync::Arc,
@@ -69,6 +69,13 @@ impl DataReceiver {
             tunnel: false,
             session,
             ticket,
+        }
+    }
+
+    /// Resolves when the peer resets its direction; not when it ends that in order.
+    pub(super) async fn reset_by_peer(&mut self) {
+        if let Ok(None) = self.stream.received_reset().await {
+            pending::<()>().await;
         }
     }
 

@@ -14,7 +14,7 @@ use hoplite_wire::{
     RequestHead,
     h3::{Code, Settings},
 };
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
 
 use super::{
     Config, Counters, DataReceiver, DataSender, Exchange, H3Error, datagrams, driver,
@@ -38,6 +38,8 @@ pub(super) struct Inner {
     pub(super) drain: Notify,
     /// Told when something that QUIC acknowledges should be sent.
     pub(super) ping: Notify,
+    /// One permit for each thing that the peer has given up, or that made no sense, and that became no request.
+    pub(super) abandoned: Semaphore,
     /// The peer's settings, once they have arrived.
     pub(super) settings: watch::Sender<Option<Settings>>,
     /// The client's end: requests from this id on are not handled by the peer.
@@ -58,6 +60,11 @@ impl Inner {
     pub(super) fn fail(&self, code: Code, what: &'static str) {
         tracing::debug!(%code, what, "closing an HTTP/3 connection");
         self.conn.close(var(code), what.as_bytes());
+    }
+
+    /// The peer has opened a stream for nothing.
+    pub(super) fn abandon(&self) {
+        self.abandoned.add_permits(1);
     }
 
     /// Whether the peer takes QUIC DATAGRAM frames.
@@ -117,6 +124,7 @@ impl Session {
             idle: Notify::new(),
             drain: Notify::new(),
             ping: Notify::new(),
+            abandoned: Semaphore::new(0),
             settings: watch::Sender::new(None),
             goaway: AtomicU64::new(u64::MAX),
             routes: Mutex::default(),
@@ -199,6 +207,14 @@ impl Session {
                 arrived = arrived.recv() => return arrived.map(|arrived| self.incoming(arrived)),
                 () = idle => {}
             }
+        }
+    }
+
+    /// Resolves once for each thing that the peer has given up, or that made no sense, and that became no request: whoever serves bounds their number.
+    pub async fn abandoned(&self) {
+        match self.inner().abandoned.acquire().await {
+            Ok(one) => one.forget(),
+            Err(_) => std::future::pending().await,
         }
     }
 

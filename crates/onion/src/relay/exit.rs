@@ -17,7 +17,7 @@ use tokio::io::{AsyncWriteExt, copy, split};
 
 use super::Relay;
 use crate::{
-    channel::Place,
+    channel::AdmittedStream,
     edge::{
         Asked, Edge, HALF_CLOSE,
         io::{Handle, Shared},
@@ -35,7 +35,7 @@ const LASTS: u32 = 60;
 /// Does what a client asks for, until the stream has ended; `place` is held as long.
 pub(super) async fn serve(
     relay: Arc<Relay>,
-    place: Box<dyn Place>,
+    place: Box<dyn AdmittedStream>,
     shared: Arc<Shared>,
     id: StreamId,
     asked: Asked,
@@ -89,7 +89,7 @@ async fn directory(relay: &Relay) -> Opened {
     Ok((None, stream))
 }
 
-async fn connect(relay: &Relay, place: &dyn Place, begin: &Begin) -> Opened {
+async fn connect(relay: &Relay, place: &dyn AdmittedStream, begin: &Begin) -> Opened {
     let out = relay.out.as_ref().ok_or(End::new(EndReason::EXITPOLICY))?;
     let terms = Terms::default().within(relay.config.patience);
     let port = begin.target.port;
@@ -131,7 +131,7 @@ fn choose(addresses: &mut Vec<IpAddr>, flags: Flags) {
 
 async fn addresses(
     out: &dyn Overlay,
-    place: &dyn Place,
+    place: &dyn AdmittedStream,
     target: &Target,
     terms: &Terms,
 ) -> Result<Vec<IpAddr>, Error> {
@@ -163,7 +163,11 @@ fn tell(edge: &mut Edge, id: StreamId, found: Result<Vec<IpAddr>, Error>) {
     edge.resolved(id, Resolved(answers));
 }
 
-async fn look_up(relay: &Relay, place: &dyn Place, name: &str) -> Result<Vec<IpAddr>, Error> {
+async fn look_up(
+    relay: &Relay,
+    place: &dyn AdmittedStream,
+    name: &str,
+) -> Result<Vec<IpAddr>, Error> {
     let nobody = || {
         let error = Error::new(ErrorKind::TargetFailed, "resolving a name");
         error.because(Reason::NameNotFound)

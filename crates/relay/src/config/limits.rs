@@ -12,11 +12,21 @@ use super::{ConfigError, text};
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// Open connections of all clients; further handshakes are refused. Default: 65536.
+    /// Open connections of all clients; a newcomer takes the place of one without a request, or else is refused. Default: 65536.
     pub connections: usize,
     /// Open connections from one address (an IPv6 /56). An egress sees all users of an ingress at the ingress's
     /// address: keep it high there. Default: 4096.
     pub connections_per_client: usize,
+    /// Connections of all clients that have not had a request admitted yet, their handshakes included: a newcomer takes the place of the oldest of
+    /// the address with the most of them. Default: 8192.
+    pub waiting: usize,
+    /// The same from one address (an IPv6 /56): a newcomer takes the place of its oldest. Default: 1024.
+    pub waiting_per_client: usize,
+    /// Unfinished QUIC handshakes on each shard with addresses that are not proven; above it clients prove theirs first (Retry, RFC 9000 §8.1.2), which
+    /// costs them a round trip. 0: all do. Default: 128.
+    pub handshakes: usize,
+    /// The same with one address (an IPv6 /56). Default: 32.
+    pub handshakes_per_client: usize,
     /// Open requests (tunnels) of all clients; each holds a socket. Default: 262144.
     pub requests: usize,
     /// Open requests of one client; more are answered 429. Default: 32768.
@@ -26,6 +36,9 @@ pub struct Limits {
     pub udp_tunnels: usize,
     /// Open requests on one connection; the transport makes clients wait for the next. Default: 16384.
     pub requests_per_connection: u32,
+    /// Requests that a client may break off each second on one connection before they are answered, and so many at once; malformed ones and streams without
+    /// a use count too. Above it the connection is closed (ENHANCE_YOUR_CALM, H3_EXCESSIVE_LOAD). 0 is no limit. Default: 200.
+    pub abandoned: u32,
     /// Payload of all clients, both ways together, in bit/s; 0 is no limit. Of it each client that has a request open has an equal share,
     /// and what others leave. Default: 0.
     pub bandwidth: u64,
@@ -41,6 +54,10 @@ pub struct Limits {
     /// How long a client's handshake and first settings may take, in seconds. Default: 10.
     #[serde(with = "text::seconds")]
     pub handshake: Duration,
+    /// How long a connection may be open until a first request is admitted on it, or a first circuit begun, in seconds; 0 is for ever. Clients keep
+    /// one or two in reserve, and open them again. Default: 300.
+    #[serde(with = "text::seconds")]
+    pub first_request: Duration,
     /// How long a connection without any packet is kept, in seconds. Default: 60.
     #[serde(with = "text::seconds")]
     pub idle_connection: Duration,
@@ -76,16 +93,22 @@ impl Default for Limits {
         Self {
             connections: 65_536,
             connections_per_client: 4_096,
+            waiting: 8_192,
+            waiting_per_client: 1_024,
+            handshakes: 128,
+            handshakes_per_client: 32,
             requests: 262_144,
             requests_per_client: 32_768,
             udp_tunnels: 0,
             requests_per_connection: 16_384,
+            abandoned: 200,
             bandwidth: 0,
             bandwidth_per_client: 0,
             queries_per_client: 1000,
             lookups: 4096,
             query: 2048,
             handshake: Duration::from_secs(10),
+            first_request: Duration::from_secs(300),
             idle_connection: Duration::from_secs(60),
             idle_stream: Duration::from_secs(1800),
             idle_datagrams: Duration::from_secs(180),
@@ -117,6 +140,8 @@ impl Limits {
                 "limits.connections_per_client",
                 self.connections_per_client == 0,
             ),
+            ("limits.waiting", self.waiting == 0),
+            ("limits.waiting_per_client", self.waiting_per_client == 0),
             ("limits.requests", self.requests == 0),
             ("limits.requests_per_client", self.requests_per_client == 0),
             (

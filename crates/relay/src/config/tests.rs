@@ -39,6 +39,12 @@ relays = ["relay.example:443", "192.0.2.1:4433"]
 template = "https://relay.example/proxy{?target_host,target_port}"
 [limits]
 connections = 10
+waiting = 9
+waiting_per_client = 8
+handshakes = 0
+handshakes_per_client = 7
+abandoned = 0
+first_request = 0
 bandwidth_per_client = 100000000
 lookups = 7
 udp_tunnels = 8
@@ -128,6 +134,14 @@ fn values_that_cannot_be_served_are_named_by_their_key() {
         ("name = \"a b\"\n".to_owned() + open, "name"),
         ("listen = []\n".to_owned() + open, "listen"),
         ("roles = []\n".to_owned() + open, "roles"),
+        (
+            "[limits]\nwaiting = 0\n".to_owned() + open,
+            "limits.waiting",
+        ),
+        (
+            "[limits]\nwaiting_per_client = 0\n".to_owned() + open,
+            "limits.waiting_per_client",
+        ),
         (
             "roles = [\"ingress\"]\n".to_owned() + open,
             "ingress.relays",

@@ -13,14 +13,14 @@ use std::{
 
 use hoplite_link::channel::{self as link, Origin, Share, Shares};
 use hoplite_onion::{
-    channel::{Channel, Circuit, Closed, Kept, Place, Receiver, Sender, Waiting},
+    channel::{AdmittedStream, Channel, Circuit, Closed, Kept, Receiver, Sender, Waiting},
     relay::Asker,
 };
 use hoplite_wire::cell::{BODY, Cell, circuit::DestroyReason};
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::{
-    limits::{ClientKey, Pace, Permit},
+    limits::{Busy, ClientKey, Pace, Permit, Place},
     serve::{Alive, Shared},
 };
 
@@ -30,6 +30,8 @@ pub(super) struct Door {
     pub(super) client: ClientKey,
     /// Whether the client is a relay of the directory's list, which comes before strangers.
     pub(super) is_known: bool,
+    /// Of a channel that came in: it is busy while it carries circuits.
+    pub(super) place: Option<Arc<Place>>,
     pub(super) shared: Arc<Shared>,
     pub(super) alive: Alive,
     /// The relay's circuits, and how many of them the client may have.
@@ -59,6 +61,7 @@ struct Inward {
     /// The circuit's place among the client's requests, and among the relay's circuits.
     _permit: Permit,
     _share: Share,
+    _busy: Option<Busy>,
 }
 
 /// Cells to the peer.
@@ -115,7 +118,10 @@ impl Channel for Door {
             loop {
                 let circuit = self.channel.accept().await?;
                 match self.admit(&circuit) {
-                    Ok(place) => return Some(held(circuit, place)),
+                    Ok(admitted) => {
+                        let busy = self.place.as_ref().map(Place::busy);
+                        return Some(held(circuit, admitted, busy));
+                    }
                     Err(reason) => circuit.sender.destroy(reason.0),
                 }
             }
@@ -126,7 +132,7 @@ impl Channel for Door {
         Channel::peer(&self.channel)
     }
 
-    fn admit_stream(&self) -> Option<Box<dyn Place>> {
+    fn admit_stream(&self) -> Option<Box<dyn AdmittedStream>> {
         let more = |n| (n < self.most_streams).then_some(n + 1);
         let counted = self.streams.fetch_update(Relaxed, Relaxed, more).is_ok();
         let permit = counted
@@ -153,7 +159,7 @@ impl Channel for Door {
     }
 }
 
-impl Place for Streaming {
+impl AdmittedStream for Streaming {
     fn admits_query(&self) -> bool {
         self.permit.admits_query()
     }
@@ -165,12 +171,12 @@ impl Drop for Streaming {
     }
 }
 
-fn held(circuit: link::Circuit, place: Admitted) -> Circuit {
+fn held(circuit: link::Circuit, admitted: Admitted, busy: Option<Busy>) -> Circuit {
     let Admitted {
         permit,
         share,
         origin,
-    } = place;
+    } = admitted;
     Circuit {
         id: circuit.id,
         sender: Box::new(Outward {
@@ -183,6 +189,7 @@ fn held(circuit: link::Circuit, place: Admitted) -> Circuit {
             toll: Toll::new(&permit),
             _permit: permit,
             _share: share,
+            _busy: busy,
         }),
     }
 }

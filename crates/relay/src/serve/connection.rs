@@ -1,18 +1,33 @@
 //! One client's connection, over either transport: within the limits, a task for each request, and a graceful end.
 //! `quic` and `tls` run it once their handshake is done.
 
-use std::{future::Future, sync::Arc};
+use std::{
+    future::{Future, pending},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use hoplite_link::channel::{Channel, Kind};
 use hoplite_wire::RequestHead;
-use tokio::task::JoinSet;
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 
 use super::{Alive, Phase, Shared, exchange::Exchange, handler::Job};
 use crate::{
-    limits::{ClientKey, Permit},
+    limits::{Bucket, ClientKey, Place},
     metrics::Up,
     onion::Onion,
 };
+
+/// How long a QUIC connection that came to nothing holds memory: three times the probe timeout before a round trip was measured
+/// (RFC 9000 §10.2, RFC 9002 §6.2.2).
+pub(crate) const CLOSING: Duration = Duration::from_secs(3);
+
+/// How often is looked whether a channel carries circuits that were not begun by its peer.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// What a transport makes of a connection.
 pub(crate) trait Session: Send + Sync {
@@ -27,6 +42,35 @@ pub(crate) trait Session: Send + Sync {
     fn drain(&self);
     /// Ends the connection and all that is on it.
     fn close(&self);
+    /// The same, because the client does nothing but cost.
+    fn calm(&self) {
+        self.close();
+    }
+    /// Resolves when the client has given up something that was no request yet, or made no sense.
+    fn abandoned(&self) -> impl Future<Output = ()> + Send {
+        pending()
+    }
+}
+
+/// Why the relay ends a client's connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// Somebody else needs the place.
+    Displaced,
+    /// No request was admitted in time.
+    NoRequest,
+    /// Its client breaks off what it asks for, again and again.
+    Excessive,
+}
+
+impl Ended {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Displaced => "displaced",
+            Self::NoRequest => "no_request",
+            Self::Excessive => "excessive",
+        }
+    }
 }
 
 /// A client that was let in, and what it occupies.
@@ -34,13 +78,13 @@ pub(crate) struct Guest {
     pub(crate) shared: Arc<Shared>,
     client: ClientKey,
     alive: Alive,
-    _permit: Permit,
+    place: Arc<Place>,
 }
 
 impl Guest {
     /// Counts the connection; `None` if there is no room for it.
     pub(crate) fn admit(shared: &Arc<Shared>, client: ClientKey, alive: &Alive) -> Option<Self> {
-        let Ok(permit) = shared.gate.connection(client) else {
+        let Ok(place) = shared.gate.connection(client) else {
             shared.metrics.limited("connections");
             return None;
         };
@@ -48,47 +92,114 @@ impl Guest {
             shared: shared.clone(),
             client,
             alive: alive.clone(),
-            _permit: permit,
+            place: Arc::new(place),
         })
     }
 
+    /// Does the first part of a connection; `None` if nothing comes of it in time, or somebody else needs the place.
+    pub(crate) async fn greet<T>(&self, greeting: impl Future<Output = Option<T>>) -> Option<T> {
+        tokio::select! {
+            greeted = timeout(self.shared.limits.handshake, greeting) => {
+                let failed = &self.shared.metrics.handshakes_failed;
+                greeted.ok().flatten().or_else(|| {
+                    failed.inc();
+                    None
+                })
+            }
+            () = self.place.lost() => {
+                self.shared.metrics.ended(Ended::Displaced.name());
+                None
+            }
+        }
+    }
+
+    /// Keeps the place of a connection that came to nothing for as long as it still holds memory. No drain waits for that.
+    pub(crate) async fn leave(self) {
+        let Self {
+            shared,
+            alive,
+            place,
+            ..
+        } = self;
+        drop((shared, alive));
+        if place.leave() {
+            sleep(CLOSING).await;
+        }
+    }
+
     /// Serves requests until the connection ends. Then the tunnels that are left end as well.
-    pub(crate) async fn serve(mut self, session: &impl Session) {
+    pub(crate) async fn serve(&mut self, session: &impl Session) {
+        let place = self.place.clone();
+        let mut overstays = pin!(overstays(&place, self.shared.limits.first_request));
+        let abandons = Bucket::of_things(self.shared.limits.abandoned);
         let mut draining = Some(self.alive.clone());
         let mut requests = JoinSet::new();
-        loop {
+        let ended = loop {
             tokio::select! {
                 incoming = session.accept() => match incoming {
                     Some((head, exchange)) => {
                         drop(requests.spawn(self.job(head, exchange).run()));
                         session.busy(requests.len());
                     }
-                    None => break,
+                    None => break None,
                 },
-                Some(_) = requests.join_next() => (),
+                Some(answered) = requests.join_next() => {
+                    if !answered.unwrap_or(true) && !abandons.admits(1) {
+                        break Some(Ended::Excessive);
+                    }
+                }
+                () = session.abandoned() => {
+                    if !abandons.admits(1) {
+                        break Some(Ended::Excessive);
+                    }
+                }
+                cause = &mut overstays => break Some(cause),
                 () = begins(&mut draining) => session.drain(),
-                () = self.alive.reached(Phase::Stopped) => break,
+                () = self.alive.reached(Phase::Stopped) => break None,
             }
+        };
+        if let Some(cause) = ended {
+            self.shared.metrics.ended(cause.name());
         }
-        session.close();
+        match ended {
+            Some(Ended::Excessive) => session.calm(),
+            _ => session.close(),
+        }
     }
 
     /// Serves the circuits of a channel until it ends.
-    pub(crate) async fn carry(self, onion: &Onion, channel: Channel) {
+    pub(crate) async fn carry(&self, onion: &Onion, channel: Channel) {
         let open = &self.shared.metrics.channels_open;
         let open = match channel.kind() {
             Kind::Quic => &open.quic,
             Kind::Tls => &open.tls,
         };
         let _open = Up::new(open);
-        let carried = onion.serve(channel, self.client, &self.shared, self.alive);
-        carried.await;
+        let watched = channel.clone();
+        let first_circuit = self.shared.limits.first_request;
+        let carried = onion.serve(
+            channel,
+            self.client,
+            &self.shared,
+            self.alive.clone(),
+            &self.place,
+        );
+        let ended = tokio::select! {
+            () = carried => None,
+            () = follow(&self.place, &watched) => None,
+            cause = overstays(&self.place, first_circuit) => Some(cause),
+        };
+        if let Some(cause) = ended {
+            self.shared.metrics.ended(cause.name());
+            watched.close();
+        }
     }
 
     fn job<E: Exchange>(&self, head: RequestHead, exchange: E) -> Job<E> {
         Job {
             shared: self.shared.clone(),
             client: self.client,
+            place: self.place.clone(),
             alive: self.alive.clone(),
             head,
             exchange,
@@ -96,11 +207,37 @@ impl Guest {
     }
 }
 
+/// A channel is busy also while it carries circuits that this relay has begun on it. Never resolves.
+async fn follow(place: &Arc<Place>, channel: &Channel) {
+    let mut busy = None;
+    loop {
+        busy = match channel.circuits() {
+            0 => None,
+            _ => busy.or_else(|| Some(place.busy())),
+        };
+        sleep(LOOK).await;
+    }
+}
+
+/// Resolves when a connection is to go: no request was admitted in time, or somebody else needs the place.
+async fn overstays(place: &Place, first_request: Duration) -> Ended {
+    let late = async {
+        sleep(first_request).await;
+        if first_request.is_zero() || !place.is_waiting() {
+            pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        () = late => Ended::NoRequest,
+        () = place.lost() => Ended::Displaced,
+    }
+}
+
 /// Resolves once, when the relay begins to drain.
 async fn begins(draining: &mut Option<Alive>) {
     match draining {
         Some(alive) => alive.reached(Phase::Draining).await,
-        None => std::future::pending().await,
+        None => pending().await,
     }
     *draining = None;
 }

@@ -1,7 +1,11 @@
 //! What the handler needs of a request, over any version of HTTP: answer it, then carry octets or payloads.
 //! The transports implement it in their own files.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::{Future, pending},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use hoplite_masque::DatagramSink;
@@ -23,6 +27,10 @@ pub(crate) trait Exchange: Send + 'static {
     /// The connection below, if its client's packets may be forwarded past it.
     fn road(&self) -> Option<Road> {
         None
+    }
+    /// Resolves when the client has broken the request off, before it is answered. Over HTTP/1.1 the request is dropped then.
+    fn gone(&mut self) -> impl Future<Output = ()> + Send {
+        pending()
     }
     /// Answers, and leaves the stream open.
     fn respond(&mut self, head: &ResponseHead) -> impl Future<Output = Result<(), Broken>> + Send;

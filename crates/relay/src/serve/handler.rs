@@ -2,7 +2,7 @@
 //! Each transport runs it in a task for each request; dropping the task closes the tunnel.
 //! Answers: RFC 9110 §15, RFC 9298 §3.3 and §3.5, RFC 9484 §4.5, `Proxy-Status` by RFC 9209.
 
-use std::sync::Arc;
+use std::{future::Future, sync::Arc};
 
 use hoplite_wire::{RequestHead, ResponseHead, Target, connect_ip::Scope};
 
@@ -18,7 +18,7 @@ use crate::{
     admission::{CHALLENGE, Guest},
     failure::Failure,
     forward,
-    limits::{ClientKey, Permit},
+    limits::{ClientKey, Permit, Place},
     metrics::{Method, Up},
 };
 
@@ -27,17 +27,21 @@ pub(crate) struct Job<E> {
     pub(crate) shared: Arc<Shared>,
     /// The client by its address; a token weighs more.
     pub(crate) client: ClientKey,
+    /// The connection's: it is busy while the request lasts.
+    pub(crate) place: Arc<Place>,
     pub(crate) alive: Alive,
     pub(crate) head: RequestHead,
     pub(crate) exchange: E,
 }
 
 impl<E: Exchange> Job<E> {
-    /// Serves the request to its end.
-    pub(crate) async fn run(self) {
+    /// Serves the request to its end; whether its client waited for the answer.
+    pub(crate) async fn run(self) -> bool {
         let method = request::method(&self.head);
         let shared = self.shared.clone();
-        let done = match self.admit() {
+        let (place, admitted) = (self.place.clone(), self.admit());
+        let _busy = admitted.is_ok().then(|| place.busy());
+        let done = match admitted {
             Ok((Asked::Tcp(target), permit)) => self.tcp(&target, &permit).await,
             Ok((Asked::Udp(target), permit)) => self.udp(&target, &permit).await,
             Ok((Asked::Ip(scope), permit)) => self.ip(&scope, &permit).await,
@@ -47,6 +51,7 @@ impl<E: Exchange> Job<E> {
         if let Err(Broken) = done {
             tracing::trace!("the client left before its answer");
         }
+        done.is_ok()
     }
 
     fn admit(&self) -> Result<(Asked, Permit), Failure> {
@@ -70,7 +75,8 @@ impl<E: Exchange> Job<E> {
     async fn tcp(mut self, target: &Target, permit: &Permit) -> Result<(), Broken> {
         let shared = self.shared;
         let asker = shared.gate.asker(permit);
-        let socket = match shared.egress.tcp(target, &asker, &shared.metrics).await {
+        let opened = shared.egress.tcp(target, &asker, &shared.metrics);
+        let socket = match unless_gone(&mut self.exchange, opened).await? {
             Ok(socket) => socket,
             Err(failure) => return refuse(&shared, Method::connect, failure, self.exchange).await,
         };
@@ -104,7 +110,7 @@ impl<E: Exchange> Job<E> {
             let opened = shared.egress.udp(target, &asker, &shared.metrics);
             opened.await.map(|socket| (socket, place))
         };
-        let (socket, _place) = match opened.await {
+        let (socket, _place) = match unless_gone(&mut self.exchange, opened).await? {
             Ok(opened) => opened,
             Err(failure) => {
                 return refuse(&shared, Method::connect_udp, failure, self.exchange).await;
@@ -130,7 +136,7 @@ impl<E: Exchange> Job<E> {
                 .open(scope, &shared.egress, &asker, &shared.metrics);
             opened.await.map(|opened| (opened, place))
         };
-        let (opened, _place) = match opened.await {
+        let (opened, _place) = match unless_gone(&mut self.exchange, opened).await? {
             Ok(opened) => opened,
             Err(failure) => {
                 return refuse(&shared, Method::connect_ip, failure, self.exchange).await;
@@ -142,6 +148,18 @@ impl<E: Exchange> Job<E> {
         let _up = Up::new(&shared.metrics.tunnels_open.ip);
         ip::carry(&shared, permit.pace(), opened, self.exchange).await;
         Ok(())
+    }
+}
+
+/// Works for a request until its client breaks it off: nobody dials for those that have gone.
+async fn unless_gone<T>(
+    exchange: &mut impl Exchange,
+    work: impl Future<Output = T>,
+) -> Result<T, Broken> {
+    tokio::select! {
+        biased;
+        done = work => Ok(done),
+        () = exchange.gone() => Err(Broken),
     }
 }
 

@@ -20,22 +20,28 @@ use hoplite_masque::{
 };
 use hoplite_overlay::Batch;
 use hoplite_wire::{RequestHead, ResponseHead, connect_ip, forwarding::Capsule, h3::Code};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::{
     Alive, Phase, Shared,
-    connection::{self, Guest},
+    connection::{self, CLOSING, Guest},
     exchange::{ClientFlow, Exchange, Sent},
     shard::{DATAGRAMS_IN, transport},
     splice::{Broken, FromClient, ToClient},
     streams::Streams,
 };
-use crate::{config::Carrier, forward::Road, metrics::Up, onion::Onion};
+use crate::{
+    config::{Carrier, Limits},
+    forward::Road,
+    limits::{ClientKey, Room, Unproven},
+    metrics::Up,
+    onion::Onion,
+};
 
-/// Above this share of the total, a new client must first prove its address: 1 in so many.
-const SUSPICIOUS: usize = 4;
 /// H3_NO_ERROR, as QUIC writes it.
 const GOODBYE: VarInt = VarInt::from_u32(0x100);
+/// H3_EXCESSIVE_LOAD, as QUIC writes it.
+const EXCESSIVE_LOAD: VarInt = VarInt::from_u32(0x107);
 /// How long the last packets of a connection may take to leave.
 const FAREWELL: Duration = Duration::from_millis(500);
 
@@ -45,14 +51,21 @@ pub(crate) struct Port {
     endpoint: Endpoint,
     acceptor: Acceptor,
     forwarder: Forwarder,
+    unproven: Unproven,
 }
 
 impl Port {
-    pub(crate) fn new(endpoint: Endpoint, acceptor: Acceptor, forwarder: Forwarder) -> Self {
+    pub(crate) fn new(
+        endpoint: Endpoint,
+        acceptor: Acceptor,
+        forwarder: Forwarder,
+        limits: &Limits,
+    ) -> Self {
         Self {
             endpoint,
             acceptor,
             forwarder,
+            unproven: Unproven::new(limits),
         }
     }
 }
@@ -81,52 +94,118 @@ pub(crate) async fn serve(shared: Arc<Shared>, port: Port, mut alive: Alive) {
     drop(timeout(FAREWELL, endpoint.wait_idle()).await);
 }
 
-/// Takes a connection within the limits.
+/// Takes a connection within the limits. The claim to be at an address takes nothing from whoever is there: it is counted once it is proven.
 fn take(shared: &Arc<Shared>, incoming: Incoming, port: &Port, alive: &Alive) {
-    let endpoint = &port.endpoint;
-    let busy = endpoint.open_connections() > shared.limits.connections / SUSPICIOUS;
-    if busy && !incoming.remote_address_validated() && incoming.may_retry() {
-        return drop(incoming.retry());
-    }
     let client = shared.gate.by_address(incoming.remote_address().ip());
-    match Guest::admit(shared, client, alive) {
-        Some(guest) => drop(tokio::spawn(welcome(guest, incoming, port.clone()))),
-        None => incoming.refuse(),
+    if incoming.remote_address_validated() {
+        return match Guest::admit(shared, client, alive) {
+            Some(guest) => drop(tokio::spawn(welcome(guest, incoming, port.clone()))),
+            None => incoming.refuse(),
+        };
+    }
+    if !shared.gate.admits_connection(client) {
+        shared.metrics.limited("connections");
+        return incoming.refuse();
+    }
+    match port.unproven.enter(client) {
+        Some(room) => {
+            let stranger = Stranger {
+                shared: shared.clone(),
+                client,
+                alive: alive.clone(),
+                room,
+            };
+            drop(tokio::spawn(stranger.welcome(incoming, port.clone())));
+        }
+        // Possible wherever the address is not proven; what fails is refused when it is dropped.
+        None if incoming.retry().is_ok() => drop(shared.metrics.retries.inc()),
+        None => {}
+    }
+}
+
+/// Somebody who has not proven the address yet.
+struct Stranger {
+    shared: Arc<Shared>,
+    client: ClientKey,
+    alive: Alive,
+    room: Room,
+}
+
+impl Stranger {
+    /// "an endpoint […] considers the peer address to have been validated" by the end of a handshake (RFC 9000 §8.1).
+    async fn welcome(self, incoming: Incoming, port: Port) {
+        let shared = self.shared.clone();
+        let reins = reins(&shared);
+        let handshake = handshake(&shared, incoming, &port, &reins);
+        let Ok(Some(connection)) = timeout(shared.limits.handshake, handshake).await else {
+            shared.metrics.handshakes_failed.inc();
+            return self.leave().await;
+        };
+        match Guest::admit(&shared, self.client, &self.alive) {
+            Some(guest) => {
+                drop((self, shared));
+                serve_connection(guest, connection, reins, port.forwarder).await;
+            }
+            None => connection.close(EXCESSIVE_LOAD, b""),
+        }
+    }
+
+    /// Keeps its room for as long as the connection holds memory. No drain waits for that.
+    async fn leave(self) {
+        let Self { room, .. } = self;
+        sleep(CLOSING).await;
+        drop(room);
     }
 }
 
 async fn welcome(guest: Guest, incoming: Incoming, port: Port) {
-    let Port {
-        acceptor,
-        forwarder,
-        ..
-    } = port;
-    let reins = Reins::relay(guest.shared.grants, DATAGRAMS_IN).insisting(guest.shared.congestion);
-    let mut transport = transport(&guest.shared.limits);
-    transport.pad_to_mtu(guest.shared.pad);
-    let handshake = async {
-        acceptor
-            .accept(incoming, transport, &reins)
-            .ok()?
-            .await
-            .ok()
-    };
-    let connection = timeout(guest.shared.limits.handshake, handshake).await;
-    let Some(connection) = connection.ok().flatten() else {
-        guest.shared.metrics.handshakes_failed.inc();
-        return;
-    };
-    if let Some(onion) = guest.shared.onion_over(Carrier::Quic).cloned()
-        && is_channel(&connection)
-    {
-        return Box::pin(channel(guest, &onion, connection)).await;
+    let reins = reins(&guest.shared);
+    let handshake = handshake(&guest.shared, incoming, &port, &reins);
+    match guest.greet(handshake).await {
+        Some(connection) => serve_connection(guest, connection, reins, port.forwarder).await,
+        None => guest.leave().await,
     }
+}
+
+fn reins(shared: &Shared) -> Reins {
+    Reins::relay(shared.grants, DATAGRAMS_IN).insisting(shared.congestion)
+}
+
+async fn handshake(
+    shared: &Shared,
+    incoming: Incoming,
+    port: &Port,
+    reins: &Reins,
+) -> Option<Connection> {
+    let _open = Up::new(&shared.metrics.handshakes_open.quic);
+    let mut transport = transport(&shared.limits);
+    transport.pad_to_mtu(shared.pad);
+    let handshake = port.acceptor.accept(incoming, transport, reins).ok()?;
+    handshake.await.ok()
+}
+
+/// Serves a connection whose handshake is done.
+async fn serve_connection(
+    mut guest: Guest,
+    connection: Connection,
+    reins: Reins,
+    forwarder: Forwarder,
+) {
+    let onion = guest.shared.onion_over(Carrier::Quic).cloned();
+    match onion.filter(|_| is_channel(&connection)) {
+        Some(onion) => Box::pin(channel(&guest, &onion, connection)).await,
+        None => requests(&mut guest, connection, reins, forwarder).await,
+    }
+    guest.leave().await;
+}
+
+async fn requests(guest: &mut Guest, connection: Connection, reins: Reins, forwarder: Forwarder) {
     guest.shared.metrics.connections.quic.inc();
     let _open = Up::new(&guest.shared.metrics.connections_open.quic);
     let streams = Streams::new(connection.clone(), &guest.shared.limits);
     let road = Road::new(connection.clone(), forwarder);
     let config = h3::Config {
-        reins: Some(reins.clone()),
+        reins: Some(reins),
         ..guest.shared.h3.clone()
     };
     let session = Session::server(connection, &config);
@@ -145,10 +224,16 @@ fn is_channel(connection: &Connection) -> bool {
     data.is_some_and(|data| data.protocol.as_deref() == Some(ALPN_CHANNEL))
 }
 
-async fn channel(guest: Guest, onion: &Onion, connection: Connection) {
-    match onion.server().quic(connection).await {
-        Ok(channel) => guest.carry(onion, channel).await,
-        Err(refused) => tracing::debug!(%refused, "no channel came of a connection"),
+async fn channel(guest: &Guest, onion: &Onion, connection: Connection) {
+    let made = guest.greet(async {
+        let made = onion.server().quic(connection).await;
+        let made = made.inspect_err(|refused| {
+            tracing::debug!(%refused, "no channel came of a connection");
+        });
+        made.ok()
+    });
+    if let Some(channel) = made.await {
+        guest.carry(onion, channel).await;
     }
 }
 
@@ -188,6 +273,14 @@ impl connection::Session for Roomy {
     fn close(&self) {
         self.session.close(Code::NO_ERROR);
     }
+
+    fn calm(&self) {
+        self.session.close(Code::EXCESSIVE_LOAD);
+    }
+
+    async fn abandoned(&self) {
+        self.session.abandoned().await;
+    }
 }
 
 impl FromClient for DataReceiver {
@@ -223,6 +316,10 @@ impl Exchange for Passing {
 
     fn road(&self) -> Option<Road> {
         Some(self.road.clone())
+    }
+
+    async fn gone(&mut self) {
+        self.exchange.gone().await;
     }
 
     async fn respond(&mut self, head: &ResponseHead) -> Result<(), Broken> {

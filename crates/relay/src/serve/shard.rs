@@ -152,7 +152,12 @@ async fn run(shards: Vec<BoundShard>, keys: Keys, shared: Arc<Shared>, alive: Al
             Ok(shard) => {
                 let tcp = keys.tcp.clone();
                 serving.spawn(tls::serve(shared.clone(), shard.tcp, tcp, alive.clone()));
-                let quic = quic::Port::new(shard.endpoint, shard.acceptor, shard.forwarder);
+                let quic = quic::Port::new(
+                    shard.endpoint,
+                    shard.acceptor,
+                    shard.forwarder,
+                    &shared.limits,
+                );
                 serving.spawn(quic::serve(shared.clone(), quic, alive.clone()));
             }
             Err(error) => tracing::error!(%error, "a shard does not serve"),

@@ -23,7 +23,6 @@ use tokio::{
     io::AsyncBufReadExt,
     net::{TcpListener, TcpStream},
     task::JoinSet,
-    time::timeout,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
@@ -57,7 +56,7 @@ pub(crate) async fn serve(
                         guests.spawn(welcome(guest, stream, acceptor.clone()));
                     }
                 }
-                Err(error) => pause(&error).await,
+                Err(error) => pause(&shared, &error).await,
             },
             Some(_) = guests.join_next() => (),
             () = draining.reached(Phase::Draining) => break,
@@ -67,18 +66,24 @@ pub(crate) async fn serve(
     while guests.join_next().await.is_some() {}
 }
 
-async fn pause(error: &io::Error) {
+/// Waits a moment; where descriptors are short, an idle connection has to go.
+async fn pause(shared: &Shared, error: &io::Error) {
     tracing::debug!(%error, "a connection could not be accepted");
+    shared.metrics.limited("descriptors");
+    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+        shared.gate.free_one();
+    }
     tokio::time::sleep(PAUSE).await;
 }
 
-async fn welcome(guest: Guest, stream: TcpStream, acceptor: TlsAcceptor) {
-    let greeting = greet(stream, &acceptor, &guest.shared);
-    let greeted = timeout(guest.shared.limits.handshake, greeting).await;
-    let Some(spoken) = greeted.ok().flatten() else {
-        guest.shared.metrics.handshakes_failed.inc();
+async fn welcome(mut guest: Guest, stream: TcpStream, acceptor: TlsAcceptor) {
+    let handshake = Up::new(&guest.shared.metrics.handshakes_open.tls);
+    // Boxed: it is large, and over before the connection is used.
+    let greeting = Box::pin(greet(stream, &acceptor, &guest.shared));
+    let Some(spoken) = guest.greet(greeting).await else {
         return;
     };
+    drop(handshake);
     if let Spoken::Cells(onion, channel) = spoken {
         return guest.carry(&onion, channel).await;
     }
@@ -155,6 +160,14 @@ impl connection::Session for Session {
     fn close(&self) {
         Self::close(self);
     }
+
+    fn calm(&self) {
+        Self::calm(self);
+    }
+
+    async fn abandoned(&self) {
+        Self::abandoned(self).await;
+    }
 }
 
 impl FromClient for DataReceiver {
@@ -182,6 +195,10 @@ impl Exchange for h2::Exchange {
     type Up = DataReceiver;
     type Down = DataSender;
     type Flow = h2::Flow;
+
+    async fn gone(&mut self) {
+        Self::gone(self).await;
+    }
 
     async fn respond(&mut self, head: &ResponseHead) -> Result<(), Broken> {
         Self::respond(self, head).await.map_err(|_| Broken)

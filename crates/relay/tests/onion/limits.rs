@@ -1,5 +1,7 @@
 //! How much of it one client may have, and what a configuration must say.
 
+use std::time::Duration;
+
 use hoplite_link::channel::How;
 use hoplite_onion::path::Relay as Known;
 use hoplite_overlay::{Overlay, Reason, Terms};
@@ -11,7 +13,10 @@ use hoplite_wire::Target;
 
 use crate::{
     carriers,
-    support::{client, config, echoes, identity, known, number, open, path, refused, relay, token},
+    support::{
+        bare, client, config, echo, echoes, identity, known, number, open, path, refused, relay,
+        soon, token,
+    },
     targets,
 };
 
@@ -187,6 +192,45 @@ async fn a_client_has_no_more_channels_than_connections() {
         .expect("opens");
     refused(&client(path([&only]), How::Tls), target).await;
     refused(&client(path([&only]), How::Quic), target).await;
+}
+
+#[tokio::test]
+async fn channels_without_circuits_are_closed_after_their_time_and_those_with_some_are_not() {
+    let only = relay(|config| config.limits.first_request = Duration::from_millis(300));
+    let target = targets::tcp_echo().await;
+    let busy = client(path([&only]), How::Tls);
+    let stream = open(&busy, target, &Terms::default()).await;
+    let stream = stream.expect("opens");
+    for how in [How::Quic, How::Tls] {
+        let held = bare(&only, how).await.expect("made");
+        soon(held.closed()).await;
+    }
+    let ended = "hoplite_relay_connections_ended_total{cause=\"no_request\"}";
+    assert_eq!(number(&only, ended), 2);
+    echo(stream, 10_000).await;
+}
+
+#[tokio::test]
+async fn many_channels_without_circuits_keep_no_client_out() {
+    let only = relay(|config| {
+        config.limits.connections = 8;
+        config.limits.connections_per_client = 8;
+        config.limits.waiting = 6;
+        config.limits.waiting_per_client = 6;
+    });
+    let target = targets::tcp_echo().await;
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        held.extend(bare(&only, How::Quic).await.ok());
+        held.extend(bare(&only, How::Tls).await.ok());
+    }
+    let honest = client(path([&only]), How::Tls);
+    let stream = open(&honest, target, &Terms::default()).await;
+    let stream = stream.expect("opens");
+    for _ in 0..4 {
+        held.extend(bare(&only, How::Tls).await.ok());
+    }
+    echo(stream, 10_000).await;
 }
 
 #[tokio::test]

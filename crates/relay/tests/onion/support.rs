@@ -11,7 +11,9 @@ use hoplite_crypto::{
     Identity,
     onion::{RelayKeys, Secrets},
 };
-use hoplite_link::channel::{self, ChannelDialer, Channels, Counts, How, handshake::Us};
+use hoplite_link::channel::{
+    self, Channel, ChannelDialer, Channels, Counts, How, Whom, handshake::Us,
+};
 use hoplite_onion::{
     Onion,
     channel::Linked,
@@ -119,20 +121,35 @@ pub(crate) fn client(path: Vec<Known>, how: How) -> Onion {
         attempts: 1,
         ..hoplite_onion::Config::default()
     };
+    let channels = Channels::new(dialer(), |_| ());
+    let linked = Linked::new(channels, how);
+    Onion::new(Arc::new(linked), Arc::new(Fixed(path)), config)
+}
+
+/// Dials channels as clients do.
+fn dialer() -> ChannelDialer {
     let bounds = channel::Config {
         guest_circuits: 256,
         ..channel::Config::default()
     };
-    let dialer = ChannelDialer::new(
+    ChannelDialer::new(
         Arc::new(Direct::new()),
         Us::default(),
         &hoplite_link::Config::default(),
         bounds,
         Arc::new(Counts::default()),
-    );
-    let channels = Channels::new(dialer, |_| ());
-    let linked = Linked::new(channels, how);
-    Onion::new(Arc::new(linked), Arc::new(Fixed(path)), config)
+    )
+}
+
+/// A channel to a relay, on which nothing is begun.
+pub(crate) async fn bare(relay: &Handle, how: How) -> Result<Channel, Error> {
+    let whom = Whom {
+        name: "held".into(),
+        address: Target::from(relay.addresses()[0]),
+        identity: None,
+        rsa: None,
+    };
+    soon(dialer().dial(&whom, how, &Terms::default())).await
 }
 
 /// Terms with a token of their own: a circuit of their own.

@@ -125,8 +125,9 @@ async fn targets_that_are_names_count_as_queries_of_their_client() {
 async fn connections_above_the_limit_are_refused() {
     let relay = relay(|config| config.limits.connections_per_client = 1);
     let first = connect(&relay).await;
+    let (tunnel, _) = first.ask(tcp(targets::tcp_echo().await)).await;
     assert!(try_connect(&relay).await.is_err());
-    drop(first);
+    drop((tunnel, first));
     while try_connect(&relay).await.is_err() {
         tokio::task::yield_now().await;
     }

@@ -1,14 +1,15 @@
 //! A relay on loopback and a client that speaks HTTP/3 to it.
 
 use std::{
-    net::SocketAddr,
+    io,
+    net::{Ipv4Addr, SocketAddr},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use bytes::Bytes;
-use hoplite_crypto::{Identity, Trust};
-use hoplite_link::{Config as LinkConfig, Dialer, Peer, QuicLink};
+use hoplite_crypto::{ALPN_H3, Identity, Trust, client_tls};
+use hoplite_link::{Config as LinkConfig, Dialer, Peer, QuicLink, quic};
 use hoplite_masque::{
     DatagramSink,
     h3::{self, Exchange, Flow, Session},
@@ -16,7 +17,12 @@ use hoplite_masque::{
 use hoplite_overlay::{Batch, Terms, direct::Direct};
 use hoplite_relay::{Config, Handle, Relay};
 use hoplite_wire::{ProxyError, RequestHead, ResponseHead, Target, Template};
-use tokio::sync::mpsc;
+use rustls::pki_types::ServerName;
+use tokio::{
+    net::{TcpSocket, TcpStream},
+    sync::mpsc,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
 
 /// Long enough for a busy machine; nothing waits for it when all is well.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -49,6 +55,25 @@ pub(crate) fn relay(change: impl FnOnce(&mut Config)) -> Handle {
     start(&config)
 }
 
+/// Waits until a line of the metrics is as it should be.
+pub(crate) async fn until(relay: &Handle, what: &str, fits: impl Fn(f64) -> bool) {
+    let reached = async {
+        while !fits(metric(relay, what)) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let reached = tokio::time::timeout(PATIENCE, reached).await;
+    assert!(reached.is_ok(), "{what}: {}", relay.metrics().text());
+}
+
+/// The value of a metric; 0 if there is none.
+pub(crate) fn metric(relay: &Handle, what: &str) -> f64 {
+    let text = relay.metrics().text();
+    let wanted = format!("hoplite_relay_{what} ");
+    let value = text.lines().find_map(|line| line.strip_prefix(&*wanted));
+    value.map_or(0.0, |value| value.parse().expect("a number"))
+}
+
 /// A connection to a relay.
 pub(crate) struct Client {
     pub(crate) session: Session,
@@ -72,6 +97,36 @@ pub(crate) async fn try_connect(relay: &Handle) -> Result<Client, hoplite_overla
     let link = dialer(relay).quic(&Terms::default()).await?;
     let session = Session::client(link.connection().clone(), &h3::Config::default());
     Ok(Client { session, link })
+}
+
+/// TLS to the relay from an address of this machine.
+#[expect(clippy::disallowed_methods, reason = "an attacker is no flow")]
+pub(crate) async fn tls_from(
+    relay: &Handle,
+    source: Ipv4Addr,
+    alpn: &[&[u8]],
+) -> io::Result<TlsStream<TcpStream>> {
+    let tls = client_tls(&Trust::Pins(vec![relay.pin()]), alpn).expect("valid");
+    let socket = TcpSocket::new_v4()?;
+    socket.bind((source, 0).into())?;
+    let stream = socket.connect(relay.addresses()[0]).await?;
+    let name = ServerName::try_from("localhost").expect("a name");
+    let connector = TlsConnector::from(Arc::new(tls));
+    connector.connect(name, stream).await
+}
+
+/// A bare QUIC connection to the relay from an address of this machine; it lives as long as the endpoint.
+pub(crate) async fn quic_from(
+    relay: &Handle,
+    source: Ipv4Addr,
+) -> Result<(quic::Endpoint, quic::Connection), quic::ConnectionError> {
+    let tls = client_tls(&Trust::Pins(vec![relay.pin()]), &[ALPN_H3]).expect("TLS");
+    let tls: quic::crypto::rustls::QuicClientConfig = tls.try_into().expect("QUIC");
+    let endpoint = quic::Endpoint::client((source, 0).into()).expect("a socket");
+    let config = quic::ClientConfig::new(Arc::new(tls));
+    let dialling = endpoint.connect_with(config, relay.addresses()[0], "localhost");
+    let connection = dialling.expect("begun").await?;
+    Ok((endpoint, connection))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for the callers' sake")]
