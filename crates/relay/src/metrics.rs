@@ -242,7 +242,7 @@ impl Metrics {
             .inc();
     }
 
-    /// Counts what a limit refused: "connections", "requests" or "circuits".
+    /// Counts what a limit refused: "connections", "requests", "circuits" or, the system's, "descriptors".
     pub fn limited(&self, limit: &'static str) {
         self.limit_refusals
             .get_or_create(&LimitLabels { limit })

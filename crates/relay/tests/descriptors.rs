@@ -34,6 +34,9 @@ async fn idle_connections_make_room_when_no_descriptor_is_left() {
         ..Config::default()
     };
     config.limits.shards = 1;
+    // Nothing ends by itself while the test lasts.
+    config.limits.handshake = 10 * PATIENCE;
+    config.limits.idle_connection = 10 * PATIENCE;
     let relay = Relay::start(&config, &identity.expect("read")).expect("started");
     let mut idle = Vec::new();
     for _ in 0..4 {

@@ -1,11 +1,7 @@
 //! What the handler needs of a request, over any version of HTTP: answer it, then carry octets or payloads.
 //! The transports implement it in their own files.
 
-use std::{
-    future::{Future, pending},
-    sync::Arc,
-    time::Duration,
-};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use hoplite_masque::DatagramSink;
@@ -28,10 +24,8 @@ pub(crate) trait Exchange: Send + 'static {
     fn road(&self) -> Option<Road> {
         None
     }
-    /// Resolves when the client has broken the request off, before it is answered. Over HTTP/1.1 the request is dropped then.
-    fn gone(&mut self) -> impl Future<Output = ()> + Send {
-        pending()
-    }
+    /// Resolves when the client has broken the request off, before it is answered.
+    fn gone(&mut self) -> impl Future<Output = ()> + Send;
     /// Answers, and leaves the stream open.
     fn respond(&mut self, head: &ResponseHead) -> impl Future<Output = Result<(), Broken>> + Send;
     /// Answers, and ends the stream.

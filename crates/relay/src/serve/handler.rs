@@ -171,7 +171,11 @@ pub(super) async fn refuse(
     exchange: impl Exchange,
 ) -> Result<(), Broken> {
     count(shared, method, failure);
-    exchange.refuse(&refusal(&shared.name, failure)).await
+    let refused = exchange.refuse(&refusal(&shared.name, failure)).await;
+    if let Err(Broken) = refused {
+        tracing::trace!("the client left before it had read its refusal");
+    }
+    Ok(())
 }
 
 fn count(shared: &Shared, method: Method, failure: Failure) {

@@ -211,6 +211,18 @@ async fn channels_without_circuits_are_closed_after_their_time_and_those_with_so
 }
 
 #[tokio::test]
+async fn channels_over_quic_prove_their_address_where_the_relay_asks_for_it() {
+    let relays = [(); 2].map(|()| relay(|config| config.limits.handshakes = 0));
+    let target = targets::tcp_echo().await;
+    let onion = client(path(&relays), How::Quic);
+    let stream = open(&onion, target, &Terms::default()).await;
+    echo(stream.expect("opens"), 10_000).await;
+    for relay in &relays {
+        assert!(number(relay, "hoplite_relay_retries_total") > 0);
+    }
+}
+
+#[tokio::test]
 async fn many_channels_without_circuits_keep_no_client_out() {
     let only = relay(|config| {
         config.limits.connections = 8;

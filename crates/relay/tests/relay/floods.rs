@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use hoplite_crypto::ALPN_H2;
+use hoplite_crypto::{ALPN_H2, ALPN_HTTP1};
 use hoplite_link::quic::{self, VarInt};
 use hoplite_relay::{Handle, config::ResolverChoice};
 use hoplite_wire::{RequestHead, h3};
@@ -368,6 +368,45 @@ async fn a_client_that_opens_all_streams_and_sends_no_head_gets_no_more_of_them(
     let (_, recv) = held.last_mut().expect("some");
     let gone = timeout(PATIENCE, recv.read(&mut [0])).await;
     assert!(gone.expect("in time").is_err());
+}
+
+#[tokio::test]
+async fn what_a_client_has_broken_off_holds_no_place_while_its_name_is_resolved() {
+    let (relay, _resolver) = relay_whose_names_take_long().await;
+    let client = connect(&relay).await;
+    let echo = targets::tcp_echo().await;
+    for _ in 0..3 {
+        let held = client.session.request(&tcp(NOWHERE)).await.expect("sent");
+        while client.status(tcp(echo)).await != 429 {}
+        drop(held);
+        let free = async { while client.status(tcp(echo)).await != 200 {} };
+        timeout(PATIENCE, free).await.expect("given back in time");
+    }
+    let mut h1 = tls_from(&relay, MALLORY, &[ALPN_HTTP1]).await.expect("TLS");
+    let request = format!("CONNECT {NOWHERE} HTTP/1.1\r\nHost: {NOWHERE}\r\n\r\n");
+    h1.write_all(request.as_bytes()).await.expect("sent");
+    until(&relay, "connections_open{transport=\"tls\"}", |open| {
+        open == 1.0
+    })
+    .await;
+    drop(h1);
+    until(&relay, "connections_open{transport=\"tls\"}", |open| {
+        open == 0.0
+    })
+    .await;
+}
+
+/// One request of a client at a time, and that waits for longer than a test.
+async fn relay_whose_names_take_long() -> (Handle, UdpSocket) {
+    let resolver = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await;
+    let resolver = resolver.expect("a socket");
+    let at = resolver.local_addr().expect("bound");
+    let relay = relay(|config| {
+        config.egress.resolver = ResolverChoice::Servers(vec![at]);
+        config.limits.requests_per_client = 1;
+        config.limits.resolve = 10 * PATIENCE;
+    });
+    (relay, resolver)
 }
 
 /// Whoever abandons a few requests, as browsers do, and has others answered, is nobody's enemy.

@@ -84,6 +84,13 @@ impl exchange::Exchange for Exchange {
     type Down = DataSender;
     type Flow = Flow;
 
+    async fn gone(&mut self) {
+        match &mut self.state {
+            State::Asked(answer, _) => answer.closed().await,
+            State::Open(..) | State::Over => std::future::pending().await,
+        }
+    }
+
     async fn respond(&mut self, head: &ResponseHead) -> Result<(), Broken> {
         let State::Asked(answer, upgrade) = std::mem::replace(&mut self.state, State::Over) else {
             return Err(Broken);
