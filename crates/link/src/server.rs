@@ -29,14 +29,15 @@ pub use self::{
 };
 use self::{divert::Aliases, ids::Ids, socket::CoalescingSocket};
 
-/// How many connection attempts may wait for [`Endpoint::accept`] on each shard; more are refused.
-const MOST_INCOMING: usize = 4096;
+/// How many connection attempts may wait for [`Endpoint::accept`] on each shard; more are ignored, and their clients send again. Whoever accepts decides at
+/// once, so that only what one turn of the socket brings waits: under a flood this bounds how long.
+const MOST_INCOMING: usize = 1024;
 
-/// How much may arrive for one attempt before it is accepted, in octets; what is beyond is dropped.
-const INCOMING_OCTETS: u64 = 64 * 1024;
+/// How much may arrive for one attempt before it is accepted, in octets; what is beyond is dropped. A client's first flight, early data included.
+const INCOMING_OCTETS: u64 = 16 * 1024;
 
 /// How much may arrive for all attempts of a shard before they are accepted, in octets.
-const INCOMING_OCTETS_TOTAL: u64 = 16 * 1024 * 1024;
+const INCOMING_OCTETS_TOTAL: u64 = 4 * 1024 * 1024;
 
 /// What records of packets call this end.
 const LABEL: &str = "relay";

@@ -1,6 +1,11 @@
 //! MASQUE over HTTP/2 on a TLS connection: CONNECT, and CONNECT-UDP by DATAGRAM capsules. Both ends.
 //! A hop falls back to it where UDP is blocked; the relay serves it on its TCP port.
 //! RFC 9113 §8.5 (CONNECT), RFC 8441 (Extended CONNECT), RFC 9297 §3 (capsules), RFC 9298.
+//!
+//! What a peer can make us do for nothing (RFC 9113 §10.5) is bounded by the `h2` crate where it comes in one burst: 20 streams reset before they
+//! are accepted, 1024 that break a rule, the CONTINUATION frames that `max_head` can need (5 at least), DATA frames without content; above it the connection
+//! ends with ENHANCE_YOUR_CALM. It keeps one answer to a SETTINGS and one to a PING, and reads on when that has left. What comes slowly enough to be
+//! accepted, whoever serves counts: [`Exchange::gone`], [`Session::abandoned`], [`Session::calm`].
 
 mod drive;
 mod exchange;

@@ -7,6 +7,7 @@
 //!
 //! Every queue has a bound: early datagrams 32 and 64 KiB a connection, outgoing datagrams what QUIC buffers and one batch,
 //! outgoing stream data one write of at most 64 KiB, requests not yet accepted `Config::max_waiting`.
+//! What a peer opens and gives up (RFC 9114 §10.5) whoever serves counts: [`Exchange::gone`], [`Session::abandoned`].
 
 mod counters;
 mod datagrams;

@@ -17,8 +17,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forged::{Forger, address, initials};
-use hoplite_crypto::{Identity, Pin, Trust};
+use forged::{Forger, address, initials_for};
+use hoplite_crypto::{ALPN_H3, Identity, Pin, Trust};
 use hoplite_link::{Config as LinkConfig, Dialer, Peer};
 use hoplite_overlay::{Terms, direct::Direct};
 use hoplite_relay::{Config, Relay};
@@ -127,7 +127,7 @@ impl Drop for Running {
 
 fn measure(rate: usize, seconds: usize, same: bool) -> Result<(), Failure> {
     let relay = Running::start()?;
-    let forged = initials(relay.address, relay.pin, rate * seconds);
+    let forged = initials_for(ALPN_H3, relay.address, relay.pin, rate * seconds);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;

@@ -8,15 +8,20 @@ use std::{
     time::Instant,
 };
 
-use hoplite_crypto::{ALPN_H3, Pin, Trust, client_tls};
+use hoplite_crypto::{Pin, Trust, client_tls};
 use quinn_proto::{
     ClientConfig, Endpoint, EndpointConfig, TransportConfig, crypto::rustls::QuicClientConfig,
 };
 use quinn_udp::{Transmit, UdpSocketState};
 
-/// What `count` clients would send first, each its datagrams.
-pub(crate) fn initials(relay: SocketAddr, pin: Pin, count: usize) -> Vec<Vec<Vec<u8>>> {
-    let tls = client_tls(&Trust::Pins(vec![pin]), &[ALPN_H3]).expect("TLS");
+/// What `count` clients that want this protocol would send first, each its datagrams.
+pub(crate) fn initials_for(
+    alpn: &[u8],
+    relay: SocketAddr,
+    pin: Pin,
+    count: usize,
+) -> Vec<Vec<Vec<u8>>> {
+    let tls = client_tls(&Trust::Pins(vec![pin]), &[alpn]).expect("TLS");
     let tls: QuicClientConfig = tls.try_into().expect("QUIC");
     let mut config = ClientConfig::new(Arc::new(tls));
     config.transport_config(Arc::new(TransportConfig::default()));

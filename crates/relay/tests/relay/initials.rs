@@ -2,8 +2,10 @@
 
 use std::{net::Ipv4Addr, time::Duration};
 
+use hoplite_crypto::ALPN_H3;
+
 use crate::{
-    forged::{Forger, address, initials},
+    forged::{Forger, address, initials_for},
     support::{connect, metric, relay, tcp, until},
     targets,
 };
@@ -18,7 +20,7 @@ async fn forged_initials_take_no_place_from_whoever_is_at_the_address() {
     });
     let address = relay.addresses()[0];
     let forger = Forger::new(address);
-    for client in initials(address, relay.pin(), 60) {
+    for client in initials_for(ALPN_H3, address, relay.pin(), 60) {
         forger.send(Ipv4Addr::LOCALHOST, &client).expect("sent");
     }
     until(&relay, UNFINISHED, |count| count > 8.0).await;
@@ -40,7 +42,10 @@ async fn a_flood_of_forged_initials_is_answered_by_retries_and_honest_clients_ar
     });
     let at = relay.addresses()[0];
     let forger = Forger::new(at);
-    for (number, client) in initials(at, relay.pin(), 300).iter().enumerate() {
+    for (number, client) in initials_for(ALPN_H3, at, relay.pin(), 300)
+        .iter()
+        .enumerate()
+    {
         forger.send(address(number), client).expect("sent");
     }
     until(&relay, "retries_total", |count| count >= 250.0).await;
@@ -62,12 +67,30 @@ async fn one_forged_address_has_its_share_of_the_unproven_and_others_go_on_witho
     });
     let at = relay.addresses()[0];
     let forger = Forger::new(at);
-    for client in initials(at, relay.pin(), 100) {
+    for client in initials_for(ALPN_H3, at, relay.pin(), 100) {
         forger.send(address(0), &client[..1]).expect("sent");
     }
     until(&relay, "retries_total", |count| count >= 95.0).await;
     connect(&relay).await;
     assert_eq!(metric(&relay, "retries_total"), 95.0);
+}
+
+#[tokio::test]
+async fn forged_handshakes_that_fail_at_once_find_no_more_room_than_others() {
+    let relay = relay(|config| {
+        config.limits.handshakes = 10;
+        config.limits.shards = 1;
+    });
+    let at = relay.addresses()[0];
+    let forger = Forger::new(at);
+    let clients = initials_for(b"nothing", at, relay.pin(), 200);
+    for (number, client) in clients.iter().enumerate() {
+        forger.send(address(number), client).expect("sent");
+    }
+    // A connection that has failed is remembered, and holds its room, for as long as one that goes on.
+    until(&relay, "retries_total", |count| count >= 190.0).await;
+    assert!(metric(&relay, "handshakes_failed_total") <= 10.0);
+    connect(&relay).await;
 }
 
 #[tokio::test]
@@ -79,7 +102,10 @@ async fn nothing_of_a_flood_is_left_when_it_is_over() {
     });
     let at = relay.addresses()[0];
     let forger = Forger::new(at);
-    for (number, client) in initials(at, relay.pin(), 40).iter().enumerate() {
+    for (number, client) in initials_for(ALPN_H3, at, relay.pin(), 40)
+        .iter()
+        .enumerate()
+    {
         forger.send(address(number), client).expect("sent");
     }
     until(&relay, "retries_total", |count| count >= 36.0).await;
