@@ -196,7 +196,7 @@ async fn a_client_has_no_more_channels_than_connections() {
 
 #[tokio::test]
 async fn channels_without_circuits_are_closed_after_their_time_and_those_with_some_are_not() {
-    let only = relay(|config| config.limits.first_request = Duration::from_millis(300));
+    let only = relay(|config| config.limits.first_request = Duration::from_secs(2));
     let target = targets::tcp_echo().await;
     let busy = client(path([&only]), How::Tls);
     let stream = open(&busy, target, &Terms::default()).await;

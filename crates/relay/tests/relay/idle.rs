@@ -82,7 +82,7 @@ async fn silent(relay: std::net::SocketAddr, source: Ipv4Addr) -> tokio::net::Tc
 
 #[tokio::test]
 async fn a_connection_without_a_request_is_closed_after_its_time_and_one_with_a_tunnel_is_not() {
-    let relay = relay(|config| config.limits.first_request = Duration::from_millis(300));
+    let relay = relay(|config| config.limits.first_request = Duration::from_secs(2));
     let busy = connect(&relay).await;
     let mut tunnel = busy.udp(targets::udp_echo().await).await;
     let (_endpoint, quic) = quic_from(&relay, attacker(0)).await.expect("connected");

@@ -110,6 +110,7 @@ pub(crate) async fn tls_from(
     let socket = TcpSocket::new_v4()?;
     socket.bind((source, 0).into())?;
     let stream = socket.connect(relay.addresses()[0]).await?;
+    stream.set_nodelay(true)?;
     let name = ServerName::try_from("localhost").expect("a name");
     let connector = TlsConnector::from(Arc::new(tls));
     connector.connect(name, stream).await
