@@ -64,6 +64,7 @@ struct State {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Kept {
     list: Option<(String, bool)>,
+    before: Option<String>,
     proofs: Vec<String>,
     guards: Vec<KeptGuard>,
 }
@@ -107,6 +108,7 @@ impl Kept {
         };
         Ok(Self {
             list: store.list()?,
+            before: store.before()?,
             proofs: store.proofs()?,
             guards: store.guards()?.into_iter().map(guard).collect(),
         })
@@ -123,21 +125,37 @@ impl Kept {
             confirmed: guard.confirmed,
             unlisted: guard.unlisted,
         };
-        if let Some((text, _)) = self.list.as_ref().filter(|_| self.list != old.list) {
-            store.keep_list(text)?;
-        }
-        let is_split = self.list.as_ref().is_some_and(|(_, split)| *split);
-        if let [one, other] = self.proofs.as_slice()
-            && (is_split || self.proofs != old.proofs)
-        {
-            store.keep_split(one, other)?;
-            if let Some((text, false)) = &self.list {
-                store.keep_list(text)?;
-            }
-        }
+        self.put_lists_into(store, &old)?;
         if self.guards != old.guards {
             let guards: Vec<Guard> = self.guards.iter().map(guard).collect();
             store.keep_guards(&guards)?;
+        }
+        Ok(())
+    }
+
+    /// As they came: what a list replaces is the one before, unless it was split.
+    fn put_lists_into(&self, store: &mut Store, old: &Self) -> Result<(), StoreError> {
+        let Some((text, is_split)) = &self.list else {
+            return Ok(());
+        };
+        let is_there = |(old, was_split): &(String, bool)| old == text && (*is_split || !was_split);
+        let is_there = old.list.as_ref().is_some_and(is_there);
+        if !is_there {
+            let whole = old.list.as_ref().filter(|(_, was_split)| !was_split);
+            let becomes = whole.map(|(text, _)| text).or(old.before.as_ref());
+            for earlier in self.before.iter().filter(|it| Some(*it) != becomes) {
+                store.keep_list(earlier)?;
+            }
+            store.keep_list(text)?;
+        }
+        let was_split = is_there && old.list.as_ref().is_some_and(|(_, was_split)| *was_split);
+        if let [one, other] = self.proofs.as_slice()
+            && (*is_split != was_split || self.proofs != old.proofs)
+        {
+            store.keep_split(one, other)?;
+            if !is_split {
+                store.keep_list(text)?;
+            }
         }
         Ok(())
     }
@@ -537,9 +555,9 @@ impl Listed {
         {
             tell_split(list.list.valid_until);
         }
-        state.keep();
         let changed =
             heard.contains(&Ok(directory::Heard::Newer)) || heard.contains(&Err(Refused::Split));
+        state.keep();
         changed && state.take_list()
     }
 
@@ -694,6 +712,27 @@ mod tests {
             store.keep_split("one", "other").expect("kept");
             store.keep_list("later").expect("kept");
         });
+    }
+
+    #[test]
+    fn a_split_list_is_never_the_one_before_that_nothing_spoke_against() {
+        let mut file = Store::in_memory().expect("a store");
+        let mut seen = Store::in_memory().expect("a store");
+        let carry = |seen: &Store, file: &mut Store| {
+            let kept = Kept::of(seen).expect("read");
+            kept.put_into(file).expect("written");
+            file.before().expect("read")
+        };
+        seen.keep_list("one").expect("kept");
+        assert_eq!(carry(&seen, &mut file), None);
+        seen.keep_split("one", "other").expect("kept");
+        assert_eq!(carry(&seen, &mut file), None);
+        seen.keep_list("two").expect("kept");
+        assert_eq!(carry(&seen, &mut file), None);
+        seen.keep_list("three").expect("kept");
+        assert_eq!(carry(&seen, &mut file), Some("two".into()));
+        let again = Kept::of(&file).expect("read").store().expect("written");
+        assert_eq!(again.before().expect("read"), Some("two".into()));
     }
 
     #[test]
