@@ -1,5 +1,5 @@
 //! The process that carries the traffic: it speaks with relays and programs, and has no right to anything but the descriptors that it was given.
-//! `session` starts it, and starts it again when it ends; they speak by [`apart`](super::apart).
+//! `session` starts it, and starts it again when it ends; they speak by [`super::apart`].
 
 use std::{
     collections::BTreeMap,
