@@ -2,6 +2,7 @@
 //! What it decides is decided in `hoplite_directory::Authority`; here are its sockets, its clock and its file.
 
 mod exchange;
+mod places;
 mod rates;
 mod reach;
 mod serve;

@@ -137,6 +137,9 @@ pub(crate) struct Limits {
     pub(crate) octets: u64,
     /// The same to one address.
     pub(crate) octets_per_client: u64,
+    /// How long a request's head may take, from the connection's begin or the last answer on, and then its body.
+    #[serde(deserialize_with = "text::seconds")]
+    pub(crate) request: Duration,
     /// How long one may last.
     #[serde(deserialize_with = "text::seconds")]
     pub(crate) connection: Duration,
@@ -195,6 +198,7 @@ impl Default for Limits {
             requests_per_client: 600,
             octets: 2 << 30,
             octets_per_client: 64 << 20,
+            request: Duration::from_secs(10),
             connection: Duration::from_secs(60),
         }
     }
@@ -393,6 +397,16 @@ impl Limits {
                 "limits.octets_per_client",
                 octets,
                 self.octets_per_client >= list,
+            ),
+            (
+                "limits.request",
+                "expected at least 1 second",
+                !self.request.is_zero(),
+            ),
+            (
+                "limits.connection",
+                "expected at least 1 second",
+                !self.connection.is_zero(),
             ),
         ];
         wrong_of(all)

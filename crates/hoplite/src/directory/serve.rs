@@ -1,7 +1,6 @@
 //! What the authority answers, in plain HTTP/1.1: all of it is public and signed. Bounded in connections, time and size.
 
 use std::{
-    collections::HashMap,
     convert::Infallible,
     net::IpAddr,
     sync::{Arc, Mutex, PoisonError},
@@ -19,46 +18,13 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::{
     Shared, moment, now,
+    places::{Client, Place, Places, Watched},
     rates::{Rate, Rates, client},
 };
 use crate::config::directory::Limits;
 
-/// How long a request's head may take.
-const HEAD: Duration = Duration::from_secs(5);
 /// Octets of a request's head.
 const HEAD_SIZE: usize = 8192;
-
-/// Connections by address.
-#[derive(Clone, Debug, Default)]
-struct Places(Arc<Mutex<HashMap<IpAddr, usize>>>);
-
-/// One of them.
-struct Place(Places, IpAddr);
-
-impl Places {
-    /// None if the client, or all clients, have too many. Another authority's are beside those of all.
-    fn take(&self, client: IpAddr, is_first: bool, limits: &Limits) -> Option<Place> {
-        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: usize = taken.values().sum();
-        let own = taken.get(&client).copied().unwrap_or(0);
-        if !is_first && all >= limits.connections || own >= limits.per_client {
-            return None;
-        }
-        taken.insert(client, own.saturating_add(1));
-        Some(Place(self.clone(), client))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut taken = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = taken.get(&self.1).copied().unwrap_or(0).saturating_sub(1);
-        match left {
-            0 => taken.remove(&self.1),
-            left => taken.insert(self.1, left),
-        };
-    }
-}
 
 /// What all connections have in common.
 struct Server {
@@ -66,6 +32,7 @@ struct Server {
     uploads: Mutex<Rates>,
     requests: Mutex<Rates>,
     octets: Mutex<Rates>,
+    limits: Limits,
 }
 
 fn take(rates: &Mutex<Rates>, client: IpAddr, amount: usize, is_first: bool) -> bool {
@@ -76,13 +43,14 @@ fn take(rates: &Mutex<Rates>, client: IpAddr, amount: usize, is_first: bool) -> 
 
 /// Serves until dropped.
 pub(super) async fn serve(listener: TcpListener, shared: Shared, limits: Limits) {
-    let places = Places::default();
+    let places = Places::new(limits.connections, limits.per_client);
     let rates = |all, each| Mutex::new(Rates::new(Rate { all, each }));
     let server = Arc::new(Server {
         shared,
         uploads: rates(limits.uploads, limits.uploads_per_client),
         requests: rates(limits.requests, limits.requests_per_client),
         octets: rates(limits.octets, limits.octets_per_client),
+        limits,
     });
     loop {
         let Ok((stream, address)) = listener.accept().await else {
@@ -90,17 +58,14 @@ pub(super) async fn serve(listener: TcpListener, shared: Shared, limits: Limits)
             continue;
         };
         let from = client(address.ip());
-        let is_first = server.shared.others().contains(&from);
-        // Who has too many connections is hung up on.
-        if let Some(place) = places.take(from, is_first, &limits) {
-            let asking = Asking {
-                ip: address.ip().to_canonical(),
-                client: from,
-                is_authority: is_first,
-            };
-            let server = Arc::clone(&server);
-            tokio::spawn(converse(stream, server, asking, limits.connection, place));
-        }
+        let client = Client {
+            address: from,
+            is_authority: server.shared.others().contains(&from),
+        };
+        let place = places.enter(client);
+        let ip = address.ip().to_canonical();
+        let asking = Asking { ip, client };
+        tokio::spawn(converse(stream, Arc::clone(&server), asking, place));
     }
 }
 
@@ -108,25 +73,23 @@ pub(super) async fn serve(listener: TcpListener, shared: Shared, limits: Limits)
 #[derive(Clone, Copy)]
 struct Asking {
     ip: IpAddr,
-    client: IpAddr,
-    is_authority: bool,
+    client: Client,
 }
 
-async fn converse(
-    stream: TcpStream,
-    server: Arc<Server>,
-    asking: Asking,
-    patience: Duration,
-    place: Place,
-) {
+async fn converse(stream: TcpStream, server: Arc<Server>, asking: Asking, place: Place) {
+    let (place, limits) = (Arc::new(place), server.limits.clone());
+    let stream = TokioIo::new(Watched::new(stream, Arc::clone(&place)));
     let service = service_fn(move |request| answer(request, Arc::clone(&server), asking));
+    // The head's time begins with the connection, and again with each answer: it bounds the pauses too.
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD)
+        .header_read_timeout(limits.request)
         .max_buf_size(HEAD_SIZE)
-        .serve_connection(TokioIo::new(stream), service);
-    drop(tokio::time::timeout(patience, connection).await);
-    drop(place);
+        .serve_connection(stream, service);
+    tokio::select! {
+        ended = tokio::time::timeout(limits.connection, connection) => drop(ended),
+        () = place.lost() => {}
+    }
 }
 
 async fn answer(
@@ -151,7 +114,7 @@ async fn answer(
 }
 
 fn get(path: &str, server: &Server, asking: Asking) -> (StatusCode, Bytes) {
-    let (client, is_first) = (asking.client, asking.is_authority);
+    let (client, is_first) = (asking.client.address, asking.client.is_authority);
     if !take(&server.requests, client, 1, is_first) {
         return too_many();
     }
@@ -199,9 +162,13 @@ async fn upload(
     server: &Server,
     asking: Asking,
 ) -> (StatusCode, Bytes) {
-    let body = Limited::new(request.into_body(), DESCRIPTOR)
-        .collect()
-        .await;
+    let body = Limited::new(request.into_body(), DESCRIPTOR).collect();
+    let Ok(body) = tokio::time::timeout(server.limits.request, body).await else {
+        return (
+            StatusCode::REQUEST_TIMEOUT,
+            "the descriptor has not come in time".into(),
+        );
+    };
     let Ok(body) = body else {
         return (
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -213,7 +180,7 @@ async fn upload(
     };
     // Who claims to be a relay that has passed its test still has a share of its address only.
     let is_first = claims_tested(&text, &server.shared);
-    if !take(&server.uploads, asking.client, 1, is_first) {
+    if !take(&server.uploads, asking.client.address, 1, is_first) {
         return too_many();
     }
     let taken = server.shared.lock().upload(&text, asking.ip, now());
@@ -239,32 +206,4 @@ fn claims_tested(text: &str, shared: &Shared) -> bool {
     let identity = text.lines().find_map(|line| line.strip_prefix("identity "));
     let identity = identity.and_then(|identity| identity.parse().ok());
     identity.is_some_and(|identity| shared.lock().is_tested(&identity))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_client_cannot_take_all_places_and_gives_them_back() {
-        let (places, limits) = (
-            Places::default(),
-            Limits {
-                connections: 3,
-                per_client: 2,
-                ..Limits::default()
-            },
-        );
-        let take = |n: u8| places.take(IpAddr::from([10, 0, 0, n]), false, &limits);
-        let held = (take(1).expect("free"), take(1).expect("free"));
-        assert!(take(1).is_none());
-        let other = take(2).expect("free");
-        assert!(take(3).is_none());
-        let authority = places.take(IpAddr::from([10, 0, 0, 9]), true, &limits);
-        assert!(authority.is_some(), "it has places of its own");
-        drop(authority);
-        drop((held, other));
-        assert!(take(3).is_some());
-        assert!(places.0.lock().expect("sound").len() <= 1);
-    }
 }

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{Read, Write},
-    net::{Ipv4Addr, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     path::Path,
     thread,
 };
@@ -13,6 +13,7 @@ use hoplite_crypto::{SigningKey, onion::rsa::sha256};
 use hoplite_wire::directory::{
     Commitment, Commitments, Key, List, Signature, SignedDescriptor, SignedList, Stage,
 };
+use socket2::{Domain, Socket, Type};
 use zeroize::Zeroizing;
 
 use crate::{
@@ -172,6 +173,77 @@ fn who_hands_in_or_asks_for_too_much_is_told_so() {
     );
     let is_refused = || get(port, "/hoplite/vote/1/x").starts_with("HTTP/1.1 429");
     assert_eq!((is_refused(), is_refused()), (false, true));
+}
+
+/// How whoever only wants the place holds it.
+const HOLDS: [&str; 3] = [
+    "",
+    "GET /hoplite/list HTTP/1.1\r\nHost:",
+    "POST /hoplite/descriptor HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhell",
+];
+
+#[test]
+fn a_newcomer_is_answered_while_others_hold_all_connections_idle() {
+    let directory = tempfile::tempdir().expect("directory");
+    let port = free_port();
+    let authorities = [format!("{}@127.0.0.1:{port}", key(directory.path()))];
+    // Nothing ends by itself while the test runs.
+    let lines = "[limits]\nrequest = 600\nconnection = 600\n";
+    let _authority = started(directory.path(), port, &authorities, lines);
+    let asked = |from: Ipv4Addr| {
+        let mut stream = connect_from(from, port);
+        let head = "GET /hoplite/vote/1/x HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+        let mut answer = String::new();
+        let answered = stream.write_all(head.as_bytes());
+        drop(answered.and_then(|()| stream.read_to_string(&mut answer)));
+        answer
+    };
+    // A few addresses that take all they may have, and then many with one connection each, each time more than there are places.
+    for (net, addresses, each) in [(1, 17, 16), (2, 250, 1), (3, 250, 1)] {
+        let mut held = Vec::new();
+        for n in (1..=addresses).flat_map(|n| [n; 16].into_iter().take(each)) {
+            let mut stream = connect_from([127, 0, net, n].into(), port);
+            let start = HOLDS[held.len() % HOLDS.len()];
+            // It may have been hung up on.
+            drop(stream.write_all(start.as_bytes()));
+            held.push(stream);
+        }
+        for newcomer in 1..=20 {
+            let answer = asked([127, 0, 100 + net, newcomer].into());
+            assert!(answer.starts_with("HTTP/1.1 404"), "{newcomer}: {answer:?}");
+        }
+        let same = asked([127, 0, net, 1].into());
+        assert!(same.starts_with("HTTP/1.1 404"), "{same:?}");
+    }
+}
+
+#[test]
+fn who_connects_and_sends_no_whole_request_is_hung_up_on() {
+    let directory = tempfile::tempdir().expect("directory");
+    let port = free_port();
+    let authorities = [format!("{}@127.0.0.1:{port}", key(directory.path()))];
+    let lines = "[limits]\nrequest = 1\nconnection = 600\n";
+    let _authority = started(directory.path(), port, &authorities, lines);
+    let told = HOLDS.map(|start| {
+        let mut stream = connect(port);
+        stream.write_all(start.as_bytes()).expect("taken");
+        let mut answer = Vec::new();
+        // Returns when the authority has closed it.
+        drop(stream.read_to_end(&mut answer));
+        String::from_utf8_lossy(&answer).into_owned()
+    });
+    assert!(told[0].is_empty(), "{told:?}");
+    assert!(!told[1].contains(" 200 "), "{told:?}");
+    assert!(told[2].starts_with("HTTP/1.1 408"), "{told:?}");
+}
+
+fn connect_from(from: Ipv4Addr, port: u16) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    let from = SocketAddr::from((from, 0));
+    let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    socket.bind(&from.into()).expect("binds");
+    socket.connect(&to.into()).expect("listens");
+    socket.into()
 }
 
 #[expect(clippy::disallowed_methods, reason = "the test is a stranger")]
