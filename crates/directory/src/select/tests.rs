@@ -1,5 +1,7 @@
 //! No constraint is ever broken, and over many paths each relay is chosen as often as its weight says. All seeds are fixed.
 
+mod hostile;
+
 use std::collections::HashMap;
 
 use proptest::{collection::vec, prelude::*};
