@@ -1,7 +1,10 @@
 //! `up`, `down` and `status` for real: in namespaces of their own, never on the machine's routes, rules, firewall or resolv.conf.
 //! Skipped, with the reason on stderr, where namespaces, TUN devices or the program `ip` are not to be had.
 
-use std::process::{Command, Output};
+use std::{
+    path::PathBuf,
+    process::{Command, Output},
+};
 
 /// A machine with an uplink that leads nowhere, and a relay on its loopback. `state` prints all that `up` may touch.
 const MACHINE: &str = r#"
@@ -45,9 +48,31 @@ up() { "$HOPLITE" up --config client.toml "$@"; }
 state > before
 "#;
 
+/// What the machines of the tests are made of, beside a kernel that gives namespaces to users.
+const PROGRAMS: [&str; 6] = ["unshare", "ip", "nft", "tcpdump", "python3", "setpriv"];
+
+/// `None` where something is missing, which CI does not bear.
 #[expect(clippy::print_stderr, reason = "why a test is skipped")]
+fn skipped(why: &str) -> Option<Output> {
+    assert!(
+        std::env::var("CI").as_deref() != Ok("true"),
+        "not to be tried here: {why}"
+    );
+    eprintln!("skipped: {why}");
+    None
+}
+
+fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
+    folders.any(|folder| folder.join(program).is_file())
+}
+
 /// Runs the script inside; `None` where that is not possible.
 fn inside(script: &str) -> Option<Output> {
+    if let Some(missing) = PROGRAMS.into_iter().find(|program| !is_installed(program)) {
+        return skipped(&format!("{missing} is not installed"));
+    }
     let temporary = tempfile::tempdir().expect("a directory");
     let shell = |script: &str| {
         Command::new("unshare")
@@ -63,13 +88,9 @@ fn inside(script: &str) -> Option<Output> {
         Ok(output) if output.status.success() => shell(script).ok(),
         Ok(output) => {
             let why = String::from_utf8_lossy(&output.stderr);
-            eprintln!("skipped, namespaces are not to be had: {}", why.trim());
-            None
+            skipped(&format!("namespaces are not to be had: {}", why.trim()))
         }
-        Err(error) => {
-            eprintln!("skipped, there is no `unshare`: {error}");
-            None
-        }
+        Err(error) => skipped(&format!("`unshare` cannot be run: {error}")),
     }
 }
 
