@@ -148,6 +148,7 @@ ATTACKS = {
     "circuits": lambda net: [net.hostile(x, "r1", 40, "circuits", 300) for x in ("x1", "x2", "x3")],
     "identities": lambda net: [net.hostile("x1", f"r{n}", 40, "identities", 5000) for n in (1, 2)],
     "black-hole": lambda net: [net.hostile("x1", f"r{n}", 15, "black-hole", BLACK_HOLE) for n in (1, 2)],
+    "descriptors": lambda net: [net.hostile("x1", "r1", 15, "descriptors", *(f"{net[a].v4}:{DIRECTORY}" for a in ("a1", "a2", "a3")))],
     "reflect": lambda net: [net.hostile("x1", "r1", 15, "reflect", f"{net['x2'].v4}:4433")],
 }
 
@@ -191,6 +192,9 @@ def main():
                     wait_for(process.name, lambda p=process: not p.alive(), 60)
                     print(f"     {process.name}: {process.lines() or process.text()[-300:]}", flush=True)
                 checks.check(f"{name}: honest circuits are served", all(times), told(times))
+                if name == "descriptors":
+                    listed = net.list().read_text().count("\nname nowhere\n")
+                    checks.check("descriptors: none of them is in the list", listed == 0, f"{listed} are")
     checks.done()
 
 

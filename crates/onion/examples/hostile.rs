@@ -6,6 +6,7 @@
 //! hostile LIST RELAY SECONDS identities COUNT      a relay's channel for each of COUNT identities that nobody knows
 //! hostile LIST RELAY SECONDS black-hole ADDRESS    has RELAY extend to every listed relay at an address where nobody answers
 //! hostile LIST RELAY SECONDS reflect ADDRESS       has RELAY dial ADDRESS for a new identity, again and again
+//! hostile LIST RELAY SECONDS descriptors ADDRESS… hands descriptors of relays that are nowhere to the authorities at these addresses
 //! hostile LIST RELAY SECONDS forward NAME ADDRESS  stands at ADDRESS between RELAY and the relay NAME, and passes octets on
 //! ```
 //! LIST is a file with the authorities' list, RELAY a name in it. It ends after SECONDS and prints one line of JSON.
@@ -29,11 +30,14 @@ use std::{
 };
 
 use bytes::BytesMut;
-use hoplite_crypto::onion::{
-    RelayKeys,
-    identity::{RelayIdentity, stand_in},
-    ntor3,
-    tor1::ClientLayers,
+use hoplite_crypto::{
+    onion::{
+        RelayKeys,
+        identity::{RelayIdentity, stand_in},
+        ntor3,
+        tor1::ClientLayers,
+    },
+    signing::SigningKey,
 };
 use hoplite_link::channel::{
     Channel, ChannelDialer, Circuit, Config, Counts, How, Whom, handshake::Us,
@@ -46,10 +50,10 @@ use hoplite_wire::{
         circuit::{ClientExtensions, Create2, Created2, Extend2, HandshakeType, LinkSpecifier},
         relay::{self, StreamId},
     },
-    directory::{SignedDescriptor, SignedList, Stage},
+    directory::{Descriptor, Key, Signature, SignedDescriptor, SignedList, Stage},
 };
 use tokio::{
-    io::copy_bidirectional,
+    io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional},
     net::{TcpListener, TcpStream, UdpSocket},
     task::JoinSet,
     time::{Instant, sleep, timeout},
@@ -395,6 +399,57 @@ async fn back(attack: Arc<Attack>, out: Arc<UdpSocket>, socket: Arc<UdpSocket>, 
     }
 }
 
+/// A descriptor that its own key has signed, of a relay with a stranger's address.
+fn descriptor(attack: &Attack) -> SignedDescriptor {
+    let key = SigningKey::generate().unwrap();
+    let [a, b, c] = random::<3>();
+    let descriptor = Descriptor {
+        name: "nowhere".to_owned(),
+        identity: Key(key.public()),
+        addresses: vec![([198, 18 | (a & 1), b, c.max(1)], 443).into()],
+        onion: Some(random()),
+        pin: None,
+        operator: None,
+        ..attack.first.descriptor.clone()
+    };
+    let signature = Signature(key.sign(descriptor.text().as_bytes()));
+    SignedDescriptor {
+        descriptor,
+        signature,
+    }
+}
+
+/// One after the other to each, as fast as it answers.
+async fn descriptors(attack: Arc<Attack>, authorities: Vec<SocketAddr>) {
+    let mut all = JoinSet::new();
+    for authority in authorities {
+        let attack = Arc::clone(&attack);
+        all.spawn(async move {
+            while !attack.is_over() {
+                let text = descriptor(&attack).to_string();
+                attack.tally.tried.fetch_add(1, Relaxed);
+                let answer = timeout(Duration::from_secs(5), post(authority, &text)).await;
+                let taken = answer.is_ok_and(|said| said.is_ok_and(|said| said.contains(" 200 ")));
+                attack.count(taken);
+            }
+        });
+    }
+    while all.join_next().await.is_some() {}
+}
+
+async fn post(authority: SocketAddr, text: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(authority).await?;
+    let head = format!(
+        "POST /hoplite/descriptor HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        text.len()
+    );
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(text.as_bytes()).await?;
+    let mut said = String::new();
+    stream.read_to_string(&mut said).await?;
+    Ok(said)
+}
+
 async fn forward(attack: Arc<Attack>, to: SignedDescriptor, address: SocketAddr) {
     tokio::spawn(pass(
         Arc::clone(&attack),
@@ -452,6 +507,10 @@ async fn main() {
             while all.join_next().await.is_some() {}
         }
         "reflect" => extending(run, attack.first.clone(), None, rest[0].parse().unwrap()).await,
+        "descriptors" => {
+            let authorities = rest.iter().map(|text| text.parse().unwrap());
+            descriptors(run, authorities.collect()).await;
+        }
         "forward" => forward(run, attack.named(&rest[0]), rest[1].parse().unwrap()).await,
         other => panic!("{other}?"),
     }
