@@ -37,7 +37,8 @@ pub struct Limits {
     /// Open requests on one connection; the transport makes clients wait for the next. Default: 16384.
     pub requests_per_connection: u32,
     /// Requests that a client may break off each second on one connection before they are answered, and so many at once; malformed ones and streams without
-    /// a use count too. Above it the connection is closed (ENHANCE_YOUR_CALM, H3_EXCESSIVE_LOAD). 0 is no limit. Default: 200.
+    /// a use count too. Above it the connection is closed (ENHANCE_YOUR_CALM, H3_EXCESSIVE_LOAD): a device whose program scans ports stays far below. 0 is no
+    /// limit. Default: 5000.
     pub abandoned: u32,
     /// Payload of all clients, both ways together, in bit/s; 0 is no limit. Of it each client that has a request open has an equal share,
     /// and what others leave. Default: 0.
@@ -101,7 +102,7 @@ impl Default for Limits {
             requests_per_client: 32_768,
             udp_tunnels: 0,
             requests_per_connection: 16_384,
-            abandoned: 200,
+            abandoned: 5000,
             bandwidth: 0,
             bandwidth_per_client: 0,
             queries_per_client: 1000,
