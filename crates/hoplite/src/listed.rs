@@ -192,7 +192,9 @@ pub(crate) async fn prepare(client: &mut Client, overlay: &dyn Overlay) -> Resul
     };
     let known = kept.and_then(|kept| directory::Client::new(file.trust(), kept));
     let mut known = known.map_err(store)?;
-    if !matches!(known.list(now()), Ok(Some(_))) {
+    // One of a network that had no relays yet is no reason to wait until another is due.
+    let is_of_use = matches!(known.list(now()), Ok(Some(list)) if !list.list.relays.is_empty());
+    if !is_of_use {
         let refusals = renew(&mut known, &file, overlay).await.map_err(store)?;
         refused(&known, &refusals)?;
     }
