@@ -28,18 +28,37 @@ pub(super) fn find(program: &str) -> Option<PathBuf> {
 
 /// It, to be given arguments and started.
 pub(crate) fn command(program: &str) -> io::Result<Command> {
-    let path = find(program).ok_or_else(|| {
+    Ok(bare(&installed(program)?))
+}
+
+/// The same, but it ignores SIGTERM, which every process gets at once when the machine is shut down: what holds the firewall, or makes it
+/// again, ends when we want it to, with its input or by SIGKILL.
+pub(super) fn command_ignoring_sigterm(program: &str) -> io::Result<Command> {
+    let path = installed(program)?;
+    let mut command = bare(&installed("sh")?);
+    // What a process ignores, the program that it becomes ignores as well (execve(2)).
+    command
+        .args(["-c", "trap '' TERM; exec \"$0\" \"$@\""])
+        .arg(path);
+    Ok(command)
+}
+
+fn installed(program: &str) -> io::Result<PathBuf> {
+    find(program).ok_or_else(|| {
         let missing = format!("{program} is not installed");
         io::Error::new(io::ErrorKind::NotFound, missing)
-    })?;
+    })
+}
+
+fn bare(path: &Path) -> Command {
     let mut command = Command::new(path);
     command.env_clear().env("LC_ALL", "C").current_dir("/");
-    Ok(command)
+    command
 }
 
 /// Runs it to its end with `input`; its output, or the first line of what it complained of.
 pub(crate) fn run(program: &str, arguments: &[&str], input: &str) -> io::Result<String> {
-    let output = spawn_and_feed(command(program)?.args(arguments), input)?;
+    let output = spawn_and_feed(command_ignoring_sigterm(program)?.args(arguments), input)?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => {
@@ -84,7 +103,36 @@ pub(crate) fn may_set_up() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
+
+    #[test]
+    fn a_program_goes_on_when_it_is_told_to_end_and_ends_with_its_input() {
+        let mut child = command_ignoring_sigterm("cat")
+            .expect("there")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("starts");
+        let (mut input, mut output) = child
+            .stdin
+            .take()
+            .zip(child.stdout.take())
+            .expect("both are pipes");
+        let mut echo = |line: &[u8]| {
+            input.write_all(line).expect("it reads");
+            let mut heard = vec![0; line.len()];
+            output.read_exact(&mut heard).expect("it writes");
+            assert_eq!(heard, line);
+        };
+        echo(b"before");
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+        echo(b"after");
+        drop(input);
+        assert!(child.wait().expect("ours").success());
+    }
 
     #[test]
     fn a_program_is_fed_and_heard_and_its_complaint_is_one_line() {

@@ -10,7 +10,7 @@ use std::{
     io::{BufRead, BufReader, Write},
     os::{fd::OwnedFd, unix::process::CommandExt},
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, Command, Stdio},
+    process::{Child, ChildStdin, Stdio},
     time::Duration,
 };
 
@@ -162,13 +162,10 @@ struct Owner {
 
 impl Owner {
     fn new(table: &str, text: &str) -> io::Result<Self> {
-        let path = child::find("nft").ok_or(io::ErrorKind::NotFound)?;
-        let mut nft = Command::new(path)
+        let mut nft = child::command_ignoring_sigterm("nft")?
             .arg("--interactive")
-            .env_clear()
             // It keeps a history of its lines there, if it can.
             .env("HOME", "/dev/null")
-            .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

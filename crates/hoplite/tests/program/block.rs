@@ -171,6 +171,38 @@ state > after; diff before after
     );
 }
 
+/// As at shutdown: nftables' unit flushes, and right after it every process gets SIGTERM, those that hold the firewall among them.
+#[test]
+fn nothing_leaves_while_the_machine_is_shut_down_and_every_process_is_told_to_end() {
+    nothing_leaves(
+        r#"
+"$HOPLITE" up --block-only --foreground > said &
+block=$!
+holds() { nft list table inet hoplite-kept > /dev/null 2>&1; }
+until_true holds
+until_true says blocked
+left > /dev/null
+talking
+rounds
+kill -TERM $(pgrep -P $block) || true
+rounds
+nft flush ruleset
+until_true says blocked
+rounds
+nothing_left "whoever holds a copy was told to end, and the tables were flushed"
+nft flush ruleset
+kill -TERM $block $(pgrep -P $block) || true
+wait $block
+rounds
+nothing_left "flushed, and every process told to end"
+says blocked
+silence
+"$HOPLITE" down
+state > after; diff before after
+"#,
+    );
+}
+
 #[test]
 fn a_file_that_is_missing_or_wrong_blocks_everything_at_boot_and_is_told() {
     nothing_leaves(
