@@ -1,24 +1,29 @@
 //! The client's end: circuits built over a path, and the overlay made of them.
 //! The binary hands it a [`Dialer`](crate::channel::Dialer) and [`Paths`](crate::path::Paths).
 
-mod builder;
-mod circuit;
-mod driver;
-mod onion;
-mod pool;
-mod ports;
-mod signs;
-mod times;
+use std::{future::poll_fn, net::IpAddr, sync::Arc, time::Duration};
 
-pub use circuit::{Circuit, Progress};
-pub use driver::{Live, build};
-pub use onion::Onion;
+use hoplite_overlay::{Datagrams, Error, ErrorKind, Isolation, Opening, Overlay, Stream, Terms};
+use hoplite_wire::{Target, cell::relay::Flags};
+
+use crate::{
+    channel::Dialer,
+    edge::{HALF_CLOSE, Limits, io::Handle},
+    path::Paths,
+};
+use pool::Pool;
+
+pub use circuit::Circuit;
+pub use circuit::Progress;
+pub use driver::Live;
+pub use driver::build;
 pub use pool::OF_A_TOKEN;
 pub use times::BuildTimes;
 
-use std::time::Duration;
-
-use crate::edge::Limits;
+mod circuit;
+mod driver;
+mod pool;
+mod times;
 
 /// How circuits are built and kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,5 +61,146 @@ impl Default for Config {
             build: (Duration::from_millis(1500), Duration::from_secs(60)),
             limits: Limits::default(),
         }
+    }
+}
+
+// Circuits as an overlay: a stream is a stream of the token's circuit, a name is resolved by its exit. tor-spec "Opening streams and transferring data", "Remote hostname lookup".
+
+/// The overlay. Dropped, its circuits end with their last streams.
+#[derive(Debug)]
+pub struct Onion(Arc<Pool>);
+
+impl Onion {
+    /// Builds circuits over what `paths` chooses, by the channels of `dialer`.
+    pub fn new(dialer: Arc<dyn Dialer>, paths: Arc<dyn Paths>, config: Config) -> Self {
+        Self(Pool::new(dialer, paths, config))
+    }
+
+    /// Builds the spare circuits now, so that the first stream finds one.
+    pub fn warm(&self) {
+        self.0.refill();
+    }
+
+    /// A stream to the directory of the circuit's last relay (BEGIN_DIR).
+    ///
+    /// # Errors
+    /// As [`Overlay::open_stream`]; [`ErrorKind::Unsupported`] if it has none.
+    pub async fn open_directory(&self, terms: &Terms) -> Result<Stream, Error> {
+        let opening = async {
+            let live = self.0.circuit(&terms.isolation, None).await?;
+            let id = live.shared().lock().begin_directory()?;
+            let mut handle = Handle::new(live.shared(), id);
+            poll_fn(|cx| handle.poll_said(cx)).await?;
+            Ok(Stream::new(handle))
+        };
+        terms.run("opening a directory stream", opening).await
+    }
+
+    async fn stream(&self, target: &Target, terms: &Terms) -> Result<Stream, Error> {
+        let ask = |live: Arc<Live>| -> Opening<'_, Stream> {
+            Box::pin(async move {
+                let mut handle = begin(&live, target)?;
+                poll_fn(|cx| handle.poll_said(cx)).await?;
+                Ok(Stream::new(handle))
+            })
+        };
+        self.attempt(&terms.isolation, Some(target), ask).await
+    }
+
+    /// First data travel behind BEGIN ("optimistic data").
+    async fn early(&self, target: &Target, terms: &Terms) -> Result<Stream, Error> {
+        let ask = |live: Arc<Live>| -> Opening<'_, Stream> {
+            Box::pin(async move { Ok(Stream::early(begin(&live, target)?, terms.deadline)) })
+        };
+        self.attempt(&terms.isolation, Some(target), ask).await
+    }
+
+    async fn addresses(&self, name: &str, terms: &Terms) -> Result<Vec<IpAddr>, Error> {
+        let ask = |live: Arc<Live>| -> Opening<'_, Vec<IpAddr>> {
+            Box::pin(async move {
+                let id = live.shared().lock().resolve(name)?;
+                let mut handle = Handle::new(live.shared(), id);
+                poll_fn(|cx| handle.poll_addresses(cx)).await
+            })
+        };
+        self.attempt(&terms.isolation, None, ask).await
+    }
+
+    /// Tries on the token's circuit, and on another where the circuit is what failed.
+    async fn attempt<'a, T>(
+        &self,
+        isolation: &Isolation,
+        target: Option<&Target>,
+        ask: impl Fn(Arc<Live>) -> Opening<'a, T>,
+    ) -> Result<T, Error> {
+        let mut attempts = 1;
+        loop {
+            let (failed, error) = match self.0.circuit(isolation, target).await {
+                Ok(live) => match ask(Arc::clone(&live)).await {
+                    Ok(found) => return Ok(found),
+                    Err(error) => (Some(live), error),
+                },
+                Err(error) => (None, error),
+            };
+            if attempts >= self.0.config().attempts || !is_the_paths(&error, failed.is_none()) {
+                return Err(error);
+            }
+            if let Some(live) = failed {
+                self.0.give_up(isolation, &live);
+            }
+            attempts += 1;
+        }
+    }
+}
+
+/// Whether another circuit may do better.
+fn is_the_paths(error: &Error, building: bool) -> bool {
+    match error.kind() {
+        ErrorKind::PathFailed | ErrorKind::EntryUnreachable => true,
+        ErrorKind::TimedOut => building,
+        _ => false,
+    }
+}
+
+fn begin(live: &Live, target: &Target) -> Result<Handle, Error> {
+    let flags = match live.half_close() {
+        true => Flags::IPV6_OKAY.and(HALF_CLOSE),
+        false => Flags::IPV6_OKAY,
+    };
+    let id = live.shared().lock().begin(target, flags)?;
+    Ok(Handle::new(live.shared(), id))
+}
+
+impl Overlay for Onion {
+    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
+        Box::pin(async move {
+            match terms.early {
+                true => {
+                    terms
+                        .run("opening a stream", self.early(target, terms))
+                        .await
+                }
+                false => {
+                    terms
+                        .run("opening a stream", self.stream(target, terms))
+                        .await
+                }
+            }
+        })
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        _: &'a Target,
+        _: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        Box::pin(async {
+            let doing = "opening a UDP flow through circuits, which carry TCP alone";
+            Err(Error::new(ErrorKind::Unsupported, doing))
+        })
+    }
+
+    fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        Box::pin(terms.run("resolving a name", self.addresses(name, terms)))
     }
 }

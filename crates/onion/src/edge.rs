@@ -5,35 +5,37 @@
 //! Every queue is bounded ([`Limits`]), for each stream and for all of them. While the channel takes nothing, acknowledgements gather up to [`Limits::urgent`]; then
 //! [`Edge::is_full`], and the driver reads no more of this circuit.
 
-mod ask;
-pub mod io;
-mod late;
-mod message;
-mod receive;
-mod send;
-mod share;
-mod stream;
-mod unpredictable;
-
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::Arc,
     task::Waker,
 };
 
+use bytes::{Buf, Bytes, BytesMut};
 use hoplite_overlay::Error;
 use hoplite_wire::cell::{
     self, Malformed,
-    relay::{Begin, Command, Flags, StreamId},
+    relay::{
+        Begin, Command, End, EndReason, Flags, HEADER, Header, Message, Resolve, Resolved, Sendme,
+        StreamId, Xoff, Xon,
+    },
 };
 use tokio::time::Instant;
 
-pub use self::message::Outbound;
-use self::{late::Late, share::Sum, stream::Stream, unpredictable::Unpredictable};
 use crate::{
     channel::Kept,
-    flow::{self, Control, Violation, vegas},
+    failure,
+    flow::{self, Control, Digest, Violation, stream::Say, vegas},
 };
+use message::Unpredictable;
+use stream::Sum;
+use stream::{Answer, Produced, Stream};
+
+pub use message::Outbound;
+
+pub mod io;
+mod message;
+mod stream;
 
 /// A flag of BEGIN that only relays of this project know: END with reason DONE ends one direction of the stream, as a FIN does.
 /// It is set towards relays that announce it, and others ignore it.
@@ -280,3 +282,398 @@ impl Edge {
 
 #[cfg(test)]
 mod tests;
+
+// What comes to one end of a circuit: relay messages in the clear, each handed to its stream. tor-spec "Relay cells",
+// "Closing streams", "Flow control".
+
+impl Edge {
+    /// A relay message for this end has come; `digest` is the running digest after its cell.
+    ///
+    /// # Errors
+    /// [`Broken`]: the circuit is to be closed.
+    pub fn handle(&mut self, body: BytesMut, digest: Digest, at: Moment) -> Result<(), Broken> {
+        let fixed: &[u8; cell::BODY] = body.as_ref().try_into().map_err(|_| Malformed("cell"))?;
+        let header = Header::read(fixed);
+        let data = header.data(fixed)?;
+        if header.command == Command::DATA {
+            return self.data(header, body, digest);
+        }
+        let message = match Message::parse(header.command, data) {
+            Ok(message) => message,
+            Err(error) => return self.unreadable(header, error),
+        };
+        match message {
+            Message::Sendme(sendme) => self.sendme(header.stream, sendme, at),
+            Message::Connected(_) => self.answered(header, Answer::Connected),
+            Message::Resolved(resolved) => self.looked_up(header, &resolved),
+            Message::End(end) => self.ended(header.stream, end),
+            Message::Xon(Xon { .. }) => self.told(header, false),
+            Message::Xoff(Xoff) => self.told(header, true),
+            Message::Begin(begin) => self.requested(header, Asked::Stream(begin)),
+            Message::BeginDir => self.requested(header, Asked::Directory),
+            Message::Resolve(Resolve(name)) => self.requested(header, Asked::Name(name.into())),
+            // "If the relay command is not understood, the cell must be dropped and ignored." That an exit does; a client has asked for nothing
+            // that it does not understand, nor for padding (proposal 254), and who may send it cells without end may mark its circuit.
+            Message::Drop | Message::Unknown(..) if self.role == Role::Exit => Ok(()),
+            other => Err(Broken::Unexpected(other.command())),
+        }
+    }
+
+    /// What nobody can be connected to is the program's mistake, not the client's.
+    fn unreadable(&mut self, header: Header, error: Malformed) -> Result<(), Broken> {
+        let asks = matches!(header.command, Command::BEGIN | Command::RESOLVE);
+        if !asks || self.role == Role::Client || header.stream == StreamId::CIRCUIT {
+            return Err(error.into());
+        }
+        self.say(
+            header.stream,
+            &Message::End(End::new(EndReason::TORPROTOCOL)),
+        );
+        Ok(())
+    }
+
+    fn data(&mut self, header: Header, mut body: BytesMut, digest: Digest) -> Result<(), Broken> {
+        if self.incoming.received()? {
+            self.say(StreamId::CIRCUIT, &Message::Sendme(Sendme::V1(digest)));
+        }
+        let at_client = self.role == Role::Client;
+        // Nobody has a reason to send a client nothing.
+        if at_client && header.length == 0 {
+            return Err(Broken::Unexpected(Command::DATA));
+        }
+        let Some(stream) = self.stream(header.stream) else {
+            return self.stray(header.stream, Late::data);
+        };
+        if at_client && !stream.is_answered() {
+            return Err(Broken::Unexpected(Command::DATA));
+        }
+        body.advance(HEADER);
+        body.truncate(header.length.into());
+        if let Some(say) = stream.receive(body)? {
+            self.say_flow(header.stream, say);
+        }
+        if self.held.total() > self.limits.held {
+            self.relieve();
+        }
+        Ok(())
+    }
+
+    /// Ends the stream that holds most. Proposal 324 §4.1.3 has those ended that hold the oldest; whoever stands still longest holds most, too.
+    fn relieve(&mut self) {
+        let reason = match self.role {
+            // tor-spec "Closing streams": a client "SHOULD NOT" give another reason.
+            Role::Client => EndReason::MISC,
+            Role::Exit => EndReason::RESOURCELIMIT,
+        };
+        let fullest = self
+            .streams
+            .iter_mut()
+            .max_by_key(|(_, stream)| stream.held());
+        let Some((id, stream)) = fullest else {
+            return;
+        };
+        let id = StreamId(*id);
+        let late = (self.role == Role::Client).then(|| Late::new(stream, &self.incoming));
+        stream.cut(reason, late);
+        self.say(id, &Message::End(End::new(reason)));
+    }
+
+    fn sendme(&mut self, id: StreamId, sendme: Sendme, at: Moment) -> Result<(), Broken> {
+        if id == StreamId::CIRCUIT {
+            let digest = match sendme {
+                Sendme::V1(digest) => Some(digest),
+                Sendme::V0 => None,
+            };
+            self.outgoing.acknowledged(digest, at.now, at.blocked)?;
+            self.wake();
+            return Ok(());
+        }
+        let Some(stream) = self.stream(id) else {
+            return self.stray(id, |late, _| late.acknowledged());
+        };
+        stream.outgoing.acknowledged()?;
+        self.take_turn(id);
+        Ok(())
+    }
+
+    fn answered(&mut self, header: Header, answer: Answer) -> Result<(), Broken> {
+        if self.role == Role::Exit {
+            return Err(Broken::Unexpected(header.command));
+        }
+        match self.stream(header.stream) {
+            Some(stream) if stream.is_answered() => Err(Broken::Unexpected(header.command)),
+            Some(stream) => {
+                stream.answer(Ok(answer));
+                Ok(())
+            }
+            None => self.stray(header.stream, |late, _| late.answered(header.command)),
+        }
+    }
+
+    fn looked_up(&mut self, header: Header, resolved: &Resolved<'_>) -> Result<(), Broken> {
+        let answer = failure::addresses(resolved);
+        let at_exit = self.role == Role::Exit;
+        let Some(stream) = self.stream(header.stream) else {
+            return self.answered(header, Answer::Connected);
+        };
+        if at_exit || stream.is_answered() {
+            return Err(Broken::Unexpected(header.command));
+        }
+        stream.answer(answer.map(Answer::Addresses));
+        stream.end(End::new(EndReason::DONE));
+        Ok(())
+    }
+
+    fn ended(&mut self, id: StreamId, end: End) -> Result<(), Broken> {
+        let at_exit = self.role == Role::Exit;
+        let Some(stream) = self.stream(id) else {
+            return self.stray(id, |late, _| late.ended(end));
+        };
+        if !at_exit && !stream.may_end(end) {
+            return Err(Broken::Unexpected(Command::END));
+        }
+        stream.end(end);
+        // A writer that waited for the other side's end may end now.
+        self.take_turn(id);
+        Ok(())
+    }
+
+    fn told(&mut self, header: Header, stop: bool) -> Result<(), Broken> {
+        let strict = self.role == Role::Client;
+        let Some(stream) = self.stream(header.stream) else {
+            return self.stray(header.stream, |late, _| late.told(stop));
+        };
+        stream.outgoing.told(stop, strict)?;
+        if !stop {
+            self.take_turn(header.stream);
+        }
+        Ok(())
+    }
+
+    /// A stream that goes on here.
+    fn stream(&mut self, id: StreamId) -> Option<&mut Stream> {
+        let stream = self.streams.get_mut(&id.0)?;
+        stream.cut_off().is_none().then_some(stream)
+    }
+
+    /// A cell for a stream that is not there. An exit cannot know which streams its client has given up, and drops it;
+    /// a client knows which it had, and what may still be on its way there.
+    fn stray(
+        &mut self,
+        id: StreamId,
+        judge: impl FnOnce(&mut Late, &flow::Incoming) -> Result<(), Broken>,
+    ) -> Result<(), Broken> {
+        if self.role == Role::Exit {
+            return Ok(());
+        }
+        let mut gone = self.gone.iter_mut();
+        let late = match self.streams.get_mut(&id.0) {
+            Some(stream) => stream.cut_off(),
+            None => gone.find(|(gone, _)| *gone == id.0).map(|(_, late)| late),
+        };
+        judge(late.ok_or(Broken::UnknownStream)?, &self.incoming)
+    }
+}
+
+// What leaves one end of a circuit: first what is urgent, then DATA, a cell of each stream in turn. tor-spec "Relay
+// cells", "Closing streams", "Flow control".
+
+impl Edge {
+    /// What is to be sent next: first what is urgent, then DATA, a cell of each stream in turn.
+    pub fn next_message(&mut self) -> Option<Outbound> {
+        if let Some(message) = self.urgent.pop_front() {
+            if message.acknowledges {
+                self.incoming.acknowledged();
+            }
+            return Some(message);
+        }
+        let may_send = self.outgoing.may_send();
+        for _ in 0..self.turn.len() {
+            let id = self.turn.pop_front()?;
+            let Some(stream) = self.streams.get_mut(&id) else {
+                continue;
+            };
+            match stream.produce(may_send) {
+                Produced::Cell(body, more) => {
+                    match more {
+                        true => self.turn.push_back(id),
+                        false => stream.leave_turn(),
+                    }
+                    self.unpredictable.sent(body.len());
+                    return Some(message::data(body, StreamId(id), self.random));
+                }
+                // Only the circuit's window is in the way.
+                Produced::Later => self.turn.push_back(id),
+                Produced::End => {
+                    stream.leave_turn();
+                    let done = End::new(EndReason::DONE);
+                    if stream.is_over() {
+                        self.forget(id);
+                    }
+                    return Some(self.message(StreamId(id), &Message::End(done)));
+                }
+                Produced::Nothing => {
+                    stream.leave_turn();
+                    if stream.is_over() {
+                        self.forget(id);
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// A message of [`Self::next_message`] that was [`Outbound::counted`] has been given its digest, and leaves.
+    pub fn sealed(&mut self, digest: Digest, now: Instant) {
+        self.outgoing.sent(digest, now);
+    }
+
+    fn forget(&mut self, id: u16) {
+        let Some(stream) = self.streams.remove(&id) else {
+            return;
+        };
+        if self.role == Role::Exit {
+            return;
+        }
+        if self.gone.len() >= self.limits.gone {
+            self.gone.pop_front();
+        }
+        self.gone.push_back((id, stream.late(&self.incoming)));
+    }
+
+    /// Nobody holds the stream's handle any more.
+    fn drop_stream(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(&id.0) else {
+            return;
+        };
+        let reset = stream.drop_handle();
+        let (told, over) = (stream.is_told(), stream.is_over());
+        if reset || over || self.closed.is_some() {
+            self.forget(id.0);
+        } else {
+            self.take_turn(id);
+        }
+        if reset && !told && self.closed.is_none() {
+            // tor-spec "Closing streams": a client "SHOULD NOT" give another reason.
+            self.say(id, &Message::End(End::new(EndReason::MISC)));
+        }
+    }
+
+    fn take_turn(&mut self, id: StreamId) {
+        if let Some(stream) = self.streams.get_mut(&id.0)
+            && stream.enter_turn()
+        {
+            self.turn.push_back(id.0);
+        }
+        self.wake();
+    }
+
+    fn say(&mut self, id: StreamId, message: &Message<'_>) {
+        let message = self.message(id, message);
+        self.urgent.push_back(message);
+        self.wake();
+    }
+
+    fn say_flow(&mut self, id: StreamId, say: Say) {
+        match say {
+            Say::Sendme => self.say(id, &Message::Sendme(Sendme::V0)),
+            Say::Xoff => self.say(id, &Message::Xoff(Xoff)),
+            Say::Xon => self.say(id, &Message::Xon(Xon { kbps: 0 })),
+        }
+    }
+
+    fn message(&self, id: StreamId, message: &Message<'_>) -> Outbound {
+        message::control(message, id, self.random)
+    }
+
+    fn fetch(&mut self, id: StreamId) -> Option<Bytes> {
+        let (bytes, say) = self.streams.get_mut(&id.0)?.fetch()?;
+        if let Some(say) = say {
+            self.say_flow(id, say);
+        }
+        Some(bytes)
+    }
+}
+
+// What may still come on a stream that this end has ended: what the peer had sent before it read END, and nothing
+// else; the client's end keeps to it. tor-spec "Closing streams"; C tor calls such a stream half-closed. A cell that
+// is thrown away is a mark that a relay can make on a circuit as often as it likes, for somebody who watches the
+// client (proposal 344, "dropped cells"): so each is counted against what the stream's windows had left, and one more
+// closes the circuit.
+
+/// One such stream.
+#[derive(Clone, Copy, Debug)]
+struct Late {
+    /// Judges SENDME, XON and XOFF as while the stream was there.
+    outgoing: flow::stream::Outgoing,
+    /// DATA cells left of the stream's own window, where it has one.
+    window: Option<u32>,
+    /// When so many DATA cells have come on the circuit, all that was on its way at END has come.
+    until: u64,
+    /// CONNECTED or RESOLVED is still to come.
+    is_asked: bool,
+    /// Times that the peer may still say END: with half-closed streams once for its side, and once for all of it.
+    ends: u8,
+}
+
+impl Late {
+    /// What may still come on `stream`, which is ended now.
+    fn new(stream: &Stream, circuit: &flow::Incoming) -> Self {
+        let ended = stream.ended();
+        let ends = match (ended, stream.knows_half_close()) {
+            (None, half_close) => 1 + u8::from(half_close),
+            (Some(end), true) => u8::from(end.reason == EndReason::DONE),
+            (Some(_), false) => 0,
+        };
+        Self {
+            outgoing: stream.outgoing,
+            window: match ended {
+                Some(_) => Some(0),
+                None => stream.window(),
+            },
+            until: circuit.count().saturating_add(circuit.under_way()),
+            is_asked: !stream.is_answered(),
+            ends,
+        }
+    }
+
+    /// A DATA cell; `circuit` has counted it.
+    fn data(&mut self, circuit: &flow::Incoming) -> Result<(), Broken> {
+        if let Some(window) = &mut self.window {
+            *window = window.checked_sub(1).ok_or(Broken::UnknownStream)?;
+        }
+        match circuit.count() <= self.until {
+            true => Ok(()),
+            false => Err(Broken::UnknownStream),
+        }
+    }
+
+    /// CONNECTED or RESOLVED.
+    fn answered(&mut self, command: Command) -> Result<(), Broken> {
+        match std::mem::take(&mut self.is_asked) {
+            true => Ok(()),
+            false => Err(Broken::Unexpected(command)),
+        }
+    }
+
+    /// END: nothing but a second one may follow, and that only behind an orderly one.
+    fn ended(&mut self, end: End) -> Result<(), Broken> {
+        self.ends = self.ends.checked_sub(1).ok_or(Broken::UnknownStream)?;
+        if end.reason != EndReason::DONE {
+            self.ends = 0;
+        }
+        self.window = Some(0);
+        self.is_asked = false;
+        Ok(())
+    }
+
+    /// SENDME.
+    fn acknowledged(&mut self) -> Result<(), Broken> {
+        Ok(self.outgoing.acknowledged()?)
+    }
+
+    /// XOFF or XON.
+    fn told(&mut self, stop: bool) -> Result<(), Broken> {
+        Ok(self.outgoing.told(stop, true)?)
+    }
+}

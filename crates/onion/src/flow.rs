@@ -1,18 +1,15 @@
 //! How much may be under way on a circuit from one of its ends to the other: fixed windows, or Vegas where both ends agreed on it.
 //! `edge` asks before it sends, and tells what was sent and acknowledged. tor-spec "Flow control", proposals 289 and 324.
 
-pub mod fixed;
-pub mod pressure;
-pub mod rtt;
-pub mod stream;
-pub mod vegas;
-
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Duration};
 
 use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 
-use self::{fixed::Fixed, vegas::Vegas};
+use vegas::Vegas;
+
+pub mod stream;
+pub mod vegas;
 
 /// What authenticates an acknowledgement: the running digest after the cell that it acknowledges.
 pub type Digest = [u8; 20];
@@ -77,7 +74,7 @@ impl Control {
     /// DATA cells that one SENDME acknowledges.
     pub fn increment(self) -> u32 {
         match self {
-            Self::Fixed => fixed::CIRCUIT_INCREMENT,
+            Self::Fixed => CIRCUIT_INCREMENT,
             Self::Vegas { increment } => u32::from(increment),
         }
     }
@@ -121,7 +118,7 @@ impl Outgoing {
         }
     }
 
-    /// A SENDME has come; `blocked` says that the channel holds the circuit back ([`pressure::Pressure`]).
+    /// A SENDME has come; `blocked` says that the channel holds the circuit back ([`Pressure`]).
     ///
     /// # Errors
     /// [`Violation`]: the circuit must be closed.
@@ -148,14 +145,14 @@ impl Outgoing {
     /// The congestion window, in cells.
     pub fn window(&self) -> u32 {
         match &self.window {
-            Window::Fixed(_) => fixed::CIRCUIT_WINDOW,
+            Window::Fixed(_) => CIRCUIT_WINDOW,
             Window::Vegas(vegas) => vegas.window(),
         }
     }
 
     fn increment(&self) -> u32 {
         match &self.window {
-            Window::Fixed(_) => fixed::CIRCUIT_INCREMENT,
+            Window::Fixed(_) => CIRCUIT_INCREMENT,
             Window::Vegas(vegas) => vegas.increment(),
         }
     }
@@ -168,7 +165,7 @@ impl Incoming {
             increment: control.increment(),
             since: 0,
             count: 0,
-            allowed: (control == Control::Fixed).then_some(fixed::CIRCUIT_WINDOW),
+            allowed: (control == Control::Fixed).then_some(CIRCUIT_WINDOW),
         }
     }
 
@@ -200,7 +197,7 @@ impl Incoming {
     pub fn under_way(&self) -> u64 {
         let initial = u64::from(vegas::Parameters::default().initial);
         match self.allowed {
-            Some(_) => fixed::CIRCUIT_WINDOW.into(),
+            Some(_) => CIRCUIT_WINDOW.into(),
             None => (2 * self.count.saturating_add(initial)).min(vegas::LARGEST.into()),
         }
     }
@@ -215,3 +212,133 @@ impl Incoming {
 
 #[cfg(test)]
 mod tests;
+
+// Fixed windows: so many cells before an acknowledgement, so many more for each. tor-spec "Flow control".
+
+/// DATA cells under way on a circuit, at most.
+pub const CIRCUIT_WINDOW: u32 = 1000;
+/// DATA cells that one SENDME of a circuit acknowledges.
+pub const CIRCUIT_INCREMENT: u32 = 100;
+/// DATA cells under way on a stream, at most.
+pub const STREAM_WINDOW: u32 = 500;
+/// DATA cells that one SENDME of a stream acknowledges.
+pub const STREAM_INCREMENT: u32 = 50;
+
+/// A window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fixed {
+    left: u32,
+    size: u32,
+    increment: u32,
+}
+
+impl Fixed {
+    /// The window of a circuit.
+    pub fn circuit() -> Self {
+        Self::new(CIRCUIT_WINDOW, CIRCUIT_INCREMENT)
+    }
+
+    /// The window of a stream.
+    pub fn stream() -> Self {
+        Self::new(STREAM_WINDOW, STREAM_INCREMENT)
+    }
+
+    fn new(size: u32, increment: u32) -> Self {
+        Self {
+            left: size,
+            size,
+            increment,
+        }
+    }
+
+    /// Whether one more cell may leave.
+    pub fn may_send(&self) -> bool {
+        self.left > 0
+    }
+
+    /// A cell has left.
+    pub fn sent(&mut self) {
+        self.left = self.left.saturating_sub(1);
+    }
+
+    /// A SENDME has come.
+    ///
+    /// # Errors
+    /// [`Violation::SendmeTooMany`]: the window would be larger than at the beginning.
+    pub fn acknowledged(&mut self) -> Result<(), Violation> {
+        let left = self.left.saturating_add(self.increment);
+        if left > self.size {
+            return Err(Violation::SendmeTooMany);
+        }
+        self.left = left;
+        Ok(())
+    }
+}
+
+// Whether the channel to the next relay holds a circuit back: Vegas takes that for a sign of congestion, as C tor
+// does (proposal 324 §3.3). Each driver of a circuit has one. C tor asks whether 256 cells of the circuit wait. Here
+// fewer may wait, and whoever fills the queue while the task that empties it has had no turn yet would see it full:
+// so it is asked how long the queue stayed full.
+
+/// So long has a queue to stay full. At 64 cells it drains more slowly than 26 Mbit/s then; what is faster is told by its round trip.
+const LONG: Duration = Duration::from_millis(10);
+
+/// How long the channel took nothing, now or the last time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pressure {
+    full_since: Option<Instant>,
+    was_long: bool,
+}
+
+impl Pressure {
+    /// The channel takes a cell, or takes none now.
+    pub fn note(&mut self, ready: bool, now: Instant) {
+        if !ready {
+            self.full_since.get_or_insert(now);
+        } else if let Some(since) = self.full_since.take() {
+            self.was_long = now.saturating_duration_since(since) >= LONG;
+        }
+    }
+
+    /// Whether it holds the circuit back: its queue is full, and was for long now or the last time that it was.
+    pub fn holds(&self, now: Instant) -> bool {
+        self.full_since
+            .is_some_and(|since| self.was_long || now.saturating_duration_since(since) >= LONG)
+    }
+}
+
+#[cfg(test)]
+mod pressure_tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_that_is_emptied_at_once_is_no_sign_of_congestion() {
+        let mut now = Instant::now();
+        let mut pressure = Pressure::default();
+        for _ in 0..100 {
+            pressure.note(false, now);
+            assert!(!pressure.holds(now));
+            now += Duration::from_millis(1);
+            pressure.note(true, now);
+            assert!(!pressure.holds(now));
+        }
+    }
+
+    #[test]
+    fn a_queue_that_stays_full_is_one_and_so_is_the_next_time_at_once() {
+        let mut now = Instant::now();
+        let mut pressure = Pressure::default();
+        pressure.note(false, now);
+        now += LONG;
+        pressure.note(false, now);
+        assert!(pressure.holds(now));
+        pressure.note(true, now);
+        assert!(!pressure.holds(now), "there is room");
+        pressure.note(false, now);
+        assert!(pressure.holds(now), "full again, and slow the last time");
+        now += Duration::from_millis(1);
+        pressure.note(true, now);
+        pressure.note(false, now);
+        assert!(!pressure.holds(now), "it was quick the last time");
+    }
+}

@@ -1,19 +1,234 @@
 //! The relay's end: circuits that pass through, and at an exit those that end here.
 //! The binary calls [`serve`] for each channel, with one [`Relay`] for all. tor-spec "Creating circuits", "Routing relay cells".
 
+use std::{
+    fmt,
+    net::SocketAddr,
+    ops::RangeInclusive,
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use hoplite_crypto::onion::OnionKeys;
+use hoplite_overlay::{Error, Overlay, Stream};
+use hoplite_wire::special;
+use tokio::time::Instant;
+
+use crate::{
+    channel::{Dialer, Waiting},
+    edge::Limits,
+};
+use circuit::Made;
+pub use handshakes::Limits as Handshakes;
+
+pub use circuit::Circuit;
+pub use circuit::Forward;
+pub use extend::Refusal;
+pub use extend::next_relay;
+pub use handshakes::Asker;
+
+pub use driver::serve;
+pub use handshakes::Bucket;
+pub use handshakes::Queue;
+pub use handshakes::Skins;
+
 mod circuit;
-mod config;
 mod driver;
 mod exit;
 mod extend;
 mod handshakes;
-mod hop;
-mod serve;
-mod skins;
 
-pub use circuit::{Circuit, Forward};
-pub use config::{Admit, Cells, Config, Counters, Directory, Policy, Relay};
-pub use extend::{Refusal, next_relay};
-pub use handshakes::{Asker, Limits as Handshakes, Queue};
-pub use serve::serve;
-pub use skins::{Bucket, Skins};
+// What a relay is and permits: its keys, its way to other relays and to targets, and its limits.
+
+/// Limits of a relay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Agree to congestion control (proposal 324).
+    pub congestion_control: bool,
+    /// Circuits of one channel; the next is refused with RESOURCELIMIT.
+    pub circuits_per_channel: usize,
+    /// Circuits of all channels.
+    pub circuits: usize,
+    /// CREATE2 of one client ([`Channel::asker`](crate::channel::Channel::asker)), on all of its channels: so many at once, so many a second.
+    pub creates: (u32, u32),
+    /// Those that wait to be answered, and by how many threads they are.
+    pub handshakes: handshakes::Limits,
+    /// Onion skins that are remembered, twice, and for how long at least.
+    pub skins: (usize, Duration),
+    /// How long a peer may take for CREATE2, the next relay for CREATED2, and a target to answer.
+    pub patience: Duration,
+    /// Bounds of each circuit that ends here.
+    pub limits: Limits,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            congestion_control: true,
+            circuits_per_channel: 16_384,
+            circuits: 65_536,
+            creates: (400, 200),
+            handshakes: handshakes::Limits::default(),
+            skins: (100_000, Duration::from_secs(600)),
+            patience: Duration::from_secs(30),
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// Which addresses an exit connects to, or a circuit is extended to.
+pub trait Admit: fmt::Debug + Send + Sync {
+    /// Whether it does to this one; names have been resolved.
+    fn admits(&self, address: SocketAddr) -> bool;
+
+    /// Whether a name is looked up to connect to this port of it.
+    fn admits_name(&self, _name: &str, _port: u16) -> bool {
+        true
+    }
+}
+
+/// A policy by ports, which admits no special addresses unless told so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Ports that are served; none makes the relay no exit.
+    pub ports: Vec<RangeInclusive<u16>>,
+    /// Loopback, private and other special addresses too.
+    pub special: bool,
+}
+
+/// RELAY and RELAY_EARLY cells of all circuits, by where they came from and went to.
+#[derive(Debug, Default)]
+pub struct Cells {
+    /// From the client's side, passed on to the next relay.
+    pub passed_forth: AtomicU64,
+    /// From the next relay, passed on to the client's side.
+    pub passed_back: AtomicU64,
+    /// From the client's side, for this relay.
+    pub taken: AtomicU64,
+    /// This relay's own, to the client's side.
+    pub made: AtomicU64,
+}
+
+/// What counts, for metrics.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Cells; a circuit adds its own once a turn.
+    pub cells: Cells,
+    /// Circuits made.
+    pub created: AtomicU64,
+    /// CREATE2 refused: bad handshakes and replays.
+    pub refused: AtomicU64,
+    /// CREATE2 refused: too many.
+    pub limited: AtomicU64,
+    /// EXTEND2 that came about.
+    pub extended: AtomicU64,
+    /// EXTEND2 that did not.
+    pub not_extended: AtomicU64,
+    /// Streams opened to targets.
+    pub streams: AtomicU64,
+    /// Circuits destroyed because the client's side or the next relay broke the protocol.
+    pub broken: AtomicU64,
+    /// Circuits now.
+    open: AtomicUsize,
+}
+
+/// Answers streams to a relay's directory (BEGIN_DIR).
+pub trait Directory: fmt::Debug + Send + Sync {
+    /// The near end of a stream to it.
+    fn open(&self) -> Waiting<'_, Result<Stream, Error>>;
+}
+
+/// A relay, as all of its circuits share it.
+pub struct Relay {
+    keys: RwLock<Arc<OnionKeys>>,
+    /// Channels to other relays.
+    pub dialer: Arc<dyn Dialer>,
+    /// The way to targets; `None`: it is no exit.
+    pub out: Option<Arc<dyn Overlay>>,
+    /// Which targets.
+    pub policy: Arc<dyn Admit>,
+    /// Where circuits may be extended to: no special addresses unless told so.
+    pub next: Arc<dyn Admit>,
+    /// Its directory; `None`: it has none.
+    pub directory: Option<Arc<dyn Directory>>,
+    /// Its limits.
+    pub config: Config,
+    /// What counts.
+    pub counters: Counters,
+    /// Answers to CREATE2 that are still to be computed.
+    handshakes: Arc<handshakes::Handshakes<Made>>,
+    skins: Mutex<Skins>,
+}
+
+impl Relay {
+    /// A relay that only passes circuits on; the public fields make it more.
+    pub fn new(keys: OnionKeys, dialer: Arc<dyn Dialer>, config: Config) -> Self {
+        let (most, lasts) = config.skins;
+        Self {
+            handshakes: handshakes::Handshakes::new(config.handshakes, config.creates),
+            keys: RwLock::new(Arc::new(keys)),
+            dialer,
+            out: None,
+            policy: Arc::new(Policy {
+                ports: Vec::new(),
+                special: false,
+            }),
+            next: Arc::new(Policy::everywhere(false)),
+            directory: None,
+            config,
+            counters: Counters::default(),
+            skins: Mutex::new(Skins::new(most, lasts, Instant::now())),
+        }
+    }
+
+    /// The keys that circuits are made with.
+    pub fn keys(&self) -> Arc<OnionKeys> {
+        let keys = self.keys.read();
+        Arc::clone(&keys.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes other keys, after a rotation; circuits that exist are not touched.
+    pub fn set_keys(&self, keys: OnionKeys) {
+        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
+    }
+
+    /// Circuits now.
+    pub fn circuits(&self) -> usize {
+        self.counters.open.load(Relaxed)
+    }
+
+    /// Whether this onion skin has not been answered yet.
+    fn is_new(&self, skin: &[u8]) -> bool {
+        let mut skins = self.skins.lock().unwrap_or_else(PoisonError::into_inner);
+        skins.is_new(skin, Instant::now())
+    }
+}
+
+impl Policy {
+    /// All ports.
+    pub fn everywhere(special: bool) -> Self {
+        Self {
+            ports: vec![0..=u16::MAX],
+            special,
+        }
+    }
+}
+
+impl Admit for Policy {
+    fn admits(&self, address: SocketAddr) -> bool {
+        let served = |ports: &RangeInclusive<u16>| ports.contains(&address.port());
+        self.ports.iter().any(served) && (self.special || !special::leads_nowhere(address.ip()))
+    }
+}
+
+impl fmt::Debug for Relay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("onion::Relay")
+            .field("config", &self.config)
+            .field("circuits", &self.circuits())
+            .finish_non_exhaustive()
+    }
+}

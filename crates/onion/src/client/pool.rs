@@ -5,11 +5,12 @@
 //! streams for [`Config::lasts`] and ends then with its last stream.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     fmt,
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use hoplite_overlay::{Error, ErrorKind, Isolation, Reason};
@@ -19,7 +20,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Config, Live, builder::Builder, ports::Lately};
+use super::{Config, Live, driver::Builder};
 use crate::{
     channel::Dialer,
     path::{Failed, Paths, Relay, Wish},
@@ -397,5 +398,58 @@ impl fmt::Debug for Pool {
             .field("tokens", &state.slots.len())
             .field("ahead", &state.ahead.len())
             .finish_non_exhaustive()
+    }
+}
+
+// The ports that streams went to lately: exits of circuits that are built ahead should serve them. path-spec "Which
+// circuits are built": "predicted" ports.
+
+/// So many are remembered.
+const MOST: usize = 8;
+/// For so long (`PredictedPortsRelevanceTime`).
+const KEPT: Duration = Duration::from_secs(3600);
+/// What nearly everybody wants, before it is asked for.
+const FIRST: [u16; 2] = [443, 80];
+
+/// The last one first.
+#[derive(Debug)]
+pub(super) struct Lately(VecDeque<(u16, Instant)>);
+
+impl Lately {
+    pub(super) fn new(now: Instant) -> Self {
+        Self(FIRST.into_iter().map(|port| (port, now)).collect())
+    }
+
+    /// A stream goes there.
+    pub(super) fn note(&mut self, port: u16, now: Instant) {
+        self.0.retain(|(other, _)| *other != port);
+        self.0.push_front((port, now));
+        self.0.truncate(MOST);
+    }
+
+    /// Those of the last hour.
+    pub(super) fn ports(&self, now: Instant) -> Vec<u16> {
+        let since = |noted: Instant| now.saturating_duration_since(noted);
+        let young = self.0.iter().filter(|(_, noted)| since(*noted) < KEPT);
+        young.map(|(port, _)| *port).collect()
+    }
+}
+
+#[cfg(test)]
+mod ports_tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_remembered_for_an_hour_and_the_last_is_the_first() {
+        let start = Instant::now();
+        let mut lately = Lately::new(start);
+        assert_eq!(lately.ports(start), [443, 80]);
+        lately.note(22, start + KEPT / 2);
+        lately.note(80, start + KEPT / 2);
+        assert_eq!(lately.ports(start + KEPT / 2), [80, 22, 443]);
+        assert_eq!(lately.ports(start + KEPT), [80, 22]);
+        assert!(lately.ports(start + KEPT * 2).is_empty());
+        (1..100).for_each(|port| lately.note(port, start + KEPT * 2));
+        assert_eq!(lately.ports(start + KEPT * 2).len(), MOST);
     }
 }

@@ -10,11 +10,17 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use hoplite_overlay::{Asked, Error};
-use hoplite_wire::cell::relay::StreamId;
+use hoplite_overlay::Error;
+use hoplite_wire::{
+    Target,
+    cell::relay::{
+        Begin, Connected, End, EndReason, Flags, Header, Message, Resolve, Resolved, StreamId,
+    },
+};
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 
-use super::{Edge, stream::Answer};
+use super::{Asked, Broken, Edge, HALF_CLOSE, Role, stream::Answer};
+use crate::failure;
 
 /// One end of a circuit, shared by its driver and its streams.
 pub struct Shared(Mutex<Edge>);
@@ -58,7 +64,7 @@ impl Handle {
         let mut edge = self.shared.lock();
         let closed = edge.closed().cloned();
         let Some(stream) = edge.streams.get_mut(&self.id.0) else {
-            return Poll::Ready(Err(crate::failure::gone()));
+            return Poll::Ready(Err(failure::gone()));
         };
         match (stream.said(), closed) {
             (Some(said), _) => Poll::Ready(said.clone()),
@@ -75,7 +81,7 @@ impl Handle {
     pub fn poll_addresses(&mut self, cx: &mut Context<'_>) -> Poll<Result<Vec<IpAddr>, Error>> {
         Poll::Ready(match ready!(self.poll_said(cx))? {
             Answer::Addresses(found) => Ok(found),
-            Answer::Connected => Err(crate::failure::gone()),
+            Answer::Connected => Err(failure::gone()),
         })
     }
 
@@ -127,7 +133,7 @@ impl Handle {
     }
 }
 
-impl Asked for Handle {
+impl hoplite_overlay::Asked for Handle {
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         self.poll_said(cx).map_ok(drop)
     }
@@ -208,5 +214,117 @@ impl fmt::Debug for Handle {
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("onion::Shared")
+    }
+}
+
+// Streams as they are asked for at the client's end, and answered at the exit's. tor-spec "Opening streams and
+// transferring data", "Remote hostname lookup".
+
+/// For how many seconds a client may think that a name means the address it was connected to.
+const ADDRESS_LASTS: u32 = 60;
+
+impl Edge {
+    /// Opens a stream (client); the answer is polled by [`Handle`].
+    ///
+    /// # Errors
+    /// The circuit has closed, or has too many streams.
+    pub fn begin(&mut self, target: &Target, flags: Flags) -> Result<StreamId, Error> {
+        let target = target.clone();
+        let half_close = flags.has(HALF_CLOSE);
+        self.ask(half_close, &Message::Begin(Begin { target, flags }))
+    }
+
+    /// Opens a stream to the last relay's directory (client).
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub fn begin_directory(&mut self) -> Result<StreamId, Error> {
+        self.ask(false, &Message::BeginDir)
+    }
+
+    /// Asks for a name's addresses (client).
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub fn resolve(&mut self, name: &str) -> Result<StreamId, Error> {
+        self.ask(false, &Message::Resolve(Resolve(name)))
+    }
+
+    fn ask(&mut self, half_close: bool, message: &Message<'_>) -> Result<StreamId, Error> {
+        if let Some(error) = &self.closed {
+            return Err(error.clone());
+        }
+        let id = self.free_id().ok_or_else(failure::too_many_streams)?;
+        let stream = self.new_stream(half_close);
+        self.streams.insert(id.0, stream);
+        self.say(id, message);
+        Ok(id)
+    }
+
+    fn free_id(&mut self) -> Option<StreamId> {
+        if self.has_no_room() {
+            return None;
+        }
+        for _ in 0..=self.limits.streams + self.limits.gone + 1 {
+            self.last_id = self.last_id.checked_add(1).unwrap_or(1);
+            let id = self.last_id;
+            let recent = self.gone.iter().any(|(gone, _)| *gone == id);
+            if !recent && !self.streams.contains_key(&id) {
+                return Some(StreamId(id));
+            }
+        }
+        None
+    }
+
+    /// The next thing that a client asks for (exit).
+    pub fn next_asked(&mut self) -> Option<(StreamId, Asked)> {
+        self.asked.pop_front()
+    }
+
+    /// The target has answered (exit): so the client is told.
+    pub fn connected(&mut self, id: StreamId, address: Option<IpAddr>) {
+        let Some(stream) = self.streams.get_mut(&id.0) else {
+            return;
+        };
+        stream.answer(Ok(Answer::Connected));
+        let address = address.map(|ip| (ip, ADDRESS_LASTS));
+        self.say(id, &Message::Connected(Connected(address)));
+        self.take_turn(id);
+    }
+
+    /// The stream does not come about, or breaks off (exit).
+    pub fn refuse(&mut self, id: StreamId, end: End) {
+        if self.streams.remove(&id.0).is_some() {
+            self.say(id, &Message::End(end));
+        }
+    }
+
+    /// The answer to a look-up (exit).
+    pub fn resolved(&mut self, id: StreamId, answers: Resolved<'_>) {
+        if self.streams.remove(&id.0).is_some() {
+            self.say(id, &Message::Resolved(answers));
+        }
+    }
+
+    pub(super) fn requested(&mut self, header: Header, asked: Asked) -> Result<(), Broken> {
+        let id = header.stream;
+        if self.role == Role::Client || id == StreamId::CIRCUIT {
+            return Err(Broken::Unexpected(header.command));
+        }
+        if self.streams.contains_key(&id.0) {
+            return Err(Broken::Unexpected(header.command));
+        }
+        if self.streams.len() >= self.limits.streams {
+            self.say(id, &Message::End(End::new(EndReason::RESOURCELIMIT)));
+            return Ok(());
+        }
+        let half_close = match &asked {
+            Asked::Stream(begin) => begin.flags.has(HALF_CLOSE),
+            Asked::Directory | Asked::Name(_) => false,
+        };
+        let stream = self.new_stream(half_close);
+        self.streams.insert(id.0, stream.at_exit());
+        self.asked.push_back((id, asked));
+        Ok(())
     }
 }

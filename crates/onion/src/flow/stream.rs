@@ -4,10 +4,7 @@
 //! XON is sent with the rate 0, which means that there is no limit, and the rate of an XON that comes is not kept to: §4.1.2 gives rates
 //! so that XOFF and XON come seldom, and here one of each comes for 249,000 octets at most. A sender that keeps to none stops at XOFF all the same.
 
-use super::{
-    Control, Violation,
-    fixed::{Fixed, STREAM_INCREMENT, STREAM_WINDOW},
-};
+use super::{Control, Fixed, STREAM_INCREMENT, STREAM_WINDOW, Violation};
 
 /// Octets of one full cell (`RELAY_PAYLOAD_SIZE`): the thresholds are multiples of it, counted in octets, as C tor does.
 const CELL: u64 = 498;
