@@ -11,27 +11,20 @@
 //! # Not in this room
 //! What cells mean to a circuit (`onion`), certificates and proofs (`crypto::onion`), whom to dial (`directory`), who may connect (`relay`).
 
+mod budget;
 mod config;
-mod counts;
-mod dial;
+mod establish;
 pub mod ewma;
-mod failed;
 pub mod handshake;
-mod hoard;
 mod ids;
-mod kept;
-mod lane;
+mod queue;
 mod quic;
 mod registry;
-mod remembered;
-mod serve;
-mod shake;
 mod shares;
 mod table;
 #[cfg(test)]
 mod tests;
 mod tls;
-mod traffic;
 
 use std::{
     fmt,
@@ -48,15 +41,12 @@ use tokio::{
 
 use self::handshake::Established;
 pub use self::{
-    config::{Config, FAILED, Rate},
-    counts::{Count, Counts},
-    dial::{ChannelDialer, How, Whom},
-    kept::{Kept, Tally},
+    config::{Config, Count, Counts, FAILED, Kept, Rate, Tally},
+    establish::{ChannelDialer, ChannelServer, How, Whom},
+    queue::{Receiver, Rejected, Sender},
     registry::Channels,
-    serve::ChannelServer,
     shares::{Handle, Origin, Share, Shares},
     table::Listing,
-    traffic::{Receiver, Rejected, Sender},
 };
 
 /// What a channel runs over.

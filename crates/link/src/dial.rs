@@ -1,19 +1,15 @@
 //! Dials a relay through an overlay: QUIC, TLS over TCP, or both raced as Happy Eyeballs does (RFC 8305).
 //! Used by `masque` for every hop; the overlay is `direct` for the first one and the hop before for the others.
 
-#[cfg(test)]
-pub(crate) mod tests;
-mod tls;
-
 use std::{fmt, sync::Arc};
 
 use hoplite_crypto::{ALPN_CHANNEL, ALPN_H2, ALPN_H3, Trust, client_tls};
-use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Terms};
+use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Stream, Terms};
 use hoplite_wire::Target;
 use quinn::{ClientConfig, Connection, Endpoint, EndpointConfig, crypto::rustls::QuicClientConfig};
 use tokio::sync::Notify;
+use tokio_rustls::{TlsConnector, client::TlsStream, rustls::pki_types::ServerName};
 
-pub use self::tls::TlsLink;
 use crate::{
     Bypass, Config, Reins,
     failure::Place,
@@ -21,6 +17,9 @@ use crate::{
     socket::{PEER, VirtualSocket},
     timer::Coinciding,
 };
+
+#[cfg(test)]
+pub(crate) mod tests;
 
 /// A relay as the dialler sees it.
 #[derive(Clone)]
@@ -324,5 +323,53 @@ impl fmt::Debug for Dialer {
 impl fmt::Debug for QuicLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("QuicLink")
+    }
+}
+
+// TLS over a stream of the overlay below, for HTTP/2 or a channel: what is left when UDP is blocked.
+
+/// A TLS connection to a relay that speaks HTTP/2, or cells.
+pub struct TlsLink(TlsStream<Stream>);
+
+impl TlsLink {
+    /// The stream of octets, for an HTTP/2 session or a channel.
+    pub fn into_inner(self) -> TlsStream<Stream> {
+        self.0
+    }
+}
+
+impl Dialer {
+    /// A TLS link.
+    ///
+    /// # Errors
+    /// As [`Dialer::quic`].
+    pub async fn tls(&self, terms: &Terms) -> Result<TlsLink, Error> {
+        let terms = self.hurried(terms);
+        let answer = tokio::time::timeout(self.config.handshake, self.tls_handshake(&terms)).await;
+        answer.unwrap_or_else(|_| Err(self.place.unreachable().because(Reason::HostUnreachable)))
+    }
+
+    async fn tls_handshake(&self, terms: &Terms) -> Result<TlsLink, Error> {
+        let opened = self.overlay.open_stream(&self.peer.address, terms).await;
+        let stream = opened.map_err(|error| self.place.below(error))?;
+        let protocol = self.peer.tls_protocol();
+        let config = client_tls(&self.peer.trust, protocol.as_slice()).map_err(|e| self.bug(e))?;
+        let name = ServerName::try_from(self.peer.server_name()).map_err(|e| self.bug(e))?;
+        let connector = TlsConnector::from(Arc::new(config));
+        let tls = connector
+            .connect(name, stream)
+            .await
+            .map_err(|e| self.place.tls(e))?;
+        if tls.get_ref().1.alpn_protocol() != protocol {
+            let doing = format!("speaking HTTP/2 with relay {}", self.peer.name);
+            return Err(Error::new(ErrorKind::Unsupported, doing));
+        }
+        Ok(TlsLink(tls))
+    }
+}
+
+impl fmt::Debug for TlsLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TlsLink")
     }
 }

@@ -1,8 +1,6 @@
 //! Notices within seconds that a link is dead: something that wants an answer was sent, and none came.
 //! A suspect link gets a new socket first (QUIC migration, RFC 9000 §9); one that stays silent is given up.
 
-mod accepted;
-
 use std::{
     sync::{
         Arc,
@@ -15,10 +13,9 @@ use hoplite_overlay::{Overlay, Terms};
 use quinn::{Connection, Endpoint, FrameStats};
 use tokio::{
     sync::{Notify, watch},
-    time::Instant,
+    time::{Instant, sleep},
 };
 
-pub(crate) use self::accepted::Vigil;
 use crate::{Bypass, Config, Reins, dial::Peer, socket::VirtualSocket};
 
 /// How often a link in use is looked at.
@@ -239,12 +236,12 @@ impl Watch {
         silence: &mut Silence,
     ) {
         if ended && last_move.is_some_and(|at| at.elapsed() < LOOK) {
-            tokio::time::sleep(LOOK).await;
+            sleep(LOOK).await;
         }
         *last_move = Some(Instant::now());
         if !self.renew().await && ended {
             self.flow_ended.notify_one();
-            tokio::time::sleep(LOOK).await;
+            sleep(LOOK).await;
             silence.since.get_or_insert_with(Instant::now);
         }
     }
@@ -289,6 +286,63 @@ impl Watch {
 
 fn answers(frames: &FrameStats) -> u64 {
     eliciting(frames) + frames.acks + u64::from(frames.handshake_done)
+}
+
+// The health of a connection that the peer dialled: it is not moved, only given up. It is looked at while it is used,
+// and by no timer else. [`crate::channel`] has it where the peer is a relay, which does not change its address and is
+// dialled again; a client may be back soon.
+
+/// So many looks in a row at which nothing happens make a rest: what is handed to the QUIC stack is on its way by the second.
+const CALM: u32 = 2;
+
+/// Watches a connection.
+pub(crate) struct Vigil {
+    pub(crate) connection: Connection,
+    pub(crate) pulse: Arc<Pulse>,
+    /// Without any answer for so long it is given up; on a slow road after eight round trips.
+    pub(crate) broken_after: Duration,
+}
+
+impl Vigil {
+    /// Returns when the connection has ended or has been given up (and closed).
+    pub(crate) async fn run(self) {
+        tokio::select! {
+            biased;
+            _ = self.connection.closed() => {}
+            () = self.follow() => self.connection.close(0u32.into(), b""),
+        }
+    }
+
+    async fn follow(&self) {
+        let (mut silence, mut calm) = (Silence::default(), 0);
+        loop {
+            calm = match self.observe(&mut silence) {
+                true => calm + 1,
+                false => 0,
+            };
+            let now = Instant::now();
+            if silence.length(now) >= self.broken_after.max(8 * self.connection.rtt()) {
+                return;
+            }
+            if calm < CALM {
+                sleep(LOOK).await;
+            } else {
+                self.pulse.rest();
+                self.pulse.used.notified().await;
+                calm = 0;
+            }
+        }
+    }
+
+    /// Whether hardly anything has happened and nothing is expected.
+    fn observe(&self, silence: &mut Silence) -> bool {
+        let before = (silence.answers, silence.asked);
+        let stats = self.connection.stats();
+        let (answers, asked) = (answers(&stats.frame_rx), eliciting(&stats.frame_tx));
+        silence.observe(answers, asked, Instant::now());
+        let news = answers.abs_diff(before.0).max(asked.abs_diff(before.1));
+        news <= KEPT_ALIVE && silence.since.is_none()
+    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,13 @@
 //! How channels behave: bounds and times, each with its default. Both ends use it; `hoplite` fills it from the configuration file.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
 
 use hoplite_wire::cell;
 
-use super::quic::room::streams_at_first;
+use super::{budget::CELL, quic::streams_at_first};
 
 /// For how long relays remember that a relay could not be dialled, unless they are told otherwise: circuits that are to be extended to it fail at once in
 /// the meantime.
@@ -155,5 +158,124 @@ impl Config {
             .saturating_add(1)
             .saturating_mul(self.window.into())
             .min(most.max(self.window.into()))
+    }
+}
+
+// What whoever holds a circuit keeps for it beside the channel's own queues: it counts as waiting in the circuit
+// ([`Config::queued`](super::Config::queued)). `onion` counts there what streams have waiting at the circuit's end.
+
+/// What is kept for one circuit.
+#[derive(Debug, Default)]
+pub struct Kept {
+    /// Octets that came on the circuit and wait for somebody else.
+    pub received: Tally,
+    /// Cells that are still to be given to the circuit.
+    pub sending: Tally,
+}
+
+/// Counts what comes into a queue and what leaves it.
+#[derive(Debug, Default)]
+pub struct Tally {
+    came: AtomicU64,
+    left: AtomicU64,
+}
+
+impl Kept {
+    /// Octets that wait, and how many have moved.
+    pub(super) fn measure(&self) -> (u64, u64) {
+        let [waiting, sent] = [self.sending.waiting(), self.sending.left.load(Relaxed)]
+            .map(|cells| cells.saturating_mul(CELL));
+        let passed = self.received.left.load(Relaxed);
+        (self.received.waiting() + waiting, passed + sent)
+    }
+}
+
+impl Tally {
+    /// So much has come.
+    pub fn came(&self, more: u64) {
+        self.came.fetch_add(more, Relaxed);
+    }
+
+    /// So much of it has left.
+    pub fn left(&self, less: u64) {
+        self.left.fetch_add(less, Relaxed);
+    }
+
+    /// What is there now.
+    pub fn waiting(&self) -> u64 {
+        let left = self.left.load(Relaxed);
+        self.came.load(Relaxed).saturating_sub(left)
+    }
+}
+
+// What went wrong on channels, counted: the relay's metrics and the tests read it. Nothing here names a peer.
+
+macro_rules! counts {
+    ($($(#[$doc:meta])* $name:ident,)+) => {
+        /// One counter for each fault. One set is shared by all channels of a process, or of a test.
+        #[derive(Debug, Default)]
+        pub struct Counts {
+            $($(#[$doc])* pub $name: Count,)+
+            /// The circuits of all these channels.
+            pub(super) hoard: super::budget::Hoard,
+        }
+
+        impl Counts {
+            /// Each counter with its name.
+            pub fn all(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name.get())),+].into_iter()
+            }
+        }
+    };
+}
+
+counts! {
+    /// Handshakes that ended without a channel.
+    refused,
+    /// Relays that were not dialled: there were too many, or too many dials to those that nobody knows.
+    not_dialled,
+    /// Cells whose command says nothing here, thrown away: unknown ones, and those of the handshake after it.
+    ignored,
+    /// Cells for circuits that are not there (any more), thrown away.
+    unknown,
+    /// Circuits that were to be made under an id that is in use.
+    collisions,
+    /// Circuits that were to be made under an id that is ours to give, or under none.
+    wrong_ids,
+    /// Circuits beyond the bound.
+    too_many,
+    /// Circuits that ended because their reader was too slow for a channel that cannot be stopped (TLS).
+    overfull,
+    /// QUIC: circuits that ended because of a cell that was not theirs.
+    mismatched,
+    /// QUIC: streams that ended inside a cell.
+    cut,
+    /// QUIC: streams that were no circuits: their first cell made none, or did not come.
+    no_circuits,
+    /// QUIC: circuits whose last cells were not taken in time.
+    unread,
+    /// Answers that were left out because too many waited.
+    unanswered,
+    /// Circuits that ended because too much waited in all circuits together, and in them for longest.
+    hoarders,
+    /// Channels that ended because the peer took nothing.
+    stuck,
+    /// Channels that ended because the peer broke the protocol.
+    violations,
+}
+
+/// A counter.
+#[derive(Debug, Default)]
+pub struct Count(AtomicU64);
+
+impl Count {
+    /// One more.
+    pub(super) fn up(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    /// How many there were.
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
     }
 }

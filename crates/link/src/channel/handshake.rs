@@ -9,23 +9,26 @@
 //! Calling order: [`Handshake::initiator`] or [`Handshake::responder`]; then, until it gives [`Established`] or an error: send what
 //! [`Handshake::transmit`] gives, feed what comes to [`Handshake::receive`].
 
-mod initiator;
-mod log;
-mod responder;
-#[cfg(test)]
-mod tests;
-
 use std::{fmt, net::IpAddr, sync::Arc};
 
 use bytes::BytesMut;
-use hoplite_crypto::onion::identity::{PeerId, RelayIdentity, Why};
+use hoplite_crypto::onion::identity::{
+    EXPORTER_LABEL, Initiator, PeerId, Proof, RelayIdentity, Why, check_authentication,
+    verify_initiator, verify_responder,
+};
 use hoplite_wire::cell::{
     self, Cell, CircuitId, Command, Malformed, Reader,
-    handshake::{Netinfo, Versions},
+    handshake::{AuthChallenge, AuthType, Authenticate, Certs, Netinfo, Versions},
+};
+use ring::{
+    digest::{Context, SHA256},
+    rand::{SecureRandom, SystemRandom},
 };
 
-use self::log::Log;
 use super::Config;
+
+#[cfg(test)]
+mod tests;
 
 /// What we speak. Versions before 4 have short circuit ids.
 const VERSIONS: [u16; 2] = [4, 5];
@@ -134,8 +137,8 @@ pub struct Handshake {
 }
 
 enum Side {
-    Initiator(initiator::Step),
-    Responder(responder::Step),
+    Initiator(InitiatorStep),
+    Responder(ResponderStep),
 }
 
 impl Handshake {
@@ -146,7 +149,7 @@ impl Handshake {
         binding: Binding,
         config: &Config,
     ) -> Self {
-        let step = initiator::Step::Versions { expected };
+        let step = InitiatorStep::Versions { expected };
         let mut handshake = Self::new(Side::Initiator(step), us, binding, config);
         handshake.send_versions();
         handshake
@@ -154,7 +157,7 @@ impl Handshake {
 
     /// For the end that was connected to; `us` has an identity.
     pub fn responder(us: Us, binding: Binding, config: &Config) -> Self {
-        let step = responder::Step::Versions;
+        let step = ResponderStep::Versions;
         Self::new(Side::Responder(step), us, binding, config)
     }
 
@@ -337,5 +340,239 @@ impl fmt::Debug for Around<'_> {
         f.debug_struct("Around")
             .field("now", &self.now)
             .finish_non_exhaustive()
+    }
+}
+
+// The initiator's part: it checks who the responder is, and says who it is itself if it is a relay.
+
+/// What is to come next.
+#[derive(Clone, Copy, Debug)]
+enum InitiatorStep {
+    /// VERSIONS.
+    Versions { expected: Option<[u8; 32]> },
+    /// CERTS.
+    Certs { expected: Option<[u8; 32]> },
+    /// AUTH_CHALLENGE.
+    Challenge,
+    /// NETINFO; ours is sent.
+    Netinfo,
+}
+
+impl InitiatorStep {
+    const fn is_complete(self) -> bool {
+        matches!(self, Self::Netinfo)
+    }
+}
+
+impl Handshake {
+    fn initiator_versions(&mut self) {
+        if let Side::Initiator(step) = &mut self.side
+            && let InitiatorStep::Versions { expected } = *step
+        {
+            *step = InitiatorStep::Certs { expected };
+        }
+    }
+
+    fn initiator_greeting(&mut self, cell: &Cell, around: Around<'_>) -> Result<(), Refused> {
+        let Side::Initiator(step) = self.side else {
+            return Err(Refused::Unexpected(cell.command));
+        };
+        let next = match (step, cell.command) {
+            (InitiatorStep::Certs { expected }, Command::CERTS) => {
+                self.responder_certs(&cell.body, expected, around.now)?;
+                InitiatorStep::Challenge
+            }
+            (InitiatorStep::Challenge, Command::AUTH_CHALLENGE) => {
+                self.answer(&cell.body, around)?;
+                InitiatorStep::Netinfo
+            }
+            (_, command) => return Err(Refused::Unexpected(command)),
+        };
+        self.side = Side::Initiator(next);
+        Ok(())
+    }
+
+    fn responder_certs(
+        &mut self,
+        body: &[u8],
+        expected: Option<[u8; 32]>,
+        now: u64,
+    ) -> Result<(), Refused> {
+        let certs = Certs::parse(body)?;
+        let certificate = &self.binding.certificate;
+        let peer = verify_responder(&certs, certificate, expected.as_ref(), now)
+            .map_err(Refused::Identity)?;
+        self.is_not_us(&peer)?;
+        self.peer = Some(peer);
+        Ok(())
+    }
+
+    /// A client sends NETINFO alone, a relay proves itself first.
+    fn answer(&mut self, body: &[u8], around: Around<'_>) -> Result<(), Refused> {
+        let challenge = AuthChallenge::parse(body)?;
+        if let Some(identity) = self.us.identity.clone() {
+            if !challenge
+                .methods
+                .contains(&AuthType::ED25519_SHA256_RFC5705)
+            {
+                return Err(Refused::NoMethod);
+            }
+            self.authenticate(&identity, around)?;
+        }
+        self.send_netinfo(around.now)
+    }
+
+    fn authenticate(
+        &mut self,
+        identity: &RelayIdentity,
+        around: Around<'_>,
+    ) -> Result<(), Refused> {
+        let responder = self
+            .peer
+            .ok_or(Refused::Unexpected(Command::AUTH_CHALLENGE))?;
+        let certs = identity.initiator_certs(around.now);
+        let certs = certs.map_err(|_| Refused::Own("certificates"))?;
+        let certs = certs.iter().map(|(kind, cert)| (*kind, cert.as_slice()));
+        let certs = Certs(certs.collect());
+        self.send(Command::CERTS, |out| certs.write(out))?;
+        let proof = Proof {
+            responder_log: self.received.so_far(),
+            initiator_log: self.sent.so_far(),
+            certificate: self.binding.certificate,
+            exporter: around.export(&identity.peer())?,
+        };
+        let authentication = identity.authenticate(&responder, &proof);
+        let authentication = authentication.map_err(|_| Refused::Own("proof"))?;
+        let authenticate = Authenticate {
+            method: AuthType::ED25519_SHA256_RFC5705,
+            authentication: &authentication,
+        };
+        self.send(Command::AUTHENTICATE, |out| authenticate.write(out))
+    }
+}
+
+impl Around<'_> {
+    fn export(self, initiator: &PeerId) -> Result<[u8; 32], Refused> {
+        let context = initiator.exporter_context();
+        (self.exporter)(EXPORTER_LABEL, &context).ok_or(Refused::Own("exporter"))
+    }
+}
+
+// The responder's part: it says who it is before it knows anything of the initiator, and then checks what that one
+// says.
+
+/// What may come next. NETINFO may always: who has not proven anything by then is a client.
+enum ResponderStep {
+    /// VERSIONS.
+    Versions,
+    /// CERTS.
+    Certs,
+    /// AUTHENTICATE.
+    Authenticate(Box<Initiator>),
+    /// NETINFO alone.
+    Netinfo,
+}
+
+impl Handshake {
+    fn responder_versions(&mut self, now: u64) -> Result<(), Refused> {
+        self.send_versions();
+        let identity = self.us.identity.clone();
+        let identity = identity.ok_or(Refused::Own("identity"))?;
+        let certs = identity.responder_certs(&self.binding.certificate, now);
+        let certs = certs.map_err(|_| Refused::Own("certificates"))?;
+        let certs = certs.iter().map(|(kind, cert)| (*kind, cert.as_slice()));
+        let certs = Certs(certs.collect());
+        self.send(Command::CERTS, |out| certs.write(out))?;
+        self.challenge()?;
+        self.side = Side::Responder(ResponderStep::Certs);
+        self.send_netinfo(now)
+    }
+
+    fn challenge(&mut self) -> Result<(), Refused> {
+        let mut challenge = [0; 32];
+        let filled = SystemRandom::new().fill(&mut challenge);
+        filled.map_err(|_| Refused::Own("random numbers"))?;
+        let challenge = AuthChallenge {
+            challenge,
+            methods: vec![AuthType::ED25519_SHA256_RFC5705],
+        };
+        self.send(Command::AUTH_CHALLENGE, |out| challenge.write(out))?;
+        // What follows is not in the log that the initiator signs.
+        self.challenged = Some(self.sent.so_far());
+        Ok(())
+    }
+
+    fn responder_greeting(&mut self, cell: &Cell, around: Around<'_>) -> Result<(), Refused> {
+        let Side::Responder(step) = &self.side else {
+            return Err(Refused::Unexpected(cell.command));
+        };
+        let next = match (step, cell.command) {
+            (ResponderStep::Certs, Command::CERTS) => {
+                let certs = Certs::parse(&cell.body)?;
+                let initiator = verify_initiator(&certs, around.now).map_err(Refused::Identity)?;
+                self.is_not_us(&initiator.peer)?;
+                ResponderStep::Authenticate(Box::new(initiator))
+            }
+            (ResponderStep::Authenticate(initiator), Command::AUTHENTICATE) => {
+                self.check(&cell.body, initiator, around)?;
+                self.peer = Some(initiator.peer);
+                ResponderStep::Netinfo
+            }
+            (_, command) => return Err(Refused::Unexpected(command)),
+        };
+        self.side = Side::Responder(next);
+        Ok(())
+    }
+
+    fn check(&self, body: &[u8], initiator: &Initiator, around: Around<'_>) -> Result<(), Refused> {
+        let authenticate = Authenticate::parse(body)?;
+        if authenticate.method != AuthType::ED25519_SHA256_RFC5705 {
+            return Err(Refused::Unexpected(Command::AUTHENTICATE));
+        }
+        let identity = self.us.identity.as_ref().ok_or(Refused::Own("identity"))?;
+        let proof = Proof {
+            responder_log: self.challenged.ok_or(Refused::Own("log"))?,
+            initiator_log: self.introduced,
+            certificate: self.binding.certificate,
+            exporter: around.export(&initiator.peer)?,
+        };
+        let authentication = authenticate.authentication;
+        check_authentication(authentication, initiator, &identity.peer(), &proof)
+            .map_err(Refused::Identity)
+    }
+
+    /// A relay that dials itself would carry a circuit in a ring.
+    fn is_not_us(&self, peer: &PeerId) -> Result<(), Refused> {
+        let us = self.us.identity.as_ref().map(|identity| identity.peer());
+        match us {
+            Some(us) if us.ed25519 == peer.ed25519 => Err(Refused::Ourselves),
+            _ => Ok(()),
+        }
+    }
+}
+
+// A running hash of all that one end sent: what an initiator signs (SLOG, CLOG). tor-spec: "Link authentication type
+// 3: Ed25519-SHA256-RFC5705".
+
+/// SHA-256 of what was added so far.
+#[derive(Clone)]
+struct Log(Context);
+
+impl Log {
+    fn new() -> Self {
+        Self(Context::new(&SHA256))
+    }
+
+    fn add(&mut self, octets: &[u8]) {
+        self.0.update(octets);
+    }
+
+    /// The hash now; more may be added.
+    fn so_far(&self) -> [u8; 32] {
+        let hash = self.0.clone().finish();
+        let mut octets = [0; 32];
+        let pairs = octets.iter_mut().zip(hash.as_ref());
+        pairs.for_each(|(to, from)| *to = *from);
+        octets
     }
 }

@@ -3,43 +3,39 @@
 //! and its writing task; whoever reads a circuit reads its stream. What they share is QUIC's: the congestion window and the stack itself.
 //! RFC 9000 §2, §4 (streams, flow control); tor-spec: "Cell Packet format".
 
-mod inbound;
-mod outbound;
-pub(super) mod room;
-#[cfg(test)]
-pub(super) mod tests;
-
 use std::{
+    future::poll_fn,
     net::IpAddr,
+    pin::{Pin, pin},
     sync::{Arc, Weak},
+    task::{Context, Poll, ready},
+    time::Duration,
 };
 
-use hoplite_wire::cell::{CircuitId, Reader};
-use quinn::{Connection, RecvStream, SendStream, VarInt};
+use bytes::{Bytes, BytesMut};
+use hoplite_wire::cell::{self, Cell, CircuitId, Command, Reader};
+use quinn::{Connection, ReadError, RecvStream, SendStream, VarInt};
 use tokio::{
     sync::mpsc,
     task::JoinSet,
     time::{Instant, timeout},
 };
 
-pub(super) use self::inbound::Inbound;
-use self::{
-    inbound::First,
-    outbound::Outbound,
-    room::{Room, streams_at_first},
-};
 use super::{
     Circuit, Closed, Config, Counts, Ending, Guarded, Held, Hold, Why,
-    ewma::Scale,
-    hoard::Gauge,
+    budget::Gauge,
+    ewma::{Activity, Scale},
     ids::{Ids, NoId},
-    lane::{self, lane},
-    traffic::{Keeper, Place, Receiver, Sender, Source},
+    queue::{self, End, Keeper, Place, Receiver, Sender, Source, lane},
+    tls::destroy,
 };
 use crate::{
     QuicLink, congestion,
     health::{Pulse, Vigil},
 };
+
+#[cfg(test)]
+pub(super) mod tests;
 
 /// A stream that is reset for the reason of a DESTROY cell has this code and the reason.
 const RESET: u32 = 0x100;
@@ -68,7 +64,7 @@ pub(super) struct Carrier(Arc<Shared>);
 /// What a circuit has before it has a stream.
 struct Berth {
     place: Arc<Place>,
-    lane: (lane::Tx, lane::Rx),
+    lane: (queue::Tx, queue::Rx),
     gauge: Arc<Gauge>,
 }
 
@@ -298,7 +294,7 @@ async fn control(shared: Arc<Shared>, streams: (SendStream, RecvStream), mut rea
     drop(send.set_priority(FIRST));
     let why = tokio::select! {
         biased;
-        why = inbound::control(&mut receive, &mut reader, &shared.counts) => why,
+        why = read_control(&mut receive, &mut reader, &shared.counts) => why,
         why = shared.ending.wait() => why,
         _ = shared.connection.closed() => Why::Gone,
     };
@@ -318,4 +314,439 @@ fn code(reason: u8) -> VarInt {
 fn reason(code: VarInt) -> Option<u8> {
     let code = code.into_inner().checked_sub(RESET.into())?;
     u8::try_from(code).ok()
+}
+
+// Reads a circuit's stream, by whoever reads the circuit: what nobody reads stays in the stream's window, and stops
+// that stream alone. And the control stream, whose cells say nothing to us after the handshake.
+
+/// How many pieces are taken from a stream at once: as many packets have a batch of cells.
+const PIECES: usize = 16;
+/// After so many cells that say nothing, others get their turn first.
+const MOST_IGNORED: usize = 64;
+
+/// A stream with its cells.
+struct Cells {
+    stream: RecvStream,
+    reader: Reader,
+}
+
+/// A stream that may become a circuit.
+struct First {
+    cells: Cells,
+    /// The one that says which circuit it is.
+    first: Option<Cell>,
+}
+
+/// One circuit's receiving side.
+pub(super) struct Inbound {
+    cells: Cells,
+    first: Option<Cell>,
+    id: CircuitId,
+    counts: Arc<Counts>,
+    gauge: Arc<Gauge>,
+    /// Cells that were read, and whether more had come when the last was.
+    read: u64,
+    behind: bool,
+    ended: bool,
+}
+
+/// What comes of reading.
+enum Read {
+    Cell(Cell),
+    /// The stream has ended, between cells or within one.
+    End {
+        cut: bool,
+    },
+    /// It was reset, or the connection is gone.
+    Reset(Option<u8>),
+    Malformed,
+}
+
+impl Cells {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Read> {
+        loop {
+            match self.reader.next() {
+                Ok(Some(cell)) => return Poll::Ready(Read::Cell(cell)),
+                Ok(None) => {}
+                Err(_) => return Poll::Ready(Read::Malformed),
+            }
+            match ready!(poll_pieces(&mut self.stream, cx)) {
+                Ok(Some(octets)) => self.reader.push(octets),
+                Ok(None) => {
+                    let cut = !self.reader.is_between_cells();
+                    return Poll::Ready(Read::End { cut });
+                }
+                Err(ReadError::Reset(code)) => return Poll::Ready(Read::Reset(reason(code))),
+                Err(_) => return Poll::Ready(Read::Reset(None)),
+            }
+        }
+    }
+}
+
+/// All that has come, in memory of its own: a stream that rests keeps no buffer.
+fn poll_pieces(
+    stream: &mut RecvStream,
+    cx: &mut Context<'_>,
+) -> Poll<Result<Option<BytesMut>, ReadError>> {
+    let mut pieces: [Bytes; PIECES] = std::array::from_fn(|_| Bytes::new());
+    let count = ready!(pin!(stream.read_chunks(&mut pieces)).poll(cx))?;
+    let Some(count) = count else {
+        return Poll::Ready(Ok(None));
+    };
+    let pieces = pieces.iter().take(count);
+    let mut octets = BytesMut::with_capacity(pieces.clone().map(Bytes::len).sum());
+    pieces.for_each(|piece| octets.extend_from_slice(piece));
+    Poll::Ready(Ok(Some(octets)))
+}
+
+impl First {
+    fn of(stream: RecvStream, largest: usize) -> Self {
+        let reader = Reader::wide(largest);
+        Self {
+            cells: Cells { stream, reader },
+            first: None,
+        }
+    }
+
+    /// The id of the circuit that the first cell makes; `None` if it makes none.
+    async fn read(&mut self) -> Option<CircuitId> {
+        let read = poll_fn(|cx| self.cells.poll_next(cx)).await;
+        let Read::Cell(cell) = read else {
+            return None;
+        };
+        let id = makes_circuit(cell.command).then_some(cell.circuit);
+        self.first = Some(cell);
+        id
+    }
+
+    fn stop(&mut self, code: VarInt) {
+        drop(self.cells.stream.stop(code));
+    }
+
+    fn inbound(self, id: CircuitId, counts: Arc<Counts>, gauge: Arc<Gauge>) -> Inbound {
+        Inbound {
+            cells: self.cells,
+            first: self.first,
+            id,
+            counts,
+            gauge,
+            read: 0,
+            behind: true,
+            ended: false,
+        }
+    }
+}
+
+fn makes_circuit(command: Command) -> bool {
+    let makes = [Command::CREATE, Command::CREATE_FAST, Command::CREATE2];
+    makes.contains(&command)
+}
+
+impl Inbound {
+    pub(crate) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<Cell>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(first));
+        }
+        for _ in 0..MOST_IGNORED {
+            if self.ended {
+                return Poll::Ready(None);
+            }
+            let read = self.cells.poll_next(cx);
+            self.note(read.is_ready());
+            let read = ready!(read);
+            if let Some(cell) = self.judge(read) {
+                return Poll::Ready(Some(cell));
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn note(&mut self, behind: bool) {
+        if std::mem::replace(&mut self.behind, behind) != behind {
+            self.gauge.is_behind(behind);
+        }
+        if behind {
+            self.read = self.read.wrapping_add(1);
+            self.gauge.read(self.read);
+        }
+    }
+
+    pub(crate) fn buffered(&self) -> usize {
+        usize::from(self.first.is_some())
+    }
+
+    /// What the circuit gets to see of it.
+    fn judge(&mut self, read: Read) -> Option<Cell> {
+        match read {
+            Read::Cell(cell) if cell.circuit != self.id => self.break_off(),
+            Read::Cell(cell) => self.sort(cell),
+            Read::Malformed => self.break_off(),
+            Read::End { cut } => {
+                self.ended = true;
+                if cut {
+                    self.counts.cut.up();
+                }
+                None
+            }
+            Read::Reset(reason) => {
+                self.ended = true;
+                reason.map(|reason| destroy(self.id, reason))
+            }
+        }
+    }
+
+    fn sort(&mut self, cell: Cell) -> Option<Cell> {
+        match cell.command {
+            Command::RELAY
+            | Command::RELAY_EARLY
+            | Command::CREATED
+            | Command::CREATED_FAST
+            | Command::CREATED2 => return Some(cell),
+            Command::DESTROY => {
+                self.ended = true;
+                return Some(cell);
+            }
+            Command::PADDING | Command::VPADDING => {}
+            command if makes_circuit(command) => self.counts.collisions.up(),
+            _ => self.counts.ignored.up(),
+        }
+        None
+    }
+
+    /// A stream that carries what is not its circuit's ends here; the circuit is told like any that the peer destroys.
+    fn break_off(&mut self) -> Option<Cell> {
+        self.ended = true;
+        self.counts.mismatched.up();
+        drop(self.cells.stream.stop(code(PROTOCOL)));
+        Some(destroy(self.id, PROTOCOL))
+    }
+}
+
+/// Reads the control stream until it ends.
+async fn read_control(stream: &mut RecvStream, reader: &mut Reader, counts: &Counts) -> Why {
+    loop {
+        loop {
+            match reader.next() {
+                Ok(Some(cell)) if !cell.circuit.is_channel() => {
+                    return Why::Violation("a circuit's cell on the control stream");
+                }
+                Ok(Some(cell)) if is_padding(cell.command) => {}
+                Ok(Some(_)) => counts.ignored.up(),
+                Ok(None) => break,
+                Err(_) => return Why::Violation("a malformed cell on the control stream"),
+            }
+        }
+        match poll_fn(|cx| poll_pieces(stream, cx)).await {
+            Ok(Some(octets)) => reader.push(octets),
+            Ok(None) | Err(_) => return Why::Gone,
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+fn is_padding(command: Command) -> bool {
+    let padding = [
+        Command::PADDING,
+        Command::VPADDING,
+        Command::PADDING_NEGOTIATE,
+    ];
+    padding.contains(&command)
+}
+
+// Writes a circuit's queue to its stream. Its only wait for others is the connection's congestion window, where quiet
+// streams go first.
+
+/// How many cells are written at once: 16 KiB.
+const BATCH: usize = 32;
+/// DESTROY: the stream is of no use any more.
+const FINISHED: u8 = 9;
+
+/// One circuit's sending side.
+struct Outbound {
+    stream: SendStream,
+    queue: queue::Rx,
+    scale: Scale,
+    linger: Duration,
+    counts: Arc<Counts>,
+    gauge: Arc<Gauge>,
+    /// Octets that were handed to QUIC.
+    written: u64,
+    /// Told that something was.
+    pulse: Option<Arc<Pulse>>,
+    _hold: Hold,
+}
+
+/// Why writing ended.
+enum Stop {
+    /// Our side did, and how.
+    Ours(End),
+    /// Our side did while a cell was on its way that the peer does not take.
+    Within(End),
+    /// The peer takes no more, or is gone.
+    Theirs,
+}
+
+impl Outbound {
+    async fn run(mut self, id: CircuitId) {
+        match self.carry().await {
+            Stop::Theirs => self.queue.close(),
+            Stop::Ours(End::Finished) => self.finish(FINISHED).await,
+            Stop::Ours(End::Aborted(reason)) => {
+                let last = encode(&[destroy(id, reason)]);
+                // It may not fit into the window; then the reset says it.
+                if self.write(last).await.is_ok() {
+                    self.finish(reason).await;
+                }
+            }
+            Stop::Within(End::Aborted(reason)) => self.reset(reason),
+            Stop::Within(End::Finished) => self.reset(FINISHED),
+        }
+    }
+
+    async fn carry(&mut self) -> Stop {
+        let mut cells = Vec::new();
+        let mut activity = Activity::NONE;
+        let mut level = 0;
+        let mut stopped = pin!(self.stream.stopped());
+        loop {
+            if let Err(stop) = self.next(&mut cells, stopped.as_mut()).await {
+                return stop;
+            }
+            let now = self.scale.at(Instant::now());
+            activity.add(cells.len(), now);
+            let new = activity.level(now);
+            if std::mem::replace(&mut level, new) != new {
+                drop(self.stream.set_priority(-new));
+            }
+            let octets = encode(&cells);
+            cells.clear();
+            if let Err(stop) = self.write(octets).await {
+                return stop;
+            }
+        }
+    }
+
+    async fn next(
+        &self,
+        cells: &mut Vec<Cell>,
+        stopped: Pin<&mut impl Future>,
+    ) -> Result<(), Stop> {
+        tokio::select! {
+            biased;
+            got = poll_fn(|cx| self.queue.poll_drain(cx, BATCH, cells)) => got.map_err(Stop::Ours),
+            _ = stopped => Err(Stop::Theirs),
+        }
+    }
+
+    /// Once the circuit has ended here, what is left may take [`Config::linger`](crate::channel::Config::linger); aborted: no time.
+    async fn write(&mut self, octets: Bytes) -> Result<(), Stop> {
+        self.written = self.written.saturating_add(octets.len() as u64);
+        self.gauge.is_stuck(true);
+        let (queue, linger) = (&self.queue, self.linger);
+        let patience = async {
+            let end = poll_fn(|cx| queue.poll_end(cx)).await;
+            if end == End::Finished {
+                tokio::time::sleep(linger).await;
+            }
+            end
+        };
+        let written = tokio::select! {
+            biased;
+            written = self.stream.write_chunk(octets) => written.map_err(|_| Stop::Theirs),
+            end = patience => {
+                self.counts.unread.up();
+                Err(Stop::Within(end))
+            }
+        };
+        self.gauge.is_stuck(false);
+        if let Some(pulse) = &self.pulse {
+            pulse.packet();
+        }
+        self.gauge.wrote(self.written);
+        written
+    }
+
+    /// Says that nothing follows, and waits until all has arrived; what does not in time is not kept.
+    async fn finish(mut self, reason: u8) {
+        if self.stream.finish().is_err() {
+            return;
+        }
+        if timeout(self.linger, self.stream.stopped()).await.is_err() {
+            self.counts.unread.up();
+            self.reset(reason);
+        }
+    }
+
+    fn reset(&mut self, reason: u8) {
+        drop(self.stream.reset(code(reason)));
+    }
+}
+
+fn encode(cells: &[Cell]) -> Bytes {
+    let mut out = BytesMut::with_capacity(cells.len().saturating_mul(cell::LEN));
+    for cell in cells {
+        let written = cell::write(cell, &mut out);
+        debug_assert!(written.is_ok(), "a cell that fits no frame is left out");
+    }
+    out.freeze()
+}
+
+// How many circuits the peer may open on one connection: few at first, and more as it uses them. The QUIC stack keeps
+// about 90 octets for each stream that it allows, used or not: a channel at rest costs little this way.
+
+/// What a new channel may have at once.
+const FIRST_CIRCUITS: u32 = 128;
+/// When half of what is allowed is open, so many times as much is allowed.
+const GROWTH: u32 = 4;
+
+/// The room on one connection.
+struct Room {
+    allowed: u32,
+    most: u32,
+}
+
+/// The streams of a new connection whose peer may have `most` circuits. The control stream is one more.
+pub(in crate::channel) fn streams_at_first(most: u32) -> u32 {
+    most.min(FIRST_CIRCUITS).saturating_add(1)
+}
+
+impl Room {
+    /// On a connection that was given [`streams_at_first`].
+    fn new(most: u32) -> Self {
+        let allowed = most.min(FIRST_CIRCUITS);
+        Self { allowed, most }
+    }
+
+    /// How many streams are allowed from now on, where that is more than before.
+    fn more(&mut self, open: usize) -> Option<u32> {
+        let crowded = open >= usize::try_from(self.allowed / 2).unwrap_or(usize::MAX);
+        if !crowded || self.allowed >= self.most {
+            return None;
+        }
+        self.allowed = self.allowed.saturating_mul(GROWTH).min(self.most);
+        Some(self.allowed.saturating_add(1))
+    }
+}
+
+#[cfg(test)]
+mod room_tests {
+    use super::*;
+
+    #[test]
+    fn room_grows_with_use_up_to_the_limit() {
+        assert_eq!(streams_at_first(1024), 129);
+        let mut room = Room::new(1024);
+        assert_eq!(room.more(63), None);
+        assert_eq!(room.more(64), Some(513));
+        assert_eq!(room.more(65), None);
+        assert_eq!(room.more(300), Some(1025));
+        assert_eq!(room.more(1024), None);
+    }
+
+    #[test]
+    fn a_limit_below_the_first_room_is_kept() {
+        assert_eq!(streams_at_first(10), 11);
+        assert_eq!(Room::new(10).more(10), None);
+    }
 }

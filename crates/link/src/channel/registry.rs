@@ -5,7 +5,7 @@
 //! Two relays that dial each other at the same moment have two channels. Both then begin their circuits on the one that the relay with the lower
 //! identity dialled; the other carries the circuits that it has, and is closed when it has none for a while.
 
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::{collections::VecDeque, fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use hoplite_overlay::{Error, ErrorKind, Reason, Terms};
 use hoplite_wire::Target;
@@ -13,7 +13,6 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{
     Channel, ChannelDialer, Guarded, How, Kind, Listing, Whom,
-    failed::Times,
     table::{Line, Outcome, Plan, Table, Way},
 };
 
@@ -232,5 +231,216 @@ impl fmt::Debug for Channels {
         f.debug_struct("Channels")
             .field("open", &self.len())
             .finish_non_exhaustive()
+    }
+}
+
+// Relays that did not answer when they were dialled, remembered for a short time: whoever needs a channel to one of
+// them is told at once, instead of waiting as long again. Clients do not remember
+// ([`Config::failed`](super::Config::failed)): their own network may be back.
+
+/// A dial that failed sooner is not remembered: another one costs nobody much time, and a relay that refuses may just be starting.
+const SLOW: Duration = Duration::from_secs(1);
+
+/// The last one at the end.
+#[derive(Debug, Default)]
+pub(super) struct Failed(VecDeque<Dial>);
+
+#[derive(Debug)]
+struct Dial {
+    whom: Whom,
+    how: How,
+    until: Instant,
+    error: Error,
+}
+
+/// When a dial began and ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    pub(super) begun: Instant,
+    pub(super) now: Instant,
+}
+
+/// How long dials that failed are remembered, and how many of them; then the oldest is forgotten.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memory {
+    pub(super) kept: Duration,
+    pub(super) most: usize,
+}
+
+impl Failed {
+    /// Why a dial like this would fail again.
+    pub(super) fn find(&self, whom: &Whom, how: How, now: Instant) -> Option<Error> {
+        let same = |dial: &&Dial| dial.how == how && is_same(&dial.whom, whom) && now < dial.until;
+        self.0.iter().find(same).map(|dial| dial.error.clone())
+    }
+
+    /// It did fail.
+    pub(super) fn note(
+        &mut self,
+        memory: Memory,
+        (whom, how): (&Whom, How),
+        times: Times,
+        error: &Error,
+    ) {
+        let (Memory { kept, most }, Times { begun, now }) = (memory, times);
+        if kept.is_zero() || now.saturating_duration_since(begun) < SLOW {
+            return;
+        }
+        let other =
+            |dial: &Dial| (dial.how != how || !is_same(&dial.whom, whom)) && now < dial.until;
+        self.0.retain(other);
+        if self.0.len() >= most {
+            self.0.pop_front();
+        }
+        self.0.push_back(Dial {
+            whom: whom.clone(),
+            how,
+            until: now + kept,
+            error: error.clone(),
+        });
+    }
+
+    /// The relay of this identity is there.
+    pub(super) fn forget(&mut self, identity: &[u8; 32]) {
+        self.0.retain(|dial| dial.whom.identity != Some(*identity));
+    }
+}
+
+/// The same relay at the same address: what it is called, and which other identity is to be shown, makes no other dial.
+fn is_same(one: &Whom, other: &Whom) -> bool {
+    one.identity == other.identity && one.address == other.address
+}
+
+// Which relays were reached over TLS when QUIC was tried beside it: there QUIC is not waited for again, for a while.
+// Of a relay that answers QUIC nothing needs to be remembered: QUIC is tried first.
+
+/// After so long QUIC is tried again: it may have been the network where the client was.
+const KEPT: Duration = Duration::from_secs(600);
+/// So many relays; then the oldest is forgotten.
+const MOST: usize = 256;
+
+/// The last one at the end.
+#[derive(Debug, Default)]
+pub(super) struct Remembered(VecDeque<([u8; 32], Target, Instant)>);
+
+impl Remembered {
+    /// Whether it is to be dialled over TLS alone at `target`.
+    pub(super) fn is_tls(&self, identity: &[u8; 32], target: &Target, now: Instant) -> bool {
+        let young = |since: Instant| now.saturating_duration_since(since) < KEPT;
+        let mut known = self.0.iter();
+        known.any(|(other, at, since)| other == identity && at == target && young(*since))
+    }
+
+    /// TLS was there first.
+    pub(super) fn note(&mut self, identity: [u8; 32], target: &Target, now: Instant) {
+        if self.is_tls(&identity, target, now) {
+            return;
+        }
+        self.forget(&identity, target);
+        if self.0.len() >= MOST {
+            self.0.pop_front();
+        }
+        self.0.push_back((identity, target.clone(), now));
+    }
+
+    /// TLS is no way either, or QUIC was there first.
+    pub(super) fn forget(&mut self, identity: &[u8; 32], target: &Target) {
+        self.0
+            .retain(|(other, at, _)| other != identity || at != target);
+    }
+}
+
+#[cfg(test)]
+mod failed_tests {
+    use hoplite_overlay::ErrorKind;
+
+    use super::*;
+
+    const KEPT: Duration = Duration::from_secs(8);
+    const MEMORY: Memory = Memory {
+        kept: KEPT,
+        most: 256,
+    };
+
+    fn whom(n: u16) -> Whom {
+        let [high, low] = n.to_be_bytes();
+        let mut identity = [0; 32];
+        (identity[0], identity[1]) = (high, low);
+        Whom {
+            name: String::new(),
+            address: "192.0.2.1:443".parse().unwrap(),
+            identity: Some(identity),
+            rsa: None,
+        }
+    }
+
+    #[test]
+    fn a_dial_that_took_long_is_remembered_for_its_address_and_way_and_for_some_relays() {
+        let (mut failed, start) = (Failed::default(), Instant::now());
+        let error = Error::new(ErrorKind::TimedOut, "dialling");
+        let times = Times {
+            begun: start,
+            now: start + SLOW,
+        };
+        let soon = Times {
+            now: start + SLOW / 2,
+            ..times
+        };
+        failed.note(MEMORY, (&whom(0), How::Quic), soon, &error);
+        assert!(failed.find(&whom(0), How::Quic, start).is_none(), "at once");
+        failed.note(MEMORY, (&whom(0), How::Quic), times, &error);
+        let found = failed.find(&whom(0), How::Quic, start + SLOW);
+        assert_eq!(found.unwrap().kind(), ErrorKind::TimedOut);
+        assert!(failed.find(&whom(0), How::Tls, start).is_none());
+        let mut moved = whom(0);
+        moved.address = "192.0.2.2:443".parse().unwrap();
+        assert!(failed.find(&moved, How::Quic, start).is_none());
+        let later = start + SLOW + KEPT;
+        assert!(failed.find(&whom(0), How::Quic, later).is_none());
+        for n in 1..=256 {
+            failed.note(MEMORY, (&whom(n), How::Quic), times, &error);
+        }
+        assert_eq!(failed.0.len(), MEMORY.most);
+        assert!(failed.find(&whom(0), How::Quic, start).is_none(), "it went");
+        assert!(failed.find(&whom(1), How::Quic, start).is_some());
+        failed.forget(&whom(1).identity.unwrap());
+        assert!(failed.find(&whom(1), How::Quic, start).is_none());
+    }
+}
+
+#[cfg(test)]
+mod remembered_tests {
+    use super::*;
+
+    #[test]
+    fn tls_is_remembered_for_ten_minutes_from_the_first_time_where_it_was_and_for_some_relays() {
+        let start = Instant::now();
+        let [here, elsewhere] =
+            ["192.0.2.1:443", "192.0.2.2:443"].map(|text| text.parse::<Target>().unwrap());
+        let mut known = Remembered::default();
+        assert!(!known.is_tls(&[1; 32], &here, start));
+        known.note([1; 32], &here, start);
+        known.note([1; 32], &here, start + KEPT / 2);
+        assert!(known.is_tls(&[1; 32], &here, start + KEPT / 2));
+        assert!(!known.is_tls(&[1; 32], &elsewhere, start), "another road");
+        assert!(!known.is_tls(&[2; 32], &here, start));
+        assert!(
+            !known.is_tls(&[1; 32], &here, start + KEPT),
+            "QUIC has its chance again"
+        );
+        known.note([2; 32], &here, start);
+        known.forget(&[2; 32], &here);
+        assert!(!known.is_tls(&[2; 32], &here, start));
+        for n in 0..=255 {
+            known.note([n; 32], &here, start + KEPT);
+        }
+        let mut other = [1; 32];
+        other[0] = 0;
+        known.note(other, &here, start + KEPT);
+        assert_eq!(known.0.len(), MOST);
+        assert!(
+            !known.is_tls(&[0; 32], &here, start + KEPT),
+            "the oldest went"
+        );
     }
 }

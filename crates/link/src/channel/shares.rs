@@ -12,7 +12,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Guarded, hoard::Gauge};
+use super::{Guarded, budget::Gauge};
 
 /// One in so many is not given out: it is for circuits that are being ended for others.
 const SPARE: usize = 16;
@@ -203,10 +203,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::channel::lane::{self, lane};
+    use crate::channel::queue::{self, lane};
 
     /// A circuit whose queue shows whether it was ended.
-    fn circuit(who: u64) -> (Origin, Arc<Gauge>, (lane::Tx, lane::Rx)) {
+    fn circuit(who: u64) -> (Origin, Arc<Gauge>, (queue::Tx, queue::Rx)) {
         let (tx, rx) = lane(4);
         let gauge = Arc::new(Gauge::quic(0, tx.watch()));
         let circuit = Handle::new(&gauge);
@@ -230,7 +230,7 @@ mod tests {
         let (origin, _gauge, _lane) = circuit(2);
         let share = shares.take(&origin, usize::MAX, now).unwrap();
         let ended =
-            |(_, _, (_, rx)): &(Origin, Arc<Gauge>, (lane::Tx, lane::Rx))| rx.ended().is_some();
+            |(_, _, (_, rx)): &(Origin, Arc<Gauge>, (queue::Tx, queue::Rx))| rx.ended().is_some();
         assert!(
             ended(&hogs[29]) && !hogs[..29].iter().any(ended),
             "the idle one"

@@ -27,8 +27,8 @@ use tokio::{sync::SetOnce, time::Instant};
 
 use super::{
     Config, How, Kind, Rate, Whom,
-    failed::{Failed, Memory, Times},
-    remembered::Remembered,
+    registry::Remembered,
+    registry::{Failed, Memory, Times},
 };
 
 /// How many channels to one relay are kept: each end may have dialled one at the same time, in two ways, and over another address.

@@ -2,26 +2,30 @@
 //! The shard's socket shows every received buffer to it before quinn; `relay` enters the aliases of its forwarded flows.
 //! draft-ietf-masque-quic-proxy, "Proxy Considerations"; RFC 8999 §5.2 (where the id stands).
 
-mod aliases;
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    hash::{BuildHasher, Hasher, RandomState},
+    io::{self, IoSliceMut},
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use quinn_udp::{RecvMeta, Transmit};
+
+use super::socket::Shared;
+use crate::{coalesce::MOST_OCTETS, server::Ids};
+
+pub use quinn_udp::EcnCodepoint as Ecn;
+
 #[cfg(test)]
 mod tests;
 
-use std::{
-    fmt,
-    io::{self, IoSliceMut},
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
-
-pub use quinn_udp::EcnCodepoint as Ecn;
-use quinn_udp::{RecvMeta, Transmit};
-
-pub(super) use self::aliases::Aliases;
-use super::socket::Shared;
-use crate::coalesce::MOST_OCTETS;
-
 /// How long an alias is, in octets: as long as every id that the shard hands out.
-pub const ALIAS: usize = super::ids::LENGTH;
+pub const ALIAS: usize = super::LENGTH;
 
 /// Where the id ends in a packet with a short header.
 const END: usize = 1 + ALIAS;
@@ -187,4 +191,129 @@ fn id_of(packet: &[u8]) -> Option<AliasId> {
     let head = packet.first_chunk::<END>()?;
     let short = head[0] & 0x80 == 0;
     short.then(|| std::array::from_fn(|at| head[1 + at]))
+}
+
+// The table of a shard's aliases. The socket looks up in it.
+
+/// How many aliases are remembered after their end: their last packets are still under way, and QUIC would answer those by a reset.
+const RETIRED: usize = 1024;
+
+/// All aliases of a shard. Whoever enters them bounds their number; of those that have ended there are at most [`RETIRED`].
+pub(super) struct Aliases {
+    /// How many are in force; while there are none, nothing is looked up.
+    live: AtomicUsize,
+    table: Mutex<Table>,
+}
+
+struct Table {
+    entries: HashMap<AliasId, Arc<dyn Forward>, Keyed>,
+    retired: VecDeque<AliasId>,
+    ids: Ids,
+}
+
+impl Aliases {
+    pub(in crate::server) fn new(ids: Ids) -> Self {
+        Self {
+            live: AtomicUsize::new(0),
+            table: Mutex::new(Table {
+                entries: HashMap::with_hasher(Keyed::new()),
+                retired: VecDeque::new(),
+                ids,
+            }),
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether anything is to be looked up.
+    pub(in crate::server) fn any(&self) -> bool {
+        self.live.load(Ordering::Relaxed) > 0
+    }
+
+    /// 56 random bits: that QUIC has handed out the same for a connection is left to chance, as among its own ids.
+    fn mint(&self) -> AliasId {
+        let mut table = self.table();
+        loop {
+            let id = table.ids.next();
+            if !table.entries.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+
+    fn enter(&self, id: AliasId, to: Arc<dyn Forward>) {
+        self.table().entries.insert(id, to);
+        self.live.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn retire(&self, id: AliasId) {
+        self.live.fetch_sub(1, Ordering::Relaxed);
+        let mut table = self.table();
+        table.retired.push_back(id);
+        let gone = match table.retired.len() > RETIRED {
+            true => table.retired.pop_front(),
+            false => None,
+        };
+        let gone = gone.and_then(|id| table.entries.remove(&id));
+        // What it holds may end with it, and retire aliases of its own.
+        drop(table);
+        drop(gone);
+    }
+
+    fn find(&self, id: AliasId) -> Option<Arc<dyn Forward>> {
+        self.table().entries.get(&id).map(Arc::clone)
+    }
+
+    #[cfg(test)]
+    fn remembered(&self) -> usize {
+        self.table().entries.len()
+    }
+}
+
+impl fmt::Debug for Aliases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Aliases")
+            .field("live", &self.live)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Spreads ids that are random by themselves: nobody but us chooses what is in the table, so one multiplication is enough.
+#[derive(Clone)]
+struct Keyed(u64);
+
+struct Spread(u64);
+
+impl Keyed {
+    fn new() -> Self {
+        Self(RandomState::new().hash_one(0_u8))
+    }
+}
+
+impl BuildHasher for Keyed {
+    type Hasher = Spread;
+
+    fn build_hasher(&self) -> Spread {
+        Spread(self.0)
+    }
+}
+
+impl Hasher for Spread {
+    fn write(&mut self, octets: &[u8]) {
+        let mut word = [0; 8];
+        for (to, from) in word.iter_mut().zip(octets) {
+            *to = *from;
+        }
+        self.0 = (self.0 ^ u64::from_le_bytes(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 ^= self.0 >> 32;
+    }
+
+    /// The length, which is always the same.
+    fn write_usize(&mut self, _: usize) {}
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }

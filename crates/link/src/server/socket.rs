@@ -4,13 +4,9 @@
 //! [`AsyncUdpSocket::try_send`] appends to the batch. A batch that takes no more is sent at once; the rest is sent by the flusher,
 //! a task that the first append wakes, so that it runs when the tasks that were ready before it have had their turn.
 
-mod outgoing;
-mod poller;
-#[cfg(test)]
-mod tests;
-
 use std::{
-    future::poll_fn,
+    fmt,
+    future::{Future, poll_fn},
     io::{self, IoSliceMut},
     net::SocketAddr,
     pin::Pin,
@@ -24,10 +20,14 @@ use std::{
 use futures_util::task::AtomicWaker;
 use quinn::{AsyncUdpSocket, UdpPoller};
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
+use rustix::io::Errno;
 use tokio::{io::Interest, net::UdpSocket};
 
-use self::{outgoing::Outgoing, poller::Poller};
 use super::divert::{self, Aliases};
+use crate::coalesce::{Coalescer, MOST_SEGMENTS, Pushed};
+
+#[cfg(test)]
+mod tests;
 
 /// From how many segments on a batch that still grows is worth another round of the runtime: a whole transmit of quinn's.
 const BULK: usize = 10;
@@ -235,5 +235,192 @@ impl AsyncUdpSocket for CoalescingSocket {
 
     fn may_fragment(&self) -> bool {
         self.shared.receiving.may_fragment()
+    }
+}
+
+// The sending half of a shard's socket: the batch, and what the network interface is known to take. udp(7)
+// UDP_SEGMENT.
+
+/// After how many refused batches in a row we take it that the interface cannot segment.
+const REFUSALS: u32 = 8;
+
+/// The batch and how to send it.
+#[derive(Debug)]
+struct Outgoing {
+    batch: Coalescer,
+    state: UdpSocketState,
+    /// How many batches in a row were refused although each of their datagrams was taken alone.
+    refused: u32,
+    /// How many segments the flusher saw; none before the flusher was woken for this batch.
+    seen: Option<usize>,
+}
+
+impl Outgoing {
+    fn new(socket: &std::net::UdpSocket) -> io::Result<Self> {
+        let state = UdpSocketState::new(UdpSockRef::from(socket))?;
+        let mut outgoing = Self {
+            batch: Coalescer::default(),
+            refused: 0,
+            seen: None,
+            state,
+        };
+        outgoing.batch.limit(outgoing.most_segments());
+        Ok(outgoing)
+    }
+
+    /// How many datagrams one batch may hold.
+    fn most_segments(&self) -> usize {
+        match self.refused {
+            0..REFUSALS => self.state.max_gso_segments().min(MOST_SEGMENTS),
+            _ => 1,
+        }
+    }
+
+    /// Whether the batch took it.
+    fn push(&mut self, transmit: &Transmit<'_>) -> bool {
+        self.batch.push(transmit) == Pushed::Kept
+    }
+
+    fn is_empty(&self) -> bool {
+        self.batch.is_empty()
+    }
+
+    fn segments(&self) -> usize {
+        self.batch.segments()
+    }
+
+    /// Whether the flusher has yet to be woken for this batch; says so once.
+    fn wants_flusher(&mut self) -> bool {
+        let fresh = self.seen.is_none();
+        self.seen.get_or_insert(0);
+        fresh
+    }
+
+    /// Whether the batch has grown since the flusher last asked.
+    fn grew(&mut self) -> bool {
+        let now = self.segments();
+        self.seen.replace(now) != Some(now)
+    }
+
+    /// Sends the batch. The only error is that the kernel's queue is full: then the batch stays.
+    /// Whatever else is wrong concerns this batch alone, which UDP may lose.
+    fn send(&mut self, socket: &UdpSocket) -> io::Result<()> {
+        let Some(transmit) = self.batch.batch() else {
+            return Ok(());
+        };
+        match self.state.try_send(UdpSockRef::from(socket), &transmit) {
+            Ok(()) => self.accepted(),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
+            Err(error) => self.recover(socket, &error),
+        }
+        self.batch.clear();
+        self.seen = None;
+        Ok(())
+    }
+
+    /// Sends a batch that somebody else has made, while there is none of ours. The errors are those of [`Self::send`].
+    fn send_through(&mut self, socket: &UdpSocket, transmit: &Transmit<'_>) -> io::Result<()> {
+        match self.state.try_send(UdpSockRef::from(socket), transmit) {
+            Ok(()) => self.refused = 0,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
+            Err(error) => {
+                self.push(transmit);
+                self.recover(socket, &error);
+                self.batch.clear();
+                self.seen = None;
+            }
+        }
+        Ok(())
+    }
+
+    fn accepted(&mut self) {
+        if self.segments() > 1 {
+            self.refused = 0;
+        }
+    }
+
+    /// One datagram is lost: a probe of the MTU that is too long, or no route. Of several, those may be sent that are not too long.
+    fn recover(&mut self, socket: &UdpSocket, error: &io::Error) {
+        tracing::trace!(%error, "a batch was not sent");
+        let errno = Errno::from_io_error(error);
+        let impossible = matches!(errno, Some(Errno::IO | Errno::INVAL));
+        let several = self.segments() > 1;
+        if several && (impossible || errno == Some(Errno::MSGSIZE)) && self.send_singly(socket) {
+            self.refused += 1;
+        }
+        if impossible {
+            self.renew_state(socket);
+        }
+        self.batch.limit(self.most_segments());
+    }
+
+    /// Whether all were sent: then only their being together was wrong. A full queue loses the rest, as a network would.
+    fn send_singly(&self, socket: &UdpSocket) -> bool {
+        let Some(transmit) = self.batch.batch() else {
+            return true;
+        };
+        let segment = transmit.segment_size.unwrap_or(transmit.contents.len());
+        let sent = transmit.contents.chunks(segment).map(|contents| {
+            let single = Transmit {
+                contents,
+                segment_size: None,
+                ..transmit
+            };
+            self.state.try_send(UdpSockRef::from(socket), &single)
+        });
+        // Every one of them is tried.
+        sent.filter(Result::is_err).count() == 0
+    }
+
+    /// The state takes one refusal for a final one, but a peer may cause it (by an address that cannot be answered): we count instead.
+    fn renew_state(&mut self, socket: &UdpSocket) {
+        match UdpSocketState::new(UdpSockRef::from(socket)) {
+            Ok(state) => self.state = state,
+            Err(error) => tracing::debug!(%error, "the socket's options cannot be set again"),
+        }
+    }
+}
+
+// Tells one task of quinn's when the socket takes packets again; see [`quinn::UdpPoller`].
+
+type Waiting = Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>;
+
+/// Costs one look while the kernel takes what is sent.
+struct Poller {
+    shared: Arc<Shared>,
+    /// There is one only while the socket is blocked.
+    waiting: Option<Waiting>,
+}
+
+impl Poller {
+    fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            waiting: None,
+        }
+    }
+}
+
+impl UdpPoller for Poller {
+    fn poll_writable(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.shared.is_blocked() {
+            self.waiting = None;
+            return Poll::Ready(Ok(()));
+        }
+        let shared = Arc::clone(&self.shared);
+        let waiting = self
+            .waiting
+            .get_or_insert_with(|| Box::pin(async move { shared.unblocked().await }));
+        let polled = waiting.as_mut().poll(cx);
+        if polled.is_ready() {
+            self.waiting = None;
+        }
+        polled
+    }
+}
+
+impl fmt::Debug for Poller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Poller").finish_non_exhaustive()
     }
 }

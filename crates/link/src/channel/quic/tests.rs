@@ -46,7 +46,7 @@ pub(in crate::channel) async fn greet_as(
     control: &mut (SendStream, RecvStream),
 ) {
     let binding = Binding {
-        certificate: crate::channel::dial::shown(connection).unwrap(),
+        certificate: crate::channel::establish::shown(connection).unwrap(),
         remote: None,
     };
     let config = Config::default();

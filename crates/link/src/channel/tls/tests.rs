@@ -7,7 +7,7 @@ use hoplite_wire::cell::{self, Cell, CircuitId, Command, Reader};
 use proptest::prelude::*;
 use tokio::time::Instant;
 
-use super::mux::{Mux, News};
+use super::{Mux, News};
 use crate::channel::{Config, Counts, ewma::Scale, ids::Ids, tests::harness};
 
 const HIGH: u32 = 1 << 31;

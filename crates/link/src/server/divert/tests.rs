@@ -7,8 +7,8 @@ use std::{
 use proptest::prelude::*;
 use quinn_udp::RecvMeta;
 
-use super::{AliasId, Aliases, Forward, Packets, aliases, divert};
-use crate::server::ids::Ids;
+use super::{AliasId, Aliases, Forward, Packets, RETIRED, divert};
+use crate::server::Ids;
 
 /// Remembers what it was given.
 #[derive(Debug, Default)]
@@ -119,12 +119,12 @@ fn an_alias_that_ended_still_keeps_its_packets_from_quic_but_only_for_a_while() 
     assert!(!aliases.any());
     assert_eq!(show(&aliases, &[packet(0, id, 12)]), []);
     assert_eq!(spy.seen().len(), 1);
-    for _ in 0..aliases::RETIRED {
+    for _ in 0..RETIRED {
         let id = aliases.mint();
         aliases.enter(id, spy.clone());
         aliases.retire(id);
     }
-    assert_eq!(aliases.remembered(), aliases::RETIRED);
+    assert_eq!(aliases.remembered(), RETIRED);
     assert_eq!(show(&aliases, &[packet(0, id, 12)]).len(), 12);
 }
 

@@ -19,7 +19,7 @@ fn loopback() -> UdpSocket {
 
 /// A socket without aliases.
 fn plain(socket: UdpSocket) -> std::io::Result<Arc<CoalescingSocket>> {
-    let aliases = Aliases::new(crate::server::ids::Ids::new(0, 1));
+    let aliases = Aliases::new(crate::server::Ids::new(0, 1));
     CoalescingSocket::new(socket, Arc::new(aliases))
 }
 

@@ -18,7 +18,7 @@ use std::{
 
 use hoplite_wire::cell;
 
-use super::{Config, Count, Guarded, Kept, lane::Watch};
+use super::{Config, Count, Guarded, Kept, queue::Watch};
 
 /// How often they are looked at.
 const EACH: Duration = Duration::from_secs(1);
