@@ -2,14 +2,9 @@
 //! For operators who plan, and for us: docs/performance.md is made of it. Relays and client are processes of their own;
 //! the load generator is this process, and its CPU time is left out.
 
-mod datagrams;
-mod machine;
-mod memory;
+mod cases;
 mod raw;
 mod report;
-mod sample;
-mod stream;
-mod ttfb;
 
 use std::time::Duration;
 
@@ -18,12 +13,12 @@ use clap::{Args, ValueEnum};
 use crate::{
     demo::Overlay,
     errors::Failure,
-    load::{datagrams::Dress, target::Target},
+    load::{Target, datagrams::Dress},
     say, signals,
     testbed::{Chain, Over},
 };
 use report::Report;
-use sample::{Case, Key, Sample, Samples};
+use report::{Case, Key, Sample, Samples};
 
 /// The options.
 #[derive(Clone, Debug, Args)]
@@ -127,7 +122,7 @@ impl Bench {
         self.note(Case::Raw, Over::Masque, 0, 1, |_| raw::limit(window))?;
         for streams in self.options.streams.clone() {
             self.note(Case::Tcp, Over::Masque, 0, streams, |bench| {
-                stream::plain(&bench.target, streams, window)
+                cases::plain_stream(&bench.target, streams, window)
             })?;
         }
         for hops in self.options.hops.clone() {
@@ -143,7 +138,7 @@ impl Bench {
         let clients = self.options.idle_clients;
         for over in self.ways(2) {
             self.note(Case::Memory, over, 2, 1, |bench| {
-                memory::of_a_relay(clients, over, &bench.target)
+                cases::memory_of_a_relay(clients, over, &bench.target)
             })?;
         }
         Ok(())
@@ -169,15 +164,15 @@ impl Bench {
         let window = self.window();
         let chain = Chain::start(hops.into(), over)?;
         self.note(Case::Ttfb, over, hops, 1, |bench| {
-            ttfb::warm(&chain, &bench.target)
+            cases::first_byte(&chain, &bench.target)
         })?;
         for streams in self.options.streams.clone() {
             for (case, way) in [
-                (Case::Download, stream::Way::Download),
-                (Case::Upload, stream::Way::Upload),
+                (Case::Download, cases::Way::Download),
+                (Case::Upload, cases::Way::Upload),
             ] {
                 self.note(case, over, hops, streams, |bench| {
-                    stream::through(&chain, &bench.target, way, streams, window)
+                    cases::stream_through(&chain, &bench.target, way, streams, window)
                 })?;
             }
         }
@@ -187,7 +182,7 @@ impl Bench {
     fn datagrams(&mut self, case: Case, size: usize, dress: Dress) -> Result<(), Failure> {
         let window = self.window();
         self.note(case, Over::Masque, 1, 1, |_| {
-            datagrams::flood(&Chain::start(1, Over::Masque)?, size, dress, window)
+            cases::flood(&Chain::start(1, Over::Masque)?, size, dress, window)
         })
     }
 

@@ -93,7 +93,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Portal(options) => crate::portal::run(&options),
         Command::Check(file) => crate::check::run(&file.config, cli.json),
         Command::Bench(options) => crate::bench::run(&options, cli.json),
-        Command::Node => crate::node::run(),
+        Command::Node => crate::testbed::run(),
     }
 }
 

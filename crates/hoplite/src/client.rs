@@ -12,10 +12,9 @@ use self::overlay::{Carried, Ground};
 use crate::{
     config::{self, client::Client},
     errors::Failure,
-    listed,
-    node::{self, Ready},
-    qlog, resources, say,
+    listed, qlog, resources, say,
     signals::{self, Asked, Signals},
+    testbed::{self, Ready},
 };
 
 /// Carries traffic with the file at `path`.
@@ -101,12 +100,14 @@ pub(crate) fn serve_node(client: Option<&Client>) -> Result<(), Failure> {
                 "please report this",
             )
         };
-        node::ready(&Ready {
+        testbed::ready(&Ready {
             listen: front.socks_addr().ok_or_else(nowhere)?,
             pin: None,
             onion: None,
         })?;
-        front.serve(carried.overlay.clone(), node::orphaned()).await;
+        front
+            .serve(carried.overlay.clone(), testbed::orphaned())
+            .await;
         carried.leave().await;
         Ok(())
     })

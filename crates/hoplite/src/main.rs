@@ -19,7 +19,6 @@ mod keygen;
 mod listed;
 mod load;
 mod logs;
-mod node;
 mod portal;
 mod qlog;
 mod relay;

@@ -20,9 +20,9 @@ use crate::{
         self, Files,
         onion::{self, Stored},
     },
-    node::{self, Ready},
     qlog, resources,
     signals::{self, Asked, Signals},
+    testbed::{self, Ready},
 };
 
 /// How long open tunnels may go on after the relay was told to stop.
@@ -215,11 +215,11 @@ pub(crate) fn serve_node(config: &Config) -> Result<(), Failure> {
             "please report this",
         )
     })?;
-    node::ready(&Ready {
+    testbed::ready(&Ready {
         listen,
         pin: Some(handle.pin().to_string()),
         onion: handle.onion_key().map(|key| key.to_string()),
     })?;
-    signals::current_thread_runtime()?.block_on(node::orphaned());
+    signals::current_thread_runtime()?.block_on(testbed::orphaned());
     Ok(())
 }

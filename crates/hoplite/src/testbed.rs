@@ -1,12 +1,21 @@
 //! Relays and a client on loopback, each a process of its own, in a chain of 0 to 4 hops.
 //! `demo` and `bench` send their traffic through it.
 
-use std::net::SocketAddr;
+use std::{
+    io::{self, BufRead, BufReader, Write},
+    net::SocketAddr,
+    path::Path,
+    process::{Child, ChildStdin, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
 
 use crate::{
+    config::{self, locate::Document},
     cpu::Watched,
     errors::Failure,
-    node::{Order, Ready, parent::Node},
+    say,
 };
 
 /// The token that the testbed's relays want.
@@ -172,4 +181,188 @@ fn stanza(i: usize, ready: &Ready) -> String {
     };
     let (pin, onion) = (line("pin", pin), line("onion", onion));
     format!("[[relay]]\nname = \"relay{i}\"\naddress = \"{listen}\"\n{pin}{onion}")
+}
+
+// A relay or a client as a process of its own, for `demo` and `bench`, so that each one's CPU time can be read. The
+// parent writes one line of JSON to its stdin (what to be) and reads one from its stdout (where it listens). It ends
+// when its stdin ends: it cannot outlive its parent.
+
+/// What a node shall be: the text of its configuration file.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "role", rename_all = "lowercase")]
+pub(crate) enum Order {
+    /// A relay with an identity of its own that is never stored.
+    Relay {
+        /// A relay's file.
+        config: String,
+    },
+    /// A client.
+    Client {
+        /// A client's file.
+        config: String,
+    },
+    /// A client without any relay: the baseline.
+    Direct,
+}
+
+/// What a node answers when it is ready.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Ready {
+    /// Where it listens.
+    pub(crate) listen: SocketAddr,
+    /// A relay's pin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) pin: Option<String>,
+    /// What clients write of a relay that serves circuits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) onion: Option<String>,
+}
+
+/// Runs until stdin ends.
+pub(crate) fn run() -> Result<(), Failure> {
+    let mut line = String::new();
+    let read = io::stdin().lock().read_line(&mut line);
+    let order = read.and_then(|_| Ok(serde_json::from_str(&line)?));
+    let order = order.map_err(|error| {
+        Failure::new(
+            "reading what to be",
+            error,
+            "this command is for 'hoplite demo' and 'hoplite bench'",
+        )
+    })?;
+    match order {
+        Order::Relay { config } => {
+            let relay = config::relay::read(&document(config)?)?;
+            crate::relay::serve_node(&relay.config)
+        }
+        Order::Client { config } => {
+            let client = config::client::read(&document(config)?)?;
+            crate::client::serve_node(Some(&client))
+        }
+        Order::Direct => crate::client::serve_node(None),
+    }
+}
+
+fn document(text: String) -> Result<Document, Failure> {
+    Document::parse(Path::new("node.toml"), text)
+}
+
+/// Tells the parent that the node is ready.
+pub(crate) fn ready(ready: &Ready) -> Result<(), Failure> {
+    say::json(ready)
+}
+
+/// Waits until the parent is gone or wants the node to end. Reading happens on a thread of its own, which ends with the process.
+pub(crate) async fn orphaned() {
+    let (tell, told) = tokio::sync::oneshot::channel::<()>();
+    let wait = move || {
+        drop(io::copy(&mut io::stdin().lock(), &mut io::sink()));
+        drop(tell);
+    };
+    if std::thread::Builder::new()
+        .name("stdin".into())
+        .spawn(wait)
+        .is_ok()
+    {
+        drop(told.await);
+    }
+}
+
+// The parent's side of a node: starts it, waits until it is ready, ends it.
+
+/// How long a node may take to end by itself before it is killed.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// A running node. Dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Node {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    ready: Ready,
+}
+
+impl Node {
+    /// Starts a process of this program and waits until it is ready.
+    pub(crate) fn start(order: &Order) -> Result<Self, Failure> {
+        let failed = |error: io::Error| {
+            Failure::new(
+                "starting a process of its own",
+                error,
+                "run it where processes may start others",
+            )
+        };
+        let mut child = spawn().map_err(failed)?;
+        let (stdin, answer) = ask(&mut child, order).map_err(failed)?;
+        let mut node = Self {
+            child,
+            stdin: Some(stdin),
+            ready: nowhere(),
+        };
+        node.ready = serde_json::from_str(&answer).map_err(|_| {
+            let remedy = "see its message above";
+            Failure::new(
+                "starting a process of its own",
+                "it ended before it was ready",
+                remedy,
+            )
+        })?;
+        Ok(node)
+    }
+
+    /// Where it listens, and its pin.
+    pub(crate) fn ready(&self) -> &Ready {
+        &self.ready
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn wait(&mut self) -> io::Result<()> {
+        let start = Instant::now();
+        while self.child.try_wait()?.is_none() {
+            if start.elapsed() > FAREWELL {
+                self.child.kill()?;
+                return self.child.wait().map(drop);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        drop(self.stdin.take());
+        drop(self.wait());
+    }
+}
+
+fn nowhere() -> Ready {
+    Ready {
+        listen: ([0, 0, 0, 0], 0).into(),
+        pin: None,
+        onion: None,
+    }
+}
+
+fn spawn() -> io::Result<Child> {
+    Command::new(std::env::current_exe()?)
+        .arg("__node")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+}
+
+fn ask(child: &mut Child, order: &Order) -> io::Result<(ChildStdin, String)> {
+    let gone = || io::Error::other("it has no pipes");
+    let mut stdin = child.stdin.take().ok_or_else(gone)?;
+    let stdout = child.stdout.take().ok_or_else(gone)?;
+    let mut line = serde_json::to_string(order)?;
+    line.push('\n');
+    stdin.write_all(line.as_bytes())?;
+    let mut answer = String::new();
+    BufReader::new(stdout).read_line(&mut answer)?;
+    Ok((stdin, answer))
 }

@@ -10,13 +10,10 @@ use std::{
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey, quic};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::sample::Sample;
+use super::report::Sample;
 use crate::{
     errors::Failure,
-    load::{
-        batch::Socket,
-        stop::{Counter, Worker},
-    },
+    load::{Counter, Worker, datagrams::Socket},
 };
 
 /// A short header with an 8-octet connection id, its first octets also the packet number.
