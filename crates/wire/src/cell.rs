@@ -1,31 +1,59 @@
 //! Tor's cells and what stands in them: the frame on a channel, the link handshake, circuits, relay messages and certificates.
 //! `link::channel` reads and writes cells and shakes hands with them, `crypto::onion` signs and checks, `onion` speaks relay messages.
 //! tor-spec: "Cell Packet format", for link protocol 4 and later (circuit ids of four octets).
+
 #![cfg_attr(
     not(test),
     warn(clippy::indexing_slicing, clippy::arithmetic_side_effects)
 )]
 
-use std::fmt;
+macro_rules! numbers {
+    ($(#[$doc:meta])* pub struct $type:ident($number:ty) { $($(#[$about:meta])* $name:ident = $value:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $type(pub $number);
 
-use bytes::{BufMut, BytesMut};
+        impl $type {
+            $($(#[$about])* pub const $name: Self = Self($value);)+
 
-#[macro_use]
-mod numbers;
-mod input;
-mod reader;
+            /// Those that the specification lists, with their names there.
+            pub const KNOWN: &'static [(Self, &'static str)] = &[$((Self::$name, stringify!($name))),+];
+
+            /// Its name in the specification, if it has one.
+            pub const fn name(self) -> Option<&'static str> {
+                match self {
+                    $(Self::$name => Some(stringify!($name)),)+
+                    _ => None,
+                }
+            }
+        }
+
+        impl std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                match self.name() {
+                    Some(name) => f.write_str(name),
+                    None => write!(f, "{}({})", stringify!($type), self.0),
+                }
+            }
+        }
+    };
+}
 
 pub mod cert;
 pub mod circuit;
 pub mod handshake;
 pub mod relay;
 
-pub use reader::{LARGEST_VARIABLE, Reader};
+use std::fmt;
+
+use bytes::{Buf, BufMut, BytesMut};
 
 /// A cell of fixed length on the wire, in octets: circuit id, command and body.
 pub const LEN: usize = 514;
+
 /// The body of a cell of fixed length, in octets (Tor's PAYLOAD_LEN).
 pub const BODY: usize = 509;
+
 /// What a relay message in one cell carries at most, in octets.
 pub const DATA: usize = 498;
 
@@ -230,6 +258,263 @@ impl fmt::Debug for Cell {
             .field("octets", &self.body.len())
             .finish()
     }
+}
+
+// Cuts what a channel brings into cells, without copying their bodies.
+// `link::channel` has one for each direction that it reads. tor-spec: "Cell Packet format".
+
+/// The largest cell of variable length that is taken by default, in octets: a CERTS cell has about 2,000.
+pub const LARGEST_VARIABLE: usize = 16_384;
+
+/// Cuts octets into cells. Only a cell that came in pieces is copied, at most one for each [`push`](Self::push);
+/// so it holds one cell besides what was pushed and not taken yet.
+#[derive(Debug)]
+pub struct Reader {
+    input: BytesMut,
+    /// The beginning of a cell whose rest has not come.
+    begun: BytesMut,
+    wide: bool,
+    largest: usize,
+    head: (usize, [u8; 7]),
+}
+
+/// What a cell's head says.
+#[derive(Clone, Copy)]
+struct Frame {
+    circuit: CircuitId,
+    command: Command,
+    head: usize,
+    body: usize,
+}
+
+impl Frame {
+    fn whole(&self) -> usize {
+        self.head.saturating_add(self.body)
+    }
+}
+
+impl Reader {
+    /// For a new channel: circuit ids have two octets up to and including the first VERSIONS cell, four after it.
+    /// `largest` bounds the body of a cell of variable length.
+    pub fn new(largest: usize) -> Self {
+        Self {
+            input: BytesMut::new(),
+            begun: BytesMut::new(),
+            wide: false,
+            largest,
+            head: (0, [0; 7]),
+        }
+    }
+
+    /// For octets behind the VERSIONS cell, or a stream that has none.
+    pub fn wide(largest: usize) -> Self {
+        Self {
+            wide: true,
+            ..Self::new(largest)
+        }
+    }
+
+    /// Takes what has been read. Take all cells before the next push: else this copies.
+    pub fn push(&mut self, octets: BytesMut) {
+        if self.input.is_empty() {
+            self.input = octets;
+        } else {
+            self.input.unsplit(octets);
+        }
+    }
+
+    /// The next cell. `None` when more is needed.
+    ///
+    /// # Errors
+    /// [`Malformed`] for a cell that is larger than allowed, ever after: the channel is of no more use.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "None is not the end: more may be pushed"
+    )]
+    pub fn next(&mut self) -> Result<Option<Cell>, Malformed> {
+        if !self.begun.is_empty() {
+            return self.finish_begun();
+        }
+        let Some(frame) = self.frame(&self.input)? else {
+            self.begin();
+            return Ok(None);
+        };
+        if self.input.len() < frame.whole() {
+            self.begin();
+            return Ok(None);
+        }
+        let octets = self.input.split_to(frame.whole());
+        Ok(Some(self.cell(frame, octets)))
+    }
+
+    /// Whether the channel may end here, and not inside a cell.
+    pub fn is_between_cells(&self) -> bool {
+        self.pending() == 0
+    }
+
+    /// Octets that were pushed and are not handed out yet.
+    pub fn pending(&self) -> usize {
+        self.begun.len().saturating_add(self.input.len())
+    }
+
+    /// The octets before the body of the last cell, as they came: hashes of the link handshake are over whole cells.
+    pub fn head(&self) -> &[u8] {
+        self.head.1.get(..self.head.0).unwrap_or_default()
+    }
+
+    fn finish_begun(&mut self) -> Result<Option<Cell>, Malformed> {
+        loop {
+            let wanted = match self.frame(&self.begun)? {
+                Some(frame) if self.begun.len() == frame.whole() => {
+                    let octets = std::mem::take(&mut self.begun);
+                    return Ok(Some(self.cell(frame, octets)));
+                }
+                Some(frame) => frame.whole(),
+                None => self.begun.len().saturating_add(1),
+            };
+            if self.input.is_empty() {
+                return Ok(None);
+            }
+            let missing = wanted.saturating_sub(self.begun.len());
+            let piece = self.input.split_to(missing.min(self.input.len()));
+            self.begun.extend_from_slice(&piece);
+        }
+    }
+
+    /// Copies the beginning of a cell away, so that the rest of the buffer can be used again.
+    fn begin(&mut self) {
+        if !self.input.is_empty() {
+            self.begun = BytesMut::with_capacity(LEN.max(self.input.len()));
+            self.begun.extend_from_slice(&self.input);
+        }
+        self.input = BytesMut::new();
+    }
+
+    fn cell(&mut self, frame: Frame, mut octets: BytesMut) -> Cell {
+        self.head.0 = frame.head;
+        let kept = self.head.1.iter_mut().zip(&octets);
+        kept.take(frame.head).for_each(|(to, from)| *to = *from);
+        self.wide |= frame.command == Command::VERSIONS;
+        octets.advance(frame.head);
+        Cell {
+            circuit: frame.circuit,
+            command: frame.command,
+            body: octets,
+        }
+    }
+
+    /// What the cell at the front of `octets` is, once its head is there.
+    fn frame(&self, octets: &[u8]) -> Result<Option<Frame>, Malformed> {
+        let mut front = octets;
+        let circuit = match self.wide {
+            true => front.try_get_u32(),
+            false => front.try_get_u16().map(u32::from),
+        };
+        let (Ok(circuit), Ok(command)) = (circuit, front.try_get_u8()) else {
+            return Ok(None);
+        };
+        let body = match Command(command).is_variable() {
+            true => front.try_get_u16().map(usize::from),
+            false => Ok(BODY),
+        };
+        let Ok(body) = body else { return Ok(None) };
+        if Command(command).is_variable() && body > self.largest {
+            return Err(Malformed("length of a cell"));
+        }
+        Ok(Some(Frame {
+            circuit: CircuitId(circuit),
+            command: Command(command),
+            head: octets.len().saturating_sub(front.len()),
+            body,
+        }))
+    }
+}
+
+// Takes octets off the front of a body. The parsers of this folder use it.
+
+/// What is left to read, and what it is: that is what an error says.
+#[derive(Clone, Debug)]
+struct Input<'a> {
+    rest: &'a [u8],
+    what: &'static str,
+}
+
+impl<'a> Input<'a> {
+    const fn new(rest: &'a [u8], what: &'static str) -> Self {
+        Self { rest, what }
+    }
+
+    /// The error for this input.
+    const fn malformed(&self) -> Malformed {
+        Malformed(self.what)
+    }
+
+    const fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
+
+    const fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    fn take(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
+        let (taken, rest) = self
+            .rest
+            .split_at_checked(length)
+            .ok_or(Malformed(self.what))?;
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (taken, rest) = self
+            .rest
+            .split_first_chunk::<N>()
+            .ok_or(Malformed(self.what))?;
+        self.rest = rest;
+        Ok(*taken)
+    }
+
+    fn u8(&mut self) -> Result<u8, Malformed> {
+        self.array::<1>().map(|[octet]| octet)
+    }
+
+    fn u16(&mut self) -> Result<u16, Malformed> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, Malformed> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    /// A length of one octet, and as many octets.
+    fn counted(&mut self) -> Result<&'a [u8], Malformed> {
+        let length = self.u8()?;
+        self.take(length.into())
+    }
+
+    /// A length of two octets, and as many octets.
+    fn counted_wide(&mut self) -> Result<&'a [u8], Malformed> {
+        let length = self.u16()?;
+        self.take(length.into())
+    }
+
+    /// Octets up to a zero, which is taken too.
+    fn until_zero(&mut self) -> Result<&'a [u8], Malformed> {
+        let at = self.rest.iter().position(|octet| *octet == 0);
+        let text = self.take(at.ok_or(Malformed(self.what))?)?;
+        self.u8().map(|_| text)
+    }
+}
+
+/// The length of a list or a value as one octet; what does not fit is cut by the caller's `take`.
+fn short(length: usize) -> u8 {
+    u8::try_from(length).unwrap_or(u8::MAX)
+}
+
+/// The same as two octets.
+fn wide(length: usize) -> u16 {
+    u16::try_from(length).unwrap_or(u16::MAX)
 }
 
 #[cfg(test)]

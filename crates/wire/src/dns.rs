@@ -1,39 +1,43 @@
 //! DNS messages, as the rooms above need them: a question read out of a query, replies written, addresses read out of a reply.
 //! `mediator` answers programs with it, `masque` and `overlay::direct` ask with it, `relay` reads what its clients ask.
 //! RFC 1035 §4, RFC 6891 (EDNS), RFC 2308 (negative answers). The codec is hickory-proto's; here is its only door.
+
 #![cfg_attr(
     not(test),
     warn(clippy::indexing_slicing, clippy::arithmetic_side_effects)
 )]
 
-mod heard;
-mod reply;
-#[cfg(test)]
-mod tests;
-
 use std::{fmt, net::IpAddr};
 
 pub use hickory_proto::rr::{Record, RecordType};
 use hickory_proto::{
-    op::{Message, MessageType, OpCode, Query, ResponseCode},
-    rr::{DNSClass, Name},
+    op::{Edns, Message, MessageType, OpCode, Query, ResponseCode},
+    rr::{
+        DNSClass, Name, RData,
+        rdata::{PTR, SOA, svcb::SvcParamValue},
+    },
 };
 
-pub use self::heard::{Unbelieved, believed};
 use crate::HostName;
 
 /// The largest message: two octets of length stand before it on a stream (RFC 1035 §4.2.2).
 pub const MAX_MESSAGE: usize = 65_535;
+
 /// The media type of a message (RFC 8484 §6).
 pub const MEDIA_TYPE: &str = "application/dns-message";
+
 /// Where a relay is asked: the path that most resolvers have.
 pub const PATH: &str = "/dns-query";
+
 /// What a datagram holds without EDNS (RFC 1035 §4.2.1), and the least with it.
 const PLAIN: u16 = 512;
+
 /// What we send and take in a datagram: more would be fragmented somewhere.
 const LARGEST: u16 = 1232;
+
 /// A header alone.
 const HEADER: usize = 12;
+
 /// More records than any honest query has.
 const RECORDS: u16 = 16;
 
@@ -65,12 +69,12 @@ pub struct Question {
     recursion: bool,
     checking_disabled: bool,
     query: Query,
-    edns: Option<Edns>,
+    edns: Option<Asked>,
 }
 
 /// What the asker says of itself (RFC 6891).
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Edns {
+struct Asked {
     /// What fits into a datagram for it.
     payload: u16,
     dnssec: bool,
@@ -107,7 +111,7 @@ impl Question {
         let Some(query) = message.queries.first() else {
             return refuse(Code::FORMAT);
         };
-        let edns = message.edns.as_ref().map(|edns| Edns {
+        let edns = message.edns.as_ref().map(|edns| Asked {
             payload: edns.max_payload(),
             dnssec: edns.flags().dnssec_ok,
         });
@@ -131,7 +135,7 @@ impl Question {
             recursion: true,
             checking_disabled: false,
             query: Query::query(absolute(name), kind),
-            edns: Some(Edns {
+            edns: Some(Asked {
                 payload: LARGEST,
                 dnssec: false,
             }),
@@ -151,7 +155,7 @@ impl Question {
         message.metadata.checking_disabled = self.checking_disabled;
         message.add_query(self.query.clone());
         let dnssec = self.edns.is_some_and(|edns| edns.dnssec);
-        message.set_edns(reply::edns(dnssec));
+        message.set_edns(edns(dnssec));
         message.to_vec().unwrap_or_default()
     }
 
@@ -265,3 +269,190 @@ impl fmt::Debug for Question {
         write!(f, "Question({})", self.kind())
     }
 }
+
+// Replies to a question, written here or taken over from somebody who was asked.
+// RFC 1035 §4.1, RFC 2308 §3 (why a negative answer has a SOA), RFC 6891 §6.1 and §7.
+
+/// What we say of ourselves.
+fn edns(dnssec: bool) -> Edns {
+    let mut edns = Edns::new();
+    edns.set_max_payload(LARGEST).set_dnssec_ok(dnssec);
+    edns
+}
+
+impl Question {
+    /// The addresses of the wanted family, each for `ttl` seconds.
+    pub fn addresses(&self, addresses: impl IntoIterator<Item = IpAddr>, ttl: u32) -> Vec<u8> {
+        let data = addresses.into_iter().map(|ip| match ip {
+            IpAddr::V4(ip) => RData::A(ip.into()),
+            IpAddr::V6(ip) => RData::AAAA(ip.into()),
+        });
+        let record = |data: RData| Record::from_rdata(self.query.name.clone(), ttl, data);
+        let wanted = data.filter(|data| data.record_type() == self.kind());
+        self.records(Code::NO_ERROR, wanted.map(record).collect(), Vec::new())
+    }
+
+    /// The name that an address stands for, for `ttl` seconds.
+    pub fn pointer(&self, name: &HostName, ttl: u32) -> Vec<u8> {
+        let data = RData::PTR(PTR(absolute(name)));
+        let record = Record::from_rdata(self.query.name.clone(), ttl, data);
+        self.records(Code::NO_ERROR, vec![record], Vec::new())
+    }
+
+    /// Nothing: the name does not exist, or it has no such record. "Negative responses without SOA records SHOULD NOT be
+    /// cached" (RFC 2308 §5): this one may be, for `ttl` seconds.
+    pub fn nothing(&self, code: Code, ttl: u32) -> Vec<u8> {
+        let name = || self.query.name.clone();
+        let soa = SOA::new(name(), name(), 1, 3600, 600, 86_400, ttl);
+        let soa = Record::from_rdata(name(), ttl, RData::SOA(soa));
+        self.records(code, Vec::new(), vec![soa])
+    }
+
+    /// A failure, which nobody keeps.
+    pub fn failed(&self, code: Code) -> Vec<u8> {
+        self.records(code, Vec::new(), Vec::new())
+    }
+
+    /// A reply with these records.
+    pub fn records(&self, code: Code, answers: Vec<Record>, authorities: Vec<Record>) -> Vec<u8> {
+        let mut reply = self.reply(code);
+        reply.answers = answers;
+        reply.authorities = authorities;
+        self.write(&reply)
+    }
+
+    /// `reply` as it may go into `room` octets: whole, or cut down to the question with a mark that says so (RFC 2181 §9).
+    pub fn fitted(&self, reply: Vec<u8>, room: usize) -> Vec<u8> {
+        if reply.len() <= room {
+            return reply;
+        }
+        let code = reply.get(3).map_or(0, |octet| octet & 0x0f);
+        let mut cut = self.reply(Code(code.into()));
+        cut.metadata.truncation = true;
+        self.write(&cut)
+    }
+
+    /// A reply without records.
+    fn reply(&self, code: Code) -> Message {
+        let mut reply = Message::new(self.id, MessageType::Response, OpCode::Query);
+        let head = &mut reply.metadata;
+        head.recursion_desired = self.recursion;
+        head.recursion_available = true;
+        head.checking_disabled = self.checking_disabled;
+        head.response_code = ResponseCode::from((code.0 >> 4).to_be_bytes()[1], low(code));
+        reply.add_query(self.query.clone());
+        // "If an OPT record is present in a received request, compliant responders MUST include an OPT record".
+        if let Some(asked) = self.edns {
+            reply.set_edns(edns(asked.dnssec));
+        }
+        reply
+    }
+
+    /// Records that do not fit into any message are a failure.
+    fn write(&self, reply: &Message) -> Vec<u8> {
+        match reply.to_vec() {
+            Ok(octets) if octets.len() <= MAX_MESSAGE => octets,
+            _ => self.reply(Code::FAILURE).to_vec().unwrap_or_default(),
+        }
+    }
+}
+
+fn low(code: Code) -> u8 {
+    code.0.to_be_bytes()[1] & 0x0f
+}
+
+// What somebody else answered: whether it answers the question, which addresses it has, and how it is passed on.
+// A resolver is believed about names, and not about addresses that lead back to the asker's own network ("DNS rebinding").
+
+/// Why a reply is not believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unbelieved {
+    /// It cannot be read.
+    #[error("the reply is malformed")]
+    Malformed,
+    /// It answers something else.
+    #[error("the reply is to another question")]
+    Other,
+}
+
+impl Question {
+    /// The addresses in a reply, of both families, behind whatever aliases.
+    ///
+    /// # Errors
+    /// See [`Unbelieved`].
+    pub fn heard(&self, reply: &[u8]) -> Result<(Code, Vec<IpAddr>), Unbelieved> {
+        let reply = self.check(reply)?;
+        let addresses = reply.answers.iter().filter_map(|r| r.data.ip_addr());
+        Ok((reply.metadata.response_code.into(), addresses.collect()))
+    }
+
+    /// The reply as if it were ours: with the asker's id, spelling and form of EDNS, and without addresses that `fine` does not
+    /// hold for. Where that leaves nothing of the answer, it is refused.
+    ///
+    /// # Errors
+    /// See [`Unbelieved`].
+    pub fn adopt(
+        &self,
+        reply: &[u8],
+        fine: impl Fn(IpAddr) -> bool,
+    ) -> Result<Vec<u8>, Unbelieved> {
+        let heard = self.check(reply)?;
+        let mut reply = self.reply(heard.metadata.response_code.into());
+        reply.metadata.authentic_data = heard.metadata.authentic_data;
+        reply.metadata.truncation = heard.metadata.truncation;
+        let had = has_addresses(&heard.answers);
+        reply.answers = believed(heard.answers, &fine);
+        reply.authorities = believed(heard.authorities, &fine);
+        reply.additionals = believed(heard.additionals, &fine);
+        if had && !has_addresses(&reply.answers) {
+            return Ok(self.failed(Code::REFUSED));
+        }
+        Ok(self.write(&reply))
+    }
+
+    /// "a client […] should check that the question section matches" (RFC 5452 §4.2).
+    fn check(&self, reply: &[u8]) -> Result<Message, Unbelieved> {
+        // One question, so that nobody makes room for thousands that are not there.
+        if reply.get(4..6) != Some(&[0, 1]) {
+            return Err(Unbelieved::Malformed);
+        }
+        let reply = Message::from_vec(reply).map_err(|_| Unbelieved::Malformed)?;
+        let ours = reply.queries.first() == Some(&self.query);
+        match ours && reply.metadata.message_type == MessageType::Response {
+            true => Ok(reply),
+            false => Err(Unbelieved::Other),
+        }
+    }
+}
+
+/// Drops records with addresses that are not fine. `relay` does the same with what its resolver says.
+pub fn believed(records: Vec<Record>, fine: impl Fn(IpAddr) -> bool) -> Vec<Record> {
+    let keeps = |record: &Record| addresses(record).into_iter().all(&fine);
+    records.into_iter().filter(keeps).collect()
+}
+
+fn has_addresses(records: &[Record]) -> bool {
+    let is_one = |record: &Record| matches!(record.record_type(), RecordType::A | RecordType::AAAA);
+    records.iter().any(is_one)
+}
+
+/// The addresses that a record names: its own, or the hints of RFC 9460 §7.3.
+fn addresses(record: &Record) -> Vec<IpAddr> {
+    let binding = match &record.data {
+        RData::SVCB(binding) => binding,
+        RData::HTTPS(https) => &https.0,
+        data => return data.ip_addr().into_iter().collect(),
+    };
+    let hints = |value: &SvcParamValue| -> Vec<IpAddr> {
+        match value {
+            SvcParamValue::Ipv4Hint(hint) => hint.0.iter().map(|ip| ip.0.into()).collect(),
+            SvcParamValue::Ipv6Hint(hint) => hint.0.iter().map(|ip| ip.0.into()).collect(),
+            _ => Vec::new(),
+        }
+    };
+    let values = binding.svc_params.iter();
+    values.flat_map(|(_, value)| hints(value)).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,7 @@
 //! The frames of a QUIC packet whose payload is in the clear: what each is and how many octets it takes. Total: any octets are read without a panic.
 //! `crypto::observe` tells observers of packets with it, `crypto::qlog` writes it down.
 //! RFC 9000 §19; DATAGRAM: RFC 9221 §4; ACK_FREQUENCY and IMMEDIATE_ACK: draft-ietf-quic-ack-frequency §4, §5.
+
 #![cfg_attr(
     not(test),
     warn(clippy::indexing_slicing, clippy::arithmetic_side_effects)
@@ -9,9 +10,6 @@
 use bytes::BufMut;
 
 use crate::varint;
-
-#[cfg(test)]
-mod tests;
 
 /// Frame types, as they stand on the wire.
 pub mod kind {
@@ -322,3 +320,6 @@ impl AckFrequency {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,32 +3,737 @@
 //! dir-spec "Network status consensus", "Creating key certificates", "Computing microdescriptors". Only what a client of circuits needs is read;
 //! what is not known is skipped, as the specification asks. Texts, items, relays and objects are bounded.
 
-mod certificate;
-mod consensus;
-mod items;
-mod microdescriptor;
-#[cfg(test)]
-mod tests;
-mod time;
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, SocketAddr},
+    str::FromStr,
+};
 
-pub use certificate::KeyCertificate;
-pub use consensus::{Consensus, Flags, Router, Signature};
-pub use microdescriptor::Microdescriptor;
+use base64::{
+    Engine, alphabet,
+    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
+};
+
+use crate::directory::{ADDRESSES, Malformed, Ports};
 
 /// Forty hexadecimal digits: how Tor names RSA keys.
 pub fn fingerprint(text: &str) -> Option<[u8; 20]> {
-    items::hex(text)
+    hex(text)
 }
 
 /// Octets of one text: the consensus of the public network has 3 million.
 pub const TEXT: usize = 16 << 20;
+
 /// Relays of a consensus.
 pub const ROUTERS: usize = 16_384;
+
 /// Signatures of a consensus, and certificates of one text.
 pub const AUTHORITIES: usize = 64;
+
 /// Parameters, and weights.
 pub const PARAMS: usize = 1024;
+
 /// Octets of one key or signature, in base64.
 pub const OBJECT: usize = 8192;
+
 /// Relays that one calls its family.
 pub const FAMILY: usize = 512;
+
+// The items of a document: a keyword line, with an object behind it in some. dir-spec "Document meta-format".
+
+/// Tor writes digests and keys without padding, objects with it, and Curve25519 keys either way.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new()
+        .with_encode_padding(false)
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// What is left of a text.
+#[derive(Clone)]
+struct Items<'a> {
+    text: &'a str,
+    /// Where the next item begins.
+    at: usize,
+    line: usize,
+}
+
+/// One item.
+struct Item<'a> {
+    keyword: &'a str,
+    arguments: &'a str,
+    /// The octets between BEGIN and END.
+    object: Option<Vec<u8>>,
+    /// Where it begins, and where its keyword line has ended.
+    start: usize,
+    body: usize,
+}
+
+impl<'a> Items<'a> {
+    /// Texts of more than [`TEXT`] octets are not looked at.
+    fn of(text: &'a str) -> Result<Self, Malformed> {
+        let items = Self {
+            text,
+            at: 0,
+            line: 1,
+        };
+        match text.len() <= TEXT {
+            true => Ok(items),
+            false => Err(items.wrong("too long")),
+        }
+    }
+
+    fn wrong(&self, what: &'static str) -> Malformed {
+        Malformed {
+            line: self.line,
+            what,
+        }
+    }
+
+    /// Where the next item begins.
+    fn position(&self) -> usize {
+        self.at
+    }
+
+    /// What stands from `start` to `end`.
+    fn until(&self, start: usize, end: usize) -> Result<&'a str, Malformed> {
+        let slice = self.text.get(start..end);
+        slice.ok_or_else(|| self.wrong("cut"))
+    }
+
+    /// The next item; `None` at the end. Lines that begin with `@` are notes of whoever kept the text.
+    fn next(&mut self) -> Result<Option<Item<'a>>, Malformed> {
+        loop {
+            let start = self.at;
+            let Some(line) = self.line() else {
+                return match self.at == self.text.len() {
+                    true => Ok(None),
+                    false => Err(self.wrong("cut in the middle of a line")),
+                };
+            };
+            if line.starts_with('@') || line.is_empty() {
+                continue;
+            }
+            let line = line.strip_prefix("opt ").unwrap_or(line);
+            let (keyword, arguments) = line.split_once([' ', '\t']).unwrap_or((line, ""));
+            let body = self.at;
+            return Ok(Some(Item {
+                keyword,
+                arguments,
+                object: self.object()?,
+                start,
+                body,
+            }));
+        }
+    }
+
+    fn line(&mut self) -> Option<&'a str> {
+        let (line, _) = self.text.get(self.at..)?.split_once('\n')?;
+        self.at = self.at.saturating_add(line.len()).saturating_add(1);
+        self.line = self.line.saturating_add(1);
+        Some(line)
+    }
+
+    fn object(&mut self) -> Result<Option<Vec<u8>>, Malformed> {
+        let rest = self.text.get(self.at..).unwrap_or_default();
+        if !rest.starts_with("-----BEGIN ") {
+            return Ok(None);
+        }
+        self.line();
+        let mut text = String::new();
+        loop {
+            let line = self.line().ok_or_else(|| self.wrong("object"))?;
+            if line.starts_with("-----END ") {
+                break;
+            }
+            text.push_str(line);
+            if text.len() > OBJECT {
+                return Err(self.wrong("object that is too long"));
+            }
+        }
+        let octets = BASE64.decode(text);
+        octets.map(Some).map_err(|_| self.wrong("object"))
+    }
+}
+
+impl Item<'_> {
+    /// Octets that must be there.
+    fn octets(self, items: &Items<'_>) -> Result<Vec<u8>, Malformed> {
+        self.object.ok_or_else(|| items.wrong("no object"))
+    }
+}
+
+fn base64<const N: usize>(text: &str) -> Option<[u8; N]> {
+    (text.len() <= N.saturating_mul(2)).then_some(())?;
+    BASE64.decode(text).ok()?.try_into().ok()
+}
+
+fn encode(octets: &[u8]) -> String {
+    BASE64.encode(octets)
+}
+
+/// Hexadecimal digits.
+fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let mut octets = [0; N];
+    let digits = text.as_bytes();
+    (digits.len() == N.checked_mul(2)?).then_some(())?;
+    for (octet, pair) in octets.iter_mut().zip(digits.chunks(2)) {
+        let digit = |at: usize| (*pair.get(at)? as char).to_digit(16);
+        let value = digit(0)?.checked_mul(16)?.checked_add(digit(1)?)?;
+        *octet = u8::try_from(value).ok()?;
+    }
+    Some(octets)
+}
+
+// `YYYY-MM-DD HH:MM:SS` in seconds since 1970. dir-spec "Document meta-format".
+
+/// Days before each month of a year that is no leap year.
+const BEFORE: [u64; 12] = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334];
+
+fn seconds(text: &str) -> Option<u64> {
+    let (date, time) = text.trim_end().split_once(' ')?;
+    let [year, month, day] = date_numbers(date, '-')?;
+    let [hours, minutes, seconds] = date_numbers(time, ':')?;
+    let fits = (1970..=2200).contains(&year)
+        && (1..=12).contains(&month)
+        && (1..=31).contains(&day)
+        && hours < 24
+        && minutes < 60
+        && seconds <= 60;
+    fits.then_some(())?;
+    let before = BEFORE.get(usize::try_from(month.checked_sub(1)?).ok()?)?;
+    let leap = u64::from(month > 2 && is_leap(year));
+    let days = (1970..year).map(|year| 365 + u64::from(is_leap(year)));
+    let days = days.sum::<u64>().checked_add(*before)?.checked_add(leap)?;
+    let days = days.checked_add(day)?.checked_sub(1)?;
+    let hours = days.checked_mul(24)?.checked_add(hours)?;
+    let minutes = hours.checked_mul(60)?.checked_add(minutes)?;
+    minutes.checked_mul(60)?.checked_add(seconds)
+}
+
+fn is_leap(year: u64) -> bool {
+    year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+}
+
+fn date_numbers(text: &str, between: char) -> Option<[u64; 3]> {
+    let mut parts = text.split(between);
+    let mut number = || {
+        let part = parts.next()?;
+        let digits = part.len() <= 4 && part.bytes().all(|octet| octet.is_ascii_digit());
+        digits.then(|| part.parse().ok()).flatten()
+    };
+    let all = [number()?, number()?, number()?];
+    parts.next().is_none().then_some(all)
+}
+
+// A consensus in the microdescriptor flavour: which relays there are, what the authorities think of them, and what all clients should do.
+// dir-spec "Network status consensus", "Microdescriptor consensus".
+
+/// A consensus, none of whose signatures has been checked by reading it. All times are seconds since 1970.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Consensus<'a> {
+    /// What the signatures are over.
+    pub signed: &'a str,
+    /// From when it holds.
+    pub valid_after: u64,
+    /// When there should be another.
+    pub fresh_until: u64,
+    /// Until when it may be used.
+    pub valid_until: u64,
+    /// What all clients and relays should do.
+    pub params: BTreeMap<String, i32>,
+    /// Its relays.
+    pub routers: Vec<Router>,
+    /// How much of a relay's bandwidth counts in each position (`Wgg` and so on), in ten-thousandths.
+    pub weights: BTreeMap<String, i32>,
+    /// Of the authorities.
+    pub signatures: Vec<Signature>,
+}
+
+/// What the authorities think of a relay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags(u16);
+
+/// A relay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Router {
+    /// What it calls itself; not unique.
+    pub nickname: String,
+    /// SHA-1 of its RSA identity.
+    pub rsa_id: [u8; 20],
+    /// Where it listens, IPv4 first.
+    pub addresses: Vec<SocketAddr>,
+    /// SHA-256 of its microdescriptor.
+    pub digest: [u8; 32],
+    /// What the authorities think of it.
+    pub flags: Flags,
+    /// What it can carry, in thousands of octets a second, or a weight like it.
+    pub bandwidth: u64,
+    /// It speaks ntor-v3 (`Relay=4`).
+    pub ntor3: bool,
+    /// It has congestion control (`FlowCtrl=2`).
+    pub congestion_control: bool,
+}
+
+/// One authority's signature.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signature {
+    /// SHA-1 of its identity key.
+    pub authority: [u8; 20],
+    /// SHA-1 of the key that has signed.
+    pub key: [u8; 20],
+    /// Over the SHA-256 of [`Consensus::signed`], or over another hash: those are left out.
+    pub signature: Vec<u8>,
+}
+
+impl Flags {
+    /// The authorities reached it.
+    pub const RUNNING: Self = Self(1);
+    /// It is usable.
+    pub const VALID: Self = Self(1 << 1);
+    /// It may be a guard.
+    pub const GUARD: Self = Self(1 << 2);
+    /// It serves useful ports.
+    pub const EXIT: Self = Self(1 << 3);
+    /// It must not be an exit.
+    pub const BAD_EXIT: Self = Self(1 << 4);
+    /// Fast enough for any circuit.
+    pub const FAST: Self = Self(1 << 5);
+    /// Fit for circuits that live long.
+    pub const STABLE: Self = Self(1 << 6);
+    /// It answers as a directory.
+    pub const V2_DIR: Self = Self(1 << 7);
+    /// The authorities do not agree on its Ed25519 identity.
+    pub const NO_ED_CONSENSUS: Self = Self(1 << 8);
+
+    /// Whether all of these are among them.
+    pub const fn has(self, flags: Self) -> bool {
+        self.0 & flags.0 == flags.0
+    }
+
+    fn of(names: &str) -> Self {
+        let bits = names.split_ascii_whitespace().map(|name| match name {
+            "Running" => Self::RUNNING.0,
+            "Valid" => Self::VALID.0,
+            "Guard" => Self::GUARD.0,
+            "Exit" => Self::EXIT.0,
+            "BadExit" => Self::BAD_EXIT.0,
+            "Fast" => Self::FAST.0,
+            "Stable" => Self::STABLE.0,
+            "V2Dir" => Self::V2_DIR.0,
+            "NoEdConsensus" => Self::NO_ED_CONSENSUS.0,
+            _ => 0,
+        });
+        Self(bits.fold(0, |all, bit| all | bit))
+    }
+}
+
+impl<'a> Consensus<'a> {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// What is wrong first.
+    pub fn parse(text: &'a str) -> Result<Self, Malformed> {
+        let mut items = Items::of(text)?;
+        let mut reading = Reading::default();
+        let head = items.next()?;
+        let is_head = head.is_some_and(|item| {
+            let mut words = item.arguments.split_ascii_whitespace();
+            let flavour = (words.next(), words.next()) == (Some("3"), Some("microdesc"));
+            item.keyword == "network-status-version" && item.start == 0 && flavour
+        });
+        if !is_head {
+            return Err(items.wrong("no consensus of version 3 with microdescriptors"));
+        }
+        while let Some(item) = items.next()? {
+            reading.take(item, &items)?;
+        }
+        let lacks = items.wrong("the consensus lacks something");
+        let signed = items.until(0, reading.signed.ok_or(lacks)?)?;
+        let whole = reading.whole(signed).ok_or(lacks)?;
+        let (after, fresh, until) = (whole.valid_after, whole.fresh_until, whole.valid_until);
+        match after < fresh && fresh <= until {
+            true => Ok(whole),
+            false => Err(items.wrong("its times are not in order")),
+        }
+    }
+
+    /// What a client asks a directory for, to get these microdescriptors.
+    pub fn request(digests: &[[u8; 32]]) -> String {
+        let digests: Vec<_> = digests.iter().map(|digest| encode(digest)).collect();
+        format!("/tor/micro/d/{}", digests.join("-"))
+    }
+}
+
+/// What was read so far.
+#[derive(Default)]
+struct Reading {
+    is_consensus: bool,
+    valid_after: Option<u64>,
+    fresh_until: Option<u64>,
+    valid_until: Option<u64>,
+    params: BTreeMap<String, i32>,
+    routers: Vec<Router>,
+    /// The last of `routers` has its microdescriptor's hash.
+    is_whole: bool,
+    in_footer: bool,
+    weights: BTreeMap<String, i32>,
+    /// Where what is signed ends.
+    signed: Option<usize>,
+    signatures: Vec<Signature>,
+}
+
+impl Reading {
+    fn take(&mut self, item: Item<'_>, items: &Items<'_>) -> Result<(), Malformed> {
+        if item.keyword == "directory-signature" {
+            return self.signature(item, items);
+        }
+        if self.signed.is_some() {
+            return Err(items.wrong("what nobody has signed"));
+        }
+        let wrong = items.wrong("consensus");
+        match item.keyword {
+            "vote-status" => self.is_consensus = item.arguments.trim() == "consensus",
+            "valid-after" => self.valid_after = Some(seconds(item.arguments).ok_or(wrong)?),
+            "fresh-until" => self.fresh_until = Some(seconds(item.arguments).ok_or(wrong)?),
+            "valid-until" => self.valid_until = Some(seconds(item.arguments).ok_or(wrong)?),
+            "params" => self.params = numbers(item.arguments).ok_or(wrong)?,
+            "directory-footer" => self.in_footer = true,
+            "bandwidth-weights" if self.in_footer => {
+                self.weights = numbers(item.arguments).ok_or(wrong)?;
+            }
+            "r" if !self.in_footer => self.router(item.arguments).ok_or(wrong)?,
+            keyword if !self.in_footer => {
+                let mut router = self.routers.last_mut();
+                if let Some(router) = &mut router {
+                    self.is_whole |= keyword == "m";
+                    router.take(keyword, item.arguments).ok_or(wrong)?;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The one before must have its microdescriptor.
+    fn router(&mut self, arguments: &str) -> Option<()> {
+        let fits = self.routers.len() < ROUTERS && (self.is_whole || self.routers.is_empty());
+        fits.then_some(())?;
+        self.is_whole = false;
+        self.routers.push(Router::begin(arguments)?);
+        Some(())
+    }
+
+    fn signature(&mut self, item: Item<'_>, items: &Items<'_>) -> Result<(), Malformed> {
+        let wrong = items.wrong("directory-signature");
+        // "The signature is over the document from its beginning through the space after directory-signature."
+        let keyword = item.keyword.len().saturating_add(1);
+        let end = item.start.saturating_add(keyword);
+        self.signed.get_or_insert(end);
+        let words: Vec<_> = item.arguments.split_ascii_whitespace().collect();
+        if self.signatures.len() >= AUTHORITIES {
+            return Err(items.wrong("too many signatures"));
+        }
+        let ["sha256", authority, key] = words[..] else {
+            // Another hash, or SHA-1, which is not named.
+            return Ok(());
+        };
+        self.signatures.push(Signature {
+            authority: hex(authority).ok_or(wrong)?,
+            key: hex(key).ok_or(wrong)?,
+            signature: item.octets(items)?,
+        });
+        Ok(())
+    }
+
+    fn whole(self, signed: &str) -> Option<Consensus<'_>> {
+        let fits = self.is_consensus && (self.is_whole || self.routers.is_empty());
+        fits.then_some(())?;
+        Some(Consensus {
+            signed,
+            valid_after: self.valid_after?,
+            fresh_until: self.fresh_until?,
+            valid_until: self.valid_until?,
+            params: self.params,
+            routers: self.routers,
+            weights: self.weights,
+            signatures: self.signatures,
+        })
+    }
+}
+
+impl Router {
+    /// `r nickname identity date time address port dirport`.
+    fn begin(arguments: &str) -> Option<Self> {
+        let mut words = arguments.split_ascii_whitespace();
+        let nickname = words.next().filter(|name| name.len() <= 19)?.to_owned();
+        let rsa_id = base64(words.next()?)?;
+        let (_date, _time) = (words.next()?, words.next()?);
+        let address: Ipv4Addr = words.next()?.parse().ok()?;
+        let port: u16 = words.next()?.parse().ok()?;
+        Some(Self {
+            nickname,
+            rsa_id,
+            addresses: vec![(address, port).into()],
+            digest: [0; 32],
+            flags: Flags::default(),
+            bandwidth: 0,
+            ntor3: false,
+            congestion_control: false,
+        })
+    }
+
+    fn take(&mut self, keyword: &str, arguments: &str) -> Option<()> {
+        match keyword {
+            "m" => self.digest = base64(arguments.trim())?,
+            "a" if self.addresses.len() < ADDRESSES => {
+                self.addresses.push(arguments.trim().parse().ok()?);
+            }
+            "s" => self.flags = Flags::of(arguments),
+            "w" => {
+                let mut words = arguments.split_ascii_whitespace();
+                let value = words.find_map(|word| word.strip_prefix("Bandwidth="));
+                self.bandwidth = value.map_or(Some(0), |value| value.parse().ok())?;
+            }
+            "pr" => {
+                self.ntor3 = speaks(arguments, "Relay", 4);
+                self.congestion_control = speaks(arguments, "FlowCtrl", 2);
+            }
+            _ => {}
+        }
+        Some(())
+    }
+}
+
+/// Whether `Name=1-2,4` has this version. tor-spec "Subprotocol versioning".
+fn speaks(protocols: &str, name: &str, version: u32) -> bool {
+    let mut all = protocols.split_ascii_whitespace();
+    let versions = all.find_map(|one| one.strip_prefix(name)?.strip_prefix('='));
+    let mut ranges = versions.unwrap_or_default().split(',');
+    ranges.any(|range| {
+        let (low, high) = range.split_once('-').unwrap_or((range, range));
+        let between = |low: u32, high: u32| (low..=high).contains(&version);
+        let parsed = (u32::from_str(low), u32::from_str(high));
+        matches!(parsed, (Ok(low), Ok(high)) if between(low, high))
+    })
+}
+
+/// `name=value name=value`.
+fn numbers(arguments: &str) -> Option<BTreeMap<String, i32>> {
+    let words = arguments.split_ascii_whitespace().take(PARAMS);
+    let pairs = words.map(|word| {
+        let (name, value) = word.split_once('=')?;
+        Some((name.to_owned(), value.parse().ok()?))
+    });
+    pairs.collect()
+}
+
+// An authority's key certificate: its identity, which does not change, vouches for the key that it signs with now.
+// dir-spec "Creating key certificates".
+
+/// A certificate, none of whose signatures has been checked by reading it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyCertificate<'a> {
+    /// What the certification is over.
+    pub signed: &'a str,
+    /// SHA-1 of the identity key, as it says itself.
+    pub fingerprint: [u8; 20],
+    /// From when it holds, in seconds since 1970.
+    pub published: u64,
+    /// Until when.
+    pub expires: u64,
+    /// The identity key (DER, PKCS #1).
+    pub identity: Vec<u8>,
+    /// The signing key (DER, PKCS #1).
+    pub signing: Vec<u8>,
+    /// By the signing key, over the SHA-1 of the identity key.
+    pub cross: Vec<u8>,
+    /// By the identity key, over the SHA-1 of `signed`.
+    pub certification: Vec<u8>,
+}
+
+/// What was read so far of one.
+#[derive(Default)]
+struct Parts {
+    start: usize,
+    fingerprint: Option<[u8; 20]>,
+    published: Option<u64>,
+    expires: Option<u64>,
+    identity: Option<Vec<u8>>,
+    signing: Option<Vec<u8>>,
+    cross: Option<Vec<u8>>,
+}
+
+impl<'a> KeyCertificate<'a> {
+    /// Reads all that stand one behind the other.
+    ///
+    /// # Errors
+    /// What is wrong first.
+    pub fn parse_all(text: &'a str) -> Result<Vec<Self>, Malformed> {
+        let mut items = Items::of(text)?;
+        let (mut found, mut parts) = (Vec::new(), None::<Parts>);
+        while let Some(item) = items.next()? {
+            if item.keyword == "dir-key-certificate-version" {
+                if item.arguments.trim() != "3" || parts.is_some() {
+                    return Err(items.wrong("no key certificate of version 3"));
+                }
+                parts = Some(Parts {
+                    start: item.start,
+                    ..Parts::default()
+                });
+                continue;
+            }
+            let Some(open) = parts.as_mut() else {
+                return Err(items.wrong("no key certificate"));
+            };
+            if item.keyword != "dir-key-certification" {
+                open.take(item, &items)?;
+                continue;
+            }
+            let signed = items.until(open.start, item.body)?;
+            let certification = item.octets(&items)?;
+            let whole = parts.take().and_then(|it| it.whole(signed, certification));
+            found.push(whole.ok_or_else(|| items.wrong("a key certificate lacks something"))?);
+            if found.len() > AUTHORITIES {
+                return Err(items.wrong("too many key certificates"));
+            }
+        }
+        match parts {
+            None => Ok(found),
+            Some(_) => Err(items.wrong("a key certificate without end")),
+        }
+    }
+}
+
+impl Parts {
+    fn take(&mut self, item: Item<'_>, items: &Items<'_>) -> Result<(), Malformed> {
+        let wrong = items.wrong("key certificate");
+        match item.keyword {
+            "fingerprint" => self.fingerprint = Some(hex(item.arguments.trim()).ok_or(wrong)?),
+            "dir-key-published" => {
+                self.published = Some(seconds(item.arguments).ok_or(wrong)?);
+            }
+            "dir-key-expires" => self.expires = Some(seconds(item.arguments).ok_or(wrong)?),
+            "dir-identity-key" => self.identity = Some(item.octets(items)?),
+            "dir-signing-key" => self.signing = Some(item.octets(items)?),
+            "dir-key-crosscert" => self.cross = Some(item.octets(items)?),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn whole(self, signed: &str, certification: Vec<u8>) -> Option<KeyCertificate<'_>> {
+        Some(KeyCertificate {
+            signed,
+            fingerprint: self.fingerprint?,
+            published: self.published?,
+            expires: self.expires?,
+            identity: self.identity?,
+            signing: self.signing?,
+            cross: self.cross?,
+            certification,
+        })
+    }
+}
+
+// A microdescriptor: what the consensus leaves out of a relay, named there by its hash. dir-spec "Computing microdescriptors".
+
+/// A microdescriptor.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Microdescriptor<'a> {
+    /// What its SHA-256 is over.
+    pub text: &'a str,
+    /// The onion key, X25519.
+    pub ntor: [u8; 32],
+    /// The Ed25519 identity.
+    pub ed25519: Option<[u8; 32]>,
+    /// To which ports it connects over IPv4, if to any.
+    pub exit: Option<Ports>,
+    /// RSA identities of relays that it calls its family; it counts where they say so too.
+    pub family: Vec<[u8; 20]>,
+    /// Its proven families: relays that share one are of one family (proposal 321).
+    pub family_ids: Vec<String>,
+}
+
+impl<'a> Microdescriptor<'a> {
+    /// Reads all that stand one behind the other. One without an onion key cannot be used, and is left out.
+    ///
+    /// # Errors
+    /// What is wrong first.
+    pub fn parse_all(text: &'a str) -> Result<Vec<Self>, Malformed> {
+        let mut items = Items::of(text)?;
+        let (mut found, mut open) = (Vec::new(), None::<(usize, Self)>);
+        let mut before = items.clone();
+        let mut end = 0;
+        while let Some(item) = items.next()? {
+            if item.keyword == "onion-key" {
+                close(open.take(), end, &items, &mut found)?;
+                open = Some((item.start, Self::default()));
+            } else if let Some((_, descriptor)) = &mut open {
+                descriptor.take(&item, &items)?;
+            } else {
+                return Err(before.wrong("no microdescriptor"));
+            }
+            before = items.clone();
+            end = items.position();
+        }
+        close(open, end, &items, &mut found)?;
+        Ok(found)
+    }
+
+    fn take(&mut self, item: &Item<'_>, items: &Items<'_>) -> Result<(), Malformed> {
+        let mut words = item.arguments.split_ascii_whitespace();
+        match item.keyword {
+            "ntor-onion-key" => {
+                let key = words.next().and_then(base64);
+                self.ntor = key.ok_or_else(|| items.wrong("ntor-onion-key"))?;
+            }
+            "id" if words.next() == Some("ed25519") => {
+                let key = words.next().and_then(base64);
+                self.ed25519 = Some(key.ok_or_else(|| items.wrong("id ed25519"))?);
+            }
+            "p" => self.exit = ports(item.arguments),
+            "family" => {
+                let digits = words.filter_map(|word| word.strip_prefix('$')?.get(..40));
+                self.family = digits.filter_map(hex).take(FAMILY).collect();
+            }
+            "family-ids" => {
+                self.family_ids = words.take(FAMILY).map(str::to_owned).collect();
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn close<'a>(
+    open: Option<(usize, Microdescriptor<'a>)>,
+    end: usize,
+    items: &Items<'a>,
+    found: &mut Vec<Microdescriptor<'a>>,
+) -> Result<(), Malformed> {
+    let Some((start, descriptor)) = open else {
+        return Ok(());
+    };
+    if found.len() >= ROUTERS {
+        return Err(items.wrong("too many microdescriptors"));
+    }
+    if descriptor.ntor != [0; 32] {
+        let text = items.until(start, end)?;
+        found.push(Microdescriptor { text, ..descriptor });
+    }
+    Ok(())
+}
+
+/// `accept 80,443` or `reject 25,135-139`; what cannot be read is no exit.
+fn ports(summary: &str) -> Option<Ports> {
+    let (word, list) = summary.trim_end().split_once(' ')?;
+    match word {
+        "accept" => list.parse().ok(),
+        "reject" => list.parse::<Ports>().ok()?.others(),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

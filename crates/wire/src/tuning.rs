@@ -1,19 +1,13 @@
 //! How the two ends of a tunnel tune the connection between them: what the client wishes, what the relay grants, what follows.
 //! The configuration files are read with it; `masque::h3` sends both as one private setting (no specification has it);
 //! `crypto::observe` and `link` do what was agreed. "Up" is what the client sends, "down" what the relay sends.
+
 #![cfg_attr(
     not(test),
     warn(clippy::indexing_slicing, clippy::arithmetic_side_effects)
 )]
 
-mod agreement;
-mod code;
-#[cfg(test)]
-mod tests;
-
 use std::{fmt, ops::RangeInclusive, str::FromStr, time::Duration};
-
-pub use agreement::{Agreed, Refused};
 
 /// The shortest and the longest delay of an acknowledgement. Below, QUIC stacks refuse; above, timers of the sender fire in vain.
 pub const DELAYS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_millis(250);
@@ -230,5 +224,386 @@ impl fmt::Display for Acks {
             Self::Extension => f.write_str("extension"),
             Self::Never => f.write_str("none"),
         }
+    }
+}
+
+// What follows from wishes and grants: both ends compute the same.
+
+/// How a connection is tuned, as both ends know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// When the relay acknowledges what the client sends.
+    pub up: Acks,
+    /// When the client acknowledges what the relay sends.
+    pub down: Acks,
+    /// A delay begins after so many packets.
+    pub after: u16,
+    /// The congestion control of both ends; [`Congestion::Auto`] is none at an end whose datagrams are not acknowledged, while no stream runs.
+    pub congestion: Congestion,
+    /// What the relay did not grant.
+    pub refused: Refused,
+}
+
+/// Which wishes were not granted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Refused {
+    /// How the relay acknowledges.
+    pub up: bool,
+    /// That the client does not acknowledge.
+    pub down: bool,
+    /// That there is no congestion control.
+    pub congestion: bool,
+}
+
+impl Wishes {
+    /// What is asked of a relay. `carrier`: the connection only carries the link to the next relay, whose own connection controls itself and
+    /// acknowledges: nothing of that is worth doing twice.
+    #[must_use]
+    pub fn for_hop(self, carrier: bool) -> Self {
+        let suited = |acks| match acks {
+            Acks::Auto if carrier => Acks::Never,
+            acks => acks,
+        };
+        Self {
+            up: suited(self.up),
+            down: suited(self.down),
+            ..self
+        }
+    }
+
+    /// What both ends do when the relay grants this.
+    #[must_use]
+    pub fn granted(self, grants: Grants) -> Agreed {
+        let allowed = |acks| match acks {
+            Acks::Never if !grants.no_acks => Acks::Auto,
+            acks => acks,
+        };
+        let up = match grants.acks {
+            Acks::Auto | Acks::Never => allowed(self.up),
+            fixed => fixed,
+        };
+        let (down, off) = (allowed(self.down), self.congestion == Congestion::Off);
+        let refused = Refused {
+            up: up != self.up,
+            down: down != self.down,
+            congestion: off && !grants.no_acks,
+        };
+        Agreed {
+            up,
+            down,
+            after: self.after,
+            congestion: match refused.congestion {
+                true => Congestion::Auto,
+                false => self.congestion,
+            },
+            refused,
+        }
+    }
+
+    /// What a client does alone, with a relay that knows nothing of this. That relay's congestion control needs acknowledgements.
+    #[must_use]
+    pub fn alone(self) -> Agreed {
+        let down = match self.down {
+            Acks::Never => Acks::Auto,
+            acks => acks,
+        };
+        Agreed {
+            up: Acks::Default,
+            down,
+            after: self.after,
+            congestion: self.congestion,
+            refused: Refused {
+                up: !matches!(self.up, Acks::Auto | Acks::Default | Acks::Extension),
+                down: down != self.down,
+                congestion: false,
+            },
+        }
+    }
+}
+
+impl Agreed {
+    /// Both ends as their QUIC stacks are: what a connection begins with.
+    pub const PLAIN: Self = Self {
+        up: Acks::Default,
+        down: Acks::Default,
+        after: 0,
+        congestion: Congestion::Auto,
+        refused: Refused {
+            up: false,
+            down: false,
+            congestion: false,
+        },
+    };
+}
+
+impl Refused {
+    /// Whether anything was.
+    #[must_use]
+    pub const fn any(self) -> bool {
+        self.up || self.down || self.congestion
+    }
+}
+
+// Wishes and grants as the value of a setting: 62 bits, of which the highest three are zero in this version.
+// A value of another version, or of one that means nothing, is read as if there were none: such a peer is treated as a plain one.
+
+/// How many bits an [`Acks`] takes: two for its kind, 18 for microseconds or thousandths.
+const BITS: u32 = 20;
+
+const NUMBER: u64 = (1 << 18) - 1;
+
+const DELAY: u64 = 1;
+
+const SHARE: u64 = 2;
+
+const NAMES: [Acks; 4] = [Acks::Auto, Acks::Default, Acks::Extension, Acks::Never];
+
+const CONTROLS: [Congestion; 5] = [
+    Congestion::Auto,
+    Congestion::Cubic,
+    Congestion::Bbr,
+    Congestion::NewReno,
+    Congestion::Off,
+];
+
+/// Where each part of a value begins, in bits.
+mod at {
+    pub(super) const DOWN: u32 = super::BITS;
+    pub(super) const AFTER: u32 = 2 * super::BITS;
+    pub(super) const CONGESTION: u32 = AFTER + 16;
+    pub(super) const NO_ACKS: u32 = super::BITS;
+}
+
+impl Acks {
+    fn encode(self) -> u64 {
+        let (kind, number) = match self {
+            Self::After(delay) => (DELAY, u64::try_from(delay.as_micros()).unwrap_or(NUMBER)),
+            Self::Share(Share(thousandths)) => (SHARE, u64::from(thousandths)),
+            name => (0, position(&NAMES, name)),
+        };
+        kind << 18 | number.min(NUMBER)
+    }
+
+    fn decode(code: u64) -> Option<Self> {
+        let (kind, number) = (code >> 18 & 3, code & NUMBER);
+        match kind {
+            0 => NAMES.get(usize::try_from(number).ok()?).copied(),
+            DELAY => {
+                let delay = Duration::from_micros(number);
+                DELAYS.contains(&delay).then_some(Self::After(delay))
+            }
+            SHARE => Share::new(u16::try_from(number).ok()?).map(Self::Share),
+            _ => None,
+        }
+    }
+}
+
+fn position<T: PartialEq + Copy>(all: &[T], one: T) -> u64 {
+    let found = all.iter().position(|other| *other == one);
+    found.and_then(|at| u64::try_from(at).ok()).unwrap_or(0)
+}
+
+impl Wishes {
+    /// The setting's value.
+    #[must_use]
+    pub fn encode(self) -> u64 {
+        self.up.encode()
+            | self.down.encode() << at::DOWN
+            | u64::from(self.after) << at::AFTER
+            | position(&CONTROLS, self.congestion) << at::CONGESTION
+    }
+
+    /// What a setting's value asks for; `None` for one that means nothing here.
+    #[must_use]
+    pub fn decode(value: u64) -> Option<Self> {
+        let control = usize::try_from(value >> at::CONGESTION).ok()?;
+        Some(Self {
+            up: Acks::decode(value)?,
+            down: Acks::decode(value >> at::DOWN)?,
+            after: u16::try_from(value >> at::AFTER & 0xffff).ok()?,
+            congestion: CONTROLS.get(control).copied()?,
+        })
+    }
+}
+
+impl Grants {
+    /// The setting's value.
+    #[must_use]
+    pub fn encode(self) -> u64 {
+        self.acks.encode() | u64::from(self.no_acks) << at::NO_ACKS
+    }
+
+    /// What a setting's value grants; `None` for one that means nothing here.
+    #[must_use]
+    pub fn decode(value: u64) -> Option<Self> {
+        let no_acks = match value >> at::NO_ACKS {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
+        Some(Self {
+            acks: Acks::decode(value)?,
+            no_acks,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn acks() -> impl Strategy<Value = Acks> {
+        prop_oneof![
+            Just(Acks::Auto),
+            Just(Acks::Default),
+            Just(Acks::Extension),
+            Just(Acks::Never),
+            (1000_u64..=250_000).prop_map(|micros| Acks::After(Duration::from_micros(micros))),
+            (10_u16..=4000).prop_map(|share| Acks::Share(Share(share))),
+        ]
+    }
+
+    fn congestion() -> impl Strategy<Value = Congestion> {
+        use Congestion::{Auto, Bbr, Cubic, NewReno, Off};
+        prop::sample::select(vec![Auto, Cubic, Bbr, NewReno, Off])
+    }
+
+    fn wishes() -> impl Strategy<Value = Wishes> {
+        let all = (acks(), acks(), any::<u16>(), congestion());
+        all.prop_map(|(up, down, after, congestion)| Wishes {
+            up,
+            down,
+            after,
+            congestion,
+        })
+    }
+
+    fn grants() -> impl Strategy<Value = Grants> {
+        (acks(), any::<bool>()).prop_map(|(acks, no_acks)| Grants { acks, no_acks })
+    }
+
+    proptest! {
+        #[test]
+        fn wishes_and_grants_survive_the_wire(wishes in wishes(), grants in grants()) {
+            prop_assert!(wishes.encode() <= crate::varint::MAX && grants.encode() <= crate::varint::MAX);
+            prop_assert_eq!(Wishes::decode(wishes.encode()), Some(wishes));
+            prop_assert_eq!(Grants::decode(grants.encode()), Some(grants));
+        }
+
+        #[test]
+        fn any_value_is_read_without_a_panic_and_means_one_thing(value in 0..=crate::varint::MAX) {
+            if let Some(wishes) = Wishes::decode(value) {
+                prop_assert_eq!(wishes.encode(), value);
+            }
+            if let Some(grants) = Grants::decode(value) {
+                prop_assert_eq!(grants.encode(), value);
+            }
+        }
+
+        #[test]
+        fn a_relay_that_allows_no_silence_is_never_met_with_it(wishes in wishes(), acks in acks()) {
+            let agreed = wishes.granted(Grants { acks, no_acks: false });
+            prop_assert!(agreed.up != Acks::Never && agreed.down != Acks::Never);
+            prop_assert!(agreed.congestion != Congestion::Off);
+        }
+
+        #[test]
+        fn names_of_policies_are_read_back(acks in acks()) {
+            prop_assert_eq!(acks.to_string().parse(), Ok(acks));
+        }
+    }
+
+    #[test]
+    fn a_policy_is_a_name_a_delay_or_a_share_within_bounds() {
+        let after = |micros| Ok(Acks::After(Duration::from_micros(micros)));
+        assert_eq!("default".parse(), Ok(Acks::Default));
+        assert_eq!("none".parse(), Ok(Acks::Never));
+        assert_eq!("1ms".parse(), after(1000));
+        assert_eq!("2.5 ms".parse(), after(2500));
+        assert_eq!("250ms".parse(), after(250_000));
+        assert_eq!("0.25rtt".parse(), Ok(Acks::Share(Share(250))));
+        assert_eq!("4rtt".parse(), Ok(Acks::Share(Share(4000))));
+        for wrong in [
+            "", "ms", "rtt", "0.9ms", "251ms", "1", "1s", "-1ms", "nanms", "infms", "1e300ms",
+            "0.001rtt", "5rtt", "-1rtt", "nanrtt", "infrtt", "Default", "none-up", "never",
+        ] {
+            assert_eq!(wrong.parse::<Acks>(), Err(NotAcks), "{wrong}");
+        }
+        assert_eq!(Wishes::both("none-up"), Ok((Acks::Never, Acks::Default)));
+        assert_eq!(
+            Wishes::both("1ms"),
+            Ok(("1ms".parse().unwrap(), "1ms".parse().unwrap()))
+        );
+    }
+
+    #[test]
+    fn a_share_is_of_the_round_trip() {
+        let share = Share(250);
+        assert_eq!(
+            share.of(Duration::from_millis(100)),
+            Duration::from_millis(25)
+        );
+        assert_eq!(share.of(Duration::MAX), Duration::MAX / 1000);
+    }
+
+    #[test]
+    fn automatic_means_silence_only_where_another_link_is_carried() {
+        let asked = Wishes::default().for_hop(true);
+        assert_eq!((asked.up, asked.down), (Acks::Never, Acks::Never));
+        assert_eq!(Wishes::default().for_hop(false), Wishes::default());
+        let fixed = Wishes {
+            up: Acks::Default,
+            ..Wishes::default()
+        };
+        assert_eq!(fixed.for_hop(true).up, Acks::Default);
+    }
+
+    #[test]
+    fn a_relay_with_a_policy_of_its_own_keeps_it_and_the_client_knows() {
+        let grants = Grants {
+            acks: Acks::Default,
+            no_acks: true,
+        };
+        let agreed = Wishes::default().for_hop(true).granted(grants);
+        assert_eq!((agreed.up, agreed.down), (Acks::Default, Acks::Never));
+        assert!(agreed.refused.up && !agreed.refused.down);
+        assert!(!Wishes::default().granted(Grants::default()).refused.any());
+    }
+
+    #[test]
+    fn a_plain_relay_is_acknowledged_and_asked_for_nothing() {
+        let agreed = Wishes::default().for_hop(true).alone();
+        assert_eq!((agreed.up, agreed.down), (Acks::Default, Acks::Auto));
+        assert!(agreed.refused.up && agreed.refused.down);
+        assert!(!Wishes::default().alone().refused.any());
+    }
+
+    #[test]
+    fn a_delay_never_exceeds_what_was_said_when_the_connection_began() {
+        let delay = |policy: &str, rtt| {
+            let policy: Acks = policy.parse().unwrap();
+            let delay = policy.delay(Some(Duration::from_millis(rtt)));
+            assert!(delay.is_none_or(|delay| delay <= policy.longest()));
+            delay.map(|delay| delay.as_millis())
+        };
+        assert_eq!(delay("default", 40), None);
+        assert_eq!(delay("extension", 40), None);
+        assert_eq!(delay("250ms", 40), Some(250));
+        assert_eq!(
+            (delay("0.25rtt", 40), delay("0.25rtt", 400)),
+            (Some(10), Some(25))
+        );
+        assert_eq!(
+            (delay("1rtt", 60), delay("1rtt", 400)),
+            (Some(60), Some(100))
+        );
+        assert_eq!(delay("4rtt", 400), Some(250));
+        assert_eq!(
+            (delay("auto", 40), delay("none", 400), delay("auto", 0)),
+            (Some(10), Some(25), Some(1))
+        );
+        assert_eq!("auto".parse::<Acks>().unwrap().delay(None), None);
     }
 }

@@ -1,18 +1,14 @@
 //! Making, lengthening and ending circuits: CREATE2 and its answer, EXTEND2 and its answer, and why a circuit ended.
 //! `onion` speaks them at both ends, `crypto::onion` makes the handshake data. tor-spec: "Circuit management".
 
-use bytes::BufMut;
-
-use super::{
-    Malformed,
-    input::{Input, short, wide},
+use std::{
+    fmt,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6},
 };
 
-mod extension;
-mod specifier;
+use bytes::BufMut;
 
-pub use extension::{ClientExtensions, ServerExtensions, Subprotocol};
-pub use specifier::LinkSpecifier;
+use super::{Input, Malformed, short, wide};
 
 numbers! {
     /// Which handshake makes a hop. tor-spec: "Recognized HTYPEs".
@@ -178,6 +174,234 @@ fn put(out: &mut impl BufMut, data: &[u8]) {
     let length = wide(data.len());
     out.put_u16(length);
     out.put_slice(data.get(..length.into()).unwrap_or(data));
+}
+
+// Link specifiers: who a relay is and where it listens.
+// EXTEND2 has them, later the descriptors of onion services too. tor-spec: "EXTEND and EXTENDED cells".
+
+/// One thing that is known of a relay.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum LinkSpecifier<'a> {
+    /// Where it listens.
+    Ipv4(SocketAddrV4),
+    /// Where it listens.
+    Ipv6(SocketAddrV6),
+    /// SHA-1 of its RSA identity key.
+    Rsa([u8; 20]),
+    /// Its Ed25519 identity.
+    Ed25519([u8; 32]),
+    /// "Nodes MUST ignore unrecognized specifiers."
+    Unknown {
+        /// Its type, none of the above.
+        kind: u8,
+        /// Its value: up to 255 octets.
+        value: &'a [u8],
+    },
+}
+
+impl<'a> LinkSpecifier<'a> {
+    /// Type and value off the front. An error names what the input is.
+    pub(super) fn read(input: &mut Input<'a>) -> Result<Self, Malformed> {
+        let malformed = input.malformed();
+        let kind = input.u8()?;
+        let mut value = Input::new(input.counted()?, malformed.0);
+        let specifier = match kind {
+            0 => Self::Ipv4(SocketAddrV4::new(
+                Ipv4Addr::from(value.u32()?),
+                value.u16()?,
+            )),
+            1 => {
+                let ip = Ipv6Addr::from(value.array::<16>()?);
+                Self::Ipv6(SocketAddrV6::new(ip, value.u16()?, 0, 0))
+            }
+            2 => Self::Rsa(value.array()?),
+            3 => Self::Ed25519(value.array()?),
+            _ => Self::Unknown {
+                kind,
+                value: value.take(value.rest().len())?,
+            },
+        };
+        value.is_empty().then_some(specifier).ok_or(malformed)
+    }
+
+    /// Writes type, length and value.
+    pub fn write(&self, out: &mut impl BufMut) {
+        match self {
+            Self::Ipv4(address) => {
+                out.put_slice(&[0, 6]);
+                out.put_slice(&address.ip().octets());
+                out.put_u16(address.port());
+            }
+            Self::Ipv6(address) => {
+                out.put_slice(&[1, 18]);
+                out.put_slice(&address.ip().octets());
+                out.put_u16(address.port());
+            }
+            Self::Rsa(identity) => {
+                out.put_slice(&[2, 20]);
+                out.put_slice(identity);
+            }
+            Self::Ed25519(identity) => {
+                out.put_slice(&[3, 32]);
+                out.put_slice(identity);
+            }
+            Self::Unknown { kind, value } => {
+                let length = short(value.len());
+                out.put_slice(&[*kind, length]);
+                out.put_slice(value.get(..length.into()).unwrap_or(value));
+            }
+        }
+    }
+
+    /// "Nodes SHOULD reject link specifier lists that include multiple instances of either one of those specifiers."
+    const fn excludes(&self, other: &Self) -> bool {
+        matches!(
+            (self, other),
+            (Self::Rsa(_), Self::Rsa(_)) | (Self::Ed25519(_), Self::Ed25519(_))
+        )
+    }
+}
+
+/// Addresses and identities stay out of every log.
+impl fmt::Debug for LinkSpecifier<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ipv4(_) => "Ipv4(hidden)",
+            Self::Ipv6(_) => "Ipv6(hidden)",
+            Self::Rsa(_) => "Rsa(hidden)",
+            Self::Ed25519(_) => "Ed25519(hidden)",
+            Self::Unknown { .. } => "Unknown",
+        })
+    }
+}
+
+// Extensions of the ntor-v3 handshake: what client and relay agree on for a circuit, encrypted with it.
+// `onion` asks and answers, `crypto::onion` carries them. Proposal 332 §A.2 (format), 324 §10.3 (congestion control), 346 (subprotocols).
+
+const CONGESTION_REQUEST: u8 = 1;
+
+const CONGESTION_RESPONSE: u8 = 2;
+
+const SUBPROTOCOLS: u8 = 3;
+
+/// A protocol and one of its capabilities, as numbers: `Relay=6` is (2, 6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Subprotocol {
+    /// Which protocol: Link 0, LinkAuth 1, Relay 2, … FlowCtrl 11, Conflux 12.
+    pub protocol: u8,
+    /// Which capability.
+    pub capability: u8,
+}
+
+/// What a client asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClientExtensions {
+    /// Congestion control (CC_FIELD_REQUEST).
+    pub congestion_control: bool,
+    /// Capabilities to be used on this circuit; in ascending order, none twice.
+    pub subprotocols: Vec<Subprotocol>,
+}
+
+/// What a relay answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerExtensions {
+    /// Congestion control is on, with a SENDME for so many cells (CC_FIELD_RESPONSE).
+    pub sendme_increment: Option<u8>,
+}
+
+impl ClientExtensions {
+    /// Reads a client's message. "Unrecognized extensions MUST be ignored"; of several of a kind "only the first one counts".
+    ///
+    /// # Errors
+    /// [`Malformed`] for what is cut off, and for subprotocols out of order.
+    pub fn parse(message: &[u8]) -> Result<Self, Malformed> {
+        let mut extensions = Self::default();
+        let mut asked = false;
+        read(message, |kind, value| {
+            match kind {
+                CONGESTION_REQUEST => extensions.congestion_control = true,
+                SUBPROTOCOLS if !asked => {
+                    asked = true;
+                    extensions.subprotocols = subprotocols(value)?;
+                }
+                _ => {}
+            }
+            Ok(())
+        })?;
+        Ok(extensions)
+    }
+
+    /// Writes the message: 127 subprotocols at most.
+    pub fn write(&self, out: &mut impl BufMut) {
+        let asks = !self.subprotocols.is_empty();
+        out.put_u8(u8::from(self.congestion_control).saturating_add(u8::from(asks)));
+        if self.congestion_control {
+            out.put_slice(&[CONGESTION_REQUEST, 0]);
+        }
+        if asks {
+            let number = self.subprotocols.len().min(127);
+            out.put_slice(&[SUBPROTOCOLS, short(number.saturating_mul(2))]);
+            let some = self.subprotocols.iter().take(number);
+            some.for_each(|one| out.put_slice(&[one.protocol, one.capability]));
+        }
+    }
+}
+
+impl ServerExtensions {
+    /// Reads a relay's message.
+    ///
+    /// # Errors
+    /// [`Malformed`] for what is cut off, and for an increment that is no octet.
+    pub fn parse(message: &[u8]) -> Result<Self, Malformed> {
+        let mut extensions = Self::default();
+        read(message, |kind, value| {
+            if kind == CONGESTION_RESPONSE && extensions.sendme_increment.is_none() {
+                let [increment] = *value else {
+                    return Err(Malformed("congestion control response"));
+                };
+                extensions.sendme_increment = Some(increment);
+            }
+            Ok(())
+        })?;
+        Ok(extensions)
+    }
+
+    /// Writes the message.
+    pub fn write(&self, out: &mut impl BufMut) {
+        match self.sendme_increment {
+            Some(increment) => out.put_slice(&[1, CONGESTION_RESPONSE, 1, increment]),
+            None => out.put_u8(0),
+        }
+    }
+}
+
+/// Hands out each extension. A message without any octet has none.
+fn read<'a>(
+    message: &'a [u8],
+    mut take: impl FnMut(u8, &'a [u8]) -> Result<(), Malformed>,
+) -> Result<(), Malformed> {
+    let mut input = Input::new(message, "extensions of a handshake");
+    if input.is_empty() {
+        return Ok(());
+    }
+    for _ in 0..input.u8()? {
+        take(input.u8()?, input.counted()?)?;
+    }
+    Ok(())
+}
+
+fn subprotocols(value: &[u8]) -> Result<Vec<Subprotocol>, Malformed> {
+    let what = Malformed("subprotocol request");
+    let (pairs, []) = value.as_chunks::<2>() else {
+        return Err(what);
+    };
+    let list = pairs.iter().map(|[protocol, capability]| Subprotocol {
+        protocol: *protocol,
+        capability: *capability,
+    });
+    let list: Vec<_> = list.collect();
+    let sorted = list.iter().zip(list.iter().skip(1)).all(|(a, b)| a < b);
+    sorted.then_some(list).ok_or(what)
 }
 
 #[cfg(test)]

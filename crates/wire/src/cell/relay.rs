@@ -1,27 +1,23 @@
 //! Relay messages: what client and relay tell each other inside a circuit, in the body of a RELAY cell once it is decrypted.
 //! `onion` speaks them, `crypto::onion` computes the digest in the header. tor-spec: "Relay cells"; proposal 324 §4 (XON, XOFF).
 
-use super::{BODY, DATA, Malformed};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+};
 
-mod answer;
-mod begin;
-mod end;
-mod flow;
-mod message;
-mod resolve;
+use bytes::BufMut;
 
 pub use super::circuit::{Create2, Created2, Extend2, Extended2, LinkSpecifier, Truncated};
-pub use answer::Connected;
-pub use begin::{Begin, Flags};
-pub use end::{End, EndReason};
-pub use flow::{Sendme, Xoff, Xon};
-pub use message::Message;
-pub use resolve::{Answer, Resolve, Resolved, Value};
+use super::{BODY, DATA, Input, Malformed, short};
+use crate::Target;
 
 /// A relay message's header, in octets.
 pub const HEADER: usize = 11;
+
 /// Where "recognized" stands in the body: two octets, zero when the message is for whoever reads it.
 pub const RECOGNIZED_AT: usize = 1;
+
 /// Where the digest stands in the body: four octets, taken as zero when it is computed.
 pub const DIGEST_AT: usize = 5;
 
@@ -183,6 +179,572 @@ pub fn write<'a>(
     let (zeros, random) = padding.split_at_mut_checked(zeros).unwrap_or_default();
     zeros.fill(0);
     Ok(random)
+}
+
+// Any relay message, told by its command.
+// Who dispatches messages uses it; those who know what comes use the types themselves.
+
+/// What a relay message says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message<'a> {
+    /// Opens a stream to a target.
+    Begin(Begin),
+    /// Opens a stream to the relay's directory.
+    BeginDir,
+    /// Octets of a stream.
+    Data(&'a [u8]),
+    /// Ends a stream.
+    End(End),
+    /// The stream is open.
+    Connected(Connected),
+    /// More may be sent.
+    Sendme(Sendme),
+    /// The stream may go on.
+    Xon(Xon),
+    /// The stream is to pause.
+    Xoff(Xoff),
+    /// Lengthens the circuit.
+    Extend2(Extend2<'a>),
+    /// Its answer.
+    Extended2(Extended2<'a>),
+    /// Cuts the circuit off.
+    Truncate,
+    /// The circuit ends here now.
+    Truncated(Truncated),
+    /// Asks for a name's addresses.
+    Resolve(Resolve<'a>),
+    /// Its answer.
+    Resolved(Resolved<'a>),
+    /// Padding.
+    Drop,
+    /// "If the relay command is not understood, the cell must be dropped and ignored."
+    Unknown(Command, &'a [u8]),
+}
+
+impl<'a> Message<'a> {
+    /// Reads the data of a message.
+    ///
+    /// # Errors
+    /// [`Malformed`] as the message's own type says.
+    pub fn parse(command: Command, data: &'a [u8]) -> Result<Self, Malformed> {
+        Ok(match command {
+            Command::BEGIN => Self::Begin(Begin::parse(data)?),
+            Command::BEGIN_DIR => Self::BeginDir,
+            Command::DATA => Self::Data(data),
+            Command::END => Self::End(End::parse(data)),
+            Command::CONNECTED => Self::Connected(Connected::parse(data)?),
+            Command::SENDME => Self::Sendme(Sendme::parse(data)?),
+            Command::XON => Self::Xon(Xon::parse(data)?),
+            Command::XOFF => Self::Xoff(Xoff::parse(data)?),
+            Command::EXTEND2 => Self::Extend2(Extend2::parse(data)?),
+            Command::EXTENDED2 => Self::Extended2(Extended2::parse(data)?),
+            Command::TRUNCATE => Self::Truncate,
+            Command::TRUNCATED => Self::Truncated(Truncated::parse(data)?),
+            Command::RESOLVE => Self::Resolve(Resolve::parse(data)?),
+            Command::RESOLVED => Self::Resolved(Resolved::parse(data)?),
+            Command::DROP => Self::Drop,
+            _ => Self::Unknown(command, data),
+        })
+    }
+
+    /// Its command.
+    pub const fn command(&self) -> Command {
+        match self {
+            Self::Begin(_) => Command::BEGIN,
+            Self::BeginDir => Command::BEGIN_DIR,
+            Self::Data(_) => Command::DATA,
+            Self::End(_) => Command::END,
+            Self::Connected(_) => Command::CONNECTED,
+            Self::Sendme(_) => Command::SENDME,
+            Self::Xon(_) => Command::XON,
+            Self::Xoff(_) => Command::XOFF,
+            Self::Extend2(_) => Command::EXTEND2,
+            Self::Extended2(_) => Command::EXTENDED2,
+            Self::Truncate => Command::TRUNCATE,
+            Self::Truncated(_) => Command::TRUNCATED,
+            Self::Resolve(_) => Command::RESOLVE,
+            Self::Resolved(_) => Command::RESOLVED,
+            Self::Drop => Command::DROP,
+            Self::Unknown(command, _) => *command,
+        }
+    }
+
+    /// Writes its data. Whether they fit a cell is told when they are put into one.
+    pub fn write(&self, out: &mut impl BufMut) {
+        match self {
+            Self::Begin(begin) => begin.write(out),
+            Self::Data(data) | Self::Unknown(_, data) => out.put_slice(data),
+            Self::End(end) => end.write(out),
+            Self::Connected(connected) => connected.write(out),
+            Self::Sendme(sendme) => sendme.write(out),
+            Self::Xon(xon) => xon.write(out),
+            Self::Xoff(xoff) => xoff.write(out),
+            Self::Extend2(extend) => extend.write(out),
+            Self::Extended2(extended) => extended.write(out),
+            Self::Truncated(reason) => reason.write(out),
+            Self::Resolve(resolve) => resolve.write(out),
+            Self::Resolved(resolved) => resolved.write(out),
+            Self::BeginDir | Self::Truncate | Self::Drop => {}
+        }
+    }
+}
+
+// BEGIN: opens a stream to a target. tor-spec: "Opening streams and transferring data".
+
+/// Where a stream is to go, and which addresses will do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Begin {
+    /// Where to; in lower case on the wire.
+    pub target: Target,
+    /// Which addresses will do.
+    pub flags: Flags,
+}
+
+/// Which addresses of a name will do. Other bits "clients MUST NOT set", "servers MUST ignore".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags(pub u32);
+
+impl Flags {
+    /// IPv6 will do.
+    pub const IPV6_OKAY: Self = Self(1);
+    /// IPv4 will not do.
+    pub const IPV4_NOT_OKAY: Self = Self(2);
+    /// IPv6 rather than IPv4.
+    pub const IPV6_PREFERRED: Self = Self(4);
+
+    /// Whether all of `others` are set.
+    pub const fn has(self, others: Self) -> bool {
+        self.0 & others.0 == others.0
+    }
+
+    /// Both.
+    #[must_use]
+    pub const fn and(self, others: Self) -> Self {
+        Self(self.0 | others.0)
+    }
+}
+
+impl Begin {
+    /// Reads a BEGIN message. Flags that are missing are not set.
+    ///
+    /// # Errors
+    /// [`Malformed`] for what is no target.
+    pub fn parse(data: &[u8]) -> Result<Self, Malformed> {
+        let mut input = Input::new(data, "BEGIN");
+        let text = std::str::from_utf8(input.until_zero()?).map_err(|_| input.malformed())?;
+        let target = text.parse().map_err(|_| input.malformed())?;
+        let flags = Flags(input.u32().unwrap_or(0));
+        Ok(Self { target, flags })
+    }
+
+    /// Writes the message.
+    pub fn write(&self, out: &mut impl BufMut) {
+        out.put_slice(self.target.to_string().as_bytes());
+        out.put_u8(0);
+        out.put_u32(self.flags.0);
+    }
+}
+
+// CONNECTED: a stream is open, and to which address. tor-spec: "Opening streams and transferring data".
+
+/// The address that a stream goes to, with the seconds for which the name may be taken to mean it.
+/// There is none for streams to a relay's directory and to an onion service.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Connected(pub Option<(IpAddr, u32)>);
+
+impl Connected {
+    /// Reads a CONNECTED message. Nothing but zeros is no address; a missing time is 0.
+    ///
+    /// # Errors
+    /// [`Malformed`] for what is cut off, and for an address of another type.
+    pub fn parse(data: &[u8]) -> Result<Self, Malformed> {
+        if data.iter().all(|octet| *octet == 0) {
+            return Ok(Self(None));
+        }
+        let mut input = Input::new(data, "CONNECTED");
+        let v4 = Ipv4Addr::from(input.u32()?);
+        if !v4.is_unspecified() {
+            return Ok(Self(Some((v4.into(), input.u32().unwrap_or(0)))));
+        }
+        if input.u8()? != 6 {
+            return Err(input.malformed());
+        }
+        let v6 = IpAddr::from(input.array::<16>()?);
+        Ok(Self(Some((v6, input.u32().unwrap_or(0)))))
+    }
+
+    /// Writes the message. There is no way to write the IPv4 address 0.0.0.0.
+    pub fn write(&self, out: &mut impl BufMut) {
+        match self.0 {
+            Some((IpAddr::V4(ip), seconds)) => {
+                out.put_slice(&ip.octets());
+                out.put_u32(seconds);
+            }
+            Some((IpAddr::V6(ip), seconds)) => {
+                out.put_slice(&[0, 0, 0, 0, 6]);
+                out.put_slice(&ip.octets());
+                out.put_u32(seconds);
+            }
+            None => {}
+        }
+    }
+}
+
+/// Addresses stay out of every log.
+impl fmt::Debug for Connected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Some(_) => "Connected(hidden)",
+            None => "Connected",
+        })
+    }
+}
+
+// END: a stream has ended, and why. tor-spec: "Closing streams".
+
+numbers! {
+    /// Why a stream ended. tor-spec: "Closing streams".
+    pub struct EndReason(u8) {
+        /// Any other reason; the only one that a client sends.
+        MISC = 1,
+        /// The name could not be resolved.
+        RESOLVEFAILED = 2,
+        /// The target refused.
+        CONNECTREFUSED = 3,
+        /// The relay does not serve this target.
+        EXITPOLICY = 4,
+        /// The circuit is being destroyed.
+        DESTROY = 5,
+        /// The target closed the connection.
+        DONE = 6,
+        /// The target did not answer in time.
+        TIMEOUT = 7,
+        /// There is no way to the target.
+        NOROUTE = 8,
+        /// The relay rests.
+        HIBERNATING = 9,
+        /// Internal error.
+        INTERNAL = 10,
+        /// The relay cannot serve more.
+        RESOURCELIMIT = 11,
+        /// The target reset the connection.
+        CONNRESET = 12,
+        /// Somebody broke the protocol.
+        TORPROTOCOL = 13,
+        /// The relay has no directory.
+        NOTDIRECTORY = 14,
+    }
+}
+
+/// Why a stream ended; for [`EndReason::EXITPOLICY`] also the address that is not served and for how many seconds that may be kept in mind.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct End {
+    /// Why.
+    pub reason: EndReason,
+    /// What is not served.
+    pub address: Option<(IpAddr, u32)>,
+}
+
+impl End {
+    /// An end without an address.
+    pub const fn new(reason: EndReason) -> Self {
+        Self {
+            reason,
+            address: None,
+        }
+    }
+
+    /// Reads an END message. "Implementations SHOULD accept empty RELAY_END messages"; "if the TTL is absent, it should be treated as if it
+    /// were 0xffffffff"; "if the address is absent or is the wrong length, the RELAY_END message should be processed anyway".
+    pub fn parse(data: &[u8]) -> Self {
+        let mut input = Input::new(data, "END");
+        let reason = input.u8().map_or(EndReason::MISC, EndReason);
+        let address = match (reason, input.rest()) {
+            (EndReason::EXITPOLICY, rest) => address(rest),
+            _ => None,
+        };
+        Self { reason, address }
+    }
+
+    /// Writes the message.
+    pub fn write(&self, out: &mut impl BufMut) {
+        out.put_u8(self.reason.0);
+        let (EndReason::EXITPOLICY, Some((address, seconds))) = (self.reason, self.address) else {
+            return;
+        };
+        match address {
+            IpAddr::V4(ip) => out.put_slice(&ip.octets()),
+            IpAddr::V6(ip) => out.put_slice(&ip.octets()),
+        }
+        out.put_u32(seconds);
+    }
+}
+
+fn address(rest: &[u8]) -> Option<(IpAddr, u32)> {
+    let mut input = Input::new(rest, "END");
+    let address = match rest.len() {
+        4 | 8 => IpAddr::from(input.array::<4>().ok()?),
+        16 | 20 => IpAddr::from(input.array::<16>().ok()?),
+        _ => return None,
+    };
+    Some((address, input.u32().unwrap_or(u32::MAX)))
+}
+
+/// Addresses stay out of every log.
+impl fmt::Debug for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("End").field(&self.reason).finish()
+    }
+}
+
+// Flow control of circuits and streams. tor-spec: "SENDME Cell Format"; proposal 324 §4: XON and XOFF.
+
+/// SENDME: more may be sent. On a stream it says nothing else, and what it carries is not looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sendme {
+    /// Without a proof.
+    V0,
+    /// With the digest of the cell that it answers: only who has seen that cell knows it.
+    V1([u8; 20]),
+}
+
+/// XON: the stream may go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Xon {
+    /// What the reader takes, in kilobytes a second; 0 is no limit.
+    pub kbps: u32,
+}
+
+/// XOFF: the stream is to pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Xoff;
+
+impl Sendme {
+    /// Reads a SENDME message. Nothing at all is version 0. More than 20 octets of digest are cut.
+    ///
+    /// # Errors
+    /// [`Malformed`] for another version and for a digest that is too short: "the circuit should be torn down".
+    pub fn parse(data: &[u8]) -> Result<Self, Malformed> {
+        let mut input = Input::new(data, "SENDME");
+        if input.is_empty() {
+            return Ok(Self::V0);
+        }
+        match input.u8()? {
+            0 => Ok(Self::V0),
+            1 => {
+                let digest = input.counted_wide()?;
+                let digest = digest.first_chunk::<20>();
+                digest.map(|d| Self::V1(*d)).ok_or(Malformed("SENDME"))
+            }
+            _ => Err(input.malformed()),
+        }
+    }
+
+    /// Writes the message.
+    pub fn write(&self, out: &mut impl BufMut) {
+        if let Self::V1(digest) = self {
+            out.put_slice(&[1, 0, 20]);
+            out.put_slice(digest);
+        }
+    }
+}
+
+impl Xon {
+    /// Reads an XON message.
+    ///
+    /// # Errors
+    /// [`Malformed`] for another version and for what is cut off: "a protocol violation".
+    pub fn parse(data: &[u8]) -> Result<Self, Malformed> {
+        let mut input = Input::new(data, "XON");
+        match input.u8()? {
+            0 => Ok(Self { kbps: input.u32()? }),
+            _ => Err(input.malformed()),
+        }
+    }
+
+    /// Writes the message.
+    pub fn write(&self, out: &mut impl BufMut) {
+        out.put_u8(0);
+        out.put_u32(self.kbps);
+    }
+}
+
+impl Xoff {
+    /// Reads an XOFF message.
+    ///
+    /// # Errors
+    /// [`Malformed`] for another version: "a protocol violation".
+    pub fn parse(data: &[u8]) -> Result<Self, Malformed> {
+        match Input::new(data, "XOFF").u8()? {
+            0 => Ok(Self),
+            _ => Err(Malformed("XOFF")),
+        }
+    }
+
+    /// Writes the message.
+    pub fn write(&self, out: &mut impl BufMut) {
+        out.put_u8(0);
+    }
+}
+
+// RESOLVE and RESOLVED: a name's addresses, or an address's name. tor-spec: "Remote hostname lookup".
+
+const HOSTNAME: u8 = 0x00;
+
+const IPV4: u8 = 0x04;
+
+const IPV6: u8 = 0x06;
+
+const TRANSIENT: u8 = 0xf0;
+
+const PERMANENT: u8 = 0xf1;
+
+/// What is asked for: a host name, or a name under in-addr.arpa or ip6.arpa. Not checked any further here.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Resolve<'a>(pub &'a str);
+
+/// The answers: an error stands alone; IPv4 addresses come first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resolved<'a>(pub Vec<Answer<'a>>);
+
+/// One answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer<'a> {
+    /// What it is.
+    pub value: Value<'a>,
+    /// For how many seconds it may be kept.
+    pub seconds: u32,
+}
+
+/// What an answer says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Value<'a> {
+    /// A name: up to 255 octets, unchecked.
+    Name(&'a [u8]),
+    /// An address.
+    Ip(IpAddr),
+    /// An error that may pass.
+    Transient,
+    /// An error that stays.
+    Permanent,
+    /// Something else, or an address of a wrong length: not to be looked at.
+    Unknown {
+        /// Its type.
+        kind: u8,
+        /// Its value: up to 255 octets.
+        value: &'a [u8],
+    },
+}
+
+impl<'a> Resolve<'a> {
+    /// Reads a RESOLVE message.
+    ///
+    /// # Errors
+    /// [`Malformed`] without an end, without a name, and for one that is no text or too long for any.
+    pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
+        let mut input = Input::new(data, "RESOLVE");
+        let name = input.until_zero()?;
+        let text = std::str::from_utf8(name).map_err(|_| input.malformed())?;
+        let fits = (1..=255).contains(&text.len());
+        fits.then_some(Self(text)).ok_or(Malformed("RESOLVE"))
+    }
+
+    /// Writes the message: the name up to its first zero, if there were one.
+    pub fn write(&self, out: &mut impl BufMut) {
+        let name = self.0.split('\0').next().unwrap_or_default();
+        out.put_slice(name.as_bytes());
+        out.put_u8(0);
+    }
+}
+
+impl<'a> Resolved<'a> {
+    /// Reads a RESOLVED message.
+    ///
+    /// # Errors
+    /// [`Malformed`] for what is cut off, and for an error beside another answer.
+    pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
+        let mut input = Input::new(data, "RESOLVED");
+        let mut answers = Vec::new();
+        while !input.is_empty() {
+            answers.push(Answer::read(&mut input)?);
+        }
+        let errors = answers.iter().filter(|answer| answer.is_error()).count();
+        match errors == 0 || answers.len() == 1 {
+            true => Ok(Self(answers)),
+            false => Err(input.malformed()),
+        }
+    }
+
+    /// Writes the message.
+    pub fn write(&self, out: &mut impl BufMut) {
+        self.0.iter().for_each(|answer| answer.write(out));
+    }
+}
+
+impl<'a> Answer<'a> {
+    fn read(input: &mut Input<'a>) -> Result<Self, Malformed> {
+        let kind = input.u8()?;
+        let value = Value::of(kind, input.counted()?);
+        let seconds = input.u32()?;
+        Ok(Self { value, seconds })
+    }
+
+    fn write(&self, out: &mut impl BufMut) {
+        match self.value {
+            Value::Name(name) => put(out, HOSTNAME, name),
+            Value::Ip(IpAddr::V4(ip)) => put(out, IPV4, &ip.octets()),
+            Value::Ip(IpAddr::V6(ip)) => put(out, IPV6, &ip.octets()),
+            Value::Transient => put(out, TRANSIENT, b"Error resolving hostname"),
+            Value::Permanent => put(out, PERMANENT, b"Error resolving hostname"),
+            Value::Unknown { kind, value } => put(out, kind, value),
+        }
+        out.put_u32(self.seconds);
+    }
+
+    /// Whether it says that there is no answer.
+    pub const fn is_error(&self) -> bool {
+        matches!(self.value, Value::Transient | Value::Permanent)
+    }
+}
+
+impl<'a> Value<'a> {
+    fn of(kind: u8, value: &'a [u8]) -> Self {
+        let ip = match kind {
+            HOSTNAME => return Self::Name(value),
+            TRANSIENT => return Self::Transient,
+            PERMANENT => return Self::Permanent,
+            IPV4 => <[u8; 4]>::try_from(value).map(IpAddr::from).ok(),
+            IPV6 => <[u8; 16]>::try_from(value).map(IpAddr::from).ok(),
+            _ => None,
+        };
+        ip.map_or(Self::Unknown { kind, value }, Self::Ip)
+    }
+}
+
+fn put(out: &mut impl BufMut, kind: u8, value: &[u8]) {
+    let length = short(value.len());
+    out.put_slice(&[kind, length]);
+    out.put_slice(value.get(..length.into()).unwrap_or(value));
+}
+
+/// Names stay out of every log.
+impl fmt::Debug for Resolve<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Resolve(hidden)")
+    }
+}
+
+/// So do addresses.
+impl fmt::Debug for Value<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Name(_) => "Name(hidden)",
+            Self::Ip(_) => "Ip(hidden)",
+            Self::Transient => "Transient",
+            Self::Permanent => "Permanent",
+            Self::Unknown { .. } => "Unknown",
+        })
+    }
 }
 
 #[cfg(test)]

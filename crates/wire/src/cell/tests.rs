@@ -1,8 +1,5 @@
-//! Cells octet by octet, and cut in any way.
-
 use std::ops::Range;
 
-use bytes::{BufMut, BytesMut};
 use proptest::prelude::*;
 
 use super::*;

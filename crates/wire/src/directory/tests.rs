@@ -1,7 +1,3 @@
-//! What is written is read back, and nothing else is read.
-
-use std::{collections::BTreeMap, net::SocketAddr};
-
 use proptest::{collection::vec, option, prelude::*};
 
 use super::*;

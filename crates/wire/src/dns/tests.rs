@@ -1,14 +1,11 @@
-//! Queries as programs write them, replies as resolvers do, and rubbish.
-
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use proptest::prelude::*;
 
-use hickory_proto::rr::RData;
-
 use super::*;
 
 const V4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+
 const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
 /// `Name. A? IN`, as a stub resolver writes it: id 0x1234, recursion desired.

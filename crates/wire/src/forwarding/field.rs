@@ -1,6 +1,7 @@
 //! The fields Proxy-QUIC-Forwarding and Proxy-QUIC-Port-Sharing.
 //! Heads carry them: [`RequestHead::offer`](crate::RequestHead::offer), [`ResponseHead::answer`](crate::ResponseHead::answer).
 //! draft-ietf-masque-quic-proxy, "Proxy-QUIC-Forwarding Header", "Proxy-QUIC-Port-Sharing Header"; RFC 8941.
+
 #![cfg_attr(
     not(test),
     warn(clippy::indexing_slicing, clippy::arithmetic_side_effects)
@@ -14,14 +15,11 @@ use base64::{
 };
 use zeroize::Zeroizing;
 
-use super::item::{self, Bare};
 use crate::{RequestHead, ResponseHead};
-
-#[cfg(test)]
-mod tests;
 
 /// The field that offers and selects a transform.
 pub const FORWARDING: &str = "proxy-quic-forwarding";
+
 /// The field about sharing ports between flows; it is never offered here, and always answered `?0`.
 pub const PORT_SHARING: &str = "proxy-quic-port-sharing";
 
@@ -119,7 +117,7 @@ impl Offer {
     /// Reads the request's field; `None`: "ignore the header and respond as if the client had not sent" it.
     pub fn parse(value: &[u8]) -> Option<Self> {
         let (mut accepted, mut key) = (None, None);
-        let wanted = item::boolean(value, |name, value| match (name, value) {
+        let wanted = boolean(value, |name, value| match (name, value) {
             (b"accept-transform", Bare::String(names)) => accepted = Some(names),
             (b"accept-transform", _) => accepted = None,
             (b"scramble-key", Bare::Binary(text)) => key = Key::decode(text),
@@ -168,7 +166,7 @@ impl Answer {
     /// The transform was not `offered`.
     pub fn parse(value: &[u8], offered: &[Transform]) -> Result<Self, NotOffered> {
         let (mut selected, mut key) = (None, None);
-        let forwards = item::boolean(value, |name, value| match (name, value) {
+        let forwards = boolean(value, |name, value| match (name, value) {
             (b"transform", Bare::String(name)) => selected = Some(name),
             (b"transform", _) => selected = None,
             (b"scramble-key", Bare::Binary(text)) => key = Key::decode(text),
@@ -231,7 +229,7 @@ impl RequestHead {
 
     /// Whether the client lets its port at the relay be shared; `None` if it does not say.
     pub fn port_sharing(&self) -> Option<bool> {
-        item::boolean(only(&self.headers, PORT_SHARING)?, |_, _| {})
+        boolean(only(&self.headers, PORT_SHARING)?, |_, _| {})
     }
 }
 
@@ -261,7 +259,7 @@ impl ResponseHead {
 
     /// Whether the relay shares ports; `None` if it does not say.
     pub fn port_sharing(&self) -> Option<bool> {
-        item::boolean(only(&self.headers, PORT_SHARING)?, |_, _| {})
+        boolean(only(&self.headers, PORT_SHARING)?, |_, _| {})
     }
 }
 
@@ -276,3 +274,159 @@ fn only<'a>(headers: &'a [crate::message::Header], name: &str) -> Option<&'a [u8
     let (_, value) = lines.next()?;
     lines.next().is_none().then_some(value)
 }
+
+// Structured fields that are one boolean with parameters. What is no such item is as if the field were not there.
+// RFC 8941 §4.2 (parsing; "parsing MUST fail" is `None` here).
+
+/// A parameter's value, as far as somebody asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bare<'a> {
+    /// A string, still with its backslashes.
+    String(&'a [u8]),
+    /// A byte sequence, still in base64.
+    Binary(&'a [u8]),
+    Boolean(bool),
+    /// A number or a token.
+    Other,
+}
+
+/// Reads the octets of a field's value.
+struct Reader<'a>(&'a [u8]);
+
+/// The boolean; `parameter` is told of each parameter in order: "if there are duplicates, the last one is used".
+pub(super) fn boolean<'a>(
+    value: &'a [u8],
+    mut parameter: impl FnMut(&'a [u8], Bare<'a>),
+) -> Option<bool> {
+    let mut reader = Reader(value);
+    reader.skip_spaces();
+    let Bare::Boolean(item) = reader.bare()? else {
+        return None;
+    };
+    while reader.take(b';') {
+        reader.skip_spaces();
+        let key = reader.key()?;
+        let value = match reader.take(b'=') {
+            true => reader.bare()?,
+            false => Bare::Boolean(true),
+        };
+        parameter(key, value);
+    }
+    reader.skip_spaces();
+    reader.0.is_empty().then_some(item)
+}
+
+impl<'a> Reader<'a> {
+    fn peek(&self) -> Option<u8> {
+        self.0.first().copied()
+    }
+
+    fn take(&mut self, octet: u8) -> bool {
+        match self.0.split_first() {
+            Some((first, rest)) if *first == octet => {
+                self.0 = rest;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn skip_spaces(&mut self) {
+        while self.take(b' ') {}
+    }
+
+    /// The octets up to the first that is not `fine`.
+    fn run(&mut self, fine: impl Fn(u8) -> bool) -> &'a [u8] {
+        let end = self.0.iter().position(|octet| !fine(*octet));
+        let (run, rest) = self
+            .0
+            .split_at_checked(end.unwrap_or(self.0.len()))
+            .unwrap_or_default();
+        self.0 = rest;
+        run
+    }
+
+    fn key(&mut self) -> Option<&'a [u8]> {
+        let fine = |octet: u8| {
+            octet.is_ascii_lowercase() || octet.is_ascii_digit() || b"_-.*".contains(&octet)
+        };
+        let starts = self
+            .peek()
+            .is_some_and(|first| first.is_ascii_lowercase() || first == b'*');
+        starts.then(|| self.run(fine))
+    }
+
+    fn bare(&mut self) -> Option<Bare<'a>> {
+        match self.peek()? {
+            b'?' => self.flag(),
+            b'"' => self.string(),
+            b':' => self.binary(),
+            b'-' | b'0'..=b'9' => self.number(),
+            b'*' | b'A'..=b'Z' | b'a'..=b'z' => {
+                self.run(|octet| is_token(octet) || b":/".contains(&octet));
+                Some(Bare::Other)
+            }
+            _ => None,
+        }
+    }
+
+    fn flag(&mut self) -> Option<Bare<'a>> {
+        self.take(b'?');
+        match (self.take(b'1'), self.peek()) {
+            (true, _) => Some(Bare::Boolean(true)),
+            (false, Some(b'0')) => {
+                self.take(b'0');
+                Some(Bare::Boolean(false))
+            }
+            _ => None,
+        }
+    }
+
+    fn string(&mut self) -> Option<Bare<'a>> {
+        self.take(b'"');
+        let start = self.0;
+        while self.peek()? != b'"' {
+            let escaped = self.take(b'\\');
+            let (octet, rest) = self.0.split_first()?;
+            let fine = match escaped {
+                true => matches!(octet, b'"' | b'\\'),
+                false => matches!(octet, b' '..=b'~'),
+            };
+            self.0 = rest;
+            if !fine {
+                return None;
+            }
+        }
+        let length = start.len().checked_sub(self.0.len())?;
+        self.take(b'"');
+        start.get(..length).map(Bare::String)
+    }
+
+    fn binary(&mut self) -> Option<Bare<'a>> {
+        self.take(b':');
+        let text = self.run(|octet| octet.is_ascii_alphanumeric() || b"+/=".contains(&octet));
+        self.take(b':').then_some(Bare::Binary(text))
+    }
+
+    /// At most 15 digits, or 12 with up to 3 behind the point.
+    fn number(&mut self) -> Option<Bare<'a>> {
+        self.take(b'-');
+        let whole = self.run(|octet| octet.is_ascii_digit()).len();
+        let fine = match self.take(b'.') {
+            true => {
+                let part = self.run(|octet| octet.is_ascii_digit()).len();
+                matches!((whole, part), (1..=12, 1..=3))
+            }
+            false => matches!(whole, 1..=15),
+        };
+        fine.then_some(Bare::Other)
+    }
+}
+
+/// `tchar` of RFC 9110 §5.6.2.
+fn is_token(octet: u8) -> bool {
+    octet.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&octet)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,3 @@
-//! What is written is read back; what is cut short or lies about its length is refused.
-
-use std::net::{Ipv4Addr, Ipv6Addr};
-
 use proptest::prelude::*;
 
 use super::*;
@@ -10,6 +6,7 @@ const V4: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(198, 18, 0, 1)),
     IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9)),
 ];
+
 const V6: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0xfd68, 0, 0, 0, 0, 0, 0, 1)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9)),

@@ -1,12 +1,11 @@
-//! Documents that C tor 0.4.9.11 made in a private network of three authorities, and what can be wrong with them.
-
 use proptest::prelude::*;
 
 use super::*;
-use crate::directory::Malformed;
 
 const CONSENSUS: &str = include_str!("tests/consensus-microdesc");
+
 const CERTIFICATES: &str = include_str!("tests/certificates");
+
 const MICRODESCRIPTORS: &str = include_str!("tests/microdescriptors");
 
 fn refused(text: &str) -> &'static str {
@@ -144,5 +143,16 @@ proptest! {
         if let Ok(found) = Microdescriptor::parse_all(&text) {
             prop_assert!(found.iter().all(|one| text.contains(one.text)));
         }
+    }
+}
+
+#[test]
+fn dates_are_counted_as_the_calendar_has_them() {
+    assert_eq!(seconds("1970-01-01 00:00:00"), Some(0));
+    assert_eq!(seconds("2000-02-29 00:00:00"), Some(951_782_400));
+    assert_eq!(seconds("2000-03-01 00:00:00"), Some(951_868_800));
+    assert_eq!(seconds("2026-11-22 02:53:40"), Some(1_795_316_020));
+    for wrong in ["", "2026-11-22", "2026-13-01 00:00:00", "2026-1-1 0:0:+1"] {
+        assert_eq!(seconds(wrong), None, "{wrong}");
     }
 }

@@ -1,7 +1,3 @@
-//! What the specification says of making and ending circuits, octet by octet, and round trips.
-
-use std::net::{SocketAddrV4, SocketAddrV6};
-
 use proptest::{collection::vec, prelude::*};
 
 use super::*;

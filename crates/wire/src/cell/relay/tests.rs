@@ -1,11 +1,6 @@
-//! What the specification says of relay messages, octet by octet, and round trips.
-
-use std::net::IpAddr;
-
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::Target;
 
 fn data(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut out = Vec::new();

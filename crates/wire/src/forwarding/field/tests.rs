@@ -1,6 +1,7 @@
-use super::*;
 use Transform::{Identity, Scramble};
 use proptest::prelude::*;
+
+use super::*;
 
 const KEY: &str = "AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA=";
 
@@ -201,5 +202,70 @@ proptest! {
     fn any_value_is_read_without_a_panic(value: Vec<u8>) {
         drop(Offer::parse(&value));
         drop(Answer::parse(&value, &[Scramble]));
+    }
+}
+
+type Read<'a> = Option<(bool, Vec<(&'a [u8], Bare<'a>)>)>;
+
+fn read(value: &[u8]) -> Read<'_> {
+    let mut parameters = Vec::new();
+    let item = boolean(value, |key, value| parameters.push((key, value)))?;
+    Some((item, parameters))
+}
+
+#[test]
+fn items_with_parameters_of_every_type_are_read() {
+    let value = br#"  ?1; a="x\"y"; b=:AAA=: ;c;d=?0;*e=tok/en:x;f=-12.5;g=7  "#;
+    assert_eq!(read(value), None, "a space stands in front of no semicolon");
+    let value = br#"  ?1; a="x\"y"; b=:AAA=:;c;d=?0;*e=tok/en:x;f=-12.5;g=7  "#;
+    let (item, parameters) = read(value).expect("an item");
+    let wanted: [(&[u8], Bare<'_>); 7] = [
+        (b"a", Bare::String(br#"x\"y"#)),
+        (b"b", Bare::Binary(b"AAA=")),
+        (b"c", Bare::Boolean(true)),
+        (b"d", Bare::Boolean(false)),
+        (b"*e", Bare::Other),
+        (b"f", Bare::Other),
+        (b"g", Bare::Other),
+    ];
+    assert!(item);
+    assert_eq!(parameters, wanted);
+}
+
+#[test]
+fn what_is_no_boolean_item_is_refused() {
+    let cases: [&[u8]; 22] = [
+        b"",
+        b" ",
+        b"1",
+        b"?",
+        b"?2",
+        b"?10",
+        b"?1,",
+        b"?1, ?1",
+        b"?1;",
+        b"?1;A",
+        b"?1;a=",
+        b"?1;a=\"",
+        b"?1;a=\"\\x\"",
+        b"?1;a=\"\x7f\"",
+        b"?1;a=:AA",
+        b"?1;a=:-:",
+        b"\t?1",
+        b"?1;a=1.",
+        b"?1;a=1.2345",
+        b"?1;a=1234567890123456",
+        b"?1;a=@",
+        b"true",
+    ];
+    for value in cases {
+        assert_eq!(read(value), None, "{}", value.escape_ascii());
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_octets_are_read_without_a_panic(value: Vec<u8>) {
+        drop(read(&value));
     }
 }
