@@ -5,21 +5,19 @@
 //! # Not in this room
 //! QUIC and TLS connections themselves (`link`), files (the binary), circuits and their cells (`onion`).
 
-mod certificates;
 mod identity;
 pub mod observe;
 pub mod onion;
-mod pin;
 mod qlog;
 mod scramble;
 pub mod signing;
 mod tls;
 mod token;
-mod verify;
 
-pub use certificates::Certificates;
+pub use self::identity::{Pin, PinError};
+pub use self::tls::Certificates;
+pub use self::tls::is_identity_mismatch;
 pub use identity::{Identity, IdentityError, NewIdentity};
-pub use pin::{Pin, PinError};
 pub use qlog::Qlog;
 pub use scramble::{NoCipher, Pair, Scramble, TooShort, Transform};
 pub use signing::{SigningError, SigningKey};
@@ -27,4 +25,3 @@ pub use tls::{
     ALPN_CHANNEL, ALPN_H2, ALPN_H3, ALPN_HTTP1, Trust, client_tls, provider, server_tls,
 };
 pub use token::{Token, Tokens};
-pub use verify::is_identity_mismatch;

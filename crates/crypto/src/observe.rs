@@ -6,7 +6,6 @@
 //! A clock of its own: an observer takes the time itself, and [`Hooks::clock`] says who tells the governor. 0-RTT packets, since nobody here sends them.
 
 mod governor;
-mod parameters;
 mod session;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -17,15 +17,13 @@ pub mod ntor;
 pub mod ntor3;
 pub mod rsa;
 mod secrets;
-mod seed;
 #[cfg(test)]
 mod testing;
 pub mod tor1;
-mod x25519;
 
+pub use self::keys::Seed;
 pub use keys::{OnionKey, OnionKeys, RelayKeys};
 pub use secrets::{Secrets, SecretsError};
-pub use seed::Seed;
 
 /// Why a circuit handshake failed. To the other end all of these are one: DESTROY, reason PROTOCOL; nothing more is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

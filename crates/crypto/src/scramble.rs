@@ -16,9 +16,6 @@ use hoplite_wire::forwarding::{self, Key};
 use ring::rand::{SecureRandom, SystemRandom};
 use zeroize::Zeroizing;
 
-#[cfg(test)]
-mod tests;
-
 /// An AES block: the octets behind the connection id that start the counter.
 const BLOCK: usize = 16;
 
@@ -194,6 +191,183 @@ impl Transform {
         match self {
             Self::Identity => Ok(()),
             Self::Scramble(pair) => pair.peer.open(packet, id_len),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Appendix A of the draft.
+    const KEY: &str = "f13a915f96fb8919d9d8655488ffea5778cac8cffbc27cd38c173bcbad955cff";
+
+    const CLEAR: &str = "500123456789abcdef0123456789abcdef012345671ba3bed7043a21632023048def32f4f8f260c290490413d24ea6";
+
+    const SEALED: &str = "320123456789abcdef0123456789abcdef012345678ebe6906e16ec5fc90a02c0109994c3fed03f9d5d88c5f408bb6";
+
+    const ID: usize = 20;
+
+    fn octets(hex: &str) -> Vec<u8> {
+        let digit = |digit: &u8| char::from(*digit).to_digit(16).expect("hexadecimal");
+        let octet = |pair: &[u8]| pair.iter().fold(0, |octet, next| octet << 4 | digit(next));
+        let pairs = hex.as_bytes().chunks(2);
+        pairs
+            .map(|pair| u8::try_from(octet(pair)).expect("an octet"))
+            .collect()
+    }
+
+    fn key(octets: [u8; 32]) -> Key {
+        Key::new(Zeroizing::new(octets))
+    }
+
+    fn drafts() -> Scramble {
+        let octets = octets(KEY).try_into().expect("32 octets");
+        Scramble::new(&key(octets)).expect("a cipher")
+    }
+
+    fn any_scramble() -> impl Strategy<Value = Scramble> {
+        any::<[u8; 32]>().prop_map(|octets| Scramble::new(&key(octets)).expect("a cipher"))
+    }
+
+    #[test]
+    fn the_drafts_example_is_sealed_as_it_says() {
+        let mut packet = octets(CLEAR);
+        drafts().seal(&mut packet, ID).expect("long enough");
+        assert_eq!(packet, octets(SEALED));
+    }
+
+    #[test]
+    fn the_drafts_example_is_opened_as_it_says() {
+        let mut packet = octets(SEALED);
+        drafts().open(&mut packet, ID).expect("long enough");
+        assert_eq!(packet, octets(CLEAR));
+    }
+
+    /// The procedure of the draft, word for word, on single blocks.
+    fn by_the_book(scramble: &Scramble, k1: &[u8], packet: &[u8], id_len: usize) -> Vec<u8> {
+        let k1 =
+            EncryptingKey::ecb(UnboundCipherKey::new(&AES_128, k1).expect("a key")).expect("AES");
+        let ecb = |key: &EncryptingKey, mut block: [u8; BLOCK]| {
+            let done = key.less_safe_encrypt(&mut block, EncryptionContext::None);
+            done.map(|_| block).expect("a block")
+        };
+        let (cid, rest) = packet[1..].split_at(id_len);
+        let iv: [u8; BLOCK] = rest[..BLOCK].try_into().expect("a block");
+        let mut body = [&packet[..1], &rest[BLOCK..]].concat();
+        let mut count = u128::from_be_bytes(iv);
+        for chunk in body.chunks_mut(BLOCK) {
+            let stream = ecb(&k1, count.to_be_bytes());
+            chunk
+                .iter_mut()
+                .zip(stream)
+                .for_each(|(octet, key)| *octet ^= key);
+            count = count.wrapping_add(1);
+        }
+        let sealed = ecb(&scramble.block, iv);
+        [&[body[0] & 0x7f][..], cid, &sealed, &body[1..]].concat()
+    }
+
+    #[test]
+    fn the_counter_is_as_wide_as_a_block() {
+        let scramble = drafts();
+        for last in [[0xff; BLOCK].as_slice(), &[0xff; 4], &[0xff; 8]] {
+            let mut packet = vec![0x40; 400];
+            packet[1 + BLOCK - last.len()..=BLOCK].copy_from_slice(last);
+            let wanted = by_the_book(&scramble, &octets(KEY)[..BLOCK], &packet, 0);
+            scramble.seal(&mut packet, 0).expect("long enough");
+            assert_eq!(packet, wanted);
+        }
+    }
+
+    #[test]
+    fn the_shortest_packet_has_a_block_behind_its_id() {
+        for id_len in [0, 8, 20, 255] {
+            let mut packet = vec![0x41; 1 + id_len + BLOCK];
+            let clear = packet.clone();
+            let short = &mut packet.clone()[1..];
+            assert_eq!(drafts().seal(short, id_len), Err(TooShort));
+            assert_eq!(drafts().seal(&mut packet, id_len), Ok(()));
+            assert_ne!(packet, clear);
+            assert_eq!(drafts().open(&mut packet, id_len), Ok(()));
+            assert_eq!(packet, clear);
+        }
+    }
+
+    #[test]
+    fn what_one_end_seals_the_other_opens() {
+        let (a, b) = (
+            Scramble::fresh_key().expect("a key"),
+            Scramble::fresh_key().expect("a key"),
+        );
+        let client = Transform::scramble(&a, &b).expect("a cipher");
+        let relay = Transform::scramble(&b, &a).expect("a cipher");
+        for (sender, receiver) in [(&client, &relay), (&relay, &client)] {
+            let mut packet = octets(CLEAR);
+            sender.seal(&mut packet, ID).expect("long enough");
+            assert_ne!(packet, octets(CLEAR));
+            receiver.open(&mut packet, ID).expect("long enough");
+            assert_eq!(packet, octets(CLEAR));
+        }
+        let mut packet = octets(CLEAR);
+        Transform::Identity.seal(&mut packet, ID).expect("anything");
+        assert_eq!(packet, octets(CLEAR));
+    }
+
+    #[test]
+    fn fresh_keys_differ_and_nothing_is_printed() {
+        let (a, b) = (
+            Scramble::fresh_key().expect("a key"),
+            Scramble::fresh_key().expect("a key"),
+        );
+        assert_ne!(a.reveal(), b.reveal());
+        let shown = format!("{:?}", Transform::scramble(&a, &b).expect("a cipher"));
+        assert_eq!(shown.matches("hidden").count(), 2);
+        assert!(!shown.contains(|letter: char| letter.is_ascii_digit()));
+    }
+
+    proptest! {
+        #[test]
+        fn an_opened_packet_is_what_was_sealed(scramble in any_scramble(), packet in proptest::collection::vec(any::<u8>(), 17..1600), id_len in 0_usize..=255) {
+            let mut clear = packet;
+            clear[0] &= 0x7f;
+            let mut packet = clear.clone();
+            match scramble.seal(&mut packet, id_len) {
+                Ok(()) => {
+                    prop_assert_eq!(packet.len(), clear.len());
+                    prop_assert_eq!(&packet[1..=id_len], &clear[1..=id_len]);
+                    prop_assert_eq!(packet[0] & 0x80, 0);
+                    prop_assert_eq!(scramble.open(&mut packet, id_len), Ok(()));
+                }
+                Err(TooShort) => prop_assert!(clear.len() < 1 + id_len + BLOCK),
+            }
+            prop_assert_eq!(packet, clear);
+        }
+
+        #[test]
+        fn a_packet_is_sealed_by_the_book(octets: [u8; 32], packet in proptest::collection::vec(any::<u8>(), 37..200), id_len in 0_usize..=20) {
+            let scramble = Scramble::new(&key(octets)).expect("a cipher");
+            let wanted = by_the_book(&scramble, &octets[..BLOCK], &packet, id_len);
+            let mut packet = packet;
+            prop_assert_eq!(scramble.seal(&mut packet, id_len), Ok(()));
+            prop_assert_eq!(packet, wanted);
+        }
+
+        #[test]
+        fn any_octets_are_opened_or_refused(packet: Vec<u8>, id_len: usize) {
+            let scramble = drafts();
+            for id_len in [id_len, id_len % 32] {
+                let (mut a, mut b) = (packet.clone(), packet.clone());
+                let opened = scramble.open(&mut a, id_len);
+                prop_assert_eq!(opened, scramble.seal(&mut b, id_len));
+                prop_assert_eq!(a.len(), packet.len());
+                if opened.is_err() {
+                    prop_assert_eq!(&a, &packet);
+                    prop_assert_eq!(&b, &packet);
+                }
+            }
         }
     }
 }

@@ -3,35 +3,24 @@
 //! are not acknowledged it never sees them: they are cut out of the packets and come here by [`Governor::poll_datagram`].
 //! draft-ietf-quic-ack-frequency §4, §5, §6; RFC 9221 §5.2 (DATAGRAM frames and acknowledgements).
 
-mod acks;
-mod cut;
-mod fold;
-mod inbox;
-mod probe;
-mod schedule;
-mod seen;
-#[cfg(test)]
-mod tests;
-mod unfold;
+mod ack_frames;
 
 use std::{
+    collections::VecDeque,
     fmt,
     ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
 
 use bytes::{Bytes, BytesMut};
 use hoplite_wire::{
-    quic::{Content, Frames, kind},
-    tuning::Acks,
+    quic::{AckFrequency, Content, Frames, kind},
+    tuning::{Acks, DELAYS},
 };
 
-use self::{
-    cut::Cutter, fold::Folder, inbox::Inbox, probe::Probe, schedule::Schedule, seen::Seen,
-    unfold::Unfolder,
-};
+use self::ack_frames::{Folder, Unfolder};
 
 /// "max_ack_delay … a default of 25 milliseconds is assumed" (RFC 9000 §18.2).
 pub const USUAL_DELAY: Duration = Duration::from_millis(25);
@@ -233,7 +222,7 @@ impl State {
             let Content::Numbers([sequence, _, delay, _]) = frame.content else {
                 return None;
             };
-            let is_fine = obeyed && schedule::is_reasonable(sequence, delay);
+            let is_fine = obeyed && is_reasonable(sequence, delay);
             (frame.kind == kind::ACK_FREQUENCY && !is_fine).then_some(start..at)
         })
     }
@@ -243,7 +232,7 @@ impl State {
         if cut && self.probe.is_due(now) {
             self.probe.acknowledged(now);
             // In front: a STREAM frame without a length takes all that stands behind it for its own (RFC 9000 §19.8).
-            let rest = std::mem::replace(payload, BytesMut::from(&probe::FRAMES[..]));
+            let rest = std::mem::replace(payload, BytesMut::from(&FRAMES[..]));
             payload.extend_from_slice(&rest);
         }
     }
@@ -256,3 +245,355 @@ impl fmt::Debug for Governor {
             .finish_non_exhaustive()
     }
 }
+
+// Which delay the local stack should keep, and whether it was told. No clock; [`super::Governor`] feeds it.
+
+/// Above every number that a reasonable peer's own frames reach, so that a peer cannot overrule us.
+const SEQUENCE: u64 = 1 << 40;
+
+/// So many packets never wait: only the delay counts.
+const NO_THRESHOLD: u64 = 1 << 30;
+
+/// An ACK goes out at once when it tells the sender of a loss: the sender takes a packet for lost when the third after it has arrived
+/// (RFC 9002 §6.1.1). With less, each reordered packet costs one; with 0, a loss is told only when the delay is over.
+const REORDERING: u64 = 3;
+
+/// RFC 9000 §13.2.2: "A receiver SHOULD send an ACK frame after receiving at least two ack-eliciting packets."
+const USUAL: AckFrequency = AckFrequency {
+    sequence: SEQUENCE,
+    threshold: 1,
+    delay: 25_000,
+    reordering: 1,
+};
+
+/// What one connection's stack was told, and what it should be told.
+#[derive(Debug, Default)]
+struct Schedule {
+    acks: Acks,
+    after: u64,
+    received: u64,
+    rtt: Option<Duration>,
+    /// Something has changed since it was last looked at.
+    changed: bool,
+    /// The delay that the stack keeps; `None` is its own.
+    told: Option<Duration>,
+    frames: u64,
+}
+
+/// Whether a peer's own frame asks for something that a sender may want.
+fn is_reasonable(sequence: u64, delay: u64) -> bool {
+    sequence < SEQUENCE && Duration::from_micros(delay) <= *DELAYS.end()
+}
+
+impl Schedule {
+    fn set(&mut self, acks: Acks, after: u16) {
+        (self.acks, self.after, self.changed) = (acks, after.into(), true);
+    }
+
+    fn round_trip(&mut self, rtt: Duration) {
+        (self.rtt, self.changed) = (Some(rtt), true);
+    }
+
+    fn received(&mut self) {
+        self.received = self.received.saturating_add(1);
+        self.changed |= self.received == self.after;
+    }
+
+    /// What the stack should keep. Where datagrams are not acknowledged, the rest is, as suits.
+    fn wanted(&self) -> Option<Duration> {
+        match self.received < self.after {
+            true => None,
+            false => self.acks.delay(self.rtt),
+        }
+    }
+
+    /// Puts what is to be told before the frames of a packet. Before, because a DATAGRAM frame may run to the packet's end.
+    fn tell(&mut self, payload: &mut BytesMut) {
+        if !std::mem::take(&mut self.changed) {
+            return;
+        }
+        let wanted = self.wanted();
+        if is_near(wanted, self.told) {
+            return;
+        }
+        self.told = wanted;
+        self.frames += 1;
+        let mut frame = wanted.map_or(USUAL, |delay| AckFrequency {
+            threshold: NO_THRESHOLD,
+            delay: u64::try_from(delay.as_micros()).unwrap_or(u64::MAX),
+            reordering: REORDERING,
+            ..USUAL
+        });
+        frame.sequence += self.frames;
+        let received = std::mem::take(payload);
+        payload.reserve(received.len() + 34);
+        frame.write(payload);
+        payload.extend_from_slice(&received);
+    }
+}
+
+/// A round trip is never the same twice: an eighth more or less changes nothing.
+fn is_near(a: Option<Duration>, b: Option<Duration>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => a.abs_diff(b) <= b / 8,
+        (a, b) => a == b,
+    }
+}
+
+// When a connection whose datagrams are not acknowledged acknowledges nevertheless, so that the sender's loss detection, round trip and
+// signs of life stay true. No clock; [`super::Governor`] feeds it. The end of a burst is probed by the sender's own timer (RFC 9002 §6.2).
+
+/// PING and IMMEDIATE_ACK: the stack acknowledges all that it has received, at once.
+const FRAMES: [u8; 2] = [0x01, 0x1f];
+
+/// No probe sooner than this after the last, but for very many gaps.
+const SHORTEST: Duration = Duration::from_millis(5);
+
+/// The usual time between two is a round trip and what the sender expects an acknowledgement to be held back (RFC 9002 §6.2.1): so no packet
+/// of a slow flow makes the sender's timer fire. On very long roads it is this.
+const LONGEST: Duration = Duration::from_millis(500);
+
+/// More than three bursts of losses told at once look to the sender as if the path took no large packets any more.
+const SOME_GAPS: u32 = 3;
+
+/// The stack keeps 64 ranges. Each is told several times before it is forgotten, since acknowledgements are lost, too.
+const MANY_GAPS: u32 = 16;
+
+/// When the next one is due.
+#[derive(Debug, Default)]
+struct Probe {
+    rtt: Duration,
+    last: Option<Instant>,
+    /// When the datagram before came.
+    datagram: Option<Instant>,
+    gaps: u32,
+}
+
+impl Probe {
+    fn round_trip(&mut self, rtt: Duration) {
+        self.rtt = rtt;
+    }
+
+    /// A packet has arrived, with or without a gap before it.
+    fn gap(&mut self, gap: bool) {
+        self.gaps = self.gaps.saturating_add(gap.into());
+    }
+
+    /// All that has arrived was acknowledged, or will be at once.
+    fn acknowledged(&mut self, now: Instant) {
+        (self.last, self.gaps) = (Some(now), 0);
+    }
+
+    /// A datagram has come: whether it should be acknowledged at once. One that comes after a pause should, whatever else was acknowledged
+    /// in the pause: the next one may be as far away.
+    fn is_due(&mut self, now: Instant) -> bool {
+        let before = self.datagram.replace(now);
+        let (Some(last), Some(before)) = (self.last, before) else {
+            return true;
+        };
+        let waited = now.saturating_duration_since(last);
+        let paused = now.saturating_duration_since(before);
+        let usual = self.rtt.saturating_add(USUAL_DELAY).min(LONGEST);
+        waited.max(paused) >= usual
+            || self.gaps >= MANY_GAPS
+            || (self.gaps >= SOME_GAPS && waited >= SHORTEST)
+    }
+}
+
+// Which packets have arrived: the stack looks for duplicates only after they were decrypted, when their datagrams are already cut out.
+// RFC 9000 §12.3: "a receiver MUST discard a newly unprotected packet unless it is certain that it has not processed another packet with the same packet number".
+
+/// How many packets behind the newest one are remembered; what is older counts as a duplicate.
+const WINDOW: u64 = 1024;
+
+/// A sliding bitmap.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Above every number so far.
+    next: u64,
+    bits: [u64; 16],
+}
+
+impl Seen {
+    /// Enters a packet. `None` if it is, or may be, a duplicate; otherwise whether it leaves a gap before it.
+    fn insert(&mut self, number: u64) -> Option<bool> {
+        if number >= self.next {
+            let gap = number > self.next;
+            let from = self.next.max(number.saturating_sub(WINDOW - 1));
+            for skipped in from..=number {
+                self.put(skipped, false);
+            }
+            self.put(number, true);
+            self.next = number.saturating_add(1);
+            return Some(gap);
+        }
+        let (word, bit) = place(number);
+        let known = self.bits.get(word).is_none_or(|bits| bits & bit != 0);
+        if known || self.next - number > WINDOW {
+            return None;
+        }
+        self.put(number, true);
+        Some(false)
+    }
+
+    fn put(&mut self, number: u64, seen: bool) {
+        let (word, bit) = place(number);
+        if let Some(bits) = self.bits.get_mut(word) {
+            *bits = if seen { *bits | bit } else { *bits & !bit };
+        }
+    }
+}
+
+fn place(number: u64) -> (usize, u64) {
+    let word = usize::try_from(number % WINDOW / 64).unwrap_or_default();
+    (word, 1 << (number % 64))
+}
+
+// Cuts the DATAGRAM frames out of a packet, without copying them. What is left elicits an acknowledgement only if it did so itself.
+
+/// Its notes are kept from packet to packet, so that they cost no allocation.
+#[derive(Debug, Default)]
+struct Cutter {
+    parts: Vec<Part>,
+}
+
+/// A part of a packet from its first datagram on: the octets of a datagram, or another frame.
+#[derive(Debug)]
+struct Part {
+    is_datagram: bool,
+    range: Range<usize>,
+}
+
+impl Cutter {
+    /// Hands each datagram to `take`; `false`, and nothing is done, if there is none or the packet is malformed.
+    fn cut(&mut self, payload: &mut BytesMut, mut take: impl FnMut(Bytes)) -> bool {
+        let Some(first) = self.read(payload) else {
+            return false;
+        };
+        // "An endpoint MUST treat receipt of a packet containing no frames as a connection error": PADDING stays.
+        let kept = first.max(1);
+        let rest = payload.split_off(kept).freeze();
+        if first == 0 {
+            payload.fill(0x00);
+        }
+        for part in &self.parts {
+            let range = part.range.start - kept..part.range.end - kept;
+            match part.is_datagram {
+                true => take(rest.slice(range)),
+                false => payload.extend_from_slice(rest.get(range).unwrap_or_default()),
+            }
+        }
+        true
+    }
+
+    /// Where the first DATAGRAM frame begins. The parts are noted.
+    fn read(&mut self, payload: &[u8]) -> Option<usize> {
+        self.parts.clear();
+        let (mut first, mut at) = (None, 0);
+        for frame in Frames::new(payload) {
+            let frame = frame.ok()?;
+            let start = at;
+            at += frame.size;
+            if let Content::Datagram(data) = frame.content {
+                first.get_or_insert(start);
+                self.note(true, at - data.len()..at);
+            } else if first.is_some() && frame.content != Content::Padding {
+                self.note(false, start..at);
+            }
+        }
+        first
+    }
+
+    fn note(&mut self, is_datagram: bool, range: Range<usize>) {
+        self.parts.push(Part { is_datagram, range });
+    }
+}
+
+// Datagrams that were cut out of packets, on their way to their reader. Full, it drops the oldest, as the QUIC stack does.
+
+/// What a datagram takes beside its octets.
+const EACH: usize = size_of::<Bytes>();
+
+#[derive(Debug)]
+struct Inbox {
+    state: Mutex<Waiting>,
+    most: usize,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    waiting: VecDeque<Bytes>,
+    octets: usize,
+    taken: u64,
+    dropped: u64,
+    reader: Option<Waker>,
+}
+
+impl Inbox {
+    fn new(most: usize) -> Self {
+        Self {
+            state: Mutex::default(),
+            most,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, Waiting> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The reader is not woken: more may come of the same packet.
+    fn push(&self, datagram: Bytes) {
+        let mut state = self.state();
+        state.taken += 1;
+        state.octets += datagram.len() + EACH;
+        state.waiting.push_back(datagram);
+        while state.octets > self.most && state.pop().is_some() {
+            state.dropped += 1;
+        }
+    }
+
+    /// Wakes the reader if there is something.
+    fn wake(&self) {
+        let mut state = self.state();
+        let reader = match state.waiting.is_empty() {
+            true => None,
+            false => state.reader.take(),
+        };
+        drop(state);
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+    }
+
+    fn pop(&self) -> Option<Bytes> {
+        self.state().pop()
+    }
+
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<Bytes> {
+        let mut state = self.state();
+        if let Some(datagram) = state.pop() {
+            return Poll::Ready(datagram);
+        }
+        state.reader = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    fn taken(&self) -> u64 {
+        self.state().taken
+    }
+
+    fn dropped(&self) -> u64 {
+        self.state().dropped
+    }
+}
+
+impl Waiting {
+    fn pop(&mut self) -> Option<Bytes> {
+        let datagram = self.waiting.pop_front()?;
+        self.octets -= datagram.len() + EACH;
+        Some(datagram)
+    }
+}
+
+#[cfg(test)]
+mod tests;

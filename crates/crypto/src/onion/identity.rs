@@ -5,28 +5,36 @@
 //! Tor's relays have an RSA identity of 1,024 bits beside it. It proves nothing that the Ed25519 identity does not, and it is not made here (see
 //! [`RelayIdentity::with_rsa`]); C tor accepts no relay without.
 
-mod authenticate;
-mod rsa;
-mod verify;
-
 use std::{fmt, sync::Arc};
 
-pub use authenticate::{EXPORTER_LABEL, Proof, check_authentication};
 use hoplite_wire::cell::{
-    cert::{CertKind, Ed25519Cert, KeyKind},
-    handshake::CertType,
+    Malformed,
+    cert::{CROSS_PREFIX, CertKind, Ed25519Cert, KeyKind, RsaCrossCert, Signed},
+    handshake::{CertType, Certs, Ed25519Authentication},
 };
-use ring::digest::{SHA256, digest};
-pub use rsa::Rsa;
-pub use verify::{Initiator, Why, verify_initiator, verify_responder};
-use zeroize::Zeroizing;
+use ring::{
+    digest::{SHA256, digest},
+    rand::{SecureRandom, SystemRandom},
+};
+use subtle::{Choice, ConstantTimeEq};
+use x509_parser::{
+    certificate::X509Certificate, parse_x509_certificate, public_key::PublicKey as X509Key,
+    time::ASN1Time,
+};
+use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
-use super::ed25519::{NoKey, SigningKey};
+use super::{
+    ed25519::{self, NoKey, SigningKey},
+    rsa::{PublicKey, sha1, sha256},
+};
 
 const HOUR: u64 = 3600;
+
 const DAY: u64 = 24 * HOUR;
+
 /// How long a signing key is certified; as in Tor.
 const SIGNING: u64 = 30 * DAY;
+
 /// How long a TLS certificate and a key for authentication are certified; as in Tor.
 const LINK: u64 = 2 * DAY;
 
@@ -79,7 +87,7 @@ pub struct RelayIdentity {
     certified_until: u64,
     /// Signs AUTHENTICATE; certified by type 6.
     authentication: Arc<SigningKey>,
-    rsa: Option<rsa::Certified>,
+    rsa: Option<Certified>,
 }
 
 impl RelayIdentity {
@@ -118,7 +126,7 @@ impl RelayIdentity {
     /// # Errors
     /// What a peer would find wrong with them.
     pub fn with_rsa(&self, certificate: &[u8], cross: &[u8], now: u64) -> Result<Self, Why> {
-        let rsa = rsa::Certified::check(certificate, cross, self.master.public(), now)?;
+        let rsa = Certified::check(certificate, cross, self.master.public(), now)?;
         let rsa = Some(rsa);
         Ok(Self {
             rsa,
@@ -126,7 +134,7 @@ impl RelayIdentity {
         })
     }
 
-    fn new(master: Arc<SigningKey>, rsa: Option<rsa::Certified>, now: u64) -> Result<Self, NoKey> {
+    fn new(master: Arc<SigningKey>, rsa: Option<Certified>, now: u64) -> Result<Self, NoKey> {
         let signing = Arc::new(SigningKey::generate()?);
         let certificate = Ed25519Cert {
             kind: CertKind::SIGNING,
@@ -149,7 +157,7 @@ impl RelayIdentity {
     pub fn peer(&self) -> PeerId {
         PeerId {
             ed25519: *self.master.public(),
-            rsa: self.rsa.as_ref().map(rsa::Certified::id),
+            rsa: self.rsa.as_ref().map(Certified::id),
         }
     }
 
@@ -200,7 +208,7 @@ impl RelayIdentity {
     /// In the order of their types.
     fn certs(&self, last: (CertType, Vec<u8>)) -> Certificates {
         let mut certs = vec![(CertType::ED25519_SIGNING, self.certificate.clone()), last];
-        let rsa = self.rsa.iter().flat_map(rsa::Certified::certs);
+        let rsa = self.rsa.iter().flat_map(Certified::certs);
         certs.extend(rsa);
         certs.sort_by_key(|(kind, _)| *kind);
         certs
@@ -230,6 +238,380 @@ impl fmt::Debug for PeerId {
 impl fmt::Debug for RelayIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("RelayIdentity(hidden)")
+    }
+}
+
+// Whether a peer's certificates say what it claims: from the identity to the signing key to what this channel has.
+// tor-spec, "CERTS cells": "the initiator MUST check the following", "the responder MUST check the following".
+//
+// We do not ask for the RSA certificates (types 2 and 7), because relays of ours have none; where they are sent, they are checked.
+
+/// Why a peer is not who it should be. The channel is closed; none of it is told to the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Why {
+    /// A certificate is not there.
+    #[error(
+        "the relay has sent no certificate of type {0:?}: it does not speak this version of the protocol"
+    )]
+    Missing(CertType),
+    /// Something cannot be read.
+    #[error("the relay's proof of identity cannot be read: {0}")]
+    Malformed(#[from] Malformed),
+    /// A certificate is for something else than the type that it was sent as.
+    #[error("the relay's certificate of type {0:?} is for another use")]
+    WrongUse(CertType),
+    /// A signature is wrong.
+    #[error("the relay's certificate of type {0:?} is not signed by whom it should be")]
+    Forged(CertType),
+    /// A certificate's time is over, by our clock.
+    #[error(
+        "the relay's certificate of type {0:?} has expired: check this machine's clock, or tell the relay's operator"
+    )]
+    Expired(CertType),
+    /// The certificates are for another TLS certificate: somebody may be between.
+    #[error("the relay's certificates are not for this connection: somebody may be between")]
+    OtherCertificate,
+    /// It is another relay than was expected.
+    #[error("another relay answers than was expected: the directory may be old")]
+    OtherIdentity,
+    /// AUTHENTICATE is about another connection.
+    #[error("the relay's authentication is not for this connection")]
+    OtherConnection,
+    /// AUTHENTICATE is signed by another key.
+    #[error("the relay's authentication is not signed by the key that it showed")]
+    NotAuthentic,
+}
+
+/// An initiator that showed certificates. It is known only after [`check_authentication`](check_authentication).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Initiator {
+    /// Who it says that it is.
+    pub peer: PeerId,
+    /// The key that has to sign its AUTHENTICATE.
+    pub key: [u8; 32],
+}
+
+/// The responder of a channel whose TLS certificate has this SHA-256. `expected` is its Ed25519 identity, if the caller knows whom it wants.
+///
+/// # Errors
+/// See [`Why`].
+pub fn verify_responder(
+    certs: &Certs<'_>,
+    tls_sha256: &[u8; 32],
+    expected: Option<&[u8; 32]>,
+    now: u64,
+) -> Result<PeerId, Why> {
+    let (peer, link) = verify(certs, CertType::ED25519_LINK, CertKind::LINK, now)?;
+    // "The certified key in the Signing->Link certificate matches the SHA256 digest of the certificate that was used".
+    if !bool::from(link.ct_eq(tls_sha256)) {
+        return Err(Why::OtherCertificate);
+    }
+    if expected.is_some_and(|expected| !bool::from(expected.ct_eq(&peer.ed25519))) {
+        return Err(Why::OtherIdentity);
+    }
+    Ok(peer)
+}
+
+/// The initiator of a channel, as far as certificates tell: "checking these conditions is NOT sufficient".
+///
+/// # Errors
+/// See [`Why`].
+pub fn verify_initiator(certs: &Certs<'_>, now: u64) -> Result<Initiator, Why> {
+    let kind = CertType::ED25519_AUTHENTICATE;
+    let (peer, key) = verify(certs, kind, CertKind::AUTHENTICATE, now)?;
+    Ok(Initiator { peer, key })
+}
+
+/// Who it is, and what the last certificate is about.
+fn verify(
+    certs: &Certs<'_>,
+    last: CertType,
+    kind: CertKind,
+    now: u64,
+) -> Result<(PeerId, [u8; 32]), Why> {
+    let first = CertType::ED25519_SIGNING;
+    let signing = read(certs, first, CertKind::SIGNING)?;
+    let ed25519 = signing.cert.signed_with.ok_or(Why::Forged(first))?;
+    check_dates_and_signature(&signing, first, &ed25519, now)?;
+    let leaf = read(certs, last, kind)?;
+    check_dates_and_signature(&leaf, last, &signing.cert.key, now)?;
+    let rsa = Certified::read(certs, &ed25519, now)?;
+    Ok((PeerId { ed25519, rsa }, leaf.cert.key))
+}
+
+fn read<'a>(
+    certs: &Certs<'a>,
+    sent_as: CertType,
+    kind: CertKind,
+) -> Result<Signed<'a, Ed25519Cert>, Why> {
+    let octets = certs.get(sent_as).ok_or(Why::Missing(sent_as))?;
+    let signed = Ed25519Cert::parse(octets)?;
+    // "Up till 0.4.5.1-alpha, all versions of Tor have incorrectly used 01 for all types of certified key."
+    let key_kind = signed.cert.key_kind;
+    let fits = key_kind == KeyKind::ED25519
+        || (kind == CertKind::LINK && key_kind == KeyKind::SHA256_OF_X509);
+    let right = signed.cert.kind == kind && fits;
+    right.then_some(signed).ok_or(Why::WrongUse(sent_as))
+}
+
+fn check_dates_and_signature(
+    signed: &Signed<'_, Ed25519Cert>,
+    sent_as: CertType,
+    by: &[u8; 32],
+    now: u64,
+) -> Result<(), Why> {
+    // "When this extension is present, it MUST match the key used to sign the certificate."
+    let named = signed.cert.signed_with.is_none_or(|named| named == *by);
+    if !named || !ed25519::verify(by, signed.signed, signed.signature) {
+        return Err(Why::Forged(sent_as));
+    }
+    if signed.cert.expires() < now {
+        return Err(Why::Expired(sent_as));
+    }
+    Ok(())
+}
+
+impl fmt::Debug for Initiator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Initiator(hidden)")
+    }
+}
+
+// AUTHENTICATE: the initiator of a channel proves that it is the relay whose certificates it showed, on this connection and no other.
+// `link::channel` computes the hashes and asks TLS for the exported octets. tor-spec, "Link authentication type 3: Ed25519-SHA256-RFC5705".
+
+/// The label for the exporter (RFC 5705); its context is [`PeerId::exporter_context`], its length 32.
+pub const EXPORTER_LABEL: &[u8] = b"EXPORTER FOR TOR TLS CLIENT BINDING AUTH0003";
+
+/// What both ends of one connection know, and no other connection has.
+#[derive(Clone, Zeroize, ZeroizeOnDrop)]
+pub struct Proof {
+    /// SHA-256 of all that the responder sent, AUTH_CHALLENGE included (SLOG).
+    pub responder_log: [u8; 32],
+    /// SHA-256 of all that the initiator sent, CERTS included (CLOG).
+    pub initiator_log: [u8; 32],
+    /// SHA-256 of the responder's TLS certificate (SCERT).
+    pub certificate: [u8; 32],
+    /// What TLS exports (TLSSECRETS).
+    pub exporter: [u8; 32],
+}
+
+impl RelayIdentity {
+    /// The authentication that an AUTHENTICATE cell of type 3 carries. "Initiators MUST NOT send an AUTHENTICATE cell before they have verified
+    /// the certificates presented in the responder's CERTS cell": `responder` is what that gave.
+    ///
+    /// # Errors
+    /// See [`NoKey`].
+    pub fn authenticate(&self, responder: &PeerId, proof: &Proof) -> Result<Vec<u8>, NoKey> {
+        let mut fields = fields(&self.peer(), responder, proof);
+        let filled = SystemRandom::new().fill(&mut fields.random);
+        filled.map_err(|_| NoKey)?;
+        let mut octets = Vec::with_capacity(Ed25519Authentication::LEN + 64);
+        fields.write(&mut octets);
+        let signature = self.authentication.sign(&octets)?;
+        octets.extend_from_slice(&signature);
+        Ok(octets)
+    }
+}
+
+/// Checks what the `initiator` sent to us, the `responder`: "that all fields from TYPE through TLSSECRETS contain their unique correct values",
+/// and the signature.
+///
+/// # Errors
+/// `Malformed`, `OtherConnection`, `NotAuthentic`.
+pub fn check_authentication(
+    authentication: &[u8],
+    initiator: &Initiator,
+    responder: &PeerId,
+    proof: &Proof,
+) -> Result<(), Why> {
+    let (shown, signed, signature) = Ed25519Authentication::parse(authentication)?;
+    let expected = fields(&initiator.peer, responder, proof);
+    if !bool::from(same(&shown, &expected)) {
+        return Err(Why::OtherConnection);
+    }
+    let right = ed25519::verify(&initiator.key, signed, &signature);
+    right.then_some(()).ok_or(Why::NotAuthentic)
+}
+
+/// All but the random octets.
+fn fields(initiator: &PeerId, responder: &PeerId, proof: &Proof) -> Ed25519Authentication {
+    Ed25519Authentication {
+        initiator_rsa: initiator.rsa_sha256(),
+        responder_rsa: responder.rsa_sha256(),
+        initiator_ed25519: initiator.ed25519,
+        responder_ed25519: responder.ed25519,
+        responder_log: proof.responder_log,
+        initiator_log: proof.initiator_log,
+        certificate: proof.certificate,
+        exporter: proof.exporter,
+        random: [0; 24],
+    }
+}
+
+fn same(one: &Ed25519Authentication, other: &Ed25519Authentication) -> Choice {
+    one.initiator_rsa.ct_eq(&other.initiator_rsa)
+        & one.responder_rsa.ct_eq(&other.responder_rsa)
+        & one.initiator_ed25519.ct_eq(&other.initiator_ed25519)
+        & one.responder_ed25519.ct_eq(&other.responder_ed25519)
+        & one.responder_log.ct_eq(&other.responder_log)
+        & one.initiator_log.ct_eq(&other.initiator_log)
+        & one.certificate.ct_eq(&other.certificate)
+        & one.exporter.ct_eq(&other.exporter)
+}
+
+impl fmt::Debug for Proof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Proof(hidden)")
+    }
+}
+
+// The RSA identity that Tor's relays have beside the Ed25519 one: checked where a peer shows it, carried where an operator gives us one.
+// tor-spec, "CERTS cells" (types 2 and 7); cert-spec, "RSA->Ed25519 cross-certificate".
+//
+// No RSA key is made here and nothing is signed with one: that would need arithmetic in constant time. An operator makes both certificates once: `openssl genrsa 1024`, `openssl req -x509 -sha256`, and `openssl pkeyutl -sign` over the SHA-256 of prefix, key
+// and hours (without `-pkeyopt digest`), which is how the vectors of the tests were made.
+
+/// Bits of the modulus.
+const MODULUS: u64 = 1024;
+
+/// What stands before a SHA-256 in a signature of an X.509 certificate (RFC 8017 §9.2).
+const SHA256_PREFIX: &[u8] = &[
+    0x30, 0x31, 0x30, 0x0d, 0x06, 0x09, 0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x04, 0x02, 0x01, 0x05,
+    0x00, 0x04, 0x20,
+];
+
+/// The same of a SHA-1.
+const SHA1_PREFIX: &[u8] = &[
+    0x30, 0x21, 0x30, 0x09, 0x06, 0x05, 0x2b, 0x0e, 0x03, 0x02, 0x1a, 0x05, 0x00, 0x04, 0x14,
+];
+
+/// How an RSA identity is named. Both are public.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Rsa {
+    /// SHA-1 of the key: Tor's identity digest, or fingerprint.
+    pub id: [u8; 20],
+    /// SHA-256 of the key, as AUTHENTICATE has it.
+    pub sha256: [u8; 32],
+}
+
+/// Certificates that were checked.
+#[derive(Clone)]
+struct Certified {
+    certificate: Vec<u8>,
+    cross: Vec<u8>,
+    id: Rsa,
+}
+
+impl Certified {
+    /// A peer's, if it sent any: one without the other is an error.
+    fn read(certs: &Certs<'_>, ed25519: &[u8; 32], now: u64) -> Result<Option<Rsa>, Why> {
+        let (identity, cross) = (CertType::RSA_IDENTITY, CertType::RSA_CROSS);
+        match (certs.get(identity), certs.get(cross)) {
+            (None, None) => Ok(None),
+            (None, Some(_)) => Err(Why::Missing(identity)),
+            (Some(_), None) => Err(Why::Missing(cross)),
+            (Some(one), Some(other)) => check(one, other, ed25519, now).map(Some),
+        }
+    }
+
+    /// One's own.
+    fn check(certificate: &[u8], cross: &[u8], ed25519: &[u8; 32], now: u64) -> Result<Self, Why> {
+        let id = check(certificate, cross, ed25519, now)?;
+        let (certificate, cross) = (certificate.to_vec(), cross.to_vec());
+        Ok(Self {
+            certificate,
+            cross,
+            id,
+        })
+    }
+
+    fn id(&self) -> Rsa {
+        self.id
+    }
+
+    fn certs(&self) -> [(CertType, Vec<u8>); 2] {
+        [
+            (CertType::RSA_IDENTITY, self.certificate.clone()),
+            (CertType::RSA_CROSS, self.cross.clone()),
+        ]
+    }
+}
+
+fn check(certificate: &[u8], cross: &[u8], ed25519: &[u8; 32], now: u64) -> Result<Rsa, Why> {
+    let (rest, certificate) = parse_x509_certificate(certificate).map_err(|_| unreadable())?;
+    if !rest.is_empty() {
+        return Err(unreadable());
+    }
+    let key = key_of(&certificate)?;
+    check_self_signed(&certificate, &key, now)?;
+    check_cross(cross, &key, ed25519, now)?;
+    let octets = &certificate.public_key().subject_public_key.data;
+    Ok(Rsa {
+        id: key.id(),
+        sha256: sha256(octets),
+    })
+}
+
+fn unreadable() -> Why {
+    Why::Malformed(Malformed("RSA identity certificate"))
+}
+
+/// "The RSA ID certificate is correctly self-signed", and of today.
+fn check_self_signed(
+    certificate: &X509Certificate<'_>,
+    key: &PublicKey,
+    now: u64,
+) -> Result<(), Why> {
+    let sent_as = CertType::RSA_IDENTITY;
+    let signed = certificate.tbs_certificate.as_ref();
+    let signature = &certificate.signature_value.data;
+    let sha256 = [SHA256_PREFIX, &sha256(signed)].concat();
+    let sha1 = [SHA1_PREFIX, &sha1(signed)].concat();
+    // RFC 5280 §4.1.1.2: the algorithm "MUST contain the same algorithm identifier as the signature field" that is signed.
+    let same = certificate.signature_algorithm == certificate.tbs_certificate.signature;
+    if !same || (!key.signed(signature, &sha256) && !key.signed(signature, &sha1)) {
+        return Err(Why::Forged(sent_as));
+    }
+    let now = i64::try_from(now).map_err(|_| Why::Expired(sent_as))?;
+    let now = ASN1Time::from_timestamp(now).map_err(|_| Why::Expired(sent_as))?;
+    let valid = certificate.validity().is_valid_at(now);
+    valid.then_some(()).ok_or(Why::Expired(sent_as))
+}
+
+/// "The RSA->Ed25519 cross-certificate certifies the Ed25519 identity, and is signed with the RSA identity".
+fn check_cross(cross: &[u8], key: &PublicKey, ed25519: &[u8; 32], now: u64) -> Result<(), Why> {
+    let sent_as = CertType::RSA_CROSS;
+    let cross = RsaCrossCert::parse(cross)?;
+    let signed = sha256(&[CROSS_PREFIX, cross.signed].concat());
+    if !key.signed(cross.signature, &signed) {
+        return Err(Why::Forged(sent_as));
+    }
+    if cross.cert.key != *ed25519 {
+        return Err(Why::OtherIdentity);
+    }
+    if cross.cert.expires() < now {
+        return Err(Why::Expired(sent_as));
+    }
+    Ok(())
+}
+
+/// "The certified key in the ID certificate is a 1024-bit RSA key".
+fn key_of(certificate: &X509Certificate<'_>) -> Result<PublicKey, Why> {
+    let wrong = Why::WrongUse(CertType::RSA_IDENTITY);
+    let parsed = certificate.public_key().parsed();
+    let parsed = parsed.map_err(|_| unreadable())?;
+    let key = &certificate.public_key().subject_public_key.data;
+    let key = PublicKey::read(key, MODULUS..=MODULUS);
+    match parsed {
+        X509Key::RSA(_) => key.ok_or(wrong),
+        _ => Err(wrong),
+    }
+}
+
+impl fmt::Debug for Rsa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Rsa(hidden)")
     }
 }
 

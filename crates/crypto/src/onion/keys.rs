@@ -4,11 +4,18 @@
 
 use std::{fmt, sync::Arc};
 
+use aws_lc_rs::{
+    agreement::{PrivateKey, UnparsedPublicKey, X25519, agree},
+    hkdf::{HKDF_SHA256, KeyType, Prk},
+};
 use ring::rand::{SecureRandom, SystemRandom};
+use shake::{ExtendableOutput, Shake256, Update, XofReader};
 use subtle::{Choice, ConstantTimeEq};
 use zeroize::Zeroizing;
 
-use super::{Refused, identity::stand_in, x25519::KeyPair};
+#[cfg(test)]
+pub(super) use self::tests::SMALL_ORDER;
+use super::{Refused, identity::stand_in};
 
 /// What a client knows of a relay when it extends a circuit to it. All of it is public.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -151,5 +158,311 @@ impl fmt::Debug for OnionKeys {
     }
 }
 
+// X25519 key pairs that can be used more than once, as ntor needs them. `ntor`, `ntor3` and `keys` use them.
+// RFC 7748; tor-spec, "The ntor handshake": "check that none of the EXP() operations produced the point at infinity".
+
+/// A private key with its public half. The library wipes it when it is dropped.
+pub(super) struct KeyPair {
+    private: PrivateKey,
+    public: [u8; 32],
+}
+
+impl KeyPair {
+    pub(super) fn generate() -> Result<Self, Refused> {
+        let private = PrivateKey::generate(&X25519).map_err(|_| Refused::System)?;
+        Self::new(private)
+    }
+
+    pub(super) fn from_octets(octets: &[u8; 32]) -> Result<Self, Refused> {
+        let private = PrivateKey::from_private_key(&X25519, octets).map_err(|_| Refused::System)?;
+        Self::new(private)
+    }
+
+    fn new(private: PrivateKey) -> Result<Self, Refused> {
+        let public = private.compute_public_key().map_err(|_| Refused::System)?;
+        let public = public.as_ref().try_into().map_err(|_| Refused::System)?;
+        Ok(Self { private, public })
+    }
+
+    pub(super) fn public(&self) -> &[u8; 32] {
+        &self.public
+    }
+
+    /// `EXP(peer, self)`, unless it is all zero, as a point of small order makes it.
+    pub(super) fn agree(&self, peer: &[u8; 32]) -> Result<Zeroizing<[u8; 32]>, Refused> {
+        let mut shared = Zeroizing::new([0; 32]);
+        let peer = UnparsedPublicKey::new(&X25519, peer);
+        agree(&self.private, peer, Refused::BadKey, |octets| {
+            let octets: &[u8; 32] = octets.try_into().map_err(|_| Refused::BadKey)?;
+            shared.copy_from_slice(octets);
+            Ok(())
+        })?;
+        if shared.ct_eq(&[0; 32]).into() {
+            return Err(Refused::BadKey);
+        }
+        Ok(shared)
+    }
+}
+
+impl fmt::Debug for KeyPair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyPair(hidden)")
+    }
+}
+
+// What a circuit handshake leaves at both ends: a seed, expanded into the keys of a layer.
+// `tor1` draws its keys from it. tor-spec, "KDF-RFC5869"; proposal 332, "Instantiation" (SHAKE256).
+
+/// A secret that only the client and one relay have. It is wiped when dropped and never printed.
+pub struct Seed {
+    kind: Kind,
+    key: Zeroizing<[u8; 32]>,
+}
+
+/// Which function expands it.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// HKDF-SHA256's second half, with this info.
+    Rfc5869(&'static [u8]),
+    /// SHAKE256 of the tweak and the key, from `skip` on.
+    Shake256 { tweak: &'static [u8], skip: usize },
+}
+
+impl Seed {
+    /// `key` is `KEY_SEED`, that is HKDF's PRK; `info` is `m_expand`.
+    pub(super) fn rfc5869(key: Zeroizing<[u8; 32]>, info: &'static [u8]) -> Self {
+        let kind = Kind::Rfc5869(info);
+        Self { kind, key }
+    }
+
+    /// `key` is `ntor_key_seed`; the first `skip` octets are the handshake's own.
+    pub(super) fn shake256(key: Zeroizing<[u8; 32]>, tweak: &'static [u8], skip: usize) -> Self {
+        let kind = Kind::Shake256 { tweak, skip };
+        Self { kind, key }
+    }
+
+    /// The first octets of the key stream.
+    ///
+    /// # Errors
+    /// [`Refused::System`]: more than 8,160 octets are wanted of HKDF.
+    pub fn fill(&self, out: &mut [u8]) -> Result<(), Refused> {
+        match self.kind {
+            Kind::Rfc5869(info) => {
+                let prk = Prk::new_less_safe(HKDF_SHA256, self.key.as_slice());
+                let info = [info];
+                let stream = prk.expand(&info, Length(out.len()));
+                let filled = stream.and_then(|stream| stream.fill(out));
+                filled.map_err(|_| Refused::System)
+            }
+            Kind::Shake256 { tweak, skip } => {
+                let mut stream = shake256(tweak, &[self.key.as_slice()]);
+                let mut skipped = Zeroizing::new(vec![0; skip]);
+                stream.read(&mut skipped);
+                stream.read(out);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Seed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Seed(hidden)")
+    }
+}
+
+/// How much HKDF is asked for.
+struct Length(usize);
+
+impl KeyType for Length {
+    fn len(&self) -> usize {
+        self.0
+    }
+}
+
+/// `KDF(s, t) = SHAKE_256(ENCAP(t) | s)`, where `s` is `parts` one after another.
+pub(super) fn shake256(tweak: &[u8], parts: &[&[u8]]) -> impl XofReader + use<> {
+    let mut state = Shake256::default();
+    state.update(&encap_length(tweak));
+    state.update(tweak);
+    for part in parts {
+        state.update(part);
+    }
+    state.finalize_xof()
+}
+
+/// What stands before `s` in `ENCAP(s)`: its length, 8 octets.
+pub(super) fn encap_length(text: &[u8]) -> [u8; 8] {
+    u64::try_from(text.len()).unwrap_or(u64::MAX).to_be_bytes()
+}
+
 #[cfg(test)]
-mod tests;
+mod tests {
+    use aws_lc_rs::hmac::{self, HMAC_SHA256};
+
+    use super::{
+        super::{
+            ntor,
+            testing::{hex, octets},
+        },
+        *,
+    };
+
+    fn key() -> OnionKey {
+        OnionKey::from_secret(&OnionKey::fresh_secret().expect("random")).expect("a key")
+    }
+
+    #[test]
+    fn the_last_key_is_accepted_until_it_is_retired() {
+        let first = OnionKeys::new([1; 20], [2; 32], key(), None);
+        let (_, old) = ntor::client(&first.published()).expect("begun");
+        let second = first.rotated(key());
+        let (_, new) = ntor::client(&second.published()).expect("begun");
+        assert_eq!(ntor::server(&first, &new).err(), Some(Refused::UnknownKey));
+        ntor::server(&second, &old).expect("the last is accepted");
+        ntor::server(&second, &new).expect("the current is accepted");
+
+        let third = second.rotated(key());
+        assert_eq!(ntor::server(&third, &old).err(), Some(Refused::UnknownKey));
+        ntor::server(&third, &new).expect("the last is accepted");
+
+        let retired = third.retired();
+        assert_eq!(
+            ntor::server(&retired, &new).err(),
+            Some(Refused::UnknownKey)
+        );
+        assert_eq!(retired.published().onion, third.published().onion);
+    }
+
+    #[test]
+    fn a_stored_secret_gives_the_same_key_again() {
+        let secret = OnionKey::fresh_secret().expect("random");
+        let [one, two] = [(); 2].map(|()| OnionKey::from_secret(&secret).expect("a key"));
+        assert_eq!(one.public(), two.public());
+        assert_ne!(one.public(), key().public());
+    }
+
+    /// The points whose multiple by any clamped scalar is zero: RFC 7748 §6.1, "small order"; the list is that of Bernstein's Curve25519 page.
+    pub(in super::super) const SMALL_ORDER: [&str; 7] = [
+        "0000000000000000000000000000000000000000000000000000000000000000",
+        "0100000000000000000000000000000000000000000000000000000000000000",
+        "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
+        "5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157",
+        "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    ];
+
+    fn pair(secret: &str) -> KeyPair {
+        KeyPair::from_octets(&octets(secret)).expect("a key")
+    }
+
+    #[test]
+    fn the_two_multiples_of_rfc_7748_come_out() {
+        let vectors = [
+            (
+                "a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4",
+                "e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c",
+                "c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552",
+            ),
+            (
+                "4b66e9d4d1b4673c5ad22691957d6af5c11b6421e0ea01d42ca4169e7918ba0d",
+                "e5210f12786811d3f4b7959d0538ae2c31dbe7106fc03c3efc4cd549c715a493",
+                "95cbde9476e8907d7aade45cb4b873f88b595a68799fa152e6f8f7647aac7957",
+            ),
+        ];
+        for (scalar, point, product) in vectors {
+            let shared = pair(scalar).agree(&octets(point)).expect("a secret");
+            assert_eq!(*shared, octets(product));
+        }
+    }
+
+    #[test]
+    fn alice_and_bob_of_rfc_7748_agree() {
+        let alice = pair("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a");
+        let bob = pair("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb");
+        let a = "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a";
+        let b = "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f";
+        let k = "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742";
+        assert_eq!((alice.public(), bob.public()), (&octets(a), &octets(b)));
+        assert_eq!(*alice.agree(bob.public()).expect("a secret"), octets(k));
+        assert_eq!(*bob.agree(alice.public()).expect("a secret"), octets(k));
+    }
+
+    #[test]
+    fn a_thousand_rounds_of_rfc_7748_come_out() {
+        let mut scalar: [u8; 32] =
+            octets("0900000000000000000000000000000000000000000000000000000000000000");
+        let mut point = scalar;
+        for _ in 0..1000 {
+            let pair = KeyPair::from_octets(&scalar).expect("a key");
+            let next = *pair.agree(&point).expect("a secret");
+            (point, scalar) = (scalar, next);
+        }
+        let expected = "684cf59ba83309552800ef566f2f4d3c1c3887c49360e3875f2eb94d99532c51";
+        assert_eq!(scalar, octets(expected));
+    }
+
+    #[test]
+    fn points_of_small_order_give_no_secret() {
+        let own = KeyPair::generate().expect("a key");
+        for point in SMALL_ORDER {
+            let mut point: [u8; 32] = octets(point);
+            assert_eq!(own.agree(&point).err(), Some(Refused::BadKey));
+            point[31] |= 0x80;
+            assert_eq!(own.agree(&point).err(), Some(Refused::BadKey));
+        }
+    }
+
+    fn ntor_kdf(input: &[u8]) -> Vec<u8> {
+        let tweak = hmac::Key::new(HMAC_SHA256, b"ntor-curve25519-sha256-1:key_extract");
+        let key = hmac::sign(&tweak, input);
+        let key = Zeroizing::new(key.as_ref().try_into().expect("32 octets"));
+        let seed = Seed::rfc5869(key, b"ntor-curve25519-sha256-1:key_expand");
+        let mut out = vec![0; 100];
+        seed.fill(&mut out).expect("octets");
+        out
+    }
+
+    #[test]
+    fn ntors_keys_are_expanded_as_c_tor_does() {
+        let tor = "5521492a85139a8d9107a2d5c0d9c91610d0f95989975ebee6
+        c02a4f8d622a6cfdf9b7c7edd3832e2760ded1eac309b76f8d
+        66c4a3c4d6225429b3a016e3c3d45911152fc87bc2de9630c3
+        961be9fdb9f93197ea8e5977180801926d3321fa21513e59ac";
+        assert_eq!(ntor_kdf(b"Tor"), hex(tor));
+        let long = "a2aa9b50da7e481d30463adb8f233ff06e9571a0ca6ab6df0f
+        b206fa34e5bc78d063fc291501beec53b36e5a0e434561200c
+        5f8bd13e0f88b3459600b4dc21d69363e2895321c06184879d
+        94b18f078411be70b767c7fc40679a9440a0c95ea83a23efbf";
+        let input = b"AN ALARMING ITEM TO FIND ON YOUR CREDIT-RATING STATEMENT";
+        assert_eq!(ntor_kdf(input), hex(long));
+    }
+
+    #[test]
+    fn shake256_is_nists() {
+        let input = hex("76891a7bcc6c04490035b743152f64a8dd2ea18ab472b8d36ecf45858d0b0046");
+        let expected: [u8; 34] =
+            octets("e8447df87d01beeb724c9a2a38ab00fcc24e9bd17860e673b021222d621a7810e5d3");
+        let mut state = Shake256::default();
+        state.update(&input);
+        let mut out = [0; 34];
+        state.finalize_xof().read(&mut out);
+        assert_eq!(out, expected);
+    }
+
+    #[test]
+    fn what_was_skipped_is_not_given_out_and_hkdf_ends() {
+        let key = || Zeroizing::new([3; 32]);
+        let (mut whole, mut rest) = ([0; 48], [0; 16]);
+        Seed::shake256(key(), b"t", 0)
+            .fill(&mut whole)
+            .expect("octets");
+        Seed::shake256(key(), b"t", 32)
+            .fill(&mut rest)
+            .expect("octets");
+        assert_eq!(whole[32..], rest);
+        let endless = Seed::rfc5869(key(), b"t").fill(&mut vec![0; 8161]);
+        assert_eq!(endless, Err(Refused::System));
+    }
+}

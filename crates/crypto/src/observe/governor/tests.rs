@@ -1,5 +1,3 @@
-//! What a policy makes of a connection, in virtual time: round trip 50 ms.
-
 use std::{
     collections::HashSet,
     sync::atomic::{AtomicBool, Ordering},
@@ -8,16 +6,19 @@ use std::{
 use proptest::prelude::*;
 use quinn_proto::AckFrequencyConfig;
 
-use super::*;
-use crate::observe::{
-    Hooks,
-    tests::{
-        governed,
-        pair::{Harm, Pair},
+use super::{
+    super::{
+        Hooks,
+        tests::{
+            governed,
+            pair::{Harm, Pair},
+        },
     },
+    *,
 };
 
 const RTT: Duration = Duration::from_millis(50);
+
 const FAST: Duration = Duration::from_micros(100);
 
 /// A client without hooks, and a server that is governed.
@@ -310,7 +311,7 @@ impl std::task::Wake for Woken {
     }
 }
 
-fn woken() -> (Arc<Woken>, std::task::Waker) {
+fn woken() -> (Arc<Woken>, Waker) {
     let woken = Arc::new(Woken(AtomicBool::new(false)));
     (woken.clone(), woken.into())
 }
@@ -339,7 +340,7 @@ fn a_peer_that_asks_for_other_acknowledgements_does_not_overrule_a_policy() {
 /// A packet with a request for `delay` and a datagram after it.
 fn asking(sequence: u64, delay: u64) -> BytesMut {
     let mut payload = BytesMut::new();
-    let frame = hoplite_wire::quic::AckFrequency {
+    let frame = AckFrequency {
         sequence,
         threshold: (1 << 62) - 1,
         delay,
@@ -487,4 +488,28 @@ fn frame() -> impl Strategy<Value = Vec<u8>> {
         counted,
         Just(vec![0x01])
     ]
+}
+
+#[test]
+fn what_is_too_old_to_be_told_apart_counts_as_a_duplicate() {
+    let mut seen = Seen::default();
+    assert_eq!(seen.insert(0), Some(false));
+    assert_eq!(seen.insert(5000), Some(true));
+    assert_eq!(seen.insert(5000 - WINDOW), None);
+    assert_eq!(seen.insert(5001 - WINDOW), Some(false));
+    assert_eq!(seen.insert(5001 - WINDOW), None);
+    assert_eq!(seen.insert((1 << 62) - 1), Some(true));
+}
+
+proptest! {
+    #[test]
+    fn no_packet_counts_twice_and_none_in_the_window_is_lost(numbers in proptest::collection::vec(0_u64..3000, 0..600)) {
+        let (mut seen, mut all, mut highest) = (Seen::default(), HashSet::new(), 0);
+        for number in numbers {
+            highest = highest.max(number);
+            let first = all.insert(number);
+            let inside = highest - number < WINDOW;
+            prop_assert_eq!(seen.insert(number).is_some(), first && inside);
+        }
+    }
 }

@@ -1,15 +1,13 @@
-//! Two relays that prove to each other who they are, and all that must not pass as such a proof.
-
-use super::*;
-use crate::onion::testing::{hex, octets};
-use hoplite_wire::cell::handshake::Certs;
 use proptest::prelude::*;
 
-mod channel;
-mod legacy;
+use super::{
+    super::testing::{hex, octets},
+    *,
+};
 
 /// The vectors' certificates are of today then: 1 January 2027.
 const NOW: u64 = 1_798_761_600;
+
 const TLS: [u8; 32] = [7; 32];
 
 fn relay() -> RelayIdentity {
@@ -161,11 +159,7 @@ fn a_document_is_signed_with_the_identity() {
     let relay = relay();
     let signature = relay.sign(b"descriptor").expect("signed");
     let key = relay.peer().ed25519;
-    assert!(crate::onion::ed25519::verify(
-        &key,
-        b"descriptor",
-        &signature
-    ));
+    assert!(ed25519::verify(&key, b"descriptor", &signature));
 }
 
 #[test]
@@ -189,4 +183,208 @@ proptest! {
         prop_assert!(responder(&certs, NOW).is_err());
         prop_assert!(verify_initiator(&view(&certs), NOW).is_err());
     }
+}
+
+// AUTHENTICATE, made at one end and checked at the other.
+
+struct Channel {
+    initiator: RelayIdentity,
+    responder: RelayIdentity,
+    proof: Proof,
+}
+
+fn channel() -> Channel {
+    Channel {
+        initiator: relay(),
+        responder: relay(),
+        proof: Proof {
+            responder_log: [1; 32],
+            initiator_log: [2; 32],
+            certificate: TLS,
+            exporter: [4; 32],
+        },
+    }
+}
+
+impl Channel {
+    fn shown(&self) -> Initiator {
+        let certs = self.initiator.initiator_certs(NOW).expect("certificates");
+        verify_initiator(&view(&certs), NOW).expect("verified")
+    }
+
+    fn authentication(&self) -> Vec<u8> {
+        let made = self
+            .initiator
+            .authenticate(&self.responder.peer(), &self.proof);
+        made.expect("made")
+    }
+
+    fn check(&self, authentication: &[u8]) -> Result<(), Why> {
+        let us = self.responder.peer();
+        check_authentication(authentication, &self.shown(), &us, &self.proof)
+    }
+}
+
+#[test]
+fn an_initiator_is_believed_on_its_own_connection() {
+    let channel = channel();
+    let authentication = channel.authentication();
+    assert_eq!(authentication.len(), 352);
+    assert!(authentication.starts_with(b"AUTH0003"));
+    assert_eq!(channel.check(&authentication), Ok(()));
+    assert_ne!(channel.authentication(), authentication, "random octets");
+}
+
+#[test]
+fn it_proves_nothing_on_another_connection() {
+    let channel = channel();
+    let authentication = channel.authentication();
+    let changes: [fn(&mut Proof); 4] = [
+        |proof| proof.responder_log[0] ^= 1,
+        |proof| proof.initiator_log[31] ^= 1,
+        |proof| proof.certificate[5] ^= 1,
+        |proof| proof.exporter[9] ^= 1,
+    ];
+    for change in changes {
+        let mut proof = channel.proof.clone();
+        change(&mut proof);
+        let us = channel.responder.peer();
+        let checked = check_authentication(&authentication, &channel.shown(), &us, &proof);
+        assert_eq!(checked, Err(Why::OtherConnection));
+    }
+}
+
+#[test]
+fn it_cannot_be_passed_on_to_another_relay_nor_by_another() {
+    let channel = channel();
+    let authentication = channel.authentication();
+    let proof = &channel.proof;
+    let to_another =
+        check_authentication(&authentication, &channel.shown(), &relay().peer(), proof);
+    assert_eq!(to_another, Err(Why::OtherConnection));
+    let thief = relay();
+    let mut shown = channel.shown();
+    shown.peer = thief.peer();
+    let us = channel.responder.peer();
+    let by_another = check_authentication(&authentication, &shown, &us, proof);
+    assert_eq!(by_another, Err(Why::OtherConnection));
+    let mut shown = channel.shown();
+    shown.key = *thief.authentication.public();
+    let by_another = check_authentication(&authentication, &shown, &us, proof);
+    assert_eq!(by_another, Err(Why::NotAuthentic));
+}
+
+#[test]
+fn any_octet_that_changed_is_noticed_and_so_is_what_is_cut_off() {
+    let channel = channel();
+    let authentication = channel.authentication();
+    for at in 0..authentication.len() {
+        let mut changed = authentication.clone();
+        changed[at] ^= 1;
+        assert!(channel.check(&changed).is_err(), "{at}");
+        assert!(channel.check(&authentication[..at]).is_err(), "{at}");
+    }
+}
+
+/// "The server MUST ignore any extra bytes in the signed data after the RAND field."
+#[test]
+fn what_an_initiator_signed_beyond_the_fields_is_ignored() {
+    let channel = channel();
+    let authentication = channel.authentication();
+    let mut longer = authentication[..288].to_vec();
+    longer.extend_from_slice(b"later");
+    let key = &channel.initiator.authentication;
+    let signature = key.sign(&longer).expect("signed");
+    longer.extend_from_slice(&signature);
+    assert_eq!(channel.check(&longer), Ok(()));
+}
+
+// The RSA identity, against certificates that OpenSSL 3.0 made: `openssl req -x509 -sha256` with a key of 1,024 bits, and
+// `openssl pkeyutl -sign` over the hash of the cross-certificate for the key of RFC 8032's test 1, valid until 2089.
+
+const SECRET: &str = "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60";
+
+const CERTIFICATE: &str = include_str!("tests/rsa.cert.hex");
+
+const CROSS: &str = include_str!("tests/rsa.cross.hex");
+
+/// Of the key, by `openssl rsa -RSAPublicKey_out`.
+const ID: &str = "d443db60b81bb40aafec801a02ea060a637bbdf3";
+
+const SHA256_ID: &str = "6f5b65403a4dd9c6086351d84b42f17342f3c9a840b8ff4216c9158a669f9807";
+
+fn relay_with_rsa() -> RelayIdentity {
+    let relay = RelayIdentity::from_secret(&octets(SECRET), NOW).expect("an identity");
+    relay
+        .with_rsa(&hex(CERTIFICATE), &hex(CROSS), NOW)
+        .expect("accepted")
+}
+
+#[test]
+fn a_relay_with_an_rsa_identity_shows_it_and_is_known_by_it() {
+    let relay = relay_with_rsa().renewed(NOW).expect("renewed");
+    let certs = relay.responder_certs(&TLS, NOW).expect("certificates");
+    let kinds: Vec<_> = certs.iter().map(|(kind, _)| kind.0).collect();
+    assert_eq!(kinds, [2, 4, 5, 7]);
+    let peer = responder(&certs, NOW).expect("verified");
+    let rsa = peer.rsa.expect("an RSA identity");
+    assert_eq!((rsa.id, rsa.sha256), (octets(ID), octets(SHA256_ID)));
+    assert!(peer == relay.peer());
+    assert_eq!(peer.rsa_id(), rsa.id);
+}
+
+/// C tor 0.4.9 answers "Some field in the AUTHENTICATE cell body was not as expected" to what tor-spec says.
+#[test]
+fn the_exporter_is_asked_about_the_rsa_identity_where_there_is_one() {
+    let (with, without) = (relay_with_rsa().peer(), relay().peer());
+    assert_eq!(with.exporter_context(), octets(SHA256_ID));
+    assert_eq!(without.exporter_context(), without.ed25519);
+}
+
+#[test]
+fn a_relay_without_one_has_a_stand_in_that_differs_from_others() {
+    let (one, other) = (relay().peer(), relay().peer());
+    assert_eq!(one.rsa_id(), stand_in(&one.ed25519));
+    assert_ne!(one.rsa_id(), other.rsa_id());
+}
+
+#[test]
+fn one_certificate_without_the_other_is_refused() {
+    let relay = relay_with_rsa();
+    for kind in [CertType::RSA_IDENTITY, CertType::RSA_CROSS] {
+        let mut certs = relay.initiator_certs(NOW).expect("certificates");
+        certs.retain(|(this, _)| *this != kind);
+        let refused = verify_initiator(&view(&certs), NOW).err();
+        assert_eq!(refused, Some(Why::Missing(kind)));
+    }
+}
+
+/// Of what is signed, and of the signatures; between them X.509 names the algorithm again.
+#[test]
+fn any_octet_that_changed_is_noticed() {
+    let relay = RelayIdentity::from_secret(&octets(SECRET), NOW).expect("an identity");
+    let (certificate, cross) = (hex(CERTIFICATE), hex(CROSS));
+    let signature = certificate.len() - 128;
+    for at in (0..387).chain(signature..certificate.len()) {
+        let mut certificate = certificate.clone();
+        certificate[at] ^= 1;
+        assert!(relay.with_rsa(&certificate, &cross, NOW).is_err(), "{at}");
+    }
+    for at in 0..cross.len() {
+        let mut cross = cross.clone();
+        cross[at] ^= 1;
+        assert!(relay.with_rsa(&certificate, &cross, NOW).is_err(), "{at}");
+    }
+}
+
+#[test]
+fn it_vouches_for_one_ed25519_identity_and_for_its_time() {
+    let refused = relay().with_rsa(&hex(CERTIFICATE), &hex(CROSS), NOW).err();
+    assert_eq!(refused, Some(Why::OtherIdentity));
+    let relay = relay_with_rsa();
+    let [before, after] = [1_500_000_000, 0x0010_0000 * HOUR + 1];
+    let early = relay.with_rsa(&hex(CERTIFICATE), &hex(CROSS), before).err();
+    assert_eq!(early, Some(Why::Expired(CertType::RSA_IDENTITY)));
+    let late = relay.with_rsa(&hex(CERTIFICATE), &hex(CROSS), after).err();
+    assert_eq!(late, Some(Why::Expired(CertType::RSA_CROSS)));
 }

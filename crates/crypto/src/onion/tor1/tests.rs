@@ -1,14 +1,11 @@
-//! The layers against C tor's vectors and against a plain construction; what arrives, and what is recognised by nobody.
+use std::{hint::black_box, time::Instant};
 
+use aws_lc_rs::cipher::{AES_128, EncryptingKey, EncryptionContext, UnboundCipherKey};
 use proptest::prelude::*;
+use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use shake::{ExtendableOutput, Shake256, Update, XofReader};
 
-use super::*;
-use crate::onion::testing::octets;
-
-mod plain;
-mod properties;
-mod speed;
+use super::{super::testing::octets, *};
 
 /// A client and its relays.
 struct Circuit {
@@ -108,7 +105,7 @@ fn the_cells_of_c_tor_come_out_octet_for_octet() {
 
 #[test]
 fn a_circuit_has_at_most_eight_hops_and_says_nothing_to_others() {
-    let seed = Seed::shake256(zeroize::Zeroizing::new([1; 32]), b"test", 0);
+    let seed = Seed::shake256(Zeroizing::new([1; 32]), b"test", 0);
     let mut client = ClientLayers::new();
     for _ in 0..MAX_HOPS {
         client.push(&seed).expect("a hop");
@@ -142,4 +139,233 @@ fn layers_can_move_between_threads_and_say_nothing_of_their_keys() {
     moves(&circuit.relays);
     assert_eq!(format!("{:?}", circuit.client), "ClientLayers(2 hops)");
     assert_eq!(format!("{:?}", circuit.relays[0]), "RelayLayer(hidden)");
+}
+
+// The same layers, written down as the specification says them: every digest over all octets anew, every key stream block by block.
+// Of the primitives AES comes as a block cipher, SHA-1 from another library than the one that is tested.
+
+/// One direction of one hop.
+struct Plain {
+    said: Vec<u8>,
+    key: EncryptingKey,
+    used: usize,
+}
+
+impl Plain {
+    fn new(seed: &[u8], key: &[u8]) -> Self {
+        let key = UnboundCipherKey::new(&AES_128, key).expect("a key");
+        Self {
+            said: seed.to_vec(),
+            key: EncryptingKey::ecb(key).expect("a cipher"),
+            used: 0,
+        }
+    }
+
+    fn seal(&mut self, body: &mut [u8; BODY]) -> Digest {
+        self.said.extend_from_slice(body);
+        let digest = digest(&SHA1_FOR_LEGACY_USE_ONLY, &self.said);
+        body[5..9].copy_from_slice(&digest.as_ref()[..4]);
+        digest.as_ref().try_into().expect("20 octets")
+    }
+
+    fn cipher(&mut self, body: &mut [u8; BODY]) {
+        for octet in body {
+            let mut block = (self.used as u128 / 16).to_be_bytes();
+            let key = &self.key;
+            key.less_safe_encrypt(&mut block, EncryptionContext::None)
+                .expect("a block");
+            *octet ^= block[self.used % 16];
+            self.used += 1;
+        }
+    }
+}
+
+/// Forward and backward of each hop.
+fn hops(number: usize) -> Vec<(Plain, Plain)> {
+    let keys = (0..number).map(keys_of);
+    keys.map(|keys| {
+        (
+            Plain::new(&keys[..20], &keys[40..56]),
+            Plain::new(&keys[20..40], &keys[56..]),
+        )
+    })
+    .collect()
+}
+
+#[test]
+fn every_cell_is_that_of_the_plain_construction_in_both_directions() {
+    let mut circuit = Circuit::of(3);
+    let mut plain = hops(3);
+    for number in 0..40 {
+        let hop = number % 3;
+        let (mut ours, mut theirs) = (message(number), message(number));
+        let digest = circuit.client.encrypt_for(hop, &mut ours);
+        assert_eq!(digest, Some(plain[hop].0.seal(&mut theirs)));
+        let way = plain[..=hop].iter_mut().rev();
+        way.for_each(|hop| hop.0.cipher(&mut theirs));
+        assert_eq!(ours, theirs, "forward, cell {number}");
+
+        let (mut ours, mut theirs) = (message(1000 + number), message(1000 + number));
+        let digest = circuit.say(hop, &mut ours);
+        assert_eq!(digest, plain[hop].1.seal(&mut theirs));
+        let way = plain[..=hop].iter_mut().rev();
+        way.for_each(|hop| hop.1.cipher(&mut theirs));
+        assert_eq!(ours, theirs, "backward, cell {number}");
+    }
+}
+
+// What is sent arrives, at the hop it was meant for and nowhere else; what was changed, repeated or moved is recognised by nobody.
+
+/// A cell on the way: to or from which hop.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Forward(usize),
+    Backward(usize),
+}
+
+fn steps() -> impl Strategy<Value = (usize, Vec<Step>)> {
+    (1..=MAX_HOPS).prop_flat_map(|hops| {
+        let step = prop_oneof![
+            (0..hops).prop_map(Step::Forward),
+            (0..hops).prop_map(Step::Backward),
+        ];
+        (Just(hops), prop::collection::vec(step, 1..40))
+    })
+}
+
+fn forward_all(circuit: &mut Circuit, count: usize, hops: usize) -> Vec<[u8; BODY]> {
+    let cells = 0..count;
+    cells
+        .map(|number| {
+            let mut body = message(number);
+            circuit
+                .client
+                .encrypt_for(number % hops, &mut body)
+                .expect("a hop");
+            body
+        })
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn every_cell_arrives_at_its_hop_as_it_was_sent((hops, steps) in steps()) {
+        let mut circuit = Circuit::of(hops);
+        for (number, step) in steps.into_iter().enumerate() {
+            let mut body = message(number);
+            let (hop, sent, heard) = match step {
+                Step::Forward(hop) => {
+                    let sent = circuit.client.encrypt_for(hop, &mut body).expect("a hop");
+                    (hop, sent, circuit.forward(&mut body))
+                }
+                Step::Backward(hop) => {
+                    let sent = circuit.say(hop, &mut body);
+                    (hop, sent, circuit.client.decrypt(&mut body))
+                }
+            };
+            prop_assert_eq!(heard, Some((hop, sent)));
+            prop_assert_eq!(without_digest(&body), message(number));
+            prop_assert_eq!(&body[5..9], &sent[..4]);
+        }
+    }
+
+    #[test]
+    fn a_tagged_cell_and_all_that_follow_are_recognised_by_nobody(
+        hops in 1..=MAX_HOPS, bit in 0..BODY * 8, good in 0usize..5, backward: bool,
+    ) {
+        let mut circuit = Circuit::of(hops);
+        for number in 0..good + 3 {
+            let mut body = message(number);
+            if backward {
+                circuit.say(hops - 1, &mut body);
+            } else {
+                circuit.client.encrypt_for(hops - 1, &mut body).expect("a hop");
+            }
+            if number == good {
+                body[bit / 8] ^= 1 << (bit % 8);
+            }
+            let heard = if backward { circuit.client.decrypt(&mut body) } else { circuit.forward(&mut body) };
+            prop_assert_eq!(heard.is_some(), number < good);
+        }
+    }
+
+    #[test]
+    fn a_replayed_cell_and_all_that_follow_are_recognised_by_nobody(
+        hops in 1..=MAX_HOPS, good in 1usize..20, which in 0usize..20,
+    ) {
+        let mut circuit = Circuit::of(hops);
+        let cells = forward_all(&mut circuit, good + 2, hops);
+        for (number, mut body) in cells.iter().copied().enumerate().take(good) {
+            prop_assert_eq!(circuit.forward(&mut body).expect("recognised").0, number % hops);
+        }
+        let mut again = cells[which % good];
+        prop_assert_eq!(circuit.forward(&mut again), None);
+        for mut body in cells[good..].iter().copied() {
+            prop_assert_eq!(circuit.forward(&mut body), None);
+        }
+    }
+
+    /// Neither of two cells that changed places, nor what is sent afterwards to the hops that they were for or to hops behind these.
+    #[test]
+    fn cells_in_another_order_are_recognised_by_nobody(
+        hops in 1..=MAX_HOPS, good in 0usize..10, later in 1usize..10, more in 0usize..10,
+    ) {
+        let mut circuit = Circuit::of(hops);
+        let mut cells = forward_all(&mut circuit, good + later + 1 + more, hops);
+        cells.swap(good, good + later);
+        for (number, mut body) in cells.into_iter().enumerate() {
+            let behind = |moved: usize| number > moved && number % hops >= moved % hops;
+            let moved = number == good || number == good + later;
+            let heard = circuit.forward(&mut body);
+            prop_assert_eq!(heard.is_none(), moved || behind(good) || behind(good + later), "{}", number);
+        }
+    }
+
+    #[test]
+    fn a_cell_of_another_circuit_is_recognised_by_nobody(hops in 1..=MAX_HOPS, body: [u8; 32]) {
+        let mut circuit = Circuit::of(hops);
+        let mut cell = [0; BODY];
+        stream(&body).read(&mut cell);
+        prop_assert_eq!(circuit.forward(&mut cell), None);
+        stream(&body).read(&mut cell);
+        prop_assert_eq!(circuit.client.decrypt(&mut cell), None);
+    }
+}
+
+// How fast the layers are: `cargo test --release -p hoplite-crypto speed -- --ignored --nocapture`. It measures and asserts nothing.
+
+const CELLS: u32 = 400_000;
+
+fn report(what: &str, mut one: impl FnMut(&mut [u8; BODY])) {
+    let mut body = message(1);
+    let start = Instant::now();
+    for _ in 0..CELLS {
+        one(black_box(&mut body));
+    }
+    let octets = f64::from(CELLS) * 509.0;
+    let speed = octets / start.elapsed().as_secs_f64() / 1e9;
+    println!("{what:40} {speed:6.2} GB/s");
+}
+
+#[test]
+#[ignore = "it measures: run it alone, in release"]
+fn speed() {
+    let mut circuit = Circuit::of(3);
+    let mut relay = RelayLayer::of(&Keys::of(&keys_of(0))).expect("a layer");
+    report("a relay passes a cell back", |body| relay.backward(body));
+    report("a relay passes a cell on", |body| {
+        black_box(relay.forward(body));
+    });
+    report("a relay says a cell", |body| {
+        black_box(relay.originate(body));
+    });
+    report("a client makes a cell for three hops", |body| {
+        black_box(circuit.client.encrypt_for(2, body));
+    });
+    report("the same, and three relays read it", |body| {
+        circuit.client.encrypt_for(2, body);
+        assert!(circuit.forward(body).is_some());
+    });
 }
