@@ -2,18 +2,14 @@
 //! The first hop is dialled through it, the relay's egress is made of its parts, and it is the baseline of every measurement.
 //! The only place in the workspace that opens a socket towards a target or asks the system for a name.
 
-mod attempts;
 pub mod echo;
-mod failure;
 pub mod resolver;
 pub mod rights;
-mod servers;
-mod silence;
 pub mod tcp;
 pub mod udp;
 
 use std::{
-    fmt,
+    fmt, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
     time::Duration,
@@ -23,17 +19,16 @@ use hoplite_wire::{
     Host, HostName, Target,
     connect_ip::{ICMP, ICMPV6, Prefix, Route, Scope, ScopeTarget},
 };
+use rustix::io::Errno;
 
 pub use self::{
-    attempts::STAGGER,
     echo::{EchoFlow, EchoSettings, echo_is_permitted},
     resolver::{Fixed, Resolver, System},
-    silence::{KeepAlive, Silence},
-    tcp::{TcpFlow, connect_socket, connect_tcp},
+    tcp::{KeepAlive, STAGGER, Silence, TcpFlow, connect_socket, connect_tcp},
     udp::{SocketBuffers, UdpFlow, UdpSettings, connect_udp},
 };
 use crate::{
-    Datagrams, Error, ErrorKind, Opening, Overlay, Packets, Reason, Stream, Terms, packets,
+    Datagrams, Error, ErrorKind, Opening, Overlay, Packets, Reason, Stream, Terms, datagrams,
 };
 
 /// Says whether a packet may be sent to this address and port at all; asked after resolution, before anything is sent.
@@ -50,8 +45,10 @@ const DUMMIES: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 0, 8)),
     IpAddr::V6(Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 8)),
 ];
+
 /// How many programs may use one flow of echoes at a time, and after how long one is forgotten.
 const IDENTS: usize = 16;
+
 const IDENT_IDLE: Duration = Duration::from_secs(60);
 
 /// Flows by the device's own sockets.
@@ -158,7 +155,7 @@ impl Direct {
     async fn look_up(&self, name: &HostName) -> Result<Vec<IpAddr>, Error> {
         match self.servers.is_empty() {
             true => self.resolver.resolve(name).await,
-            false => servers::addresses(self, name).await,
+            false => resolver::addresses(self, name).await,
         }
     }
 
@@ -200,7 +197,7 @@ impl Direct {
         };
         let addresses: Vec<IpAddr> = DUMMIES.into_iter().filter(served).collect();
         if addresses.is_empty() {
-            return Err(packets::unsupported());
+            return Err(datagrams::unsupported());
         }
         let mut routes = self.routes(scope).await?;
         routes.retain(|route| served(&route.first()));
@@ -289,7 +286,7 @@ impl Overlay for Direct {
 
     fn query<'a>(&'a self, message: &'a [u8], terms: &'a Terms) -> Opening<'a, Vec<u8>> {
         Box::pin(async move {
-            let asking = servers::ask(self, message);
+            let asking = resolver::ask(self, message);
             self.deadline(terms).run("asking a resolver", asking).await
         })
     }
@@ -306,6 +303,57 @@ impl fmt::Debug for Direct {
 
 fn no_such_name() -> Error {
     Error::new(ErrorKind::TargetFailed, "resolving a name").because(Reason::NameNotFound)
+}
+
+// What an operating system's error means for a flow: whose fault, and why.
+// Used by the sockets of [`super`].
+
+/// The error of a socket that was `doing` something with a target.
+fn socket_error(error: io::Error, doing: &'static str) -> Error {
+    let (kind, reason) = judge(&error);
+    let judged = Error::new(kind, doing).caused_by(error);
+    match reason {
+        Some(reason) => judged.because(reason),
+        None => judged,
+    }
+}
+
+fn judge(error: &io::Error) -> (ErrorKind, Option<Reason>) {
+    use ErrorKind::{PathFailed, TargetFailed, TimedOut};
+    let failed = |reason| (TargetFailed, Some(reason));
+    match Errno::from_io_error(error) {
+        Some(Errno::CONNREFUSED | Errno::CONNRESET) => failed(Reason::Refused),
+        Some(Errno::HOSTUNREACH | Errno::HOSTDOWN | Errno::ACCESS | Errno::PERM) => {
+            failed(Reason::HostUnreachable)
+        }
+        Some(Errno::NETUNREACH | Errno::NETDOWN | Errno::AFNOSUPPORT | Errno::INVAL) => {
+            failed(Reason::NetworkUnreachable)
+        }
+        Some(Errno::TIMEDOUT) => (TimedOut, None),
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::ADDRNOTAVAIL) => {
+            (PathFailed, Some(Reason::Limit))
+        }
+        _ => (TargetFailed, None),
+    }
+}
+
+/// The error that tells the user more, of two attempts at the same target.
+fn more_telling(first: Option<Error>, second: Error) -> Error {
+    match first {
+        Some(first) if weight(&first) >= weight(&second) => first,
+        _ => second,
+    }
+}
+
+fn weight(error: &Error) -> u8 {
+    match (error.kind(), error.reason()) {
+        (_, Some(Reason::Refused)) => 5,
+        (_, Some(Reason::Limit)) => 4,
+        (ErrorKind::TimedOut, _) => 3,
+        (_, Some(Reason::HostUnreachable)) => 2,
+        (_, Some(Reason::NetworkUnreachable)) => 1,
+        _ => 0,
+    }
 }
 
 #[cfg(test)]

@@ -12,24 +12,20 @@ pub mod datagrams;
     reason = "the one place where flows leave by the device's own sockets"
 )]
 pub mod direct;
-mod early;
 pub mod error;
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
 pub mod names;
-pub mod packets;
 pub mod stream;
 pub mod terms;
 
 use std::{fmt, future::Future, net::IpAddr, pin::Pin};
 
-pub use datagrams::{Batch, Datagrams, End, Received};
+pub use datagrams::{Batch, Datagrams, End, Packets, Received};
 pub use direct::Direct;
-pub use early::Asked;
 pub use error::{Error, ErrorKind, Reason};
 use hoplite_wire::{Target, connect_ip::Scope};
-pub use packets::Packets;
-pub use stream::{Io, Stream};
+pub use stream::{Asked, Io, Stream};
 pub use terms::{Isolation, Terms};
 
 /// A flow that is being opened.
@@ -60,7 +56,7 @@ pub trait Overlay: fmt::Debug + Send + Sync {
         _scope: &'a Scope,
         _terms: &'a Terms,
     ) -> Opening<'a, Box<dyn Packets>> {
-        Box::pin(async { Err(packets::unsupported()) })
+        Box::pin(async { Err(datagrams::unsupported()) })
     }
 
     /// Asks the far end's resolver with a DNS message (RFC 1035), whose id should be 0; the answer is a message too, with the

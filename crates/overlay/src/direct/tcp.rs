@@ -3,20 +3,26 @@
 
 use std::{
     cell::RefCell,
+    future::Future,
     io,
     net::SocketAddr,
+    os::fd::AsFd,
     pin::Pin,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::{Buf, BytesMut};
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpSocket, TcpStream},
+    time::timeout,
 };
 
-use super::{Silence, attempts, failure, rights};
-use crate::Error;
+use super::{more_telling, rights, socket_error};
+use crate::{Error, ErrorKind, Reason};
 
 /// The size of a read buffer, in octets. A flow that has nothing to read owns none.
 const READ_BUFFER: usize = 64 * 1024;
@@ -51,7 +57,7 @@ pub async fn connect_tcp(addresses: &[SocketAddr]) -> Result<TcpFlow, Error> {
 /// The same with a mark on every packet, for the system's routing rules and filters (setting one needs CAP_NET_ADMIN), and an end to silence.
 pub(super) async fn connect_as(addresses: &[SocketAddr], how: How) -> Result<TcpFlow, Error> {
     let attempt = |address| connect(address, how);
-    attempts::race(addresses, attempt).await.map(TcpFlow::new)
+    race(addresses, attempt).await.map(TcpFlow::new)
 }
 
 /// The same for a caller with a copy loop of its own, as the relay has.
@@ -59,11 +65,11 @@ pub(super) async fn connect_as(addresses: &[SocketAddr], how: How) -> Result<Tcp
 /// # Errors
 /// The most telling error of all attempts.
 pub async fn connect_socket(addresses: &[SocketAddr]) -> Result<TcpStream, Error> {
-    attempts::race(addresses, |address| connect(address, How::default())).await
+    race(addresses, |address| connect(address, How::default())).await
 }
 
 async fn connect(address: SocketAddr, (mark, silence): How) -> Result<TcpStream, Error> {
-    let failed = |error| failure::of_socket(error, "connecting");
+    let failed = |error| socket_error(error, "connecting");
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4(),
         SocketAddr::V6(_) => TcpSocket::new_v6(),
@@ -108,7 +114,7 @@ impl TcpFlow {
 
     #[cfg(test)]
     pub(super) fn mark(&self) -> u32 {
-        socket2::SockRef::from(&self.socket).mark().expect("a mark")
+        SockRef::from(&self.socket).mark().expect("a mark")
     }
 
     #[cfg(test)]
@@ -237,6 +243,266 @@ impl Drop for TcpFlow {
     fn drop(&mut self) {
         if !(self.read_ended && self.write_ended) && self.socket.set_zero_linger().is_err() {
             tracing::trace!("a connection could not be reset");
+        }
+    }
+}
+
+// Several addresses, one connection: the order and the race of Happy Eyeballs (RFC 8305 §4 and §5).
+// Used by [`super::tcp`]; knows nothing of sockets.
+
+/// The Connection Attempt Delay of RFC 8305 §8.
+pub const STAGGER: Duration = Duration::from_millis(250);
+
+/// Addresses of both families by turns; the resolver's first choice stays first (RFC 8305 §4).
+pub(super) fn interleaved(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
+    let first_is_v6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
+    let (mut preferred, mut other): (Vec<_>, Vec<_>) = addresses
+        .iter()
+        .copied()
+        .partition(|a| a.is_ipv6() == first_is_v6);
+    preferred.reverse();
+    other.reverse();
+    let mut ordered = Vec::with_capacity(addresses.len());
+    while ordered.len() < addresses.len() {
+        ordered.extend(preferred.pop());
+        ordered.extend(other.pop());
+    }
+    ordered
+}
+
+/// Starts an attempt at each address in turn, the next one after [`STAGGER`] or as soon as one has failed;
+/// the first to connect wins, the others are dropped.
+pub(super) async fn race<T, F>(
+    addresses: &[SocketAddr],
+    attempt: impl Fn(SocketAddr) -> F,
+) -> Result<T, Error>
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let mut waiting = interleaved(addresses).into_iter();
+    let mut running = FuturesUnordered::new();
+    let mut failure = None;
+    loop {
+        match waiting.next() {
+            Some(address) => running.push(attempt(address)),
+            None if running.is_empty() => return Err(failure.unwrap_or_else(no_address)),
+            None => {}
+        }
+        let outcome = match waiting.len() {
+            0 => running.next().await,
+            _ => timeout(STAGGER, running.next()).await.unwrap_or_default(),
+        };
+        match outcome {
+            Some(Ok(connected)) => return Ok(connected),
+            Some(Err(error)) => failure = Some(more_telling(failure, error)),
+            None => {}
+        }
+    }
+}
+
+fn no_address() -> Error {
+    Error::new(ErrorKind::TargetFailed, "connecting").because(Reason::NameNotFound)
+}
+
+// When a TCP connection is given up whose other end is silent: who loses power sends nothing that would end it, and the system repeats what was
+// sent for a quarter of an hour. [`super::Direct`] sets it on connections that carry tunnels, a relay on channels that come in. RFC 5482.
+
+/// How long the other end may be silent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Silence {
+    /// What was sent may be for so long without an acknowledgement, or the other end without room for more (TCP_USER_TIMEOUT).
+    pub most: Duration,
+    /// When nothing was sent for `after`, the other end is asked, and then again each `again`; unanswered ones count up to `most` from its
+    /// last word. `None`: it is not asked.
+    pub asked: Option<KeepAlive>,
+}
+
+/// Keep-alive (RFC 9293 §3.8.4), in whole seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepAlive {
+    /// The first time.
+    pub after: Duration,
+    /// And then.
+    pub again: Duration,
+}
+
+impl Silence {
+    /// Towards a relay, from a client: somewhat longer than QUIC's 4 s, since TCP waits twice as long before each repetition. It does not ask:
+    /// a client that wants something sends something, and the relay asks.
+    pub const OF_ENTRY: Self = Self {
+        most: Duration::from_secs(10),
+        asked: None,
+    };
+
+    /// Between relays.
+    pub const OF_RELAY: Self = Self {
+        most: Duration::from_secs(10),
+        asked: Some(KeepAlive {
+            after: Duration::from_secs(4),
+            again: Duration::from_secs(2),
+        }),
+    };
+
+    /// Of a client, at a relay, as over QUIC: its network may be about to change.
+    pub const OF_CLIENT: Self = Self {
+        most: Duration::from_secs(45),
+        asked: Some(KeepAlive {
+            after: Duration::from_secs(25),
+            again: Duration::from_secs(5),
+        }),
+    };
+
+    /// Has the system give the connection up so.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn set(&self, socket: &impl AsFd) -> io::Result<()> {
+        let socket = SockRef::from(socket);
+        socket.set_tcp_user_timeout(Some(self.most))?;
+        let Some(KeepAlive { after, again }) = self.asked else {
+            return Ok(());
+        };
+        let asked = TcpKeepalive::new().with_time(after).with_interval(again);
+        socket.set_tcp_keepalive(&asked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hoplite_wire::Target;
+    use tokio::{
+        net::TcpListener,
+        time::{Instant, sleep},
+    };
+
+    use super::{super::Direct, *};
+
+    fn addresses(texts: &[&str]) -> Vec<SocketAddr> {
+        let parse = |text: &&str| text.parse().expect("an address");
+        texts.iter().map(parse).collect()
+    }
+
+    fn refused() -> Error {
+        Error::new(ErrorKind::TargetFailed, "connecting").because(Reason::Refused)
+    }
+
+    #[test]
+    fn families_take_turns_and_the_resolvers_first_choice_stays_first() {
+        let given = addresses(&["[::1]:1", "[::2]:1", "[::3]:1", "1.1.1.1:1", "2.2.2.2:1"]);
+        let order = addresses(&["[::1]:1", "1.1.1.1:1", "[::2]:1", "2.2.2.2:1", "[::3]:1"]);
+        assert_eq!(interleaved(&given), order);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_address_delays_the_next_one_by_a_quarter_second_only() {
+        let given = addresses(&["[::1]:1", "1.1.1.1:1"]);
+        let start = Instant::now();
+        let won = race(&given, |address| async move {
+            if address.is_ipv6() {
+                sleep(Duration::from_secs(60)).await;
+            }
+            Ok(address)
+        });
+        assert_eq!(won.await.expect("connects"), given[1]);
+        assert_eq!(start.elapsed(), STAGGER);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusing_address_does_not_delay_the_next_one() {
+        let given = addresses(&["[::1]:1", "1.1.1.1:1"]);
+        let start = Instant::now();
+        let won = race(&given, |address| async move {
+            match address.is_ipv6() {
+                true => Err(refused()),
+                false => Ok(address),
+            }
+        });
+        assert_eq!(won.await.expect("connects"), given[1]);
+        assert_eq!(start.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_first_address_may_still_win() {
+        let given = addresses(&["[::1]:1", "1.1.1.1:1"]);
+        let won = race(&given, |address| async move {
+            let pause = if address.is_ipv6() { 300 } else { 900 };
+            sleep(Duration::from_millis(pause)).await;
+            Ok(address)
+        });
+        assert_eq!(won.await.expect("connects"), given[0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn when_all_fail_the_most_telling_error_is_reported() {
+        let given = addresses(&["1.1.1.1:1", "[::1]:1"]);
+        let tried = RefCell::new(0);
+        let lost: Result<(), _> = race(&given, |address| {
+            *tried.borrow_mut() += 1;
+            async move {
+                Err(match address.is_ipv6() {
+                    true => Error::new(ErrorKind::TargetFailed, "connecting")
+                        .because(Reason::NetworkUnreachable),
+                    false => refused(),
+                })
+            }
+        })
+        .await;
+        assert_eq!(lost.expect_err("fails").reason(), Some(Reason::Refused));
+        assert_eq!(*tried.borrow(), 2);
+    }
+
+    const ALL: [Silence; 3] = [Silence::OF_ENTRY, Silence::OF_RELAY, Silence::OF_CLIENT];
+
+    fn found(socket: &impl AsFd) -> Silence {
+        let socket = SockRef::from(socket);
+        let most = socket.tcp_user_timeout().expect("read").unwrap_or_default();
+        let asked = socket.keepalive().expect("read").then(|| KeepAlive {
+            after: socket.tcp_keepalive_time().expect("read"),
+            again: socket.tcp_keepalive_interval().expect("read"),
+        });
+        Silence { most, asked }
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_carries_a_tunnel_is_given_up_when_its_other_end_is_silent() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let target = Target::from(listener.local_addr().expect("bound"));
+        let open = async |direct: Direct| {
+            let flow = direct.stream(&target).await.expect("connects");
+            found(flow.socket())
+        };
+        assert_eq!(open(Direct::for_tunnels()).await, Silence::OF_ENTRY);
+        for silence in ALL {
+            assert_eq!(open(Direct::new().silence(silence)).await, silence);
+        }
+        let ordinary = open(Direct::new()).await;
+        assert_eq!(ordinary.most, Duration::ZERO, "a target may take its time");
+        assert_eq!(ordinary.asked, None);
+    }
+
+    #[tokio::test]
+    async fn an_accepted_connection_is_given_up_as_well() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let address = listener.local_addr().expect("bound");
+        let near = TcpStream::connect(address);
+        let (near, accepted) = tokio::join!(near, listener.accept());
+        let accepted = accepted.expect("accepted").0;
+        for silence in ALL {
+            silence.set(&accepted).expect("set");
+            assert_eq!(found(&accepted).most, silence.most);
+        }
+        assert_eq!(found(&accepted), Silence::OF_CLIENT);
+        drop(near);
+    }
+
+    /// The system ends a connection as soon as the time is over and one question has no answer.
+    #[test]
+    fn two_lost_questions_do_not_end_a_connection_at_rest() {
+        for Silence { most, asked } in ALL {
+            let Some(KeepAlive { after, again }) = asked else {
+                continue;
+            };
+            assert!(after + 2 * again < most, "{most:?}");
         }
     }
 }

@@ -1,5 +1,3 @@
-use std::net::Ipv4Addr;
-
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, UdpSocket},

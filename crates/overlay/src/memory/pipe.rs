@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use super::{Fault, Network, What, arrival, host::target_failed};
+use super::{Fault, Network, What, arrival, target_failed};
 use crate::{Asked, Error, Reason};
 
 /// How many octets may be under way in one direction; then the writer waits.

@@ -1,15 +1,11 @@
-use std::{net::Ipv4Addr, sync::Arc};
-
 use futures_util::FutureExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
-use crate::{
-    Overlay, Terms,
-    conformance::{Memory, Subject},
-};
+use crate::conformance::{Memory, Subject};
 
 const NEAR: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+
 const FAR: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
 
 fn subject() -> Subject {
@@ -84,7 +80,7 @@ async fn faults_take_away_udp_or_answers_or_everything() {
     near.write_all(b"b").await.expect("queued");
     assert!(far.read_u8().now_or_never().is_none());
     let late = overlay.open_stream(&target, &terms).await;
-    assert_eq!(late.expect_err("late").kind(), crate::ErrorKind::TimedOut);
+    assert_eq!(late.expect_err("late").kind(), ErrorKind::TimedOut);
 
     network.set_fault(Fault::None);
     assert_eq!(far.read_u8().await.expect("arrives"), b'b');
