@@ -1,26 +1,27 @@
 //! One client: circuits over paths of its own choice, and fetches over them, each with an isolation token of its own.
 
-use std::{io, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use hoplite_link::channel::{ChannelDialer, Channels, Counts, How, handshake::Us};
 use hoplite_onion::{Config, Onion, channel::Linked};
 use hoplite_overlay::{Error, Isolation, Overlay, Stream, Terms};
 use hoplite_wire::Target;
 use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt},
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt},
+    task::JoinSet,
     time::{sleep, timeout},
 };
 
 use crate::{
-    ground::Ground,
-    host::Host,
-    net::{Network, Node},
-    outcome::{Book, Kind, Page},
+    net::{
+        Network, Node,
+        tcp::{Listener, TcpStream},
+    },
     paths::{Chooser, Listed},
     random::Random,
-    relay::sweep,
-    settings::Settings,
-    target,
+    relay::{Host, sweep},
+    report::{Book, Kind, Page},
+    run::{Ground, Settings},
 };
 
 /// Tokens whose circuits a client keeps when their fetches are over: no other fetch may have them.
@@ -94,7 +95,7 @@ impl ClientNode {
         let Some(node) = self.targets.get(chosen) else {
             return;
         };
-        let to = Target::from(target::address(*node));
+        let to = Target::from(target_address(*node));
         let terms = Terms {
             isolation: Isolation::new(number.to_be_bytes().to_vec()),
             ..Terms::default()
@@ -126,7 +127,7 @@ async fn fetch(
 }
 
 async fn read(stream: &mut Stream, octets: u64, page: &Page) -> io::Result<()> {
-    stream.write_all(&target::request(octets)).await?;
+    stream.write_all(&target_request(octets)).await?;
     let mut left = octets;
     while left > 0 {
         let got = stream.fill_buf().await?.len();
@@ -151,4 +152,58 @@ fn kind(error: &Error) -> &'static str {
         Kind::TimedOut => "timed out",
         _ => "failed",
     }
+}
+
+// Servers that clients fetch from: eight octets say how many are wanted, and so many come.
+
+/// Where they listen.
+const PORT: u16 = 80;
+
+/// What is written at once.
+static CHUNK: [u8; 16 << 10] = [b'.'; 16 << 10];
+
+/// Where a target listens.
+pub(crate) fn target_address(node: Node) -> SocketAddr {
+    SocketAddr::new(Network::address(node), PORT)
+}
+
+/// What a client sends to have `octets`.
+pub(crate) const fn target_request(octets: u64) -> [u8; 8] {
+    octets.to_be_bytes()
+}
+
+/// Serves for ever.
+pub(crate) async fn serve_target(network: Network, node: Node) {
+    let mut listener = Listener::at(&network, target_address(node));
+    let mut guests = JoinSet::new();
+    loop {
+        tokio::select! {
+            biased;
+            Some(_) = guests.join_next() => {}
+            accepted = listener.accept() => match accepted {
+                Some((stream, _)) => drop(guests.spawn(answer(stream))),
+                None => return,
+            },
+        }
+    }
+}
+
+async fn answer(mut stream: TcpStream) {
+    // An exit that goes away midway is nothing to a server.
+    send(&mut stream).await.ok();
+}
+
+async fn send(stream: &mut TcpStream) -> io::Result<()> {
+    let mut left = stream.read_u64().await?;
+    while left > 0 {
+        let now = usize::try_from(left).unwrap_or(usize::MAX).min(CHUNK.len());
+        stream
+            .write_all(CHUNK.get(..now).unwrap_or_default())
+            .await?;
+        left = left.saturating_sub(u64::try_from(now).unwrap_or(left));
+    }
+    stream.shutdown().await?;
+    let mut rest = [0; 64];
+    while stream.read(&mut rest).await? > 0 {}
+    Ok(())
 }

@@ -9,18 +9,11 @@
 //! Real sockets and real time (`lab`), the configuration files of the product (`hoplite`), analysis beyond a table (`lab`).
 
 mod client;
-pub mod ground;
-pub mod host;
 pub mod net;
-pub mod outcome;
 mod paths;
 pub mod random;
-mod relay;
+pub mod relay;
 pub mod report;
 pub mod run;
-pub mod serve;
-pub mod settings;
-mod target;
 
-pub use run::{Failed, Progress, run};
-pub use settings::{Settings, Traffic};
+pub use run::{Failed, Progress, Settings, Traffic, run};

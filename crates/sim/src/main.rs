@@ -16,7 +16,7 @@ use clap::{Parser, ValueEnum};
 use hoplite_link::channel::How;
 use hoplite_sim::{
     Failed, Progress, Settings, Traffic,
-    outcome::Outcome,
+    report::Outcome,
     report::{self, Summary},
     run,
 };

@@ -4,18 +4,12 @@
 //! A packet waits for its sender's uplink, travels for as long as the two nodes are apart, waits for its receiver's downlink, and is handed over.
 //! Times are kept in nanoseconds; what wakes the rooms is the runtime's timer, which goes in steps of a millisecond.
 
-mod agenda;
-mod driver;
-mod ledger;
-mod line;
-mod place;
 pub mod tcp;
-#[cfg(test)]
-mod tests;
 pub mod udp;
 
 use std::{
-    collections::HashMap,
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
     fmt,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -23,24 +17,25 @@ use std::{
 };
 
 use bytes::Bytes;
-use tokio::{sync::Notify, time::Instant};
-
-use self::{agenda::Agenda, ledger::Books, line::Line};
-pub use self::{
-    ledger::{Count, Fate, Ledger},
-    line::Access,
-    place::Place,
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
 };
+
 use crate::random::Random;
 
 /// What an IPv4 and a UDP header take of a packet, in octets.
 const UDP_HEADERS: usize = 28;
+
 /// The largest UDP payload that the network carries: Ethernet's.
 pub const LARGEST_DATAGRAM: usize = 1472;
+
 /// The first of the 16 bits by which nodes are told apart: 11.0.0.0/16 and so on, of which none is special.
 const FIRST_NET: u32 = 0x0b00;
+
 /// From here on ports are given out.
 const FIRST_PORT: u16 = 10_000;
+
 /// So many nodes have addresses that are not special.
 pub const MOST_NODES: usize = 0x5000;
 
@@ -155,7 +150,7 @@ impl Network {
                 books: Books::default(),
             }),
         }));
-        tokio::spawn(driver::run(network.clone()));
+        tokio::spawn(drive(network.clone()));
         network
     }
 
@@ -370,3 +365,354 @@ impl fmt::Debug for Network {
         f.write_str("Network")
     }
 }
+
+// Where a node is: a point of a map, and how far it is from there to the map. So latencies differ from pair to pair, go both ways alike, and
+// no way over a third node is much shorter than the direct one.
+
+const MS: f64 = 1e6;
+
+/// One side of the map, in milliseconds of one way: the farthest corners are 85 ms apart.
+const SIDE: f64 = 60.0;
+
+/// The last mile, one way: 1 to 6 ms.
+const LAST_MILE: (f64, f64) = (1.0, 6.0);
+
+/// A place, in milliseconds of one way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Place {
+    x: f64,
+    y: f64,
+    last_mile: f64,
+}
+
+impl Place {
+    /// Somewhere.
+    pub fn drawn(random: &mut Random) -> Self {
+        let (least, most) = LAST_MILE;
+        Self {
+            x: SIDE * random.unit(),
+            y: SIDE * random.unit(),
+            last_mile: least + (most - least) * random.unit(),
+        }
+    }
+
+    /// So many milliseconds from everywhere, whatever the other node's own distance is.
+    pub const fn apart(ms: f64) -> Self {
+        Self {
+            x: 0.0,
+            y: 0.0,
+            last_mile: ms,
+        }
+    }
+
+    /// One way to another, in nanoseconds.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "at most 97 ms on the map, never negative; a float that is too large saturates"
+    )]
+    fn latency(&self, other: &Self) -> u64 {
+        let way = (self.x - other.x).hypot(self.y - other.y);
+        ((way + self.last_mile + other.last_mile) * MS) as u64
+    }
+}
+
+// One direction of a node's access link: so many octets a second, and a queue with a bound. It drops the newest.
+// A machine without clock: the network says when a packet comes, and hears when it has left.
+
+const SECOND: u128 = 1_000_000_000;
+
+/// A node's access link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Octets a second, away from the node.
+    pub up: u64,
+    /// Octets a second, to it.
+    pub down: u64,
+    /// Octets that may wait in each direction.
+    pub queue: u64,
+}
+
+/// One direction.
+#[derive(Clone, Debug)]
+struct Line {
+    rate: u64,
+    queue: u64,
+    /// When all that was taken will have left, in nanoseconds.
+    free: u64,
+}
+
+impl Line {
+    fn new(rate: u64, queue: u64) -> Self {
+        let rate = rate.max(1);
+        Self {
+            rate,
+            queue,
+            free: 0,
+        }
+    }
+
+    /// When `octets` that come at `now` have left; nothing: the queue is full.
+    fn take(&mut self, octets: u64, now: u64) -> Option<u64> {
+        let begins = self.free.max(now);
+        let waiting = u128::from(begins.saturating_sub(now)) * u128::from(self.rate) / SECOND;
+        if waiting.saturating_add(octets.into()) > u128::from(self.queue.max(octets)) {
+            return None;
+        }
+        let takes = u128::from(octets) * SECOND / u128::from(self.rate);
+        self.free = begins.saturating_add(u64::try_from(takes).unwrap_or(u64::MAX));
+        Some(self.free)
+    }
+}
+
+// What is to happen, and when. What happens at the same time does so in the order in which it was added.
+// The heap has only times and places: a packet is moved once into its place and once out of it, whatever goes before it.
+
+/// What is to happen.
+#[derive(Debug)]
+struct Agenda<T> {
+    /// When, the how-manieth that was added, and where it is.
+    times: BinaryHeap<Reverse<(u64, u64, usize)>>,
+    added: u64,
+    places: Vec<Option<T>>,
+    free: Vec<usize>,
+}
+
+impl<T> Default for Agenda<T> {
+    fn default() -> Self {
+        Self {
+            times: BinaryHeap::new(),
+            added: 0,
+            places: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+}
+
+impl<T> Agenda<T> {
+    /// `what` happens at this time.
+    fn add(&mut self, at: u64, what: T) {
+        self.added = self.added.wrapping_add(1);
+        let place = self.place(what);
+        self.times.push(Reverse((at, self.added, place)));
+    }
+
+    fn place(&mut self, what: T) -> usize {
+        let free = self.free.pop();
+        let free = free.and_then(|place| Some((place, self.places.get_mut(place)?)));
+        if let Some((place, room)) = free {
+            *room = Some(what);
+            return place;
+        }
+        self.places.push(Some(what));
+        self.places.len().saturating_sub(1)
+    }
+
+    /// When the next one happens.
+    fn next(&self) -> Option<u64> {
+        let next = self.times.peek();
+        next.map(|Reverse((at, ..))| *at)
+    }
+
+    /// The next one that happens until `now`, with its time.
+    fn take(&mut self, now: u64) -> Option<(u64, T)> {
+        self.next().filter(|at| *at <= now)?;
+        let Reverse((at, _, place)) = self.times.pop()?;
+        let what = self.places.get_mut(place)?.take()?;
+        self.free.push(place);
+        Some((at, what))
+    }
+
+    /// All of it, in no order.
+    fn iter(&self) -> impl Iterator<Item = &T> {
+        self.places.iter().flatten()
+    }
+}
+
+// Moves packets: sleeps until the next one is somewhere, and hands over what has come. One task for the whole network.
+
+/// Packets handed over before those who received them have their turn.
+const BUDGET: usize = 256;
+
+/// Runs for ever.
+async fn drive(network: Network) {
+    loop {
+        let sooner = network.0.sooner.notified();
+        match network.turn() {
+            Some(next) if next <= network.now() => tokio::task::yield_now().await,
+            Some(next) => tokio::select! {
+                biased;
+                () = sooner => {}
+                () = sleep_until(network.0.began + Duration::from_nanos(next)) => {}
+            },
+            None => sooner.await,
+        }
+    }
+}
+
+impl Network {
+    /// Hands over what has come; answers with when the next packet is somewhere.
+    fn turn(&self) -> Option<u64> {
+        let now = self.now();
+        for _ in 0..BUDGET {
+            let happens = self.state().happens(now);
+            match happens {
+                Some(Happens::Arrives(port, packet)) => self.hand(&*port, packet),
+                Some(Happens::Rings(port)) => port.ring(),
+                Some(Happens::Refuses(packet)) => self.refuse(&packet),
+                None => break,
+            }
+        }
+        let mut state = self.state();
+        let next = state.agenda.next();
+        state.wakes = next;
+        next
+    }
+
+    fn hand(&self, port: &dyn Port, packet: Packet) {
+        let (to, size) = (node(packet.to.ip()), size(&packet));
+        let fate = match port.receive(packet) {
+            true => Fate::Received,
+            false => Fate::Overfull,
+        };
+        self.state().books.end(fate, to, size);
+    }
+
+    /// Nobody has a stream there: who thinks so is told.
+    fn refuse(&self, packet: &Packet) {
+        if let Payload::Tcp(segment) = &packet.payload
+            && let Some(payload) = segment.refused().map(Payload::Tcp)
+        {
+            let (from, to) = (packet.to, packet.from);
+            self.send(Packet { from, to, payload });
+        }
+    }
+}
+
+// What became of every packet: the network writes it down, tests see that nothing is made and nothing vanishes.
+
+/// Packets, and their octets with headers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// How many.
+    pub packets: u64,
+    /// Of which size together.
+    pub octets: u64,
+}
+
+/// How a packet ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It was received.
+    Received,
+    /// It was lost on its way.
+    Lost,
+    /// A line's queue was full.
+    QueueFull,
+    /// Its sender or receiver is not there any more.
+    NoHost,
+    /// Nobody listens there.
+    NoPort,
+    /// Whoever listens takes no more.
+    Overfull,
+}
+
+/// What became of everything that was sent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ledger {
+    /// All that was sent.
+    pub sent: Count,
+    /// What was received.
+    pub received: Count,
+    /// What was lost on its way.
+    pub lost: Count,
+    /// What a full queue dropped.
+    pub queue_full: Count,
+    /// What was for, or from, a node that is gone.
+    pub no_host: Count,
+    /// What nobody listened for.
+    pub no_port: Count,
+    /// What its receiver had no room for.
+    pub overfull: Count,
+    /// What is under way.
+    pub under_way: Count,
+    /// What each node sent and received.
+    pub nodes: Vec<(Count, Count)>,
+    /// Made of when each packet was sent, by whom, to whom, and how large: two runs that have the same were the same.
+    pub trace: u64,
+}
+
+/// The ledger while it is written.
+#[derive(Debug, Default)]
+struct Books(Ledger);
+
+impl Count {
+    fn add(&mut self, octets: u64) {
+        self.packets += 1;
+        self.octets += octets;
+    }
+}
+
+impl Ledger {
+    /// Whether all that was sent is somewhere.
+    pub fn is_balanced(&self) -> bool {
+        let ends = [
+            self.received,
+            self.lost,
+            self.queue_full,
+            self.no_host,
+            self.no_port,
+            self.overfull,
+            self.under_way,
+        ];
+        let packets: u64 = ends.iter().map(|count| count.packets).sum();
+        let octets: u64 = ends.iter().map(|count| count.octets).sum();
+        self.sent == Count { packets, octets }
+    }
+}
+
+impl Books {
+    fn add_node(&mut self) {
+        self.0.nodes.push(<(Count, Count)>::default());
+    }
+
+    fn sent(&mut self, from: Node, to: Node, octets: u64, now: u64) {
+        let ends = [from.0, to.0].map(|node| u64::try_from(node).unwrap_or(u64::MAX));
+        for number in [now, octets].into_iter().chain(ends) {
+            // FNV-1a, by numbers instead of octets, and rotated so that high bits reach low ones.
+            self.0.trace = (self.0.trace ^ number)
+                .wrapping_mul(0x0100_0000_01b3)
+                .rotate_left(29);
+        }
+        self.0.sent.add(octets);
+        if let Some((sent, _)) = self.0.nodes.get_mut(from.0) {
+            sent.add(octets);
+        }
+    }
+
+    fn end(&mut self, fate: Fate, to: Node, octets: u64) {
+        let ledger = &mut self.0;
+        let count = match fate {
+            Fate::Received => &mut ledger.received,
+            Fate::Lost => &mut ledger.lost,
+            Fate::QueueFull => &mut ledger.queue_full,
+            Fate::NoHost => &mut ledger.no_host,
+            Fate::NoPort => &mut ledger.no_port,
+            Fate::Overfull => &mut ledger.overfull,
+        };
+        count.add(octets);
+        let receiver = ledger.nodes.get_mut(to.0);
+        if let (Fate::Received, Some((_, received))) = (fate, receiver) {
+            received.add(octets);
+        }
+    }
+
+    fn ledger(&self, under_way: impl Iterator<Item = u64>) -> Ledger {
+        let mut ledger = self.0.clone();
+        under_way.for_each(|octets| ledger.under_way.add(octets));
+        ledger
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -21,7 +21,7 @@ use hoplite_overlay::{Error, ErrorKind};
 use hoplite_wire::directory::{Descriptor, Key, List, SignedDescriptor, Stage};
 use tokio::time::Instant;
 
-use crate::{outcome::Book, random::Random};
+use crate::{random::Random, report::Book};
 
 /// How long a relay that failed is avoided.
 const AVOIDED: Duration = Duration::from_secs(60);

@@ -1,7 +1,7 @@
 //! One relay: its keys, its doors, its channels to others, and its circuits. Made of the rooms as the product's relay is; `world` makes them.
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
@@ -11,32 +11,46 @@ use hoplite_crypto::{
     onion::{OnionKey, OnionKeys, identity::stand_in},
 };
 use hoplite_directory::sign_descriptor;
-use hoplite_link::channel::{
-    Channel, ChannelDialer, ChannelServer, Channels, Config, Counts, FAILED, How, handshake::Us,
+use hoplite_link::{
+    Grants, Reins,
+    channel::{
+        Channel, ChannelDialer, ChannelServer, Channels, Config, Counts, FAILED, How, handshake::Us,
+    },
+    quic::{Endpoint, Incoming, TokioRuntime},
+    server::Acceptor,
 };
 use hoplite_onion::{
     channel::Linked,
     relay::{self, Policy, serve},
 };
-use hoplite_wire::directory::{Descriptor, Key, Ports, Roles, SignedDescriptor};
+use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms};
+use hoplite_wire::{
+    Host as Name, Target,
+    directory::{Descriptor, Key, Ports, Roles, SignedDescriptor},
+};
 use tokio::{
     task::JoinSet,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
+use tokio_rustls::TlsAcceptor;
 use zeroize::Zeroizing;
 
 use crate::{
-    ground::{Ground, Unmade, relay_identity},
-    host::Host,
-    net::{Network, Node},
+    net::{
+        Network, Node,
+        tcp::{Listener, TcpStream},
+        udp::{Flow, Socket},
+    },
     random::Random,
-    serve::Doors,
+    run::{Ground, Unmade, relay_identity},
 };
 
 /// Where relays listen.
 const PORT: u16 = 443;
+
 /// How often channels without circuits are looked for.
 const SWEEP: Duration = Duration::from_secs(60);
+
 /// When descriptors say they were published; nobody looks.
 const PUBLISHED: u64 = 1_700_000_000;
 
@@ -203,4 +217,173 @@ fn descriptor(
 
 fn wrong(error: impl std::fmt::Display) -> Unmade {
     Unmade::Keys(error.to_string())
+}
+
+// The listening side of a relay: channels over QUIC and over TLS, made of what comes to its address. `world` says what becomes of them.
+
+/// Octets of datagrams that may wait at a relay; channels have none.
+const INBOX: usize = 1 << 16;
+
+/// Told of each channel.
+pub type Told = Arc<dyn Fn(Channel) + Send + Sync>;
+
+/// A relay's doors.
+#[derive(Clone)]
+pub struct Doors {
+    /// What all relays share.
+    pub ground: Ground,
+    /// Makes channels of connections.
+    pub server: Arc<ChannelServer>,
+    /// Hears of them.
+    pub told: Told,
+}
+
+impl Doors {
+    /// Opens the one for QUIC at `address`; its tasks are added to `tasks` and end with them.
+    ///
+    /// # Errors
+    /// [`Unmade`]
+    pub fn quic(
+        &self,
+        network: &Network,
+        address: SocketAddr,
+        seed: [u8; 32],
+        tasks: &mut JoinSet<()>,
+    ) -> Result<(), Unmade> {
+        let socket = Arc::new(Socket::at(network, address));
+        let endpoint = Endpoint::new_with_abstract_socket(
+            Ground::endpoint(seed),
+            Some(self.ground.quic.clone()),
+            socket,
+            Arc::new(TokioRuntime),
+        )?;
+        let doors = self.clone();
+        tasks.spawn(async move {
+            let mut guests = JoinSet::new();
+            loop {
+                tokio::select! {
+                    biased;
+                    Some(_) = guests.join_next() => {}
+                    incoming = endpoint.accept() => match incoming {
+                        Some(incoming) => drop(guests.spawn(doors.clone().welcome(incoming))),
+                        None => return,
+                    },
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Opens the one for TLS at `address`; likewise.
+    pub fn tls(&self, network: &Network, address: SocketAddr, tasks: &mut JoinSet<()>) {
+        let mut listener = Listener::at(network, address);
+        let doors = self.clone();
+        tasks.spawn(async move {
+            let mut guests = JoinSet::new();
+            loop {
+                tokio::select! {
+                    biased;
+                    Some(_) = guests.join_next() => {}
+                    accepted = listener.accept() => match accepted {
+                        Some((stream, from)) => {
+                            guests.spawn(doors.clone().welcome_tls(stream, from));
+                        }
+                        None => return,
+                    },
+                }
+            }
+        });
+    }
+
+    async fn welcome_tls(self, stream: TcpStream, from: SocketAddr) {
+        let acceptor = TlsAcceptor::from(Arc::clone(&self.ground.tls));
+        let accepted = timeout(self.ground.channel.handshake, acceptor.accept(stream)).await;
+        let Ok(Ok(stream)) = accepted else {
+            return;
+        };
+        if let Ok(channel) = self.server.tls(stream, Some(from.ip())).await {
+            (self.told)(channel);
+        }
+    }
+
+    async fn welcome(self, incoming: Incoming) {
+        let reins = Reins::relay(Grants::default(), INBOX);
+        let hooks = self.ground.link.hooks.clone();
+        let acceptor = Acceptor::new(self.ground.quic.clone(), hooks);
+        let handshake = async {
+            let connecting = acceptor.accept(incoming, self.ground.transport(), &reins);
+            connecting.ok()?.await.ok()
+        };
+        let connection = timeout(self.ground.channel.handshake, handshake).await;
+        let Some(connection) = connection.ok().flatten() else {
+            return;
+        };
+        if let Ok(channel) = self.server.quic(connection).await {
+            (self.told)(channel);
+        }
+    }
+}
+
+impl std::fmt::Debug for Doors {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Doors")
+    }
+}
+
+// How a node reaches others: the overlay that its channels are dialled through. A relay's and a client's alike, and an exit's to targets.
+
+/// A node's own roads.
+#[derive(Clone, Debug)]
+pub struct Host {
+    network: Network,
+    node: Node,
+}
+
+impl Host {
+    /// Of `node`.
+    pub fn new(network: &Network, node: Node) -> Self {
+        let network = network.clone();
+        Self { network, node }
+    }
+}
+
+/// Nobody has a name here.
+fn address(target: &Target) -> Result<SocketAddr, Error> {
+    match &target.host {
+        Name::Ip(ip) => Ok(SocketAddr::new(*ip, target.port)),
+        Name::Name(_) => Err(nameless()),
+    }
+}
+
+fn nameless() -> Error {
+    let error = Error::new(
+        ErrorKind::TargetFailed,
+        "resolving a name in a network without names",
+    );
+    error.because(Reason::NameNotFound)
+}
+
+impl Overlay for Host {
+    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
+        Box::pin(terms.run("connecting", async move {
+            let there = address(target)?;
+            let stream = TcpStream::connect(&self.network, self.node, there).await?;
+            Ok(Stream::new(stream))
+        }))
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        target: &'a Target,
+        _: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        Box::pin(async move {
+            let flow = Flow::new(&self.network, self.node, address(target)?);
+            Ok(Box::new(flow) as Box<dyn Datagrams>)
+        })
+    }
+
+    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        Box::pin(async { Err(nameless()) })
+    }
 }

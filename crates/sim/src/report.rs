@@ -1,18 +1,23 @@
 //! What a run comes to: figures for the terminal and, by name, for programs; a line for each fetch, circuit and relay in CSV.
 //! The names of metrics are those of `hoplite-lab report --json` where they mean the same. The same seed gives the same octets.
 
-mod table;
+/// Writing into a text never fails.
+macro_rules! line {
+    ($out:expr, $($rest:tt)*) => { writeln!($out, $($rest)*).ok() };
+}
 
 use std::{
     fmt::{self, Write},
     fs, io,
     path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use serde::Serialize;
+use tokio::time::Instant;
 
-use crate::outcome::{Fetch, Kind, Outcome};
+use crate::{net::Ledger, run::Settings};
 
 /// So long without an octet is a stall.
 const STALL: Duration = Duration::from_secs(10);
@@ -273,11 +278,6 @@ pub fn write(outcome: &Outcome, directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Writing into a text never fails.
-macro_rules! line {
-    ($out:expr, $($rest:tt)*) => { writeln!($out, $($rest)*).ok() };
-}
-
 fn fetches(outcome: &Outcome) -> String {
     let mut out = "client,kind,wanted,octets,begun_s,open_s,ttfb_s,ttlb_s,gap_s,end\n".to_owned();
     for fetch in &outcome.fetches {
@@ -311,7 +311,7 @@ fn circuits(outcome: &Outcome) -> String {
 fn relays(outcome: &Outcome) -> String {
     let mut out = "relay,bandwidth,sent,received,circuits,refused,open\n".to_owned();
     for (number, relay) in outcome.relays.iter().enumerate() {
-        let crate::outcome::RelayUse {
+        let RelayUse {
             bandwidth,
             sent,
             received,
@@ -335,6 +335,324 @@ impl fmt::Display for Seconds {
             Some(time) => write!(f, "{}.{:06}", time.as_secs(), time.subsec_micros()),
             None => Ok(()),
         }
+    }
+}
+
+// The table for the terminal.
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            relays,
+            clients,
+            hops,
+            channel,
+            loss,
+            lossless_targets,
+            seed,
+            virtual_s,
+            ..
+        } = self;
+        let spared = match lossless_targets {
+            true => " but none to targets",
+            false => "",
+        };
+        writeln!(
+            f,
+            "{relays} relays, {clients} clients, {hops} hops over {channel}, loss {loss}{spared}, seed {seed}, {virtual_s:.0} virtual seconds"
+        )?;
+        writeln!(
+            f,
+            "{:24}{:>8}{:>11}{:>11}{:>11}{:>11}",
+            "", "n", "median", "95 %", "99 %", "most"
+        )?;
+        for fetches in &self.fetches {
+            let name = fetches.workload;
+            row(f, &format!("{name}: first octet, s"), &fetches.ttfb_s)?;
+            row(f, &format!("{name}: last octet, s"), &fetches.ttlb_s)?;
+        }
+        row(f, "circuit built, s", &self.circuit_s)?;
+        row(f, "relay's line used", &self.relay_use)?;
+        if self.outage_s.n > 0 {
+            row(f, "longest without octets, s", &self.outage_s)?;
+        }
+        for fetches in &self.fetches {
+            let Fetches {
+                workload,
+                n,
+                done,
+                failed,
+                running,
+                stalled,
+                ..
+            } = fetches;
+            let ratio = fetches.ttfb_p99_over_median;
+            writeln!(
+                f,
+                "{workload}: {n} fetches, {done} done, {failed} failed, {running} not over; {stalled} without an octet for 10 s; first octet's 99 % is {ratio:.2} medians"
+            )?;
+        }
+        let Packets {
+            sent,
+            lost,
+            queue_full,
+            ..
+        } = self.packets;
+        let failed = self.circuits_failed;
+        writeln!(
+            f,
+            "{failed} circuits not built; {sent} packets, {lost} lost, {queue_full} dropped by full queues"
+        )?;
+        match self.faults.is_empty() {
+            true => writeln!(f, "no fault of a channel"),
+            false => writeln!(f, "faults of channels: {:?}", self.faults),
+        }
+    }
+}
+
+fn row(f: &mut fmt::Formatter<'_>, name: &str, figures: &Figures) -> fmt::Result {
+    let Figures {
+        n,
+        median,
+        p95,
+        p99,
+        max,
+    } = figures;
+    writeln!(
+        f,
+        "{name:24}{n:>8}{median:>11.3}{p95:>11.3}{p99:>11.3}{max:>11.3}"
+    )
+}
+
+// What was seen in a run: each fetch, each circuit that was built, each relay. Nothing of it depends on the machine: times are virtual.
+// Clients write into the [`Book`] while they run; `report` makes figures of the [`Outcome`].
+
+/// What a client does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It fetches pages.
+    Web,
+    /// It fetches much.
+    Bulk,
+}
+
+impl Kind {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Web => "web",
+            Self::Bulk => "bulk",
+        }
+    }
+}
+
+/// One fetch. Times are from the run's beginning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fetch {
+    /// Whose.
+    pub client: usize,
+    /// Which kind of client.
+    pub kind: Kind,
+    /// How much was wanted.
+    pub wanted: u64,
+    /// How much came.
+    pub octets: u64,
+    /// When it began: the client asked for a stream.
+    pub begun: Duration,
+    /// When it had one.
+    pub opened: Option<Duration>,
+    /// When the first octet came.
+    pub first: Option<Duration>,
+    /// When the last one came.
+    pub last: Option<Duration>,
+    /// The longest time without an octet.
+    pub gap: Duration,
+    /// How it ended; nothing: it had not when the run did.
+    pub end: Option<&'static str>,
+    /// When something came last.
+    heard: Duration,
+    /// When it ended, or the run did.
+    over: Duration,
+}
+
+/// A circuit that was to be built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Build {
+    /// When that was known.
+    pub at: Duration,
+    /// How long it took; nothing: it failed.
+    pub took: Option<Duration>,
+}
+
+/// What a relay did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RelayUse {
+    /// Octets a second of its line.
+    pub bandwidth: u64,
+    /// Octets that its node sent.
+    pub sent: u64,
+    /// Octets that its node received.
+    pub received: u64,
+    /// Circuits that were made.
+    pub created: u64,
+    /// Circuits that it refused or broke off because of a limit, a bad handshake or a broken protocol.
+    pub refused: u64,
+    /// Circuits that it still has.
+    pub open: usize,
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Of what.
+    pub settings: Settings,
+    /// How long it was.
+    pub took: Duration,
+    /// All fetches, in the order in which they began.
+    pub fetches: Vec<Fetch>,
+    /// All circuits.
+    pub builds: Vec<Build>,
+    /// All relays.
+    pub relays: Vec<RelayUse>,
+    /// Faults of channels, by name.
+    pub faults: Vec<(&'static str, u64)>,
+    /// All packets.
+    pub ledger: Ledger,
+}
+
+/// What is written while the network runs.
+#[derive(Debug)]
+pub struct Book {
+    began: Instant,
+    state: Mutex<(Vec<Fetch>, Vec<Build>)>,
+}
+
+/// One fetch's place in the book.
+#[derive(Debug)]
+pub(crate) struct Page {
+    book: Arc<Book>,
+    place: usize,
+}
+
+impl Book {
+    /// Begins now.
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            began: Instant::now(),
+            state: Mutex::default(),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, (Vec<Fetch>, Vec<Build>)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn begin(self: &Arc<Self>, client: usize, kind: Kind, wanted: u64) -> Page {
+        let begun = self.began.elapsed();
+        let mut state = self.state();
+        let place = state.0.len();
+        state.0.push(Fetch {
+            client,
+            kind,
+            wanted,
+            octets: 0,
+            begun,
+            opened: None,
+            first: None,
+            last: None,
+            gap: Duration::ZERO,
+            end: None,
+            heard: begun,
+            over: begun,
+        });
+        drop(state);
+        Page {
+            book: Arc::clone(self),
+            place,
+        }
+    }
+
+    /// A circuit was built, or not.
+    pub(crate) fn built(&self, took: Option<Duration>) {
+        let at = self.began.elapsed();
+        self.state().1.push(Build { at, took });
+    }
+
+    /// All that was written; what has not ended has waited until now.
+    pub(crate) fn close(&self) -> (Vec<Fetch>, Vec<Build>) {
+        let now = self.began.elapsed();
+        let (mut fetches, builds) = std::mem::take(&mut *self.state());
+        for fetch in fetches.iter_mut().filter(|fetch| fetch.end.is_none()) {
+            fetch.over(now);
+        }
+        (fetches, builds)
+    }
+}
+
+impl Fetch {
+    fn hear(&mut self, now: Duration) {
+        self.gap = self.gap.max(now.saturating_sub(self.heard));
+        self.heard = now;
+    }
+
+    fn over(&mut self, now: Duration) {
+        self.over = now;
+        if self.last.is_none() {
+            self.gap = self.gap.max(now.saturating_sub(self.heard));
+        }
+    }
+}
+
+impl Outcome {
+    /// The longest time from `since` on that a client went without octets while it wanted some. A fetch that fails is one with the next;
+    /// pauses between fetches do not count.
+    pub fn outage(&self, client: usize, since: Duration) -> Duration {
+        let (mut longest, mut silent) = (Duration::ZERO, Duration::ZERO);
+        let fetches = self.fetches.iter();
+        for fetch in fetches.filter(|fetch| fetch.client == client && fetch.over >= since) {
+            let first = fetch.first.unwrap_or(fetch.over);
+            silent += first.saturating_sub(fetch.begun.max(since));
+            longest = longest.max(silent).max(fetch.gap);
+            match (fetch.first, fetch.last) {
+                (Some(_), Some(_)) => silent = Duration::ZERO,
+                (Some(_), None) => silent = fetch.over.saturating_sub(fetch.heard),
+                (None, _) => {}
+            }
+        }
+        longest
+    }
+}
+
+impl Page {
+    fn write(&self, write: impl FnOnce(&mut Fetch, Duration)) {
+        let now = self.book.began.elapsed();
+        if let Some(fetch) = self.book.state().0.get_mut(self.place) {
+            write(fetch, now);
+        }
+    }
+
+    pub(crate) fn opened(&self) {
+        self.write(|fetch, now| fetch.opened = Some(now));
+    }
+
+    pub(crate) fn read(&self, octets: usize) {
+        self.write(|fetch, now| {
+            fetch.hear(now);
+            fetch.first.get_or_insert(now);
+            let octets = u64::try_from(octets).unwrap_or(u64::MAX);
+            fetch.octets = fetch.octets.saturating_add(octets);
+        });
+    }
+
+    pub(crate) fn whole(&self) {
+        self.write(|fetch, now| fetch.last = Some(now));
+    }
+
+    pub(crate) fn end(&self, how: &'static str) {
+        self.write(|fetch, now| {
+            fetch.over(now);
+            fetch.end = Some(how);
+        });
     }
 }
 

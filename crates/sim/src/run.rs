@@ -9,10 +9,19 @@ use std::{
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
-use hoplite_link::channel::Counts;
+use hoplite_crypto::{
+    ALPN_CHANNEL, Certificates, Identity, observe::Hooks, onion::identity::RelayIdentity,
+    server_tls,
+};
+use hoplite_link::{
+    channel::{self, Counts, How},
+    quic::{EndpointConfig, ServerConfig, TransportConfig},
+    server::{Secrets, server_config},
+};
+use rcgen::{CertificateParams, KeyPair, PKCS_ED25519, SerialNumber};
 use tokio::{
     runtime::Builder,
     task::JoinSet,
@@ -20,15 +29,12 @@ use tokio::{
 };
 
 use crate::{
-    client::ClientNode,
-    ground::{Ground, Unmade},
-    net::{MOST_NODES, Network, Node, Place},
-    outcome::{Book, Outcome, RelayUse},
+    client::{self, ClientNode},
+    net::{Access, MOST_NODES, Network, Node, Place},
     paths::Listed,
     random::Random,
     relay::{Plan, RelayNode},
-    settings::{Settings, client_access, relay_access, target_access},
-    target,
+    report::{Book, Outcome, RelayUse},
 };
 
 /// How far a run is, for whoever looks on.
@@ -40,6 +46,7 @@ pub struct Progress {
 
 /// Every third relay is an exit.
 const EXITS: usize = 3;
+
 /// How often the progress is told.
 const TOLD: Duration = Duration::from_millis(500);
 
@@ -186,7 +193,7 @@ impl World {
                 self.network.spare(*node);
             }
             let network = self.network.clone();
-            self.tasks.spawn(target::serve(network, *node));
+            self.tasks.spawn(client::serve_target(network, *node));
         }
         targets
     }
@@ -269,5 +276,252 @@ fn relay_use(relay: &RelayNode, ledger: &crate::net::Ledger) -> RelayUse {
         created: counters.created.load(Relaxed),
         refused: refused.iter().map(|count| count.load(Relaxed)).sum(),
         open: relay.onion.circuits(),
+    }
+}
+
+// What a run is like: how many, for how long, over what, and what they do. The command line fills it.
+
+/// Octets a second of a megabit.
+const MEGABIT: u64 = 125_000;
+
+/// A queue holds what its line sends in this time, and 64 KiB at least.
+const QUEUE: Duration = Duration::from_millis(50);
+
+const SHORTEST_QUEUE: u64 = 64 << 10;
+
+/// A run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Relays; every third is an exit too.
+    pub relays: usize,
+    /// Clients.
+    pub clients: usize,
+    /// Servers that clients fetch from.
+    pub targets: usize,
+    /// Everything is drawn from it.
+    pub seed: u64,
+    /// How long clients fetch, in virtual time.
+    pub time: Duration,
+    /// Clients begin one after the other within this time; what is fetched before its end is not counted.
+    pub warm_up: Duration,
+    /// What channels run over.
+    pub channel: How,
+    /// The share of packets that is lost between any two nodes, from 0 to 1.
+    pub loss: f64,
+    /// Except between exits and targets.
+    pub lossless_targets: bool,
+    /// What clients do.
+    pub traffic: Traffic,
+    /// Relays that go, by number, and when.
+    pub kills: Vec<(usize, Duration)>,
+    /// Relays of a path.
+    pub hops: usize,
+    /// Whether circuits have congestion control; else Tor's fixed windows.
+    pub congestion_control: bool,
+    /// Circuits that each client has ready.
+    pub ahead: usize,
+}
+
+/// What clients do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Traffic {
+    /// The share of clients that fetch much, from 0 to 1.
+    pub bulk: f64,
+    /// The octets of a fetch.
+    pub web_octets: u64,
+    /// The mean pause after one, exponentially distributed.
+    pub web_pause: Duration,
+    /// The same of those that fetch much.
+    pub bulk_octets: u64,
+    /// The same of those that fetch much.
+    pub bulk_pause: Duration,
+    /// When a fetch is given up.
+    pub patience: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            relays: 40,
+            clients: 100,
+            targets: 4,
+            seed: 1,
+            time: Duration::from_secs(600),
+            warm_up: Duration::from_secs(60),
+            channel: How::Quic,
+            loss: 0.0,
+            lossless_targets: false,
+            traffic: Traffic::default(),
+            kills: Vec::new(),
+            hops: 3,
+            congestion_control: true,
+            ahead: 1,
+        }
+    }
+}
+
+impl Default for Traffic {
+    fn default() -> Self {
+        Self {
+            bulk: 0.04,
+            web_octets: 320 << 10,
+            web_pause: Duration::from_secs(60),
+            bulk_octets: 5 << 20,
+            bulk_pause: Duration::from_secs(60),
+            patience: Duration::from_secs(300),
+        }
+    }
+}
+
+/// A relay's line: 20 to 640 Mbit/s, as many of each doubling.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "rates between 2.5 and 80 million octets a second"
+)]
+pub(crate) fn relay_access(random: &mut Random) -> Access {
+    let rate = 20.0 * (MEGABIT as f64) * (5.0 * random.unit()).exp2();
+    access_link(rate as u64, rate as u64)
+}
+
+/// A client's: 20 to 100 Mbit/s down, a fifth of it up.
+pub(crate) fn client_access(random: &mut Random) -> Access {
+    let down = MEGABIT.saturating_mul(20 + random.below(81));
+    access_link(down / 5, down)
+}
+
+/// A target's: 1 Gbit/s.
+pub(crate) fn target_access() -> Access {
+    access_link(1000 * MEGABIT, 1000 * MEGABIT)
+}
+
+fn access_link(up: u64, down: u64) -> Access {
+    let most = u128::from(up.max(down)) * QUEUE.as_nanos() / 1_000_000_000;
+    let queue = u64::try_from(most).unwrap_or(u64::MAX);
+    Access {
+        up,
+        down,
+        queue: queue.max(SHORTEST_QUEUE),
+    }
+}
+
+// What all nodes share: the TLS certificate and its configuration, and how links and channels behave.
+// One certificate does for all relays: it is worth nothing by itself, the link handshake proves who a relay is.
+
+/// How often a link at rest is looked at: nobody here changes the address.
+const REST: Duration = Duration::from_secs(10);
+
+/// Datagrams that come in one call: thousands of links share the memory.
+const SEGMENTS: usize = 1;
+
+/// Shared by all nodes.
+#[derive(Clone)]
+pub struct Ground {
+    /// How links behave.
+    pub link: hoplite_link::Config,
+    /// How channels behave.
+    pub channel: channel::Config,
+    /// What the relays' TLS shows, over TCP and over QUIC.
+    pub tls: Arc<rustls::ServerConfig>,
+    /// The SHA-256 of its certificate.
+    pub certificate: [u8; 32],
+    /// The same for QUIC.
+    pub quic: ServerConfig,
+}
+
+/// Why there is no world.
+#[derive(Debug, thiserror::Error)]
+pub enum Unmade {
+    /// The keys that all share.
+    #[error("making the certificate that all relays show: {0}")]
+    Certificate(String),
+    /// A relay's.
+    #[error("making the keys of a relay: {0}")]
+    Keys(String),
+    /// A socket's endpoint, or a configuration.
+    #[error("preparing a relay: {0}")]
+    Endpoint(#[from] io::Error),
+}
+
+impl Ground {
+    /// With the rooms' defaults.
+    ///
+    /// # Errors
+    /// [`Unmade`]
+    pub fn new() -> Result<Self, Unmade> {
+        let identity = identity()?;
+        let certificates = Certificates::new(&identity).map_err(wrong)?;
+        let tls = server_tls(certificates, &[ALPN_CHANNEL]).map_err(wrong)?;
+        let tls = Arc::new(tls);
+        let link = hoplite_link::Config {
+            rest: REST,
+            receive_segments: SEGMENTS,
+            ..hoplite_link::Config::default()
+        };
+        let channel = channel::Config::default();
+        let transport = Arc::new(channel.greeting(&link).transport(0, 1472));
+        let secrets = Secrets::generate()?;
+        let quic = server_config(Arc::clone(&tls), transport, &secrets, &Hooks::default())?;
+        Ok(Self {
+            link,
+            channel,
+            tls,
+            certificate: identity.certificate_sha256(),
+            quic,
+        })
+    }
+
+    /// A connection's parameters at a relay, before its peer has said who it is.
+    pub fn transport(&self) -> TransportConfig {
+        self.channel.greeting(&self.link).transport(0, 1472)
+    }
+
+    /// How links of one node behave, which draws its numbers from `seed`.
+    pub fn link_of(&self, seed: [u8; 32]) -> hoplite_link::Config {
+        hoplite_link::Config {
+            seed: Some(seed),
+            ..self.link.clone()
+        }
+    }
+
+    /// How an endpoint draws its numbers.
+    pub fn endpoint(seed: [u8; 32]) -> EndpointConfig {
+        let mut config = EndpointConfig::default();
+        config.rng_seed(Some(seed));
+        config
+    }
+}
+
+/// Ed25519: its signatures and its certificate always have the same size, other kinds' vary by some octets from run to run.
+fn identity() -> Result<Identity, Unmade> {
+    let key = KeyPair::generate_for(&PKCS_ED25519).map_err(wrong)?;
+    let mut params = CertificateParams::new(Vec::new()).map_err(wrong)?;
+    params.serial_number = Some(SerialNumber::from(1));
+    let certificate = params.self_signed(&key).map_err(wrong)?;
+    let key = key.serialize_pem();
+    Identity::from_pem(certificate.pem().as_bytes(), key.as_bytes()).map_err(wrong)
+}
+
+fn wrong(error: impl std::fmt::Display) -> Unmade {
+    Unmade::Certificate(error.to_string())
+}
+
+/// The identity of this secret, as of now. Dates stand in certificates and NETINFO, whose sizes do not depend on them.
+///
+/// # Errors
+/// [`Unmade`]
+pub fn relay_identity(secret: &[u8; 32]) -> Result<RelayIdentity, Unmade> {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let now = since.map_or(0, |since| since.as_secs());
+    RelayIdentity::from_secret(secret, now).map_err(|error| Unmade::Keys(error.to_string()))
+}
+
+impl std::fmt::Debug for Ground {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ground")
+            .field("link", &self.link)
+            .field("channel", &self.channel)
+            .finish_non_exhaustive()
     }
 }

@@ -21,10 +21,9 @@ use hoplite_link::{
 };
 use hoplite_overlay::Terms;
 use hoplite_sim::{
-    ground::{Ground, relay_identity},
-    host::Host,
     net::{Access, Network, Node, Place},
-    serve::Doors,
+    relay::{Doors, Host},
+    run::{Ground, relay_identity},
 };
 use hoplite_wire::{
     Target,

@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use hoplite_link::channel::How;
 use hoplite_sim::{
     Failed, Settings, Traffic,
-    outcome::{Fetch, Outcome},
     report::{self, Summary},
+    report::{Fetch, Outcome},
     run,
 };
 

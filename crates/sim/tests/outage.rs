@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use hoplite_link::channel::How;
 use hoplite_sim::{
     Settings, Traffic,
-    outcome::Outcome,
+    report::Outcome,
     report::{self, Figures},
     run,
 };

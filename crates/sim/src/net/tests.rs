@@ -1,5 +1,3 @@
-//! Packets between nodes, in virtual time.
-
 use std::future::poll_fn;
 
 use super::{udp::Flow, *};
@@ -134,4 +132,61 @@ async fn nothing_reaches_a_node_that_is_gone_or_a_port_that_nobody_has() {
     let ledger = network.ledger();
     assert_eq!(ledger.no_host.packets, 2);
     assert!(ledger.is_balanced());
+}
+
+#[test]
+fn latencies_are_the_same_both_ways_and_within_the_map() {
+    let mut random = Random::new(1, "places", 0);
+    let places: Vec<_> = (0..50).map(|_| Place::drawn(&mut random)).collect();
+    for one in &places {
+        for other in &places {
+            let way = one.latency(other);
+            assert_eq!(way, other.latency(one));
+            assert!((2_000_000..97_000_000).contains(&way), "{way}");
+        }
+    }
+    assert_eq!(Place::apart(5.0).latency(&Place::apart(15.0)), 20_000_000);
+}
+
+#[test]
+fn packets_leave_one_after_the_other_at_the_line_s_rate() {
+    // A microsecond for an octet.
+    let mut line = Line::new(1_000_000, 10_000);
+    assert_eq!(line.take(1000, 0), Some(1_000_000));
+    assert_eq!(line.take(1000, 500_000), Some(2_000_000));
+    assert_eq!(line.take(1000, 9_000_000), Some(10_000_000));
+}
+
+#[test]
+fn a_full_queue_drops_the_newest_and_has_room_again_as_it_drains() {
+    let mut line = Line::new(1_000_000, 2000);
+    assert!(line.take(1000, 0).is_some());
+    assert!(line.take(1000, 0).is_some());
+    assert_eq!(line.take(1, 0), None);
+    assert_eq!(line.take(1000, 999_000), None);
+    assert_eq!(line.take(1000, 1_000_000), Some(3_000_000));
+}
+
+#[test]
+fn an_empty_line_takes_a_packet_that_is_larger_than_its_queue() {
+    let mut line = Line::new(1_000_000, 10);
+    assert_eq!(line.take(1000, 0), Some(1_000_000));
+    assert_eq!(line.take(1000, 1), None);
+}
+
+#[test]
+fn the_earliest_goes_first_and_of_the_same_time_the_first() {
+    let mut agenda = Agenda::default();
+    for (at, what) in [(2, "c"), (1, "a"), (2, "d"), (1, "b")] {
+        agenda.add(at, what);
+    }
+    assert_eq!(agenda.next(), Some(1));
+    assert_eq!(agenda.take(0), None);
+    let taken: Vec<_> = std::iter::from_fn(|| agenda.take(1)).collect();
+    assert_eq!(taken, [(1, "a"), (1, "b")]);
+    agenda.add(1, "late");
+    assert_eq!(agenda.iter().count(), 3);
+    let taken: Vec<_> = std::iter::from_fn(|| agenda.take(2)).collect();
+    assert_eq!(taken, [(1, "late"), (2, "c"), (2, "d")]);
+    assert_eq!(agenda.places.len(), 4);
 }

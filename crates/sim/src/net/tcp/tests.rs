@@ -1,14 +1,12 @@
-//! Streams over lines and losses, in virtual time.
-
-use std::time::Duration;
-
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     time::{Instant, sleep, timeout},
 };
 
-use super::*;
-use crate::net::{Access, Network, Node, Place};
+use super::{
+    super::{Access, Place},
+    *,
+};
 
 const FAST: Access = Access {
     up: 12_500_000,
@@ -25,7 +23,7 @@ struct World {
     network: Network,
     near: Node,
     listener: Listener,
-    there: std::net::SocketAddr,
+    there: SocketAddr,
 }
 
 impl World {
@@ -33,7 +31,7 @@ impl World {
         let network = Network::new(1, loss);
         let near = network.add(Place::apart(25.0), access);
         let far = network.add(Place::apart(25.0), access);
-        let there = std::net::SocketAddr::new(Network::address(far), 80);
+        let there = SocketAddr::new(Network::address(far), 80);
         let listener = Listener::at(&network, there);
         Self {
             network,
@@ -135,7 +133,7 @@ async fn a_reader_that_stops_stops_the_writer_and_goes_on_where_it_was() {
 async fn who_is_not_there_is_told_from_who_does_not_listen() {
     use hoplite_overlay::Reason;
     let world = World::new(0.0, FAST);
-    let nobody = std::net::SocketAddr::new(world.there.ip(), 81);
+    let nobody = SocketAddr::new(world.there.ip(), 81);
     let connect = |there| TcpStream::connect(&world.network, world.near, there);
     let error = soon(connect(nobody)).await.expect_err("nobody");
     assert_eq!(error.reason(), Some(Reason::Refused));
