@@ -96,10 +96,10 @@ impl Identity {
     pub fn certificate_sha256(&self) -> [u8; 32] {
         let first = self.chain.first().map(AsRef::as_ref);
         let hash = digest(&SHA256, first.unwrap_or_default());
-        let mut octets = [0; 32];
-        let pairs = octets.iter_mut().zip(hash.as_ref());
+        let mut bytes = [0; 32];
+        let pairs = bytes.iter_mut().zip(hash.as_ref());
         pairs.for_each(|(to, from)| *to = *from);
-        octets
+        bytes
     }
 
     pub(crate) fn certified(
@@ -132,7 +132,7 @@ pub struct Pin([u8; 32]);
 
 /// The text is no pin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a pin is `sha256:` and 32 octets in base64, as `hoplite keygen` prints it")]
+#[error("a pin is `sha256:` and 32 bytes in base64, as `hoplite keygen` prints it")]
 pub struct PinError;
 
 impl Pin {
@@ -183,7 +183,7 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
     Some(
         nibbles?
             .chunks(2)
-            .map(|pair| pair.iter().fold(0, |octet, nibble| (octet << 4) | nibble))
+            .map(|pair| pair.iter().fold(0, |byte, nibble| (byte << 4) | nibble))
             .collect(),
     )
 }
@@ -193,11 +193,11 @@ impl FromStr for Pin {
 
     fn from_str(text: &str) -> Result<Self, PinError> {
         let body = text.strip_prefix("sha256:").ok_or(PinError)?;
-        let octets = from_hex(body)
+        let bytes = from_hex(body)
             .or_else(|| engine(&STANDARD).decode(body).ok())
             .or_else(|| engine(&URL_SAFE).decode(body).ok())
             .ok_or(PinError)?;
-        octets.try_into().map(Self).map_err(|_| PinError)
+        bytes.try_into().map(Self).map_err(|_| PinError)
     }
 }
 
@@ -268,8 +268,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_is_read_back(octets: [u8; 32]) {
-            prop_assert_eq!(Pin(octets).to_string().parse(), Ok(Pin(octets)));
+        fn what_is_printed_is_read_back(bytes: [u8; 32]) {
+            prop_assert_eq!(Pin(bytes).to_string().parse(), Ok(Pin(bytes)));
         }
 
         #[test]

@@ -25,7 +25,7 @@ pub struct Packet<'a> {
     pub space: Space,
     /// Its full packet number.
     pub number: u64,
-    /// Octets on the wire: header, payload and tag. Several packets may share one UDP datagram during a handshake.
+    /// Bytes on the wire: header, payload and tag. Several packets may share one UDP datagram during a handshake.
     pub size: usize,
     /// Its frames, encoded.
     pub payload: &'a [u8],

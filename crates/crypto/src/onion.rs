@@ -3,7 +3,7 @@
 //! tor-spec: "Setting circuit keys", "The ntor handshake", "Relay cell processing", "CERTS cells", "AUTHENTICATE cells"; proposal 332; cert-spec.
 //!
 //! Primitives come from aws-lc (X25519, Ed25519, AES, HMAC, SHA-256, SHA3-256) and from RustCrypto (`sha1`, `shake`). SHA-1 is here because
-//! Tor's relay cells have it, as a running digest of which 4 octets are shown. **None of this is a claim to be as secure as Tor:** nobody has
+//! Tor's relay cells have it, as a running digest of which 4 bytes are shown. **None of this is a claim to be as secure as Tor:** nobody has
 //! reviewed it, and what Tor does around its cryptography (guards, padding, vanguards, a large network) is not here.
 //!
 //! # Not in this room

@@ -2,7 +2,7 @@
 //! The binary makes one if `QLOGDIR` is set; the lab's HTTP/3 workloads use it too.
 //! draft-ietf-quic-qlog-main-schema (JSON text sequences, RFC 7464), draft-ietf-quic-qlog-quic-events.
 //!
-//! The packet path only writes into memory; a thread carries it to the disk. A connection has [`MOST_WAITING`] octets of memory for it: when
+//! The packet path only writes into memory; a thread carries it to the disk. A connection has [`MOST_WAITING`] bytes of memory for it: when
 //! the disk is slow or full, events are dropped and counted, and the traffic goes on.
 
 use std::{
@@ -23,10 +23,10 @@ use quinn_proto::Side;
 
 use crate::observe::{Begun, Observer, Packet, Space, Watch};
 
-/// Octets of events of one connection that may wait for the disk; further events are dropped.
+/// Bytes of events of one connection that may wait for the disk; further events are dropped.
 const MOST_WAITING: usize = 256 << 10;
 
-/// With so many octets waiting the thread is woken before its time.
+/// With so many bytes waiting the thread is woken before its time.
 const WAKE_AT: usize = 64 << 10;
 
 /// Connections that are written at once; further ones are not.
@@ -224,7 +224,7 @@ fn head_event(connection: &Begun<'_>, side: &str, wall: &str) -> Vec<u8> {
     let id: String = connection
         .id
         .iter()
-        .map(|octet| format!("{octet:02x}"))
+        .map(|byte| format!("{byte:02x}"))
         .collect();
     let mut out = Vec::with_capacity(1024);
     let head = format!(
@@ -444,7 +444,7 @@ struct File {
 }
 
 struct Waiting {
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     /// Events that found no room since the last one that did.
     dropped: u64,
 }
@@ -461,7 +461,7 @@ impl File {
         Self {
             path,
             waiting: Mutex::new(Waiting {
-                octets: head,
+                bytes: head,
                 dropped: 0,
             }),
             disk: Mutex::new(Disk::New),
@@ -476,27 +476,27 @@ impl File {
         event: impl FnOnce(&mut Vec<u8>, Duration),
     ) -> bool {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = waiting.octets.len();
+        let before = waiting.bytes.len();
         if before >= MOST_WAITING {
             waiting.dropped += 1;
             return false;
         }
         let time = time();
         if let dropped @ 1.. = std::mem::take(&mut waiting.dropped) {
-            dropped_event(&mut waiting.octets, time, dropped);
+            dropped_event(&mut waiting.bytes, time, dropped);
         }
-        event(&mut waiting.octets, time);
-        before < WAKE_AT && waiting.octets.len() >= WAKE_AT
+        event(&mut waiting.bytes, time);
+        before < WAKE_AT && waiting.bytes.len() >= WAKE_AT
     }
 
     /// Carries what waits to the disk.
     fn write(&self) {
         let mut disk = self.disk.lock().unwrap_or_else(PoisonError::into_inner);
-        let octets = self.take();
-        if octets.is_empty() {
+        let bytes = self.take();
+        if bytes.is_empty() {
             return;
         }
-        if let Err(error) = self.write_to(&mut disk, &octets) {
+        if let Err(error) = self.write_to(&mut disk, &bytes) {
             let path = self.path.display();
             tracing::warn!("a qlog is given up: {path}: {error}: make room on the disk");
             *disk = Disk::GivenUp;
@@ -506,10 +506,10 @@ impl File {
     /// What waits.
     fn take(&self) -> Vec<u8> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut waiting.octets)
+        std::mem::take(&mut waiting.bytes)
     }
 
-    fn write_to(&self, disk: &mut Disk, octets: &[u8]) -> io::Result<()> {
+    fn write_to(&self, disk: &mut Disk, bytes: &[u8]) -> io::Result<()> {
         if let Disk::New = disk {
             let mut options = fs::OpenOptions::new();
             // It tells when who sent how much: nobody else's business.
@@ -517,7 +517,7 @@ impl File {
             *disk = Disk::Open(file.open(&self.path)?);
         }
         match disk {
-            Disk::Open(file) => file.write_all(octets),
+            Disk::Open(file) => file.write_all(bytes),
             Disk::New | Disk::GivenUp => Ok(()),
         }
     }
@@ -637,10 +637,10 @@ mod tests {
             let sent = log
                 .iter()
                 .filter(|event| event["name"] == "quic:packet_sent");
-            let octets: u64 = sent
+            let bytes: u64 = sent
                 .map(|event| event["data"]["raw"]["length"].as_u64().unwrap())
                 .sum();
-            assert_eq!(octets, pair.sent[end].iter().sum::<usize>() as u64);
+            assert_eq!(bytes, pair.sent[end].iter().sum::<usize>() as u64);
         }
         let far = &logs[1];
         let frames = far
@@ -652,7 +652,7 @@ mod tests {
             .filter(|frame| frame["frame_type"] == "datagram")
             .collect();
         assert_eq!(datagrams.len(), 30);
-        // Type and two octets of length.
+        // Type and two bytes of length.
         assert!(
             datagrams
                 .iter()
@@ -693,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_holds_no_octet_of_what_was_carried() {
+    fn a_file_holds_no_byte_of_what_was_carried() {
         let directory = tempfile::tempdir().unwrap();
         let qlog = Qlog::start(directory.path()).unwrap();
         let mut pair = Pair::connect(&hooks(&qlog), &hooks(&qlog));
@@ -704,7 +704,7 @@ mod tests {
             .unwrap();
         pair.run(Duration::from_millis(100));
         qlog.flush();
-        let encoded: String = secret.bytes().map(|octet| format!("{octet:02x}")).collect();
+        let encoded: String = secret.bytes().map(|byte| format!("{byte:02x}")).collect();
         for path in files(directory.path()) {
             let text = fs::read_to_string(&path).unwrap();
             assert!(text.contains("\"length\":28"), "it was seen");

@@ -16,7 +16,7 @@ use hoplite_wire::forwarding::{self, Key};
 use ring::rand::{SecureRandom, SystemRandom};
 use zeroize::Zeroizing;
 
-/// An AES block: the octets behind the connection id that start the counter.
+/// An AES block: the bytes behind the connection id that start the counter.
 const BLOCK: usize = 16;
 
 /// Why no transform can be set up.
@@ -24,7 +24,7 @@ const BLOCK: usize = 16;
 #[error("making a key for forwarded packets: the system has no randomness, or no AES")]
 pub struct NoCipher;
 
-/// A packet too short for its header, its connection id and the 16 octets that start the counter; it is as it was.
+/// A packet too short for its header, its connection id and the 16 bytes that start the counter; it is as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a packet is too short to be scrambled")]
 pub struct TooShort;
@@ -36,7 +36,7 @@ impl From<Unspecified> for NoCipher {
 }
 
 /// One side's key, ready for use: unauthenticated re-encryption that keeps length, connection id and the Header Form bit.
-/// Its security needs 16 octets behind the connection id that never repeat, which QUIC version 1 gives. It is wiped when dropped.
+/// Its security needs 16 bytes behind the connection id that never repeat, which QUIC version 1 gives. It is wiped when dropped.
 pub struct Scramble {
     /// `k1`.
     body: EncryptingKey,
@@ -64,14 +64,14 @@ impl Scramble {
     /// # Errors
     /// The system has no randomness.
     pub fn fresh_key() -> Result<Key, NoCipher> {
-        let mut octets = Zeroizing::new([0; 32]);
+        let mut bytes = Zeroizing::new([0; 32]);
         SystemRandom::new()
-            .fill(octets.as_mut_slice())
+            .fill(bytes.as_mut_slice())
             .map_err(|_| NoCipher)?;
-        Ok(Key::new(octets))
+        Ok(Key::new(bytes))
     }
 
-    /// Scrambles a packet with a short header whose connection id has `id_len` octets.
+    /// Scrambles a packet with a short header whose connection id has `id_len` bytes.
     ///
     /// # Errors
     /// See [`TooShort`].
@@ -96,9 +96,9 @@ impl Scramble {
         self.apply(packet, id_len, &iv, &iv)
     }
 
-    /// Runs the counter from `iv` over the first octet and what follows the block, and puts `block` there.
+    /// Runs the counter from `iv` over the first byte and what follows the block, and puts `block` there.
     ///
-    /// The counter's input is not contiguous: the first octet stands in front of the id. So it is put where the block ends, which
+    /// The counter's input is not contiguous: the first byte stands in front of the id. So it is put where the block ends, which
     /// is just before the rest, until the counter has run.
     fn apply(
         &self,
@@ -172,7 +172,7 @@ impl Transform {
         }
     }
 
-    /// Transforms a packet that is about to be sent; its virtual id has `id_len` octets.
+    /// Transforms a packet that is about to be sent; its virtual id has `id_len` bytes.
     ///
     /// # Errors
     /// See [`TooShort`].
@@ -183,7 +183,7 @@ impl Transform {
         }
     }
 
-    /// Restores a packet that was received; its virtual id has `id_len` octets.
+    /// Restores a packet that was received; its virtual id has `id_len` bytes.
     ///
     /// # Errors
     /// See [`TooShort`].
@@ -210,40 +210,40 @@ mod tests {
 
     const ID: usize = 20;
 
-    fn octets(hex: &str) -> Vec<u8> {
+    fn bytes(hex: &str) -> Vec<u8> {
         let digit = |digit: &u8| char::from(*digit).to_digit(16).expect("hexadecimal");
-        let octet = |pair: &[u8]| pair.iter().fold(0, |octet, next| octet << 4 | digit(next));
+        let byte = |pair: &[u8]| pair.iter().fold(0, |byte, next| byte << 4 | digit(next));
         let pairs = hex.as_bytes().chunks(2);
         pairs
-            .map(|pair| u8::try_from(octet(pair)).expect("an octet"))
+            .map(|pair| u8::try_from(byte(pair)).expect("a byte"))
             .collect()
     }
 
-    fn key(octets: [u8; 32]) -> Key {
-        Key::new(Zeroizing::new(octets))
+    fn key(bytes: [u8; 32]) -> Key {
+        Key::new(Zeroizing::new(bytes))
     }
 
     fn drafts() -> Scramble {
-        let octets = octets(KEY).try_into().expect("32 octets");
-        Scramble::new(&key(octets)).expect("a cipher")
+        let bytes = bytes(KEY).try_into().expect("32 bytes");
+        Scramble::new(&key(bytes)).expect("a cipher")
     }
 
     fn any_scramble() -> impl Strategy<Value = Scramble> {
-        any::<[u8; 32]>().prop_map(|octets| Scramble::new(&key(octets)).expect("a cipher"))
+        any::<[u8; 32]>().prop_map(|bytes| Scramble::new(&key(bytes)).expect("a cipher"))
     }
 
     #[test]
     fn the_drafts_example_is_sealed_as_it_says() {
-        let mut packet = octets(CLEAR);
+        let mut packet = bytes(CLEAR);
         drafts().seal(&mut packet, ID).expect("long enough");
-        assert_eq!(packet, octets(SEALED));
+        assert_eq!(packet, bytes(SEALED));
     }
 
     #[test]
     fn the_drafts_example_is_opened_as_it_says() {
-        let mut packet = octets(SEALED);
+        let mut packet = bytes(SEALED);
         drafts().open(&mut packet, ID).expect("long enough");
-        assert_eq!(packet, octets(CLEAR));
+        assert_eq!(packet, bytes(CLEAR));
     }
 
     /// The procedure of the draft, word for word, on single blocks.
@@ -263,7 +263,7 @@ mod tests {
             chunk
                 .iter_mut()
                 .zip(stream)
-                .for_each(|(octet, key)| *octet ^= key);
+                .for_each(|(byte, key)| *byte ^= key);
             count = count.wrapping_add(1);
         }
         let sealed = ecb(&scramble.block, iv);
@@ -276,7 +276,7 @@ mod tests {
         for last in [[0xff; BLOCK].as_slice(), &[0xff; 4], &[0xff; 8]] {
             let mut packet = vec![0x40; 400];
             packet[1 + BLOCK - last.len()..=BLOCK].copy_from_slice(last);
-            let wanted = by_the_book(&scramble, &octets(KEY)[..BLOCK], &packet, 0);
+            let wanted = by_the_book(&scramble, &bytes(KEY)[..BLOCK], &packet, 0);
             scramble.seal(&mut packet, 0).expect("long enough");
             assert_eq!(packet, wanted);
         }
@@ -305,15 +305,15 @@ mod tests {
         let client = Transform::scramble(&a, &b).expect("a cipher");
         let relay = Transform::scramble(&b, &a).expect("a cipher");
         for (sender, receiver) in [(&client, &relay), (&relay, &client)] {
-            let mut packet = octets(CLEAR);
+            let mut packet = bytes(CLEAR);
             sender.seal(&mut packet, ID).expect("long enough");
-            assert_ne!(packet, octets(CLEAR));
+            assert_ne!(packet, bytes(CLEAR));
             receiver.open(&mut packet, ID).expect("long enough");
-            assert_eq!(packet, octets(CLEAR));
+            assert_eq!(packet, bytes(CLEAR));
         }
-        let mut packet = octets(CLEAR);
+        let mut packet = bytes(CLEAR);
         Transform::Identity.seal(&mut packet, ID).expect("anything");
-        assert_eq!(packet, octets(CLEAR));
+        assert_eq!(packet, bytes(CLEAR));
     }
 
     #[test]
@@ -347,16 +347,16 @@ mod tests {
         }
 
         #[test]
-        fn a_packet_is_sealed_by_the_book(octets: [u8; 32], packet in proptest::collection::vec(any::<u8>(), 37..200), id_len in 0_usize..=20) {
-            let scramble = Scramble::new(&key(octets)).expect("a cipher");
-            let wanted = by_the_book(&scramble, &octets[..BLOCK], &packet, id_len);
+        fn a_packet_is_sealed_by_the_book(bytes: [u8; 32], packet in proptest::collection::vec(any::<u8>(), 37..200), id_len in 0_usize..=20) {
+            let scramble = Scramble::new(&key(bytes)).expect("a cipher");
+            let wanted = by_the_book(&scramble, &bytes[..BLOCK], &packet, id_len);
             let mut packet = packet;
             prop_assert_eq!(scramble.seal(&mut packet, id_len), Ok(()));
             prop_assert_eq!(packet, wanted);
         }
 
         #[test]
-        fn any_octets_are_opened_or_refused(packet: Vec<u8>, id_len: usize) {
+        fn any_bytes_are_opened_or_refused(packet: Vec<u8>, id_len: usize) {
             let scramble = drafts();
             for id_len in [id_len, id_len % 32] {
                 let (mut a, mut b) = (packet.clone(), packet.clone());

@@ -25,10 +25,10 @@ pub struct SigningKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SigningError {
     /// The system has no randomness.
-    #[error("the system gives no random octets")]
+    #[error("the system gives no random bytes")]
     NoRandomness,
     /// The text is no secret key.
-    #[error("expected `ed25519-secret:` and 32 octets in base64url")]
+    #[error("expected `ed25519-secret:` and 32 bytes in base64url")]
     NoKey,
 }
 
@@ -61,7 +61,7 @@ impl SigningKey {
         key
     }
 
-    /// Signs `message`, whose first octets must say what kind of message it is.
+    /// Signs `message`, whose first bytes must say what kind of message it is.
     pub fn sign(&self, message: &[u8]) -> [u8; 64] {
         let mut signature = [0; 64];
         signature.copy_from_slice(self.pair.sign(message).as_ref());
@@ -75,8 +75,8 @@ impl SigningKey {
 
     /// The secret as a text, for a file of its owner.
     pub fn secret(&self) -> Zeroizing<String> {
-        let octets = Zeroizing::new(URL_SAFE_NO_PAD.encode(self.seed.as_slice()));
-        Zeroizing::new(format!("{PREFIX}{}\n", octets.as_str()))
+        let bytes = Zeroizing::new(URL_SAFE_NO_PAD.encode(self.seed.as_slice()));
+        Zeroizing::new(format!("{PREFIX}{}\n", bytes.as_str()))
     }
 }
 
@@ -89,10 +89,10 @@ impl FromStr for SigningKey {
     type Err = SigningError;
 
     fn from_str(text: &str) -> Result<Self, SigningError> {
-        let octets = text.trim().strip_prefix(PREFIX);
-        let octets = octets.filter(|octets| octets.len() == 43);
+        let bytes = text.trim().strip_prefix(PREFIX);
+        let bytes = bytes.filter(|bytes| bytes.len() == 43);
         let mut seed = Zeroizing::new([0; 32]);
-        let read = octets.map(|octets| URL_SAFE_NO_PAD.decode_slice(octets, seed.as_mut_slice()));
+        let read = bytes.map(|bytes| URL_SAFE_NO_PAD.decode_slice(bytes, seed.as_mut_slice()));
         match read {
             Some(Ok(32)) => Self::from_seed(seed),
             _ => Err(SigningError::NoKey),
@@ -110,20 +110,20 @@ impl fmt::Debug for SigningKey {
 mod tests {
     use super::*;
 
-    fn octets<const N: usize>(hex: &str) -> [u8; N] {
-        let octet = |i: usize| {
+    fn bytes<const N: usize>(hex: &str) -> [u8; N] {
+        let byte = |i: usize| {
             u8::from_str_radix(hex.get(2 * i..2 * i + 2).expect("there"), 16).expect("hex")
         };
-        std::array::from_fn(octet)
+        std::array::from_fn(byte)
     }
 
     /// RFC 8032 §7.1, test 2.
     #[test]
     fn the_published_vector_holds() {
-        let seed = octets("4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb");
+        let seed = bytes("4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb");
         let key = SigningKey::from_seed(Zeroizing::new(seed)).expect("a key");
-        let public = octets("3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c");
-        let signature = octets(
+        let public = bytes("3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c");
+        let signature = bytes(
             "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00",
         );
         assert_eq!(key.public(), public);

@@ -332,11 +332,11 @@ mod tests {
     }
 
     fn pass(from: &mut Connection, to: &mut Connection) -> Result<(), Error> {
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         while from.wants_write() {
-            from.write_tls(&mut octets).unwrap();
+            from.write_tls(&mut bytes).unwrap();
         }
-        let mut left = octets.as_slice();
+        let mut left = bytes.as_slice();
         while !left.is_empty() {
             to.read_tls(&mut left).unwrap();
             to.process_new_packets()?;

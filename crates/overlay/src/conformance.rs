@@ -112,10 +112,10 @@ fn hangs(doing: &str) -> ! {
     panic!("{doing} hangs")
 }
 
-/// Octets that differ from place to place, so that a shifted or doubled piece is noticed.
+/// Bytes that differ from place to place, so that a shifted or doubled piece is noticed.
 fn pattern(len: usize) -> Vec<u8> {
-    let octet = |n: usize| (n ^ (n >> 8) ^ (n >> 16)).to_le_bytes()[0];
-    (0..len).map(octet).collect()
+    let byte = |n: usize| (n ^ (n >> 8) ^ (n >> 16)).to_le_bytes()[0];
+    (0..len).map(byte).collect()
 }
 
 // The servers that the conformance suite talks to, on loopback or in memory.
@@ -324,7 +324,7 @@ impl fmt::Debug for Silent {
 // What every overlay must do with TCP flows.
 // Part of [`super`].
 
-/// How much the road from end to end may hold, kernel buffers included, before the writer must stall, in octets.
+/// How much the road from end to end may hold, kernel buffers included, before the writer must stall, in bytes.
 const ROAD_HOLDS: usize = 64 * 1024 * 1024;
 
 /// A write that takes longer has stalled.
@@ -379,7 +379,7 @@ pub async fn a_mebibyte_is_echoed_unchanged(subject: &Subject) {
     let got = soon("the echo", exchange(near, &data))
         .await
         .expect("echoed");
-    assert!(got == data, "{} octets came back changed", got.len());
+    assert!(got == data, "{} bytes came back changed", got.len());
     server.await.expect("no panic").expect("a clean end");
 }
 
@@ -505,7 +505,7 @@ async fn pushes_back(mut reader: Stream, mut writer: Stream) {
     soon("reading what had piled up", reading).await;
 }
 
-/// None starves, none gets another's octets.
+/// None starves, none gets another's bytes.
 pub async fn many_streams_are_carried_at_once(subject: &Subject) {
     let listener = subject.far.listen().await.expect("a server");
     let target = listener.target();
@@ -573,7 +573,7 @@ pub async fn an_early_stream_takes_octets_at_once(subject: &Subject) {
     };
     let (got, echoed) = soon("the echo", talk).await;
     let got = got.expect("echoed");
-    assert!(got == data, "{} octets came back changed", got.len());
+    assert!(got == data, "{} bytes came back changed", got.len());
     echoed.expect("a clean end");
 }
 

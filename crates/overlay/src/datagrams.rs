@@ -12,21 +12,21 @@ use hoplite_wire::connect_ip::{Prefix, Route};
 
 use crate::{Error, ErrorKind};
 
-/// Datagrams to send: `contents` cut every `segment` octets; the last one may be shorter.
+/// Datagrams to send: `contents` cut every `segment` bytes; the last one may be shorter.
 #[derive(Clone, Copy)]
 pub struct Batch<'a> {
     /// The payloads, one after the other.
     pub contents: &'a [u8],
-    /// The size of each payload but the last, in octets; at least 1.
+    /// The size of each payload but the last, in bytes; at least 1.
     pub segment: usize,
 }
 
-/// What one receive call brought: `len` octets, cut every `segment` octets; the last one may be shorter.
+/// What one receive call brought: `len` bytes, cut every `segment` bytes; the last one may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// How many octets of the buffer are filled. Zero is an empty datagram.
+    /// How many bytes of the buffer are filled. Zero is an empty datagram.
     pub len: usize,
-    /// The size of each payload but the last, in octets.
+    /// The size of each payload but the last, in bytes.
     pub segment: usize,
 }
 
@@ -42,7 +42,7 @@ pub enum End {
 /// An open UDP flow to one target. One task sends and one receives at a time: the last waker wins.
 /// Dropping it closes the flow.
 pub trait Datagrams: fmt::Debug + Send + Sync {
-    /// The largest payload, in octets, that the road carries now; it may change as the path MTU is learnt.
+    /// The largest payload, in bytes, that the road carries now; it may change as the path MTU is learnt.
     fn max_payload(&self) -> usize;
 
     /// Takes the whole batch, or none and wakes later. A payload above `max_payload` may be dropped and counted;
@@ -91,7 +91,7 @@ impl fmt::Debug for Batch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "Batch({} octets by {})",
+            "Batch({} bytes by {})",
             self.contents.len(),
             self.segment
         )
@@ -128,7 +128,7 @@ pub trait Packets: fmt::Debug + Send + Sync {
     /// Where packets sent here may go. Of a name that the scope asked for, these are the addresses it has.
     fn routes(&self) -> Vec<Route>;
 
-    /// The largest packet, in octets, that the road carries now; at least 1280.
+    /// The largest packet, in bytes, that the road carries now; at least 1280.
     fn mtu(&self) -> usize;
 
     /// Takes the whole batch of packets, or none and wakes later. What breaks a rule (a source that is not assigned, a destination

@@ -44,9 +44,9 @@ pub struct Road {
     pub latency: Duration,
     /// The share of datagrams that is lost, 0 to 1. Streams do not lose.
     pub loss: f64,
-    /// Octets per second into each receiver; `None` is unlimited.
+    /// Bytes per second into each receiver; `None` is unlimited.
     pub rate: Option<u32>,
-    /// The largest datagram payload, in octets.
+    /// The largest datagram payload, in bytes.
     pub max_payload: usize,
 }
 
@@ -88,7 +88,7 @@ pub struct Seen {
     pub what: What,
 }
 
-/// What kind of packet an eavesdropper saw, with its size in octets.
+/// What kind of packet an eavesdropper saw, with its size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// A datagram.
@@ -212,14 +212,14 @@ impl State {
     }
 }
 
-/// When something of `octets` that is sent now arrives; `free_at` is when the receiver's line is idle again.
-fn arrival(road: &Road, free_at: &mut Instant, octets: usize) -> Instant {
+/// When something of `bytes` that is sent now arrives; `free_at` is when the receiver's line is idle again.
+fn arrival(road: &Road, free_at: &mut Instant, bytes: usize) -> Instant {
     let now = Instant::now();
     let Some(rate) = road.rate.filter(|rate| *rate > 0) else {
         return now + road.latency;
     };
-    let octets = u32::try_from(octets).unwrap_or(u32::MAX);
-    *free_at = (*free_at).max(now) + Duration::from_secs(1) * octets / rate;
+    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+    *free_at = (*free_at).max(now) + Duration::from_secs(1) * bytes / rate;
     *free_at + road.latency
 }
 
@@ -639,11 +639,11 @@ impl Inbox {
         if waiting.datagrams.len() >= LENGTH {
             return;
         }
-        let octets = match &letter {
+        let bytes = match &letter {
             Letter::From(_, payload) => payload.len(),
             Letter::Refused => 0,
         };
-        let at = arrival(road, &mut waiting.free_at, octets);
+        let at = arrival(road, &mut waiting.free_at, bytes);
         waiting.datagrams.push_back((at, letter));
         if let Some(waker) = waiting.waker.take() {
             waker.wake();
@@ -730,8 +730,8 @@ impl MemoryPackets {
         self.back.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn carry(&self, octets: &[u8]) -> Option<()> {
-        let packet = ip::parse(octets).ok()?;
+    fn carry(&self, bytes: &[u8]) -> Option<()> {
+        let packet = ip::parse(bytes).ok()?;
         let (there, protocol) = (packet.destination, packet.protocol);
         let routed = self
             .routes
@@ -741,7 +741,7 @@ impl MemoryPackets {
             return None;
         }
         let end = |ip| SocketAddr::new(ip, 0);
-        let what = What::Datagram(octets.len());
+        let what = What::Datagram(bytes.len());
         self.network.note(end(self.host), end(there), what);
         let (is_known, fault) = {
             let state = self.network.state();
@@ -750,7 +750,7 @@ impl MemoryPackets {
         let answer = match is_known {
             _ if fault != Fault::None => None,
             true => answer(&packet),
-            false => icmp::unreachable(octets, Unreachable::Host),
+            false => icmp::unreachable(bytes, Unreachable::Host),
         }?;
         let mut back = self.back();
         if back.packets.len() < WAITING {

@@ -118,11 +118,11 @@ impl AsyncWrite for Stream {
 // At most 64 KiB are taken before the answer. A refusal comes as the error of the next call, and of all that follow. A far end that refuses also stops reading: then the error
 // of a write is held back until the answer is there, for that says more.
 
-/// How many octets are written before the answer: as many as a connection sends in its first round trip, and so few that many flows
+/// How many bytes are written before the answer: as many as a connection sends in its first round trip, and so few that many flows
 /// whose targets never answer do not fill the window that they share with others.
 const FIRST: usize = 64 * 1024;
 
-/// A stream on which a flow was asked for, and that takes octets.
+/// A stream on which a flow was asked for, and that takes bytes.
 pub trait Asked: Io {
     /// The answer: that the flow stands, or why not. Not called again once it is ready; nothing is read before.
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>>;
@@ -214,7 +214,7 @@ impl<T: Asked> Early<T> {
         Poll::Ready(said.map_err(io::Error::from))
     }
 
-    /// Runs one call of the writing side, which is told how many octets it may write.
+    /// Runs one call of the writing side, which is told how many bytes it may write.
     fn poll_writing<R>(
         &mut self,
         cx: &mut Context<'_>,
@@ -272,8 +272,8 @@ impl<T: Asked> AsyncWrite for Early<T> {
             0 => Poll::Pending,
             _ => io.poll_write(cx, buf.get(..room).unwrap_or(buf)),
         });
-        if let (Poll::Ready(Ok(octets)), Answer::Awaited(wait)) = (&written, &mut early.answer) {
-            wait.written += octets;
+        if let (Poll::Ready(Ok(bytes)), Answer::Awaited(wait)) = (&written, &mut early.answer) {
+            wait.written += bytes;
         }
         written
     }
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn octets_pass_upwards_before_the_answer_and_downwards_behind_it() {
+    async fn bytes_pass_upwards_before_the_answer_and_downwards_behind_it() {
         let (mut near, mut far, answering) = early();
         near.write_all(b"question").await.expect("taken");
         far.read_exact(&mut [0; 8]).await.expect("at once");
@@ -457,8 +457,8 @@ mod tests {
         tokio::task::yield_now().await;
         answering.send(Ok(())).expect("waited for");
         far.write_u8(7).await.expect("taken");
-        let octet = timeout(LIMIT / 2, reading).await.expect("woken");
-        assert_eq!(octet.expect("no panic").expect("read"), 7);
+        let byte = timeout(LIMIT / 2, reading).await.expect("woken");
+        assert_eq!(byte.expect("no panic").expect("read"), 7);
         far.read_exact(&mut [0; 2 * FIRST])
             .await
             .expect("all of it");
@@ -483,8 +483,8 @@ mod tests {
         let first = writing.await.expect("no panic");
         got.resize(first + 3 * FIRST, 0);
         far.read_exact(&mut got[FIRST..]).await.expect("the rest");
-        assert!(got[..first].iter().all(|octet| *octet == 1));
-        assert!(got[first..].iter().all(|octet| *octet == 2));
+        assert!(got[..first].iter().all(|byte| *byte == 1));
+        assert!(got[first..].iter().all(|byte| *byte == 2));
         drop(reader);
     }
 }

@@ -38,7 +38,7 @@ impl Isolation {
 }
 
 impl Isolation {
-    fn octets(&self) -> Option<&[u8]> {
+    fn bytes(&self) -> Option<&[u8]> {
         self.0.as_deref().map(|token| token.as_slice())
     }
 }
@@ -52,13 +52,13 @@ impl PartialOrd for Isolation {
 /// Any order: so that what is kept by token is gone through in the same one each time.
 impl Ord for Isolation {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.octets().cmp(&other.octets())
+        self.bytes().cmp(&other.bytes())
     }
 }
 
 impl Hash for Isolation {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.octets().hash(state);
+        self.bytes().hash(state);
     }
 }
 
@@ -79,7 +79,7 @@ impl Terms {
         self
     }
 
-    /// Wishes to have a TCP stream as soon as it takes octets, before the far end has answered: what is written meanwhile (64 KiB at
+    /// Wishes to have a TCP stream as soon as it takes bytes, before the far end has answered: what is written meanwhile (64 KiB at
     /// most) travels with the request, and waits at the far end until the target is connected. That the target or the road fails comes as the I/O error of a
     /// later call, with the [`Error`] in it ([`Error::from_io`]), the deadline's [`ErrorKind::TimedOut`] included; that it does not,
     /// [`crate::Stream::is_answered`] tells. What was handed out is not tried again on another road. An overlay need not oblige.

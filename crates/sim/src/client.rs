@@ -50,12 +50,12 @@ impl ClientNode {
         sleep(late).await;
         let onion = self.onion(&network, &ground, &listed, counts);
         let traffic = self.settings.traffic;
-        let (kind, octets, mean) = match self.random.happens(traffic.bulk) {
-            true => (Kind::Bulk, traffic.bulk_octets, traffic.bulk_pause),
-            false => (Kind::Web, traffic.web_octets, traffic.web_pause),
+        let (kind, bytes, mean) = match self.random.happens(traffic.bulk) {
+            true => (Kind::Bulk, traffic.bulk_bytes, traffic.bulk_pause),
+            false => (Kind::Web, traffic.web_bytes, traffic.web_pause),
         };
         for fetch in 0u64.. {
-            self.fetch(&onion, kind, octets, fetch).await;
+            self.fetch(&onion, kind, bytes, fetch).await;
             let pause = self.random.pause(mean);
             sleep(pause).await;
         }
@@ -69,7 +69,7 @@ impl ClientNode {
         counts: Arc<Counts>,
     ) -> Onion {
         let host = Arc::new(Host::new(network, self.node));
-        let link = ground.link_of(self.random.octets());
+        let link = ground.link_of(self.random.bytes());
         let dialer = ChannelDialer::new(host, Us::default(), &link, ground.channel.clone(), counts);
         let channels = Channels::new(dialer, drop);
         tokio::spawn(sweep(channels.clone()));
@@ -89,7 +89,7 @@ impl ClientNode {
         )
     }
 
-    async fn fetch(&mut self, onion: &Onion, kind: Kind, octets: u64, number: u64) {
+    async fn fetch(&mut self, onion: &Onion, kind: Kind, bytes: u64, number: u64) {
         let targets = u64::try_from(self.targets.len()).unwrap_or(u64::MAX);
         let chosen = usize::try_from(self.random.below(targets)).unwrap_or(0);
         let Some(node) = self.targets.get(chosen) else {
@@ -100,9 +100,9 @@ impl ClientNode {
             isolation: Isolation::new(number.to_be_bytes().to_vec()),
             ..Terms::default()
         };
-        let page = self.book.begin(self.number, kind, octets);
+        let page = self.book.begin(self.number, kind, bytes);
         let patience = self.settings.traffic.patience;
-        let done = timeout(patience, fetch(onion, &to, &terms, octets, &page)).await;
+        let done = timeout(patience, fetch(onion, &to, &terms, bytes, &page)).await;
         page.end(match done {
             Ok(Ok(())) => "done",
             Ok(Err(error)) => error,
@@ -115,20 +115,20 @@ async fn fetch(
     onion: &Onion,
     to: &Target,
     terms: &Terms,
-    octets: u64,
+    bytes: u64,
     page: &Page,
 ) -> Result<(), &'static str> {
     let stream = onion.open_stream(to, terms).await;
     let mut stream = stream.map_err(|error| kind(&error))?;
     page.opened();
-    read(&mut stream, octets, page)
+    read(&mut stream, bytes, page)
         .await
         .map_err(|_| "broken off")
 }
 
-async fn read(stream: &mut Stream, octets: u64, page: &Page) -> io::Result<()> {
-    stream.write_all(&target_request(octets)).await?;
-    let mut left = octets;
+async fn read(stream: &mut Stream, bytes: u64, page: &Page) -> io::Result<()> {
+    stream.write_all(&target_request(bytes)).await?;
+    let mut left = bytes;
     while left > 0 {
         let got = stream.fill_buf().await?.len();
         if got == 0 {
@@ -154,7 +154,7 @@ fn kind(error: &Error) -> &'static str {
     }
 }
 
-// Servers that clients fetch from: eight octets say how many are wanted, and so many come.
+// Servers that clients fetch from: eight bytes say how many are wanted, and so many come.
 
 /// Where they listen.
 const PORT: u16 = 80;
@@ -167,9 +167,9 @@ pub(crate) fn target_address(node: Node) -> SocketAddr {
     SocketAddr::new(Network::address(node), PORT)
 }
 
-/// What a client sends to have `octets`.
-pub(crate) const fn target_request(octets: u64) -> [u8; 8] {
-    octets.to_be_bytes()
+/// What a client sends to have `bytes`.
+pub(crate) const fn target_request(bytes: u64) -> [u8; 8] {
+    bytes.to_be_bytes()
 }
 
 /// Serves for ever.

@@ -2,7 +2,7 @@
 //! `crypto`, the choice of paths of `directory`) over links in memory and a clock that leaps to the next event.
 //! The program `hoplite-sim` runs it; nobody imports it. Scenario 5 of the thesis on QUIC for Tor, scaled up. docs/sim.md says what the model is.
 //!
-//! One seed gives one run, to the octet: every number is drawn from it ([`random`]), and whatever the rooms draw from the system (keys,
+//! One seed gives one run, to the byte: every number is drawn from it ([`random`]), and whatever the rooms draw from the system (keys,
 //! nonces, padding) changes neither a size nor a time nor an order.
 //!
 //! # Not in this room

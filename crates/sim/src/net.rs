@@ -24,7 +24,7 @@ use tokio::{
 
 use crate::random::Random;
 
-/// What an IPv4 and a UDP header take of a packet, in octets.
+/// What an IPv4 and a UDP header take of a packet, in bytes.
 const UDP_HEADERS: usize = 28;
 
 /// The largest UDP payload that the network carries: Ethernet's.
@@ -351,13 +351,13 @@ fn node(address: IpAddr) -> Node {
     Node(number.unwrap_or(usize::MAX))
 }
 
-/// What it takes of a line, in octets.
+/// What it takes of a line, in bytes.
 fn size(packet: &Packet) -> u64 {
-    let octets = match &packet.payload {
+    let bytes = match &packet.payload {
         Payload::Udp(payload) => payload.len().saturating_add(UDP_HEADERS),
         Payload::Tcp(segment) => segment.data.len().saturating_add(tcp::HEADERS),
     };
-    u64::try_from(octets).unwrap_or(u64::MAX)
+    u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
 impl fmt::Debug for Network {
@@ -417,7 +417,7 @@ impl Place {
     }
 }
 
-// One direction of a node's access link: so many octets a second, and a queue with a bound. It drops the newest.
+// One direction of a node's access link: so many bytes a second, and a queue with a bound. It drops the newest.
 // A machine without clock: the network says when a packet comes, and hears when it has left.
 
 const SECOND: u128 = 1_000_000_000;
@@ -425,11 +425,11 @@ const SECOND: u128 = 1_000_000_000;
 /// A node's access link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Octets a second, away from the node.
+    /// Bytes a second, away from the node.
     pub up: u64,
-    /// Octets a second, to it.
+    /// Bytes a second, to it.
     pub down: u64,
-    /// Octets that may wait in each direction.
+    /// Bytes that may wait in each direction.
     pub queue: u64,
 }
 
@@ -452,14 +452,14 @@ impl Line {
         }
     }
 
-    /// When `octets` that come at `now` have left; nothing: the queue is full.
-    fn take(&mut self, octets: u64, now: u64) -> Option<u64> {
+    /// When `bytes` that come at `now` have left; nothing: the queue is full.
+    fn take(&mut self, bytes: u64, now: u64) -> Option<u64> {
         let begins = self.free.max(now);
         let waiting = u128::from(begins.saturating_sub(now)) * u128::from(self.rate) / SECOND;
-        if waiting.saturating_add(octets.into()) > u128::from(self.queue.max(octets)) {
+        if waiting.saturating_add(bytes.into()) > u128::from(self.queue.max(bytes)) {
             return None;
         }
-        let takes = u128::from(octets) * SECOND / u128::from(self.rate);
+        let takes = u128::from(bytes) * SECOND / u128::from(self.rate);
         self.free = begins.saturating_add(u64::try_from(takes).unwrap_or(u64::MAX));
         Some(self.free)
     }
@@ -591,13 +591,13 @@ impl Network {
 
 // What became of every packet: the network writes it down, tests see that nothing is made and nothing vanishes.
 
-/// Packets, and their octets with headers.
+/// Packets, and their bytes with headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     /// How many.
     pub packets: u64,
     /// Of which size together.
-    pub octets: u64,
+    pub bytes: u64,
 }
 
 /// How a packet ended.
@@ -647,9 +647,9 @@ pub struct Ledger {
 struct Books(Ledger);
 
 impl Count {
-    fn add(&mut self, octets: u64) {
+    fn add(&mut self, bytes: u64) {
         self.packets += 1;
-        self.octets += octets;
+        self.bytes += bytes;
     }
 }
 
@@ -666,8 +666,8 @@ impl Ledger {
             self.under_way,
         ];
         let packets: u64 = ends.iter().map(|count| count.packets).sum();
-        let octets: u64 = ends.iter().map(|count| count.octets).sum();
-        self.sent == Count { packets, octets }
+        let bytes: u64 = ends.iter().map(|count| count.bytes).sum();
+        self.sent == Count { packets, bytes }
     }
 }
 
@@ -676,21 +676,21 @@ impl Books {
         self.0.nodes.push(<(Count, Count)>::default());
     }
 
-    fn sent(&mut self, from: Node, to: Node, octets: u64, now: u64) {
+    fn sent(&mut self, from: Node, to: Node, bytes: u64, now: u64) {
         let ends = [from.0, to.0].map(|node| u64::try_from(node).unwrap_or(u64::MAX));
-        for number in [now, octets].into_iter().chain(ends) {
-            // FNV-1a, by numbers instead of octets, and rotated so that high bits reach low ones.
+        for number in [now, bytes].into_iter().chain(ends) {
+            // FNV-1a, by numbers instead of bytes, and rotated so that high bits reach low ones.
             self.0.trace = (self.0.trace ^ number)
                 .wrapping_mul(0x0100_0000_01b3)
                 .rotate_left(29);
         }
-        self.0.sent.add(octets);
+        self.0.sent.add(bytes);
         if let Some((sent, _)) = self.0.nodes.get_mut(from.0) {
-            sent.add(octets);
+            sent.add(bytes);
         }
     }
 
-    fn end(&mut self, fate: Fate, to: Node, octets: u64) {
+    fn end(&mut self, fate: Fate, to: Node, bytes: u64) {
         let ledger = &mut self.0;
         let count = match fate {
             Fate::Received => &mut ledger.received,
@@ -700,16 +700,16 @@ impl Books {
             Fate::NoPort => &mut ledger.no_port,
             Fate::Overfull => &mut ledger.overfull,
         };
-        count.add(octets);
+        count.add(bytes);
         let receiver = ledger.nodes.get_mut(to.0);
         if let (Fate::Received, Some((_, received))) = (fate, receiver) {
-            received.add(octets);
+            received.add(bytes);
         }
     }
 
     fn ledger(&self, under_way: impl Iterator<Item = u64>) -> Ledger {
         let mut ledger = self.0.clone();
-        under_way.for_each(|octets| ledger.under_way.add(octets));
+        under_way.for_each(|bytes| ledger.under_way.add(bytes));
         ledger
     }
 }

@@ -13,8 +13,8 @@ impl Random {
     /// The stream for `purpose` of whoever has this number.
     pub fn new(seed: u64, purpose: &str, number: usize) -> Self {
         let mut random = Self(seed);
-        for octet in purpose.bytes().chain(number.to_le_bytes()) {
-            random.0 = random.draw() ^ u64::from(octet);
+        for byte in purpose.bytes().chain(number.to_le_bytes()) {
+            random.0 = random.draw() ^ u64::from(byte);
         }
         random
     }
@@ -55,13 +55,13 @@ impl Random {
         most.mul_f64(self.unit())
     }
 
-    /// 32 octets, for what wants a seed of its own.
-    pub fn octets(&mut self) -> [u8; 32] {
-        let mut octets = [0; 32];
-        for eight in octets.chunks_mut(8) {
+    /// 32 bytes, for what wants a seed of its own.
+    pub fn bytes(&mut self) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        for eight in bytes.chunks_mut(8) {
             eight.copy_from_slice(&self.draw().to_le_bytes());
         }
-        octets
+        bytes
     }
 }
 
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_seed_gives_the_same_numbers_and_another_purpose_others() {
-        let draw = |seed, purpose, number| Random::new(seed, purpose, number).octets();
+        let draw = |seed, purpose, number| Random::new(seed, purpose, number).bytes();
         assert_eq!(draw(1, "places", 7), draw(1, "places", 7));
         assert_ne!(draw(1, "places", 7), draw(2, "places", 7));
         assert_ne!(draw(1, "places", 7), draw(1, "pauses", 7));

@@ -58,7 +58,7 @@ const PUBLISHED: u64 = 1_700_000_000;
 #[derive(Debug)]
 pub(crate) struct RelayNode {
     pub(crate) node: Node,
-    /// What its line carries, in octets a second.
+    /// What its line carries, in bytes a second.
     pub(crate) bandwidth: u64,
     pub(crate) onion: Arc<relay::Relay>,
     pub(crate) descriptor: SignedDescriptor,
@@ -86,8 +86,8 @@ impl RelayNode {
         plan: &Plan,
     ) -> Result<Self, Unmade> {
         let mut random = Random::new(plan.seed, "keys of relays", plan.number);
-        let secret = Zeroizing::new(random.octets());
-        let key = OnionKey::from_secret(&random.octets()).map_err(wrong)?;
+        let secret = Zeroizing::new(random.bytes());
+        let key = OnionKey::from_secret(&random.bytes()).map_err(wrong)?;
         let address = SocketAddr::new(Network::address(plan.node), PORT);
         let us = Us {
             identity: Some(Arc::new(relay_identity(&secret)?)),
@@ -95,7 +95,7 @@ impl RelayNode {
         };
         let descriptor = descriptor(plan, address, *key.public(), secret)?;
         let host = Arc::new(Host::new(network, plan.node));
-        let link = ground.link_of(random.octets());
+        let link = ground.link_of(random.bytes());
         let behaves = Config {
             failed: FAILED,
             ..ground.channel.clone()
@@ -111,7 +111,7 @@ impl RelayNode {
         own.set(Arc::downgrade(&onion)).ok();
         let doors = doors(ground, us, counts, &channels, &own);
         let mut tasks = JoinSet::new();
-        doors.quic(network, address, random.octets(), &mut tasks)?;
+        doors.quic(network, address, random.bytes(), &mut tasks)?;
         doors.tls(network, address, &mut tasks);
         tasks.spawn(sweep(channels));
         Ok(Self {
@@ -221,7 +221,7 @@ fn wrong(error: impl std::fmt::Display) -> Unmade {
 
 // The listening side of a relay: channels over QUIC and over TLS, made of what comes to its address. `world` says what becomes of them.
 
-/// Octets of datagrams that may wait at a relay; channels have none.
+/// Bytes of datagrams that may wait at a relay; channels have none.
 const INBOX: usize = 1 << 16;
 
 /// Told of each channel.

@@ -1,5 +1,5 @@
 //! What a run comes to: figures for the terminal and, by name, for programs; a line for each fetch, circuit and relay in CSV.
-//! The names of metrics are those of `hoplite-lab report --json` where they mean the same. The same seed gives the same octets.
+//! The names of metrics are those of `hoplite-lab report --json` where they mean the same. The same seed gives the same bytes.
 
 /// Writing into a text never fails.
 macro_rules! line {
@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use crate::{net::Ledger, run::Settings};
 
-/// So long without an octet is a stall.
+/// So long without a byte is a stall.
 const STALL: Duration = Duration::from_secs(10);
 
 /// Figures of one quantity.
@@ -50,15 +50,15 @@ pub struct Fetches {
     pub failed: usize,
     /// How many had not ended when the run did.
     pub running: usize,
-    /// How many had no octet for ten seconds.
+    /// How many had no byte for ten seconds.
     pub stalled: usize,
-    /// From asking for a stream to the first octet, in seconds.
+    /// From asking for a stream to the first byte, in seconds.
     pub ttfb_s: Figures,
     /// To the last one.
     pub ttlb_s: Figures,
-    /// Octets over that time, in bits a second.
+    /// Bytes over that time, in bits a second.
     pub goodput_bps: Figures,
-    /// The 99th percentile of the first octet's time over its median: 3 and more is a stalled network.
+    /// The 99th percentile of the first byte's time over its median: 3 and more is a stalled network.
     pub ttfb_p99_over_median: f64,
 }
 
@@ -85,7 +85,7 @@ pub struct Summary {
     pub virtual_s: f64,
     /// What became of fetches.
     pub fetches: Vec<Fetches>,
-    /// Each client's longest time without octets that it wanted, from when the first relay went, in seconds: [`Outcome::outage`].
+    /// Each client's longest time without bytes that it wanted, from when the first relay went, in seconds: [`Outcome::outage`].
     pub outage_s: Figures,
     /// Circuits that were not built.
     pub circuits_failed: usize,
@@ -106,8 +106,9 @@ pub struct Summary {
 pub struct Packets {
     /// Sent.
     pub sent: u64,
-    /// Their octets, with headers.
-    pub octets: u64,
+    /// Their bytes, with headers.
+    #[serde(rename = "octets")]
+    pub bytes: u64,
     /// Received.
     pub received: u64,
     /// Lost on their way.
@@ -154,7 +155,7 @@ fn quantile(sorted: &[f64], share: f64) -> f64 {
 impl Fetches {
     #[expect(
         clippy::cast_precision_loss,
-        reason = "octets of a fetch are far below 2^53"
+        reason = "bytes of a fetch are far below 2^53"
     )]
     fn of(outcome: &Outcome, kind: Kind) -> Self {
         let counted =
@@ -169,7 +170,7 @@ impl Fetches {
             .filter_map(|fetch| Some(fetch.first? - fetch.begun));
         let ttfb_s = Figures::of(first.map(|time| time.as_secs_f64()));
         let running = all.iter().filter(|fetch| fetch.end.is_none()).count();
-        let rate = |(fetch, time): &(&&Fetch, f64)| fetch.octets as f64 * 8.0 / time;
+        let rate = |(fetch, time): &(&&Fetch, f64)| fetch.bytes as f64 * 8.0 / time;
         Self {
             workload: kind.name(),
             n: all.len(),
@@ -195,7 +196,7 @@ impl Summary {
     /// Of a run.
     #[expect(
         clippy::cast_precision_loss,
-        reason = "octets of a run are far below 2^53"
+        reason = "bytes of a run are far below 2^53"
     )]
     pub fn of(outcome: &Outcome) -> Self {
         let settings = &outcome.settings;
@@ -225,7 +226,7 @@ impl Summary {
             relay_use: Figures::of(used),
             packets: Packets {
                 sent: ledger.sent.packets,
-                octets: ledger.sent.octets,
+                bytes: ledger.sent.bytes,
                 received: ledger.received.packets,
                 lost: ledger.lost.packets,
                 queue_full: ledger.queue_full.packets,
@@ -285,7 +286,7 @@ fn fetches(outcome: &Outcome) -> String {
         let Fetch {
             client,
             wanted,
-            octets,
+            bytes,
             ..
         } = fetch;
         let (kind, end) = (fetch.kind.name(), fetch.end.unwrap_or("running"));
@@ -294,7 +295,7 @@ fn fetches(outcome: &Outcome) -> String {
         let gap = Seconds(Some(fetch.gap));
         line!(
             out,
-            "{client},{kind},{wanted},{octets},{begun},{open},{first},{last},{gap},{end}"
+            "{client},{kind},{wanted},{bytes},{begun},{open},{first},{last},{gap},{end}"
         );
     }
     out
@@ -456,16 +457,16 @@ pub struct Fetch {
     /// How much was wanted.
     pub wanted: u64,
     /// How much came.
-    pub octets: u64,
+    pub bytes: u64,
     /// When it began: the client asked for a stream.
     pub begun: Duration,
     /// When it had one.
     pub opened: Option<Duration>,
-    /// When the first octet came.
+    /// When the first byte came.
     pub first: Option<Duration>,
     /// When the last one came.
     pub last: Option<Duration>,
-    /// The longest time without an octet.
+    /// The longest time without a byte.
     pub gap: Duration,
     /// How it ended; nothing: it had not when the run did.
     pub end: Option<&'static str>,
@@ -487,11 +488,11 @@ pub struct Build {
 /// What a relay did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelayUse {
-    /// Octets a second of its line.
+    /// Bytes a second of its line.
     pub bandwidth: u64,
-    /// Octets that its node sent.
+    /// Bytes that its node sent.
     pub sent: u64,
-    /// Octets that its node received.
+    /// Bytes that its node received.
     pub received: u64,
     /// Circuits that were made.
     pub created: u64,
@@ -555,7 +556,7 @@ impl Book {
             client,
             kind,
             wanted,
-            octets: 0,
+            bytes: 0,
             begun,
             opened: None,
             first: None,
@@ -604,7 +605,7 @@ impl Fetch {
 }
 
 impl Outcome {
-    /// The longest time from `since` on that a client went without octets while it wanted some. A fetch that fails is one with the next;
+    /// The longest time from `since` on that a client went without bytes while it wanted some. A fetch that fails is one with the next;
     /// pauses between fetches do not count.
     pub fn outage(&self, client: usize, since: Duration) -> Duration {
         let (mut longest, mut silent) = (Duration::ZERO, Duration::ZERO);
@@ -635,12 +636,12 @@ impl Page {
         self.write(|fetch, now| fetch.opened = Some(now));
     }
 
-    pub(crate) fn read(&self, octets: usize) {
+    pub(crate) fn read(&self, bytes: usize) {
         self.write(|fetch, now| {
             fetch.hear(now);
             fetch.first.get_or_insert(now);
-            let octets = u64::try_from(octets).unwrap_or(u64::MAX);
-            fetch.octets = fetch.octets.saturating_add(octets);
+            let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+            fetch.bytes = fetch.bytes.saturating_add(bytes);
         });
     }
 

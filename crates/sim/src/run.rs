@@ -271,8 +271,8 @@ fn relay_use(relay: &RelayNode, ledger: &crate::net::Ledger) -> RelayUse {
     let refused = [&counters.refused, &counters.limited, &counters.broken];
     RelayUse {
         bandwidth: relay.bandwidth,
-        sent: sent.octets,
-        received: received.octets,
+        sent: sent.bytes,
+        received: received.bytes,
         created: counters.created.load(Relaxed),
         refused: refused.iter().map(|count| count.load(Relaxed)).sum(),
         open: relay.onion.circuits(),
@@ -281,7 +281,7 @@ fn relay_use(relay: &RelayNode, ledger: &crate::net::Ledger) -> RelayUse {
 
 // What a run is like: how many, for how long, over what, and what they do. The command line fills it.
 
-/// Octets a second of a megabit.
+/// Bytes a second of a megabit.
 const MEGABIT: u64 = 125_000;
 
 /// A queue holds what its line sends in this time, and 64 KiB at least.
@@ -327,12 +327,12 @@ pub struct Settings {
 pub struct Traffic {
     /// The share of clients that fetch much, from 0 to 1.
     pub bulk: f64,
-    /// The octets of a fetch.
-    pub web_octets: u64,
+    /// The bytes of a fetch.
+    pub web_bytes: u64,
     /// The mean pause after one, exponentially distributed.
     pub web_pause: Duration,
     /// The same of those that fetch much.
-    pub bulk_octets: u64,
+    pub bulk_bytes: u64,
     /// The same of those that fetch much.
     pub bulk_pause: Duration,
     /// When a fetch is given up.
@@ -364,9 +364,9 @@ impl Default for Traffic {
     fn default() -> Self {
         Self {
             bulk: 0.04,
-            web_octets: 320 << 10,
+            web_bytes: 320 << 10,
             web_pause: Duration::from_secs(60),
-            bulk_octets: 5 << 20,
+            bulk_bytes: 5 << 20,
             bulk_pause: Duration::from_secs(60),
             patience: Duration::from_secs(300),
         }
@@ -378,7 +378,7 @@ impl Default for Traffic {
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     clippy::cast_precision_loss,
-    reason = "rates between 2.5 and 80 million octets a second"
+    reason = "rates between 2.5 and 80 million bytes a second"
 )]
 pub(crate) fn relay_access(random: &mut Random) -> Access {
     let rate = 20.0 * (MEGABIT as f64) * (5.0 * random.unit()).exp2();
@@ -493,7 +493,7 @@ impl Ground {
     }
 }
 
-/// Ed25519: its signatures and its certificate always have the same size, other kinds' vary by some octets from run to run.
+/// Ed25519: its signatures and its certificate always have the same size, other kinds' vary by some bytes from run to run.
 fn identity() -> Result<Identity, Unmade> {
     let key = KeyPair::generate_for(&PKCS_ED25519).map_err(wrong)?;
     let mut params = CertificateParams::new(Vec::new()).map_err(wrong)?;

@@ -23,9 +23,9 @@ fn small(channel: How) -> Settings {
         channel,
         traffic: Traffic {
             bulk: 0.2,
-            web_octets: 20_000,
+            web_bytes: 20_000,
             web_pause: Duration::from_secs(10),
-            bulk_octets: 200_000,
+            bulk_bytes: 200_000,
             bulk_pause: Duration::from_secs(10),
             ..Traffic::default()
         },
@@ -49,7 +49,7 @@ fn ended<'a>(outcome: &'a Outcome, how: &'a str) -> impl Iterator<Item = &'a Fet
 }
 
 #[test]
-fn one_seed_gives_one_outcome_octet_by_octet_and_another_seed_another() {
+fn one_seed_gives_one_outcome_byte_by_byte_and_another_seed_another() {
     for channel in BOTH {
         let lossy = Settings {
             loss: 0.01,
@@ -73,7 +73,7 @@ fn all_that_clients_fetch_comes_whole() {
         let outcome = outcome(&small(channel));
         let done: Vec<_> = ended(&outcome, "done").collect();
         assert!(done.len() >= 20, "{done:?}");
-        assert!(done.iter().all(|fetch| fetch.octets == fetch.wanted));
+        assert!(done.iter().all(|fetch| fetch.bytes == fetch.wanted));
         assert!(
             done.iter()
                 .all(|fetch| fetch.opened < fetch.first && fetch.first <= fetch.last)

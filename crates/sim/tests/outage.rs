@@ -26,9 +26,9 @@ fn busy(killed: usize) -> Settings {
         kills: vec![(killed, KILLED)],
         traffic: Traffic {
             bulk: 0.2,
-            web_octets: 20_000,
+            web_bytes: 20_000,
             web_pause: Duration::from_secs(3),
-            bulk_octets: 200_000,
+            bulk_bytes: 200_000,
             bulk_pause: Duration::from_secs(3),
             ..Traffic::default()
         },

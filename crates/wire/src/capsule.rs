@@ -179,7 +179,7 @@ pub fn write_udp(out: &mut impl BufMut, payload: &[u8]) {
     out.put_slice(payload);
 }
 
-/// How many octets [`write_udp`] takes around a payload at most.
+/// How many bytes [`write_udp`] takes around a payload at most.
 pub const UDP_OVERHEAD: usize = 10;
 
 #[cfg(test)]
@@ -187,9 +187,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn read_items(octets: &[u8], piece: usize) -> (Vec<Item>, CapsuleReader) {
+    fn read_items(bytes: &[u8], piece: usize) -> (Vec<Item>, CapsuleReader) {
         let (mut reader, mut items) = (CapsuleReader::default(), Vec::new());
-        for chunk in octets.chunks(piece.max(1)) {
+        for chunk in bytes.chunks(piece.max(1)) {
             let mut input = Bytes::copy_from_slice(chunk);
             while let Some(item) = reader.next(&mut input) {
                 items.push(item);
@@ -198,9 +198,9 @@ mod tests {
         (items, reader)
     }
 
-    fn read_all(octets: &[u8], piece: usize) -> (Vec<Bytes>, CapsuleReader) {
+    fn read_all(bytes: &[u8], piece: usize) -> (Vec<Bytes>, CapsuleReader) {
         let (mut reader, mut values) = (CapsuleReader::default(), Vec::new());
-        for chunk in octets.chunks(piece.max(1)) {
+        for chunk in bytes.chunks(piece.max(1)) {
             let mut input = Bytes::copy_from_slice(chunk);
             while let Some(value) = reader.next_datagram(&mut input) {
                 values.push(value);
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn unknown_and_oversized_capsules_are_skipped() {
-        let octets = [
+        let bytes = [
             raw(0x1234, &[9; 70_000]),
             raw(DATAGRAM, b"a"),
             raw(DATAGRAM, &[1; MAX_DATAGRAM + 1]),
@@ -228,7 +228,7 @@ mod tests {
         ]
         .concat();
         for piece in [1, 999, usize::MAX] {
-            let (values, mut reader) = read_all(&octets, piece);
+            let (values, mut reader) = read_all(&bytes, piece);
             assert_eq!(values, [&b"a"[..], b""]);
             assert_eq!(reader.take_oversized(), 1);
             assert!(reader.is_between_capsules());
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn capsules_of_forwarded_mode_stand_in_order_among_datagrams() {
         let id = Bytes::from_static(b"1234");
-        let octets = [
+        let bytes = [
             raw(0xffe600, b"1234"),
             raw(DATAGRAM, b"a"),
             raw(0xffe607, b""),
@@ -257,7 +257,7 @@ mod tests {
             Item::Forwarding(Ok(Capsule::CloseTargetCid { id })),
         ];
         for piece in [1, 3, 999, usize::MAX] {
-            let (items, mut reader) = read_items(&octets, piece);
+            let (items, mut reader) = read_items(&bytes, piece);
             assert_eq!(items, wanted);
             assert_eq!(reader.take_oversized(), 0);
             assert!(reader.is_between_capsules());
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn capsules_of_ip_proxying_stand_in_order_among_datagrams() {
         let largest = connect_ip::Capsule::LARGEST;
-        let octets = [
+        let bytes = [
             raw(1, &[0, 4, 192, 0, 2, 1, 32]),
             raw(DATAGRAM, b"a"),
             raw(2, b""),
@@ -276,7 +276,7 @@ mod tests {
         ]
         .concat();
         for piece in [1, 3, 999, usize::MAX] {
-            let (items, mut reader) = read_items(&octets, piece);
+            let (items, mut reader) = read_items(&bytes, piece);
             let refused = Item::Ip(Err(connect_ip::Malformed));
             assert!(
                 matches!(&items[0], Item::Ip(Ok(connect_ip::Capsule::AddressAssign(one))) if one.len() == 1)
@@ -294,11 +294,11 @@ mod tests {
 
     #[test]
     fn an_endless_forwarding_capsule_is_malformed_once_and_never_kept() {
-        let mut octets = Vec::new();
-        varint::write(&mut octets, 0xffe600);
-        varint::write(&mut octets, varint::MAX);
-        octets.extend([7; 10_000]);
-        let (items, reader) = read_items(&octets, 100);
+        let mut bytes = Vec::new();
+        varint::write(&mut bytes, 0xffe600);
+        varint::write(&mut bytes, varint::MAX);
+        bytes.extend([7; 10_000]);
+        let (items, reader) = read_items(&bytes, 100);
         assert_eq!(items, [Item::Forwarding(Err(Malformed))]);
         assert!(matches!(reader.state, State::Skip { .. }));
     }
@@ -332,8 +332,8 @@ mod tests {
         }
 
         #[test]
-        fn any_octets_are_read_without_a_panic(octets: Vec<u8>, piece in 1_usize..40) {
-            drop(read_items(&octets, piece));
+        fn any_bytes_are_read_without_a_panic(bytes: Vec<u8>, piece in 1_usize..40) {
+            drop(read_items(&bytes, piece));
         }
     }
 }

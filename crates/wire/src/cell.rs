@@ -1,6 +1,6 @@
 //! Tor's cells and what stands in them: the frame on a channel, the link handshake, circuits, relay messages and certificates.
 //! `link::channel` reads and writes cells and shakes hands with them, `crypto::onion` signs and checks, `onion` speaks relay messages.
-//! tor-spec: "Cell Packet format", for link protocol 4 and later (circuit ids of four octets).
+//! tor-spec: "Cell Packet format", for link protocol 4 and later (circuit ids of four bytes).
 
 #![cfg_attr(
     not(test),
@@ -48,13 +48,13 @@ use std::fmt;
 
 use bytes::{Buf, BufMut, BytesMut};
 
-/// A cell of fixed length on the wire, in octets: circuit id, command and body.
+/// A cell of fixed length on the wire, in bytes: circuit id, command and body.
 pub const LEN: usize = 514;
 
-/// The body of a cell of fixed length, in octets (Tor's PAYLOAD_LEN).
+/// The body of a cell of fixed length, in bytes (Tor's PAYLOAD_LEN).
 pub const BODY: usize = 509;
 
-/// What a relay message in one cell carries at most, in octets.
+/// What a relay message in one cell carries at most, in bytes.
 pub const DATA: usize = 498;
 
 /// The circuit that a cell belongs to, on one channel. 0 belongs to none: the channel itself.
@@ -110,11 +110,11 @@ pub struct Cell {
     pub circuit: CircuitId,
     /// What it is for.
     pub command: Command,
-    /// [`BODY`] octets, or any number where the command is of variable length.
+    /// [`BODY`] bytes, or any number where the command is of variable length.
     pub body: BytesMut,
 }
 
-/// What was not as the specification has it; nothing of the octets themselves. The peer broke the protocol, or the writer is wrong.
+/// What was not as the specification has it; nothing of the bytes themselves. The peer broke the protocol, or the writer is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed {0}")]
 pub struct Malformed(pub &'static str);
@@ -189,7 +189,7 @@ impl Cell {
     }
 
     /// What stands before the body on the wire, for those that write both at once without copying.
-    /// A VERSIONS cell has two octets of circuit id: it is the first on its channel.
+    /// A VERSIONS cell has two bytes of circuit id: it is the first on its channel.
     ///
     /// # Errors
     /// [`Malformed`] if the body does not fit the command.
@@ -228,24 +228,24 @@ pub fn write(cell: &Cell, out: &mut BytesMut) -> Result<(), Malformed> {
     Ok(())
 }
 
-/// What stands before a cell's body: three to seven octets.
+/// What stands before a cell's body: three to seven bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
-    octets: [u8; 7],
+    bytes: [u8; 7],
     length: usize,
 }
 
 impl Head {
-    fn put(&mut self, octets: &[u8]) {
-        let room = self.octets.iter_mut().skip(self.length);
-        room.zip(octets).for_each(|(to, from)| *to = *from);
-        self.length = self.length.saturating_add(octets.len());
+    fn put(&mut self, bytes: &[u8]) {
+        let room = self.bytes.iter_mut().skip(self.length);
+        room.zip(bytes).for_each(|(to, from)| *to = *from);
+        self.length = self.length.saturating_add(bytes.len());
     }
 }
 
 impl AsRef<[u8]> for Head {
     fn as_ref(&self) -> &[u8] {
-        self.octets.get(..self.length).unwrap_or_default()
+        self.bytes.get(..self.length).unwrap_or_default()
     }
 }
 
@@ -255,7 +255,7 @@ impl fmt::Debug for Cell {
         f.debug_struct("Cell")
             .field("circuit", &self.circuit.0)
             .field("command", &self.command)
-            .field("octets", &self.body.len())
+            .field("bytes", &self.body.len())
             .finish()
     }
 }
@@ -263,10 +263,10 @@ impl fmt::Debug for Cell {
 // Cuts what a channel brings into cells, without copying their bodies.
 // `link::channel` has one for each direction that it reads. tor-spec: "Cell Packet format".
 
-/// The largest cell of variable length that is taken by default, in octets: a CERTS cell has about 2,000.
+/// The largest cell of variable length that is taken by default, in bytes: a CERTS cell has about 2,000.
 pub const LARGEST_VARIABLE: usize = 16_384;
 
-/// Cuts octets into cells. Only a cell that came in pieces is copied, at most one for each [`push`](Self::push);
+/// Cuts bytes into cells. Only a cell that came in pieces is copied, at most one for each [`push`](Self::push);
 /// so it holds one cell besides what was pushed and not taken yet.
 #[derive(Debug)]
 pub struct Reader {
@@ -294,7 +294,7 @@ impl Frame {
 }
 
 impl Reader {
-    /// For a new channel: circuit ids have two octets up to and including the first VERSIONS cell, four after it.
+    /// For a new channel: circuit ids have two bytes up to and including the first VERSIONS cell, four after it.
     /// `largest` bounds the body of a cell of variable length.
     pub fn new(largest: usize) -> Self {
         Self {
@@ -306,7 +306,7 @@ impl Reader {
         }
     }
 
-    /// For octets behind the VERSIONS cell, or a stream that has none.
+    /// For bytes behind the VERSIONS cell, or a stream that has none.
     pub fn wide(largest: usize) -> Self {
         Self {
             wide: true,
@@ -315,11 +315,11 @@ impl Reader {
     }
 
     /// Takes what has been read. Take all cells before the next push: else this copies.
-    pub fn push(&mut self, octets: BytesMut) {
+    pub fn push(&mut self, bytes: BytesMut) {
         if self.input.is_empty() {
-            self.input = octets;
+            self.input = bytes;
         } else {
-            self.input.unsplit(octets);
+            self.input.unsplit(bytes);
         }
     }
 
@@ -343,8 +343,8 @@ impl Reader {
             self.begin();
             return Ok(None);
         }
-        let octets = self.input.split_to(frame.whole());
-        Ok(Some(self.cell(frame, octets)))
+        let bytes = self.input.split_to(frame.whole());
+        Ok(Some(self.cell(frame, bytes)))
     }
 
     /// Whether the channel may end here, and not inside a cell.
@@ -352,12 +352,12 @@ impl Reader {
         self.pending() == 0
     }
 
-    /// Octets that were pushed and are not handed out yet.
+    /// Bytes that were pushed and are not handed out yet.
     pub fn pending(&self) -> usize {
         self.begun.len().saturating_add(self.input.len())
     }
 
-    /// The octets before the body of the last cell, as they came: hashes of the link handshake are over whole cells.
+    /// The bytes before the body of the last cell, as they came: hashes of the link handshake are over whole cells.
     pub fn head(&self) -> &[u8] {
         self.head.1.get(..self.head.0).unwrap_or_default()
     }
@@ -366,8 +366,8 @@ impl Reader {
         loop {
             let wanted = match self.frame(&self.begun)? {
                 Some(frame) if self.begun.len() == frame.whole() => {
-                    let octets = std::mem::take(&mut self.begun);
-                    return Ok(Some(self.cell(frame, octets)));
+                    let bytes = std::mem::take(&mut self.begun);
+                    return Ok(Some(self.cell(frame, bytes)));
                 }
                 Some(frame) => frame.whole(),
                 None => self.begun.len().saturating_add(1),
@@ -390,22 +390,22 @@ impl Reader {
         self.input = BytesMut::new();
     }
 
-    fn cell(&mut self, frame: Frame, mut octets: BytesMut) -> Cell {
+    fn cell(&mut self, frame: Frame, mut bytes: BytesMut) -> Cell {
         self.head.0 = frame.head;
-        let kept = self.head.1.iter_mut().zip(&octets);
+        let kept = self.head.1.iter_mut().zip(&bytes);
         kept.take(frame.head).for_each(|(to, from)| *to = *from);
         self.wide |= frame.command == Command::VERSIONS;
-        octets.advance(frame.head);
+        bytes.advance(frame.head);
         Cell {
             circuit: frame.circuit,
             command: frame.command,
-            body: octets,
+            body: bytes,
         }
     }
 
-    /// What the cell at the front of `octets` is, once its head is there.
-    fn frame(&self, octets: &[u8]) -> Result<Option<Frame>, Malformed> {
-        let mut front = octets;
+    /// What the cell at the front of `bytes` is, once its head is there.
+    fn frame(&self, bytes: &[u8]) -> Result<Option<Frame>, Malformed> {
+        let mut front = bytes;
         let circuit = match self.wide {
             true => front.try_get_u32(),
             false => front.try_get_u16().map(u32::from),
@@ -424,13 +424,13 @@ impl Reader {
         Ok(Some(Frame {
             circuit: CircuitId(circuit),
             command: Command(command),
-            head: octets.len().saturating_sub(front.len()),
+            head: bytes.len().saturating_sub(front.len()),
             body,
         }))
     }
 }
 
-// Takes octets off the front of a body. The parsers of this folder use it.
+// Takes bytes off the front of a body. The parsers of this folder use it.
 
 /// What is left to read, and what it is: that is what an error says.
 #[derive(Clone, Debug)]
@@ -476,7 +476,7 @@ impl<'a> Input<'a> {
     }
 
     fn u8(&mut self) -> Result<u8, Malformed> {
-        self.array::<1>().map(|[octet]| octet)
+        self.array::<1>().map(|[byte]| byte)
     }
 
     fn u16(&mut self) -> Result<u16, Malformed> {
@@ -487,32 +487,32 @@ impl<'a> Input<'a> {
         self.array().map(u32::from_be_bytes)
     }
 
-    /// A length of one octet, and as many octets.
+    /// A length of one byte, and as many bytes.
     fn counted(&mut self) -> Result<&'a [u8], Malformed> {
         let length = self.u8()?;
         self.take(length.into())
     }
 
-    /// A length of two octets, and as many octets.
+    /// A length of two bytes, and as many bytes.
     fn counted_wide(&mut self) -> Result<&'a [u8], Malformed> {
         let length = self.u16()?;
         self.take(length.into())
     }
 
-    /// Octets up to a zero, which is taken too.
+    /// Bytes up to a zero, which is taken too.
     fn until_zero(&mut self) -> Result<&'a [u8], Malformed> {
-        let at = self.rest.iter().position(|octet| *octet == 0);
+        let at = self.rest.iter().position(|byte| *byte == 0);
         let text = self.take(at.ok_or(Malformed(self.what))?)?;
         self.u8().map(|_| text)
     }
 }
 
-/// The length of a list or a value as one octet; what does not fit is cut by the caller's `take`.
+/// The length of a list or a value as one byte; what does not fit is cut by the caller's `take`.
 fn short(length: usize) -> u8 {
     u8::try_from(length).unwrap_or(u8::MAX)
 }
 
-/// The same as two octets.
+/// The same as two bytes.
 fn wide(length: usize) -> u16 {
     u16::try_from(length).unwrap_or(u16::MAX)
 }

@@ -18,7 +18,7 @@ pub const ICMP: u8 = 1;
 /// The same for IPv6.
 pub const ICMPV6: u8 = 58;
 
-/// What "IPv6 requires that every link have": the smallest packet that a tunnel for IPv6 must carry (RFC 9484 §7.1), in octets.
+/// What "IPv6 requires that every link have": the smallest packet that a tunnel for IPv6 must carry (RFC 9484 §7.1), in bytes.
 pub const LEAST_MTU: usize = 1280;
 
 // The three capsules of IP proxying. What makes one malformed is checked here; who may send which and when is the ends' business.
@@ -56,7 +56,7 @@ pub struct Numbered {
 pub struct Malformed;
 
 impl Capsule {
-    /// The largest value that is kept, in octets: some 200 routes by IPv6, or a thousand assignments by IPv4.
+    /// The largest value that is kept, in bytes: some 200 routes by IPv6, or a thousand assignments by IPv4.
     pub const LARGEST: usize = 8192;
 
     /// Whether `kind` is the type of a capsule of this module.
@@ -118,7 +118,7 @@ impl Numbered {
     fn read(from: &mut Bytes) -> Option<Self> {
         let request = varint::read(from)?;
         let address = read_address(from)?;
-        let length = octet(from)?;
+        let length = byte(from)?;
         let prefix = Prefix::new(address, length)?;
         Some(Self { request, prefix })
     }
@@ -161,10 +161,10 @@ fn routes(from: &mut Bytes) -> Option<Vec<Route>> {
 }
 
 fn read_route(from: &mut Bytes) -> Option<Route> {
-    let version = octet(from)?;
+    let version = byte(from)?;
     let first = address_of(version, from)?;
     let last = address_of(version, from)?;
-    Route::new(first, last, octet(from)?)
+    Route::new(first, last, byte(from)?)
 }
 
 fn write_route(out: &mut Vec<u8>, route: &Route) {
@@ -175,7 +175,7 @@ fn write_route(out: &mut Vec<u8>, route: &Route) {
 }
 
 fn read_address(from: &mut Bytes) -> Option<IpAddr> {
-    let version = octet(from)?;
+    let version = byte(from)?;
     address_of(version, from)
 }
 
@@ -187,7 +187,7 @@ fn address_of(version: u8, from: &mut Bytes) -> Option<IpAddr> {
     }
 }
 
-fn octet(from: &mut Bytes) -> Option<u8> {
+fn byte(from: &mut Bytes) -> Option<u8> {
     from.has_remaining().then(|| from.get_u8())
 }
 
@@ -510,7 +510,7 @@ fn read_protocol(text: &str) -> Option<Option<u8>> {
 
 /// A decimal number of at most three digits.
 fn number(text: &str) -> Option<u8> {
-    let digits = (1..=3).contains(&text.len()) && text.bytes().all(|octet| octet.is_ascii_digit());
+    let digits = (1..=3).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| digits)
 }
 

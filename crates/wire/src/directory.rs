@@ -19,19 +19,19 @@ pub const ADDRESSES: usize = 4;
 /// Relays that one says it shares an operator with.
 pub const FAMILY: usize = 32;
 
-/// Octets of a signed descriptor.
+/// Bytes of a signed descriptor.
 pub const DESCRIPTOR: usize = 4096;
 
 /// Relays of a list.
 pub const RELAYS: usize = 8192;
 
-/// Octets of a signed list or vote.
+/// Bytes of a signed list or vote.
 pub const LIST: usize = 8 << 20;
 
 /// Authorities that sign a list.
 pub const AUTHORITIES: usize = 32;
 
-/// Octets of the commitments of one period: two of each authority, with the signatures of all.
+/// Bytes of the commitments of one period: two of each authority, with the signatures of all.
 pub const COMMITMENTS: usize = 512 << 10;
 
 /// Parameters of a list.
@@ -62,7 +62,7 @@ struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    /// Texts of more than `most` octets are not looked at.
+    /// Texts of more than `most` bytes are not looked at.
     fn of(text: &'a str, most: usize) -> Result<Self, Malformed> {
         let lines = Self {
             rest: text,
@@ -133,12 +133,12 @@ pub struct Signature(pub [u8; 64]);
 
 /// The text is no key or no signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected `ed25519:` and 32 octets in base64url, as `hoplite keygen` prints them")]
+#[error("expected `ed25519:` and 32 bytes in base64url, as `hoplite keygen` prints them")]
 pub struct KeyError;
 
-/// Base64url without padding: for octets that need no name.
-fn encode(octets: &[u8]) -> String {
-    URL_SAFE_NO_PAD.encode(octets)
+/// Base64url without padding: for bytes that need no name.
+fn encode(bytes: &[u8]) -> String {
+    URL_SAFE_NO_PAD.encode(bytes)
 }
 
 fn decode<const N: usize>(text: &str) -> Option<[u8; N]> {
@@ -151,8 +151,8 @@ impl FromStr for Key {
     type Err = KeyError;
 
     fn from_str(text: &str) -> Result<Self, KeyError> {
-        let octets = text.strip_prefix("ed25519:").and_then(decode);
-        octets.map(Self).ok_or(KeyError)
+        let bytes = text.strip_prefix("ed25519:").and_then(decode);
+        bytes.map(Self).ok_or(KeyError)
     }
 }
 
@@ -312,7 +312,7 @@ pub struct Descriptor {
     pub operator: Option<String>,
     /// Relays of the same operator; it counts where they say so too. In order.
     pub family: Vec<Key>,
-    /// What it can carry, in octets a second.
+    /// What it can carry, in bytes a second.
     pub bandwidth: u64,
     /// To which ports it connects; an egress has some, and nobody else.
     pub exit: Option<Ports>,
@@ -356,8 +356,8 @@ impl Descriptor {
             identity: lines.parsed("identity")?,
             published: lines.parsed("published")?,
             addresses: addresses(lines)?,
-            pin: octets(lines, "pin", "sha256:")?,
-            onion: octets(lines, "onion", "ntor:")?,
+            pin: bytes(lines, "pin", "sha256:")?,
+            onion: bytes(lines, "onion", "ntor:")?,
             roles: roles(lines)?,
             region: word(lines, "region", 32)?,
             operator: word(lines, "operator", 64)?,
@@ -412,7 +412,7 @@ fn is_usable(address: &SocketAddr) -> bool {
         && !ip.is_multicast()
 }
 
-fn octets(
+fn bytes(
     lines: &mut Lines<'_>,
     keyword: &'static str,
     prefix: &str,
@@ -420,8 +420,8 @@ fn octets(
     let Some(value) = lines.option(keyword) else {
         return Ok(None);
     };
-    let octets = value.strip_prefix(prefix).and_then(decode);
-    octets.map(Some).ok_or_else(|| lines.wrong(keyword))
+    let bytes = value.strip_prefix(prefix).and_then(decode);
+    bytes.map(Some).ok_or_else(|| lines.wrong(keyword))
 }
 
 fn roles(lines: &mut Lines<'_>) -> Result<Roles, Malformed> {

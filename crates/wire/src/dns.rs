@@ -20,7 +20,7 @@ use hickory_proto::{
 
 use crate::HostName;
 
-/// The largest message: two octets of length stand before it on a stream (RFC 1035 §4.2.2).
+/// The largest message: two bytes of length stand before it on a stream (RFC 1035 §4.2.2).
 pub const MAX_MESSAGE: usize = 65_535;
 
 /// The media type of a message (RFC 8484 §6).
@@ -80,13 +80,13 @@ struct Asked {
     dnssec: bool,
 }
 
-/// Why octets are no question.
+/// Why bytes are no question.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
     /// Too short, or an answer: it gets none.
     #[error("no DNS query")]
     Nothing,
-    /// A query that is answered with these octets.
+    /// A query that is answered with these bytes.
     #[error("a DNS query that cannot be read, or of a kind that nobody answers")]
     Answered(Vec<u8>),
 }
@@ -96,8 +96,8 @@ impl Question {
     ///
     /// # Errors
     /// See [`Unfit`].
-    pub fn read(octets: &[u8]) -> Result<Self, Unfit> {
-        let header = Header::read(octets).ok_or(Unfit::Nothing)?;
+    pub fn read(bytes: &[u8]) -> Result<Self, Unfit> {
+        let header = Header::read(bytes).ok_or(Unfit::Nothing)?;
         let refuse = |code| Err(Unfit::Answered(header.refusal(code)));
         if header.operation != 0 {
             return refuse(Code::NOT_IMPLEMENTED);
@@ -105,7 +105,7 @@ impl Question {
         if header.questions != 1 || header.records > RECORDS {
             return refuse(Code::FORMAT);
         }
-        let Ok(message) = Message::from_vec(octets) else {
+        let Ok(message) = Message::from_vec(bytes) else {
             return refuse(Code::FORMAT);
         };
         let Some(query) = message.queries.first() else {
@@ -176,7 +176,7 @@ impl Question {
 
     /// The name, if a host may have it.
     pub fn name(&self) -> Option<HostName> {
-        // An escaped octet is none of a host's name.
+        // An escaped byte is none of a host's name.
         HostName::new(&self.text()).ok()
     }
 
@@ -185,14 +185,14 @@ impl Question {
         &self.query.name
     }
 
-    /// The name in lower case without the last dot; other octets are escaped.
+    /// The name in lower case without the last dot; other bytes are escaped.
     pub fn text(&self) -> String {
         let mut text = String::with_capacity(self.query.name.len());
         for (n, label) in self.query.name.iter().enumerate() {
             if n > 0 {
                 text.push('.');
             }
-            label.iter().for_each(|octet| push(&mut text, *octet));
+            label.iter().for_each(|byte| push(&mut text, *byte));
         }
         text
     }
@@ -203,19 +203,19 @@ impl Question {
         Some((net.addr(), net.prefix_len()))
     }
 
-    /// The largest reply by datagram that the asker takes and that we send, in octets.
+    /// The largest reply by datagram that the asker takes and that we send, in bytes.
     pub fn datagram(&self) -> usize {
         let payload = self.edns.map_or(PLAIN, |edns| edns.payload);
         usize::from(payload.clamp(PLAIN, LARGEST))
     }
 }
 
-/// An octet of a label, as RFC 1035 §5.1 writes it.
-fn push(text: &mut String, octet: u8) {
-    match octet {
-        b'-' | b'_' => text.push(octet.into()),
-        octet if octet.is_ascii_alphanumeric() => text.push(octet.to_ascii_lowercase().into()),
-        octet => text.push_str(&format!("\\{octet:03}")),
+/// A byte of a label, as RFC 1035 §5.1 writes it.
+fn push(text: &mut String, byte: u8) {
+    match byte {
+        b'-' | b'_' => text.push(byte.into()),
+        byte if byte.is_ascii_alphanumeric() => text.push(byte.to_ascii_lowercase().into()),
+        byte => text.push_str(&format!("\\{byte:03}")),
     }
 }
 
@@ -235,9 +235,9 @@ struct Header {
 }
 
 impl Header {
-    /// `None` for octets that are to get no answer.
-    fn read(octets: &[u8]) -> Option<Self> {
-        let [i, j, flags, _, q, r, a, b, c, d, e, f] = *octets.first_chunk::<HEADER>()?;
+    /// `None` for bytes that are to get no answer.
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let [i, j, flags, _, q, r, a, b, c, d, e, f] = *bytes.first_chunk::<HEADER>()?;
         let is_answer = flags & 0x80 != 0;
         let records = [[a, b], [c, d], [e, f]].map(u16::from_be_bytes);
         (!is_answer).then(|| Self {
@@ -321,12 +321,12 @@ impl Question {
         self.write(&reply)
     }
 
-    /// `reply` as it may go into `room` octets: whole, or cut down to the question with a mark that says so (RFC 2181 §9).
+    /// `reply` as it may go into `room` bytes: whole, or cut down to the question with a mark that says so (RFC 2181 §9).
     pub fn fitted(&self, reply: Vec<u8>, room: usize) -> Vec<u8> {
         if reply.len() <= room {
             return reply;
         }
-        let code = reply.get(3).map_or(0, |octet| octet & 0x0f);
+        let code = reply.get(3).map_or(0, |byte| byte & 0x0f);
         let mut cut = self.reply(Code(code.into()));
         cut.metadata.truncation = true;
         self.write(&cut)
@@ -351,7 +351,7 @@ impl Question {
     /// Records that do not fit into any message are a failure.
     fn write(&self, reply: &Message) -> Vec<u8> {
         match reply.to_vec() {
-            Ok(octets) if octets.len() <= MAX_MESSAGE => octets,
+            Ok(bytes) if bytes.len() <= MAX_MESSAGE => bytes,
             _ => self.reply(Code::FAILURE).to_vec().unwrap_or_default(),
         }
     }

@@ -57,12 +57,12 @@ pub fn long_header_ids(packet: &[u8]) -> Option<LongIds<'_>> {
 }
 
 /// An id behind its length.
-fn id(octets: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (length, rest) = octets.split_first()?;
+fn id(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = bytes.split_first()?;
     rest.split_at_checked(usize::from(*length))
 }
 
-/// The first `length` octets of the destination id of a short header, which does not say where it ends.
+/// The first `length` bytes of the destination id of a short header, which does not say where it ends.
 pub fn short_header_id(packet: &[u8], length: usize) -> Option<&[u8]> {
     let (first, rest) = packet.split_first()?;
     rest.get(..length).filter(|_| first & LONG == 0)
@@ -71,7 +71,7 @@ pub fn short_header_id(packet: &[u8], length: usize) -> Option<&[u8]> {
 // The eight capsules about connection ids. Lengths are checked here; who may send which and when is the machines' business.
 // draft-ietf-masque-quic-proxy, "Connection ID Capsules"; RFC 9297 §3.2.
 
-/// The longest connection id of the QUIC invariants; QUIC version 1 stops at 20 octets.
+/// The longest connection id of the QUIC invariants; QUIC version 1 stops at 20 bytes.
 pub const MAX_ID: usize = 255;
 
 const REGISTER_CLIENT_CID: u64 = 0xff_e600;
@@ -90,7 +90,7 @@ const CLOSE_TARGET_CID: u64 = 0xff_e606;
 
 const MAX_CONNECTION_IDS: u64 = 0xff_e607;
 
-/// A capsule about connection ids: its ids and tokens are at most [`MAX_ID`] octets.
+/// A capsule about connection ids: its ids and tokens are at most [`MAX_ID`] bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Capsule {
     /// Client: the id that the target puts into packets to the client.
@@ -337,19 +337,19 @@ mod tests {
         }
 
         #[test]
-        fn any_octets_are_read_without_a_panic(packet: Vec<u8>, length: usize) {
+        fn any_bytes_are_read_without_a_panic(packet: Vec<u8>, length: usize) {
             let _: Option<LongIds<'_>> = long_header_ids(&packet);
             let _: Option<&[u8]> = short_header_id(&packet, length);
         }
     }
 
-    fn octets() -> impl Strategy<Value = Bytes> {
+    fn bytes() -> impl Strategy<Value = Bytes> {
         proptest::collection::vec(any::<u8>(), 0..=MAX_ID).prop_map(Bytes::from)
     }
 
     fn capsules() -> impl Strategy<Value = Capsule> {
         let sequence = 1..=varint::MAX;
-        (0..8, octets(), octets(), octets(), sequence).prop_map(
+        (0..8, bytes(), bytes(), bytes(), sequence).prop_map(
             |(which, id, virtual_id, reset_token, sequence)| match which {
                 0 => Capsule::RegisterClientCid { id },
                 1 => Capsule::RegisterTargetCid { id, reset_token },

@@ -134,7 +134,7 @@ pub struct Settings {
     pub datagrams: bool,
     /// The server takes Extended CONNECT.
     pub extended_connect: bool,
-    /// The largest field section that the sender of the settings accepts, in octets as RFC 9114 §4.2.2 counts.
+    /// The largest field section that the sender of the settings accepts, in bytes as RFC 9114 §4.2.2 counts.
     pub max_field_section: Option<u64>,
     /// What the sender wishes or grants; see [`crate::tuning`].
     pub tuning: Option<u64>,
@@ -284,7 +284,7 @@ enum State {
 }
 
 impl FrameReader {
-    /// A reader at the start of a stream. `limit`: the largest payload kept, in octets.
+    /// A reader at the start of a stream. `limit`: the largest payload kept, in bytes.
     pub fn new(place: Place, limit: usize) -> Self {
         Self {
             place,
@@ -397,7 +397,7 @@ fn write_head(out: &mut impl BufMut, kind: u64, length: usize) {
     varint::write(out, length as u64);
 }
 
-/// Writes the head of a DATA frame; `length` octets of payload must follow.
+/// Writes the head of a DATA frame; `length` bytes of payload must follow.
 pub fn write_data_head(out: &mut impl BufMut, length: usize) {
     write_head(out, DATA, length);
 }
@@ -468,8 +468,8 @@ mod tests {
         }
 
         #[test]
-        fn any_octets_are_read_as_settings_without_a_panic(octets: Vec<u8>) {
-            prop_assert!(Settings::parse(&octets).is_ok() || !octets.is_empty());
+        fn any_bytes_are_read_as_settings_without_a_panic(bytes: Vec<u8>) {
+            prop_assert!(Settings::parse(&bytes).is_ok() || !bytes.is_empty());
         }
     }
 
@@ -480,9 +480,9 @@ mod tests {
         out
     }
 
-    fn read_all(place: Place, octets: &[u8], piece: usize) -> Result<(Vec<Frame>, bool), Code> {
+    fn read_all(place: Place, bytes: &[u8], piece: usize) -> Result<(Vec<Frame>, bool), Code> {
         let (mut reader, mut frames) = (FrameReader::new(place, 64), Vec::new());
-        for chunk in octets.chunks(piece.max(1)) {
+        for chunk in bytes.chunks(piece.max(1)) {
             let mut input = Bytes::copy_from_slice(chunk);
             while let Some(frame) = reader.next(&mut input)? {
                 match (frames.last_mut(), frame) {
@@ -533,7 +533,7 @@ mod tests {
 
     #[test]
     fn unknown_frames_of_any_size_are_skipped_and_data_is_not_limited() {
-        let octets = [
+        let bytes = [
             raw(0x21, &[7; 300]),
             raw(DATA, &[1; 200]),
             raw(PRIORITY_UPDATE_REQUEST + 2, b""),
@@ -542,7 +542,7 @@ mod tests {
         let expected = vec![Frame::Data(Bytes::from_static(&[1; 200]))];
         for piece in [1, 7, 1000] {
             assert_eq!(
-                read_all(Place::Request, &octets, piece),
+                read_all(Place::Request, &bytes, piece),
                 Ok((expected.clone(), true))
             );
         }
@@ -593,9 +593,9 @@ mod tests {
         }
 
         #[test]
-        fn any_octets_are_read_without_a_panic(octets: Vec<u8>, piece in 1_usize..40, control: bool) {
+        fn any_bytes_are_read_without_a_panic(bytes: Vec<u8>, piece in 1_usize..40, control: bool) {
             let place = if control { Place::Control } else { Place::Request };
-            drop(read_all(place, &octets, piece));
+            drop(read_all(place, &bytes, piece));
         }
     }
 }

@@ -42,7 +42,7 @@ pub fn udp(mut datagram: Bytes) -> Udp {
     }
 }
 
-/// How many octets [`write_udp_head`] writes for this stream.
+/// How many bytes [`write_udp_head`] writes for this stream.
 pub const fn udp_overhead(stream: u64) -> usize {
     varint::len(stream / 4).saturating_add(1)
 }
@@ -86,8 +86,8 @@ mod tests {
         }
 
         #[test]
-        fn any_octets_are_read_without_a_panic(octets: Vec<u8>) {
-            if let Some((_, rest)) = split(octets.into()) {
+        fn any_bytes_are_read_without_a_panic(bytes: Vec<u8>) {
+            if let Some((_, rest)) = split(bytes.into()) {
                 drop(udp(rest));
             }
         }

@@ -49,7 +49,7 @@ pub struct Packet<'a> {
     pub payload: &'a [u8],
 }
 
-/// Why octets are no packet.
+/// Why bytes are no packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// Its version is neither 4 nor 6.
@@ -66,20 +66,20 @@ pub enum Malformed {
     Extensions,
 }
 
-/// The packet at the beginning of `octets`.
+/// The packet at the beginning of `bytes`.
 ///
 /// # Errors
 /// [`Malformed`].
-pub fn parse(octets: &[u8]) -> Result<Packet<'_>, Malformed> {
-    match octets.first().map(|first| first >> 4) {
-        Some(4) => parse_v4(octets),
-        Some(6) => parse_v6(octets),
+pub fn parse(bytes: &[u8]) -> Result<Packet<'_>, Malformed> {
+    match bytes.first().map(|first| first >> 4) {
+        Some(4) => parse_v4(bytes),
+        Some(6) => parse_v6(bytes),
         Some(_) => Err(Malformed::Version),
         None => Err(Malformed::Truncated),
     }
 }
 
-/// Appends the header of a packet with a payload of `payload_len` octets and says how long it is: 20 octets if both ends are IPv4, else 40.
+/// Appends the header of a packet with a payload of `payload_len` bytes and says how long it is: 20 bytes if both ends are IPv4, else 40.
 /// Never to be fragmented, no options, traffic class 0. A length that no header can say is written as the largest.
 pub fn write_header(
     out: &mut Vec<u8>,
@@ -136,7 +136,7 @@ impl std::fmt::Debug for Packet<'_> {
         let len = self.payload.len();
         write!(
             f,
-            "Packet(IPv{version}, protocol {}, {len} octets)",
+            "Packet(IPv{version}, protocol {}, {len} bytes)",
             self.protocol
         )
     }
@@ -168,14 +168,14 @@ const DONT_FRAGMENT: u16 = 0x4000;
 /// "More fragments", and the offset.
 const FRAGMENT_BITS: u16 = 0x3fff;
 
-fn parse_v4(octets: &[u8]) -> Result<Packet<'_>, Malformed> {
-    let fixed: &[u8; V4_HEADER] = octets.first_chunk().ok_or(Malformed::Truncated)?;
+fn parse_v4(bytes: &[u8]) -> Result<Packet<'_>, Malformed> {
+    let fixed: &[u8; V4_HEADER] = bytes.first_chunk().ok_or(Malformed::Truncated)?;
     let header_len = usize::from(fixed[0] & 15) * 4;
     let total = usize::from(be16(fixed[2], fixed[3]));
     if header_len < V4_HEADER || total < header_len {
         return Err(Malformed::Length);
     }
-    let payload = octets.get(header_len..total).ok_or(Malformed::Truncated)?;
+    let payload = bytes.get(header_len..total).ok_or(Malformed::Truncated)?;
     let flags = be16(fixed[6], fixed[7]);
     let address = |at: usize| Ipv4Addr::new(fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]);
     Ok(Packet {
@@ -185,7 +185,7 @@ fn parse_v4(octets: &[u8]) -> Result<Packet<'_>, Malformed> {
         hop_limit: fixed[8],
         traffic_class: fixed[1],
         options: header_len > V4_HEADER,
-        for_routers: has_more_than_padding(octets.get(V4_HEADER..header_len).unwrap_or_default()),
+        for_routers: has_more_than_padding(bytes.get(V4_HEADER..header_len).unwrap_or_default()),
         fragment: flags & FRAGMENT_BITS != 0,
         dont_fragment: flags & DONT_FRAGMENT != 0,
         header_len,
@@ -249,7 +249,7 @@ const SHIM6: u8 = 140;
 #[derive(Default)]
 struct Walk {
     protocol: u8,
-    /// Octets of extension headers.
+    /// Bytes of extension headers.
     len: usize,
     fragment: bool,
     for_routers: bool,
@@ -257,10 +257,10 @@ struct Walk {
     later: bool,
 }
 
-fn parse_v6(octets: &[u8]) -> Result<Packet<'_>, Malformed> {
-    let fixed: &[u8; V6_HEADER] = octets.first_chunk().ok_or(Malformed::Truncated)?;
+fn parse_v6(bytes: &[u8]) -> Result<Packet<'_>, Malformed> {
+    let fixed: &[u8; V6_HEADER] = bytes.first_chunk().ok_or(Malformed::Truncated)?;
     let end = V6_HEADER + usize::from(be16(fixed[4], fixed[5]));
-    let body = octets.get(V6_HEADER..end).ok_or(Malformed::Truncated)?;
+    let body = bytes.get(V6_HEADER..end).ok_or(Malformed::Truncated)?;
     let walk = walk(fixed[6], body)?;
     let address = |at: usize| {
         let mut address = [0; 16];

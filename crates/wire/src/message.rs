@@ -114,7 +114,7 @@ impl RequestHead {
         self.method == "CONNECT" && self.protocol.is_none()
     }
 
-    /// Reads a field section of at most `limit` octets.
+    /// Reads a field section of at most `limit` bytes.
     ///
     /// # Errors
     /// See [`HeadError`].
@@ -179,7 +179,7 @@ impl ResponseHead {
         self.status < 200
     }
 
-    /// Reads a field section of at most `limit` octets.
+    /// Reads a field section of at most `limit` bytes.
     ///
     /// # Errors
     /// See [`HeadError`].
@@ -292,7 +292,7 @@ fn headers(
 }
 
 fn check_value(value: &[u8]) -> Result<(), Rule> {
-    match value.iter().any(|octet| matches!(octet, 0 | b'\r' | b'\n')) {
+    match value.iter().any(|byte| matches!(byte, 0 | b'\r' | b'\n')) {
         true => Err("a field value with a forbidden character"),
         false => Ok(()),
     }
@@ -300,7 +300,7 @@ fn check_value(value: &[u8]) -> Result<(), Rule> {
 
 fn check_name(name: Vec<u8>, value: &[u8]) -> Result<String, Rule> {
     // "Characters in field names MUST be converted to lowercase prior to their encoding."
-    let fine = |octet: &u8| is_token(*octet) && !octet.is_ascii_uppercase();
+    let fine = |byte: &u8| is_token(*byte) && !byte.is_ascii_uppercase();
     if name.is_empty() || !name.iter().all(fine) {
         return Err("a field name with a forbidden character");
     }
@@ -316,8 +316,8 @@ fn check_name(name: Vec<u8>, value: &[u8]) -> Result<String, Rule> {
 }
 
 /// `tchar` of RFC 9110 §5.6.2.
-fn is_token(octet: u8) -> bool {
-    octet.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&octet)
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 fn is_text_token(text: &str) -> bool {
@@ -379,7 +379,7 @@ impl Pseudo {
 
     fn into_response(self, headers: Vec<Header>) -> Result<ResponseHead, Rule> {
         let status = self.status.ok_or("no status")?;
-        let digits = status.len() == 3 && status.bytes().all(|octet| octet.is_ascii_digit());
+        let digits = status.len() == 3 && status.bytes().all(|byte| byte.is_ascii_digit());
         let status = status
             .parse()
             .ok()
@@ -406,7 +406,7 @@ fn pick_authority(
         }
         (None, _) => return Err("no authority"),
     };
-    let fine = |octet: u8| octet.is_ascii_graphic() && !b"@/?#\\\"<>".contains(&octet);
+    let fine = |byte: u8| byte.is_ascii_graphic() && !b"@/?#\\\"<>".contains(&byte);
     match !authority.is_empty() && authority.bytes().all(fine) {
         true => Ok(authority),
         false => Err("an authority with a forbidden character"),
@@ -432,7 +432,7 @@ fn check_target(head: &RequestHead) -> Result<(), Rule> {
     }
     let path = head.path.as_deref().ok_or("no path")?;
     let fine = path.starts_with('/') || (path == "*" && head.method == "OPTIONS");
-    match fine && path.bytes().all(|octet| octet.is_ascii_graphic()) {
+    match fine && path.bytes().all(|byte| byte.is_ascii_graphic()) {
         true => Ok(()),
         false => Err("no valid path"),
     }
@@ -445,13 +445,13 @@ mod tests {
     use super::*;
 
     fn request(fields: &[(&str, &str)]) -> Result<RequestHead, &'static str> {
-        let octets = |text: &str| text.as_bytes().to_vec();
-        RequestHead::from_fields(fields.iter().map(|(n, v)| (octets(n), octets(v))).collect())
+        let bytes = |text: &str| text.as_bytes().to_vec();
+        RequestHead::from_fields(fields.iter().map(|(n, v)| (bytes(n), bytes(v))).collect())
     }
 
     fn response(fields: &[(&str, &str)]) -> Result<ResponseHead, &'static str> {
-        let octets = |text: &str| text.as_bytes().to_vec();
-        ResponseHead::from_fields(fields.iter().map(|(n, v)| (octets(n), octets(v))).collect())
+        let bytes = |text: &str| text.as_bytes().to_vec();
+        ResponseHead::from_fields(fields.iter().map(|(n, v)| (bytes(n), bytes(v))).collect())
     }
 
     const GET: [(&str, &str); 4] = [

@@ -5,8 +5,8 @@ use std::{fmt, str::FromStr};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 
-/// The octets of both halves.
-const OCTETS: usize = 64;
+/// The bytes of both halves.
+const BYTES: usize = 64;
 /// Characters of their base64url.
 const CHARACTERS: usize = 86;
 
@@ -28,13 +28,13 @@ impl FromStr for OnionKey {
     type Err = OnionKeyError;
 
     fn from_str(text: &str) -> Result<Self, OnionKeyError> {
-        let mut octets = [0; OCTETS];
+        let mut bytes = [0; BYTES];
         let read = (text.len() == CHARACTERS)
-            .then(|| URL_SAFE_NO_PAD.decode_slice(text, &mut octets).ok())
+            .then(|| URL_SAFE_NO_PAD.decode_slice(text, &mut bytes).ok())
             .flatten();
-        let halves = octets.split_first_chunk::<32>();
+        let halves = bytes.split_first_chunk::<32>();
         match (read, halves) {
-            (Some(OCTETS), Some((identity, ntor))) => Ok(Self {
+            (Some(BYTES), Some((identity, ntor))) => Ok(Self {
                 identity: *identity,
                 ntor: ntor.try_into().map_err(|_| OnionKeyError)?,
             }),
@@ -45,8 +45,8 @@ impl FromStr for OnionKey {
 
 impl fmt::Display for OnionKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let octets = [self.identity, self.ntor].concat();
-        f.write_str(&URL_SAFE_NO_PAD.encode(octets))
+        let bytes = [self.identity, self.ntor].concat();
+        f.write_str(&URL_SAFE_NO_PAD.encode(bytes))
     }
 }
 

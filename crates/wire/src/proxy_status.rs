@@ -164,7 +164,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_octets_are_read_without_a_panic(value: Vec<u8>, text in "[a-z;,=\"\\\\ _]{0,60}") {
+        fn any_bytes_are_read_without_a_panic(value: Vec<u8>, text in "[a-z;,=\"\\\\ _]{0,60}") {
             ProxyError::parse(&value);
             ProxyError::parse(text.as_bytes());
         }

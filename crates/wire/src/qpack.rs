@@ -23,7 +23,7 @@ pub enum QpackError {
     TooLarge,
 }
 
-/// Decodes a whole field section of at most `limit` octets (32 a field on top of its name and value).
+/// Decodes a whole field section of at most `limit` bytes (32 a field on top of its name and value).
 ///
 /// # Errors
 /// See [`QpackError`].
@@ -72,7 +72,7 @@ fn static_entry(is_static: bool, index: u64) -> Option<Entry> {
 }
 
 /// A string literal whose length has a prefix of `bits`, the Huffman flag just above it.
-/// What is above `limit` is cut one octet behind it: the caller then finds the section too large.
+/// What is above `limit` is cut one byte behind it: the caller then finds the section too large.
 fn read_text(input: &mut &[u8], bits: u32, limit: usize) -> Option<Vec<u8>> {
     let (flags, length) = read_integer(input, bits)?;
     let (text, rest) = input.split_at_checked(usize::try_from(length).ok()?)?;
@@ -117,7 +117,7 @@ fn write_line(out: &mut BytesMut, name: &[u8], value: &[u8]) {
 // Integers with a prefix of 3 to 8 bits.
 // RFC 7541 §5.1, used by RFC 9204 §4.1.1.
 
-/// Reads the first octet and the integer in its last `bits` bits: `(first octet, integer)`. At most 62 bits are accepted.
+/// Reads the first byte and the integer in its last `bits` bits: `(first byte, integer)`. At most 62 bits are accepted.
 fn read_integer(input: &mut &[u8], bits: u32) -> Option<(u8, u64)> {
     let (first, mut rest) = input.split_first()?;
     let mask = u8::MAX.checked_shr(8_u32.checked_sub(bits)?)?;
@@ -125,14 +125,14 @@ fn read_integer(input: &mut &[u8], bits: u32) -> Option<(u8, u64)> {
     if first & mask == mask {
         let mut shift = 0_u32;
         loop {
-            let (octet, tail) = rest.split_first()?;
+            let (byte, tail) = rest.split_first()?;
             rest = tail;
-            // Ten octets would pass 62 bits; long runs of zero continuation are refused with them.
-            let part = u64::from(octet & 0x7f)
+            // Ten bytes would pass 62 bits; long runs of zero continuation are refused with them.
+            let part = u64::from(byte & 0x7f)
                 .checked_shl(shift)
                 .filter(|_| shift <= 49)?;
             value = value.checked_add(part)?;
-            if octet & 0x80 == 0 {
+            if byte & 0x80 == 0 {
                 break;
             }
             shift = shift.checked_add(7)?;
@@ -142,7 +142,7 @@ fn read_integer(input: &mut &[u8], bits: u32) -> Option<(u8, u64)> {
     Some((*first, value))
 }
 
-/// Writes `value` behind `flags`, the bits of the first octet above the prefix.
+/// Writes `value` behind `flags`, the bits of the first byte above the prefix.
 fn write_integer(out: &mut impl BufMut, flags: u8, bits: u32, value: u64) {
     let mask = u8::MAX
         .checked_shr(8_u32.saturating_sub(bits))
@@ -234,7 +234,7 @@ const TABLES: Tables = {
 
 static STATIC_TABLES: Tables = TABLES;
 
-/// Decodes `coded`, at most `limit` octets of it; `None` when it is no valid coding.
+/// Decodes `coded`, at most `limit` bytes of it; `None` when it is no valid coding.
 fn decode_huffman(coded: &[u8], limit: usize) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(limit.min(coded.len().saturating_mul(2)));
     let mut bits = Bits {
@@ -261,7 +261,7 @@ fn decode_huffman(coded: &[u8], limit: usize) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Unread octets, and up to 64 bits in front of them, the next one on top.
+/// Unread bytes, and up to 64 bits in front of them, the next one on top.
 struct Bits<'a> {
     coded: &'a [u8],
     window: u64,
@@ -271,10 +271,10 @@ struct Bits<'a> {
 impl Bits<'_> {
     fn fill(&mut self) {
         while self.filled <= 56
-            && let Some((octet, rest)) = self.coded.split_first()
+            && let Some((byte, rest)) = self.coded.split_first()
         {
             let shift = 56_u32.saturating_sub(self.filled);
-            self.window |= u64::from(*octet) << shift;
+            self.window |= u64::from(*byte) << shift;
             self.filled = self.filled.saturating_add(8);
             self.coded = rest;
         }
@@ -421,7 +421,7 @@ mod tests {
 
     use super::*;
 
-    fn octets(text: &str) -> Vec<u8> {
+    fn bytes(text: &str) -> Vec<u8> {
         text.as_bytes().into()
     }
 
@@ -431,7 +431,7 @@ mod tests {
         let section = [&[0, 0, 0x51, 0x0b][..], b"/index.html"].concat();
         assert_eq!(
             decode(&section, 4096),
-            Ok(vec![(octets(":path"), octets("/index.html"))])
+            Ok(vec![(bytes(":path"), bytes("/index.html"))])
         );
     }
 
@@ -444,7 +444,7 @@ mod tests {
         let section = [&[0, 0, 0x50, 0x80 | 12][..], &coded].concat();
         assert_eq!(
             decode(&section, 4096),
-            Ok(vec![(octets(":authority"), octets("www.example.com"))])
+            Ok(vec![(bytes(":authority"), bytes("www.example.com"))])
         );
     }
 
@@ -505,14 +505,14 @@ mod tests {
         }
 
         #[test]
-        fn any_octets_are_decoded_without_a_panic_and_within_the_limit(section: Vec<u8>, limit in 0_usize..300) {
+        fn any_bytes_are_decoded_without_a_panic_and_within_the_limit(section: Vec<u8>, limit in 0_usize..300) {
             if let Ok(fields) = decode(&section, limit) {
                 prop_assert!(fields.iter().map(|(n, v)| n.len() + v.len() + 32).sum::<usize>() <= limit);
             }
         }
 
         #[test]
-        fn octets_behind_a_good_prefix_are_decoded_without_a_panic(tail: Vec<u8>) {
+        fn bytes_behind_a_good_prefix_are_decoded_without_a_panic(tail: Vec<u8>) {
             drop(decode(&[&[0, 0][..], &tail].concat(), 4096));
         }
     }
@@ -538,8 +538,8 @@ mod tests {
         }
 
         #[test]
-        fn any_octets_are_read_as_integers_without_a_panic(octets: Vec<u8>, bits in 3_u32..=8) {
-            read_integer(&mut &octets[..], bits);
+        fn any_bytes_are_read_as_integers_without_a_panic(bytes: Vec<u8>, bits in 3_u32..=8) {
+            read_integer(&mut &bytes[..], bits);
         }
     }
 
@@ -554,8 +554,8 @@ mod tests {
             (code, last) = (code + 1, LENGTHS[symbol]);
         }
         let mut bits: Vec<bool> = Vec::new();
-        for octet in text {
-            let symbol = usize::from(*octet);
+        for byte in text {
+            let symbol = usize::from(*byte);
             bits.extend(
                 (0..LENGTHS[symbol])
                     .rev()
@@ -564,10 +564,7 @@ mod tests {
         }
         bits.resize(bits.len().next_multiple_of(8), true);
         bits.chunks(8)
-            .map(|bits| {
-                bits.iter()
-                    .fold(0, |octet, bit| octet << 1 | u8::from(*bit))
-            })
+            .map(|bits| bits.iter().fold(0, |byte, bit| byte << 1 | u8::from(*bit)))
             .collect()
     }
 

@@ -1,4 +1,4 @@
-//! The frames of a QUIC packet whose payload is in the clear: what each is and how many octets it takes. Total: any octets are read without a panic.
+//! The frames of a QUIC packet whose payload is in the clear: what each is and how many bytes it takes. Total: any bytes are read without a panic.
 //! `crypto::observe` tells observers of packets with it, `crypto::qlog` writes it down.
 //! RFC 9000 §19; DATAGRAM: RFC 9221 §4; ACK_FREQUENCY and IMMEDIATE_ACK: draft-ietf-quic-ack-frequency §4, §5.
 
@@ -21,11 +21,11 @@ pub mod kind {
     pub const ACK: u64 = 0x02;
     /// Acknowledges, and counts ECN marks.
     pub const ACK_ECN: u64 = 0x03;
-    /// Handshake octets.
+    /// Handshake bytes.
     pub const CRYPTO: u64 = 0x06;
     /// Address validation for later.
     pub const NEW_TOKEN: u64 = 0x07;
-    /// The first of eight: stream octets.
+    /// The first of eight: stream bytes.
     pub const STREAM: u64 = 0x08;
     /// The last of the eight.
     pub const STREAM_LAST: u64 = 0x0f;
@@ -54,7 +54,7 @@ pub mod kind {
 pub struct Frame<'a> {
     /// Its type; see [`kind`].
     pub kind: u64,
-    /// Octets on the wire, type included. Neighbouring PADDING frames are told as one.
+    /// Bytes on the wire, type included. Neighbouring PADDING frames are told as one.
     pub size: usize,
     /// What it says.
     pub content: Content<'a>,
@@ -69,18 +69,18 @@ pub enum Content<'a> {
     Ack(Ack<'a>),
     /// CRYPTO.
     Crypto {
-        /// Where its octets stand in the handshake.
+        /// Where its bytes stand in the handshake.
         offset: u64,
-        /// The handshake's octets.
+        /// The handshake's bytes.
         data: &'a [u8],
     },
     /// STREAM.
     Stream {
         /// Which stream.
         id: u64,
-        /// Where its octets stand in the stream.
+        /// Where its bytes stand in the stream.
         offset: u64,
-        /// The stream's octets.
+        /// The stream's bytes.
         data: &'a [u8],
         /// Whether the stream ends here.
         fin: bool,
@@ -89,7 +89,7 @@ pub enum Content<'a> {
     Datagram(&'a [u8]),
     /// Everything that consists of integers, in their order; 0 where there are fewer than four.
     Numbers([u64; 4]),
-    /// NEW_TOKEN, NEW_CONNECTION_ID, PATH_CHALLENGE and PATH_RESPONSE: octets that nobody needs to know.
+    /// NEW_TOKEN, NEW_CONNECTION_ID, PATH_CHALLENGE and PATH_RESPONSE: bytes that nobody needs to know.
     Opaque,
     /// CONNECTION_CLOSE of either kind.
     Close {
@@ -193,7 +193,7 @@ fn numbers<'a>(rest: &mut &'a [u8], count: usize) -> Option<Content<'a>> {
 
 /// "A PADDING frame … has no semantic value": a run of them is one.
 fn padding<'a>(rest: &mut &'a [u8]) -> Content<'a> {
-    let run = rest.iter().take_while(|octet| **octet == 0).count();
+    let run = rest.iter().take_while(|byte| **byte == 0).count();
     *rest = rest.get(run..).unwrap_or_default();
     Content::Padding
 }
@@ -281,7 +281,7 @@ impl<'a> Ack<'a> {
     }
 }
 
-/// Octets preceded by their number.
+/// Bytes preceded by their number.
 fn counted<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let length = varint::read(rest)?;
     take(rest, length)

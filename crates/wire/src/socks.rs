@@ -16,7 +16,7 @@ use std::{
 pub use self::acceptor::{Acceptor, Step};
 use crate::{Host, HostName, Target, TargetError};
 
-/// The version octet of every SOCKS5 message but those of RFC 1929.
+/// The version byte of every SOCKS5 message but those of RFC 1929.
 pub const VERSION: u8 = 5;
 
 // A host and a port as SOCKS writes them: ATYP, address, port.
@@ -28,7 +28,7 @@ const NAME: u8 = 3;
 
 const IPV6: u8 = 4;
 
-/// An address as it came: a name may be any octets.
+/// An address as it came: a name may be any bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum AddressView<'a> {
     /// ATYP 1.
@@ -60,7 +60,7 @@ pub struct Endpoint {
 
 impl<'a> EndpointView<'a> {
     fn read(reader: &mut Reader<'a>) -> Result<Self, Unread> {
-        let address = match reader.octet()? {
+        let address = match reader.byte()? {
             IPV4 => AddressView::V4(reader.array()?),
             NAME => AddressView::Name(reader.counted()?),
             IPV6 => AddressView::V6(reader.array()?),
@@ -76,8 +76,8 @@ impl<'a> EndpointView<'a> {
     /// [`TargetError`] for a name that is none.
     pub fn endpoint(&self) -> Result<Endpoint, TargetError> {
         let host = match self.address {
-            AddressView::V4(octets) => Host::ip(Ipv4Addr::from(octets).into()),
-            AddressView::V6(octets) => Host::ip(Ipv6Addr::from(octets).into()),
+            AddressView::V4(bytes) => Host::ip(Ipv4Addr::from(bytes).into()),
+            AddressView::V6(bytes) => Host::ip(Ipv6Addr::from(bytes).into()),
             // Some programs write an address as a name; it is taken for what it is.
             AddressView::Name(name) => str::from_utf8(name)
                 .map_err(|_| TargetError::Character)?
@@ -114,14 +114,14 @@ impl Endpoint {
     }
 }
 
-fn emit_tagged(out: &mut Vec<u8>, tag: u8, octets: &[u8]) {
+fn emit_tagged(out: &mut Vec<u8>, tag: u8, bytes: &[u8]) {
     out.push(tag);
-    out.extend(octets);
+    out.extend(bytes);
 }
 
 fn emit_name(out: &mut Vec<u8>, name: &HostName) {
     let name = name.as_str().as_bytes();
-    // A host name has at most 253 octets.
+    // A host name has at most 253 bytes.
     let len = u8::try_from(name.len()).unwrap_or(u8::MAX);
     out.extend([NAME, len]);
     out.extend(name);
@@ -168,7 +168,7 @@ impl fmt::Debug for Endpoint {
 /// The client's greeting: which methods of authentication it can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GreetingView<'a> {
-    /// Method numbers, any octets.
+    /// Method numbers, any bytes.
     pub methods: &'a [u8],
 }
 
@@ -181,19 +181,19 @@ pub enum Method {
     Credentials = 2,
 }
 
-/// User name and password, any octets. `Debug` hides them.
+/// User name and password, any bytes. `Debug` hides them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct CredentialsView<'a> {
-    /// 0..=255 octets.
+    /// 0..=255 bytes.
     pub user: &'a [u8],
-    /// 0..=255 octets.
+    /// 0..=255 bytes.
     pub password: &'a [u8],
 }
 
 /// A request as it came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestView<'a> {
-    /// The command octet.
+    /// The command byte.
     pub command: u8,
     /// Where to, unchecked.
     pub endpoint: EndpointView<'a>,
@@ -259,7 +259,7 @@ impl<'a> GreetingView<'a> {
     /// [`Unread::More`] for a part of one; [`Refusal`] for another protocol.
     pub fn parse(input: &'a [u8]) -> Result<(Self, usize), Unread> {
         let mut reader = Reader::new(input);
-        check_protocol(reader.octet()?).map_err(Unread::Bad)?;
+        check_protocol(reader.byte()?).map_err(Unread::Bad)?;
         let methods = reader.counted()?;
         Ok((Self { methods }, reader.consumed(input)))
     }
@@ -309,7 +309,7 @@ impl<'a> CredentialsView<'a> {
     /// [`Unread::More`], or [`Refusal::Credentials`].
     pub fn parse(input: &'a [u8]) -> Result<(Self, usize), Unread> {
         let mut reader = Reader::new(input);
-        match reader.octet()? {
+        match reader.byte()? {
             1 => {}
             other => return Err(Unread::Bad(Refusal::Credentials(other))),
         }
@@ -317,7 +317,7 @@ impl<'a> CredentialsView<'a> {
         Ok((Self { user, password }, reader.consumed(input)))
     }
 
-    /// Appends the message; at most 255 octets of each are written.
+    /// Appends the message; at most 255 bytes of each are written.
     pub fn emit(&self, out: &mut Vec<u8>) {
         out.push(1);
         emit_counted(out, self.user);
@@ -326,7 +326,7 @@ impl<'a> CredentialsView<'a> {
 }
 
 impl<'a> RequestView<'a> {
-    /// Reads one request; answers with it and its length. The reserved octet is not looked at.
+    /// Reads one request; answers with it and its length. The reserved byte is not looked at.
     ///
     /// # Errors
     /// [`Unread::More`], [`Refusal::Version`], [`Refusal::AddressType`].
@@ -355,7 +355,7 @@ impl<'a> RequestView<'a> {
 }
 
 fn read_head(reader: &mut Reader<'_>) -> Result<[u8; 2], Unread> {
-    match reader.octet()? {
+    match reader.byte()? {
         VERSION => reader.array(),
         other => Err(Unread::Bad(Refusal::Version(other))),
     }
@@ -381,7 +381,7 @@ impl Reply {
         let bound = view
             .endpoint()
             .map_err(|e| Unread::Bad(Refusal::Target(e)))?;
-        let code = ReplyCode::from_octet(code);
+        let code = ReplyCode::from_byte(code);
         Ok((Self { code, bound }, reader.consumed(input)))
     }
 
@@ -393,8 +393,8 @@ impl Reply {
 }
 
 impl ReplyCode {
-    fn from_octet(octet: u8) -> Self {
-        match octet {
+    fn from_byte(byte: u8) -> Self {
+        match byte {
             0 => Self::Succeeded,
             2 => Self::NotAllowed,
             3 => Self::NetworkUnreachable,
@@ -408,10 +408,10 @@ impl ReplyCode {
     }
 }
 
-fn emit_counted(out: &mut Vec<u8>, octets: &[u8]) {
-    let len = u8::try_from(octets.len()).unwrap_or(u8::MAX);
+fn emit_counted(out: &mut Vec<u8>, bytes: &[u8]) {
+    let len = u8::try_from(bytes.len()).unwrap_or(u8::MAX);
     out.push(len);
-    out.extend(octets.iter().take(len.into()));
+    out.extend(bytes.iter().take(len.into()));
 }
 
 impl fmt::Debug for CredentialsView<'_> {
@@ -433,14 +433,14 @@ pub struct DatagramView<'a> {
     pub fragment: u8,
     /// Where to, or where from; unchecked.
     pub endpoint: EndpointView<'a>,
-    /// The octets of the header: an answer from the same endpoint starts with the same ones.
+    /// The bytes of the header: an answer from the same endpoint starts with the same ones.
     pub header: &'a [u8],
     /// What is carried.
     pub payload: &'a [u8],
 }
 
 impl<'a> DatagramView<'a> {
-    /// Reads one datagram. The reserved octets are not looked at.
+    /// Reads one datagram. The reserved bytes are not looked at.
     ///
     /// # Errors
     /// [`Unread::More`] for a header that is cut, [`Refusal::AddressType`].
@@ -466,7 +466,7 @@ impl Endpoint {
     }
 }
 
-// Takes octets off the front of a message that may not be complete yet.
+// Takes bytes off the front of a message that may not be complete yet.
 // The parsers of this folder use it.
 
 /// What is left to read.
@@ -482,7 +482,7 @@ impl<'a> Reader<'a> {
         self.0
     }
 
-    /// How many octets of `input` are read.
+    /// How many bytes of `input` are read.
     fn consumed(&self, input: &[u8]) -> usize {
         input.len().saturating_sub(self.0.len())
     }
@@ -499,13 +499,13 @@ impl<'a> Reader<'a> {
         Ok(*taken)
     }
 
-    fn octet(&mut self) -> Result<u8, Unread> {
-        self.array::<1>().map(|[octet]| octet)
+    fn byte(&mut self) -> Result<u8, Unread> {
+        self.array::<1>().map(|[byte]| byte)
     }
 
-    /// A length octet and as many octets.
+    /// A length byte and as many bytes.
     fn counted(&mut self) -> Result<&'a [u8], Unread> {
-        let len = self.octet()?;
+        let len = self.byte()?;
         self.take(len.into())
     }
 }
@@ -513,7 +513,7 @@ impl<'a> Reader<'a> {
 // Why a program that talks to the SOCKS port is turned away, and what it is told.
 // The acceptor answers with it; RFC 1928 §3 and §6, RFC 1929 §2.
 
-/// Why octets are not a message.
+/// Why bytes are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unread {
     /// They may become one when more arrive.
@@ -534,7 +534,7 @@ pub enum Refusal {
     /// A TLS handshake: the client was told that the proxy itself is reached by TLS.
     #[error("the client speaks TLS to the SOCKS port: set it to plain SOCKS5")]
     Tls,
-    /// Another first octet.
+    /// Another first byte.
     #[error("SOCKS version {0} is not supported: use SOCKS5")]
     Version(u8),
     /// Neither "no authentication" nor "user name and password" is offered.
@@ -598,8 +598,8 @@ mod tests {
     fn endpoint() -> impl Strategy<Value = Endpoint> {
         let name = "[a-z0-9_-]{1,20}(\\.[a-z][a-z0-9-]{0,20}){1,4}"
             .prop_map(|name| Host::Name(HostName::new(&name).expect("valid")));
-        let v4 = any::<[u8; 4]>().prop_map(|octets| Host::ip(octets.into()));
-        let v6 = any::<[u8; 16]>().prop_map(|octets| Host::ip(octets.into()));
+        let v4 = any::<[u8; 4]>().prop_map(|bytes| Host::ip(bytes.into()));
+        let v6 = any::<[u8; 16]>().prop_map(|bytes| Host::ip(bytes.into()));
         (prop_oneof![name, v4, v6], any::<u16>()).prop_map(|(host, port)| Endpoint { host, port })
     }
 
@@ -653,7 +653,7 @@ mod tests {
 
         #[test]
         fn a_reply_is_read_as_it_was_written(code in 0u8..=8, bound in endpoint()) {
-            let reply = Reply { code: ReplyCode::from_octet(code), bound };
+            let reply = Reply { code: ReplyCode::from_byte(code), bound };
             let mut out = Vec::new();
             reply.emit(&mut out);
             prop_assert_eq!(Reply::parse(&out), Ok((reply, out.len())));
@@ -676,11 +676,11 @@ mod tests {
         }
 
         #[test]
-        fn any_octets_are_read_without_a_panic(octets in any::<Vec<u8>>()) {
-            let _greeting = GreetingView::parse(&octets);
-            let _credentials = CredentialsView::parse(&octets);
-            let _request = RequestView::parse(&octets).map(|(view, _)| view.request());
-            let _reply = Reply::parse(&octets);
+        fn any_bytes_are_read_without_a_panic(bytes in any::<Vec<u8>>()) {
+            let _greeting = GreetingView::parse(&bytes);
+            let _credentials = CredentialsView::parse(&bytes);
+            let _request = RequestView::parse(&bytes).map(|(view, _)| view.request());
+            let _reply = Reply::parse(&bytes);
         }
     }
 
@@ -705,9 +705,9 @@ mod tests {
         }
 
         #[test]
-        fn any_datagram_is_read_without_a_panic(octets in any::<Vec<u8>>()) {
-            if let Ok(view) = DatagramView::parse(&octets) {
-                prop_assert_eq!([view.header, view.payload].concat(), octets);
+        fn any_datagram_is_read_without_a_panic(bytes in any::<Vec<u8>>()) {
+            if let Ok(view) = DatagramView::parse(&bytes) {
+                prop_assert_eq!([view.header, view.payload].concat(), bytes);
             }
         }
     }

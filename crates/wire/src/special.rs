@@ -111,7 +111,7 @@ pub fn embedded(ip: Ipv6Addr, prefix_len: u8) -> Option<Ipv4Addr> {
         .into_iter()
         .enumerate()
         .skip(usize::from(prefix_len) / 8);
-    let mut v4 = behind.filter(|(at, _)| *at != 8).map(|(_, octet)| octet);
+    let mut v4 = behind.filter(|(at, _)| *at != 8).map(|(_, byte)| byte);
     Some([v4.next()?, v4.next()?, v4.next()?, v4.next()?].into())
 }
 

@@ -1,6 +1,6 @@
 //! Where a flow wants to go: a host name or an address, with a port.
 //! Front ends make targets, overlays carry them, the last relay alone turns a name into addresses.
-//! Names follow RFC 1123 §2.1 with the underscore that real resolvers accept; never more than 253 octets.
+//! Names follow RFC 1123 §2.1 with the underscore that real resolvers accept; never more than 253 bytes.
 
 use std::{
     fmt,
@@ -33,7 +33,7 @@ pub struct Target {
 /// Why a text is not a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// The name is empty, longer than 253 octets, or has a label that is empty or longer than 63.
+    /// The name is empty, longer than 253 bytes, or has a label that is empty or longer than 63.
     #[error("host name has a wrong length")]
     Length,
     /// Only letters, digits, '-', '_' and '.' may stand in a name.

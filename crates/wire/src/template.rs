@@ -143,7 +143,7 @@ fn read_target(host: &str, port: &str) -> Option<Target> {
     // "Using the terms IPv6address, IPv4address, and reg-name from [URI]": no slash, no query, nothing encoded twice.
     let decode = |text| percent_decode_str(text).decode_utf8().ok();
     let (host, port) = (decode(host)?, decode(port)?);
-    let digits = !port.is_empty() && port.bytes().all(|octet| octet.is_ascii_digit());
+    let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     let host: Host = host.parse().ok()?;
     Target::new(host, port.parse().ok().filter(|_| digits)?).ok()
 }
@@ -160,7 +160,7 @@ impl FromStr for Template {
     type Err = TemplateError;
 
     fn from_str(text: &str) -> Result<Self, TemplateError> {
-        if !text.bytes().all(|octet| octet.is_ascii_graphic()) || text.contains('#') {
+        if !text.bytes().all(|byte| byte.is_ascii_graphic()) || text.contains('#') {
             return Err(TemplateError::Character);
         }
         let (authority, path) = split_authority(text)?;
@@ -238,7 +238,7 @@ fn parse_expression(pieces: &mut Vec<Piece>, expression: &str) -> Result<(), Tem
         if name.is_empty()
             || !name
                 .bytes()
-                .all(|octet| octet.is_ascii_alphanumeric() || octet == b'_')
+                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
         {
             return Err(TemplateError::Expression);
         }

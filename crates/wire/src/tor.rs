@@ -21,7 +21,7 @@ pub fn fingerprint(text: &str) -> Option<[u8; 20]> {
     hex(text)
 }
 
-/// Octets of one text: the consensus of the public network has 3 million.
+/// Bytes of one text: the consensus of the public network has 3 million.
 pub const TEXT: usize = 16 << 20;
 
 /// Relays of a consensus.
@@ -33,7 +33,7 @@ pub const AUTHORITIES: usize = 64;
 /// Parameters, and weights.
 pub const PARAMS: usize = 1024;
 
-/// Octets of one key or signature, in base64.
+/// Bytes of one key or signature, in base64.
 pub const OBJECT: usize = 8192;
 
 /// Relays that one calls its family.
@@ -62,7 +62,7 @@ struct Items<'a> {
 struct Item<'a> {
     keyword: &'a str,
     arguments: &'a str,
-    /// The octets between BEGIN and END.
+    /// The bytes between BEGIN and END.
     object: Option<Vec<u8>>,
     /// Where it begins, and where its keyword line has ended.
     start: usize,
@@ -70,7 +70,7 @@ struct Item<'a> {
 }
 
 impl<'a> Items<'a> {
-    /// Texts of more than [`TEXT`] octets are not looked at.
+    /// Texts of more than [`TEXT`] bytes are not looked at.
     fn of(text: &'a str) -> Result<Self, Malformed> {
         let items = Self {
             text,
@@ -151,14 +151,14 @@ impl<'a> Items<'a> {
                 return Err(self.wrong("object that is too long"));
             }
         }
-        let octets = BASE64.decode(text);
-        octets.map(Some).map_err(|_| self.wrong("object"))
+        let bytes = BASE64.decode(text);
+        bytes.map(Some).map_err(|_| self.wrong("object"))
     }
 }
 
 impl Item<'_> {
-    /// Octets that must be there.
-    fn octets(self, items: &Items<'_>) -> Result<Vec<u8>, Malformed> {
+    /// Bytes that must be there.
+    fn bytes(self, items: &Items<'_>) -> Result<Vec<u8>, Malformed> {
         self.object.ok_or_else(|| items.wrong("no object"))
     }
 }
@@ -168,21 +168,21 @@ fn base64<const N: usize>(text: &str) -> Option<[u8; N]> {
     BASE64.decode(text).ok()?.try_into().ok()
 }
 
-fn encode(octets: &[u8]) -> String {
-    BASE64.encode(octets)
+fn encode(bytes: &[u8]) -> String {
+    BASE64.encode(bytes)
 }
 
 /// Hexadecimal digits.
 fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let mut octets = [0; N];
+    let mut bytes = [0; N];
     let digits = text.as_bytes();
     (digits.len() == N.checked_mul(2)?).then_some(())?;
-    for (octet, pair) in octets.iter_mut().zip(digits.chunks(2)) {
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
         let digit = |at: usize| (*pair.get(at)? as char).to_digit(16);
         let value = digit(0)?.checked_mul(16)?.checked_add(digit(1)?)?;
-        *octet = u8::try_from(value).ok()?;
+        *byte = u8::try_from(value).ok()?;
     }
-    Some(octets)
+    Some(bytes)
 }
 
 // `YYYY-MM-DD HH:MM:SS` in seconds since 1970. dir-spec "Document meta-format".
@@ -219,7 +219,7 @@ fn date_numbers(text: &str, between: char) -> Option<[u64; 3]> {
     let mut parts = text.split(between);
     let mut number = || {
         let part = parts.next()?;
-        let digits = part.len() <= 4 && part.bytes().all(|octet| octet.is_ascii_digit());
+        let digits = part.len() <= 4 && part.bytes().all(|byte| byte.is_ascii_digit());
         digits.then(|| part.parse().ok()).flatten()
     };
     let all = [number()?, number()?, number()?];
@@ -267,7 +267,7 @@ pub struct Router {
     pub digest: [u8; 32],
     /// What the authorities think of it.
     pub flags: Flags,
-    /// What it can carry, in thousands of octets a second, or a weight like it.
+    /// What it can carry, in thousands of bytes a second, or a weight like it.
     pub bandwidth: u64,
     /// It speaks ntor-v3 (`Relay=4`).
     pub ntor3: bool,
@@ -441,7 +441,7 @@ impl Reading {
         self.signatures.push(Signature {
             authority: hex(authority).ok_or(wrong)?,
             key: hex(key).ok_or(wrong)?,
-            signature: item.octets(items)?,
+            signature: item.bytes(items)?,
         });
         Ok(())
     }
@@ -591,7 +591,7 @@ impl<'a> KeyCertificate<'a> {
                 continue;
             }
             let signed = items.until(open.start, item.body)?;
-            let certification = item.octets(&items)?;
+            let certification = item.bytes(&items)?;
             let whole = parts.take().and_then(|it| it.whole(signed, certification));
             found.push(whole.ok_or_else(|| items.wrong("a key certificate lacks something"))?);
             if found.len() > AUTHORITIES {
@@ -614,9 +614,9 @@ impl Parts {
                 self.published = Some(seconds(item.arguments).ok_or(wrong)?);
             }
             "dir-key-expires" => self.expires = Some(seconds(item.arguments).ok_or(wrong)?),
-            "dir-identity-key" => self.identity = Some(item.octets(items)?),
-            "dir-signing-key" => self.signing = Some(item.octets(items)?),
-            "dir-key-crosscert" => self.cross = Some(item.octets(items)?),
+            "dir-identity-key" => self.identity = Some(item.bytes(items)?),
+            "dir-signing-key" => self.signing = Some(item.bytes(items)?),
+            "dir-key-crosscert" => self.cross = Some(item.bytes(items)?),
             _ => {}
         }
         Ok(())

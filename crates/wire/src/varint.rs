@@ -40,7 +40,7 @@ pub fn write(out: &mut impl BufMut, value: u64) {
     }
 }
 
-/// How many octets [`write()`] takes for `value`.
+/// How many bytes [`write()`] takes for `value`.
 pub const fn len(value: u64) -> usize {
     match value {
         0..0x40 => 1,
@@ -77,10 +77,10 @@ impl HeadReader {
         None
     }
 
-    fn parse(mut octets: &[u8]) -> Option<((u64, u64), usize)> {
-        let before = octets.len();
-        let pair = (read(&mut octets)?, read(&mut octets)?);
-        Some((pair, before.saturating_sub(octets.len())))
+    fn parse(mut bytes: &[u8]) -> Option<((u64, u64), usize)> {
+        let before = bytes.len();
+        let pair = (read(&mut bytes)?, read(&mut bytes)?);
+        Some((pair, before.saturating_sub(bytes.len())))
     }
 
     /// Whether a head has begun and not ended.
@@ -106,9 +106,9 @@ mod tests {
             (&[0x25], 37),
             (&[0x40, 0x25], 37),
         ];
-        for (mut octets, value) in cases {
-            assert_eq!(read(&mut octets), Some(value));
-            assert!(octets.is_empty());
+        for (mut bytes, value) in cases {
+            assert_eq!(read(&mut bytes), Some(value));
+            assert!(bytes.is_empty());
         }
     }
 

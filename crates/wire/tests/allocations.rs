@@ -53,14 +53,14 @@ fn stream() -> BytesMut {
 
 #[test]
 fn ten_thousand_cells_cost_allocations_for_each_chunk_and_none_for_each_cell() {
-    let (mut octets, mut reader) = (stream(), Reader::wide(LARGEST_VARIABLE));
+    let (mut bytes, mut reader) = (stream(), Reader::wide(LARGEST_VARIABLE));
     let (mut read, mut chunks) = (0, 0);
     let before = COUNT.get();
-    while octets.has_remaining() {
-        let now = octets.len().min(CHUNK);
+    while bytes.has_remaining() {
+        let now = bytes.len().min(CHUNK);
         let mut chunk = BytesMut::with_capacity(CHUNK);
-        chunk.put_slice(&octets[..now]);
-        octets.advance(now);
+        chunk.put_slice(&bytes[..now]);
+        bytes.advance(now);
         reader.push(chunk);
         chunks += 1;
         while let Some(cell) = reader.next().expect("they are well formed") {

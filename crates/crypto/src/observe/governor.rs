@@ -32,7 +32,7 @@ pub struct Bounds {
     pub own_delay: Duration,
     /// The longest delay that the peer may come to have because we ask for it: our stack waits so much longer for what it sends.
     pub peer_delay: Duration,
-    /// Octets of datagrams that may wait for their reader; beyond, the oldest are dropped.
+    /// Bytes of datagrams that may wait for their reader; beyond, the oldest are dropped.
     pub inbox: usize,
 }
 
@@ -457,7 +457,7 @@ struct Cutter {
     parts: Vec<Part>,
 }
 
-/// A part of a packet from its first datagram on: the octets of a datagram, or another frame.
+/// A part of a packet from its first datagram on: the bytes of a datagram, or another frame.
 #[derive(Debug)]
 struct Part {
     is_datagram: bool,
@@ -511,7 +511,7 @@ impl Cutter {
 
 // Datagrams that were cut out of packets, on their way to their reader. Full, it drops the oldest, as the QUIC stack does.
 
-/// What a datagram takes beside its octets.
+/// What a datagram takes beside its bytes.
 const EACH: usize = size_of::<Bytes>();
 
 #[derive(Debug)]
@@ -523,7 +523,7 @@ struct Inbox {
 #[derive(Debug, Default)]
 struct Waiting {
     waiting: VecDeque<Bytes>,
-    octets: usize,
+    bytes: usize,
     taken: u64,
     dropped: u64,
     reader: Option<Waker>,
@@ -545,9 +545,9 @@ impl Inbox {
     fn push(&self, datagram: Bytes) {
         let mut state = self.state();
         state.taken += 1;
-        state.octets += datagram.len() + EACH;
+        state.bytes += datagram.len() + EACH;
         state.waiting.push_back(datagram);
-        while state.octets > self.most && state.pop().is_some() {
+        while state.bytes > self.most && state.pop().is_some() {
             state.dropped += 1;
         }
     }
@@ -590,7 +590,7 @@ impl Inbox {
 impl Waiting {
     fn pop(&mut self) -> Option<Bytes> {
         let datagram = self.waiting.pop_front()?;
-        self.octets -= datagram.len() + EACH;
+        self.bytes -= datagram.len() + EACH;
         Some(datagram)
     }
 }

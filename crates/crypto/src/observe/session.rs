@@ -260,8 +260,8 @@ impl crypto::Session for Session {
         self.inner.is_handshaking()
     }
 
-    fn read_handshake(&mut self, octets: &[u8]) -> Result<bool, TransportError> {
-        self.inner.read_handshake(octets)
+    fn read_handshake(&mut self, bytes: &[u8]) -> Result<bool, TransportError> {
+        self.inner.read_handshake(bytes)
     }
 
     fn transport_parameters(&self) -> Result<Option<TransportParameters>, TransportError> {
@@ -406,24 +406,24 @@ fn with_delay(
     reader: Side,
     change: impl FnOnce(Duration) -> Duration,
 ) -> TransportParameters {
-    let mut octets = Vec::new();
-    parameters.write(&mut octets);
-    let Some(before) = max_ack_delay(&octets) else {
+    let mut bytes = Vec::new();
+    parameters.write(&mut bytes);
+    let Some(before) = max_ack_delay(&bytes) else {
         return *parameters;
     };
     let after = change(before);
     if after == before {
         return *parameters;
     }
-    let changed = replaced(&octets, after);
-    let changed = changed.and_then(|octets| TransportParameters::read(reader, &mut &*octets).ok());
+    let changed = replaced(&bytes, after);
+    let changed = changed.and_then(|bytes| TransportParameters::read(reader, &mut &*bytes).ok());
     changed.unwrap_or(*parameters)
 }
 
 /// The parameters with another delay. A min_ack_delay above it would make them invalid: without it, the peer is not asked for any delay.
-fn replaced(octets: &[u8], delay: Duration) -> Option<Vec<u8>> {
-    let mut out = Vec::with_capacity(octets.len() + 8);
-    for parameter in Parameters(octets) {
+fn replaced(bytes: &[u8], delay: Duration) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(bytes.len() + 8);
+    for parameter in Parameters(bytes) {
         let Parameter { id, value, whole } = parameter?;
         let stays = match id {
             MAX_ACK_DELAY => false,
@@ -441,9 +441,9 @@ fn replaced(octets: &[u8], delay: Duration) -> Option<Vec<u8>> {
     Some(out)
 }
 
-fn max_ack_delay(octets: &[u8]) -> Option<Duration> {
+fn max_ack_delay(bytes: &[u8]) -> Option<Duration> {
     let mut delay = USUAL_DELAY;
-    for parameter in Parameters(octets) {
+    for parameter in Parameters(bytes) {
         let Parameter { id, value, .. } = parameter?;
         if id == MAX_ACK_DELAY {
             delay = Duration::from_millis(value);
@@ -491,19 +491,19 @@ mod tests {
     use super::*;
 
     fn parameters(own: &[(u64, u64)]) -> TransportParameters {
-        let mut octets = vec![];
+        let mut bytes = vec![];
         for (id, value) in own {
-            varint::write(&mut octets, *id);
-            varint::write(&mut octets, varint::len(*value) as u64);
-            varint::write(&mut octets, *value);
+            varint::write(&mut bytes, *id);
+            varint::write(&mut bytes, varint::len(*value) as u64);
+            varint::write(&mut bytes, *value);
         }
-        TransportParameters::read(Side::Server, &mut &*octets).unwrap()
+        TransportParameters::read(Side::Server, &mut &*bytes).unwrap()
     }
 
-    fn octets(parameters: &TransportParameters) -> Vec<u8> {
-        let mut octets = vec![];
-        parameters.write(&mut octets);
-        octets
+    fn bytes(parameters: &TransportParameters) -> Vec<u8> {
+        let mut bytes = vec![];
+        parameters.write(&mut bytes);
+        bytes
     }
 
     fn bounds(own: u64, peer: u64) -> Bounds {
@@ -519,7 +519,7 @@ mod tests {
         let before = parameters(&[(0x04, 77), (0x0b, 30), (0x20, 1200)]);
         let after = our_parameters(&before, Side::Client, &bounds(100, 0));
         let expected = parameters(&[(0x04, 77), (0x0b, 100), (0x20, 1200)]);
-        assert_eq!(octets(&after), octets(&expected));
+        assert_eq!(bytes(&after), bytes(&expected));
         assert_eq!(
             our_parameters(&before, Side::Client, &bounds(30, 0)),
             before
@@ -529,7 +529,7 @@ mod tests {
     #[test]
     fn what_we_asked_the_peer_for_is_believed_and_absurd_delays_are_not() {
         let delay_of =
-            |parameters: &TransportParameters| max_ack_delay(&octets(parameters)).unwrap();
+            |parameters: &TransportParameters| max_ack_delay(&bytes(parameters)).unwrap();
         for (said, asked, believed) in [
             (25, 0, 25),
             (25, 250, 250),
@@ -547,6 +547,6 @@ mod tests {
         let peer = parameters(&[(MAX_ACK_DELAY, 16_383), (MIN_ACK_DELAY, 16_000_000)]);
         let after = their_parameters(&peer, Side::Server, &bounds(25, 0));
         let expected = parameters(&[(MAX_ACK_DELAY, 1000)]);
-        assert_eq!(octets(&after), octets(&expected));
+        assert_eq!(bytes(&after), bytes(&expected));
     }
 }

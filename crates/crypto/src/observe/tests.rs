@@ -196,7 +196,7 @@ fn what_one_end_was_told_to_send_the_other_was_told_to_receive() {
         assert!(sent.len() > 5, "{sent:?}");
         assert_eq!(sent, received);
         let payload = |note: &Note| note.frames.iter().map(|(_, size)| size).sum::<usize>();
-        // First octet, 8 of the connection id, 1..=4 of the number, 16 of the tag.
+        // First byte, 8 of the connection id, 1..=4 of the number, 16 of the tag.
         assert!(
             sent.iter()
                 .all(|note| (26..=29).contains(&(note.size - payload(note))))

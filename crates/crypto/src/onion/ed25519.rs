@@ -7,7 +7,7 @@ use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, KeyPair as _, UnparsedPublic
 use ring::rand::{SecureRandom, SystemRandom};
 use zeroize::Zeroizing;
 
-/// The octets of a signature.
+/// The bytes of a signature.
 pub const SIGNATURE: usize = 64;
 
 /// A key cannot be made: the system has no randomness.
@@ -27,13 +27,13 @@ impl SigningKey {
     /// # Errors
     /// See [`NoKey`].
     pub fn fresh_secret() -> Result<Zeroizing<[u8; 32]>, NoKey> {
-        let mut octets = Zeroizing::new([0; 32]);
-        let filled = SystemRandom::new().fill(octets.as_mut_slice());
+        let mut bytes = Zeroizing::new([0; 32]);
+        let filled = SystemRandom::new().fill(bytes.as_mut_slice());
         filled.map_err(|_| NoKey)?;
-        Ok(octets)
+        Ok(bytes)
     }
 
-    /// The key of a stored secret (RFC 8032's 32-octet private key).
+    /// The key of a stored secret (RFC 8032's 32-byte private key).
     ///
     /// # Errors
     /// See [`NoKey`].
@@ -56,7 +56,7 @@ impl SigningKey {
         &self.public
     }
 
-    /// Signs. What is signed says what it is by its first octets, so that no signature serves two ends.
+    /// Signs. What is signed says what it is by its first bytes, so that no signature serves two ends.
     ///
     /// # Errors
     /// See [`NoKey`].
@@ -97,12 +97,12 @@ const SMALL_ORDER: [[u8; 32]; 7] = [
     y(0xee, 0xff, 0x7f),
 ];
 
-/// An octet, thirty equal ones, an octet.
+/// A byte, thirty equal ones, a byte.
 const fn y(first: u8, middle: u8, last: u8) -> [u8; 32] {
-    let mut octets = [middle; 32];
-    octets[0] = first;
-    octets[31] = last;
-    octets
+    let mut bytes = [middle; 32];
+    bytes[0] = first;
+    bytes[31] = last;
+    bytes
 }
 
 fn is_small_order(key: &[u8; 32]) -> bool {
@@ -116,7 +116,7 @@ fn is_small_order(key: &[u8; 32]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::testing::{hex, octets},
+        super::testing::{bytes, hex},
         *,
     };
 
@@ -148,10 +148,10 @@ mod tests {
     #[test]
     fn the_signatures_of_rfc_8032_come_out_and_are_accepted() {
         for [secret, public, message, signature] in VECTORS {
-            let key = SigningKey::from_secret(&octets(secret)).expect("a key");
-            assert_eq!(key.public(), &octets(public));
+            let key = SigningKey::from_secret(&bytes(secret)).expect("a key");
+            assert_eq!(key.public(), &bytes(public));
             let message = hex(message);
-            assert_eq!(key.sign(&message).expect("signed"), octets(signature));
+            assert_eq!(key.sign(&message).expect("signed"), bytes(signature));
             assert!(verify(key.public(), &message, &hex(signature)));
         }
     }

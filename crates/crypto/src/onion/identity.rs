@@ -51,7 +51,7 @@ pub struct PeerId {
 }
 
 impl PeerId {
-    /// The 20 octets that Tor calls its identity digest, or [`stand_in`].
+    /// The 20 bytes that Tor calls its identity digest, or [`stand_in`].
     pub fn rsa_id(&self) -> [u8; 20] {
         self.rsa
             .map_or_else(|| stand_in(&self.ed25519), |rsa| rsa.id)
@@ -63,7 +63,7 @@ impl PeerId {
         self.rsa.map_or(self.ed25519, |rsa| rsa.sha256)
     }
 
-    /// What AUTHENTICATE says of its RSA identity: 32 zero octets if it has none.
+    /// What AUTHENTICATE says of its RSA identity: 32 zero bytes if it has none.
     fn rsa_sha256(&self) -> [u8; 32] {
         self.rsa.map_or([0; 32], |rsa| rsa.sha256)
     }
@@ -180,7 +180,7 @@ impl RelayIdentity {
         Ok(self.certs((CertType::ED25519_AUTHENTICATE, key)))
     }
 
-    /// Signs with the identity itself: a document that says by its first octets what it is.
+    /// Signs with the identity itself: a document that says by its first bytes what it is.
     ///
     /// # Errors
     /// See [`NoKey`].
@@ -222,11 +222,11 @@ fn hours(now: u64, lifetime: u64) -> u32 {
 }
 
 fn sign(certificate: &Ed25519Cert, key: &SigningKey) -> Result<Vec<u8>, NoKey> {
-    let mut octets = Vec::new();
-    certificate.write(&mut octets);
-    let signature = key.sign(&octets)?;
-    octets.extend_from_slice(&signature);
-    Ok(octets)
+    let mut bytes = Vec::new();
+    certificate.write(&mut bytes);
+    let signature = key.sign(&bytes)?;
+    bytes.extend_from_slice(&signature);
+    Ok(bytes)
 }
 
 impl fmt::Debug for PeerId {
@@ -344,8 +344,8 @@ fn read<'a>(
     sent_as: CertType,
     kind: CertKind,
 ) -> Result<Signed<'a, Ed25519Cert>, Why> {
-    let octets = certs.get(sent_as).ok_or(Why::Missing(sent_as))?;
-    let signed = Ed25519Cert::parse(octets)?;
+    let bytes = certs.get(sent_as).ok_or(Why::Missing(sent_as))?;
+    let signed = Ed25519Cert::parse(bytes)?;
     // "Up till 0.4.5.1-alpha, all versions of Tor have incorrectly used 01 for all types of certified key."
     let key_kind = signed.cert.key_kind;
     let fits = key_kind == KeyKind::ED25519
@@ -378,7 +378,7 @@ impl fmt::Debug for Initiator {
 }
 
 // AUTHENTICATE: the initiator of a channel proves that it is the relay whose certificates it showed, on this connection and no other.
-// `link::channel` computes the hashes and asks TLS for the exported octets. tor-spec, "Link authentication type 3: Ed25519-SHA256-RFC5705".
+// `link::channel` computes the hashes and asks TLS for the exported bytes. tor-spec, "Link authentication type 3: Ed25519-SHA256-RFC5705".
 
 /// The label for the exporter (RFC 5705); its context is [`PeerId::exporter_context`], its length 32.
 pub const EXPORTER_LABEL: &[u8] = b"EXPORTER FOR TOR TLS CLIENT BINDING AUTH0003";
@@ -406,11 +406,11 @@ impl RelayIdentity {
         let mut fields = fields(&self.peer(), responder, proof);
         let filled = SystemRandom::new().fill(&mut fields.random);
         filled.map_err(|_| NoKey)?;
-        let mut octets = Vec::with_capacity(Ed25519Authentication::LEN + 64);
-        fields.write(&mut octets);
-        let signature = self.authentication.sign(&octets)?;
-        octets.extend_from_slice(&signature);
-        Ok(octets)
+        let mut bytes = Vec::with_capacity(Ed25519Authentication::LEN + 64);
+        fields.write(&mut bytes);
+        let signature = self.authentication.sign(&bytes)?;
+        bytes.extend_from_slice(&signature);
+        Ok(bytes)
     }
 }
 
@@ -434,7 +434,7 @@ pub fn check_authentication(
     right.then_some(()).ok_or(Why::NotAuthentic)
 }
 
-/// All but the random octets.
+/// All but the random bytes.
 fn fields(initiator: &PeerId, responder: &PeerId, proof: &Proof) -> Ed25519Authentication {
     Ed25519Authentication {
         initiator_rsa: initiator.rsa_sha256(),
@@ -546,10 +546,10 @@ fn check(certificate: &[u8], cross: &[u8], ed25519: &[u8; 32], now: u64) -> Resu
     let key = key_of(&certificate)?;
     check_self_signed(&certificate, &key, now)?;
     check_cross(cross, &key, ed25519, now)?;
-    let octets = &certificate.public_key().subject_public_key.data;
+    let bytes = &certificate.public_key().subject_public_key.data;
     Ok(Rsa {
         id: key.id(),
-        sha256: sha256(octets),
+        sha256: sha256(bytes),
     })
 }
 

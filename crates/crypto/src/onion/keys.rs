@@ -68,10 +68,10 @@ impl OnionKey {
     /// # Errors
     /// [`Refused::System`].
     pub fn fresh_secret() -> Result<Zeroizing<[u8; 32]>, Refused> {
-        let mut octets = Zeroizing::new([0; 32]);
-        let filled = SystemRandom::new().fill(octets.as_mut_slice());
+        let mut bytes = Zeroizing::new([0; 32]);
+        let filled = SystemRandom::new().fill(bytes.as_mut_slice());
         filled.map_err(|_| Refused::System)?;
-        Ok(octets)
+        Ok(bytes)
     }
 
     /// The pair of a stored secret.
@@ -173,8 +173,8 @@ impl KeyPair {
         Self::new(private)
     }
 
-    pub(super) fn from_octets(octets: &[u8; 32]) -> Result<Self, Refused> {
-        let private = PrivateKey::from_private_key(&X25519, octets).map_err(|_| Refused::System)?;
+    pub(super) fn from_octets(bytes: &[u8; 32]) -> Result<Self, Refused> {
+        let private = PrivateKey::from_private_key(&X25519, bytes).map_err(|_| Refused::System)?;
         Self::new(private)
     }
 
@@ -192,9 +192,9 @@ impl KeyPair {
     pub(super) fn agree(&self, peer: &[u8; 32]) -> Result<Zeroizing<[u8; 32]>, Refused> {
         let mut shared = Zeroizing::new([0; 32]);
         let peer = UnparsedPublicKey::new(&X25519, peer);
-        agree(&self.private, peer, Refused::BadKey, |octets| {
-            let octets: &[u8; 32] = octets.try_into().map_err(|_| Refused::BadKey)?;
-            shared.copy_from_slice(octets);
+        agree(&self.private, peer, Refused::BadKey, |bytes| {
+            let bytes: &[u8; 32] = bytes.try_into().map_err(|_| Refused::BadKey)?;
+            shared.copy_from_slice(bytes);
             Ok(())
         })?;
         if shared.ct_eq(&[0; 32]).into() {
@@ -235,16 +235,16 @@ impl Seed {
         Self { kind, key }
     }
 
-    /// `key` is `ntor_key_seed`; the first `skip` octets are the handshake's own.
+    /// `key` is `ntor_key_seed`; the first `skip` bytes are the handshake's own.
     pub(super) fn shake256(key: Zeroizing<[u8; 32]>, tweak: &'static [u8], skip: usize) -> Self {
         let kind = Kind::Shake256 { tweak, skip };
         Self { kind, key }
     }
 
-    /// The first octets of the key stream.
+    /// The first bytes of the key stream.
     ///
     /// # Errors
-    /// [`Refused::System`]: more than 8,160 octets are wanted of HKDF.
+    /// [`Refused::System`]: more than 8,160 bytes are wanted of HKDF.
     pub fn fill(&self, out: &mut [u8]) -> Result<(), Refused> {
         match self.kind {
             Kind::Rfc5869(info) => {
@@ -291,7 +291,7 @@ pub(super) fn shake256(tweak: &[u8], parts: &[&[u8]]) -> impl XofReader + use<> 
     state.finalize_xof()
 }
 
-/// What stands before `s` in `ENCAP(s)`: its length, 8 octets.
+/// What stands before `s` in `ENCAP(s)`: its length, 8 bytes.
 pub(super) fn encap_length(text: &[u8]) -> [u8; 8] {
     u64::try_from(text.len()).unwrap_or(u64::MAX).to_be_bytes()
 }
@@ -303,7 +303,7 @@ mod tests {
     use super::{
         super::{
             ntor,
-            testing::{hex, octets},
+            testing::{bytes, hex},
         },
         *,
     };
@@ -354,7 +354,7 @@ mod tests {
     ];
 
     fn pair(secret: &str) -> KeyPair {
-        KeyPair::from_octets(&octets(secret)).expect("a key")
+        KeyPair::from_octets(&bytes(secret)).expect("a key")
     }
 
     #[test]
@@ -372,8 +372,8 @@ mod tests {
             ),
         ];
         for (scalar, point, product) in vectors {
-            let shared = pair(scalar).agree(&octets(point)).expect("a secret");
-            assert_eq!(*shared, octets(product));
+            let shared = pair(scalar).agree(&bytes(point)).expect("a secret");
+            assert_eq!(*shared, bytes(product));
         }
     }
 
@@ -384,15 +384,15 @@ mod tests {
         let a = "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a";
         let b = "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f";
         let k = "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742";
-        assert_eq!((alice.public(), bob.public()), (&octets(a), &octets(b)));
-        assert_eq!(*alice.agree(bob.public()).expect("a secret"), octets(k));
-        assert_eq!(*bob.agree(alice.public()).expect("a secret"), octets(k));
+        assert_eq!((alice.public(), bob.public()), (&bytes(a), &bytes(b)));
+        assert_eq!(*alice.agree(bob.public()).expect("a secret"), bytes(k));
+        assert_eq!(*bob.agree(alice.public()).expect("a secret"), bytes(k));
     }
 
     #[test]
     fn a_thousand_rounds_of_rfc_7748_come_out() {
         let mut scalar: [u8; 32] =
-            octets("0900000000000000000000000000000000000000000000000000000000000000");
+            bytes("0900000000000000000000000000000000000000000000000000000000000000");
         let mut point = scalar;
         for _ in 0..1000 {
             let pair = KeyPair::from_octets(&scalar).expect("a key");
@@ -400,14 +400,14 @@ mod tests {
             (point, scalar) = (scalar, next);
         }
         let expected = "684cf59ba83309552800ef566f2f4d3c1c3887c49360e3875f2eb94d99532c51";
-        assert_eq!(scalar, octets(expected));
+        assert_eq!(scalar, bytes(expected));
     }
 
     #[test]
     fn points_of_small_order_give_no_secret() {
         let own = KeyPair::generate().expect("a key");
         for point in SMALL_ORDER {
-            let mut point: [u8; 32] = octets(point);
+            let mut point: [u8; 32] = bytes(point);
             assert_eq!(own.agree(&point).err(), Some(Refused::BadKey));
             point[31] |= 0x80;
             assert_eq!(own.agree(&point).err(), Some(Refused::BadKey));
@@ -417,10 +417,10 @@ mod tests {
     fn ntor_kdf(input: &[u8]) -> Vec<u8> {
         let tweak = hmac::Key::new(HMAC_SHA256, b"ntor-curve25519-sha256-1:key_extract");
         let key = hmac::sign(&tweak, input);
-        let key = Zeroizing::new(key.as_ref().try_into().expect("32 octets"));
+        let key = Zeroizing::new(key.as_ref().try_into().expect("32 bytes"));
         let seed = Seed::rfc5869(key, b"ntor-curve25519-sha256-1:key_expand");
         let mut out = vec![0; 100];
-        seed.fill(&mut out).expect("octets");
+        seed.fill(&mut out).expect("bytes");
         out
     }
 
@@ -443,7 +443,7 @@ mod tests {
     fn shake256_is_nists() {
         let input = hex("76891a7bcc6c04490035b743152f64a8dd2ea18ab472b8d36ecf45858d0b0046");
         let expected: [u8; 34] =
-            octets("e8447df87d01beeb724c9a2a38ab00fcc24e9bd17860e673b021222d621a7810e5d3");
+            bytes("e8447df87d01beeb724c9a2a38ab00fcc24e9bd17860e673b021222d621a7810e5d3");
         let mut state = Shake256::default();
         state.update(&input);
         let mut out = [0; 34];
@@ -457,10 +457,10 @@ mod tests {
         let (mut whole, mut rest) = ([0; 48], [0; 16]);
         Seed::shake256(key(), b"t", 0)
             .fill(&mut whole)
-            .expect("octets");
+            .expect("bytes");
         Seed::shake256(key(), b"t", 32)
             .fill(&mut rest)
-            .expect("octets");
+            .expect("bytes");
         assert_eq!(whole[32..], rest);
         let endless = Seed::rfc5869(key(), b"t").fill(&mut vec![0; 8161]);
         assert_eq!(endless, Err(Refused::System));

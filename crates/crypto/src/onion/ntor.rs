@@ -172,7 +172,7 @@ mod tests {
     use super::{
         super::{
             OnionKey,
-            testing::{hex, octets},
+            testing::{bytes, hex},
         },
         *,
     };
@@ -196,32 +196,32 @@ mod tests {
     9b51cae125719182f19d932a667dae1afbf2e336e6910e7822223e763afad0a13342157969dc6b79";
 
     fn pair(secret: &str) -> KeyPair {
-        KeyPair::from_octets(&octets(secret)).expect("a key")
+        KeyPair::from_octets(&bytes(secret)).expect("a key")
     }
 
     fn keys() -> OnionKeys {
-        let current = OnionKey::from_secret(&octets(ONION_SECRET)).expect("a key");
-        OnionKeys::new(octets(ID), [7; 32], current, None)
+        let current = OnionKey::from_secret(&bytes(ONION_SECRET)).expect("a key");
+        OnionKeys::new(bytes(ID), [7; 32], current, None)
     }
 
     fn expanded(seed: &Seed) -> [u8; 72] {
         let mut out = [0; 72];
-        seed.fill(&mut out).expect("octets");
+        seed.fill(&mut out).expect("bytes");
         out
     }
 
     #[test]
-    fn the_published_handshake_comes_out_octet_for_octet() {
+    fn the_published_handshake_comes_out_byte_for_byte() {
         let relay = keys().published();
-        assert_eq!(relay.onion, octets(ONION));
+        assert_eq!(relay.onion, bytes(ONION));
         let (state, request) = client_with(&relay, pair(CLIENT_SECRET));
         assert_eq!(request, hex(&[ID, ONION, CLIENT].concat()));
         let server = server_with(&keys(), &request, || Ok(pair(SERVER_SECRET)));
         let (reply, theirs) = server.expect("answered");
         assert_eq!(reply, hex(REPLY_VECTOR));
         let ours = state.finish(&reply).expect("authentic");
-        assert_eq!(expanded(&ours), octets(KEYS));
-        assert_eq!(expanded(&theirs), octets(KEYS));
+        assert_eq!(expanded(&ours), bytes(KEYS));
+        assert_eq!(expanded(&theirs), bytes(KEYS));
     }
 
     #[test]
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn any_octet_of_the_reply_that_changed_is_noticed() {
+    fn any_byte_of_the_reply_that_changed_is_noticed() {
         for at in 0..REPLY {
             let (state, request) = client(&keys().published()).expect("begun");
             let (mut reply, _) = server(&keys(), &request).expect("answered");
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn keys_of_small_order_give_no_secret_at_either_end() {
         for point in crate::onion::keys::SMALL_ORDER {
-            let point: [u8; 32] = octets(point);
+            let point: [u8; 32] = bytes(point);
             let (_, mut request) = client(&keys().published()).expect("begun");
             request[52..].copy_from_slice(&point);
             assert_eq!(server(&keys(), &request).err(), Some(Refused::BadKey));

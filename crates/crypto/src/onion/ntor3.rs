@@ -318,7 +318,7 @@ mod tests {
     use super::{
         super::{
             OnionKey,
-            testing::{hex, octets},
+            testing::{bytes, hex},
         },
         *,
     };
@@ -357,17 +357,17 @@ mod tests {
     26b8f88d0fb9c07a1bcd2ea764bbbb5dacdaf5312a14c0b9e4f06309b0333b4a";
 
     fn pair(secret: &str) -> KeyPair {
-        KeyPair::from_octets(&octets(secret)).expect("a key")
+        KeyPair::from_octets(&bytes(secret)).expect("a key")
     }
 
     fn keys() -> OnionKeys {
-        let current = OnionKey::from_secret(&octets(ONION_SECRET)).expect("a key");
-        OnionKeys::new([7; 20], octets(ID), current, None)
+        let current = OnionKey::from_secret(&bytes(ONION_SECRET)).expect("a key");
+        OnionKeys::new([7; 20], bytes(ID), current, None)
     }
 
     fn expanded(seed: &Seed) -> [u8; 256] {
         let mut out = [0; 256];
-        seed.fill(&mut out).expect("octets");
+        seed.fill(&mut out).expect("bytes");
         out
     }
 
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn the_published_handshake_comes_out_octet_for_octet() {
+    fn the_published_handshake_comes_out_byte_for_byte() {
         let relay = keys().published();
         let own = pair(CLIENT_SECRET);
         let begun = client_with(&relay, CLIENT_MESSAGE, VERIFICATION_VECTOR, own);
@@ -388,8 +388,8 @@ mod tests {
         assert_eq!(reply, hex(REPLY_VECTOR));
         let (message, ours) = state.finish(&reply).expect("authentic");
         assert_eq!(message, SERVER_MESSAGE);
-        assert_eq!(expanded(&ours), octets(KEYSTREAM));
-        assert_eq!(expanded(&theirs), octets(KEYSTREAM));
+        assert_eq!(expanded(&ours), bytes(KEYSTREAM));
+        assert_eq!(expanded(&theirs), bytes(KEYSTREAM));
     }
 
     #[test]
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn any_octet_of_the_reply_that_changed_is_noticed() {
+    fn any_byte_of_the_reply_that_changed_is_noticed() {
         for at in 0..REPLY + SERVER_MESSAGE.len() {
             let (state, request) = client(&keys().published(), CLIENT_MESSAGE).expect("begun");
             let (mut reply, _) = server(&keys(), &request, greet).expect("answered");
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn any_octet_of_the_request_that_changed_is_noticed_before_it_is_answered() {
+    fn any_byte_of_the_request_that_changed_is_noticed_before_it_is_answered() {
         let (_, request) = client(&keys().published(), CLIENT_MESSAGE).expect("begun");
         for at in 0..request.len() {
             let mut request = request.clone();
@@ -468,7 +468,7 @@ mod tests {
     #[test]
     fn keys_of_small_order_give_no_secret_at_either_end() {
         for point in crate::onion::keys::SMALL_ORDER {
-            let point: [u8; 32] = octets(point);
+            let point: [u8; 32] = bytes(point);
             let relay = RelayKeys {
                 onion: point,
                 ..keys().published()

@@ -50,7 +50,7 @@ impl PublicKey {
     pub fn signed(&self, signature: &[u8], content: &[u8]) -> bool {
         let length = usize::try_from(self.modulus.bits().div_ceil(8)).unwrap_or(usize::MAX);
         let number = BigUint::from_bytes_be(signature);
-        // RFC 8017 §9.2: at least eight octets of padding.
+        // RFC 8017 §9.2: at least eight bytes of padding.
         let padding = length.checked_sub(content.len().saturating_add(3));
         let Some(padding) = padding.filter(|padding| *padding >= 8) else {
             return false;
@@ -68,14 +68,14 @@ fn exponent_of_all() -> BigUint {
 }
 
 /// Tor names keys by it; of texts, an authority's certificate alone is signed by it.
-pub fn sha1(octets: &[u8]) -> [u8; 20] {
-    let hash = digest(&SHA1_FOR_LEGACY_USE_ONLY, octets);
+pub fn sha1(bytes: &[u8]) -> [u8; 20] {
+    let hash = digest(&SHA1_FOR_LEGACY_USE_ONLY, bytes);
     hash.as_ref().first_chunk().copied().unwrap_or_default()
 }
 
 /// What a consensus is signed by, and a microdescriptor named by.
-pub fn sha256(octets: &[u8]) -> [u8; 32] {
-    let hash = digest(&SHA256, octets);
+pub fn sha256(bytes: &[u8]) -> [u8; 32] {
+    let hash = digest(&SHA256, bytes);
     hash.as_ref().first_chunk().copied().unwrap_or_default()
 }
 

@@ -13,7 +13,7 @@ use crate::SigningKey;
 
 /// The first line; nobody takes the file for something public.
 const HEAD: &str = "hoplite-onion-secret 1";
-/// The most octets that a text has.
+/// The most bytes that a text has.
 const TEXT: usize = 1024;
 
 /// Secrets of a relay. They are wiped from memory when dropped, and never printed.
@@ -30,7 +30,7 @@ pub struct Secrets {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SecretsError {
     /// The system has no randomness.
-    #[error("the system gives no random octets")]
+    #[error("the system gives no random bytes")]
     NoRandomness,
     /// The text is none that a relay has stored.
     #[error("it is no onion key file of version 1: its line {0} is wrong")]
@@ -132,7 +132,7 @@ impl Secrets {
 
     /// All of it as a text, for a file of its owner.
     pub fn text(&self) -> Zeroizing<String> {
-        let encode = |octets: &[u8; 32]| Zeroizing::new(URL_SAFE_NO_PAD.encode(octets));
+        let encode = |bytes: &[u8; 32]| Zeroizing::new(URL_SAFE_NO_PAD.encode(bytes));
         let (identity, current) = (encode(&self.identity), encode(&self.current));
         let mut text = Zeroizing::new(String::with_capacity(TEXT));
         let parts: [&str; 6] = [
@@ -207,10 +207,10 @@ impl<'a> Lines<'a> {
     fn secret(&mut self, keyword: &str) -> Result<Zeroizing<[u8; 32]>, SecretsError> {
         let text = self.next().and_then(|line| line.strip_prefix(keyword));
         let text = text.filter(|text| text.len() == 43);
-        let mut octets = Zeroizing::new([0; 32]);
-        let read = text.map(|text| URL_SAFE_NO_PAD.decode_slice(text, octets.as_mut_slice()));
+        let mut bytes = Zeroizing::new([0; 32]);
+        let read = text.map(|text| URL_SAFE_NO_PAD.decode_slice(text, bytes.as_mut_slice()));
         match read {
-            Some(Ok(32)) => Ok(octets),
+            Some(Ok(32)) => Ok(bytes),
             _ => Err(self.wrong()),
         }
     }

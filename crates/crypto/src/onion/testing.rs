@@ -1,6 +1,6 @@
 //! What the tests of this room share.
 
-/// The octets of a vector, as it is printed in hexadecimal; spaces and line ends are left out.
+/// The bytes of a vector, as it is printed in hexadecimal; spaces and line ends are left out.
 pub(super) fn hex(text: &str) -> Vec<u8> {
     let digits: Vec<_> = text.chars().filter_map(|c| c.to_digit(16)).collect();
     let pairs = digits.chunks_exact(2);
@@ -10,6 +10,6 @@ pub(super) fn hex(text: &str) -> Vec<u8> {
 }
 
 /// The same, of a known length.
-pub(super) fn octets<const N: usize>(text: &str) -> [u8; N] {
+pub(super) fn bytes<const N: usize>(text: &str) -> [u8; N] {
     hex(text).try_into().expect("the vector's length")
 }

@@ -95,14 +95,14 @@ struct Keys(Zeroizing<[u8; 72]>);
 
 impl Keys {
     fn draw(seed: &Seed) -> Result<Self, Refused> {
-        let mut octets = Zeroizing::new([0; 72]);
-        seed.fill(octets.as_mut_slice())?;
-        Ok(Self(octets))
+        let mut bytes = Zeroizing::new([0; 72]);
+        seed.fill(bytes.as_mut_slice())?;
+        Ok(Self(bytes))
     }
 
     #[cfg(test)]
-    fn of(octets: &[u8; 72]) -> Self {
-        Self(Zeroizing::new(*octets))
+    fn of(bytes: &[u8; 72]) -> Self {
+        Self(Zeroizing::new(*bytes))
     }
 
     /// Both directions: forward, backward.
@@ -287,7 +287,7 @@ const BLOCK_U64: u64 = 16;
 
 const BODY_U64: u64 = 509;
 
-/// A key, and how many octets of its key stream are used up. The library wipes the key.
+/// A key, and how many bytes of its key stream are used up. The library wipes the key.
 struct Stream {
     key: EncryptingKey,
     used: u64,
@@ -302,7 +302,7 @@ impl Stream {
 
     /// Enciphers or deciphers the next cell. Where the cipher failed, which it has no reason to, the body is wiped: it never leaves in the clear.
     ///
-    /// A cell is no whole number of blocks, and the library starts at a block: the body is moved behind as many octets as the block before has
+    /// A cell is no whole number of blocks, and the library starts at a block: the body is moved behind as many bytes as the block before has
     /// used up. One call for a cell is faster than keeping the rest of a block and two calls.
     fn apply(&mut self, body: &mut [u8; BODY]) {
         let mut room = [0; BLOCK + BODY];

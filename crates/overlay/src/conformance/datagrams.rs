@@ -70,7 +70,7 @@ async fn echoed(flow: &dyn Datagrams, batch: Batch<'_>) {
             for payload in payloads {
                 let sent = batch.payloads().any(|sent| sent == payload);
                 let stale = payload.first() != batch.contents.first();
-                assert!(sent || stale, "{} octets that nobody sent", payload.len());
+                assert!(sent || stale, "{} bytes that nobody sent", payload.len());
                 missing.remove(payload.as_slice());
             }
             if missing.is_empty() {
@@ -135,7 +135,7 @@ pub async fn an_oversized_datagram_is_never_split(subject: &Subject) {
             small_back |= payload == [2; 100];
             assert!(
                 whole || payload == [2; 100],
-                "a piece of {} octets",
+                "a piece of {} bytes",
                 payload.len()
             );
         }

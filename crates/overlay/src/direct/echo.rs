@@ -38,7 +38,7 @@ use tokio::{
 use super::{Guard, rights};
 use crate::{Batch, Error, Packets, Received};
 
-/// The largest packet that is taken, in octets: what Ethernet carries.
+/// The largest packet that is taken, in bytes: what Ethernet carries.
 const MTU: usize = 1500;
 
 /// ICMP errors that wait for the receiver; the next ones are lost.
@@ -133,8 +133,8 @@ impl EchoFlow {
     }
 
     /// Sends an echo request on its way; `None`: it is dropped.
-    fn take(&self, octets: &[u8]) -> Option<()> {
-        let packet = ip::parse(octets).ok()?;
+    fn take(&self, bytes: &[u8]) -> Option<()> {
+        let packet = ip::parse(bytes).ok()?;
         let echo = icmp::echo(&packet).filter(|echo| !echo.reply)?;
         if !self.permits(&packet) {
             return None;
@@ -145,7 +145,7 @@ impl EchoFlow {
         };
         let sent = self.state().send(ident, &packet, self.settings.mark);
         if let Err(error) = sent {
-            self.state().answer(icmp::unreachable(octets, why(&error)));
+            self.state().answer(icmp::unreachable(bytes, why(&error)));
             return None;
         }
         Some(())
@@ -427,7 +427,7 @@ impl fmt::Debug for EchoSettings {
 // What the network says of echoes that did not arrive: ICMP errors out of a ping socket's error queue, made into packets again.
 // Used by [`super::EchoFlow`]. ip(7) IP_RECVERR, ipv6(7) IPV6_RECVERR; what an error quotes: RFC 792, RFC 4443.
 
-/// What of a message the queue is asked for, in octets: no error quotes more.
+/// What of a message the queue is asked for, in bytes: no error quotes more.
 const QUOTED: usize = 1280;
 
 /// The width of a control message's length, to which all is aligned.
@@ -501,11 +501,11 @@ fn next(socket: BorrowedFd<'_>) -> io::Result<Told> {
     let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
     let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
     quoted.truncate(got);
-    let told = read(&octets(&name), &octets(&control), quoted);
+    let told = read(&bytes(&name), &bytes(&control), quoted);
     told.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-fn octets(words: &[u64]) -> Vec<u8> {
+fn bytes(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
@@ -554,20 +554,20 @@ fn extended(mut control: &[u8]) -> Option<&[u8]> {
     }
 }
 
-fn int(octets: &[u8]) -> Option<i32> {
-    Some(i32::from_ne_bytes(octets.get(..4)?.try_into().ok()?))
+fn int(bytes: &[u8]) -> Option<i32> {
+    Some(i32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?))
 }
 
 /// The address in a `sockaddr_in` or `sockaddr_in6`.
-fn address(octets: &[u8]) -> Option<IpAddr> {
-    let family = u16::from_ne_bytes(octets.get(..2)?.try_into().ok()?);
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let family = u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?);
     match i32::from(family) {
         libc::AF_INET => {
-            let address: [u8; 4] = octets.get(4..8)?.try_into().ok()?;
+            let address: [u8; 4] = bytes.get(4..8)?.try_into().ok()?;
             Some(Ipv4Addr::from(address).into())
         }
         libc::AF_INET6 => {
-            let address: [u8; 16] = octets.get(8..24)?.try_into().ok()?;
+            let address: [u8; 16] = bytes.get(8..24)?.try_into().ok()?;
             Some(Ipv6Addr::from(address).to_canonical())
         }
         _ => None,

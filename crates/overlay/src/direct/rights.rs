@@ -10,7 +10,7 @@ use std::{
 use rustix::net::sockopt;
 use socket2::SockRef;
 
-/// What a tunnel's socket asks for in each direction, in octets: 20 ms at 3 Gbit/s.
+/// What a tunnel's socket asks for in each direction, in bytes: 20 ms at 3 Gbit/s.
 pub(super) const TUNNEL_BUFFER: usize = 8 * 1024 * 1024;
 
 /// What is asked for.

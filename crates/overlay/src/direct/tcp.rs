@@ -24,7 +24,7 @@ use tokio::{
 use super::{more_telling, rights, socket_error};
 use crate::{Error, ErrorKind, Reason};
 
-/// The size of a read buffer, in octets. A flow that has nothing to read owns none.
+/// The size of a read buffer, in bytes. A flow that has nothing to read owns none.
 const READ_BUFFER: usize = 64 * 1024;
 
 /// How many unused read buffers a thread keeps for its next reader.

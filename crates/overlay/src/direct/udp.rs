@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{Batch, Datagrams, Error, ErrorKind, Reason, Received};
 
-/// The largest UDP payload over IPv4, hence the largest batch that one call may hold, in octets.
+/// The largest UDP payload over IPv4, hence the largest batch that one call may hold, in bytes.
 const LARGEST_BATCH: usize = 65_507;
 
 /// What the payloads of a batch have in common.
@@ -48,7 +48,7 @@ struct Form {
 pub struct UdpSettings {
     /// How much the kernel may queue.
     pub buffers: SocketBuffers,
-    /// The largest payload that is sent, in octets; `None`: what an Ethernet frame carries, 1472 by IPv4 and 1452 by IPv6.
+    /// The largest payload that is sent, in bytes; `None`: what an Ethernet frame carries, 1472 by IPv4 and 1452 by IPv6.
     /// The interface's own MTU is never exceeded.
     pub max_payload: Option<usize>,
     /// The mark of its packets, for the system's routing rules and filters. Setting one needs CAP_NET_ADMIN.
@@ -176,7 +176,7 @@ impl UdpFlow {
             .expect("a mark")
     }
 
-    /// How much the kernel queues of what arrives, in octets.
+    /// How much the kernel queues of what arrives, in bytes.
     #[cfg(test)]
     pub(super) fn receive_buffer(&self) -> usize {
         sockopt::socket_recv_buffer_size(&*self.socket).expect("a size")
@@ -363,7 +363,7 @@ impl fmt::Debug for UdpFlow {
     }
 }
 
-/// The octets of the IP and UDP headers.
+/// The bytes of the IP and UDP headers.
 fn headers(peer: SocketAddr) -> usize {
     if peer.is_ipv4() { 28 } else { 48 }
 }
@@ -383,7 +383,7 @@ fn stopped(error: io::Error) -> Error {
 // The receiving half of a UDP socket: coalesced datagrams in, an ICMP refusal noticed at once.
 // Used by [`super::UdpFlow`].
 
-/// What one call can bring at most, in octets. A buffer of this size never cuts a datagram.
+/// What one call can bring at most, in bytes. A buffer of this size never cuts a datagram.
 const LARGEST_RECEIVE: usize = 65_535;
 
 thread_local! {
@@ -415,7 +415,7 @@ struct Rest {
 /// What was taken of some coalesced payloads.
 struct Taken {
     received: Option<Received>,
-    octets: usize,
+    bytes: usize,
     dropped: usize,
 }
 
@@ -470,7 +470,7 @@ impl Receiving {
             let (Received { len, segment }, ecn) = self.recv_whole(state, scratch)?;
             let data = scratch.get(..len).unwrap_or_default();
             let taken = take(data, segment, buf);
-            between.keep(data, taken.octets, segment);
+            between.keep(data, taken.bytes, segment);
             Ok(Arrived {
                 ecn,
                 ..taken.into()
@@ -538,7 +538,7 @@ impl Between {
             rest.segment,
             buf,
         );
-        rest.at += taken.octets;
+        rest.at += taken.bytes;
         if rest.at >= rest.data.len() {
             self.rest = None;
         }
@@ -579,7 +579,7 @@ fn take(data: &[u8], segment: usize, buf: &mut [u8]) -> Taken {
             len: whole,
             segment,
         }),
-        octets: passed + whole,
+        bytes: passed + whole,
         dropped,
     }
 }
@@ -617,7 +617,7 @@ impl UdpFlow {
     }
 
     /// As [`Datagrams::poll_recv`], and how the packets are marked: all that come together are marked alike.
-    /// A buffer of less than 65,535 octets may not learn it.
+    /// A buffer of less than 65,535 bytes may not learn it.
     ///
     /// # Errors
     /// As there.
@@ -660,7 +660,7 @@ mod tests {
         let mut buf = [0; 25];
         let taken = take(&[7; 95], 10, &mut buf);
         let received = taken.received.expect("something fits");
-        assert_eq!((received.len, received.segment, taken.octets), (20, 10, 20));
+        assert_eq!((received.len, received.segment, taken.bytes), (20, 10, 20));
     }
 
     #[test]
@@ -668,9 +668,9 @@ mod tests {
         let mut buf = [0; 5];
         let taken = take(&[7; 24], 10, &mut buf);
         let received = taken.received.expect("the last one fits");
-        assert_eq!((received.len, taken.octets, taken.dropped), (4, 24, 2));
+        assert_eq!((received.len, taken.bytes, taken.dropped), (4, 24, 2));
         let taken = take(&[7; 20], 10, &mut buf);
-        assert!(taken.received.is_none() && taken.dropped == 2 && taken.octets == 20);
+        assert!(taken.received.is_none() && taken.dropped == 2 && taken.bytes == 20);
     }
 
     #[test]
@@ -691,7 +691,7 @@ mod tests {
             while at < len {
                 let mut buf = vec![0; room];
                 let taken = take(&data[at..], segment, &mut buf);
-                at += taken.octets;
+                at += taken.bytes;
                 dropped += taken.dropped;
                 if let Some(got) = taken.received {
                     prop_assert_eq!(&buf[..got.len], &data[at - got.len..at]);

@@ -22,10 +22,10 @@ use tokio::{
 use super::{Fault, Network, What, arrival, target_failed};
 use crate::{Asked, Error, Reason};
 
-/// How many octets may be under way in one direction; then the writer waits.
+/// How many bytes may be under way in one direction; then the writer waits.
 const WINDOW: usize = 256 * 1024;
 
-/// The largest piece, in octets: what the eavesdropper sees as one packet.
+/// The largest piece, in bytes: what the eavesdropper sees as one packet.
 const PIECE: usize = 16 * 1024;
 
 /// One direction.
@@ -33,7 +33,7 @@ pub(super) struct Pipe(Mutex<Line>);
 
 struct Line {
     pieces: VecDeque<(Instant, Bytes)>,
-    octets: usize,
+    bytes: usize,
     ended: Option<Instant>,
     reset: bool,
     fault: Fault,
@@ -54,7 +54,7 @@ impl Pipe {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self(Mutex::new(Line {
             pieces: VecDeque::new(),
-            octets: 0,
+            bytes: 0,
             ended: None,
             reset: false,
             fault: Fault::None,
@@ -115,7 +115,7 @@ impl Line {
         let Some((_, piece)) = self.pieces.pop_front() else {
             return Found::Later(None);
         };
-        self.octets -= piece.len();
+        self.bytes -= piece.len();
         if let Some(writer) = self.writer.take() {
             writer.wake();
         }
@@ -169,7 +169,7 @@ impl MemoryStream {
         if line.reset || line.ended.is_some() {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let count = buf.len().min(PIECE).min(WINDOW - line.octets);
+        let count = buf.len().min(PIECE).min(WINDOW - line.bytes);
         if count == 0 && !buf.is_empty() {
             line.writer = Some(cx.waker().clone());
             return Poll::Pending;
@@ -177,7 +177,7 @@ impl MemoryStream {
         let at = arrival(&road, &mut line.free_at, count);
         let piece = buf.get(..count).unwrap_or_default();
         line.pieces.push_back((at, Bytes::copy_from_slice(piece)));
-        line.octets += count;
+        line.bytes += count;
         if let Some(reader) = line.reader.take() {
             reader.wake();
         }

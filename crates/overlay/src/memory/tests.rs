@@ -108,7 +108,7 @@ async fn the_eavesdropper_sees_ends_and_sizes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_early_stream_carries_its_first_octets_behind_the_request() {
+async fn an_early_stream_carries_its_first_bytes_behind_the_request() {
     let network = Network::new(1);
     let latency = Duration::from_millis(50);
     network.set_road(Road {

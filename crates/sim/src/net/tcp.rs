@@ -1,7 +1,7 @@
-//! Streams of octets like TCP's, over the same links as datagrams: under TLS channels, and between exits and targets.
+//! Streams of bytes like TCP's, over the same links as datagrams: under TLS channels, and between exits and targets.
 //! `host` opens them, relays and targets listen.
 //!
-//! What is modelled: segments of 1,448 octets with 52 of headers; a handshake of one round trip; acknowledgement of every segment, which names
+//! What is modelled: segments of 1,448 bytes with 52 of headers; a handshake of one round trip; acknowledgement of every segment, which names
 //! the segment and what has come in order; loss told by three later segments or by a timer (RFC 6298, 200 ms at least); retransmission, and
 //! waiting for what is missing before what came after it; slow start from ten segments and CUBIC (RFC 9438); a window of the receiver's.
 //! What is not: delayed acknowledgements, pacing, HyStart, tail loss probes, ECN, options, keep-alive.
@@ -29,23 +29,23 @@ use tokio::{
 use self::sender::{Next, Receiver, Sender};
 use super::{Key, Network, Node, Packet, Payload, Port};
 
-/// The octets that a segment carries at most.
+/// The bytes that a segment carries at most.
 pub(super) const SEGMENT: usize = 1448;
 
 /// What an IPv4 and a TCP header with time stamps take of a packet.
 pub(super) const HEADERS: usize = 52;
 
-/// How many octets a writer may be ahead of what has been acknowledged.
+/// How many bytes a writer may be ahead of what has been acknowledged.
 const SEND_BUFFER: usize = 1 << 20;
 
-/// How many octets may wait for their reader.
+/// How many bytes may wait for their reader.
 const RECEIVE_BUFFER: u64 = 1 << 20;
 
 /// A segment.
 #[derive(Clone, Debug)]
 pub(super) struct Segment {
     pub(super) kind: Kind,
-    /// The number of its first octet.
+    /// The number of its first byte.
     pub(super) seq: u64,
     pub(super) data: Bytes,
     /// Nothing follows; it has a number of its own.
@@ -438,7 +438,7 @@ impl TcpStream {
         }
     }
 
-    /// Ready with octets in `current`, or at the end.
+    /// Ready with bytes in `current`, or at the end.
     fn poll_next(&mut self, cx: &Context<'_>) -> Poll<io::Result<()>> {
         if !self.current.is_empty() {
             return Poll::Ready(Ok(()));

@@ -22,9 +22,9 @@ fn flows(network: &Network, one: Node, other: Node) -> (Flow, Flow) {
     )
 }
 
-async fn send(flow: &Flow, octets: usize) {
+async fn send(flow: &Flow, bytes: usize) {
     use hoplite_overlay::{Batch, Datagrams};
-    let contents = vec![7; octets];
+    let contents = vec![7; bytes];
     let batch = Batch {
         contents: &contents,
         segment: 1000,
@@ -50,7 +50,7 @@ async fn a_packet_takes_the_time_of_its_way_and_of_both_lines() {
     send(&near, 1000).await;
     assert_eq!(recv(&far).await, 1000);
     let took = begun.elapsed();
-    // 1,028 octets with headers: 100 ms; then 20 ms of way, 8 us of the other line, and the timer's millisecond.
+    // 1,028 bytes with headers: 100 ms; then 20 ms of way, 8 us of the other line, and the timer's millisecond.
     assert_eq!(took, Duration::from_millis(121));
     assert_eq!(network.latency(one, other), Some(Duration::from_millis(20)));
 }
@@ -72,7 +72,7 @@ async fn what_a_queue_has_no_room_for_is_dropped_and_counted() {
     let ledger = network.ledger();
     assert_eq!((ledger.sent.packets, ledger.received.packets), (10, 5));
     assert_eq!(
-        (ledger.queue_full.packets, ledger.queue_full.octets),
+        (ledger.queue_full.packets, ledger.queue_full.bytes),
         (5, 5140)
     );
     assert!(ledger.is_balanced(), "{ledger:?}");
@@ -150,7 +150,7 @@ fn latencies_are_the_same_both_ways_and_within_the_map() {
 
 #[test]
 fn packets_leave_one_after_the_other_at_the_line_s_rate() {
-    // A microsecond for an octet.
+    // A microsecond for a byte.
     let mut line = Line::new(1_000_000, 10_000);
     assert_eq!(line.take(1000, 0), Some(1_000_000));
     assert_eq!(line.take(1000, 500_000), Some(2_000_000));

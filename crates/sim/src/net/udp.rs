@@ -17,7 +17,7 @@ use quinn_udp::{RecvMeta, Transmit};
 
 use super::{Key, LARGEST_DATAGRAM, Network, Node, Packet, Payload, Port};
 
-/// Octets that may wait for their reader; beyond it datagrams are dropped, and counted as [`super::Fate::Overfull`].
+/// Bytes that may wait for their reader; beyond it datagrams are dropped, and counted as [`super::Fate::Overfull`].
 const ROOM: usize = 4 << 20;
 /// Datagrams that quinn hands over in one call at most.
 const SEGMENTS: usize = 10;
@@ -41,7 +41,7 @@ struct Inbox(Mutex<Waiting>);
 #[derive(Default)]
 struct Waiting {
     datagrams: VecDeque<(SocketAddr, Bytes)>,
-    octets: usize,
+    bytes: usize,
     reader: Option<Waker>,
 }
 
@@ -57,11 +57,11 @@ impl Port for Inbox {
             return false;
         };
         let mut waiting = self.waiting();
-        let octets = waiting.octets.saturating_add(payload.len());
-        if octets > ROOM {
+        let bytes = waiting.bytes.saturating_add(payload.len());
+        if bytes > ROOM {
             return false;
         }
-        waiting.octets = octets;
+        waiting.bytes = bytes;
         waiting.datagrams.push_back((packet.from, payload));
         if let Some(reader) = waiting.reader.take() {
             reader.wake();
@@ -85,7 +85,7 @@ impl Waiting {
             };
             room.copy_from_slice(next);
             len = len.saturating_add(next.len());
-            self.octets = self.octets.saturating_sub(next.len());
+            self.bytes = self.bytes.saturating_sub(next.len());
             let shorter = next.len() < segment;
             self.datagrams.pop_front();
             if shorter {
@@ -95,7 +95,7 @@ impl Waiting {
         if len == 0 {
             // It does not fit, or is empty: nobody wants it.
             self.datagrams.pop_front();
-            self.octets = self.octets.saturating_sub(segment);
+            self.bytes = self.bytes.saturating_sub(segment);
         }
         Some((from, Received { len, segment }))
     }
@@ -119,7 +119,7 @@ impl Socket {
         }
     }
 
-    /// Sends `contents`, cut every `segment` octets. What is larger than the network carries is not sent.
+    /// Sends `contents`, cut every `segment` bytes. What is larger than the network carries is not sent.
     fn send(&self, to: SocketAddr, contents: &[u8], segment: usize) {
         let contents = Bytes::copy_from_slice(contents);
         let mut rest = contents;

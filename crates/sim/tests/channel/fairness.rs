@@ -8,7 +8,7 @@ use super::*;
 
 /// Circuits that send on each channel: one alone may send 512 kB ahead of its reader.
 const CIRCUITS: usize = 4;
-/// The octets of a cell.
+/// The bytes of a cell.
 const CELL: usize = 514;
 /// No bottleneck.
 const WIDE: Access = Access {
@@ -37,7 +37,7 @@ struct Case {
 type Tally = Arc<AtomicUsize>;
 
 impl Case {
-    /// What the bottleneck sends in a round trip, in octets.
+    /// What the bottleneck sends in a round trip, in bytes.
     fn product(&self) -> u64 {
         self.megabits * 125 * self.rtt_ms
     }

@@ -35,7 +35,7 @@ numbers! {
 }
 
 numbers! {
-    /// What the certified octets are. cert-spec: "List of certified key types".
+    /// What the certified bytes are. cert-spec: "List of certified key types".
     /// "Implementations SHOULD allow 01 in this position, and infer the actual key type from the CERT_TYPE field."
     pub struct KeyKind(u8) {
         /// An Ed25519 key.
@@ -76,9 +76,9 @@ pub struct RsaCrossCert {
 pub struct Signed<'a, C> {
     /// What it says. Not to be believed before the signature is checked.
     pub cert: C,
-    /// The octets that are signed; those of a cross-certificate behind [`CROSS_PREFIX`], by their SHA-256.
+    /// The bytes that are signed; those of a cross-certificate behind [`CROSS_PREFIX`], by their SHA-256.
     pub signed: &'a [u8],
-    /// 64 octets by Ed25519; as many as the RSA key has for a cross-certificate.
+    /// 64 bytes by Ed25519; as many as the RSA key has for a cross-certificate.
     pub signature: &'a [u8],
 }
 
@@ -88,9 +88,9 @@ impl Ed25519Cert {
     /// # Errors
     /// [`Malformed`] for another version, what is cut off or follows, a signing key of a wrong length or a second one, and an unknown
     /// extension that affects validation: clients "must not accept the certificate as valid unless they understand the extension".
-    pub fn parse(octets: &[u8]) -> Result<Signed<'_, Self>, Malformed> {
+    pub fn parse(bytes: &[u8]) -> Result<Signed<'_, Self>, Malformed> {
         let what = Malformed("Ed25519 certificate");
-        let (signed, signature) = octets.split_last_chunk::<64>().ok_or(what)?;
+        let (signed, signature) = bytes.split_last_chunk::<64>().ok_or(what)?;
         let mut input = Input::new(signed, what.0);
         if input.u8()? != VERSION {
             return Err(what);
@@ -129,7 +129,7 @@ impl Ed25519Cert {
         }
     }
 
-    /// Writes what is to be signed; 64 octets of signature follow it.
+    /// Writes what is to be signed; 64 bytes of signature follow it.
     pub fn write(&self, out: &mut impl BufMut) {
         out.put_slice(&[VERSION, self.kind.0]);
         out.put_u32(self.expires_hours);
@@ -154,9 +154,9 @@ impl RsaCrossCert {
     ///
     /// # Errors
     /// [`Malformed`] for what is cut off or follows.
-    pub fn parse(octets: &[u8]) -> Result<Signed<'_, Self>, Malformed> {
+    pub fn parse(bytes: &[u8]) -> Result<Signed<'_, Self>, Malformed> {
         let what = Malformed("RSA cross-certificate");
-        let (signed, rest) = octets.split_at_checked(36).ok_or(what)?;
+        let (signed, rest) = bytes.split_at_checked(36).ok_or(what)?;
         let mut input = Input::new(signed, what.0);
         let cert = Self {
             key: input.array()?,
@@ -178,7 +178,7 @@ impl RsaCrossCert {
         out.put_u32(self.expires_hours);
     }
 
-    /// Writes the signature behind it: 255 octets at most.
+    /// Writes the signature behind it: 255 bytes at most.
     pub fn write_signature(signature: &[u8], out: &mut impl BufMut) {
         let length = short(signature.len());
         out.put_u8(length);
@@ -228,12 +228,12 @@ mod tests {
 
     #[test]
     fn an_ed25519_certificate_reads_as_specified() {
-        let octets = raw(&[&[1][..], &signed_with(0xaa)].concat());
+        let bytes = raw(&[&[1][..], &signed_with(0xaa)].concat());
         let Signed {
             cert,
             signed,
             signature,
-        } = Ed25519Cert::parse(&octets).unwrap();
+        } = Ed25519Cert::parse(&bytes).unwrap();
         let wanted = Ed25519Cert {
             kind: CertKind::SIGNING,
             expires_hours: 477_148,
@@ -243,19 +243,19 @@ mod tests {
         };
         assert_eq!(cert, wanted);
         assert_eq!(cert.expires(), 1_717_732_800);
-        assert_eq!(signed, &octets[..octets.len() - 64]);
+        assert_eq!(signed, &bytes[..bytes.len() - 64]);
         assert_eq!(signature, [0x51; 64]);
         assert_eq!(body(|out| cert.write(out)), signed);
-        // As many octets as a certificate with its signing key has.
-        assert_eq!(octets.len(), 140);
+        // As many bytes as a certificate with its signing key has.
+        assert_eq!(bytes.len(), 140);
     }
 
     #[test]
     fn a_certificate_without_extensions_names_no_signing_key() {
-        let octets = raw(&[0]);
-        let cert = Ed25519Cert::parse(&octets).unwrap().cert;
-        assert_eq!((cert.signed_with, octets.len()), (None, 104));
-        assert_eq!(body(|out| cert.write(out)), octets[..40]);
+        let bytes = raw(&[0]);
+        let cert = Ed25519Cert::parse(&bytes).unwrap().cert;
+        assert_eq!((cert.signed_with, bytes.len()), (None, 104));
+        assert_eq!(body(|out| cert.write(out)), bytes[..40]);
     }
 
     #[test]
@@ -263,8 +263,8 @@ mod tests {
         let known = signed_with(1);
         for (flags, fine) in [(0, true), (2, true), (1, false), (0xff, false)] {
             let unknown = [0, 3, 9, flags, 7, 7, 7];
-            let octets = raw(&[&[2][..], &unknown, &known].concat());
-            let parsed = Ed25519Cert::parse(&octets);
+            let bytes = raw(&[&[2][..], &unknown, &known].concat());
+            let parsed = Ed25519Cert::parse(&bytes);
             let key = parsed.ok().and_then(|parsed| parsed.cert.signed_with);
             assert_eq!(key, fine.then_some([1; 32]), "{flags}");
         }
@@ -295,20 +295,20 @@ mod tests {
 
     #[test]
     fn a_cross_certificate_reads_as_specified() {
-        let octets = [&[0xed; 32][..], &[0, 7, 0x47, 0xdc], &[128], &[0x51; 128]].concat();
-        let parsed = RsaCrossCert::parse(&octets).unwrap();
+        let bytes = [&[0xed; 32][..], &[0, 7, 0x47, 0xdc], &[128], &[0x51; 128]].concat();
+        let parsed = RsaCrossCert::parse(&bytes).unwrap();
         assert_eq!(parsed.cert.key, [0xed; 32]);
         assert_eq!(parsed.cert.expires(), 477_148 * 3600);
-        assert_eq!(parsed.signed, &octets[..36]);
+        assert_eq!(parsed.signed, &bytes[..36]);
         assert_eq!(parsed.signature, [0x51; 128]);
         let again = body(|out| {
             parsed.cert.write(out);
             RsaCrossCert::write_signature(parsed.signature, out);
         });
-        assert_eq!(again, octets);
+        assert_eq!(again, bytes);
         assert_eq!(CROSS_PREFIX, b"Tor TLS RSA/Ed25519 cross-certificate");
-        let longer = [&octets[..], &[0]].concat();
-        for bad in [&octets[..octets.len() - 1], &longer, &octets[..36], &[]] {
+        let longer = [&bytes[..], &[0]].concat();
+        for bad in [&bytes[..bytes.len() - 1], &longer, &bytes[..36], &[]] {
             let refused = Err(Malformed("RSA cross-certificate"));
             assert_eq!(RsaCrossCert::parse(bad), refused);
         }
@@ -319,24 +319,24 @@ mod tests {
         fn certificates_are_read_back(kind: u8, expires_hours: u32, key_kind: u8, key: [u8; 32], signed_with: Option<[u8; 32]>, signature in vec(any::<u8>(), 64)) {
             let cert = Ed25519Cert { kind: CertKind(kind), expires_hours, key_kind: KeyKind(key_kind), key, signed_with };
             let signed = body(|out| cert.write(out));
-            let octets = [&signed[..], &signature].concat();
-            prop_assert_eq!(Ed25519Cert::parse(&octets), Ok(Signed { cert, signed: &signed, signature: &signature }));
+            let bytes = [&signed[..], &signature].concat();
+            prop_assert_eq!(Ed25519Cert::parse(&bytes), Ok(Signed { cert, signed: &signed, signature: &signature }));
         }
 
         #[test]
         fn cross_certificates_are_read_back(key: [u8; 32], expires_hours: u32, signature in vec(any::<u8>(), 0..256)) {
             let cert = RsaCrossCert { key, expires_hours };
             let signed = body(|out| cert.write(out));
-            let octets = body(|out| {
+            let bytes = body(|out| {
                 out.extend(&signed);
                 RsaCrossCert::write_signature(&signature, out);
             });
-            prop_assert_eq!(RsaCrossCert::parse(&octets), Ok(Signed { cert, signed: &signed, signature: &signature }));
+            prop_assert_eq!(RsaCrossCert::parse(&bytes), Ok(Signed { cert, signed: &signed, signature: &signature }));
         }
 
         #[test]
-        fn any_octets_are_read_without_a_panic(octets in vec(any::<u8>(), 0..200)) {
-            drop((Ed25519Cert::parse(&octets), RsaCrossCert::parse(&octets)));
+        fn any_bytes_are_read_without_a_panic(bytes in vec(any::<u8>(), 0..200)) {
+            drop((Ed25519Cert::parse(&bytes), RsaCrossCert::parse(&bytes)));
         }
 
         #[test]

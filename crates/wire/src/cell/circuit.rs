@@ -194,7 +194,7 @@ pub enum LinkSpecifier<'a> {
     Unknown {
         /// Its type, none of the above.
         kind: u8,
-        /// Its value: up to 255 octets.
+        /// Its value: up to 255 bytes.
         value: &'a [u8],
     },
 }
@@ -351,7 +351,7 @@ impl ServerExtensions {
     /// Reads a relay's message.
     ///
     /// # Errors
-    /// [`Malformed`] for what is cut off, and for an increment that is no octet.
+    /// [`Malformed`] for what is cut off, and for an increment that is no byte.
     pub fn parse(message: &[u8]) -> Result<Self, Malformed> {
         let mut extensions = Self::default();
         read(message, |kind, value| {
@@ -375,7 +375,7 @@ impl ServerExtensions {
     }
 }
 
-/// Hands out each extension. A message without any octet has none.
+/// Hands out each extension. A message without any byte has none.
 fn read<'a>(
     message: &'a [u8],
     mut take: impl FnMut(u8, &'a [u8]) -> Result<(), Malformed>,

@@ -48,7 +48,7 @@ pub struct Certs<'a>(pub Vec<(CertType, &'a [u8])>);
 /// AUTH_CHALLENGE: what to sign, and in which ways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthChallenge {
-    /// Random octets.
+    /// Random bytes.
     pub challenge: [u8; 32],
     /// What the responder accepts.
     pub methods: Vec<AuthType>,
@@ -78,7 +78,7 @@ impl Versions {
     /// Reads the body of a VERSIONS cell.
     ///
     /// # Errors
-    /// [`Malformed`] for an odd number of octets.
+    /// [`Malformed`] for an odd number of bytes.
     pub fn parse(body: &[u8]) -> Result<Self, Malformed> {
         let mut input = Input::new(body, "VERSIONS");
         let mut versions = Vec::new();
@@ -235,7 +235,7 @@ fn write_address(out: &mut impl BufMut, address: IpAddr) {
     }
 }
 
-/// Two octets of length, and the value; cut at 65,535.
+/// Two bytes of length, and the value; cut at 65,535.
 fn put_wide(out: &mut impl BufMut, value: &[u8]) {
     let length = wide(value.len());
     out.put_u16(length);
@@ -254,7 +254,7 @@ impl std::fmt::Debug for Netinfo {
 
 const TYPE: [u8; 8] = *b"AUTH0003";
 
-/// The fields of the proof. A responder computes all but the random octets itself, compares, and checks the signature.
+/// The fields of the proof. A responder computes all but the random bytes itself, compares, and checks the signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ed25519Authentication {
     /// SHA-256 of the initiator's RSA identity key (CID).
@@ -273,15 +273,15 @@ pub struct Ed25519Authentication {
     pub certificate: [u8; 32],
     /// What the TLS exporter says (TLSSECRETS).
     pub exporter: [u8; 32],
-    /// Random octets (RAND).
+    /// Random bytes (RAND).
     pub random: [u8; 24],
 }
 
 impl Ed25519Authentication {
-    /// The octets that are signed, if nothing unknown follows them.
+    /// The bytes that are signed, if nothing unknown follows them.
     pub const LEN: usize = 288;
 
-    /// Reads the fields; the octets that are signed, and the signature, which stands last.
+    /// Reads the fields; the bytes that are signed, and the signature, which stands last.
     /// "The server MUST ignore any extra bytes in the signed data after the RAND field."
     ///
     /// # Errors
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn an_odd_number_of_octets_is_no_list_of_versions() {
+    fn an_odd_number_of_bytes_is_no_list_of_versions() {
         assert_eq!(Versions::parse(&[0, 3, 0, 4]), Ok(Versions(vec![3, 4])));
         assert_eq!(Versions::parse(&[0, 3, 0]), Err(Malformed("VERSIONS")));
     }
@@ -411,25 +411,25 @@ mod tests {
 
     #[test]
     fn a_certs_cell_reads_as_specified_and_what_follows_is_ignored() {
-        let octets = [2, 4, 0, 3, 1, 2, 3, 9, 0, 0, 77, 77];
-        let certs = Certs::parse(&octets).unwrap();
+        let bytes = [2, 4, 0, 3, 1, 2, 3, 9, 0, 0, 77, 77];
+        let certs = Certs::parse(&bytes).unwrap();
         assert_eq!(certs.get(CertType::ED25519_SIGNING), Some(&[1, 2, 3][..]));
         assert_eq!(certs.get(CertType(9)), Some(&[][..]));
         assert_eq!(certs.get(CertType::RSA_CROSS), None);
-        assert_eq!(body(|out| certs.write(out)), octets[..10]);
+        assert_eq!(body(|out| certs.write(out)), bytes[..10]);
     }
 
     #[test]
     fn two_certificates_of_one_type_are_malformed_and_so_is_a_cut_one() {
-        for octets in [&[2, 4, 0, 0, 4, 0, 0][..], &[1, 4, 0, 3, 1, 2], &[1], &[]] {
-            assert_eq!(Certs::parse(octets), Err(Malformed("CERTS")), "{octets:?}");
+        for bytes in [&[2, 4, 0, 0, 4, 0, 0][..], &[1, 4, 0, 3, 1, 2], &[1], &[]] {
+            assert_eq!(Certs::parse(bytes), Err(Malformed("CERTS")), "{bytes:?}");
         }
     }
 
     #[test]
     fn a_challenge_reads_as_specified_and_what_follows_is_ignored() {
-        let octets = [&[7; 32][..], &[0, 2, 0, 1, 0, 3, 99]].concat();
-        let challenge = AuthChallenge::parse(&octets).unwrap();
+        let bytes = [&[7; 32][..], &[0, 2, 0, 1, 0, 3, 99]].concat();
+        let challenge = AuthChallenge::parse(&bytes).unwrap();
         assert_eq!(challenge.challenge, [7; 32]);
         assert_eq!(
             challenge.methods,
@@ -438,8 +438,8 @@ mod tests {
                 AuthType::ED25519_SHA256_RFC5705
             ]
         );
-        assert_eq!(body(|out| challenge.write(out)), octets[..38]);
-        assert!(AuthChallenge::parse(&octets[..37]).is_err());
+        assert_eq!(body(|out| challenge.write(out)), bytes[..38]);
+        assert!(AuthChallenge::parse(&bytes[..37]).is_err());
     }
 
     #[test]
@@ -465,8 +465,8 @@ mod tests {
         );
         let later = [&signed[..], b"later versions"].concat();
         for signed in [&signed, &later] {
-            let octets = [signed, &[0xaa; 64][..]].concat();
-            let parsed = Ed25519Authentication::parse(&octets);
+            let bytes = [signed, &[0xaa; 64][..]].concat();
+            let parsed = Ed25519Authentication::parse(&bytes);
             assert_eq!(parsed, Ok((fields.clone(), &signed[..], [0xaa; 64])));
         }
         let mut other = [&signed[..], &[0; 64]].concat();
@@ -477,19 +477,19 @@ mod tests {
 
     #[test]
     fn an_authenticate_cell_is_type_length_and_proof() {
-        let octets = [0, 3, 0, 2, 8, 9, 0, 0];
+        let bytes = [0, 3, 0, 2, 8, 9, 0, 0];
         let wanted = Authenticate {
             method: AuthType::ED25519_SHA256_RFC5705,
             authentication: &[8, 9],
         };
-        assert_eq!(Authenticate::parse(&octets), Ok(wanted));
-        assert_eq!(body(|out| wanted.write(out)), octets[..6]);
-        assert!(Authenticate::parse(&octets[..5]).is_err());
+        assert_eq!(Authenticate::parse(&bytes), Ok(wanted));
+        assert_eq!(body(|out| wanted.write(out)), bytes[..6]);
+        assert!(Authenticate::parse(&bytes[..5]).is_err());
     }
 
     #[test]
     fn netinfo_reads_as_specified_and_leaves_out_addresses_of_a_wrong_kind_or_length() {
-        let octets = [
+        let bytes = [
             &[0x60, 0, 0, 1][..],
             &[4, 4, 192, 0, 2, 1],
             &[4],
@@ -502,12 +502,12 @@ mod tests {
             &[0; 30],
         ]
         .concat();
-        let netinfo = Netinfo::parse(&octets).unwrap();
+        let netinfo = Netinfo::parse(&bytes).unwrap();
         assert_eq!(netinfo.time, 0x6000_0001);
         assert_eq!(netinfo.other, Some([192, 0, 2, 1].into()));
         let mine = ["198.51.100.7", "2001:db8::1"].map(|text| text.parse::<IpAddr>().unwrap());
         assert_eq!(netinfo.mine, mine);
-        assert!(Netinfo::parse(&octets[..20]).is_err());
+        assert!(Netinfo::parse(&bytes[..20]).is_err());
         assert_eq!(format!("{netinfo:?}"), "Netinfo { .. }");
     }
 
@@ -518,9 +518,9 @@ mod tests {
             other: Some([0xff; 16].into()),
             mine: vec![[0xee; 16].into(); 300],
         };
-        let octets = body(|out| netinfo.write(out));
-        assert!(octets.len() <= crate::cell::BODY, "{}", octets.len());
-        assert_eq!(Netinfo::parse(&octets).unwrap().mine.len(), 26);
+        let bytes = body(|out| netinfo.write(out));
+        assert!(bytes.len() <= crate::cell::BODY, "{}", bytes.len());
+        assert_eq!(Netinfo::parse(&bytes).unwrap().mine.len(), 26);
     }
 
     #[test]
@@ -535,11 +535,11 @@ mod tests {
             [0, 1, 0, 0, 0, 0]
         );
         for asked in [start, PaddingNegotiate::Stop] {
-            let octets = body(|out| asked.write(out));
-            assert_eq!(PaddingNegotiate::parse(&octets), Ok(asked));
+            let bytes = body(|out| asked.write(out));
+            assert_eq!(PaddingNegotiate::parse(&bytes), Ok(asked));
         }
-        for octets in [&[1, 2, 0, 0, 0, 0][..], &[0, 3, 0, 0, 0, 0], &[0, 2, 0]] {
-            assert!(PaddingNegotiate::parse(octets).is_err(), "{octets:?}");
+        for bytes in [&[1, 2, 0, 0, 0, 0][..], &[0, 3, 0, 0, 0, 0], &[0, 2, 0]] {
+            assert!(PaddingNegotiate::parse(bytes).is_err(), "{bytes:?}");
         }
     }
 
@@ -559,10 +559,10 @@ mod tests {
 
         #[test]
         fn certificates_are_read_back(entries in vec(vec(any::<u8>(), 0..300), 0..20)) {
-            let entries = entries.iter().zip(1..).map(|(octets, kind)| (CertType(kind), &octets[..]));
+            let entries = entries.iter().zip(1..).map(|(bytes, kind)| (CertType(kind), &bytes[..]));
             let certs = Certs(entries.collect());
-            let octets = body(|out| certs.write(out));
-            prop_assert_eq!(Certs::parse(&octets), Ok(certs));
+            let bytes = body(|out| certs.write(out));
+            prop_assert_eq!(Certs::parse(&bytes), Ok(certs));
         }
 
         #[test]
@@ -578,9 +578,9 @@ mod tests {
         }
 
         #[test]
-        fn any_octets_are_read_without_a_panic(octets: Vec<u8>) {
-            drop((Versions::parse(&octets), Certs::parse(&octets), AuthChallenge::parse(&octets), Netinfo::parse(&octets)));
-            drop((Authenticate::parse(&octets), Ed25519Authentication::parse(&octets), PaddingNegotiate::parse(&octets)));
+        fn any_bytes_are_read_without_a_panic(bytes: Vec<u8>) {
+            drop((Versions::parse(&bytes), Certs::parse(&bytes), AuthChallenge::parse(&bytes), Netinfo::parse(&bytes)));
+            drop((Authenticate::parse(&bytes), Ed25519Authentication::parse(&bytes), PaddingNegotiate::parse(&bytes)));
         }
     }
 }

@@ -12,13 +12,13 @@ pub use super::circuit::{Create2, Created2, Extend2, Extended2, LinkSpecifier, T
 use super::{BODY, DATA, Input, Malformed, short};
 use crate::Target;
 
-/// A relay message's header, in octets.
+/// A relay message's header, in bytes.
 pub const HEADER: usize = 11;
 
-/// Where "recognized" stands in the body: two octets, zero when the message is for whoever reads it.
+/// Where "recognized" stands in the body: two bytes, zero when the message is for whoever reads it.
 pub const RECOGNIZED_AT: usize = 1;
 
-/// Where the digest stands in the body: four octets, taken as zero when it is computed.
+/// Where the digest stands in the body: four bytes, taken as zero when it is computed.
 pub const DIGEST_AT: usize = 5;
 
 numbers! {
@@ -26,7 +26,7 @@ numbers! {
     pub struct Command(u8) {
         /// Opens a stream to a target.
         BEGIN = 1,
-        /// Octets of a stream.
+        /// Bytes of a stream.
         DATA = 2,
         /// Ends a stream.
         END = 3,
@@ -109,9 +109,9 @@ pub struct Header {
     pub recognized: u16,
     /// The stream that it is about.
     pub stream: StreamId,
-    /// The first octets of the running digest.
+    /// The first bytes of the running digest.
     pub digest: [u8; 4],
-    /// How many octets of the body are data. An encrypted body says anything here.
+    /// How many bytes of the body are data. An encrypted body says anything here.
     pub length: u16,
 }
 
@@ -133,9 +133,9 @@ impl Header {
         let [recognized, stream, length] =
             [self.recognized, self.stream.0, self.length].map(u16::to_be_bytes);
         let fields = [&[self.command.0][..], &recognized, &stream, &self.digest];
-        let octets = fields.into_iter().flatten().chain(&length);
+        let bytes = fields.into_iter().flatten().chain(&length);
         body.iter_mut()
-            .zip(octets)
+            .zip(bytes)
             .for_each(|(to, from)| *to = *from);
     }
 
@@ -151,10 +151,10 @@ impl Header {
 }
 
 /// Writes a whole relay message into a body, with a digest of zero, and hands out the padding to be filled: "four zero-valued bytes,
-/// followed by as many random bytes as will fit". The zeros are written, the random octets are the caller's: what was there stays.
+/// followed by as many random bytes as will fit". The zeros are written, the random bytes are the caller's: what was there stays.
 ///
 /// # Errors
-/// [`Malformed`] if there are more than [`DATA`] octets of data; then nothing is written.
+/// [`Malformed`] if there are more than [`DATA`] bytes of data; then nothing is written.
 pub fn write<'a>(
     body: &'a mut [u8; BODY],
     command: Command,
@@ -191,7 +191,7 @@ pub enum Message<'a> {
     Begin(Begin),
     /// Opens a stream to the relay's directory.
     BeginDir,
-    /// Octets of a stream.
+    /// Bytes of a stream.
     Data(&'a [u8]),
     /// Ends a stream.
     End(End),
@@ -358,7 +358,7 @@ impl Connected {
     /// # Errors
     /// [`Malformed`] for what is cut off, and for an address of another type.
     pub fn parse(data: &[u8]) -> Result<Self, Malformed> {
-        if data.iter().all(|octet| *octet == 0) {
+        if data.iter().all(|byte| *byte == 0) {
             return Ok(Self(None));
         }
         let mut input = Input::new(data, "CONNECTED");
@@ -520,7 +520,7 @@ pub struct Xon {
 pub struct Xoff;
 
 impl Sendme {
-    /// Reads a SENDME message. Nothing at all is version 0. More than 20 octets of digest are cut.
+    /// Reads a SENDME message. Nothing at all is version 0. More than 20 bytes of digest are cut.
     ///
     /// # Errors
     /// [`Malformed`] for another version and for a digest that is too short: "the circuit should be torn down".
@@ -619,7 +619,7 @@ pub struct Answer<'a> {
 /// What an answer says.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Value<'a> {
-    /// A name: up to 255 octets, unchecked.
+    /// A name: up to 255 bytes, unchecked.
     Name(&'a [u8]),
     /// An address.
     Ip(IpAddr),
@@ -631,7 +631,7 @@ pub enum Value<'a> {
     Unknown {
         /// Its type.
         kind: u8,
-        /// Its value: up to 255 octets.
+        /// Its value: up to 255 bytes.
         value: &'a [u8],
     },
 }

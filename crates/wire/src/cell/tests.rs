@@ -5,9 +5,9 @@ use proptest::prelude::*;
 use super::*;
 
 /// Reads a whole input cut into pieces; the error, if any, ends it.
-fn read(mut reader: Reader, octets: &[u8], piece: usize) -> (Vec<Cell>, Option<Malformed>, Reader) {
+fn read(mut reader: Reader, bytes: &[u8], piece: usize) -> (Vec<Cell>, Option<Malformed>, Reader) {
     let mut cells = Vec::new();
-    for chunk in octets.chunks(piece.max(1)) {
+    for chunk in bytes.chunks(piece.max(1)) {
         reader.push(BytesMut::from(chunk));
         loop {
             match reader.next() {
@@ -20,9 +20,9 @@ fn read(mut reader: Reader, octets: &[u8], piece: usize) -> (Vec<Cell>, Option<M
     (cells, None, reader)
 }
 
-fn cell(circuit: u32, command: Command, octets: &[u8]) -> Cell {
+fn cell(circuit: u32, command: Command, bytes: &[u8]) -> Cell {
     Cell::new(CircuitId::new(circuit), command, |out| {
-        out.put_slice(octets);
+        out.put_slice(bytes);
     })
     .expect("it fits")
 }
@@ -71,37 +71,37 @@ fn commands_are_those_of_the_specification() {
 }
 
 #[test]
-fn a_versions_cell_has_a_circuit_id_of_two_octets_and_no_padding() {
+fn a_versions_cell_has_a_circuit_id_of_two_bytes_and_no_padding() {
     let versions = handshake::Versions(vec![4, 5]);
     let cell = Cell::new(CircuitId::CHANNEL, Command::VERSIONS, |out| {
         versions.write(out);
     });
-    let octets = written(&[cell.unwrap()]);
-    assert_eq!(octets[..], [0, 0, 7, 0, 4, 0, 4, 0, 5]);
+    let bytes = written(&[cell.unwrap()]);
+    assert_eq!(bytes[..], [0, 0, 7, 0, 4, 0, 4, 0, 5]);
 }
 
 #[test]
-fn a_cell_of_fixed_length_has_514_octets_and_is_filled_with_zeros() {
+fn a_cell_of_fixed_length_has_514_bytes_and_is_filled_with_zeros() {
     let destroy = Cell::new(CircuitId::new(0x8000_0102), Command::DESTROY, |out| {
         circuit::DestroyReason::FINISHED.write(out);
     });
-    let octets = written(&[destroy.unwrap()]);
-    assert_eq!(octets.len(), LEN);
-    assert_eq!(octets[..6], [0x80, 0, 1, 2, 4, 9]);
-    assert!(octets[6..].iter().all(|octet| *octet == 0));
+    let bytes = written(&[destroy.unwrap()]);
+    assert_eq!(bytes.len(), LEN);
+    assert_eq!(bytes[..6], [0x80, 0, 1, 2, 4, 9]);
+    assert!(bytes[6..].iter().all(|byte| *byte == 0));
 }
 
 #[test]
-fn a_cell_of_variable_length_says_its_length_behind_four_octets_of_circuit_id() {
-    let octets = written(&[cell(0, Command::VPADDING, &[7; 258])]);
-    assert_eq!(octets[..7], [0, 0, 0, 0, 128, 1, 2]);
-    assert_eq!(octets[7..], [7; 258]);
+fn a_cell_of_variable_length_says_its_length_behind_four_bytes_of_circuit_id() {
+    let bytes = written(&[cell(0, Command::VPADDING, &[7; 258])]);
+    assert_eq!(bytes[..7], [0, 0, 0, 0, 128, 1, 2]);
+    assert_eq!(bytes[7..], [7; 258]);
 }
 
 #[test]
 fn what_does_not_fit_a_cell_is_refused_and_not_written() {
-    let too_long = |command, octets: usize| {
-        Cell::new(CircuitId::new(1), command, |out| out.put_bytes(1, octets))
+    let too_long = |command, bytes: usize| {
+        Cell::new(CircuitId::new(1), command, |out| out.put_bytes(1, bytes))
     };
     let error = Err(Malformed("length of a cell"));
     assert_eq!(too_long(Command::CREATE2, BODY + 1), error);
@@ -116,16 +116,16 @@ fn what_does_not_fit_a_cell_is_refused_and_not_written() {
 }
 
 #[test]
-fn circuit_ids_grow_to_four_octets_behind_the_first_versions_cell() {
-    let octets = [
+fn circuit_ids_grow_to_four_bytes_behind_the_first_versions_cell() {
+    let bytes = [
         &[0, 0, 128, 0, 1, 9][..],
         &[0, 0, 7, 0, 2, 0, 4],
         &[0, 0, 0, 0, 7, 0, 2, 0, 5],
         &written(&[cell(0x8000_0001, Command::CREATED2, b"x")]),
     ]
     .concat();
-    for piece in [1, 5, 300, octets.len()] {
-        let (cells, error, mut reader) = read(Reader::new(LARGEST_VARIABLE), &octets, piece);
+    for piece in [1, 5, 300, bytes.len()] {
+        let (cells, error, mut reader) = read(Reader::new(LARGEST_VARIABLE), &bytes, piece);
         let commands: Vec<_> = cells.iter().map(|cell| cell.command).collect();
         assert_eq!(
             commands,
@@ -146,12 +146,12 @@ fn circuit_ids_grow_to_four_octets_behind_the_first_versions_cell() {
 #[test]
 fn the_head_is_told_as_it_came_for_the_hashes_of_the_handshake() {
     let mut reader = Reader::new(LARGEST_VARIABLE);
-    let octets = [
+    let bytes = [
         &[0, 0, 128, 0, 1, 9][..],
         &[0, 0, 7, 0, 2, 0, 4],
         &[0, 0, 0, 0, 129, 0, 1, 0],
     ];
-    for one in octets {
+    for one in bytes {
         reader.push(BytesMut::from(one));
         let cell = reader.next().unwrap().expect("a whole cell");
         assert_eq!([reader.head(), &cell.body].concat(), one);
@@ -160,14 +160,14 @@ fn the_head_is_told_as_it_came_for_the_hashes_of_the_handshake() {
 
 #[test]
 fn a_cell_of_variable_length_beyond_the_bound_ends_the_channel_before_it_is_kept() {
-    let octets = [
+    let bytes = [
         &written(&[cell(5, Command::RELAY, b"fine")])[..],
         &[0, 0, 0, 0, 129, 0, 101],
         &[0; 90],
     ]
     .concat();
-    for piece in [1, 600, octets.len()] {
-        let (cells, error, mut reader) = read(Reader::wide(100), &octets, piece);
+    for piece in [1, 600, bytes.len()] {
+        let (cells, error, mut reader) = read(Reader::wide(100), &bytes, piece);
         assert_eq!(cells.len(), 1);
         assert_eq!(error, Some(Malformed("length of a cell")));
         reader.push(written(&[cell(5, Command::RELAY, b"later")]));
@@ -175,7 +175,7 @@ fn a_cell_of_variable_length_beyond_the_bound_ends_the_channel_before_it_is_kept
     }
     let (cells, error, _) = read(
         Reader::wide(101),
-        &[&octets[LEN..], &[0; 11]].concat(),
+        &[&bytes[LEN..], &[0; 11]].concat(),
         usize::MAX,
     );
     assert_eq!((cells.len(), error), (1, None));
@@ -183,10 +183,10 @@ fn a_cell_of_variable_length_beyond_the_bound_ends_the_channel_before_it_is_kept
 
 #[test]
 fn bodies_stay_in_the_buffer_that_they_came_in_unless_detached() {
-    let octets = written(&[cell(1, Command::RELAY, b"a"), cell(2, Command::RELAY, b"b")]);
-    let range: Range<*const u8> = octets.as_ptr_range();
+    let bytes = written(&[cell(1, Command::RELAY, b"a"), cell(2, Command::RELAY, b"b")]);
+    let range: Range<*const u8> = bytes.as_ptr_range();
     let mut reader = Reader::wide(LARGEST_VARIABLE);
-    reader.push(octets);
+    reader.push(bytes);
     for id in [1, 2] {
         let mut cell = reader.next().unwrap().expect("it is there");
         assert_eq!(cell.circuit.number(), id);
@@ -200,27 +200,27 @@ fn bodies_stay_in_the_buffer_that_they_came_in_unless_detached() {
 
 #[test]
 fn an_end_inside_a_cell_is_noticed() {
-    let octets = written(&[cell(1, Command::RELAY, b"a")]);
+    let bytes = written(&[cell(1, Command::RELAY, b"a")]);
     for cut in [1, 4, 5, 6, LEN - 1] {
-        let (cells, error, reader) = read(Reader::wide(9), &octets[..cut], 3);
+        let (cells, error, reader) = read(Reader::wide(9), &bytes[..cut], 3);
         assert_eq!((cells.len(), error), (0, None));
         assert_eq!((reader.pending(), reader.is_between_cells()), (cut, false));
     }
-    let (_, _, reader) = read(Reader::wide(9), &octets, 3);
+    let (_, _, reader) = read(Reader::wide(9), &bytes, 3);
     assert!(reader.is_between_cells());
 }
 
 #[test]
-fn the_octets_of_a_cell_are_not_told_to_logs() {
+fn the_bytes_of_a_cell_are_not_told_to_logs() {
     let text = format!("{:?}", cell(7, Command::RELAY, b"secret"));
-    assert_eq!(text, "Cell { circuit: 7, command: RELAY, octets: 509 }");
+    assert_eq!(text, "Cell { circuit: 7, command: RELAY, bytes: 509 }");
 }
 
 fn any_cell() -> impl Strategy<Value = Cell> {
     let body = proptest::collection::vec(any::<u8>(), 0..BODY);
-    (any::<u32>(), any::<u8>(), body).prop_filter_map("no VERSIONS", |(id, command, octets)| {
+    (any::<u32>(), any::<u8>(), body).prop_filter_map("no VERSIONS", |(id, command, bytes)| {
         let versions = command == Command::VERSIONS.0;
-        (!versions).then(|| cell(id, Command(command), &octets))
+        (!versions).then(|| cell(id, Command(command), &bytes))
     })
 }
 
@@ -234,9 +234,9 @@ proptest! {
     }
 
     #[test]
-    fn any_octets_are_read_without_a_panic_to_the_same_end(octets: Vec<u8>, piece in 1_usize..40) {
-        let whole = read(Reader::new(300), &octets, usize::MAX);
-        let cut = read(Reader::new(300), &octets, piece);
+    fn any_bytes_are_read_without_a_panic_to_the_same_end(bytes: Vec<u8>, piece in 1_usize..40) {
+        let whole = read(Reader::new(300), &bytes, usize::MAX);
+        let cut = read(Reader::new(300), &bytes, piece);
         prop_assert_eq!((whole.0, whole.1), (cut.0, cut.1));
         if whole.1.is_none() {
             prop_assert_eq!(whole.2.pending(), cut.2.pending());

@@ -13,14 +13,14 @@ fn written(capsule: &Capsule) -> Vec<u8> {
 }
 
 /// Reads a whole capsule with its head.
-fn read(octets: &[u8]) -> Option<Result<Capsule, Malformed>> {
-    let mut octets = Bytes::copy_from_slice(octets);
-    let (kind, length) = (varint::read(&mut octets)?, varint::read(&mut octets)?);
-    assert_eq!(length, octets.len() as u64);
-    Capsule::parse(kind, octets)
+fn read(bytes: &[u8]) -> Option<Result<Capsule, Malformed>> {
+    let mut bytes = Bytes::copy_from_slice(bytes);
+    let (kind, length) = (varint::read(&mut bytes)?, varint::read(&mut bytes)?);
+    assert_eq!(length, bytes.len() as u64);
+    Capsule::parse(kind, bytes)
 }
 
-/// The octets of RFC 9484's figures, put together by hand.
+/// The bytes of RFC 9484's figures, put together by hand.
 #[test]
 fn capsules_are_written_as_the_standard_draws_them() {
     let assign = Capsule::AddressAssign(vec![Numbered {
@@ -57,7 +57,7 @@ fn what_breaks_a_rule_is_malformed() {
         |protocol, first: [u8; 4], last: [u8; 4]| [&[4][..], &first, &last, &[protocol]].concat();
     let behind = |a: Vec<u8>, b: Vec<u8>| [&[3, 20][..], &a, &b].concat();
     let (low, high) = ([10, 0, 0, 0], [10, 0, 0, 9]);
-    for octets in [
+    for bytes in [
         vec![2, 7, 0, 4, 0, 0, 0, 0, 32],
         vec![1, 7, 0, 5, 0, 0, 0, 0, 32],
         vec![1, 7, 0, 4, 0, 0, 0, 0, 33],
@@ -69,7 +69,7 @@ fn what_breaks_a_rule_is_malformed() {
         behind(range(6, low, high), range(6, high, high)),
         behind(range(17, low, high), range(6, low, high)),
     ] {
-        assert_eq!(read(&octets), Some(Err(Malformed)), "{octets:?}");
+        assert_eq!(read(&bytes), Some(Err(Malformed)), "{bytes:?}");
     }
     let fine = behind(range(6, low, high), range(17, low, high));
     assert!(
@@ -116,7 +116,7 @@ proptest! {
     }
 
     #[test]
-    fn any_octets_are_read_without_a_panic(kind in 0_u64..5, value: Vec<u8>) {
+    fn any_bytes_are_read_without_a_panic(kind in 0_u64..5, value: Vec<u8>) {
         if let Some(Ok(capsule)) = Capsule::parse(kind, value.into()) {
             prop_assert_eq!(read(&written(&capsule)), Some(Ok(capsule)));
         }

@@ -68,10 +68,10 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
 
 fn signature() -> impl Strategy<Value = Signature> {
     (any::<[u8; 32]>(), any::<[u8; 32]>()).prop_map(|(a, b)| {
-        let mut octets = [0; 64];
-        octets[..32].copy_from_slice(&a);
-        octets[32..].copy_from_slice(&b);
-        Signature(octets)
+        let mut bytes = [0; 64];
+        bytes[..32].copy_from_slice(&a);
+        bytes[32..].copy_from_slice(&b);
+        Signature(bytes)
     })
 }
 
@@ -152,10 +152,10 @@ proptest! {
     #[test]
     fn a_flipped_bit_is_refused_or_means_something_else(signed in signed(), place: prop::sample::Index, bit in 0..8u8) {
         let text = signed.to_string();
-        let mut octets = text.clone().into_bytes();
-        let place = place.index(octets.len());
-        octets[place] ^= 1 << bit;
-        if let Some(read) = String::from_utf8(octets).ok().and_then(|text| SignedDescriptor::parse(&text).ok()) {
+        let mut bytes = text.clone().into_bytes();
+        let place = place.index(bytes.len());
+        bytes[place] ^= 1 << bit;
+        if let Some(read) = String::from_utf8(bytes).ok().and_then(|text| SignedDescriptor::parse(&text).ok()) {
             prop_assert_ne!(read, signed);
         }
     }

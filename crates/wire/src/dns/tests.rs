@@ -30,8 +30,8 @@ fn extended(name: &str, kind: u16, payload: u16, version: u8) -> Vec<u8> {
     out
 }
 
-fn read(octets: &[u8]) -> Question {
-    Question::read(octets).expect("a question")
+fn read(bytes: &[u8]) -> Question {
+    Question::read(bytes).expect("a question")
 }
 
 fn parsed(reply: &[u8]) -> Message {
@@ -92,7 +92,7 @@ fn an_unknown_version_of_edns_is_told_so() {
 
 #[test]
 fn what_is_no_question_gets_no_answer_or_an_error() {
-    let code = |octets: &[u8]| match Question::read(octets) {
+    let code = |bytes: &[u8]| match Question::read(bytes) {
         Err(Unfit::Answered(reply)) => Some(reply[3] & 0x0f),
         Err(Unfit::Nothing) => None,
         Ok(_) => Some(255),
@@ -102,9 +102,9 @@ fn what_is_no_question_gets_no_answer_or_an_error() {
     assert_eq!(code(b""), None);
     assert_eq!(code(&query[..11]), None);
     assert_eq!(code(&query[..15]), Some(1), "cut off");
-    let changed = |at: usize, octet: u8| {
+    let changed = |at: usize, byte: u8| {
         let mut query = query.clone();
-        query[at] = octet;
+        query[at] = byte;
         query
     };
     assert_eq!(code(&changed(2, 0x81)), None, "an answer");
@@ -203,23 +203,23 @@ fn debug_output_does_not_name_the_name() {
 
 proptest! {
     #[test]
-    fn any_octets_are_read_without_a_panic(octets: Vec<u8>) {
-        if let Ok(question) = Question::read(&octets) {
+    fn any_bytes_are_read_without_a_panic(bytes: Vec<u8>) {
+        if let Ok(question) = Question::read(&bytes) {
             prop_assert!(Question::read(&question.message()).is_ok());
         }
         let asker = read(&plain("a.example", 1));
-        drop(asker.adopt(&octets, all));
+        drop(asker.adopt(&bytes, all));
     }
 
     #[test]
-    fn any_damage_to_a_query_or_reply_is_read_without_a_panic(at: prop::sample::Index, octet: u8, cut: prop::sample::Index) {
+    fn any_damage_to_a_query_or_reply_is_read_without_a_panic(at: prop::sample::Index, byte: u8, cut: prop::sample::Index) {
         let question = read(&extended("a.b.example", 65, 1232, 0));
-        for mut octets in [question.message(), question.nothing(Code::NO_NAME, 5), question.addresses([V4], 1)] {
-            let at = at.index(octets.len());
-            octets[at] = octet;
-            octets.truncate(cut.index(octets.len()) + 1);
-            drop(Question::read(&octets));
-            drop(question.adopt(&octets, all));
+        for mut bytes in [question.message(), question.nothing(Code::NO_NAME, 5), question.addresses([V4], 1)] {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            bytes.truncate(cut.index(bytes.len()) + 1);
+            drop(Question::read(&bytes));
+            drop(question.adopt(&bytes, all));
         }
     }
 

@@ -34,7 +34,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// How packets are changed between client and relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transform {
-    /// Not at all: who sees both sides of a relay can match packets by their octets.
+    /// Not at all: who sees both sides of a relay can match packets by their bytes.
     Identity,
     /// Re-encrypted without authentication, by the version of the draft's design team.
     Scramble,
@@ -62,21 +62,21 @@ impl Transform {
 pub struct Key(Zeroizing<[u8; 32]>);
 
 impl Key {
-    /// Takes the octets over.
-    pub const fn new(octets: Zeroizing<[u8; 32]>) -> Self {
-        Self(octets)
+    /// Takes the bytes over.
+    pub const fn new(bytes: Zeroizing<[u8; 32]>) -> Self {
+        Self(bytes)
     }
 
-    /// The octets, for the cipher and nothing else.
+    /// The bytes, for the cipher and nothing else.
     pub fn reveal(&self) -> &[u8; 32] {
         &self.0
     }
 
     fn decode(text: &[u8]) -> Option<Self> {
-        let mut octets = Zeroizing::new([0; 36]);
-        let length = BASE64.decode_slice(text, octets.as_mut_slice()).ok()?;
-        let octets = octets.get(..length)?.try_into().ok()?;
-        Some(Self(Zeroizing::new(octets)))
+        let mut bytes = Zeroizing::new([0; 36]);
+        let length = BASE64.decode_slice(text, bytes.as_mut_slice()).ok()?;
+        let bytes = bytes.get(..length)?.try_into().ok()?;
+        Some(Self(Zeroizing::new(bytes)))
     }
 
     fn write(&self, out: &mut String) {
@@ -206,7 +206,7 @@ impl Answer {
 /// The transforms among comma-separated names, each once.
 fn known(names: &[u8]) -> Vec<Transform> {
     let mut transforms = Vec::new();
-    let names = names.split(|octet| *octet == b',').map(<[u8]>::trim_ascii);
+    let names = names.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
     for transform in names.filter_map(Transform::from_name) {
         if !transforms.contains(&transform) {
             transforms.push(transform);
@@ -290,7 +290,7 @@ pub(super) enum Bare<'a> {
     Other,
 }
 
-/// Reads the octets of a field's value.
+/// Reads the bytes of a field's value.
 struct Reader<'a>(&'a [u8]);
 
 /// The boolean; `parameter` is told of each parameter in order: "if there are duplicates, the last one is used".
@@ -321,9 +321,9 @@ impl<'a> Reader<'a> {
         self.0.first().copied()
     }
 
-    fn take(&mut self, octet: u8) -> bool {
+    fn take(&mut self, byte: u8) -> bool {
         match self.0.split_first() {
-            Some((first, rest)) if *first == octet => {
+            Some((first, rest)) if *first == byte => {
                 self.0 = rest;
                 true
             }
@@ -335,9 +335,9 @@ impl<'a> Reader<'a> {
         while self.take(b' ') {}
     }
 
-    /// The octets up to the first that is not `fine`.
+    /// The bytes up to the first that is not `fine`.
     fn run(&mut self, fine: impl Fn(u8) -> bool) -> &'a [u8] {
-        let end = self.0.iter().position(|octet| !fine(*octet));
+        let end = self.0.iter().position(|byte| !fine(*byte));
         let (run, rest) = self
             .0
             .split_at_checked(end.unwrap_or(self.0.len()))
@@ -347,8 +347,8 @@ impl<'a> Reader<'a> {
     }
 
     fn key(&mut self) -> Option<&'a [u8]> {
-        let fine = |octet: u8| {
-            octet.is_ascii_lowercase() || octet.is_ascii_digit() || b"_-.*".contains(&octet)
+        let fine = |byte: u8| {
+            byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-.*".contains(&byte)
         };
         let starts = self
             .peek()
@@ -363,7 +363,7 @@ impl<'a> Reader<'a> {
             b':' => self.binary(),
             b'-' | b'0'..=b'9' => self.number(),
             b'*' | b'A'..=b'Z' | b'a'..=b'z' => {
-                self.run(|octet| is_token(octet) || b":/".contains(&octet));
+                self.run(|byte| is_token(byte) || b":/".contains(&byte));
                 Some(Bare::Other)
             }
             _ => None,
@@ -387,10 +387,10 @@ impl<'a> Reader<'a> {
         let start = self.0;
         while self.peek()? != b'"' {
             let escaped = self.take(b'\\');
-            let (octet, rest) = self.0.split_first()?;
+            let (byte, rest) = self.0.split_first()?;
             let fine = match escaped {
-                true => matches!(octet, b'"' | b'\\'),
-                false => matches!(octet, b' '..=b'~'),
+                true => matches!(byte, b'"' | b'\\'),
+                false => matches!(byte, b' '..=b'~'),
             };
             self.0 = rest;
             if !fine {
@@ -404,17 +404,17 @@ impl<'a> Reader<'a> {
 
     fn binary(&mut self) -> Option<Bare<'a>> {
         self.take(b':');
-        let text = self.run(|octet| octet.is_ascii_alphanumeric() || b"+/=".contains(&octet));
+        let text = self.run(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte));
         self.take(b':').then_some(Bare::Binary(text))
     }
 
     /// At most 15 digits, or 12 with up to 3 behind the point.
     fn number(&mut self) -> Option<Bare<'a>> {
         self.take(b'-');
-        let whole = self.run(|octet| octet.is_ascii_digit()).len();
+        let whole = self.run(|byte| byte.is_ascii_digit()).len();
         let fine = match self.take(b'.') {
             true => {
-                let part = self.run(|octet| octet.is_ascii_digit()).len();
+                let part = self.run(|byte| byte.is_ascii_digit()).len();
                 matches!((whole, part), (1..=12, 1..=3))
             }
             false => matches!(whole, 1..=15),
@@ -424,8 +424,8 @@ impl<'a> Reader<'a> {
 }
 
 /// `tchar` of RFC 9110 §5.6.2.
-fn is_token(octet: u8) -> bool {
-    octet.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&octet)
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 #[cfg(test)]

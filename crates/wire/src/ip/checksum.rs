@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-/// The checksum of `parts` laid one after another, ready to be written. Zero for octets whose own checksum is right.
+/// The checksum of `parts` laid one after another, ready to be written. Zero for bytes whose own checksum is right.
 pub fn of(parts: &[&[u8]]) -> u16 {
     !sum_of(parts)
 }
@@ -23,7 +23,7 @@ pub fn pseudo(source: IpAddr, destination: IpAddr, protocol: u8, len: usize) -> 
     add(ends, sum(&[a, b, c, d, 0, 0, 0, protocol]))
 }
 
-/// What `checksum` becomes when octets that stand at an even place change: RFC 1624, HC' = ~(~HC + ~m + m').
+/// What `checksum` becomes when bytes that stand at an even place change: RFC 1624, HC' = ~(~HC + ~m + m').
 pub fn update(checksum: u16, before: &[u8], after: &[u8]) -> u16 {
     !add(add(!checksum, !sum(before)), sum(after))
 }
@@ -45,9 +45,9 @@ pub fn add(a: u16, b: u16) -> u16 {
     sum + u16::from(carry)
 }
 
-/// RFC 1071 §2 (B): the sum does not depend on the order of octets, so that whole words are added as they lie.
-fn sum(octets: &[u8]) -> u16 {
-    let (words, rest) = octets.as_chunks();
+/// RFC 1071 §2 (B): the sum does not depend on the order of bytes, so that whole words are added as they lie.
+fn sum(bytes: &[u8]) -> u16 {
+    let (words, rest) = bytes.as_chunks();
     let word = |word: &[u8; 4]| u64::from(u32::from_ne_bytes(*word));
     let mut last = [0; 4];
     last.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
@@ -76,26 +76,26 @@ mod tests {
 
     #[test]
     fn the_example_of_rfc_1071_sums_up_to_its_result() {
-        let octets = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
-        assert_eq!(sum_of(&[&octets]), 0xddf2);
-        assert_eq!(of(&[&octets]), !0xddf2);
+        let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
+        assert_eq!(sum_of(&[&bytes]), 0xddf2);
+        assert_eq!(of(&[&bytes]), !0xddf2);
     }
 
     proptest! {
         #[test]
         fn the_sum_is_that_of_sixteen_bit_words_wherever_the_parts_are_cut(
-            octets in proptest::collection::vec(any::<u8>(), 0..300), cut in 0..300_usize, other in 0..300_usize
+            bytes in proptest::collection::vec(any::<u8>(), 0..300), cut in 0..300_usize, other in 0..300_usize
         ) {
-            let plain = octets.chunks(2).fold(0, |sum, word| {
+            let plain = bytes.chunks(2).fold(0, |sum, word| {
                 add(sum, u16::from_be_bytes([word[0], word.get(1).copied().unwrap_or(0)]))
             });
-            let (a, b) = (cut.min(octets.len()), other.min(octets.len()));
+            let (a, b) = (cut.min(bytes.len()), other.min(bytes.len()));
             let (a, b) = (a.min(b), a.max(b));
-            prop_assert_eq!(sum_of(&[&octets[..a], &octets[a..b], &octets[b..]]), plain);
+            prop_assert_eq!(sum_of(&[&bytes[..a], &bytes[a..b], &bytes[b..]]), plain);
         }
 
         #[test]
-        fn an_updated_checksum_is_right_for_the_changed_octets(before in any::<[u8; 4]>(), after in any::<[u8; 4]>(), rest in any::<[u8; 6]>()) {
+        fn an_updated_checksum_is_right_for_the_changed_bytes(before in any::<[u8; 4]>(), after in any::<[u8; 4]>(), rest in any::<[u8; 6]>()) {
             let checksum = update(of(&[&before, &rest]), &before, &after);
             prop_assert!([0, 0xffff].contains(&of(&[&after, &rest, &checksum.to_be_bytes()])));
         }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{ICMP, ICMPV6, Packet, checksum, icmp_of, parse, write_header};
 
-/// Octets of an ICMP header.
+/// Bytes of an ICMP header.
 const HEADER_LEN: usize = 8;
 
 /// What fresh packets begin with.
@@ -93,7 +93,7 @@ fn message(
 // ICMP errors, built from the packet that caused them, as if its target had answered.
 // RFC 1122 §3.2.2 and RFC 4443 §2.4 (e) say about which packets none is sent.
 
-/// RFC 1122 §3.2.2 asks for at least 8 octets behind the header, RFC 1812 §4.3.2.3 for no more than 576 in all.
+/// RFC 1122 §3.2.2 asks for at least 8 bytes behind the header, RFC 1812 §4.3.2.3 for no more than 576 in all.
 const QUOTED_V4: usize = 576 - 28;
 
 /// RFC 4443 §2.4 (c): as much as the minimum MTU holds.
@@ -122,16 +122,16 @@ pub fn unreachable(cause: &[u8], why: Unreachable) -> Option<Vec<u8>> {
     })
 }
 
-/// "Packet too big": the road carries no more than `mtu` octets. For IPv6 it never says less than 1280 (RFC 8201 §4).
+/// "Packet too big": the road carries no more than `mtu` bytes. For IPv6 it never says less than 1280 (RFC 8201 §4).
 pub fn too_big(cause: &[u8], mtu: usize) -> Option<Vec<u8>> {
-    let octets = |mtu: usize| u32::try_from(mtu).unwrap_or(u32::MAX).to_be_bytes();
+    let bytes = |mtu: usize| u32::try_from(mtu).unwrap_or(u32::MAX).to_be_bytes();
     answer(cause, |packet| match packet.source {
         IpAddr::V4(_) => {
-            let [_, _, high, low] = octets(mtu.min(usize::from(u16::MAX)));
+            let [_, _, high, low] = bytes(mtu.min(usize::from(u16::MAX)));
             [3, 4, 0, 0, 0, 0, high, low]
         }
         IpAddr::V6(_) => {
-            let [a, b, c, d] = octets(mtu.max(MINIMUM_MTU_V6));
+            let [a, b, c, d] = bytes(mtu.max(MINIMUM_MTU_V6));
             [2, 0, 0, 0, a, b, c, d]
         }
     })

@@ -5,7 +5,7 @@ use std::{fmt, ops::BitOr};
 
 use super::{Malformed, be16};
 
-/// Octets of the header without options.
+/// Bytes of the header without options.
 pub const HEADER_LEN: usize = 20;
 
 /// Where the checksum stands in the header.
@@ -25,13 +25,13 @@ pub struct Segment<'a> {
     pub source: u16,
     /// The receiver's port.
     pub destination: u16,
-    /// The number of the first octet of the payload, or of the SYN.
+    /// The number of the first byte of the payload, or of the SYN.
     pub sequence: u32,
-    /// The next octet that the sender expects, with ACK.
+    /// The next byte that the sender expects, with ACK.
     pub acknowledgment: u32,
     /// The control bits.
     pub flags: Flags,
-    /// How many octets the sender takes, before scaling.
+    /// How many bytes the sender takes, before scaling.
     pub window: u16,
     /// The urgent pointer, with URG.
     pub urgent: u16,
@@ -50,13 +50,13 @@ pub struct Header {
     pub source: u16,
     /// The receiver's port.
     pub destination: u16,
-    /// The number of the first octet of the payload, or of the SYN.
+    /// The number of the first byte of the payload, or of the SYN.
     pub sequence: u32,
-    /// The next octet that the sender expects, with ACK.
+    /// The next byte that the sender expects, with ACK.
     pub acknowledgment: u32,
     /// The control bits.
     pub flags: Flags,
-    /// How many octets the sender takes, before scaling.
+    /// How many bytes the sender takes, before scaling.
     pub window: u16,
     /// The urgent pointer, with URG.
     pub urgent: u16,
@@ -121,13 +121,13 @@ impl fmt::Debug for Flags {
 ///
 /// # Errors
 /// [`Malformed::Truncated`] or [`Malformed::Length`].
-pub fn parse(octets: &[u8]) -> Result<Segment<'_>, Malformed> {
-    let fixed: &[u8; HEADER_LEN] = octets.first_chunk().ok_or(Malformed::Truncated)?;
+pub fn parse(bytes: &[u8]) -> Result<Segment<'_>, Malformed> {
+    let fixed: &[u8; HEADER_LEN] = bytes.first_chunk().ok_or(Malformed::Truncated)?;
     let header_len = usize::from(fixed[12] >> 4) * 4;
     if header_len < HEADER_LEN {
         return Err(Malformed::Length);
     }
-    let options = octets.get(HEADER_LEN..header_len);
+    let options = bytes.get(HEADER_LEN..header_len);
     let options = options.ok_or(Malformed::Truncated)?;
     Ok(Segment {
         source: be16(fixed[0], fixed[1]),
@@ -139,7 +139,7 @@ pub fn parse(octets: &[u8]) -> Result<Segment<'_>, Malformed> {
         urgent: be16(fixed[18], fixed[19]),
         options: Options::parse(options),
         header_len,
-        payload: octets.get(header_len..).unwrap_or_default(),
+        payload: bytes.get(header_len..).unwrap_or_default(),
     })
 }
 
@@ -160,7 +160,7 @@ impl Segment<'_> {
 }
 
 impl Header {
-    /// How many octets [`Self::write`] appends.
+    /// How many bytes [`Self::write`] appends.
     pub fn written_len(&self) -> usize {
         HEADER_LEN + self.options.written_len()
     }
@@ -215,10 +215,10 @@ pub struct Options {
 
 impl Options {
     /// Reads a list as far as it goes: an option of an impossible length ends it.
-    pub fn parse(mut octets: &[u8]) -> Self {
+    pub fn parse(mut bytes: &[u8]) -> Self {
         let mut options = Self::default();
-        while let Some((&kind, rest)) = octets.split_first() {
-            octets = match kind {
+        while let Some((&kind, rest)) = bytes.split_first() {
+            bytes = match kind {
                 END => break,
                 NOTHING => rest,
                 kind => {
@@ -246,7 +246,7 @@ impl Options {
         }
     }
 
-    /// How many octets [`Self::write`] appends: whole words of four.
+    /// How many bytes [`Self::write`] appends: whole words of four.
     pub fn written_len(&self) -> usize {
         let len = |there: bool, len: usize| if there { len } else { 0 };
         let all = len(self.mss.is_some(), 4)
@@ -278,7 +278,7 @@ impl Options {
     }
 }
 
-/// The value of an option and what follows it; `rest` begins with its length, which counts the two octets before the value.
+/// The value of an option and what follows it; `rest` begins with its length, which counts the two bytes before the value.
 fn value(rest: &[u8]) -> Option<(&[u8], &[u8])> {
     let (&len, rest) = rest.split_first()?;
     rest.split_at_checked(usize::from(len).checked_sub(2)?)

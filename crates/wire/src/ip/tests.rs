@@ -29,55 +29,55 @@ fn extended(first: u8, extensions: &[u8], payload: &[u8]) -> Vec<u8> {
 #[test]
 fn what_follows_a_packet_is_no_part_of_it() {
     for ends in [V4, V6] {
-        let mut octets = packet(ends, UDP, b"payload");
-        octets.extend_from_slice(b"rubbish");
-        assert_eq!(parse(&octets).expect("whole").payload, b"payload");
+        let mut bytes = packet(ends, UDP, b"payload");
+        bytes.extend_from_slice(b"rubbish");
+        assert_eq!(parse(&bytes).expect("whole").payload, b"payload");
     }
 }
 
 #[test]
 fn a_packet_that_is_cut_anywhere_is_refused() {
     for ends in [V4, V6] {
-        let octets = packet(ends, UDP, b"payload");
-        for len in 0..octets.len() {
-            assert_eq!(parse(&octets[..len]), Err(Malformed::Truncated), "{len}");
+        let bytes = packet(ends, UDP, b"payload");
+        for len in 0..bytes.len() {
+            assert_eq!(parse(&bytes[..len]), Err(Malformed::Truncated), "{len}");
         }
     }
 }
 
 #[test]
 fn another_version_and_a_header_shorter_than_itself_are_refused() {
-    let mut octets = packet(V4, UDP, b"payload");
-    octets[0] = 0x44;
-    assert_eq!(parse(&octets), Err(Malformed::Length));
-    octets[0] = 0x55;
-    assert_eq!(parse(&octets), Err(Malformed::Version));
-    let mut octets = packet(V4, UDP, b"payload");
-    octets[2..4].copy_from_slice(&[0, 19]);
-    assert_eq!(parse(&octets), Err(Malformed::Length));
+    let mut bytes = packet(V4, UDP, b"payload");
+    bytes[0] = 0x44;
+    assert_eq!(parse(&bytes), Err(Malformed::Length));
+    bytes[0] = 0x55;
+    assert_eq!(parse(&bytes), Err(Malformed::Version));
+    let mut bytes = packet(V4, UDP, b"payload");
+    bytes[2..4].copy_from_slice(&[0, 19]);
+    assert_eq!(parse(&bytes), Err(Malformed::Length));
 }
 
 #[test]
 fn fragments_and_options_are_told() {
     let plain = packet(V4, TCP, &[0; 20]);
     let told = |change: fn(&mut [u8])| {
-        let mut octets = plain.clone();
-        change(&mut octets);
-        let packet = parse(&octets).expect("whole");
+        let mut bytes = plain.clone();
+        change(&mut bytes);
+        let packet = parse(&bytes).expect("whole");
         (packet.fragment, packet.options, packet.dont_fragment)
     };
     assert_eq!(told(|_| {}), (false, false, true));
-    assert_eq!(told(|octets| octets[6] = 0x20), (true, false, false));
-    assert_eq!(told(|octets| octets[7] = 1), (true, false, true));
-    assert_eq!(told(|octets| octets[0] = 0x46), (false, true, true));
+    assert_eq!(told(|bytes| bytes[6] = 0x20), (true, false, false));
+    assert_eq!(told(|bytes| bytes[7] = 1), (true, false, true));
+    assert_eq!(told(|bytes| bytes[0] = 0x46), (false, true, true));
 }
 
 #[test]
 fn extension_headers_are_walked_to_the_transport_header() {
     let hop_by_hop = [60, 0, 5, 2, 0, 0, 1, 0];
     let destination = [UDP, 1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    let octets = extended(0, &[&hop_by_hop[..], &destination].concat(), b"payload");
-    let packet = parse(&octets).expect("whole");
+    let bytes = extended(0, &[&hop_by_hop[..], &destination].concat(), b"payload");
+    let packet = parse(&bytes).expect("whole");
     assert_eq!((packet.protocol, packet.header_len), (UDP, 64));
     assert!(packet.options && !packet.fragment);
     assert_eq!(packet.payload, b"payload");
@@ -86,8 +86,8 @@ fn extension_headers_are_walked_to_the_transport_header() {
 #[test]
 fn a_fragment_header_of_a_whole_packet_makes_no_fragment() {
     let told = |high, low| {
-        let octets = extended(44, &[TCP, 0, high, low, 0, 0, 0, 1], &[6, 255]);
-        let packet = parse(&octets).expect("whole");
+        let bytes = extended(44, &[TCP, 0, high, low, 0, 0, 0, 1], &[6, 255]);
+        let packet = parse(&bytes).expect("whole");
         (packet.fragment, packet.protocol, packet.payload.len())
     };
     assert_eq!(told(0, 0), (false, TCP, 2));
@@ -97,8 +97,8 @@ fn a_fragment_header_of_a_whole_packet_makes_no_fragment() {
 
 #[test]
 fn the_payload_of_a_later_piece_is_not_taken_for_headers() {
-    let octets = extended(44, &[60, 0, 5, 0, 0, 0, 0, 1], &[UDP, 0, 0, 0, 0, 0, 0, 0]);
-    let packet = parse(&octets).expect("whole");
+    let bytes = extended(44, &[60, 0, 5, 0, 0, 0, 0, 1], &[UDP, 0, 0, 0, 0, 0, 0, 0]);
+    let packet = parse(&bytes).expect("whole");
     assert_eq!((packet.protocol, packet.header_len), (60, 48));
 }
 
@@ -115,25 +115,25 @@ fn endless_and_broken_extension_headers_are_refused() {
 
 #[test]
 fn a_jumbogram_is_refused() {
-    let mut octets = extended(0, &[UDP, 0, 0xc2, 4, 0, 1, 0, 0], &[0; 100]);
-    octets[4..6].copy_from_slice(&[0, 0]);
-    assert_eq!(parse(&octets), Err(Malformed::Truncated));
+    let mut bytes = extended(0, &[UDP, 0, 0xc2, 4, 0, 1, 0, 0], &[0; 100]);
+    bytes[4..6].copy_from_slice(&[0, 0]);
+    assert_eq!(parse(&bytes), Err(Malformed::Truncated));
 }
 
 #[test]
 fn the_ipv4_header_carries_a_right_checksum_and_nothing_that_tells_systems_apart() {
-    let octets = packet(V4, TCP, &[0; 20]);
-    assert_eq!(checksum::of(&[&octets[..20]]), 0);
-    assert_eq!(octets[1..2], [0]);
-    assert_eq!(octets[4..8], [0, 0, 0x40, 0]);
+    let bytes = packet(V4, TCP, &[0; 20]);
+    assert_eq!(checksum::of(&[&bytes[..20]]), 0);
+    assert_eq!(bytes[1..2], [0]);
+    assert_eq!(bytes[4..8], [0, 0, 0x40, 0]);
 }
 
 #[test]
 fn what_speaks_to_routers_is_told_from_what_is_padding_or_for_the_other_end() {
     let with = |options: [u8; 8]| {
-        let mut octets = packet(V4, UDP, &[&options[..], b"payload"].concat());
-        octets[0] = 0x47;
-        let packet = parse(&octets).expect("whole");
+        let mut bytes = packet(V4, UDP, &[&options[..], b"payload"].concat());
+        bytes[0] = 0x47;
+        let packet = parse(&bytes).expect("whole");
         assert!(packet.options && packet.payload == b"payload");
         packet.for_routers
     };
@@ -156,14 +156,14 @@ fn what_speaks_to_routers_is_told_from_what_is_padding_or_for_the_other_end() {
         (0, [UDP, 0, 5, 2, 0, 0, 1, 0], true),
         (60, [UDP, 0, 1, 4, 0, 0, 0, 0], false),
     ] {
-        let octets = extended(first, &header, b"payload");
-        let packet = parse(&octets).expect("whole");
+        let bytes = extended(first, &header, b"payload");
+        let packet = parse(&bytes).expect("whole");
         assert_eq!(packet.for_routers, wanted, "{first} {header:?}");
     }
     // Behind another one.
     let chain = [&[43, 0, 1, 4, 0, 0, 0, 0][..], &route(4, 1)].concat();
-    let octets = extended(60, &chain, b"payload");
-    assert!(parse(&octets).expect("whole").for_routers);
+    let bytes = extended(60, &chain, b"payload");
+    assert!(parse(&bytes).expect("whole").for_routers);
 }
 
 #[test]
@@ -175,20 +175,20 @@ fn a_broken_list_of_tcp_options_counts_as_far_as_it_goes() {
         ..tcp::Options::default()
     };
     assert_eq!(options, expected);
-    for octets in [&[2][..], &[2, 0], &[2, 9, 1], &[5, 255]] {
-        assert_eq!(tcp::Options::parse(octets), tcp::Options::default());
+    for bytes in [&[2][..], &[2, 0], &[2, 9, 1], &[5, 255]] {
+        assert_eq!(tcp::Options::parse(bytes), tcp::Options::default());
     }
 }
 
 #[test]
 fn tcp_and_udp_headers_that_lie_about_their_length_are_refused() {
-    let mut octets = Vec::new();
-    tcp::Header::default().write(0, &mut octets);
-    assert_eq!(tcp::parse(&octets[..19]), Err(Malformed::Truncated));
-    octets[12] = 0x40;
-    assert_eq!(tcp::parse(&octets), Err(Malformed::Length));
-    octets[12] = 0x60;
-    assert_eq!(tcp::parse(&octets), Err(Malformed::Truncated));
+    let mut bytes = Vec::new();
+    tcp::Header::default().write(0, &mut bytes);
+    assert_eq!(tcp::parse(&bytes[..19]), Err(Malformed::Truncated));
+    bytes[12] = 0x40;
+    assert_eq!(tcp::parse(&bytes), Err(Malformed::Length));
+    bytes[12] = 0x60;
+    assert_eq!(tcp::parse(&bytes), Err(Malformed::Truncated));
     assert_eq!(
         udp::parse(&[0, 1, 0, 2, 0, 7, 0, 0]),
         Err(Malformed::Length)
@@ -208,16 +208,16 @@ fn an_echo_is_answered_with_its_own_payload() {
             sequence: 9,
             payload: b"abc",
         };
-        let octets = request.packet(ends[0], ends[1]);
-        let packet = parse(&octets).expect("whole");
+        let bytes = request.packet(ends[0], ends[1]);
+        let packet = parse(&bytes).expect("whole");
         assert!(packet.checksum_is_right());
         assert_eq!(icmp::echo(&packet), Some(request));
         let reply = icmp::Echo {
             reply: true,
             ..request
         };
-        let octets = reply.packet(ends[1], ends[0]);
-        assert_eq!(icmp::echo(&parse(&octets).expect("whole")), Some(reply));
+        let bytes = reply.packet(ends[1], ends[0]);
+        assert_eq!(icmp::echo(&parse(&bytes).expect("whole")), Some(reply));
     }
 }
 
@@ -225,27 +225,27 @@ fn an_echo_is_answered_with_its_own_payload() {
 fn an_unreachable_target_is_told_with_the_packet_that_caused_it() {
     for (ends, message) in [(V4, [3, 13]), (V6, [1, 1])] {
         let cause = packet(ends, UDP, &[0; 2000]);
-        let octets = icmp::unreachable(&cause, icmp::Unreachable::Prohibited).expect("told");
-        let answer = parse(&octets).expect("whole");
+        let bytes = icmp::unreachable(&cause, icmp::Unreachable::Prohibited).expect("told");
+        let answer = parse(&bytes).expect("whole");
         assert_eq!([answer.source, answer.destination], [ends[1], ends[0]]);
         assert!(answer.checksum_is_right());
         assert_eq!(answer.payload[..2], message);
         assert!(cause.starts_with(&answer.payload[8..]));
-        assert!(octets.len() == if ends[0].is_ipv4() { 576 } else { 1280 });
+        assert!(bytes.len() == if ends[0].is_ipv4() { 576 } else { 1280 });
     }
 }
 
 #[test]
 fn what_is_too_big_is_told_the_size_that_fits() {
-    let octets = icmp::too_big(&packet(V4, UDP, &[0; 1472]), 1400).expect("told");
+    let bytes = icmp::too_big(&packet(V4, UDP, &[0; 1472]), 1400).expect("told");
     assert_eq!(
-        parse(&octets).expect("whole").payload[..8][4..],
+        parse(&bytes).expect("whole").payload[..8][4..],
         [0, 0, 5, 120]
     );
-    let octets = icmp::too_big(&packet(V6, UDP, &[0; 1452]), 1400).expect("told");
-    assert_eq!(parse(&octets).expect("whole").payload[4..8], [0, 0, 5, 120]);
-    let octets = icmp::too_big(&packet(V6, UDP, &[0; 1452]), 1000).expect("told");
-    assert_eq!(parse(&octets).expect("whole").payload[4..8], [0, 0, 5, 0]);
+    let bytes = icmp::too_big(&packet(V6, UDP, &[0; 1452]), 1400).expect("told");
+    assert_eq!(parse(&bytes).expect("whole").payload[4..8], [0, 0, 5, 120]);
+    let bytes = icmp::too_big(&packet(V6, UDP, &[0; 1452]), 1000).expect("told");
+    assert_eq!(parse(&bytes).expect("whole").payload[4..8], [0, 0, 5, 0]);
 }
 
 #[test]
@@ -312,11 +312,11 @@ proptest! {
         header.write(checksum, &mut written);
         prop_assert_eq!(written.len(), header.written_len());
         written.extend_from_slice(&payload);
-        let octets = packet([from, to], TCP, &written);
-        let packet = parse(&octets).expect("whole");
+        let bytes = packet([from, to], TCP, &written);
+        let packet = parse(&bytes).expect("whole");
         prop_assert!(packet.checksum_is_right());
         prop_assert_eq!((packet.source, packet.destination, packet.protocol), (from, to, TCP));
-        prop_assert_eq!(packet.header_len + packet.payload.len(), octets.len());
+        prop_assert_eq!(packet.header_len + packet.payload.len(), bytes.len());
         let segment = tcp::parse(packet.payload).expect("whole");
         prop_assert_eq!(segment.header(), header);
         prop_assert_eq!(segment.payload, &payload[..]);
@@ -346,12 +346,12 @@ proptest! {
     }
 
     #[test]
-    fn any_octets_are_parsed_without_a_panic(octets: Vec<u8>, first in prop::sample::select(vec![0x45_u8, 0x60, 0x4f])) {
-        let mut octets = octets;
-        if let Some(octet) = octets.first_mut() {
-            *octet = first;
+    fn any_bytes_are_parsed_without_a_panic(bytes: Vec<u8>, first in prop::sample::select(vec![0x45_u8, 0x60, 0x4f])) {
+        let mut bytes = bytes;
+        if let Some(byte) = bytes.first_mut() {
+            *byte = first;
         }
-        let _parsed = parse(&octets);
-        let _answer = icmp::unreachable(&octets, icmp::Unreachable::Host);
+        let _parsed = parse(&bytes);
+        let _answer = icmp::unreachable(&bytes, icmp::Unreachable::Host);
     }
 }

@@ -3,7 +3,7 @@
 
 use super::{Malformed, be16, len16};
 
-/// Octets of the header.
+/// Bytes of the header.
 pub const HEADER_LEN: usize = 8;
 /// Where the checksum stands in the header.
 pub const CHECKSUM_AT: usize = 6;
@@ -23,8 +23,8 @@ pub struct Datagram<'a> {
 ///
 /// # Errors
 /// [`Malformed::Truncated`] or [`Malformed::Length`].
-pub fn parse(octets: &[u8]) -> Result<Datagram<'_>, Malformed> {
-    let header: &[u8; HEADER_LEN] = octets.first_chunk().ok_or(Malformed::Truncated)?;
+pub fn parse(bytes: &[u8]) -> Result<Datagram<'_>, Malformed> {
+    let header: &[u8; HEADER_LEN] = bytes.first_chunk().ok_or(Malformed::Truncated)?;
     let len = usize::from(be16(header[4], header[5]));
     if len < HEADER_LEN {
         return Err(Malformed::Length);
@@ -32,11 +32,11 @@ pub fn parse(octets: &[u8]) -> Result<Datagram<'_>, Malformed> {
     Ok(Datagram {
         source: be16(header[0], header[1]),
         destination: be16(header[2], header[3]),
-        payload: octets.get(HEADER_LEN..len).ok_or(Malformed::Truncated)?,
+        payload: bytes.get(HEADER_LEN..len).ok_or(Malformed::Truncated)?,
     })
 }
 
-/// Appends a header for a payload of `payload_len` octets.
+/// Appends a header for a payload of `payload_len` bytes.
 pub fn write(out: &mut Vec<u8>, source: u16, destination: u16, payload_len: usize, checksum: u16) {
     out.extend_from_slice(&source.to_be_bytes());
     out.extend_from_slice(&destination.to_be_bytes());
@@ -44,6 +44,6 @@ pub fn write(out: &mut Vec<u8>, source: u16, destination: u16, payload_len: usiz
     out.extend_from_slice(&checksum.to_be_bytes());
 }
 
-pub(super) fn has_no_checksum(octets: &[u8]) -> bool {
-    octets.get(CHECKSUM_AT..HEADER_LEN) == Some(&[0, 0])
+pub(super) fn has_no_checksum(bytes: &[u8]) -> bool {
+    bytes.get(CHECKSUM_AT..HEADER_LEN) == Some(&[0, 0])
 }

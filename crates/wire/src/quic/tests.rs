@@ -139,7 +139,7 @@ fn number() -> impl Strategy<Value = u64> {
 }
 
 fn drawn() -> impl Strategy<Value = Drawn> {
-    let octets = || prop::collection::vec(any::<u8>(), 0..40);
+    let bytes = || prop::collection::vec(any::<u8>(), 0..40);
     let integral = vec![
         0x01, 0x04, 0x05, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x19, 0x1e, 0x1f, 0xaf,
     ];
@@ -151,24 +151,24 @@ fn drawn() -> impl Strategy<Value = Drawn> {
             prop::option::of([number(), number(), number()])
         )
             .prop_map(|(delay, ranges, ecn)| Drawn::Ack(delay, ranges, ecn)),
-        (number(), octets()).prop_map(|(offset, data)| Drawn::Crypto(offset, data)),
-        (number(), number(), octets(), any::<bool>())
+        (number(), bytes()).prop_map(|(offset, data)| Drawn::Crypto(offset, data)),
+        (number(), number(), bytes(), any::<bool>())
             .prop_map(|(id, offset, data, fin)| Drawn::Stream(id, offset, data, fin)),
-        octets().prop_map(Drawn::Datagram),
+        bytes().prop_map(Drawn::Datagram),
         (
             prop::sample::select(integral),
             [number(), number(), number(), number()]
         )
             .prop_map(|(kind, values)| Drawn::Numbers(kind, values)),
-        (number(), octets()).prop_map(|(error, why)| Drawn::Close(error, why)),
+        (number(), bytes()).prop_map(|(error, why)| Drawn::Close(error, why)),
         prop::collection::vec(any::<u8>(), 0..21).prop_map(Drawn::NewConnectionId),
         any::<[u8; 8]>().prop_map(Drawn::Path),
     ]
 }
 
-fn with_length(out: &mut Vec<u8>, octets: &[u8]) {
-    varint::write(out, octets.len() as u64);
-    out.extend(octets);
+fn with_length(out: &mut Vec<u8>, bytes: &[u8]) {
+    varint::write(out, bytes.len() as u64);
+    out.extend(bytes);
 }
 
 fn all(out: &mut Vec<u8>, numbers: &[u64]) {
@@ -241,19 +241,19 @@ fn agrees(frame: &Frame<'_>, drawn: &Drawn) -> bool {
             let same = ack.ranges().collect::<Vec<_>>() == meant(draws);
             same && ack.delay == *delay && ack.ecn == *ecn
         }
-        (Drawn::Crypto(at, octets), Content::Crypto { offset, data }) => {
-            (*at, octets.as_slice()) == (offset, data)
+        (Drawn::Crypto(at, bytes), Content::Crypto { offset, data }) => {
+            (*at, bytes.as_slice()) == (offset, data)
         }
         (
-            Drawn::Stream(stream, at, octets, end),
+            Drawn::Stream(stream, at, bytes, end),
             Content::Stream {
                 id,
                 offset,
                 data,
                 fin,
             },
-        ) => (*stream, *at, octets.as_slice(), *end) == (id, offset, data, fin),
-        (Drawn::Datagram(octets), Content::Datagram(data)) => octets == data,
+        ) => (*stream, *at, bytes.as_slice(), *end) == (id, offset, data, fin),
+        (Drawn::Datagram(bytes), Content::Datagram(data)) => bytes == data,
         (Drawn::Numbers(kind, values), Content::Numbers(read)) => {
             let count = integers(*kind).expect("it is integral");
             frame.kind == *kind && values[..count] == read[..count]
@@ -284,7 +284,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_the_octets_sizes_add_up_and_nothing_panics(payload: Vec<u8>) {
+    fn whatever_the_bytes_sizes_add_up_and_nothing_panics(payload: Vec<u8>) {
         let (mut total, mut whole) = (0, true);
         for frame in Frames::new(&payload) {
             match frame {

@@ -15,13 +15,13 @@ use super::{CredentialsView, GreetingView, Method, Refusal, Request, RequestView
 pub enum Step {
     /// Read from the client.
     Read,
-    /// Send these octets to the client.
+    /// Send these bytes to the client.
     Write([u8; 2]),
     /// The handshake is over; a [`super::Reply`] is owed.
     Request(Request),
 }
 
-/// The machine. It keeps what was not understood yet: at most 513 octets and one input.
+/// The machine. It keeps what was not understood yet: at most 513 bytes and one input.
 #[derive(Debug, Default)]
 pub struct Acceptor {
     input: Hidden,
@@ -29,7 +29,7 @@ pub struct Acceptor {
     isolation: Option<Hidden>,
 }
 
-/// Octets that may be a password.
+/// Bytes that may be a password.
 #[derive(Default)]
 struct Hidden(Zeroizing<Vec<u8>>);
 
@@ -51,8 +51,8 @@ impl Acceptor {
     }
 
     /// Takes what was read.
-    pub fn handle_input(&mut self, octets: &[u8]) {
-        self.input.0.extend_from_slice(octets);
+    pub fn handle_input(&mut self, bytes: &[u8]) {
+        self.input.0.extend_from_slice(bytes);
     }
 
     /// Says what to do next.
@@ -75,7 +75,7 @@ impl Acceptor {
         }
     }
 
-    /// The isolation token that the credentials make, and the octets after the request.
+    /// The isolation token that the credentials make, and the bytes after the request.
     pub fn into_parts(self) -> (Option<Vec<u8>>, Vec<u8>) {
         let take = |hidden: Hidden| mem::take(&mut *{ hidden }.0);
         (self.isolation.map(take), take(self.input))
@@ -130,7 +130,7 @@ impl Hidden {
 
 impl std::fmt::Debug for Hidden {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} octets", self.0.len())
+        write!(f, "{} bytes", self.0.len())
     }
 }
 
@@ -149,7 +149,7 @@ mod tests {
         let mut chunks = chunks.iter();
         loop {
             match acceptor.step().expect("welcome") {
-                Step::Write(octets) => written.push(octets),
+                Step::Write(bytes) => written.push(bytes),
                 Step::Request(request) => {
                     chunks.for_each(|chunk| acceptor.handle_input(chunk));
                     return (written, Some(request), acceptor);
@@ -235,7 +235,7 @@ mod tests {
         let text = format!("{acceptor:?}");
         assert_eq!(
             text,
-            "Acceptor { input: 5 octets, phase: Request, isolation: Some(12 octets) }"
+            "Acceptor { input: 5 bytes, phase: Request, isolation: Some(12 bytes) }"
         );
     }
 
@@ -248,7 +248,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn how_the_octets_are_cut_makes_no_difference(cuts in proptest::collection::vec(1usize..12, 1..60)) {
+        fn how_the_bytes_are_cut_makes_no_difference(cuts in proptest::collection::vec(1usize..12, 1..60)) {
             let (mut chunks, mut rest) = (Vec::new(), CONVERSATION);
             for cut in cuts {
                 let (chunk, tail) = rest.split_at(cut.min(rest.len()));
@@ -263,8 +263,8 @@ mod tests {
         }
 
         #[test]
-        fn any_octets_are_answered_without_a_panic(octets in any::<Vec<u8>>()) {
-            let _answer = refusal(&octets).map(|refusal| refusal.answer());
+        fn any_bytes_are_answered_without_a_panic(bytes in any::<Vec<u8>>()) {
+            let _answer = refusal(&bytes).map(|refusal| refusal.answer());
         }
     }
 }

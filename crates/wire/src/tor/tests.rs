@@ -123,9 +123,9 @@ fn changed() -> impl Strategy<Value = String> {
         changes.iter().fold(document.to_owned(), |text, (at, new)| {
             let at = at.index(text.len());
             let until = text.len().min(at + 9);
-            let mut octets = text.into_bytes();
-            octets.splice(at..until, new.bytes());
-            String::from_utf8_lossy(&octets).into_owned()
+            let mut bytes = text.into_bytes();
+            bytes.splice(at..until, new.bytes());
+            String::from_utf8_lossy(&bytes).into_owned()
         })
     })
 }

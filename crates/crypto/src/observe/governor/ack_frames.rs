@@ -48,7 +48,7 @@ const _: () = assert!(kind::ACK == 0x02 && kind::ACK_ECN == 0x03);
 // A queue that overflows takes a hundred packets of a tunnel. Nobody sends them again, since what they carried repairs itself; and a congestion
 // controller hears of the first only, for the others belong to the same congestion event (RFC 9002 §7.3.2). But the stack counts every burst, and
 // takes four of them for a path that no longer takes large packets (RFC 8899 §4.3), unless a packet of their very size has come through since: a
-// tunnel's packets differ by some octets, and so one full queue would take the tunnel most of its size for some round trips, and with it all that
+// tunnel's packets differ by some bytes, and so one full queue would take the tunnel most of its size for some round trips, and with it all that
 // passes. Therefore those that are known to be lost are told as acknowledged, if nothing in them is ever sent again, if packets of about their size
 // came through after them, and if one of the same round trip has been told as lost.
 
@@ -218,7 +218,7 @@ fn is_forgettable(mut frames: Frames<'_>) -> bool {
 
 // Takes an acknowledgement that tells of many losses apart into several that tell of few, as if the peer had acknowledged more often.
 // The stack takes more than three bursts of losses in one acknowledgement for a path that no longer takes large packets (RFC 8899 §4.3), unless
-// the largest packets of all came after them: tunnels' packets differ in size by a few octets, and so one queue that overflowed would cost
+// the largest packets of all came after them: tunnels' packets differ in size by a few bytes, and so one queue that overflowed would cost
 // them most of their size. A path that really takes no large packets acknowledges none of them, however it is told.
 
 /// So many losses at once do no harm, even if one or two that were told before still look suspicious.

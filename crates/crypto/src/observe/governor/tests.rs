@@ -148,7 +148,7 @@ fn datagrams_that_are_not_acknowledged_arrive_and_only_probes_are_answered() {
 #[test]
 fn a_probe_adds_nothing_to_a_stream_that_fills_its_packet() {
     let governor = governed("none", 0).governor.unwrap();
-    // A datagram, and octets from the fifth on of stream 4, without a length.
+    // A datagram, and bytes from the fifth on of stream 4, without a length.
     let mut payload = BytesMut::from(&b"\x31\x02dg\x0c\x04\x05octets"[..]);
     governor.received(0, &mut payload, Instant::now);
     assert_eq!(read(&governor), [&b"dg"[..]]);
@@ -386,14 +386,14 @@ fn an_absurd_request_of_a_peer_becomes_a_ping() {
 fn a_malformed_packet_is_left_to_the_stack() {
     let governor = Governor::new(Bounds::default());
     governor.set(Acks::Never, 1000);
-    for (number, octets) in [&[0x31, 5, 1][..], &[0x30][..], &[0x7f, 0xff], &[0x40], &[]]
+    for (number, bytes) in [&[0x31, 5, 1][..], &[0x30][..], &[0x7f, 0xff], &[0x40], &[]]
         .into_iter()
         .enumerate()
     {
-        let mut payload = BytesMut::from(octets);
+        let mut payload = BytesMut::from(bytes);
         governor.received(number as u64, &mut payload, Instant::now);
-        let empty = octets == [0x30];
-        assert_eq!(payload == octets, !empty, "{octets:?}");
+        let empty = bytes == [0x30];
+        assert_eq!(payload == bytes, !empty, "{bytes:?}");
     }
     assert_eq!(read(&governor), [Bytes::new()]);
 }
@@ -404,7 +404,7 @@ fn in_batches(client: &Hooks, harm: Harm) -> quinn_proto::ConnectionStats {
     pair.harm[0] = harm;
     for batch in 0..100 {
         pair.held = Some(1);
-        // As a tunnel's packets: most are as large as they may be, but for a few octets, and they grow with the numbers in them.
+        // As a tunnel's packets: most are as large as they may be, but for a few bytes, and they grow with the numbers in them.
         let size = |dice| 1300 + batch / 10 + dice % 7 * u64::from(dice % 5 == 0);
         pair.send_sized(0, 50, FAST * 2, size);
         pair.held = None;
@@ -464,26 +464,26 @@ proptest! {
         governor.set(Acks::Never, 0);
         let now = Instant::now();
         for (number, frames) in packets {
-            let octets = frames.concat();
-            let mut payload = BytesMut::from(&octets[..]);
+            let bytes = frames.concat();
+            let mut payload = BytesMut::from(&bytes[..]);
             governor.received(number, &mut payload, || now);
-            governor.sent(number, octets.len(), Frames::new(&octets), now);
-            prop_assert_eq!(payload.is_empty(), octets.is_empty());
+            governor.sent(number, bytes.len(), Frames::new(&bytes), now);
+            prop_assert_eq!(payload.is_empty(), bytes.is_empty());
         }
     }
 }
 
 /// Frames that matter, cut off and garbled ones among them.
 fn frame() -> impl Strategy<Value = Vec<u8>> {
-    let octets = || proptest::collection::vec(any::<u8>(), 0..12);
+    let bytes = || proptest::collection::vec(any::<u8>(), 0..12);
     let of = |kinds: &'static [u8]| {
-        (proptest::sample::select(kinds), octets())
-            .prop_map(|(kind, octets)| [&[kind][..], &octets].concat())
+        (proptest::sample::select(kinds), bytes())
+            .prop_map(|(kind, bytes)| [&[kind][..], &bytes].concat())
     };
     let counted =
-        octets().prop_map(|data| [&[0x31, u8::try_from(data.len()).unwrap()][..], &data].concat());
+        bytes().prop_map(|data| [&[0x31, u8::try_from(data.len()).unwrap()][..], &data].concat());
     prop_oneof![
-        octets(),
+        bytes(),
         of(&[0x02, 0x03, 0x30, 0x31, 0x06, 0x40]),
         counted,
         Just(vec![0x01])

@@ -188,7 +188,7 @@ impl Pair {
         (self.random >> 33) % 1000
     }
 
-    /// Sends so many datagrams of 1000 octets from an end, one per `every`; each is another one.
+    /// Sends so many datagrams of 1000 bytes from an end, one per `every`; each is another one.
     pub(crate) fn send(&mut self, end: usize, count: usize, every: Duration) {
         self.send_sized(end, count, every, |_| 1000);
     }

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::{
-    super::testing::{hex, octets},
+    super::testing::{bytes, hex},
     *,
 };
 
@@ -16,7 +16,7 @@ fn relay() -> RelayIdentity {
 }
 
 fn view(certs: &Certificates) -> Certs<'_> {
-    let certs = certs.iter().map(|(kind, octets)| (*kind, &octets[..]));
+    let certs = certs.iter().map(|(kind, bytes)| (*kind, &bytes[..]));
     Certs(certs.collect())
 }
 
@@ -59,7 +59,7 @@ fn another_tls_certificate_or_another_relay_than_expected_is_told_apart() {
 }
 
 #[test]
-fn any_octet_of_a_certificate_that_changed_is_noticed() {
+fn any_byte_of_a_certificate_that_changed_is_noticed() {
     let relay = relay();
     let certs = relay.responder_certs(&TLS, NOW).expect("certificates");
     for which in 0..certs.len() {
@@ -130,11 +130,11 @@ fn a_signing_key_that_names_no_identity_or_one_of_small_order_proves_nothing() {
     let mut neutral = [0; 32];
     neutral[0] = 1;
     nameless.signed_with = Some(neutral);
-    let mut octets = Vec::new();
-    nameless.write(&mut octets);
-    octets.extend_from_slice(&neutral);
-    octets.extend_from_slice(&[0; 32]);
-    certs[0].1 = octets;
+    let mut bytes = Vec::new();
+    nameless.write(&mut bytes);
+    bytes.extend_from_slice(&neutral);
+    bytes.extend_from_slice(&[0; 32]);
+    certs[0].1 = bytes;
     assert_eq!(responder(&certs, NOW).err(), forged);
 }
 
@@ -179,7 +179,7 @@ proptest! {
     fn any_certificates_are_refused_without_a_panic(
         certs in prop::collection::vec((0u8..9, prop::collection::vec(any::<u8>(), 0..200)), 0..6),
     ) {
-        let certs: Certificates = certs.into_iter().map(|(kind, octets)| (CertType(kind), octets)).collect();
+        let certs: Certificates = certs.into_iter().map(|(kind, bytes)| (CertType(kind), bytes)).collect();
         prop_assert!(responder(&certs, NOW).is_err());
         prop_assert!(verify_initiator(&view(&certs), NOW).is_err());
     }
@@ -232,7 +232,7 @@ fn an_initiator_is_believed_on_its_own_connection() {
     assert_eq!(authentication.len(), 352);
     assert!(authentication.starts_with(b"AUTH0003"));
     assert_eq!(channel.check(&authentication), Ok(()));
-    assert_ne!(channel.authentication(), authentication, "random octets");
+    assert_ne!(channel.authentication(), authentication, "random bytes");
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn it_cannot_be_passed_on_to_another_relay_nor_by_another() {
 }
 
 #[test]
-fn any_octet_that_changed_is_noticed_and_so_is_what_is_cut_off() {
+fn any_byte_that_changed_is_noticed_and_so_is_what_is_cut_off() {
     let channel = channel();
     let authentication = channel.authentication();
     for at in 0..authentication.len() {
@@ -314,7 +314,7 @@ const ID: &str = "d443db60b81bb40aafec801a02ea060a637bbdf3";
 const SHA256_ID: &str = "6f5b65403a4dd9c6086351d84b42f17342f3c9a840b8ff4216c9158a669f9807";
 
 fn relay_with_rsa() -> RelayIdentity {
-    let relay = RelayIdentity::from_secret(&octets(SECRET), NOW).expect("an identity");
+    let relay = RelayIdentity::from_secret(&bytes(SECRET), NOW).expect("an identity");
     relay
         .with_rsa(&hex(CERTIFICATE), &hex(CROSS), NOW)
         .expect("accepted")
@@ -328,7 +328,7 @@ fn a_relay_with_an_rsa_identity_shows_it_and_is_known_by_it() {
     assert_eq!(kinds, [2, 4, 5, 7]);
     let peer = responder(&certs, NOW).expect("verified");
     let rsa = peer.rsa.expect("an RSA identity");
-    assert_eq!((rsa.id, rsa.sha256), (octets(ID), octets(SHA256_ID)));
+    assert_eq!((rsa.id, rsa.sha256), (bytes(ID), bytes(SHA256_ID)));
     assert!(peer == relay.peer());
     assert_eq!(peer.rsa_id(), rsa.id);
 }
@@ -337,7 +337,7 @@ fn a_relay_with_an_rsa_identity_shows_it_and_is_known_by_it() {
 #[test]
 fn the_exporter_is_asked_about_the_rsa_identity_where_there_is_one() {
     let (with, without) = (relay_with_rsa().peer(), relay().peer());
-    assert_eq!(with.exporter_context(), octets(SHA256_ID));
+    assert_eq!(with.exporter_context(), bytes(SHA256_ID));
     assert_eq!(without.exporter_context(), without.ed25519);
 }
 
@@ -361,8 +361,8 @@ fn one_certificate_without_the_other_is_refused() {
 
 /// Of what is signed, and of the signatures; between them X.509 names the algorithm again.
 #[test]
-fn any_octet_that_changed_is_noticed() {
-    let relay = RelayIdentity::from_secret(&octets(SECRET), NOW).expect("an identity");
+fn any_byte_that_changed_is_noticed() {
+    let relay = RelayIdentity::from_secret(&bytes(SECRET), NOW).expect("an identity");
     let (certificate, cross) = (hex(CERTIFICATE), hex(CROSS));
     let signature = certificate.len() - 128;
     for at in (0..387).chain(signature..certificate.len()) {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use shake::{ExtendableOutput, Shake256, Update, XofReader};
 
-use super::{super::testing::octets, *};
+use super::{super::testing::bytes, *};
 
 /// A client and its relays.
 struct Circuit {
@@ -78,7 +78,7 @@ fn without_digest(body: &[u8; BODY]) -> [u8; BODY] {
 /// C tor's src/test/test_relaycrypt.c; its output is in Arti's tor-proto 0.47.0, testdata/cell_crypt.rs, with the bodies made as in
 /// crypto/cell/tor1.rs, `testvec`. Here are the first and the fifty-first of its cells.
 #[test]
-fn the_cells_of_c_tor_come_out_octet_for_octet() {
+fn the_cells_of_c_tor_come_out_byte_for_byte() {
     let keys = [
         b"    'My public key is in this signed x509 object', said Tom assertively.",
         b"'Let's chart the pedal phlanges in the tomb', said Tom cryptographically",
@@ -94,8 +94,8 @@ fn the_cells_of_c_tor_come_out_octet_for_octet() {
         let sent = body;
         circuit.client.encrypt_for(2, &mut body).expect("a hop");
         match number {
-            0 => assert_eq!(body, octets(include_str!("tests/cell0.hex"))),
-            50 => assert_eq!(body, octets(include_str!("tests/cell50.hex"))),
+            0 => assert_eq!(body, bytes(include_str!("tests/cell0.hex"))),
+            50 => assert_eq!(body, bytes(include_str!("tests/cell50.hex"))),
             _ => {}
         }
         let heard = circuit.forward(&mut body).expect("recognised");
@@ -121,7 +121,7 @@ fn a_circuit_has_at_most_eight_hops_and_says_nothing_to_others() {
     assert!(client.encrypt_for(2, &mut body).is_some());
 }
 
-/// One of a middle relay: 2 × 504 octets are AES keys, as the library expands them for both directions of each.
+/// One of a middle relay: 2 × 504 bytes are AES keys, as the library expands them for both directions of each.
 #[test]
 fn a_relays_layer_takes_little_memory_and_nothing_on_the_heap() {
     assert!(
@@ -141,7 +141,7 @@ fn layers_can_move_between_threads_and_say_nothing_of_their_keys() {
     assert_eq!(format!("{:?}", circuit.relays[0]), "RelayLayer(hidden)");
 }
 
-// The same layers, written down as the specification says them: every digest over all octets anew, every key stream block by block.
+// The same layers, written down as the specification says them: every digest over all bytes anew, every key stream block by block.
 // Of the primitives AES comes as a block cipher, SHA-1 from another library than the one that is tested.
 
 /// One direction of one hop.
@@ -165,16 +165,16 @@ impl Plain {
         self.said.extend_from_slice(body);
         let digest = digest(&SHA1_FOR_LEGACY_USE_ONLY, &self.said);
         body[5..9].copy_from_slice(&digest.as_ref()[..4]);
-        digest.as_ref().try_into().expect("20 octets")
+        digest.as_ref().try_into().expect("20 bytes")
     }
 
     fn cipher(&mut self, body: &mut [u8; BODY]) {
-        for octet in body {
+        for byte in body {
             let mut block = (self.used as u128 / 16).to_be_bytes();
             let key = &self.key;
             key.less_safe_encrypt(&mut block, EncryptionContext::None)
                 .expect("a block");
-            *octet ^= block[self.used % 16];
+            *byte ^= block[self.used % 16];
             self.used += 1;
         }
     }
@@ -344,8 +344,8 @@ fn report(what: &str, mut one: impl FnMut(&mut [u8; BODY])) {
     for _ in 0..CELLS {
         one(black_box(&mut body));
     }
-    let octets = f64::from(CELLS) * 509.0;
-    let speed = octets / start.elapsed().as_secs_f64() / 1e9;
+    let bytes = f64::from(CELLS) * 509.0;
+    let speed = bytes / start.elapsed().as_secs_f64() / 1e9;
     println!("{what:40} {speed:6.2} GB/s");
 }
 

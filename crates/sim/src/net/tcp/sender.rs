@@ -28,7 +28,7 @@ pub(super) struct Sender {
     control: Cubic,
     trip: Option<(Duration, Duration)>,
     unsent: VecDeque<Bytes>,
-    /// Octets in `unsent` and `flight`.
+    /// Bytes in `unsent` and `flight`.
     held: usize,
     finished: bool,
     end_sent: bool,
@@ -37,7 +37,7 @@ pub(super) struct Sender {
     limit: u64,
     flight: BTreeMap<u64, Flying>,
     again: BTreeSet<u64>,
-    /// Octets that are on their way for all we know.
+    /// Bytes that are on their way for all we know.
     pipe: u64,
     order: u64,
     /// The latest order that is known to have arrived.
@@ -91,9 +91,9 @@ impl Default for Sender {
 
 impl Sender {
     /// Takes what there is room for.
-    pub(super) fn write(&mut self, octets: &[u8]) -> usize {
+    pub(super) fn write(&mut self, bytes: &[u8]) -> usize {
         let room = SEND_BUFFER.saturating_sub(self.held);
-        let (now, _) = octets.split_at(octets.len().min(room));
+        let (now, _) = bytes.split_at(bytes.len().min(room));
         if !now.is_empty() {
             self.held = self.held.saturating_add(now.len());
             self.unsent.push_back(Bytes::copy_from_slice(now));
@@ -138,7 +138,7 @@ impl Sender {
 
     #[expect(
         clippy::cast_precision_loss,
-        reason = "windows are far below 2^53 octets"
+        reason = "windows are far below 2^53 bytes"
     )]
     fn has_window(&self) -> bool {
         self.pipe == 0 || (self.pipe as f64) / (SEGMENT as f64) + 1.0 <= self.control.window()
@@ -183,7 +183,7 @@ impl Sender {
         Some(Next { seq, data, last })
     }
 
-    /// The first `most` octets of what has not been sent.
+    /// The first `most` bytes of what has not been sent.
     fn cut(&mut self, most: usize) -> Bytes {
         let Some(first) = self.unsent.front_mut() else {
             return Bytes::new();
@@ -249,7 +249,7 @@ impl Sender {
 
     #[expect(
         clippy::cast_precision_loss,
-        reason = "windows are far below 2^53 octets"
+        reason = "windows are far below 2^53 bytes"
     )]
     fn grow(&mut self, ack: u64, new: u64, now: Duration) {
         let (trip, _) = self.trip.unwrap_or_default();
@@ -405,11 +405,11 @@ impl Cubic {
 
 #[derive(Debug, Default)]
 pub(super) struct Receiver {
-    /// The number of the octet that is missing first.
+    /// The number of the byte that is missing first.
     expected: u64,
     early: BTreeMap<u64, (Bytes, bool)>,
     ready: VecDeque<Bytes>,
-    /// Octets in `early` and `ready`.
+    /// Bytes in `early` and `ready`.
     held: u64,
     ended: bool,
 }

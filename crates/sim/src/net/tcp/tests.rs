@@ -47,11 +47,11 @@ impl World {
         (near.expect("connects"), far.expect("comes").0)
     }
 
-    /// How long `octets` take from the far end to the near one, which sees that they are unchanged.
-    async fn download(&mut self, octets: usize) -> Duration {
+    /// How long `bytes` take from the far end to the near one, which sees that they are unchanged.
+    async fn download(&mut self, bytes: usize) -> Duration {
         let (mut near, mut far) = self.pair().await;
         let begun = Instant::now();
-        let data: Vec<u8> = (0..=250).cycle().take(octets).collect();
+        let data: Vec<u8> = (0..=250).cycle().take(bytes).collect();
         let sent = data.clone();
         let sending = tokio::spawn(async move {
             far.write_all(&sent).await.expect("taken");
@@ -61,7 +61,7 @@ impl World {
         });
         let mut got = Vec::new();
         soon(near.read_to_end(&mut got)).await.expect("an end");
-        assert!(got == data, "{} octets came", got.len());
+        assert!(got == data, "{} bytes came", got.len());
         let took = begun.elapsed();
         near.shutdown().await.expect("taken");
         soon(sending).await.expect("no panic");
@@ -92,8 +92,8 @@ async fn a_long_download_has_the_rate_of_the_line() {
 async fn everything_arrives_in_order_although_much_is_lost() {
     for loss in [0.01, 0.1, 0.3] {
         let mut world = World::new(loss, FAST);
-        let octets = if loss < 0.2 { 1_000_000 } else { 30_000 };
-        let took = world.download(octets).await;
+        let bytes = if loss < 0.2 { 1_000_000 } else { 30_000 };
+        let took = world.download(bytes).await;
         assert!(took > Duration::from_millis(100), "{took:?}");
         assert!(world.network.ledger().is_balanced());
     }
@@ -150,10 +150,10 @@ async fn a_stream_that_is_dropped_midway_is_reset_and_one_whose_peer_is_gone_end
     let (near, mut far) = world.pair().await;
     drop(near);
     sleep(Duration::from_secs(1)).await;
-    let mut octet = [0];
-    soon(far.read(&mut octet)).await.expect_err("reset");
+    let mut byte = [0];
+    soon(far.read(&mut byte)).await.expect_err("reset");
     let (mut near, _far) = world.pair().await;
     world.network.remove(Node(1));
     near.write_all(b"hello").await.expect("taken");
-    soon(near.read(&mut octet)).await.expect_err("given up");
+    soon(near.read(&mut byte)).await.expect_err("given up");
 }

@@ -42,27 +42,27 @@ fn create2_is_type_length_and_data_and_the_rest_is_padding() {
         handshake: HandshakeType::NTOR,
         data: &[0xab; 84],
     };
-    let octets = body(|out| create.write(out));
-    assert_eq!(octets[..4], [0, 2, 0, 84]);
-    assert_eq!(octets[4..], [0xab; 84]);
-    let padded = [&octets[..], &[9; 100]].concat();
+    let bytes = body(|out| create.write(out));
+    assert_eq!(bytes[..4], [0, 2, 0, 84]);
+    assert_eq!(bytes[4..], [0xab; 84]);
+    let padded = [&bytes[..], &[9; 100]].concat();
     assert_eq!(Create2::parse(&padded), Ok(create));
-    assert_eq!(Create2::parse(&octets[..87]), Err(Malformed("CREATE2")));
+    assert_eq!(Create2::parse(&bytes[..87]), Err(Malformed("CREATE2")));
 }
 
 #[test]
 fn created2_is_length_and_data_and_the_rest_is_padding() {
     let created = Created2 { data: b"answer" };
-    let octets = body(|out| created.write(out));
-    assert_eq!(octets, b"\x00\x06answer");
-    let padded = [&octets[..], &[9; 100]].concat();
+    let bytes = body(|out| created.write(out));
+    assert_eq!(bytes, b"\x00\x06answer");
+    let padded = [&bytes[..], &[9; 100]].concat();
     assert_eq!(Created2::parse(&padded), Ok(created));
-    assert!(Created2::parse(&octets[..7]).is_err());
+    assert!(Created2::parse(&bytes[..7]).is_err());
 }
 
 #[test]
 fn extend2_reads_as_specified() {
-    let octets = [
+    let bytes = [
         &[5][..],
         &[0, 6, 192, 0, 2, 1, 0x23, 0x29],
         &[2, 20],
@@ -95,11 +95,11 @@ fn extend2_reads_as_specified() {
             data: &[1, 2, 3],
         },
     };
-    assert_eq!(Extend2::parse(&octets).as_ref(), Ok(&wanted));
-    assert_eq!(body(|out| wanted.write(out)), octets);
+    assert_eq!(Extend2::parse(&bytes).as_ref(), Ok(&wanted));
+    assert_eq!(body(|out| wanted.write(out)), bytes);
     assert!(!format!("{wanted:?}").contains("192"));
-    for cut in 0..octets.len() {
-        assert!(Extend2::parse(&octets[..cut]).is_err(), "{cut}");
+    for cut in 0..bytes.len() {
+        assert!(Extend2::parse(&bytes[..cut]).is_err(), "{cut}");
     }
 }
 
@@ -110,10 +110,10 @@ fn a_specifier_of_a_wrong_length_and_a_second_identity_of_one_kind_are_malformed
     let ed25519 = [&[3, 32][..], &[1; 32]].concat();
     let v4 = vec![0, 6, 1, 2, 3, 4, 5, 6];
     let extend = |specifiers: &[&Vec<u8>]| {
-        let mut octets = vec![u8::try_from(specifiers.len()).unwrap()];
-        specifiers.iter().for_each(|one| octets.extend(*one));
-        octets.extend(create);
-        Extend2::parse(&octets).is_ok()
+        let mut bytes = vec![u8::try_from(specifiers.len()).unwrap()];
+        specifiers.iter().for_each(|one| bytes.extend(*one));
+        bytes.extend(create);
+        Extend2::parse(&bytes).is_ok()
     };
     assert!(extend(&[&v4, &rsa, &ed25519, &v4]));
     assert!(!extend(&[&rsa, &v4, &rsa]));
@@ -124,7 +124,7 @@ fn a_specifier_of_a_wrong_length_and_a_second_identity_of_one_kind_are_malformed
 }
 
 #[test]
-fn a_reason_is_one_octet_and_later_ones_stay_readable() {
+fn a_reason_is_one_byte_and_later_ones_stay_readable() {
     assert_eq!(
         DestroyReason::parse(&[8, 0, 0]),
         Ok(DestroyReason::CHANNEL_CLOSED)
@@ -144,9 +144,9 @@ fn a_client_asks_for_congestion_control_and_subprotocols_as_specified() {
         congestion_control: true,
         subprotocols: vec![relay(5), relay(6)],
     };
-    let octets = body(|out| asked.write(out));
-    assert_eq!(octets, [2, 1, 0, 3, 4, 2, 5, 2, 6]);
-    assert_eq!(ClientExtensions::parse(&octets), Ok(asked));
+    let bytes = body(|out| asked.write(out));
+    assert_eq!(bytes, [2, 1, 0, 3, 4, 2, 5, 2, 6]);
+    assert_eq!(ClientExtensions::parse(&bytes), Ok(asked));
     assert_eq!(body(|out| ClientExtensions::default().write(out)), [0]);
     assert_eq!(
         ClientExtensions::parse(&[]),
@@ -196,8 +196,8 @@ fn extensions_that_are_cut_off_or_out_of_order_are_malformed() {
     }
 }
 
-fn any_specifier(octets: &[u8]) -> LinkSpecifier<'_> {
-    let known = match octets {
+fn any_specifier(bytes: &[u8]) -> LinkSpecifier<'_> {
+    let known = match bytes {
         [0, a, b, c, d, ..] => Some(LinkSpecifier::Ipv4(SocketAddrV4::new(
             [*a, *b, *c, *d].into(),
             9001,
@@ -210,18 +210,18 @@ fn any_specifier(octets: &[u8]) -> LinkSpecifier<'_> {
         _ => None,
     };
     known.unwrap_or_else(|| LinkSpecifier::Unknown {
-        kind: 4 | octets.first().unwrap_or(&0),
-        value: octets,
+        kind: 4 | bytes.first().unwrap_or(&0),
+        value: bytes,
     })
 }
 
 proptest! {
     #[test]
     fn extend2_is_read_back(specifiers in vec(vec(any::<u8>(), 0..40), 0..9), handshake: u16, data: Vec<u8>) {
-        let specifiers = specifiers.iter().map(|octets| any_specifier(octets)).collect();
+        let specifiers = specifiers.iter().map(|bytes| any_specifier(bytes)).collect();
         let extend = Extend2 { specifiers, create: Create2 { handshake: HandshakeType(handshake), data: &data } };
-        let octets = body(|out| extend.write(out));
-        prop_assert_eq!(Extend2::parse(&octets), Ok(extend));
+        let bytes = body(|out| extend.write(out));
+        prop_assert_eq!(Extend2::parse(&bytes), Ok(extend));
     }
 
     #[test]
@@ -234,8 +234,8 @@ proptest! {
     }
 
     #[test]
-    fn any_octets_are_read_without_a_panic(octets: Vec<u8>) {
-        drop((Create2::parse(&octets), Created2::parse(&octets), Extend2::parse(&octets), DestroyReason::parse(&octets)));
-        drop((ClientExtensions::parse(&octets), ServerExtensions::parse(&octets)));
+    fn any_bytes_are_read_without_a_panic(bytes: Vec<u8>) {
+        drop((Create2::parse(&bytes), Created2::parse(&bytes), Extend2::parse(&bytes), DestroyReason::parse(&bytes)));
+        drop((ClientExtensions::parse(&bytes), ServerExtensions::parse(&bytes)));
     }
 }

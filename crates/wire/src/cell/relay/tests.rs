@@ -83,7 +83,7 @@ fn a_message_stands_in_its_cell_as_specified() {
     assert_eq!(body[..11], [2, 0, 0, 1, 2, 0, 0, 0, 0, 0, 5]);
     assert_eq!(&body[11..16], b"hello");
     assert_eq!(body[16..20], [0; 4]);
-    assert!(body[20..].iter().all(|octet| *octet == 0x99));
+    assert!(body[20..].iter().all(|byte| *byte == 0x99));
     body[DIGEST_AT..DIGEST_AT + 4].copy_from_slice(&[0xd1, 0xd2, 0xd3, 0xd4]);
     body[RECOGNIZED_AT + 1] = 7;
     let header = Header::read(&body);
@@ -99,12 +99,12 @@ fn a_message_stands_in_its_cell_as_specified() {
 }
 
 #[test]
-fn a_full_message_leaves_no_padding_and_one_octet_more_is_refused() {
+fn a_full_message_leaves_no_padding_and_one_byte_more_is_refused() {
     let mut body = [0; BODY];
-    for octets in DATA - 5..=DATA {
-        let random = write(&mut body, Command::DATA, StreamId(1), &[7; DATA][..octets]);
-        assert_eq!(random.unwrap().len(), usize::from(octets == DATA - 5));
-        assert_eq!(Header::read(&body).data(&body).unwrap().len(), octets);
+    for bytes in DATA - 5..=DATA {
+        let random = write(&mut body, Command::DATA, StreamId(1), &[7; DATA][..bytes]);
+        assert_eq!(random.unwrap().len(), usize::from(bytes == DATA - 5));
+        assert_eq!(Header::read(&body).data(&body).unwrap().len(), bytes);
     }
     let before = body;
     let refused = write(&mut body, Command::DATA, StreamId(1), &[7; DATA + 1]);
@@ -132,10 +132,10 @@ fn begin_is_a_target_in_lower_case_a_zero_and_flags() {
         flags,
     };
     let both = Flags::IPV6_OKAY.and(Flags::IPV6_PREFERRED);
-    let octets = b"www.example.com:80\0\0\0\0\x05";
+    let bytes = b"www.example.com:80\0\0\0\0\x05";
     let wanted = begin("www.example.com:80", both);
-    assert_eq!(Begin::parse(octets).as_ref(), Ok(&wanted));
-    assert_eq!(data(|out| wanted.write(out)), octets);
+    assert_eq!(Begin::parse(bytes).as_ref(), Ok(&wanted));
+    assert_eq!(data(|out| wanted.write(out)), bytes);
     assert!(both.has(Flags::IPV6_OKAY) && !both.has(Flags::IPV4_NOT_OKAY));
     let parsed = Begin::parse(b"[2001:DB8::1]:443\0\0\0\0\x02").unwrap();
     assert_eq!(parsed, begin("[2001:db8::1]:443", Flags::IPV4_NOT_OKAY));
@@ -160,25 +160,25 @@ fn begin_is_a_target_in_lower_case_a_zero_and_flags() {
 #[test]
 fn connected_is_either_address_with_its_time_or_nothing() {
     let v4: IpAddr = [192, 0, 2, 1].into();
-    let octets = [192, 0, 2, 1, 0, 0, 0x0e, 0x10];
-    assert_eq!(Connected::parse(&octets), Ok(Connected(Some((v4, 3600)))));
-    assert_eq!(data(|out| Connected(Some((v4, 3600))).write(out)), octets);
+    let bytes = [192, 0, 2, 1, 0, 0, 0x0e, 0x10];
+    assert_eq!(Connected::parse(&bytes), Ok(Connected(Some((v4, 3600)))));
+    assert_eq!(data(|out| Connected(Some((v4, 3600))).write(out)), bytes);
     let v6: IpAddr = "2001:db8::1".parse().unwrap();
-    let octets = [
+    let bytes = [
         &[0, 0, 0, 0, 6, 0x20, 1, 0xd, 0xb8][..],
         &[0; 11],
         &[1, 0, 0, 0, 60],
     ]
     .concat();
-    assert_eq!(Connected::parse(&octets), Ok(Connected(Some((v6, 60)))));
-    assert_eq!(data(|out| Connected(Some((v6, 60))).write(out)), octets);
+    assert_eq!(Connected::parse(&bytes), Ok(Connected(Some((v6, 60)))));
+    assert_eq!(data(|out| Connected(Some((v6, 60))).write(out)), bytes);
     for none in [&[][..], &[0; 8], &[0; 498]] {
         assert_eq!(Connected::parse(none), Ok(Connected(None)));
     }
     assert_eq!(data(|out| Connected(None).write(out)), []);
-    let mut other = octets.clone();
+    let mut other = bytes.clone();
     other[4] = 7;
-    for bad in [&[1, 2, 3][..], &other, &octets[..20]] {
+    for bad in [&[1, 2, 3][..], &other, &bytes[..20]] {
         assert!(Connected::parse(bad).is_err(), "{bad:?}");
     }
     assert_eq!(
@@ -212,9 +212,9 @@ fn an_end_is_a_reason_and_for_the_policy_an_address() {
 
 #[test]
 fn a_sendme_proves_what_was_seen_or_proves_nothing() {
-    let octets = [&[1, 0, 20][..], &[0xd1; 20]].concat();
-    assert_eq!(Sendme::parse(&octets), Ok(Sendme::V1([0xd1; 20])));
-    assert_eq!(data(|out| Sendme::V1([0xd1; 20]).write(out)), octets);
+    let bytes = [&[1, 0, 20][..], &[0xd1; 20]].concat();
+    assert_eq!(Sendme::parse(&bytes), Ok(Sendme::V1([0xd1; 20])));
+    assert_eq!(data(|out| Sendme::V1([0xd1; 20]).write(out)), bytes);
     assert_eq!(data(|out| Sendme::V0.write(out)), []);
     for none in [&[][..], &[0], &[0, 1, 2, 3]] {
         assert_eq!(Sendme::parse(none), Ok(Sendme::V0));
@@ -222,7 +222,7 @@ fn a_sendme_proves_what_was_seen_or_proves_nothing() {
     let longer = [&[1, 0, 32][..], &[0xd1; 20], &[0xee; 12]].concat();
     assert_eq!(Sendme::parse(&longer), Ok(Sendme::V1([0xd1; 20])));
     let short = [&[1, 0, 19][..], &[0xd1; 20]].concat();
-    for bad in [&short[..], &octets[..22], &[2, 0, 0], &[1]] {
+    for bad in [&short[..], &bytes[..22], &[2, 0, 0], &[1]] {
         assert_eq!(Sendme::parse(bad), Err(Malformed("SENDME")));
     }
 }
@@ -256,7 +256,7 @@ fn a_name_is_asked_for_with_a_zero_behind_it() {
 
 #[test]
 fn answers_are_type_length_value_and_time() {
-    let octets = [
+    let bytes = [
         &[4, 4, 192, 0, 2, 1, 0, 0, 0, 60][..],
         &[6, 16, 0x20, 1, 0xd, 0xb8],
         &[0; 11],
@@ -266,7 +266,7 @@ fn answers_are_type_length_value_and_time() {
         &[9, 0, 0, 0, 0, 0],
     ]
     .concat();
-    let resolved = Resolved::parse(&octets).unwrap();
+    let resolved = Resolved::parse(&bytes).unwrap();
     let answers: Vec<_> = resolved
         .0
         .iter()
@@ -293,7 +293,7 @@ fn answers_are_type_length_value_and_time() {
         ),
     ];
     assert_eq!(answers, wanted);
-    assert_eq!(data(|out| resolved.write(out)), octets);
+    assert_eq!(data(|out| resolved.write(out)), bytes);
     assert!(!format!("{resolved:?}").contains("192"));
 }
 
@@ -332,9 +332,9 @@ fn messages_without_a_body_ignore_what_stands_there() {
 
 /// A whole message in a cell, and back.
 fn there_and_back(message: &Message<'_>) -> Result<(), TestCaseError> {
-    let octets = data(|out| message.write(out));
+    let bytes = data(|out| message.write(out));
     let mut body = [0x5a; BODY];
-    write(&mut body, message.command(), StreamId(9), &octets).unwrap();
+    write(&mut body, message.command(), StreamId(9), &bytes).unwrap();
     let header = Header::read(&body);
     let parsed = Message::parse(header.command, header.data(&body).unwrap());
     prop_assert_eq!(parsed.as_ref(), Ok(message));
@@ -348,14 +348,14 @@ proptest! {
         let mut body = [0x5a; BODY];
         header.write(&mut body);
         prop_assert_eq!(Header::read(&body), header);
-        prop_assert!(body[HEADER..].iter().all(|octet| *octet == 0x5a));
+        prop_assert!(body[HEADER..].iter().all(|byte| *byte == 0x5a));
     }
 
     #[test]
-    fn messages_of_streams_are_read_back(name in "[a-z][a-z0-9_-]{0,20}(\\.[a-z]{1,9}){0,3}", port in 1_u16.., flags: u32, v4 in 1_u32.., v6: u128, seconds: u32, octets in vec(any::<u8>(), 0..=DATA)) {
+    fn messages_of_streams_are_read_back(name in "[a-z][a-z0-9_-]{0,20}(\\.[a-z]{1,9}){0,3}", port in 1_u16.., flags: u32, v4 in 1_u32.., v6: u128, seconds: u32, bytes in vec(any::<u8>(), 0..=DATA)) {
         let target: Target = format!("{name}:{port}").parse().unwrap();
         there_and_back(&Message::Begin(Begin { target, flags: Flags(flags) }))?;
-        there_and_back(&Message::Data(&octets))?;
+        there_and_back(&Message::Data(&bytes))?;
         there_and_back(&Message::Resolve(Resolve(&name)))?;
         let v4 = IpAddr::from(v4.to_be_bytes());
         let v6 = IpAddr::from((v6 | 1).to_be_bytes());
@@ -370,23 +370,23 @@ proptest! {
     }
 
     #[test]
-    fn messages_of_circuits_are_read_back(reason: u8, digest: [u8; 20], kbps: u32, identity: [u8; 32], octets in vec(any::<u8>(), 0..400)) {
+    fn messages_of_circuits_are_read_back(reason: u8, digest: [u8; 20], kbps: u32, identity: [u8; 32], bytes in vec(any::<u8>(), 0..400)) {
         there_and_back(&Message::End(End::new(EndReason(reason))))?;
         there_and_back(&Message::Truncated(super::super::circuit::DestroyReason(reason)))?;
         there_and_back(&Message::Sendme(Sendme::V1(digest)))?;
         there_and_back(&Message::Sendme(Sendme::V0))?;
         there_and_back(&Message::Xon(Xon { kbps }))?;
         there_and_back(&Message::Xoff(Xoff))?;
-        there_and_back(&Message::Extended2(Extended2 { data: &octets }))?;
+        there_and_back(&Message::Extended2(Extended2 { data: &bytes }))?;
         let specifiers = vec![LinkSpecifier::Ed25519(identity), LinkSpecifier::Rsa(digest)];
-        let create = Create2 { handshake: crate::cell::circuit::HandshakeType::NTOR_V3, data: &octets };
+        let create = Create2 { handshake: crate::cell::circuit::HandshakeType::NTOR_V3, data: &bytes };
         there_and_back(&Message::Extend2(Extend2 { specifiers, create }))?;
-        there_and_back(&Message::Unknown(Command::INTRODUCE1, &octets))?;
+        there_and_back(&Message::Unknown(Command::INTRODUCE1, &bytes))?;
     }
 
     #[test]
-    fn any_octets_are_read_without_a_panic(command: u8, octets: Vec<u8>) {
-        drop(Message::parse(Command(command), &octets));
-        drop(Message::parse(Command(command % 45), &octets));
+    fn any_bytes_are_read_without_a_panic(command: u8, bytes: Vec<u8>) {
+        drop(Message::parse(Command(command), &bytes));
+        drop(Message::parse(Command(command % 45), &bytes));
     }
 }

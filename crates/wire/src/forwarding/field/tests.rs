@@ -70,7 +70,7 @@ fn what_a_relay_does_not_know_it_overlooks() {
 }
 
 #[test]
-fn a_key_that_is_not_32_octets_is_none() {
+fn a_key_that_is_not_32_bytes_is_none() {
     for text in [
         "",
         "AAAA",
@@ -182,20 +182,20 @@ fn debug_output_shows_no_key() {
 
 proptest! {
     #[test]
-    fn what_was_written_is_read_back(octets: [u8; 32], identity: bool) {
-        let key = Key::new(Zeroizing::new(octets));
+    fn what_was_written_is_read_back(bytes: [u8; 32], identity: bool) {
+        let key = Key::new(Zeroizing::new(bytes));
         let transforms = if identity { vec![Scramble, Identity] } else { vec![Scramble] };
         let offer = Offer { transforms: transforms.clone(), key: Some(key.clone()) };
         let read = Offer::parse(offer.write().as_bytes()).expect("an offer");
         prop_assert_eq!(&read.transforms, &transforms);
         let read = read.key.expect("a key");
-        prop_assert_eq!(read.reveal(), &octets);
+        prop_assert_eq!(read.reveal(), &bytes);
         let answer = Answer { transform: Some((Scramble, Some(key))) };
         let read = Answer::parse(answer.write().as_bytes(), &transforms).expect("offered");
         let (transform, key) = read.transform.expect("a transform");
         prop_assert_eq!(transform, Scramble);
         let key = key.expect("a key");
-        prop_assert_eq!(key.reveal(), &octets);
+        prop_assert_eq!(key.reveal(), &bytes);
     }
 
     #[test]
@@ -265,7 +265,7 @@ fn what_is_no_boolean_item_is_refused() {
 
 proptest! {
     #[test]
-    fn any_octets_are_read_without_a_panic(value: Vec<u8>) {
+    fn any_bytes_are_read_without_a_panic(value: Vec<u8>) {
         drop(read(&value));
     }
 }

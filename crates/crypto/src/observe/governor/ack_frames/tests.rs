@@ -110,7 +110,7 @@ proptest! {
     fn nothing_is_acknowledged_that_was_not_sent_and_nothing_is_left_out(
         sent in proptest::collection::vec((1_u64..3, 1000_usize..1400, any::<bool>()), 1..300),
         acks_of in proptest::collection::vec(proptest::collection::vec((0_u64..5, 0_u64..9), 1..20), 1..5),
-        octets: Vec<u8>,
+        bytes: Vec<u8>,
     ) {
         let mut folder = Folder::default();
         let (mut number, mut known) = (0, std::collections::BTreeSet::new());
@@ -134,7 +134,7 @@ proptest! {
                 prop_assert!(within(&ranges, number) || !within(&told, number) || known.contains(&number));
             }
         }
-        folder.fold(&mut BytesMut::from(&octets[..]));
+        folder.fold(&mut BytesMut::from(&bytes[..]));
     }
 }
 
@@ -209,7 +209,7 @@ fn a_peer_that_tells_of_very_many_losses_is_told_on_in_so_many_parts_at_most() {
 
 proptest! {
     #[test]
-    fn no_packet_is_acknowledged_that_was_not_and_parts_only_grow(steps in proptest::collection::vec((0_u64..5, 0_u64..5), 1..40), octets: Vec<u8>) {
+    fn no_packet_is_acknowledged_that_was_not_and_parts_only_grow(steps in proptest::collection::vec((0_u64..5, 0_u64..5), 1..40), bytes: Vec<u8>) {
         let (mut ranges, mut next) = (vec![], 0);
         for (gap, length) in steps {
             ranges.insert(0, (next, next + length));
@@ -224,6 +224,6 @@ proptest! {
         prop_assert!(parts.iter().all(|(part, ..)| part.iter().all(|range| ranges.contains(range))));
         prop_assert!(parts.is_sorted_by_key(|(part, ..)| part[0].1));
         prop_assert_eq!(&parts.last().unwrap().0, &ranges);
-        unfolder.unfold(&mut BytesMut::from(&octets[..]));
+        unfolder.unfold(&mut BytesMut::from(&bytes[..]));
     }
 }
