@@ -118,9 +118,10 @@ impl Hooks {
         inner: Arc<dyn crypto::ClientConfig>,
         label: &str,
     ) -> Arc<dyn crypto::ClientConfig> {
-        match self.is_empty() {
-            true => inner,
-            false => Arc::new(Client::new(inner, self.clone(), label)),
+        if self.is_empty() {
+            inner
+        } else {
+            Arc::new(Client::new(inner, self.clone(), label))
         }
     }
 
@@ -131,9 +132,10 @@ impl Hooks {
         inner: Arc<dyn crypto::ServerConfig>,
         label: &str,
     ) -> Arc<dyn crypto::ServerConfig> {
-        match self.is_empty() {
-            true => inner,
-            false => Arc::new(Server::new(inner, self.clone(), label)),
+        if self.is_empty() {
+            inner
+        } else {
+            Arc::new(Server::new(inner, self.clone(), label))
         }
     }
 }

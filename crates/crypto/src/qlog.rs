@@ -371,9 +371,10 @@ fn write_ack(out: &mut Vec<u8>, ack: &Ack<'_>) -> io::Result<()> {
     write!(out, ",\"ack_delay\":{delay},\"acked_ranges\":[")?;
     for (i, (low, high)) in ack.ranges().enumerate() {
         let comma = if i == 0 { "" } else { "," };
-        match low == high {
-            true => write!(out, "{comma}[{low}]")?,
-            false => write!(out, "{comma}[{low},{high}]")?,
+        if low == high {
+            write!(out, "{comma}[{low}]")?
+        } else {
+            write!(out, "{comma}[{low},{high}]")?
         }
     }
     out.push(b']');

@@ -220,14 +220,15 @@ impl Wanted {
             return Ok(());
         };
         let shown = Pin::of_certificate(certificate).ok_or(CertificateError::BadEncoding)?;
-        match pins
+        if pins
             .iter()
             .fold(false, |found, pin| found | pin.matches(&shown))
         {
-            true => Ok(()),
-            false => Err(CertificateError::Other(rustls::OtherError(Arc::new(
+            Ok(())
+        } else {
+            Err(CertificateError::Other(rustls::OtherError(Arc::new(
                 WrongPin,
-            )))),
+            ))))
         }
     }
 }

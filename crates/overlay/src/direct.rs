@@ -153,9 +153,10 @@ impl Direct {
     }
 
     async fn look_up(&self, name: &HostName) -> Result<Vec<IpAddr>, Error> {
-        match self.servers.is_empty() {
-            true => self.resolver.resolve(name).await,
-            false => resolver::addresses(self, name).await,
+        if self.servers.is_empty() {
+            self.resolver.resolve(name).await
+        } else {
+            resolver::addresses(self, name).await
         }
     }
 

@@ -342,9 +342,10 @@ impl Network {
     fn deliver(&self, far: MemoryStream) -> Result<(), Error> {
         let listener = self.state().listeners.get(&far.here).cloned();
         let taken = listener.is_some_and(|listener| listener.try_send(Stream::new(far)).is_ok());
-        match taken {
-            true => Ok(()),
-            false => Err(target_failed(Reason::Refused)),
+        if taken {
+            Ok(())
+        } else {
+            Err(target_failed(Reason::Refused))
         }
     }
 
@@ -507,9 +508,10 @@ impl MemoryOverlay {
 
 impl Overlay for MemoryOverlay {
     fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
-        match terms.early {
-            true => Box::pin(async move { Ok(self.early(target, terms)) }),
-            false => Box::pin(terms.run("connecting", self.stream(target))),
+        if terms.early {
+            Box::pin(async move { Ok(self.early(target, terms)) })
+        } else {
+            Box::pin(terms.run("connecting", self.stream(target)))
         }
     }
 

@@ -29,9 +29,10 @@ pub async fn look_up(
         (Err(error), _) | (_, Err(error)) => return Err(error),
     };
     found.extend(more);
-    match found.is_empty() {
-        true => Err(failed(Reason::NameNotFound)),
-        false => Ok(found),
+    if found.is_empty() {
+        Err(failed(Reason::NameNotFound))
+    } else {
+        Ok(found)
     }
 }
 

@@ -50,9 +50,10 @@ impl ClientNode {
         sleep(late).await;
         let onion = self.onion(&network, &ground, &listed, counts);
         let traffic = self.settings.traffic;
-        let (kind, bytes, mean) = match self.random.happens(traffic.bulk) {
-            true => (Kind::Bulk, traffic.bulk_bytes, traffic.bulk_pause),
-            false => (Kind::Web, traffic.web_bytes, traffic.web_pause),
+        let (kind, bytes, mean) = if self.random.happens(traffic.bulk) {
+            (Kind::Bulk, traffic.bulk_bytes, traffic.bulk_pause)
+        } else {
+            (Kind::Web, traffic.web_bytes, traffic.web_pause)
         };
         for fetch in 0u64.. {
             self.fetch(&onion, kind, bytes, fetch).await;

@@ -178,12 +178,13 @@ fn shown(settings: &Settings) -> Result<Outcome, Failed> {
 #[expect(clippy::print_stdout, reason = "what the user asked for")]
 fn tell(args: &Args, outcome: &Outcome, took: Duration) -> ExitCode {
     let summary = Summary::of(outcome);
-    match args.json {
-        true => match serde_json::to_string(&summary) {
+    if args.json {
+        match serde_json::to_string(&summary) {
             Ok(line) => println!("{line}"),
             Err(error) => return fail(&format!("writing the summary: {error}"), 1),
-        },
-        false => println!("{summary}{}", cost(outcome, took)),
+        }
+    } else {
+        println!("{summary}{}", cost(outcome, took))
     }
     if let Some(directory) = &args.out
         && let Err(error) = report::write(outcome, directory)

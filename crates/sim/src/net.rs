@@ -571,9 +571,10 @@ impl Network {
 
     fn hand(&self, port: &dyn Port, packet: Packet) {
         let (to, size) = (node(packet.to.ip()), size(&packet));
-        let fate = match port.receive(packet) {
-            true => Fate::Received,
-            false => Fate::Overfull,
+        let fate = if port.receive(packet) {
+            Fate::Received
+        } else {
+            Fate::Overfull
         };
         self.state().books.end(fate, to, size);
     }

@@ -184,9 +184,10 @@ impl Fetches {
             ttfb_s,
             ttlb_s: Figures::of(whole.iter().map(|(_, time)| *time)),
             goodput_bps: Figures::of(whole.iter().map(rate)),
-            ttfb_p99_over_median: match ttfb_s.median > 0.0 {
-                true => ttfb_s.p99 / ttfb_s.median,
-                false => 0.0,
+            ttfb_p99_over_median: if ttfb_s.median > 0.0 {
+                ttfb_s.p99 / ttfb_s.median
+            } else {
+                0.0
             },
         }
     }
@@ -354,9 +355,10 @@ impl fmt::Display for Summary {
             virtual_s,
             ..
         } = self;
-        let spared = match lossless_targets {
-            true => " but none to targets",
-            false => "",
+        let spared = if *lossless_targets {
+            " but none to targets"
+        } else {
+            ""
         };
         writeln!(
             f,
@@ -404,9 +406,10 @@ impl fmt::Display for Summary {
             f,
             "{failed} circuits not built; {sent} packets, {lost} lost, {queue_full} dropped by full queues"
         )?;
-        match self.faults.is_empty() {
-            true => writeln!(f, "no fault of a channel"),
-            false => writeln!(f, "faults of channels: {:?}", self.faults),
+        if self.faults.is_empty() {
+            writeln!(f, "no fault of a channel")
+        } else {
+            writeln!(f, "faults of channels: {:?}", self.faults)
         }
     }
 }

@@ -165,9 +165,10 @@ fn item(kind: u64, value: Bytes) -> Item {
 
 /// What is said of a capsule that is too large.
 fn malformed(kind: u64) -> Item {
-    match connect_ip::Capsule::is_kind(kind) {
-        true => Item::Ip(Err(connect_ip::Malformed)),
-        false => Item::Forwarding(Err(Malformed)),
+    if connect_ip::Capsule::is_kind(kind) {
+        Item::Ip(Err(connect_ip::Malformed))
+    } else {
+        Item::Forwarding(Err(Malformed))
     }
 }
 

@@ -406,16 +406,18 @@ impl Reader {
     /// What the cell at the front of `bytes` is, once its head is there.
     fn frame(&self, bytes: &[u8]) -> Result<Option<Frame>, Malformed> {
         let mut front = bytes;
-        let circuit = match self.wide {
-            true => front.try_get_u32(),
-            false => front.try_get_u16().map(u32::from),
+        let circuit = if self.wide {
+            front.try_get_u32()
+        } else {
+            front.try_get_u16().map(u32::from)
         };
         let (Ok(circuit), Ok(command)) = (circuit, front.try_get_u8()) else {
             return Ok(None);
         };
-        let body = match Command(command).is_variable() {
-            true => front.try_get_u16().map(usize::from),
-            false => Ok(BODY),
+        let body = if Command(command).is_variable() {
+            front.try_get_u16().map(usize::from)
+        } else {
+            Ok(BODY)
         };
         let Ok(body) = body else { return Ok(None) };
         if Command(command).is_variable() && body > self.largest {

@@ -68,9 +68,10 @@ impl<'a> Lines<'a> {
             rest: text,
             line: 1,
         };
-        match text.len() <= most && text.is_ascii() {
-            true => Ok(lines),
-            false => Err(lines.wrong("too long, or not ASCII")),
+        if text.len() <= most && text.is_ascii() {
+            Ok(lines)
+        } else {
+            Err(lines.wrong("too long, or not ASCII"))
         }
     }
 
@@ -268,9 +269,10 @@ impl fmt::Display for Ports {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, (low, high)) in self.0.iter().enumerate() {
             f.write_str(if i == 0 { "" } else { "," })?;
-            match low == high {
-                true => write!(f, "{low}")?,
-                false => write!(f, "{low}-{high}")?,
+            if low == high {
+                write!(f, "{low}")?
+            } else {
+                write!(f, "{low}-{high}")?
             }
         }
         Ok(())
@@ -343,9 +345,10 @@ impl Descriptor {
         let text = self.text();
         let mut lines = Lines::of(&text, DESCRIPTOR)?;
         let again = Self::read(&mut lines)?;
-        match again == *self && lines.is_done() {
-            true => Ok(()),
-            false => Err(lines.wrong("it cannot be written")),
+        if again == *self && lines.is_done() {
+            Ok(())
+        } else {
+            Err(lines.wrong("it cannot be written"))
         }
     }
 
@@ -365,11 +368,10 @@ impl Descriptor {
             bandwidth: lines.parsed("bandwidth")?,
             exit: exit(lines)?,
         };
-        match descriptor.roles.egress == descriptor.exit.is_some() {
-            true => Ok(descriptor),
-            false => {
-                Err(lines.wrong("an egress, and nobody else, says to which ports it connects"))
-            }
+        if descriptor.roles.egress == descriptor.exit.is_some() {
+            Ok(descriptor)
+        } else {
+            Err(lines.wrong("an egress, and nobody else, says to which ports it connects"))
         }
     }
 }
@@ -395,9 +397,10 @@ fn addresses(lines: &mut Lines<'_>) -> Result<Vec<SocketAddr>, Malformed> {
         }
         addresses.push(address);
     }
-    match addresses.is_empty() {
-        true => Err(lines.wrong("address")),
-        false => Ok(addresses),
+    if addresses.is_empty() {
+        Err(lines.wrong("address"))
+    } else {
+        Ok(addresses)
     }
 }
 
@@ -442,9 +445,10 @@ fn family(lines: &mut Lines<'_>) -> Result<Vec<Key>, Malformed> {
     let keys: Vec<Key> = keys
         .collect::<Result<_, _>>()
         .map_err(|_| lines.wrong("family"))?;
-    match keys.len() <= FAMILY && keys.is_sorted_by(|a, b| a < b) {
-        true => Ok(keys),
-        false => Err(lines.wrong("too large a family, or not in order")),
+    if keys.len() <= FAMILY && keys.is_sorted_by(|a, b| a < b) {
+        Ok(keys)
+    } else {
+        Err(lines.wrong("too large a family, or not in order"))
     }
 }
 
@@ -463,9 +467,10 @@ impl SignedDescriptor {
     pub fn parse(text: &str) -> Result<Self, Malformed> {
         let mut lines = Lines::of(text, DESCRIPTOR)?;
         let signed = Self::read(&mut lines)?;
-        match lines.is_done() && signed.to_string() == text {
-            true => Ok(signed),
-            false => Err(lines.wrong("more than a descriptor, or not as it would be written")),
+        if lines.is_done() && signed.to_string() == text {
+            Ok(signed)
+        } else {
+            Err(lines.wrong("more than a descriptor, or not as it would be written"))
         }
     }
 
@@ -599,9 +604,10 @@ impl List {
             relays: relays(lines)?,
         };
         let (after, fresh, until) = (list.valid_after, list.fresh_until, list.valid_until);
-        match after < fresh && fresh <= until {
-            true => Ok(list),
-            false => Err(lines.wrong("its times are not in order")),
+        if after < fresh && fresh <= until {
+            Ok(list)
+        } else {
+            Err(lines.wrong("its times are not in order"))
         }
     }
 }
@@ -663,9 +669,10 @@ pub fn split_signed(text: &str) -> Result<(&str, BTreeMap<Key, Signature>), Malf
     let (body, tail) = text.split_at_checked(end).unwrap_or((text, ""));
     let mut lines = Lines::of(tail, LIST)?;
     let found = signatures(&mut lines)?;
-    match lines.is_done() && write_signatures(&found) == tail {
-        true => Ok((body, found)),
-        false => Err(lines.wrong("no signatures, or not as they would be written")),
+    if lines.is_done() && write_signatures(&found) == tail {
+        Ok((body, found))
+    } else {
+        Err(lines.wrong("no signatures, or not as they would be written"))
     }
 }
 
@@ -685,9 +692,10 @@ impl SignedList {
             list: List::read(&mut lines, stage)?,
             signatures: signatures(&mut lines)?,
         };
-        match lines.is_done() && signed.to_string() == text {
-            true => Ok(signed),
-            false => Err(lines.wrong("more than a list, or not as it would be written")),
+        if lines.is_done() && signed.to_string() == text {
+            Ok(signed)
+        } else {
+            Err(lines.wrong("more than a list, or not as it would be written"))
         }
     }
 }
@@ -771,9 +779,10 @@ impl Commitments {
             let signatures = signatures(&mut lines)?;
             found.all.insert(commitment, signatures);
         }
-        match found.to_string() == text {
-            true => Ok(found),
-            false => Err(lines.wrong("not as it would be written")),
+        if found.to_string() == text {
+            Ok(found)
+        } else {
+            Err(lines.wrong("not as it would be written"))
         }
     }
 

@@ -418,9 +418,10 @@ impl Question {
         }
         let reply = Message::from_vec(reply).map_err(|_| Unbelieved::Malformed)?;
         let ours = reply.queries.first() == Some(&self.query);
-        match ours && reply.metadata.message_type == MessageType::Response {
-            true => Ok(reply),
-            false => Err(Unbelieved::Other),
+        if ours && reply.metadata.message_type == MessageType::Response {
+            Ok(reply)
+        } else {
+            Err(Unbelieved::Other)
         }
     }
 }

@@ -155,9 +155,10 @@ impl Settings {
         }
         // "The same setting identifier MUST NOT occur more than once in the SETTINGS frame."
         seen.sort_unstable();
-        match seen.windows(2).any(|pair| pair.first() == pair.last()) {
-            true => Err(Code::SETTINGS_ERROR),
-            false => Ok(settings),
+        if seen.windows(2).any(|pair| pair.first() == pair.last()) {
+            Err(Code::SETTINGS_ERROR)
+        } else {
+            Ok(settings)
         }
     }
 
@@ -386,9 +387,10 @@ fn take(input: &mut Bytes, left: &mut u64) -> Bytes {
 
 fn only_integer(mut payload: Bytes) -> Result<u64, Code> {
     let value = varint::read(&mut payload).ok_or(Code::FRAME_ERROR)?;
-    match payload.has_remaining() {
-        true => Err(Code::FRAME_ERROR),
-        false => Ok(value),
+    if payload.has_remaining() {
+        Err(Code::FRAME_ERROR)
+    } else {
+        Ok(value)
     }
 }
 

@@ -292,9 +292,10 @@ fn headers(
 }
 
 fn check_value(value: &[u8]) -> Result<(), Rule> {
-    match value.iter().any(|byte| matches!(byte, 0 | b'\r' | b'\n')) {
-        true => Err("a field value with a forbidden character"),
-        false => Ok(()),
+    if value.iter().any(|byte| matches!(byte, 0 | b'\r' | b'\n')) {
+        Err("a field value with a forbidden character")
+    } else {
+        Ok(())
     }
 }
 
@@ -407,9 +408,10 @@ fn pick_authority(
         (None, _) => return Err("no authority"),
     };
     let fine = |byte: u8| byte.is_ascii_graphic() && !b"@/?#\\\"<>".contains(&byte);
-    match !authority.is_empty() && authority.bytes().all(fine) {
-        true => Ok(authority),
-        false => Err("an authority with a forbidden character"),
+    if !authority.is_empty() && authority.bytes().all(fine) {
+        Ok(authority)
+    } else {
+        Err("an authority with a forbidden character")
     }
 }
 
@@ -432,9 +434,10 @@ fn check_target(head: &RequestHead) -> Result<(), Rule> {
     }
     let path = head.path.as_deref().ok_or("no path")?;
     let fine = path.starts_with('/') || (path == "*" && head.method == "OPTIONS");
-    match fine && path.bytes().all(|byte| byte.is_ascii_graphic()) {
-        true => Ok(()),
-        false => Err("no valid path"),
+    if fine && path.bytes().all(|byte| byte.is_ascii_graphic()) {
+        Ok(())
+    } else {
+        Err("no valid path")
     }
 }
 

@@ -245,13 +245,14 @@ fn ack<'a>(rest: &mut &'a [u8], ecn: bool) -> Option<Ack<'a>> {
         smallest = next_range(rest, smallest)?.0;
     }
     let others = before.get(..before.len().checked_sub(rest.len())?)?;
-    let ecn = match ecn {
-        true => Some([
+    let ecn = if ecn {
+        Some([
             varint::read(rest)?,
             varint::read(rest)?,
             varint::read(rest)?,
-        ]),
-        false => None,
+        ])
+    } else {
+        None
     };
     Some(Ack {
         largest,

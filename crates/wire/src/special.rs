@@ -91,9 +91,10 @@ pub fn carried(ip: IpAddr) -> Vec<Ipv4Addr> {
     if within(ip, SIX_TO_FOUR) {
         return vec![joined(a, b)];
     }
-    match within(ip, TEREDO) {
-        true => vec![joined(b, c), joined(!y, !z)],
-        false => Vec::new(),
+    if within(ip, TEREDO) {
+        vec![joined(b, c), joined(!y, !z)]
+    } else {
+        Vec::new()
     }
 }
 

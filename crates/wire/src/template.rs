@@ -260,9 +260,10 @@ fn parse_expression(pieces: &mut Vec<Piece>, expression: &str) -> Result<(), Tem
 
 impl fmt::Debug for Template {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self == &Self::well_known() {
-            true => write!(f, "Template({WELL_KNOWN})"),
-            false => f.write_str("Template(configured)"),
+        if self == &Self::well_known() {
+            write!(f, "Template({WELL_KNOWN})")
+        } else {
+            f.write_str("Template(configured)")
         }
     }
 }

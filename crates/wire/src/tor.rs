@@ -77,9 +77,10 @@ impl<'a> Items<'a> {
             at: 0,
             line: 1,
         };
-        match text.len() <= TEXT {
-            true => Ok(items),
-            false => Err(items.wrong("too long")),
+        if text.len() <= TEXT {
+            Ok(items)
+        } else {
+            Err(items.wrong("too long"))
         }
     }
 
@@ -106,9 +107,10 @@ impl<'a> Items<'a> {
         loop {
             let start = self.at;
             let Some(line) = self.line() else {
-                return match self.at == self.text.len() {
-                    true => Ok(None),
-                    false => Err(self.wrong("cut in the middle of a line")),
+                return if self.at == self.text.len() {
+                    Ok(None)
+                } else {
+                    Err(self.wrong("cut in the middle of a line"))
                 };
             };
             if line.starts_with('@') || line.is_empty() {
@@ -352,9 +354,10 @@ impl<'a> Consensus<'a> {
         let signed = items.until(0, reading.signed.ok_or(lacks)?)?;
         let whole = reading.whole(signed).ok_or(lacks)?;
         let (after, fresh, until) = (whole.valid_after, whole.fresh_until, whole.valid_until);
-        match after < fresh && fresh <= until {
-            true => Ok(whole),
-            false => Err(items.wrong("its times are not in order")),
+        if after < fresh && fresh <= until {
+            Ok(whole)
+        } else {
+            Err(items.wrong("its times are not in order"))
         }
     }
 

@@ -292,9 +292,10 @@ impl Wishes {
             up,
             down,
             after: self.after,
-            congestion: match refused.congestion {
-                true => Congestion::Auto,
-                false => self.congestion,
+            congestion: if refused.congestion {
+                Congestion::Auto
+            } else {
+                self.congestion
             },
             refused,
         }

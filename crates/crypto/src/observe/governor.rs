@@ -301,9 +301,10 @@ impl Schedule {
 
     /// What the stack should keep. Where datagrams are not acknowledged, the rest is, as suits.
     fn wanted(&self) -> Option<Duration> {
-        match self.received < self.after {
-            true => None,
-            false => self.acks.delay(self.rtt),
+        if self.received < self.after {
+            None
+        } else {
+            self.acks.delay(self.rtt)
         }
     }
 
@@ -478,9 +479,10 @@ impl Cutter {
         }
         for part in &self.parts {
             let range = part.range.start - kept..part.range.end - kept;
-            match part.is_datagram {
-                true => take(rest.slice(range)),
-                false => payload.extend_from_slice(rest.get(range).unwrap_or_default()),
+            if part.is_datagram {
+                take(rest.slice(range))
+            } else {
+                payload.extend_from_slice(rest.get(range).unwrap_or_default())
             }
         }
         true
@@ -555,9 +557,10 @@ impl Inbox {
     /// Wakes the reader if there is something.
     fn wake(&self) {
         let mut state = self.state();
-        let reader = match state.waiting.is_empty() {
-            true => None,
-            false => state.reader.take(),
+        let reader = if state.waiting.is_empty() {
+            None
+        } else {
+            state.reader.take()
         };
         drop(state);
         if let Some(reader) = reader {

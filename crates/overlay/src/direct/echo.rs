@@ -99,9 +99,10 @@ pub fn echo_is_permitted(is_v6: bool) -> io::Result<()> {
 }
 
 fn open(is_v6: bool) -> io::Result<Socket> {
-    let (domain, protocol) = match is_v6 {
-        false => (Domain::IPV4, Protocol::ICMPV4),
-        true => (Domain::IPV6, Protocol::ICMPV6),
+    let (domain, protocol) = if is_v6 {
+        (Domain::IPV6, Protocol::ICMPV6)
+    } else {
+        (Domain::IPV4, Protocol::ICMPV4)
     };
     let socket = Socket::new(domain, Type::DGRAM, Some(protocol))?;
     socket.set_nonblocking(true)?;
@@ -181,9 +182,10 @@ impl EchoFlow {
             .get_mut(4..6)?
             .copy_from_slice(&ident.number.to_be_bytes());
         message.get_mut(2..4)?.fill(0);
-        let sum = match ident.is_v6 {
-            false => checksum::of(&[message]),
-            true => checksum::transport(from, to, ip::ICMPV6, &[message]),
+        let sum = if ident.is_v6 {
+            checksum::transport(from, to, ip::ICMPV6, &[message])
+        } else {
+            checksum::of(&[message])
         };
         message.get_mut(2..4)?.copy_from_slice(&sum.to_be_bytes());
         let mut header = Vec::with_capacity(room);
@@ -454,9 +456,10 @@ struct Told {
 /// Asks the system to keep errors for us.
 #[expect(unsafe_code, reason = "the option has no safe wrapper")]
 fn ask(socket: &Socket, is_v6: bool) -> io::Result<()> {
-    let (level, option) = match is_v6 {
-        false => (libc::IPPROTO_IP, libc::IP_RECVERR),
-        true => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
+    let (level, option) = if is_v6 {
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
+    } else {
+        (libc::IPPROTO_IP, libc::IP_RECVERR)
     };
     let on: libc::c_int = 1;
     let len = libc::socklen_t::try_from(size_of_val(&on)).map_err(io::Error::other)?;

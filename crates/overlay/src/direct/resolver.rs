@@ -105,9 +105,10 @@ fn lookup_failed(error: io::Error) -> Error {
         "Non-recoverable",
         "Unrecoverable",
     ];
-    let reason = match resolver.iter().any(|known| text.contains(known)) {
-        true => Reason::ResolverFailed,
-        false => Reason::NameNotFound,
+    let reason = if resolver.iter().any(|known| text.contains(known)) {
+        Reason::ResolverFailed
+    } else {
+        Reason::NameNotFound
     };
     failed(reason).caused_by(error)
 }
@@ -149,9 +150,10 @@ pub(super) async fn ask(direct: &Direct, message: &[u8]) -> Result<Vec<u8>, Erro
     if let Some(reply) = known(&question) {
         return Ok(reply);
     }
-    let servers = match direct.servers.is_empty() {
-        true => of_the_system(),
-        false => direct.servers.to_vec(),
+    let servers = if direct.servers.is_empty() {
+        of_the_system()
+    } else {
+        direct.servers.to_vec()
     };
     let mut failure = no_answer();
     let servers = servers.get(..SERVERS).unwrap_or(&servers);
@@ -188,9 +190,10 @@ async fn one(direct: &Direct, server: SocketAddr, question: &Question) -> Result
         let Some(reply) = payloads.chunks(got.segment.max(1)).find(ours) else {
             continue;
         };
-        return match is_cut(reply) {
-            true => by_stream(direct.stream(&server).await?, question).await,
-            false => Ok(reply.to_vec()),
+        return if is_cut(reply) {
+            by_stream(direct.stream(&server).await?, question).await
+        } else {
+            Ok(reply.to_vec())
         };
     }
 }
@@ -207,9 +210,10 @@ async fn by_stream(mut stream: TcpFlow, question: &Question) -> Result<Vec<u8>, 
         Ok::<_, io::Error>(reply)
     };
     let reply = talk.await.map_err(|error| no_answer().caused_by(error))?;
-    match is_ours(question, id, &reply) {
-        true => Ok(reply),
-        false => Err(no_answer()),
+    if is_ours(question, id, &reply) {
+        Ok(reply)
+    } else {
+        Err(no_answer())
     }
 }
 

@@ -412,9 +412,10 @@ mod tests {
         let given = addresses(&["[::1]:1", "1.1.1.1:1"]);
         let start = Instant::now();
         let won = race(&given, |address| async move {
-            match address.is_ipv6() {
-                true => Err(refused()),
-                false => Ok(address),
+            if address.is_ipv6() {
+                Err(refused())
+            } else {
+                Ok(address)
             }
         });
         assert_eq!(won.await.expect("connects"), given[1]);
@@ -439,10 +440,11 @@ mod tests {
         let lost: Result<(), _> = race(&given, |address| {
             *tried.borrow_mut() += 1;
             async move {
-                Err(match address.is_ipv6() {
-                    true => Error::new(ErrorKind::TargetFailed, "connecting")
-                        .because(Reason::NetworkUnreachable),
-                    false => refused(),
+                Err(if address.is_ipv6() {
+                    Error::new(ErrorKind::TargetFailed, "connecting")
+                        .because(Reason::NetworkUnreachable)
+                } else {
+                    refused()
                 })
             }
         })

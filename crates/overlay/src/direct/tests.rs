@@ -49,9 +49,12 @@ async fn a_name_is_resolved_by_the_given_resolver() {
 #[tokio::test]
 async fn a_guarded_address_is_forbidden_by_name_and_by_number() {
     let (_listener, target) = listener().await;
-    let direct = Direct::new().guard(|ip, _| match ip.is_loopback() {
-        true => Err(Reason::Policy),
-        false => Ok(()),
+    let direct = Direct::new().guard(|ip, _| {
+        if ip.is_loopback() {
+            Err(Reason::Policy)
+        } else {
+            Ok(())
+        }
     });
     let terms = Terms::default();
     for target in [target.clone(), named("localhost", target.port)] {
@@ -73,12 +76,13 @@ async fn a_mapped_address_does_not_slip_past_the_guard() {
     let name = HostName::new("rebind.example").expect("valid");
     let mapped = Ipv4Addr::LOCALHOST.to_ipv6_mapped();
     let table = Fixed::default().with(name, vec![mapped.into()]);
-    let direct = Direct::new()
-        .resolver(Arc::new(table))
-        .guard(|ip, _| match ip.is_loopback() {
-            true => Err(Reason::Policy),
-            false => Ok(()),
-        });
+    let direct = Direct::new().resolver(Arc::new(table)).guard(|ip, _| {
+        if ip.is_loopback() {
+            Err(Reason::Policy)
+        } else {
+            Ok(())
+        }
+    });
     let asked = direct.addresses(&named("rebind.example", 80)).await;
     assert_eq!(asked.expect_err("guarded").reason(), Some(Reason::Policy));
 }

@@ -566,9 +566,10 @@ fn take(data: &[u8], segment: usize, buf: &mut [u8]) -> Taken {
         dropped += 1;
     }
     let left = data.get(passed..).unwrap_or_default();
-    let whole = match left.len() <= buf.len() {
-        true => left.len(),
-        false => buf.len() / segment * segment,
+    let whole = if left.len() <= buf.len() {
+        left.len()
+    } else {
+        buf.len() / segment * segment
     };
     let gone = dropped > 0 && left.is_empty();
     if let (Some(from), Some(to)) = (left.get(..whole), buf.get_mut(..whole)) {

@@ -669,9 +669,10 @@ impl<'a> Resolved<'a> {
             answers.push(Answer::read(&mut input)?);
         }
         let errors = answers.iter().filter(|answer| answer.is_error()).count();
-        match errors == 0 || answers.len() == 1 {
-            true => Ok(Self(answers)),
-            false => Err(input.malformed()),
+        if errors == 0 || answers.len() == 1 {
+            Ok(Self(answers))
+        } else {
+            Err(input.malformed())
         }
     }
 

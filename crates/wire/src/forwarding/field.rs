@@ -306,9 +306,10 @@ pub(super) fn boolean<'a>(
     while reader.take(b';') {
         reader.skip_spaces();
         let key = reader.key()?;
-        let value = match reader.take(b'=') {
-            true => reader.bare()?,
-            false => Bare::Boolean(true),
+        let value = if reader.take(b'=') {
+            reader.bare()?
+        } else {
+            Bare::Boolean(true)
         };
         parameter(key, value);
     }
@@ -388,9 +389,10 @@ impl<'a> Reader<'a> {
         while self.peek()? != b'"' {
             let escaped = self.take(b'\\');
             let (byte, rest) = self.0.split_first()?;
-            let fine = match escaped {
-                true => matches!(byte, b'"' | b'\\'),
-                false => matches!(byte, b' '..=b'~'),
+            let fine = if escaped {
+                matches!(byte, b'"' | b'\\')
+            } else {
+                matches!(byte, b' '..=b'~')
             };
             self.0 = rest;
             if !fine {
@@ -412,12 +414,11 @@ impl<'a> Reader<'a> {
     fn number(&mut self) -> Option<Bare<'a>> {
         self.take(b'-');
         let whole = self.run(|byte| byte.is_ascii_digit()).len();
-        let fine = match self.take(b'.') {
-            true => {
-                let part = self.run(|byte| byte.is_ascii_digit()).len();
-                matches!((whole, part), (1..=12, 1..=3))
-            }
-            false => matches!(whole, 1..=15),
+        let fine = if self.take(b'.') {
+            let part = self.run(|byte| byte.is_ascii_digit()).len();
+            matches!((whole, part), (1..=12, 1..=3))
+        } else {
+            matches!(whole, 1..=15)
         };
         fine.then_some(Bare::Other)
     }

@@ -124,9 +124,10 @@ impl Sender {
 
     /// The next segment, if one may go.
     pub(super) fn next(&mut self, now: Duration) -> Option<Next> {
-        let next = match self.has_window() {
-            true => self.repeat(now).or_else(|| self.fresh(now, self.limit)),
-            false => None,
+        let next = if self.has_window() {
+            self.repeat(now).or_else(|| self.fresh(now, self.limit))
+        } else {
+            None
         };
         if next.is_some() || (!self.unsent.is_empty() && self.flight.is_empty()) {
             // Also when the peer takes nothing: it is asked when this is over.
