@@ -1,6 +1,5 @@
 //! Who a relay is and how we know: identities, pins, TLS configurations, tokens; what is seen of packets where they are in the clear;
 //! and the handshakes, layers and certificates of onion circuits.
-//! `link` dials and accepts with it, `relay` reloads certificates and checks tokens, the binary makes identities.
 //!
 //! # Not in this room
 //! QUIC and TLS connections themselves (`link`), files (the binary), circuits and their cells (`onion`).

@@ -1,5 +1,5 @@
 //! Sees the packets of a QUIC connection in the clear, and governs when it acknowledges, by wrapping the stack's own cryptography.
-//! `link` wraps both ends of a hop with it, the lab its HTTP/3 client and server; [`crate::Qlog`] is the observer that writes files.
+//! [`crate::Qlog`] is the observer that writes files.
 //! RFC 9001 §5 (what is wrapped), draft-ietf-quic-ack-frequency §4 (how acknowledgements are governed).
 //!
 //! # Not in this room

@@ -1,5 +1,4 @@
 //! The cryptography of onion circuits: circuit handshakes, the layers of relay cells, and who a relay is on a channel.
-//! `link::channel` checks its peer with [`identity`]; `onion` builds circuits with [`ntor`] or [`ntor3`] and enciphers cells with [`tor1`].
 //! tor-spec: "Setting circuit keys", "The ntor handshake", "Relay cell processing", "CERTS cells", "AUTHENTICATE cells"; proposal 332; cert-spec.
 //!
 //! Primitives come from aws-lc (X25519, Ed25519, AES, HMAC, SHA-256, SHA3-256) and from RustCrypto (`sha1`, `shake`). SHA-1 is here because

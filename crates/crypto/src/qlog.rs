@@ -1,5 +1,4 @@
 //! Observes connections and writes one qlog file for each: size, frames and time of every packet, no payloads, no keys.
-//! The binary makes one if `QLOGDIR` is set; the lab's HTTP/3 workloads use it too.
 //! draft-ietf-quic-qlog-main-schema (JSON text sequences, RFC 7464), draft-ietf-quic-qlog-quic-events.
 //!
 //! The packet path only writes into memory; a thread carries it to the disk. A connection has [`MOST_WAITING`] bytes of memory for it: when

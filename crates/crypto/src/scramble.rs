@@ -1,5 +1,4 @@
 //! The transforms of forwarded mode: what is done to a packet between client and relay, in place and without allocation.
-//! `masque` seals and opens with it at the client's end, `relay` at its own.
 //! draft-ietf-masque-quic-proxy, "Packet Transforms"; the blocks and the counter: NIST SP 800-38A §6.1, §6.5, B.1.
 
 use std::fmt;

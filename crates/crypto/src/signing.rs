@@ -1,5 +1,4 @@
 //! Ed25519 (RFC 8032): the keys with which relays sign what they say of themselves, and authorities what they vote.
-//! `directory` uses it; the binary stores the secret's text.
 
 use std::{fmt, str::FromStr};
 

@@ -269,7 +269,7 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// Whether a failed handshake failed because the relay is not the expected one: no other road will help.
+/// Whether a failed handshake failed because the relay is not the expected one: no other path will help.
 pub fn is_identity_mismatch(error: &(dyn error::Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {

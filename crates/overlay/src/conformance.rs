@@ -1,5 +1,5 @@
 //! What every overlay must do, as functions that a test calls: [`crate::conformance_tests`] makes one test of each.
-//! `direct`, `masque` and the in-memory network run it; the far end is [`Loopback`] or [`Memory`].
+//! The far end is [`Loopback`] or [`Memory`].
 //! The functions panic when the overlay is wrong. None asserts on time; limits only end a test that hangs.
 
 /// One test for each function of the suite. The argument makes a fresh [`Subject`]; it may await.
@@ -119,7 +119,6 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 // The servers that the conformance suite talks to, on loopback or in memory.
-// Used by [`super`].
 
 /// Where servers are started.
 pub trait Far: fmt::Debug + Send + Sync {
@@ -322,9 +321,8 @@ impl fmt::Debug for Silent {
 }
 
 // What every overlay must do with TCP flows.
-// Part of [`super`].
 
-/// How much the road from end to end may hold, kernel buffers included, before the writer must stall, in bytes.
+/// How much the path from end to end may hold, kernel buffers included, before the writer must stall, in bytes.
 const ROAD_HOLDS: usize = 64 * 1024 * 1024;
 
 /// A write that takes longer has stalled.
@@ -521,7 +519,7 @@ pub async fn many_streams_are_carried_at_once(subject: &Subject) {
     server.abort();
 }
 
-/// Tokens change the road, not what arrives.
+/// Tokens change the path, not what arrives.
 pub async fn isolated_flows_are_carried(subject: &Subject) {
     let listener = subject.far.listen().await.expect("a server");
     let target = listener.target();
@@ -668,7 +666,7 @@ pub async fn an_early_stream_to_a_silent_target_is_given_up(subject: &Subject) {
 }
 
 // What every overlay with a resolver at its far end must do; one without says that it is unsupported.
-// Part of [`super`]. The only name asked for is one of RFC 6761 §6.4, which needs no network to be answered.
+// The only name asked for is one of RFC 6761 §6.4, which needs no network to be answered.
 
 impl Subject {
     /// `None` if the overlay has no resolver.

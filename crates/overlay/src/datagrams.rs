@@ -1,5 +1,4 @@
-//! A UDP flow through an overlay: batches out, batches in, in the shape that UDP_SEGMENT and UDP_GRO use.
-//! The SOCKS front end uses it for UDP ASSOCIATE, `link` runs a QUIC connection over it.
+//! Flows of datagrams and of IP packets through an overlay: batches out, batches in, in the shape that UDP_SEGMENT and UDP_GRO use.
 
 use std::{
     fmt,
@@ -42,7 +41,7 @@ pub enum End {
 /// An open UDP flow to one target. One task sends and one receives at a time: the last waker wins.
 /// Dropping it closes the flow.
 pub trait Datagrams: fmt::Debug + Send + Sync {
-    /// The largest payload, in bytes, that the road carries now; it may change as the path MTU is learnt.
+    /// The largest payload, in bytes, that the path carries now; it may change as the path MTU is learnt.
     fn max_payload(&self) -> usize;
 
     /// Takes the whole batch, or none and wakes later. A payload above `max_payload` may be dropped and counted;
@@ -52,13 +51,13 @@ pub trait Datagrams: fmt::Debug + Send + Sync {
     /// Fills `buf` with as many payloads of one size as are there and fit. A payload larger than `buf` is dropped.
     fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>>;
 
-    /// Whether the flow should be opened again, because there is a better road now: the device has another address towards
+    /// Whether the flow should be opened again, because there is a better path now: the device has another address towards
     /// the target, or the relay another connection. Cheap enough to be asked every second.
     fn moved(&self) -> bool {
         false
     }
 
-    /// Tells the flow that QUIC packets with a short header will carry this connection id, so that a road that treats them
+    /// Tells the flow that QUIC packets with a short header will carry this connection id, so that a path that treats them
     /// in a way of its own may prepare for it (forwarded mode). Others take no notice.
     fn announce(&self, _end: End, _id: &[u8]) {}
 
@@ -117,8 +116,7 @@ impl dyn Datagrams + '_ {
 }
 
 // A flow of IP packets through an overlay: ICMP echo, and protocols that are neither TCP nor UDP.
-// The mediator opens one for each protocol and target; packets come and go in batches, in the shape of [`Datagrams`](crate::Datagrams).
-// RFC 9484 is how `masque` carries it.
+// MASQUE carries it as RFC 9484 says.
 
 /// An open flow of IP packets. One task sends and one receives at a time: the last waker wins. Dropping it closes the flow.
 pub trait Packets: fmt::Debug + Send + Sync {
@@ -128,7 +126,7 @@ pub trait Packets: fmt::Debug + Send + Sync {
     /// Where packets sent here may go. Of a name that the scope asked for, these are the addresses it has.
     fn routes(&self) -> Vec<Route>;
 
-    /// The largest packet, in bytes, that the road carries now; at least 1280.
+    /// The largest packet, in bytes, that the path carries now; at least 1280.
     fn mtu(&self) -> usize;
 
     /// Takes the whole batch of packets, or none and wakes later. What breaks a rule (a source that is not assigned, a destination
@@ -138,7 +136,7 @@ pub trait Packets: fmt::Debug + Send + Sync {
     /// Fills `buf` with as many packets of one size as are there and fit. A packet larger than `buf` is dropped.
     fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>>;
 
-    /// Whether the flow should be opened again, because there is a better road now.
+    /// Whether the flow should be opened again, because there is a better path now.
     fn moved(&self) -> bool {
         false
     }

@@ -1,5 +1,4 @@
 //! The overlay that is none: flows leave by this device's own sockets.
-//! The first hop is dialled through it, the relay's egress is made of its parts, and it is the baseline of every measurement.
 //! The only place in the workspace that opens a socket towards a target or asks the system for a name.
 
 pub mod echo;
@@ -82,7 +81,7 @@ impl Direct {
         }
     }
 
-    /// The same for the few flows that carry tunnels: large socket buffers, and TCP connections as [`Silence::OF_ENTRY`].
+    /// Flows for those few that carry tunnels: large socket buffers, and TCP connections as [`Silence::OF_ENTRY`].
     pub fn for_tunnels() -> Self {
         let settings = UdpSettings {
             buffers: SocketBuffers::Tunnel,
@@ -307,7 +306,6 @@ fn no_such_name() -> Error {
 }
 
 // What an operating system's error means for a flow: whose fault, and why.
-// Used by the sockets of [`super`].
 
 /// The error of a socket that was `doing` something with a target.
 fn socket_error(error: io::Error, doing: &'static str) -> Error {

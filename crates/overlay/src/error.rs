@@ -1,5 +1,4 @@
 //! Why a flow did not open or did not last. The kind says whose fault it is, hence what to do.
-//! Front ends turn kind and reason into SOCKS replies and HTTP status codes.
 
 use std::{borrow::Cow, error, fmt, io, sync::Arc};
 
@@ -8,7 +7,7 @@ use std::{borrow::Cow, error, fmt, io, sync::Arc};
 pub enum ErrorKind {
     /// The first relay cannot be reached: check the network, or choose another.
     EntryUnreachable,
-    /// A relay further on failed, or the road broke: try another path.
+    /// A relay further on failed, or the path broke: try another path.
     PathFailed,
     /// The relays work, the target does not: nothing here will help.
     TargetFailed,

@@ -1,5 +1,5 @@
-//! The seam: an [`Overlay`] carries flows to targets, by whatever road.
-//! The front ends feed it; `direct`, `masque` and later `onion` implement it; each passes the suite in `conformance`.
+//! The seam: an [`Overlay`] carries flows to targets, by whatever path.
+//! `direct`, `masque` and `onion` implement it; each passes the suite in `conformance`.
 //!
 //! # Not in this room
 //! How a hop is authenticated (`link`), what a relay permits (`relay`), who turns programs into flows (`mediator`).

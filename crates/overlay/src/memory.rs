@@ -1,5 +1,5 @@
 //! A network inside one process, for tests: hosts, latency, loss, rate, faults, and an eavesdropper who writes down what passes.
-//! Used by the tests of every room above; runs under tokio's paused clock and is the same for the same seed.
+//! It runs under tokio's paused clock and is the same for the same seed.
 
 mod pipe;
 
@@ -234,7 +234,6 @@ impl fmt::Debug for Network {
 }
 
 // What a host of the in-memory network does: listen, receive datagrams, open flows.
-// Made by [`super::Network`].
 
 /// Accepts streams at one address until it is dropped.
 pub struct Listener {
@@ -466,7 +465,7 @@ impl MemoryOverlay {
         Ok(Stream::new(near))
     }
 
-    /// The same, at once: what is written follows the request, and a failure is told when it would be known.
+    /// Opens a stream at once: what is written follows the request, and a failure is told when it would be known.
     fn early(&self, target: &Target, terms: &Terms) -> Stream {
         let asked = self.ask(target);
         let nowhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), target.port);
@@ -600,7 +599,6 @@ impl fmt::Debug for MemoryDatagrams {
 }
 
 // Where the datagrams for one address wait in memory.
-// Used by [`super::host`].
 
 /// How many datagrams wait; the next one is lost.
 const LENGTH: usize = 4096;
@@ -673,7 +671,6 @@ impl Inbox {
 }
 
 // IP packets in the in-memory network: every host answers echoes, and sends back what it gets of any other protocol.
-// Used by [`super::host`].
 
 /// The addresses that every flow is given.
 const ADDRESSES: [IpAddr; 2] = [

@@ -1,4 +1,4 @@
-//! A look-up made of two queries, for overlays that can ask a resolver: `masque` and [`crate::Direct`].
+//! A look-up made of two queries, for overlays that can ask a resolver.
 //! RFC 8305 §3: both families are asked at once.
 
 use std::net::IpAddr;

@@ -113,7 +113,6 @@ impl AsyncWrite for Stream {
 }
 
 // A stream that is handed out before the far end has answered ([`crate::Terms::early`]): what is written travels with the request.
-// Overlays make one of their own stream by [`crate::Stream::early`]; whoever has it reads, writes and finishes as ever.
 //
 // At most 64 KiB are taken before the answer. A refusal comes as the error of the next call, and of all that follow. A far end that refuses also stops reading: then the error
 // of a write is held back until the answer is there, for that says more.

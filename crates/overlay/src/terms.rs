@@ -1,5 +1,4 @@
-//! On what terms a flow is opened: who may share its road, and until when it may take.
-//! Front ends set them; overlays obey.
+//! On what terms a flow is opened: who may share its path, and until when it may take.
 
 use std::{
     cmp::Ordering,
@@ -22,7 +21,7 @@ pub struct Isolation(Option<Arc<Zeroizing<Vec<u8>>>>);
 /// The terms of one flow.
 #[derive(Clone, Debug, Default)]
 pub struct Terms {
-    /// Who may share the road.
+    /// Who may share the path.
     pub isolation: Isolation,
     /// When opening is given up with [`ErrorKind::TimedOut`]; `None` leaves it to the overlay's own limit.
     pub deadline: Option<Instant>,
@@ -80,9 +79,9 @@ impl Terms {
     }
 
     /// Wishes to have a TCP stream as soon as it takes bytes, before the far end has answered: what is written meanwhile (64 KiB at
-    /// most) travels with the request, and waits at the far end until the target is connected. That the target or the road fails comes as the I/O error of a
+    /// most) travels with the request, and waits at the far end until the target is connected. That the target or the path fails comes as the I/O error of a
     /// later call, with the [`Error`] in it ([`Error::from_io`]), the deadline's [`ErrorKind::TimedOut`] included; that it does not,
-    /// [`crate::Stream::is_answered`] tells. What was handed out is not tried again on another road. An overlay need not oblige.
+    /// [`crate::Stream::is_answered`] tells. What was handed out is not tried again on another path. An overlay need not oblige.
     pub fn early(mut self, early: bool) -> Self {
         self.early = early;
         self

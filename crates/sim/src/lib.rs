@@ -1,6 +1,6 @@
 //! A network of relays and clients in one process and in virtual time: the real rooms (`onion`, `link::channel` over QUIC and over TLS,
 //! `crypto`, the choice of paths of `directory`) over links in memory and a clock that leaps to the next event.
-//! The program `hoplite-sim` runs it; nobody imports it. Scenario 5 of the thesis on QUIC for Tor, scaled up. docs/sim.md says what the model is.
+//! Scenario 5 of the thesis on QUIC for Tor, scaled up. docs/sim.md says what the model is.
 //!
 //! One seed gives one run, to the byte: every number is drawn from it ([`random`]), and whatever the rooms draw from the system (keys,
 //! nonces, padding) changes neither a size nor a time nor an order.

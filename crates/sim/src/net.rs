@@ -1,5 +1,5 @@
 //! The network: nodes, each with an access link, and packets that cross from one to another in virtual time.
-//! `world` puts relays, clients and targets on it; [`udp`] and [`tcp`] are what they send by.
+//! [`udp`] and [`tcp`] are what nodes send by.
 //!
 //! A packet waits for its sender's uplink, travels for as long as the two nodes are apart, waits for its receiver's downlink, and is handed over.
 //! Times are kept in nanoseconds; what wakes the rooms is the runtime's timer, which goes in steps of a millisecond.

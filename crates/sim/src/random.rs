@@ -1,5 +1,5 @@
 //! Numbers that are drawn from a seed, each purpose from a stream of its own: what is drawn more of in one leaves the others alone.
-//! The network draws losses and places from it, the traffic its pauses, clients their paths. SplitMix64 (Steele, Lea and Flood).
+//! SplitMix64 (Steele, Lea and Flood).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! One relay: its keys, its doors, its channels to others, and its circuits. Made of the rooms as the product's relay is; `world` makes them.
+//! One relay: its keys, its doors, its channels to others, and its circuits. Made of the rooms as the product's relay is.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -219,7 +219,7 @@ fn wrong(error: impl std::fmt::Display) -> Unmade {
     Unmade::Keys(error.to_string())
 }
 
-// The listening side of a relay: channels over QUIC and over TLS, made of what comes to its address. `world` says what becomes of them.
+// The listening side of a relay: channels over QUIC and over TLS, made of what comes to its address.
 
 /// Bytes of datagrams that may wait at a relay; channels have none.
 const INBOX: usize = 1 << 16;

@@ -429,7 +429,7 @@ fn row(f: &mut fmt::Formatter<'_>, name: &str, figures: &Figures) -> fmt::Result
 }
 
 // What was seen in a run: each fetch, each circuit that was built, each relay. Nothing of it depends on the machine: times are virtual.
-// Clients write into the [`Book`] while they run; `report` makes figures of the [`Outcome`].
+// Clients write into the [`Book`] while they run.
 
 /// What a client does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,5 @@
 //! Makes a network of relays, clients and targets, lets it run for its virtual time, and says what was seen.
-//! The program calls [`run`]; each run has a thread and a runtime of its own, so that nothing is left of the one before.
+//! Each run has a thread and a runtime of its own, so that nothing is left of the one before.
 
 use std::{
     collections::BTreeMap,
@@ -279,7 +279,7 @@ fn relay_use(relay: &RelayNode, ledger: &crate::net::Ledger) -> RelayUse {
     }
 }
 
-// What a run is like: how many, for how long, over what, and what they do. The command line fills it.
+// What a run is like: how many, for how long, over what, and what they do.
 
 /// Bytes a second of a megabit.
 const MEGABIT: u64 = 125_000;
@@ -331,9 +331,9 @@ pub struct Traffic {
     pub web_bytes: u64,
     /// The mean pause after one, exponentially distributed.
     pub web_pause: Duration,
-    /// The same of those that fetch much.
+    /// The bytes of a fetch, of those that fetch much.
     pub bulk_bytes: u64,
-    /// The same of those that fetch much.
+    /// The mean pause of those that fetch much.
     pub bulk_pause: Duration,
     /// When a fetch is given up.
     pub patience: Duration,
@@ -426,7 +426,7 @@ pub struct Ground {
     pub tls: Arc<rustls::ServerConfig>,
     /// The SHA-256 of its certificate.
     pub certificate: [u8; 32],
-    /// The same for QUIC.
+    /// What they show over QUIC.
     pub quic: ServerConfig,
 }
 

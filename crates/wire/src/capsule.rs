@@ -1,5 +1,4 @@
 //! Capsules: typed messages on a request stream, of which DATAGRAM, those of forwarded mode and those of IP proxying matter here.
-//! `masque` reads and writes them over HTTP/3 and HTTP/2 for CONNECT-UDP and CONNECT-IP.
 //! RFC 9297 §3.2 and §3.5; draft-ietf-masque-quic-proxy; RFC 9484 §4.7.
 #![cfg_attr(
     not(test),

@@ -1,5 +1,4 @@
 //! Tor's cells and what stands in them: the frame on a channel, the link handshake, circuits, relay messages and certificates.
-//! `link::channel` reads and writes cells and shakes hands with them, `crypto::onion` signs and checks, `onion` speaks relay messages.
 //! tor-spec: "Cell Packet format", for link protocol 4 and later (circuit ids of four bytes).
 
 #![cfg_attr(
@@ -261,7 +260,7 @@ impl fmt::Debug for Cell {
 }
 
 // Cuts what a channel brings into cells, without copying their bodies.
-// `link::channel` has one for each direction that it reads. tor-spec: "Cell Packet format".
+// tor-spec: "Cell Packet format".
 
 /// The largest cell of variable length that is taken by default, in bytes: a CERTS cell has about 2,000.
 pub const LARGEST_VARIABLE: usize = 16_384;
@@ -432,7 +431,7 @@ impl Reader {
     }
 }
 
-// Takes bytes off the front of a body. The parsers of this folder use it.
+// Takes bytes off the front of a body.
 
 /// What is left to read, and what it is: that is what an error says.
 #[derive(Clone, Debug)]
@@ -514,7 +513,7 @@ fn short(length: usize) -> u8 {
     u8::try_from(length).unwrap_or(u8::MAX)
 }
 
-/// The same as two bytes.
+/// The length of a list or a value as two bytes; what does not fit is cut by the caller's `take`.
 fn wide(length: usize) -> u16 {
     u16::try_from(length).unwrap_or(u16::MAX)
 }

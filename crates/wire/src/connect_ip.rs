@@ -1,5 +1,4 @@
 //! IP proxying: what a request asks for, and the capsules by which one end tells the other of addresses and routes.
-//! `masque` asks with it, `relay` serves it, `overlay` has its words in the signature of `open_packets`.
 //! RFC 9484 §4.6 (scope) and §4.7 (capsules); the packets themselves are HTTP Datagrams of context 0, as in CONNECT-UDP.
 
 use std::{
@@ -13,10 +12,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use crate::{Host, HostName, template::PathError, varint};
 
 /// The protocol numbers of ICMP, which every route allows.
-pub const ICMP: u8 = 1;
-
-/// The same for IPv6.
-pub const ICMPV6: u8 = 58;
+pub use crate::ip::{ICMP, ICMPV6};
 
 /// What "IPv6 requires that every link have": the smallest packet that a tunnel for IPv6 must carry (RFC 9484 §7.1), in bytes.
 pub const LEAST_MTU: usize = 1280;
@@ -210,7 +206,7 @@ impl fmt::Debug for Capsule {
 }
 
 // Addresses by prefix and by range, and which packets they allow.
-// The capsules carry them, the ends of a flow check packets against them. RFC 9484 §4.7.
+// RFC 9484 §4.7.
 
 /// The addresses that begin with the same bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -392,7 +388,7 @@ impl fmt::Debug for Route {
 }
 
 // What an IP proxying request is about: a host or a prefix or all, one protocol or all, and the path that says so.
-// The overlay's callers make scopes, the relay reads them back. RFC 9484 §3 (well-known template) and §4.6 (variables).
+// RFC 9484 §3 (well-known template) and §4.6 (variables).
 
 /// Everything but the unreserved characters of RFC 3986 §2.3, and the asterisk, which the standard's example has as it is.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC

@@ -1,5 +1,5 @@
 //! The documents of the directory: what a relay says of itself, what an authority votes, by which vote it stands, what all of them sign.
-//! `hoplite-directory` makes and judges them; docs/directory.md has the format. Ours alone: no other specification.
+//! docs/directory.md has the format, which is ours alone.
 //!
 //! Each is lines of ASCII, `keyword value`, in one order, and read strictly: what is read is exactly what would be written, so a
 //! signature over the text is one over the meaning, and nobody can write the same thing twice.
@@ -43,7 +43,7 @@ pub fn is_word(text: &str, most: usize) -> bool {
     (1..=most).contains(&text.len()) && text.bytes().all(fine)
 }
 
-// Lines of `keyword value`, taken one after the other. The documents' parsers use it.
+// Lines of `keyword value`, taken one after the other.
 
 /// Why a text is no document, and in which of its lines (from 1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -108,7 +108,7 @@ impl<'a> Lines<'a> {
         self.option(keyword).ok_or_else(|| self.wrong(keyword))
     }
 
-    /// The same, parsed.
+    /// The value of the next line, parsed.
     fn parsed<T: FromStr>(&mut self, keyword: &'static str) -> Result<T, Malformed> {
         let wrong = self.wrong(keyword);
         self.value(keyword)?.parse().map_err(|_| wrong)

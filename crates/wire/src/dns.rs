@@ -1,5 +1,4 @@
-//! DNS messages, as the rooms above need them: a question read out of a query, replies written, addresses read out of a reply.
-//! `mediator` answers programs with it, `masque` and `overlay::direct` ask with it, `relay` reads what its clients ask.
+//! DNS messages: a question read out of a query, replies written, addresses read out of a reply.
 //! RFC 1035 §4, RFC 6891 (EDNS), RFC 2308 (negative answers). The codec is hickory-proto's; here is its only door.
 
 #![cfg_attr(
@@ -148,7 +147,7 @@ impl Question {
         self.message_with_id(0)
     }
 
-    /// The same with an id, for a resolver that is asked by datagram.
+    /// The message that asks it with an id, for a resolver that is asked by datagram.
     pub fn message_with_id(&self, id: u16) -> Vec<u8> {
         let mut message = Message::new(id, MessageType::Query, OpCode::Query);
         message.metadata.recursion_desired = true;

@@ -1,5 +1,5 @@
 //! Forwarded mode: capsules that register connection ids, the fields that negotiate a transform, and the headers that are snooped.
-//! `relay` serves it, `masque` asks for it; `crypto` has the transforms themselves.
+//! The transforms themselves are cryptography (`hoplite_crypto::Transform`).
 //! draft-ietf-masque-quic-proxy (its code points are provisional); what a proxy may know of QUIC: RFC 8999.
 
 mod field;

@@ -1,5 +1,4 @@
 //! HTTP/3 without its connection: frames, settings, error codes.
-//! `masque::h3` drives it at both ends.
 //! RFC 9114, with RFC 9220 (Extended CONNECT) and RFC 9297 (HTTP Datagrams).
 
 macro_rules! codes {
@@ -37,7 +36,6 @@ pub mod stream {
 }
 
 // The error codes that close a connection or reset a stream.
-// `masque::h3` sends them and reads them from the peer.
 // RFC 9114 §8.1, RFC 9204 §6, RFC 9297 §5.2, RFC 9298 has none of its own.
 
 /// An HTTP/3 error code; unknown ones are kept as they came.
@@ -105,7 +103,6 @@ impl fmt::Debug for Code {
 }
 
 // SETTINGS: what each end announces once, at the start of its control stream.
-// `masque::h3` sends one and waits for the other.
 // RFC 9114 §7.2.4, RFC 9204 §5, RFC 9220 §3, RFC 9297 §2.1.1.
 
 const QPACK_MAX_TABLE_CAPACITY: u64 = 0x01;
@@ -212,7 +209,7 @@ fn flag(value: u64) -> Result<bool, Code> {
 }
 
 // HTTP/3 frames: an incremental reader that hands out DATA payloads as they come, and the writers.
-// `masque::h3` keeps one reader per control or request stream.
+// One reader for each control or request stream.
 // RFC 9114 §7.2; PRIORITY_UPDATE: RFC 9218 §7.2.
 
 const DATA: u64 = 0x00;

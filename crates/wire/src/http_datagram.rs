@@ -1,5 +1,4 @@
 //! HTTP Datagrams: a quarter of the request's stream id, for CONNECT-UDP a context id, and the payload.
-//! `masque::h3` reads each QUIC DATAGRAM frame with it and writes them.
 //! RFC 9297 §2.1, RFC 9298 §4 and §5.
 #![cfg_attr(
     not(test),

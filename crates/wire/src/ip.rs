@@ -1,5 +1,4 @@
 //! IP packets as programs hand them to a TUN device, and the headers of what goes back to them.
-//! The mediator's transparent side parses and builds with it; so does whatever carries whole packets (RFC 9484).
 //! IPv4 is RFC 791, IPv6 RFC 8200. Parsing never panics and looks at no checksum; lengths are those of the headers, what follows is cut off.
 
 pub mod checksum;
@@ -152,7 +151,6 @@ fn len16(len: usize) -> [u8; 2] {
 }
 
 // The IPv4 header (RFC 791 §3.1).
-// Part of [`super`].
 
 /// The header without options.
 const V4_HEADER: usize = 20;
@@ -220,7 +218,6 @@ fn write_v4(
 }
 
 // The IPv6 header (RFC 8200 §3) and the walk along its extension headers (§4).
-// Part of [`super`].
 
 /// The header without extensions.
 const V6_HEADER: usize = 40;

@@ -1,5 +1,5 @@
 //! What goes over the wire: targets, relay descriptors, HTTP/3 frames, QPACK, capsules, HTTP datagrams, IP proxying, forwarded mode, SOCKS, QUIC frames, IP packets, DNS messages, Tor cells, Tor's directory documents.
-//! Every other room uses it. Each module names the specification and section that it implements.
+//! Each module names the specification and section that it implements.
 //!
 //! # Not in this room
 //! Keys and certificates (`crypto`), sockets and clocks (nobody here has any), HTTP/2 (crate `h2`).

@@ -1,5 +1,4 @@
 //! Heads of requests and responses: what is allowed in them, and their field sections.
-//! `masque::h3` reads and writes them; `masque::h2` uses the same types.
 //! RFC 9114 §4.2 to §4.4, RFC 9220 (Extended CONNECT).
 
 #![cfg_attr(
@@ -252,7 +251,6 @@ impl fmt::Debug for ResponseHead {
 }
 
 // Which fields make a message malformed.
-// `RequestHead` and `ResponseHead` are built through it.
 // RFC 9114 §4.2 (fields), §4.3 (pseudo-headers), §4.4 (CONNECT); RFC 9220 §3; RFC 9110 §5 (syntax).
 
 type Rule = &'static str;

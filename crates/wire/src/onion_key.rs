@@ -1,5 +1,5 @@
 //! What clients write of a relay to build circuits through it: who it is and its onion key, as one text that `hoplite keygen` prints.
-//! Client files (`[[relay]] onion`), `hoplite keygen` and the binary's own relays use it. Ours alone: no other specification.
+//! Client files have it as `[[relay]] onion`. The format is ours alone.
 
 use std::{fmt, str::FromStr};
 

@@ -1,5 +1,4 @@
 //! Proxy-Status: what a relay says about why a request failed.
-//! `relay` writes it, `masque` reads it.
 //! RFC 9209 §2.1.2 and §2.3.
 #![cfg_attr(
     not(test),

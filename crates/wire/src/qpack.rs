@@ -1,5 +1,4 @@
 //! Field sections: names and values, compressed with the static table alone.
-//! `message` turns them into heads of requests and responses.
 //! RFC 9204. We do not use the dynamic table, because what one request teaches the other end is linkable and stalls streams.
 
 #![cfg_attr(
@@ -115,7 +114,7 @@ fn write_line(out: &mut BytesMut, name: &[u8], value: &[u8]) {
 }
 
 // Integers with a prefix of 3 to 8 bits.
-// RFC 7541 §5.1, used by RFC 9204 §4.1.1.
+// RFC 7541 §5.1, which RFC 9204 §4.1.1 takes over.
 
 /// Reads the first byte and the integer in its last `bits` bits: `(first byte, integer)`. At most 62 bits are accepted.
 fn read_integer(input: &mut &[u8], bits: u32) -> Option<(u8, u64)> {

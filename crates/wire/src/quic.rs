@@ -1,5 +1,4 @@
 //! The frames of a QUIC packet whose payload is in the clear: what each is and how many bytes it takes. Total: any bytes are read without a panic.
-//! `crypto::observe` tells observers of packets with it, `crypto::qlog` writes it down.
 //! RFC 9000 §19; DATAGRAM: RFC 9221 §4; ACK_FREQUENCY and IMMEDIATE_ACK: draft-ietf-quic-ack-frequency §4, §5.
 
 #![cfg_attr(

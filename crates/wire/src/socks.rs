@@ -1,5 +1,4 @@
 //! SOCKS version 5: messages, the datagram header, and the accepting side's handshake as a machine without I/O.
-//! The mediator's SOCKS front end drives it; the lab and the tests speak the client's half with the same types.
 //! RFC 1928 (SOCKS5), RFC 1929 (user name and password). GSSAPI is not offered, because nothing here could check it.
 //!
 //! Each message is a pair: a lenient view that borrows what came (`GreetingView`, `RequestView`, …) and a strict value
@@ -20,7 +19,7 @@ use crate::{Host, HostName, Target, TargetError};
 pub const VERSION: u8 = 5;
 
 // A host and a port as SOCKS writes them: ATYP, address, port.
-// Requests, replies and the datagram header hold one. RFC 1928 §4 and §5.
+// RFC 1928 §4 and §5.
 
 const IPV4: u8 = 1;
 
@@ -163,7 +162,7 @@ impl fmt::Debug for Endpoint {
 }
 
 // The messages on the SOCKS control connection, in the order in which they are sent.
-// The acceptor reads and writes them; tests and the lab write and read the other half. RFC 1928 §3, §4, §6; RFC 1929 §2.
+// RFC 1928 §3, §4, §6; RFC 1929 §2.
 
 /// The client's greeting: which methods of authentication it can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -421,7 +420,7 @@ impl fmt::Debug for CredentialsView<'_> {
 }
 
 // The header in front of every datagram of an association.
-// The mediator's associations read and write it. RFC 1928 §7.
+// RFC 1928 §7.
 //
 // We do not reassemble fragments, because no program sends them: "Implementation of fragmentation is optional; an
 // implementation that does not support fragmentation MUST drop any datagram whose FRAG field is other than X'00'."
@@ -467,7 +466,6 @@ impl Endpoint {
 }
 
 // Takes bytes off the front of a message that may not be complete yet.
-// The parsers of this folder use it.
 
 /// What is left to read.
 #[derive(Clone, Debug)]
@@ -511,7 +509,7 @@ impl<'a> Reader<'a> {
 }
 
 // Why a program that talks to the SOCKS port is turned away, and what it is told.
-// The acceptor answers with it; RFC 1928 §3 and §6, RFC 1929 §2.
+// RFC 1928 §3 and §6, RFC 1929 §2.
 
 /// Why bytes are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,4 @@
 //! Addresses and names that mean something on this host or this network, and nothing on the Internet.
-//! `relay` refuses them unless its operator allows them, `mediator` believes no answer that names them.
 //! IANA special-purpose registries (RFC 6890), RFC 6761.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

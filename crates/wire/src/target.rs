@@ -1,5 +1,5 @@
 //! Where a flow wants to go: a host name or an address, with a port.
-//! Front ends make targets, overlays carry them, the last relay alone turns a name into addresses.
+//! The last relay alone turns a name into addresses.
 //! Names follow RFC 1123 §2.1 with the underscore that real resolvers accept; never more than 253 bytes.
 
 use std::{

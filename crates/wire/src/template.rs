@@ -1,5 +1,4 @@
 //! URI templates of UDP proxies: a target is expanded into a path, a path is matched back to a target.
-//! `masque` expands the template of the relay it asks; `relay` matches incoming paths.
 //! RFC 9298 §2 and §3, RFC 6570 up to level 3 as far as RFC 9298 allows it.
 #![cfg_attr(
     not(test),

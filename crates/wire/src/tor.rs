@@ -1,5 +1,5 @@
 //! Documents of Tor's own directory: a consensus in its microdescriptor flavour, the authorities' key certificates, microdescriptors.
-//! `hoplite_directory::tor` checks their signatures and makes relays of them, so that circuits can go through C tor.
+//! Signatures are checked elsewhere (`hoplite_directory::tor`).
 //! dir-spec "Network status consensus", "Creating key certificates", "Computing microdescriptors". Only what a client of circuits needs is read;
 //! what is not known is skipped, as the specification asks. Texts, items, relays and objects are bounded.
 

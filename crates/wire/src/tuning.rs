@@ -1,6 +1,6 @@
 //! How the two ends of a tunnel tune the connection between them: what the client wishes, what the relay grants, what follows.
-//! The configuration files are read with it; `masque::h3` sends both as one private setting (no specification has it);
-//! `crypto::observe` and `link` do what was agreed. "Up" is what the client sends, "down" what the relay sends.
+//! Configuration files have it as text; HTTP/3 carries it as one private setting (no specification has it).
+//! "Up" is what the client sends, "down" what the relay sends.
 
 #![cfg_attr(
     not(test),
@@ -80,7 +80,7 @@ pub struct Wishes {
     pub up: Acks,
     /// When the client acknowledges what the relay sends.
     pub down: Acks,
-    /// A delay begins after so many packets: until then a connection learns what the road carries.
+    /// A delay begins after so many packets: until then a connection learns what the path carries.
     pub after: u16,
     /// The congestion control of both ends.
     pub congestion: Congestion,
@@ -168,7 +168,7 @@ impl Acks {
         }
     }
 
-    /// How long it is held back on a road with this round trip, if it is known; `None`: as the QUIC stack likes.
+    /// How long it is held back on a path with this round trip, if it is known; `None`: as the QUIC stack likes.
     #[must_use]
     pub fn delay(self, rtt: Option<Duration>) -> Option<Duration> {
         let delay = match self {

@@ -1,5 +1,4 @@
 //! Variable-length integers, and the type-and-length head that frames and capsules share.
-//! Every codec of HTTP/3 here uses it.
 //! RFC 9000 §16; the head: RFC 9114 §7.1 and RFC 9297 §3.2.
 #![cfg_attr(
     not(test),

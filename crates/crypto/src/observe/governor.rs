@@ -1,4 +1,4 @@
-//! Governs when one connection acknowledges. Its keys hand it every packet, its owner (`link`, `masque`, `relay`) the policy and the round trip.
+//! Governs when one connection acknowledges. Its keys hand it every packet, its owner the policy and the round trip.
 //! The local stack is told by an ACK_FREQUENCY frame that is put before what it receives: it obeys from the next packet on. Where datagrams
 //! are not acknowledged it never sees them: they are cut out of the packets and come here by [`Governor::poll_datagram`].
 //! draft-ietf-quic-ack-frequency §4, §5, §6; RFC 9221 §5.2 (DATAGRAM frames and acknowledgements).
@@ -134,7 +134,7 @@ impl Governor {
         self.inbox.poll(cx)
     }
 
-    /// The same, if one is there.
+    /// A datagram that was cut out of a packet, if one is there.
     #[must_use]
     pub fn next_datagram(&self) -> Option<Bytes> {
         self.inbox.pop()
@@ -246,7 +246,7 @@ impl fmt::Debug for Governor {
     }
 }
 
-// Which delay the local stack should keep, and whether it was told. No clock; [`super::Governor`] feeds it.
+// Which delay the local stack should keep, and whether it was told. No clock.
 
 /// Above every number that a reasonable peer's own frames reach, so that a peer cannot overrule us.
 const SEQUENCE: u64 = 1 << 40;
@@ -342,7 +342,7 @@ fn is_near(a: Option<Duration>, b: Option<Duration>) -> bool {
 }
 
 // When a connection whose datagrams are not acknowledged acknowledges nevertheless, so that the sender's loss detection, round trip and
-// signs of life stay true. No clock; [`super::Governor`] feeds it. The end of a burst is probed by the sender's own timer (RFC 9002 §6.2).
+// signs of life stay true. No clock. The end of a burst is probed by the sender's own timer (RFC 9002 §6.2).
 
 /// PING and IMMEDIATE_ACK: the stack acknowledges all that it has received, at once.
 const FRAMES: [u8; 2] = [0x01, 0x1f];
@@ -351,7 +351,7 @@ const FRAMES: [u8; 2] = [0x01, 0x1f];
 const SHORTEST: Duration = Duration::from_millis(5);
 
 /// The usual time between two is a round trip and what the sender expects an acknowledgement to be held back (RFC 9002 §6.2.1): so no packet
-/// of a slow flow makes the sender's timer fire. On very long roads it is this.
+/// of a slow flow makes the sender's timer fire. On very long paths it is this.
 const LONGEST: Duration = Duration::from_millis(500);
 
 /// More than three bursts of losses told at once look to the sender as if the path took no large packets any more.

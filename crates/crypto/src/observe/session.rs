@@ -400,7 +400,7 @@ pub(super) fn their_parameters(
     })
 }
 
-/// The same, with the delay that `change` makes of it, as `reader` reads them.
+/// `parameters` with the delay that `change` makes of theirs, as `reader` reads them.
 fn with_delay(
     parameters: &TransportParameters,
     reader: Side,

@@ -1,4 +1,4 @@
-//! Ed25519: keys that sign and signatures that are checked. `identity` signs certificates with it, `directory` descriptors and lists.
+//! Ed25519: keys that sign and signatures that are checked.
 //! RFC 8032; cert-spec.
 
 use std::fmt;

@@ -1,5 +1,5 @@
 //! Who a relay is: an Ed25519 identity that signs a signing key for a month, which signs what one channel needs.
-//! `link::channel` sends the certificates and checks the peer's with [`verify_responder`] and [`verify_initiator`]; `directory` has descriptors signed.
+//! A peer's certificates are checked by [`verify_responder`] and [`verify_initiator`].
 //! tor-spec, "CERTS cells", "AUTHENTICATE cells"; cert-spec. Times are seconds since 1970, given by the caller.
 //!
 //! Tor's relays have an RSA identity of 1,024 bits beside it. It proves nothing that the Ed25519 identity does not, and it is not made here (see
@@ -282,7 +282,7 @@ pub enum Why {
     NotAuthentic,
 }
 
-/// An initiator that showed certificates. It is known only after [`check_authentication`](check_authentication).
+/// An initiator that showed certificates. It is known only after [`check_authentication`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Initiator {
     /// Who it says that it is.
@@ -378,7 +378,7 @@ impl fmt::Debug for Initiator {
 }
 
 // AUTHENTICATE: the initiator of a channel proves that it is the relay whose certificates it showed, on this connection and no other.
-// `link::channel` computes the hashes and asks TLS for the exported bytes. tor-spec, "Link authentication type 3: Ed25519-SHA256-RFC5705".
+// tor-spec, "Link authentication type 3: Ed25519-SHA256-RFC5705".
 
 /// The label for the exporter (RFC 5705); its context is [`PeerId::exporter_context`], its length 32.
 pub const EXPORTER_LABEL: &[u8] = b"EXPORTER FOR TOR TLS CLIENT BINDING AUTH0003";
@@ -481,7 +481,7 @@ const SHA256_PREFIX: &[u8] = &[
     0x00, 0x04, 0x20,
 ];
 
-/// The same of a SHA-1.
+/// What stands before a SHA-1 there.
 const SHA1_PREFIX: &[u8] = &[
     0x30, 0x21, 0x30, 0x09, 0x06, 0x05, 0x2b, 0x0e, 0x03, 0x02, 0x1a, 0x05, 0x00, 0x04, 0x14,
 ];

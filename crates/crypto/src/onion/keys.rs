@@ -1,5 +1,5 @@
 //! Onion keys: what a relay publishes for circuit handshakes, the pairs it answers with, and how they rotate.
-//! The relay holds [`OnionKeys`], a client reads [`RelayKeys`] off the directory.
+//! A relay has [`OnionKeys`], a client [`RelayKeys`].
 //! tor-spec, "Keys and names": "old ntor keys MUST be accepted for at least one week after they are no longer advertised".
 
 use std::{fmt, sync::Arc};
@@ -158,7 +158,7 @@ impl fmt::Debug for OnionKeys {
     }
 }
 
-// X25519 key pairs that can be used more than once, as ntor needs them. `ntor`, `ntor3` and `keys` use them.
+// X25519 key pairs that can be used more than once, as ntor needs them.
 // RFC 7748; tor-spec, "The ntor handshake": "check that none of the EXP() operations produced the point at infinity".
 
 /// A private key with its public half. The library wipes it when it is dropped.
@@ -211,7 +211,7 @@ impl fmt::Debug for KeyPair {
 }
 
 // What a circuit handshake leaves at both ends: a seed, expanded into the keys of a layer.
-// `tor1` draws its keys from it. tor-spec, "KDF-RFC5869"; proposal 332, "Instantiation" (SHAKE256).
+// tor-spec, "KDF-RFC5869"; proposal 332, "Instantiation" (SHAKE256).
 
 /// A secret that only the client and one relay have. It is wiped when dropped and never printed.
 pub struct Seed {

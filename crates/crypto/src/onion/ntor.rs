@@ -1,5 +1,5 @@
 //! The ntor handshake: a client and one relay agree on the keys of a layer, and the client knows which relay it is.
-//! `onion` sends it in CREATE2 and EXTEND2 (type 2). tor-spec, "The ntor handshake".
+//! CREATE2 and EXTEND2 carry it as type 2. tor-spec, "The ntor handshake".
 //!
 //! A relay's reply to a replayed request has another key each time, so a replay learns nothing; that it is not answered twice is the circuit's care.
 

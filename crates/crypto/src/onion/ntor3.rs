@@ -1,5 +1,5 @@
 //! The ntor-v3 handshake: as ntor, and each side's message, enciphered, travels with it (what congestion control is offered, for one).
-//! `onion` sends it in CREATE2 and EXTEND2 (type 3). tor-spec, "The ntor-v3 handshake"; proposal 332.
+//! CREATE2 and EXTEND2 carry it as type 3. tor-spec, "The ntor-v3 handshake"; proposal 332.
 //!
 //! The client's message has no forward secrecy: who steals the onion key later reads it.
 

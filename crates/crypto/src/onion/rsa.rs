@@ -1,5 +1,5 @@
 //! The public half of RSA as Tor uses it: who a relay or an authority is, and what they have signed.
-//! [`identity`](super::identity) checks relays' certificates with it, `directory` Tor's authorities. tor-spec "Preliminaries"; RFC 8017 §8.2.2.
+//! tor-spec "Preliminaries"; RFC 8017 §8.2.2.
 //!
 //! Signatures are PKCS #1 v1.5 over a hash without its name, which the libraries rightly refuse: so it is plain arithmetic on public numbers.
 //! No RSA key is made here and nothing is signed with one: that would need arithmetic in constant time.

@@ -1,5 +1,5 @@
 //! What a relay of circuits keeps: the secret of its identity and those of its onion keys, the current one and the last, as one text.
-//! The binary stores the text in the identity's directory (`onion.key`), hands the rest to `relay`, and rotates the onion key.
+//! The text is the file `onion.key` in the identity's directory.
 //! tor-spec, "Keys and names". The text is ours alone: `keyword value` lines in one order, secrets in base64url.
 
 use std::{fmt, str::FromStr};

@@ -9,7 +9,7 @@ pub(super) fn hex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// The same, of a known length.
+/// Bytes of a known length, written in hexadecimal.
 pub(super) fn bytes<const N: usize>(text: &str) -> [u8; N] {
     hex(text).try_into().expect("the vector's length")
 }

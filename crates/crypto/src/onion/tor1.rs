@@ -1,5 +1,5 @@
 //! The layers of relay cells: each relay of a circuit takes one off, or puts one on, and recognises the cells that are meant for it.
-//! `onion` has a [`RelayLayer`] for each circuit of a relay and [`ClientLayers`] for each circuit of a client. In place, without allocation.
+//! A circuit has a [`RelayLayer`] at a relay and [`ClientLayers`] at its client. In place, without allocation.
 //! tor-spec, "Relay cell processing" ("tor1"): AES-128-CTR from a counter of zero, and a running SHA-1 in the cell's digest field.
 //!
 //! What it gives: a relay between learns nothing of a cell. What it does not: a relay can flip bits that another relay finds flipped
@@ -215,7 +215,7 @@ impl ClientLayer {
     }
 }
 
-// The running SHA-1 of one direction, seeded by the handshake, and the fields of a relay cell that carry it. `layer` uses it.
+// The running SHA-1 of one direction, seeded by the handshake, and the fields of a relay cell that carry it.
 // tor-spec, "Relay cells": the digest covers "all data destined for this hop", with the digest field itself zero.
 
 /// The state after all cells that were meant for this hop, or said by it. It is wiped when dropped.
@@ -279,7 +279,7 @@ fn set<const N: usize>(body: &mut [u8; BODY], at: usize, value: [u8; N]) {
     }
 }
 
-// AES-128-CTR over one direction's cells. `layer` uses it; NIST SP 800-38A §6.5, the counter starts at zero.
+// AES-128-CTR over one direction's cells: NIST SP 800-38A §6.5, the counter starts at zero.
 
 const BLOCK: usize = 16;
 

@@ -1,5 +1,4 @@
 //! What every overlay must do with UDP flows, if it carries any. UDP may lose: each check sends again until all has arrived.
-//! Part of [`super`].
 
 use std::{collections::BTreeMap, future::poll_fn, net::IpAddr, sync::Arc, time::Duration};
 
@@ -81,7 +80,7 @@ async fn echoed(flow: &dyn Datagrams, batch: Batch<'_>) {
     hangs("a datagram echo")
 }
 
-/// One in, the same one out: empty, small, and as large as the road carries.
+/// One in, the same one out: empty, small, and as large as the path carries.
 pub async fn datagrams_keep_their_boundaries(subject: &Subject) {
     let (target, server) = subject.echo_socket().await;
     let Some(flow) = subject.flow(&target).await else {
@@ -164,7 +163,6 @@ pub async fn many_datagram_flows_are_carried_at_once(subject: &Subject) {
 }
 
 // What every overlay must do with flows of IP packets, if it carries any. Packets may be lost: each check sends again until the answer is there.
-// Part of [`super`].
 
 /// What an echo is known by.
 type Told = (u16, u16, Vec<u8>);

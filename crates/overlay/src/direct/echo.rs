@@ -1,5 +1,4 @@
 //! ICMP echo by the device's own ping sockets: no rights are needed where `net.ipv4.ping_group_range` has the process's group.
-//! [`super::Direct`] answers `open_packets` with it, and it is the egress of relays that have no TUN device.
 //!
 //! Packets are taken apart and put together here: the kernel sees an echo, gives it its own identifier and address, and hands the
 //! reply to the one socket that asked. Hop limits go as they are. What routers say of an echo comes back as the ICMP error that it was, and
@@ -427,7 +426,7 @@ impl fmt::Debug for EchoSettings {
 }
 
 // What the network says of echoes that did not arrive: ICMP errors out of a ping socket's error queue, made into packets again.
-// Used by [`super::EchoFlow`]. ip(7) IP_RECVERR, ipv6(7) IPV6_RECVERR; what an error quotes: RFC 792, RFC 4443.
+// ip(7) IP_RECVERR, ipv6(7) IPV6_RECVERR; what an error quotes: RFC 792, RFC 4443.
 
 /// What of a message the queue is asked for, in bytes: no error quotes more.
 const QUOTED: usize = 1280;
@@ -594,7 +593,7 @@ impl Told {
 }
 
 // Which echo identifier of a program has which socket: the kernel gives each ping socket an identifier of its own, as a NAT would.
-// Bounded: the entry that was used longest ago makes room. Used by [`super::EchoFlow`]; without sockets in its tests.
+// Bounded: the entry that was used longest ago makes room.
 
 /// The identifiers of one flow, each with its socket `S`.
 #[derive(Debug)]

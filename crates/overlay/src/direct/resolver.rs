@@ -1,4 +1,4 @@
-//! Who turns names into addresses for [`super::Direct`]: the system, a fixed table, or what the relay plugs in.
+//! Who turns names into addresses for [`super::Direct`]: the system, a fixed table, DNS servers, or a [`Resolver`] of the owner's.
 //! Special names follow RFC 6761: `localhost` is loopback, `invalid` does not exist, and neither leaves the device.
 
 use std::{

@@ -48,7 +48,7 @@ pub(super) fn enlarge(socket: &impl AsFd) -> io::Result<()> {
     }
 }
 
-/// The same by this process itself.
+/// Gives a socket as much buffer as a tunnel wants, by this process's own rights.
 ///
 /// # Errors
 /// The operating system's: without CAP_NET_ADMIN it is not permitted.

@@ -1,5 +1,4 @@
 //! TCP by the device's own sockets: connecting, and the stream that reads through a buffer borrowed only while data is there.
-//! Used by [`super::Direct`] and by the relay's egress.
 
 use std::{
     cell::RefCell,
@@ -54,13 +53,13 @@ pub async fn connect_tcp(addresses: &[SocketAddr]) -> Result<TcpFlow, Error> {
     connect_socket(addresses).await.map(TcpFlow::new)
 }
 
-/// The same with a mark on every packet, for the system's routing rules and filters (setting one needs CAP_NET_ADMIN), and an end to silence.
+/// [`connect_tcp`] with a mark on every packet, for the system's routing rules and filters (setting one needs CAP_NET_ADMIN), and an end to silence.
 pub(super) async fn connect_as(addresses: &[SocketAddr], how: How) -> Result<TcpFlow, Error> {
     let attempt = |address| connect(address, how);
     race(addresses, attempt).await.map(TcpFlow::new)
 }
 
-/// The same for a caller with a copy loop of its own, as the relay has.
+/// Connects to the first of the addresses that answers, for a caller with a copy loop of its own.
 ///
 /// # Errors
 /// The most telling error of all attempts.
@@ -248,7 +247,7 @@ impl Drop for TcpFlow {
 }
 
 // Several addresses, one connection: the order and the race of Happy Eyeballs (RFC 8305 §4 and §5).
-// Used by [`super::tcp`]; knows nothing of sockets.
+// Knows nothing of sockets.
 
 /// The Connection Attempt Delay of RFC 8305 §8.
 pub const STAGGER: Duration = Duration::from_millis(250);
@@ -305,7 +304,7 @@ fn no_address() -> Error {
 }
 
 // When a TCP connection is given up whose other end is silent: who loses power sends nothing that would end it, and the system repeats what was
-// sent for a quarter of an hour. [`super::Direct`] sets it on connections that carry tunnels, a relay on channels that come in. RFC 5482.
+// sent for a quarter of an hour. RFC 5482.
 
 /// How long the other end may be silent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,4 @@
 //! UDP by the device's own sockets: a connected socket, batches out by UDP_SEGMENT, batches in by UDP_GRO, never fragmented.
-//! Used by [`super::Direct`], by `link` for the first hop and by the relay's egress.
 
 use std::{
     cell::RefCell,
@@ -290,7 +289,7 @@ impl UdpFlow {
         }
     }
 
-    /// The slow road of a batch with payloads above the maximum: those that fit go one by one.
+    /// The slow path of a batch with payloads above the maximum: those that fit go one by one.
     fn poll_send_fitting(
         &self,
         cx: &mut Context<'_>,
@@ -381,7 +380,6 @@ fn stopped(error: io::Error) -> Error {
 }
 
 // The receiving half of a UDP socket: coalesced datagrams in, an ICMP refusal noticed at once.
-// Used by [`super::UdpFlow`].
 
 /// What one call can bring at most, in bytes. A buffer of this size never cuts a datagram.
 const LARGEST_RECEIVE: usize = 65_535;
@@ -592,7 +590,7 @@ impl fmt::Debug for Receiving {
 }
 
 // Payloads with the network's marks, for those who pass on what others have marked. [`Datagrams`] has none.
-// Used by [`super::UdpFlow`] itself and by the relay. RFC 3168.
+// RFC 3168.
 
 impl UdpFlow {
     /// As [`Datagrams::poll_send`]; the packets are marked with `ecn`.

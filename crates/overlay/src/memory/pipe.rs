@@ -1,5 +1,4 @@
 //! One direction of a stream in memory, and the stream made of two of them.
-//! Used by [`super::host`].
 
 use std::{
     collections::VecDeque,

@@ -1,5 +1,4 @@
 //! Streams of bytes like TCP's, over the same links as datagrams: under TLS channels, and between exits and targets.
-//! `host` opens them, relays and targets listen.
 //!
 //! What is modelled: segments of 1,448 bytes with 52 of headers; a handshake of one round trip; acknowledgement of every segment, which names
 //! the segment and what has come in order; loss told by three later segments or by a timer (RFC 6298, 200 ms at least); retransmission, and
@@ -87,7 +86,7 @@ impl Segment {
 }
 
 // One end of a stream: what comes goes to its two machines, what they have to say goes out at once, and the network wakes it when it was silent
-// for too long. `stream` reads and writes it.
+// for too long.
 
 /// SYN is sent again after one second, then two, four, eight.
 const PATIENCE: Duration = Duration::from_secs(1);

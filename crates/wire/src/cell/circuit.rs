@@ -1,5 +1,5 @@
 //! Making, lengthening and ending circuits: CREATE2 and its answer, EXTEND2 and its answer, and why a circuit ended.
-//! `onion` speaks them at both ends, `crypto::onion` makes the handshake data. tor-spec: "Circuit management".
+//! tor-spec: "Circuit management".
 
 use std::{
     fmt,
@@ -17,7 +17,7 @@ numbers! {
         TAP = 0,
         /// With curve25519 and SHA-256.
         NTOR = 2,
-        /// The same with encrypted extensions.
+        /// ntor with encrypted extensions.
         NTOR_V3 = 3,
     }
 }
@@ -177,7 +177,7 @@ fn put(out: &mut impl BufMut, data: &[u8]) {
 }
 
 // Link specifiers: who a relay is and where it listens.
-// EXTEND2 has them, later the descriptors of onion services too. tor-spec: "EXTEND and EXTENDED cells".
+// tor-spec: "EXTEND and EXTENDED cells".
 
 /// One thing that is known of a relay.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -276,7 +276,7 @@ impl fmt::Debug for LinkSpecifier<'_> {
 }
 
 // Extensions of the ntor-v3 handshake: what client and relay agree on for a circuit, encrypted with it.
-// `onion` asks and answers, `crypto::onion` carries them. Proposal 332 §A.2 (format), 324 §10.3 (congestion control), 346 (subprotocols).
+// Proposal 332 §A.2 (format), 324 §10.3 (congestion control), 346 (subprotocols).
 
 const CONGESTION_REQUEST: u8 = 1;
 

@@ -1,5 +1,5 @@
 //! The bodies of the link handshake: versions, certificates, the challenge and its answer, time and addresses.
-//! `link::channel` speaks them, `crypto::onion` checks them. tor-spec: "Negotiating and initializing connections".
+//! tor-spec: "Negotiating and initializing connections".
 
 use std::net::IpAddr;
 

@@ -1,5 +1,5 @@
 //! Relay messages: what client and relay tell each other inside a circuit, in the body of a RELAY cell once it is decrypted.
-//! `onion` speaks them, `crypto::onion` computes the digest in the header. tor-spec: "Relay cells"; proposal 324 §4 (XON, XOFF).
+//! tor-spec: "Relay cells"; proposal 324 §4 (XON, XOFF).
 
 use std::{
     fmt,
@@ -182,7 +182,6 @@ pub fn write<'a>(
 }
 
 // Any relay message, told by its command.
-// Who dispatches messages uses it; those who know what comes use the types themselves.
 
 /// What a relay message says.
 #[derive(Clone, Debug, PartialEq, Eq)]

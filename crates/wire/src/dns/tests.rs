@@ -21,7 +21,7 @@ fn plain(name: &str, kind: u16) -> Vec<u8> {
     out
 }
 
-/// The same with EDNS.
+/// A query with EDNS.
 fn extended(name: &str, kind: u16, payload: u16, version: u8) -> Vec<u8> {
     let mut out = plain(name, kind);
     out[11] = 1;

@@ -1,5 +1,4 @@
 //! The Internet checksum (RFC 1071), its pseudo headers (RFC 9293 §3.1, RFC 8200 §8.1) and its update (RFC 1624).
-//! Whoever builds or edits a packet uses it.
 
 use std::net::IpAddr;
 

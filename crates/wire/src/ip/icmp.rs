@@ -1,5 +1,4 @@
 //! ICMP: echoes, and the errors that a program is told when a packet of its cannot be carried. RFC 792 and RFC 1191 for IPv4, RFC 4443 for IPv6.
-//! The mediator answers programs with it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -122,7 +121,7 @@ pub fn unreachable(cause: &[u8], why: Unreachable) -> Option<Vec<u8>> {
     })
 }
 
-/// "Packet too big": the road carries no more than `mtu` bytes. For IPv6 it never says less than 1280 (RFC 8201 §4).
+/// "Packet too big": the path carries no more than `mtu` bytes. For IPv6 it never says less than 1280 (RFC 8201 §4).
 pub fn too_big(cause: &[u8], mtu: usize) -> Option<Vec<u8>> {
     let bytes = |mtu: usize| u32::try_from(mtu).unwrap_or(u32::MAX).to_be_bytes();
     answer(cause, |packet| match packet.source {

@@ -1,5 +1,4 @@
 //! The TCP header (RFC 9293 §3.1) and the options that are used here: MSS, and of RFC 7323 and RFC 2018 what a SYN offers.
-//! The mediator's user-level TCP reads segments and writes headers with it.
 
 use std::{fmt, ops::BitOr};
 
@@ -181,7 +180,6 @@ impl Header {
 }
 
 // TCP options: MSS (RFC 9293 §3.7.1), window scale and timestamps (RFC 7323), SACK permitted (RFC 2018). Others are skipped.
-// Part of [`super`].
 
 /// End of the list.
 const END: u8 = 0;

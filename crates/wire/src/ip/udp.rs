@@ -1,5 +1,4 @@
 //! The UDP header (RFC 768).
-//! Part of [`super`].
 
 use super::{Malformed, be16, len16};
 

@@ -1,5 +1,5 @@
 //! The accepting side's handshake, from the greeting to the request, as a machine without I/O.
-//! The mediator's SOCKS front end drives it. RFC 1928 §3 and §4, RFC 1929.
+//! RFC 1928 §3 and §4, RFC 1929.
 //!
 //! Calling order: [`Acceptor::step`] until it answers [`Step::Read`]; then [`Acceptor::handle_input`], and again. After
 //! [`Step::Request`] or a refusal it is over; what was sent early is in [`Acceptor::into_parts`].

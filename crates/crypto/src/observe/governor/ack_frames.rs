@@ -1,4 +1,5 @@
-//! Reads and writes ACK frames (RFC 9000 §19.3), for those who tell the stack of acknowledgements in another way: [`super::fold`] and [`super::unfold`].
+//! Acknowledgements of a tunnel's datagrams, told to the stack in another way than the peer told them: [`Folder`] tells of one lost datagram
+//! where there were many, [`Unfolder`] takes one ACK frame apart into several. RFC 9000 §19.3 (ACK frames).
 
 use std::{
     collections::VecDeque,
@@ -227,7 +228,7 @@ const HARMLESS: usize = 1;
 /// No more parts than stacks keep ranges: what a peer tells costs no more than that.
 const MOST_PARTS: usize = 64;
 
-/// An earlier part is as if it had been held back for longer; beyond this, the sender's stack would take that for the road's length.
+/// An earlier part is as if it had been held back for longer; beyond this, the sender's stack would take that for the path's length.
 const HELD_BACK: Duration = Duration::from_millis(20);
 
 /// When packets were sent is noted this often, until they are acknowledged, and so many times at most.

@@ -193,7 +193,7 @@ impl Pair {
         self.send_sized(end, count, every, |_| 1000);
     }
 
-    /// The same with datagrams of other sizes: given a number below 1000, so large.
+    /// Sends so many datagrams, each as large as `size` makes of a number below 1000.
     pub(crate) fn send_sized(
         &mut self,
         end: usize,

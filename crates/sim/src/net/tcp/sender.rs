@@ -1,5 +1,5 @@
 //! What is to be sent and what is on its way: which segment goes next, what was lost, when nothing was heard for too long.
-//! A machine without clock: `connection` hands in the time since the network began.
+//! A machine without clock: it takes the time since the network began.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
