@@ -147,7 +147,7 @@ pub fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Work => workload::run::client::main(),
         Command::Serve => workload::run::server::main(),
         Command::Report(args) => report::run(args),
-        Command::List(args) => scenario::list::run(args.json),
+        Command::List(args) => scenario::list(args.json),
         Command::Run(args) => campaign::run(args),
         Command::Merge(args) => merge::merge(args),
         Command::Doctor(args) => doctor::run(args),

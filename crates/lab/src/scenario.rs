@@ -1,29 +1,21 @@
-//! A scenario: one file that draws a network, names subjects and workloads, and says over which parameters all of it is repeated.
-//! `cli` and `campaign` load one; it turns each `Key` into a `Trial` with every number resolved. The formats are in `docs/scenarios.md`.
+//! A scenario: one file that draws a network, names subjects and workloads, and says over which parameters all of it is repeated. Each `Key` of
+//! it comes to a `Trial` with every number resolved. The formats are in `docs/scenarios.md`.
 //! Files are read while it is loaded and never again: what a campaign runs is what was checked.
 
-mod check;
-mod complain;
 mod document;
 mod expression;
-mod file;
-mod findings;
 mod library;
-mod link;
-pub mod list;
 mod matrix;
-mod names;
 mod network;
-mod order;
 mod reader;
 mod settings;
 pub mod subject_file;
 mod template;
 mod units;
-mod uses;
 mod workloads;
 
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::Arc,
@@ -32,15 +24,22 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+pub use self::library::list;
 use self::{
-    complain::meant,
-    file::Checked,
+    document::{Complaints, Document, Wrong, meant, quoted},
+    expression::Scope,
     library::{Library, SCENARIOS},
-    subject_file::{Needs, Places, Site, SubjectFile},
+    matrix::Case,
+    reader::{Reader, name},
+    subject_file::{Needs, Places, Site, SubjectFile, Use},
+    template::Owner,
 };
 use crate::{
-    errors::Failure,
-    trial::{Keep, Key, Trial},
+    errors::{Complaint, Failure},
+    subject,
+    topology::Topology,
+    trial::{Analysis, Keep, Key, Trial},
+    workload,
 };
 
 /// A scenario that was checked: every key of it resolves.
@@ -146,12 +145,12 @@ pub fn load(path: &Path) -> Result<Scenario, Failure> {
     if !path.is_file()
         && let Some(source) = library::built_in(&SCENARIOS, name)
     {
-        return file::scenario(&source.name, &source.text, None, &Library::BuiltIn);
+        return scenario(&source.name, &source.text, None, &Library::BuiltIn);
     }
     let source =
         library::read(path, document::LONGEST as u64).map_err(|why| unreadable(path, &why))?;
     let directory = path.parent().unwrap_or_else(|| Path::new("")).to_owned();
-    file::scenario(
+    scenario(
         &source.name,
         &source.text,
         Some(path),
@@ -164,7 +163,7 @@ pub fn load(path: &Path) -> Result<Scenario, Failure> {
 /// # Errors
 /// Everything that is wrong with it, each with its place.
 pub fn parse(name: &str, text: &str) -> Result<Scenario, Failure> {
-    file::scenario(name, text, None, &Library::BuiltIn)
+    scenario(name, text, None, &Library::BuiltIn)
 }
 
 /// The subjects that are built in.
@@ -180,7 +179,7 @@ fn unreadable(path: &Path, why: &str) -> Failure {
     let names = SCENARIOS.iter().map(|(name, _)| *name);
     let guess = meant(path.to_str().unwrap_or_default(), names);
     let remedy = format!("the path of a scenario's file, or the name of a built-in one: {guess}");
-    let complaint = crate::errors::Complaint::new(
+    let complaint = Complaint::new(
         format!("reading the scenario {}", path.display()),
         why,
         remedy,
@@ -194,15 +193,15 @@ impl Scenario {
     pub fn keys(&self) -> Vec<Key> {
         let checked = &self.checked;
         let both = checked.cases.iter().zip(&checked.labels);
-        let pairs: Vec<(&matrix::Case, &String)> = both
+        let pairs: Vec<(&Case, &String)> = both
             .flat_map(|(case, labels)| labels.iter().map(move |label| (case, label)))
             .collect();
         let mut keys = Vec::new();
         for repetition in 1..=self.repetitions {
             let mut round = pairs.clone();
-            order::shuffle(
+            matrix::shuffle(
                 &mut round,
-                order::seed(self.seed, &["order", &repetition.to_string()]),
+                matrix::seed(self.seed, &["order", &repetition.to_string()]),
             );
             keys.extend(
                 round
@@ -213,7 +212,7 @@ impl Scenario {
         keys
     }
 
-    fn key(&self, case: &matrix::Case, subject: &str, repetition: u32) -> Key {
+    fn key(&self, case: &Case, subject: &str, repetition: u32) -> Key {
         Key {
             scenario: self.name.clone(),
             case: case.values.clone(),
@@ -257,11 +256,11 @@ impl Scenario {
         };
         Ok(Trial {
             key: key.clone(),
-            seed: order::seed(
+            seed: matrix::seed(
                 self.seed,
                 &[
                     "trial",
-                    &order::named(&key.case),
+                    &matrix::named(&key.case),
                     &key.repetition.to_string(),
                 ],
             ),
@@ -321,6 +320,324 @@ impl Scenario {
         }
         needs
     }
+}
+
+// Reading the file as a whole.
+
+const KEYS: [&str; 18] = [
+    "name",
+    "summary",
+    "repetitions",
+    "seed",
+    "timeout",
+    "baseline",
+    "finding",
+    "goal",
+    "matrix",
+    "host",
+    "router",
+    "link",
+    "sysctl",
+    "subject",
+    "workload",
+    "analysis",
+    "keep",
+    "gate",
+];
+/// Keys of a scenario.
+const MOST_RUNS: usize = 1_000_000;
+
+/// What `trial` needs of a file.
+#[derive(Debug, Default)]
+pub(crate) struct Checked {
+    document: Document,
+    /// Every case.
+    pub(crate) cases: Vec<Case>,
+    /// Labels of the subjects of each case.
+    pub(crate) labels: Vec<Vec<String>>,
+    /// By what `use` or `file` says.
+    pub(crate) subjects: BTreeMap<String, SubjectFile>,
+    traces: BTreeMap<String, Vec<u64>>,
+}
+
+/// One case with everything computed.
+pub(crate) struct Resolved {
+    pub(crate) topology: Topology,
+    pub(crate) workloads: Vec<workload::Plan>,
+    pub(crate) sysctls: BTreeMap<String, String>,
+    pub(crate) analyses: Vec<Analysis>,
+    pub(crate) timeout: Duration,
+    pub(crate) uses: Vec<Use>,
+}
+
+/// Reads and checks a scenario.
+pub(crate) fn scenario(
+    file: &str,
+    text: &str,
+    path: Option<&Path>,
+    library: &Library,
+) -> Result<Scenario, Failure> {
+    let document = Document::parse(file, text)?;
+    let complaints = Complaints::about(&document);
+    let scope = Scope::default();
+    let root = Reader {
+        table: document.root(),
+        scope: &scope,
+        owner: Owner::Scenario,
+        complaints: &complaints,
+    };
+    root.only(&KEYS);
+    let parameters =
+        matrix::parameters(root.table("matrix").map(|reader| reader.table), &complaints);
+    template::names_of_scenario(root, &parameters);
+    let (subjects, others) = subject_file::subjects(root, library);
+    let mut check = Check::of(library, &subjects, others);
+    let cases = matrix::cases(&parameters);
+    check.all(root, &cases);
+    let mut scenario = head(root, &check);
+    scenario.findings = settings::findings(root, &parameters, &check.labels);
+    scenario.path = path.map(Path::to_owned);
+    check_runs(root, scenario.repetitions, &check.labels);
+    text.clone_into(&mut scenario.source);
+    let (labels, traces, others) = (check.labels, check.traces.into_inner(), check.others);
+    let mut wrong = complaints.into_list();
+    wrong.extend(others);
+    if !wrong.is_empty() {
+        return Err(Failure::Wrong(wrong));
+    }
+    scenario.checked = Arc::new(Checked {
+        document,
+        cases,
+        labels,
+        subjects,
+        traces,
+    });
+    Ok(scenario)
+}
+
+fn head(root: Reader<'_>, check: &Check<'_>) -> Scenario {
+    settings::check_captured(root, &check.links);
+    Scenario {
+        name: root
+            .need("name", "the scenario's name in the results", name)
+            .unwrap_or_default(),
+        summary: root.text("summary").unwrap_or_default(),
+        findings: Vec::new(),
+        repetitions: u32::try_from(root.count("repetitions", 10, 1, 1_000_000)).unwrap_or(u32::MAX),
+        seed: root.count("seed", 1, 0, 1 << 53),
+        timeout: check.timeout,
+        gate: settings::gate(root),
+        keep: settings::keep(root),
+        baseline: baseline(root, &check.labels),
+        source: String::new(),
+        path: None,
+        checked: Arc::default(),
+    }
+}
+
+/// Keys are held in memory.
+fn check_runs(root: Reader<'_>, repetitions: u32, labels: &[Vec<String>]) {
+    let round: usize = labels.iter().map(Vec::len).sum();
+    if round.saturating_mul(repetitions as usize) > MOST_RUNS {
+        let what = format!("{repetitions} repetitions of {round} cases and subjects are too many");
+        root.wrong(
+            "repetitions",
+            Wrong::new(what, format!("at most {MOST_RUNS} runs in all")),
+        );
+    }
+    if round == 0 && !root.complaints.any() {
+        root.wrong(
+            "subject",
+            Wrong::new(
+                "no subject applies in any case",
+                "a condition that holds somewhere",
+            ),
+        );
+    }
+}
+
+fn baseline(root: Reader<'_>, labels: &[Vec<String>]) -> Option<String> {
+    let known: BTreeSet<&str> = labels.iter().flatten().map(String::as_str).collect();
+    root.read("baseline", |value| settings::label(value, &known))
+}
+
+/// Everything of a case but its subjects' plans.
+pub(crate) fn case_of(
+    root: Reader<'_>,
+    subjects: &BTreeMap<String, SubjectFile>,
+    traces: &network::Traces<'_>,
+) -> Resolved {
+    let topology = network::network(root, traces);
+    let analyses = settings::analyses(root, &topology);
+    Resolved {
+        workloads: workloads::workloads(root, &topology),
+        sysctls: settings::sysctls(root),
+        timeout: settings::timeout(root),
+        uses: subject_file::uses(root, subjects),
+        analyses,
+        topology,
+    }
+}
+
+impl Checked {
+    /// A case with everything computed; it was checked when the file was read.
+    pub(crate) fn resolve(&self, case: &Case) -> Result<Resolved, Failure> {
+        let complaints = Complaints::about(&self.document);
+        let root = Reader {
+            table: self.document.root(),
+            scope: &case.scope,
+            owner: Owner::Scenario,
+            complaints: &complaints,
+        };
+        let read = |path: &str| {
+            self.traces
+                .get(path)
+                .cloned()
+                .ok_or_else(|| Wrong::new("the trace was not read", "load the scenario anew"))
+        };
+        let resolved = case_of(root, &self.subjects, &read);
+        complaints.finish()?;
+        Ok(resolved)
+    }
+}
+
+/// Nodes, links, workloads and steps of all cases together: loading resolves each.
+const MOST_THINGS: usize = 200_000;
+
+/// Resolves every case with every subject once, to find what is wrong before anything is run.
+pub(crate) struct Check<'a> {
+    library: &'a Library,
+    subjects: &'a BTreeMap<String, SubjectFile>,
+    /// Labels of the subjects of each case.
+    pub(crate) labels: Vec<Vec<String>>,
+    /// Links of all cases.
+    pub(crate) links: BTreeSet<String>,
+    pub(crate) traces: RefCell<BTreeMap<String, Vec<u64>>>,
+    /// The longest of all cases.
+    pub(crate) timeout: Duration,
+    things: usize,
+    /// Complaints about subjects' files.
+    pub(crate) others: Vec<Complaint>,
+}
+
+impl<'a> Check<'a> {
+    /// Nothing yet.
+    pub(crate) fn of(
+        library: &'a Library,
+        subjects: &'a BTreeMap<String, SubjectFile>,
+        others: Vec<Complaint>,
+    ) -> Self {
+        Self {
+            library,
+            subjects,
+            labels: Vec::new(),
+            links: BTreeSet::new(),
+            traces: RefCell::default(),
+            timeout: Duration::ZERO,
+            things: 0,
+            others,
+        }
+    }
+
+    /// Every case.
+    pub(crate) fn all(&mut self, root: Reader<'_>, cases: &[Case]) {
+        for case in cases {
+            self.case(root.within(&case.scope));
+            if self.things > MOST_THINGS {
+                let allowed = format!(
+                    "at most {MOST_THINGS} hosts, links, workloads, files and steps in all"
+                );
+                root.wrong(
+                    "matrix",
+                    Wrong::new("all cases together are too large", allowed),
+                );
+                return;
+            }
+        }
+    }
+
+    fn case(&mut self, root: Reader<'_>) {
+        let read = |path: &str| trace(path, &self.traces, self.library);
+        let resolved = case_of(root, self.subjects, &read);
+        let plans = if root.complaints.any() {
+            Vec::new()
+        } else {
+            self.plans(root, &resolved)
+        };
+        let steps: usize = plans
+            .iter()
+            .map(|plan| plan.steps.len() + plan.files.len())
+            .sum();
+        let (nodes, links) = (resolved.topology.nodes.len(), resolved.topology.links.len());
+        self.things += 1 + nodes + links + resolved.workloads.len() + steps;
+        self.timeout = self.timeout.max(resolved.timeout);
+        self.labels
+            .push(resolved.uses.into_iter().map(|used| used.label).collect());
+        self.links
+            .extend(resolved.topology.links.into_iter().map(|link| link.name));
+    }
+
+    fn plans(&mut self, root: Reader<'_>, resolved: &Resolved) -> Vec<subject::Plan> {
+        let (addresses, places) = (resolved.topology.addresses(), Places::unknown());
+        let site = Site {
+            topology: &resolved.topology,
+            addresses: &addresses,
+            places: &places,
+        };
+        let mut plans = Vec::new();
+        for used in &resolved.uses {
+            let Some(file) = self.subjects.get(&used.file) else {
+                continue;
+            };
+            match file.plan(&used.label, &used.with, &site) {
+                Ok(plan) => plans.push(plan),
+                Err(failure) => {
+                    let what = format!(
+                        "the subject does not fit here (label {})",
+                        quoted(&used.label)
+                    );
+                    root.complaints.add(
+                        used.at,
+                        Wrong::new(what, "see the complaint about its own file"),
+                    );
+                    self.tell(failure);
+                }
+            }
+        }
+        plans
+    }
+
+    fn tell(&mut self, failure: Failure) {
+        let complaints = match failure {
+            Failure::Wrong(list) => list,
+            Failure::Failed(one) => vec![one],
+        };
+        for complaint in complaints {
+            if !self.others.contains(&complaint) && self.others.len() < 20 {
+                self.others.push(complaint);
+            }
+        }
+    }
+}
+
+/// A trace is read once.
+fn trace(
+    path: &str,
+    traces: &RefCell<BTreeMap<String, Vec<u64>>>,
+    library: &Library,
+) -> Result<Vec<u64>, Wrong> {
+    if let Some(known) = traces.borrow().get(path) {
+        return Ok(known.clone());
+    }
+    let text = library.trace(path).map_err(|why| {
+        Wrong::new(
+            format!("the trace {} cannot be read: {why}", quoted(path)),
+            "a file, its path seen from the scenario's directory",
+        )
+    })?;
+    let trace = network::trace(path, &text)?;
+    traces.borrow_mut().insert(path.to_owned(), trace.clone());
+    Ok(trace)
 }
 
 #[cfg(test)]

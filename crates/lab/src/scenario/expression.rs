@@ -1,15 +1,14 @@
-//! The small language inside `{…}`: numbers, texts, true and false, names; `+ - * / %`, comparisons, `and or not`, brackets,
-//! `x[1]`, `if(c, a, b)`, `min`, `max`, `len`. `template` finds it in texts; scenarios and subjects bring the names.
+//! The expressions inside `{…}` of scenarios and subjects: numbers, texts, true and false, names; `+ - * / %`, comparisons, `and or not`,
+//! brackets, `x[1]`, `if(c, a, b)`, `min`, `max`, `len`. Its scope brings the names.
 //! An expression has at most 256 words and 32 levels of brackets, so reading and computing it is bounded.
-
-mod lex;
-mod parse;
+//!
+//! This is not `minijinja`, because scenario files mean other things than its expressions do, and results were measured with them: lists count from 1;
+//! numbers and texts are never compared or multiplied (there `"10Mbit" == 10` is false and `"a" * 2` repeats, here both are mistakes
+//! with a place and a remedy); `if(c, a, b)` computes one side only; `{{` is a brace, which there opens an expression.
 
 use std::collections::BTreeMap;
 
-pub(crate) use parse::parse;
-
-use super::complain::{Wrong, meant, quoted};
+use super::document::{Wrong, meant, quoted};
 
 /// What an expression comes to.
 #[derive(Clone, Debug, PartialEq)]
@@ -305,6 +304,299 @@ fn finite(number: f64) -> Result<Value, Wrong> {
         return Ok(Value::Number(number));
     }
     Err(Wrong::new("the number is too large", "less than 10^18"))
+}
+
+// Lexing: the words of an expression.
+
+/// More words than this are refused.
+const MOST: usize = 256;
+
+/// A word.
+#[derive(Clone, Debug, PartialEq)]
+enum Word {
+    /// A number.
+    Number(f64),
+    /// A text in quotes.
+    Text(String),
+    /// A name, with dots in it.
+    Name(String),
+    /// An operator, bracket or comma.
+    Sign(&'static str),
+}
+
+/// Longer ones first.
+const SIGNS: [&str; 16] = [
+    "==", "!=", "<=", ">=", "<", ">", "+", "-", "*", "/", "%", "(", ")", "[", "]", ",",
+];
+
+/// Takes an expression apart.
+fn words(text: &str) -> Result<Vec<Word>, Wrong> {
+    let (mut rest, mut words) = (text.trim_start(), Vec::new());
+    while let Some(first) = rest.chars().next() {
+        if words.len() == MOST {
+            return Err(Wrong::new(
+                "the expression is too long",
+                format!("at most {MOST} words"),
+            ));
+        }
+        let (word, after) = match first {
+            '0'..='9' => number(rest)?,
+            '"' | '\'' => literal(rest, first)?,
+            'a'..='z' | 'A'..='Z' | '_' => name(rest),
+            _ => sign(rest)?,
+        };
+        words.push(word);
+        rest = after.trim_start();
+    }
+    Ok(words)
+}
+
+fn number(text: &str) -> Result<(Word, &str), Wrong> {
+    let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '.' && c != '_');
+    let (digits, rest) = text.split_at(end.unwrap_or(text.len()));
+    let plain = digits.chars().all(|c| c.is_ascii_digit() || c == '.');
+    match digits.parse() {
+        Ok(number) if plain => Ok((Word::Number(number), rest)),
+        _ => Err(Wrong::new(
+            format!("{} is not a number", quoted(digits)),
+            "digits with at most one point; units stand outside the braces, as in \"{25 - hops}ms\"",
+        )),
+    }
+}
+
+fn literal(text: &str, quote: char) -> Result<(Word, &str), Wrong> {
+    let inner = text.get(1..).unwrap_or_default();
+    let Some((content, rest)) = inner.split_once(quote) else {
+        return Err(Wrong::new(
+            "a text has no end",
+            format!("close it with {quote}"),
+        ));
+    };
+    Ok((Word::Text(content.to_owned()), rest))
+}
+
+fn name(text: &str) -> (Word, &str) {
+    let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '.');
+    let (name, rest) = text.split_at(end.unwrap_or(text.len()));
+    (Word::Name(name.to_owned()), rest)
+}
+
+fn sign(text: &str) -> Result<(Word, &str), Wrong> {
+    let found = SIGNS
+        .iter()
+        .find_map(|sign| Some((*sign, text.strip_prefix(sign)?)));
+    let unknown = || {
+        let first: String = text.chars().take(1).collect();
+        let what = format!("{} is not part of an expression", quoted(&first));
+        Wrong::new(
+            what,
+            "+ - * / % == != < <= > >= and or not ( ) [ ] , numbers, names, texts in quotes",
+        )
+    };
+    found
+        .map(|(sign, rest)| (Word::Sign(sign), rest))
+        .ok_or_else(unknown)
+}
+
+// Parsing: words into an expression, by precedence climbing: `or`, `and`, `not`, comparisons, `+ -`, `* / %`, `-x`, `x[1]`.
+
+/// Deeper brackets are refused.
+const DEEPEST: u32 = 32;
+
+/// Parses an expression.
+pub(crate) fn parse(text: &str) -> Result<Expression, Wrong> {
+    let words = words(text)?;
+    if words.is_empty() {
+        return Err(Wrong::new(
+            "there is nothing between the braces",
+            "an expression, or {{ and }} for braces",
+        ));
+    }
+    let mut parser = Parser {
+        words,
+        next: 0,
+        depth: 0,
+    };
+    let expression = parser.operand(0)?;
+    match parser.peek() {
+        None => Ok(expression),
+        Some(word) => Err(unexpected(word, "an operator or the end")),
+    }
+}
+
+struct Parser {
+    words: Vec<Word>,
+    next: usize,
+    depth: u32,
+}
+
+impl Parser {
+    fn peek(&self) -> Option<&Word> {
+        self.words.get(self.next)
+    }
+
+    fn take(&mut self) -> Option<Word> {
+        let word = self.peek().cloned();
+        self.next += 1;
+        word
+    }
+
+    /// Takes a sign or key word if it comes next.
+    fn skip(&mut self, what: &str) -> bool {
+        let here = match self.peek() {
+            Some(Word::Sign(sign)) => *sign == what,
+            Some(Word::Name(name)) => name == what,
+            _ => false,
+        };
+        self.next += usize::from(here);
+        here
+    }
+
+    fn expect(&mut self, sign: &str) -> Result<(), Wrong> {
+        if self.skip(sign) {
+            return Ok(());
+        }
+        match self.peek() {
+            Some(word) => Err(unexpected(word, sign)),
+            None => Err(Wrong::new(
+                "the expression ends too early",
+                format!("{sign} comes next"),
+            )),
+        }
+    }
+
+    /// Everything that binds at least as tightly as `level`.
+    fn operand(&mut self, level: u8) -> Result<Expression, Wrong> {
+        self.depth += 1;
+        if self.depth > DEEPEST {
+            return Err(Wrong::new(
+                "the expression is nested too deeply",
+                format!("at most {DEEPEST} levels"),
+            ));
+        }
+        let mut left = self.prefix()?;
+        while let Some((operator, binds)) = self
+            .peek()
+            .and_then(operator)
+            .filter(|(_, binds)| *binds >= level)
+        {
+            self.next += 1;
+            let right = self.operand(binds + 1)?;
+            left = Expression::Binary(operator, Box::new(left), Box::new(right));
+        }
+        self.depth -= 1;
+        Ok(left)
+    }
+
+    fn prefix(&mut self) -> Result<Expression, Wrong> {
+        if self.skip("not") {
+            return Ok(Expression::Not(Box::new(self.operand(COMPARISON)?)));
+        }
+        if self.skip("-") {
+            return Ok(Expression::Negate(Box::new(self.operand(TIGHTEST)?)));
+        }
+        let mut found = self.primary()?;
+        while self.skip("[") {
+            let place = self.operand(0)?;
+            self.expect("]")?;
+            found = Expression::Index(Box::new(found), Box::new(place));
+        }
+        Ok(found)
+    }
+
+    fn primary(&mut self) -> Result<Expression, Wrong> {
+        match self.take() {
+            Some(Word::Number(number)) => Ok(Expression::Literal(Value::Number(number))),
+            Some(Word::Text(text)) => Ok(Expression::Literal(Value::Text(text))),
+            Some(Word::Name(name)) => self.named(name),
+            Some(Word::Sign("(")) => {
+                let inner = self.operand(0)?;
+                self.expect(")")?;
+                Ok(inner)
+            }
+            Some(word) => Err(unexpected(&word, "a number, a name, a text or (")),
+            None => Err(Wrong::new(
+                "the expression ends too early",
+                "a number, a name, a text or ( comes next",
+            )),
+        }
+    }
+
+    fn named(&mut self, name: String) -> Result<Expression, Wrong> {
+        match name.as_str() {
+            "true" | "false" => Ok(Expression::Literal(Value::Flag(name == "true"))),
+            "and" | "or" => Err(unexpected(
+                &Word::Name(name),
+                "a number, a name, a text or (",
+            )),
+            _ if self.skip("(") => self.call(&name),
+            _ => Ok(Expression::Name(name)),
+        }
+    }
+
+    fn call(&mut self, name: &str) -> Result<Expression, Wrong> {
+        let function = match name {
+            "if" => Function::If,
+            "min" => Function::Min,
+            "max" => Function::Max,
+            "len" => Function::Len,
+            _ => {
+                return Err(Wrong::new(
+                    format!("there is no function {}", quoted(name)),
+                    "if, min, max, len",
+                ));
+            }
+        };
+        let mut arguments = vec![self.operand(0)?];
+        while self.skip(",") {
+            arguments.push(self.operand(0)?);
+        }
+        self.expect(")")?;
+        let wants = function.arguments();
+        if arguments.len() != wants {
+            let what = format!("{name} is called with {}", arguments.len());
+            return Err(Wrong::new(what, format!("it takes {wants}")));
+        }
+        Ok(Expression::Call(function, arguments))
+    }
+}
+
+const COMPARISON: u8 = 3;
+const TIGHTEST: u8 = 6;
+
+/// An operator and how tightly it binds.
+fn operator(word: &Word) -> Option<(Operator, u8)> {
+    let text = match word {
+        Word::Sign(sign) => sign,
+        Word::Name(name) => name.as_str(),
+        _ => return None,
+    };
+    Some(match text {
+        "or" => (Operator::Or, 1),
+        "and" => (Operator::And, 2),
+        "==" => (Operator::Equal, COMPARISON),
+        "!=" => (Operator::Different, COMPARISON),
+        "<" => (Operator::Less, COMPARISON),
+        "<=" => (Operator::AtMost, COMPARISON),
+        ">" => (Operator::More, COMPARISON),
+        ">=" => (Operator::AtLeast, COMPARISON),
+        "+" => (Operator::Plus, 4),
+        "-" => (Operator::Minus, 4),
+        "*" => (Operator::Times, 5),
+        "/" => (Operator::Over, 5),
+        "%" => (Operator::Modulo, 5),
+        _ => return None,
+    })
+}
+
+fn unexpected(word: &Word, allowed: &str) -> Wrong {
+    let shown = match word {
+        Word::Number(number) => number.to_string(),
+        Word::Text(text) => quoted(text),
+        Word::Name(name) => quoted(name),
+        Word::Sign(sign) => quoted(sign),
+    };
+    Wrong::new(format!("{shown} is not expected there"), allowed)
 }
 
 #[cfg(test)]

@@ -1,9 +1,7 @@
 //! Reads typed values from a table of a file, in a scope. Whatever does not fit becomes a complaint, and reading goes on.
-//! The scenario's and the subject's readers use it; it knows neither.
 
 use super::{
-    complain::{Complaints, Wrong, meant},
-    document::{Item, LONGEST, Node, Table},
+    document::{Complaints, Item, LONGEST, Node, Table, Wrong, meant},
     expression::{Scope, Value},
     template::{Owner, Template},
     units,

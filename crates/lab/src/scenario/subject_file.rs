@@ -1,27 +1,30 @@
-//! A subject's file: what it needs, its parameters, and how it is started. `scenario` resolves it into a `subject::Plan`,
-//! `doctor` reads what it needs. The format is in `docs/scenarios.md`.
+//! A subject's file: what it needs, its parameters, and how it is started, to be resolved into a `subject::Plan`; and the `[[subject]]`s of a
+//! scenario that use one. The format is in `docs/scenarios.md`.
 //! Everything that does not depend on parameters is checked when it is parsed, so that a competitor's author sees mistakes at once.
 
-mod parameters;
-mod places;
 mod resolve;
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
 
-pub(crate) use parameters::{KNOWN, Parameter};
-pub use places::Places;
-pub(crate) use resolve::Site;
 use serde::Serialize;
 
+pub(crate) use self::resolve::Site;
 use super::{
-    complain::{Complaints, Wrong, meant, quoted},
-    document::Document,
+    document::{Complaints, Document, Item, Node, Wrong, meant, quoted},
     expression::{Scope, Value},
-    names,
+    library::Library,
+    matrix::parameter_name,
     reader::{Reader, name, text},
-    template::Owner,
+    template::{self, Owner},
+    units,
 };
-use crate::{errors::Failure, subject::Plan};
+use crate::{
+    errors::{Complaint, Failure},
+    subject::Plan,
+};
 
 const KEYS: [&str; 8] = [
     "name",
@@ -89,7 +92,7 @@ impl SubjectFile {
             complaints: &complaints,
         };
         root.only(&KEYS);
-        let parameters = parameters::parameters(root);
+        let parameters = parameters(root);
         let mut parsed = Self {
             name: root
                 .need("name", "what scenarios call it", name)
@@ -101,7 +104,7 @@ impl SubjectFile {
             parameters,
         };
         resolve::check_keys(root);
-        names::names_of_subject(root, &parsed.parameters);
+        template::names_of_subject(root, &parsed.parameters);
         let defaults = parsed.scope(&BTreeMap::new(), &Places::unknown());
         parsed.hides_client = root.within(&defaults).flag("hides_client", false);
         complaints.finish()?;
@@ -199,6 +202,396 @@ fn needs(entry: Reader<'_>) -> Option<Needs> {
         install: entry.need("install", "the command that installs it", text)?,
         version,
     })
+}
+
+// `[parameters]` of a subject: defaults, their kinds and bounds.
+// `hops = 1`, or `hops = { default = 1, min = 0, max = 4, about = "…" }`, or `acks = { default = "default", one_of = ["default", "1ms"] }`.
+
+/// Known in every subject's file.
+pub(crate) const KNOWN: [&str; 2] = ["hoplite", "lab"];
+
+/// A parameter.
+#[derive(Clone, Debug)]
+pub(crate) struct Parameter {
+    /// Where it stands.
+    pub(crate) at: usize,
+    /// What it is if a scenario does not set it; its kind is the parameter's.
+    pub(crate) default: Value,
+    /// What it is for.
+    pub(crate) about: String,
+    /// The only values that it may have; empty if any.
+    one_of: Vec<Value>,
+    min: Option<f64>,
+    max: Option<f64>,
+}
+
+impl Parameter {
+    /// A scenario's value for it.
+    pub(crate) fn fit(&self, value: &Value) -> Result<Value, Wrong> {
+        let value = self.kind(value)?;
+        if let Value::Number(number) = value {
+            self.range(number)?;
+        }
+        if self.one_of.is_empty() || self.one_of.contains(&value) {
+            return Ok(value);
+        }
+        let names: Vec<String> = self.one_of.iter().map(Value::text).collect();
+        let allowed = meant(&value.text(), names.iter().map(String::as_str));
+        Err(Wrong::new(
+            format!("{} is not possible", value.shown()),
+            allowed,
+        ))
+    }
+
+    /// `""` is an empty list; nothing else changes its kind.
+    fn kind(&self, value: &Value) -> Result<Value, Wrong> {
+        let same = std::mem::discriminant(value) == std::mem::discriminant(&self.default);
+        match (&self.default, value) {
+            _ if same => Ok(value.clone()),
+            (Value::List(_), Value::Text(text)) if text.is_empty() => Ok(Value::List(Vec::new())),
+            (default, _) => Err(Wrong::new(
+                format!("{} is {}", value.shown(), value.kind()),
+                format!(
+                    "{}, such as its default {}",
+                    default.kind(),
+                    default.shown()
+                ),
+            )),
+        }
+    }
+
+    fn range(&self, number: f64) -> Result<(), Wrong> {
+        let least = self.min.unwrap_or(f64::NEG_INFINITY);
+        let most = self.max.unwrap_or(f64::INFINITY);
+        if (!self.whole() || number.fract() == 0.0) && (least..=most).contains(&number) {
+            return Ok(());
+        }
+        let what = format!("{} is not possible", Value::Number(number).shown());
+        Err(Wrong::new(what, self.numbers()))
+    }
+
+    /// A number whose default is whole is whole.
+    fn whole(&self) -> bool {
+        matches!(self.default, Value::Number(default) if default.fract() == 0.0)
+    }
+
+    fn numbers(&self) -> String {
+        let kind = if self.whole() {
+            "a whole number"
+        } else {
+            "a number"
+        };
+        let from = self.min.map(|min| format!(" from {min}"));
+        let to = self.max.map(|max| format!(" to {max}"));
+        format!(
+            "{kind}{}{}",
+            from.unwrap_or_default(),
+            to.unwrap_or_default()
+        )
+    }
+
+    /// What it may be, if not anything of its kind.
+    fn allowed(&self) -> Option<String> {
+        if !self.one_of.is_empty() {
+            let names = self.one_of.iter().map(Value::text);
+            let names: Vec<String> = names.filter(|name| !name.is_empty()).collect();
+            return Some(names.join(", "));
+        }
+        (self.min.is_some() || self.max.is_some()).then(|| self.numbers())
+    }
+}
+
+/// Reads `[parameters]`.
+fn parameters(root: Reader<'_>) -> BTreeMap<String, Parameter> {
+    let mut parameters = BTreeMap::new();
+    let entries = root
+        .table("parameters")
+        .map_or(&[][..], |reader| &reader.table.entries);
+    for entry in entries {
+        let known = KNOWN.contains(&entry.key.as_str()) || entry.key == "shared";
+        let reserved =
+            known.then(|| Wrong::new("the word has a meaning in subjects", "another name"));
+        if let Some(wrong) = reserved.or_else(|| parameter_name(&entry.key).err()) {
+            root.complaints.add(entry.key_at, wrong);
+        }
+        if let Some(parameter) = parameter(root, &entry.node, entry.key_at) {
+            parameters.insert(entry.key.clone(), parameter);
+        }
+    }
+    parameters
+}
+
+fn parameter<'a>(root: Reader<'a>, node: &'a Node, at: usize) -> Option<Parameter> {
+    let Item::Table(_) = node.item else {
+        let default = root.evaluated(node)?.value;
+        return Some(Parameter {
+            at,
+            default,
+            about: String::new(),
+            one_of: Vec::new(),
+            min: None,
+            max: None,
+        });
+    };
+    let entry = root.inner(node)?;
+    entry.only(&["default", "about", "one_of", "min", "max"]);
+    let one_of = entry
+        .list("one_of")
+        .iter()
+        .filter_map(|node| entry.evaluated(node));
+    let parameter = Parameter {
+        at,
+        default: entry.need(
+            "default",
+            "its value if a scenario does not set it",
+            |value| Ok(value.clone()),
+        )?,
+        about: entry.text("about").unwrap_or_default(),
+        one_of: one_of.map(|found| found.value).collect(),
+        min: entry.read("min", units::number),
+        max: entry.read("max", units::number),
+    };
+    if let Err(wrong) = parameter.fit(&parameter.default) {
+        entry.wrong("default", wrong);
+    }
+    Some(parameter)
+}
+
+// Where the binaries are that subjects name as `{hoplite}` and `{lab}`.
+
+/// Paths of the binaries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// `hoplite`.
+    pub hoplite: String,
+    /// `hoplite-lab`.
+    pub lab: String,
+}
+
+impl Places {
+    /// Stands in while a file is only checked.
+    pub(crate) fn unknown() -> Self {
+        Self {
+            hoplite: "hoplite".into(),
+            lab: "hoplite-lab".into(),
+        }
+    }
+
+    /// The running executable, and the product beside it or on the PATH. Test binaries stand one directory deeper.
+    ///
+    /// # Errors
+    /// If `hoplite` is wanted and not there.
+    pub fn find(wants_hoplite: bool) -> Result<Self, Failure> {
+        let lab = std::env::current_exe();
+        let lab = lab.map_err(|error| {
+            Failure::new(
+                "finding the lab's own executable",
+                error,
+                "see that /proc is mounted",
+            )
+        })?;
+        let hoplite = match find_hoplite(&lab) {
+            Some(path) => path,
+            None if wants_hoplite => return Err(absent(&lab)),
+            None => PathBuf::from("hoplite"),
+        };
+        Ok(Self {
+            hoplite: utf8(&hoplite)?,
+            lab: utf8(&lab)?,
+        })
+    }
+}
+
+fn find_hoplite(lab: &Path) -> Option<PathBuf> {
+    let beside = lab
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|directory| directory.join("hoplite"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut candidates =
+        beside.chain(std::env::split_paths(&path).map(|directory| directory.join("hoplite")));
+    candidates.find(|path| path.is_absolute() && is_program(path))
+}
+
+fn is_program(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    path.metadata()
+        .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+}
+
+fn absent(lab: &Path) -> Failure {
+    let directory = lab.parent().unwrap_or(lab).display();
+    Failure::new(
+        "finding the program hoplite",
+        format!("it is neither in {directory} nor on the PATH"),
+        "cargo build --release -p hoplite -p hoplite-lab",
+    )
+}
+
+fn utf8(path: &Path) -> Result<String, Failure> {
+    let text = path.to_str().map(str::to_owned);
+    text.ok_or_else(|| {
+        Failure::new(
+            "finding the programs",
+            format!("the path {} is not UTF-8", path.display()),
+            "move them",
+        )
+    })
+}
+
+// `[[subject]]`s: their files are loaded once, their labels and parameters computed in each case.
+
+const SUBJECT_KEYS: [&str; 5] = ["use", "file", "label", "when", "with"];
+
+/// A subject in a case.
+pub(crate) struct Use {
+    /// Its name in the results.
+    pub(crate) label: String,
+    /// What `use` or `file` says.
+    pub(crate) file: String,
+    /// Its parameters.
+    pub(crate) with: BTreeMap<String, Value>,
+    /// Where it stands.
+    pub(crate) at: usize,
+}
+
+/// Loads every subject's file that is named, once.
+pub(crate) fn subjects(
+    root: Reader<'_>,
+    library: &Library,
+) -> (BTreeMap<String, SubjectFile>, Vec<Complaint>) {
+    let (mut files, mut others) = (BTreeMap::new(), Vec::new());
+    if root.tables("subject").is_empty() {
+        root.missing(
+            "subject",
+            "at least one, such as [[subject]] with use = \"native\"",
+        );
+    }
+    for entry in root.tables("subject") {
+        entry.only(&SUBJECT_KEYS);
+        let Some(key) = file_of(entry) else { continue };
+        if files.contains_key(&key) {
+            continue;
+        }
+        match load(entry, &key, library) {
+            Some(Ok(file)) => drop(files.insert(key, file)),
+            Some(Err(Failure::Wrong(list))) => others.extend(list),
+            Some(Err(Failure::Failed(one))) => others.push(one),
+            None => {}
+        }
+    }
+    (files, others)
+}
+
+/// What names the subject's file, the same in every case: `use` or `file`.
+fn file_of(entry: Reader<'_>) -> Option<String> {
+    match (entry.table.node("use"), entry.table.node("file")) {
+        (Some(_), None) => entry.read("use", name),
+        (None, Some(_)) => entry.read("file", text),
+        (None, None) => {
+            entry.missing(
+                "use",
+                "the name of a subject, such as use = \"hoplite\", or file = \"mine.toml\"",
+            );
+            None
+        }
+        (Some(_), Some(_)) => {
+            entry.wrong("file", Wrong::new("there is use too", "use or file"));
+            None
+        }
+    }
+}
+
+fn load(entry: Reader<'_>, key: &str, library: &Library) -> Option<Result<SubjectFile, Failure>> {
+    let by_path = entry.table.node("file").is_some();
+    let source = if by_path {
+        Some(library.file(key))
+    } else {
+        library.subject(key)
+    };
+    match source {
+        Some(Ok(source)) => Some(SubjectFile::parse(&source.name, &source.text)),
+        Some(Err(why)) => {
+            let at = if by_path { "file" } else { "use" };
+            entry.wrong(
+                at,
+                Wrong::new(
+                    format!("{} cannot be read: {why}", quoted(key)),
+                    "a subject's file",
+                ),
+            );
+            None
+        }
+        None => {
+            let names = library.subjects();
+            let allowed = meant(key, names.iter().map(String::as_str));
+            let what = format!("there is no subject {}", quoted(key));
+            entry.wrong(
+                "use",
+                Wrong::new(
+                    what,
+                    format!("{allowed} (or a file subjects/{key}.toml beside the scenario)"),
+                ),
+            );
+            None
+        }
+    }
+}
+
+/// The subjects of a case.
+pub(crate) fn uses(root: Reader<'_>, subjects: &BTreeMap<String, SubjectFile>) -> Vec<Use> {
+    let (mut uses, mut labels) = (Vec::new(), BTreeSet::new());
+    for entry in root.tables("subject") {
+        if entry.instances().is_empty() {
+            continue;
+        }
+        let Some(file) = file_of(entry) else { continue };
+        let Some(subject) = subjects.get(&file) else {
+            continue;
+        };
+        let label = match entry.table.node("label") {
+            Some(_) => entry.read("label", name),
+            None => Some(subject.name.clone()),
+        };
+        let Some(label) = label else { continue };
+        if !labels.insert(label.clone()) {
+            let key = if entry.table.node("label").is_some() {
+                "label"
+            } else {
+                "use"
+            };
+            let what = format!(
+                "there are two subjects with the label {} in a case",
+                quoted(&label)
+            );
+            entry.wrong(key, Wrong::new(what, "another label = \"…\""));
+        }
+        uses.push(Use {
+            label,
+            file,
+            with: with(entry, subject),
+            at: entry.table.at,
+        });
+    }
+    uses
+}
+
+fn with(entry: Reader<'_>, subject: &SubjectFile) -> BTreeMap<String, Value> {
+    let mut values = BTreeMap::new();
+    let Some(with) = entry.table.node("with").and_then(|node| entry.inner(node)) else {
+        return values;
+    };
+    for pair in &with.table.entries {
+        let Some(found) = with.evaluated(&pair.node) else {
+            continue;
+        };
+        match subject.fit(&pair.key, &found.value) {
+            Ok(value) => drop(values.insert(pair.key.clone(), value)),
+            Err(wrong) => with.complaints.add(pair.node.at, wrong),
+        }
+    }
+    values
 }
 
 #[cfg(test)]

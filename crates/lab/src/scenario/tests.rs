@@ -1,12 +1,10 @@
 //! Scenarios as a whole: what a researcher writes, and what comes of it.
 
-mod documented;
-mod shipped;
 mod wrong;
 
 use std::{fs, time::Duration};
 
-use super::*;
+use super::{library::SUBJECTS, *};
 use crate::{
     subject::{Ready, Run},
     topology::{Discipline, JitterShape, Link, Loss, NodeKind},
@@ -304,7 +302,7 @@ fn impairments_are_read_in_every_notation() {
 }
 
 /// Three hosts around a router, and these workloads.
-fn workloads(tables: &str) -> Vec<crate::workload::Plan> {
+fn workloads(tables: &str) -> Vec<workload::Plan> {
     let text = format!(
         "name = 'w'\n[[host]]\nname = 'client'\n[[host]]\nname = 'client{{i}}'\nrepeat = 2\n[[host]]\nname = 'server'\n[[router]]\nname = 'core'\n\
          [[link]]\nends = ['client', 'core']\n[[link]]\nends = ['client{{i}}', 'core']\nrepeat = 2\n[[link]]\nends = ['core', 'server']\n\
@@ -536,4 +534,198 @@ fn a_name_that_is_no_file_is_a_built_in_scenario() {
     assert_eq!(load(Path::new("smoke")).expect("built in").path, None);
     let failure = load(Path::new("smok")).expect_err("unknown").to_string();
     assert!(failure.contains("did you mean \"smoke\"?"), "{failure}");
+}
+
+// The examples of `docs/scenarios.md`: they are what the page says they are.
+
+const PAGE: &str = include_str!("../../../../docs/scenarios.md");
+
+/// Every block of TOML on the page.
+fn examples() -> Vec<&'static str> {
+    let blocks = PAGE.split("```toml\n").skip(1);
+    blocks
+        .map(|block| block.split("```").next().expect("an end"))
+        .collect()
+}
+
+fn example(part: &str) -> &'static str {
+    let mut found = examples().into_iter().filter(|text| text.contains(part));
+    found.next().expect(part)
+}
+
+/// A directory with the page's scenario, its keys replaced, and the page's subjects.
+fn page(change: impl Fn(&str) -> String) -> Result<Scenario, Failure> {
+    let directory = tempfile::tempdir().expect("a directory");
+    let write =
+        |name: &str, text: &str| fs::write(directory.path().join(name), text).expect("written");
+    fs::create_dir(directory.path().join("subjects")).expect("made");
+    write(
+        "subjects/shadowsocks.toml",
+        example("name = \"shadowsocks\""),
+    );
+    write("subjects/chain.toml", example("name = \"chain\""));
+    write("s.toml", &change(example("name = \"wifi\"")));
+    load(&directory.path().join("s.toml"))
+}
+
+#[test]
+fn every_example_of_the_page_is_tested_here() {
+    assert_eq!(examples().len(), 5, "a new example wants a test");
+}
+
+#[test]
+fn the_small_scenario_of_the_page_is_right() {
+    let scenario = page(str::to_owned).expect("valid");
+    assert_eq!((scenario.runs(), scenario.labels().len()), (160, 2));
+}
+
+#[test]
+fn the_competitor_of_the_page_is_added_by_its_file_alone() {
+    let scenario = page(|text| {
+        text.replace(
+            "use = \"native\"",
+            "use = \"shadowsocks\"\nlabel = \"native\"\nwith = { cipher = \"aes-256-gcm\" }",
+        )
+    })
+    .expect("valid");
+    let trial = trial(&scenario, |key| key.subject == "native");
+    assert!(
+        trial.subject.files[0]
+            .text
+            .starts_with("{\n  \"server\": \"{ip:relay1}\""),
+        "{}",
+        trial.subject.files[0].text
+    );
+    assert_eq!(
+        trial.subject.steps[0].ready,
+        [Ready::Tcp("10.77.0.2:8388".parse().expect("valid"))]
+    );
+    assert!(trial.subject.hides_client);
+}
+
+#[test]
+fn a_block_for_each_relay_comes_of_joined_files() {
+    let scenario =
+        page(|text| text.replace("use = \"native\"", "use = \"chain\"\nlabel = \"native\""))
+            .expect("valid");
+    let trial = trial(&scenario, |key| key.subject == "native");
+    let text = &trial.subject.files[0].text;
+    assert_eq!(
+        text,
+        "# 2 relays\n[[relay]]\naddress = \"{ip:relay1}:443\"\n[[relay]]\naddress = \"{ip:relay2}:443\"\n"
+    );
+}
+
+#[test]
+fn the_other_tables_of_the_page_fit_the_small_scenario() {
+    let rest = example("[sysctl]");
+    let scenario = page(|text| format!("{text}\n{rest}")).expect("valid");
+    assert_eq!(scenario.keep.pcap, ["access"]);
+    assert_eq!(scenario.gate, Gate::default());
+    assert_eq!(scenario.findings[0].subject.as_deref(), Some("hoplite-2"));
+    let goal = &scenario.findings[1];
+    assert_eq!((goal.goal, goal.high), (true, Some(3.0)));
+    let matrix = example("profile = [").replace("[matrix]\n", "");
+    let profiles = page(|text| {
+        text.replace("[matrix]", &format!("[matrix]\n{matrix}\n#"))
+            .replace("rate = \"10Mbit\"", "rate = \"{profile.up}\"")
+    });
+    assert_eq!(profiles.expect("valid").runs(), 320);
+}
+
+#[test]
+fn what_the_page_calls_pinned_is_pinned() {
+    let rest = example("[sysctl]");
+    for (key, value) in settings::PINNED {
+        let written = [
+            format!("\"{key}\" = \"{value}\""),
+            format!("\"{key}\" = {value}\n"),
+        ];
+        assert!(written.iter().any(|line| rest.contains(line)), "{key}");
+    }
+}
+
+// What is shipped: every scenario and subject under `scenarios/` and `subjects/`.
+
+#[test]
+fn every_shipped_scenario_loads_and_every_case_of_it_resolves_with_every_subject() {
+    for (name, text) in SCENARIOS {
+        let scenario = load(Path::new(name)).unwrap_or_else(|failure| panic!("{failure}"));
+        assert_eq!(scenario.name, name, "it is found by its name");
+        assert!(
+            !scenario.summary.is_empty() && text.starts_with("# "),
+            "{name} says what it is about"
+        );
+        let first = scenario
+            .keys()
+            .into_iter()
+            .filter(|key| key.repetition == 1);
+        for key in first {
+            let used = scenario
+                .checked
+                .resolve(
+                    scenario
+                        .checked
+                        .cases
+                        .iter()
+                        .find(|case| case.values == key.case)
+                        .expect("there"),
+                )
+                .expect("resolves");
+            assert!(
+                used.uses.iter().any(|used| used.label == key.subject),
+                "{key:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_file_of_the_directories_is_built_in() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let names = |directory: &str| -> Vec<String> {
+        let paths = library::tomls(&root.join(directory));
+        let stem = |path: &PathBuf| {
+            let stem = path.file_stem().expect("a name");
+            stem.to_string_lossy().into_owned()
+        };
+        let mut names: Vec<String> = paths.iter().map(stem).collect();
+        names.sort_unstable(); // paths sort otherwise: "a-b.toml" comes before "a.toml"
+        names
+    };
+    let sorted = |list: &[(&str, &str)]| -> Vec<String> {
+        let mut names: Vec<String> = list.iter().map(|(name, _)| (*name).to_owned()).collect();
+        names.sort_unstable();
+        names
+    };
+    assert_eq!(names("scenarios"), sorted(&SCENARIOS));
+    assert_eq!(names("subjects"), sorted(&SUBJECTS));
+}
+
+#[test]
+fn every_shipped_subject_is_right_and_found_by_its_name() {
+    let subjects = built_in_subjects();
+    let names: Vec<&str> = subjects
+        .iter()
+        .map(|subject| subject.name.as_str())
+        .collect();
+    assert_eq!(names, SUBJECTS.map(|(name, _)| name));
+    assert!(subjects.iter().all(|subject| !subject.summary.is_empty()));
+}
+
+#[test]
+fn every_seed_of_the_fuzzer_is_a_right_scenario_or_subject() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/lab_scenario");
+    for entry in fs::read_dir(directory)
+        .expect("there")
+        .map(|entry| entry.expect("readable"))
+    {
+        let text = fs::read_to_string(entry.path()).expect("text");
+        let scenario = parse("seed", &text).map(|scenario| scenario.runs());
+        assert!(
+            scenario.is_ok() || SubjectFile::parse("seed", &text).is_ok(),
+            "{:?}: {scenario:?}",
+            entry.path()
+        );
+    }
 }

@@ -1,10 +1,10 @@
-//! Quantities with their units: `5ms`, `10Mbit`, `64kB`, `1%`. Used wherever a scenario or a subject's file wants one.
+//! Quantities with their units: `5ms`, `10Mbit`, `64kB`, `1%`.
 //! Decimal prefixes are powers of 1000, `KiB` and `MiB` powers of 1024. A number without a unit is refused, except where it has none:
-//! octets, shares, and 0.
+//! bytes, shares, and 0.
 
 use std::time::Duration;
 
-use super::{complain::Wrong, expression::Value};
+use super::{document::Wrong, expression::Value};
 
 const DURATIONS: &str = "a number with ns, us, ms, s, min or h, such as \"25ms\"";
 const RATES: &str =

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use super::{
-    complain::{Wrong, quoted},
+    document::{Wrong, quoted},
     expression::Value,
     network::nearest,
     reader::{Reader, name, one_of},

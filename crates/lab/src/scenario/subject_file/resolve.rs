@@ -10,8 +10,7 @@ use std::{
 use super::Places;
 use crate::{
     scenario::{
-        complain::{Wrong, meant, quoted},
-        document::{Item, Node},
+        document::{Item, Node, Wrong, meant, quoted},
         expression::Value,
         reader::{Reader, name, one_of, text},
         template::{Hole, Template},
