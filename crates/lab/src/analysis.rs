@@ -1,20 +1,21 @@
-//! What is computed from results and records: order statistics, intervals, comparisons, and the papers' own analyses.
-//! Pure functions over values; `campaign` and `report` read the files.
+//! What is computed from results and records: statistics, the cascade of acknowledgements, the fingerprint of a connection; and the captures that
+//! the last two begin with. Functions over values and over files of one attempt.
 
-use std::{net::IpAddr, path::PathBuf};
+pub mod cascade;
+pub(crate) mod fingerprint;
+pub mod statistics;
+
+use std::{
+    fs::File,
+    io::{self, BufReader, ErrorKind, Read},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::{Path, PathBuf},
+};
 
 use crate::{
     errors::Failure,
     trial::{Analysis, Report, Trial},
 };
-
-pub mod bootstrap;
-mod capture;
-pub mod cascade;
-pub mod classify;
-pub(crate) mod fingerprint;
-pub mod holm;
-pub mod quantile;
 
 /// The figures of a repetition that its trial asks for, by name.
 ///
@@ -58,8 +59,8 @@ impl Seen {
         })
     }
 
-    fn read(&self) -> Result<capture::Capture, Failure> {
-        capture::Capture::read(&self.capture, &self.client).map_err(|error| {
+    fn read(&self) -> Result<Capture, Failure> {
+        Capture::read(&self.capture, &self.client).map_err(|error| {
             Failure::new(
                 self.doing,
                 error,
@@ -83,4 +84,184 @@ fn client_of(trial: &Trial, link: &str, doing: &str) -> Result<[IpAddr; 2], Fail
         .get(asking)
         .ok_or_else(|| missing(format!("{asking:?} is no host")))?;
     Ok([addresses.v4.into(), addresses.v6.into()])
+}
+
+// The capture of a link: for each packet its time, its direction, its bytes and those of its UDP payload.
+// The pcap format (draft-ietf-opsawg-pcap), link type RAW: packets begin with their IP header.
+
+/// One direction, as the client sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Out,
+    In,
+}
+
+/// Packets begin with IPv4 or IPv6; 101 is LINKTYPE_RAW, 12 what some systems write for it.
+const RAW: [u32; 2] = [101, 12];
+
+/// No packet is larger.
+const LARGEST: u32 = 1 << 18;
+
+/// Protocol number of UDP.
+const UDP: u8 = 17;
+
+/// Octets of a UDP header.
+const UDP_HEADER: usize = 8;
+
+/// All packets of a link, in their order.
+#[derive(Debug, Default)]
+struct Capture {
+    packets: Vec<Captured>,
+}
+
+/// One packet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Captured {
+    /// Seconds since 1970.
+    time: f64,
+    way: Way,
+    /// Octets of the IP packet.
+    octets: usize,
+    /// Octets of its UDP payload, if it is UDP.
+    payload: Option<usize>,
+}
+
+impl Capture {
+    /// Reads the file; what has one of the client's addresses as its source goes out.
+    fn read(path: &Path, client: &[IpAddr; 2]) -> io::Result<Self> {
+        let named =
+            |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let mut file = BufReader::new(File::open(path).map_err(named)?);
+        Self::parse(&mut file, client).map_err(named)
+    }
+
+    fn parse(input: &mut impl Read, client: &[IpAddr; 2]) -> io::Result<Self> {
+        let mut head = [0; 24];
+        input.read_exact(&mut head)?;
+        let numbers = Numbers::of(&head)?;
+        if !RAW.contains(&numbers.at(&head, 20)) {
+            return Err(wrong("its packets do not begin with an IP header"));
+        }
+        let (mut packets, mut data) = (Vec::new(), Vec::new());
+        while let Some(record) = record(input, &numbers)? {
+            data.resize(record.captured as usize, 0);
+            input.read_exact(&mut data)?;
+            packets.extend(packet(&data, &record, client));
+        }
+        Ok(Self { packets })
+    }
+
+    /// The octets of all packets.
+    fn octets(&self) -> usize {
+        self.packets.iter().map(|packet| packet.octets).sum()
+    }
+
+    /// The UDP packets of one direction: their payloads' octets and their times.
+    fn udp(&self, way: Way) -> impl Iterator<Item = (usize, f64)> {
+        let of = self.packets.iter().filter(move |packet| packet.way == way);
+        of.filter_map(|packet| Some((packet.payload?, packet.time)))
+    }
+
+    /// Octets of the IP and UDP headers that most packets have.
+    fn headers(&self) -> usize {
+        let of = |headers| {
+            let has = |packet: &&Captured| {
+                packet
+                    .payload
+                    .is_some_and(|payload| packet.octets - payload == headers)
+            };
+            self.packets.iter().filter(has).count()
+        };
+        if of(48) > of(28) { 48 } else { 28 }
+    }
+}
+
+/// What stands before a packet.
+struct Record {
+    time: f64,
+    /// Octets that were captured, and on the wire.
+    captured: u32,
+    whole: u32,
+}
+
+fn record(input: &mut impl Read, numbers: &Numbers) -> io::Result<Option<Record>> {
+    let mut head = [0; 16];
+    match input.read_exact(&mut head) {
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
+        other => other?,
+    }
+    let (captured, whole) = (numbers.at(&head, 8), numbers.at(&head, 12));
+    let part = f64::from(numbers.at(&head, 4)) / numbers.second;
+    let time = f64::from(numbers.at(&head, 0)) + part;
+    match captured <= LARGEST && whole <= LARGEST {
+        true => Ok(Some(Record {
+            time,
+            captured,
+            whole,
+        })),
+        false => Err(wrong("a packet is larger than packets are")),
+    }
+}
+
+fn wrong(why: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, why)
+}
+
+/// The byte order of a file, and the parts of a second that it counts.
+struct Numbers {
+    big: bool,
+    second: f64,
+}
+
+impl Numbers {
+    /// By the magic number, of files with nanoseconds or microseconds.
+    fn of(head: &[u8]) -> io::Result<Self> {
+        let magics = [(0xa1b2_3c4d, 1e9), (0xa1b2_c3d4, 1e6)];
+        let orders = [false, true].into_iter();
+        let mut all = orders.flat_map(|big| magics.map(|(magic, second)| (big, magic, second)));
+        all.find_map(|(big, magic, second)| {
+            let numbers = Self { big, second };
+            (numbers.at(head, 0) == magic).then_some(numbers)
+        })
+        .ok_or_else(|| wrong("it is no pcap file"))
+    }
+
+    fn at(&self, octets: &[u8], place: usize) -> u32 {
+        let mut number = [0; 4];
+        if let Some(found) = octets.get(place..place + 4) {
+            number.copy_from_slice(found);
+        }
+        match self.big {
+            true => u32::from_be_bytes(number),
+            false => u32::from_le_bytes(number),
+        }
+    }
+}
+
+/// Less of it may have been captured than was on the wire.
+fn packet(data: &[u8], record: &Record, client: &[IpAddr; 2]) -> Option<Captured> {
+    let octets = record.whole as usize;
+    let (source, protocol, header) = match data.first()? >> 4 {
+        4 => {
+            let source: [u8; 4] = data.get(12..16)?.try_into().ok()?;
+            let header = usize::from(data.first()? & 0x0f) * 4;
+            (Ipv4Addr::from(source).into(), *data.get(9)?, header)
+        }
+        6 => {
+            let source: [u8; 16] = data.get(8..24)?.try_into().ok()?;
+            (IpAddr::from(Ipv6Addr::from(source)), *data.get(6)?, 40)
+        }
+        _ => return None,
+    };
+    let way = match client.contains(&source) {
+        true => Way::Out,
+        false => Way::In,
+    };
+    let payload = (protocol == UDP).then(|| octets.checked_sub(header + UDP_HEADER));
+    Some(Captured {
+        time: record.time,
+        way,
+        octets,
+        payload: payload.flatten(),
+    })
 }

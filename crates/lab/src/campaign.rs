@@ -4,42 +4,47 @@
 //! It may be killed at any point. A repetition counts from the moment its transaction in `results.sqlite` is done; its samples are in place
 //! before that, and what has no transaction is swept away at the next start.
 
-mod choice;
 mod conduct;
 mod directory;
-mod eta;
-mod execute;
-mod gate;
 mod identity;
-mod interrupt;
-mod keep;
-mod lock;
-mod machine;
 mod plan;
-mod programs;
 mod progress;
 mod shard;
 
 use std::{
     collections::{HashMap, HashSet},
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use tokio::{
+    runtime::Builder,
+    signal::unix::{Signal, SignalKind, signal},
+};
+
+pub use self::shard::merge;
 use self::{
     conduct::{Conduct, Ended, Step, Tally},
-    eta::Estimate,
-    execute::{Execute, Worlds},
-    interrupt::Stop,
     plan::{Plan, Source},
-    progress::Progress,
+    progress::{Estimate, Progress},
 };
 pub(crate) use self::{
-    directory::{Directory, entries, remove, sync, trouble},
+    directory::{Directory, Lock, entries, remove, sync, trouble},
     identity::{describe, difference, extend},
-    lock::Lock,
 };
-use crate::{cli::RunArgs, errors::Failure, report, results::store::Store, scenario};
+use crate::{
+    cli::RunArgs,
+    errors::Failure,
+    report,
+    results::store::Store,
+    scenario,
+    trial::{Report, Trial},
+    world,
+};
 
 /// Runs a scenario, or goes on with it.
 ///
@@ -56,7 +61,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         return plan::show(&plan, &out, args.json);
     }
     let args = args.clone();
-    interrupt::watched(move |stop| {
+    watched(move |stop| {
         let progress = Progress::to_stdout(args.json);
         let begun = Begun::new(plan, &out, args.retry)?;
         let around = Around {
@@ -83,7 +88,7 @@ impl Begun {
         let lock = Lock::take(directory.root(), "run")?;
         let mut store = Store::write(directory.root())?;
         identity::claim(&mut store, &directory, &plan)?;
-        let machine = machine::this();
+        let machine = identity::this();
         store.put_machine(&machine)?;
         if retry {
             store.take_back()?;
@@ -206,6 +211,83 @@ fn estimate(store: &Store) -> Result<Estimate, Failure> {
 fn now() -> f64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.unwrap_or_default().as_secs_f64()
+}
+
+// SIGINT and SIGTERM end a campaign in order: the attempt under way is given up, what is stored is stored. A second one ends it at once.
+
+/// Whether somebody wants it to end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Somebody does.
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Whether somebody does.
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// Runs a campaign on a thread of its own, and tells it when to stop.
+pub(crate) fn watched(
+    work: impl FnOnce(&Stop) -> Result<(), Failure> + Send + 'static,
+) -> Result<(), Failure> {
+    let failed = |error| Failure::new("starting", error, "raise the limits of files and threads");
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed)?;
+    let done = runtime.block_on(async {
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+        let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+        let stop = Stop::default();
+        let working = stop.clone();
+        let mut work = tokio::task::spawn_blocking(move || work(&working));
+        loop {
+            tokio::select! {
+                done = &mut work => return done.unwrap_or_else(|error| Err(Failure::new("running the campaign", error, "please report this"))),
+                () = either(&mut interrupt, &mut terminate) => {
+                    if stop.is_set() {
+                        return Err(Failure::new("running the campaign", "interrupted twice", "run the same command again to go on"));
+                    }
+                    stop.set();
+                }
+            }
+        }
+    });
+    runtime.shutdown_background();
+    done
+}
+
+async fn either(interrupt: &mut Signal, terminate: &mut Signal) {
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+}
+
+// Who carries an attempt out: a world in fresh namespaces, or in tests somebody who only says so.
+
+/// Carries attempts out.
+pub(crate) trait Execute {
+    /// Carries one out. Returns early when `stop` is set; what it returns then is not looked at.
+    ///
+    /// # Errors
+    /// When this machine can run no attempt at all: no user namespaces, no TUN.
+    fn run(&mut self, trial: &Trial, stop: &Stop) -> Result<Report, Failure>;
+}
+
+/// Worlds: processes in namespaces of their own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Worlds;
+
+impl Execute for Worlds {
+    fn run(&mut self, trial: &Trial, stop: &Stop) -> Result<Report, Failure> {
+        world::spawn_until(trial, &|| stop.is_set())
+    }
 }
 
 #[cfg(test)]

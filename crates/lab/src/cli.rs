@@ -4,9 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::{
-    calibrate, campaign, doctor, errors::Failure, report, results::merge, scenario, workload, world,
-};
+use crate::{calibrate, campaign, doctor, errors::Failure, report, scenario, workload, world};
 
 /// Emulated networks, every competitor beside Hoplite, figures that stand up.
 #[derive(Debug, Parser)]
@@ -149,7 +147,7 @@ pub fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Report(args) => report::run(args),
         Command::List(args) => scenario::list(args.json),
         Command::Run(args) => campaign::run(args),
-        Command::Merge(args) => merge::merge(args),
+        Command::Merge(args) => campaign::merge(args),
         Command::Doctor(args) => doctor::run(args),
     }
 }

@@ -1,5 +1,5 @@
-//! Logs of processes, which may be long: their end for whoever reads why an attempt failed, and whether a text stands in them, without
-//! reading anything twice. `subject` and `world` read them.
+//! Logs of processes, which may be long: their end for whoever reads why an attempt failed, and whether a text stands in them, without reading
+//! anything twice.
 
 use std::{
     fs::File,

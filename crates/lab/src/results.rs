@@ -1,14 +1,12 @@
-//! What is kept of a campaign: metrics of a repetition, samples in Parquet, exports in the formats of the field.
-//! `campaign` writes it while it runs, `report` reads it.
+//! What is kept of a campaign: samples and metrics of a repetition, samples in Parquet, figures in SQLite, exports in the formats of the field.
 
-pub mod csv;
-pub mod date;
-pub mod merge;
+pub mod export;
 pub mod metrics;
-pub mod onionperf;
 pub mod parquet;
 pub mod sample;
 pub mod store;
 
-pub use metrics::{Metric, metrics};
-pub use sample::Sample;
+pub use self::{
+    metrics::{Metric, metrics},
+    sample::Sample,
+};

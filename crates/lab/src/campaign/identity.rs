@@ -1,13 +1,31 @@
-//! Whose directory it is: results of two campaigns never mix. `campaign` claims a directory before it runs anything, `merge` compares shards.
+//! What a campaign is of: its scenario, the machine it runs on and the programs it measures. Results of two campaigns never mix: a directory is
+//! claimed before anything runs in it, and shards are compared before they are joined.
 
-use std::{fs, io::Write};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env,
+    fs::{self, File},
+    io::{self, Read, Write},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::OnceLock,
+    thread,
+};
 
+use ring::digest;
+use rustix::{
+    process::{Resource, geteuid, getrlimit},
+    thread::{CapabilitySet, capabilities},
+};
 use serde::Serialize;
 
 use super::{Directory, plan::Plan, trouble};
 use crate::{
+    emulator::priority::PRIORITY,
     errors::Failure,
-    results::store::{Binary, Campaign, Store},
+    results::store::{Binary, Campaign, Machine, Store},
+    scenario::subject_file::{Needs, Places},
+    subject,
 };
 
 /// Makes a new directory ours, or says what in it is not.
@@ -90,7 +108,7 @@ struct Description<'a> {
     seed: String,
     repetitions: u32,
     subjects: &'a [String],
-    programs: std::collections::BTreeMap<&'a str, &'a str>,
+    programs: BTreeMap<&'a str, &'a str>,
     source: &'a str,
 }
 
@@ -109,7 +127,7 @@ pub(crate) fn describe(directory: &Directory, campaign: &Campaign) -> Result<(),
     let path = directory.root().join("campaign.toml");
     let aside = directory.root().join("attempts").join("campaign.toml");
     let write = || {
-        let mut file = fs::File::create(&aside)?;
+        let mut file = File::create(&aside)?;
         writeln!(
             file,
             "# What the results here are of. Nothing reads it back."
@@ -121,9 +139,216 @@ pub(crate) fn describe(directory: &Directory, campaign: &Campaign) -> Result<(),
     write().map_err(|error| trouble("writing", &path, &error))
 }
 
+// The machine, without its name.
+
+/// Settings that touch results and that a namespace does not have for itself, or begins with.
+const SETTINGS: [&str; 12] = [
+    "kernel/sched_rt_period_us",
+    "kernel/sched_rt_runtime_us",
+    "kernel/timer_migration",
+    "net/core/default_qdisc",
+    "net/core/netdev_max_backlog",
+    "net/core/rmem_max",
+    "net/core/wmem_max",
+    "net/ipv4/tcp_available_congestion_control",
+    "net/ipv4/tcp_congestion_control",
+    "net/ipv4/tcp_mem",
+    "net/ipv4/tcp_rmem",
+    "net/ipv4/tcp_wmem",
+];
+
+/// This machine.
+pub(crate) fn this() -> Machine {
+    let mut machine = Machine {
+        id: String::new(),
+        kernel: format!(
+            "{} {}",
+            read("/proc/sys/kernel/osrelease").unwrap_or_default(),
+            read("/proc/sys/kernel/version").unwrap_or_default()
+        ),
+        architecture: env::consts::ARCH.to_owned(),
+        cpu: cpu(),
+        cores: thread::available_parallelism().map_or(1, |cores| cores.get() as u64),
+        memory: memory(),
+        governor: read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        real_time: real_time(),
+        sysctls: settings(),
+    };
+    machine.id = name(&machine);
+    machine
+}
+
+fn name(machine: &Machine) -> String {
+    let text = serde_json::to_string(machine).unwrap_or_default();
+    let hash = digest::digest(&digest::SHA256, text.as_bytes());
+    let head = hash.as_ref().iter().take(8);
+    head.map(|octet| format!("{octet:02x}")).collect()
+}
+
+fn read(path: &str) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+/// The model of the first processor; other architectures than x86 have other words for it.
+fn cpu() -> String {
+    let text = read("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    ["model name", "Model", "Hardware", "CPU implementer"]
+        .into_iter()
+        .find_map(field)
+        .unwrap_or_default()
+}
+
+fn memory() -> u64 {
+    let text = read("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kilobytes.unwrap_or_default() * 1024
+}
+
+/// Whether an emulator could have real-time priority: by root's capability (another user's does not reach into the user namespace of a
+/// world), or by the limit that an administrator has set.
+fn real_time() -> bool {
+    let capable =
+        capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE));
+    let limit = getrlimit(Resource::Rtprio).current;
+    (capable && geteuid().is_root())
+        || limit.is_none_or(|most| most >= u64::from(PRIORITY.unsigned_abs()))
+}
+
+fn settings() -> BTreeMap<String, String> {
+    let one = |path: &&str| {
+        let words = read(&format!("/proc/sys/{path}"))?;
+        let value = words.split_whitespace().collect::<Vec<_>>().join(" ");
+        Some((path.replace('/', "."), value))
+    };
+    SETTINGS.iter().filter_map(one).collect()
+}
+
+// The programs: each with the hash of its file and what it says of its version.
+
+/// They only start others; another version of them changes no figure.
+const WRAPPERS: [&str; 3] = ["sh", "bash", "env"];
+
+/// Octets of what a program says of its version.
+const WORDS: usize = 200;
+
+/// What a subject's steps start: names or paths.
+pub(crate) fn started_by(subject: &subject::Plan) -> BTreeSet<String> {
+    let first = |step: &subject::Step| step.command.first().cloned();
+    subject
+        .steps
+        .iter()
+        .filter_map(first)
+        .filter(|name| !WRAPPERS.contains(&name.as_str()))
+        .collect()
+}
+
+/// Finds and hashes them, and this program too. One that is not there is left out: the attempt says what is missing.
+pub(crate) fn identify(names: &BTreeSet<String>, needs: &[Needs]) -> Result<Vec<Binary>, Failure> {
+    let places = Places::find(false)?;
+    let lab = PathBuf::from(&places.lab);
+    let mut binaries = vec![Binary {
+        name: "hoplite-lab".to_owned(),
+        sha256: own(&lab).map_err(|error| trouble("reading", &lab, &error))?,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    }];
+    let found = names.iter().filter_map(|name| find(name));
+    for path in found.filter(|path| *path != lab) {
+        let sha256 = hash(&path).map_err(|error| trouble("reading", &path, &error))?;
+        let name = path.file_name().unwrap_or_default();
+        binaries.push(Binary {
+            name: name.to_string_lossy().into_owned(),
+            sha256,
+            version: version(&path, &places, needs),
+        });
+    }
+    binaries.sort();
+    binaries.dedup();
+    Ok(binaries)
+}
+
+fn find(name: &str) -> Option<PathBuf> {
+    match name {
+        // What an earlier step makes is no program of ours.
+        name if name.contains('{') => None,
+        name if name.contains('/') => Some(PathBuf::from(name)).filter(|path| path.is_file()),
+        name => {
+            let path = env::var_os("PATH")?;
+            let mut places = env::split_paths(&path).map(|place| place.join(name));
+            places.find(|place| place.is_file())
+        }
+    }
+}
+
+/// The first line that a program says when it is asked for its version, as its subject's file tells how.
+fn version(path: &Path, places: &Places, needs: &[Needs]) -> String {
+    let own = |text: &str| {
+        let text = text.replace("{hoplite}", &places.hoplite);
+        text.replace("{lab}", &places.lab)
+    };
+    let of = |needs: &&Needs| find(&own(&needs.command)).as_deref() == Some(path);
+    let ask = needs
+        .iter()
+        .filter(of)
+        .find(|needs| !needs.version.is_empty());
+    let words: Vec<String> = ask
+        .into_iter()
+        .flat_map(|needs| &needs.version)
+        .map(|word| own(word))
+        .collect();
+    let Some((program, arguments)) = words.split_first() else {
+        return String::new();
+    };
+    let said = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output();
+    let first = |octets: Vec<u8>| {
+        let text = String::from_utf8_lossy(&octets).into_owned();
+        let line = text.lines().map(str::trim).find(|line| !line.is_empty());
+        line.map(|line| line.chars().take(WORDS).collect::<String>())
+    };
+    let line = said
+        .ok()
+        .and_then(|said| first(said.stdout).or_else(|| first(said.stderr)));
+    line.unwrap_or_default()
+}
+
+/// This program's own hash: it does not change while it runs.
+fn own(path: &Path) -> io::Result<String> {
+    static OWN: OnceLock<String> = OnceLock::new();
+    if let Some(known) = OWN.get() {
+        return Ok(known.clone());
+    }
+    let found = hash(path)?;
+    Ok(OWN.get_or_init(|| found).clone())
+}
+
+fn hash(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let mut context = digest::Context::new(&digest::SHA256);
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let read = file.read(&mut buffer)?;
+        let Some(part) = buffer.get(..read).filter(|part| !part.is_empty()) else {
+            return Ok(hexadecimal(context.finish().as_ref()));
+        };
+        context.update(part);
+    }
+}
+
+/// In lower case.
+pub(crate) fn hexadecimal(octets: &[u8]) -> String {
+    octets.iter().map(|octet| format!("{octet:02x}")).collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt};
 
     use super::*;
     use crate::scenario::Gate;
@@ -175,5 +400,42 @@ mod tests {
         here.summary = "other words".into();
         here.fingerprints.insert("tor".into(), "3".into());
         assert_eq!(difference(&campaign(), &here), None);
+    }
+
+    #[test]
+    fn a_machine_is_described_without_its_name() {
+        let machine = this();
+        assert_eq!(machine, this());
+        assert!(machine.cores > 0 && machine.memory > 0 && !machine.kernel.is_empty());
+        let host = read("/proc/sys/kernel/hostname").unwrap();
+        let text = serde_json::to_string(&machine).unwrap();
+        assert!(host.len() < 5 || !text.contains(&host), "{text}");
+    }
+
+    #[test]
+    fn a_program_is_known_by_the_hash_of_its_file_and_what_it_says() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("relay");
+        fs::write(&path, "abc").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let path = path.to_string_lossy().into_owned();
+        let names = BTreeSet::from([path.clone(), "/no/such".to_owned(), "{out:x}".to_owned()]);
+        let needs = Needs {
+            command: path,
+            install: String::new(),
+            version: ["sh", "-c", "echo; echo relay 1.2; echo more"]
+                .map(str::to_owned)
+                .to_vec(),
+        };
+        let found = identify(&names, &[needs]).unwrap();
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].name, "hoplite-lab");
+        assert_eq!(
+            (found[1].name.as_str(), found[1].version.as_str()),
+            ("relay", "relay 1.2")
+        );
+        // FIPS 180-2, appendix B.1
+        let hash = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(found[1].sha256, hash);
     }
 }

@@ -1,7 +1,8 @@
-//! What a user sees of a campaign: a bar with the time left on a terminal, JSON lines otherwise. `conduct` tells it what happens.
+//! What a user sees of a campaign: a bar with the time left on a terminal, JSON lines otherwise.
 //! When nobody reads any more the campaign goes on.
 
 use std::{
+    collections::HashMap,
     io::{self, IsTerminal, Write},
     path::Path,
     time::Duration,
@@ -10,7 +11,10 @@ use std::{
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
-use super::{conduct::Tally, gate::Judgement, plan::Place};
+use super::{
+    conduct::{Judgement, Tally},
+    plan::Place,
+};
 use crate::{results::store::Verdict, trial::Key};
 
 /// Octets of a failed attempt's log that are shown; the rest is in `runs/`.
@@ -210,8 +214,69 @@ fn end(log: &str) -> &str {
     start.and_then(|start| log.get(start..)).unwrap_or(log)
 }
 
+// How long the rest will take: each repetition as long as those of its case and subject took, else those of its subject, else all.
+
+/// A mean under way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    sum: f64,
+    count: f64,
+}
+
+impl Mean {
+    fn add(&mut self, seconds: f64) {
+        self.sum += seconds;
+        self.count += 1.0;
+    }
+
+    fn value(self) -> f64 {
+        self.sum / self.count
+    }
+}
+
+/// What is known about durations.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Estimate {
+    pairs: HashMap<Key, Mean>,
+    subjects: HashMap<String, Mean>,
+    all: Mean,
+}
+
+impl Estimate {
+    /// A repetition took so long, with all its attempts.
+    pub(crate) fn add(&mut self, key: &Key, seconds: f64) {
+        self.pairs.entry(pair(key)).or_default().add(seconds);
+        let subject = self.subjects.entry(key.subject.clone());
+        subject.or_default().add(seconds);
+        self.all.add(seconds);
+    }
+
+    /// Seconds for all of these; `None` as long as nothing is known.
+    pub(crate) fn left<'a>(&self, keys: impl Iterator<Item = &'a Key>) -> Option<f64> {
+        (self.all.count > 0.0).then(|| {
+            keys.map(|key| self.one(key))
+                .fold(0.0, |all, one| all + one)
+        })
+    }
+
+    fn one(&self, key: &Key) -> f64 {
+        let pair = self.pairs.get(&pair(key));
+        let known = pair.or_else(|| self.subjects.get(&key.subject));
+        known.unwrap_or(&self.all).value()
+    }
+}
+
+fn pair(key: &Key) -> Key {
+    Key {
+        repetition: 0,
+        ..key.clone()
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     #[test]
@@ -226,5 +291,26 @@ mod tests {
         let log = "ä".repeat(SHOWN);
         assert_eq!(end(&log).chars().count(), SHOWN / 2);
         assert_eq!(end("short"), "short");
+    }
+
+    fn key(hops: &str, subject: &str, repetition: u32) -> Key {
+        Key {
+            scenario: "s".into(),
+            case: BTreeMap::from([("hops".into(), hops.into())]),
+            subject: subject.into(),
+            repetition,
+        }
+    }
+
+    #[test]
+    fn a_repetition_is_expected_to_take_as_long_as_its_like() {
+        let mut estimate = Estimate::default();
+        assert_eq!(estimate.left([key("1", "a", 1)].iter()), None);
+        estimate.add(&key("1", "a", 1), 10.0);
+        estimate.add(&key("1", "b", 1), 30.0);
+        let left = |key| estimate.left([key].iter());
+        assert_eq!(left(key("1", "a", 2)), Some(10.0));
+        assert_eq!(left(key("2", "b", 1)), Some(30.0));
+        assert_eq!(left(key("2", "c", 1)), Some(20.0));
     }
 }

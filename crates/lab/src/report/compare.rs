@@ -7,12 +7,9 @@ use super::{
     data::{Data, Place},
     metric::Better,
 };
-use crate::analysis::{
-    bootstrap::{
-        Comparison, FEWEST, How, Interval, RESAMPLES, Statistic, center, compare, confidence,
-    },
-    holm::holm,
-    quantile::{quantile_of_sorted, sorted},
+use crate::analysis::statistics::{
+    Comparison, FEWEST, How, Interval, RESAMPLES, Statistic, center, compare, confidence, holm,
+    quantile_of_sorted, sorted,
 };
 
 /// The probability below which a difference is called one.

@@ -7,18 +7,16 @@ use std::{
 };
 
 use super::{
-    boxplot,
     compare::Judgement,
     data::{Data, Measure, Place},
-    ecdf, lines,
-    number::Unit,
-    png,
+    lines,
+    metric::Unit,
+    plots,
+    render::{self, Place as SvgPlace, svg},
     scene::Scene,
-    series,
-    svg::{Place as SvgPlace, svg},
 };
 use crate::{
-    analysis::{bootstrap::Statistic, fingerprint::PREFIX},
+    analysis::{fingerprint::PREFIX, statistics::Statistic},
     errors::Failure,
 };
 
@@ -74,7 +72,7 @@ pub(super) fn unit(judgement: &Judgement, data: &Data, measure: usize) -> Unit {
         .map(|(_, summary)| summary.center.abs())
         .filter(|median| *median > 0.0)
         .collect();
-    let size = crate::analysis::quantile::median(&medians).unwrap_or(1.0);
+    let size = crate::analysis::statistics::median(&medians).unwrap_or(1.0);
     let of = data.measures.get(measure);
     of.map_or_else(|| Unit::new("", 1.0), |of| of.meaning.quantity.unit(size))
 }
@@ -89,7 +87,7 @@ pub(super) fn figures(data: &Data, judgement: &Judgement) -> Vec<Figure> {
             all.add_measure(data, judgement, measure, of);
         }
     }
-    let late = series::lateness(data);
+    let late = plots::lateness(data);
     all.add("emulator lateness", Kind::Lateness, None, late);
     all.figures
 }
@@ -124,13 +122,13 @@ impl Figures {
         }
         let title = format!("box {}", of.title());
         for cases in data.cases_of(measure).chunks(CASES) {
-            let scene = boxplot::draw(data, judgement, measure, cases, unit);
+            let scene = plots::box_plot(data, judgement, measure, cases, unit);
             self.add(&title, Kind::Box, Some(measure), scene);
         }
         if key {
             self.add_distributions(data, (measure, of), unit);
             let title = format!("time {}", of.title());
-            let scene = series::draw(data, judgement, measure, unit);
+            let scene = plots::time_series(data, judgement, measure, unit);
             self.add(&title, Kind::Series, Some(measure), scene);
         }
     }
@@ -155,7 +153,7 @@ impl Figures {
     fn add_distributions(&mut self, data: &Data, (measure, of): (usize, &Measure), unit: Unit) {
         for case in data.cases_of(measure) {
             let title = format!("ecdf {} {}", of.title(), data.tell(case));
-            let scene = ecdf::draw(data, measure, case, unit);
+            let scene = plots::ecdf_plot(data, measure, case, unit);
             self.add(&title, Kind::Ecdf, Some(measure), scene);
         }
     }
@@ -213,7 +211,7 @@ pub(super) fn write(figures: &[Figure], directory: &Path) -> Result<(), Failure>
 fn write_one(figure: &Figure, folder: &Path) -> io::Result<()> {
     let path = |end: &str| folder.join(format!("{}.{end}", figure.name));
     fs::write(path("svg"), svg(&figure.scene, SvgPlace::File))?;
-    png::write(&figure.scene, &path("png"))
+    render::png(&figure.scene, &path("png"))
 }
 
 /// Only what a report writes: other files are somebody's.

@@ -3,11 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    axis::{Axis, Frame, legend},
     compare::Judgement,
     data::{Case, Data, Place},
-    number::Unit,
-    scene::{Anchor, Dash, Paint, Scene, fit},
+    metric::Unit,
+    scene::{Anchor, Axis, Dash, Frame, Paint, Scene, fit, legend},
 };
 
 const PANEL: f64 = 520.0;

@@ -1,26 +1,32 @@
 //! The page: one file, no script, nothing from elsewhere. Verdict first, then what stands behind it.
+//!
+//! Its markup is made by a few functions (`tag`, `said`, `row`), not by templates: nearly every line of it decides something, so that templates
+//! would need a value for each cell beside the same decisions. `escape` is in one place, and a test sends hostile text through all of it.
 
-mod cases;
-mod drawings;
-mod glance;
-mod goals;
-mod machine;
-mod method;
-mod paper;
-mod recognition;
-mod tables;
 mod validity;
+mod verdict;
+
+use std::collections::BTreeMap;
 
 use super::{
-    compare::Judgement,
-    data::Data,
-    figures::Figure,
-    html::{escape, said, tag},
-    number::{count, span},
+    compare::{Judgement, Summary},
+    data::{Data, Measure, Place},
+    figures::{Figure, Kind, unit},
+    metric::{count, digits, factor, span},
     recognise::Answer,
+    render::{self, escape, row, said, svg, tag},
     scene::{DARK, LIGHT},
 };
-use crate::results::{date::Utc, store::Verdict};
+use crate::{
+    analysis::{
+        fingerprint::PREFIX,
+        statistics::{FEWEST, RESAMPLES, Statistic},
+    },
+    results::{
+        export::Utc,
+        store::{Machine, Verdict},
+    },
+};
 
 /// What the page is made from.
 pub(super) struct Source<'a> {
@@ -37,24 +43,32 @@ pub(super) struct Source<'a> {
 pub(super) fn page(source: &Source<'_>) -> String {
     let campaign = &source.data.campaign;
     let sections = [
-        ("verdict", "Who won", glance::section(source)),
-        ("goals", "Beside what was asked", goals::section(source)),
-        ("paper", "Beside the paper", paper::section(source)),
-        ("cases", "Case by case", cases::section(source)),
+        ("verdict", "Who won", verdict::section(source)),
+        (
+            "goals",
+            "Beside what was asked",
+            super::findings::goals_section(source),
+        ),
+        (
+            "paper",
+            "Beside the paper",
+            super::findings::paper_section(source),
+        ),
+        ("cases", "Case by case", cases_section(source)),
         (
             "recognition",
             "What an observer recognises",
-            recognition::section(source),
+            super::recognise::section(source),
         ),
-        ("figures", "Figures", drawings::section(source)),
-        ("tables", "All figures in numbers", tables::section(source)),
+        ("figures", "Figures", figures_section(source)),
+        ("tables", "All figures in numbers", tables_section(source)),
         ("validity", "May it be trusted?", validity::section(source)),
         (
             "machine",
             "What was run, and on what",
-            machine::section(source),
+            machine_section(source),
         ),
-        ("method", "How to read this", method::section(source)),
+        ("method", "How to read this", method_section(source)),
     ];
     let there = || {
         sections
@@ -154,7 +168,7 @@ fn facts(source: &Source<'_>) -> Vec<(String, String)> {
 }
 
 /// A box that scrolls sideways where a table is wider than the screen.
-fn scrolling(table: &str) -> String {
+pub(super) fn scrolling(table: &str) -> String {
     tag("div class=\"scroll\" tabindex=\"0\"", table)
 }
 
@@ -168,7 +182,7 @@ fn chip(name: &str, series: usize) -> String {
 }
 
 /// Something to unfold.
-fn details(title: &str, content: &str, open: bool) -> String {
+pub(super) fn details(title: &str, content: &str, open: bool) -> String {
     let head = if open { "details open" } else { "details" };
     tag(head, &format!("{}{content}", said("summary", title)))
 }
@@ -176,6 +190,388 @@ fn details(title: &str, content: &str, open: bool) -> String {
 /// `3 cases`, with its verb.
 fn cases(number: usize) -> String {
     count(number, "case")
+}
+
+/// Every case of every measure that matters; empty if the verdict says it all.
+fn cases_section(source: &Source<'_>) -> String {
+    let data = source.data;
+    if data.cases.len() < 2 {
+        return String::new();
+    }
+    let measures = verdict::shown(source);
+    measures
+        .iter()
+        .map(|measure| card(source, *measure))
+        .collect()
+}
+
+fn card(source: &Source<'_>, measure: usize) -> String {
+    let data = source.data;
+    let Some(of) = data.measures.get(measure) else {
+        return String::new();
+    };
+    let families = data.run_families();
+    let head = verdict::head(data, source.judgement, &families);
+    let line = |case: &usize| {
+        let mut cells = vec![said("th scope=\"row\"", &data.tell(*case))];
+        let one = |family: &usize| verdict::one(source, measure, *case, *family);
+        cells.extend(families.iter().map(one));
+        row(&cells)
+    };
+    // A case in which every repetition failed is shown too.
+    let mut cases = data.cases_of(measure);
+    cases.extend(
+        data.counts
+            .iter()
+            .filter(|(_, counts)| counts.ok == 0)
+            .map(|((case, _), _)| *case),
+    );
+    cases.sort_unstable();
+    cases.dedup();
+    let rows: String = cases.iter().map(line).collect();
+    let table = tag(
+        "table class=\"glance\"",
+        &format!("{}{}", tag("thead", &head), tag("tbody", &rows)),
+    );
+    format!("{}{}", said("h3", &of.title()), scrolling(&table))
+}
+
+/// Up to so many distributions are unfolded.
+const UNFOLDED: usize = 4;
+
+/// The figures, by measure, with links to their files.
+fn figures_section(source: &Source<'_>) -> String {
+    let measures = source.data.measures.iter().enumerate();
+    let (key, other): (Vec<_>, Vec<_>) = measures.partition(|(_, of)| of.meaning.key);
+    let of = |all: &[(usize, _)]| {
+        all.iter()
+            .map(|(measure, _)| one(source, *measure))
+            .collect::<String>()
+    };
+    let (first, rest) = (of(&key), of(&other));
+    let rest = if rest.is_empty() {
+        rest
+    } else {
+        details("Box plots of the other measures", &rest, false)
+    };
+    first + &rest
+}
+
+fn one(source: &Source<'_>, measure: usize) -> String {
+    let figures = |kind| {
+        source
+            .figures
+            .iter()
+            .filter(move |figure| figure.measure == Some(measure) && figure.kind == kind)
+    };
+    let any = |figure: &Figure| figure.measure == Some(measure);
+    if !source.figures.iter().any(any) {
+        return String::new();
+    }
+    let title = source.data.measures.get(measure).map(Measure::title);
+    let mut content = said("h3", &title.unwrap_or_default());
+    content += &figures(Kind::Lines { first: true })
+        .map(figure)
+        .collect::<String>();
+    let others: String = figures(Kind::Lines { first: false }).map(figure).collect();
+    if !others.is_empty() {
+        content += &details("Medians by the other parameters", &others, false);
+    }
+    content += &figures(Kind::Box).map(figure).collect::<String>();
+    let ecdfs: Vec<String> = figures(Kind::Ecdf).map(figure).collect();
+    if !ecdfs.is_empty() {
+        let open = ecdfs.len() <= UNFOLDED;
+        let grid = tag("div class=\"grid\"", &ecdfs.concat());
+        content += &details("Distributions", &grid, open);
+    }
+    let series: String = figures(Kind::Series).map(figure).collect();
+    if !series.is_empty() {
+        content += &details("Over the campaign's time", &series, ecdfs.len() <= UNFOLDED);
+    }
+    content
+}
+
+/// A figure with its files.
+fn figure(figure: &Figure) -> String {
+    let name = &figure.name;
+    let links =
+        format!("<a href=\"figures/{name}.svg\">SVG</a> <a href=\"figures/{name}.png\">PNG</a>");
+    let kind = if figure.kind == Kind::Ecdf {
+        "figure class=\"small\""
+    } else {
+        "figure"
+    };
+    tag(
+        kind,
+        &format!(
+            "{}{}",
+            svg(&figure.scene, render::Place::Page),
+            tag("figcaption", &(escape(&figure.caption) + " " + &links))
+        ),
+    )
+}
+
+/// Every median with its interval, its n and what became of the repetitions behind it, and its ratio to the baseline.
+fn tables_section(source: &Source<'_>) -> String {
+    let shown = verdict::shown(source);
+    let one = |(measure, of): (usize, &Measure)| {
+        details(
+            &of.title(),
+            &measure_table(source, measure),
+            shown.first() == Some(&measure),
+        )
+    };
+    let measures = source.data.measures.iter().enumerate();
+    // They are in a file of their own.
+    let measures = measures.filter(|(_, of)| !of.metric.starts_with(PREFIX));
+    measures.map(one).collect()
+}
+
+fn measure_table(source: &Source<'_>, measure: usize) -> String {
+    let (data, judgement) = (source.data, source.judgement);
+    let unit = unit(judgement, data, measure).name;
+    let unit = if unit.is_empty() {
+        String::new()
+    } else {
+        format!(" ({unit})")
+    };
+    let mean = data
+        .measures
+        .get(measure)
+        .is_some_and(|of| of.meaning.statistic == Statistic::Mean);
+    let statistic = if mean { "Mean" } else { "Median" };
+    let against = judgement
+        .baseline
+        .map_or("–", |baseline| data.label(baseline));
+    let mut heads = vec![
+        ("Subject".to_owned(), "", false),
+        (format!("{statistic}{unit}"), "", true),
+        ("95 % interval".to_owned(), "", true),
+        ("95th percentile".to_owned(), "", true),
+        ("n".to_owned(), "values", true),
+        ("Runs".to_owned(), "repetitions that gave values", true),
+        ("Invalid".to_owned(), "attempts that the gate refused", true),
+        ("Failed".to_owned(), "attempts that failed", true),
+        ("Failed transfers".to_owned(), "", true),
+        (format!("Ratio to {against}"), "", true),
+        ("95 % interval".to_owned(), "", true),
+        ("p".to_owned(), "after Holm's correction", true),
+        ("Verdict".to_owned(), "", false),
+    ];
+    let cases = data.cases.len() > 1;
+    if cases {
+        heads.insert(0, ("Case".to_owned(), "", false));
+    }
+    let cells: Vec<String> = heads
+        .iter()
+        .map(|(name, hint, number)| {
+            let class = if *number { " class=\"n\"" } else { "" };
+            said(&format!("th scope=\"col\"{class} title=\"{hint}\""), name)
+        })
+        .collect();
+    let rows = judgement
+        .summaries
+        .iter()
+        .filter(|(place, _)| place.measure == measure);
+    let rows: String = rows
+        .map(|(place, summary)| line(source, *place, summary, cases))
+        .collect();
+    scrolling(&tag(
+        "table class=\"numbers\"",
+        &format!("{}{}", tag("thead", &row(&cells)), tag("tbody", &rows)),
+    ))
+}
+
+fn line(source: &Source<'_>, place: Place, summary: &Summary, with_case: bool) -> String {
+    let (data, judgement) = (source.data, source.judgement);
+    let unit = unit(judgement, data, place.measure);
+    let counts = data
+        .counts
+        .get(&(place.case, place.subject))
+        .copied()
+        .unwrap_or_default();
+    let number = |text: &str| said("td class=\"n\"", text);
+    let mut cells = Vec::new();
+    if with_case {
+        cells.push(said("td class=\"words\"", &data.tell(place.case)));
+    }
+    let name = chip(data.label(place.subject), data.series(place.subject));
+    cells.push(tag("th scope=\"row\"", &name));
+    cells.push(number(&unit.tell(summary.center)));
+    let interval = summary
+        .interval
+        .map(|interval| verdict::range(unit, interval.low, interval.high));
+    cells.push(number(&interval.unwrap_or_else(|| "–".to_owned())));
+    cells.push(number(&unit.tell(summary.p95)));
+    let failed = data.failed_transfers(place);
+    for count in [
+        summary.n,
+        summary.repetitions,
+        counts.invalid,
+        counts.failed,
+        failed,
+    ] {
+        cells.push(number(&count.to_string()));
+    }
+    cells.extend(ratio(source, place));
+    row(&cells)
+}
+
+fn ratio(source: &Source<'_>, place: Place) -> Vec<String> {
+    let number = |text: &str| said("td class=\"n\"", text);
+    let Some(ratio) = source.judgement.ratios.get(&place) else {
+        let word = if source.judgement.baseline == Some(place.subject) {
+            "baseline"
+        } else {
+            ""
+        };
+        return vec![number("–"), number("–"), number("–"), said("td", word)];
+    };
+    let comparison = &ratio.comparison;
+    let told = comparison.ratio.map_or_else(|| "–".to_owned(), factor);
+    let interval = comparison
+        .interval
+        .map(|interval| format!("{} – {}", digits(interval.low), digits(interval.high)));
+    let p = ratio.corrected.map(|p| {
+        if p < 0.001 {
+            "< 0.001".to_owned()
+        } else {
+            digits(p)
+        }
+    });
+    let words = format!(
+        "{} {}",
+        verdict::symbol(ratio.standing),
+        ratio.standing.words()
+    );
+    let dash = || "–".to_owned();
+    vec![
+        number(&told),
+        number(&interval.unwrap_or_else(dash)),
+        number(&p.unwrap_or_else(dash)),
+        tag("td class=\"words\"", &escape(words.trim())),
+    ]
+}
+
+/// What was run and on what: all that a reader needs to do it again.
+fn machine_section(source: &Source<'_>) -> String {
+    let data = source.data;
+    let campaign = &data.campaign;
+    let mut facts = vec![
+        ("Scenario".to_owned(), campaign.scenario.clone()),
+        ("Begun".to_owned(), Utc::at(campaign.began).shortly()),
+        ("Seed".to_owned(), campaign.seed.to_string()),
+        (
+            "Repetitions".to_owned(),
+            format!(
+                "{} of each case and subject, interleaved",
+                campaign.repetitions
+            ),
+        ),
+    ];
+    for machine in &data.machines {
+        facts.extend(machine_facts(machine, data.machines.len() > 1));
+    }
+    let mut content = scrolling(&facts_table(facts));
+    content += &binaries(source);
+    let prints = campaign.fingerprints.clone();
+    content += &facts_to_unfold("What each subject's cases resolve to, as a hash", prints);
+    for machine in &data.machines {
+        let title = format!("Settings of the machine {}", machine.id);
+        content += &facts_to_unfold(&title, machine.sysctls.clone());
+    }
+    let file = said("pre", &campaign.source);
+    content + &details("The scenario's file, as it was read", &file, false)
+}
+
+/// Names and values.
+fn facts_table(facts: impl IntoIterator<Item = (String, String)>) -> String {
+    let line = |(name, value): (String, String)| {
+        row(&[said("th scope=\"row\"", &name), said("td", &value)])
+    };
+    let rows: String = facts.into_iter().map(line).collect();
+    tag("table class=\"facts\"", &tag("tbody", &rows))
+}
+
+/// The same to unfold; nothing if there are none.
+fn facts_to_unfold(title: &str, facts: BTreeMap<String, String>) -> String {
+    if facts.is_empty() {
+        return String::new();
+    }
+    details(title, &scrolling(&facts_table(facts)), false)
+}
+
+fn machine_facts(machine: &Machine, several: bool) -> Vec<(String, String)> {
+    let name = |name: &str| {
+        if several {
+            format!("{name} ({})", machine.id)
+        } else {
+            name.to_owned()
+        }
+    };
+    let real_time = if machine.real_time { "yes" } else { "no" };
+    vec![
+        (
+            name("Kernel"),
+            format!("{} · {}", machine.kernel, machine.architecture),
+        ),
+        (
+            name("Processor"),
+            format!("{} · {} cores", machine.cpu, machine.cores),
+        ),
+        (
+            name("Memory"),
+            format!("{} GB", digits(machine.memory as f64 / 1e9)),
+        ),
+        (
+            name("Frequency governor"),
+            machine
+                .governor
+                .clone()
+                .unwrap_or_else(|| "none to be seen".to_owned()),
+        ),
+        (name("Real-time priority"), real_time.to_owned()),
+    ]
+}
+
+fn binaries(source: &Source<'_>) -> String {
+    let binaries = &source.data.campaign.binaries;
+    if binaries.is_empty() {
+        return String::new();
+    }
+    let heads = ["Program", "Version", "SHA-256"].map(|head| tag("th scope=\"col\"", head));
+    let line = |binary: &crate::results::store::Binary| {
+        let hash = tag("td", &said("code", &binary.sha256));
+        row(&[
+            said("th scope=\"row\"", &binary.name),
+            said("td", &binary.version),
+            hash,
+        ])
+    };
+    let rows: String = binaries.iter().map(line).collect();
+    said("h3", "Programs")
+        + &scrolling(&tag(
+            "table",
+            &format!("{}{}", tag("thead", &row(&heads)), tag("tbody", &rows)),
+        ))
+}
+
+/// How the figures were made, in words.
+fn method_section(source: &Source<'_>) -> String {
+    let resamples = source.judgement.resamples.max(RESAMPLES);
+    let items = [
+        "Every subject was measured in the same campaign, one after the other in a shuffled order, each repetition in fresh network namespaces: what the machine does to one, it does to all.".to_owned(),
+        "Only repetitions count in which the emulator kept its promises. The others were repeated, and are counted above.".to_owned(),
+        "A transfer that failed has no times; it counts in the share of transfers that failed. Its absence may flatter a subject that fails often: read both.".to_owned(),
+        format!("Medians and percentiles are of type 7 (Hyndman and Fan). Intervals are 95 % percentile intervals of {RESAMPLES} bootstrap resamples; whole repetitions are drawn, for transfers of one repetition share a world. With fewer than {FEWEST} repetitions no such statement is possible, and none is made."),
+        format!("A ratio is that of two medians over the repetitions that both subjects have. Its interval draws the same repetitions for both ({resamples} resamples), so that a mood of the machine that hit both does not widen it."),
+        "Better and worse are claimed only if that could hardly be chance: p ≤ 0.05, two-sided, after Holm's correction for all judged comparisons of this page. A probability is never taken for smaller than an exact test of so few repetitions could show (sign test; rank test where no values overlap). “No difference seen” does not mean that there is none.".to_owned(),
+        "Time to first and last byte begin with the connection to the way in (SOCKS, HTTP proxy, or the target itself) and include it. Goodput is payload over that time; for transfers that the clock ended, over the payload's own time.".to_owned(),
+        "Processor time is that of the named process while the workloads ran, for each 10⁹ octets of payload moved.".to_owned(),
+        "Resampling begins at the campaign's seed: the same results give the same page.".to_owned(),
+    ];
+    let list: String = items.iter().map(|item| said("li", item)).collect();
+    tag("ul class=\"method\"", &list)
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
-//! A figure as a list of shapes: drawn once, written as SVG (`svg`) and as PNG (`png`). Lengths are in CSS pixels, the origin is top left.
+//! A figure as a list of shapes, and what all figures have: axes, the frame of a plot, a legend. Lengths are in CSS pixels, the origin is top left.
 
 use std::sync::OnceLock;
 
 use plotters::style::{FontDesc, FontFamily, FontStyle, register_font};
+
+use super::metric::{Unit, digits};
 
 /// The font's name for plotters.
 pub(super) const FONT: &str = "lab";
@@ -295,8 +297,284 @@ pub(super) fn font(size: f64, bold: bool) -> FontDesc<'static> {
     FontDesc::new(FontFamily::Name(FONT), size, style)
 }
 
+// Axes: their range, their marks, linear or logarithmic; and the frame of a plot.
+
+/// Size of the text at the marks.
+pub(super) const SMALL: f64 = 11.0;
+
+/// A range of values along a side.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Axis {
+    low: f64,
+    high: f64,
+    log: bool,
+    unit: Unit,
+    label: String,
+}
+
+impl Axis {
+    /// Holds all values. Logarithmic if they are positive and span more than a factor of 20; otherwise it begins at nought
+    /// if that costs less than half of it.
+    pub(super) fn over(values: impl Iterator<Item = f64>, unit: Unit, label: &str) -> Self {
+        let mut axis = Self::bare(values, unit, label);
+        if axis.low > 0.0 && axis.high / axis.low > 20.0 {
+            (axis.low, axis.high, axis.log) = (axis.low / 1.15, axis.high * 1.15, true);
+            return axis;
+        }
+        if axis.low >= 0.0 && axis.low <= axis.high * 0.5 {
+            axis.low = 0.0;
+        }
+        axis.with_air()
+    }
+
+    /// From the first to the last value, never logarithmic.
+    pub(super) fn linear(values: impl Iterator<Item = f64>, unit: Unit, label: &str) -> Self {
+        Self::bare(values, unit, label).with_air()
+    }
+
+    fn bare(values: impl Iterator<Item = f64>, unit: Unit, label: &str) -> Self {
+        let told = values.map(|value| value * unit.factor);
+        let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+        for value in told.filter(|value| value.is_finite()) {
+            (low, high) = (low.min(value), high.max(value));
+        }
+        if low > high {
+            (low, high) = (0.0, 1.0);
+        }
+        let label = label.to_owned();
+        Self {
+            low,
+            high,
+            log: false,
+            unit,
+            label,
+        }
+    }
+
+    /// Some air around the values, but none below nought.
+    fn with_air(mut self) -> Self {
+        let span = self.high - self.low;
+        let air = if span > 0.0 {
+            span * 0.05
+        } else {
+            (self.high.abs() * 0.1).max(1e-9)
+        };
+        let least = if self.low >= 0.0 {
+            0.0
+        } else {
+            f64::NEG_INFINITY
+        };
+        (self.low, self.high) = ((self.low - air).max(least), self.high + air);
+        self
+    }
+
+    /// From 0 to 100 %.
+    pub(super) fn shares(label: &str) -> Self {
+        Self {
+            low: 0.0,
+            high: 100.0,
+            log: false,
+            unit: Unit::new("%", 100.0),
+            label: label.to_owned(),
+        }
+    }
+
+    /// Where a stored value stands, 0..1.
+    pub(super) fn place(&self, value: f64) -> f64 {
+        let told = (value * self.unit.factor).clamp(self.low, self.high);
+        if self.log {
+            return (told / self.low).ln() / (self.high / self.low).ln();
+        }
+        (told - self.low) / (self.high - self.low)
+    }
+
+    /// Its marks: place (0..1) and text.
+    pub(super) fn ticks(&self, about: usize) -> Vec<(f64, String)> {
+        let values = if self.log {
+            self.decades(about)
+        } else {
+            self.steps(about)
+        };
+        let place = |told: &f64| (self.place(told / self.unit.factor), tick(*told));
+        values.iter().map(place).collect()
+    }
+
+    fn steps(&self, about: usize) -> Vec<f64> {
+        let step = nice((self.high - self.low) / about.max(1) as f64);
+        let first = (self.low / step - 1e-9).ceil();
+        let value = |count: u32| (first + f64::from(count)) * step;
+        (0..40)
+            .map(value)
+            .take_while(|value| *value <= self.high + step * 1e-6)
+            .collect()
+    }
+
+    fn decades(&self, about: usize) -> Vec<f64> {
+        let all = |of: &[f64]| {
+            let mut marks = Vec::new();
+            let mut decade = 10_f64.powf(self.low.log10().floor());
+            while decade <= self.high && marks.len() < 100 {
+                marks.extend(of.iter().map(|times| times * decade));
+                decade *= 10.0;
+            }
+            marks.retain(|mark| (self.low..=self.high).contains(mark));
+            marks
+        };
+        let fine = all(&[1.0, 2.0, 5.0]);
+        if fine.len() <= about + 2 {
+            fine
+        } else {
+            all(&[1.0])
+        }
+    }
+
+    /// What stands beside it.
+    pub(super) fn title(&self) -> String {
+        let scale = if self.log { ", log scale" } else { "" };
+        match (self.unit.name, self.label.is_empty()) {
+            ("", _) => format!("{}{scale}", self.label),
+            (unit, true) => format!("{unit}{scale}"),
+            (unit, false) => format!("{} ({unit}{scale})", self.label),
+        }
+    }
+}
+
+/// 1, 2 or 5 times a power of ten, at least as large.
+fn nice(step: f64) -> f64 {
+    let power = 10_f64.powf(step.log10().floor());
+    let times = [1.0, 2.0, 5.0, 10.0]
+        .into_iter()
+        .find(|times| times * power >= step * (1.0 - 1e-9));
+    times.unwrap_or(10.0) * power
+}
+
+/// A mark's text: no more digits than it needs.
+fn tick(told: f64) -> String {
+    if told.abs() >= 10_000.0 || told == 0.0 {
+        return digits(told);
+    }
+    let rounded = format!("{told:.6}");
+    let short = rounded.trim_end_matches('0').trim_end_matches('.');
+    short.replace('-', "−")
+}
+
+/// The plot's area with its two axes.
+#[derive(Clone, Debug)]
+pub(super) struct Frame {
+    pub(super) left: f64,
+    pub(super) top: f64,
+    pub(super) width: f64,
+    pub(super) height: f64,
+    pub(super) x: Axis,
+    pub(super) y: Axis,
+}
+
+impl Frame {
+    /// Where a pair of stored values stands.
+    pub(super) fn at(&self, x: f64, y: f64) -> (f64, f64) {
+        (
+            self.across(x),
+            self.top + self.height * (1.0 - self.y.place(y)),
+        )
+    }
+
+    /// Where a value of the horizontal axis stands.
+    pub(super) fn across(&self, x: f64) -> f64 {
+        self.left + self.width * self.x.place(x)
+    }
+
+    /// Grid, marks and titles of both axes.
+    pub(super) fn draw(&self, scene: &mut Scene) {
+        self.draw_x(scene);
+        self.draw_y(scene);
+    }
+
+    /// Grid, marks and title of the vertical axis.
+    pub(super) fn draw_y(&self, scene: &mut Scene) {
+        let (left, right) = (self.left, self.left + self.width);
+        let mut widest = 0.0_f64;
+        for (place, text) in self.y.ticks(5) {
+            let y = self.top + self.height * (1.0 - place);
+            scene.line(&[(left, y), (right, y)], Paint::Grid, 1.0, Dash::Solid);
+            scene.text(
+                (left - 7.0, y + 4.0),
+                &text,
+                SMALL,
+                Paint::Muted,
+                Anchor::End,
+            );
+            widest = widest.max(width(&text, SMALL));
+        }
+        let middle = self.top + self.height / 2.0;
+        scene.upright((left - 16.0 - widest, middle), &self.y.title(), SMALL);
+    }
+
+    /// Grid, marks and title of the horizontal axis.
+    pub(super) fn draw_x(&self, scene: &mut Scene) {
+        let (left, bottom) = (self.left, self.top + self.height);
+        let about = marks(self.width);
+        for (place, text) in self.x.ticks(about) {
+            let x = left + self.width * place;
+            scene.line(&[(x, self.top), (x, bottom)], Paint::Grid, 1.0, Dash::Solid);
+            scene.text(
+                (x, bottom + 16.0),
+                &text,
+                SMALL,
+                Paint::Muted,
+                Anchor::Middle,
+            );
+        }
+        let middle = left + self.width / 2.0;
+        scene.text(
+            (middle, bottom + 34.0),
+            &self.x.title(),
+            SMALL,
+            Paint::Muted,
+            Anchor::Middle,
+        );
+    }
+}
+
+/// How many marks have room.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a float is cut to the range of the integer: some marks on a few hundred pixels"
+)]
+fn marks(width: f64) -> usize {
+    (width / 80.0).clamp(3.0, 10.0) as usize
+}
+
+/// A key of colours: line by line within a width. Answers how high it is.
+pub(super) fn legend(
+    scene: &mut Scene,
+    (left, top): (f64, f64),
+    most: f64,
+    names: &[(String, usize)],
+) -> f64 {
+    let (mut x, mut y) = (left, top);
+    for (name, series) in names {
+        let wide = 28.0 + width(name, SMALL) + 16.0;
+        if x > left && x + wide > left + most {
+            (x, y) = (left, y + 17.0);
+        }
+        let paint = Paint::Series(*series);
+        scene.line(
+            &[(x, y - 4.0), (x + 22.0, y - 4.0)],
+            paint,
+            2.4,
+            Dash::of(*series),
+        );
+        scene.text((x + 28.0, y), name, SMALL, Paint::Ink, Anchor::Start);
+        x += wide;
+    }
+    y - top + 17.0
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -306,5 +584,48 @@ mod tests {
         let cut = fit("a label that is far too long for its place", 12.0, 80.0);
         assert!(cut.ends_with('…') && width(&cut, 12.0) <= 80.0, "{cut}");
         assert_eq!(fit("short", 12.0, 80.0), "short");
+    }
+
+    fn plain(values: &[f64]) -> Axis {
+        Axis::over(values.iter().copied(), Unit::new("", 1.0), "")
+    }
+
+    #[test]
+    fn marks_are_round_numbers_and_values_near_nought_begin_there() {
+        let axis = plain(&[3.0, 47.0]);
+        let texts: Vec<String> = axis.ticks(5).into_iter().map(|tick| tick.1).collect();
+        assert_eq!(texts, ["0", "10", "20", "30", "40"]);
+    }
+
+    #[test]
+    fn a_wide_range_is_logarithmic_and_says_so() {
+        let axis = Axis::over([0.01, 30.0].into_iter(), Unit::new("s", 1.0), "Time");
+        assert_eq!(axis.title(), "Time (s, log scale)");
+        let texts: Vec<String> = axis.ticks(5).into_iter().map(|tick| tick.1).collect();
+        assert_eq!(texts, ["0.01", "0.1", "1", "10"]);
+    }
+
+    #[test]
+    fn one_value_nothing_and_infinity_still_make_an_axis() {
+        for values in [&[5.0][..], &[], &[f64::INFINITY], &[0.0], &[-3.0, -3.0]] {
+            let axis = plain(values);
+            assert!(axis.ticks(5).len() > 1, "{values:?}: {axis:?}");
+            assert!(axis.place(f64::INFINITY).is_finite());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_value_and_every_mark_stands_within_the_axis(
+            values in prop::collection::vec(-1e6..1e9_f64, 1..20),
+        ) {
+            let axis = plain(&values);
+            let marks = axis.ticks(6);
+            prop_assert!(marks.len() <= 14, "{marks:?}");
+            let places = values.iter().map(|value| axis.place(*value));
+            for place in places.chain(marks.iter().map(|mark| mark.0)) {
+                prop_assert!((-1e-6..=1.000_001).contains(&place), "{place}");
+            }
+        }
     }
 }

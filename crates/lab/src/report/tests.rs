@@ -1,7 +1,7 @@
 use tempfile::TempDir;
 
 use super::{
-    example::{Example, directory},
+    example::{Example, data, directory},
     *,
 };
 use crate::results::parquet;
@@ -34,7 +34,7 @@ fn a_directory_becomes_a_page_with_its_figures_and_exports() {
     assert!(text("figures/box-goodput-get.svg").starts_with("<svg xmlns="));
     assert!(dir.path().join("figures/box-goodput-get.png").exists());
     assert_eq!(text("export/onionperf.csv").lines().count(), 1 + 4 * 6);
-    let document: serde_json::Value =
+    let document: Value =
         serde_json::from_str(&text("export/tor.onionperf.analysis.json")).unwrap();
     assert_eq!(
         document["data"]["client"]["tgen"]["streams"]
@@ -126,4 +126,34 @@ fn an_example_to_look_at_is_made_where_the_environment_says() {
         directory(&example, &dir);
         run(&args(&dir)).unwrap();
     }
+}
+
+#[test]
+fn a_line_has_the_keys_that_scripts_rely_on() {
+    let data = data(&Example::default());
+    let lines = lines(&data, &judge(&data, data.subject("native")));
+    let line = lines
+        .iter()
+        .find(|line| line["metric"] == "ttfb_s" && line["subject"] == "tor")
+        .unwrap();
+    assert_eq!(
+        (&line["scenario"], &line["case"]["hops"]),
+        (&json!("example"), &json!("2"))
+    );
+    for key in ["n", "invalid", "failed", "median", "lo", "hi", "p95", "p99"] {
+        assert!(line[key].is_number(), "{key} of {line}");
+    }
+    let ratio = lines
+        .iter()
+        .find(|line| line["baseline"] == "native" && line["metric"] == "ttfb_s")
+        .unwrap();
+    assert!(
+        ratio["ratio"].is_number() && ratio["verdict"].is_string(),
+        "{ratio}"
+    );
+    let goal = lines.iter().find(|line| line["goal"].is_string()).unwrap();
+    assert!(
+        goal["value"].is_number() && goal["verdict"].is_string(),
+        "{goal}"
+    );
 }

@@ -1,11 +1,11 @@
 //! The figures of one repetition: of each transfer (`ttfb_s`, `goodput_bps`, …) and of the repetition as a whole (`cpu_s_per_gb:PROCESS`, …).
-//! `campaign` stores them; `report` compares them. Names are those of the design's CLI contract; units are in the names.
+//! Units are in the names.
 
 use std::collections::BTreeMap;
 
+use super::sample::{Whole, wholes};
 use crate::{
-    analysis::quantile::quantile,
-    results::sample::{Whole, wholes},
+    analysis::statistics::quantile,
     trial::{Outcome, ProcessUse, Report, Trial},
     workload::{Kind, Plan},
 };

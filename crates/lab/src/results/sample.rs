@@ -1,5 +1,4 @@
 //! A sample: one connection of one transfer, with the run that it belongs to; and the whole of a transfer over its connections.
-//! `results::parquet` stores samples, `results::metrics` and the exports read them.
 
 use std::collections::BTreeMap;
 

@@ -1,22 +1,27 @@
-//! `results.sqlite`: a campaign's runs and their figures. `campaign` writes it, `report` and `merge` read it. The schema is
-//! `store/schema.sql`, described in `docs/results.md`.
+//! `results.sqlite`: a campaign's runs and their figures. The schema is `store/schema.sql`, described in `docs/results.md`.
 //!
 //! A rollback journal, not a write-ahead log: campaigns live on clusters' network file systems, where shared memory does not work, and one file is
 //! all there is to copy. `synchronous = EXTRA` makes a commit outlive a kill and a power cut. A repetition is one transaction.
 
 mod read;
-mod rows;
-mod write;
 
 use std::{
+    collections::BTreeMap,
+    fmt,
     path::{Path, PathBuf},
+    str::FromStr,
     time::Duration,
 };
 
-use rusqlite::{Connection, ErrorCode, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, params};
+use serde::{Deserialize, Serialize};
 
-pub use self::rows::{Attempt, Binary, Campaign, Finished, Machine, Run, Verdict};
-use crate::errors::Failure;
+use super::Metric;
+use crate::{
+    errors::Failure,
+    scenario::{Finding, Gate},
+    trial::{EmulatorHealth, Key, LinkCount, ProcessUse},
+};
 
 /// The database's name inside a campaign's directory.
 pub const FILE: &str = "results.sqlite";
@@ -136,7 +141,7 @@ impl Store {
     fn transaction<T>(
         &mut self,
         doing: &str,
-        work: impl FnOnce(&rusqlite::Transaction<'_>) -> rusqlite::Result<T>,
+        work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
     ) -> Result<T, Failure> {
         let path = self.path.clone();
         let all = || {
@@ -167,6 +172,490 @@ fn failure(path: &Path, doing: &str, error: &rusqlite::Error) -> Failure {
         _ => "please report this",
     };
     Failure::new(format!("{doing} {}", path.display()), error, remedy)
+}
+
+// The rows of the store as values. Times are in seconds, sizes in bytes.
+
+/// What was asked for: one for each directory.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Campaign {
+    /// The scenario's name.
+    pub scenario: String,
+    /// What it is about.
+    pub summary: String,
+    /// Its file, as it was read.
+    pub source: String,
+    /// The seed of everything random.
+    pub seed: u64,
+    /// Repetitions of each case and subject.
+    pub repetitions: u32,
+    /// The subject that ratios refer to.
+    pub baseline: Option<String>,
+    /// For each subject a SHA-256 over all its resolved cases: it changes with the subject's own file too.
+    pub fingerprints: BTreeMap<String, String>,
+    /// Repetitions of all cases and subjects, of all shards together.
+    pub planned: u64,
+    /// Labels of the subjects, in the scenario's order.
+    pub subjects: Vec<String>,
+    /// The points of the matrix, in the scenario's order.
+    pub cases: Vec<BTreeMap<String, String>>,
+    /// When the first run of it began, since 1970.
+    pub began: f64,
+    /// The programs that took part.
+    pub binaries: Vec<Binary>,
+    /// When a repetition may be believed.
+    pub gate: Gate,
+    /// What the paper found.
+    pub findings: Vec<Finding>,
+}
+
+/// A program that took part.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Binary {
+    /// `hoplite`, `hoplite-lab`, `tor`, …
+    pub name: String,
+    /// Of its file, in hexadecimal.
+    pub sha256: String,
+    /// As it says itself; empty if it was not asked.
+    pub version: String,
+}
+
+/// A machine that repetitions ran on. It has no name: results are for others to read.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Hash of the rest.
+    pub id: String,
+    /// Release and version.
+    pub kernel: String,
+    /// `x86_64`, …
+    pub architecture: String,
+    /// The processor's model.
+    pub cpu: String,
+    /// How many may be used.
+    pub cores: u64,
+    /// Octets of it.
+    pub memory: u64,
+    /// Of the processor's frequency, if it has one.
+    pub governor: Option<String>,
+    /// Whether real-time priority was to be had.
+    pub real_time: bool,
+    /// Settings of the machine that touch results.
+    pub sysctls: BTreeMap<String, String>,
+}
+
+/// How an attempt or a repetition ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// Its figures count.
+    Ok,
+    /// The emulator was late or lost packets: its figures are kept, and count nowhere.
+    Invalid,
+    /// It has no figures.
+    Failed,
+}
+
+impl Verdict {
+    /// The word for it, in the store and for readers.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Invalid => "invalid",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+impl FromStr for Verdict {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "ok" => Ok(Self::Ok),
+            "invalid" => Ok(Self::Invalid),
+            "failed" => Ok(Self::Failed),
+            other => Err(format!("{other} is no verdict")),
+        }
+    }
+}
+
+/// A repetition that is over: accepted, or given up.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    /// `Key::id`: names `samples/ID.parquet` and `runs/ID/`.
+    pub id: String,
+    /// Which one.
+    pub key: Key,
+    /// Its place in the campaign's interleaved order, from 1.
+    pub place: u64,
+    /// Of its random streams.
+    pub seed: u64,
+    /// How it ended.
+    pub verdict: Verdict,
+    /// The number of the attempt whose figures are here.
+    pub attempt: u32,
+}
+
+/// One attempt at a repetition. Those before the one that counts are kept: the reader is told how many there were, and why.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attempt {
+    /// The repetition's id.
+    pub run: String,
+    /// From 1.
+    pub number: u32,
+    /// How it ended.
+    pub verdict: Verdict,
+    /// Why it is not ok; empty if it is.
+    pub why: String,
+    /// The end of the guilty process's log, if it failed.
+    pub log: String,
+    /// It was made before a `run --retry`: it no longer counts towards the limit of attempts.
+    pub set_aside: bool,
+    /// The id of the machine it ran on.
+    pub machine: String,
+    /// When it began, since 1970.
+    pub began: f64,
+    /// From there until the subject was ready.
+    pub ready_after: f64,
+    /// How long it took.
+    pub took: f64,
+    /// How well the emulator kept its promises.
+    pub health: EmulatorHealth,
+}
+
+/// Everything that a repetition leaves in the store; its samples are in Parquet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finished {
+    /// The repetition.
+    pub run: Run,
+    /// Its last attempt.
+    pub attempt: Attempt,
+    /// Figures; none if it failed.
+    pub metrics: Vec<Metric>,
+    /// What the processes used.
+    pub processes: Vec<ProcessUse>,
+    /// What happened on the links.
+    pub links: Vec<LinkCount>,
+}
+
+// Writing: each function is one transaction.
+
+impl Store {
+    /// Writes down what is asked for, instead of what was there: a campaign may gain repetitions. The caller has compared them.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn put_campaign(&mut self, campaign: &Campaign) -> Result<(), Failure> {
+        self.transaction("writing the campaign into", |transaction| {
+            put_campaign(transaction, campaign)?;
+            put_details(transaction, campaign)
+        })
+    }
+
+    /// Writes down a machine, once.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn put_machine(&mut self, machine: &Machine) -> Result<(), Failure> {
+        self.transaction("writing the machine into", |transaction| {
+            put_machine(transaction, machine)
+        })
+    }
+
+    /// Writes down an attempt that decides nothing: another one follows.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn put_attempt(&mut self, attempt: &Attempt) -> Result<(), Failure> {
+        self.transaction("writing an attempt into", |transaction| {
+            put_attempt(transaction, attempt)
+        })
+    }
+
+    /// Writes down a repetition with all that it leaves, its last attempt too. Its samples are in place already.
+    ///
+    /// # Errors
+    /// When it cannot be written; then nothing of it is there.
+    pub fn finish(&mut self, finished: &Finished) -> Result<(), Failure> {
+        self.transaction("writing a repetition into", |transaction| {
+            put_attempt(transaction, &finished.attempt)?;
+            put_finished(transaction, finished)
+        })
+    }
+
+    /// Writes down a repetition from another store, with all its attempts. Its samples are in place already.
+    ///
+    /// # Errors
+    /// When it cannot be written; then nothing of it is there.
+    pub fn adopt(&mut self, finished: &Finished, before: &[Attempt]) -> Result<(), Failure> {
+        self.transaction("writing a repetition into", |transaction| {
+            for attempt in before {
+                put_attempt(transaction, attempt)?;
+            }
+            put_attempt(transaction, &finished.attempt)?;
+            put_finished(transaction, finished)
+        })
+    }
+
+    /// Takes back all repetitions that failed or stayed invalid, so that they are run again. Their attempts stay, set aside.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn take_back(&mut self) -> Result<usize, Failure> {
+        self.transaction("taking repetitions back from", |transaction| {
+            transaction.execute(
+                "UPDATE attempt SET set_aside = 1 WHERE run IN (SELECT id FROM run WHERE verdict <> 'ok')",
+                [],
+            )?;
+            transaction.execute("DELETE FROM run WHERE verdict <> 'ok'", [])
+        })
+    }
+
+    /// Takes back one repetition, whatever its verdict.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn forget(&mut self, run: &str) -> Result<(), Failure> {
+        self.transaction("taking a repetition back from", |transaction| {
+            transaction.execute("UPDATE attempt SET set_aside = 1 WHERE run = ?1", [run])?;
+            transaction.execute("DELETE FROM run WHERE id = ?1", [run])?;
+            Ok(())
+        })
+    }
+}
+
+fn put_campaign(transaction: &Transaction<'_>, campaign: &Campaign) -> rusqlite::Result<()> {
+    transaction.execute(
+        "INSERT OR REPLACE INTO campaign (only, scenario, summary, source, seed, repetitions, baseline, fingerprints, planned, subjects, cases, began)
+         VALUES (1, ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+        params![
+            campaign.scenario,
+            campaign.summary,
+            campaign.source,
+            campaign.seed.to_string(),
+            campaign.repetitions,
+            campaign.baseline,
+            json(&campaign.fingerprints),
+            whole(campaign.planned),
+            json(&campaign.subjects),
+            json(&campaign.cases),
+            campaign.began,
+        ],
+    )?;
+    Ok(())
+}
+
+fn put_details(transaction: &Transaction<'_>, campaign: &Campaign) -> rusqlite::Result<()> {
+    transaction.execute_batch("DELETE FROM binary; DELETE FROM gate; DELETE FROM finding;")?;
+    for binary in &campaign.binaries {
+        transaction.execute(
+            "INSERT INTO binary (name, sha256, version) VALUES (?1, ?2, ?3)",
+            params![binary.name, binary.sha256, binary.version],
+        )?;
+    }
+    put_gate(transaction, &campaign.gate)?;
+    for finding in &campaign.findings {
+        put_finding(transaction, finding)?;
+    }
+    Ok(())
+}
+
+/// Each threshold under its name in the scenario, so that one more needs no other schema.
+fn put_gate(transaction: &Transaction<'_>, gate: &Gate) -> rusqlite::Result<()> {
+    let thresholds = serde_json::to_value(gate).unwrap_or_default();
+    for (name, value) in thresholds.as_object().into_iter().flatten() {
+        transaction.execute(
+            "INSERT INTO gate (name, value) VALUES (?1, ?2)",
+            params![name, value.as_f64()],
+        )?;
+    }
+    Ok(())
+}
+
+fn put_finding(transaction: &Transaction<'_>, finding: &Finding) -> rusqlite::Result<()> {
+    transaction.execute(
+        "INSERT INTO finding (text, metric, workload, parameters, subject, relative_to, value, low, high, unit,
+           relative_to_case, statistic, goal)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+        params![
+            finding.text,
+            finding.metric,
+            finding.workload,
+            json(&finding.case),
+            finding.subject,
+            finding.relative_to,
+            finding.value,
+            finding.low,
+            finding.high,
+            finding.unit,
+            json(&finding.relative_to_case),
+            finding.statistic,
+            finding.goal,
+        ],
+    )?;
+    Ok(())
+}
+
+fn put_machine(transaction: &Transaction<'_>, machine: &Machine) -> rusqlite::Result<()> {
+    transaction.execute(
+        "INSERT OR IGNORE INTO machine (id, kernel, architecture, cpu, cores, memory, governor, real_time, sysctls)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+        params![
+            machine.id,
+            machine.kernel,
+            machine.architecture,
+            machine.cpu,
+            whole(machine.cores),
+            whole(machine.memory),
+            machine.governor,
+            machine.real_time,
+            json(&machine.sysctls),
+        ],
+    )?;
+    Ok(())
+}
+
+fn put_attempt(transaction: &Transaction<'_>, attempt: &Attempt) -> rusqlite::Result<()> {
+    let health = &attempt.health;
+    transaction.execute(
+        "INSERT INTO attempt (run, number, verdict, why, log, set_aside, machine, began, ready_after, took, late_us_p50, late_us_p99,
+           late_us_max, released, own_drops, stalls, emulator_cpu_s, real_time, load_before, load_after, steal,
+           cpu_pressure)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)",
+        params![
+            attempt.run,
+            attempt.number,
+            attempt.verdict.word(),
+            attempt.why,
+            attempt.log,
+            attempt.set_aside,
+            attempt.machine,
+            real(attempt.began),
+            real(attempt.ready_after),
+            real(attempt.took),
+            real(health.late_us_p50),
+            real(health.late_us_p99),
+            real(health.late_us_max),
+            whole(health.released),
+            whole(health.own_drops),
+            whole(health.stalls),
+            real(health.cpu_s),
+            health.real_time,
+            real(health.load[0]),
+            real(health.load[1]),
+            real(health.steal),
+            health.cpu_pressure.filter(|share| share.is_finite()),
+        ],
+    )?;
+    Ok(())
+}
+
+fn put_finished(transaction: &Transaction<'_>, finished: &Finished) -> rusqlite::Result<()> {
+    let id = &finished.run.id;
+    put_run(transaction, &finished.run)?;
+    put_metrics(transaction, id, &finished.metrics)?;
+    for process in &finished.processes {
+        put_process(transaction, id, process)?;
+    }
+    for link in &finished.links {
+        put_link(transaction, id, link)?;
+    }
+    Ok(())
+}
+
+fn put_run(transaction: &Transaction<'_>, run: &Run) -> rusqlite::Result<()> {
+    transaction.execute(
+        "INSERT INTO run (id, parameters, subject, repetition, place, seed, verdict, attempt) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+        params![
+            run.id,
+            json(&run.key.case),
+            run.key.subject,
+            run.key.repetition,
+            whole(run.place),
+            run.seed.to_string(),
+            run.verdict.word(),
+            run.attempt,
+        ],
+    )?;
+    Ok(())
+}
+
+fn put_metrics(
+    transaction: &Transaction<'_>,
+    run: &str,
+    metrics: &[Metric],
+) -> rusqlite::Result<()> {
+    let mut statement = transaction.prepare_cached(
+        "INSERT INTO metric (run, workload, transfer, name, value) VALUES (?1, ?2, ?3, ?4, ?5)",
+    )?;
+    for metric in metrics.iter().filter(|metric| metric.value.is_finite()) {
+        statement.execute(params![
+            run,
+            metric.workload,
+            metric.transfer,
+            metric.name,
+            metric.value
+        ])?;
+    }
+    Ok(())
+}
+
+fn put_process(
+    transaction: &Transaction<'_>,
+    run: &str,
+    process: &ProcessUse,
+) -> rusqlite::Result<()> {
+    let mut statement = transaction.prepare_cached(
+        "INSERT INTO process (run, name, host, cpu_s, life_cpu_s, peak_memory) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+    )?;
+    statement.execute(params![
+        run,
+        process.name,
+        process.host,
+        real(process.cpu_s),
+        real(process.life_cpu_s),
+        whole(process.peak_memory),
+    ])?;
+    Ok(())
+}
+
+fn put_link(transaction: &Transaction<'_>, run: &str, link: &LinkCount) -> rusqlite::Result<()> {
+    let mut statement = transaction.prepare_cached(
+        "INSERT INTO link (run, name, packets, octets, drops, duplicated, corrupted, marked) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+    )?;
+    statement.execute(params![
+        run,
+        link.name,
+        whole(link.packets),
+        whole(link.octets),
+        json(&link.drops),
+        whole(link.duplicated),
+        whole(link.corrupted),
+        whole(link.marked),
+    ])?;
+    Ok(())
+}
+
+/// SQLite has 63 bits; no count of ours comes near.
+fn whole(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// SQLite takes NaN for NULL, which these columns refuse.
+fn real(value: f64) -> f64 {
+    if value.is_finite() { value } else { 0.0 }
+}
+
+/// Maps and lists of texts and numbers have no way to fail.
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
 }
 
 #[cfg(test)]

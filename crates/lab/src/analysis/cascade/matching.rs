@@ -6,17 +6,14 @@
 //! forwards. Forwarded and tunnelled packets come mixed: long headers and the first packets of a connection are always tunnelled.
 //!
 //! - What stands on the link was written down by the client within milliseconds, or when it got a processor: the packet of the right size that is nearest in time
-//!   (`nearest`), of any connection.
-//! - DATAGRAM frames may wait for a tunnel's congestion control: the next packet of the right size in order (`order`), and for what stays
+//!   of any connection.
+//! - DATAGRAM frames may wait for a tunnel's congestion control: the next packet of the right size in order, and for what stays
 //!   unknown the nearest one of the connections further in.
 //!
 //! In a DATAGRAM frame sizes differ by a known head, a quarter stream id and a context id (RFC 9298 §5). In a handshake several packets share
 //! a datagram. The client's processes and the capture have the same clock.
 
-mod nearest;
-mod order;
-
-use super::{Capture, Layers, Packet, Way, log::Frame};
+use super::{Capture, Layers, Packet, Way, qlog::Frame};
 
 /// Heads in a DATAGRAM frame: a quarter stream id of 1, 2, 4 or 8 octets, and the context id 0.
 const HEADS: [usize; 4] = [2, 3, 5, 9];
@@ -100,10 +97,10 @@ impl Matched {
             let mut found = vec![Content::default(); carriers.len()];
             if number > 0 {
                 let heads = (HEADS.as_slice(), in_tunnel);
-                found = order::assign(&carriers, (number, of), heads, &mut taken[number]);
+                found = assign(&carriers, (number, of), heads, &mut taken[number]);
             }
             let bounds = if number > 0 { in_tunnel } else { on_link };
-            nearest::fill(
+            fill(
                 &carriers,
                 &packets,
                 (number, bounds),
@@ -126,4 +123,414 @@ fn datagrams(packet: &Packet) -> impl Iterator<Item = Carrier> {
         }),
         _ => None,
     })
+}
+
+// Finds the packet of the right size that was written down at nearly the time at which a carrier was seen, in any connection that may be
+// inside it: what stands on the link, where nothing waits, and what is forwarded within a tunnel.
+
+/// By how many octets a connection id may be shorter or longer than the one that a relay gave for it. We allow less than QUIC does: a
+/// tunnel's own head and tag must not look like it.
+const IDS: isize = 12;
+
+/// Seconds by which a packet of a connection further in must be nearer than one of the outermost: that one is written down last before it
+/// is sent and first after it came, and small acknowledgements have the same sizes in all.
+const RATHER: f64 = 0.001;
+
+/// Carriers that are asked what they have more than packets.
+const SAMPLE: usize = 300;
+
+/// Of so many carriers one must be unknown, or nothing is forwarded: else a few whose content is in no record would be explained away.
+const UNKNOWN: usize = 50;
+
+/// Of so many unknown carriers at least one must fit a layer's packets, or it is chance.
+const CHANCE: usize = 200;
+
+/// What is so near in seconds belongs together, unless the machine is very busy.
+const SURELY: f64 = 0.01;
+
+/// So many packets share a datagram at most.
+const MOST_TOGETHER: usize = 5;
+
+/// Fills in what carriers hold of which nothing is known yet. At layer 0 that is a packet of layer 0 or of one further in, else only of one
+/// further in.
+fn fill(
+    carriers: &[Carrier],
+    packets: &[&[Packet]],
+    (number, bounds): (usize, Bounds),
+    (taken, found): (&mut [Vec<bool>], &mut [Content]),
+) {
+    let mut sources: Vec<Source<'_>> = (number..packets.len())
+        .filter_map(|layer| {
+            let packets = packets.get(layer)?;
+            let more = if layer == number { Some(0) } else { None };
+            let source = Source {
+                layer,
+                inside: layer - number,
+                packets,
+                more,
+                bounds,
+            };
+            (layer > number || number == 0).then_some(source)
+        })
+        .collect();
+    let outer = sources.first().filter(|source| source.inside == 0);
+    let elsewhere = |carrier: &Carrier| {
+        outer.is_none_or(|outer| outer.best(carrier, &taken[outer.layer]).is_none())
+    };
+    let both = carriers.iter().zip(found.iter());
+    let unknown = both.filter(|(carrier, content)| content.count == 0 && elsewhere(carrier));
+    let unknown: Vec<Carrier> = unknown.map(|(carrier, _)| *carrier).collect();
+    if unknown.len() * UNKNOWN >= carriers.len() {
+        let heads = if number == 0 { [0].as_slice() } else { &HEADS };
+        let sample: Vec<Carrier> = spread(&unknown).collect();
+        for source in sources.iter_mut().filter(|source| source.inside > 0) {
+            source.learn(&sample, heads, &taken[source.layer]);
+        }
+    }
+    for (carrier, content) in carriers.iter().zip(found.iter_mut()) {
+        if content.count > 0 {
+            continue;
+        }
+        let of_each = sources
+            .iter()
+            .filter_map(|source| source.best(carrier, &taken[source.layer]));
+        let best = of_each.min_by(|one, other| one.0.total_cmp(&other.0));
+        if let Some((_, best)) = best {
+            taken[best.layer][best.packets()].fill(true);
+            *content = best;
+        }
+    }
+}
+
+/// At most `SAMPLE` of them, from all over.
+fn spread(carriers: &[Carrier]) -> impl Iterator<Item = Carrier> {
+    let step = carriers.len().div_ceil(SAMPLE).max(1);
+    carriers.iter().step_by(step).copied()
+}
+
+/// A layer whose packets may be in the carriers.
+struct Source<'a> {
+    layer: usize,
+    /// How far in it is.
+    inside: usize,
+    packets: &'a [Packet],
+    /// Octets that a carrier has more than the packet; `None`: nothing of this layer is in these carriers.
+    more: Option<isize>,
+    bounds: Bounds,
+}
+
+impl Source<'_> {
+    /// Learns what carriers of which nothing else is known have more than these packets: what fits most of them.
+    fn learn(&mut self, unknown: &[Carrier], heads: &[usize], taken: &[bool]) {
+        let most = heads.iter().max().copied().unwrap_or(0).cast_signed();
+        let bounds = self.bounds;
+        self.bounds = Bounds {
+            earliest: bounds.earliest.max(-SURELY),
+            latest: bounds.latest.min(SURELY),
+        };
+        let mut fits: Vec<(usize, isize)> = Vec::new();
+        for more in -IDS..=IDS + most {
+            self.more = Some(more);
+            let held = |carrier: &&Carrier| self.best(carrier, taken).is_some();
+            fits.push((unknown.iter().filter(held).count(), more));
+        }
+        self.bounds = bounds;
+        // The same length is the rule. Small packets of all layers have nearly the same sizes, so that another must fit many times more.
+        let usual = heads.first().copied().unwrap_or(0).cast_signed();
+        let weight = |count: usize, more: isize| if more == usual { 4 * count } else { count };
+        let best = fits
+            .into_iter()
+            .max_by_key(|(count, more)| (weight(*count, *more), -(more - usual).abs()));
+        let worth = |(count, _): &(usize, isize)| *count > 0 && count * CHANCE >= unknown.len();
+        self.more = best.filter(worth).map(|(_, more)| more);
+    }
+
+    /// The nearest packets that a carrier may hold, and how near they are, less being better.
+    fn best(&self, carrier: &Carrier, taken: &[bool]) -> Option<(f64, Content)> {
+        let size = carrier.size.checked_add_signed(-self.more?)?;
+        let begin = carrier.time + self.bounds.earliest;
+        let from = self.packets.partition_point(|packet| packet.time < begin);
+        let later = self.packets.get(from..)?;
+        let until = carrier.time + self.bounds.latest;
+        let near = later.iter().take_while(|packet| packet.time <= until);
+        let places = (from..).zip(near).filter_map(|(first, packet)| {
+            let count = self.together(first, size, taken)?;
+            let rather = if self.inside > 0 { RATHER } else { 0.0 };
+            let away = (packet.time - carrier.time).abs() + rather;
+            let layer = self.layer;
+            let content = Content {
+                layer,
+                first,
+                count,
+            };
+            Some((away, content))
+        });
+        places.min_by(|one, other| one.0.total_cmp(&other.0))
+    }
+
+    /// How many packets from here on have this size together; a 1-RTT packet is the last of its datagram (RFC 9000 §12.2), and only a 1-RTT
+    /// packet alone is forwarded.
+    fn together(&self, first: usize, size: usize, taken: &[bool]) -> Option<usize> {
+        let most = if self.inside == 0 { MOST_TOGETHER } else { 1 };
+        let mut sum = 0;
+        for (i, packet) in self.packets.iter().skip(first).take(most).enumerate() {
+            if taken[first + i] || (self.inside > 0 && !packet.data) {
+                return None;
+            }
+            sum += packet.size;
+            if sum == size {
+                return Some(i + 1);
+            }
+            if sum > size || packet.data {
+                return None;
+            }
+        }
+        None
+    }
+}
+
+// Finds again which packets of a layer the carriers around it hold, where both come in nearly the same order: datagrams that wait in a queue
+// and leave it one after the other, as the DATAGRAM frames of a tunnel.
+
+/// How far a packet may be from its place in the order.
+const WINDOW: usize = 128;
+
+/// After so many carriers in a row that hold nothing, the order is sought again further on: more packets than a window were dropped at once
+/// before anybody carried them.
+const ASTRAY: usize = 16;
+
+/// The order is there again where six of eight carriers find their packets one after the other.
+const SURE: (usize, usize) = (6, 8);
+
+/// What each carrier holds. The head that fits most often in strict order is tried first: sizes that differ by one octet are frequent.
+/// Of `packets` those are left out that `taken` names; what is found is added to it.
+fn assign(
+    carriers: &[Carrier],
+    (number, packets): (usize, &[Packet]),
+    (heads, bounds): (&[usize], Bounds),
+    taken: &mut [bool],
+) -> Vec<Content> {
+    let open = (0..packets.len()).filter(|place| !taken[*place]);
+    let open: Vec<usize> = open.collect();
+    let view: Vec<&Packet> = open.iter().map(|place| &packets[*place]).collect();
+    let found = in_view(carriers, &view, (heads, bounds));
+    let back = |content: Content| match open.get(content.packets()) {
+        // Packets that share a datagram follow each other.
+        Some([first, .., last]) if last - first + 1 != content.count => Content::default(),
+        Some([first, ..]) => Content {
+            layer: number,
+            first: *first,
+            ..content
+        },
+        _ => Content::default(),
+    };
+    let found: Vec<Content> = found.into_iter().map(back).collect();
+    for content in &found {
+        taken[content.packets()].fill(true);
+    }
+    found
+}
+
+fn in_view(
+    carriers: &[Carrier],
+    packets: &[&Packet],
+    (heads, bounds): (&[usize], Bounds),
+) -> Vec<Content> {
+    let mut heads = heads.to_vec();
+    heads.sort_by_key(|head| std::cmp::Reverse(in_order(carriers, packets, *head)));
+    let (mut open, mut missed) = (Open::new(packets, bounds), 0);
+    let find = |(number, carrier): (usize, &Carrier)| {
+        open.forget(carrier.time);
+        if missed >= ASTRAY {
+            missed = 0;
+            open.resume(&carriers[number..], &heads);
+        }
+        let found = heads
+            .iter()
+            .find_map(|head| open.find(carrier.size.checked_sub(*head)?, carrier.time));
+        let content = found.unwrap_or_default();
+        missed = if found.is_some() { 0 } else { missed + 1 };
+        open.take(content);
+        content
+    };
+    carriers.iter().enumerate().map(find).collect()
+}
+
+/// How many carriers find their packet at once, when each looks at the next few only.
+fn in_order(carriers: &[Carrier], packets: &[&Packet], head: usize) -> usize {
+    let (mut next, mut fits) = (0, 0);
+    for carrier in carriers {
+        let ahead = packets.iter().skip(next).take(3);
+        if let Some(skipped) = ahead
+            .map(|packet| packet.size + head)
+            .position(|whole| whole == carrier.size)
+        {
+            next += skipped + 1;
+            fits += 1;
+        }
+    }
+    fits
+}
+
+/// Packets that no carrier has taken yet.
+struct Open<'a> {
+    packets: &'a [&'a Packet],
+    bounds: Bounds,
+    taken: Vec<bool>,
+    /// Before it everything is taken or left behind.
+    begin: usize,
+}
+
+impl<'a> Open<'a> {
+    fn new(packets: &'a [&'a Packet], bounds: Bounds) -> Self {
+        Self {
+            packets,
+            bounds,
+            taken: vec![false; packets.len()],
+            begin: 0,
+        }
+    }
+
+    /// The first packets in the window that have this size together, at about this time.
+    fn find(&self, size: usize, time: f64) -> Option<Content> {
+        let end = self.packets.len().min(self.begin + WINDOW);
+        (self.begin..end).find_map(|first| {
+            let count = self.together(first, size)?;
+            let layer = 0;
+            let content = Content {
+                layer,
+                first,
+                count,
+            };
+            self.fits(first, time).then_some(content)
+        })
+    }
+
+    fn fits(&self, packet: usize, time: f64) -> bool {
+        let packet = self.packets.get(packet);
+        packet.is_some_and(|packet| self.bounds.hold(packet.time, time))
+    }
+
+    /// Leaves behind what is too old for a carrier of this time.
+    fn forget(&mut self, time: f64) {
+        let old = |packet: &&Packet| packet.time < time + self.bounds.earliest;
+        while self.packets.get(self.begin).is_some_and(old) {
+            self.begin += 1;
+        }
+    }
+
+    /// Goes on beyond the window where the next carriers find their packets in order, if there is such a place.
+    fn resume(&mut self, carriers: &[Carrier], heads: &[usize]) {
+        let (enough, of) = SURE;
+        let (Some(carriers), Some(head)) = (carriers.get(..of), heads.first()) else {
+            return;
+        };
+        let Some(time) = carriers.first().map(|carrier| carrier.time) else {
+            return;
+        };
+        let is_here = |from: &usize| {
+            let to = self.packets.len().min(*from + 2 * of);
+            self.fits(*from, time) && in_order(carriers, &self.packets[*from..to], *head) >= enough
+        };
+        let beyond = self.begin + WINDOW..self.packets.len();
+        if let Some(from) = beyond.into_iter().find(is_here) {
+            self.begin = from;
+        }
+    }
+
+    /// How many packets from here on have this size together; a 1-RTT packet is the last of its datagram (RFC 9000 §12.2).
+    fn together(&self, first: usize, size: usize) -> Option<usize> {
+        let mut sum = 0;
+        for (i, packet) in self
+            .packets
+            .iter()
+            .skip(first)
+            .take(MOST_TOGETHER)
+            .enumerate()
+        {
+            if self.taken[first + i] {
+                return None;
+            }
+            sum += packet.size;
+            if sum == size {
+                return Some(i + 1);
+            }
+            if sum > size || packet.data {
+                return None;
+            }
+        }
+        None
+    }
+
+    fn take(&mut self, content: Content) {
+        self.taken[content.packets()].fill(true);
+        while self.taken.get(self.begin) == Some(&true) || self.is_left_behind() {
+            self.begin += 1;
+        }
+    }
+
+    /// Whether so many later packets have been taken that the first open one will not come any more. One of them proves nothing: a carrier
+    /// whose own packet is in no record may have taken another of its size from far ahead.
+    fn is_left_behind(&self) -> bool {
+        let window = self.taken.iter().skip(self.begin).take(WINDOW);
+        window.filter(|taken| **taken).count() >= WINDOW / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{HEADS, *};
+
+    fn packets(sizes: impl Iterator<Item = usize>) -> Vec<Packet> {
+        let packet = |size| Packet {
+            size,
+            data: true,
+            ..Packet::default()
+        };
+        sizes.map(packet).collect()
+    }
+
+    /// How many of them hold nothing that is known.
+    fn empty(found: &[Content]) -> usize {
+        found.iter().filter(|content| content.count == 0).count()
+    }
+
+    /// All at the same time.
+    fn found(sizes: &[usize], packets: &[Packet]) -> Vec<Content> {
+        let carrier = |size: &usize| Carrier {
+            size: *size,
+            time: 0.0,
+        };
+        let carriers: Vec<Carrier> = sizes.iter().map(carrier).collect();
+        let bounds = Bounds {
+            earliest: -1.0,
+            latest: 1.0,
+        };
+        let mut taken = vec![false; packets.len()];
+        assign(&carriers, (0, packets), (&HEADS, bounds), &mut taken)
+    }
+
+    #[test]
+    fn a_carrier_whose_packet_is_in_no_record_costs_the_others_nothing() {
+        let size = |number: usize| 100 + number * 37 % 1009;
+        let packets = packets((0..900).map(size));
+        let mut carriers: Vec<usize> = packets.iter().map(|packet| packet.size + 2).collect();
+        // Its size is that of a packet at the end of the window.
+        carriers.insert(5, size(WINDOW) + 2);
+        let found = found(&carriers, &packets);
+        assert!(empty(&found) <= 2, "{}", empty(&found));
+        assert_eq!(found.last().map(|content| content.first), Some(899));
+    }
+
+    #[test]
+    fn the_order_is_found_again_after_more_packets_than_a_window_were_dropped_at_once() {
+        // Further apart than heads are.
+        let size = |number: usize| 100 + number * 37 % 1009 * 20;
+        let packets = packets((0..900).map(size));
+        let carried = (0..200).chain(500..900);
+        let carriers: Vec<usize> = carried.map(|number| size(number) + 3).collect();
+        let found = found(&carriers, &packets);
+        assert!(empty(&found) <= ASTRAY + 1, "{}", empty(&found));
+        assert_eq!(found.last().map(|content| content.first), Some(899));
+    }
 }

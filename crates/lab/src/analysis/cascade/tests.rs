@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, io::Cursor, net::IpAddr};
 
-use super::{super::capture::Captured, *};
+use Way::{In, Out};
+
+use super::*;
+use crate::analysis::Captured;
 
 /// When qlogs and captures begin: 2026-11-21T10:00:00Z in seconds since 1970.
 const SECOND: usize = 1_795_255_200;
@@ -15,8 +18,6 @@ type Framed = (&'static str, usize, usize);
 
 /// A packet: which way, its octets, its frames.
 type Sent<'a> = (Way, usize, &'a [Framed]);
-
-use Way::{In, Out};
 
 const fn ack(size: usize) -> Framed {
     ("ack", size, 0)
@@ -665,14 +666,14 @@ fn the_theory_is_that_of_the_paper() {
 
 #[test]
 fn dates_are_read_as_seconds() {
-    assert_eq!(log::wall("1970-01-01T00:00:00.000000Z"), Some(0.0));
+    assert_eq!(qlog::wall("1970-01-01T00:00:00.000000Z"), Some(0.0));
     assert_eq!(
-        log::wall("2000-02-29T00:00:00.500000Z"),
+        qlog::wall("2000-02-29T00:00:00.500000Z"),
         Some(951_782_400.5)
     );
     assert_eq!(
-        log::wall("2024-12-31T23:59:59.000000Z"),
+        qlog::wall("2024-12-31T23:59:59.000000Z"),
         Some(1_735_689_599.0)
     );
-    assert_eq!(log::wall("yesterday"), None);
+    assert_eq!(qlog::wall("yesterday"), None);
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    campaign::{execute::Execute, interrupt::Stop, plan::Source, progress::Progress},
+    campaign::{Execute, Stop, plan::Source, progress::Progress},
     errors::Failure,
     results::{
         parquet,

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::{Source, chip, details, drawings, scrolling};
+use super::{Source, chip, details, escape, row, said, scrolling, tag};
 use crate::{
-    analysis::quantile::quantile,
+    analysis::statistics::quantile,
     report::{
         data::{Counts, Data},
         figures::Kind,
-        html::{escape, row, said, tag},
-        number::{count, digits},
+        metric::{count, digits},
+        page,
     },
     results::store::{Attempt, Verdict},
 };
@@ -27,7 +27,7 @@ pub(super) fn section(source: &Source<'_>) -> String {
         .figures
         .iter()
         .filter(|figure| figure.kind == Kind::Lateness);
-    let late: String = late.map(drawings::figure).collect();
+    let late: String = late.map(page::figure).collect();
     if !late.is_empty() {
         let title = "How late packets left the emulator: 99th percentile of each attempt";
         content += &(said("h3", title) + &late);

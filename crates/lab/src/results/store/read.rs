@@ -1,4 +1,4 @@
-//! What comes out, in the order in which it went in.
+//! Reading the store, in the order in which it was written.
 
 use rusqlite::{OptionalExtension, Row, types::Type};
 use serde::de::DeserializeOwned;

@@ -1,11 +1,14 @@
-//! Our figures that a finding or a goal speaks of. Used by `page` and `json`.
+//! What papers found and what is asked of a subject, beside our figures that they speak of.
 
 use super::{
     compare::{Judgement, how},
     data::{Data, Place},
+    metric::{Unit, factor, meaning},
+    page::{Source, scrolling},
+    render::{escape, row, said, tag},
 };
 use crate::{
-    analysis::bootstrap::{How, Interval, Statistic, center, compare, confidence},
+    analysis::statistics::{How, Interval, Statistic, center, compare, confidence},
     scenario::Finding,
 };
 
@@ -164,7 +167,7 @@ impl Asking<'_> {
     fn how(&self, place: Place, other: Option<Place>) -> How {
         let resamples = match other {
             Some(_) => self.resamples,
-            None => crate::analysis::bootstrap::RESAMPLES,
+            None => crate::analysis::statistics::RESAMPLES,
         };
         let how = how(self.data, (place, other), resamples);
         How {
@@ -196,11 +199,198 @@ fn told(place: Place, name: String, value: f64, interval: Option<Interval>, n: u
     }
 }
 
+// What was asked of a subject, and whether that is so. Not part of the correction for many comparisons: a goal was set before anything was measured.
+
+/// The goals_section; empty if the scenario has no goals.
+pub(super) fn goals_section(source: &Source<'_>) -> String {
+    let all = source.data.campaign.findings.iter();
+    let rows: String = all
+        .filter(|finding| finding.goal)
+        .map(|finding| goal_line(source, finding))
+        .collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let heads = ["Asked", "Bound", "Met", "Ours"].map(|head| tag("th scope=\"col\"", head));
+    let table = format!("{}{}", tag("thead", &row(&heads)), tag("tbody", &rows));
+    let note = "\"Not for certain\": the 95 % interval crosses the bound, or there are too few repetitions for one.";
+    scrolling(&tag("table class=\"paper\"", &table)) + &said("p class=\"note\"", note)
+}
+
+fn goal_line(source: &Source<'_>, finding: &Finding) -> String {
+    let mut ours = ours(source.data, source.judgement, finding);
+    let unit = told_in(finding, &ours);
+    let met = ours.iter().filter(|ours| is_met(finding, ours)).count();
+    let of = format!("{met} of {}", ours.len());
+    // What is missed is what a reader looks for.
+    ours.sort_by_key(|ours| is_met(finding, ours));
+    let list: String = ours.iter().map(|ours| item(finding, ours, unit)).collect();
+    let list = match ours.is_empty() {
+        true => said("span class=\"quiet\"", "not measured so far"),
+        false => tag("ul class=\"ours\"", &list),
+    };
+    row(&[
+        said("td class=\"text\"", &finding.text),
+        said("td class=\"figure\"", &figure(finding, unit)),
+        said(
+            "td class=\"figure\"",
+            if ours.is_empty() { "–" } else { &of },
+        ),
+        tag("td", &list),
+    ])
+}
+
+fn is_met(finding: &Finding, ours: &Ours) -> bool {
+    matches!(outcome(finding, ours), Outcome::Met | Outcome::Likely)
+}
+
+fn item(finding: &Finding, ours: &Ours, unit: Unit) -> String {
+    let words = outcome(finding, ours).words();
+    let words = said("span class=\"agrees\"", words);
+    tag("li", &(told_ours(ours, unit) + &words))
+}
+
+// What the paper found, and what we found where we did the same.
+
+/// Ours of one finding: more are only counted.
+const SHOWN: usize = 8;
+
+/// The paper_section; empty if the scenario names no findings.
+pub(super) fn paper_section(source: &Source<'_>) -> String {
+    let all = source.data.campaign.findings.iter();
+    let findings: Vec<&Finding> = all.filter(|finding| !finding.goal).collect();
+    if findings.is_empty() {
+        return String::new();
+    }
+    let heads = ["The paper says", "Its figure", "Ours"].map(|head| tag("th scope=\"col\"", head));
+    let rows: String = findings
+        .into_iter()
+        .map(|finding| finding_line(source, finding))
+        .collect();
+    let table = format!("{}{}", tag("thead", &row(&heads)), tag("tbody", &rows));
+    scrolling(&tag("table class=\"paper\"", &table))
+}
+
+fn finding_line(source: &Source<'_>, finding: &Finding) -> String {
+    let ours = ours(source.data, source.judgement, finding);
+    let unit = told_in(finding, &ours);
+    let figure = figure(finding, unit);
+    // A unit of the paper's own is not ours: both are shown, nothing is concluded.
+    let foreign = finding.unit.as_deref().filter(|unit| !unit.is_empty());
+    let figure = match foreign {
+        Some(unit) => format!("{figure} {unit}"),
+        None => figure,
+    };
+    let comparable = foreign.is_none();
+    let one = |ours: &Ours| {
+        let agrees = agrees(finding, ours).filter(|_| comparable);
+        let agrees = agrees.map(|words| said("span class=\"agrees\"", &words));
+        tag("li", &(told_ours(ours, unit) + &agrees.unwrap_or_default()))
+    };
+    let mut list: String = ours.iter().take(SHOWN).map(one).collect();
+    if ours.len() > SHOWN {
+        list += &said("li", &format!("and {} more", ours.len() - SHOWN));
+    }
+    let list = match ours.is_empty() {
+        true => said("span class=\"quiet\"", missing(finding)),
+        false => tag("ul class=\"ours\"", &list),
+    };
+    row(&[
+        said("td class=\"text\"", &finding.text),
+        said("td class=\"figure\"", &figure),
+        tag("td", &list),
+    ])
+}
+
+/// The value or the bounds.
+pub(super) fn figure(finding: &Finding, unit: Unit) -> String {
+    match (finding.value, finding.low, finding.high) {
+        (Some(value), Some(low), Some(high)) => format!(
+            "{} ({} – {})",
+            unit.tell_fully(value),
+            unit.tell(low),
+            unit.tell(high)
+        ),
+        (Some(value), _, _) => unit.tell_fully(value),
+        (None, Some(low), Some(high)) => format!("{} – {}", unit.tell(low), unit.tell_fully(high)),
+        (None, Some(low), None) => format!("at least {}", unit.tell_fully(low)),
+        (None, None, Some(high)) => format!("at most {}", unit.tell_fully(high)),
+        (None, None, None) => "–".to_owned(),
+    }
+}
+
+fn missing(finding: &Finding) -> &'static str {
+    match finding.metric {
+        Some(_) => "not measured so far",
+        None => "a statement: see the figures",
+    }
+}
+
+pub(super) fn told_ours(ours: &Ours, unit: Unit) -> String {
+    let interval = match (ours.low, ours.high) {
+        (Some(low), Some(high)) => format!(" [{} – {}]", unit.tell(low), unit.tell(high)),
+        _ => String::new(),
+    };
+    let value = said("b", &unit.tell_fully(ours.value));
+    format!(
+        "{value}{} {}",
+        escape(&interval),
+        said("small", &format!("{}, n = {}", ours.name, ours.n))
+    )
+}
+
+/// Ratios are plain numbers; other figures have their metric's unit at the size of ours.
+pub(super) fn told_in(finding: &Finding, ours: &[Ours]) -> Unit {
+    let Some(metric) = finding.metric.as_ref().filter(|_| !is_ratio(finding)) else {
+        return Unit::new("", 1.0);
+    };
+    let size = ours
+        .first()
+        .map(|ours| ours.value)
+        .or(finding.value)
+        .or(finding.low);
+    meaning(metric).quantity.unit(size.unwrap_or(1.0))
+}
+
+/// In words: whether our figure is the paper's.
+fn agrees(finding: &Finding, ours: &Ours) -> Option<String> {
+    let (low, high) = match (finding.low, finding.value, finding.high) {
+        (None, None, None) => return None,
+        (low, None, high) => (
+            low.unwrap_or(f64::NEG_INFINITY),
+            high.unwrap_or(f64::INFINITY),
+        ),
+        (low, Some(value), high) => (low.unwrap_or(value), high.unwrap_or(value)),
+    };
+    let (least, most) = (
+        ours.low.unwrap_or(ours.value),
+        ours.high.unwrap_or(ours.value),
+    );
+    let words = match ours.value {
+        value if value >= low && value <= high => "= within the paper's range".to_owned(),
+        _ if most >= low && least <= high => "≈ our interval meets the paper's figure".to_owned(),
+        value if value < low => format!("↓ {} below", away(value, low)),
+        value => format!("↑ {} above", away(value, high)),
+    };
+    Some(words)
+}
+
+/// By how much of the paper's figure.
+fn away(value: f64, of: f64) -> String {
+    let share = ((value - of) / of).abs();
+    match share {
+        _ if !share.is_finite() => "not".to_owned(),
+        _ if share > 2.0 => factor(value / of),
+        _ => format!("{:.0}\u{202f}%", share * 100.0),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::report::{
         compare::judge,
+        data::Place,
         example::{Example, data},
     };
 
@@ -289,5 +479,61 @@ mod tests {
         let p95 = of_statistic("p95");
         assert_eq!(outcome(&goal(None, Some(1.0)), &p95), Outcome::Missed);
         assert!(p95.low.is_some() && p95.value != of_statistic("median").value);
+    }
+
+    fn finding(low: f64, high: f64) -> Finding {
+        Finding {
+            low: Some(low),
+            high: Some(high),
+            ..Finding::default()
+        }
+    }
+
+    fn figure_of_ours(value: f64, low: f64, high: f64) -> Ours {
+        Ours {
+            place: Place {
+                measure: 0,
+                case: 0,
+                subject: 0,
+            },
+            name: String::new(),
+            value,
+            low: Some(low),
+            high: Some(high),
+            n: 9,
+        }
+    }
+
+    #[test]
+    fn our_figure_is_within_near_or_away_from_the_papers() {
+        let paper = finding(4.2, 4.8);
+        assert_eq!(
+            agrees(&paper, &figure_of_ours(4.5, 4.4, 4.6)).unwrap(),
+            "= within the paper's range"
+        );
+        assert_eq!(
+            agrees(&paper, &figure_of_ours(4.0, 3.9, 4.3)).unwrap(),
+            "≈ our interval meets the paper's figure"
+        );
+        assert_eq!(
+            agrees(&paper, &figure_of_ours(2.1, 2.0, 2.2)).unwrap(),
+            "↓ 50\u{202f}% below"
+        );
+        assert_eq!(
+            agrees(&paper, &figure_of_ours(48.0, 47.0, 49.0)).unwrap(),
+            "↑ ×10.0 above"
+        );
+        let bound = Finding {
+            low: Some(0.4),
+            ..Finding::default()
+        };
+        assert_eq!(
+            agrees(&bound, &figure_of_ours(0.6, 0.5, 0.7)).unwrap(),
+            "= within the paper's range"
+        );
+        assert_eq!(
+            agrees(&Finding::default(), &figure_of_ours(1.0, 1.0, 1.0)),
+            None
+        );
     }
 }

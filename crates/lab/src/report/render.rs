@@ -1,6 +1,9 @@
-//! A scene as PNG, for slides and papers: drawn four times as large by plotters, then averaged to twice the size, which makes edges smooth.
+//! Markup that is safe, and scenes written as SVG and as PNG.
+//!
+//! SVG is written here and not by plotters' back end, which rounds to whole pixels and knows neither the page's colours as variables (a dark page
+//! has others), nor a title that is shown where the pointer is, nor a dash pattern.
 
-use std::{io, path::Path};
+use std::{fmt::Write as _, io, path::Path};
 
 use plotters::{
     backend::{BitMapBackend, DrawingBackend},
@@ -11,6 +14,204 @@ use plotters::{
 };
 
 use super::scene::{Anchor, Dash, Paint, Scene, Shape, font};
+
+/// A text as content or as the value of a quoted attribute.
+pub(super) fn escape(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            '\'' => safe.push_str("&#39;"),
+            // Control characters are no characters of XML.
+            other if other.is_control() && !matches!(other, '\n' | '\t') => safe.push('\u{fffd}'),
+            other => safe.push(other),
+        }
+    }
+    safe
+}
+
+/// `<TAG>inner</TAG>`; `head` is the tag with its attributes, which the program itself wrote.
+pub(super) fn tag(head: &str, inner: &str) -> String {
+    let name = head.split_whitespace().next().unwrap_or(head);
+    format!("<{head}>{inner}</{name}>")
+}
+
+/// The same around text that anybody wrote.
+pub(super) fn said(head: &str, text: &str) -> String {
+    tag(head, &escape(text))
+}
+
+/// A row of a table's head or body.
+pub(super) fn row(cells: &[String]) -> String {
+    tag("tr", &cells.concat())
+}
+
+/// Where the drawing will be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In the page.
+    Page,
+    /// A file of its own.
+    File,
+}
+
+/// The drawing.
+pub(super) fn svg(scene: &Scene, place: Place) -> String {
+    let (width, height) = (scene.width, scene.height);
+    let mut out = String::new();
+    let head = match place {
+        Place::Page => format!(
+            "<svg viewBox=\"0 {:.0} {width:.0} {:.0}\" style=\"max-width:{width:.0}px\" role=\"img\">",
+            scene.head,
+            height - scene.head
+        ),
+        Place::File => format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" height=\"{height:.0}\" role=\"img\" font-family=\"DejaVu Sans, Verdana, sans-serif\">"
+        ),
+    };
+    add(
+        &mut out,
+        format_args!("{head}<title>{}</title>", escape(&scene.title)),
+    );
+    if place == Place::File {
+        add(
+            &mut out,
+            format_args!("<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>"),
+        );
+    }
+    let title = scene.titled().filter(|_| place == Place::File);
+    for shape in title.iter().chain(&scene.shapes) {
+        write_shape(&mut out, shape, place);
+    }
+    out.push_str("</svg>");
+    out
+}
+
+/// Writing to a string does not fail.
+fn add(out: &mut String, text: std::fmt::Arguments<'_>) {
+    if out.write_fmt(text).is_err() {
+        out.clear();
+    }
+}
+
+fn css(paint: Paint, place: Place) -> String {
+    match place {
+        Place::Page => format!("var(--{})", paint.variable()),
+        Place::File => paint.light().to_owned(),
+    }
+}
+
+fn write_shape(out: &mut String, shape: &Shape, place: Place) {
+    match shape {
+        Shape::Line {
+            points,
+            paint,
+            width,
+            dash,
+        } => {
+            line(out, points, (&css(*paint, place), *width, *dash));
+        }
+        Shape::Area {
+            points,
+            paint,
+            opacity,
+            hint,
+        } => {
+            let (path, fill, hint) = (path(points), css(*paint, place), title(hint));
+            add(
+                out,
+                format_args!(
+                    "<path d=\"{path}Z\" style=\"fill:{fill};fill-opacity:{opacity}\">{hint}</path>"
+                ),
+            );
+        }
+        Shape::Dot {
+            at: (x, y),
+            radius,
+            paint,
+            opacity,
+            hint,
+        } => {
+            let (fill, edge, hint) = (css(*paint, place), css(Paint::Paper, place), title(hint));
+            add(
+                out,
+                format_args!(
+                    "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" style=\"fill:{fill};fill-opacity:{opacity};stroke:{edge};stroke-width:.7\">{hint}</circle>"
+                ),
+            );
+        }
+        text @ Shape::Text { .. } => write_text(out, text, place),
+    }
+}
+
+fn line(out: &mut String, points: &[(f64, f64)], (colour, width, dash): (&str, f64, Dash)) {
+    let pattern: Vec<String> = dash.pattern().iter().map(f64::to_string).collect();
+    let dashes = match pattern.is_empty() {
+        true => String::new(),
+        false => format!(";stroke-dasharray:{}", pattern.join(" ")),
+    };
+    let path = path(points);
+    add(
+        out,
+        format_args!(
+            "<path d=\"{path}\" style=\"fill:none;stroke:{colour};stroke-width:{width}{dashes};stroke-linejoin:round\"/>"
+        ),
+    );
+}
+
+fn write_text(out: &mut String, shape: &Shape, place: Place) {
+    let Shape::Text {
+        at: (x, y),
+        text,
+        size,
+        paint,
+        anchor,
+        bold,
+        upright,
+    } = shape
+    else {
+        return;
+    };
+    let anchor = match anchor {
+        Anchor::Start => "start",
+        Anchor::Middle => "middle",
+        Anchor::End => "end",
+    };
+    let weight = if *bold { ";font-weight:600" } else { "" };
+    let turn = if *upright {
+        format!(" transform=\"rotate(-90 {x:.1} {y:.1})\"")
+    } else {
+        String::new()
+    };
+    let (fill, text) = (css(*paint, place), escape(text));
+    add(
+        out,
+        format_args!(
+            "<text x=\"{x:.1}\" y=\"{y:.1}\"{turn} text-anchor=\"{anchor}\" style=\"font-size:{size}px;fill:{fill}{weight}\">{text}</text>"
+        ),
+    );
+}
+
+fn title(hint: &str) -> String {
+    if hint.is_empty() {
+        return String::new();
+    }
+    format!("<title>{}</title>", escape(hint))
+}
+
+fn path(points: &[(f64, f64)]) -> String {
+    let mut path = String::with_capacity(points.len() * 12);
+    for (place, (x, y)) in points.iter().enumerate() {
+        let letter = if place == 0 { 'M' } else { 'L' };
+        add(&mut path, format_args!("{letter}{x:.1} {y:.1}"));
+    }
+    path
+}
+
+// PNG, for slides and papers: drawn four times as large by plotters, then averaged to twice the size, which makes edges smooth.
 
 /// Drawn so much larger than the scene.
 const DRAWN: f64 = 4.0;
@@ -27,7 +228,7 @@ type Backend<'a> = BitMapBackend<'a>;
 ///
 /// # Errors
 /// What the file system says, or that the scene is too large.
-pub(super) fn write(scene: &Scene, path: &Path) -> io::Result<()> {
+pub(super) fn png(scene: &Scene, path: &Path) -> io::Result<()> {
     let side = |length: f64| pixels(length.clamp(1.0, LARGEST).round() * DRAWN);
     let (width, height) = (side(scene.width), side(scene.height));
     let mut large = vec![255; 3 * width as usize * height as usize];
@@ -88,7 +289,7 @@ fn place((x, y): (f64, f64)) -> (i32, i32) {
     ((x * DRAWN).round() as i32, (y * DRAWN).round() as i32)
 }
 
-fn colour(paint: Paint, opacity: f64) -> RGBAColor {
+fn rgba(paint: Paint, opacity: f64) -> RGBAColor {
     let text = paint.light();
     let part = |from: usize| {
         let part = text.get(from..from + 2).unwrap_or("00");
@@ -114,7 +315,7 @@ impl Canvas<'_> {
                 paint,
                 opacity,
                 ..
-            } => self.area(points, colour(*paint, *opacity)),
+            } => self.area(points, rgba(*paint, *opacity)),
             Shape::Dot {
                 at,
                 radius,
@@ -122,8 +323,8 @@ impl Canvas<'_> {
                 opacity,
                 ..
             } => {
-                self.disc(*at, radius + 0.5, colour(Paint::Paper, *opacity))?;
-                self.disc(*at, *radius, colour(*paint, *opacity))
+                self.disc(*at, radius + 0.5, rgba(Paint::Paper, *opacity))?;
+                self.disc(*at, *radius, rgba(*paint, *opacity))
             }
             Shape::Text {
                 at,
@@ -134,7 +335,7 @@ impl Canvas<'_> {
                 bold,
                 upright,
             } => {
-                let paint = colour(*paint, 1.0);
+                let paint = rgba(*paint, 1.0);
                 let style = text_style(*size, *bold, *upright).color(&paint);
                 let style = style.pos(position(*anchor));
                 let at = place(middle_of_text(*at, *size, *upright));
@@ -177,7 +378,7 @@ fn middle_of_text((x, y): (f64, f64), size: f64, upright: bool) -> (f64, f64) {
 }
 
 fn stroke(paint: Paint, width: f64) -> ShapeStyle {
-    colour(paint, 1.0).stroke_width(pixels(width * DRAWN).max(1))
+    rgba(paint, 1.0).stroke_width(pixels(width * DRAWN).max(1))
 }
 
 fn text_style(size: f64, bold: bool, upright: bool) -> TextStyle<'static> {
@@ -247,6 +448,33 @@ mod tests {
     use super::*;
 
     #[test]
+    fn text_of_files_cannot_leave_its_place() {
+        let mut scene = Scene::new(100.0, 20.0, "</title><script>");
+        scene.text((1.0, 2.0), "<b>&\"'", 10.0, Paint::Ink, Anchor::Start);
+        scene.dot((1.0, 2.0), 2.0, Paint::Series(0), "<i>");
+        let svg = svg(&scene, Place::Page);
+        assert!(
+            !svg.contains("<script") && !svg.contains("<b>") && !svg.contains("<i>"),
+            "{svg}"
+        );
+        assert!(svg.contains("&lt;b&gt;&amp;&quot;&#39;"), "{svg}");
+    }
+
+    #[test]
+    fn a_file_stands_alone_and_a_drawing_of_the_page_takes_its_colours() {
+        let mut scene = Scene::new(100.0, 20.0, "a line");
+        scene.line(
+            &[(0.0, 0.0), (9.0, 9.0)],
+            Paint::Series(1),
+            2.0,
+            Dash::Dashed,
+        );
+        let file = svg(&scene, Place::File);
+        assert!(file.contains("xmlns=") && file.contains("#d55e00") && !file.contains("var("));
+        assert!(svg(&scene, Place::Page).contains("var(--s1)"));
+    }
+
+    #[test]
     fn a_dashed_line_has_strokes_and_gaps() {
         let pieces = pieces(&[(0.0, 0.0), (20.0, 0.0)], Dash::Dashed);
         let ends: Vec<(f64, f64)> = pieces
@@ -269,10 +497,27 @@ mod tests {
             "",
         );
         scene.text((70.0, 25.0), "text", 12.0, Paint::Ink, Anchor::Start);
-        write(&scene, &path).unwrap();
+        png(&scene, &path).unwrap();
         let file = std::fs::read(&path).unwrap();
         assert_eq!(file[..8], *b"\x89PNG\r\n\x1a\n");
         let side = |at: usize| u32::from_be_bytes(file[at..at + 4].try_into().unwrap());
         assert_eq!((side(16), side(20)), (240, 80));
+    }
+
+    #[test]
+    fn nothing_that_a_browser_would_act_on_is_left() {
+        let safe = escape("<a href='x' title=\"y\">&\u{0}</a>");
+        assert_eq!(
+            safe,
+            "&lt;a href=&#39;x&#39; title=&quot;y&quot;&gt;&amp;\u{fffd}&lt;/a&gt;"
+        );
+    }
+
+    #[test]
+    fn a_tag_is_closed_by_its_name() {
+        assert_eq!(
+            said("td class=\"n\"", "1 < 2"),
+            "<td class=\"n\">1 &lt; 2</td>"
+        );
     }
 }

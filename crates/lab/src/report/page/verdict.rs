@@ -2,13 +2,15 @@
 //! of them a subject is better or worse, and by how much.
 
 use super::{Source, cases, chip, scrolling};
-use crate::analysis::quantile::sorted;
-use crate::report::{
-    compare::{Best, Judgement, LEVEL, Ratio, Standing},
-    data::{Data, Place},
-    figures::unit,
-    html::{escape, row, said, tag},
-    number::{Unit, count as numbered, factor},
+use crate::{
+    analysis::statistics::sorted,
+    report::{
+        compare::{Best, Judgement, LEVEL, Ratio, Standing},
+        data::{Data, Place},
+        figures::unit,
+        metric::{Unit, count as numbered, factor},
+        render::{escape, row, said, tag},
+    },
 };
 
 /// The section.
