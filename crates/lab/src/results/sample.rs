@@ -87,7 +87,7 @@ pub struct Whole {
     pub round_trips: Vec<f64>,
     /// Datagrams sent and received.
     pub datagrams: [u64; 2],
-    /// Further figures; those of one name are averaged.
+    /// Further figures: those of the sum of all connections, and averages of those that only connections tell.
     pub more: BTreeMap<String, f64>,
 }
 
@@ -148,7 +148,7 @@ fn join(group: &[&Transfer]) -> Option<Whole> {
         handshake: group.iter().find_map(|part| handshake(part)),
         round_trips: round_trips(parts),
         datagrams: total(parts, |part| part.datagrams),
-        more: averages(parts),
+        more: figures(group, parts),
     })
 }
 
@@ -182,6 +182,13 @@ fn round_trips(parts: &[&Transfer]) -> Vec<f64> {
     all.map(|micros| f64::from(*micros) / 1e3).collect()
 }
 
+/// Further figures: what the sum of the connections tells, and the average over the connections of what it does not.
+fn figures(group: &[&Transfer], parts: &[&Transfer]) -> BTreeMap<String, f64> {
+    let mut figures = averages(group);
+    figures.extend(averages(parts));
+    figures
+}
+
 fn averages(parts: &[&Transfer]) -> BTreeMap<String, f64> {
     let mut sums: BTreeMap<String, (f64, f64)> = BTreeMap::new();
     for (name, value) in parts.iter().flat_map(|part| &part.more) {
@@ -190,6 +197,35 @@ fn averages(parts: &[&Transfer]) -> BTreeMap<String, f64> {
     }
     let average = |(name, (sum, count)): (String, (f64, f64))| (name, sum / count);
     sums.into_iter().map(average).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{examples::transfer, *};
+
+    fn with(connection: u16, figures: &[(&str, f64)]) -> Transfer {
+        let figures = figures.iter().map(|(name, value)| ((*name).into(), *value));
+        Transfer {
+            more: figures.collect(),
+            ..transfer("get", 1, connection)
+        }
+    }
+
+    #[test]
+    fn a_figure_that_several_connections_tell_is_averaged_also_beside_their_sum() {
+        let parts = [
+            with(1, &[("jitter_us", 10.0), ("lost", 4.0)]),
+            with(2, &[("jitter_us", 20.0), ("lost", 4.0)]),
+        ];
+        let alone = wholes(&parts);
+        assert_eq!(alone[0].more["jitter_us"], 15.0);
+        let summed = wholes(&[&parts[..], &[with(0, &[("lost", 8.0)])]].concat());
+        assert_eq!(
+            summed[0].more["jitter_us"], 15.0,
+            "no connection is left out"
+        );
+        assert_eq!(summed[0].more["lost"], 8.0, "the sum's own figure stands");
+    }
 }
 
 /// Values that tests of results share.
