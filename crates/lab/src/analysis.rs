@@ -105,7 +105,7 @@ const LARGEST: u32 = 1 << 18;
 /// Protocol number of UDP.
 const UDP: u8 = 17;
 
-/// Octets of a UDP header.
+/// Bytes of a UDP header.
 const UDP_HEADER: usize = 8;
 
 /// All packets of a link, in their order.
@@ -120,9 +120,9 @@ struct Captured {
     /// Seconds since 1970.
     time: f64,
     way: Way,
-    /// Octets of the IP packet.
-    octets: usize,
-    /// Octets of its UDP payload, if it is UDP.
+    /// Bytes of the IP packet.
+    bytes: usize,
+    /// Bytes of its UDP payload, if it is UDP.
     payload: Option<usize>,
 }
 
@@ -151,24 +151,24 @@ impl Capture {
         Ok(Self { packets })
     }
 
-    /// The octets of all packets.
-    fn octets(&self) -> usize {
-        self.packets.iter().map(|packet| packet.octets).sum()
+    /// The bytes of all packets.
+    fn bytes(&self) -> usize {
+        self.packets.iter().map(|packet| packet.bytes).sum()
     }
 
-    /// The UDP packets of one direction: their payloads' octets and their times.
+    /// The UDP packets of one direction: their payloads' bytes and their times.
     fn udp(&self, way: Way) -> impl Iterator<Item = (usize, f64)> {
         let of = self.packets.iter().filter(move |packet| packet.way == way);
         of.filter_map(|packet| Some((packet.payload?, packet.time)))
     }
 
-    /// Octets of the IP and UDP headers that most packets have.
+    /// Bytes of the IP and UDP headers that most packets have.
     fn headers(&self) -> usize {
         let of = |headers| {
             let has = |packet: &&Captured| {
                 packet
                     .payload
-                    .is_some_and(|payload| packet.octets - payload == headers)
+                    .is_some_and(|payload| packet.bytes - payload == headers)
             };
             self.packets.iter().filter(has).count()
         };
@@ -179,7 +179,7 @@ impl Capture {
 /// What stands before a packet.
 struct Record {
     time: f64,
-    /// Octets that were captured, and on the wire.
+    /// Bytes that were captured, and on the wire.
     captured: u32,
     whole: u32,
 }
@@ -193,13 +193,14 @@ fn record(input: &mut impl Read, numbers: &Numbers) -> io::Result<Option<Record>
     let (captured, whole) = (numbers.at(&head, 8), numbers.at(&head, 12));
     let part = f64::from(numbers.at(&head, 4)) / numbers.second;
     let time = f64::from(numbers.at(&head, 0)) + part;
-    match captured <= LARGEST && whole <= LARGEST {
-        true => Ok(Some(Record {
+    if captured <= LARGEST && whole <= LARGEST {
+        Ok(Some(Record {
             time,
             captured,
             whole,
-        })),
-        false => Err(wrong("a packet is larger than packets are")),
+        }))
+    } else {
+        Err(wrong("a packet is larger than packets are"))
     }
 }
 
@@ -226,21 +227,22 @@ impl Numbers {
         .ok_or_else(|| wrong("it is no pcap file"))
     }
 
-    fn at(&self, octets: &[u8], place: usize) -> u32 {
+    fn at(&self, bytes: &[u8], place: usize) -> u32 {
         let mut number = [0; 4];
-        if let Some(found) = octets.get(place..place + 4) {
+        if let Some(found) = bytes.get(place..place + 4) {
             number.copy_from_slice(found);
         }
-        match self.big {
-            true => u32::from_be_bytes(number),
-            false => u32::from_le_bytes(number),
+        if self.big {
+            u32::from_be_bytes(number)
+        } else {
+            u32::from_le_bytes(number)
         }
     }
 }
 
 /// Less of it may have been captured than was on the wire.
 fn packet(data: &[u8], record: &Record, client: &[IpAddr; 2]) -> Option<Captured> {
-    let octets = record.whole as usize;
+    let bytes = record.whole as usize;
     let (source, protocol, header) = match data.first()? >> 4 {
         4 => {
             let source: [u8; 4] = data.get(12..16)?.try_into().ok()?;
@@ -253,15 +255,16 @@ fn packet(data: &[u8], record: &Record, client: &[IpAddr; 2]) -> Option<Captured
         }
         _ => return None,
     };
-    let way = match client.contains(&source) {
-        true => Way::Out,
-        false => Way::In,
+    let way = if client.contains(&source) {
+        Way::Out
+    } else {
+        Way::In
     };
-    let payload = (protocol == UDP).then(|| octets.checked_sub(header + UDP_HEADER));
+    let payload = (protocol == UDP).then(|| bytes.checked_sub(header + UDP_HEADER));
     Some(Captured {
         time: record.time,
         way,
-        octets,
+        bytes,
         payload: payload.flatten(),
     })
 }

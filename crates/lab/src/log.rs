@@ -24,9 +24,9 @@ fn end(path: &Path) -> io::Result<String> {
     let length = file.metadata()?.len();
     let from = length.saturating_sub(TAIL);
     file.seek(SeekFrom::Start(from))?;
-    let mut octets = Vec::new();
-    file.take(TAIL).read_to_end(&mut octets)?;
-    let text = String::from_utf8_lossy(&octets);
+    let mut bytes = Vec::new();
+    file.take(TAIL).read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes);
     let whole = match (from, text.split_once('\n')) {
         (1.., Some((_, whole))) => whole,
         _ => &text,
@@ -78,8 +78,8 @@ impl Search {
     }
 }
 
-fn contains(octets: &[u8], text: &[u8]) -> bool {
-    text.is_empty() || octets.windows(text.len()).any(|window| window == text)
+fn contains(bytes: &[u8], text: &[u8]) -> bool {
+    text.is_empty() || bytes.windows(text.len()).any(|window| window == text)
 }
 
 #[cfg(test)]

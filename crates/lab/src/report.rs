@@ -54,9 +54,10 @@ use crate::{
 /// When there are no results, or the directory cannot be written.
 pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     let (data, judgement, path) = make(&args.dir, args.baseline.as_deref())?;
-    let text = match args.json {
-        true => json_lines(&data, &judgement),
-        false => format!("{}\n", path.display()),
+    let text = if args.json {
+        json_lines(&data, &judgement)
+    } else {
+        format!("{}\n", path.display())
     };
     say(&text)
 }

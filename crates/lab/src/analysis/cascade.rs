@@ -1,14 +1,14 @@
 //! What nested tunnels cost on the first hop, and how much of that are acknowledgements: paper 001 §5.2.
 //! A scenario asks for it with `analysis = "cascade"`; the figures join the repetition's metrics.
 //!
-//! Everything is seen from the client, where all connections of a path begin: the capture of its link tells the octets, the qlogs of its
+//! Everything is seen from the client, where all connections of a path begin: the capture of its link tells the bytes, the qlogs of its
 //! processes tell what was in them. Each UDP payload in the capture is matched to the packets of hop 1, each DATAGRAM frame of hop 1 to the
 //! packets of hop 2, and so on down to the end-to-end connection (`matching`). Then acknowledgements are counted from inside out.
 //!
-//! - **T**, what all shares are shares of, is the octets of every IP packet in the capture, both ways, IP headers included. Handshakes of the
+//! - **T**, what all shares are shares of, is the bytes of every IP packet in the capture, both ways, IP headers included. Handshakes of the
 //!   tunnels and their search for the path's packet size are part of it, as they are in the paper's captures; `setup_share` tells how much
 //!   of T had passed before the first end-to-end packet.
-//! - **End-to-end octets** are what the same end-to-end packets take as plain UDP/IP packets.
+//! - **End-to-end bytes** are what the same end-to-end packets take as plain UDP/IP packets.
 //! - **An acknowledging packet** is a 1-RTT packet with only ACK, PADDING and DATAGRAM frames, where the DATAGRAM frames contain acknowledging
 //!   packets only. On the first hop it counts with all its IP packet; inside another packet with its DATAGRAM frame. Of all other packets
 //!   their ACK frames count. The end-to-end connection's own are taken off, measured in the same way as plain packets: without a tunnel
@@ -28,7 +28,7 @@ use self::{
 use super::{Capture, Seen, Way};
 use crate::errors::Failure;
 
-/// Of the octets on the link so many may be unexplained by the qlogs before the analysis refuses.
+/// Of the bytes on the link so many may be unexplained by the qlogs before the analysis refuses.
 const MOST_UNMATCHED: f64 = 0.05;
 
 const WAYS: [Way; 2] = [Way::Out, Way::In];
@@ -88,34 +88,34 @@ pub fn theory(ratio: f64, hops: usize) -> f64 {
 #[derive(Debug, Default)]
 struct Counts {
     hops: usize,
-    /// T: octets of all IP packets.
+    /// T: bytes of all IP packets.
     total: usize,
-    /// Octets of the end-to-end packets as plain UDP/IP packets.
+    /// Bytes of the end-to-end packets as plain UDP/IP packets.
     inner: usize,
-    /// Octets of end-to-end acknowledgements as plain UDP/IP packets.
+    /// Bytes of end-to-end acknowledgements as plain UDP/IP packets.
     inner_acks: usize,
-    /// Octets on the first hop that acknowledge anything on any layer.
+    /// Bytes on the first hop that acknowledge anything on any layer.
     acks: usize,
-    /// IP packets that only acknowledge, and their octets.
+    /// IP packets that only acknowledge, and their bytes.
     ack_packets: usize,
-    ack_packet_octets: usize,
-    /// Octets on the first hop before the first end-to-end packet.
+    ack_packet_bytes: usize,
+    /// Bytes on the first hop before the first end-to-end packet.
     setup: usize,
     /// End-to-end packets with stream data.
     data_packets: usize,
     /// End-to-end packets that no datagram carried.
     in_streams: usize,
-    /// ACK frames of each tunnel, and their octets.
+    /// ACK frames of each tunnel, and their bytes.
     ack_frames: Vec<usize>,
-    ack_frame_octets: Vec<usize>,
+    ack_frame_bytes: Vec<usize>,
     /// Datagrams that each tunnel carried, and those that passed its hop forwarded.
     tunnelled: Vec<usize>,
     forwarded: Vec<usize>,
-    /// Octets that each tunnel adds to what it carries.
+    /// Bytes that each tunnel adds to what it carries.
     own: Vec<usize>,
-    /// Octets of IP packets whose content is not wholly known, and of carriers on each layer that nothing was found for.
+    /// Bytes of IP packets whose content is not wholly known, and of carriers on each layer that nothing was found for.
     unmatched: usize,
-    /// Octets of packets that are not UDP.
+    /// Bytes of packets that are not UDP.
     other: usize,
     lost: Vec<usize>,
 }
@@ -125,7 +125,7 @@ struct Counts {
 struct Known {
     /// Whether it only acknowledges.
     only_acks: bool,
-    /// Octets in it that acknowledge.
+    /// Bytes in it that acknowledge.
     acks: usize,
     /// Whether all its content was found.
     whole: bool,
@@ -138,9 +138,9 @@ impl Counts {
         let hops = layers.hops();
         let mut counts = Self {
             hops,
-            total: capture.octets(),
+            total: capture.bytes(),
             ack_frames: vec![0; hops],
-            ack_frame_octets: vec![0; hops],
+            ack_frame_bytes: vec![0; hops],
             tunnelled: vec![0; hops],
             forwarded: vec![0; hops],
             own: vec![0; hops],
@@ -227,14 +227,10 @@ impl Counts {
         let contents: Vec<&Content> = contents.filter(is_inner).collect();
         for content in contents {
             carried[content.packets()].fill(true);
-            let octets = size(packets, *content) + headers;
-            self.inner += octets;
+            let bytes = size(packets, *content) + headers;
+            self.inner += bytes;
             let joined = join(*content, known);
-            self.inner_acks += if joined.only_acks {
-                octets
-            } else {
-                joined.acks
-            };
+            self.inner_acks += if joined.only_acks { bytes } else { joined.acks };
         }
         let others = packets
             .iter()
@@ -258,9 +254,9 @@ impl Counts {
     ) {
         let frames = packets.iter().flat_map(|packet| &packet.frames);
         for frame in frames.clone() {
-            if let Frame::Ack(octets) = frame {
+            if let Frame::Ack(bytes) = frame {
                 self.ack_frames[number] += 1;
-                self.ack_frame_octets[number] += octets;
+                self.ack_frame_bytes[number] += bytes;
             }
         }
         let payloads = frames.filter_map(|frame| match frame {
@@ -268,11 +264,11 @@ impl Counts {
             _ => None,
         });
         // A payload that was not recognised is still payload.
-        let octets = |(payload, content): (usize, &Content)| match content.count {
+        let bytes = |(payload, content): (usize, &Content)| match content.count {
             0 => payload,
             _ => size(all[content.layer], *content),
         };
-        let payload: usize = payloads.zip(carried).map(octets).sum();
+        let payload: usize = payloads.zip(carried).map(bytes).sum();
         let all: usize = packets.iter().map(|packet| packet.size).sum();
         self.own[number] += all.saturating_sub(payload);
     }
@@ -285,29 +281,29 @@ impl Counts {
             let side = usize::from(packet.way == Way::In);
             let known = packet.payload.and_then(|_| next[side].next());
             if packet.payload.is_none() {
-                self.other += packet.octets;
+                self.other += packet.bytes;
             }
             begun |= known.is_some_and(|known| known.inner);
             if !begun {
-                self.setup += packet.octets;
+                self.setup += packet.bytes;
             }
             match known {
                 Some(known) if known.only_acks => {
-                    self.acks += packet.octets;
+                    self.acks += packet.bytes;
                     self.ack_packets += 1;
-                    self.ack_packet_octets += packet.octets;
+                    self.ack_packet_bytes += packet.bytes;
                 }
                 Some(known) => self.acks += known.acks,
                 None => {}
             }
             if !known.is_some_and(|known| known.whole) {
-                self.unmatched += packet.octets;
+                self.unmatched += packet.bytes;
             }
         }
     }
 
-    fn share(&self, octets: f64) -> f64 {
-        octets / (self.total.max(1) as f64)
+    fn share(&self, bytes: f64) -> f64 {
+        bytes / (self.total.max(1) as f64)
     }
 
     fn unmatched_share(&self) -> f64 {
@@ -327,7 +323,7 @@ impl Counts {
         places.join(", ")
     }
 
-    /// By name. Shares are of all octets on the first hop.
+    /// By name. Shares are of all bytes on the first hop.
     fn figures(&self) -> Vec<(String, f64)> {
         let (total, inner) = (self.total as f64, self.inner as f64);
         let acks = self.acks as f64 - self.inner_acks as f64;
@@ -364,19 +360,19 @@ impl Counts {
     /// Averages and shares, where there is anything to average.
     fn averages(&self) -> Vec<(String, f64)> {
         let mean = |sum: usize, count: usize| (count > 0).then(|| sum as f64 / count as f64);
-        let octets: usize = self.ack_frame_octets.iter().sum();
+        let bytes: usize = self.ack_frame_bytes.iter().sum();
         let frames: usize = self.ack_frames.iter().sum();
         let mut all = vec![
-            ("ack_frame_octets".to_owned(), mean(octets, frames)),
+            ("ack_frame_octets".to_owned(), mean(bytes, frames)),
             (
                 "ack_packet_octets".to_owned(),
-                mean(self.ack_packet_octets, self.ack_packets),
+                mean(self.ack_packet_bytes, self.ack_packets),
             ),
         ];
         for hop in 0..self.hops {
             let (forwarded, frames) = (self.forwarded[hop], self.ack_frames[hop]);
-            let octets = mean(self.ack_frame_octets[hop], frames);
-            all.push((format!("ack_frame_octets:hop{}", hop + 1), octets));
+            let bytes = mean(self.ack_frame_bytes[hop], frames);
+            all.push((format!("ack_frame_octets:hop{}", hop + 1), bytes));
             let share = mean(forwarded, forwarded + self.tunnelled[hop]);
             all.push((format!("forwarded_share:hop{}", hop + 1), share));
         }
@@ -393,7 +389,7 @@ fn of_hops(name: &str, values: &[usize]) -> Vec<(String, f64)> {
         .collect()
 }
 
-/// The octets of a carrier's packets.
+/// The bytes of a carrier's packets.
 fn size(packets: &[Packet], content: Content) -> usize {
     packets[content.packets()]
         .iter()

@@ -17,7 +17,7 @@ pub(super) const DOING: &str = "looking at the pattern of packets";
 /// What the names of its figures begin with.
 pub(crate) const PREFIX: &str = "fingerprint:";
 
-/// Upper ends of the classes of sizes, in octets of IP; the last class is everything larger. Each nested tunnel adds about 30 octets to an
+/// Upper ends of the classes of sizes, in bytes of IP; the last class is everything larger. Each nested tunnel adds about 30 bytes to an
 /// acknowledgement.
 const CLASSES: [usize; 8] = [70, 90, 110, 130, 160, 200, 400, 1000];
 
@@ -27,13 +27,14 @@ pub(super) fn of_files(seen: &Seen, from: f64) -> Result<Vec<(String, f64)>, Fai
     let named = |(name, value): (String, f64)| (format!("{PREFIX}{name}"), value);
     let features = features(&capture, from).into_iter().map(named);
     let features: Vec<_> = features.collect();
-    match features.is_empty() {
-        false => Ok(features),
-        true => Err(Failure::new(
+    if features.is_empty() {
+        Err(Failure::new(
             DOING,
             "hardly a packet passed the link while the workloads ran",
             "name the link that the client's traffic takes",
-        )),
+        ))
+    } else {
+        Ok(features)
     }
 }
 
@@ -47,10 +48,10 @@ fn features(capture: &Capture, from: f64) -> Vec<(String, f64)> {
     }
     let share = |one: f64, other: f64| one / (one + other);
     let counts = [&out, &into].map(|side| side.sizes.len() as f64);
-    let octets = [&out, &into].map(|side| side.sizes.iter().sum::<f64>());
+    let bytes = [&out, &into].map(|side| side.sizes.iter().sum::<f64>());
     let mut features = vec![
         ("out_packets_share".to_owned(), share(counts[0], counts[1])),
-        ("out_octets_share".to_owned(), share(octets[0], octets[1])),
+        ("out_octets_share".to_owned(), share(bytes[0], bytes[1])),
         ("turns_share".to_owned(), turns(&packets)),
     ];
     for (name, side) in [("out", out), ("in", into)] {
@@ -68,7 +69,7 @@ fn turns(packets: &[&Captured]) -> f64 {
 
 /// One direction.
 struct Side {
-    /// Octets of its packets, sorted.
+    /// Bytes of its packets, sorted.
     sizes: Vec<f64>,
     /// Milliseconds between them, sorted.
     gaps: Vec<f64>,
@@ -77,7 +78,7 @@ struct Side {
 impl Side {
     fn new(packets: &[&Captured], way: Way) -> Self {
         let of: Vec<&&Captured> = packets.iter().filter(|packet| packet.way == way).collect();
-        let sizes: Vec<f64> = of.iter().map(|packet| packet.octets as f64).collect();
+        let sizes: Vec<f64> = of.iter().map(|packet| packet.bytes as f64).collect();
         let gaps = of.windows(2).map(|pair| match pair {
             [one, next] => 1000.0 * (next.time - one.time),
             _ => 0.0,
@@ -155,7 +156,7 @@ pub(crate) struct Example {
     pub(crate) class: usize,
     /// Those of a group are left out together.
     pub(crate) group: u32,
-    /// The same features in the same order for all.
+    /// All examples have one set of features, in one order.
     pub(crate) features: Vec<f64>,
 }
 
@@ -245,9 +246,10 @@ impl Scale {
             let mean = values.clone().sum::<f64>() / n;
             let variance = values.map(|value| (value - mean).powi(2)).sum::<f64>() / n;
             // What is left of a constant after rounding is no variation.
-            match variance > 1e-18 * mean * mean {
-                true => 1.0 / variance,
-                false => 0.0,
+            if variance > 1e-18 * mean * mean {
+                1.0 / variance
+            } else {
+                0.0
             }
         };
         Self {
@@ -287,10 +289,10 @@ mod tests {
     use crate::splitmix::{SplitMix, unit};
 
     fn seen(packets: &[(f64, Way, usize)]) -> Capture {
-        let packet = |(time, way, octets): &(f64, Way, usize)| Captured {
+        let packet = |(time, way, bytes): &(f64, Way, usize)| Captured {
             time: *time,
             way: *way,
-            octets: *octets,
+            bytes: *bytes,
             payload: None,
         };
         Capture {

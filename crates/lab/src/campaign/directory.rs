@@ -29,7 +29,7 @@ use crate::{
     trial::Keep,
 };
 
-/// Below so many octets of free space no attempt is begun: its own logs would not fit.
+/// Below so many bytes of free space no attempt is begun: its own logs would not fit.
 const NEEDED: u64 = 16 << 20;
 
 /// A campaign's directory.
@@ -263,7 +263,7 @@ fn taken(directory: &Path, file: &mut File) -> Failure {
 
 // What stays of an attempt's files: what the scenario keeps, and always the logs of one that failed, bounded.
 
-/// Octets of each log of a failed attempt that stay: its end.
+/// Bytes of each log of a failed attempt that stay: its end.
 const LOG: u64 = 256 << 10;
 
 /// Logs of a failed attempt that stay.

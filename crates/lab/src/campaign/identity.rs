@@ -182,7 +182,7 @@ fn name(machine: &Machine) -> String {
     let text = serde_json::to_string(machine).unwrap_or_default();
     let hash = digest::digest(&digest::SHA256, text.as_bytes());
     let head = hash.as_ref().iter().take(8);
-    head.map(|octet| format!("{octet:02x}")).collect()
+    head.map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn read(path: &str) -> Option<String> {
@@ -233,7 +233,7 @@ fn settings() -> BTreeMap<String, String> {
 /// They only start others; another version of them changes no figure.
 const WRAPPERS: [&str; 3] = ["sh", "bash", "env"];
 
-/// Octets of what a program says of its version.
+/// Bytes of what a program says of its version.
 const WORDS: usize = 200;
 
 /// What a subject's steps start: names or paths.
@@ -307,8 +307,8 @@ fn version(path: &Path, places: &Places, needs: &[Needs]) -> String {
         .args(arguments)
         .stdin(Stdio::null())
         .output();
-    let first = |octets: Vec<u8>| {
-        let text = String::from_utf8_lossy(&octets).into_owned();
+    let first = |bytes: Vec<u8>| {
+        let text = String::from_utf8_lossy(&bytes).into_owned();
         let line = text.lines().map(str::trim).find(|line| !line.is_empty());
         line.map(|line| line.chars().take(WORDS).collect::<String>())
     };
@@ -342,8 +342,8 @@ fn hash(path: &Path) -> io::Result<String> {
 }
 
 /// In lower case.
-pub(crate) fn hexadecimal(octets: &[u8]) -> String {
-    octets.iter().map(|octet| format!("{octet:02x}")).collect()
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{results::store::Verdict, trial::Key};
 
-/// Octets of a failed attempt's log that are shown; the rest is in `runs/`.
+/// Bytes of a failed attempt's log that are shown; the rest is in `runs/`.
 const SHOWN: usize = 2000;
 
 /// A repetition that is over, or an attempt that decides nothing.

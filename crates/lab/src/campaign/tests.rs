@@ -457,7 +457,7 @@ fn samples_go_with_the_repetition_that_is_taken_back() {
 /// Set in a child that runs a campaign to be killed, or to fill its disk: the directory.
 const CHILD: &str = "HOPLITE_LAB_TEST_CAMPAIGN";
 
-/// Set in a child that fills its disk: octets that it leaves free.
+/// Set in a child that fills its disk: bytes that it leaves free.
 const LEAVE: &str = "HOPLITE_LAB_TEST_LEAVE";
 
 fn troubled(few: &Few) -> Fake {
@@ -544,7 +544,7 @@ fn child_that_runs_a_campaign() {
     }
 }
 
-/// Fills the disk during the third attempt, but for so many octets.
+/// Fills the disk during the third attempt, but for so many bytes.
 fn fill(filler: PathBuf, leave: usize) -> impl FnMut(&Trial) {
     let mut attempts = 0;
     move |_| {

@@ -316,8 +316,8 @@ fn seed(data: &Data, one: Place, other: Option<Place>) -> u64 {
     text += other.map_or("", |other| data.label(other.subject));
     // FNV-1a.
     text.bytes()
-        .fold(data.campaign.seed ^ 0xcbf2_9ce4_8422_2325, |hash, octet| {
-            (hash ^ u64::from(octet)).wrapping_mul(0x0100_0000_01b3)
+        .fold(data.campaign.seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         })
 }
 

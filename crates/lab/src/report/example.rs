@@ -240,12 +240,13 @@ fn made_up_metrics(key: &Key, watched: bool) -> Vec<Metric> {
     let hops: f64 = key.case["hops"].parse().unwrap();
     let frames =
         0.5 * (1.5_f64.powf(hops + 1.0) - 1.5) / 0.5 * (1.0 + 0.03 * noise(&format!("{key:?}f")));
-    let mut extra = match key.subject.starts_with("hoplite") {
-        true => vec![
+    let mut extra = if key.subject.starts_with("hoplite") {
+        vec![
             ("ack_frames_per_packet".to_owned(), frames),
             ("ack_share".to_owned(), frames * 0.03),
-        ],
-        false => Vec::new(),
+        ]
+    } else {
+        Vec::new()
     };
     let follows = if key.subject == "tor" { hops } else { 0.0 };
     let feature = |name: &str| {

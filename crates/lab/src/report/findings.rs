@@ -225,9 +225,10 @@ fn goal_line(source: &Source<'_>, finding: &Finding) -> String {
     // What is missed is what a reader looks for.
     ours.sort_by_key(|ours| is_met(finding, ours));
     let list: String = ours.iter().map(|ours| item(finding, ours, unit)).collect();
-    let list = match ours.is_empty() {
-        true => said("span class=\"quiet\"", "not measured so far"),
-        false => tag("ul class=\"ours\"", &list),
+    let list = if ours.is_empty() {
+        said("span class=\"quiet\"", "not measured so far")
+    } else {
+        tag("ul class=\"ours\"", &list)
     };
     row(&[
         said("td class=\"text\"", &finding.text),
@@ -291,9 +292,10 @@ fn finding_line(source: &Source<'_>, finding: &Finding) -> String {
     if ours.len() > SHOWN {
         list += &said("li", &format!("and {} more", ours.len() - SHOWN));
     }
-    let list = match ours.is_empty() {
-        true => said("span class=\"quiet\"", missing(finding)),
-        false => tag("ul class=\"ours\"", &list),
+    let list = if ours.is_empty() {
+        said("span class=\"quiet\"", missing(finding))
+    } else {
+        tag("ul class=\"ours\"", &list)
     };
     row(&[
         said("td class=\"text\"", &finding.text),

@@ -282,7 +282,7 @@ impl Unit {
         digits(value * self.factor)
     }
 
-    /// The same with its name.
+    /// A stored value in this unit, with its name.
     pub(super) fn tell_fully(self, value: f64) -> String {
         let gap = if self.name.is_empty() { "" } else { "\u{202f}" };
         format!("{}{gap}{}", self.tell(value), self.name)

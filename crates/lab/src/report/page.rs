@@ -493,7 +493,7 @@ fn facts_table(facts: impl IntoIterator<Item = (String, String)>) -> String {
     tag("table class=\"facts\"", &tag("tbody", &rows))
 }
 
-/// The same to unfold; nothing if there are none.
+/// Names and values to unfold; nothing if there are none.
 fn facts_to_unfold(title: &str, facts: BTreeMap<String, String>) -> String {
     if facts.is_empty() {
         return String::new();

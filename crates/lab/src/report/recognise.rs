@@ -246,9 +246,10 @@ fn percent(share: f64) -> String {
 fn line(answer: &Answer) -> String {
     let found = &answer.confusion;
     let (low, high) = found.interval();
-    let verdict = match low > found.chance() {
-        true => "better than chance",
-        false => "not better than chance",
+    let verdict = if low > found.chance() {
+        "better than chance"
+    } else {
+        "not better than chance"
     };
     let asked = format!("{}, one of {}", answer.asked, answer.classes.len());
     let number = |text: &str| said("td class=\"n\"", text);

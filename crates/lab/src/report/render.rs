@@ -39,7 +39,7 @@ pub(super) fn tag(head: &str, inner: &str) -> String {
     format!("<{head}>{inner}</{name}>")
 }
 
-/// The same around text that anybody wrote.
+/// `<TAG>text</TAG>` around text that anybody wrote.
 pub(super) fn said(head: &str, text: &str) -> String {
     tag(head, &escape(text))
 }
@@ -149,9 +149,10 @@ fn write_shape(out: &mut String, shape: &Shape, place: Place) {
 
 fn line(out: &mut String, points: &[(f64, f64)], (colour, width, dash): (&str, f64, Dash)) {
     let pattern: Vec<String> = dash.pattern().iter().map(f64::to_string).collect();
-    let dashes = match pattern.is_empty() {
-        true => String::new(),
-        false => format!(";stroke-dasharray:{}", pattern.join(" ")),
+    let dashes = if pattern.is_empty() {
+        String::new()
+    } else {
+        format!(";stroke-dasharray:{}", pattern.join(" "))
     };
     let path = path(points);
     add(
@@ -264,10 +265,7 @@ fn average(large: &[u8], width: u32, height: u32) -> Vec<u8> {
     small
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "a mean of octets is an octet"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "a mean of bytes is a byte")]
 fn mean(one: &u8, two: &u8, three: &u8, four: &u8) -> u8 {
     ((u16::from(*one) + u16::from(*two) + u16::from(*three) + u16::from(*four) + 2) / 4) as u8
 }
@@ -371,9 +369,10 @@ impl Canvas<'_> {
 /// The middle of a text's box, which is its place for plotters; ours is on the baseline.
 fn middle_of_text((x, y): (f64, f64), size: f64, upright: bool) -> (f64, f64) {
     let raise = size * 0.27;
-    match upright {
-        true => (x - raise, y),
-        false => (x, y - raise),
+    if upright {
+        (x - raise, y)
+    } else {
+        (x, y - raise)
     }
 }
 

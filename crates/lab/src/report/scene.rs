@@ -99,7 +99,7 @@ pub(super) const LIGHT: [&str; 6] = [
     "#0072b2", "#d55e00", "#009e73", "#b8568f", "#b07900", "#4a9bd1",
 ];
 
-/// The same on a dark page.
+/// Their likes on a dark page.
 pub(super) const DARK: [&str; 6] = [
     "#4fb3ea", "#ff8a3d", "#2fcf9f", "#e39cc6", "#e9b23c", "#9cd3f5",
 ];

@@ -82,7 +82,7 @@ pub fn stream_id(sample: &Sample) -> String {
     )
 }
 
-/// Octets of payload asked for, or moved if the clock decided.
+/// Bytes of payload asked for, or moved if the clock decided.
 #[must_use]
 pub fn size(transfer: &Transfer) -> u64 {
     let larger = |[one, other]: [u64; 2]| one.max(other);
@@ -199,7 +199,7 @@ fn rate(whole: &Whole) -> Option<f64> {
         0
     };
     let time = seconds(whole.last_byte?.checked_sub(from)?);
-    (time > 0.0).then(|| whole.octets() as f64 * 8.0 / time / 1e6)
+    (time > 0.0).then(|| whole.bytes() as f64 * 8.0 / time / 1e6)
 }
 
 /// One line for each number that a test of the repetition has.

@@ -96,7 +96,7 @@ impl Found {
     }
 
     fn repetition(&mut self, report: &Report, wholes: &[Whole]) {
-        let octets: u64 = wholes.iter().map(Whole::octets).sum();
+        let octets: u64 = wholes.iter().map(Whole::bytes).sum();
         if octets > 0 {
             let gigabytes = octets as f64 / 1e9;
             self.processors(&report.processes, gigabytes);
@@ -115,7 +115,7 @@ impl Found {
         }
     }
 
-    /// Seconds of processor time for each 10⁹ octets of payload: of each process, and of all that belong to the subject.
+    /// Seconds of processor time for each 10⁹ bytes of payload: of each process, and of all that belong to the subject.
     fn processors(&mut self, processes: &[ProcessUse], gigabytes: f64) {
         for (name, seconds) in by_name(processes, |process| process.cpu_s) {
             self.add(
@@ -177,7 +177,7 @@ fn goodput(whole: &Whole, by_time: bool) -> Option<f64> {
     let last = whole.last_byte?;
     let first = if by_time { whole.first_byte? } else { 0 };
     let time = seconds(last.checked_sub(first)?);
-    (time > 0.0).then(|| whole.octets() as f64 * 8.0 / time)
+    (time > 0.0).then(|| whole.bytes() as f64 * 8.0 / time)
 }
 
 /// Mean difference of round trips that follow each other (RFC 3393's selection of consecutive packets).

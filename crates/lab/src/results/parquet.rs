@@ -364,7 +364,7 @@ fn nested(samples: &[Sample], get: impl Fn(&Sample) -> Vec<u64>) -> (Vec<i64>, V
     (values, levels, repeats)
 }
 
-/// As Parquet's signed integer: every octet count and time fits; a seed keeps its bits.
+/// As Parquet's signed integer: every byte count and time fits; a seed keeps its bits.
 fn signed(value: u64) -> i64 {
     i64::from_ne_bytes(value.to_ne_bytes())
 }

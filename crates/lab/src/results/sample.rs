@@ -73,11 +73,11 @@ pub struct Whole {
     pub number: u32,
     /// Whether any connection failed.
     pub failed: bool,
-    /// Octets asked for: to the server and from it.
+    /// Bytes asked for: to the server and from it.
     pub asked: [u64; 2],
-    /// Octets of payload moved.
+    /// Bytes of payload moved.
     pub moved: [u64; 2],
-    /// The first octet of payload on any connection.
+    /// The first byte of payload on any connection.
     pub first_byte: Option<u64>,
     /// The last one.
     pub last_byte: Option<u64>,
@@ -94,7 +94,7 @@ pub struct Whole {
 impl Whole {
     /// Payload in both directions.
     #[must_use]
-    pub fn octets(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         let [sent, received] = self.moved;
         sent.saturating_add(received)
     }

@@ -233,7 +233,7 @@ pub struct Machine {
     pub cpu: String,
     /// How many may be used.
     pub cores: u64,
-    /// Octets of it.
+    /// Bytes of it.
     pub memory: u64,
     /// Of the processor's frequency, if it has one.
     pub governor: Option<String>,

@@ -98,7 +98,7 @@ impl Scope {
         self.names.insert(name.into(), value);
     }
 
-    /// The same with one more number.
+    /// This scope with one more number.
     pub(crate) fn with(&self, name: &str, number: u32) -> Self {
         let mut scope = self.clone();
         scope.set(name, Value::Number(f64::from(number)));
@@ -128,7 +128,7 @@ impl Value {
         }
     }
 
-    /// Octets of its texts.
+    /// Bytes of its texts.
     pub(crate) fn size(&self) -> usize {
         match self {
             Self::Text(text) => text.len(),

@@ -217,9 +217,10 @@ enum Entry {
 /// If stdout cannot be written.
 pub fn list(json: bool) -> Result<(), Failure> {
     let (mut out, entries) = (io::stdout().lock(), entries(Path::new("")));
-    let written = match json {
-        true => lines(&mut out, &entries),
-        false => table(&mut out, &entries),
+    let written = if json {
+        lines(&mut out, &entries)
+    } else {
+        table(&mut out, &entries)
     };
     match written {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::new(

@@ -87,7 +87,7 @@ pub(crate) fn cases(parameters: &[Parameter]) -> Vec<Case> {
 }
 
 impl Case {
-    /// The same with one more parameter.
+    /// This case with one more parameter.
     pub(crate) fn with(&self, name: &str, row: &Row) -> Self {
         let mut case = self.clone();
         case.values.insert(name.to_owned(), row.text.clone());
@@ -247,8 +247,8 @@ pub(crate) fn seed(seed: u64, path: &[&str]) -> u64 {
         context.update(name.as_bytes());
     }
     let hash = context.finish();
-    let octets = hash.as_ref().iter().take(8);
-    octets.fold(0, |number, octet| (number << 8) | u64::from(*octet)) >> 11
+    let bytes = hash.as_ref().iter().take(8);
+    bytes.fold(0, |number, byte| (number << 8) | u64::from(*byte)) >> 11
 }
 
 /// A case as one text.

@@ -221,9 +221,10 @@ impl Drawing {
 pub(crate) fn nearest<'n>(found: &str, known: impl Iterator<Item = &'n str>) -> String {
     let known: Vec<&str> = known.collect();
     let guess = meant(found, known.iter().copied());
-    match guess.starts_with("did") {
-        true => format!("{guess} There are {}", listed(&known)),
-        false => format!("one of {}", listed(&known)),
+    if guess.starts_with("did") {
+        format!("{guess} There are {}", listed(&known))
+    } else {
+        format!("one of {}", listed(&known))
     }
 }
 
@@ -380,7 +381,7 @@ impl Settings {
 }
 
 impl Queue {
-    /// In octets; a product smaller than one packet still holds one.
+    /// In bytes; a product smaller than one packet still holds one.
     fn octets(self, entry: Reader<'_>, rate: Option<u64>, link: Duration, mtu: u64) -> Option<u64> {
         let (factor, round_trip) = match self {
             Self::Octets(octets) => return Some(octets),

@@ -33,7 +33,7 @@ pub(crate) struct Found<T> {
 }
 
 impl<'a> Reader<'a> {
-    /// The same in another scope.
+    /// This table, read in another scope.
     pub(crate) fn within(self, scope: &'a Scope) -> Self {
         Self { scope, ..self }
     }
@@ -236,7 +236,7 @@ impl<'a> Reader<'a> {
         scopes
     }
 
-    /// The same in a scope that does not live as long.
+    /// This table, read in a scope that does not live as long.
     fn within_any<'b>(&'b self, scope: &'b Scope) -> Reader<'b> {
         Reader {
             table: self.table,
@@ -333,11 +333,11 @@ fn evaluate_list(
     scope: &Scope,
     owner: Owner,
 ) -> Result<Value, (usize, Wrong)> {
-    let (mut items, mut octets) = (Vec::new(), 0);
+    let (mut items, mut bytes) = (Vec::new(), 0);
     for node in list {
         let item = evaluate(node, scope, owner)?;
-        octets += item.size();
-        if octets > LONGEST {
+        bytes += item.size();
+        if bytes > LONGEST {
             return Err((
                 at,
                 Wrong::new("the list becomes too long", "at most 1 MiB of texts"),

@@ -176,17 +176,21 @@ pub(crate) fn analyses(root: Reader<'_>, topology: &Topology) -> Vec<Analysis> {
         let links = || topology.links.iter().map(|link| link.name.as_str());
         let link = entry.need("link", "the client's link", |value| {
             let name = text(value)?;
-            match links().any(|link| link == name) {
-                true => Ok(name),
-                false => Err(Wrong::new(
+            if links().any(|link| link == name) {
+                Ok(name)
+            } else {
+                Err(Wrong::new(
                     format!("there is no link {}", quoted(&name)),
                     nearest(&name, links()),
-                )),
+                ))
             }
         });
-        analyses.extend(kind.zip(link).map(|(cascade, link)| match cascade {
-            true => Analysis::Cascade { link },
-            false => Analysis::Fingerprint { link },
+        analyses.extend(kind.zip(link).map(|(cascade, link)| {
+            if cascade {
+                Analysis::Cascade { link }
+            } else {
+                Analysis::Fingerprint { link }
+            }
         }));
     }
     analyses

@@ -163,9 +163,10 @@ fn braces(text: &str) -> Result<(&str, &str), Wrong> {
             return Ok((inside, text.get(at + 1..).unwrap_or_default()));
         }
     }
-    Err(match text.starts_with('}') {
-        true => Wrong::new("a } has no {", "}} for a brace"),
-        false => Wrong::new("a { has no }", "{{ for a brace"),
+    Err(if text.starts_with('}') {
+        Wrong::new("a } has no {", "}} for a brace")
+    } else {
+        Wrong::new("a { has no }", "{{ for a brace")
     })
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn bits(value: &Value) -> Result<u64, Wrong> {
     bits.map(whole).ok_or_else(|| wrong(value, "a rate", RATES))
 }
 
-/// Octets, up to 2^50.
+/// Bytes, up to 2^50.
 pub(crate) fn size(value: &Value) -> Result<u64, Wrong> {
     let units = [
         ("B", 1.0),
@@ -60,9 +60,9 @@ pub(crate) fn size(value: &Value) -> Result<u64, Wrong> {
         ("MiB", 1_048_576.0),
         ("GiB", 1_073_741_824.0),
     ];
-    let octets =
+    let bytes =
         quantity(value, &units, Some(1.0)).filter(|number| *number <= 1_125_899_906_842_624.0);
-    octets
+    bytes
         .map(whole)
         .ok_or_else(|| wrong(value, "a size", SIZES))
 }

@@ -15,7 +15,7 @@
 
 use super::{Capture, Layers, Packet, Way, qlog::Frame};
 
-/// Heads in a DATAGRAM frame: a quarter stream id of 1, 2, 4 or 8 octets, and the context id 0.
+/// Heads in a DATAGRAM frame: a quarter stream id of 1, 2, 4 or 8 bytes, and the context id 0.
 const HEADS: [usize; 4] = [2, 3, 5, 9];
 
 /// Seconds between a packet's record and its sight on the link, at most: as long as a client may wait for a busy processor.
@@ -128,7 +128,7 @@ fn datagrams(packet: &Packet) -> impl Iterator<Item = Carrier> {
 // Finds the packet of the right size that was written down at nearly the time at which a carrier was seen, in any connection that may be
 // inside it: what stands on the link, where nothing waits, and what is forwarded within a tunnel.
 
-/// By how many octets a connection id may be shorter or longer than the one that a relay gave for it. We allow less than QUIC does: a
+/// By how many bytes a connection id may be shorter or longer than the one that a relay gave for it. We allow less than QUIC does: a
 /// tunnel's own head and tag must not look like it.
 const IDS: isize = 12;
 
@@ -214,7 +214,7 @@ struct Source<'a> {
     /// How far in it is.
     inside: usize,
     packets: &'a [Packet],
-    /// Octets that a carrier has more than the packet; `None`: nothing of this layer is in these carriers.
+    /// Bytes that a carrier has more than the packet; `None`: nothing of this layer is in these carriers.
     more: Option<isize>,
     bounds: Bounds,
 }
@@ -302,7 +302,7 @@ const ASTRAY: usize = 16;
 /// The order is there again where six of eight carriers find their packets one after the other.
 const SURE: (usize, usize) = (6, 8);
 
-/// What each carrier holds. The head that fits most often in strict order is tried first: sizes that differ by one octet are frequent.
+/// What each carrier holds. The head that fits most often in strict order is tried first: sizes that differ by one byte are frequent.
 /// Of `packets` those are left out that `taken` names; what is found is added to it.
 fn assign(
     carriers: &[Carrier],

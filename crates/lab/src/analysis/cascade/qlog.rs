@@ -30,7 +30,7 @@ pub(super) struct Layer {
 pub(super) struct Packet {
     /// Seconds since 1970.
     pub(super) time: f64,
-    /// Octets on the wire.
+    /// Bytes on the wire.
     pub(super) size: usize,
     /// Whether it is a 1-RTT packet, and therefore the last of its UDP datagram.
     pub(super) data: bool,
@@ -38,12 +38,12 @@ pub(super) struct Packet {
     pub(super) frames: Vec<Frame>,
 }
 
-/// One frame, with its octets on the wire.
+/// One frame, with its bytes on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
     Padding,
     Ack(usize),
-    /// Its octets, and those of its payload.
+    /// Its bytes, and those of its payload.
     Datagram(usize, usize),
     /// STREAM with payload.
     Stream,
@@ -116,9 +116,12 @@ impl Layers {
             place.get_or_insert_default().add(records, reference)?;
         }
         hops.push(inner);
-        let missing = |place: usize| match place + 1 == hops.len() {
-            true => "there is no qlog of an end-to-end QUIC connection".to_owned(),
-            false => format!("there is no qlog of the connection to hop {}", place + 1),
+        let missing = |place: usize| {
+            if place + 1 == hops.len() {
+                "there is no qlog of an end-to-end QUIC connection".to_owned()
+            } else {
+                format!("there is no qlog of the connection to hop {}", place + 1)
+            }
         };
         if let Some(place) = hops.iter().position(Option::is_none) {
             return Err(failed(missing(place), REMEDY));

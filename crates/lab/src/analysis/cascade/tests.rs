@@ -13,17 +13,17 @@ const SECOND: usize = 1_795_255_200;
 const CLIENT: [u8; 4] = [10, 77, 0, 1];
 const RELAY: [u8; 4] = [10, 77, 0, 2];
 
-/// A frame: its type, its octets, and those of its payload.
+/// A frame: its type, its bytes, and those of its payload.
 type Framed = (&'static str, usize, usize);
 
-/// A packet: which way, its octets, its frames.
+/// A packet: which way, its bytes, its frames.
 type Sent<'a> = (Way, usize, &'a [Framed]);
 
 const fn ack(size: usize) -> Framed {
     ("ack", size, 0)
 }
 
-/// A DATAGRAM frame (type and two octets of length) around a quarter stream id, a context id and a packet.
+/// A DATAGRAM frame (type and two bytes of length) around a quarter stream id, a context id and a packet.
 const fn around(packet: usize) -> Framed {
     ("datagram", packet + 5, packet + 2)
 }
@@ -38,7 +38,7 @@ fn qlog(label: &str, packets: &[Sent<'_>]) -> String {
     qlog_at(label, &timed)
 }
 
-/// The same with the milliseconds of each record.
+/// A qlog with the milliseconds of each record.
 fn qlog_at(label: &str, packets: &[(f64, Sent<'_>)]) -> String {
     let mut text = format!(
         "\u{1e}{{\"trace\":{{\"common_fields\":{{\"reference_time\":{{\"wall_clock_time\":\"2026-11-21T10:00:00.000000Z\"}}}},\
@@ -55,9 +55,10 @@ fn qlog_at(label: &str, packets: &[(f64, Sent<'_>)]) -> String {
             )
         };
         let frames: Vec<_> = frames.iter().map(frame).collect();
-        let kind = match frames.iter().any(|frame| frame.contains("crypto")) {
-            true => "handshake",
-            false => "1RTT",
+        let kind = if frames.iter().any(|frame| frame.contains("crypto")) {
+            "handshake"
+        } else {
+            "1RTT"
         };
         text += &format!(
             "\u{1e}{{\"time\":{at},\"name\":\"quic:{name}\",\"data\":{{\"header\":{{\"packet_type\":\"{kind}\",\"packet_number\":{i}}},\
@@ -68,7 +69,7 @@ fn qlog_at(label: &str, packets: &[(f64, Sent<'_>)]) -> String {
     text
 }
 
-/// An IPv4 packet with a UDP payload of so many octets, of which only the headers were captured.
+/// An IPv4 packet with a UDP payload of so many bytes, of which only the headers were captured.
 fn udp(way: Way, payload: usize) -> (Vec<u8>, usize) {
     let mut packet = vec![0; 28];
     (packet[0], packet[9]) = (0x45, 17);
@@ -196,7 +197,7 @@ fn one_tunnel_costs_its_heads_and_its_acknowledgements() {
             ("ack_only_packets", 3.0),
             ("ack_frames_per_packet", 4.0 / 3.0),
             ("ack_frames_theory", 0.75),
-            // All but 2140 octets of inner packets.
+            // All but 2140 bytes of inner packets.
             ("layer_octets:hop1", 376.0),
             ("ack_frames:hop1", 4.0),
             ("unmatched_share", 0.0),
@@ -223,7 +224,7 @@ fn two_tunnels_cascade() {
             ("ack_only_packets", 5.0),
             ("ack_frames_per_packet", 2.0),
             ("ack_frames_theory", 1.875),
-            // 2829 less the 2348 octets of the second tunnel's packets; those less 2140.
+            // 2829 less the 2348 bytes of the second tunnel's packets; those less 2140.
             ("layer_octets:hop1", 481.0),
             ("layer_octets:hop2", 208.0),
             ("ack_frames:hop1", 2.0),
@@ -253,7 +254,7 @@ fn packets_that_a_hop_forwards_are_those_of_the_connection_inside() {
             ("ack_only_packets", 2.0),
             ("ack_packet_octets", 63.0),
             ("ack_frame_octets", 5.0),
-            // Headers of five packets, and 62: with 2140 octets of end-to-end packets that is T.
+            // Headers of five packets, and 62: with 2140 bytes of end-to-end packets that is T.
             ("layer_octets:hop1", 202.0),
             ("forwarded_share:hop1", 0.75),
             ("setup_octets", 0.0),
@@ -588,13 +589,13 @@ fn both_families_and_both_byte_orders_are_read() {
     file.extend(&six);
     let addresses = [CLIENT.into(), IpAddr::from([7; 16])];
     let capture = Capture::parse(&mut Cursor::new(file), &addresses).unwrap();
-    let (way, octets, payload) = (Out, 148, Some(100));
+    let (way, bytes, payload) = (Out, 148, Some(100));
     assert_eq!(
         capture.packets,
         [Captured {
             time: 0.0,
             way,
-            octets,
+            bytes,
             payload
         }]
     );

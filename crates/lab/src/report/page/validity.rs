@@ -127,9 +127,10 @@ fn counts(data: &Data) -> String {
 
 /// Names are aligned at their beginning, numbers at their end.
 fn heads(data: &Data) -> Vec<String> {
-    let names: &[&str] = match several(data) {
-        true => &["Case", "Subject"],
-        false => &["Subject"],
+    let names: &[&str] = if several(data) {
+        &["Case", "Subject"]
+    } else {
+        &["Subject"]
     };
     let numbers = [
         "Accepted",
