@@ -1,6 +1,6 @@
 //! How a command fails: what failed, why, what to do. Every room of the lab answers with it; only `main` prints it.
 
-use std::{fmt, process::ExitCode};
+use std::{fmt, io, process::ExitCode};
 
 /// Why a command ends without success; displays one line per problem.
 #[derive(Debug)]
@@ -54,6 +54,18 @@ impl Failure {
             Self::Wrong(_) => ExitCode::from(2),
             Self::Failed(_) => ExitCode::from(1),
         }
+    }
+}
+
+/// What came of writing to stdout. A reader that has seen enough closes the pipe: that is no failure.
+pub(crate) fn printed(written: io::Result<()>) -> Result<(), Failure> {
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::new(
+            "writing to stdout",
+            error,
+            "check where it goes",
+        )),
+        _ => Ok(()),
     }
 }
 

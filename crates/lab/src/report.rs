@@ -40,7 +40,7 @@ use self::{
 use crate::{
     analysis::statistics::Statistic,
     cli::ReportArgs,
-    errors::Failure,
+    errors::{Failure, printed},
     results::{
         Sample, export, parquet,
         store::{Store, Verdict},
@@ -59,7 +59,8 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     } else {
         format!("{}\n", path.display())
     };
-    say(&text)
+    let mut out = io::stdout().lock();
+    printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
 /// Makes it without a word, and says where it is: the end of a campaign.
@@ -130,19 +131,6 @@ fn write_page(directory: &Path, page: &str) -> Result<PathBuf, Failure> {
 fn json_lines(data: &Data, judgement: &Judgement) -> String {
     let lines = lines(data, judgement).into_iter();
     lines.map(|line| format!("{line}\n")).collect()
-}
-
-/// A reader that has seen enough closes the pipe: that is no failure.
-fn say(text: &str) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::new(
-            "writing to stdout",
-            error,
-            "check where it goes",
-        )),
-        _ => Ok(()),
-    }
 }
 
 fn unwritten(path: &Path, error: &io::Error) -> Failure {

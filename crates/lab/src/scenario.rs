@@ -55,8 +55,6 @@ pub struct Scenario {
     pub repetitions: u32,
     /// Where everything random begins. May be replaced before `keys` is called.
     pub seed: u64,
-    /// After so long an attempt has failed: the longest of all cases.
-    pub timeout: Duration,
     /// When a repetition may be believed.
     pub gate: Gate,
     /// What is kept of every attempt.
@@ -145,12 +143,12 @@ pub fn load(path: &Path) -> Result<Scenario, Failure> {
     if !path.is_file()
         && let Some(source) = library::built_in(&SCENARIOS, name)
     {
-        return scenario(&source.name, &source.text, None, &Library::BuiltIn);
+        return read(&source.name, &source.text, None, &Library::BuiltIn);
     }
     let source =
         library::read(path, document::LONGEST as u64).map_err(|why| unreadable(path, &why))?;
     let directory = path.parent().unwrap_or_else(|| Path::new("")).to_owned();
-    scenario(
+    read(
         &source.name,
         &source.text,
         Some(path),
@@ -163,7 +161,7 @@ pub fn load(path: &Path) -> Result<Scenario, Failure> {
 /// # Errors
 /// Everything that is wrong with it, each with its place.
 pub fn parse(name: &str, text: &str) -> Result<Scenario, Failure> {
-    scenario(name, text, None, &Library::BuiltIn)
+    read(name, text, None, &Library::BuiltIn)
 }
 
 /// The subjects that are built in.
@@ -324,27 +322,8 @@ impl Scenario {
 
 // Reading the file as a whole.
 
-const KEYS: [&str; 18] = [
-    "name",
-    "summary",
-    "repetitions",
-    "seed",
-    "timeout",
-    "baseline",
-    "finding",
-    "goal",
-    "matrix",
-    "host",
-    "router",
-    "link",
-    "sysctl",
-    "subject",
-    "workload",
-    "analysis",
-    "keep",
-    "gate",
-];
 /// Keys of a scenario.
+const KEYS: &str = "name summary repetitions seed timeout baseline finding goal matrix host router link sysctl subject workload analysis keep gate";
 const MOST_RUNS: usize = 1_000_000;
 
 /// What `trial` needs of a file.
@@ -371,7 +350,7 @@ pub(crate) struct Resolved {
 }
 
 /// Reads and checks a scenario.
-pub(crate) fn scenario(
+pub(crate) fn read(
     file: &str,
     text: &str,
     path: Option<&Path>,
@@ -386,7 +365,7 @@ pub(crate) fn scenario(
         owner: Owner::Scenario,
         complaints: &complaints,
     };
-    root.only(&KEYS);
+    root.only(KEYS);
     let parameters =
         matrix::parameters(root.table("matrix").map(|reader| reader.table), &complaints);
     template::names_of_scenario(root, &parameters);
@@ -423,9 +402,8 @@ fn head(root: Reader<'_>, check: &Check<'_>) -> Scenario {
             .unwrap_or_default(),
         summary: root.text("summary").unwrap_or_default(),
         findings: Vec::new(),
-        repetitions: u32::try_from(root.count("repetitions", 10, 1, 1_000_000)).unwrap_or(u32::MAX),
+        repetitions: root.count("repetitions", 10, 1, 1_000_000),
         seed: root.count("seed", 1, 0, 1 << 53),
-        timeout: check.timeout,
         gate: settings::gate(root),
         keep: settings::keep(root),
         baseline: baseline(root, &check.labels),
@@ -513,8 +491,6 @@ pub(crate) struct Check<'a> {
     /// Links of all cases.
     pub(crate) links: BTreeSet<String>,
     pub(crate) traces: RefCell<BTreeMap<String, Vec<u64>>>,
-    /// The longest of all cases.
-    pub(crate) timeout: Duration,
     things: usize,
     /// Complaints about subjects' files.
     pub(crate) others: Vec<Complaint>,
@@ -533,7 +509,6 @@ impl<'a> Check<'a> {
             labels: Vec::new(),
             links: BTreeSet::new(),
             traces: RefCell::default(),
-            timeout: Duration::ZERO,
             things: 0,
             others,
         }
@@ -570,7 +545,6 @@ impl<'a> Check<'a> {
             .sum();
         let (nodes, links) = (resolved.topology.nodes.len(), resolved.topology.links.len());
         self.things += 1 + nodes + links + resolved.workloads.len() + steps;
-        self.timeout = self.timeout.max(resolved.timeout);
         self.labels
             .push(resolved.uses.into_iter().map(|used| used.label).collect());
         self.links

@@ -13,7 +13,7 @@ use ring::digest;
 use super::{identity, shard::Shard};
 use crate::{
     cli::RunArgs,
-    errors::{Complaint, Failure},
+    errors::{Complaint, Failure, printed},
     results::store::{Campaign, Store},
     scenario::{
         Scenario,
@@ -191,8 +191,7 @@ pub(crate) fn show(plan: &Plan, out: &Path, json: bool) -> Result<(), Failure> {
         _ => HashSet::new(),
     };
     let mut stdout = io::stdout().lock();
-    write_plan(&mut stdout, plan, &there, out, json)
-        .map_err(|error| Failure::new("writing the plan", error, "see to where stdout goes"))
+    printed(write_plan(&mut stdout, plan, &there, out, json))
 }
 
 fn write_plan(

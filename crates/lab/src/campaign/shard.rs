@@ -13,7 +13,7 @@ use std::{
 use super::{Directory, Lock, describe, difference, entries, extend, remove, sync, trouble};
 use crate::{
     cli::MergeArgs,
-    errors::Failure,
+    errors::{Failure, printed},
     results::store::{Attempt, Campaign, Finished, Store, Verdict},
     trial::Key,
 };
@@ -94,8 +94,7 @@ pub fn merge(args: &MergeArgs) -> Result<(), Failure> {
         shards.len(),
         args.out.display()
     );
-    writeln!(io::stdout(), "{line}")
-        .map_err(|error| Failure::new("saying what was joined", error, "see to where stdout goes"))
+    printed(writeln!(io::stdout(), "{line}"))
 }
 
 /// A merge never changes results that are there.

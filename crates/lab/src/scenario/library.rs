@@ -9,94 +9,29 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{Scenario, document::LONGEST, subject_file::SubjectFile};
-use crate::{errors::Failure, scenario};
+use crate::errors::{Failure, printed};
+
+/// Files of a directory of the repository, by name.
+macro_rules! built_in {
+    ($directory:literal: $($name:literal),+) => {
+        [$((
+            $name,
+            include_str!(concat!("../../../../", $directory, "/", $name, ".toml")),
+        )),+]
+    };
+}
 
 /// Built-in scenarios, in the order of `list`.
-pub(crate) const SCENARIOS: [(&str, &str); 18] = [
-    ("smoke", include_str!("../../../../scenarios/smoke.toml")),
-    (
-        "ack-cascade",
-        include_str!("../../../../scenarios/ack-cascade.toml"),
-    ),
-    (
-        "ack-policies",
-        include_str!("../../../../scenarios/ack-policies.toml"),
-    ),
-    (
-        "ack-loss",
-        include_str!("../../../../scenarios/ack-loss.toml"),
-    ),
-    (
-        "ack-cross-traffic",
-        include_str!("../../../../scenarios/ack-cross-traffic.toml"),
-    ),
-    (
-        "ack-upload",
-        include_str!("../../../../scenarios/ack-upload.toml"),
-    ),
-    (
-        "ack-bbr",
-        include_str!("../../../../scenarios/ack-bbr.toml"),
-    ),
-    (
-        "ack-cost",
-        include_str!("../../../../scenarios/ack-cost.toml"),
-    ),
-    (
-        "ack-fingerprint",
-        include_str!("../../../../scenarios/ack-fingerprint.toml"),
-    ),
-    (
-        "private-relay",
-        include_str!("../../../../scenarios/private-relay.toml"),
-    ),
-    ("mobile", include_str!("../../../../scenarios/mobile.toml")),
-    (
-        "onion-1",
-        include_str!("../../../../scenarios/onion-1.toml"),
-    ),
-    (
-        "onion-2",
-        include_str!("../../../../scenarios/onion-2.toml"),
-    ),
-    (
-        "onion-3",
-        include_str!("../../../../scenarios/onion-3.toml"),
-    ),
-    (
-        "onion-4",
-        include_str!("../../../../scenarios/onion-4.toml"),
-    ),
-    (
-        "onion-5",
-        include_str!("../../../../scenarios/onion-5.toml"),
-    ),
-    (
-        "throughput",
-        include_str!("../../../../scenarios/throughput.toml"),
-    ),
-    ("device", include_str!("../../../../scenarios/device.toml")),
-];
+pub(crate) const SCENARIOS: [(&str, &str); 18] = built_in!(
+    "scenarios": "smoke", "ack-cascade", "ack-policies", "ack-loss", "ack-cross-traffic", "ack-upload", "ack-bbr",
+    "ack-cost", "ack-fingerprint", "private-relay", "mobile", "onion-1", "onion-2", "onion-3", "onion-4", "onion-5",
+    "throughput", "device"
+);
 
 /// Built-in subjects, in the order of `list`.
-pub(crate) const SUBJECTS: [(&str, &str); 7] = [
-    ("native", include_str!("../../../../subjects/native.toml")),
-    ("hoplite", include_str!("../../../../subjects/hoplite.toml")),
-    (
-        "hoplite-up",
-        include_str!("../../../../subjects/hoplite-up.toml"),
-    ),
-    (
-        "hoplite-onion",
-        include_str!("../../../../subjects/hoplite-onion.toml"),
-    ),
-    ("tor", include_str!("../../../../subjects/tor.toml")),
-    ("openvpn", include_str!("../../../../subjects/openvpn.toml")),
-    (
-        "wireguard-go",
-        include_str!("../../../../subjects/wireguard-go.toml"),
-    ),
-];
+pub(crate) const SUBJECTS: [(&str, &str); 7] = built_in!(
+    "subjects": "native", "hoplite", "hoplite-up", "hoplite-onion", "tor", "openvpn", "wireguard-go"
+);
 
 /// Traces are a line a packet.
 const LONGEST_TRACE: u64 = 16 << 20;
@@ -217,19 +152,11 @@ enum Entry {
 /// If stdout cannot be written.
 pub fn list(json: bool) -> Result<(), Failure> {
     let (mut out, entries) = (io::stdout().lock(), entries(Path::new("")));
-    let written = if json {
+    printed(if json {
         lines(&mut out, &entries)
     } else {
         table(&mut out, &entries)
-    };
-    match written {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::new(
-            "writing the list",
-            error,
-            "see that stdout is open",
-        )),
-        _ => Ok(()),
-    }
+    })
 }
 
 /// Built in, then files in a directory unless they are the same.
@@ -276,7 +203,7 @@ fn others(directory: &Path, built_in: &[(&str, &str)]) -> Vec<(PathBuf, Source)>
 }
 
 fn scenario(source: &Source, path: Option<&Path>, library: &Library) -> Entry {
-    match scenario::scenario(&source.name, &source.text, path, library) {
+    match super::read(&source.name, &source.text, path, library) {
         Ok(scenario) => Entry::Scenario(Box::new(scenario)),
         Err(failure) => wrong(source, &failure),
     }

@@ -22,7 +22,7 @@ const MOST_ROUTERS: usize = 1000;
 const MOST_LINKS: usize = 5000;
 
 /// Keys of a `[[host]]` and a `[[router]]`.
-pub(crate) const NODE_KEYS: [&str; 3] = ["name", "repeat", "when"];
+pub(crate) const NODE_KEYS: &str = "name repeat when";
 
 /// Draws the network of a case.
 pub(crate) fn network(root: Reader<'_>, traces: &Traces<'_>) -> Topology {
@@ -60,7 +60,7 @@ impl Drawing {
     fn nodes(&mut self, root: Reader<'_>, key: &str, kind: NodeKind, most: usize) {
         let mut count = 0;
         for entry in root.tables(key) {
-            entry.only(&NODE_KEYS);
+            entry.only(NODE_KEYS);
             for scope in entry.instances() {
                 count += 1;
                 if count > most {
@@ -106,7 +106,7 @@ impl Drawing {
 
     fn links(&mut self, root: Reader<'_>, traces: &Traces<'_>) {
         for entry in root.tables("link") {
-            entry.only(&KEYS);
+            entry.only(&format!("{LINK_KEYS} {DIRECTION_KEYS}"));
             for scope in entry.instances() {
                 if self.topology.links.len() == MOST_LINKS {
                     entry.wrong(
@@ -246,37 +246,10 @@ fn reached<'t>(topology: &'t Topology, from: &'t str) -> BTreeSet<&'t str> {
 // What happens to packets on a `[[link]]`, each way.
 // Keys of the link hold for both directions; `forward` and `back` replace single ones.
 
-/// Keys of a `[[link]]`.
-pub(crate) const KEYS: [&str; 16] = [
-    "ends",
-    "name",
-    "repeat",
-    "when",
-    "mtu",
-    "forward",
-    "back",
-    "rate",
-    "trace",
-    "delay",
-    "jitter",
-    "queue",
-    "loss",
-    "duplicate",
-    "corrupt",
-    "codel",
-];
+/// Keys of a `[[link]]`, beside those of a direction.
+const LINK_KEYS: &str = "ends name repeat when mtu forward back";
 /// Keys of `forward` and `back`.
-const DIRECTION_KEYS: [&str; 9] = [
-    "rate",
-    "trace",
-    "delay",
-    "jitter",
-    "queue",
-    "loss",
-    "duplicate",
-    "corrupt",
-    "codel",
-];
+const DIRECTION_KEYS: &str = "rate trace delay jitter queue loss duplicate corrupt codel";
 
 /// Reads a trace by its path.
 pub(crate) type Traces<'a> = dyn Fn(&str) -> Result<Vec<u64>, Wrong> + 'a;
@@ -291,7 +264,7 @@ pub(crate) fn directions(entry: Reader<'_>, traces: &Traces<'_>) -> [Direction; 
 
 /// Reads the MTU: IPv6 wants 1280.
 pub(crate) fn mtu(entry: Reader<'_>) -> u16 {
-    u16::try_from(entry.count("mtu", 1500, 1280, 65535)).unwrap_or(u16::MAX)
+    entry.count("mtu", 1500, 1280, 65535)
 }
 
 /// What is said about a direction; `None` is not said.
@@ -338,10 +311,10 @@ impl Settings {
 
     /// One direction: its own settings before those of both.
     fn side(entry: Reader<'_>, key: &str, both: &Self, traces: &Traces<'_>) -> Self {
-        let own = match entry.table.node(key).and_then(|node| entry.inner(node)) {
+        let own = match entry.table(key) {
             None => return both.clone(),
             Some(side) => {
-                side.only(&DIRECTION_KEYS);
+                side.only(DIRECTION_KEYS);
                 Self::read(side, traces)
             }
         };
@@ -440,7 +413,7 @@ fn jitter(entry: Reader<'_>) -> Option<Option<Jitter>> {
         return Some(None);
     }
     let jitter = entry.inner(node)?;
-    jitter.only(&["width", "shape", "reorder"]);
+    jitter.only("width shape reorder");
     let width = jitter.need(
         "width",
         "how much, such as width = \"2ms\"",
@@ -468,7 +441,7 @@ fn queue(entry: Reader<'_>) -> Option<Queue> {
         });
     };
     let queue = entry.inner(node)?;
-    queue.only(&["bdp", "rtt"]);
+    queue.only("bdp rtt");
     let factor = queue.need(
         "bdp",
         "how many bandwidth-delay products, such as bdp = 1.5",
@@ -516,12 +489,12 @@ fn loss(entry: Reader<'_>) -> Option<Loss> {
     };
     let loss = entry.inner(node)?;
     if table.node("packets").is_some() {
-        loss.only(&["packets"]);
+        loss.only("packets");
         return Some(Loss::Packets {
             packets: packets(loss),
         });
     }
-    loss.only(&["p", "r", "good", "bad", "packets"]);
+    loss.only("p r good bad packets");
     let p = loss.need(
         "p",
         "the share of packets that lead from good to bad, or packets = [3, 7]",
@@ -558,7 +531,7 @@ fn codel(entry: Reader<'_>) -> Option<Discipline> {
         return Some(if on { standard } else { Discipline::DropTail });
     };
     let codel = entry.inner(node)?;
-    codel.only(&["target", "interval", "ecn"]);
+    codel.only("target interval ecn");
     Some(Discipline::CoDel {
         target: codel
             .read("target", units::duration)

@@ -38,15 +38,12 @@ impl<'a> Reader<'a> {
         Self { scope, ..self }
     }
 
-    /// Complains about keys that are not among these.
-    pub(crate) fn only(&self, known: &[&str]) {
-        let stray = self
-            .table
-            .entries
-            .iter()
-            .filter(|entry| !known.contains(&entry.key.as_str()));
-        for entry in stray {
-            let remedy = meant(&entry.key, known.iter().copied());
+    /// Complains about keys that are not among these, which stand apart by spaces.
+    pub(crate) fn only(&self, known: &str) {
+        let known = known.split_whitespace();
+        let entries = self.table.entries.iter();
+        for entry in entries.filter(|entry| known.clone().all(|key| key != entry.key)) {
+            let remedy = meant(&entry.key, known.clone());
             self.complaints
                 .add(entry.key_at, Wrong::new("there is no such key", remedy));
         }
@@ -140,9 +137,13 @@ impl<'a> Reader<'a> {
         self.read(key, flag).unwrap_or(default)
     }
 
-    /// A whole number between two.
-    pub(crate) fn count(&self, key: &str, default: u64, least: u64, most: u64) -> u64 {
+    /// A whole number between two, which a `T` holds.
+    pub(crate) fn count<T>(&self, key: &str, default: T, least: u64, most: u64) -> T
+    where
+        T: TryFrom<u64>,
+    {
         self.read(key, |value| units::count(value, least, most))
+            .and_then(|count| T::try_from(count).ok())
             .unwrap_or(default)
     }
 

@@ -22,7 +22,7 @@ use crate::{
 /// How long an attempt may take unless the scenario says so.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 /// Enough for the headers of IPv6, UDP, TCP and QUIC.
-const SNAPLEN: u64 = 128;
+const SNAPLEN: u32 = 128;
 
 /// Pinned unless the scenario says otherwise, so that a machine's own defaults do not matter. The buffers are Linux's defaults on a machine
 /// with enough memory; the kernel computes them from its memory otherwise.
@@ -48,7 +48,7 @@ pub(crate) fn sysctls(root: Reader<'_>) -> BTreeMap<String, String> {
         .iter()
         .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
     let mut sysctls: BTreeMap<String, String> = pinned.collect();
-    let Some(table) = root.table.node("sysctl").and_then(|node| root.inner(node)) else {
+    let Some(table) = root.table("sysctl") else {
         return sysctls;
     };
     for entry in &table.table.entries {
@@ -84,20 +84,20 @@ fn is_of_namespace(key: &str) -> bool {
 
 /// `[keep]`
 pub(crate) fn keep(root: Reader<'_>) -> Keep {
-    let Some(keep) = root.table.node("keep").and_then(|node| root.inner(node)) else {
+    let Some(keep) = root.table("keep") else {
         return Keep {
-            snaplen: 128,
+            snaplen: SNAPLEN,
             ..Keep::default()
         };
     };
-    keep.only(&["pcap", "snaplen", "qlog", "drops", "logs"]);
+    keep.only("pcap snaplen qlog drops logs");
     Keep {
         pcap: keep
             .list("pcap")
             .iter()
             .filter_map(|node| keep.read_node(node, text))
             .collect(),
-        snaplen: u32::try_from(keep.count("snaplen", SNAPLEN, 64, 65535)).unwrap_or(u32::MAX),
+        snaplen: keep.count("snaplen", SNAPLEN, 64, 65535),
         qlog: keep.flag("qlog", false),
         drops: keep.flag("drops", false),
         logs: keep.flag("logs", false),
@@ -106,7 +106,7 @@ pub(crate) fn keep(root: Reader<'_>) -> Keep {
 
 /// Complains about links to capture that no case has.
 pub(crate) fn check_captured(root: Reader<'_>, links: &BTreeSet<String>) {
-    let Some(keep) = root.table.node("keep").and_then(|node| root.inner(node)) else {
+    let Some(keep) = root.table("keep") else {
         return;
     };
     for node in keep.list("pcap") {
@@ -131,32 +131,20 @@ pub(crate) fn check_captured(root: Reader<'_>, links: &BTreeSet<String>) {
 /// `[gate]`
 pub(crate) fn gate(root: Reader<'_>) -> Gate {
     let standard = Gate::default();
-    let Some(gate) = root.table.node("gate").and_then(|node| root.inner(node)) else {
+    let Some(gate) = root.table("gate") else {
         return standard;
     };
-    gate.only(&[
-        "late_us_p99",
-        "late_us_max",
-        "steal",
-        "cpu_pressure",
-        "attempts",
-        "retries",
-    ]);
+    gate.only("late_us_p99 late_us_max steal cpu_pressure attempts retries");
+    let read = |key, fits: fn(&Value) -> Result<f64, Wrong>, standard| {
+        gate.read(key, fits).unwrap_or(standard)
+    };
     Gate {
-        late_us_p99: gate
-            .read("late_us_p99", units::number)
-            .unwrap_or(standard.late_us_p99),
-        late_us_max: gate
-            .read("late_us_max", units::number)
-            .unwrap_or(standard.late_us_max),
-        steal: gate.read("steal", units::share).unwrap_or(standard.steal),
-        cpu_pressure: gate
-            .read("cpu_pressure", units::share)
-            .unwrap_or(standard.cpu_pressure),
-        attempts: u32::try_from(gate.count("attempts", u64::from(standard.attempts), 1, 100))
-            .unwrap_or(standard.attempts),
-        retries: u32::try_from(gate.count("retries", u64::from(standard.retries), 0, 100))
-            .unwrap_or(standard.retries),
+        late_us_p99: read("late_us_p99", units::number, standard.late_us_p99),
+        late_us_max: read("late_us_max", units::number, standard.late_us_max),
+        steal: read("steal", units::share, standard.steal),
+        cpu_pressure: read("cpu_pressure", units::share, standard.cpu_pressure),
+        attempts: gate.count("attempts", standard.attempts, 1, 100),
+        retries: gate.count("retries", standard.retries, 0, 100),
     }
 }
 
@@ -164,7 +152,7 @@ pub(crate) fn gate(root: Reader<'_>) -> Gate {
 pub(crate) fn analyses(root: Reader<'_>, topology: &Topology) -> Vec<Analysis> {
     let mut analyses = Vec::new();
     for entry in root.tables("analysis") {
-        entry.only(&["analysis", "link", "when"]);
+        entry.only("analysis link when");
         if entry.instances().is_empty() {
             continue;
         }
@@ -211,20 +199,10 @@ pub(crate) fn recorded(keep: &Keep, analyses: &[Analysis]) -> Keep {
 // `[[finding]]`: what a paper found, and `[[goal]]`: what is asked of a subject. The report shows both beside what was measured.
 
 /// Keys of both.
-const KEYS: [&str; 10] = [
-    "text",
-    "metric",
-    "workload",
-    "case",
-    "subject",
-    "relative_to",
-    "relative_to_case",
-    "statistic",
-    "low",
-    "high",
-];
+const KEYS: &str =
+    "text metric workload case subject relative_to relative_to_case statistic low high";
 /// Keys of a finding alone: a goal is a bound, in the metric's own unit.
-const PAPER: [&str; 2] = ["value", "unit"];
+const PAPER: &str = "value unit";
 const MOST: usize = 1000;
 
 /// Reads all findings, then all goals.
@@ -249,9 +227,8 @@ fn finding(
     parameters: &[Parameter],
     labels: &BTreeSet<&str>,
 ) -> Option<Finding> {
-    let own: &[&str] = if goal { &[] } else { &PAPER };
-    let keys: Vec<&str> = KEYS.iter().chain(own).copied().collect();
-    entry.only(&keys);
+    let own = if goal { "" } else { PAPER };
+    entry.only(&format!("{KEYS} {own}"));
     let case = case(entry, "case", parameters);
     let other = case_of_ratio(entry, parameters);
     let here = entry.within(&case.scope);
@@ -316,7 +293,7 @@ fn case(entry: Reader<'_>, key: &str, parameters: &[Parameter]) -> Case {
         values: BTreeMap::new(),
         scope: Scope::default(),
     };
-    let Some(table) = entry.table.node(key).and_then(|node| entry.inner(node)) else {
+    let Some(table) = entry.table(key) else {
         return case;
     };
     for pair in &table.table.entries {

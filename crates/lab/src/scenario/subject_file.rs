@@ -26,16 +26,7 @@ use crate::{
     subject::Plan,
 };
 
-const KEYS: [&str; 8] = [
-    "name",
-    "summary",
-    "hides_client",
-    "needs",
-    "parameters",
-    "file",
-    "step",
-    "way",
-];
+const KEYS: &str = "name summary hides_client needs parameters file step way";
 
 /// A subject's file that was parsed and checked.
 #[derive(Clone, Debug)]
@@ -91,7 +82,7 @@ impl SubjectFile {
             owner: Owner::Subject,
             complaints: &complaints,
         };
-        root.only(&KEYS);
+        root.only(KEYS);
         let parameters = parameters(root);
         let mut parsed = Self {
             name: root
@@ -184,7 +175,7 @@ impl SubjectFile {
 }
 
 fn needs(entry: Reader<'_>) -> Option<Needs> {
-    entry.only(&["command", "install", "version"]);
+    entry.only("command install version");
     let mut scope = Scope::default();
     scope.set("hoplite", Value::Text("{hoplite}".into()));
     scope.set("lab", Value::Text("{lab}".into()));
@@ -334,7 +325,7 @@ fn parameter<'a>(root: Reader<'a>, node: &'a Node, at: usize) -> Option<Paramete
         });
     };
     let entry = root.inner(node)?;
-    entry.only(&["default", "about", "one_of", "min", "max"]);
+    entry.only("default about one_of min max");
     let one_of = entry
         .list("one_of")
         .iter()
@@ -442,7 +433,7 @@ fn utf8(path: &Path) -> Result<String, Failure> {
 
 // `[[subject]]`s: their files are loaded once, their labels and parameters computed in each case.
 
-const SUBJECT_KEYS: [&str; 5] = ["use", "file", "label", "when", "with"];
+const SUBJECT_KEYS: &str = "use file label when with";
 
 /// A subject in a case.
 pub(crate) struct Use {
@@ -469,7 +460,7 @@ pub(crate) fn subjects(
         );
     }
     for entry in root.tables("subject") {
-        entry.only(&SUBJECT_KEYS);
+        entry.only(SUBJECT_KEYS);
         let Some(key) = file_of(entry) else { continue };
         if files.contains_key(&key) {
             continue;
@@ -579,7 +570,7 @@ pub(crate) fn uses(root: Reader<'_>, subjects: &BTreeMap<String, SubjectFile>) -
 
 fn with(entry: Reader<'_>, subject: &SubjectFile) -> BTreeMap<String, Value> {
     let mut values = BTreeMap::new();
-    let Some(with) = entry.table.node("with").and_then(|node| entry.inner(node)) else {
+    let Some(with) = entry.table("with") else {
         return values;
     };
     for pair in &with.table.entries {

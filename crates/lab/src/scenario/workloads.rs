@@ -23,37 +23,19 @@ const LARGEST_DATAGRAM: u64 = 65_507;
 const SMALLEST_PACKET: u64 = 1200;
 
 /// Keys of every `[[workload]]`.
-const KEYS: [&str; 13] = [
-    "name", "as", "kind", "from", "to", "group", "at", "direct", "may_fail", "stall", "timeout",
-    "when", "repeat",
-];
+const KEYS: &str = "name as kind from to group at direct may_fail stall timeout when repeat";
 
 /// Kinds and their own keys.
-const KINDS: [(&str, &[&str]); 7] = [
-    (
-        "download",
-        &["octets", "time", "connections", "count", "pause"],
-    ),
-    (
-        "upload",
-        &["octets", "time", "connections", "count", "pause"],
-    ),
-    ("request", &["request", "response", "count", "pause"]),
-    ("udp-echo", &["size", "count", "interval"]),
-    ("udp-rate", &["size", "rate", "time", "down"]),
-    ("schedule", &["choices", "count"]),
+const KINDS: [(&str, &str); 7] = [
+    ("download", "octets time connections count pause"),
+    ("upload", "octets time connections count pause"),
+    ("request", "request response count pause"),
+    ("udp-echo", "size count interval"),
+    ("udp-rate", "size rate time down"),
+    ("schedule", "choices count"),
     (
         "http",
-        &[
-            "version",
-            "octets",
-            "count",
-            "parallel",
-            "fresh",
-            "upload",
-            "congestion",
-            "packet",
-        ],
+        "version octets count parallel fresh upload congestion packet",
     ),
 ];
 
@@ -106,8 +88,7 @@ fn workload(entry: Reader<'_>, topology: &Topology) -> Option<Plan> {
         "what it does, such as kind = \"download\"",
         |value| one_of(value, &words),
     )?)?;
-    let known: Vec<&str> = KEYS.iter().chain(own).copied().collect();
-    entry.only(&known);
+    entry.only(&format!("{KEYS} {own}"));
     let name = match entry.table.node("name") {
         Some(_) => entry.read("name", name)?,
         None => word.to_owned(),
@@ -215,7 +196,7 @@ fn bulk(entry: Reader<'_>) -> Option<Bulk> {
     (octets.is_some() || time.is_some()).then(|| Bulk {
         octets: octets.unwrap_or(0),
         time: time.unwrap_or_default(),
-        connections: short(entry.count("connections", 1, 1, 1000)),
+        connections: entry.count("connections", 1, 1, 1000),
         count: times(entry, 1),
         pause: pause(entry),
     })
@@ -284,7 +265,7 @@ fn schedule(entry: Reader<'_>) -> Option<Kind> {
 }
 
 fn choice(entry: Reader<'_>) -> Option<Choice> {
-    entry.only(&["sendsize", "recvsize", "pause", "weight"]);
+    entry.only("sendsize recvsize pause weight");
     let sendsize = entry.read("sendsize", units::size).unwrap_or(0);
     let recvsize = entry.read("recvsize", units::size).unwrap_or(0);
     if sendsize == 0 && recvsize == 0 {
@@ -319,7 +300,7 @@ fn http(entry: Reader<'_>) -> Option<Kind> {
         version,
         octets: octets?,
         count: times(entry, 1),
-        parallel: short(entry.count("parallel", 1, 1, 1000)),
+        parallel: entry.count("parallel", 1, 1, 1000),
         fresh: entry.flag("fresh", false),
         upload: entry.flag("upload", false),
         tuning: tuning(entry),
@@ -342,8 +323,8 @@ fn tuning(entry: Reader<'_>) -> Tuning {
     }
 }
 
-fn times(entry: Reader<'_>, default: u64) -> u32 {
-    u32::try_from(entry.count("count", default, 1, MOST_TIMES)).unwrap_or(u32::MAX)
+fn times(entry: Reader<'_>, default: u32) -> u32 {
+    entry.count("count", default, 1, MOST_TIMES)
 }
 
 fn pause(entry: Reader<'_>) -> Duration {

@@ -22,21 +22,10 @@ use crate::{
     workload::Way,
 };
 
-const FILE_KEYS: [&str; 5] = ["path", "text", "mode", "repeat", "when"];
-const STEP_KEYS: [&str; 10] = [
-    "name",
-    "host",
-    "command",
-    "env",
-    "run",
-    "ready",
-    "ready_within",
-    "together",
-    "repeat",
-    "when",
-];
-const WAY_KEYS: [&str; 7] = ["host", "way", "address", "udp", "target", "repeat", "when"];
-const READY_KEYS: [&str; 6] = ["log", "file", "text", "tcp", "interface", "command"];
+const FILE_KEYS: &str = "path text mode repeat when";
+const STEP_KEYS: &str = "name host command env run ready ready_within together repeat when";
+const WAY_KEYS: &str = "host way address udp target repeat when";
+const READY_KEYS: &str = "log file text tcp interface command";
 const MOST: usize = 2000;
 /// As much as Linux takes of one argument.
 const LONGEST_COMMAND: usize = 128 << 10;
@@ -54,19 +43,14 @@ pub(crate) struct Site<'a> {
 
 /// Complains about unknown keys, whatever `when` says.
 pub(super) fn check_keys(root: Reader<'_>) {
-    root.tables("file")
-        .iter()
-        .for_each(|entry| entry.only(&FILE_KEYS));
-    root.tables("step")
-        .iter()
-        .for_each(|entry| entry.only(&STEP_KEYS));
-    root.tables("way")
-        .iter()
-        .for_each(|entry| entry.only(&WAY_KEYS));
+    let only = |of: Reader<'_>, key: &str, known: &str| {
+        of.tables(key).iter().for_each(|entry| entry.only(known));
+    };
+    only(root, "file", FILE_KEYS);
+    only(root, "step", STEP_KEYS);
+    only(root, "way", WAY_KEYS);
     for step in root.tables("step") {
-        step.tables("ready")
-            .iter()
-            .for_each(|entry| entry.only(&READY_KEYS));
+        only(step, "ready", READY_KEYS);
     }
 }
 
@@ -141,7 +125,7 @@ fn file(entry: Reader<'_>, site: &Site<'_>, steps: &BTreeSet<String>) -> Option<
     Some(File {
         path: path?,
         text: text?,
-        mode: u32::try_from(entry.count("mode", 0o644, 0, 0o7777)).ok()?,
+        mode: entry.count("mode", 0o644, 0, 0o7777),
     })
 }
 
@@ -245,7 +229,7 @@ fn command(entry: Reader<'_>, key: &str) -> Option<Vec<String>> {
 }
 
 fn env(entry: Reader<'_>) -> BTreeMap<String, String> {
-    let Some(env) = entry.table.node("env").and_then(|node| entry.inner(node)) else {
+    let Some(env) = entry.table("env") else {
         return BTreeMap::new();
     };
     let read = |pair: &crate::scenario::document::Entry| {
