@@ -4,7 +4,7 @@ use super::{
     compare::{Judgement, how},
     data::{Data, Place},
     metric::{Unit, factor, meaning},
-    page::{Source, scrolling},
+    page::{Source, heads, table},
     render::{escape, row, said, tag},
 };
 use crate::{
@@ -204,17 +204,16 @@ fn told(place: Place, name: String, value: f64, interval: Option<Interval>, n: u
 /// The goals_section; empty if the scenario has no goals.
 pub(super) fn goals_section(source: &Source<'_>) -> String {
     let all = source.data.campaign.findings.iter();
-    let rows: String = all
+    let rows: Vec<String> = all
         .filter(|finding| finding.goal)
         .map(|finding| goal_line(source, finding))
         .collect();
     if rows.is_empty() {
         return String::new();
     }
-    let heads = ["Asked", "Bound", "Met", "Ours"].map(|head| tag("th scope=\"col\"", head));
-    let table = format!("{}{}", tag("thead", &row(&heads)), tag("tbody", &rows));
+    let heads = heads(&["Asked", "Bound", "Met", "Ours"]);
     let note = "\"Not for certain\": the 95 % interval crosses the bound, or there are too few repetitions for one.";
-    scrolling(&tag("table class=\"paper\"", &table)) + &said("p class=\"note\"", note)
+    table("table class=\"paper\"", &heads, rows) + &said("p class=\"note\"", note)
 }
 
 fn goal_line(source: &Source<'_>, finding: &Finding) -> String {
@@ -259,17 +258,15 @@ const SHOWN: usize = 8;
 /// The paper_section; empty if the scenario names no findings.
 pub(super) fn paper_section(source: &Source<'_>) -> String {
     let all = source.data.campaign.findings.iter();
-    let findings: Vec<&Finding> = all.filter(|finding| !finding.goal).collect();
-    if findings.is_empty() {
-        return String::new();
-    }
-    let heads = ["The paper says", "Its figure", "Ours"].map(|head| tag("th scope=\"col\"", head));
-    let rows: String = findings
-        .into_iter()
+    let rows: Vec<String> = all
+        .filter(|finding| !finding.goal)
         .map(|finding| finding_line(source, finding))
         .collect();
-    let table = format!("{}{}", tag("thead", &row(&heads)), tag("tbody", &rows));
-    scrolling(&tag("table class=\"paper\"", &table))
+    if rows.is_empty() {
+        return String::new();
+    }
+    let heads = heads(&["The paper says", "Its figure", "Ours"]);
+    table("table class=\"paper\"", &heads, rows)
 }
 
 fn finding_line(source: &Source<'_>, finding: &Finding) -> String {

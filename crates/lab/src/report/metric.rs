@@ -44,142 +44,34 @@ pub(super) enum Quantity {
 /// A metric whose name is known: name, title, quantity, direction, whether it is a key one.
 type Known = (&'static str, &'static str, Quantity, Better, bool);
 
+macro_rules! known {
+    ($($name:literal $title:literal $quantity:ident $better:ident $key:literal;)+) => {
+        [$(($name, $title, Quantity::$quantity, Better::$better, $key)),+]
+    };
+}
+
 /// In the order of the page.
-const KNOWN: [Known; 19] = [
-    (
-        "goodput_bps",
-        "Goodput",
-        Quantity::BitsPerSecond,
-        Better::Higher,
-        true,
-    ),
-    (
-        "ttfb_s",
-        "Time to first byte",
-        Quantity::Seconds,
-        Better::Lower,
-        true,
-    ),
-    (
-        "ttlb_s",
-        "Time to last byte",
-        Quantity::Seconds,
-        Better::Lower,
-        true,
-    ),
-    (
-        "rtt_ms",
-        "Round trip, median",
-        Quantity::Milliseconds,
-        Better::Lower,
-        true,
-    ),
-    (
-        "rtt_p95_ms",
-        "Round trip, 95th percentile",
-        Quantity::Milliseconds,
-        Better::Lower,
-        false,
-    ),
-    (
-        "loss_share",
-        "Datagrams lost",
-        Quantity::Share,
-        Better::Lower,
-        true,
-    ),
-    (
-        "jitter_ms",
-        "Jitter",
-        Quantity::Milliseconds,
-        Better::Lower,
-        false,
-    ),
-    (
-        "tls_s",
-        "TLS handshake",
-        Quantity::Seconds,
-        Better::Lower,
-        true,
-    ),
-    (
-        "overhead_share",
-        "Overhead, share of octets",
-        Quantity::Share,
-        Better::Lower,
-        true,
-    ),
-    (
-        "ack_share",
-        "Acknowledgements, share of octets",
-        Quantity::Share,
-        Better::Lower,
-        true,
-    ),
-    (
-        "ack_frames_per_packet",
-        "Tunnel ACK frames per data packet",
-        Quantity::Count,
-        Better::Lower,
-        true,
-    ),
-    (
-        "failed_share",
-        "Transfers that failed, mean share",
-        Quantity::Share,
-        Better::Lower,
-        true,
-    ),
-    (
-        "cpu_s_per_gb",
-        "Processor time per GB",
-        Quantity::SecondsPerGigabyte,
-        Better::Lower,
-        true,
-    ),
-    (
-        "peak_memory",
-        "Peak memory",
-        Quantity::Octets,
-        Better::Lower,
-        false,
-    ),
-    (
-        "ready_s",
-        "Time until ready",
-        Quantity::Seconds,
-        Better::Lower,
-        false,
-    ),
-    (
-        "reordered",
-        "Datagrams reordered",
-        Quantity::Count,
-        Better::Lower,
-        false,
-    ),
-    (
-        "duplicates",
-        "Datagrams that came twice",
-        Quantity::Count,
-        Better::Lower,
-        false,
-    ),
-    (
-        "proxy_s",
-        "Time until the proxy answered",
-        Quantity::Seconds,
-        Better::Lower,
-        false,
-    ),
-    (
-        "fingerprint",
-        "Packet pattern",
-        Quantity::Count,
-        Better::Neither,
-        false,
-    ),
-];
+const KNOWN: [Known; 19] = known! {
+    "goodput_bps" "Goodput" BitsPerSecond Higher true;
+    "ttfb_s" "Time to first byte" Seconds Lower true;
+    "ttlb_s" "Time to last byte" Seconds Lower true;
+    "rtt_ms" "Round trip, median" Milliseconds Lower true;
+    "rtt_p95_ms" "Round trip, 95th percentile" Milliseconds Lower false;
+    "loss_share" "Datagrams lost" Share Lower true;
+    "jitter_ms" "Jitter" Milliseconds Lower false;
+    "tls_s" "TLS handshake" Seconds Lower true;
+    "overhead_share" "Overhead, share of octets" Share Lower true;
+    "ack_share" "Acknowledgements, share of octets" Share Lower true;
+    "ack_frames_per_packet" "Tunnel ACK frames per data packet" Count Lower true;
+    "failed_share" "Transfers that failed, mean share" Share Lower true;
+    "cpu_s_per_gb" "Processor time per GB" SecondsPerGigabyte Lower true;
+    "peak_memory" "Peak memory" Octets Lower false;
+    "ready_s" "Time until ready" Seconds Lower false;
+    "reordered" "Datagrams reordered" Count Lower false;
+    "duplicates" "Datagrams that came twice" Count Lower false;
+    "proxy_s" "Time until the proxy answered" Seconds Lower false;
+    "fingerprint" "Packet pattern" Count Neither false;
+};
 
 /// What a name means; a name that nobody knows is shown as it is, and its unit is guessed from its end.
 pub(super) fn meaning(name: &str) -> Meaning {

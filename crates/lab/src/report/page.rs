@@ -167,6 +167,19 @@ fn facts(source: &Source<'_>) -> Vec<(String, String)> {
     ]
 }
 
+/// A table with a head, `element` being its tag with attributes, in a box of its own.
+pub(super) fn table(element: &str, head: &str, rows: impl IntoIterator<Item = String>) -> String {
+    let rows: String = rows.into_iter().collect();
+    let content = tag("thead", head) + &tag("tbody", &rows);
+    scrolling(&tag(element, &content))
+}
+
+/// A head of columns with these names.
+pub(super) fn heads(names: &[&str]) -> String {
+    let cells = names.iter().map(|name| said("th scope=\"col\"", name));
+    row(&cells.collect::<Vec<_>>())
+}
+
 /// A box that scrolls sideways where a table is wider than the screen.
 pub(super) fn scrolling(table: &str) -> String {
     tag("div class=\"scroll\" tabindex=\"0\"", table)
@@ -228,12 +241,8 @@ fn card(source: &Source<'_>, measure: usize) -> String {
     );
     cases.sort_unstable();
     cases.dedup();
-    let rows: String = cases.iter().map(line).collect();
-    let table = tag(
-        "table class=\"glance\"",
-        &format!("{}{}", tag("thead", &head), tag("tbody", &rows)),
-    );
-    format!("{}{}", said("h3", &of.title()), scrolling(&table))
+    let table = table("table class=\"glance\"", &head, cases.iter().map(line));
+    said("h3", &of.title()) + &table
 }
 
 /// Up to so many distributions are unfolded.
@@ -373,13 +382,8 @@ fn measure_table(source: &Source<'_>, measure: usize) -> String {
         .summaries
         .iter()
         .filter(|(place, _)| place.measure == measure);
-    let rows: String = rows
-        .map(|(place, summary)| line(source, *place, summary, cases))
-        .collect();
-    scrolling(&tag(
-        "table class=\"numbers\"",
-        &format!("{}{}", tag("thead", &row(&cells)), tag("tbody", &rows)),
-    ))
+    let rows = rows.map(|(place, summary)| line(source, *place, summary, cases));
+    table("table class=\"numbers\"", &row(&cells), rows)
 }
 
 fn line(source: &Source<'_>, place: Place, summary: &Summary, with_case: bool) -> String {
@@ -539,7 +543,7 @@ fn binaries(source: &Source<'_>) -> String {
     if binaries.is_empty() {
         return String::new();
     }
-    let heads = ["Program", "Version", "SHA-256"].map(|head| tag("th scope=\"col\"", head));
+    let heads = heads(&["Program", "Version", "SHA-256"]);
     let line = |binary: &crate::results::store::Binary| {
         let hash = tag("td", &said("code", &binary.sha256));
         row(&[
@@ -548,12 +552,7 @@ fn binaries(source: &Source<'_>) -> String {
             hash,
         ])
     };
-    let rows: String = binaries.iter().map(line).collect();
-    said("h3", "Programs")
-        + &scrolling(&tag(
-            "table",
-            &format!("{}{}", tag("thead", &row(&heads)), tag("tbody", &rows)),
-        ))
+    said("h3", "Programs") + &table("table", &heads, binaries.iter().map(line))
 }
 
 /// How the figures were made, in words.

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     data::Data,
-    page::{Source, details, scrolling},
+    page::{Source, details, heads, table},
     render::{row, said, tag},
     unwritten,
 };
@@ -215,7 +215,7 @@ pub(super) fn section(source: &Source<'_>) -> String {
     if source.answers.is_empty() {
         return String::new();
     }
-    let heads = [
+    let heads = heads(&[
         "Watched",
         "To be recognised",
         "Recognised",
@@ -223,16 +223,10 @@ pub(super) fn section(source: &Source<'_>) -> String {
         "Chance",
         "n",
         "",
-    ];
-    let head = heads.map(|head| said("th scope=\"col\"", head));
-    let lines: String = source.answers.iter().map(line).collect();
-    let table = format!("{}{}", tag("thead", &row(&head)), tag("tbody", &lines));
+    ]);
+    let lines = source.answers.iter().map(line);
     let matrices: String = source.answers.iter().map(matrix).collect();
-    format!(
-        "{}{}{matrices}",
-        tag("p class=\"note\"", NOTE),
-        scrolling(&tag("table class=\"numbers\"", &table))
-    )
+    tag("p class=\"note\"", NOTE) + &table("table class=\"numbers\"", &heads, lines) + &matrices
 }
 
 const NOTE: &str = "Somebody sees the packets of the client's link, their sizes, directions and times, but nothing in them, and knows the network and what is carried. \
@@ -275,16 +269,10 @@ fn matrix(answer: &Answer) -> String {
         cells.extend(guesses.iter().map(|count| cell(*count, all)));
         row(&cells)
     };
-    let lines: String = answer
-        .classes
-        .iter()
-        .zip(&answer.confusion.of)
-        .map(line)
-        .collect();
-    let table = format!("{}{}", tag("thead", &row(&heads)), tag("tbody", &lines));
+    let lines = answer.classes.iter().zip(&answer.confusion.of).map(line);
     details(
         &format!("{}: which {}?", answer.watched, answer.asked),
-        &scrolling(&tag("table class=\"numbers\"", &table)),
+        &table("table class=\"numbers\"", &row(&heads), lines),
         false,
     )
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Source, chip, details, escape, row, said, scrolling, tag};
+use super::{Source, chip, details, escape, row, said, table, tag};
 use crate::{
     analysis::statistics::quantile,
     report::{
@@ -21,7 +21,7 @@ const REASONS: usize = 12;
 pub(super) fn section(source: &Source<'_>) -> String {
     let data = source.data;
     let mut content = statement(source);
-    content += &scrolling(&counts(data));
+    content += &counts(data);
     content += &health(data);
     let late = source
         .figures
@@ -116,13 +116,9 @@ fn were(number: usize) -> String {
 
 /// What became of the attempts at each subject in each case.
 fn counts(data: &Data) -> String {
-    let rows: String = data
-        .counts
-        .iter()
-        .map(|(place, counts)| row(&cells(data, *place, counts)))
-        .collect();
-    let (head, body) = (tag("thead", &row(&heads(data))), tag("tbody", &rows));
-    tag("table", &(head + &body))
+    let rows = data.counts.iter();
+    let rows = rows.map(|(place, counts)| row(&cells(data, *place, counts)));
+    table("table", &row(&heads(data)), rows)
 }
 
 /// Names are aligned at their beginning, numbers at their end.

@@ -1,7 +1,7 @@
 //! The verdict: a row for each measure that matters, a column for each subject. One case: its medians and ratios. Several: in how many
 //! of them a subject is better or worse, and by how much.
 
-use super::{Source, cases, chip, scrolling};
+use super::{Source, cases, chip, table};
 use crate::{
     analysis::statistics::sorted,
     report::{
@@ -24,20 +24,8 @@ pub(super) fn section(source: &Source<'_>) -> String {
         );
     }
     let head = head(data, source.judgement, &data.run_families());
-    let rows: String = measures
-        .iter()
-        .map(|measure| line(source, *measure))
-        .collect();
-    let table = tag(
-        "table class=\"glance\"",
-        &format!("{}{}", tag("thead", &head), tag("tbody", &rows)),
-    );
-    format!(
-        "{}{}{}",
-        sentence(source, &measures),
-        scrolling(&table),
-        legend(source)
-    )
+    let rows = measures.iter().map(|measure| line(source, *measure));
+    sentence(source, &measures) + &table("table class=\"glance\"", &head, rows) + &legend(source)
 }
 
 /// Key measures that have values which differ at all.
