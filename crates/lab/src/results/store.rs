@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, params};
+use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql, Transaction, params_from_iter};
 use serde::{Deserialize, Serialize};
 
 use super::Metric;
@@ -432,32 +432,37 @@ impl Store {
 }
 
 fn put_campaign(transaction: &Transaction<'_>, campaign: &Campaign) -> rusqlite::Result<()> {
-    transaction.execute(
-        "INSERT OR REPLACE INTO campaign (only, scenario, summary, source, seed, repetitions, baseline, fingerprints, planned, subjects, cases, began)
-         VALUES (1, ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
-        params![
-            campaign.scenario,
-            campaign.summary,
-            campaign.source,
-            campaign.seed.to_string(),
-            campaign.repetitions,
-            campaign.baseline,
-            json(&campaign.fingerprints),
-            whole(campaign.planned),
-            json(&campaign.subjects),
-            json(&campaign.cases),
-            campaign.began,
+    insert(
+        transaction,
+        "INSERT OR REPLACE INTO campaign",
+        &[
+            ("only", &1),
+            ("scenario", &campaign.scenario),
+            ("summary", &campaign.summary),
+            ("source", &campaign.source),
+            ("seed", &campaign.seed.to_string()),
+            ("repetitions", &campaign.repetitions),
+            ("baseline", &campaign.baseline),
+            ("fingerprints", &json(&campaign.fingerprints)),
+            ("planned", &whole(campaign.planned)),
+            ("subjects", &json(&campaign.subjects)),
+            ("cases", &json(&campaign.cases)),
+            ("began", &campaign.began),
         ],
-    )?;
-    Ok(())
+    )
 }
 
 fn put_details(transaction: &Transaction<'_>, campaign: &Campaign) -> rusqlite::Result<()> {
     transaction.execute_batch("DELETE FROM binary; DELETE FROM gate; DELETE FROM finding;")?;
     for binary in &campaign.binaries {
-        transaction.execute(
-            "INSERT INTO binary (name, sha256, version) VALUES (?1, ?2, ?3)",
-            params![binary.name, binary.sha256, binary.version],
+        insert(
+            transaction,
+            "INSERT INTO binary",
+            &[
+                ("name", &binary.name),
+                ("sha256", &binary.sha256),
+                ("version", &binary.version),
+            ],
         )?;
     }
     put_gate(transaction, &campaign.gate)?;
@@ -471,90 +476,88 @@ fn put_details(transaction: &Transaction<'_>, campaign: &Campaign) -> rusqlite::
 fn put_gate(transaction: &Transaction<'_>, gate: &Gate) -> rusqlite::Result<()> {
     let thresholds = serde_json::to_value(gate).unwrap_or_default();
     for (name, value) in thresholds.as_object().into_iter().flatten() {
-        transaction.execute(
-            "INSERT INTO gate (name, value) VALUES (?1, ?2)",
-            params![name, value.as_f64()],
+        insert(
+            transaction,
+            "INSERT INTO gate",
+            &[("name", &name), ("value", &value.as_f64())],
         )?;
     }
     Ok(())
 }
 
 fn put_finding(transaction: &Transaction<'_>, finding: &Finding) -> rusqlite::Result<()> {
-    transaction.execute(
-        "INSERT INTO finding (text, metric, workload, parameters, subject, relative_to, value, low, high, unit,
-           relative_to_case, statistic, goal)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
-        params![
-            finding.text,
-            finding.metric,
-            finding.workload,
-            json(&finding.case),
-            finding.subject,
-            finding.relative_to,
-            finding.value,
-            finding.low,
-            finding.high,
-            finding.unit,
-            json(&finding.relative_to_case),
-            finding.statistic,
-            finding.goal,
+    insert(
+        transaction,
+        "INSERT INTO finding",
+        &[
+            ("text", &finding.text),
+            ("metric", &finding.metric),
+            ("workload", &finding.workload),
+            ("parameters", &json(&finding.case)),
+            ("subject", &finding.subject),
+            ("relative_to", &finding.relative_to),
+            ("value", &finding.value),
+            ("low", &finding.low),
+            ("high", &finding.high),
+            ("unit", &finding.unit),
+            ("relative_to_case", &json(&finding.relative_to_case)),
+            ("statistic", &finding.statistic),
+            ("goal", &finding.goal),
         ],
-    )?;
-    Ok(())
+    )
 }
 
 fn put_machine(transaction: &Transaction<'_>, machine: &Machine) -> rusqlite::Result<()> {
-    transaction.execute(
-        "INSERT OR IGNORE INTO machine (id, kernel, architecture, cpu, cores, memory, governor, real_time, sysctls)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
-        params![
-            machine.id,
-            machine.kernel,
-            machine.architecture,
-            machine.cpu,
-            whole(machine.cores),
-            whole(machine.memory),
-            machine.governor,
-            machine.real_time,
-            json(&machine.sysctls),
+    insert(
+        transaction,
+        "INSERT OR IGNORE INTO machine",
+        &[
+            ("id", &machine.id),
+            ("kernel", &machine.kernel),
+            ("architecture", &machine.architecture),
+            ("cpu", &machine.cpu),
+            ("cores", &whole(machine.cores)),
+            ("memory", &whole(machine.memory)),
+            ("governor", &machine.governor),
+            ("real_time", &machine.real_time),
+            ("sysctls", &json(&machine.sysctls)),
         ],
-    )?;
-    Ok(())
+    )
 }
 
 fn put_attempt(transaction: &Transaction<'_>, attempt: &Attempt) -> rusqlite::Result<()> {
     let health = &attempt.health;
-    transaction.execute(
-        "INSERT INTO attempt (run, number, verdict, why, log, set_aside, machine, began, ready_after, took, late_us_p50, late_us_p99,
-           late_us_max, released, own_drops, stalls, emulator_cpu_s, real_time, load_before, load_after, steal,
-           cpu_pressure)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)",
-        params![
-            attempt.run,
-            attempt.number,
-            attempt.verdict.word(),
-            attempt.why,
-            attempt.log,
-            attempt.set_aside,
-            attempt.machine,
-            real(attempt.began),
-            real(attempt.ready_after),
-            real(attempt.took),
-            real(health.late_us_p50),
-            real(health.late_us_p99),
-            real(health.late_us_max),
-            whole(health.released),
-            whole(health.own_drops),
-            whole(health.stalls),
-            real(health.cpu_s),
-            health.real_time,
-            real(health.load[0]),
-            real(health.load[1]),
-            real(health.steal),
-            health.cpu_pressure.filter(|share| share.is_finite()),
+    insert(
+        transaction,
+        "INSERT INTO attempt",
+        &[
+            ("run", &attempt.run),
+            ("number", &attempt.number),
+            ("verdict", &attempt.verdict.word()),
+            ("why", &attempt.why),
+            ("log", &attempt.log),
+            ("set_aside", &attempt.set_aside),
+            ("machine", &attempt.machine),
+            ("began", &real(attempt.began)),
+            ("ready_after", &real(attempt.ready_after)),
+            ("took", &real(attempt.took)),
+            ("late_us_p50", &real(health.late_us_p50)),
+            ("late_us_p99", &real(health.late_us_p99)),
+            ("late_us_max", &real(health.late_us_max)),
+            ("released", &whole(health.released)),
+            ("own_drops", &whole(health.own_drops)),
+            ("stalls", &whole(health.stalls)),
+            ("emulator_cpu_s", &real(health.cpu_s)),
+            ("real_time", &health.real_time),
+            ("load_before", &real(health.load[0])),
+            ("load_after", &real(health.load[1])),
+            ("steal", &real(health.steal)),
+            (
+                "cpu_pressure",
+                &health.cpu_pressure.filter(|share| share.is_finite()),
+            ),
         ],
-    )?;
-    Ok(())
+    )
 }
 
 fn put_finished(transaction: &Transaction<'_>, finished: &Finished) -> rusqlite::Result<()> {
@@ -571,20 +574,20 @@ fn put_finished(transaction: &Transaction<'_>, finished: &Finished) -> rusqlite:
 }
 
 fn put_run(transaction: &Transaction<'_>, run: &Run) -> rusqlite::Result<()> {
-    transaction.execute(
-        "INSERT INTO run (id, parameters, subject, repetition, place, seed, verdict, attempt) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
-        params![
-            run.id,
-            json(&run.key.case),
-            run.key.subject,
-            run.key.repetition,
-            whole(run.place),
-            run.seed.to_string(),
-            run.verdict.word(),
-            run.attempt,
+    insert(
+        transaction,
+        "INSERT INTO run",
+        &[
+            ("id", &run.id),
+            ("parameters", &json(&run.key.case)),
+            ("subject", &run.key.subject),
+            ("repetition", &run.key.repetition),
+            ("place", &whole(run.place)),
+            ("seed", &run.seed.to_string()),
+            ("verdict", &run.verdict.word()),
+            ("attempt", &run.attempt),
         ],
-    )?;
-    Ok(())
+    )
 }
 
 fn put_metrics(
@@ -592,17 +595,18 @@ fn put_metrics(
     run: &str,
     metrics: &[Metric],
 ) -> rusqlite::Result<()> {
-    let mut statement = transaction.prepare_cached(
-        "INSERT INTO metric (run, workload, transfer, name, value) VALUES (?1, ?2, ?3, ?4, ?5)",
-    )?;
     for metric in metrics.iter().filter(|metric| metric.value.is_finite()) {
-        statement.execute(params![
-            run,
-            metric.workload,
-            metric.transfer,
-            metric.name,
-            metric.value
-        ])?;
+        insert(
+            transaction,
+            "INSERT INTO metric",
+            &[
+                ("run", &run),
+                ("workload", &metric.workload),
+                ("transfer", &metric.transfer),
+                ("name", &metric.name),
+                ("value", &metric.value),
+            ],
+        )?;
     }
     Ok(())
 }
@@ -612,34 +616,50 @@ fn put_process(
     run: &str,
     process: &ProcessUse,
 ) -> rusqlite::Result<()> {
-    let mut statement = transaction.prepare_cached(
-        "INSERT INTO process (run, name, host, cpu_s, life_cpu_s, peak_memory) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-    )?;
-    statement.execute(params![
-        run,
-        process.name,
-        process.host,
-        real(process.cpu_s),
-        real(process.life_cpu_s),
-        whole(process.peak_memory),
-    ])?;
-    Ok(())
+    insert(
+        transaction,
+        "INSERT INTO process",
+        &[
+            ("run", &run),
+            ("name", &process.name),
+            ("host", &process.host),
+            ("cpu_s", &real(process.cpu_s)),
+            ("life_cpu_s", &real(process.life_cpu_s)),
+            ("peak_memory", &whole(process.peak_memory)),
+        ],
+    )
 }
 
 fn put_link(transaction: &Transaction<'_>, run: &str, link: &LinkCount) -> rusqlite::Result<()> {
-    let mut statement = transaction.prepare_cached(
-        "INSERT INTO link (run, name, packets, octets, drops, duplicated, corrupted, marked) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
-    )?;
-    statement.execute(params![
-        run,
-        link.name,
-        whole(link.packets),
-        whole(link.octets),
-        json(&link.drops),
-        whole(link.duplicated),
-        whole(link.corrupted),
-        whole(link.marked),
-    ])?;
+    insert(
+        transaction,
+        "INSERT INTO link",
+        &[
+            ("run", &run),
+            ("name", &link.name),
+            ("packets", &whole(link.packets)),
+            ("octets", &whole(link.octets)),
+            ("drops", &json(&link.drops)),
+            ("duplicated", &whole(link.duplicated)),
+            ("corrupted", &whole(link.corrupted)),
+            ("marked", &whole(link.marked)),
+        ],
+    )
+}
+
+/// A row of a table, whose columns are named beside their values.
+fn insert(
+    transaction: &Transaction<'_>,
+    into: &str,
+    columns: &[(&str, &dyn ToSql)],
+) -> rusqlite::Result<()> {
+    let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
+    let marks = vec!["?"; columns.len()].join(", ");
+    let sql = format!("{into} ({}) VALUES ({marks})", names.join(", "));
+    let values = columns.iter().map(|(_, value)| *value);
+    transaction
+        .prepare_cached(&sql)?
+        .execute(params_from_iter(values))?;
     Ok(())
 }
 

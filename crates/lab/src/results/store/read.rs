@@ -11,30 +11,21 @@ use crate::{
     trial::{EmulatorHealth, Key, LinkCount, ProcessUse},
 };
 
-const ATTEMPT: &str = "SELECT run, number, verdict, why, log, set_aside, machine, began, ready_after, took, late_us_p50, late_us_p99, late_us_max,
-    released, own_drops, stalls, emulator_cpu_s, real_time, load_before, load_after, steal, cpu_pressure FROM attempt";
-
 impl Store {
     /// What was asked for; `None` if no run has come so far.
     ///
     /// # Errors
     /// When the store cannot be read.
     pub fn campaign(&self) -> Result<Option<Campaign>, Failure> {
-        let sql = "SELECT scenario, summary, source, seed, repetitions, baseline, fingerprints, planned, subjects, cases, began FROM campaign";
+        let sql = "SELECT * FROM campaign";
         let found = self.connection.query_row(sql, [], campaign).optional();
         let Some(mut campaign) = found.map_err(|error| failure(&self.path, "reading", &error))?
         else {
             return Ok(None);
         };
-        campaign.binaries = self.all(
-            "SELECT name, sha256, version FROM binary ORDER BY name",
-            binary,
-        )?;
+        campaign.binaries = self.all("SELECT * FROM binary ORDER BY name", binary)?;
         campaign.gate = self.gate()?;
-        campaign.findings = self.all(
-            "SELECT text, metric, workload, parameters, subject, relative_to, value, low, high, unit, relative_to_case, statistic, goal FROM finding ORDER BY rowid",
-            finding,
-        )?;
+        campaign.findings = self.all("SELECT * FROM finding ORDER BY rowid", finding)?;
         Ok(Some(campaign))
     }
 
@@ -43,10 +34,7 @@ impl Store {
     /// # Errors
     /// When the store cannot be read.
     pub fn machines(&self) -> Result<Vec<Machine>, Failure> {
-        self.all(
-            "SELECT id, kernel, architecture, cpu, cores, memory, governor, real_time, sysctls FROM machine ORDER BY rowid",
-            machine,
-        )
+        self.all("SELECT * FROM machine ORDER BY rowid", machine)
     }
 
     /// Every repetition that is over, in the campaign's order.
@@ -55,7 +43,7 @@ impl Store {
     /// When the store cannot be read.
     pub fn runs(&self) -> Result<Vec<Run>, Failure> {
         self.all(
-            "SELECT id, parameters, subject, repetition, place, seed, verdict, attempt, (SELECT scenario FROM campaign) FROM run ORDER BY place",
+            "SELECT *, (SELECT scenario FROM campaign) AS scenario FROM run ORDER BY place",
             run,
         )
     }
@@ -65,7 +53,7 @@ impl Store {
     /// # Errors
     /// When the store cannot be read.
     pub fn attempts(&self) -> Result<Vec<Attempt>, Failure> {
-        self.all(&format!("{ATTEMPT} ORDER BY began, rowid"), attempt)
+        self.all("SELECT * FROM attempt ORDER BY began, rowid", attempt)
     }
 
     /// The attempts at one repetition, in order.
@@ -74,8 +62,8 @@ impl Store {
     /// When the store cannot be read.
     pub fn attempts_of(&self, run: &str) -> Result<Vec<Attempt>, Failure> {
         let read = || {
-            let sql = format!("{ATTEMPT} WHERE run = ?1 ORDER BY number");
-            let mut statement = self.connection.prepare_cached(&sql)?;
+            let sql = "SELECT * FROM attempt WHERE run = ?1 ORDER BY number";
+            let mut statement = self.connection.prepare_cached(sql)?;
             let rows = statement.query_map([run], attempt)?;
             rows.collect::<rusqlite::Result<_>>()
         };
@@ -87,20 +75,17 @@ impl Store {
     /// # Errors
     /// When the store cannot be read.
     pub fn metrics(&self) -> Result<Vec<(String, Metric)>, Failure> {
-        self.all(
-            "SELECT run, workload, transfer, name, value FROM metric ORDER BY rowid",
-            |row| {
-                Ok((
-                    row.get(0)?,
-                    Metric {
-                        workload: row.get(1)?,
-                        transfer: row.get(2)?,
-                        name: row.get(3)?,
-                        value: row.get(4)?,
-                    },
-                ))
-            },
-        )
+        self.all("SELECT * FROM metric ORDER BY rowid", |row| {
+            Ok((
+                row.get("run")?,
+                Metric {
+                    workload: row.get("workload")?,
+                    transfer: row.get("transfer")?,
+                    name: row.get("name")?,
+                    value: row.get("value")?,
+                },
+            ))
+        })
     }
 
     /// What every process used, with its run's id.
@@ -108,21 +93,18 @@ impl Store {
     /// # Errors
     /// When the store cannot be read.
     pub fn processes(&self) -> Result<Vec<(String, ProcessUse)>, Failure> {
-        self.all(
-            "SELECT run, name, host, cpu_s, life_cpu_s, peak_memory FROM process ORDER BY rowid",
-            |row| {
-                Ok((
-                    row.get(0)?,
-                    ProcessUse {
-                        name: row.get(1)?,
-                        host: row.get(2)?,
-                        cpu_s: row.get(3)?,
-                        life_cpu_s: row.get(4)?,
-                        peak_memory: whole(row, 5)?,
-                    },
-                ))
-            },
-        )
+        self.all("SELECT * FROM process ORDER BY rowid", |row| {
+            Ok((
+                row.get("run")?,
+                ProcessUse {
+                    name: row.get("name")?,
+                    host: row.get("host")?,
+                    cpu_s: row.get("cpu_s")?,
+                    life_cpu_s: row.get("life_cpu_s")?,
+                    peak_memory: whole(row, "peak_memory")?,
+                },
+            ))
+        })
     }
 
     /// What happened on every link, with its run's id.
@@ -130,10 +112,9 @@ impl Store {
     /// # Errors
     /// When the store cannot be read.
     pub fn links(&self) -> Result<Vec<(String, LinkCount)>, Failure> {
-        self.all(
-            "SELECT run, name, packets, octets, drops, duplicated, corrupted, marked FROM link ORDER BY rowid",
-            |row| Ok((row.get(0)?, link(row)?)),
-        )
+        self.all("SELECT * FROM link ORDER BY rowid", |row| {
+            Ok((row.get("run")?, link(row)?))
+        })
     }
 
     /// All repetitions with all that they left, each with the attempts before the one that counts.
@@ -170,8 +151,8 @@ impl Store {
     /// A threshold that the store does not know (it is older than that) has its default.
     fn gate(&self) -> Result<Gate, Failure> {
         let mut thresholds = serde_json::to_value(Gate::default()).unwrap_or_default();
-        let stored = self.all("SELECT name, value FROM gate", |row| {
-            Ok((row.get::<_, String>(0)?, row.get::<_, f64>(1)?))
+        let stored = self.all("SELECT * FROM gate", |row| {
+            Ok((row.get::<_, String>("name")?, row.get::<_, f64>("value")?))
         })?;
         for (name, value) in stored {
             if let Some(threshold) = thresholds.get_mut(&name) {
@@ -207,142 +188,140 @@ fn by_run<T>(
 
 fn campaign(row: &Row<'_>) -> rusqlite::Result<Campaign> {
     Ok(Campaign {
-        scenario: row.get(0)?,
-        summary: row.get(1)?,
-        source: row.get(2)?,
-        seed: parsed(row, 3)?,
-        repetitions: row.get(4)?,
-        baseline: row.get(5)?,
-        fingerprints: json(row, 6)?,
-        planned: whole(row, 7)?,
-        subjects: json(row, 8)?,
-        cases: json(row, 9)?,
-        began: row.get(10)?,
+        scenario: row.get("scenario")?,
+        summary: row.get("summary")?,
+        source: row.get("source")?,
+        seed: parsed(row, "seed")?,
+        repetitions: row.get("repetitions")?,
+        baseline: row.get("baseline")?,
+        fingerprints: json(row, "fingerprints")?,
+        planned: whole(row, "planned")?,
+        subjects: json(row, "subjects")?,
+        cases: json(row, "cases")?,
+        began: row.get("began")?,
         ..Campaign::default()
     })
 }
 
 fn binary(row: &Row<'_>) -> rusqlite::Result<Binary> {
     Ok(Binary {
-        name: row.get(0)?,
-        sha256: row.get(1)?,
-        version: row.get(2)?,
+        name: row.get("name")?,
+        sha256: row.get("sha256")?,
+        version: row.get("version")?,
     })
 }
 
 fn finding(row: &Row<'_>) -> rusqlite::Result<Finding> {
     Ok(Finding {
-        text: row.get(0)?,
-        metric: row.get(1)?,
-        workload: row.get(2)?,
-        case: json(row, 3)?,
-        subject: row.get(4)?,
-        relative_to: row.get(5)?,
-        value: row.get(6)?,
-        low: row.get(7)?,
-        high: row.get(8)?,
-        unit: row.get(9)?,
-        relative_to_case: json(row, 10)?,
-        statistic: row.get(11)?,
-        goal: row.get(12)?,
+        text: row.get("text")?,
+        metric: row.get("metric")?,
+        workload: row.get("workload")?,
+        case: json(row, "parameters")?,
+        subject: row.get("subject")?,
+        relative_to: row.get("relative_to")?,
+        value: row.get("value")?,
+        low: row.get("low")?,
+        high: row.get("high")?,
+        unit: row.get("unit")?,
+        relative_to_case: json(row, "relative_to_case")?,
+        statistic: row.get("statistic")?,
+        goal: row.get("goal")?,
     })
 }
 
 fn machine(row: &Row<'_>) -> rusqlite::Result<Machine> {
     Ok(Machine {
-        id: row.get(0)?,
-        kernel: row.get(1)?,
-        architecture: row.get(2)?,
-        cpu: row.get(3)?,
-        cores: whole(row, 4)?,
-        memory: whole(row, 5)?,
-        governor: row.get(6)?,
-        real_time: row.get(7)?,
-        sysctls: json(row, 8)?,
+        id: row.get("id")?,
+        kernel: row.get("kernel")?,
+        architecture: row.get("architecture")?,
+        cpu: row.get("cpu")?,
+        cores: whole(row, "cores")?,
+        memory: whole(row, "memory")?,
+        governor: row.get("governor")?,
+        real_time: row.get("real_time")?,
+        sysctls: json(row, "sysctls")?,
     })
 }
 
 fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
     Ok(Run {
-        id: row.get(0)?,
+        id: row.get("id")?,
         key: Key {
-            scenario: row.get(8)?,
-            case: json(row, 1)?,
-            subject: row.get(2)?,
-            repetition: row.get(3)?,
+            scenario: row.get("scenario")?,
+            case: json(row, "parameters")?,
+            subject: row.get("subject")?,
+            repetition: row.get("repetition")?,
         },
-        place: whole(row, 4)?,
-        seed: parsed(row, 5)?,
-        verdict: parsed(row, 6)?,
-        attempt: row.get(7)?,
+        place: whole(row, "place")?,
+        seed: parsed(row, "seed")?,
+        verdict: parsed(row, "verdict")?,
+        attempt: row.get("attempt")?,
     })
 }
 
 fn attempt(row: &Row<'_>) -> rusqlite::Result<Attempt> {
     Ok(Attempt {
-        run: row.get(0)?,
-        number: row.get(1)?,
-        verdict: parsed::<Verdict>(row, 2)?,
-        why: row.get(3)?,
-        log: row.get(4)?,
-        set_aside: row.get(5)?,
-        machine: row.get(6)?,
-        began: row.get(7)?,
-        ready_after: row.get(8)?,
-        took: row.get(9)?,
+        run: row.get("run")?,
+        number: row.get("number")?,
+        verdict: parsed::<Verdict>(row, "verdict")?,
+        why: row.get("why")?,
+        log: row.get("log")?,
+        set_aside: row.get("set_aside")?,
+        machine: row.get("machine")?,
+        began: row.get("began")?,
+        ready_after: row.get("ready_after")?,
+        took: row.get("took")?,
         health: health(row)?,
     })
 }
 
 fn health(row: &Row<'_>) -> rusqlite::Result<EmulatorHealth> {
     Ok(EmulatorHealth {
-        late_us_p50: row.get(10)?,
-        late_us_p99: row.get(11)?,
-        late_us_max: row.get(12)?,
-        released: whole(row, 13)?,
-        own_drops: whole(row, 14)?,
-        stalls: whole(row, 15)?,
-        cpu_s: row.get(16)?,
-        real_time: row.get(17)?,
-        load: [row.get(18)?, row.get(19)?],
-        steal: row.get(20)?,
-        cpu_pressure: row.get(21)?,
+        late_us_p50: row.get("late_us_p50")?,
+        late_us_p99: row.get("late_us_p99")?,
+        late_us_max: row.get("late_us_max")?,
+        released: whole(row, "released")?,
+        own_drops: whole(row, "own_drops")?,
+        stalls: whole(row, "stalls")?,
+        cpu_s: row.get("emulator_cpu_s")?,
+        real_time: row.get("real_time")?,
+        load: [row.get("load_before")?, row.get("load_after")?],
+        steal: row.get("steal")?,
+        cpu_pressure: row.get("cpu_pressure")?,
     })
 }
 
 fn link(row: &Row<'_>) -> rusqlite::Result<LinkCount> {
     Ok(LinkCount {
-        name: row.get(1)?,
-        packets: whole(row, 2)?,
-        octets: whole(row, 3)?,
-        drops: json(row, 4)?,
-        duplicated: whole(row, 5)?,
-        corrupted: whole(row, 6)?,
-        marked: whole(row, 7)?,
+        name: row.get("name")?,
+        packets: whole(row, "packets")?,
+        octets: whole(row, "octets")?,
+        drops: json(row, "drops")?,
+        duplicated: whole(row, "duplicated")?,
+        corrupted: whole(row, "corrupted")?,
+        marked: whole(row, "marked")?,
     })
 }
 
-fn whole(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+fn whole(row: &Row<'_>, column: &str) -> rusqlite::Result<u64> {
     let count: i64 = row.get(column)?;
-    u64::try_from(count).map_err(|_| rusqlite::Error::IntegralValueOutOfRange(column, count))
+    u64::try_from(count).map_err(|_| misread(row, column, format!("{count} is no count")))
 }
 
-fn json<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
+fn json<T: DeserializeOwned>(row: &Row<'_>, column: &str) -> rusqlite::Result<T> {
     let text: String = row.get(column)?;
-    serde_json::from_str(&text).map_err(|error| misread(column, error.to_string()))
+    serde_json::from_str(&text).map_err(|error| misread(row, column, error.to_string()))
 }
 
-fn parsed<T: std::str::FromStr<Err: ToString>>(
-    row: &Row<'_>,
-    column: usize,
-) -> rusqlite::Result<T> {
+fn parsed<T: std::str::FromStr<Err: ToString>>(row: &Row<'_>, column: &str) -> rusqlite::Result<T> {
     let text: String = row.get(column)?;
     text.parse()
-        .map_err(|error: T::Err| misread(column, error.to_string()))
+        .map_err(|error: T::Err| misread(row, column, error.to_string()))
 }
 
-fn misread(column: usize, why: String) -> rusqlite::Error {
-    rusqlite::Error::FromSqlConversionFailure(column, Type::Text, why.into())
+fn misread(row: &Row<'_>, column: &str, why: String) -> rusqlite::Error {
+    let place = row.as_ref().column_index(column).unwrap_or_default();
+    rusqlite::Error::FromSqlConversionFailure(place, Type::Text, why.into())
 }
 
 /// As a whole number where the default is one.

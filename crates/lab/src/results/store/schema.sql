@@ -1,4 +1,4 @@
--- results.sqlite, version 2. docs/results.md explains every column.
+-- results.sqlite; docs/results.md explains every column.
 -- One campaign; every statement about time is in seconds, every size in octets, unless the name says otherwise.
 
 CREATE TABLE campaign (
