@@ -7,6 +7,7 @@
 mod identity;
 pub mod observe;
 pub mod onion;
+mod proof;
 mod qlog;
 mod scramble;
 pub mod signing;
@@ -17,6 +18,7 @@ pub use self::identity::{Pin, PinError};
 pub use self::tls::Certificates;
 pub use self::tls::is_identity_mismatch;
 pub use identity::{Identity, IdentityError, NewIdentity};
+pub use proof::{Proof, ProofError};
 pub use qlog::Qlog;
 pub use scramble::{NoCipher, Pair, Scramble, TooShort, Transform};
 pub use signing::{SigningError, SigningKey};

@@ -21,7 +21,7 @@ use rustls::{
     version::{TLS12, TLS13},
 };
 
-use crate::{Identity, IdentityError, Pin};
+use crate::{Identity, IdentityError, Pin, Proof};
 
 /// HTTP/3 (RFC 9114 §3.1).
 pub const ALPN_H3: &[u8] = b"h3";
@@ -158,6 +158,16 @@ impl Certificates {
     pub fn replace(&self, identity: &Identity) -> Result<(), IdentityError> {
         self.0.store(Arc::new(identity.certified(&provider())?));
         Ok(())
+    }
+
+    /// How clients recognise what is shown now.
+    pub fn pin(&self) -> Option<Pin> {
+        Pin::of_certificate(self.0.load().end_entity_cert().ok()?)
+    }
+
+    /// Proves that the holder of the key that is shown now says `message`, as [`Proof::is_of`] wants it; none if the key signs in no known way.
+    pub fn prove(&self, message: &[u8]) -> Option<Proof> {
+        Proof::by(&self.0.load(), message)
     }
 }
 
