@@ -15,10 +15,10 @@ mod tests;
 use std::{net::IpAddr, time::Duration};
 
 use bytes::Bytes;
-use hoplite_crypto::SigningKey;
-use hoplite_wire::directory::{COMMITMENTS, Key, LIST, Signature, SignedList};
+use hoplite_crypto::{Proof, SigningKey};
+use hoplite_wire::directory::{COMMITMENTS, Key, LIST, Signature, SignedDescriptor, SignedList};
 
-use crate::{Refused, Trust, check_descriptor, check_list};
+use crate::{Refused, Trust, check::is_by_holder, check_descriptor, check_list};
 
 use admission::Pool;
 pub use admission::{Admission, Caps, Families, Probe, Rejected, Taken};
@@ -149,25 +149,40 @@ impl Authority {
         Ok(())
     }
 
-    /// Takes in a relay's descriptor that was handed in from this address; what is to be done in the store. It is not voted for before
-    /// its addresses have passed a test.
+    /// Takes in a relay's descriptor that was handed in from this address, with what proves its pin; what is to be done in the store. It is
+    /// not voted for before its addresses have passed a test.
     ///
     /// # Errors
     /// [`Rejected`], in words for its operator.
-    pub fn upload(&mut self, text: &str, from: IpAddr, now: u64) -> Result<Taken, Rejected> {
-        self.take(text, Some(from), now)
+    pub fn upload(
+        &mut self,
+        text: &str,
+        proof: Option<&Proof>,
+        from: IpAddr,
+        now: u64,
+    ) -> Result<Taken, Rejected> {
+        let signed = check_descriptor(text).map_err(Rejected::Refused)?;
+        match is_by_holder(&signed, proof) {
+            true => self.take(signed, Some(from), now),
+            false => Err(Rejected::Unproven),
+        }
     }
 
-    /// Takes up a descriptor that was stored before a restart.
+    /// Takes up a descriptor that was stored before a restart: its pin was proven when it came.
     ///
     /// # Errors
     /// [`Rejected`].
     pub fn restore(&mut self, text: &str, now: u64) -> Result<Taken, Rejected> {
-        self.take(text, None, now)
+        let signed = check_descriptor(text).map_err(Rejected::Refused)?;
+        self.take(signed, None, now)
     }
 
-    fn take(&mut self, text: &str, from: Option<IpAddr>, now: u64) -> Result<Taken, Rejected> {
-        let signed = check_descriptor(text).map_err(Rejected::Refused)?;
+    fn take(
+        &mut self,
+        signed: SignedDescriptor,
+        from: Option<IpAddr>,
+        now: u64,
+    ) -> Result<Taken, Rejected> {
         let (rules, skew) = (&self.config.admission, self.config.trust.skew);
         self.pool.take(signed, from, rules, now, skew)
     }

@@ -1,6 +1,6 @@
 //! Whether a document may be believed: signatures, threshold, times. Pure; clients and authorities use it.
 
-use hoplite_crypto::{SigningKey, signing::is_signed};
+use hoplite_crypto::{Pin, Proof, SigningKey, signing::is_signed};
 use hoplite_wire::directory::{
     Descriptor, Key, List, Signature, SignedDescriptor, SignedList, Stage,
 };
@@ -89,6 +89,24 @@ pub(crate) fn check_list_with(
         true => Ok(list),
         false => Err(Refused::Unsigned),
     }
+}
+
+/// What the holder of a pin's key signs before a descriptor that names it. With the line that follows it is longer than what an end of a TLS handshake
+/// can have the other sign as it likes: see [`Proof::is_of`].
+const HOLDER: &str =
+    "hoplite-pin 1\nThe holder of this TLS key publishes under the identity of this descriptor.\n";
+
+/// What the holder of the TLS key says of a descriptor that names its pin, to be proven by [`Proof`]. It is over the whole of it, with its signature.
+pub fn said_by_holder(signed: &SignedDescriptor) -> Vec<u8> {
+    format!("{HOLDER}{signed}").into_bytes()
+}
+
+/// Whether the descriptor names no pin, or the holder of the pin's key has proven that it is its own. Else who has copied the pin could say of the
+/// relay what it likes, by a key of its own.
+pub(crate) fn is_by_holder(signed: &SignedDescriptor, proof: Option<&Proof>) -> bool {
+    signed.descriptor.pin.is_none_or(|pin| {
+        proof.is_some_and(|proof| proof.is_of(&Pin::from(pin), &said_by_holder(signed)))
+    })
 }
 
 /// Reads a descriptor and checks its signature. How old it may be is for who asks.

@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use hoplite_crypto::Proof;
 use hoplite_overlay::{Overlay, Stream, Terms};
-use hoplite_wire::Target;
+use hoplite_wire::{Target, directory::SignedDescriptor};
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::{body::Incoming, client::conn::http1};
@@ -56,18 +57,24 @@ pub async fn fetch(
     ask(overlay, authority, request, most, limit).await
 }
 
-/// Hands a document in, within `limit`.
+/// The field of a request by which a descriptor's pin is proven: see [`crate::said_by_holder`].
+pub const PROOF: &str = "hoplite-pin-proof";
+
+/// Hands a signed descriptor in, within `limit`, and with it what proves its pin, if it names one.
 ///
 /// # Errors
 /// [`FetchError`]; a refusal is a [`FetchError::Status`] that says why.
 pub async fn upload(
     overlay: &dyn Overlay,
     authority: &Target,
-    path: &str,
-    document: String,
+    (descriptor, proof): (&SignedDescriptor, Option<&Proof>),
     limit: Duration,
 ) -> Result<(), FetchError> {
-    let request = request(Method::POST, authority, path, document.into());
+    let (path, body) = ("/hoplite/descriptor", descriptor.to_string());
+    let mut request = request(Method::POST, authority, path, body.into());
+    if let Some(proof) = proof.and_then(|proof| proof.to_string().parse().ok()) {
+        request.headers_mut().insert(PROOF, proof);
+    }
     ask(overlay, authority, request, COMPLAINT, limit)
         .await
         .map(drop)

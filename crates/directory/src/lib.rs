@@ -19,9 +19,9 @@ mod testing;
 pub mod tor;
 
 pub use authority::Authority;
-pub use check::{Trust, check_descriptor, check_list, sign_descriptor};
+pub use check::{Trust, check_descriptor, check_list, said_by_holder, sign_descriptor};
 pub use client::{Client, Heard, Judge, Offered, Source};
-pub use fetch::{FetchError, fetch, upload};
+pub use fetch::{FetchError, PROOF, fetch, upload};
 pub use guards::{Guard, Guards};
 pub use refused::Refused;
 pub use store::{Change, Store, StoreError};

@@ -174,6 +174,11 @@ impl Handle {
         **self.pin.load()
     }
 
+    /// What it shows in TLS, as reloads replace it: proves what its operator says of it.
+    pub fn certificates(&self) -> Arc<Certificates> {
+        Arc::clone(&self.shared.certificates)
+    }
+
     /// What clients write of the relay to build circuits through it, if it serves them.
     pub fn onion_key(&self) -> Option<OnionKey> {
         self.shared.onion.as_ref().map(|onion| onion.key())

@@ -1,6 +1,7 @@
 //! Which descriptors an authority takes, and which of them it votes for: recent ones, newer than those it has, from relays that its operator does not
-//! refuse, not too many of one place; and only those whose every address was found to be the relay's, by a handshake that proves its key. A
-//! machine without I/O: [`Pool::probes`] says what to test, [`Pool::probed`] is told what came of it.
+//! refuse, not too many of one place; and only those whose every address was found to be the relay's, by a handshake that proves its key. That a pin
+//! is the relay's own, its holder has proven before ([`crate::said_by_holder`]).
+//! A machine without I/O: [`Pool::probes`] says what to test, [`Pool::probed`] is told what came of it.
 //!
 //! What was tested and what was not are apart: a relay that waits for its test takes no place from one that has passed it. Who hands in the most
 //! waits the longest, by the network that it hands in from.
@@ -74,6 +75,11 @@ pub enum Rejected {
     /// It cannot be believed.
     #[error("{0}")]
     Refused(Refused),
+    /// The holder of its pin's key has not proven that the descriptor is its own.
+    #[error(
+        "the holder of the TLS key that the descriptor names has not signed it: the relay itself must hand it in; update its program if it does"
+    )]
+    Unproven,
     /// It is too old.
     #[error("the descriptor is too old: set the relay's clock")]
     Old,

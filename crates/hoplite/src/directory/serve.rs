@@ -8,7 +8,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_directory::Change;
+use hoplite_crypto::Proof;
+use hoplite_directory::{Change, PROOF};
 use hoplite_wire::directory::DESCRIPTOR;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
@@ -162,6 +163,8 @@ async fn upload(
     server: &Server,
     asking: Asking,
 ) -> (StatusCode, Bytes) {
+    let proof = request.headers().get(PROOF);
+    let proof = proof.and_then(|proof| proof.to_str().ok()?.parse::<Proof>().ok());
     let body = Limited::new(request.into_body(), DESCRIPTOR).collect();
     let Ok(body) = tokio::time::timeout(server.limits.request, body).await else {
         return (
@@ -183,7 +186,8 @@ async fn upload(
     if !take(&server.uploads, asking.client.address, 1, is_first) {
         return too_many();
     }
-    let taken = server.shared.lock().upload(&text, asking.ip, now());
+    let (lock, proof) = (|| server.shared.lock(), proof.as_ref());
+    let taken = lock().upload(&text, proof, asking.ip, now());
     match taken {
         Ok(taken) => {
             let gone = taken.gone.map(Change::Forget);

@@ -1,10 +1,11 @@
 //! Tells the authorities of the directory what the relay says of itself: at its start, and again and again. The key that signs it is
-//! beside the relay's identity, and made if it is not there: the identity of its circuits, or of a relay without them a key of its own.
+//! beside the relay's identity, and made if it is not there: the identity of its circuits, or of a relay without them a key of its own. With it
+//! goes a proof by the TLS key that the relay shows: nobody else can name its pin.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use hoplite_crypto::{Pin, SigningKey};
-use hoplite_directory::{FetchError, sign_descriptor, upload};
+use hoplite_crypto::{Certificates, SigningKey};
+use hoplite_directory::{FetchError, said_by_holder, sign_descriptor, upload};
 use hoplite_overlay::Direct;
 use hoplite_relay::{Config, Handle, config::Role};
 use hoplite_wire::{
@@ -24,6 +25,8 @@ const AGAIN: Duration = Duration::from_secs(60);
 /// What is said, and to whom.
 pub(super) struct Publisher {
     key: SigningKey,
+    /// What the relay shows in TLS, as it is replaced.
+    certificates: Arc<Certificates>,
     descriptor: Descriptor,
     authorities: Vec<Target>,
     every: Duration,
@@ -47,7 +50,9 @@ impl Publisher {
             Some(stored) => identity_key(config, stored)?,
             None => descriptor_key(config)?,
         };
-        let mut descriptor = describe(config, handle.addresses(), handle.pin(), Key(key.public()));
+        let certificates = handle.certificates();
+        let mut descriptor = describe(config, handle.addresses(), Key(key.public()));
+        descriptor.pin = certificates.pin().map(Into::into);
         descriptor.onion = current.as_ref().map(|current| *current.borrow());
         descriptor.check().map_err(|error| {
             let remedy = "correct [directory] in its file";
@@ -55,6 +60,7 @@ impl Publisher {
         })?;
         Ok(Some(Self {
             key,
+            certificates,
             descriptor,
             authorities: directory.publish.clone(),
             every: Duration::from_secs(directory.every),
@@ -68,6 +74,7 @@ impl Publisher {
         loop {
             // Each must be later than the one before, also when the clock was set back meanwhile.
             self.descriptor.published = now().max(self.descriptor.published.saturating_add(1));
+            self.descriptor.pin = self.certificates.pin().map(Into::into);
             let missed = self.publish().await;
             let pause = if missed {
                 AGAIN.min(self.every)
@@ -84,17 +91,22 @@ impl Publisher {
     /// Whether somebody did not take it.
     async fn publish(&self) -> bool {
         let signed = match sign_descriptor(self.descriptor.clone(), &self.key) {
-            Ok(signed) => signed.to_string(),
+            Ok(signed) => signed,
             Err(refused) => {
                 warn!("the descriptor cannot be signed: {refused}");
                 return true;
             }
         };
+        let Some(proof) = self.certificates.prove(&said_by_holder(&signed)) else {
+            warn!(
+                "the TLS key signs in no way that authorities know: use one of ECDSA, Ed25519 or RSA"
+            );
+            return true;
+        };
         let overlay = Direct::new();
         let mut missed = false;
         for (authority, address) in (1..).zip(&self.authorities) {
-            let path = "/hoplite/descriptor";
-            let answer = upload(&overlay, address, path, signed.clone(), PATIENCE).await;
+            let answer = upload(&overlay, address, (&signed, Some(&proof)), PATIENCE).await;
             if let Err(error) = answer {
                 missed = true;
                 tell(authority, &error);
@@ -143,7 +155,7 @@ fn tell(authority: usize, error: &FetchError) {
     warn!(authority, "the relay's descriptor was not taken: {error}");
 }
 
-fn describe(config: &Config, listen: &[SocketAddr], pin: Pin, identity: Key) -> Descriptor {
+fn describe(config: &Config, listen: &[SocketAddr], identity: Key) -> Descriptor {
     let directory = &config.directory;
     let addresses = match directory.addresses.is_empty() {
         true => listen.to_vec(),
@@ -164,7 +176,7 @@ fn describe(config: &Config, listen: &[SocketAddr], pin: Pin, identity: Key) -> 
         identity,
         published: 0,
         addresses,
-        pin: Some(pin.into()),
+        pin: None,
         onion: None,
         roles: Roles {
             ingress: config.roles.contains(&Role::Ingress),

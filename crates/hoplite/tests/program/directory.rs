@@ -8,8 +8,8 @@ use std::{
     process::Command,
 };
 
-use hoplite_crypto::{Pin, SigningKey};
-use hoplite_directory::sign_descriptor;
+use hoplite_crypto::{Certificates, Identity, Pin, Proof, SigningKey};
+use hoplite_directory::{PROOF, said_by_holder, sign_descriptor};
 use hoplite_wire::{
     OnionKey,
     directory::{Descriptor, Key, Roles, SignedDescriptor, SignedList, Stage},
@@ -127,7 +127,7 @@ pub(crate) fn relay_with(
 }
 
 /// A relay that tells nobody of itself, and what its operator says of it by a key of its own.
-pub(crate) fn described(directory: &Path, n: u8) -> (Running, SignedDescriptor) {
+pub(crate) fn described(directory: &Path, n: u8) -> (Running, SignedDescriptor, Proof) {
     let file = directory.join(format!("relay{n}.toml"));
     let text = format!(
         "name = \"relay{n}\"\nlisten = [\"127.{n}.0.1:0\"]\nidentity = \"identity{n}\"\nauth.open = true\n"
@@ -155,16 +155,29 @@ pub(crate) fn described(directory: &Path, n: u8) -> (Running, SignedDescriptor) 
         exit: None,
     };
     let key = SigningKey::from_seed(Zeroizing::new([n; 32])).expect("a key");
-    (relay, sign_descriptor(said, &key).expect("signed"))
+    let signed = sign_descriptor(said, &key).expect("signed");
+    let proof = proven(&directory.join(format!("identity{n}")), &signed);
+    (relay, signed, proof)
 }
 
-/// Hands a descriptor in; the answer.
-pub(crate) fn hand_in(port: u16, signed: &SignedDescriptor) -> String {
-    let (head, text) = (
-        "POST /hoplite/descriptor HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: ",
-        signed.to_string(),
+/// The proof by the TLS key of this directory that its holder publishes the descriptor.
+fn proven(identity: &Path, signed: &SignedDescriptor) -> Proof {
+    let read = |name| fs::read(identity.join(name)).expect("there");
+    let identity = Identity::from_pem(&read("cert.pem"), &read("key.pem")).expect("an identity");
+    let certificates = Certificates::new(&identity).expect("fits");
+    certificates.prove(&said_by_holder(signed)).expect("signs")
+}
+
+/// Hands a descriptor in, with the proof of its pin if there is one; the answer.
+pub(crate) fn hand_in(port: u16, signed: &SignedDescriptor, proof: Option<&Proof>) -> String {
+    let text = signed.to_string();
+    let proof = proof.map(|proof| format!("{PROOF}: {proof}\r\n"));
+    let head = format!(
+        "POST /hoplite/descriptor HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{}Content-Length: {}",
+        proof.unwrap_or_default(),
+        text.len()
     );
-    exchange(port, &format!("{head}{}\r\n\r\n{text}", text.len()))
+    exchange(port, &format!("{head}\r\n\r\n{text}"))
 }
 
 pub(crate) fn client_file(directory: &Path, path: &str, authorities: &[String]) -> PathBuf {
@@ -354,25 +367,33 @@ fn a_descriptor_with_a_strangers_address_or_with_anothers_key_is_never_listed() 
     let relay = relay(directory.path(), 1, &authorities);
     authorities.wait_for(1);
     let honest = listed(port);
-    let forge = |n: u8, change: &dyn Fn(&mut Descriptor)| {
+    // Who hands it in holds the key of its pin: a new one, or that of the relay.
+    let (new, own) = (
+        directory.path().join("attacker"),
+        directory.path().join("identity1"),
+    );
+    let pin: Pin = keygen(&new).parse().expect("a pin");
+    let forge = |n: u8, pin: Option<[u8; 32]>, change: &dyn Fn(&mut Descriptor)| {
         let mut forged = Descriptor {
             name: format!("forged{n}"),
+            pin,
             ..honest.clone()
         };
         change(&mut forged);
         let key = SigningKey::from_seed(Zeroizing::new([n; 32])).expect("a key");
-        let signed = sign_descriptor(forged, &key).expect("signed").to_string();
-        let head =
-            "POST /hoplite/descriptor HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: ";
-        exchange(port, &format!("{head}{}\r\n\r\n{signed}", signed.len()))
+        let signed = sign_descriptor(forged, &key).expect("signed");
+        let holder = if pin == honest.pin { &own } else { &new };
+        hand_in(port, &signed, Some(&proven(holder, &signed)))
     };
-    // Where nobody is; where another relay is, which has neither this pin nor this identity; and beside a right one.
+    // Where nobody is; where a relay is that has neither this pin nor this identity; and beside a right address.
     let nobody = ([127, 9, 0, 1], free_port()).into();
+    let pin = Some(pin.into());
     let answers = [
-        forge(1, &|forged| forged.addresses = vec![nobody]),
-        forge(2, &|forged| forged.pin = Some([7; 32])),
-        forge(3, &|forged| forged.onion = Some([7; 32])),
-        forge(4, &|forged| forged.addresses.push(nobody)),
+        forge(1, pin, &|forged| forged.addresses = vec![nobody]),
+        forge(2, pin, &|_| ()),
+        forge(3, honest.pin, &|forged| forged.onion = Some([7; 32])),
+        forge(4, None, &|forged| forged.onion = Some([7; 32])),
+        forge(5, honest.pin, &|forged| forged.addresses.push(nobody)),
     ];
     for answer in answers {
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
@@ -383,6 +404,60 @@ fn a_descriptor_with_a_strangers_address_or_with_anothers_key_is_never_listed() 
         assert_eq!(listed(port).identity, honest.identity);
     }
     drop(relay);
+}
+
+#[test]
+fn a_relay_is_not_listed_a_second_time_by_who_has_copied_its_address_and_pin() {
+    let directory = tempfile::tempdir().expect("directory");
+    let mut authorities = Authorities::start(directory.path(), 1, 1);
+    let port = authorities.ports[0];
+    let attacker = directory.path().join("attacker");
+    keygen(&attacker);
+    // A relay of MASQUE alone, and one of circuits too.
+    let onion = "[onion]\nenabled = true\n";
+    let _relays = [
+        relay_with(directory.path(), 1, &authorities, ""),
+        relay_with(directory.path(), 2, &authorities, onion),
+    ];
+    authorities.wait_for(2);
+    let honest: Vec<Descriptor> = all_listed(port);
+    for (n, relay) in (1..).zip(&honest) {
+        let forged = Descriptor {
+            operator: Some("attacker".into()),
+            onion: None,
+            bandwidth: 12_500_000,
+            ..relay.clone()
+        };
+        let key = SigningKey::from_seed(Zeroizing::new([n; 32])).expect("a key");
+        let signed = sign_descriptor(forged, &key).expect("signed");
+        for proof in [None, Some(proven(&attacker, &signed))] {
+            let answer = hand_in(port, &signed, proof.as_ref());
+            let refused = answer.starts_with("HTTP/1.1 403") && answer.contains("the TLS key");
+            assert!(refused, "{answer}");
+        }
+    }
+    // It would have had time for its test before the third vote from now on.
+    for _ in 0..3 {
+        authorities.wait_for(2);
+    }
+    let mut listed = all_listed(port);
+    listed.retain(|relay| !honest.iter().any(|known| known.identity == relay.identity));
+    assert_eq!(listed, []);
+}
+
+/// `hoplite keygen`: the pin.
+fn keygen(directory: &Path) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_hoplite"))
+        .args(["keygen", "--out"])
+        .arg(directory)
+        .output()
+        .expect("runs");
+    assert!(output.status.success());
+    let said = String::from_utf8(output.stdout).expect("text");
+    let pin = said
+        .split_whitespace()
+        .find(|word| word.starts_with("sha256:"));
+    pin.expect("there").to_owned()
 }
 
 /// What `hoplite keygen --show` says of an identity.
@@ -397,13 +472,20 @@ fn onion_of(identity: &Path) -> OnionKey {
     key.parse().expect("a key")
 }
 
-/// The only relay that an authority lists.
-fn listed(port: u16) -> Descriptor {
+/// The relays that an authority lists.
+fn all_listed(port: u16) -> Vec<Descriptor> {
     let answer = get(port, "/hoplite/list");
     let (_, list) = answer.split_once("\r\n\r\n").expect("an answer");
     let list = SignedList::parse(list, Stage::List).expect("a list").list;
-    assert_eq!(list.relays.len(), 1);
-    list.relays[0].descriptor.clone()
+    let relays = list.relays.into_iter();
+    relays.map(|relay| relay.descriptor).collect()
+}
+
+/// The only one.
+fn listed(port: u16) -> Descriptor {
+    let mut all = all_listed(port);
+    assert_eq!(all.len(), 1);
+    all.remove(0)
 }
 
 #[test]
@@ -411,11 +493,7 @@ fn a_relay_of_circuits_publishes_its_onion_key_and_the_next_one_when_that_is_due
     let directory = tempfile::tempdir().expect("directory");
     let mut authorities = Authorities::start(directory.path(), 1, 1);
     let identity = directory.path().join("identity");
-    let made = Command::new(env!("CARGO_BIN_EXE_hoplite"))
-        .args(["keygen", "--out"])
-        .arg(&identity)
-        .output();
-    assert!(made.expect("runs").status.success());
+    keygen(&identity);
     let old = onion_of(&identity);
     // A key that has been there for ever: it is due at once.
     let path = identity.join("onion.key");

@@ -126,8 +126,8 @@ fn two_authorities_publish_one_list_though_a_third_shows_each_of_them_another_vo
     // A relay that the first alone knows: whoever adds a vote to the first's lists it, whoever adds none does not.
     let mut one = start(0, here.1);
     let mut other = start(1, there.1);
-    let (_relay, said) = described(directory.path(), 1);
-    let answer = hand_in(ports[0], &said);
+    let (_relay, said, proof) = described(directory.path(), 1);
+    let answer = hand_in(ports[0], &said, Some(&proof));
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     thread::spawn(move || serve(&here.0, &[said]));
     thread::spawn(move || serve(&there.0, &[]));

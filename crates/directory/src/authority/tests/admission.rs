@@ -1,6 +1,8 @@
 //! What relays hand in, and strangers in their name: what is refused, what waits, what is voted for.
 
 use super::*;
+use crate::said_by_holder;
+use hoplite_crypto::{Certificates, Identity};
 use std::net::SocketAddr;
 
 /// What relay `n` says at `published`, with these addresses.
@@ -9,7 +11,7 @@ fn says(n: u8, published: u64, addresses: &[&str]) -> String {
     let relay = Descriptor {
         published,
         addresses: addresses.iter().map(address).collect(),
-        ..said(n)
+        ..of_circuits(n)
     };
     sign_descriptor(relay, &key(n)).expect("signed").to_string()
 }
@@ -33,7 +35,7 @@ fn what_a_relay_hands_in_is_refused_with_the_reason() {
     let mut one = one();
     let now = START;
     let mut upload = |n, published, address: &str| {
-        let taken = one.upload(&says(n, published, &[address]), FROM, now);
+        let taken = one.upload(&says(n, published, &[address]), None, FROM, now);
         test(&mut one, now, |_| true);
         taken.map(|taken| taken.identity)
     };
@@ -54,14 +56,14 @@ fn what_a_relay_hands_in_is_refused_with_the_reason() {
     strict.admission.relays = 0;
     strict.admission.reaches.v6 = false;
     let mut strict = Authority::new(strict, now);
-    let mut upload = |n, address: &str| strict.upload(&says(n, now, &[address]), FROM, now);
+    let mut upload = |n, address: &str| strict.upload(&says(n, now, &[address]), None, FROM, now);
     assert_eq!(upload(14, "10.0.0.1:443"), Err(Rejected::Forbidden));
     assert_eq!(upload(15, "10.0.0.1:443"), Err(Rejected::Private));
     assert_eq!(upload(15, "[2a00::1]:443"), Err(Rejected::Unreached));
     assert_eq!(upload(15, "9.9.9.9:443"), Err(Rejected::Full));
     let changed = says(15, now, &["9.9.9.9:443"]).replace("9.9.9.9", "9.9.9.8");
     let unsigned = Err(Rejected::Refused(Refused::Unsigned));
-    assert_eq!(strict.upload(&changed, FROM, now), unsigned);
+    assert_eq!(strict.upload(&changed, None, FROM, now), unsigned);
 }
 
 #[test]
@@ -81,7 +83,7 @@ fn a_relay_that_says_nothing_more_is_forgotten() {
 fn a_strangers_address_is_never_voted_for_and_is_dialled_once() {
     let mut one = one();
     let text = says(11, START, &["10.11.0.1:443", "10.66.0.1:443"]);
-    one.upload(&text, FROM, START).expect("waits");
+    one.upload(&text, None, FROM, START).expect("waits");
     assert_eq!(voted(&one), []);
     let probes = one.probes(START);
     assert_eq!(probes.len(), 1);
@@ -100,7 +102,7 @@ fn a_flood_of_strangers_addresses_pushes_no_tested_relay_out_and_delays_a_new_on
     // One network hands in all that it likes; nothing of it is tested yet.
     for n in 100..200 {
         let text = says(n, START, &[&format!("10.{n}.0.1:443")]);
-        one.upload(&text, from(1), START)
+        one.upload(&text, None, from(1), START)
             .expect("waits at its own cost");
     }
     assert_eq!(one.relays(), 1 + 4);
@@ -109,9 +111,9 @@ fn a_flood_of_strangers_addresses_pushes_no_tested_relay_out_and_delays_a_new_on
     assert_eq!(under_way.len(), 4);
     for n in 200..210 {
         let text = says(n, START, &[&format!("10.{n}.0.1:443")]);
-        one.upload(&text, from(1), START).expect("waits");
+        one.upload(&text, None, from(1), START).expect("waits");
     }
-    one.upload(&says(12, START, &["10.12.0.1:443"]), from(2), START)
+    one.upload(&says(12, START, &["10.12.0.1:443"]), None, from(2), START)
         .expect("waits");
     one.probed(&under_way[0], false, START);
     let next = one.probes(START);
@@ -130,7 +132,7 @@ fn when_all_places_to_wait_are_taken_the_network_with_the_most_gives_way() {
     let mut one = one();
     let mut upload = |n: u8, network| {
         let text = says(n, START, &[&format!("10.{n}.0.1:443")]);
-        one.upload(&text, from(network), START)
+        one.upload(&text, None, from(network), START)
             .map(|taken| taken.gone)
     };
     for n in 100..104 {
@@ -153,7 +155,7 @@ fn when_all_places_to_wait_are_taken_the_network_with_the_most_gives_way() {
 fn relays_of_one_place_are_as_many_as_the_caps_and_those_that_passed_count_alone() {
     let mut one = one();
     let place = |one: &mut Authority, n, address: &str, is_there| {
-        let taken = one.upload(&says(n, START, &[address]), FROM, START);
+        let taken = one.upload(&says(n, START, &[address]), None, FROM, START);
         test(one, START, |_| is_there);
         taken.map(drop)
     };
@@ -188,7 +190,7 @@ fn relays_of_one_place_are_as_many_as_the_caps_and_those_that_passed_count_alone
     );
     // Two that passed at the same time: the caps hold then, too.
     for n in [20, 21, 22] {
-        one.upload(&says(n, START, &["9.8.7.6:443"]), FROM, START)
+        one.upload(&says(n, START, &["9.8.7.6:443"]), None, FROM, START)
             .expect("waits");
     }
     test(&mut one, START, |_| true);
@@ -205,31 +207,46 @@ fn a_relay_that_moves_is_voted_for_where_it_was_until_it_has_passed_where_it_is(
             .map(|address| address.to_string())
             .collect::<Vec<_>>()
     };
-    one.upload(&says(11, START, &["10.11.0.1:443"]), FROM, START)
+    one.upload(&says(11, START, &["10.11.0.1:443"]), None, FROM, START)
         .expect("taken");
     test(&mut one, START, |_| true);
-    one.upload(&says(11, START + 1, &["10.12.0.1:443"]), FROM, START + 1)
-        .expect("waits");
+    one.upload(
+        &says(11, START + 1, &["10.12.0.1:443"]),
+        None,
+        FROM,
+        START + 1,
+    )
+    .expect("waits");
     assert_eq!(addresses(&one), ["10.11.0.1:443"]);
     let gone = test(&mut one, START + 1, |_| false);
     assert_eq!(
         (addresses(&one), gone),
         (vec!["10.11.0.1:443".to_owned()], vec![])
     );
-    one.upload(&says(11, START + 2, &["10.12.0.1:443"]), FROM, START + 2)
-        .expect("waits");
+    one.upload(
+        &says(11, START + 2, &["10.12.0.1:443"]),
+        None,
+        FROM,
+        START + 2,
+    )
+    .expect("waits");
     test(&mut one, START + 2, |_| true);
     assert_eq!(addresses(&one), ["10.12.0.1:443"]);
     // The same place needs no new test.
-    one.upload(&says(11, START + 3, &["10.12.0.1:443"]), FROM, START + 3)
-        .expect("taken");
+    one.upload(
+        &says(11, START + 3, &["10.12.0.1:443"]),
+        None,
+        FROM,
+        START + 3,
+    )
+    .expect("taken");
     assert!(one.probes(START + 3).is_empty());
 }
 
 #[test]
 fn a_relay_that_is_gone_is_voted_for_no_more_after_two_tests_time() {
     let mut one = one();
-    one.upload(&says(11, START, &["10.11.0.1:443"]), FROM, START)
+    one.upload(&says(11, START, &["10.11.0.1:443"]), None, FROM, START)
         .expect("taken");
     test(&mut one, START, |_| true);
     assert!(one.probes(START + 1799).is_empty());
@@ -251,4 +268,46 @@ fn after_a_restart_what_was_stored_is_tested_first() {
     assert_eq!((one.relays(), voted(&one).len()), (9, 0));
     test(&mut one, START, |_| true);
     assert_eq!(voted(&one).len(), 9);
+}
+
+#[test]
+fn who_has_copied_a_pin_says_nothing_of_its_relay() {
+    let mut one = one();
+    let certificates = || {
+        let new = Identity::generate(&[]).expect("made");
+        let identity = Identity::from_pem(new.certificate.as_bytes(), new.key.as_bytes());
+        Certificates::new(&identity.expect("read")).expect("fits")
+    };
+    let (honest, attacker) = (certificates(), certificates());
+    let pin = honest.pin().expect("shown");
+    // Both name one pin and one address.
+    let signed = |n: u8, published| {
+        let relay = Descriptor {
+            published,
+            addresses: vec![([10, 11, 0, 1], 443).into()],
+            pin: Some(pin.into()),
+            ..said(n)
+        };
+        sign_descriptor(relay, &key(n)).expect("signed")
+    };
+    let proof = |by: &Certificates, signed: &SignedDescriptor| by.prove(&said_by_holder(signed));
+    let (own, forged) = (signed(11, START), signed(12, START));
+    let mut hand_in = |signed: &SignedDescriptor, proof: Option<Proof>| {
+        one.upload(&signed.to_string(), proof.as_ref(), FROM, START)
+            .map(|taken| taken.identity)
+    };
+    // None, by another key, and what the honest one has proven for its own descriptor or another of it.
+    let taken = [
+        hand_in(&forged, None),
+        hand_in(&forged, proof(&attacker, &forged)),
+        hand_in(&forged, proof(&honest, &own)),
+        hand_in(&own, proof(&honest, &signed(11, START - 1))),
+    ];
+    assert_eq!(taken, [Err(Rejected::Unproven); 4]);
+    assert_eq!(hand_in(&own, proof(&honest, &own)), Ok(public(11)));
+    test(&mut one, START, |_| true);
+    assert_eq!(voted(&one), [public(11)]);
+    // After a restart it needs to prove nothing again.
+    let mut again = authorities(1, 1).remove(0);
+    again.restore(&own.to_string(), START).expect("taken");
 }
