@@ -4,10 +4,11 @@
 //! For each period that begins at a multiple of the interval, `P`, with a voting time `v`: at `P - 2v` the own vote is made, authorities commit
 //! to theirs and then exchange them; at `P - v` each works out the list from the votes that count, signs it, and signatures are exchanged; from
 //! `P` on a list with enough of them is published. Which votes count, all honest authorities decide alike: `authority/period.rs` says how. An authority
-//! signs one list a period, and none in a period that it did not begin with.
+//! signs one vote and one list a period, after a restart too (`authority/promise.rs`), and none in a period that it did not begin with.
 
 mod admission;
 mod period;
+mod promise;
 mod tally;
 #[cfg(test)]
 mod tests;
@@ -16,7 +17,9 @@ use std::{net::IpAddr, time::Duration};
 
 use bytes::Bytes;
 use hoplite_crypto::{Proof, SigningKey};
-use hoplite_wire::directory::{COMMITMENTS, Key, LIST, Signature, SignedDescriptor, SignedList};
+use hoplite_wire::directory::{
+    COMMITMENTS, Key, LIST, Signature, SignedDescriptor, SignedList, Stage,
+};
 
 use crate::{Refused, Trust, check::is_by_holder, check_descriptor, check_list};
 
@@ -24,6 +27,7 @@ use admission::Pool;
 pub use admission::{Admission, Caps, Families, Probe, Rejected, Taken};
 use period::Period;
 pub use period::{Checked, Unchecked};
+pub use promise::{Document, LastSigned, Promise, Unreadable};
 
 /// How an authority works. All times are seconds.
 #[derive(Debug)]
@@ -115,25 +119,34 @@ pub enum Event {
     },
     /// The authority of this number in the configuration, from 1, has committed to two different votes for one time: neither is to count.
     TwoFaced(usize),
+    /// Nothing is signed: this authority has signed another vote or list for this time already, or one for this later time.
+    Promised(u64),
+    /// Nothing is signed: that it is could not be kept.
+    NotKept,
 }
 
 /// The machine.
 #[derive(Debug)]
 pub struct Authority {
     config: Config,
+    promise: Promise,
     started: u64,
     pool: Pool,
+    /// The last period that has begun, with a vote of our own or without.
+    begun: Option<u64>,
     period: Option<Period>,
     published: Option<(SignedList, Bytes)>,
 }
 
 impl Authority {
-    /// An authority that begins now, with what it gathered before and the last list that it published.
-    pub fn new(config: Config, now: u64) -> Self {
+    /// An authority that begins now, with what it has promised before.
+    pub fn new(config: Config, promise: Promise, now: u64) -> Self {
         Self {
             config,
+            promise,
             started: now,
             pool: Pool::default(),
+            begun: None,
             period: None,
             published: None,
         }
@@ -264,18 +277,17 @@ impl Authority {
     pub fn tick(&mut self, now: Duration) -> Vec<Event> {
         let mut events = Vec::new();
         let due = self.due(now.as_secs());
-        let before = self.period.as_ref().map(|period| period.valid_after);
         let published = self
             .published
             .as_ref()
             .map(|(list, _)| list.list.valid_after);
         let begins = due.saturating_sub(self.lead());
-        if before.max(published) < Some(due) && begins >= self.started {
+        if self.begun.max(published) < Some(due) && begins >= self.started {
             events.extend(self.period.as_ref().and_then(Period::failure));
             events.extend(self.begin(due));
         }
         if let Some(period) = &mut self.period {
-            events.extend(period.make(&self.config, now));
+            events.extend(period.make(&self.config, &mut self.promise, now));
             if let Some((list, text)) = period.publish(&self.config.trust, now) {
                 events.push(Event::Published(list.signatures.len()));
                 self.published = Some((list, text));
@@ -286,6 +298,11 @@ impl Authority {
 
     fn begin(&mut self, due: u64) -> Vec<Event> {
         let vote = tally::vote(&self.config, due, self.pool.tested().cloned());
+        self.begun = Some(due);
+        self.period = None;
+        if let Err(event) = self.promise.give(Stage::Vote, due, &vote.text()) {
+            return vec![event];
+        }
         let relays = vote.relays.len();
         self.period = Some(Period::new(&self.config, due, vote));
         vec![Event::Voted(relays)]

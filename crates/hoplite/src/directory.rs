@@ -124,6 +124,7 @@ async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Failur
 
 /// The machine with what its file has.
 fn open(config: &Config, key: SigningKey) -> Result<(Shared, Store), Failure> {
+    let promise = writer::promise(&config.key)?;
     let mut authority = Authority::new(
         authority::Config {
             key,
@@ -134,6 +135,7 @@ fn open(config: &Config, key: SigningKey) -> Result<(Shared, Store), Failure> {
             bandwidth_cap: config.bandwidth_cap,
             admission: config.admission.admission(),
         },
+        promise,
         now(),
     );
     let store = restored(config, &mut authority).map_err(|error| {

@@ -21,7 +21,7 @@ use hoplite_wire::directory::{
     Commitment, Commitments, Key, List, Signature, SignedList, Stage, split_signed,
 };
 
-use super::{Config, Event, Want, Wanted, sign, tally};
+use super::{Config, Event, Promise, Want, Wanted, sign, tally};
 use crate::{Refused, Trust, check::are_own};
 
 /// Commitments of one voter that are kept: two prove that it is two-faced.
@@ -82,8 +82,8 @@ enum Held {
 enum Made {
     /// It is too early.
     Not,
-    /// Too few votes count.
-    TooFew,
+    /// Too few votes count, or we have signed another list.
+    Nothing,
     /// A list, with the signatures that others gave to the same.
     List {
         body: String,
@@ -242,7 +242,7 @@ impl Period {
     pub(super) fn signed(&self) -> Option<Bytes> {
         match &self.made {
             Made::List { text, .. } => Some(text.clone()),
-            Made::Not | Made::TooFew => None,
+            Made::Not | Made::Nothing => None,
         }
     }
 
@@ -452,14 +452,19 @@ impl Period {
     }
 
     /// Works the list out when votes are exchanged no more, and signs it, once. Fewer votes than the threshold make no list that enough would sign.
-    pub(super) fn make(&mut self, config: &Config, now: Duration) -> Option<Event> {
+    pub(super) fn make(
+        &mut self,
+        config: &Config,
+        promise: &mut Promise,
+        now: Duration,
+    ) -> Option<Event> {
         if now < self.times.ends || !matches!(self.made, Made::Not) {
             return None;
         }
         let votes = self.counted();
         let needed = config.trust.threshold;
         if votes.len() < needed {
-            self.made = Made::TooFew;
+            self.made = Made::Nothing;
             let votes = votes.len();
             return Some(Event::TooFew { votes, needed });
         }
@@ -467,6 +472,10 @@ impl Period {
         let list = tally::agreed(&lists, config, self.valid_after);
         let relays = list.relays.len();
         let body = list.text();
+        if let Err(event) = promise.give(Stage::List, self.valid_after, &body) {
+            self.made = Made::Nothing;
+            return Some(event);
+        }
         let signatures = BTreeMap::from([sign(&config.key, &body)]);
         self.made = Made::List {
             text: signed_text(&body, &signatures),
@@ -492,7 +501,7 @@ impl Period {
             Made::List {
                 body, signatures, ..
             } => body == theirs && signatures.contains_key(key),
-            Made::Not | Made::TooFew => false,
+            Made::Not | Made::Nothing => false,
         };
         let good = signatures.into_iter().filter(|(key, signature)| {
             trust.authorities.contains(key)
@@ -550,7 +559,7 @@ impl Period {
     pub(super) fn failure(&self) -> Option<Event> {
         let signatures = match &self.made {
             Made::List { signatures, .. } => signatures.len(),
-            Made::Not | Made::TooFew => 0,
+            Made::Not | Made::Nothing => 0,
         };
         let event = Event::Failed {
             signatures,

@@ -3,6 +3,8 @@
 mod admission;
 mod hostile;
 
+use std::sync::{Arc, Mutex};
+
 use super::*;
 use crate::testing::{descriptor, key, public, said, signed_by, trust};
 use crate::{check::check_list, sign_descriptor};
@@ -46,7 +48,13 @@ fn config(n: u8, known: u8, threshold: usize) -> Config {
 }
 
 fn authorities(known: u8, threshold: usize) -> Vec<Authority> {
-    let new = |n| Authority::new(config(n, known, threshold), START - INTERVAL);
+    let new = |n| {
+        Authority::new(
+            config(n, known, threshold),
+            Promise::forgetful(),
+            START - INTERVAL,
+        )
+    };
     (1..=known).map(new).collect()
 }
 
@@ -315,7 +323,7 @@ fn signatures_under_another_list_are_counted_as_disagreement_only() {
 
 #[test]
 fn an_authority_signs_nothing_in_a_period_that_it_did_not_begin_with() {
-    let mut late = Authority::new(config(1, 1, 1), START - VOTING);
+    let mut late = Authority::new(config(1, 1, 1), Promise::forgetful(), START - VOTING);
     assert_eq!(late.tick(seconds(START - VOTING)), []);
     assert_eq!(late.tick(seconds(START)), []);
     let next = seconds(START + INTERVAL - 2 * VOTING);
@@ -330,9 +338,108 @@ fn a_clock_set_back_makes_no_second_list() {
     upload(&mut one, 11);
     period(std::slice::from_mut(&mut one), START, everybody);
     assert_eq!(text(&one).as_ref(), Some(&list));
-    let mut again = Authority::new(config(1, 1, 1), START - INTERVAL);
+    let mut again = Authority::new(config(1, 1, 1), Promise::forgetful(), START - INTERVAL);
     again.resume(&list, START).expect("still good");
     upload(&mut again, 11);
     period(std::slice::from_mut(&mut again), START, everybody);
     assert_eq!(text(&again), Some(list));
+}
+
+/// Promises that outlive the authority that gives them.
+#[derive(Clone, Default)]
+struct Disk(Arc<Mutex<(LastSigned, bool)>>);
+
+impl Disk {
+    fn promise(&self) -> Promise {
+        let disk = self.clone();
+        let (last, _) = *self.0.lock().expect("whole");
+        Promise::new(last, move |new| {
+            let mut disk = disk.0.lock().expect("whole");
+            let (kept, is_full) = &mut *disk;
+            if !*is_full {
+                *kept = *new;
+            }
+            !*is_full
+        })
+    }
+
+    /// The only authority, started so long before the period.
+    fn started(&self, before: u64) -> Authority {
+        Authority::new(config(1, 1, 1), self.promise(), START - before)
+    }
+}
+
+#[test]
+fn an_authority_that_starts_again_with_its_clock_set_back_signs_nothing_for_what_it_has_signed() {
+    let disk = Disk::default();
+    let mut one = disk.started(INTERVAL);
+    period(std::slice::from_mut(&mut one), START, everybody);
+    let vote = one.vote(START, &public(1), seconds(START));
+    assert!(vote.is_some() && one.signed(START).is_some());
+    // It knows of another relay now, and has lost the list that it published.
+    for (before, start) in [(INTERVAL, START), (2 * INTERVAL, START - INTERVAL)] {
+        let mut again = disk.started(before);
+        let relay = Descriptor {
+            published: START - before,
+            ..of_circuits(11)
+        };
+        let text = sign_descriptor(relay, &key(11))
+            .expect("signed")
+            .to_string();
+        again.restore(&text, START - before).expect("taken");
+        test(&mut again, START - before, |_| true);
+        let events = period(std::slice::from_mut(&mut again), start, everybody);
+        assert_eq!(events, [Event::Promised(START)]);
+        assert_eq!(again.commitments(start), None);
+        assert_eq!((again.signed(start), again.list()), (None, None));
+        // Its time comes again.
+        let events = period(
+            std::slice::from_mut(&mut again),
+            START + INTERVAL,
+            everybody,
+        );
+        let last = *disk.0.lock().expect("whole");
+        assert!(events.contains(&Event::Published(1)), "{events:?}");
+        assert_eq!(
+            last.0.list.map(|list| list.valid_after),
+            Some(START + INTERVAL)
+        );
+        disk.0.lock().expect("whole").0 = one.promise.last();
+    }
+}
+
+#[test]
+fn an_authority_that_has_voted_and_starts_again_signs_no_list_but_that_of_its_vote() {
+    let disk = Disk::default();
+    let mut one = disk.started(INTERVAL);
+    assert_eq!(one.tick(seconds(START - 2 * VOTING)), [Event::Voted(0)]);
+    let mut again = disk.started(INTERVAL);
+    upload(&mut again, 11);
+    let events = period(std::slice::from_mut(&mut again), START, everybody);
+    assert_eq!(events, [Event::Promised(START)]);
+    // The same vote is no second one.
+    let mut again = disk.started(INTERVAL);
+    let events = period(std::slice::from_mut(&mut again), START, everybody);
+    assert!(events.contains(&Event::Published(1)), "{events:?}");
+}
+
+#[test]
+fn an_authority_that_cannot_keep_its_promise_signs_nothing_and_says_so() {
+    let disk = Disk::default();
+    let mut one = disk.started(INTERVAL);
+    disk.0.lock().expect("whole").1 = true;
+    let events = period(std::slice::from_mut(&mut one), START, everybody);
+    assert_eq!(events, [Event::NotKept]);
+    assert_eq!((one.commitments(START), one.list()), (None, None));
+    // It fills when the vote is signed and the list is not.
+    disk.0.lock().expect("whole").1 = false;
+    let next = START + INTERVAL;
+    let voted = one.tick(seconds(next - 2 * VOTING));
+    disk.0.lock().expect("whole").1 = true;
+    let events = period(std::slice::from_mut(&mut one), next, everybody);
+    assert_eq!(
+        (voted, events),
+        (vec![Event::Voted(0)], vec![Event::NotKept])
+    );
+    assert_eq!((one.signed(next), one.list()), (None, None));
 }

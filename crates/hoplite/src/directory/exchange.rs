@@ -153,6 +153,13 @@ fn tell(shared: &Shared, events: &[Event]) {
                 needed,
                 "too few votes for a list: check that the other authorities run, are reached, and have right clocks"
             ),
+            Event::Promised(until) => warn!(
+                until,
+                "nothing is signed: this authority has signed another vote or list for this time before, or one for a later time (`until`, in seconds since 1970); check its clock. If it was ahead then, and only then, stop this authority and remove the file beside its key that ends in .signed"
+            ),
+            Event::NotKept => warn!(
+                "nothing is signed: what this authority signs must be noted first in the file beside its key that ends in .signed; make room on the disk, and let this user write the key's directory"
+            ),
             Event::TwoFaced(authority) => warn!(
                 authority,
                 "this authority, as `authorities` numbers them, has signed two different votes for one time: neither is to count; ask its operator"

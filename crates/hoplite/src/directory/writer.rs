@@ -1,14 +1,71 @@
 //! What an authority writes to its disk: all that has come together is written at once, in a thread that may block. Who hands in a descriptor is
-//! answered when it is there to stay.
+//! answered when it is there to stay. What is signed is noted beside the key before it is, and waited for.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
-use hoplite_directory::{Change, Store};
+use hoplite_directory::{
+    Change, Store,
+    authority::{LastSigned, Promise},
+};
 use tokio::{
     sync::{Notify, oneshot},
     task::spawn_blocking,
 };
 use tracing::warn;
+
+use crate::errors::Failure;
+
+/// Goes on with the promise beside an authority's key. It is written once at the start: who cannot write it later would sign nothing.
+pub(super) fn promise(key: &Path) -> Result<Promise, Failure> {
+    let path = beside(key);
+    let last = match fs::read_to_string(&path) {
+        Ok(text) => text.parse().map_err(|error| {
+            let doing = format!("reading {}", path.display());
+            Failure::new(
+                doing,
+                error,
+                "restore it from a copy; or remove it when all that this authority has signed is out of date",
+            )
+        }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(LastSigned::default()),
+        Err(error) => Err(Failure::file("reading", &path, &error)),
+    }?;
+    keep(&path, &last).map_err(|error| Failure::file("writing", &path, &error))?;
+    Ok(Promise::new(last, move |last| match keep(&path, last) {
+        Ok(()) => true,
+        Err(error) => {
+            warn!("what is to be signed cannot be noted: {error}");
+            false
+        }
+    }))
+}
+
+/// `authority.key.signed` of `authority.key`.
+fn beside(key: &Path) -> PathBuf {
+    let mut path = key.as_os_str().to_owned();
+    path.push(".signed");
+    path.into()
+}
+
+/// Two small writes a period, for which everybody waits. A crash leaves the old or the new whole.
+fn keep(path: &Path, last: &LastSigned) -> io::Result<()> {
+    let new = path.with_extension("signed.new");
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let mut file = options.open(&new)?;
+    file.write_all(last.to_string().as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    // The name too.
+    let directory = path.parent().filter(|path| !path.as_os_str().is_empty());
+    File::open(directory.unwrap_or_else(|| Path::new(".")))?.sync_all()
+}
 
 /// What waits to be written: of each connection one descriptor, of each period one list, and what is forgotten.
 #[derive(Debug, Default)]
@@ -71,6 +128,26 @@ mod tests {
     use hoplite_wire::directory::Key;
 
     use super::*;
+
+    #[test]
+    fn what_was_signed_last_is_noted_beside_the_key_whatever_a_crash_has_left_there() {
+        let directory = tempfile::tempdir().expect("directory");
+        let key = directory.path().join("authority.key");
+        drop(promise(&key).expect("the first start"));
+        let path = directory.path().join("authority.key.signed");
+        let read = || fs::read_to_string(&path).expect("there");
+        assert_eq!(read(), LastSigned::default().to_string());
+        // A crash has left the new one by half.
+        fs::write(directory.path().join("authority.key.signed.new"), "half").expect("written");
+        let last = format!("hoplite-signed 1\nvote 3600 sha256:{}\n", "5a".repeat(32));
+        fs::write(&path, &last).expect("written");
+        drop(promise(&key).expect("another start"));
+        assert_eq!(read(), last);
+        // What cannot be read is no promise that could be kept.
+        fs::write(&path, "hoplite-signed 1\nvote 36").expect("written");
+        let refused = promise(&key).expect_err("refused").to_string();
+        assert!(refused.contains("authority.key.signed"), "{refused}");
+    }
 
     #[tokio::test]
     async fn what_comes_together_is_written_together_and_is_there_when_it_is_answered() {

@@ -322,6 +322,30 @@ fn a_key_that_is_not_among_the_authorities_is_no_authority() {
 }
 
 #[test]
+fn an_authority_that_has_signed_for_a_later_time_signs_nothing_before_it_and_says_so() {
+    let directory = tempfile::tempdir().expect("directory");
+    let mut authorities = Authorities::start(directory.path(), 1, 1);
+    authorities.wait_for(0);
+    authorities.running.clear();
+    let place = directory.path().join("authority0");
+    let noted = place.join("authority.key.signed");
+    let text = fs::read_to_string(&noted).expect("noted before it was signed");
+    let times: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.split(' ').nth(1).filter(|time| time.len() == 10))
+        .collect();
+    assert_eq!(times.len(), 2, "a vote and a list: {text}");
+    // What a clock leaves that was far ahead.
+    let later = times
+        .iter()
+        .fold(text.clone(), |text, time| text.replace(*time, "4000000000"));
+    fs::write(&noted, later).expect("written");
+    let mut again = Running::start("directory", &place.join("directory.toml"));
+    let told = again.line_with("nothing is signed");
+    assert!(told.contains("4000000000"), "{told}");
+}
+
+#[test]
 fn a_relay_of_circuits_learns_whom_the_list_has() {
     let directory = tempfile::tempdir().expect("made");
     let mut authorities = Authorities::start(directory.path(), 3, 3);

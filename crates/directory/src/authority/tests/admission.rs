@@ -55,7 +55,7 @@ fn what_a_relay_hands_in_is_refused_with_the_reason() {
     strict.admission.refuse = vec![public(14)];
     strict.admission.relays = 0;
     strict.admission.reaches.v6 = false;
-    let mut strict = Authority::new(strict, now);
+    let mut strict = Authority::new(strict, Promise::forgetful(), now);
     let mut upload = |n, address: &str| strict.upload(&says(n, now, &[address]), None, FROM, now);
     assert_eq!(upload(14, "10.0.0.1:443"), Err(Rejected::Forbidden));
     assert_eq!(upload(15, "10.0.0.1:443"), Err(Rejected::Private));
