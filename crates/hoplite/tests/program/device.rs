@@ -1,10 +1,8 @@
 //! `up`, `down` and `status` for real: in namespaces of their own, never on the machine's routes, rules, firewall or resolv.conf.
-//! Skipped, with the reason on stderr, where namespaces, TUN devices or the program `ip` are not to be had.
 
-use std::{
-    path::PathBuf,
-    process::{Command, Output},
-};
+use std::ffi::OsStr;
+
+use crate::namespaces::{ended_well, inside};
 
 /// A machine with an uplink that leads nowhere, and a relay on its loopback. `state` prints all that `up` may touch.
 const MACHINE: &str = r#"
@@ -47,67 +45,6 @@ until_true() { n=0; until "$@"; do n=$((n + 1)); [ "$n" -lt 100 ]; sleep 0.1; do
 up() { "$HOPLITE" up --config client.toml "$@"; }
 state > before
 "#;
-
-/// What the machines of the tests are made of, beside a kernel that gives namespaces to users.
-const PROGRAMS: [&str; 6] = ["unshare", "ip", "nft", "tcpdump", "python3", "setpriv"];
-
-/// `None` where something is missing, which CI does not bear.
-#[expect(clippy::print_stderr, reason = "why a test is skipped")]
-fn skipped(why: &str) -> Option<Output> {
-    assert!(
-        std::env::var("CI").as_deref() != Ok("true"),
-        "not to be tried here: {why}"
-    );
-    eprintln!("skipped: {why}");
-    None
-}
-
-fn is_installed(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
-    folders.any(|folder| folder.join(program).is_file())
-}
-
-/// Runs the script inside; `None` where that is not possible.
-fn inside(script: &str) -> Option<Output> {
-    if let Some(missing) = PROGRAMS.into_iter().find(|program| !is_installed(program)) {
-        return skipped(&format!("{missing} is not installed"));
-    }
-    let temporary = tempfile::tempdir().expect("a directory");
-    let shell = |script: &str| {
-        Command::new("unshare")
-            .args(namespaces())
-            .args(["sh", "-euc", script])
-            .env("HOPLITE", env!("CARGO_BIN_EXE_hoplite"))
-            .env("TEMP", temporary.path())
-            .env_remove("HOPLITE_LOG")
-            .output()
-    };
-    let possible = shell("mount -t tmpfs tmpfs /run && ip tuntap add name t0 mode tun");
-    match possible {
-        Ok(output) if output.status.success() => shell(script).ok(),
-        Ok(output) => {
-            let why = String::from_utf8_lossy(&output.stderr);
-            skipped(&format!("namespaces are not to be had: {}", why.trim()))
-        }
-        Err(error) => skipped(&format!("`unshare` cannot be run: {error}")),
-    }
-}
-
-fn namespaces() -> Vec<&'static str> {
-    let mut arguments = vec![
-        "--net",
-        "--mount",
-        "--pid",
-        "--fork",
-        "--mount-proc",
-        "--kill-child",
-    ];
-    if !rustix::process::geteuid().is_root() {
-        arguments.push("--map-root-user");
-    }
-    arguments
-}
 
 /// A control group of its own is the root of the tree: a portal's has one name, and tests run beside each other.
 const GROUPS: &str = r#"
@@ -153,17 +90,10 @@ pub(crate) fn succeeds(script: &str) {
 }
 
 fn ends_well(script: &str) {
-    let Some(output) = inside(script) else {
-        return;
-    };
-    let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
-    assert!(
-        output.status.success(),
-        "{}\n--- stdout\n{}\n--- stderr\n{}",
-        output.status,
-        text(&output.stdout),
-        text(&output.stderr)
-    );
+    let program = OsStr::new(env!("CARGO_BIN_EXE_hoplite"));
+    if let Some(output) = inside(script, &[("HOPLITE", program)]) {
+        ended_well(&output);
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod device;
 mod directory;
 mod hostile;
 mod listed;
+mod namespaces;
 mod onion;
 mod qlog;
 mod relay;
