@@ -181,20 +181,6 @@ impl Plan {
 }
 
 impl Step {
-    /// Whether it stays when the process is killed. The kernel decides that; plans are judged by it.
-    #[cfg(test)]
-    pub(crate) fn outlives(&self) -> bool {
-        match self {
-            Self::Firewall(..)
-            | Self::Groups(_)
-            | Self::Unreachable(_)
-            | Self::Rules(_)
-            | Self::ReversePath => true,
-            Self::Names(way, _) => *way != Way::Resolved,
-            Self::Device(..) | Self::Addresses(_) | Self::Routes(_) => false,
-        }
-    }
-
     /// Whether it is part of what blocks.
     pub(crate) fn blocks(&self) -> bool {
         matches!(

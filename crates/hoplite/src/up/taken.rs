@@ -1,5 +1,5 @@
 //! What has been taken of the machine, and how it is given back: all of it, or all but the block.
-//! `daemon` and `down` use it over the real [`Machine`], the tests over a model.
+//! `daemon` and `down` use it over the real [`Machine`], the tests over one that fails where they say.
 
 use super::plan::{Plan, Step, Way};
 use crate::errors::Complaint;
@@ -130,3 +130,6 @@ pub(crate) async fn clear(machine: impl Machine, remains: Vec<Step>) -> Vec<Comp
     let done = remains;
     Taken { machine, done }.give_back(Leave::Nothing).await
 }
+
+#[cfg(test)]
+mod tests;
