@@ -65,7 +65,7 @@ pub(crate) struct Options {
     /// Do not go into the background.
     #[arg(long)]
     foreground: bool,
-    /// When a signal ends it, leave everything blocked; only `hoplite down` opens.
+    /// When a signal ends it, or it fails before traffic flows, leave everything blocked; only `hoplite down` opens.
     #[arg(long)]
     keep_block: bool,
     /// Block everything, now and without a process, even if the file is wrong; `hoplite up` takes over, `hoplite down` opens. For boot. With
@@ -243,6 +243,7 @@ fn stay(
             client,
             run_dir: options.place.run_dir.clone(),
             keep_block: options.keep_block,
+            wait: Duration::from_secs(options.wait),
         };
         session::run(&orders, ready).await
     })

@@ -9,6 +9,7 @@ use std::{
 use super::{
     child,
     netlink::Netlink,
+    numbers::FIREWALL,
     plan::{Facts, Ipv6, Nft, Resolving},
     resolv::{self, ResolvConf},
 };
@@ -22,22 +23,28 @@ const RESOLVED: &str = "/run/systemd/resolve/resolv.conf";
 /// Looks. `ours` are addresses at which we answer names.
 pub(super) async fn look(netlink: &Netlink, conf: &ResolvConf, ours: &[IpAddr]) -> Facts {
     let resolving = resolving(conf);
+    let (nft, is_firewalled) = nft();
     Facts {
         ipv6: ipv6(Path::new(SETTINGS)),
-        nft: nft(),
+        nft,
         reverse_path: checks_reverse_path(Path::new(SETTINGS)),
         servers: servers(conf, resolving, ours),
         resolving,
         asks_us: conf.is_ours(),
-        blocked: netlink.is_blocked().await.unwrap_or(false),
+        // Who cannot be asked may block.
+        blocked: netlink.is_blocked().await.unwrap_or(true) || is_firewalled,
     }
 }
 
-fn nft() -> Nft {
+/// Whether it works, and whether our table stands.
+fn nft() -> (Nft, bool) {
     match child::run("nft", &["list", "tables"], "") {
-        Ok(_) => Nft::Works,
-        Err(_) if child::find("nft").is_none() => Nft::Missing,
-        Err(error) => Nft::Fails(error.to_string()),
+        Ok(tables) => {
+            let ours = format!("table inet {FIREWALL}");
+            (Nft::Works, tables.lines().any(|line| line == ours))
+        }
+        Err(_) if child::find("nft").is_none() => (Nft::Missing, false),
+        Err(error) => (Nft::Fails(error.to_string()), false),
     }
 }
 

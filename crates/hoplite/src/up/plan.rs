@@ -62,7 +62,7 @@ pub(crate) struct Facts {
     pub(crate) resolving: Resolving,
     /// Whom the system asks for names, our own addresses left out.
     pub(crate) servers: Vec<SocketAddr>,
-    /// Whether an earlier one left its block.
+    /// Whether an earlier one left its block, be it a part of it.
     pub(crate) blocked: bool,
     /// Whether the system already asks us for names: an earlier one left that, perhaps before a reboot.
     pub(crate) asks_us: bool,

@@ -39,14 +39,19 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// How much longer than it may take until traffic flows the worker may be silent about it: it says so itself, if it is sane.
+const SILENCE: Duration = Duration::from_secs(5);
+
 /// What this process was told.
 #[derive(Debug)]
 pub(super) struct Orders {
     pub(super) client: Client,
     pub(super) wanted: Wanted,
     pub(super) run_dir: PathBuf,
-    /// Whether a signal leaves the block.
+    /// Whether everything is left blocked, unless `hoplite down` ends it.
     pub(super) keep_block: bool,
+    /// How long it may take until traffic flows.
+    pub(super) wait: Duration,
 }
 
 /// How it ends.
@@ -80,6 +85,8 @@ struct Session<'a> {
     patience: Instant,
     /// When traffic first flowed, in seconds since 1970.
     since: Option<u64>,
+    /// When it must have, at the latest.
+    due: Instant,
 }
 
 /// Serves until it is told to end; tells `ready` once when traffic flows.
@@ -94,8 +101,15 @@ pub(super) async fn run(
     session.end(end).await
 }
 
+impl Orders {
+    /// Whether what blocks is left when it fails.
+    fn stays_blocked(&self, facts: &Facts) -> bool {
+        self.keep_block || facts.blocked
+    }
+}
+
 impl<'a> Session<'a> {
-    /// Takes the machine. What was open before is open again if that fails.
+    /// Takes the machine. What was open before is open again if that fails, unless it was asked for otherwise.
     async fn begin(orders: &'a Orders, mut signals: Signals) -> Result<Self, Failure> {
         let wanted = &orders.wanted;
         let system = System::new(&orders.run_dir, &wanted.name, &wanted.addresses)?.staying();
@@ -106,15 +120,17 @@ impl<'a> Session<'a> {
             return Err(refusal.into());
         }
         let files = watch_names(&system, &facts);
-        let worker = start(orders, &facts, !facts.blocked && !facts.asks_us)?;
-        prepared(orders, &worker, &mut signals).await?;
-        let control = Control::listen(&orders.run_dir, &wanted.name)
-            .map_err(|error| Failure::file("listening in", &orders.run_dir, &error))?;
         let plan = plan::plan(wanted, &facts);
-        plan.warnings.iter().for_each(|warning| warn!("{warning}"));
         // Before there is anything to be changed.
         let firewall = watch_firewall(&plan)?;
-        let taken = Taken::take(system, &plan, facts.blocked).await?;
+        let (worker, control) = match prepare(orders, &facts, &mut signals).await {
+            Ok(both) => both,
+            Err(failure) => return Err(unprepared(orders, system, &facts, failure).await),
+        };
+        plan.warnings.iter().for_each(|warning| warn!("{warning}"));
+        let stays = orders.stays_blocked(&facts);
+        let taken = Taken::take(system, &plan, stays).await;
+        let taken = taken.map_err(|complaint| leaving(complaint.into(), stays))?;
         kernel.follow(taken.machine().index());
         Ok(Self {
             orders,
@@ -128,6 +144,7 @@ impl<'a> Session<'a> {
             asking: Vec::new(),
             patience: Instant::now(),
             since: None,
+            due: Instant::now() + orders.wait + SILENCE,
             facts,
             plan,
             taken,
@@ -176,6 +193,7 @@ impl<'a> Session<'a> {
                     self.report(Report::default());
                     Found::All
                 }
+                () = sleep_until(self.due), if self.since.is_none() => return End::Failed(silent()),
             };
             if found == Found::Gone {
                 warn!(
@@ -420,14 +438,16 @@ impl<'a> Session<'a> {
     /// Gives the machine back.
     async fn end(mut self, end: End) -> Result<(), Failure> {
         self.dismiss().await;
+        let stays = self.orders.stays_blocked(&self.facts);
         let leave = match &end {
             End::Signal if self.orders.keep_block => Leave::Block,
-            End::Failed(_) if self.facts.blocked => Leave::Block,
+            End::Failed(_) if stays => Leave::Block,
             _ => Leave::Nothing,
         };
         let complaints = self.taken.give_back(leave).await;
         complaints.iter().for_each(|complaint| warn!("{complaint}"));
         match end {
+            End::Failed(failure) if complaints.is_empty() => Err(leaving(failure, stays)),
             End::Failed(failure) => Err(failure),
             End::Signal => complaints
                 .into_iter()
@@ -519,7 +539,49 @@ fn keep(orders: &Orders, mut with: Vec<OwnedFd>) {
     }
 }
 
-/// Waits until the first one has all that it needs before something is taken.
+/// The first worker, with all that it needs before something is taken, and where users ask.
+async fn prepare(
+    orders: &Orders,
+    facts: &Facts,
+    signals: &mut Signals,
+) -> Result<(Worker, Control), Failure> {
+    let worker = start(orders, facts, !facts.blocked && !facts.asks_us)?;
+    prepared(orders, &worker, signals).await?;
+    let control = Control::listen(&orders.run_dir, &orders.wanted.name)
+        .map_err(|error| Failure::file("listening in", &orders.run_dir, &error))?;
+    Ok((worker, control))
+}
+
+/// Nothing is taken yet. What shall be left blocked however this ends, is blocked now.
+async fn unprepared(orders: &Orders, system: System, facts: &Facts, failure: Failure) -> Failure {
+    if orders.keep_block {
+        let plan = plan::block(&orders.wanted, facts);
+        let (_, complaints) = Taken::take_all_it_can(system, &plan).await;
+        complaints.iter().for_each(|complaint| warn!("{complaint}"));
+        if !complaints.is_empty() {
+            return failure;
+        }
+    }
+    leaving(failure, orders.stays_blocked(facts))
+}
+
+/// Who asked for something closed does not find it open without a word.
+fn leaving(failure: Failure, blocked: bool) -> Failure {
+    let what = match blocked {
+        true => "; everything stays blocked until 'hoplite up' or 'hoplite down'",
+        false => "; programs' traffic goes its usual way",
+    };
+    let said = |mut complaint: Complaint| {
+        complaint.remedy.push_str(what);
+        complaint
+    };
+    match failure {
+        Failure::Failed(complaint) => Failure::Failed(said(complaint)),
+        Failure::Wrong(complaints) => Failure::Wrong(complaints.into_iter().map(said).collect()),
+    }
+}
+
+/// Waits until the worker has all that it needs.
 async fn prepared(orders: &Orders, worker: &Worker, signals: &mut Signals) -> Result<(), Failure> {
     loop {
         tokio::select! {
@@ -555,6 +617,12 @@ fn ended() -> Failure {
         "the process that does has ended",
         remedy,
     )
+}
+
+fn silent() -> Failure {
+    let remedy = "see what it said before, and report it";
+    let why = "the process that does says neither that it flows nor why not";
+    Failure::new("carrying traffic", why, remedy)
 }
 
 /// The runtime that all of it runs on.

@@ -134,6 +134,62 @@ state > after; diff before after
 }
 
 #[test]
+fn where_everything_shall_be_left_blocked_it_is_also_when_traffic_has_never_flowed() {
+    succeeds(&format!(
+        r#"
+{WORKER}
+relay
+is_closed() {{ cat why >&2; says blocked; is_blocked; grep -q "everything stays blocked" why; "$HOPLITE" down; state > after; diff before after; }}
+# The worker comes to the end of its patience; before anything is taken; is killed; says nothing.
+config 192.0.2.77:443 > client.toml
+if up --wait 1 --keep-block 2> why; then exit 9; fi
+is_closed
+cp client.toml good.toml
+printf 'hops = 1\n[directory]\nauthorities = ["%s@192.0.2.77:7000"]\nwait = 1\n' "$("$HOPLITE" keygen --authority --out authority)" > client.toml
+if up --wait 1 --keep-block 2> why; then exit 9; fi
+is_closed
+cp good.toml client.toml
+for signal in KILL STOP; do
+  "$HOPLITE" up --config client.toml --foreground --keep-block --wait "$(if [ $signal = KILL ]; then echo 600; else echo 1; fi)" 2> why &
+  main=$!
+  until_true says starting
+  worker=$(worker_now)
+  kill -$signal "$worker"
+  # A minute is more than it waits for a silent one.
+  n=0; until grep -qs '^State:.*zombie' /proc/$main/status || ! [ -e /proc/$main ]; do n=$((n + 1)); [ "$n" -lt 600 ]; sleep 0.1; done
+  if wait $main; then exit 9; fi
+  is_closed
+done
+if up --wait 1 2> why; then exit 9; fi
+grep -q "goes its usual way" why
+state > after; diff before after
+"#
+    ));
+}
+
+#[test]
+fn half_a_block_that_stood_before_is_a_whole_one_when_up_fails() {
+    succeeds(
+        r#"
+relay
+config 192.0.2.77:443 > client.toml
+unrouted() { ip route flush table 26735; ip -6 route flush table 26735; }
+for what in unrouted 'nft flush ruleset'; do
+  "$HOPLITE" up --block-only
+  $what
+  says partly
+  if up --wait 1 2> why; then exit 9; fi
+  grep -q "everything stays blocked" why
+  says blocked
+  is_blocked
+  "$HOPLITE" down
+  state > after; diff before after
+done
+"#,
+    );
+}
+
+#[test]
 fn a_killed_process_leaves_everything_blocked_until_the_next_one_takes_over() {
     succeeds(
         r#"
