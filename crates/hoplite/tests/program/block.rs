@@ -312,8 +312,16 @@ ip netns exec world "$HOPLITE" relay --config relay.toml 2> relay.log &
 relay=$!
 config 203.0.113.5:4433 > client.toml
 up
+# What comes back would be on our interface, and at the exit, which is the relay itself: on its loopback.
 tcpdump -i hoplite0 -n -l -U --immediate-mode -w loop.pcap 2> loop.log &
+in_world tcpdump -i lo -n -l -U --immediate-mode -w exit.pcap 2> exit.log &
 until_true grep -q listening loop.log
+until_true grep -q listening exit.log
+# From now on QUIC is dropped, and of TLS over TCP what is as long as a ClientHello: the process that carries traffic dials by TLS, and its
+# handshake stays half open, said again and again.
+in_world nft 'add table ip no; add chain ip no in { type filter hook input priority 0; }; add rule ip no in udp dport 4433 drop; add rule ip no in tcp dport 4433 meta length > 150 drop'
+kill -9 $relay
+ip netns exec world "$HOPLITE" relay --config relay.toml 2> relay.log &
 cat > dial.py <<'END'
 import errno, socket, subprocess
 def dial(to):
@@ -343,19 +351,38 @@ try:
 except OSError:
     pass
 END
-# QUIC is dropped from now on, so that the process dials by TLS.
-ip netns exec world nft 'add table ip no; add chain ip no in { type filter hook input priority 0; }; add rule ip no in udp dport 4433 drop'
-kill -9 $relay
-ip netns exec world "$HOPLITE" relay --config relay.toml 2> relay.log &
-python3 dial.py
-"$HOPLITE" status --json | grep -q '"state":"up"'
-ip route add default via 192.0.2.254
-ip -6 route add default via 2001:db8::fe
-flows() { curl -s --max-time 2 --noproxy '*' http://203.0.113.5:1/ 2>&1 | cat; "$HOPLITE" status --json | grep -q '"connected":true'; }
+flow() { curl -s --max-time 2 --noproxy '*' http://203.0.113.5:1/ 2>&1 | cat; }
+# The TLS connections to the relay that have not been answered: their ports, and how often they have said it again (`timer:(on,200ms,3)`).
+said_again() { ss -Htno state established dst 203.0.113.5 dport = 4433 | sed -n 's/^.* [0-9.]*:\([0-9]*\) *203.*timer:(on,[^,]*,\([0-9]*\)).*/\1 \2/p'; }
+half_open() { flow & said_again > half; read -r port times < half && [ "$times" -ge 1 ]; }
+goes_on() { now=$(said_again | sed -n "s/^$port //p"); [ -n "$now" ]; }
+nothing_came_back() {
+  for capture in loop exit; do
+    tcpdump -n -r $capture.pcap 'dst host 203.0.113.5 and dst port 4433 or dst host 198.51.100.9' > looped 2> /dev/null || true
+    cat looped >&2
+    [ ! -s looped ]
+  done
+}
+# It goes on while there is no route. One that was given up for its age meanwhile is tried again.
+tries=0; now=
+until [ -n "$now" ]; do
+  tries=$((tries + 1)); [ "$tries" -le 5 ]
+  until_true half_open
+  python3 dial.py & dialling=$!
+  while goes_on && [ "$now" -lt $((times + 2)) ]; do sleep 0.05; done
+  echo "port $port: said $times times before, ${now:-none} now" >&2
+  wait $dialling
+  nothing_came_back
+  "$HOPLITE" status --json | grep -q '"state":"up"'
+  ip route add default via 192.0.2.254
+  ip -6 route add default via 2001:db8::fe
+done
+# It did say hello by the uplink before.
+tcpdump -n -r frames.pcap "dst host 203.0.113.5 and tcp dst port 4433 and src port $port and greater 150" 2> /dev/null | grep -q .
+in_world nft delete table ip no
+flows() { flow; "$HOPLITE" status --json | grep -q '"connected":true'; }
 until_true flows
-tcpdump -n -r loop.pcap 'dst host 203.0.113.5 and dst port 4433 or dst host 198.51.100.9' > looped 2> /dev/null
-cat looped >&2
-[ ! -s looped ]
+nothing_came_back
 "$HOPLITE" down
 "#,
     );
