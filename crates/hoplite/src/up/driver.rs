@@ -124,9 +124,11 @@ impl System {
         Ok(Found::All)
     }
 
-    /// Whether routes of ours block, and rules lead to them.
+    /// Whether routes of ours block, and rules lead to them, for all that the kernel speaks.
     pub(crate) async fn is_blocked(&self) -> bool {
-        let (routes, rules) = (self.netlink.is_blocked(), self.netlink.leads());
+        let families = super::facts::families();
+        let routes = self.netlink.has_routes(&families, None);
+        let rules = self.netlink.leads(&families);
         routes.await.unwrap_or(false) && rules.await.unwrap_or(false)
     }
 

@@ -10,7 +10,7 @@ use super::{
     child,
     netlink::Netlink,
     numbers::FIREWALL,
-    plan::{Facts, Ipv6, Nft, Resolving},
+    plan::{Facts, Family, Ipv6, Nft, Resolving},
     resolv::{self, ResolvConf},
 };
 
@@ -99,6 +99,11 @@ fn ipv6(settings: &Path) -> Ipv6 {
         true if is_off("all") || is_off("default") => Ipv6::Off,
         true => Ipv6::On,
     }
+}
+
+/// The families in which somebody may send.
+pub(super) fn families() -> Vec<Family> {
+    ipv6(Path::new(SETTINGS)).seen()
 }
 
 /// net.ipv4.conf.*.rp_filter: the kernel takes the larger of an interface's own and that of `all`.

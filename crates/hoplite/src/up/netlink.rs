@@ -133,7 +133,7 @@ impl Netlink {
         Ok(())
     }
 
-    /// Whether there are routes that block.
+    /// Whether there are routes that block, be it for one family.
     pub(super) async fn is_blocked(&self) -> io::Result<bool> {
         let routes = self.our_routes().await?;
         let blocks = |route: &RouteMessage| route.header.kind == RouteType::Unreachable;
@@ -161,11 +161,15 @@ impl Netlink {
         Ok(families.iter().all(has))
     }
 
-    /// Whether rules of ours lead to our table.
-    pub(super) async fn leads(&self) -> io::Result<bool> {
+    /// Whether rules of ours lead to our table, in all these families.
+    pub(super) async fn leads(&self, families: &[Family]) -> io::Result<bool> {
         let sorted = self.sorted_rules().await?;
-        let mut rules = sorted.ours.iter().filter_map(rules::read);
-        Ok(rules.any(|rule| rule.table == Some(TABLE)))
+        let rules: Vec<Rule> = sorted.ours.iter().filter_map(rules::read).collect();
+        let leads = |family: &Family| {
+            let mut of = rules.iter().filter(|rule| rule.family == *family);
+            of.any(|rule| rule.table == Some(TABLE))
+        };
+        Ok(families.iter().all(leads))
     }
 
     async fn our_routes(&self) -> io::Result<Vec<RouteMessage>> {

@@ -217,7 +217,7 @@ impl Facts {
 
 impl Ipv6 {
     /// The families in which others may send.
-    fn seen(self) -> Vec<Family> {
+    pub(crate) fn seen(self) -> Vec<Family> {
         match self {
             Self::Missing => vec![Family::V4],
             Self::On | Self::Off => vec![Family::V4, Family::V6],

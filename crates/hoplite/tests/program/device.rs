@@ -174,7 +174,7 @@ fn half_a_block_that_stood_before_is_a_whole_one_when_up_fails() {
 relay
 config 192.0.2.77:443 > client.toml
 unrouted() { ip route flush table 26735; ip -6 route flush table 26735; }
-for what in unrouted 'nft flush ruleset'; do
+for what in 'ip route flush table 26735' 'ip -6 rule flush table 26735' unrouted 'nft flush ruleset'; do
   "$HOPLITE" up --block-only
   $what
   says partly
