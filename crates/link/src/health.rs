@@ -316,9 +316,10 @@ impl Vigil {
     async fn follow(&self) {
         let (mut silence, mut calm) = (Silence::default(), 0);
         loop {
-            calm = match self.observe(&mut silence) {
-                true => calm + 1,
-                false => 0,
+            calm = if self.observe(&mut silence) {
+                calm + 1
+            } else {
+                0
             };
             let now = Instant::now();
             if silence.length(now) >= self.broken_after.max(8 * self.connection.rtt()) {

@@ -49,9 +49,10 @@ impl Coinciding {
         thread_local!(static BEGAN: OnceCell<Instant> = const { OnceCell::new() });
         let now = self.now();
         let began = BEGAN.with(|began| *began.get_or_init(|| now));
-        match at.saturating_duration_since(now) < FAR {
-            true => at,
-            false => on_grid(began, at),
+        if at.saturating_duration_since(now) < FAR {
+            at
+        } else {
+            on_grid(began, at)
         }
     }
 }
@@ -73,9 +74,10 @@ impl AsyncTimer for Timer {
     fn reset(mut self: Pin<&mut Self>, at: Instant) {
         let at = Coinciding.coinciding(at).into();
         let sleep = &mut self.0;
-        match at > sleep.deadline() + PUT_OFF {
-            true => sleep.set(sleep_until(at)),
-            false => Sleep::reset(sleep.as_mut(), at),
+        if at > sleep.deadline() + PUT_OFF {
+            sleep.set(sleep_until(at))
+        } else {
+            Sleep::reset(sleep.as_mut(), at)
         }
     }
 

@@ -324,9 +324,10 @@ async fn carry(onion: &Onion, octets: usize, upload: bool) -> Duration {
     let mut left = octets;
     while left > 0 {
         let most = left.min(buffer.len());
-        left -= match upload {
-            true => stream.write(&buffer[..most]).await.expect("it goes"),
-            false => stream.read(&mut buffer[..most]).await.expect("it comes"),
+        left -= if upload {
+            stream.write(&buffer[..most]).await.expect("it goes")
+        } else {
+            stream.read(&mut buffer[..most]).await.expect("it comes")
         };
     }
     begun.elapsed()

@@ -168,9 +168,10 @@ impl Dialer for Linked {
             let addresses = relay.addresses.iter().take(ADDRESSES).enumerate();
             let most = relay.addresses.len().min(ADDRESSES);
             for (number, address) in addresses {
-                let terms = match number + 1 == most {
-                    true => Terms::default(),
-                    false => Terms::default().within(EACH),
+                let terms = if number + 1 == most {
+                    Terms::default()
+                } else {
+                    Terms::default().within(EACH)
                 };
                 match self.dial(relay, *address, terms).await {
                     Ok(channel) => return Ok(Arc::new(channel) as Arc<dyn Channel>),

@@ -163,9 +163,10 @@ fn is_the_paths(error: &Error, building: bool) -> bool {
 }
 
 fn begin(live: &Live, target: &Target) -> Result<Handle, Error> {
-    let flags = match live.half_close() {
-        true => Flags::IPV6_OKAY.and(HALF_CLOSE),
-        false => Flags::IPV6_OKAY,
+    let flags = if live.half_close() {
+        Flags::IPV6_OKAY.and(HALF_CLOSE)
+    } else {
+        Flags::IPV6_OKAY
     };
     let id = live.shared().lock().begin(target, flags)?;
     Ok(Handle::new(live.shared(), id))
@@ -174,17 +175,14 @@ fn begin(live: &Live, target: &Target) -> Result<Handle, Error> {
 impl Overlay for Onion {
     fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
         Box::pin(async move {
-            match terms.early {
-                true => {
-                    terms
-                        .run("opening a stream", self.early(target, terms))
-                        .await
-                }
-                false => {
-                    terms
-                        .run("opening a stream", self.stream(target, terms))
-                        .await
-                }
+            if terms.early {
+                terms
+                    .run("opening a stream", self.early(target, terms))
+                    .await
+            } else {
+                terms
+                    .run("opening a stream", self.stream(target, terms))
+                    .await
             }
         })
     }

@@ -267,9 +267,10 @@ impl Edge {
 
     /// How many cells of a stream may wait to be sent now.
     fn may_queue(&self) -> usize {
-        match self.sending.total() < self.limits.sending_all {
-            true => self.limits.sending,
-            false => self.limits.sending.min(FEW),
+        if self.sending.total() < self.limits.sending_all {
+            self.limits.sending
+        } else {
+            self.limits.sending.min(FEW)
         }
     }
 
@@ -495,9 +496,10 @@ impl Edge {
             };
             match stream.produce(may_send) {
                 Produced::Cell(body, more) => {
-                    match more {
-                        true => self.turn.push_back(id),
-                        false => stream.leave_turn(),
+                    if more {
+                        self.turn.push_back(id)
+                    } else {
+                        stream.leave_turn()
                     }
                     self.unpredictable.sent(body.len());
                     return Some(message::data(body, StreamId(id), self.random));
@@ -642,17 +644,19 @@ impl Late {
         if let Some(window) = &mut self.window {
             *window = window.checked_sub(1).ok_or(Broken::UnknownStream)?;
         }
-        match circuit.count() <= self.until {
-            true => Ok(()),
-            false => Err(Broken::UnknownStream),
+        if circuit.count() <= self.until {
+            Ok(())
+        } else {
+            Err(Broken::UnknownStream)
         }
     }
 
     /// CONNECTED or RESOLVED.
     fn answered(&mut self, command: Command) -> Result<(), Broken> {
-        match std::mem::take(&mut self.is_asked) {
-            true => Ok(()),
-            false => Err(Broken::Unexpected(command)),
+        if std::mem::take(&mut self.is_asked) {
+            Ok(())
+        } else {
+            Err(Broken::Unexpected(command))
         }
     }
 

@@ -111,9 +111,10 @@ pub(crate) fn gone() -> Error {
 
 /// The channel below has closed.
 pub(crate) fn channel_closed(first: bool) -> Error {
-    let kind = match first {
-        true => ErrorKind::EntryUnreachable,
-        false => ErrorKind::PathFailed,
+    let kind = if first {
+        ErrorKind::EntryUnreachable
+    } else {
+        ErrorKind::PathFailed
     };
     let doing = "a circuit, whose channel to the first relay has closed";
     Error::new(kind, doing).caused_by(Closed)

@@ -124,9 +124,10 @@ impl Tx {
         // Also when there is room: the lane may be ended by neither of its holders.
         store(&mut state.sender, cx);
         state.waits = state.cells.len() >= self.0.bound;
-        match state.waits {
-            true => Poll::Pending,
-            false => Poll::Ready(Ok(())),
+        if state.waits {
+            Poll::Pending
+        } else {
+            Poll::Ready(Ok(()))
         }
     }
 

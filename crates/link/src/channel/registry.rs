@@ -64,11 +64,10 @@ impl Channels {
         let wrong = whom
             .rsa
             .is_some_and(|named| shown.is_none_or(|shown| shown.id != named));
-        match wrong {
-            false => Ok(channel),
-            true => {
-                Err(ended(whom, "it shows another RSA identity, or none").because(Reason::Identity))
-            }
+        if !wrong {
+            Ok(channel)
+        } else {
+            Err(ended(whom, "it shows another RSA identity, or none").because(Reason::Identity))
         }
     }
 

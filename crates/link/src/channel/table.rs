@@ -286,9 +286,10 @@ impl<C: Line> Table<C> {
         let target = &whom.address;
         if self.lists_at(identity, target) {
             let slow = how == How::Raced && self.slow.is_tls(identity, target, now);
-            return Ok(match slow {
-                true => plan(How::Tls, Some(How::Raced), None),
-                false => plan(how, None, None),
+            return Ok(if slow {
+                plan(How::Tls, Some(How::Raced), None)
+            } else {
+                plan(how, None, None)
             });
         }
         let listing = self.listing.as_ref();
@@ -305,16 +306,18 @@ impl<C: Line> Table<C> {
     fn admit(&mut self, identity: &[u8; 32], whom: &Whom, now: Instant) -> Result<(), Error> {
         let listed = self.lists_at(identity, &whom.address);
         let place = place_of(&whom.address);
-        let paid = match listed {
-            true => None,
-            false => Some(self.price(place, now).ok_or_else(|| {
+        let paid = if listed {
+            None
+        } else {
+            Some(self.price(place, now).ok_or_else(|| {
                 let why = "too many relays that the list does not have are dialled";
                 refused(whom, why).because(Reason::Limit)
-            })?),
+            })?)
         };
-        let standing = match listed {
-            true => Standing::Listed,
-            false => Standing::Guest,
+        let standing = if listed {
+            Standing::Listed
+        } else {
+            Standing::Guest
         };
         let here = self.relays.contains_key(identity);
         if !here && !self.make_room(standing, place) {

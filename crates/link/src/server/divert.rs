@@ -252,9 +252,10 @@ impl Aliases {
         self.live.fetch_sub(1, Ordering::Relaxed);
         let mut table = self.table();
         table.retired.push_back(id);
-        let gone = match table.retired.len() > RETIRED {
-            true => table.retired.pop_front(),
-            false => None,
+        let gone = if table.retired.len() > RETIRED {
+            table.retired.pop_front()
+        } else {
+            None
         };
         let gone = gone.and_then(|id| table.entries.remove(&id));
         // What it holds may end with it, and retire aliases of its own.

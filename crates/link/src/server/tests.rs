@@ -14,9 +14,10 @@ fn any_port() -> SocketAddr {
 
 /// The packet as a client would send it, and the octet that steers it.
 fn packet(long: bool, first: u8) -> Vec<u8> {
-    let mut packet = match long {
-        true => vec![0xc0, 0, 0, 0, 1, 8],
-        false => vec![0x40],
+    let mut packet = if long {
+        vec![0xc0, 0, 0, 0, 1, 8]
+    } else {
+        vec![0x40]
     };
     packet.extend([first, 1, 2, 3, 4, 5, 6, 7]);
     packet

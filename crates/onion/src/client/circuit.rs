@@ -172,9 +172,10 @@ impl Circuit {
     fn cell(&mut self, body: BytesMut) -> Cell {
         let early = self.early > 0 && self.path.len() > 1;
         self.early = self.early.saturating_sub(u8::from(early));
-        let command = match early {
-            true => Command::RELAY_EARLY,
-            false => Command::RELAY,
+        let command = if early {
+            Command::RELAY_EARLY
+        } else {
+            Command::RELAY
         };
         Cell {
             circuit: self.id,

@@ -450,9 +450,12 @@ impl Builder {
         let (over, config, told) = (path.clone(), self.config.clone(), Arc::clone(&reached));
         let building = Box::pin(async move {
             let built = build_telling(&*channel, over, &config, &told).await;
-            built.map_err(|(error, hop)| match channel.is_closed() {
-                true => (error, 0),
-                false => (error, hop),
+            built.map_err(|(error, hop)| {
+                if channel.is_closed() {
+                    (error, 0)
+                } else {
+                    (error, hop)
+                }
             })
         });
         Attempt {

@@ -334,10 +334,7 @@ impl State {
             .copied()
             .filter(|port| !served(port))
             .collect();
-        match missing.is_empty() {
-            true => lately,
-            false => missing,
-        }
+        if missing.is_empty() { lately } else { missing }
     }
 }
 

@@ -108,10 +108,7 @@ impl Unpredictable {
             self.reset();
         }
         self.left -= 1;
-        match must {
-            true => SHORT,
-            false => HEADER + DATA,
-        }
+        if must { SHORT } else { HEADER + DATA }
     }
 
     /// A body of such a length leaves. One that had to be short has its room for what came before it, not for what comes.

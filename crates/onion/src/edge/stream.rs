@@ -167,9 +167,10 @@ impl Stream {
             last.cells += 1;
             return;
         }
-        let octets = match detached {
-            true => BytesMut::from(data.as_ref()),
-            false => data,
+        let octets = if detached {
+            BytesMut::from(data.as_ref())
+        } else {
+            data
         };
         self.waiting.push_back(Piece {
             octets,
@@ -274,9 +275,10 @@ impl Stream {
             (true, false) => true,
             _ => end.reason == EndReason::DONE,
         };
-        Some(match orderly {
-            true => Ok(()),
-            false => Err(failure::ended(end.reason)),
+        Some(if orderly {
+            Ok(())
+        } else {
+            Err(failure::ended(end.reason))
         })
     }
 
@@ -406,9 +408,10 @@ impl Stream {
             // There END ends both sides.
             self.end(self.ended.unwrap_or(End::new(EndReason::DONE)));
         }
-        match told || !self.is_allowed() {
-            true => Produced::Nothing,
-            false => Produced::End,
+        if told || !self.is_allowed() {
+            Produced::Nothing
+        } else {
+            Produced::End
         }
     }
 

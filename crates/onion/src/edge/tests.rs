@@ -532,9 +532,10 @@ async fn the_stream_that_holds_most_ends_when_all_hold_too_much_and_the_others_g
         });
         let streams: Vec<_> = (0..3).map(|_| pair.stream(HALF_CLOSE)).collect();
         let (near, far): (Vec<_>, Vec<_>) = streams.into_iter().unzip();
-        let (end, mut handles) = match at_exit {
-            true => (Arc::clone(&pair.exit), far),
-            false => (Arc::clone(&pair.client), near),
+        let (end, mut handles) = if at_exit {
+            (Arc::clone(&pair.exit), far)
+        } else {
+            (Arc::clone(&pair.client), near)
         };
         flood(&end, 1, 90);
         flood(&end, 2, 150);

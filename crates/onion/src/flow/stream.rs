@@ -131,14 +131,16 @@ impl Heard {
             return Err(Violation::Xon);
         }
         self.stopped = stop;
-        let (count, each) = match stop {
-            true => (&mut self.xoffs, XOFF),
-            false => (&mut self.xons, XOFF.min(XON_RATE)),
+        let (count, each) = if stop {
+            (&mut self.xoffs, XOFF)
+        } else {
+            (&mut self.xons, XOFF.min(XON_RATE))
         };
         *count = count.saturating_add(1);
-        match strict && self.sent < count.saturating_mul(each) {
-            true => Err(Violation::Xon),
-            false => Ok(()),
+        if strict && self.sent < count.saturating_mul(each) {
+            Err(Violation::Xon)
+        } else {
+            Ok(())
         }
     }
 }

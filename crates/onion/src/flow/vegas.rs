@@ -256,9 +256,10 @@ impl Vegas {
 
     fn samples(&self) -> u32 {
         let (percent, most, slow_start) = self.parameters.smoothing;
-        match self.slow_start {
-            true => slow_start,
-            false => (self.update_rate() * percent / 100).min(most).max(2),
+        if self.slow_start {
+            slow_start
+        } else {
+            (self.update_rate() * percent / 100).min(most).max(2)
         }
     }
 }

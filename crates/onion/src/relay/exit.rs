@@ -198,9 +198,10 @@ async fn carry(handle: &mut Handle, target: Stream, half_close: bool) -> io::Res
         copy(&mut from_target, &mut to_client).await?;
         to_client.shutdown().await
     };
-    match half_close {
-        true => tokio::try_join!(up, down).map(drop),
-        false => either(up, down).await,
+    if half_close {
+        tokio::try_join!(up, down).map(drop)
+    } else {
+        either(up, down).await
     }
 }
 

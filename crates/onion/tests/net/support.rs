@@ -67,9 +67,10 @@ impl Dialer for Dial {
                 there.ok_or_else(|| Error::new(ErrorKind::PathFailed, "dialling a relay"))?;
             let (near, far) = memory::pair(self.net.latency, self.me, Some(id));
             let silent = self.net.silent.lock().expect("not poisoned").contains(&id);
-            let serving = match silent {
-                false => tokio::spawn(serve(far, there)),
-                true => tokio::spawn(hold(far)),
+            let serving = if !silent {
+                tokio::spawn(serve(far, there))
+            } else {
+                tokio::spawn(hold(far))
             };
             let serving = serving.abort_handle();
             let mut all = self.net.serving.lock().expect("not poisoned");

@@ -42,9 +42,10 @@ impl ByPort {
 impl Paths for ByPort {
     fn path<'a>(&'a self, wish: &'a Wish) -> Waiting<'a, Result<Vec<path::Relay>, Error>> {
         self.asked.lock().expect("not poisoned").extend(&wish.ports);
-        let path = match wish.ports.contains(&DEAD) {
-            true => self.to_dead.clone(),
-            false => self.to_others.clone(),
+        let path = if wish.ports.contains(&DEAD) {
+            self.to_dead.clone()
+        } else {
+            self.to_others.clone()
         };
         Box::pin(async { Ok(path) })
     }

@@ -404,22 +404,19 @@ impl World {
         }
         let (whom, plan, begun) = self.running.swap_remove(which % self.running.len());
         let (identity, at) = (whom.identity.unwrap(), socket(&whom.address).unwrap().ip());
-        let made = match well {
-            true => {
-                let kind = match plan.how {
-                    How::Tls => Kind::Tls,
-                    How::Quic | How::Raced => Kind::Quic,
-                };
-                let made = channel(identity, at, true, kind);
-                self.channels.push(made.clone());
-                Ok(made)
-            }
-            false => {
-                self.now += Duration::from_secs(10);
-                self.failed.insert((identity, at));
-                let failed = Error::new(ErrorKind::PathFailed, "dialling");
-                Err(failed.because(Reason::HostUnreachable))
-            }
+        let made = if well {
+            let kind = match plan.how {
+                How::Tls => Kind::Tls,
+                How::Quic | How::Raced => Kind::Quic,
+            };
+            let made = channel(identity, at, true, kind);
+            self.channels.push(made.clone());
+            Ok(made)
+        } else {
+            self.now += Duration::from_secs(10);
+            self.failed.insert((identity, at));
+            let failed = Error::new(ErrorKind::PathFailed, "dialling");
+            Err(failed.because(Reason::HostUnreachable))
         };
         let times = Times {
             begun,

@@ -396,9 +396,10 @@ async fn a_relay_serves_who_names_the_rsa_identity_that_it_has_shown_or_none() {
                 rsa: named,
             };
             let got = limit(channels.get(&whom, How::Tls, &Terms::default())).await;
-            match is_right {
-                true => assert!(got.unwrap().is(&far)),
-                false => assert_eq!(got.unwrap_err().reason(), Some(Reason::Identity)),
+            if is_right {
+                assert!(got.unwrap().is(&far))
+            } else {
+                assert_eq!(got.unwrap_err().reason(), Some(Reason::Identity))
             }
         }
     }

@@ -68,9 +68,12 @@ fn four_of_five_are_built_in_time_once_the_distribution_is_learnt() {
 fn what_is_late_is_measured_and_so_not_forgotten() {
     let (mut times, mut random) = (times(), seeded(9));
     // One in four crosses the ocean: without the late ones only the near would be learnt, and the limit would creep to them.
-    run(&mut times, 3000, || match random() < 0.25 {
-        true => ms(900) + ms(200).mul_f64(random()),
-        false => ms(200) + ms(100).mul_f64(random()),
+    run(&mut times, 3000, || {
+        if random() < 0.25 {
+            ms(900) + ms(200).mul_f64(random())
+        } else {
+            ms(200) + ms(100).mul_f64(random())
+        }
     });
     assert!(times.limit() > ms(300), "{:?}", times.limit());
     assert!(times.limit() < ms(1200), "{:?}", times.limit());
