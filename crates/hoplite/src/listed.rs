@@ -522,6 +522,14 @@ impl Listed {
         tokio::time::sleep_until(earliest).await;
     }
 
+    /// Until when the last list before two different ones for one time is used, in seconds since 1970; 0 if there is none to use. None without two.
+    pub(crate) fn split_until(&self) -> Option<u64> {
+        let state = self.lock();
+        let used = state.known.list(now()).ok().flatten();
+        let until = used.map_or(0, |list| list.list.valid_until);
+        state.known.is_split().then_some(until)
+    }
+
     fn due(&self, random: &mut dyn FnMut(u64) -> u64) -> u64 {
         self.lock().known.next(now(), random)
     }

@@ -410,6 +410,7 @@ impl<'a> Session<'a> {
             path: report.path,
             connected: report.connected,
             channel: report.channel,
+            split_until: report.split_until,
             block: self.orders.wanted.block,
             before: self.taken.machine().before(),
             dns: self.plan.names().to_owned(),

@@ -59,6 +59,10 @@ pub(crate) struct Process {
     /// What circuits run over, if they carry the traffic and there is a channel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) channel: Option<String>,
+    /// Authorities have signed two different lists for one time. Until when the last list before them is used, in seconds since 1970; 0 if there is
+    /// none to use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) split_until: Option<u64>,
     /// Whether what does not go through it is blocked.
     pub(crate) block: bool,
     /// How many routing rules of other programs come before ours.
@@ -85,6 +89,8 @@ pub(crate) struct Report {
     pub(crate) connected: bool,
     /// What circuits run over.
     pub(crate) channel: Option<String>,
+    /// As [`Process::split_until`].
+    pub(crate) split_until: Option<u64>,
     /// Flows open now, by kind.
     pub(crate) flows: BTreeMap<String, u64>,
     /// Everything that is counted.
@@ -203,8 +209,23 @@ impl Process {
                 self.pid, self.since
             ),
         ];
-        lines.into_iter().chain(before).collect()
+        let split = self.split_until.map(split_line);
+        lines.into_iter().chain(split).chain(before).collect()
     }
+}
+
+fn split_line(until: u64) -> String {
+    let what =
+        "the directory is split: its authorities have signed two different lists for one time";
+    let used = match until {
+        0 => "there is no earlier list to use".to_owned(),
+        until => {
+            format!(
+                "the last list before them is used until {until} (seconds since 1970), or until there is a later one"
+            )
+        }
+    };
+    format!("{what}, and {used}; report it to their operators, the cache has both")
 }
 
 /// What was opened less what was closed.
@@ -245,6 +266,28 @@ mod tests {
         let plain = report.plain();
         assert_eq!(plain.path, vec!["a]0;x"; PATH]);
         assert_eq!(plain.channel.as_deref(), Some("QUIC"));
+    }
+
+    #[test]
+    fn a_split_directory_is_told_to_people_and_scripts() {
+        let status = |split_until| Status {
+            state: State::Up,
+            process: Some(Process {
+                split_until,
+                ..Process::default()
+            }),
+            ..Status::default()
+        };
+        let lines = |until| status(until).lines().join("\n");
+        assert!(!lines(None).contains("split"));
+        let told = lines(Some(1_700_000_000));
+        assert!(
+            told.contains("the directory is split") && told.contains("1700000000"),
+            "{told}"
+        );
+        assert!(lines(Some(0)).contains("no earlier list to use"));
+        assert_eq!(flat(&status(None)).get("split_until"), None);
+        assert_eq!(flat(&status(Some(7)))["split_until"], 7);
     }
 
     #[test]

@@ -237,6 +237,7 @@ impl Worker<'_> {
     }
 
     fn report(&self, carried: &Carried) -> Report {
+        let listed = self.task.client.listed.as_ref();
         let live = self.counters.snapshot().all();
         let mut counters = self.before.clone();
         for (name, count) in &live {
@@ -246,6 +247,7 @@ impl Worker<'_> {
             path: carried.names(),
             connected: carried.missing().is_none(),
             channel: carried.channel().map(str::to_owned),
+            split_until: listed.and_then(listed::Listed::split_until),
             flows: status::open_flows(&live),
             counters,
         }

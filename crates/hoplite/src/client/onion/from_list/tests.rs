@@ -298,6 +298,7 @@ async fn lists_that_are_forged_rolled_back_or_split_leave_the_last_good_one_in_u
     let other = listed.hear(&list(start, vec![relay(7, Some("80"))], 50));
     assert_eq!(other, Err(Refused::Split));
     // There was none before it.
+    assert_eq!(listed.split_until(), Some(0));
     let error = from.path(&ask(&[443], true)).await.expect_err("split");
     assert!(error.to_string().contains("two different lists"), "{error}");
     // The next list ends it.
@@ -306,6 +307,7 @@ async fn lists_that_are_forged_rolled_back_or_split_leave_the_last_good_one_in_u
         Ok(Heard::Newer)
     );
     chosen(&from, &ask(&[443], true)).await;
+    assert_eq!(listed.split_until(), None);
     // Two for the time after that: the one before serves on.
     let one = listed.hear(&list(start + 3, vec![relay(7, Some("80"))], 50));
     assert_eq!(one, Ok(Heard::Newer));
@@ -314,6 +316,7 @@ async fn lists_that_are_forged_rolled_back_or_split_leave_the_last_good_one_in_u
         .expect_err("only port 80");
     let other = listed.hear(&list(start + 3, vec![relay(8, Some("80"))], 50));
     assert_eq!(other, Err(Refused::Split));
+    assert_eq!(listed.split_until(), Some(start + 2 + 3 * 3600));
     chosen(&from, &ask(&[443], true)).await;
 }
 
