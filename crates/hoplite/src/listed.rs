@@ -37,8 +37,11 @@ use crate::{
 /// The longest pause between two looks whether the list is to be renewed: a device may have slept.
 const PAUSE: Duration = Duration::from_secs(300);
 
-/// The shortest pause between two times that the authorities are asked because a relay did not accept what the list says of it.
+/// The shortest pause before the authorities are asked for a list that is not due yet: no path can be made from the one that is here, or a relay did
+/// not accept what it says.
 const HASTE: Duration = Duration::from_secs(60);
+/// How often that pause doubles when it was in vain.
+const DOUBLINGS: u32 = 6;
 
 /// The list that a client chooses from.
 #[derive(Clone)]
@@ -51,6 +54,7 @@ struct Inner {
 
 struct State {
     file: Directory,
+    needs: Needs,
     known: directory::Client,
     network: Arc<Network>,
     guards: Guards,
@@ -58,6 +62,47 @@ struct State {
     stored: Vec<Guard>,
     /// Who keeps what the store has, where that is not a file.
     keeper: Option<Keeper>,
+}
+
+/// The paths that a client makes from the list.
+#[derive(Clone, Debug)]
+pub(crate) struct Needs {
+    /// Of so many relays.
+    pub(crate) hops: usize,
+    /// What they carry.
+    pub(crate) carrier: Carrier,
+    /// Always these, if there are any.
+    pub(crate) explicit: Vec<String>,
+}
+
+impl Needs {
+    fn of(client: &Client) -> Self {
+        let carrier = match client.config.is_onion() {
+            true => Carrier::Onion,
+            false => Carrier::Masque,
+        };
+        Self {
+            hops: client.config.length(),
+            carrier,
+            explicit: client.config.path.clone(),
+        }
+    }
+
+    /// Whether there is any such path, whatever its guard.
+    fn are_met(&self, network: &Network, file: &Directory) -> bool {
+        if !self.explicit.is_empty() {
+            return network.explicit(&self.explicit, self.carrier).is_ok();
+        }
+        let wish = Wish {
+            hops: self.hops,
+            carrier: self.carrier,
+            region: file.region.clone(),
+            apart: file.apart,
+            ..Wish::default()
+        };
+        let mut random = super::client::overlay::random();
+        network.path(&wish, &mut below(&mut random)).is_ok()
+    }
 }
 
 /// All that is kept of the directory: for a process that may not write the cache itself, and the one that does it for it.
@@ -192,13 +237,14 @@ pub(crate) async fn prepare(client: &mut Client, overlay: &dyn Overlay) -> Resul
     };
     let known = kept.and_then(|kept| directory::Client::new(file.trust(), kept));
     let mut known = known.map_err(store)?;
-    // One of a network that had no relays yet is no reason to wait until another is due.
-    let is_of_use = matches!(known.list(now()), Ok(Some(list)) if !list.list.relays.is_empty());
-    if !is_of_use {
+    // One from which no path can be made, as of a network that has only begun, is no reason to wait until another is due.
+    let needs = Needs::of(client);
+    let is_there = matches!(known.list(now()), Ok(Some(_)));
+    if !is_there || !needs.are_met(&network(&known), &file) {
         let refusals = renew(&mut known, &file, overlay).await.map_err(store)?;
         refused(&known, &refusals)?;
     }
-    let listed = Listed::new(file.clone(), known).map_err(store)?;
+    let listed = Listed::new(file.clone(), needs, known).map_err(store)?;
     listed.lock().keeper = keeper;
     listed.lock().keep();
     // Circuits take theirs by `client::onion`.
@@ -357,10 +403,15 @@ fn hop(relay: &Descriptor, token: Option<&Token>) -> Hop {
 }
 
 impl Listed {
-    pub(crate) fn new(file: Directory, mut known: directory::Client) -> Result<Self, StoreError> {
+    pub(crate) fn new(
+        file: Directory,
+        needs: Needs,
+        mut known: directory::Client,
+    ) -> Result<Self, StoreError> {
         let stored = known.store().guards()?;
         let state = State {
             file,
+            needs,
             network: Arc::new(network(&known)),
             known,
             guards: Guards::new(stored.clone()),
@@ -431,11 +482,7 @@ impl Listed {
     pub(crate) fn chooser(&self) -> Choose {
         let (listed, network) = (self.clone(), Arc::clone(&self.lock().network));
         let mut random = super::client::overlay::random();
-        let mut below = move |most: u64| {
-            let most = usize::try_from(most).unwrap_or(usize::MAX);
-            u64::try_from(random(most)).unwrap_or(0)
-        };
-        Box::new(move |wish| listed.choose(&network, wish, &mut below))
+        Box::new(move |wish| listed.choose(&network, wish, &mut below(&mut random)))
     }
 
     /// A path without the relays that failed, or at least without the last of them.
@@ -497,29 +544,42 @@ impl Listed {
     ) {
         let mut random = super::client::overlay::random();
         let mut asked = Instant::now();
+        let mut in_vain = 0u32;
         loop {
-            let due = self.due(&mut |most| {
-                let most = usize::try_from(most).unwrap_or(usize::MAX);
-                u64::try_from(random(most)).unwrap_or(0)
-            });
-            tokio::select! {
-                () = wait_until(due) => {}
-                () = self.hurried(asked + HASTE) => {}
-            }
+            let due = self.due(&mut below(&mut random));
+            let soon = asked + haste(in_vain, &mut below(&mut random));
+            let is_due = tokio::select! {
+                () = wait_until(due) => true,
+                () = self.hurried(soon) => false,
+            };
             asked = Instant::now();
             let by_relays = self.renew_by(&*through).await;
-            if by_relays || self.renew_by(&*beside).await {
+            let is_newer = by_relays || self.renew_by(&*beside).await;
+            if is_newer {
                 found(self);
-            } else {
+            }
+            in_vain = match is_due {
+                _ if is_newer && self.is_of_use() => 0,
+                true => in_vain,
+                false => in_vain.saturating_add(1),
+            };
+            if is_due && !is_newer {
                 sleep(PAUSE).await;
             }
         }
     }
 
-    /// A newer list was asked for, and it is not too soon.
+    /// A newer list is asked for, or none of our paths can be made from this one; and it is not too soon.
     async fn hurried(&self, earliest: Instant) {
-        self.0.hurry.notified().await;
+        if self.is_of_use() {
+            self.0.hurry.notified().await;
+        }
         tokio::time::sleep_until(earliest).await;
+    }
+
+    fn is_of_use(&self) -> bool {
+        let state = self.lock();
+        state.needs.are_met(&state.network, &state.file)
     }
 
     /// Until when the last list before two different ones for one time is used, in seconds since 1970; 0 if there is none to use. None without two.
@@ -680,6 +740,13 @@ fn below(random: &mut hoplite_masque::Random) -> impl FnMut(u64) -> u64 {
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         u64::try_from(random(most)).unwrap_or(0)
     }
+}
+
+/// How long after the last time the authorities may be asked for a list that is not due, when that was in vain so often: between a pause and twice
+/// as long, so that clients that have the same list do not come all at once.
+fn haste(in_vain: u32, random: &mut dyn FnMut(u64) -> u64) -> Duration {
+    let pause = HASTE.saturating_mul(1 << in_vain.min(DOUBLINGS));
+    pause.saturating_add(Duration::from_secs(random(pause.as_secs())))
 }
 
 /// By the clock that lists go by; a device may have slept.

@@ -241,6 +241,29 @@ fn a_client_takes_its_path_from_the_list_that_two_of_three_authorities_sign() {
 }
 
 #[test]
+fn a_client_whose_kept_list_has_relays_of_one_role_alone_asks_for_another_when_it_starts() {
+    let directory = tempfile::tempdir().expect("directory");
+    let mut authorities = Authorities::start(directory.path(), 1, 1);
+    let file = directory.path().join("relay1.toml");
+    let text = format!(
+        "name = \"relay1\"\nroles = [\"egress\"]\nlisten = [\"127.1.0.1:0\"]\nidentity = \"identity1\"\n\
+         [egress]\nallow = [\"127.0.0.0/8\"]\n[directory]\npublish = {:?}\nevery = 1\n",
+        authorities.publish()
+    );
+    fs::write(&file, text).expect("written");
+    let _egress = Running::start("relay", &file);
+    authorities.wait_for(1);
+    let file = client_file(directory.path(), "hops = 2", &authorities.names);
+    let told = refusal(&file);
+    assert!(told.contains("making a path"), "{told}");
+    // The list that it keeps now may be used for two hours.
+    let _ingress = relay(directory.path(), 2, &authorities);
+    authorities.wait_for(2);
+    let (_client, socks, _) = started(Running::start("client", &file));
+    assert_eq!(through_socks(socks, target()), (0, "hello".to_owned()));
+}
+
+#[test]
 fn a_list_that_unknown_authorities_sign_is_forged_and_the_user_is_told() {
     let directory = tempfile::tempdir().expect("directory");
     let mut authorities = Authorities::start(directory.path(), 1, 1);

@@ -19,7 +19,7 @@ use hoplite_wire::{
 use zeroize::Zeroizing;
 
 use super::*;
-use crate::{config::client::directory::Directory, directory::now};
+use crate::{config::client::directory::Directory, directory::now, listed::Needs};
 
 const STRANGER: u8 = 99;
 /// When all relays here published: one time, so that a list that is made again is the same.
@@ -94,7 +94,12 @@ fn listed(cache: &Path, text: Option<&str>) -> Listed {
     if let Some(text) = text {
         known.heard(text, now()).expect("stored").expect("believed");
     }
-    Listed::new(file(), known).expect("read")
+    let needs = Needs {
+        hops: 3,
+        carrier: Carrier::Onion,
+        explicit: Vec::new(),
+    };
+    Listed::new(file(), needs, known).expect("read")
 }
 
 /// SplitMix64 (Steele, Lea and Flood 2014).
@@ -408,4 +413,35 @@ async fn a_handshake_that_is_refused_has_the_authorities_asked_again_and_once_a_
     tokio::time::sleep(Duration::from_secs(30)).await;
     let asked = (through.0.load(Relaxed), beside.0.load(Relaxed));
     assert_eq!(asked, (1, 1), "through the circuits, then beside them");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_from_which_no_path_can_be_made_is_renewed_soon_and_ever_more_rarely_in_vain() {
+    let directory = tempfile::tempdir().expect("directory");
+    let cache = |name| directory.path().join(name);
+    let ingresses = (1..=6).map(|n| relay(n, None)).collect();
+    let lists = [
+        ("of use", list(now() - 60, relays(), 50)),
+        ("one role", list(now() - 60, ingresses, 50)),
+    ];
+    let mut asked = Vec::new();
+    for (name, text) in lists {
+        let listed = listed(&cache(name), Some(&text));
+        let (through, beside) = (Arc::<Nobody>::default(), Arc::<Nobody>::default());
+        let over = through.clone();
+        let keeping = tokio::spawn(async move { listed.keep(over, beside, |_| ()).await });
+        let after = |minutes: u64| {
+            let through = Arc::clone(&through);
+            async move {
+                tokio::time::sleep(Duration::from_secs(60 * minutes)).await;
+                through.0.load(Relaxed)
+            }
+        };
+        asked.push((after(2).await, after(24 * 60).await));
+        keeping.abort();
+    }
+    assert_eq!(asked[0], (0, 0), "it is fresh");
+    // Pauses of 1, 2, 4, … 64 minutes, or up to twice as long.
+    let (soon, within_a_day) = asked[1];
+    assert!(soon == 1 && (12..=28).contains(&within_a_day), "{asked:?}");
 }
