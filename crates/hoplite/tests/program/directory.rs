@@ -15,6 +15,7 @@ use hoplite_wire::{
     directory::{Descriptor, Key, Roles, SignedDescriptor, SignedList, Stage},
 };
 
+use rustix::process::Signal;
 use zeroize::Zeroizing;
 
 use crate::{
@@ -492,10 +493,33 @@ fn a_relay_is_not_listed_a_second_time_by_who_has_copied_its_address_and_pin() {
     assert_eq!(listed, []);
 }
 
-/// `hoplite keygen`: the pin.
+#[test]
+fn a_relay_whose_certificate_is_replaced_while_it_runs_is_listed_by_the_new_ones_pin() {
+    let directory = tempfile::tempdir().expect("directory");
+    let mut authorities = Authorities::start(directory.path(), 1, 1);
+    let (relay, _) = relay(directory.path(), 1, &authorities);
+    authorities.wait_for(1);
+    let before = listed(authorities.ports[0]);
+    let pin: Pin = keygen(&directory.path().join("identity1"))
+        .parse()
+        .expect("a pin");
+    relay.signal(Signal::HUP);
+    // It is listed as it was until it has passed its test as it is.
+    loop {
+        authorities.wait_for(1);
+        let now = listed(authorities.ports[0]);
+        assert_eq!(now.identity, before.identity);
+        if now.pin == Some(pin.into()) {
+            return;
+        }
+        assert_eq!(now.pin, before.pin);
+    }
+}
+
+/// `hoplite keygen`, in place of what is there: the pin.
 fn keygen(directory: &Path) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_hoplite"))
-        .args(["keygen", "--out"])
+        .args(["keygen", "--force", "--out"])
         .arg(directory)
         .output()
         .expect("runs");
