@@ -4,7 +4,6 @@
 //! We do not hold circuits over a later guard back until the first ones have been tried, because one that is used a little too early is given
 //! up after its ten minutes; nor do we jitter retries (proposal 336), because nothing but the use of the client starts them.
 
-mod reach;
 #[cfg(test)]
 mod tests;
 
@@ -12,7 +11,6 @@ use std::collections::HashSet;
 
 use hoplite_wire::directory::Key;
 
-use self::reach::Reach;
 use crate::select::{Network, Position, Random, Wish};
 
 /// So many are sampled at most: who makes guards fail, or takes them off the list, gets no further.
@@ -29,6 +27,17 @@ const CONFIRMED: u64 = 60 * 86_400;
 const UNLISTED: u64 = 20 * 86_400;
 /// If no guard has answered for so long, the network was probably away, not they (`INTERNET_LIKELY_DOWN_INTERVAL`).
 const AWAY: u64 = 600;
+
+const MINUTE: u64 = 60;
+const HOUR: u64 = 3600;
+
+/// When one that cannot be reached is tried again (`PRIMARY_GUARDS_RETRY_SCHED`, `GUARDS_RETRY_SCHED`): while it has failed for less than the first, it rests for the second (a primary guard) or the third; seconds.
+const SCHEDULE: [(u64, u64, u64); 4] = [
+    (6 * HOUR, 10 * MINUTE, HOUR),
+    (96 * HOUR, 90 * MINUTE, 4 * HOUR),
+    (168 * HOUR, 4 * HOUR, 18 * HOUR),
+    (u64::MAX, 9 * HOUR, 36 * HOUR),
+];
 
 /// One guard. Times are seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,5 +215,58 @@ impl Guard {
         let worn = self.confirmed.is_none_or(|since| older(since, CONFIRMED));
         let gone = self.unlisted.is_some_and(|since| older(since, UNLISTED));
         !(gone || older(self.chosen, LIFE) && worn)
+    }
+}
+
+/// Whether a guard can be reached, as far as is known (`is_reachable`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// It was not tried, or is to be tried again.
+    Maybe,
+    /// It was reached the last time.
+    Yes,
+    /// It was not.
+    No {
+        /// Since when it fails.
+        since: u64,
+        /// When it was tried last.
+        tried: u64,
+        /// It is to be tried again.
+        rested: bool,
+    },
+}
+
+impl Reach {
+    /// It was tried in vain.
+    fn fail(&mut self, now: u64) {
+        let since = match *self {
+            Self::No { since, .. } => since,
+            Self::Maybe | Self::Yes => now,
+        };
+        *self = Self::No {
+            since,
+            tried: now,
+            rested: false,
+        };
+    }
+
+    /// Notes if it has rested long enough.
+    fn rest(&mut self, primary: bool, now: u64) {
+        if let Self::No {
+            since,
+            tried,
+            rested,
+        } = self
+        {
+            let failing = tried.saturating_sub(*since);
+            let pause = SCHEDULE.iter().find(|(below, ..)| failing < *below);
+            let pause = pause.map_or(0, |&(_, first, other)| if primary { first } else { other });
+            *rested |= now.abs_diff(*tried) >= pause;
+        }
+    }
+
+    /// Whether it is better left alone.
+    fn is_failing(self) -> bool {
+        matches!(self, Self::No { rested: false, .. })
     }
 }

@@ -11,7 +11,6 @@ mod check;
 mod client;
 mod fetch;
 mod guards;
-mod refused;
 pub mod select;
 mod store;
 #[cfg(test)]
@@ -19,9 +18,8 @@ mod testing;
 pub mod tor;
 
 pub use authority::Authority;
-pub use check::{Trust, check_descriptor, check_list, said_by_holder, sign_descriptor};
+pub use check::{Refused, Trust, check_descriptor, check_list, said_by_holder, sign_descriptor};
 pub use client::{Client, Heard, Judge, Offered, Source};
 pub use fetch::{FetchError, PROOF, fetch, upload};
 pub use guards::{Guard, Guards};
-pub use refused::Refused;
 pub use store::{Change, Store, StoreError};

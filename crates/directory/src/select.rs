@@ -1,23 +1,24 @@
 //! Which relays make a path: by what they can carry, and never two that one operator may run. Pure; the randomness is handed in.
 //! Positions and weights after tor-spec "Path selection and constraints" and dir-spec "Computing bandwidth weights", for two roles instead of flags.
 
-mod apart;
 #[cfg(test)]
 mod tests;
-mod weights;
 
-use std::collections::HashSet;
+use std::{collections::HashSet, net::IpAddr};
 
 use hoplite_wire::directory::{Descriptor, Key, List};
-
-pub use apart::Apart;
-use weights::Weights;
 
 /// Gives a number below its argument, which is never 0.
 pub type Random<'a> = &'a mut dyn FnMut(u64) -> u64;
 
 /// Choices that are tried before it is given up: constraints that hardly anything fulfils cost no more than that.
 const TRIES: usize = 4096;
+/// Shares of relays with both roles are counted in this many parts.
+const PARTS: u64 = 1000;
+/// Paths are taken to have three positions, one of them the exit.
+const POSITIONS: u128 = 3;
+/// More is not believed of any relay, so that sums do not overflow: 1 TB/s.
+const MOST: u64 = 1 << 40;
 
 /// Where a relay stands on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,7 +153,7 @@ impl Network {
     /// One relay for a position, by weight: for guards.
     pub fn one(&self, position: Position, wish: &Wish, random: Random<'_>) -> Option<&Descriptor> {
         let mut fitting = self.fitting(position, wish, &[]);
-        weights::draw(&mut fitting, random)
+        draw(&mut fitting, random)
     }
 
     /// Whether this relay is on the list and fits into a position, whatever stands elsewhere.
@@ -205,7 +206,7 @@ impl Network {
             return true;
         };
         let mut fitting = self.fitting(*position, wish, chosen);
-        while let Some(relay) = weights::draw(&mut fitting, random) {
+        while let Some(relay) = draw(&mut fitting, random) {
             let Some(left) = tries.checked_sub(1) else {
                 return false;
             };
@@ -232,7 +233,7 @@ impl Network {
             others.all(|other| wish.apart.are_apart(relay, other))
         });
         let weighed = relays.map(|relay| (relay, self.weights.of_relay(relay, position)));
-        weights::some_positive(weighed.collect())
+        some_positive(weighed.collect())
     }
 }
 
@@ -269,4 +270,166 @@ fn is_carried(relay: &Descriptor, carrier: Carrier) -> bool {
         Carrier::Masque => relay.pin.is_some(),
         Carrier::Onion => relay.onion.is_some(),
     }
+}
+
+/// What must differ between any two relays of a path. What is not known of a relay counts as different.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Apart {
+    /// They do not both call the other family.
+    pub family: bool,
+    /// The operators that they name differ.
+    pub operator: bool,
+    /// No address of theirs shares 16 bits (IPv4) or 32 (IPv6).
+    pub network: bool,
+    /// The regions that they name differ.
+    pub region: bool,
+}
+
+impl Default for Apart {
+    fn default() -> Self {
+        Self {
+            family: true,
+            operator: true,
+            network: true,
+            region: false,
+        }
+    }
+}
+
+impl Apart {
+    /// Nothing but that they are two.
+    pub fn hardly() -> Self {
+        Self {
+            family: false,
+            operator: false,
+            network: false,
+            region: false,
+        }
+    }
+
+    /// Whether both may stand on one path.
+    pub fn are_apart(&self, a: &Descriptor, b: &Descriptor) -> bool {
+        let operators = (a.operator.as_ref(), b.operator.as_ref());
+        let regions = (a.region.as_ref(), b.region.as_ref());
+        let alike = [
+            a.identity == b.identity || shared(a, b),
+            self.family && are_family(a, b),
+            self.operator && is_same(operators),
+            self.region && is_same(regions),
+            self.network && are_neighbours(a, b),
+        ];
+        !alike.contains(&true)
+    }
+}
+
+/// One machine, or one key, under two identities.
+fn shared(a: &Descriptor, b: &Descriptor) -> bool {
+    let pin = a.pin.is_some() && a.pin == b.pin;
+    let onion = a.onion.is_some() && a.onion == b.onion;
+    pin || onion
+        || a.addresses
+            .iter()
+            .any(|address| b.addresses.contains(address))
+}
+
+/// Both must say so: else anybody could keep others off paths by naming them.
+fn are_family(a: &Descriptor, b: &Descriptor) -> bool {
+    a.family.contains(&b.identity) && b.family.contains(&a.identity)
+}
+
+fn is_same((a, b): (Option<&String>, Option<&String>)) -> bool {
+    let lower = |text: &String| text.to_ascii_lowercase();
+    a.is_some() && a.map(lower) == b.map(lower)
+}
+
+fn are_neighbours(a: &Descriptor, b: &Descriptor) -> bool {
+    let prefixes: Vec<_> = b
+        .addresses
+        .iter()
+        .map(|address| prefix(address.ip()))
+        .collect();
+    let mut own = a.addresses.iter();
+    own.any(|address| prefixes.contains(&prefix(address.ip())))
+}
+
+/// The family, and the first 16 or 32 bits.
+fn prefix(ip: IpAddr) -> (bool, [u8; 4]) {
+    match ip {
+        IpAddr::V4(v4) => {
+            let [a, b, ..] = v4.octets();
+            (false, [a, b, 0, 0])
+        }
+        IpAddr::V6(v6) => {
+            let [a, b, c, d, ..] = v6.octets();
+            (true, [a, b, c, d])
+        }
+    }
+}
+
+/// How likely a relay is in each position. What both ingress and egress can do is shared out so that neither end of paths is starved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Weights {
+    /// As an exit, of [`PARTS`]; before it the rest.
+    both_as_exit: u64,
+    cap: u64,
+}
+
+impl Weights {
+    fn of(relays: &[Descriptor], cap: u64) -> Self {
+        let cap = cap.min(MOST);
+        let sum = |ingress: bool, egress: bool| -> u128 {
+            let those = relays.iter();
+            let those = those.filter(|r| (r.roles.ingress, r.roles.egress) == (ingress, egress));
+            those.map(|r| u128::from(r.bandwidth.min(cap))).sum()
+        };
+        let (exits, both, rest) = (sum(false, true), sum(true, true), sum(true, false));
+        let wanted = exits.saturating_add(both).saturating_add(rest) / POSITIONS;
+        let missing = wanted.saturating_sub(exits).min(both);
+        let parts = missing.saturating_mul(u128::from(PARTS)).checked_div(both);
+        let both_as_exit = parts.and_then(|parts| u64::try_from(parts).ok());
+        Self {
+            both_as_exit: both_as_exit.unwrap_or(0).min(PARTS),
+            cap,
+        }
+    }
+
+    /// The weight of a relay that may stand there.
+    fn of_relay(&self, relay: &Descriptor, position: Position) -> u64 {
+        let parts = match (relay.roles.ingress && relay.roles.egress, position) {
+            (false, _) => PARTS,
+            (true, Position::Exit) => self.both_as_exit,
+            (true, _) => PARTS.saturating_sub(self.both_as_exit),
+        };
+        relay.bandwidth.min(self.cap).saturating_mul(parts)
+    }
+}
+
+/// If none has any weight, all have the same: a path is still made.
+fn some_positive<T>(mut weighed: Vec<(T, u64)>) -> Vec<(T, u64)> {
+    if weighed.iter().all(|(_, weight)| *weight == 0) {
+        weighed.iter_mut().for_each(|(_, weight)| *weight = 1);
+    }
+    weighed
+}
+
+/// Takes one out, each as likely as its weight; those without weight when no other is left.
+fn draw<T>(weighed: &mut Vec<(T, u64)>, random: &mut dyn FnMut(u64) -> u64) -> Option<T> {
+    let total = weighed
+        .iter()
+        .map(|(_, weight)| u128::from(*weight))
+        .sum::<u128>();
+    // 8192 relays of 2^40 octets/s in 1000 parts are less than 2^64.
+    let total = u64::try_from(total).unwrap_or(u64::MAX);
+    let mut left = if total == 0 {
+        0
+    } else {
+        random(total).min(total.saturating_sub(1))
+    };
+    let place = weighed.iter().position(|(_, weight)| {
+        let here = left < *weight;
+        left = left.saturating_sub(*weight);
+        here
+    });
+    let place = place.or_else(|| (!weighed.is_empty()).then_some(0))?;
+    Some(weighed.swap_remove(place).0)
 }

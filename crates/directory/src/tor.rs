@@ -5,23 +5,33 @@
 //! # Not in this room
 //! Guards after Tor's own rules, consensus differences, caching: it is asked for anew each time.
 
-mod check;
-mod fetch;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
-
-use hoplite_crypto::onion::{RelayKeys, rsa::sha256};
-use hoplite_wire::{
-    directory::{Descriptor, FAMILY, Key, Ports, Roles, is_word},
-    tor::{Flags, Microdescriptor, Router},
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
 };
 
-pub use check::{Trust, check};
-pub use fetch::{NoNetwork, fetch_all};
+use hoplite_crypto::onion::{
+    RelayKeys,
+    rsa::{PublicKey, sha1, sha256},
+};
+use hoplite_overlay::Overlay;
+use hoplite_wire::{
+    Target,
+    directory::{Descriptor, FAMILY, Key, Ports, Roles, is_word},
+    tor::{Consensus, Flags, KeyCertificate, Microdescriptor, Router, Signature, TEXT},
+};
 
-use crate::Refused;
+use crate::{FetchError, Refused, fetch};
+
+const CONSENSUS: &str = "/tor/status-vote/current/consensus-microdesc";
+const CERTIFICATES: &str = "/tor/keys/all";
+/// Microdescriptors of one request: C tor's own number, which its URLs have room for.
+const BATCH: usize = 92;
+/// Octets of one answer with so many, and of certificates.
+const ANSWER: usize = 1 << 20;
 
 /// The public network as Tor's authorities see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -154,4 +164,132 @@ impl Relay {
             exit: self.exit.clone(),
         }
     }
+}
+
+/// Whom a consensus must be signed by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trust {
+    /// The v3 identities of the known authorities: SHA-1 of their identity keys. More than half must have signed.
+    pub authorities: Vec<[u8; 20]>,
+    /// How far this machine's clock may be off, in seconds.
+    pub skew: u64,
+}
+
+impl Trust {
+    /// More than half.
+    pub fn needed(&self) -> usize {
+        (self.authorities.len() / 2).saturating_add(1)
+    }
+}
+
+/// Reads a consensus, and checks its signatures and its time (dir-spec: "a consensus is signed by a majority of the authorities that the client knows"). `certificates` are the authorities', as a directory hands them out;
+/// those of strangers, and what expired, do not count.
+///
+/// # Errors
+/// [`Refused`].
+pub fn check<'a>(
+    consensus: &'a str,
+    certificates: &str,
+    trust: &Trust,
+    now: u64,
+) -> Result<Consensus<'a>, Refused> {
+    let consensus = Consensus::parse(consensus)?;
+    let certificates = KeyCertificate::parse_all(certificates)?;
+    let hash = sha256(consensus.signed.as_bytes());
+    let signed = |authority: &&[u8; 20]| {
+        let mut theirs = consensus.signatures.iter();
+        theirs.any(|signature| is_signed(authority, signature, &hash, &certificates, now))
+    };
+    let mut known = trust.authorities.clone();
+    known.sort_unstable();
+    known.dedup();
+    let good = known.iter().filter(signed).count();
+    let needed = trust.needed();
+    if good < needed {
+        return Err(Refused::Forged { good, needed });
+    }
+    check_times(&consensus, trust.skew, now)?;
+    Ok(consensus)
+}
+
+fn check_times(consensus: &Consensus<'_>, skew: u64, now: u64) -> Result<(), Refused> {
+    let (after, until) = (consensus.valid_after, consensus.valid_until);
+    if now > until.saturating_add(skew) {
+        let ago = now.saturating_sub(until);
+        return Err(Refused::Stale { ago });
+    }
+    if now < after.saturating_sub(skew) {
+        let ahead = after.saturating_sub(now);
+        return Err(Refused::Early { ahead });
+    }
+    Ok(())
+}
+
+fn is_signed(
+    authority: &[u8; 20],
+    signature: &Signature,
+    hash: &[u8; 32],
+    certificates: &[KeyCertificate<'_>],
+    now: u64,
+) -> bool {
+    let is_named = |key: &PublicKey| key.id() == signature.key;
+    let theirs = certificates
+        .iter()
+        .filter(|one| one.fingerprint == *authority && signature.authority == *authority);
+    let mut keys = theirs.filter_map(|certificate| signing_key(certificate, now));
+    keys.any(|key| is_named(&key) && key.signed(&signature.signature, hash))
+}
+
+/// The signing key, if the identity has certified it and the other way round, for now.
+fn signing_key(certificate: &KeyCertificate<'_>, now: u64) -> Option<PublicKey> {
+    let identity = PublicKey::authority(&certificate.identity)?;
+    let signing = PublicKey::authority(&certificate.signing)?;
+    let hash = sha1(certificate.signed.as_bytes());
+    let right = identity.id() == certificate.fingerprint
+        && now <= certificate.expires
+        && identity.signed(&certificate.certification, &hash)
+        && signing.signed(&certificate.cross, &identity.id());
+    right.then_some(signing)
+}
+
+/// Why there is no network.
+#[derive(Debug, thiserror::Error)]
+pub enum NoNetwork {
+    /// It did not answer as it should.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// What it answered is not believed.
+    #[error("Tor's consensus: {0}")]
+    Refused(#[from] Refused),
+}
+
+/// Asks the directory at `source` for a consensus and all that belongs to it, over any overlay (its DirPort, or a circuit's BEGIN_DIR), each question
+/// within `limit`; `now` is in seconds since 1970. What comes is checked, so whoever answers need not be trusted. dir-spec "Client operation",
+/// "Standards compliance" (HTTP/1.0).
+///
+/// # Errors
+/// [`NoNetwork`]. A microdescriptor that is missing only leaves its relay out.
+pub async fn fetch_all(
+    overlay: &dyn Overlay,
+    source: &Target,
+    trust: &Trust,
+    now: u64,
+    limit: Duration,
+) -> Result<Network, NoNetwork> {
+    let consensus = fetch(overlay, source, CONSENSUS, TEXT, limit).await?;
+    let certificates = fetch(overlay, source, CERTIFICATES, ANSWER, limit).await?;
+    // Nothing is asked for a consensus that is not believed.
+    let digests: Vec<_> = check(&consensus, &certificates, trust, now)?
+        .routers
+        .iter()
+        .map(|router| router.digest)
+        .collect();
+    let mut microdescriptors = String::new();
+    for batch in digests.chunks(BATCH) {
+        let path = Consensus::request(batch);
+        let answer = fetch(overlay, source, &path, ANSWER, limit).await?;
+        microdescriptors.push_str(&answer);
+    }
+    let network = Network::read(&consensus, &certificates, &microdescriptors, trust, now)?;
+    Ok(network)
 }

@@ -112,7 +112,7 @@ async fn a_directory_that_cannot_be_reached_is_told() {
     let roads = Roads::new(1);
     let overlay = roads.overlay([192, 0, 2, 1].into());
     let source = Target::from(std::net::SocketAddr::from(([192, 0, 2, 2], 80)));
-    let limit = std::time::Duration::from_secs(5);
+    let limit = Duration::from_secs(5);
     let failed = fetch_all(&overlay, &source, &trust(), NOW, limit).await;
     let failed = failed.expect_err("nobody is there");
     assert!(failed.to_string().contains("cannot be reached"), "{failed}");
