@@ -138,10 +138,11 @@ pub(crate) fn check_list_with(
     }
 }
 
-/// What the holder of a pin's key signs before a descriptor that names it. With the line that follows it is longer than what an end of a TLS handshake
-/// can have the other sign as it likes: see [`Proof::is_of`].
+/// What the holder of a pin's key signs before a descriptor that names it.
 const HOLDER: &str =
     "hoplite-pin 1\nThe holder of this TLS key publishes under the identity of this descriptor.\n";
+// More than an end of a TLS handshake can have the other sign as it likes: see `Proof::is_of`.
+const _: () = assert!(HOLDER.len() >= 64);
 
 /// What the holder of the TLS key says of a descriptor that names its pin, to be proven by [`Proof`]. It is over the whole of it, with its signature.
 pub fn said_by_holder(signed: &SignedDescriptor) -> Vec<u8> {
