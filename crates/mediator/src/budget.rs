@@ -2,8 +2,9 @@
 //! cannot keep the rest from those who come later. The tables of the TUN front end have one each.
 //!
 //! Dynamic thresholds (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on
-//! Networking 6(2), 1998): a flow may hold a fixed part of what is still free, the flows to a target together twice that which is free, the
-//! flows of a source four times that. As long as much is free nothing binds; as it fills, all limits sink, and some always stays free.
+//! Networking 6(2), 1998): a flow may hold a fixed part of what is still free, a user's flows to one target together twice that which is free,
+//! all flows of a user, and of those with the same owner, four times that. As long as much is free nothing binds; as it fills, all limits
+//! sink, and some always stays free.
 //!
 //! Whatever the others hold, a flow has its floor, which is set aside from the beginning to the end of it: enough to go on, slowly. So nobody
 //! waits for anybody else, and the sum is never above the budget. When not even a floor is left, no flow is opened.
@@ -11,7 +12,6 @@
 use std::{
     collections::HashMap,
     fmt,
-    net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -21,25 +21,27 @@ use std::{
 
 use hoplite_wire::Host;
 
+use crate::users::{Owner, Place, Places, User};
+
 /// One part in so many is for floors alone.
 const FLOORS: usize = 4;
 /// A flow may hold one part in so many of what else is free.
 const FLOW: usize = 16;
-/// The flows of a source may hold so many times what else is free, those to a target so many times.
-const SOURCE: usize = 4;
+/// The flows of an owner and of a user may hold so many times what else is free, those of a user to one target so many times.
+const USER: usize = 4;
 const TARGET: usize = 2;
 /// Who may take no more octets than this besides what he has is short of memory.
 pub(crate) const SHORT: usize = 128 * 1024;
 /// A flow that has rested for so long rests: that it has for longer makes it no less worth than its neighbours are many.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Whom a flow's memory and place are counted against.
+/// Whom a flow's memory is counted against.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Party {
-    /// The address that a program sends from; of IPv6 its /64, in which a host takes as many as it likes.
-    Source(IpAddr),
-    /// The address or the name that it sends to; at the TUN device one of a name's temporary addresses stands for it.
-    Target(Host),
+    Owner(Owner),
+    User(User),
+    /// The address or the name that a user sends to; at the TUN device one of a name's temporary addresses stands for it.
+    Target(User, Host),
 }
 
 /// What is held, by whom.
@@ -49,6 +51,7 @@ pub(crate) struct Budget {
     /// The floors among them.
     floors: AtomicUsize,
     short: AtomicBool,
+    places: Arc<Places>,
     /// Those that have flows, and no others.
     parties: Mutex<HashMap<Party, Arc<Share>>>,
 }
@@ -63,7 +66,8 @@ struct Share {
 /// A flow's part. Dropped, it gives everything back.
 pub(crate) struct Account {
     budget: Arc<Budget>,
-    parties: [(Party, Arc<Share>); 2],
+    place: Place,
+    parties: [(Party, Arc<Share>); 3],
     floor: usize,
     /// What it holds above that.
     above: usize,
@@ -77,6 +81,7 @@ impl Budget {
             all: AtomicUsize::new(0),
             floors: AtomicUsize::new(0),
             short: AtomicBool::new(false),
+            places: Arc::default(),
             parties: Mutex::default(),
         })
     }
@@ -103,6 +108,11 @@ impl Budget {
         self.short.swap(false, Relaxed)
     }
 
+    /// Whose flow makes room for one of `newcomer`: see [`crate::users::Shares::gives`].
+    pub(crate) fn gives(&self, newcomer: User) -> Option<User> {
+        self.places.gives(newcomer)
+    }
+
     /// How much must be given back until half is free.
     pub(crate) fn excess(&self) -> usize {
         self.held().saturating_sub(self.total / 2)
@@ -111,7 +121,7 @@ impl Budget {
     /// An account for a new flow; `None` when its floor is not left.
     pub(crate) fn open(
         self: &Arc<Self>,
-        source: IpAddr,
+        user: User,
         target: Host,
         floor: usize,
     ) -> Option<Account> {
@@ -119,7 +129,12 @@ impl Budget {
             return None;
         }
         let mut known = self.parties();
-        let parties = [Party::Source(host(source)), Party::Target(target)].map(|party| {
+        let parties = [
+            Party::Owner(user.owner),
+            Party::User(user),
+            Party::Target(user, target),
+        ];
+        let parties = parties.map(|party| {
             let share = Arc::clone(known.entry(party.clone()).or_default());
             share.flows.fetch_add(1, Relaxed);
             (party, share)
@@ -129,6 +144,7 @@ impl Budget {
         self.floors.fetch_add(floor, Relaxed);
         Some(Account {
             budget: Arc::clone(self),
+            place: self.places.take(user),
             parties,
             floor,
             above: 0,
@@ -136,31 +152,31 @@ impl Budget {
     }
 }
 
-/// A host's address, or what its addresses have in common.
-fn host(source: IpAddr) -> IpAddr {
-    match source.to_canonical() {
-        IpAddr::V6(ip) => IpAddr::V6((ip.to_bits() >> 64 << 64).into()),
-        v4 => v4,
-    }
-}
-
 impl Account {
+    /// Whose flow it is.
+    pub(crate) fn user(&self) -> User {
+        self.place.user
+    }
+
     /// How many octets the flow may hold besides what it holds; its floor it may hold in any case.
     pub(crate) fn allowance(&self) -> usize {
         let budget = &self.budget;
         let free = budget.free();
-        let [source, target] = self
-            .parties
-            .each_ref()
-            .map(|(_, share)| share.held.load(Relaxed));
+        let [owner, user, target] = self.held();
         let own = (free / FLOW).saturating_sub(self.above);
         let allowed = own
-            .min((SOURCE * free).saturating_sub(source))
+            .min((USER * free).saturating_sub(owner.max(user)))
             .min((TARGET * free).saturating_sub(target));
         if allowed < SHORT {
             budget.short.store(true, Relaxed);
         }
         allowed
+    }
+
+    /// What the flows of its owner, of its user and of that to its target hold above their floors.
+    pub(crate) fn held(&self) -> [usize; 3] {
+        let shares = self.parties.each_ref();
+        shares.map(|(_, share)| share.held.load(Relaxed))
     }
 
     /// The flow holds so many octets now.
@@ -182,21 +198,13 @@ impl Account {
         self.above = above;
     }
 
-    /// How much others miss its place when it has rested for so long: the more, the longer that is (at most [`LONG`]), and the more flows its
-    /// source and its target have; then the longer it has really rested.
+    /// How much others of its user miss its place when it has rested for so long: the more, the longer that is (at most [`LONG`]), and the
+    /// more flows the user has to its target; then the longer it has really rested.
     pub(crate) fn rest_counts(&self, rested: Duration) -> (u128, Duration) {
         let counted = rested.min(LONG) + Duration::from_secs(1);
-        let crowd = self.crowd() as u128;
+        let [.., (_, target)] = &self.parties;
+        let crowd = target.flows.load(Relaxed) as u128;
         (counted.as_millis().saturating_mul(crowd), rested)
-    }
-
-    /// How crowded it is where this flow is: the flows of its source times those to its target.
-    fn crowd(&self) -> usize {
-        let flows = self
-            .parties
-            .iter()
-            .map(|(_, share)| share.flows.load(Relaxed));
-        flows.fold(1, usize::saturating_mul)
     }
 }
 
@@ -235,16 +243,16 @@ mod tests {
     const FLOOR: usize = 4096;
     const TOTAL: usize = 64 << 20;
 
-    type Ends = (IpAddr, Host);
+    type Ends = (User, Host);
 
-    fn ends(source: u8, target: u16) -> Ends {
+    fn ends(user: u8, target: u16) -> Ends {
         let [high, low] = target.to_be_bytes();
-        let source = IpAddr::from([198, 18, 0, source]);
-        (source, Host::ip([192, 0, high, low].into()))
+        let target = Host::ip([192, 0, high, low].into());
+        (User::local(user.into(), 1), target)
     }
 
-    fn open(budget: &Arc<Budget>, (source, target): Ends) -> Option<Account> {
-        budget.open(source, target, FLOOR)
+    fn open(budget: &Arc<Budget>, (user, target): Ends) -> Option<Account> {
+        budget.open(user, target, FLOOR)
     }
 
     /// Takes all that it may.
@@ -273,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_cannot_keep_another_from_its_memory() {
+    fn a_user_cannot_keep_another_from_its_memory() {
         let budget = Budget::new(TOTAL);
         let _all = greedy(&budget, 4000, |n| ends(1, n));
         let other = open(&budget, ends(2, 1)).expect("a floor");
@@ -281,23 +289,27 @@ mod tests {
     }
 
     #[test]
-    fn a_host_with_many_addresses_of_ipv6_is_one_source() {
-        let (budget, target) = (Budget::new(TOTAL), IpAddr::from([192, 0, 2, 1]));
-        let from = |n: u16| IpAddr::from([0x2001, 0xdb8, 0, 1, 0, 0, 0, n]);
-        let open = |n| {
-            budget
-                .open(from(n), Host::ip(target), FLOOR)
-                .expect("a floor")
-        };
-        let both = [open(1), open(2)];
-        assert_eq!(both.each_ref().map(Account::crowd), [4, 4]);
+    fn an_owner_cannot_keep_another_from_its_memory_by_control_groups() {
+        let budget = Budget::new(TOTAL);
+        let group = |n: u16| (User::local(1, n.into()), ends(1, n).1);
+        let _all = greedy(&budget, 4000, group);
+        let other = open(&budget, ends(2, 1)).expect("a floor");
+        assert!(other.allowance() > 512 << 10, "{}", other.allowance());
+    }
+
+    #[test]
+    fn what_a_user_leaves_lying_at_a_target_is_not_counted_against_another_user_of_it() {
+        let budget = Budget::new(TOTAL);
+        let _all = greedy(&budget, 4000, |_| ends(1, 1));
+        let other = open(&budget, ends(2, 1)).expect("a floor");
+        assert!(other.allowance() > 512 << 10, "{}", other.allowance());
     }
 
     #[test]
     fn what_is_closed_is_free_again_and_nobody_is_remembered() {
         let budget = Budget::new(TOTAL);
         let all = greedy(&budget, 1000, |n| ends(n.to_be_bytes()[1], n));
-        assert_eq!(all[0].crowd(), 4);
+        assert_eq!(budget.gives(ends(0, 1).0), Some(ends(0, 1).0));
         drop(all);
         assert_eq!((budget.held(), budget.parties().len()), (0, 0));
     }
@@ -309,9 +321,9 @@ mod tests {
             deeds in prop::collection::vec((0_u8..4, 0_u16..5, 0_usize..200, 0_usize..1 << 20), 1..400),
         ) {
             let (budget, mut all) = (Budget::new(total), Vec::new());
-            for (source, target, which, octets) in deeds {
+            for (user, target, which, octets) in deeds {
                 match which {
-                    0..100 => all.extend(open(&budget, ends(source, target))),
+                    0..100 => all.extend(open(&budget, ends(user, target))),
                     _ if all.is_empty() => {}
                     100..120 => drop(all.swap_remove(octets % all.len())),
                     120..150 => {

@@ -37,6 +37,7 @@ mod socks;
 #[cfg(test)]
 mod testing;
 pub mod tun;
+mod users;
 
 pub use config::{Config, ConfigError, Listen};
 pub use counters::{Counters, Snapshot};

@@ -16,6 +16,7 @@ mod packets;
 mod policy;
 mod port;
 mod router;
+mod sock_diag;
 mod tcp;
 #[cfg(test)]
 mod testing;
@@ -23,7 +24,8 @@ mod udp;
 
 use std::{future::Future, io, net::SocketAddr, pin::pin, sync::Arc};
 
-use hoplite_overlay::{Overlay, Terms};
+use hoplite_overlay::{Error, Overlay, Stream, Terms};
+use hoplite_wire::Target;
 use tokio::time::Instant;
 
 pub use self::{
@@ -33,12 +35,13 @@ pub use self::{
 };
 use self::{
     device::Pool,
-    dns::{Families, Resolving, Server},
+    dns::{Families, Server},
     names::Names,
     port::Port,
     router::Router,
+    sock_diag::{SockDiag, Sockets},
 };
-use crate::budget::Budget;
+use crate::{budget::Budget, users::User};
 
 /// How many packets are read before the flows have their turn.
 const BATCH: usize = 64;
@@ -46,10 +49,12 @@ const BATCH: usize = 64;
 /// What every flow needs.
 #[derive(Debug)]
 pub(crate) struct Room {
-    /// What carries flows; those to port 53 of the device's resolver end in it.
+    /// What carries flows.
     pub(crate) overlay: Arc<dyn Overlay>,
-    /// The device's resolver.
+    /// The device's resolver: flows to port 53 of its addresses end in it.
     pub(crate) dns: Arc<Server>,
+    /// Who knows whose a flow is.
+    sockets: Option<Box<dyn Sockets>>,
     /// Where packets for programs go.
     pub(crate) port: Arc<dyn Port>,
     /// What the addresses mean that programs were told.
@@ -90,14 +95,44 @@ impl Room {
         let names = Arc::new(names);
         let dns = Server::new(dns, Families::of(own), &names, &overlay, &counters);
         Self {
-            overlay: Resolving::new(overlay, Arc::clone(&dns), &config.dns),
+            overlay,
             dns,
+            sockets: None,
             port,
             names,
             tcp_memory: Budget::new(config.flows.memory),
             udp_memory: Budget::new(config.flows.udp_memory),
             config,
             counters,
+        }
+    }
+
+    /// Asked whose flows are; otherwise each belongs to whoever is at its source.
+    pub(crate) fn asking(mut self, sockets: Option<Box<dyn Sockets>>) -> Self {
+        self.sockets = sockets;
+        self
+    }
+
+    /// Whose a new flow is. Sources that are not the device's own have no socket here, whoever has one with their port.
+    pub(crate) fn user(&self, protocol: u8, ends: Ends) -> User {
+        let source = ends.program.ip();
+        let own = self.config.device.addresses.contains(&source);
+        let sockets = self.sockets.as_ref().filter(|_| own);
+        let found = sockets.and_then(|sockets| sockets.user(protocol, ends));
+        found.unwrap_or_else(|| User::at(source))
+    }
+
+    /// A user's stream, to the device's resolver or through the overlay.
+    pub(crate) async fn open_stream(
+        &self,
+        target: &Target,
+        user: User,
+        terms: &Terms,
+    ) -> Result<Stream, Error> {
+        let resolves = |address| self.config.dns.resolves_at(address);
+        match target.socket_addr().is_some_and(resolves) {
+            true => Ok(self.dns.stream(user)),
+            false => self.overlay.open_stream(target, terms).await,
         }
     }
 
@@ -118,7 +153,9 @@ impl Transparent {
     pub fn new(config: Config, overlay: Arc<dyn Overlay>, device: Device) -> Self {
         let device = Arc::new(device);
         let port = Arc::clone(&device) as Arc<dyn Port>;
-        let room = Arc::new(Room::new(config, overlay, port, device.counters()));
+        let sockets = SockDiag::open().map(|sockets| Box::new(sockets) as Box<dyn Sockets>);
+        let room = Room::new(config, overlay, port, device.counters()).asking(sockets);
+        let room = Arc::new(room);
         Self { device, room }
     }
 

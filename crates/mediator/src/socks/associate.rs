@@ -28,6 +28,7 @@ use crate::{
     app::{App, Used},
     datagrams::{FLOOR, Pushed},
     front::Room,
+    users::User,
 };
 
 use super::{
@@ -175,7 +176,7 @@ impl Association {
         let target = view.endpoint.endpoint().ok()?.target().ok()?;
         self.make_room();
         let memory = &self.room.datagram_memory;
-        let account = memory.open(self.peer, target.host.clone(), FLOOR)?;
+        let account = memory.open(User::at(self.peer), target.host.clone(), FLOOR)?;
         let sender = Sender::new(account);
         let flow = Flow {
             room: Arc::clone(&self.room),

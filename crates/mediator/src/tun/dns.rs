@@ -29,7 +29,6 @@
 //! `private` is set: nobody far away knows them, and a program that believed them would be led to a neighbour.
 
 mod config;
-mod resolving;
 mod server;
 mod special;
 mod stream;
@@ -47,11 +46,9 @@ use hoplite_wire::{
 use tokio::time::Instant;
 
 pub use self::config::{Config, Mode};
-pub(crate) use self::{
-    resolving::Resolving,
-    server::{Server, answer},
-};
+pub(crate) use self::server::{Server, answer};
 use super::{Counters, names::Names};
+use crate::users::User;
 
 /// How long a negative answer of ours may be kept, in seconds.
 const NEGATIVE: u32 = 30;
@@ -99,6 +96,7 @@ pub(crate) enum Answer {
 pub(crate) struct Asking {
     question: Question,
     carrier: Carrier,
+    user: User,
     then: Then,
 }
 
@@ -143,7 +141,13 @@ impl Dns {
     }
 
     /// What becomes of a query.
-    pub(crate) fn answer(&self, query: &[u8], carrier: Carrier, now: Instant) -> Answer {
+    pub(crate) fn answer(
+        &self,
+        query: &[u8],
+        carrier: Carrier,
+        user: User,
+        now: Instant,
+    ) -> Answer {
         self.counters.dns_queries.add(1);
         let question = match Question::read(query) {
             Ok(question) => question,
@@ -155,11 +159,12 @@ impl Dns {
                 };
             }
         };
-        match self.judge(&question, now) {
+        match self.judge(&question, user, now) {
             Verdict::Reply(reply) => Answer::Now(fitted(&question, carrier, reply)),
             Verdict::Ask(then) => Answer::Ask(Asking {
                 question,
                 carrier,
+                user,
                 then,
             }),
         }
@@ -176,7 +181,7 @@ impl Dns {
         let reply = match said {
             Ok(said) => match asking.then {
                 Then::Pass => self.adopt(question, &said),
-                then => self.stand(question, &said, then, now),
+                _ => self.stand(asking, &said, now),
             },
             Err(error) => Some(question.failed(code(&error))),
         };
@@ -187,7 +192,7 @@ impl Dns {
         fitted(question, asking.carrier, reply)
     }
 
-    fn judge(&self, question: &Question, now: Instant) -> Verdict {
+    fn judge(&self, question: &Question, user: User, now: Instant) -> Verdict {
         if !question.is_internet() {
             return Verdict::Reply(question.failed(Code::REFUSED));
         }
@@ -206,14 +211,14 @@ impl Dns {
             (_, RecordType::A) if !self.families.v4 => empty(question),
             (Mode::Pessimistic, _) => Verdict::Ask(Then::Pass),
             (Mode::Optimistic, RecordType::A | RecordType::AAAA) => {
-                self.optimistic(question, &text, now)
+                self.optimistic(question, &text, user, now)
             }
             (Mode::Optimistic, RecordType::HTTPS | RecordType::SVCB) => empty(question),
             (Mode::Optimistic, _) => Verdict::Ask(Then::Pass),
         }
     }
 
-    fn optimistic(&self, question: &Question, text: &str, now: Instant) -> Verdict {
+    fn optimistic(&self, question: &Question, text: &str, user: User, now: Instant) -> Verdict {
         match question.name() {
             // Nobody can open a flow to such a name.
             None => Verdict::Ask(Then::Pass),
@@ -221,7 +226,7 @@ impl Dns {
             Some(name) if self.names.is_missing(&name, now) => {
                 Verdict::Reply(question.nothing(Code::NO_NAME, NEGATIVE))
             }
-            Some(name) => match self.temporary(question, &name, now) {
+            Some(name) => match self.temporary(question, &name, user, now) {
                 Some(reply) => Verdict::Reply(reply),
                 None => Verdict::Ask(Then::Pass),
             },
@@ -255,20 +260,27 @@ impl Dns {
     }
 
     /// The reply with the temporary addresses of a name; `None`, and counted, while none is left.
-    fn temporary(&self, question: &Question, name: &HostName, now: Instant) -> Option<Vec<u8>> {
-        let pair = self.names.pair(name, now);
+    fn temporary(
+        &self,
+        question: &Question,
+        name: &HostName,
+        user: User,
+        now: Instant,
+    ) -> Option<Vec<u8>> {
+        let pair = self.names.pair(name, user, now);
         if pair.is_none() {
             self.counters.dns_exhausted.add(1);
         }
         Some(question.addresses(pair?.both(), self.ttl()))
     }
 
-    fn stand(&self, question: &Question, said: &[u8], then: Then, now: Instant) -> Option<Vec<u8>> {
+    fn stand(&self, asking: &Asking, said: &[u8], now: Instant) -> Option<Vec<u8>> {
+        let (question, then) = (&asking.question, asking.then);
         let (code, found) = question.heard(said).ok()?;
         let wanted = |ip: &IpAddr| ip.is_ipv4() == (question.kind() == RecordType::A);
         match code {
             Code::NO_ERROR if found.iter().any(wanted) => {
-                match self.temporary(question, &question.name()?, now) {
+                match self.temporary(question, &question.name()?, asking.user, now) {
                     None if then == Then::Stand => self.adopt(question, said),
                     reply => reply,
                 }

@@ -23,6 +23,7 @@ use tokio::time::Instant;
 
 pub use self::pool::Pools;
 use self::{pool::Pool, table::Table};
+use crate::users::User;
 
 /// What an address of a packet means.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +48,8 @@ pub(crate) struct Terms {
     pub(crate) keep: Duration,
     /// How long a name is known not to exist.
     pub(crate) missing: Duration,
-    /// How many names have a mapping at once; a further one gets none until one has expired.
+    /// How many names have a mapping at once; a further one takes the place of one that another user, who has more, has not used for longest,
+    /// or gets none until one has expired.
     pub(crate) names: usize,
 }
 
@@ -87,10 +89,10 @@ impl Names {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The addresses that stand for `name` from now on; `None` when all are in use.
-    pub(crate) fn pair(&self, name: &HostName, now: Instant) -> Option<Pair> {
+    /// The addresses that stand for `name` from now on, for `user` asks for it; `None` when all are in use.
+    pub(crate) fn pair(&self, name: &HostName, user: User, now: Instant) -> Option<Pair> {
         let mut table = self.table();
-        let offset = table.map(name, now, |n| self.pool.offset(n))?;
+        let offset = table.map(name, user, now, |n| self.pool.offset(n))?;
         Some(self.pool.pair(offset))
     }
 

@@ -107,8 +107,7 @@ impl Router {
         let payload = datagram.payload;
         let segment = incoming.segment.map_or(payload.len(), usize::from);
         if self.room.config.dns.resolves_at(ends.target) {
-            let queries = payload.chunks(segment.max(1));
-            queries.for_each(|query| dns::answer(&self.room, ends, query));
+            dns::answer(&self.room, ends, payload, segment);
         } else {
             self.udp.received(ends, payload, segment, now);
         }

@@ -16,14 +16,15 @@
 //! | the target reads no more | – | what comes is acknowledged and dropped; after the last octet down, or 10 s without one, a reset |
 //!
 //! A segment of a connection that nobody knows is answered by a reset, so that programs notice when the mediator was restarted. When too many
-//! connections are being opened, the oldest of those makes room.
+//! connections are being opened, the oldest of those of the user that has most makes room.
 //!
 //! # When places or memory are short
 //! There are `flows.tcp` places, and all flows share `flows.memory` (see [`crate::budget`]): windows sink as it fills, down to a floor.
-//! When all places are taken, of the next few flows that are open one is reset: that whose rest, up to a minute, counts most when it is
-//! multiplied by how many flows its source and its target have. So of hundreds that a program leaves lying one makes room before the only flow
-//! to another target, however long that rests. When memory is short for anybody, flows are reset whose octets nobody has taken for
-//! [`STALLED`], the longest first, until half of it is free. When nobody can make room, SYNs are dropped and counted: programs send them again.
+//! When all places are taken, the user that has most (see [`crate::users`]) loses one, however busy its flows are, and a user that has most
+//! itself loses its own: of its next few flows that are open that whose rest, up to a minute, counts most when it is multiplied by how many
+//! flows it has to the same target. So of hundreds that a program leaves lying one makes room before its only flow to another target, however
+//! long that rests. When memory is short for anybody, flows are reset whose octets nobody has taken for [`STALLED`], of the user that holds
+//! most and the longest first, until half of it is free. When nobody can make room, SYNs are dropped and counted: programs send them again.
 
 mod clock;
 mod crowd;
@@ -42,7 +43,8 @@ mod task;
 mod timer;
 
 use std::{
-    collections::{HashMap, VecDeque, hash_map::RandomState},
+    cmp::Reverse,
+    collections::{HashMap, hash_map::RandomState},
     fmt,
     hash::BuildHasher,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -76,7 +78,10 @@ use super::{
     icmp,
     names::Meaning,
 };
-use crate::budget::Account;
+use crate::{
+    budget::Account,
+    users::{Rings, User},
+};
 
 /// One flow in so many may be half-open.
 const HALF_OPEN_SHARE: usize = 4;
@@ -98,8 +103,8 @@ pub(crate) struct Table {
     /// Flows that a segment came for since the last flush.
     listed: Vec<Arc<Flow>>,
     crowd: Crowd,
-    /// All flows, in the order in which they are looked at when one has to make room; some are over.
-    ring: VecDeque<Weak<Flow>>,
+    /// All flows of each user, in the order in which they are looked at when one has to make room; some are over.
+    rings: Rings<Weak<Flow>>,
     reclaimed: Option<Instant>,
     warned: Option<Instant>,
     secret: RandomState,
@@ -145,7 +150,7 @@ impl Table {
             tasks: JoinSet::new(),
             listed: Vec::new(),
             crowd,
-            ring: VecDeque::new(),
+            rings: Rings::default(),
             reclaimed: None,
             warned: None,
             secret: RandomState::new(),
@@ -209,25 +214,30 @@ impl Table {
 
     /// A place for a new flow, and its part of the memory.
     fn admit(&mut self, ends: Ends, now: Instant) -> Option<Account> {
+        let user = self.shared.room.user(ip::TCP, ends);
         let place = |table: &Self| {
             let (room, flows) = (&table.shared.room, table.shared.flows().len());
             let Flows { tcp, window, .. } = room.config.flows;
-            let (source, target) = (ends.program.ip(), Host::ip(ends.target.ip()));
-            let open = || room.tcp_memory.open(source, target, floor_for(window) * 2);
+            let target = Host::ip(ends.target.ip());
+            let open = || room.tcp_memory.open(user, target, floor_for(window) * 2);
             (flows < tcp).then(open).flatten()
         };
         place(self).or_else(|| {
-            self.make_room(now);
+            self.make_room(user, now);
             place(self)
         })
     }
 
-    /// Of the next few flows the one goes whose rest counts most.
-    fn make_room(&mut self, now: Instant) {
-        let next = self.next_flows().into_iter();
-        let counted = next.filter(|flow| !flow.is_half_open()).filter_map(|flow| {
-            let counts = flow.lock().rest_counts(now)?;
-            Some((counts, flow))
+    /// Of the next few flows of the user that gives a place the one goes whose rest counts most. Those that are being opened go only for
+    /// another user, and last.
+    fn make_room(&mut self, newcomer: User, now: Instant) {
+        let Some(giver) = self.shared.room.tcp_memory.gives(newcomer) else {
+            return;
+        };
+        let next = self.next_flows(giver).into_iter();
+        let counted = next.filter_map(|flow| {
+            let (open, counts) = (!flow.is_half_open(), flow.lock().rest_counts(now)?);
+            (open || giver != newcomer).then_some(((open, counts), flow))
         });
         if let Some((_, flow)) = counted.max_by_key(|(counts, _)| *counts) {
             self.shared.room.counters.tcp_rested.add(1);
@@ -236,14 +246,14 @@ impl Table {
         }
     }
 
-    /// The next flows to be looked at; each has its turn again when all others had theirs.
-    fn next_flows(&mut self) -> Vec<Arc<Flow>> {
-        let (mut next, all) = (Vec::new(), self.ring.len());
+    /// The next flows of a user to be looked at; each has its turn again when all others had theirs.
+    fn next_flows(&mut self, user: User) -> Vec<Arc<Flow>> {
+        let (mut next, all) = (Vec::new(), self.rings.count(user));
         for _ in 0..all {
-            let Some(flow) = self.ring.pop_front().and_then(|weak| weak.upgrade()) else {
+            let Some(flow) = self.rings.pop(user).and_then(|weak| weak.upgrade()) else {
                 continue;
             };
-            self.ring.push_back(Arc::downgrade(&flow));
+            self.rings.push(user, Arc::downgrade(&flow));
             next.push(flow);
             if next.len() >= CANDIDATES {
                 break;
@@ -259,21 +269,40 @@ impl Table {
             return;
         }
         self.reclaimed = Some(now);
-        let since = |flow: &Arc<Flow>| {
-            let since = flow.lock().waits_since()?;
-            Some((since, Arc::clone(flow)))
-        };
-        let mut stalled: Vec<_> = self.shared.flows().values().filter_map(since).collect();
-        stalled.retain(|(since, _)| now.saturating_duration_since(*since) >= STALLED);
-        stalled.sort_unstable_by_key(|(since, _)| *since);
-        for (_, flow) in stalled {
-            if self.shared.room.tcp_memory.excess() == 0 {
+        let mut stalled = self.stalled(now);
+        while self.shared.room.tcp_memory.excess() > 0 {
+            let holds = |flows: &Vec<(Instant, Arc<Flow>)>| {
+                let held = flows.last().and_then(|(_, flow)| flow.lock().user_holds());
+                held.unwrap_or_default()
+            };
+            let Some(flows) = stalled.values_mut().max_by_key(|flows| holds(flows)) else {
                 return;
-            }
+            };
+            let Some((_, flow)) = flows.pop() else {
+                return;
+            };
             self.shared.room.counters.tcp_stalled.add(1);
             flow.make_room(now);
             self.shared.remove(&flow);
+            stalled.retain(|_, flows| !flows.is_empty());
         }
+    }
+
+    /// Each user's flows whose octets nobody has taken for [`STALLED`], the longest last.
+    fn stalled(&self, now: Instant) -> HashMap<User, Vec<(Instant, Arc<Flow>)>> {
+        let mut stalled: HashMap<_, Vec<_>> = HashMap::new();
+        for flow in self.shared.flows().values() {
+            let since = flow.lock().waits_since();
+            let long = |since: &Instant| now.saturating_duration_since(*since) >= STALLED;
+            if let Some(since) = since.filter(long) {
+                let of = stalled.entry(flow.user).or_default();
+                of.push((since, Arc::clone(flow)));
+            }
+        }
+        for flows in stalled.values_mut() {
+            flows.sort_unstable_by_key(|(since, _)| Reverse(*since));
+        }
+        stalled
     }
 
     fn drop_syn(&mut self, now: Instant) {
@@ -324,10 +353,9 @@ impl Table {
 
     fn remember(&mut self, flow: &Arc<Flow>) {
         // Those that are over are forgotten now and then.
-        if self.ring.len() >= self.shared.room.config.flows.tcp.saturating_mul(2) {
-            self.ring.retain(|flow| flow.strong_count() > 0);
-        }
-        self.ring.push_back(Arc::downgrade(flow));
+        let many = self.shared.room.config.flows.tcp.saturating_mul(2);
+        self.rings.tidy(many, |flow| flow.strong_count() > 0);
+        self.rings.push(flow.user, Arc::downgrade(flow));
     }
 
     /// Whether the SYN is answered before the overlay has.

@@ -16,12 +16,14 @@ use hoplite_wire::ip::{self, Packet, tcp};
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    Config, Room,
+    Config, Ends, Room,
     cut::cut,
     device::Incoming,
     port::{Outgoing, Port, tcp_headers, udp_headers},
     router::Router,
+    sock_diag::Sockets,
 };
+use crate::users::User;
 
 /// Where programs are.
 pub(crate) const PROGRAM: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 18, 0, 1));
@@ -104,6 +106,16 @@ impl Port for MemoryPort {
     }
 }
 
+/// A machine whose programs are told apart by the ports that they send from.
+#[derive(Debug)]
+struct ByPort(fn(u16) -> User);
+
+impl Sockets for ByPort {
+    fn user(&self, _: u8, ends: Ends) -> Option<User> {
+        Some((self.0)(ends.program.port()))
+    }
+}
+
 /// A router between a program that the test plays and a network in memory.
 pub(crate) struct Bench {
     pub(crate) network: Network,
@@ -122,6 +134,17 @@ impl Bench {
         let network = Network::new(1);
         let overlay = network.overlay(Ipv4Addr::new(192, 0, 2, 1).into());
         Self::over(Arc::new(overlay), network, change)
+    }
+
+    /// With another configuration, on a machine where `user` is behind a port.
+    pub(crate) fn shared_by(user: fn(u16) -> User, change: impl FnOnce(&mut Config)) -> Self {
+        let mut bench = Self::with(change);
+        let (config, port) = (bench.room.config.clone(), Arc::clone(&bench.port));
+        let (overlay, counters) = (&bench.room.overlay, &bench.room.counters);
+        let room = Room::new(config, Arc::clone(overlay), port, Arc::clone(counters));
+        bench.room = Arc::new(room.asking(Some(Box::new(ByPort(user)))));
+        bench.router = Router::new(&bench.room);
+        bench
     }
 
     /// With another overlay than that of the network.

@@ -4,17 +4,15 @@
 
 mod flow;
 
-use std::{
-    cmp::Reverse,
-    collections::{HashMap, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+use std::{cmp::Reverse, collections::HashMap, sync::Arc, time::Duration};
 
 use hoplite_overlay::Batch;
-use hoplite_wire::{Host, ip::icmp::Unreachable};
+use hoplite_wire::{
+    Host,
+    ip::{self, icmp::Unreachable},
+};
 use tokio::{
-    task::{AbortHandle, JoinSet},
+    task::{AbortHandle, Id, JoinSet},
     time::Instant,
 };
 
@@ -26,9 +24,10 @@ use super::{
 use crate::{
     budget::Account,
     datagrams::{self, FLOOR, Pushed},
+    users::{Rings, User},
 };
 
-/// How many flows of each kind are looked at when one has to make room.
+/// How many flows of each kind of a user are looked at when one has to make room.
 const CANDIDATES: usize = 8;
 /// A question that was asked longer ago has its answer, or hardly gets one any more.
 const ANSWERED: Duration = Duration::from_secs(2);
@@ -42,12 +41,15 @@ pub(crate) struct Table {
     room: Arc<Room>,
     /// At most `flows.udp`.
     flows: HashMap<Ends, Place>,
-    /// The keys of `flows`, each in one of them once: who is looked at next when one has to make room. What proves to be a stream
-    /// is found among the exchanges when it comes first there.
-    exchanges: VecDeque<Ends>,
-    streams: VecDeque<Ends>,
-    tasks: JoinSet<()>,
+    /// Each of `flows` in one of them once: who is looked at next when one has to make room; some are over. What proves to be a stream
+    /// is found among the exchanges when its turn comes there.
+    exchanges: Rings<Known>,
+    streams: Rings<Known>,
+    tasks: JoinSet<Ends>,
 }
+
+/// A flow of those ends, until another one has them.
+type Known = (Ends, Id);
 
 #[derive(Debug)]
 struct Place {
@@ -60,8 +62,8 @@ impl Table {
         Self {
             room,
             flows: HashMap::new(),
-            exchanges: VecDeque::new(),
-            streams: VecDeque::new(),
+            exchanges: Rings::default(),
+            streams: Rings::default(),
             tasks: JoinSet::new(),
         }
     }
@@ -74,7 +76,7 @@ impl Table {
             segment,
         };
         let sender = match self.flows.get(&ends) {
-            Some(place) if !place.task.is_finished() => Some(&place.sender),
+            Some(place) if !place.is_over() => Some(&place.sender),
             _ => self.open(ends, now),
         };
         let Some(sender) = sender else {
@@ -92,55 +94,82 @@ impl Table {
 
     /// `None` when there is no memory for a further flow.
     fn open(&mut self, ends: Ends, now: Instant) -> Option<&Sender> {
-        while self.tasks.try_join_next().is_some() {}
-        let new = !self.flows.contains_key(&ends);
-        if new && self.flows.len() >= self.room.config.flows.udp {
-            self.make_room(now);
+        self.forget_those_over();
+        let user = self.room.user(ip::UDP, ends);
+        let full = self.flows.len() >= self.room.config.flows.udp;
+        if full && !self.flows.contains_key(&ends) {
+            self.make_room(user, now);
         }
-        let account = match self.account(ends) {
+        let account = match self.account(ends, user) {
             Some(account) => account,
             None => {
-                self.make_room(now);
-                self.account(ends)?
+                self.make_room(user, now);
+                self.account(ends, user)?
             }
         };
-        if !self.flows.contains_key(&ends) {
-            self.exchanges.push_back(ends);
-        }
         let sender = Sender::new(account);
         let flow = Flow::new(Arc::clone(&self.room), ends, sender.clone());
-        let task = self.tasks.spawn(flow.run());
+        let task = self.tasks.spawn(async move {
+            flow.run().await;
+            ends
+        });
+        let many = self.room.config.flows.udp.saturating_mul(2);
+        let flows = &self.flows;
+        self.exchanges.tidy(many, |known| is_there(flows, known));
+        self.streams.tidy(many, |known| is_there(flows, known));
+        self.exchanges.push(user, (ends, task.id()));
         let place = self.flows.entry(ends);
         let place = place.insert_entry(Place { sender, task });
         Some(&place.into_mut().sender)
     }
 
-    fn account(&self, ends: Ends) -> Option<Account> {
-        let target = Host::ip(ends.target.ip());
-        let memory = &self.room.udp_memory;
-        memory.open(ends.program.ip(), target, FLOOR)
-    }
-
-    /// Of the next few flows the one goes that is missed least.
-    fn make_room(&mut self, now: Instant) {
-        let Some(ends) = self.next_to_go(now) else {
-            return;
-        };
-        if let Some(place) = self.flows.remove(&ends)
-            && !place.task.is_finished()
-        {
-            self.room.counters.udp_evicted.add(1);
-            place.sender.end();
-            place.task.abort();
+    fn forget_those_over(&mut self) {
+        while let Some(over) = self.tasks.try_join_next() {
+            // Those that were ended from here are forgotten already.
+            if let Ok(ends) = over
+                && self.flows.get(&ends).is_some_and(Place::is_over)
+            {
+                self.flows.remove(&ends);
+            }
         }
     }
 
-    /// Takes it out of its ring; those that stood before it are looked at again last.
-    fn next_to_go(&mut self, now: Instant) -> Option<Ends> {
-        self.sort_out();
-        let worth = |ends: &Ends| self.flows.get(ends).and_then(|place| place.worth(now));
-        let least = |ring: &VecDeque<Ends>| {
-            let next = ring.iter().take(CANDIDATES).map(worth).enumerate();
+    fn account(&self, ends: Ends, user: User) -> Option<Account> {
+        let target = Host::ip(ends.target.ip());
+        self.room.udp_memory.open(user, target, FLOOR)
+    }
+
+    /// Of the next few flows of the user that gives a place the one goes that is missed least.
+    fn make_room(&mut self, newcomer: User, now: Instant) {
+        let Some(giver) = self.room.udp_memory.gives(newcomer) else {
+            return;
+        };
+        while let Some((ends, task)) = self.next_to_go(giver, now) {
+            let known = self.flows.get(&ends);
+            if known.is_none_or(|place| place.task.id() != task) {
+                continue;
+            }
+            if let Some(place) = self.flows.remove(&ends)
+                && !place.is_over()
+            {
+                self.room.counters.udp_evicted.add(1);
+                place.sender.end();
+                place.task.abort();
+            }
+            return;
+        }
+    }
+
+    /// Takes it out of its ring; those that are over come first.
+    fn next_to_go(&mut self, user: User, now: Instant) -> Option<Known> {
+        self.sort_out(user);
+        let there = |known: &Known| {
+            let place = self.flows.get(&known.0);
+            place.filter(|place| place.task.id() == known.1)
+        };
+        let worth = |known: &Known| there(known).and_then(|place| place.worth(now));
+        let least = |ring: &Rings<Known>| {
+            let next = ring.next(user).take(CANDIDATES).map(worth).enumerate();
             next.map(|(at, worth)| (worth, at)).min()
         };
         let (ring, at) = match (least(&self.exchanges), least(&self.streams)) {
@@ -148,31 +177,42 @@ impl Table {
             (Some((_, at)), None) => (&mut self.exchanges, at),
             (_, stream) => (&mut self.streams, stream?.1),
         };
-        ring.rotate_left(at);
-        ring.pop_front()
+        ring.take(user, at)
     }
 
-    /// Until the first of the exchanges is one.
-    fn sort_out(&mut self) {
-        let is_stream = |ends: &Ends| self.flows.get(ends).is_some_and(Place::is_stream);
-        while let Some(stream) = self.exchanges.pop_front_if(|ends| is_stream(ends)) {
-            self.streams.push_back(stream);
+    /// Until the first of a user's exchanges is one.
+    fn sort_out(&mut self, user: User) {
+        let is_stream = |(ends, _): &Known| self.flows.get(ends).is_some_and(Place::is_stream);
+        while self.exchanges.next(user).next().is_some_and(is_stream) {
+            if let Some(stream) = self.exchanges.pop(user) {
+                self.streams.push(user, stream);
+            }
         }
     }
 }
 
+fn is_there(flows: &HashMap<Ends, Place>, (ends, task): &Known) -> bool {
+    flows
+        .get(ends)
+        .is_some_and(|place| place.task.id() == *task)
+}
+
 impl Place {
+    fn is_over(&self) -> bool {
+        self.task.is_finished()
+    }
+
     fn is_stream(&self) -> bool {
         self.sender.is_stream()
     }
 
     /// How much it is missed: not at all when it is over, little when it was an exchange that is done, else the more the later it was used
-    /// and the fewer flows its source and its target have.
+    /// and the fewer flows its user has to its target.
     fn worth(&self, now: Instant) -> Option<(bool, Reverse<(u128, Duration)>)> {
         let used = self.sender.used();
         let lasts = self.is_stream() || now.saturating_duration_since(used) < ANSWERED;
         let counts = self.sender.rest_counts(now)?;
-        (!self.task.is_finished()).then_some((lasts, Reverse(counts)))
+        (!self.is_over()).then_some((lasts, Reverse(counts)))
     }
 }
 

@@ -1,38 +1,54 @@
-//! Drives [`super::Dns`]: asks through the overlay what the machine cannot answer, for a bounded number of queries at once.
-//! The router gives it datagrams to port 53 of the device's resolver; connections come by [`super::Resolving`].
+//! Drives [`super::Dns`]: asks through the overlay what the machine cannot answer, for a bounded number of queries at once. When there are so
+//! many, a user that has fewer of them than another takes the place of that one's oldest.
+//! The router gives it datagrams to port 53 of the device's resolver; connections come by [`Room::open_stream`].
 
-use std::{fmt, sync::Arc};
-
-use hoplite_overlay::{Overlay, Stream, Terms};
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::Instant,
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError, Weak},
 };
 
+use hoplite_overlay::{Overlay, Stream, Terms};
+use hoplite_wire::ip;
+use tokio::{sync::Notify, time::Instant};
+
 use super::{Answer, Asking, Carrier, Config, Dns, Families, stream};
-use crate::tun::{
-    Counters, Ends, Room,
-    names::Names,
-    port::{Outgoing, udp_headers},
+use crate::{
+    tun::{
+        Counters, Ends, Room,
+        names::Names,
+        port::{Outgoing, udp_headers},
+    },
+    users::{Place, Places, Rings, User},
 };
 
 /// The device's resolver.
 pub(crate) struct Server {
     dns: Dns,
     overlay: Arc<dyn Overlay>,
-    /// How many queries may still be asked.
-    places: Arc<Semaphore>,
+    /// How many queries may be asked at once, and whose are.
+    most: usize,
+    places: Arc<Places>,
+    asked: Mutex<Rings<Weak<Asked>>>,
     counters: Arc<Counters>,
 }
 
-/// Answers a program's datagram to the device's resolver, now or later.
-pub(crate) fn answer(room: &Arc<Room>, ends: Ends, query: &[u8]) {
-    let back = Arc::clone(room);
-    room.dns.datagram(query, move |reply| {
-        let mut headers = Vec::new();
-        udp_headers(&mut headers, ends.target, ends.program, reply.len());
-        back.port.send(Outgoing::udp(&headers, [reply, &[]], None));
-    });
+/// A query that is being asked, until it has an answer or has made room for another.
+struct Asked {
+    place: Mutex<Option<Place>>,
+    made_room: Notify,
+}
+
+/// Answers a program's datagrams to the device's resolver, each now or later: `queries` cut every `segment` octets.
+pub(crate) fn answer(room: &Arc<Room>, ends: Ends, queries: &[u8], segment: usize) {
+    let user = room.user(ip::UDP, ends);
+    for query in queries.chunks(segment.max(1)) {
+        let back = Arc::clone(room);
+        room.dns.datagram(query, user, move |reply| {
+            let mut headers = Vec::new();
+            udp_headers(&mut headers, ends.target, ends.program, reply.len());
+            back.port.send(Outgoing::udp(&headers, [reply, &[]], None));
+        });
+    }
 }
 
 impl Server {
@@ -47,7 +63,9 @@ impl Server {
         Arc::new(Self {
             dns: Dns::new(config.clone(), families, names, Arc::clone(&counters)),
             overlay: Arc::clone(overlay),
-            places: Arc::new(Semaphore::new(config.asked.min(Semaphore::MAX_PERMITS))),
+            most: config.asked,
+            places: Arc::default(),
+            asked: Mutex::default(),
             counters,
         })
     }
@@ -56,12 +74,13 @@ impl Server {
     pub(crate) fn datagram(
         self: &Arc<Self>,
         query: &[u8],
+        user: User,
         reply: impl FnOnce(&[u8]) + Send + 'static,
     ) {
-        match self.dns.answer(query, Carrier::Udp, Instant::now()) {
+        match self.dns.answer(query, Carrier::Udp, user, Instant::now()) {
             Answer::Now(octets) => reply(&octets),
             Answer::Drop => {}
-            Answer::Ask(asking) => match self.place() {
+            Answer::Ask(asking) => match self.place(user) {
                 None => reply(&asking.given_up()),
                 Some(place) => {
                     let server = Arc::clone(self);
@@ -72,38 +91,67 @@ impl Server {
     }
 
     /// Answers a query that came on a stream; `None` if there is nothing to answer.
-    pub(super) async fn query(&self, query: &[u8]) -> Option<Vec<u8>> {
-        match self.dns.answer(query, Carrier::Tcp, Instant::now()) {
+    pub(super) async fn query(&self, query: &[u8], user: User) -> Option<Vec<u8>> {
+        match self.dns.answer(query, Carrier::Tcp, user, Instant::now()) {
             Answer::Now(octets) => Some(octets),
             Answer::Drop => None,
-            Answer::Ask(asking) => Some(match self.place() {
+            Answer::Ask(asking) => Some(match self.place(user) {
                 None => asking.given_up(),
                 Some(place) => self.ask(&asking, place).await,
             }),
         }
     }
 
-    /// The resolver's end of a new TCP connection.
-    pub(crate) fn stream(self: &Arc<Self>) -> Stream {
-        stream::open(Arc::clone(self))
+    /// The resolver's end of a user's new TCP connection.
+    pub(crate) fn stream(self: &Arc<Self>, user: User) -> Stream {
+        stream::open(Arc::clone(self), user)
     }
 
     /// A place among the queries that are being asked; the storm that finds none is counted.
-    fn place(&self) -> Option<OwnedSemaphorePermit> {
-        let place = Arc::clone(&self.places).try_acquire_owned().ok();
-        if place.is_none() {
+    fn place(&self, user: User) -> Option<Arc<Asked>> {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.places.len() >= self.most {
             self.counters.dns_crowded.add(1);
+            let giver = self.places.gives(user).filter(|giver| *giver != user)?;
+            make_room(&mut asked, giver)?;
         }
-        place
+        let new = Arc::new(Asked {
+            place: Mutex::new(Some(self.places.take(user))),
+            made_room: Notify::new(),
+        });
+        asked.tidy(self.most.saturating_mul(2), |asked| {
+            asked.strong_count() > 0
+        });
+        asked.push(user, Arc::downgrade(&new));
+        Some(new)
     }
 
-    async fn ask(&self, asking: &Asking, _place: OwnedSemaphorePermit) -> Vec<u8> {
+    async fn ask(&self, asking: &Asking, place: Arc<Asked>) -> Vec<u8> {
         self.counters.dns_asked.add(1);
         let terms = Terms::default().within(self.dns.config.patience);
         let message = asking.message();
-        let said = terms.run("asking a resolver", self.overlay.query(&message, &terms));
-        self.dns.answered(asking, said.await, Instant::now())
+        let asked = terms.run("asking a resolver", self.overlay.query(&message, &terms));
+        tokio::select! {
+            biased;
+            said = asked => self.dns.answered(asking, said, Instant::now()),
+            () = place.made_room.notified() => asking.given_up(),
+        }
     }
+}
+
+/// The oldest of a user's queries fails at once.
+fn make_room(asked: &mut Rings<Weak<Asked>>, user: User) -> Option<()> {
+    while let Some(oldest) = asked.pop(user) {
+        let Some(oldest) = oldest.upgrade() else {
+            continue;
+        };
+        let mut place = oldest.place.lock().unwrap_or_else(PoisonError::into_inner);
+        if place.take().is_some() {
+            oldest.made_room.notify_one();
+            return Some(());
+        }
+    }
+    None
 }
 
 impl fmt::Debug for Server {

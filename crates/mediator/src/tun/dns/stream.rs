@@ -10,22 +10,23 @@ use tokio::{
 };
 
 use super::server::Server;
+use crate::users::User;
 
 /// How long a program may think between two queries: "a few seconds" (RFC 7766 §6.2.3).
 const IDLE: Duration = Duration::from_secs(10);
 /// What waits in each direction, in octets.
 const BUFFER: usize = 4096;
 
-/// A connection to `server`.
-pub(super) fn open(server: Arc<Server>) -> Stream {
+/// A user's connection to `server`.
+pub(super) fn open(server: Arc<Server>, user: User) -> Stream {
     let (near, far) = duplex(BUFFER);
-    tokio::spawn(serve(server, far));
+    tokio::spawn(serve(server, user, far));
     Stream::new(BufReader::with_capacity(BUFFER, near))
 }
 
-async fn serve(server: Arc<Server>, mut stream: DuplexStream) {
+async fn serve(server: Arc<Server>, user: User, mut stream: DuplexStream) {
     while let Ok(Ok(query)) = timeout(IDLE, read(&mut stream)).await {
-        let Some(reply) = server.query(&query).await else {
+        let Some(reply) = server.query(&query, user).await else {
             break;
         };
         let written = timeout(IDLE, write(&mut stream, &reply)).await;

@@ -20,9 +20,12 @@ use tokio::{
 };
 
 use super::*;
-use crate::tun::names::Meaning;
+use crate::{tun::names::Meaning, users::User};
 
 const THERE: IpAddr = IpAddr::V4(Ipv4Addr::new(93, 184, 216, 34));
+/// The program that asks, and another one.
+const HERE: User = User::local(1000, 1);
+const OTHER: User = User::local(1001, 1);
 const BOTH: Families = Families { v4: true, v6: true };
 
 /// A far end that knows a few names, and none whose name begins with `no`.
@@ -144,11 +147,16 @@ fn told(question: &Question, reply: &[u8]) -> Told {
 
 impl Resolver {
     async fn reply(&self, query: &[u8]) -> Option<Vec<u8>> {
+        self.begin(query, HERE).await.ok()
+    }
+
+    /// A user asks, and does not wait yet.
+    fn begin(&self, query: &[u8], user: User) -> oneshot::Receiver<Vec<u8>> {
         let (replied, reply) = oneshot::channel();
-        self.server.datagram(query, |octets| {
+        self.server.datagram(query, user, |octets| {
             replied.send(octets.to_vec()).expect("somebody waits");
         });
-        reply.await.ok()
+        reply
     }
 
     async fn ask(&self, name: &str, kind: RecordType) -> Told {
@@ -383,9 +391,11 @@ async fn a_storm_of_queries_is_bounded_and_told_and_names_are_still_answered() {
     let mut replies = Vec::new();
     for _ in 0..3 {
         let (replied, reply) = oneshot::channel();
-        resolver.server.datagram(&question.message(), |octets| {
-            replied.send(octets.to_vec()).expect("somebody waits");
-        });
+        resolver
+            .server
+            .datagram(&question.message(), HERE, |octets| {
+                replied.send(octets.to_vec()).expect("somebody waits");
+            });
         replies.push(reply);
     }
     while resolver.far.waiting.load(Ordering::SeqCst) < 3 {
@@ -401,6 +411,57 @@ async fn a_storm_of_queries_is_bounded_and_told_and_names_are_still_answered() {
     for reply in replies {
         let reply = reply.await.expect("a reply");
         assert_ne!(told(&question, &reply), Told::Failed);
+    }
+}
+
+#[tokio::test]
+async fn a_storm_of_one_users_queries_leaves_room_for_those_of_another() {
+    let resolver = resolver_with(BOTH, "asked = 4");
+    let question = Question::new(&host("late.example"), RecordType::TXT);
+    let mut storm: Vec<_> = (0..50)
+        .map(|_| resolver.begin(&question.message(), HERE))
+        .collect();
+    let other = Question::new(&host("b.example"), RecordType::TXT);
+    for _ in 0..10 {
+        let reply = resolver.begin(&other.message(), OTHER).await;
+        assert_ne!(told(&other, &reply.expect("a reply")), Told::Failed);
+    }
+    // Of two users that both ask more than there is room for each has half of it.
+    let mut waiting: Vec<_> = (0..3)
+        .map(|_| resolver.begin(&question.message(), OTHER))
+        .collect();
+    let third = waiting.pop().expect("three").await.expect("a reply");
+    assert_eq!(told(&question, &third), Told::Failed);
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    let mut under_way = |all: &mut Vec<oneshot::Receiver<_>>| {
+        all.retain_mut(|reply| reply.try_recv().is_err());
+        all.len()
+    };
+    assert_eq!([&mut storm, &mut waiting].map(&mut under_way), [2, 2]);
+    assert_eq!(resolver.counters.dns_crowded.value(), 46 + 2 + 1);
+}
+
+#[tokio::test]
+async fn a_user_that_asks_for_all_names_leaves_temporary_addresses_to_another() {
+    let resolver = resolver_with(BOTH, "names = 64");
+    let ask = async |name: String, user| {
+        let question = Question::new(&host(&name), RecordType::A);
+        let reply = resolver.begin(&question.message(), user).await;
+        match told(&question, &reply.expect("a reply")) {
+            Told::Addresses(found) => found[0],
+            other => unreachable!("{other:?}"),
+        }
+    };
+    for n in 0..200 {
+        ask(format!("n{n}.example"), HERE).await;
+    }
+    for n in 0..32 {
+        let ip = ask(format!("quiet{n}.example"), OTHER).await;
+        assert!(resolver.names.is_temporary(ip), "{n}");
+        ask(format!("m{n}.example"), HERE).await;
+        assert_eq!(resolver.meaning(ip), means(&format!("quiet{n}.example")));
     }
 }
 
@@ -458,7 +519,7 @@ async fn a_large_answer_is_cut_for_a_datagram_and_whole_on_a_stream() {
     let query = question.message_with_id(7);
     let cut = resolver.reply(&query).await.expect("a reply");
     assert!(cut.len() <= 1232 && cut[2] & 2 != 0, "truncated");
-    let mut stream = resolver.server.stream();
+    let mut stream = resolver.server.stream(HERE);
     for _ in 0..2 {
         let len = u16::try_from(query.len()).expect("short");
         stream.write_u16(len).await.expect("written");
@@ -474,7 +535,7 @@ async fn a_large_answer_is_cut_for_a_datagram_and_whole_on_a_stream() {
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_stops_in_the_middle_ends() {
     let resolver = resolver();
-    let (mut stream, start) = (resolver.server.stream(), Instant::now());
+    let (mut stream, start) = (resolver.server.stream(HERE), Instant::now());
     stream.write_all(&[0, 50, 1]).await.expect("written");
     assert_eq!(stream.read(&mut [0; 1]).await.expect("an end"), 0);
     assert_eq!(start.elapsed(), Duration::from_secs(10));
@@ -486,7 +547,7 @@ proptest! {
         let config = Config::default();
         let names = Arc::new(Names::new(&config.pools(), &[], config.terms()));
         let dns = Dns::new(config, BOTH, names, Arc::default());
-        if let Answer::Ask(asking) = dns.answer(&octets, Carrier::Udp, Instant::now()) {
+        if let Answer::Ask(asking) = dns.answer(&octets, Carrier::Udp, HERE, Instant::now()) {
             let reply = dns.answered(&asking, Ok(octets), Instant::now());
             prop_assert!(reply.len() <= 1232);
         }

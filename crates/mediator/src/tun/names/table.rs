@@ -10,6 +10,7 @@ use hoplite_wire::HostName;
 use tokio::time::Instant;
 
 use super::Terms;
+use crate::users::{Shares, User};
 
 /// How many expired mappings one call forgets: more than it can make.
 const TIDIED: usize = 8;
@@ -23,8 +24,10 @@ pub(super) struct Table {
     room: usize,
     by_name: HashMap<HostName, u32>,
     slots: HashMap<u32, Slot>,
-    /// Those that no flow holds, by when they were used last.
+    /// Those that no flow holds, by when they were used last: all, and each user's.
     unheld: BTreeSet<(Instant, u32)>,
+    unheld_of: HashMap<User, BTreeSet<(Instant, u32)>>,
+    shares: Shares,
     /// Addresses that have meant something, the oldest first: they are given again when there is no room for more.
     spent: VecDeque<u32>,
     is_spent: HashSet<u32>,
@@ -35,6 +38,8 @@ pub(super) struct Table {
 /// One mapping.
 struct Slot {
     name: HostName,
+    /// Whom it is counted against: of those who asked for it the one who had fewest.
+    user: User,
     /// When it was told or used last.
     used: Instant,
     /// How many flows hold it.
@@ -53,6 +58,8 @@ impl Table {
             by_name: HashMap::new(),
             slots: HashMap::new(),
             unheld: BTreeSet::new(),
+            unheld_of: HashMap::new(),
+            shares: Shares::default(),
             spent: VecDeque::new(),
             is_spent: HashSet::new(),
             random: RandomState::new(),
@@ -60,32 +67,83 @@ impl Table {
         }
     }
 
-    /// The address of `name`, which is told now; one that `choose` makes of a random number if it has none.
+    /// The address of `name`, which `user` is told now; one that `choose` makes of a random number if it has none.
     pub(super) fn map(
         &mut self,
         name: &HostName,
+        user: User,
         now: Instant,
         choose: impl Fn(u64) -> Option<u32>,
     ) -> Option<u32> {
         self.tidy(now);
         if let Some(&offset) = self.by_name.get(name) {
             self.touch(offset, now);
+            self.pass_on(offset, user);
             return Some(offset);
         }
         if self.slots.len() >= self.terms.names {
-            return None;
+            self.make_room(user)?;
         }
         let offset = (0..TRIES).find_map(|_| self.draw(&choose))?;
         let slot = Slot {
             name: name.clone(),
+            user,
             used: now,
             holds: 0,
             missing: None,
         };
         self.by_name.insert(name.clone(), offset);
         self.slots.insert(offset, slot);
-        self.unheld.insert((now, offset));
+        self.shares.add(user);
+        self.let_go(user, now, offset);
         Some(offset)
+    }
+
+    /// A name that several users ask for is counted against the one who has fewest, so that it does not go with what another one asks for.
+    fn pass_on(&mut self, offset: u32, user: User) {
+        let Some(slot) = self.slots.get_mut(&offset) else {
+            return;
+        };
+        let (before, used, free) = (slot.user, slot.used, slot.holds == 0);
+        if self.shares.of(user) >= self.shares.of(before) {
+            return;
+        }
+        slot.user = user;
+        self.shares.remove(before);
+        self.shares.add(user);
+        if free {
+            self.take(before, used, offset);
+            self.let_go(user, used, offset);
+        }
+    }
+
+    /// Another user that has more loses what it has not used for longest; `None` if there is none, or flows hold all that it has.
+    fn make_room(&mut self, newcomer: User) -> Option<()> {
+        let giver = self
+            .shares
+            .gives(newcomer)
+            .filter(|user| *user != newcomer)?;
+        let &(used, offset) = self.unheld_of.get(&giver)?.first()?;
+        self.forget(used, offset);
+        Some(())
+    }
+
+    /// A flow holds it from now on, or it is gone.
+    fn take(&mut self, user: User, used: Instant, offset: u32) {
+        self.unheld.remove(&(used, offset));
+        if let Some(unheld) = self.unheld_of.get_mut(&user) {
+            unheld.remove(&(used, offset));
+            if unheld.is_empty() {
+                self.unheld_of.remove(&user);
+            }
+        }
+    }
+
+    /// No flow holds it.
+    fn let_go(&mut self, user: User, used: Instant, offset: u32) {
+        self.unheld.insert((used, offset));
+        let unheld = self.unheld_of.entry(user).or_default();
+        unheld.insert((used, offset));
     }
 
     fn draw(&mut self, choose: impl Fn(u64) -> Option<u32>) -> Option<u32> {
@@ -117,10 +175,11 @@ impl Table {
         if slot.holds == 0 && now >= slot.used + keep {
             return false;
         }
-        if slot.holds == 0 {
-            self.unheld.remove(&(slot.used, offset));
-        }
         slot.holds += 1;
+        let (user, used, first) = (slot.user, slot.used, slot.holds == 1);
+        if first {
+            self.take(user, used, offset);
+        }
         true
     }
 
@@ -131,8 +190,9 @@ impl Table {
         };
         slot.holds = slot.holds.saturating_sub(1);
         slot.used = slot.used.max(now);
-        if slot.holds == 0 {
-            self.unheld.insert((slot.used, offset));
+        let (user, used, free) = (slot.user, slot.used, slot.holds == 0);
+        if free {
+            self.let_go(user, used, offset);
         }
     }
 
@@ -163,9 +223,10 @@ impl Table {
         };
         let before = slot.used;
         slot.used = before.max(now);
-        if slot.holds == 0 && before != slot.used {
-            self.unheld.remove(&(before, offset));
-            self.unheld.insert((slot.used, offset));
+        let (user, used, free) = (slot.user, slot.used, slot.holds == 0);
+        if free && before != used {
+            self.take(user, before, offset);
+            self.let_go(user, used, offset);
         }
     }
 
@@ -178,12 +239,18 @@ impl Table {
             if now < used + self.terms.keep {
                 return;
             }
-            self.unheld.pop_first();
-            if let Some(slot) = self.slots.remove(&offset) {
-                self.by_name.remove(&slot.name);
-            }
-            self.rest(offset);
+            self.forget(used, offset);
         }
+    }
+
+    /// The name behind an address that no flow holds.
+    fn forget(&mut self, used: Instant, offset: u32) {
+        if let Some(slot) = self.slots.remove(&offset) {
+            self.take(slot.user, used, offset);
+            self.shares.remove(slot.user);
+            self.by_name.remove(&slot.name);
+        }
+        self.rest(offset);
     }
 
     fn rest(&mut self, offset: u32) {

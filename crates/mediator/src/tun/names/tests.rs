@@ -16,6 +16,10 @@ fn names(terms: Terms) -> Arc<Names> {
     Arc::new(Names::new(&Pools::default(), &[], terms))
 }
 
+fn user(uid: u32) -> User {
+    User::local(uid, 1)
+}
+
 fn host(name: &str) -> HostName {
     HostName::new(name).expect("valid")
 }
@@ -36,12 +40,14 @@ fn seconds(n: u64) -> Duration {
 #[test]
 fn both_addresses_of_a_name_mean_it_with_the_packets_port() {
     let (names, now) = (names(TERMS), Instant::now());
-    let pair = names.pair(&host("www.example"), now).expect("room");
+    let pair = names
+        .pair(&host("www.example"), user(1), now)
+        .expect("room");
     for ip in pair.both() {
         assert_eq!(names.meaning(at(ip), now), means("www.example"));
         assert!(names.is_temporary(ip));
     }
-    assert_eq!(names.pair(&host("www.example"), now), Some(pair));
+    assert_eq!(names.pair(&host("www.example"), user(1), now), Some(pair));
 }
 
 #[test]
@@ -56,7 +62,9 @@ fn an_address_that_is_none_of_ours_means_itself() {
 #[test]
 fn a_mapping_lasts_for_seventy_seconds_after_its_last_use() {
     let (names, start) = (names(TERMS), Instant::now());
-    let pair = names.pair(&host("www.example"), start).expect("room");
+    let pair = names
+        .pair(&host("www.example"), user(1), start)
+        .expect("room");
     let [v4, v6] = pair.both();
     let later = start + seconds(69);
     assert_eq!(names.meaning(at(v4), later), means("www.example"));
@@ -72,7 +80,10 @@ fn a_mapping_lasts_for_seventy_seconds_after_its_last_use() {
 #[test]
 fn asking_for_the_name_of_an_address_does_not_make_it_last() {
     let (names, start) = (names(TERMS), Instant::now());
-    let [v4, _] = names.pair(&host("a.example"), start).expect("room").both();
+    let [v4, _] = names
+        .pair(&host("a.example"), user(1), start)
+        .expect("room")
+        .both();
     let later = start + seconds(69);
     assert_eq!(names.name(v4, later), Some(host("a.example")));
     assert_eq!(names.name(v4, later + seconds(2)), None);
@@ -82,7 +93,7 @@ fn asking_for_the_name_of_an_address_does_not_make_it_last() {
 async fn a_flow_keeps_its_mapping_and_seventy_seconds_beyond() {
     let names = names(TERMS);
     let [v4, _] = names
-        .pair(&host("a.example"), Instant::now())
+        .pair(&host("a.example"), user(1), Instant::now())
         .expect("room")
         .both();
     let first = names.hold(v4, Instant::now()).expect("a name");
@@ -103,15 +114,72 @@ async fn a_flow_keeps_its_mapping_and_seventy_seconds_beyond() {
 fn when_all_are_in_use_a_further_name_gets_none_until_one_has_expired() {
     let terms = Terms { names: 2, ..TERMS };
     let (names, start) = (names(terms), Instant::now());
-    let first = names.pair(&host("a.example"), start).expect("room");
-    names
-        .pair(&host("b.example"), start + seconds(5))
+    let first = names
+        .pair(&host("a.example"), user(1), start)
         .expect("room");
-    assert_eq!(names.pair(&host("c.example"), start + seconds(69)), None);
+    names
+        .pair(&host("b.example"), user(1), start + seconds(5))
+        .expect("room");
+    assert_eq!(
+        names.pair(&host("c.example"), user(1), start + seconds(69)),
+        None
+    );
     assert_eq!(names.len(), 2);
-    let third = names.pair(&host("c.example"), start + seconds(70));
+    let third = names.pair(&host("c.example"), user(1), start + seconds(70));
     assert_ne!(third.expect("the first has expired"), first);
     assert_eq!(names.name(first.v4.into(), start + seconds(70)), None);
+}
+
+#[test]
+fn a_user_that_has_all_names_loses_what_it_has_not_used_for_longest_to_one_that_has_none() {
+    let terms = Terms { names: 4, ..TERMS };
+    let (names, start) = (names(terms), Instant::now());
+    let mine: Vec<_> = (0..4)
+        .map(|n| {
+            let name = host(&format!("n{n}.example"));
+            names
+                .pair(&name, user(1), start + seconds(n))
+                .expect("room")
+        })
+        .collect();
+    let now = start + seconds(5);
+    assert_eq!(
+        names.meaning(at(mine[0].v4.into()), now),
+        means("n0.example")
+    );
+    let _held = names.hold(mine[1].v4.into(), now).expect("a name");
+    let other = names.pair(&host("quiet.example"), user(2), now);
+    let other = other.expect("another makes room");
+    let alive = |pair: &Pair| names.name(pair.v4.into(), now).is_some();
+    let left: Vec<_> = mine.iter().map(alive).collect();
+    assert_eq!(left, [true, true, false, true]);
+    assert_eq!(names.pair(&host("n9.example"), user(1), now), None);
+    assert!(alive(&other), "who has most takes nobody's");
+}
+
+#[test]
+fn a_name_that_two_users_asked_for_stays_with_the_one_that_has_fewer() {
+    let terms = Terms { names: 4, ..TERMS };
+    let (names, start) = (names(terms), Instant::now());
+    for n in 0..4 {
+        let name = host(&format!("n{n}.example"));
+        names
+            .pair(&name, user(1), start + seconds(n))
+            .expect("room");
+    }
+    let shared = names.pair(&host("n0.example"), user(2), start + seconds(4));
+    for n in 5..20 {
+        let name = host(&format!("n{n}.example"));
+        names.pair(&name, user(1), start + seconds(n));
+        names.pair(&host("n1.example"), user(1), start + seconds(n));
+    }
+    let third = names.pair(&host("quiet.example"), user(3), start + seconds(20));
+    assert!(third.is_some());
+    let ip = shared.expect("room").v4.into();
+    assert_eq!(
+        names.name(ip, start + seconds(20)),
+        Some(host("n0.example"))
+    );
 }
 
 #[test]
@@ -121,7 +189,7 @@ fn an_address_does_not_soon_mean_another_name() {
     let mut before = HashSet::new();
     for n in 0..5000 {
         let pair = names
-            .pair(&host(&format!("n{n}.example")), now)
+            .pair(&host(&format!("n{n}.example")), user(1), now)
             .expect("room");
         assert!(before.insert(pair.v4), "given twice, at {n}");
         now += seconds(71);
@@ -134,7 +202,7 @@ fn addresses_do_not_tell_the_order_of_names() {
     let addresses: Vec<Ipv4Addr> = (0..64)
         .map(|n| {
             names
-                .pair(&host(&format!("n{n}.example")), now)
+                .pair(&host(&format!("n{n}.example")), user(1), now)
                 .expect("room")
                 .v4
         })
@@ -157,7 +225,7 @@ fn the_devices_own_addresses_are_never_given() {
     let now = Instant::now();
     let mut given = 0;
     for n in 0..1000 {
-        let Some(pair) = names.pair(&host(&format!("n{n}.example")), now) else {
+        let Some(pair) = names.pair(&host(&format!("n{n}.example")), user(1), now) else {
             break;
         };
         given += 1;
@@ -173,7 +241,10 @@ fn the_devices_own_addresses_are_never_given() {
 #[test]
 fn a_name_that_a_flow_did_not_find_is_known_to_be_missing_for_a_while() {
     let (names, start) = (names(TERMS), Instant::now());
-    let [v4, _] = names.pair(&host("a.example"), start).expect("room").both();
+    let [v4, _] = names
+        .pair(&host("a.example"), user(1), start)
+        .expect("room")
+        .both();
     assert!(!names.is_missing(&host("a.example"), start));
     names.fail(v4, start);
     assert!(names.is_missing(&host("a.example"), start + seconds(29)));
@@ -196,7 +267,9 @@ fn prefixes_of_absurd_sizes_are_refused() {
 #[test]
 fn debug_output_names_nothing() {
     let (names, now) = (names(TERMS), Instant::now());
-    let pair = names.pair(&host("secret.example"), now).expect("room");
+    let pair = names
+        .pair(&host("secret.example"), user(1), now)
+        .expect("room");
     let text = format!("{names:?} {pair:?}");
     assert!(!text.contains("secret") && !text.contains("198."), "{text}");
 }
@@ -241,7 +314,7 @@ proptest! {
                 Step::Wait(n) => now += seconds(n),
                 Step::Ask(n) => {
                     let alive = known.values().filter(|k| k.holds > 0 || now < k.used + TERMS.keep).count();
-                    let told = names.pair(&host(&format!("n{n}.example")), now);
+                    let told = names.pair(&host(&format!("n{n}.example")), user(1), now);
                     // Tidying up is bounded, so that an expired one may still take a place.
                     prop_assert!(told.is_some() || alive + 8 >= terms.names);
                     if let Some(pair) = told {

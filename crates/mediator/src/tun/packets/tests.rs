@@ -12,6 +12,7 @@ use crate::tun::{
     config::{Config, Privacy},
     testing::{Bench, PROGRAM, PROGRAM_V6, TARGET, TARGET_V6, parsed},
 };
+use crate::users::User;
 
 fn ping(from: IpAddr, to: IpAddr, sequence: u16, payload: &[u8]) -> Vec<u8> {
     let echo = Echo {
@@ -74,7 +75,10 @@ async fn a_name_behind_a_temporary_address_is_pinged_where_the_far_end_finds_it(
     let _host = bench.network.bind(TARGET);
     let name = HostName::new("site.example").expect("a name");
     bench.network.host(name.clone(), TARGET);
-    let pair = bench.room.names.pair(&name, Instant::now());
+    let pair = bench
+        .room
+        .names
+        .pair(&name, User::at(PROGRAM), Instant::now());
     let pair = pair.expect("free addresses");
     let temporary = IpAddr::V4(pair.v4);
     bench.send(ping(PROGRAM, temporary, 1, b"are you there?"));

@@ -23,6 +23,7 @@ use crate::{
         Ends,
         port::{Outgoing, Port, tcp_headers},
     },
+    users::User,
 };
 
 thread_local! {
@@ -33,6 +34,7 @@ thread_local! {
 /// A program's connection.
 pub(super) struct Flow {
     pub(super) ends: Ends,
+    pub(super) user: User,
     half_open: AtomicBool,
     state: Mutex<State>,
 }
@@ -55,6 +57,7 @@ pub(super) struct State {
 
 impl Flow {
     pub(super) fn new(ends: Ends, machine: Machine, account: Account) -> Self {
+        let user = account.user();
         let state = State {
             machine,
             task: None,
@@ -66,6 +69,7 @@ impl Flow {
         };
         Self {
             ends,
+            user,
             half_open: AtomicBool::new(true),
             state: Mutex::new(state),
         }
@@ -173,6 +177,12 @@ impl State {
         let heard = self.machine.heard().unwrap_or(now);
         let account = self.account.as_ref()?;
         Some(account.rest_counts(now.saturating_duration_since(heard)))
+    }
+
+    /// How many octets the flows of its owner hold, and those of its user.
+    pub(super) fn user_holds(&self) -> Option<(usize, usize)> {
+        let [owner, user, _] = self.account.as_ref()?.held();
+        Some((owner, user))
     }
 
     /// How many octets may be pushed now.
@@ -295,7 +305,8 @@ mod tests {
             idle: Duration::ZERO,
         };
         let (program, target) = ((PROGRAM, 1).into(), (TARGET, 2).into());
-        let account = Budget::new(1 << 20).open(PROGRAM, hoplite_wire::Host::ip(TARGET), 4096);
+        let account =
+            Budget::new(1 << 20).open(User::at(PROGRAM), hoplite_wire::Host::ip(TARGET), 4096);
         let machine = Machine::new(&syn, settings);
         Flow::new(
             Ends { program, target },

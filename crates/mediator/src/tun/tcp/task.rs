@@ -68,7 +68,7 @@ impl Task {
     async fn open(&mut self, order: &Order) -> Option<Stream> {
         let room = Arc::clone(&self.shared.room);
         let terms = room.terms().early(order.early);
-        let opening = room.overlay.open_stream(&order.target, &terms);
+        let opening = room.open_stream(&order.target, self.flow.user, &terms);
         let mut opening = pin!(terms.run("opening a stream", opening));
         let opened = poll_fn(|cx| match self.poll_end(cx) {
             Poll::Ready(()) => Poll::Ready(None),

@@ -38,6 +38,7 @@ use crate::tun::{
     router::Router,
     testing::{Bench, PROGRAM, TARGET, parsed, tcp_packet},
 };
+use crate::users::User;
 
 const PORT: u16 = 80;
 /// What does not come by then, in the tests' own time, does not come.
@@ -330,7 +331,10 @@ async fn a_refusal_behind_the_first_octets_resets_the_program_and_costs_the_targ
 async fn a_name_that_nobody_has_is_found_out_behind_the_first_octets() {
     let mut bench = Bench::with(|config| config.flows.open = When::Optimistic);
     let name = HostName::new("nobody.example").expect("a name");
-    let pair = bench.room.names.pair(&name, Instant::now());
+    let pair = bench
+        .room
+        .names
+        .pair(&name, User::at(PROGRAM), Instant::now());
     let address = pair.expect("an address").v4;
     let mut program = Program::new(5000);
     program.host = address.into();
@@ -562,6 +566,113 @@ async fn a_program_that_holds_all_places_loses_one_to_a_newcomer_and_the_only_fl
     assert_eq!(segment, b"still there");
     let counters = bench.room.counters.snapshot();
     assert_eq!((counters.tcp_rested, counters.tcp_dropped), (5, 0));
+}
+
+/// Of the programs those that send from ports below 20000 are one user's.
+fn quiet_below_20000(port: u16) -> User {
+    User::local(if port < 20_000 { 1000 } else { 1001 }, 1)
+}
+
+/// A SYN's answer, and the ports whose connections are reset meanwhile.
+async fn answered(bench: &mut Bench, program: &mut Program) -> (Header, Vec<u16>) {
+    program.say(bench, Flags::SYN, b"");
+    settle().await;
+    let (mut answer, mut reset) = (None, Vec::new());
+    while let Some(octets) = bench.port.try_next() {
+        let segment = ip::tcp::parse(parsed(&octets).payload).expect("a segment");
+        if segment.destination == program.port {
+            answer = Some(segment.header());
+        } else if segment.flags.contains(Flags::RST) {
+            reset.push(segment.destination);
+        }
+    }
+    (answer.expect("an answer"), reset)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_program_that_keeps_all_places_busy_makes_room_for_each_connection_of_another_user() {
+    let change = |config: &mut Config| {
+        (config.flows.open, config.flows.tcp) = (When::Optimistic, 64);
+    };
+    let mut bench = Bench::shared_by(quiet_below_20000, change);
+    let mut listener = bench.network.listen_at(target());
+    let (mut ends, mut hogs) = (Vec::new(), Vec::new());
+    for port in 20_000..20_064 {
+        let mut program = Program::new(port);
+        program.connect(&mut bench).await;
+        ends.push(listener.accept().await);
+        hogs.push(program);
+    }
+    for port in 5000..5020 {
+        // Each place is in use at this moment; the quiet user's rest.
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        for hog in &mut hogs {
+            hog.say(&mut bench, Flags::ACK, b"busy");
+        }
+        settle().await;
+        while bench.port.try_next().is_some() {}
+        let mut quiet = Program::new(port);
+        let (answer, reset) = answered(&mut bench, &mut quiet).await;
+        assert_eq!(answer.flags, Flags::SYN | Flags::ACK);
+        assert_eq!((reset.len(), reset[0] >= 20_000), (1, true));
+        hogs.retain(|hog| hog.port != reset[0]);
+        quiet.ack = answer.sequence.wrapping_add(1);
+        quiet.say(&mut bench, Flags::ACK, b"");
+        ends.push(listener.accept().await);
+        // The place is taken by the hog's next one at once, at its own cost.
+        let mut again = Program::new(reset[0] + 1000);
+        let (answer, reset) = answered(&mut bench, &mut again).await;
+        again.ack = answer.sequence.wrapping_add(1);
+        again.say(&mut bench, Flags::ACK, b"");
+        ends.push(listener.accept().await);
+        assert_eq!((reset.len(), reset[0] >= 20_000), (1, true));
+        hogs.retain(|hog| hog.port != reset[0]);
+        hogs.push(again);
+    }
+    let counters = bench.room.counters.snapshot();
+    assert_eq!((counters.tcp_dropped, counters.tcp_rested), (0, 40));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_makes_room_while_a_place_is_free() {
+    let change = |config: &mut Config| {
+        (config.flows.open, config.flows.tcp) = (When::Optimistic, 64);
+    };
+    let mut bench = Bench::shared_by(quiet_below_20000, change);
+    let mut listener = bench.network.listen_at(target());
+    let mut ends = Vec::new();
+    for port in (20_000..20_063).chain([5000]) {
+        Program::new(port).connect(&mut bench).await;
+        ends.push(listener.accept().await);
+    }
+    let counters = bench.room.counters.snapshot();
+    assert_eq!((counters.tcp_dropped, counters.tcp_rested), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_one_users_syns_does_not_end_what_another_is_opening() {
+    let change = |config: &mut Config| {
+        (config.flows.open, config.flows.tcp) = (When::Pessimistic, 40);
+    };
+    let mut bench = Bench::shared_by(quiet_below_20000, change);
+    let _listener = bench.network.listen_at(target());
+    let silent = SocketAddr::new(TARGET, PORT + 1);
+    bench.network.silence(silent);
+    Program::to(5000, silent.port()).say(&mut bench, Flags::SYN, b"");
+    for port in 20_000..20_500 {
+        Program::to(port, silent.port()).say(&mut bench, Flags::SYN, b"");
+        settle().await;
+    }
+    assert_eq!(bench.room.counters.tcp_evicted.value(), 491);
+    while bench.port.try_next().is_some() {}
+    tokio::time::sleep(bench.room.config.flows.opening).await;
+    // Who made room hears nothing; whose opening took too long is told.
+    let mut told = Vec::new();
+    while let Some(octets) = bench.port.try_next() {
+        let quoted = &parsed(&octets).payload[8..];
+        told.extend(ip::tcp::parse(&quoted[20..]).map(|segment| segment.source));
+    }
+    assert!(told.contains(&5000), "{told:?}");
 }
 
 /// Sends octets as fast as windows allow; a packet is one of the largest that a kernel makes.
@@ -974,7 +1085,10 @@ async fn ten_thousand_flows_at_rest_own_a_few_megabytes() {
     let now = Instant::now();
     let (program, target) = (SocketAddr::new(PROGRAM, 1), target());
     let ends = Ends { program, target };
-    let account = bench.room.tcp_memory.open(PROGRAM, Host::ip(TARGET), 4096);
+    let account = bench
+        .room
+        .tcp_memory
+        .open(User::at(PROGRAM), Host::ip(TARGET), 4096);
     let machine = Machine::new(&syn, table.settings(ends, now));
     let flow = Flow::new(ends, machine, account.expect("there is room"));
     let in_table = size_of_val(&flow);

@@ -21,9 +21,12 @@ use hoplite_wire::{
 };
 use tokio::time::{Instant, sleep};
 
-use crate::tun::{
-    device::Incoming,
-    testing::{Bench, PROGRAM, PROGRAM_V6, TARGET, TARGET_V6, parsed, udp_packet},
+use crate::{
+    tun::{
+        device::Incoming,
+        testing::{Bench, PROGRAM, PROGRAM_V6, TARGET, TARGET_V6, parsed, udp_packet},
+    },
+    users::User,
 };
 
 fn program(port: u16) -> SocketAddr {
@@ -260,6 +263,59 @@ async fn a_thousand_questions_a_second_take_the_places_of_those_that_were_answer
     }
     let after = snapshot(&bench);
     assert_eq!(after.udp_opened, before.udp_opened, "each stream was kept");
+}
+
+/// Of the programs those that send from ports below 10000 are one user's.
+fn quiet_below_10000(port: u16) -> User {
+    User::local(if port < 10_000 { 1000 } else { 1001 }, 1)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_program_whose_streams_are_all_busy_makes_room_for_another_users_and_nobody_else_does() {
+    let mut bench = Bench::shared_by(quiet_below_10000, |config| config.flows.udp = 64);
+    let far = bench.network.bind(TARGET);
+    let there = far.address();
+    let mut talk = async |port| {
+        for _ in 0..5 {
+            bench.send(udp_packet(program(port), there, b"question"));
+            let (question, from) = far.recv().await;
+            far.send(&question, from);
+            answer(&bench, there, program(port)).await;
+        }
+    };
+    talk(1000).await;
+    sleep(Duration::from_secs(100)).await;
+    for round in 0..3 {
+        for port in 10_000..10_100 {
+            talk(port).await;
+        }
+        talk(1001 + round).await;
+    }
+    let opened = bench.room.counters.udp_opened.value();
+    for port in 1000..=1003 {
+        bench.send(udp_packet(program(port), there, b"still there?"));
+    }
+    let counters = bench.room.counters.snapshot();
+    assert_eq!(counters.udp_opened, opened, "the quiet user's were kept");
+    assert!(counters.udp_opened - counters.udp_closed <= 64);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_port_that_another_program_has_by_now_counts_as_that_ones() {
+    let mut bench = Bench::shared_by(quiet_below_10000, |config| config.flows.udp = 2);
+    let far = bench.network.bind(TARGET);
+    for port in [4000, 20_000, 20_001, 20_002] {
+        bench.send(udp_packet(program(port), far.address(), b"hello"));
+        far.recv().await;
+    }
+    // All are over.
+    sleep(Duration::from_secs(600)).await;
+    for port in [20_000, 20_001, 4000] {
+        bench.send(udp_packet(program(port), far.address(), b"again"));
+        far.recv().await;
+    }
+    let counters = bench.room.counters.snapshot();
+    assert_eq!((counters.udp_evicted, counters.udp_dropped), (3, 0));
 }
 
 #[tokio::test(start_paused = true)]

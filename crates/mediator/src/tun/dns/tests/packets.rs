@@ -110,8 +110,7 @@ async fn streams_to_port_53_of_the_resolver_end_in_it_and_others_do_not() {
     let target = there.into();
     let mut stream = bench
         .room
-        .overlay
-        .open_stream(&target, &terms)
+        .open_stream(&target, User::at(PROGRAM), &terms)
         .await
         .expect("opens");
     let query = Question::new(&host("localhost"), RecordType::A).message();
@@ -121,6 +120,9 @@ async fn streams_to_port_53_of_the_resolver_end_in_it_and_others_do_not() {
     assert!(stream.read_u16().await.expect("read") > len);
     let mut listener = bench.network.listen(TARGET);
     let target = listener.address().into();
-    let opened = bench.room.overlay.open_stream(&target, &terms).await;
+    let opened = bench
+        .room
+        .open_stream(&target, User::at(PROGRAM), &terms)
+        .await;
     drop((opened.expect("opens"), listener.accept().await));
 }

@@ -1,0 +1,372 @@
+//! Who the programs are among which places and memory are shared: users, how many places each has, and which of them makes room.
+//! The tables of the TUN front end, its resolver and the budgets count by them. A machine without I/O.
+//!
+//! Max-min fairness (Bertsekas and Gallager, "Data Networks", §6.5.2), in two levels: owners share among each other, and what an owner has is
+//! shared by its control groups. So whoever may make control groups of its own gains nothing from other owners by it. Nobody makes room
+//! while a place is free.
+
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    fmt,
+    hash::Hash,
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// Whose programs have flows.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Owner {
+    /// A user of this machine.
+    Uid(u32),
+    /// Whoever sends from this address, when no socket of this machine does; of IPv6 its /64, in which a host takes as many as it likes.
+    Address(IpAddr),
+}
+
+/// A program as far as it can be told from others: its owner and its control group.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct User {
+    pub(crate) owner: Owner,
+    /// The number that the kernel gave the control group; 0 where it tells none.
+    pub(crate) group: u64,
+}
+
+impl User {
+    /// A program on this machine.
+    pub(crate) const fn local(uid: u32, group: u64) -> Self {
+        let owner = Owner::Uid(uid);
+        Self { owner, group }
+    }
+
+    /// Whoever is at an address.
+    pub(crate) fn at(source: IpAddr) -> Self {
+        let host = match source.to_canonical() {
+            IpAddr::V6(ip) => IpAddr::V6((ip.to_bits() >> 64 << 64).into()),
+            v4 => v4,
+        };
+        let owner = Owner::Address(host);
+        Self { owner, group: 0 }
+    }
+}
+
+/// How many places each user has.
+#[derive(Default)]
+pub(crate) struct Shares {
+    owners: HashMap<Owner, usize>,
+    users: HashMap<User, usize>,
+    /// The same, whoever has most last.
+    by_owner: BTreeSet<(usize, Owner)>,
+    by_user: BTreeSet<(Owner, usize, u64)>,
+}
+
+impl Shares {
+    /// A user has one more.
+    pub(crate) fn add(&mut self, user: User) {
+        let owned = up(&mut self.owners, user.owner);
+        let had = up(&mut self.users, user);
+        self.moved(user, (owned, owned + 1), (had, had + 1));
+    }
+
+    /// A user has one less.
+    pub(crate) fn remove(&mut self, user: User) {
+        let owned = down(&mut self.owners, &user.owner);
+        let had = down(&mut self.users, &user);
+        self.moved(user, (owned, owned.saturating_sub(1)), (had, had - 1));
+    }
+
+    fn moved(&mut self, user: User, owned: (usize, usize), had: (usize, usize)) {
+        let User { owner, group } = user;
+        self.by_owner.remove(&(owned.0, owner));
+        self.by_user.remove(&(owner, had.0, group));
+        if owned.1 > 0 {
+            self.by_owner.insert((owned.1, owner));
+        }
+        if had.1 > 0 {
+            self.by_user.insert((owner, had.1, group));
+        }
+    }
+
+    /// How many places a user's owner has, and how many the user; for comparing.
+    pub(crate) fn of(&self, user: User) -> (usize, usize) {
+        let owned = self.owners.get(&user.owner).copied();
+        let had = self.users.get(&user).copied();
+        (owned.unwrap_or(0), had.unwrap_or(0))
+    }
+
+    /// Who makes room for a further one of `newcomer`: of the owner that has most the user that has most; the newcomer itself where it would
+    /// have as many as those. `None` when there is nobody.
+    pub(crate) fn gives(&self, newcomer: User) -> Option<User> {
+        let (owned, had) = self.of(newcomer);
+        let &(most, owner) = self.by_owner.last()?;
+        if owned == 0 || owned + 1 < most {
+            return self.largest(owner).map(|(_, user)| user);
+        }
+        let (most, user) = self.largest(newcomer.owner)?;
+        let itself = had > 0 && had + 1 >= most;
+        Some(if itself { newcomer } else { user })
+    }
+
+    /// Of an owner's users the one that has most.
+    fn largest(&self, owner: Owner) -> Option<(usize, User)> {
+        let all = (owner, 0, 0)..=(owner, usize::MAX, u64::MAX);
+        let &(owner, most, group) = self.by_user.range(all).next_back()?;
+        Some((most, User { owner, group }))
+    }
+}
+
+/// What it was before.
+fn up<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: K) -> usize {
+    let count = counts.entry(key).or_default();
+    *count += 1;
+    *count - 1
+}
+
+fn down<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: &K) -> usize {
+    let Some(count) = counts.get_mut(key) else {
+        return 0;
+    };
+    let before = *count;
+    *count = before.saturating_sub(1);
+    if *count == 0 {
+        counts.remove(key);
+    }
+    before
+}
+
+/// Places that are taken, and by whom. How many there may be is for whoever takes them to see to.
+#[derive(Default)]
+pub(crate) struct Places(Mutex<Counted>);
+
+#[derive(Default)]
+struct Counted {
+    shares: Shares,
+    all: usize,
+}
+
+/// One of them. Dropped, it is free again.
+pub(crate) struct Place {
+    places: Arc<Places>,
+    pub(crate) user: User,
+}
+
+impl Places {
+    fn lock(&self) -> MutexGuard<'_, Counted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many are taken.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().all
+    }
+
+    /// A further one.
+    pub(crate) fn take(self: &Arc<Self>, user: User) -> Place {
+        let mut counted = self.lock();
+        counted.shares.add(user);
+        counted.all += 1;
+        let places = Arc::clone(self);
+        Place { places, user }
+    }
+
+    /// Who makes room for a further one: see [`Shares::gives`].
+    pub(crate) fn gives(&self, newcomer: User) -> Option<User> {
+        self.lock().shares.gives(newcomer)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut counted = self.places.lock();
+        counted.shares.remove(self.user);
+        counted.all -= 1;
+    }
+}
+
+/// What each user has, in the order in which it is looked at when somebody has to make room.
+pub(crate) struct Rings<T> {
+    rings: HashMap<User, VecDeque<T>>,
+    all: usize,
+}
+
+impl<T> Default for Rings<T> {
+    fn default() -> Self {
+        let rings = HashMap::new();
+        Self { rings, all: 0 }
+    }
+}
+
+impl<T> Rings<T> {
+    /// Looked at after all others of its user.
+    pub(crate) fn push(&mut self, user: User, item: T) {
+        self.rings.entry(user).or_default().push_back(item);
+        self.all += 1;
+    }
+
+    /// The next one to be looked at. Who keeps it pushes it again.
+    pub(crate) fn pop(&mut self, user: User) -> Option<T> {
+        let ring = self.rings.get_mut(&user)?;
+        let item = ring.pop_front();
+        if ring.is_empty() {
+            self.rings.remove(&user);
+        }
+        self.all -= usize::from(item.is_some());
+        item
+    }
+
+    /// Those that are looked at next, in this order.
+    pub(crate) fn next(&self, user: User) -> impl Iterator<Item = &T> {
+        self.rings.get(&user).into_iter().flatten()
+    }
+
+    /// Takes one of those out; those that stood before it are looked at again last.
+    pub(crate) fn take(&mut self, user: User, at: usize) -> Option<T> {
+        let ring = self.rings.get_mut(&user)?;
+        ring.rotate_left(at.min(ring.len()));
+        self.pop(user)
+    }
+
+    /// How many a user has.
+    pub(crate) fn count(&self, user: User) -> usize {
+        self.rings.get(&user).map_or(0, VecDeque::len)
+    }
+
+    /// Forgets those that are over, when there are `many`.
+    pub(crate) fn tidy(&mut self, many: usize, is_there: impl Fn(&T) -> bool) {
+        if self.all < many {
+            return;
+        }
+        self.rings.retain(|_, ring| {
+            ring.retain(&is_there);
+            !ring.is_empty()
+        });
+        self.all = self.rings.values().map(VecDeque::len).sum();
+    }
+}
+
+impl fmt::Debug for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("User(hidden)")
+    }
+}
+
+impl fmt::Debug for Places {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Places({} taken)", self.len())
+    }
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Place")
+    }
+}
+
+impl<T> fmt::Debug for Rings<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Rings({})", self.all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A table with so many places whose users come again and again, in the order given; answers who was asked to make room for whom.
+    fn served(places: usize, comers: &[User]) -> (Shares, Vec<(User, User)>) {
+        let (mut shares, mut all, mut gave) = (Shares::default(), 0, Vec::new());
+        for comer in comers {
+            if all == places {
+                let giver = shares.gives(*comer).expect("somebody has a place");
+                shares.remove(giver);
+                gave.push((giver, *comer));
+            } else {
+                all += 1;
+            }
+            shares.add(*comer);
+        }
+        (shares, gave)
+    }
+
+    fn user(owner: u32, group: u64) -> User {
+        User::local(owner, group)
+    }
+
+    #[test]
+    fn a_busy_user_that_has_all_places_makes_room_for_a_quiet_one_and_for_itself() {
+        let (busy, quiet) = (user(1, 1), user(2, 1));
+        let comers = [vec![busy; 200], vec![quiet; 10], vec![busy; 200]].concat();
+        let (shares, gave) = served(100, &comers);
+        assert_eq!(shares.of(quiet).1, 10);
+        assert!(gave.iter().all(|(giver, _)| *giver == busy));
+    }
+
+    #[test]
+    fn control_groups_without_number_take_nothing_from_another_owner() {
+        let groups: Vec<_> = (0..1000).map(|group| user(1, group)).collect();
+        let quiet = vec![user(2, 1); 50];
+        let (shares, gave) = served(100, &[groups.clone(), quiet, groups].concat());
+        assert_eq!(shares.of(user(2, 1)), (50, 50));
+        assert!(gave.iter().all(|(giver, _)| giver.owner == Owner::Uid(1)));
+    }
+
+    #[test]
+    fn programs_of_one_owner_are_told_apart_by_their_control_groups() {
+        let (busy, quiet) = (user(1, 7), user(1, 8));
+        let comers = [vec![busy; 200], vec![quiet; 10], vec![busy; 200]].concat();
+        let (shares, _) = served(100, &comers);
+        assert_eq!((shares.of(busy).1, shares.of(quiet).1), (90, 10));
+    }
+
+    #[test]
+    fn a_host_with_many_addresses_of_ipv6_is_one_user() {
+        let from = |n: u16| User::at(IpAddr::from([0x2001, 0xdb8, 0, 1, 0, 0, 0, n]));
+        assert_eq!(from(1), from(2));
+        let mapped: IpAddr = "::ffff:192.0.2.1".parse().expect("an address");
+        assert_eq!(User::at(mapped), User::at(mapped.to_canonical()));
+    }
+
+    #[test]
+    fn a_place_that_is_given_back_is_nobodys_and_nobody_is_remembered() {
+        let places = Arc::new(Places::default());
+        let taken: Vec<_> = (0..9).map(|n| places.take(user(n % 2, n.into()))).collect();
+        assert_eq!(places.len(), 9);
+        drop(taken);
+        assert_eq!((places.len(), places.gives(user(1, 1))), (0, None));
+        let counted = places.lock();
+        let left = (counted.shares.owners.len(), counted.shares.users.len());
+        let sorted = (counted.shares.by_owner.len(), counted.shares.by_user.len());
+        assert_eq!((left, sorted), ((0, 0), (0, 0)));
+    }
+
+    proptest! {
+        #[test]
+        fn whoever_makes_room_has_most_or_comes_itself(
+            comers in prop::collection::vec((0_u32..4, 0_u64..3), 1..400), places in 1_usize..60,
+        ) {
+            let (mut shares, mut all) = (Shares::default(), 0);
+            let mut model: HashMap<User, usize> = HashMap::new();
+            for (owner, group) in comers {
+                let comer = user(owner, group);
+                if all == places {
+                    let giver = shares.gives(comer).expect("somebody has a place");
+                    let owned = |owner| model.iter().filter(|(user, _)| user.owner == owner).map(|(_, count)| count).sum::<usize>();
+                    let most = (0..4).map(|uid| owned(Owner::Uid(uid))).max().expect("four");
+                    prop_assert!(owned(giver.owner) == most || giver.owner == comer.owner && owned(giver.owner) + 1 >= most);
+                    let within = model.iter().filter(|(user, _)| user.owner == giver.owner);
+                    let largest = within.map(|(_, count)| *count).max().expect("one");
+                    prop_assert!(model[&giver] == largest || giver == comer && model[&giver] + 1 >= largest);
+                    shares.remove(giver);
+                    *model.get_mut(&giver).expect("it has some") -= 1;
+                } else {
+                    all += 1;
+                }
+                shares.add(comer);
+                *model.entry(comer).or_default() += 1;
+                for (user, count) in &model {
+                    prop_assert_eq!(shares.of(*user).1, *count);
+                }
+            }
+        }
+    }
+}
