@@ -13,3 +13,4 @@ mod namespaces;
 mod onion;
 mod qlog;
 mod relay;
+mod shares;
