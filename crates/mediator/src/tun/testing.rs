@@ -139,12 +139,17 @@ impl Bench {
     /// With another configuration, on a machine where `user` is behind a port.
     pub(crate) fn shared_by(user: fn(u16) -> User, change: impl FnOnce(&mut Config)) -> Self {
         let mut bench = Self::with(change);
-        let (config, port) = (bench.room.config.clone(), Arc::clone(&bench.port));
-        let (overlay, counters) = (&bench.room.overlay, &bench.room.counters);
-        let room = Room::new(config, Arc::clone(overlay), port, Arc::clone(counters));
-        bench.room = Arc::new(room.asking(Some(Box::new(ByPort(user)))));
-        bench.router = Router::new(&bench.room);
+        bench.tell_apart(user);
         bench
+    }
+
+    /// From now on `user` is behind a port; all flows are forgotten.
+    pub(crate) fn tell_apart(&mut self, user: fn(u16) -> User) {
+        let (config, port) = (self.room.config.clone(), Arc::clone(&self.port));
+        let (overlay, counters) = (&self.room.overlay, &self.room.counters);
+        let room = Room::new(config, Arc::clone(overlay), port, Arc::clone(counters));
+        self.room = Arc::new(room.asking(Some(Box::new(ByPort(user)))));
+        self.router = Router::new(&self.room);
     }
 
     /// With another overlay than that of the network.

@@ -861,6 +861,41 @@ async fn stall(bench: &mut Bench, flows: u16) {
 }
 
 #[tokio::test(start_paused = true)]
+async fn when_memory_is_short_who_holds_most_is_reset_and_not_another_user_that_waits_for_longer() {
+    let network = Network::new(1);
+    let overlay = Stuck {
+        others: network.overlay(IpAddr::from([192, 0, 2, 1])),
+        ends: Default::default(),
+    };
+    let mut bench = Bench::over(Arc::new(overlay), network, |config| {
+        config.flows.open = When::Optimistic;
+    });
+    bench.tell_apart(quiet_below_20000);
+    let mut quiet = Sender::new(5000, STUCK, &Sender::template());
+    quiet.connect(&mut bench);
+    tokio::task::yield_now().await;
+    quiet.listen(&bench);
+    quiet.program.say(&mut bench, Flags::ACK, b"");
+    assert!(quiet.send(&mut bench) > 0);
+    settle().await;
+    assert!(quiet.listen(&bench), "a reset");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    stall(&mut bench, 4000).await;
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    bench.router.flush(Instant::now());
+    settle().await;
+    let mut reset = Vec::new();
+    while let Some(octets) = bench.port.try_next() {
+        let segment = ip::tcp::parse(parsed(&octets).payload).expect("a segment");
+        if segment.flags.contains(Flags::RST) {
+            reset.push(segment.destination);
+        }
+    }
+    assert!(bench.room.counters.tcp_stalled.value() > 10);
+    assert!(!reset.is_empty() && !reset.contains(&5000), "{reset:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn sixteen_thousand_stalled_flows_hold_no_more_than_the_budget_and_a_newcomer_is_as_fast_as_alone()
  {
     const OCTETS: usize = 16 << 20;
