@@ -664,6 +664,9 @@ async fn a_flood_of_one_users_syns_does_not_end_what_another_is_opening() {
         settle().await;
     }
     assert_eq!(bench.room.counters.tcp_evicted.value(), 491);
+    Program::to(5001, silent.port()).say(&mut bench, Flags::SYN, b"");
+    assert_eq!(bench.room.counters.tcp_evicted.value(), 492);
+    settle().await;
     while bench.port.try_next().is_some() {}
     tokio::time::sleep(bench.room.config.flows.opening).await;
     // Who made room hears nothing; whose opening took too long is told.
@@ -673,6 +676,21 @@ async fn a_flood_of_one_users_syns_does_not_end_what_another_is_opening() {
         told.extend(ip::tcp::parse(&quoted[20..]).map(|segment| segment.source));
     }
     assert!(told.contains(&5000), "{told:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_place_that_is_being_opened_makes_room_for_another_user_when_there_is_no_other() {
+    let change = |config: &mut Config| {
+        (config.flows.open, config.flows.tcp) = (When::Pessimistic, 1);
+    };
+    let mut bench = Bench::shared_by(quiet_below_20000, change);
+    let mut listener = bench.network.listen_at(target());
+    let silent = SocketAddr::new(TARGET, PORT + 1);
+    bench.network.silence(silent);
+    Program::to(20_000, silent.port()).say(&mut bench, Flags::SYN, b"");
+    settle().await;
+    connected(&mut bench, &mut listener).await;
+    assert_eq!(bench.room.counters.tcp_dropped.value(), 0);
 }
 
 /// Sends octets as fast as windows allow; a packet is one of the largest that a kernel makes.
