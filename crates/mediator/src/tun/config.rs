@@ -53,9 +53,9 @@ pub enum Privacy {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Flows {
-    /// TCP flows open at once; a further one takes the place of one that rests. Default: 16384.
+    /// TCP flows open at once; a further one takes the place of one of the user that has most. Default: 16384.
     pub tcp: usize,
-    /// UDP flows open at once; a further one takes the place of one that was not used lately, exchanges that are done first. Default: 8192.
+    /// UDP flows open at once; a further one takes the place of one of the user that has most, exchanges that are done first. Default: 8192.
     pub udp: usize,
     /// Flows of other packets (ICMP echo first of all) open at once, one for each protocol and target; a further one takes the place of the
     /// one that was not used for longest. Default: 256.

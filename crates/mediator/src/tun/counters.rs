@@ -48,7 +48,7 @@ counters! {
     tcp_dropped;
     /// TCP connections that made room for another while they were being opened.
     tcp_evicted;
-    /// TCP connections that rested and made room for another when all places were taken.
+    /// TCP connections that were open and made room for another when all places were taken.
     tcp_rested;
     /// TCP connections reset since nobody took their octets while memory was short.
     tcp_stalled;
@@ -82,7 +82,7 @@ counters! {
     dns_asked;
     /// DNS queries for which the far end was asked and failed, or was not believed.
     dns_failed;
-    /// DNS queries that failed since too many were being asked.
+    /// DNS queries that failed since too many were being asked: the one that came, or one of another user.
     dns_crowded;
     /// DNS queries for which no temporary address was left: the far end was asked instead.
     dns_exhausted;

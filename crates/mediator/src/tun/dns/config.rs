@@ -34,13 +34,15 @@ pub struct Config {
     /// How long a temporary address means its name after it was told, and after its last flow; above `ttl`. Default: 70.
     #[serde(deserialize_with = "seconds")]
     pub keep: Duration,
-    /// How many names have temporary addresses at once; for a further one the far end is asked, as in pessimistic mode. Default: 16384.
+    /// How many names have temporary addresses at once; a further one takes that of another user that has more, or the far end is asked for
+    /// it, as in pessimistic mode. Default: 16384.
     pub names: usize,
     /// Where temporary IPv4 addresses are taken from; the first 256 are the device's. Default: "198.18.0.0/15".
     pub ipv4: Ipv4Net,
     /// The same for IPv6. Default: "fd68:6f70:6c69:7465::/64".
     pub ipv6: Ipv6Net,
-    /// How many queries are asked through the overlay at once; a further one fails (SERVFAIL). Default: 256.
+    /// How many queries are asked through the overlay at once; of a further one and the oldest of the user that has most
+    /// one fails (SERVFAIL). Default: 256.
     pub asked: usize,
     /// How long the far end may take to answer; then the query fails (SERVFAIL). Below the 5 s of C libraries. Default: 4.
     #[serde(deserialize_with = "seconds")]
