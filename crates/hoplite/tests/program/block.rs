@@ -301,27 +301,8 @@ state > after; diff before after
     );
 }
 
-#[test]
-fn our_own_sockets_do_not_come_back_through_the_interface_while_the_uplink_has_no_default_route() {
-    nothing_leaves(
-        r#"
-"$HOPLITE" keygen --out identity > keygen.txt
-grep -o 'sha256:[^"[:space:]]*' keygen.txt | head -n 1 > pin
-printf 'listen = ["203.0.113.5:4433"]\nidentity = "identity"\n[auth]\nopen = true\n' > relay.toml
-ip netns exec world "$HOPLITE" relay --config relay.toml 2> relay.log &
-relay=$!
-config 203.0.113.5:4433 > client.toml
-up
-# What comes back would be on our interface, and at the exit, which is the relay itself: on its loopback.
-tcpdump -i hoplite0 -n -l -U --immediate-mode -w loop.pcap 2> loop.log &
-in_world tcpdump -i lo -n -l -U --immediate-mode -w exit.pcap 2> exit.log &
-until_true grep -q listening loop.log
-until_true grep -q listening exit.log
-# From now on QUIC is dropped, and of TLS over TCP what is as long as a ClientHello: the process that carries traffic dials by TLS, and its
-# handshake stays half open, said again and again.
-in_world nft 'add table ip no; add chain ip no in { type filter hook input priority 0; }; add rule ip no in udp dport 4433 drop; add rule ip no in tcp dport 4433 meta length > 150 drop'
-kill -9 $relay
-ip netns exec world "$HOPLITE" relay --config relay.toml 2> relay.log &
+/// `dial.py`: programs with our mark that dial while the default route is taken away.
+const DIALLING: &str = r#"
 cat > dial.py <<'END'
 import errno, socket, subprocess
 def dial(to):
@@ -351,6 +332,28 @@ try:
 except OSError:
     pass
 END
+"#;
+
+#[test]
+fn our_own_sockets_do_not_come_back_through_the_interface_while_the_uplink_has_no_default_route() {
+    let script = r#"
+"$HOPLITE" keygen --out identity > keygen.txt
+grep -o 'sha256:[^"[:space:]]*' keygen.txt | head -n 1 > pin
+printf 'listen = ["203.0.113.5:4433"]\nidentity = "identity"\n[auth]\nopen = true\n' > relay.toml
+ip netns exec world "$HOPLITE" relay --config relay.toml 2> relay.log &
+relay=$!
+config 203.0.113.5:4433 > client.toml
+up
+# What comes back would be on our interface, and at the exit, which is the relay itself: on its loopback.
+tcpdump -i hoplite0 -n -l -U --immediate-mode -w loop.pcap 2> loop.log &
+in_world tcpdump -i lo -n -l -U --immediate-mode -w exit.pcap 2> exit.log &
+until_true grep -q listening loop.log
+until_true grep -q listening exit.log
+# From now on QUIC is dropped, and of TLS over TCP what is as long as a ClientHello: the process that carries traffic dials by TLS, and its
+# handshake stays half open, said again and again.
+in_world nft 'add table ip no; add chain ip no in { type filter hook input priority 0; }; add rule ip no in udp dport 4433 drop; add rule ip no in tcp dport 4433 meta length > 150 drop'
+kill -9 $relay
+ip netns exec world "$HOPLITE" relay --config relay.toml 2> relay.log &
 flow() { curl -s --max-time 2 --noproxy '*' http://203.0.113.5:1/ 2>&1 | cat; }
 # The TLS connections to the relay that have not been answered: their ports, and how often they have said it again (`timer:(on,200ms,3)`).
 said_again() { ss -Htno state established dst 203.0.113.5 dport = 4433 | sed -n 's/^.* [0-9.]*:\([0-9]*\) *203.*timer:(on,[^,]*,\([0-9]*\)).*/\1 \2/p'; }
@@ -384,8 +387,8 @@ flows() { flow; "$HOPLITE" status --json | grep -q '"connected":true'; }
 until_true flows
 nothing_came_back
 "$HOPLITE" down
-"#,
-    );
+"#;
+    nothing_leaves(&format!("{DIALLING}\n{script}"));
 }
 
 #[test]
