@@ -26,7 +26,6 @@ mod split;
 pub(crate) mod status;
 pub(crate) mod taken;
 mod tun;
-mod wanted;
 mod watch;
 mod worker;
 

@@ -1,7 +1,6 @@
 //! What a plan says. What comes of it on a machine is judged in [`super::super::taken`].
 
-use super::{rules::MAIN, *};
-use crate::up::numbers::{MARK, TABLE};
+use super::*;
 
 fn wanted(block: bool) -> Wanted {
     let addresses = ["198.18.0.1", "fd00::1"];
