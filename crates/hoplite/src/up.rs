@@ -74,8 +74,8 @@ pub(crate) struct Options {
     /// Go on where there is no nftables that works: routes alone block, and a program that binds to an interface goes round them.
     #[arg(long, conflicts_with = "no_block")]
     no_firewall: bool,
-    /// Seconds to wait until traffic flows, before giving up.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    /// Seconds to wait until traffic flows, before giving up; a day at most.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=86_400))]
     wait: u64,
     #[command(flatten)]
     place: Place,

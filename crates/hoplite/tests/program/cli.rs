@@ -58,6 +58,7 @@ fn help_and_version_are_answers() {
 #[test]
 fn a_wrong_command_line_is_exit_2_and_one_line() {
     for arguments in [
+        &["up", "--config", "x", "--wait", "18446744073709551615"][..],
         &[][..],
         &["serve"],
         &["check"],
