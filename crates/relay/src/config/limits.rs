@@ -12,7 +12,8 @@ use super::{ConfigError, text};
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// Open connections of all clients; a newcomer takes the place of one without a request, or else is refused. Default: 65536.
+    /// Open connections of all clients; a newcomer takes the place of one without a request, else of one of the client that has most, or is refused.
+    /// Default: 65536.
     pub connections: usize,
     /// Open connections from one address (an IPv6 /56). An egress sees all users of an ingress at the ingress's
     /// address: keep it high there. Default: 4096.

@@ -1,9 +1,10 @@
 //! Who has a place for a connection: what it costs a client to keep one decides who has to go when places are short.
 //!
 //! A connection *waits* from its first octet (its handshake counts) until a request of its own is admitted; it is *busy* while it has requests and
-//! *rests* between them. Busy ones stay. Those that wait have fewer places; a newcomer who finds none takes that of the one which has waited for longest,
+//! *rests* between them. Those that wait have fewer places; a newcomer who finds none takes that of the one which has waited for longest,
 //! of the same client if that has its share, else of the client with the most of them. So whoever holds many idle connections displaces his own, and
-//! a client that is quiet until then and asks for something gets in. When all places are taken, those that wait go, then those that rest, in the same order.
+//! a client that is quiet until then and asks for something gets in. When all places are taken, those that wait go, then those that rest, in the same order; when all are busy, the oldest of the client
+//! that has most goes, for one that has less than it would have left.
 //!
 //! A connection that was sent away, or never came to anything, still holds memory for a while (the closing period of RFC 9000 §10.2, which the peer can
 //! stretch): until then it counts as *leaving*, and a client with as many of those as may wait is refused.
@@ -55,6 +56,7 @@ struct State {
     held: usize,
     waiting: Line,
     resting: Line,
+    busy: Line,
 }
 
 #[derive(Debug)]
@@ -125,7 +127,7 @@ impl Places {
         let own = state.waiting.of(client) + state.resting.of(client);
         !state.is_leaving(client, self.bounds)
             && (of_client < self.bounds.of_client || own > 0)
-            && (state.held < self.bounds.all || state.waiting.len + state.resting.len > 0)
+            && (state.held < self.bounds.all || state.first_of_all(client).is_some())
     }
 
     /// Sends away the connection that costs its client least, if there is one.
@@ -156,8 +158,7 @@ impl State {
         } else if self.waiting.len >= bounds.waiting {
             self.waiting.oldest()
         } else if self.held >= bounds.all {
-            let any = self.waiting.oldest().or_else(|| self.resting.oldest());
-            Some(any.ok_or(Reached::Total)?)
+            Some(self.first_of_all(client).ok_or(Reached::Total)?)
         } else {
             None
         };
@@ -165,6 +166,18 @@ impl State {
             self.send_away(first);
         }
         Ok(())
+    }
+
+    /// Whose place a newcomer of this client gets when all are taken.
+    fn first_of_all(&self, client: ClientKey) -> Option<u64> {
+        let idle = self.waiting.oldest().or_else(|| self.resting.oldest());
+        let held = self.clients.get(&client).map_or(0, |client| client.held);
+        // Nothing is idle: all that is held is busy.
+        let busy = || {
+            let has_more = self.busy.most() > held + 1;
+            self.busy.oldest().filter(|_| has_more)
+        };
+        idle.or_else(busy)
     }
 
     fn enter(&mut self, client: ClientKey) -> (u64, Arc<Notify>) {
@@ -200,12 +213,14 @@ impl State {
         match before {
             Now::Waiting(since) => self.waiting.take(client, since),
             Now::Resting(since) => self.resting.take(client, since),
-            Now::Busy(_) | Now::Leaving => {}
+            Now::Busy(_) => self.busy.take(client, id),
+            Now::Leaving => {}
         }
         match after {
             Now::Waiting(since) => self.waiting.put(client, since, id),
             Now::Resting(since) => self.resting.put(client, since, id),
-            Now::Busy(_) | Now::Leaving => {}
+            Now::Busy(_) => self.busy.put(client, id, id),
+            Now::Leaving => {}
         }
         if before != Now::Leaving && after == Now::Leaving {
             self.held -= 1;
@@ -317,6 +332,11 @@ impl Line {
         self.of.get(&client)?.values().next().copied()
     }
 
+    /// How many the client with the most has.
+    fn most(&self) -> usize {
+        self.most.last().map_or(0, |(len, _)| *len)
+    }
+
     /// The oldest of the client with the most.
     fn oldest(&self) -> Option<u64> {
         self.oldest_of(self.most.last()?.1)
@@ -379,17 +399,28 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_with_a_request_is_never_sent_away() {
-        let places = places(2, 2, 2, 2);
-        let mallory = [MALLORY; 2].map(|client| enter(&places, client));
-        let busy = mallory.each_ref().map(Place::busy);
+    fn those_with_a_request_go_last_and_only_for_a_client_that_has_less() {
+        let places = places(4, 4, 4, 4);
+        let mallory = [MALLORY; 3].map(|client| enter(&places, client));
+        let mut busy: Vec<_> = mallory.iter().map(Place::busy).collect();
+        let alice = enter(&places, ALICE);
+        let _alice_busy = alice.busy();
+        assert_eq!(places.enter(MALLORY).expect_err("full"), Reached::Total);
+        assert!(!places.admits(MALLORY) && places.admits(ALICE));
+        // Mallory has three, and Alice then as many as he: no more of his go.
+        let _second = enter(&places, ALICE).busy();
+        assert_eq!(
+            mallory.each_ref().map(|place| has_lost(place)),
+            [true, false, false]
+        );
         assert_eq!(places.enter(ALICE).expect_err("full"), Reached::Total);
         assert!(!places.admits(ALICE));
-        assert_eq!(places.enter(MALLORY).expect_err("full"), Reached::Client);
-        drop(busy);
-        assert!(places.admits(ALICE));
-        let _alice = enter(&places, ALICE);
-        assert_eq!(mallory.map(|place| has_lost(&place)), [true, false]);
+        // Somebody without any gets in, and what rests goes before what is busy.
+        drop(busy.pop());
+        assert!(places.admits(ClientKey(3)));
+        let _bob = enter(&places, ClientKey(3));
+        assert_eq!(mallory.map(|place| has_lost(&place)), [true, false, true]);
+        assert!(!has_lost(&alice));
     }
 
     #[test]
@@ -432,6 +463,7 @@ mod tests {
                 };
                 prop_assert_eq!(state.waiting.len, count(|now| matches!(now, Now::Waiting(_))));
                 prop_assert_eq!(state.resting.len, count(|now| matches!(now, Now::Resting(_))));
+                prop_assert_eq!(state.busy.len, count(|now| matches!(now, Now::Busy(_))));
                 prop_assert_eq!(state.held, count(|now| *now != Now::Leaving));
                 prop_assert!(state.held <= 6 && state.waiting.len <= 4);
                 for (client, of) in &state.clients {
@@ -442,7 +474,7 @@ mod tests {
             drop((open, busy));
             let state = places.state();
             prop_assert!(state.connections.is_empty() && state.clients.is_empty() && state.held == 0);
-            prop_assert!(state.waiting.most.is_empty() && state.resting.of.is_empty());
+            prop_assert!(state.waiting.most.is_empty() && state.resting.of.is_empty() && state.busy.most.is_empty());
         }
     }
 }

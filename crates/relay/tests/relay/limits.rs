@@ -1,6 +1,9 @@
 //! Limits, as a client meets them.
 
+use std::net::Ipv4Addr;
+
 use bytes::Bytes;
+use hoplite_masque::h3::Session;
 use hoplite_relay::{Config, Handle, config::ResolverChoice};
 use hoplite_wire::ProxyError;
 use tokio::time::Instant;
@@ -9,7 +12,7 @@ use crate::{
     admission::entry,
     dns::Dns,
     namespace::with_echoes,
-    support::{connect, ip, relay, tcp, try_connect, udp},
+    support::{connect, ip, metric, quic_from, relay, tcp, try_connect, udp},
     targets,
 };
 
@@ -137,6 +140,31 @@ async fn connections_above_the_limit_are_refused() {
             .text()
             .contains("limit_refusals_total{limit=\"connections\"}")
     );
+}
+
+#[tokio::test]
+async fn addresses_whose_connections_are_all_busy_keep_nobody_out() {
+    let relay = relay(|config| {
+        config.limits.connections = 8;
+        config.limits.connections_per_client = 4;
+    });
+    let target = targets::tcp_echo().await;
+    let mut held = Vec::new();
+    for number in 0..8 {
+        let source = Ipv4Addr::new(127, 9, 11, number % 2 + 1);
+        let (endpoint, connection) = quic_from(&relay, source).await.expect("connected");
+        let session = Session::client(connection, &Default::default());
+        let mut exchange = session.request(&tcp(target)).await.expect("sent");
+        let answer = exchange.response().await.expect("answered");
+        assert_eq!(answer.status, 200);
+        held.push((endpoint, exchange));
+    }
+    let again = quic_from(&relay, Ipv4Addr::new(127, 9, 11, 1)).await;
+    assert!(again.is_err(), "it has as many as it may");
+    let client = connect(&relay).await;
+    assert_eq!(client.status(tcp(target)).await, 200);
+    let displaced = metric(&relay, "connections_ended_total{cause=\"displaced\"}");
+    assert_eq!(displaced, 1.0);
 }
 
 #[tokio::test]
