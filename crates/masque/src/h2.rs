@@ -44,6 +44,8 @@ pub use self::{
     stream::{DataReceiver, DataSender, H2Stream},
 };
 
+/// RFC 9113 §6.9.1.
+const LARGEST_WINDOW: u32 = (1 << 31) - 1;
 /// How many requests wait to be accepted; further ones wait in the connection.
 const BACKLOG: usize = 64;
 
@@ -162,6 +164,7 @@ pub struct Session(Arc<Inner>);
 struct Inner {
     role: Role,
     stop: watch::Sender<Stop>,
+    window: watch::Sender<u32>,
     ended: Ended,
     /// The server takes no more requests, while flows go on.
     refusing: AtomicBool,
@@ -221,7 +224,6 @@ impl Session {
             .max_send_buffer_size(config.send_buffer)
             .max_header_list_size(config.max_head)
             .max_concurrent_streams(config.max_streams)
-            .data_frame_budget(budget(config))
             .enable_connect_protocol();
         let connection = builder.handshake::<_, Bytes>(io).await?;
         let (requests, incoming) = mpsc::channel(BACKLOG);
@@ -233,12 +235,14 @@ impl Session {
 
     fn new(role: Role, config: &Config, heard: heard::Count) -> (Self, drive::Driver) {
         let (stop, stopped) = watch::channel(Stop::No);
+        let (window, windows) = watch::channel(config.connection_window);
         let (ended_in, ended) = watch::channel(None);
         let abandoned = Arc::new(Semaphore::new(0));
         let inner = Inner {
             role,
             abandoned: Arc::clone(&abandoned),
             stop,
+            window,
             ended,
             refusing: AtomicBool::new(false),
             max_payload: config.max_payload,
@@ -248,6 +252,7 @@ impl Session {
             heard,
             abandoned,
             stopped,
+            windows,
             ended: ended_in,
         };
         (Self(Arc::new(inner)), driver)
@@ -284,6 +289,12 @@ impl Session {
             Role::Server(incoming) => incoming.lock().await.recv().await,
             Role::Client { .. } => None,
         }
+    }
+
+    /// From now on the peer of a server may send so much on all streams before it is read, in octets. What it was allowed before is not taken back: it
+    /// gets no more until as much as was withdrawn has been read.
+    pub fn set_connection_window(&self, octets: u32) {
+        self.0.window.send_replace(octets.min(LARGEST_WINDOW));
     }
 
     /// Resolves when the connection has ended, with the reason.

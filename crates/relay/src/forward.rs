@@ -33,7 +33,11 @@ use tokio::{sync::Notify, time::sleep};
 pub(crate) use self::down::Tunnel;
 pub(crate) use self::terms::{Terms, negotiate};
 use self::{control::Control, down::Clients, id::Id, registrations::Refusal};
-use crate::{limits::Pace, metrics::Metrics, serve::exchange::ClientFlow};
+use crate::{
+    limits::{Account, Pace},
+    metrics::Metrics,
+    serve::exchange::ClientFlow,
+};
 
 /// How long a capsule waits when the request stream takes no more.
 const RETRY: Duration = Duration::from_millis(20);
@@ -83,6 +87,8 @@ pub(crate) struct Ledger {
     pub(crate) pace: Pace,
     /// How many batches have passed; the idle watch looks at it.
     pub(crate) passed: Arc<AtomicU64>,
+    /// Where payloads come on streams: whose windows they move.
+    pub(crate) account: Option<Arc<Account>>,
 }
 
 /// The forwarded mode of one flow.

@@ -25,7 +25,7 @@ use crate::{
     config::{Auth, Config, ConfigError, Limits, Pad},
     egress::Egress,
     ip::Ip,
-    limits::Gate,
+    limits::{FIRST, Gate},
     local::Local,
     metrics::{Metrics, exporter},
     onion::{self, Circuits, Listed, Onion},
@@ -35,6 +35,9 @@ use crate::{
 
 /// How long closing may take once the drain is over.
 const CLOSING: Duration = Duration::from_secs(2);
+
+/// What may wait for a client on one stream of HTTP/2, in octets.
+pub(crate) const SEND_BUFFER: usize = 64 << 10;
 
 /// A relay that can be started.
 #[derive(Debug)]
@@ -247,6 +250,7 @@ impl Shared {
             config.ip.clone(),
             config.forwarding.ids,
         ));
+        gate.show_memory(&metrics.memory_promised);
         let circuits = match (config.onion.enabled, parts.circuits) {
             (false, _) => None,
             (true, Some(circuits)) => Some(circuits),
@@ -308,7 +312,8 @@ fn h3(limits: &Limits, metrics: &Metrics) -> hoplite_masque::h3::Config {
 fn h2(limits: &Limits) -> hoplite_masque::h2::Config {
     hoplite_masque::h2::Config {
         stream_window: limits.stream_window,
-        connection_window: limits.connection_window,
+        connection_window: u32::try_from(FIRST.0).unwrap_or(u32::MAX),
+        send_buffer: SEND_BUFFER,
         max_streams: limits.requests_per_connection,
         max_head: u32::try_from(limits.header).unwrap_or(u32::MAX),
         ping_after: limits.idle_connection / 2,

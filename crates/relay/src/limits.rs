@@ -17,13 +17,19 @@ use std::{
     time::Duration,
 };
 
-use crate::config::{self, Limits};
+use crate::{
+    config::{self, Limits},
+    metrics::Level,
+};
 
 mod bucket;
+pub(crate) mod memory;
 mod places;
 mod unproven;
 
 pub(crate) use bucket::Bucket;
+use memory::Memory;
+pub(crate) use memory::{Account, FIRST, Held, InHand, Transport};
 use places::Places;
 pub(crate) use places::{Busy, Place};
 pub(crate) use unproven::{Room, Unproven};
@@ -54,6 +60,7 @@ pub(crate) struct Gate {
     ip: config::Ip,
     hasher: RandomState,
     places: Arc<Places>,
+    memory: Arc<Memory>,
     all: Arc<Usage>,
     clients: Mutex<Clients>,
     /// All circuits together, to the resolver: their names are of clients whom nobody knows.
@@ -120,6 +127,9 @@ impl Gate {
         if limits.udp_tunnels == 0 {
             limits.udp_tunnels = ports() / 8 * 7;
         }
+        if limits.memory == 0 {
+            limits.memory = memory::of_machine() / 4;
+        }
         let all = Usage {
             bandwidth: Bucket::new(limits.bandwidth),
             echoes: Bucket::of_things(ip.echoes),
@@ -128,6 +138,7 @@ impl Gate {
         };
         Self {
             places: Places::new(&limits),
+            memory: Memory::new(&limits),
             all: Arc::new(all),
             circuits: Arc::new(Usage::unlimited()),
             limits,
@@ -165,6 +176,19 @@ impl Gate {
     /// The limit that is reached.
     pub(crate) fn connection(&self, key: ClientKey) -> Result<Place, Reached> {
         self.places.enter(key)
+    }
+
+    /// Opens an account of memory for a connection.
+    ///
+    /// # Errors
+    /// The limit that is reached.
+    pub(crate) fn account(&self, key: ClientKey) -> Result<Account, Reached> {
+        self.memory.enter(key, self.limits.stream_window)
+    }
+
+    /// Shows on this level how many octets of memory are promised to clients' streams.
+    pub(crate) fn show_memory(&self, level: &Level) {
+        self.memory.show(level);
     }
 
     /// Whether a connection would get a place.

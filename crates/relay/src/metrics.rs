@@ -58,6 +58,8 @@ pub struct Metrics {
     pub datagrams_to_target: Count,
     /// UDP payloads from targets to clients.
     pub datagrams_to_client: Count,
+    /// What clients' streams may take of memory now, in octets.
+    pub memory_promised: Level,
     /// UDP payloads that were not delivered.
     pub dropped: Drops,
     /// What forwarded mode does.
@@ -203,6 +205,10 @@ impl Metrics {
                 "to_client_datagrams",
                 "UDP payloads from targets to clients",
             ),
+            memory_promised: r.level(
+                "memory_promised_octets",
+                "Memory that clients' streams may take now",
+            ),
             dropped: r.drops(),
             forwarding: forwarding::Forwarding::new(&mut r),
             ip: ip::Ip::new(&mut r),
@@ -242,7 +248,7 @@ impl Metrics {
             .inc();
     }
 
-    /// Counts what a limit refused: "connections", "requests", "circuits" or, the system's, "descriptors".
+    /// Counts what a limit refused: "connections", "memory", "requests", "circuits" or, the system's, "descriptors".
     pub fn limited(&self, limit: &'static str) {
         self.limit_refusals
             .get_or_create(&LimitLabels { limit })

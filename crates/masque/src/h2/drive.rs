@@ -39,6 +39,7 @@ pub(super) struct Driver {
     pub(super) heard: Count,
     pub(super) abandoned: Arc<Semaphore>,
     pub(super) stopped: watch::Receiver<Stop>,
+    pub(super) windows: watch::Receiver<u32>,
     pub(super) ended: watch::Sender<Option<H2Error>>,
 }
 
@@ -85,11 +86,16 @@ impl Driver {
     {
         let mut drain = pin!(self.asked_to(Stop::Drain));
         let mut calm = pin!(self.asked_to(Stop::Calm));
+        let mut windows = self.windows.clone();
         let mut draining = false;
         loop {
             let taken = tokio::select! {
                 taken = self.take(&mut connection, &requests) => taken,
                 () = &mut drain, if !draining => Ok(()),
+                Ok(()) = windows.changed() => {
+                    connection.set_target_window_size(*windows.borrow_and_update());
+                    Ok(())
+                }
                 () = &mut calm => {
                     connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                     let told = poll_fn(|cx| connection.poll_closed(cx));

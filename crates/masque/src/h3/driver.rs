@@ -58,6 +58,11 @@ async fn control(inner: &Inner) -> Result<(), H3Error> {
         tokio::select! {
             () = inner.drain.notified() => break,
             () = inner.ping.notified() => stream.write_all(&RESERVED_FRAME).await?,
+            () = inner.takes_more[0].notified() => {
+                // No octets: they are taken when any would be.
+                stream.write(&[]).await?;
+                inner.takes_more[1].notify_one();
+            }
             // "If either control stream is closed at any point, this MUST be treated as a connection error".
             _ = &mut stopped => {
                 inner.fail(Code::CLOSED_CRITICAL_STREAM, "the control stream was stopped");

@@ -38,6 +38,8 @@ pub(super) struct Inner {
     pub(super) drain: Notify,
     /// Told when something that QUIC acknowledges should be sent.
     pub(super) ping: Notify,
+    /// Told when somebody wants to know whether more would be taken for the peer, and when it would.
+    pub(super) takes_more: [Notify; 2],
     /// One permit for each thing that the peer has given up, or that made no sense, and that became no request.
     pub(super) abandoned: Semaphore,
     /// The peer's settings, once they have arrived.
@@ -124,6 +126,7 @@ impl Session {
             idle: Notify::new(),
             drain: Notify::new(),
             ping: Notify::new(),
+            takes_more: [Notify::new(), Notify::new()],
             abandoned: Semaphore::new(0),
             settings: watch::Sender::new(None),
             goaway: AtomicU64::new(u64::MAX),
@@ -236,6 +239,18 @@ impl Session {
     /// not notice that the peer is gone.
     pub fn ping(&self) {
         self.inner().ping.notify_one();
+    }
+
+    /// Resolves once QUIC takes more for the peer: no more waits to be acknowledged than the send window allows that was set last. Costs a STREAM frame
+    /// without octets.
+    /// `false` when the connection is drained or lost. For one who asks at a time.
+    pub async fn takes_more(&self) -> bool {
+        let [asked, answered] = &self.inner().takes_more;
+        asked.notify_one();
+        tokio::select! {
+            () = answered.notified() => true,
+            _ = self.connection().closed() => false,
+        }
     }
 
     /// Whether the peer takes no more requests, or the connection is lost: make them elsewhere.

@@ -79,7 +79,11 @@ pub struct Limits {
     /// The largest header section of a request, in octets as RFC 9114 §4.2.2 counts; HTTP/1.1 reads 8192 in any
     /// case. Default: 16384.
     pub header: usize,
-    /// Received stream data kept for one connection whose targets read slowly, in octets: when that much waits, no further flow of the
+    /// What streams of all clients may take of memory, in octets: what they may send before it is read, and what waits for them. Connections have little of
+    /// it at first and more as they move more; when it is short, whoever has most makes room. 0: a quarter of the machine's memory, or of what the
+    /// process may use of it. Default: 0.
+    pub memory: u64,
+    /// Received stream data kept for one connection whose targets read slowly, in octets, at most: when that much waits, no further flow of the
     /// connection can begin. Default: 67108864.
     pub connection_window: u32,
     /// The same for one tunnel, in octets. Default: 1048576.
@@ -117,6 +121,7 @@ impl Default for Limits {
             resolve: Duration::from_secs(5),
             connect: Duration::from_secs(10),
             header: 16_384,
+            memory: 0,
             connection_window: 64 << 20,
             stream_window: 1 << 20,
             datagram_buffer: 512 << 10,
@@ -162,6 +167,11 @@ impl Limits {
         let small = [
             ("limits.header", self.header < 1024, "1024"),
             ("limits.query", self.query < 512, "512"),
+            (
+                "limits.memory",
+                (1..16 << 20).contains(&self.memory),
+                "16777216",
+            ),
             (
                 "limits.connection_window",
                 self.connection_window < 65_536,

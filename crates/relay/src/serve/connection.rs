@@ -17,7 +17,7 @@ use tokio::{
 
 use super::{Alive, Phase, Shared, exchange::Exchange, handler::Job};
 use crate::{
-    limits::{Bucket, ClientKey, Place},
+    limits::{Account, Bucket, ClientKey, Place},
     metrics::Up,
     onion::Onion,
 };
@@ -46,6 +46,10 @@ pub(crate) trait Session: Send + Sync {
     fn calm(&self) {
         self.close();
     }
+    /// Resolves once no more waits for the client than the window allows that was set last; false: that is not known.
+    fn takes_more(&self) -> impl Future<Output = bool> + Send {
+        async { false }
+    }
     /// Resolves when the client has given up something that was no request yet, or made no sense.
     fn abandoned(&self) -> impl Future<Output = ()> + Send {
         pending()
@@ -57,6 +61,8 @@ pub(crate) trait Session: Send + Sync {
 enum Ended {
     /// Somebody else needs the place.
     Displaced,
+    /// Somebody else needs the memory.
+    Memory,
     /// No request was admitted in time.
     NoRequest,
     /// Its client breaks off what it asks for, again and again.
@@ -67,6 +73,7 @@ impl Ended {
     const fn name(self) -> &'static str {
         match self {
             Self::Displaced => "displaced",
+            Self::Memory => "memory",
             Self::NoRequest => "no_request",
             Self::Excessive => "excessive",
         }
@@ -79,6 +86,7 @@ pub(crate) struct Guest {
     client: ClientKey,
     alive: Alive,
     place: Arc<Place>,
+    pub(crate) account: Arc<Account>,
 }
 
 impl Guest {
@@ -88,11 +96,16 @@ impl Guest {
             shared.metrics.limited("connections");
             return None;
         };
+        let Ok(account) = shared.gate.account(client) else {
+            shared.metrics.limited("memory");
+            return None;
+        };
         Some(Self {
             shared: shared.clone(),
             client,
             alive: alive.clone(),
             place: Arc::new(place),
+            account: Arc::new(account),
         })
     }
 
@@ -119,6 +132,7 @@ impl Guest {
             shared,
             alive,
             place,
+            account: _account,
             ..
         } = self;
         drop((shared, alive));
@@ -130,7 +144,10 @@ impl Guest {
     /// Serves requests until the connection ends. Then the tunnels that are left end as well.
     pub(crate) async fn serve(&mut self, session: &impl Session) {
         let place = self.place.clone();
-        let mut overstays = pin!(overstays(&place, self.shared.limits.first_request));
+        let account = self.account.clone();
+        let first_request = self.shared.limits.first_request;
+        let mut overstays = pin!(overstays(&place, &account, first_request));
+        let mut kept = pin!(account.keep(|| session.takes_more()));
         let abandons = Bucket::of_things(self.shared.limits.abandoned);
         let mut draining = Some(self.alive.clone());
         let mut requests = JoinSet::new();
@@ -154,6 +171,7 @@ impl Guest {
                     }
                 }
                 cause = &mut overstays => break Some(cause),
+                () = &mut kept => (),
                 () = begins(&mut draining) => session.drain(),
                 () = self.alive.reached(Phase::Stopped) => break None,
             }
@@ -187,7 +205,7 @@ impl Guest {
         let ended = tokio::select! {
             () = carried => None,
             () = follow(&self.place, &watched) => None,
-            cause = overstays(&self.place, first_circuit) => Some(cause),
+            cause = overstays(&self.place, &self.account, first_circuit) => Some(cause),
         };
         if let Some(cause) = ended {
             self.shared.metrics.ended(cause.name());
@@ -200,6 +218,7 @@ impl Guest {
             shared: self.shared.clone(),
             client: self.client,
             place: self.place.clone(),
+            account: self.account.clone(),
             alive: self.alive.clone(),
             head,
             exchange,
@@ -219,8 +238,8 @@ async fn follow(place: &Arc<Place>, channel: &Channel) {
     }
 }
 
-/// Resolves when a connection is to go: no request was admitted in time, or somebody else needs the place.
-async fn overstays(place: &Place, first_request: Duration) -> Ended {
+/// Resolves when a connection is to go: no request was admitted in time, or somebody else needs the place or the memory.
+async fn overstays(place: &Place, account: &Account, first_request: Duration) -> Ended {
     let late = async {
         sleep(first_request).await;
         if first_request.is_zero() || !place.is_waiting() {
@@ -230,6 +249,7 @@ async fn overstays(place: &Place, first_request: Duration) -> Ended {
     tokio::select! {
         () = late => Ended::NoRequest,
         () = place.lost() => Ended::Displaced,
+        () = account.lost() => Ended::Memory,
     }
 }
 

@@ -24,6 +24,10 @@ pub(crate) trait Exchange: Send + 'static {
     fn road(&self) -> Option<Road> {
         None
     }
+    /// What may wait for the client of this request alone, beside what the connection's windows allow, in octets.
+    fn buffer(&self) -> usize {
+        0
+    }
     /// Resolves when the client has broken the request off, before it is answered.
     fn gone(&mut self) -> impl Future<Output = ()> + Send;
     /// Answers, and leaves the stream open.

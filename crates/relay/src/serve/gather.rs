@@ -90,6 +90,9 @@ impl ToTarget {
             .metrics
             .datagrams_to_target
             .inc_by(joined.count as u64);
+        if let Some(account) = &self.ledger.account {
+            account.read(joined.contents.len());
+        }
         let octets = joined.contents.len() as u64;
         self.ledger.metrics.octets_to_target.udp.inc_by(octets);
     }

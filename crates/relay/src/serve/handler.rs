@@ -18,7 +18,7 @@ use crate::{
     admission::{CHALLENGE, Guest},
     failure::Failure,
     forward,
-    limits::{ClientKey, Permit, Place},
+    limits::{Account, ClientKey, Held, Permit, Place},
     metrics::{Method, Up},
 };
 
@@ -29,6 +29,8 @@ pub(crate) struct Job<E> {
     pub(crate) client: ClientKey,
     /// The connection's: it is busy while the request lasts.
     pub(crate) place: Arc<Place>,
+    /// The connection's memory.
+    pub(crate) account: Arc<Account>,
     pub(crate) alive: Alive,
     pub(crate) head: RequestHead,
     pub(crate) exchange: E,
@@ -40,12 +42,15 @@ impl<E: Exchange> Job<E> {
         let method = request::method(&self.head);
         let shared = self.shared.clone();
         let (place, admitted) = (self.place.clone(), self.admit());
-        let _busy = admitted.is_ok().then(|| place.busy());
+        let _busy = admitted.is_ok().then(|| {
+            self.account.begin();
+            place.busy()
+        });
         let done = match admitted {
-            Ok((Asked::Tcp(target), permit)) => self.tcp(&target, &permit).await,
-            Ok((Asked::Udp(target), permit)) => self.udp(&target, &permit).await,
-            Ok((Asked::Ip(scope), permit)) => self.ip(&scope, &permit).await,
-            Ok((Asked::Dns(source), permit)) => self.dns(source, &permit).await,
+            Ok((Asked::Tcp(target), permit, _buffer)) => self.tcp(&target, &permit).await,
+            Ok((Asked::Udp(target), permit, _buffer)) => self.udp(&target, &permit).await,
+            Ok((Asked::Ip(scope), permit, _buffer)) => self.ip(&scope, &permit).await,
+            Ok((Asked::Dns(source), permit, _buffer)) => self.dns(source, &permit).await,
             Err(failure) => refuse(&shared, method, failure, self.exchange).await,
         };
         if let Err(Broken) = done {
@@ -54,7 +59,7 @@ impl<E: Exchange> Job<E> {
         done.is_ok()
     }
 
-    fn admit(&self) -> Result<(Asked, Permit), Failure> {
+    fn admit(&self) -> Result<(Asked, Permit, Held), Failure> {
         let shared = &self.shared;
         if self.alive.is_draining() {
             return Err(Failure::Draining);
@@ -69,7 +74,12 @@ impl<E: Exchange> Job<E> {
         };
         let asked = request::read(&self.head, &shared.templates, shared.serves_dns)?;
         let permit = shared.gate.request(key).map_err(|_| Failure::Limited)?;
-        Ok((asked, permit))
+        let buffer = Held::take(&self.account, self.exchange.buffer());
+        let buffer = buffer.ok_or_else(|| {
+            shared.metrics.limited("memory");
+            Failure::Limited
+        })?;
+        Ok((asked, permit, buffer))
     }
 
     async fn tcp(mut self, target: &Target, permit: &Permit) -> Result<(), Broken> {
@@ -87,6 +97,7 @@ impl<E: Exchange> Job<E> {
             metrics: &shared.metrics,
             pace: permit.pace(),
             idle: shared.limits.idle_stream,
+            account: &self.account,
         };
         let (from, to) = self.exchange.stream();
         splice::splice(from, to, socket, terms).await;
@@ -118,11 +129,19 @@ impl<E: Exchange> Job<E> {
         };
         let head = ResponseHead::new(200).with("capsule-protocol", "?1");
         let road = self.exchange.road();
+        let account = road.is_none().then_some(self.account);
         let (head, terms) = forward::negotiate(&shared.forwarding, &self.head, road, head);
         self.exchange.respond(&head).await?;
         shared.metrics.request(Method::connect_udp, "ok");
         let _up = Up::new(&shared.metrics.tunnels_open.udp);
-        udp::carry(&shared, permit.pace(), socket, self.exchange, terms).await;
+        udp::carry(
+            &shared,
+            (permit.pace(), account),
+            socket,
+            self.exchange,
+            terms,
+        )
+        .await;
         Ok(())
     }
 
@@ -146,7 +165,8 @@ impl<E: Exchange> Job<E> {
         self.exchange.respond(&head).await?;
         shared.metrics.request(Method::connect_ip, "ok");
         let _up = Up::new(&shared.metrics.tunnels_open.ip);
-        ip::carry(&shared, permit.pace(), opened, self.exchange).await;
+        let account = self.exchange.road().is_none().then_some(self.account);
+        ip::carry(&shared, (permit.pace(), account), opened, self.exchange).await;
         Ok(())
     }
 }

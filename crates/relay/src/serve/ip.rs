@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     ip::{Judge, Lease, Opened, Rate, Refused},
-    limits::Pace,
+    limits::{Account, Pace},
     metrics::ip::Dropped,
 };
 
@@ -47,7 +47,7 @@ thread_local! {
 /// Carries packets until the client closes the flow or breaks a rule, or nothing has passed for long.
 pub(crate) async fn carry(
     shared: &Arc<Shared>,
-    pace: Pace,
+    (pace, account): (Pace, Option<Arc<Account>>),
     opened: Opened,
     exchange: impl Exchange,
 ) {
@@ -64,6 +64,7 @@ pub(crate) async fn carry(
         pace,
         rate: Mutex::new(Rate::new(shared.ip.echoes_per_second(), Instant::now())),
         passed: AtomicU64::new(0),
+        account,
     });
     let sink = ToNetwork {
         flow: flow.clone(),
@@ -111,6 +112,8 @@ struct Open {
     pace: Pace,
     rate: Mutex<Rate>,
     passed: AtomicU64,
+    /// Where packets come on streams: whose windows they move.
+    account: Option<Arc<Account>>,
 }
 
 /// From the client to the network.
@@ -149,6 +152,9 @@ impl Open {
             let metrics = &self.shared.metrics;
             metrics.ip.to_target.inc();
             metrics.octets_to_target.ip.inc_by(packet.len() as u64);
+            if let Some(account) = &self.account {
+                account.read(packet.len());
+            }
         }
     }
 

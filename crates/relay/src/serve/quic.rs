@@ -33,7 +33,7 @@ use super::{
 use crate::{
     config::{Carrier, Limits},
     forward::Road,
-    limits::{ClientKey, Room, Unproven},
+    limits::{ClientKey, Room, Transport, Unproven},
     metrics::Up,
     onion::Onion,
 };
@@ -202,6 +202,7 @@ async fn serve_connection(
 async fn requests(guest: &mut Guest, connection: Connection, reins: Reins, forwarder: Forwarder) {
     guest.shared.metrics.connections.quic.inc();
     let _open = Up::new(&guest.shared.metrics.connections_open.quic);
+    guest.account.attach(Windows(connection.clone()));
     let streams = Streams::new(connection.clone(), &guest.shared.limits);
     let road = Road::new(connection.clone(), forwarder);
     let config = h3::Config {
@@ -237,6 +238,25 @@ async fn channel(guest: &Guest, onion: &Onion, connection: Connection) {
     }
 }
 
+/// The windows of a connection.
+struct Windows(Connection);
+
+impl Transport for Windows {
+    fn set_receive(&self, octets: u64) {
+        let octets = VarInt::from_u64(octets).unwrap_or(VarInt::MAX);
+        self.0.set_receive_window(octets);
+    }
+
+    fn set_send(&self, octets: u64) {
+        self.0.set_send_window(octets);
+    }
+
+    fn path(&self) -> (Duration, u64) {
+        let path = self.0.stats().path;
+        (path.rtt, path.cwnd)
+    }
+}
+
 /// A session that makes room for more requests as they come.
 struct Roomy {
     session: Session,
@@ -264,6 +284,10 @@ impl connection::Session for Roomy {
 
     fn busy(&self, open: usize) {
         self.streams.busy(open);
+    }
+
+    async fn takes_more(&self) -> bool {
+        self.session.takes_more().await
     }
 
     fn drain(&self) {

@@ -24,14 +24,13 @@ use super::{Alive, Shared, quic, streams, tls};
 use crate::{
     config::{Carrier, Config, Limits},
     handle::StartError,
+    limits::FIRST,
 };
 
 /// What each UDP socket asks the kernel for, in octets.
 const SOCKET_BUFFER: usize = 8 << 20;
 /// Datagrams of one client that wait for their turn, in octets; the oldest are dropped.
 pub(crate) const DATAGRAMS_IN: usize = 1 << 20;
-/// What waits to be sent to one client or acknowledged by it, of all streams, in octets; then tunnels wait.
-const SEND_WINDOW: u64 = 4 << 20;
 /// HTTP/3 needs three streams of its own from a client; some greet with a few more.
 const UNI_STREAMS: u32 = 8;
 
@@ -185,9 +184,9 @@ pub(crate) fn transport(limits: &Limits) -> TransportConfig {
         .mtu_discovery_config(Some(discovery))
         .max_concurrent_bidi_streams(streams::at_first(limits))
         .max_concurrent_uni_streams(VarInt::from_u32(UNI_STREAMS))
-        .receive_window(VarInt::from_u32(limits.connection_window))
+        .receive_window(VarInt::from_u64(FIRST.0).unwrap_or(VarInt::MAX))
         .stream_receive_window(VarInt::from_u32(limits.stream_window))
-        .send_window(SEND_WINDOW.min(limits.connection_window.into()))
+        .send_window(FIRST.1)
         .datagram_receive_buffer_size(Some(DATAGRAMS_IN))
         .datagram_send_buffer_size(limits.datagram_buffer)
         .max_idle_timeout(limits.idle_connection.try_into().ok());

@@ -6,7 +6,7 @@ use std::{
     cell::RefCell,
     future::{Future, pending, poll_fn},
     io::{self, IoSlice},
-    pin::Pin,
+    pin::{Pin, pin},
     sync::atomic::{AtomicU64, Ordering},
     task::{Context, Poll},
     time::Duration,
@@ -19,14 +19,20 @@ use tokio::{
         TcpStream,
         tcp::{ReadHalf, WriteHalf},
     },
+    time::timeout,
 };
 
-use crate::{limits::Pace, metrics::Metrics};
+use crate::{
+    limits::{Account, InHand, Pace},
+    metrics::Metrics,
+};
 
 /// Chunks written to the target in one call; the next wait in the stream's flow-control window.
 const CHUNKS: usize = 64;
 /// Octets written to the target in one call, about.
 const CHUNK_OCTETS: usize = 128 * 1024;
+/// When a target has taken nothing for so long, it stalls.
+const STALL: Duration = Duration::from_millis(200);
 /// Octets that one read from a target may bring, at least.
 const READ: usize = 64 * 1024;
 /// What a shard's read buffer holds: two reads.
@@ -73,6 +79,7 @@ pub(crate) struct Terms<'a> {
     pub(crate) pace: Pace,
     /// How long nothing may pass; zero is for ever.
     pub(crate) idle: Duration,
+    pub(crate) account: &'a Account,
 }
 
 /// Carries octets until both sides have finished or one has broken.
@@ -137,11 +144,14 @@ async fn up(
 ) -> Result<(), End> {
     let mut chunks = Vec::new();
     loop {
-        let more = poll_fn(|cx| gather(from, &mut chunks, cx)).await;
+        let room = terms.account.room().await;
+        let more = poll_fn(|cx| gather(from, &mut chunks, room, cx)).await;
         let octets: usize = chunks.iter().map(Bytes::len).sum();
         if octets > 0 {
             passed.fetch_add(1, Ordering::Relaxed);
-            write_all(&mut target, &mut chunks)
+            terms.account.read(octets);
+            let written = write_all(&mut target, &mut chunks);
+            written_in_time(written, terms.account.hand(octets))
                 .await
                 .map_err(|_| End::Target)?;
             terms.metrics.octets_to_target.tcp.inc_by(octets as u64);
@@ -153,21 +163,38 @@ async fn up(
     }
 }
 
+/// Waits for a write. While the target takes nothing, what it holds up is counted beside the rest, so that other streams go on.
+async fn written_in_time(
+    written: impl Future<Output = io::Result<()>>,
+    mut hand: InHand<'_>,
+) -> io::Result<()> {
+    let mut written = pin!(written);
+    loop {
+        if let Ok(done) = timeout(STALL, &mut written).await {
+            return done;
+        }
+        if let Some(_stalled) = hand.stall() {
+            return written.await;
+        }
+    }
+}
+
 async fn shut(target: &mut WriteHalf<'_>) -> Result<(), End> {
     poll_fn(|cx| Pin::new(&mut *target).poll_shutdown(cx))
         .await
         .map_err(|_| End::Target)
 }
 
-/// Takes what is there, at most a batch; false when the client has finished.
+/// Takes what is there, at most a batch and about what there is room for; false when the client has finished.
 fn gather(
     from: &mut impl FromClient,
     chunks: &mut Vec<Bytes>,
+    room: usize,
     cx: &mut Context<'_>,
 ) -> Poll<Result<bool, Broken>> {
     chunks.clear();
     let mut octets = 0;
-    while chunks.len() < CHUNKS && octets < CHUNK_OCTETS {
+    while chunks.len() < CHUNKS && octets < CHUNK_OCTETS.min(room) {
         match from.poll_data(cx) {
             Poll::Ready(Ok(Some(chunk))) => {
                 octets += chunk.len();
@@ -235,6 +262,7 @@ async fn down(
         let len = octets.len();
         passed.fetch_add(1, Ordering::Relaxed);
         to.write(octets).await.map_err(|Broken| End::Client)?;
+        terms.account.wrote(len);
         terms.metrics.octets_to_client.tcp.inc_by(len as u64);
         terms.pace.spend(len).await;
     }

@@ -33,10 +33,13 @@ use super::{
     h1,
     splice::{Broken, FromClient, ToClient},
 };
-use crate::{config::Carrier, metrics::Up, onion::Onion};
+use crate::{config::Carrier, handle::SEND_BUFFER, limits::Transport, metrics::Up, onion::Onion};
 
 /// How long to wait when the system has no descriptor for another connection.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// What a round trip is taken for: TCP knows, and nobody asks it.
+const FAR: Duration = Duration::from_millis(100);
 
 /// Serves a listener until no new connection is to be taken, and its connections until they end.
 pub(crate) async fn serve(
@@ -90,7 +93,10 @@ async fn welcome(mut guest: Guest, stream: TcpStream, acceptor: TlsAcceptor) {
     guest.shared.metrics.connections.tls.inc();
     let _open = Up::new(&guest.shared.metrics.connections_open.tls);
     match spoken {
-        Spoken::H2(session) => guest.serve(&session).await,
+        Spoken::H2(session) => {
+            guest.account.attach(Windows(session.clone()));
+            guest.serve(&session).await;
+        }
         Spoken::H1(session) => guest.serve(&session).await,
         Spoken::Cells(..) => {}
     }
@@ -145,6 +151,22 @@ async fn is_channel(stream: &mut TlsStream<TcpStream>) -> Option<bool> {
     Some(first.first() == Some(&0))
 }
 
+/// What a client may send on HTTP/2; what waits for it is bounded on each stream.
+struct Windows(Session);
+
+impl Transport for Windows {
+    fn set_receive(&self, octets: u64) {
+        self.0
+            .set_connection_window(u32::try_from(octets).unwrap_or(u32::MAX));
+    }
+
+    fn set_send(&self, _: u64) {}
+
+    fn path(&self) -> (Duration, u64) {
+        (FAR, u64::MAX)
+    }
+}
+
 impl connection::Session for Session {
     type Exchange = h2::Exchange;
 
@@ -195,6 +217,10 @@ impl Exchange for h2::Exchange {
     type Up = DataReceiver;
     type Down = DataSender;
     type Flow = h2::Flow;
+
+    fn buffer(&self) -> usize {
+        SEND_BUFFER
+    }
 
     async fn gone(&mut self) {
         Self::gone(self).await;

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     forward::{Forwarding, Ledger, Terms, Tunnel},
-    limits::Pace,
+    limits::{Account, Pace},
 };
 
 /// What one receive call may bring: a whole GRO batch.
@@ -42,7 +42,7 @@ thread_local! {
 /// Carries payloads until the client closes the tunnel, nobody is there, or nothing has passed for long.
 pub(crate) async fn carry(
     shared: &Shared,
-    pace: Pace,
+    (pace, account): (Pace, Option<Arc<Account>>),
     target: UdpFlow,
     exchange: impl Exchange,
     terms: Option<Terms>,
@@ -52,6 +52,7 @@ pub(crate) async fn carry(
         metrics: shared.metrics.clone(),
         pace,
         passed: Arc::new(AtomicU64::new(0)),
+        account,
     };
     let forwarding = terms.map(|terms| Forwarding::new(terms, target.clone(), ledger.clone()));
     let _ending = forwarding.as_deref().map(Ending);

@@ -17,6 +17,7 @@ mod ip;
 mod life;
 mod limits;
 mod many;
+mod memory;
 mod namespace;
 mod policy;
 mod support;

@@ -92,3 +92,20 @@ pub(crate) async fn udp_echo() -> SocketAddr {
     });
     address
 }
+
+/// Takes connections and reads nothing; little fits into its sockets.
+pub(crate) async fn tcp_that_never_reads() -> SocketAddr {
+    let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+    socket.set_recv_buffer_size(4096).expect("set");
+    let address = "127.0.0.1:0".parse().expect("an address");
+    socket.bind(address).expect("bound");
+    let listener = socket.listen(1024).expect("listening");
+    let address = listener.local_addr().expect("bound");
+    tokio::spawn(async move {
+        let mut held = Vec::new();
+        while let Ok((stream, _)) = listener.accept().await {
+            held.push(stream);
+        }
+    });
+    address
+}

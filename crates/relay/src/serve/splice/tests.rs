@@ -69,10 +69,12 @@ async fn tunnel(idle: Duration) -> (Client, TcpStream) {
     let done = tokio::spawn(async move {
         let gate = Gate::new(Limits::default(), crate::config::Ip::default(), 1);
         let permit = gate.request(gate.by_token(0)).expect("a place");
+        let account = gate.account(gate.by_token(0)).expect("room");
         let terms = Terms {
             metrics: &Metrics::new(),
             pace: permit.pace(),
             idle,
+            account: &account,
         };
         splice(Up(up_end), to, near, terms).await;
     });
@@ -153,7 +155,7 @@ async fn a_target_that_does_not_read_stops_the_client() {
             client.up.send(Some(chunk.clone())).await.expect("open");
         }
     };
-    tokio::time::timeout(Duration::from_millis(300), flood)
+    timeout(Duration::from_millis(300), flood)
         .await
         .expect_err("stopped");
 }

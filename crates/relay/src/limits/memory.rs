@@ -1,0 +1,963 @@
+//! What clients' streams may take of the relay's memory, in all. A window is a promise: a peer may fill it at any moment and nothing takes it back, so what
+//! is promised is counted, not what is there, and never comes to more than the budget.
+//!
+//! A connection begins with [`FIRST`], has [`BUSY`] with its first request, and twice as much each time that it moves half of it within two round trips, up
+//! to the bound of one connection, while the budget lasts: of what is left no client has more than is free for others. A window whose half took longer than a
+//! second is halved. What the client may send is withdrawn only as it sends: until then it counts ([`Promised::owed`]). What waits for it is known to
+//! have gone when the narrower window takes more.
+//!
+//! A stream whose target takes nothing holds what was read for it and its own window: both are counted beside the others, so that the connection's other
+//! streams go on. Without room for that they wait with it.
+//!
+//! Where too little is left, the client that has most makes room, if that is more than twice what the one that asks would have: what rests for longest of its
+//! connections is closed, the widest first, and of those that move the widest is narrowed. So whoever stuffs what nobody reads loses it to others.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt,
+    future::{Future, pending},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use tokio::{sync::Notify, time::Instant};
+
+use super::{ClientKey, Reached};
+use crate::{config::Limits, metrics::Level};
+
+/// What a new connection may send, and what may wait for it, in octets. It is the same for all: clients remember it for what they send before the next
+/// handshake ends, and "the server MUST NOT reduce any limits … that might be violated by the client with its 0-RTT data" (RFC 9000 §7.4.1).
+pub(crate) const FIRST: (u64, u64) = (32 << 10, 16 << 10);
+/// The same, each way, from its first request on.
+const BUSY: u64 = 128 << 10;
+/// What may wait for one client at most.
+const MOST_DOWN: u64 = 4 << 20;
+/// A window that is moved in less is never too wide.
+const SWIFT: Duration = Duration::from_millis(10);
+/// One whose half takes longer is too wide.
+const SLOW: Duration = Duration::from_secs(1);
+/// A connection rests when nothing has moved on it for so long.
+const REST: Duration = Duration::from_secs(2);
+/// One in so many octets is kept for connections that begin.
+const SPARE: u64 = 16;
+/// A client may begin a connection while it has no more than so many times what is free.
+const MANY: u64 = 4;
+/// One in so many octets is freed at once.
+const FREED: u64 = 64;
+/// The machine's memory, where the system does not say.
+const USUAL: u64 = 4 << 30;
+/// Less is not believed.
+const LEAST: u64 = 256 << 20;
+/// How often room is made, at most.
+const EACH: Duration = Duration::from_millis(20);
+
+/// A connection's windows, as its transport has them.
+pub(crate) trait Transport: Send + Sync {
+    /// From now on the client may send so much that is not read, in octets.
+    fn set_receive(&self, octets: u64);
+    /// From now on so much may wait for the client, in octets.
+    fn set_send(&self, octets: u64);
+    /// A round trip, and what may be on its way to the client.
+    fn path(&self) -> (Duration, u64);
+}
+
+/// The budget.
+#[derive(Debug)]
+pub(super) struct Memory {
+    books: Mutex<Books>,
+}
+
+/// A connection's part of the budget; dropping it gives it back.
+pub(crate) struct Account {
+    memory: Arc<Memory>,
+    id: u64,
+    tally: Arc<Tally>,
+    transport: OnceLock<Box<dyn Transport>>,
+    stream_window: u64,
+}
+
+/// What one connection has moved, and what of it is in hand. Nothing is shared where octets pass.
+#[derive(Debug, Default)]
+struct Tally {
+    read: AtomicU64,
+    written: AtomicU64,
+    /// At how many octets the windows are looked at again.
+    next_read: AtomicU64,
+    next_written: AtomicU64,
+    /// Read, and not taken by targets; as much as the window is let in hand.
+    in_hand: AtomicU64,
+    may_hand: AtomicU64,
+    less: Notify,
+    begun: AtomicBool,
+    lost: Notify,
+}
+
+/// Octets that were read and are not taken by a target yet.
+pub(crate) struct InHand<'a> {
+    account: &'a Account,
+    octets: u64,
+}
+
+/// A stream whose target takes nothing.
+pub(crate) struct Stalled<'a> {
+    account: &'a Account,
+    octets: u64,
+}
+
+/// Octets that a tunnel may hold beside the windows.
+#[derive(Debug)]
+pub(crate) struct Held {
+    account: Arc<Account>,
+    octets: u64,
+}
+
+/// What is promised to one connection, in octets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Promised {
+    /// What it may send and what may wait for it.
+    up: u64,
+    down: u64,
+    /// The windows of streams that stall.
+    stalled: u64,
+    /// What was read for those.
+    stuck: u64,
+    /// What was withdrawn and may still come, or may still wait.
+    owed: (u64, u64),
+}
+
+/// Which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Up,
+    Down,
+}
+
+/// What is known when half a window has moved.
+#[derive(Clone, Copy, Debug)]
+struct Moved {
+    /// So far.
+    octets: u64,
+    round_trip: Duration,
+    congestion_window: u64,
+}
+
+/// Everybody's windows. No clock inside.
+#[derive(Debug)]
+struct Books {
+    most: u64,
+    most_up: u64,
+    most_down: u64,
+    used: u64,
+    next: u64,
+    entries: HashMap<u64, Entry>,
+    clients: HashMap<ClientKey, Client>,
+    weights: BTreeSet<(u64, ClientKey)>,
+    made_room: Option<Instant>,
+    /// Shows what is used.
+    level: Level,
+}
+
+#[derive(Debug, Default)]
+struct Client {
+    octets: u64,
+    connections: BTreeSet<u64>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    client: ClientKey,
+    windows: Promised,
+    /// How much had moved when each window was last looked at, and when that was.
+    looked: [(u64, Instant); 2],
+    /// How much had moved when others asked for room, and since when it has not moved.
+    rests: (u64, Instant),
+    narrow: bool,
+    lost: bool,
+    tally: Arc<Tally>,
+}
+
+impl Promised {
+    const FIRST: Self = Self {
+        up: FIRST.0,
+        down: FIRST.1,
+        stalled: 0,
+        stuck: 0,
+        owed: (0, 0),
+    };
+
+    /// As much as may be sent may also be in hand.
+    fn cost(&self) -> u64 {
+        2 * self.up + self.down + self.stalled + self.stuck + self.owed.0 + self.owed.1
+    }
+
+    /// What the transport is told.
+    fn receive(&self) -> u64 {
+        self.up + self.stalled
+    }
+
+    fn of(&mut self, way: Way) -> (&mut u64, &mut u64) {
+        match way {
+            Way::Up => (&mut self.up, &mut self.owed.0),
+            Way::Down => (&mut self.down, &mut self.owed.1),
+        }
+    }
+
+    /// What was withdrawn is promised again before more is.
+    fn widen(&mut self, way: Way, to: u64) {
+        let (size, owed) = self.of(way);
+        let more = to.saturating_sub(*size);
+        *owed = owed.saturating_sub(more);
+        *size += more;
+    }
+
+    fn narrow(&mut self, way: Way, to: u64) {
+        let (size, owed) = self.of(way);
+        *owed += size.saturating_sub(to);
+        *size = to.min(*size);
+    }
+}
+
+impl Books {
+    fn new(limits: &Limits) -> Self {
+        let most_up = u64::from(limits.connection_window);
+        Self {
+            most: limits.memory,
+            most_up,
+            most_down: MOST_DOWN.min(most_up),
+            used: 0,
+            next: 0,
+            entries: HashMap::new(),
+            clients: HashMap::new(),
+            weights: BTreeSet::new(),
+            made_room: None,
+            level: Level::default(),
+        }
+    }
+
+    fn enter(
+        &mut self,
+        client: ClientKey,
+        tally: &Arc<Tally>,
+        now: Instant,
+    ) -> Result<u64, Reached> {
+        let cost = Promised::FIRST.cost();
+        let free = self.most.saturating_sub(self.used + cost);
+        let fair = self.of(client) + cost <= MANY * free;
+        if !fair || free < self.most / SPARE {
+            self.make_room(client, cost, now);
+        }
+        match fair {
+            true => {}
+            false if self.of(client) > 0 => return Err(Reached::Client),
+            false => return Err(Reached::Total),
+        }
+        self.next += 1;
+        let id = self.next;
+        let entry = Entry {
+            client,
+            windows: Promised::FIRST,
+            looked: [(0, now); 2],
+            rests: (0, now),
+            narrow: false,
+            lost: false,
+            tally: Arc::clone(tally),
+        };
+        self.entries.insert(id, entry);
+        let of = self.clients.entry(client).or_default();
+        of.connections.insert(id);
+        self.count(client, 0, cost);
+        Ok(id)
+    }
+
+    fn leave(&mut self, id: u64) {
+        let Some(entry) = self.entries.remove(&id) else {
+            return;
+        };
+        if let Some(client) = self.clients.get_mut(&entry.client) {
+            client.connections.remove(&id);
+        }
+        self.count(entry.client, entry.windows.cost(), 0);
+    }
+
+    fn of(&self, client: ClientKey) -> u64 {
+        self.clients.get(&client).map_or(0, |of| of.octets)
+    }
+
+    fn count(&mut self, key: ClientKey, before: u64, after: u64) {
+        self.used = self.used + after - before;
+        self.level.set(i64::try_from(self.used).unwrap_or(i64::MAX));
+        let Some(client) = self.clients.get_mut(&key) else {
+            return;
+        };
+        self.weights.remove(&(client.octets, key));
+        client.octets = client.octets + after - before;
+        match client.connections.is_empty() {
+            true => drop(self.clients.remove(&key)),
+            false => drop(self.weights.insert((client.octets, key))),
+        }
+    }
+
+    /// Changes what is promised, if there is room for that.
+    fn change(&mut self, id: u64, now: Instant, change: impl FnOnce(&mut Promised)) -> bool {
+        let Some(entry) = self.entries.get(&id) else {
+            return false;
+        };
+        let (client, before) = (entry.client, entry.windows.cost());
+        let mut windows = entry.windows;
+        change(&mut windows);
+        let after = windows.cost();
+        let more = after.saturating_sub(before);
+        let has = self.of(client);
+        let free = (self.most - self.most / SPARE).saturating_sub(self.used + more);
+        if more > 0 && has + more > free {
+            self.make_room(client, more, now);
+            return false;
+        }
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.windows = windows;
+        }
+        self.count(client, before, after);
+        true
+    }
+
+    /// A request of the connection was admitted.
+    fn begin(&mut self, id: u64, now: Instant) {
+        let up = BUSY.min(self.most_up);
+        let down = BUSY.min(self.most_down);
+        self.change(id, now, |windows| {
+            windows.widen(Way::Up, up);
+            windows.widen(Way::Down, down);
+        });
+    }
+
+    /// Half a window has moved: it is as wide as it should be now.
+    fn moved(&mut self, id: u64, way: Way, moved: Moved, now: Instant) {
+        let most = match way {
+            Way::Up => self.most_up,
+            Way::Down => self.most_down,
+        };
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return;
+        };
+        let narrow = std::mem::take(&mut entry.narrow);
+        let (before, since) = std::mem::replace(
+            &mut entry.looked[usize::from(way == Way::Down)],
+            (moved.octets, now),
+        );
+        let (passed, took) = (moved.octets.saturating_sub(before), now - since);
+        let mut size = entry.windows.up;
+        self.change(id, now, |windows| {
+            let (own, owed) = windows.of(way);
+            size = *own;
+            *owed = owed.saturating_sub(passed);
+        });
+        let is_filled = way == Way::Up || moved.congestion_window > size / 2;
+        let least = if way == Way::Up { FIRST.0 } else { FIRST.1 };
+        if (took > SLOW || narrow) && size > least {
+            self.change(id, now, |windows| windows.narrow(way, least.max(size / 2)));
+        } else if took <= SWIFT.max(2 * moved.round_trip) && is_filled && size < most {
+            self.change(id, now, |windows| windows.widen(way, most.min(size * 2)));
+        }
+    }
+
+    /// What waits for the client may be no more than at first, from now on; what was more may still wait.
+    fn rest(&mut self, id: u64, now: Instant) {
+        self.change(id, now, |windows| windows.narrow(Way::Down, FIRST.1));
+    }
+
+    /// The narrower window would take more: no more than it allows is waiting.
+    fn taken(&mut self, id: u64, now: Instant) {
+        self.change(id, now, |windows| windows.owed.1 = 0);
+    }
+
+    fn stall(&mut self, id: u64, (window, stuck): (u64, u64), now: Instant) -> bool {
+        self.change(id, now, |windows| {
+            windows.stalled += window;
+            windows.stuck += stuck;
+        })
+    }
+
+    fn resume(&mut self, id: u64, (window, stuck): (u64, u64), now: Instant) {
+        self.change(id, now, |windows| {
+            windows.stalled -= window;
+            windows.owed.0 += window;
+            windows.stuck -= stuck;
+        });
+    }
+
+    /// Takes from the client that has most, if that is the one that asks, or has more than that would have, twice.
+    fn make_room(&mut self, client: ClientKey, more: u64, now: Instant) {
+        let Some(&(most, largest)) = self.weights.last() else {
+            return;
+        };
+        let has = self.of(client);
+        let early = self.made_room.is_some_and(|last| now - last < EACH);
+        let own = largest == client;
+        if early || (!own && most <= 2 * (has + more)) {
+            return;
+        }
+        self.made_room = Some(now);
+        let mut connections = Vec::new();
+        for id in self
+            .clients
+            .get(&largest)
+            .into_iter()
+            .flat_map(|of| &of.connections)
+        {
+            if let Some(entry) = self.entries.get_mut(id).filter(|entry| !entry.lost) {
+                let rests = entry.rests(now) >= REST;
+                connections.push((rests, entry.windows.cost(), *id));
+            }
+        }
+        connections.sort_unstable_by(|one, other| other.cmp(one));
+        let goal = match own {
+            true => more,
+            false => (self.most / FREED).max(more).min(most - has - more),
+        };
+        let mut freed = 0;
+        for (rests, cost, id) in connections {
+            if freed >= goal {
+                return;
+            }
+            let Some(entry) = self.entries.get_mut(&id) else {
+                continue;
+            };
+            match rests {
+                true => {
+                    entry.lost = true;
+                    entry.tally.lost.notify_one();
+                }
+                false => entry.narrow = true,
+            }
+            freed += cost;
+        }
+    }
+}
+
+impl Entry {
+    /// For how long nothing has moved, as far as was looked.
+    fn rests(&mut self, now: Instant) -> Duration {
+        let moved = self.tally.read.load(Relaxed) + self.tally.written.load(Relaxed);
+        if self.rests.0 != moved {
+            self.rests = (moved, now);
+        }
+        now - self.rests.1
+    }
+}
+
+impl Memory {
+    pub(super) fn new(limits: &Limits) -> Arc<Self> {
+        let books = Mutex::new(Books::new(limits));
+        Arc::new(Self { books })
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shows on this level what is promised.
+    pub(super) fn show(&self, level: &Level) {
+        self.books().level = level.clone();
+    }
+
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        client: ClientKey,
+        stream_window: u32,
+    ) -> Result<Account, Reached> {
+        let tally = Arc::new(Tally::default());
+        let id = self.books().enter(client, &tally, Instant::now())?;
+        let account = Account {
+            memory: Arc::clone(self),
+            id,
+            tally,
+            transport: OnceLock::new(),
+            stream_window: stream_window.into(),
+        };
+        account.apply(Promised::FIRST, None);
+        Ok(account)
+    }
+}
+
+impl Tally {
+    /// How much more may be in hand, if anything.
+    fn room(&self) -> Option<usize> {
+        let may = self.may_hand.load(Relaxed);
+        let room = may.saturating_sub(self.in_hand.load(Relaxed));
+        (room > 0).then(|| usize::try_from(room).unwrap_or(usize::MAX))
+    }
+}
+
+impl Account {
+    /// From now on the windows of this transport are set. It has those of [`FIRST`].
+    pub(crate) fn attach(&self, transport: impl Transport + 'static) {
+        drop(self.transport.set(Box::new(transport)));
+    }
+
+    /// Does something to the books, and tells the transport what came of it.
+    fn change(&self, change: impl FnOnce(&mut Books, u64, Instant)) {
+        let mut books = self.memory.books();
+        let windows = |books: &Books| books.entries.get(&self.id).map(|entry| entry.windows);
+        let before = windows(&books);
+        change(&mut books, self.id, Instant::now());
+        // Under the lock, so that two changes are told in their order.
+        if let Some(after) = windows(&books) {
+            self.apply(after, before);
+        }
+    }
+
+    fn apply(&self, windows: Promised, before: Option<Promised>) {
+        let Tally {
+            read,
+            written,
+            next_read,
+            next_written,
+            may_hand,
+            less,
+            ..
+        } = &*self.tally;
+        next_read.store(read.load(Relaxed) + windows.up / 2, Relaxed);
+        next_written.store(written.load(Relaxed) + windows.down / 2, Relaxed);
+        may_hand.store(windows.up, Relaxed);
+        let Some(before) = before else {
+            return;
+        };
+        if windows.up > before.up {
+            less.notify_waiters();
+        }
+        if let Some(transport) = self.transport.get() {
+            if windows.receive() != before.receive() {
+                transport.set_receive(windows.receive());
+            }
+            if windows.down != before.down {
+                transport.set_send(windows.down);
+            }
+        }
+    }
+
+    /// A request was admitted.
+    pub(crate) fn begin(&self) {
+        if !self.tally.begun.swap(true, Relaxed) {
+            self.change(Books::begin);
+        }
+    }
+
+    /// So many octets were read of what the client sends.
+    pub(crate) fn read(&self, octets: usize) {
+        let Tally {
+            read, next_read, ..
+        } = &*self.tally;
+        if add(read, octets) >= next_read.load(Relaxed) {
+            self.moved(Way::Up, read);
+        }
+    }
+
+    /// So many octets were taken of what the client gets.
+    pub(crate) fn wrote(&self, octets: usize) {
+        let Tally {
+            written,
+            next_written,
+            ..
+        } = &*self.tally;
+        if add(written, octets) >= next_written.load(Relaxed) {
+            self.moved(Way::Down, written);
+        }
+    }
+
+    fn moved(&self, way: Way, octets: &AtomicU64) {
+        let Some((round_trip, congestion_window)) = self.transport.get().map(|one| one.path())
+        else {
+            return;
+        };
+        let moved = Moved {
+            octets: octets.load(Relaxed),
+            round_trip,
+            congestion_window,
+        };
+        self.change(|books, id, now| books.moved(id, way, moved, now));
+    }
+
+    /// Waits until more may be in hand; how many octets.
+    pub(crate) async fn room(&self) -> usize {
+        loop {
+            if let Some(room) = self.tally.room() {
+                return room;
+            }
+            let less = self.tally.less.notified();
+            tokio::pin!(less);
+            less.as_mut().enable();
+            if self.tally.room().is_none() {
+                less.await;
+            }
+        }
+    }
+
+    /// So many octets are on their way to a target.
+    pub(crate) fn hand(&self, octets: usize) -> InHand<'_> {
+        add(&self.tally.in_hand, octets);
+        InHand {
+            account: self,
+            octets: octets as u64,
+        }
+    }
+
+    fn hand_less(&self, octets: u64) {
+        let before = self.tally.in_hand.fetch_sub(octets, Relaxed);
+        if before >= self.tally.may_hand.load(Relaxed) {
+            self.tally.less.notify_waiters();
+        }
+    }
+
+    /// Narrows what may wait for a client that rests; never resolves. `taken` resolves once the transport would take more.
+    pub(crate) async fn keep<F: Future<Output = bool>>(&self, taken: impl Fn() -> F) {
+        let mut before = 0;
+        loop {
+            tokio::time::sleep(REST).await;
+            let written = self.tally.written.load(Relaxed);
+            let rests = written == std::mem::replace(&mut before, written);
+            if rests && self.may_hold_more_than_at_first() {
+                self.change(Books::rest);
+                match taken().await {
+                    true => self.change(Books::taken),
+                    false => pending().await,
+                }
+            }
+        }
+    }
+
+    fn may_hold_more_than_at_first(&self) -> bool {
+        let books = self.memory.books();
+        let windows = books.entries.get(&self.id).map(|entry| entry.windows);
+        windows.is_some_and(|windows| windows.down + windows.owed.1 > FIRST.1)
+    }
+
+    /// Resolves when somebody else needs the memory.
+    pub(crate) async fn lost(&self) {
+        self.tally.lost.notified().await;
+    }
+}
+
+/// What this process may use of the machine's memory, in octets (proc(5), cgroups(7)).
+pub(super) fn of_machine() -> u64 {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let group = read("/sys/fs/cgroup/memory.max").trim().parse();
+    let machine = total(&read("/proc/meminfo")).unwrap_or(USUAL);
+    group.unwrap_or(u64::MAX).min(machine).max(LEAST)
+}
+
+fn total(meminfo: &str) -> Option<u64> {
+    let line = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kilobytes.checked_mul(1024)
+}
+
+fn add(count: &AtomicU64, octets: usize) -> u64 {
+    let octets = octets as u64;
+    count.fetch_add(octets, Relaxed) + octets
+}
+
+impl InHand<'_> {
+    /// The target takes nothing: what is in hand and what the stream may still bring is counted beside the rest, if there is room.
+    pub(crate) fn stall(&mut self) -> Option<Stalled<'_>> {
+        let (account, octets) = (self.account, self.octets);
+        let mut done = false;
+        account.change(|books, id, now| {
+            done = books.stall(id, (account.stream_window, octets), now);
+        });
+        if !done {
+            return None;
+        }
+        account.hand_less(octets);
+        Some(Stalled { account, octets })
+    }
+}
+
+impl Held {
+    /// Counts what a tunnel may hold, for as long as this lives; `None` if there is no room for it.
+    pub(crate) fn take(account: &Arc<Account>, octets: usize) -> Option<Self> {
+        let octets = octets as u64;
+        let mut done = false;
+        account.change(|books, id, now| done = books.stall(id, (0, octets), now));
+        done.then(|| Self {
+            account: Arc::clone(account),
+            octets,
+        })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let octets = self.octets;
+        self.account
+            .change(|books, id, now| books.resume(id, (0, octets), now));
+    }
+}
+
+impl Drop for InHand<'_> {
+    fn drop(&mut self) {
+        self.account.hand_less(self.octets);
+    }
+}
+
+impl Drop for Stalled<'_> {
+    fn drop(&mut self) {
+        let (account, octets) = (self.account, self.octets);
+        account.tally.in_hand.fetch_add(octets, Relaxed);
+        account.change(|books, id, now| books.resume(id, (account.stream_window, octets), now));
+    }
+}
+
+impl fmt::Debug for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Account").finish_non_exhaustive()
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.memory.books().leave(self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MALLORY: ClientKey = ClientKey(1);
+    const ALICE: ClientKey = ClientKey(2);
+    const MIB: u64 = 1 << 20;
+    const FAST: Duration = Duration::from_millis(100);
+
+    fn books(memory: u64) -> Books {
+        Books::new(&Limits {
+            memory,
+            ..Limits::default()
+        })
+    }
+
+    struct Connection {
+        id: u64,
+        tally: Arc<Tally>,
+    }
+
+    fn enter(books: &mut Books, client: ClientKey, now: Instant) -> Connection {
+        let tally = Arc::default();
+        let id = books.enter(client, &tally, now).expect("room");
+        books.begin(id, now);
+        Connection { id, tally }
+    }
+
+    impl Connection {
+        fn windows(&self, books: &Books) -> Promised {
+            books.entries[&self.id].windows
+        }
+
+        /// Moves as much as it can in this time, again and again.
+        fn move_all(
+            &self,
+            books: &mut Books,
+            way: Way,
+            took: Duration,
+            times: u32,
+            now: &mut Instant,
+        ) {
+            let tally = match way {
+                Way::Up => &self.tally.read,
+                Way::Down => &self.tally.written,
+            };
+            for _ in 0..times {
+                *now += took;
+                let mut windows = self.windows(books);
+                let octets = *windows.of(way).0 / 2;
+                let moved = Moved {
+                    octets: tally.fetch_add(octets, Relaxed) + octets,
+                    round_trip: FAST,
+                    congestion_window: 1 << 30,
+                };
+                books.moved(self.id, way, moved, *now);
+            }
+        }
+    }
+
+    #[test]
+    fn a_connection_that_moves_all_it_may_fills_a_long_fat_pipe() {
+        let (mut books, mut now) = (books(1 << 30), Instant::now());
+        let alice = enter(&mut books, ALICE, now);
+        assert_eq!(alice.windows(&books).up, BUSY);
+        alice.move_all(&mut books, Way::Up, FAST, 8, &mut now);
+        alice.move_all(&mut books, Way::Down, FAST, 8, &mut now);
+        let windows = alice.windows(&books);
+        // 1 Gbit/s and 100 ms, twice.
+        assert!(windows.up >= 25 * MIB, "{windows:?}");
+        assert_eq!(windows.down, MOST_DOWN);
+    }
+
+    #[test]
+    fn one_that_moves_slowly_gives_back_what_it_was_given_as_it_sends() {
+        let (mut books, mut now) = (books(1 << 30), Instant::now());
+        let alice = enter(&mut books, ALICE, now);
+        alice.move_all(&mut books, Way::Up, FAST, 8, &mut now);
+        let wide = books.used;
+        now += REST;
+        alice.move_all(&mut books, Way::Up, 2 * SLOW, 1, &mut now);
+        assert_eq!(
+            books.used,
+            wide - alice.windows(&books).up,
+            "what may still come counts"
+        );
+        alice.move_all(&mut books, Way::Up, 2 * SLOW, 2000, &mut now);
+        let windows = alice.windows(&books);
+        assert_eq!((windows.up, windows.owed.0), (FIRST.0, 0));
+    }
+
+    #[test]
+    fn what_waits_for_a_client_counts_until_the_narrower_window_takes_more() {
+        let (mut books, mut now) = (books(1 << 30), Instant::now());
+        let alice = enter(&mut books, ALICE, now);
+        alice.move_all(&mut books, Way::Down, FAST, 8, &mut now);
+        let wide = books.used;
+        books.rest(alice.id, now);
+        assert_eq!(books.used, wide);
+        books.taken(alice.id, now);
+        assert_eq!(books.used, wide - MOST_DOWN + FIRST.1);
+    }
+
+    #[test]
+    fn whoever_takes_all_it_gets_leaves_as_much_for_others() {
+        let (mut books, mut now) = (books(64 * MIB), Instant::now());
+        for _ in 0..400 {
+            let Ok(id) = books.enter(MALLORY, &Arc::default(), now) else {
+                break;
+            };
+            books.begin(id, now);
+            let tally = Arc::clone(&books.entries[&id].tally);
+            let mallory = Connection { id, tally };
+            mallory.move_all(&mut books, Way::Up, FAST, 8, &mut now);
+        }
+        let alice = enter(&mut books, ALICE, now);
+        alice.move_all(&mut books, Way::Up, FAST, 8, &mut now);
+        assert!(
+            alice.windows(&books).up >= 2 * MIB,
+            "{:?}",
+            alice.windows(&books)
+        );
+        assert!(books.used <= 64 * MIB);
+    }
+
+    #[test]
+    fn what_rests_of_the_client_with_most_goes_for_one_who_has_little() {
+        let (mut books, mut now) = (books(16 * MIB), Instant::now());
+        let others = (3..300).map(ClientKey);
+        let mut held = Vec::new();
+        for client in std::iter::repeat_n(MALLORY, 20).chain(others) {
+            held.extend(books.enter(client, &Arc::default(), now));
+        }
+        assert!(
+            books.enter(ALICE, &Arc::default(), now).is_err(),
+            "all is new"
+        );
+        now += REST;
+        assert!(
+            books.enter(ALICE, &Arc::default(), now).is_err(),
+            "who has to go is told"
+        );
+        let lost = held.iter().filter(|id| books.entries[id].lost);
+        let lost: Vec<u64> = lost.copied().collect();
+        assert!((1..10).contains(&lost.len()), "{}", lost.len());
+        lost.iter().for_each(|id| books.leave(*id));
+        assert!(books.enter(ALICE, &Arc::default(), now).is_ok());
+    }
+
+    #[test]
+    fn of_connections_that_move_the_widest_is_narrowed_and_none_closed() {
+        let (mut books, mut now) = (books(16 * MIB), Instant::now());
+        let mallory = enter(&mut books, MALLORY, now);
+        mallory.move_all(&mut books, Way::Up, FAST, 10, &mut now);
+        let wide = mallory.windows(&books).up;
+        let others: Vec<_> = (3..40)
+            .map(|client| enter(&mut books, ClientKey(client), now))
+            .collect();
+        for other in &others {
+            other.move_all(&mut books, Way::Up, FAST, 3, &mut now);
+            mallory.move_all(&mut books, Way::Up, FAST, 1, &mut now);
+        }
+        assert!(mallory.windows(&books).up < wide);
+        assert!(books.entries.values().all(|entry| !entry.lost));
+    }
+
+    #[test]
+    fn a_stream_that_stalls_takes_nothing_from_the_others_of_its_connection() {
+        let (mut books, now) = (books(64 * MIB), Instant::now());
+        let alice = enter(&mut books, ALICE, now);
+        let before = alice.windows(&books);
+        assert!(books.stall(alice.id, (MIB, 1000), now));
+        assert_eq!(alice.windows(&books).receive(), before.receive() + MIB);
+        books.resume(alice.id, (MIB, 1000), now);
+        let after = alice.windows(&books);
+        assert_eq!((after.receive(), after.owed.0), (before.receive(), MIB));
+        let stalls = (0..100).filter(|_| books.stall(alice.id, (MIB, 0), now));
+        assert!(stalls.count() < 31, "no more than half of all");
+    }
+
+    #[test]
+    fn the_systems_memory_is_read() {
+        let text = "MemTotal:        8052364 kB\nMemFree:  1 kB\n";
+        assert_eq!(total(text), Some(8_052_364 << 10));
+        assert_eq!(total("MemTotal: much\n"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_more_is_promised_than_there_is_whatever_happens(
+            steps in prop::collection::vec((0..7u8, 0..12usize, 0..3000u64), 1..400),
+        ) {
+            let (mut books, mut now) = (books(16 * MIB), Instant::now());
+            let mut open = Vec::<Connection>::new();
+            for (what, which, passed) in steps {
+                now += Duration::from_millis(passed);
+                let one = open.get(which);
+                let id = one.map_or(u64::MAX, |one| one.id);
+                match what {
+                    0 => {
+                        let tally = Arc::default();
+                        let client = ClientKey(which as u64 % 4);
+                        if let Ok(id) = books.enter(client, &tally, now) {
+                            books.begin(id, now);
+                            open.push(Connection { id, tally });
+                        }
+                    }
+                    1 | 2 => if let Some(one) = one {
+                        let way = if what == 1 { Way::Up } else { Way::Down };
+                        one.move_all(&mut books, way, FAST, 3, &mut now);
+                    },
+                    3 => books.rest(id, now),
+                    4 => books.taken(id, now),
+                    5 => {
+                        let stalls = books.stall(id, (MIB, passed), now);
+                        if stalls && passed % 2 == 0 {
+                            books.resume(id, (MIB, passed), now);
+                        }
+                    }
+                    _ if which < open.len() && passed > 2000 => {
+                        books.leave(open.swap_remove(which).id);
+                    }
+                    _ => {}
+                }
+                let sum: u64 = books.entries.values().map(|entry| entry.windows.cost()).sum();
+                prop_assert_eq!(books.used, sum);
+                prop_assert_eq!(books.used, books.clients.values().map(|of| of.octets).sum::<u64>());
+                prop_assert_eq!(books.weights.len(), books.clients.len());
+                prop_assert!(books.used <= books.most);
+            }
+            open.into_iter().for_each(|one| books.leave(one.id));
+            prop_assert!(books.used == 0 && books.clients.is_empty() && books.weights.is_empty());
+        }
+    }
+}

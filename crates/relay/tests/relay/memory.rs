@@ -1,0 +1,139 @@
+//! What clients' streams hold of a relay's memory: a budget for all, however many connections stuff what nobody reads.
+
+use std::net::Ipv4Addr;
+
+use bytes::Bytes;
+use hoplite_link::quic;
+use hoplite_masque::h3::{DataReceiver, DataSender, Session};
+use hoplite_relay::Handle;
+
+use crate::{
+    support::{Client, PATIENCE, connect, metric, quic_from, relay, tcp, until},
+    targets,
+};
+
+/// The smallest budget that a relay takes.
+const BUDGET: u64 = 16 << 20;
+const PIECE: usize = 64 * 1024;
+
+/// A connection with two tunnels to a target that never reads, into which all is written that goes.
+struct Stuffer {
+    connection: quic::Connection,
+    _endpoint: quic::Endpoint,
+    _receivers: Vec<DataReceiver>,
+}
+
+impl Stuffer {
+    async fn start(relay: &Handle, source: Ipv4Addr, target: std::net::SocketAddr) -> Option<Self> {
+        let (endpoint, connection) = quic_from(relay, source).await.ok()?;
+        let session = Session::client(connection.clone(), &Default::default());
+        let mut receivers = Vec::new();
+        for _ in 0..2 {
+            let mut exchange = session.request(&tcp(target)).await.ok()?;
+            let answer = exchange.response().await.ok()?;
+            let (sender, receiver) = exchange.split();
+            if answer.status == 200 {
+                tokio::spawn(stuff(sender));
+                receivers.push(receiver);
+            }
+        }
+        Some(Self {
+            connection,
+            _endpoint: endpoint,
+            _receivers: receivers,
+        })
+    }
+
+    /// Octets that it has sent, heads of packets and what was sent again included.
+    fn sent(&self) -> u64 {
+        self.connection.stats().udp_tx.bytes
+    }
+}
+
+async fn stuff(mut sender: DataSender) {
+    let piece = Bytes::from(vec![7; PIECE]);
+    for _ in 0..96 {
+        if sender.write(piece.clone()).await.is_err() {
+            return;
+        }
+    }
+    std::future::pending().await
+}
+
+/// Sends so much there and back.
+async fn echo(client: &Client, octets: usize) {
+    let done = tokio::time::timeout(PATIENCE, there_and_back(client, octets)).await;
+    assert_eq!(done.expect("served in time"), octets);
+}
+
+async fn there_and_back(client: &Client, octets: usize) -> usize {
+    let (exchange, answer) = client.ask(tcp(targets::tcp_echo().await)).await;
+    assert_eq!(answer.status, 200);
+    let (mut sender, mut receiver) = exchange.split();
+    let sending = async {
+        let mut left = octets;
+        while left > 0 {
+            let part = left.min(PIECE);
+            let piece = Bytes::from(vec![1; part]);
+            sender.write(piece).await.expect("taken");
+            left -= part;
+        }
+        sender.finish().await.expect("finished");
+    };
+    let receiving = async {
+        let mut got = 0;
+        while let Some(data) = receiver.data().await.expect("open") {
+            got += data.len();
+        }
+        got
+    };
+    tokio::join!(sending, receiving).1
+}
+
+#[tokio::test]
+async fn connections_that_stuff_what_nobody_reads_hold_no_more_than_the_budget_and_others_are_served()
+ {
+    let relay = relay(|config| config.limits.memory = BUDGET);
+    let target = targets::tcp_that_never_reads().await;
+    let mut stuffers = Vec::new();
+    for number in 0..24 {
+        let source = Ipv4Addr::new(127, 9, 10, number % 8 + 1);
+        stuffers.extend(Stuffer::start(&relay, source, target).await);
+        assert!(metric(&relay, "memory_promised_octets") <= 16_777_216.0);
+    }
+    until(&relay, "memory_promised_octets", |octets| octets > 8e6).await;
+    let client = connect(&relay).await;
+    echo(&client, 1 << 20).await;
+    assert!(metric(&relay, "memory_promised_octets") <= 16_777_216.0);
+    // What they have sent and targets' sockets have not taken, the relay holds.
+    let sent: u64 = stuffers.iter().map(Stuffer::sent).sum();
+    let taken = metric(&relay, "to_target_octets_total{method=\"connect\"}");
+    assert!(
+        sent as f64 - taken <= 1.5 * BUDGET as f64,
+        "{sent} octets sent, {taken} taken by targets"
+    );
+    // All is given back.
+    for stuffer in &stuffers {
+        stuffer.connection.close(0u32.into(), b"");
+    }
+    drop(client);
+    until(&relay, "memory_promised_octets", |octets| octets == 0.0).await;
+}
+
+#[tokio::test]
+async fn a_tunnel_whose_target_reads_nothing_keeps_no_other_of_its_connection_waiting() {
+    let relay = relay(|_| {});
+    let target = targets::tcp_that_never_reads().await;
+    let client = connect(&relay).await;
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        let (exchange, answer) = client.ask(tcp(target)).await;
+        assert_eq!(answer.status, 200);
+        let (sender, receiver) = exchange.split();
+        tokio::spawn(stuff(sender));
+        held.push(receiver);
+    }
+    echo(&client, 2 << 20).await;
+    until(&relay, "memory_promised_octets", |octets| octets > 4e6).await;
+    echo(&client, 2 << 20).await;
+}
