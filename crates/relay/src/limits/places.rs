@@ -3,8 +3,8 @@
 //! A connection *waits* from its first octet (its handshake counts) until a request of its own is admitted; it is *busy* while it has requests and
 //! *rests* between them. Those that wait have fewer places; a newcomer who finds none takes that of the one which has waited for longest,
 //! of the same client if that has its share, else of the client with the most of them. So whoever holds many idle connections displaces his own, and
-//! a client that is quiet until then and asks for something gets in. When all places are taken, those that wait go, then those that rest, in the same order; when all are busy, the oldest of the client
-//! that has most goes, for one that has less than it would have left.
+//! a client that is quiet until then and asks for something gets in. When all places are taken, the oldest goes of a client that holds at least two
+//! more than the newcomer's, one that waits before one that rests, and one that rests before one that is busy.
 //!
 //! A connection that was sent away, or never came to anything, still holds memory for a while (the closing period of RFC 9000 §10.2, which the peer can
 //! stretch): until then it counts as *leaving*, and a client with as many of those as may wait is refused.
@@ -168,16 +168,19 @@ impl State {
         Ok(())
     }
 
-    /// Whose place a newcomer of this client gets when all are taken.
+    /// Whose place a newcomer of this client gets when all are taken: one of a client that holds at least two more, waiting or resting before busy.
+    /// Whoever has nothing yet takes also what waits or rests of those that have as little.
     fn first_of_all(&self, client: ClientKey) -> Option<u64> {
-        let idle = self.waiting.oldest().or_else(|| self.resting.oldest());
-        let held = self.clients.get(&client).map_or(0, |client| client.held);
-        // Nothing is idle: all that is held is busy.
-        let busy = || {
-            let has_more = self.busy.most() > held + 1;
-            self.busy.oldest().filter(|_| has_more)
+        let held_by = |client: ClientKey| self.clients.get(&client).map_or(0, |client| client.held);
+        let held = held_by(client);
+        let is_richer = |line: &&Line| {
+            let most = line.most.last();
+            most.is_some_and(|(_, client)| held_by(*client) > held + 1)
         };
-        idle.or_else(busy)
+        let mut lines = [&self.waiting, &self.resting, &self.busy].into_iter();
+        let richer = lines.find(is_richer).and_then(Line::oldest);
+        let idle = || self.waiting.oldest().or_else(|| self.resting.oldest());
+        richer.or_else(|| (held == 0).then(idle).flatten())
     }
 
     fn enter(&mut self, client: ClientKey) -> (u64, Arc<Notify>) {
@@ -332,11 +335,6 @@ impl Line {
         self.of.get(&client)?.values().next().copied()
     }
 
-    /// How many the client with the most has.
-    fn most(&self) -> usize {
-        self.most.last().map_or(0, |(len, _)| *len)
-    }
-
     /// The oldest of the client with the most.
     fn oldest(&self) -> Option<u64> {
         self.oldest_of(self.most.last()?.1)
@@ -420,6 +418,20 @@ mod tests {
         assert!(places.admits(ClientKey(3)));
         let _bob = enter(&places, ClientKey(3));
         assert_eq!(mallory.map(|place| has_lost(&place)), [true, false, true]);
+        assert!(!has_lost(&alice));
+    }
+
+    #[test]
+    fn who_holds_much_takes_no_place_from_a_newcomer_who_has_not_asked_yet() {
+        let places = places(4, 4, 4, 4);
+        let mallory = [MALLORY; 4].map(|client| enter(&places, client));
+        let _busy: Vec<_> = mallory.iter().map(Place::busy).collect();
+        let alice = enter(&places, ALICE);
+        assert_eq!(places.enter(MALLORY).expect_err("full"), Reached::Total);
+        assert!(!has_lost(&alice) && !places.admits(MALLORY));
+        // Nor when it rests.
+        drop(alice.busy());
+        assert_eq!(places.enter(MALLORY).expect_err("full"), Reached::Total);
         assert!(!has_lost(&alice));
     }
 
