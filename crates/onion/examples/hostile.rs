@@ -1,4 +1,4 @@
-//! A hostile participant of a network of circuits, for a network of one's own: what honest clients notice is measured beside it (`interop/attacks.py`).
+//! A hostile participant of a network of circuits, for a network of one's own: what honest clients notice is measured beside it (`interop/attacks_test.py`).
 //!
 //! ```text
 //! hostile LIST RELAY SECONDS skins CHANNELS        circuit handshakes that cost RELAY a key exchange each and this program nothing
@@ -7,9 +7,16 @@
 //! hostile LIST RELAY SECONDS black-hole ADDRESS    has RELAY extend to every listed relay at an address where nobody answers
 //! hostile LIST RELAY SECONDS reflect ADDRESS       has RELAY dial ADDRESS for a new identity, again and again
 //! hostile LIST RELAY SECONDS descriptors ADDRESS… hands descriptors of relays that are nowhere to the authorities at these addresses
+//! hostile LIST RELAY SECONDS cells KIND CHANNELS   cells without a use on circuits to RELAY: `drop`, `unknown`, `garbage`, or `destroy`
+//! hostile LIST RELAY SECONDS ask ADDRESSES SOURCE… asks the authorities at ADDRESSES (with commas) for the list and hands in rubbish, from each SOURCE
+//! hostile LIST RELAY SECONDS two-faced KEY ADDRESS VOTE FRIEND
+//!                                                  stands at ADDRESS as the authority whose key is in the file KEY; votes like the file VOTE
+//!                                                  towards whoever asks from FRIEND, and like LIST towards all others
 //! hostile LIST RELAY SECONDS forward NAME ADDRESS  stands at ADDRESS between RELAY and the relay NAME, and passes octets on
 //! ```
-//! LIST is a file with the authorities' list, RELAY a name in it. It ends after SECONDS and prints one line of JSON.
+//! LIST is a file with the authorities' list, RELAY a name in it. It prints what it has done in one line of JSON, each second and
+//! after SECONDS, when it ends. Floods of other parts of a relay
+//! are the example `floods` of `crates/relay`.
 
 #![expect(
     clippy::panic,
@@ -20,8 +27,8 @@
 )]
 
 use std::{
-    collections::HashMap,
-    net::SocketAddr,
+    collections::{BTreeMap, HashMap},
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -35,6 +42,7 @@ use hoplite_crypto::{
         RelayKeys,
         identity::{RelayIdentity, stand_in},
         ntor3,
+        rsa::sha256,
         tor1::ClientLayers,
     },
     signing::SigningKey,
@@ -50,11 +58,14 @@ use hoplite_wire::{
         circuit::{ClientExtensions, Create2, Created2, Extend2, HandshakeType, LinkSpecifier},
         relay::{self, StreamId},
     },
-    directory::{Descriptor, Key, Signature, SignedDescriptor, SignedList, Stage},
+    directory::{
+        Commitment, Commitments, Descriptor, Key, List, Signature, SignedDescriptor, SignedList,
+        Stage,
+    },
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional},
-    net::{TcpListener, TcpStream, UdpSocket},
+    net::{TcpListener, TcpSocket, TcpStream, UdpSocket},
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
@@ -66,6 +77,21 @@ struct Tally {
     answered: AtomicU64,
     refused: AtomicU64,
     octets: AtomicU64,
+}
+
+impl Tally {
+    fn print(&self, what: &str) {
+        let count = |counter: &AtomicU64| counter.load(Relaxed);
+        let line = format!(
+            "{{\"attack\":\"{what}\",\"tried\":{},\"answered\":{},\"refused\":{},\"octets\":{}}}\n",
+            count(&self.tried),
+            count(&self.answered),
+            count(&self.refused),
+            count(&self.octets),
+        );
+        // At once: the process may end meanwhile.
+        print!("{line}");
+    }
 }
 
 struct Attack {
@@ -438,16 +464,240 @@ async fn descriptors(attack: Arc<Attack>, authorities: Vec<SocketAddr>) {
 }
 
 async fn post(authority: SocketAddr, text: &str) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect(authority).await?;
-    let head = format!(
-        "POST /hoplite/descriptor HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+    said(authority, None, &posted(text)).await
+}
+
+fn posted(text: &str) -> String {
+    format!(
+        "POST /hoplite/descriptor HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{text}",
         text.len()
-    );
-    stream.write_all(head.as_bytes()).await?;
-    stream.write_all(text.as_bytes()).await?;
+    )
+}
+
+/// What an authority answers to a request from this address.
+async fn said(
+    authority: SocketAddr,
+    source: Option<IpAddr>,
+    request: &str,
+) -> std::io::Result<String> {
+    let socket = TcpSocket::new_v4()?;
+    if let Some(source) = source {
+        socket.bind((source, 0).into())?;
+    }
+    let mut stream = socket.connect(authority).await?;
+    stream.write_all(request.as_bytes()).await?;
     let mut said = String::new();
     stream.read_to_string(&mut said).await?;
     Ok(said)
+}
+
+/// Cells that a relay has to decrypt, or circuits that it has to begin and to end, and nobody has anything of.
+#[derive(Clone, Copy)]
+enum Useless {
+    Message(relay::Command),
+    Garbage,
+    Destroy,
+}
+
+async fn cells(attack: Arc<Attack>, what: Useless, channels: usize) {
+    let mut running = JoinSet::new();
+    for _ in 0..channels {
+        let attack = Arc::clone(&attack);
+        running.spawn(async move {
+            while !attack.is_over() {
+                let Ok(channel) = attack.channel(Us::default(), How::Tls).await else {
+                    attack.count(false);
+                    sleep(Duration::from_millis(50)).await;
+                    continue;
+                };
+                while channel.is_open() && !attack.is_over() {
+                    match what {
+                        Useless::Destroy => begun_and_ended(&attack, &channel).await,
+                        _ => match made(&channel, &attack.first).await {
+                            Some(made) => useless(&attack, made, what).await,
+                            None => attack.count(false),
+                        },
+                    }
+                }
+            }
+        });
+    }
+    while running.join_next().await.is_some() {}
+}
+
+/// A circuit that is ended before it is answered.
+async fn begun_and_ended(attack: &Attack, channel: &Channel) {
+    let Ok(Ok(mut circuit)) = timeout(Duration::from_millis(200), channel.open()).await else {
+        return;
+    };
+    let (_, skin) = skin(&attack.first);
+    if circuit.sender.ready().await.is_ok() {
+        let cell = create(&circuit, &skin);
+        if circuit.sender.send(cell).is_ok() {
+            attack.tally.tried.fetch_add(1, Relaxed);
+        }
+    }
+    circuit.sender.destroy(0);
+    tokio::task::yield_now().await;
+}
+
+/// As many as the circuit takes.
+async fn useless(attack: &Attack, mut made: Made, what: Useless) {
+    attack.count(true);
+    while !attack.is_over() {
+        let mut body = BytesMut::zeroed(BODY);
+        let fixed: &mut [u8; BODY] = body.as_mut().try_into().unwrap();
+        match what {
+            Useless::Message(command) => {
+                relay::write(fixed, command, StreamId(0), b"of no use").unwrap();
+                made.layers.encrypt_for(0, fixed).unwrap();
+            }
+            _ => getrandom(fixed),
+        }
+        let cell = Cell {
+            circuit: made.circuit.id,
+            command: Command::RELAY,
+            body,
+        };
+        let ready = timeout(Duration::from_secs(1), made.circuit.sender.ready()).await;
+        if !matches!(ready, Ok(Ok(()))) || made.circuit.sender.send(cell).is_err() {
+            return;
+        }
+        attack.tally.tried.fetch_add(1, Relaxed);
+    }
+}
+
+/// One after the other from each source to each authority, as fast as it answers: lists, and three kinds of rubbish.
+async fn ask(attack: Arc<Attack>, authorities: Vec<SocketAddr>, sources: Vec<IpAddr>) {
+    let mut all = JoinSet::new();
+    for (authority, source) in authorities
+        .iter()
+        .flat_map(|authority| sources.iter().map(|source| (*authority, *source)))
+    {
+        let attack = Arc::clone(&attack);
+        all.spawn(async move {
+            let mut unsigned = attack.first.clone();
+            unsigned.signature = Signature([7; 64]);
+            let rubbish = ["x".repeat(4096), unsigned.to_string(), "x".repeat(65_536)];
+            while !attack.is_over() {
+                for turn in 0..6 {
+                    let request = match rubbish.get(turn) {
+                        Some(rubbish) => posted(rubbish),
+                        None => {
+                            "GET /hoplite/list HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+                                .to_owned()
+                        }
+                    };
+                    attack.tally.tried.fetch_add(1, Relaxed);
+                    let asking = said(authority, Some(source), &request);
+                    let answer = timeout(Duration::from_secs(5), asking).await;
+                    let answer = answer.ok().and_then(Result::ok).unwrap_or_default();
+                    attack.tally.octets.fetch_add(answer.len() as u64, Relaxed);
+                    attack.count(answer.starts_with("HTTP/1.1 200"));
+                }
+            }
+        });
+    }
+    while all.join_next().await.is_some() {}
+}
+
+/// An authority that commits to one vote towards some and to another towards the rest, and signs every list.
+struct TwoFaced {
+    key: SigningKey,
+    friend: IpAddr,
+    /// As the friend's vote has them.
+    shown: Vec<SignedDescriptor>,
+    /// As the list has them.
+    known: Vec<SignedDescriptor>,
+}
+
+impl TwoFaced {
+    fn answer(&self, who: IpAddr, path: &str) -> Option<String> {
+        let own = Key(self.key.public());
+        let mut parts = path.strip_prefix("/hoplite/")?.split('/');
+        let (what, at) = (parts.next()?, parts.next()?.parse().ok()?);
+        let relays = match who == self.friend {
+            true => &self.shown,
+            false => &self.known,
+        };
+        let list = List {
+            stage: Stage::Vote,
+            valid_after: at,
+            fresh_until: at + INTERVAL,
+            valid_until: at + 1000 * INTERVAL,
+            params: BTreeMap::new(),
+            relays: relays.clone(),
+        };
+        let commitment = Commitment {
+            valid_after: at,
+            voter: own,
+            vote: sha256(list.text().as_bytes()),
+        };
+        let signature = Signature(self.key.sign(commitment.text().as_bytes()));
+        let signatures = BTreeMap::from([(own, signature)]);
+        match (what, parts.next()) {
+            ("commitments", None) => {
+                let all = BTreeMap::from([(commitment, signatures)]);
+                Some(Commitments { all }.to_string())
+            }
+            ("vote", Some(voter)) if voter == own.to_string() => {
+                Some(SignedList { list, signatures }.to_string())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The list that whoever asks has made himself, with the liar's signature beside his: whatever he believes is signed by two.
+async fn signed_too(liar: &TwoFaced, address: SocketAddr, path: &str) -> Option<String> {
+    path.strip_prefix("/hoplite/list/")?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    let answer = said(address, None, &request).await.ok()?;
+    let (_, text) = answer.split_once("\r\n\r\n")?;
+    let mut list = SignedList::parse(text, Stage::List).ok()?;
+    let signature = Signature(liar.key.sign(list.list.text().as_bytes()));
+    list.signatures.insert(Key(liar.key.public()), signature);
+    Some(list.to_string())
+}
+
+/// What the network of the experiment has in its files.
+const INTERVAL: u64 = 8;
+
+async fn two_faced(attack: Arc<Attack>, liar: TwoFaced, address: SocketAddr) {
+    let listener = TcpListener::bind(address).await.unwrap();
+    let liar = Arc::new(liar);
+    let serving = async {
+        while let Ok((mut stream, from)) = listener.accept().await {
+            let (attack, liar) = (Arc::clone(&attack), Arc::clone(&liar));
+            tokio::spawn(async move {
+                let mut request = [0; 4096];
+                let length = stream.read(&mut request).await.unwrap_or(0);
+                let request = String::from_utf8_lossy(&request[..length]).into_owned();
+                let path = request.split(' ').nth(1).unwrap_or_default();
+                let asker = SocketAddr::new(from.ip(), address.port());
+                let answer = match liar.answer(from.ip(), path) {
+                    Some(answer) => Some(answer),
+                    None => signed_too(&liar, asker, path).await,
+                };
+                attack.tally.tried.fetch_add(1, Relaxed);
+                attack.count(answer.is_some());
+                let status = match answer {
+                    Some(_) => "200 OK",
+                    None => "404 none",
+                };
+                let body = answer.unwrap_or_default();
+                let head = format!(
+                    "HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+                    body.len()
+                );
+                stream
+                    .write_all(format!("{head}{body}").as_bytes())
+                    .await
+                    .ok();
+            });
+        }
+    };
+    tokio::time::timeout_at(attack.until, serving).await.ok();
 }
 
 async fn forward(attack: Arc<Attack>, to: SignedDescriptor, address: SocketAddr) {
@@ -484,7 +734,13 @@ async fn main() {
         tally: Tally::default(),
     });
     let number = || rest[0].parse().expect("a number");
-    let run = Arc::clone(&attack);
+    let (run, said, named) = (Arc::clone(&attack), Arc::clone(&attack), what.clone());
+    std::thread::spawn(move || {
+        loop {
+            std::thread::sleep(Duration::from_secs(1));
+            said.tally.print(&named);
+        }
+    });
     match what.as_str() {
         "skins" => skins(run, number()).await,
         "circuits" => circuits(run, number()).await,
@@ -511,21 +767,34 @@ async fn main() {
             let authorities = rest.iter().map(|text| text.parse().unwrap());
             descriptors(run, authorities.collect()).await;
         }
+        "cells" => {
+            let what = match rest[0].as_str() {
+                "drop" => Useless::Message(relay::Command::DROP),
+                "unknown" => Useless::Message(relay::Command(200)),
+                "garbage" => Useless::Garbage,
+                "destroy" => Useless::Destroy,
+                other => panic!("{other}?"),
+            };
+            cells(run, what, rest[1].parse().unwrap()).await;
+        }
+        "ask" => {
+            let authorities = rest[0].split(',').map(|text| text.parse().unwrap());
+            let sources = rest[1..].iter().map(|text| text.parse().unwrap());
+            ask(run, authorities.collect(), sources.collect()).await;
+        }
+        "two-faced" => {
+            let read = |path: &str| std::fs::read_to_string(path).unwrap();
+            let vote = SignedList::parse(&read(&rest[2]), Stage::Vote).unwrap();
+            let liar = TwoFaced {
+                key: read(&rest[0]).parse().unwrap(),
+                friend: rest[3].parse().unwrap(),
+                shown: vote.list.relays,
+                known: attack.relays.clone(),
+            };
+            two_faced(run, liar, rest[1].parse().unwrap()).await;
+        }
         "forward" => forward(run, attack.named(&rest[0]), rest[1].parse().unwrap()).await,
         other => panic!("{other}?"),
     }
-    let count = |counter: &AtomicU64| counter.load(Relaxed);
-    let Tally {
-        tried,
-        answered,
-        refused,
-        octets,
-    } = &attack.tally;
-    println!(
-        "{{\"attack\":\"{what}\",\"tried\":{},\"answered\":{},\"refused\":{},\"octets\":{}}}",
-        count(tried),
-        count(answered),
-        count(refused),
-        count(octets),
-    );
+    attack.tally.print(what);
 }
