@@ -364,7 +364,7 @@ ATTACKS = {
     "black-hole": Part(lambda net, _: [net.hostile("x1", f"r{n}", "black-hole", BLACK_HOLE) for n in (1, 2)]),
     # Each test that fails leaves a connection behind, for seconds.
     "descriptors": Part(lambda net, _: [net.hostile("x1", "r1", "descriptors", *map(net.directory, AUTHORITIES))],
-                        feels="a1", most_memory=600, also=no_stranger_listed),
+                        feels="a1", most_memory=150, also=no_stranger_listed),
     "reflect": Part(lambda net, _: [net.hostile("x1", "r1", "reflect", f"{net['x2'].v4}:4433")]),
     # What a relay has not looked at yet it keeps, up to `onion.queued` (1 GiB).
     "cells-drop": Part(lambda net, _: [net.hostile("x1", "r1", "cells", "drop", 64)], most_memory=1300),
