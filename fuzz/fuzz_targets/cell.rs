@@ -5,10 +5,7 @@ use bytes::BytesMut;
 use hoplite_wire::cell::{
     Cell, Command, Malformed, Reader,
     circuit::{ClientExtensions, Create2, Created2, DestroyReason, ServerExtensions},
-    handshake::{
-        AuthChallenge, Authenticate, Certs, Ed25519Authentication, Netinfo, PaddingNegotiate,
-        Versions,
-    },
+    handshake::{AuthChallenge, Authenticate, Certs, Ed25519Authentication, Netinfo, Versions},
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -75,13 +72,6 @@ fn bodies(cell: &Cell) {
         }
         // Of addresses there may be more than are written.
         Command::NETINFO => drop(Netinfo::parse(body)),
-        Command::PADDING_NEGOTIATE => {
-            again(
-                PaddingNegotiate::parse(body),
-                |p, out| p.write(out),
-                PaddingNegotiate::parse,
-            );
-        }
         Command::CREATE2 => drop(Create2::parse(body).map(|create| {
             again(
                 ClientExtensions::parse(create.data),

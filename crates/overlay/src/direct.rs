@@ -37,7 +37,7 @@ pub type Guard = dyn Fn(IpAddr, u16) -> Result<(), Reason> + Send + Sync;
 pub const MAX_ADDRESSES: usize = 8;
 
 /// How long opening may take when the terms give no deadline.
-pub const OPENING_LIMIT: Duration = Duration::from_secs(30);
+const OPENING_LIMIT: Duration = Duration::from_secs(30);
 
 /// What a flow of echoes is given as its source, one of each family: they never leave the process (RFC 7600, RFC 6666).
 const DUMMIES: [IpAddr; 2] = [
@@ -59,7 +59,6 @@ pub struct Direct {
     guard: Option<Arc<Guard>>,
     udp: UdpSettings,
     silence: Option<Silence>,
-    limit: Duration,
 }
 
 impl Default for Direct {
@@ -77,7 +76,6 @@ impl Direct {
             guard: None,
             udp: UdpSettings::default(),
             silence: None,
-            limit: OPENING_LIMIT,
         }
     }
 
@@ -130,12 +128,6 @@ impl Direct {
     /// When TCP connections are given up whose other end is silent; by default the system says.
     pub fn silence(mut self, silence: Silence) -> Self {
         self.silence = Some(silence);
-        self
-    }
-
-    /// How long opening may take when the terms give no deadline.
-    pub fn opening_limit(mut self, limit: Duration) -> Self {
-        self.limit = limit;
         self
     }
 
@@ -231,10 +223,10 @@ impl Direct {
         Ok(found.iter().map(one).collect())
     }
 
-    fn deadline(&self, terms: &Terms) -> Terms {
+    fn deadline(terms: &Terms) -> Terms {
         match terms.deadline {
             Some(_) => terms.clone(),
-            None => terms.clone().within(self.limit),
+            None => terms.clone().within(OPENING_LIMIT),
         }
     }
 }
@@ -243,7 +235,7 @@ impl Overlay for Direct {
     fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
         Box::pin(async move {
             let opening = self.stream(target);
-            let flow = self.deadline(terms).run("connecting", opening).await?;
+            let flow = Self::deadline(terms).run("connecting", opening).await?;
             Ok(Stream::new(flow))
         })
     }
@@ -255,8 +247,7 @@ impl Overlay for Direct {
     ) -> Opening<'a, Box<dyn Datagrams>> {
         Box::pin(async move {
             let opening = self.datagrams(target);
-            let flow = self
-                .deadline(terms)
+            let flow = Self::deadline(terms)
                 .run("opening a UDP flow", opening)
                 .await?;
             Ok(Box::new(flow) as Box<dyn Datagrams>)
@@ -267,7 +258,7 @@ impl Overlay for Direct {
         Box::pin(async move {
             let name = HostName::new(name).map_err(|_| no_such_name())?;
             let asking = self.look_up(&name);
-            self.deadline(terms).run("resolving a name", asking).await
+            Self::deadline(terms).run("resolving a name", asking).await
         })
     }
 
@@ -278,7 +269,7 @@ impl Overlay for Direct {
     ) -> Opening<'a, Box<dyn Packets>> {
         Box::pin(async move {
             let opening = self.packets(scope);
-            let terms = self.deadline(terms);
+            let terms = Self::deadline(terms);
             let flow = terms.run("opening a flow of echoes", opening).await?;
             Ok(Box::new(flow) as Box<dyn Packets>)
         })
@@ -287,7 +278,7 @@ impl Overlay for Direct {
     fn query<'a>(&'a self, message: &'a [u8], terms: &'a Terms) -> Opening<'a, Vec<u8>> {
         Box::pin(async move {
             let asking = resolver::ask(self, message);
-            self.deadline(terms).run("asking a resolver", asking).await
+            Self::deadline(terms).run("asking a resolver", asking).await
         })
     }
 }

@@ -12,6 +12,7 @@ use aws_lc_rs::{
     iv::FixedLength,
 };
 pub use hoplite_wire::cell::BODY;
+use hoplite_wire::cell::relay::{DIGEST_AT, RECOGNIZED_AT};
 use sha1::{Digest as _, Sha1};
 use subtle::ConstantTimeEq;
 use zeroize::{Zeroize, Zeroizing};
@@ -222,11 +223,6 @@ impl ClientLayer {
 #[derive(Clone)]
 struct Running(Sha1);
 
-/// What stands in a body: command, recognized, stream, digest, and the rest.
-const RECOGNIZED: usize = 1;
-
-const DIGEST: usize = 5;
-
 impl Running {
     fn new(seed: &[u8; 20]) -> Self {
         Self(Sha1::new_with_prefix(seed))
@@ -234,12 +230,12 @@ impl Running {
 
     /// Fills in the recognized and digest fields of a body, and counts it.
     fn seal(&mut self, body: &mut [u8; BODY]) -> Digest {
-        set(body, RECOGNIZED, [0; 2]);
-        set(body, DIGEST, [0; 4]);
+        set(body, RECOGNIZED_AT, [0; 2]);
+        set(body, DIGEST_AT, [0; 4]);
         self.0.update(&body[..]);
         let digest = self.digest();
         let [a, b, c, d, ..] = digest;
-        set(body, DIGEST, [a, b, c, d]);
+        set(body, DIGEST_AT, [a, b, c, d]);
         digest
     }
 
@@ -267,7 +263,7 @@ impl Running {
 }
 
 /// What is before the digest field, the field, and what is behind it.
-fn parts(body: &[u8; BODY]) -> Option<(&[u8; DIGEST], &[u8; 4], &[u8])> {
+fn parts(body: &[u8; BODY]) -> Option<(&[u8; DIGEST_AT], &[u8; 4], &[u8])> {
     let (head, rest) = body.split_first_chunk()?;
     let (shown, rest) = rest.split_first_chunk()?;
     Some((head, shown, rest))

@@ -325,52 +325,6 @@ impl Ed25519Authentication {
     }
 }
 
-// PADDING_NEGOTIATE: asks for padding on a channel, or for none. Link protocol 5.
-// tor-spec: "Link padding"; padding-spec: "Control commands".
-
-/// What a client asks of the relay at the other end of a channel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PaddingNegotiate {
-    /// No padding.
-    Stop,
-    /// Padding after a silence of between so many milliseconds; 0 and 0: as the consensus says.
-    Start {
-        /// The shortest silence.
-        low: u16,
-        /// The longest.
-        high: u16,
-    },
-}
-
-impl PaddingNegotiate {
-    /// Reads the body of a PADDING_NEGOTIATE cell.
-    ///
-    /// # Errors
-    /// [`Malformed`] for another version, another command, and what is cut off.
-    pub fn parse(body: &[u8]) -> Result<Self, Malformed> {
-        let mut input = Input::new(body, "PADDING_NEGOTIATE");
-        match (input.u8()?, input.u8()?) {
-            (0, 1) => Ok(Self::Stop),
-            (0, 2) => Ok(Self::Start {
-                low: input.u16()?,
-                high: input.u16()?,
-            }),
-            _ => Err(input.malformed()),
-        }
-    }
-
-    /// Writes the body.
-    pub fn write(&self, out: &mut impl BufMut) {
-        let (command, low, high) = match *self {
-            Self::Stop => (1, 0, 0),
-            Self::Start { low, high } => (2, low, high),
-        };
-        out.put_slice(&[0, command]);
-        out.put_u16(low);
-        out.put_u16(high);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::{collection::vec, prelude::*};
@@ -523,26 +477,6 @@ mod tests {
         assert_eq!(Netinfo::parse(&bytes).unwrap().mine.len(), 26);
     }
 
-    #[test]
-    fn padding_is_asked_for_and_refused_as_specified() {
-        let start = PaddingNegotiate::Start {
-            low: 1500,
-            high: 9500,
-        };
-        assert_eq!(body(|out| start.write(out)), [0, 2, 0x05, 0xdc, 0x25, 0x1c]);
-        assert_eq!(
-            body(|out| PaddingNegotiate::Stop.write(out)),
-            [0, 1, 0, 0, 0, 0]
-        );
-        for asked in [start, PaddingNegotiate::Stop] {
-            let bytes = body(|out| asked.write(out));
-            assert_eq!(PaddingNegotiate::parse(&bytes), Ok(asked));
-        }
-        for bytes in [&[1, 2, 0, 0, 0, 0][..], &[0, 3, 0, 0, 0, 0], &[0, 2, 0]] {
-            assert!(PaddingNegotiate::parse(bytes).is_err(), "{bytes:?}");
-        }
-    }
-
     fn any_address() -> impl Strategy<Value = IpAddr> {
         prop_oneof![
             any::<[u8; 4]>().prop_map(IpAddr::from),
@@ -580,7 +514,7 @@ mod tests {
         #[test]
         fn any_bytes_are_read_without_a_panic(bytes: Vec<u8>) {
             drop((Versions::parse(&bytes), Certs::parse(&bytes), AuthChallenge::parse(&bytes), Netinfo::parse(&bytes)));
-            drop((Authenticate::parse(&bytes), Ed25519Authentication::parse(&bytes), PaddingNegotiate::parse(&bytes)));
+            drop((Authenticate::parse(&bytes), Ed25519Authentication::parse(&bytes)));
         }
     }
 }
