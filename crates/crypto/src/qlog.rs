@@ -10,7 +10,7 @@ use std::{
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
     thread::{self, Thread},
@@ -18,6 +18,7 @@ use std::{
 };
 
 use hoplite_wire::quic::{Ack, Content, Frame, kind};
+use parking_lot::Mutex;
 use quinn_proto::Side;
 
 use crate::observe::{Begun, Observer, Packet, Space, Watch};
@@ -115,14 +116,10 @@ fn carry(shared: &Weak<Shared>) {
 }
 
 impl Shared {
-    fn files(&self) -> MutexGuard<'_, Vec<Arc<File>>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Writes what waits, and forgets files whose connection has ended.
     fn sweep(&self) {
-        let _one = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
-        let files = self.files().clone();
+        let _one = self.sweep.lock();
+        let files = self.files.lock().clone();
         let mut ended = Vec::new();
         for file in files {
             // This list's and the clone's reference: its observer is gone, nothing more will come.
@@ -134,7 +131,7 @@ impl Shared {
         }
         if !ended.is_empty() {
             let stays = |file: &Arc<File>| !ended.iter().any(|other| Arc::ptr_eq(file, other));
-            self.files().retain(stays);
+            self.files.lock().retain(stays);
         }
     }
 
@@ -145,7 +142,7 @@ impl Shared {
     }
 
     fn open(&self, connection: &Begun<'_>) -> Option<Arc<File>> {
-        let mut files = self.files();
+        let mut files = self.files.lock();
         if files.len() >= MOST_FILES {
             tracing::debug!("a connection has no qlog: {MOST_FILES} are written already");
             return None;
@@ -475,7 +472,7 @@ impl File {
         time: impl FnOnce() -> Duration,
         event: impl FnOnce(&mut Vec<u8>, Duration),
     ) -> bool {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         let before = waiting.bytes.len();
         if before >= MOST_WAITING {
             waiting.dropped += 1;
@@ -491,7 +488,7 @@ impl File {
 
     /// Carries what waits to the disk.
     fn write(&self) {
-        let mut disk = self.disk.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut disk = self.disk.lock();
         let bytes = self.take();
         if bytes.is_empty() {
             return;
@@ -505,7 +502,7 @@ impl File {
 
     /// What waits.
     fn take(&self) -> Vec<u8> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         std::mem::take(&mut waiting.bytes)
     }
 
@@ -766,10 +763,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let qlog = Qlog::start(directory.path()).unwrap();
         let pair = Pair::connect(&hooks(&qlog), &hooks(&qlog));
-        assert_eq!(qlog.0.files().len(), 2);
+        assert_eq!(qlog.0.files.lock().len(), 2);
         drop(pair);
         qlog.flush();
-        assert_eq!(qlog.0.files().len(), 0);
+        assert_eq!(qlog.0.files.lock().len(), 0);
         assert_eq!(files(directory.path()).len(), 2);
     }
 

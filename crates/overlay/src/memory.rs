@@ -9,7 +9,7 @@ use std::{
     future::{pending, poll_fn},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     task::{Context, Poll, Waker, ready},
     time::Duration,
 };
@@ -24,6 +24,7 @@ use hoplite_wire::{
         icmp::{self, Echo, Unreachable},
     },
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, Sleep, sleep, sleep_until},
@@ -180,7 +181,7 @@ impl Network {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn note(&self, from: SocketAddr, to: SocketAddr, what: What) {
@@ -631,7 +632,7 @@ impl Inbox {
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn put(&self, road: &Road, letter: Letter) {
@@ -725,10 +726,6 @@ impl MemoryPackets {
         })
     }
 
-    fn back(&self) -> MutexGuard<'_, Back> {
-        self.back.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn carry(&self, bytes: &[u8]) -> Option<()> {
         let packet = ip::parse(bytes).ok()?;
         let (there, protocol) = (packet.destination, packet.protocol);
@@ -751,7 +748,7 @@ impl MemoryPackets {
             true => answer(&packet),
             false => icmp::unreachable(bytes, Unreachable::Host),
         }?;
-        let mut back = self.back();
+        let mut back = self.back.lock();
         if back.packets.len() < WAITING {
             back.packets.push_back(answer);
         }
@@ -798,7 +795,7 @@ impl Packets for MemoryPackets {
     }
 
     fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
-        let mut back = self.back();
+        let mut back = self.back.lock();
         while let Some(packet) = back.packets.pop_front() {
             if let Some(to) = buf.get_mut(..packet.len()) {
                 to.copy_from_slice(&packet);

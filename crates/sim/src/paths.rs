@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, HashSet},
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -19,6 +19,7 @@ use hoplite_onion::{
 };
 use hoplite_overlay::{Error, ErrorKind};
 use hoplite_wire::directory::{Descriptor, Key, List, SignedDescriptor, Stage};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::{random::Random, report::Book};
@@ -110,10 +111,6 @@ impl Chooser {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn choose(&self, wish: &path::Wish) -> Option<Vec<Relay>> {
         let wish = Wish {
             hops: self.hops,
@@ -121,7 +118,7 @@ impl Chooser {
             carrier: Carrier::Onion,
             ..Wish::default()
         };
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let avoid = state.avoided();
         let now = self.began.elapsed().as_secs();
         let network = &self.listed.network;
@@ -188,7 +185,7 @@ impl Paths for Chooser {
 
     fn tried(&self, path: &[Relay], outcome: Result<(), Failed>) {
         let now = self.began.elapsed().as_secs();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let begun = state.building.iter().position(|(other, _)| other == path);
         let begun = begun.map(|place| state.building.swap_remove(place).1);
         if let Some(begun) = begun {

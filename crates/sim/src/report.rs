@@ -10,10 +10,11 @@ use std::{
     fmt::{self, Write},
     fs, io,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -547,13 +548,9 @@ impl Book {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, (Vec<Fetch>, Vec<Build>)> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn begin(self: &Arc<Self>, client: usize, kind: Kind, wanted: u64) -> Page {
         let begun = self.began.elapsed();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let place = state.0.len();
         state.0.push(Fetch {
             client,
@@ -579,13 +576,13 @@ impl Book {
     /// A circuit was built, or not.
     pub(crate) fn built(&self, took: Option<Duration>) {
         let at = self.began.elapsed();
-        self.state().1.push(Build { at, took });
+        self.state.lock().1.push(Build { at, took });
     }
 
     /// All that was written; what has not ended has waited until now.
     pub(crate) fn close(&self) -> (Vec<Fetch>, Vec<Build>) {
         let now = self.began.elapsed();
-        let (mut fetches, builds) = std::mem::take(&mut *self.state());
+        let (mut fetches, builds) = std::mem::take(&mut *self.state.lock());
         for fetch in fetches.iter_mut().filter(|fetch| fetch.end.is_none()) {
             fetch.over(now);
         }
@@ -630,7 +627,7 @@ impl Outcome {
 impl Page {
     fn write(&self, write: impl FnOnce(&mut Fetch, Duration)) {
         let now = self.book.began.elapsed();
-        if let Some(fetch) = self.book.state().0.get_mut(self.place) {
+        if let Some(fetch) = self.book.state.lock().0.get_mut(self.place) {
             write(fetch, now);
         }
     }

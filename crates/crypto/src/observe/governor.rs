@@ -9,7 +9,7 @@ use std::{
     collections::VecDeque,
     fmt,
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
@@ -19,6 +19,7 @@ use hoplite_wire::{
     quic::{AckFrequency, Content, Frames, kind},
     tuning::{Acks, DELAYS},
 };
+use parking_lot::Mutex;
 
 use self::ack_frames::{Folder, Unfolder};
 
@@ -105,7 +106,7 @@ impl Governor {
 
     /// From now on this end acknowledges so; a delay begins when `after` packets have been received since the connection began.
     pub fn set(&self, acks: Acks, after: u16) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.acks = acks;
         state.schedule.set(acks, after);
     }
@@ -113,18 +114,18 @@ impl Governor {
     /// Whether the stack hears of every lost datagram, as a congestion controller must that measures how much arrives. Otherwise it hears of one
     /// a round trip.
     pub fn tell_all_losses(&self, all: bool) {
-        self.state().tells_all = all;
+        self.state.lock().tells_all = all;
     }
 
     /// How this end acknowledges.
     #[must_use]
     pub fn acks(&self) -> Acks {
-        self.state().acks
+        self.state.lock().acks
     }
 
     /// What the round trip is now.
     pub fn round_trip(&self, rtt: Duration) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.schedule.round_trip(rtt);
         state.probe.round_trip(rtt);
     }
@@ -156,13 +157,9 @@ impl Governor {
         &self.bounds
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A 1-RTT packet was received and is authentic; what the stack gets of it is what this leaves.
     pub(super) fn received(&self, number: u64, payload: &mut BytesMut, now: impl Fn() -> Instant) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let Some(gap) = state.seen.insert(number) else {
             return;
         };
@@ -190,7 +187,7 @@ impl Governor {
 
     /// A 1-RTT packet is about to be sent.
     pub(super) fn sent(&self, number: u64, size: usize, frames: Frames<'_>, now: Instant) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.folder.sent(number, size, frames);
         state.unfolder.sent(number, now);
         let is_ack = |content: &Content<'_>| matches!(content, Content::Ack(_));
@@ -539,13 +536,9 @@ impl Inbox {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, Waiting> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The reader is not woken: more may come of the same packet.
     fn push(&self, datagram: Bytes) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.taken += 1;
         state.bytes += datagram.len() + EACH;
         state.waiting.push_back(datagram);
@@ -556,7 +549,7 @@ impl Inbox {
 
     /// Wakes the reader if there is something.
     fn wake(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let reader = if state.waiting.is_empty() {
             None
         } else {
@@ -569,11 +562,11 @@ impl Inbox {
     }
 
     fn pop(&self) -> Option<Bytes> {
-        self.state().pop()
+        self.state.lock().pop()
     }
 
     fn poll(&self, cx: &mut Context<'_>) -> Poll<Bytes> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if let Some(datagram) = state.pop() {
             return Poll::Ready(datagram);
         }
@@ -582,11 +575,11 @@ impl Inbox {
     }
 
     fn taken(&self) -> u64 {
-        self.state().taken
+        self.state.lock().taken
     }
 
     fn dropped(&self) -> u64 {
-        self.state().dropped
+        self.state.lock().dropped
     }
 }
 

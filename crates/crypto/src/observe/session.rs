@@ -3,7 +3,7 @@
 use std::{
     any::Any,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -11,6 +11,7 @@ use std::{
 
 use bytes::{BufMut, BytesMut};
 use hoplite_wire::{quic::Frames, varint};
+use parking_lot::Mutex;
 use quinn_proto::{
     ConnectError, ConnectionId, Side, TransportError,
     crypto::{
@@ -169,7 +170,7 @@ impl Hooked {
     fn speaks(&self) {
         if self.governor().is_some() && !self.handshake.over.load(Ordering::Relaxed) {
             let now = (self.hooks.clock)();
-            *self.handshake.spoke() = Some(now);
+            *self.handshake.spoke.lock() = Some(now);
         }
     }
 
@@ -178,7 +179,7 @@ impl Hooked {
         if self.handshake.over.swap(true, Ordering::Relaxed) {
             return;
         }
-        let spoke = self.handshake.spoke().take();
+        let spoke = self.handshake.spoke.lock().take();
         if let (Some(governor), Some(spoke)) = (self.governor(), spoke) {
             governor.round_trip((self.hooks.clock)().saturating_duration_since(spoke));
         }
@@ -211,12 +212,6 @@ impl Hooked {
             header: keys.header,
             packet: self.pair(keys.packet, space),
         }
-    }
-}
-
-impl Handshake {
-    fn spoke(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.spoke.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

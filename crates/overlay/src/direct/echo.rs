@@ -13,7 +13,7 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -27,6 +27,7 @@ use hoplite_wire::{
         icmp::{self, Unreachable},
     },
 };
+use parking_lot::Mutex;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::{
     io::{Interest, ReadBuf, Ready},
@@ -128,10 +129,6 @@ impl EchoFlow {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sends an echo request on its way; `None`: it is dropped.
     fn take(&self, bytes: &[u8]) -> Option<()> {
         let packet = ip::parse(bytes).ok()?;
@@ -143,9 +140,11 @@ impl EchoFlow {
             is_v6: packet.destination.is_ipv6(),
             number: echo.identifier,
         };
-        let sent = self.state().send(ident, &packet, self.settings.mark);
+        let sent = self.state.lock().send(ident, &packet, self.settings.mark);
         if let Err(error) = sent {
-            self.state().answer(icmp::unreachable(bytes, why(&error)));
+            self.state
+                .lock()
+                .answer(icmp::unreachable(bytes, why(&error)));
             return None;
         }
         Some(())
@@ -288,10 +287,7 @@ impl Pinger {
     /// Past tokio's readiness, which a socket that is new does not have yet.
     fn send(&self, packet: &Packet<'_>) -> io::Result<()> {
         let socket = SockRef::from(&*self.socket);
-        let mut set = self
-            .hop_limit
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut set = self.hop_limit.lock();
         if *set != packet.hop_limit {
             match packet.destination {
                 IpAddr::V4(_) => socket.set_ttl_v4(packet.hop_limit.into())?,
@@ -316,7 +312,7 @@ impl Pinger {
 impl Pinger {
     /// The next of the errors that are about echoes.
     fn poll_error(&self, cx: &mut Context<'_>) -> Poll<Told> {
-        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watch = self.watch.lock();
         loop {
             let waiting = watch.get_or_insert_with(|| {
                 let socket = Arc::clone(&self.socket);
@@ -377,7 +373,7 @@ impl Packets for EchoFlow {
     }
 
     fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         while let Some(answer) = state.answers.pop_front() {
             if let Some(to) = buf.get_mut(..answer.len()) {
                 to.copy_from_slice(&answer);

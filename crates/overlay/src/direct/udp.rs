@@ -8,13 +8,14 @@ use std::{
     net::{IpAddr, SocketAddr},
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, ready},
 };
 
 use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
 pub use quinn_udp::EcnCodepoint as Ecn;
 use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use rustix::{io::Errno, net::sockopt};
@@ -446,13 +447,9 @@ impl Receiving {
         }
     }
 
-    fn between(&self) -> MutexGuard<'_, Between> {
-        self.between.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// What arrived, if any of it fits `buf`.
     fn try_recv(&self, state: &UdpSocketState, buf: &mut [u8]) -> io::Result<Arrived> {
-        let mut between = self.between();
+        let mut between = self.between.lock();
         if let Some(taken) = between.take_rest(buf) {
             return Ok(taken.into());
         }
@@ -497,7 +494,7 @@ impl Receiving {
     /// Waits for a datagram. An ICMP error that comes instead is returned once.
     fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
-            let mut between = self.between();
+            let mut between = self.between.lock();
             let errors = between.errors.get_or_insert_with(|| self.watch_errors());
             if errors.as_mut().poll(cx).is_pending() {
                 break;

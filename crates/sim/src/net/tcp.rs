@@ -13,13 +13,14 @@ use std::{
     io,
     net::SocketAddr,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
 use bytes::{Buf, Bytes};
 use hoplite_overlay::{Error, ErrorKind, Reason};
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf},
     sync::mpsc,
@@ -153,7 +154,7 @@ impl Connection {
         let again = network.time() + PATIENCE;
         let connection = Self::new(network, here, there, Stage::Asking(1, again));
         connection.say(Segment::bare(Kind::Syn));
-        connection.settle(&mut connection.state());
+        connection.settle(&mut connection.state.lock());
         connection
     }
 
@@ -162,10 +163,6 @@ impl Connection {
         let connection = Self::new(network, here, there, Stage::Open);
         connection.say(Segment::bare(Kind::SynAck));
         connection
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn say(&self, segment: Segment) {
@@ -212,7 +209,7 @@ impl Connection {
 
     /// Nobody holds the stream any more.
     fn release(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.dropped = true;
         let orderly = state.sender.is_finished() && state.receiver.has_ended();
         if !orderly && state.stage != Stage::Reset {
@@ -308,7 +305,7 @@ impl State {
 impl Port for Connection {
     fn receive(&self, packet: Packet) -> bool {
         if let Payload::Tcp(segment) = packet.payload {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             self.hear(&mut state, segment);
             self.settle(&mut state);
             state.wake();
@@ -317,7 +314,7 @@ impl Port for Connection {
     }
 
     fn ring(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if let Some(kind) = state.ring(self.network.time()) {
             self.say(Segment::bare(kind));
         }
@@ -427,7 +424,7 @@ impl TcpStream {
     }
 
     fn poll_open(&self, cx: &Context<'_>) -> Poll<Stage> {
-        let mut state = self.connection.state();
+        let mut state = self.connection.state.lock();
         match state.stage {
             Stage::Asking(..) => {
                 state.writer = Some(cx.waker().clone());
@@ -442,7 +439,7 @@ impl TcpStream {
         if !self.current.is_empty() {
             return Poll::Ready(Ok(()));
         }
-        let mut state = self.connection.state();
+        let mut state = self.connection.state.lock();
         if let Some(data) = state.receiver.take() {
             self.connection.make_room(&mut state);
             self.current = data;
@@ -500,7 +497,7 @@ impl AsyncWrite for TcpStream {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let mut state = self.connection.state();
+        let mut state = self.connection.state.lock();
         if state.stage != Stage::Open || state.sender.is_finished() {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
@@ -518,7 +515,7 @@ impl AsyncWrite for TcpStream {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut state = self.connection.state();
+        let mut state = self.connection.state.lock();
         state.sender.finish();
         self.connection.settle(&mut state);
         Poll::Ready(Ok(()))

@@ -6,13 +6,14 @@ use std::{
     io::{self, IoSliceMut},
     net::SocketAddr,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, Waker},
 };
 
 use bytes::Bytes;
 use hoplite_link::quic::{AsyncUdpSocket, UdpPoller};
 use hoplite_overlay::{Batch, Datagrams, Error, Received};
+use parking_lot::{Mutex, MutexGuard};
 use quinn_udp::{RecvMeta, Transmit};
 
 use super::{Key, LARGEST_DATAGRAM, Network, Node, Packet, Payload, Port};
@@ -47,7 +48,7 @@ struct Waiting {
 
 impl Inbox {
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
