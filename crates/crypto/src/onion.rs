@@ -9,7 +9,6 @@
 //! Cells and their fields (`wire::cell`), the replay cache of onion skins and circuits (`onion`), TLS and QUIC (`link`), who may be trusted
 //! (`directory`). Hidden services' handshake is not built.
 
-pub mod ed25519;
 pub mod identity;
 mod keys;
 pub mod ntor;
@@ -17,7 +16,7 @@ pub mod ntor3;
 pub mod rsa;
 mod secrets;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod tor1;
 
 pub use self::keys::Seed;

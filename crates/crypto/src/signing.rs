@@ -1,15 +1,12 @@
-//! Ed25519 (RFC 8032): the keys with which relays sign what they say of themselves, and authorities what they vote.
+//! Ed25519 (RFC 8032): keys that sign, and signatures that are checked. Relays sign what they say of themselves and who they are on a
+//! channel (cert-spec), authorities what they vote.
 
 use std::{fmt, str::FromStr};
 
+use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use ring::{
-    rand::{SecureRandom, SystemRandom},
-    signature::{Ed25519KeyPair, KeyPair},
-};
+use ring::rand::{SecureRandom, SystemRandom};
 use zeroize::Zeroizing;
-
-use crate::onion::ed25519::verify;
 
 /// Before the secret's base64url in a file, so that nobody takes it for the public key.
 const PREFIX: &str = "ed25519-secret:";
@@ -37,10 +34,18 @@ impl SigningKey {
     /// # Errors
     /// [`SigningError::NoRandomness`].
     pub fn generate() -> Result<Self, SigningError> {
+        Self::from_seed(Self::fresh_seed()?)
+    }
+
+    /// A secret that nobody has, for [`SigningKey::from_seed`].
+    ///
+    /// # Errors
+    /// [`SigningError::NoRandomness`].
+    pub fn fresh_seed() -> Result<Zeroizing<[u8; 32]>, SigningError> {
         let mut seed = Zeroizing::new([0; 32]);
         let filled = SystemRandom::new().fill(seed.as_mut_slice());
         filled.map_err(|_| SigningError::NoRandomness)?;
-        Self::from_seed(seed)
+        Ok(seed)
     }
 
     /// The key of this seed (RFC 8032 §5.1.5).
@@ -60,11 +65,12 @@ impl SigningKey {
         key
     }
 
-    /// Signs `message`, whose first bytes must say what kind of message it is.
+    /// Signs `message`, whose first bytes must say what kind of message it is. Were the library to fail, the signature would be zeros,
+    /// which nobody accepts.
     pub fn sign(&self, message: &[u8]) -> [u8; 64] {
-        let mut signature = [0; 64];
-        signature.copy_from_slice(self.pair.sign(message).as_ref());
-        signature
+        let made = self.pair.try_sign(message).ok();
+        made.and_then(|made| made.as_ref().try_into().ok())
+            .unwrap_or([0; 64])
     }
 
     /// RFC 8032's private key: the secret itself.
@@ -79,9 +85,45 @@ impl SigningKey {
     }
 }
 
-/// Whether `key` has signed `message`; a key of small order signs nothing.
-pub fn is_signed(key: &[u8; 32], message: &[u8], signature: &[u8; 64]) -> bool {
-    verify(key, message, signature)
+/// Whether `signature` is that of `key` over `message`. A key of small order signs nothing: it would sign everything.
+pub fn is_signed(key: &[u8; 32], message: &[u8], signature: &[u8]) -> bool {
+    let right = UnparsedPublicKey::new(&ED25519, key).verify(message, signature);
+    right.is_ok() && !is_small_order(key)
+}
+
+/// The y coordinates of the eight points of small order, and the two that are written unreduced; the sign bit says nothing here.
+const SMALL_ORDER: [[u8; 32]; 7] = [
+    y(0x00, 0x00, 0x00),
+    y(0x01, 0x00, 0x00),
+    [
+        0x26, 0xe8, 0x95, 0x8f, 0xc2, 0xb2, 0x27, 0xb0, 0x45, 0xc3, 0xf4, 0x89, 0xf2, 0xef, 0x98,
+        0xf0, 0xd5, 0xdf, 0xac, 0x05, 0xd3, 0xc6, 0x33, 0x39, 0xb1, 0x38, 0x02, 0x88, 0x6d, 0x53,
+        0xfc, 0x05,
+    ],
+    [
+        0xc7, 0x17, 0x6a, 0x70, 0x3d, 0x4d, 0xd8, 0x4f, 0xba, 0x3c, 0x0b, 0x76, 0x0d, 0x10, 0x67,
+        0x0f, 0x2a, 0x20, 0x53, 0xfa, 0x2c, 0x39, 0xcc, 0xc6, 0x4e, 0xc7, 0xfd, 0x77, 0x92, 0xac,
+        0x03, 0x7a,
+    ],
+    y(0xec, 0xff, 0x7f),
+    y(0xed, 0xff, 0x7f),
+    y(0xee, 0xff, 0x7f),
+];
+
+/// A byte, thirty equal ones, a byte.
+const fn y(first: u8, middle: u8, last: u8) -> [u8; 32] {
+    let mut bytes = [middle; 32];
+    bytes[0] = first;
+    bytes[31] = last;
+    bytes
+}
+
+fn is_small_order(key: &[u8; 32]) -> bool {
+    let mut key = *key;
+    if let Some(last) = key.last_mut() {
+        *last &= 0x7f;
+    }
+    SMALL_ORDER.contains(&key)
 }
 
 impl FromStr for SigningKey {
@@ -108,27 +150,65 @@ impl fmt::Debug for SigningKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::onion::testing::{bytes, hex};
 
-    fn bytes<const N: usize>(hex: &str) -> [u8; N] {
-        let byte = |i: usize| {
-            u8::from_str_radix(hex.get(2 * i..2 * i + 2).expect("there"), 16).expect("hex")
-        };
-        std::array::from_fn(byte)
+    /// Secret, public key, message, signature: tests 1, 2 and 3.
+    const VECTORS: [[&str; 4]; 3] = [
+        [
+            "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60",
+            "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a",
+            "",
+            "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e06522490155
+         5fb8821590a33bacc61e39701cf9b46bd25bf5f0595bbe24655141438e7a100b",
+        ],
+        [
+            "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb",
+            "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c",
+            "72",
+            "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da
+         085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00",
+        ],
+        [
+            "c5aa8df43f9f837bedb7442f31dcb7b166d38535076f094b85ce3a2e0b4458f7",
+            "fc51cd8e6218a1a38da47ed00230f0580816ed13ba3303ac5deb911548908025",
+            "af82",
+            "6291d657deec24024827e69c3abe01a30ce548a284743a445e3680d7db5ac3ac
+         18ff9b538d16f290ae67f760984dc6594a7c15e9716ed28dc027beceea1ec40a",
+        ],
+    ];
+
+    #[test]
+    fn the_signatures_of_rfc_8032_come_out_and_are_accepted() {
+        for [secret, public, message, signature] in VECTORS {
+            let key = SigningKey::from_seed(Zeroizing::new(bytes(secret))).expect("a key");
+            assert_eq!(key.public(), bytes(public));
+            let message = hex(message);
+            assert_eq!(key.sign(&message), bytes(signature));
+            assert!(is_signed(&key.public(), &message, &hex(signature)));
+        }
     }
 
-    /// RFC 8032 §7.1, test 2.
     #[test]
-    fn the_published_vector_holds() {
-        let seed = bytes("4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb");
-        let key = SigningKey::from_seed(Zeroizing::new(seed)).expect("a key");
-        let public = bytes("3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c");
-        let signature = bytes(
-            "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00",
-        );
-        assert_eq!(key.public(), public);
-        assert_eq!(key.sign(&[0x72]), signature);
-        assert!(is_signed(&public, &[0x72], &signature));
-        assert!(!is_signed(&public, &[0x73], &signature));
+    fn another_message_key_or_signature_is_refused() {
+        let key = SigningKey::generate().expect("a key");
+        let other = SigningKey::generate().expect("a key");
+        let signature = key.sign(b"this");
+        assert!(is_signed(&key.public(), b"this", &signature));
+        assert!(!is_signed(&key.public(), b"that", &signature));
+        assert!(!is_signed(&other.public(), b"this", &signature));
+        assert!(!is_signed(&key.public(), b"this", &signature[..63]));
+        assert!(!is_signed(&key.public(), b"this", &[]));
+    }
+
+    /// With the neutral element as key, R = S·B is a signature of every message: here S = 0, so R is the neutral element too.
+    #[test]
+    fn a_key_of_small_order_signs_nothing() {
+        let neutral = SMALL_ORDER[1];
+        let mut signature = [0; 64];
+        signature[..32].copy_from_slice(&neutral);
+        let accepted = UnparsedPublicKey::new(&ED25519, &neutral).verify(b"all", &signature);
+        assert!(accepted.is_ok(), "the library alone accepts it");
+        assert!(!is_signed(&neutral, b"all", &signature));
     }
 
     #[test]
@@ -136,7 +216,7 @@ mod tests {
         let key = SigningKey::generate().expect("made");
         let again: SigningKey = key.secret().parse().expect("read");
         assert_eq!(again.public(), key.public());
-        assert!(!format!("{key:?}").contains("secret"));
+        assert_eq!(format!("{key:?}"), "SigningKey(hidden)");
         for wrong in ["", "ed25519-secret:", "ed25519-secret:AAAA"] {
             assert_eq!(wrong.parse::<SigningKey>().err(), Some(SigningError::NoKey));
         }

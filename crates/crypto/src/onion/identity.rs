@@ -23,10 +23,8 @@ use x509_parser::{
 };
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
-use super::{
-    ed25519::{self, NoKey, SigningKey},
-    rsa::{PublicKey, sha1, sha256},
-};
+use super::rsa::{PublicKey, sha1, sha256};
+use crate::signing::{SigningError, SigningKey, is_signed};
 
 const HOUR: u64 = 3600;
 
@@ -94,24 +92,28 @@ impl RelayIdentity {
     /// A secret that nobody has, for [`RelayIdentity::from_secret`].
     ///
     /// # Errors
-    /// See [`NoKey`].
-    pub fn fresh_secret() -> Result<Zeroizing<[u8; 32]>, NoKey> {
-        SigningKey::fresh_secret()
+    /// See [`SigningError`].
+    pub fn fresh_secret() -> Result<Zeroizing<[u8; 32]>, SigningError> {
+        SigningKey::fresh_seed()
     }
 
     /// The identity of a stored secret, with a new signing key.
     ///
     /// # Errors
-    /// See [`NoKey`].
-    pub fn from_secret(secret: &[u8; 32], now: u64) -> Result<Self, NoKey> {
-        Self::new(Arc::new(SigningKey::from_secret(secret)?), None, now)
+    /// See [`SigningError`].
+    pub fn from_secret(secret: &[u8; 32], now: u64) -> Result<Self, SigningError> {
+        Self::new(
+            Arc::new(SigningKey::from_seed(Zeroizing::new(*secret))?),
+            None,
+            now,
+        )
     }
 
     /// The same identity with a new signing key.
     ///
     /// # Errors
-    /// See [`NoKey`].
-    pub fn renewed(&self, now: u64) -> Result<Self, NoKey> {
+    /// See [`SigningError`].
+    pub fn renewed(&self, now: u64) -> Result<Self, SigningError> {
         Self::new(Arc::clone(&self.master), self.rsa.clone(), now)
     }
 
@@ -126,7 +128,7 @@ impl RelayIdentity {
     /// # Errors
     /// What a peer would find wrong with them.
     pub fn with_rsa(&self, certificate: &[u8], cross: &[u8], now: u64) -> Result<Self, Why> {
-        let rsa = Certified::check(certificate, cross, self.master.public(), now)?;
+        let rsa = Certified::check(certificate, cross, &self.master.public(), now)?;
         let rsa = Some(rsa);
         Ok(Self {
             rsa,
@@ -134,17 +136,21 @@ impl RelayIdentity {
         })
     }
 
-    fn new(master: Arc<SigningKey>, rsa: Option<Certified>, now: u64) -> Result<Self, NoKey> {
+    fn new(
+        master: Arc<SigningKey>,
+        rsa: Option<Certified>,
+        now: u64,
+    ) -> Result<Self, SigningError> {
         let signing = Arc::new(SigningKey::generate()?);
         let certificate = Ed25519Cert {
             kind: CertKind::SIGNING,
             expires_hours: hours(now, SIGNING),
             key_kind: KeyKind::ED25519,
-            key: *signing.public(),
-            signed_with: Some(*master.public()),
+            key: signing.public(),
+            signed_with: Some(master.public()),
         };
         Ok(Self {
-            certificate: sign(&certificate, &master)?,
+            certificate: sign(&certificate, &master),
             certified_until: certificate.expires(),
             authentication: Arc::new(SigningKey::generate()?),
             master,
@@ -156,45 +162,30 @@ impl RelayIdentity {
     /// Who this is.
     pub fn peer(&self) -> PeerId {
         PeerId {
-            ed25519: *self.master.public(),
+            ed25519: self.master.public(),
             rsa: self.rsa.as_ref().map(Certified::id),
         }
     }
 
     /// What the responder of a channel sends: it speaks TLS with the certificate that has this SHA-256.
-    ///
-    /// # Errors
-    /// See [`NoKey`].
-    pub fn responder_certs(&self, tls_sha256: &[u8; 32], now: u64) -> Result<Certificates, NoKey> {
-        let link = self.certify(CertKind::LINK, KeyKind::SHA256_OF_X509, tls_sha256, now)?;
-        Ok(self.certs((CertType::ED25519_LINK, link)))
+    pub fn responder_certs(&self, tls_sha256: &[u8; 32], now: u64) -> Certificates {
+        let link = self.certify(CertKind::LINK, KeyKind::SHA256_OF_X509, tls_sha256, now);
+        self.certs((CertType::ED25519_LINK, link))
     }
 
     /// What the initiator of a channel sends before [`RelayIdentity::authenticate`].
-    ///
-    /// # Errors
-    /// See [`NoKey`].
-    pub fn initiator_certs(&self, now: u64) -> Result<Certificates, NoKey> {
+    pub fn initiator_certs(&self, now: u64) -> Certificates {
         let key = self.authentication.public();
-        let key = self.certify(CertKind::AUTHENTICATE, KeyKind::ED25519, key, now)?;
-        Ok(self.certs((CertType::ED25519_AUTHENTICATE, key)))
+        let key = self.certify(CertKind::AUTHENTICATE, KeyKind::ED25519, &key, now);
+        self.certs((CertType::ED25519_AUTHENTICATE, key))
     }
 
     /// Signs with the identity itself: a document that says by its first bytes what it is.
-    ///
-    /// # Errors
-    /// See [`NoKey`].
-    pub fn sign(&self, document: &[u8]) -> Result<[u8; 64], NoKey> {
+    pub fn sign(&self, document: &[u8]) -> [u8; 64] {
         self.master.sign(document)
     }
 
-    fn certify(
-        &self,
-        kind: CertKind,
-        key_kind: KeyKind,
-        key: &[u8; 32],
-        now: u64,
-    ) -> Result<Vec<u8>, NoKey> {
+    fn certify(&self, kind: CertKind, key_kind: KeyKind, key: &[u8; 32], now: u64) -> Vec<u8> {
         let certificate = Ed25519Cert {
             kind,
             expires_hours: hours(now, LINK),
@@ -221,12 +212,11 @@ fn hours(now: u64, lifetime: u64) -> u32 {
     u32::try_from(end).unwrap_or(u32::MAX)
 }
 
-fn sign(certificate: &Ed25519Cert, key: &SigningKey) -> Result<Vec<u8>, NoKey> {
+fn sign(certificate: &Ed25519Cert, key: &SigningKey) -> Vec<u8> {
     let mut bytes = Vec::new();
     certificate.write(&mut bytes);
-    let signature = key.sign(&bytes)?;
-    bytes.extend_from_slice(&signature);
-    Ok(bytes)
+    bytes.extend_from_slice(&key.sign(&bytes));
+    bytes
 }
 
 impl fmt::Debug for PeerId {
@@ -362,7 +352,7 @@ fn check_dates_and_signature(
 ) -> Result<(), Why> {
     // "When this extension is present, it MUST match the key used to sign the certificate."
     let named = signed.cert.signed_with.is_none_or(|named| named == *by);
-    if !named || !ed25519::verify(by, signed.signed, signed.signature) {
+    if !named || !is_signed(by, signed.signed, signed.signature) {
         return Err(Why::Forged(sent_as));
     }
     if signed.cert.expires() < now {
@@ -401,14 +391,14 @@ impl RelayIdentity {
     /// the certificates presented in the responder's CERTS cell": `responder` is what that gave.
     ///
     /// # Errors
-    /// See [`NoKey`].
-    pub fn authenticate(&self, responder: &PeerId, proof: &Proof) -> Result<Vec<u8>, NoKey> {
+    /// See [`SigningError`].
+    pub fn authenticate(&self, responder: &PeerId, proof: &Proof) -> Result<Vec<u8>, SigningError> {
         let mut fields = fields(&self.peer(), responder, proof);
         let filled = SystemRandom::new().fill(&mut fields.random);
-        filled.map_err(|_| NoKey)?;
+        filled.map_err(|_| SigningError::NoRandomness)?;
         let mut bytes = Vec::with_capacity(Ed25519Authentication::LEN + 64);
         fields.write(&mut bytes);
-        let signature = self.authentication.sign(&bytes)?;
+        let signature = self.authentication.sign(&bytes);
         bytes.extend_from_slice(&signature);
         Ok(bytes)
     }
@@ -430,7 +420,7 @@ pub fn check_authentication(
     if !bool::from(same(&shown, &expected)) {
         return Err(Why::OtherConnection);
     }
-    let right = ed25519::verify(&initiator.key, signed, &signature);
+    let right = is_signed(&initiator.key, signed, &signature);
     right.then_some(()).ok_or(Why::NotAuthentic)
 }
 

@@ -8,8 +8,8 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use hoplite_wire::OnionKey as PublicKey;
 use zeroize::Zeroizing;
 
-use super::{OnionKey, OnionKeys, ed25519::NoKey, identity::RelayIdentity};
-use crate::SigningKey;
+use super::{OnionKey, OnionKeys, identity::RelayIdentity};
+use crate::{SigningError, SigningKey};
 
 /// The first line; nobody takes the file for something public.
 const HEAD: &str = "hoplite-onion-secret 1";
@@ -115,8 +115,7 @@ impl Secrets {
     /// # Errors
     /// [`SecretsError::NoRandomness`]: never, in fact.
     pub fn signing_key(&self) -> Result<SigningKey, SecretsError> {
-        let key = SigningKey::from_seed(self.identity.clone());
-        key.map_err(|_| SecretsError::NoRandomness)
+        Ok(SigningKey::from_seed(self.identity.clone())?)
     }
 
     /// What clients write of the relay.
@@ -220,8 +219,8 @@ fn pair(secret: &Zeroizing<[u8; 32]>) -> Result<OnionKey, SecretsError> {
     OnionKey::from_secret(secret).map_err(|_| SecretsError::NoRandomness)
 }
 
-impl From<NoKey> for SecretsError {
-    fn from(_: NoKey) -> Self {
+impl From<SigningError> for SecretsError {
+    fn from(_: SigningError) -> Self {
         Self::NoRandomness
     }
 }

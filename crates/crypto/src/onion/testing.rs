@@ -1,7 +1,7 @@
 //! What the tests of this room share.
 
 /// The bytes of a vector, as it is printed in hexadecimal; spaces and line ends are left out.
-pub(super) fn hex(text: &str) -> Vec<u8> {
+pub(crate) fn hex(text: &str) -> Vec<u8> {
     let digits: Vec<_> = text.chars().filter_map(|c| c.to_digit(16)).collect();
     let pairs = digits.chunks_exact(2);
     pairs
@@ -10,6 +10,6 @@ pub(super) fn hex(text: &str) -> Vec<u8> {
 }
 
 /// Bytes of a known length, written in hexadecimal.
-pub(super) fn bytes<const N: usize>(text: &str) -> [u8; N] {
+pub(crate) fn bytes<const N: usize>(text: &str) -> [u8; N] {
     hex(text).try_into().expect("the vector's length")
 }

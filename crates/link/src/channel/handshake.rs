@@ -431,7 +431,6 @@ impl Handshake {
             .peer
             .ok_or(Refused::Unexpected(Command::AUTH_CHALLENGE))?;
         let certs = identity.initiator_certs(around.now);
-        let certs = certs.map_err(|_| Refused::Own("certificates"))?;
         let certs = certs.iter().map(|(kind, cert)| (*kind, cert.as_slice()));
         let certs = Certs(certs.collect());
         self.send(Command::CERTS, |out| certs.write(out))?;
@@ -479,7 +478,6 @@ impl Handshake {
         let identity = self.us.identity.clone();
         let identity = identity.ok_or(Refused::Own("identity"))?;
         let certs = identity.responder_certs(&self.binding.certificate, now);
-        let certs = certs.map_err(|_| Refused::Own("certificates"))?;
         let certs = certs.iter().map(|(kind, cert)| (*kind, cert.as_slice()));
         let certs = Certs(certs.collect());
         self.send(Command::CERTS, |out| certs.write(out))?;
