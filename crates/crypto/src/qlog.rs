@@ -1,7 +1,7 @@
 //! Observes connections and writes one qlog file for each: size, frames and time of every packet, no payloads, no keys.
 //! draft-ietf-quic-qlog-main-schema (JSON text sequences, RFC 7464), draft-ietf-quic-qlog-quic-events.
 //!
-//! The packet path only writes into memory; a thread carries it to the disk. A connection has [`MOST_WAITING`] bytes of memory for it: when
+//! The packet path only writes into memory; a thread carries it to the disk. A connection has [`MAX_QUEUED`] bytes of memory for it: when
 //! the disk is slow or full, events are dropped and counted, and the traffic goes on.
 
 use std::{
@@ -24,19 +24,19 @@ use quinn_proto::Side;
 use crate::observe::{Begun, Observer, Packet, Space, Watch};
 
 /// Bytes of events of one connection that may wait for the disk; further events are dropped.
-const MOST_WAITING: usize = 256 << 10;
+const MAX_QUEUED: usize = 256 << 10;
 
 /// With so many bytes waiting the thread is woken before its time.
 const WAKE_AT: usize = 64 << 10;
 
 /// Connections that are written at once; further ones are not.
-const MOST_FILES: usize = 1024;
+const MAX_FILES: usize = 1024;
 
 /// How often events are carried to the disk.
-const PAUSE: Duration = Duration::from_millis(100);
+const WRITE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long [`Qlog::flush`] waits for a disk.
-const PATIENCE: Duration = Duration::from_secs(2);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A directory of qlog files. Cheap to clone; every clone writes there.
 #[derive(Clone)]
@@ -98,7 +98,7 @@ impl Qlog {
             .spawn(sweep)
             .is_ok()
         {
-            told.recv_timeout(PATIENCE).unwrap_or_default();
+            told.recv_timeout(FLUSH_TIMEOUT).unwrap_or_default();
         }
     }
 }
@@ -111,7 +111,7 @@ fn carry(shared: &Weak<Shared>) {
         };
         shared.sweep();
         drop(shared);
-        thread::park_timeout(PAUSE);
+        thread::park_timeout(WRITE_INTERVAL);
     }
 }
 
@@ -143,8 +143,8 @@ impl Shared {
 
     fn open(&self, connection: &Begun<'_>) -> Option<Arc<File>> {
         let mut files = self.files.lock();
-        if files.len() >= MOST_FILES {
-            tracing::debug!("a connection has no qlog: {MOST_FILES} are written already");
+        if files.len() >= MAX_FILES {
+            tracing::debug!("a connection has no qlog: {MAX_FILES} are written already");
             return None;
         }
         let number = self.count.fetch_add(1, Ordering::Relaxed) + 1;
@@ -474,7 +474,7 @@ impl File {
     ) -> bool {
         let mut waiting = self.waiting.lock();
         let before = waiting.bytes.len();
-        if before >= MOST_WAITING {
+        if before >= MAX_QUEUED {
             waiting.dropped += 1;
             return false;
         }
@@ -746,11 +746,11 @@ mod tests {
         let file = File::new("/nonexistent/never".into(), Vec::new());
         let time = || Duration::from_millis(1);
         let event = |out: &mut Vec<u8>, _| out.extend([b'x'; 1024]);
-        let kept = MOST_WAITING / 1024;
+        let kept = MAX_QUEUED / 1024;
         for _ in 0..kept + 7 {
             file.append(time, event);
         }
-        assert_eq!(file.take().len(), MOST_WAITING);
+        assert_eq!(file.take().len(), MAX_QUEUED);
         file.append(time, event);
         let text = String::from_utf8(file.take()).unwrap();
         let (warning, rest) = text.split_once('\n').unwrap();

@@ -76,7 +76,7 @@ use crate::{
 };
 
 /// How long one test may take before it counts as hanging.
-const HANGING: Duration = Duration::from_secs(60);
+const HANG_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An overlay to be tested and the servers that it is to reach.
 #[derive(Debug, Clone)]
@@ -100,7 +100,7 @@ impl Subject {
 }
 
 async fn soon<T>(doing: &str, what: impl Future<Output = T>) -> T {
-    let done = timeout(HANGING, what).await;
+    let done = timeout(HANG_TIMEOUT, what).await;
     done.unwrap_or_else(|_| hangs(doing))
 }
 
@@ -323,7 +323,7 @@ impl fmt::Debug for Silent {
 // What every overlay must do with TCP flows.
 
 /// How much the path from end to end may hold, kernel buffers included, before the writer must stall, in bytes.
-const ROAD_HOLDS: usize = 64 * 1024 * 1024;
+const MAX_IN_FLIGHT: usize = 64 * 1024 * 1024;
 
 /// A write that takes longer has stalled.
 const STALLED: Duration = Duration::from_millis(500);
@@ -489,7 +489,7 @@ async fn pushes_back(mut reader: Stream, mut writer: Stream) {
     let mut written = 0;
     while let Ok(count) = timeout(STALLED, writer.write(&chunk)).await {
         written += count.expect("still open");
-        assert!(written < ROAD_HOLDS, "nobody reads, yet all is taken");
+        assert!(written < MAX_IN_FLIGHT, "nobody reads, yet all is taken");
     }
     let mut got = 0;
     let mut buf = vec![0; 64 * 1024];

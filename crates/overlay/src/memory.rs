@@ -680,7 +680,7 @@ const ADDRESSES: [IpAddr; 2] = [
 ];
 
 /// Packets that wait for the receiver; the next ones are lost.
-const WAITING: usize = 1024;
+const MAX_QUEUED: usize = 1024;
 
 /// A flow of packets.
 struct MemoryPackets {
@@ -749,7 +749,7 @@ impl MemoryPackets {
             false => icmp::unreachable(bytes, Unreachable::Host),
         }?;
         let mut back = self.back.lock();
-        if back.packets.len() < WAITING {
+        if back.packets.len() < MAX_QUEUED {
             back.packets.push_back(answer);
         }
         back.receiver.take().map(Waker::wake)

@@ -119,7 +119,7 @@ impl AsyncWrite for Stream {
 
 /// How many bytes are written before the answer: as many as a connection sends in its first round trip, and so few that many flows
 /// whose targets never answer do not fill the window that they share with others.
-const FIRST: usize = 64 * 1024;
+const MAX_EARLY_DATA: usize = 64 * 1024;
 
 /// A stream on which a flow was asked for, and that takes bytes.
 pub trait Asked: Io {
@@ -230,7 +230,7 @@ impl<T: Asked> Early<T> {
 
     fn room(&self) -> usize {
         match &self.answer {
-            Answer::Awaited(wait) => FIRST.saturating_sub(wait.written),
+            Answer::Awaited(wait) => MAX_EARLY_DATA.saturating_sub(wait.written),
             _ => usize::MAX,
         }
     }
@@ -452,13 +452,13 @@ mod tests {
         let reading = tokio::spawn(async move { reader.read_u8().await });
         tokio::task::yield_now().await;
         // No more is taken before the answer: now it is the writer whom that wakes.
-        let writing = tokio::spawn(async move { writer.write_all(&[0; 2 * FIRST]).await });
+        let writing = tokio::spawn(async move { writer.write_all(&[0; 2 * MAX_EARLY_DATA]).await });
         tokio::task::yield_now().await;
         answering.send(Ok(())).expect("waited for");
         far.write_u8(7).await.expect("taken");
         let byte = timeout(LIMIT / 2, reading).await.expect("woken");
         assert_eq!(byte.expect("no panic").expect("read"), 7);
-        far.read_exact(&mut [0; 2 * FIRST])
+        far.read_exact(&mut [0; 2 * MAX_EARLY_DATA])
             .await
             .expect("all of it");
         writing.await.expect("no panic").expect("written");
@@ -471,17 +471,22 @@ mod tests {
         let writing = tokio::spawn(async move {
             let slices = [IoSlice::new(&[]), IoSlice::new(&[1; 1000])];
             let first = writer.write_vectored(&slices).await.expect("taken");
-            writer.write_all(&[2; 3 * FIRST]).await.expect("taken");
+            writer
+                .write_all(&[2; 3 * MAX_EARLY_DATA])
+                .await
+                .expect("taken");
             first
         });
-        let mut got = vec![0; FIRST];
+        let mut got = vec![0; MAX_EARLY_DATA];
         far.read_exact(&mut got).await.expect("at once");
         let more = timeout(Duration::from_secs(1), far.read_u8());
         assert!(more.await.is_err(), "nobody has answered");
         answering.send(Ok(())).expect("waited for");
         let first = writing.await.expect("no panic");
-        got.resize(first + 3 * FIRST, 0);
-        far.read_exact(&mut got[FIRST..]).await.expect("the rest");
+        got.resize(first + 3 * MAX_EARLY_DATA, 0);
+        far.read_exact(&mut got[MAX_EARLY_DATA..])
+            .await
+            .expect("the rest");
         assert!(got[..first].iter().all(|byte| *byte == 1));
         assert!(got[first..].iter().all(|byte| *byte == 2));
         drop(reader);

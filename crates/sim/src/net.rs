@@ -29,7 +29,7 @@ use crate::random::Random;
 const UDP_HEADERS: usize = 28;
 
 /// The largest UDP payload that the network carries: Ethernet's.
-pub const LARGEST_DATAGRAM: usize = 1472;
+pub const MAX_DATAGRAM: usize = 1472;
 
 /// The first of the 16 bits by which nodes are told apart: 11.0.0.0/16 and so on, of which none is special.
 const FIRST_NET: u32 = 0x0b00;
@@ -38,7 +38,7 @@ const FIRST_NET: u32 = 0x0b00;
 const FIRST_PORT: u16 = 10_000;
 
 /// So many nodes have addresses that are not special.
-pub const MOST_NODES: usize = 0x5000;
+pub const MAX_NODES: usize = 0x5000;
 
 /// A node's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -155,7 +155,7 @@ impl Network {
         network
     }
 
-    /// One more node. There are [`MOST_NODES`] at most; further ones are not reached.
+    /// One more node. There are [`MAX_NODES`] at most; further ones are not reached.
     pub fn add(&self, place: Place, access: Access) -> Node {
         let mut state = self.state();
         state.books.add_node();
@@ -533,7 +533,7 @@ impl<T> Agenda<T> {
 // Moves packets: sleeps until the next one is somewhere, and hands over what has come. One task for the whole network.
 
 /// Packets handed over before those who received them have their turn.
-const BUDGET: usize = 256;
+const MAX_BURST: usize = 256;
 
 /// Runs for ever.
 async fn drive(network: Network) {
@@ -555,7 +555,7 @@ impl Network {
     /// Hands over what has come; answers with when the next packet is somewhere.
     fn turn(&self) -> Option<u64> {
         let now = self.now();
-        for _ in 0..BUDGET {
+        for _ in 0..MAX_BURST {
             let happens = self.state().happens(now);
             match happens {
                 Some(Happens::Arrives(port, packet)) => self.hand(&*port, packet),

@@ -49,7 +49,7 @@ use crate::{
 const PORT: u16 = 443;
 
 /// How often channels without circuits are looked for.
-const SWEEP: Duration = Duration::from_secs(60);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// When descriptors say they were published; nobody looks.
 const PUBLISHED: u64 = 1_700_000_000;
@@ -183,7 +183,7 @@ fn carry(own: &Own, channel: Channel) {
 /// Closes what nobody has used for long.
 pub(crate) async fn sweep(channels: Channels) {
     loop {
-        sleep(SWEEP).await;
+        sleep(SWEEP_INTERVAL).await;
         channels.sweep(Instant::now());
     }
 }

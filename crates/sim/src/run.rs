@@ -30,7 +30,7 @@ use tokio::{
 
 use crate::{
     client::{self, ClientNode},
-    net::{Access, MOST_NODES, Network, Node, Place},
+    net::{Access, MAX_NODES, Network, Node, Place},
     paths::Listed,
     random::Random,
     relay::{Plan, RelayNode},
@@ -48,7 +48,7 @@ pub struct Progress {
 const EXITS: usize = 3;
 
 /// How often the progress is told.
-const TOLD: Duration = Duration::from_millis(500);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Why there is no outcome.
 #[derive(Debug, thiserror::Error)]
@@ -101,7 +101,7 @@ fn check(settings: &Settings) -> Result<(), Failed> {
         ),
         (!(1..=8).contains(&hops), "a path has one to eight relays"),
         (targets == 0, "there is no target"),
-        (nodes > MOST_NODES, "too many nodes: there may be 20480"),
+        (nodes > MAX_NODES, "too many nodes: there may be 20480"),
         (
             !(0.0..1.0).contains(&settings.loss),
             "the loss is a share, from 0 to below 1",
@@ -242,7 +242,7 @@ impl World {
             if now >= self.settings.time {
                 return;
             }
-            let next = (now + TOLD).min(self.settings.time);
+            let next = (now + PROGRESS_INTERVAL).min(self.settings.time);
             let next = kills.last().map_or(next, |(_, when)| next.min(*when));
             sleep_until(began + next).await;
         }
@@ -287,7 +287,7 @@ const MEGABIT: u64 = 125_000;
 /// A queue holds what its line sends in this time, and 64 KiB at least.
 const QUEUE: Duration = Duration::from_millis(50);
 
-const SHORTEST_QUEUE: u64 = 64 << 10;
+const MIN_QUEUE: u64 = 64 << 10;
 
 /// A run.
 #[derive(Clone, Debug, PartialEq)]
@@ -402,7 +402,7 @@ fn access_link(up: u64, down: u64) -> Access {
     Access {
         up,
         down,
-        queue: queue.max(SHORTEST_QUEUE),
+        queue: queue.max(MIN_QUEUE),
     }
 }
 
@@ -410,7 +410,7 @@ fn access_link(up: u64, down: u64) -> Access {
 // One certificate does for all relays: it is worth nothing by itself, the link handshake proves who a relay is.
 
 /// How often a link at rest is looked at: nobody here changes the address.
-const REST: Duration = Duration::from_secs(10);
+const REST_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Datagrams that come in one call: thousands of links share the memory.
 const SEGMENTS: usize = 1;
@@ -455,7 +455,7 @@ impl Ground {
         let tls = server_tls(certificates, &[ALPN_CHANNEL]).map_err(wrong)?;
         let tls = Arc::new(tls);
         let link = hoplite_link::Config {
-            rest: REST,
+            rest: REST_CHECK_INTERVAL,
             receive_segments: SEGMENTS,
             ..hoplite_link::Config::default()
         };

@@ -725,7 +725,7 @@ impl fmt::Display for SignedList {
 // other with every signature that they know, so that who tells two of them two things is seen by all. docs/directory.md, "How authorities agree".
 
 /// Two of one voter are proof enough against it: more are not told.
-const EACH: usize = 2;
+const MAX_OF_ONE_VOTER: usize = 2;
 
 const COMMITMENT_HEAD: &str = "hoplite-commitment 1";
 
@@ -790,12 +790,12 @@ impl Commitments {
         let last = self.all.last_key_value().map(|(last, _)| last);
         let own = self.all.keys().filter(|other| other.voter == next.voter);
         match last {
-            _ if self.all.len() >= AUTHORITIES * EACH => Err("too many commitments"),
+            _ if self.all.len() >= AUTHORITIES * MAX_OF_ONE_VOTER => Err("too many commitments"),
             Some(last) if last.valid_after != next.valid_after => Err("of another period"),
             Some(last) if last >= next => {
                 Err("a commitment stands twice, or they are not in order")
             }
-            _ if own.count() >= EACH => Err("more than two commitments of one voter"),
+            _ if own.count() >= MAX_OF_ONE_VOTER => Err("more than two commitments of one voter"),
             _ => Ok(()),
         }
     }

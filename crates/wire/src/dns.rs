@@ -29,16 +29,16 @@ pub const MEDIA_TYPE: &str = "application/dns-message";
 pub const PATH: &str = "/dns-query";
 
 /// What a datagram holds without EDNS (RFC 1035 §4.2.1), and the least with it.
-const PLAIN: u16 = 512;
+const MAX_PAYLOAD_WITHOUT_EDNS: u16 = 512;
 
 /// What we send and take in a datagram: more would be fragmented somewhere.
-const LARGEST: u16 = 1232;
+const MAX_PAYLOAD: u16 = 1232;
 
 /// A header alone.
 const HEADER: usize = 12;
 
 /// More records than any honest query has.
-const RECORDS: u16 = 16;
+const MAX_RECORDS: u16 = 16;
 
 /// How a question was answered (RFC 1035 §4.1.1, RFC 6895 §2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +101,7 @@ impl Question {
         if header.operation != 0 {
             return refuse(Code::NOT_IMPLEMENTED);
         }
-        if header.questions != 1 || header.records > RECORDS {
+        if header.questions != 1 || header.records > MAX_RECORDS {
             return refuse(Code::FORMAT);
         }
         let Ok(message) = Message::from_vec(bytes) else {
@@ -135,7 +135,7 @@ impl Question {
             checking_disabled: false,
             query: Query::query(absolute(name), kind),
             edns: Some(Asked {
-                payload: LARGEST,
+                payload: MAX_PAYLOAD,
                 dnssec: false,
             }),
         }
@@ -204,8 +204,10 @@ impl Question {
 
     /// The largest reply by datagram that the asker takes and that we send, in bytes.
     pub fn datagram(&self) -> usize {
-        let payload = self.edns.map_or(PLAIN, |edns| edns.payload);
-        usize::from(payload.clamp(PLAIN, LARGEST))
+        let payload = self
+            .edns
+            .map_or(MAX_PAYLOAD_WITHOUT_EDNS, |edns| edns.payload);
+        usize::from(payload.clamp(MAX_PAYLOAD_WITHOUT_EDNS, MAX_PAYLOAD))
     }
 }
 
@@ -275,7 +277,7 @@ impl fmt::Debug for Question {
 /// What we say of ourselves.
 fn edns(dnssec: bool) -> Edns {
     let mut edns = Edns::new();
-    edns.set_max_payload(LARGEST).set_dnssec_ok(dnssec);
+    edns.set_max_payload(MAX_PAYLOAD).set_dnssec_ok(dnssec);
     edns
 }
 

@@ -162,7 +162,7 @@ fn write_integer(out: &mut impl BufMut, flags: u8, bits: u32, value: u64) {
 
 const SYMBOLS: usize = 257;
 
-const LONGEST: usize = 30;
+const MAX_CODE_LEN: usize = 30;
 
 const END_OF_STRING: u16 = 256;
 
@@ -192,7 +192,7 @@ struct Length {
 }
 
 struct Tables {
-    lengths: [Length; LONGEST + 1],
+    lengths: [Length; MAX_CODE_LEN + 1],
     symbols: [u16; SYMBOLS],
 }
 
@@ -208,11 +208,11 @@ const TABLES: Tables = {
         at: 0,
     };
     let mut tables = Tables {
-        lengths: [empty; LONGEST + 1],
+        lengths: [empty; MAX_CODE_LEN + 1],
         symbols: [0; SYMBOLS],
     };
     let (mut length, mut code, mut filled) = (1, 0_u64, 0);
-    while length <= LONGEST {
+    while length <= MAX_CODE_LEN {
         code <<= 1;
         tables.lengths[length].first = code;
         tables.lengths[length].at = filled as u64;

@@ -190,7 +190,7 @@ fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
 // `YYYY-MM-DD HH:MM:SS` in seconds since 1970. dir-spec "Document meta-format".
 
 /// Days before each month of a year that is no leap year.
-const BEFORE: [u64; 12] = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334];
+const DAYS_BEFORE_MONTH: [u64; 12] = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334];
 
 fn seconds(text: &str) -> Option<u64> {
     let (date, time) = text.trim_end().split_once(' ')?;
@@ -203,7 +203,7 @@ fn seconds(text: &str) -> Option<u64> {
         && minutes < 60
         && seconds <= 60;
     fits.then_some(())?;
-    let before = BEFORE.get(usize::try_from(month.checked_sub(1)?).ok()?)?;
+    let before = DAYS_BEFORE_MONTH.get(usize::try_from(month.checked_sub(1)?).ok()?)?;
     let leap = u64::from(month > 2 && is_leap(year));
     let days = (1970..year).map(|year| 365 + u64::from(is_leap(year)));
     let days = days.sum::<u64>().checked_add(*before)?.checked_add(leap)?;

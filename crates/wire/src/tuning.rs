@@ -152,10 +152,10 @@ impl Share {
 }
 
 /// A share is one of a round trip of so much at most: what a delay may come to must be known before the round trip is.
-const LONG_ROAD: Duration = Duration::from_millis(100);
+const LONG_RTT: Duration = Duration::from_millis(100);
 
 /// What QUIC stacks allow when nothing else was said (RFC 9000 §18.2), and the most of an automatic delay.
-const USUAL: Duration = Duration::from_millis(25);
+const DEFAULT_MAX_ACK_DELAY: Duration = Duration::from_millis(25);
 
 impl Acks {
     /// How long an acknowledgement may be held back by this policy.
@@ -163,8 +163,10 @@ impl Acks {
     pub fn longest(self) -> Duration {
         match self {
             Self::After(delay) => delay,
-            Self::Share(share) => share.of(LONG_ROAD).clamp(USUAL, *DELAYS.end()),
-            _ => USUAL,
+            Self::Share(share) => share
+                .of(LONG_RTT)
+                .clamp(DEFAULT_MAX_ACK_DELAY, *DELAYS.end()),
+            _ => DEFAULT_MAX_ACK_DELAY,
         }
     }
 

@@ -229,7 +229,7 @@ impl State {
         if cut && self.probe.is_due(now) {
             self.probe.acknowledged(now);
             // In front: a STREAM frame without a length takes all that stands behind it for its own (RFC 9000 §19.8).
-            let rest = std::mem::replace(payload, BytesMut::from(&FRAMES[..]));
+            let rest = std::mem::replace(payload, BytesMut::from(&PROBE_FRAMES[..]));
             payload.extend_from_slice(&rest);
         }
     }
@@ -253,10 +253,10 @@ const NO_THRESHOLD: u64 = 1 << 30;
 
 /// An ACK goes out at once when it tells the sender of a loss: the sender takes a packet for lost when the third after it has arrived
 /// (RFC 9002 §6.1.1). With less, each reordered packet costs one; with 0, a loss is told only when the delay is over.
-const REORDERING: u64 = 3;
+const REORDERING_THRESHOLD: u64 = 3;
 
 /// RFC 9000 §13.2.2: "A receiver SHOULD send an ACK frame after receiving at least two ack-eliciting packets."
-const USUAL: AckFrequency = AckFrequency {
+const DEFAULT_ACK_FREQUENCY: AckFrequency = AckFrequency {
     sequence: SEQUENCE,
     threshold: 1,
     delay: 25_000,
@@ -316,11 +316,11 @@ impl Schedule {
         }
         self.told = wanted;
         self.frames += 1;
-        let mut frame = wanted.map_or(USUAL, |delay| AckFrequency {
+        let mut frame = wanted.map_or(DEFAULT_ACK_FREQUENCY, |delay| AckFrequency {
             threshold: NO_THRESHOLD,
             delay: u64::try_from(delay.as_micros()).unwrap_or(u64::MAX),
-            reordering: REORDERING,
-            ..USUAL
+            reordering: REORDERING_THRESHOLD,
+            ..DEFAULT_ACK_FREQUENCY
         });
         frame.sequence += self.frames;
         let received = std::mem::take(payload);
@@ -342,14 +342,14 @@ fn is_near(a: Option<Duration>, b: Option<Duration>) -> bool {
 // signs of life stay true. No clock. The end of a burst is probed by the sender's own timer (RFC 9002 §6.2).
 
 /// PING and IMMEDIATE_ACK: the stack acknowledges all that it has received, at once.
-const FRAMES: [u8; 2] = [0x01, 0x1f];
+const PROBE_FRAMES: [u8; 2] = [0x01, 0x1f];
 
 /// No probe sooner than this after the last, but for very many gaps.
-const SHORTEST: Duration = Duration::from_millis(5);
+const MIN_PROBE_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The usual time between two is a round trip and what the sender expects an acknowledgement to be held back (RFC 9002 §6.2.1): so no packet
 /// of a slow flow makes the sender's timer fire. On very long paths it is this.
-const LONGEST: Duration = Duration::from_millis(500);
+const MAX_PROBE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// More than three bursts of losses told at once look to the sender as if the path took no large packets any more.
 const SOME_GAPS: u32 = 3;
@@ -391,10 +391,10 @@ impl Probe {
         };
         let waited = now.saturating_duration_since(last);
         let paused = now.saturating_duration_since(before);
-        let usual = self.rtt.saturating_add(USUAL_DELAY).min(LONGEST);
+        let usual = self.rtt.saturating_add(USUAL_DELAY).min(MAX_PROBE_INTERVAL);
         waited.max(paused) >= usual
             || self.gaps >= MANY_GAPS
-            || (self.gaps >= SOME_GAPS && waited >= SHORTEST)
+            || (self.gaps >= SOME_GAPS && waited >= MIN_PROBE_INTERVAL)
     }
 }
 
@@ -402,7 +402,7 @@ impl Probe {
 // RFC 9000 §12.3: "a receiver MUST discard a newly unprotected packet unless it is certain that it has not processed another packet with the same packet number".
 
 /// How many packets behind the newest one are remembered; what is older counts as a duplicate.
-const WINDOW: u64 = 1024;
+const DUPLICATE_WINDOW: u64 = 1024;
 
 /// A sliding bitmap.
 #[derive(Debug, Default)]
@@ -417,7 +417,7 @@ impl Seen {
     fn insert(&mut self, number: u64) -> Option<bool> {
         if number >= self.next {
             let gap = number > self.next;
-            let from = self.next.max(number.saturating_sub(WINDOW - 1));
+            let from = self.next.max(number.saturating_sub(DUPLICATE_WINDOW - 1));
             for skipped in from..=number {
                 self.put(skipped, false);
             }
@@ -427,7 +427,7 @@ impl Seen {
         }
         let (word, bit) = place(number);
         let known = self.bits.get(word).is_none_or(|bits| bits & bit != 0);
-        if known || self.next - number > WINDOW {
+        if known || self.next - number > DUPLICATE_WINDOW {
             return None;
         }
         self.put(number, true);
@@ -443,7 +443,7 @@ impl Seen {
 }
 
 fn place(number: u64) -> (usize, u64) {
-    let word = usize::try_from(number % WINDOW / 64).unwrap_or_default();
+    let word = usize::try_from(number % DUPLICATE_WINDOW / 64).unwrap_or_default();
     (word, 1 << (number % 64))
 }
 
@@ -511,7 +511,7 @@ impl Cutter {
 // Datagrams that were cut out of packets, on their way to their reader. Full, it drops the oldest, as the QUIC stack does.
 
 /// What a datagram takes beside its bytes.
-const EACH: usize = size_of::<Bytes>();
+const DATAGRAM_OVERHEAD: usize = size_of::<Bytes>();
 
 #[derive(Debug)]
 struct Inbox {
@@ -540,7 +540,7 @@ impl Inbox {
     fn push(&self, datagram: Bytes) {
         let mut state = self.state.lock();
         state.taken += 1;
-        state.bytes += datagram.len() + EACH;
+        state.bytes += datagram.len() + DATAGRAM_OVERHEAD;
         state.waiting.push_back(datagram);
         while state.bytes > self.most && state.pop().is_some() {
             state.dropped += 1;
@@ -586,7 +586,7 @@ impl Inbox {
 impl Waiting {
     fn pop(&mut self) -> Option<Bytes> {
         let datagram = self.waiting.pop_front()?;
-        self.bytes -= datagram.len() + EACH;
+        self.bytes -= datagram.len() + DATAGRAM_OVERHEAD;
         Some(datagram)
     }
 }

@@ -373,7 +373,7 @@ const MAX_ACK_DELAY: u64 = 0x0b;
 const MIN_ACK_DELAY: u64 = 0xff04_de1b;
 
 /// No peer holds back acknowledgements for longer: with what some may say, a timer would fire only when all is lost anyway.
-const LONGEST: Duration = Duration::from_secs(1);
+const MAX_BELIEVED_ACK_DELAY: Duration = Duration::from_secs(1);
 
 /// What we tell the peer. We do not keep the order and the meaningless parameter that the stack adds by chance, because they cannot be copied.
 pub(super) fn our_parameters(
@@ -391,7 +391,7 @@ pub(super) fn their_parameters(
     bounds: &Bounds,
 ) -> TransportParameters {
     with_delay(parameters, side, |delay| {
-        delay.max(bounds.peer_delay).min(LONGEST)
+        delay.max(bounds.peer_delay).min(MAX_BELIEVED_ACK_DELAY)
     })
 }
 

@@ -17,10 +17,10 @@ use super::{FarSocket, Subject, hangs, pattern, soon};
 use crate::{Batch, Datagrams, ErrorKind, Packets, Terms};
 
 /// How long an answer may take before the question is sent again.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// How often a question is sent.
-const ATTEMPTS: usize = 20;
+const MAX_ATTEMPTS: usize = 20;
 
 impl Subject {
     /// `None` if the overlay carries no UDP, which it says.
@@ -61,11 +61,11 @@ async fn receive(flow: &dyn Datagrams) -> Vec<Vec<u8>> {
 /// Sends `batch` until each of its payloads has come back, in whatever order.
 async fn echoed(flow: &dyn Datagrams, batch: Batch<'_>) {
     let mut missing: BTreeMap<&[u8], ()> = batch.payloads().map(|payload| (payload, ())).collect();
-    for _ in 0..ATTEMPTS {
+    for _ in 0..MAX_ATTEMPTS {
         poll_fn(|cx| flow.poll_send(cx, batch))
             .await
             .expect("sends");
-        while let Ok(payloads) = timeout(AGAIN, receive(flow)).await {
+        while let Ok(payloads) = timeout(RETRY_AFTER, receive(flow)).await {
             for payload in payloads {
                 let sent = batch.payloads().any(|sent| sent == payload);
                 let stale = payload.first() != batch.contents.first();
@@ -124,9 +124,9 @@ pub async fn an_oversized_datagram_is_never_split(subject: &Subject) {
         flow.send(&huge).await.expect("dropped, not an error");
     }
     let mut small_back = false;
-    for _ in 0..ATTEMPTS {
+    for _ in 0..MAX_ATTEMPTS {
         flow.send(&[2; 100]).await.expect("sends");
-        let Ok(payloads) = timeout(AGAIN, receive(&*flow)).await else {
+        let Ok(payloads) = timeout(RETRY_AFTER, receive(&*flow)).await else {
             continue;
         };
         for payload in payloads {
@@ -216,9 +216,9 @@ async fn packet_echoed(flow: &dyn Packets, near: IpAddr, far: IpAddr, told: &Tol
         sequence: *sequence,
         payload,
     };
-    for _ in 0..ATTEMPTS {
+    for _ in 0..MAX_ATTEMPTS {
         flow.send(&echo.packet(near, far)).await.expect("sends");
-        while let Ok(back) = timeout(AGAIN, reply(flow, far, near)).await {
+        while let Ok(back) = timeout(RETRY_AFTER, reply(flow, far, near)).await {
             if back == *told {
                 return;
             }

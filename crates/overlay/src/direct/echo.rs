@@ -42,13 +42,13 @@ use crate::{Batch, Error, Packets, Received};
 const MTU: usize = 1500;
 
 /// ICMP errors that wait for the receiver; the next ones are lost.
-const ANSWERS: usize = 16;
+const MAX_ANSWERS: usize = 16;
 
 /// What replies begin with: the kernel does not tell what they came with.
 const HOP_LIMIT: u8 = 64;
 
 /// The headers of an IPv6 echo: what a buffer must hold at least.
-const LEAST_BUFFER: usize = 48;
+const MIN_BUFFER: usize = 48;
 
 /// What a flow of echoes may do.
 #[derive(Clone)]
@@ -270,7 +270,7 @@ impl State {
 
     /// Keeps an ICMP error for the receiver.
     fn answer(&mut self, error: Option<Vec<u8>>) {
-        if let Some(error) = error.filter(|_| self.answers.len() < ANSWERS) {
+        if let Some(error) = error.filter(|_| self.answers.len() < MAX_ANSWERS) {
             self.answers.push_back(error);
             self.wake();
         }
@@ -381,7 +381,7 @@ impl Packets for EchoFlow {
             }
         }
         state.receiver = Some(cx.waker().clone());
-        if buf.len() < LEAST_BUFFER {
+        if buf.len() < MIN_BUFFER {
             return Poll::Pending;
         }
         for (ident, pinger) in state.idents.iter() {

@@ -121,13 +121,13 @@ fn failed(reason: Reason) -> Error {
 // Those that the owner gave, or the system's. RFC 1035 §4.2, RFC 7766 §5, RFC 5452 (what makes an answer believable).
 
 /// How long a server has for an answer; then the next one is asked.
-const PATIENCE: Duration = Duration::from_secs(2);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often all servers are asked.
-const ROUNDS: usize = 2;
+const MAX_ATTEMPTS: usize = 2;
 
 /// How many servers are asked; resolvers of C libraries know no more.
-const SERVERS: usize = 3;
+const MAX_SERVERS: usize = 3;
 
 /// Where the system names its servers.
 const SYSTEM: &str = "/etc/resolv.conf";
@@ -156,9 +156,9 @@ pub(super) async fn ask(direct: &Direct, message: &[u8]) -> Result<Vec<u8>, Erro
         direct.servers.to_vec()
     };
     let mut failure = no_answer();
-    let servers = servers.get(..SERVERS).unwrap_or(&servers);
-    for server in std::iter::repeat_n(servers, ROUNDS).flatten() {
-        match timeout(PATIENCE, one(direct, *server, &question)).await {
+    let servers = servers.get(..MAX_SERVERS).unwrap_or(&servers);
+    for server in std::iter::repeat_n(servers, MAX_ATTEMPTS).flatten() {
+        match timeout(QUERY_TIMEOUT, one(direct, *server, &question)).await {
             Ok(Ok(reply)) => return question.adopt(&reply, |_| true).map_err(|_| no_answer()),
             Ok(Err(error)) => failure = error,
             Err(_) => failure = no_answer(),

@@ -33,7 +33,7 @@ use super::{
 use crate::{Batch, Datagrams, Error, ErrorKind, Reason, Received};
 
 /// The largest UDP payload over IPv4, hence the largest batch that one call may hold, in bytes.
-const LARGEST_BATCH: usize = 65_507;
+const MAX_BATCH: usize = 65_507;
 
 /// What the payloads of a batch have in common.
 #[derive(Clone, Copy)]
@@ -209,7 +209,7 @@ impl UdpFlow {
         let Some(mtu) = mtu.ok().and_then(|mtu| usize::try_from(mtu).ok()) else {
             return;
         };
-        let carried = mtu.saturating_sub(headers(self.peer)).min(LARGEST_BATCH);
+        let carried = mtu.saturating_sub(headers(self.peer)).min(MAX_BATCH);
         self.max_payload
             .store(carried.min(self.ceiling), Ordering::Relaxed);
     }
@@ -383,10 +383,10 @@ fn stopped(error: io::Error) -> Error {
 // The receiving half of a UDP socket: coalesced datagrams in, an ICMP refusal noticed at once.
 
 /// What one call can bring at most, in bytes. A buffer of this size never cuts a datagram.
-const LARGEST_RECEIVE: usize = 65_535;
+const MAX_RECEIVE: usize = 65_535;
 
 thread_local! {
-    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; LARGEST_RECEIVE].into());
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; MAX_RECEIVE].into());
 }
 
 type Readiness = Pin<Box<dyn Future<Output = io::Result<Ready>> + Send>>;
@@ -453,7 +453,7 @@ impl Receiving {
         if let Some(taken) = between.take_rest(buf) {
             return Ok(taken.into());
         }
-        if buf.len() >= LARGEST_RECEIVE {
+        if buf.len() >= MAX_RECEIVE {
             let (received, ecn) = self.recv_whole(state, buf)?;
             return Ok(Arrived {
                 received: Some(received),
@@ -608,7 +608,7 @@ impl UdpFlow {
         if segment > self.max_payload() {
             return self.poll_send_fitting(cx, batch, ecn);
         }
-        let per_call = (LARGEST_BATCH / segment).clamp(1, self.state.max_gso_segments().max(1));
+        let per_call = (MAX_BATCH / segment).clamp(1, self.state.max_gso_segments().max(1));
         self.poll_send_all(cx, batch.contents.chunks(per_call * segment), form)
     }
 

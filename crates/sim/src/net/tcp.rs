@@ -90,9 +90,9 @@ impl Segment {
 // for too long.
 
 /// SYN is sent again after one second, then two, four, eight.
-const PATIENCE: Duration = Duration::from_secs(1);
+const SYN_TIMEOUT: Duration = Duration::from_secs(1);
 
-const MOST_SYN: u32 = 4;
+const MAX_SYN_RETRIES: u32 = 4;
 
 struct Connection {
     network: Network,
@@ -151,7 +151,7 @@ impl Connection {
 
     /// The end that asks.
     fn ask(network: &Network, here: SocketAddr, there: SocketAddr) -> Arc<Self> {
-        let again = network.time() + PATIENCE;
+        let again = network.time() + SYN_TIMEOUT;
         let connection = Self::new(network, here, there, Stage::Asking(1, again));
         connection.say(Segment::bare(Kind::Syn));
         connection.settle(&mut connection.state.lock());
@@ -286,10 +286,10 @@ impl State {
         match self.stage {
             Stage::Asking(times, again) if again <= now => {
                 self.stage = match times {
-                    MOST_SYN => Stage::Unreachable,
-                    _ => Stage::Asking(times + 1, now + PATIENCE * (1 << times)),
+                    MAX_SYN_RETRIES => Stage::Unreachable,
+                    _ => Stage::Asking(times + 1, now + SYN_TIMEOUT * (1 << times)),
                 };
-                (times < MOST_SYN).then_some(Kind::Syn)
+                (times < MAX_SYN_RETRIES).then_some(Kind::Syn)
             }
             Stage::Open if self.sender.deadline().is_some_and(|at| at <= now) => {
                 if !self.sender.silent(now) {

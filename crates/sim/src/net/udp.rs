@@ -16,12 +16,12 @@ use hoplite_overlay::{Batch, Datagrams, Error, Received};
 use parking_lot::{Mutex, MutexGuard};
 use quinn_udp::{RecvMeta, Transmit};
 
-use super::{Key, LARGEST_DATAGRAM, Network, Node, Packet, Payload, Port};
+use super::{Key, MAX_DATAGRAM, Network, Node, Packet, Payload, Port};
 
 /// Bytes that may wait for their reader; beyond it datagrams are dropped, and counted as [`super::Fate::Overfull`].
-const ROOM: usize = 4 << 20;
+const RECEIVE_BUFFER: usize = 4 << 20;
 /// Datagrams that quinn hands over in one call at most.
-const SEGMENTS: usize = 10;
+const MAX_SEGMENTS: usize = 10;
 
 /// A socket. Its address is free again when it is dropped.
 pub struct Socket {
@@ -59,7 +59,7 @@ impl Port for Inbox {
         };
         let mut waiting = self.waiting();
         let bytes = waiting.bytes.saturating_add(payload.len());
-        if bytes > ROOM {
+        if bytes > RECEIVE_BUFFER {
             return false;
         }
         waiting.bytes = bytes;
@@ -126,7 +126,7 @@ impl Socket {
         let mut rest = contents;
         while !rest.is_empty() {
             let payload = rest.split_to(segment.clamp(1, rest.len()));
-            if payload.len() <= LARGEST_DATAGRAM {
+            if payload.len() <= MAX_DATAGRAM {
                 let (from, payload) = (self.address, Payload::Udp(payload));
                 self.network.send(Packet { from, to, payload });
             }
@@ -164,7 +164,7 @@ impl Flow {
 
 impl Datagrams for Flow {
     fn max_payload(&self) -> usize {
-        LARGEST_DATAGRAM
+        MAX_DATAGRAM
     }
 
     fn poll_send(&self, _: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
@@ -224,7 +224,7 @@ impl AsyncUdpSocket for Socket {
     }
 
     fn max_transmit_segments(&self) -> usize {
-        SEGMENTS
+        MAX_SEGMENTS
     }
 
     fn may_fragment(&self) -> bool {

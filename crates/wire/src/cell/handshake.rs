@@ -198,13 +198,13 @@ impl Netinfo {
 
     /// Writes the body: 26 addresses at most, so that it fits a cell.
     pub fn write(&self, out: &mut impl BufMut) {
-        const MOST: usize = 26;
+        const MAX_ADDRESSES: usize = 26;
         out.put_u32(self.time);
         match self.other {
             Some(address) => write_address(out, address),
             None => out.put_slice(&[0, 0]),
         }
-        let number = self.mine.len().min(MOST);
+        let number = self.mine.len().min(MAX_ADDRESSES);
         out.put_u8(short(number));
         let mine = self.mine.iter().take(number);
         mine.for_each(|address| write_address(out, *address));

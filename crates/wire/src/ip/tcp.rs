@@ -196,7 +196,7 @@ const SACK_PERMITTED: u8 = 4;
 const TIMESTAMPS: u8 = 8;
 
 /// RFC 7323 §2.3: a larger shift is read as this one.
-const LARGEST_SCALE: u8 = 14;
+const MAX_WINDOW_SCALE: u8 = 14;
 
 /// The options that we know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -234,7 +234,7 @@ impl Options {
     fn take(&mut self, kind: u8, value: &[u8]) {
         match (kind, value) {
             (MSS, &[a, b]) => self.mss = Some(u16::from_be_bytes([a, b])),
-            (WINDOW_SCALE, &[shift]) => self.window_scale = Some(shift.min(LARGEST_SCALE)),
+            (WINDOW_SCALE, &[shift]) => self.window_scale = Some(shift.min(MAX_WINDOW_SCALE)),
             (SACK_PERMITTED, []) => self.sack_permitted = true,
             (TIMESTAMPS, &[a, b, c, d, e, f, g, h]) => {
                 let clocks = [[a, b, c, d], [e, f, g, h]].map(u32::from_be_bytes);
@@ -262,7 +262,7 @@ impl Options {
             out.extend_from_slice(&mss.to_be_bytes());
         }
         if let Some(shift) = self.window_scale {
-            out.extend_from_slice(&[WINDOW_SCALE, 3, shift.min(LARGEST_SCALE)]);
+            out.extend_from_slice(&[WINDOW_SCALE, 3, shift.min(MAX_WINDOW_SCALE)]);
         }
         if self.sack_permitted {
             out.extend_from_slice(&[SACK_PERMITTED, 2]);

@@ -54,13 +54,13 @@ const _: () = assert!(kind::ACK == 0x02 && kind::ACK_ECN == 0x03);
 // came through after them, and if one of the same round trip has been told as lost.
 
 /// The third packet after one tells that it is lost (RFC 9002 §6.1.1).
-const REORDERING: u64 = 3;
+const PACKET_THRESHOLD: u64 = 3;
 
 /// By so much the packets of one tunnel differ that carry full packets of another: an ACK frame of some ranges, longer numbers.
-const ABOUT: u16 = 32;
+const SIZE_TOLERANCE: u16 = 32;
 
 /// So many packets that were sent last are known.
-const KNOWN: usize = 4096;
+const MAX_TRACKED: usize = 4096;
 
 /// What is known of the packets that one connection has sent.
 #[derive(Debug, Default)]
@@ -88,7 +88,7 @@ impl Folder {
     /// A packet is about to be sent.
     pub(super) fn sent(&mut self, number: u64, size: usize, frames: Frames<'_>) {
         let next = self.next();
-        if self.sent.is_empty() || number < next || number - next > KNOWN as u64 {
+        if self.sent.is_empty() || number < next || number - next > MAX_TRACKED as u64 {
             self.sent.clear();
             self.base = number;
         }
@@ -102,7 +102,7 @@ impl Folder {
     }
 
     fn note(&mut self, sent: Sent) {
-        if self.sent.len() == KNOWN {
+        if self.sent.len() == MAX_TRACKED {
             self.sent.pop_front();
             self.base += 1;
         }
@@ -172,9 +172,9 @@ impl Folder {
             if came {
                 through = through.max(sent.size);
                 sent.forgettable = false;
-            } else if number + REORDERING <= largest
+            } else if number + PACKET_THRESHOLD <= largest
                 && sent.forgettable
-                && sent.size <= through.saturating_add(ABOUT)
+                && sent.size <= through.saturating_add(SIZE_TOLERANCE)
             {
                 lost.push(number);
             }
@@ -183,7 +183,9 @@ impl Folder {
     }
 
     fn decide(&mut self, largest: u64) {
-        self.decided = self.decided.max((largest + 1).saturating_sub(REORDERING));
+        self.decided = self
+            .decided
+            .max((largest + 1).saturating_sub(PACKET_THRESHOLD));
         while self.base < self.decided && self.sent.pop_front().is_some() {
             self.base += 1;
         }
@@ -223,18 +225,18 @@ fn is_forgettable(mut frames: Frames<'_>) -> bool {
 // them most of their size. A path that really takes no large packets acknowledges none of them, however it is told.
 
 /// So many losses at once do no harm, even if one or two that were told before still look suspicious.
-const HARMLESS: usize = 1;
+const HARMLESS_LOSSES: usize = 1;
 
 /// No more parts than stacks keep ranges: what a peer tells costs no more than that.
-const MOST_PARTS: usize = 64;
+const MAX_PARTS: usize = 64;
 
 /// An earlier part is as if it had been held back for longer; beyond this, the sender's stack would take that for the path's length.
-const HELD_BACK: Duration = Duration::from_millis(20);
+const MAX_ACK_AGE: Duration = Duration::from_millis(20);
 
 /// When packets were sent is noted this often, until they are acknowledged, and so many times at most.
-const NOTED_EVERY: Duration = Duration::from_millis(1);
+const NOTE_INTERVAL: Duration = Duration::from_millis(1);
 
-const NOTES: usize = 512;
+const MAX_NOTES: usize = 512;
 
 /// "The ACK Delay field … is decoded by multiplying the value in the field by 2 to the power of the ack_delay_exponent": its default.
 const EXPONENT: u32 = 3;
@@ -253,10 +255,10 @@ impl Unfolder {
     /// A packet is about to be sent.
     pub(super) fn sent(&mut self, number: u64, now: Instant) {
         let last = self.sent.back().map(|(_, time)| *time);
-        if last.is_some_and(|last| now.saturating_duration_since(last) < NOTED_EVERY) {
+        if last.is_some_and(|last| now.saturating_duration_since(last) < NOTE_INTERVAL) {
             return;
         }
-        if self.sent.len() == NOTES {
+        if self.sent.len() == MAX_NOTES {
             self.sent.pop_front();
         }
         self.sent.push_back((number, now));
@@ -291,14 +293,14 @@ impl Unfolder {
     /// Its parts but the last, which is the acknowledgement itself: the lowest first, the ranges of each from the highest.
     fn parts(&self, ack: &Ack<'_>) -> Vec<(Vec<Range>, Duration)> {
         let is_new = |range: &Range| self.known.is_none_or(|known| range.1 > known);
-        if ack.ranges().take_while(is_new).count() <= HARMLESS {
+        if ack.ranges().take_while(is_new).count() <= HARMLESS_LOSSES {
             return Vec::new();
         }
         let ranges: Vec<Range> = ack.ranges().collect();
         let new = ranges.iter().take_while(|range| is_new(range));
-        let new = new.take(MOST_PARTS).count();
+        let new = new.take(MAX_PARTS).count();
         let held_back = |range: &Range| self.between(range.1, ack.largest);
-        let near = |range: &Range| held_back(range).filter(|held| *held <= HELD_BACK);
+        let near = |range: &Range| held_back(range).filter(|held| *held <= MAX_ACK_AGE);
         let parts = (1..new).filter_map(|at| {
             let range = ranges.get(at)?;
             Some((at, near(range)?))

@@ -495,9 +495,9 @@ fn what_is_too_old_to_be_told_apart_counts_as_a_duplicate() {
     let mut seen = Seen::default();
     assert_eq!(seen.insert(0), Some(false));
     assert_eq!(seen.insert(5000), Some(true));
-    assert_eq!(seen.insert(5000 - WINDOW), None);
-    assert_eq!(seen.insert(5001 - WINDOW), Some(false));
-    assert_eq!(seen.insert(5001 - WINDOW), None);
+    assert_eq!(seen.insert(5000 - DUPLICATE_WINDOW), None);
+    assert_eq!(seen.insert(5001 - DUPLICATE_WINDOW), Some(false));
+    assert_eq!(seen.insert(5001 - DUPLICATE_WINDOW), None);
     assert_eq!(seen.insert((1 << 62) - 1), Some(true));
 }
 
@@ -508,7 +508,7 @@ proptest! {
         for number in numbers {
             highest = highest.max(number);
             let first = all.insert(number);
-            let inside = highest - number < WINDOW;
+            let inside = highest - number < DUPLICATE_WINDOW;
             prop_assert_eq!(seen.insert(number).is_some(), first && inside);
         }
     }

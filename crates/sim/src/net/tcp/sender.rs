@@ -11,22 +11,22 @@ use bytes::{Bytes, BytesMut};
 use super::{RECEIVE_BUFFER, SEGMENT, SEND_BUFFER};
 
 /// Three later segments tell that one is lost (RFC 5681 §3.2).
-const LATER: u64 = 3;
+const DUP_ACK_THRESHOLD: u64 = 3;
 
 /// Linux's; RFC 6298 has a second.
-const LEAST_PATIENCE: Duration = Duration::from_millis(200);
+const MIN_RTO: Duration = Duration::from_millis(200);
 
-const FIRST_PATIENCE: Duration = Duration::from_secs(1);
+const INITIAL_RTO: Duration = Duration::from_secs(1);
 
-const MOST_PATIENCE: Duration = Duration::from_secs(60);
+const MAX_RTO: Duration = Duration::from_secs(60);
 
 /// After so many silent times the peer is given up.
-const MOST_SILENT: u32 = 8;
+const MAX_RETRIES: u32 = 8;
 
 #[derive(Debug)]
 pub(super) struct Sender {
     control: Cubic,
-    trip: Option<(Duration, Duration)>,
+    rtt: Option<(Duration, Duration)>,
     unsent: VecDeque<Bytes>,
     /// Bytes in `unsent` and `flight`.
     held: usize,
@@ -70,7 +70,7 @@ impl Default for Sender {
     fn default() -> Self {
         Self {
             control: Cubic::new(),
-            trip: None,
+            rtt: None,
             unsent: VecDeque::new(),
             held: 0,
             finished: false,
@@ -131,8 +131,8 @@ impl Sender {
         };
         if next.is_some() || (!self.unsent.is_empty() && self.flight.is_empty()) {
             // Also when the peer takes nothing: it is asked when this is over.
-            let patience = self.patience();
-            self.deadline.get_or_insert(now + patience);
+            let rto = self.rto();
+            self.deadline.get_or_insert(now + rto);
         }
         next
     }
@@ -226,7 +226,7 @@ impl Sender {
         }
         if new > 0 {
             self.silent = 0;
-            self.deadline = (!self.flight.is_empty()).then(|| now + self.patience());
+            self.deadline = (!self.flight.is_empty()).then(|| now + self.rto());
             self.grow(ack, new, now);
         }
         self.find_lost();
@@ -253,17 +253,17 @@ impl Sender {
         reason = "windows are far below 2^53 bytes"
     )]
     fn grow(&mut self, ack: u64, new: u64, now: Duration) {
-        let (trip, _) = self.trip.unwrap_or_default();
+        let (rtt, _) = self.rtt.unwrap_or_default();
         // While what was lost is repeated the window stays.
         if ack >= self.answered {
             self.control
-                .acknowledged(new as f64 / SEGMENT as f64, trip, now);
+                .acknowledged(new as f64 / SEGMENT as f64, rtt, now);
         }
     }
 
     fn find_lost(&mut self) {
         let latest = self.latest;
-        let is_late = |flying: &Flying| flying.order.saturating_add(LATER) <= latest;
+        let is_late = |flying: &Flying| flying.order.saturating_add(DUP_ACK_THRESHOLD) <= latest;
         if !self.flight.values().next().is_some_and(is_late) {
             return;
         }
@@ -284,21 +284,21 @@ impl Sender {
 
     /// RFC 6298 §2.
     fn measure(&mut self, sample: Duration) {
-        self.trip = Some(match self.trip {
+        self.rtt = Some(match self.rtt {
             None => (sample, sample / 2),
-            Some((trip, varies)) => (
-                (trip * 7 + sample) / 8,
-                (varies * 3 + trip.abs_diff(sample)) / 4,
+            Some((rtt, varies)) => (
+                (rtt * 7 + sample) / 8,
+                (varies * 3 + rtt.abs_diff(sample)) / 4,
             ),
         });
     }
 
-    fn patience(&self) -> Duration {
-        let patience = self.trip.map_or(FIRST_PATIENCE, |(trip, varies)| {
-            (trip + varies * 4).max(LEAST_PATIENCE)
-        });
-        let patience = patience.saturating_mul(1 << self.silent.min(MOST_SILENT));
-        patience.min(MOST_PATIENCE)
+    fn rto(&self) -> Duration {
+        let rto = self
+            .rtt
+            .map_or(INITIAL_RTO, |(rtt, varies)| (rtt + varies * 4).max(MIN_RTO));
+        let rto = rto.saturating_mul(1 << self.silent.min(MAX_RETRIES));
+        rto.min(MAX_RTO)
     }
 
     /// The deadline has passed; tells whether there is still hope.
@@ -317,8 +317,8 @@ impl Sender {
         self.answered = self.next;
         self.control.silent();
         let waits = !self.flight.is_empty() || !self.unsent.is_empty();
-        self.deadline = waits.then(|| now + self.patience());
-        self.silent < MOST_SILENT
+        self.deadline = waits.then(|| now + self.rto());
+        self.silent < MAX_RETRIES
     }
 }
 
@@ -331,9 +331,9 @@ impl Flying {
 // The congestion window: slow start, then CUBIC (RFC 9438) with its lower bound, Reno's pace. A machine without clock; in segments.
 
 /// RFC 6928.
-const FIRST: f64 = 10.0;
+const INITIAL_WINDOW: f64 = 10.0;
 
-const LEAST: f64 = 2.0;
+const MIN_WINDOW: f64 = 2.0;
 
 const C: f64 = 0.4;
 
@@ -355,7 +355,7 @@ pub(super) struct Cubic {
 impl Cubic {
     pub(super) const fn new() -> Self {
         Self {
-            window: FIRST,
+            window: INITIAL_WINDOW,
             threshold: f64::INFINITY,
             before: 0.0,
             reno: 0.0,
@@ -390,7 +390,7 @@ impl Cubic {
     /// Something was lost; told once for each window.
     pub(super) fn lost(&mut self) {
         self.before = self.window;
-        self.window = (self.window * BETA).max(LEAST);
+        self.window = (self.window * BETA).max(MIN_WINDOW);
         self.threshold = self.window;
         self.since = None;
     }

@@ -198,13 +198,13 @@ fn few_losses_and_losses_that_were_told_before_are_left_alone() {
 fn a_peer_that_tells_of_very_many_losses_is_told_on_in_so_many_parts_at_most() {
     let mut unfolder = Unfolder::default();
     unfolder.sent(0, Instant::now());
-    unfolder.sent(2000, Instant::now() + NOTED_EVERY);
+    unfolder.sent(2000, Instant::now() + NOTE_INTERVAL);
     let ranges: Vec<Range> = (0..600).rev().map(|at| (3 * at, 3 * at)).collect();
     let mut told = payload(&ranges, None);
     unfolder.unfold(&mut told);
     let parts = acks(&told);
-    assert_eq!(parts.len(), MOST_PARTS);
-    assert_eq!(parts[0].0.len(), 600 - MOST_PARTS + 1);
+    assert_eq!(parts.len(), MAX_PARTS);
+    assert_eq!(parts[0].0.len(), 600 - MAX_PARTS + 1);
 }
 
 proptest! {
@@ -217,7 +217,7 @@ proptest! {
         }
         let (mut unfolder, now) = (Unfolder::default(), Instant::now());
         unfolder.sent(0, now);
-        unfolder.sent(next, now + NOTED_EVERY);
+        unfolder.sent(next, now + NOTE_INTERVAL);
         let mut told = payload(&ranges, None);
         unfolder.unfold(&mut told);
         let parts = acks(&told);
