@@ -111,8 +111,8 @@ struct State {
 
 struct Host {
     place: Place,
-    up: Line,
-    down: Line,
+    up: Bottleneck,
+    down: Bottleneck,
     gone: bool,
     /// Nothing from it or to it is lost.
     spared: bool,
@@ -161,8 +161,8 @@ impl Network {
         state.books.add_node();
         state.nodes.push(Host {
             place,
-            up: Line::new(access.up, access.queue),
-            down: Line::new(access.down, access.queue),
+            up: Bottleneck::new(access.up, access.queue),
+            down: Bottleneck::new(access.down, access.queue),
             gone: false,
             spared: false,
             next_port: FIRST_PORT,
@@ -436,14 +436,14 @@ pub struct Access {
 
 /// One direction.
 #[derive(Clone, Debug)]
-struct Line {
+struct Bottleneck {
     rate: u64,
     queue: u64,
     /// When all that was taken will have left, in nanoseconds.
     free: u64,
 }
 
-impl Line {
+impl Bottleneck {
     fn new(rate: u64, queue: u64) -> Self {
         let rate = rate.max(1);
         Self {

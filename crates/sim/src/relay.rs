@@ -1,4 +1,4 @@
-//! One relay: its keys, its doors, its channels to others, and its circuits. Made of the rooms as the product's relay is.
+//! One relay: its keys, its listeners, its channels to others, and its circuits. Made of the rooms as the product's relay is.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -62,7 +62,7 @@ pub(crate) struct RelayNode {
     pub(crate) bandwidth: u64,
     pub(crate) onion: Arc<relay::Relay>,
     pub(crate) descriptor: SignedDescriptor,
-    /// Ends with its doors closed.
+    /// Ends with its listeners closed.
     tasks: JoinSet<()>,
 }
 
@@ -109,10 +109,10 @@ impl RelayNode {
         let linked = Linked::new(channels.clone(), plan.channel);
         let onion = plan.relay(&descriptor, key, linked, host);
         own.set(Arc::downgrade(&onion)).ok();
-        let doors = doors(ground, us, counts, &channels, &own);
+        let listeners = listeners(ground, us, counts, &channels, &own);
         let mut tasks = JoinSet::new();
-        doors.quic(network, address, random.bytes(), &mut tasks)?;
-        doors.tls(network, address, &mut tasks);
+        listeners.quic(network, address, random.bytes(), &mut tasks)?;
+        listeners.tls(network, address, &mut tasks);
         tasks.spawn(sweep(channels));
         Ok(Self {
             node: plan.node,
@@ -159,11 +159,17 @@ impl Plan {
     }
 }
 
-fn doors(ground: &Ground, us: Us, counts: &Arc<Counts>, channels: &Channels, own: &Own) -> Doors {
+fn listeners(
+    ground: &Ground,
+    us: Us,
+    counts: &Arc<Counts>,
+    channels: &Channels,
+    own: &Own,
+) -> Listeners {
     let (certificate, behaves) = (ground.certificate, ground.channel.clone());
     let server = ChannelServer::new(us, certificate, behaves, Arc::clone(counts));
     let (channels, own) = (channels.clone(), Arc::clone(own));
-    Doors {
+    Listeners {
         ground: ground.clone(),
         server: Arc::new(server),
         told: Arc::new(move |channel| {
@@ -227,9 +233,9 @@ const INBOX: usize = 1 << 16;
 /// Told of each channel.
 pub type Told = Arc<dyn Fn(Channel) + Send + Sync>;
 
-/// A relay's doors.
+/// A relay's listeners.
 #[derive(Clone)]
-pub struct Doors {
+pub struct Listeners {
     /// What all relays share.
     pub ground: Ground,
     /// Makes channels of connections.
@@ -238,7 +244,7 @@ pub struct Doors {
     pub told: Told,
 }
 
-impl Doors {
+impl Listeners {
     /// Opens the one for QUIC at `address`; its tasks are added to `tasks` and end with them.
     ///
     /// # Errors
@@ -257,15 +263,15 @@ impl Doors {
             socket,
             Arc::new(TokioRuntime),
         )?;
-        let doors = self.clone();
+        let listeners = self.clone();
         tasks.spawn(async move {
-            let mut guests = JoinSet::new();
+            let mut handshakes = JoinSet::new();
             loop {
                 tokio::select! {
                     biased;
-                    Some(_) = guests.join_next() => {}
+                    Some(_) = handshakes.join_next() => {}
                     incoming = endpoint.accept() => match incoming {
-                        Some(incoming) => drop(guests.spawn(doors.clone().welcome(incoming))),
+                        Some(incoming) => drop(handshakes.spawn(listeners.clone().welcome(incoming))),
                         None => return,
                     },
                 }
@@ -277,16 +283,16 @@ impl Doors {
     /// Opens the one for TLS at `address`; likewise.
     pub fn tls(&self, network: &Network, address: SocketAddr, tasks: &mut JoinSet<()>) {
         let mut listener = Listener::at(network, address);
-        let doors = self.clone();
+        let listeners = self.clone();
         tasks.spawn(async move {
-            let mut guests = JoinSet::new();
+            let mut handshakes = JoinSet::new();
             loop {
                 tokio::select! {
                     biased;
-                    Some(_) = guests.join_next() => {}
+                    Some(_) = handshakes.join_next() => {}
                     accepted = listener.accept() => match accepted {
                         Some((stream, from)) => {
-                            guests.spawn(doors.clone().welcome_tls(stream, from));
+                            handshakes.spawn(listeners.clone().welcome_tls(stream, from));
                         }
                         None => return,
                     },
@@ -324,9 +330,9 @@ impl Doors {
     }
 }
 
-impl std::fmt::Debug for Doors {
+impl std::fmt::Debug for Listeners {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Doors")
+        f.write_str("Listeners")
     }
 }
 

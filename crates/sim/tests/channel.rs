@@ -22,7 +22,7 @@ use hoplite_link::{
 use hoplite_overlay::Terms;
 use hoplite_sim::{
     net::{Access, Network, Node, Place},
-    relay::{Doors, Host},
+    relay::{Host, Listeners},
     run::{Ground, relay_identity},
 };
 use hoplite_wire::{
@@ -122,7 +122,7 @@ impl Plan {
         (dialled.expect("dialled"), served, took)
     }
 
-    /// Opens its relay's doors.
+    /// Opens its relay's listeners.
     fn served(
         self,
         network: &Network,
@@ -136,15 +136,15 @@ impl Plan {
             Arc::default(),
         );
         let (tell, told) = mpsc::channel(1);
-        let doors = Doors {
+        let listeners = Listeners {
             ground: ground.clone(),
             server: Arc::new(server),
             told: Arc::new(move |channel| tell.try_send(channel).expect("room")),
         };
         let seed = [self.seed.wrapping_add(1); 32];
-        let opened = doors.quic(network, self.address, seed, tasks);
+        let opened = listeners.quic(network, self.address, seed, tasks);
         opened.expect("opens");
-        doors.tls(network, self.address, tasks);
+        listeners.tls(network, self.address, tasks);
         told
     }
 }

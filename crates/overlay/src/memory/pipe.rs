@@ -29,9 +29,9 @@ const WINDOW: usize = 256 * 1024;
 const PIECE: usize = 16 * 1024;
 
 /// One direction.
-pub(super) struct Pipe(Mutex<Line>);
+pub(super) struct Pipe(Mutex<PipeState>);
 
-struct Line {
+struct PipeState {
     pieces: VecDeque<(Instant, Bytes)>,
     bytes: usize,
     ended: Option<Instant>,
@@ -52,7 +52,7 @@ enum Found {
 
 impl Pipe {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Line {
+        Arc::new(Self(Mutex::new(PipeState {
             pieces: VecDeque::new(),
             bytes: 0,
             ended: None,
@@ -65,25 +65,25 @@ impl Pipe {
     }
 
     pub(super) fn set_fault(&self, fault: Fault) {
-        let mut line = self.line();
-        line.fault = fault;
-        line.reset |= fault == Fault::Down;
-        line.wake();
+        let mut state = self.state();
+        state.fault = fault;
+        state.reset |= fault == Fault::Down;
+        state.wake();
     }
 
-    fn line(&self) -> MutexGuard<'_, Line> {
+    fn state(&self) -> MutexGuard<'_, PipeState> {
         self.0.lock()
     }
 
     fn reset(&self) {
-        let mut line = self.line();
-        line.reset = true;
-        line.pieces.clear();
-        line.wake();
+        let mut state = self.state();
+        state.reset = true;
+        state.pieces.clear();
+        state.wake();
     }
 }
 
-impl Line {
+impl PipeState {
     fn wake(&mut self) {
         for waker in [self.reader.take(), self.writer.take()]
             .into_iter()
@@ -141,7 +141,7 @@ pub(super) struct MemoryStream {
 impl MemoryStream {
     fn poll_find(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.current.is_empty() && !self.read_ended {
-            let found = self.incoming.line().find(cx);
+            let found = self.incoming.state().find(cx);
             match found {
                 Found::Piece(piece) => self.current = piece,
                 Found::Ended => self.read_ended = true,
@@ -165,20 +165,20 @@ impl MemoryStream {
 
     fn poll_send(&self, cx: &Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let road = self.network.state().road;
-        let mut line = self.outgoing.line();
-        if line.reset || line.ended.is_some() {
+        let mut state = self.outgoing.state();
+        if state.reset || state.ended.is_some() {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let count = buf.len().min(PIECE).min(WINDOW - line.bytes);
+        let count = buf.len().min(PIECE).min(WINDOW - state.bytes);
         if count == 0 && !buf.is_empty() {
-            line.writer = Some(cx.waker().clone());
+            state.writer = Some(cx.waker().clone());
             return Poll::Pending;
         }
-        let at = arrival(&road, &mut line.free_at, count);
+        let at = arrival(&road, &mut state.free_at, count);
         let piece = buf.get(..count).unwrap_or_default();
-        line.pieces.push_back((at, Bytes::copy_from_slice(piece)));
-        line.bytes += count;
-        if let Some(reader) = line.reader.take() {
+        state.pieces.push_back((at, Bytes::copy_from_slice(piece)));
+        state.bytes += count;
+        if let Some(reader) = state.reader.take() {
             reader.wake();
         }
         Poll::Ready(Ok(count))
@@ -186,9 +186,9 @@ impl MemoryStream {
 
     fn end(&self) {
         let road = self.network.state().road;
-        let mut line = self.outgoing.line();
-        line.ended = Some(arrival(&road, &mut line.free_at, 0));
-        if let Some(reader) = line.reader.take() {
+        let mut state = self.outgoing.state();
+        state.ended = Some(arrival(&road, &mut state.free_at, 0));
+        if let Some(reader) = state.reader.take() {
             reader.wake();
         }
     }

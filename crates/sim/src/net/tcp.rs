@@ -335,7 +335,7 @@ pub struct Listener {
     accepted: mpsc::Receiver<(TcpStream, SocketAddr)>,
 }
 
-struct Door {
+struct ListeningPort {
     network: Network,
     accepted: mpsc::Sender<(TcpStream, SocketAddr)>,
 }
@@ -344,11 +344,11 @@ impl Listener {
     /// At `address`, which must be one of the network's nodes.
     pub fn at(network: &Network, address: SocketAddr) -> Self {
         let (sender, accepted) = mpsc::channel(BACKLOG);
-        let door = Door {
+        let port = ListeningPort {
             network: network.clone(),
             accepted: sender,
         };
-        network.open_at(Key::Listener(address), Arc::new(door));
+        network.open_at(Key::Listener(address), Arc::new(port));
         Self {
             network: network.clone(),
             address,
@@ -362,7 +362,7 @@ impl Listener {
     }
 }
 
-impl Port for Door {
+impl Port for ListeningPort {
     fn receive(&self, packet: Packet) -> bool {
         let Payload::Tcp(Segment {
             kind: Kind::Syn, ..

@@ -151,7 +151,7 @@ fn latencies_are_the_same_both_ways_and_within_the_map() {
 #[test]
 fn packets_leave_one_after_the_other_at_the_line_s_rate() {
     // A microsecond for a byte.
-    let mut line = Line::new(1_000_000, 10_000);
+    let mut line = Bottleneck::new(1_000_000, 10_000);
     assert_eq!(line.take(1000, 0), Some(1_000_000));
     assert_eq!(line.take(1000, 500_000), Some(2_000_000));
     assert_eq!(line.take(1000, 9_000_000), Some(10_000_000));
@@ -159,7 +159,7 @@ fn packets_leave_one_after_the_other_at_the_line_s_rate() {
 
 #[test]
 fn a_full_queue_drops_the_newest_and_has_room_again_as_it_drains() {
-    let mut line = Line::new(1_000_000, 2000);
+    let mut line = Bottleneck::new(1_000_000, 2000);
     assert!(line.take(1000, 0).is_some());
     assert!(line.take(1000, 0).is_some());
     assert_eq!(line.take(1, 0), None);
@@ -169,7 +169,7 @@ fn a_full_queue_drops_the_newest_and_has_room_again_as_it_drains() {
 
 #[test]
 fn an_empty_line_takes_a_packet_that_is_larger_than_its_queue() {
-    let mut line = Line::new(1_000_000, 10);
+    let mut line = Bottleneck::new(1_000_000, 10);
     assert_eq!(line.take(1000, 0), Some(1_000_000));
     assert_eq!(line.take(1000, 1), None);
 }
