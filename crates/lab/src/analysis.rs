@@ -24,7 +24,7 @@ use crate::{
 pub fn analyse(trial: &Trial, report: &Report) -> Result<Vec<(String, f64)>, Failure> {
     let mut figures = Vec::new();
     for analysis in &trial.analyses {
-        let seen = Seen::of(trial, analysis)?;
+        let seen = Vantage::of(trial, analysis)?;
         figures.extend(match analysis {
             Analysis::Cascade { .. } => cascade::of_files(&seen, &trial.directory.join("qlog"))?,
             Analysis::Fingerprint { .. } => fingerprint::of_files(&seen, began(report))?,
@@ -40,13 +40,13 @@ fn began(report: &Report) -> f64 {
 }
 
 /// Where packets were seen, and who the client is.
-struct Seen {
+struct Vantage {
     doing: &'static str,
     capture: PathBuf,
     client: [IpAddr; 2],
 }
 
-impl Seen {
+impl Vantage {
     fn of(trial: &Trial, analysis: &Analysis) -> Result<Self, Failure> {
         let (doing, link) = match analysis {
             Analysis::Cascade { link } => (cascade::DOING, link),

@@ -209,7 +209,7 @@ impl Exports {
         (case, subject): (usize, usize),
     ) -> io::Result<()> {
         let label = data.label(subject);
-        let place = data.tell(case);
+        let place = data.case_title(case);
         let title = if place.is_empty() {
             label.to_owned()
         } else {

@@ -25,7 +25,7 @@ use self::{
     matching::{Content, Matched},
     qlog::{Frame, Layers, Packet},
 };
-use super::{Capture, Seen, Way};
+use super::{Capture, Vantage, Way};
 use crate::errors::Failure;
 
 /// Of the bytes on the link so many may be unexplained by the qlogs before the analysis refuses.
@@ -41,7 +41,7 @@ fn failed(why: impl std::fmt::Display, remedy: &str) -> Failure {
 }
 
 /// The figures of a repetition, by name; none of a subject without tunnels, which has no overhead to compare.
-pub(super) fn of_files(seen: &Seen, qlogs: &Path) -> Result<Vec<(String, f64)>, Failure> {
+pub(super) fn of_files(seen: &Vantage, qlogs: &Path) -> Result<Vec<(String, f64)>, Failure> {
     let capture = seen.read()?;
     let layers = Layers::read(qlogs)?;
     let figures = figures(&capture, &layers)?;

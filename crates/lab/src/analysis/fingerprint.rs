@@ -6,7 +6,7 @@
 //! carried tells nothing.
 
 use super::{
-    Capture, Captured, Seen, Way,
+    Capture, Captured, Vantage, Way,
     statistics::{quantile_of_sorted, sorted},
 };
 use crate::errors::Failure;
@@ -22,7 +22,7 @@ pub(crate) const PREFIX: &str = "fingerprint:";
 const CLASSES: [usize; 8] = [70, 90, 110, 130, 160, 200, 400, 1000];
 
 /// Figures by name.
-pub(super) fn of_files(seen: &Seen, from: f64) -> Result<Vec<(String, f64)>, Failure> {
+pub(super) fn of_files(seen: &Vantage, from: f64) -> Result<Vec<(String, f64)>, Failure> {
     let capture = seen.read()?;
     let named = |(name, value): (String, f64)| (format!("{PREFIX}{name}"), value);
     let features = features(&capture, from).into_iter().map(named);

@@ -120,7 +120,7 @@ impl Statistic {
 
 /// How values are resampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct How {
+pub struct Resampling {
     /// Of what.
     pub statistic: Statistic,
     /// The same seed gives the same answer.
@@ -163,7 +163,7 @@ pub fn center(values: &Clusters, statistic: Statistic) -> Option<f64> {
 
 /// The interval of the statistic; `None` with fewer than `FEWEST` repetitions.
 #[must_use]
-pub fn confidence(values: &Clusters, how: &How) -> Option<Interval> {
+pub fn confidence(values: &Clusters, how: &Resampling) -> Option<Interval> {
     let repetitions: Vec<u32> = filled(values);
     if repetitions.len() < FEWEST {
         return None;
@@ -177,7 +177,7 @@ pub fn confidence(values: &Clusters, how: &How) -> Option<Interval> {
 
 /// Compares by drawing the same repetitions for both; `None` if no repetition has both.
 #[must_use]
-pub fn compare(values: &Clusters, baseline: &Clusters, how: &How) -> Option<Comparison> {
+pub fn compare(values: &Clusters, baseline: &Clusters, how: &Resampling) -> Option<Comparison> {
     let filled_there = |repetition: &u32| {
         let there = baseline.get(repetition);
         there.is_some_and(|values| !values.is_empty())
@@ -410,8 +410,8 @@ mod tests {
         }
     }
 
-    fn how(seed: u64) -> How {
-        How {
+    fn resampling(seed: u64) -> Resampling {
+        Resampling {
             statistic: Statistic::Median,
             seed,
             resamples: RESAMPLES,
@@ -428,8 +428,8 @@ mod tests {
     fn an_interval_holds_its_median_and_narrows_with_repetitions() {
         let few = clusters((0..10).map(|value| f64::from(value * 37 % 10)));
         let many = clusters((0..200).map(|value| f64::from(value * 37 % 10)));
-        let few = confidence(&few, &how(1)).unwrap();
-        let many = confidence(&many, &how(1)).unwrap();
+        let few = confidence(&few, &resampling(1)).unwrap();
+        let many = confidence(&many, &resampling(1)).unwrap();
         assert!(few.low <= 4.5 && 4.5 <= few.high, "{few:?}");
         assert!(
             many.high - many.low < few.high - few.low,
@@ -440,7 +440,7 @@ mod tests {
     #[test]
     fn the_interval_of_a_median_is_near_the_exact_one_of_order_statistics() {
         // For 1..=99 the exact 95 % interval is (x₄₀, x₆₀).
-        let interval = confidence(&clusters((1..=99).map(f64::from)), &how(7)).unwrap();
+        let interval = confidence(&clusters((1..=99).map(f64::from)), &resampling(7)).unwrap();
         assert!((interval.low - 40.0).abs() <= 2.0, "{interval:?}");
         assert!((interval.high - 60.0).abs() <= 2.0, "{interval:?}");
     }
@@ -451,7 +451,7 @@ mod tests {
         let mut uniform = || unit(random.bits());
         let hits = (0..200).filter(|seed| {
             let values = clusters((0..25).map(|_| uniform()));
-            let interval = confidence(&values, &how(*seed)).unwrap();
+            let interval = confidence(&values, &resampling(*seed)).unwrap();
             interval.low <= 0.5 && 0.5 <= interval.high
         });
         let hits = hits.count();
@@ -465,13 +465,19 @@ mod tests {
             .iter()
             .map(|(key, values)| (*key, values.repeat(10)))
             .collect();
-        assert_eq!(confidence(&single, &how(3)), confidence(&tenfold, &how(3)));
+        assert_eq!(
+            confidence(&single, &resampling(3)),
+            confidence(&tenfold, &resampling(3))
+        );
     }
 
     #[test]
     fn the_same_seed_gives_the_same_interval() {
         let values = clusters((0..20).map(|value| f64::from(value).sin()));
-        assert_eq!(confidence(&values, &how(9)), confidence(&values, &how(9)));
+        assert_eq!(
+            confidence(&values, &resampling(9)),
+            confidence(&values, &resampling(9))
+        );
         let draws = |seed| draw(&mut SplitMix::new(seed), 20);
         assert_ne!(draws(9), draws(10));
     }
@@ -479,8 +485,8 @@ mod tests {
     #[test]
     fn five_repetitions_allow_no_statement() {
         let values = clusters([1.0, 2.0, 3.0, 4.0, 5.0]);
-        assert_eq!(confidence(&values, &how(1)), None);
-        let comparison = compare(&values, &values, &how(1)).unwrap();
+        assert_eq!(confidence(&values, &resampling(1)), None);
+        let comparison = compare(&values, &values, &resampling(1)).unwrap();
         assert_eq!((comparison.ratio, comparison.p), (Some(1.0), None));
     }
 
@@ -492,7 +498,7 @@ mod tests {
             .iter()
             .map(|(key, values)| (*key, vec![values[0] * 1.1]))
             .collect();
-        let comparison = compare(&slower, &base, &how(1)).unwrap();
+        let comparison = compare(&slower, &base, &resampling(1)).unwrap();
         let interval = comparison.interval.unwrap();
         assert!((interval.low - 1.1).abs() < 1e-9 && (interval.high - 1.1).abs() < 1e-9);
         assert!(comparison.p.unwrap() < 0.01);
@@ -503,11 +509,11 @@ mod tests {
         // Six pairs that all point one way, their ranges overlapping: 2 of 64 ways.
         let base = clusters((1..=6).map(f64::from));
         let slower = clusters((1..=6).map(|value| f64::from(value) + 0.5));
-        let p = compare(&slower, &base, &how(1)).unwrap().p.unwrap();
+        let p = compare(&slower, &base, &resampling(1)).unwrap().p.unwrap();
         assert!((p - 2.0 / 64.0).abs() < 1e-3, "{p}");
         // All of one beyond all of the other: 2 of 924 ways.
         let far = clusters((1..=6).map(|value| f64::from(value) + 50.0));
-        let p = compare(&far, &base, &how(1)).unwrap().p.unwrap();
+        let p = compare(&far, &base, &resampling(1)).unwrap().p.unwrap();
         assert!((p - 2.0 / 924.0).abs() < 1e-3, "{p}");
     }
 
@@ -519,9 +525,9 @@ mod tests {
         for seed in 0..200 {
             let one = clusters((0..8).map(|_| uniform()));
             let other = clusters((0..8).map(|_| uniform()));
-            let how = How {
+            let how = Resampling {
                 resamples: 400,
-                ..how(seed)
+                ..resampling(seed)
             };
             let p = compare(&one, &other, &how).and_then(|comparison| comparison.p);
             claimed += usize::from(p.unwrap() <= 0.05);
@@ -533,7 +539,7 @@ mod tests {
     fn equal_subjects_show_no_difference() {
         let base = clusters((0..20).map(|place| f64::from(place * 7 % 20)));
         let other = clusters((0..20).map(|place| f64::from(place * 3 % 20)));
-        let comparison = compare(&other, &base, &how(1)).unwrap();
+        let comparison = compare(&other, &base, &resampling(1)).unwrap();
         let interval = comparison.interval.unwrap();
         assert!(interval.low < 1.0 && 1.0 < interval.high, "{interval:?}");
         assert!(comparison.p.unwrap() > 0.2);
@@ -542,7 +548,7 @@ mod tests {
     #[test]
     fn a_baseline_of_zero_has_no_ratio_but_a_difference() {
         let base = clusters([0.0; 10]);
-        let comparison = compare(&clusters([0.5; 10]), &base, &how(1)).unwrap();
+        let comparison = compare(&clusters([0.5; 10]), &base, &resampling(1)).unwrap();
         assert_eq!((comparison.ratio, comparison.interval), (None, None));
         assert_eq!(comparison.difference, 0.5);
         assert!(comparison.p.unwrap() < 0.01);
@@ -554,12 +560,12 @@ mod tests {
         let never = clusters([0.0; 40]);
         assert_eq!(center(&fails, Statistic::Median), Some(0.0));
         assert_eq!(center(&fails, Statistic::Mean), Some(0.25));
-        let mean = How {
+        let mean = Resampling {
             statistic: Statistic::Mean,
-            ..how(1)
+            ..resampling(1)
         };
         assert!(compare(&fails, &never, &mean).unwrap().p.unwrap() < 0.01);
-        assert!(compare(&fails, &never, &how(1)).unwrap().p.unwrap() > 0.5);
+        assert!(compare(&fails, &never, &resampling(1)).unwrap().p.unwrap() > 0.5);
         // The exact binomial interval of 10 of 40 is 0.127 to 0.412.
         let interval = confidence(&fails, &mean).unwrap();
         assert!((interval.low - 0.127).abs() < 0.04 && (interval.high - 0.412).abs() < 0.04);
@@ -589,7 +595,7 @@ mod tests {
     fn without_a_common_repetition_nothing_is_compared() {
         let one = [(1, vec![1.0])].into();
         let other = [(2, vec![1.0])].into();
-        assert_eq!(compare(&one, &other, &how(1)), None);
+        assert_eq!(compare(&one, &other, &resampling(1)), None);
     }
 
     proptest! {
@@ -611,9 +617,9 @@ mod tests {
             values in prop::collection::vec(1.0..1e3_f64, 6..20),
             factor in 0.1..10.0_f64,
         ) {
-            let one = confidence(&clusters(values.clone()), &how(4)).unwrap();
+            let one = confidence(&clusters(values.clone()), &resampling(4)).unwrap();
             let scaled = clusters(values.iter().map(|value| value * factor));
-            let other = confidence(&scaled, &how(4)).unwrap();
+            let other = confidence(&scaled, &resampling(4)).unwrap();
             prop_assert!((one.low * factor - other.low).abs() < 1e-6);
             prop_assert!((one.high * factor - other.high).abs() < 1e-6);
         }

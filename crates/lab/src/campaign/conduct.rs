@@ -13,15 +13,15 @@ use std::{
 use super::{
     Directory, Execute, Stop,
     directory::{keep, remove, trouble},
-    plan::{Place, Plan, Source, everything},
-    progress::{Estimate, Progress, Told},
+    plan::{Plan, Planned, Source, everything},
+    progress::{Estimate, Event, Progress},
 };
 use crate::{
     analysis::analyse,
     errors::Failure,
     results::{
         metrics, parquet,
-        sample::{Whole, wholes},
+        sample::{WholeTransfer, whole_transfers},
         store::{Attempt, Finished, Run, Store, Verdict},
     },
     scenario::Gate,
@@ -93,7 +93,7 @@ pub(crate) struct Conduct<'a> {
 
 /// Attempts at a repetition so far.
 #[derive(Clone, Copy, Debug, Default)]
-struct Before {
+struct AttemptsBefore {
     /// The number of the last one.
     last: u32,
     /// Those that count towards the limits.
@@ -102,7 +102,7 @@ struct Before {
 }
 
 /// An attempt that is over.
-struct Tried {
+struct EndedAttempt {
     number: u32,
     directory: PathBuf,
     trial: Trial,
@@ -117,8 +117,8 @@ impl Conduct<'_> {
     /// Runs all repetitions that are not there.
     pub(crate) fn all(&mut self, execute: &mut dyn Execute) -> Result<Ended, Failure> {
         let over = super::over(&self.store)?;
-        let missing = |place: &&Place| !over.contains(&place.key.id());
-        let pending: Vec<&Place> = self.plan.places.iter().filter(missing).collect();
+        let missing = |place: &&Planned| !over.contains(&place.key.id());
+        let pending: Vec<&Planned> = self.plan.places.iter().filter(missing).collect();
         let scenario = &self.plan.campaign.scenario;
         self.progress
             .start(scenario, self.directory.root(), &self.tally);
@@ -134,7 +134,7 @@ impl Conduct<'_> {
 
     fn repetition<'k>(
         &mut self,
-        place: &Place,
+        place: &Planned,
         execute: &mut dyn Execute,
         rest: impl Iterator<Item = &'k crate::trial::Key>,
     ) -> Result<Ended, Failure> {
@@ -149,7 +149,7 @@ impl Conduct<'_> {
             self.tally.count_attempt(verdict);
             if !self.is_last(&mut before, verdict) {
                 self.put_aside(place, &tried)?;
-                self.progress.again(&told(place, &tried, tried.took, None));
+                self.progress.again(&event(place, &tried, tried.took, None));
                 continue;
             }
             self.finish(place, &tried)?;
@@ -158,13 +158,13 @@ impl Conduct<'_> {
             self.estimate.add(&place.key, took);
             let left = self.estimate.left(rest);
             self.progress
-                .over(&self.tally, &told(place, &tried, took, left));
+                .over(&self.tally, &event(place, &tried, took, left));
             return Ok(Ended::All);
         }
     }
 
-    fn before(&self, run: &str) -> Result<Before, Failure> {
-        let mut before = Before::default();
+    fn before(&self, run: &str) -> Result<AttemptsBefore, Failure> {
+        let mut before = AttemptsBefore::default();
         for attempt in self.store.attempts_of(run)? {
             before.last = before.last.max(attempt.number);
             match attempt.verdict {
@@ -177,7 +177,7 @@ impl Conduct<'_> {
     }
 
     /// Whether an attempt that ended so decides about its repetition.
-    fn is_last(&self, before: &mut Before, verdict: Verdict) -> bool {
+    fn is_last(&self, before: &mut AttemptsBefore, verdict: Verdict) -> bool {
         match verdict {
             Verdict::Ok => true,
             Verdict::Invalid => {
@@ -194,10 +194,10 @@ impl Conduct<'_> {
     /// One attempt; `None` if it was interrupted.
     fn attempt(
         &mut self,
-        place: &Place,
+        place: &Planned,
         number: u32,
         execute: &mut dyn Execute,
-    ) -> Result<Option<Tried>, Failure> {
+    ) -> Result<Option<EndedAttempt>, Failure> {
         if self.stop.is_set() {
             return Ok(None);
         }
@@ -218,7 +218,7 @@ impl Conduct<'_> {
         let took = begun.elapsed().as_secs_f64();
         let (report, mut judgement) = self.judged(report, &trial)?;
         let extra = analysed(&trial, report.as_ref(), &mut judgement);
-        Ok(Some(Tried {
+        Ok(Some(EndedAttempt {
             number,
             directory,
             trial,
@@ -261,7 +261,7 @@ impl Conduct<'_> {
     }
 
     /// Stores an attempt that decides nothing.
-    fn put_aside(&mut self, place: &Place, tried: &Tried) -> Result<(), Failure> {
+    fn put_aside(&mut self, place: &Planned, tried: &EndedAttempt) -> Result<(), Failure> {
         self.keep(place, tried, false)?;
         self.store.put_attempt(&self.row(place, tried))?;
         (self.step)("attempt stored")?;
@@ -269,7 +269,7 @@ impl Conduct<'_> {
     }
 
     /// Stores a repetition with its last attempt.
-    fn finish(&mut self, place: &Place, tried: &Tried) -> Result<(), Failure> {
+    fn finish(&mut self, place: &Planned, tried: &EndedAttempt) -> Result<(), Failure> {
         let run = place.key.id();
         self.keep(place, tried, true)?;
         let report = tried.report.as_ref();
@@ -300,7 +300,7 @@ impl Conduct<'_> {
         remove(&tried.directory)
     }
 
-    fn keep(&self, place: &Place, tried: &Tried, last: bool) -> Result<(), Failure> {
+    fn keep(&self, place: &Planned, tried: &EndedAttempt, last: bool) -> Result<(), Failure> {
         (self.step)("attempt made")?;
         let to = self.directory.kept(&place.key.id(), tried.number);
         let what = self.plan.keeps(last);
@@ -308,7 +308,7 @@ impl Conduct<'_> {
         (self.step)("files kept")
     }
 
-    fn row(&self, place: &Place, tried: &Tried) -> Attempt {
+    fn row(&self, place: &Planned, tried: &EndedAttempt) -> Attempt {
         let report = tried.report.as_ref();
         Attempt {
             run: place.key.id(),
@@ -328,8 +328,13 @@ impl Conduct<'_> {
     }
 }
 
-fn told<'a>(place: &'a Place, tried: &'a Tried, took: f64, left: Option<f64>) -> Told<'a> {
-    Told {
+fn event<'a>(
+    place: &'a Planned,
+    tried: &'a EndedAttempt,
+    took: f64,
+    left: Option<f64>,
+) -> Event<'a> {
+    Event {
         place,
         attempt: tried.number,
         judgement: &tried.judgement,
@@ -394,7 +399,7 @@ pub(crate) fn judge(report: &Report, workloads: &[workload::Plan], gate: &Gate) 
     if let Outcome::Failed { doing, why, log } = &report.outcome {
         return Judgement::failed(doing, why, log);
     }
-    let wholes = wholes(&report.transfers);
+    let wholes = whole_transfers(&report.transfers);
     let mut needed = workloads.iter().filter(|plan| !plan.may_fail);
     if let Some((doing, why)) = needed.find_map(|plan| fruitless(plan, report, &wholes)) {
         return Judgement::failed(&doing, &why, "");
@@ -414,7 +419,11 @@ pub(crate) fn judge(report: &Report, workloads: &[workload::Plan], gate: &Gate) 
 
 /// What was being done and why it came to nothing, if no transfer of a workload succeeded. One whose transfers failed in part has figures, and
 /// the share of those that failed is one of them.
-fn fruitless(plan: &workload::Plan, report: &Report, wholes: &[Whole]) -> Option<(String, String)> {
+fn fruitless(
+    plan: &workload::Plan,
+    report: &Report,
+    wholes: &[WholeTransfer],
+) -> Option<(String, String)> {
     let own = || wholes.iter().filter(|whole| whole.workload == plan.name);
     let (count, fruitless) = (own().count(), own().all(|whole| whole.failed));
     let error = most_frequent(plan, report).filter(|_| fruitless)?;

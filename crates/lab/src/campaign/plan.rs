@@ -72,7 +72,7 @@ impl Source for Scenario {
 
 /// A repetition and its place in the campaign's order.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct Planned {
     /// From 1, over all shards.
     pub(crate) number: u64,
     pub(crate) key: Key,
@@ -82,7 +82,7 @@ pub(crate) struct Place {
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) campaign: Campaign,
-    pub(crate) places: Vec<Place>,
+    pub(crate) places: Vec<Planned>,
     pub(crate) keep: Keep,
     /// Everything is kept of every attempt.
     pub(crate) keep_all: bool,
@@ -101,7 +101,7 @@ impl Plan {
             .zip(&keys)
             .zip(shard.filter(&keys))
             .filter(|((_, key), mine)| *mine && choice.holds(key))
-            .map(|((number, key), _)| Place {
+            .map(|((number, key), _)| Planned {
                 number,
                 key: key.clone(),
             })
@@ -202,7 +202,7 @@ fn write_plan(
     json: bool,
 ) -> io::Result<()> {
     for place in &plan.places {
-        let Place { number, key } = place;
+        let Planned { number, key } = place;
         let done = there.contains(&key.id());
         if json {
             let line = serde_json::json!({
@@ -218,7 +218,7 @@ fn write_plan(
     if json {
         return Ok(());
     }
-    let ours = |place: &&Place| there.contains(&place.key.id());
+    let ours = |place: &&Planned| there.contains(&place.key.id());
     let count = plan.places.iter().filter(ours).count();
     let (of, out) = (plan.places.len(), out.display());
     writeln!(to, "{count} of {of} repetitions are there ({out})")

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::{
     conduct::{Judgement, Tally},
-    plan::Place,
+    plan::Planned,
 };
 use crate::{results::store::Verdict, trial::Key};
 
@@ -22,8 +22,8 @@ const SHOWN: usize = 2000;
 
 /// A repetition that is over, or an attempt that decides nothing.
 #[derive(Clone, Debug)]
-pub(crate) struct Told<'a> {
-    pub(crate) place: &'a Place,
+pub(crate) struct Event<'a> {
+    pub(crate) place: &'a Planned,
     pub(crate) attempt: u32,
     pub(crate) judgement: &'a Judgement,
     pub(crate) took: f64,
@@ -67,7 +67,7 @@ impl Progress {
     }
 
     /// An attempt begins.
-    pub(crate) fn attempt(&mut self, place: &Place, attempt: u32) {
+    pub(crate) fn attempt(&mut self, place: &Planned, attempt: u32) {
         if let Self::Bar(bar) = self {
             let again = match attempt {
                 1 => String::new(),
@@ -78,32 +78,32 @@ impl Progress {
     }
 
     /// An attempt did not go well, and there will be another one.
-    pub(crate) fn again(&mut self, told: &Told<'_>) {
+    pub(crate) fn again(&mut self, event: &Event<'_>) {
         match self {
-            Self::Bar(bar) => bar.println(sentence(told)),
-            Self::Lines(_) => self.line(&event("attempt", told)),
+            Self::Bar(bar) => bar.println(sentence(event)),
+            Self::Lines(_) => self.line(&event_json("attempt", event)),
         }
-        self.log(told);
+        self.log(event);
     }
 
     /// A repetition is over.
-    pub(crate) fn over(&mut self, tally: &Tally, told: &Told<'_>) {
+    pub(crate) fn over(&mut self, tally: &Tally, event: &Event<'_>) {
         match self {
             Self::Bar(bar) => {
                 bar.set_position(tally.there() as u64);
-                bar.set_prefix(left(told.left));
-                if told.judgement.verdict != Verdict::Ok {
-                    bar.println(sentence(told));
+                bar.set_prefix(left(event.left));
+                if event.judgement.verdict != Verdict::Ok {
+                    bar.println(sentence(event));
                 }
             }
             Self::Lines(_) => {
-                let mut line = event("run", told);
+                let mut line = event_json("run", event);
                 line["n"] = tally.there().into();
                 line["of"] = tally.of.into();
                 self.line(&line);
             }
         }
-        self.log(told);
+        self.log(event);
     }
 
     /// All repetitions are over.
@@ -140,11 +140,11 @@ impl Progress {
     }
 
     /// Shows the log of an attempt that failed.
-    fn log(&mut self, told: &Told<'_>) {
-        if told.judgement.verdict != Verdict::Failed || told.judgement.log.is_empty() {
+    fn log(&mut self, event: &Event<'_>) {
+        if event.judgement.verdict != Verdict::Failed || event.judgement.log.is_empty() {
             return;
         }
-        let log = end(&told.judgement.log);
+        let log = end(&event.judgement.log);
         let text = format!("--- the end of its log ---\n{log}\n---");
         match self {
             Self::Bar(bar) => bar.println(text),
@@ -164,12 +164,12 @@ fn speak(to: &mut dyn Write, text: &str) {
     writeln!(to, "{text}").and_then(|()| to.flush()).ok();
 }
 
-fn event(name: &str, told: &Told<'_>) -> Value {
-    let key = &told.place.key;
+fn event_json(name: &str, event: &Event<'_>) -> Value {
+    let key = &event.place.key;
     json!({
-        "event": name, "id": key.id(), "place": told.place.number, "case": key.case, "subject": key.subject,
-        "repetition": key.repetition, "attempt": told.attempt, "verdict": told.judgement.verdict,
-        "why": told.judgement.why, "took_s": milliseconds(told.took), "eta_s": told.left.map(f64::round),
+        "event": name, "id": key.id(), "place": event.place.number, "case": key.case, "subject": key.subject,
+        "repetition": key.repetition, "attempt": event.attempt, "verdict": event.judgement.verdict,
+        "why": event.judgement.why, "took_s": milliseconds(event.took), "eta_s": event.left.map(f64::round),
     })
 }
 
@@ -177,13 +177,13 @@ fn milliseconds(seconds: f64) -> f64 {
     (seconds * 1000.0).round() / 1000.0
 }
 
-fn sentence(told: &Told<'_>) -> String {
+fn sentence(event: &Event<'_>) -> String {
     format!(
         "{}, attempt {}: {}: {}",
-        name(&told.place.key),
-        told.attempt,
-        told.judgement.verdict,
-        told.judgement.why
+        name(&event.place.key),
+        event.attempt,
+        event.judgement.verdict,
+        event.judgement.why
     )
 }
 

@@ -8,8 +8,8 @@ use super::{
     metric::Better,
 };
 use crate::analysis::statistics::{
-    Comparison, FEWEST, How, Interval, RESAMPLES, Statistic, center, compare, confidence, holm,
-    quantile_of_sorted, sorted,
+    Comparison, FEWEST, Interval, RESAMPLES, Resampling, Statistic, center, compare, confidence,
+    holm, quantile_of_sorted, sorted,
 };
 
 /// The probability below which a difference is called one.
@@ -136,7 +136,7 @@ pub(super) fn judge(data: &Data, baseline: Option<usize>) -> Judgement {
 fn summary(data: &Data, place: Place) -> Option<Summary> {
     let values = sorted(&data.values(place));
     let clusters = data.clusters(place);
-    let how = how(data, (place, None), RESAMPLES);
+    let how = resampling(data, (place, None), RESAMPLES);
     Some(Summary {
         n: values.len(),
         repetitions: clusters.len(),
@@ -254,7 +254,7 @@ fn decide<'a>(data: &Data, pairs: &'a [Pair], resamples: usize) -> Vec<(&'a Pair
             } else {
                 resamples
             };
-            let how = how(data, (pair.one, Some(pair.other)), resamples);
+            let how = resampling(data, (pair.one, Some(pair.other)), resamples);
             Some((pair, compare(&one, &other, &how)?))
         })
         .collect();
@@ -297,9 +297,13 @@ fn standing(
 }
 
 /// How a place is resampled, alone or against another.
-pub(super) fn how(data: &Data, (one, other): (Place, Option<Place>), resamples: usize) -> How {
+pub(super) fn resampling(
+    data: &Data,
+    (one, other): (Place, Option<Place>),
+    resamples: usize,
+) -> Resampling {
     let measure = data.measures.get(one.measure);
-    How {
+    Resampling {
         statistic: measure.map_or(Statistic::Median, |measure| measure.meaning.statistic),
         seed: seed(data, one, other),
         resamples,
@@ -308,7 +312,7 @@ pub(super) fn how(data: &Data, (one, other): (Place, Option<Place>), resamples: 
 
 /// From the campaign's seed and the names: adding a subject or a metric changes no other one's interval.
 fn seed(data: &Data, one: Place, other: Option<Place>) -> u64 {
-    let mut text = data.tell(one.case);
+    let mut text = data.case_title(one.case);
     if let Some(measure) = data.measures.get(one.measure) {
         text += &measure.title();
     }

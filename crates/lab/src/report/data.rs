@@ -312,7 +312,7 @@ impl Data {
     }
 
     /// A case in words: only what differs between cases. Empty if there is but one.
-    pub(super) fn tell(&self, case: usize) -> String {
+    pub(super) fn case_title(&self, case: usize) -> String {
         let Some(case) = self.cases.get(case) else {
             return String::new();
         };

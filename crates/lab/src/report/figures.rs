@@ -12,7 +12,7 @@ use super::{
     lines,
     metric::Unit,
     plots,
-    render::{self, Place as SvgPlace, svg},
+    render::{self, Target, svg},
     scene::Scene,
 };
 use crate::{
@@ -152,7 +152,7 @@ impl Figures {
     /// One for each case.
     fn add_distributions(&mut self, data: &Data, (measure, of): (usize, &Measure), unit: Unit) {
         for case in data.cases_of(measure) {
-            let title = format!("ecdf {} {}", of.title(), data.tell(case));
+            let title = format!("ecdf {} {}", of.title(), data.case_title(case));
             let scene = plots::ecdf_plot(data, measure, case, unit);
             self.add(&title, Kind::Ecdf, Some(measure), scene);
         }
@@ -210,7 +210,7 @@ pub(super) fn write(figures: &[Figure], directory: &Path) -> Result<(), Failure>
 
 fn write_one(figure: &Figure, folder: &Path) -> io::Result<()> {
     let path = |end: &str| folder.join(format!("{}.{end}", figure.name));
-    fs::write(path("svg"), svg(&figure.scene, SvgPlace::File))?;
+    fs::write(path("svg"), svg(&figure.scene, Target::File))?;
     render::png(&figure.scene, &path("png"))
 }
 

@@ -1,14 +1,14 @@
 //! What papers found and what is asked of a subject, beside our figures that they speak of.
 
 use super::{
-    compare::{Judgement, how},
+    compare::{Judgement, resampling},
     data::{Data, Place},
     metric::{Unit, factor, meaning},
     page::{Source, heads, table},
-    render::{escape, row, said, tag},
+    render::{escape, row, tag, text_tag},
 };
 use crate::{
-    analysis::statistics::{How, Interval, Statistic, center, compare, confidence},
+    analysis::statistics::{Interval, Resampling, Statistic, center, compare, confidence},
     scenario::Finding,
 };
 
@@ -118,10 +118,10 @@ impl Asking<'_> {
         }
         let other = self.other(place).filter(|other| *other != place)?;
         let values = (self.data.clusters(place), self.data.clusters(other));
-        let comparison = compare(&values.0, &values.1, &self.how(place, Some(other)))?;
+        let comparison = compare(&values.0, &values.1, &self.resampling(place, Some(other)))?;
         let beside = match &self.finding.relative_to {
             Some(_) => self.data.label(other.subject).to_owned(),
-            None => self.data.tell(other.case),
+            None => self.data.case_title(other.case),
         };
         let name = format!("{}, ratio to {beside}", self.name(place)?);
         let n = comparison.pairs;
@@ -129,7 +129,7 @@ impl Asking<'_> {
     }
 
     fn alone(&self, place: Place) -> Option<Ours> {
-        let (values, how) = (self.data.clusters(place), self.how(place, None));
+        let (values, how) = (self.data.clusters(place), self.resampling(place, None));
         let n = values.values().map(Vec::len).sum();
         let value = center(&values, how.statistic)?;
         Some(told(
@@ -164,13 +164,13 @@ impl Asking<'_> {
     }
 
     /// As the page resamples it elsewhere, so that the same figure has the same interval.
-    fn how(&self, place: Place, other: Option<Place>) -> How {
+    fn resampling(&self, place: Place, other: Option<Place>) -> Resampling {
         let resamples = match other {
             Some(_) => self.resamples,
             None => crate::analysis::statistics::RESAMPLES,
         };
-        let how = how(self.data, (place, other), resamples);
-        How {
+        let how = resampling(self.data, (place, other), resamples);
+        Resampling {
             statistic: statistic(self.finding).unwrap_or(how.statistic),
             ..how
         }
@@ -181,7 +181,7 @@ impl Asking<'_> {
         let parts = [
             self.data.label(place.subject).to_owned(),
             workload.unwrap_or_default(),
-            self.data.tell(place.case),
+            self.data.case_title(place.case),
         ];
         let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
         Some(parts.join(" · "))
@@ -213,7 +213,7 @@ pub(super) fn goals_section(source: &Source<'_>) -> String {
     }
     let heads = heads(&["Asked", "Bound", "Met", "Ours"]);
     let note = "\"Not for certain\": the 95 % interval crosses the bound, or there are too few repetitions for one.";
-    table("table class=\"paper\"", &heads, rows) + &said("p class=\"note\"", note)
+    table("table class=\"paper\"", &heads, rows) + &text_tag("p class=\"note\"", note)
 }
 
 fn goal_line(source: &Source<'_>, finding: &Finding) -> String {
@@ -225,14 +225,14 @@ fn goal_line(source: &Source<'_>, finding: &Finding) -> String {
     ours.sort_by_key(|ours| is_met(finding, ours));
     let list: String = ours.iter().map(|ours| item(finding, ours, unit)).collect();
     let list = if ours.is_empty() {
-        said("span class=\"quiet\"", "not measured so far")
+        text_tag("span class=\"quiet\"", "not measured so far")
     } else {
         tag("ul class=\"ours\"", &list)
     };
     row(&[
-        said("td class=\"text\"", &finding.text),
-        said("td class=\"figure\"", &figure(finding, unit)),
-        said(
+        text_tag("td class=\"text\"", &finding.text),
+        text_tag("td class=\"figure\"", &figure(finding, unit)),
+        text_tag(
             "td class=\"figure\"",
             if ours.is_empty() { "–" } else { &of },
         ),
@@ -246,7 +246,7 @@ fn is_met(finding: &Finding, ours: &Ours) -> bool {
 
 fn item(finding: &Finding, ours: &Ours, unit: Unit) -> String {
     let words = outcome(finding, ours).words();
-    let words = said("span class=\"agrees\"", words);
+    let words = text_tag("span class=\"agrees\"", words);
     tag("li", &(told_ours(ours, unit) + &words))
 }
 
@@ -282,21 +282,21 @@ fn finding_line(source: &Source<'_>, finding: &Finding) -> String {
     let comparable = foreign.is_none();
     let one = |ours: &Ours| {
         let agrees = agrees(finding, ours).filter(|_| comparable);
-        let agrees = agrees.map(|words| said("span class=\"agrees\"", &words));
+        let agrees = agrees.map(|words| text_tag("span class=\"agrees\"", &words));
         tag("li", &(told_ours(ours, unit) + &agrees.unwrap_or_default()))
     };
     let mut list: String = ours.iter().take(SHOWN).map(one).collect();
     if ours.len() > SHOWN {
-        list += &said("li", &format!("and {} more", ours.len() - SHOWN));
+        list += &text_tag("li", &format!("and {} more", ours.len() - SHOWN));
     }
     let list = if ours.is_empty() {
-        said("span class=\"quiet\"", missing(finding))
+        text_tag("span class=\"quiet\"", missing(finding))
     } else {
         tag("ul class=\"ours\"", &list)
     };
     row(&[
-        said("td class=\"text\"", &finding.text),
-        said("td class=\"figure\"", &figure),
+        text_tag("td class=\"text\"", &finding.text),
+        text_tag("td class=\"figure\"", &figure),
         tag("td", &list),
     ])
 }
@@ -306,14 +306,16 @@ pub(super) fn figure(finding: &Finding, unit: Unit) -> String {
     match (finding.value, finding.low, finding.high) {
         (Some(value), Some(low), Some(high)) => format!(
             "{} ({} – {})",
-            unit.tell_fully(value),
-            unit.tell(low),
-            unit.tell(high)
+            unit.format_with_unit(value),
+            unit.format(low),
+            unit.format(high)
         ),
-        (Some(value), _, _) => unit.tell_fully(value),
-        (None, Some(low), Some(high)) => format!("{} – {}", unit.tell(low), unit.tell_fully(high)),
-        (None, Some(low), None) => format!("at least {}", unit.tell_fully(low)),
-        (None, None, Some(high)) => format!("at most {}", unit.tell_fully(high)),
+        (Some(value), _, _) => unit.format_with_unit(value),
+        (None, Some(low), Some(high)) => {
+            format!("{} – {}", unit.format(low), unit.format_with_unit(high))
+        }
+        (None, Some(low), None) => format!("at least {}", unit.format_with_unit(low)),
+        (None, None, Some(high)) => format!("at most {}", unit.format_with_unit(high)),
         (None, None, None) => "–".to_owned(),
     }
 }
@@ -327,14 +329,14 @@ fn missing(finding: &Finding) -> &'static str {
 
 pub(super) fn told_ours(ours: &Ours, unit: Unit) -> String {
     let interval = match (ours.low, ours.high) {
-        (Some(low), Some(high)) => format!(" [{} – {}]", unit.tell(low), unit.tell(high)),
+        (Some(low), Some(high)) => format!(" [{} – {}]", unit.format(low), unit.format(high)),
         _ => String::new(),
     };
-    let value = said("b", &unit.tell_fully(ours.value));
+    let value = text_tag("b", &unit.format_with_unit(ours.value));
     format!(
         "{value}{} {}",
         escape(&interval),
-        said("small", &format!("{}, n = {}", ours.name, ours.n))
+        text_tag("small", &format!("{}, n = {}", ours.name, ours.n))
     )
 }
 

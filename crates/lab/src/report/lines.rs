@@ -307,7 +307,7 @@ fn draw_line(
         let hint = format!(
             "{}: {}, n = {}",
             data.label(*subject),
-            unit.tell_fully(summary.center),
+            unit.format_with_unit(summary.center),
             summary.n
         );
         scene.dot(at, 4.0, paint, &hint);

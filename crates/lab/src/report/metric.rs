@@ -170,14 +170,14 @@ impl Unit {
     }
 
     /// A stored value in this unit, without its name.
-    pub(super) fn tell(self, value: f64) -> String {
+    pub(super) fn format(self, value: f64) -> String {
         digits(value * self.factor)
     }
 
     /// A stored value in this unit, with its name.
-    pub(super) fn tell_fully(self, value: f64) -> String {
+    pub(super) fn format_with_unit(self, value: f64) -> String {
         let gap = if self.name.is_empty() { "" } else { "\u{202f}" };
-        format!("{}{gap}{}", self.tell(value), self.name)
+        format!("{}{gap}{}", self.format(value), self.name)
     }
 }
 
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn times_are_told_in_the_unit_of_their_size() {
-        assert_eq!(Quantity::Seconds.unit(0.02).tell(0.0213), "21.3");
+        assert_eq!(Quantity::Seconds.unit(0.02).format(0.0213), "21.3");
         assert_eq!(Quantity::Seconds.unit(3.0).name, "s");
         assert_eq!(Quantity::BitsPerSecond.unit(9.65e6).name, "Mbit/s");
     }

@@ -1,6 +1,6 @@
 //! The page: one file, no script, nothing from elsewhere. Verdict first, then what stands behind it.
 //!
-//! Its markup is made by a few functions (`tag`, `said`, `row`), not by templates: nearly every line of it decides something, so that templates
+//! Its markup is made by a few functions (`tag`, `text_tag`, `row`), not by templates: nearly every line of it decides something, so that templates
 //! would need a value for each cell beside the same decisions. `escape` is in one place, and a test sends hostile text through all of it.
 
 mod validity;
@@ -14,7 +14,7 @@ use super::{
     figures::{Figure, Kind, unit},
     metric::{count, digits, factor, span},
     recognise::Answer,
-    render::{self, escape, row, said, svg, tag},
+    render::{Target, escape, row, svg, tag, text_tag},
     scene::{DARK, LIGHT},
 };
 use crate::{
@@ -95,7 +95,7 @@ pub(super) fn page(source: &Source<'_>) -> String {
         escape(&campaign.scenario),
         style(),
         header(source),
-        said(
+        text_tag(
             "footer",
             &format!("hoplite-lab {}", env!("CARGO_PKG_VERSION"))
         ),
@@ -115,14 +115,19 @@ fn style() -> String {
 
 fn header(source: &Source<'_>) -> String {
     let campaign = &source.data.campaign;
-    let mut head = said("p class=\"eyebrow\"", "hoplite-lab report");
-    head += &said("h1", &campaign.scenario);
+    let mut head = text_tag("p class=\"eyebrow\"", "hoplite-lab report");
+    head += &text_tag("h1", &campaign.scenario);
     if !campaign.summary.is_empty() {
-        head += &said("p class=\"summary\"", &campaign.summary);
+        head += &text_tag("p class=\"summary\"", &campaign.summary);
     }
     let facts = facts(source).into_iter();
     let facts: String = facts
-        .map(|(value, name)| tag("li", &format!("{} {}", said("b", &value), escape(&name))))
+        .map(|(value, name)| {
+            tag(
+                "li",
+                &format!("{} {}", text_tag("b", &value), escape(&name)),
+            )
+        })
         .collect();
     tag("header", &(head + &tag("ul class=\"facts\"", &facts)))
 }
@@ -176,7 +181,7 @@ pub(super) fn table(element: &str, head: &str, rows: impl IntoIterator<Item = St
 
 /// A head of columns with these names.
 pub(super) fn heads(names: &[&str]) -> String {
-    let cells = names.iter().map(|name| said("th scope=\"col\"", name));
+    let cells = names.iter().map(|name| text_tag("th scope=\"col\"", name));
     row(&cells.collect::<Vec<_>>())
 }
 
@@ -197,7 +202,7 @@ fn chip(name: &str, series: usize) -> String {
 /// Something to unfold.
 pub(super) fn details(title: &str, content: &str, open: bool) -> String {
     let head = if open { "details open" } else { "details" };
-    tag(head, &format!("{}{content}", said("summary", title)))
+    tag(head, &format!("{}{content}", text_tag("summary", title)))
 }
 
 /// `3 cases`, with its verb.
@@ -226,7 +231,7 @@ fn card(source: &Source<'_>, measure: usize) -> String {
     let families = data.run_families();
     let head = verdict::head(data, source.judgement, &families);
     let line = |case: &usize| {
-        let mut cells = vec![said("th scope=\"row\"", &data.tell(*case))];
+        let mut cells = vec![text_tag("th scope=\"row\"", &data.case_title(*case))];
         let one = |family: &usize| verdict::one(source, measure, *case, *family);
         cells.extend(families.iter().map(one));
         row(&cells)
@@ -242,7 +247,7 @@ fn card(source: &Source<'_>, measure: usize) -> String {
     cases.sort_unstable();
     cases.dedup();
     let table = table("table class=\"glance\"", &head, cases.iter().map(line));
-    said("h3", &of.title()) + &table
+    text_tag("h3", &of.title()) + &table
 }
 
 /// Up to so many distributions are unfolded.
@@ -278,7 +283,7 @@ fn one(source: &Source<'_>, measure: usize) -> String {
         return String::new();
     }
     let title = source.data.measures.get(measure).map(Measure::title);
-    let mut content = said("h3", &title.unwrap_or_default());
+    let mut content = text_tag("h3", &title.unwrap_or_default());
     content += &figures(Kind::Lines { first: true })
         .map(figure)
         .collect::<String>();
@@ -314,7 +319,7 @@ fn figure(figure: &Figure) -> String {
         kind,
         &format!(
             "{}{}",
-            svg(&figure.scene, render::Place::Page),
+            svg(&figure.scene, Target::Page),
             tag("figcaption", &(escape(&figure.caption) + " " + &links))
         ),
     )
@@ -375,7 +380,7 @@ fn measure_table(source: &Source<'_>, measure: usize) -> String {
         .iter()
         .map(|(name, hint, number)| {
             let class = if *number { " class=\"n\"" } else { "" };
-            said(&format!("th scope=\"col\"{class} title=\"{hint}\""), name)
+            text_tag(&format!("th scope=\"col\"{class} title=\"{hint}\""), name)
         })
         .collect();
     let rows = judgement
@@ -394,19 +399,19 @@ fn line(source: &Source<'_>, place: Place, summary: &Summary, with_case: bool) -
         .get(&(place.case, place.subject))
         .copied()
         .unwrap_or_default();
-    let number = |text: &str| said("td class=\"n\"", text);
+    let number = |text: &str| text_tag("td class=\"n\"", text);
     let mut cells = Vec::new();
     if with_case {
-        cells.push(said("td class=\"words\"", &data.tell(place.case)));
+        cells.push(text_tag("td class=\"words\"", &data.case_title(place.case)));
     }
     let name = chip(data.label(place.subject), data.series(place.subject));
     cells.push(tag("th scope=\"row\"", &name));
-    cells.push(number(&unit.tell(summary.center)));
+    cells.push(number(&unit.format(summary.center)));
     let interval = summary
         .interval
         .map(|interval| verdict::range(unit, interval.low, interval.high));
     cells.push(number(&interval.unwrap_or_else(|| "–".to_owned())));
-    cells.push(number(&unit.tell(summary.p95)));
+    cells.push(number(&unit.format(summary.p95)));
     let failed = data.failed_transfers(place);
     for count in [
         summary.n,
@@ -422,14 +427,14 @@ fn line(source: &Source<'_>, place: Place, summary: &Summary, with_case: bool) -
 }
 
 fn ratio(source: &Source<'_>, place: Place) -> Vec<String> {
-    let number = |text: &str| said("td class=\"n\"", text);
+    let number = |text: &str| text_tag("td class=\"n\"", text);
     let Some(ratio) = source.judgement.ratios.get(&place) else {
         let word = if source.judgement.baseline == Some(place.subject) {
             "baseline"
         } else {
             ""
         };
-        return vec![number("–"), number("–"), number("–"), said("td", word)];
+        return vec![number("–"), number("–"), number("–"), text_tag("td", word)];
     };
     let comparison = &ratio.comparison;
     let told = comparison.ratio.map_or_else(|| "–".to_owned(), factor);
@@ -484,14 +489,14 @@ fn machine_section(source: &Source<'_>) -> String {
         let title = format!("Settings of the machine {}", machine.id);
         content += &facts_to_unfold(&title, machine.sysctls.clone());
     }
-    let file = said("pre", &campaign.source);
+    let file = text_tag("pre", &campaign.source);
     content + &details("The scenario's file, as it was read", &file, false)
 }
 
 /// Names and values.
 fn facts_table(facts: impl IntoIterator<Item = (String, String)>) -> String {
     let line = |(name, value): (String, String)| {
-        row(&[said("th scope=\"row\"", &name), said("td", &value)])
+        row(&[text_tag("th scope=\"row\"", &name), text_tag("td", &value)])
     };
     let rows: String = facts.into_iter().map(line).collect();
     tag("table class=\"facts\"", &tag("tbody", &rows))
@@ -545,14 +550,14 @@ fn binaries(source: &Source<'_>) -> String {
     }
     let heads = heads(&["Program", "Version", "SHA-256"]);
     let line = |binary: &crate::results::store::Binary| {
-        let hash = tag("td", &said("code", &binary.sha256));
+        let hash = tag("td", &text_tag("code", &binary.sha256));
         row(&[
-            said("th scope=\"row\"", &binary.name),
-            said("td", &binary.version),
+            text_tag("th scope=\"row\"", &binary.name),
+            text_tag("td", &binary.version),
             hash,
         ])
     };
-    said("h3", "Programs") + &table("table", &heads, binaries.iter().map(line))
+    text_tag("h3", "Programs") + &table("table", &heads, binaries.iter().map(line))
 }
 
 /// How the figures were made, in words.
@@ -569,7 +574,7 @@ fn method_section(source: &Source<'_>) -> String {
         "Processor time is that of the named process while the workloads ran, for each 10⁹ octets of payload moved.".to_owned(),
         "Resampling begins at the campaign's seed: the same results give the same page.".to_owned(),
     ];
-    let list: String = items.iter().map(|item| said("li", item)).collect();
+    let list: String = items.iter().map(|item| text_tag("li", item)).collect();
     tag("ul class=\"method\"", &list)
 }
 

@@ -74,7 +74,7 @@ struct Row {
 fn rows(data: &Data, measure: usize, cases: &[usize]) -> Vec<Row> {
     let mut rows = Vec::new();
     for case in cases {
-        let title = data.tell(*case);
+        let title = data.case_title(*case);
         if !title.is_empty() {
             rows.push(Row {
                 label: title,
@@ -136,7 +136,7 @@ impl Row {
             strip.draw(&spread);
         }
         if let Some(summary) = judgement.summaries.get(&place) {
-            let median = unit.tell_fully(summary.median);
+            let median = unit.format_with_unit(summary.median);
             let right = frame.left + frame.width + 10.0;
             scene.text(
                 (right, middle + 4.0),
@@ -189,7 +189,8 @@ impl<'v> Spread<'v> {
     }
 
     fn tell(&self, unit: Unit) -> String {
-        let [median, low, high] = [self.median, self.low, self.high].map(|v| unit.tell_fully(v));
+        let [median, low, high] =
+            [self.median, self.low, self.high].map(|v| unit.format_with_unit(v));
         let n = self.values.len();
         format!("median {median}, middle half {low} to {high}, n = {n}")
     }
@@ -214,7 +215,7 @@ impl Strip<'_> {
         }
         self.middle_half(spread);
         for value in spread.dots() {
-            let (at, hint) = (self.at(value), self.unit.tell_fully(value));
+            let (at, hint) = (self.at(value), self.unit.format_with_unit(value));
             self.scene.faint_dot(at, 2.6, self.paint, &hint);
         }
         self.upright(spread.median, 9.0, 3.4);
@@ -272,7 +273,7 @@ pub(super) fn ecdf_plot(data: &Data, measure: usize, case: usize, unit: Unit) ->
         unit,
         &of.meaning.title,
     );
-    let case = data.tell(case);
+    let case = data.case_title(case);
     let mut scene = Scene::new(NARROW, 28.0, of.title());
     let mut top = scene.head;
     if !case.is_empty() {
@@ -343,7 +344,11 @@ pub(super) fn time_series(
     {
         let median = judgement.summaries.get(place)?.median;
         let base = if relative { median } else { 1.0 };
-        let label = format!("{} {}", data.label(place.subject), data.tell(place.case));
+        let label = format!(
+            "{} {}",
+            data.label(place.subject),
+            data.case_title(place.case)
+        );
         for point in values {
             let value = if base == 0.0 {
                 f64::NAN
@@ -352,7 +357,7 @@ pub(super) fn time_series(
             };
             let hint = format!(
                 "{label}: {}, repetition {}",
-                unit.tell_fully(point.value),
+                unit.format_with_unit(point.value),
                 point.repetition
             );
             points.entry(data.series(place.subject)).or_default().push((

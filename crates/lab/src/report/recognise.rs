@@ -11,7 +11,7 @@ use std::{
 use super::{
     data::Data,
     page::{Source, details, heads, table},
-    render::{row, said, tag},
+    render::{row, tag, text_tag},
     unwritten,
 };
 use crate::{
@@ -55,7 +55,7 @@ pub(super) fn answers(data: &Data) -> Vec<Answer> {
     }
     let case_of = |one: &Seen| one.case;
     let subject_of = |one: &Seen| one.subject;
-    let tell = |case: usize| data.tell(case);
+    let tell = |case: usize| data.case_title(case);
     let label = |subject: usize| data.label(subject).to_owned();
     let mut answers = Vec::new();
     for subject in &subjects {
@@ -199,7 +199,7 @@ fn features(data: &Data) -> String {
         let values: Vec<String> = one.features.iter().map(f64::to_string).collect();
         text += &format!(
             "{},{},{},{}\n",
-            field(&data.tell(one.case)),
+            field(&data.case_title(one.case)),
             field(data.label(one.subject)),
             one.repetition,
             values.join(",")
@@ -246,26 +246,26 @@ fn line(answer: &Answer) -> String {
         "not better than chance"
     };
     let asked = format!("{}, one of {}", answer.asked, answer.classes.len());
-    let number = |text: &str| said("td class=\"n\"", text);
+    let number = |text: &str| text_tag("td class=\"n\"", text);
     row(&[
-        said("th scope=\"row\"", &answer.watched),
-        said("td class=\"words\"", &asked),
+        text_tag("th scope=\"row\"", &answer.watched),
+        text_tag("td class=\"words\"", &asked),
         number(&percent(found.accuracy())),
         number(&format!("{} – {}", percent(low), percent(high))),
         number(&percent(found.chance())),
         number(&found.asked().to_string()),
-        said("td class=\"words\"", verdict),
+        text_tag("td class=\"words\"", verdict),
     ])
 }
 
 /// Who is taken for whom: a row for what it was, a column for the guess.
 fn matrix(answer: &Answer) -> String {
-    let mut heads = vec![said("th", "was ↓ guessed →")];
+    let mut heads = vec![text_tag("th", "was ↓ guessed →")];
     let names = answer.classes.iter();
-    heads.extend(names.map(|name| said("th scope=\"col\"", name)));
+    heads.extend(names.map(|name| text_tag("th scope=\"col\"", name)));
     let line = |(name, guesses): (&String, &Vec<usize>)| {
         let all: usize = guesses.iter().sum();
-        let mut cells = vec![said("th scope=\"row\"", name)];
+        let mut cells = vec![text_tag("th scope=\"row\"", name)];
         cells.extend(guesses.iter().map(|count| cell(*count, all)));
         row(&cells)
     };
@@ -284,7 +284,7 @@ fn cell(count: usize, all: usize) -> String {
         "td class=\"n\" style=\"background:rgba(0,114,178,{:.2})\"",
         0.55 * share
     );
-    said(&style, &count.to_string())
+    text_tag(&style, &count.to_string())
 }
 
 #[cfg(test)]

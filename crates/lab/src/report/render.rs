@@ -40,7 +40,7 @@ pub(super) fn tag(head: &str, inner: &str) -> String {
 }
 
 /// `<TAG>text</TAG>` around text that anybody wrote.
-pub(super) fn said(head: &str, text: &str) -> String {
+pub(super) fn text_tag(head: &str, text: &str) -> String {
     tag(head, &escape(text))
 }
 
@@ -49,9 +49,9 @@ pub(super) fn row(cells: &[String]) -> String {
     tag("tr", &cells.concat())
 }
 
-/// Where the drawing will be.
+/// What the drawing is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Target {
     /// In the page.
     Page,
     /// A file of its own.
@@ -59,16 +59,16 @@ pub(super) enum Place {
 }
 
 /// The drawing.
-pub(super) fn svg(scene: &Scene, place: Place) -> String {
+pub(super) fn svg(scene: &Scene, target: Target) -> String {
     let (width, height) = (scene.width, scene.height);
     let mut out = String::new();
-    let head = match place {
-        Place::Page => format!(
+    let head = match target {
+        Target::Page => format!(
             "<svg viewBox=\"0 {:.0} {width:.0} {:.0}\" style=\"max-width:{width:.0}px\" role=\"img\">",
             scene.head,
             height - scene.head
         ),
-        Place::File => format!(
+        Target::File => format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" height=\"{height:.0}\" role=\"img\" font-family=\"DejaVu Sans, Verdana, sans-serif\">"
         ),
     };
@@ -76,15 +76,15 @@ pub(super) fn svg(scene: &Scene, place: Place) -> String {
         &mut out,
         format_args!("{head}<title>{}</title>", escape(&scene.title)),
     );
-    if place == Place::File {
+    if target == Target::File {
         add(
             &mut out,
             format_args!("<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>"),
         );
     }
-    let title = scene.titled().filter(|_| place == Place::File);
+    let title = scene.titled().filter(|_| target == Target::File);
     for shape in title.iter().chain(&scene.shapes) {
-        write_shape(&mut out, shape, place);
+        write_shape(&mut out, shape, target);
     }
     out.push_str("</svg>");
     out
@@ -97,14 +97,14 @@ fn add(out: &mut String, text: std::fmt::Arguments<'_>) {
     }
 }
 
-fn css(paint: Paint, place: Place) -> String {
-    match place {
-        Place::Page => format!("var(--{})", paint.variable()),
-        Place::File => paint.light().to_owned(),
+fn css(paint: Paint, target: Target) -> String {
+    match target {
+        Target::Page => format!("var(--{})", paint.variable()),
+        Target::File => paint.light().to_owned(),
     }
 }
 
-fn write_shape(out: &mut String, shape: &Shape, place: Place) {
+fn write_shape(out: &mut String, shape: &Shape, target: Target) {
     match shape {
         Shape::Line {
             points,
@@ -112,7 +112,7 @@ fn write_shape(out: &mut String, shape: &Shape, place: Place) {
             width,
             dash,
         } => {
-            line(out, points, (&css(*paint, place), *width, *dash));
+            line(out, points, (&css(*paint, target), *width, *dash));
         }
         Shape::Area {
             points,
@@ -120,7 +120,7 @@ fn write_shape(out: &mut String, shape: &Shape, place: Place) {
             opacity,
             hint,
         } => {
-            let (path, fill, hint) = (path(points), css(*paint, place), title(hint));
+            let (path, fill, hint) = (path(points), css(*paint, target), title(hint));
             add(
                 out,
                 format_args!(
@@ -135,7 +135,7 @@ fn write_shape(out: &mut String, shape: &Shape, place: Place) {
             opacity,
             hint,
         } => {
-            let (fill, edge, hint) = (css(*paint, place), css(Paint::Paper, place), title(hint));
+            let (fill, edge, hint) = (css(*paint, target), css(Paint::Paper, target), title(hint));
             add(
                 out,
                 format_args!(
@@ -143,7 +143,7 @@ fn write_shape(out: &mut String, shape: &Shape, place: Place) {
                 ),
             );
         }
-        text @ Shape::Text { .. } => write_text(out, text, place),
+        text @ Shape::Text { .. } => write_text(out, text, target),
     }
 }
 
@@ -163,7 +163,7 @@ fn line(out: &mut String, points: &[(f64, f64)], (colour, width, dash): (&str, f
     );
 }
 
-fn write_text(out: &mut String, shape: &Shape, place: Place) {
+fn write_text(out: &mut String, shape: &Shape, target: Target) {
     let Shape::Text {
         at: (x, y),
         text,
@@ -187,7 +187,7 @@ fn write_text(out: &mut String, shape: &Shape, place: Place) {
     } else {
         String::new()
     };
-    let (fill, text) = (css(*paint, place), escape(text));
+    let (fill, text) = (css(*paint, target), escape(text));
     add(
         out,
         format_args!(
@@ -451,7 +451,7 @@ mod tests {
         let mut scene = Scene::new(100.0, 20.0, "</title><script>");
         scene.text((1.0, 2.0), "<b>&\"'", 10.0, Paint::Ink, Anchor::Start);
         scene.dot((1.0, 2.0), 2.0, Paint::Series(0), "<i>");
-        let svg = svg(&scene, Place::Page);
+        let svg = svg(&scene, Target::Page);
         assert!(
             !svg.contains("<script") && !svg.contains("<b>") && !svg.contains("<i>"),
             "{svg}"
@@ -468,9 +468,9 @@ mod tests {
             2.0,
             Dash::Dashed,
         );
-        let file = svg(&scene, Place::File);
+        let file = svg(&scene, Target::File);
         assert!(file.contains("xmlns=") && file.contains("#d55e00") && !file.contains("var("));
-        assert!(svg(&scene, Place::Page).contains("var(--s1)"));
+        assert!(svg(&scene, Target::Page).contains("var(--s1)"));
     }
 
     #[test]
@@ -515,7 +515,7 @@ mod tests {
     #[test]
     fn a_tag_is_closed_by_its_name() {
         assert_eq!(
-            said("td class=\"n\"", "1 < 2"),
+            text_tag("td class=\"n\"", "1 < 2"),
             "<td class=\"n\">1 &lt; 2</td>"
         );
     }

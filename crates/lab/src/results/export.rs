@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Sample,
-    sample::{Whole, wholes},
+    sample::{WholeTransfer, whole_transfers},
 };
 use crate::workload::{Phases, Transfer};
 
@@ -156,7 +156,7 @@ pub fn paper_000(samples: &[Sample], place: &str) -> Paper000 {
         .iter()
         .map(|sample| sample.transfer.clone())
         .collect();
-    let (tests, bulks): (Vec<Whole>, Vec<Whole>) = wholes(&transfers)
+    let (tests, bulks): (Vec<WholeTransfer>, Vec<WholeTransfer>) = whole_transfers(&transfers)
         .into_iter()
         .filter(|whole| !whole.failed)
         .partition(|whole| is_test(whole, &transfers));
@@ -170,7 +170,7 @@ pub fn paper_000(samples: &[Sample], place: &str) -> Paper000 {
     lines
 }
 
-fn is_test(whole: &Whole, transfers: &[Transfer]) -> bool {
+fn is_test(whole: &WholeTransfer, transfers: &[Transfer]) -> bool {
     let same = |transfer: &&Transfer| {
         transfer.workload == whole.workload && transfer.number == whole.number
     };
@@ -192,7 +192,7 @@ fn fetch(sample: &Sample, subject: &str, place: &str) -> String {
 }
 
 /// Mbit/s, over the payload's time if it was the clock that ended it.
-fn rate(whole: &Whole) -> Option<f64> {
+fn rate(whole: &WholeTransfer) -> Option<f64> {
     let from = if whole.asked == [0, 0] {
         whole.first_byte?
     } else {
@@ -205,7 +205,7 @@ fn rate(whole: &Whole) -> Option<f64> {
 /// One line for each number that a test of the repetition has.
 fn speed_test(
     first: &Sample,
-    tests: &[Whole],
+    tests: &[WholeTransfer],
     kinds: &BTreeMap<&str, &str>,
     place: &str,
 ) -> String {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::sample::{Whole, wholes};
+use super::sample::{WholeTransfer, whole_transfers};
 use crate::{
     analysis::statistics::quantile,
     trial::{Outcome, ProcessUse, Report, Trial},
@@ -29,7 +29,7 @@ pub fn metrics(trial: &Trial, report: &Report, extra: &[(String, f64)]) -> Vec<M
     if report.outcome != Outcome::Done {
         return Vec::new();
     }
-    let wholes = wholes(&report.transfers);
+    let wholes = whole_transfers(&report.transfers);
     let mut found = Found::default();
     for whole in &wholes {
         let plan = trial
@@ -64,7 +64,7 @@ impl Found {
     }
 
     /// Times and rates of a transfer that succeeded; a failed one counts in `failed_share` only.
-    fn transfer(&mut self, whole: &Whole, plan: Option<&Plan>) {
+    fn transfer(&mut self, whole: &WholeTransfer, plan: Option<&Plan>) {
         if whole.failed {
             return;
         }
@@ -95,8 +95,8 @@ impl Found {
         }
     }
 
-    fn repetition(&mut self, report: &Report, wholes: &[Whole]) {
-        let octets: u64 = wholes.iter().map(Whole::bytes).sum();
+    fn repetition(&mut self, report: &Report, wholes: &[WholeTransfer]) {
+        let octets: u64 = wholes.iter().map(WholeTransfer::bytes).sum();
         if octets > 0 {
             let gigabytes = octets as f64 / 1e9;
             self.processors(&report.processes, gigabytes);
@@ -146,7 +146,7 @@ fn is_subject(process: &str) -> bool {
 }
 
 /// A schedule's transfers have different sizes: each size is a workload of its own, `NAME/OCTETS`.
-fn label(whole: &Whole, plan: Option<&Plan>) -> String {
+fn label(whole: &WholeTransfer, plan: Option<&Plan>) -> String {
     let name = plan
         .and_then(|plan| plan.counted_as.as_ref())
         .unwrap_or(&whole.workload);
@@ -159,7 +159,7 @@ fn label(whole: &Whole, plan: Option<&Plan>) -> String {
 }
 
 /// Whether its end was the clock's choice, so that its length says nothing.
-fn by_time(whole: &Whole, kind: Option<&Kind>) -> bool {
+fn by_time(whole: &WholeTransfer, kind: Option<&Kind>) -> bool {
     match kind {
         Some(Kind::UdpRate { .. }) => true,
         Some(Kind::Download(bulk) | Kind::Upload(bulk)) => bulk.octets == 0,
@@ -173,7 +173,7 @@ fn is_exchange(kind: Option<&Kind>) -> bool {
 }
 
 /// Payload over the time from the beginning, or over the payload's own time if the clock ended it.
-fn goodput(whole: &Whole, by_time: bool) -> Option<f64> {
+fn goodput(whole: &WholeTransfer, by_time: bool) -> Option<f64> {
     let last = whole.last_byte?;
     let first = if by_time { whole.first_byte? } else { 0 };
     let time = seconds(last.checked_sub(first)?);

@@ -66,7 +66,7 @@ pub fn name(kind: &Kind) -> &'static str {
 
 /// A transfer over all of its connections. Times are microseconds from the first connection's beginning.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Whole {
+pub struct WholeTransfer {
     /// The workload.
     pub workload: String,
     /// Its number within the workload, from 1.
@@ -91,7 +91,7 @@ pub struct Whole {
     pub more: BTreeMap<String, f64>,
 }
 
-impl Whole {
+impl WholeTransfer {
     /// Payload in both directions.
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -110,7 +110,7 @@ impl Whole {
 
 /// Puts the connections of each transfer together, in the order of the first one. A connection 0 already is the sum of the others.
 #[must_use]
-pub fn wholes(transfers: &[Transfer]) -> Vec<Whole> {
+pub fn whole_transfers(transfers: &[Transfer]) -> Vec<WholeTransfer> {
     let mut order: Vec<(&str, u32)> = Vec::new();
     let mut groups: BTreeMap<(&str, u32), Vec<&Transfer>> = BTreeMap::new();
     for transfer in transfers {
@@ -125,7 +125,7 @@ pub fn wholes(transfers: &[Transfer]) -> Vec<Whole> {
     order.into_iter().filter_map(&mut whole).collect()
 }
 
-fn join(group: &[&Transfer]) -> Option<Whole> {
+fn join(group: &[&Transfer]) -> Option<WholeTransfer> {
     let failed = group.iter().any(|transfer| transfer.error.is_some());
     let sum = group.iter().filter(|transfer| transfer.connection == 0);
     let sum: Vec<&Transfer> = sum.copied().collect();
@@ -137,7 +137,7 @@ fn join(group: &[&Transfer]) -> Option<Whole> {
     let first = parts
         .iter()
         .filter_map(|part| part.phases.first_byte.map(|at| later(part, began, at)));
-    Some(Whole {
+    Some(WholeTransfer {
         workload: parts.first()?.workload.clone(),
         number: parts.first()?.number,
         failed,
@@ -217,9 +217,9 @@ mod tests {
             with(1, &[("jitter_us", 10.0), ("lost", 4.0)]),
             with(2, &[("jitter_us", 20.0), ("lost", 4.0)]),
         ];
-        let alone = wholes(&parts);
+        let alone = whole_transfers(&parts);
         assert_eq!(alone[0].more["jitter_us"], 15.0);
-        let summed = wholes(&[&parts[..], &[with(0, &[("lost", 8.0)])]].concat());
+        let summed = whole_transfers(&[&parts[..], &[with(0, &[("lost", 8.0)])]].concat());
         assert_eq!(
             summed[0].more["jitter_us"], 15.0,
             "no connection is left out"

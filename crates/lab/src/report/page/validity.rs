@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Source, chip, details, escape, row, said, table, tag};
+use super::{Source, chip, details, escape, row, table, tag, text_tag};
 use crate::{
     analysis::statistics::quantile,
     report::{
@@ -30,7 +30,7 @@ pub(super) fn section(source: &Source<'_>) -> String {
     let late: String = late.map(page::figure).collect();
     if !late.is_empty() {
         let title = "How late packets left the emulator: 99th percentile of each attempt";
-        content += &(said("h3", title) + &late);
+        content += &(text_tag("h3", title) + &late);
     }
     content += &reasons(data);
     if !source.unread.is_empty() {
@@ -38,7 +38,7 @@ pub(super) fn section(source: &Source<'_>) -> String {
             .unread
             .iter()
             .take(REASONS)
-            .map(|file| said("li", file))
+            .map(|file| text_tag("li", file))
             .collect();
         let title = format!(
             "{} cannot be read: their transfers are missing in the exports",
@@ -106,7 +106,7 @@ fn statement(source: &Source<'_>) -> String {
         "An attempt is refused and repeated, at most {} times, when packets left the emulator later than planned by more than {} µs (99th percentile) or {} µs (any), when it lost packets of its own, when the machine's host took more than {} % of the time, or when programs waited for a processor in more than {} % of it.",
         gate.attempts, digits(gate.late_us_p99), digits(gate.late_us_max), digits(gate.steal * 100.0), digits(gate.cpu_pressure * 100.0)
     ));
-    said("p", &words.join(" "))
+    text_tag("p", &words.join(" "))
 }
 
 fn were(number: usize) -> String {
@@ -137,8 +137,8 @@ fn heads(data: &Data) -> Vec<String> {
     ];
     let names = names.iter();
     names
-        .map(|name| said("th scope=\"col\"", name))
-        .chain(numbers.map(|name| said("th scope=\"col\" class=\"n\"", name)))
+        .map(|name| text_tag("th scope=\"col\"", name))
+        .chain(numbers.map(|name| text_tag("th scope=\"col\" class=\"n\"", name)))
         .collect()
 }
 
@@ -150,12 +150,12 @@ fn several(data: &Data) -> bool {
 fn cells(data: &Data, (case, subject): (usize, usize), counts: &Counts) -> Vec<String> {
     let mut cells = Vec::new();
     if several(data) {
-        cells.push(said("td", &data.tell(case)));
+        cells.push(text_tag("td", &data.case_title(case)));
     }
     let name = chip(data.label(subject), data.series(subject));
     cells.push(tag("th scope=\"row\"", &name));
     let accepted = format!("{} of {}", counts.ok, data.campaign.repetitions);
-    cells.push(said("td class=\"n\"", &accepted));
+    cells.push(text_tag("td class=\"n\"", &accepted));
     cells.push(number(counts.invalid, false));
     let failed_transfers = failed_transfers(data, case, subject);
     for bad in [counts.failed, counts.given_up, failed_transfers] {
@@ -166,7 +166,7 @@ fn cells(data: &Data, (case, subject): (usize, usize), counts: &Counts) -> Vec<S
 
 fn number(number: usize, bad: bool) -> String {
     let class = if bad { "n bad" } else { "n" };
-    said(&format!("td class=\"{class}\""), &number.to_string())
+    text_tag(&format!("td class=\"{class}\""), &number.to_string())
 }
 
 fn failed_transfers(data: &Data, case: usize, subject: usize) -> usize {
@@ -250,9 +250,9 @@ fn health(data: &Data) -> String {
     let facts = accepted.lateness().into_iter().chain(accepted.load());
     let facts: String = facts
         .chain(accepted.waiting())
-        .map(|(value, name)| tag("li", &format!("{} {}", said("b", &value), escape(name))))
+        .map(|(value, name)| tag("li", &format!("{} {}", text_tag("b", &value), escape(name))))
         .collect();
-    said("h3", "Accepted attempts") + &tag("ul class=\"facts\"", &facts)
+    text_tag("h3", "Accepted attempts") + &tag("ul class=\"facts\"", &facts)
 }
 
 /// Why attempts were refused or failed: each reason once, with a log if there is one.
@@ -276,13 +276,13 @@ fn reasons(data: &Data) -> String {
         let log = if log.is_empty() {
             String::new()
         } else {
-            details("the end of its log", &said("pre", log), false)
+            details("the end of its log", &text_tag("pre", log), false)
         };
         tag("li", &(escape(&text) + &log))
     };
     let mut list: String = reasons.iter().take(REASONS).map(one).collect();
     if left > 0 {
-        list += &said(
+        list += &text_tag(
             "li",
             &format!(
                 "and {} more, in the table attempt of results.sqlite",
@@ -293,5 +293,5 @@ fn reasons(data: &Data) -> String {
     if list.is_empty() {
         return String::new();
     }
-    said("h3", "Why attempts did not count") + &tag("ul", &list)
+    text_tag("h3", "Why attempts did not count") + &tag("ul", &list)
 }

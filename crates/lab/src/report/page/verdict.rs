@@ -9,7 +9,7 @@ use crate::{
         data::{Data, Place},
         figures::unit,
         metric::{Unit, count as numbered, factor},
-        render::{escape, row, said, tag},
+        render::{escape, row, tag, text_tag},
     },
 };
 
@@ -18,7 +18,7 @@ pub(super) fn section(source: &Source<'_>) -> String {
     let data = source.data;
     let measures = shown(source);
     if measures.is_empty() {
-        return said(
+        return text_tag(
             "p class=\"note\"",
             "There are no figures so far: no repetition was accepted.",
         );
@@ -56,7 +56,7 @@ pub(super) fn head(data: &Data, judgement: &Judgement, families: &[usize]) -> St
     for family in families {
         let name = data.families.get(*family).map_or("?", String::as_str);
         let note = if Some(*family) == baseline {
-            said("small", "baseline")
+            text_tag("small", "baseline")
         } else {
             String::new()
         };
@@ -76,7 +76,7 @@ fn line(source: &Source<'_>, measure: usize) -> String {
     let workload = of
         .workload
         .as_deref()
-        .map(|workload| said("small", workload));
+        .map(|workload| text_tag("small", workload));
     let title = format!(
         "{}{}",
         escape(&of.meaning.title),
@@ -115,10 +115,10 @@ pub(super) fn one(source: &Source<'_>, measure: usize, case: usize, family: usiz
     };
     let unit = unit(judgement, data, measure);
     let star = star(judgement, place);
-    let value = said("b", &unit.tell_fully(summary.center)) + &star;
+    let value = text_tag("b", &unit.format_with_unit(summary.center)) + &star;
     let mut cell = tag("span class=\"value\"", &value);
     if let Some(interval) = summary.interval {
-        cell += &said("small", &range(unit, interval.low, interval.high));
+        cell += &text_tag("small", &range(unit, interval.low, interval.high));
     }
     let ratio = judgement.ratios.get(&place);
     if let Some(ratio) = ratio {
@@ -129,7 +129,7 @@ pub(super) fn one(source: &Source<'_>, measure: usize, case: usize, family: usiz
         .get(family)
         .is_some_and(|name| name != data.label(place.subject))
     {
-        cell += &said("small class=\"who\"", data.label(place.subject));
+        cell += &text_tag("small class=\"who\"", data.label(place.subject));
     }
     tag(
         &format!("td class=\"{}\"", class(ratio.map(|ratio| ratio.standing))),
@@ -150,14 +150,14 @@ fn absent(data: &Data, case: usize, family: usize) -> String {
     match (ok, given_up) {
         (0, 1..) => tag(
             "td class=\"gone\"",
-            &(said("b", "✕ failed") + &said("small", "no repetition was accepted")),
+            &(text_tag("b", "✕ failed") + &text_tag("small", "no repetition was accepted")),
         ),
         _ => tag("td class=\"none\"", "–"),
     }
 }
 
 pub(super) fn range(unit: Unit, low: f64, high: f64) -> String {
-    format!("{} – {}", unit.tell(low), unit.tell(high))
+    format!("{} – {}", unit.format(low), unit.format(high))
 }
 
 /// The best of its row; filled if it is significantly ahead.
@@ -186,7 +186,7 @@ fn told(ratio: &Ratio) -> String {
         other => other.words(),
     };
     let text = format!("{} {factor} {words}", symbol(ratio.standing));
-    said("span class=\"ratio\"", text.trim())
+    text_tag("span class=\"ratio\"", text.trim())
 }
 
 pub(super) fn symbol(standing: Standing) -> &'static str {
@@ -243,11 +243,11 @@ fn medians(source: &Source<'_>, measure: usize, places: &[Place]) -> String {
     let unit = unit(source.judgement, source.data, measure);
     match medians.as_slice() {
         [] => String::new(),
-        [one] => said("small", &unit.tell_fully(*one)),
-        [low, .., high] if low == high => said("small", &unit.tell_fully(*low)),
-        [low, .., high] => said(
+        [one] => text_tag("small", &unit.format_with_unit(*one)),
+        [low, .., high] if low == high => text_tag("small", &unit.format_with_unit(*low)),
+        [low, .., high] => text_tag(
             "small",
-            &format!("{} – {}", unit.tell(*low), unit.tell_fully(*high)),
+            &format!("{} – {}", unit.format(*low), unit.format_with_unit(*high)),
         ),
     }
 }
@@ -263,7 +263,7 @@ fn leads(judgement: &Judgement, places: &[Place], all: usize) -> String {
     let star = if clear > 0 { "★" } else { "☆" };
     match best.len() {
         0 => String::new(),
-        count => said(
+        count => text_tag(
             "small",
             &format!("{star} best in {count} of {}, {clear} clearly", cases(all)),
         ),
@@ -288,7 +288,7 @@ fn tally(standings: &[Standing]) -> String {
             first.words(),
             standings.len()
         );
-        return said("b", &text);
+        return text_tag("b", &text);
     }
     let kinds = [
         Standing::Better,
@@ -298,7 +298,7 @@ fn tally(standings: &[Standing]) -> String {
     ];
     let told = |kind: Standing| {
         let text = format!("{} {} in {}", symbol(kind), kind.words(), count(&kind));
-        said("b class=\"pill\"", &text)
+        text_tag("b class=\"pill\"", &text)
     };
     kinds
         .into_iter()
@@ -321,7 +321,7 @@ fn factors(ratios: &[&Ratio]) -> String {
     } else {
         format!("{low} – {high}")
     };
-    said("span class=\"ratio\"", &text)
+    text_tag("span class=\"ratio\"", &text)
 }
 
 /// In words: who leads how often, and how each stands to the baseline.
@@ -336,7 +336,7 @@ fn sentence(source: &Source<'_>, measures: &[usize]) -> String {
     let rivals = data.families.len() > 1 && !judgement.ratios.is_empty();
     if led.is_empty() && !rivals {
         let text = "There is nothing to compare: no case has figures of two subjects.";
-        return said("p class=\"lead\"", text);
+        return text_tag("p class=\"lead\"", text);
     }
     let line = |family: usize| {
         let parts = [
