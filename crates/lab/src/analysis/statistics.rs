@@ -37,7 +37,7 @@ pub fn quantile_of_sorted(sorted: &[f64], share: f64) -> Option<f64> {
 
 /// Where the quantile at `share` lies among ascending values of which the last has the place `last`: the place below it, and how far it is
 /// from there to the next.
-pub(super) fn place_of(share: f64, last: usize) -> (usize, f64) {
+fn place_of(share: f64, last: usize) -> (usize, f64) {
     let place = share.clamp(0.0, 1.0) * last as f64;
     let below = floor(place).min(last);
     (below, place - below as f64)

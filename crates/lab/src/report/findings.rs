@@ -62,7 +62,7 @@ pub(super) fn outcome(finding: &Finding, ours: &Ours) -> Outcome {
 }
 
 /// Whether its figure is a plain number.
-pub(super) fn is_ratio(finding: &Finding) -> bool {
+fn is_ratio(finding: &Finding) -> bool {
     finding.relative_to.is_some()
         || !finding.relative_to_case.is_empty()
         || statistic(finding) == Some(Statistic::Tail)
@@ -327,7 +327,7 @@ fn missing(finding: &Finding) -> &'static str {
     }
 }
 
-pub(super) fn told_ours(ours: &Ours, unit: Unit) -> String {
+fn told_ours(ours: &Ours, unit: Unit) -> String {
     let interval = match (ours.low, ours.high) {
         (Some(low), Some(high)) => format!(" [{} – {}]", unit.format(low), unit.format(high)),
         _ => String::new(),
@@ -341,7 +341,7 @@ pub(super) fn told_ours(ours: &Ours, unit: Unit) -> String {
 }
 
 /// Ratios are plain numbers; other figures have their metric's unit at the size of ours.
-pub(super) fn told_in(finding: &Finding, ours: &[Ours]) -> Unit {
+fn told_in(finding: &Finding, ours: &[Ours]) -> Unit {
     let Some(metric) = finding.metric.as_ref().filter(|_| !is_ratio(finding)) else {
         return Unit::new("", 1.0);
     };

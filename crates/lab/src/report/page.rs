@@ -186,7 +186,7 @@ pub(super) fn heads(names: &[&str]) -> String {
 }
 
 /// A box that scrolls sideways where a table is wider than the screen.
-pub(super) fn scrolling(table: &str) -> String {
+fn scrolling(table: &str) -> String {
     tag("div class=\"scroll\" tabindex=\"0\"", table)
 }
 
@@ -481,7 +481,7 @@ fn machine_section(source: &Source<'_>) -> String {
     for machine in &data.machines {
         facts.extend(machine_facts(machine, data.machines.len() > 1));
     }
-    let mut content = scrolling(&facts_table(facts));
+    let mut content = facts_table(facts);
     content += &binaries(source);
     let prints = campaign.fingerprints.clone();
     content += &facts_to_unfold("What each subject's cases resolve to, as a hash", prints);
@@ -499,7 +499,7 @@ fn facts_table(facts: impl IntoIterator<Item = (String, String)>) -> String {
         row(&[text_tag("th scope=\"row\"", &name), text_tag("td", &value)])
     };
     let rows: String = facts.into_iter().map(line).collect();
-    tag("table class=\"facts\"", &tag("tbody", &rows))
+    scrolling(&tag("table class=\"facts\"", &tag("tbody", &rows)))
 }
 
 /// Names and values to unfold; nothing if there are none.
@@ -507,7 +507,7 @@ fn facts_to_unfold(title: &str, facts: BTreeMap<String, String>) -> String {
     if facts.is_empty() {
         return String::new();
     }
-    details(title, &scrolling(&facts_table(facts)), false)
+    details(title, &facts_table(facts), false)
 }
 
 fn machine_facts(machine: &Machine, several: bool) -> Vec<(String, String)> {

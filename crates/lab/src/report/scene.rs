@@ -7,7 +7,7 @@ use plotters::style::{FontDesc, FontFamily, FontStyle, register_font};
 use super::metric::{Unit, digits};
 
 /// The font's name for plotters.
-pub(super) const FONT: &str = "lab";
+const FONT: &str = "lab";
 
 /// What a figure is made of.
 #[derive(Clone, Debug, PartialEq)]

@@ -74,7 +74,7 @@ pub fn onionperf(sample: &Sample, label: &str) -> String {
 
 /// Unique within a campaign.
 #[must_use]
-pub fn stream_id(sample: &Sample) -> String {
+fn stream_id(sample: &Sample) -> String {
     let transfer = &sample.transfer;
     format!(
         "{}:{}:{}:{}",
@@ -94,7 +94,7 @@ pub fn size(transfer: &Transfer) -> u64 {
 
 /// Whether the server is an onion service: asked for by name, and it sees its own tor as the client.
 #[must_use]
-pub fn is_onion(transfer: &Transfer) -> bool {
+fn is_onion(transfer: &Transfer) -> bool {
     transfer.server.is_none() && transfer.seen_as.is_some_and(|ip| ip.is_loopback())
 }
 
@@ -475,7 +475,7 @@ impl Utc {
 
     /// `2026-11-21 10:03:00.250000`, as pandas and OnionPerf write it.
     #[must_use]
-    pub fn precisely(self) -> String {
+    fn precisely(self) -> String {
         let ((year, month, day), (hour, minute, second)) = (self.date, self.time);
         let micros = self.micros;
         format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{micros:06}")

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Samples of one row group: the most that is held in memory while a file is joined from others.
-pub const GROUP: usize = 16_384;
+const GROUP: usize = 16_384;
 
 /// Writes all samples of a repetition to a new file. Making it durable is the caller's part.
 ///

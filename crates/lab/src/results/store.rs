@@ -40,7 +40,7 @@ const UPGRADES: [&str; 2] = [
 /// How long a reader and the campaign wait for each other.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// An open store.
+/// An open store. What cannot be read or written is a [`Failure`]; what was to be written is then not there in part either.
 #[derive(Debug)]
 pub struct Store {
     connection: Connection,
@@ -349,9 +349,6 @@ pub struct Finished {
 
 impl Store {
     /// Writes down what is asked for, instead of what was there: a campaign may gain repetitions. The caller has compared them.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn put_campaign(&mut self, campaign: &Campaign) -> Result<(), Failure> {
         self.transaction("writing the campaign into", |transaction| {
             put_campaign(transaction, campaign)?;
@@ -360,9 +357,6 @@ impl Store {
     }
 
     /// Writes down a machine, once.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn put_machine(&mut self, machine: &Machine) -> Result<(), Failure> {
         self.transaction("writing the machine into", |transaction| {
             put_machine(transaction, machine)
@@ -370,9 +364,6 @@ impl Store {
     }
 
     /// Writes down an attempt that decides nothing: another one follows.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn put_attempt(&mut self, attempt: &Attempt) -> Result<(), Failure> {
         self.transaction("writing an attempt into", |transaction| {
             put_attempt(transaction, attempt)
@@ -380,9 +371,6 @@ impl Store {
     }
 
     /// Writes down a repetition with all that it leaves, its last attempt too. Its samples are in place already.
-    ///
-    /// # Errors
-    /// When it cannot be written; then nothing of it is there.
     pub fn finish(&mut self, finished: &Finished) -> Result<(), Failure> {
         self.transaction("writing a repetition into", |transaction| {
             put_attempt(transaction, &finished.attempt)?;
@@ -391,9 +379,6 @@ impl Store {
     }
 
     /// Writes down a repetition from another store, with all its attempts. Its samples are in place already.
-    ///
-    /// # Errors
-    /// When it cannot be written; then nothing of it is there.
     pub fn adopt(&mut self, finished: &Finished, before: &[Attempt]) -> Result<(), Failure> {
         self.transaction("writing a repetition into", |transaction| {
             for attempt in before {
@@ -405,9 +390,6 @@ impl Store {
     }
 
     /// Takes back all repetitions that failed or stayed invalid, so that they are run again. Their attempts stay, set aside.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn take_back(&mut self) -> Result<usize, Failure> {
         self.transaction("taking repetitions back from", |transaction| {
             transaction.execute(
@@ -419,9 +401,6 @@ impl Store {
     }
 
     /// Takes back one repetition, whatever its verdict.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn forget(&mut self, run: &str) -> Result<(), Failure> {
         self.transaction("taking a repetition back from", |transaction| {
             transaction.execute("UPDATE attempt SET set_aside = 1 WHERE run = ?1", [run])?;

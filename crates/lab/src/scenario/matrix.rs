@@ -14,7 +14,7 @@ use super::{
 use crate::splitmix::SplitMix;
 
 /// More cases are refused.
-pub(crate) const MOST_CASES: usize = 4096;
+const MOST_CASES: usize = 4096;
 
 /// One point of the matrix.
 #[derive(Clone, Debug)]

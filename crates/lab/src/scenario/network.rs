@@ -22,7 +22,7 @@ const MOST_ROUTERS: usize = 1000;
 const MOST_LINKS: usize = 5000;
 
 /// Keys of a `[[host]]` and a `[[router]]`.
-pub(crate) const NODE_KEYS: &str = "name repeat when";
+const NODE_KEYS: &str = "name repeat when";
 
 /// Draws the network of a case.
 pub(crate) fn network(root: Reader<'_>, traces: &Traces<'_>) -> Topology {

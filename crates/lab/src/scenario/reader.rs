@@ -8,7 +8,7 @@ use super::{
 };
 
 /// An entry may stand for so many.
-pub(crate) const MOST_REPEATS: u64 = 1000;
+const MOST_REPEATS: u64 = 1000;
 
 /// A table, the names that its expressions know, and where complaints go.
 #[derive(Clone, Copy, Debug)]

@@ -13,9 +13,6 @@ use crate::{
 
 impl Store {
     /// What was asked for; `None` if no run has come so far.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn campaign(&self) -> Result<Option<Campaign>, Failure> {
         let sql = "SELECT * FROM campaign";
         let found = self.connection.query_row(sql, [], campaign).optional();
@@ -30,17 +27,11 @@ impl Store {
     }
 
     /// The machines that attempts ran on.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn machines(&self) -> Result<Vec<Machine>, Failure> {
         self.all("SELECT * FROM machine ORDER BY rowid", machine)
     }
 
     /// Every repetition that is over, in the campaign's order.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn runs(&self) -> Result<Vec<Run>, Failure> {
         self.all(
             "SELECT *, (SELECT scenario FROM campaign) AS scenario FROM run ORDER BY place",
@@ -49,17 +40,11 @@ impl Store {
     }
 
     /// Every attempt, also those of repetitions that are not over, in the order in which they began.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn attempts(&self) -> Result<Vec<Attempt>, Failure> {
         self.all("SELECT * FROM attempt ORDER BY began, rowid", attempt)
     }
 
     /// The attempts at one repetition, in order.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn attempts_of(&self, run: &str) -> Result<Vec<Attempt>, Failure> {
         let read = || {
             let sql = "SELECT * FROM attempt WHERE run = ?1 ORDER BY number";
@@ -71,9 +56,6 @@ impl Store {
     }
 
     /// Every figure, with its run's id.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn metrics(&self) -> Result<Vec<(String, Metric)>, Failure> {
         self.all("SELECT * FROM metric ORDER BY rowid", |row| {
             Ok((
@@ -89,9 +71,6 @@ impl Store {
     }
 
     /// What every process used, with its run's id.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn processes(&self) -> Result<Vec<(String, ProcessUse)>, Failure> {
         self.all("SELECT * FROM process ORDER BY rowid", |row| {
             Ok((
@@ -108,9 +87,6 @@ impl Store {
     }
 
     /// What happened on every link, with its run's id.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn links(&self) -> Result<Vec<(String, LinkCount)>, Failure> {
         self.all("SELECT * FROM link ORDER BY rowid", |row| {
             Ok((row.get("run")?, link(row)?))
@@ -118,9 +94,6 @@ impl Store {
     }
 
     /// All repetitions with all that they left, each with the attempts before the one that counts.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn finished(&self) -> Result<Vec<(Finished, Vec<Attempt>)>, Failure> {
         let mut attempts = by_run(self.attempts()?.into_iter().map(|a| (a.run.clone(), a)));
         let mut metrics = by_run(self.metrics()?);
