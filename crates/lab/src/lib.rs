@@ -1,6 +1,9 @@
 //! The lab: emulated networks, subjects, workloads, campaigns, and figures that stand up. Researchers run it as `hoplite-lab`.
 //! It runs binaries and never imports the product's rooms above the seam.
 //!
+//! Its parts are the network (`emulator`, `netns`, `topology`), what is run in it (`scenario`, `campaign`, `world`, `subject`, `workload`), and what
+//! comes of it (`results`, `analysis`, `report`); `doctor` and `calibrate` look after the machine.
+//!
 //! # Not in this room
 //! Virtual time (`sim`), and everything that is measured: the subjects are processes.
 //!

@@ -294,6 +294,10 @@ impl Data {
         run.into_iter().collect()
     }
 
+    pub(super) fn family_name(&self, family: usize) -> &str {
+        self.families.get(family).map_or("?", String::as_str)
+    }
+
     pub(super) fn label(&self, subject: usize) -> &str {
         self.subjects.get(subject).map_or("?", String::as_str)
     }

@@ -76,12 +76,7 @@ pub(super) fn draw(
     );
     let families = panels.iter().flat_map(|panel| panel.lines.keys().copied());
     let families: BTreeSet<usize> = families.collect();
-    let name = |family: usize| {
-        (
-            data.families.get(family).cloned().unwrap_or_default(),
-            family,
-        )
-    };
+    let name = |family: usize| (data.family_name(family).to_owned(), family);
     let names: Vec<(String, usize)> = families.into_iter().map(name).collect();
     let room = across * PANEL - 24.0;
     let top = scene.head + legend(&mut scene, (12.0, 44.0), room, &names) + 4.0;
@@ -310,7 +305,7 @@ fn draw_line(
             unit.format_with_unit(summary.center),
             summary.n
         );
-        scene.dot(at, 4.0, paint, &hint);
+        scene.dot(at, (4.0, 1.0), paint, &hint);
     }
 }
 

@@ -17,6 +17,8 @@ use crate::{
 // (Tukey, 1977), values beyond are dots; few values are all dots.
 
 const WIDTH: f64 = 1040.0;
+/// The opacity of a dot that others shine through.
+const FAINT: f64 = 0.55;
 const ROW: f64 = 26.0;
 /// With so many values or fewer, each is drawn.
 const FEW: usize = 12;
@@ -216,7 +218,7 @@ impl Strip<'_> {
         self.middle_half(spread);
         for value in spread.dots() {
             let (at, hint) = (self.at(value), self.unit.format_with_unit(value));
-            self.scene.faint_dot(at, 2.6, self.paint, &hint);
+            self.scene.dot(at, (2.6, FAINT), self.paint, &hint);
         }
         self.upright(spread.median, 9.0, 3.4);
     }
@@ -377,13 +379,8 @@ pub(super) fn time_series(
         of.meaning.title.as_str()
     };
     let unit = if relative { Unit::new("", 1.0) } else { unit };
-    let names = |series: &usize| {
-        (
-            data.families.get(*series).cloned().unwrap_or_default(),
-            *series,
-        )
-    };
-    let names: Vec<(String, usize)> = points.keys().map(names).collect();
+    let name = |series: &usize| (data.family_name(*series).to_owned(), *series);
+    let names: Vec<(String, usize)> = points.keys().map(name).collect();
     let title = format!("{} over the campaign", of.title());
     Some(cloud(&title, &names, &points, (unit, label)))
 }
@@ -414,7 +411,12 @@ fn cloud(
     frame.draw(&mut scene);
     for (series, points) in points {
         for (at, value, hint) in points {
-            scene.faint_dot(frame.at(*at, *value), 2.8, Paint::Series(*series), hint);
+            scene.dot(
+                frame.at(*at, *value),
+                (2.8, FAINT),
+                Paint::Series(*series),
+                hint,
+            );
         }
     }
     scene.height = top + 180.0 + 44.0;

@@ -3,7 +3,7 @@
 //! SVG is written here and not by plotters' back end, which rounds to whole pixels and knows neither the page's colours as variables (a dark page
 //! has others), nor a title that is shown where the pointer is, nor a dash pattern.
 
-use std::{fmt::Write as _, io, path::Path};
+use std::{io, path::Path};
 
 use plotters::{
     backend::{BitMapBackend, DrawingBackend},
@@ -13,7 +13,7 @@ use plotters::{
     },
 };
 
-use super::scene::{Anchor, Dash, Paint, Scene, Shape, font};
+use super::scene::{Anchor, Dash, Label, Paint, Scene, Shape, font};
 
 /// A text as content or as the value of a quoted attribute.
 pub(super) fn escape(text: &str) -> String {
@@ -61,7 +61,6 @@ pub(super) enum Target {
 /// The drawing.
 pub(super) fn svg(scene: &Scene, target: Target) -> String {
     let (width, height) = (scene.width, scene.height);
-    let mut out = String::new();
     let head = match target {
         Target::Page => format!(
             "<svg viewBox=\"0 {:.0} {width:.0} {:.0}\" style=\"max-width:{width:.0}px\" role=\"img\">",
@@ -72,29 +71,17 @@ pub(super) fn svg(scene: &Scene, target: Target) -> String {
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" height=\"{height:.0}\" role=\"img\" font-family=\"DejaVu Sans, Verdana, sans-serif\">"
         ),
     };
-    add(
-        &mut out,
-        format_args!("{head}<title>{}</title>", escape(&scene.title)),
-    );
-    if target == Target::File {
-        add(
-            &mut out,
-            format_args!("<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>"),
-        );
-    }
+    let background = match target {
+        Target::Page => "",
+        Target::File => "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>",
+    };
     let title = scene.titled().filter(|_| target == Target::File);
-    for shape in title.iter().chain(&scene.shapes) {
-        write_shape(&mut out, shape, target);
-    }
-    out.push_str("</svg>");
-    out
-}
-
-/// Writing to a string does not fail.
-fn add(out: &mut String, text: std::fmt::Arguments<'_>) {
-    if out.write_fmt(text).is_err() {
-        out.clear();
-    }
+    let shapes = title.iter().chain(&scene.shapes);
+    let shapes: String = shapes.map(|shape| element(shape, target)).collect();
+    format!(
+        "{head}{}{background}{shapes}</svg>",
+        text_tag("title", &scene.title)
+    )
 }
 
 fn css(paint: Paint, target: Target) -> String {
@@ -104,7 +91,7 @@ fn css(paint: Paint, target: Target) -> String {
     }
 }
 
-fn write_shape(out: &mut String, shape: &Shape, target: Target) {
+fn element(shape: &Shape, target: Target) -> String {
     match shape {
         Shape::Line {
             points,
@@ -112,7 +99,16 @@ fn write_shape(out: &mut String, shape: &Shape, target: Target) {
             width,
             dash,
         } => {
-            line(out, points, (&css(*paint, target), *width, *dash));
+            let pattern: Vec<String> = dash.pattern().iter().map(f64::to_string).collect();
+            let dashes = if pattern.is_empty() {
+                String::new()
+            } else {
+                format!(";stroke-dasharray:{}", pattern.join(" "))
+            };
+            let (path, colour) = (path(points), css(*paint, target));
+            format!(
+                "<path d=\"{path}\" style=\"fill:none;stroke:{colour};stroke-width:{width}{dashes};stroke-linejoin:round\"/>"
+            )
         }
         Shape::Area {
             points,
@@ -121,12 +117,9 @@ fn write_shape(out: &mut String, shape: &Shape, target: Target) {
             hint,
         } => {
             let (path, fill, hint) = (path(points), css(*paint, target), title(hint));
-            add(
-                out,
-                format_args!(
-                    "<path d=\"{path}Z\" style=\"fill:{fill};fill-opacity:{opacity}\">{hint}</path>"
-                ),
-            );
+            format!(
+                "<path d=\"{path}Z\" style=\"fill:{fill};fill-opacity:{opacity}\">{hint}</path>"
+            )
         }
         Shape::Dot {
             at: (x, y),
@@ -136,80 +129,46 @@ fn write_shape(out: &mut String, shape: &Shape, target: Target) {
             hint,
         } => {
             let (fill, edge, hint) = (css(*paint, target), css(Paint::Paper, target), title(hint));
-            add(
-                out,
-                format_args!(
-                    "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" style=\"fill:{fill};fill-opacity:{opacity};stroke:{edge};stroke-width:.7\">{hint}</circle>"
-                ),
-            );
+            format!(
+                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" style=\"fill:{fill};fill-opacity:{opacity};stroke:{edge};stroke-width:.7\">{hint}</circle>"
+            )
         }
-        text @ Shape::Text { .. } => write_text(out, text, target),
+        Shape::Text(label) => text_element(label, target),
     }
 }
 
-fn line(out: &mut String, points: &[(f64, f64)], (colour, width, dash): (&str, f64, Dash)) {
-    let pattern: Vec<String> = dash.pattern().iter().map(f64::to_string).collect();
-    let dashes = if pattern.is_empty() {
-        String::new()
-    } else {
-        format!(";stroke-dasharray:{}", pattern.join(" "))
-    };
-    let path = path(points);
-    add(
-        out,
-        format_args!(
-            "<path d=\"{path}\" style=\"fill:none;stroke:{colour};stroke-width:{width}{dashes};stroke-linejoin:round\"/>"
-        ),
-    );
-}
-
-fn write_text(out: &mut String, shape: &Shape, target: Target) {
-    let Shape::Text {
-        at: (x, y),
-        text,
-        size,
-        paint,
-        anchor,
-        bold,
-        upright,
-    } = shape
-    else {
-        return;
-    };
-    let anchor = match anchor {
+fn text_element(label: &Label, target: Target) -> String {
+    let ((x, y), size) = (label.at, label.size);
+    let anchor = match label.anchor {
         Anchor::Start => "start",
         Anchor::Middle => "middle",
         Anchor::End => "end",
     };
-    let weight = if *bold { ";font-weight:600" } else { "" };
-    let turn = if *upright {
+    let weight = if label.bold { ";font-weight:600" } else { "" };
+    let turn = if label.upright {
         format!(" transform=\"rotate(-90 {x:.1} {y:.1})\"")
     } else {
         String::new()
     };
-    let (fill, text) = (css(*paint, target), escape(text));
-    add(
-        out,
-        format_args!(
-            "<text x=\"{x:.1}\" y=\"{y:.1}\"{turn} text-anchor=\"{anchor}\" style=\"font-size:{size}px;fill:{fill}{weight}\">{text}</text>"
-        ),
-    );
+    let (fill, text) = (css(label.paint, target), escape(&label.text));
+    format!(
+        "<text x=\"{x:.1}\" y=\"{y:.1}\"{turn} text-anchor=\"{anchor}\" style=\"font-size:{size}px;fill:{fill}{weight}\">{text}</text>"
+    )
 }
 
 fn title(hint: &str) -> String {
     if hint.is_empty() {
         return String::new();
     }
-    format!("<title>{}</title>", escape(hint))
+    text_tag("title", hint)
 }
 
 fn path(points: &[(f64, f64)]) -> String {
-    let mut path = String::with_capacity(points.len() * 12);
-    for (place, (x, y)) in points.iter().enumerate() {
-        let letter = if place == 0 { 'M' } else { 'L' };
-        add(&mut path, format_args!("{letter}{x:.1} {y:.1}"));
-    }
-    path
+    let letters = std::iter::once('M').chain(std::iter::repeat('L'));
+    let points = letters.zip(points);
+    points
+        .map(|(letter, (x, y))| format!("{letter}{x:.1} {y:.1}"))
+        .collect()
 }
 
 // PNG, for slides and papers: drawn four times as large by plotters, then averaged to twice the size, which makes edges smooth.
@@ -324,20 +283,12 @@ impl Canvas<'_> {
                 self.disc(*at, radius + 0.5, rgba(Paint::Paper, *opacity))?;
                 self.disc(*at, *radius, rgba(*paint, *opacity))
             }
-            Shape::Text {
-                at,
-                text,
-                size,
-                paint,
-                anchor,
-                bold,
-                upright,
-            } => {
-                let paint = rgba(*paint, 1.0);
-                let style = text_style(*size, *bold, *upright).color(&paint);
-                let style = style.pos(position(*anchor));
-                let at = place(middle_of_text(*at, *size, *upright));
-                let drawn = self.0.draw_text(text, &style, at);
+            Shape::Text(label) => {
+                let paint = rgba(label.paint, 1.0);
+                let style = text_style(label.size, label.bold, label.upright).color(&paint);
+                let style = style.pos(position(label.anchor));
+                let at = place(middle_of_text(label.at, label.size, label.upright));
+                let drawn = self.0.draw_text(&label.text, &style, at);
                 drawn.map_err(io::Error::other)
             }
         }
@@ -450,7 +401,7 @@ mod tests {
     fn text_of_files_cannot_leave_its_place() {
         let mut scene = Scene::new(100.0, 20.0, "</title><script>");
         scene.text((1.0, 2.0), "<b>&\"'", 10.0, Paint::Ink, Anchor::Start);
-        scene.dot((1.0, 2.0), 2.0, Paint::Series(0), "<i>");
+        scene.dot((1.0, 2.0), (2.0, 1.0), Paint::Series(0), "<i>");
         let svg = svg(&scene, Target::Page);
         assert!(
             !svg.contains("<script") && !svg.contains("<b>") && !svg.contains("<i>"),

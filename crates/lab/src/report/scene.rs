@@ -50,16 +50,20 @@ pub(super) enum Shape {
         hint: String,
     },
     /// A line of text.
-    Text {
-        at: (f64, f64),
-        text: String,
-        size: f64,
-        paint: Paint,
-        anchor: Anchor,
-        bold: bool,
-        /// Turned to read upwards.
-        upright: bool,
-    },
+    Text(Label),
+}
+
+/// A line of text and where it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Label {
+    pub(super) at: (f64, f64),
+    pub(super) text: String,
+    pub(super) size: f64,
+    pub(super) paint: Paint,
+    pub(super) anchor: Anchor,
+    pub(super) bold: bool,
+    /// Turned to read upwards.
+    pub(super) upright: bool,
 }
 
 /// A colour by its part.
@@ -179,23 +183,19 @@ impl Scene {
         });
     }
 
-    pub(super) fn dot(&mut self, at: (f64, f64), radius: f64, paint: Paint, hint: &str) {
+    /// A dot; others shine through one that is not opaque.
+    pub(super) fn dot(
+        &mut self,
+        at: (f64, f64),
+        (radius, opacity): (f64, f64),
+        paint: Paint,
+        hint: &str,
+    ) {
         self.shapes.push(Shape::Dot {
             at,
             radius,
             paint,
-            opacity: 1.0,
-            hint: hint.to_owned(),
-        });
-    }
-
-    /// A dot that others shine through.
-    pub(super) fn faint_dot(&mut self, at: (f64, f64), radius: f64, paint: Paint, hint: &str) {
-        self.shapes.push(Shape::Dot {
-            at,
-            radius,
-            paint,
-            opacity: 0.55,
+            opacity,
             hint: hint.to_owned(),
         });
     }
@@ -208,7 +208,40 @@ impl Scene {
         paint: Paint,
         anchor: Anchor,
     ) {
-        self.shapes.push(Shape::Text {
+        let label = Label::new(at, text, size, paint, anchor);
+        self.shapes.push(Shape::Text(label));
+    }
+
+    pub(super) fn bold(&mut self, at: (f64, f64), text: &str, size: f64) {
+        let label = Label::new(at, text, size, Paint::Ink, Anchor::Start);
+        self.shapes.push(Shape::Text(Label {
+            bold: true,
+            ..label
+        }));
+    }
+
+    pub(super) fn upright(&mut self, at: (f64, f64), text: &str, size: f64) {
+        let label = Label::new(at, text, size, Paint::Muted, Anchor::Middle);
+        self.shapes.push(Shape::Text(Label {
+            upright: true,
+            ..label
+        }));
+    }
+
+    /// The title as a shape, for a file.
+    pub(super) fn titled(&self) -> Option<Shape> {
+        let title = fit(&self.title, 14.0, self.width - 24.0);
+        let label = Label::new((12.0, 21.0), &title, 14.0, Paint::Ink, Anchor::Start);
+        (self.head > 0.0).then_some(Shape::Text(Label {
+            bold: true,
+            ..label
+        }))
+    }
+}
+
+impl Label {
+    fn new(at: (f64, f64), text: &str, size: f64, paint: Paint, anchor: Anchor) -> Self {
+        Self {
             at,
             text: text.to_owned(),
             size,
@@ -216,44 +249,7 @@ impl Scene {
             anchor,
             bold: false,
             upright: false,
-        });
-    }
-
-    /// The title as a shape, for a file.
-    pub(super) fn titled(&self) -> Option<Shape> {
-        (self.head > 0.0).then(|| Shape::Text {
-            at: (12.0, 21.0),
-            text: fit(&self.title, 14.0, self.width - 24.0),
-            size: 14.0,
-            paint: Paint::Ink,
-            anchor: Anchor::Start,
-            bold: true,
-            upright: false,
-        })
-    }
-
-    pub(super) fn bold(&mut self, at: (f64, f64), text: &str, size: f64) {
-        self.shapes.push(Shape::Text {
-            at,
-            text: text.to_owned(),
-            size,
-            paint: Paint::Ink,
-            anchor: Anchor::Start,
-            bold: true,
-            upright: false,
-        });
-    }
-
-    pub(super) fn upright(&mut self, at: (f64, f64), text: &str, size: f64) {
-        self.shapes.push(Shape::Text {
-            at,
-            text: text.to_owned(),
-            size,
-            paint: Paint::Muted,
-            anchor: Anchor::Middle,
-            bold: false,
-            upright: true,
-        });
+        }
     }
 }
 

@@ -54,7 +54,7 @@ pub(super) fn head(data: &Data, judgement: &Judgement, families: &[usize]) -> St
     let mut cells = vec![tag("th", "")];
     let baseline = judgement.baseline.map(|baseline| data.series(baseline));
     for family in families {
-        let name = data.families.get(*family).map_or("?", String::as_str);
+        let name = data.family_name(*family);
         let note = if Some(*family) == baseline {
             text_tag("small", "baseline")
         } else {
@@ -344,7 +344,7 @@ fn sentence(source: &Source<'_>, measures: &[usize]) -> String {
             against(source, measures, family),
         ];
         let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
-        let name = data.families.get(family).map_or("?", String::as_str);
+        let name = data.family_name(family);
         let text = format!("{}: {}", tag("b", &chip(name, family)), parts.join("; "));
         if parts.is_empty() {
             String::new()
