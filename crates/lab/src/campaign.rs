@@ -88,7 +88,7 @@ impl Begun {
         let lock = Lock::take(directory.root(), "run")?;
         let mut store = Store::write(directory.root())?;
         identity::claim(&mut store, &directory, &plan)?;
-        let machine = identity::this();
+        let machine = identity::this_machine();
         store.put_machine(&machine)?;
         if retry {
             store.take_back()?;

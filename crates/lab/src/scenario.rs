@@ -420,16 +420,15 @@ fn check_runs(root: Reader<'_>, repetitions: u32, labels: &[Vec<String>]) {
         let what = format!("{repetitions} repetitions of {round} cases and subjects are too many");
         root.wrong(
             "repetitions",
-            Wrong::new(what, format!("at most {MOST_RUNS} runs in all")),
+            what,
+            format!("at most {MOST_RUNS} runs in all"),
         );
     }
     if round == 0 && !root.complaints.any() {
         root.wrong(
             "subject",
-            Wrong::new(
-                "no subject applies in any case",
-                "a condition that holds somewhere",
-            ),
+            "no subject applies in any case",
+            "a condition that holds somewhere",
         );
     }
 }
@@ -522,10 +521,7 @@ impl<'a> Check<'a> {
                 let allowed = format!(
                     "at most {MOST_THINGS} hosts, links, workloads, files and steps in all"
                 );
-                root.wrong(
-                    "matrix",
-                    Wrong::new("all cases together are too large", allowed),
-                );
+                root.wrong("matrix", "all cases together are too large", allowed);
                 return;
             }
         }

@@ -157,8 +157,8 @@ const SETTINGS: [&str; 12] = [
     "net/ipv4/tcp_wmem",
 ];
 
-/// This machine.
-pub(crate) fn this() -> Machine {
+/// What this machine is.
+pub(crate) fn this_machine() -> Machine {
     let mut machine = Machine {
         id: String::new(),
         kernel: format!(
@@ -174,11 +174,11 @@ pub(crate) fn this() -> Machine {
         real_time: real_time(),
         sysctls: settings(),
     };
-    machine.id = name(&machine);
+    machine.id = machine_id(&machine);
     machine
 }
 
-fn name(machine: &Machine) -> String {
+fn machine_id(machine: &Machine) -> String {
     let text = serde_json::to_string(machine).unwrap_or_default();
     let hash = digest::digest(&digest::SHA256, text.as_bytes());
     let head = hash.as_ref().iter().take(8);
@@ -404,8 +404,8 @@ mod tests {
 
     #[test]
     fn a_machine_is_described_without_its_name() {
-        let machine = this();
-        assert_eq!(machine, this());
+        let machine = this_machine();
+        assert_eq!(machine, this_machine());
         assert!(machine.cores > 0 && machine.memory > 0 && !machine.kernel.is_empty());
         let host = read("/proc/sys/kernel/hostname").unwrap();
         let text = serde_json::to_string(&machine).unwrap();

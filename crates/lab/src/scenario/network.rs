@@ -66,10 +66,8 @@ impl Drawing {
                 if count > most {
                     entry.wrong(
                         "name",
-                        Wrong::new(
-                            format!("there are too many {key}s"),
-                            format!("at most {most}"),
-                        ),
+                        format!("there are too many {key}s"),
+                        format!("at most {most}"),
                     );
                     return;
                 }
@@ -91,14 +89,11 @@ impl Drawing {
         };
         if name.eq_ignore_ascii_case("localhost") {
             let what = "every host calls itself localhost";
-            entry.wrong("name", Wrong::new(what, "another name"));
+            entry.wrong("name", what, "another name");
         }
         if self.places.insert(name.clone(), entry.table.at).is_some() {
             let what = format!("there are two nodes with the name {}", quoted(&name));
-            entry.wrong(
-                "name",
-                Wrong::new(what, "another name; {i} tells repeated ones apart"),
-            );
+            entry.wrong("name", what, "another name; {i} tells repeated ones apart");
             return;
         }
         self.topology.nodes.push(Node { name, kind });
@@ -111,7 +106,8 @@ impl Drawing {
                 if self.topology.links.len() == MOST_LINKS {
                     entry.wrong(
                         "ends",
-                        Wrong::new("there are too many links", format!("at most {MOST_LINKS}")),
+                        "there are too many links",
+                        format!("at most {MOST_LINKS}"),
                     );
                     return;
                 }
@@ -151,7 +147,7 @@ impl Drawing {
         }
         let what = format!("there are two links with the name {}", quoted(&name));
         let key = if given { "name" } else { "ends" };
-        entry.wrong(key, Wrong::new(what, "another name = \"…\""));
+        entry.wrong(key, what, "another name = \"…\"");
         None
     }
 
@@ -162,10 +158,7 @@ impl Drawing {
         let [first, second] = list else {
             match entry.table.node("ends") {
                 None => entry.missing("ends", ALLOWED),
-                Some(_) => entry.wrong(
-                    "ends",
-                    Wrong::new(format!("there are {} ends", list.len()), ALLOWED),
-                ),
+                Some(_) => entry.wrong("ends", format!("there are {} ends", list.len()), ALLOWED),
             }
             return None;
         };
@@ -177,7 +170,7 @@ impl Drawing {
         let ends = [first?, entry.read_node(second, known)?];
         if ends[0] == ends[1] {
             let what = format!("both ends are {}", quoted(&ends[0]));
-            entry.wrong("ends", Wrong::new(what, ALLOWED));
+            entry.wrong("ends", what, ALLOWED);
             return None;
         }
         Some(ends)
@@ -362,16 +355,13 @@ impl Queue {
         };
         let Some(rate) = rate else {
             let what = "a multiple of the bandwidth-delay product needs a rate";
-            entry.wrong(
-                "queue",
-                Wrong::new(what, "rate = \"10Mbit\", or a queue in octets"),
-            );
+            entry.wrong("queue", what, "rate = \"10Mbit\", or a queue in octets");
             return None;
         };
         if round_trip.is_zero() {
             let what = "a multiple of the bandwidth-delay product needs a round trip";
             let allowed = "delay = \"5ms\", or queue = { bdp = 1.5, rtt = \"50ms\" }";
-            entry.wrong("queue", Wrong::new(what, allowed));
+            entry.wrong("queue", what, allowed);
             return None;
         }
         Some(product(factor, rate, round_trip).max(mtu))
@@ -394,10 +384,7 @@ fn speed(entry: Reader<'_>, traces: &Traces<'_>) -> Option<Speed> {
         .read("trace", |value| traces(&text(value)?))
         .map(Speed::Trace);
     if rate.is_some() && trace.is_some() {
-        entry.wrong(
-            "trace",
-            Wrong::new("there is a rate too", "a rate or a trace"),
-        );
+        entry.wrong("trace", "there is a rate too", "a rate or a trace");
     }
     trace.or(rate)
 }

@@ -1,5 +1,7 @@
 //! Reads typed values from a table of a file, in a scope. Whatever does not fit becomes a complaint, and reading goes on.
 
+use std::fmt;
+
 use super::{
     document::{Complaints, Item, LONGEST, Node, Table, Wrong, meant},
     expression::{Scope, Value},
@@ -49,8 +51,13 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Complains about what stands at a key: what is wrong, and what is allowed.
+    pub(crate) fn wrong(&self, key: &str, what: impl fmt::Display, allowed: impl Into<String>) {
+        self.refuse(key, Wrong::new(what, allowed));
+    }
+
     /// Complains about what stands at a key.
-    pub(crate) fn wrong(&self, key: &str, wrong: Wrong) {
+    pub(crate) fn refuse(&self, key: &str, wrong: Wrong) {
         let at = self.table.node(key).map_or(self.table.at, |node| node.at);
         self.complaints.add(at, wrong);
     }
@@ -217,7 +224,7 @@ impl<'a> Reader<'a> {
         };
         let [outer, inner] = list.as_slice() else {
             let what = format!("there are {} numbers", list.len());
-            self.wrong("repeat", Wrong::new(what, "one, or two for i and j"));
+            self.wrong("repeat", what, "one, or two for i and j");
             return Vec::new();
         };
         let mut scopes = Vec::new();
@@ -227,10 +234,7 @@ impl<'a> Reader<'a> {
             scopes.extend((1..=count).map(|j| scope.with("j", j)));
             if scopes.len() as u64 > MOST_REPEATS {
                 let what = "there are too many";
-                self.wrong(
-                    "repeat",
-                    Wrong::new(what, format!("at most {MOST_REPEATS} in all")),
-                );
+                self.wrong("repeat", what, format!("at most {MOST_REPEATS} in all"));
                 return Vec::new();
             }
         }

@@ -281,7 +281,8 @@ fn case_of_ratio(entry: Reader<'_>, parameters: &[Parameter]) -> Case {
     if entry.table.node("relative_to_case").is_some() && entry.table.node("relative_to").is_some() {
         entry.wrong(
             "relative_to_case",
-            Wrong::new("there is relative_to too", "one of the two"),
+            "there is relative_to too",
+            "one of the two",
         );
     }
     case(entry, "relative_to_case", parameters)

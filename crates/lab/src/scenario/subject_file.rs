@@ -343,7 +343,7 @@ fn parameter<'a>(root: Reader<'a>, node: &'a Node, at: usize) -> Option<Paramete
         max: entry.read("max", units::number),
     };
     if let Err(wrong) = parameter.fit(&parameter.default) {
-        entry.wrong("default", wrong);
+        entry.refuse("default", wrong);
     }
     Some(parameter)
 }
@@ -488,7 +488,7 @@ fn file_of(entry: Reader<'_>) -> Option<String> {
             None
         }
         (Some(_), Some(_)) => {
-            entry.wrong("file", Wrong::new("there is use too", "use or file"));
+            entry.wrong("file", "there is use too", "use or file");
             None
         }
     }
@@ -507,10 +507,8 @@ fn load(entry: Reader<'_>, key: &str, library: &Library) -> Option<Result<Subjec
             let at = if by_path { "file" } else { "use" };
             entry.wrong(
                 at,
-                Wrong::new(
-                    format!("{} cannot be read: {why}", quoted(key)),
-                    "a subject's file",
-                ),
+                format!("{} cannot be read: {why}", quoted(key)),
+                "a subject's file",
             );
             None
         }
@@ -520,10 +518,8 @@ fn load(entry: Reader<'_>, key: &str, library: &Library) -> Option<Result<Subjec
             let what = format!("there is no subject {}", quoted(key));
             entry.wrong(
                 "use",
-                Wrong::new(
-                    what,
-                    format!("{allowed} (or a file subjects/{key}.toml beside the scenario)"),
-                ),
+                what,
+                format!("{allowed} (or a file subjects/{key}.toml beside the scenario)"),
             );
             None
         }
@@ -556,7 +552,7 @@ pub(crate) fn uses(root: Reader<'_>, subjects: &BTreeMap<String, SubjectFile>) -
                 "there are two subjects with the label {} in a case",
                 quoted(&label)
             );
-            entry.wrong(key, Wrong::new(what, "another label = \"…\""));
+            entry.wrong(key, what, "another label = \"…\"");
         }
         uses.push(Use {
             label,

@@ -59,16 +59,14 @@ pub(crate) fn workloads(root: Reader<'_>, topology: &Topology) -> Vec<Plan> {
                     "there are two workloads with the name {}",
                     quoted(&plan.name)
                 );
-                entry.wrong(
-                    "name",
-                    Wrong::new(what, "another name; {i} tells repeated ones apart"),
-                );
+                entry.wrong("name", what, "another name; {i} tells repeated ones apart");
             }
             plans.push(plan);
             if plans.len() > MOST {
                 entry.wrong(
                     "name",
-                    Wrong::new("there are too many workloads", format!("at most {MOST}")),
+                    "there are too many workloads",
+                    format!("at most {MOST}"),
                 );
                 return plans;
             }
@@ -99,7 +97,7 @@ fn workload(entry: Reader<'_>, topology: &Topology) -> Option<Plan> {
     let (from, to, kind) = (from?, to?, kind?);
     if from == to {
         let what = format!("it goes from {} to itself", quoted(&from));
-        entry.wrong("to", Wrong::new(what, "another host"));
+        entry.wrong("to", what, "another host");
     }
     Some(Plan {
         counted_as: counted_as(entry, &name),
@@ -190,7 +188,7 @@ fn bulk(entry: Reader<'_>) -> Option<Bulk> {
     let both = ["octets", "time"].map(|key| entry.table.node(key).is_some());
     match both {
         [false, false] => entry.missing("octets", "octets = \"2MB\", or time = \"10s\""),
-        [true, true] => entry.wrong("time", Wrong::new("there are octets too", "octets or time")),
+        [true, true] => entry.wrong("time", "there are octets too", "octets or time"),
         _ => {}
     }
     (octets.is_some() || time.is_some()).then(|| Bulk {
@@ -250,12 +248,14 @@ fn schedule(entry: Reader<'_>) -> Option<Kind> {
     if choices.len() > MOST_CHOICES {
         entry.wrong(
             "choices",
-            Wrong::new("there are too many", format!("at most {MOST_CHOICES}")),
+            "there are too many",
+            format!("at most {MOST_CHOICES}"),
         );
     } else if total == 0.0 && entry.table.node("choices").is_some() {
         entry.wrong(
             "choices",
-            Wrong::new("nothing can be drawn", "at least one with a weight above 0"),
+            "nothing can be drawn",
+            "at least one with a weight above 0",
         );
     }
     (total > 0.0).then(|| Kind::Schedule {
@@ -293,7 +293,7 @@ fn http(entry: Reader<'_>) -> Option<Kind> {
     let version = u8::try_from(version?).ok()?;
     for key in ["upload", "congestion", "packet"] {
         if version != 3 && entry.table.node(key).is_some() {
-            entry.wrong(key, Wrong::new("only HTTP/3 has it", "version = 3"));
+            entry.wrong(key, "only HTTP/3 has it", "version = 3");
         }
     }
     Some(Kind::Http {

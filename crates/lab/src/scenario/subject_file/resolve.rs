@@ -64,7 +64,7 @@ pub(super) fn plan(root: Reader<'_>, site: &Site<'_>) -> Plan {
         {
             let what = format!("there are two steps with the name {}", quoted(&step.name));
             let allowed = "another name; {i} tells repeated ones apart";
-            entry.wrong("name", Wrong::new(what, allowed));
+            entry.wrong("name", what, allowed);
         }
         steps.extend(step);
     });
@@ -85,10 +85,7 @@ fn each(root: Reader<'_>, key: &str, mut read: impl FnMut(Reader<'_>)) {
         for scope in entry.instances() {
             count += 1;
             if count > MOST {
-                root.wrong(
-                    key,
-                    Wrong::new("there are too many", format!("at most {MOST}")),
-                );
+                root.wrong(key, "there are too many", format!("at most {MOST}"));
                 return;
             }
             read(Reader {
@@ -215,14 +212,11 @@ fn command(entry: Reader<'_>, key: &str) -> Option<Vec<String>> {
     }
     if words.iter().map(String::len).sum::<usize>() > LONGEST_COMMAND {
         let allowed = format!("at most {LONGEST_COMMAND} octets");
-        entry.wrong(key, Wrong::new("the command is too long", allowed));
+        entry.wrong(key, "the command is too long", allowed);
         return None;
     }
     if words.first().is_none_or(String::is_empty) {
-        entry.wrong(
-            key,
-            Wrong::new("there is no program", "the program and its arguments"),
-        );
+        entry.wrong(key, "there is no program", "the program and its arguments");
         return None;
     }
     Some(words)
@@ -305,7 +299,7 @@ fn check_ways(root: Reader<'_>, ways: &[WayIn]) {
     let mut hosts = BTreeSet::new();
     if let Some(twice) = ways.iter().find(|way| !hosts.insert(&way.host)) {
         let what = format!("the host {} has two ways in", quoted(&twice.host));
-        root.wrong("way", Wrong::new(what, "at most one for each host"));
+        root.wrong("way", what, "at most one for each host");
     }
 }
 
