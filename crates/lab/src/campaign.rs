@@ -29,7 +29,7 @@ use tokio::{
 pub use self::shard::merge;
 use self::{
     conduct::{Conduct, Ended, Step, Tally},
-    plan::{Plan, Source},
+    plan::Plan,
     progress::{Estimate, Progress},
 };
 pub(crate) use self::{
@@ -41,7 +41,7 @@ use crate::{
     errors::Failure,
     report,
     results::store::Store,
-    scenario,
+    scenario::{self, Scenario},
     trial::{Report, Trial},
     world,
 };
@@ -105,13 +105,13 @@ impl Begun {
 
     fn conduct(
         self,
-        source: &dyn Source,
+        scenario: &Scenario,
         execute: &mut dyn Execute,
         progress: Progress,
         around: &Around<'_>,
     ) -> Result<(), Failure> {
         let mut conduct = Conduct {
-            source,
+            scenario,
             plan: &self.plan,
             directory: self.directory,
             tally: tally(&self.store, &self.plan)?,

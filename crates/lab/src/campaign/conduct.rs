@@ -13,7 +13,7 @@ use std::{
 use super::{
     Directory, Execute, Stop,
     directory::{keep, remove, trouble},
-    plan::{Plan, Planned, Source, everything},
+    plan::{Plan, Planned, everything},
     progress::{Estimate, Event, Progress},
 };
 use crate::{
@@ -24,7 +24,7 @@ use crate::{
         sample::{WholeTransfer, whole_transfers},
         store::{Attempt, Finished, Run, Store, Verdict},
     },
-    scenario::Gate,
+    scenario::{Gate, Scenario},
     trial::{EmulatorHealth, Outcome, Report, Trial},
     workload::{self, TransferError},
 };
@@ -77,7 +77,7 @@ pub(crate) type Step<'a> = &'a dyn Fn(&'static str) -> Result<(), Failure>;
 
 /// A campaign under way.
 pub(crate) struct Conduct<'a> {
-    pub(crate) source: &'a dyn Source,
+    pub(crate) scenario: &'a Scenario,
     pub(crate) plan: &'a Plan,
     pub(crate) directory: Directory,
     pub(crate) store: Store,
@@ -205,7 +205,7 @@ impl Conduct<'_> {
         self.progress.attempt(place, number);
         let directory = self.directory.attempt(&place.key.id(), number)?;
         let shared = self.directory.shared();
-        let mut trial = self.source.trial(&place.key, &directory, &shared)?;
+        let mut trial = self.scenario.trial(&place.key, &directory, &shared)?;
         if self.plan.keep_all {
             trial.record = everything(trial.record.snaplen);
         }

@@ -248,7 +248,7 @@ pub(crate) fn started_by(subject: &subject::Plan) -> BTreeSet<String> {
 }
 
 /// Finds and hashes them, and this program too. One that is not there is left out: the attempt says what is missing.
-pub(crate) fn identify(names: &BTreeSet<String>, needs: &[Needs]) -> Result<Vec<Binary>, Failure> {
+pub(crate) fn identify(names: &BTreeSet<String>, needs: &[&Needs]) -> Result<Vec<Binary>, Failure> {
     let places = Places::find(false)?;
     let lab = PathBuf::from(&places.lab);
     let mut binaries = vec![Binary {
@@ -285,12 +285,12 @@ fn find(name: &str) -> Option<PathBuf> {
 }
 
 /// The first line that a program says when it is asked for its version, as its subject's file tells how.
-fn version(path: &Path, places: &Places, needs: &[Needs]) -> String {
+fn version(path: &Path, places: &Places, needs: &[&Needs]) -> String {
     let own = |text: &str| {
         let text = text.replace("{hoplite}", &places.hoplite);
         text.replace("{lab}", &places.lab)
     };
-    let of = |needs: &&Needs| find(&own(&needs.command)).as_deref() == Some(path);
+    let of = |needs: &&&Needs| find(&own(&needs.command)).as_deref() == Some(path);
     let ask = needs
         .iter()
         .filter(of)
@@ -427,7 +427,7 @@ mod tests {
                 .map(str::to_owned)
                 .to_vec(),
         };
-        let found = identify(&names, &[needs]).unwrap();
+        let found = identify(&names, &[&needs]).unwrap();
         assert_eq!(found.len(), 2);
         assert_eq!(found[0].name, "hoplite-lab");
         assert_eq!(

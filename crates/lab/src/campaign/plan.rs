@@ -15,60 +15,9 @@ use crate::{
     cli::RunArgs,
     errors::{Complaint, Failure, printed},
     results::store::{Campaign, Store},
-    scenario::{
-        Scenario,
-        subject_file::{Needs, Places},
-    },
+    scenario::{Scenario, subject_file::Places},
     trial::{Keep, Key, Trial},
 };
-
-/// Where repetitions come from: a scenario, or in tests a few lines.
-pub(crate) trait Source {
-    /// What it says about itself.
-    fn about(&self) -> Campaign;
-    /// What its subjects need.
-    fn needs(&self) -> Vec<Needs>;
-    /// What is kept of each attempt.
-    fn keep(&self) -> Keep;
-    /// All repetitions in order.
-    fn keys(&self) -> Vec<Key>;
-    /// What one means.
-    fn trial(&self, key: &Key, directory: &Path, shared: &Path) -> Result<Trial, Failure>;
-}
-
-impl Source for Scenario {
-    fn about(&self) -> Campaign {
-        Campaign {
-            scenario: self.name.clone(),
-            summary: self.summary.clone(),
-            source: self.source.clone(),
-            seed: self.seed,
-            repetitions: self.repetitions,
-            baseline: self.baseline.clone(),
-            subjects: self.labels(),
-            cases: self.cases(),
-            gate: self.gate.clone(),
-            findings: self.findings.clone(),
-            ..Campaign::default()
-        }
-    }
-
-    fn needs(&self) -> Vec<Needs> {
-        Self::needs(self).into_iter().cloned().collect()
-    }
-
-    fn keep(&self) -> Keep {
-        self.keep.clone()
-    }
-
-    fn keys(&self) -> Vec<Key> {
-        Self::keys(self)
-    }
-
-    fn trial(&self, key: &Key, directory: &Path, shared: &Path) -> Result<Trial, Failure> {
-        Self::trial(self, key, directory, shared)
-    }
-}
 
 /// A repetition and its place in the campaign's order.
 #[derive(Clone, Debug)]
@@ -90,8 +39,8 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Chooses what the command line asks for.
-    pub(crate) fn make(source: &dyn Source, args: &RunArgs) -> Result<Self, Failure> {
-        let keys = source.keys();
+    pub(crate) fn make(scenario: &Scenario, args: &RunArgs) -> Result<Self, Failure> {
+        let keys = scenario.keys();
         let shard = args.shard.as_deref().unwrap_or("1/1");
         let shard: Shard = shard
             .parse()
@@ -107,9 +56,9 @@ impl Plan {
             })
             .collect();
         Ok(Self {
-            campaign: campaign(source, &keys, &choice.subjects)?,
+            campaign: campaign(scenario, &keys, &choice.subjects)?,
             places,
-            keep: source.keep(),
+            keep: scenario.keep.clone(),
             keep_all: args.keep,
         })
     }
@@ -139,17 +88,34 @@ pub(super) fn wrong(doing: String, why: impl std::fmt::Display, remedy: &str) ->
     Failure::Wrong(vec![Complaint::new(doing, why, remedy)])
 }
 
+/// What a scenario says about itself.
+fn about(scenario: &Scenario) -> Campaign {
+    Campaign {
+        scenario: scenario.name.clone(),
+        summary: scenario.summary.clone(),
+        source: scenario.source.clone(),
+        seed: scenario.seed,
+        repetitions: scenario.repetitions,
+        baseline: scenario.baseline.clone(),
+        subjects: scenario.labels(),
+        cases: scenario.cases(),
+        gate: scenario.gate.clone(),
+        findings: scenario.findings.clone(),
+        ..Campaign::default()
+    }
+}
+
 fn campaign(
-    source: &dyn Source,
+    scenario: &Scenario,
     keys: &[Key],
     subjects: &BTreeSet<String>,
 ) -> Result<Campaign, Failure> {
-    let mut campaign = source.about();
+    let mut campaign = about(scenario);
     campaign.planned = keys.len() as u64;
     let mut names = BTreeSet::new();
     let mut hashes = BTreeMap::<String, digest::Context>::new();
     for key in firsts(keys).filter(|key| subjects.contains(&key.subject)) {
-        let trial = source.trial(key, Path::new("attempt"), Path::new("shared"))?;
+        let trial = scenario.trial(key, Path::new("attempt"), Path::new("shared"))?;
         names.extend(identity::started_by(&trial.subject));
         let hash = hashes.entry(key.subject.clone());
         let new = || digest::Context::new(&digest::SHA256);
@@ -159,7 +125,7 @@ fn campaign(
         .into_iter()
         .map(|(subject, hash)| (subject, identity::hexadecimal(hash.finish().as_ref())))
         .collect();
-    campaign.binaries = identity::identify(&names, &source.needs())?;
+    campaign.binaries = identity::identify(&names, &scenario.needs())?;
     campaign.began = super::now();
     Ok(campaign)
 }

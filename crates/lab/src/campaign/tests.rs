@@ -49,7 +49,8 @@ fn run_to(
     step: Step<'_>,
     progress: Progress,
 ) -> Result<(), Failure> {
-    let plan = Plan::make(few, args)?;
+    let scenario = few.scenario();
+    let plan = Plan::make(&scenario, args)?;
     let begun = Begun::new(plan, out, args.retry)?;
     let stop = fake.stop.clone();
     let around = Around {
@@ -57,7 +58,7 @@ fn run_to(
         step,
         report: &|directory| Ok(directory.join("report.html")),
     };
-    begun.conduct(few, fake, progress, &around)
+    begun.conduct(&scenario, fake, progress, &around)
 }
 
 #[test]
@@ -403,7 +404,10 @@ fn campaign_toml_says_what_the_results_are_of() {
     let text = fs::read_to_string(out.path().join("campaign.toml")).unwrap();
     let table: BTreeMap<String, toml::Value> = toml::from_str(&text).unwrap();
     assert_eq!(table["scenario"].as_str(), Some("few"));
-    assert_eq!(table["source"].as_str(), Some("name = \"few\"\n"));
+    assert_eq!(
+        table["source"].as_str(),
+        Some(&*Few::default().scenario().source)
+    );
     assert_eq!(table["programs"].as_table().unwrap().len(), 1);
 }
 

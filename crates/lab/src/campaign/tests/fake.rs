@@ -6,21 +6,18 @@ use std::{
     io::{self, Write},
     path::Path,
     sync::{Arc, Mutex},
-    time::Duration,
 };
 
 use crate::{
-    campaign::{Execute, Stop, plan::Source, progress::Progress},
+    campaign::{Execute, Stop, progress::Progress},
     errors::Failure,
     results::{
         parquet,
-        store::{Campaign, Store, Verdict},
+        store::{Store, Verdict},
     },
-    scenario::subject_file::Needs,
-    subject,
-    topology::Topology,
-    trial::{EmulatorHealth, Keep, Key, LinkCount, Outcome, ProcessUse, Report, Trial},
-    workload::{Bulk, Kind, Phases, Plan, Transfer, TransferError},
+    scenario::{self, Scenario},
+    trial::{EmulatorHealth, Key, LinkCount, Outcome, ProcessUse, Report, Trial},
+    workload::{Phases, Transfer, TransferError},
 };
 
 /// Two cases, two subjects.
@@ -40,71 +37,31 @@ impl Default for Few {
     }
 }
 
-impl Source for Few {
-    fn about(&self) -> Campaign {
-        Campaign {
-            scenario: "few".into(),
-            source: "name = \"few\"\n".into(),
-            seed: self.seed,
-            repetitions: self.repetitions,
-            ..Campaign::default()
-        }
+impl Few {
+    pub(super) fn scenario(&self) -> Scenario {
+        let Self {
+            repetitions,
+            seed,
+            octets,
+        } = self;
+        let text = format!(
+            r#"
+            name = "few"
+            repetitions = {repetitions}
+            seed = {seed}
+            keep = {{ pcap = ["a-b"] }}
+            matrix.hops = [0, 1]
+            host = [{{ name = "client" }}, {{ name = "server" }}]
+            link = [{{ name = "a-b", ends = ["client", "server"], delay = "{{hops}}ms" }}]
+            subject = [{{ use = "native" }}, {{ use = "native", label = "hoplite" }}]
+            workload = [{{ kind = "download", octets = {octets}, count = 2 }}]
+            "#
+        );
+        scenario::parse("few.toml", &text).unwrap()
     }
 
-    fn needs(&self) -> Vec<Needs> {
-        Vec::new()
-    }
-
-    fn keep(&self) -> Keep {
-        Keep {
-            pcap: vec!["a-b".into()],
-            ..Keep::default()
-        }
-    }
-
-    fn keys(&self) -> Vec<Key> {
-        let key = |n: u32| Key {
-            scenario: "few".into(),
-            case: BTreeMap::from([("hops".to_owned(), (n / 2 % 2).to_string())]),
-            subject: ["native", "hoplite"][(n % 2) as usize].to_owned(),
-            repetition: 1 + n / 4,
-        };
-        (0..4 * self.repetitions).map(key).collect()
-    }
-
-    fn trial(&self, key: &Key, directory: &Path, shared: &Path) -> Result<Trial, Failure> {
-        let bulk = Bulk {
-            octets: self.octets,
-            time: Duration::ZERO,
-            connections: 1,
-            count: 2,
-            pause: Duration::ZERO,
-        };
-        Ok(Trial {
-            seed: u64::from_str_radix(&key.id(), 16).unwrap() ^ self.seed,
-            key: key.clone(),
-            topology: Topology::default(),
-            subject: subject::Plan::default(),
-            workloads: vec![Plan {
-                name: "download".into(),
-                group: "1".into(),
-                from: "client".into(),
-                to: "server".into(),
-                at: Duration::ZERO,
-                direct: false,
-                may_fail: false,
-                counted_as: None,
-                stall: Duration::from_secs(1),
-                timeout: Duration::from_secs(1),
-                kind: Kind::Download(bulk),
-            }],
-            sysctls: BTreeMap::new(),
-            record: Keep::default(),
-            analyses: Vec::new(),
-            shared: shared.to_owned(),
-            timeout: Duration::from_secs(1),
-            directory: directory.to_owned(),
-        })
+    pub(super) fn keys(&self) -> Vec<Key> {
+        self.scenario().keys()
     }
 }
 
@@ -269,7 +226,8 @@ pub(super) fn open(out: &Path) -> Store {
 pub(super) fn soundly_done(out: &Path, few: &Few, fake: &Fake) {
     let store = open(out);
     let runs = store.runs().unwrap();
-    let ids: BTreeSet<_> = few.keys().iter().map(Key::id).collect();
+    let scenario = few.scenario();
+    let ids: BTreeSet<_> = scenario.keys().iter().map(Key::id).collect();
     assert_eq!(
         runs.iter()
             .map(|run| run.id.clone())
@@ -305,7 +263,7 @@ pub(super) fn soundly_done(out: &Path, few: &Few, fake: &Fake) {
             let path = out.join(format!("samples/{}.parquet", run.id));
             let samples = parquet::read(&path).unwrap();
             assert_eq!(samples.len(), 2);
-            let seed = few.trial(&run.key, out, out).unwrap().seed;
+            let seed = scenario.trial(&run.key, out, out).unwrap().seed;
             let first = samples[0].transfer.phases.first_byte;
             assert_eq!(first, Some(seed % 1_000_000), "{run:?}");
         }
