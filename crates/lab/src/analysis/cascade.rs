@@ -72,14 +72,10 @@ fn figures(capture: &Capture, layers: &Layers) -> Result<Vec<(String, f64)>, Fai
 /// Acknowledgements that `hops` tunnels add to each end-to-end data packet when every `ratio`-th packet is acknowledged, each in a packet of
 /// its own: f_r(n) of paper 001 §3.
 #[must_use]
-pub fn theory(ratio: f64, hops: usize) -> f64 {
-    let mut power = 1.0;
-    let mut sum = 0.0;
-    for _ in 0..hops {
-        power *= 1.0 + 1.0 / ratio;
-        sum += power;
-    }
-    sum / ratio
+pub fn theory(ratio: f64, hops: f64) -> f64 {
+    // The sum of (1 + 1/r)^i over i = 1..n, over r, is that of a geometric series.
+    let growth = 1.0 + 1.0 / ratio;
+    growth * (growth.powf(hops) - 1.0)
 }
 
 // Counting, from the end-to-end connection outwards.
@@ -335,7 +331,7 @@ impl Counts {
                 "ack_frames_per_packet",
                 frames as f64 / self.data_packets.max(1) as f64,
             ),
-            ("ack_frames_theory", theory(2.0, self.hops)),
+            ("ack_frames_theory", theory(2.0, self.hops as f64)),
             ("first_hop_octets", total),
             ("e2e_octets", inner),
             ("e2e_ack_octets", self.inner_acks as f64),

@@ -8,6 +8,7 @@ use super::{
     metric::Unit,
     scene::{Anchor, Axis, Dash, Frame, Paint, Scene, fit, legend},
 };
+use crate::analysis::cascade::theory;
 
 const PANEL: f64 = 520.0;
 const HEIGHT: f64 = 220.0;
@@ -309,15 +310,10 @@ fn draw_line(
     }
 }
 
-/// Paper 001 §3: with an acknowledgement for every second packet, n tunnels add f₂(n) = ½ Σ (1 + ½)^i of them to a data packet, i = 1..n.
+/// Paper 001 §3: what tunnels that acknowledge every second packet add to a data packet.
 fn model(metric: &str, parameter: &str) -> Option<Model> {
     let asked = metric == "ack_frames_per_packet" && parameter == "hops";
-    asked.then_some(cascade as Model)
-}
-
-fn cascade(hops: f64) -> f64 {
-    // The sum of a geometric series.
-    0.5 * 1.5 * (1.5_f64.powf(hops) - 1.0) / 0.5
+    asked.then_some(|hops| theory(2.0, hops))
 }
 
 #[cfg(test)]
@@ -328,7 +324,7 @@ mod tests {
     fn the_cascade_of_acknowledgements_is_the_papers_sum() {
         let sum = |n: i32| 0.5 * (1..=n).map(|i| 1.5_f64.powi(i)).sum::<f64>();
         for n in 0..=4 {
-            assert!((cascade(f64::from(n)) - sum(n)).abs() < 1e-9, "{n}");
+            assert!((theory(2.0, f64::from(n)) - sum(n)).abs() < 1e-9, "{n}");
         }
     }
 

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Sample,
+    metrics::seconds,
     sample::{WholeTransfer, whole_transfers},
 };
 use crate::workload::{Phases, Transfer};
@@ -113,11 +114,6 @@ fn last_fifth(transfer: &Transfer) -> Option<f64> {
     let time = seconds(to.checked_sub(*from)?);
     let whole = transfer.asked[1] == FIVE_MEBIBYTES && transfer.error.is_none();
     (whole && time > 0.0).then(|| 8.388_608 / time)
-}
-
-/// Microseconds in seconds.
-fn seconds(micros: u64) -> f64 {
-    micros as f64 / 1e6
 }
 
 /// To a millionth: what was measured is not finer.

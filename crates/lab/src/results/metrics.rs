@@ -195,7 +195,7 @@ fn variation(round_trips: &[f64]) -> Option<f64> {
 }
 
 /// Microseconds in seconds.
-fn seconds(micros: u64) -> f64 {
+pub(super) fn seconds(micros: u64) -> f64 {
     micros as f64 / 1e6
 }
 

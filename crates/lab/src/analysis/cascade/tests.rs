@@ -654,15 +654,15 @@ fn traffic_that_no_qlog_knows_is_refused() {
 #[test]
 fn the_theory_is_that_of_the_paper() {
     // f_1(n) is the sum of the powers of two.
-    let ones: Vec<f64> = (0..5).map(|n| theory(1.0, n)).collect();
+    let ones: Vec<f64> = (0..5).map(|n| theory(1.0, f64::from(n))).collect();
     assert_eq!(ones, [0.0, 2.0, 6.0, 14.0, 30.0]);
     // The recursion of §3, with r = 2: a(0) = 1/r, a(n) = a(n - 1) + (1 + a(n - 1)) / r, less the end-to-end 1/r.
     let mut recursive = 0.5;
     for n in 1..5 {
         recursive += 0.5 * (1.0 + recursive);
-        assert!((theory(2.0, n) - (recursive - 0.5)).abs() < 1e-12);
+        assert!((theory(2.0, f64::from(n)) - (recursive - 0.5)).abs() < 1e-12);
     }
-    assert_eq!(theory(2.0, 4), 6.093_75);
+    assert_eq!(theory(2.0, 4.0), 6.093_75);
 }
 
 #[test]
