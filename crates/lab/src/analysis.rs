@@ -91,7 +91,7 @@ fn client_of(trial: &Trial, link: &str, doing: &str) -> Result<[IpAddr; 2], Fail
 
 /// One direction, as the client sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum PacketDirection {
     Out,
     In,
 }
@@ -119,7 +119,7 @@ struct Capture {
 struct Captured {
     /// Seconds since 1970.
     time: f64,
-    way: Way,
+    way: PacketDirection,
     /// Bytes of the IP packet.
     bytes: usize,
     /// Bytes of its UDP payload, if it is UDP.
@@ -157,7 +157,7 @@ impl Capture {
     }
 
     /// The UDP packets of one direction: their payloads' bytes and their times.
-    fn udp(&self, way: Way) -> impl Iterator<Item = (usize, f64)> {
+    fn udp(&self, way: PacketDirection) -> impl Iterator<Item = (usize, f64)> {
         let of = self.packets.iter().filter(move |packet| packet.way == way);
         of.filter_map(|packet| Some((packet.payload?, packet.time)))
     }
@@ -256,9 +256,9 @@ fn packet(data: &[u8], record: &Record, client: &[IpAddr; 2]) -> Option<Captured
         _ => return None,
     };
     let way = if client.contains(&source) {
-        Way::Out
+        PacketDirection::Out
     } else {
-        Way::In
+        PacketDirection::In
     };
     let payload = (protocol == UDP).then(|| bytes.checked_sub(header + UDP_HEADER));
     Some(Captured {

@@ -28,8 +28,8 @@ use tokio::{
 
 pub use self::shard::merge;
 use self::{
-    conduct::{Conduct, Ended, Step, Tally},
-    plan::Plan,
+    conduct::{Checkpoint, Conduct, Ended, Tally},
+    plan::CampaignPlan,
     progress::{Estimate, Progress},
 };
 pub(crate) use self::{
@@ -54,7 +54,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let mut scenario = scenario::load(&args.scenario)?;
     scenario.repetitions = args.repetitions.unwrap_or(scenario.repetitions);
     scenario.seed = args.seed.unwrap_or(scenario.seed);
-    let plan = Plan::make(&scenario, args)?;
+    let plan = CampaignPlan::make(&scenario, args)?;
     let default = || Path::new("results").join(&scenario.name);
     let out = args.out.clone().unwrap_or_else(default);
     if args.dry_run {
@@ -63,8 +63,8 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let args = args.clone();
     watched(move |stop| {
         let progress = Progress::to_stdout(args.json);
-        let begun = Begun::new(plan, &out, args.retry)?;
-        let around = Around {
+        let begun = OpenCampaign::new(plan, &out, args.retry)?;
+        let around = Hooks {
             stop,
             step: &|_| Ok(()),
             report: &report::write,
@@ -74,16 +74,16 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
 }
 
 /// A campaign whose directory is ours.
-struct Begun {
-    plan: Plan,
+struct OpenCampaign {
+    plan: CampaignPlan,
     directory: Directory,
     store: Store,
     machine: String,
     _lock: Lock,
 }
 
-impl Begun {
-    fn new(plan: Plan, out: &Path, retry: bool) -> Result<Self, Failure> {
+impl OpenCampaign {
+    fn new(plan: CampaignPlan, out: &Path, retry: bool) -> Result<Self, Failure> {
         let directory = Directory::open(out)?;
         let lock = Lock::take(directory.root(), "run")?;
         let mut store = Store::write(directory.root())?;
@@ -108,7 +108,7 @@ impl Begun {
         scenario: &Scenario,
         execute: &mut dyn Execute,
         progress: Progress,
-        around: &Around<'_>,
+        around: &Hooks<'_>,
     ) -> Result<(), Failure> {
         let mut conduct = Conduct {
             scenario,
@@ -137,9 +137,9 @@ impl Begun {
 }
 
 /// What tests do otherwise.
-struct Around<'a> {
+struct Hooks<'a> {
     stop: &'a Stop,
-    step: Step<'a>,
+    step: Checkpoint<'a>,
     /// Writes the report of a directory.
     report: &'a dyn Fn(&Path) -> Result<PathBuf, Failure>,
 }
@@ -177,7 +177,7 @@ fn over(store: &Store) -> Result<HashSet<String>, Failure> {
 }
 
 /// Counts the repetitions of a plan by verdict.
-fn tally(store: &Store, plan: &Plan) -> Result<Tally, Failure> {
+fn tally(store: &Store, plan: &CampaignPlan) -> Result<Tally, Failure> {
     let ids: HashSet<_> = plan.places.iter().map(|place| place.key.id()).collect();
     let mut tally = Tally {
         of: ids.len(),

@@ -33,7 +33,7 @@ use serde_json::{Value, json};
 
 use self::{
     compare::{Judgement, Ratio, Summary, judge},
-    data::{Data, Place},
+    data::{Data, GroupKey},
     figures::slug,
     findings::Ours,
 };
@@ -82,7 +82,7 @@ fn make(directory: &Path, asked: Option<&str>) -> Result<(Data, Judgement, PathB
     figures::write(&figures, directory)?;
     let answers = recognise::answers(&data);
     recognise::write(&data, &answers, directory)?;
-    let page = page::page(&page::Source {
+    let page = page::page(&page::PageInput {
         answers: &answers,
         data: &data,
         judgement: &judgement,
@@ -147,7 +147,7 @@ fn unwritten(path: &Path, error: &io::Error) -> Failure {
 
 /// Transfers that failed, by case, subject and workload, and files that are missing or cannot be read.
 #[derive(Debug, Default)]
-struct Found {
+struct Exported {
     failed: BTreeMap<(usize, usize, String), usize>,
     unread: Vec<String>,
 }
@@ -156,7 +156,7 @@ struct Found {
 ///
 /// # Errors
 /// When it cannot be written.
-fn write_exports(data: &Data, directory: &Path) -> Result<Found, Failure> {
+fn write_exports(data: &Data, directory: &Path) -> Result<Exported, Failure> {
     let exported = || {
         let mut exports = Exports::create(data, directory)?;
         for (case, subject) in data.counts.keys() {
@@ -173,7 +173,7 @@ struct Exports {
     bulk: BufWriter<File>,
     speed_test: BufWriter<File>,
     browsing: BufWriter<File>,
-    found: Found,
+    found: Exported,
 }
 
 impl Exports {
@@ -198,7 +198,7 @@ impl Exports {
             bulk: begin("bulk.csv", export::BULK)?,
             speed_test: begin("speedtest.csv", export::SPEED_TEST)?,
             browsing: begin("browsing.csv", export::BROWSING)?,
-            found: Found::default(),
+            found: Exported::default(),
         })
     }
 
@@ -269,7 +269,7 @@ impl Exports {
         }
     }
 
-    fn close(mut self) -> io::Result<Found> {
+    fn close(mut self) -> io::Result<Exported> {
         self.parquet.close()?;
         for file in [
             &mut self.onionperf,
@@ -318,7 +318,7 @@ fn goal(data: &Data, finding: &Finding, ours: &Ours) -> Value {
 }
 
 /// What every line says of its place.
-fn place(data: &Data, place: Place) -> Value {
+fn place(data: &Data, place: GroupKey) -> Value {
     let measure = data.measures.get(place.measure);
     json!({
         "scenario": data.campaign.scenario,
@@ -336,7 +336,7 @@ fn with(mut line: Value, more: Value) -> Value {
     line
 }
 
-fn median(data: &Data, at: Place, summary: &Summary) -> Value {
+fn median(data: &Data, at: GroupKey, summary: &Summary) -> Value {
     let counts = data
         .counts
         .get(&(at.case, at.subject))
@@ -367,7 +367,7 @@ fn median(data: &Data, at: Place, summary: &Summary) -> Value {
     with(place(data, at), more)
 }
 
-fn ratio(data: &Data, judgement: &Judgement, at: Place, found: &Ratio) -> Value {
+fn ratio(data: &Data, judgement: &Judgement, at: GroupKey, found: &Ratio) -> Value {
     let comparison = &found.comparison;
     let more = json!({
         "baseline": judgement.baseline.map(|baseline| data.label(baseline)),

@@ -370,7 +370,7 @@ pub(crate) fn read(
         matrix::parameters(root.table("matrix").map(|reader| reader.table), &complaints);
     template::names_of_scenario(root, &parameters);
     let (subjects, others) = subject_file::subjects(root, library);
-    let mut check = Check::of(library, &subjects, others);
+    let mut check = Checker::of(library, &subjects, others);
     let cases = matrix::cases(&parameters);
     check.all(root, &cases);
     let mut scenario = head(root, &check);
@@ -394,7 +394,7 @@ pub(crate) fn read(
     Ok(scenario)
 }
 
-fn head(root: Reader<'_>, check: &Check<'_>) -> Scenario {
+fn head(root: Reader<'_>, check: &Checker<'_>) -> Scenario {
     settings::check_captured(root, &check.links);
     Scenario {
         name: root
@@ -482,7 +482,7 @@ impl Checked {
 const MOST_THINGS: usize = 200_000;
 
 /// Resolves every case with every subject once, to find what is wrong before anything is run.
-pub(crate) struct Check<'a> {
+pub(crate) struct Checker<'a> {
     library: &'a Library,
     subjects: &'a BTreeMap<String, SubjectFile>,
     /// Labels of the subjects of each case.
@@ -495,7 +495,7 @@ pub(crate) struct Check<'a> {
     pub(crate) others: Vec<Complaint>,
 }
 
-impl<'a> Check<'a> {
+impl<'a> Checker<'a> {
     /// Nothing yet.
     pub(crate) fn of(
         library: &'a Library,

@@ -25,13 +25,13 @@ use self::{
     matching::{Content, Matched},
     qlog::{Frame, Layers, Packet},
 };
-use super::{Capture, Vantage, Way};
+use super::{Capture, PacketDirection, Vantage};
 use crate::errors::Failure;
 
 /// Of the bytes on the link so many may be unexplained by the qlogs before the analysis refuses.
 const MOST_UNMATCHED: f64 = 0.05;
 
-const WAYS: [Way; 2] = [Way::Out, Way::In];
+const WAYS: [PacketDirection; 2] = [PacketDirection::Out, PacketDirection::In];
 
 /// What is being done, for messages.
 pub(super) const DOING: &str = "analysing the cascade of acknowledgements";
@@ -54,7 +54,7 @@ pub(super) fn of_files(seen: &Vantage, qlogs: &Path) -> Result<Vec<(String, f64)
 
 fn figures(capture: &Capture, layers: &Layers) -> Result<Vec<(String, f64)>, Failure> {
     let ways = WAYS.map(|way| Matched::new(capture, layers, way));
-    let counts = Counts::new(capture, layers, &ways);
+    let counts = CascadeCounts::new(capture, layers, &ways);
     if counts.unmatched_share() > MOST_UNMATCHED {
         let share = 100.0 * counts.unmatched_share();
         let why = format!(
@@ -82,7 +82,7 @@ pub fn theory(ratio: f64, hops: f64) -> f64 {
 
 /// What was counted.
 #[derive(Debug, Default)]
-struct Counts {
+struct CascadeCounts {
     hops: usize,
     /// T: bytes of all IP packets.
     total: usize,
@@ -129,7 +129,7 @@ struct Known {
     inner: bool,
 }
 
-impl Counts {
+impl CascadeCounts {
     fn new(capture: &Capture, layers: &Layers, ways: &[Matched; 2]) -> Self {
         let hops = layers.hops();
         let mut counts = Self {
@@ -153,7 +153,7 @@ impl Counts {
         &mut self,
         capture: &Capture,
         layers: &Layers,
-        way: Way,
+        way: PacketDirection,
         matched: &Matched,
     ) -> Vec<Known> {
         let all: Vec<&[Packet]> = layers.0.iter().map(|layer| layer.packets(way)).collect();
@@ -187,7 +187,13 @@ impl Counts {
     }
 
     /// What the link adds to what it carries: headers, and what a relay's connection ids are longer. It is told as hop 1's.
-    fn on_link(&mut self, capture: &Capture, way: Way, contents: &[Content], all: &[&[Packet]]) {
+    fn on_link(
+        &mut self,
+        capture: &Capture,
+        way: PacketDirection,
+        contents: &[Content],
+        all: &[&[Packet]],
+    ) {
         let payloads = capture.udp(way).zip(contents);
         for ((payload, _), content) in payloads.filter(|(_, content)| content.count > 0) {
             let more = payload.saturating_sub(size(all[content.layer], *content));
@@ -274,7 +280,7 @@ impl Counts {
         let mut next = known.each_ref().map(|known| known.iter());
         let mut begun = false;
         for packet in &capture.packets {
-            let side = usize::from(packet.way == Way::In);
+            let side = usize::from(packet.way == PacketDirection::In);
             let known = packet.payload.and_then(|_| next[side].next());
             if packet.payload.is_none() {
                 self.other += packet.bytes;

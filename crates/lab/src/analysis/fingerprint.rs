@@ -6,7 +6,7 @@
 //! carried tells nothing.
 
 use super::{
-    Capture, Captured, Vantage, Way,
+    Capture, Captured, PacketDirection, Vantage,
     statistics::{quantile_of_sorted, sorted},
 };
 use crate::errors::Failure;
@@ -42,7 +42,8 @@ pub(super) fn of_files(seen: &Vantage, from: f64) -> Result<Vec<(String, f64)>, 
 fn features(capture: &Capture, from: f64) -> Vec<(String, f64)> {
     let packets = capture.packets.iter().filter(|packet| packet.time >= from);
     let packets: Vec<&Captured> = packets.collect();
-    let [out, into] = [Way::Out, Way::In].map(|way| Side::new(&packets, way));
+    let [out, into] =
+        [PacketDirection::Out, PacketDirection::In].map(|way| Side::new(&packets, way));
     if out.sizes.len() < 2 || into.sizes.len() < 2 {
         return Vec::new();
     }
@@ -76,7 +77,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(packets: &[&Captured], way: Way) -> Self {
+    fn new(packets: &[&Captured], way: PacketDirection) -> Self {
         let of: Vec<&&Captured> = packets.iter().filter(|packet| packet.way == way).collect();
         let sizes: Vec<f64> = of.iter().map(|packet| packet.bytes as f64).collect();
         let gaps = of.windows(2).map(|pair| match pair {
@@ -288,8 +289,8 @@ mod tests {
     use super::*;
     use crate::splitmix::{SplitMix, unit};
 
-    fn seen(packets: &[(f64, Way, usize)]) -> Capture {
-        let packet = |(time, way, bytes): &(f64, Way, usize)| Captured {
+    fn seen(packets: &[(f64, PacketDirection, usize)]) -> Capture {
+        let packet = |(time, way, bytes): &(f64, PacketDirection, usize)| Captured {
             time: *time,
             way: *way,
             bytes: *bytes,
@@ -303,13 +304,13 @@ mod tests {
     #[test]
     fn features_are_of_what_is_seen_after_the_beginning() {
         let capture = seen(&[
-            (0.5, Way::Out, 1300),
-            (1.0, Way::Out, 60),
-            (1.25, Way::In, 1400),
-            (1.5, Way::In, 1400),
-            (1.75, Way::In, 100),
-            (2.0, Way::Out, 140),
-            (2.5, Way::In, 1400),
+            (0.5, PacketDirection::Out, 1300),
+            (1.0, PacketDirection::Out, 60),
+            (1.25, PacketDirection::In, 1400),
+            (1.5, PacketDirection::In, 1400),
+            (1.75, PacketDirection::In, 100),
+            (2.0, PacketDirection::Out, 140),
+            (2.5, PacketDirection::In, 1400),
         ]);
         let found: BTreeMap<_, _> = features(&capture, 1.0).into_iter().collect();
         let expected = [
@@ -336,7 +337,11 @@ mod tests {
 
     #[test]
     fn a_link_with_hardly_a_packet_has_no_features() {
-        let capture = seen(&[(1.0, Way::Out, 60), (1.2, Way::In, 60), (2.0, Way::Out, 60)]);
+        let capture = seen(&[
+            (1.0, PacketDirection::Out, 60),
+            (1.2, PacketDirection::In, 60),
+            (2.0, PacketDirection::Out, 60),
+        ]);
         assert_eq!(features(&capture, 0.0), []);
     }
 

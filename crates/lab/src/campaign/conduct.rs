@@ -13,7 +13,7 @@ use std::{
 use super::{
     Directory, Execute, Stop,
     directory::{keep, remove, trouble},
-    plan::{Plan, Planned, everything},
+    plan::{CampaignPlan, Planned, everything},
     progress::{Estimate, Event, Progress},
 };
 use crate::{
@@ -73,18 +73,18 @@ impl Tally {
 }
 
 /// Called between any two operations that leave a trace; an error ends the campaign there, as a kill would.
-pub(crate) type Step<'a> = &'a dyn Fn(&'static str) -> Result<(), Failure>;
+pub(crate) type Checkpoint<'a> = &'a dyn Fn(&'static str) -> Result<(), Failure>;
 
 /// A campaign under way.
 pub(crate) struct Conduct<'a> {
     pub(crate) scenario: &'a Scenario,
-    pub(crate) plan: &'a Plan,
+    pub(crate) plan: &'a CampaignPlan,
     pub(crate) directory: Directory,
     pub(crate) store: Store,
     pub(crate) machine: String,
     pub(crate) progress: Progress,
     pub(crate) stop: &'a Stop,
-    pub(crate) step: Step<'a>,
+    pub(crate) step: Checkpoint<'a>,
     pub(crate) tally: Tally,
     pub(crate) estimate: Estimate,
     /// Attempts in a row that this machine could not even begin; `None` until one of this process was begun.
@@ -107,7 +107,7 @@ struct EndedAttempt {
     directory: PathBuf,
     trial: Trial,
     report: Option<Report>,
-    judgement: Judgement,
+    validity: Validity,
     extra: Vec<(String, f64)>,
     began: f64,
     took: f64,
@@ -145,7 +145,7 @@ impl Conduct<'_> {
                 return Ok(Ended::Interrupted);
             };
             before.last = tried.number;
-            let verdict = tried.judgement.verdict;
+            let verdict = tried.validity.verdict;
             self.tally.count_attempt(verdict);
             if !self.is_last(&mut before, verdict) {
                 self.put_aside(place, &tried)?;
@@ -216,14 +216,14 @@ impl Conduct<'_> {
             return Ok(None);
         }
         let took = begun.elapsed().as_secs_f64();
-        let (report, mut judgement) = self.judged(report, &trial)?;
-        let extra = analysed(&trial, report.as_ref(), &mut judgement);
+        let (report, mut validity) = self.judged(report, &trial)?;
+        let extra = analysed(&trial, report.as_ref(), &mut validity);
         Ok(Some(EndedAttempt {
             number,
             directory,
             trial,
             report,
-            judgement,
+            validity,
             extra,
             began,
             took,
@@ -236,22 +236,22 @@ impl Conduct<'_> {
         &mut self,
         report: Result<Report, Failure>,
         trial: &Trial,
-    ) -> Result<(Option<Report>, Judgement), Failure> {
+    ) -> Result<(Option<Report>, Validity), Failure> {
         match (report, self.refused) {
             (Ok(report), _) => {
                 self.refused = Some(0);
-                let judgement = judge(&report, &trial.workloads, &self.plan.campaign.gate);
+                let validity = judge(&report, &trial.workloads, &self.plan.campaign.gate);
                 // A full disk spoils an attempt in many ways; then it says nothing, and the next would end the same.
-                if judgement.verdict != Verdict::Ok {
+                if validity.verdict != Verdict::Ok {
                     self.directory.room()?;
                 }
-                Ok((Some(report), judgement))
+                Ok((Some(report), validity))
             }
             (Err(failure), Some(0)) => {
                 self.directory.room()?;
                 self.refused = Some(1);
                 let why = failure.to_string();
-                Ok((None, Judgement::failed("beginning the attempt", &why, "")))
+                Ok((None, Validity::failed("beginning the attempt", &why, "")))
             }
             (Err(failure), _) => {
                 remove(&trial.directory)?;
@@ -273,7 +273,7 @@ impl Conduct<'_> {
         let run = place.key.id();
         self.keep(place, tried, true)?;
         let report = tried.report.as_ref();
-        let believed = report.filter(|_| tried.judgement.verdict != Verdict::Failed);
+        let believed = report.filter(|_| tried.validity.verdict != Verdict::Failed);
         if let Some(report) = believed {
             let aside = self.directory.samples_aside(&run);
             write_samples(&aside, &tried.trial, report)?;
@@ -288,7 +288,7 @@ impl Conduct<'_> {
                 key: place.key.clone(),
                 place: place.number,
                 seed: tried.trial.seed,
-                verdict: tried.judgement.verdict,
+                verdict: tried.validity.verdict,
                 attempt: tried.number,
             },
             attempt: self.row(place, tried),
@@ -304,7 +304,7 @@ impl Conduct<'_> {
         (self.step)("attempt made")?;
         let to = self.directory.kept(&place.key.id(), tried.number);
         let what = self.plan.keeps(last);
-        keep(&tried.directory, &to, &what, tried.judgement.verdict)?;
+        keep(&tried.directory, &to, &what, tried.validity.verdict)?;
         (self.step)("files kept")
     }
 
@@ -313,9 +313,9 @@ impl Conduct<'_> {
         Attempt {
             run: place.key.id(),
             number: tried.number,
-            verdict: tried.judgement.verdict,
-            why: tried.judgement.why.clone(),
-            log: tried.judgement.log.clone(),
+            verdict: tried.validity.verdict,
+            why: tried.validity.why.clone(),
+            log: tried.validity.log.clone(),
             set_aside: false,
             machine: self.machine.clone(),
             began: report.map_or(tried.began, |report| report.began),
@@ -337,7 +337,7 @@ fn event<'a>(
     Event {
         place,
         attempt: tried.number,
-        judgement: &tried.judgement,
+        validity: &tried.validity,
         took,
         left,
     }
@@ -350,18 +350,14 @@ fn write_samples(path: &Path, trial: &Trial, report: &Report) -> Result<(), Fail
 }
 
 /// Figures from captures and qlogs. An attempt whose records cannot be read has failed.
-fn analysed(
-    trial: &Trial,
-    report: Option<&Report>,
-    judgement: &mut Judgement,
-) -> Vec<(String, f64)> {
-    let Some(report) = report.filter(|_| judgement.verdict != Verdict::Failed) else {
+fn analysed(trial: &Trial, report: Option<&Report>, validity: &mut Validity) -> Vec<(String, f64)> {
+    let Some(report) = report.filter(|_| validity.verdict != Verdict::Failed) else {
         return Vec::new();
     };
     match analyse(trial, report) {
         Ok(figures) => figures,
         Err(failure) => {
-            *judgement = Judgement::failed("analysing the records", &failure.to_string(), "");
+            *validity = Validity::failed("analysing the records", &failure.to_string(), "");
             Vec::new()
         }
     }
@@ -375,7 +371,7 @@ const NO_PRIORITY: &str =
 
 /// What is thought of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Judgement {
+pub(crate) struct Validity {
     pub(crate) verdict: Verdict,
     /// Empty if it is ok.
     pub(crate) why: String,
@@ -383,7 +379,7 @@ pub(crate) struct Judgement {
     pub(crate) log: String,
 }
 
-impl Judgement {
+impl Validity {
     /// It has no figures.
     pub(crate) fn failed(doing: &str, why: &str, log: &str) -> Self {
         Self {
@@ -395,14 +391,14 @@ impl Judgement {
 }
 
 /// Judges a report of these workloads.
-pub(crate) fn judge(report: &Report, workloads: &[workload::Plan], gate: &Gate) -> Judgement {
+pub(crate) fn judge(report: &Report, workloads: &[workload::Plan], gate: &Gate) -> Validity {
     if let Outcome::Failed { doing, why, log } = &report.outcome {
-        return Judgement::failed(doing, why, log);
+        return Validity::failed(doing, why, log);
     }
     let wholes = whole_transfers(&report.transfers);
     let mut needed = workloads.iter().filter(|plan| !plan.may_fail);
     if let Some((doing, why)) = needed.find_map(|plan| fruitless(plan, report, &wholes)) {
-        return Judgement::failed(&doing, &why, "");
+        return Validity::failed(&doing, &why, "");
     }
     let why = reasons(&report.emulator, gate).join("; ");
     let verdict = if why.is_empty() {
@@ -410,7 +406,7 @@ pub(crate) fn judge(report: &Report, workloads: &[workload::Plan], gate: &Gate) 
     } else {
         Verdict::Invalid
     };
-    Judgement {
+    Validity {
         verdict,
         why,
         log: String::new(),
@@ -524,9 +520,9 @@ mod tests {
             cpu_pressure: Some(Gate::default().cpu_pressure),
             ..EmulatorHealth::default()
         };
-        let judgement = judge(&report(health), &[], &Gate::default());
-        assert_eq!(judgement.verdict, Verdict::Ok);
-        assert_eq!(judgement.why, "");
+        let validity = judge(&report(health), &[], &Gate::default());
+        assert_eq!(validity.verdict, Verdict::Ok);
+        assert_eq!(validity.why, "");
     }
 
     #[test]
@@ -539,8 +535,8 @@ mod tests {
             cpu_pressure: Some(0.98),
             ..EmulatorHealth::default()
         };
-        let judgement = judge(&report(health), &[], &Gate::default());
-        assert_eq!(judgement.verdict, Verdict::Invalid);
+        let validity = judge(&report(health), &[], &Gate::default());
+        assert_eq!(validity.verdict, Verdict::Invalid);
         for part in [
             "99th percentile 0.81 ms",
             "maximum 5.00 ms",
@@ -548,7 +544,7 @@ mod tests {
             "took 20.0 %",
             "waited for a processor in 98.0 %",
         ] {
-            assert!(judgement.why.contains(part), "{}", judgement.why);
+            assert!(validity.why.contains(part), "{}", validity.why);
         }
     }
 
@@ -572,8 +568,8 @@ mod tests {
             late_us_p99: f64::NAN,
             ..EmulatorHealth::default()
         };
-        let judgement = judge(&report(health), &[], &Gate::default());
-        assert_eq!(judgement.verdict, Verdict::Invalid);
+        let validity = judge(&report(health), &[], &Gate::default());
+        assert_eq!(validity.verdict, Verdict::Invalid);
     }
 
     /// A report in which the transfers of `download` ended so; `None` went well.
@@ -597,10 +593,10 @@ mod tests {
     fn a_workload_without_a_transfer_that_succeeded_fails_the_attempt_and_says_how() {
         let report = ended(&[Some("CLOSED"), Some("STALL"), Some("STALL")]);
         let plans = [bulk("other", 1), bulk("download", 1)];
-        let judgement = judge(&report, &plans, &Gate::default());
-        assert_eq!(judgement.verdict, Verdict::Failed);
+        let validity = judge(&report, &plans, &Gate::default());
+        assert_eq!(validity.verdict, Verdict::Failed);
         assert_eq!(
-            judgement.why,
+            validity.why,
             "running the workload download: all of its 3 transfers failed, most often STALL: STALL in words"
         );
         let only = judge(&ended(&[Some("TLS")]), &plans, &Gate::default());
@@ -614,15 +610,15 @@ mod tests {
     #[test]
     fn a_workload_of_which_some_transfers_failed_is_data() {
         let report = ended(&[Some("STALL"), None, Some("STALL")]);
-        let judgement = judge(&report, &[bulk("download", 1)], &Gate::default());
-        assert_eq!(judgement.verdict, Verdict::Ok);
+        let validity = judge(&report, &[bulk("download", 1)], &Gate::default());
+        assert_eq!(validity.verdict, Verdict::Ok);
     }
 
     #[test]
     fn a_workload_that_may_fail_may_fail_altogether() {
         let mut plan = bulk("download", 1);
         plan.may_fail = true;
-        let judgement = judge(&ended(&[Some("STALL")]), &[plan], &Gate::default());
-        assert_eq!(judgement.verdict, Verdict::Ok);
+        let validity = judge(&ended(&[Some("STALL")]), &[plan], &Gate::default());
+        assert_eq!(validity.verdict, Verdict::Ok);
     }
 }

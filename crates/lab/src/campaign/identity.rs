@@ -19,7 +19,7 @@ use rustix::{
 };
 use serde::Serialize;
 
-use super::{Directory, plan::Plan, trouble};
+use super::{Directory, plan::CampaignPlan, trouble};
 use crate::{
     emulator::priority::PRIORITY,
     errors::Failure,
@@ -29,7 +29,11 @@ use crate::{
 };
 
 /// Makes a new directory ours, or says what in it is not.
-pub(crate) fn claim(store: &mut Store, directory: &Directory, plan: &Plan) -> Result<(), Failure> {
+pub(crate) fn claim(
+    store: &mut Store,
+    directory: &Directory,
+    plan: &CampaignPlan,
+) -> Result<(), Failure> {
     let mut campaign = plan.campaign.clone();
     if let Some(there) = store.campaign()? {
         if let Some(difference) = difference(&there, &campaign) {

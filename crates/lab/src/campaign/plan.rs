@@ -29,7 +29,7 @@ pub(crate) struct Planned {
 
 /// What is to be run here.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct CampaignPlan {
     pub(crate) campaign: Campaign,
     pub(crate) places: Vec<Planned>,
     pub(crate) keep: Keep,
@@ -37,7 +37,7 @@ pub(crate) struct Plan {
     pub(crate) keep_all: bool,
 }
 
-impl Plan {
+impl CampaignPlan {
     /// Chooses what the command line asks for.
     pub(crate) fn make(scenario: &Scenario, args: &RunArgs) -> Result<Self, Failure> {
         let keys = scenario.keys();
@@ -45,7 +45,7 @@ impl Plan {
         let shard: Shard = shard
             .parse()
             .map_err(|why| wrong(format!("reading --shard {shard}"), why, "write such as 1/4"))?;
-        let choice = Choice::new(&keys, args)?;
+        let choice = Selection::new(&keys, args)?;
         let places = (1..)
             .zip(&keys)
             .zip(shard.filter(&keys))
@@ -151,7 +151,7 @@ fn meaning(trial: Trial) -> Result<String, Failure> {
 }
 
 /// Says what would be run, and changes nothing.
-pub(crate) fn show(plan: &Plan, out: &Path, json: bool) -> Result<(), Failure> {
+pub(crate) fn show(plan: &CampaignPlan, out: &Path, json: bool) -> Result<(), Failure> {
     let there = match fs::exists(out.join(crate::results::store::FILE)) {
         Ok(true) => super::over(&Store::read(out)?)?,
         _ => HashSet::new(),
@@ -162,7 +162,7 @@ pub(crate) fn show(plan: &Plan, out: &Path, json: bool) -> Result<(), Failure> {
 
 fn write_plan(
     to: &mut dyn Write,
-    plan: &Plan,
+    plan: &CampaignPlan,
     there: &HashSet<String>,
     out: &Path,
     json: bool,
@@ -194,14 +194,14 @@ fn write_plan(
 
 /// What is run.
 #[derive(Debug)]
-pub(super) struct Choice {
+pub(super) struct Selection {
     /// Labels.
     pub(super) subjects: BTreeSet<String>,
     /// For each parameter that was named, the values that are wanted.
     cases: BTreeMap<String, BTreeSet<String>>,
 }
 
-impl Choice {
+impl Selection {
     /// What is asked for, if the scenario has it.
     pub(super) fn new(keys: &[Key], args: &RunArgs) -> Result<Self, Failure> {
         Ok(Self {
@@ -298,7 +298,7 @@ mod tests {
 
     fn held(asked: &[&str]) -> Vec<bool> {
         let asked: Vec<String> = asked.iter().map(|text| (*text).to_owned()).collect();
-        let choice = Choice {
+        let choice = Selection {
             subjects: BTreeSet::from(["native".to_owned()]),
             cases: cases(&keys(), &asked).unwrap(),
         };

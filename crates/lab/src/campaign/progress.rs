@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
 use super::{
-    conduct::{Judgement, Tally},
+    conduct::{Tally, Validity},
     plan::Planned,
 };
 use crate::{results::store::Verdict, trial::Key};
@@ -25,7 +25,7 @@ const SHOWN: usize = 2000;
 pub(crate) struct Event<'a> {
     pub(crate) place: &'a Planned,
     pub(crate) attempt: u32,
-    pub(crate) judgement: &'a Judgement,
+    pub(crate) validity: &'a Validity,
     pub(crate) took: f64,
     pub(crate) left: Option<f64>,
 }
@@ -92,7 +92,7 @@ impl Progress {
             Self::Bar(bar) => {
                 bar.set_position(tally.there() as u64);
                 bar.set_prefix(left(event.left));
-                if event.judgement.verdict != Verdict::Ok {
+                if event.validity.verdict != Verdict::Ok {
                     bar.println(sentence(event));
                 }
             }
@@ -141,10 +141,10 @@ impl Progress {
 
     /// Shows the log of an attempt that failed.
     fn log(&mut self, event: &Event<'_>) {
-        if event.judgement.verdict != Verdict::Failed || event.judgement.log.is_empty() {
+        if event.validity.verdict != Verdict::Failed || event.validity.log.is_empty() {
             return;
         }
-        let log = end(&event.judgement.log);
+        let log = end(&event.validity.log);
         let text = format!("--- the end of its log ---\n{log}\n---");
         match self {
             Self::Bar(bar) => bar.println(text),
@@ -168,8 +168,8 @@ fn event_json(name: &str, event: &Event<'_>) -> Value {
     let key = &event.place.key;
     json!({
         "event": name, "id": key.id(), "place": event.place.number, "case": key.case, "subject": key.subject,
-        "repetition": key.repetition, "attempt": event.attempt, "verdict": event.judgement.verdict,
-        "why": event.judgement.why, "took_s": milliseconds(event.took), "eta_s": event.left.map(f64::round),
+        "repetition": key.repetition, "attempt": event.attempt, "verdict": event.validity.verdict,
+        "why": event.validity.why, "took_s": milliseconds(event.took), "eta_s": event.left.map(f64::round),
     })
 }
 
@@ -182,8 +182,8 @@ fn sentence(event: &Event<'_>) -> String {
         "{}, attempt {}: {}: {}",
         name(&event.place.key),
         event.attempt,
-        event.judgement.verdict,
-        event.judgement.why
+        event.validity.verdict,
+        event.validity.why
     )
 }
 

@@ -62,7 +62,7 @@ impl Shard {
 // It is written beside its final place and renamed: either all of it is there or nothing. One that was interrupted begins again.
 
 /// A shard that nobody writes to meanwhile.
-struct Part {
+struct ShardResults {
     path: PathBuf,
     store: Store,
     campaign: Campaign,
@@ -70,7 +70,7 @@ struct Part {
 }
 
 /// A repetition, the attempts before its last one, and the shard that it is in.
-type Found<'a> = (Finished, Vec<Attempt>, &'a Part);
+type Repetition<'a> = (Finished, Vec<Attempt>, &'a ShardResults);
 
 /// Joins shards.
 ///
@@ -124,7 +124,7 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-fn open(path: &Path) -> Result<Part, Failure> {
+fn open(path: &Path) -> Result<ShardResults, Failure> {
     let lock = Lock::share(path)?;
     let store = Store::read(path)?;
     let campaign = store.campaign()?.ok_or_else(|| {
@@ -134,7 +134,7 @@ fn open(path: &Path) -> Result<Part, Failure> {
             "leave it out",
         )
     })?;
-    Ok(Part {
+    Ok(ShardResults {
         path: path.to_owned(),
         store,
         campaign,
@@ -143,7 +143,7 @@ fn open(path: &Path) -> Result<Part, Failure> {
 }
 
 /// The campaign that they are all of.
-fn joined(shards: &[Part]) -> Result<Campaign, Failure> {
+fn joined(shards: &[ShardResults]) -> Result<Campaign, Failure> {
     let Some((first, others)) = shards.split_first() else {
         return Ok(Campaign::default());
     };
@@ -166,8 +166,8 @@ fn joined(shards: &[Part]) -> Result<Campaign, Failure> {
 }
 
 /// Every repetition once, and how many were there more than once: an ok one before one that is not, else the first.
-fn gather(shards: &[Part]) -> Result<(Vec<Found<'_>>, usize), Failure> {
-    let mut best = HashMap::<String, Found<'_>>::new();
+fn gather(shards: &[ShardResults]) -> Result<(Vec<Repetition<'_>>, usize), Failure> {
+    let mut best = HashMap::<String, Repetition<'_>>::new();
     let mut doubled = HashSet::new();
     for shard in shards {
         for (finished, before) in shard.store.finished()? {
@@ -194,9 +194,9 @@ fn gather(shards: &[Part]) -> Result<(Vec<Found<'_>>, usize), Failure> {
 
 fn write(
     aside: &Path,
-    shards: &[Part],
+    shards: &[ShardResults],
     campaign: &Campaign,
-    found: &[Found<'_>],
+    found: &[Repetition<'_>],
 ) -> Result<(), Failure> {
     let directory = Directory::open(aside)?;
     let _lock = Lock::take(aside, "merge")?;
@@ -228,7 +228,11 @@ fn clear(aside: &Path) -> Result<(), Failure> {
 }
 
 /// Attempts at repetitions that are not over anywhere: they count when somebody goes on.
-fn unfinished(store: &mut Store, directory: &Directory, shards: &[Part]) -> Result<(), Failure> {
+fn unfinished(
+    store: &mut Store,
+    directory: &Directory,
+    shards: &[ShardResults],
+) -> Result<(), Failure> {
     let mut over: HashSet<String> = store.runs()?.into_iter().map(|run| run.id).collect();
     for shard in shards {
         let attempts = shard.store.attempts()?;
@@ -247,11 +251,11 @@ fn unfinished(store: &mut Store, directory: &Directory, shards: &[Part]) -> Resu
     Ok(())
 }
 
-fn kept(shard: &Part, run: &str, attempt: u32) -> PathBuf {
+fn kept(shard: &ShardResults, run: &str, attempt: u32) -> PathBuf {
     shard.path.join("runs").join(run).join(attempt.to_string())
 }
 
-fn copy(shard: &Part, directory: &Directory, finished: &Finished) -> Result<(), Failure> {
+fn copy(shard: &ShardResults, directory: &Directory, finished: &Finished) -> Result<(), Failure> {
     let id = &finished.run.id;
     if finished.run.verdict != Verdict::Failed {
         let from = shard.path.join("samples").join(format!("{id}.parquet"));

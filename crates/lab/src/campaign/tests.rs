@@ -46,14 +46,14 @@ fn run_to(
     few: &Few,
     args: &RunArgs,
     fake: &mut Fake,
-    step: Step<'_>,
+    step: Checkpoint<'_>,
     progress: Progress,
 ) -> Result<(), Failure> {
     let scenario = few.scenario();
-    let plan = Plan::make(&scenario, args)?;
-    let begun = Begun::new(plan, out, args.retry)?;
+    let plan = CampaignPlan::make(&scenario, args)?;
+    let begun = OpenCampaign::new(plan, out, args.retry)?;
     let stop = fake.stop.clone();
-    let around = Around {
+    let around = Hooks {
         stop: &stop,
         step,
         report: &|directory| Ok(directory.join("report.html")),

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    data::{Data, Place},
+    data::{Data, GroupKey},
     metric::Better,
 };
 use crate::analysis::statistics::{
@@ -82,9 +82,9 @@ impl Best {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Judgement {
     pub(super) baseline: Option<usize>,
-    pub(super) summaries: BTreeMap<Place, Summary>,
+    pub(super) summaries: BTreeMap<GroupKey, Summary>,
     /// Every other subject to the baseline.
-    pub(super) ratios: BTreeMap<Place, Ratio>,
+    pub(super) ratios: BTreeMap<GroupKey, Ratio>,
     /// By measure and case.
     pub(super) best: BTreeMap<(usize, usize), Best>,
     /// How many comparisons were corrected together.
@@ -133,7 +133,7 @@ pub(super) fn judge(data: &Data, baseline: Option<usize>) -> Judgement {
     judgement
 }
 
-fn summary(data: &Data, place: Place) -> Option<Summary> {
+fn summary(data: &Data, place: GroupKey) -> Option<Summary> {
     let values = sorted(&data.values(place));
     let clusters = data.clusters(place);
     let how = resampling(data, (place, None), RESAMPLES);
@@ -150,8 +150,8 @@ fn summary(data: &Data, place: Place) -> Option<Summary> {
 
 /// Two places to be compared.
 struct Pair {
-    one: Place,
-    other: Place,
+    one: GroupKey,
+    other: GroupKey,
     better: Better,
     to_baseline: bool,
     /// Whether this is the best one of its case against the next one.
@@ -169,7 +169,7 @@ fn pairs(data: &Data, judgement: &Judgement) -> Vec<Pair> {
             } else {
                 Better::Neither
             };
-            let here = |subject| Place {
+            let here = |subject| GroupKey {
                 measure,
                 case,
                 subject,
@@ -225,12 +225,12 @@ fn needed(compared: usize) -> usize {
 
 /// The best and the next one by median.
 fn leaders(
-    places: impl Iterator<Item = Place>,
+    places: impl Iterator<Item = GroupKey>,
     judgement: &Judgement,
     better: Better,
-) -> Option<(Place, Place)> {
-    let median = |place: &Place| judgement.summaries.get(place).map(|summary| summary.center);
-    let mut ranked: Vec<(f64, Place)> = places
+) -> Option<(GroupKey, GroupKey)> {
+    let median = |place: &GroupKey| judgement.summaries.get(place).map(|summary| summary.center);
+    let mut ranked: Vec<(f64, GroupKey)> = places
         .filter_map(|place| Some((median(&place)?, place)))
         .collect();
     ranked.sort_by(|one, other| match better {
@@ -299,7 +299,7 @@ fn standing(
 /// How a place is resampled, alone or against another.
 pub(super) fn resampling(
     data: &Data,
-    (one, other): (Place, Option<Place>),
+    (one, other): (GroupKey, Option<GroupKey>),
     resamples: usize,
 ) -> Resampling {
     let measure = data.measures.get(one.measure);
@@ -311,7 +311,7 @@ pub(super) fn resampling(
 }
 
 /// From the campaign's seed and the names: adding a subject or a metric changes no other one's interval.
-fn seed(data: &Data, one: Place, other: Option<Place>) -> u64 {
+fn seed(data: &Data, one: GroupKey, other: Option<GroupKey>) -> u64 {
     let mut text = data.case_title(one.case);
     if let Some(measure) = data.measures.get(one.measure) {
         text += &measure.title();
@@ -342,7 +342,7 @@ mod tests {
         let best = judgement.best[&(measure, 0)];
         assert_eq!(data.label(best.subject), "native");
         assert_eq!(data.label(best.next.unwrap().0), "openvpn");
-        let tor = Place {
+        let tor = GroupKey {
             measure,
             case: 0,
             subject: data.subject("tor").unwrap(),
@@ -361,7 +361,7 @@ mod tests {
             .iter()
             .position(|measure| measure.metric == "goodput_bps")
             .unwrap();
-        let native = Place {
+        let native = GroupKey {
             measure,
             case: 0,
             subject: data.subject("native").unwrap(),

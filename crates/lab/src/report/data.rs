@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// A point of the matrix.
-pub(super) type Case = BTreeMap<String, String>;
+pub(super) type CaseValues = BTreeMap<String, String>;
 
 /// Everything that a report is made of, but for the samples.
 #[derive(Clone, Debug, Default)]
@@ -24,7 +24,7 @@ pub(super) struct Data {
     pub(super) runs: Vec<Run>,
     pub(super) attempts: Vec<Attempt>,
     /// In the scenario's order; those of runs that the scenario has no more at the end.
-    pub(super) cases: Vec<Case>,
+    pub(super) cases: Vec<CaseValues>,
     /// In the scenario's order, likewise.
     pub(super) subjects: Vec<String>,
     /// For each subject, which family it belongs to: labels that differ by a parameter only share colour and column.
@@ -34,16 +34,16 @@ pub(super) struct Data {
     /// What was measured, in the page's order.
     pub(super) measures: Vec<Measure>,
     /// The values, by case, subject and measure.
-    pub(super) groups: BTreeMap<Place, Vec<Point>>,
+    pub(super) groups: BTreeMap<GroupKey, Vec<Point>>,
     /// What became of repetitions, by case and subject.
-    pub(super) counts: BTreeMap<(usize, usize), Counts>,
+    pub(super) counts: BTreeMap<(usize, usize), RunCounts>,
     /// Transfers that failed, by case, subject and workload.
     pub(super) failed: BTreeMap<(usize, usize, String), usize>,
 }
 
 /// Where values belong: places in `cases`, `subjects` and `measures`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct GroupKey {
     pub(super) measure: usize,
     pub(super) case: usize,
     pub(super) subject: usize,
@@ -78,7 +78,7 @@ pub(super) struct Point {
 
 /// What became of the repetitions of a case with a subject.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
+pub(super) struct RunCounts {
     /// That count.
     pub(super) ok: usize,
     /// Given up as invalid or failed.
@@ -161,18 +161,18 @@ impl Data {
         }
     }
 
-    fn place(&self, run: &Run, metric: &Metric) -> Option<Place> {
+    fn place(&self, run: &Run, metric: &Metric) -> Option<GroupKey> {
         let same = |measure: &Measure| {
             measure.metric == metric.name && measure.workload == metric.workload
         };
-        Some(Place {
+        Some(GroupKey {
             measure: self.measures.iter().position(same)?,
             case: self.case(&run.key.case)?,
             subject: self.subject(&run.key.subject)?,
         })
     }
 
-    pub(super) fn case(&self, case: &Case) -> Option<usize> {
+    pub(super) fn case(&self, case: &CaseValues) -> Option<usize> {
         self.cases.iter().position(|other| other == case)
     }
 
@@ -182,7 +182,7 @@ impl Data {
 
     /// Attempts before a retry of the whole repetition count too: they happened.
     fn count(&mut self) {
-        let mut counts: BTreeMap<(usize, usize), Counts> = BTreeMap::new();
+        let mut counts: BTreeMap<(usize, usize), RunCounts> = BTreeMap::new();
         let mut of_run = BTreeMap::new();
         for run in &self.runs {
             let (Some(case), Some(subject)) =
@@ -214,7 +214,7 @@ impl Data {
     }
 
     /// Values of one place by repetition.
-    pub(super) fn clusters(&self, place: Place) -> Clusters {
+    pub(super) fn clusters(&self, place: GroupKey) -> Clusters {
         let mut clusters = Clusters::new();
         for point in self.groups.get(&place).into_iter().flatten() {
             clusters
@@ -226,7 +226,7 @@ impl Data {
     }
 
     /// Values of one place.
-    pub(super) fn values(&self, place: Place) -> Vec<f64> {
+    pub(super) fn values(&self, place: GroupKey) -> Vec<f64> {
         let points = self.groups.get(&place).into_iter().flatten();
         points.map(|point| point.value).collect()
     }
@@ -234,7 +234,7 @@ impl Data {
     /// Subjects that have values of a measure in a case.
     pub(super) fn present(&self, measure: usize, case: usize) -> Vec<usize> {
         let has = |subject: &usize| {
-            let place = Place {
+            let place = GroupKey {
                 measure,
                 case,
                 subject: *subject,
@@ -253,7 +253,7 @@ impl Data {
 
     /// Transfers behind a measure that failed. A schedule's workload has the size behind its name; of workloads that are counted as one the names
     /// begin with that one's.
-    pub(super) fn failed_transfers(&self, at: Place) -> usize {
+    pub(super) fn failed_transfers(&self, at: GroupKey) -> usize {
         let workload = self
             .measures
             .get(at.measure)
@@ -271,7 +271,7 @@ impl Data {
     }
 
     /// Those of workloads without figures of their own whose names begin like this.
-    fn failed_parts(&self, at: Place, stem: &str) -> usize {
+    fn failed_parts(&self, at: GroupKey, stem: &str) -> usize {
         let measured = |name: &str| {
             let same = |measure: &Measure| measure.workload.as_deref() == Some(name);
             self.measures.iter().any(same)
@@ -441,7 +441,7 @@ mod tests {
             ..Data::default()
         };
         let failed = |measure| {
-            data.failed_transfers(Place {
+            data.failed_transfers(GroupKey {
                 measure,
                 case: 0,
                 subject: 0,

@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     compare::Judgement,
-    data::{Data, Measure, Place},
+    data::{Data, GroupKey, Measure},
     lines,
     metric::Unit,
     plots,
@@ -27,7 +27,7 @@ const CASES: usize = 8;
 #[derive(Clone, Debug)]
 pub(super) struct Figure {
     pub(super) name: String,
-    pub(super) kind: Kind,
+    pub(super) kind: FigureKind,
     /// Whose measure it shows; `None` is the emulator's own.
     pub(super) measure: Option<usize>,
     pub(super) scene: Scene,
@@ -37,7 +37,7 @@ pub(super) struct Figure {
 
 /// What a figure shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FigureKind {
     /// Over a parameter of the matrix; the first one's figure comes first.
     Lines {
         first: bool,
@@ -48,7 +48,7 @@ pub(super) enum Kind {
     Lateness,
 }
 
-impl Kind {
+impl FigureKind {
     fn caption(self) -> &'static str {
         match self {
             Self::Lines { .. } => "Medians with their 95 % intervals.",
@@ -88,7 +88,7 @@ pub(super) fn figures(data: &Data, judgement: &Judgement) -> Vec<Figure> {
         }
     }
     let late = plots::lateness(data);
-    all.add("emulator lateness", Kind::Lateness, None, late);
+    all.add("emulator lateness", FigureKind::Lateness, None, late);
     all.figures
 }
 
@@ -97,7 +97,7 @@ fn flat(data: &Data, measure: usize) -> bool {
     let groups = data
         .groups
         .iter()
-        .filter(|(place, _): &(&Place, _)| place.measure == measure);
+        .filter(|(place, _): &(&GroupKey, _)| place.measure == measure);
     let mut values = groups.flat_map(|(_, points)| points.iter().map(|point| point.value));
     let first = values.next();
     values.all(|value| Some(value) == first)
@@ -123,13 +123,13 @@ impl Figures {
         let title = format!("box {}", of.title());
         for cases in data.cases_of(measure).chunks(CASES) {
             let scene = plots::box_plot(data, judgement, measure, cases, unit);
-            self.add(&title, Kind::Box, Some(measure), scene);
+            self.add(&title, FigureKind::Box, Some(measure), scene);
         }
         if key {
             self.add_distributions(data, (measure, of), unit);
             let title = format!("time {}", of.title());
             let scene = plots::time_series(data, judgement, measure, unit);
-            self.add(&title, Kind::Series, Some(measure), scene);
+            self.add(&title, FigureKind::Series, Some(measure), scene);
         }
     }
 
@@ -143,7 +143,7 @@ impl Figures {
     ) {
         for (place, parameter) in lines::parameters(data).into_iter().enumerate() {
             let title = format!("lines {} by {parameter}", of.title());
-            let kind = Kind::Lines { first: place == 0 };
+            let kind = FigureKind::Lines { first: place == 0 };
             let scene = lines::draw(data, judgement, (measure, &parameter), unit);
             self.add(&title, kind, Some(measure), scene);
         }
@@ -154,11 +154,11 @@ impl Figures {
         for case in data.cases_of(measure) {
             let title = format!("ecdf {} {}", of.title(), data.case_title(case));
             let scene = plots::ecdf_plot(data, measure, case, unit);
-            self.add(&title, Kind::Ecdf, Some(measure), scene);
+            self.add(&title, FigureKind::Ecdf, Some(measure), scene);
         }
     }
 
-    fn add(&mut self, title: &str, kind: Kind, measure: Option<usize>, scene: Option<Scene>) {
+    fn add(&mut self, title: &str, kind: FigureKind, measure: Option<usize>, scene: Option<Scene>) {
         let Some(scene) = scene else { return };
         let base = slug(title);
         let mut name = base.clone();
@@ -249,16 +249,16 @@ mod tests {
         let figures = figures(&data, &judge(&data, Some(0)));
         let of = |kind| figures.iter().filter(move |figure| figure.kind == kind);
         assert!(
-            of(Kind::Lines { first: true })
+            of(FigureKind::Lines { first: true })
                 .any(|figure| figure.name == "lines-goodput-get-by-hops")
         );
         assert_eq!(
-            of(Kind::Ecdf)
+            of(FigureKind::Ecdf)
                 .filter(|figure| figure.name.starts_with("ecdf-goodput"))
                 .count(),
             6
         );
-        assert_eq!(of(Kind::Lateness).count(), 1);
+        assert_eq!(of(FigureKind::Lateness).count(), 1);
         assert!(figures.iter().all(|figure| figure.scene.height > 100.0));
     }
 

@@ -2,9 +2,9 @@
 
 use super::{
     compare::{Judgement, resampling},
-    data::{Data, Place},
+    data::{Data, GroupKey},
     metric::{Unit, factor, meaning},
-    page::{Source, heads, table},
+    page::{PageInput, heads, table},
     render::{escape, row, tag, text_tag},
 };
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
 
 /// A figure of ours.
 pub(super) struct Ours {
-    pub(super) place: Place,
+    pub(super) place: GroupKey,
     /// Subject, workload and case, as far as they differ.
     pub(super) name: String,
     pub(super) value: f64,
@@ -26,7 +26,7 @@ pub(super) struct Ours {
 
 /// How a figure of ours stands to a goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum GoalOutcome {
     /// The whole interval is within the bounds.
     Met,
     /// The figure is; how sure that is cannot be said, or the interval goes beyond.
@@ -36,7 +36,7 @@ pub(super) enum Outcome {
     Missed,
 }
 
-impl Outcome {
+impl GoalOutcome {
     pub(super) fn words(self) -> &'static str {
         match self {
             Self::Met => "met",
@@ -48,16 +48,16 @@ impl Outcome {
 }
 
 /// Whether a goal is met.
-pub(super) fn outcome(finding: &Finding, ours: &Ours) -> Outcome {
+pub(super) fn outcome(finding: &Finding, ours: &Ours) -> GoalOutcome {
     let low = finding.low.unwrap_or(f64::NEG_INFINITY);
     let high = finding.high.unwrap_or(f64::INFINITY);
     let within = |value: f64| (low..=high).contains(&value);
     let ends = (ours.low, ours.high);
     match (within(ours.value), ends) {
-        (true, (Some(least), Some(most))) if within(least) && within(most) => Outcome::Met,
-        (true, _) => Outcome::Likely,
-        (false, (Some(least), Some(most))) if most >= low && least <= high => Outcome::Unlikely,
-        (false, _) => Outcome::Missed,
+        (true, (Some(least), Some(most))) if within(least) && within(most) => GoalOutcome::Met,
+        (true, _) => GoalOutcome::Likely,
+        (false, (Some(least), Some(most))) if most >= low && least <= high => GoalOutcome::Unlikely,
+        (false, _) => GoalOutcome::Missed,
     }
 }
 
@@ -84,7 +84,7 @@ pub(super) fn ours(data: &Data, judgement: &Judgement, finding: &Finding) -> Vec
     fitting.filter_map(|place| asking.one(*place)).collect()
 }
 
-fn fits(data: &Data, finding: &Finding, place: Place) -> bool {
+fn fits(data: &Data, finding: &Finding, place: GroupKey) -> bool {
     let measure = data.measures.get(place.measure).is_some_and(|measure| {
         let workload = finding.workload.is_none() || finding.workload == measure.workload;
         finding.metric.as_ref() == Some(&measure.metric) && workload
@@ -112,7 +112,7 @@ struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    fn one(&self, place: Place) -> Option<Ours> {
+    fn one(&self, place: GroupKey) -> Option<Ours> {
         if self.finding.relative_to.is_none() && self.finding.relative_to_case.is_empty() {
             return self.alone(place);
         }
@@ -128,7 +128,7 @@ impl Asking<'_> {
         Some(told(place, name, comparison.ratio?, comparison.interval, n))
     }
 
-    fn alone(&self, place: Place) -> Option<Ours> {
+    fn alone(&self, place: GroupKey) -> Option<Ours> {
         let (values, how) = (self.data.clusters(place), self.resampling(place, None));
         let n = values.values().map(Vec::len).sum();
         let value = center(&values, how.statistic)?;
@@ -142,19 +142,19 @@ impl Asking<'_> {
     }
 
     /// The place that a ratio refers to, if there are values.
-    fn other(&self, place: Place) -> Option<Place> {
+    fn other(&self, place: GroupKey) -> Option<GroupKey> {
         let other = match &self.finding.relative_to {
             Some(name) => {
                 let present = self.data.present(place.measure, place.case).into_iter();
                 let subject = present
                     .filter(|subject| is_subject(self.data, *subject, name))
                     .min()?;
-                Place { subject, ..place }
+                GroupKey { subject, ..place }
             }
             None => {
                 let mut case = self.data.cases.get(place.case)?.clone();
                 case.extend(self.finding.relative_to_case.clone());
-                Place {
+                GroupKey {
                     case: self.data.case(&case)?,
                     ..place
                 }
@@ -164,7 +164,7 @@ impl Asking<'_> {
     }
 
     /// As the page resamples it elsewhere, so that the same figure has the same interval.
-    fn resampling(&self, place: Place, other: Option<Place>) -> Resampling {
+    fn resampling(&self, place: GroupKey, other: Option<GroupKey>) -> Resampling {
         let resamples = match other {
             Some(_) => self.resamples,
             None => crate::analysis::statistics::RESAMPLES,
@@ -176,7 +176,7 @@ impl Asking<'_> {
         }
     }
 
-    fn name(&self, place: Place) -> Option<String> {
+    fn name(&self, place: GroupKey) -> Option<String> {
         let workload = self.data.measures.get(place.measure)?.workload.clone();
         let parts = [
             self.data.label(place.subject).to_owned(),
@@ -188,7 +188,7 @@ impl Asking<'_> {
     }
 }
 
-fn told(place: Place, name: String, value: f64, interval: Option<Interval>, n: usize) -> Ours {
+fn told(place: GroupKey, name: String, value: f64, interval: Option<Interval>, n: usize) -> Ours {
     Ours {
         place,
         name,
@@ -202,7 +202,7 @@ fn told(place: Place, name: String, value: f64, interval: Option<Interval>, n: u
 // What was asked of a subject, and whether that is so. Not part of the correction for many comparisons: a goal was set before anything was measured.
 
 /// The goals_section; empty if the scenario has no goals.
-pub(super) fn goals_section(source: &Source<'_>) -> String {
+pub(super) fn goals_section(source: &PageInput<'_>) -> String {
     let all = source.data.campaign.findings.iter();
     let rows: Vec<String> = all
         .filter(|finding| finding.goal)
@@ -216,7 +216,7 @@ pub(super) fn goals_section(source: &Source<'_>) -> String {
     table("table class=\"paper\"", &heads, rows) + &text_tag("p class=\"note\"", note)
 }
 
-fn goal_line(source: &Source<'_>, finding: &Finding) -> String {
+fn goal_line(source: &PageInput<'_>, finding: &Finding) -> String {
     let mut ours = ours(source.data, source.judgement, finding);
     let unit = told_in(finding, &ours);
     let met = ours.iter().filter(|ours| is_met(finding, ours)).count();
@@ -241,7 +241,10 @@ fn goal_line(source: &Source<'_>, finding: &Finding) -> String {
 }
 
 fn is_met(finding: &Finding, ours: &Ours) -> bool {
-    matches!(outcome(finding, ours), Outcome::Met | Outcome::Likely)
+    matches!(
+        outcome(finding, ours),
+        GoalOutcome::Met | GoalOutcome::Likely
+    )
 }
 
 fn item(finding: &Finding, ours: &Ours, unit: Unit) -> String {
@@ -256,7 +259,7 @@ fn item(finding: &Finding, ours: &Ours, unit: Unit) -> String {
 const SHOWN: usize = 8;
 
 /// The paper_section; empty if the scenario names no findings.
-pub(super) fn paper_section(source: &Source<'_>) -> String {
+pub(super) fn paper_section(source: &PageInput<'_>) -> String {
     let all = source.data.campaign.findings.iter();
     let rows: Vec<String> = all
         .filter(|finding| !finding.goal)
@@ -269,7 +272,7 @@ pub(super) fn paper_section(source: &Source<'_>) -> String {
     table("table class=\"paper\"", &heads, rows)
 }
 
-fn finding_line(source: &Source<'_>, finding: &Finding) -> String {
+fn finding_line(source: &PageInput<'_>, finding: &Finding) -> String {
     let ours = ours(source.data, source.judgement, finding);
     let unit = told_in(finding, &ours);
     let figure = figure(finding, unit);
@@ -391,7 +394,7 @@ mod tests {
     use super::*;
     use crate::report::{
         compare::judge,
-        data::Place,
+        data::GroupKey,
         example::{Example, data},
     };
 
@@ -412,7 +415,7 @@ mod tests {
 
     #[test]
     fn a_goal_is_met_for_certain_where_the_whole_interval_is_within_its_bounds() {
-        let place = Place {
+        let place = GroupKey {
             measure: 0,
             case: 0,
             subject: 0,
@@ -478,7 +481,7 @@ mod tests {
             of(&Example::default(), &finding).remove(0)
         };
         let p95 = of_statistic("p95");
-        assert_eq!(outcome(&goal(None, Some(1.0)), &p95), Outcome::Missed);
+        assert_eq!(outcome(&goal(None, Some(1.0)), &p95), GoalOutcome::Missed);
         assert!(p95.low.is_some() && p95.value != of_statistic("median").value);
     }
 
@@ -492,7 +495,7 @@ mod tests {
 
     fn figure_of_ours(value: f64, low: f64, high: f64) -> Ours {
         Ours {
-            place: Place {
+            place: GroupKey {
                 measure: 0,
                 case: 0,
                 subject: 0,

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     compare::Judgement,
-    data::{Case, Data, Place},
+    data::{CaseValues, Data, GroupKey},
     metric::Unit,
-    scene::{Anchor, Axis, Dash, Frame, Paint, Scene, fit, legend},
+    scene::{Anchor, Axis, Dash, Paint, PlotArea, Scene, fit, legend},
 };
 use crate::analysis::cascade::theory;
 
@@ -51,7 +51,7 @@ fn number(value: &str) -> Option<f64> {
 struct Panel {
     title: String,
     /// By family: where on the horizontal axis, and where the values are.
-    lines: BTreeMap<usize, Vec<(f64, Place)>>,
+    lines: BTreeMap<usize, Vec<(f64, GroupKey)>>,
 }
 
 /// The figure; `None` where a panel would have but one place on its horizontal axis.
@@ -100,7 +100,7 @@ pub(super) fn draw(
 }
 
 fn panels(data: &Data, measure: usize, parameter: &str) -> Vec<Panel> {
-    let mut panels: Vec<(Case, Panel)> = Vec::new();
+    let mut panels: Vec<(CaseValues, Panel)> = Vec::new();
     let varying = data.varying();
     for place in data.groups.keys().filter(|place| place.measure == measure) {
         let Some(case) = data.cases.get(place.case) else {
@@ -109,7 +109,7 @@ fn panels(data: &Data, measure: usize, parameter: &str) -> Vec<Panel> {
         let Some(x) = case.get(parameter).and_then(|value| number(value)) else {
             continue;
         };
-        let others: Case = case
+        let others: CaseValues = case
             .iter()
             .filter(|(name, _)| *name != parameter && varying.contains(name))
             .map(|(name, value)| (name.clone(), value.clone()))
@@ -215,7 +215,7 @@ impl Panel {
             .unwrap_or_default();
         let ends = self.ends(told.1).into_iter();
         let ends = ends.chain(curve.iter().map(|point| point.1));
-        let frame = Frame {
+        let frame = PlotArea {
             left: left + 72.0,
             top: top + 24.0,
             width: PANEL - 72.0 - 24.0,
@@ -233,7 +233,7 @@ impl Panel {
 }
 
 impl Ticks {
-    fn draw(&self, scene: &mut Scene, frame: &Frame) {
+    fn draw(&self, scene: &mut Scene, frame: &PlotArea) {
         let bottom = frame.top + frame.height;
         for (value, text) in &self.marks {
             let x = frame.across(*value);
@@ -256,7 +256,7 @@ impl Ticks {
     }
 }
 
-fn draw_model(scene: &mut Scene, frame: &Frame, curve: &[(f64, f64)]) {
+fn draw_model(scene: &mut Scene, frame: &PlotArea, curve: &[(f64, f64)]) {
     let mut points: Vec<(f64, f64)> = curve.iter().map(|(x, y)| frame.at(*x, *y)).collect();
     points.sort_by(|one, other| one.0.total_cmp(&other.0));
     if let Some(last) = points.last() {
@@ -274,13 +274,13 @@ fn draw_model(scene: &mut Scene, frame: &Frame, curve: &[(f64, f64)]) {
 
 fn draw_line(
     scene: &mut Scene,
-    frame: &Frame,
-    (family, line): (usize, &[(f64, Place)]),
+    frame: &PlotArea,
+    (family, line): (usize, &[(f64, GroupKey)]),
     (data, judgement, unit): (&Data, &Judgement, Unit),
 ) {
     let paint = Paint::Series(family);
     let known =
-        |(x, place): &(f64, Place)| Some((*x, place.subject, judgement.summaries.get(place)?));
+        |(x, place): &(f64, GroupKey)| Some((*x, place.subject, judgement.summaries.get(place)?));
     let known: Vec<_> = line.iter().filter_map(known).collect();
     let points: Vec<(f64, f64)> = known
         .iter()

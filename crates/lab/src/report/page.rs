@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 
 use super::{
     compare::{Judgement, Summary},
-    data::{Data, Measure, Place},
-    figures::{Figure, Kind, unit},
+    data::{Data, GroupKey, Measure},
+    figures::{Figure, FigureKind, unit},
     metric::{count, digits, factor, span},
     recognise::Answer,
     render::{Target, escape, row, svg, tag, text_tag},
@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// What the page is made from.
-pub(super) struct Source<'a> {
+pub(super) struct PageInput<'a> {
     pub(super) data: &'a Data,
     pub(super) judgement: &'a Judgement,
     pub(super) figures: &'a [Figure],
@@ -40,7 +40,7 @@ pub(super) struct Source<'a> {
 }
 
 /// The whole page.
-pub(super) fn page(source: &Source<'_>) -> String {
+pub(super) fn page(source: &PageInput<'_>) -> String {
     let campaign = &source.data.campaign;
     let sections = [
         ("verdict", "Who won", verdict::section(source)),
@@ -113,7 +113,7 @@ fn style() -> String {
         .replace("/*dark*/", &colours(DARK))
 }
 
-fn header(source: &Source<'_>) -> String {
+fn header(source: &PageInput<'_>) -> String {
     let campaign = &source.data.campaign;
     let mut head = text_tag("p class=\"eyebrow\"", "hoplite-lab report");
     head += &text_tag("h1", &campaign.scenario);
@@ -133,7 +133,7 @@ fn header(source: &Source<'_>) -> String {
 }
 
 /// The line under the title: how much there is, and when it was.
-fn facts(source: &Source<'_>) -> Vec<(String, String)> {
+fn facts(source: &PageInput<'_>) -> Vec<(String, String)> {
     let data = source.data;
     let done = data.runs.len();
     let attempts = |verdict| {
@@ -211,7 +211,7 @@ fn cases(number: usize) -> String {
 }
 
 /// Every case of every measure that matters; empty if the verdict says it all.
-fn cases_section(source: &Source<'_>) -> String {
+fn cases_section(source: &PageInput<'_>) -> String {
     let data = source.data;
     if data.cases.len() < 2 {
         return String::new();
@@ -223,7 +223,7 @@ fn cases_section(source: &Source<'_>) -> String {
         .collect()
 }
 
-fn card(source: &Source<'_>, measure: usize) -> String {
+fn card(source: &PageInput<'_>, measure: usize) -> String {
     let data = source.data;
     let Some(of) = data.measures.get(measure) else {
         return String::new();
@@ -254,7 +254,7 @@ fn card(source: &Source<'_>, measure: usize) -> String {
 const UNFOLDED: usize = 4;
 
 /// The figures, by measure, with links to their files.
-fn figures_section(source: &Source<'_>) -> String {
+fn figures_section(source: &PageInput<'_>) -> String {
     let measures = source.data.measures.iter().enumerate();
     let (key, other): (Vec<_>, Vec<_>) = measures.partition(|(_, of)| of.meaning.key);
     let of = |all: &[(usize, _)]| {
@@ -271,7 +271,7 @@ fn figures_section(source: &Source<'_>) -> String {
     first + &rest
 }
 
-fn one(source: &Source<'_>, measure: usize) -> String {
+fn one(source: &PageInput<'_>, measure: usize) -> String {
     let figures = |kind| {
         source
             .figures
@@ -284,21 +284,23 @@ fn one(source: &Source<'_>, measure: usize) -> String {
     }
     let title = source.data.measures.get(measure).map(Measure::title);
     let mut content = text_tag("h3", &title.unwrap_or_default());
-    content += &figures(Kind::Lines { first: true })
+    content += &figures(FigureKind::Lines { first: true })
         .map(figure)
         .collect::<String>();
-    let others: String = figures(Kind::Lines { first: false }).map(figure).collect();
+    let others: String = figures(FigureKind::Lines { first: false })
+        .map(figure)
+        .collect();
     if !others.is_empty() {
         content += &details("Medians by the other parameters", &others, false);
     }
-    content += &figures(Kind::Box).map(figure).collect::<String>();
-    let ecdfs: Vec<String> = figures(Kind::Ecdf).map(figure).collect();
+    content += &figures(FigureKind::Box).map(figure).collect::<String>();
+    let ecdfs: Vec<String> = figures(FigureKind::Ecdf).map(figure).collect();
     if !ecdfs.is_empty() {
         let open = ecdfs.len() <= UNFOLDED;
         let grid = tag("div class=\"grid\"", &ecdfs.concat());
         content += &details("Distributions", &grid, open);
     }
-    let series: String = figures(Kind::Series).map(figure).collect();
+    let series: String = figures(FigureKind::Series).map(figure).collect();
     if !series.is_empty() {
         content += &details("Over the campaign's time", &series, ecdfs.len() <= UNFOLDED);
     }
@@ -310,7 +312,7 @@ fn figure(figure: &Figure) -> String {
     let name = &figure.name;
     let links =
         format!("<a href=\"figures/{name}.svg\">SVG</a> <a href=\"figures/{name}.png\">PNG</a>");
-    let kind = if figure.kind == Kind::Ecdf {
+    let kind = if figure.kind == FigureKind::Ecdf {
         "figure class=\"small\""
     } else {
         "figure"
@@ -326,7 +328,7 @@ fn figure(figure: &Figure) -> String {
 }
 
 /// Every median with its interval, its n and what became of the repetitions behind it, and its ratio to the baseline.
-fn tables_section(source: &Source<'_>) -> String {
+fn tables_section(source: &PageInput<'_>) -> String {
     let shown = verdict::shown(source);
     let one = |(measure, of): (usize, &Measure)| {
         details(
@@ -341,7 +343,7 @@ fn tables_section(source: &Source<'_>) -> String {
     measures.map(one).collect()
 }
 
-fn measure_table(source: &Source<'_>, measure: usize) -> String {
+fn measure_table(source: &PageInput<'_>, measure: usize) -> String {
     let (data, judgement) = (source.data, source.judgement);
     let unit = unit(judgement, data, measure).name;
     let unit = if unit.is_empty() {
@@ -391,7 +393,7 @@ fn measure_table(source: &Source<'_>, measure: usize) -> String {
     table("table class=\"numbers\"", &row(&cells), rows)
 }
 
-fn line(source: &Source<'_>, place: Place, summary: &Summary, with_case: bool) -> String {
+fn line(source: &PageInput<'_>, place: GroupKey, summary: &Summary, with_case: bool) -> String {
     let (data, judgement) = (source.data, source.judgement);
     let unit = unit(judgement, data, place.measure);
     let counts = data
@@ -426,7 +428,7 @@ fn line(source: &Source<'_>, place: Place, summary: &Summary, with_case: bool) -
     row(&cells)
 }
 
-fn ratio(source: &Source<'_>, place: Place) -> Vec<String> {
+fn ratio(source: &PageInput<'_>, place: GroupKey) -> Vec<String> {
     let number = |text: &str| text_tag("td class=\"n\"", text);
     let Some(ratio) = source.judgement.ratios.get(&place) else {
         let word = if source.judgement.baseline == Some(place.subject) {
@@ -463,7 +465,7 @@ fn ratio(source: &Source<'_>, place: Place) -> Vec<String> {
 }
 
 /// What was run and on what: all that a reader needs to do it again.
-fn machine_section(source: &Source<'_>) -> String {
+fn machine_section(source: &PageInput<'_>) -> String {
     let data = source.data;
     let campaign = &data.campaign;
     let mut facts = vec![
@@ -543,7 +545,7 @@ fn machine_facts(machine: &Machine, several: bool) -> Vec<(String, String)> {
     ]
 }
 
-fn binaries(source: &Source<'_>) -> String {
+fn binaries(source: &PageInput<'_>) -> String {
     let binaries = &source.data.campaign.binaries;
     if binaries.is_empty() {
         return String::new();
@@ -561,7 +563,7 @@ fn binaries(source: &Source<'_>) -> String {
 }
 
 /// How the figures were made, in words.
-fn method_section(source: &Source<'_>) -> String {
+fn method_section(source: &PageInput<'_>) -> String {
     let resamples = source.judgement.resamples.max(RESAMPLES);
     let items = [
         "Every subject was measured in the same campaign, one after the other in a shuffled order, each repetition in fresh network namespaces: what the machine does to one, it does to all.".to_owned(),

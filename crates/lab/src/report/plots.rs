@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use super::{
     compare::Judgement,
-    data::{Data, Place},
+    data::{Data, GroupKey},
     metric::{Unit, digits},
-    scene::{Anchor, Axis, Dash, Frame, Paint, Scene, fit, legend, width},
+    scene::{Anchor, Axis, Dash, Paint, PlotArea, Scene, fit, legend, width},
 };
 use crate::{
     analysis::statistics::{ecdf, quantile_of_sorted, sorted},
@@ -49,7 +49,7 @@ pub(super) fn box_plot(
     let mut scene = Scene::new(WIDTH, 30.0, of.title());
     let height: f64 = rows.iter().map(|row| row.height).sum();
     scene.height = scene.head + 4.0 + height + 44.0;
-    let frame = Frame {
+    let frame = PlotArea {
         left,
         top: scene.head + 4.0,
         width: WIDTH - left - 96.0,
@@ -70,7 +70,7 @@ pub(super) fn box_plot(
 struct Row {
     label: String,
     height: f64,
-    place: Option<Place>,
+    place: Option<GroupKey>,
 }
 
 fn rows(data: &Data, measure: usize, cases: &[usize]) -> Vec<Row> {
@@ -85,7 +85,7 @@ fn rows(data: &Data, measure: usize, cases: &[usize]) -> Vec<Row> {
             });
         }
         for subject in data.present(measure, *case) {
-            let place = Some(Place {
+            let place = Some(GroupKey {
                 measure,
                 case: *case,
                 subject,
@@ -101,14 +101,14 @@ fn rows(data: &Data, measure: usize, cases: &[usize]) -> Vec<Row> {
 }
 
 impl Row {
-    fn place(&self) -> Option<Place> {
+    fn place(&self) -> Option<GroupKey> {
         self.place
     }
 
     fn draw(
         &self,
         scene: &mut Scene,
-        frame: &Frame,
+        frame: &PlotArea,
         top: f64,
         (data, judgement, unit): (&Data, &Judgement, Unit),
     ) {
@@ -201,7 +201,7 @@ impl<'v> Spread<'v> {
 /// The strip of a figure in which a box is drawn.
 struct Strip<'a> {
     scene: &'a mut Scene,
-    frame: &'a Frame,
+    frame: &'a PlotArea,
     middle: f64,
     paint: Paint,
     unit: Unit,
@@ -262,7 +262,7 @@ const NARROW: f64 = 440.0;
 pub(super) fn ecdf_plot(data: &Data, measure: usize, case: usize, unit: Unit) -> Option<Scene> {
     let subjects = data.present(measure, case);
     let of = data.measures.get(measure)?;
-    let places = subjects.iter().map(|subject| Place {
+    let places = subjects.iter().map(|subject| GroupKey {
         measure,
         case,
         subject: *subject,
@@ -290,7 +290,7 @@ pub(super) fn ecdf_plot(data: &Data, measure: usize, case: usize, unit: Unit) ->
     top += legend(&mut scene, (12.0, top + 14.0), NARROW - 24.0, &names) + 8.0;
     scene.height = top + 190.0 + 48.0;
     let y = Axis::shares("Share of values up to x");
-    let frame = Frame {
+    let frame = PlotArea {
         left: 62.0,
         top,
         width: NARROW - 62.0 - 18.0,
@@ -312,7 +312,7 @@ pub(super) fn ecdf_plot(data: &Data, measure: usize, case: usize, unit: Unit) ->
 }
 
 /// From the left edge at nought to the right edge at one.
-fn steps(frame: &Frame, values: &[f64]) -> Vec<(f64, f64)> {
+fn steps(frame: &PlotArea, values: &[f64]) -> Vec<(f64, f64)> {
     let bottom = frame.top + frame.height;
     let (mut points, mut level) = (Vec::new(), bottom);
     for (value, share) in ecdf(values) {
@@ -400,7 +400,7 @@ fn cloud(
     }
     let all = || points.values().flatten();
     let times = Unit::new("minutes since its beginning", 1.0 / 60.0);
-    let frame = Frame {
+    let frame = PlotArea {
         left: 72.0,
         top,
         width: WIDTH - 72.0 - 20.0,

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     data::Data,
-    page::{Source, details, heads, table},
+    page::{PageInput, details, heads, table},
     render::{row, tag, text_tag},
     unwritten,
 };
@@ -34,7 +34,7 @@ pub(super) struct Answer {
 
 /// What was seen of one repetition.
 #[derive(Clone, Debug)]
-struct Seen {
+struct Observed {
     case: usize,
     subject: usize,
     repetition: u32,
@@ -53,22 +53,22 @@ pub(super) fn answers(data: &Data) -> Vec<Answer> {
         all.sort_unstable();
         all.dedup();
     }
-    let case_of = |one: &Seen| one.case;
-    let subject_of = |one: &Seen| one.subject;
+    let case_of = |one: &Observed| one.case;
+    let subject_of = |one: &Observed| one.subject;
     let tell = |case: usize| data.case_title(case);
     let label = |subject: usize| data.label(subject).to_owned();
     let mut answers = Vec::new();
     for subject in &subjects {
-        let of: Vec<&Seen> = seen.iter().filter(|one| one.subject == *subject).collect();
+        let of: Vec<&Observed> = seen.iter().filter(|one| one.subject == *subject).collect();
         answers.extend(ask(&of, (label(*subject), "case"), (&case_of, &tell)));
     }
-    let all: Vec<&Seen> = seen.iter().collect();
+    let all: Vec<&Observed> = seen.iter().collect();
     if subjects.len() > 1 {
         let watched = "any subject".to_owned();
         answers.extend(ask(&all, (watched, "case"), (&case_of, &tell)));
     }
     for case in &cases {
-        let of: Vec<&Seen> = seen.iter().filter(|one| one.case == *case).collect();
+        let of: Vec<&Observed> = seen.iter().filter(|one| one.case == *case).collect();
         answers.extend(ask(&of, (tell(*case), "subject"), (&subject_of, &label)));
     }
     if cases.len() > 1 {
@@ -79,7 +79,7 @@ pub(super) fn answers(data: &Data) -> Vec<Answer> {
 }
 
 /// Everything that was seen, in the order of cases, subjects and repetitions.
-fn seen(data: &Data) -> Vec<Seen> {
+fn seen(data: &Data) -> Vec<Observed> {
     let mut all: BTreeMap<(usize, usize, u32), Vec<f64>> = BTreeMap::new();
     let measures = data.measures.iter().enumerate();
     let measures = measures.filter(|(_, of)| of.metric.starts_with(PREFIX));
@@ -95,7 +95,7 @@ fn seen(data: &Data) -> Vec<Seen> {
     }
     let whole = |((case, subject, repetition), features): (_, Vec<f64>)| {
         // One that lacks a feature cannot be compared.
-        (features.len() == measures.len()).then_some(Seen {
+        (features.len() == measures.len()).then_some(Observed {
             case,
             subject,
             repetition,
@@ -106,18 +106,18 @@ fn seen(data: &Data) -> Vec<Seen> {
 }
 
 /// What is asked about, and what the answers are called.
-type Question<'a> = (&'a dyn Fn(&Seen) -> usize, &'a dyn Fn(usize) -> String);
+type Question<'a> = (&'a dyn Fn(&Observed) -> usize, &'a dyn Fn(usize) -> String);
 
 /// The answer to one question; none if there is but one possible.
 fn ask(
-    of: &[&Seen],
+    of: &[&Observed],
     (watched, asked): (String, &'static str),
     (class, name): Question<'_>,
 ) -> Option<Answer> {
     let mut classes: Vec<usize> = of.iter().map(|one| class(one)).collect();
     classes.sort_unstable();
     classes.dedup();
-    let example = |one: &&Seen| Example {
+    let example = |one: &&Observed| Example {
         class: classes.partition_point(|other| *other < class(one)),
         group: one.repetition,
         features: one.features.clone(),
@@ -211,7 +211,7 @@ fn features(data: &Data) -> String {
 // The section of the page: accuracies beside chance, and who is mistaken for whom.
 
 /// The section; empty if nobody looked.
-pub(super) fn section(source: &Source<'_>) -> String {
+pub(super) fn section(source: &PageInput<'_>) -> String {
     if source.answers.is_empty() {
         return String::new();
     }

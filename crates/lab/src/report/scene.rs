@@ -456,7 +456,7 @@ fn tick(told: f64) -> String {
 
 /// The plot's area with its two axes.
 #[derive(Clone, Debug)]
-pub(super) struct Frame {
+pub(super) struct PlotArea {
     pub(super) left: f64,
     pub(super) top: f64,
     pub(super) width: f64,
@@ -465,7 +465,7 @@ pub(super) struct Frame {
     pub(super) y: Axis,
 }
 
-impl Frame {
+impl PlotArea {
     /// Where a pair of stored values stands.
     pub(super) fn at(&self, x: f64, y: f64) -> (f64, f64) {
         (

@@ -108,14 +108,14 @@ const PARTIAL: [u64; 9] = [
 /// A column: its name and how its value is found.
 struct Column {
     name: String,
-    value: Value,
+    value: Getter,
 }
 
 type Get<T> = Box<dyn Fn(&Sample) -> Option<T> + Send>;
 
 type GetAll = Box<dyn Fn(&Sample) -> Vec<u64> + Send>;
 
-enum Value {
+enum Getter {
     Text(Get<String>),
     Whole(Get<u64>),
     Real(Get<f64>),
@@ -136,14 +136,14 @@ fn columns(parameters: Vec<String>) -> Vec<Column> {
 }
 
 fn text(name: &str, get: impl Fn(&Sample) -> Option<String> + Send + 'static) -> Column {
-    column(name, Value::Text(Box::new(get)))
+    column(name, Getter::Text(Box::new(get)))
 }
 
 fn whole(name: &str, get: impl Fn(&Sample) -> Option<u64> + Send + 'static) -> Column {
-    column(name, Value::Whole(Box::new(get)))
+    column(name, Getter::Whole(Box::new(get)))
 }
 
-fn column(name: &str, value: Value) -> Column {
+fn column(name: &str, value: Getter) -> Column {
     Column {
         name: name.to_owned(),
         value,
@@ -177,7 +177,7 @@ fn transfer_columns() -> Vec<Column> {
         }),
         column(
             "began",
-            Value::Real(Box::new(|sample| Some(sample.transfer.began))),
+            Getter::Real(Box::new(|sample| Some(sample.transfer.began))),
         ),
         text("server", |sample| {
             sample.transfer.server.map(|ip| ip.to_string())
@@ -236,7 +236,7 @@ fn partial(octets: u64) -> Column {
 
 fn last_columns() -> Vec<Column> {
     vec![
-        column("round_trips_us", Value::Wholes(Box::new(round_trips))),
+        column("round_trips_us", Getter::Wholes(Box::new(round_trips))),
         whole("datagrams_sent", |sample| {
             Some(sample.transfer.datagrams[0])
         }),
@@ -279,12 +279,12 @@ fn schema(columns: &[Column]) -> Result<Type> {
 impl Column {
     fn field(&self) -> Result<TypePtr> {
         let field = match self.value {
-            Value::Text(_) => Type::primitive_type_builder(&self.name, Physical::BYTE_ARRAY)
+            Getter::Text(_) => Type::primitive_type_builder(&self.name, Physical::BYTE_ARRAY)
                 .with_converted_type(ConvertedType::UTF8)
                 .with_logical_type(Some(LogicalType::String)),
-            Value::Whole(_) => Type::primitive_type_builder(&self.name, Physical::INT64),
-            Value::Real(_) => Type::primitive_type_builder(&self.name, Physical::DOUBLE),
-            Value::Wholes(_) => return list(&self.name),
+            Getter::Whole(_) => Type::primitive_type_builder(&self.name, Physical::INT64),
+            Getter::Real(_) => Type::primitive_type_builder(&self.name, Physical::DOUBLE),
+            Getter::Wholes(_) => return list(&self.name),
         };
         let field = field.with_repetition(Repetition::OPTIONAL).build()?;
         Ok(Arc::new(field))
@@ -293,7 +293,7 @@ impl Column {
     /// Writes its value of every sample.
     fn write(&self, samples: &[Sample], writer: &mut SerializedColumnWriter<'_>) -> Result<()> {
         match &self.value {
-            Value::Text(get) => {
+            Getter::Text(get) => {
                 let (values, levels) = flat(samples, |sample| {
                     get(sample).map(|text| ByteArray::from(text.into_bytes()))
                 });
@@ -301,19 +301,19 @@ impl Column {
                     .typed::<ByteArrayType>()
                     .write_batch(&values, Some(&levels), None)?;
             }
-            Value::Whole(get) => {
+            Getter::Whole(get) => {
                 let (values, levels) = flat(samples, |sample| get(sample).map(signed));
                 writer
                     .typed::<Int64Type>()
                     .write_batch(&values, Some(&levels), None)?;
             }
-            Value::Real(get) => {
+            Getter::Real(get) => {
                 let (values, levels) = flat(samples, get);
                 writer
                     .typed::<DoubleType>()
                     .write_batch(&values, Some(&levels), None)?;
             }
-            Value::Wholes(get) => {
+            Getter::Wholes(get) => {
                 let (values, levels, repeats) = nested(samples, get);
                 writer
                     .typed::<Int64Type>()

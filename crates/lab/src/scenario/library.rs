@@ -47,7 +47,7 @@ pub(crate) enum Library {
 
 /// A text and what it is called in complaints.
 #[derive(Clone, Debug)]
-pub(crate) struct Source {
+pub(crate) struct TextFile {
     /// Its path, or `NAME.toml (built in)`.
     pub(crate) name: String,
     /// What is in it.
@@ -56,7 +56,7 @@ pub(crate) struct Source {
 
 impl Library {
     /// A subject by its name: beside the scenario, else built in. `None` if there is none.
-    pub(crate) fn subject(&self, name: &str) -> Option<Result<Source, String>> {
+    pub(crate) fn subject(&self, name: &str) -> Option<Result<TextFile, String>> {
         if let Self::Beside(directory) = self {
             let path = directory.join("subjects").join(format!("{name}.toml"));
             if path.exists() {
@@ -85,7 +85,7 @@ impl Library {
     }
 
     /// A file by its path from the scenario's directory.
-    pub(crate) fn file(&self, path: &str) -> Result<Source, String> {
+    pub(crate) fn file(&self, path: &str) -> Result<TextFile, String> {
         match self {
             Self::Beside(directory) => read(&directory.join(path), LONGEST as u64),
             Self::BuiltIn => Err("a built-in scenario has no files".into()),
@@ -104,22 +104,22 @@ impl Library {
 }
 
 /// A built-in text by its name.
-pub(crate) fn built_in(list: &[(&str, &str)], name: &str) -> Option<Source> {
+pub(crate) fn built_in(list: &[(&str, &str)], name: &str) -> Option<TextFile> {
     let (name, text) = list.iter().find(|(known, _)| *known == name)?;
-    Some(Source {
+    Some(TextFile {
         name: format!("{name}.toml (built in)"),
         text: (*text).to_owned(),
     })
 }
 
 /// Reads a file of at most so many bytes.
-pub(crate) fn read(path: &Path, longest: u64) -> Result<Source, String> {
+pub(crate) fn read(path: &Path, longest: u64) -> Result<TextFile, String> {
     let mut text = String::new();
     let read =
         std::fs::File::open(path).and_then(|file| file.take(longest + 1).read_to_string(&mut text));
     match read {
         Ok(_) if text.len() as u64 > longest => Err(format!("it is longer than {longest} octets")),
-        Ok(_) => Ok(Source {
+        Ok(_) => Ok(TextFile {
             name: path.display().to_string(),
             text,
         }),
@@ -139,7 +139,7 @@ pub(crate) fn tomls(directory: &Path) -> Vec<PathBuf> {
 // `hoplite-lab list`: what is built in, and what is in `scenarios/` and `subjects/` of the directory where one stands.
 
 /// A line of the list.
-enum Entry {
+enum Listed {
     Scenario(Box<Scenario>),
     Subject(SubjectFile),
     /// A file that is wrong, and what is said about it.
@@ -160,7 +160,7 @@ pub fn list(json: bool) -> Result<(), Failure> {
 }
 
 /// Built in, then files in a directory unless they are the same.
-fn entries(directory: &Path) -> Vec<Entry> {
+fn entries(directory: &Path) -> Vec<Listed> {
     let mut entries = Vec::new();
     for (name, _) in SCENARIOS {
         entries.extend(
@@ -189,12 +189,12 @@ fn entries(directory: &Path) -> Vec<Entry> {
 }
 
 /// The files of a directory that are not built in.
-fn others(directory: &Path, built_in: &[(&str, &str)]) -> Vec<(PathBuf, Source)> {
+fn others(directory: &Path, built_in: &[(&str, &str)]) -> Vec<(PathBuf, TextFile)> {
     let read = |path: PathBuf| {
         let source = read(&path, LONGEST as u64).ok()?;
         Some((path, source))
     };
-    let other = |(_, source): &(_, Source)| built_in.iter().all(|(_, text)| *text != source.text);
+    let other = |(_, source): &(_, TextFile)| built_in.iter().all(|(_, text)| *text != source.text);
     tomls(directory)
         .into_iter()
         .filter_map(read)
@@ -202,39 +202,39 @@ fn others(directory: &Path, built_in: &[(&str, &str)]) -> Vec<(PathBuf, Source)>
         .collect()
 }
 
-fn scenario(source: &Source, path: Option<&Path>, library: &Library) -> Entry {
+fn scenario(source: &TextFile, path: Option<&Path>, library: &Library) -> Listed {
     match super::read(&source.name, &source.text, path, library) {
-        Ok(scenario) => Entry::Scenario(Box::new(scenario)),
+        Ok(scenario) => Listed::Scenario(Box::new(scenario)),
         Err(failure) => wrong(source, &failure),
     }
 }
 
-fn subject(source: &Source) -> Entry {
+fn subject(source: &TextFile) -> Listed {
     match SubjectFile::parse(&source.name, &source.text) {
-        Ok(subject) => Entry::Subject(subject),
+        Ok(subject) => Listed::Subject(subject),
         Err(failure) => wrong(source, &failure),
     }
 }
 
-fn wrong(source: &Source, failure: &Failure) -> Entry {
+fn wrong(source: &TextFile, failure: &Failure) -> Listed {
     let first = failure.to_string();
     let line = first.lines().next().unwrap_or_default();
-    Entry::Wrong(
+    Listed::Wrong(
         source.name.clone(),
         line.trim_start_matches("hoplite-lab: ").to_owned(),
     )
 }
 
-fn lines(out: &mut impl Write, entries: &[Entry]) -> io::Result<()> {
+fn lines(out: &mut impl Write, entries: &[Listed]) -> io::Result<()> {
     entries
         .iter()
         .try_for_each(|entry| writeln!(out, "{}", entry.json()))
 }
 
-fn table(out: &mut impl Write, entries: &[Entry]) -> io::Result<()> {
+fn table(out: &mut impl Write, entries: &[Listed]) -> io::Result<()> {
     writeln!(out, "scenarios: hoplite-lab run NAME")?;
     for entry in entries {
-        if let Entry::Scenario(scenario) = entry {
+        if let Listed::Scenario(scenario) = entry {
             let runs = scenario.runs();
             writeln!(
                 out,
@@ -248,7 +248,7 @@ fn table(out: &mut impl Write, entries: &[Entry]) -> io::Result<()> {
         "\nsubjects: [[subject]] use = \"NAME\", with = {{ PARAMETER = … }}"
     )?;
     for entry in entries {
-        if let Entry::Subject(subject) = entry {
+        if let Listed::Subject(subject) = entry {
             writeln!(out, "  {:<16} {}", subject.name, subject.summary)?;
             for parameter in subject.parameters() {
                 let allowed = parameter.allowed.map(|allowed| format!(" ({allowed})"));
@@ -261,14 +261,14 @@ fn table(out: &mut impl Write, entries: &[Entry]) -> io::Result<()> {
         }
     }
     for entry in entries {
-        if let Entry::Wrong(_, what) = entry {
+        if let Listed::Wrong(_, what) = entry {
             writeln!(out, "\nwrong: {what}")?;
         }
     }
     Ok(())
 }
 
-impl Entry {
+impl Listed {
     fn json(&self) -> Value {
         match self {
             Self::Scenario(scenario) => json!({
@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     fn written(
-        write: impl Fn(&mut Vec<u8>, &[Entry]) -> io::Result<()>,
+        write: impl Fn(&mut Vec<u8>, &[Listed]) -> io::Result<()>,
         directory: &Path,
     ) -> String {
         let mut out = Vec::new();

@@ -27,7 +27,7 @@ pub(crate) struct Reader<'a> {
 
 /// A value that was read, and where it stands.
 #[derive(Clone, Debug)]
-pub(crate) struct Found<T> {
+pub(crate) struct Located<T> {
     /// Where.
     pub(crate) at: usize,
     /// What.
@@ -68,12 +68,12 @@ impl<'a> Reader<'a> {
     }
 
     /// A key's value with its expressions computed.
-    pub(crate) fn value(&self, key: &str) -> Option<Found<Value>> {
+    pub(crate) fn value(&self, key: &str) -> Option<Located<Value>> {
         self.evaluated(self.table.node(key)?)
     }
 
     /// A node's value with its expressions computed.
-    pub(crate) fn evaluated(&self, node: &Node) -> Option<Found<Value>> {
+    pub(crate) fn evaluated(&self, node: &Node) -> Option<Located<Value>> {
         match evaluate(node, self.scope, self.owner) {
             Ok(value) if self.complaints.spend(value.size()) => {
                 let what = "the texts of the file come to too much";
@@ -81,7 +81,7 @@ impl<'a> Reader<'a> {
                     .add(node.at, Wrong::new(what, "at most 64 MiB in all cases"));
                 None
             }
-            Ok(value) => Some(Found { at: node.at, value }),
+            Ok(value) => Some(Located { at: node.at, value }),
             Err((at, wrong)) => {
                 self.complaints.add(at, wrong);
                 None
@@ -109,7 +109,7 @@ impl<'a> Reader<'a> {
 
     fn fitted<T>(
         &self,
-        found: &Found<Value>,
+        found: &Located<Value>,
         fits: impl Fn(&Value) -> Result<T, Wrong>,
     ) -> Option<T> {
         match fits(&found.value) {

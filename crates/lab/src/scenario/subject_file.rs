@@ -40,7 +40,7 @@ pub struct SubjectFile {
     /// What must be installed.
     pub needs: Vec<Needs>,
     document: Document,
-    parameters: BTreeMap<String, Parameter>,
+    parameters: BTreeMap<String, SubjectParameter>,
 }
 
 /// A program that a subject needs.
@@ -112,7 +112,7 @@ impl SubjectFile {
     /// Its parameters, for `list`.
     #[must_use]
     pub fn parameters(&self) -> Vec<ParameterLine> {
-        let line = |(name, parameter): (&String, &Parameter)| ParameterLine {
+        let line = |(name, parameter): (&String, &SubjectParameter)| ParameterLine {
             name: name.clone(),
             default: parameter.default.text(),
             allowed: parameter.allowed(),
@@ -203,7 +203,7 @@ pub(crate) const KNOWN: [&str; 2] = ["hoplite", "lab"];
 
 /// A parameter.
 #[derive(Clone, Debug)]
-pub(crate) struct Parameter {
+pub(crate) struct SubjectParameter {
     /// Where it stands.
     pub(crate) at: usize,
     /// What it is if a scenario does not set it; its kind is the parameter's.
@@ -216,7 +216,7 @@ pub(crate) struct Parameter {
     max: Option<f64>,
 }
 
-impl Parameter {
+impl SubjectParameter {
     /// A scenario's value for it.
     pub(crate) fn fit(&self, value: &Value) -> Result<Value, Wrong> {
         let value = self.kind(value)?;
@@ -293,7 +293,7 @@ impl Parameter {
 }
 
 /// Reads `[parameters]`.
-fn parameters(root: Reader<'_>) -> BTreeMap<String, Parameter> {
+fn parameters(root: Reader<'_>) -> BTreeMap<String, SubjectParameter> {
     let mut parameters = BTreeMap::new();
     let entries = root
         .table("parameters")
@@ -312,10 +312,10 @@ fn parameters(root: Reader<'_>) -> BTreeMap<String, Parameter> {
     parameters
 }
 
-fn parameter<'a>(root: Reader<'a>, node: &'a Node, at: usize) -> Option<Parameter> {
+fn parameter<'a>(root: Reader<'a>, node: &'a Node, at: usize) -> Option<SubjectParameter> {
     let Item::Table(_) = node.item else {
         let default = root.evaluated(node)?.value;
-        return Some(Parameter {
+        return Some(SubjectParameter {
             at,
             default,
             about: String::new(),
@@ -330,7 +330,7 @@ fn parameter<'a>(root: Reader<'a>, node: &'a Node, at: usize) -> Option<Paramete
         .list("one_of")
         .iter()
         .filter_map(|node| entry.evaluated(node));
-    let parameter = Parameter {
+    let parameter = SubjectParameter {
         at,
         default: entry.need(
             "default",

@@ -11,7 +11,7 @@ use super::{
     expression::{Expression, Scope, Value, parse},
     matrix::Parameter,
     reader::Reader,
-    subject_file::{KNOWN, Parameter as SubjectParameter},
+    subject_file::{KNOWN, SubjectParameter},
 };
 
 /// Deeper holes in holes are refused.

@@ -13,7 +13,7 @@
 //! In a DATAGRAM frame sizes differ by a known head, a quarter stream id and a context id (RFC 9298 §5). In a handshake several packets share
 //! a datagram. The client's processes and the capture have the same clock.
 
-use super::{Capture, Layers, Packet, Way, qlog::Frame};
+use super::{Capture, Layers, Packet, PacketDirection, qlog::Frame};
 
 /// Heads in a DATAGRAM frame: a quarter stream id of 1, 2, 4 or 8 bytes, and the context id 0.
 const HEADS: [usize; 4] = [2, 3, 5, 9];
@@ -53,13 +53,13 @@ struct Bounds {
 
 impl Bounds {
     /// Of a way in which things may wait so long between the record and the carrier.
-    fn of(way: Way, wait: f64) -> Self {
+    fn of(way: PacketDirection, wait: f64) -> Self {
         match way {
-            Way::Out => Self {
+            PacketDirection::Out => Self {
                 earliest: -wait,
                 latest: SLACK,
             },
-            Way::In => Self {
+            PacketDirection::In => Self {
                 earliest: -SLACK,
                 latest: wait,
             },
@@ -85,7 +85,7 @@ impl Content {
 }
 
 impl Matched {
-    pub(super) fn new(capture: &Capture, layers: &Layers, way: Way) -> Self {
+    pub(super) fn new(capture: &Capture, layers: &Layers, way: PacketDirection) -> Self {
         let packets: Vec<&[Packet]> = layers.0.iter().map(|layer| layer.packets(way)).collect();
         let carrier = |(size, time)| Carrier { size, time };
         let mut carriers: Vec<Carrier> = capture.udp(way).map(carrier).collect();

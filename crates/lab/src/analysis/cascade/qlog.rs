@@ -8,7 +8,7 @@ use std::{
 
 use serde::Deserialize;
 
-use super::{Way, failed};
+use super::{PacketDirection, failed};
 use crate::errors::Failure;
 
 /// Where to look when something is missing.
@@ -51,10 +51,10 @@ pub(super) enum Frame {
 }
 
 impl Layer {
-    pub(super) fn packets(&self, way: Way) -> &[Packet] {
+    pub(super) fn packets(&self, way: PacketDirection) -> &[Packet] {
         match way {
-            Way::Out => &self.sent,
-            Way::In => &self.received,
+            PacketDirection::Out => &self.sent,
+            PacketDirection::In => &self.received,
         }
     }
 

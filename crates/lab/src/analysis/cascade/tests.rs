@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io::Cursor, net::IpAddr};
 
-use Way::{In, Out};
+use PacketDirection::{In, Out};
 
 use super::*;
 use crate::analysis::Captured;
@@ -17,7 +17,7 @@ const RELAY: [u8; 4] = [10, 77, 0, 2];
 type Framed = (&'static str, usize, usize);
 
 /// A packet: which way, its bytes, its frames.
-type Sent<'a> = (Way, usize, &'a [Framed]);
+type Sent<'a> = (PacketDirection, usize, &'a [Framed]);
 
 const fn ack(size: usize) -> Framed {
     ("ack", size, 0)
@@ -70,7 +70,7 @@ fn qlog_at(label: &str, packets: &[(f64, Sent<'_>)]) -> String {
 }
 
 /// An IPv4 packet with a UDP payload of so many bytes, of which only the headers were captured.
-fn udp(way: Way, payload: usize) -> (Vec<u8>, usize) {
+fn udp(way: PacketDirection, payload: usize) -> (Vec<u8>, usize) {
     let mut packet = vec![0; 28];
     (packet[0], packet[9]) = (0x45, 17);
     let (from, to) = match way {
@@ -98,7 +98,7 @@ fn pcap(packets: &[(Vec<u8>, usize)]) -> Vec<u8> {
     file
 }
 
-fn capture(packets: &[(Way, usize)]) -> Capture {
+fn capture(packets: &[(PacketDirection, usize)]) -> Capture {
     let packets: Vec<_> = packets
         .iter()
         .map(|(way, payload)| udp(*way, *payload))
@@ -107,7 +107,7 @@ fn capture(packets: &[(Way, usize)]) -> Capture {
     Capture::parse(&mut Cursor::new(pcap(&packets)), &addresses).unwrap()
 }
 
-fn analysed(packets: &[(Way, usize)], logs: &[String]) -> BTreeMap<String, f64> {
+fn analysed(packets: &[(PacketDirection, usize)], logs: &[String]) -> BTreeMap<String, f64> {
     let layers = Layers::of(logs).unwrap();
     figures(&capture(packets), &layers)
         .unwrap()
@@ -156,7 +156,7 @@ const OUTER: [Sent<'_>; 8] = [
     (Out, 34, &[ack(6), PADDING]),
 ];
 
-fn on_the_link(packets: &[Sent<'_>]) -> Vec<(Way, usize)> {
+fn on_the_link(packets: &[Sent<'_>]) -> Vec<(PacketDirection, usize)> {
     packets.iter().map(|(way, size, _)| (*way, *size)).collect()
 }
 

@@ -11,7 +11,7 @@ fn render(data: &Data, baseline: Option<usize>) -> String {
     let figures = figures(data, &judgement);
     let unread = [];
     let answers = answers(data);
-    page(&Source {
+    page(&PageInput {
         answers: &answers,
         data,
         judgement: &judgement,

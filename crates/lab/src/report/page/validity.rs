@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::{Source, chip, details, escape, row, table, tag, text_tag};
+use super::{PageInput, chip, details, escape, row, table, tag, text_tag};
 use crate::{
     analysis::statistics::quantile,
     report::{
-        data::{Counts, Data},
-        figures::Kind,
+        data::{Data, RunCounts},
+        figures::FigureKind,
         metric::{count, digits},
         page,
     },
@@ -18,7 +18,7 @@ use crate::{
 const REASONS: usize = 12;
 
 /// The section.
-pub(super) fn section(source: &Source<'_>) -> String {
+pub(super) fn section(source: &PageInput<'_>) -> String {
     let data = source.data;
     let mut content = statement(source);
     content += &counts(data);
@@ -26,7 +26,7 @@ pub(super) fn section(source: &Source<'_>) -> String {
     let late = source
         .figures
         .iter()
-        .filter(|figure| figure.kind == Kind::Lateness);
+        .filter(|figure| figure.kind == FigureKind::Lateness);
     let late: String = late.map(page::figure).collect();
     if !late.is_empty() {
         let title = "How late packets left the emulator: 99th percentile of each attempt";
@@ -49,7 +49,7 @@ pub(super) fn section(source: &Source<'_>) -> String {
     content
 }
 
-fn statement(source: &Source<'_>) -> String {
+fn statement(source: &PageInput<'_>) -> String {
     let data = source.data;
     let campaign = &data.campaign;
     let done = data.runs.len() as u64;
@@ -147,7 +147,7 @@ fn several(data: &Data) -> bool {
     data.cases.len() > 1
 }
 
-fn cells(data: &Data, (case, subject): (usize, usize), counts: &Counts) -> Vec<String> {
+fn cells(data: &Data, (case, subject): (usize, usize), counts: &RunCounts) -> Vec<String> {
     let mut cells = Vec::new();
     if several(data) {
         cells.push(text_tag("td", &data.case_title(case)));

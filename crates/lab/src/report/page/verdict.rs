@@ -1,12 +1,12 @@
 //! The verdict: a row for each measure that matters, a column for each subject. One case: its medians and ratios. Several: in how many
 //! of them a subject is better or worse, and by how much.
 
-use super::{Source, cases, chip, table};
+use super::{PageInput, cases, chip, table};
 use crate::{
     analysis::statistics::sorted,
     report::{
         compare::{Best, Judgement, LEVEL, Ratio, Standing},
-        data::{Data, Place},
+        data::{Data, GroupKey},
         figures::unit,
         metric::{Unit, count as numbered, factor},
         render::{escape, row, tag, text_tag},
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The section.
-pub(super) fn section(source: &Source<'_>) -> String {
+pub(super) fn section(source: &PageInput<'_>) -> String {
     let data = source.data;
     let measures = shown(source);
     if measures.is_empty() {
@@ -29,7 +29,7 @@ pub(super) fn section(source: &Source<'_>) -> String {
 }
 
 /// Key measures that have values which differ at all.
-pub(super) fn shown(source: &Source<'_>) -> Vec<usize> {
+pub(super) fn shown(source: &PageInput<'_>) -> Vec<usize> {
     let data = source.data;
     let worth = |measure: &usize| {
         let Some(of) = data.measures.get(*measure) else {
@@ -68,7 +68,7 @@ pub(super) fn head(data: &Data, judgement: &Judgement, families: &[usize]) -> St
     row(&cells)
 }
 
-fn line(source: &Source<'_>, measure: usize) -> String {
+fn line(source: &PageInput<'_>, measure: usize) -> String {
     let data = source.data;
     let Some(of) = data.measures.get(measure) else {
         return String::new();
@@ -94,10 +94,10 @@ fn line(source: &Source<'_>, measure: usize) -> String {
 }
 
 /// The subject of a family that has values in a case.
-fn member(data: &Data, measure: usize, case: usize, family: usize) -> Option<Place> {
+fn member(data: &Data, measure: usize, case: usize, family: usize) -> Option<GroupKey> {
     let members = data.present(measure, case).into_iter();
     let mut members = members.filter(|subject| data.series(*subject) == family);
-    members.next().map(|subject| Place {
+    members.next().map(|subject| GroupKey {
         measure,
         case,
         subject,
@@ -105,7 +105,7 @@ fn member(data: &Data, measure: usize, case: usize, family: usize) -> Option<Pla
 }
 
 /// A cell of one case: median, interval, and how it stands to the baseline.
-pub(super) fn one(source: &Source<'_>, measure: usize, case: usize, family: usize) -> String {
+pub(super) fn one(source: &PageInput<'_>, measure: usize, case: usize, family: usize) -> String {
     let (data, judgement) = (source.data, source.judgement);
     let found = member(data, measure, case, family);
     let Some((place, summary)) =
@@ -161,7 +161,7 @@ pub(super) fn range(unit: Unit, low: f64, high: f64) -> String {
 }
 
 /// The best of its row; filled if it is significantly ahead.
-fn star(judgement: &Judgement, place: Place) -> String {
+fn star(judgement: &Judgement, place: GroupKey) -> String {
     let best = judgement
         .best
         .get(&(place.measure, place.case))
@@ -209,10 +209,10 @@ fn class(standing: Option<Standing>) -> &'static str {
 }
 
 /// A cell over several cases.
-fn several(source: &Source<'_>, measure: usize, all: &[usize], family: usize) -> String {
+fn several(source: &PageInput<'_>, measure: usize, all: &[usize], family: usize) -> String {
     let (data, judgement) = (source.data, source.judgement);
     let members = all.iter();
-    let places: Vec<Place> = members
+    let places: Vec<GroupKey> = members
         .filter_map(|case| member(data, measure, *case, family))
         .collect();
     if places.is_empty() {
@@ -235,7 +235,7 @@ fn several(source: &Source<'_>, measure: usize, all: &[usize], family: usize) ->
 }
 
 /// From the smallest to the largest median.
-fn medians(source: &Source<'_>, measure: usize, places: &[Place]) -> String {
+fn medians(source: &PageInput<'_>, measure: usize, places: &[GroupKey]) -> String {
     let summaries = places
         .iter()
         .filter_map(|place| source.judgement.summaries.get(place));
@@ -253,7 +253,7 @@ fn medians(source: &Source<'_>, measure: usize, places: &[Place]) -> String {
 }
 
 /// In how many cases it is the best, and how clearly.
-fn leads(judgement: &Judgement, places: &[Place], all: usize) -> String {
+fn leads(judgement: &Judgement, places: &[GroupKey], all: usize) -> String {
     let best = places.iter().filter_map(|place| {
         let best = judgement.best.get(&(place.measure, place.case));
         best.filter(|best| best.subject == place.subject)
@@ -325,7 +325,7 @@ fn factors(ratios: &[&Ratio]) -> String {
 }
 
 /// In words: who leads how often, and how each stands to the baseline.
-fn sentence(source: &Source<'_>, measures: &[usize]) -> String {
+fn sentence(source: &PageInput<'_>, measures: &[usize]) -> String {
     let (data, judgement) = (source.data, source.judgement);
     let led: Vec<&Best> = judgement
         .best
@@ -382,7 +382,7 @@ fn leading(data: &Data, led: &[&Best], family: usize) -> String {
 }
 
 /// `worse than native in 9 of 12, no difference seen in 3`.
-fn against(source: &Source<'_>, measures: &[usize], family: usize) -> String {
+fn against(source: &PageInput<'_>, measures: &[usize], family: usize) -> String {
     let (data, judgement) = (source.data, source.judgement);
     let mine = judgement.ratios.iter().filter(|(place, ratio)| {
         measures.contains(&place.measure)
@@ -412,7 +412,7 @@ fn against(source: &Source<'_>, measures: &[usize], family: usize) -> String {
     told.collect::<Vec<_>>().join(", ")
 }
 
-fn legend(source: &Source<'_>) -> String {
+fn legend(source: &PageInput<'_>) -> String {
     let judgement = source.judgement;
     let against = judgement.baseline.map_or_else(String::new, |baseline| {
         format!(
