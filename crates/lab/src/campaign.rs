@@ -215,17 +215,17 @@ fn now() -> f64 {
 
 // SIGINT and SIGTERM end a campaign in order: the attempt under way is given up, what is stored is stored. A second one ends it at once.
 
-/// Whether somebody wants it to end.
+/// A request to end a campaign, from its signals to its attempts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// Somebody does.
+    /// Asks for the end.
     pub(crate) fn set(&self) {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Whether somebody does.
+    /// Whether the end was asked for.
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
@@ -269,7 +269,7 @@ async fn either(interrupt: &mut Signal, terminate: &mut Signal) {
     }
 }
 
-// Who carries an attempt out: a world in fresh namespaces, or in tests somebody who only says so.
+// What carries an attempt out: a world in fresh namespaces, or a double in tests.
 
 /// Carries attempts out.
 pub(crate) trait Execute {

@@ -1,6 +1,6 @@
 //! Texts with `{…}` in them: every text of a scenario and of a subject's file.
 //! A text that is one `{…}` and nothing else comes to a value; otherwise values are pasted. `{{` and `}}` are braces.
-//! A subject's texts also have holes that only the world fills, such as `{dir}` and `{ip:HOST}`: they stay as they are.
+//! A subject's texts also have placeholders that only the world fills, such as `{dir}` and `{ip:HOST}`: they stay as they are.
 //! Names that nothing defines and definitions that nothing uses are told before any case is resolved: both are nearly always a typing mistake,
 //! also where `when` never holds.
 
@@ -14,7 +14,7 @@ use super::{
     subject_file::{KNOWN, SubjectParameter},
 };
 
-/// Deeper holes in holes are refused.
+/// Deeper placeholders in placeholders are refused.
 const DEEPEST: u32 = 3;
 /// A longer result is refused: repeats of repeats would grow without bound.
 const LONGEST: usize = 1 << 20;
@@ -24,13 +24,13 @@ const LONGEST: usize = 1 << 20;
 pub(crate) enum Owner {
     /// A scenario: expressions only.
     Scenario,
-    /// A subject: holes too.
+    /// A subject: placeholders too.
     Subject,
 }
 
 /// What the world fills in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hole {
+pub(crate) enum Placeholder {
     /// `{dir}`: the attempt's directory.
     Dir,
     /// `{shared}`: the campaign's directory.
@@ -55,7 +55,7 @@ pub(crate) struct Template {
 enum Part {
     Text(String),
     Expression(Expression),
-    Hole(Hole, Template),
+    Placeholder(Placeholder, Template),
 }
 
 impl Template {
@@ -100,8 +100,8 @@ impl Template {
             match part {
                 Part::Text(plain) => text.push_str(plain),
                 Part::Expression(expression) => text.push_str(&expression.value(scope)?.text()),
-                Part::Hole(hole, inner) => {
-                    text.push_str(&hole.written(&inner.value(scope)?.text()))
+                Part::Placeholder(placeholder, inner) => {
+                    text.push_str(&placeholder.written(&inner.value(scope)?.text()))
                 }
             }
             if text.len() > LONGEST {
@@ -117,22 +117,24 @@ impl Template {
             match part {
                 Part::Text(_) => {}
                 Part::Expression(expression) => expression.names(found),
-                Part::Hole(_, inner) => inner.names(found),
+                Part::Placeholder(_, inner) => inner.names(found),
             }
         }
     }
 
-    /// Every hole in it and what it names, in a scope.
-    pub(crate) fn holes(&self, scope: &Scope) -> Result<Vec<(Hole, String)>, Wrong> {
-        let hole = |part: &Part| match part {
-            Part::Hole(hole, inner) => Some(inner.value(scope).map(|value| (*hole, value.text()))),
+    /// Every placeholder in it and what it names, in a scope.
+    pub(crate) fn placeholders(&self, scope: &Scope) -> Result<Vec<(Placeholder, String)>, Wrong> {
+        let placeholder = |part: &Part| match part {
+            Part::Placeholder(placeholder, inner) => {
+                Some(inner.value(scope).map(|value| (*placeholder, value.text())))
+            }
             _ => None,
         };
-        self.parts.iter().filter_map(hole).collect()
+        self.parts.iter().filter_map(placeholder).collect()
     }
 }
 
-impl Hole {
+impl Placeholder {
     fn written(self, inner: &str) -> String {
         match self {
             Self::Dir => "{dir}".into(),
@@ -171,32 +173,35 @@ fn braces(text: &str) -> Result<(&str, &str), Wrong> {
 }
 
 fn part(inside: &str, owner: Owner, depth: u32) -> Result<Part, Wrong> {
-    match hole(inside) {
+    match placeholder(inside) {
         None => Ok(Part::Expression(parse(inside)?)),
         Some(_) if owner == Owner::Scenario => Err(Wrong::new(
             format!("{} is only known in a subject's file", quoted(inside)),
             "matrix parameters, and i in repeats",
         )),
-        Some((hole, inner)) => Ok(Part::Hole(hole, Template::nested(inner, owner, depth + 1)?)),
+        Some((placeholder, inner)) => Ok(Part::Placeholder(
+            placeholder,
+            Template::nested(inner, owner, depth + 1)?,
+        )),
     }
 }
 
-/// A hole and what it names.
-fn hole(inside: &str) -> Option<(Hole, &str)> {
+/// A placeholder and what it names.
+fn placeholder(inside: &str) -> Option<(Placeholder, &str)> {
     match inside {
-        "dir" => return Some((Hole::Dir, "")),
-        "shared" => return Some((Hole::Shared, "")),
+        "dir" => return Some((Placeholder::Dir, "")),
+        "shared" => return Some((Placeholder::Shared, "")),
         _ => {}
     }
     let (kind, name) = inside.split_once(':')?;
-    let hole = match kind {
-        "ip" => Hole::Ip,
-        "ip6" => Hole::Ip6,
-        "out" => Hole::Out,
-        "file" => Hole::File,
+    let placeholder = match kind {
+        "ip" => Placeholder::Ip,
+        "ip6" => Placeholder::Ip6,
+        "out" => Placeholder::Out,
+        "file" => Placeholder::File,
         _ => return None,
     };
-    Some((hole, name))
+    Some((placeholder, name))
 }
 
 // Which names are used and defined.

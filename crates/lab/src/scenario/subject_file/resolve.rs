@@ -13,7 +13,7 @@ use crate::{
         document::{Item, Node, Wrong, meant, quoted},
         expression::Value,
         reader::{Reader, name, one_of, text},
-        template::{Hole, Template},
+        template::{Placeholder, Template},
         units,
         workloads::host_of,
     },
@@ -112,7 +112,12 @@ fn files(root: Reader<'_>, site: &Site<'_>, steps: &BTreeSet<String>) -> Vec<Fil
 }
 
 fn file(entry: Reader<'_>, site: &Site<'_>, steps: &BTreeSet<String>) -> Option<File> {
-    check_holes(entry, entry.table.node("text"), site, &Holes::File(steps));
+    check_placeholders(
+        entry,
+        entry.table.node("text"),
+        site,
+        &Placeholders::File(steps),
+    );
     let path = entry.need(
         "path",
         "where it is written, such as path = \"relay{i}.toml\"",
@@ -149,10 +154,10 @@ fn step(entry: Reader<'_>, site: &Site<'_>, done: &BTreeSet<String>) -> Option<S
         ("once", Run::Once),
         ("once-per-campaign", Run::OncePerCampaign),
     ];
-    let earlier = Holes::Step(done);
-    check_holes(entry, entry.table.node("command"), site, &earlier);
-    check_holes(entry, entry.table.node("env"), site, &earlier);
-    check_holes(entry, entry.table.node("ready"), site, &earlier);
+    let earlier = Placeholders::Step(done);
+    check_placeholders(entry, entry.table.node("command"), site, &earlier);
+    check_placeholders(entry, entry.table.node("env"), site, &earlier);
+    check_placeholders(entry, entry.table.node("ready"), site, &earlier);
     let name = entry.need("name", "its name in logs and results", name);
     let host = host(entry, site);
     let command = command(entry, "command");
@@ -259,7 +264,12 @@ fn ready(entry: Reader<'_>, site: &Site<'_>) -> Option<Ready> {
 }
 
 fn way(entry: Reader<'_>, site: &Site<'_>, steps: &BTreeSet<String>) -> Option<WayIn> {
-    check_holes(entry, entry.table.node("target"), site, &Holes::Step(steps));
+    check_placeholders(
+        entry,
+        entry.table.node("target"),
+        site,
+        &Placeholders::Step(steps),
+    );
     let host = host(entry, site);
     let word = entry.read("way", |value| {
         one_of(value, &[("socks", 0), ("http", 1), ("direct", 2)])
@@ -319,29 +329,37 @@ fn address(value: &Value, site: &Site<'_>) -> Result<SocketAddr, Wrong> {
     plain.parse().map_err(wrong)
 }
 
-/// Which holes may stand in a text besides directories and hosts' addresses.
-enum Holes<'a> {
+/// Which placeholders may stand in a text besides directories and hosts' addresses.
+enum Placeholders<'a> {
     /// A file: what steps write; it is made as soon as they have.
     File(&'a BTreeSet<String>),
     /// A step: also what is in files.
     Step(&'a BTreeSet<String>),
 }
 
-fn check_holes(entry: Reader<'_>, node: Option<&Node>, site: &Site<'_>, allowed: &Holes<'_>) {
+fn check_placeholders(
+    entry: Reader<'_>,
+    node: Option<&Node>,
+    site: &Site<'_>,
+    allowed: &Placeholders<'_>,
+) {
     let Some(node) = node else { return };
     match &node.item {
         Item::List(list) => list
             .iter()
-            .for_each(|node| check_holes(entry, Some(node), site, allowed)),
+            .for_each(|node| check_placeholders(entry, Some(node), site, allowed)),
         Item::Table(table) => table
             .entries
             .iter()
-            .for_each(|pair| check_holes(entry, Some(&pair.node), site, allowed)),
+            .for_each(|pair| check_placeholders(entry, Some(&pair.node), site, allowed)),
         Item::Text(text) => {
-            let holes =
-                Template::parse(text, entry.owner).and_then(|template| template.holes(entry.scope));
-            let wrong =
-                holes.and_then(|holes| holes.iter().try_for_each(|hole| allowed.check(hole, site)));
+            let placeholders = Template::parse(text, entry.owner)
+                .and_then(|template| template.placeholders(entry.scope));
+            let wrong = placeholders.and_then(|placeholders| {
+                placeholders
+                    .iter()
+                    .try_for_each(|placeholder| allowed.check(placeholder, site))
+            });
             if let Err(wrong) = wrong {
                 entry.complaints.add(node.at, wrong);
             }
@@ -350,15 +368,23 @@ fn check_holes(entry: Reader<'_>, node: Option<&Node>, site: &Site<'_>, allowed:
     }
 }
 
-impl Holes<'_> {
-    fn check(&self, (hole, name): &(Hole, String), site: &Site<'_>) -> Result<(), Wrong> {
-        match (hole, self) {
-            (Hole::Dir | Hole::Shared, _) | (Hole::File, Self::Step(_)) => Ok(()),
-            (Hole::Ip | Hole::Ip6, _) => host_of(site.topology, name),
-            (Hole::Out, Self::File(steps) | Self::Step(steps)) if steps.contains(name) => Ok(()),
-            (Hole::Out, Self::File(steps)) => Err(no_step(name, steps, "is there")),
-            (Hole::Out, Self::Step(steps)) => Err(no_step(name, steps, "comes before")),
-            (Hole::File, Self::File(_)) => Err(Wrong::new(
+impl Placeholders<'_> {
+    fn check(
+        &self,
+        (placeholder, name): &(Placeholder, String),
+        site: &Site<'_>,
+    ) -> Result<(), Wrong> {
+        match (placeholder, self) {
+            (Placeholder::Dir | Placeholder::Shared, _) | (Placeholder::File, Self::Step(_)) => {
+                Ok(())
+            }
+            (Placeholder::Ip | Placeholder::Ip6, _) => host_of(site.topology, name),
+            (Placeholder::Out, Self::File(steps) | Self::Step(steps)) if steps.contains(name) => {
+                Ok(())
+            }
+            (Placeholder::Out, Self::File(steps)) => Err(no_step(name, steps, "is there")),
+            (Placeholder::Out, Self::Step(steps)) => Err(no_step(name, steps, "comes before")),
+            (Placeholder::File, Self::File(_)) => Err(Wrong::new(
                 "a file cannot hold another",
                 "{file:PATH} in commands, env, ready and targets",
             )),
