@@ -323,7 +323,8 @@ impl Scenario {
 // Reading the file as a whole.
 
 /// Keys of a scenario.
-const KEYS: &str = "name summary repetitions seed timeout baseline finding goal matrix host router link sysctl subject workload analysis keep gate";
+const KEYS: &str = "name summary repetitions seed timeout baseline finding goal matrix host router link sysctl \
+                    subject workload analysis keep gate";
 const MOST_RUNS: usize = 1_000_000;
 
 /// What `trial` needs of a file.
