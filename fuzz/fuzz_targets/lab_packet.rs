@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use hoplite_lab::{
     emulator::{
-        network::Network,
+        network::{Network, Unwatched},
         packet::{View, checksum, count_down, flip_bit, mark_congestion},
-        watch::Unwatched,
     },
     topology::{Direction, Link, Node, NodeKind, Topology},
 };

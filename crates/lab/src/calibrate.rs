@@ -3,9 +3,15 @@
 //!
 //! Output: a line for each figure (JSON unless stdout is a terminal); the exit code is 0 only if every one is within its limits.
 
+mod checks;
+
 use std::{
+    collections::BTreeMap,
     fmt,
     io::{self, IsTerminal, Write},
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
@@ -15,29 +21,27 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     cli::CalibrateArgs,
+    emulator::{self, Options, Port, Running},
     errors::{Complaint, Failure},
-    netns::user::{Entered, enter},
+    netns::{
+        Host, Lab,
+        user::{Entered, enter},
+    },
+    topology::{Direction, Link, Node, NodeKind, Topology},
+    trial::{EmulatorHealth, LinkCount},
 };
-
-mod bench;
-mod flows;
-mod load;
-mod ping;
-mod round_trip;
-mod setup;
-mod tcp_info;
 
 /// One thing that is measured.
 type Check = fn(&Effort, &mut dyn FnMut(Figure)) -> Result<(), Failure>;
 
 /// All of them, in the order of their running.
 const CHECKS: [(&str, Check); 6] = [
-    ("setup", setup::check),
-    ("rtt", round_trip::check),
-    ("rate", flows::check_rate),
-    ("loss", flows::check_loss),
-    ("pps", load::check_pps),
-    ("hosts", load::check_hosts),
+    ("setup", checks::check_setup),
+    ("rtt", checks::check_rtt),
+    ("rate", checks::check_rate),
+    ("loss", checks::check_loss),
+    ("pps", checks::check_pps),
+    ("hosts", checks::check_hosts),
 ];
 
 /// How long the checks may take.
@@ -243,6 +247,150 @@ fn failed(doing: &'static str) -> impl Fn(io::Error) -> Failure {
             error,
             "look after free memory and limits of files and threads, and try again",
         )
+    }
+}
+
+/// The middle of a star.
+const ROUTER: &str = "core";
+
+/// A network at work.
+struct Bench {
+    hosts: Vec<Arc<Host>>,
+    running: Running,
+    /// Packets that interfaces had dropped before.
+    dropped: u64,
+}
+
+/// What it all came to.
+struct Seen {
+    links: Vec<LinkCount>,
+    health: EmulatorHealth,
+}
+
+/// Two hosts, `a` and `b`, and one link, the same both ways.
+fn pair(direction: &Direction) -> Topology {
+    let nodes = ["a", "b"].map(|name| node(name, NodeKind::Host));
+    Topology {
+        nodes: nodes.into(),
+        links: vec![link("a", "b", direction)],
+    }
+}
+
+/// So many hosts around a router.
+fn star(hosts: usize, direction: &Direction) -> Topology {
+    let names: Vec<String> = (1..=hosts).map(|number| format!("h{number}")).collect();
+    let nodes = names.iter().map(|name| node(name, NodeKind::Host));
+    Topology {
+        nodes: nodes.chain([node(ROUTER, NodeKind::Router)]).collect(),
+        links: names
+            .iter()
+            .map(|name| link(name, ROUTER, direction))
+            .collect(),
+    }
+}
+
+fn node(name: &str, kind: NodeKind) -> Node {
+    Node {
+        name: name.to_owned(),
+        kind,
+    }
+}
+
+fn link(a: &str, b: &str, direction: &Direction) -> Link {
+    Link {
+        name: format!("{a}-{b}"),
+        ends: [a.to_owned(), b.to_owned()],
+        mtu: 1500,
+        forward: direction.clone(),
+        back: direction.clone(),
+    }
+}
+
+impl Bench {
+    /// Builds the network and starts its emulator.
+    fn new(topology: &Topology) -> Result<Self, Failure> {
+        let metrics = ("net.ipv4.tcp_no_metrics_save".to_owned(), "1".to_owned());
+        let sysctls = BTreeMap::from([metrics]);
+        let (lab, tuns) = Lab::build(topology, &sysctls)?;
+        let ports = tuns.into_iter().map(|tun| Port {
+            node: tun.host,
+            link: tun.link,
+            fd: tun.fd,
+        });
+        let options = Options {
+            seed: 1,
+            directory: PathBuf::new(),
+            record: Default::default(),
+        };
+        let running = emulator::start(topology, ports.collect(), &topology.addresses(), &options);
+        let mut bench = Self {
+            hosts: lab.hosts().to_vec(),
+            running: running.map_err(failed("starting the emulator"))?,
+            dropped: 0,
+        };
+        bench.dropped = bench.dropped()?;
+        Ok(bench)
+    }
+
+    /// The host of that number.
+    fn host(&self, number: usize) -> Result<&Host, Failure> {
+        let host = self.hosts.get(number).map(Arc::as_ref);
+        host.ok_or_else(|| Failure::new("calibrating", "a host is missing", "please report this"))
+    }
+
+    /// Where the host listens.
+    fn address(&self, number: usize, port: u16) -> Result<SocketAddr, Failure> {
+        Ok(SocketAddr::from((self.host(number)?.addresses.v4, port)))
+    }
+
+    /// Something made on a thread inside the host.
+    fn inside<T: Send>(
+        &self,
+        number: usize,
+        make: impl FnOnce() -> io::Result<T> + Send,
+    ) -> Result<T, Failure> {
+        let made = self.host(number)?.enter(make).and_then(|made| made);
+        made.map_err(failed("making a socket in a host"))
+    }
+
+    /// A UDP socket inside the host.
+    fn udp(&self, number: usize, port: u16) -> Result<UdpSocket, Failure> {
+        self.inside(number, || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)))
+    }
+
+    /// The measurement begins.
+    fn begin(&self) {
+        self.running.begin();
+    }
+
+    fn dropped(&self) -> Result<u64, Failure> {
+        let dropped = self
+            .hosts
+            .iter()
+            .map(|host| host.dropped())
+            .sum::<io::Result<u64>>();
+        dropped.map_err(failed("reading the counters of interfaces"))
+    }
+
+    /// Ends it all. What interfaces dropped, because nobody read them in time, are drops of the emulator's own.
+    fn end(self) -> Result<Seen, Failure> {
+        let dropped = self.dropped()?.saturating_sub(self.dropped);
+        let (links, mut health) = self.running.stop();
+        health.own_drops += dropped;
+        Ok(Seen { links, health })
+    }
+}
+
+impl Seen {
+    /// The figure with what the emulator says about itself.
+    fn tell(&self, figure: Figure) -> Figure {
+        let health = &self.health;
+        figure
+            .with("late_us_p99", health.late_us_p99)
+            .with("late_us_max", health.late_us_max)
+            .with("own_drops", health.own_drops)
+            .with("stalls", health.stalls)
+            .with("real_time", health.real_time)
     }
 }
 

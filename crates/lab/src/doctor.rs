@@ -1,21 +1,28 @@
 //! `hoplite-lab doctor`: whether this machine has what the lab and its subjects need, and for what is missing the command that installs it.
 //! It asks the machine, changes nothing, and succeeds if a scenario (or `smoke`) can be run.
 
-mod machine;
-mod programs;
-mod table;
-
 use std::{
-    io::{self, Write},
-    path::Path,
+    env,
+    fs::File,
+    io::{self, Read, Seek, Write},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 use serde::Serialize;
 
 use crate::{
     cli::DoctorArgs,
-    errors::Failure,
-    scenario::{self, subject_file::SubjectFile},
+    errors::{Complaint, Failure},
+    netns::{process::search_path, tun},
+    scenario::{
+        self,
+        subject_file::{Needs, Places, SubjectFile},
+    },
+    world,
 };
 
 /// What `doctor` answers for if it is not told.
@@ -58,18 +65,18 @@ pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let path = args.scenario.as_deref().unwrap_or_else(|| Path::new(USUAL));
     let scenario = scenario::load(path)?;
     let wanted = scenario.subjects();
-    let mut checks = machine::checks();
+    let mut checks = machine_checks();
     for subject in &wanted {
-        checks.extend(programs::checks(subject, true));
+        checks.extend(program_checks(subject, true));
     }
     if args.scenario.is_none() {
         for subject in &others(&wanted) {
-            checks.extend(programs::checks(subject, false));
+            checks.extend(program_checks(subject, false));
         }
     }
     let written = match args.json {
         true => lines(&checks),
-        false => table::write(&mut io::stdout().lock(), &checks),
+        false => write_table(&mut io::stdout().lock(), &checks),
     };
     said(written)?;
     verdict(&scenario.name, &checks)
@@ -116,5 +123,375 @@ fn verdict(scenario: &str, checks: &[Check]) -> Result<(), Failure> {
     ))
 }
 
+/// Below that, captures of a long campaign fill the disk.
+const ROOM: u64 = 2 << 30;
+
+const NAMESPACES: &str = "namespaces";
+const REAL_TIME: &str = "real-time priority";
+
+/// All of them.
+fn machine_checks() -> Vec<Check> {
+    let tun = answer("TUN devices", "/dev/net/tun can be opened", tun::check());
+    let (namespaces, real_time) = match tun.state {
+        State::Ok => of_a_world(world::check()),
+        _ => unknown(),
+    };
+    vec![
+        tun,
+        namespaces,
+        real_time,
+        exact_timers(),
+        processors(),
+        room(),
+    ]
+}
+
+fn check(name: &str, state: State, found: impl Into<String>, remedy: &str) -> Check {
+    Check {
+        of: "machine".into(),
+        check: name.into(),
+        state,
+        needed: state == State::Missing,
+        found: found.into(),
+        remedy: remedy.into(),
+    }
+}
+
+fn answer(name: &str, good: &str, result: Result<(), Failure>) -> Check {
+    let complaint = match result {
+        Ok(()) => {
+            return Check {
+                needed: true,
+                ..check(name, State::Ok, good, "")
+            };
+        }
+        Err(Failure::Failed(complaint)) => Some(complaint),
+        Err(Failure::Wrong(complaints)) => complaints.into_iter().next(),
+    };
+    let unclear = || Complaint::new("", "it failed", "please report this");
+    let Complaint { doing, why, remedy } = complaint.unwrap_or_else(unclear);
+    check(name, State::Missing, format!("{doing}: {why}"), &remedy)
+}
+
+/// What cannot be tried without TUN devices.
+fn unknown() -> (Check, Check) {
+    let (found, remedy) = (
+        "not tried: it wants TUN devices",
+        "mend the TUN devices first",
+    );
+    (
+        check(NAMESPACES, State::Missing, found, remedy),
+        check(REAL_TIME, State::Poor, found, remedy),
+    )
+}
+
+/// Only inside a world it shows whether its emulator may have real-time priority: a capability of this process does not reach into a
+/// user namespace, a limit does.
+fn of_a_world(made: Result<bool, Failure>) -> (Check, Check) {
+    let real_time = match made {
+        Ok(true) => check(REAL_TIME, State::Ok, "SCHED_FIFO is allowed", ""),
+        Ok(false) => check(
+            REAL_TIME,
+            State::Poor,
+            "SCHED_FIFO is not allowed: packets leave late on a busy machine",
+            "run as root, or raise the limit of this shell: sudo prlimit --rtprio=10 --pid $$ (for good: \"USER - rtprio 10\" in \
+             /etc/security/limits.conf)",
+        ),
+        Err(_) => check(
+            REAL_TIME,
+            State::Poor,
+            "not tried: it wants namespaces",
+            "mend the namespaces first",
+        ),
+    };
+    let namespaces = answer(NAMESPACES, "a world was made", made.map(drop));
+    (namespaces, real_time)
+}
+
+fn exact_timers() -> Check {
+    let none = std::ptr::null::<libc::c_void>();
+    // SAFETY: descriptor -1 is refused, and all pointers are null: nothing is read or written.
+    #[expect(unsafe_code, reason = "only the bare call tells")]
+    let answer = unsafe { libc::syscall(libc::SYS_epoll_pwait2, -1, none, 1, none, none, 0_usize) };
+    let error = io::Error::last_os_error().raw_os_error();
+    let absent = answer == -1 && error == Some(libc::ENOSYS);
+    match absent {
+        false => check("exact timers", State::Ok, "epoll_pwait2", ""),
+        true => check(
+            "exact timers",
+            State::Poor,
+            "the kernel has no epoll_pwait2: packets leave up to a millisecond late",
+            "use Linux 5.11 or newer",
+        ),
+    }
+}
+
+fn processors() -> Check {
+    let count = thread::available_parallelism().map_or(1, usize::from);
+    let found = format!("{count}");
+    match count {
+        0 | 1 => check(
+            "processors",
+            State::Poor,
+            "1: the emulator has none for itself",
+            "use a machine with at least two",
+        ),
+        _ => check("processors", State::Ok, found, ""),
+    }
+}
+
+/// Where one stands: results go below it.
+fn room() -> Check {
+    let free = rustix::fs::statvfs(Path::new("."))
+        .map_or(0, |found| found.f_bavail.saturating_mul(found.f_frsize));
+    let found = format!("{} GB free here", free / 1_000_000_000);
+    match free >= ROOM {
+        true => check("room", State::Ok, found, ""),
+        false => check(
+            "room",
+            State::Poor,
+            found,
+            "make room, or let --out name another disk",
+        ),
+    }
+}
+
+/// A program that takes longer to tell its version has none.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is read of an answer, and what is shown of its first line.
+const ANSWER: u64 = 16 * 1024;
+const SHOWN: usize = 60;
+
+/// What a subject needs; `needed` if the scenario uses it.
+fn program_checks(subject: &SubjectFile, needed: bool) -> Vec<Check> {
+    let places = Places::find(false).ok();
+    let look = |needs: &Needs| look_for(&subject.name, needs, needed, places.as_ref());
+    subject.needs.iter().map(look).collect()
+}
+
+fn look_for(of: &str, needs: &Needs, needed: bool, places: Option<&Places>) -> Check {
+    let command = filled(&needs.command, places);
+    let path = find(&command);
+    let (state, remedy) = match path {
+        Some(_) => (State::Ok, ""),
+        None => (State::Missing, needs.install.as_str()),
+    };
+    let found = match &path {
+        Some(path) => {
+            let words = needs.version.iter().map(|word| filled(word, places));
+            version(&words.collect::<Vec<_>>()).unwrap_or_else(|| path.display().to_string())
+        }
+        None => "not found".into(),
+    };
+    Check {
+        of: of.into(),
+        check: shown(&needs.command).into(),
+        state,
+        needed,
+        found,
+        remedy: remedy.into(),
+    }
+}
+
+fn shown(command: &str) -> &str {
+    match command {
+        "{hoplite}" => "hoplite",
+        "{lab}" => "hoplite-lab",
+        other => other,
+    }
+}
+
+fn filled(text: &str, places: Option<&Places>) -> String {
+    let Some(places) = places else {
+        return text.to_owned();
+    };
+    text.replace("{hoplite}", &places.hoplite)
+        .replace("{lab}", &places.lab)
+}
+
+fn find(command: &str) -> Option<PathBuf> {
+    if command.contains('/') {
+        return Some(PathBuf::from(command)).filter(|path| runs(path));
+    }
+    let path = search_path();
+    let mut places = env::split_paths(&path).map(|place| place.join(command));
+    places.find(|path| runs(path))
+}
+
+fn runs(path: &Path) -> bool {
+    let executable = |mode: u32| mode & 0o111 != 0;
+    path.metadata()
+        .is_ok_and(|found| found.is_file() && executable(found.permissions().mode()))
+}
+
+/// The first line that the command says, on stdout or else on stderr.
+fn version(words: &[String]) -> Option<String> {
+    let (program, arguments) = words.split_first()?;
+    let (out, err) = (tempfile::tempfile().ok()?, tempfile::tempfile().ok()?);
+    let mut command = Command::new(find(program)?);
+    command.args(arguments).stdin(Stdio::null());
+    command
+        .stdout(out.try_clone().ok()?)
+        .stderr(err.try_clone().ok()?);
+    let mut child = command.spawn().ok()?;
+    let until = Instant::now() + PATIENCE;
+    while child.try_wait().ok()?.is_none() {
+        if Instant::now() > until {
+            child.kill().and_then(|()| child.wait()).ok();
+            return None;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    first_line(out).or_else(|| first_line(err))
+}
+
+fn first_line(file: File) -> Option<String> {
+    let text = beginning(file).ok()?;
+    let line = text.lines().map(str::trim).find(|line| !line.is_empty())?;
+    let plain = line.chars().filter(|c| !c.is_control());
+    Some(plain.take(SHOWN).collect())
+}
+
+fn beginning(mut file: File) -> io::Result<String> {
+    file.rewind()?;
+    let mut octets = Vec::new();
+    file.take(ANSWER).read_to_end(&mut octets)?;
+    Ok(String::from_utf8_lossy(&octets).into_owned())
+}
+
+/// Writes it.
+fn write_table(out: &mut impl Write, checks: &[Check]) -> io::Result<()> {
+    let mut of = "";
+    for check in checks {
+        if check.of != of {
+            let gap = if of.is_empty() { "" } else { "\n" };
+            of = &check.of;
+            let note = if optional(checks, of) {
+                " (not needed here)"
+            } else {
+                ""
+            };
+            writeln!(out, "{gap}{of}{note}")?;
+        }
+        let state = word(check.state);
+        writeln!(out, "  {state:<8} {:<20} {}", check.check, check.found)?;
+        if !check.remedy.is_empty() {
+            writeln!(out, "  {:<8} {:<20} -> {}", "", "", check.remedy)?;
+        }
+    }
+    Ok(())
+}
+
+fn optional(checks: &[Check], of: &str) -> bool {
+    of != "machine" && checks.iter().all(|check| check.of != of || !check.needed)
+}
+
+fn word(state: State) -> &'static str {
+    match state {
+        State::Ok => "ok",
+        State::Poor => "poor",
+        State::Missing => "missing",
+    }
+}
+
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use crate::scenario::subject_file::Needs;
+
+    fn needs(command: &str, version: &[&str]) -> Needs {
+        Needs {
+            command: command.into(),
+            install: "apt-get install it".into(),
+            version: version.iter().map(|word| (*word).to_owned()).collect(),
+        }
+    }
+
+    fn look(command: &str, version: &[&str]) -> Check {
+        look_for("tor", &needs(command, version), true, None)
+    }
+
+    #[test]
+    fn a_program_that_is_there_tells_its_version() {
+        let check = look("sh", &["sh", "-c", "echo; echo '  sh 5.2  '; echo more"]);
+        assert_eq!((check.state, check.found.as_str()), (State::Ok, "sh 5.2"));
+        assert_eq!(check.remedy, "");
+        let check = look("sh", &["sh", "-c", "echo on stderr >&2; exit 1"]);
+        assert_eq!(check.found, "on stderr");
+    }
+
+    #[test]
+    fn a_program_without_a_version_is_told_by_its_path() {
+        assert!(look("sh", &[]).found.ends_with("/sh"));
+        assert!(look("sh", &["no-such-program-7"]).found.ends_with("/sh"));
+    }
+
+    #[test]
+    fn a_program_that_is_missing_is_told_with_the_command_that_installs_it() {
+        let check = look("no-such-program-7", &[]);
+        assert_eq!(check.state, State::Missing);
+        assert_eq!(check.remedy, "apt-get install it");
+        let failure = verdict("smoke", &[check]).unwrap_err();
+        assert_eq!(failure.exit_code(), std::process::ExitCode::from(1));
+        let text = failure.to_string();
+        assert!(
+            text.contains("missing: no-such-program-7: apt-get install it"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_directory_or_a_plain_file_is_no_program() {
+        assert_eq!(look("/tmp", &[]).state, State::Missing);
+        let plain = tempfile::NamedTempFile::new().unwrap();
+        let path = plain.path().to_str().unwrap();
+        assert_eq!(look(path, &[]).state, State::Missing);
+    }
+
+    #[test]
+    fn what_no_subject_of_the_scenario_needs_does_not_fail_it() {
+        let mut check = look("no-such-program-7", &[]);
+        check.needed = false;
+        let good = look("sh", &[]);
+        assert!(verdict("smoke", &[good.clone(), check.clone()]).is_ok());
+        let mut out = Vec::new();
+        write_table(&mut out, &[check]).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(
+            text.starts_with("tor (not needed here)\n  missing"),
+            "{text}"
+        );
+        assert!(text.ends_with("-> apt-get install it\n"), "{text}");
+    }
+
+    #[test]
+    fn a_machine_that_is_poor_is_told_but_does_not_fail() {
+        let poor = Check {
+            of: "machine".into(),
+            check: "processors".into(),
+            state: State::Poor,
+            needed: false,
+            found: "1".into(),
+            remedy: "use two".into(),
+        };
+        assert!(verdict("smoke", std::slice::from_ref(&poor)).is_ok());
+        assert!(
+            serde_json::to_string(&poor)
+                .unwrap()
+                .contains("\"state\":\"poor\"")
+        );
+    }
+
+    #[test]
+    fn a_scenario_that_is_wrong_is_told_before_anything_is_looked_for() {
+        let args = DoctorArgs {
+            scenario: Some("smoek".into()),
+            json: false,
+        };
+        let refusal = run(&args).unwrap_err().to_string();
+        for part in ["reading the scenario smoek: ", "did you mean \"smoke\"?"] {
+            assert!(refusal.contains(part), "{refusal}");
+        }
+    }
+}

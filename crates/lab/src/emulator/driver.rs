@@ -20,13 +20,10 @@ use rustix::{
 };
 
 use super::{
-    health::{self, Machine},
-    lateness::Lateness,
-    network::{Delivery, Network},
-    pace::Pace,
+    health::{self, Lateness, Machine},
+    network::{Delivery, Network, Watch},
     priority,
     recorder::Recorder,
-    watch::Watch,
 };
 use crate::trial::{EmulatorHealth, LinkCount};
 
@@ -380,4 +377,135 @@ fn write(fd: &OwnedFd, packet: &[u8]) -> bool {
 fn cpu() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Nanoseconds of rest that can be saved up: a burst of 18 ms may follow.
+const REST: u64 = 2 * MS;
+/// Work that a nanosecond of rest allows.
+const WORK_PER_REST: u64 = 9;
+/// One rest.
+const NAP: u64 = 100 * US;
+/// Nanoseconds of spinning that can be saved up.
+const SPIN_BUDGET: u64 = 5 * MS;
+/// Spinning costs so much of the time that passes: one in eight.
+const TIME_PER_SPIN: u64 = 8;
+/// What going to sleep and waking up costs.
+const SWITCH: u64 = 5 * US;
+
+/// Two budgets, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    rest: u64,
+    spin: u64,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            rest: REST * WORK_PER_REST,
+            spin: SPIN_BUDGET * TIME_PER_SPIN,
+        }
+    }
+}
+
+impl Pace {
+    /// So much time went into work.
+    fn worked(&mut self, ns: u64) {
+        self.rest = self.rest.saturating_sub(ns);
+        self.passed(ns);
+    }
+
+    /// A sleep took so much time.
+    fn rested(&mut self, ns: u64) {
+        let work = ns.min(SWITCH);
+        let saved = (ns - work).saturating_mul(WORK_PER_REST);
+        self.rest = self.rest.saturating_sub(work).saturating_add(saved);
+        self.rest = self.rest.min(REST * WORK_PER_REST);
+        self.passed(ns);
+    }
+
+    /// So much time was spun away.
+    fn spun(&mut self, ns: u64) {
+        self.rest = self.rest.saturating_sub(ns);
+        self.spin = self.spin.saturating_sub(ns.saturating_mul(TIME_PER_SPIN));
+        self.passed(ns);
+    }
+
+    fn passed(&mut self, ns: u64) {
+        self.spin = self
+            .spin
+            .saturating_add(ns)
+            .min(SPIN_BUDGET * TIME_PER_SPIN);
+    }
+
+    /// How long to sleep before anything else, if it is time.
+    #[must_use]
+    fn nap(&self) -> Option<u64> {
+        (self.rest == 0).then_some(NAP)
+    }
+
+    /// Whether there is time for spinning.
+    #[must_use]
+    fn may_spin(&self) -> bool {
+        self.spin > SPIN_BUDGET && self.rest > REST
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nanoseconds worked in each 100 ms, when there is always work.
+    fn busy(pace: &mut Pace) -> u64 {
+        let (mut now, mut worked) = (0, 0);
+        while now < 100 * MS {
+            if let Some(nap) = pace.nap() {
+                pace.rested(nap);
+                now += nap;
+            } else {
+                pace.worked(10 * US);
+                worked += 10 * US;
+                now += 10 * US;
+            }
+        }
+        worked
+    }
+
+    #[test]
+    fn a_saturated_emulator_leaves_a_tenth_of_the_core() {
+        let mut pace = Pace::default();
+        for _ in 0..20 {
+            let share = busy(&mut pace) as f64 / (100 * MS) as f64;
+            assert!((0.89..0.92).contains(&share), "{share}");
+        }
+    }
+
+    #[test]
+    fn sleeps_that_are_over_at_once_are_no_rest() {
+        let (mut pace, mut naps) = (Pace::default(), 0);
+        for _ in 0..10_000 {
+            if let Some(nap) = pace.nap() {
+                naps += 1;
+                pace.rested(nap);
+            }
+            pace.worked(15 * US);
+            pace.rested(2 * US);
+        }
+        assert!(naps > 100, "{naps}");
+    }
+
+    #[test]
+    fn an_idle_emulator_spins_for_an_eighth_of_the_time_at_most() {
+        let (mut pace, mut spun) = (Pace::default(), 0);
+        for _ in 0..10_000 {
+            if pace.may_spin() {
+                pace.spun(50 * US);
+                spun += 50 * US;
+            } else {
+                pace.rested(50 * US);
+            }
+        }
+        let share = spun as f64 / (10_000 * 50 * US) as f64;
+        assert!((0.10..0.14).contains(&share), "{share}");
+    }
 }

@@ -7,18 +7,15 @@
 
 use std::{
     cmp::Reverse,
-    collections::BTreeMap,
-    collections::BinaryHeap,
-    net::{Ipv4Addr, Ipv6Addr},
+    collections::{BTreeMap, BinaryHeap, HashMap, VecDeque},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{
-    icmp::{self, Problem},
     link::{Pipe, Stage},
-    packet::{self, View},
-    pool::Pool,
-    router::{self, Routes},
-    watch::{Cause, Watch},
+    packet::{self, Problem, View},
 };
 use crate::{
     topology::{Addresses, NodeKind, Topology},
@@ -91,7 +88,7 @@ impl Network {
         seed: u64,
         memory: usize,
     ) -> Result<Self, String> {
-        let ends = router::ends(topology)?;
+        let ends = ends(topology)?;
         let far = |place: usize| far(topology, place);
         let (mut pipes, mut names) = (Vec::new(), Vec::new());
         for link in &topology.links {
@@ -227,7 +224,7 @@ impl Network {
             }
             Some(_) => (Cause::Ttl, Some(Problem::TimeExceeded)),
         };
-        let answer = problem.and_then(|problem| icmp::answer(&packet, problem, v4, v6));
+        let answer = problem.and_then(|problem| packet::answer(&packet, problem, v4, v6));
         let mut stage = Stage {
             pool: &mut self.pool,
             watch,
@@ -288,7 +285,7 @@ fn far(topology: &Topology, place: usize) -> Far {
         NodeKind::Router => {
             let before = topology.nodes[..place].iter();
             let number = before.filter(|node| node.kind == NodeKind::Router).count();
-            let (v4, v6) = router::router_addresses(number);
+            let (v4, v6) = router_addresses(number);
             Far::Router {
                 node: place,
                 v4,
@@ -315,6 +312,262 @@ fn link_count(name: &str, pipe: &Pipe) -> LinkCount {
         corrupted: count.corrupted,
         marked,
     }
+}
+
+/// Where everything is, by the places of nodes and links in the topology.
+#[derive(Clone, Debug)]
+pub struct Routes {
+    /// The node of each address.
+    nodes: HashMap<IpAddr, usize>,
+    /// For each node, the direction (`2 · link + end`) that leads to each node.
+    next: Vec<Vec<Option<usize>>>,
+}
+
+impl Routes {
+    /// All shortest paths. They lead through routers only: hosts do not forward.
+    ///
+    /// # Errors
+    /// A link whose end is no node, or is its other end; a host without addresses; a name that two nodes have.
+    pub fn new(
+        topology: &Topology,
+        addresses: &BTreeMap<String, Addresses>,
+    ) -> Result<Self, String> {
+        let ends = ends(topology)?;
+        let mut nodes = HashMap::new();
+        for (place, node) in topology
+            .nodes
+            .iter()
+            .enumerate()
+            .filter(|(_, node)| node.kind == NodeKind::Host)
+        {
+            let at = addresses
+                .get(&node.name)
+                .ok_or_else(|| format!("host {} has no addresses", node.name))?;
+            nodes.insert(IpAddr::from(at.v4), place);
+            nodes.insert(IpAddr::from(at.v6), place);
+        }
+        let mut next = vec![vec![None; topology.nodes.len()]; topology.nodes.len()];
+        let neighbours = neighbours(topology, &ends);
+        for target in nodes
+            .values()
+            .copied()
+            .collect::<std::collections::BTreeSet<_>>()
+        {
+            for (node, direction) in towards(target, topology, &neighbours) {
+                next[node][target] = Some(direction);
+            }
+        }
+        Ok(Self { nodes, next })
+    }
+
+    /// The direction by which `node` sends a packet for this address.
+    #[must_use]
+    pub fn next(&self, node: usize, address: IpAddr) -> Option<usize> {
+        let target = self.nodes.get(&address)?;
+        *self.next.get(node)?.get(*target)?
+    }
+}
+
+/// The two nodes of every link.
+///
+/// # Errors
+/// A name that two nodes have, an end that is no node, a link from a node to itself.
+pub fn ends(topology: &Topology) -> Result<Vec<[usize; 2]>, String> {
+    let mut places = HashMap::new();
+    for (place, node) in topology.nodes.iter().enumerate() {
+        if places.insert(node.name.as_str(), place).is_some() {
+            return Err(format!("two nodes have the name {}", node.name));
+        }
+    }
+    let end = |link: &str, name: &str| {
+        let place = places.get(name).copied();
+        place.ok_or_else(|| format!("link {link} ends at {name}, which is no node"))
+    };
+    let ends = topology.links.iter().map(|link| {
+        let [a, b] = [
+            end(&link.name, &link.ends[0])?,
+            end(&link.name, &link.ends[1])?,
+        ];
+        if a == b {
+            Err(format!(
+                "link {} joins {} with itself",
+                link.name, link.ends[0]
+            ))
+        } else {
+            Ok([a, b])
+        }
+    });
+    ends.collect()
+}
+
+/// For each node, the directions that lead to it and where they come from, in the order of the links.
+fn neighbours(topology: &Topology, ends: &[[usize; 2]]) -> Vec<Vec<(usize, usize)>> {
+    let mut neighbours = vec![Vec::new(); topology.nodes.len()];
+    for (link, &[a, b]) in ends.iter().enumerate() {
+        neighbours[b].push((2 * link, a));
+        neighbours[a].push((2 * link + 1, b));
+    }
+    neighbours
+}
+
+/// For each node that can reach `target`, the direction that it takes.
+fn towards(
+    target: usize,
+    topology: &Topology,
+    neighbours: &[Vec<(usize, usize)>],
+) -> BTreeMap<usize, usize> {
+    let mut taken = BTreeMap::new();
+    let mut queue = VecDeque::from([target]);
+    while let Some(node) = queue.pop_front() {
+        for &(direction, from) in &neighbours[node] {
+            if from == target || taken.contains_key(&from) {
+                continue;
+            }
+            taken.insert(from, direction);
+            if topology.nodes[from].kind == NodeKind::Router {
+                queue.push_back(from);
+            }
+        }
+    }
+    taken
+}
+
+/// Whence the `number`th router's ICMP comes, counted from 0: 10.78.0.1 and fd78::1 for the first.
+#[must_use]
+pub fn router_addresses(number: usize) -> (Ipv4Addr, Ipv6Addr) {
+    let number = u16::try_from(number + 1).unwrap_or(u16::MAX);
+    let [high, low] = number.to_be_bytes();
+    (
+        Ipv4Addr::new(10, 78, high, low),
+        Ipv6Addr::new(0xfd78, 0, 0, 0, 0, 0, 0, number),
+    )
+}
+
+/// Spare buffers kept at most.
+const SPARE: usize = 4096;
+/// A buffer that has grown beyond is not kept.
+const LARGEST_SPARE: usize = 4096;
+
+/// Buffers for packets. When `limit` octets are in use, no packet is taken any more: the driver counts it as a drop of its own.
+#[derive(Debug)]
+pub struct Pool {
+    spare: Vec<Vec<u8>>,
+    used: usize,
+    limit: usize,
+}
+
+impl Pool {
+    /// For so many octets of packets.
+    #[must_use]
+    pub fn new(limit: usize) -> Self {
+        Self {
+            spare: Vec::new(),
+            used: 0,
+            limit,
+        }
+    }
+
+    /// A copy of `octets` in a buffer; `None` if that is beyond the limit.
+    pub fn take(&mut self, octets: &[u8]) -> Option<Vec<u8>> {
+        let mut buffer = self.spare.pop().unwrap_or_default();
+        buffer.clear();
+        buffer.extend_from_slice(octets);
+        if self.used.saturating_add(buffer.capacity()) > self.limit {
+            self.keep(buffer);
+            return None;
+        }
+        self.used += buffer.capacity();
+        Some(buffer)
+    }
+
+    /// Takes a buffer back.
+    pub fn give(&mut self, buffer: Vec<u8>) {
+        self.used = self.used.saturating_sub(buffer.capacity());
+        self.keep(buffer);
+    }
+
+    fn keep(&mut self, buffer: Vec<u8>) {
+        if self.spare.len() < SPARE && buffer.capacity() <= LARGEST_SPARE {
+            self.spare.push(buffer);
+        }
+    }
+
+    /// Octets in use.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.used
+    }
+}
+
+/// Why a packet was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cause {
+    /// The link's loss model.
+    Loss,
+    /// The queue was full.
+    Queue,
+    /// CoDel.
+    CoDel,
+    /// Its TTL or hop limit was used up at a router.
+    Ttl,
+    /// Too large for the next link.
+    Mtu,
+    /// No such destination, or no packet at all.
+    Route,
+    /// The emulator's memory limit: a fault of its own.
+    Memory,
+    /// The host's device did not take it: a fault of the emulator's own.
+    Tun,
+}
+
+impl Cause {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Loss,
+        Self::Queue,
+        Self::CoDel,
+        Self::Ttl,
+        Self::Mtu,
+        Self::Route,
+        Self::Memory,
+        Self::Tun,
+    ];
+
+    /// Its name in results and logs.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Loss => "loss",
+            Self::Queue => "queue",
+            Self::CoDel => "codel",
+            Self::Ttl => "ttl",
+            Self::Mtu => "mtu",
+            Self::Route => "route",
+            Self::Memory => "memory",
+            Self::Tun => "tun",
+        }
+    }
+}
+
+/// Told of everything as it happens. A direction is `2 · link + from`: even forward, odd back, in the topology's order.
+pub trait Watch {
+    /// A packet entered a direction, before loss.
+    fn entered(&mut self, now: u64, direction: usize, packet: &[u8]);
+    /// A packet came out at the far end of a direction.
+    fn left(&mut self, now: u64, direction: usize, packet: &[u8]);
+    /// A packet was dropped on or behind a direction.
+    fn dropped(&mut self, now: u64, direction: usize, cause: Cause, packet: &[u8]);
+}
+
+/// Nobody watches.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unwatched;
+
+impl Watch for Unwatched {
+    fn entered(&mut self, _: u64, _: usize, _: &[u8]) {}
+    fn left(&mut self, _: u64, _: usize, _: &[u8]) {}
+    fn dropped(&mut self, _: u64, _: usize, _: Cause, _: &[u8]) {}
 }
 
 #[cfg(test)]

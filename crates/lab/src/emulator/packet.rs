@@ -236,5 +236,189 @@ fn be16(octets: &[u8], at: usize) -> usize {
     usize::from(u16::from_be_bytes([octets[at], octets[at + 1]]))
 }
 
+/// What is wrong with a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// Its TTL or hop limit is used up.
+    TimeExceeded,
+    /// The next link takes no more than so many octets.
+    TooBig(u16),
+}
+
+/// The answer to whoever sent `packet`, from a router with these addresses; `None` where none may be sent.
+#[must_use]
+pub fn answer(packet: &[u8], problem: Problem, v4: Ipv4Addr, v6: Ipv6Addr) -> Option<Vec<u8>> {
+    let view = View::parse(packet)?;
+    match view.source() {
+        IpAddr::V4(to) => (!is_error_v4(&view) && !view.is_later_fragment())
+            .then(|| answer_v4(&view, problem, v4, to)),
+        IpAddr::V6(to) => (!is_error_v6(&view)).then(|| answer_v6(&view, problem, v6, to)),
+    }
+}
+
+fn is_error_v4(view: &View<'_>) -> bool {
+    let asks = matches!(view.payload().first(), Some(0 | 8 | 13..=18));
+    view.protocol() == 1 && !asks
+}
+
+fn is_error_v6(view: &View<'_>) -> bool {
+    view.protocol() == 58 && view.payload().first().is_none_or(|&kind| kind < 128)
+}
+
+fn answer_v4(view: &View<'_>, problem: Problem, from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
+    let (kind, code, more) = match problem {
+        Problem::TimeExceeded => (11, 0, 0),
+        Problem::TooBig(mtu) => (3, 4, mtu),
+    };
+    let [high, low] = more.to_be_bytes();
+    let mut message = vec![kind, code, 0, 0, 0, 0, high, low];
+    message.extend(view.octets().iter().take(548));
+    let sum = checksum(&[&message]);
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    let [high, low] = u16::try_from(message.len() + 20).unwrap_or(0).to_be_bytes();
+    let mut packet = vec![0x45, 0xc0, high, low, 0, 0, 0, 0, 64, 1, 0, 0];
+    packet.extend(from.octets());
+    packet.extend(to.octets());
+    let sum = checksum(&[&packet]);
+    packet[10..12].copy_from_slice(&sum.to_be_bytes());
+    packet.extend(message);
+    packet
+}
+
+fn answer_v6(view: &View<'_>, problem: Problem, from: Ipv6Addr, to: Ipv6Addr) -> Vec<u8> {
+    let (kind, more) = match problem {
+        Problem::TimeExceeded => (3, 0),
+        Problem::TooBig(mtu) => (2, u32::from(mtu)),
+    };
+    let mut message = vec![kind, 0, 0, 0];
+    message.extend(more.to_be_bytes());
+    message.extend(view.octets().iter().take(1280 - 48));
+    let [high, low] = u16::try_from(message.len()).unwrap_or(0).to_be_bytes();
+    let pseudo = [
+        &from.octets()[..],
+        &to.octets()[..],
+        &[0, 0, high, low, 0, 0, 0, 58],
+    ]
+    .concat();
+    let sum = checksum(&[&pseudo, &message]);
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    let mut packet = vec![0x60, 0, 0, 0, high, low, 58, 64];
+    packet.extend(from.octets());
+    packet.extend(to.octets());
+    packet.extend(message);
+    packet
+}
+
 #[cfg(test)]
-mod tests;
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The header of RFC 1071's usual example, whose checksum is 0xb861.
+    const HEADER: [u8; 20] = [
+        0x45, 0x00, 0x00, 0x73, 0x00, 0x00, 0x40, 0x00, 0x40, 0x11, 0xb8, 0x61, 0xc0, 0xa8, 0x00,
+        0x01, 0xc0, 0xa8, 0x00, 0xc7,
+    ];
+
+    fn whole() -> Vec<u8> {
+        let mut packet = HEADER.to_vec();
+        packet.resize(0x73, 7);
+        packet
+    }
+
+    #[test]
+    fn a_header_is_read_and_its_checksum_is_the_internet_checksum() {
+        let packet = whole();
+        let view = View::parse(&packet).unwrap();
+        assert_eq!(
+            view.flow().to_string(),
+            "udp 192.168.0.1:1799>192.168.0.199:1799"
+        );
+        assert_eq!(
+            (view.ttl(), view.ecn(), view.payload().len()),
+            (64, 0, 0x73 - 20)
+        );
+        assert_eq!(checksum(&[&HEADER]), 0);
+    }
+
+    #[test]
+    fn what_is_cut_or_promises_more_than_there_is_is_no_packet() {
+        let packet = whole();
+        assert!(View::parse(&packet[..packet.len() - 1]).is_none());
+        for (at, value) in [(0, 0x44), (0, 0x35), (2, 1), (3, 19)] {
+            let mut packet = whole();
+            packet[at] = value;
+            let read = View::parse(&packet).map(|view| view.octets().len());
+            assert_eq!(read, None, "octet {at} = {value:#x}");
+        }
+    }
+
+    #[test]
+    fn only_packets_whose_sender_speaks_ecn_are_marked() {
+        let mut packet = whole();
+        assert!(!mark_congestion(&mut packet));
+        assert_eq!(packet, whole());
+        for ecn in [1, 2, 3] {
+            packet[1] = 0xb8 | ecn;
+            packet[10..12].fill(0);
+            let sum = checksum(&[&packet[..20]]);
+            packet[10..12].copy_from_slice(&sum.to_be_bytes());
+            assert!(mark_congestion(&mut packet));
+            assert_eq!((packet[1], checksum(&[&packet[..20]])), (0xbb, 0));
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_is_in_the_payload_alone() {
+        for bit in [0, 1, 8, (0x73 - 20) * 8 - 1_usize] {
+            let mut packet = whole();
+            assert!(flip_bit(&mut packet, |bits| {
+                assert_eq!(bits, (0x73 - 20) * 8);
+                bit as u64
+            }));
+            let differ: Vec<_> = packet
+                .iter()
+                .zip(whole())
+                .enumerate()
+                .filter(|(_, (a, b))| **a != *b)
+                .collect();
+            let (at, (now, before)) = differ[0];
+            assert_eq!((differ.len(), at), (1, 20 + bit / 8));
+            assert_eq!((now ^ before).count_ones(), 1);
+        }
+        let mut empty = HEADER.to_vec();
+        empty[3] = 20;
+        assert!(!flip_bit(&mut empty, |_| 0));
+    }
+
+    proptest! {
+        #[test]
+        fn counting_down_keeps_the_checksum_right(mut header: [u8; 20]) {
+            header[0] = 0x45;
+            (header[2], header[3]) = (0, 20);
+            header[10..12].fill(0);
+            let sum = checksum(&[&header]);
+            header[10..12].copy_from_slice(&sum.to_be_bytes());
+            let before = header[8];
+            prop_assert_eq!(count_down(&mut header), before > 1);
+            prop_assert_eq!(header[8], if before > 1 { before - 1 } else { before });
+            prop_assert_eq!(checksum(&[&header]), 0);
+        }
+
+        #[test]
+        fn everything_that_can_be_done_to_a_packet_can_be_done_to_anything(mut octets: Vec<u8>, version in prop_oneof![Just(4_u8), Just(6)]) {
+            if let Some(first) = octets.first_mut() {
+                *first = (version << 4) | (*first & 15);
+            }
+            if let Some(view) = View::parse(&octets) {
+                prop_assert!(view.payload().len() <= octets.len());
+                view.flow().to_string();
+                prop_assert!(view.source().is_ipv4() == view.destination().is_ipv4());
+            }
+            mark_congestion(&mut octets);
+            count_down(&mut octets);
+            flip_bit(&mut octets, |bits| bits - 1);
+        }
+    }
+}

@@ -10,8 +10,8 @@ use std::{
 };
 
 use super::{
-    drops, pcap,
-    watch::{Cause, Watch},
+    network::{Cause, Watch},
+    packet::View,
 };
 use crate::{topology::Topology, trial::Keep};
 
@@ -69,14 +69,14 @@ impl Recorder {
             for end in 0..2 {
                 captures.push(wanted.then_some(files.len()));
                 if wanted {
-                    files.push(pcap::create(directory, &link.name, end, keep.snaplen)?);
+                    files.push(create_capture(directory, &link.name, end, keep.snaplen)?);
                 }
             }
         }
         let drops = keep.drops.then_some(files.len());
         if keep.drops {
             fs::create_dir_all(directory)?;
-            files.push(drops::create(directory)?);
+            files.push(create_drop_log(directory)?);
         }
         let open = files.iter().map(|_| Open::default()).collect();
         let names = topology
@@ -89,7 +89,7 @@ impl Recorder {
         } else {
             Some(start_writer(files)?)
         };
-        let snaplen = pcap::snaplen(keep.snaplen);
+        let snaplen = snaplen(keep.snaplen);
         Ok(Self {
             files: open,
             captures,
@@ -153,7 +153,7 @@ impl Recorder {
         let at = self.epoch.saturating_add(now);
         if let Some(file) = self.captures.get(end).copied().flatten() {
             let snaplen = self.snaplen;
-            self.append(file, |buffer| pcap::append(buffer, at, packet, snaplen));
+            self.append(file, |buffer| append_packet(buffer, at, packet, snaplen));
         }
     }
 }
@@ -183,7 +183,7 @@ impl Watch for Recorder {
         };
         let name = name.clone();
         self.append(file, |buffer| {
-            drops::append(buffer, now, &name, direction % 2, cause, packet)
+            append_drop(buffer, now, &name, direction % 2, cause, packet)
         });
     }
 }
@@ -212,4 +212,104 @@ fn write_all(files: Vec<File>, blocks: &Receiver<Block>) -> u64 {
         }
     }
     lost
+}
+
+/// The magic number of captures with nanoseconds.
+const MAGIC: u32 = 0xa1b2_3c4d;
+/// LINKTYPE_RAW: packets begin with their IP header.
+const RAW: u32 = 101;
+/// What `snaplen = 0` means: whole packets.
+const WHOLE: u32 = 65_535;
+const SECOND: u64 = 1_000_000_000;
+
+/// The octets of each packet that are kept.
+#[must_use]
+fn snaplen(asked: u32) -> u32 {
+    if asked == 0 { WHOLE } else { asked.min(WHOLE) }
+}
+
+/// Creates the capture of a link's end, with its header.
+///
+/// # Errors
+/// The file cannot be made or written.
+fn create_capture(directory: &Path, link: &str, end: usize, asked: u32) -> io::Result<File> {
+    let directory = directory.join("pcap");
+    fs::create_dir_all(&directory)?;
+    let far = if end == 0 { "" } else { ".far" };
+    let mut file = File::create(directory.join(format!("{}{far}.pcap", file_name(link))))?;
+    file.write_all(&header(snaplen(asked)))?;
+    Ok(file)
+}
+
+/// A link's name with everything that is awkward in a file name replaced by `_`.
+#[must_use]
+fn file_name(link: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.+>".contains(c);
+    link.chars()
+        .map(|c| if plain(c) { c } else { '_' })
+        .collect()
+}
+
+fn header(snaplen: u32) -> Vec<u8> {
+    let mut header = MAGIC.to_le_bytes().to_vec();
+    header.extend([2, 0, 4, 0]);
+    header.extend([0; 8]);
+    header.extend(snaplen.to_le_bytes());
+    header.extend(RAW.to_le_bytes());
+    header
+}
+
+/// Appends a packet seen at `at` nanoseconds since 1970.
+fn append_packet(buffer: &mut Vec<u8>, at: u64, packet: &[u8], snaplen: u32) {
+    let word = |value: u64| u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes();
+    let kept = packet
+        .len()
+        .min(usize::try_from(snaplen).unwrap_or(usize::MAX));
+    for value in [at / SECOND, at % SECOND, kept as u64, packet.len() as u64] {
+        buffer.extend(word(value));
+    }
+    buffer.extend(packet.iter().take(kept));
+}
+
+/// Its columns: nanoseconds since the emulator's start, the link, `>` (forward) or `<`, why, octets of IP, whose packet.
+const HEADER: &str = "time_ns,link,direction,cause,size,flow\n";
+
+/// Creates the log.
+///
+/// # Errors
+/// The file cannot be made or written.
+fn create_drop_log(directory: &Path) -> io::Result<File> {
+    let mut file = File::create(directory.join("drops.csv"))?;
+    file.write_all(HEADER.as_bytes())?;
+    Ok(file)
+}
+
+/// Appends a drop on the direction that begins at `end` of the link.
+fn append_drop(
+    buffer: &mut Vec<u8>,
+    now: u64,
+    link: &str,
+    end: usize,
+    cause: Cause,
+    packet: &[u8],
+) {
+    let arrow = if end == 0 { '>' } else { '<' };
+    let flow = View::parse(packet)
+        .map(|view| view.flow().to_string())
+        .unwrap_or_default();
+    let link = quoted(link);
+    let line = format!(
+        "{now},{link},{arrow},{},{},{flow}\n",
+        cause.name(),
+        packet.len()
+    );
+    buffer.extend(line.as_bytes());
+}
+
+/// RFC 4180.
+fn quoted(text: &str) -> String {
+    if text.contains([',', '"', '\n', '\r']) {
+        return format!("\"{}\"", text.replace('"', "\"\""));
+    }
+    text.to_owned()
 }

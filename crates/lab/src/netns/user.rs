@@ -4,9 +4,12 @@
 //! again as PID 1, and waits. Both die with whoever started them, and the kernel takes with PID 1 all that runs inside.
 
 use std::{
+    collections::BTreeMap,
+    fmt::Write,
     fs,
     io::{self, PipeReader, PipeWriter},
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    path::Path,
     process::{Command, ExitStatus, exit},
     thread,
 };
@@ -14,12 +17,13 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::{FdFlags, fcntl_setfd},
+    mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change},
     process::{Pid, Signal, getegid, geteuid, getpid, getppid, set_parent_process_death_signal},
     thread::UnshareFlags,
 };
 
-use super::{mounts, reap};
-use crate::errors::Failure;
+use super::process;
+use crate::{errors::Failure, topology::Addresses};
 
 /// Set for PID 1: the descriptor of a pipe that ends when its parent does.
 const MARK: &str = "HOPLITE_LAB_INSIDE";
@@ -129,9 +133,9 @@ fn settle(pipe: OwnedFd) -> Result<(), Failure> {
     fcntl_setfd(&pipe, FdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| failed(error.into()))?;
     end_with(pipe).map_err(failed)?;
-    mounts::make_private()?;
-    mounts::fresh_proc();
-    reap::reap_everything().map_err(failed)
+    make_private()?;
+    fresh_proc();
+    process::reap_everything().map_err(failed)
 }
 
 /// Ends this process, and all others of its namespace, when the pipe ends: its parent died, perhaps before the death signal was set.
@@ -186,6 +190,56 @@ fn refused(error: &io::Error) -> Failure {
     Failure::new("making namespaces", error, remedy)
 }
 
+/// What is mounted here from now on is seen here only.
+fn make_private() -> Result<(), Failure> {
+    let flags = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    mount_change("/", flags).map_err(|error| {
+        Failure::new(
+            "making mounts private",
+            error,
+            "run as root, or where a user namespace may mount",
+        )
+    })
+}
+
+/// A `/proc` of the new pid namespace. Some containers refuse it; then the old one stays, and processes are told apart by their namespace.
+fn fresh_proc() {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    if let Err(error) = mount("proc", "/proc", "proc", flags, None) {
+        tracing::warn!(%error, "no /proc of its own: it stays the machine's");
+    }
+}
+
+/// Lets programs resolve the hosts' names, and no others: no query leaves a host but a subject's own.
+///
+/// # Errors
+/// The files cannot be written. A mount that is refused is only logged: plain addresses work without.
+pub(crate) fn name_hosts(directory: &Path, hosts: &BTreeMap<String, Addresses>) -> io::Result<()> {
+    let etc = directory.join("etc");
+    fs::create_dir_all(&etc)?;
+    let resolver = "# no resolver: names of hosts stand in /etc/hosts\n";
+    for (name, text) in [
+        ("hosts", hosts_file(hosts)),
+        ("resolv.conf", resolver.to_owned()),
+    ] {
+        let (ours, theirs) = (etc.join(name), Path::new("/etc").join(name));
+        fs::write(&ours, text)?;
+        if let Err(error) = mount_bind(&ours, &theirs) {
+            tracing::warn!(%error, path = %theirs.display(), "could not be replaced");
+        }
+    }
+    Ok(())
+}
+
+fn hosts_file(hosts: &BTreeMap<String, Addresses>) -> String {
+    let mut text = "127.0.0.1 localhost\n::1 localhost\n".to_owned();
+    for (name, addresses) in hosts {
+        // Writing to a String cannot fail.
+        writeln!(text, "{} {name}\n{} {name}", addresses.v4, addresses.v6).ok();
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,5 +254,18 @@ mod tests {
         assert!(text.starts_with("hoplite-lab: making namespaces: Operation not permitted"));
         assert!(text.contains("unprivileged_userns") && text.contains("run as root"));
         assert!(said(libc::ENOSPC).contains("user.max_user_namespaces"));
+    }
+
+    #[test]
+    fn every_host_is_named_with_both_addresses() {
+        let addresses = Addresses {
+            v4: [10, 77, 0, 1].into(),
+            v6: "fd77::1".parse().unwrap(),
+        };
+        let text = hosts_file(&BTreeMap::from([("client".to_owned(), addresses)]));
+        assert!(
+            text.ends_with("10.77.0.1 client\nfd77::1 client\n"),
+            "{text}"
+        );
     }
 }

@@ -1,36 +1,34 @@
 //! Starts a subject in a network: writes its files, runs its steps, waits until they are ready, and ends them.
 //! `world` calls it. Nothing here knows what kind of subject it is.
 
+mod fill;
+mod process;
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Display,
-    fs::File,
-    io::Read,
-    path::Path,
+    fs::{self, File},
+    io::{self, Read},
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
 
-mod files;
-mod fill;
-#[cfg(test)]
-mod here;
-mod process;
-mod ready;
-mod shared;
-pub mod site;
-pub mod stop;
+use ring::digest;
+use rustix::{
+    fs::{FlockOperation, flock},
+    process::Signal,
+};
 
+pub use self::process::{Look, Program, Site};
 use self::{
     fill::{Gap, Values},
-    process::{Launch, Process},
-    ready::Watch,
-    shared::{Kept, lasts},
-    site::Site,
-    stop::Stopped,
+    process::{Launch, Process, Watch},
 };
 use super::{Plan, Run, Step, WayIn};
-use crate::{netns, trial::Outcome};
+use crate::{netns, subject, trial::Outcome};
 
 /// How often one looks whether a step is ready.
 const LOOK: Duration = Duration::from_millis(20);
@@ -81,7 +79,7 @@ impl Running {
     pub fn stop(mut self, patience: Duration) -> Vec<Stopped> {
         let waves = std::mem::take(&mut self.waves);
         let stopped = waves.into_iter().rev();
-        let stopped = stopped.flat_map(|wave| stop::together(&wave, patience));
+        let stopped = stopped.flat_map(|wave| stop_together(&wave, patience));
         stopped.collect()
     }
 }
@@ -89,7 +87,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         for wave in self.waves.iter().rev() {
-            stop::together(wave, Duration::ZERO);
+            stop_together(wave, Duration::ZERO);
         }
     }
 }
@@ -164,11 +162,11 @@ impl Starting<'_> {
     }
 
     fn write_files(&mut self) -> Result<(), Outcome> {
-        let unwritten = |error: files::Unwritten| {
+        let unwritten = |error: fill::Unwritten| {
             let doing = format!("writing the subject's file {}", error.path);
             failed(doing, error.why, "")
         };
-        files::write_known(&mut self.files, &self.values).map_err(unwritten)
+        fill::write_known(&mut self.files, &self.values).map_err(unwritten)
     }
 
     fn launch<'s>(&mut self, step: &'s Step) -> Result<Waiting<'s>, Outcome> {
@@ -331,10 +329,10 @@ impl Waiting<'_> {
     }
 }
 
-fn not_started(command: &[String], error: &std::io::Error) -> String {
+fn not_started(command: &[String], error: &io::Error) -> String {
     let program = command.first().map_or("", String::as_str);
     match error.kind() {
-        std::io::ErrorKind::NotFound => {
+        io::ErrorKind::NotFound => {
             format!("there is no program {program:?}: 'hoplite-lab doctor' says what installs it")
         }
         _ => format!("{program}: {error}"),
@@ -369,5 +367,171 @@ fn failed(doing: impl Into<String>, why: impl Display, log: impl Into<String>) -
     }
 }
 
-#[cfg(test)]
-mod tests;
+/// The campaign's part of a subject.
+#[derive(Debug)]
+struct Kept {
+    /// `{shared}`.
+    dir: PathBuf,
+    /// What the steps said that are done for good; `None` while they are still to be run.
+    said: Option<BTreeMap<String, String>>,
+    done: PathBuf,
+    lock: Option<File>,
+}
+
+impl Kept {
+    /// Takes what is there, or clears away what is half made. Waits while another process is making it.
+    fn open(plan: &Plan, site: &dyn Site, shared: &Path) -> io::Result<Self> {
+        fs::create_dir_all(shared)?;
+        if !plan.steps.iter().any(lasts) {
+            return Ok(Self {
+                dir: shared.to_owned(),
+                said: Some(BTreeMap::new()),
+                done: PathBuf::new(),
+                lock: None,
+            });
+        }
+        let id = identity(plan, site);
+        let beside = |end: &str| shared.join(format!("{id}{end}"));
+        let lock = File::create(beside(".lock"))?;
+        flock(&lock, FlockOperation::LockExclusive)?;
+        let (dir, done) = (beside(""), beside(".done"));
+        let said = remembered(&done)?;
+        if said.is_none() {
+            clear(&dir)?;
+        }
+        let lock = said.is_none().then_some(lock);
+        Ok(Self {
+            dir,
+            said,
+            done,
+            lock,
+        })
+    }
+
+    /// All of it is made: from now on it counts.
+    fn complete(&mut self, said: &BTreeMap<String, String>) -> io::Result<()> {
+        let new = self.done.with_extension("new");
+        fs::write(&new, serde_json::to_vec(said)?)?;
+        File::open(&new)?.sync_all()?;
+        fs::rename(&new, &self.done)?;
+        self.said = Some(said.clone());
+        self.lock = None;
+        Ok(())
+    }
+}
+
+/// Whether what the step makes is kept.
+fn lasts(step: &Step) -> bool {
+    step.run == Run::OncePerCampaign
+}
+
+fn remembered(done: &Path) -> io::Result<Option<BTreeMap<String, String>>> {
+    match fs::read(done) {
+        // One that cannot be read is not ours: it is made again.
+        Ok(text) => Ok(serde_json::from_slice(&text).ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn clear(dir: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    fs::create_dir(dir)
+}
+
+/// Depends on what the steps do: their commands with addresses filled in, and the files that these name; a command that names the whole
+/// directory may read any of them.
+fn identity(plan: &Plan, site: &dyn Site) -> String {
+    let symbol = |step: &Step| (step.name.clone(), format!("{{out:{}}}", step.name));
+    let values = Values {
+        dir: Path::new("{dir}"),
+        shared: "{shared}".into(),
+        site,
+        out: plan.steps.iter().map(symbol).collect(),
+    };
+    let fill = |text: &String| values.fill(text).unwrap_or_else(|_| text.clone());
+    let mut whole = String::new();
+    for step in plan.steps.iter().filter(|step| lasts(step)) {
+        let command: Vec<String> = step.command.iter().map(fill).collect();
+        let env: Vec<String> = step.env.values().map(fill).collect();
+        let names: Vec<&String> = step.env.keys().collect();
+        whole += &format!("{:?}\n", (&step.name, &step.host, command, names, env));
+        for file in &plan.files {
+            if step.command.iter().any(|word| reads(word, file, plan)) {
+                whole += &format!("{:?}\n", (&file.path, fill(&file.text)));
+            }
+        }
+    }
+    let hash = digest::digest(&digest::SHA256, whole.as_bytes());
+    let head = hash.as_ref().iter().take(8);
+    head.map(|octet| format!("{octet:02x}")).collect()
+}
+
+/// Whether a word of a command leads to a file.
+fn reads(word: &str, file: &subject::File, plan: &Plan) -> bool {
+    let names = |file: &subject::File| word.contains(&format!("{{dir}}/{}", file.path));
+    names(file) || (word.contains("{dir}") && !plan.files.iter().any(names))
+}
+
+/// How often one looks whether a process has ended.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// After so long one asks again.
+const AGAIN: Duration = Duration::from_millis(300);
+
+/// What a process used over its life.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stopped {
+    /// Its name in the subject.
+    pub name: String,
+    /// Where it ran.
+    pub host: String,
+    /// Its process id.
+    pub pid: u32,
+    /// Processor time over its life, its children's included that it waited for.
+    pub life_cpu: Duration,
+    /// Peak resident memory in octets.
+    pub peak_memory: u64,
+    /// Whether it, or something that it started, had to be killed.
+    pub killed: bool,
+}
+
+/// Stops those that were started together: TERM, TERM again, and KILL for what is still there after `patience`.
+fn stop_together(processes: &[Process], patience: Duration) -> Vec<Stopped> {
+    let peak = |process: &Process| process.inner.peak_memory().unwrap_or_default();
+    let peaks: Vec<u64> = processes.iter().map(peak).collect();
+    signal(processes, Signal::TERM);
+    wait(processes, patience.min(AGAIN));
+    signal(processes, Signal::TERM);
+    wait(processes, patience.saturating_sub(AGAIN));
+    let killed: Vec<bool> = processes.iter().map(|one| !one.gone()).collect();
+    signal(processes, Signal::KILL);
+    // A process that is killed ends, unless the kernel holds it: then nobody can help.
+    wait(processes, Duration::from_secs(1));
+    let stopped = processes.iter().zip(peaks).zip(killed);
+    let stopped = stopped.map(|((process, peak_memory), killed)| Stopped {
+        name: process.name.clone(),
+        host: process.host.clone(),
+        pid: process.inner.pid,
+        life_cpu: process.inner.cpu(),
+        peak_memory,
+        killed,
+    });
+    stopped.collect()
+}
+
+/// To all that are still there.
+fn signal(processes: &[Process], signal: Signal) {
+    let left = processes.iter().filter(|process| !process.gone());
+    left.for_each(|process| process.signal(signal));
+}
+
+fn wait(processes: &[Process], patience: Duration) {
+    let until = Instant::now() + patience;
+    while !processes.iter().all(Process::gone) && Instant::now() < until {
+        thread::sleep(PAUSE);
+    }
+}

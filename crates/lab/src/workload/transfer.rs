@@ -11,14 +11,18 @@
 //! payloads go at the same time. In rounds the client sends its size in frames, the server answers with its own, and so on;
 //! end and hash come once, after the last round. A payload for a time ends when its sender's time is over.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    sync::OnceLock,
+};
 
-use super::progress::{PARTIAL, Passed};
+use ring::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
 
-mod frames;
-
-pub use frames::Receiver;
-pub(crate) use frames::Sender;
+use super::{
+    Fault, TransferError,
+    progress::{PARTIAL, Passed},
+};
+use crate::splitmix::mix;
 
 /// Octets of a head.
 pub const HEAD: usize = 64;
@@ -279,5 +283,388 @@ impl Verdict {
     }
 }
 
+/// Cuts payload into frames and hashes it.
+pub(crate) struct Sender {
+    payload: Payload,
+    hash: Context,
+    frame: Vec<u8>,
+}
+
+impl Sender {
+    /// A sender of the payload of a seed.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            payload: Payload::new(seed),
+            hash: Context::new(&SHA256),
+            frame: Vec::with_capacity(PIECE + 64),
+        }
+    }
+
+    /// The next frame, with as much of `left` as it takes; with the end and the hash behind it if it is the `last`.
+    /// Answers with the octets to write and how many of them are payload.
+    pub(crate) fn frame(&mut self, left: u64, last: bool) -> (&[u8], u64) {
+        let len = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
+        self.frame.clear();
+        self.frame
+            .extend(u32::try_from(len).unwrap_or(0).to_be_bytes());
+        self.frame.resize(len + 4, 0);
+        let payload = &mut self.frame[4..];
+        self.payload.fill(payload);
+        self.hash.update(payload);
+        if last && len as u64 == left {
+            self.append_end();
+        }
+        (&self.frame, len as u64)
+    }
+
+    /// The end and the hash, where they were not behind the last frame.
+    pub(crate) fn end(&mut self) -> &[u8] {
+        self.frame.clear();
+        self.append_end();
+        &self.frame
+    }
+
+    fn append_end(&mut self) {
+        self.frame.extend([0; 4]);
+        self.frame.extend(self.hash.clone().finish().as_ref());
+    }
+}
+
+/// Takes frames apart and checks the hash at their end. Feed it as octets come, however they are cut.
+pub struct Receiver {
+    hash: Context,
+    state: State,
+    word: Vec<u8>,
+    limit: u64,
+    octets: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Length,
+    Payload(usize),
+    Hash,
+    Over { right: bool },
+}
+
+impl Receiver {
+    /// A receiver of at most `limit` octets.
+    #[must_use]
+    pub fn new(limit: u64) -> Self {
+        Self {
+            hash: Context::new(&SHA256),
+            state: State::Length,
+            word: Vec::with_capacity(SHA256_OUTPUT_LEN),
+            limit,
+            octets: 0,
+        }
+    }
+
+    /// Octets of payload so far.
+    #[must_use]
+    pub fn octets(&self) -> u64 {
+        self.octets
+    }
+
+    /// Whether the hash was right, once all has come.
+    #[must_use]
+    pub fn verdict(&self) -> Option<bool> {
+        match self.state {
+            State::Over { right } => Some(right),
+            _ => None,
+        }
+    }
+
+    /// Takes octets in; answers with how many of them it took (all, unless the payload has ended before).
+    ///
+    /// # Errors
+    /// A frame that is too long, or more payload than agreed.
+    pub fn take(&mut self, input: &[u8]) -> Result<usize, TransferError> {
+        let mut rest = input;
+        while !rest.is_empty() && self.verdict().is_none() {
+            let took = match self.state {
+                State::Payload(left) => self.payload(rest, left),
+                State::Hash => self.fill(rest, SHA256_OUTPUT_LEN),
+                _ => self.fill(rest, 4),
+            };
+            rest = rest.get(took..).unwrap_or_default();
+            self.turn()?;
+        }
+        Ok(input.len() - rest.len())
+    }
+
+    fn payload(&mut self, rest: &[u8], left: usize) -> usize {
+        let now = rest.len().min(left);
+        self.hash.update(&rest[..now]);
+        self.octets += now as u64;
+        self.state = State::Payload(left - now);
+        now
+    }
+
+    fn fill(&mut self, rest: &[u8], size: usize) -> usize {
+        let now = rest.len().min(size - self.word.len());
+        self.word.extend_from_slice(&rest[..now]);
+        now
+    }
+
+    /// What is next, if something is complete.
+    fn turn(&mut self) -> Result<(), TransferError> {
+        self.state = match (self.state, self.word.as_slice()) {
+            (State::Payload(0), _) => State::Length,
+            (State::Length, [0, 0, 0, 0]) => State::Hash,
+            (State::Length, [a, b, c, d]) => self.length(u32::from_be_bytes([*a, *b, *c, *d]))?,
+            (State::Hash, word) if word.len() == SHA256_OUTPUT_LEN => State::Over {
+                right: self.hash.clone().finish().as_ref() == word,
+            },
+            _ => return Ok(()),
+        };
+        self.word.clear();
+        Ok(())
+    }
+
+    fn length(&self, length: u32) -> Result<State, TransferError> {
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        if length > PIECE {
+            return Err(Fault::Read.because("a frame of the payload is too long"));
+        }
+        match self.octets + length as u64 > self.limit {
+            true => Err(Fault::Read.because("more payload came than was asked for")),
+            false => Ok(State::Payload(length)),
+        }
+    }
+}
+
+impl std::fmt::Debug for Receiver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Receiver({:?}, {} octets)", self.state, self.octets)
+    }
+}
+
+impl std::fmt::Debug for Sender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Sender")
+    }
+}
+
+/// The largest piece that is filled at once, in octets.
+pub(crate) const PIECE: usize = 64 * 1024;
+
+const BLOCK: usize = 1024 * 1024;
+
+/// A stream of payload. The same seed and the same cuts make the same octets.
+#[derive(Clone, Debug)]
+pub(crate) struct Payload {
+    seed: u64,
+    pieces: u64,
+    place: usize,
+}
+
+impl Payload {
+    /// The stream of a seed.
+    pub(crate) fn new(seed: u64) -> Self {
+        let place = usize::try_from(mix(seed) % BLOCK as u64).unwrap_or_default();
+        Self {
+            seed,
+            pieces: 0,
+            place,
+        }
+    }
+
+    /// Fills `out`, at most [`PIECE`] octets of it.
+    pub(crate) fn fill(&mut self, out: &mut [u8]) {
+        let len = out.len().min(PIECE);
+        let (Some(out), Some(from)) = (
+            out.get_mut(..len),
+            block().get(self.place..self.place.saturating_add(len)),
+        ) else {
+            return;
+        };
+        out.copy_from_slice(from);
+        let stamp = mix(self.seed ^ self.pieces.rotate_left(32)).to_le_bytes();
+        for (octet, with) in out.iter_mut().zip(stamp) {
+            *octet ^= with;
+        }
+        self.pieces = self.pieces.wrapping_add(1);
+        self.place = self.place.wrapping_add(len) % BLOCK;
+    }
+}
+
+/// Makes the block, so that no transfer waits for it.
+pub(crate) fn prepare() {
+    block();
+}
+
+/// The block, with a piece of it repeated behind its end.
+fn block() -> &'static [u8] {
+    static MADE: OnceLock<Vec<u8>> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let words = (0..(BLOCK as u64 / 8)).flat_map(|i| mix(i.wrapping_add(1)).to_le_bytes());
+        let mut block: Vec<u8> = words.collect();
+        block.extend_from_within(..PIECE);
+        block
+    })
+}
+
 #[cfg(test)]
-mod tests;
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_same_seed_makes_the_same_octets_and_another_seed_others() {
+        let draw = |seed| {
+            let (mut payload, mut out) = (Payload::new(seed), vec![0; 3 * PIECE]);
+            out.chunks_mut(PIECE).for_each(|piece| payload.fill(piece));
+            out
+        };
+        assert_eq!(draw(1), draw(1));
+        assert_ne!(draw(1), draw(2));
+    }
+
+    #[test]
+    fn no_piece_is_like_another_after_the_block_has_turned() {
+        let (mut payload, mut seen) = (Payload::new(7), std::collections::BTreeSet::new());
+        for _ in 0..64 {
+            let mut piece = vec![0; PIECE];
+            payload.fill(&mut piece);
+            assert!(seen.insert(piece));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_head_that_is_read_is_written_back_and_no_octets_panic(octets in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let mut octets = octets;
+            octets.iter_mut().zip(b"HLAB\x01\x03\0\0").for_each(|(to, from)| *to = *from);
+            if let Ok(head) = Head::parse(&octets) {
+                prop_assert_eq!(Head::parse(&head.emit()), Ok(head));
+            }
+        }
+
+        #[test]
+        fn an_answer_is_read_as_written(ip: u32, token: u64) {
+            let answer = Answer { status: Status::Unreadable, seen_as: std::net::Ipv4Addr::from(ip).into(), token };
+            prop_assert_eq!(Answer::parse(&answer.emit()), Ok(answer));
+        }
+
+        #[test]
+        fn no_octets_make_a_verdict_fail(octets in proptest::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(verdict) = Verdict::parse(&octets) {
+                prop_assert!(verdict.passed.deciles.len() <= 9 && verdict.passed.partial.len() <= 9);
+            }
+        }
+    }
+
+    #[test]
+    fn a_verdict_is_read_as_written() {
+        let passed = Passed {
+            octets: 30_000,
+            first: Some(5),
+            last: Some(99),
+            deciles: vec![6, 7, 8],
+            partial: vec![(PARTIAL[0], 20), (PARTIAL[1], 30)],
+        };
+        let verdict = Verdict {
+            right: true,
+            passed,
+        };
+        let octets = verdict.emit();
+        assert_eq!(octets.len(), VERDICT);
+        assert_eq!(Verdict::parse(&octets), Ok(verdict));
+    }
+
+    #[test]
+    fn heads_that_make_no_sense_say_why() {
+        let head = Head {
+            up: Some(1),
+            down: Some(1),
+            rounds: 3,
+            ..Head::default()
+        };
+        assert_eq!(Head::parse(&head.emit()), Ok(head));
+        for (wrong, part) in [
+            (Head { up: None, ..head }, "round"),
+            (
+                Head {
+                    up: None,
+                    down: None,
+                    rounds: 0,
+                    ..head
+                },
+                "nobody",
+            ),
+            (
+                Head {
+                    up: Some(0),
+                    rounds: 0,
+                    ..head
+                },
+                "time",
+            ),
+        ] {
+            let error = Head::parse(&wrong.emit()).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+        assert_eq!(Head::parse(b"GET / HTTP/1.1\r\n"), Err(Unreadable::Magic));
+    }
+
+    fn stream(seed: u64, sizes: &[u64]) -> Vec<u8> {
+        let (mut sender, mut out) = (Sender::new(seed), Vec::new());
+        for size in sizes {
+            out.extend_from_slice(sender.frame(*size, false).0);
+        }
+        out.extend_from_slice(sender.end());
+        out
+    }
+
+    proptest! {
+        #[test]
+        fn frames_are_understood_however_they_are_cut(sizes in proptest::collection::vec(1_u64..5000, 0..8), cut in 1_usize..700) {
+            let octets = stream(3, &sizes);
+            let mut receiver = Receiver::new(u64::MAX);
+            for chunk in octets.chunks(cut) {
+                prop_assert_eq!(receiver.take(chunk), Ok(chunk.len()));
+            }
+            prop_assert_eq!(receiver.verdict(), Some(true));
+            prop_assert_eq!(receiver.octets(), sizes.iter().sum::<u64>());
+        }
+
+        #[test]
+        fn one_changed_octet_of_payload_is_noticed(place in 4_usize..5000, bit in 0_u8..8) {
+            let mut octets = stream(3, &[5000]);
+            octets[place] ^= 1 << bit;
+            let mut receiver = Receiver::new(u64::MAX);
+            receiver.take(&octets).unwrap();
+            prop_assert_eq!(receiver.verdict(), Some(false));
+        }
+    }
+
+    #[test]
+    fn what_comes_behind_the_end_is_left_alone() {
+        let mut octets = stream(1, &[10]);
+        let len = octets.len();
+        octets.extend([1, 2, 3]);
+        assert_eq!(Receiver::new(10).take(&octets), Ok(len));
+    }
+
+    #[test]
+    fn more_than_agreed_and_frames_that_are_too_long_are_refused() {
+        let refused = |limit, octets: &[u8]| Receiver::new(limit).take(octets).unwrap_err().why;
+        assert_eq!(
+            refused(9, &stream(1, &[10])),
+            "more payload came than was asked for"
+        );
+        assert_eq!(
+            refused(u64::MAX, &[0, 1, 0, 1]),
+            "a frame of the payload is too long"
+        );
+    }
+
+    #[test]
+    fn the_last_frame_carries_the_end() {
+        let mut sender = Sender::new(1);
+        let (octets, len) = sender.frame(100, true);
+        assert_eq!((octets.len(), len), (4 + 100 + 4 + 32, 100));
+    }
+}

@@ -1,9 +1,10 @@
-use proptest::prelude::*;
 use std::time::Duration;
 
-use super::*;
+use proptest::prelude::*;
+
+use super::{Unwatched, *};
 use crate::{
-    emulator::{link::Count, packet::checksum, watch::Unwatched},
+    emulator::{link::Count, packet::checksum},
     topology::{Direction, Discipline, Jitter, JitterShape, Link, Loss, Node},
 };
 
@@ -482,4 +483,70 @@ fn nanos(duration: Duration) -> u64 {
 /// IPv6 wherever all packets are large enough for its header.
 fn true_v6(sent: &[(u64, usize)]) -> bool {
     sent.iter().all(|&(_, size)| size >= 60)
+}
+
+/// The links on the way of a packet.
+fn way(nodes: &[&str], links: &[[&str; 2]], from: &str, to: &str) -> Vec<usize> {
+    let topology = topology(nodes, links);
+    let addresses = topology.addresses();
+    let routes = Routes::new(&topology, &addresses).unwrap();
+    let ends = ends(&topology).unwrap();
+    let place = |name: &str| {
+        topology
+            .nodes
+            .iter()
+            .position(|node| node.name == name)
+            .unwrap()
+    };
+    let (mut at, mut way) = (place(from), Vec::new());
+    while at != place(to) {
+        let Some(direction) = routes.next(at, addresses[to].v4.into()) else {
+            break;
+        };
+        way.push(direction / 2);
+        at = ends[direction / 2][1 - direction % 2];
+    }
+    way
+}
+
+#[test]
+fn the_way_with_fewest_links_is_taken_and_the_first_of_equal_ones() {
+    let links = [
+        ["a", "R1"],
+        ["R1", "R2"],
+        ["R2", "b"],
+        ["R1", "b"],
+        ["a", "R3"],
+        ["R3", "b"],
+    ];
+    assert_eq!(way(&["a", "b", "R1", "R2", "R3"], &links, "a", "b"), [0, 3]);
+    assert_eq!(way(&["a", "b", "R1", "R2", "R3"], &links, "b", "a"), [3, 0]);
+}
+
+#[test]
+fn no_way_leads_through_a_host() {
+    let links = [
+        ["a", "h"],
+        ["h", "b"],
+        ["a", "R1"],
+        ["R1", "R2"],
+        ["R2", "b"],
+    ];
+    assert_eq!(
+        way(&["a", "b", "h", "R1", "R2"], &links, "a", "b"),
+        [2, 3, 4]
+    );
+    assert!(way(&["a", "b", "h"], &links[..2], "a", "b").is_empty());
+}
+
+#[test]
+fn there_is_no_way_to_an_island() {
+    assert!(way(&["a", "b", "c"], &[["a", "b"]], "a", "c").is_empty());
+}
+
+#[test]
+fn a_link_to_nowhere_or_to_itself_is_refused() {
+    for links in [[["a", "x"]], [["a", "a"]]] {
+        assert!(ends(&topology(&["a", "b"], &links)).is_err());
+    }
 }

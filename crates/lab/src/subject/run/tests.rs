@@ -1,10 +1,21 @@
 //! Subjects of shell commands on this machine: what a subject's author sees when something goes wrong.
 
-use std::{fs, net::SocketAddr, path::PathBuf};
+use std::{
+    fs, io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::unix::process::CommandExt,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
 
-use super::{here::Here, *};
+use super::{
+    process::{Look, Program, Site},
+    *,
+};
 use crate::{
+    netns::Process,
     subject::{self, Ready},
+    topology::Addresses,
     workload::Way,
 };
 
@@ -449,4 +460,30 @@ fn what_cannot_be_started_says_why() {
         mode: 0o600,
     });
     assert!(why(unfilled).contains("writing the subject's file a"));
+}
+
+/// This machine.
+pub(super) struct Here;
+
+impl Site for Here {
+    fn addresses(&self, host: &str) -> Option<Addresses> {
+        (host == "here").then_some(Addresses {
+            v4: Ipv4Addr::LOCALHOST,
+            v6: Ipv6Addr::LOCALHOST,
+        })
+    }
+
+    fn spawn(&self, _: &str, program: Program<'_>) -> io::Result<Process> {
+        let (name, arguments) = program.command.split_first().unwrap();
+        let mut command = Command::new(name);
+        command.args(arguments).envs(program.env);
+        command.current_dir(program.dir).process_group(0);
+        command.stdin(Stdio::null());
+        command.stdout(program.out).stderr(program.log);
+        Process::start(&mut command)
+    }
+
+    fn inside(&self, _: &str, look: Look) -> io::Result<bool> {
+        look()
+    }
 }

@@ -8,34 +8,50 @@
 //! Workers, `parallel` of them, fetch one after the other. In HTTP/1.1 each has a connection of its own; in 2 and 3 they share
 //! one, and the first fetch that finds none makes it: its phases show what that took. A connection that failed is not used again.
 
+mod body;
+mod h3;
+pub(crate) mod server;
+#[cfg(test)]
+mod tests;
+
 use std::{
     cell::{Cell, RefCell},
-    io,
+    fmt, io,
     path::Path,
+    sync::Arc,
+    time::Duration,
 };
 
+use bytes::Bytes;
 use futures_util::{future, join};
-use hoplite_crypto::Qlog;
+use h2::client::Builder;
+use hoplite_crypto::{
+    ALPN_H2, ALPN_H3, ALPN_HTTP1, Certificates, Identity, Qlog, provider, server_tls,
+};
+use http_body_util::{BodyExt, Empty};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use rustls::{
+    ClientConfig, DigitallySignedStruct, ServerConfig, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature},
+    pki_types::{CertificateDer, ServerName, UnixTime},
+    version::TLS13,
+};
 use tokio::{
+    net::TcpStream,
     sync::{Mutex, mpsc},
     time::timeout,
 };
+use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use self::{body::Check, connection::Connection};
+use self::{body::Check, h3::Http3};
 use super::{
-    Kind, Order, Transfer, TransferError, bulk::Out, door::Token, random::Random, record::Record,
-    trouble::Fault,
+    client::{Out, Random},
+    connect::{self, Token},
+    record::{Record, monotonic_us, patiently},
 };
-
-mod association;
-mod body;
-mod connection;
-mod one;
-pub(crate) mod server;
-mod three;
-mod tls;
-mod tuning;
-mod two;
+use crate::workload::{Fault, Kind, Order, Transfer, TransferError};
 
 /// Octets that a stream may have on their way to a client: what Chromium grants.
 const STREAM_WINDOW: u32 = 6 << 20;
@@ -226,9 +242,9 @@ impl Work<'_> {
 
     fn what(&self, seed: u64) -> Fetch {
         let octets = self.fetches.octets;
-        let port = connection::port(self.order, self.fetches.version);
+        let port = port(self.order, self.fetches.version);
         let authority =
-            super::door::target(self.order, port).map_or_else(|_| String::new(), |t| t.to_string());
+            connect::target(self.order, port).map_or_else(|_| String::new(), |t| t.to_string());
         Fetch {
             octets,
             seed,
@@ -270,7 +286,7 @@ impl Work<'_> {
 /// What every version does with a body's octets.
 fn take(check: &mut Check, octets: &[u8], record: &mut Record) -> Result<(), TransferError> {
     let payload = check.take(octets)?;
-    record.received.add(payload, super::clock::monotonic_us());
+    record.received.add(payload, monotonic_us());
     Ok(())
 }
 
@@ -299,5 +315,288 @@ fn headed<B>(answer: &http::Response<B>, record: &mut Record) -> Result<(), Tran
     head(answer.status().as_u16(), seen_as, record)
 }
 
-#[cfg(test)]
-mod tests;
+/// The connection.
+enum Connection {
+    Http1(Http1),
+    Http2(Http2),
+    Http3(Http3),
+}
+
+/// The server's port for a version.
+fn port(order: &Order, version: u8) -> u16 {
+    match version {
+        1 => order.ports.http,
+        _ => order.ports.https,
+    }
+}
+
+impl Connection {
+    async fn open(
+        order: &Order,
+        version: u8,
+        (token, qlog): (&Token, Option<&Qlog>),
+        record: &mut Record,
+    ) -> Result<Self, TransferError> {
+        let stall = order.plan.stall;
+        let port = port(order, version);
+        match version {
+            1 => {
+                let stream = connect::open(order, port, token, record).await?;
+                Http1::open(stream, stall).await.map(Self::Http1)
+            }
+            2 => {
+                let stream = connect::open(order, port, token, record).await?;
+                let stream = secure(order, port, stream, record).await?;
+                Http2::open(stream, stall).await.map(Self::Http2)
+            }
+            3 => Http3::open(order, port, (token, qlog), record)
+                .await
+                .map(Self::Http3),
+            other => Err(Fault::Misc.because(format_args!("there is no HTTP/{other} here"))),
+        }
+    }
+
+    async fn fetch(&mut self, fetch: &Fetch, record: &mut Record) -> Result<(), TransferError> {
+        match self {
+            Self::Http1(one) => one.fetch(fetch, record).await,
+            Self::Http2(two) => two.fetch(fetch, record).await,
+            Self::Http3(three) => three.fetch(fetch, record).await,
+        }
+    }
+
+    /// The same connection for one more stream.
+    fn again(&self) -> Result<Self, TransferError> {
+        match self {
+            Self::Http1(_) => Err(Fault::Misc.because("HTTP/1.1 has no streams")),
+            Self::Http2(two) => Ok(Self::Http2(two.clone())),
+            Self::Http3(three) => Ok(Self::Http3(three.clone())),
+        }
+    }
+}
+
+async fn secure(
+    order: &Order,
+    port: u16,
+    stream: TcpStream,
+    record: &mut Record,
+) -> Result<TlsStream<TcpStream>, TransferError> {
+    let name = name(order, port)?;
+    let connector = TlsConnector::from(client_tls(2)?);
+    let handshake = patiently(order.plan.stall, connector.connect(name, stream)).await?;
+    let stream = handshake.map_err(|error| Fault::Tls.because(error))?;
+    record.phases.tls = Some(record.clock.us());
+    Ok(stream)
+}
+
+/// The server's name in TLS.
+fn name(order: &Order, port: u16) -> Result<ServerName<'static>, TransferError> {
+    let host = connect::target(order, port)?.host.to_string();
+    let bare = host
+        .trim_start_matches('[')
+        .trim_end_matches(']')
+        .to_owned();
+    ServerName::try_from(bare).map_err(|why| Fault::Misc.because(why))
+}
+
+/// A task that ends with its holder.
+#[derive(Debug)]
+struct Task(tokio::task::JoinHandle<()>);
+
+impl Task {
+    fn spawn(work: impl Future<Output = ()> + Send + 'static) -> Arc<Self> {
+        Arc::new(Self(tokio::spawn(work)))
+    }
+
+    /// Drives what moves a connection's octets. That it failed is told by its fetches too.
+    fn drive<E: fmt::Display>(
+        version: &'static str,
+        connection: impl Future<Output = Result<(), E>> + Send + 'static,
+    ) -> Arc<Self> {
+        Self::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, version, "a connection ended early");
+            }
+        })
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A connection.
+#[derive(Debug)]
+struct Http1 {
+    requests: SendRequest<Empty<Bytes>>,
+    stall: Duration,
+    _driver: Arc<Task>,
+}
+
+impl Http1 {
+    async fn open(stream: TcpStream, stall: Duration) -> Result<Self, TransferError> {
+        let (requests, connection) = handshake(TokioIo::new(stream))
+            .await
+            .map_err(hyper_failed)?;
+        Ok(Self {
+            requests,
+            stall,
+            _driver: Task::drive("HTTP/1.1", connection),
+        })
+    }
+
+    async fn fetch(&mut self, fetch: &Fetch, record: &mut Record) -> Result<(), TransferError> {
+        let request = http::Request::get(fetch.path.as_str()).header("host", &fetch.authority);
+        let request = request
+            .body(Empty::new())
+            .map_err(|why| Fault::Misc.because(why))?;
+        let limit = self.stall;
+        let ready = patiently(limit, self.requests.ready()).await?;
+        ready.map_err(hyper_failed)?;
+        let answer = self.requests.send_request(request);
+        record.phases.command = Some(record.clock.us());
+        let answer = patiently(limit, answer).await?.map_err(hyper_failed)?;
+        headed(&answer, record)?;
+        let (mut body, mut check) = (answer.into_body(), Check::new(fetch.octets));
+        while let Some(frame) = patiently(limit, body.frame()).await? {
+            let frame = frame.map_err(hyper_failed)?;
+            if let Some(data) = frame.data_ref() {
+                take(&mut check, data, record)?;
+            }
+        }
+        finish(check, record)
+    }
+}
+
+/// What hyper reports.
+fn hyper_failed(error: hyper::Error) -> TransferError {
+    match () {
+        () if error.is_parse() => Fault::Auth.because(error),
+        () if error.is_incomplete_message() || error.is_closed() || error.is_canceled() => {
+            Fault::Closed.because(error)
+        }
+        () => Fault::Read.because(error),
+    }
+}
+
+/// A connection.
+#[derive(Clone)]
+struct Http2 {
+    requests: h2::client::SendRequest<Bytes>,
+    stall: Duration,
+    _driver: Arc<Task>,
+}
+
+impl Http2 {
+    async fn open(stream: TlsStream<TcpStream>, stall: Duration) -> Result<Self, TransferError> {
+        let mut builder = Builder::new();
+        builder.initial_window_size(STREAM_WINDOW);
+        builder.initial_connection_window_size(CONNECTION_WINDOW);
+        let opening = patiently(stall, builder.handshake(stream)).await?;
+        let (requests, connection) = opening.map_err(h2_failed)?;
+        Ok(Self {
+            requests,
+            stall,
+            _driver: Task::drive("HTTP/2", connection),
+        })
+    }
+
+    async fn fetch(&mut self, fetch: &Fetch, record: &mut Record) -> Result<(), TransferError> {
+        let uri = format!("https://{}{}", fetch.authority, fetch.path);
+        let request = http::Request::get(uri).body(());
+        let request = request.map_err(|why| Fault::Misc.because(why))?;
+        let limit = self.stall;
+        let ready = patiently(limit, self.requests.clone().ready()).await?;
+        let mut requests = ready.map_err(h2_failed)?;
+        let (answer, _) = requests.send_request(request, true).map_err(h2_failed)?;
+        record.phases.command = Some(record.clock.us());
+        let answer = patiently(limit, answer).await?.map_err(h2_failed)?;
+        headed(&answer, record)?;
+        let (mut body, mut check) = (answer.into_body(), Check::new(fetch.octets));
+        while let Some(data) = patiently(limit, body.data()).await? {
+            let data = data.map_err(h2_failed)?;
+            take(&mut check, &data, record)?;
+            let released = body.flow_control().release_capacity(data.len());
+            released.map_err(h2_failed)?;
+        }
+        finish(check, record)
+    }
+}
+
+/// What h2 reports.
+fn h2_failed(error: h2::Error) -> TransferError {
+    match error.is_io() || error.is_go_away() || error.is_reset() {
+        true => Fault::Closed.because(error),
+        false => Fault::Read.because(error),
+    }
+}
+
+/// Takes any certificate; its owner must still have the key.
+#[derive(Debug)]
+struct Anyone(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anyone {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        verify_tls12_signature(message, cert, dss, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        verify_tls13_signature(message, cert, dss, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// The client's side of HTTP/2 or HTTP/3.
+fn client_tls(version: u8) -> Result<Arc<ClientConfig>, TransferError> {
+    let provider = provider();
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
+    let builder = builder.with_protocol_versions(&[&TLS13]);
+    let mut config = builder
+        .map_err(|why| Fault::Misc.because(why))?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Anyone(provider)))
+        .with_no_client_auth();
+    let alpn = if version == 3 { ALPN_H3 } else { ALPN_H2 };
+    config.alpn_protocols = vec![alpn.to_vec()];
+    // Every connection is a first one.
+    config.resumption = rustls::client::Resumption::disabled();
+    Ok(Arc::new(config))
+}
+
+/// The server's side: for TCP, and for QUIC.
+fn server_tls_configs() -> Result<[Arc<ServerConfig>; 2], Box<dyn std::error::Error + Send + Sync>>
+{
+    let new = Identity::generate(&["localhost".into()])?;
+    let identity = Identity::from_pem(new.certificate.as_bytes(), new.key.as_bytes())?;
+    let certificates = Certificates::new(&identity)?;
+    let tcp = server_tls(Arc::clone(&certificates), &[ALPN_H2, ALPN_HTTP1])?;
+    let quic = server_tls(certificates, &[ALPN_H3])?;
+    Ok([Arc::new(tcp), Arc::new(quic)])
+}

@@ -18,13 +18,18 @@ use tokio::{
 };
 
 use super::{
-    Ports, TransferError, http, payload,
-    progress::Progress,
+    http,
     tcp::{self, Reading},
-    transfer::{Answer, HEAD, Head, Sender, Status, Verdict},
     udp,
 };
-use crate::errors::Failure;
+use crate::{
+    errors::Failure,
+    workload::{
+        Ports, TransferError,
+        progress::Progress,
+        transfer::{self, Answer, HEAD, Head, Sender, Status, Verdict},
+    },
+};
 
 /// Connections that are served at once on each port; others wait in the kernel's backlog.
 const CONNECTIONS: usize = 1024;
@@ -44,7 +49,7 @@ pub fn main() -> Result<(), Failure> {
         .enable_all()
         .build();
     let runtime = runtime.map_err(failed("starting the runtime"))?;
-    payload::prepare();
+    transfer::prepare();
     let outcome = runtime.block_on(async {
         let qlog = qlog().map_err(failed("opening the directory of QLOGDIR"))?;
         let server = Server::bind(Ports::default(), qlog.as_ref());

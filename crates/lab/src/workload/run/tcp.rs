@@ -5,18 +5,18 @@ use std::{io, time::Duration};
 
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    net::{TcpStream, tcp::ReadHalf, tcp::WriteHalf},
+    net::{
+        TcpStream,
+        tcp::{ReadHalf, WriteHalf},
+    },
     time::sleep,
 };
 
-use super::{
-    TransferError,
-    clock::monotonic_us,
-    patience::patiently,
+use super::record::{Record, monotonic_us, patiently};
+use crate::workload::{
+    Fault, TransferError, closed,
     progress::Progress,
-    record::Record,
     transfer::{ANSWER, Answer, Head, Receiver, Sender, Status, VERDICT, Verdict},
-    trouble::{Fault, closed},
 };
 
 /// Octets that one read may take.
@@ -147,7 +147,7 @@ pub(crate) async fn send_size(
 }
 
 /// Writes payload until `time` microseconds are over, and its end.
-pub(crate) async fn send_for(
+async fn send_for(
     stream: &mut (impl AsyncWrite + Unpin),
     sender: &mut Sender,
     time: u64,
@@ -313,7 +313,7 @@ pub(crate) fn judge(said: &[u8], record: &mut Record) -> Result<(), TransferErro
 }
 
 /// The server's times, unless it is on a machine with another clock: then the end is when the verdict came.
-fn believable(verdict: Verdict, record: &Record) -> super::progress::Passed {
+fn believable(verdict: Verdict, record: &Record) -> crate::workload::progress::Passed {
     let now = monotonic_us();
     let began = now.saturating_sub(record.clock.us());
     let mut passed = verdict.passed;

@@ -11,8 +11,8 @@ use tokio::{
     net::{TcpListener, TcpStream, UdpSocket},
 };
 
-use super::{Bulk, Kind, Order, Ports, Transfer, Way, client, server::Server};
-use crate::workload::Plan;
+use super::{client, server::Server};
+use crate::workload::{Bulk, Kind, Order, Plan, Ports, Transfer, Way};
 
 /// Runs a test's future on a runtime as `__work` has it.
 pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {

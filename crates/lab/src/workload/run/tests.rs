@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, time::Duration};
 use hoplite_wire::socks::ReplyCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::{
+use super::testing::*;
+use crate::workload::{
     Choice, Kind, Phases, Ports, Transfer, Way,
-    testing::*,
     transfer::{Answer, HEAD, Head, Sender, Status},
 };
 
@@ -77,7 +77,7 @@ fn one_octet_is_a_transfer() {
 fn several_connections_share_the_size_and_are_summed_up() {
     block_on(async {
         let ports = serve();
-        let bulk = super::Bulk {
+        let bulk = crate::workload::Bulk {
             connections: 3,
             count: 2,
             ..bulk(1_000_000)
@@ -101,7 +101,7 @@ fn several_connections_share_the_size_and_are_summed_up() {
 fn a_transfer_by_time_ends_by_itself() {
     block_on(async {
         let ports = serve();
-        let bulk = super::Bulk {
+        let bulk = crate::workload::Bulk {
             time: Duration::from_millis(50),
             ..bulk(0)
         };
@@ -157,12 +157,12 @@ fn a_schedule_goes_both_ways_and_is_the_same_for_the_same_seed() {
 fn each_transfer_through_a_socks_proxy_has_a_token_of_its_own() {
     block_on(async {
         let (way, mut told) = socks(None).await;
-        let bulk = super::Bulk {
+        let bulk = crate::workload::Bulk {
             count: 3,
             connections: 2,
             ..bulk(10_000)
         };
-        let order = super::Order {
+        let order = crate::workload::Order {
             way,
             ..order(Kind::Download(bulk), serve())
         };
@@ -337,7 +337,7 @@ fn transfers_that_fail_do_not_end_the_others() {
             }
         })
         .await;
-        let bulk = super::Bulk {
+        let bulk = crate::workload::Bulk {
             count: 6,
             ..bulk(5000)
         };
@@ -368,5 +368,8 @@ fn a_server_goes_on_after_a_client_that_talks_nonsense() {
 fn an_order_and_a_transfer_are_read_as_written() {
     let order = order(Kind::Download(bulk(1)), Ports::default());
     let text = serde_json::to_string(&order).unwrap();
-    assert_eq!(serde_json::from_str::<super::Order>(&text).unwrap(), order);
+    assert_eq!(
+        serde_json::from_str::<crate::workload::Order>(&text).unwrap(),
+        order
+    );
 }

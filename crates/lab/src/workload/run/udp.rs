@@ -1,32 +1,31 @@
 //! Datagrams as a client sends them: echoes and constant rates, straight or through a SOCKS5 association.
 //! `client` calls it with an order; `udp::message` says what goes over the wire, `udp::server` answers.
 
-use std::{io, sync::Arc, time::Duration};
+pub(crate) mod server;
+mod stream;
+#[cfg(test)]
+mod tests;
 
-use tokio::time::{Instant, sleep_until, timeout};
+use std::{io, net::UdpSocket as StdSocket, sync::Arc, time::Duration};
 
-use self::{
-    flow::Flow,
-    pace::Pace,
-    tally::{Report, Tally},
+use hoplite_wire::socks::{DatagramView, Endpoint};
+use tokio::{
+    net::{TcpStream, UdpSocket},
+    time::{Instant, sleep_until, timeout},
 };
+
+use self::stream::{Pace, Report, Tally, quantiles};
 use super::{
-    Order, TransferError,
-    bulk::Out,
-    clock::{monotonic_ns, monotonic_us},
-    door::{self, Token},
+    client::{Out, Random},
+    connect::{self, Token},
+    record::{Record, monotonic_ns, monotonic_us},
+};
+use crate::workload::{
+    Fault, Order, TransferError,
     message::{self, Head, Hello, Kind, SMALLEST, Stream},
     progress::Passed,
-    random::Random,
-    record::Record,
-    trouble::{Fault, stalled},
+    stalled,
 };
-
-mod echo;
-pub(crate) mod flow;
-mod pace;
-pub(crate) mod server;
-mod tally;
 
 /// After the last datagram at least so much time is given to those that are still on their way.
 const STRAGGLERS: Duration = Duration::from_millis(1500);
@@ -48,7 +47,7 @@ fn stream(size: u16, rate: u64, time: Duration) -> Stream {
 
 /// Sends at a constant rate, or receives.
 pub(crate) async fn rate(order: &Order, out: Out<'_>) -> io::Result<()> {
-    let super::Kind::UdpRate {
+    let crate::workload::Kind::UdpRate {
         size,
         rate,
         time,
@@ -90,7 +89,7 @@ pub(crate) async fn echo(order: &Order, stream: Stream, out: Out<'_>) -> io::Res
     let running = async {
         let session = Session::open(order, &mut record).await?;
         session.greet(Hello::Echo, &mut record).await?;
-        echo::run(&session, stream, &mut record).await
+        exchange_echoes(&session, stream, &mut record).await
     };
     let outcome = timeout(limit, running)
         .await
@@ -118,7 +117,7 @@ impl Session {
     async fn open(order: &Order, record: &mut Record) -> Result<Self, TransferError> {
         let mut random = Random::stream(order.seed, &order.plan.name, 1);
         let token = Token::draw(&mut random);
-        let flow = door::open_datagrams(order, order.ports.udp, &token, record).await?;
+        let flow = connect::open_datagrams(order, order.ports.udp, &token, record).await?;
         Ok(Self {
             flow: Arc::new(flow),
             // Not from the seed alone: the same order may come to the same server again.
@@ -296,5 +295,213 @@ fn verdict(report: &Report) -> Result<(), TransferError> {
     }
 }
 
-#[cfg(test)]
-mod tests;
+/// What has come back.
+#[derive(Debug, Default)]
+struct Echoes {
+    trips: Vec<Option<u32>>,
+    there: Vec<u32>,
+    back: Vec<u32>,
+    next: u32,
+    longest: u32,
+    received: u32,
+    duplicates: u32,
+    reordered: u32,
+    corrupt: u32,
+}
+
+/// Sends all and waits for the last ones.
+async fn exchange_echoes(
+    session: &Session,
+    stream: Stream,
+    record: &mut Record,
+) -> Result<(), TransferError> {
+    let mut echoes = Echoes::new(stream.count);
+    let outcome = collect_echoes(session, stream, &mut echoes, record).await;
+    let octets = u64::from(echoes.received) * u64::from(stream.size);
+    record.moved = [octets, octets];
+    let (received, corrupt) = (echoes.received, echoes.corrupt);
+    echoes.tell(record);
+    outcome?;
+    match (received, corrupt) {
+        (0, 0) if stream.count > 0 => Err(Fault::Read.because("no datagram came back")),
+        (_, 0) => Ok(()),
+        (_, changed) => {
+            Err(Fault::Checksum.because(format_args!("{changed} datagrams were changed")))
+        }
+    }
+}
+
+async fn collect_echoes(
+    session: &Session,
+    stream: Stream,
+    echoes: &mut Echoes,
+    record: &mut Record,
+) -> Result<(), TransferError> {
+    let mut sending = session.pace(stream, Kind::Echo);
+    let (mut buffer, mut over) = (vec![0; 65_536], None);
+    while over.is_none() || echoes.received < stream.count {
+        let end = over.map(|over: Instant| over + echoes.patience(session.stall));
+        tokio::select! {
+            sent = &mut sending, if over.is_none() => {
+                let sent = sent.map_err(|why| Fault::Misc.because(why))?;
+                let sent = sent.map_err(|error| refused(&error))?;
+                record.datagrams[0] = u64::from(sent);
+                record.sent.add(u64::from(sent) * u64::from(stream.size), monotonic_ns() / 1000);
+                over = Some(Instant::now());
+            }
+            () = sleep_until(end.unwrap_or_else(Instant::now)), if end.is_some() => break,
+            payload = session.flow.receive(&mut buffer) => {
+                let now = monotonic_ns();
+                let payload = payload.map_err(|error| refused(&error))?;
+                if let Some((head, _)) = session.ours(payload, Some(Kind::Echoed)) {
+                    let octets = echoes.take(&head, head.is_intact(stream.size, payload), now);
+                    record.received.add(octets * u64::from(stream.size), now / 1000);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Echoes {
+    fn new(count: u32) -> Self {
+        Self {
+            trips: vec![None; usize::try_from(count).unwrap_or(0)],
+            ..Self::default()
+        }
+    }
+
+    /// How long the last ones are waited for: three times the longest round trip, or until the way counts as dead if there was none.
+    fn patience(&self, stall: Duration) -> Duration {
+        match self.longest {
+            0 => stall,
+            longest => {
+                (Duration::from_micros(longest.into()) * 3).clamp(STRAGGLERS.min(stall), stall)
+            }
+        }
+    }
+
+    /// Takes one in; 1 if it counts.
+    fn take(&mut self, head: &Head, intact: bool, now: u64) -> u64 {
+        let trip = usize::try_from(head.number)
+            .ok()
+            .and_then(|number| self.trips.get_mut(number));
+        let Some(trip) = trip.filter(|_| intact) else {
+            self.corrupt += 1;
+            return 0;
+        };
+        if trip.is_some() {
+            self.duplicates += 1;
+            return 0;
+        }
+        *trip = Some(micros(head.sent, now));
+        self.longest = self.longest.max(micros(head.sent, now)).max(1);
+        self.there.push(micros(head.sent, head.turned));
+        self.back.push(micros(head.turned, now));
+        self.received += 1;
+        match head.number < self.next {
+            true => self.reordered += 1,
+            false => self.next = head.number.saturating_add(1),
+        }
+        1
+    }
+
+    fn tell(self, record: &mut Record) {
+        record.datagrams[1] = u64::from(self.received);
+        record.tell("duplicates", self.duplicates.into());
+        record.tell("reordered", self.reordered.into());
+        record.tell("corrupt", self.corrupt.into());
+        record.round_trips = self.trips.into_iter().flatten().collect();
+        if self.received == 0 {
+            return;
+        }
+        for (way, delays) in [("up", self.there), ("down", self.back)] {
+            let [shortest, median, _, p99, longest] = quantiles(delays);
+            for (name, delay) in [
+                ("min", shortest),
+                ("p50", median),
+                ("p99", p99),
+                ("max", longest),
+            ] {
+                #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+                record.tell(&format!("{way}_delay_us_{name}"), delay as f64);
+            }
+        }
+    }
+}
+
+fn micros(from: u64, to: u64) -> u32 {
+    u32::try_from(to.saturating_sub(from) / 1000).unwrap_or(u32::MAX)
+}
+
+/// Whether the kernel has no room for a datagram just now.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
+}
+
+/// The flow. An association lives as long as its control connection.
+#[derive(Debug)]
+pub(crate) struct Flow {
+    pub(crate) socket: UdpSocket,
+    /// The same socket, for senders on threads of their own.
+    sender: StdSocket,
+    /// In front of each datagram; empty without a proxy.
+    header: Vec<u8>,
+    _control: Option<TcpStream>,
+}
+
+impl Flow {
+    /// Takes a connected socket over that does not block.
+    pub(crate) fn new(
+        socket: StdSocket,
+        association: Option<(TcpStream, Endpoint)>,
+    ) -> io::Result<Self> {
+        let mut header = Vec::new();
+        let _control = association.map(|(control, target)| {
+            target.emit_datagram_header(&mut header);
+            control
+        });
+        Ok(Self {
+            sender: socket.try_clone()?,
+            socket: UdpSocket::from_std(socket)?,
+            header,
+            _control,
+        })
+    }
+
+    /// Sends one datagram. From any thread; a full queue of the kernel is `WouldBlock`.
+    pub(crate) fn send(&self, payload: &[u8]) -> io::Result<()> {
+        let sent = match self.header.is_empty() {
+            true => self.sender.send(payload),
+            false => self.sender.send(&[&self.header, payload].concat()),
+        };
+        sent.map(drop)
+    }
+
+    /// The same for a datagram that will be sent again if it is lost: a full queue loses it.
+    fn offer(&self, payload: &[u8]) -> io::Result<()> {
+        self.send(payload).or_else(|error| match is_full(&error) {
+            true => Ok(()),
+            false => Err(error),
+        })
+    }
+
+    /// The next datagram.
+    pub(crate) async fn receive<'a>(&self, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
+        loop {
+            let len = self.socket.recv(buffer).await?;
+            if let Some(from) = self.payload_at(&buffer[..len]) {
+                return Ok(&buffer[from..len]);
+            }
+        }
+    }
+
+    /// Where the payload of a datagram begins; `None` for what is no datagram of the association.
+    fn payload_at(&self, datagram: &[u8]) -> Option<usize> {
+        if self.header.is_empty() {
+            return Some(0);
+        }
+        let view = DatagramView::parse(datagram).ok()?;
+        (view.fragment == 0).then_some(view.header.len())
+    }
+}

@@ -3,10 +3,9 @@
 use bytes::{Bytes, BytesMut};
 use ring::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
 
-use super::super::{
-    TransferError,
-    payload::{PIECE, Payload},
-    trouble::Fault,
+use crate::workload::{
+    Fault, TransferError,
+    transfer::{PIECE, Payload},
 };
 
 /// Octets of the hash.

@@ -29,18 +29,14 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{
     body::{Body, Check, length},
-    three::{self, size},
-    tls,
-    tuning::{transport, wish},
+    h3::{self, size, transport, wish},
 };
 use crate::workload::{
-    Tuning,
+    Fault, TransferError, Tuning,
     progress::Progress,
     run::{
-        TransferError,
-        clock::monotonic_us,
+        record::monotonic_us,
         server::{accept, bound, listen},
-        trouble::Fault,
     },
     transfer::Verdict,
 };
@@ -68,7 +64,7 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 impl Server {
     /// Opens the ports; 0 takes any, the same one for TCP and UDP.
     pub(crate) fn bind(http: u16, https: u16, qlog: Option<&Qlog>) -> Result<Self, Error> {
-        let [tcp, quic] = tls::server()?;
+        let [tcp, quic] = super::server_tls_configs()?;
         let http = listen(http)?;
         let (config, tls) = (config_of(quic, qlog)?, tcp);
         let (https, quic) = both(https, &config)?;
@@ -109,7 +105,7 @@ impl std::fmt::Debug for Server {
 /// What QUIC serves with, unless a client wishes for something else.
 fn config_of(tls: Arc<ServerConfig>, qlog: Option<&Qlog>) -> Result<quinn::ServerConfig, Error> {
     let tls = QuicServerConfig::try_from(tls)?;
-    let hooked = three::hooks(qlog).server(Arc::new(tls), three::LABEL);
+    let hooked = h3::hooks(qlog).server(Arc::new(tls), h3::LABEL);
     let mut config = quinn::ServerConfig::with_crypto(hooked);
     config.transport_config(transport(Tuning::default(), IDLE));
     Ok(config)
@@ -271,8 +267,8 @@ async fn three(
 ) -> Result<(), quinn::ConnectionError> {
     config.transport_config(transport(wish(&incoming.orig_dst_cid()), IDLE));
     let connection = incoming.accept_with(Arc::new(config))?.await?;
-    let _control = three::control(&connection).await?;
-    let streams = three::ignore_streams(connection.clone());
+    let _control = h3::control(&connection).await?;
+    let streams = h3::ignore_streams(connection.clone());
     let peer = connection.remote_address();
     let requests = async {
         loop {
@@ -292,7 +288,7 @@ async fn three(
 }
 
 /// Takes an upload.
-async fn take(frames: &mut three::Frames, octets: u64) -> Result<Verdict, TransferError> {
+async fn take(frames: &mut h3::Frames, octets: u64) -> Result<Verdict, TransferError> {
     let (mut check, mut progress) = (Check::new(octets), Progress::new(octets));
     while let Some(frame) = frames.next().await? {
         if let Frame::Data(data) = frame {
@@ -311,11 +307,11 @@ async fn serve(
     peer: SocketAddr,
 ) -> Result<(), TransferError> {
     let failed = |error: quinn::WriteError| Fault::Write.because(error);
-    let mut frames = three::Frames::new(from, IDLE);
+    let mut frames = h3::Frames::new(from, IDLE);
     let Some(Frame::Headers(section)) = frames.next().await? else {
         return Err(Fault::Read.because("a request without a head"));
     };
-    let request = RequestHead::decode(&section, three::FIELDS);
+    let request = RequestHead::decode(&section, h3::FIELDS);
     let request = request.map_err(|why| Fault::Read.because(why))?;
     let asked = request.path.as_deref().and_then(asked);
     let mut out = BytesMut::new();

@@ -1,9 +1,6 @@
 //! Fetches over loopback.
 
-use crate::workload::{
-    Congestion, Tuning,
-    run::{Kind, Ports, Transfer, Way, testing::*},
-};
+use crate::workload::{Congestion, Kind, Ports, Transfer, Tuning, Way, run::testing::*};
 
 fn fetches(version: u8, parallel: u16, fresh: bool) -> Kind {
     Kind::Http {

@@ -12,12 +12,11 @@ use hoplite_overlay::direct::udp::enlarge_buffers;
 use socket2::{Protocol, Type};
 use tokio::{net::UdpSocket, sync::Semaphore};
 
-use super::{
+use super::stream::{Pace, Tally};
+use crate::workload::{
     message::{Head, Hello, Kind, Stream, emit_address},
-    pace::Pace,
-    tally::Tally,
+    run::{record::monotonic_ns, server::bound},
 };
-use crate::workload::run::{clock::monotonic_ns, server::bound};
 
 /// How many sessions are remembered.
 const SESSIONS: usize = 256;

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::{
-    SMALLEST,
+use super::SMALLEST;
+use crate::workload::{
+    Kind, Ports, Way,
     message::{Head, Hello, Kind as Message, Stream},
+    run::testing::*,
 };
-use crate::workload::run::{Kind, Ports, Way, testing::*};
 
 fn echo() -> Kind {
     Kind::UdpEcho {

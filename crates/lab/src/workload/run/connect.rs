@@ -7,17 +7,27 @@ use std::{
     time::Duration,
 };
 
+use base64::{Engine, engine::general_purpose::STANDARD};
 use hoplite_overlay::direct::{Direct, udp::enlarge_buffers};
-use hoplite_wire::{Host, Target, socks};
+use hoplite_wire::{
+    Host, Target,
+    socks::{
+        Command, CredentialsView, Endpoint, GreetingView, Method, Reply, ReplyCode, Request, Unread,
+    },
+};
 use tokio::{
+    io::AsyncReadExt,
     net::{TcpSocket, TcpStream},
     time::timeout,
 };
 
 use super::{
-    Order, TransferError, Way, http_proxy, random::Random, record::Record, socks as handshake,
-    trouble::Fault, udp::flow::Flow,
+    client::Random,
+    record::{Record, patiently},
+    tcp,
+    udp::Flow,
 };
+use crate::workload::{Fault, Order, TransferError, Way};
 
 /// User name and password at a proxy: whoever has others gets a path of his own (tor's IsolateSOCKSAuth).
 #[derive(Clone, Debug)]
@@ -57,16 +67,16 @@ pub(crate) async fn open(
         Way::Direct => connect(resolve(&target).await?, stall, record).await,
         Way::Socks { address, .. } => {
             let mut stream = connect(address, stall, record).await?;
-            let request = socks::Request {
-                command: socks::Command::Connect,
+            let request = Request {
+                command: Command::Connect,
                 endpoint: target.into(),
             };
-            handshake::ask(&mut stream, &request, token, (record, stall)).await?;
+            ask_socks(&mut stream, &request, token, (record, stall)).await?;
             Ok(stream)
         }
         Way::Http { address } => {
             let mut stream = connect(address, stall, record).await?;
-            http_proxy::ask(&mut stream, &target, token, (record, stall)).await?;
+            ask_http_proxy(&mut stream, &target, token, (record, stall)).await?;
             Ok(stream)
         }
     }
@@ -77,7 +87,7 @@ pub(crate) async fn open(
 pub(crate) struct Datagrams {
     pub(crate) socket: UdpSocket,
     pub(crate) peer: SocketAddr,
-    pub(crate) association: Option<(TcpStream, socks::Endpoint)>,
+    pub(crate) association: Option<(TcpStream, Endpoint)>,
 }
 
 /// A UDP flow to the server's `port`, its phases noted. A port that is closed is told, and nobody else is heard.
@@ -112,11 +122,11 @@ pub(crate) async fn open_association(
         Way::Direct => datagrams(resolve(&target).await?, None, record),
         Way::Socks { address, udp: true } => {
             let mut control = connect(address, stall, record).await?;
-            let request = socks::Request {
-                command: socks::Command::Associate,
-                endpoint: socks::Endpoint::UNSPECIFIED,
+            let request = Request {
+                command: Command::Associate,
+                endpoint: Endpoint::UNSPECIFIED,
             };
-            let bound = handshake::ask(&mut control, &request, token, (record, stall)).await?;
+            let bound = ask_socks(&mut control, &request, token, (record, stall)).await?;
             let association = (control, target.into());
             datagrams(relay(&bound, address)?, Some(association), record)
         }
@@ -126,7 +136,7 @@ pub(crate) async fn open_association(
 }
 
 /// Where an association takes datagrams: 0.0.0.0 means the proxy's own address.
-fn relay(bound: &socks::Endpoint, proxy: SocketAddr) -> Result<SocketAddr, TransferError> {
+fn relay(bound: &Endpoint, proxy: SocketAddr) -> Result<SocketAddr, TransferError> {
     match bound.host {
         Host::Ip(ip) if ip.is_unspecified() => Ok(SocketAddr::new(proxy.ip(), bound.port)),
         Host::Ip(ip) => Ok(SocketAddr::new(ip, bound.port)),
@@ -136,7 +146,7 @@ fn relay(bound: &socks::Endpoint, proxy: SocketAddr) -> Result<SocketAddr, Trans
 
 fn datagrams(
     peer: SocketAddr,
-    association: Option<(TcpStream, socks::Endpoint)>,
+    association: Option<(TcpStream, Endpoint)>,
     record: &mut Record,
 ) -> Result<Datagrams, TransferError> {
     let socket = udp(peer).map_err(|error| Fault::Connect.because(error))?;
@@ -191,4 +201,124 @@ pub(crate) async fn connect(
     let stream = connecting.await.map_err(late)?.map_err(failed)?;
     record.phases.connect = Some(record.clock.us());
     Ok(stream)
+}
+
+/// Octets of an answer's head that are read before giving up.
+const LIMIT: usize = 16 * 1024;
+
+/// Asks for a tunnel to `target`.
+async fn ask_http_proxy(
+    stream: &mut TcpStream,
+    target: &Target,
+    token: &Token,
+    (record, stall): (&mut Record, Duration),
+) -> Result<(), TransferError> {
+    let credentials = STANDARD.encode(format!("{}:{}", token.user, token.password));
+    let request = format!(
+        "CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nProxy-Authorization: Basic {credentials}\r\n\r\n"
+    );
+    tcp::write(stream, request.as_bytes(), stall).await?;
+    record.phases.proxy_request = Some(record.clock.us());
+    let head = proxy_head(stream, stall).await?;
+    record.phases.proxy_response = Some(record.clock.us());
+    check_proxy(&head)
+}
+
+/// Everything up to the empty line. Nothing may come behind it: in every protocol here the client speaks first.
+async fn proxy_head(stream: &mut TcpStream, stall: Duration) -> Result<Vec<u8>, TransferError> {
+    let mut head = Vec::with_capacity(512);
+    while !head.ends_with(b"\r\n\r\n") && head.len() < LIMIT {
+        let read = patiently(stall, stream.read_buf(&mut head)).await?;
+        if read.map_err(|error| Fault::Proxy.because(error))? == 0 {
+            return Err(Fault::Proxy.because("the HTTP proxy closed the connection"));
+        }
+    }
+    Ok(head)
+}
+
+fn check_proxy(head: &[u8]) -> Result<(), TransferError> {
+    let line = head
+        .split(|octet| *octet == b'\r')
+        .next()
+        .unwrap_or_default();
+    let line = String::from_utf8_lossy(line);
+    let mut words = line.split(' ');
+    let version = words.next().unwrap_or_default();
+    let status: u16 = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+    match (version.starts_with("HTTP/1."), status) {
+        (true, 200..=299) => Ok(()),
+        _ => Err(Fault::Proxy.because(format_args!("the HTTP proxy answered {line:?}"))),
+    }
+}
+
+/// Does the handshake; answers with the endpoint that the proxy names.
+async fn ask_socks(
+    stream: &mut TcpStream,
+    request: &Request,
+    token: &Token,
+    (record, stall): (&mut Record, Duration),
+) -> Result<Endpoint, TransferError> {
+    greet(stream, token, (record, stall)).await?;
+    let mut out = Vec::new();
+    request.emit(&mut out);
+    tcp::write(stream, &out, stall).await?;
+    record.phases.proxy_request = Some(record.clock.us());
+    let reply = reply(stream, stall).await?;
+    record.phases.proxy_response = Some(record.clock.us());
+    match reply.code {
+        ReplyCode::Succeeded => Ok(reply.bound),
+        code => Err(Fault::Proxy.because(format_args!("the SOCKS proxy refused: {code:?}"))),
+    }
+}
+
+/// Offers credentials, which isolate, and none, for proxies that know none.
+async fn greet(
+    stream: &mut TcpStream,
+    token: &Token,
+    (record, stall): (&mut Record, Duration),
+) -> Result<(), TransferError> {
+    let mut out = Vec::new();
+    let methods = [Method::Credentials as u8, Method::Open as u8];
+    GreetingView { methods: &methods }.emit(&mut out);
+    tcp::write(stream, &out, stall).await?;
+    let choice = two(stream, stall).await?;
+    record.phases.proxy_choice = Some(record.clock.us());
+    if choice == Method::Open.emit() {
+        return Ok(());
+    }
+    if choice != Method::Credentials.emit() {
+        return Err(Fault::Proxy.because(format_args!("the SOCKS proxy chose {choice:?}")));
+    }
+    out.clear();
+    let (user, password) = (token.user.as_bytes(), token.password.as_bytes());
+    CredentialsView { user, password }.emit(&mut out);
+    tcp::write(stream, &out, stall).await?;
+    match two(stream, stall).await? {
+        [_, 0] => Ok(()),
+        _ => Err(Fault::Proxy.because("the SOCKS proxy refused user name and password")),
+    }
+}
+
+async fn two(stream: &mut TcpStream, stall: Duration) -> Result<[u8; 2], TransferError> {
+    let mut two = [0; 2];
+    let read = patiently(stall, stream.read_exact(&mut two)).await?;
+    read.map_err(|error| Fault::Proxy.because(error))?;
+    Ok(two)
+}
+
+async fn reply(stream: &mut TcpStream, stall: Duration) -> Result<Reply, TransferError> {
+    let mut input = Vec::with_capacity(512);
+    loop {
+        match Reply::parse(&input) {
+            Ok((reply, len)) if len == input.len() => return Ok(reply),
+            Ok(_) => return Err(Fault::Proxy.because("something came behind the SOCKS reply")),
+            Err(Unread::More) => {}
+            Err(Unread::Bad(why)) => return Err(Fault::Proxy.because(why)),
+        }
+        let read = patiently(stall, stream.read_buf(&mut input)).await?;
+        match read.map_err(|error| Fault::Proxy.because(error))? {
+            0 => return Err(Fault::Proxy.because("the SOCKS proxy closed the connection")),
+            _ => continue,
+        }
+    }
 }

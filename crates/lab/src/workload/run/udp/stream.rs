@@ -1,8 +1,60 @@
-//! Counts the datagrams of a stream as they arrive: lost, doubled, out of order, changed, late.
-//! The receiving side keeps one: the server for streams up, the client for streams down. Jitter as RFC 3550 §6.4.1, order as RFC 4737 §3.3.
+//! A stream of datagrams at a constant pace: how its sender keeps the pace, on a thread that sleeps by the nanosecond, and how its receiver counts
+//! what arrives: lost, doubled, out of order, changed, late. Jitter as RFC 3550 §6.4.1, order as RFC 4737 §3.3.
 
-use super::message::{Head, Stream};
-use crate::splitmix::mix;
+use std::{io, thread, time::Duration};
+
+use super::is_full;
+use crate::{
+    splitmix::mix,
+    workload::{
+        message::{Head, Stream},
+        run::record::monotonic_ns,
+    },
+};
+
+/// What is sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    stream: Stream,
+    head: Head,
+}
+
+impl Pace {
+    pub(super) fn new(stream: Stream, head: Head) -> Self {
+        Self { stream, head }
+    }
+
+    /// Sends all by `send`; answers with how many went. What the kernel has no room for is not sent again: a rate is constant.
+    ///
+    /// # Errors
+    /// Those of `send` that are not about room.
+    pub(super) fn run(self, send: impl Fn(&[u8]) -> io::Result<()>) -> io::Result<u32> {
+        let (began, mut datagram, mut sent) = (monotonic_ns(), Vec::new(), 0);
+        for number in 0..self.stream.count {
+            let due = u64::from(number).saturating_mul(self.stream.interval);
+            sleep_until(began.saturating_add(due));
+            let head = Head {
+                number,
+                sent: monotonic_ns(),
+                ..self.head
+            };
+            head.fill(self.stream.size, &mut datagram);
+            match send(&datagram) {
+                Ok(()) => sent += 1,
+                Err(error) if is_full(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(sent)
+    }
+}
+
+fn sleep_until(due: u64) {
+    let left = due.saturating_sub(monotonic_ns());
+    if left > 0 {
+        thread::sleep(Duration::from_nanos(left));
+    }
+}
 
 /// How many delays are kept; of more, a fair sample.
 const DELAYS: usize = 1 << 18;
@@ -27,7 +79,7 @@ pub(super) struct Report {
     pub(super) duplicates: u64,
     pub(super) reordered: u64,
     pub(super) corrupt: u64,
-    pub(super) jitter_ns: u64,
+    jitter_ns: u64,
     pub(super) first: Option<u64>,
     pub(super) last: Option<u64>,
     /// Shortest, median, 90th and 99th percentile, longest.
