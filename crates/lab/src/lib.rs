@@ -15,40 +15,22 @@
 //!                           ▼
 //!                        results ──▶ analysis ──▶ report
 //! ```
-//!
-//! The feature `program` (default) is all that measures and reports. Without it there are only the formats and the emulator:
-//! what parses, without a database, figures or servers. The fuzz targets build that.
-#![cfg_attr(
-    not(feature = "program"),
-    expect(dead_code, unused_imports, reason = "the program is what calls it")
-)]
 
+pub mod analysis;
+pub mod calibrate;
+pub mod campaign;
+pub mod cli;
+pub mod doctor;
 pub mod emulator;
 pub mod errors;
+mod log;
+pub mod netns;
+pub mod report;
+pub mod results;
 pub mod scenario;
 mod splitmix;
 pub mod subject;
 pub mod topology;
 pub mod trial;
 pub mod workload;
-
-#[cfg(feature = "program")]
-pub mod analysis;
-#[cfg(feature = "program")]
-pub mod calibrate;
-#[cfg(feature = "program")]
-pub mod campaign;
-#[cfg(feature = "program")]
-pub mod cli;
-#[cfg(feature = "program")]
-pub mod doctor;
-#[cfg(feature = "program")]
-mod log;
-#[cfg(feature = "program")]
-pub mod netns;
-#[cfg(feature = "program")]
-pub mod report;
-#[cfg(feature = "program")]
-pub mod results;
-#[cfg(feature = "program")]
 pub mod world;

@@ -1,7 +1,6 @@
 //! What carries traffic: Hoplite, a competitor, or nothing. A TOML file describes it; no line of Rust is needed to add one.
 //! `scenario` resolves a file into a `Plan`, `world` starts it.
 
-#[cfg(feature = "program")]
 pub mod run;
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};

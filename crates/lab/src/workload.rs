@@ -4,7 +4,6 @@
 
 pub mod message;
 mod progress;
-#[cfg(feature = "program")]
 pub mod run;
 pub mod transfer;
 
