@@ -6,10 +6,11 @@ use std::time::Duration;
 use hoplite_lab::{
     emulator::{
         network::{Network, Unwatched},
-        packet::{View, checksum, count_down, flip_bit, mark_congestion},
+        packet::{Problem, answer, count_down, flip_bit, flow, mark_congestion},
     },
     topology::{Direction, Link, Node, NodeKind, Topology},
 };
+use hoplite_wire::ip::{self, checksum};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|octets: &[u8]| {
@@ -18,26 +19,34 @@ fuzz_target!(|octets: &[u8]| {
 });
 
 fn edits(octets: &[u8]) {
-    let Some(view) = View::parse(octets) else {
+    let Ok(ip) = ip::parse(octets) else {
+        assert_eq!(flow(octets), "");
         return;
     };
-    assert!(view.payload().len() < view.octets().len() && view.octets().len() <= octets.len());
-    let (is_v4, flow) = (view.is_v4(), view.flow().to_string());
-    let mut packet = view.octets().to_vec();
+    let (is_v4, header) = (ip.source.is_ipv4(), ip.header_len);
+    let mut packet = octets[..header + ip.payload.len()].to_vec();
+    let named = flow(&packet);
+    if let Some(answer) = answer(
+        &packet,
+        Problem::TimeExceeded,
+        [10, 78, 0, 1].into(),
+        "fd78::1".parse().expect("valid"),
+    ) {
+        let told = ip::parse(&answer).expect("it is a packet");
+        assert!(told.destination == ip.source && told.checksum_is_right());
+    }
     let right = is_v4 && right(&packet);
     mark_congestion(&mut packet);
     count_down(&mut packet);
     assert!(!right || self::right(&packet));
-    let view = View::parse(&packet).expect("it is still a packet");
-    assert_eq!(view.flow().to_string(), flow);
-    let header = packet.len() - view.payload().len();
+    assert_eq!(flow(&packet), named);
     let before = packet.clone();
     flip_bit(&mut packet, |bits| bits / 2);
     assert_eq!(packet[..header], before[..header]);
 }
 
 fn right(packet: &[u8]) -> bool {
-    checksum(&[&packet[..usize::from(packet[0] & 15) * 4]]) == 0
+    checksum::of(&[&packet[..usize::from(packet[0] & 15) * 4]]) == 0
 }
 
 fn through_a_router(octets: &[u8]) {
@@ -46,7 +55,7 @@ fn through_a_router(octets: &[u8]) {
     network.arrive(0, 0, octets, &mut Unwatched);
     while let Some(now) = network.next_release() {
         while let Some(delivery) = network.poll(now, &mut Unwatched) {
-            assert!(View::parse(&delivery.packet).is_some());
+            assert!(ip::parse(&delivery.packet).is_ok());
             network.recycle(delivery.packet);
         }
     }
@@ -54,8 +63,17 @@ fn through_a_router(octets: &[u8]) {
 
 /// A host, a router with a narrow link behind it, another host.
 fn topology() -> Topology {
-    let node = |name: &str, kind| Node { name: name.to_owned(), kind };
-    let impaired = Direction { rate: Some(1_000_000), delay: Duration::from_millis(1), duplicate: 0.5, corrupt: 0.5, ..Direction::default() };
+    let node = |name: &str, kind| Node {
+        name: name.to_owned(),
+        kind,
+    };
+    let impaired = Direction {
+        rate: Some(1_000_000),
+        delay: Duration::from_millis(1),
+        duplicate: 0.5,
+        corrupt: 0.5,
+        ..Direction::default()
+    };
     let link = |a: &str, b: &str, mtu| Link {
         name: format!("{a}-{b}"),
         ends: [a.to_owned(), b.to_owned()],
@@ -64,7 +82,11 @@ fn topology() -> Topology {
         back: impaired.clone(),
     };
     Topology {
-        nodes: vec![node("a", NodeKind::Host), node("b", NodeKind::Host), node("core", NodeKind::Router)],
+        nodes: vec![
+            node("a", NodeKind::Host),
+            node("b", NodeKind::Host),
+            node("core", NodeKind::Router),
+        ],
         links: vec![link("a", "core", 1500), link("core", "b", 1280)],
     }
 }

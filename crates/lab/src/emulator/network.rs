@@ -11,11 +11,12 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
+use hoplite_wire::ip;
 use serde::{Deserialize, Serialize};
 
 use super::{
     link::{Pipe, Stage},
-    packet::{self, Problem, View},
+    packet::{self, Problem},
 };
 use crate::{
     topology::{Addresses, NodeKind, Topology},
@@ -121,20 +122,23 @@ impl Network {
     /// A host sends `packet` at `port`. What is no IP packet is dropped; what never leaves a link (multicast, link-local) is ignored.
     pub fn arrive(&mut self, now: u64, port: usize, packet: &[u8], watch: &mut impl Watch) {
         self.now = self.now.max(now);
-        let (now, view) = (self.now, View::parse(packet));
-        if view.is_some_and(|view| view.stays_on_link()) || port >= self.pipes.len() {
+        let (now, parsed) = (self.now, ip::parse(packet).ok());
+        let stays = parsed.is_some_and(|ip| packet::stays_on_link(ip.destination));
+        if stays || port >= self.pipes.len() {
             return;
         }
         let mut stage = Stage {
             pool: &mut self.pool,
             watch,
         };
-        let Some(view) = view else {
+        let Some(ip) = parsed else {
             return self.pipes[port].note_drop(now, Cause::Route, packet, &mut stage);
         };
-        match stage.pool.take(view.octets()) {
+        // What follows the packet is not carried.
+        let packet = &packet[..ip.header_len + ip.payload.len()];
+        match stage.pool.take(packet) {
             Some(packet) => self.pipes[port].arrive(now, packet, &mut stage),
-            None => self.pipes[port].refuse(now, view.octets(), &mut stage),
+            None => self.pipes[port].refuse(now, packet, &mut stage),
         }
         self.plan(port);
     }
@@ -207,7 +211,7 @@ impl Network {
         watch: &mut impl Watch,
     ) {
         watch.left(now, came_by, &packet);
-        let to = View::parse(&packet).map(|view| view.destination());
+        let to = ip::parse(&packet).map(|ip| ip.destination).ok();
         let next = to.and_then(|to| self.routes.next(node, to));
         let (cause, problem) = match next {
             None => (Cause::Route, None),
@@ -237,7 +241,7 @@ impl Network {
 
     /// A router sends a packet of its own.
     fn send(&mut self, now: u64, node: usize, packet: &[u8], watch: &mut impl Watch) {
-        let to = View::parse(packet).map(|view| view.destination());
+        let to = ip::parse(packet).map(|ip| ip.destination).ok();
         let Some(next) = to.and_then(|to| self.routes.next(node, to)) else {
             return;
         };

@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     network::{Cause, Watch},
-    packet::View,
+    packet,
 };
 use crate::{topology::Topology, trial::Keep};
 
@@ -294,9 +294,7 @@ fn append_drop(
     packet: &[u8],
 ) {
     let arrow = if end == 0 { '>' } else { '<' };
-    let flow = View::parse(packet)
-        .map(|view| view.flow().to_string())
-        .unwrap_or_default();
+    let flow = packet::flow(packet);
     let link = quoted(link);
     let line = format!(
         "{now},{link},{arrow},{},{},{flow}\n",

@@ -1,10 +1,11 @@
 use std::time::Duration;
 
+use hoplite_wire::ip::checksum;
 use proptest::prelude::*;
 
 use super::{Unwatched, *};
 use crate::{
-    emulator::{link::Count, packet::checksum},
+    emulator::link::Count,
     topology::{Direction, Discipline, Jitter, JitterShape, Link, Loss, Node},
 };
 
@@ -52,7 +53,7 @@ pub(in crate::emulator) fn packet(v6: bool, from: u8, to: u8, size: usize, numbe
         (packet[8], packet[9]) = (64, 17);
         packet[12..16].copy_from_slice(&[10, 77, 0, from]);
         packet[16..20].copy_from_slice(&[10, 77, 0, to]);
-        let sum = checksum(&[&packet[..20]]);
+        let sum = checksum::of(&[&packet[..20]]);
         packet[10..12].copy_from_slice(&sum.to_be_bytes());
         20
     };
@@ -61,7 +62,7 @@ pub(in crate::emulator) fn packet(v6: bool, from: u8, to: u8, size: usize, numbe
 }
 
 fn number(packet: &[u8]) -> u32 {
-    let payload = View::parse(packet).unwrap().payload();
+    let payload = ip::parse(packet).unwrap().payload;
     u32::from_be_bytes(payload[8..12].try_into().unwrap())
 }
 
@@ -162,9 +163,9 @@ fn routers_lead_along_a_chain_and_count_the_ttl_down_with_a_right_checksum() {
         network.arrive(7, 0, &packet(v6, 1, 2, 100, 9), &mut Unwatched);
         let delivery = network.poll(7, &mut Unwatched).unwrap();
         assert_eq!((delivery.due, delivery.port), (7, 5));
-        assert_eq!(View::parse(&delivery.packet).unwrap().ttl(), 62);
+        assert_eq!(ip::parse(&delivery.packet).unwrap().hop_limit, 62);
         if !v6 {
-            assert_eq!(checksum(&[&delivery.packet[..20]]), 0);
+            assert_eq!(checksum::of(&[&delivery.packet[..20]]), 0);
         }
     }
 }
@@ -194,12 +195,12 @@ fn a_ttl_that_is_used_up_is_told_to_the_sender() {
         packet[if v6 { 7 } else { 8 }] = 1;
         network.arrive(0, 0, &packet, &mut Unwatched);
         let answer = network.poll(0, &mut Unwatched).unwrap();
-        let view = View::parse(&answer.packet).unwrap();
+        let answered = ip::parse(&answer.packet).unwrap();
         assert_eq!(
-            (answer.port, view.payload()[0]),
+            (answer.port, answered.payload[0]),
             (0, if v6 { 3 } else { 11 })
         );
-        assert_eq!(view.payload()[8..], packet[..]);
+        assert_eq!(answered.payload[8..], packet[..]);
         assert_eq!(count(&network, 0).drops[Cause::Ttl as usize], 1);
         assert!(network.poll(MS, &mut Unwatched).is_none());
     }
@@ -216,8 +217,8 @@ fn a_packet_too_large_for_the_next_link_is_told_to_the_sender() {
         (answer[20], answer[21], &answer[26..28]),
         (3, 4, &1400_u16.to_be_bytes()[..])
     );
-    assert_eq!(checksum(&[&answer[..20]]), 0);
-    assert_eq!(checksum(&[&answer[20..]]), 0);
+    assert_eq!(checksum::of(&[&answer[..20]]), 0);
+    assert_eq!(checksum::of(&[&answer[20..]]), 0);
     assert_eq!(count(&network, 0).drops[Cause::Mtu as usize], 1);
 }
 
@@ -268,12 +269,12 @@ fn ecn_capable_packets_are_marked_by_codel_and_keep_a_right_checksum() {
     let mut capable = packet(false, 1, 2, 1500, 0);
     capable[1] = 1;
     capable[10..12].fill(0);
-    let sum = checksum(&[&capable[..20]]);
+    let sum = checksum::of(&[&capable[..20]]);
     capable[10..12].copy_from_slice(&sum.to_be_bytes());
     (0..100).for_each(|_| network.arrive(0, 0, &capable, &mut Unwatched));
     let mut marked = 0;
     while let Some(delivery) = network.poll(10_000 * MS, &mut Unwatched) {
-        assert_eq!(checksum(&[&delivery.packet[..20]]), 0);
+        assert_eq!(checksum::of(&[&delivery.packet[..20]]), 0);
         marked += u64::from(delivery.packet[1] & 3 == 3);
     }
     let counts = network.counts();
