@@ -18,13 +18,14 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
     time::Instant,
 };
 
+use parking_lot::Mutex;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use self::configure::Setup;
@@ -194,7 +195,7 @@ fn side_by_side(
             && let Some(blueprint) = blueprints.get(number)
         {
             let result = host(topology, blueprint, sysctls);
-            let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut done = done.lock();
             done.push((number, result));
         }
     };
@@ -203,7 +204,7 @@ fn side_by_side(
             scope.spawn(work);
         }
     });
-    done.into_inner().unwrap_or_else(PoisonError::into_inner)
+    done.into_inner()
 }
 
 fn blueprints(topology: &Topology) -> Vec<Blueprint<'_>> {
@@ -389,9 +390,12 @@ mod tests {
         let mut names: Vec<&str> = links.iter().flat_map(|(a, b)| [*a, *b]).collect();
         names.sort_unstable();
         names.dedup();
-        let kind = |name: &str| match name.starts_with('r') {
-            true => NodeKind::Router,
-            false => NodeKind::Host,
+        let kind = |name: &str| {
+            if name.starts_with('r') {
+                NodeKind::Router
+            } else {
+                NodeKind::Host
+            }
         };
         let node = |name: &&str| Node {
             name: (*name).to_owned(),

@@ -1,5 +1,7 @@
 //! SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014): a small generator for what must come out
-//! the same on every machine. `emulator`, `workload`, `scenario` and `analysis` seed and draw with it, each in its own way.
+//! the same on every machine, and under the same seed as long as stored campaigns are read.
+//!
+//! It is not `rand_xoshiro`'s: the payloads and the order of a campaign need the mixing function alone, as a hash, which is all of it but a line.
 
 /// The golden ratio in 64 bits: how far the counter goes at each step.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -14,20 +16,25 @@ impl SplitMix {
         Self(seed)
     }
 
+    /// The counter: what another generator is seeded with.
+    pub(crate) const fn state(&self) -> u64 {
+        self.0
+    }
+
     /// The next 64 bits.
     pub(crate) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(STEP);
         mix(self.0)
     }
 
-    /// Seeds it anew by the octets of names: other names lead to another stream.
-    pub(crate) fn absorb(&mut self, octets: impl IntoIterator<Item = u8>) {
-        for octet in octets {
-            self.absorb_number(octet.into());
+    /// Seeds it anew by the bytes of names: other names lead to another stream.
+    pub(crate) fn absorb(&mut self, bytes: impl IntoIterator<Item = u8>) {
+        for byte in bytes {
+            self.absorb_number(byte.into());
         }
     }
 
-    /// The same by a number.
+    /// Seeds it anew by a number.
     pub(crate) fn absorb_number(&mut self, number: u64) {
         self.0 ^= number;
         self.0 = self.bits();

@@ -124,7 +124,7 @@ impl Driver {
             control,
             base,
             pace: Pace::default(),
-            lateness: Lateness::default(),
+            lateness: Lateness::new(),
             stalls: 0,
             flushed: 0,
             since: (0, 0.0, Machine::now()),
@@ -163,7 +163,7 @@ impl Driver {
     /// Health is recorded from now on.
     fn begin(&mut self) {
         self.health = None;
-        self.lateness = Lateness::default();
+        self.lateness.clear();
         self.stalls = 0;
         self.since = (self.network.own_drops(), cpu(), Machine::now());
     }

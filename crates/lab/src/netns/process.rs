@@ -11,11 +11,12 @@ use std::{
     os::unix::process::{CommandExt, ExitStatusExt},
     path::{Path, PathBuf},
     process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
-    sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, LazyLock},
     thread,
     time::{Duration, Instant},
 };
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::{
     io::Errno,
     process::{
@@ -297,7 +298,7 @@ fn wait_for(pid: u32) {
 
 impl Reaper {
     fn living(&self) -> MutexGuard<'_, HashMap<u32, Arc<Awaited>>> {
-        self.living.lock().unwrap_or_else(PoisonError::into_inner)
+        self.living.lock()
     }
 
     /// Waits until any child has ended, then takes all that have.
@@ -311,13 +312,9 @@ impl Reaper {
 
     /// Without children none can end before one is spawned.
     fn until_spawned(&self) {
-        let living = self.living();
+        let mut living = self.living();
         if living.is_empty() {
-            drop(
-                self.spawned
-                    .wait(living)
-                    .unwrap_or_else(PoisonError::into_inner),
-            );
+            self.spawned.wait(&mut living);
         }
     }
 
@@ -337,26 +334,25 @@ impl Reaper {
 
 impl Awaited {
     fn tell(&self, exit: Exit) {
-        *self.exit.lock().unwrap_or_else(PoisonError::into_inner) = Some(exit);
+        *self.exit.lock() = Some(exit);
         self.ended.notify_all();
     }
 
     /// How it ended, if it has.
     pub(super) fn exit(&self) -> Option<Exit> {
-        *self.exit.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.exit.lock()
     }
 
     /// Waits for its end, until `deadline` if there is one.
     pub(super) fn wait(&self, deadline: Option<Instant>) -> Option<Exit> {
-        let mut exit = self.exit.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut exit = self.exit.lock();
         while exit.is_none() {
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
                 break;
             }
             let left = left.unwrap_or(Duration::from_secs(3600));
-            let woken = self.ended.wait_timeout(exit, left);
-            exit = woken.unwrap_or_else(PoisonError::into_inner).0;
+            self.ended.wait_for(&mut exit, left);
         }
         *exit
     }
@@ -368,9 +364,10 @@ fn send_signal(pid: u32, signal: Signal, group: bool) -> io::Result<()> {
     let Some(id) = as_pid(pid).filter(|_| living.contains_key(&pid)) else {
         return Ok(());
     };
-    let sent = match group {
-        true => kill_process_group(id, signal),
-        false => kill_process(id, signal),
+    let sent = if group {
+        kill_process_group(id, signal)
+    } else {
+        kill_process(id, signal)
     };
     match sent {
         Err(Errno::SRCH) => Ok(()),

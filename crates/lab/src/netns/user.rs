@@ -115,9 +115,10 @@ fn die_with_parent() -> io::Result<()> {
         .ok()
         .and_then(|text| text.parse().ok());
     let parent = getppid().map(Pid::as_raw_pid);
-    match wanted.is_some_and(|wanted: i32| Some(wanted) != parent) {
-        true => Err(io::Error::other("whoever asked for it is gone")),
-        false => Ok(()),
+    if wanted.is_some_and(|wanted: i32| Some(wanted) != parent) {
+        Err(io::Error::other("whoever asked for it is gone"))
+    } else {
+        Ok(())
     }
 }
 

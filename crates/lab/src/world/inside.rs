@@ -4,11 +4,12 @@ use std::{
     io::{self, Write},
     path::Path,
     process::exit,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 use tracing_subscriber::EnvFilter;
 
@@ -106,7 +107,7 @@ fn end_with_stdin() -> io::Result<()> {
 
 /// Gives the answer, unless there was one.
 fn give(answer: &Answer) -> Result<(), Failure> {
-    let mut answered = ANSWERED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut answered = ANSWERED.lock();
     if *answered {
         return Ok(());
     }
@@ -162,12 +163,12 @@ impl Watchdog {
     fn doing(&self, what: impl Into<String>) {
         let what = what.into();
         tracing::info!("{what}");
-        *self.doing.lock().unwrap_or_else(PoisonError::into_inner) = what;
+        *self.doing.lock() = what;
     }
 
     /// Like `doing`, for those who say the same again and again.
     fn doing_again(&self, what: &str) {
-        let known = *self.doing.lock().unwrap_or_else(PoisonError::into_inner) == what;
+        let known = *self.doing.lock() == what;
         if !known {
             self.doing(what);
         }
@@ -189,11 +190,7 @@ impl Watchdog {
     }
 
     fn too_late(&self) -> Outcome {
-        let doing = self
-            .doing
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let doing = self.doing.lock().clone();
         let seconds = self.timeout.as_secs_f64();
         failed(
             doing,
