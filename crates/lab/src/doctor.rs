@@ -74,9 +74,10 @@ pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
             checks.extend(program_checks(subject, false));
         }
     }
-    let written = match args.json {
-        true => lines(&checks),
-        false => write_table(&mut io::stdout().lock(), &checks),
+    let written = if args.json {
+        lines(&checks)
+    } else {
+        write_table(&mut io::stdout().lock(), &checks)
     };
     said(written)?;
     verdict(&scenario.name, &checks)
@@ -215,14 +216,15 @@ fn exact_timers() -> Check {
     let answer = unsafe { libc::syscall(libc::SYS_epoll_pwait2, -1, none, 1, none, none, 0_usize) };
     let error = io::Error::last_os_error().raw_os_error();
     let absent = answer == -1 && error == Some(libc::ENOSYS);
-    match absent {
-        false => check("exact timers", State::Ok, "epoll_pwait2", ""),
-        true => check(
+    if absent {
+        check(
             "exact timers",
             State::Poor,
             "the kernel has no epoll_pwait2: packets leave up to a millisecond late",
             "use Linux 5.11 or newer",
-        ),
+        )
+    } else {
+        check("exact timers", State::Ok, "epoll_pwait2", "")
     }
 }
 
@@ -245,14 +247,15 @@ fn room() -> Check {
     let free = rustix::fs::statvfs(Path::new("."))
         .map_or(0, |found| found.f_bavail.saturating_mul(found.f_frsize));
     let found = format!("{} GB free here", free / 1_000_000_000);
-    match free >= ROOM {
-        true => check("room", State::Ok, found, ""),
-        false => check(
+    if free >= ROOM {
+        check("room", State::Ok, found, "")
+    } else {
+        check(
             "room",
             State::Poor,
             found,
             "make room, or let --out name another disk",
-        ),
+        )
     }
 }
 

@@ -236,9 +236,10 @@ impl Starting<'_> {
                 return Ok(None);
             }
         }
-        match Instant::now() < waiting.until {
-            true => Ok(Some(waiting)),
-            false => Err(failed(doing(), waiting.late(), process.tail())),
+        if Instant::now() < waiting.until {
+            Ok(Some(waiting))
+        } else {
+            Err(failed(doing(), waiting.late(), process.tail()))
         }
     }
 
@@ -346,13 +347,14 @@ fn check_names(plan: &Plan, site: &dyn Site) -> Result<(), Outcome> {
         let name = &step.name;
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         let good = name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(plain);
-        let why = match () {
-            () if !good => "a step's name has only letters, digits, '-', '_' and '.'".to_owned(),
-            () if !seen.insert(name) => "two steps have that name".to_owned(),
-            () if site.addresses(&step.host).is_none() => {
-                format!("there is no host {:?}", step.host)
-            }
-            () => continue,
+        let why = if !good {
+            "a step's name has only letters, digits, '-', '_' and '.'".to_owned()
+        } else if !seen.insert(name) {
+            "two steps have that name".to_owned()
+        } else if site.addresses(&step.host).is_none() {
+            format!("there is no host {:?}", step.host)
+        } else {
+            continue;
         };
         return Err(failed(format!("reading the step {name:?}"), why, ""));
     }

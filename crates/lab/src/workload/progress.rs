@@ -183,9 +183,10 @@ fn when(curves: &[Vec<(u64, u64)>], wanted: u64) -> Option<u64> {
     while low < high {
         let middle = low.midpoint(high);
         let octets: u64 = curves.iter().map(|curve| octets_at(curve, middle)).sum();
-        match octets >= wanted {
-            true => high = middle,
-            false => low = middle.saturating_add(1),
+        if octets >= wanted {
+            high = middle
+        } else {
+            low = middle.saturating_add(1)
         }
     }
     Some(low)

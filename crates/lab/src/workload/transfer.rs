@@ -159,15 +159,16 @@ impl Head {
         let endless = sides.contains(&Some(0)) && self.time == 0;
         let rounds = self.rounds > 0;
         let half = rounds && sides.iter().any(|side| !matches!(side, Some(1..)));
-        match () {
-            () if flags > 7 => Err(Unreadable::Field("unknown flags")),
-            () if idle => Err(Unreadable::Field("a size of a side that does not send")),
-            () if endless => Err(Unreadable::Field("neither a size nor a time")),
-            () if sides == [None, None] => Err(Unreadable::Field("nobody sends")),
-            () if rounds != (flags & 4 != 0) => Err(Unreadable::Field("the number of rounds")),
-            () if half => Err(Unreadable::Field("a round without a size each way")),
-            () => Ok(()),
-        }
+        let faults = [
+            (flags > 7, "unknown flags"),
+            (idle, "a size of a side that does not send"),
+            (endless, "neither a size nor a time"),
+            (sides == [None, None], "nobody sends"),
+            (rounds != (flags & 4 != 0), "the number of rounds"),
+            (half, "a round without a size each way"),
+        ];
+        let fault = faults.into_iter().find(|(is, _)| *is);
+        fault.map_or(Ok(()), |(_, why)| Err(Unreadable::Field(why)))
     }
 
     /// Its octets.
@@ -427,9 +428,10 @@ impl Receiver {
         if length > PIECE {
             return Err(Fault::Read.because("a frame of the payload is too long"));
         }
-        match self.octets + length as u64 > self.limit {
-            true => Err(Fault::Read.because("more payload came than was asked for")),
-            false => Ok(State::Payload(length)),
+        if self.octets + length as u64 > self.limit {
+            Err(Fault::Read.because("more payload came than was asked for"))
+        } else {
+            Ok(State::Payload(length))
         }
     }
 }

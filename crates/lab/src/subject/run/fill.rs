@@ -176,12 +176,13 @@ fn write(dir: &Path, file: &subject::File, text: &str) -> io::Result<()> {
 pub(super) fn below(path: &str) -> io::Result<PathBuf> {
     let path = PathBuf::from(path);
     let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
-    match path.components().all(plain) && path.file_name().is_some() {
-        true => Ok(path),
-        false => Err(io::Error::new(
+    if path.components().all(plain) && path.file_name().is_some() {
+        Ok(path)
+    } else {
+        Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             "it must lie below the attempt's directory: neither absolute, nor with '.' or '..'",
-        )),
+        ))
     }
 }
 

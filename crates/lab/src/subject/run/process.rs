@@ -62,9 +62,10 @@ impl Process {
         let logs = launch.dir.join("logs");
         fs::create_dir_all(&logs)?;
         let log = logs.join(format!("{}.log", launch.name));
-        let out = match launch.apart {
-            true => logs.join(format!("{}.out", launch.name)),
-            false => log.clone(),
+        let out = if launch.apart {
+            logs.join(format!("{}.out", launch.name))
+        } else {
+            log.clone()
         };
         let program = Program {
             command: launch.command,
@@ -105,12 +106,11 @@ impl Process {
     /// The end of what it wrote.
     pub(super) fn tail(&self) -> String {
         let log = log::tail(&self.log);
-        match self.out == self.log {
-            true => log,
-            false => {
-                let both = format!("{}\n{log}", log::tail(&self.out));
-                both.trim().to_owned()
-            }
+        if self.out == self.log {
+            log
+        } else {
+            let both = format!("{}\n{log}", log::tail(&self.out));
+            both.trim().to_owned()
         }
     }
 }

@@ -170,9 +170,10 @@ async fn together(
         }
         out(transfer)?;
     }
-    match ended.is_empty() {
-        true => Ok(()),
-        false => out(sum(order, number, start, &ended)),
+    if ended.is_empty() {
+        Ok(())
+    } else {
+        out(sum(order, number, start, &ended))
     }
 }
 

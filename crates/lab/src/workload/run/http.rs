@@ -107,9 +107,10 @@ impl Fetches {
 impl Fetches {
     /// Octets to the server and from it.
     fn asked(&self) -> [u64; 2] {
-        match self.upload {
-            true => [self.octets, 0],
-            false => [0, self.octets],
+        if self.upload {
+            [self.octets, 0]
+        } else {
+            [0, self.octets]
         }
     }
 }
@@ -471,12 +472,12 @@ impl Http1 {
 
 /// What hyper reports.
 fn hyper_failed(error: hyper::Error) -> TransferError {
-    match () {
-        () if error.is_parse() => Fault::Auth.because(error),
-        () if error.is_incomplete_message() || error.is_closed() || error.is_canceled() => {
-            Fault::Closed.because(error)
-        }
-        () => Fault::Read.because(error),
+    if error.is_parse() {
+        Fault::Auth.because(error)
+    } else if error.is_incomplete_message() || error.is_closed() || error.is_canceled() {
+        Fault::Closed.because(error)
+    } else {
+        Fault::Read.because(error)
     }
 }
 
@@ -526,9 +527,10 @@ impl Http2 {
 
 /// What h2 reports.
 fn h2_failed(error: h2::Error) -> TransferError {
-    match error.is_io() || error.is_go_away() || error.is_reset() {
-        true => Fault::Closed.because(error),
-        false => Fault::Read.because(error),
+    if error.is_io() || error.is_go_away() || error.is_reset() {
+        Fault::Closed.because(error)
+    } else {
+        Fault::Read.because(error)
     }
 }
 

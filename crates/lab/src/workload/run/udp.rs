@@ -399,9 +399,10 @@ impl Echoes {
         self.there.push(micros(head.sent, head.turned));
         self.back.push(micros(head.turned, now));
         self.received += 1;
-        match head.number < self.next {
-            true => self.reordered += 1,
-            false => self.next = head.number.saturating_add(1),
+        if head.number < self.next {
+            self.reordered += 1
+        } else {
+            self.next = head.number.saturating_add(1)
         }
         1
     }
@@ -471,19 +472,18 @@ impl Flow {
 
     /// Sends one datagram. From any thread; a full queue of the kernel is `WouldBlock`.
     pub(crate) fn send(&self, payload: &[u8]) -> io::Result<()> {
-        let sent = match self.header.is_empty() {
-            true => self.sender.send(payload),
-            false => self.sender.send(&[&self.header, payload].concat()),
+        let sent = if self.header.is_empty() {
+            self.sender.send(payload)
+        } else {
+            self.sender.send(&[&self.header, payload].concat())
         };
         sent.map(drop)
     }
 
     /// The same for a datagram that will be sent again if it is lost: a full queue loses it.
     fn offer(&self, payload: &[u8]) -> io::Result<()> {
-        self.send(payload).or_else(|error| match is_full(&error) {
-            true => Ok(()),
-            false => Err(error),
-        })
+        self.send(payload)
+            .or_else(|error| if is_full(&error) { Ok(()) } else { Err(error) })
     }
 
     /// The next datagram.

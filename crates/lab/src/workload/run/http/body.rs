@@ -94,9 +94,10 @@ impl Check {
         if self.told.len() < SHA256_OUTPUT_LEN {
             return Err(Fault::Closed.because("the body ended too early"));
         }
-        match self.hash.finish().as_ref() == self.told {
-            true => Ok(self.octets),
-            false => Err(Fault::Checksum.because("the hash of the body is wrong")),
+        if self.hash.finish().as_ref() == self.told {
+            Ok(self.octets)
+        } else {
+            Err(Fault::Checksum.because("the hash of the body is wrong"))
         }
     }
 }

@@ -138,9 +138,10 @@ impl Tally {
 
     /// "If s < NextExp then the packet is designated as reordered."
     fn order(&mut self, number: u32) {
-        match number < self.next {
-            true => self.report.reordered += 1,
-            false => self.next = number.saturating_add(1),
+        if number < self.next {
+            self.report.reordered += 1
+        } else {
+            self.next = number.saturating_add(1)
         }
     }
 
