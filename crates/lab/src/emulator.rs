@@ -1,5 +1,4 @@
 //! The emulator: links and routers in user space, between the TUN devices of network namespaces.
-//! `world` opens the TUNs, starts it and reads its counts; `calibrate` measures it.
 //!
 //! [`network::Network`] is the whole behaviour without a clock, a file or a thread; [`start`] drives one with a thread of its own.
 //!
@@ -252,7 +251,7 @@ mod tests {
         }
     }
 
-    /// (nanoseconds since 1970, octets) of every record.
+    /// (nanoseconds since 1970, bytes) of every record.
     fn capture(path: &std::path::Path) -> Vec<(u64, Vec<u8>)> {
         let file = fs::read(path).unwrap();
         let word = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap());

@@ -1,5 +1,7 @@
-//! The hosts: network namespaces with TUN devices, addresses and routes, and processes inside them.
-//! `world` builds them, hands the TUNs to the `emulator` and starts everything through [`Host::command`].
+//! The hosts: network namespaces with TUN devices, addresses and routes, and processes inside them ([`Host::command`]).
+//!
+//! They are built several at a time: most of the time goes into the kernel's making of a namespace. A host reaches another by the interface
+//! from which the fewest links lead there, ties by the order of the links, through routers only: hosts do not forward.
 //!
 //! A [`Lab`] needs `CAP_SYS_ADMIN`: root has it, and whoever was let in by [`user`] (a user namespace).
 //! Namespaces have no names: they are gone with the last process and the last descriptor.

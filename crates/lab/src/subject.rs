@@ -1,5 +1,4 @@
 //! What carries traffic: Hoplite, a competitor, or nothing. A TOML file describes it; no line of Rust is needed to add one.
-//! `scenario` resolves a file into a `Plan`, `world` starts it.
 
 pub mod run;
 

@@ -1,5 +1,4 @@
-//! What is drawn: hosts, routers and the links between them, with every number resolved.
-//! `scenario` makes it from a file, `emulator` and `world` build it. Plain values: no I/O, no clock.
+//! What is drawn: hosts, routers and the links between them, with every number resolved. Plain values: no I/O, no clock.
 
 use std::{
     collections::BTreeMap,
@@ -68,7 +67,7 @@ pub struct Link {
     pub name: String,
     /// Where it begins and ends.
     pub ends: [String; 2],
-    /// MTU of the interfaces at its ends, in octets.
+    /// MTU of the interfaces at its ends, in bytes.
     pub mtu: u16,
     /// From the first end to the second.
     pub forward: Direction,
@@ -88,7 +87,7 @@ pub struct Direction {
     pub delay: Duration,
     /// What is added to the delay.
     pub jitter: Option<Jitter>,
-    /// Octets that may wait for the bottleneck; `None` means no bound of its own (only the emulator's memory limit).
+    /// Bytes that may wait for the bottleneck; `None` means no bound of its own (only the emulator's memory limit).
     pub queue: Option<u64>,
     /// Who drops from the queue.
     pub discipline: Discipline,

@@ -1,5 +1,4 @@
-//! One attempt at one repetition: what is to be done, and what was seen. Both cross a process boundary as JSON.
-//! `scenario` writes a `Trial`, `campaign` hands it to a `world`, which answers with a `Report`.
+//! One attempt at one repetition: what is to be done ([`Trial`]), and what was seen ([`Report`]). Both cross a process boundary as JSON.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -82,7 +81,7 @@ pub enum Analysis {
 pub struct Keep {
     /// Names of links that are captured (`pcap/LINK.pcap`); `*` is every link.
     pub pcap: Vec<String>,
-    /// Octets of each packet in a capture.
+    /// Bytes of each packet in a capture.
     pub snaplen: u32,
     /// Whether endpoints and relays write qlog (`qlog/PROCESS/`).
     pub qlog: bool,
@@ -141,7 +140,7 @@ pub struct ProcessUse {
     pub cpu_s: f64,
     /// Seconds of processor time over its life.
     pub life_cpu_s: f64,
-    /// Peak resident memory in octets.
+    /// Peak resident memory in bytes.
     pub peak_memory: u64,
 }
 
@@ -152,7 +151,7 @@ pub struct LinkCount {
     pub name: String,
     /// Packets that came.
     pub packets: u64,
-    /// Octets of IP that came.
+    /// Bytes of IP that came.
     pub octets: u64,
     /// Packets dropped, by cause: `loss`, `queue`, `codel`, `ttl`, `route`, `memory`, `tun`.
     pub drops: BTreeMap<String, u64>,

@@ -1,6 +1,7 @@
-//! What is carried: downloads, uploads, speed tests, requests, datagrams, schedules, HTTP fetches; each transfer with its phases.
-//! `world` runs it as processes of its own (`hoplite-lab __work`, `__serve`) inside the hosts.
-//! The types are the contract; `run` are the processes, `transfer` and `message` are what they say to each other over TCP and UDP.
+//! What is carried: downloads, uploads, speed tests, requests, datagrams, schedules, HTTP fetches; each transfer with its phases, and how it failed
+//! if it did, in TGen's words where it has one.
+//! The types are the contract; [`run`] are the processes (`hoplite-lab __work`, `__serve`), [`transfer`] and [`message`] are what they say to each
+//! other over TCP and UDP.
 
 pub mod message;
 mod progress;
@@ -34,7 +35,7 @@ pub struct Plan {
     pub counted_as: Option<String>,
     /// What it does.
     pub kind: Kind,
-    /// A transfer that moves no octet for so long has failed (`STALL`).
+    /// A transfer that moves no byte for so long has failed (`STALL`).
     #[serde(default = "stall")]
     pub stall: Duration,
     /// A transfer that takes so long has failed (`TIMEOUT`).
@@ -63,14 +64,14 @@ fn timeout() -> Duration {
 pub enum Kind {
     /// So many transfers of `octets` each from the server, one after another, each on `connections` connections at once.
     Download(Bulk),
-    /// The same towards the server.
+    /// So many transfers towards the server.
     Upload(Bulk),
-    /// Small requests and answers on one connection: `count` times `request` octets out and `response` back, at least one each;
-    /// each has 4 octets of framing.
+    /// Small requests and answers on one connection: `count` times `request` bytes out and `response` back, at least one each;
+    /// each has 4 bytes of framing.
     Request {
-        /// Octets asked with.
+        /// Bytes asked with.
         request: u64,
-        /// Octets answered with.
+        /// Bytes answered with.
         response: u64,
         /// How often.
         count: u32,
@@ -79,7 +80,7 @@ pub enum Kind {
     },
     /// Datagrams that are sent back: round trips and loss.
     UdpEcho {
-        /// Octets of payload; at least 40, for they carry a number and times.
+        /// Bytes of payload; at least 40, for they carry a number and times.
         size: u16,
         /// How many.
         count: u32,
@@ -88,7 +89,7 @@ pub enum Kind {
     },
     /// Datagrams one way at a constant rate: loss, delay variation, goodput.
     UdpRate {
-        /// Octets of payload; at least 40.
+        /// Bytes of payload; at least 40.
         size: u16,
         /// Bits per second of payload.
         rate: u64,
@@ -108,7 +109,7 @@ pub enum Kind {
     Http {
         /// 1, 2 or 3.
         version: u8,
-        /// Octets of each body.
+        /// Bytes of each body.
         octets: u64,
         /// How many fetches.
         count: u32,
@@ -130,7 +131,7 @@ pub enum Kind {
 pub struct Tuning {
     /// Of both directions.
     pub congestion: Congestion,
-    /// Octets of a UDP payload, always; 0 searches for what the path carries, from 1200 on.
+    /// Bytes of a UDP payload, always; 0 searches for what the path carries, from 1200 on.
     pub packet: u16,
 }
 
@@ -165,9 +166,9 @@ pub struct Bulk {
 /// A row of a TGen schedule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
-    /// Octets to the server.
+    /// Bytes to the server.
     pub sendsize: u64,
-    /// Octets from it.
+    /// Bytes from it.
     pub recvsize: u64,
     /// Wait after it.
     pub pause: Duration,
@@ -251,9 +252,9 @@ pub struct Transfer {
     pub server: Option<IpAddr>,
     /// The address that the server saw the transfer come from, as it told the client.
     pub seen_as: Option<IpAddr>,
-    /// Octets of payload asked for: to the server and from it (0 if by time).
+    /// Bytes of payload asked for: to the server and from it (0 if by time).
     pub asked: [u64; 2],
-    /// Octets of payload that went to the server and came from it, checked by hash at their receiver.
+    /// Bytes of payload that went to the server and came from it, checked by hash at their receiver.
     pub moved: [u64; 2],
     /// Microseconds from `began` to each phase that was reached.
     pub phases: Phases,
@@ -269,7 +270,7 @@ pub struct Transfer {
     /// - `udp-echo`: the same of each direction, `up_delay_us_min`, `_p50`, `_p99`, `_max`, and `down_delay_us_…`;
     /// - `schedule`: `choice`, the row that was drawn, from 1;
     /// - of a transfer in both directions, whose phases are those of what was received: `send_first_byte_us` and `send_last_byte_us`;
-    /// - of a transfer that broke off: `unchecked_sent` and `unchecked_received`, octets that moved and were not checked.
+    /// - of a transfer that broke off: `unchecked_sent` and `unchecked_received`, bytes that moved and were not checked.
     pub more: BTreeMap<String, f64>,
 }
 
@@ -293,14 +294,14 @@ pub struct Phases {
     pub command: Option<u64>,
     /// The answer's head has come.
     pub response: Option<u64>,
-    /// First octet of payload: received, or sent if nothing is to be received.
+    /// First byte of payload: received, or sent if nothing is to be received.
     pub first_byte: Option<u64>,
     /// When 0.1, 0.2, … 0.9 of the payload had passed (nine values; fewer if it broke off), as its receiver saw it:
     /// an upload's are the server's, for what a sender writes may wait in buffers. OnionPerf's partial sizes come beside them.
     pub deciles: Vec<u64>,
-    /// When 10 KiB, 20, 50, 100, 200, 500 KiB, 1, 2, 5 MiB had passed: (octets, microseconds).
+    /// When 10 KiB, 20, 50, 100, 200, 500 KiB, 1, 2, 5 MiB had passed: (bytes, microseconds).
     pub partial: Vec<(u64, u64)>,
-    /// Last octet of payload, at its receiver.
+    /// Last byte of payload, at its receiver.
     pub last_byte: Option<u64>,
     /// The hash was compared.
     pub checksum: Option<u64>,
@@ -333,7 +334,7 @@ pub(crate) enum Fault {
     Write,
     /// The peer ended before all was said.
     Closed,
-    /// No octet moved for too long.
+    /// No byte moved for too long.
     Stall,
     /// The whole took too long.
     Timeout,

@@ -1,5 +1,5 @@
-//! A world: one attempt at one repetition, in a process of its own, in namespaces of its own, that leaves nothing behind.
-//! `campaign` calls [`spawn_until`]; the process that it starts is `hoplite-lab __world`, and runs [`inside::main`].
+//! A world: one attempt at one repetition, in a process of its own, in namespaces of its own, that leaves nothing behind. This is the side that its
+//! parent sees: started with a trial, answered with a report, killed when it takes too long or is not wanted any more.
 //!
 //! ```text
 //! campaign ──Trial──▶ __world (unshares) ──▶ __world (PID 1): hosts, emulator, subject, __serve, __work
@@ -82,7 +82,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How long a world may take to end after its answer, or when nobody wants it any more.
 const CLEARING: Duration = Duration::from_secs(60);
 
-/// What an answer may weigh, in octets.
+/// What an answer may weigh, in bytes.
 const ANSWER: u64 = 1 << 30;
 
 /// Whose `__world` is run.

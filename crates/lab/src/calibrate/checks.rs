@@ -27,7 +27,7 @@ use crate::{
 };
 
 const RATES_MBIT: [u64; 4] = [1, 10, 50, 500];
-/// What is left of 1500 octets after the headers of IPv4 and of TCP with timestamps.
+/// What is left of 1500 bytes after the headers of IPv4 and of TCP with timestamps.
 const PAYLOAD: f64 = 1448.0 / 1500.0;
 const RATE_WITHIN: f64 = 0.005;
 /// Up to here a small send buffer fills the link; it keeps the queue short, and so the time of warming up.
@@ -160,7 +160,7 @@ fn fill(sender: &mut TcpStream, stop: &AtomicBool) -> io::Result<u32> {
     retransmissions(sender)
 }
 
-/// Reads it all; Mbit/s of payload between the first octets after the warming up and the last ones of the measurement.
+/// Reads it all; Mbit/s of payload between the first bytes after the warming up and the last ones of the measurement.
 fn drain(mut receiver: TcpStream, time: Duration, stop: &AtomicBool) -> io::Result<f64> {
     let (began, mut buffer) = (Instant::now(), vec![0; 256 << 10]);
     let (mut first, mut last, mut octets) = (None, began, 0);
@@ -187,7 +187,7 @@ fn retransmissions(stream: &TcpStream) -> io::Result<u32> {
     let mut info: libc::tcp_info = unsafe { mem::zeroed() };
     let mut size = libc::socklen_t::try_from(size_of_val(&info)).map_err(io::Error::other)?;
     let to = (&raw mut info).cast();
-    // SAFETY: the descriptor is open; the kernel writes at most `size` octets to `info`, which has so many.
+    // SAFETY: the descriptor is open; the kernel writes at most `size` bytes to `info`, which has so many.
     #[expect(unsafe_code, reason = "no safe wrapper reads TCP_INFO")]
     let result = unsafe {
         libc::getsockopt(
@@ -403,7 +403,7 @@ const PACKETS_OF_HOST: u32 = 400;
 /// The validity gate's.
 const LATE_US: f64 = 500.0;
 
-/// Sends `packets` a second of `size` octets of IP, in turn from each of the sockets to its target, until `stop`; says how many.
+/// Sends `packets` a second of `size` bytes of IP, in turn from each of the sockets to its target, until `stop`; says how many.
 pub(super) fn send(
     from: &[(UdpSocket, SocketAddr)],
     size: usize,
@@ -439,7 +439,7 @@ fn whole(number: f64) -> u64 {
     Duration::from_secs_f64(number.max(0.0)).as_secs()
 }
 
-/// Runs `work` while `packets` a second of `size` octets go from host 0 to host 1; says how many went.
+/// Runs `work` while `packets` a second of `size` bytes go from host 0 to host 1; says how many went.
 pub(super) fn beside<T>(
     bench: &Bench,
     size: usize,

@@ -1,6 +1,6 @@
-//! What the machine did meanwhile: its load, the time that its own host took from it, and the time in which programs waited for a processor.
-//! `driver` puts it into the health record. Linux `proc(5)`: /proc/loadavg, /proc/stat; Documentation/accounting/psi.rst: /proc/pressure/cpu,
-//! and cpu.pressure of a control group.
+//! Whether the emulator kept its promises: how late packets left, and what the machine did meanwhile: its load, the time that its own host took
+//! from it, and the time in which programs waited for a processor.
+//! Linux `proc(5)`: /proc/loadavg, /proc/stat; Documentation/accounting/psi.rst: /proc/pressure/cpu, and cpu.pressure of a control group.
 
 use std::{
     fs,

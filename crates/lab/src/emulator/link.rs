@@ -1,5 +1,5 @@
-//! One direction of a link, without a clock: loss, duplication and corruption, a queue, a bottleneck, delay and jitter, in that order.
-//! `network` owns two of them for each link.
+//! One direction of a link, without a clock: loss, duplication and corruption, a queue (drop-tail, or CoDel of RFC 8289), a bottleneck, delay and
+//! jitter, in that order.
 //!
 //! A packet leaves at max(bottleneck free, arrival) + size / rate + delay + jitter: how late anybody asks does not add up.
 //! Call [`Pipe::arrive`] with times that do not go back, and [`Pipe::poll`] whenever [`Pipe::next`] has come.
@@ -28,7 +28,7 @@ pub(super) fn nanoseconds(duration: Duration) -> u64 {
 pub struct Count {
     /// Packets that came.
     pub packets: u64,
-    /// Octets that came.
+    /// Bytes that came.
     pub octets: u64,
     /// Packets dropped, in the order of [`Cause::ALL`].
     pub drops: [u64; Cause::ALL.len()],
@@ -318,7 +318,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// An empty queue for `limit` octets (`None`: the emulator's memory is the limit) on a link of this MTU.
+    /// An empty queue for `limit` bytes (`None`: the emulator's memory is the limit) on a link of this MTU.
     #[must_use]
     pub fn new(limit: Option<u64>, discipline: Discipline, mtu: u16) -> Self {
         let (codel, ecn) = match discipline {
@@ -342,7 +342,7 @@ impl Queue {
         }
     }
 
-    /// Whether so many octets fit.
+    /// Whether so many bytes fit.
     #[must_use]
     pub fn has_room(&self, size: usize) -> bool {
         self.octets.saturating_add(size as u64) <= self.limit
@@ -398,7 +398,7 @@ pub enum Verdict {
 pub struct CoDel {
     target: u64,
     interval: u64,
-    /// A queue of no more octets is never too long: one packet.
+    /// A queue of no more bytes is never too long: one packet.
     max_packet: u64,
     /// When the sojourn time will have been above the target for an interval; 0: it is below.
     first_above_time: u64,
@@ -424,7 +424,7 @@ impl CoDel {
         }
     }
 
-    /// `now`: a packet that has waited for `sojourn` is at the head; `behind` octets wait behind it.
+    /// `now`: a packet that has waited for `sojourn` is at the head; `behind` bytes wait behind it.
     /// `again`: another packet was dropped just before it.
     pub fn judge(&mut self, now: u64, sojourn: u64, behind: u64, again: bool) -> Verdict {
         let above = self.is_above(now, sojourn, behind);
@@ -540,7 +540,7 @@ impl Bottleneck {
         }
     }
 
-    /// Serves `size` octets from `start` on, which [`Self::ready`] gave; says when the last one has passed.
+    /// Serves `size` bytes from `start` on, which [`Self::ready`] gave; says when the last one has passed.
     pub fn serve(&mut self, start: u64, size: u64) -> u64 {
         match self {
             Self::Unlimited => start,

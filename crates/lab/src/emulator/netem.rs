@@ -1,6 +1,8 @@
-//! What links do to packets by chance, after netem: loss before the queue, jitter behind the bottleneck, and the streams of random numbers that
-//! both draw from. Duplication and corruption draw from such a stream directly.
-//! Only integers, comparisons and square roots: every platform loses the same packets and draws the same nanoseconds.
+//! What links do to packets by chance, as Linux's netem does: loss before the queue, jitter behind the bottleneck, and the streams of random
+//! numbers that they draw from, one for each link, direction and purpose. Duplication and corruption draw from such a stream directly.
+//!
+//! Only integers and comparisons, no function of the platform's mathematical library: every machine loses the same packets and draws the same
+//! nanoseconds.
 
 use super::link::nanoseconds;
 use rand_xoshiro::{
@@ -185,7 +187,7 @@ impl Random {
         self.happens_exp_small(x)
     }
 
-    /// The same for x in 0..=1: the length of the run of u1 ≤ x, u2 ≤ x/2, u3 ≤ x/3, … is even.
+    /// True with the probability e^-x for x in 0..=1: the length of the run of u1 ≤ x, u2 ≤ x/2, u3 ≤ x/3, … is even.
     fn happens_exp_small(&mut self, x: f64) -> bool {
         let mut divisor = 1.0;
         let mut even = true;

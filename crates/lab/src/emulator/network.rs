@@ -1,9 +1,11 @@
-//! A whole emulated network without a clock, a file or a thread: ports of hosts, links, routers. `driver` moves it, tests too.
+//! A whole emulated network without a clock, a file or a thread: ports of hosts, links, routers.
 //!
 //! The calling order: [`Network::poll`] until it gives nothing more, then [`Network::arrive`] for what has come meanwhile; wake up at
 //! [`Network::next_release`] or when a packet comes. Times are nanoseconds since the start and do not go back.
 //! A port is `2 · link + end`, and so is the direction that begins there.
-//! The octets of all packets inside are bounded ([`MEMORY`]); what does not fit is dropped with the cause `memory`.
+//! Routers lead along shortest paths over the drawn topology: fewest links first, earlier links of the file first. They answer as routers do
+//! when a packet's hops are used up or the next link is too narrow.
+//! The bytes of all packets inside are bounded ([`MEMORY`]); what does not fit is dropped with the cause `memory`.
 
 use std::{
     cmp::Reverse,
@@ -23,7 +25,7 @@ use crate::{
     trial::LinkCount,
 };
 
-/// Octets of packets in all queues and on all links.
+/// Bytes of packets in all queues and on all links.
 pub const MEMORY: usize = 512 << 20;
 
 /// A network at work.
@@ -79,7 +81,7 @@ impl Network {
         Self::with_memory(topology, addresses, seed, MEMORY)
     }
 
-    /// The same with another bound of its memory, in octets.
+    /// The network that `topology` draws, with another bound of its memory, in bytes.
     ///
     /// # Errors
     /// What is wrong with the topology.
@@ -452,7 +454,7 @@ const SPARE: usize = 4096;
 /// A buffer that has grown beyond is not kept.
 const LARGEST_SPARE: usize = 4096;
 
-/// Buffers for packets. When `limit` octets are in use, no packet is taken any more: the driver counts it as a drop of its own.
+/// Buffers for packets. When `limit` bytes are in use, no packet is taken any more: the driver counts it as a drop of its own.
 #[derive(Debug)]
 pub struct Pool {
     spare: Vec<Vec<u8>>,
@@ -461,7 +463,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// For so many octets of packets.
+    /// For so many bytes of packets.
     #[must_use]
     pub fn new(limit: usize) -> Self {
         Self {
@@ -496,7 +498,7 @@ impl Pool {
         }
     }
 
-    /// Octets in use.
+    /// Bytes in use.
     #[must_use]
     pub fn used(&self) -> usize {
         self.used

@@ -1,4 +1,4 @@
-//! What the kernel is asked for so that packets leave in time: SCHED_FIFO, exact timers. `driver` asks on its own thread.
+//! What the kernel is asked for so that packets leave in time: SCHED_FIFO, exact timers. It holds for the thread that asks.
 //! Without the right to it the emulator works, and says so in its health.
 
 use std::num::NonZeroU64;

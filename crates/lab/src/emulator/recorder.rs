@@ -1,5 +1,10 @@
-//! Captures and the drop log of an emulator: formats on its thread, writes on another. `driver` hands it to the network as its watcher.
-//! The way to the writer is bounded; what does not fit is not recorded, and counted.
+//! Captures and the drop log of an emulator: formats on its thread, writes on another. The way to the writer is bounded; what does not fit is not
+//! recorded, and counted.
+//!
+//! A link is captured as tcpdump at its ends would: `pcap/LINK.pcap` at the first end, `pcap/LINK.far.pcap` at the second. Each has the packets
+//! that leave there when they enter the link, before loss and queue, and those that arrive there when they are delivered. What is in one and not
+//! in the other was lost; the difference of times is queueing, delay and jitter. The format is libpcap's (draft-ietf-opsawg-pcap) with
+//! nanoseconds and LINKTYPE_RAW. `drops.csv` has a line for each dropped packet with its cause.
 
 use std::{
     fs::{self, File},
@@ -15,7 +20,7 @@ use super::{
 };
 use crate::{topology::Topology, trial::Keep};
 
-/// Octets that are handed over at once.
+/// Bytes that are handed over at once.
 const BLOCK: usize = 64 << 10;
 /// Blocks on their way to the writer: 64 MiB.
 const BLOCKS: usize = 1024;
@@ -222,7 +227,7 @@ const RAW: u32 = 101;
 const WHOLE: u32 = 65_535;
 const SECOND: u64 = 1_000_000_000;
 
-/// The octets of each packet that are kept.
+/// The bytes of each packet that are kept.
 #[must_use]
 fn snaplen(asked: u32) -> u32 {
     if asked == 0 { WHOLE } else { asked.min(WHOLE) }
@@ -271,7 +276,7 @@ fn append_packet(buffer: &mut Vec<u8>, at: u64, packet: &[u8], snaplen: u32) {
     buffer.extend(packet.iter().take(kept));
 }
 
-/// Its columns: nanoseconds since the emulator's start, the link, `>` (forward) or `<`, why, octets of IP, whose packet.
+/// Its columns: nanoseconds since the emulator's start, the link, `>` (forward) or `<`, why, bytes of IP, whose packet.
 const HEADER: &str = "time_ns,link,direction,cause,size,flow\n";
 
 /// Creates the log.

@@ -1,15 +1,14 @@
 //! Links that follow a recorded cellular network: mahimahi's traces (Netravali et al., ATC 2015, `mm-link`).
-//! `scenario` parses the file, `rate` serves packets by it.
 //!
-//! Each line is a moment in milliseconds at which 1504 octets may be delivered; after the last moment the trace begins again.
-//! As in mahimahi a packet counts with the four octets of its TUN header, so that an opportunity carries one packet of 1500 octets
+//! Each line is a moment in milliseconds at which 1504 bytes may be delivered; after the last moment the trace begins again.
+//! As in mahimahi a packet counts with the four bytes of its TUN header, so that an opportunity carries one packet of 1500 bytes
 //! or several small ones, a packet may need several opportunities, and an opportunity that finds no packet waiting is lost.
 
 use std::fmt;
 
-/// Octets that one opportunity delivers.
+/// Bytes that one opportunity delivers.
 pub const OPPORTUNITY: u64 = 1504;
-/// Octets that each packet needs beyond its own: mahimahi counts its TUN header.
+/// Bytes that each packet needs beyond its own: mahimahi counts its TUN header.
 pub const PACKET_EXTRA: u64 = 4;
 /// The latest moment that a trace may have: about 31 years.
 const LATEST: u64 = 1_000_000_000_000;
@@ -116,7 +115,7 @@ impl Opportunities {
         self.time(self.place(since))
     }
 
-    /// Delivers `size` octets of IP from `start` on, which [`Self::ready`] gave; says when the last one is delivered.
+    /// Delivers `size` bytes of IP from `start` on, which [`Self::ready`] gave; says when the last one is delivered.
     pub fn serve(&mut self, start: u64, size: u64) -> u64 {
         let place = self.place(start);
         if self.time(place) != self.time(self.at) || self.left == 0 {

@@ -205,7 +205,7 @@ impl Process {
         }
     }
 
-    /// Peak resident memory so far in octets, if it can be known.
+    /// Peak resident memory so far in bytes, if it can be known.
     #[must_use]
     pub fn peak_memory(&self) -> Option<u64> {
         match self.exit() {
@@ -230,7 +230,7 @@ pub struct Exit {
     pub status: ExitStatus,
     /// Processor time over its life, children that it waited for included.
     pub cpu: Duration,
-    /// Peak resident memory in octets. The kernel starts it with that of the process that spawned it: an upper bound.
+    /// Peak resident memory in bytes. The kernel starts it with that of the process that spawned it: an upper bound.
     pub peak_memory: u64,
 }
 
@@ -439,7 +439,7 @@ pub fn cpu_by_group() -> HashMap<u32, Duration> {
     groups
 }
 
-/// Peak resident memory of a living process in octets.
+/// Peak resident memory of a living process in bytes.
 #[must_use]
 pub fn peak_memory(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok();
@@ -484,7 +484,7 @@ fn parse_stat(stat: &str) -> Option<(u32, Duration)> {
 pub struct Other {
     /// In this namespace.
     pub pid: u32,
-    /// The kernel's short name of it: up to 15 octets of its program's name, no arguments.
+    /// The kernel's short name of it: up to 15 bytes of its program's name, no arguments.
     pub name: String,
 }
 

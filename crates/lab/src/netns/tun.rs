@@ -1,5 +1,8 @@
-//! TUN devices: a host's interfaces, read and written by the emulator. `build` opens them inside the host's namespace.
+//! TUN devices: a host's interfaces, read and written by the emulator, each made by a thread inside the host's namespace.
 //! Linux `Documentation/networking/tuntap.rst`.
+//!
+//! `hoplite up` opens its own elsewhere: with a virtio header and offloads, gone with its descriptor, and under a name that its user chose;
+//! these are bare and persist until their namespace goes. What is left in common is one ioctl, and no room below both programs has devices.
 
 use std::{
     fs::{File, OpenOptions},
@@ -48,7 +51,7 @@ fn attach(file: &File, name: &str) -> io::Result<()> {
     let flags = libc::IFF_TUN | libc::IFF_NO_PI;
     back[..4].copy_from_slice(&flags.to_ne_bytes());
     #[expect(unsafe_code, reason = "no safe wrapper makes a TUN device")]
-    // SAFETY: the descriptor is open, and the kernel reads and writes at most the 40 octets of an ifreq, which `request` has.
+    // SAFETY: the descriptor is open, and the kernel reads and writes at most the 40 bytes of an ifreq, which `request` has.
     let made = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, request.as_mut_ptr()) };
     if made != 0 {
         return Err(io::Error::last_os_error());

@@ -1,4 +1,5 @@
-//! The way into fresh namespaces: mount, pid and network, inside a user namespace where this process is not root. `world::inside` takes it first.
+//! The way into fresh namespaces: mount, pid and network, inside a user namespace where this process is not root; and what processes there see of
+//! the file system that others do not: their own `/proc`, `/etc/hosts`, `/etc/resolv.conf`.
 //!
 //! A process cannot move into a new pid namespace, only its children are born there: so it unshares, starts the same command line
 //! again as PID 1, and waits. Both die with whoever started them, and the kernel takes with PID 1 all that runs inside.

@@ -1,5 +1,12 @@
-//! Starts a subject in a network: writes its files, runs its steps, waits until they are ready, and ends them.
-//! `world` calls it. Nothing here knows what kind of subject it is.
+//! Starts a subject in a network: writes its files, runs its steps, waits until they are ready, and ends them. Nothing here knows what kind of
+//! subject it is.
+//!
+//! What is made once is kept over a campaign: keys, certificates. A plan with such steps has a directory of its own, named by what its steps do:
+//! `ID/`, beside `ID.lock` (held while it is made) and `ID.done` (written last, with what the steps said). Without `ID.done` the directory is
+//! emptied and made again.
+//!
+//! What was started last ends first; it is asked to, asked again, then made to. Servers that let open connections end first commonly stop at once
+//! when they are asked a second time.
 
 mod fill;
 mod process;
@@ -495,7 +502,7 @@ pub struct Stopped {
     pub pid: u32,
     /// Processor time over its life, its children's included that it waited for.
     pub life_cpu: Duration,
-    /// Peak resident memory in octets.
+    /// Peak resident memory in bytes.
     pub peak_memory: u64,
     /// Whether it, or something that it started, had to be killed.
     pub killed: bool,

@@ -1,11 +1,11 @@
 //! What clients and servers of the lab say to each other over UDP. Every parser is total; `None` is "not ours".
-//! A head of 40 octets, then a body; numbers are big-endian, times are nanoseconds of the machine's monotonic clock.
+//! A head of 40 bytes, then a body; numbers are big-endian, times are nanoseconds of the machine's monotonic clock.
 //!
 //! ```text
 //! 0  "HLDG"   4  version   5  kind   6  0, 0   8  token   16  number   20  0, 0, 0, 0   24  sent   32  turned round
 //! ```
 //! A session: hello (again until) welcome; then echo and echoed, or data and finish → report, or begin → data and finish.
-//! Bodies of echoes and data are filled with octets that depend on the number, and checked.
+//! Bodies of echoes and data are filled with bytes that depend on the number, and checked.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -103,7 +103,7 @@ impl Head {
         out.extend(self.turned.to_be_bytes());
     }
 
-    /// A datagram of `size` octets in all, filled.
+    /// A datagram of `size` bytes in all, filled.
     pub(crate) fn fill(&self, size: u16, out: &mut Vec<u8>) {
         out.clear();
         self.write(out);
@@ -116,7 +116,7 @@ impl Head {
         }
     }
 
-    /// Whether a datagram of this head is `size` octets long and filled as it was sent.
+    /// Whether a datagram of this head is `size` bytes long and filled as it was sent.
     pub(crate) fn is_intact(&self, size: u16, datagram: &[u8]) -> bool {
         let words = Filling::of(self);
         let body = datagram.get(usize::from(SMALLEST)..).unwrap_or_default();
@@ -148,7 +148,7 @@ fn number(octets: &[u8], at: usize) -> Option<u64> {
 /// Datagrams at a constant pace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
-    /// Octets of each.
+    /// Bytes of each.
     pub size: u16,
     /// How many.
     pub count: u32,
@@ -194,7 +194,7 @@ impl Hello {
         }
     }
 
-    /// Its octets.
+    /// Its bytes.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         let (what, stream) = match self {

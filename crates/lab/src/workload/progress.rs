@@ -1,7 +1,7 @@
-//! When which share of a payload had passed: deciles and OnionPerf's partial sizes.
-//! Its receiver keeps one for each direction; a sender has one too, for the first and the last octet. Plain arithmetic, no clock.
+//! When which share of a payload had passed: deciles and OnionPerf's partial sizes. Plain arithmetic, no clock.
+//! Its receiver keeps one for each direction; a sender has one too, for the first and the last byte.
 
-/// Octets whose passing is noted: 10, 20, 50, 100, 200, 500 KiB, 1, 2, 5 MiB.
+/// Bytes whose passing is noted: 10, 20, 50, 100, 200, 500 KiB, 1, 2, 5 MiB.
 pub(crate) const PARTIAL: [u64; 9] = [
     10 << 10,
     20 << 10,
@@ -41,7 +41,7 @@ pub(crate) struct Passed {
 }
 
 impl Progress {
-    /// A payload of `expected` octets; 0 if that is not known.
+    /// A payload of `expected` bytes; 0 if that is not known.
     pub(crate) fn new(expected: u64) -> Self {
         Self {
             expected,
@@ -50,7 +50,7 @@ impl Progress {
         }
     }
 
-    /// How many octets have passed.
+    /// How many bytes have passed.
     pub(crate) fn octets(&self) -> u64 {
         self.octets
     }
@@ -122,7 +122,7 @@ impl Progress {
 }
 
 impl Passed {
-    /// The same with other times.
+    /// What has passed, with its times on another clock.
     pub(crate) fn map(self, time: impl Fn(u64) -> u64) -> Self {
         Self {
             octets: self.octets,
@@ -138,13 +138,13 @@ impl Passed {
     }
 }
 
-/// The octets that make 0.1, 0.2, … of `all`, rounded up; `place` from 0.
+/// The bytes that make 0.1, 0.2, … of `all`, rounded up; `place` from 0.
 fn decile(all: u64, place: usize) -> u64 {
     let tenths = place as u128 + 1;
     u64::try_from((u128::from(all) * tenths).div_ceil(10)).unwrap_or(u64::MAX)
 }
 
-/// Several payloads as one: between their own points their octets are taken to have passed evenly.
+/// Several payloads as one: between their own points their bytes are taken to have passed evenly.
 pub(crate) fn sum(parts: &[Passed]) -> Passed {
     let octets = parts.iter().map(|part| part.octets).sum();
     let curves: Vec<_> = parts.iter().map(curve).collect();
@@ -159,7 +159,7 @@ pub(crate) fn sum(parts: &[Passed]) -> Passed {
     }
 }
 
-/// Points (time, octets), ascending in both.
+/// Points (time, bytes), ascending in both.
 fn curve(part: &Passed) -> Vec<(u64, u64)> {
     let (Some(first), Some(last)) = (part.first, part.last) else {
         return Vec::new();
@@ -173,7 +173,7 @@ fn curve(part: &Passed) -> Vec<(u64, u64)> {
     points
 }
 
-/// The first moment by which all curves together have `wanted` octets.
+/// The first moment by which all curves together have `wanted` bytes.
 fn when(curves: &[Vec<(u64, u64)>], wanted: u64) -> Option<u64> {
     if wanted == 0 {
         return None;

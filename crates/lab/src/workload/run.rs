@@ -1,5 +1,4 @@
 //! The processes that carry: `client` (`hoplite-lab __work`) and `server` (`__serve`), over TCP, UDP and HTTP, through every way in.
-//! `cli` starts them; `world` gives them their orders and reads their transfers.
 
 pub mod client;
 mod connect;

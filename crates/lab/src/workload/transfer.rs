@@ -1,15 +1,19 @@
-//! What clients and servers of the lab say to each other over TCP, as values and, in `frames`, machines without I/O.
-//! `tcp` drives them at both ends. A protocol of our own, in the spirit of TGen's: numbers are big-endian.
+//! What clients and servers of the lab say to each other over TCP, as values and as machines without I/O that cut a payload into frames, put it
+//! together and hash it. A protocol of our own, in the spirit of TGen's: numbers are big-endian.
 //!
 //! ```text
-//! client  head     64 octets   "HLAB", version, flags (1 to the server, 2 from it, 4 rounds), sizes, time, seed, token, rounds
-//! server  answer   32 octets   "hlab", version, status, the address that the client came from, its token
-//! both    payload  frames: a length of 4 octets, then as many octets (at most 65,536); 0 ends it; then SHA-256 of all payload
-//! server  verdict  176 octets  what came of the client's payload: hash right or wrong, octets, when they came
+//! client  head     64 bytes   "HLAB", version, flags (1 to the server, 2 from it, 4 rounds), sizes, time, seed, token, rounds
+//! server  answer   32 bytes   "hlab", version, status, the address that the client came from, its token
+//! both    payload  frames: a length of 4 bytes, then as many bytes (at most 65,536); 0 ends it; then SHA-256 of all payload
+//! server  verdict  176 bytes  what came of the client's payload: hash right or wrong, bytes, when they came
 //! ```
 //! A side that sends nothing sends no frames, and a server that receives nothing gives no verdict. With both directions the
 //! payloads go at the same time. In rounds the client sends its size in frames, the server answers with its own, and so on;
 //! end and hash come once, after the last round. A payload for a time ends when its sender's time is over.
+//!
+//! Payload is pseudo-random, so that nobody compresses it, and cheap, so that it is not what is measured. A block of 1 MiB that each process makes
+//! once is sent in rotation from a place that the seed chooses; the first bytes of each piece are mixed with a counter and the seed, so that
+//! no piece is like another.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -24,11 +28,11 @@ use super::{
 };
 use crate::splitmix::mix;
 
-/// Octets of a head.
+/// Bytes of a head.
 pub const HEAD: usize = 64;
-/// Octets of an answer.
+/// Bytes of an answer.
 pub const ANSWER: usize = 32;
-/// Octets of a verdict.
+/// Bytes of a verdict.
 pub const VERDICT: usize = 176;
 
 const VERSION: u8 = 1;
@@ -38,7 +42,7 @@ const ANSWER_MAGIC: &[u8; 4] = b"hlab";
 /// What a client asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
-    /// Whether it sends; how much: octets, 0 for as long as `time` (in rounds: of each).
+    /// Whether it sends; how much: bytes, 0 for as long as `time` (in rounds: of each).
     pub up: Option<u64>,
     /// Whether it receives; how much.
     pub down: Option<u64>,
@@ -81,7 +85,7 @@ pub(crate) struct Verdict {
     pub(crate) passed: Passed,
 }
 
-/// Why octets are not what they should be.
+/// Why bytes are not what they should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
     /// Not this protocol.
@@ -171,7 +175,7 @@ impl Head {
         fault.map_or(Ok(()), |(_, why)| Err(Unreadable::Field(why)))
     }
 
-    /// Its octets.
+    /// Its bytes.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         let flag = |is: bool, bit: u8| if is { bit } else { 0 };
@@ -212,7 +216,7 @@ impl Answer {
         })
     }
 
-    /// Its octets.
+    /// Its bytes.
     #[must_use]
     pub fn emit(&self) -> [u8; ANSWER] {
         let mut out = [0; ANSWER];
@@ -260,7 +264,7 @@ impl Verdict {
         Ok(Self { right, passed })
     }
 
-    /// Its octets. A time that is not known is 0.
+    /// Its bytes. A time that is not known is 0.
     pub(crate) fn emit(&self) -> Vec<u8> {
         let passed = &self.passed;
         let mut out = vec![u8::from(self.right), 0, 0, 0, 0, 0, 0, 0];
@@ -302,7 +306,7 @@ impl Sender {
     }
 
     /// The next frame, with as much of `left` as it takes; with the end and the hash behind it if it is the `last`.
-    /// Answers with the octets to write and how many of them are payload.
+    /// Answers with the bytes to write and how many of them are payload.
     pub(crate) fn frame(&mut self, left: u64, last: bool) -> (&[u8], u64) {
         let len = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
         self.frame.clear();
@@ -331,7 +335,7 @@ impl Sender {
     }
 }
 
-/// Takes frames apart and checks the hash at their end. Feed it as octets come, however they are cut.
+/// Takes frames apart and checks the hash at their end. Feed it as bytes come, however they are cut.
 pub struct Receiver {
     hash: Context,
     state: State,
@@ -349,7 +353,7 @@ enum State {
 }
 
 impl Receiver {
-    /// A receiver of at most `limit` octets.
+    /// A receiver of at most `limit` bytes.
     #[must_use]
     pub fn new(limit: u64) -> Self {
         Self {
@@ -361,7 +365,7 @@ impl Receiver {
         }
     }
 
-    /// Octets of payload so far.
+    /// Bytes of payload so far.
     #[must_use]
     pub fn octets(&self) -> u64 {
         self.octets
@@ -376,7 +380,7 @@ impl Receiver {
         }
     }
 
-    /// Takes octets in; answers with how many of them it took (all, unless the payload has ended before).
+    /// Takes bytes in; answers with how many of them it took (all, unless the payload has ended before).
     ///
     /// # Errors
     /// A frame that is too long, or more payload than agreed.
@@ -448,12 +452,12 @@ impl std::fmt::Debug for Sender {
     }
 }
 
-/// The largest piece that is filled at once, in octets.
+/// The largest piece that is filled at once, in bytes.
 pub(crate) const PIECE: usize = 64 * 1024;
 
 const BLOCK: usize = 1024 * 1024;
 
-/// A stream of payload. The same seed and the same cuts make the same octets.
+/// A stream of payload. The same seed and the same cuts make the same bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Payload {
     seed: u64,
@@ -472,7 +476,7 @@ impl Payload {
         }
     }
 
-    /// Fills `out`, at most [`PIECE`] octets of it.
+    /// Fills `out`, at most [`PIECE`] bytes of it.
     pub(crate) fn fill(&mut self, out: &mut [u8]) {
         let len = out.len().min(PIECE);
         let (Some(out), Some(from)) = (

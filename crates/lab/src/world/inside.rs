@@ -1,4 +1,8 @@
 //! The process `hoplite-lab __world`: a trial as JSON on stdin, an answer as JSON on stdout, logs on stderr.
+//!
+//! An attempt builds hosts, emulator, subject, servers and workloads; then all of it is ended, the other way round, and looked at what it left:
+//! processes that nobody of ours started, or that left their group, are named and killed. A watchdog knows the time: whoever works looks at it
+//! now and then; if nobody has looked for long, it ends the world itself.
 
 use std::{
     io::{self, Write},

@@ -29,7 +29,7 @@ use crate::{
     workload::{Order, Plan, Ports, Transfer, Way},
 };
 
-/// What one line of a workload may weigh, in octets: a transfer with its round trips.
+/// What one line of a workload may weigh, in bytes: a transfer with its round trips.
 const LINE: u64 = 256 << 20;
 
 /// How long a workload may take to end after its last word.

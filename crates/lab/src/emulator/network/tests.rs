@@ -34,7 +34,7 @@ pub(in crate::emulator) fn topology(nodes: &[&str], links: &[[&str; 2]]) -> Topo
     }
 }
 
-/// A UDP packet of `size` octets from the `from`th host to the `to`th, numbered.
+/// A UDP packet of `size` bytes from the `from`th host to the `to`th, numbered.
 pub(in crate::emulator) fn packet(v6: bool, from: u8, to: u8, size: usize, number: u32) -> Vec<u8> {
     let mut packet = vec![0; size];
     let length = |size: usize| u16::try_from(size).unwrap().to_be_bytes();

@@ -1,6 +1,8 @@
 //! The process `hoplite-lab __work`: an order as a line of JSON on stdin, transfers as lines of JSON on stdout as they end.
 //! It ends well even if transfers fail: they say so themselves. Only an order that is none is a failure.
-//! Here are also the transfers over TCP as a client runs them: downloads and uploads over one or several connections, rounds, schedules.
+//!
+//! Here are also the transfers over TCP as a client runs them, downloads and uploads over one or several connections, rounds, schedules; and what
+//! clients draw: one stream of random numbers for each transfer, so that one more transfer changes none of the others.
 
 use std::{
     io::{self, BufRead, Write},
@@ -120,7 +122,7 @@ fn heads<'a>(bulk: &Bulk, up: bool, random: &'a mut Random) -> impl Iterator<Ite
     let (each, rest) = (bulk.octets / connections, bulk.octets % connections);
     let by_size = bulk.octets > 0;
     (0..connections).map(move |i| {
-        // More connections than octets: one octet each, for 0 would mean "by time".
+        // More connections than bytes: one byte each, for 0 would mean "by time".
         let size = by_size.then(|| (each + u64::from(i < rest)).max(1));
         let side = Some(size.unwrap_or(0));
         Head {

@@ -1,5 +1,8 @@
 //! The way to the server: the host's own sockets, a SOCKS5 proxy, an HTTP proxy. Every socket of the clients is made here.
 //! The phases need the moment between a socket and its connection, which `overlay::direct` does not show; names are its business.
+//!
+//! SOCKS5 is RFC 1928 and RFC 1929, its messages are `wire::socks`; CONNECT is RFC 9110 §9.3.6 and RFC 9112, its `Proxy-Authorization: Basic`
+//! RFC 7617. User name and password are the isolation token.
 
 use std::{
     io,
@@ -203,7 +206,7 @@ pub(crate) async fn connect(
     Ok(stream)
 }
 
-/// Octets of an answer's head that are read before giving up.
+/// Bytes of an answer's head that are read before giving up.
 const LIMIT: usize = 16 * 1024;
 
 /// Asks for a tunnel to `target`.

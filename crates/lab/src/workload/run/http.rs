@@ -1,7 +1,9 @@
-//! Fetches over HTTP/1.1, 2 and 3, as a browser or a download manager makes them. `client` calls it with an order.
-//! HTTP/1.1 goes in clear text, 2 and 3 over TLS. RFC 9112, RFC 9113, RFC 9114.
+//! Fetches over HTTP/1.1, 2 and 3, as a browser or a download manager makes them.
+//! HTTP/1.1 goes in clear text, 2 and 3 over TLS. RFC 9112, RFC 9113, RFC 9114; hyper and h2 do the work of the first two. The server shows a
+//! certificate that it makes at its start, and the client takes any: the lab measures the way to its own server and has nothing to hide
+//! from it.
 //!
-//! A fetch is `GET /OCTETS/SEED`; the body is so many octets of payload and their SHA-256 behind them. `x-seen-as` in the answer is
+//! A fetch is `GET /OCTETS/SEED`; the body is so many bytes of payload and their SHA-256 behind them. `x-seen-as` in the answer is
 //! the address that the client came from. An upload is `PUT /OCTETS/SEED` with that body, over HTTP/3 only; the answer is the server's
 //! verdict on it, as in the lab's own protocol.
 //!
@@ -53,10 +55,10 @@ use super::{
 };
 use crate::workload::{Fault, Kind, Order, Transfer, TransferError};
 
-/// Octets that a stream may have on their way to a client: what Chromium grants.
+/// Bytes that a stream may have on their way to a client: what Chromium grants.
 const STREAM_WINDOW: u32 = 6 << 20;
 
-/// The same for a connection.
+/// Bytes that a connection may have on their way to a client.
 const CONNECTION_WINDOW: u32 = 15 << 20;
 
 /// Transfers that wait to be told.
@@ -67,7 +69,7 @@ const WAITING: usize = 16;
 struct Fetches {
     /// 1, 2 or 3.
     version: u8,
-    /// Octets of each body.
+    /// Bytes of each body.
     octets: u64,
     /// How many.
     count: u32,
@@ -105,7 +107,7 @@ impl Fetches {
 }
 
 impl Fetches {
-    /// Octets to the server and from it.
+    /// Bytes to the server and from it.
     fn asked(&self) -> [u64; 2] {
         if self.upload {
             [self.octets, 0]
@@ -175,7 +177,7 @@ struct Work<'a> {
 /// One thing to get.
 #[derive(Clone, Debug)]
 struct Fetch {
-    /// Octets of payload.
+    /// Bytes of payload.
     octets: u64,
     /// Seeds the payload.
     seed: u64,
@@ -284,7 +286,7 @@ impl Work<'_> {
     }
 }
 
-/// What every version does with a body's octets.
+/// What every version does with a body's bytes.
 fn take(check: &mut Check, octets: &[u8], record: &mut Record) -> Result<(), TransferError> {
     let payload = check.take(octets)?;
     record.received.add(payload, monotonic_us());
@@ -309,7 +311,7 @@ fn head(status: u16, seen_as: Option<&[u8]>, record: &mut Record) -> Result<(), 
     }
 }
 
-/// The same with the type that HTTP/1.1 and 2 have for an answer.
+/// The head of an answer in the type that HTTP/1.1 and 2 have for it.
 fn headed<B>(answer: &http::Response<B>, record: &mut Record) -> Result<(), TransferError> {
     let seen_as = answer.headers().get("x-seen-as");
     let seen_as = seen_as.map(|value| value.as_bytes());
@@ -408,7 +410,7 @@ impl Task {
         Arc::new(Self(tokio::spawn(work)))
     }
 
-    /// Drives what moves a connection's octets. That it failed is told by its fetches too.
+    /// Drives what moves a connection's bytes. That it failed is told by its fetches too.
     fn drive<E: fmt::Display>(
         version: &'static str,
         connection: impl Future<Output = Result<(), E>> + Send + 'static,

@@ -1,5 +1,5 @@
-//! What is kept while a transfer runs, so that a failure at any point still tells how far it came.
-//! Every kind of workload fills one and turns it into a [`Transfer`].
+//! What is kept while a transfer runs, so that a failure at any point still tells how far it came; and the time as transfers tell it: microseconds
+//! since they began, and the machine's monotonic clock, which all hosts of a world share. One-way delays are differences of two processes' stamps.
 
 use std::{
     collections::BTreeMap,
@@ -176,7 +176,7 @@ impl Clock {
         self.at(monotonic_us())
     }
 
-    /// The same for a stamp of [`monotonic_us`].
+    /// Microseconds from the beginning to a stamp of [`monotonic_us`].
     pub(crate) fn at(&self, stamp: u64) -> u64 {
         stamp.saturating_sub(self.began)
     }
@@ -187,7 +187,7 @@ pub(crate) fn monotonic_us() -> u64 {
     monotonic_ns() / 1000
 }
 
-/// The same in nanoseconds.
+/// Nanoseconds of the clock that all processes of a machine share.
 pub(crate) fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or_default();

@@ -1,5 +1,4 @@
-//! The transfer protocol over a connection: reading and writing with stall limits, and the client's half.
-//! `bulk` makes the heads for [`exchange`]; `server` uses the same readers and writers.
+//! The transfer protocol over a connection: reading and writing with stall limits, for both ends, and the client's half.
 
 use std::{io, time::Duration};
 
@@ -19,7 +18,7 @@ use crate::workload::{
     transfer::{ANSWER, Answer, Head, Receiver, Sender, Status, VERDICT, Verdict},
 };
 
-/// Octets that one read may take.
+/// Bytes that one read may take.
 const BUFFER: usize = 256 * 1024;
 
 /// How a client transfers.
@@ -34,7 +33,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Octets of payload asked for, to the server and from it; 0 if by time.
+    /// Bytes of payload asked for, to the server and from it; 0 if by time.
     pub(crate) fn asked(&self) -> [u64; 2] {
         let times = u64::from(self.head.rounds.max(1));
         [self.head.up, self.head.down].map(|size| size.unwrap_or(0).saturating_mul(times))
@@ -77,7 +76,7 @@ impl<R: AsyncRead + Unpin> Reading<R> {
         }
     }
 
-    /// The next `N` octets.
+    /// The next `N` bytes.
     pub(crate) async fn exact<const N: usize>(&mut self) -> Result<[u8; N], TransferError> {
         let (mut out, mut have) = ([0; N], 0);
         while have < N {
@@ -90,7 +89,7 @@ impl<R: AsyncRead + Unpin> Reading<R> {
         Ok(out)
     }
 
-    /// Takes payload until `receiver` has `until` octets, or its end if that is `None`.
+    /// Takes payload until `receiver` has `until` bytes, or its end if that is `None`.
     pub(crate) async fn receive(
         &mut self,
         receiver: &mut Receiver,

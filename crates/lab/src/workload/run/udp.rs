@@ -1,5 +1,5 @@
-//! Datagrams as a client sends them: echoes and constant rates, straight or through a SOCKS5 association.
-//! `client` calls it with an order; `udp::message` says what goes over the wire, `udp::server` answers.
+//! Datagrams as a client sends them: constant rates, and echoes, which tell round trips, loss, order, and the delay of each direction, for all hosts
+//! share one clock. Straight, or through a SOCKS5 association with its header in front of each datagram (RFC 1928 §7).
 
 pub(crate) mod server;
 mod stream;
@@ -480,7 +480,7 @@ impl Flow {
         sent.map(drop)
     }
 
-    /// The same for a datagram that will be sent again if it is lost: a full queue loses it.
+    /// Sends one datagram that will be sent again if it is lost: a full queue loses it.
     fn offer(&self, payload: &[u8]) -> io::Result<()> {
         self.send(payload)
             .or_else(|error| if is_full(&error) { Ok(()) } else { Err(error) })

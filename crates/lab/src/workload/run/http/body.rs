@@ -1,4 +1,4 @@
-//! Bodies: payload and its SHA-256 behind it. Servers draw one, clients check one. Every version of HTTP carries the same octets.
+//! Bodies: payload and its SHA-256 behind it. Servers draw one, clients check one. Every version of HTTP carries the same bytes.
 
 use bytes::{Bytes, BytesMut};
 use ring::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
@@ -8,10 +8,10 @@ use crate::workload::{
     transfer::{PIECE, Payload},
 };
 
-/// Octets of the hash.
+/// Bytes of the hash.
 const HASH: u64 = SHA256_OUTPUT_LEN as u64;
 
-/// Octets of a whole body.
+/// Bytes of a whole body.
 pub(super) const fn length(octets: u64) -> u64 {
     octets.saturating_add(HASH)
 }
@@ -64,7 +64,7 @@ pub(super) struct Check {
 }
 
 impl Check {
-    /// A body of so many octets of payload.
+    /// A body of so many bytes of payload.
     pub(super) fn new(octets: u64) -> Self {
         Self {
             hash: Context::new(&SHA256),
@@ -74,7 +74,7 @@ impl Check {
         }
     }
 
-    /// Takes what came; answers with how many octets of it are payload.
+    /// Takes what came; answers with how many bytes of it are payload.
     pub(super) fn take(&mut self, input: &[u8]) -> Result<u64, TransferError> {
         let payload = usize::try_from(self.left)
             .unwrap_or(usize::MAX)
@@ -89,7 +89,7 @@ impl Check {
         Ok(payload.len() as u64)
     }
 
-    /// Octets that were right.
+    /// Bytes that were right.
     pub(super) fn finish(self) -> Result<u64, TransferError> {
         if self.told.len() < SHA256_OUTPUT_LEN {
             return Err(Fault::Closed.because("the body ended too early"));

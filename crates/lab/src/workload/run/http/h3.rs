@@ -1,6 +1,11 @@
-//! HTTP/3 as a client: streams of one QUIC connection, straight or through a SOCKS5 association. RFC 9114, RFC 9204.
-//! QUIC is quinn with its defaults (CUBIC unless `tuning` says otherwise, an acknowledgement every second packet or 25 ms) and windows
-//! as large as browsers have them; frames and fields are `wire::h3` and `wire::message`. Also what both ends share.
+//! HTTP/3 as a client: streams of one QUIC connection, straight or through a SOCKS5 association. RFC 9114, RFC 9204. Also what both ends share.
+//!
+//! QUIC is quinn with its defaults (CUBIC unless the workload's `tuning` says otherwise, an acknowledgement every second packet or 25 ms) and
+//! windows as large as browsers have them; frames and fields are `wire::h3` and `wire::message`. Under it is the host's own socket, or one
+//! whose datagrams carry the header of a SOCKS5 association (RFC 1928 §7); segmentation offload goes through: each segment gets its header.
+//!
+//! The server learns the client's congestion control and packet size before the handshake, from the connection id that the client draws for its
+//! first packet (RFC 9000 §7.2): it is random but for a mark and the wish. Only our own server reads it; nobody else's does.
 
 use std::{
     io::{self, IoSliceMut},
@@ -46,7 +51,7 @@ use crate::workload::{
     transfer::VERDICT,
 };
 
-/// Octets of a field section.
+/// Bytes of a field section.
 pub(super) const FIELDS: usize = 16 * 1024;
 
 /// What qlog files call the connection from end to end.
@@ -454,7 +459,7 @@ fn header_of(datagram: &[u8]) -> Option<usize> {
 /// What a first connection id with a wish begins with.
 const MARK: [u8; 4] = *b"hlab";
 
-/// Octets of such an id: mark, congestion control, packet size, and enough random ones.
+/// Bytes of such an id: mark, congestion control, packet size, and enough random ones.
 const LENGTH: usize = 16;
 
 /// QUIC's first packet size, and the smallest that it may have (RFC 9000 §14.1).

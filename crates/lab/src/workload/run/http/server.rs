@@ -1,4 +1,4 @@
-//! The server's half of HTTP/1.1, 2 and 3. `workload::server` runs it; a client that breaks the rules loses its connection alone.
+//! The server's half of HTTP/1.1, 2 and 3. A client that breaks the rules loses its connection alone.
 
 use std::{convert::Infallible, io, net::SocketAddr, pin::Pin, sync::Arc, task, time::Duration};
 

@@ -1,5 +1,5 @@
 //! The server's half of the datagrams: welcomes, echoes, counts what comes, sends what is asked for.
-//! `workload::server` runs it. Sessions are bounded: the one that was silent longest gives way.
+//! Sessions are bounded: the one that was silent longest gives way.
 
 use std::{
     collections::HashMap,

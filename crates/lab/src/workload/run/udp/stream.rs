@@ -104,7 +104,7 @@ impl Tally {
         self.report.first.is_none()
     }
 
-    /// Takes one in at `now` (nanoseconds); answers with the octets that count.
+    /// Takes one in at `now` (nanoseconds); answers with the bytes that count.
     pub(super) fn take(&mut self, head: &Head, datagram: &[u8], now: u64) -> u64 {
         let stamp = now / 1000;
         self.report.first.get_or_insert(stamp);
