@@ -27,7 +27,7 @@ use crate::{
         Host, Lab,
         user::{Entered, enter},
     },
-    topology::{Direction, Link, Node, NodeKind, Topology},
+    topology::{Direction, Link, Node, Topology},
     trial::{EmulatorHealth, LinkCount},
 };
 
@@ -269,40 +269,20 @@ struct Seen {
 
 /// Two hosts, `a` and `b`, and one link, the same both ways.
 fn pair(direction: &Direction) -> Topology {
-    let nodes = ["a", "b"].map(|name| node(name, NodeKind::Host));
     Topology {
-        nodes: nodes.into(),
-        links: vec![link("a", "b", direction)],
+        nodes: ["a", "b"].map(Node::host).into(),
+        links: vec![Link::between("a", "b", direction)],
     }
 }
 
 /// So many hosts around a router.
 fn star(hosts: usize, direction: &Direction) -> Topology {
     let names: Vec<String> = (1..=hosts).map(|number| format!("h{number}")).collect();
-    let nodes = names.iter().map(|name| node(name, NodeKind::Host));
+    let nodes = names.iter().map(|name| Node::host(name));
+    let link = |name: &String| Link::between(name, ROUTER, direction);
     Topology {
-        nodes: nodes.chain([node(ROUTER, NodeKind::Router)]).collect(),
-        links: names
-            .iter()
-            .map(|name| link(name, ROUTER, direction))
-            .collect(),
-    }
-}
-
-fn node(name: &str, kind: NodeKind) -> Node {
-    Node {
-        name: name.to_owned(),
-        kind,
-    }
-}
-
-fn link(a: &str, b: &str, direction: &Direction) -> Link {
-    Link {
-        name: format!("{a}-{b}"),
-        ends: [a.to_owned(), b.to_owned()],
-        mtu: 1500,
-        forward: direction.clone(),
-        back: direction.clone(),
+        nodes: nodes.chain([Node::router(ROUTER)]).collect(),
+        links: names.iter().map(link).collect(),
     }
 }
 

@@ -392,24 +392,14 @@ mod tests {
         let mut names: Vec<&str> = links.iter().flat_map(|(a, b)| [*a, *b]).collect();
         names.sort_unstable();
         names.dedup();
-        let kind = |name: &str| {
+        let node = |name: &&str| {
             if name.starts_with('r') {
-                NodeKind::Router
+                Node::router(name)
             } else {
-                NodeKind::Host
+                Node::host(name)
             }
         };
-        let node = |name: &&str| Node {
-            name: (*name).to_owned(),
-            kind: kind(name),
-        };
-        let link = |(a, b): &(&str, &str)| Link {
-            name: format!("{a}-{b}"),
-            ends: [(*a).to_owned(), (*b).to_owned()],
-            mtu: 1500,
-            forward: Direction::default(),
-            back: Direction::default(),
-        };
+        let link = |(a, b): &(&str, &str)| Link::between(a, b, &Direction::default());
         Topology {
             nodes: names.iter().map(node).collect(),
             links: links.iter().map(link).collect(),

@@ -50,6 +50,22 @@ pub struct Node {
     pub kind: NodeKind,
 }
 
+impl Node {
+    /// A host of this name.
+    #[must_use]
+    pub fn host(name: &str) -> Self {
+        let (name, kind) = (name.to_owned(), NodeKind::Host);
+        Self { name, kind }
+    }
+
+    /// A router of this name.
+    #[must_use]
+    pub fn router(name: &str) -> Self {
+        let (name, kind) = (name.to_owned(), NodeKind::Router);
+        Self { name, kind }
+    }
+}
+
 /// What a node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -73,6 +89,20 @@ pub struct Link {
     pub forward: Direction,
     /// From the second end to the first.
     pub back: Direction,
+}
+
+impl Link {
+    /// The link `a-b` between two nodes, for packets of up to 1500 bytes, the same both ways.
+    #[must_use]
+    pub fn between(a: &str, b: &str, direction: &Direction) -> Self {
+        Self {
+            name: format!("{a}-{b}"),
+            ends: [a.to_owned(), b.to_owned()],
+            mtu: 1500,
+            forward: direction.clone(),
+            back: direction.clone(),
+        }
+    }
 }
 
 /// What happens to packets that travel one way. The default is a perfect link.

@@ -32,7 +32,7 @@ use crate::{
         Lab,
         user::{PARENT, THIS_PROGRAM},
     },
-    topology::{Direction, Link, Node, NodeKind, Topology},
+    topology::{Direction, Link, Node, Topology},
     trial::{Key, Outcome, Report, Trial},
 };
 
@@ -156,20 +156,9 @@ fn empty(directory: &Path) -> Trial {
 }
 
 fn two_hosts() -> Topology {
-    let node = |name: &str| Node {
-        name: name.into(),
-        kind: NodeKind::Host,
-    };
-    let link = Link {
-        name: "a-b".into(),
-        ends: ["a".into(), "b".into()],
-        mtu: 1500,
-        forward: Direction::default(),
-        back: Direction::default(),
-    };
     Topology {
-        nodes: ["a", "b"].map(node).into(),
-        links: vec![link],
+        nodes: ["a", "b"].map(Node::host).into(),
+        links: vec![Link::between("a", "b", &Direction::default())],
     }
 }
 

@@ -18,7 +18,7 @@ use std::{
 
 use hoplite_lab::{
     netns::{Host, Lab, Tun, tun},
-    topology::{Direction, Link, Node, NodeKind, Topology},
+    topology::{Direction, Link, Node, Topology},
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use socket2::{Domain, Socket, Type};
@@ -43,19 +43,12 @@ fn topology(links: &[(&str, &str)]) -> Topology {
     let mut names: Vec<&str> = links.iter().flat_map(|(a, b)| [*a, *b]).collect();
     names.sort_unstable();
     names.dedup();
-    let node = |name: &str| Node {
-        name: name.to_owned(),
-        kind: NodeKind::Host,
-    };
     let link = |(a, b): &(&str, &str)| Link {
-        name: format!("{a}-{b}"),
-        ends: [(*a).to_owned(), (*b).to_owned()],
         mtu: 1400,
-        forward: Direction::default(),
-        back: Direction::default(),
+        ..Link::between(a, b, &Direction::default())
     };
     Topology {
-        nodes: names.into_iter().map(node).collect(),
+        nodes: names.into_iter().map(Node::host).collect(),
         links: links.iter().map(link).collect(),
     }
 }

@@ -20,7 +20,7 @@ use hoplite_lab::{
     errors::Failure,
     netns::tun,
     subject::{self, Ready, Run, Step},
-    topology::{Direction, Link, Node, NodeKind, Topology},
+    topology::{Direction, Link, Node, Topology},
     trial::{Key, Outcome, Report, Trial},
     workload::{self, Bulk, Kind},
     world::World,
@@ -53,16 +53,9 @@ fn world() -> World {
 
 /// Two hosts, `client` and `server`, joined by a link.
 fn trial(directory: &Path) -> Trial {
-    let node = |name: &str| Node {
-        name: name.into(),
-        kind: NodeKind::Host,
-    };
     let link = Link {
         name: "access".into(),
-        ends: ["client".into(), "server".into()],
-        mtu: 1500,
-        forward: Direction::default(),
-        back: Direction::default(),
+        ..Link::between("client", "server", &Direction::default())
     };
     Trial {
         key: Key {
@@ -73,7 +66,7 @@ fn trial(directory: &Path) -> Trial {
         },
         seed: 7,
         topology: Topology {
-            nodes: ["client", "server"].map(node).into(),
+            nodes: ["client", "server"].map(Node::host).into(),
             links: vec![link],
         },
         subject: subject::Plan {

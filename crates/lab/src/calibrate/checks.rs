@@ -15,11 +15,14 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use hoplite_wire::ip::{
+    self,
+    icmp::{self, Echo},
+};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use super::{Bench, Effort, Figure, Seen, failed};
+use super::{Bench, Effort, Figure, Seen, failed, pair, star};
 use crate::{
-    calibrate,
     emulator::ask_for_priority,
     errors::Failure,
     netns::Lab,
@@ -62,7 +65,7 @@ fn goodput(mbit: u64, time: Duration) -> Result<Figure, Failure> {
 }
 
 pub(super) fn check_loss(effort: &Effort, figure: &mut dyn FnMut(Figure)) -> Result<(), Failure> {
-    let mut link = calibrate::pair(&Direction {
+    let mut link = pair(&Direction {
         delay: Duration::from_millis(1),
         ..Direction::default()
     });
@@ -98,7 +101,7 @@ fn transfer(
     buffer: Option<usize>,
     time: Duration,
 ) -> Result<(Seen, Flow), Failure> {
-    transfer_over(&calibrate::pair(direction), buffer, time)
+    transfer_over(&pair(direction), buffer, time)
 }
 
 /// A TCP connection from `a` to `b` that is never short of data, for so long after its warming up.
@@ -225,7 +228,7 @@ pub(super) fn check_rtt(effort: &Effort, figure: &mut dyn FnMut(Figure)) -> Resu
 }
 
 fn measure(mbit: f64, time: Duration) -> Result<Figure, Failure> {
-    let bench = Bench::new(&calibrate::pair(&Direction {
+    let bench = Bench::new(&pair(&Direction {
         delay: NOMINAL / 2,
         ..Direction::default()
     }))?;
@@ -288,10 +291,9 @@ fn quantile(sorted: &[f64], share: f64) -> f64 {
         .unwrap_or(0.0)
 }
 
-const REQUEST: u8 = 8;
-const ANSWER: u8 = 0;
 /// Every request of ours has it: a raw socket hears all.
 const IDENTITY: u16 = 0x686f;
+/// Bytes of an echo with eight of payload.
 const SIZE: usize = 16;
 /// `linux/sockios.h`: when the last packet came that this socket gave; asking for the first time switches the stamps on.
 const SIOCGSTAMPNS: libc::Ioctl = 0x8907;
@@ -342,35 +344,26 @@ impl Pinger {
     }
 }
 
-fn request(number: u16) -> [u8; SIZE] {
-    let mut request = [0; SIZE];
-    request[0] = REQUEST;
-    request[4..6].copy_from_slice(&IDENTITY.to_be_bytes());
-    request[6..8].copy_from_slice(&number.to_be_bytes());
-    let sum = checksum(&request);
-    request[2..4].copy_from_slice(&sum.to_be_bytes());
-    request
+fn echo(reply: bool, number: u16) -> Echo<'static> {
+    Echo {
+        reply,
+        identifier: IDENTITY,
+        sequence: number,
+        payload: &[0; 8],
+    }
 }
 
-/// RFC 1071, for a whole number of 16-bit words.
-fn checksum(octets: &[u8; SIZE]) -> u16 {
-    let words = octets.chunks_exact(2);
-    let sum: u32 = words
-        .map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])))
-        .sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    u16::try_from(folded & 0xffff).map_or(0, |sum| !sum)
+/// The message alone: the kernel puts the IP header in front of it.
+fn request(number: u16) -> Vec<u8> {
+    let nowhere = Ipv4Addr::UNSPECIFIED.into();
+    let mut packet = echo(false, number).packet(nowhere, nowhere);
+    packet.split_off(packet.len() - SIZE)
 }
 
 /// Whether an IPv4 packet answers the request of that number.
 fn answers(packet: &[u8], number: u16) -> bool {
-    let header = packet
-        .first()
-        .map_or(0, |first| usize::from(first & 15) * 4);
-    let Some(&[kind, _, _, _, a, b, c, d, ..]) = packet.get(header..) else {
-        return false;
-    };
-    kind == ANSWER && u16::from_be_bytes([a, b]) == IDENTITY && u16::from_be_bytes([c, d]) == number
+    let packet = ip::parse(packet).ok();
+    packet.and_then(|packet| icmp::echo(&packet)) == Some(echo(true, number))
 }
 
 /// When the kernel got the packet that was read last.
@@ -465,7 +458,7 @@ pub(super) fn beside<T>(
 
 /// 250,000 small packets a second through one emulator, that is one core.
 pub(super) fn check_pps(effort: &Effort, figure: &mut dyn FnMut(Figure)) -> Result<(), Failure> {
-    let bench = Bench::new(&calibrate::pair(&Direction::default()))?;
+    let bench = Bench::new(&pair(&Direction::default()))?;
     bench.begin();
     let time = effort.time(3, 20);
     let (took, sent) = beside(&bench, 100, PACKETS_A_SECOND, || {
@@ -501,7 +494,7 @@ pub(super) fn check_pps(effort: &Effort, figure: &mut dyn FnMut(Figure)) -> Resu
 /// 60 hosts around a router, each sends 400 packets a second to the next: none is dropped, and 99 of 100 leave within half a millisecond.
 pub(super) fn check_hosts(effort: &Effort, figure: &mut dyn FnMut(Figure)) -> Result<(), Failure> {
     let delay = Duration::from_millis(10);
-    let bench = Bench::new(&calibrate::star(
+    let bench = Bench::new(&star(
         HOSTS,
         &Direction {
             delay,
@@ -540,7 +533,7 @@ const MANY_HOSTS: usize = 200;
 const LIMIT_S: f64 = 3.0;
 
 pub(super) fn check_setup(_: &Effort, figure: &mut dyn FnMut(Figure)) -> Result<(), Failure> {
-    let topology = calibrate::star(MANY_HOSTS, &Direction::default());
+    let topology = star(MANY_HOSTS, &Direction::default());
     let began = Instant::now();
     let built = Lab::build(&topology, &BTreeMap::new())?;
     let took = began.elapsed().as_secs_f64();
@@ -553,20 +546,24 @@ pub(super) fn check_setup(_: &Effort, figure: &mut dyn FnMut(Figure)) -> Result<
 
 #[cfg(test)]
 mod tests {
+    use hoplite_wire::ip::checksum;
+
     use super::*;
 
     #[test]
     fn only_the_answer_to_the_request_counts() {
-        let mut packet = [[0x45; 20].as_slice(), &request(7)].concat();
-        assert!(!answers(&packet, 7), "a request is no answer");
-        packet[20] = ANSWER;
-        assert!(answers(&packet, 7));
-        assert!(!answers(&packet, 8));
-        assert!((0..packet.len()).all(|size| size >= 28 || !answers(&packet[..size], 7)));
+        let [a, b] = [1, 2].map(|host| Ipv4Addr::new(10, 77, 0, host).into());
+        let answer = echo(true, 7).packet(b, a);
+        assert!(answers(&answer, 7));
+        assert!(!answers(&answer, 8));
+        let asked = echo(false, 7).packet(a, b);
+        assert!(!answers(&asked, 7), "a request is no answer");
+        assert!(!(0..answer.len()).any(|size| answers(&answer[..size], 7)));
     }
 
     #[test]
     fn the_sum_over_a_request_is_zero() {
-        assert_eq!(checksum(&request(0xfedc)), 0);
+        assert_eq!(checksum::of(&[&request(0xfedc)]), 0);
+        assert_eq!(request(7).len(), SIZE);
     }
 }

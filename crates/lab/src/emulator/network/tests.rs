@@ -13,21 +13,14 @@ const MS: u64 = 1_000_000;
 
 /// Perfect links between nodes; those whose name begins with R are routers.
 pub(in crate::emulator) fn topology(nodes: &[&str], links: &[[&str; 2]]) -> Topology {
-    let node = |name: &&str| Node {
-        name: (*name).to_owned(),
-        kind: if name.starts_with('R') {
-            NodeKind::Router
+    let node = |name: &&str| {
+        if name.starts_with('R') {
+            Node::router(name)
         } else {
-            NodeKind::Host
-        },
+            Node::host(name)
+        }
     };
-    let link = |[a, b]: &[&str; 2]| Link {
-        name: format!("{a}-{b}"),
-        ends: [(*a).to_owned(), (*b).to_owned()],
-        mtu: 1500,
-        forward: Direction::default(),
-        back: Direction::default(),
-    };
+    let link = |[a, b]: &[&str; 2]| Link::between(a, b, &Direction::default());
     Topology {
         nodes: nodes.iter().map(node).collect(),
         links: links.iter().map(link).collect(),

@@ -383,7 +383,7 @@ async fn secure(
     stream: TcpStream,
     record: &mut Record,
 ) -> Result<TlsStream<TcpStream>, TransferError> {
-    let name = name(order, port)?;
+    let name = server_name(order, port)?;
     let connector = TlsConnector::from(client_tls(2)?);
     let handshake = patiently(order.plan.stall, connector.connect(name, stream)).await?;
     let stream = handshake.map_err(|error| Fault::Tls.because(error))?;
@@ -392,7 +392,7 @@ async fn secure(
 }
 
 /// The server's name in TLS.
-fn name(order: &Order, port: u16) -> Result<ServerName<'static>, TransferError> {
+fn server_name(order: &Order, port: u16) -> Result<ServerName<'static>, TransferError> {
     let host = connect::target(order, port)?.host.to_string();
     let bare = host
         .trim_start_matches('[')

@@ -36,15 +36,14 @@ use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::TcpStream;
 
 use super::{
-    CONNECTION_WINDOW, Fetch, STREAM_WINDOW,
+    CONNECTION_WINDOW, Fetch, STREAM_WINDOW, Task,
     body::{Body, Check, length},
-    finish, head, take,
+    client_tls, finish, head, server_name, take,
 };
 use crate::workload::{
     Congestion, Fault, Kind, Order, TransferError, Tuning,
     run::{
         connect::{self, Token},
-        http,
         record::{Record, monotonic_us, patiently},
         tcp,
     },
@@ -65,7 +64,7 @@ struct Inner {
     connection: Connection,
     _endpoint: Endpoint,
     _control: SendStream,
-    _streams: Arc<http::Task>,
+    _streams: Arc<Task>,
     stall: Duration,
 }
 
@@ -88,7 +87,7 @@ impl Http3 {
         let config = EndpointConfig::default();
         let endpoint = Endpoint::new_with_abstract_socket(config, None, socket, runtime);
         let endpoint = endpoint.map_err(|error| Fault::Connect.because(error))?;
-        let name = http::name(order, port)?.to_str().into_owned();
+        let name = server_name(order, port)?.to_str().into_owned();
         let connecting = endpoint.connect_with(config_of(qlog, order)?, peer, &name);
         let connecting = connecting.map_err(|why| Fault::Misc.because(why))?;
         let connection = patiently(stall, connecting).await?;
@@ -97,7 +96,7 @@ impl Http3 {
         record.phases.connect.get_or_insert(now);
         record.phases.tls = Some(now);
         let control = control(&connection).await.map_err(|error| of(&error))?;
-        let streams = http::Task::spawn(ignore_streams(connection.clone()));
+        let streams = Task::spawn(ignore_streams(connection.clone()));
         Ok(Self(Arc::new(Inner {
             connection,
             _endpoint: endpoint,
@@ -205,7 +204,7 @@ fn config_of(qlog: Option<&Qlog>, order: &Order) -> Result<quinn::ClientConfig, 
         Kind::Http { tuning, .. } => tuning,
         _ => Tuning::default(),
     };
-    let tls = QuicClientConfig::try_from(http::client_tls(3)?);
+    let tls = QuicClientConfig::try_from(client_tls(3)?);
     let tls = tls.map_err(|why| Fault::Misc.because(why))?;
     let mut config = quinn::ClientConfig::new(hooks(qlog).client(Arc::new(tls), LABEL));
     config.transport_config(transport(tuning, order.plan.stall));
@@ -214,7 +213,7 @@ fn config_of(qlog: Option<&Qlog>, order: &Order) -> Result<quinn::ClientConfig, 
         SystemRandom::new()
             .fill(&mut random)
             .map_err(|_| Fault::Misc.because("the system gives no random octets"))?;
-        config.initial_dst_cid_provider(Arc::new(move || first_id(tuning, random)));
+        config.initial_dst_cid_provider(Arc::new(move || initial_connection_id(tuning, random)));
     }
     Ok(config)
 }
@@ -486,7 +485,7 @@ pub(super) fn transport(tuning: Tuning, idle: Duration) -> Arc<TransportConfig> 
 }
 
 /// A first connection id with this wish; `random` fills the rest.
-fn first_id(tuning: Tuning, random: [u8; LENGTH]) -> ConnectionId {
+fn initial_connection_id(tuning: Tuning, random: [u8; LENGTH]) -> ConnectionId {
     let mut id = random;
     let (head, _) = id.split_at_mut(7);
     head[..4].copy_from_slice(&MARK);
@@ -496,7 +495,7 @@ fn first_id(tuning: Tuning, random: [u8; LENGTH]) -> ConnectionId {
 }
 
 /// The wish of a client, if it has one.
-pub(super) fn wish(id: &ConnectionId) -> Tuning {
+pub(super) fn requested_tuning(id: &ConnectionId) -> Tuning {
     let &[a, b, c, d, congestion, high, low, ..] = &**id else {
         return Tuning::default();
     };
@@ -551,7 +550,10 @@ mod tests {
         for congestion in [Congestion::Cubic, Congestion::Bbr, Congestion::Newreno] {
             for packet in [0, 1200, 1350] {
                 let tuning = Tuning { congestion, packet };
-                assert_eq!(wish(&first_id(tuning, [0xee; LENGTH])), tuning);
+                assert_eq!(
+                    requested_tuning(&initial_connection_id(tuning, [0xee; LENGTH])),
+                    tuning
+                );
             }
         }
     }
@@ -559,9 +561,9 @@ mod tests {
     #[test]
     fn an_id_of_somebody_else_is_no_wish() {
         for id in [&b""[..], b"hla", b"hlab\x01", b"HLAB\x01\x04\xb0and more"] {
-            assert_eq!(wish(&ConnectionId::new(id)), Tuning::default());
+            assert_eq!(requested_tuning(&ConnectionId::new(id)), Tuning::default());
         }
-        let unknown = wish(&ConnectionId::new(b"hlab\x09\0\0"));
+        let unknown = requested_tuning(&ConnectionId::new(b"hlab\x09\0\0"));
         assert_eq!(unknown, Tuning::default());
     }
 }

@@ -29,7 +29,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{
     body::{Body, Check, length},
-    h3::{self, size, transport, wish},
+    h3::{self, requested_tuning, size, transport},
 };
 use crate::workload::{
     Fault, TransferError, Tuning,
@@ -85,12 +85,12 @@ impl Server {
     /// Serves for ever.
     pub(crate) async fn run(self) {
         let acceptor = TlsAcceptor::from(self.tls);
-        let clear = accept(self.http, one);
+        let clear = accept(self.http, serve_http1);
         let secure = accept(self.https, move |stream, peer| {
             let acceptor = acceptor.clone();
             async move { secure(acceptor, stream, peer).await }
         });
-        tokio::join!(clear, secure, quic(self.quic, self.config));
+        tokio::join!(clear, secure, accept_quic(self.quic, self.config));
     }
 }
 
@@ -143,13 +143,13 @@ async fn secure(acceptor: TlsAcceptor, stream: TcpStream, peer: SocketAddr) {
         Err(error) => return tracing::debug!(%error, "a TLS handshake failed"),
     };
     match stream.get_ref().1.alpn_protocol() {
-        Some(b"h2") => two(stream, peer).await,
-        _ => one(stream, peer).await,
+        Some(b"h2") => serve_http2(stream, peer).await,
+        _ => serve_http1(stream, peer).await,
     }
 }
 
 /// HTTP/1.1.
-async fn one(stream: impl AsyncRead + AsyncWrite + Unpin + 'static, peer: SocketAddr) {
+async fn serve_http1(stream: impl AsyncRead + AsyncWrite + Unpin + 'static, peer: SocketAddr) {
     let serve = service_fn(move |request: http::Request<Incoming>| async move {
         Ok::<_, Infallible>(response(request.uri().path(), peer).map(Hyper))
     });
@@ -204,7 +204,7 @@ impl hyper::body::Body for Hyper {
 }
 
 /// HTTP/2.
-async fn two(stream: impl AsyncRead + AsyncWrite + Unpin, peer: SocketAddr) {
+async fn serve_http2(stream: impl AsyncRead + AsyncWrite + Unpin, peer: SocketAddr) {
     let mut builder = h2::server::Builder::new();
     builder.max_concurrent_streams(STREAMS);
     let Ok(mut connection) = builder.handshake::<_, Bytes>(stream).await else {
@@ -244,7 +244,7 @@ async fn push(
 }
 
 /// HTTP/3.
-async fn quic(endpoint: Endpoint, config: quinn::ServerConfig) {
+async fn accept_quic(endpoint: Endpoint, config: quinn::ServerConfig) {
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     while let Some(incoming) = endpoint.accept().await {
         let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
@@ -253,7 +253,7 @@ async fn quic(endpoint: Endpoint, config: quinn::ServerConfig) {
         };
         let config = config.clone();
         tokio::spawn(async move {
-            if let Err(error) = three(incoming, config).await {
+            if let Err(error) = serve_http3(incoming, config).await {
                 tracing::debug!(%error, "a QUIC connection ended early");
             }
             drop(permit);
@@ -261,11 +261,11 @@ async fn quic(endpoint: Endpoint, config: quinn::ServerConfig) {
     }
 }
 
-async fn three(
+async fn serve_http3(
     incoming: IncomingQuic,
     mut config: quinn::ServerConfig,
 ) -> Result<(), quinn::ConnectionError> {
-    config.transport_config(transport(wish(&incoming.orig_dst_cid()), IDLE));
+    config.transport_config(transport(requested_tuning(&incoming.orig_dst_cid()), IDLE));
     let connection = incoming.accept_with(Arc::new(config))?.await?;
     let _control = h3::control(&connection).await?;
     let streams = h3::ignore_streams(connection.clone());
