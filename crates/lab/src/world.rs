@@ -98,18 +98,11 @@ enum Waited {
     Unwanted,
 }
 
-/// Makes the attempt in a world of this program.
+/// Makes the attempt in a world of this program, which ends at once when `unwanted` says so; it is asked often, and the outcome then is a
+/// failed one.
 ///
 /// # Errors
 /// When this machine allows no attempt at all: no namespaces, no TUN, an unknown setting. Everything else is the report's outcome.
-pub fn spawn(trial: &Trial) -> Result<Report, Failure> {
-    spawn_until(trial, &|| false)
-}
-
-/// Like [`spawn`], but ends the world at once when `unwanted` says so, which is asked often; the outcome then is a failed one.
-///
-/// # Errors
-/// Those of [`spawn`].
 pub fn spawn_until(trial: &Trial, unwanted: &dyn Fn() -> bool) -> Result<Report, Failure> {
     World::default().attempt(trial, unwanted)
 }
@@ -127,7 +120,7 @@ pub fn check() -> Result<bool, Failure> {
         )
     };
     let directory = tempfile::tempdir().map_err(failed)?;
-    let report = spawn(&empty(directory.path()))?;
+    let report = spawn_until(&empty(directory.path()), &|| false)?;
     match report.outcome {
         Outcome::Done => Ok(report.emulator.real_time),
         Outcome::Failed { doing, why, .. } => Err(Failure::new(doing, why, "please report this")),
@@ -180,7 +173,7 @@ impl World {
     /// Makes an attempt; see [`spawn_until`].
     ///
     /// # Errors
-    /// Those of [`spawn`].
+    /// Those of [`spawn_until`].
     pub fn attempt(&self, trial: &Trial, unwanted: &dyn Fn() -> bool) -> Result<Report, Failure> {
         let began = Instant::now();
         let log = trial.directory.join("world.log");

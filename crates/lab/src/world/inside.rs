@@ -443,7 +443,7 @@ impl Snapshot {
 }
 
 /// Of a process of the workload itself, which ended.
-pub(super) fn of_own(
+pub(super) fn process_use(
     name: String,
     host: &str,
     process: &Process,

@@ -132,7 +132,7 @@ impl<'a> Work<'a> {
 
     /// What it used, all of it while workloads ran.
     pub(super) fn used(&self) -> ProcessUse {
-        inside::of_own(
+        inside::process_use(
             name_of(self.plan),
             &self.plan.from,
             &self.process,
@@ -526,7 +526,7 @@ impl Server {
             let _exit = self.process.wait_for(SERVER_PATIENCE);
         }
         let name = format!("serve:{}", self.host);
-        inside::of_own(name, &self.host, &self.process, peak, Some(cpu_s))
+        inside::process_use(name, &self.host, &self.process, peak, Some(cpu_s))
     }
 }
 
