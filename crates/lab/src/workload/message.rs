@@ -9,6 +9,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use super::transfer::mapped;
 use crate::splitmix::mix;
 
 /// The smallest datagram: a head.
@@ -211,10 +212,7 @@ impl Hello {
 
 /// The body of a welcome.
 pub(crate) fn emit_address(ip: IpAddr) -> [u8; 16] {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-        IpAddr::V6(ip) => ip.octets(),
-    }
+    mapped(ip).octets()
 }
 
 /// The address in the body of a welcome.

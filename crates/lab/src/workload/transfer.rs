@@ -224,13 +224,14 @@ impl Answer {
         head[..4].copy_from_slice(ANSWER_MAGIC);
         head[4] = VERSION;
         head[5] = self.status as u8;
-        rest[..16].copy_from_slice(&six(self.seen_as).octets());
+        rest[..16].copy_from_slice(&mapped(self.seen_as).octets());
         rest[16..].copy_from_slice(&self.token.to_be_bytes());
         out
     }
 }
 
-fn six(ip: IpAddr) -> Ipv6Addr {
+/// As IPv6: an IPv4 address is mapped.
+pub(super) fn mapped(ip: IpAddr) -> Ipv6Addr {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
         IpAddr::V6(ip) => ip,
@@ -496,7 +497,7 @@ impl Payload {
 }
 
 /// Makes the block, so that no transfer waits for it.
-pub(crate) fn prepare() {
+pub(crate) fn prepare_payload() {
     block();
 }
 

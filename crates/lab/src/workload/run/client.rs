@@ -35,7 +35,7 @@ use crate::{
 /// The order cannot be read, the runtime cannot start, or nobody reads the transfers any more.
 pub fn main() -> Result<(), Failure> {
     let order = order(&mut io::stdin().lock())?;
-    transfer::prepare();
+    transfer::prepare_payload();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();

@@ -104,9 +104,7 @@ impl Fetches {
             upload,
         })
     }
-}
 
-impl Fetches {
     /// Bytes to the server and from it.
     fn asked(&self) -> [u64; 2] {
         if self.upload {

@@ -49,7 +49,7 @@ pub fn main() -> Result<(), Failure> {
         .enable_all()
         .build();
     let runtime = runtime.map_err(failed("starting the runtime"))?;
-    transfer::prepare();
+    transfer::prepare_payload();
     let outcome = runtime.block_on(async {
         let qlog = qlog().map_err(failed("opening the directory of QLOGDIR"))?;
         let server = Server::bind(Ports::default(), qlog.as_ref());
