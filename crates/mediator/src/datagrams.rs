@@ -1,19 +1,23 @@
 //! A UDP flow of either front end once it is open: what a program sends waits at a [`Sender`] until the flow's task takes it, and datagrams move
 //! both ways until the flow is idle or fails. SOCKS associations and the TUN device use it; what their ends look like is a [`Program`].
 
-mod sender;
-
 use std::{
+    collections::VecDeque,
     future::poll_fn,
-    task::{Context, Poll, ready},
+    mem,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
 use hoplite_overlay::{Batch, Datagrams, Error};
+use tokio::time::{Instant, Sleep, sleep};
 
-use self::sender::Wait;
-pub(crate) use self::sender::{FLOOR, Pushed, Sender};
-use crate::{copy::idle::Idle, queue::Queue};
+use crate::{
+    budget::{Account, SHORT},
+    copy::Idle,
+};
 
 /// How long a flow that failed keeps its place, so that a program that insists does not make us open flows without a pause.
 pub(crate) const HOLD_OFF: Duration = Duration::from_secs(1);
@@ -109,5 +113,394 @@ impl<P: Program> Carrying<'_, P> {
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+}
+
+/// What a flow may hold in any case, in octets of memory: a datagram of usual size.
+pub(crate) const FLOOR: usize = 2048;
+/// So many octets fill a packet: nobody waits for more to share it.
+const PACKET: usize = 1000;
+/// A question and its answer, each of them twice or in a few pieces, are no more datagrams.
+const EXCHANGE: usize = 8;
+
+/// The end of a UDP flow that a table holds: datagrams from the program wait here for the flow's task. Clones are the same end; `W` tells why
+/// a flow failed.
+#[derive(Debug)]
+pub(crate) struct Sender<W>(Arc<Mutex<Shared<W>>>);
+
+#[derive(Debug)]
+struct Shared<W> {
+    /// Bounded by itself and by the account: datagrams that come when it is full are dropped.
+    queue: Queue,
+    /// The memory of the queue with which this one changes places, in octets.
+    elsewhere: usize,
+    /// What both count against; none when the flow is over.
+    account: Option<Account>,
+    waker: Option<Waker>,
+    used: Instant,
+    /// How many datagrams came from the program and from the target.
+    counts: [usize; 2],
+    /// Set when the flow has failed.
+    failed: Option<W>,
+}
+
+/// What became of datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pushed<W> {
+    /// They wait, but for so many that found no room.
+    Dropped(usize),
+    /// The flow has failed.
+    Failed(W),
+}
+
+impl<W> Clone for Sender<W> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<W: Copy> Sender<W> {
+    /// The end of a flow that begins.
+    pub(crate) fn new(account: Account) -> Self {
+        Self(Arc::new(Mutex::new(Shared {
+            queue: Queue::default(),
+            elsewhere: 0,
+            account: Some(account),
+            waker: None,
+            used: Instant::now(),
+            counts: [0; 2],
+            failed: None,
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared<W>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues copies.
+    pub(crate) fn push(&self, batch: Batch<'_>, now: Instant) -> Pushed<W> {
+        let mut shared = self.lock();
+        shared.used = now;
+        if let Some(why) = shared.failed {
+            return Pushed::Failed(why);
+        }
+        shared.count(0, batch);
+        let dropped = shared.queue_up(batch);
+        let waker = shared.waker.take();
+        drop(shared);
+        waker.into_iter().for_each(Waker::wake);
+        Pushed::Dropped(dropped)
+    }
+
+    /// Datagrams came from the target.
+    pub(crate) fn received(&self, batch: Batch<'_>, now: Instant) {
+        let mut shared = self.lock();
+        shared.used = now;
+        shared.count(1, batch);
+    }
+
+    /// When the program or the target used it last.
+    pub(crate) fn used(&self) -> Instant {
+        self.lock().used
+    }
+
+    /// Whether it has proved to be more than a question that was answered, or not.
+    pub(crate) fn is_stream(&self) -> bool {
+        let [sent, received] = self.lock().counts;
+        received > 0 && sent.saturating_add(received) > EXCHANGE
+    }
+
+    /// The flow has failed: what waits is lost, what comes is answered. Answers how many datagrams that were.
+    pub(crate) fn fail(&self, why: W) -> usize {
+        let mut shared = self.lock();
+        shared.failed = Some(why);
+        let lost = mem::take(&mut shared.queue).len();
+        shared.settle();
+        lost
+    }
+
+    /// The flow is over: it holds nothing any more.
+    pub(crate) fn end(&self) {
+        let mut shared = self.lock();
+        shared.queue = Queue::default();
+        shared.account = None;
+    }
+
+    /// How much others miss its place: see [`Account::rest_counts`]. `None` if it is over.
+    pub(crate) fn rest_counts(&self, now: Instant) -> Option<(u128, Duration)> {
+        let shared = self.lock();
+        let rested = now.saturating_duration_since(shared.used);
+        Some(shared.account.as_ref()?.rest_counts(rested))
+    }
+
+    /// The first datagram that waits.
+    pub(crate) fn first(&self) -> Vec<u8> {
+        let shared = self.lock();
+        let batch = shared.queue.batch().map(|(batch, _)| batch);
+        let first = batch.and_then(|batch| batch.payloads().next());
+        first.unwrap_or_default().to_vec()
+    }
+
+    /// Takes what waits, in exchange for the empty queue, or wakes later.
+    fn poll_take(&self, cx: &mut Context<'_>, empty: &mut Queue, wait: &mut Wait) -> Poll<()> {
+        let mut shared = self.lock();
+        if shared.queue.is_empty() {
+            shared.waker = Some(cx.waker().clone());
+            // They change places: both have held a burst.
+            let kept = shared
+                .account
+                .as_ref()
+                .is_some_and(|account| account.allowance() >= SHORT);
+            shared.queue.release(kept);
+            empty.release(kept);
+            shared.elsewhere = empty.memory();
+            shared.settle();
+            return Poll::Pending;
+        }
+        if shared.queue.octets() < PACKET && wait.poll(cx).is_pending() {
+            shared.waker = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        wait.sleep = None;
+        mem::swap(&mut shared.queue, empty);
+        shared.elsewhere = empty.memory();
+        Poll::Ready(())
+    }
+}
+
+impl<W> Shared<W> {
+    /// Queues copies as far as there is room and memory; answers how many found none.
+    fn queue_up(&mut self, batch: Batch<'_>) -> usize {
+        let more = self.account.as_ref().map_or(0, Account::allowance);
+        let floor = FLOOR.saturating_sub(self.elsewhere);
+        let most = floor.max(self.queue.memory().saturating_add(more));
+        let dropped = self.queue.push_train(batch, most);
+        self.settle();
+        dropped
+    }
+
+    fn settle(&mut self) {
+        let held = self.queue.memory() + self.elsewhere;
+        if let Some(account) = &mut self.account {
+            account.set(held);
+        }
+    }
+
+    fn count(&mut self, end: usize, batch: Batch<'_>) {
+        if let Some(count) = self.counts.get_mut(end) {
+            *count = count.saturating_add(batch.payloads().count());
+        }
+    }
+}
+
+/// How long the first of a few small datagrams waits for others (`flows.pack_wait`).
+#[derive(Debug)]
+struct Wait {
+    limit: Duration,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl Wait {
+    fn new(limit: Duration) -> Self {
+        Self { limit, sleep: None }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.limit.is_zero() {
+            return Poll::Ready(());
+        }
+        let limit = self.limit;
+        let sleep = self.sleep.get_or_insert_with(|| Box::pin(sleep(limit)));
+        sleep.as_mut().poll(cx)
+    }
+}
+
+/// The most octets that wait, and the most datagrams; further ones are dropped.
+pub(crate) const MAX_OCTETS: usize = 256 * 1024;
+pub(crate) const MAX_COUNT: usize = 512;
+/// The most that one batch takes: what UDP_SEGMENT takes.
+const BATCH_OCTETS: usize = 65_000;
+const BATCH_COUNT: usize = 64;
+/// The room that an empty queue keeps: a flow in use allocates nothing, a silent one holds little.
+const KEPT_OCTETS: usize = 16 * 1024;
+const KEPT_COUNT: usize = 32;
+
+/// Datagrams on their way to a target, one after the other in one buffer, taken out in batches of one size: what the overlay sends in one call.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    contents: Vec<u8>,
+    lengths: VecDeque<usize>,
+    /// Where the first datagram starts.
+    head: usize,
+}
+
+impl Queue {
+    pub(crate) fn len(&self) -> usize {
+        self.lengths.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lengths.is_empty()
+    }
+
+    /// What it takes, in octets of memory.
+    pub(crate) fn memory(&self) -> usize {
+        self.contents.capacity() + self.lengths.capacity() * size_of::<usize>()
+    }
+
+    /// Takes a copy, or answers that there is no room, or none that takes no more than `most` octets of memory in all.
+    pub(crate) fn push(&mut self, payload: &[u8], most: usize) -> bool {
+        let room = MAX_OCTETS.saturating_sub(self.contents.len());
+        if payload.len() > room || self.lengths.len() >= MAX_COUNT {
+            return false;
+        }
+        if !self.grow(payload.len(), most) {
+            return false;
+        }
+        self.contents.extend_from_slice(payload);
+        self.lengths.push_back(payload.len());
+        true
+    }
+
+    /// Makes place for one more, by doubling if that is allowed.
+    fn grow(&mut self, octets: usize, most: usize) -> bool {
+        let (len, count) = (self.contents.len() + octets, self.lengths.len() + 1);
+        let (octets, lengths) = (self.contents.capacity(), self.lengths.capacity());
+        if len <= octets && count <= lengths {
+            return true;
+        }
+        let lengths = if count <= lengths {
+            lengths
+        } else {
+            count.max(4).next_power_of_two()
+        };
+        let left = most.saturating_sub(lengths * size_of::<usize>());
+        let octets = if len <= octets {
+            octets
+        } else {
+            len.max(octets * 2).min(left)
+        };
+        if octets < len || octets > left {
+            return false;
+        }
+        self.contents.reserve_exact(octets - self.contents.len());
+        self.lengths.reserve_exact(lengths - self.lengths.len());
+        true
+    }
+
+    /// How many octets wait.
+    pub(crate) fn octets(&self) -> usize {
+        self.contents.len() - self.head
+    }
+
+    /// Takes copies of a train's datagrams as far as there is room, and answers how many found none.
+    pub(crate) fn push_train(&mut self, train: Batch<'_>, most: usize) -> usize {
+        let payloads = train.payloads();
+        payloads.filter(|payload| !self.push(payload, most)).count()
+    }
+
+    /// The first datagrams that have one size; the last may be shorter. `None` when there are none.
+    pub(crate) fn batch(&self) -> Option<(Batch<'_>, usize)> {
+        let segment = *self.lengths.front()?;
+        let (mut octets, mut count) = (segment, 1);
+        for &len in self.lengths.iter().skip(1).take(BATCH_COUNT - 1) {
+            if segment == 0 || len == 0 || len > segment || octets + len > BATCH_OCTETS {
+                break;
+            }
+            (octets, count) = (octets + len, count + 1);
+            if len < segment {
+                break;
+            }
+        }
+        let contents = self.contents.get(self.head..self.head + octets)?;
+        let segment = segment.max(1);
+        Some((Batch { contents, segment }, count))
+    }
+
+    /// Removes the first `count`.
+    pub(crate) fn pop(&mut self, count: usize) {
+        let gone: usize = self.lengths.drain(..count.min(self.lengths.len())).sum();
+        self.head += gone;
+        if self.lengths.is_empty() {
+            self.contents.clear();
+            self.head = 0;
+        }
+    }
+
+    /// Gives back what a burst needed; what an ordinary exchange needs stays if it is to be `kept`.
+    pub(crate) fn release(&mut self, kept: bool) {
+        let (octets, count) = if kept {
+            (KEPT_OCTETS, KEPT_COUNT)
+        } else {
+            (0, 0)
+        };
+        self.contents.shrink_to(octets);
+        self.lengths.shrink_to(count);
+    }
+}
+
+#[cfg(test)]
+mod queue_tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn drain(queue: &mut Queue) -> Vec<Vec<u8>> {
+        let mut out = Vec::new();
+        while let Some((batch, count)) = queue.batch() {
+            let payloads: Vec<_> = batch.payloads().map(<[u8]>::to_vec).collect();
+            assert_eq!(payloads.len(), count);
+            out.extend(payloads);
+            queue.pop(count);
+        }
+        out
+    }
+
+    #[test]
+    fn equal_datagrams_leave_as_one_batch_with_a_shorter_one_last() {
+        let mut queue = Queue::default();
+        for len in [100, 100, 40, 100] {
+            assert!(queue.push(&vec![0; len], usize::MAX));
+        }
+        let (batch, count) = queue.batch().expect("full");
+        assert_eq!((batch.contents.len(), batch.segment, count), (240, 100, 3));
+    }
+
+    #[test]
+    fn a_full_queue_drops_what_comes() {
+        let mut queue = Queue::default();
+        while queue.push(&[0; 1000], usize::MAX) {}
+        assert!(!queue.push(&[0; 1000], usize::MAX));
+        queue.pop(MAX_COUNT);
+        assert!(queue.push(&[0; 1000], usize::MAX));
+    }
+
+    proptest! {
+        #[test]
+        fn no_more_memory_is_taken_than_is_allowed(
+            steps in proptest::collection::vec((0_usize..3000, 0_usize..30_000, 0_usize..4, any::<bool>()), 0..200),
+        ) {
+            let mut queue = Queue::default();
+            for (len, most, gone, kept) in steps {
+                let before = (queue.memory(), queue.len());
+                let taken = queue.push(&vec![0; len], most);
+                prop_assert!(queue.memory() <= most.max(before.0));
+                prop_assert_eq!(queue.len(), before.1 + usize::from(taken));
+                queue.pop(gone);
+                if queue.is_empty() {
+                    queue.release(kept);
+                    prop_assert!(kept || queue.memory() == 0);
+                }
+            }
+        }
+
+        #[test]
+        fn what_went_in_comes_out_in_order(payloads in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..4), 0..300)) {
+            let mut queue = Queue::default();
+            for payload in &payloads {
+                prop_assert!(queue.push(payload, usize::MAX));
+            }
+            prop_assert_eq!(drain(&mut queue), payloads);
+        }
     }
 }

@@ -32,7 +32,6 @@ pub mod counters;
 mod datagrams;
 mod front;
 mod http;
-mod queue;
 mod socks;
 #[cfg(test)]
 mod testing;

@@ -3,24 +3,39 @@
 //!
 //! We do not serve BIND, because no overlay accepts connections at its far end.
 
-mod associate;
-mod flow;
-mod scratch;
-mod socket;
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    future::poll_fn,
+    io::{self, IoSliceMut},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
-use std::{io, sync::Arc};
-
-use hoplite_overlay::{Error, ErrorKind, Isolation, Reason};
+use hoplite_overlay::{
+    Batch, Datagrams, Error, ErrorKind, Isolation, Reason, direct::udp::enlarge_buffers,
+};
 use hoplite_wire::{
-    Target,
-    socks::{Acceptor, Command, Endpoint, Refusal, Reply, ReplyCode, Request, Step},
+    Host, Target,
+    socks::{Acceptor, Command, DatagramView, Endpoint, Refusal, Reply, ReplyCode, Request, Step},
 };
+use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    time::timeout,
+    io::{AsyncReadExt, AsyncWriteExt, Interest},
+    net::UdpSocket,
+    task::{AbortHandle, JoinSet},
+    time::{Instant, sleep, timeout},
 };
 
-use crate::{app::App, copy::copy, front::Room};
+use crate::{
+    app::{App, Used},
+    copy::copy,
+    datagrams::{self, FLOOR, HOLD_OFF, Program, Pushed},
+    front::Room,
+    users::User,
+};
 
 /// Serves one program until it or its flow ends.
 pub(crate) async fn serve(mut app: App, room: Arc<Room>) {
@@ -94,7 +109,7 @@ impl Asked {
             Command::Connect => self.connect(app, &room).await,
             Command::Associate if room.udp => {
                 let announced = self.request.endpoint;
-                Box::pin(associate::serve(app, announced, self.isolation, room)).await;
+                Box::pin(associate(app, announced, self.isolation, room)).await;
             }
             Command::Associate | Command::Bind => fail(app, ReplyCode::CommandNotSupported).await,
         }
@@ -159,6 +174,442 @@ fn reply_code(error: &Error) -> ReplyCode {
         (ErrorKind::Unsupported, _) => ReplyCode::CommandNotSupported,
         (ErrorKind::PathFailed | ErrorKind::Bug, _) => ReplyCode::GeneralFailure,
     }
+}
+
+/// How many receive calls are made before other tasks have their turn.
+const TURN: usize = 16;
+
+/// Serves one association.
+async fn associate(mut app: App, announced: Endpoint, isolation: Isolation, room: Arc<Room>) {
+    let mut association = match Association::new(&app, &announced, isolation, &room).await {
+        Ok(association) => association,
+        Err(error) => {
+            tracing::warn!(%error, "no socket for a UDP association: raise the limit of open files (ulimit -n)");
+            return fail(app, ReplyCode::GeneralFailure).await;
+        }
+    };
+    let Ok(bound) = association.socket.local_addr() else {
+        return fail(app, ReplyCode::GeneralFailure).await;
+    };
+    if reply(&mut app, ReplyCode::Succeeded, bound.into())
+        .await
+        .is_err()
+    {
+        return;
+    }
+    room.counters.associations.add(1);
+    tokio::select! {
+        error = association.run() => tracing::debug!(%error, "an association's socket failed"),
+        // "A UDP association terminates when the TCP connection that the UDP ASSOCIATE request arrived on terminates."
+        () = silence(&mut app) => {}
+    }
+    app.close().await;
+}
+
+/// Until the program closes; what it sends meanwhile has no meaning.
+async fn silence(app: &mut App) {
+    let mut ignored = [0; 64];
+    while app.read(&mut ignored).await.is_ok_and(|n| n > 0) {}
+}
+
+/// UDP ASSOCIATE (RFC 1928 §4, §6, §7): a socket for one program, and a flow for each target that it sends to, until the program closes its
+/// TCP connection. Only the program's own datagrams are taken: from the address of its TCP connection, and from the port that it announced, or
+/// the first that it sends from.
+struct Association {
+    room: Arc<Room>,
+    socket: Arc<Socket>,
+    isolation: Isolation,
+    /// The address of the program's TCP connection.
+    peer: IpAddr,
+    /// That connection rests while datagrams move.
+    used: Used,
+    /// The port that the program sends from, once it is known.
+    port: Option<u16>,
+    /// By the header of the datagrams: at most `limits.datagram_flows`, the one used least lately makes room.
+    flows: HashMap<Box<[u8]>, Place>,
+    tasks: JoinSet<()>,
+}
+
+struct Place {
+    sender: Sender,
+    task: AbortHandle,
+}
+
+impl Association {
+    async fn new(
+        app: &App,
+        announced: &Endpoint,
+        isolation: Isolation,
+        room: &Arc<Room>,
+    ) -> io::Result<Self> {
+        let peer = app.peer_addr()?.ip().to_canonical();
+        Ok(Self {
+            room: Arc::clone(room),
+            socket: Arc::new(Socket::bind(app.local_addr()?).await?),
+            isolation,
+            peer,
+            used: app.used(),
+            port: announced_port(announced, peer),
+            flows: HashMap::new(),
+            tasks: JoinSet::new(),
+        })
+    }
+
+    async fn run(&mut self) -> io::Error {
+        let socket = Arc::clone(&self.socket);
+        poll_fn(|cx| {
+            let now = Instant::now();
+            for _ in 0..TURN {
+                let turn = with(|scratch| {
+                    socket.poll_recv(cx, scratch, |arrived| self.take(&arrived, now))
+                });
+                match turn {
+                    Poll::Ready(Ok(())) => {}
+                    Poll::Ready(Err(error)) => return Poll::Ready(error),
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await
+    }
+
+    fn take(&mut self, arrived: &Arrived<'_>, now: Instant) {
+        if self.forward(arrived, now).is_none() {
+            self.room.counters.datagrams_dropped.add(1);
+        }
+    }
+
+    /// Queues one datagram; `None` drops it.
+    fn forward(&mut self, arrived: &Arrived<'_>, now: Instant) -> Option<()> {
+        if !self.is_ours(arrived.source) {
+            return None;
+        }
+        let view = DatagramView::parse(arrived.datagram).ok()?;
+        // "[...] MUST drop any datagram whose FRAG field is other than X'00'"
+        if view.fragment != 0 {
+            return None;
+        }
+        self.port = Some(arrived.source.port());
+        self.used.touch();
+        let sender = match self.flows.get(view.header) {
+            Some(place) if !place.task.is_finished() => &place.sender,
+            _ => self.open(&view, arrived.source)?,
+        };
+        let contents = view.payload;
+        let segment = contents.len().max(1);
+        let pushed = sender.push(Batch { contents, segment }, now);
+        (pushed == Pushed::Dropped(0)).then_some(())
+    }
+
+    fn is_ours(&self, source: SocketAddr) -> bool {
+        source.ip().to_canonical() == self.peer
+            && self.port.is_none_or(|port| port == source.port())
+    }
+
+    fn open(&mut self, view: &DatagramView<'_>, program: SocketAddr) -> Option<&Sender> {
+        let target = view.endpoint.endpoint().ok()?.target().ok()?;
+        self.make_room();
+        let memory = &self.room.datagram_memory;
+        let account = memory.open(User::at(self.peer), target.host.clone(), FLOOR)?;
+        let sender = Sender::new(account);
+        let flow = Flow {
+            room: Arc::clone(&self.room),
+            socket: Arc::clone(&self.socket),
+            program,
+            header: view.header.into(),
+            sender: sender.clone(),
+        };
+        let task = self.tasks.spawn(flow.run(target, self.isolation.clone()));
+        let place = self.flows.entry(view.header.into());
+        let place = place.insert_entry(Place { sender, task });
+        Some(&place.into_mut().sender)
+    }
+
+    /// Forgets the flows that are over; when that does not help, the one that was used least lately.
+    fn make_room(&mut self) {
+        while self.tasks.try_join_next().is_some() {}
+        if self.flows.len() < self.room.limits.datagram_flows {
+            return;
+        }
+        self.flows.retain(|_, place| !place.task.is_finished());
+        if self.flows.len() < self.room.limits.datagram_flows {
+            return;
+        }
+        let oldest = self
+            .flows
+            .iter()
+            .min_by_key(|(_, place)| place.sender.used());
+        let Some(header) = oldest.map(|(header, _)| header.clone()) else {
+            return;
+        };
+        if let Some(place) = self.flows.remove(&header) {
+            place.task.abort();
+        }
+    }
+}
+
+/// The port that the program says it will send from. Some programs announce their target instead: that is no source.
+fn announced_port(announced: &Endpoint, peer: IpAddr) -> Option<u16> {
+    match announced.host {
+        Host::Ip(ip) if ip == peer || ip.is_unspecified() => {
+            Some(announced.port).filter(|port| *port != 0)
+        }
+        _ => None,
+    }
+}
+
+/// The end of a flow that the association holds. A program is not told why its flow failed.
+type Sender = datagrams::Sender<()>;
+
+/// One UDP flow of an association, from a program to one target: opens, then moves datagrams both ways until it is idle, fails, or the
+/// association ends. Each runs in a task of its own, so that a slow one holds up nobody.
+struct Flow {
+    room: Arc<Room>,
+    socket: Arc<Socket>,
+    /// Where the program receives.
+    program: SocketAddr,
+    /// Stands in front of every answer: the target in the very form in which it was asked for.
+    header: Box<[u8]>,
+    sender: Sender,
+}
+
+impl Flow {
+    /// Runs until it is over; then its place may be given to another.
+    async fn run(self, target: Target, isolation: Isolation) {
+        match self.open(&target, isolation).await {
+            Ok(datagrams) => {
+                self.room.counters.datagram_flows.add(1);
+                if datagrams::carry(&self, &*datagrams).await.is_ok() {
+                    return;
+                }
+            }
+            Err(error) => self.room.counters.failed(&error),
+        }
+        let lost = self.sender.fail(());
+        self.room.counters.datagrams_dropped.add(lost);
+        sleep(HOLD_OFF).await;
+    }
+
+    async fn open(
+        &self,
+        target: &Target,
+        isolation: Isolation,
+    ) -> Result<Box<dyn Datagrams>, Error> {
+        let terms = self.room.terms(isolation);
+        let opening = self.room.overlay.open_datagrams(target, &terms);
+        terms.run("opening a datagram flow", opening).await
+    }
+
+    fn deliver(&self, batch: Batch<'_>, sending: &mut Vec<u8>) {
+        let payloads = batch.payloads();
+        let dropped = self
+            .socket
+            .send(self.program, &self.header, payloads, sending);
+        self.room.counters.datagrams_dropped.add(dropped);
+        self.room.counters.octets_down.add(batch.contents.len());
+        self.sender.received(batch, Instant::now());
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        self.sender.end();
+    }
+}
+
+impl Program for Flow {
+    type Why = ();
+
+    fn sender(&self) -> &Sender {
+        &self.sender
+    }
+
+    fn idle(&self) -> Duration {
+        self.room.limits.idle_datagrams
+    }
+
+    fn sent(&self, octets: usize) {
+        self.room.counters.octets_up.add(octets);
+    }
+
+    fn too_large(&self, _: Batch<'_>, _: usize) {
+        self.room.counters.datagrams_dropped.add(1);
+    }
+
+    fn poll_receive(
+        &self,
+        cx: &mut Context<'_>,
+        datagrams: &dyn Datagrams,
+    ) -> Poll<Result<(), Error>> {
+        with(|Scratch { received, sending }| {
+            let train = received.get_mut(..TRAIN).unwrap_or_default();
+            let got = ready!(datagrams.poll_recv(cx, train))?;
+            let contents = train.get(..got.len).unwrap_or_default();
+            let segment = got.segment.max(1);
+            self.deliver(Batch { contents, segment }, sending);
+            Poll::Ready(Ok(()))
+        })
+    }
+}
+
+/// What UDP over IPv4 can carry in one call.
+const LARGEST: usize = 65_507;
+
+/// An association's socket: datagrams from and to one program, many with each system call where the kernel can. Linux gives trains of equal
+/// datagrams when the program sends them so (UDP_SEGMENT), and takes them from us.
+#[derive(Debug)]
+struct Socket {
+    udp: UdpSocket,
+    state: UdpSocketState,
+}
+
+/// One datagram that was received.
+struct Arrived<'a> {
+    source: SocketAddr,
+    datagram: &'a [u8],
+}
+
+impl Socket {
+    /// Binds a port of the system's choice at the address of `local`.
+    async fn bind(local: SocketAddr) -> io::Result<Self> {
+        let mut local = local;
+        local.set_port(0);
+        local.set_ip(local.ip().to_canonical());
+        let udp = UdpSocket::bind(local).await?;
+        // A program's burst waits here until its turn comes; what the kernel grants is all there is.
+        enlarge_buffers(&udp);
+        let state = UdpSocketState::new((&udp).into())?;
+        Ok(Self { udp, state })
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.udp.local_addr()
+    }
+
+    /// Receives what is there and hands over each datagram.
+    fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+        scratch: &mut Scratch,
+        mut take: impl FnMut(Arrived<'_>),
+    ) -> Poll<io::Result<()>> {
+        let mut metas = [RecvMeta::default(); TRAINS];
+        let count = loop {
+            ready!(self.udp.poll_recv_ready(cx))?;
+            match self.receive(scratch, &mut metas) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                received => break received?,
+            }
+        };
+        for (meta, train) in metas.iter().zip(scratch.received.chunks(TRAIN)).take(count) {
+            let source = meta.addr;
+            for datagram in datagrams(train, meta) {
+                take(Arrived { source, datagram });
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn receive(&self, scratch: &mut Scratch, metas: &mut [RecvMeta; TRAINS]) -> io::Result<usize> {
+        let mut trains = scratch.received.chunks_mut(TRAIN).map(IoSliceMut::new);
+        let mut slices: [IoSliceMut<'_>; TRAINS] =
+            std::array::from_fn(|_| trains.next().unwrap_or_else(|| IoSliceMut::new(&mut [])));
+        let call = || self.state.recv((&self.udp).into(), &mut slices, metas);
+        self.udp.try_io(Interest::READABLE, call)
+    }
+
+    /// Sends `payloads`, each with `header` in front, all of one size but for the last. Answers how many were dropped:
+    /// a program that reads too slowly loses datagrams, as on any network.
+    fn send<'a>(
+        &self,
+        program: SocketAddr,
+        header: &[u8],
+        payloads: impl Iterator<Item = &'a [u8]>,
+        sending: &mut Vec<u8>,
+    ) -> usize {
+        let (mut count, mut dropped, mut segment) = (0, 0, 0);
+        sending.clear();
+        for payload in payloads {
+            let len = header.len() + payload.len();
+            if count >= self.state.max_gso_segments().max(1) || sending.len() + len > LARGEST {
+                dropped += self.flush(program, sending, segment, count);
+                (count, segment) = (0, 0);
+                sending.clear();
+            }
+            segment = segment.max(len);
+            count += 1;
+            sending.extend_from_slice(header);
+            sending.extend_from_slice(payload);
+        }
+        dropped + self.flush(program, sending, segment, count)
+    }
+
+    fn flush(&self, program: SocketAddr, octets: &[u8], segment: usize, count: usize) -> usize {
+        let transmit = Transmit {
+            destination: program,
+            ecn: None,
+            contents: octets,
+            segment_size: (count > 1).then_some(segment),
+            src_ip: None,
+        };
+        match count {
+            0 => 0,
+            _ if self.transmit(&transmit) => 0,
+            1 => 1,
+            // The kernel may not take trains on this road.
+            _ => self.one_by_one(&transmit, segment),
+        }
+    }
+
+    fn one_by_one(&self, train: &Transmit<'_>, segment: usize) -> usize {
+        let single = |contents| Transmit {
+            contents,
+            segment_size: None,
+            ..train.clone()
+        };
+        let datagrams = train.contents.chunks(segment.max(1));
+        datagrams
+            .filter(|contents| !self.transmit(&single(contents)))
+            .count()
+    }
+
+    fn transmit(&self, transmit: &Transmit<'_>) -> bool {
+        self.state.try_send((&self.udp).into(), transmit).is_ok()
+    }
+}
+
+/// The datagrams of one train. An empty one is no train and has no header: nobody misses it.
+fn datagrams<'a>(train: &'a [u8], meta: &RecvMeta) -> impl Iterator<Item = &'a [u8]> {
+    let filled = train.get(..meta.len).unwrap_or(train);
+    filled.chunks(meta.stride.max(1))
+}
+
+/// The largest datagram, or train of datagrams, that a system call gives or takes.
+const TRAIN: usize = 65_536;
+/// How many trains one call of an association receives.
+const TRAINS: usize = 16;
+
+/// Buffers that live only between two system calls, one set for each thread, because a UDP flow at rest is to hold none. Only the pages that were written to are resident.
+#[derive(Debug)]
+struct Scratch {
+    /// `TRAINS` times `TRAIN` octets.
+    received: Vec<u8>,
+    /// What is about to be sent to the program.
+    sending: Vec<u8>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch {
+        received: vec![0; TRAINS * TRAIN],
+        sending: Vec::with_capacity(TRAIN),
+    });
+}
+
+/// Lends the thread's buffers; `work` does not await and does not borrow them again.
+fn with<T>(work: impl FnOnce(&mut Scratch) -> T) -> T {
+    SCRATCH.with_borrow_mut(work)
 }
 
 #[cfg(test)]

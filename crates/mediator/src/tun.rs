@@ -7,13 +7,10 @@
 
 pub mod config;
 pub mod counters;
-mod cut;
 mod device;
-pub mod dns;
-mod icmp;
-pub mod names;
+mod dns;
+mod names;
 mod packets;
-mod policy;
 mod port;
 mod router;
 mod sock_diag;

@@ -60,7 +60,7 @@ pub(crate) struct Config {
     /// The flows that come through it.
     pub(crate) flows: tun::config::Flows,
     /// The names that are asked for through it.
-    pub(crate) dns: tun::dns::Config,
+    pub(crate) dns: tun::config::Dns,
     /// What it takes of the device's traffic.
     pub(crate) takeover: takeover::Takeover,
     /// Where the relays are listed, instead of in `relay`.

@@ -2,12 +2,11 @@
 //! The router reads, the flows write. Linux `Documentation/networking/tuntap.rst`, struct virtio_net_hdr of VIRTIO 1.2 §5.1.6.
 //! Without that header (other systems, `vnet_header = false`) packets are at most an MTU long and checksums are finished here.
 
-mod pool;
-mod virtio;
-
 use std::{
+    collections::VecDeque,
     fmt,
     io::{self, IoSlice},
+    mem,
     os::fd::OwnedFd,
     sync::{
         Arc,
@@ -25,12 +24,9 @@ use tokio::io::{
     unix::{AsyncFd, AsyncFdReadyGuard},
 };
 
-pub(crate) use self::pool::Pool;
-use self::virtio::Header;
 use super::{
     Counters,
-    cut::cut,
-    port::{Kind, Outgoing, Port},
+    port::{Kind, Outgoing, Port, cut},
 };
 
 /// A device that is removed shows it by an error alone.
@@ -96,7 +92,7 @@ impl Device {
             return Err(error.into());
         }
         let (header, at) = match self.vnet_header {
-            true => (Header::parse(&buf), virtio::LEN),
+            true => (Header::parse(&buf), LEN),
             false => (Some(Header::default()), 0),
         };
         let octets = pool.freeze(buf, at);
@@ -175,5 +171,397 @@ impl fmt::Debug for Device {
     }
 }
 
+/// Octets of the header, unless TUNSETVNETHDRSZ asks for more.
+const LEN: usize = 10;
+
+/// The checksum from `csum_start` on is to be computed; the pseudo header's sum is in its place.
+const NEEDS_CSUM: u8 = 1;
+/// Somebody has looked at the checksum.
+const DATA_VALID: u8 = 2;
+
+const GSO_NONE: u8 = 0;
+const GSO_TCPV4: u8 = 1;
+const GSO_TCPV6: u8 = 4;
+const GSO_UDP_L4: u8 = 5;
+/// Beside the type: the first segment has CWR.
+const GSO_ECN: u8 = 0x80;
+
+/// The header that a TUN device with IFF_VNET_HDR puts before each packet: what is left to the other side (VIRTIO 1.2 §5.1.6). Numbers are in
+/// the machine's own order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Header {
+    flags: u8,
+    gso_type: u8,
+    /// Octets of all headers of the packet.
+    hdr_len: u16,
+    /// Octets of payload of each piece.
+    gso_size: u16,
+    csum_start: u16,
+    csum_offset: u16,
+}
+
+impl Header {
+    /// The header at the beginning of what was read; `None` if it is cut or names a kind of cutting that we did not offer.
+    fn parse(octets: &[u8]) -> Option<Self> {
+        let &[flags, gso_type, a, b, c, d, e, f, g, h] = octets.first_chunk()?;
+        let [hdr_len, gso_size, csum_start, csum_offset] =
+            [[a, b], [c, d], [e, f], [g, h]].map(u16::from_ne_bytes);
+        let header = Self {
+            flags,
+            gso_type: gso_type & !GSO_ECN,
+            hdr_len,
+            gso_size,
+            csum_start,
+            csum_offset,
+        };
+        let known = [GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4];
+        let sized = header.gso_type == GSO_NONE || gso_size > 0;
+        (known.contains(&header.gso_type) && sized).then_some(header)
+    }
+
+    fn octets(&self) -> [u8; LEN] {
+        let mut octets = [0; LEN];
+        let words = [
+            self.hdr_len,
+            self.gso_size,
+            self.csum_start,
+            self.csum_offset,
+        ];
+        octets[0] = self.flags;
+        octets[1] = self.gso_type;
+        for (field, word) in octets[2..].chunks_exact_mut(2).zip(words) {
+            field.copy_from_slice(&word.to_ne_bytes());
+        }
+        octets
+    }
+
+    /// What the kernel is asked to do with `packet`.
+    fn of(packet: &Outgoing<'_>) -> Self {
+        let Some(checksum_at) = packet.kind.checksum_at() else {
+            return Self::default();
+        };
+        let short = |len: usize| u16::try_from(len).unwrap_or(u16::MAX);
+        let transport_at = packet.transport_at();
+        Self {
+            flags: NEEDS_CSUM,
+            gso_type: packet.segment.map_or(GSO_NONE, |_| gso(packet)),
+            hdr_len: packet.segment.map_or(0, |_| short(packet.headers.len())),
+            gso_size: packet.segment.unwrap_or(0),
+            csum_start: short(transport_at),
+            csum_offset: short(checksum_at),
+        }
+    }
+
+    fn checked(&self) -> bool {
+        self.flags & (NEEDS_CSUM | DATA_VALID) != 0
+    }
+
+    fn segment(&self) -> Option<u16> {
+        (self.gso_type != GSO_NONE).then_some(self.gso_size)
+    }
+}
+
+fn gso(packet: &Outgoing<'_>) -> u8 {
+    match (packet.kind, packet.transport_at()) {
+        (Kind::Tcp, 20) => GSO_TCPV4,
+        (Kind::Tcp, _) => GSO_TCPV6,
+        (Kind::Udp, _) => GSO_UDP_L4,
+        (Kind::Whole, _) => GSO_NONE,
+    }
+}
+
+/// The largest packet (IPv6: 40 octets and 65535) and the header before it.
+const LARGEST: usize = 66 * 1024;
+/// Up to so many octets are copied out.
+const SMALL: usize = 8 * 1024;
+/// How many buffers that are still in use somewhere are remembered.
+const REMEMBERED: usize = 16;
+
+/// Buffers that packets are read into. A large packet travels on in the buffer that it was read into; when its last part is gone the buffer is
+/// used again. Small ones are copied out, so that none holds 66 KiB.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    free: Vec<u8>,
+    /// The oldest first.
+    lent: VecDeque<Bytes>,
+}
+
+impl Pool {
+    /// An empty buffer with room for any packet.
+    fn take(&mut self) -> Vec<u8> {
+        let mut buf = mem::take(&mut self.free);
+        if buf.capacity() < LARGEST {
+            buf = self
+                .returned()
+                .unwrap_or_else(|| Vec::with_capacity(LARGEST));
+        }
+        buf.clear();
+        buf
+    }
+
+    /// A buffer was not needed.
+    fn give_back(&mut self, buf: Vec<u8>) {
+        self.free = buf;
+    }
+
+    /// What stands in `buf` from `at` on.
+    fn freeze(&mut self, buf: Vec<u8>, at: usize) -> Bytes {
+        if buf.len() <= SMALL {
+            let octets = Bytes::copy_from_slice(buf.get(at..).unwrap_or_default());
+            self.free = buf;
+            return octets;
+        }
+        let whole = Bytes::from(buf);
+        if self.lent.len() >= REMEMBERED {
+            self.lent.pop_front();
+        }
+        self.lent.push_back(whole.clone());
+        whole.slice(at.min(whole.len())..)
+    }
+
+    /// The oldest lent buffer, if nobody uses it any more.
+    fn returned(&mut self) -> Option<Vec<u8>> {
+        match self.lent.pop_front()?.try_into_mut() {
+            Ok(buf) => {
+                let buf = Vec::from(buf);
+                (buf.capacity() >= LARGEST).then_some(buf)
+            }
+            Err(used) => {
+                self.lent.push_front(used);
+                None
+            }
+        }
+    }
+}
+
 #[cfg(test)]
-mod tests;
+mod tests {
+    //! A pair of datagram sockets stands for the device: both keep the borders of what is written.
+
+    use std::os::unix::net::UnixDatagram;
+
+    use hoplite_wire::ip;
+
+    use super::*;
+    use crate::tun::port::{tcp_headers, udp_headers};
+
+    fn device(vnet_header: bool) -> (Device, UnixDatagram) {
+        let (ours, kernel) = UnixDatagram::pair().expect("a pair");
+        kernel.set_nonblocking(true).expect("an option");
+        let device = Device::new(ours.into(), 1500, vnet_header).expect("a device");
+        (device, kernel)
+    }
+
+    fn receive(kernel: &UnixDatagram) -> Vec<u8> {
+        let mut buf = vec![0; 70_000];
+        let len = kernel.recv(&mut buf).expect("something was written");
+        buf.truncate(len);
+        buf
+    }
+
+    fn headers(payload_len: usize) -> Vec<u8> {
+        let mut headers = Vec::new();
+        let (from, to) = ("203.0.113.9:53", "198.18.0.1:4000");
+        let (from, to) = (from.parse().expect("valid"), to.parse().expect("valid"));
+        udp_headers(&mut headers, from, to, payload_len);
+        headers
+    }
+
+    #[tokio::test]
+    async fn a_packet_is_read_with_what_the_kernel_says_about_it() {
+        let (device, kernel) = device(true);
+        let header = Header {
+            flags: 1,
+            gso_type: 5,
+            gso_size: 1200,
+            ..Header::default()
+        };
+        let packet = [&header.octets()[..], &headers(3000), &[7; 3000]].concat();
+        kernel.send(&packet).expect("sends");
+        let _ready = device.readable().await.expect("readable");
+        let incoming = device.read(&mut Pool::default()).expect("reads");
+        let incoming = incoming.expect("understood");
+        assert_eq!(incoming.octets[..], packet[10..]);
+        assert!(incoming.checked);
+        assert_eq!(incoming.segment, Some(1200));
+        assert_eq!(device.counters().snapshot().octets_in, 3028);
+    }
+
+    #[tokio::test]
+    async fn what_nobody_agreed_on_is_no_packet() {
+        let (device, kernel) = device(true);
+        for octets in [&[0, 3, 0, 0, 1, 1, 0, 0, 0, 0, 0x45][..], &[0; 4]] {
+            kernel.send(octets).expect("sends");
+            let read = device.read(&mut Pool::default()).expect("reads");
+            assert!(read.is_none());
+        }
+        let error = device.read(&mut Pool::default()).expect_err("nothing");
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[tokio::test]
+    async fn a_train_is_written_at_once_where_the_kernel_cuts_it() {
+        let (device, kernel) = device(true);
+        let (headers, payload) = (headers(3000), [&[1; 2000][..], &[2; 1000]]);
+        assert!(device.send(Outgoing::udp(&headers, payload, Some(1200))));
+        let written = receive(&kernel);
+        let header = Header::parse(&written).expect("a header");
+        assert_eq!((header.segment(), header.csum_start), (Some(1200), 20));
+        assert_eq!(
+            written[10..],
+            [&headers[..], payload[0], payload[1]].concat()
+        );
+        assert!(kernel.recv(&mut [0; 9]).is_err());
+    }
+
+    #[tokio::test]
+    async fn without_the_header_packets_are_cut_and_their_checksums_finished() {
+        let (device, kernel) = device(false);
+        let headers = headers(3000);
+        assert!(device.send(Outgoing::udp(&headers, [&[1; 3000], &[]], Some(1200))));
+        for len in [1200, 1200, 600] {
+            let written = receive(&kernel);
+            let packet = ip::parse(&written).expect("a packet");
+            assert!(packet.checksum_is_right());
+            assert_eq!(packet.payload.len(), len + 8);
+        }
+        assert!(kernel.recv(&mut [0; 9]).is_err());
+        let incoming = {
+            kernel.send(&headers).expect("sends");
+            device.read(&mut Pool::default())
+        };
+        let incoming = incoming.expect("reads").expect("understood");
+        assert!(!incoming.checked, "somebody has to look");
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_drops_and_counts() {
+        let (device, _kernel) = device(true);
+        let (from, to) = (
+            "fd00::2".parse().expect("valid"),
+            "fd00::1".parse().expect("valid"),
+        );
+        let (header, mut headers) = (ip::tcp::Header::default(), Vec::new());
+        tcp_headers(&mut headers, from, to, &header, 30_000);
+        let packet = Outgoing::tcp(&headers, [&[0; 30_000], &[]], Some(1440));
+        let taken = (0..10_000).take_while(|_| device.send(packet)).count();
+        assert!(taken > 0);
+        let snapshot = device.counters().snapshot();
+        assert_eq!(snapshot.packets_out, taken as u64);
+        assert_eq!(snapshot.queue_full, 1);
+    }
+
+    #[tokio::test]
+    async fn a_device_that_is_gone_refuses_and_counts() {
+        let (device, kernel) = device(true);
+        drop(kernel);
+        let headers = headers(0);
+        assert!(!device.send(Outgoing::udp(&headers, [&[], &[]], None)));
+        assert_eq!(device.counters().snapshot().refused, 1);
+    }
+}
+
+#[cfg(test)]
+mod virtio_tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_left_to_us_is_read() {
+        let written = Header {
+            flags: NEEDS_CSUM,
+            gso_type: GSO_UDP_L4,
+            hdr_len: 28,
+            gso_size: 1200,
+            csum_start: 20,
+            csum_offset: 6,
+        };
+        let header = Header::parse(&written.octets()).expect("known");
+        assert_eq!(header, written);
+        assert!(header.checked());
+        assert_eq!(header.segment(), Some(1200));
+        let ecn = Header {
+            gso_type: GSO_TCPV6 | GSO_ECN,
+            ..written
+        };
+        let header = Header::parse(&ecn.octets()).expect("known");
+        assert_eq!(header.gso_type, GSO_TCPV6);
+        assert!(!Header::default().checked());
+    }
+
+    #[test]
+    fn a_kind_of_cutting_that_nobody_offered_is_refused() {
+        let ufo = Header {
+            gso_type: 3,
+            gso_size: 1400,
+            ..Header::default()
+        };
+        assert_eq!(Header::parse(&ufo.octets()), None);
+        let unsized_one = Header {
+            gso_type: GSO_TCPV4,
+            ..Header::default()
+        };
+        assert_eq!(Header::parse(&unsized_one.octets()), None);
+        assert_eq!(Header::parse(&[0; 9]), None);
+    }
+
+    #[test]
+    fn a_large_segment_is_left_to_the_kernel_with_its_checksum() {
+        let headers = [&[0x60][..], &[0; 59]].concat();
+        let packet = Outgoing::tcp(&headers, [&[0; 3000], &[]], Some(1440));
+        let expected = Header {
+            flags: NEEDS_CSUM,
+            gso_type: GSO_TCPV6,
+            hdr_len: 60,
+            gso_size: 1440,
+            csum_start: 40,
+            csum_offset: 16,
+        };
+        assert_eq!(Header::of(&packet), expected);
+        let small = Outgoing::tcp(&headers, [&[0; 1440], &[]], Some(1440));
+        assert_eq!(Header::of(&small).gso_type, GSO_NONE);
+        assert_eq!(Header::of(&Outgoing::whole(&headers)), Header::default());
+    }
+}
+
+#[cfg(test)]
+mod pool_tests {
+    use super::*;
+
+    fn fill(pool: &mut Pool, len: usize) -> (Bytes, *const u8) {
+        let mut buf = pool.take();
+        buf.resize(len, 7);
+        let at = buf.as_ptr();
+        (pool.freeze(buf, 10), at)
+    }
+
+    #[test]
+    fn a_large_packet_is_not_copied_and_its_buffer_comes_back() {
+        let mut pool = Pool::default();
+        let (packet, first) = fill(&mut pool, 60_000);
+        assert_eq!(packet.len(), 59_990);
+        assert_eq!(packet.as_ptr(), first.wrapping_add(10));
+        let (other, second) = fill(&mut pool, 60_000);
+        assert_ne!(first, second, "the first is still in use");
+        drop(packet);
+        let (_, third) = fill(&mut pool, 60_000);
+        assert_eq!(third, first);
+        drop(other);
+    }
+
+    #[test]
+    fn a_small_packet_holds_no_large_buffer() {
+        let mut pool = Pool::default();
+        let (packet, first) = fill(&mut pool, 60);
+        assert_eq!((packet.len(), packet[0]), (50, 7));
+        let (_, second) = fill(&mut pool, 60);
+        assert_eq!(first, second);
+    }
+
+    #[test]
+    fn buffers_that_never_come_back_are_forgotten() {
+        let mut pool = Pool::default();
+        let kept: Vec<_> = (0..100).map(|_| fill(&mut pool, 60_000).0).collect();
+        assert_eq!(pool.lent.len(), REMEMBERED);
+        assert_eq!(kept.len(), 100);
+    }
+}

@@ -1,6 +1,6 @@
 //! Answers programs' DNS queries: names at once with temporary addresses, so that they travel unresolved to the last relay;
-//! special names here; everything else by asking through the overlay. A machine without I/O; its driver is `server`.
-//! Paper 003 §6 (optimistic DNS), RFC 1035, RFC 2308, RFC 6761 and its relatives (see `special`).
+//! special names here; everything else by asking through the overlay. [`Dns`] is a machine without I/O, [`Server`] its driver.
+//! Paper 003 §6 (optimistic DNS), RFC 1035, RFC 2308, RFC 6761 and its relatives.
 //!
 //! # What is answered how
 //! | question | optimistic | pessimistic |
@@ -28,27 +28,33 @@
 //! many names, and which one a program means is not ours to guess. Addresses of this device's own networks are dropped, unless
 //! `private` is set: nobody far away knows them, and a program that believed them would be led to a neighbour.
 
-mod config;
-mod server;
-mod special;
-mod stream;
-#[cfg(test)]
-mod tests;
+use std::{
+    fmt, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
 
-use std::{net::IpAddr, sync::Arc};
-
-use hoplite_overlay::{Error, ErrorKind};
+use hoplite_overlay::{Error, ErrorKind, Overlay, Stream, Terms};
 use hoplite_wire::{
     HostName,
     dns::{Code, MAX_MESSAGE, Question, RecordType, Unfit},
-    special::leads_nowhere,
+    ip,
+    special::{LOOPBACK, is_local_name, is_localhost, is_nobody, is_refused, leads_nowhere},
 };
-use tokio::time::Instant;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex},
+    sync::Notify,
+    time::{Instant, timeout},
+};
 
-pub use self::config::{Config, Mode};
-pub(crate) use self::server::{Server, answer};
-use super::{Counters, names::Names};
-use crate::users::User;
+use super::{
+    Counters, Ends, Room,
+    config::{self, DnsMode},
+    names::Names,
+    port::{Outgoing, udp_headers},
+};
+use crate::users::{Place, Places, Rings, User};
 
 /// How long a negative answer of ours may be kept, in seconds.
 const NEGATIVE: u32 = 30;
@@ -119,7 +125,7 @@ enum Verdict {
 /// The machine.
 #[derive(Debug)]
 pub(crate) struct Dns {
-    config: Config,
+    config: config::Dns,
     families: Families,
     names: Arc<Names>,
     counters: Arc<Counters>,
@@ -127,7 +133,7 @@ pub(crate) struct Dns {
 
 impl Dns {
     pub(crate) fn new(
-        config: Config,
+        config: config::Dns,
         families: Families,
         names: Arc<Names>,
         counters: Arc<Counters>,
@@ -197,24 +203,24 @@ impl Dns {
             return Verdict::Reply(question.failed(Code::REFUSED));
         }
         let text = question.text();
-        if is_below(&text, &self.config.elsewhere) {
+        if is_below_any(&text, &self.config.elsewhere) {
             return self.elsewhere(question);
         }
         if let Some(reply) = self
             .reverse(question, now)
-            .or_else(|| special::answer(question, &text))
+            .or_else(|| special_answer(question, &text))
         {
             return Verdict::Reply(reply);
         }
         match (self.config.mode, question.kind()) {
             (_, RecordType::AAAA) if !self.families.v6 => empty(question),
             (_, RecordType::A) if !self.families.v4 => empty(question),
-            (Mode::Pessimistic, _) => Verdict::Ask(Then::Pass),
-            (Mode::Optimistic, RecordType::A | RecordType::AAAA) => {
+            (DnsMode::Pessimistic, _) => Verdict::Ask(Then::Pass),
+            (DnsMode::Optimistic, RecordType::A | RecordType::AAAA) => {
                 self.optimistic(question, &text, user, now)
             }
-            (Mode::Optimistic, RecordType::HTTPS | RecordType::SVCB) => empty(question),
-            (Mode::Optimistic, _) => Verdict::Ask(Then::Pass),
+            (DnsMode::Optimistic, RecordType::HTTPS | RecordType::SVCB) => empty(question),
+            (DnsMode::Optimistic, _) => Verdict::Ask(Then::Pass),
         }
     }
 
@@ -222,7 +228,7 @@ impl Dns {
         match question.name() {
             // Nobody can open a flow to such a name.
             None => Verdict::Ask(Then::Pass),
-            Some(_) if is_below(text, &self.config.search) => Verdict::Ask(Then::Stand),
+            Some(_) if is_below_any(text, &self.config.search) => Verdict::Ask(Then::Stand),
             Some(name) if self.names.is_missing(&name, now) => {
                 Verdict::Reply(question.nothing(Code::NO_NAME, NEGATIVE))
             }
@@ -330,11 +336,15 @@ fn fitted(question: &Question, carrier: Carrier, reply: Vec<u8>) -> Vec<u8> {
 }
 
 /// Whether a name is below one of `domains`, or one of them.
-fn is_below(text: &str, domains: &[HostName]) -> bool {
-    domains.iter().any(|domain| {
-        let rest = text.strip_suffix(domain.as_str());
-        rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-    })
+fn is_below_any(text: &str, domains: &[HostName]) -> bool {
+    let mut domains = domains.iter();
+    domains.any(|domain| is_below(text, domain.as_str()))
+}
+
+/// Whether a name is below `zone`, or the zone itself.
+fn is_below(text: &str, zone: &str) -> bool {
+    let rest = text.strip_suffix(zone);
+    rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// What a program is told of an overlay's failure.
@@ -344,3 +354,264 @@ fn code(error: &Error) -> Code {
         _ => Code::FAILURE,
     }
 }
+
+/// The device's resolver: drives [`Dns`] and asks through the overlay what that cannot answer, for a bounded number of queries at once. When
+/// there are so many, a user that has fewer of them than another takes the place of that one's oldest.
+pub(crate) struct Server {
+    dns: Dns,
+    overlay: Arc<dyn Overlay>,
+    /// How many queries may be asked at once, and whose are.
+    most: usize,
+    places: Arc<Places>,
+    asked: Mutex<Rings<Weak<Asked>>>,
+    counters: Arc<Counters>,
+}
+
+/// A query that is being asked, until it has an answer or has made room for another.
+struct Asked {
+    place: Mutex<Option<Place>>,
+    made_room: Notify,
+}
+
+/// Answers a program's datagrams to the device's resolver, each now or later: `queries` cut every `segment` octets.
+pub(crate) fn answer(room: &Arc<Room>, ends: Ends, queries: &[u8], segment: usize) {
+    let user = room.user(ip::UDP, ends);
+    for query in queries.chunks(segment.max(1)) {
+        let back = Arc::clone(room);
+        room.dns.datagram(query, user, move |reply| {
+            let mut headers = Vec::new();
+            udp_headers(&mut headers, ends.target, ends.program, reply.len());
+            back.port.send(Outgoing::udp(&headers, [reply, &[]], None));
+        });
+    }
+}
+
+impl Server {
+    pub(crate) fn new(
+        config: &config::Dns,
+        families: Families,
+        names: &Arc<Names>,
+        overlay: &Arc<dyn Overlay>,
+        counters: &Arc<Counters>,
+    ) -> Arc<Self> {
+        let (names, counters) = (Arc::clone(names), Arc::clone(counters));
+        Arc::new(Self {
+            dns: Dns::new(config.clone(), families, names, Arc::clone(&counters)),
+            overlay: Arc::clone(overlay),
+            most: config.asked,
+            places: Arc::default(),
+            asked: Mutex::default(),
+            counters,
+        })
+    }
+
+    /// Answers a datagram: `reply` is called once, at once or later, or not at all if there is nothing to answer.
+    pub(crate) fn datagram(
+        self: &Arc<Self>,
+        query: &[u8],
+        user: User,
+        reply: impl FnOnce(&[u8]) + Send + 'static,
+    ) {
+        match self.dns.answer(query, Carrier::Udp, user, Instant::now()) {
+            Answer::Now(octets) => reply(&octets),
+            Answer::Drop => {}
+            Answer::Ask(asking) => match self.place(user) {
+                None => reply(&asking.given_up()),
+                Some(place) => {
+                    let server = Arc::clone(self);
+                    tokio::spawn(async move { reply(&server.ask(&asking, place).await) });
+                }
+            },
+        }
+    }
+
+    /// Answers a query that came on a stream; `None` if there is nothing to answer.
+    async fn query(&self, query: &[u8], user: User) -> Option<Vec<u8>> {
+        match self.dns.answer(query, Carrier::Tcp, user, Instant::now()) {
+            Answer::Now(octets) => Some(octets),
+            Answer::Drop => None,
+            Answer::Ask(asking) => Some(match self.place(user) {
+                None => asking.given_up(),
+                Some(place) => self.ask(&asking, place).await,
+            }),
+        }
+    }
+
+    /// The resolver's end of a user's new TCP connection.
+    pub(crate) fn stream(self: &Arc<Self>, user: User) -> Stream {
+        open_stream(Arc::clone(self), user)
+    }
+
+    /// A place among the queries that are being asked; the storm that finds none is counted.
+    fn place(&self, user: User) -> Option<Arc<Asked>> {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.places.len() >= self.most {
+            self.counters.dns_crowded.add(1);
+            let giver = self.places.gives(user).filter(|giver| *giver != user)?;
+            make_room(&mut asked, giver)?;
+        }
+        let new = Arc::new(Asked {
+            place: Mutex::new(Some(self.places.take(user))),
+            made_room: Notify::new(),
+        });
+        asked.tidy(self.most.saturating_mul(2), |asked| {
+            asked.strong_count() > 0
+        });
+        asked.push(user, Arc::downgrade(&new));
+        Some(new)
+    }
+
+    async fn ask(&self, asking: &Asking, place: Arc<Asked>) -> Vec<u8> {
+        self.counters.dns_asked.add(1);
+        let terms = Terms::default().within(self.dns.config.patience);
+        let message = asking.message();
+        let asked = terms.run("asking a resolver", self.overlay.query(&message, &terms));
+        tokio::select! {
+            biased;
+            said = asked => self.dns.answered(asking, said, Instant::now()),
+            () = place.made_room.notified() => asking.given_up(),
+        }
+    }
+}
+
+/// The oldest of a user's queries fails at once.
+fn make_room(asked: &mut Rings<Weak<Asked>>, user: User) -> Option<()> {
+    while let Some(oldest) = asked.pop(user) {
+        let Some(oldest) = oldest.upgrade() else {
+            continue;
+        };
+        let mut place = oldest.place.lock().unwrap_or_else(PoisonError::into_inner);
+        if place.take().is_some() {
+            oldest.made_room.notify_one();
+            return Some(());
+        }
+    }
+    None
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Server")
+    }
+}
+
+/// How long a program may think between two queries: "a few seconds" (RFC 7766 §6.2.3).
+const IDLE: Duration = Duration::from_secs(10);
+/// What waits in each direction, in octets.
+const BUFFER: usize = 4096;
+
+/// A user's connection to `server`, DNS over TCP: messages with their length before them, answered one after the other (RFC 1035 §4.2.2,
+/// RFC 7766).
+fn open_stream(server: Arc<Server>, user: User) -> Stream {
+    let (near, far) = duplex(BUFFER);
+    tokio::spawn(serve_stream(server, user, far));
+    Stream::new(BufReader::with_capacity(BUFFER, near))
+}
+
+async fn serve_stream(server: Arc<Server>, user: User, mut stream: DuplexStream) {
+    while let Ok(Ok(query)) = timeout(IDLE, read_query(&mut stream)).await {
+        let Some(reply) = server.query(&query, user).await else {
+            break;
+        };
+        let written = timeout(IDLE, write_reply(&mut stream, &reply)).await;
+        if !matches!(written, Ok(Ok(()))) {
+            break;
+        }
+    }
+    if let Err(error) = stream.shutdown().await {
+        tracing::trace!(%error, "a program left before its resolver did");
+    }
+}
+
+async fn read_query(stream: &mut DuplexStream) -> io::Result<Vec<u8>> {
+    let mut query = vec![0; stream.read_u16().await?.into()];
+    stream.read_exact(&mut query).await?;
+    Ok(query)
+}
+
+async fn write_reply(stream: &mut DuplexStream, reply: &[u8]) -> io::Result<()> {
+    let len = u16::try_from(reply.len()).map_err(io::Error::other)?;
+    let framed = [&len.to_be_bytes()[..], reply].concat();
+    stream.write_all(&framed).await
+}
+
+/// How long these answers may be kept, in seconds: they do not change.
+const LONG: u32 = 3600;
+/// The addresses of `ipv4only.arpa` (RFC 7050 §2.2).
+const IPV4_ONLY: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 170)),
+    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 171)),
+];
+
+/// The answer to a question about a special name: one that means something on this device or this network only, or that asking for would undo what
+/// the device is there for, whatever the mode.
+fn special_answer(question: &Question, text: &str) -> Option<Vec<u8>> {
+    match text {
+        // "answer address queries with loopback addresses" (RFC 6761 §6.3).
+        _ if is_localhost(text) => Some(addresses(question, &LOOPBACK)),
+        // Does not exist (RFC 6761 §6.4), or is not for the DNS (RFC 9476).
+        _ if is_nobody(text) || is_below(text, "alt") => Some(missing(question)),
+        // Multicast DNS stays on the link: "SHOULD […] respond with NXDOMAIN" (RFC 6762 §22.1 no. 5). So do names of a home
+        // (RFC 8375), of a private network (.internal and its elders), and those of onion services (RFC 7686 §2 no. 4).
+        _ if is_local_name(text) => Some(missing(question)),
+        // Firefox asks whether it may take its own resolver: then names would be looked up twice, and not travel.
+        "use-application-dns.net" => Some(missing(question)),
+        // "resolvers […] MUST […] answer queries" for it themselves (RFC 8880 §7.1); there is no NAT64 behind this device.
+        "ipv4only.arpa" => Some(addresses(question, &IPV4_ONLY)),
+        // Nobody finds another resolver by way of this one: NODATA (RFC 9462 §6.4).
+        _ if is_below(text, "resolver.arpa") => Some(question.nothing(Code::NO_ERROR, LONG)),
+        // The one label of a search: it means nothing outside, and a relay must not learn what it means here.
+        _ if !text.contains('.') && asks_for_host(question) => Some(missing(question)),
+        _ => reverse(question),
+    }
+}
+
+/// Reverse zones of addresses that mean something here only (RFC 6303 §4): nobody outside knows them.
+fn reverse(question: &Question) -> Option<Vec<u8>> {
+    let (ip, prefix) = question.reverse()?;
+    if ip.is_loopback() && question.kind() == RecordType::PTR {
+        let name = HostName::new("localhost").ok()?;
+        return Some(question.pointer(&name, LONG));
+    }
+    let local = prefix >= 8 && is_refused(ip) && is_refused(last(ip, prefix));
+    local.then(|| missing(question))
+}
+
+/// The last address of a prefix.
+fn last(ip: IpAddr, prefix: u8) -> IpAddr {
+    let prefix = u32::from(prefix);
+    match ip {
+        IpAddr::V4(ip) => {
+            let rest = u32::MAX.checked_shr(prefix).unwrap_or(0);
+            Ipv4Addr::from(u32::from(ip) | rest).into()
+        }
+        IpAddr::V6(ip) => {
+            let rest = u128::MAX.checked_shr(prefix).unwrap_or(0);
+            Ipv6Addr::from(u128::from(ip) | rest).into()
+        }
+    }
+}
+
+fn addresses(question: &Question, addresses: &[IpAddr]) -> Vec<u8> {
+    let wanted = addresses.iter().any(|ip| match question.kind() {
+        RecordType::A => ip.is_ipv4(),
+        RecordType::AAAA => ip.is_ipv6(),
+        _ => false,
+    });
+    match wanted {
+        true => question.addresses(addresses.iter().copied(), LONG),
+        false => question.nothing(Code::NO_ERROR, LONG),
+    }
+}
+
+fn missing(question: &Question) -> Vec<u8> {
+    question.nothing(Code::NO_NAME, NEGATIVE)
+}
+
+fn asks_for_host(question: &Question) -> bool {
+    use RecordType::{A, AAAA, HTTPS, SVCB};
+    matches!(question.kind(), A | AAAA | HTTPS | SVCB)
+}
+
+#[cfg(test)]
+mod tests;

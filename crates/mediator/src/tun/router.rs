@@ -1,16 +1,20 @@
 //! Takes each packet of a program to whoever carries it: a TCP or UDP flow, the resolver, whole packets; or drops and counts it.
 //! [`super::Transparent`] feeds it in batches. It keeps no clock: `now` comes with each call.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
 
 use hoplite_wire::ip::{self, Malformed, Packet};
 use tokio::time::Instant;
 
 use super::{
     Counters, Ends, Room,
+    config::{Device, Privacy},
     device::Incoming,
-    dns, icmp, packets,
-    policy::{Verdict, Why, judge},
+    dns, packets,
+    port::tell_unreachable,
     tcp, udp,
 };
 
@@ -79,7 +83,7 @@ impl Router {
             }
         }
         let why = ip::icmp::Unreachable::Prohibited;
-        icmp::tell_unreachable(&self.room, &incoming.octets, why);
+        tell_unreachable(&self.room, &incoming.octets, why);
         Ok(())
     }
 
@@ -133,6 +137,211 @@ impl Why {
             Self::Unroutable => &counters.unroutable,
             Self::Fragment => &counters.fragments,
             Self::Options => &counters.options,
+        }
+    }
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Its payload belongs to a TCP or UDP flow.
+    Flow,
+    /// It is carried as a packet: another protocol.
+    Whole,
+    /// It is not carried.
+    Drop(Why),
+}
+
+/// Why a packet is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// Its source is not the device's address: it was sent before the device was there, by a program that is bound to another
+    /// address, or spoofed. Its sender is told.
+    Foreign,
+    /// Its destination is no single host on the Internet.
+    Unroutable,
+    /// "In this case all fragmented IPv4 packets will be dropped." For compatibility too: addresses are written anew on the way, which
+    /// nobody can do for the checksum in a piece.
+    Fragment,
+    /// "We drop all IP-packets which have optional headers." For compatibility the packet is carried without them.
+    Options,
+}
+
+/// The header policy: what becomes of `packet` by its IP header alone. Paper 003 §5.1; the table of all fields is in docs/device-headers.md.
+/// What a flow carries of a packet is its payload; everything else ends here.
+pub(crate) fn judge(packet: &Packet<'_>, device: &Device) -> Verdict {
+    let own = |address| device.addresses.contains(&address);
+    if !is_routable(packet.destination) || own(packet.destination) {
+        return Verdict::Drop(Why::Unroutable);
+    }
+    if !device.addresses.is_empty() && !own(packet.source) {
+        return Verdict::Drop(Why::Foreign);
+    }
+    let strict = device.privacy == Privacy::Anonymity;
+    match packet.protocol {
+        _ if packet.fragment => Verdict::Drop(Why::Fragment),
+        _ if packet.options && strict => Verdict::Drop(Why::Options),
+        ip::TCP | ip::UDP => Verdict::Flow,
+        _ => Verdict::Whole,
+    }
+}
+
+/// Whether a packet to `address` can mean one host beyond this link.
+fn is_routable(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => is_routable_v4(v4),
+        IpAddr::V6(v6) => is_routable_v6(v6),
+    }
+}
+
+fn is_routable_v4(address: Ipv4Addr) -> bool {
+    let [first, ..] = address.octets();
+    // 0/8 is "this network", 224/3 multicast, reserved and broadcast.
+    !(first == 0 || first >= 224 || address.is_loopback() || address.is_link_local())
+}
+
+fn is_routable_v6(address: Ipv6Addr) -> bool {
+    let several = address.is_multicast() || address.is_unspecified();
+    let near = address.is_loopback() || address.is_unicast_link_local();
+    !(several || near || address.to_ipv4_mapped().is_some())
+}
+
+#[cfg(test)]
+mod policy_tests {
+    use super::*;
+
+    fn packet() -> Packet<'static> {
+        Packet {
+            source: Ipv4Addr::new(198, 18, 0, 1).into(),
+            destination: Ipv4Addr::new(203, 0, 113, 9).into(),
+            protocol: ip::UDP,
+            hop_limit: 64,
+            traffic_class: 0,
+            options: false,
+            for_routers: false,
+            fragment: false,
+            dont_fragment: true,
+            header_len: 20,
+            payload: &[],
+        }
+    }
+
+    fn device(privacy: Privacy) -> Device {
+        let addresses = vec![packet().source, Ipv6Addr::from(1 << 120).into()];
+        Device {
+            addresses,
+            privacy,
+            ..Device::default()
+        }
+    }
+
+    fn judged(packet: Packet<'_>) -> [Verdict; 2] {
+        [Privacy::Anonymity, Privacy::Compatibility].map(|privacy| judge(&packet, &device(privacy)))
+    }
+
+    #[test]
+    fn tcp_and_udp_are_flows_and_all_else_whole_packets() {
+        let verdict = |protocol| {
+            judged(Packet {
+                protocol,
+                ..packet()
+            })
+        };
+        assert_eq!(verdict(ip::TCP), [Verdict::Flow; 2]);
+        assert_eq!(verdict(ip::UDP), [Verdict::Flow; 2]);
+        for protocol in [ip::ICMP, 47, 50, 132, 255] {
+            assert_eq!(verdict(protocol), [Verdict::Whole; 2]);
+        }
+    }
+
+    #[test]
+    fn hop_limit_traffic_class_and_dont_fragment_change_nothing() {
+        let odd = Packet {
+            hop_limit: 1,
+            traffic_class: 0xff,
+            dont_fragment: false,
+            ..packet()
+        };
+        assert_eq!(judged(odd), judged(packet()));
+    }
+
+    #[test]
+    fn fragments_are_dropped_whatever_comes_first() {
+        let fragment = Packet {
+            fragment: true,
+            ..packet()
+        };
+        assert_eq!(judged(fragment), [Verdict::Drop(Why::Fragment); 2]);
+    }
+
+    #[test]
+    fn options_are_dropped_with_their_packet_for_anonymity_and_without_it_for_compatibility() {
+        let options = Packet {
+            options: true,
+            ..packet()
+        };
+        assert_eq!(
+            judged(options),
+            [Verdict::Drop(Why::Options), Verdict::Flow]
+        );
+        let other = Packet {
+            protocol: ip::ICMP,
+            ..options
+        };
+        assert_eq!(judged(other), [Verdict::Drop(Why::Options), Verdict::Whole]);
+    }
+
+    #[test]
+    fn a_source_that_is_not_the_devices_is_dropped() {
+        let spoofed = Packet {
+            source: Ipv4Addr::new(192, 0, 2, 1).into(),
+            ..packet()
+        };
+        assert_eq!(judged(spoofed), [Verdict::Drop(Why::Foreign); 2]);
+        let anybody = Device {
+            addresses: Vec::new(),
+            ..Device::default()
+        };
+        assert_eq!(judge(&spoofed, &anybody), Verdict::Flow);
+    }
+
+    #[test]
+    fn what_no_single_host_beyond_the_link_has_is_no_destination() {
+        for destination in [
+            "0.0.0.0",
+            "127.0.0.1",
+            "169.254.169.254",
+            "224.0.0.251",
+            "240.0.0.1",
+            "255.255.255.255",
+            "198.18.0.1",
+            "::",
+            "::1",
+            "fe80::1",
+            "ff02::fb",
+            "::ffff:192.0.2.1",
+        ] {
+            let destination = destination.parse().expect("an address");
+            let lost = judged(Packet {
+                destination,
+                ..packet()
+            });
+            assert_eq!(lost, [Verdict::Drop(Why::Unroutable); 2], "{destination}");
+        }
+        for destination in [
+            "10.0.0.1",
+            "198.18.7.7",
+            "fd68:6f70:6c69:7465::9",
+            "2001:db8::1",
+        ] {
+            let destination = destination.parse().expect("an address");
+            assert_eq!(
+                judged(Packet {
+                    destination,
+                    ..packet()
+                }),
+                [Verdict::Flow; 2]
+            );
         }
     }
 }

@@ -26,22 +26,6 @@
 //! long that rests. When memory is short for anybody, flows are reset whose octets nobody has taken for [`STALLED`], of the user that holds
 //! most and the longest first, until half of it is free. When nobody can make room, SYNs are dropped and counted: programs send them again.
 
-mod clock;
-mod crowd;
-mod early;
-mod flow;
-mod guard;
-mod lately;
-mod machine;
-mod pump;
-mod queue;
-mod receive;
-mod retained;
-mod send;
-mod sequence;
-mod task;
-mod timer;
-
 use std::{
     cmp::Reverse,
     collections::{HashMap, hash_map::RandomState},
@@ -66,22 +50,24 @@ use tokio::{
 };
 
 use self::{
-    crowd::Crowd,
-    flow::Flow,
-    lately::Lately,
-    machine::{Machine, Packet, Settings, floor_for},
-    task::{Order, Task},
+    flow::{Flow, Order, Task},
+    machine::{Machine, Packet, Seq, Settings, floor_for},
 };
 use super::{
     Ends, Room,
     config::{Flows, Opening},
-    icmp,
     names::Meaning,
+    port::tell_unreachable,
 };
 use crate::{
     budget::Account,
-    users::{Rings, User},
+    users::{Place, Places, Rings, User},
 };
+
+mod flow;
+mod machine;
+mod receive;
+mod send;
 
 /// One flow in so many may be half-open.
 const HALF_OPEN_SHARE: usize = 4;
@@ -207,7 +193,7 @@ impl Table {
             Meaning::Target(target) => self.open_to(target, ends, segment, octets, now),
             Meaning::Expired => {
                 self.shared.room.counters.expired.add(1);
-                icmp::tell_unreachable(&self.shared.room, octets, Unreachable::Host);
+                tell_unreachable(&self.shared.room, octets, Unreachable::Host);
             }
         }
     }
@@ -405,7 +391,7 @@ impl Table {
                 ..Header::default()
             },
             false => Header {
-                acknowledgment: sequence::Seq(segment.sequence).plus(len).0,
+                acknowledgment: Seq(segment.sequence).plus(len).0,
                 flags: Flags::RST | Flags::ACK,
                 ..Header::default()
             },
@@ -442,5 +428,155 @@ impl fmt::Debug for Table {
     }
 }
 
+/// The flows that are being opened, each user's oldest first: there may be only so many, so that a program that floods us with SYNs leaves room
+/// for others. When there are, of the user that has most of them whoever came first and is still not open makes room: a flow that opens quickly
+/// gets through even a flood of its own user, and those of other users do not feel it. Those whose SYN is not answered go first: their programs
+/// ask again and notice nothing, the others would see a reset.
+#[derive(Debug)]
+struct Crowd {
+    most: usize,
+    places: Arc<Places>,
+    /// Those whose SYN was not answered when they came.
+    held: Rings<Weak<Flow>>,
+    answered: Rings<Weak<Flow>>,
+}
+
+/// A flow counts as being opened until this is dropped.
+struct HalfOpen {
+    _place: Place,
+    flow: Arc<Flow>,
+}
+
+impl Crowd {
+    fn new(most: usize) -> Self {
+        Self {
+            most,
+            places: Arc::default(),
+            held: Rings::default(),
+            answered: Rings::default(),
+        }
+    }
+
+    /// Lets a flow in; answers with the one that has to make room, if any.
+    fn admit(&mut self, flow: &Arc<Flow>) -> (HalfOpen, Option<Arc<Flow>>) {
+        let full = self.places.len() >= self.most;
+        let giver = full.then(|| self.places.gives(flow.user)).flatten();
+        let oldest = giver.and_then(|giver| self.oldest(giver));
+        let queue = match flow.lock().machine.is_held() {
+            true => &mut self.held,
+            false => &mut self.answered,
+        };
+        // Those that are open by now are forgotten now and then.
+        let many = self.most.saturating_mul(2);
+        queue.tidy(many, |flow| half_open(flow).is_some());
+        queue.push(flow.user, Arc::downgrade(flow));
+        let half_open = HalfOpen {
+            _place: self.places.take(flow.user),
+            flow: Arc::clone(flow),
+        };
+        (half_open, oldest)
+    }
+
+    /// Takes the user's oldest that is still being opened.
+    fn oldest(&mut self, user: User) -> Option<Arc<Flow>> {
+        let mut queues = [&mut self.held, &mut self.answered].into_iter();
+        queues.find_map(|queue| {
+            let mut queued = std::iter::from_fn(|| queue.pop(user));
+            queued.find_map(|flow| half_open(&flow))
+        })
+    }
+}
+
+fn half_open(flow: &Weak<Flow>) -> Option<Arc<Flow>> {
+    flow.upgrade().filter(|flow| flow.is_half_open())
+}
+
+impl Drop for HalfOpen {
+    fn drop(&mut self) {
+        self.flow.set_opened();
+    }
+}
+
+impl fmt::Debug for HalfOpen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HalfOpen")
+    }
+}
+
+/// How many targets are remembered; the one that worked longest ago makes room.
+const KNOWN: usize = 4096;
+/// For how long.
+const LIFE: Duration = Duration::from_secs(600);
+
+/// Which targets lately worked, by name (or address) and port: their SYNs are answered before the overlay has (`open = "auto"`).
+#[derive(Debug, Default)]
+struct Lately(HashMap<Target, Instant>);
+
+impl Lately {
+    /// Whether the target worked lately and did not fail since.
+    fn trusts(&self, target: &Target, now: Instant) -> bool {
+        self.0.get(target).is_some_and(|at| is_fresh(*at, now))
+    }
+
+    fn worked(&mut self, target: &Target, now: Instant) {
+        if let Some(at) = self.0.get_mut(target) {
+            *at = now;
+            return;
+        }
+        if self.0.len() >= KNOWN {
+            self.make_room(now);
+        }
+        self.0.insert(target.clone(), now);
+    }
+
+    fn failed(&mut self, target: &Target) {
+        self.0.remove(target);
+    }
+
+    /// Forgets what is too old; if nothing is, the older half.
+    fn make_room(&mut self, now: Instant) {
+        self.0.retain(|_, at| is_fresh(*at, now));
+        if self.0.len() < KNOWN {
+            return;
+        }
+        let mut times: Vec<_> = self.0.values().copied().collect();
+        let (_, middle, _) = times.select_nth_unstable(KNOWN / 2);
+        let middle = *middle;
+        self.0.retain(|_, at| *at > middle);
+    }
+}
+
+fn is_fresh(at: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(at) < LIFE
+}
+
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod lately_tests {
+    use super::*;
+
+    #[test]
+    fn what_worked_is_trusted_until_it_fails_or_grows_old() {
+        let (mut lately, now) = (Lately::default(), Instant::now());
+        let [a, b]: [Target; 2] = ["a:1", "a:2"].map(|text| text.parse().expect("valid"));
+        lately.worked(&a, now);
+        assert!(lately.trusts(&a, now) && !lately.trusts(&b, now));
+        assert!(!lately.trusts(&a, now + LIFE));
+        lately.failed(&a);
+        assert!(!lately.trusts(&a, now));
+    }
+
+    #[test]
+    fn no_more_than_so_many_are_remembered_and_the_newest_are() {
+        let (mut lately, start) = (Lately::default(), Instant::now());
+        let target = |n: u32| -> Target { format!("host{n}:1").parse().expect("valid") };
+        for n in 0..10_000 {
+            lately.worked(&target(n), start + Duration::from_micros(n.into()));
+            assert!(lately.0.len() <= KNOWN);
+        }
+        let end = start + Duration::from_millis(10);
+        assert!(lately.trusts(&target(9_999), end) && !lately.trusts(&target(0), end));
+    }
+}

@@ -17,9 +17,8 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::{
     Config, Ends, Room,
-    cut::cut,
     device::Incoming,
-    port::{Outgoing, Port, tcp_headers, udp_headers},
+    port::{Outgoing, Port, cut, tcp_headers, udp_headers},
     router::Router,
     sock_diag::Sockets,
 };

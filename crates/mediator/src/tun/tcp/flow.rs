@@ -4,24 +4,40 @@
 use std::{
     cell::RefCell,
     fmt,
+    future::{Future, poll_fn},
+    io::{self, IoSlice},
+    pin::{Pin, pin},
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Waker},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
 use bytes::Bytes;
-use hoplite_wire::ip::tcp::{Flags, Segment};
-use tokio::time::Instant;
+use hoplite_overlay::{Error, ErrorKind, Reason, Stream};
+use hoplite_wire::{
+    Target,
+    ip::tcp::{Flags, Segment},
+};
+use tokio::{
+    io::{AsyncBufRead, AsyncWrite},
+    time::{Instant, Sleep, sleep_until},
+};
 
-use super::machine::{End, Machine, Packet};
+use super::{
+    HalfOpen, Shared,
+    machine::{End, Machine, Packet},
+    send::LARGEST,
+};
 use crate::{
     budget::Account,
+    copy::Idle,
     tun::{
-        Ends,
-        port::{Outgoing, Port, tcp_headers},
+        Counters, Ends,
+        names::Hold,
+        port::{Outgoing, Port, tcp_headers, tell_unreachable, unreachable_for},
     },
     users::User,
 };
@@ -259,6 +275,405 @@ impl fmt::Debug for Flow {
     }
 }
 
+/// A flow's task: opens the stream, hands it to the [`Pump`], and stays until the program's side of the connection has ended too. A program that
+/// was answered early has its stream early: whether that came about is found out by the pump. Dropped before its end, it resets the program's
+/// connection and the stream.
+pub(super) struct Task {
+    shared: Arc<Shared>,
+    flow: Arc<Flow>,
+    clock: Clock,
+    /// As long as the flow lasts, its address means what it meant.
+    _kept: Option<Hold>,
+}
+
+/// What is to be opened.
+pub(super) struct Order {
+    pub(super) target: Target,
+    /// The SYN is answered: what the program says travels with the request.
+    pub(super) early: bool,
+    /// The packet with the SYN, if it is not answered before the stream is open: a refusal quotes it.
+    pub(super) cause: Option<Box<[u8]>>,
+}
+
+impl Task {
+    pub(super) fn new(shared: &Arc<Shared>, flow: &Arc<Flow>, now: Instant) -> Self {
+        shared.room.counters.tcp_opened.add(1);
+        let target = flow.ends.target.ip();
+        Self {
+            shared: Arc::clone(shared),
+            flow: Arc::clone(flow),
+            clock: Clock::default(),
+            _kept: shared.room.names.hold(target, now),
+        }
+    }
+
+    pub(super) async fn run(mut self, order: Order, half_open: HalfOpen) {
+        let Some(stream) = self.open(&order).await else {
+            return;
+        };
+        let asked = (!stream.is_answered()).then_some(order.target);
+        drop(order.cause);
+        let mut pump = Pump::new(&mut self, stream, asked, half_open);
+        poll_fn(|cx| pump.poll(cx)).await;
+        drop(pump);
+        poll_fn(|cx| self.poll_end(cx)).await;
+    }
+
+    /// Opens the stream and answers the SYN accordingly; `None` if there is nothing to carry.
+    async fn open(&mut self, order: &Order) -> Option<Stream> {
+        let room = Arc::clone(&self.shared.room);
+        let terms = room.terms().early(order.early);
+        let opening = room.open_stream(&order.target, self.flow.user, &terms);
+        let mut opening = pin!(terms.run("opening a stream", opening));
+        let opened = poll_fn(|cx| match self.poll_end(cx) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => opening.as_mut().poll(cx).map(Some),
+        });
+        match opened.await? {
+            Ok(stream) => {
+                if stream.is_answered() {
+                    self.worked(&order.target);
+                }
+                self.accept();
+                Some(stream)
+            }
+            Err(error) => {
+                self.failed(&order.target, &error);
+                self.refuse(&error, order.cause.as_deref());
+                None
+            }
+        }
+    }
+
+    /// The target has taken the flow.
+    pub(super) fn worked(&self, target: &Target) {
+        self.shared.lately().worked(target, Instant::now());
+    }
+
+    /// The flow did not come about.
+    pub(super) fn failed(&self, target: &Target, error: &Error) {
+        self.shared.lately().failed(target);
+        self.counters().failed(error);
+        if error.reason() == Some(Reason::NameNotFound) {
+            let address = self.flow.ends.target.ip();
+            self.shared.room.names.fail(address, Instant::now());
+        }
+    }
+
+    fn accept(&self) {
+        let (mut state, now) = (self.flow.lock(), Instant::now());
+        state.machine.accept(now);
+        self.transmit(&mut state, now);
+    }
+
+    /// Tells the program: by a reset, or by ICMP where the SYN was not answered and the target did not refuse it.
+    fn refuse(&self, error: &Error, cause: Option<&[u8]>) {
+        let (mut state, now) = (self.flow.lock(), Instant::now());
+        match cause.filter(|_| error.reason() != Some(Reason::Refused)) {
+            Some(cause) => {
+                tell_unreachable(&self.shared.room, cause, unreachable_for(error));
+                state.machine.abandon();
+            }
+            None => state.machine.reset(),
+        }
+        self.transmit(&mut state, now);
+    }
+
+    /// Does what the machine wants while there is no stream; ready when it has ended.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let flow = self.flow();
+        let (mut state, now) = (flow.lock(), Instant::now());
+        state.begin(cx, now);
+        self.finish_turn(cx, &mut state, now);
+        match state.machine.ended() {
+            Some(_) => Poll::Ready(()),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Sends what is due and sets the timer.
+    pub(super) fn finish_turn(&mut self, cx: &mut Context<'_>, state: &mut State, now: Instant) {
+        self.transmit(state, now);
+        while self.clock.poll(cx, state.machine.timeout()).is_ready() {
+            let now = Instant::now();
+            state.machine.expire(now);
+            self.transmit(state, now);
+        }
+        state.settle(now);
+        state.rest(self.clock.armed());
+    }
+
+    pub(super) fn transmit(&self, state: &mut State, now: Instant) {
+        state.transmit(self.flow.ends, &*self.shared.room.port, now);
+    }
+
+    pub(super) fn flow(&self) -> Arc<Flow> {
+        Arc::clone(&self.flow)
+    }
+
+    pub(super) fn counters(&self) -> &Counters {
+        &self.shared.room.counters
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        let mut state = self.flow.lock();
+        if state.machine.ended() == Some(End::Idle) {
+            self.counters().tcp_idle.add(1);
+        }
+        state.machine.reset();
+        self.transmit(&mut state, Instant::now());
+        drop(state);
+        self.shared.remove(&self.flow);
+        self.shared.room.counters.tcp_closed.add(1);
+    }
+}
+
+/// How long a target that reads no more may go on sending nothing before both ends are reset.
+const LINGER: Duration = Duration::from_secs(10);
+/// How many pieces one write takes.
+const PIECES: usize = 16;
+
+/// The way to the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Up {
+    Copying,
+    /// The program has finished: the stream is being finished.
+    Finishing,
+    Finished,
+    /// The target reads no more; the program may still send.
+    Discarding,
+}
+
+/// Moves bytes between a machine and the overlay's stream, both ways, and half-closes too. Down, no more is taken from the stream than the
+/// program has room for; up, the machine's window is all that waits. So whoever is slow stops the other, and a flow in which nothing moves owns
+/// no buffer. If the stream takes bytes before its target has answered, the answer is noted here.
+struct Pump<'a> {
+    task: &'a mut Task,
+    half_open: Option<HalfOpen>,
+    stream: Stream,
+    /// The target, until it is known whether it takes the flow.
+    asked: Option<Target>,
+    up: Up,
+    /// Whether the stream may hold back what was written.
+    unflushed: bool,
+    down_ended: bool,
+    /// Changes when something moves down.
+    moved: usize,
+    idle: Idle,
+}
+
+impl<'a> Pump<'a> {
+    /// `asked` is the target of a stream that was handed out before its answer.
+    pub(super) fn new(
+        task: &'a mut Task,
+        stream: Stream,
+        asked: Option<Target>,
+        half_open: HalfOpen,
+    ) -> Self {
+        Self {
+            task,
+            half_open: Some(half_open),
+            stream,
+            asked,
+            up: Up::Copying,
+            unflushed: false,
+            down_ended: false,
+            moved: 0,
+            idle: Idle::default(),
+        }
+    }
+
+    /// Ready when the stream is of no more use: both directions have ended, or one end broke.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let flow = self.task.flow();
+        let (mut state, now) = (flow.lock(), Instant::now());
+        state.begin(cx, now);
+        if state.is_broken() {
+            return Poll::Ready(());
+        }
+        self.poll_down(cx, &mut state, now);
+        let up = self.poll_up(cx, &mut state.machine);
+        self.note(&state.machine);
+        self.task.finish_turn(cx, &mut state, now);
+        if state.is_broken() || (up.is_ready() && self.down_ended) {
+            return Poll::Ready(());
+        }
+        ready!(self.poll_refused(cx, &mut state.machine));
+        state.machine.reset();
+        self.task.finish_turn(cx, &mut state, now);
+        Poll::Ready(())
+    }
+
+    /// What has come about meanwhile: the target's answer, the program's confirmation.
+    fn note(&mut self, machine: &Machine) {
+        if self.stream.is_answered()
+            && let Some(target) = self.asked.take()
+        {
+            self.task.worked(&target);
+        }
+        if self.asked.is_none() && machine.is_open() {
+            self.half_open = None;
+        }
+    }
+
+    /// The stream is of no use any more, or never was.
+    fn broke(&mut self, error: &io::Error, machine: &mut Machine) {
+        tracing::trace!(%error, "the target's stream broke");
+        if let Some(target) = self.asked.take_if(|_| !self.stream.is_answered()) {
+            let unknown = || Error::new(ErrorKind::PathFailed, "opening a stream");
+            let error = Error::from_io(error).cloned().unwrap_or_else(unknown);
+            self.task.failed(&target, &error);
+        }
+        machine.reset();
+    }
+
+    /// A target that reads no more has broken its connection, whatever the way down looks like; but what it sent before is told first.
+    /// Ready when the program has that, or when nothing more comes.
+    fn poll_refused(&mut self, cx: &mut Context<'_>, machine: &mut Machine) -> Poll<()> {
+        if self.up == Up::Discarding && self.down_ended && machine.is_drained() {
+            return Poll::Ready(());
+        }
+        let limit = match self.up {
+            Up::Discarding => LINGER,
+            _ => Duration::ZERO,
+        };
+        self.idle.poll(cx, limit, self.moved)
+    }
+
+    fn poll_down(&mut self, cx: &mut Context<'_>, state: &mut State, now: Instant) {
+        while !self.down_ended {
+            let slice = match Pin::new(&mut self.stream).poll_fill_buf(cx) {
+                Poll::Pending => return,
+                Poll::Ready(Ok([])) => {
+                    self.down_ended = true;
+                    return self.finish(state, now);
+                }
+                Poll::Ready(Ok(slice)) => slice,
+                Poll::Ready(Err(error)) => return self.broke(&error, &mut state.machine),
+            };
+            let room = state.room();
+            if room == 0 {
+                return state.machine.stall(now);
+            }
+            let piece = slice.get(..room).unwrap_or(slice);
+            let len = piece.len();
+            state.push(piece, now);
+            Pin::new(&mut self.stream).consume(len);
+            self.moved = self.moved.wrapping_add(len);
+            self.task.counters().tcp_down.add(len);
+            if state.machine.unsent() >= LARGEST {
+                self.task.transmit(state, now);
+            }
+        }
+    }
+
+    fn finish(&self, state: &mut State, now: Instant) {
+        if self.up != Up::Discarding {
+            state.machine.finish(now);
+        }
+    }
+
+    /// Ready when this direction has ended in order.
+    fn poll_up(&mut self, cx: &mut Context<'_>, machine: &mut Machine) -> Poll<()> {
+        loop {
+            let step = match self.up {
+                Up::Finished => return Poll::Ready(()),
+                Up::Discarding => return Poll::Pending,
+                Up::Finishing => self.poll_shutdown(cx),
+                Up::Copying if machine.readable() > 0 => self.poll_write(cx, machine),
+                Up::Copying if machine.read_ended() => {
+                    self.up = Up::Finishing;
+                    continue;
+                }
+                Up::Copying => self.poll_flush(cx),
+            };
+            if let Err(error) = ready!(step) {
+                if self.asked.is_some() && !self.stream.is_answered() {
+                    self.broke(&error, machine);
+                    return Poll::Pending;
+                }
+                tracing::trace!(%error, "the target reads no more");
+                self.up = Up::Discarding;
+                machine.discard();
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn poll_write(&mut self, cx: &mut Context<'_>, machine: &mut Machine) -> Poll<io::Result<()>> {
+        let mut slices = [IoSlice::new(&[]); PIECES];
+        let count = machine.read(&mut slices);
+        let slices = slices.get(..count).unwrap_or_default();
+        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, slices))?;
+        if written == 0 {
+            return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+        }
+        machine.consume(written);
+        self.unflushed = true;
+        self.task.counters().tcp_up.add(written);
+        Poll::Ready(Ok(()))
+    }
+
+    /// Nothing to write: what an overlay still holds back leaves now. Ready only when that fails.
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.unflushed {
+            return Poll::Pending;
+        }
+        let flushed = ready!(Pin::new(&mut self.stream).poll_flush(cx));
+        self.unflushed = false;
+        match flushed {
+            Ok(()) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
+        self.up = Up::Finished;
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// A flow's timer. Deadlines mostly move later, so it is armed for the earliest and looks again when that has come: a busy flow touches the
+/// runtime's timers a few times a second, an idle one never.
+#[derive(Debug, Default)]
+struct Clock {
+    sleep: Option<Pin<Box<Sleep>>>,
+    armed: Option<Instant>,
+}
+
+impl Clock {
+    /// When it wakes the task.
+    pub(super) fn armed(&self) -> Option<Instant> {
+        self.armed
+    }
+
+    /// Ready when it is time to look whether `deadline` has come; else the task is woken then, or before.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, deadline: Option<Instant>) -> Poll<()> {
+        if let Some(at) = deadline.filter(|at| self.armed.is_none_or(|armed| *at < armed)) {
+            self.arm(at);
+        }
+        let Some(sleep) = self.sleep.as_mut().filter(|_| self.armed.is_some()) else {
+            return Poll::Pending;
+        };
+        if sleep.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        self.armed = None;
+        Poll::Ready(())
+    }
+
+    fn arm(&mut self, at: Instant) {
+        self.armed = Some(at);
+        match &mut self.sleep {
+            Some(sleep) => sleep.as_mut().reset(at),
+            None => self.sleep = Some(Box::pin(sleep_until(at))),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::{
@@ -331,5 +746,32 @@ mod tests {
         flow.lock().rest(deadline);
         flow.flush(&*port, now);
         assert_eq!(woken.0.load(Ordering::SeqCst), 1, "it wakes by itself");
+    }
+}
+
+#[cfg(test)]
+mod clock_tests {
+    use std::{future::poll_fn, time::Duration};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn it_wakes_at_the_earliest_deadline_and_not_at_all_without_one() {
+        let (mut clock, start) = (Clock::default(), Instant::now());
+        let at = |seconds| Some(start + Duration::from_secs(seconds));
+        let early = |clock: &mut Clock, cx: &mut Context<'_>, n| clock.poll(cx, at(n)).is_pending();
+        poll_fn(|cx| {
+            assert!(
+                early(&mut clock, cx, 3) && early(&mut clock, cx, 1) && early(&mut clock, cx, 2)
+            );
+            Poll::Ready(())
+        })
+        .await;
+        assert_eq!(clock.armed(), at(1));
+        poll_fn(|cx| clock.poll(cx, at(2))).await;
+        assert_eq!(start.elapsed().as_secs(), 1);
+        poll_fn(|cx| clock.poll(cx, at(2))).await;
+        assert_eq!(start.elapsed().as_secs(), 2);
+        assert!(poll_fn(|cx| Poll::Ready(clock.poll(cx, None).is_pending())).await);
     }
 }

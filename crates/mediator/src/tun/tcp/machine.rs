@@ -9,21 +9,15 @@
 //! Not offered, because between a program and its own machine they buy nothing: timestamps, selective acknowledgements, ECN, data in a SYN.
 //! Urgent data are data like others (RFC 6093).
 
-mod driver;
-mod transmit;
-
-use std::time::Duration;
+use std::{io::IoSlice, time::Duration};
 
 use bytes::Bytes;
-use hoplite_wire::ip::tcp::{Flags, Header, Segment};
+use hoplite_wire::ip::tcp::{Flags, Header, Options, Segment};
 use tokio::time::Instant;
 
 use super::{
-    guard::Guard,
     receive::{Receive, scale_for},
     send::{Acknowledgement, Answer, Portion, Send},
-    sequence::Seq,
-    timer::{Over, Timer, Wait},
 };
 
 /// The least octets of memory that a direction makes do with.
@@ -352,5 +346,440 @@ fn acknowledgement(segment: &Segment<'_>, bare: bool) -> Acknowledgement {
     }
 }
 
+/// What leaves: the next packet, as long as there is one. RFC 9293 §3.10.8 and §3.8.6.
+impl Machine {
+    /// The next packet that is to leave.
+    pub(in crate::tun::tcp) fn transmit(&mut self, now: Instant) -> Option<Packet> {
+        if let Some(seq) = self.reset_due.take() {
+            return Some(self.reset_packet(seq));
+        }
+        let packet = match self.phase {
+            Phase::Held | Phase::Closed => return None,
+            Phase::Answered => self.transmit_syn()?,
+            Phase::Open => self.transmit_octets().or_else(|| self.transmit_ack())?,
+            Phase::TimeWait => self.transmit_ack()?,
+        };
+        self.rest(now);
+        Some(packet)
+    }
+
+    fn transmit_syn(&mut self) -> Option<Packet> {
+        // What came before its time is answered by the acknowledgement in our SYN.
+        if !std::mem::take(&mut self.syn_due) && !self.receive.owes() {
+            return None;
+        }
+        self.receive.paid();
+        let scale = self.scaled.then(|| scale_for(self.settings.window));
+        let mut header = self.header(self.send.una().minus(1), Flags::SYN | Flags::ACK);
+        header.options = Options {
+            mss: Some(self.settings.mss),
+            window_scale: scale,
+            ..Options::default()
+        };
+        Some(bare(header))
+    }
+
+    fn transmit_octets(&mut self) -> Option<Packet> {
+        let portion = self.send.poll()?;
+        self.receive.paid();
+        let mut flags = Flags::ACK;
+        if portion.last {
+            flags = flags | Flags::PSH;
+        }
+        if portion.fin {
+            flags = flags | Flags::FIN;
+            self.first_to_finish |= !self.receive.ended();
+        }
+        let header = self.header(portion.seq, flags);
+        let portion = Some(portion);
+        Some(Packet { header, portion })
+    }
+
+    fn transmit_ack(&mut self) -> Option<Packet> {
+        // RFC 9293 §3.8.6.1 probes with an octet; one that was acknowledged before does as well and needs no octet (as Linux has it).
+        if std::mem::take(&mut self.probe_due) {
+            return Some(bare(self.header(self.send.una().minus(1), Flags::ACK)));
+        }
+        if !self.receive.owes() {
+            return None;
+        }
+        self.receive.paid();
+        Some(bare(self.header(self.send.highest(), Flags::ACK)))
+    }
+
+    fn header(&mut self, seq: Seq, flags: Flags) -> Header {
+        let scaled = !flags.contains(Flags::SYN);
+        Header {
+            sequence: seq.0,
+            acknowledgment: self.receive.next().0,
+            flags,
+            window: self.receive.advertise(scaled),
+            ..Header::default()
+        }
+    }
+
+    fn reset_packet(&self, seq: Seq) -> Packet {
+        bare(Header {
+            sequence: seq.0,
+            acknowledgment: self.receive.next().0,
+            flags: Flags::RST | Flags::ACK,
+            ..Header::default()
+        })
+    }
+
+    /// The octets of a packet from [`Self::transmit`], and the size that they are to be cut into.
+    pub(in crate::tun::tcp) fn payload(&self, packet: &Packet) -> ([&[u8]; 2], Option<u16>) {
+        let Some(portion) = &packet.portion else {
+            return ([&[]; 2], None);
+        };
+        let cut = portion.len > self.send.mss();
+        let segment = cut.then(|| u16::try_from(self.send.mss()).unwrap_or(u16::MAX));
+        (self.send.payload(portion), segment)
+    }
+}
+
+fn bare(header: Header) -> Packet {
+    let portion = None;
+    Packet { header, portion }
+}
+
+/// What the flow's task and the table ask: what may be pushed and taken, and how things stand.
+impl Machine {
+    /// What waits in either direction, in octets of memory; no less than the floor of each.
+    pub(in crate::tun::tcp) fn memory(&self) -> usize {
+        let floor = self.settings.floor;
+        self.receive.memory().max(floor) + self.send.memory().max(floor)
+    }
+
+    /// One direction may take so many octets of memory besides what it has, until this is said again; its floor it may take in any case.
+    pub(in crate::tun::tcp) fn allow(&mut self, more: usize) {
+        let floor = self.settings.floor;
+        self.receive
+            .limit(floor.max(self.receive.memory().saturating_add(more)));
+        self.send
+            .limit(floor.max(self.send.memory().saturating_add(more)));
+    }
+
+    /// Since when, at least, what is first in either direction has waited: for the overlay to take it, or for the program to acknowledge it.
+    pub(in crate::tun::tcp) fn waits_since(&mut self, now: Instant) -> Option<Instant> {
+        let both = [self.receive.waits_since(now), self.send.waits_since(now)];
+        both.into_iter().flatten().min()
+    }
+
+    /// When the program was last heard.
+    pub(in crate::tun::tcp) fn heard(&self) -> Option<Instant> {
+        self.heard
+    }
+
+    /// How many octets may be pushed now.
+    pub(in crate::tun::tcp) fn room(&self) -> usize {
+        match self.phase {
+            Phase::Open => self.send.room(self.settings.window, self.stalled),
+            _ => 0,
+        }
+    }
+
+    /// Octets for the program; no more than there is [`Self::room`] for.
+    pub(in crate::tun::tcp) fn push(&mut self, octets: &[u8]) {
+        self.stalled = false;
+        self.send.push(octets);
+    }
+
+    /// The overlay has octets and there is no room for them.
+    pub(in crate::tun::tcp) fn stall(&mut self, now: Instant) {
+        self.stalled = true;
+        self.rest(now);
+    }
+
+    fn is_stalled(&self) -> bool {
+        self.stalled && self.send.window_closed()
+    }
+
+    /// Whether there is room again for what was stalled, or everything is acknowledged that the overlay waits for.
+    pub(in crate::tun::tcp) fn may_go_on(&self) -> bool {
+        (self.stalled && self.room() > 0) || (self.discarding && self.is_drained())
+    }
+
+    /// Whether the program has acknowledged all octets.
+    pub(in crate::tun::tcp) fn is_drained(&self) -> bool {
+        self.send.is_drained()
+    }
+
+    /// Octets that are pushed and wait to leave.
+    pub(in crate::tun::tcp) fn unsent(&self) -> usize {
+        self.send.unsent()
+    }
+
+    /// The overlay has finished.
+    pub(in crate::tun::tcp) fn finish(&mut self, now: Instant) {
+        self.send.finish();
+        self.rest(now);
+    }
+
+    /// How many octets wait for the overlay.
+    pub(in crate::tun::tcp) fn readable(&self) -> usize {
+        self.receive.queue().len()
+    }
+
+    /// The first of them; answers with how many slices there are.
+    pub(in crate::tun::tcp) fn read<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        self.receive.queue().slices(slices)
+    }
+
+    /// The overlay took so many.
+    pub(in crate::tun::tcp) fn consume(&mut self, octets: usize) {
+        self.receive.consume(octets);
+    }
+
+    /// The overlay takes no more: what the program still sends is forgotten.
+    pub(in crate::tun::tcp) fn discard(&mut self) {
+        self.discarding = true;
+        self.receive.discard();
+    }
+
+    /// Whether the program has finished and all of it is taken.
+    pub(in crate::tun::tcp) fn read_ended(&self) -> bool {
+        self.receive.ended() && self.readable() == 0
+    }
+
+    /// Whether the SYN is not answered yet.
+    pub(in crate::tun::tcp) fn is_held(&self) -> bool {
+        self.phase == Phase::Held
+    }
+
+    /// Whether the program has confirmed the connection.
+    pub(in crate::tun::tcp) fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open | Phase::TimeWait)
+    }
+
+    /// How it ended, once nothing more will happen.
+    pub(in crate::tun::tcp) fn ended(&self) -> Option<End> {
+        (self.phase == Phase::Closed).then_some(self.end)
+    }
+
+    /// Whether a SYN may begin a new connection in the place of this one: RFC 9293 §3.10.7.4, MAY-2, and a program that begins again.
+    pub(in crate::tun::tcp) fn gives_way_to(&self, segment: &Segment<'_>) -> bool {
+        let newer = self.receive.next().is_before(Seq(segment.sequence));
+        match self.phase {
+            Phase::Held => Seq(segment.sequence) != self.irs,
+            Phase::TimeWait => newer,
+            Phase::Closed => true,
+            _ => false,
+        }
+    }
+}
+
+/// The first wait for an acknowledgement; each further one is twice as long.
+pub(super) const FIRST: Duration = Duration::from_millis(200);
+/// The longest wait.
+const LONGEST: Duration = Duration::from_secs(10);
+/// How long the end of a connection is remembered. RFC 9293 says four minutes, because packets wander about in the
+/// Internet; here they cross no network.
+const TIME_WAIT: Duration = Duration::from_secs(1);
+/// After so many waits without a word from the program the connection is given up: 103 seconds. RFC 9293 §3.8.3 wants at least 100.
+const PATIENCE: u32 = 15;
+/// The same for an answer to a SYN: 13 seconds.
+const SYN_PATIENCE: u32 = 6;
+
+/// What the machine waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Wait {
+    #[default]
+    Nothing,
+    /// The program's answer to our SYN.
+    Handshake,
+    /// An acknowledgement of what was sent.
+    Acknowledgement,
+    /// The program's window, which is closed while we have something for it.
+    Window,
+    /// Packets that may still be under way, after the end.
+    End,
+}
+
+/// What a wait that is over means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Over {
+    /// It did not happen: try again.
+    Again(Wait),
+    /// It did not happen too often.
+    GiveUp,
+    /// The end is over.
+    Forget,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Timer {
+    wait: Wait,
+    deadline: Option<Instant>,
+    /// How often this wait was in vain: what the next one takes.
+    tries: u32,
+    /// How often any was since the program was last heard.
+    silent: u32,
+}
+
+impl Timer {
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Says what is waited for now; going on with the same wait changes nothing.
+    pub(super) fn wait(&mut self, wait: Wait, now: Instant) {
+        if wait != self.wait {
+            self.restart(wait, now);
+        }
+    }
+
+    /// Waits from the beginning.
+    pub(super) fn restart(&mut self, wait: Wait, now: Instant) {
+        (self.wait, self.tries) = (wait, 0);
+        self.deadline = match wait {
+            Wait::Nothing => None,
+            Wait::End => Some(now + TIME_WAIT),
+            _ => Some(now + FIRST),
+        };
+    }
+
+    /// The program is alive.
+    pub(super) fn heard(&mut self) {
+        self.silent = 0;
+    }
+
+    /// Whether a wait is over. The next, longer one begins.
+    pub(super) fn expire(&mut self, now: Instant) -> Option<Over> {
+        self.deadline.filter(|deadline| *deadline <= now)?;
+        if self.wait == Wait::End {
+            return Some(Over::Forget);
+        }
+        self.tries += 1;
+        self.silent += 1;
+        self.deadline = Some(now + FIRST.saturating_mul(1 << self.tries.min(10)).min(LONGEST));
+        let patience = match self.wait {
+            Wait::Handshake => SYN_PATIENCE,
+            _ => PATIENCE,
+        };
+        Some(match self.silent >= patience {
+            true => Over::GiveUp,
+            false => Over::Again(self.wait),
+        })
+    }
+}
+
+/// A sequence number, which wraps around (RFC 9293 §3.4): a place among the bytes of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Seq(pub(super) u32);
+
+impl Seq {
+    /// The place `octets` further on.
+    pub(super) fn plus(self, octets: usize) -> Self {
+        Self(self.0.wrapping_add(whole(octets)))
+    }
+
+    /// The place `octets` before.
+    pub(super) fn minus(self, octets: usize) -> Self {
+        Self(self.0.wrapping_sub(whole(octets)))
+    }
+
+    /// Whether this place comes before `other`; true to life for places within 2³¹ octets of each other.
+    pub(super) fn is_before(self, other: Self) -> bool {
+        self.0.wrapping_sub(other.0).cast_signed() < 0
+    }
+
+    /// How many octets lie between `earlier` and here; 0 if `earlier` is later.
+    pub(super) fn since(self, earlier: Self) -> usize {
+        usize::try_from(self.0.wrapping_sub(earlier.0).cast_signed()).unwrap_or(0)
+    }
+}
+
+/// Nothing here counts more than a window, which is far below 2³¹.
+fn whole(octets: usize) -> u32 {
+    u32::try_from(octets).unwrap_or(u32::MAX)
+}
+
+/// Answers in each second.
+const LIMIT: u8 = 100;
+
+#[derive(Debug, Default)]
+pub(super) struct Guard {
+    since: Option<Instant>,
+    given: u8,
+}
+
+impl Guard {
+    /// Whether another one may be answered now.
+    pub(super) fn allows(&mut self, now: Instant) -> bool {
+        let second = Duration::from_secs(1);
+        let old = |since: Instant| now.saturating_duration_since(since) >= second;
+        if self.since.is_none_or(old) {
+            (self.since, self.given) = (Some(now), 0);
+        }
+        self.given = self.given.saturating_add(1).min(LIMIT + 1);
+        self.given <= LIMIT
+    }
+}
+
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod timer_tests {
+    use super::*;
+
+    /// How long a wait lasts until it is given up.
+    fn patience(wait: Wait) -> Duration {
+        let (start, mut timer) = (Instant::now(), Timer::default());
+        timer.wait(wait, start);
+        loop {
+            let now = timer.deadline().expect("armed");
+            if timer.expire(now) == Some(Over::GiveUp) {
+                return now - start;
+            }
+        }
+    }
+
+    #[test]
+    fn waits_grow_and_end() {
+        assert!(patience(Wait::Acknowledgement) > Duration::from_secs(100));
+        assert!(patience(Wait::Handshake) < Duration::from_secs(15));
+    }
+
+    #[test]
+    fn a_program_that_answers_is_never_given_up() {
+        let (mut now, mut timer) = (Instant::now(), Timer::default());
+        timer.wait(Wait::Window, now);
+        for _ in 0..1000 {
+            now = timer.deadline().expect("armed");
+            assert_eq!(timer.expire(now), Some(Over::Again(Wait::Window)));
+            timer.wait(Wait::Window, now);
+            timer.heard();
+            assert!(timer.deadline().expect("armed") - now <= LONGEST);
+        }
+    }
+}
+
+#[cfg(test)]
+mod sequence_tests {
+    use super::*;
+
+    #[test]
+    fn places_are_ordered_across_the_wrap() {
+        let last = Seq(u32::MAX);
+        let first = last.plus(1);
+        assert_eq!(first, Seq(0));
+        assert!(last.is_before(first) && !first.is_before(last) && !last.is_before(last));
+        assert_eq!((first.since(last), last.since(first)), (1, 0));
+        assert_eq!(first.minus(1), last);
+    }
+}
+
+#[cfg(test)]
+mod guard_tests {
+    use super::*;
+
+    #[test]
+    fn strangers_are_answered_so_often_a_second() {
+        let (now, mut guard) = (Instant::now(), Guard::default());
+        let answered = (0..1000).filter(|_| guard.allows(now)).count();
+        assert_eq!(answered, usize::from(LIMIT));
+        assert!(guard.allows(now + Duration::from_secs(1)));
+    }
+}

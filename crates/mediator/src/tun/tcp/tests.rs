@@ -24,11 +24,9 @@ use tokio::io::{AsyncBufRead, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt
 use tokio::time::Instant;
 
 use super::{
-    Table,
-    crowd::Crowd,
-    flow::Flow,
+    Crowd, Table,
+    flow::{Flow, Order, Task},
     machine::Machine,
-    task::{Order, Task},
 };
 use crate::tun::{
     Config, Ends, Room,

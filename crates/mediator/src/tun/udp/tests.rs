@@ -581,6 +581,6 @@ fn every_failure_has_the_message_that_says_whose_it_is() {
         (Error::new(ErrorKind::TimedOut, "a test"), Host),
         (Error::new(ErrorKind::Unsupported, "a test"), Prohibited),
     ] {
-        assert_eq!(crate::tun::icmp::unreachable_for(&error), expected);
+        assert_eq!(crate::tun::port::unreachable_for(&error), expected);
     }
 }

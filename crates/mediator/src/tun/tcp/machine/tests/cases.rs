@@ -1,7 +1,7 @@
 //! One case after the other, by what a program sees.
 
 use super::*;
-use crate::tun::tcp::{machine::End, machine::Packet, sequence::Seq};
+use crate::tun::tcp::machine::{End, Packet, Seq};
 use hoplite_wire::ip::tcp::Options;
 
 const ISS: u32 = 1000;

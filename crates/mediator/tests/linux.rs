@@ -8,28 +8,30 @@
     reason = "programs and targets are here"
 )]
 
-mod far;
-mod namespace;
-
 use std::{
-    io::{ErrorKind, Read, Write},
-    net::{Shutdown, TcpStream},
-    sync::atomic::{AtomicUsize, Ordering},
+    env,
+    fs::{File, OpenOptions},
+    future::pending,
+    io::{self, Read, Write},
+    net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    os::fd::{AsRawFd, OwnedFd},
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::sync_channel,
+    },
     thread,
     time::Duration,
 };
 
-use hoplite_mediator::tun::{
-    Config,
-    config::{self, Opening},
+use hoplite_mediator::tun::{Config, Counters, Device, Transparent, config};
+use hoplite_overlay::{
+    Datagrams, Direct, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms,
 };
+use hoplite_wire::Target;
 
-use crate::{
-    far::{Far, NO_HOST, NO_NETWORK, octets, receive, reset, send},
-    namespace::{inside, ip},
-};
-
-fn opening(open: Opening) -> Config {
+fn opening(open: config::Opening) -> Config {
     let flows = config::Flows {
         open,
         ..config::Flows::default()
@@ -56,7 +58,7 @@ fn bulk_goes_both_ways_at_once_and_every_octet_arrives() {
     if !inside("bulk_goes_both_ways_at_once_and_every_octet_arrives") {
         return;
     }
-    far::serve(opening(Opening::Auto));
+    serve(opening(config::Opening::Auto));
     let far = Far::new();
     let (up, down) = (octets(1, 48 << 20), octets(2, 48 << 20));
     for address in [far.v4, far.v6, far.v4] {
@@ -81,7 +83,7 @@ fn bulk_crosses_the_device_in_packets_of_many_segments() {
     if !inside("bulk_crosses_the_device_in_packets_of_many_segments") {
         return;
     }
-    let counters = far::serve(opening(Opening::Optimistic));
+    let counters = serve(opening(config::Opening::Optimistic));
     let far = Far::new();
     let all = octets(1, 32 << 20);
     let whole = all.len() as u64;
@@ -102,7 +104,7 @@ fn either_side_may_finish_first() {
     if !inside("either_side_may_finish_first") {
         return;
     }
-    far::serve(opening(Opening::Optimistic));
+    serve(opening(config::Opening::Optimistic));
     let far = Far::new();
     for (key, (first, second)) in [far.pair(), swap(far.pair())].into_iter().enumerate() {
         let (request, answer) = (octets(key as u64, 300_000), octets(7, 3 << 20));
@@ -122,14 +124,14 @@ fn a_reset_of_either_side_reaches_the_other() {
     if !inside("a_reset_of_either_side_reaches_the_other") {
         return;
     }
-    far::serve(opening(Opening::Optimistic));
+    serve(opening(config::Opening::Optimistic));
     let far = Far::new();
     for (mut one, mut other) in [far.pair(), swap(far.pair())] {
         one.write_all(b"a").unwrap();
         other.read_exact(&mut [0]).unwrap();
         reset(one);
         let error = other.read(&mut [0]).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
     }
     // A program that goes away with something unread.
     let (program, mut target) = far.pair();
@@ -144,19 +146,19 @@ fn a_program_is_told_why_nobody_answers() {
     if !inside("a_program_is_told_why_nobody_answers") {
         return;
     }
-    far::serve(opening(Opening::Auto));
+    serve(opening(config::Opening::Auto));
     let far = Far::new();
     let (closed, v6) = (far.v4, far.v6);
     drop(far);
     for address in [closed, v6] {
         let error = TcpStream::connect(address).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
     }
     for (port, expected) in [
-        (NO_HOST, ErrorKind::HostUnreachable),
-        (NO_NETWORK, ErrorKind::NetworkUnreachable),
+        (NO_HOST, io::ErrorKind::HostUnreachable),
+        (NO_NETWORK, io::ErrorKind::NetworkUnreachable),
     ] {
-        let error = TcpStream::connect(far::at(port)).unwrap_err();
+        let error = TcpStream::connect(at(port)).unwrap_err();
         assert_eq!(error.kind(), expected, "{error}");
     }
 }
@@ -166,7 +168,7 @@ fn a_slow_reader_stops_the_sender_on_either_side() {
     if !inside("a_slow_reader_stops_the_sender_on_either_side") {
         return;
     }
-    far::serve(opening(Opening::Pessimistic));
+    serve(opening(config::Opening::Pessimistic));
     let far = Far::new();
     let all = octets(3, 64 << 20);
     for (reader, writer) in [far.pair(), swap(far.pair())] {
@@ -267,7 +269,7 @@ fn a_thousand_flows_at_random_carry_what_they_should() {
     if !inside("a_thousand_flows_at_random_carry_what_they_should") {
         return;
     }
-    far::serve(opening(Opening::Auto));
+    serve(opening(config::Opening::Auto));
     let far = Far::new();
     let (address, listener) = (far.v4, far.listener);
     thread::spawn(move || {
@@ -285,4 +287,216 @@ fn a_thousand_flows_at_random_carry_what_they_should() {
             });
         }
     });
+}
+
+/// Targets at these ports fail in the way of their name.
+const NO_HOST: u16 = 1;
+const NO_NETWORK: u16 = 2;
+
+/// Every target is on loopback, at its own port.
+#[derive(Debug, Default)]
+struct Loopback(Direct);
+
+impl Overlay for Loopback {
+    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
+        let failed = |reason| Err(Error::new(ErrorKind::TargetFailed, "testing").because(reason));
+        Box::pin(async move {
+            match target.port {
+                NO_HOST => return failed(Reason::HostUnreachable),
+                NO_NETWORK => return failed(Reason::NetworkUnreachable),
+                _ => {}
+            }
+            let target = SocketAddr::from((Ipv4Addr::LOCALHOST, target.port)).into();
+            self.0.open_stream(&target, terms).await
+        })
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        _: &'a Target,
+        _: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "testing")) })
+    }
+
+    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "testing")) })
+    }
+}
+
+/// Serves the device of this namespace until the process ends; answers with what it counts.
+fn serve(config: Config) -> Arc<Counters> {
+    let fd = device(config.device.mtu);
+    let (tell, told) = sync_channel(1);
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.unwrap().block_on(async {
+            let device = Device::new(fd, config.device.mtu, true).unwrap();
+            let overlay = Arc::new(Loopback::default());
+            let front = Transparent::new(config, overlay, device);
+            tell.send(front.counters()).unwrap();
+            drop(front.serve(pending()).await);
+        });
+    });
+    told.recv().unwrap()
+}
+
+/// A target, and where programs find it.
+struct Far {
+    listener: TcpListener,
+    v4: SocketAddr,
+    v6: SocketAddr,
+}
+
+impl Far {
+    fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        Self {
+            listener,
+            v4: at(port),
+            v6: format!("[2001:db8::9]:{port}").parse().unwrap(),
+        }
+    }
+
+    /// Both ends of a new connection: the program's and the target's.
+    fn pair(&self) -> (TcpStream, TcpStream) {
+        let program = TcpStream::connect(self.v4).unwrap();
+        (program, self.listener.accept().unwrap().0)
+    }
+}
+
+/// Where programs find what is at that port.
+fn at(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::new(203, 0, 113, 9), port))
+}
+
+/// The octets of a direction; different for each key.
+fn octets(key: u64, len: usize) -> Vec<u8> {
+    let mut state = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_ne_bytes()
+    };
+    let mut all: Vec<u8> = std::iter::repeat_with(next)
+        .take(len / 8 + 1)
+        .flatten()
+        .collect();
+    all.truncate(len);
+    all
+}
+
+/// Sends all and finishes.
+fn send(tcp: &TcpStream, octets: &[u8]) -> io::Result<()> {
+    let mut tcp = tcp;
+    tcp.write_all(octets)?;
+    tcp.shutdown(Shutdown::Write)
+}
+
+/// Receives all until the other side finishes.
+fn receive(tcp: &TcpStream) -> io::Result<Vec<u8>> {
+    let (mut tcp, mut all) = (tcp, Vec::new());
+    tcp.read_to_end(&mut all)?;
+    Ok(all)
+}
+
+/// Closes with a reset.
+fn reset(tcp: TcpStream) {
+    let socket = socket2::SockRef::from(&tcp);
+    socket.set_linger(Some(Duration::ZERO)).unwrap();
+    drop(tcp);
+}
+
+/// Set inside.
+const MARK: &str = "HOPLITE_TEST_INSIDE";
+
+/// Whether this is the test `name` in a network namespace of its own. If not, the test program starts itself again inside a fresh one for this
+/// test, or skips it.
+fn inside(name: &str) -> bool {
+    if env::var_os(MARK).is_some() {
+        return true;
+    }
+    match possible() {
+        Ok(()) => run(name),
+        Err(why) => println!("skipped: {why}"),
+    }
+    false
+}
+
+fn run(name: &str) {
+    let mut command = unshare();
+    command.arg(env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture"]);
+    let output = command.env(MARK, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{complained}");
+    assert!(said.contains("1 passed"), "{said}");
+}
+
+/// `unshare`, for root without and for others with a user namespace.
+fn unshare() -> Command {
+    let mut command = Command::new("unshare");
+    match rustix::process::geteuid().is_root() {
+        true => command.arg("--net"),
+        false => command.args(["--map-root-user", "--net"]),
+    };
+    command.arg("--");
+    command
+}
+
+fn possible() -> Result<(), String> {
+    let tried = unshare()
+        .args(["ip", "tuntap", "add", "probe0", "mode", "tun"])
+        .output()
+        .map_err(|error| format!("unshare cannot be run: {error}"))?;
+    match tried.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&tried.stderr).trim().to_owned()),
+    }
+}
+
+/// Makes the TUN device, gives it addresses, and turns loopback on.
+fn device(mtu: u16) -> OwnedFd {
+    let file = open().unwrap();
+    ip(&format!("link set tun0 mtu {mtu} up"));
+    ip("link set lo up");
+    ip("addr add 198.18.0.1/32 dev tun0");
+    ip("addr add fd68:6f70:6c69:7465::1/128 dev tun0 nodad");
+    ip("route add default dev tun0 src 198.18.0.1");
+    ip("-6 route add default dev tun0 src fd68:6f70:6c69:7465::1");
+    file.into()
+}
+
+/// Runs `ip` with these arguments.
+fn ip(arguments: &str) {
+    let status = Command::new("ip").args(arguments.split(' ')).status();
+    assert!(status.unwrap().success(), "ip {arguments}");
+}
+
+fn open() -> io::Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")?;
+    let mut request = [0_u8; 40];
+    request[..4].copy_from_slice(b"tun0");
+    let flags = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    request[libc::IFNAMSIZ..libc::IFNAMSIZ + 4].copy_from_slice(&flags.to_ne_bytes());
+    // CSUM, TSO4, TSO6 of linux/if_tun.h.
+    let offload: libc::c_ulong = 1 | 2 | 4;
+    #[expect(unsafe_code, reason = "no safe wrapper makes a TUN device")]
+    // SAFETY: the descriptor is open; the kernel reads and writes the 40 octets of an ifreq, which `request` has, and takes a number.
+    let made = unsafe {
+        libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, request.as_mut_ptr())
+            | libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, offload)
+    };
+    match made {
+        0 => Ok(file),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
