@@ -107,9 +107,10 @@ impl Pump<'_> {
     }
 
     fn both_ended(&self) -> End {
-        match self.up.refused() {
-            true => End::Refused,
-            false => End::Complete,
+        if self.up.refused() {
+            End::Refused
+        } else {
+            End::Complete
         }
     }
 

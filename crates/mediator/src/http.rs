@@ -337,9 +337,10 @@ fn refusal(error: &hyper::Error) -> Refusal {
     if let Some(overlay) = overlay_error(error) {
         return Refusal::Overlay(overlay.clone());
     }
-    match error.is_parse() {
-        true => Refusal::NotHttp,
-        false => Refusal::Ended,
+    if error.is_parse() {
+        Refusal::NotHttp
+    } else {
+        Refusal::Ended
     }
 }
 
@@ -507,9 +508,10 @@ fn text(status: StatusCode, sentence: &str) -> Response<Body> {
 /// The answer to who takes the proxy for a web server: a person who opens its address, or a web page that probes.
 fn help(request: &Request<Incoming>) -> Response<Body> {
     let reading = matches!(*request.method(), Method::GET | Method::HEAD);
-    let status = match reading && request.uri().path() == "/" {
-        true => StatusCode::OK,
-        false => StatusCode::BAD_REQUEST,
+    let status = if reading && request.uri().path() == "/" {
+        StatusCode::OK
+    } else {
+        StatusCode::BAD_REQUEST
     };
     let sentence = "this is an HTTP proxy, not a web server: enter its address and port as the proxy for HTTP and \
                     HTTPS in the program's network settings, or run curl -x http://ADDRESS:PORT https://example.com/";

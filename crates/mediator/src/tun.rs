@@ -127,9 +127,10 @@ impl Room {
         terms: &Terms,
     ) -> Result<Stream, Error> {
         let resolves = |address| self.config.dns.resolves_at(address);
-        match target.socket_addr().is_some_and(resolves) {
-            true => Ok(self.dns.stream(user)),
-            false => self.overlay.open_stream(target, terms).await,
+        if target.socket_addr().is_some_and(resolves) {
+            Ok(self.dns.stream(user))
+        } else {
+            self.overlay.open_stream(target, terms).await
         }
     }
 

@@ -63,9 +63,10 @@ fn answer(mut tcp: TcpStream) -> io::Result<()> {
             .and_then(|rest| rest.split('\r').next());
         let mut body = vec![0; length.map_or(0, |length| length.parse().expect("a number"))];
         tcp.read_exact(&mut body)?;
-        let reply = match text.starts_with("put") {
-            true => checksum(&body).to_string().into_bytes(),
-            false => data(),
+        let reply = if text.starts_with("put") {
+            checksum(&body).to_string().into_bytes()
+        } else {
+            data()
         };
         write!(
             tcp,

@@ -441,9 +441,10 @@ fn run(name: &str) {
 /// `unshare`, for root without and for others with a user namespace.
 fn unshare() -> Command {
     let mut command = Command::new("unshare");
-    match rustix::process::geteuid().is_root() {
-        true => command.arg("--net"),
-        false => command.args(["--map-root-user", "--net"]),
+    if rustix::process::geteuid().is_root() {
+        command.arg("--net")
+    } else {
+        command.args(["--map-root-user", "--net"])
     };
     command.arg("--");
     command
@@ -454,9 +455,10 @@ fn possible() -> Result<(), String> {
         .args(["ip", "tuntap", "add", "probe0", "mode", "tun"])
         .output()
         .map_err(|error| format!("unshare cannot be run: {error}"))?;
-    match tried.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8_lossy(&tried.stderr).trim().to_owned()),
+    if tried.status.success() {
+        Ok(())
+    } else {
+        Err(String::from_utf8_lossy(&tried.stderr).trim().to_owned())
     }
 }
 

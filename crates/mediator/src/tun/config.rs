@@ -224,9 +224,10 @@ impl Flows {
             443 => self.idle_quic,
             _ => self.idle_datagrams,
         };
-        match is_stream {
-            true => most,
-            false => most.min(self.idle_exchange),
+        if is_stream {
+            most
+        } else {
+            most.min(self.idle_exchange)
         }
     }
 }

@@ -91,9 +91,10 @@ impl Device {
             pool.give_back(buf);
             return Err(error.into());
         }
-        let (header, at) = match self.vnet_header {
-            true => (Header::parse(&buf), LEN),
-            false => (Some(Header::default()), 0),
+        let (header, at) = if self.vnet_header {
+            (Header::parse(&buf), LEN)
+        } else {
+            (Some(Header::default()), 0)
         };
         let octets = pool.freeze(buf, at);
         self.counters.packets_in.add(1);

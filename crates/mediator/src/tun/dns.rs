@@ -598,9 +598,10 @@ fn addresses(question: &Question, addresses: &[IpAddr]) -> Vec<u8> {
         RecordType::AAAA => ip.is_ipv6(),
         _ => false,
     });
-    match wanted {
-        true => question.addresses(addresses.iter().copied(), LONG),
-        false => question.nothing(Code::NO_ERROR, LONG),
+    if wanted {
+        question.addresses(addresses.iter().copied(), LONG)
+    } else {
+        question.nothing(Code::NO_ERROR, LONG)
     }
 }
 

@@ -96,9 +96,10 @@ impl Names {
     /// What `address` means; if a name, its mapping counts as used now.
     pub(crate) fn meaning(&self, address: SocketAddr, now: Instant) -> Meaning {
         let (ip, port) = (address.ip(), address.port());
-        let host = match port == 53 && self.resolvers.contains(&ip) {
-            true => Some(Host::ip(ip)),
-            false => self.host(ip, now),
+        let host = if port == 53 && self.resolvers.contains(&ip) {
+            Some(Host::ip(ip))
+        } else {
+            self.host(ip, now)
         };
         let target = host.and_then(|host| Target::new(host, port).ok());
         target.map_or(Meaning::Expired, Meaning::Target)

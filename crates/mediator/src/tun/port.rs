@@ -381,10 +381,7 @@ mod cut_tests {
             udp_headers(&mut headers, from, to, payload.len());
             let (a, b) = payload.split_at(cut_at % (payload.len() + 1));
             let cut = pieces(Outgoing::udp(&headers, [a, b], Some(size)));
-            let expected: Vec<_> = match payload.is_empty() {
-                true => vec![&[][..]],
-                false => payload.chunks(size.into()).collect(),
-            };
+            let expected: Vec<_> = if payload.is_empty() { vec![&[][..]] } else { payload.chunks(size.into()).collect() };
             prop_assert_eq!(cut.len(), expected.len());
             for (octets, expected) in cut.iter().zip(expected) {
                 let packet = ip::parse(octets).expect("whole");

@@ -92,9 +92,10 @@ impl SockDiag {
                 self.protocols.push(protocol);
             }
         }
-        match self.protocols.is_empty() {
-            true => Err(io::ErrorKind::Unsupported.into()),
-            false => Ok(self),
+        if self.protocols.is_empty() {
+            Err(io::ErrorKind::Unsupported.into())
+        } else {
+            Ok(self)
         }
     }
 

@@ -161,9 +161,10 @@ impl Table {
             }
             return;
         }
-        match is_opening(segment.flags) {
-            true => self.open(ends, segment, octets, now),
-            false => self.tell_stranger(ends, segment),
+        if is_opening(segment.flags) {
+            self.open(ends, segment, octets, now)
+        } else {
+            self.tell_stranger(ends, segment)
         }
     }
 
@@ -354,9 +355,10 @@ impl Table {
     }
 
     fn settings(&self, ends: Ends, now: Instant) -> Settings {
-        let (headers, default_mss) = match ends.program.is_ipv4() {
-            true => (40, 536),
-            false => (60, 1220),
+        let (headers, default_mss) = if ends.program.is_ipv4() {
+            (40, 536)
+        } else {
+            (60, 1220)
         };
         Settings {
             isn: self.isn(ends, now),
@@ -384,17 +386,18 @@ impl Table {
         }
         let counted = [Flags::SYN, Flags::FIN].map(|flag| usize::from(flags.contains(flag)));
         let len = segment.payload.len() + counted[0] + counted[1];
-        let header = match flags.contains(Flags::ACK) {
-            true => Header {
+        let header = if flags.contains(Flags::ACK) {
+            Header {
                 sequence: segment.acknowledgment,
                 flags: Flags::RST,
                 ..Header::default()
-            },
-            false => Header {
+            }
+        } else {
+            Header {
                 acknowledgment: Seq(segment.sequence).plus(len).0,
                 flags: Flags::RST | Flags::ACK,
                 ..Header::default()
-            },
+            }
         };
         let (portion, port) = (None, &*self.shared.room.port);
         flow::send(ends, port, Packet { header, portion }, [&[]; 2], None);
@@ -462,9 +465,10 @@ impl Crowd {
         let full = self.places.len() >= self.most;
         let giver = full.then(|| self.places.gives(flow.user)).flatten();
         let oldest = giver.and_then(|giver| self.oldest(giver));
-        let queue = match flow.lock().machine.is_held() {
-            true => &mut self.held,
-            false => &mut self.answered,
+        let queue = if flow.lock().machine.is_held() {
+            &mut self.held
+        } else {
+            &mut self.answered
         };
         // Those that are open by now are forgotten now and then.
         let many = self.most.saturating_mul(2);

@@ -100,9 +100,10 @@ pub(super) fn down(
         );
     }
     // Who complains from the way is told as it is; the target has the address that the program knows.
-    let from = match packet.source == theirs.far {
-        true => ours.far,
-        false => packet.source,
+    let from = if packet.source == theirs.far {
+        ours.far
+    } else {
+        packet.source
     };
     let was = [packet.source, packet.destination];
     let hop_limit = packet.hop_limit.max(1);
@@ -324,12 +325,13 @@ mod tests {
             near: ip(near),
             far: ip(far),
         };
-        match v6 {
-            false => (
+        if !v6 {
+            (
                 pair("198.18.0.1", "198.18.9.9"),
                 pair("100.96.0.2", "203.0.113.9"),
-            ),
-            true => (pair("fd68::1", "fd68::99"), pair("fd00::2", "2001:db8::9")),
+            )
+        } else {
+            (pair("fd68::1", "fd68::99"), pair("fd00::2", "2001:db8::9"))
         }
     }
 

@@ -146,9 +146,10 @@ impl Flow {
     /// Ends a connection that has not begun. A program that has no answer yet will ask again.
     pub(super) fn give_up(&self) {
         let mut state = self.lock();
-        match state.machine.is_held() {
-            true => state.machine.abandon(),
-            false => state.machine.reset(),
+        if state.machine.is_held() {
+            state.machine.abandon()
+        } else {
+            state.machine.reset()
         }
         state.wake();
     }

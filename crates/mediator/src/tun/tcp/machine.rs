@@ -268,12 +268,11 @@ impl Machine {
         if self.phase != Phase::Open || !self.receive.ended() || !self.send.finished() {
             return;
         }
-        match self.first_to_finish {
-            true => {
-                self.phase = Phase::TimeWait;
-                self.timer.restart(Wait::End, now);
-            }
-            false => self.close(End::Complete),
+        if self.first_to_finish {
+            self.phase = Phase::TimeWait;
+            self.timer.restart(Wait::End, now);
+        } else {
+            self.close(End::Complete)
         }
     }
 
@@ -657,9 +656,10 @@ impl Timer {
             Wait::Handshake => SYN_PATIENCE,
             _ => PATIENCE,
         };
-        Some(match self.silent >= patience {
-            true => Over::GiveUp,
-            false => Over::Again(self.wait),
+        Some(if self.silent >= patience {
+            Over::GiveUp
+        } else {
+            Over::Again(self.wait)
         })
     }
 }

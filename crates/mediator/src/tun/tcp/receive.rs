@@ -99,12 +99,11 @@ impl Receive {
         }
         payload.advance(old.min(payload.len()));
         let in_order = !self.next.is_before(seq);
-        match in_order {
-            true => self.push(payload),
-            false => {
-                let more = self.more();
-                self.early.insert(seq, payload, more);
-            }
+        if in_order {
+            self.push(payload)
+        } else {
+            let more = self.more();
+            self.early.insert(seq, payload, more);
         }
         self.finish();
         self.owe(in_order);
@@ -114,9 +113,10 @@ impl Receive {
         let mut following = Some(payload).filter(|payload| !payload.is_empty());
         while let Some(payload) = following {
             let (len, more) = (payload.len(), self.more());
-            let taken = match self.discarding {
-                true => len,
-                false => self.queue.push(payload, more),
+            let taken = if self.discarding {
+                len
+            } else {
+                self.queue.push(payload, more)
             };
             self.next = self.next.plus(taken);
             if taken < len {
@@ -173,9 +173,10 @@ impl Receive {
 
     /// An acknowledgement is owed: one for all that came in order, one each for what did not, so that the sender counts them.
     pub(super) fn owe(&mut self, coalesced: bool) {
-        self.owed = match coalesced {
-            true => self.owed.max(1),
-            false => self.owed.saturating_add(1).min(OWED),
+        self.owed = if coalesced {
+            self.owed.max(1)
+        } else {
+            self.owed.saturating_add(1).min(OWED)
         };
     }
 

@@ -140,9 +140,10 @@ impl Send {
     /// How many octets may be handed over now: no more than the program has room for, and none after the end. To whoever was refused
     /// before (`again`), no crumbs as long as acknowledgements will bring more.
     pub(super) fn room(&self, limit: usize, again: bool) -> usize {
-        let limit = match self.finishing {
-            true => 0,
-            false => self.window.min(limit),
+        let limit = if self.finishing {
+            0
+        } else {
+            self.window.min(limit)
         };
         let held = self.retained.len();
         let limit = limit.min(held.saturating_add(self.retained.room(self.most)));
@@ -287,9 +288,10 @@ impl Send {
         if !progress && heard.bare && heard.ack == self.una && before == self.window {
             self.duplicate();
         }
-        match progress {
-            true => Answer::Progress,
-            false => Answer::Old,
+        if progress {
+            Answer::Progress
+        } else {
+            Answer::Old
         }
     }
 

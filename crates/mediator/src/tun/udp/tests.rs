@@ -390,9 +390,10 @@ impl Overlay for Fading {
         _: &'a Terms,
     ) -> Opening<'a, Box<dyn Datagrams>> {
         Box::pin(async {
-            match self.0.is_broken() {
-                true => lost(),
-                false => Ok(Box::new(FadingFlow(Arc::clone(&self.0))) as Box<dyn Datagrams>),
+            if self.0.is_broken() {
+                lost()
+            } else {
+                Ok(Box::new(FadingFlow(Arc::clone(&self.0))) as Box<dyn Datagrams>)
             }
         })
     }
