@@ -22,7 +22,7 @@ use super::{
 #[derive(Debug)]
 pub(crate) struct Router {
     room: Arc<Room>,
-    tcp: tcp::Table,
+    tcp: tcp::TcpTable,
     udp: udp::Table,
     packets: packets::Table,
 }
@@ -31,7 +31,7 @@ impl Router {
     pub(crate) fn new(room: &Arc<Room>) -> Self {
         Self {
             room: Arc::clone(room),
-            tcp: tcp::Table::new(Arc::clone(room)),
+            tcp: tcp::TcpTable::new(Arc::clone(room)),
             udp: udp::Table::new(Arc::clone(room)),
             packets: packets::Table::new(Arc::clone(room)),
         }

@@ -1,6 +1,6 @@
 //! TCP of the transparent front end: every connection that a program makes ends here and goes on as a stream of the overlay.
-//! The router hands segments to the [`Table`]; each connection is a machine without I/O, driven by the table and by a task of its own.
-//! RFC 9293 and its neighbours: see `machine`. Optimistic and pessimistic opening: paper 003 (ANONguard) §5.
+//! The router hands segments to the [`TcpTable`]; each connection is a machine without I/O, driven by the table and by a task of its own.
+//! RFC 9293 and its neighbours: see `connection`. Optimistic and pessimistic opening: paper 003 (ANONguard) §5.
 //!
 //! # What a failure is called
 //! Before the SYN is answered (pessimistic), by what Linux makes of it in `connect`; afterwards nothing but a reset is left to tell. A flow
@@ -50,8 +50,8 @@ use tokio::{
 };
 
 use self::{
-    flow::{Flow, Order, Task},
-    machine::{Machine, Packet, Seq, Settings, floor_for},
+    connection::{Connection, OutgoingSegment, Seq, Settings, memory_floor},
+    flow::{FlowTask, OpenRequest, TcpFlow},
 };
 use super::{
     Ends, Room,
@@ -64,8 +64,8 @@ use crate::{
     users::{Place, Places, Rings, User},
 };
 
+mod connection;
 mod flow;
-mod machine;
 mod receive;
 mod send;
 
@@ -83,14 +83,14 @@ const WARN_EVERY: Duration = Duration::from_secs(60);
 const QUOTED: usize = 256;
 
 /// All connections of programs. Dropped, it resets them.
-pub(crate) struct Table {
+pub(crate) struct TcpTable {
     shared: Arc<Shared>,
     tasks: JoinSet<()>,
     /// Flows that a segment came for since the last flush.
-    listed: Vec<Arc<Flow>>,
-    crowd: Crowd,
+    listed: Vec<Arc<TcpFlow>>,
+    backlog: SynBacklog,
     /// All flows of each user, in the order in which they are looked at when one has to make room; some are over.
-    rings: Rings<Weak<Flow>>,
+    rings: Rings<Weak<TcpFlow>>,
     reclaimed: Option<Instant>,
     warned: Option<Instant>,
     secret: RandomState,
@@ -100,42 +100,42 @@ pub(crate) struct Table {
 /// What the table and the tasks share.
 struct Shared {
     room: Arc<Room>,
-    flows: Mutex<HashMap<Ends, Arc<Flow>>>,
-    lately: Mutex<Lately>,
+    flows: Mutex<HashMap<Ends, Arc<TcpFlow>>>,
+    recent: Mutex<RecentTargets>,
 }
 
 impl Shared {
-    fn flows(&self) -> MutexGuard<'_, HashMap<Ends, Arc<Flow>>> {
+    fn flows(&self) -> MutexGuard<'_, HashMap<Ends, Arc<TcpFlow>>> {
         self.flows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lately(&self) -> MutexGuard<'_, Lately> {
-        self.lately.lock().unwrap_or_else(PoisonError::into_inner)
+    fn recent(&self) -> MutexGuard<'_, RecentTargets> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets a flow, unless another one has its ends by now.
-    fn remove(&self, flow: &Arc<Flow>) {
+    fn remove(&self, flow: &Arc<TcpFlow>) {
         let mut flows = self.flows();
-        let same = |known: &Arc<Flow>| Arc::ptr_eq(known, flow);
+        let same = |known: &Arc<TcpFlow>| Arc::ptr_eq(known, flow);
         if flows.get(&flow.ends).is_some_and(same) {
             flows.remove(&flow.ends);
         }
     }
 }
 
-impl Table {
+impl TcpTable {
     pub(crate) fn new(room: Arc<Room>) -> Self {
-        let crowd = Crowd::new(room.config.flows.tcp.div_ceil(HALF_OPEN_SHARE));
+        let backlog = SynBacklog::new(room.config.flows.tcp.div_ceil(HALF_OPEN_SHARE));
         let shared = Shared {
             room,
             flows: Mutex::default(),
-            lately: Mutex::default(),
+            recent: Mutex::default(),
         };
         Self {
             shared: Arc::new(shared),
             tasks: JoinSet::new(),
             listed: Vec::new(),
-            crowd,
+            backlog,
             rings: Rings::default(),
             reclaimed: None,
             warned: None,
@@ -154,7 +154,7 @@ impl Table {
         now: Instant,
     ) {
         let flow = self.shared.flows().get(&ends).cloned();
-        if let Some(flow) = flow.filter(|flow| !self.gives_way(flow, segment)) {
+        if let Some(flow) = flow.filter(|flow| !self.give_way(flow, segment)) {
             let payload = payload_of(packet, segment, octets);
             if flow.received(segment, payload, now) {
                 self.listed.push(flow);
@@ -164,7 +164,7 @@ impl Table {
         if is_opening(segment.flags) {
             self.open(ends, segment, octets, now)
         } else {
-            self.tell_stranger(ends, segment)
+            self.reset_stranger(ends, segment)
         }
     }
 
@@ -180,8 +180,8 @@ impl Table {
     }
 
     /// Whether a SYN ends what is left of the connection before it.
-    fn gives_way(&self, flow: &Arc<Flow>, segment: &Segment<'_>) -> bool {
-        if !is_opening(segment.flags) || !flow.lock().machine.gives_way_to(segment) {
+    fn give_way(&self, flow: &Arc<TcpFlow>, segment: &Segment<'_>) -> bool {
+        if !is_opening(segment.flags) || !flow.lock().connection.gives_way_to(segment) {
             return false;
         }
         flow.abandon();
@@ -206,7 +206,7 @@ impl Table {
             let (room, flows) = (&table.shared.room, table.shared.flows().len());
             let Flows { tcp, window, .. } = room.config.flows;
             let target = Host::ip(ends.target.ip());
-            let open = || room.tcp_memory.open(user, target, floor_for(window) * 2);
+            let open = || room.tcp_memory.open(user, target, memory_floor(window) * 2);
             (flows < tcp).then(open).flatten()
         };
         place(self).or_else(|| {
@@ -234,7 +234,7 @@ impl Table {
     }
 
     /// The next flows of a user to be looked at; each has its turn again when all others had theirs.
-    fn next_flows(&mut self, user: User) -> Vec<Arc<Flow>> {
+    fn next_flows(&mut self, user: User) -> Vec<Arc<TcpFlow>> {
         let (mut next, all) = (Vec::new(), self.rings.count(user));
         for _ in 0..all {
             let Some(flow) = self.rings.pop(user).and_then(|weak| weak.upgrade()) else {
@@ -251,14 +251,14 @@ impl Table {
 
     /// Resets flows that hold memory for octets that nobody takes, until enough is free.
     fn reclaim(&mut self, now: Instant) {
-        let lately = |then: Instant| now.saturating_duration_since(then) < RECLAIM_EVERY;
-        if self.reclaimed.is_some_and(lately) || !self.shared.room.tcp_memory.was_short() {
+        let recent = |then: Instant| now.saturating_duration_since(then) < RECLAIM_EVERY;
+        if self.reclaimed.is_some_and(recent) || !self.shared.room.tcp_memory.was_short() {
             return;
         }
         self.reclaimed = Some(now);
         let mut stalled = self.stalled(now);
         while self.shared.room.tcp_memory.excess() > 0 {
-            let holds = |flows: &Vec<(Instant, Arc<Flow>)>| {
+            let holds = |flows: &Vec<(Instant, Arc<TcpFlow>)>| {
                 let held = flows.last().and_then(|(_, flow)| flow.lock().user_holds());
                 held.unwrap_or_default()
             };
@@ -276,10 +276,10 @@ impl Table {
     }
 
     /// Each user's flows whose octets nobody has taken for [`STALLED`], the longest last.
-    fn stalled(&self, now: Instant) -> HashMap<User, Vec<(Instant, Arc<Flow>)>> {
+    fn stalled(&self, now: Instant) -> HashMap<User, Vec<(Instant, Arc<TcpFlow>)>> {
         let mut stalled: HashMap<_, Vec<_>> = HashMap::new();
         for flow in self.shared.flows().values() {
-            let since = flow.lock().waits_since();
+            let since = flow.lock().waiting_since();
             let long = |since: &Instant| now.saturating_duration_since(*since) >= STALLED;
             if let Some(since) = since.filter(long) {
                 let of = stalled.entry(flow.user).or_default();
@@ -313,32 +313,32 @@ impl Table {
         let Some(account) = self.admit(ends, now) else {
             return self.drop_syn(now);
         };
-        let mut machine = Machine::new(segment, self.settings(ends, now));
+        let mut connection = Connection::new(segment, self.settings(ends, now));
         let mut cause = (octets.len() <= QUOTED).then(|| Box::from(&octets[..]));
         let early = self.is_trusted(&target, now);
         if early {
-            machine.accept(now);
+            connection.accept(now);
             cause = None;
         }
-        let flow = Arc::new(Flow::new(ends, machine, account));
+        let flow = Arc::new(TcpFlow::new(ends, connection, account));
         self.remember(&flow);
         self.shared.flows().insert(ends, Arc::clone(&flow));
-        let task = Task::new(&self.shared, &flow, now);
-        let order = Order {
+        let task = FlowTask::new(&self.shared, &flow, now);
+        let order = OpenRequest {
             target,
             early,
             cause,
         };
-        let (half_open, oldest) = self.crowd.admit(&flow);
+        let (half_open, oldest) = self.backlog.admit(&flow);
         if let Some(oldest) = oldest {
             self.shared.room.counters.tcp_evicted.add(1);
-            oldest.give_up();
+            oldest.abort();
         }
         self.tasks.spawn(task.run(order, half_open));
         self.listed.push(flow);
     }
 
-    fn remember(&mut self, flow: &Arc<Flow>) {
+    fn remember(&mut self, flow: &Arc<TcpFlow>) {
         // Those that are over are forgotten now and then.
         let many = self.shared.room.config.flows.tcp.saturating_mul(2);
         self.rings.tidy(many, |flow| flow.strong_count() > 0);
@@ -350,7 +350,7 @@ impl Table {
         match self.shared.room.config.flows.open {
             Opening::Optimistic => true,
             Opening::Pessimistic => false,
-            Opening::Auto => self.shared.lately().trusts(target, now),
+            Opening::Auto => self.shared.recent().trusts(target, now),
         }
     }
 
@@ -363,7 +363,7 @@ impl Table {
         Settings {
             isn: self.isn(ends, now),
             window: self.shared.room.config.flows.window,
-            floor: floor_for(self.shared.room.config.flows.window),
+            floor: memory_floor(self.shared.room.config.flows.window),
             mss: self.shared.room.port.mtu().saturating_sub(headers),
             default_mss,
             idle: self.shared.room.config.flows.idle_stream,
@@ -379,7 +379,7 @@ impl Table {
     }
 
     /// RFC 9293 §3.10.7.1: who sends to a connection that is not there is told so.
-    fn tell_stranger(&self, ends: Ends, segment: &Segment<'_>) {
+    fn reset_stranger(&self, ends: Ends, segment: &Segment<'_>) {
         let flags = segment.flags;
         if flags.contains(Flags::RST) {
             return;
@@ -399,8 +399,14 @@ impl Table {
                 ..Header::default()
             }
         };
-        let (portion, port) = (None, &*self.shared.room.port);
-        flow::send(ends, port, Packet { header, portion }, [&[]; 2], None);
+        let (range, port) = (None, &*self.shared.room.port);
+        flow::send(
+            ends,
+            port,
+            OutgoingSegment { header, range },
+            [&[]; 2],
+            None,
+        );
     }
 }
 
@@ -423,7 +429,7 @@ fn report(ended: Result<(), JoinError>) {
     }
 }
 
-impl fmt::Debug for Table {
+impl fmt::Debug for TcpTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Table")
             .field("flows", &self.shared.flows().len())
@@ -436,21 +442,21 @@ impl fmt::Debug for Table {
 /// gets through even a flood of its own user, and those of other users do not feel it. Those whose SYN is not answered go first: their programs
 /// ask again and notice nothing, the others would see a reset.
 #[derive(Debug)]
-struct Crowd {
+struct SynBacklog {
     most: usize,
     places: Arc<Places>,
     /// Those whose SYN was not answered when they came.
-    held: Rings<Weak<Flow>>,
-    answered: Rings<Weak<Flow>>,
+    held: Rings<Weak<TcpFlow>>,
+    answered: Rings<Weak<TcpFlow>>,
 }
 
 /// A flow counts as being opened until this is dropped.
-struct HalfOpen {
+struct HalfOpenSlot {
     _place: Place,
-    flow: Arc<Flow>,
+    flow: Arc<TcpFlow>,
 }
 
-impl Crowd {
+impl SynBacklog {
     fn new(most: usize) -> Self {
         Self {
             most,
@@ -461,11 +467,11 @@ impl Crowd {
     }
 
     /// Lets a flow in; answers with the one that has to make room, if any.
-    fn admit(&mut self, flow: &Arc<Flow>) -> (HalfOpen, Option<Arc<Flow>>) {
+    fn admit(&mut self, flow: &Arc<TcpFlow>) -> (HalfOpenSlot, Option<Arc<TcpFlow>>) {
         let full = self.places.len() >= self.most;
         let giver = full.then(|| self.places.gives(flow.user)).flatten();
         let oldest = giver.and_then(|giver| self.oldest(giver));
-        let queue = if flow.lock().machine.is_held() {
+        let queue = if flow.lock().connection.is_syn_pending() {
             &mut self.held
         } else {
             &mut self.answered
@@ -474,7 +480,7 @@ impl Crowd {
         let many = self.most.saturating_mul(2);
         queue.tidy(many, |flow| half_open(flow).is_some());
         queue.push(flow.user, Arc::downgrade(flow));
-        let half_open = HalfOpen {
+        let half_open = HalfOpenSlot {
             _place: self.places.take(flow.user),
             flow: Arc::clone(flow),
         };
@@ -482,7 +488,7 @@ impl Crowd {
     }
 
     /// Takes the user's oldest that is still being opened.
-    fn oldest(&mut self, user: User) -> Option<Arc<Flow>> {
+    fn oldest(&mut self, user: User) -> Option<Arc<TcpFlow>> {
         let mut queues = [&mut self.held, &mut self.answered].into_iter();
         queues.find_map(|queue| {
             let mut queued = std::iter::from_fn(|| queue.pop(user));
@@ -491,32 +497,32 @@ impl Crowd {
     }
 }
 
-fn half_open(flow: &Weak<Flow>) -> Option<Arc<Flow>> {
+fn half_open(flow: &Weak<TcpFlow>) -> Option<Arc<TcpFlow>> {
     flow.upgrade().filter(|flow| flow.is_half_open())
 }
 
-impl Drop for HalfOpen {
+impl Drop for HalfOpenSlot {
     fn drop(&mut self) {
         self.flow.set_opened();
     }
 }
 
-impl fmt::Debug for HalfOpen {
+impl fmt::Debug for HalfOpenSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("HalfOpen")
     }
 }
 
 /// How many targets are remembered; the one that worked longest ago makes room.
-const KNOWN: usize = 4096;
+const MAX_TARGETS: usize = 4096;
 /// For how long.
-const LIFE: Duration = Duration::from_secs(600);
+const TARGET_LIFETIME: Duration = Duration::from_secs(600);
 
 /// Which targets lately worked, by name (or address) and port: their SYNs are answered before the overlay has (`open = "auto"`).
 #[derive(Debug, Default)]
-struct Lately(HashMap<Target, Instant>);
+struct RecentTargets(HashMap<Target, Instant>);
 
-impl Lately {
+impl RecentTargets {
     /// Whether the target worked lately and did not fail since.
     fn trusts(&self, target: &Target, now: Instant) -> bool {
         self.0.get(target).is_some_and(|at| is_fresh(*at, now))
@@ -527,7 +533,7 @@ impl Lately {
             *at = now;
             return;
         }
-        if self.0.len() >= KNOWN {
+        if self.0.len() >= MAX_TARGETS {
             self.make_room(now);
         }
         self.0.insert(target.clone(), now);
@@ -540,47 +546,47 @@ impl Lately {
     /// Forgets what is too old; if nothing is, the older half.
     fn make_room(&mut self, now: Instant) {
         self.0.retain(|_, at| is_fresh(*at, now));
-        if self.0.len() < KNOWN {
+        if self.0.len() < MAX_TARGETS {
             return;
         }
         let mut times: Vec<_> = self.0.values().copied().collect();
-        let (_, middle, _) = times.select_nth_unstable(KNOWN / 2);
+        let (_, middle, _) = times.select_nth_unstable(MAX_TARGETS / 2);
         let middle = *middle;
         self.0.retain(|_, at| *at > middle);
     }
 }
 
 fn is_fresh(at: Instant, now: Instant) -> bool {
-    now.saturating_duration_since(at) < LIFE
+    now.saturating_duration_since(at) < TARGET_LIFETIME
 }
 
 #[cfg(test)]
 mod tests;
 
 #[cfg(test)]
-mod lately_tests {
+mod recent_tests {
     use super::*;
 
     #[test]
     fn what_worked_is_trusted_until_it_fails_or_grows_old() {
-        let (mut lately, now) = (Lately::default(), Instant::now());
+        let (mut recent, now) = (RecentTargets::default(), Instant::now());
         let [a, b]: [Target; 2] = ["a:1", "a:2"].map(|text| text.parse().expect("valid"));
-        lately.worked(&a, now);
-        assert!(lately.trusts(&a, now) && !lately.trusts(&b, now));
-        assert!(!lately.trusts(&a, now + LIFE));
-        lately.failed(&a);
-        assert!(!lately.trusts(&a, now));
+        recent.worked(&a, now);
+        assert!(recent.trusts(&a, now) && !recent.trusts(&b, now));
+        assert!(!recent.trusts(&a, now + TARGET_LIFETIME));
+        recent.failed(&a);
+        assert!(!recent.trusts(&a, now));
     }
 
     #[test]
     fn no_more_than_so_many_are_remembered_and_the_newest_are() {
-        let (mut lately, start) = (Lately::default(), Instant::now());
+        let (mut recent, start) = (RecentTargets::default(), Instant::now());
         let target = |n: u32| -> Target { format!("host{n}:1").parse().expect("valid") };
         for n in 0..10_000 {
-            lately.worked(&target(n), start + Duration::from_micros(n.into()));
-            assert!(lately.0.len() <= KNOWN);
+            recent.worked(&target(n), start + Duration::from_micros(n.into()));
+            assert!(recent.0.len() <= MAX_TARGETS);
         }
         let end = start + Duration::from_millis(10);
-        assert!(lately.trusts(&target(9_999), end) && !lately.trusts(&target(0), end));
+        assert!(recent.trusts(&target(9_999), end) && !recent.trusts(&target(0), end));
     }
 }

@@ -1,5 +1,5 @@
-//! What the table and a flow's task share: the machine, and how one wakes the other. The table hands segments in and sends what follows
-//! from a batch of them; the task moves octets between the machine and the overlay's stream.
+//! A TCP flow: a program's connection and the overlay's stream that it goes on as. The table hands segments in and sends what follows from a
+//! batch of them; the flow's task opens the stream and moves bytes between the two; each wakes the other.
 
 use std::{
     cell::RefCell,
@@ -27,9 +27,9 @@ use tokio::{
 };
 
 use super::{
-    HalfOpen, Shared,
-    machine::{End, Machine, Packet},
-    send::LARGEST,
+    HalfOpenSlot, Shared,
+    connection::{CloseReason, Connection, OutgoingSegment},
+    send::MAX_PAYLOAD,
 };
 use crate::{
     budget::Account,
@@ -48,19 +48,19 @@ thread_local! {
 }
 
 /// A program's connection.
-pub(super) struct Flow {
+pub(super) struct TcpFlow {
     pub(super) ends: Ends,
     pub(super) user: User,
     half_open: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<FlowState>,
 }
 
 #[derive(Debug)]
-pub(super) struct State {
-    pub(super) machine: Machine,
+pub(super) struct FlowState {
+    pub(super) connection: Connection,
     task: Option<Waker>,
     /// There is something for the task to do.
-    news: bool,
+    task_due: bool,
     /// It waits for the end of the batch to be sent for.
     listed: bool,
     /// When the task's timer wakes it.
@@ -68,20 +68,20 @@ pub(super) struct State {
     /// Its part of the budget, until it has made room for others.
     account: Option<Account>,
     /// Since when what waits in it has waited, at least.
-    waits_since: Option<Instant>,
+    waiting_since: Option<Instant>,
 }
 
-impl Flow {
-    pub(super) fn new(ends: Ends, machine: Machine, account: Account) -> Self {
+impl TcpFlow {
+    pub(super) fn new(ends: Ends, connection: Connection, account: Account) -> Self {
         let user = account.user();
-        let state = State {
-            machine,
+        let state = FlowState {
+            connection,
             task: None,
-            news: false,
+            task_due: false,
             listed: false,
             armed: None,
             account: Some(account),
-            waits_since: None,
+            waiting_since: None,
         };
         Self {
             ends,
@@ -101,7 +101,7 @@ impl Flow {
     }
 
     /// Never held across an await, and all is on one thread: nobody waits here.
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, FlowState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -111,10 +111,10 @@ impl Flow {
         if !payload.is_empty() {
             state.allow();
         }
-        state.news |= !payload.is_empty() || segment.flags.intersects(Flags::FIN | Flags::RST);
-        state.machine.segment(segment, payload, now);
+        state.task_due |= !payload.is_empty() || segment.flags.intersects(Flags::FIN | Flags::RST);
+        state.connection.segment(segment, payload, now);
         state.settle(now);
-        state.news |= state.machine.may_go_on() || state.machine.ended().is_some();
+        state.task_due |= state.connection.may_go_on() || state.connection.ended().is_some();
         !std::mem::replace(&mut state.listed, true)
     }
 
@@ -123,7 +123,7 @@ impl Flow {
         let mut state = self.lock();
         state.listed = false;
         state.transmit(self.ends, port, now);
-        if state.news || state.is_earlier() {
+        if state.task_due || state.is_earlier() {
             state.wake();
         }
     }
@@ -131,34 +131,34 @@ impl Flow {
     /// Ends the connection without a word to the program, for it has forgotten it.
     pub(super) fn abandon(&self) {
         let mut state = self.lock();
-        state.machine.abandon();
+        state.connection.abandon();
         state.wake();
     }
 
     /// Ends a connection so that others have its place and its memory from now on.
     pub(super) fn make_room(&self, now: Instant) {
-        self.give_up();
+        self.abort();
         let mut state = self.lock();
         state.settle(now);
         state.account = None;
     }
 
     /// Ends a connection that has not begun. A program that has no answer yet will ask again.
-    pub(super) fn give_up(&self) {
+    pub(super) fn abort(&self) {
         let mut state = self.lock();
-        if state.machine.is_held() {
-            state.machine.abandon()
+        if state.connection.is_syn_pending() {
+            state.connection.abandon()
         } else {
-            state.machine.reset()
+            state.connection.reset()
         }
         state.wake();
     }
 }
 
-impl State {
+impl FlowState {
     /// The task begins its turn.
-    pub(super) fn begin(&mut self, cx: &Context<'_>, now: Instant) {
-        self.news = false;
+    pub(super) fn begin_turn(&mut self, cx: &Context<'_>, now: Instant) {
+        self.task_due = false;
         if !self
             .task
             .as_ref()
@@ -166,34 +166,34 @@ impl State {
         {
             self.task = Some(cx.waker().clone());
         }
-        self.machine.expire(now);
+        self.connection.expire(now);
     }
 
-    /// Tells the machine what it may hold now.
+    /// Tells the connection what it may hold now.
     fn allow(&mut self) {
         let more = self.account.as_ref().map_or(0, Account::allowance);
-        self.machine.allow(more);
+        self.connection.allow(more);
     }
 
-    /// Counts what the machine holds.
+    /// Counts what the connection holds.
     pub(super) fn settle(&mut self, now: Instant) {
-        self.waits_since = self.machine.waits_since(now);
-        let held = self.machine.memory();
+        self.waiting_since = self.connection.waiting_since(now);
+        let held = self.connection.memory();
         if let Some(account) = &mut self.account {
             account.set(held);
         }
     }
 
     /// Since when it has held memory for octets that nobody takes.
-    pub(super) fn waits_since(&self) -> Option<Instant> {
-        self.waits_since.filter(|_| self.account.is_some())
+    pub(super) fn waiting_since(&self) -> Option<Instant> {
+        self.waiting_since.filter(|_| self.account.is_some())
     }
 
     /// How much others miss its place: see [`Account::rest_counts`]. `None` if it has made room already.
     pub(super) fn rest_counts(&self, now: Instant) -> Option<(u128, Duration)> {
-        let heard = self.machine.heard().unwrap_or(now);
+        let last_heard = self.connection.last_heard().unwrap_or(now);
         let account = self.account.as_ref()?;
-        Some(account.rest_counts(now.saturating_duration_since(heard)))
+        Some(account.rest_counts(now.saturating_duration_since(last_heard)))
     }
 
     /// How many octets the flows of its owner hold, and those of its user.
@@ -205,12 +205,12 @@ impl State {
     /// How many octets may be pushed now.
     pub(super) fn room(&mut self) -> usize {
         self.allow();
-        self.machine.room()
+        self.connection.room()
     }
 
     /// Octets for the program; no more than there is [`Self::room`] for.
     pub(super) fn push(&mut self, octets: &[u8], now: Instant) {
-        self.machine.push(octets);
+        self.connection.push(octets);
         self.settle(now);
     }
 
@@ -219,9 +219,9 @@ impl State {
         self.armed = armed;
     }
 
-    /// Whether the machine must be looked after before the task's timer does.
+    /// Whether the connection must be looked after before the task's timer does.
     fn is_earlier(&self) -> bool {
-        match (self.machine.timeout(), self.armed) {
+        match (self.connection.timeout(), self.armed) {
             (Some(wanted), Some(armed)) => wanted < armed,
             (wanted, _) => wanted.is_some(),
         }
@@ -235,20 +235,22 @@ impl State {
 
     /// Whether the connection ended otherwise than by both sides finishing.
     pub(super) fn is_broken(&self) -> bool {
-        self.machine.ended().is_some_and(|end| end != End::Complete)
+        self.connection
+            .ended()
+            .is_some_and(|end| end != CloseReason::Complete)
     }
 
     /// Sends all that may leave. When the port is full, the rest waits for acknowledgements or the timer.
     pub(super) fn transmit(&mut self, ends: Ends, port: &dyn Port, now: Instant) {
-        while let Some(packet) = self.machine.transmit(now) {
+        while let Some(packet) = self.connection.transmit(now) {
             if !self.send(ends, port, packet) {
                 return;
             }
         }
     }
 
-    fn send(&self, ends: Ends, port: &dyn Port, packet: Packet) -> bool {
-        let (payload, segment) = self.machine.payload(&packet);
+    fn send(&self, ends: Ends, port: &dyn Port, packet: OutgoingSegment) -> bool {
+        let (payload, segment) = self.connection.payload(&packet);
         send(ends, port, packet, payload, segment)
     }
 }
@@ -257,7 +259,7 @@ impl State {
 pub(super) fn send(
     ends: Ends,
     port: &dyn Port,
-    packet: Packet,
+    packet: OutgoingSegment,
     payload: [&[u8]; 2],
     segment: Option<u16>,
 ) -> bool {
@@ -270,7 +272,7 @@ pub(super) fn send(
     })
 }
 
-impl fmt::Debug for Flow {
+impl fmt::Debug for TcpFlow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Flow")
     }
@@ -279,16 +281,16 @@ impl fmt::Debug for Flow {
 /// A flow's task: opens the stream, hands it to the [`Pump`], and stays until the program's side of the connection has ended too. A program that
 /// was answered early has its stream early: whether that came about is found out by the pump. Dropped before its end, it resets the program's
 /// connection and the stream.
-pub(super) struct Task {
+pub(super) struct FlowTask {
     shared: Arc<Shared>,
-    flow: Arc<Flow>,
-    clock: Clock,
+    flow: Arc<TcpFlow>,
+    timer: DeadlineTimer,
     /// As long as the flow lasts, its address means what it meant.
     _kept: Option<Hold>,
 }
 
 /// What is to be opened.
-pub(super) struct Order {
+pub(super) struct OpenRequest {
     pub(super) target: Target,
     /// The SYN is answered: what the program says travels with the request.
     pub(super) early: bool,
@@ -296,19 +298,19 @@ pub(super) struct Order {
     pub(super) cause: Option<Box<[u8]>>,
 }
 
-impl Task {
-    pub(super) fn new(shared: &Arc<Shared>, flow: &Arc<Flow>, now: Instant) -> Self {
+impl FlowTask {
+    pub(super) fn new(shared: &Arc<Shared>, flow: &Arc<TcpFlow>, now: Instant) -> Self {
         shared.room.counters.tcp_opened.add(1);
         let target = flow.ends.target.ip();
         Self {
             shared: Arc::clone(shared),
             flow: Arc::clone(flow),
-            clock: Clock::default(),
+            timer: DeadlineTimer::default(),
             _kept: shared.room.names.hold(target, now),
         }
     }
 
-    pub(super) async fn run(mut self, order: Order, half_open: HalfOpen) {
+    pub(super) async fn run(mut self, order: OpenRequest, half_open: HalfOpenSlot) {
         let Some(stream) = self.open(&order).await else {
             return;
         };
@@ -321,7 +323,7 @@ impl Task {
     }
 
     /// Opens the stream and answers the SYN accordingly; `None` if there is nothing to carry.
-    async fn open(&mut self, order: &Order) -> Option<Stream> {
+    async fn open(&mut self, order: &OpenRequest) -> Option<Stream> {
         let room = Arc::clone(&self.shared.room);
         let terms = room.terms().early(order.early);
         let opening = room.open_stream(&order.target, self.flow.user, &terms);
@@ -348,12 +350,12 @@ impl Task {
 
     /// The target has taken the flow.
     pub(super) fn worked(&self, target: &Target) {
-        self.shared.lately().worked(target, Instant::now());
+        self.shared.recent().worked(target, Instant::now());
     }
 
     /// The flow did not come about.
     pub(super) fn failed(&self, target: &Target, error: &Error) {
-        self.shared.lately().failed(target);
+        self.shared.recent().failed(target);
         self.counters().failed(error);
         if error.reason() == Some(Reason::NameNotFound) {
             let address = self.flow.ends.target.ip();
@@ -363,7 +365,7 @@ impl Task {
 
     fn accept(&self) {
         let (mut state, now) = (self.flow.lock(), Instant::now());
-        state.machine.accept(now);
+        state.connection.accept(now);
         self.transmit(&mut state, now);
     }
 
@@ -373,42 +375,42 @@ impl Task {
         match cause.filter(|_| error.reason() != Some(Reason::Refused)) {
             Some(cause) => {
                 tell_unreachable(&self.shared.room, cause, unreachable_for(error));
-                state.machine.abandon();
+                state.connection.abandon();
             }
-            None => state.machine.reset(),
+            None => state.connection.reset(),
         }
         self.transmit(&mut state, now);
     }
 
-    /// Does what the machine wants while there is no stream; ready when it has ended.
+    /// Does what the connection wants while there is no stream; ready when it has ended.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let flow = self.flow();
         let (mut state, now) = (flow.lock(), Instant::now());
-        state.begin(cx, now);
-        self.finish_turn(cx, &mut state, now);
-        match state.machine.ended() {
+        state.begin_turn(cx, now);
+        self.end_turn(cx, &mut state, now);
+        match state.connection.ended() {
             Some(_) => Poll::Ready(()),
             None => Poll::Pending,
         }
     }
 
     /// Sends what is due and sets the timer.
-    pub(super) fn finish_turn(&mut self, cx: &mut Context<'_>, state: &mut State, now: Instant) {
+    pub(super) fn end_turn(&mut self, cx: &mut Context<'_>, state: &mut FlowState, now: Instant) {
         self.transmit(state, now);
-        while self.clock.poll(cx, state.machine.timeout()).is_ready() {
+        while self.timer.poll(cx, state.connection.timeout()).is_ready() {
             let now = Instant::now();
-            state.machine.expire(now);
+            state.connection.expire(now);
             self.transmit(state, now);
         }
         state.settle(now);
-        state.rest(self.clock.armed());
+        state.rest(self.timer.armed());
     }
 
-    pub(super) fn transmit(&self, state: &mut State, now: Instant) {
+    pub(super) fn transmit(&self, state: &mut FlowState, now: Instant) {
         state.transmit(self.flow.ends, &*self.shared.room.port, now);
     }
 
-    pub(super) fn flow(&self) -> Arc<Flow> {
+    pub(super) fn flow(&self) -> Arc<TcpFlow> {
         Arc::clone(&self.flow)
     }
 
@@ -417,13 +419,13 @@ impl Task {
     }
 }
 
-impl Drop for Task {
+impl Drop for FlowTask {
     fn drop(&mut self) {
         let mut state = self.flow.lock();
-        if state.machine.ended() == Some(End::Idle) {
+        if state.connection.ended() == Some(CloseReason::Idle) {
             self.counters().tcp_idle.add(1);
         }
-        state.machine.reset();
+        state.connection.reset();
         self.transmit(&mut state, Instant::now());
         drop(state);
         self.shared.remove(&self.flow);
@@ -438,7 +440,7 @@ const PIECES: usize = 16;
 
 /// The way to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Up {
+enum UploadPhase {
     Copying,
     /// The program has finished: the stream is being finished.
     Finishing,
@@ -447,16 +449,16 @@ enum Up {
     Discarding,
 }
 
-/// Moves bytes between a machine and the overlay's stream, both ways, and half-closes too. Down, no more is taken from the stream than the
-/// program has room for; up, the machine's window is all that waits. So whoever is slow stops the other, and a flow in which nothing moves owns
+/// Moves bytes between a connection and the overlay's stream, both ways, and half-closes too. Down, no more is taken from the stream than the
+/// program has room for; up, the connection's window is all that waits. So whoever is slow stops the other, and a flow in which nothing moves owns
 /// no buffer. If the stream takes bytes before its target has answered, the answer is noted here.
 struct Pump<'a> {
-    task: &'a mut Task,
-    half_open: Option<HalfOpen>,
+    task: &'a mut FlowTask,
+    half_open: Option<HalfOpenSlot>,
     stream: Stream,
     /// The target, until it is known whether it takes the flow.
     asked: Option<Target>,
-    up: Up,
+    up: UploadPhase,
     /// Whether the stream may hold back what was written.
     unflushed: bool,
     down_ended: bool,
@@ -468,17 +470,17 @@ struct Pump<'a> {
 impl<'a> Pump<'a> {
     /// `asked` is the target of a stream that was handed out before its answer.
     pub(super) fn new(
-        task: &'a mut Task,
+        task: &'a mut FlowTask,
         stream: Stream,
         asked: Option<Target>,
-        half_open: HalfOpen,
+        half_open: HalfOpenSlot,
     ) -> Self {
         Self {
             task,
             half_open: Some(half_open),
             stream,
             asked,
-            up: Up::Copying,
+            up: UploadPhase::Copying,
             unflushed: false,
             down_ended: false,
             moved: 0,
@@ -490,60 +492,60 @@ impl<'a> Pump<'a> {
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let flow = self.task.flow();
         let (mut state, now) = (flow.lock(), Instant::now());
-        state.begin(cx, now);
+        state.begin_turn(cx, now);
         if state.is_broken() {
             return Poll::Ready(());
         }
         self.poll_down(cx, &mut state, now);
-        let up = self.poll_up(cx, &mut state.machine);
-        self.note(&state.machine);
-        self.task.finish_turn(cx, &mut state, now);
+        let up = self.poll_up(cx, &mut state.connection);
+        self.note(&state.connection);
+        self.task.end_turn(cx, &mut state, now);
         if state.is_broken() || (up.is_ready() && self.down_ended) {
             return Poll::Ready(());
         }
-        ready!(self.poll_refused(cx, &mut state.machine));
-        state.machine.reset();
-        self.task.finish_turn(cx, &mut state, now);
+        ready!(self.poll_refused(cx, &mut state.connection));
+        state.connection.reset();
+        self.task.end_turn(cx, &mut state, now);
         Poll::Ready(())
     }
 
     /// What has come about meanwhile: the target's answer, the program's confirmation.
-    fn note(&mut self, machine: &Machine) {
+    fn note(&mut self, connection: &Connection) {
         if self.stream.is_answered()
             && let Some(target) = self.asked.take()
         {
             self.task.worked(&target);
         }
-        if self.asked.is_none() && machine.is_open() {
+        if self.asked.is_none() && connection.is_open() {
             self.half_open = None;
         }
     }
 
     /// The stream is of no use any more, or never was.
-    fn broke(&mut self, error: &io::Error, machine: &mut Machine) {
+    fn broke(&mut self, error: &io::Error, connection: &mut Connection) {
         tracing::trace!(%error, "the target's stream broke");
         if let Some(target) = self.asked.take_if(|_| !self.stream.is_answered()) {
             let unknown = || Error::new(ErrorKind::PathFailed, "opening a stream");
             let error = Error::from_io(error).cloned().unwrap_or_else(unknown);
             self.task.failed(&target, &error);
         }
-        machine.reset();
+        connection.reset();
     }
 
     /// A target that reads no more has broken its connection, whatever the way down looks like; but what it sent before is told first.
     /// Ready when the program has that, or when nothing more comes.
-    fn poll_refused(&mut self, cx: &mut Context<'_>, machine: &mut Machine) -> Poll<()> {
-        if self.up == Up::Discarding && self.down_ended && machine.is_drained() {
+    fn poll_refused(&mut self, cx: &mut Context<'_>, connection: &mut Connection) -> Poll<()> {
+        if self.up == UploadPhase::Discarding && self.down_ended && connection.is_drained() {
             return Poll::Ready(());
         }
         let limit = match self.up {
-            Up::Discarding => LINGER,
+            UploadPhase::Discarding => LINGER,
             _ => Duration::ZERO,
         };
         self.idle.poll(cx, limit, self.moved)
     }
 
-    fn poll_down(&mut self, cx: &mut Context<'_>, state: &mut State, now: Instant) {
+    fn poll_down(&mut self, cx: &mut Context<'_>, state: &mut FlowState, now: Instant) {
         while !self.down_ended {
             let slice = match Pin::new(&mut self.stream).poll_fill_buf(cx) {
                 Poll::Pending => return,
@@ -552,11 +554,11 @@ impl<'a> Pump<'a> {
                     return self.finish(state, now);
                 }
                 Poll::Ready(Ok(slice)) => slice,
-                Poll::Ready(Err(error)) => return self.broke(&error, &mut state.machine),
+                Poll::Ready(Err(error)) => return self.broke(&error, &mut state.connection),
             };
             let room = state.room();
             if room == 0 {
-                return state.machine.stall(now);
+                return state.connection.stall(now);
             }
             let piece = slice.get(..room).unwrap_or(slice);
             let len = piece.len();
@@ -564,54 +566,60 @@ impl<'a> Pump<'a> {
             Pin::new(&mut self.stream).consume(len);
             self.moved = self.moved.wrapping_add(len);
             self.task.counters().tcp_down.add(len);
-            if state.machine.unsent() >= LARGEST {
+            if state.connection.unsent() >= MAX_PAYLOAD {
                 self.task.transmit(state, now);
             }
         }
     }
 
-    fn finish(&self, state: &mut State, now: Instant) {
-        if self.up != Up::Discarding {
-            state.machine.finish(now);
+    fn finish(&self, state: &mut FlowState, now: Instant) {
+        if self.up != UploadPhase::Discarding {
+            state.connection.finish(now);
         }
     }
 
     /// Ready when this direction has ended in order.
-    fn poll_up(&mut self, cx: &mut Context<'_>, machine: &mut Machine) -> Poll<()> {
+    fn poll_up(&mut self, cx: &mut Context<'_>, connection: &mut Connection) -> Poll<()> {
         loop {
             let step = match self.up {
-                Up::Finished => return Poll::Ready(()),
-                Up::Discarding => return Poll::Pending,
-                Up::Finishing => self.poll_shutdown(cx),
-                Up::Copying if machine.readable() > 0 => self.poll_write(cx, machine),
-                Up::Copying if machine.read_ended() => {
-                    self.up = Up::Finishing;
+                UploadPhase::Finished => return Poll::Ready(()),
+                UploadPhase::Discarding => return Poll::Pending,
+                UploadPhase::Finishing => self.poll_shutdown(cx),
+                UploadPhase::Copying if connection.readable() > 0 => {
+                    self.poll_write(cx, connection)
+                }
+                UploadPhase::Copying if connection.read_ended() => {
+                    self.up = UploadPhase::Finishing;
                     continue;
                 }
-                Up::Copying => self.poll_flush(cx),
+                UploadPhase::Copying => self.poll_flush(cx),
             };
             if let Err(error) = ready!(step) {
                 if self.asked.is_some() && !self.stream.is_answered() {
-                    self.broke(&error, machine);
+                    self.broke(&error, connection);
                     return Poll::Pending;
                 }
                 tracing::trace!(%error, "the target reads no more");
-                self.up = Up::Discarding;
-                machine.discard();
+                self.up = UploadPhase::Discarding;
+                connection.discard();
                 return Poll::Pending;
             }
         }
     }
 
-    fn poll_write(&mut self, cx: &mut Context<'_>, machine: &mut Machine) -> Poll<io::Result<()>> {
+    fn poll_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        connection: &mut Connection,
+    ) -> Poll<io::Result<()>> {
         let mut slices = [IoSlice::new(&[]); PIECES];
-        let count = machine.read(&mut slices);
+        let count = connection.read(&mut slices);
         let slices = slices.get(..count).unwrap_or_default();
         let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, slices))?;
         if written == 0 {
             return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
         }
-        machine.consume(written);
+        connection.consume(written);
         self.unflushed = true;
         self.task.counters().tcp_up.add(written);
         Poll::Ready(Ok(()))
@@ -632,7 +640,7 @@ impl<'a> Pump<'a> {
 
     fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
-        self.up = Up::Finished;
+        self.up = UploadPhase::Finished;
         Poll::Ready(Ok(()))
     }
 }
@@ -640,12 +648,12 @@ impl<'a> Pump<'a> {
 /// A flow's timer. Deadlines mostly move later, so it is armed for the earliest and looks again when that has come: a busy flow touches the
 /// runtime's timers a few times a second, an idle one never.
 #[derive(Debug, Default)]
-struct Clock {
+struct DeadlineTimer {
     sleep: Option<Pin<Box<Sleep>>>,
     armed: Option<Instant>,
 }
 
-impl Clock {
+impl DeadlineTimer {
     /// When it wakes the task.
     pub(super) fn armed(&self) -> Option<Instant> {
         self.armed
@@ -691,7 +699,7 @@ mod tests {
     use crate::{
         budget::Budget,
         tun::{
-            tcp::machine::Settings,
+            tcp::connection::Settings,
             testing::{MemoryPort, PROGRAM, TARGET, parsed, tcp_packet},
         },
     };
@@ -705,7 +713,7 @@ mod tests {
         }
     }
 
-    fn flow() -> Flow {
+    fn flow() -> TcpFlow {
         let header = Header {
             flags: Flags::SYN,
             ..Header::default()
@@ -723,10 +731,10 @@ mod tests {
         let (program, target) = ((PROGRAM, 1).into(), (TARGET, 2).into());
         let account =
             Budget::new(1 << 20).open(User::at(PROGRAM), hoplite_wire::Host::ip(TARGET), 4096);
-        let machine = Machine::new(&syn, settings);
-        Flow::new(
+        let connection = Connection::new(&syn, settings);
+        TcpFlow::new(
             Ends { program, target },
-            machine,
+            connection,
             account.expect("there is room"),
         )
     }
@@ -736,14 +744,14 @@ mod tests {
         let (flow, now) = (flow(), Instant::now());
         let (port, woken) = (MemoryPort::new(1500), Arc::new(Woken::default()));
         let waker = Waker::from(Arc::clone(&woken));
-        flow.lock().begin(&Context::from_waker(&waker), now);
+        flow.lock().begin_turn(&Context::from_waker(&waker), now);
         flow.flush(&*port, now);
         assert_eq!(woken.0.load(Ordering::SeqCst), 0, "nothing to wait for");
-        flow.lock().machine.accept(now);
+        flow.lock().connection.accept(now);
         flow.flush(&*port, now);
         assert_eq!(woken.0.load(Ordering::SeqCst), 1);
-        flow.lock().begin(&Context::from_waker(&waker), now);
-        let deadline = flow.lock().machine.timeout();
+        flow.lock().begin_turn(&Context::from_waker(&waker), now);
+        let deadline = flow.lock().connection.timeout();
         flow.lock().rest(deadline);
         flow.flush(&*port, now);
         assert_eq!(woken.0.load(Ordering::SeqCst), 1, "it wakes by itself");
@@ -751,28 +759,29 @@ mod tests {
 }
 
 #[cfg(test)]
-mod clock_tests {
+mod timer_tests {
     use std::{future::poll_fn, time::Duration};
 
     use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn it_wakes_at_the_earliest_deadline_and_not_at_all_without_one() {
-        let (mut clock, start) = (Clock::default(), Instant::now());
+        let (mut timer, start) = (DeadlineTimer::default(), Instant::now());
         let at = |seconds| Some(start + Duration::from_secs(seconds));
-        let early = |clock: &mut Clock, cx: &mut Context<'_>, n| clock.poll(cx, at(n)).is_pending();
+        let early =
+            |timer: &mut DeadlineTimer, cx: &mut Context<'_>, n| timer.poll(cx, at(n)).is_pending();
         poll_fn(|cx| {
             assert!(
-                early(&mut clock, cx, 3) && early(&mut clock, cx, 1) && early(&mut clock, cx, 2)
+                early(&mut timer, cx, 3) && early(&mut timer, cx, 1) && early(&mut timer, cx, 2)
             );
             Poll::Ready(())
         })
         .await;
-        assert_eq!(clock.armed(), at(1));
-        poll_fn(|cx| clock.poll(cx, at(2))).await;
+        assert_eq!(timer.armed(), at(1));
+        poll_fn(|cx| timer.poll(cx, at(2))).await;
         assert_eq!(start.elapsed().as_secs(), 1);
-        poll_fn(|cx| clock.poll(cx, at(2))).await;
+        poll_fn(|cx| timer.poll(cx, at(2))).await;
         assert_eq!(start.elapsed().as_secs(), 2);
-        assert!(poll_fn(|cx| Poll::Ready(clock.poll(cx, None).is_pending())).await);
+        assert!(poll_fn(|cx| Poll::Ready(timer.poll(cx, None).is_pending())).await);
     }
 }

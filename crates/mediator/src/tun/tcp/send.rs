@@ -1,5 +1,5 @@
 //! The send side: what the overlay has sent, kept until the program acknowledges it, and what of it may leave now.
-//! A part of the machine. RFC 9293 §3.10.7.4 (acknowledgements), §3.8.6.2.1 (silly windows); RFC 5681 §3.2 and RFC 6582 (fast
+//! RFC 9293 §3.10.7.4 (acknowledgements), §3.8.6.2.1 (silly windows); RFC 5681 §3.2 and RFC 6582 (fast
 //! retransmit, with one segment for each acknowledgement while more is missing); RFC 5961 §5.
 //!
 //! We do no congestion control, because between the program and us is no network: its window alone limits what is under way.
@@ -9,45 +9,46 @@ use std::collections::VecDeque;
 
 use tokio::time::Instant;
 
-use super::machine::Seq;
+use super::connection::Seq;
 use crate::copy::{self, BUFFER};
 
 /// The largest payload: with the headers of either IP version and all their options below 65,536 octets.
-pub(super) const LARGEST: usize = 65_400;
+pub(super) const MAX_PAYLOAD: usize = 65_400;
 /// So many equal acknowledgements mean that a segment is missing.
-const DUPLICATES: u8 = 3;
+const DUP_ACK_THRESHOLD: u8 = 3;
 
+/// What the overlay has sent, kept until the program acknowledges it, and the program's window.
 #[derive(Debug)]
-pub(super) struct Send {
+pub(super) struct SendSide {
     /// The first octet that is not acknowledged (SND.UNA).
     una: Seq,
     /// What leaves next (SND.NXT); after a timeout it is `una` again.
     next: Seq,
-    /// The end of all that has ever left.
+    /// The end of all that has ever left (SND.MAX).
     highest: Seq,
     /// The program's window, in octets.
     window: usize,
     largest_window: usize,
     /// The segment that the window was last read from (SND.WL1, SND.WL2).
-    window_seen: (Seq, Seq),
+    window_update: (Seq, Seq),
     /// The shift of the program's window.
     scale: u8,
     mss: usize,
-    retained: Retained,
+    unacked: RetransmitBuffer,
     /// The most memory that is taken for it, in octets: the budget's.
-    most: usize,
+    memory_limit: usize,
     /// The end of what waited for its acknowledgement at a time, and that time, until all of it is acknowledged.
-    waiting: Option<(Seq, Instant)>,
+    waiting_since: Option<(Seq, Instant)>,
     /// The overlay's octets have ended: after them comes a FIN.
-    finishing: bool,
-    finished: bool,
-    duplicates: u8,
-    /// Up to where what is missing is sent again, an acknowledgement at a time.
-    recovering: Option<Seq>,
+    fin_queued: bool,
+    fin_acked: bool,
+    dup_acks: u8,
+    /// Up to where what is missing is sent again, a segment for each acknowledgement (`recover` of RFC 6582).
+    recovery_point: Option<Seq>,
     /// The first segment must leave again.
-    lost: bool,
+    retransmit_due: bool,
     /// What may be under way, after a timeout.
-    cautious: Option<usize>,
+    timeout_window: Option<usize>,
 }
 
 /// What a segment's acknowledgement and window say.
@@ -63,20 +64,20 @@ pub(super) struct Acknowledgement {
 
 /// What came of an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum AckOutcome {
     /// Nobody in this connection can have sent it.
-    Impossible,
+    Invalid,
     /// Nothing new.
     Old,
     /// Something was acknowledged for the first time.
-    Progress,
+    New,
 }
 
 /// Octets that leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Portion {
+pub(super) struct SendRange {
     pub(super) seq: Seq,
-    /// Where they are: see [`Send::payload`].
+    /// Where they are: see [`SendSide::payload`].
     pub(super) offset: usize,
     pub(super) len: usize,
     /// Whether the end is among them.
@@ -85,7 +86,7 @@ pub(super) struct Portion {
     pub(super) last: bool,
 }
 
-impl Send {
+impl SendSide {
     /// Sends from `next` on, in segments of at most `mss` octets.
     pub(super) fn new(next: Seq, mss: usize, scale: u8) -> Self {
         Self {
@@ -94,18 +95,18 @@ impl Send {
             highest: next,
             window: 0,
             largest_window: 0,
-            window_seen: (Seq(0), Seq(0)),
+            window_update: (Seq(0), Seq(0)),
             scale,
-            mss: mss.clamp(64, LARGEST),
-            retained: Retained::default(),
-            most: usize::MAX,
-            waiting: None,
-            finishing: false,
-            finished: false,
-            duplicates: 0,
-            recovering: None,
-            lost: false,
-            cautious: None,
+            mss: mss.clamp(64, MAX_PAYLOAD),
+            unacked: RetransmitBuffer::default(),
+            memory_limit: usize::MAX,
+            waiting_since: None,
+            fin_queued: false,
+            fin_acked: false,
+            dup_acks: 0,
+            recovery_point: None,
+            retransmit_due: false,
+            timeout_window: None,
         }
     }
 
@@ -127,69 +128,71 @@ impl Send {
     }
 
     /// Whether the program has acknowledged everything and the end.
-    pub(super) fn finished(&self) -> bool {
-        self.finished
+    pub(super) fn fin_acked(&self) -> bool {
+        self.fin_acked
     }
 
     /// The connection stands: the program's window holds from now on.
     pub(super) fn open(&mut self, first: &Acknowledgement) {
-        self.window_seen = (first.seq.minus(1), first.ack);
+        self.window_update = (first.seq.minus(1), first.ack);
         self.read_window(first);
     }
 
     /// How many octets may be handed over now: no more than the program has room for, and none after the end. To whoever was refused
     /// before (`again`), no crumbs as long as acknowledgements will bring more.
     pub(super) fn room(&self, limit: usize, again: bool) -> usize {
-        let limit = if self.finishing {
+        let limit = if self.fin_queued {
             0
         } else {
             self.window.min(limit)
         };
-        let held = self.retained.len();
-        let limit = limit.min(held.saturating_add(self.retained.room(self.most)));
+        let held = self.unacked.len();
+        let limit = limit.min(held.saturating_add(self.unacked.room(self.memory_limit)));
         let room = limit.saturating_sub(held);
-        let crumb = again && room < LARGEST && room < limit.div_ceil(2);
+        let crumb = again && room < MAX_PAYLOAD && room < limit.div_ceil(2);
         if crumb { 0 } else { room }
     }
 
     pub(super) fn push(&mut self, octets: &[u8]) {
-        self.retained.push(octets, self.most);
+        self.unacked.push(octets, self.memory_limit);
     }
 
     /// What is kept takes so many octets of memory.
     pub(super) fn memory(&self) -> usize {
-        self.retained.memory()
+        self.unacked.memory()
     }
 
     /// From now on no more memory than this is taken; what is here stays.
-    pub(super) fn limit(&mut self, most: usize) {
-        self.most = most;
+    pub(super) fn limit(&mut self, memory_limit: usize) {
+        self.memory_limit = memory_limit;
     }
 
     /// Since when, at least, what is first has waited for the program's acknowledgement.
-    pub(super) fn waits_since(&mut self, now: Instant) -> Option<Instant> {
-        let waiting = self.waiting.filter(|(place, _)| self.una.is_before(*place));
-        let place = self.una.plus(self.retained.len());
-        self.waiting = match self.retained.len() {
+    pub(super) fn waiting_since(&mut self, now: Instant) -> Option<Instant> {
+        let waiting_since = self
+            .waiting_since
+            .filter(|(place, _)| self.una.is_before(*place));
+        let place = self.una.plus(self.unacked.len());
+        self.waiting_since = match self.unacked.len() {
             0 => None,
-            _ => waiting.or(Some((place, now))),
+            _ => waiting_since.or(Some((place, now))),
         };
-        self.waiting.map(|(_, since)| since)
+        self.waiting_since.map(|(_, since)| since)
     }
 
     /// Nothing more will be handed over.
     pub(super) fn finish(&mut self) {
-        self.finishing = true;
+        self.fin_queued = true;
     }
 
     /// What was handed over and has not left (or must leave again), in octets.
     pub(super) fn unsent(&self) -> usize {
-        self.retained.len().saturating_sub(self.offset())
+        self.unacked.len().saturating_sub(self.offset())
     }
 
     /// Whether all that was handed over is acknowledged.
     pub(super) fn is_drained(&self) -> bool {
-        self.retained.len() == 0
+        self.unacked.len() == 0
     }
 
     /// Whether something waits that the program's window does not let through.
@@ -201,33 +204,33 @@ impl Send {
         self.window == 0
     }
 
-    pub(super) fn payload(&self, portion: &Portion) -> [&[u8]; 2] {
-        self.retained.slices(portion.offset, portion.len)
+    pub(super) fn payload(&self, range: &SendRange) -> [&[u8]; 2] {
+        self.unacked.slices(range.offset, range.len)
     }
 
     /// What leaves now.
-    pub(super) fn poll(&mut self) -> Option<Portion> {
-        if std::mem::take(&mut self.lost) {
-            return self.repeat();
+    pub(super) fn poll(&mut self) -> Option<SendRange> {
+        if std::mem::take(&mut self.retransmit_due) {
+            return self.retransmit_first();
         }
         let (offset, usable) = (self.offset(), self.usable());
-        let len = self.worth(self.unsent().min(usable), offset);
+        let len = self.segment_len(self.unsent().min(usable), offset);
         let fin = usable > len && self.fin_is_next(self.next.plus(len));
         if len == 0 && !fin {
             return None;
         }
-        let portion = self.portion(offset, len, fin);
+        let range = self.range(offset, len, fin);
         self.next = self.next.plus(len + usize::from(fin));
         if self.highest.is_before(self.next) {
             self.highest = self.next;
         }
-        Some(portion)
+        Some(range)
     }
 
     /// How much of `possible` octets is worth a packet: whole segments as long as more follows, nothing that is small while
     /// something is under way (its acknowledgement will bring room), at most what one packet holds.
-    fn worth(&self, possible: usize, in_flight: usize) -> usize {
-        let most = LARGEST - LARGEST % self.mss;
+    fn segment_len(&self, possible: usize, in_flight: usize) -> usize {
+        let most = MAX_PAYLOAD - MAX_PAYLOAD % self.mss;
         match possible {
             all if all == self.unsent() => all.min(most),
             small if small < self.mss && in_flight > 0 => 0,
@@ -237,21 +240,21 @@ impl Send {
     }
 
     /// The first segment once more; what leaves next stays what it was.
-    fn repeat(&mut self) -> Option<Portion> {
+    fn retransmit_first(&mut self) -> Option<SendRange> {
         let sent = self.highest.since(self.una);
-        let most = LARGEST - LARGEST % self.mss;
-        let len = self.retained.len().min(sent).min(most);
+        let most = MAX_PAYLOAD - MAX_PAYLOAD % self.mss;
+        let len = self.unacked.len().min(sent).min(most);
         let fin = sent > len && self.fin_is_next(self.una.plus(len));
-        (len > 0 || fin).then(|| self.portion(0, len, fin))
+        (len > 0 || fin).then(|| self.range(0, len, fin))
     }
 
-    fn portion(&self, offset: usize, len: usize, fin: bool) -> Portion {
-        Portion {
+    fn range(&self, offset: usize, len: usize, fin: bool) -> SendRange {
+        SendRange {
             seq: self.una.plus(offset),
             offset,
             len,
             fin,
-            last: offset + len == self.retained.len(),
+            last: offset + len == self.unacked.len(),
         }
     }
 
@@ -260,24 +263,24 @@ impl Send {
     }
 
     fn usable(&self) -> usize {
-        let limit = self.cautious.unwrap_or(usize::MAX).min(self.window);
+        let limit = self.timeout_window.unwrap_or(usize::MAX).min(self.window);
         limit.saturating_sub(self.offset())
     }
 
     /// Whether the end comes at `place`.
     fn fin_is_next(&self, place: Seq) -> bool {
-        self.finishing && !self.finished && place == self.una.plus(self.retained.len())
+        self.fin_queued && !self.fin_acked && place == self.una.plus(self.unacked.len())
     }
 
     /// Whether `ack` can be true: RFC 5961 §5, (SND.UNA - MAX.SND.WND) <= SEG.ACK <= SND.NXT.
-    fn is_possible(&self, ack: Seq) -> bool {
+    fn is_valid(&self, ack: Seq) -> bool {
         !self.highest.is_before(ack) && !ack.is_before(self.una.minus(self.largest_window))
     }
 
     /// Reads what the program acknowledges and how much it has room for.
-    pub(super) fn acknowledge(&mut self, heard: &Acknowledgement) -> Answer {
-        if !self.is_possible(heard.ack) {
-            return Answer::Impossible;
+    pub(super) fn acknowledge(&mut self, heard: &Acknowledgement) -> AckOutcome {
+        if !self.is_valid(heard.ack) {
+            return AckOutcome::Invalid;
         }
         let before = self.window;
         let progress = self.una.is_before(heard.ack);
@@ -286,70 +289,70 @@ impl Send {
         }
         self.read_window(heard);
         if !progress && heard.bare && heard.ack == self.una && before == self.window {
-            self.duplicate();
+            self.duplicate_ack();
         }
         if progress {
-            Answer::Progress
+            AckOutcome::New
         } else {
-            Answer::Old
+            AckOutcome::Old
         }
     }
 
     fn advance(&mut self, ack: Seq) {
         let octets = ack.since(self.una);
-        self.finished |= octets > self.retained.len();
-        self.retained.release(octets);
+        self.fin_acked |= octets > self.unacked.len();
+        self.unacked.release(octets);
         self.una = ack;
-        self.duplicates = 0;
+        self.dup_acks = 0;
         if self.next.is_before(ack) {
             self.next = ack;
         }
-        let grown = self.cautious.map(|limit| limit + octets);
-        self.cautious = grown.filter(|limit| *limit < self.window);
-        self.recovering = self.recovering.filter(|end| ack.is_before(*end));
-        self.lost = self.recovering.is_some();
+        let grown = self.timeout_window.map(|limit| limit + octets);
+        self.timeout_window = grown.filter(|limit| *limit < self.window);
+        self.recovery_point = self.recovery_point.filter(|end| ack.is_before(*end));
+        self.retransmit_due = self.recovery_point.is_some();
     }
 
     fn read_window(&mut self, heard: &Acknowledgement) {
-        let (seq, ack) = self.window_seen;
+        let (seq, ack) = self.window_update;
         let newer = seq.is_before(heard.seq) || (seq == heard.seq && !heard.ack.is_before(ack));
         if newer {
-            self.window_seen = (heard.seq, heard.ack);
+            self.window_update = (heard.seq, heard.ack);
             self.window = usize::from(heard.window) << self.scale;
             self.largest_window = self.largest_window.max(self.window);
         }
     }
 
-    fn duplicate(&mut self) {
-        if !self.in_flight() || self.recovering.is_some() || self.cautious.is_some() {
+    fn duplicate_ack(&mut self) {
+        if !self.in_flight() || self.recovery_point.is_some() || self.timeout_window.is_some() {
             return;
         }
-        self.duplicates = self.duplicates.saturating_add(1);
-        if self.duplicates == DUPLICATES {
-            self.recovering = Some(self.highest);
-            self.lost = true;
+        self.dup_acks = self.dup_acks.saturating_add(1);
+        if self.dup_acks == DUP_ACK_THRESHOLD {
+            self.recovery_point = Some(self.highest);
+            self.retransmit_due = true;
         }
     }
 
     /// Nothing was acknowledged for too long: all that is under way is taken for lost.
-    pub(super) fn rewind(&mut self) {
+    pub(super) fn retransmit_all(&mut self) {
         self.next = self.una;
-        self.cautious = Some(LARGEST);
-        (self.recovering, self.lost, self.duplicates) = (None, false, 0);
+        self.timeout_window = Some(MAX_PAYLOAD);
+        (self.recovery_point, self.retransmit_due, self.dup_acks) = (None, false, 0);
     }
 
     /// The connection is broken: nothing will leave any more.
     pub(super) fn clear(&mut self) {
-        self.retained = Retained::default();
-        self.waiting = None;
-        self.finishing = true;
+        self.unacked = RetransmitBuffer::default();
+        self.waiting_since = None;
+        self.fin_queued = true;
     }
 }
 
 /// What the program has not acknowledged yet, in buffers of 64 KiB from the thread's store: the one copy on the way down. A flow that waits for
 /// nothing owns no buffer, and one that is not allowed a whole buffer has one just as large as its bytes.
 #[derive(Debug, Default)]
-pub(super) struct Retained {
+pub(super) struct RetransmitBuffer {
     buffers: VecDeque<Vec<u8>>,
     /// How much of the first buffer is acknowledged.
     start: usize,
@@ -357,7 +360,7 @@ pub(super) struct Retained {
     memory: usize,
 }
 
-impl Retained {
+impl RetransmitBuffer {
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -367,24 +370,24 @@ impl Retained {
         self.memory
     }
 
-    /// How many octets more fit in when it may take `most` octets of memory.
-    pub(super) fn room(&self, most: usize) -> usize {
+    /// How many octets more fit in when it may take `memory_limit` octets of memory.
+    pub(super) fn room(&self, memory_limit: usize) -> usize {
         let whole = |memory: usize| memory / BUFFER * BUFFER;
         match self.buffers.back() {
             Some(last) if last.capacity() >= BUFFER => {
-                let more = whole(most.saturating_sub(self.memory));
+                let more = whole(memory_limit.saturating_sub(self.memory));
                 more.saturating_add(BUFFER.saturating_sub(last.len()))
             }
-            _ if most >= BUFFER => whole(most).saturating_sub(self.len),
-            _ => most.saturating_sub(self.len),
+            _ if memory_limit >= BUFFER => whole(memory_limit).saturating_sub(self.len),
+            _ => memory_limit.saturating_sub(self.len),
         }
     }
 
     /// Keeps octets, no more than there is [`Self::room`] for with so much memory.
-    pub(super) fn push(&mut self, mut octets: &[u8], most: usize) {
+    pub(super) fn push(&mut self, mut octets: &[u8], memory_limit: usize) {
         self.len += octets.len();
         while !octets.is_empty() {
-            let buffer = self.back(octets.len(), most);
+            let buffer = self.back(octets.len(), memory_limit);
             let room = BUFFER - buffer.len();
             let (now, later) = octets.split_at(room.min(octets.len()));
             buffer.extend_from_slice(now);
@@ -393,11 +396,11 @@ impl Retained {
     }
 
     /// A buffer with room for some of so many octets.
-    fn back(&mut self, wanted: usize, most: usize) -> &mut Vec<u8> {
+    fn back(&mut self, wanted: usize, memory_limit: usize) -> &mut Vec<u8> {
         match self.buffers.back() {
             Some(last) if last.capacity() >= BUFFER && last.len() < BUFFER => {}
-            Some(last) if last.capacity() < BUFFER => self.widen(wanted, most),
-            None if most < BUFFER => self.add(Vec::with_capacity(wanted)),
+            Some(last) if last.capacity() < BUFFER => self.widen(wanted, memory_limit),
+            None if memory_limit < BUFFER => self.add(Vec::with_capacity(wanted)),
             _ => {
                 let mut fresh = Vec::new();
                 copy::provide(&mut fresh);
@@ -414,13 +417,13 @@ impl Retained {
     }
 
     /// Makes room in a buffer that is smaller than others, and then the only one.
-    fn widen(&mut self, wanted: usize, most: usize) {
+    fn widen(&mut self, wanted: usize, memory_limit: usize) {
         let Some(mut small) = self.buffers.pop_back() else {
             return;
         };
         self.memory -= small.capacity();
         small.drain(..std::mem::take(&mut self.start));
-        match most {
+        match memory_limit {
             BUFFER.. => {
                 let kept = std::mem::take(&mut small);
                 copy::provide(&mut small);
@@ -463,7 +466,7 @@ impl Retained {
     }
 }
 
-impl Drop for Retained {
+impl Drop for RetransmitBuffer {
     fn drop(&mut self) {
         self.release(self.len);
     }
@@ -473,13 +476,13 @@ impl Drop for Retained {
 mod tests {
     use super::*;
 
-    fn ready(window: u16, scale: u8) -> Send {
-        let mut send = Send::new(Seq(u32::MAX - 10), 1000, scale);
+    fn ready(window: u16, scale: u8) -> SendSide {
+        let mut send = SendSide::new(Seq(u32::MAX - 10), 1000, scale);
         send.open(&ack(&send, 0, window));
         send
     }
 
-    fn ack(send: &Send, octets: usize, window: u16) -> Acknowledgement {
+    fn ack(send: &SendSide, octets: usize, window: u16) -> Acknowledgement {
         let (seq, ack, bare) = (Seq(1), send.una().plus(octets), true);
         Acknowledgement {
             seq,
@@ -489,8 +492,8 @@ mod tests {
         }
     }
 
-    fn lens(send: &mut Send) -> Vec<usize> {
-        std::iter::from_fn(|| send.poll().map(|portion| portion.len)).collect()
+    fn lens(send: &mut SendSide) -> Vec<usize> {
+        std::iter::from_fn(|| send.poll().map(|range| range.len)).collect()
     }
 
     #[test]
@@ -517,7 +520,7 @@ mod tests {
         let mut send = ready(u16::MAX, 1);
         send.push(&vec![0; 131_070]);
         assert_eq!(lens(&mut send).len(), 3);
-        let room = |send: &Send| send.room(1 << 20, true);
+        let room = |send: &SendSide| send.room(1 << 20, true);
         send.acknowledge(&ack(&send, 20_000, u16::MAX));
         assert_eq!((room(&send), send.room(1 << 20, false)), (0, 20_000));
         send.acknowledge(&ack(&send, 46_000, u16::MAX));
@@ -554,23 +557,23 @@ mod tests {
         send.push(&vec![0; 300_000]);
         send.finish();
         assert_eq!(lens(&mut send).len(), 5);
-        send.rewind();
+        send.retransmit_all();
         assert_eq!(lens(&mut send), [65_000]);
         send.acknowledge(&ack(&send, 65_000, u16::MAX));
         assert_eq!(lens(&mut send), [65_000, 65_000]);
         send.acknowledge(&ack(&send, 235_001, u16::MAX));
-        assert!(send.finished() && !send.in_flight());
+        assert!(send.fin_acked() && !send.in_flight());
     }
 
     #[test]
     fn an_acknowledgement_of_what_never_left_is_impossible() {
         let mut send = ready(1000, 0);
-        assert_eq!(send.acknowledge(&ack(&send, 1, 1000)), Answer::Impossible);
+        assert_eq!(send.acknowledge(&ack(&send, 1, 1000)), AckOutcome::Invalid);
         let mut old = ack(&send, 0, 1000);
         old.ack = send.una().minus(1001);
-        assert_eq!(send.acknowledge(&old), Answer::Impossible);
+        assert_eq!(send.acknowledge(&old), AckOutcome::Invalid);
         old.ack = send.una().minus(1000);
-        assert_eq!(send.acknowledge(&old), Answer::Old);
+        assert_eq!(send.acknowledge(&old), AckOutcome::Old);
     }
 
     #[test]
@@ -579,13 +582,13 @@ mod tests {
         send.finish();
         assert!(send.poll().is_none() && send.blocked());
         send.acknowledge(&ack(&send, 0, 10));
-        assert!(send.poll().is_some_and(|portion| portion.fin));
+        assert!(send.poll().is_some_and(|range| range.fin));
         assert!(send.poll().is_none() && !send.blocked());
     }
 }
 
 #[cfg(test)]
-mod retained_tests {
+mod unacked_tests {
     use proptest::prelude::*;
 
     use super::*;
@@ -596,24 +599,24 @@ mod retained_tests {
             steps in prop::collection::vec(
                 (0_usize..150_000, 0_usize..150_000, prop_oneof![Just(usize::MAX), 0_usize..5000, 0_usize..300_000]), 1..20),
         ) {
-            let (mut retained, mut pushed, mut released) = (Retained::default(), Vec::new(), 0);
-            for (push, release, most) in steps {
-                let push = push.min(retained.room(most));
-                let before = retained.memory();
+            let (mut unacked, mut pushed, mut released) = (RetransmitBuffer::default(), Vec::new(), 0);
+            for (push, release, memory_limit) in steps {
+                let push = push.min(unacked.room(memory_limit));
+                let before = unacked.memory();
                 let octets: Vec<u8> = (0..push).map(|n| u8::try_from((pushed.len() + n) % 251).expect("small")).collect();
-                retained.push(&octets, most);
-                prop_assert!(retained.memory() <= most.max(before), "{} of {most}", retained.memory());
+                unacked.push(&octets, memory_limit);
+                prop_assert!(unacked.memory() <= memory_limit.max(before), "{} of {memory_limit}", unacked.memory());
                 pushed.extend(octets);
-                retained.release(release);
+                unacked.release(release);
                 released = (released + release).min(pushed.len());
                 let expected = &pushed[released..];
-                prop_assert_eq!(retained.len(), expected.len());
+                prop_assert_eq!(unacked.len(), expected.len());
                 let len = expected.len().min(BUFFER);
-                prop_assert_eq!(retained.slices(0, len).concat(), &expected[..len]);
-                let end = retained.slices(expected.len() - len, len).concat();
+                prop_assert_eq!(unacked.slices(0, len).concat(), &expected[..len]);
+                let end = unacked.slices(expected.len() - len, len).concat();
                 prop_assert_eq!(end, &expected[expected.len() - len..]);
-                prop_assert!(!expected.is_empty() || retained.buffers.is_empty());
-                prop_assert_eq!(retained.memory(), retained.buffers.iter().map(Vec::capacity).sum::<usize>());
+                prop_assert!(!expected.is_empty() || unacked.buffers.is_empty());
+                prop_assert_eq!(unacked.memory(), unacked.buffers.iter().map(Vec::capacity).sum::<usize>());
             }
         }
     }

@@ -24,9 +24,9 @@ use tokio::io::{AsyncBufRead, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt
 use tokio::time::Instant;
 
 use super::{
-    Crowd, Table,
-    flow::{Flow, Order, Task},
-    machine::Machine,
+    SynBacklog, TcpTable,
+    connection::Connection,
+    flow::{FlowTask, OpenRequest, TcpFlow},
 };
 use crate::tun::{
     Config, Ends, Room,
@@ -287,9 +287,9 @@ async fn an_optimistic_program_may_finish_before_the_target_has_answered() {
     program.connect(&mut bench).await;
     program.say(&mut bench, Flags::ACK | Flags::FIN, b"question");
     let mut far = listener.accept().await;
-    let mut heard = Vec::new();
-    far.read_to_end(&mut heard).await.expect("ends");
-    assert_eq!(heard, b"question");
+    let mut last_heard = Vec::new();
+    far.read_to_end(&mut last_heard).await.expect("ends");
+    assert_eq!(last_heard, b"question");
     far.write_all(b"answer").await.expect("open");
     far.shutdown().await.expect("open");
     let mut got = Vec::new();
@@ -376,9 +376,9 @@ async fn octets_and_ends_pass_both_ways() {
         program.hear(&bench).await.header.acknowledgment,
         program.seq
     );
-    let mut heard = Vec::new();
-    far.read_to_end(&mut heard).await.expect("ends");
-    assert_eq!(heard, b"question");
+    let mut last_heard = Vec::new();
+    far.read_to_end(&mut last_heard).await.expect("ends");
+    assert_eq!(last_heard, b"question");
     far.write_all(b"answer").await.expect("open");
     far.shutdown().await.expect("open");
     let mut got = Vec::new();
@@ -1126,7 +1126,7 @@ async fn a_batch_of_segments_is_answered_by_one_packet() {
 #[tokio::test]
 async fn ten_thousand_flows_at_rest_own_a_few_megabytes() {
     let bench = Bench::new();
-    let table = Table::new(Arc::clone(&bench.room));
+    let table = TcpTable::new(Arc::clone(&bench.room));
     let header = Header {
         flags: Flags::SYN,
         ..Header::default()
@@ -1140,17 +1140,17 @@ async fn ten_thousand_flows_at_rest_own_a_few_megabytes() {
         .room
         .tcp_memory
         .open(User::at(PROGRAM), Host::ip(TARGET), 4096);
-    let machine = Machine::new(&syn, table.settings(ends, now));
-    let flow = Flow::new(ends, machine, account.expect("there is room"));
+    let connection = Connection::new(&syn, table.settings(ends, now));
+    let flow = TcpFlow::new(ends, connection, account.expect("there is room"));
     let in_table = size_of_val(&flow);
     let flow = Arc::new(flow);
-    let (half_open, _) = Crowd::new(1).admit(&flow);
-    let order = Order {
+    let (half_open, _) = SynBacklog::new(1).admit(&flow);
+    let order = OpenRequest {
         target: target.into(),
         early: false,
         cause: None,
     };
-    let task = Task::new(&table.shared, &flow, now).run(order, half_open);
+    let task = FlowTask::new(&table.shared, &flow, now).run(order, half_open);
     let all = (in_table + size_of_val(&task)) * 10_000;
     assert!(all < 20_000_000, "{all} octets");
 }

@@ -1,4 +1,4 @@
-//! The machine against a program's TCP over a bad queue, against anything at all, and case by case.
+//! The connection against a program's TCP over a bad queue, against anything at all, and case by case.
 
 use std::{io::IoSlice, time::Duration};
 
@@ -7,7 +7,7 @@ use hoplite_wire::ip::tcp::{Flags, Header, Options, Segment};
 use proptest::prelude::*;
 use tokio::time::Instant;
 
-use super::{End, Machine, Settings, floor_for};
+use super::{CloseReason, Connection, Settings, memory_floor};
 
 mod cases;
 
@@ -57,7 +57,7 @@ fn settings() -> impl Strategy<Value = Settings> {
         .prop_map(|(isn, window, mss)| Settings {
             isn,
             window,
-            floor: floor_for(window),
+            floor: memory_floor(window),
             mss,
             default_mss: 536,
             idle: Duration::ZERO,
@@ -85,7 +85,7 @@ proptest! {
     }
 }
 
-/// What anybody may do to a machine.
+/// What anybody may do to a connection.
 #[derive(Clone, Copy, Debug)]
 enum Deed {
     /// A segment with these differences to the expected places, flags, window and octets.
@@ -96,7 +96,7 @@ enum Deed {
     Finish,
     Discard,
     Stall,
-    Wait(u64),
+    TimerKind(u64),
     Reset,
     /// The budget allows so many octets of memory more.
     Allow(usize),
@@ -115,7 +115,7 @@ fn deed() -> impl Strategy<Value = Deed> {
         2 => len().prop_map(Deed::Consume),
         1 => Just(Deed::Stall),
         2 => prop_oneof![Just(0), 0_usize..10_000, 0_usize..300_000].prop_map(Deed::Allow),
-        2 => (0_u64..20_000).prop_map(Deed::Wait),
+        2 => (0_u64..20_000).prop_map(Deed::TimerKind),
         1 => prop_oneof![Just(Deed::Finish), Just(Deed::Discard), Just(Deed::Reset)],
     ]
 }
@@ -132,32 +132,32 @@ fn letter(seq: u32, ack: u32, flags: u8, window: u16, len: usize) -> Letter {
     Letter { header, payload }
 }
 
-fn hear(machine: &mut Machine, letter: &Letter, now: Instant) {
+fn hear(connection: &mut Connection, letter: &Letter, now: Instant) {
     let payload = Bytes::copy_from_slice(&letter.payload);
-    machine.segment(&letter.segment(), payload, now);
+    connection.segment(&letter.segment(), payload, now);
 }
 
-fn do_one(machine: &mut Machine, deed: Deed, now: &mut Instant) {
+fn do_one(connection: &mut Connection, deed: Deed, now: &mut Instant) {
     match deed {
         Deed::Segment(seq, ack, flags, window, len) => {
-            let seq = machine.receive.next().0.wrapping_add_signed(seq);
-            let ack = machine.send.highest().0.wrapping_add_signed(ack);
-            hear(machine, &letter(seq, ack, flags, window, len), *now);
+            let seq = connection.receive.next().0.wrapping_add_signed(seq);
+            let ack = connection.send.highest().0.wrapping_add_signed(ack);
+            hear(connection, &letter(seq, ack, flags, window, len), *now);
         }
         Deed::Wild(seq, ack, flags, window, len) => {
-            hear(machine, &letter(seq, ack, flags, window, len), *now);
+            hear(connection, &letter(seq, ack, flags, window, len), *now);
         }
-        Deed::Push(len) => machine.push(&vec![1; len.min(machine.room())]),
-        Deed::Consume(len) => machine.consume(len),
-        Deed::Finish => machine.finish(*now),
-        Deed::Discard => machine.discard(),
-        Deed::Stall => machine.stall(*now),
-        Deed::Wait(milliseconds) => {
+        Deed::Push(len) => connection.push(&vec![1; len.min(connection.room())]),
+        Deed::Consume(len) => connection.consume(len),
+        Deed::Finish => connection.finish(*now),
+        Deed::Discard => connection.discard(),
+        Deed::Stall => connection.stall(*now),
+        Deed::TimerKind(milliseconds) => {
             *now += Duration::from_millis(milliseconds);
-            machine.expire(*now);
+            connection.expire(*now);
         }
-        Deed::Reset => machine.reset(),
-        Deed::Allow(more) => machine.allow(more),
+        Deed::Reset => connection.reset(),
+        Deed::Allow(more) => connection.allow(more),
     }
 }
 
@@ -171,30 +171,30 @@ proptest! {
         let mut now = Instant::now();
         let program = Program::new(habits, now);
         let syn = program.out.first().expect("a SYN").clone();
-        let mut machine = Machine::new(&syn.segment(), settings);
-        machine.accept(now);
+        let mut connection = Connection::new(&syn.segment(), settings);
+        connection.accept(now);
         // Together they hold what was allowed last, or what they held then; each has its floor besides.
         let mut most = usize::MAX;
         for deed in deeds {
-            do_one(&mut machine, deed, &mut now);
+            do_one(&mut connection, deed, &mut now);
             if let Deed::Allow(more) = deed {
-                most = machine.memory().saturating_add(2 * more);
+                most = connection.memory().saturating_add(2 * more);
             }
-            prop_assert!(machine.memory() <= most.max(2 * settings.floor), "{} of {most}", machine.memory());
-            prop_assert!(machine.memory() >= machine.readable());
+            prop_assert!(connection.memory() <= most.max(2 * settings.floor), "{} of {most}", connection.memory());
+            prop_assert!(connection.memory() >= connection.readable());
             let mut sent = 0;
-            while let Some(packet) = machine.transmit(now) {
-                let (payload, segment) = machine.payload(&packet);
+            while let Some(packet) = connection.transmit(now) {
+                let (payload, segment) = connection.payload(&packet);
                 let len = payload[0].len() + payload[1].len();
-                prop_assert_eq!(len, packet.portion.map_or(0, |portion| portion.len));
+                prop_assert_eq!(len, packet.range.map_or(0, |range| range.len));
                 prop_assert!(len <= 65_400);
                 prop_assert!(segment.is_some() || len <= usize::from(settings.mss));
                 sent += 1;
                 prop_assert!(sent <= settings.window / 64 + 100, "it does not stop");
             }
-            prop_assert!(machine.readable() <= settings.window);
-            prop_assert!(machine.send.unsent() <= settings.window);
-            prop_assert!(machine.ended().is_none() || machine.timeout().is_none());
+            prop_assert!(connection.readable() <= settings.window);
+            prop_assert!(connection.send.unsent() <= settings.window);
+            prop_assert!(connection.ended().is_none() || connection.timeout().is_none());
         }
     }
 }
@@ -223,18 +223,18 @@ struct Target {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum To {
-    Machine,
+    Connection,
     Program,
 }
 
-/// A machine, a program and a queue between them that loses, repeats and reorders, in virtual time.
+/// A connection, a program and a queue between them that loses, repeats and reorders, in virtual time.
 struct World {
     now: Instant,
     dice: Dice,
     weather: Weather,
     under_way: Vec<(Instant, To, Letter)>,
     program: Program,
-    machine: Option<Machine>,
+    connection: Option<Connection>,
     settings: Settings,
     target: Target,
     sent: usize,
@@ -257,7 +257,7 @@ impl World {
             weather,
             under_way: Vec::new(),
             program: Program::new(habits, now),
-            machine: None,
+            connection: None,
             settings,
             target,
             sent: 0,
@@ -277,14 +277,14 @@ impl World {
             self.post();
             self.step();
         }
-        panic!("no end: {:?}", self.machine);
+        panic!("no end: {:?}", self.connection);
     }
 
     fn is_over(&self) -> bool {
-        let Some(end) = self.machine.as_ref().and_then(Machine::ended) else {
+        let Some(end) = self.connection.as_ref().and_then(Connection::ended) else {
             return false;
         };
-        assert_eq!(end, End::Complete);
+        assert_eq!(end, CloseReason::Complete);
         if self.received < self.program.habits.sends {
             return false;
         }
@@ -317,17 +317,17 @@ impl World {
             2 => self.dice.below(300_000),
             _ => usize::MAX,
         };
-        if let Some(machine) = &mut self.machine {
-            machine.allow(more);
+        if let Some(connection) = &mut self.connection {
+            connection.allow(more);
         }
     }
 
     fn take(&mut self) {
-        let Some(machine) = &mut self.machine else {
+        let Some(connection) = &mut self.connection else {
             return;
         };
         let mut slices = [IoSlice::new(&[]); 4];
-        let count = machine.read(&mut slices);
+        let count = connection.read(&mut slices);
         let most = self.dice.below(200_000);
         let octets = slices[..count].iter().flat_map(|slice| slice.iter());
         let mut taken = 0;
@@ -335,42 +335,42 @@ impl World {
             assert_eq!(*found, octet(self.received + taken));
             taken += 1;
         }
-        machine.consume(taken);
+        connection.consume(taken);
         self.received += taken;
     }
 
     fn give(&mut self) {
-        let Some(machine) = &mut self.machine else {
+        let Some(connection) = &mut self.connection else {
             return;
         };
         let left = self.target.sends - self.sent;
         let some = self.dice.below(200_000).min(left);
-        let room = machine.room();
+        let room = connection.room();
         let octets: Vec<u8> = (self.sent..self.sent + some.min(room)).map(octet).collect();
         if !octets.is_empty() {
-            machine.push(&octets);
+            connection.push(&octets);
         } else if left > 0 {
-            machine.stall(self.now);
+            connection.stall(self.now);
         }
         self.sent += octets.len();
-        let may_finish = machine.read_ended() || !self.target.finishes_last;
+        let may_finish = connection.read_ended() || !self.target.finishes_last;
         if self.sent == self.target.sends && may_finish && !self.finished {
-            machine.finish(self.now);
+            connection.finish(self.now);
             self.finished = true;
         }
     }
 
     /// What both have to say goes on its way.
     fn post(&mut self) {
-        while let Some(packet) = self.machine.as_mut().and_then(|m| m.transmit(self.now)) {
-            let machine = self.machine.as_ref().expect("there");
-            let (payload, segment) = machine.payload(&packet);
+        while let Some(packet) = self.connection.as_mut().and_then(|m| m.transmit(self.now)) {
+            let connection = self.connection.as_ref().expect("there");
+            let (payload, segment) = connection.payload(&packet);
             let (payload, header) = (payload.concat(), packet.header);
             assert!(segment.is_some() || payload.len() <= usize::from(self.settings.mss));
             self.send(To::Program, &Letter { header, payload });
         }
         for letter in std::mem::take(&mut self.program.out) {
-            self.send(To::Machine, &letter);
+            self.send(To::Connection, &letter);
         }
     }
 
@@ -391,8 +391,8 @@ impl World {
     fn step(&mut self) {
         let soon = self.now + Duration::from_millis(5);
         let arrival = self.under_way.iter().map(|(at, ..)| *at).min();
-        let machine = self.machine.as_ref().and_then(Machine::timeout);
-        let next = [arrival, machine, self.program.timeout(), Some(soon)];
+        let connection = self.connection.as_ref().and_then(Connection::timeout);
+        let next = [arrival, connection, self.program.timeout(), Some(soon)];
         self.now = next
             .into_iter()
             .flatten()
@@ -401,8 +401,8 @@ impl World {
             .max(self.now);
         self.deliver();
         self.program.expire(self.now);
-        if let Some(machine) = &mut self.machine {
-            machine.expire(self.now);
+        if let Some(connection) = &mut self.connection {
+            connection.expire(self.now);
         }
     }
 
@@ -416,7 +416,7 @@ impl World {
         for (_, to, letter) in due {
             match to {
                 To::Program => self.program.hear(&letter, now),
-                To::Machine => self.hear(&letter),
+                To::Connection => self.hear(&letter),
             }
         }
     }
@@ -424,12 +424,12 @@ impl World {
     fn hear(&mut self, letter: &Letter) {
         let segment = letter.segment();
         let payload = Bytes::copy_from_slice(&letter.payload);
-        match &mut self.machine {
-            Some(machine) => machine.segment(&segment, payload, self.now),
+        match &mut self.connection {
+            Some(connection) => connection.segment(&segment, payload, self.now),
             None => {
-                let mut machine = Machine::new(&segment, self.settings);
-                machine.accept(self.now);
-                self.machine = Some(machine);
+                let mut connection = Connection::new(&segment, self.settings);
+                connection.accept(self.now);
+                self.connection = Some(connection);
             }
         }
     }
@@ -506,7 +506,7 @@ struct Habits {
 }
 
 /// A program's TCP, as simple as it can be: it takes bytes in order only, goes back to the first byte that is not acknowledged after a while,
-/// and writes down what the machine must never do. Its clock is virtual.
+/// and writes down what the connection must never do. Its clock is virtual.
 #[derive(Debug)]
 struct Program {
     habits: Habits,
@@ -522,7 +522,7 @@ struct Program {
     most_sent: usize,
     finish_sent: bool,
     unread: usize,
-    /// The furthest place that the machine was ever told it may send to.
+    /// The furthest place that the connection was ever told it may send to.
     edge: usize,
     timer: Option<Instant>,
     wait: Duration,
@@ -595,7 +595,7 @@ impl Program {
             options,
             ..Header::default()
         };
-        // Data in a SYN are ignored by the machine, and come again.
+        // Data in a SYN are ignored by the connection, and come again.
         let payload = (0..self.habits.sends.min(7)).map(octet).collect();
         self.out.push(Letter { header, payload });
     }

@@ -1,10 +1,10 @@
-//! One connection with a program: the passive side of TCP, without socket, task or clock. The flow's task and the table drive it.
+//! One connection with a program: the passive side of TCP, a state machine without socket, task or clock.
 //! RFC 9293 §3.10 (events), §3.6 (closing, half-close and simultaneous close); RFC 7323 §2 (window scaling); RFC 5961 (resets, SYNs
 //! and acknowledgements that somebody guessed).
 //!
-//! In this order: [`Machine::new`] with the SYN; [`Machine::accept`] or [`Machine::reset`]; then [`Machine::segment`] for what the program
-//! sends, [`Machine::push`], [`Machine::finish`] and [`Machine::consume`] for what the overlay sends and takes, [`Machine::expire`] when
-//! [`Machine::timeout`] has come. After each of them [`Machine::transmit`] until it has nothing more.
+//! In this order: [`Connection::new`] with the SYN; [`Connection::accept`] or [`Connection::reset`]; then [`Connection::segment`] for what the program
+//! sends, [`Connection::push`], [`Connection::finish`] and [`Connection::consume`] for what the overlay sends and takes, [`Connection::expire`] when
+//! [`Connection::timeout`] has come. After each of them [`Connection::transmit`] until it has nothing more.
 //!
 //! Not offered, because between a program and its own machine they buy nothing: timestamps, selective acknowledgements, ECN, data in a SYN.
 //! Urgent data are data like others (RFC 6093).
@@ -16,12 +16,12 @@ use hoplite_wire::ip::tcp::{Flags, Header, Options, Segment};
 use tokio::time::Instant;
 
 use super::{
-    receive::{Receive, scale_for},
-    send::{Acknowledgement, Answer, Portion, Send},
+    receive::{ReceiveSide, window_scale},
+    send::{AckOutcome, Acknowledgement, SendRange, SendSide},
 };
 
 /// The least octets of memory that a direction makes do with.
-const FLOOR: usize = 2048;
+const MIN_FLOOR: usize = 2048;
 
 /// What a new connection needs to know.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +30,7 @@ pub(super) struct Settings {
     pub(super) isn: u32,
     /// The most that waits in either direction, in octets.
     pub(super) window: usize,
-    /// What a direction may take in any case, in octets of memory: see [`floor_for`].
+    /// What a direction may take in any case, in octets of memory: see [`memory_floor`].
     pub(super) floor: usize,
     /// The largest segment that the device takes.
     pub(super) mss: u16,
@@ -40,23 +40,24 @@ pub(super) struct Settings {
     pub(super) idle: Duration,
 }
 
-/// Where a connection is. What RFC 9293 calls ESTABLISHED up to LAST-ACK is one phase here: which of those it is follows from whether
-/// either side has finished.
+/// The state of a connection. What RFC 9293 calls ESTABLISHED up to LAST-ACK is one state here: which of those it is follows from whether
+/// either side has sent its FIN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// The SYN is not answered yet.
-    Held,
-    /// It is; the program has not confirmed.
-    Answered,
-    Open,
-    /// Both sides have ended, we first: late packets are answered.
+enum State {
+    /// LISTEN with a SYN that is not answered yet: the overlay is still opening the stream.
+    SynPending,
+    /// SYN-RECEIVED: it is answered; the program has not confirmed.
+    SynReceived,
+    /// ESTABLISHED, FIN-WAIT-1 and -2, CLOSE-WAIT, CLOSING and LAST-ACK.
+    Established,
+    /// TIME-WAIT: both sides have ended, we first: late packets are answered.
     TimeWait,
     Closed,
 }
 
 /// How a connection ended, once it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum CloseReason {
     /// Both directions were finished.
     Complete,
     /// The program broke it, or is gone.
@@ -67,64 +68,66 @@ pub(super) enum End {
     Idle,
 }
 
+/// A connection with a program (RFC 9293 calls its variables the transmission control block).
 #[derive(Debug)]
-pub(super) struct Machine {
-    phase: Phase,
-    end: End,
+pub(super) struct Connection {
+    state: State,
+    close_reason: CloseReason,
     /// The program's first sequence number.
     irs: Seq,
     settings: Settings,
     /// Whether windows are scaled.
     scaled: bool,
-    receive: Receive,
-    send: Send,
+    receive: ReceiveSide,
+    send: SendSide,
     timer: Timer,
     /// When the program was last heard.
-    heard: Option<Instant>,
-    guard: Guard,
-    /// Our FIN left before the program's came.
-    first_to_finish: bool,
+    last_heard: Option<Instant>,
+    challenges: ChallengeLimit,
+    /// Our FIN left before the program's came: TIME-WAIT is ours.
+    active_close: bool,
     /// The overlay has something for which there was no room.
     stalled: bool,
     /// The overlay takes no more.
     discarding: bool,
     /// Our SYN is to leave (again).
-    syn_due: bool,
+    syn_ack_due: bool,
+    /// A zero-window probe is to leave.
     probe_due: bool,
     /// A reset is to leave, with this sequence number.
     reset_due: Option<Seq>,
 }
 
-/// A packet that is to leave: its header without ports, and which octets go with it.
+/// A segment that is to leave: its header without ports, and which bytes go with it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Packet {
+pub(super) struct OutgoingSegment {
     pub(super) header: Header,
-    pub(super) portion: Option<Portion>,
+    pub(super) range: Option<SendRange>,
 }
 
-impl Machine {
+impl Connection {
     /// A connection that the program asks for with `syn`. Nothing leaves before [`Self::accept`].
     pub(super) fn new(syn: &Segment<'_>, settings: Settings) -> Self {
         let irs = Seq(syn.sequence);
         let theirs = syn.options.window_scale.map(|shift| shift.min(14));
-        let ours = theirs.map(|_| scale_for(settings.window));
+        let ours = theirs.map(|_| window_scale(settings.window));
         let mss = syn.options.mss.unwrap_or(settings.default_mss);
         let (mss, iss) = (mss.min(settings.mss).into(), Seq(settings.isn));
         Self {
-            phase: Phase::Held,
-            end: End::Complete,
+            state: State::SynPending,
+            close_reason: CloseReason::Complete,
             irs,
             settings,
             scaled: theirs.is_some(),
-            receive: Receive::new(irs.plus(1), settings.window, ours),
-            send: Send::new(iss.plus(1), mss, theirs.unwrap_or(0)),
+            receive: ReceiveSide::new(irs.plus(1), settings.window, ours),
+            send: SendSide::new(iss.plus(1), mss, theirs.unwrap_or(0)),
             timer: Timer::default(),
-            heard: None,
-            guard: Guard::default(),
-            first_to_finish: false,
+            last_heard: None,
+            challenges: ChallengeLimit::default(),
+            active_close: false,
             stalled: false,
             discarding: false,
-            syn_due: false,
+            syn_ack_due: false,
             probe_due: false,
             reset_due: None,
         }
@@ -132,33 +135,33 @@ impl Machine {
 
     /// Answers the SYN.
     pub(super) fn accept(&mut self, now: Instant) {
-        if self.phase == Phase::Held {
-            (self.phase, self.syn_due) = (Phase::Answered, true);
+        if self.state == State::SynPending {
+            (self.state, self.syn_ack_due) = (State::SynReceived, true);
         }
-        self.rest(now);
+        self.set_timer(now);
     }
 
     /// Breaks the connection off, or refuses it.
     pub(super) fn reset(&mut self) {
-        let seq = match self.phase {
-            Phase::Closed => return,
-            Phase::Held => Seq(0),
+        let seq = match self.state {
+            State::Closed => return,
+            State::SynPending => Seq(0),
             _ => self.send.highest(),
         };
         self.reset_due = Some(seq);
-        self.close(End::Reset);
+        self.close(CloseReason::Reset);
     }
 
     /// Ends it without a word.
     pub(super) fn abandon(&mut self) {
-        if self.phase != Phase::Closed {
-            self.close(End::Reset);
+        if self.state != State::Closed {
+            self.close(CloseReason::Reset);
         }
     }
 
-    fn close(&mut self, end: End) {
-        (self.phase, self.end, self.timer) = (Phase::Closed, end, Timer::default());
-        if end != End::Complete {
+    fn close(&mut self, reason: CloseReason) {
+        (self.state, self.close_reason, self.timer) = (State::Closed, reason, Timer::default());
+        if reason != CloseReason::Complete {
             self.receive.clear();
             self.send.clear();
         }
@@ -166,32 +169,32 @@ impl Machine {
 
     /// Takes a segment; `payload` is that of the segment.
     pub(super) fn segment(&mut self, segment: &Segment<'_>, payload: Bytes, now: Instant) {
-        self.heard = Some(now);
-        match self.phase {
-            Phase::Held => self.while_held(segment),
-            Phase::Answered => self.while_answered(segment, payload, now),
-            Phase::Open | Phase::TimeWait => self.synchronized(segment, payload, now),
-            Phase::Closed => {}
+        self.last_heard = Some(now);
+        match self.state {
+            State::SynPending => self.in_syn_pending(segment),
+            State::SynReceived => self.in_syn_received(segment, payload, now),
+            State::Established | State::TimeWait => self.synchronized(segment, payload, now),
+            State::Closed => {}
         }
-        self.rest(now);
+        self.set_timer(now);
     }
 
     /// The program may give up; its SYN again says nothing new.
-    fn while_held(&mut self, segment: &Segment<'_>) {
+    fn in_syn_pending(&mut self, segment: &Segment<'_>) {
         let ours = Seq(segment.sequence) == self.irs.plus(1);
         if ours && segment.flags.contains(Flags::RST) {
-            self.close(End::Broken);
+            self.close(CloseReason::Broken);
         }
     }
 
-    fn while_answered(&mut self, segment: &Segment<'_>, payload: Bytes, now: Instant) {
+    fn in_syn_received(&mut self, segment: &Segment<'_>, payload: Bytes, now: Instant) {
         let flags = segment.flags;
         let again = Seq(segment.sequence) == self.irs && flags.contains(Flags::SYN);
         if again && !flags.intersects(Flags::ACK | Flags::RST) {
-            self.syn_due = true;
+            self.syn_ack_due = true;
             return;
         }
-        if !self.belongs(segment, payload.len(), now) || !flags.contains(Flags::ACK) {
+        if !self.is_acceptable(segment, payload.len(), now) || !flags.contains(Flags::ACK) {
             return;
         }
         // "If the segment acknowledgment is not acceptable, form a reset segment <SEQ=SEG.ACK><CTL=RST> and send it."
@@ -199,141 +202,144 @@ impl Machine {
             self.reset_due = Some(Seq(segment.acknowledgment));
             return;
         }
-        self.phase = Phase::Open;
+        self.state = State::Established;
         self.send.open(&acknowledgement(segment, false));
-        self.believed(segment, payload, now);
+        self.process(segment, payload, now);
     }
 
     /// RFC 9293 §3.10.7.4, in its order.
     fn synchronized(&mut self, segment: &Segment<'_>, payload: Bytes, now: Instant) {
         // "If the ACK bit is off, drop the segment and return."
-        let belongs = self.belongs(segment, payload.len(), now);
-        if belongs && segment.flags.contains(Flags::ACK) {
-            self.believed(segment, payload, now);
+        let acceptable = self.is_acceptable(segment, payload.len(), now);
+        if acceptable && segment.flags.contains(Flags::ACK) {
+            self.process(segment, payload, now);
         }
     }
 
-    fn believed(&mut self, segment: &Segment<'_>, payload: Bytes, now: Instant) {
+    fn process(&mut self, segment: &Segment<'_>, payload: Bytes, now: Instant) {
         let fin = segment.flags.contains(Flags::FIN);
-        let said = acknowledgement(segment, payload.is_empty() && !fin);
-        let answer = self.send.acknowledge(&said);
+        let bare = payload.is_empty() && !fin;
+        let outcome = self.send.acknowledge(&acknowledgement(segment, bare));
         self.timer.heard();
-        match answer {
-            Answer::Impossible => return self.challenge(now),
-            Answer::Progress => self.timer.restart(Wait::Nothing, now),
-            Answer::Old => {}
+        match outcome {
+            AckOutcome::Invalid => return self.challenge_ack(now),
+            AckOutcome::New => self.timer.restart(TimerKind::Off, now),
+            AckOutcome::Old => {}
         }
         if !payload.is_empty() || fin {
-            self.content(Seq(segment.sequence), payload, fin, now);
+            self.receive_payload(Seq(segment.sequence), payload, fin, now);
         }
-        self.settle(now);
+        self.close_if_finished(now);
     }
 
     /// Sequence number, RST and SYN: whether the rest of the segment is to be read.
-    fn belongs(&mut self, segment: &Segment<'_>, payload: usize, now: Instant) -> bool {
+    fn is_acceptable(&mut self, segment: &Segment<'_>, payload: usize, now: Instant) -> bool {
         let (seq, flags) = (Seq(segment.sequence), segment.flags);
         let len = payload + usize::from(flags.contains(Flags::FIN));
         let reset = flags.contains(Flags::RST);
-        if !self.receive.expects(seq, len) {
+        if !self.receive.is_acceptable(seq, len) {
             if !reset {
-                self.challenge(now);
+                self.challenge_ack(now);
             }
             return false;
         }
         // RFC 5961 §3.2: only a reset with exactly the next sequence number is believed.
         if reset && seq == self.receive.next() {
-            self.close(End::Broken);
+            self.close(CloseReason::Broken);
             return false;
         }
         // RFC 5961 §4.2: a SYN is never believed.
         if reset || flags.contains(Flags::SYN) {
-            self.challenge(now);
+            self.challenge_ack(now);
             return false;
         }
         true
     }
 
-    fn content(&mut self, seq: Seq, payload: Bytes, fin: bool, now: Instant) {
-        if !self.receive.ended() {
+    fn receive_payload(&mut self, seq: Seq, payload: Bytes, fin: bool, now: Instant) {
+        if !self.receive.fin_received() {
             return self.receive.take(seq, payload, fin);
         }
-        self.receive.owe(true);
-        if self.phase == Phase::TimeWait {
-            self.timer.restart(Wait::End, now);
+        self.receive.owe_ack(true);
+        if self.state == State::TimeWait {
+            self.timer.restart(TimerKind::TimeWait, now);
         }
     }
 
     /// The end, once both directions are finished and acknowledged.
-    fn settle(&mut self, now: Instant) {
-        if self.phase != Phase::Open || !self.receive.ended() || !self.send.finished() {
+    fn close_if_finished(&mut self, now: Instant) {
+        if self.state != State::Established
+            || !self.receive.fin_received()
+            || !self.send.fin_acked()
+        {
             return;
         }
-        if self.first_to_finish {
-            self.phase = Phase::TimeWait;
-            self.timer.restart(Wait::End, now);
+        if self.active_close {
+            self.state = State::TimeWait;
+            self.timer.restart(TimerKind::TimeWait, now);
         } else {
-            self.close(End::Complete)
+            self.close(CloseReason::Complete)
         }
     }
 
     /// An acknowledgement that tells whoever sent this where the connection really is; not for too many of them.
-    fn challenge(&mut self, now: Instant) {
-        if self.guard.allows(now) {
-            self.receive.owe(true);
+    fn challenge_ack(&mut self, now: Instant) {
+        if self.challenges.allows(now) {
+            self.receive.owe_ack(true);
         }
     }
 
-    /// Says what is waited for.
-    fn rest(&mut self, now: Instant) {
-        let wait = match self.phase {
-            Phase::Held | Phase::Closed => Wait::Nothing,
-            Phase::Answered => Wait::Handshake,
-            Phase::TimeWait => Wait::End,
-            Phase::Open if self.send.in_flight() => Wait::Acknowledgement,
-            Phase::Open if self.send.blocked() || self.is_stalled() => Wait::Window,
-            Phase::Open => Wait::Nothing,
+    /// Says what the timer runs for.
+    fn set_timer(&mut self, now: Instant) {
+        let kind = match self.state {
+            State::SynPending | State::Closed => TimerKind::Off,
+            State::SynReceived => TimerKind::SynAck,
+            State::TimeWait => TimerKind::TimeWait,
+            State::Established if self.send.in_flight() => TimerKind::Retransmit,
+            State::Established if self.send.blocked() || self.is_stalled() => TimerKind::Persist,
+            State::Established => TimerKind::Off,
         };
-        self.timer.wait(wait, now);
+        self.timer.set(kind, now);
     }
 
     /// When [`Self::expire`] has something to do.
     pub(super) fn timeout(&self) -> Option<Instant> {
-        let both = [self.timer.deadline(), self.idle_at()];
+        let both = [self.timer.deadline(), self.idle_deadline()];
         both.into_iter().flatten().min()
     }
 
     /// When the connection counts as idle if nothing is heard. What we send makes the program answer, so that is enough.
-    fn idle_at(&self) -> Option<Instant> {
-        let limited = self.phase == Phase::Open && !self.settings.idle.is_zero();
-        Some(self.heard.filter(|_| limited)? + self.settings.idle)
+    fn idle_deadline(&self) -> Option<Instant> {
+        let limited = self.state == State::Established && !self.settings.idle.is_zero();
+        Some(self.last_heard.filter(|_| limited)? + self.settings.idle)
     }
 
     /// Does what is due.
     pub(super) fn expire(&mut self, now: Instant) {
-        if self.idle_at().is_some_and(|at| at <= now) {
+        if self.idle_deadline().is_some_and(|at| at <= now) {
             self.reset();
-            self.end = End::Idle;
+            self.close_reason = CloseReason::Idle;
         }
         match self.timer.expire(now) {
             None => {}
-            Some(Over::Forget) => self.close(End::Complete),
-            Some(Over::GiveUp) => {
+            Some(Expiry::TimeWaitOver) => self.close(CloseReason::Complete),
+            Some(Expiry::GiveUp) => {
                 self.reset();
-                self.end = End::Broken;
+                self.close_reason = CloseReason::Broken;
             }
-            Some(Over::Again(Wait::Handshake)) => self.syn_due = true,
-            Some(Over::Again(Wait::Acknowledgement)) => {
-                self.send.rewind();
+            Some(Expiry::Retry(TimerKind::SynAck)) => self.syn_ack_due = true,
+            Some(Expiry::Retry(TimerKind::Retransmit)) => {
+                self.send.retransmit_all();
                 self.probe_due = self.send.window_closed();
             }
-            Some(Over::Again(_)) => self.probe_due = true,
+            Some(Expiry::Retry(_)) => self.probe_due = true,
         }
     }
 }
 
 /// What a direction of a connection needs at least in order to go on: a segment, and a window that can be told.
-pub(super) fn floor_for(window: usize) -> usize {
-    FLOOR.max(2 << scale_for(window))
+pub(super) fn memory_floor(window: usize) -> usize {
+    MIN_FLOOR.max(2 << window_scale(window))
 }
 
 fn acknowledgement(segment: &Segment<'_>, bare: bool) -> Acknowledgement {
@@ -346,29 +352,29 @@ fn acknowledgement(segment: &Segment<'_>, bare: bool) -> Acknowledgement {
 }
 
 /// What leaves: the next packet, as long as there is one. RFC 9293 §3.10.8 and §3.8.6.
-impl Machine {
+impl Connection {
     /// The next packet that is to leave.
-    pub(in crate::tun::tcp) fn transmit(&mut self, now: Instant) -> Option<Packet> {
+    pub(in crate::tun::tcp) fn transmit(&mut self, now: Instant) -> Option<OutgoingSegment> {
         if let Some(seq) = self.reset_due.take() {
             return Some(self.reset_packet(seq));
         }
-        let packet = match self.phase {
-            Phase::Held | Phase::Closed => return None,
-            Phase::Answered => self.transmit_syn()?,
-            Phase::Open => self.transmit_octets().or_else(|| self.transmit_ack())?,
-            Phase::TimeWait => self.transmit_ack()?,
+        let packet = match self.state {
+            State::SynPending | State::Closed => return None,
+            State::SynReceived => self.transmit_syn_ack()?,
+            State::Established => self.transmit_data().or_else(|| self.transmit_ack())?,
+            State::TimeWait => self.transmit_ack()?,
         };
-        self.rest(now);
+        self.set_timer(now);
         Some(packet)
     }
 
-    fn transmit_syn(&mut self) -> Option<Packet> {
+    fn transmit_syn_ack(&mut self) -> Option<OutgoingSegment> {
         // What came before its time is answered by the acknowledgement in our SYN.
-        if !std::mem::take(&mut self.syn_due) && !self.receive.owes() {
+        if !std::mem::take(&mut self.syn_ack_due) && !self.receive.owes_ack() {
             return None;
         }
-        self.receive.paid();
-        let scale = self.scaled.then(|| scale_for(self.settings.window));
+        self.receive.ack_sent();
+        let scale = self.scaled.then(|| window_scale(self.settings.window));
         let mut header = self.header(self.send.una().minus(1), Flags::SYN | Flags::ACK);
         header.options = Options {
             mss: Some(self.settings.mss),
@@ -378,31 +384,31 @@ impl Machine {
         Some(bare(header))
     }
 
-    fn transmit_octets(&mut self) -> Option<Packet> {
-        let portion = self.send.poll()?;
-        self.receive.paid();
+    fn transmit_data(&mut self) -> Option<OutgoingSegment> {
+        let range = self.send.poll()?;
+        self.receive.ack_sent();
         let mut flags = Flags::ACK;
-        if portion.last {
+        if range.last {
             flags = flags | Flags::PSH;
         }
-        if portion.fin {
+        if range.fin {
             flags = flags | Flags::FIN;
-            self.first_to_finish |= !self.receive.ended();
+            self.active_close |= !self.receive.fin_received();
         }
-        let header = self.header(portion.seq, flags);
-        let portion = Some(portion);
-        Some(Packet { header, portion })
+        let header = self.header(range.seq, flags);
+        let range = Some(range);
+        Some(OutgoingSegment { header, range })
     }
 
-    fn transmit_ack(&mut self) -> Option<Packet> {
+    fn transmit_ack(&mut self) -> Option<OutgoingSegment> {
         // RFC 9293 §3.8.6.1 probes with an octet; one that was acknowledged before does as well and needs no octet (as Linux has it).
         if std::mem::take(&mut self.probe_due) {
             return Some(bare(self.header(self.send.una().minus(1), Flags::ACK)));
         }
-        if !self.receive.owes() {
+        if !self.receive.owes_ack() {
             return None;
         }
-        self.receive.paid();
+        self.receive.ack_sent();
         Some(bare(self.header(self.send.highest(), Flags::ACK)))
     }
 
@@ -417,7 +423,7 @@ impl Machine {
         }
     }
 
-    fn reset_packet(&self, seq: Seq) -> Packet {
+    fn reset_packet(&self, seq: Seq) -> OutgoingSegment {
         bare(Header {
             sequence: seq.0,
             acknowledgment: self.receive.next().0,
@@ -427,23 +433,26 @@ impl Machine {
     }
 
     /// The octets of a packet from [`Self::transmit`], and the size that they are to be cut into.
-    pub(in crate::tun::tcp) fn payload(&self, packet: &Packet) -> ([&[u8]; 2], Option<u16>) {
-        let Some(portion) = &packet.portion else {
+    pub(in crate::tun::tcp) fn payload(
+        &self,
+        packet: &OutgoingSegment,
+    ) -> ([&[u8]; 2], Option<u16>) {
+        let Some(range) = &packet.range else {
             return ([&[]; 2], None);
         };
-        let cut = portion.len > self.send.mss();
+        let cut = range.len > self.send.mss();
         let segment = cut.then(|| u16::try_from(self.send.mss()).unwrap_or(u16::MAX));
-        (self.send.payload(portion), segment)
+        (self.send.payload(range), segment)
     }
 }
 
-fn bare(header: Header) -> Packet {
-    let portion = None;
-    Packet { header, portion }
+fn bare(header: Header) -> OutgoingSegment {
+    let range = None;
+    OutgoingSegment { header, range }
 }
 
 /// What the flow's task and the table ask: what may be pushed and taken, and how things stand.
-impl Machine {
+impl Connection {
     /// What waits in either direction, in octets of memory; no less than the floor of each.
     pub(in crate::tun::tcp) fn memory(&self) -> usize {
         let floor = self.settings.floor;
@@ -460,20 +469,23 @@ impl Machine {
     }
 
     /// Since when, at least, what is first in either direction has waited: for the overlay to take it, or for the program to acknowledge it.
-    pub(in crate::tun::tcp) fn waits_since(&mut self, now: Instant) -> Option<Instant> {
-        let both = [self.receive.waits_since(now), self.send.waits_since(now)];
+    pub(in crate::tun::tcp) fn waiting_since(&mut self, now: Instant) -> Option<Instant> {
+        let both = [
+            self.receive.waiting_since(now),
+            self.send.waiting_since(now),
+        ];
         both.into_iter().flatten().min()
     }
 
     /// When the program was last heard.
-    pub(in crate::tun::tcp) fn heard(&self) -> Option<Instant> {
-        self.heard
+    pub(in crate::tun::tcp) fn last_heard(&self) -> Option<Instant> {
+        self.last_heard
     }
 
     /// How many octets may be pushed now.
     pub(in crate::tun::tcp) fn room(&self) -> usize {
-        match self.phase {
-            Phase::Open => self.send.room(self.settings.window, self.stalled),
+        match self.state {
+            State::Established => self.send.room(self.settings.window, self.stalled),
             _ => 0,
         }
     }
@@ -487,7 +499,7 @@ impl Machine {
     /// The overlay has octets and there is no room for them.
     pub(in crate::tun::tcp) fn stall(&mut self, now: Instant) {
         self.stalled = true;
-        self.rest(now);
+        self.set_timer(now);
     }
 
     fn is_stalled(&self) -> bool {
@@ -512,7 +524,7 @@ impl Machine {
     /// The overlay has finished.
     pub(in crate::tun::tcp) fn finish(&mut self, now: Instant) {
         self.send.finish();
-        self.rest(now);
+        self.set_timer(now);
     }
 
     /// How many octets wait for the overlay.
@@ -538,82 +550,86 @@ impl Machine {
 
     /// Whether the program has finished and all of it is taken.
     pub(in crate::tun::tcp) fn read_ended(&self) -> bool {
-        self.receive.ended() && self.readable() == 0
+        self.receive.fin_received() && self.readable() == 0
     }
 
     /// Whether the SYN is not answered yet.
-    pub(in crate::tun::tcp) fn is_held(&self) -> bool {
-        self.phase == Phase::Held
+    pub(in crate::tun::tcp) fn is_syn_pending(&self) -> bool {
+        self.state == State::SynPending
     }
 
     /// Whether the program has confirmed the connection.
     pub(in crate::tun::tcp) fn is_open(&self) -> bool {
-        matches!(self.phase, Phase::Open | Phase::TimeWait)
+        matches!(self.state, State::Established | State::TimeWait)
     }
 
     /// How it ended, once nothing more will happen.
-    pub(in crate::tun::tcp) fn ended(&self) -> Option<End> {
-        (self.phase == Phase::Closed).then_some(self.end)
+    pub(in crate::tun::tcp) fn ended(&self) -> Option<CloseReason> {
+        (self.state == State::Closed).then_some(self.close_reason)
     }
 
     /// Whether a SYN may begin a new connection in the place of this one: RFC 9293 §3.10.7.4, MAY-2, and a program that begins again.
     pub(in crate::tun::tcp) fn gives_way_to(&self, segment: &Segment<'_>) -> bool {
         let newer = self.receive.next().is_before(Seq(segment.sequence));
-        match self.phase {
-            Phase::Held => Seq(segment.sequence) != self.irs,
-            Phase::TimeWait => newer,
-            Phase::Closed => true,
+        match self.state {
+            State::SynPending => Seq(segment.sequence) != self.irs,
+            State::TimeWait => newer,
+            State::Closed => true,
             _ => false,
         }
     }
 }
 
-/// The first wait for an acknowledgement; each further one is twice as long.
-pub(super) const FIRST: Duration = Duration::from_millis(200);
-/// The longest wait.
-const LONGEST: Duration = Duration::from_secs(10);
+/// The first retransmission timeout; each further one is twice as long. No round trip is measured: the program is on this machine, and 200 ms
+/// is longer than its kernel holds an acknowledgement back.
+pub(super) const INITIAL_RTO: Duration = Duration::from_millis(200);
+/// The longest retransmission timeout.
+const MAX_RTO: Duration = Duration::from_secs(10);
 /// How long the end of a connection is remembered. RFC 9293 says four minutes, because packets wander about in the
 /// Internet; here they cross no network.
 const TIME_WAIT: Duration = Duration::from_secs(1);
-/// After so many waits without a word from the program the connection is given up: 103 seconds. RFC 9293 §3.8.3 wants at least 100.
-const PATIENCE: u32 = 15;
-/// The same for an answer to a SYN: 13 seconds.
-const SYN_PATIENCE: u32 = 6;
+/// After so many timeouts without a segment of the program's the connection is given up: 103 seconds. RFC 9293 §3.8.3 wants at least 100.
+const MAX_RETRANSMITS: u32 = 15;
+/// After so many timeouts without an answer to our SYN it is: 13 seconds.
+const MAX_SYN_ACK_RETRANSMITS: u32 = 6;
 
-/// What the machine waits for.
+/// What the timer is running for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Wait {
+pub(super) enum TimerKind {
+    /// Nothing.
     #[default]
-    Nothing,
+    Off,
     /// The program's answer to our SYN.
-    Handshake,
+    SynAck,
     /// An acknowledgement of what was sent.
-    Acknowledgement,
-    /// The program's window, which is closed while we have something for it.
-    Window,
+    Retransmit,
+    /// The program's window, which is closed while we have something for it (RFC 9293 §3.8.6.1).
+    Persist,
     /// Packets that may still be under way, after the end.
-    End,
+    TimeWait,
 }
 
-/// What a wait that is over means.
+/// What a timeout means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Over {
-    /// It did not happen: try again.
-    Again(Wait),
-    /// It did not happen too often.
+pub(super) enum Expiry {
+    /// Nothing was heard: try again.
+    Retry(TimerKind),
+    /// Nothing was heard too often.
     GiveUp,
-    /// The end is over.
-    Forget,
+    /// TIME-WAIT is over.
+    TimeWaitOver,
 }
 
+/// The one timer of a connection: it waits for one thing at a time, and says for what after every step. RFC 9293 §3.8.1, §3.8.3 and §3.8.6.1;
+/// RFC 6298 §5.
 #[derive(Debug, Default)]
 pub(super) struct Timer {
-    wait: Wait,
+    kind: TimerKind,
     deadline: Option<Instant>,
-    /// How often this wait was in vain: what the next one takes.
-    tries: u32,
-    /// How often any was since the program was last heard.
-    silent: u32,
+    /// How often this timer has expired: what the next timeout is.
+    retransmits: u32,
+    /// How often any has since the program was last heard.
+    unanswered: u32,
 }
 
 impl Timer {
@@ -621,45 +637,46 @@ impl Timer {
         self.deadline
     }
 
-    /// Says what is waited for now; going on with the same wait changes nothing.
-    pub(super) fn wait(&mut self, wait: Wait, now: Instant) {
-        if wait != self.wait {
-            self.restart(wait, now);
+    /// Says what it runs for now; going on with the same changes nothing.
+    pub(super) fn set(&mut self, kind: TimerKind, now: Instant) {
+        if kind != self.kind {
+            self.restart(kind, now);
         }
     }
 
-    /// Waits from the beginning.
-    pub(super) fn restart(&mut self, wait: Wait, now: Instant) {
-        (self.wait, self.tries) = (wait, 0);
-        self.deadline = match wait {
-            Wait::Nothing => None,
-            Wait::End => Some(now + TIME_WAIT),
-            _ => Some(now + FIRST),
+    /// Begins anew, with the first timeout.
+    pub(super) fn restart(&mut self, kind: TimerKind, now: Instant) {
+        (self.kind, self.retransmits) = (kind, 0);
+        self.deadline = match kind {
+            TimerKind::Off => None,
+            TimerKind::TimeWait => Some(now + TIME_WAIT),
+            _ => Some(now + INITIAL_RTO),
         };
     }
 
     /// The program is alive.
     pub(super) fn heard(&mut self) {
-        self.silent = 0;
+        self.unanswered = 0;
     }
 
-    /// Whether a wait is over. The next, longer one begins.
-    pub(super) fn expire(&mut self, now: Instant) -> Option<Over> {
+    /// Whether it has expired. The next, longer timeout begins.
+    pub(super) fn expire(&mut self, now: Instant) -> Option<Expiry> {
         self.deadline.filter(|deadline| *deadline <= now)?;
-        if self.wait == Wait::End {
-            return Some(Over::Forget);
+        if self.kind == TimerKind::TimeWait {
+            return Some(Expiry::TimeWaitOver);
         }
-        self.tries += 1;
-        self.silent += 1;
-        self.deadline = Some(now + FIRST.saturating_mul(1 << self.tries.min(10)).min(LONGEST));
-        let patience = match self.wait {
-            Wait::Handshake => SYN_PATIENCE,
-            _ => PATIENCE,
+        self.retransmits += 1;
+        self.unanswered += 1;
+        let rto = INITIAL_RTO.saturating_mul(1 << self.retransmits.min(10));
+        self.deadline = Some(now + rto.min(MAX_RTO));
+        let limit = match self.kind {
+            TimerKind::SynAck => MAX_SYN_ACK_RETRANSMITS,
+            _ => MAX_RETRANSMITS,
         };
-        Some(if self.silent >= patience {
-            Over::GiveUp
+        Some(if self.unanswered >= limit {
+            Expiry::GiveUp
         } else {
-            Over::Again(self.wait)
+            Expiry::Retry(self.kind)
         })
     }
 }
@@ -695,16 +712,16 @@ fn whole(octets: usize) -> u32 {
     u32::try_from(octets).unwrap_or(u32::MAX)
 }
 
-/// Answers in each second.
-const LIMIT: u8 = 100;
+/// Challenge ACKs in each second.
+const MAX_CHALLENGES: u8 = 100;
 
 #[derive(Debug, Default)]
-pub(super) struct Guard {
+pub(super) struct ChallengeLimit {
     since: Option<Instant>,
     given: u8,
 }
 
-impl Guard {
+impl ChallengeLimit {
     /// Whether another one may be answered now.
     pub(super) fn allows(&mut self, now: Instant) -> bool {
         let second = Duration::from_secs(1);
@@ -712,8 +729,8 @@ impl Guard {
         if self.since.is_none_or(old) {
             (self.since, self.given) = (Some(now), 0);
         }
-        self.given = self.given.saturating_add(1).min(LIMIT + 1);
-        self.given <= LIMIT
+        self.given = self.given.saturating_add(1).min(MAX_CHALLENGES + 1);
+        self.given <= MAX_CHALLENGES
     }
 }
 
@@ -725,12 +742,12 @@ mod timer_tests {
     use super::*;
 
     /// How long a wait lasts until it is given up.
-    fn patience(wait: Wait) -> Duration {
+    fn limit(kind: TimerKind) -> Duration {
         let (start, mut timer) = (Instant::now(), Timer::default());
-        timer.wait(wait, start);
+        timer.set(kind, start);
         loop {
             let now = timer.deadline().expect("armed");
-            if timer.expire(now) == Some(Over::GiveUp) {
+            if timer.expire(now) == Some(Expiry::GiveUp) {
                 return now - start;
             }
         }
@@ -738,20 +755,20 @@ mod timer_tests {
 
     #[test]
     fn waits_grow_and_end() {
-        assert!(patience(Wait::Acknowledgement) > Duration::from_secs(100));
-        assert!(patience(Wait::Handshake) < Duration::from_secs(15));
+        assert!(limit(TimerKind::Retransmit) > Duration::from_secs(100));
+        assert!(limit(TimerKind::SynAck) < Duration::from_secs(15));
     }
 
     #[test]
     fn a_program_that_answers_is_never_given_up() {
         let (mut now, mut timer) = (Instant::now(), Timer::default());
-        timer.wait(Wait::Window, now);
+        timer.set(TimerKind::Persist, now);
         for _ in 0..1000 {
             now = timer.deadline().expect("armed");
-            assert_eq!(timer.expire(now), Some(Over::Again(Wait::Window)));
-            timer.wait(Wait::Window, now);
+            assert_eq!(timer.expire(now), Some(Expiry::Retry(TimerKind::Persist)));
+            timer.set(TimerKind::Persist, now);
             timer.heard();
-            assert!(timer.deadline().expect("armed") - now <= LONGEST);
+            assert!(timer.deadline().expect("armed") - now <= MAX_RTO);
         }
     }
 }
@@ -772,14 +789,14 @@ mod sequence_tests {
 }
 
 #[cfg(test)]
-mod guard_tests {
+mod challenge_tests {
     use super::*;
 
     #[test]
     fn strangers_are_answered_so_often_a_second() {
-        let (now, mut guard) = (Instant::now(), Guard::default());
-        let answered = (0..1000).filter(|_| guard.allows(now)).count();
-        assert_eq!(answered, usize::from(LIMIT));
-        assert!(guard.allows(now + Duration::from_secs(1)));
+        let (now, mut challenges) = (Instant::now(), ChallengeLimit::default());
+        let answered = (0..1000).filter(|_| challenges.allows(now)).count();
+        assert_eq!(answered, usize::from(MAX_CHALLENGES));
+        assert!(challenges.allows(now + Duration::from_secs(1)));
     }
 }
