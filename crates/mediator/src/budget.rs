@@ -21,7 +21,7 @@ use std::{
 
 use hoplite_wire::Host;
 
-use crate::users::{Owner, Place, Places, User};
+use crate::users::{Owner, Slot, Slots, User};
 
 /// One part in so many is for floors alone.
 const FLOORS: usize = 4;
@@ -31,9 +31,9 @@ const FLOW: usize = 16;
 const USER: usize = 4;
 const TARGET: usize = 2;
 /// Who may take no more octets than this besides what he has is short of memory.
-pub(crate) const SHORT: usize = 128 * 1024;
+pub(crate) const LOW_ALLOWANCE: usize = 128 * 1024;
 /// A flow that has rested for so long rests: that it has for longer makes it no less worth than its neighbours are many.
-const LONG: Duration = Duration::from_secs(60);
+const MAX_COUNTED_IDLE: Duration = Duration::from_secs(60);
 
 /// Whom a flow's memory is counted against.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -51,7 +51,7 @@ pub(crate) struct Budget {
     /// The floors among them.
     floors: AtomicUsize,
     short: AtomicBool,
-    places: Arc<Places>,
+    slots: Arc<Slots>,
     /// Those that have flows, and no others.
     parties: Mutex<HashMap<Party, Arc<Share>>>,
 }
@@ -59,14 +59,14 @@ pub(crate) struct Budget {
 #[derive(Debug, Default)]
 struct Share {
     /// What its flows hold above their floors.
-    held: AtomicUsize,
+    in_use: AtomicUsize,
     flows: AtomicUsize,
 }
 
 /// A flow's part. Dropped, it gives everything back.
 pub(crate) struct Account {
     budget: Arc<Budget>,
-    place: Place,
+    slot: Slot,
     parties: [(Party, Arc<Share>); 3],
     floor: usize,
     /// What it holds above that.
@@ -81,7 +81,7 @@ impl Budget {
             all: AtomicUsize::new(0),
             floors: AtomicUsize::new(0),
             short: AtomicBool::new(false),
-            places: Arc::default(),
+            slots: Arc::default(),
             parties: Mutex::default(),
         })
     }
@@ -93,29 +93,29 @@ impl Budget {
     /// What is left beside the floors of those that are here, or may come.
     fn free(&self) -> usize {
         let floors = self.floors.load(Relaxed);
-        let above = self.held().saturating_sub(floors);
+        let above = self.in_use().saturating_sub(floors);
         let kept = floors.max(self.total / FLOORS);
         self.total.saturating_sub(kept + above)
     }
 
     /// What is held, floors included.
-    pub(crate) fn held(&self) -> usize {
+    pub(crate) fn in_use(&self) -> usize {
         self.all.load(Relaxed)
     }
 
-    /// Whether somebody was allowed less than [`SHORT`] since this was asked last.
+    /// Whether somebody was allowed less than [`LOW_ALLOWANCE`] since this was asked last.
     pub(crate) fn was_short(&self) -> bool {
         self.short.swap(false, Relaxed)
     }
 
-    /// Whose flow makes room for one of `newcomer`: see [`crate::users::Shares::gives`].
-    pub(crate) fn gives(&self, newcomer: User) -> Option<User> {
-        self.places.gives(newcomer)
+    /// Whose flow makes room for one of `newcomer`: see [`crate::users::Shares::victim`].
+    pub(crate) fn victim(&self, newcomer: User) -> Option<User> {
+        self.slots.victim(newcomer)
     }
 
     /// How much must be given back until half is free.
     pub(crate) fn excess(&self) -> usize {
-        self.held().saturating_sub(self.total / 2)
+        self.in_use().saturating_sub(self.total / 2)
     }
 
     /// An account for a new flow; `None` when its floor is not left.
@@ -125,7 +125,7 @@ impl Budget {
         target: Host,
         floor: usize,
     ) -> Option<Account> {
-        if self.held() + floor > self.total {
+        if self.in_use() + floor > self.total {
             return None;
         }
         let mut known = self.parties();
@@ -144,7 +144,7 @@ impl Budget {
         self.floors.fetch_add(floor, Relaxed);
         Some(Account {
             budget: Arc::clone(self),
-            place: self.places.take(user),
+            slot: self.slots.take(user),
             parties,
             floor,
             above: 0,
@@ -155,40 +155,40 @@ impl Budget {
 impl Account {
     /// Whose flow it is.
     pub(crate) fn user(&self) -> User {
-        self.place.user
+        self.slot.user
     }
 
     /// How many octets the flow may hold besides what it holds; its floor it may hold in any case.
     pub(crate) fn allowance(&self) -> usize {
         let budget = &self.budget;
         let free = budget.free();
-        let [owner, user, target] = self.held();
+        let [owner, user, target] = self.in_use();
         let own = (free / FLOW).saturating_sub(self.above);
         let allowed = own
             .min((USER * free).saturating_sub(owner.max(user)))
             .min((TARGET * free).saturating_sub(target));
-        if allowed < SHORT {
+        if allowed < LOW_ALLOWANCE {
             budget.short.store(true, Relaxed);
         }
         allowed
     }
 
     /// What the flows of its owner, of its user and of that to its target hold above their floors.
-    pub(crate) fn held(&self) -> [usize; 3] {
+    pub(crate) fn in_use(&self) -> [usize; 3] {
         let shares = self.parties.each_ref();
-        shares.map(|(_, share)| share.held.load(Relaxed))
+        shares.map(|(_, share)| share.in_use.load(Relaxed))
     }
 
     /// The flow holds so many octets now.
-    pub(crate) fn set(&mut self, held: usize) {
-        let above = held.saturating_sub(self.floor);
+    pub(crate) fn set(&mut self, in_use: usize) {
+        let above = in_use.saturating_sub(self.floor);
         if above != self.above {
             self.count(above);
         }
     }
 
     fn count(&mut self, above: usize) {
-        let shares = self.parties.iter().map(|(_, share)| &share.held);
+        let shares = self.parties.iter().map(|(_, share)| &share.in_use);
         for sum in shares.chain([&self.budget.all]) {
             match above.checked_sub(self.above) {
                 Some(more) => sum.fetch_add(more, Relaxed),
@@ -198,13 +198,13 @@ impl Account {
         self.above = above;
     }
 
-    /// How much others of its user miss its place when it has rested for so long: the more, the longer that is (at most [`LONG`]), and the
+    /// How much others of its user miss its place when it has rested for so long: the more, the longer that is (at most [`MAX_COUNTED_IDLE`]), and the
     /// more flows the user has to its target; then the longer it has really rested.
-    pub(crate) fn rest_counts(&self, rested: Duration) -> (u128, Duration) {
-        let counted = rested.min(LONG) + Duration::from_secs(1);
+    pub(crate) fn eviction_weight(&self, idle: Duration) -> (u128, Duration) {
+        let counted = idle.min(MAX_COUNTED_IDLE) + Duration::from_secs(1);
         let [.., (_, target)] = &self.parties;
         let crowd = target.flows.load(Relaxed) as u128;
-        (counted.as_millis().saturating_mul(crowd), rested)
+        (counted.as_millis().saturating_mul(crowd), idle)
     }
 }
 
@@ -224,7 +224,7 @@ impl Drop for Account {
 
 impl fmt::Debug for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Budget({} of {})", self.held(), self.total)
+        write!(f, "Budget({} of {})", self.in_use(), self.total)
     }
 }
 
@@ -271,7 +271,7 @@ mod tests {
     fn a_target_cannot_keep_its_flows_neighbours_from_their_memory() {
         let budget = Budget::new(TOTAL);
         let _all = greedy(&budget, 4000, |_| ends(1, 1));
-        assert!(budget.held() < TOTAL / 4 * 3);
+        assert!(budget.in_use() < TOTAL / 4 * 3);
         let other = open(&budget, ends(1, 2)).expect("a floor");
         assert!(
             other.allowance() > 512 << 10,
@@ -309,9 +309,9 @@ mod tests {
     fn what_is_closed_is_free_again_and_nobody_is_remembered() {
         let budget = Budget::new(TOTAL);
         let all = greedy(&budget, 1000, |n| ends(n.to_be_bytes()[1], n));
-        assert_eq!(budget.gives(ends(0, 1).0), Some(ends(0, 1).0));
+        assert_eq!(budget.victim(ends(0, 1).0), Some(ends(0, 1).0));
         drop(all);
-        assert_eq!((budget.held(), budget.parties().len()), (0, 0));
+        assert_eq!((budget.in_use(), budget.parties().len()), (0, 0));
     }
 
     proptest! {
@@ -337,7 +337,7 @@ mod tests {
                     }
                 }
                 let sum: usize = all.iter().map(|account| FLOOR + account.above).sum();
-                prop_assert_eq!(budget.held(), sum);
+                prop_assert_eq!(budget.in_use(), sum);
                 prop_assert!(sum <= total);
             }
         }

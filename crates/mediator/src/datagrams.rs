@@ -15,7 +15,7 @@ use hoplite_overlay::{Batch, Datagrams, Error};
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::{
-    budget::{Account, SHORT},
+    budget::{Account, LOW_ALLOWANCE},
     copy::Idle,
 };
 
@@ -226,11 +226,11 @@ impl<W: Copy> Sender<W> {
         shared.account = None;
     }
 
-    /// How much others miss its place: see [`Account::rest_counts`]. `None` if it is over.
-    pub(crate) fn rest_counts(&self, now: Instant) -> Option<(u128, Duration)> {
+    /// How much others miss its place: see [`Account::eviction_weight`]. `None` if it is over.
+    pub(crate) fn eviction_weight(&self, now: Instant) -> Option<(u128, Duration)> {
         let shared = self.lock();
         let rested = now.saturating_duration_since(shared.used);
-        Some(shared.account.as_ref()?.rest_counts(rested))
+        Some(shared.account.as_ref()?.eviction_weight(rested))
     }
 
     /// The first datagram that waits.
@@ -250,7 +250,7 @@ impl<W: Copy> Sender<W> {
             let kept = shared
                 .account
                 .as_ref()
-                .is_some_and(|account| account.allowance() >= SHORT);
+                .is_some_and(|account| account.allowance() >= LOW_ALLOWANCE);
             shared.queue.release(kept);
             empty.release(kept);
             shared.elsewhere = empty.memory();

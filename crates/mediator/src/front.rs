@@ -32,7 +32,7 @@ const BACKLOG: u32 = 1024;
 /// How long accepting rests when the system gives no more connections (no file descriptors, say).
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// How often a program that waits for a place looks whether somebody rests.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// How often at most that is said.
 const WARN_EVERY: Duration = Duration::from_secs(30);
 
@@ -67,7 +67,7 @@ pub enum BindError {
 
 /// What every session needs.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct ProxyContext {
     pub(crate) overlay: Arc<dyn Overlay>,
     pub(crate) limits: Limits,
     pub(crate) udp: bool,
@@ -80,10 +80,10 @@ pub(crate) struct Room {
 #[derive(Default)]
 struct Sessions {
     tasks: JoinSet<()>,
-    places: HashMap<Id, Place>,
+    entries: HashMap<Id, SessionEntry>,
 }
 
-struct Place {
+struct SessionEntry {
     task: AbortHandle,
     peer: Option<IpAddr>,
     used: Used,
@@ -98,12 +98,13 @@ impl Sessions {
         self.tasks.is_empty()
     }
 
-    fn begin(&mut self, guest: Guest, room: &Arc<Room>) {
-        let (Guest::Socks(app) | Guest::Http(app)) = &guest;
+    fn begin(&mut self, accepted: Accepted, context: &Arc<ProxyContext>) {
+        let (Accepted::Socks(app) | Accepted::Http(app)) = &accepted;
         let peer = app.peer_addr().ok().map(|peer| peer.ip().to_canonical());
         let used = app.used();
-        let task = self.tasks.spawn(guest.serve(Arc::clone(room)));
-        self.places.insert(task.id(), Place { task, peer, used });
+        let task = self.tasks.spawn(accepted.serve(Arc::clone(context)));
+        self.entries
+            .insert(task.id(), SessionEntry { task, peer, used });
     }
 
     /// Until one has ended.
@@ -116,36 +117,36 @@ impl Sessions {
                 Some(error).filter(|error| !error.is_cancelled()),
             ),
         };
-        self.places.remove(&id);
+        self.entries.remove(&id);
         if let Some(error) = failed {
             tracing::error!(%error, "a front end's session failed: please report this");
         }
     }
 
     /// One that rests is ended, of those whose address has most of them; none, while one is ending, or all move.
-    fn make_room(&mut self, room: &Room) {
-        if self.tasks.len() > self.places.len() {
+    fn evict(&mut self, context: &ProxyContext) {
+        if self.tasks.len() > self.entries.len() {
             return;
         }
         let mut crowds: HashMap<_, usize> = HashMap::new();
-        for place in self.places.values() {
-            *crowds.entry(place.peer).or_default() += 1;
+        for entry in self.entries.values() {
+            *crowds.entry(entry.peer).or_default() += 1;
         }
-        let rests = |place: &Place| place.used.rested();
-        let resting = self.places.iter();
-        let resting = resting.filter(|(_, place)| rests(place) >= room.limits.idle_when_full);
-        let most = resting.max_by_key(|(_, place)| (crowds.get(&place.peer), rests(place)));
+        let rests = |entry: &SessionEntry| entry.used.rested();
+        let resting = self.entries.iter();
+        let resting = resting.filter(|(_, entry)| rests(entry) >= context.limits.idle_when_full);
+        let most = resting.max_by_key(|(_, entry)| (crowds.get(&entry.peer), rests(entry)));
         if let Some(id) = most.map(|(id, _)| *id)
-            && let Some(place) = self.places.remove(&id)
+            && let Some(entry) = self.entries.remove(&id)
         {
-            room.counters.rested.add(1);
-            place.task.abort();
+            context.counters.rested.add(1);
+            entry.task.abort();
         }
     }
 }
 
 /// A program that was let in.
-enum Guest {
+enum Accepted {
     Socks(App),
     Http(App),
 }
@@ -185,27 +186,27 @@ impl Front {
 
     /// Serves over `overlay` until `shutdown` resolves; then open flows are reset, on both ends.
     pub async fn serve(self, overlay: Arc<dyn Overlay>, shutdown: impl Future<Output = ()>) {
-        let room = Arc::new(Room {
+        let context = Arc::new(ProxyContext {
             overlay,
             datagram_memory: Budget::new(self.config.limits.datagram_memory),
             limits: self.config.limits,
             udp: self.config.socks.udp,
             counters: self.counters,
         });
-        let mut doors = Doors::new(self.socks, self.http);
+        let mut listeners = Listeners::new(self.socks, self.http);
         let (mut sessions, mut waiting) = (Sessions::default(), None);
         let mut shutdown = pin!(shutdown);
         loop {
             tokio::select! {
                 () = &mut shutdown => break,
                 () = sessions.ended(), if !sessions.is_empty() => {}
-                guest = doors.open(), if waiting.is_none() => waiting = Some(guest),
-                () = sleep(LOOK_EVERY), if waiting.is_some() => {}
+                accepted = listeners.accept(), if waiting.is_none() => waiting = Some(accepted),
+                () = sleep(CHECK_EVERY), if waiting.is_some() => {}
             }
-            if waiting.is_some() && sessions.len() >= room.limits.connections {
-                sessions.make_room(&room);
-            } else if let Some(guest) = waiting.take() {
-                sessions.begin(guest, &room);
+            if waiting.is_some() && sessions.len() >= context.limits.connections {
+                sessions.evict(&context);
+            } else if let Some(accepted) = waiting.take() {
+                sessions.begin(accepted, &context);
             }
         }
         sessions.tasks.shutdown().await;
@@ -259,13 +260,13 @@ fn explain(source: &io::Error, section: &str) -> String {
 }
 
 /// The listeners. Who is not let in waits in the kernel.
-struct Doors {
+struct Listeners {
     socks: Option<TcpListener>,
     http: Option<TcpListener>,
     warned: Option<Instant>,
 }
 
-impl Doors {
+impl Listeners {
     fn new(socks: Option<TcpListener>, http: Option<TcpListener>) -> Self {
         let warned = None;
         Self {
@@ -276,14 +277,14 @@ impl Doors {
     }
 
     /// The next program. Cancelling loses nobody.
-    async fn open(&mut self) -> Guest {
+    async fn accept(&mut self) -> Accepted {
         loop {
             let next = tokio::select! {
-                tcp = accept(self.socks.as_ref()) => tcp.map(|tcp| Guest::Socks(App::new(tcp))),
-                tcp = accept(self.http.as_ref()) => tcp.map(|tcp| Guest::Http(App::new(tcp))),
+                tcp = accept(self.socks.as_ref()) => tcp.map(|tcp| Accepted::Socks(App::new(tcp))),
+                tcp = accept(self.http.as_ref()) => tcp.map(|tcp| Accepted::Http(App::new(tcp))),
             };
             match next {
-                Ok(guest) => return guest,
+                Ok(accepted) => return accepted,
                 Err(error) => self.rest(&error).await,
             }
         }
@@ -306,22 +307,22 @@ async fn accept(listener: Option<&TcpListener>) -> io::Result<TcpStream> {
     }
 }
 
-impl Guest {
-    async fn serve(self, room: Arc<Room>) {
+impl Accepted {
+    async fn serve(self, context: Arc<ProxyContext>) {
         match self {
             Self::Socks(app) => {
-                room.counters.accepted_socks.add(1);
-                socks::serve(app, room).await;
+                context.counters.accepted_socks.add(1);
+                socks::serve(app, context).await;
             }
             Self::Http(app) => {
-                room.counters.accepted_http.add(1);
-                http::serve(app, room).await;
+                context.counters.accepted_http.add(1);
+                http::serve(app, context).await;
             }
         }
     }
 }
 
-impl Room {
+impl ProxyContext {
     pub(crate) fn terms(&self, isolation: Isolation) -> Terms {
         let terms = Terms {
             isolation,

@@ -45,12 +45,12 @@ use crate::{
     app::{App, Ending},
     copy::copy,
     counters::Counters,
-    front::Room,
+    front::ProxyContext,
 };
 
 /// What the requests of one connection share. They come one after the other: the locks are never waited for.
 struct Session {
-    room: Arc<Room>,
+    context: Arc<ProxyContext>,
     /// The connection to the target of the last absolute-form request, for the next one.
     upstream: Mutex<Option<Upstream>>,
     /// The flow that a CONNECT opened, until the connection is a tunnel.
@@ -60,9 +60,9 @@ struct Session {
 }
 
 /// Serves one program until it or its flow ends.
-pub(crate) async fn serve(app: App, room: Arc<Room>) {
+pub(crate) async fn serve(app: App, context: Arc<ProxyContext>) {
     let session = Arc::new(Session {
-        room,
+        context,
         upstream: Mutex::default(),
         tunnel: std::sync::Mutex::default(),
         served: AtomicBool::new(false),
@@ -70,7 +70,7 @@ pub(crate) async fn serve(app: App, room: Arc<Room>) {
     let service = service_fn(|request| answer(Arc::clone(&session), request));
     let ending = app.ending();
     let mut connection = Box::pin(
-        builder(&session.room)
+        builder(&session.context)
             .serve_connection(TokioIo::new(app), service)
             .with_upgrades(),
     );
@@ -80,17 +80,17 @@ pub(crate) async fn serve(app: App, room: Arc<Room>) {
     }
     drop(connection);
     if let Some(tunnel) = session.take_tunnel() {
-        tunnel.run(&session.room).await;
+        tunnel.run(&session.context).await;
     }
 }
 
-fn builder(room: &Room) -> http1::Builder {
+fn builder(context: &ProxyContext) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(room.limits.handshake)
-        .max_header_size(room.limits.header)
-        .max_buf_size(room.limits.header.max(64 * 1024))
+        .header_read_timeout(context.limits.handshake)
+        .max_header_size(context.limits.header)
+        .max_buf_size(context.limits.header.max(64 * 1024))
         .auto_date_header(false)
         .preserve_header_case(true);
     builder
@@ -108,7 +108,7 @@ async fn answer(
     };
     Ok(answered.unwrap_or_else(|refusal| {
         if let Refusal::Request(_) = refusal {
-            session.room.counters.malformed.add(1);
+            session.context.counters.malformed.add(1);
         }
         refusal.response()
     }))
@@ -122,7 +122,7 @@ impl Session {
             return ending.in_order();
         }
         if error.is_parse() || error.is_timeout() {
-            self.room.counters.malformed.add(1);
+            self.context.counters.malformed.add(1);
         }
         tracing::debug!(%error, "a program's HTTP connection failed");
     }
@@ -158,7 +158,7 @@ struct Tunnel {
 /// CONNECT (RFC 9110 §9.3.6): opens a flow and answers 200; then the connection goes to the copy loop.
 async fn connect(session: &Session, request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
     let target = connect_target(&request)?;
-    let opening = session.room.open_stream(&target, isolation(&request));
+    let opening = session.context.open_stream(&target, isolation(&request));
     let stream = opening.await.map_err(Refusal::Overlay)?;
     let connection = hyper::upgrade::on(request);
     session.put_tunnel(Tunnel { stream, connection });
@@ -175,13 +175,13 @@ fn connect_target(request: &Request<Incoming>) -> Result<Target, Refusal> {
 
 impl Tunnel {
     /// Copies until both directions have ended.
-    async fn run(self, room: &Room) {
+    async fn run(self, context: &ProxyContext) {
         let Some((app, early)) = self.connection.await.ok().and_then(unwrap) else {
             tracing::debug!("a connection did not become a tunnel");
             return;
         };
-        let idle = room.limits.idle_stream;
-        copy(app, self.stream, early, idle, &room.counters).await;
+        let idle = context.limits.idle_stream;
+        copy(app, self.stream, early, idle, &context.counters).await;
     }
 }
 
@@ -263,7 +263,7 @@ async fn send_upstream(
         return Ok(response);
     }
     *slot = None;
-    let upstream = slot.insert(Upstream::open(&session.room, target, isolation).await?);
+    let upstream = slot.insert(Upstream::open(&session.context, target, isolation).await?);
     upstream.send(request).await
 }
 
@@ -296,14 +296,18 @@ struct Upstream {
 
 impl Upstream {
     /// Connects.
-    async fn open(room: &Room, target: Target, isolation: Isolation) -> Result<Self, Refusal> {
-        let opening = room.open_stream(&target, isolation.clone());
+    async fn open(
+        context: &ProxyContext,
+        target: Target,
+        isolation: Isolation,
+    ) -> Result<Self, Refusal> {
+        let opening = context.open_stream(&target, isolation.clone());
         let stream = opening.await.map_err(Refusal::Overlay)?;
-        let counters = Arc::clone(&room.counters);
+        let counters = Arc::clone(&context.counters);
         let io = TokioIo::new(Counted { stream, counters });
         let mut builder = client::conn::http1::Builder::new();
         builder
-            .max_header_size(room.limits.header)
+            .max_header_size(context.limits.header)
             .preserve_header_case(true);
         let shaken = builder.handshake(io).await;
         let (sender, connection) = shaken.map_err(|error| refusal(&error))?;

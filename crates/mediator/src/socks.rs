@@ -33,48 +33,50 @@ use crate::{
     app::{App, Used},
     copy::copy,
     datagrams::{self, FLOOR, HOLD_OFF, Program, Pushed},
-    front::Room,
+    front::ProxyContext,
     users::User,
 };
 
 /// Serves one program until it or its flow ends.
-pub(crate) async fn serve(mut app: App, room: Arc<Room>) {
-    let asked = timeout(room.limits.handshake, handshake(&mut app)).await;
+pub(crate) async fn serve(mut app: App, context: Arc<ProxyContext>) {
+    let asked = timeout(context.limits.handshake, handshake(&mut app)).await;
     match asked {
-        Ok(Ok(asked)) => Box::pin(asked.serve(app, room)).await,
-        Ok(Err(Stop::Refused(refusal))) => refuse(app, &room, refusal).await,
-        Ok(Err(Stop::Gone(error))) => tracing::trace!(%error, "a program left"),
+        Ok(Ok(asked)) => Box::pin(asked.serve(app, context)).await,
+        Ok(Err(HandshakeError::Refused(refusal))) => refuse(app, &context, refusal).await,
+        Ok(Err(HandshakeError::Gone(error))) => tracing::trace!(%error, "a program left"),
         Err(_) => {
-            room.counters.malformed.add(1);
+            context.counters.malformed.add(1);
             tracing::debug!("a program took too long for its SOCKS handshake");
         }
     }
 }
 
 /// Why there is no request.
-enum Stop {
+enum HandshakeError {
     Refused(Refusal),
     Gone(io::Error),
 }
 
 /// What a program asked for.
-struct Asked {
+struct ProgramRequest {
     request: Request,
     isolation: Isolation,
     /// What came after the request, before the answer.
     early: Vec<u8>,
 }
 
-async fn handshake(app: &mut App) -> Result<Asked, Stop> {
+async fn handshake(app: &mut App) -> Result<ProgramRequest, HandshakeError> {
     let mut acceptor = Acceptor::new();
     loop {
-        match acceptor.step().map_err(Stop::Refused)? {
-            Step::Read => read(app, &mut acceptor).await.map_err(Stop::Gone)?,
-            Step::Write(octets) => app.write_all(&octets).await.map_err(Stop::Gone)?,
+        match acceptor.step().map_err(HandshakeError::Refused)? {
+            Step::Read => read(app, &mut acceptor)
+                .await
+                .map_err(HandshakeError::Gone)?,
+            Step::Write(octets) => app.write_all(&octets).await.map_err(HandshakeError::Gone)?,
             Step::Request(request) => {
                 let (token, early) = acceptor.into_parts();
                 let isolation = token.map(Isolation::new).unwrap_or_default();
-                return Ok(Asked {
+                return Ok(ProgramRequest {
                     request,
                     isolation,
                     early,
@@ -95,32 +97,32 @@ async fn read(app: &mut App, acceptor: &mut Acceptor) -> io::Result<()> {
     }
 }
 
-async fn refuse(mut app: App, room: &Room, refusal: Refusal) {
-    room.counters.malformed.add(1);
+async fn refuse(mut app: App, context: &ProxyContext, refusal: Refusal) {
+    context.counters.malformed.add(1);
     tracing::debug!(%refusal, "a program was refused");
     if app.write_all(&refusal.answer()).await.is_ok() {
         app.close().await;
     }
 }
 
-impl Asked {
-    async fn serve(self, app: App, room: Arc<Room>) {
+impl ProgramRequest {
+    async fn serve(self, app: App, context: Arc<ProxyContext>) {
         match self.request.command {
-            Command::Connect => self.connect(app, &room).await,
-            Command::Associate if room.udp => {
+            Command::Connect => self.connect(app, &context).await,
+            Command::Associate if context.udp => {
                 let announced = self.request.endpoint;
-                Box::pin(associate(app, announced, self.isolation, room)).await;
+                Box::pin(associate(app, announced, self.isolation, context)).await;
             }
             Command::Associate | Command::Bind => fail(app, ReplyCode::CommandNotSupported).await,
         }
     }
 
-    async fn connect(self, mut app: App, room: &Room) {
+    async fn connect(self, mut app: App, context: &ProxyContext) {
         let target = match self.request.endpoint.target() {
             Ok(target) => target,
-            Err(error) => return refuse(app, room, Refusal::Target(error)).await,
+            Err(error) => return refuse(app, context, Refusal::Target(error)).await,
         };
-        let Some(opened) = open(&app, &target, self.isolation, room).await else {
+        let Some(opened) = open(&app, &target, self.isolation, context).await else {
             return;
         };
         let stream = match opened {
@@ -129,8 +131,8 @@ impl Asked {
         };
         let answered = reply(&mut app, ReplyCode::Succeeded, Endpoint::UNSPECIFIED).await;
         if answered.is_ok() {
-            let idle = room.limits.idle_stream;
-            copy(app, stream, self.early, idle, &room.counters).await;
+            let idle = context.limits.idle_stream;
+            copy(app, stream, self.early, idle, &context.counters).await;
         }
     }
 }
@@ -140,10 +142,10 @@ async fn open(
     app: &App,
     target: &Target,
     isolation: Isolation,
-    room: &Room,
+    context: &ProxyContext,
 ) -> Option<Result<hoplite_overlay::Stream, Error>> {
     tokio::select! {
-        opened = room.open_stream(target, isolation) => Some(opened),
+        opened = context.open_stream(target, isolation) => Some(opened),
         () = app.gone() => None,
     }
 }
@@ -180,8 +182,13 @@ fn reply_code(error: &Error) -> ReplyCode {
 const TURN: usize = 16;
 
 /// Serves one association.
-async fn associate(mut app: App, announced: Endpoint, isolation: Isolation, room: Arc<Room>) {
-    let mut association = match Association::new(&app, &announced, isolation, &room).await {
+async fn associate(
+    mut app: App,
+    announced: Endpoint,
+    isolation: Isolation,
+    context: Arc<ProxyContext>,
+) {
+    let mut association = match Association::new(&app, &announced, isolation, &context).await {
         Ok(association) => association,
         Err(error) => {
             tracing::warn!(%error, "no socket for a UDP association: raise the limit of open files (ulimit -n)");
@@ -197,17 +204,17 @@ async fn associate(mut app: App, announced: Endpoint, isolation: Isolation, room
     {
         return;
     }
-    room.counters.associations.add(1);
+    context.counters.associations.add(1);
     tokio::select! {
         error = association.run() => tracing::debug!(%error, "an association's socket failed"),
         // "A UDP association terminates when the TCP connection that the UDP ASSOCIATE request arrived on terminates."
-        () = silence(&mut app) => {}
+        () = until_closed(&mut app) => {}
     }
     app.close().await;
 }
 
 /// Until the program closes; what it sends meanwhile has no meaning.
-async fn silence(app: &mut App) {
+async fn until_closed(app: &mut App) {
     let mut ignored = [0; 64];
     while app.read(&mut ignored).await.is_ok_and(|n| n > 0) {}
 }
@@ -216,7 +223,7 @@ async fn silence(app: &mut App) {
 /// TCP connection. Only the program's own datagrams are taken: from the address of its TCP connection, and from the port that it announced, or
 /// the first that it sends from.
 struct Association {
-    room: Arc<Room>,
+    context: Arc<ProxyContext>,
     socket: Arc<Socket>,
     isolation: Isolation,
     /// The address of the program's TCP connection.
@@ -226,11 +233,11 @@ struct Association {
     /// The port that the program sends from, once it is known.
     port: Option<u16>,
     /// By the header of the datagrams: at most `limits.datagram_flows`, the one used least lately makes room.
-    flows: HashMap<Box<[u8]>, Place>,
+    flows: HashMap<Box<[u8]>, FlowEntry>,
     tasks: JoinSet<()>,
 }
 
-struct Place {
+struct FlowEntry {
     sender: Sender,
     task: AbortHandle,
 }
@@ -240,11 +247,11 @@ impl Association {
         app: &App,
         announced: &Endpoint,
         isolation: Isolation,
-        room: &Arc<Room>,
+        context: &Arc<ProxyContext>,
     ) -> io::Result<Self> {
         let peer = app.peer_addr()?.ip().to_canonical();
         Ok(Self {
-            room: Arc::clone(room),
+            context: Arc::clone(context),
             socket: Arc::new(Socket::bind(app.local_addr()?).await?),
             isolation,
             peer,
@@ -261,7 +268,7 @@ impl Association {
             let now = Instant::now();
             for _ in 0..TURN {
                 let turn = with(|scratch| {
-                    socket.poll_recv(cx, scratch, |arrived| self.take(&arrived, now))
+                    socket.poll_recv(cx, scratch, |received| self.take(&received, now))
                 });
                 match turn {
                     Poll::Ready(Ok(())) => {}
@@ -275,27 +282,27 @@ impl Association {
         .await
     }
 
-    fn take(&mut self, arrived: &Arrived<'_>, now: Instant) {
-        if self.forward(arrived, now).is_none() {
-            self.room.counters.datagrams_dropped.add(1);
+    fn take(&mut self, received: &ReceivedDatagram<'_>, now: Instant) {
+        if self.forward(received, now).is_none() {
+            self.context.counters.datagrams_dropped.add(1);
         }
     }
 
     /// Queues one datagram; `None` drops it.
-    fn forward(&mut self, arrived: &Arrived<'_>, now: Instant) -> Option<()> {
-        if !self.is_ours(arrived.source) {
+    fn forward(&mut self, received: &ReceivedDatagram<'_>, now: Instant) -> Option<()> {
+        if !self.is_ours(received.source) {
             return None;
         }
-        let view = DatagramView::parse(arrived.datagram).ok()?;
+        let view = DatagramView::parse(received.datagram).ok()?;
         // "[...] MUST drop any datagram whose FRAG field is other than X'00'"
         if view.fragment != 0 {
             return None;
         }
-        self.port = Some(arrived.source.port());
+        self.port = Some(received.source.port());
         self.used.touch();
         let sender = match self.flows.get(view.header) {
-            Some(place) if !place.task.is_finished() => &place.sender,
-            _ => self.open(&view, arrived.source)?,
+            Some(entry) if !entry.task.is_finished() => &entry.sender,
+            _ => self.open(&view, received.source)?,
         };
         let contents = view.payload;
         let segment = contents.len().max(1);
@@ -310,42 +317,42 @@ impl Association {
 
     fn open(&mut self, view: &DatagramView<'_>, program: SocketAddr) -> Option<&Sender> {
         let target = view.endpoint.endpoint().ok()?.target().ok()?;
-        self.make_room();
-        let memory = &self.room.datagram_memory;
+        self.evict();
+        let memory = &self.context.datagram_memory;
         let account = memory.open(User::at(self.peer), target.host.clone(), FLOOR)?;
         let sender = Sender::new(account);
-        let flow = Flow {
-            room: Arc::clone(&self.room),
+        let flow = AssociationFlow {
+            context: Arc::clone(&self.context),
             socket: Arc::clone(&self.socket),
             program,
             header: view.header.into(),
             sender: sender.clone(),
         };
         let task = self.tasks.spawn(flow.run(target, self.isolation.clone()));
-        let place = self.flows.entry(view.header.into());
-        let place = place.insert_entry(Place { sender, task });
-        Some(&place.into_mut().sender)
+        let entry = self.flows.entry(view.header.into());
+        let entry = entry.insert_entry(FlowEntry { sender, task });
+        Some(&entry.into_mut().sender)
     }
 
     /// Forgets the flows that are over; when that does not help, the one that was used least lately.
-    fn make_room(&mut self) {
+    fn evict(&mut self) {
         while self.tasks.try_join_next().is_some() {}
-        if self.flows.len() < self.room.limits.datagram_flows {
+        if self.flows.len() < self.context.limits.datagram_flows {
             return;
         }
-        self.flows.retain(|_, place| !place.task.is_finished());
-        if self.flows.len() < self.room.limits.datagram_flows {
+        self.flows.retain(|_, entry| !entry.task.is_finished());
+        if self.flows.len() < self.context.limits.datagram_flows {
             return;
         }
         let oldest = self
             .flows
             .iter()
-            .min_by_key(|(_, place)| place.sender.used());
+            .min_by_key(|(_, entry)| entry.sender.used());
         let Some(header) = oldest.map(|(header, _)| header.clone()) else {
             return;
         };
-        if let Some(place) = self.flows.remove(&header) {
-            place.task.abort();
+        if let Some(entry) = self.flows.remove(&header) {
+            entry.task.abort();
         }
     }
 }
@@ -365,8 +372,8 @@ type Sender = datagrams::Sender<()>;
 
 /// One UDP flow of an association, from a program to one target: opens, then moves datagrams both ways until it is idle, fails, or the
 /// association ends. Each runs in a task of its own, so that a slow one holds up nobody.
-struct Flow {
-    room: Arc<Room>,
+struct AssociationFlow {
+    context: Arc<ProxyContext>,
     socket: Arc<Socket>,
     /// Where the program receives.
     program: SocketAddr,
@@ -375,20 +382,20 @@ struct Flow {
     sender: Sender,
 }
 
-impl Flow {
+impl AssociationFlow {
     /// Runs until it is over; then its place may be given to another.
     async fn run(self, target: Target, isolation: Isolation) {
         match self.open(&target, isolation).await {
             Ok(datagrams) => {
-                self.room.counters.datagram_flows.add(1);
+                self.context.counters.datagram_flows.add(1);
                 if datagrams::carry(&self, &*datagrams).await.is_ok() {
                     return;
                 }
             }
-            Err(error) => self.room.counters.failed(&error),
+            Err(error) => self.context.counters.failed(&error),
         }
         let lost = self.sender.fail(());
-        self.room.counters.datagrams_dropped.add(lost);
+        self.context.counters.datagrams_dropped.add(lost);
         sleep(HOLD_OFF).await;
     }
 
@@ -397,8 +404,8 @@ impl Flow {
         target: &Target,
         isolation: Isolation,
     ) -> Result<Box<dyn Datagrams>, Error> {
-        let terms = self.room.terms(isolation);
-        let opening = self.room.overlay.open_datagrams(target, &terms);
+        let terms = self.context.terms(isolation);
+        let opening = self.context.overlay.open_datagrams(target, &terms);
         terms.run("opening a datagram flow", opening).await
     }
 
@@ -407,19 +414,19 @@ impl Flow {
         let dropped = self
             .socket
             .send(self.program, &self.header, payloads, sending);
-        self.room.counters.datagrams_dropped.add(dropped);
-        self.room.counters.octets_down.add(batch.contents.len());
+        self.context.counters.datagrams_dropped.add(dropped);
+        self.context.counters.octets_down.add(batch.contents.len());
         self.sender.received(batch, Instant::now());
     }
 }
 
-impl Drop for Flow {
+impl Drop for AssociationFlow {
     fn drop(&mut self) {
         self.sender.end();
     }
 }
 
-impl Program for Flow {
+impl Program for AssociationFlow {
     type Why = ();
 
     fn sender(&self) -> &Sender {
@@ -427,15 +434,15 @@ impl Program for Flow {
     }
 
     fn idle(&self) -> Duration {
-        self.room.limits.idle_datagrams
+        self.context.limits.idle_datagrams
     }
 
     fn sent(&self, octets: usize) {
-        self.room.counters.octets_up.add(octets);
+        self.context.counters.octets_up.add(octets);
     }
 
     fn too_large(&self, _: Batch<'_>, _: usize) {
-        self.room.counters.datagrams_dropped.add(1);
+        self.context.counters.datagrams_dropped.add(1);
     }
 
     fn poll_receive(
@@ -466,7 +473,7 @@ struct Socket {
 }
 
 /// One datagram that was received.
-struct Arrived<'a> {
+struct ReceivedDatagram<'a> {
     source: SocketAddr,
     datagram: &'a [u8],
 }
@@ -493,7 +500,7 @@ impl Socket {
         &self,
         cx: &mut Context<'_>,
         scratch: &mut Scratch,
-        mut take: impl FnMut(Arrived<'_>),
+        mut take: impl FnMut(ReceivedDatagram<'_>),
     ) -> Poll<io::Result<()>> {
         let mut metas = [RecvMeta::default(); TRAINS];
         let count = loop {
@@ -506,7 +513,7 @@ impl Socket {
         for (meta, train) in metas.iter().zip(scratch.received.chunks(TRAIN)).take(count) {
             let source = meta.addr;
             for datagram in datagrams(train, meta) {
-                take(Arrived { source, datagram });
+                take(ReceivedDatagram { source, datagram });
             }
         }
         Poll::Ready(Ok(()))

@@ -45,7 +45,7 @@ const BATCH: usize = 64;
 
 /// What every flow needs.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct DeviceContext {
     /// What carries flows.
     pub(crate) overlay: Arc<dyn Overlay>,
     /// The device's resolver: flows to port 53 of its addresses end in it.
@@ -65,7 +65,7 @@ pub(crate) struct Room {
 
 /// The ends of a flow as its packets say.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Ends {
+pub(crate) struct FlowKey {
     /// The source of the program's packets.
     pub(crate) program: SocketAddr,
     /// Their destination.
@@ -76,10 +76,10 @@ pub(crate) struct Ends {
 #[derive(Debug)]
 pub struct Transparent {
     device: Arc<Device>,
-    room: Arc<Room>,
+    context: Arc<DeviceContext>,
 }
 
-impl Room {
+impl DeviceContext {
     /// With no name known yet. The configuration has been checked.
     pub(crate) fn new(
         config: Config,
@@ -88,7 +88,7 @@ impl Room {
         counters: Arc<Counters>,
     ) -> Self {
         let (dns, own) = (&config.dns, &config.device.addresses);
-        let names = Names::new(&dns.pools(), own, dns.terms()).serving(&dns.resolvers);
+        let names = Names::new(&dns.pools(), own, dns.mapping_limits()).serving(&dns.resolvers);
         let names = Arc::new(names);
         let dns = Server::new(dns, Families::of(own), &names, &overlay, &counters);
         Self {
@@ -111,11 +111,11 @@ impl Room {
     }
 
     /// Whose a new flow is. Sources that are not the device's own have no socket here, whoever has one with their port.
-    pub(crate) fn user(&self, protocol: u8, ends: Ends) -> User {
-        let source = ends.program.ip();
+    pub(crate) fn user(&self, protocol: u8, key: FlowKey) -> User {
+        let source = key.program.ip();
         let own = self.config.device.addresses.contains(&source);
         let sockets = self.sockets.as_ref().filter(|_| own);
-        let found = sockets.and_then(|sockets| sockets.user(protocol, ends));
+        let found = sockets.and_then(|sockets| sockets.user(protocol, key));
         found.unwrap_or_else(|| User::at(source))
     }
 
@@ -140,7 +140,7 @@ impl Room {
     }
 }
 
-impl std::fmt::Debug for Ends {
+impl std::fmt::Debug for FlowKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Ends(hidden)")
     }
@@ -152,14 +152,14 @@ impl Transparent {
         let device = Arc::new(device);
         let port = Arc::clone(&device) as Arc<dyn Port>;
         let sockets = SockDiag::open().map(|sockets| Box::new(sockets) as Box<dyn Sockets>);
-        let room = Room::new(config, overlay, port, device.counters()).asking(sockets);
-        let room = Arc::new(room);
-        Self { device, room }
+        let context = DeviceContext::new(config, overlay, port, device.counters()).asking(sockets);
+        let context = Arc::new(context);
+        Self { device, context }
     }
 
     /// What is counted.
     pub fn counters(&self) -> Arc<Counters> {
-        Arc::clone(&self.room.counters)
+        Arc::clone(&self.context.counters)
     }
 
     /// Serves until `shutdown` resolves; then all flows are dropped, which resets them at the far end.
@@ -167,7 +167,7 @@ impl Transparent {
     /// # Errors
     /// The device is gone: somebody removed the interface.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> io::Result<()> {
-        let mut router = Router::new(&self.room);
+        let mut router = Router::new(&self.context);
         let mut pool = Pool::default();
         let mut shutdown = pin!(shutdown);
         loop {
@@ -188,7 +188,7 @@ impl Transparent {
         for _ in 0..BATCH {
             match self.device.read(pool) {
                 Ok(Some(incoming)) => router.take(&incoming, now),
-                Ok(None) => self.room.counters.malformed.add(1),
+                Ok(None) => self.context.counters.malformed.add(1),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     ready.clear_ready();
                     break;

@@ -94,7 +94,7 @@ impl Shares {
 
     /// Who makes room for a further one of `newcomer`: of the owner that has most the user that has most; the newcomer itself where it would
     /// have as many as those. `None` when there is nobody.
-    pub(crate) fn gives(&self, newcomer: User) -> Option<User> {
+    pub(crate) fn victim(&self, newcomer: User) -> Option<User> {
         let (owned, had) = self.of(newcomer);
         let &(most, owner) = self.by_owner.last()?;
         if owned == 0 || owned + 1 < most {
@@ -134,22 +134,22 @@ fn down<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: &K) -> usize {
 
 /// Places that are taken, and by whom. How many there may be is for whoever takes them to see to.
 #[derive(Default)]
-pub(crate) struct Places(Mutex<Counted>);
+pub(crate) struct Slots(Mutex<CountedSlots>);
 
 #[derive(Default)]
-struct Counted {
+struct CountedSlots {
     shares: Shares,
     all: usize,
 }
 
 /// One of them. Dropped, it is free again.
-pub(crate) struct Place {
-    places: Arc<Places>,
+pub(crate) struct Slot {
+    slots: Arc<Slots>,
     pub(crate) user: User,
 }
 
-impl Places {
-    fn lock(&self) -> MutexGuard<'_, Counted> {
+impl Slots {
+    fn lock(&self) -> MutexGuard<'_, CountedSlots> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -159,54 +159,54 @@ impl Places {
     }
 
     /// A further one.
-    pub(crate) fn take(self: &Arc<Self>, user: User) -> Place {
+    pub(crate) fn take(self: &Arc<Self>, user: User) -> Slot {
         let mut counted = self.lock();
         counted.shares.add(user);
         counted.all += 1;
-        let places = Arc::clone(self);
-        Place { places, user }
+        let slots = Arc::clone(self);
+        Slot { slots, user }
     }
 
-    /// Who makes room for a further one: see [`Shares::gives`].
-    pub(crate) fn gives(&self, newcomer: User) -> Option<User> {
-        self.lock().shares.gives(newcomer)
+    /// Who makes room for a further one: see [`Shares::victim`].
+    pub(crate) fn victim(&self, newcomer: User) -> Option<User> {
+        self.lock().shares.victim(newcomer)
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
-        let mut counted = self.places.lock();
+        let mut counted = self.slots.lock();
         counted.shares.remove(self.user);
         counted.all -= 1;
     }
 }
 
 /// What each user has, in the order in which it is looked at when somebody has to make room.
-pub(crate) struct Rings<T> {
-    rings: HashMap<User, VecDeque<T>>,
+pub(crate) struct UserQueues<T> {
+    queues: HashMap<User, VecDeque<T>>,
     all: usize,
 }
 
-impl<T> Default for Rings<T> {
+impl<T> Default for UserQueues<T> {
     fn default() -> Self {
-        let rings = HashMap::new();
-        Self { rings, all: 0 }
+        let queues = HashMap::new();
+        Self { queues, all: 0 }
     }
 }
 
-impl<T> Rings<T> {
+impl<T> UserQueues<T> {
     /// Looked at after all others of its user.
     pub(crate) fn push(&mut self, user: User, item: T) {
-        self.rings.entry(user).or_default().push_back(item);
+        self.queues.entry(user).or_default().push_back(item);
         self.all += 1;
     }
 
     /// The next one to be looked at. Who keeps it pushes it again.
     pub(crate) fn pop(&mut self, user: User) -> Option<T> {
-        let ring = self.rings.get_mut(&user)?;
-        let item = ring.pop_front();
-        if ring.is_empty() {
-            self.rings.remove(&user);
+        let queue = self.queues.get_mut(&user)?;
+        let item = queue.pop_front();
+        if queue.is_empty() {
+            self.queues.remove(&user);
         }
         self.all -= usize::from(item.is_some());
         item
@@ -214,19 +214,19 @@ impl<T> Rings<T> {
 
     /// Those that are looked at next, in this order.
     pub(crate) fn next(&self, user: User) -> impl Iterator<Item = &T> {
-        self.rings.get(&user).into_iter().flatten()
+        self.queues.get(&user).into_iter().flatten()
     }
 
     /// Takes one of those out; those that stood before it are looked at again last.
     pub(crate) fn take(&mut self, user: User, at: usize) -> Option<T> {
-        let ring = self.rings.get_mut(&user)?;
-        ring.rotate_left(at.min(ring.len()));
+        let queue = self.queues.get_mut(&user)?;
+        queue.rotate_left(at.min(queue.len()));
         self.pop(user)
     }
 
     /// How many a user has.
     pub(crate) fn count(&self, user: User) -> usize {
-        self.rings.get(&user).map_or(0, VecDeque::len)
+        self.queues.get(&user).map_or(0, VecDeque::len)
     }
 
     /// Forgets those that are over, when there are `many`.
@@ -234,11 +234,11 @@ impl<T> Rings<T> {
         if self.all < many {
             return;
         }
-        self.rings.retain(|_, ring| {
-            ring.retain(&is_there);
-            !ring.is_empty()
+        self.queues.retain(|_, queue| {
+            queue.retain(&is_there);
+            !queue.is_empty()
         });
-        self.all = self.rings.values().map(VecDeque::len).sum();
+        self.all = self.queues.values().map(VecDeque::len).sum();
     }
 }
 
@@ -248,19 +248,19 @@ impl fmt::Debug for User {
     }
 }
 
-impl fmt::Debug for Places {
+impl fmt::Debug for Slots {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Places({} taken)", self.len())
     }
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Place")
     }
 }
 
-impl<T> fmt::Debug for Rings<T> {
+impl<T> fmt::Debug for UserQueues<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Rings({})", self.all)
     }
@@ -273,19 +273,19 @@ mod tests {
     use super::*;
 
     /// A table with so many places whose users come again and again, in the order given; answers who was asked to make room for whom.
-    fn served(places: usize, comers: &[User]) -> (Shares, Vec<(User, User)>) {
-        let (mut shares, mut all, mut gave) = (Shares::default(), 0, Vec::new());
+    fn served(slots: usize, comers: &[User]) -> (Shares, Vec<(User, User)>) {
+        let (mut shares, mut all, mut evicted) = (Shares::default(), 0, Vec::new());
         for comer in comers {
-            if all == places {
-                let giver = shares.gives(*comer).expect("somebody has a place");
-                shares.remove(giver);
-                gave.push((giver, *comer));
+            if all == slots {
+                let victim = shares.victim(*comer).expect("somebody has a place");
+                shares.remove(victim);
+                evicted.push((victim, *comer));
             } else {
                 all += 1;
             }
             shares.add(*comer);
         }
-        (shares, gave)
+        (shares, evicted)
     }
 
     fn user(owner: u32, group: u64) -> User {
@@ -296,18 +296,22 @@ mod tests {
     fn a_busy_user_that_has_all_places_makes_room_for_a_quiet_one_and_for_itself() {
         let (busy, quiet) = (user(1, 1), user(2, 1));
         let comers = [vec![busy; 200], vec![quiet; 10], vec![busy; 200]].concat();
-        let (shares, gave) = served(100, &comers);
+        let (shares, evicted) = served(100, &comers);
         assert_eq!(shares.of(quiet).1, 10);
-        assert!(gave.iter().all(|(giver, _)| *giver == busy));
+        assert!(evicted.iter().all(|(victim, _)| *victim == busy));
     }
 
     #[test]
     fn control_groups_without_number_take_nothing_from_another_owner() {
         let groups: Vec<_> = (0..1000).map(|group| user(1, group)).collect();
         let quiet = vec![user(2, 1); 50];
-        let (shares, gave) = served(100, &[groups.clone(), quiet, groups].concat());
+        let (shares, evicted) = served(100, &[groups.clone(), quiet, groups].concat());
         assert_eq!(shares.of(user(2, 1)), (50, 50));
-        assert!(gave.iter().all(|(giver, _)| giver.owner == Owner::Uid(1)));
+        assert!(
+            evicted
+                .iter()
+                .all(|(victim, _)| victim.owner == Owner::Uid(1))
+        );
     }
 
     #[test]
@@ -328,12 +332,12 @@ mod tests {
 
     #[test]
     fn a_place_that_is_given_back_is_nobodys_and_nobody_is_remembered() {
-        let places = Arc::new(Places::default());
-        let taken: Vec<_> = (0..9).map(|n| places.take(user(n % 2, n.into()))).collect();
-        assert_eq!(places.len(), 9);
+        let slots = Arc::new(Slots::default());
+        let taken: Vec<_> = (0..9).map(|n| slots.take(user(n % 2, n.into()))).collect();
+        assert_eq!(slots.len(), 9);
         drop(taken);
-        assert_eq!((places.len(), places.gives(user(1, 1))), (0, None));
-        let counted = places.lock();
+        assert_eq!((slots.len(), slots.victim(user(1, 1))), (0, None));
+        let counted = slots.lock();
         let left = (counted.shares.owners.len(), counted.shares.users.len());
         let sorted = (counted.shares.by_owner.len(), counted.shares.by_user.len());
         assert_eq!((left, sorted), ((0, 0), (0, 0)));
@@ -342,22 +346,22 @@ mod tests {
     proptest! {
         #[test]
         fn whoever_makes_room_has_most_or_comes_itself(
-            comers in prop::collection::vec((0_u32..4, 0_u64..3), 1..400), places in 1_usize..60,
+            comers in prop::collection::vec((0_u32..4, 0_u64..3), 1..400), slots in 1_usize..60,
         ) {
             let (mut shares, mut all) = (Shares::default(), 0);
             let mut model: HashMap<User, usize> = HashMap::new();
             for (owner, group) in comers {
                 let comer = user(owner, group);
-                if all == places {
-                    let giver = shares.gives(comer).expect("somebody has a place");
+                if all == slots {
+                    let victim = shares.victim(comer).expect("somebody has a place");
                     let owned = |owner| model.iter().filter(|(user, _)| user.owner == owner).map(|(_, count)| count).sum::<usize>();
                     let most = (0..4).map(|uid| owned(Owner::Uid(uid))).max().expect("four");
-                    prop_assert!(owned(giver.owner) == most || giver.owner == comer.owner && owned(giver.owner) + 1 >= most);
-                    let within = model.iter().filter(|(user, _)| user.owner == giver.owner);
+                    prop_assert!(owned(victim.owner) == most || victim.owner == comer.owner && owned(victim.owner) + 1 >= most);
+                    let within = model.iter().filter(|(user, _)| user.owner == victim.owner);
                     let largest = within.map(|(_, count)| *count).max().expect("one");
-                    prop_assert!(model[&giver] == largest || giver == comer && model[&giver] + 1 >= largest);
-                    shares.remove(giver);
-                    *model.get_mut(&giver).expect("it has some") -= 1;
+                    prop_assert!(model[&victim] == largest || victim == comer && model[&victim] + 1 >= largest);
+                    shares.remove(victim);
+                    *model.get_mut(&victim).expect("it has some") -= 1;
                 } else {
                     all += 1;
                 }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, de};
 use crate::{
     ConfigError,
     config::seconds,
-    tun::names::{Pools, Terms},
+    tun::names::{MappingLimits, Pools},
 };
 
 /// All of it.
@@ -345,8 +345,8 @@ impl Dns {
     }
 
     /// How long and how many.
-    pub(crate) fn terms(&self) -> Terms {
-        Terms {
+    pub(crate) fn mapping_limits(&self) -> MappingLimits {
+        MappingLimits {
             keep: self.keep,
             missing: MISSING,
             names: self.names,

@@ -49,12 +49,12 @@ use tokio::{
 };
 
 use super::{
-    Counters, Ends, Room,
+    Counters, DeviceContext, FlowKey,
     config::{self, DnsMode},
     names::Names,
     port::{Outgoing, udp_headers},
 };
-use crate::users::{Place, Places, Rings, User};
+use crate::users::{Slot, Slots, User, UserQueues};
 
 /// How long a negative answer of ours may be kept, in seconds.
 const NEGATIVE: u32 = 30;
@@ -328,11 +328,11 @@ fn empty(question: &Question) -> Verdict {
 }
 
 fn fitted(question: &Question, carrier: Carrier, reply: Vec<u8>) -> Vec<u8> {
-    let room = match carrier {
+    let max_len = match carrier {
         Carrier::Udp => question.datagram(),
         Carrier::Tcp => MAX_MESSAGE,
     };
-    question.fitted(reply, room)
+    question.fitted(reply, max_len)
 }
 
 /// Whether a name is below one of `domains`, or one of them.
@@ -362,25 +362,25 @@ pub(crate) struct Server {
     overlay: Arc<dyn Overlay>,
     /// How many queries may be asked at once, and whose are.
     most: usize,
-    places: Arc<Places>,
-    asked: Mutex<Rings<Weak<Asked>>>,
+    slots: Arc<Slots>,
+    asked: Mutex<UserQueues<Weak<Asked>>>,
     counters: Arc<Counters>,
 }
 
 /// A query that is being asked, until it has an answer or has made room for another.
 struct Asked {
-    place: Mutex<Option<Place>>,
+    slot: Mutex<Option<Slot>>,
     made_room: Notify,
 }
 
 /// Answers a program's datagrams to the device's resolver, each now or later: `queries` cut every `segment` octets.
-pub(crate) fn answer(room: &Arc<Room>, ends: Ends, queries: &[u8], segment: usize) {
-    let user = room.user(ip::UDP, ends);
+pub(crate) fn answer(context: &Arc<DeviceContext>, key: FlowKey, queries: &[u8], segment: usize) {
+    let user = context.user(ip::UDP, key);
     for query in queries.chunks(segment.max(1)) {
-        let back = Arc::clone(room);
-        room.dns.datagram(query, user, move |reply| {
+        let back = Arc::clone(context);
+        context.dns.datagram(query, user, move |reply| {
             let mut headers = Vec::new();
-            udp_headers(&mut headers, ends.target, ends.program, reply.len());
+            udp_headers(&mut headers, key.target, key.program, reply.len());
             back.port.send(Outgoing::udp(&headers, [reply, &[]], None));
         });
     }
@@ -399,7 +399,7 @@ impl Server {
             dns: Dns::new(config.clone(), families, names, Arc::clone(&counters)),
             overlay: Arc::clone(overlay),
             most: config.asked,
-            places: Arc::default(),
+            slots: Arc::default(),
             asked: Mutex::default(),
             counters,
         })
@@ -415,11 +415,11 @@ impl Server {
         match self.dns.answer(query, Carrier::Udp, user, Instant::now()) {
             Answer::Now(octets) => reply(&octets),
             Answer::Drop => {}
-            Answer::Ask(asking) => match self.place(user) {
+            Answer::Ask(asking) => match self.slot(user) {
                 None => reply(&asking.given_up()),
-                Some(place) => {
+                Some(slot) => {
                     let server = Arc::clone(self);
-                    tokio::spawn(async move { reply(&server.ask(&asking, place).await) });
+                    tokio::spawn(async move { reply(&server.ask(&asking, slot).await) });
                 }
             },
         }
@@ -430,9 +430,9 @@ impl Server {
         match self.dns.answer(query, Carrier::Tcp, user, Instant::now()) {
             Answer::Now(octets) => Some(octets),
             Answer::Drop => None,
-            Answer::Ask(asking) => Some(match self.place(user) {
+            Answer::Ask(asking) => Some(match self.slot(user) {
                 None => asking.given_up(),
-                Some(place) => self.ask(&asking, place).await,
+                Some(slot) => self.ask(&asking, slot).await,
             }),
         }
     }
@@ -443,15 +443,15 @@ impl Server {
     }
 
     /// A place among the queries that are being asked; the storm that finds none is counted.
-    fn place(&self, user: User) -> Option<Arc<Asked>> {
+    fn slot(&self, user: User) -> Option<Arc<Asked>> {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.places.len() >= self.most {
+        if self.slots.len() >= self.most {
             self.counters.dns_crowded.add(1);
-            let giver = self.places.gives(user).filter(|giver| *giver != user)?;
-            make_room(&mut asked, giver)?;
+            let victim = self.slots.victim(user).filter(|victim| *victim != user)?;
+            evict(&mut asked, victim)?;
         }
         let new = Arc::new(Asked {
-            place: Mutex::new(Some(self.places.take(user))),
+            slot: Mutex::new(Some(self.slots.take(user))),
             made_room: Notify::new(),
         });
         asked.tidy(self.most.saturating_mul(2), |asked| {
@@ -461,7 +461,7 @@ impl Server {
         Some(new)
     }
 
-    async fn ask(&self, asking: &Asking, place: Arc<Asked>) -> Vec<u8> {
+    async fn ask(&self, asking: &Asking, slot: Arc<Asked>) -> Vec<u8> {
         self.counters.dns_asked.add(1);
         let terms = Terms::default().within(self.dns.config.patience);
         let message = asking.message();
@@ -469,19 +469,19 @@ impl Server {
         tokio::select! {
             biased;
             said = asked => self.dns.answered(asking, said, Instant::now()),
-            () = place.made_room.notified() => asking.given_up(),
+            () = slot.made_room.notified() => asking.given_up(),
         }
     }
 }
 
 /// The oldest of a user's queries fails at once.
-fn make_room(asked: &mut Rings<Weak<Asked>>, user: User) -> Option<()> {
+fn evict(asked: &mut UserQueues<Weak<Asked>>, user: User) -> Option<()> {
     while let Some(oldest) = asked.pop(user) {
         let Some(oldest) = oldest.upgrade() else {
             continue;
         };
-        let mut place = oldest.place.lock().unwrap_or_else(PoisonError::into_inner);
-        if place.take().is_some() {
+        let mut slot = oldest.slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if slot.take().is_some() {
             oldest.made_room.notify_one();
             return Some(());
         }

@@ -33,14 +33,14 @@ pub(crate) enum Meaning {
 
 /// Both addresses of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Pair {
+pub(crate) struct AddressPair {
     pub(crate) v4: Ipv4Addr,
     pub(crate) v6: Ipv6Addr,
 }
 
 /// How long mappings last and how many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Terms {
+pub(crate) struct MappingLimits {
     /// How long a mapping is kept after it was last told or used.
     pub(crate) keep: Duration,
     /// How long a name is known not to exist.
@@ -52,23 +52,23 @@ pub(crate) struct Terms {
 
 /// All mappings. Each call holds the lock for a look-up or two.
 pub(crate) struct Names {
-    pool: Pool,
+    pool: AddressPool,
     /// The addresses of the prefixes at port 53 of which somebody is.
     resolvers: Vec<IpAddr>,
-    table: Mutex<Table>,
+    table: Mutex<MappingTable>,
 }
 
 /// Keeps the mapping of a flow's address for as long as the flow lasts.
-pub(crate) struct Hold {
+pub(crate) struct MappingHold {
     names: Arc<Names>,
     offset: u32,
 }
 
 impl Names {
     /// No mapping yet; addresses of `reserved` are never given.
-    pub(crate) fn new(pools: &Pools, reserved: &[IpAddr], terms: Terms) -> Self {
-        let pool = Pool::new(pools, reserved);
-        let table = Mutex::new(Table::new(terms, pool.room()));
+    pub(crate) fn new(pools: &Pools, reserved: &[IpAddr], limits: MappingLimits) -> Self {
+        let pool = AddressPool::new(pools, reserved);
+        let table = Mutex::new(MappingTable::new(limits, pool.room()));
         Self {
             pool,
             resolvers: Vec::new(),
@@ -82,12 +82,12 @@ impl Names {
         self
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, MappingTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The addresses that stand for `name` from now on, for `user` asks for it; `None` when all are in use.
-    pub(crate) fn pair(&self, name: &HostName, user: User, now: Instant) -> Option<Pair> {
+    pub(crate) fn pair(&self, name: &HostName, user: User, now: Instant) -> Option<AddressPair> {
         let mut table = self.table();
         let offset = table.map(name, user, now, |n| self.pool.offset(n))?;
         Some(self.pool.pair(offset))
@@ -115,10 +115,10 @@ impl Names {
     }
 
     /// Keeps what `ip` means; `None` if it means no name.
-    pub(crate) fn hold(self: &Arc<Self>, ip: IpAddr, now: Instant) -> Option<Hold> {
+    pub(crate) fn hold(self: &Arc<Self>, ip: IpAddr, now: Instant) -> Option<MappingHold> {
         let offset = self.pool.find(ip)?;
         let held = self.table().hold(offset, now);
-        held.then(|| Hold {
+        held.then(|| MappingHold {
             names: Arc::clone(self),
             offset,
         })
@@ -152,13 +152,13 @@ impl Names {
     }
 }
 
-impl Drop for Hold {
+impl Drop for MappingHold {
     fn drop(&mut self) {
         self.names.table().release(self.offset, Instant::now());
     }
 }
 
-impl Pair {
+impl AddressPair {
     /// The address of the family that `ip`'s is.
     pub(crate) fn both(self) -> [IpAddr; 2] {
         [self.v4.into(), self.v6.into()]
@@ -171,13 +171,13 @@ impl fmt::Debug for Names {
     }
 }
 
-impl fmt::Debug for Pair {
+impl fmt::Debug for AddressPair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Pair(hidden)")
     }
 }
 
-impl fmt::Debug for Hold {
+impl fmt::Debug for MappingHold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Hold")
     }
@@ -225,7 +225,7 @@ impl Pools {
 
 /// Which temporary addresses there are: an offset into an IPv4 prefix, and the same offset into an IPv6 one.
 #[derive(Debug)]
-struct Pool {
+struct AddressPool {
     v4: Ipv4Net,
     v6: Ipv6Net,
     /// How many offsets there are behind [`OWN`].
@@ -233,7 +233,7 @@ struct Pool {
     reserved: HashSet<u32>,
 }
 
-impl Pool {
+impl AddressPool {
     fn new(pools: &Pools, reserved: &[IpAddr]) -> Self {
         let (v4, v6) = (pools.ipv4.trunc(), pools.ipv6.trunc());
         let all = 1u32 << (32 - u32::from(v4.prefix_len())).min(24);
@@ -263,8 +263,8 @@ impl Pool {
         (!self.reserved.contains(&offset)).then_some(offset)
     }
 
-    fn pair(&self, offset: u32) -> Pair {
-        Pair {
+    fn pair(&self, offset: u32) -> AddressPair {
+        AddressPair {
             v4: Ipv4Addr::from(u32::from(self.v4.network()) | offset),
             v6: Ipv6Addr::from(u128::from(self.v6.network()) | u128::from(offset)),
         }
@@ -305,25 +305,25 @@ const TIDIED: usize = 8;
 const TRIES: usize = 64;
 
 /// The mappings and their ages, a machine without a clock. Every call forgets a bounded number of expired ones.
-struct Table {
-    terms: Terms,
+struct MappingTable {
+    limits: MappingLimits,
     /// How many addresses may be out of reach: those in use and those that have been used.
     room: usize,
     by_name: HashMap<HostName, u32>,
-    slots: HashMap<u32, Slot>,
+    mappings: HashMap<u32, Mapping>,
     /// Those that no flow holds, by when they were used last: all, and each user's.
     unheld: BTreeSet<(Instant, u32)>,
     unheld_of: HashMap<User, BTreeSet<(Instant, u32)>>,
     shares: Shares,
     /// Addresses that have meant something, the oldest first: they are given again when there is no room for more.
-    spent: VecDeque<u32>,
-    is_spent: HashSet<u32>,
+    retired: VecDeque<u32>,
+    is_retired: HashSet<u32>,
     random: RandomState,
     drawn: u64,
 }
 
 /// One mapping.
-struct Slot {
+struct Mapping {
     name: HostName,
     /// Whom it is counted against: of those who asked for it the one who had fewest.
     user: User,
@@ -335,20 +335,20 @@ struct Slot {
     missing: Option<Instant>,
 }
 
-impl Table {
+impl MappingTable {
     /// No mapping, and room for as many addresses.
-    fn new(terms: Terms, room: usize) -> Self {
-        let names = terms.names.min(room / 2);
+    fn new(limits: MappingLimits, room: usize) -> Self {
+        let names = limits.names.min(room / 2);
         Self {
-            terms: Terms { names, ..terms },
+            limits: MappingLimits { names, ..limits },
             room,
             by_name: HashMap::new(),
-            slots: HashMap::new(),
+            mappings: HashMap::new(),
             unheld: BTreeSet::new(),
             unheld_of: HashMap::new(),
             shares: Shares::default(),
-            spent: VecDeque::new(),
-            is_spent: HashSet::new(),
+            retired: VecDeque::new(),
+            is_retired: HashSet::new(),
             random: RandomState::new(),
             drawn: 0,
         }
@@ -365,14 +365,14 @@ impl Table {
         self.tidy(now);
         if let Some(&offset) = self.by_name.get(name) {
             self.touch(offset, now);
-            self.pass_on(offset, user);
+            self.reassign(offset, user);
             return Some(offset);
         }
-        if self.slots.len() >= self.terms.names {
-            self.make_room(user)?;
+        if self.mappings.len() >= self.limits.names {
+            self.evict(user)?;
         }
         let offset = (0..TRIES).find_map(|_| self.draw(&choose))?;
-        let slot = Slot {
+        let mapping = Mapping {
             name: name.clone(),
             user,
             used: now,
@@ -380,43 +380,43 @@ impl Table {
             missing: None,
         };
         self.by_name.insert(name.clone(), offset);
-        self.slots.insert(offset, slot);
+        self.mappings.insert(offset, mapping);
         self.shares.add(user);
-        self.let_go(user, now, offset);
+        self.mark_unheld(user, now, offset);
         Some(offset)
     }
 
     /// A name that several users ask for is counted against the one who has fewest, so that it does not go with what another one asks for.
-    fn pass_on(&mut self, offset: u32, user: User) {
-        let Some(slot) = self.slots.get_mut(&offset) else {
+    fn reassign(&mut self, offset: u32, user: User) {
+        let Some(mapping) = self.mappings.get_mut(&offset) else {
             return;
         };
-        let (before, used, free) = (slot.user, slot.used, slot.holds == 0);
+        let (before, used, free) = (mapping.user, mapping.used, mapping.holds == 0);
         if self.shares.of(user) >= self.shares.of(before) {
             return;
         }
-        slot.user = user;
+        mapping.user = user;
         self.shares.remove(before);
         self.shares.add(user);
         if free {
-            self.take(before, used, offset);
-            self.let_go(user, used, offset);
+            self.mark_held(before, used, offset);
+            self.mark_unheld(user, used, offset);
         }
     }
 
     /// Another user that has more loses what it has not used for longest; `None` if there is none, or flows hold all that it has.
-    fn make_room(&mut self, newcomer: User) -> Option<()> {
-        let giver = self
+    fn evict(&mut self, newcomer: User) -> Option<()> {
+        let victim = self
             .shares
-            .gives(newcomer)
+            .victim(newcomer)
             .filter(|user| *user != newcomer)?;
-        let &(used, offset) = self.unheld_of.get(&giver)?.first()?;
+        let &(used, offset) = self.unheld_of.get(&victim)?.first()?;
         self.forget(used, offset);
         Some(())
     }
 
     /// A flow holds it from now on, or it is gone.
-    fn take(&mut self, user: User, used: Instant, offset: u32) {
+    fn mark_held(&mut self, user: User, used: Instant, offset: u32) {
         self.unheld.remove(&(used, offset));
         if let Some(unheld) = self.unheld_of.get_mut(&user) {
             unheld.remove(&(used, offset));
@@ -427,7 +427,7 @@ impl Table {
     }
 
     /// No flow holds it.
-    fn let_go(&mut self, user: User, used: Instant, offset: u32) {
+    fn mark_unheld(&mut self, user: User, used: Instant, offset: u32) {
         self.unheld.insert((used, offset));
         let unheld = self.unheld_of.entry(user).or_default();
         unheld.insert((used, offset));
@@ -436,7 +436,7 @@ impl Table {
     fn draw(&mut self, choose: impl Fn(u64) -> Option<u32>) -> Option<u32> {
         self.drawn = self.drawn.wrapping_add(1);
         let offset = choose(self.random.hash_one(self.drawn))?;
-        let taken = self.slots.contains_key(&offset) || self.is_spent.contains(&offset);
+        let taken = self.mappings.contains_key(&offset) || self.is_retired.contains(&offset);
         (!taken).then_some(offset)
     }
 
@@ -449,71 +449,71 @@ impl Table {
 
     /// The name behind an address.
     fn name(&self, offset: u32, now: Instant) -> Option<HostName> {
-        let slot = self.slots.get(&offset)?;
-        self.is_alive(slot, now).then(|| slot.name.clone())
+        let mapping = self.mappings.get(&offset)?;
+        self.is_alive(mapping, now).then(|| mapping.name.clone())
     }
 
     /// Keeps a mapping until it is released as often as it was held; false if there is none.
     fn hold(&mut self, offset: u32, now: Instant) -> bool {
-        let keep = self.terms.keep;
-        let Some(slot) = self.slots.get_mut(&offset) else {
+        let keep = self.limits.keep;
+        let Some(mapping) = self.mappings.get_mut(&offset) else {
             return false;
         };
-        if slot.holds == 0 && now >= slot.used + keep {
+        if mapping.holds == 0 && now >= mapping.used + keep {
             return false;
         }
-        slot.holds += 1;
-        let (user, used, first) = (slot.user, slot.used, slot.holds == 1);
+        mapping.holds += 1;
+        let (user, used, first) = (mapping.user, mapping.used, mapping.holds == 1);
         if first {
-            self.take(user, used, offset);
+            self.mark_held(user, used, offset);
         }
         true
     }
 
     /// A flow has ended.
     fn release(&mut self, offset: u32, now: Instant) {
-        let Some(slot) = self.slots.get_mut(&offset) else {
+        let Some(mapping) = self.mappings.get_mut(&offset) else {
             return;
         };
-        slot.holds = slot.holds.saturating_sub(1);
-        slot.used = slot.used.max(now);
-        let (user, used, free) = (slot.user, slot.used, slot.holds == 0);
+        mapping.holds = mapping.holds.saturating_sub(1);
+        mapping.used = mapping.used.max(now);
+        let (user, used, free) = (mapping.user, mapping.used, mapping.holds == 0);
         if free {
-            self.let_go(user, used, offset);
+            self.mark_unheld(user, used, offset);
         }
     }
 
     /// The name behind an address does not exist.
     fn fail(&mut self, offset: u32, now: Instant) {
-        if let Some(slot) = self.slots.get_mut(&offset) {
-            slot.missing = Some(now);
+        if let Some(mapping) = self.mappings.get_mut(&offset) {
+            mapping.missing = Some(now);
         }
     }
 
     fn is_missing(&self, name: &HostName, now: Instant) -> bool {
-        let slot = self.by_name.get(name).and_then(|at| self.slots.get(at));
-        let missing = slot.and_then(|slot| slot.missing);
-        missing.is_some_and(|since| now < since + self.terms.missing)
+        let mapping = self.by_name.get(name).and_then(|at| self.mappings.get(at));
+        let missing = mapping.and_then(|mapping| mapping.missing);
+        missing.is_some_and(|since| now < since + self.limits.missing)
     }
 
     fn len(&self) -> usize {
-        self.slots.len()
+        self.mappings.len()
     }
 
-    fn is_alive(&self, slot: &Slot, now: Instant) -> bool {
-        slot.holds > 0 || now < slot.used + self.terms.keep
+    fn is_alive(&self, mapping: &Mapping, now: Instant) -> bool {
+        mapping.holds > 0 || now < mapping.used + self.limits.keep
     }
 
     fn touch(&mut self, offset: u32, now: Instant) {
-        let Some(slot) = self.slots.get_mut(&offset) else {
+        let Some(mapping) = self.mappings.get_mut(&offset) else {
             return;
         };
-        let before = slot.used;
-        slot.used = before.max(now);
-        let (user, used, free) = (slot.user, slot.used, slot.holds == 0);
+        let before = mapping.used;
+        mapping.used = before.max(now);
+        let (user, used, free) = (mapping.user, mapping.used, mapping.holds == 0);
         if free && before != used {
-            self.take(user, before, offset);
-            self.let_go(user, used, offset);
+            self.mark_held(user, before, offset);
+            self.mark_unheld(user, used, offset);
         }
     }
 
@@ -523,7 +523,7 @@ impl Table {
             let Some(&(used, offset)) = self.unheld.first() else {
                 return;
             };
-            if now < used + self.terms.keep {
+            if now < used + self.limits.keep {
                 return;
             }
             self.forget(used, offset);
@@ -532,22 +532,22 @@ impl Table {
 
     /// The name behind an address that no flow holds.
     fn forget(&mut self, used: Instant, offset: u32) {
-        if let Some(slot) = self.slots.remove(&offset) {
-            self.take(slot.user, used, offset);
-            self.shares.remove(slot.user);
-            self.by_name.remove(&slot.name);
+        if let Some(mapping) = self.mappings.remove(&offset) {
+            self.mark_held(mapping.user, used, offset);
+            self.shares.remove(mapping.user);
+            self.by_name.remove(&mapping.name);
         }
-        self.rest(offset);
+        self.retire(offset);
     }
 
-    fn rest(&mut self, offset: u32) {
-        self.is_spent.insert(offset);
-        self.spent.push_back(offset);
-        let names = self.terms.names;
-        if self.spent.len() > self.room.saturating_sub(names)
-            && let Some(rested) = self.spent.pop_front()
+    fn retire(&mut self, offset: u32) {
+        self.is_retired.insert(offset);
+        self.retired.push_back(offset);
+        let names = self.limits.names;
+        if self.retired.len() > self.room.saturating_sub(names)
+            && let Some(rested) = self.retired.pop_front()
         {
-            self.is_spent.remove(&rested);
+            self.is_retired.remove(&rested);
         }
     }
 }

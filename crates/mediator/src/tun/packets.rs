@@ -25,9 +25,9 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 
-use self::rewrite::{Idents, Pair};
+use self::rewrite::{EchoIdentifiers, FlowAddresses};
 use super::{
-    Room,
+    DeviceContext,
     config::Privacy,
     names::Meaning,
     port::{Outgoing, tell_time_exceeded, tell_too_big, tell_unreachable, unreachable_for},
@@ -42,7 +42,7 @@ const LINK_ONLY: [u8; 2] = [2, 103];
 
 /// What packets of one flow have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub(super) struct PacketFlowKey {
     pub(super) protocol: u8,
     pub(super) program: IpAddr,
     pub(super) target: IpAddr,
@@ -50,24 +50,24 @@ pub(super) struct Key {
 
 /// The flows.
 #[derive(Debug)]
-pub(crate) struct Table {
-    room: Arc<Room>,
+pub(crate) struct PacketTable {
+    context: Arc<DeviceContext>,
     /// At most `flows.packets`.
-    flows: HashMap<Key, Place>,
+    flows: HashMap<PacketFlowKey, FlowEntry>,
     tasks: JoinSet<()>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct FlowEntry {
     packets: mpsc::Sender<Bytes>,
     used: Instant,
     task: AbortHandle,
 }
 
-impl Table {
-    pub(crate) fn new(room: Arc<Room>) -> Self {
+impl PacketTable {
+    pub(crate) fn new(context: Arc<DeviceContext>) -> Self {
         Self {
-            room,
+            context,
             flows: HashMap::new(),
             tasks: JoinSet::new(),
         }
@@ -76,36 +76,40 @@ impl Table {
     /// A whole packet of a program; `octets` begin with it.
     pub(crate) fn received(&mut self, packet: &Packet<'_>, octets: &Bytes, now: Instant) {
         if !is_carried(packet) {
-            return self.room.counters.other_dropped.add(1);
+            return self.context.counters.other_dropped.add(1);
         }
-        let key = Key {
+        let key = PacketFlowKey {
             protocol: packet.protocol,
             program: packet.source,
             target: packet.destination,
         };
         let len = packet.header_len + packet.payload.len();
-        let place = self.place(key, now);
-        place.used = now;
-        if let Err(TrySendError::Full(octets)) = place.packets.try_send(octets.slice(..len)) {
+        let entry = self.entry(key, now);
+        entry.used = now;
+        if let Err(TrySendError::Full(octets)) = entry.packets.try_send(octets.slice(..len)) {
             drop(octets);
-            self.room.counters.other_dropped.add(1);
+            self.context.counters.other_dropped.add(1);
         }
     }
 
-    fn place(&mut self, key: Key, now: Instant) -> &mut Place {
+    fn entry(&mut self, key: PacketFlowKey, now: Instant) -> &mut FlowEntry {
         while self.tasks.try_join_next().is_some() {}
-        let is_over = |place: &Place| place.packets.is_closed();
+        let is_over = |entry: &FlowEntry| entry.packets.is_closed();
         if self.flows.get(&key).is_some_and(is_over) {
             self.flows.remove(&key);
         }
         if !self.flows.contains_key(&key) {
-            self.make_room();
+            self.evict();
         }
-        let Self { room, flows, tasks } = self;
+        let Self {
+            context,
+            flows,
+            tasks,
+        } = self;
         flows.entry(key).or_insert_with(|| {
             let (packets, waiting) = mpsc::channel(WAITING);
-            let flow = Flow::new(Arc::clone(room), key);
-            Place {
+            let flow = PacketFlow::new(Arc::clone(context), key);
+            FlowEntry {
                 packets,
                 used: now,
                 task: tasks.spawn(flow.run(waiting)),
@@ -114,21 +118,21 @@ impl Table {
     }
 
     /// Those that are over go, then the one that was used longest ago.
-    fn make_room(&mut self) {
-        let bound = self.room.config.flows.packets;
+    fn evict(&mut self) {
+        let bound = self.context.config.flows.packets;
         if self.flows.len() < bound {
             return;
         }
-        self.flows.retain(|_, place| !place.packets.is_closed());
+        self.flows.retain(|_, entry| !entry.packets.is_closed());
         if self.flows.len() < bound {
             return;
         }
-        let oldest = self.flows.iter().min_by_key(|(_, place)| place.used);
-        if let Some(place) = oldest
+        let oldest = self.flows.iter().min_by_key(|(_, entry)| entry.used);
+        if let Some(entry) = oldest
             .map(|(key, _)| *key)
             .and_then(|key| self.flows.remove(&key))
         {
-            place.task.abort();
+            entry.task.abort();
         }
     }
 }
@@ -144,12 +148,12 @@ fn is_carried(packet: &Packet<'_>) -> bool {
 }
 
 /// Tells the program why a packet of its does not arrive.
-pub(super) fn refuse(room: &Room, octets: &[u8], why: Unreachable) {
-    room.counters.other_dropped.add(1);
-    tell_unreachable(room, octets, why);
+pub(super) fn refuse(context: &DeviceContext, octets: &[u8], why: Unreachable) {
+    context.counters.other_dropped.add(1);
+    tell_unreachable(context, octets, why);
 }
 
-impl std::fmt::Debug for Key {
+impl std::fmt::Debug for PacketFlowKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Key(protocol {})", self.protocol)
     }
@@ -169,31 +173,31 @@ thread_local! {
 }
 
 /// One flow of packets of one protocol to one target: opens, then moves packets both ways until it is idle or fails. A task of its own.
-struct Flow {
-    room: Arc<Room>,
-    key: Key,
-    idents: Idents,
+struct PacketFlow {
+    context: Arc<DeviceContext>,
+    key: PacketFlowKey,
+    identifiers: EchoIdentifiers,
 }
 
-impl Flow {
-    fn new(room: Arc<Room>, key: Key) -> Self {
-        room.counters.packets_opened.add(1);
+impl PacketFlow {
+    fn new(context: Arc<DeviceContext>, key: PacketFlowKey) -> Self {
+        context.counters.packets_opened.add(1);
         Self {
-            room,
+            context,
             key,
-            idents: Idents::default(),
+            identifiers: EchoIdentifiers::default(),
         }
     }
 
     /// Runs until it is over; then its place may be given to another.
     async fn run(mut self, mut waiting: mpsc::Receiver<Bytes>) {
         let now = Instant::now();
-        let _kept = self.room.names.hold(self.key.target, now);
+        let _mapping = self.context.names.hold(self.key.target, now);
         let address = SocketAddr::new(self.key.target, ANY_PORT);
-        let failed = match self.room.names.meaning(address, now) {
+        let failed = match self.context.names.meaning(address, now) {
             Meaning::Target(target) => self.serve(&target.host, &mut waiting).await,
             Meaning::Expired => {
-                self.room.counters.expired.add(1);
+                self.context.counters.expired.add(1);
                 Some(Unreachable::Host)
             }
         };
@@ -213,17 +217,17 @@ impl Flow {
             // A name's temporary addresses are of both families, it may be of one: echoes of either will do.
             scope.protocol = None;
         }
-        let terms = self.room.terms();
-        let opening = self.room.overlay.open_packets(&scope, &terms);
+        let terms = self.context.terms();
+        let opening = self.context.overlay.open_packets(&scope, &terms);
         let opened = terms.run("opening a flow of packets", opening).await;
         let ended = match opened {
             Ok(packets) => self.carry(&*packets, waiting).await,
             Err(error) => Err(error),
         };
         let error = ended.err()?;
-        self.room.counters.failed(&error);
+        self.context.counters.failed(&error);
         if error.reason() == Some(Reason::NameNotFound) {
-            self.room.names.fail(self.key.target, Instant::now());
+            self.context.names.fail(self.key.target, Instant::now());
         }
         Some(unreachable_for(&error))
     }
@@ -231,7 +235,7 @@ impl Flow {
     async fn refuse_for_a_while(&self, why: Unreachable, waiting: &mut mpsc::Receiver<Bytes>) {
         let until = Instant::now() + HOLD_OFF;
         while let Ok(Some(packet)) = timeout_at(until, waiting.recv()).await {
-            refuse(&self.room, &packet, why);
+            refuse(&self.context, &packet, why);
         }
     }
 
@@ -240,7 +244,7 @@ impl Flow {
         packets: &dyn Packets,
         waiting: &mut mpsc::Receiver<Bytes>,
     ) -> Result<(), Error> {
-        let limit = self.room.config.flows.idle_packets;
+        let limit = self.context.config.flows.idle_packets;
         let mut until = Instant::now() + limit;
         loop {
             tokio::select! {
@@ -256,7 +260,7 @@ impl Flow {
     }
 
     /// The ends as the far end sees them: the address that it assigned, and the target's, which of a name the routes tell.
-    fn theirs(&self, packets: &dyn Packets) -> Option<Pair> {
+    fn theirs(&self, packets: &dyn Packets) -> Option<FlowAddresses> {
         let (target, routes) = (self.key.target, packets.routes());
         let itself = routes.iter().any(|route| route.contains(target));
         let singles = || routes.iter().filter_map(Route::single);
@@ -266,7 +270,7 @@ impl Flow {
         };
         let far = if itself { Some(target) } else { found() }?;
         let near = packets.source(far)?;
-        Some(Pair { near, far })
+        Some(FlowAddresses { near, far })
     }
 
     fn is_icmp(&self) -> bool {
@@ -278,28 +282,28 @@ impl Flow {
             return Ok(());
         };
         let Some(theirs) = self.theirs(packets) else {
-            refuse(&self.room, octets, Unreachable::Network);
+            refuse(&self.context, octets, Unreachable::Network);
             return Ok(());
         };
-        let hop_limit = match self.room.config.device.privacy {
+        let hop_limit = match self.context.config.device.privacy {
             Privacy::Anonymity => HOP_LIMIT,
             Privacy::Compatibility => packet.hop_limit.saturating_sub(1),
         };
         if hop_limit == 0 {
-            tell_time_exceeded(&self.room, octets);
+            tell_time_exceeded(&self.context, octets);
             return Ok(());
         }
-        let Some(whole) = rewrite::up(&packet, theirs, hop_limit, &mut self.idents) else {
-            refuse(&self.room, octets, Unreachable::Network);
+        let Some(whole) = rewrite::up(&packet, theirs, hop_limit, &mut self.identifiers) else {
+            refuse(&self.context, octets, Unreachable::Network);
             return Ok(());
         };
         if whole.len() > packets.mtu() {
             let own = packet.header_len + packet.payload.len();
             let mtu = (packets.mtu() + own).saturating_sub(whole.len());
-            tell_too_big(&self.room, octets, mtu);
+            tell_too_big(&self.context, octets, mtu);
             return Ok(());
         }
-        self.room.counters.other_up.add(1);
+        self.context.counters.other_up.add(1);
         poll_fn(|cx| packets.poll_send(cx, Batch::one(&whole))).await
     }
 
@@ -312,7 +316,7 @@ impl Flow {
             };
             for octets in batch.payloads() {
                 if self.down(packets, octets).is_none() {
-                    self.room.counters.other_dropped.add(1);
+                    self.context.counters.other_dropped.add(1);
                 }
             }
             Poll::Ready(Ok(()))
@@ -321,21 +325,21 @@ impl Flow {
 
     fn down(&self, packets: &dyn Packets, octets: &[u8]) -> Option<()> {
         let packet = ip::parse(octets).ok()?;
-        let ours = Pair {
+        let ours = FlowAddresses {
             near: self.key.program,
             far: self.key.target,
         };
         let theirs = self.theirs(packets)?;
-        let whole = rewrite::down(&packet, theirs, ours, &self.idents)?;
-        self.room.port.send(Outgoing::whole(&whole));
-        self.room.counters.other_down.add(1);
+        let whole = rewrite::down(&packet, theirs, ours, &self.identifiers)?;
+        self.context.port.send(Outgoing::whole(&whole));
+        self.context.counters.other_down.add(1);
         Some(())
     }
 }
 
-impl Drop for Flow {
+impl Drop for PacketFlow {
     fn drop(&mut self) {
-        self.room.counters.packets_closed.add(1);
+        self.context.counters.packets_closed.add(1);
     }
 }
 
@@ -419,7 +423,7 @@ mod tests {
         let name = HostName::new("site.example").expect("a name");
         bench.network.host(name.clone(), TARGET);
         let pair = bench
-            .room
+            .context
             .names
             .pair(&name, User::at(PROGRAM), Instant::now());
         let pair = pair.expect("free addresses");
@@ -454,10 +458,10 @@ mod tests {
         bench.send(request.clone());
         let told = next(&bench).await;
         assert_eq!(error(&parsed(&told)), ([3, 1], &request[..]));
-        assert_eq!(bench.room.counters.snapshot().failed_target, 1);
+        assert_eq!(bench.context.counters.snapshot().failed_target, 1);
         bench.send(request);
         next(&bench).await;
-        let failed = bench.room.counters.snapshot().failed_target;
+        let failed = bench.context.counters.snapshot().failed_target;
         assert_eq!(failed, 1, "who insists is answered without another flow");
     }
 
@@ -484,7 +488,7 @@ mod tests {
         bench.send(unreachable.expect("an error"));
         bench.send(packet(PROGRAM, TARGET, 2, 1, b"igmp"));
         tokio::task::yield_now().await;
-        assert_eq!(bench.room.counters.snapshot().other_dropped, 3);
+        assert_eq!(bench.context.counters.snapshot().other_dropped, 3);
         assert!(bench.network.seen().is_empty() && bench.port.try_next().is_none());
     }
 

@@ -15,7 +15,7 @@ use hoplite_wire::ip::{
     udp,
 };
 
-use super::{Ends, Room};
+use super::{DeviceContext, FlowKey};
 
 /// What fresh packets to programs begin with.
 const HOP_LIMIT: u8 = 64;
@@ -152,31 +152,31 @@ pub(crate) fn unreachable_for(error: &Error) -> Unreachable {
 }
 
 /// Tells the sender of the packet `cause` that its target is out of reach.
-pub(crate) fn tell_unreachable(room: &Room, cause: &[u8], why: Unreachable) {
-    tell(room, ip::icmp::unreachable(cause, why));
+pub(crate) fn tell_unreachable(context: &DeviceContext, cause: &[u8], why: Unreachable) {
+    tell(context, ip::icmp::unreachable(cause, why));
 }
 
 /// Tells the sender of `cause` how large a packet may be.
-pub(crate) fn tell_too_big(room: &Room, cause: &[u8], mtu: usize) {
-    tell(room, ip::icmp::too_big(cause, mtu));
+pub(crate) fn tell_too_big(context: &DeviceContext, cause: &[u8], mtu: usize) {
+    tell(context, ip::icmp::too_big(cause, mtu));
 }
 
 /// Tells the sender of `cause` that it has used up its hops.
-pub(crate) fn tell_time_exceeded(room: &Room, cause: &[u8]) {
-    tell(room, ip::icmp::time_exceeded(cause));
+pub(crate) fn tell_time_exceeded(context: &DeviceContext, cause: &[u8]) {
+    tell(context, ip::icmp::time_exceeded(cause));
 }
 
-fn tell(room: &Room, answer: Option<Vec<u8>>) {
+fn tell(context: &DeviceContext, answer: Option<Vec<u8>>) {
     if let Some(packet) = answer {
-        room.counters.errors_told.add(1);
-        room.port.send(Outgoing::whole(&packet));
+        context.counters.errors_told.add(1);
+        context.port.send(Outgoing::whole(&packet));
     }
 }
 
 /// The packet that a program sent, as far as an error has to quote it: flows keep no packets.
-pub(crate) fn datagram_of(ends: Ends, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn datagram_of(key: FlowKey, payload: &[u8]) -> Vec<u8> {
     let mut packet = Vec::with_capacity(48 + payload.len());
-    udp_headers(&mut packet, ends.program, ends.target, payload.len());
+    udp_headers(&mut packet, key.program, key.target, payload.len());
     packet.extend_from_slice(payload);
     packet
 }

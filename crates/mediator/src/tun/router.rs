@@ -10,7 +10,7 @@ use hoplite_wire::ip::{self, Malformed, Packet};
 use tokio::time::Instant;
 
 use super::{
-    Counters, Ends, Room,
+    Counters, DeviceContext, FlowKey,
     config::{Device, Privacy},
     device::Incoming,
     dns, packets,
@@ -21,26 +21,26 @@ use super::{
 /// The tables of flows.
 #[derive(Debug)]
 pub(crate) struct Router {
-    room: Arc<Room>,
+    context: Arc<DeviceContext>,
     tcp: tcp::TcpTable,
-    udp: udp::Table,
-    packets: packets::Table,
+    udp: udp::UdpTable,
+    packets: packets::PacketTable,
 }
 
 impl Router {
-    pub(crate) fn new(room: &Arc<Room>) -> Self {
+    pub(crate) fn new(context: &Arc<DeviceContext>) -> Self {
         Self {
-            room: Arc::clone(room),
-            tcp: tcp::TcpTable::new(Arc::clone(room)),
-            udp: udp::Table::new(Arc::clone(room)),
-            packets: packets::Table::new(Arc::clone(room)),
+            context: Arc::clone(context),
+            tcp: tcp::TcpTable::new(Arc::clone(context)),
+            udp: udp::UdpTable::new(Arc::clone(context)),
+            packets: packets::PacketTable::new(Arc::clone(context)),
         }
     }
 
     /// Takes one packet.
     pub(crate) fn take(&mut self, incoming: &Incoming, now: Instant) {
         if self.carry(incoming, now).is_err() {
-            self.room.counters.malformed.add(1);
+            self.context.counters.malformed.add(1);
         }
     }
 
@@ -51,15 +51,15 @@ impl Router {
 
     fn carry(&mut self, incoming: &Incoming, now: Instant) -> Result<(), Malformed> {
         let packet = ip::parse(&incoming.octets)?;
-        match judge(&packet, &self.room.config.device) {
+        match judge(&packet, &self.context.config.device) {
             Verdict::Drop(why) => {
-                why.counter(&self.room.counters).add(1);
+                why.counter(&self.context.counters).add(1);
                 if why == Why::Foreign {
                     self.turn_away(&packet, incoming, now)?;
                 }
             }
             _ if !incoming.checked && !packet.fragment && !packet.checksum_is_right() => {
-                self.room.counters.bad_checksum.add(1);
+                self.context.counters.bad_checksum.add(1);
             }
             Verdict::Flow if packet.protocol == ip::TCP => self.tcp(&packet, incoming, now)?,
             Verdict::Flow => self.udp(&packet, incoming, now)?,
@@ -83,7 +83,7 @@ impl Router {
             }
         }
         let why = ip::icmp::Unreachable::Prohibited;
-        tell_unreachable(&self.room, &incoming.octets, why);
+        tell_unreachable(&self.context, &incoming.octets, why);
         Ok(())
     }
 
@@ -94,9 +94,9 @@ impl Router {
         now: Instant,
     ) -> Result<(), Malformed> {
         let segment = ip::tcp::parse(packet.payload)?;
-        let ends = ends(packet, segment.source, segment.destination)?;
+        let key = flow_key(packet, segment.source, segment.destination)?;
         self.tcp
-            .received(ends, packet, &segment, &incoming.octets, now);
+            .received(key, packet, &segment, &incoming.octets, now);
         Ok(())
     }
 
@@ -107,24 +107,24 @@ impl Router {
         now: Instant,
     ) -> Result<(), Malformed> {
         let datagram = ip::udp::parse(packet.payload)?;
-        let ends = ends(packet, datagram.source, datagram.destination)?;
+        let key = flow_key(packet, datagram.source, datagram.destination)?;
         let payload = datagram.payload;
         let segment = incoming.segment.map_or(payload.len(), usize::from);
-        if self.room.config.dns.resolves_at(ends.target) {
-            dns::answer(&self.room, ends, payload, segment);
+        if self.context.config.dns.resolves_at(key.target) {
+            dns::answer(&self.context, key, payload, segment);
         } else {
-            self.udp.received(ends, payload, segment, now);
+            self.udp.received(key, payload, segment, now);
         }
         Ok(())
     }
 }
 
 /// Port 0 belongs to nobody (RFC 6335 §6).
-fn ends(packet: &Packet<'_>, source: u16, destination: u16) -> Result<Ends, Malformed> {
+fn flow_key(packet: &Packet<'_>, source: u16, destination: u16) -> Result<FlowKey, Malformed> {
     if source == 0 || destination == 0 {
         return Err(Malformed::Length);
     }
-    Ok(Ends {
+    Ok(FlowKey {
         program: SocketAddr::new(packet.source, source),
         target: SocketAddr::new(packet.destination, destination),
     })

@@ -18,7 +18,7 @@ use rustix::net::{
     socket_with,
 };
 
-use super::Ends;
+use super::FlowKey;
 use crate::users::User;
 
 /// linux/sock_diag.h and linux/netlink.h.
@@ -36,7 +36,7 @@ const NOBODYS: [u8; 2] = [6, 10];
 /// Knows whose flows are.
 pub(crate) trait Sockets: fmt::Debug + Send + Sync {
     /// Whose a flow of TCP or UDP is; `None` if no socket on this machine has opened it, or nobody can tell.
-    fn user(&self, protocol: u8, ends: Ends) -> Option<User>;
+    fn user(&self, protocol: u8, key: FlowKey) -> Option<User>;
 }
 
 /// The kernel's.
@@ -87,8 +87,8 @@ impl SockDiag {
         self.protocols = Vec::new();
         for (protocol, program) in here {
             let target = SocketAddr::from((Ipv4Addr::LOCALHOST, 9));
-            let ends = Ends { program, target };
-            if let Reply::Socket { .. } = self.ask(protocol, ends)? {
+            let key = FlowKey { program, target };
+            if let Reply::Socket { .. } = self.ask(protocol, key)? {
                 self.protocols.push(protocol);
             }
         }
@@ -99,12 +99,12 @@ impl SockDiag {
         }
     }
 
-    fn ask(&self, protocol: u8, ends: Ends) -> io::Result<Reply> {
+    fn ask(&self, protocol: u8, key: FlowKey) -> io::Result<Reply> {
         let mut sequence = self.sequence.lock().unwrap_or_else(PoisonError::into_inner);
         *sequence = sequence.wrapping_add(1);
         send(
             &self.netlink,
-            &request(protocol, ends, *sequence),
+            &request(protocol, key, *sequence),
             SendFlags::empty(),
         )?;
         loop {
@@ -119,11 +119,11 @@ impl SockDiag {
 }
 
 impl Sockets for SockDiag {
-    fn user(&self, protocol: u8, ends: Ends) -> Option<User> {
+    fn user(&self, protocol: u8, key: FlowKey) -> Option<User> {
         if !self.protocols.contains(&protocol) {
             return None;
         }
-        match self.ask(protocol, ends) {
+        match self.ask(protocol, key) {
             Ok(Reply::Socket { state, uid, group }) => {
                 let opened = protocol != ip::TCP || !NOBODYS.contains(&state);
                 opened.then(|| User::local(uid, group))
@@ -150,7 +150,7 @@ enum Reply {
 }
 
 /// The question: struct nlmsghdr, then struct inet_diag_req_v2.
-fn request(protocol: u8, ends: Ends, sequence: u32) -> [u8; REQUEST] {
+fn request(protocol: u8, key: FlowKey, sequence: u32) -> [u8; REQUEST] {
     let mut out = Writer([0; REQUEST], 0);
     let len = u32::try_from(REQUEST).unwrap_or_default();
     out.put(&len.to_ne_bytes());
@@ -158,7 +158,7 @@ fn request(protocol: u8, ends: Ends, sequence: u32) -> [u8; REQUEST] {
     out.put(&NLM_F_REQUEST.to_ne_bytes());
     out.put(&sequence.to_ne_bytes());
     out.put(&[0; 4]);
-    let family = match ends.program {
+    let family = match key.program {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
@@ -168,8 +168,8 @@ fn request(protocol: u8, ends: Ends, sequence: u32) -> [u8; REQUEST] {
     out.put(&u32::MAX.to_ne_bytes());
     // Of UDP it wants to know for whom a datagram from the one to the other would be: udp_dump_one in net/ipv4/udp_diag.c.
     let (source, destination) = match protocol {
-        ip::UDP => (ends.target, ends.program),
-        _ => (ends.program, ends.target),
+        ip::UDP => (key.target, key.program),
+        _ => (key.program, key.target),
     };
     out.put(&source.port().to_be_bytes());
     out.put(&destination.port().to_be_bytes());
@@ -274,8 +274,8 @@ mod tests {
         out
     }
 
-    fn tcp(program: &TcpStream) -> Ends {
-        Ends {
+    fn tcp(program: &TcpStream) -> FlowKey {
+        FlowKey {
             program: program.local_addr().expect("bound"),
             target: program.peer_addr().expect("connected"),
         }
@@ -297,11 +297,11 @@ mod tests {
             assert!(found == User::local(here, found.group));
             let datagrams = UdpSocket::bind(any).expect("binds");
             let port = datagrams.local_addr().expect("bound").port();
-            let ends = Ends {
+            let key = FlowKey {
                 program: SocketAddr::new(there.ip(), port),
                 target: SocketAddr::new(there.ip(), 9),
             };
-            assert_eq!(sockets.user(ip::UDP, ends), Some(found));
+            assert_eq!(sockets.user(ip::UDP, key), Some(found));
         }
     }
 
@@ -311,11 +311,11 @@ mod tests {
             return;
         };
         let listener = TcpListener::bind("127.0.0.1:0").expect("binds");
-        let ends = Ends {
+        let key = FlowKey {
             program: listener.local_addr().expect("bound"),
             target: "203.0.113.9:443".parse().expect("an address"),
         };
-        assert_eq!(sockets.user(ip::TCP, ends), None);
+        assert_eq!(sockets.user(ip::TCP, key), None);
     }
 
     #[test]
@@ -323,12 +323,12 @@ mod tests {
         let Some(sockets) = SockDiag::open() else {
             return;
         };
-        let ends = Ends {
+        let key = FlowKey {
             program: "198.51.100.7:1".parse().expect("an address"),
             target: "203.0.113.9:443".parse().expect("an address"),
         };
         for protocol in [ip::TCP, ip::UDP] {
-            assert_eq!(sockets.user(protocol, ends), None);
+            assert_eq!(sockets.user(protocol, key), None);
         }
     }
 

@@ -54,14 +54,14 @@ use self::{
     flow::{FlowTask, OpenRequest, TcpFlow},
 };
 use super::{
-    Ends, Room,
+    DeviceContext, FlowKey,
     config::{Flows, Opening},
     names::Meaning,
     port::tell_unreachable,
 };
 use crate::{
     budget::Account,
-    users::{Place, Places, Rings, User},
+    users::{Slot, Slots, User, UserQueues},
 };
 
 mod connection;
@@ -90,7 +90,7 @@ pub(crate) struct TcpTable {
     listed: Vec<Arc<TcpFlow>>,
     backlog: SynBacklog,
     /// All flows of each user, in the order in which they are looked at when one has to make room; some are over.
-    rings: Rings<Weak<TcpFlow>>,
+    queues: UserQueues<Weak<TcpFlow>>,
     reclaimed: Option<Instant>,
     warned: Option<Instant>,
     secret: RandomState,
@@ -99,13 +99,13 @@ pub(crate) struct TcpTable {
 
 /// What the table and the tasks share.
 struct Shared {
-    room: Arc<Room>,
-    flows: Mutex<HashMap<Ends, Arc<TcpFlow>>>,
+    context: Arc<DeviceContext>,
+    flows: Mutex<HashMap<FlowKey, Arc<TcpFlow>>>,
     recent: Mutex<RecentTargets>,
 }
 
 impl Shared {
-    fn flows(&self) -> MutexGuard<'_, HashMap<Ends, Arc<TcpFlow>>> {
+    fn flows(&self) -> MutexGuard<'_, HashMap<FlowKey, Arc<TcpFlow>>> {
         self.flows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -117,17 +117,17 @@ impl Shared {
     fn remove(&self, flow: &Arc<TcpFlow>) {
         let mut flows = self.flows();
         let same = |known: &Arc<TcpFlow>| Arc::ptr_eq(known, flow);
-        if flows.get(&flow.ends).is_some_and(same) {
-            flows.remove(&flow.ends);
+        if flows.get(&flow.key).is_some_and(same) {
+            flows.remove(&flow.key);
         }
     }
 }
 
 impl TcpTable {
-    pub(crate) fn new(room: Arc<Room>) -> Self {
-        let backlog = SynBacklog::new(room.config.flows.tcp.div_ceil(HALF_OPEN_SHARE));
+    pub(crate) fn new(context: Arc<DeviceContext>) -> Self {
+        let backlog = SynBacklog::new(context.config.flows.tcp.div_ceil(HALF_OPEN_SHARE));
         let shared = Shared {
-            room,
+            context,
             flows: Mutex::default(),
             recent: Mutex::default(),
         };
@@ -136,7 +136,7 @@ impl TcpTable {
             tasks: JoinSet::new(),
             listed: Vec::new(),
             backlog,
-            rings: Rings::default(),
+            queues: UserQueues::default(),
             reclaimed: None,
             warned: None,
             secret: RandomState::new(),
@@ -147,13 +147,13 @@ impl TcpTable {
     /// Takes a segment. `octets` is the whole packet: the payload stays in it. Nothing is answered before [`Self::flush`].
     pub(crate) fn received(
         &mut self,
-        ends: Ends,
+        key: FlowKey,
         packet: &ip::Packet<'_>,
         segment: &Segment<'_>,
         octets: &Bytes,
         now: Instant,
     ) {
-        let flow = self.shared.flows().get(&ends).cloned();
+        let flow = self.shared.flows().get(&key).cloned();
         if let Some(flow) = flow.filter(|flow| !self.give_way(flow, segment)) {
             let payload = payload_of(packet, segment, octets);
             if flow.received(segment, payload, now) {
@@ -162,16 +162,16 @@ impl TcpTable {
             return;
         }
         if is_opening(segment.flags) {
-            self.open(ends, segment, octets, now)
+            self.open(key, segment, octets, now)
         } else {
-            self.reset_stranger(ends, segment)
+            self.reset_stranger(key, segment)
         }
     }
 
     /// Sends what follows from the segments received since the last time: for each flow one acknowledgement of them all.
     pub(crate) fn flush(&mut self, now: Instant) {
         for flow in self.listed.drain(..) {
-            flow.flush(&*self.shared.room.port, now);
+            flow.flush(&*self.shared.context.port, now);
         }
         while let Some(ended) = self.tasks.try_join_next() {
             report(ended);
@@ -189,58 +189,62 @@ impl TcpTable {
         true
     }
 
-    fn open(&mut self, ends: Ends, segment: &Segment<'_>, octets: &Bytes, now: Instant) {
-        match self.shared.room.names.meaning(ends.target, now) {
-            Meaning::Target(target) => self.open_to(target, ends, segment, octets, now),
+    fn open(&mut self, key: FlowKey, segment: &Segment<'_>, octets: &Bytes, now: Instant) {
+        match self.shared.context.names.meaning(key.target, now) {
+            Meaning::Target(target) => self.open_to(target, key, segment, octets, now),
             Meaning::Expired => {
-                self.shared.room.counters.expired.add(1);
-                tell_unreachable(&self.shared.room, octets, Unreachable::Host);
+                self.shared.context.counters.expired.add(1);
+                tell_unreachable(&self.shared.context, octets, Unreachable::Host);
             }
         }
     }
 
     /// A place for a new flow, and its part of the memory.
-    fn admit(&mut self, ends: Ends, now: Instant) -> Option<Account> {
-        let user = self.shared.room.user(ip::TCP, ends);
-        let place = |table: &Self| {
-            let (room, flows) = (&table.shared.room, table.shared.flows().len());
-            let Flows { tcp, window, .. } = room.config.flows;
-            let target = Host::ip(ends.target.ip());
-            let open = || room.tcp_memory.open(user, target, memory_floor(window) * 2);
+    fn admit(&mut self, key: FlowKey, now: Instant) -> Option<Account> {
+        let user = self.shared.context.user(ip::TCP, key);
+        let opened = |table: &Self| {
+            let (context, flows) = (&table.shared.context, table.shared.flows().len());
+            let Flows { tcp, window, .. } = context.config.flows;
+            let target = Host::ip(key.target.ip());
+            let open = || {
+                context
+                    .tcp_memory
+                    .open(user, target, memory_floor(window) * 2)
+            };
             (flows < tcp).then(open).flatten()
         };
-        place(self).or_else(|| {
-            self.make_room(user, now);
-            place(self)
+        opened(self).or_else(|| {
+            self.evict(user, now);
+            opened(self)
         })
     }
 
     /// Of the next few flows of the user that gives a place the one goes whose rest counts most. Those that are being opened go only for
     /// another user, and last.
-    fn make_room(&mut self, newcomer: User, now: Instant) {
-        let Some(giver) = self.shared.room.tcp_memory.gives(newcomer) else {
+    fn evict(&mut self, newcomer: User, now: Instant) {
+        let Some(victim) = self.shared.context.tcp_memory.victim(newcomer) else {
             return;
         };
-        let next = self.next_flows(giver).into_iter();
+        let next = self.next_flows(victim).into_iter();
         let counted = next.filter_map(|flow| {
-            let (open, counts) = (!flow.is_half_open(), flow.lock().rest_counts(now)?);
-            (open || giver != newcomer).then_some(((open, counts), flow))
+            let (open, counts) = (!flow.is_half_open(), flow.lock().eviction_weight(now)?);
+            (open || victim != newcomer).then_some(((open, counts), flow))
         });
         if let Some((_, flow)) = counted.max_by_key(|(counts, _)| *counts) {
-            self.shared.room.counters.tcp_rested.add(1);
-            flow.make_room(now);
+            self.shared.context.counters.tcp_rested.add(1);
+            flow.evict(now);
             self.shared.remove(&flow);
         }
     }
 
     /// The next flows of a user to be looked at; each has its turn again when all others had theirs.
     fn next_flows(&mut self, user: User) -> Vec<Arc<TcpFlow>> {
-        let (mut next, all) = (Vec::new(), self.rings.count(user));
+        let (mut next, all) = (Vec::new(), self.queues.count(user));
         for _ in 0..all {
-            let Some(flow) = self.rings.pop(user).and_then(|weak| weak.upgrade()) else {
+            let Some(flow) = self.queues.pop(user).and_then(|weak| weak.upgrade()) else {
                 continue;
             };
-            self.rings.push(user, Arc::downgrade(&flow));
+            self.queues.push(user, Arc::downgrade(&flow));
             next.push(flow);
             if next.len() >= CANDIDATES {
                 break;
@@ -252,14 +256,16 @@ impl TcpTable {
     /// Resets flows that hold memory for octets that nobody takes, until enough is free.
     fn reclaim(&mut self, now: Instant) {
         let recent = |then: Instant| now.saturating_duration_since(then) < RECLAIM_EVERY;
-        if self.reclaimed.is_some_and(recent) || !self.shared.room.tcp_memory.was_short() {
+        if self.reclaimed.is_some_and(recent) || !self.shared.context.tcp_memory.was_short() {
             return;
         }
         self.reclaimed = Some(now);
         let mut stalled = self.stalled(now);
-        while self.shared.room.tcp_memory.excess() > 0 {
+        while self.shared.context.tcp_memory.excess() > 0 {
             let holds = |flows: &Vec<(Instant, Arc<TcpFlow>)>| {
-                let held = flows.last().and_then(|(_, flow)| flow.lock().user_holds());
+                let held = flows
+                    .last()
+                    .and_then(|(_, flow)| flow.lock().memory_of_user());
                 held.unwrap_or_default()
             };
             let Some(flows) = stalled.values_mut().max_by_key(|flows| holds(flows)) else {
@@ -268,8 +274,8 @@ impl TcpTable {
             let Some((_, flow)) = flows.pop() else {
                 return;
             };
-            self.shared.room.counters.tcp_stalled.add(1);
-            flow.make_room(now);
+            self.shared.context.counters.tcp_stalled.add(1);
+            flow.evict(now);
             self.shared.remove(&flow);
             stalled.retain(|_, flows| !flows.is_empty());
         }
@@ -293,7 +299,7 @@ impl TcpTable {
     }
 
     fn drop_syn(&mut self, now: Instant) {
-        self.shared.room.counters.tcp_dropped.add(1);
+        self.shared.context.counters.tcp_dropped.add(1);
         if self.warned.is_none_or(|then| now - then > WARN_EVERY) {
             self.warned = Some(now);
             tracing::warn!(
@@ -305,24 +311,24 @@ impl TcpTable {
     fn open_to(
         &mut self,
         target: Target,
-        ends: Ends,
+        key: FlowKey,
         segment: &Segment<'_>,
         octets: &Bytes,
         now: Instant,
     ) {
-        let Some(account) = self.admit(ends, now) else {
+        let Some(account) = self.admit(key, now) else {
             return self.drop_syn(now);
         };
-        let mut connection = Connection::new(segment, self.settings(ends, now));
+        let mut connection = Connection::new(segment, self.settings(key, now));
         let mut cause = (octets.len() <= QUOTED).then(|| Box::from(&octets[..]));
         let early = self.is_trusted(&target, now);
         if early {
             connection.accept(now);
             cause = None;
         }
-        let flow = Arc::new(TcpFlow::new(ends, connection, account));
+        let flow = Arc::new(TcpFlow::new(key, connection, account));
         self.remember(&flow);
-        self.shared.flows().insert(ends, Arc::clone(&flow));
+        self.shared.flows().insert(key, Arc::clone(&flow));
         let task = FlowTask::new(&self.shared, &flow, now);
         let order = OpenRequest {
             target,
@@ -331,7 +337,7 @@ impl TcpTable {
         };
         let (half_open, oldest) = self.backlog.admit(&flow);
         if let Some(oldest) = oldest {
-            self.shared.room.counters.tcp_evicted.add(1);
+            self.shared.context.counters.tcp_evicted.add(1);
             oldest.abort();
         }
         self.tasks.spawn(task.run(order, half_open));
@@ -340,46 +346,46 @@ impl TcpTable {
 
     fn remember(&mut self, flow: &Arc<TcpFlow>) {
         // Those that are over are forgotten now and then.
-        let many = self.shared.room.config.flows.tcp.saturating_mul(2);
-        self.rings.tidy(many, |flow| flow.strong_count() > 0);
-        self.rings.push(flow.user, Arc::downgrade(flow));
+        let many = self.shared.context.config.flows.tcp.saturating_mul(2);
+        self.queues.tidy(many, |flow| flow.strong_count() > 0);
+        self.queues.push(flow.user, Arc::downgrade(flow));
     }
 
     /// Whether the SYN is answered before the overlay has.
     fn is_trusted(&self, target: &Target, now: Instant) -> bool {
-        match self.shared.room.config.flows.open {
+        match self.shared.context.config.flows.open {
             Opening::Optimistic => true,
             Opening::Pessimistic => false,
             Opening::Auto => self.shared.recent().trusts(target, now),
         }
     }
 
-    fn settings(&self, ends: Ends, now: Instant) -> Settings {
-        let (headers, default_mss) = if ends.program.is_ipv4() {
+    fn settings(&self, key: FlowKey, now: Instant) -> Settings {
+        let (headers, default_mss) = if key.program.is_ipv4() {
             (40, 536)
         } else {
             (60, 1220)
         };
         Settings {
-            isn: self.isn(ends, now),
-            window: self.shared.room.config.flows.window,
-            floor: memory_floor(self.shared.room.config.flows.window),
-            mss: self.shared.room.port.mtu().saturating_sub(headers),
+            isn: self.isn(key, now),
+            window: self.shared.context.config.flows.window,
+            floor: memory_floor(self.shared.context.config.flows.window),
+            mss: self.shared.context.port.mtu().saturating_sub(headers),
             default_mss,
-            idle: self.shared.room.config.flows.idle_stream,
+            idle: self.shared.context.config.flows.idle_stream,
         }
     }
 
     /// RFC 6528 §3: ISN = M + F(localip, localport, remoteip, remoteport, secretkey), M ticking every 4 microseconds.
-    fn isn(&self, ends: Ends, now: Instant) -> u32 {
+    fn isn(&self, key: FlowKey, now: Instant) -> u32 {
         let ticks = now.saturating_duration_since(self.born).as_micros() / 4;
         let ticks = u32::try_from(ticks % (1 << 32)).unwrap_or(0);
-        let [a, b, c, d, ..] = self.secret.hash_one(ends).to_ne_bytes();
+        let [a, b, c, d, ..] = self.secret.hash_one(key).to_ne_bytes();
         u32::from_ne_bytes([a, b, c, d]).wrapping_add(ticks)
     }
 
     /// RFC 9293 §3.10.7.1: who sends to a connection that is not there is told so.
-    fn reset_stranger(&self, ends: Ends, segment: &Segment<'_>) {
+    fn reset_stranger(&self, key: FlowKey, segment: &Segment<'_>) {
         let flags = segment.flags;
         if flags.contains(Flags::RST) {
             return;
@@ -399,14 +405,8 @@ impl TcpTable {
                 ..Header::default()
             }
         };
-        let (range, port) = (None, &*self.shared.room.port);
-        flow::send(
-            ends,
-            port,
-            OutgoingSegment { header, range },
-            [&[]; 2],
-            None,
-        );
+        let (range, port) = (None, &*self.shared.context.port);
+        flow::send(key, port, OutgoingSegment { header, range }, [&[]; 2], None);
     }
 }
 
@@ -444,15 +444,15 @@ impl fmt::Debug for TcpTable {
 #[derive(Debug)]
 struct SynBacklog {
     most: usize,
-    places: Arc<Places>,
+    slots: Arc<Slots>,
     /// Those whose SYN was not answered when they came.
-    held: Rings<Weak<TcpFlow>>,
-    answered: Rings<Weak<TcpFlow>>,
+    held: UserQueues<Weak<TcpFlow>>,
+    answered: UserQueues<Weak<TcpFlow>>,
 }
 
 /// A flow counts as being opened until this is dropped.
 struct HalfOpenSlot {
-    _place: Place,
+    _slot: Slot,
     flow: Arc<TcpFlow>,
 }
 
@@ -460,17 +460,17 @@ impl SynBacklog {
     fn new(most: usize) -> Self {
         Self {
             most,
-            places: Arc::default(),
-            held: Rings::default(),
-            answered: Rings::default(),
+            slots: Arc::default(),
+            held: UserQueues::default(),
+            answered: UserQueues::default(),
         }
     }
 
     /// Lets a flow in; answers with the one that has to make room, if any.
     fn admit(&mut self, flow: &Arc<TcpFlow>) -> (HalfOpenSlot, Option<Arc<TcpFlow>>) {
-        let full = self.places.len() >= self.most;
-        let giver = full.then(|| self.places.gives(flow.user)).flatten();
-        let oldest = giver.and_then(|giver| self.oldest(giver));
+        let full = self.slots.len() >= self.most;
+        let victim = full.then(|| self.slots.victim(flow.user)).flatten();
+        let oldest = victim.and_then(|victim| self.oldest(victim));
         let queue = if flow.lock().connection.is_syn_pending() {
             &mut self.held
         } else {
@@ -481,7 +481,7 @@ impl SynBacklog {
         queue.tidy(many, |flow| half_open(flow).is_some());
         queue.push(flow.user, Arc::downgrade(flow));
         let half_open = HalfOpenSlot {
-            _place: self.places.take(flow.user),
+            _slot: self.slots.take(flow.user),
             flow: Arc::clone(flow),
         };
         (half_open, oldest)
@@ -534,7 +534,7 @@ impl RecentTargets {
             return;
         }
         if self.0.len() >= MAX_TARGETS {
-            self.make_room(now);
+            self.evict(now);
         }
         self.0.insert(target.clone(), now);
     }
@@ -544,7 +544,7 @@ impl RecentTargets {
     }
 
     /// Forgets what is too old; if nothing is, the older half.
-    fn make_room(&mut self, now: Instant) {
+    fn evict(&mut self, now: Instant) {
         self.0.retain(|_, at| is_fresh(*at, now));
         if self.0.len() < MAX_TARGETS {
             return;

@@ -16,7 +16,7 @@ use hoplite_wire::ip::{self, Packet, tcp};
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    Config, Ends, Room,
+    Config, DeviceContext, FlowKey,
     device::Incoming,
     port::{Outgoing, Port, cut, tcp_headers, udp_headers},
     router::Router,
@@ -110,8 +110,8 @@ impl Port for MemoryPort {
 struct ByPort(fn(u16) -> User);
 
 impl Sockets for ByPort {
-    fn user(&self, _: u8, ends: Ends) -> Option<User> {
-        Some((self.0)(ends.program.port()))
+    fn user(&self, _: u8, key: FlowKey) -> Option<User> {
+        Some((self.0)(key.program.port()))
     }
 }
 
@@ -119,7 +119,7 @@ impl Sockets for ByPort {
 pub(crate) struct Bench {
     pub(crate) network: Network,
     pub(crate) port: Arc<MemoryPort>,
-    pub(crate) room: Arc<Room>,
+    pub(crate) context: Arc<DeviceContext>,
     pub(crate) router: Router,
 }
 
@@ -144,11 +144,11 @@ impl Bench {
 
     /// From now on `user` is behind a port; all flows are forgotten.
     pub(crate) fn tell_apart(&mut self, user: fn(u16) -> User) {
-        let (config, port) = (self.room.config.clone(), Arc::clone(&self.port));
-        let (overlay, counters) = (&self.room.overlay, &self.room.counters);
-        let room = Room::new(config, Arc::clone(overlay), port, Arc::clone(counters));
-        self.room = Arc::new(room.asking(Some(Box::new(ByPort(user)))));
-        self.router = Router::new(&self.room);
+        let (config, port) = (self.context.config.clone(), Arc::clone(&self.port));
+        let (overlay, counters) = (&self.context.overlay, &self.context.counters);
+        let context = DeviceContext::new(config, Arc::clone(overlay), port, Arc::clone(counters));
+        self.context = Arc::new(context.asking(Some(Box::new(ByPort(user)))));
+        self.router = Router::new(&self.context);
     }
 
     /// With another overlay than that of the network.
@@ -162,12 +162,12 @@ impl Bench {
         assert_eq!(config.check(), Ok(()));
         let port = MemoryPort::new(config.device.mtu);
         let back = Arc::clone(&port) as Arc<dyn Port>;
-        let room = Arc::new(Room::new(config, overlay, back, Arc::default()));
-        let router = Router::new(&room);
+        let context = Arc::new(DeviceContext::new(config, overlay, back, Arc::default()));
+        let router = Router::new(&context);
         Self {
             network,
             port,
-            room,
+            context,
             router,
         }
     }

@@ -170,7 +170,7 @@ async fn static_the_target_is_told_once_for_a_flow() {
         bench.send(LINUX.packet(far.address(), b"hello"));
         far.recv().await;
     }
-    assert_eq!(bench.room.counters.snapshot().udp_opened, 1);
+    assert_eq!(bench.context.counters.snapshot().udp_opened, 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -322,7 +322,7 @@ async fn private_fragments_are_dropped_and_counted() {
     let mut packet = LINUX.packet(SocketAddr::new(TARGET, 9), b"hello");
     packet[6] = 0x20;
     bench.send(packet);
-    let snapshot = bench.room.counters.snapshot();
+    let snapshot = bench.context.counters.snapshot();
     assert_eq!((snapshot.fragments, snapshot.udp_opened), (1, 0));
 }
 
@@ -336,7 +336,7 @@ async fn private_packets_with_options_are_dropped_and_counted() {
     packet[4..6].copy_from_slice(&len.to_be_bytes());
     packet[6] = 0;
     bench.send(packet);
-    let snapshot = bench.room.counters.snapshot();
+    let snapshot = bench.context.counters.snapshot();
     assert_eq!((snapshot.options, snapshot.udp_opened), (2, 0));
 }
 
@@ -363,7 +363,7 @@ async fn broken_spoofed_and_misdirected_packets_are_counted_and_hurt_no_flow() {
     let loopback = SocketAddr::new("127.0.0.1".parse().expect("valid"), 9);
     bench.send(LINUX.packet(loopback, b"hello"));
     bench.send(LINUX.packet(SocketAddr::new(TARGET, 0), b"hello"));
-    let snapshot = bench.room.counters.snapshot();
+    let snapshot = bench.context.counters.snapshot();
     assert_eq!((snapshot.bad_checksum, snapshot.malformed), (1, 3));
     assert_eq!((snapshot.foreign, snapshot.unroutable), (1, 1));
     assert_eq!(snapshot.udp_opened, 0);

@@ -25,13 +25,13 @@ use crate::{
     budget::Account,
     datagrams::{self, FLOOR, HOLD_OFF, Program, Pushed},
     tun::{
-        Ends, Room,
+        DeviceContext, FlowKey,
         names::Meaning,
         port::{
             Outgoing, datagram_of, tell_too_big, tell_unreachable, udp_headers, unreachable_for,
         },
     },
-    users::{Rings, User},
+    users::{User, UserQueues},
 };
 
 /// How many flows of each kind of a user are looked at when one has to make room.
@@ -44,152 +44,156 @@ type Sender = datagrams::Sender<Unreachable>;
 
 /// The flows.
 #[derive(Debug)]
-pub(crate) struct Table {
-    room: Arc<Room>,
+pub(crate) struct UdpTable {
+    context: Arc<DeviceContext>,
     /// At most `flows.udp`.
-    flows: HashMap<Ends, Place>,
+    flows: HashMap<FlowKey, FlowEntry>,
     /// Each of `flows` in one of them once: who is looked at next when one has to make room; some are over. What proves to be a stream
     /// is found among the exchanges when its turn comes there.
-    exchanges: Rings<Known>,
-    streams: Rings<Known>,
-    tasks: JoinSet<Ends>,
+    exchanges: UserQueues<FlowId>,
+    streams: UserQueues<FlowId>,
+    tasks: JoinSet<FlowKey>,
 }
 
 /// A flow of those ends, until another one has them.
-type Known = (Ends, Id);
+type FlowId = (FlowKey, Id);
 
 #[derive(Debug)]
-struct Place {
+struct FlowEntry {
     sender: Sender,
     task: AbortHandle,
 }
 
-impl Table {
-    pub(crate) fn new(room: Arc<Room>) -> Self {
+impl UdpTable {
+    pub(crate) fn new(context: Arc<DeviceContext>) -> Self {
         Self {
-            room,
+            context,
             flows: HashMap::new(),
-            exchanges: Rings::default(),
-            streams: Rings::default(),
+            exchanges: UserQueues::default(),
+            streams: UserQueues::default(),
             tasks: JoinSet::new(),
         }
     }
 
     /// Datagrams of one program to one target: `payload` cut every `segment` octets.
-    pub(crate) fn received(&mut self, ends: Ends, payload: &[u8], segment: usize, now: Instant) {
+    pub(crate) fn received(&mut self, key: FlowKey, payload: &[u8], segment: usize, now: Instant) {
         let segment = segment.max(1);
         let batch = Batch {
             contents: payload,
             segment,
         };
-        let sender = match self.flows.get(&ends) {
-            Some(place) if !place.is_over() => Some(&place.sender),
-            _ => self.open(ends, now),
+        let sender = match self.flows.get(&key) {
+            Some(entry) if !entry.is_over() => Some(&entry.sender),
+            _ => self.open(key, now),
         };
         let Some(sender) = sender else {
-            return self.room.counters.udp_dropped.add(batch.payloads().count());
+            return self
+                .context
+                .counters
+                .udp_dropped
+                .add(batch.payloads().count());
         };
         match sender.push(batch, now) {
-            Pushed::Dropped(count) => self.room.counters.udp_dropped.add(count),
+            Pushed::Dropped(count) => self.context.counters.udp_dropped.add(count),
             Pushed::Failed(why) => {
-                self.room.counters.udp_dropped.add(1);
+                self.context.counters.udp_dropped.add(1);
                 let first = payload.get(..segment).unwrap_or(payload);
-                tell_unreachable(&self.room, &datagram_of(ends, first), why);
+                tell_unreachable(&self.context, &datagram_of(key, first), why);
             }
         }
     }
 
     /// `None` when there is no memory for a further flow.
-    fn open(&mut self, ends: Ends, now: Instant) -> Option<&Sender> {
+    fn open(&mut self, key: FlowKey, now: Instant) -> Option<&Sender> {
         self.forget_those_over();
-        let user = self.room.user(ip::UDP, ends);
-        let full = self.flows.len() >= self.room.config.flows.udp;
-        if full && !self.flows.contains_key(&ends) {
-            self.make_room(user, now);
+        let user = self.context.user(ip::UDP, key);
+        let full = self.flows.len() >= self.context.config.flows.udp;
+        if full && !self.flows.contains_key(&key) {
+            self.evict(user, now);
         }
-        let account = match self.account(ends, user) {
+        let account = match self.account(key, user) {
             Some(account) => account,
             None => {
-                self.make_room(user, now);
-                self.account(ends, user)?
+                self.evict(user, now);
+                self.account(key, user)?
             }
         };
         let sender = Sender::new(account);
-        let flow = Flow::new(Arc::clone(&self.room), ends, sender.clone());
+        let flow = UdpFlow::new(Arc::clone(&self.context), key, sender.clone());
         let task = self.tasks.spawn(async move {
             flow.run().await;
-            ends
+            key
         });
-        let many = self.room.config.flows.udp.saturating_mul(2);
+        let many = self.context.config.flows.udp.saturating_mul(2);
         let flows = &self.flows;
-        self.exchanges.tidy(many, |known| is_there(flows, known));
-        self.streams.tidy(many, |known| is_there(flows, known));
-        self.exchanges.push(user, (ends, task.id()));
-        let place = self.flows.entry(ends);
-        let place = place.insert_entry(Place { sender, task });
-        Some(&place.into_mut().sender)
+        self.exchanges.tidy(many, |known| is_current(flows, known));
+        self.streams.tidy(many, |known| is_current(flows, known));
+        self.exchanges.push(user, (key, task.id()));
+        let entry = self.flows.entry(key);
+        let entry = entry.insert_entry(FlowEntry { sender, task });
+        Some(&entry.into_mut().sender)
     }
 
     fn forget_those_over(&mut self) {
         while let Some(over) = self.tasks.try_join_next() {
             // Those that were ended from here are forgotten already.
-            if let Ok(ends) = over
-                && self.flows.get(&ends).is_some_and(Place::is_over)
+            if let Ok(key) = over
+                && self.flows.get(&key).is_some_and(FlowEntry::is_over)
             {
-                self.flows.remove(&ends);
+                self.flows.remove(&key);
             }
         }
     }
 
-    fn account(&self, ends: Ends, user: User) -> Option<Account> {
-        let target = Host::ip(ends.target.ip());
-        self.room.udp_memory.open(user, target, FLOOR)
+    fn account(&self, key: FlowKey, user: User) -> Option<Account> {
+        let target = Host::ip(key.target.ip());
+        self.context.udp_memory.open(user, target, FLOOR)
     }
 
     /// Of the next few flows of the user that gives a place the one goes that is missed least.
-    fn make_room(&mut self, newcomer: User, now: Instant) {
-        let Some(giver) = self.room.udp_memory.gives(newcomer) else {
+    fn evict(&mut self, newcomer: User, now: Instant) {
+        let Some(victim) = self.context.udp_memory.victim(newcomer) else {
             return;
         };
-        while let Some((ends, task)) = self.next_to_go(giver, now) {
-            let known = self.flows.get(&ends);
-            if known.is_none_or(|place| place.task.id() != task) {
+        while let Some((key, task)) = self.next_victim(victim, now) {
+            let known = self.flows.get(&key);
+            if known.is_none_or(|entry| entry.task.id() != task) {
                 continue;
             }
-            if let Some(place) = self.flows.remove(&ends)
-                && !place.is_over()
+            if let Some(entry) = self.flows.remove(&key)
+                && !entry.is_over()
             {
-                self.room.counters.udp_evicted.add(1);
-                place.sender.end();
-                place.task.abort();
+                self.context.counters.udp_evicted.add(1);
+                entry.sender.end();
+                entry.task.abort();
             }
             return;
         }
     }
 
     /// Takes it out of its ring; those that are over come first.
-    fn next_to_go(&mut self, user: User, now: Instant) -> Option<Known> {
-        self.sort_out(user);
-        let there = |known: &Known| {
-            let place = self.flows.get(&known.0);
-            place.filter(|place| place.task.id() == known.1)
+    fn next_victim(&mut self, user: User, now: Instant) -> Option<FlowId> {
+        self.promote_streams(user);
+        let there = |known: &FlowId| {
+            let entry = self.flows.get(&known.0);
+            entry.filter(|entry| entry.task.id() == known.1)
         };
-        let worth = |known: &Known| there(known).and_then(|place| place.worth(now));
-        let least = |ring: &Rings<Known>| {
-            let next = ring.next(user).take(CANDIDATES).map(worth).enumerate();
+        let worth = |known: &FlowId| there(known).and_then(|entry| entry.worth(now));
+        let least = |queue: &UserQueues<FlowId>| {
+            let next = queue.next(user).take(CANDIDATES).map(worth).enumerate();
             next.map(|(at, worth)| (worth, at)).min()
         };
-        let (ring, at) = match (least(&self.exchanges), least(&self.streams)) {
+        let (queue, at) = match (least(&self.exchanges), least(&self.streams)) {
             (Some((one, at)), Some((other, _))) if one <= other => (&mut self.exchanges, at),
             (Some((_, at)), None) => (&mut self.exchanges, at),
             (_, stream) => (&mut self.streams, stream?.1),
         };
-        ring.take(user, at)
+        queue.take(user, at)
     }
 
     /// Until the first of a user's exchanges is one.
-    fn sort_out(&mut self, user: User) {
-        let is_stream = |(ends, _): &Known| self.flows.get(ends).is_some_and(Place::is_stream);
+    fn promote_streams(&mut self, user: User) {
+        let is_stream = |(key, _): &FlowId| self.flows.get(key).is_some_and(FlowEntry::is_stream);
         while self.exchanges.next(user).next().is_some_and(is_stream) {
             if let Some(stream) = self.exchanges.pop(user) {
                 self.streams.push(user, stream);
@@ -198,13 +202,11 @@ impl Table {
     }
 }
 
-fn is_there(flows: &HashMap<Ends, Place>, (ends, task): &Known) -> bool {
-    flows
-        .get(ends)
-        .is_some_and(|place| place.task.id() == *task)
+fn is_current(flows: &HashMap<FlowKey, FlowEntry>, (key, task): &FlowId) -> bool {
+    flows.get(key).is_some_and(|entry| entry.task.id() == *task)
 }
 
-impl Place {
+impl FlowEntry {
     fn is_over(&self) -> bool {
         self.task.is_finished()
     }
@@ -218,7 +220,7 @@ impl Place {
     fn worth(&self, now: Instant) -> Option<(bool, Reverse<(u128, Duration)>)> {
         let used = self.sender.used();
         let lasts = self.is_stream() || now.saturating_duration_since(used) < ANSWERED;
-        let counts = self.sender.rest_counts(now)?;
+        let counts = self.sender.eviction_weight(now)?;
         (!self.is_over()).then_some((lasts, Reverse(counts)))
     }
 }
@@ -241,26 +243,30 @@ thread_local! {
 }
 
 /// One UDP flow from a program to one target: opens, then moves datagrams both ways until it is idle or fails. A task of its own.
-struct Flow {
-    room: Arc<Room>,
-    ends: Ends,
+struct UdpFlow {
+    context: Arc<DeviceContext>,
+    key: FlowKey,
     sender: Sender,
 }
 
-impl Flow {
-    fn new(room: Arc<Room>, ends: Ends, sender: Sender) -> Self {
-        room.counters.udp_opened.add(1);
-        Self { room, ends, sender }
+impl UdpFlow {
+    fn new(context: Arc<DeviceContext>, key: FlowKey, sender: Sender) -> Self {
+        context.counters.udp_opened.add(1);
+        Self {
+            context,
+            key,
+            sender,
+        }
     }
 
     /// Runs until it is over; then its place may be given to another.
     async fn run(self) {
-        let (now, address) = (Instant::now(), self.ends.target);
-        let _kept = self.room.names.hold(address.ip(), now);
-        let failed = match self.room.names.meaning(address, now) {
+        let (now, address) = (Instant::now(), self.key.target);
+        let _mapping = self.context.names.hold(address.ip(), now);
+        let failed = match self.context.names.meaning(address, now) {
             Meaning::Target(target) => self.serve(&target).await,
             Meaning::Expired => {
-                self.room.counters.expired.add(1);
+                self.context.counters.expired.add(1);
                 Some(Unreachable::Host)
             }
         };
@@ -272,26 +278,26 @@ impl Flow {
 
     /// Answers what to tell the program, if it has to be told something.
     async fn serve(&self, target: &Target) -> Option<Unreachable> {
-        let terms = self.room.terms();
-        let opening = self.room.overlay.open_datagrams(target, &terms);
+        let terms = self.context.terms();
+        let opening = self.context.overlay.open_datagrams(target, &terms);
         let opened = terms.run("opening a datagram flow", opening).await;
         let ended = match opened {
             Ok(datagrams) => datagrams::carry(self, &*datagrams).await,
             Err(error) => Err(error),
         };
         let error = ended.err()?;
-        self.room.counters.failed(&error);
+        self.context.counters.failed(&error);
         if error.reason() == Some(Reason::NameNotFound) {
             let now = Instant::now();
-            self.room.names.fail(self.ends.target.ip(), now);
+            self.context.names.fail(self.key.target.ip(), now);
         }
         Some(unreachable_for(&error))
     }
 
     fn fail(&self, why: Unreachable) {
-        let cause = datagram_of(self.ends, &self.sender.first());
-        tell_unreachable(&self.room, &cause, why);
-        self.room.counters.udp_dropped.add(self.sender.fail(why));
+        let cause = datagram_of(self.key, &self.sender.first());
+        tell_unreachable(&self.context, &cause, why);
+        self.context.counters.udp_dropped.add(self.sender.fail(why));
     }
 
     /// Hands over what came from the target, in packets as large as programs' kernels take.
@@ -304,20 +310,20 @@ impl Flow {
         for contents in train.payloads() {
             self.deliver(contents, segment, headers);
         }
-        self.room.counters.udp_down.add(contents.len());
+        self.context.counters.udp_down.add(contents.len());
         self.sender.received(batch, Instant::now());
     }
 
     fn deliver(&self, contents: &[u8], segment: usize, headers: &mut Vec<u8>) {
-        let Ends { program, target } = self.ends;
+        let FlowKey { program, target } = self.key;
         udp_headers(headers, target, program, contents.len());
         let segment = u16::try_from(segment).ok();
         let packet = Outgoing::udp(headers, [contents, &[]], segment);
-        self.room.port.send(packet);
+        self.context.port.send(packet);
     }
 }
 
-impl Program for Flow {
+impl Program for UdpFlow {
     type Why = Unreachable;
 
     fn sender(&self) -> &Sender {
@@ -325,25 +331,25 @@ impl Program for Flow {
     }
 
     fn idle(&self) -> Duration {
-        let flows = &self.room.config.flows;
-        flows.idle(self.ends.target.port(), self.sender.is_stream())
+        let flows = &self.context.config.flows;
+        flows.idle(self.key.target.port(), self.sender.is_stream())
     }
 
     fn pack_wait(&self) -> Duration {
-        self.room.config.flows.pack_wait
+        self.context.config.flows.pack_wait
     }
 
     fn sent(&self, octets: usize) {
-        self.room.counters.udp_up.add(octets);
+        self.context.counters.udp_up.add(octets);
     }
 
     /// QUIC inside finds its own path MTU by this (RFC 8899 §4.6.1), other programs are told by the kernel (EMSGSIZE).
     fn too_large(&self, batch: Batch<'_>, most: usize) {
-        self.room.counters.udp_too_big.add(1);
-        let headers = if self.ends.target.is_ipv4() { 28 } else { 48 };
+        self.context.counters.udp_too_big.add(1);
+        let headers = if self.key.target.is_ipv4() { 28 } else { 48 };
         let first = batch.payloads().next().unwrap_or_default();
-        let cause = datagram_of(self.ends, first);
-        tell_too_big(&self.room, &cause, most + headers);
+        let cause = datagram_of(self.key, first);
+        tell_too_big(&self.context, &cause, most + headers);
     }
 
     fn poll_receive(
@@ -361,10 +367,10 @@ impl Program for Flow {
     }
 }
 
-impl Drop for Flow {
+impl Drop for UdpFlow {
     fn drop(&mut self) {
         self.sender.end();
-        self.room.counters.udp_closed.add(1);
+        self.context.counters.udp_closed.add(1);
     }
 }
 

@@ -102,7 +102,7 @@ struct Resolver {
 fn resolver_with(families: Families, text: &str) -> Resolver {
     let config: config::Dns = toml::from_str(text).expect("parses");
     config.check().expect("can be meant");
-    let names = Arc::new(Names::new(&config.pools(), &[], config.terms()));
+    let names = Arc::new(Names::new(&config.pools(), &[], config.mapping_limits()));
     let (far, counters) = (Arc::new(Far::default()), Arc::new(Counters::default()));
     let server = Server::new(
         &config,
@@ -549,7 +549,7 @@ proptest! {
     #[test]
     fn any_octets_get_one_answer_at_most(octets: Vec<u8>) {
         let config = config::Dns::default();
-        let names = Arc::new(Names::new(&config.pools(), &[], config.terms()));
+        let names = Arc::new(Names::new(&config.pools(), &[], config.mapping_limits()));
         let dns = Dns::new(config, BOTH, names, Arc::default());
         if let Answer::Ask(asking) = dns.answer(&octets, Carrier::Udp, HERE, Instant::now()) {
             let reply = dns.answered(&asking, Ok(octets), Instant::now());
@@ -563,7 +563,7 @@ fn program() -> SocketAddr {
 }
 
 fn resolver_of(bench: &Bench) -> SocketAddr {
-    SocketAddr::new(bench.room.config.dns.resolvers[0], 53)
+    SocketAddr::new(bench.context.config.dns.resolvers[0], 53)
 }
 
 /// What the resolver answers to the program.
@@ -623,7 +623,7 @@ async fn a_flow_to_an_address_that_means_nothing_is_refused() {
         let packet = bench.port.next().await;
         assert_eq!(parsed(&packet).protocol, 1, "{there}: unreachable");
     }
-    assert_eq!(bench.room.counters.expired.value(), 3);
+    assert_eq!(bench.context.counters.expired.value(), 3);
     assert_eq!(bench.network.seen(), [], "nobody was asked");
 }
 
@@ -657,12 +657,12 @@ async fn a_resolver_elsewhere_is_answered_in_its_place() {
 async fn streams_to_port_53_of_the_resolver_end_in_it_and_others_do_not() {
     let bench = Bench::new();
     let there = resolver_of(&bench);
-    let meaning = bench.room.names.meaning(there, Instant::now());
+    let meaning = bench.context.names.meaning(there, Instant::now());
     assert_eq!(meaning, Meaning::Target(there.into()));
     let terms = Terms::default();
     let target = there.into();
     let mut stream = bench
-        .room
+        .context
         .open_stream(&target, User::at(PROGRAM), &terms)
         .await
         .expect("opens");
@@ -674,7 +674,7 @@ async fn streams_to_port_53_of_the_resolver_end_in_it_and_others_do_not() {
     let mut listener = bench.network.listen(TARGET);
     let target = listener.address().into();
     let opened = bench
-        .room
+        .context
         .open_stream(&target, User::at(PROGRAM), &terms)
         .await;
     drop((opened.expect("opens"), listener.accept().await));

@@ -6,14 +6,14 @@ use proptest::prelude::*;
 
 use super::*;
 
-const TERMS: Terms = Terms {
+const TERMS: MappingLimits = MappingLimits {
     keep: Duration::from_secs(70),
     missing: Duration::from_secs(30),
     names: 1024,
 };
 
-fn names(terms: Terms) -> Arc<Names> {
-    Arc::new(Names::new(&Pools::default(), &[], terms))
+fn names(limits: MappingLimits) -> Arc<Names> {
+    Arc::new(Names::new(&Pools::default(), &[], limits))
 }
 
 fn user(uid: u32) -> User {
@@ -112,8 +112,8 @@ async fn a_flow_keeps_its_mapping_and_seventy_seconds_beyond() {
 
 #[test]
 fn when_all_are_in_use_a_further_name_gets_none_until_one_has_expired() {
-    let terms = Terms { names: 2, ..TERMS };
-    let (names, start) = (names(terms), Instant::now());
+    let limits = MappingLimits { names: 2, ..TERMS };
+    let (names, start) = (names(limits), Instant::now());
     let first = names
         .pair(&host("a.example"), user(1), start)
         .expect("room");
@@ -132,8 +132,8 @@ fn when_all_are_in_use_a_further_name_gets_none_until_one_has_expired() {
 
 #[test]
 fn a_user_that_has_all_names_loses_what_it_has_not_used_for_longest_to_one_that_has_none() {
-    let terms = Terms { names: 4, ..TERMS };
-    let (names, start) = (names(terms), Instant::now());
+    let limits = MappingLimits { names: 4, ..TERMS };
+    let (names, start) = (names(limits), Instant::now());
     let mine: Vec<_> = (0..4)
         .map(|n| {
             let name = host(&format!("n{n}.example"));
@@ -150,7 +150,7 @@ fn a_user_that_has_all_names_loses_what_it_has_not_used_for_longest_to_one_that_
     let _held = names.hold(mine[1].v4.into(), now).expect("a name");
     let other = names.pair(&host("quiet.example"), user(2), now);
     let other = other.expect("another makes room");
-    let alive = |pair: &Pair| names.name(pair.v4.into(), now).is_some();
+    let alive = |pair: &AddressPair| names.name(pair.v4.into(), now).is_some();
     let left: Vec<_> = mine.iter().map(alive).collect();
     assert_eq!(left, [true, true, false, true]);
     assert_eq!(names.pair(&host("n9.example"), user(1), now), None);
@@ -159,8 +159,8 @@ fn a_user_that_has_all_names_loses_what_it_has_not_used_for_longest_to_one_that_
 
 #[test]
 fn a_name_that_two_users_asked_for_stays_with_the_one_that_has_fewer() {
-    let terms = Terms { names: 4, ..TERMS };
-    let (names, start) = (names(terms), Instant::now());
+    let limits = MappingLimits { names: 4, ..TERMS };
+    let (names, start) = (names(limits), Instant::now());
     for n in 0..4 {
         let name = host(&format!("n{n}.example"));
         names
@@ -185,8 +185,8 @@ fn a_name_that_two_users_asked_for_stays_with_the_one_that_has_fewer() {
 
 #[test]
 fn an_address_does_not_soon_mean_another_name() {
-    let terms = Terms { names: 16, ..TERMS };
-    let (names, mut now) = (names(terms), Instant::now());
+    let limits = MappingLimits { names: 16, ..TERMS };
+    let (names, mut now) = (names(limits), Instant::now());
     let mut before = HashSet::new();
     for n in 0..5000 {
         let pair = names
@@ -279,7 +279,7 @@ fn debug_output_names_nothing() {
 enum Step {
     Ask(u8),
     Use(u8, bool),
-    Hold(u8),
+    MappingHold(u8),
     Release(u8),
     Wait(u64),
 }
@@ -288,7 +288,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (0..24u8).prop_map(Step::Ask),
         3 => (0..24u8, any::<bool>()).prop_map(|(n, v6)| Step::Use(n, v6)),
-        1 => (0..24u8).prop_map(Step::Hold),
+        1 => (0..24u8).prop_map(Step::MappingHold),
         1 => (0..24u8).prop_map(Step::Release),
         2 => (0..90u64).prop_map(Step::Wait),
     ]
@@ -296,7 +296,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// What a program knows of one name.
 struct Known {
-    pair: Pair,
+    pair: AddressPair,
     used: Instant,
     holds: usize,
 }
@@ -306,8 +306,8 @@ proptest! {
     /// else means anything.
     #[test]
     fn an_address_means_its_name_or_nothing(steps in prop::collection::vec(step(), 1..200)) {
-        let terms = Terms { names: 16, ..TERMS };
-        let names = names(terms);
+        let limits = MappingLimits { names: 16, ..TERMS };
+        let names = names(limits);
         let mut now = Instant::now();
         let mut known: HashMap<u8, Known> = HashMap::new();
         for step in steps {
@@ -317,7 +317,7 @@ proptest! {
                     let alive = known.values().filter(|k| k.holds > 0 || now < k.used + TERMS.keep).count();
                     let told = names.pair(&host(&format!("n{n}.example")), user(1), now);
                     // Tidying up is bounded, so that an expired one may still take a place.
-                    prop_assert!(told.is_some() || alive + 8 >= terms.names);
+                    prop_assert!(told.is_some() || alive + 8 >= limits.names);
                     if let Some(pair) = told {
                         let holds = known.get(&n).map_or(0, |k| k.holds);
                         known.insert(n, Known { pair, used: now, holds });
@@ -331,7 +331,7 @@ proptest! {
                     prop_assert_eq!(names.meaning(at(ip), now), expected);
                     if alive { k.used = now; }
                 }
-                Step::Hold(n) => {
+                Step::MappingHold(n) => {
                     let Some(k) = known.get_mut(&n) else { continue };
                     let offset = names.pool.find(k.pair.v4.into()).expect("ours");
                     let alive = k.holds > 0 || now < k.used + TERMS.keep;
@@ -345,7 +345,7 @@ proptest! {
                     (k.holds, k.used) = (k.holds - 1, now);
                 }
             }
-            prop_assert!(names.len() <= terms.names);
+            prop_assert!(names.len() <= limits.names);
         }
         let mut addresses = HashSet::new();
         for (n, k) in known.iter().filter(|(_, k)| k.holds > 0 || now < k.used + TERMS.keep) {

@@ -11,14 +11,14 @@ use hoplite_wire::ip::{
 };
 
 /// How many programs may use one flow of echoes at a time; the one that came first makes room.
-const IDENTS: usize = 16;
+const MAX_IDENTIFIERS: usize = 16;
 /// DCCP and UDP-Lite: like TCP and UDP they have a checksum over addresses.
 const DCCP: u8 = 33;
 const UDP_LITE: u8 = 136;
 
 /// Both ends as one side sees them.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Pair {
+pub(super) struct FlowAddresses {
     /// This end.
     pub(super) near: IpAddr,
     /// The other.
@@ -27,12 +27,12 @@ pub(super) struct Pair {
 
 /// Which program's identifier has which number.
 #[derive(Debug, Default)]
-pub(super) struct Idents {
+pub(super) struct EchoIdentifiers {
     known: Vec<u16>,
     next: usize,
 }
 
-impl Idents {
+impl EchoIdentifiers {
     /// The number that stands for `ident` at the far end: it tells nothing of the program.
     fn number(&mut self, ident: u16) -> u16 {
         if let Some(at) = self.known.iter().position(|known| *known == ident) {
@@ -43,7 +43,7 @@ impl Idents {
             Some(place) => *place = ident,
             None => self.known.push(ident),
         }
-        self.next = (at + 1) % IDENTS;
+        self.next = (at + 1) % MAX_IDENTIFIERS;
         u16::try_from(at).unwrap_or(0)
     }
 
@@ -55,17 +55,17 @@ impl Idents {
 /// What a program sent, as the far end is to see it; `None` if that is of the other family, and the packet no echo.
 pub(super) fn up(
     packet: &Packet<'_>,
-    to: Pair,
+    to: FlowAddresses,
     hop_limit: u8,
-    idents: &mut Idents,
+    identifiers: &mut EchoIdentifiers,
 ) -> Option<Vec<u8>> {
     let (mut payload, mut protocol) = (packet.payload.to_vec(), packet.protocol);
     let echo = icmp::echo(packet);
     if let Some(echo) = &echo {
-        put(&mut payload, 4, idents.number(echo.identifier));
+        put(&mut payload, 4, identifiers.number(echo.identifier));
     }
     if packet.source.is_ipv4() != to.near.is_ipv4() {
-        protocol = request(&mut payload, &echo?)?;
+        protocol = cross_request(&mut payload, &echo?)?;
     }
     let was = [packet.source, packet.destination];
     let is = [to.near, to.far];
@@ -75,20 +75,20 @@ pub(super) fn up(
 /// What the far end sent, as the program is to see it; `None` if it is not for the program.
 pub(super) fn down(
     packet: &Packet<'_>,
-    theirs: Pair,
-    ours: Pair,
-    idents: &Idents,
+    theirs: FlowAddresses,
+    ours: FlowAddresses,
+    identifiers: &EchoIdentifiers,
 ) -> Option<Vec<u8>> {
     if packet.destination != theirs.near || packet.fragment || !packet.checksum_is_right() {
         return None;
     }
     if theirs.near.is_ipv4() != ours.near.is_ipv4() {
-        return back(packet, theirs, ours, idents);
+        return cross_reply(packet, theirs, ours, identifiers);
     }
     let mut payload = packet.payload.to_vec();
     let is_error = is_error(packet);
     if is_error {
-        requote(payload.get_mut(8..)?, theirs, ours, idents)?;
+        requote(payload.get_mut(8..)?, theirs, ours, identifiers)?;
     } else if packet.source != theirs.far {
         return None;
     }
@@ -96,7 +96,7 @@ pub(super) fn down(
         put(
             &mut payload,
             4,
-            idents.ident(echo.identifier).filter(|_| echo.reply)?,
+            identifiers.ident(echo.identifier).filter(|_| echo.reply)?,
         );
     }
     // Who complains from the way is told as it is; the target has the address that the program knows.
@@ -178,7 +178,12 @@ fn adjust(payload: &mut [u8], protocol: u8, was: [IpAddr; 2], is: [IpAddr; 2]) {
 
 /// The packet that an error quotes, as the program sent it; `None` if it is none of the flow's. Its own checksums are not looked at by
 /// anybody but that of the IPv4 header, which is right again.
-fn requote(quoted: &mut [u8], theirs: Pair, ours: Pair, idents: &Idents) -> Option<()> {
+fn requote(
+    quoted: &mut [u8],
+    theirs: FlowAddresses,
+    ours: FlowAddresses,
+    identifiers: &EchoIdentifiers,
+) -> Option<()> {
     let is_v4 = theirs.near.is_ipv4();
     let (source_at, header) = if is_v4 { (12, 20) } else { (8, 40) };
     let is_fit = match quoted.first()? {
@@ -197,7 +202,7 @@ fn requote(quoted: &mut [u8], theirs: Pair, ours: Pair, idents: &Idents) -> Opti
     )?;
     let protocol = *quoted.get(if is_v4 { 9 } else { 6 })?;
     if matches!(protocol, ICMP | ICMPV6) {
-        let ident = idents.ident(take(quoted, header + 4)?)?;
+        let ident = identifiers.ident(take(quoted, header + 4)?)?;
         put(quoted, header + 4, ident);
     }
     if is_v4 {
@@ -246,7 +251,7 @@ fn put(octets: &mut [u8], at: usize, value: u16) {
 const DIFFERENCE: usize = 20;
 
 /// Makes an echo request one of the other family, and says of which protocol that is.
-fn request(payload: &mut [u8], echo: &Echo<'_>) -> Option<u8> {
+fn cross_request(payload: &mut [u8], echo: &Echo<'_>) -> Option<u8> {
     let kind = payload.first_mut().filter(|_| !echo.reply)?;
     let (to, protocol) = match *kind {
         8 => (128, ICMPV6),
@@ -257,22 +262,32 @@ fn request(payload: &mut [u8], echo: &Echo<'_>) -> Option<u8> {
 }
 
 /// What came back, as the program is to see it.
-fn back(packet: &Packet<'_>, theirs: Pair, ours: Pair, idents: &Idents) -> Option<Vec<u8>> {
+fn cross_reply(
+    packet: &Packet<'_>,
+    theirs: FlowAddresses,
+    ours: FlowAddresses,
+    identifiers: &EchoIdentifiers,
+) -> Option<Vec<u8>> {
     if is_error(packet) {
-        return error(packet, theirs, ours, idents);
+        return cross_error(packet, theirs, ours, identifiers);
     }
     let echo = icmp::echo(packet).filter(|echo| echo.reply && packet.source == theirs.far)?;
     let mut payload = packet.payload.to_vec();
     let protocol = ip::icmp_of(ours.near);
     *payload.first_mut()? = if protocol == ICMP { 0 } else { 129 };
-    put(&mut payload, 4, idents.ident(echo.identifier)?);
+    put(&mut payload, 4, identifiers.ident(echo.identifier)?);
     let ends = [ours.far, ours.near];
     let hop_limit = packet.hop_limit.max(1);
     Some(written(payload, protocol, hop_limit, ends, ends))
 }
 
 /// The error that a program of the other family would have got, about the echo that it sent.
-fn error(packet: &Packet<'_>, theirs: Pair, ours: Pair, idents: &Idents) -> Option<Vec<u8>> {
+fn cross_error(
+    packet: &Packet<'_>,
+    theirs: FlowAddresses,
+    ours: FlowAddresses,
+    identifiers: &EchoIdentifiers,
+) -> Option<Vec<u8>> {
     let mut quoted = packet.payload.get(8..)?.to_vec();
     let is_v4 = theirs.near.is_ipv4();
     let [near_at, far_at, header] = if is_v4 { [12, 16, 20] } else { [8, 24, 40] };
@@ -281,14 +296,14 @@ fn error(packet: &Packet<'_>, theirs: Pair, ours: Pair, idents: &Idents) -> Opti
     swap(&mut quoted, far_at, theirs.far, theirs.far)?;
     let echo = Echo {
         reply: false,
-        identifier: idents.ident(take(&quoted, header + 4)?)?,
+        identifier: identifiers.ident(take(&quoted, header + 4)?)?,
         sequence: take(&quoted, header + 6)?,
         payload: quoted.get(header + 8..)?,
     };
-    told(packet, &echo.packet(ours.near, ours.far))
+    cross_icmp_error(packet, &echo.packet(ours.near, ours.far))
 }
 
-fn told(packet: &Packet<'_>, cause: &[u8]) -> Option<Vec<u8>> {
+fn cross_icmp_error(packet: &Packet<'_>, cause: &[u8]) -> Option<Vec<u8>> {
     let &[kind, code, _, _, a, b, c, d, ..] = packet.payload else {
         return None;
     };
@@ -320,8 +335,8 @@ mod tests {
     }
 
     /// As the program sees it, and as the far end does.
-    fn worlds(v6: bool) -> (Pair, Pair) {
-        let pair = |near, far| Pair {
+    fn worlds(v6: bool) -> (FlowAddresses, FlowAddresses) {
+        let pair = |near, far| FlowAddresses {
             near: ip(near),
             far: ip(far),
         };
@@ -353,16 +368,16 @@ mod tests {
     #[test]
     fn an_echo_goes_with_the_far_ends_addresses_and_comes_back_with_the_programs() {
         for v6 in [false, true] {
-            let ((ours, theirs), mut idents) = (worlds(v6), Idents::default());
+            let ((ours, theirs), mut identifiers) = (worlds(v6), EchoIdentifiers::default());
             let request = echo(false, 4711, b"ping", ours.near, ours.far);
-            let sent = up(&parsed(&request), theirs, 64, &mut idents).expect("goes");
+            let sent = up(&parsed(&request), theirs, 64, &mut identifiers).expect("goes");
             let sent = parsed(&sent);
             assert_eq!((sent.source, sent.destination), (theirs.near, theirs.far));
             assert!(sent.checksum_is_right() && sent.hop_limit == 64);
             let seen = icmp::echo(&sent).expect("an echo");
             assert_ne!(seen.identifier, 4711, "the program's identifier stays here");
             let reply = echo(true, seen.identifier, seen.payload, theirs.far, theirs.near);
-            let back = down(&parsed(&reply), theirs, ours, &idents).expect("for the program");
+            let back = down(&parsed(&reply), theirs, ours, &identifiers).expect("for the program");
             let back = parsed(&back);
             assert_eq!((back.source, back.destination), (ours.far, ours.near));
             assert!(back.checksum_is_right());
@@ -377,10 +392,11 @@ mod tests {
 
     #[test]
     fn what_is_not_for_the_program_is_dropped() {
-        let ((ours, theirs), mut idents) = (worlds(false), Idents::default());
+        let ((ours, theirs), mut identifiers) = (worlds(false), EchoIdentifiers::default());
         let request = echo(false, 1, b"", ours.near, ours.far);
-        up(&parsed(&request), theirs, 64, &mut idents).expect("goes");
-        let for_program = |packet: &[u8]| down(&parsed(packet), theirs, ours, &idents).is_some();
+        up(&parsed(&request), theirs, 64, &mut identifiers).expect("goes");
+        let for_program =
+            |packet: &[u8]| down(&parsed(packet), theirs, ours, &identifiers).is_some();
         assert!(for_program(&echo(true, 0, b"x", theirs.far, theirs.near)));
         let mut spoilt = echo(true, 0, b"x", theirs.far, theirs.near);
         spoilt[22] ^= 1;
@@ -398,11 +414,11 @@ mod tests {
     #[test]
     fn an_error_quotes_the_packet_that_the_program_sent() {
         for v6 in [false, true] {
-            let ((ours, theirs), mut idents) = (worlds(v6), Idents::default());
+            let ((ours, theirs), mut identifiers) = (worlds(v6), EchoIdentifiers::default());
             let request = echo(false, 4711, b"ping", ours.near, ours.far);
-            let sent = up(&parsed(&request), theirs, 64, &mut idents).expect("goes");
+            let sent = up(&parsed(&request), theirs, 64, &mut identifiers).expect("goes");
             let error = icmp::unreachable(&sent, Unreachable::Host).expect("an error");
-            let told = down(&parsed(&error), theirs, ours, &idents).expect("for the program");
+            let told = down(&parsed(&error), theirs, ours, &identifiers).expect("for the program");
             let told = parsed(&told);
             assert_eq!((told.source, told.destination), (ours.far, ours.near));
             assert!(told.checksum_is_right());
@@ -423,24 +439,24 @@ mod tests {
 
     #[test]
     fn an_error_that_quotes_somebody_elses_packet_is_dropped() {
-        let ((ours, theirs), mut idents) = (worlds(false), Idents::default());
+        let ((ours, theirs), mut identifiers) = (worlds(false), EchoIdentifiers::default());
         let request = echo(false, 1, b"ping", ours.near, ours.far);
-        up(&parsed(&request), theirs, 64, &mut idents).expect("goes");
+        up(&parsed(&request), theirs, 64, &mut identifiers).expect("goes");
         let foreign = echo(false, 0, b"ping", theirs.near, ip("192.0.2.66"));
         let error = icmp::unreachable(&foreign, Unreachable::Host).expect("an error");
-        assert_eq!(down(&parsed(&error), theirs, ours, &idents), None);
+        assert_eq!(down(&parsed(&error), theirs, ours, &identifiers), None);
     }
 
     #[test]
     fn an_echo_crosses_to_the_other_family_and_back_and_so_do_errors_about_it() {
         for v6 in [false, true] {
             let ((ours, _), (_, theirs)) = (worlds(v6), worlds(!v6));
-            let mut idents = Idents::default();
+            let mut identifiers = EchoIdentifiers::default();
             let request = echo(false, 4711, b"ping", ours.near, ours.far);
-            let sent = up(&parsed(&request), theirs, 64, &mut idents).expect("goes");
+            let sent = up(&parsed(&request), theirs, 64, &mut identifiers).expect("goes");
             assert_eq!(sent, echo(false, 0, b"ping", theirs.near, theirs.far));
             let reply = echo(true, 0, b"ping", theirs.far, theirs.near);
-            let back = down(&parsed(&reply), theirs, ours, &idents).expect("for the program");
+            let back = down(&parsed(&reply), theirs, ours, &identifiers).expect("for the program");
             assert_eq!(back, echo(true, 4711, b"ping", ours.far, ours.near));
             let [unreachable, exceeded, large]: [Error; 3] = [
                 |cause| icmp::unreachable(cause, Unreachable::Host),
@@ -452,7 +468,7 @@ mod tests {
                     &parsed(&error(&sent).expect("an error")),
                     theirs,
                     ours,
-                    &idents,
+                    &identifiers,
                 );
                 assert_eq!(
                     told,
@@ -464,7 +480,7 @@ mod tests {
                 &parsed(&large(&sent).expect("an error")),
                 theirs,
                 ours,
-                &idents,
+                &identifiers,
             );
             let mtu = if v6 { 1420 } else { 1380 };
             assert_eq!(told, icmp::too_big(&request, mtu));
@@ -474,7 +490,7 @@ mod tests {
                     &parsed(&error),
                     theirs,
                     ours,
-                    &idents
+                    &identifiers
                 )
                 .is_none())
             );
@@ -488,23 +504,32 @@ mod tests {
         ip::write_header(&mut packet, ours.near, ours.far, 132, 64, 4);
         packet.extend_from_slice(b"sctp");
         assert_eq!(
-            up(&parsed(&packet), theirs, 64, &mut Idents::default()),
+            up(
+                &parsed(&packet),
+                theirs,
+                64,
+                &mut EchoIdentifiers::default()
+            ),
             None
         );
     }
 
     #[test]
     fn the_seventeenth_program_takes_the_number_of_the_first() {
-        let mut idents = Idents::default();
+        let mut identifiers = EchoIdentifiers::default();
         for ident in 1000..1016 {
-            assert_eq!(idents.number(ident), ident - 1000);
+            assert_eq!(identifiers.number(ident), ident - 1000);
         }
-        assert_eq!(idents.number(2000), 0);
+        assert_eq!(identifiers.number(2000), 0);
         assert_eq!(
-            (idents.ident(0), idents.ident(15), idents.ident(16)),
+            (
+                identifiers.ident(0),
+                identifiers.ident(15),
+                identifiers.ident(16)
+            ),
             (Some(2000), Some(1015), None)
         );
-        assert_eq!(idents.number(1001), 1);
+        assert_eq!(identifiers.number(1001), 1);
     }
 
     proptest! {
@@ -520,13 +545,13 @@ mod tests {
             let mut packet = Vec::new();
             ip::write_header(&mut packet, ours.near, ours.far, protocol, 64, payload.len());
             packet.extend_from_slice(&payload);
-            let sent = up(&parsed(&packet), theirs, 64, &mut Idents::default()).expect("goes");
+            let sent = up(&parsed(&packet), theirs, 64, &mut EchoIdentifiers::default()).expect("goes");
             let seen = parsed(&sent);
             prop_assert!([0, 0xffff].contains(&checksum::transport(seen.source, seen.destination, protocol, &[seen.payload])));
             let mut back = Vec::new();
             let again = written(seen.payload.to_vec(), protocol, 64, [theirs.near, theirs.far], [theirs.far, theirs.near]);
             back.extend_from_slice(&again);
-            let told = down(&parsed(&back), theirs, ours, &Idents::default()).expect("for the program");
+            let told = down(&parsed(&back), theirs, ours, &EchoIdentifiers::default()).expect("for the program");
             let told = parsed(&told);
             prop_assert!([0, 0xffff].contains(&checksum::transport(told.source, told.destination, protocol, &[told.payload])));
         }
@@ -534,7 +559,7 @@ mod tests {
         #[test]
         fn any_packet_is_rewritten_without_a_panic(octets: Vec<u8>, v6: bool, protocol: u8) {
             let (ours, theirs) = worlds(v6);
-            let mut idents = Idents::default();
+            let mut identifiers = EchoIdentifiers::default();
             let mut packet = Vec::new();
             ip::write_header(&mut packet, theirs.far, theirs.near, protocol, 64, octets.len());
             packet.extend_from_slice(&octets);
@@ -542,8 +567,8 @@ mod tests {
             if let Ok(packet) = ip::parse(&packet) {
                 let (other, _) = worlds(!v6);
                 for ours in [ours, other] {
-                    drop(up(&packet, ours, 64, &mut idents));
-                    drop(down(&packet, theirs, ours, &idents));
+                    drop(up(&packet, ours, 64, &mut identifiers));
+                    drop(down(&packet, theirs, ours, &identifiers));
                 }
             }
         }

@@ -35,8 +35,8 @@ use crate::{
     budget::Account,
     copy::Idle,
     tun::{
-        Counters, Ends,
-        names::Hold,
+        Counters, FlowKey,
+        names::MappingHold,
         port::{Outgoing, Port, tcp_headers, tell_unreachable, unreachable_for},
     },
     users::User,
@@ -49,7 +49,7 @@ thread_local! {
 
 /// A program's connection.
 pub(super) struct TcpFlow {
-    pub(super) ends: Ends,
+    pub(super) key: FlowKey,
     pub(super) user: User,
     half_open: AtomicBool,
     state: Mutex<FlowState>,
@@ -72,7 +72,7 @@ pub(super) struct FlowState {
 }
 
 impl TcpFlow {
-    pub(super) fn new(ends: Ends, connection: Connection, account: Account) -> Self {
+    pub(super) fn new(key: FlowKey, connection: Connection, account: Account) -> Self {
         let user = account.user();
         let state = FlowState {
             connection,
@@ -84,7 +84,7 @@ impl TcpFlow {
             waiting_since: None,
         };
         Self {
-            ends,
+            key,
             user,
             half_open: AtomicBool::new(true),
             state: Mutex::new(state),
@@ -122,7 +122,7 @@ impl TcpFlow {
     pub(super) fn flush(&self, port: &dyn Port, now: Instant) {
         let mut state = self.lock();
         state.listed = false;
-        state.transmit(self.ends, port, now);
+        state.transmit(self.key, port, now);
         if state.task_due || state.is_earlier() {
             state.wake();
         }
@@ -136,7 +136,7 @@ impl TcpFlow {
     }
 
     /// Ends a connection so that others have its place and its memory from now on.
-    pub(super) fn make_room(&self, now: Instant) {
+    pub(super) fn evict(&self, now: Instant) {
         self.abort();
         let mut state = self.lock();
         state.settle(now);
@@ -189,16 +189,16 @@ impl FlowState {
         self.waiting_since.filter(|_| self.account.is_some())
     }
 
-    /// How much others miss its place: see [`Account::rest_counts`]. `None` if it has made room already.
-    pub(super) fn rest_counts(&self, now: Instant) -> Option<(u128, Duration)> {
+    /// How much others miss its place: see [`Account::eviction_weight`]. `None` if it has made room already.
+    pub(super) fn eviction_weight(&self, now: Instant) -> Option<(u128, Duration)> {
         let last_heard = self.connection.last_heard().unwrap_or(now);
         let account = self.account.as_ref()?;
-        Some(account.rest_counts(now.saturating_duration_since(last_heard)))
+        Some(account.eviction_weight(now.saturating_duration_since(last_heard)))
     }
 
     /// How many octets the flows of its owner hold, and those of its user.
-    pub(super) fn user_holds(&self) -> Option<(usize, usize)> {
-        let [owner, user, _] = self.account.as_ref()?.held();
+    pub(super) fn memory_of_user(&self) -> Option<(usize, usize)> {
+        let [owner, user, _] = self.account.as_ref()?.in_use();
         Some((owner, user))
     }
 
@@ -241,29 +241,29 @@ impl FlowState {
     }
 
     /// Sends all that may leave. When the port is full, the rest waits for acknowledgements or the timer.
-    pub(super) fn transmit(&mut self, ends: Ends, port: &dyn Port, now: Instant) {
+    pub(super) fn transmit(&mut self, key: FlowKey, port: &dyn Port, now: Instant) {
         while let Some(packet) = self.connection.transmit(now) {
-            if !self.send(ends, port, packet) {
+            if !self.send(key, port, packet) {
                 return;
             }
         }
     }
 
-    fn send(&self, ends: Ends, port: &dyn Port, packet: OutgoingSegment) -> bool {
+    fn send(&self, key: FlowKey, port: &dyn Port, packet: OutgoingSegment) -> bool {
         let (payload, segment) = self.connection.payload(&packet);
-        send(ends, port, packet, payload, segment)
+        send(key, port, packet, payload, segment)
     }
 }
 
 /// Sends one packet to the program.
 pub(super) fn send(
-    ends: Ends,
+    key: FlowKey,
     port: &dyn Port,
     packet: OutgoingSegment,
     payload: [&[u8]; 2],
     segment: Option<u16>,
 ) -> bool {
-    let (from, to, mut header) = (ends.target, ends.program, packet.header);
+    let (from, to, mut header) = (key.target, key.program, packet.header);
     (header.source, header.destination) = (from.port(), to.port());
     let len = payload[0].len() + payload[1].len();
     HEADERS.with_borrow_mut(|headers| {
@@ -286,7 +286,7 @@ pub(super) struct FlowTask {
     flow: Arc<TcpFlow>,
     timer: DeadlineTimer,
     /// As long as the flow lasts, its address means what it meant.
-    _kept: Option<Hold>,
+    _mapping: Option<MappingHold>,
 }
 
 /// What is to be opened.
@@ -300,13 +300,13 @@ pub(super) struct OpenRequest {
 
 impl FlowTask {
     pub(super) fn new(shared: &Arc<Shared>, flow: &Arc<TcpFlow>, now: Instant) -> Self {
-        shared.room.counters.tcp_opened.add(1);
-        let target = flow.ends.target.ip();
+        shared.context.counters.tcp_opened.add(1);
+        let target = flow.key.target.ip();
         Self {
             shared: Arc::clone(shared),
             flow: Arc::clone(flow),
             timer: DeadlineTimer::default(),
-            _kept: shared.room.names.hold(target, now),
+            _mapping: shared.context.names.hold(target, now),
         }
     }
 
@@ -324,9 +324,9 @@ impl FlowTask {
 
     /// Opens the stream and answers the SYN accordingly; `None` if there is nothing to carry.
     async fn open(&mut self, order: &OpenRequest) -> Option<Stream> {
-        let room = Arc::clone(&self.shared.room);
-        let terms = room.terms().early(order.early);
-        let opening = room.open_stream(&order.target, self.flow.user, &terms);
+        let context = Arc::clone(&self.shared.context);
+        let terms = context.terms().early(order.early);
+        let opening = context.open_stream(&order.target, self.flow.user, &terms);
         let mut opening = pin!(terms.run("opening a stream", opening));
         let opened = poll_fn(|cx| match self.poll_end(cx) {
             Poll::Ready(()) => Poll::Ready(None),
@@ -358,8 +358,8 @@ impl FlowTask {
         self.shared.recent().failed(target);
         self.counters().failed(error);
         if error.reason() == Some(Reason::NameNotFound) {
-            let address = self.flow.ends.target.ip();
-            self.shared.room.names.fail(address, Instant::now());
+            let address = self.flow.key.target.ip();
+            self.shared.context.names.fail(address, Instant::now());
         }
     }
 
@@ -374,7 +374,7 @@ impl FlowTask {
         let (mut state, now) = (self.flow.lock(), Instant::now());
         match cause.filter(|_| error.reason() != Some(Reason::Refused)) {
             Some(cause) => {
-                tell_unreachable(&self.shared.room, cause, unreachable_for(error));
+                tell_unreachable(&self.shared.context, cause, unreachable_for(error));
                 state.connection.abandon();
             }
             None => state.connection.reset(),
@@ -407,7 +407,7 @@ impl FlowTask {
     }
 
     pub(super) fn transmit(&self, state: &mut FlowState, now: Instant) {
-        state.transmit(self.flow.ends, &*self.shared.room.port, now);
+        state.transmit(self.flow.key, &*self.shared.context.port, now);
     }
 
     pub(super) fn flow(&self) -> Arc<TcpFlow> {
@@ -415,7 +415,7 @@ impl FlowTask {
     }
 
     pub(super) fn counters(&self) -> &Counters {
-        &self.shared.room.counters
+        &self.shared.context.counters
     }
 }
 
@@ -429,7 +429,7 @@ impl Drop for FlowTask {
         self.transmit(&mut state, Instant::now());
         drop(state);
         self.shared.remove(&self.flow);
-        self.shared.room.counters.tcp_closed.add(1);
+        self.shared.context.counters.tcp_closed.add(1);
     }
 }
 
@@ -556,11 +556,11 @@ impl<'a> Pump<'a> {
                 Poll::Ready(Ok(slice)) => slice,
                 Poll::Ready(Err(error)) => return self.broke(&error, &mut state.connection),
             };
-            let room = state.room();
-            if room == 0 {
+            let space = state.room();
+            if space == 0 {
                 return state.connection.stall(now);
             }
-            let piece = slice.get(..room).unwrap_or(slice);
+            let piece = slice.get(..space).unwrap_or(slice);
             let len = piece.len();
             state.push(piece, now);
             Pin::new(&mut self.stream).consume(len);
@@ -733,7 +733,7 @@ mod tests {
             Budget::new(1 << 20).open(User::at(PROGRAM), hoplite_wire::Host::ip(TARGET), 4096);
         let connection = Connection::new(&syn, settings);
         TcpFlow::new(
-            Ends { program, target },
+            FlowKey { program, target },
             connection,
             account.expect("there is room"),
         )

@@ -29,7 +29,7 @@ use super::{
     flow::{FlowTask, OpenRequest, TcpFlow},
 };
 use crate::tun::{
-    Config, Ends, Room,
+    Config, DeviceContext, FlowKey,
     config::Opening as When,
     device::Incoming,
     port::Port,
@@ -149,11 +149,11 @@ async fn connected(bench: &mut Bench, listener: &mut Listener) -> (Program, Stre
 
 /// Puts another overlay behind the router.
 fn behind(bench: &mut Bench, overlay: Arc<dyn Overlay>) {
-    let config = bench.room.config.clone();
+    let config = bench.context.config.clone();
     let port = Arc::clone(&bench.port) as Arc<dyn Port>;
-    let room = Room::new(config, overlay, port, Arc::clone(&bench.room.counters));
-    bench.room = Arc::new(room);
-    bench.router = Router::new(&bench.room);
+    let context = DeviceContext::new(config, overlay, port, Arc::clone(&bench.context.counters));
+    bench.context = Arc::new(context);
+    bench.router = Router::new(&bench.context);
 }
 
 /// An overlay to targets that take nothing, and answer and finish when somebody tries.
@@ -318,7 +318,7 @@ async fn a_refusal_behind_the_first_octets_resets_the_program_and_costs_the_targ
     let _first = connected(&mut bench, &mut listener).await;
     drop(listener);
     is_reset(&mut Program::new(5001), &mut bench).await;
-    assert_eq!(bench.room.counters.failed_target.value(), 1);
+    assert_eq!(bench.context.counters.failed_target.value(), 1);
     let mut program = Program::new(5002);
     program.say(&mut bench, Flags::SYN, b"");
     let refusal = program.hear(&bench).await.header;
@@ -330,14 +330,14 @@ async fn a_name_that_nobody_has_is_found_out_behind_the_first_octets() {
     let mut bench = Bench::with(|config| config.flows.open = When::Optimistic);
     let name = HostName::new("nobody.example").expect("a name");
     let pair = bench
-        .room
+        .context
         .names
         .pair(&name, User::at(PROGRAM), Instant::now());
     let address = pair.expect("an address").v4;
     let mut program = Program::new(5000);
     program.host = address.into();
     is_reset(&mut program, &mut bench).await;
-    assert!(bench.room.names.is_missing(&name, Instant::now()));
+    assert!(bench.context.names.is_missing(&name, Instant::now()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -346,9 +346,9 @@ async fn a_target_that_does_not_answer_an_optimistic_program_is_given_up_in_time
     bench.network.silence(target());
     let start = Instant::now();
     is_reset(&mut Program::new(5000), &mut bench).await;
-    let limit = bench.room.config.flows.opening;
+    let limit = bench.context.config.flows.opening;
     assert!(start.elapsed() >= limit && start.elapsed() < limit * 2);
-    assert_eq!(bench.room.counters.failed_timed_out.value(), 1);
+    assert_eq!(bench.context.counters.failed_timed_out.value(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -392,8 +392,8 @@ async fn octets_and_ends_pass_both_ways() {
     assert_eq!(got, b"answer");
     program.say(&mut bench, Flags::ACK, b"");
     settle().await;
-    assert_eq!(bench.room.counters.tcp_closed.value(), 1);
-    let snapshot = bench.room.counters.snapshot();
+    assert_eq!(bench.context.counters.tcp_closed.value(), 1);
+    let snapshot = bench.context.counters.snapshot();
     assert_eq!((snapshot.tcp_up, snapshot.tcp_down), (8, 6));
 }
 
@@ -422,7 +422,7 @@ async fn other_failures_are_told_by_icmp_that_quotes_the_syn() {
     assert_eq!(&packet.payload[..2], [3, 1], "host unreachable");
     let quoted = parsed(&packet.payload[8..]);
     assert_eq!((quoted.source, quoted.destination), (PROGRAM, TARGET));
-    assert_eq!(bench.room.counters.failed_target.value(), 1);
+    assert_eq!(bench.context.counters.failed_target.value(), 1);
     assert!(icmp::echo(&packet).is_none());
 }
 
@@ -491,7 +491,7 @@ async fn nobody_takes_more_from_the_program_than_the_window() {
     }
     assert_eq!(last, 0);
     assert_eq!(
-        bench.room.counters.tcp_up.value() >> 18,
+        bench.context.counters.tcp_up.value() >> 18,
         1,
         "what the network holds"
     );
@@ -508,7 +508,7 @@ async fn syns_are_dropped_and_counted_while_all_places_are_being_opened() {
     let mut second = Program::new(5001);
     second.say(&mut bench, Flags::SYN, b"");
     settle().await;
-    assert_eq!(bench.room.counters.tcp_dropped.value(), 1);
+    assert_eq!(bench.context.counters.tcp_dropped.value(), 1);
     first.ack = 1;
     first.say(&mut bench, Flags::RST, b"");
     settle().await;
@@ -524,12 +524,12 @@ async fn a_program_that_holds_all_places_loses_one_to_a_newcomer_and_the_only_fl
     tokio::time::sleep(Duration::from_secs(1800)).await;
     let mut hoard = bench.network.listen_at(SocketAddr::new(hoarded, PORT));
     let mut elsewhere = bench.network.listen_at(SocketAddr::new(other, PORT));
-    let mut ends = Vec::new();
+    let mut key = Vec::new();
     for port in 6000..6099 {
         let mut program = Program::new(port);
         program.host = hoarded;
         program.connect(&mut bench).await;
-        ends.push(hoard.accept().await);
+        key.push(hoard.accept().await);
     }
     for port in 7000..7005 {
         let mut newcomer = Program::new(port);
@@ -551,7 +551,7 @@ async fn a_program_that_holds_all_places_loses_one_to_a_newcomer_and_the_only_fl
         assert_eq!(answer.flags, Flags::SYN | Flags::ACK);
         newcomer.ack = answer.sequence.wrapping_add(1);
         newcomer.say(&mut bench, Flags::ACK, b"");
-        ends.push(elsewhere.accept().await);
+        key.push(elsewhere.accept().await);
     }
     far.write_all(b"still there").await.expect("open");
     while bench.port.try_next().is_some() {}
@@ -562,7 +562,7 @@ async fn a_program_that_holds_all_places_loses_one_to_a_newcomer_and_the_only_fl
         .payload
         .to_vec();
     assert_eq!(segment, b"still there");
-    let counters = bench.room.counters.snapshot();
+    let counters = bench.context.counters.snapshot();
     assert_eq!((counters.tcp_rested, counters.tcp_dropped), (5, 0));
 }
 
@@ -594,11 +594,11 @@ async fn a_program_that_keeps_all_places_busy_makes_room_for_each_connection_of_
     };
     let mut bench = Bench::shared_by(quiet_below_20000, change);
     let mut listener = bench.network.listen_at(target());
-    let (mut ends, mut hogs) = (Vec::new(), Vec::new());
+    let (mut key, mut hogs) = (Vec::new(), Vec::new());
     for port in 20_000..20_064 {
         let mut program = Program::new(port);
         program.connect(&mut bench).await;
-        ends.push(listener.accept().await);
+        key.push(listener.accept().await);
         hogs.push(program);
     }
     for port in 5000..5020 {
@@ -616,18 +616,18 @@ async fn a_program_that_keeps_all_places_busy_makes_room_for_each_connection_of_
         hogs.retain(|hog| hog.port != reset[0]);
         quiet.ack = answer.sequence.wrapping_add(1);
         quiet.say(&mut bench, Flags::ACK, b"");
-        ends.push(listener.accept().await);
+        key.push(listener.accept().await);
         // The place is taken by the hog's next one at once, at its own cost.
         let mut again = Program::new(reset[0] + 1000);
         let (answer, reset) = answered(&mut bench, &mut again).await;
         again.ack = answer.sequence.wrapping_add(1);
         again.say(&mut bench, Flags::ACK, b"");
-        ends.push(listener.accept().await);
+        key.push(listener.accept().await);
         assert_eq!((reset.len(), reset[0] >= 20_000), (1, true));
         hogs.retain(|hog| hog.port != reset[0]);
         hogs.push(again);
     }
-    let counters = bench.room.counters.snapshot();
+    let counters = bench.context.counters.snapshot();
     assert_eq!((counters.tcp_dropped, counters.tcp_rested), (0, 40));
 }
 
@@ -638,12 +638,12 @@ async fn nobody_makes_room_while_a_place_is_free() {
     };
     let mut bench = Bench::shared_by(quiet_below_20000, change);
     let mut listener = bench.network.listen_at(target());
-    let mut ends = Vec::new();
+    let mut key = Vec::new();
     for port in (20_000..20_063).chain([5000]) {
         Program::new(port).connect(&mut bench).await;
-        ends.push(listener.accept().await);
+        key.push(listener.accept().await);
     }
-    let counters = bench.room.counters.snapshot();
+    let counters = bench.context.counters.snapshot();
     assert_eq!((counters.tcp_dropped, counters.tcp_rested), (0, 0));
 }
 
@@ -661,12 +661,12 @@ async fn a_flood_of_one_users_syns_does_not_end_what_another_is_opening() {
         Program::to(port, silent.port()).say(&mut bench, Flags::SYN, b"");
         settle().await;
     }
-    assert_eq!(bench.room.counters.tcp_evicted.value(), 491);
+    assert_eq!(bench.context.counters.tcp_evicted.value(), 491);
     Program::to(5001, silent.port()).say(&mut bench, Flags::SYN, b"");
-    assert_eq!(bench.room.counters.tcp_evicted.value(), 492);
+    assert_eq!(bench.context.counters.tcp_evicted.value(), 492);
     settle().await;
     while bench.port.try_next().is_some() {}
-    tokio::time::sleep(bench.room.config.flows.opening).await;
+    tokio::time::sleep(bench.context.config.flows.opening).await;
     // Who made room hears nothing; whose opening took too long is told.
     let mut told = Vec::new();
     while let Some(octets) = bench.port.try_next() {
@@ -688,7 +688,7 @@ async fn a_place_that_is_being_opened_makes_room_for_another_user_when_there_is_
     Program::to(20_000, silent.port()).say(&mut bench, Flags::SYN, b"");
     settle().await;
     connected(&mut bench, &mut listener).await;
-    assert_eq!(bench.room.counters.tcp_dropped.value(), 0);
+    assert_eq!(bench.context.counters.tcp_dropped.value(), 0);
 }
 
 /// Sends octets as fast as windows allow; a packet is one of the largest that a kernel makes.
@@ -790,7 +790,7 @@ impl Sender {
 #[derive(Debug)]
 struct Stuck {
     others: hoplite_overlay::memory::MemoryOverlay,
-    ends: std::sync::Mutex<Vec<tokio::io::DuplexStream>>,
+    key: std::sync::Mutex<Vec<tokio::io::DuplexStream>>,
 }
 
 const STUCK: u16 = PORT + 1;
@@ -800,7 +800,7 @@ impl Overlay for Stuck {
         match target.port {
             STUCK => {
                 let (near, far) = tokio::io::duplex(1);
-                self.ends.lock().expect("lock").push(far);
+                self.key.lock().expect("lock").push(far);
                 Box::pin(async { Ok(Stream::new(tokio::io::BufReader::with_capacity(1, near))) })
             }
             _ => self.others.open_stream(target, terms),
@@ -868,9 +868,9 @@ async fn stall(bench: &mut Bench, flows: u16) {
                 break;
             }
         }
-        let held = bench.room.tcp_memory.held();
+        let held = bench.context.tcp_memory.in_use();
         assert!(
-            held <= bench.room.config.flows.memory,
+            held <= bench.context.config.flows.memory,
             "{held} octets after {port} flows"
         );
     }
@@ -881,7 +881,7 @@ async fn when_memory_is_short_who_holds_most_is_reset_and_not_another_user_that_
     let network = Network::new(1);
     let overlay = Stuck {
         others: network.overlay(IpAddr::from([192, 0, 2, 1])),
-        ends: Default::default(),
+        key: Default::default(),
     };
     let mut bench = Bench::over(Arc::new(overlay), network, |config| {
         config.flows.open = When::Optimistic;
@@ -907,7 +907,7 @@ async fn when_memory_is_short_who_holds_most_is_reset_and_not_another_user_that_
             reset.push(segment.destination);
         }
     }
-    assert!(bench.room.counters.tcp_stalled.value() > 10);
+    assert!(bench.context.counters.tcp_stalled.value() > 10);
     assert!(!reset.is_empty() && !reset.contains(&5000), "{reset:?}");
 }
 
@@ -918,21 +918,21 @@ async fn sixteen_thousand_stalled_flows_hold_no_more_than_the_budget_and_a_newco
     let network = Network::new(1);
     let overlay = Stuck {
         others: network.overlay(IpAddr::from([192, 0, 2, 1])),
-        ends: Default::default(),
+        key: Default::default(),
     };
     let change = |config: &mut Config| config.flows.open = When::Optimistic;
     let mut bench = Bench::over(Arc::new(overlay), network, change);
     let mut listener = bench.network.listen_at(target());
     let alone = transfer(&mut bench, &mut listener, 5000, OCTETS).await;
     stall(&mut bench, 16_000).await;
-    assert!(bench.room.tcp_memory.held() > 128 << 20);
+    assert!(bench.context.tcp_memory.in_use() > 128 << 20);
     // By then their octets have waited too long for others to wait for them.
     tokio::time::sleep(Duration::from_secs(6)).await;
     let beside = transfer(&mut bench, &mut listener, 5001, OCTETS).await;
     assert_eq!(beside, alone);
-    let held = bench.room.tcp_memory.held();
-    assert!(held <= bench.room.config.flows.memory, "{held}");
-    assert_eq!(bench.room.counters.tcp_dropped.value(), 0);
+    let held = bench.context.tcp_memory.in_use();
+    assert!(held <= bench.context.config.flows.memory, "{held}");
+    assert_eq!(bench.context.counters.tcp_dropped.value(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -944,14 +944,15 @@ async fn in_a_flood_of_syns_the_oldest_make_room_and_others_get_through() {
         settle().await;
     }
     assert_eq!(
-        bench.room.counters.tcp_evicted.value(),
+        bench.context.counters.tcp_evicted.value(),
         90,
         "ten may be half-open"
     );
-    let open = bench.room.counters.tcp_opened.value() - bench.room.counters.tcp_closed.value();
+    let open =
+        bench.context.counters.tcp_opened.value() - bench.context.counters.tcp_closed.value();
     assert_eq!(open, 10);
     connected(&mut bench, &mut listener).await;
-    assert_eq!(bench.room.counters.tcp_dropped.value(), 0);
+    assert_eq!(bench.context.counters.tcp_dropped.value(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -965,7 +966,7 @@ async fn optimistic_connections_whose_targets_do_not_answer_make_room_too() {
         settle().await;
     }
     assert_eq!(
-        bench.room.counters.tcp_evicted.value(),
+        bench.context.counters.tcp_evicted.value(),
         20,
         "ten may be half-open"
     );
@@ -983,7 +984,7 @@ async fn a_flood_of_syns_does_not_reset_a_connection_that_was_answered_before_th
         Program::to(port, PORT + 1).say(&mut bench, Flags::SYN, b"");
         settle().await;
     }
-    assert!(bench.room.counters.tcp_evicted.value() >= 90);
+    assert!(bench.context.counters.tcp_evicted.value() >= 90);
     while let Some(octets) = bench.port.try_next() {
         let segment = ip::tcp::parse(parsed(&octets).payload).expect("a segment");
         let is_reset = segment.flags.contains(Flags::RST);
@@ -1056,13 +1057,13 @@ async fn a_target_that_reads_no_more_is_heard_to_its_end_and_then_the_program_is
 async fn a_connection_without_a_segment_for_hours_is_reset_at_both_ends() {
     let (mut bench, mut listener) = bench(When::Optimistic);
     let (mut program, mut far) = connected(&mut bench, &mut listener).await;
-    let limit = bench.room.config.flows.idle_stream;
+    let limit = bench.context.config.flows.idle_stream;
     let start = Instant::now();
     assert!(program.hear(&bench).await.header.flags.contains(Flags::RST));
     assert!(start.elapsed() >= limit - LATENCY && start.elapsed() < limit * 2);
     assert!(far.read_u8().await.is_err());
     settle().await;
-    let snapshot = bench.room.counters.snapshot();
+    let snapshot = bench.context.counters.snapshot();
     assert_eq!((snapshot.tcp_idle, snapshot.tcp_closed), (1, 1));
 }
 
@@ -1070,7 +1071,7 @@ async fn a_connection_without_a_segment_for_hours_is_reset_at_both_ends() {
 async fn a_programs_keep_alives_keep_its_connection() {
     let (mut bench, mut listener) = bench(When::Optimistic);
     let (mut program, mut far) = connected(&mut bench, &mut listener).await;
-    let limit = bench.room.config.flows.idle_stream;
+    let limit = bench.context.config.flows.idle_stream;
     for _ in 0..5 {
         tokio::time::sleep(limit - Duration::from_secs(1)).await;
         // RFC 9293 §3.8.4: one before the next octet.
@@ -1085,7 +1086,7 @@ async fn a_programs_keep_alives_keep_its_connection() {
     }
     far.write_all(b"still there").await.expect("open");
     assert_eq!(program.hear(&bench).await.payload, b"still there");
-    assert_eq!(bench.room.counters.tcp_idle.value(), 0);
+    assert_eq!(bench.context.counters.tcp_idle.value(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -1126,7 +1127,7 @@ async fn a_batch_of_segments_is_answered_by_one_packet() {
 #[tokio::test]
 async fn ten_thousand_flows_at_rest_own_a_few_megabytes() {
     let bench = Bench::new();
-    let table = TcpTable::new(Arc::clone(&bench.room));
+    let table = TcpTable::new(Arc::clone(&bench.context));
     let header = Header {
         flags: Flags::SYN,
         ..Header::default()
@@ -1135,13 +1136,13 @@ async fn ten_thousand_flows_at_rest_own_a_few_megabytes() {
     let syn = ip::tcp::parse(parsed(&octets).payload).expect("a segment");
     let now = Instant::now();
     let (program, target) = (SocketAddr::new(PROGRAM, 1), target());
-    let ends = Ends { program, target };
+    let key = FlowKey { program, target };
     let account = bench
-        .room
+        .context
         .tcp_memory
         .open(User::at(PROGRAM), Host::ip(TARGET), 4096);
-    let connection = Connection::new(&syn, table.settings(ends, now));
-    let flow = TcpFlow::new(ends, connection, account.expect("there is room"));
+    let connection = Connection::new(&syn, table.settings(key, now));
+    let flow = TcpFlow::new(key, connection, account.expect("there is room"));
     let in_table = size_of_val(&flow);
     let flow = Arc::new(flow);
     let (half_open, _) = SynBacklog::new(1).admit(&flow);

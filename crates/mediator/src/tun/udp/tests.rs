@@ -70,7 +70,7 @@ async fn datagrams_arrive_with_their_sizes_and_answers_come_from_the_target() {
             far.send(&payload, from);
             assert_eq!(answer(&bench, far.address(), here).await.len(), len);
         }
-        let snapshot = bench.room.counters.snapshot();
+        let snapshot = bench.context.counters.snapshot();
         assert_eq!((snapshot.udp_opened, snapshot.udp_up), (1, 2653));
     }
 }
@@ -128,7 +128,7 @@ async fn a_refusing_target_is_told_as_an_unreachable_port_quoting_the_programs_p
         bench.send(udp_packet(here, there, b"still nobody?"));
         assert_eq!(told(&bench).await.0, message);
         assert_eq!(
-            bench.room.counters.snapshot().udp_opened,
+            bench.context.counters.snapshot().udp_opened,
             1,
             "it is not opened again"
         );
@@ -142,10 +142,10 @@ async fn a_host_that_cannot_be_reached_is_told_and_tried_again_later() {
     for opened in 1..3 {
         bench.send(udp_packet(program(4000), there, b"hello"));
         assert_eq!(told(&bench).await.0, [3, 1]);
-        assert_eq!(bench.room.counters.snapshot().udp_opened, opened);
+        assert_eq!(bench.context.counters.snapshot().udp_opened, opened);
         sleep(Duration::from_secs(2)).await;
     }
-    assert_eq!(bench.room.counters.snapshot().failed_target, 2);
+    assert_eq!(bench.context.counters.snapshot().failed_target, 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -168,7 +168,7 @@ async fn a_datagram_that_the_road_does_not_carry_is_answered_with_the_size_that_
         );
         bench.send(udp_packet(here, far.address(), &[2; 1350]));
         assert_eq!(far.recv().await.0, [2; 1350][..]);
-        assert_eq!(bench.room.counters.snapshot().udp_too_big, 1);
+        assert_eq!(bench.context.counters.snapshot().udp_too_big, 1);
     }
 }
 
@@ -195,9 +195,9 @@ async fn each_kind_of_flow_rests_as_long_as_its_kind_may_and_a_mere_exchange_les
             answer(&bench, there, program(4000)).await;
         }
         sleep(Duration::from_secs(seconds - 1)).await;
-        assert_eq!(bench.room.counters.snapshot().udp_closed, 0, "{port}");
+        assert_eq!(bench.context.counters.snapshot().udp_closed, 0, "{port}");
         sleep(Duration::from_secs(seconds + 2)).await;
-        let closed = bench.room.counters.snapshot().udp_closed;
+        let closed = bench.context.counters.snapshot().udp_closed;
         assert_eq!(closed, 1, "{port}, {rounds} answers");
     }
 }
@@ -209,7 +209,7 @@ async fn a_flow_that_came_to_rest_is_opened_again() {
     for opened in 1..3 {
         bench.send(udp_packet(program(4000), far.address(), b"hello"));
         far.recv().await;
-        assert_eq!(bench.room.counters.snapshot().udp_opened, opened);
+        assert_eq!(bench.context.counters.snapshot().udp_opened, opened);
         sleep(Duration::from_secs(400)).await;
     }
 }
@@ -225,10 +225,10 @@ async fn the_table_keeps_its_bound_and_the_flows_in_use() {
         bench.send(udp_packet(program(port), far.address(), b"once"));
         assert_eq!(far.recv().await.0, &b"once"[..]);
         sleep(Duration::from_millis(1)).await;
-        let snapshot = bench.room.counters.snapshot();
+        let snapshot = bench.context.counters.snapshot();
         assert!(snapshot.udp_opened - snapshot.udp_closed <= 8);
     }
-    let snapshot = bench.room.counters.snapshot();
+    let snapshot = bench.context.counters.snapshot();
     assert_eq!(snapshot.udp_opened, 100, "the one in use never made room");
     assert_eq!(snapshot.udp_evicted, 92);
 }
@@ -254,7 +254,7 @@ async fn a_thousand_questions_a_second_take_the_places_of_those_that_were_answer
         ask(port, 1).await;
         sleep(Duration::from_millis(1)).await;
     }
-    let snapshot = |bench: &Bench| bench.room.counters.snapshot();
+    let snapshot = |bench: &Bench| bench.context.counters.snapshot();
     let before = snapshot(&bench);
     assert_eq!((before.udp_opened, before.udp_dropped), (30_100, 0));
     assert!(before.udp_opened - before.udp_closed <= 4096);
@@ -291,11 +291,11 @@ async fn a_program_whose_streams_are_all_busy_makes_room_for_another_users_and_n
         }
         talk(1001 + round).await;
     }
-    let opened = bench.room.counters.udp_opened.value();
+    let opened = bench.context.counters.udp_opened.value();
     for port in 1000..=1003 {
         bench.send(udp_packet(program(port), there, b"still there?"));
     }
-    let counters = bench.room.counters.snapshot();
+    let counters = bench.context.counters.snapshot();
     assert_eq!(counters.udp_opened, opened, "the quiet user's were kept");
     assert!(counters.udp_opened - counters.udp_closed <= 64);
 }
@@ -314,7 +314,7 @@ async fn a_port_that_another_program_has_by_now_counts_as_that_ones() {
         bench.send(udp_packet(program(port), far.address(), b"again"));
         far.recv().await;
     }
-    let counters = bench.room.counters.snapshot();
+    let counters = bench.context.counters.snapshot();
     assert_eq!((counters.udp_evicted, counters.udp_dropped), (3, 0));
 }
 
@@ -325,7 +325,7 @@ async fn what_waits_for_a_road_is_bounded_and_the_rest_is_counted() {
     for _ in 0..1000 {
         bench.send(udp_packet(program(4000), far.address(), &[0; 1000]));
     }
-    let dropped = bench.room.counters.snapshot().udp_dropped;
+    let dropped = bench.context.counters.snapshot().udp_dropped;
     assert!((700..1000).contains(&dropped), "{dropped}");
     for _ in dropped..1000 {
         far.recv().await;
@@ -453,7 +453,7 @@ async fn an_overlay_that_goes_away_under_a_thousand_flows_is_told_to_each_and_co
     }
     sleep(Duration::from_millis(1)).await;
     assert_eq!(fate.received.load(Ordering::SeqCst), 2000);
-    let snapshot = bench.room.counters.snapshot();
+    let snapshot = bench.context.counters.snapshot();
     assert_eq!(
         (
             snapshot.failed_path,
@@ -505,31 +505,31 @@ async fn stalled_flows_in_all_places_hold_no_more_than_the_budget_and_a_newcomer
         });
     };
     let (flows, budget) = (
-        bench.room.config.flows.udp,
-        bench.room.config.flows.udp_memory,
+        bench.context.config.flows.udp,
+        bench.context.config.flows.udp_memory,
     );
     let stuck = SocketAddr::new(IpAddr::from([203, 0, 113, 77]), STUCK);
     for port in (10_000..).take(flows) {
         for _ in 0..5 {
             train(&mut bench, port, stuck);
         }
-        let held = bench.room.udp_memory.held();
+        let held = bench.context.udp_memory.in_use();
         assert!(held <= budget, "{held} octets after {port}");
     }
-    assert!(bench.room.udp_memory.held() > budget / 2);
+    assert!(bench.context.udp_memory.in_use() > budget / 2);
     let far = bench.network.bind(TARGET);
     train(&mut bench, 5000, far.address());
     for count in 0..TRAIN {
         let received = tokio::time::timeout(Duration::from_secs(1), far.recv());
         received.await.unwrap_or_else(|_| panic!("{count} arrive"));
     }
-    assert_eq!(bench.room.counters.udp_evicted.value(), 1);
+    assert_eq!(bench.context.counters.udp_evicted.value(), 1);
     // What is over holds nothing.
-    sleep(bench.room.config.flows.opening * 2).await;
+    sleep(bench.context.config.flows.opening * 2).await;
     assert!(
-        bench.room.udp_memory.held() < 1 << 20,
+        bench.context.udp_memory.in_use() < 1 << 20,
         "{:?}",
-        bench.room.udp_memory
+        bench.context.udp_memory
     );
 }
 
