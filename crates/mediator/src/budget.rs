@@ -1,4 +1,4 @@
-//! What programs' flows may hold in memory, all together: so many octets, shared out by how much is left, so that whoever came first
+//! What programs' flows may hold in memory, all together: so many bytes, shared out by how much is left, so that whoever came first
 //! cannot keep the rest from those who come later. The tables of the TUN front end have one each.
 //!
 //! Dynamic thresholds (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on
@@ -30,7 +30,7 @@ const FLOW: usize = 16;
 /// The flows of an owner and of a user may hold so many times what else is free, those of a user to one target so many times.
 const USER: usize = 4;
 const TARGET: usize = 2;
-/// Who may take no more octets than this besides what he has is short of memory.
+/// Who may take no more bytes than this besides what he has is short of memory.
 pub(crate) const LOW_ALLOWANCE: usize = 128 * 1024;
 /// A flow that has rested for so long rests: that it has for longer makes it no less worth than its neighbours are many.
 const MAX_COUNTED_IDLE: Duration = Duration::from_secs(60);
@@ -74,7 +74,7 @@ pub(crate) struct Account {
 }
 
 impl Budget {
-    /// So many octets for all.
+    /// So many bytes for all.
     pub(crate) fn new(total: usize) -> Arc<Self> {
         Arc::new(Self {
             total,
@@ -158,7 +158,7 @@ impl Account {
         self.slot.user
     }
 
-    /// How many octets the flow may hold besides what it holds; its floor it may hold in any case.
+    /// How many bytes the flow may hold besides what it holds; its floor it may hold in any case.
     pub(crate) fn allowance(&self) -> usize {
         let budget = &self.budget;
         let free = budget.free();
@@ -179,7 +179,7 @@ impl Account {
         shares.map(|(_, share)| share.in_use.load(Relaxed))
     }
 
-    /// The flow holds so many octets now.
+    /// The flow holds so many bytes now.
     pub(crate) fn set(&mut self, in_use: usize) {
         let above = in_use.saturating_sub(self.floor);
         if above != self.above {
@@ -321,19 +321,19 @@ mod tests {
             deeds in prop::collection::vec((0_u8..4, 0_u16..5, 0_usize..200, 0_usize..1 << 20), 1..400),
         ) {
             let (budget, mut all) = (Budget::new(total), Vec::new());
-            for (user, target, which, octets) in deeds {
+            for (user, target, which, bytes) in deeds {
                 match which {
                     0..100 => all.extend(open(&budget, ends(user, target))),
                     _ if all.is_empty() => {}
-                    100..120 => drop(all.swap_remove(octets % all.len())),
+                    100..120 => drop(all.swap_remove(bytes % all.len())),
                     120..150 => {
-                        let which = octets % all.len();
+                        let which = bytes % all.len();
                         all[which].set(0);
                     }
                     _ => {
-                        let which = octets % all.len();
+                        let which = bytes % all.len();
                         let account = &mut all[which];
-                        account.set(FLOOR + account.above + octets.min(account.allowance()));
+                        account.set(FLOOR + account.above + bytes.min(account.allowance()));
                     }
                 }
                 let sum: usize = all.iter().map(|account| FLOOR + account.above).sum();

@@ -66,9 +66,9 @@ pub struct Limits {
     /// UDP flows of one association; a further one takes the place of the one that was used least lately.
     /// Default: 256.
     pub datagram_flows: usize,
-    /// Octets of memory for datagrams that wait in the flows of all associations together; further ones are dropped. Default: 67108864.
+    /// Bytes of memory for datagrams that wait in the flows of all associations together; further ones are dropped. Default: 67108864.
     pub datagram_memory: usize,
-    /// The largest header of an HTTP request or answer, in octets; a larger one is refused. Default: 65536.
+    /// The largest header of an HTTP request or answer, in bytes; a larger one is refused. Default: 65536.
     pub header: usize,
 }
 
@@ -164,11 +164,11 @@ impl Limits {
             return Err(ConfigError { key, expected });
         }
         if self.datagram_memory < 1 << 20 {
-            let (key, expected) = ("limits.datagram_memory", "at least 1048576 octets");
+            let (key, expected) = ("limits.datagram_memory", "at least 1048576 bytes");
             return Err(ConfigError { key, expected });
         }
         if !(8192..=1 << 20).contains(&self.header) {
-            let (key, expected) = ("limits.header", "8192 to 1048576 octets");
+            let (key, expected) = ("limits.header", "8192 to 1048576 bytes");
             return Err(ConfigError { key, expected });
         }
         Ok(())

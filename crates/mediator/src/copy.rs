@@ -19,70 +19,70 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-use crate::{app::App, counters::Counters};
+use crate::{counters::Counters, program::ProgramConnection};
 
-/// The most that waits in one direction, in octets.
+/// The most that waits in one direction, in bytes.
 pub(crate) const BUFFER: usize = 64 * 1024;
 /// How long a target that reads no more may go on sending nothing before both ends are reset.
-const LINGER: Duration = Duration::from_secs(10);
+pub(crate) const LINGER: Duration = Duration::from_secs(10);
 
 /// Whose connection broke.
 #[derive(Debug, thiserror::Error)]
-enum Fault {
+enum CopyError {
     #[error("the program's connection broke: {0}")]
-    App(io::Error),
+    Program(io::Error),
     #[error("the target's stream broke: {0}")]
     Stream(io::Error),
 }
 
 /// How it ended. All but the first reset both ends.
 #[derive(Debug, thiserror::Error)]
-enum End {
+enum CopyOutcome {
     #[error("both directions were finished")]
     Complete,
     #[error("the target took no more, and the download has ended")]
     Refused,
     #[error("{0}")]
-    Broke(#[from] Fault),
+    Broke(#[from] CopyError),
     #[error("nothing moved for too long")]
     Idle,
 }
 
 /// Copies until both directions have ended. `early` is what the program sent before it was answered.
 pub(crate) async fn copy(
-    app: App,
+    program: ProgramConnection,
     stream: Stream,
     early: Vec<u8>,
     idle: Duration,
     counters: &Counters,
 ) {
-    let mut pump = Pump {
-        app,
+    let mut copying = CopyLoop {
+        program,
         stream,
-        up: Up::new(early),
-        down: Down::default(),
+        up: Upload::new(early),
+        down: Download::default(),
         idle,
         counters,
     };
-    let mut watch = Idle::default();
-    let end = poll_fn(|cx| pump.poll(cx, &mut watch)).await;
+    let mut watch = IdleTimer::default();
+    let end = poll_fn(|cx| copying.poll(cx, &mut watch)).await;
     tracing::trace!(%end, "a flow ended");
-    if !matches!(end, End::Complete) {
-        pump.app.reset();
+    if !matches!(end, CopyOutcome::Complete) {
+        copying.program.reset();
     }
 }
 
-struct Pump<'a> {
-    app: App,
+struct CopyLoop<'a> {
+    program: ProgramConnection,
     stream: Stream,
-    up: Up,
-    down: Down,
+    up: Upload,
+    down: Download,
     idle: Duration,
     counters: &'a Counters,
 }
 
-impl Pump<'_> {
-    fn poll(&mut self, cx: &mut Context<'_>, watch: &mut Idle) -> Poll<End> {
+impl CopyLoop<'_> {
+    fn poll(&mut self, cx: &mut Context<'_>, watch: &mut IdleTimer) -> Poll<CopyOutcome> {
         let (up_before, down_before) = (self.up.moved, self.down.moved);
         let ended = self.poll_both(cx);
         self.counters.octets_up.add(self.up.moved - up_before);
@@ -91,12 +91,12 @@ impl Pump<'_> {
             return ended;
         }
         let (limit, moved) = self.limit();
-        watch.poll(cx, limit, moved).map(|()| End::Idle)
+        watch.poll(cx, limit, moved).map(|()| CopyOutcome::Idle)
     }
 
-    fn poll_both(&mut self, cx: &mut Context<'_>) -> Poll<End> {
-        let down = self.down.poll(cx, &mut self.app, &mut self.stream);
-        let up = self.up.poll(cx, &mut self.app, &mut self.stream);
+    fn poll_both(&mut self, cx: &mut Context<'_>) -> Poll<CopyOutcome> {
+        let down = self.down.poll(cx, &mut self.program, &mut self.stream);
+        let up = self.up.poll(cx, &mut self.program, &mut self.stream);
         match (down, up) {
             (Poll::Ready(Err(fault)), _) | (_, Poll::Ready(Err(fault))) => {
                 Poll::Ready(fault.into())
@@ -106,17 +106,17 @@ impl Pump<'_> {
         }
     }
 
-    fn both_ended(&self) -> End {
-        if self.up.refused() {
-            End::Refused
+    fn both_ended(&self) -> CopyOutcome {
+        if self.up.is_refused() {
+            CopyOutcome::Refused
         } else {
-            End::Complete
+            CopyOutcome::Complete
         }
     }
 
     /// How long nothing may move, and what counts as moving.
     fn limit(&self) -> (Duration, usize) {
-        match (self.up.refused(), self.idle) {
+        match (self.up.is_refused(), self.idle) {
             (true, Duration::ZERO) => (LINGER, self.down.moved),
             (true, idle) => (LINGER.min(idle), self.down.moved),
             (false, idle) => (idle, self.up.moved.wrapping_add(self.down.moved)),
@@ -128,16 +128,16 @@ impl Pump<'_> {
 /// the program sends is read and thrown away until the download has ended, as a server's lingering close does: the answer that the target gave
 /// first must arrive.
 #[derive(Debug)]
-struct Up {
-    /// Octets taken over by the stream.
+struct Upload {
+    /// Bytes taken over by the stream.
     moved: usize,
     buffer: Vec<u8>,
     sent: usize,
-    phase: Phase,
+    phase: UploadPhase,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum UploadPhase {
     Copying,
     /// The program has finished: the stream is being finished.
     Finishing,
@@ -148,38 +148,38 @@ enum Phase {
     Discarded,
 }
 
-impl Up {
+impl Upload {
     fn new(early: Vec<u8>) -> Self {
         Self {
             moved: 0,
             buffer: early,
             sent: 0,
-            phase: Phase::Copying,
+            phase: UploadPhase::Copying,
         }
     }
 
     /// Whether the target broke this direction.
-    fn refused(&self) -> bool {
-        matches!(self.phase, Phase::Discarding | Phase::Discarded)
+    fn is_refused(&self) -> bool {
+        matches!(self.phase, UploadPhase::Discarding | UploadPhase::Discarded)
     }
 
     /// Moves what can be moved. A fault of the stream is no error here: the download decides.
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
-        app: &mut App,
+        program: &mut ProgramConnection,
         stream: &mut Stream,
-    ) -> Poll<Result<(), Fault>> {
+    ) -> Poll<Result<(), CopyError>> {
         loop {
             let step = match self.phase {
-                Phase::Copying => self.copy(cx, app, stream),
-                Phase::Finishing => self.finish(cx, stream),
-                Phase::Discarding => self.discard(cx, app),
-                Phase::Finished | Phase::Discarded => return Poll::Ready(Ok(())),
+                UploadPhase::Copying => self.copy(cx, program, stream),
+                UploadPhase::Finishing => self.finish(cx, stream),
+                UploadPhase::Discarding => self.discard(cx, program),
+                UploadPhase::Finished | UploadPhase::Discarded => return Poll::Ready(Ok(())),
             };
             match ready!(step) {
                 Ok(()) => {}
-                Err(Fault::Stream(error)) => self.refuse(&error),
+                Err(CopyError::Stream(error)) => self.refuse(&error),
                 Err(fault) => return Poll::Ready(Err(fault)),
             }
         }
@@ -188,25 +188,25 @@ impl Up {
     fn refuse(&mut self, error: &io::Error) {
         tracing::trace!(%error, "the target reads no more");
         self.phase = match self.phase {
-            Phase::Copying => Phase::Discarding,
-            _ => Phase::Discarded,
+            UploadPhase::Copying => UploadPhase::Discarding,
+            _ => UploadPhase::Discarded,
         };
     }
 
     fn copy(
         &mut self,
         cx: &mut Context<'_>,
-        app: &mut App,
+        program: &mut ProgramConnection,
         stream: &mut Stream,
-    ) -> Poll<Result<(), Fault>> {
+    ) -> Poll<Result<(), CopyError>> {
         while let Some(rest) = self.buffer.get(self.sent..).filter(|rest| !rest.is_empty()) {
-            match ready!(Pin::new(&mut *stream).poll_write(cx, rest)).map_err(Fault::Stream)? {
-                0 => return Poll::Ready(Err(Fault::Stream(io::ErrorKind::WriteZero.into()))),
+            match ready!(Pin::new(&mut *stream).poll_write(cx, rest)).map_err(CopyError::Stream)? {
+                0 => return Poll::Ready(Err(CopyError::Stream(io::ErrorKind::WriteZero.into()))),
                 n => self.advance(n),
             }
         }
-        match self.read(cx, app) {
-            Poll::Ready(Ok(0)) => self.phase = Phase::Finishing,
+        match self.read(cx, program) {
+            Poll::Ready(Ok(0)) => self.phase = UploadPhase::Finishing,
             Poll::Ready(Ok(_)) => {}
             Poll::Ready(Err(fault)) => return Poll::Ready(Err(fault)),
             Poll::Pending => return self.flush(cx, stream),
@@ -220,51 +220,63 @@ impl Up {
     }
 
     /// Reads into the empty buffer; gives the buffer back when there is nothing to read.
-    fn read(&mut self, cx: &mut Context<'_>, app: &mut App) -> Poll<Result<usize, Fault>> {
+    fn read(
+        &mut self,
+        cx: &mut Context<'_>,
+        program: &mut ProgramConnection,
+    ) -> Poll<Result<usize, CopyError>> {
         self.buffer.clear();
         self.sent = 0;
-        if app.poll_readable(cx).map_err(Fault::App)?.is_pending() {
-            take_back(&mut self.buffer);
+        if program
+            .poll_readable(cx)
+            .map_err(CopyError::Program)?
+            .is_pending()
+        {
+            take_back_buffer(&mut self.buffer);
             return Poll::Pending;
         }
-        provide(&mut self.buffer);
-        let read = Future::poll(pin!(app.read_buf(&mut self.buffer)), cx);
+        provide_buffer(&mut self.buffer);
+        let read = Future::poll(pin!(program.read_buf(&mut self.buffer)), cx);
         if self.buffer.is_empty() {
-            take_back(&mut self.buffer);
+            take_back_buffer(&mut self.buffer);
         }
-        read.map_err(Fault::App)
+        read.map_err(CopyError::Program)
     }
 
     /// Nothing to read: what an overlay still holds back leaves now.
-    fn flush(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<Result<(), Fault>> {
+    fn flush(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<Result<(), CopyError>> {
         match Pin::new(stream).poll_flush(cx) {
-            Poll::Ready(Err(error)) => Poll::Ready(Err(Fault::Stream(error))),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(CopyError::Stream(error))),
             _ => Poll::Pending,
         }
     }
 
-    fn finish(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<Result<(), Fault>> {
-        ready!(Pin::new(stream).poll_shutdown(cx)).map_err(Fault::Stream)?;
-        self.phase = Phase::Finished;
+    fn finish(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<Result<(), CopyError>> {
+        ready!(Pin::new(stream).poll_shutdown(cx)).map_err(CopyError::Stream)?;
+        self.phase = UploadPhase::Finished;
         Poll::Ready(Ok(()))
     }
 
-    fn discard(&mut self, cx: &mut Context<'_>, app: &mut App) -> Poll<Result<(), Fault>> {
-        if ready!(self.read(cx, app))? == 0 {
-            self.phase = Phase::Discarded;
+    fn discard(
+        &mut self,
+        cx: &mut Context<'_>,
+        program: &mut ProgramConnection,
+    ) -> Poll<Result<(), CopyError>> {
+        if ready!(self.read(cx, program))? == 0 {
+            self.phase = UploadPhase::Discarded;
         }
         Poll::Ready(Ok(()))
     }
 }
 
-/// A slice of at least so many octets is written without being gathered.
-const LARGE: usize = 16 * 1024;
+/// A slice of at least so many bytes is written without being gathered.
+const MIN_UNGATHERED: usize = 16 * 1024;
 
 /// From the target to the program. Large slices of the overlay's buffers are written as they are; small ones, such as single packets, are
 /// gathered first: copying a packet costs a tenth of what a system call for it costs.
 #[derive(Debug, Default)]
-struct Down {
-    /// Octets taken over by the program's connection.
+struct Download {
+    /// Bytes taken over by the program's connection.
     moved: usize,
     /// What was gathered, given back while the target is silent.
     gathered: Vec<u8>,
@@ -274,28 +286,32 @@ struct Down {
     finished: bool,
 }
 
-impl Down {
+impl Download {
     /// Moves what can be moved.
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
-        app: &mut App,
+        program: &mut ProgramConnection,
         stream: &mut Stream,
-    ) -> Poll<Result<(), Fault>> {
+    ) -> Poll<Result<(), CopyError>> {
         while !self.finished {
-            ready!(self.write_gathered(cx, app))?;
+            ready!(self.write_gathered(cx, program))?;
             match self.ended.take() {
-                Some(Ok(())) => ready!(self.finish(cx, app))?,
-                Some(Err(error)) => return Poll::Ready(Err(Fault::Stream(error))),
-                None => ready!(self.advance(cx, app, stream))?,
+                Some(Ok(())) => ready!(self.finish(cx, program))?,
+                Some(Err(error)) => return Poll::Ready(Err(CopyError::Stream(error))),
+                None => ready!(self.advance(cx, program, stream))?,
             }
         }
         Poll::Ready(Ok(()))
     }
 
-    fn write_gathered(&mut self, cx: &mut Context<'_>, app: &mut App) -> Poll<Result<(), Fault>> {
+    fn write_gathered(
+        &mut self,
+        cx: &mut Context<'_>,
+        program: &mut ProgramConnection,
+    ) -> Poll<Result<(), CopyError>> {
         while let Some(rest) = self.gathered.get(self.written..).filter(|r| !r.is_empty()) {
-            let n = ready!(write(cx, app, rest))?;
+            let n = ready!(write(cx, program, rest))?;
             self.written += n;
             self.moved += n;
         }
@@ -308,17 +324,17 @@ impl Down {
     fn advance(
         &mut self,
         cx: &mut Context<'_>,
-        app: &mut App,
+        program: &mut ProgramConnection,
         stream: &mut Stream,
-    ) -> Poll<Result<(), Fault>> {
+    ) -> Poll<Result<(), CopyError>> {
         match Pin::new(&mut *stream).poll_fill_buf(cx) {
-            Poll::Ready(Ok(slice)) if slice.len() >= LARGE => {
-                let n = ready!(write(cx, app, slice))?;
+            Poll::Ready(Ok(slice)) if slice.len() >= MIN_UNGATHERED => {
+                let n = ready!(write(cx, program, slice))?;
                 Pin::new(stream).consume(n);
                 self.moved += n;
             }
             Poll::Pending => {
-                take_back(&mut self.gathered);
+                take_back_buffer(&mut self.gathered);
                 return Poll::Pending;
             }
             Poll::Ready(Ok([])) => self.ended = Some(Ok(())),
@@ -329,7 +345,7 @@ impl Down {
     }
 
     fn gather(&mut self, cx: &mut Context<'_>, stream: &mut Stream) {
-        provide(&mut self.gathered);
+        provide_buffer(&mut self.gathered);
         while self.gathered.len() < BUFFER {
             match Pin::new(&mut *stream).poll_fill_buf(cx) {
                 Poll::Pending => return,
@@ -346,22 +362,30 @@ impl Down {
         }
     }
 
-    fn finish(&mut self, cx: &mut Context<'_>, app: &mut App) -> Poll<Result<(), Fault>> {
-        let Poll::Ready(done) = Pin::new(app).poll_shutdown(cx) else {
+    fn finish(
+        &mut self,
+        cx: &mut Context<'_>,
+        program: &mut ProgramConnection,
+    ) -> Poll<Result<(), CopyError>> {
+        let Poll::Ready(done) = Pin::new(program).poll_shutdown(cx) else {
             self.ended = Some(Ok(()));
             return Poll::Pending;
         };
         self.finished = true;
-        take_back(&mut self.gathered);
-        Poll::Ready(done.map_err(Fault::App))
+        take_back_buffer(&mut self.gathered);
+        Poll::Ready(done.map_err(CopyError::Program))
     }
 }
 
-fn write(cx: &mut Context<'_>, app: &mut App, slice: &[u8]) -> Poll<Result<usize, Fault>> {
-    Poll::Ready(match ready!(Pin::new(app).poll_write(cx, slice)) {
-        Ok(0) => Err(Fault::App(io::ErrorKind::WriteZero.into())),
+fn write(
+    cx: &mut Context<'_>,
+    program: &mut ProgramConnection,
+    slice: &[u8],
+) -> Poll<Result<usize, CopyError>> {
+    Poll::Ready(match ready!(Pin::new(program).poll_write(cx, slice)) {
+        Ok(0) => Err(CopyError::Program(io::ErrorKind::WriteZero.into())),
         Ok(n) => Ok(n),
-        Err(error) => Err(Fault::App(error)),
+        Err(error) => Err(CopyError::Program(error)),
     })
 }
 
@@ -431,31 +455,32 @@ mod down_tests {
         }
     }
 
-    async fn pair() -> (App, TcpStream) {
+    async fn pair() -> (ProgramConnection, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
         let address = listener.local_addr().expect("bound");
         let program = TcpStream::connect(address).await.expect("connects");
         let (tcp, _) = listener.accept().await.expect("accepts");
-        (App::new(tcp), program)
+        (ProgramConnection::new(tcp), program)
     }
 
     #[tokio::test]
     async fn a_program_that_does_not_read_stops_the_target() {
-        for size in [100, 1200, LARGE, 1 << 20] {
-            let (mut app, _program) = pair().await;
+        for size in [100, 1200, MIN_UNGATHERED, 1 << 20] {
+            let (mut program, _program) = pair().await;
             let taken = Arc::new(AtomicUsize::new(0));
             let (piece, counter) = (vec![0; size], Arc::clone(&taken));
             let mut stream = Stream::new(Flood {
                 piece,
                 taken: counter,
             });
-            let mut down = Down::default();
+            let mut down = Download::default();
             // The socket's buffers fill; each time that nothing moves, at most one buffer waits here.
             for _ in 0..1000 {
-                let poll = poll_fn(|cx| Poll::Ready(down.poll(cx, &mut app, &mut stream))).await;
+                let poll =
+                    poll_fn(|cx| Poll::Ready(down.poll(cx, &mut program, &mut stream))).await;
                 assert!(poll.is_pending());
                 let waiting = taken.load(Ordering::SeqCst) - down.moved;
-                assert!(waiting <= BUFFER, "{waiting} octets wait");
+                assert!(waiting <= BUFFER, "{waiting} bytes wait");
                 tokio::task::yield_now().await;
             }
         }
@@ -465,13 +490,13 @@ mod down_tests {
 /// Notices that nothing moved for a while, at the cost of one timer and no work for each byte: it is told a number that changes when something
 /// moves.
 #[derive(Debug, Default)]
-pub(crate) struct Idle {
+pub(crate) struct IdleTimer {
     sleep: Option<Pin<Box<Sleep>>>,
     limit: Duration,
     seen: usize,
 }
 
-impl Idle {
+impl IdleTimer {
     /// Ready when `moved` did not change for `limit`, or up to twice as long; never when `limit` is zero.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, limit: Duration, moved: usize) -> Poll<()> {
         if limit != self.limit {
@@ -493,7 +518,7 @@ impl Idle {
 }
 
 /// How many buffers a thread keeps for later; further ones are freed.
-const KEPT: usize = 64;
+const MAX_STORED: usize = 64;
 
 thread_local! {
     /// Buffers for flows in which something moves. A flow at rest holds none, and a busy one costs no allocation: giving 64 KiB back to the
@@ -501,8 +526,8 @@ thread_local! {
     static STORE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Makes `buffer` empty and able to hold [`BUFFER`] octets.
-pub(crate) fn provide(buffer: &mut Vec<u8>) {
+/// Makes `buffer` empty and able to hold [`BUFFER`] bytes.
+pub(crate) fn provide_buffer(buffer: &mut Vec<u8>) {
     buffer.clear();
     if buffer.capacity() < BUFFER {
         let stored = STORE.with_borrow_mut(Vec::pop);
@@ -511,14 +536,14 @@ pub(crate) fn provide(buffer: &mut Vec<u8>) {
 }
 
 /// Takes the buffer back, leaving one that holds nothing. What was in it is forgotten.
-pub(crate) fn take_back(buffer: &mut Vec<u8>) {
+pub(crate) fn take_back_buffer(buffer: &mut Vec<u8>) {
     let mut buffer = mem::take(buffer);
     if buffer.capacity() < BUFFER {
         return;
     }
     buffer.clear();
     STORE.with_borrow_mut(|store| {
-        if store.len() < KEPT {
+        if store.len() < MAX_STORED {
             store.push(buffer);
         }
     });
@@ -533,7 +558,7 @@ mod idle_tests {
     #[tokio::test(start_paused = true)]
     async fn what_moves_is_not_idle_and_what_rests_is() {
         let (limit, start) = (Duration::from_secs(10), Instant::now());
-        let (mut idle, mut moved) = (Idle::default(), 0);
+        let (mut idle, mut moved) = (IdleTimer::default(), 0);
         while start.elapsed() < limit * 5 {
             moved += 1;
             let rested = poll_fn(|cx| idle.poll(cx, limit, moved));
@@ -554,15 +579,15 @@ mod pool_tests {
 
     #[test]
     fn a_buffer_is_used_again_and_the_store_stays_small() {
-        let mut buffers = vec![Vec::new(); KEPT + 5];
-        buffers.iter_mut().for_each(provide);
+        let mut buffers = vec![Vec::new(); MAX_STORED + 5];
+        buffers.iter_mut().for_each(provide_buffer);
         assert!(buffers.iter().all(|buffer| buffer.capacity() >= BUFFER));
-        buffers.iter_mut().for_each(take_back);
+        buffers.iter_mut().for_each(take_back_buffer);
         assert!(buffers.iter().all(|buffer| buffer.capacity() == 0));
-        assert_eq!(STORE.with_borrow(Vec::len), KEPT);
+        assert_eq!(STORE.with_borrow(Vec::len), MAX_STORED);
         let mut again = b"old".to_vec();
-        provide(&mut again);
+        provide_buffer(&mut again);
         assert!(again.is_empty());
-        assert_eq!(STORE.with_borrow(Vec::len), KEPT - 1);
+        assert_eq!(STORE.with_borrow(Vec::len), MAX_STORED - 1);
     }
 }

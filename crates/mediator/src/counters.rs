@@ -102,9 +102,9 @@ counters! {
     datagram_flows;
     /// UDP associations granted.
     associations;
-    /// Octets from programs to targets.
+    /// Bytes from programs to targets.
     octets_up;
-    /// Octets from targets to programs.
+    /// Bytes from targets to programs.
     octets_down;
     /// Datagrams dropped: fragments, strangers, full queues, too large, flows that failed.
     datagrams_dropped;

@@ -1,5 +1,5 @@
-//! A UDP flow of either front end once it is open: what a program sends waits at a [`Sender`] until the flow's task takes it, and datagrams move
-//! both ways until the flow is idle or fails. SOCKS associations and the TUN device use it; what their ends look like is a [`Program`].
+//! A UDP flow of either front end once it is open: what a program sends waits at a [`FlowSender`] until the flow's task takes it, and datagrams move
+//! both ways until the flow is idle or fails. SOCKS associations and the TUN device use it; what their ends look like is a [`ProgramSide`].
 
 use std::{
     collections::VecDeque,
@@ -16,7 +16,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::{
     budget::{Account, LOW_ALLOWANCE},
-    copy::Idle,
+    copy::IdleTimer,
 };
 
 /// How long a flow that failed keeps its place, so that a program that insists does not make us open flows without a pause.
@@ -25,12 +25,12 @@ pub(crate) const HOLD_OFF: Duration = Duration::from_secs(1);
 const TURN: usize = 32;
 
 /// The program's end of a flow.
-pub(crate) trait Program {
+pub(crate) trait ProgramSide {
     /// Why a flow failed, as far as programs are told.
-    type Why: Copy;
+    type Failure: Copy;
 
     /// Where the program's datagrams wait.
-    fn sender(&self) -> &Sender<Self::Why>;
+    fn sender(&self) -> &FlowSender<Self::Failure>;
 
     /// How long the flow is kept without any datagram; zero is for ever.
     fn idle(&self) -> Duration;
@@ -40,8 +40,8 @@ pub(crate) trait Program {
         Duration::ZERO
     }
 
-    /// The road took so many octets.
-    fn sent(&self, octets: usize);
+    /// The road took so many bytes.
+    fn sent(&self, bytes: usize);
 
     /// The first datagram of `batch` is larger than `most`, what the road carries, and goes no further.
     fn too_large(&self, batch: Batch<'_>, most: usize);
@@ -55,37 +55,40 @@ pub(crate) trait Program {
 }
 
 /// Moves datagrams until nothing moves any more.
-pub(crate) async fn carry(program: &impl Program, datagrams: &dyn Datagrams) -> Result<(), Error> {
-    let mut carrying = Carrying {
+pub(crate) async fn pump_datagrams(
+    program: &impl ProgramSide,
+    datagrams: &dyn Datagrams,
+) -> Result<(), Error> {
+    let mut pump = DatagramPump {
         program,
         datagrams,
-        queue: Queue::default(),
-        wait: Wait::new(program.pack_wait()),
+        queue: DatagramQueue::default(),
+        wait: PackWait::new(program.pack_wait()),
         moved: 0,
     };
-    let mut idle = Idle::default();
+    let mut idle = IdleTimer::default();
     poll_fn(|cx| {
-        if let Poll::Ready(Err(error)) = carrying.poll_up(cx) {
+        if let Poll::Ready(Err(error)) = pump.poll_up(cx) {
             return Poll::Ready(Err(error));
         }
-        if let Poll::Ready(Err(error)) = carrying.poll_down(cx) {
+        if let Poll::Ready(Err(error)) = pump.poll_down(cx) {
             return Poll::Ready(Err(error));
         }
-        idle.poll(cx, program.idle(), carrying.moved).map(Ok)
+        idle.poll(cx, program.idle(), pump.moved).map(Ok)
     })
     .await
 }
 
-struct Carrying<'a, P> {
+struct DatagramPump<'a, P> {
     program: &'a P,
     datagrams: &'a dyn Datagrams,
-    queue: Queue,
-    wait: Wait,
+    queue: DatagramQueue,
+    wait: PackWait,
     /// Changes when something moves.
     moved: usize,
 }
 
-impl<P: Program> Carrying<'_, P> {
+impl<P: ProgramSide> DatagramPump<'_, P> {
     fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         loop {
             let Some((batch, count)) = self.queue.batch() else {
@@ -116,24 +119,24 @@ impl<P: Program> Carrying<'_, P> {
     }
 }
 
-/// What a flow may hold in any case, in octets of memory: a datagram of usual size.
-pub(crate) const FLOOR: usize = 2048;
-/// So many octets fill a packet: nobody waits for more to share it.
+/// What a flow may hold in any case, in bytes of memory: a datagram of usual size.
+pub(crate) const FLOW_FLOOR: usize = 2048;
+/// So many bytes fill a packet: nobody waits for more to share it.
 const PACKET: usize = 1000;
 /// A question and its answer, each of them twice or in a few pieces, are no more datagrams.
-const EXCHANGE: usize = 8;
+const MAX_EXCHANGE: usize = 8;
 
 /// The end of a UDP flow that a table holds: datagrams from the program wait here for the flow's task. Clones are the same end; `W` tells why
 /// a flow failed.
 #[derive(Debug)]
-pub(crate) struct Sender<W>(Arc<Mutex<Shared<W>>>);
+pub(crate) struct FlowSender<W>(Arc<Mutex<Shared<W>>>);
 
 #[derive(Debug)]
 struct Shared<W> {
     /// Bounded by itself and by the account: datagrams that come when it is full are dropped.
-    queue: Queue,
-    /// The memory of the queue with which this one changes places, in octets.
-    elsewhere: usize,
+    queue: DatagramQueue,
+    /// The memory of the queue with which this one changes places, in bytes.
+    taken_memory: usize,
     /// What both count against; none when the flow is over.
     account: Option<Account>,
     waker: Option<Waker>,
@@ -146,25 +149,25 @@ struct Shared<W> {
 
 /// What became of datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pushed<W> {
+pub(crate) enum PushOutcome<W> {
     /// They wait, but for so many that found no room.
     Dropped(usize),
     /// The flow has failed.
     Failed(W),
 }
 
-impl<W> Clone for Sender<W> {
+impl<W> Clone for FlowSender<W> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<W: Copy> Sender<W> {
+impl<W: Copy> FlowSender<W> {
     /// The end of a flow that begins.
     pub(crate) fn new(account: Account) -> Self {
         Self(Arc::new(Mutex::new(Shared {
-            queue: Queue::default(),
-            elsewhere: 0,
+            queue: DatagramQueue::default(),
+            taken_memory: 0,
             account: Some(account),
             waker: None,
             used: Instant::now(),
@@ -178,18 +181,18 @@ impl<W: Copy> Sender<W> {
     }
 
     /// Queues copies.
-    pub(crate) fn push(&self, batch: Batch<'_>, now: Instant) -> Pushed<W> {
+    pub(crate) fn push(&self, batch: Batch<'_>, now: Instant) -> PushOutcome<W> {
         let mut shared = self.lock();
         shared.used = now;
         if let Some(why) = shared.failed {
-            return Pushed::Failed(why);
+            return PushOutcome::Failed(why);
         }
         shared.count(0, batch);
         let dropped = shared.queue_up(batch);
         let waker = shared.waker.take();
         drop(shared);
         waker.into_iter().for_each(Waker::wake);
-        Pushed::Dropped(dropped)
+        PushOutcome::Dropped(dropped)
     }
 
     /// Datagrams came from the target.
@@ -207,7 +210,7 @@ impl<W: Copy> Sender<W> {
     /// Whether it has proved to be more than a question that was answered, or not.
     pub(crate) fn is_stream(&self) -> bool {
         let [sent, received] = self.lock().counts;
-        received > 0 && sent.saturating_add(received) > EXCHANGE
+        received > 0 && sent.saturating_add(received) > MAX_EXCHANGE
     }
 
     /// The flow has failed: what waits is lost, what comes is answered. Answers how many datagrams that were.
@@ -222,7 +225,7 @@ impl<W: Copy> Sender<W> {
     /// The flow is over: it holds nothing any more.
     pub(crate) fn end(&self) {
         let mut shared = self.lock();
-        shared.queue = Queue::default();
+        shared.queue = DatagramQueue::default();
         shared.account = None;
     }
 
@@ -242,7 +245,12 @@ impl<W: Copy> Sender<W> {
     }
 
     /// Takes what waits, in exchange for the empty queue, or wakes later.
-    fn poll_take(&self, cx: &mut Context<'_>, empty: &mut Queue, wait: &mut Wait) -> Poll<()> {
+    fn poll_take(
+        &self,
+        cx: &mut Context<'_>,
+        empty: &mut DatagramQueue,
+        wait: &mut PackWait,
+    ) -> Poll<()> {
         let mut shared = self.lock();
         if shared.queue.is_empty() {
             shared.waker = Some(cx.waker().clone());
@@ -253,17 +261,17 @@ impl<W: Copy> Sender<W> {
                 .is_some_and(|account| account.allowance() >= LOW_ALLOWANCE);
             shared.queue.release(kept);
             empty.release(kept);
-            shared.elsewhere = empty.memory();
+            shared.taken_memory = empty.memory();
             shared.settle();
             return Poll::Pending;
         }
-        if shared.queue.octets() < PACKET && wait.poll(cx).is_pending() {
+        if shared.queue.bytes() < PACKET && wait.poll(cx).is_pending() {
             shared.waker = Some(cx.waker().clone());
             return Poll::Pending;
         }
         wait.sleep = None;
         mem::swap(&mut shared.queue, empty);
-        shared.elsewhere = empty.memory();
+        shared.taken_memory = empty.memory();
         Poll::Ready(())
     }
 }
@@ -272,7 +280,7 @@ impl<W> Shared<W> {
     /// Queues copies as far as there is room and memory; answers how many found none.
     fn queue_up(&mut self, batch: Batch<'_>) -> usize {
         let more = self.account.as_ref().map_or(0, Account::allowance);
-        let floor = FLOOR.saturating_sub(self.elsewhere);
+        let floor = FLOW_FLOOR.saturating_sub(self.taken_memory);
         let most = floor.max(self.queue.memory().saturating_add(more));
         let dropped = self.queue.push_train(batch, most);
         self.settle();
@@ -280,7 +288,7 @@ impl<W> Shared<W> {
     }
 
     fn settle(&mut self) {
-        let held = self.queue.memory() + self.elsewhere;
+        let held = self.queue.memory() + self.taken_memory;
         if let Some(account) = &mut self.account {
             account.set(held);
         }
@@ -295,12 +303,12 @@ impl<W> Shared<W> {
 
 /// How long the first of a few small datagrams waits for others (`flows.pack_wait`).
 #[derive(Debug)]
-struct Wait {
+struct PackWait {
     limit: Duration,
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
-impl Wait {
+impl PackWait {
     fn new(limit: Duration) -> Self {
         Self { limit, sleep: None }
     }
@@ -315,26 +323,26 @@ impl Wait {
     }
 }
 
-/// The most octets that wait, and the most datagrams; further ones are dropped.
-pub(crate) const MAX_OCTETS: usize = 256 * 1024;
-pub(crate) const MAX_COUNT: usize = 512;
+/// The most bytes that wait, and the most datagrams; further ones are dropped.
+pub(crate) const MAX_QUEUED_BYTES: usize = 256 * 1024;
+pub(crate) const MAX_QUEUED: usize = 512;
 /// The most that one batch takes: what UDP_SEGMENT takes.
-const BATCH_OCTETS: usize = 65_000;
-const BATCH_COUNT: usize = 64;
+const MAX_BATCH_BYTES: usize = 65_000;
+const MAX_BATCH: usize = 64;
 /// The room that an empty queue keeps: a flow in use allocates nothing, a silent one holds little.
-const KEPT_OCTETS: usize = 16 * 1024;
+const KEPT_BYTES: usize = 16 * 1024;
 const KEPT_COUNT: usize = 32;
 
 /// Datagrams on their way to a target, one after the other in one buffer, taken out in batches of one size: what the overlay sends in one call.
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
+pub(crate) struct DatagramQueue {
     contents: Vec<u8>,
     lengths: VecDeque<usize>,
     /// Where the first datagram starts.
     head: usize,
 }
 
-impl Queue {
+impl DatagramQueue {
     pub(crate) fn len(&self) -> usize {
         self.lengths.len()
     }
@@ -343,15 +351,15 @@ impl Queue {
         self.lengths.is_empty()
     }
 
-    /// What it takes, in octets of memory.
+    /// What it takes, in bytes of memory.
     pub(crate) fn memory(&self) -> usize {
         self.contents.capacity() + self.lengths.capacity() * size_of::<usize>()
     }
 
-    /// Takes a copy, or answers that there is no room, or none that takes no more than `most` octets of memory in all.
+    /// Takes a copy, or answers that there is no room, or none that takes no more than `most` bytes of memory in all.
     pub(crate) fn push(&mut self, payload: &[u8], most: usize) -> bool {
-        let room = MAX_OCTETS.saturating_sub(self.contents.len());
-        if payload.len() > room || self.lengths.len() >= MAX_COUNT {
+        let room = MAX_QUEUED_BYTES.saturating_sub(self.contents.len());
+        if payload.len() > room || self.lengths.len() >= MAX_QUEUED {
             return false;
         }
         if !self.grow(payload.len(), most) {
@@ -363,10 +371,10 @@ impl Queue {
     }
 
     /// Makes place for one more, by doubling if that is allowed.
-    fn grow(&mut self, octets: usize, most: usize) -> bool {
-        let (len, count) = (self.contents.len() + octets, self.lengths.len() + 1);
-        let (octets, lengths) = (self.contents.capacity(), self.lengths.capacity());
-        if len <= octets && count <= lengths {
+    fn grow(&mut self, bytes: usize, most: usize) -> bool {
+        let (len, count) = (self.contents.len() + bytes, self.lengths.len() + 1);
+        let (bytes, lengths) = (self.contents.capacity(), self.lengths.capacity());
+        if len <= bytes && count <= lengths {
             return true;
         }
         let lengths = if count <= lengths {
@@ -375,21 +383,21 @@ impl Queue {
             count.max(4).next_power_of_two()
         };
         let left = most.saturating_sub(lengths * size_of::<usize>());
-        let octets = if len <= octets {
-            octets
+        let bytes = if len <= bytes {
+            bytes
         } else {
-            len.max(octets * 2).min(left)
+            len.max(bytes * 2).min(left)
         };
-        if octets < len || octets > left {
+        if bytes < len || bytes > left {
             return false;
         }
-        self.contents.reserve_exact(octets - self.contents.len());
+        self.contents.reserve_exact(bytes - self.contents.len());
         self.lengths.reserve_exact(lengths - self.lengths.len());
         true
     }
 
-    /// How many octets wait.
-    pub(crate) fn octets(&self) -> usize {
+    /// How many bytes wait.
+    pub(crate) fn bytes(&self) -> usize {
         self.contents.len() - self.head
     }
 
@@ -402,17 +410,17 @@ impl Queue {
     /// The first datagrams that have one size; the last may be shorter. `None` when there are none.
     pub(crate) fn batch(&self) -> Option<(Batch<'_>, usize)> {
         let segment = *self.lengths.front()?;
-        let (mut octets, mut count) = (segment, 1);
-        for &len in self.lengths.iter().skip(1).take(BATCH_COUNT - 1) {
-            if segment == 0 || len == 0 || len > segment || octets + len > BATCH_OCTETS {
+        let (mut bytes, mut count) = (segment, 1);
+        for &len in self.lengths.iter().skip(1).take(MAX_BATCH - 1) {
+            if segment == 0 || len == 0 || len > segment || bytes + len > MAX_BATCH_BYTES {
                 break;
             }
-            (octets, count) = (octets + len, count + 1);
+            (bytes, count) = (bytes + len, count + 1);
             if len < segment {
                 break;
             }
         }
-        let contents = self.contents.get(self.head..self.head + octets)?;
+        let contents = self.contents.get(self.head..self.head + bytes)?;
         let segment = segment.max(1);
         Some((Batch { contents, segment }, count))
     }
@@ -429,12 +437,12 @@ impl Queue {
 
     /// Gives back what a burst needed; what an ordinary exchange needs stays if it is to be `kept`.
     pub(crate) fn release(&mut self, kept: bool) {
-        let (octets, count) = if kept {
-            (KEPT_OCTETS, KEPT_COUNT)
+        let (bytes, count) = if kept {
+            (KEPT_BYTES, KEPT_COUNT)
         } else {
             (0, 0)
         };
-        self.contents.shrink_to(octets);
+        self.contents.shrink_to(bytes);
         self.lengths.shrink_to(count);
     }
 }
@@ -445,7 +453,7 @@ mod queue_tests {
 
     use super::*;
 
-    fn drain(queue: &mut Queue) -> Vec<Vec<u8>> {
+    fn drain(queue: &mut DatagramQueue) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
         while let Some((batch, count)) = queue.batch() {
             let payloads: Vec<_> = batch.payloads().map(<[u8]>::to_vec).collect();
@@ -458,7 +466,7 @@ mod queue_tests {
 
     #[test]
     fn equal_datagrams_leave_as_one_batch_with_a_shorter_one_last() {
-        let mut queue = Queue::default();
+        let mut queue = DatagramQueue::default();
         for len in [100, 100, 40, 100] {
             assert!(queue.push(&vec![0; len], usize::MAX));
         }
@@ -468,10 +476,10 @@ mod queue_tests {
 
     #[test]
     fn a_full_queue_drops_what_comes() {
-        let mut queue = Queue::default();
+        let mut queue = DatagramQueue::default();
         while queue.push(&[0; 1000], usize::MAX) {}
         assert!(!queue.push(&[0; 1000], usize::MAX));
-        queue.pop(MAX_COUNT);
+        queue.pop(MAX_QUEUED);
         assert!(queue.push(&[0; 1000], usize::MAX));
     }
 
@@ -480,7 +488,7 @@ mod queue_tests {
         fn no_more_memory_is_taken_than_is_allowed(
             steps in proptest::collection::vec((0_usize..3000, 0_usize..30_000, 0_usize..4, any::<bool>()), 0..200),
         ) {
-            let mut queue = Queue::default();
+            let mut queue = DatagramQueue::default();
             for (len, most, gone, kept) in steps {
                 let before = (queue.memory(), queue.len());
                 let taken = queue.push(&vec![0; len], most);
@@ -496,7 +504,7 @@ mod queue_tests {
 
         #[test]
         fn what_went_in_comes_out_in_order(payloads in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..4), 0..300)) {
-            let mut queue = Queue::default();
+            let mut queue = DatagramQueue::default();
             for payload in &payloads {
                 prop_assert!(queue.push(payload, usize::MAX));
             }

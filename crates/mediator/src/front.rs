@@ -20,11 +20,12 @@ use tokio::{
 };
 
 use crate::{
-    app::{App, Used},
     budget::Budget,
     config::{Config, ConfigError, Limits, Listen},
     counters::Counters,
-    http, socks,
+    http,
+    program::{LastUse, ProgramConnection},
+    socks,
 };
 
 /// Connections that wait in the kernel until they are accepted.
@@ -86,7 +87,7 @@ struct Sessions {
 struct SessionEntry {
     task: AbortHandle,
     peer: Option<IpAddr>,
-    used: Used,
+    last_use: LastUse,
 }
 
 impl Sessions {
@@ -99,12 +100,21 @@ impl Sessions {
     }
 
     fn begin(&mut self, accepted: Accepted, context: &Arc<ProxyContext>) {
-        let (Accepted::Socks(app) | Accepted::Http(app)) = &accepted;
-        let peer = app.peer_addr().ok().map(|peer| peer.ip().to_canonical());
-        let used = app.used();
+        let (Accepted::Socks(program) | Accepted::Http(program)) = &accepted;
+        let peer = program
+            .peer_addr()
+            .ok()
+            .map(|peer| peer.ip().to_canonical());
+        let last_use = program.last_use();
         let task = self.tasks.spawn(accepted.serve(Arc::clone(context)));
-        self.entries
-            .insert(task.id(), SessionEntry { task, peer, used });
+        self.entries.insert(
+            task.id(),
+            SessionEntry {
+                task,
+                peer,
+                last_use,
+            },
+        );
     }
 
     /// Until one has ended.
@@ -132,7 +142,7 @@ impl Sessions {
         for entry in self.entries.values() {
             *crowds.entry(entry.peer).or_default() += 1;
         }
-        let rests = |entry: &SessionEntry| entry.used.rested();
+        let rests = |entry: &SessionEntry| entry.last_use.idle_for();
         let resting = self.entries.iter();
         let resting = resting.filter(|(_, entry)| rests(entry) >= context.limits.idle_when_full);
         let most = resting.max_by_key(|(_, entry)| (crowds.get(&entry.peer), rests(entry)));
@@ -147,8 +157,8 @@ impl Sessions {
 
 /// A program that was let in.
 enum Accepted {
-    Socks(App),
-    Http(App),
+    Socks(ProgramConnection),
+    Http(ProgramConnection),
 }
 
 impl Front {
@@ -280,8 +290,8 @@ impl Listeners {
     async fn accept(&mut self) -> Accepted {
         loop {
             let next = tokio::select! {
-                tcp = accept(self.socks.as_ref()) => tcp.map(|tcp| Accepted::Socks(App::new(tcp))),
-                tcp = accept(self.http.as_ref()) => tcp.map(|tcp| Accepted::Http(App::new(tcp))),
+                tcp = accept(self.socks.as_ref()) => tcp.map(|tcp| Accepted::Socks(ProgramConnection::new(tcp))),
+                tcp = accept(self.http.as_ref()) => tcp.map(|tcp| Accepted::Http(ProgramConnection::new(tcp))),
             };
             match next {
                 Ok(accepted) => return accepted,
@@ -310,13 +320,13 @@ async fn accept(listener: Option<&TcpListener>) -> io::Result<TcpStream> {
 impl Accepted {
     async fn serve(self, context: Arc<ProxyContext>) {
         match self {
-            Self::Socks(app) => {
+            Self::Socks(program) => {
                 context.counters.accepted_socks.add(1);
-                socks::serve(app, context).await;
+                socks::serve(program, context).await;
             }
-            Self::Http(app) => {
+            Self::Http(program) => {
                 context.counters.accepted_http.add(1);
-                http::serve(app, context).await;
+                http::serve(program, context).await;
             }
         }
     }

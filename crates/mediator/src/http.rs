@@ -42,10 +42,10 @@ use tokio::{
 };
 
 use crate::{
-    app::{App, Ending},
     copy::copy,
     counters::Counters,
     front::ProxyContext,
+    program::{CleanClose, ProgramConnection},
 };
 
 /// What the requests of one connection share. They come one after the other: the locks are never waited for.
@@ -60,7 +60,7 @@ struct Session {
 }
 
 /// Serves one program until it or its flow ends.
-pub(crate) async fn serve(app: App, context: Arc<ProxyContext>) {
+pub(crate) async fn serve(program: ProgramConnection, context: Arc<ProxyContext>) {
     let session = Arc::new(Session {
         context,
         upstream: Mutex::default(),
@@ -68,14 +68,14 @@ pub(crate) async fn serve(app: App, context: Arc<ProxyContext>) {
         served: AtomicBool::new(false),
     });
     let service = service_fn(|request| answer(Arc::clone(&session), request));
-    let ending = app.ending();
+    let clean_close = program.clean_close();
     let mut connection = Box::pin(
         builder(&session.context)
-            .serve_connection(TokioIo::new(app), service)
+            .serve_connection(TokioIo::new(program), service)
             .with_upgrades(),
     );
     if let Err(error) = connection.as_mut().await {
-        session.failed(&error, &ending);
+        session.failed(&error, &clean_close);
         return;
     }
     drop(connection);
@@ -107,7 +107,7 @@ async fn answer(
         _ => Ok(help(&request)),
     };
     Ok(answered.unwrap_or_else(|refusal| {
-        if let Refusal::Request(_) = refusal {
+        if let ProxyError::Request(_) = refusal {
             session.context.counters.malformed.add(1);
         }
         refusal.response()
@@ -115,11 +115,11 @@ async fn answer(
 }
 
 impl Session {
-    fn failed(&self, error: &hyper::Error, ending: &Ending) {
+    fn failed(&self, error: &hyper::Error, clean_close: &CleanClose) {
         // A connection that waited for its next request is no slow header, and is closed without a reset.
         let rested = error.is_timeout() && self.served.load(Ordering::Relaxed);
         if rested {
-            return ending.in_order();
+            return clean_close.allow();
         }
         if error.is_parse() || error.is_timeout() {
             self.context.counters.malformed.add(1);
@@ -156,19 +156,22 @@ struct Tunnel {
 }
 
 /// CONNECT (RFC 9110 §9.3.6): opens a flow and answers 200; then the connection goes to the copy loop.
-async fn connect(session: &Session, request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
+async fn connect(
+    session: &Session,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, ProxyError> {
     let target = connect_target(&request)?;
     let opening = session.context.open_stream(&target, isolation(&request));
-    let stream = opening.await.map_err(Refusal::Overlay)?;
+    let stream = opening.await.map_err(ProxyError::Overlay)?;
     let connection = hyper::upgrade::on(request);
     session.put_tunnel(Tunnel { stream, connection });
     Ok(Response::new(Either::Right(Full::from(Bytes::new()))))
 }
 
-fn connect_target(request: &Request<Incoming>) -> Result<Target, Refusal> {
+fn connect_target(request: &Request<Incoming>) -> Result<Target, ProxyError> {
     let authority = request.uri().authority();
     let parsed = authority.and_then(|authority| authority.as_str().parse().ok());
-    parsed.ok_or(Refusal::Request(
+    parsed.ok_or(ProxyError::Request(
         "CONNECT wants a host and a port, such as example.com:443",
     ))
 }
@@ -176,23 +179,26 @@ fn connect_target(request: &Request<Incoming>) -> Result<Target, Refusal> {
 impl Tunnel {
     /// Copies until both directions have ended.
     async fn run(self, context: &ProxyContext) {
-        let Some((app, early)) = self.connection.await.ok().and_then(unwrap) else {
+        let Some((program, early)) = self.connection.await.ok().and_then(unwrap) else {
             tracing::debug!("a connection did not become a tunnel");
             return;
         };
         let idle = context.limits.idle_stream;
-        copy(app, self.stream, early, idle, &context.counters).await;
+        copy(program, self.stream, early, idle, &context.counters).await;
     }
 }
 
 /// The program's connection as it was before HTTP, and what it has sent already.
-fn unwrap(upgraded: Upgraded) -> Option<(App, Vec<u8>)> {
-    let parts = upgraded.downcast::<TokioIo<App>>().ok()?;
+fn unwrap(upgraded: Upgraded) -> Option<(ProgramConnection, Vec<u8>)> {
+    let parts = upgraded.downcast::<TokioIo<ProgramConnection>>().ok()?;
     Some((parts.io.into_inner(), parts.read_buf.to_vec()))
 }
 
 /// Absolute-form (`GET http://…`, RFC 9112 §3.2.2, RFC 9110 §7.6): sends the request to its target over the overlay and streams the answer back.
-async fn forward(session: &Session, request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
+async fn forward(
+    session: &Session,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, ProxyError> {
     let target = http_target(request.uri())?;
     let isolation = isolation(&request);
     let request = rewrite(request, &target)?;
@@ -203,12 +209,12 @@ async fn forward(session: &Session, request: Request<Incoming>) -> Result<Respon
 }
 
 /// Where an `http` URI points. "A proxy MUST ignore the received Host header field" in its favour.
-fn http_target(uri: &Uri) -> Result<Target, Refusal> {
+fn http_target(uri: &Uri) -> Result<Target, ProxyError> {
     if uri.scheme() != Some(&Scheme::HTTP) {
         let hint = "only http:// addresses are fetched, https:// ones go through CONNECT";
-        return Err(Refusal::Request(hint));
+        return Err(ProxyError::Request(hint));
     }
-    let invalid = || Refusal::Request("the address has no valid host and port");
+    let invalid = || ProxyError::Request("the address has no valid host and port");
     let host: Host = uri
         .host()
         .and_then(|host| host.parse().ok())
@@ -227,18 +233,18 @@ fn http_target(uri: &Uri) -> Result<Target, Refusal> {
 }
 
 /// The request as its target is to see it: origin-form, its own `Host`, nothing of this connection.
-fn rewrite(request: Request<Incoming>, target: &Target) -> Result<Request<Body>, Refusal> {
+fn rewrite(request: Request<Incoming>, target: &Target) -> Result<Request<Body>, ProxyError> {
     let (mut parts, body) = request.into_parts();
     let host = match target.port {
         80 => target.host.to_string(),
         _ => target.to_string(),
     };
     let host =
-        HeaderValue::try_from(host).map_err(|_| Refusal::Request("the host is not valid"))?;
+        HeaderValue::try_from(host).map_err(|_| ProxyError::Request("the host is not valid"))?;
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
     parts.uri = path
         .parse()
-        .map_err(|_| Refusal::Request("the path is not valid"))?;
+        .map_err(|_| ProxyError::Request("the path is not valid"))?;
     strip(&mut parts.headers);
     parts.headers.insert(header::HOST, host);
     parts.version = Version::HTTP_11;
@@ -254,7 +260,7 @@ async fn send_upstream(
     target: Target,
     isolation: Isolation,
     request: Request<Body>,
-) -> Result<Response<Incoming>, Refusal> {
+) -> Result<Response<Incoming>, ProxyError> {
     let mut slot = session.upstream.lock().await;
     if let (Some(upstream), Some(again)) = (slot.as_mut(), repeated(&request))
         && upstream.serves(&target, &isolation).await
@@ -300,11 +306,11 @@ impl Upstream {
         context: &ProxyContext,
         target: Target,
         isolation: Isolation,
-    ) -> Result<Self, Refusal> {
+    ) -> Result<Self, ProxyError> {
         let opening = context.open_stream(&target, isolation.clone());
-        let stream = opening.await.map_err(Refusal::Overlay)?;
+        let stream = opening.await.map_err(ProxyError::Overlay)?;
         let counters = Arc::clone(&context.counters);
-        let io = TokioIo::new(Counted { stream, counters });
+        let io = TokioIo::new(CountedStream { stream, counters });
         let mut builder = client::conn::http1::Builder::new();
         builder
             .max_header_size(context.limits.header)
@@ -330,21 +336,21 @@ impl Upstream {
         self.target == *target && self.isolation == *isolation && self.sender.ready().await.is_ok()
     }
 
-    async fn send(&mut self, request: Request<Body>) -> Result<Response<Incoming>, Refusal> {
+    async fn send(&mut self, request: Request<Body>) -> Result<Response<Incoming>, ProxyError> {
         let sent = self.sender.send_request(request).await;
         sent.map_err(|error| refusal(&error))
     }
 }
 
 /// What hyper's error means for the program.
-fn refusal(error: &hyper::Error) -> Refusal {
+fn refusal(error: &hyper::Error) -> ProxyError {
     if let Some(overlay) = overlay_error(error) {
-        return Refusal::Overlay(overlay.clone());
+        return ProxyError::Overlay(overlay.clone());
     }
     if error.is_parse() {
-        Refusal::NotHttp
+        ProxyError::NotHttp
     } else {
-        Refusal::Ended
+        ProxyError::Ended
     }
 }
 
@@ -353,13 +359,13 @@ fn overlay_error(error: &hyper::Error) -> Option<&Error> {
     Error::from_io(io)
 }
 
-/// A stream whose octets are counted.
-struct Counted {
+/// A stream whose bytes are counted.
+struct CountedStream {
     stream: Stream,
     counters: Arc<Counters>,
 }
 
-impl AsyncRead for Counted {
+impl AsyncRead for CountedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -372,7 +378,7 @@ impl AsyncRead for Counted {
     }
 }
 
-impl AsyncWrite for Counted {
+impl AsyncWrite for CountedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -398,7 +404,7 @@ type Body = Either<Incoming, Full<Bytes>>;
 /// Why there is no answer of the target: the proxy answers itself, in one sentence, with a status that tells the truth (RFC 9110 §15,
 /// RFC 9209 `Proxy-Status`).
 #[derive(Debug)]
-enum Refusal {
+enum ProxyError {
     /// The overlay failed.
     Overlay(Error),
     /// The request makes no sense to a proxy.
@@ -409,7 +415,7 @@ enum Refusal {
     NotHttp,
 }
 
-impl Refusal {
+impl ProxyError {
     fn response(&self) -> Response<Body> {
         let (status, token) = self.status();
         let mut response = text(status, &self.sentence());
@@ -579,7 +585,7 @@ fn basic(value: &[u8]) -> Option<Vec<u8>> {
         return None;
     }
     let pair = BASE64_STANDARD.decode(rest.trim_ascii()).ok()?;
-    let colon = pair.iter().position(|octet| *octet == b':')?;
+    let colon = pair.iter().position(|byte| *byte == b':')?;
     let (user, rest) = pair.split_at_checked(colon)?;
     let password = rest.strip_prefix(b":")?;
     Some(CredentialsView { user, password }.isolation())

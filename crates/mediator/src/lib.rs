@@ -24,7 +24,6 @@
 //! # Not in this room
 //! What carries the flows (`masque`, `overlay::direct`), the SOCKS codec (`wire::socks`), files and signals (`hoplite`).
 
-mod app;
 mod budget;
 pub mod config;
 mod copy;
@@ -32,6 +31,7 @@ pub mod counters;
 mod datagrams;
 mod front;
 mod http;
+mod program;
 mod socks;
 #[cfg(test)]
 mod testing;

@@ -30,19 +30,19 @@ use tokio::{
 };
 
 use crate::{
-    app::{App, Used},
     copy::copy,
-    datagrams::{self, FLOOR, HOLD_OFF, Program, Pushed},
+    datagrams::{self, FLOW_FLOOR, HOLD_OFF, ProgramSide, PushOutcome},
     front::ProxyContext,
+    program::{LastUse, ProgramConnection},
     users::User,
 };
 
 /// Serves one program until it or its flow ends.
-pub(crate) async fn serve(mut app: App, context: Arc<ProxyContext>) {
-    let asked = timeout(context.limits.handshake, handshake(&mut app)).await;
+pub(crate) async fn serve(mut program: ProgramConnection, context: Arc<ProxyContext>) {
+    let asked = timeout(context.limits.handshake, handshake(&mut program)).await;
     match asked {
-        Ok(Ok(asked)) => Box::pin(asked.serve(app, context)).await,
-        Ok(Err(HandshakeError::Refused(refusal))) => refuse(app, &context, refusal).await,
+        Ok(Ok(asked)) => Box::pin(asked.serve(program, context)).await,
+        Ok(Err(HandshakeError::Refused(refusal))) => refuse(program, &context, refusal).await,
         Ok(Err(HandshakeError::Gone(error))) => tracing::trace!(%error, "a program left"),
         Err(_) => {
             context.counters.malformed.add(1);
@@ -65,14 +65,17 @@ struct ProgramRequest {
     early: Vec<u8>,
 }
 
-async fn handshake(app: &mut App) -> Result<ProgramRequest, HandshakeError> {
+async fn handshake(program: &mut ProgramConnection) -> Result<ProgramRequest, HandshakeError> {
     let mut acceptor = Acceptor::new();
     loop {
         match acceptor.step().map_err(HandshakeError::Refused)? {
-            Step::Read => read(app, &mut acceptor)
+            Step::Read => read(program, &mut acceptor)
                 .await
                 .map_err(HandshakeError::Gone)?,
-            Step::Write(octets) => app.write_all(&octets).await.map_err(HandshakeError::Gone)?,
+            Step::Write(bytes) => program
+                .write_all(&bytes)
+                .await
+                .map_err(HandshakeError::Gone)?,
             Step::Request(request) => {
                 let (token, early) = acceptor.into_parts();
                 let isolation = token.map(Isolation::new).unwrap_or_default();
@@ -86,9 +89,9 @@ async fn handshake(app: &mut App) -> Result<ProgramRequest, HandshakeError> {
     }
 }
 
-async fn read(app: &mut App, acceptor: &mut Acceptor) -> io::Result<()> {
+async fn read(program: &mut ProgramConnection, acceptor: &mut Acceptor) -> io::Result<()> {
     let mut input = zeroize::Zeroizing::new([0; 1024]);
-    match app.read(&mut *input).await? {
+    match program.read(&mut *input).await? {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
         n => {
             acceptor.handle_input(input.get(..n).unwrap_or_default());
@@ -97,69 +100,78 @@ async fn read(app: &mut App, acceptor: &mut Acceptor) -> io::Result<()> {
     }
 }
 
-async fn refuse(mut app: App, context: &ProxyContext, refusal: Refusal) {
+async fn refuse(mut program: ProgramConnection, context: &ProxyContext, refusal: Refusal) {
     context.counters.malformed.add(1);
     tracing::debug!(%refusal, "a program was refused");
-    if app.write_all(&refusal.answer()).await.is_ok() {
-        app.close().await;
+    if program.write_all(&refusal.answer()).await.is_ok() {
+        program.close().await;
     }
 }
 
 impl ProgramRequest {
-    async fn serve(self, app: App, context: Arc<ProxyContext>) {
+    async fn serve(self, program: ProgramConnection, context: Arc<ProxyContext>) {
         match self.request.command {
-            Command::Connect => self.connect(app, &context).await,
+            Command::Connect => self.connect(program, &context).await,
             Command::Associate if context.udp => {
                 let announced = self.request.endpoint;
-                Box::pin(associate(app, announced, self.isolation, context)).await;
+                Box::pin(associate(program, announced, self.isolation, context)).await;
             }
-            Command::Associate | Command::Bind => fail(app, ReplyCode::CommandNotSupported).await,
+            Command::Associate | Command::Bind => {
+                fail(program, ReplyCode::CommandNotSupported).await
+            }
         }
     }
 
-    async fn connect(self, mut app: App, context: &ProxyContext) {
+    async fn connect(self, mut program: ProgramConnection, context: &ProxyContext) {
         let target = match self.request.endpoint.target() {
             Ok(target) => target,
-            Err(error) => return refuse(app, context, Refusal::Target(error)).await,
+            Err(error) => return refuse(program, context, Refusal::Target(error)).await,
         };
-        let Some(opened) = open(&app, &target, self.isolation, context).await else {
+        let Some(opened) = open(&program, &target, self.isolation, context).await else {
             return;
         };
         let stream = match opened {
             Ok(stream) => stream,
-            Err(error) => return fail(app, reply_code(&error)).await,
+            Err(error) => return fail(program, reply_code(&error)).await,
         };
-        let answered = reply(&mut app, ReplyCode::Succeeded, Endpoint::UNSPECIFIED).await;
+        let answered = reply(&mut program, ReplyCode::Succeeded, Endpoint::UNSPECIFIED).await;
         if answered.is_ok() {
             let idle = context.limits.idle_stream;
-            copy(app, stream, self.early, idle, &context.counters).await;
+            copy(program, stream, self.early, idle, &context.counters).await;
         }
     }
 }
 
 /// Opens the flow, unless the program leaves before it is open.
 async fn open(
-    app: &App,
+    program: &ProgramConnection,
     target: &Target,
     isolation: Isolation,
     context: &ProxyContext,
 ) -> Option<Result<hoplite_overlay::Stream, Error>> {
     tokio::select! {
         opened = context.open_stream(target, isolation) => Some(opened),
-        () = app.gone() => None,
+        () = program.gone() => None,
     }
 }
 
-async fn fail(mut app: App, code: ReplyCode) {
-    if reply(&mut app, code, Endpoint::UNSPECIFIED).await.is_ok() {
-        app.close().await;
+async fn fail(mut program: ProgramConnection, code: ReplyCode) {
+    if reply(&mut program, code, Endpoint::UNSPECIFIED)
+        .await
+        .is_ok()
+    {
+        program.close().await;
     }
 }
 
-async fn reply(app: &mut App, code: ReplyCode, bound: Endpoint) -> io::Result<()> {
+async fn reply(
+    program: &mut ProgramConnection,
+    code: ReplyCode,
+    bound: Endpoint,
+) -> io::Result<()> {
     let mut out = Vec::with_capacity(22);
     Reply { code, bound }.emit(&mut out);
-    app.write_all(&out).await
+    program.write_all(&out).await
 }
 
 /// What a failure is called; the table is in the crate's documentation.
@@ -183,22 +195,22 @@ const TURN: usize = 16;
 
 /// Serves one association.
 async fn associate(
-    mut app: App,
+    mut program: ProgramConnection,
     announced: Endpoint,
     isolation: Isolation,
     context: Arc<ProxyContext>,
 ) {
-    let mut association = match Association::new(&app, &announced, isolation, &context).await {
+    let mut association = match Association::new(&program, &announced, isolation, &context).await {
         Ok(association) => association,
         Err(error) => {
             tracing::warn!(%error, "no socket for a UDP association: raise the limit of open files (ulimit -n)");
-            return fail(app, ReplyCode::GeneralFailure).await;
+            return fail(program, ReplyCode::GeneralFailure).await;
         }
     };
     let Ok(bound) = association.socket.local_addr() else {
-        return fail(app, ReplyCode::GeneralFailure).await;
+        return fail(program, ReplyCode::GeneralFailure).await;
     };
-    if reply(&mut app, ReplyCode::Succeeded, bound.into())
+    if reply(&mut program, ReplyCode::Succeeded, bound.into())
         .await
         .is_err()
     {
@@ -208,15 +220,15 @@ async fn associate(
     tokio::select! {
         error = association.run() => tracing::debug!(%error, "an association's socket failed"),
         // "A UDP association terminates when the TCP connection that the UDP ASSOCIATE request arrived on terminates."
-        () = until_closed(&mut app) => {}
+        () = until_closed(&mut program) => {}
     }
-    app.close().await;
+    program.close().await;
 }
 
 /// Until the program closes; what it sends meanwhile has no meaning.
-async fn until_closed(app: &mut App) {
+async fn until_closed(program: &mut ProgramConnection) {
     let mut ignored = [0; 64];
-    while app.read(&mut ignored).await.is_ok_and(|n| n > 0) {}
+    while program.read(&mut ignored).await.is_ok_and(|n| n > 0) {}
 }
 
 /// UDP ASSOCIATE (RFC 1928 §4, §6, §7): a socket for one program, and a flow for each target that it sends to, until the program closes its
@@ -229,7 +241,7 @@ struct Association {
     /// The address of the program's TCP connection.
     peer: IpAddr,
     /// That connection rests while datagrams move.
-    used: Used,
+    last_use: LastUse,
     /// The port that the program sends from, once it is known.
     port: Option<u16>,
     /// By the header of the datagrams: at most `limits.datagram_flows`, the one used least lately makes room.
@@ -238,24 +250,24 @@ struct Association {
 }
 
 struct FlowEntry {
-    sender: Sender,
+    sender: FlowSender,
     task: AbortHandle,
 }
 
 impl Association {
     async fn new(
-        app: &App,
+        program: &ProgramConnection,
         announced: &Endpoint,
         isolation: Isolation,
         context: &Arc<ProxyContext>,
     ) -> io::Result<Self> {
-        let peer = app.peer_addr()?.ip().to_canonical();
+        let peer = program.peer_addr()?.ip().to_canonical();
         Ok(Self {
             context: Arc::clone(context),
-            socket: Arc::new(Socket::bind(app.local_addr()?).await?),
+            socket: Arc::new(Socket::bind(program.local_addr()?).await?),
             isolation,
             peer,
-            used: app.used(),
+            last_use: program.last_use(),
             port: announced_port(announced, peer),
             flows: HashMap::new(),
             tasks: JoinSet::new(),
@@ -299,15 +311,15 @@ impl Association {
             return None;
         }
         self.port = Some(received.source.port());
-        self.used.touch();
+        self.last_use.touch();
         let sender = match self.flows.get(view.header) {
             Some(entry) if !entry.task.is_finished() => &entry.sender,
             _ => self.open(&view, received.source)?,
         };
         let contents = view.payload;
         let segment = contents.len().max(1);
-        let pushed = sender.push(Batch { contents, segment }, now);
-        (pushed == Pushed::Dropped(0)).then_some(())
+        let outcome = sender.push(Batch { contents, segment }, now);
+        (outcome == PushOutcome::Dropped(0)).then_some(())
     }
 
     fn is_ours(&self, source: SocketAddr) -> bool {
@@ -315,12 +327,12 @@ impl Association {
             && self.port.is_none_or(|port| port == source.port())
     }
 
-    fn open(&mut self, view: &DatagramView<'_>, program: SocketAddr) -> Option<&Sender> {
+    fn open(&mut self, view: &DatagramView<'_>, program: SocketAddr) -> Option<&FlowSender> {
         let target = view.endpoint.endpoint().ok()?.target().ok()?;
         self.evict();
         let memory = &self.context.datagram_memory;
-        let account = memory.open(User::at(self.peer), target.host.clone(), FLOOR)?;
-        let sender = Sender::new(account);
+        let account = memory.open(User::at(self.peer), target.host.clone(), FLOW_FLOOR)?;
+        let sender = FlowSender::new(account);
         let flow = AssociationFlow {
             context: Arc::clone(&self.context),
             socket: Arc::clone(&self.socket),
@@ -368,7 +380,7 @@ fn announced_port(announced: &Endpoint, peer: IpAddr) -> Option<u16> {
 }
 
 /// The end of a flow that the association holds. A program is not told why its flow failed.
-type Sender = datagrams::Sender<()>;
+type FlowSender = datagrams::FlowSender<()>;
 
 /// One UDP flow of an association, from a program to one target: opens, then moves datagrams both ways until it is idle, fails, or the
 /// association ends. Each runs in a task of its own, so that a slow one holds up nobody.
@@ -379,7 +391,7 @@ struct AssociationFlow {
     program: SocketAddr,
     /// Stands in front of every answer: the target in the very form in which it was asked for.
     header: Box<[u8]>,
-    sender: Sender,
+    sender: FlowSender,
 }
 
 impl AssociationFlow {
@@ -388,7 +400,7 @@ impl AssociationFlow {
         match self.open(&target, isolation).await {
             Ok(datagrams) => {
                 self.context.counters.datagram_flows.add(1);
-                if datagrams::carry(&self, &*datagrams).await.is_ok() {
+                if datagrams::pump_datagrams(&self, &*datagrams).await.is_ok() {
                     return;
                 }
             }
@@ -426,10 +438,10 @@ impl Drop for AssociationFlow {
     }
 }
 
-impl Program for AssociationFlow {
-    type Why = ();
+impl ProgramSide for AssociationFlow {
+    type Failure = ();
 
-    fn sender(&self) -> &Sender {
+    fn sender(&self) -> &FlowSender {
         &self.sender
     }
 
@@ -437,8 +449,8 @@ impl Program for AssociationFlow {
         self.context.limits.idle_datagrams
     }
 
-    fn sent(&self, octets: usize) {
-        self.context.counters.octets_up.add(octets);
+    fn sent(&self, bytes: usize) {
+        self.context.counters.octets_up.add(bytes);
     }
 
     fn too_large(&self, _: Batch<'_>, _: usize) {
@@ -553,11 +565,11 @@ impl Socket {
         dropped + self.flush(program, sending, segment, count)
     }
 
-    fn flush(&self, program: SocketAddr, octets: &[u8], segment: usize, count: usize) -> usize {
+    fn flush(&self, program: SocketAddr, bytes: &[u8], segment: usize, count: usize) -> usize {
         let transmit = Transmit {
             destination: program,
             ecn: None,
-            contents: octets,
+            contents: bytes,
             segment_size: (count > 1).then_some(segment),
             src_ip: None,
         };
@@ -601,7 +613,7 @@ const TRAINS: usize = 16;
 /// Buffers that live only between two system calls, one set for each thread, because a UDP flow at rest is to hold none. Only the pages that were written to are resident.
 #[derive(Debug)]
 struct Scratch {
-    /// `TRAINS` times `TRAIN` octets.
+    /// `TRAINS` times `TRAIN` bytes.
     received: Vec<u8>,
     /// What is about to be sent to the program.
     sending: Vec<u8>,

@@ -10,8 +10,8 @@ pub mod counters;
 mod device;
 mod dns;
 mod names;
+mod outgoing;
 mod packets;
-mod port;
 mod router;
 mod sock_diag;
 mod tcp;
@@ -31,12 +31,12 @@ pub use self::{
     device::Device,
 };
 use self::{
-    device::Pool,
-    dns::{Families, Server},
+    device::PacketBuffers,
+    dns::{Families, Resolver},
     names::Names,
-    port::Port,
+    outgoing::PacketSink,
     router::Router,
-    sock_diag::{SockDiag, Sockets},
+    sock_diag::{SockDiag, SocketOwners},
 };
 use crate::{budget::Budget, users::User};
 
@@ -49,11 +49,11 @@ pub(crate) struct DeviceContext {
     /// What carries flows.
     pub(crate) overlay: Arc<dyn Overlay>,
     /// The device's resolver: flows to port 53 of its addresses end in it.
-    pub(crate) dns: Arc<Server>,
+    pub(crate) dns: Arc<Resolver>,
     /// Who knows whose a flow is.
-    sockets: Option<Box<dyn Sockets>>,
+    sockets: Option<Box<dyn SocketOwners>>,
     /// Where packets for programs go.
-    pub(crate) port: Arc<dyn Port>,
+    pub(crate) sink: Arc<dyn PacketSink>,
     /// What the addresses mean that programs were told.
     pub(crate) names: Arc<Names>,
     /// What TCP flows hold, and what UDP flows.
@@ -84,18 +84,18 @@ impl DeviceContext {
     pub(crate) fn new(
         config: Config,
         overlay: Arc<dyn Overlay>,
-        port: Arc<dyn Port>,
+        sink: Arc<dyn PacketSink>,
         counters: Arc<Counters>,
     ) -> Self {
         let (dns, own) = (&config.dns, &config.device.addresses);
         let names = Names::new(&dns.pools(), own, dns.mapping_limits()).serving(&dns.resolvers);
         let names = Arc::new(names);
-        let dns = Server::new(dns, Families::of(own), &names, &overlay, &counters);
+        let dns = Resolver::new(dns, Families::of(own), &names, &overlay, &counters);
         Self {
             overlay,
             dns,
             sockets: None,
-            port,
+            sink,
             names,
             tcp_memory: Budget::new(config.flows.memory),
             udp_memory: Budget::new(config.flows.udp_memory),
@@ -105,7 +105,7 @@ impl DeviceContext {
     }
 
     /// Asked whose flows are; otherwise each belongs to whoever is at its source.
-    pub(crate) fn asking(mut self, sockets: Option<Box<dyn Sockets>>) -> Self {
+    pub(crate) fn with_owners(mut self, sockets: Option<Box<dyn SocketOwners>>) -> Self {
         self.sockets = sockets;
         self
     }
@@ -150,9 +150,10 @@ impl Transparent {
     /// Nothing moves before [`Self::serve`]. The configuration has been checked.
     pub fn new(config: Config, overlay: Arc<dyn Overlay>, device: Device) -> Self {
         let device = Arc::new(device);
-        let port = Arc::clone(&device) as Arc<dyn Port>;
-        let sockets = SockDiag::open().map(|sockets| Box::new(sockets) as Box<dyn Sockets>);
-        let context = DeviceContext::new(config, overlay, port, device.counters()).asking(sockets);
+        let sink = Arc::clone(&device) as Arc<dyn PacketSink>;
+        let sockets = SockDiag::open().map(|sockets| Box::new(sockets) as Box<dyn SocketOwners>);
+        let context =
+            DeviceContext::new(config, overlay, sink, device.counters()).with_owners(sockets);
         let context = Arc::new(context);
         Self { device, context }
     }
@@ -168,13 +169,13 @@ impl Transparent {
     /// The device is gone: somebody removed the interface.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> io::Result<()> {
         let mut router = Router::new(&self.context);
-        let mut pool = Pool::default();
+        let mut buffers = PacketBuffers::default();
         let mut shutdown = pin!(shutdown);
         loop {
             tokio::select! {
                 biased;
                 () = &mut shutdown => return Ok(()),
-                turn = self.turn(&mut router, &mut pool) => turn?,
+                turn = self.turn(&mut router, &mut buffers) => turn?,
             }
             // The flows' tasks run on this thread too.
             tokio::task::yield_now().await;
@@ -182,11 +183,11 @@ impl Transparent {
     }
 
     /// Waits for packets and takes some.
-    async fn turn(&self, router: &mut Router, pool: &mut Pool) -> io::Result<()> {
+    async fn turn(&self, router: &mut Router, buffers: &mut PacketBuffers) -> io::Result<()> {
         let mut ready = self.device.readable().await?;
         let now = Instant::now();
         for _ in 0..BATCH {
-            match self.device.read(pool) {
+            match self.device.read(buffers) {
                 Ok(Some(incoming)) => router.take(&incoming, now),
                 Ok(None) => self.context.counters.malformed.add(1),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

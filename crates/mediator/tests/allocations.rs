@@ -56,7 +56,7 @@ const PIECES: usize = 50_000;
 #[derive(Debug)]
 struct Packets {
     left: usize,
-    /// Octets of the current packet that were taken.
+    /// Bytes of the current packet that were taken.
     taken: usize,
 }
 
@@ -172,7 +172,7 @@ fn a_download_allocates_nothing_for_each_packet() {
         let allocated = COUNT.get() - before;
         let got = program.join().expect("no panic");
         assert_eq!(counters.snapshot().octets_down, got as u64);
-        assert!(got > PIECES / 100 * 99 * PIECE - PIECE, "{got} octets");
+        assert!(got > PIECES / 100 * 99 * PIECE - PIECE, "{got} bytes");
         assert!(allocated < 200, "{allocated} allocations");
     });
 }

@@ -26,8 +26,8 @@ fn data() -> Vec<u8> {
 
 /// FNV-1a: a difference anywhere shows.
 fn checksum(data: &[u8]) -> u64 {
-    data.iter().fold(0xcbf2_9ce4_8422_2325, |hash, octet| {
-        (hash ^ u64::from(*octet)).wrapping_mul(0x0100_0000_01b3)
+    data.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
@@ -48,9 +48,9 @@ fn answer(mut tcp: TcpStream) -> io::Result<()> {
     loop {
         head.clear();
         while !head.ends_with(b"\r\n\r\n") {
-            let mut octet = [0];
-            tcp.read_exact(&mut octet)?;
-            head.extend(octet);
+            let mut byte = [0];
+            tcp.read_exact(&mut byte)?;
+            head.extend(byte);
         }
         let text = String::from_utf8_lossy(&head).to_lowercase();
         assert!(!text.contains("proxy") && !text.contains("via"), "{text}");

@@ -60,7 +60,7 @@ fn bulk_goes_both_ways_at_once_and_every_octet_arrives() {
     }
     serve(opening(config::Opening::Auto));
     let far = Far::new();
-    let (up, down) = (octets(1, 48 << 20), octets(2, 48 << 20));
+    let (up, down) = (bytes(1, 48 << 20), bytes(2, 48 << 20));
     for address in [far.v4, far.v6, far.v4] {
         let program = TcpStream::connect(address).unwrap();
         let target = far.listener.accept().unwrap().0;
@@ -85,7 +85,7 @@ fn bulk_crosses_the_device_in_packets_of_many_segments() {
     }
     let counters = serve(opening(config::Opening::Optimistic));
     let far = Far::new();
-    let all = octets(1, 32 << 20);
+    let all = bytes(1, 32 << 20);
     let whole = all.len() as u64;
     for (one, other) in [far.pair(), swap(far.pair())] {
         let before = counters.snapshot();
@@ -95,7 +95,7 @@ fn bulk_crosses_the_device_in_packets_of_many_segments() {
         });
         let after = counters.snapshot();
         let packets = after.packets_in + after.packets_out - before.packets_in - before.packets_out;
-        assert!(whole / packets > 10_000, "{} octets each", whole / packets);
+        assert!(whole / packets > 10_000, "{} bytes each", whole / packets);
     }
 }
 
@@ -107,7 +107,7 @@ fn either_side_may_finish_first() {
     serve(opening(config::Opening::Optimistic));
     let far = Far::new();
     for (key, (first, second)) in [far.pair(), swap(far.pair())].into_iter().enumerate() {
-        let (request, answer) = (octets(key as u64, 300_000), octets(7, 3 << 20));
+        let (request, answer) = (bytes(key as u64, 300_000), bytes(7, 3 << 20));
         send(&first, &request).unwrap();
         assert!(receive(&second).unwrap() == request);
         send(&second, &answer).unwrap();
@@ -170,7 +170,7 @@ fn a_slow_reader_stops_the_sender_on_either_side() {
     }
     serve(opening(config::Opening::Pessimistic));
     let far = Far::new();
-    let all = octets(3, 64 << 20);
+    let all = bytes(3, 64 << 20);
     for (reader, writer) in [far.pair(), swap(far.pair())] {
         let sent = AtomicUsize::new(0);
         thread::scope(|scope| {
@@ -183,7 +183,7 @@ fn a_slow_reader_stops_the_sender_on_either_side() {
             };
             scope.spawn(write);
             let waiting = settled(&sent);
-            assert!((1..48 << 20).contains(&waiting), "{waiting} octets wait");
+            assert!((1..48 << 20).contains(&waiting), "{waiting} bytes wait");
             assert!(receive(&reader).unwrap() == all);
         });
     }
@@ -211,7 +211,7 @@ struct Plan {
 
 impl Plan {
     fn new(key: u64) -> Self {
-        let dice = octets(key, 8);
+        let dice = bytes(key, 8);
         let size = |a: u8, b: u8| match a % 4 {
             0 => 0,
             1 => usize::from(b),
@@ -232,7 +232,7 @@ impl Plan {
             return;
         }
         let plan = Self::new(u64::from_be_bytes(key));
-        let down = octets(plan.key + 1, plan.down);
+        let down = bytes(plan.key + 1, plan.down);
         if plan.resets {
             drop(tcp.write_all(&down));
             return reset(tcp);
@@ -240,14 +240,14 @@ impl Plan {
         thread::scope(|scope| {
             scope.spawn(|| send(&tcp, &down).unwrap());
             let up = receive(&tcp).unwrap();
-            assert!(up == octets(plan.key, plan.up), "up, plan {}", plan.key);
+            assert!(up == bytes(plan.key, plan.up), "up, plan {}", plan.key);
         });
     }
 
     /// The program's part.
     fn ask(&self, mut tcp: TcpStream) {
         tcp.write_all(&self.key.to_be_bytes()).unwrap();
-        let up = octets(self.key, self.up);
+        let up = bytes(self.key, self.up);
         thread::scope(|scope| {
             let sending = scope.spawn(|| send(&tcp, &up));
             let got = receive(&tcp);
@@ -258,7 +258,7 @@ impl Plan {
                 return;
             }
             sent.unwrap();
-            let down = octets(self.key + 1, self.down);
+            let down = bytes(self.key + 1, self.down);
             assert!(got.unwrap() == down, "down, plan {}", self.key);
         });
     }
@@ -373,8 +373,8 @@ fn at(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::new(203, 0, 113, 9), port))
 }
 
-/// The octets of a direction; different for each key.
-fn octets(key: u64, len: usize) -> Vec<u8> {
+/// The bytes of a direction; different for each key.
+fn bytes(key: u64, len: usize) -> Vec<u8> {
     let mut state = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = || {
         state ^= state << 13;
@@ -391,9 +391,9 @@ fn octets(key: u64, len: usize) -> Vec<u8> {
 }
 
 /// Sends all and finishes.
-fn send(tcp: &TcpStream, octets: &[u8]) -> io::Result<()> {
+fn send(tcp: &TcpStream, bytes: &[u8]) -> io::Result<()> {
     let mut tcp = tcp;
-    tcp.write_all(octets)?;
+    tcp.write_all(bytes)?;
     tcp.shutdown(Shutdown::Write)
 }
 
@@ -492,7 +492,7 @@ fn open() -> io::Result<File> {
     // CSUM, TSO4, TSO6 of linux/if_tun.h.
     let offload: libc::c_ulong = 1 | 2 | 4;
     #[expect(unsafe_code, reason = "no safe wrapper makes a TUN device")]
-    // SAFETY: the descriptor is open; the kernel reads and writes the 40 octets of an ifreq, which `request` has, and takes a number.
+    // SAFETY: the descriptor is open; the kernel reads and writes the 40 bytes of an ifreq, which `request` has, and takes a number.
     let made = unsafe {
         libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, request.as_mut_ptr())
             | libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, offload)

@@ -91,7 +91,7 @@ fn tun(offloads: libc::c_uint) -> OwnedFd {
     let flags = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
     request[16..20].copy_from_slice(&flags.to_ne_bytes());
     #[expect(unsafe_code, reason = "no safe wrapper makes a TUN device")]
-    // SAFETY: the descriptor is open, and the kernel reads and writes at most the 40 octets of an ifreq.
+    // SAFETY: the descriptor is open, and the kernel reads and writes at most the 40 bytes of an ifreq.
     let made = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, request.as_mut_ptr()) };
     assert_eq!(made, 0, "{}", io::Error::last_os_error());
     #[expect(unsafe_code, reason = "no safe wrapper sets a TUN device's offloads")]
@@ -319,7 +319,7 @@ async fn a_train_from_a_target_crosses_at_once() {
             let mut buf = [0; 2000];
             for _ in 0..TRAIN / CARRIAGE {
                 assert_eq!(socket.recv(&mut buf).expect("a datagram"), CARRIAGE);
-                assert!(buf[..CARRIAGE].iter().all(|octet| *octet == 7));
+                assert!(buf[..CARRIAGE].iter().all(|byte| *byte == 7));
             }
         })
         .await;

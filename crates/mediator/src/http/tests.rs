@@ -1,4 +1,4 @@
-//! The HTTP front end as a program sees it, octet by octet.
+//! The HTTP front end as a program sees it, byte by byte.
 
 use hoplite_overlay::Isolation;
 use hoplite_wire::socks::CredentialsView;
@@ -25,8 +25,8 @@ async fn head(tcp: &mut TcpStream) -> String {
     String::from_utf8(head).expect("text")
 }
 
-async fn send(tcp: &mut TcpStream, octets: &[u8]) {
-    tcp.write_all(octets).await.expect("writes");
+async fn send(tcp: &mut TcpStream, bytes: &[u8]) {
+    tcp.write_all(bytes).await.expect("writes");
 }
 
 fn status(head: &str) -> &str {

@@ -34,7 +34,7 @@ pub struct Config {
 pub struct Device {
     /// Its name. Default: "hoplite0".
     pub name: String,
-    /// The largest packet that goes through it whole, in octets, 1280 to 65535. Default: 1500.
+    /// The largest packet that goes through it whole, in bytes, 1280 to 65535. Default: 1500.
     pub mtu: u16,
     /// Its own addresses: packets from others are dropped and counted. Empty: packets from everywhere are taken.
     /// Default: "198.18.0.1" and "fd68:6f70:6c69:7465::1".
@@ -65,11 +65,11 @@ pub struct Flows {
     /// Flows of other packets (ICMP echo first of all) open at once, one for each protocol and target; a further one takes the place of the
     /// one that was not used for longest. Default: 256.
     pub packets: usize,
-    /// Octets under way in one direction of one TCP flow. Default: 1048576.
+    /// Bytes under way in one direction of one TCP flow. Default: 1048576.
     pub window: usize,
-    /// Octets of memory for what waits in all TCP flows together; windows sink as it fills. Default: 268435456.
+    /// Bytes of memory for what waits in all TCP flows together; windows sink as it fills. Default: 268435456.
     pub memory: usize,
-    /// Octets of memory for datagrams that wait in all UDP flows together; further ones are dropped. Default: 67108864.
+    /// Bytes of memory for datagrams that wait in all UDP flows together; further ones are dropped. Default: 67108864.
     pub udp_memory: usize,
     /// When a program's connection counts as open. Default: "auto".
     pub open: Opening,
@@ -168,13 +168,13 @@ impl Config {
 impl Device {
     fn check(&self) -> Result<(), ConfigError> {
         // IFNAMSIZ is 16 with the zero at the end.
-        let printable = self.name.bytes().all(|octet| octet.is_ascii_graphic());
+        let printable = self.name.bytes().all(|byte| byte.is_ascii_graphic());
         if !(1..16).contains(&self.name.len()) || !printable || self.name.contains('/') {
             let (key, expected) = ("device.name", "1 to 15 letters or digits");
             return Err(ConfigError { key, expected });
         }
         if self.mtu < 1280 {
-            let (key, expected) = ("device.mtu", "1280 to 65535 octets");
+            let (key, expected) = ("device.mtu", "1280 to 65535 bytes");
             return Err(ConfigError { key, expected });
         }
         Ok(())
@@ -199,7 +199,7 @@ impl Flows {
             return Err(ConfigError { key, expected });
         }
         if !(16_384..=1 << 30).contains(&self.window) {
-            let (key, expected) = ("flows.window", "16384 to 1073741824 octets");
+            let (key, expected) = ("flows.window", "16384 to 1073741824 bytes");
             return Err(ConfigError { key, expected });
         }
         if self.memory < self.window.saturating_mul(4) {
@@ -207,7 +207,7 @@ impl Flows {
             return Err(ConfigError { key, expected });
         }
         if self.udp_memory < 1 << 20 {
-            let (key, expected) = ("flows.udp_memory", "at least 1048576 octets");
+            let (key, expected) = ("flows.udp_memory", "at least 1048576 bytes");
             return Err(ConfigError { key, expected });
         }
         if self.pack_wait > Duration::from_secs(1) {

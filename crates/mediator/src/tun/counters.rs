@@ -6,11 +6,11 @@ use crate::counters::counters;
 counters! {
     /// Packets from programs. One that the kernel left to us to cut counts once.
     packets_in;
-    /// Octets of packets from programs, headers included.
+    /// Bytes of packets from programs, headers included.
     octets_in;
     /// Packets to programs. One that is left to the kernel to cut counts once.
     packets_out;
-    /// Octets of packets to programs, headers included.
+    /// Bytes of packets to programs, headers included.
     octets_out;
     /// Packets to programs that the device had no room for.
     queue_full;
@@ -50,13 +50,13 @@ counters! {
     tcp_evicted;
     /// TCP connections that were open and made room for another when all places were taken.
     tcp_rested;
-    /// TCP connections reset since nobody took their octets while memory was short.
+    /// TCP connections reset since nobody took their bytes while memory was short.
     tcp_stalled;
     /// TCP connections reset since no segment came for `flows.idle_stream`.
     tcp_idle;
-    /// Octets of TCP payload from programs that streams took.
+    /// Bytes of TCP payload from programs that streams took.
     tcp_up;
-    /// Octets of TCP payload from streams to programs.
+    /// Bytes of TCP payload from streams to programs.
     tcp_down;
     /// UDP flows begun.
     udp_opened;
@@ -64,9 +64,9 @@ counters! {
     udp_closed;
     /// UDP flows that made room for another.
     udp_evicted;
-    /// Octets of UDP payload from programs to targets.
+    /// Bytes of UDP payload from programs to targets.
     udp_up;
-    /// Octets of UDP payload from targets to programs.
+    /// Bytes of UDP payload from targets to programs.
     udp_down;
     /// Datagrams from programs that were dropped: full queues, flows that failed.
     udp_dropped;

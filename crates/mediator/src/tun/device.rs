@@ -26,7 +26,7 @@ use tokio::io::{
 
 use super::{
     Counters,
-    port::{Kind, Outgoing, Port, cut},
+    outgoing::{Offload, OutgoingPacket, PacketSink, cut},
 };
 
 /// A device that is removed shows it by an error alone.
@@ -44,8 +44,8 @@ pub struct Device {
 
 /// A packet from a program.
 #[derive(Clone, Debug)]
-pub(crate) struct Incoming {
-    pub(crate) octets: Bytes,
+pub(crate) struct IncomingPacket {
+    pub(crate) bytes: Bytes,
     /// Whether nobody needs to look at the transport checksum: it was never computed, or somebody has looked.
     pub(crate) checked: bool,
     /// The size of the pieces, where the kernel left cutting to us.
@@ -54,7 +54,7 @@ pub(crate) struct Incoming {
 
 impl Device {
     /// Takes over the descriptor of a TUN device without packet information (IFF_NO_PI). `vnet_header` says whether each packet has
-    /// a header of 10 octets before it (IFF_VNET_HDR); then whoever made the device has told the kernel by TUNSETOFFLOAD what it may leave
+    /// a header of 10 bytes before it (IFF_VNET_HDR); then whoever made the device has told the kernel by TUNSETOFFLOAD what it may leave
     /// to us: TUN_F_CSUM, TSO4, TSO6, USO4 and USO6. To be called inside a tokio runtime.
     ///
     /// # Errors
@@ -84,31 +84,31 @@ impl Device {
     }
 
     /// The next packet; `None` if the kernel says things about it that nobody agreed on.
-    pub(crate) fn read(&self, pool: &mut Pool) -> io::Result<Option<Incoming>> {
-        let mut buf = pool.take();
+    pub(crate) fn read(&self, buffers: &mut PacketBuffers) -> io::Result<Option<IncomingPacket>> {
+        let mut buf = buffers.take();
         let read = rustix::io::read(self.fd.get_ref(), rustix::buffer::spare_capacity(&mut buf));
         if let Err(error) = read {
-            pool.give_back(buf);
+            buffers.give_back(buf);
             return Err(error.into());
         }
         let (header, at) = if self.vnet_header {
-            (Header::parse(&buf), LEN)
+            (VnetHeader::parse(&buf), VNET_HEADER_LEN)
         } else {
-            (Some(Header::default()), 0)
+            (Some(VnetHeader::default()), 0)
         };
-        let octets = pool.freeze(buf, at);
+        let bytes = buffers.freeze(buf, at);
         self.counters.packets_in.add(1);
-        self.counters.octets_in.add(octets.len());
-        Ok(header.map(|header| Incoming {
-            octets,
+        self.counters.octets_in.add(bytes.len());
+        Ok(header.map(|header| IncomingPacket {
+            bytes,
             checked: header.checked(),
             segment: header.segment(),
         }))
     }
 
     /// One write, which takes all or nothing.
-    fn write(&self, header: Header, headers: &[u8], payload: [&[u8]; 2]) -> Result<(), Errno> {
-        let header = header.octets();
+    fn write(&self, header: VnetHeader, headers: &[u8], payload: [&[u8]; 2]) -> Result<(), Errno> {
+        let header = header.to_bytes();
         let header = if self.vnet_header { &header[..] } else { &[] };
         let parts = [header, headers, payload[0], payload[1]].map(IoSlice::new);
         let parts = if header.is_empty() {
@@ -124,14 +124,14 @@ impl Device {
     }
 
     /// For what the kernel does not cut.
-    fn send_cut(&self, packet: Outgoing<'_>) -> bool {
+    fn send_cut(&self, packet: OutgoingPacket<'_>) -> bool {
         cut(packet, |headers, payload| {
-            self.told(self.write(Header::default(), headers, payload))
+            self.count_written(self.write(VnetHeader::default(), headers, payload))
         })
     }
 
     /// Counts what became of a packet.
-    fn told(&self, written: Result<(), Errno>) -> bool {
+    fn count_written(&self, written: Result<(), Errno>) -> bool {
         match written {
             Ok(()) => return true,
             Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => self.counters.queue_full.add(1),
@@ -144,18 +144,18 @@ impl Device {
     }
 }
 
-impl Port for Device {
-    fn send(&self, packet: Outgoing<'_>) -> bool {
-        let train = packet.kind == Kind::Udp && packet.segment.is_some();
+impl PacketSink for Device {
+    fn send(&self, packet: OutgoingPacket<'_>) -> bool {
+        let train = packet.offload == Offload::Udp && packet.segment.is_some();
         if !self.vnet_header || train && self.cuts_trains.load(Ordering::Relaxed) {
             return self.send_cut(packet);
         }
-        let written = self.write(Header::of(&packet), packet.headers, packet.payload);
+        let written = self.write(VnetHeader::of(&packet), packet.headers, packet.payload);
         if written == Err(Errno::INVAL) && train {
             self.cuts_trains.store(true, Ordering::Relaxed);
             return self.send_cut(packet);
         }
-        self.told(written)
+        self.count_written(written)
     }
 
     fn mtu(&self) -> u16 {
@@ -172,8 +172,8 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Octets of the header, unless TUNSETVNETHDRSZ asks for more.
-const LEN: usize = 10;
+/// Bytes of the header, unless TUNSETVNETHDRSZ asks for more.
+const VNET_HEADER_LEN: usize = 10;
 
 /// The checksum from `csum_start` on is to be computed; the pseudo header's sum is in its place.
 const NEEDS_CSUM: u8 = 1;
@@ -190,21 +190,21 @@ const GSO_ECN: u8 = 0x80;
 /// The header that a TUN device with IFF_VNET_HDR puts before each packet: what is left to the other side (VIRTIO 1.2 §5.1.6). Numbers are in
 /// the machine's own order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Header {
+struct VnetHeader {
     flags: u8,
     gso_type: u8,
-    /// Octets of all headers of the packet.
+    /// Bytes of all headers of the packet.
     hdr_len: u16,
-    /// Octets of payload of each piece.
+    /// Bytes of payload of each piece.
     gso_size: u16,
     csum_start: u16,
     csum_offset: u16,
 }
 
-impl Header {
+impl VnetHeader {
     /// The header at the beginning of what was read; `None` if it is cut or names a kind of cutting that we did not offer.
-    fn parse(octets: &[u8]) -> Option<Self> {
-        let &[flags, gso_type, a, b, c, d, e, f, g, h] = octets.first_chunk()?;
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let &[flags, gso_type, a, b, c, d, e, f, g, h] = bytes.first_chunk()?;
         let [hdr_len, gso_size, csum_start, csum_offset] =
             [[a, b], [c, d], [e, f], [g, h]].map(u16::from_ne_bytes);
         let header = Self {
@@ -220,25 +220,25 @@ impl Header {
         (known.contains(&header.gso_type) && sized).then_some(header)
     }
 
-    fn octets(&self) -> [u8; LEN] {
-        let mut octets = [0; LEN];
+    fn to_bytes(self) -> [u8; VNET_HEADER_LEN] {
+        let mut bytes = [0; VNET_HEADER_LEN];
         let words = [
             self.hdr_len,
             self.gso_size,
             self.csum_start,
             self.csum_offset,
         ];
-        octets[0] = self.flags;
-        octets[1] = self.gso_type;
-        for (field, word) in octets[2..].chunks_exact_mut(2).zip(words) {
+        bytes[0] = self.flags;
+        bytes[1] = self.gso_type;
+        for (field, word) in bytes[2..].chunks_exact_mut(2).zip(words) {
             field.copy_from_slice(&word.to_ne_bytes());
         }
-        octets
+        bytes
     }
 
     /// What the kernel is asked to do with `packet`.
-    fn of(packet: &Outgoing<'_>) -> Self {
-        let Some(checksum_at) = packet.kind.checksum_at() else {
+    fn of(packet: &OutgoingPacket<'_>) -> Self {
+        let Some(checksum_at) = packet.offload.checksum_at() else {
             return Self::default();
         };
         let short = |len: usize| u16::try_from(len).unwrap_or(u16::MAX);
@@ -262,39 +262,39 @@ impl Header {
     }
 }
 
-fn gso(packet: &Outgoing<'_>) -> u8 {
-    match (packet.kind, packet.transport_at()) {
-        (Kind::Tcp, 20) => GSO_TCPV4,
-        (Kind::Tcp, _) => GSO_TCPV6,
-        (Kind::Udp, _) => GSO_UDP_L4,
-        (Kind::Whole, _) => GSO_NONE,
+fn gso(packet: &OutgoingPacket<'_>) -> u8 {
+    match (packet.offload, packet.transport_at()) {
+        (Offload::Tcp, 20) => GSO_TCPV4,
+        (Offload::Tcp, _) => GSO_TCPV6,
+        (Offload::Udp, _) => GSO_UDP_L4,
+        (Offload::None, _) => GSO_NONE,
     }
 }
 
-/// The largest packet (IPv6: 40 octets and 65535) and the header before it.
-const LARGEST: usize = 66 * 1024;
-/// Up to so many octets are copied out.
-const SMALL: usize = 8 * 1024;
+/// The largest packet (IPv6: 40 bytes and 65535) and the header before it.
+const MAX_PACKET: usize = 66 * 1024;
+/// Up to so many bytes are copied out.
+const MAX_COPIED: usize = 8 * 1024;
 /// How many buffers that are still in use somewhere are remembered.
-const REMEMBERED: usize = 16;
+const MAX_LENT: usize = 16;
 
 /// Buffers that packets are read into. A large packet travels on in the buffer that it was read into; when its last part is gone the buffer is
 /// used again. Small ones are copied out, so that none holds 66 KiB.
 #[derive(Debug, Default)]
-pub(crate) struct Pool {
+pub(crate) struct PacketBuffers {
     free: Vec<u8>,
     /// The oldest first.
     lent: VecDeque<Bytes>,
 }
 
-impl Pool {
+impl PacketBuffers {
     /// An empty buffer with room for any packet.
     fn take(&mut self) -> Vec<u8> {
         let mut buf = mem::take(&mut self.free);
-        if buf.capacity() < LARGEST {
+        if buf.capacity() < MAX_PACKET {
             buf = self
                 .returned()
-                .unwrap_or_else(|| Vec::with_capacity(LARGEST));
+                .unwrap_or_else(|| Vec::with_capacity(MAX_PACKET));
         }
         buf.clear();
         buf
@@ -307,13 +307,13 @@ impl Pool {
 
     /// What stands in `buf` from `at` on.
     fn freeze(&mut self, buf: Vec<u8>, at: usize) -> Bytes {
-        if buf.len() <= SMALL {
-            let octets = Bytes::copy_from_slice(buf.get(at..).unwrap_or_default());
+        if buf.len() <= MAX_COPIED {
+            let bytes = Bytes::copy_from_slice(buf.get(at..).unwrap_or_default());
             self.free = buf;
-            return octets;
+            return bytes;
         }
         let whole = Bytes::from(buf);
-        if self.lent.len() >= REMEMBERED {
+        if self.lent.len() >= MAX_LENT {
             self.lent.pop_front();
         }
         self.lent.push_back(whole.clone());
@@ -325,7 +325,7 @@ impl Pool {
         match self.lent.pop_front()?.try_into_mut() {
             Ok(buf) => {
                 let buf = Vec::from(buf);
-                (buf.capacity() >= LARGEST).then_some(buf)
+                (buf.capacity() >= MAX_PACKET).then_some(buf)
             }
             Err(used) => {
                 self.lent.push_front(used);
@@ -344,7 +344,7 @@ mod tests {
     use hoplite_wire::ip;
 
     use super::*;
-    use crate::tun::port::{tcp_headers, udp_headers};
+    use crate::tun::outgoing::{tcp_headers, udp_headers};
 
     fn device(vnet_header: bool) -> (Device, UnixDatagram) {
         let (ours, kernel) = UnixDatagram::pair().expect("a pair");
@@ -371,18 +371,18 @@ mod tests {
     #[tokio::test]
     async fn a_packet_is_read_with_what_the_kernel_says_about_it() {
         let (device, kernel) = device(true);
-        let header = Header {
+        let header = VnetHeader {
             flags: 1,
             gso_type: 5,
             gso_size: 1200,
-            ..Header::default()
+            ..VnetHeader::default()
         };
-        let packet = [&header.octets()[..], &headers(3000), &[7; 3000]].concat();
+        let packet = [&header.to_bytes()[..], &headers(3000), &[7; 3000]].concat();
         kernel.send(&packet).expect("sends");
         let _ready = device.readable().await.expect("readable");
-        let incoming = device.read(&mut Pool::default()).expect("reads");
+        let incoming = device.read(&mut PacketBuffers::default()).expect("reads");
         let incoming = incoming.expect("understood");
-        assert_eq!(incoming.octets[..], packet[10..]);
+        assert_eq!(incoming.bytes[..], packet[10..]);
         assert!(incoming.checked);
         assert_eq!(incoming.segment, Some(1200));
         assert_eq!(device.counters().snapshot().octets_in, 3028);
@@ -391,12 +391,14 @@ mod tests {
     #[tokio::test]
     async fn what_nobody_agreed_on_is_no_packet() {
         let (device, kernel) = device(true);
-        for octets in [&[0, 3, 0, 0, 1, 1, 0, 0, 0, 0, 0x45][..], &[0; 4]] {
-            kernel.send(octets).expect("sends");
-            let read = device.read(&mut Pool::default()).expect("reads");
+        for bytes in [&[0, 3, 0, 0, 1, 1, 0, 0, 0, 0, 0x45][..], &[0; 4]] {
+            kernel.send(bytes).expect("sends");
+            let read = device.read(&mut PacketBuffers::default()).expect("reads");
             assert!(read.is_none());
         }
-        let error = device.read(&mut Pool::default()).expect_err("nothing");
+        let error = device
+            .read(&mut PacketBuffers::default())
+            .expect_err("nothing");
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
     }
 
@@ -404,9 +406,9 @@ mod tests {
     async fn a_train_is_written_at_once_where_the_kernel_cuts_it() {
         let (device, kernel) = device(true);
         let (headers, payload) = (headers(3000), [&[1; 2000][..], &[2; 1000]]);
-        assert!(device.send(Outgoing::udp(&headers, payload, Some(1200))));
+        assert!(device.send(OutgoingPacket::udp(&headers, payload, Some(1200))));
         let written = receive(&kernel);
-        let header = Header::parse(&written).expect("a header");
+        let header = VnetHeader::parse(&written).expect("a header");
         assert_eq!((header.segment(), header.csum_start), (Some(1200), 20));
         assert_eq!(
             written[10..],
@@ -419,7 +421,7 @@ mod tests {
     async fn without_the_header_packets_are_cut_and_their_checksums_finished() {
         let (device, kernel) = device(false);
         let headers = headers(3000);
-        assert!(device.send(Outgoing::udp(&headers, [&[1; 3000], &[]], Some(1200))));
+        assert!(device.send(OutgoingPacket::udp(&headers, [&[1; 3000], &[]], Some(1200))));
         for len in [1200, 1200, 600] {
             let written = receive(&kernel);
             let packet = ip::parse(&written).expect("a packet");
@@ -429,7 +431,7 @@ mod tests {
         assert!(kernel.recv(&mut [0; 9]).is_err());
         let incoming = {
             kernel.send(&headers).expect("sends");
-            device.read(&mut Pool::default())
+            device.read(&mut PacketBuffers::default())
         };
         let incoming = incoming.expect("reads").expect("understood");
         assert!(!incoming.checked, "somebody has to look");
@@ -444,7 +446,7 @@ mod tests {
         );
         let (header, mut headers) = (ip::tcp::Header::default(), Vec::new());
         tcp_headers(&mut headers, from, to, &header, 30_000);
-        let packet = Outgoing::tcp(&headers, [&[0; 30_000], &[]], Some(1440));
+        let packet = OutgoingPacket::tcp(&headers, [&[0; 30_000], &[]], Some(1440));
         let taken = (0..10_000).take_while(|_| device.send(packet)).count();
         assert!(taken > 0);
         let snapshot = device.counters().snapshot();
@@ -457,18 +459,18 @@ mod tests {
         let (device, kernel) = device(true);
         drop(kernel);
         let headers = headers(0);
-        assert!(!device.send(Outgoing::udp(&headers, [&[], &[]], None)));
+        assert!(!device.send(OutgoingPacket::udp(&headers, [&[], &[]], None)));
         assert_eq!(device.counters().snapshot().refused, 1);
     }
 }
 
 #[cfg(test)]
-mod virtio_tests {
+mod vnet_header_tests {
     use super::*;
 
     #[test]
     fn what_the_kernel_left_to_us_is_read() {
-        let written = Header {
+        let written = VnetHeader {
             flags: NEEDS_CSUM,
             gso_type: GSO_UDP_L4,
             hdr_len: 28,
@@ -476,40 +478,40 @@ mod virtio_tests {
             csum_start: 20,
             csum_offset: 6,
         };
-        let header = Header::parse(&written.octets()).expect("known");
+        let header = VnetHeader::parse(&written.to_bytes()).expect("known");
         assert_eq!(header, written);
         assert!(header.checked());
         assert_eq!(header.segment(), Some(1200));
-        let ecn = Header {
+        let ecn = VnetHeader {
             gso_type: GSO_TCPV6 | GSO_ECN,
             ..written
         };
-        let header = Header::parse(&ecn.octets()).expect("known");
+        let header = VnetHeader::parse(&ecn.to_bytes()).expect("known");
         assert_eq!(header.gso_type, GSO_TCPV6);
-        assert!(!Header::default().checked());
+        assert!(!VnetHeader::default().checked());
     }
 
     #[test]
     fn a_kind_of_cutting_that_nobody_offered_is_refused() {
-        let ufo = Header {
+        let ufo = VnetHeader {
             gso_type: 3,
             gso_size: 1400,
-            ..Header::default()
+            ..VnetHeader::default()
         };
-        assert_eq!(Header::parse(&ufo.octets()), None);
-        let unsized_one = Header {
+        assert_eq!(VnetHeader::parse(&ufo.to_bytes()), None);
+        let unsized_one = VnetHeader {
             gso_type: GSO_TCPV4,
-            ..Header::default()
+            ..VnetHeader::default()
         };
-        assert_eq!(Header::parse(&unsized_one.octets()), None);
-        assert_eq!(Header::parse(&[0; 9]), None);
+        assert_eq!(VnetHeader::parse(&unsized_one.to_bytes()), None);
+        assert_eq!(VnetHeader::parse(&[0; 9]), None);
     }
 
     #[test]
     fn a_large_segment_is_left_to_the_kernel_with_its_checksum() {
         let headers = [&[0x60][..], &[0; 59]].concat();
-        let packet = Outgoing::tcp(&headers, [&[0; 3000], &[]], Some(1440));
-        let expected = Header {
+        let packet = OutgoingPacket::tcp(&headers, [&[0; 3000], &[]], Some(1440));
+        let expected = VnetHeader {
             flags: NEEDS_CSUM,
             gso_type: GSO_TCPV6,
             hdr_len: 60,
@@ -517,52 +519,55 @@ mod virtio_tests {
             csum_start: 40,
             csum_offset: 16,
         };
-        assert_eq!(Header::of(&packet), expected);
-        let small = Outgoing::tcp(&headers, [&[0; 1440], &[]], Some(1440));
-        assert_eq!(Header::of(&small).gso_type, GSO_NONE);
-        assert_eq!(Header::of(&Outgoing::whole(&headers)), Header::default());
+        assert_eq!(VnetHeader::of(&packet), expected);
+        let small = OutgoingPacket::tcp(&headers, [&[0; 1440], &[]], Some(1440));
+        assert_eq!(VnetHeader::of(&small).gso_type, GSO_NONE);
+        assert_eq!(
+            VnetHeader::of(&OutgoingPacket::whole(&headers)),
+            VnetHeader::default()
+        );
     }
 }
 
 #[cfg(test)]
-mod pool_tests {
+mod buffer_tests {
     use super::*;
 
-    fn fill(pool: &mut Pool, len: usize) -> (Bytes, *const u8) {
-        let mut buf = pool.take();
+    fn fill(buffers: &mut PacketBuffers, len: usize) -> (Bytes, *const u8) {
+        let mut buf = buffers.take();
         buf.resize(len, 7);
         let at = buf.as_ptr();
-        (pool.freeze(buf, 10), at)
+        (buffers.freeze(buf, 10), at)
     }
 
     #[test]
     fn a_large_packet_is_not_copied_and_its_buffer_comes_back() {
-        let mut pool = Pool::default();
-        let (packet, first) = fill(&mut pool, 60_000);
+        let mut buffers = PacketBuffers::default();
+        let (packet, first) = fill(&mut buffers, 60_000);
         assert_eq!(packet.len(), 59_990);
         assert_eq!(packet.as_ptr(), first.wrapping_add(10));
-        let (other, second) = fill(&mut pool, 60_000);
+        let (other, second) = fill(&mut buffers, 60_000);
         assert_ne!(first, second, "the first is still in use");
         drop(packet);
-        let (_, third) = fill(&mut pool, 60_000);
+        let (_, third) = fill(&mut buffers, 60_000);
         assert_eq!(third, first);
         drop(other);
     }
 
     #[test]
     fn a_small_packet_holds_no_large_buffer() {
-        let mut pool = Pool::default();
-        let (packet, first) = fill(&mut pool, 60);
+        let mut buffers = PacketBuffers::default();
+        let (packet, first) = fill(&mut buffers, 60);
         assert_eq!((packet.len(), packet[0]), (50, 7));
-        let (_, second) = fill(&mut pool, 60);
+        let (_, second) = fill(&mut buffers, 60);
         assert_eq!(first, second);
     }
 
     #[test]
     fn buffers_that_never_come_back_are_forgotten() {
-        let mut pool = Pool::default();
-        let kept: Vec<_> = (0..100).map(|_| fill(&mut pool, 60_000).0).collect();
-        assert_eq!(pool.lent.len(), REMEMBERED);
+        let mut buffers = PacketBuffers::default();
+        let kept: Vec<_> = (0..100).map(|_| fill(&mut buffers, 60_000).0).collect();
+        assert_eq!(buffers.lent.len(), MAX_LENT);
         assert_eq!(kept.len(), 100);
     }
 }

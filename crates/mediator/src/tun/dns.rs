@@ -1,5 +1,5 @@
 //! Answers programs' DNS queries: names at once with temporary addresses, so that they travel unresolved to the last relay;
-//! special names here; everything else by asking through the overlay. [`Dns`] is a machine without I/O, [`Server`] its driver.
+//! special names here; everything else by asking through the overlay. [`Responder`] is a machine without I/O, [`Resolver`] its driver.
 //! Paper 003 §6 (optimistic DNS), RFC 1035, RFC 2308, RFC 6761 and its relatives.
 //!
 //! # What is answered how
@@ -52,12 +52,12 @@ use super::{
     Counters, DeviceContext, FlowKey,
     config::{self, DnsMode},
     names::Names,
-    port::{Outgoing, udp_headers},
+    outgoing::{OutgoingPacket, udp_headers},
 };
 use crate::users::{Slot, Slots, User, UserQueues};
 
 /// How long a negative answer of ours may be kept, in seconds.
-const NEGATIVE: u32 = 30;
+const NEGATIVE_TTL: u32 = 30;
 
 /// Which families the device has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ impl Families {
 
 /// How a query came and its answer goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Carrier {
+pub(crate) enum Transport {
     /// As a datagram, which has a size.
     Udp,
     /// On a stream.
@@ -88,50 +88,50 @@ pub(crate) enum Carrier {
 
 /// What becomes of a query.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub(crate) enum QueryOutcome {
     /// This is the reply.
-    Now(Vec<u8>),
-    /// Somebody has to be asked; [`Dns::answered`] makes the reply of what is said.
-    Ask(Asking),
+    Reply(Vec<u8>),
+    /// Somebody has to be asked; [`Responder::answered`] makes the reply of what is said.
+    Forward(ForwardedQuery),
     /// Nothing: it was no query.
     Drop,
 }
 
 /// A question that waits for the far end.
 #[derive(Debug)]
-pub(crate) struct Asking {
+pub(crate) struct ForwardedQuery {
     question: Question,
-    carrier: Carrier,
+    transport: Transport,
     user: User,
-    then: Then,
+    rule: ReplyRule,
 }
 
 /// What is made of the far end's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Then {
+enum ReplyRule {
     /// The program gets it.
-    Pass,
+    PassOn,
     /// If the name has addresses, a temporary one stands for them; while none is left the program gets the answer.
-    Stand,
+    Substitute,
     /// The same, but while none is left the query fails: a flow to a real address would go another way.
-    StandAlone,
+    SubstituteOnly,
 }
 
-enum Verdict {
+enum Decision {
     Reply(Vec<u8>),
-    Ask(Then),
+    Forward(ReplyRule),
 }
 
 /// The machine.
 #[derive(Debug)]
-pub(crate) struct Dns {
+pub(crate) struct Responder {
     config: config::Dns,
     families: Families,
     names: Arc<Names>,
     counters: Arc<Counters>,
 }
 
-impl Dns {
+impl Responder {
     pub(crate) fn new(
         config: config::Dns,
         families: Families,
@@ -150,28 +150,28 @@ impl Dns {
     pub(crate) fn answer(
         &self,
         query: &[u8],
-        carrier: Carrier,
+        transport: Transport,
         user: User,
         now: Instant,
-    ) -> Answer {
+    ) -> QueryOutcome {
         self.counters.dns_queries.add(1);
         let question = match Question::read(query) {
             Ok(question) => question,
             Err(unfit) => {
                 self.counters.dns_malformed.add(1);
                 return match unfit {
-                    Unfit::Answered(reply) => Answer::Now(reply),
-                    Unfit::Nothing => Answer::Drop,
+                    Unfit::Answered(reply) => QueryOutcome::Reply(reply),
+                    Unfit::Nothing => QueryOutcome::Drop,
                 };
             }
         };
-        match self.judge(&question, user, now) {
-            Verdict::Reply(reply) => Answer::Now(fitted(&question, carrier, reply)),
-            Verdict::Ask(then) => Answer::Ask(Asking {
+        match self.decide(&question, user, now) {
+            Decision::Reply(reply) => QueryOutcome::Reply(fitted(&question, transport, reply)),
+            Decision::Forward(rule) => QueryOutcome::Forward(ForwardedQuery {
                 question,
-                carrier,
+                transport,
                 user,
-                then,
+                rule,
             }),
         }
     }
@@ -179,28 +179,28 @@ impl Dns {
     /// The reply to a question for which somebody was asked.
     pub(crate) fn answered(
         &self,
-        asking: &Asking,
-        said: Result<Vec<u8>, Error>,
+        query: &ForwardedQuery,
+        response: Result<Vec<u8>, Error>,
         now: Instant,
     ) -> Vec<u8> {
-        let question = &asking.question;
-        let reply = match said {
-            Ok(said) => match asking.then {
-                Then::Pass => self.adopt(question, &said),
-                _ => self.stand(asking, &said, now),
+        let question = &query.question;
+        let reply = match response {
+            Ok(response) => match query.rule {
+                ReplyRule::PassOn => self.adopt(question, &response),
+                _ => self.substitute(query, &response, now),
             },
-            Err(error) => Some(question.failed(code(&error))),
+            Err(error) => Some(question.failed(rcode(&error))),
         };
         let reply = reply.unwrap_or_else(|| question.failed(Code::FAILURE));
         if reply.get(3).is_some_and(|flags| flags & 0x0f == 2) {
             self.counters.dns_failed.add(1);
         }
-        fitted(question, asking.carrier, reply)
+        fitted(question, query.transport, reply)
     }
 
-    fn judge(&self, question: &Question, user: User, now: Instant) -> Verdict {
+    fn decide(&self, question: &Question, user: User, now: Instant) -> Decision {
         if !question.is_internet() {
-            return Verdict::Reply(question.failed(Code::REFUSED));
+            return Decision::Reply(question.failed(Code::REFUSED));
         }
         let text = question.text();
         if is_below_any(&text, &self.config.elsewhere) {
@@ -210,43 +210,45 @@ impl Dns {
             .reverse(question, now)
             .or_else(|| special_answer(question, &text))
         {
-            return Verdict::Reply(reply);
+            return Decision::Reply(reply);
         }
         match (self.config.mode, question.kind()) {
             (_, RecordType::AAAA) if !self.families.v6 => empty(question),
             (_, RecordType::A) if !self.families.v4 => empty(question),
-            (DnsMode::Pessimistic, _) => Verdict::Ask(Then::Pass),
+            (DnsMode::Pessimistic, _) => Decision::Forward(ReplyRule::PassOn),
             (DnsMode::Optimistic, RecordType::A | RecordType::AAAA) => {
                 self.optimistic(question, &text, user, now)
             }
             (DnsMode::Optimistic, RecordType::HTTPS | RecordType::SVCB) => empty(question),
-            (DnsMode::Optimistic, _) => Verdict::Ask(Then::Pass),
+            (DnsMode::Optimistic, _) => Decision::Forward(ReplyRule::PassOn),
         }
     }
 
-    fn optimistic(&self, question: &Question, text: &str, user: User, now: Instant) -> Verdict {
+    fn optimistic(&self, question: &Question, text: &str, user: User, now: Instant) -> Decision {
         match question.name() {
             // Nobody can open a flow to such a name.
-            None => Verdict::Ask(Then::Pass),
-            Some(_) if is_below_any(text, &self.config.search) => Verdict::Ask(Then::Stand),
+            None => Decision::Forward(ReplyRule::PassOn),
+            Some(_) if is_below_any(text, &self.config.search) => {
+                Decision::Forward(ReplyRule::Substitute)
+            }
             Some(name) if self.names.is_missing(&name, now) => {
-                Verdict::Reply(question.nothing(Code::NO_NAME, NEGATIVE))
+                Decision::Reply(question.nothing(Code::NO_NAME, NEGATIVE_TTL))
             }
             Some(name) => match self.temporary(question, &name, user, now) {
-                Some(reply) => Verdict::Reply(reply),
-                None => Verdict::Ask(Then::Pass),
+                Some(reply) => Decision::Reply(reply),
+                None => Decision::Forward(ReplyRule::PassOn),
             },
         }
     }
 
     /// Names that go another way must be known by the time a flow is opened: real addresses are not handed out.
-    fn elsewhere(&self, question: &Question) -> Verdict {
+    fn elsewhere(&self, question: &Question) -> Decision {
         match question.kind() {
             RecordType::AAAA if !self.families.v6 => empty(question),
             RecordType::A if !self.families.v4 => empty(question),
-            RecordType::A | RecordType::AAAA => Verdict::Ask(Then::StandAlone),
+            RecordType::A | RecordType::AAAA => Decision::Forward(ReplyRule::SubstituteOnly),
             RecordType::HTTPS | RecordType::SVCB => empty(question),
-            _ => Verdict::Ask(Then::Pass),
+            _ => Decision::Forward(ReplyRule::PassOn),
         }
     }
 
@@ -260,7 +262,7 @@ impl Dns {
         let name = self.names.name(ip, now);
         Some(match (question.kind(), name) {
             (RecordType::PTR, Some(name)) => question.pointer(&name, self.ttl()),
-            (_, Some(_)) => question.nothing(Code::NO_ERROR, NEGATIVE),
+            (_, Some(_)) => question.nothing(Code::NO_ERROR, NEGATIVE_TTL),
             (_, None) => question.nothing(Code::NO_NAME, 0),
         })
     }
@@ -280,25 +282,25 @@ impl Dns {
         Some(question.addresses(pair?.both(), self.ttl()))
     }
 
-    fn stand(&self, asking: &Asking, said: &[u8], now: Instant) -> Option<Vec<u8>> {
-        let (question, then) = (&asking.question, asking.then);
-        let (code, found) = question.heard(said).ok()?;
+    fn substitute(&self, query: &ForwardedQuery, response: &[u8], now: Instant) -> Option<Vec<u8>> {
+        let (question, rule) = (&query.question, query.rule);
+        let (rcode, found) = question.heard(response).ok()?;
         let wanted = |ip: &IpAddr| ip.is_ipv4() == (question.kind() == RecordType::A);
-        match code {
+        match rcode {
             Code::NO_ERROR if found.iter().any(wanted) => {
-                match self.temporary(question, &question.name()?, asking.user, now) {
-                    None if then == Then::Stand => self.adopt(question, said),
+                match self.temporary(question, &question.name()?, query.user, now) {
+                    None if rule == ReplyRule::Substitute => self.adopt(question, response),
                     reply => reply,
                 }
             }
-            Code::NO_ERROR | Code::NO_NAME => Some(question.nothing(code, NEGATIVE)),
-            code => Some(question.failed(code)),
+            Code::NO_ERROR | Code::NO_NAME => Some(question.nothing(rcode, NEGATIVE_TTL)),
+            rcode => Some(question.failed(rcode)),
         }
     }
 
     /// The far end's answer, as far as it is believed.
-    fn adopt(&self, question: &Question, said: &[u8]) -> Option<Vec<u8>> {
-        question.adopt(said, |ip| self.is_believed(ip)).ok()
+    fn adopt(&self, question: &Question, response: &[u8]) -> Option<Vec<u8>> {
+        question.adopt(response, |ip| self.is_believed(ip)).ok()
     }
 
     fn is_believed(&self, ip: IpAddr) -> bool {
@@ -311,26 +313,26 @@ impl Dns {
     }
 }
 
-impl Asking {
+impl ForwardedQuery {
     /// The message to be asked.
     pub(crate) fn message(&self) -> Vec<u8> {
         self.question.message()
     }
 
     /// The reply when nobody can be asked now.
-    pub(crate) fn given_up(&self) -> Vec<u8> {
+    pub(crate) fn failure(&self) -> Vec<u8> {
         self.question.failed(Code::FAILURE)
     }
 }
 
-fn empty(question: &Question) -> Verdict {
-    Verdict::Reply(question.nothing(Code::NO_ERROR, NEGATIVE))
+fn empty(question: &Question) -> Decision {
+    Decision::Reply(question.nothing(Code::NO_ERROR, NEGATIVE_TTL))
 }
 
-fn fitted(question: &Question, carrier: Carrier, reply: Vec<u8>) -> Vec<u8> {
-    let max_len = match carrier {
-        Carrier::Udp => question.datagram(),
-        Carrier::Tcp => MAX_MESSAGE,
+fn fitted(question: &Question, transport: Transport, reply: Vec<u8>) -> Vec<u8> {
+    let max_len = match transport {
+        Transport::Udp => question.datagram(),
+        Transport::Tcp => MAX_MESSAGE,
     };
     question.fitted(reply, max_len)
 }
@@ -348,32 +350,32 @@ fn is_below(text: &str, zone: &str) -> bool {
 }
 
 /// What a program is told of an overlay's failure.
-fn code(error: &Error) -> Code {
+fn rcode(error: &Error) -> Code {
     match error.kind() {
         ErrorKind::Forbidden => Code::REFUSED,
         _ => Code::FAILURE,
     }
 }
 
-/// The device's resolver: drives [`Dns`] and asks through the overlay what that cannot answer, for a bounded number of queries at once. When
+/// The device's resolver: drives [`Responder`] and asks through the overlay what that cannot answer, for a bounded number of queries at once. When
 /// there are so many, a user that has fewer of them than another takes the place of that one's oldest.
-pub(crate) struct Server {
-    dns: Dns,
+pub(crate) struct Resolver {
+    dns: Responder,
     overlay: Arc<dyn Overlay>,
     /// How many queries may be asked at once, and whose are.
     most: usize,
     slots: Arc<Slots>,
-    asked: Mutex<UserQueues<Weak<Asked>>>,
+    pending: Mutex<UserQueues<Weak<PendingQuery>>>,
     counters: Arc<Counters>,
 }
 
 /// A query that is being asked, until it has an answer or has made room for another.
-struct Asked {
+struct PendingQuery {
     slot: Mutex<Option<Slot>>,
     made_room: Notify,
 }
 
-/// Answers a program's datagrams to the device's resolver, each now or later: `queries` cut every `segment` octets.
+/// Answers a program's datagrams to the device's resolver, each now or later: `queries` cut every `segment` bytes.
 pub(crate) fn answer(context: &Arc<DeviceContext>, key: FlowKey, queries: &[u8], segment: usize) {
     let user = context.user(ip::UDP, key);
     for query in queries.chunks(segment.max(1)) {
@@ -381,12 +383,13 @@ pub(crate) fn answer(context: &Arc<DeviceContext>, key: FlowKey, queries: &[u8],
         context.dns.datagram(query, user, move |reply| {
             let mut headers = Vec::new();
             udp_headers(&mut headers, key.target, key.program, reply.len());
-            back.port.send(Outgoing::udp(&headers, [reply, &[]], None));
+            back.sink
+                .send(OutgoingPacket::udp(&headers, [reply, &[]], None));
         });
     }
 }
 
-impl Server {
+impl Resolver {
     pub(crate) fn new(
         config: &config::Dns,
         families: Families,
@@ -396,11 +399,11 @@ impl Server {
     ) -> Arc<Self> {
         let (names, counters) = (Arc::clone(names), Arc::clone(counters));
         Arc::new(Self {
-            dns: Dns::new(config.clone(), families, names, Arc::clone(&counters)),
+            dns: Responder::new(config.clone(), families, names, Arc::clone(&counters)),
             overlay: Arc::clone(overlay),
             most: config.asked,
             slots: Arc::default(),
-            asked: Mutex::default(),
+            pending: Mutex::default(),
             counters,
         })
     }
@@ -412,14 +415,14 @@ impl Server {
         user: User,
         reply: impl FnOnce(&[u8]) + Send + 'static,
     ) {
-        match self.dns.answer(query, Carrier::Udp, user, Instant::now()) {
-            Answer::Now(octets) => reply(&octets),
-            Answer::Drop => {}
-            Answer::Ask(asking) => match self.slot(user) {
-                None => reply(&asking.given_up()),
+        match self.dns.answer(query, Transport::Udp, user, Instant::now()) {
+            QueryOutcome::Reply(bytes) => reply(&bytes),
+            QueryOutcome::Drop => {}
+            QueryOutcome::Forward(query) => match self.slot(user) {
+                None => reply(&query.failure()),
                 Some(slot) => {
                     let server = Arc::clone(self);
-                    tokio::spawn(async move { reply(&server.ask(&asking, slot).await) });
+                    tokio::spawn(async move { reply(&server.ask(&query, slot).await) });
                 }
             },
         }
@@ -427,12 +430,12 @@ impl Server {
 
     /// Answers a query that came on a stream; `None` if there is nothing to answer.
     async fn query(&self, query: &[u8], user: User) -> Option<Vec<u8>> {
-        match self.dns.answer(query, Carrier::Tcp, user, Instant::now()) {
-            Answer::Now(octets) => Some(octets),
-            Answer::Drop => None,
-            Answer::Ask(asking) => Some(match self.slot(user) {
-                None => asking.given_up(),
-                Some(slot) => self.ask(&asking, slot).await,
+        match self.dns.answer(query, Transport::Tcp, user, Instant::now()) {
+            QueryOutcome::Reply(bytes) => Some(bytes),
+            QueryOutcome::Drop => None,
+            QueryOutcome::Forward(query) => Some(match self.slot(user) {
+                None => query.failure(),
+                Some(slot) => self.ask(&query, slot).await,
             }),
         }
     }
@@ -443,40 +446,40 @@ impl Server {
     }
 
     /// A place among the queries that are being asked; the storm that finds none is counted.
-    fn slot(&self, user: User) -> Option<Arc<Asked>> {
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+    fn slot(&self, user: User) -> Option<Arc<PendingQuery>> {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         if self.slots.len() >= self.most {
             self.counters.dns_crowded.add(1);
             let victim = self.slots.victim(user).filter(|victim| *victim != user)?;
-            evict(&mut asked, victim)?;
+            evict(&mut pending, victim)?;
         }
-        let new = Arc::new(Asked {
+        let new = Arc::new(PendingQuery {
             slot: Mutex::new(Some(self.slots.take(user))),
             made_room: Notify::new(),
         });
-        asked.tidy(self.most.saturating_mul(2), |asked| {
-            asked.strong_count() > 0
+        pending.tidy(self.most.saturating_mul(2), |pending| {
+            pending.strong_count() > 0
         });
-        asked.push(user, Arc::downgrade(&new));
+        pending.push(user, Arc::downgrade(&new));
         Some(new)
     }
 
-    async fn ask(&self, asking: &Asking, slot: Arc<Asked>) -> Vec<u8> {
+    async fn ask(&self, query: &ForwardedQuery, slot: Arc<PendingQuery>) -> Vec<u8> {
         self.counters.dns_asked.add(1);
         let terms = Terms::default().within(self.dns.config.patience);
-        let message = asking.message();
-        let asked = terms.run("asking a resolver", self.overlay.query(&message, &terms));
+        let message = query.message();
+        let pending = terms.run("asking a resolver", self.overlay.query(&message, &terms));
         tokio::select! {
             biased;
-            said = asked => self.dns.answered(asking, said, Instant::now()),
-            () = slot.made_room.notified() => asking.given_up(),
+            response = pending => self.dns.answered(query, response, Instant::now()),
+            () = slot.made_room.notified() => query.failure(),
         }
     }
 }
 
 /// The oldest of a user's queries fails at once.
-fn evict(asked: &mut UserQueues<Weak<Asked>>, user: User) -> Option<()> {
-    while let Some(oldest) = asked.pop(user) {
+fn evict(pending: &mut UserQueues<Weak<PendingQuery>>, user: User) -> Option<()> {
+    while let Some(oldest) = pending.pop(user) {
         let Some(oldest) = oldest.upgrade() else {
             continue;
         };
@@ -489,31 +492,31 @@ fn evict(asked: &mut UserQueues<Weak<Asked>>, user: User) -> Option<()> {
     None
 }
 
-impl fmt::Debug for Server {
+impl fmt::Debug for Resolver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Server")
     }
 }
 
 /// How long a program may think between two queries: "a few seconds" (RFC 7766 §6.2.3).
-const IDLE: Duration = Duration::from_secs(10);
-/// What waits in each direction, in octets.
-const BUFFER: usize = 4096;
+const STREAM_IDLE: Duration = Duration::from_secs(10);
+/// What waits in each direction, in bytes.
+const STREAM_BUFFER: usize = 4096;
 
 /// A user's connection to `server`, DNS over TCP: messages with their length before them, answered one after the other (RFC 1035 §4.2.2,
 /// RFC 7766).
-fn open_stream(server: Arc<Server>, user: User) -> Stream {
-    let (near, far) = duplex(BUFFER);
+fn open_stream(server: Arc<Resolver>, user: User) -> Stream {
+    let (near, far) = duplex(STREAM_BUFFER);
     tokio::spawn(serve_stream(server, user, far));
-    Stream::new(BufReader::with_capacity(BUFFER, near))
+    Stream::new(BufReader::with_capacity(STREAM_BUFFER, near))
 }
 
-async fn serve_stream(server: Arc<Server>, user: User, mut stream: DuplexStream) {
-    while let Ok(Ok(query)) = timeout(IDLE, read_query(&mut stream)).await {
+async fn serve_stream(server: Arc<Resolver>, user: User, mut stream: DuplexStream) {
+    while let Ok(Ok(query)) = timeout(STREAM_IDLE, read_query(&mut stream)).await {
         let Some(reply) = server.query(&query, user).await else {
             break;
         };
-        let written = timeout(IDLE, write_reply(&mut stream, &reply)).await;
+        let written = timeout(STREAM_IDLE, write_reply(&mut stream, &reply)).await;
         if !matches!(written, Ok(Ok(()))) {
             break;
         }
@@ -536,7 +539,7 @@ async fn write_reply(stream: &mut DuplexStream, reply: &[u8]) -> io::Result<()> 
 }
 
 /// How long these answers may be kept, in seconds: they do not change.
-const LONG: u32 = 3600;
+const SPECIAL_TTL: u32 = 3600;
 /// The addresses of `ipv4only.arpa` (RFC 7050 §2.2).
 const IPV4_ONLY: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 0, 170)),
@@ -559,7 +562,7 @@ fn special_answer(question: &Question, text: &str) -> Option<Vec<u8>> {
         // "resolvers […] MUST […] answer queries" for it themselves (RFC 8880 §7.1); there is no NAT64 behind this device.
         "ipv4only.arpa" => Some(addresses(question, &IPV4_ONLY)),
         // Nobody finds another resolver by way of this one: NODATA (RFC 9462 §6.4).
-        _ if is_below(text, "resolver.arpa") => Some(question.nothing(Code::NO_ERROR, LONG)),
+        _ if is_below(text, "resolver.arpa") => Some(question.nothing(Code::NO_ERROR, SPECIAL_TTL)),
         // The one label of a search: it means nothing outside, and a relay must not learn what it means here.
         _ if !text.contains('.') && asks_for_host(question) => Some(missing(question)),
         _ => reverse(question),
@@ -571,7 +574,7 @@ fn reverse(question: &Question) -> Option<Vec<u8>> {
     let (ip, prefix) = question.reverse()?;
     if ip.is_loopback() && question.kind() == RecordType::PTR {
         let name = HostName::new("localhost").ok()?;
-        return Some(question.pointer(&name, LONG));
+        return Some(question.pointer(&name, SPECIAL_TTL));
     }
     let local = prefix >= 8 && is_refused(ip) && is_refused(last(ip, prefix));
     local.then(|| missing(question))
@@ -599,14 +602,14 @@ fn addresses(question: &Question, addresses: &[IpAddr]) -> Vec<u8> {
         _ => false,
     });
     if wanted {
-        question.addresses(addresses.iter().copied(), LONG)
+        question.addresses(addresses.iter().copied(), SPECIAL_TTL)
     } else {
-        question.nothing(Code::NO_ERROR, LONG)
+        question.nothing(Code::NO_ERROR, SPECIAL_TTL)
     }
 }
 
 fn missing(question: &Question) -> Vec<u8> {
-    question.nothing(Code::NO_NAME, NEGATIVE)
+    question.nothing(Code::NO_NAME, NEGATIVE_TTL)
 }
 
 fn asks_for_host(question: &Question) -> bool {

@@ -30,7 +30,9 @@ use super::{
     DeviceContext,
     config::Privacy,
     names::Meaning,
-    port::{Outgoing, tell_time_exceeded, tell_too_big, tell_unreachable, unreachable_for},
+    outgoing::{
+        OutgoingPacket, tell_time_exceeded, tell_too_big, tell_unreachable, unreachable_for,
+    },
 };
 
 mod rewrite;
@@ -73,8 +75,8 @@ impl PacketTable {
         }
     }
 
-    /// A whole packet of a program; `octets` begin with it.
-    pub(crate) fn received(&mut self, packet: &Packet<'_>, octets: &Bytes, now: Instant) {
+    /// A whole packet of a program; `bytes` begin with it.
+    pub(crate) fn received(&mut self, packet: &Packet<'_>, bytes: &Bytes, now: Instant) {
         if !is_carried(packet) {
             return self.context.counters.other_dropped.add(1);
         }
@@ -86,8 +88,8 @@ impl PacketTable {
         let len = packet.header_len + packet.payload.len();
         let entry = self.entry(key, now);
         entry.used = now;
-        if let Err(TrySendError::Full(octets)) = entry.packets.try_send(octets.slice(..len)) {
-            drop(octets);
+        if let Err(TrySendError::Full(bytes)) = entry.packets.try_send(bytes.slice(..len)) {
+            drop(bytes);
             self.context.counters.other_dropped.add(1);
         }
     }
@@ -148,9 +150,9 @@ fn is_carried(packet: &Packet<'_>) -> bool {
 }
 
 /// Tells the program why a packet of its does not arrive.
-pub(super) fn refuse(context: &DeviceContext, octets: &[u8], why: Unreachable) {
+pub(super) fn refuse(context: &DeviceContext, bytes: &[u8], why: Unreachable) {
     context.counters.other_dropped.add(1);
-    tell_unreachable(context, octets, why);
+    tell_unreachable(context, bytes, why);
 }
 
 impl std::fmt::Debug for PacketFlowKey {
@@ -277,12 +279,12 @@ impl PacketFlow {
         matches!(self.key.protocol, ICMP | ICMPV6)
     }
 
-    async fn up(&mut self, packets: &dyn Packets, octets: &[u8]) -> Result<(), Error> {
-        let Ok(packet) = ip::parse(octets) else {
+    async fn up(&mut self, packets: &dyn Packets, bytes: &[u8]) -> Result<(), Error> {
+        let Ok(packet) = ip::parse(bytes) else {
             return Ok(());
         };
         let Some(theirs) = self.theirs(packets) else {
-            refuse(&self.context, octets, Unreachable::Network);
+            refuse(&self.context, bytes, Unreachable::Network);
             return Ok(());
         };
         let hop_limit = match self.context.config.device.privacy {
@@ -290,17 +292,17 @@ impl PacketFlow {
             Privacy::Compatibility => packet.hop_limit.saturating_sub(1),
         };
         if hop_limit == 0 {
-            tell_time_exceeded(&self.context, octets);
+            tell_time_exceeded(&self.context, bytes);
             return Ok(());
         }
         let Some(whole) = rewrite::up(&packet, theirs, hop_limit, &mut self.identifiers) else {
-            refuse(&self.context, octets, Unreachable::Network);
+            refuse(&self.context, bytes, Unreachable::Network);
             return Ok(());
         };
         if whole.len() > packets.mtu() {
             let own = packet.header_len + packet.payload.len();
             let mtu = (packets.mtu() + own).saturating_sub(whole.len());
-            tell_too_big(&self.context, octets, mtu);
+            tell_too_big(&self.context, bytes, mtu);
             return Ok(());
         }
         self.context.counters.other_up.add(1);
@@ -314,8 +316,8 @@ impl PacketFlow {
                 contents: buffer.get(..received.len).unwrap_or_default(),
                 segment: received.segment.max(1),
             };
-            for octets in batch.payloads() {
-                if self.down(packets, octets).is_none() {
+            for bytes in batch.payloads() {
+                if self.down(packets, bytes).is_none() {
                     self.context.counters.other_dropped.add(1);
                 }
             }
@@ -323,15 +325,15 @@ impl PacketFlow {
         })
     }
 
-    fn down(&self, packets: &dyn Packets, octets: &[u8]) -> Option<()> {
-        let packet = ip::parse(octets).ok()?;
+    fn down(&self, packets: &dyn Packets, bytes: &[u8]) -> Option<()> {
+        let packet = ip::parse(bytes).ok()?;
         let ours = FlowAddresses {
             near: self.key.program,
             far: self.key.target,
         };
         let theirs = self.theirs(packets)?;
         let whole = rewrite::down(&packet, theirs, ours, &self.identifiers)?;
-        self.context.port.send(Outgoing::whole(&whole));
+        self.context.sink.send(OutgoingPacket::whole(&whole));
         self.context.counters.other_down.add(1);
         Some(())
     }
@@ -374,7 +376,7 @@ mod tests {
     /// The next packet that a program gets; the clock is paused, so that nobody waits long for one that does not come.
     async fn next(bench: &Bench) -> Vec<u8> {
         let limit = std::time::Duration::from_secs(300);
-        let came = tokio::time::timeout(limit, bench.port.next()).await;
+        let came = tokio::time::timeout(limit, bench.sink.next()).await;
         came.expect("a packet for the program")
     }
 
@@ -489,7 +491,7 @@ mod tests {
         bench.send(packet(PROGRAM, TARGET, 2, 1, b"igmp"));
         tokio::task::yield_now().await;
         assert_eq!(bench.context.counters.snapshot().other_dropped, 3);
-        assert!(bench.network.seen().is_empty() && bench.port.try_next().is_none());
+        assert!(bench.network.seen().is_empty() && bench.sink.try_next().is_none());
     }
 
     #[tokio::test(start_paused = true)]

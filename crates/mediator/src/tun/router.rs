@@ -12,10 +12,10 @@ use tokio::time::Instant;
 use super::{
     Counters, DeviceContext, FlowKey,
     config::{Device, Privacy},
-    device::Incoming,
-    dns, packets,
-    port::tell_unreachable,
-    tcp, udp,
+    device::IncomingPacket,
+    dns,
+    outgoing::tell_unreachable,
+    packets, tcp, udp,
 };
 
 /// The tables of flows.
@@ -38,8 +38,8 @@ impl Router {
     }
 
     /// Takes one packet.
-    pub(crate) fn take(&mut self, incoming: &Incoming, now: Instant) {
-        if self.carry(incoming, now).is_err() {
+    pub(crate) fn take(&mut self, incoming: &IncomingPacket, now: Instant) {
+        if self.route(incoming, now).is_err() {
             self.context.counters.malformed.add(1);
         }
     }
@@ -49,13 +49,13 @@ impl Router {
         self.tcp.flush(now);
     }
 
-    fn carry(&mut self, incoming: &Incoming, now: Instant) -> Result<(), Malformed> {
-        let packet = ip::parse(&incoming.octets)?;
-        match judge(&packet, &self.context.config.device) {
+    fn route(&mut self, incoming: &IncomingPacket, now: Instant) -> Result<(), Malformed> {
+        let packet = ip::parse(&incoming.bytes)?;
+        match header_policy(&packet, &self.context.config.device) {
             Verdict::Drop(why) => {
                 why.counter(&self.context.counters).add(1);
-                if why == Why::Foreign {
-                    self.turn_away(&packet, incoming, now)?;
+                if why == DropReason::Foreign {
+                    self.refuse_foreign(&packet, incoming, now)?;
                 }
             }
             _ if !incoming.checked && !packet.fragment && !packet.checksum_is_right() => {
@@ -63,17 +63,17 @@ impl Router {
             }
             Verdict::Flow if packet.protocol == ip::TCP => self.tcp(&packet, incoming, now)?,
             Verdict::Flow => self.udp(&packet, incoming, now)?,
-            Verdict::Whole => self.packets.received(&packet, &incoming.octets, now),
+            Verdict::Whole => self.packets.received(&packet, &incoming.bytes, now),
         }
         Ok(())
     }
 
     /// Tells a program that is bound to another address of this device, most often since before the TUN device was there, that this
     /// leads nowhere: what it has open is reset, what it begins is refused.
-    fn turn_away(
+    fn refuse_foreign(
         &mut self,
         packet: &Packet<'_>,
-        incoming: &Incoming,
+        incoming: &IncomingPacket,
         now: Instant,
     ) -> Result<(), Malformed> {
         if packet.protocol == ip::TCP && !packet.fragment {
@@ -83,27 +83,27 @@ impl Router {
             }
         }
         let why = ip::icmp::Unreachable::Prohibited;
-        tell_unreachable(&self.context, &incoming.octets, why);
+        tell_unreachable(&self.context, &incoming.bytes, why);
         Ok(())
     }
 
     fn tcp(
         &mut self,
         packet: &Packet<'_>,
-        incoming: &Incoming,
+        incoming: &IncomingPacket,
         now: Instant,
     ) -> Result<(), Malformed> {
         let segment = ip::tcp::parse(packet.payload)?;
         let key = flow_key(packet, segment.source, segment.destination)?;
         self.tcp
-            .received(key, packet, &segment, &incoming.octets, now);
+            .received(key, packet, &segment, &incoming.bytes, now);
         Ok(())
     }
 
     fn udp(
         &mut self,
         packet: &Packet<'_>,
-        incoming: &Incoming,
+        incoming: &IncomingPacket,
         now: Instant,
     ) -> Result<(), Malformed> {
         let datagram = ip::udp::parse(packet.payload)?;
@@ -130,7 +130,7 @@ fn flow_key(packet: &Packet<'_>, source: u16, destination: u16) -> Result<FlowKe
     })
 }
 
-impl Why {
+impl DropReason {
     fn counter(self, counters: &Counters) -> &crate::counters::Counter {
         match self {
             Self::Foreign => &counters.foreign,
@@ -149,12 +149,12 @@ pub(crate) enum Verdict {
     /// It is carried as a packet: another protocol.
     Whole,
     /// It is not carried.
-    Drop(Why),
+    Drop(DropReason),
 }
 
 /// Why a packet is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Why {
+pub(crate) enum DropReason {
     /// Its source is not the device's address: it was sent before the device was there, by a program that is bound to another
     /// address, or spoofed. Its sender is told.
     Foreign,
@@ -169,18 +169,18 @@ pub(crate) enum Why {
 
 /// The header policy: what becomes of `packet` by its IP header alone. Paper 003 §5.1; the table of all fields is in docs/device-headers.md.
 /// What a flow carries of a packet is its payload; everything else ends here.
-pub(crate) fn judge(packet: &Packet<'_>, device: &Device) -> Verdict {
+pub(crate) fn header_policy(packet: &Packet<'_>, device: &Device) -> Verdict {
     let own = |address| device.addresses.contains(&address);
     if !is_routable(packet.destination) || own(packet.destination) {
-        return Verdict::Drop(Why::Unroutable);
+        return Verdict::Drop(DropReason::Unroutable);
     }
     if !device.addresses.is_empty() && !own(packet.source) {
-        return Verdict::Drop(Why::Foreign);
+        return Verdict::Drop(DropReason::Foreign);
     }
     let strict = device.privacy == Privacy::Anonymity;
     match packet.protocol {
-        _ if packet.fragment => Verdict::Drop(Why::Fragment),
-        _ if packet.options && strict => Verdict::Drop(Why::Options),
+        _ if packet.fragment => Verdict::Drop(DropReason::Fragment),
+        _ if packet.options && strict => Verdict::Drop(DropReason::Options),
         ip::TCP | ip::UDP => Verdict::Flow,
         _ => Verdict::Whole,
     }
@@ -235,14 +235,15 @@ mod policy_tests {
         }
     }
 
-    fn judged(packet: Packet<'_>) -> [Verdict; 2] {
-        [Privacy::Anonymity, Privacy::Compatibility].map(|privacy| judge(&packet, &device(privacy)))
+    fn verdicts(packet: Packet<'_>) -> [Verdict; 2] {
+        [Privacy::Anonymity, Privacy::Compatibility]
+            .map(|privacy| header_policy(&packet, &device(privacy)))
     }
 
     #[test]
     fn tcp_and_udp_are_flows_and_all_else_whole_packets() {
         let verdict = |protocol| {
-            judged(Packet {
+            verdicts(Packet {
                 protocol,
                 ..packet()
             })
@@ -262,7 +263,7 @@ mod policy_tests {
             dont_fragment: false,
             ..packet()
         };
-        assert_eq!(judged(odd), judged(packet()));
+        assert_eq!(verdicts(odd), verdicts(packet()));
     }
 
     #[test]
@@ -271,7 +272,7 @@ mod policy_tests {
             fragment: true,
             ..packet()
         };
-        assert_eq!(judged(fragment), [Verdict::Drop(Why::Fragment); 2]);
+        assert_eq!(verdicts(fragment), [Verdict::Drop(DropReason::Fragment); 2]);
     }
 
     #[test]
@@ -281,14 +282,17 @@ mod policy_tests {
             ..packet()
         };
         assert_eq!(
-            judged(options),
-            [Verdict::Drop(Why::Options), Verdict::Flow]
+            verdicts(options),
+            [Verdict::Drop(DropReason::Options), Verdict::Flow]
         );
         let other = Packet {
             protocol: ip::ICMP,
             ..options
         };
-        assert_eq!(judged(other), [Verdict::Drop(Why::Options), Verdict::Whole]);
+        assert_eq!(
+            verdicts(other),
+            [Verdict::Drop(DropReason::Options), Verdict::Whole]
+        );
     }
 
     #[test]
@@ -297,12 +301,12 @@ mod policy_tests {
             source: Ipv4Addr::new(192, 0, 2, 1).into(),
             ..packet()
         };
-        assert_eq!(judged(spoofed), [Verdict::Drop(Why::Foreign); 2]);
+        assert_eq!(verdicts(spoofed), [Verdict::Drop(DropReason::Foreign); 2]);
         let anybody = Device {
             addresses: Vec::new(),
             ..Device::default()
         };
-        assert_eq!(judge(&spoofed, &anybody), Verdict::Flow);
+        assert_eq!(header_policy(&spoofed, &anybody), Verdict::Flow);
     }
 
     #[test]
@@ -322,11 +326,15 @@ mod policy_tests {
             "::ffff:192.0.2.1",
         ] {
             let destination = destination.parse().expect("an address");
-            let lost = judged(Packet {
+            let lost = verdicts(Packet {
                 destination,
                 ..packet()
             });
-            assert_eq!(lost, [Verdict::Drop(Why::Unroutable); 2], "{destination}");
+            assert_eq!(
+                lost,
+                [Verdict::Drop(DropReason::Unroutable); 2],
+                "{destination}"
+            );
         }
         for destination in [
             "10.0.0.1",
@@ -336,7 +344,7 @@ mod policy_tests {
         ] {
             let destination = destination.parse().expect("an address");
             assert_eq!(
-                judged(Packet {
+                verdicts(Packet {
                     destination,
                     ..packet()
                 }),

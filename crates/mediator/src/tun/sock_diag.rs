@@ -26,15 +26,15 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLM_F_REQUEST: u16 = 1;
 /// linux/inet_diag.h.
 const INET_DIAG_CGROUP_ID: u16 = 21;
-/// Octets of struct nlmsghdr, of one with struct inet_diag_req_v2, and of one with struct inet_diag_msg.
+/// Bytes of struct nlmsghdr, of one with struct inet_diag_req_v2, and of one with struct inet_diag_msg.
 const HEADER: usize = 16;
 const REQUEST: usize = HEADER + 56;
 const ANSWER: usize = HEADER + 72;
 /// TCP_TIME_WAIT and TCP_LISTEN of net/tcp_states.h: such a socket opened no flow with these ends.
-const NOBODYS: [u8; 2] = [6, 10];
+const OWNERLESS_STATES: [u8; 2] = [6, 10];
 
 /// Knows whose flows are.
-pub(crate) trait Sockets: fmt::Debug + Send + Sync {
+pub(crate) trait SocketOwners: fmt::Debug + Send + Sync {
     /// Whose a flow of TCP or UDP is; `None` if no socket on this machine has opened it, or nobody can tell.
     fn user(&self, protocol: u8, key: FlowKey) -> Option<User>;
 }
@@ -110,22 +110,22 @@ impl SockDiag {
         loop {
             let mut buf = [0; 512];
             let (_, len) = recv(&self.netlink, &mut buf, RecvFlags::empty())?;
-            let octets = buf.get(..len).unwrap_or_default();
-            if let Some(reply) = read(octets, *sequence) {
+            let bytes = buf.get(..len).unwrap_or_default();
+            if let Some(reply) = read(bytes, *sequence) {
                 return Ok(reply);
             }
         }
     }
 }
 
-impl Sockets for SockDiag {
+impl SocketOwners for SockDiag {
     fn user(&self, protocol: u8, key: FlowKey) -> Option<User> {
         if !self.protocols.contains(&protocol) {
             return None;
         }
         match self.ask(protocol, key) {
             Ok(Reply::Socket { state, uid, group }) => {
-                let opened = protocol != ip::TCP || !NOBODYS.contains(&state);
+                let opened = protocol != ip::TCP || !OWNERLESS_STATES.contains(&state);
                 opened.then(|| User::local(uid, group))
             }
             Ok(Reply::Nothing) => None,
@@ -173,8 +173,8 @@ fn request(protocol: u8, key: FlowKey, sequence: u32) -> [u8; REQUEST] {
     };
     out.put(&source.port().to_be_bytes());
     out.put(&destination.port().to_be_bytes());
-    out.put(&octets(source.ip()));
-    out.put(&octets(destination.ip()));
+    out.put(&address_bytes(source.ip()));
+    out.put(&address_bytes(destination.ip()));
     // Any interface, and INET_DIAG_NOCOOKIE.
     out.put(&[0; 4]);
     out.put(&[0xff; 8]);
@@ -184,16 +184,16 @@ fn request(protocol: u8, key: FlowKey, sequence: u32) -> [u8; REQUEST] {
 struct Writer([u8; REQUEST], usize);
 
 impl Writer {
-    fn put(&mut self, octets: &[u8]) {
-        let end = self.1 + octets.len();
+    fn put(&mut self, bytes: &[u8]) {
+        let end = self.1 + bytes.len();
         if let Some(field) = self.0.get_mut(self.1..end) {
-            field.copy_from_slice(octets);
+            field.copy_from_slice(bytes);
         }
         self.1 = end;
     }
 }
 
-fn octets(ip: IpAddr) -> [u8; 16] {
+fn address_bytes(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(ip) => {
             let [a, b, c, d] = ip.octets();
@@ -221,7 +221,7 @@ fn read(message: &[u8], sequence: u32) -> Option<Reply> {
     Some(Reply::Socket { state, uid, group })
 }
 
-/// The number of the control group among attributes: struct nlattr is length and type, and each begins at a multiple of four octets.
+/// The number of the control group among attributes: struct nlattr is length and type, and each begins at a multiple of four bytes.
 fn group(mut attributes: &[u8]) -> Option<u64> {
     loop {
         let len = usize::from(u16_at(attributes, 0)?);
@@ -233,13 +233,13 @@ fn group(mut attributes: &[u8]) -> Option<u64> {
     }
 }
 
-fn u16_at(octets: &[u8], at: usize) -> Option<u16> {
-    let field = octets.get(at..)?.first_chunk()?;
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    let field = bytes.get(at..)?.first_chunk()?;
     Some(u16::from_ne_bytes(*field))
 }
 
-fn u32_at(octets: &[u8], at: usize) -> Option<u32> {
-    let field = octets.get(at..)?.first_chunk()?;
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    let field = bytes.get(at..)?.first_chunk()?;
     Some(u32::from_ne_bytes(*field))
 }
 
@@ -360,13 +360,13 @@ mod tests {
 
         #[test]
         fn any_octets_are_an_answer_or_none(
-            sequence: u32, octets: Vec<u8>, mut changed in prop::collection::vec((0_usize..160, any::<u8>()), 0..8), cut in 0_usize..160,
+            sequence: u32, bytes: Vec<u8>, mut changed in prop::collection::vec((0_usize..160, any::<u8>()), 0..8), cut in 0_usize..160,
         ) {
-            read(&octets, sequence);
+            read(&bytes, sequence);
             let mut whole = answer(sequence, 1, 1, &[(8, vec![0]), (INET_DIAG_CGROUP_ID, vec![1; 8])]);
-            for (at, octet) in changed.drain(..) {
+            for (at, byte) in changed.drain(..) {
                 let len = whole.len();
-                whole[at % len] = octet;
+                whole[at % len] = byte;
             }
             read(&whole, sequence);
             read(whole.get(..cut).unwrap_or(&whole), sequence);

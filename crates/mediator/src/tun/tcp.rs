@@ -4,7 +4,7 @@
 //!
 //! # What a failure is called
 //! Before the SYN is answered (pessimistic), by what Linux makes of it in `connect`; afterwards nothing but a reset is left to tell. A flow
-//! whose SYN was answered first has an early stream: its first octets travel with the request, and the overlay says of them what follows.
+//! whose SYN was answered first has an early stream: its first bytes travel with the request, and the overlay says of them what follows.
 //!
 //! | overlay says | SYN not answered yet | answered |
 //! |---|---|---|
@@ -13,7 +13,7 @@
 //! | target failed otherwise: host unreachable, name, resolver; timed out; an address that means nothing any more | ICMP host unreachable: EHOSTUNREACH | reset |
 //! | forbidden, unsupported | ICMP prohibited: EHOSTUNREACH (IPv6: EACCES) | reset |
 //! | the stream breaks later; no segment comes for `flows.idle_stream` | – | reset |
-//! | the target reads no more | – | what comes is acknowledged and dropped; after the last octet down, or 10 s without one, a reset |
+//! | the target reads no more | – | what comes is acknowledged and dropped; after the last byte down, or 10 s without one, a reset |
 //!
 //! A segment of a connection that nobody knows is answered by a reset, so that programs notice when the mediator was restarted. When too many
 //! connections are being opened, the oldest of those of the user that has most makes room.
@@ -23,7 +23,7 @@
 //! When all places are taken, the user that has most (see [`crate::users`]) loses one, however busy its flows are, and a user that has most
 //! itself loses its own: of its next few flows that are open that whose rest, up to a minute, counts most when it is multiplied by how many
 //! flows it has to the same target. So of hundreds that a program leaves lying one makes room before its only flow to another target, however
-//! long that rests. When memory is short for anybody, flows are reset whose octets nobody has taken for [`STALLED`], of the user that holds
+//! long that rests. When memory is short for anybody, flows are reset whose bytes nobody has taken for [`STALLED`], of the user that holds
 //! most and the longest first, until half of it is free. When nobody can make room, SYNs are dropped and counted: programs send them again.
 
 use std::{
@@ -57,7 +57,7 @@ use super::{
     DeviceContext, FlowKey,
     config::{Flows, Opening},
     names::Meaning,
-    port::tell_unreachable,
+    outgoing::tell_unreachable,
 };
 use crate::{
     budget::Account,
@@ -73,7 +73,7 @@ mod send;
 const HALF_OPEN_SHARE: usize = 4;
 /// How many open flows are looked at when one has to make room for a new one.
 const CANDIDATES: usize = 32;
-/// A flow whose first octets have waited for so long may be reset when memory is short.
+/// A flow whose first bytes have waited for so long may be reset when memory is short.
 const STALLED: Duration = Duration::from_secs(5);
 /// How often such flows are looked for.
 const RECLAIM_EVERY: Duration = Duration::from_secs(1);
@@ -144,25 +144,25 @@ impl TcpTable {
         }
     }
 
-    /// Takes a segment. `octets` is the whole packet: the payload stays in it. Nothing is answered before [`Self::flush`].
+    /// Takes a segment. `bytes` is the whole packet: the payload stays in it. Nothing is answered before [`Self::flush`].
     pub(crate) fn received(
         &mut self,
         key: FlowKey,
         packet: &ip::Packet<'_>,
         segment: &Segment<'_>,
-        octets: &Bytes,
+        bytes: &Bytes,
         now: Instant,
     ) {
         let flow = self.shared.flows().get(&key).cloned();
         if let Some(flow) = flow.filter(|flow| !self.give_way(flow, segment)) {
-            let payload = payload_of(packet, segment, octets);
+            let payload = payload_of(packet, segment, bytes);
             if flow.received(segment, payload, now) {
                 self.listed.push(flow);
             }
             return;
         }
         if is_opening(segment.flags) {
-            self.open(key, segment, octets, now)
+            self.open(key, segment, bytes, now)
         } else {
             self.reset_stranger(key, segment)
         }
@@ -171,7 +171,7 @@ impl TcpTable {
     /// Sends what follows from the segments received since the last time: for each flow one acknowledgement of them all.
     pub(crate) fn flush(&mut self, now: Instant) {
         for flow in self.listed.drain(..) {
-            flow.flush(&*self.shared.context.port, now);
+            flow.flush(&*self.shared.context.sink, now);
         }
         while let Some(ended) = self.tasks.try_join_next() {
             report(ended);
@@ -189,12 +189,12 @@ impl TcpTable {
         true
     }
 
-    fn open(&mut self, key: FlowKey, segment: &Segment<'_>, octets: &Bytes, now: Instant) {
+    fn open(&mut self, key: FlowKey, segment: &Segment<'_>, bytes: &Bytes, now: Instant) {
         match self.shared.context.names.meaning(key.target, now) {
-            Meaning::Target(target) => self.open_to(target, key, segment, octets, now),
+            Meaning::Target(target) => self.open_to(target, key, segment, bytes, now),
             Meaning::Expired => {
                 self.shared.context.counters.expired.add(1);
-                tell_unreachable(&self.shared.context, octets, Unreachable::Host);
+                tell_unreachable(&self.shared.context, bytes, Unreachable::Host);
             }
         }
     }
@@ -253,7 +253,7 @@ impl TcpTable {
         next
     }
 
-    /// Resets flows that hold memory for octets that nobody takes, until enough is free.
+    /// Resets flows that hold memory for bytes that nobody takes, until enough is free.
     fn reclaim(&mut self, now: Instant) {
         let recent = |then: Instant| now.saturating_duration_since(then) < RECLAIM_EVERY;
         if self.reclaimed.is_some_and(recent) || !self.shared.context.tcp_memory.was_short() {
@@ -281,7 +281,7 @@ impl TcpTable {
         }
     }
 
-    /// Each user's flows whose octets nobody has taken for [`STALLED`], the longest last.
+    /// Each user's flows whose bytes nobody has taken for [`STALLED`], the longest last.
     fn stalled(&self, now: Instant) -> HashMap<User, Vec<(Instant, Arc<TcpFlow>)>> {
         let mut stalled: HashMap<_, Vec<_>> = HashMap::new();
         for flow in self.shared.flows().values() {
@@ -313,14 +313,14 @@ impl TcpTable {
         target: Target,
         key: FlowKey,
         segment: &Segment<'_>,
-        octets: &Bytes,
+        bytes: &Bytes,
         now: Instant,
     ) {
         let Some(account) = self.admit(key, now) else {
             return self.drop_syn(now);
         };
         let mut connection = Connection::new(segment, self.settings(key, now));
-        let mut cause = (octets.len() <= QUOTED).then(|| Box::from(&octets[..]));
+        let mut cause = (bytes.len() <= QUOTED).then(|| Box::from(&bytes[..]));
         let early = self.is_trusted(&target, now);
         if early {
             connection.accept(now);
@@ -370,7 +370,7 @@ impl TcpTable {
             isn: self.isn(key, now),
             window: self.shared.context.config.flows.window,
             floor: memory_floor(self.shared.context.config.flows.window),
-            mss: self.shared.context.port.mtu().saturating_sub(headers),
+            mss: self.shared.context.sink.mtu().saturating_sub(headers),
             default_mss,
             idle: self.shared.context.config.flows.idle_stream,
         }
@@ -405,8 +405,8 @@ impl TcpTable {
                 ..Header::default()
             }
         };
-        let (range, port) = (None, &*self.shared.context.port);
-        flow::send(key, port, OutgoingSegment { header, range }, [&[]; 2], None);
+        let (range, sink) = (None, &*self.shared.context.sink);
+        flow::send(key, sink, OutgoingSegment { header, range }, [&[]; 2], None);
     }
 }
 
@@ -415,11 +415,11 @@ fn is_opening(flags: Flags) -> bool {
     flags.contains(Flags::SYN) && !flags.intersects(Flags::ACK | Flags::RST | Flags::FIN)
 }
 
-fn payload_of(packet: &ip::Packet<'_>, segment: &Segment<'_>, octets: &Bytes) -> Bytes {
+fn payload_of(packet: &ip::Packet<'_>, segment: &Segment<'_>, bytes: &Bytes) -> Bytes {
     let at = packet.header_len + segment.header_len;
     match segment.payload.len() {
         0 => Bytes::new(),
-        len => octets.slice(at..at + len),
+        len => bytes.slice(at..at + len),
     }
 }
 

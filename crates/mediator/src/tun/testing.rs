@@ -17,10 +17,10 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::{
     Config, DeviceContext, FlowKey,
-    device::Incoming,
-    port::{Outgoing, Port, cut, tcp_headers, udp_headers},
+    device::IncomingPacket,
+    outgoing::{OutgoingPacket, PacketSink, cut, tcp_headers, udp_headers},
     router::Router,
-    sock_diag::Sockets,
+    sock_diag::SocketOwners,
 };
 use crate::users::User;
 
@@ -36,7 +36,7 @@ pub(crate) const TARGET_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 
 
 /// A port in memory. Large packets are cut as the kernel would cut them, and checked.
 #[derive(Debug)]
-pub(crate) struct MemoryPort {
+pub(crate) struct MemorySink {
     mtu: u16,
     sent: Mutex<VecDeque<Vec<u8>>>,
     writes: AtomicUsize,
@@ -44,7 +44,7 @@ pub(crate) struct MemoryPort {
     arrived: Notify,
 }
 
-impl MemoryPort {
+impl MemorySink {
     pub(crate) fn new(mtu: u16) -> Arc<Self> {
         Arc::new(Self {
             mtu,
@@ -82,18 +82,18 @@ impl MemoryPort {
     }
 }
 
-impl Port for MemoryPort {
-    fn send(&self, packet: Outgoing<'_>) -> bool {
+impl PacketSink for MemorySink {
+    fn send(&self, packet: OutgoingPacket<'_>) -> bool {
         if self.full.load(Ordering::SeqCst) {
             return false;
         }
         self.writes.fetch_add(1, Ordering::SeqCst);
         cut(packet, |headers, payload| {
-            let octets = [headers, payload[0], payload[1]].concat();
-            let parsed = ip::parse(&octets).expect("a packet");
+            let bytes = [headers, payload[0], payload[1]].concat();
+            let parsed = ip::parse(&bytes).expect("a packet");
             assert!(parsed.checksum_is_right(), "{parsed:?}");
-            assert_eq!(parsed.header_len + parsed.payload.len(), octets.len());
-            self.sent.lock().expect("lock").push_back(octets);
+            assert_eq!(parsed.header_len + parsed.payload.len(), bytes.len());
+            self.sent.lock().expect("lock").push_back(bytes);
             true
         });
         self.arrived.notify_one();
@@ -109,7 +109,7 @@ impl Port for MemoryPort {
 #[derive(Debug)]
 struct ByPort(fn(u16) -> User);
 
-impl Sockets for ByPort {
+impl SocketOwners for ByPort {
     fn user(&self, _: u8, key: FlowKey) -> Option<User> {
         Some((self.0)(key.program.port()))
     }
@@ -118,7 +118,7 @@ impl Sockets for ByPort {
 /// A router between a program that the test plays and a network in memory.
 pub(crate) struct Bench {
     pub(crate) network: Network,
-    pub(crate) port: Arc<MemoryPort>,
+    pub(crate) sink: Arc<MemorySink>,
     pub(crate) context: Arc<DeviceContext>,
     pub(crate) router: Router,
 }
@@ -144,10 +144,10 @@ impl Bench {
 
     /// From now on `user` is behind a port; all flows are forgotten.
     pub(crate) fn tell_apart(&mut self, user: fn(u16) -> User) {
-        let (config, port) = (self.context.config.clone(), Arc::clone(&self.port));
+        let (config, sink) = (self.context.config.clone(), Arc::clone(&self.sink));
         let (overlay, counters) = (&self.context.overlay, &self.context.counters);
-        let context = DeviceContext::new(config, Arc::clone(overlay), port, Arc::clone(counters));
-        self.context = Arc::new(context.asking(Some(Box::new(ByPort(user)))));
+        let context = DeviceContext::new(config, Arc::clone(overlay), sink, Arc::clone(counters));
+        self.context = Arc::new(context.with_owners(Some(Box::new(ByPort(user)))));
         self.router = Router::new(&self.context);
     }
 
@@ -160,13 +160,13 @@ impl Bench {
         let mut config = Config::default();
         change(&mut config);
         assert_eq!(config.check(), Ok(()));
-        let port = MemoryPort::new(config.device.mtu);
-        let back = Arc::clone(&port) as Arc<dyn Port>;
+        let sink = MemorySink::new(config.device.mtu);
+        let back = Arc::clone(&sink) as Arc<dyn PacketSink>;
         let context = Arc::new(DeviceContext::new(config, overlay, back, Arc::default()));
         let router = Router::new(&context);
         Self {
             network,
-            port,
+            sink,
             context,
             router,
         }
@@ -174,15 +174,15 @@ impl Bench {
 
     /// The program sends a packet.
     pub(crate) fn send(&mut self, packet: impl Into<Bytes>) {
-        self.take(&Incoming {
-            octets: packet.into(),
+        self.take(&IncomingPacket {
+            bytes: packet.into(),
             checked: false,
             segment: None,
         });
     }
 
     /// The kernel hands over a packet with what its header says.
-    pub(crate) fn take(&mut self, incoming: &Incoming) {
+    pub(crate) fn take(&mut self, incoming: &IncomingPacket) {
         self.router.take(incoming, Instant::now());
         self.router.flush(Instant::now());
     }
@@ -192,7 +192,7 @@ impl Bench {
 pub(crate) fn udp_packet(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
     let mut headers = Vec::new();
     udp_headers(&mut headers, from, to, payload.len());
-    finished(Outgoing::udp(&headers, [payload, &[]], None))
+    finished(OutgoingPacket::udp(&headers, [payload, &[]], None))
 }
 
 /// A TCP packet between two hosts, finished; the ports are in `header`.
@@ -204,15 +204,15 @@ pub(crate) fn tcp_packet(
 ) -> Vec<u8> {
     let mut headers = Vec::new();
     tcp_headers(&mut headers, from, to, header, payload.len());
-    finished(Outgoing::tcp(&headers, [payload, &[]], None))
+    finished(OutgoingPacket::tcp(&headers, [payload, &[]], None))
 }
 
-/// The packet in `octets`.
-pub(crate) fn parsed(octets: &[u8]) -> Packet<'_> {
-    ip::parse(octets).expect("a packet")
+/// The packet in `bytes`.
+pub(crate) fn parsed(bytes: &[u8]) -> Packet<'_> {
+    ip::parse(bytes).expect("a packet")
 }
 
-fn finished(packet: Outgoing<'_>) -> Vec<u8> {
+fn finished(packet: OutgoingPacket<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     cut(packet, |headers, payload| {
         out = [headers, payload[0], payload[1]].concat();

@@ -63,7 +63,7 @@ const LINUX: System = System {
     without_checksum: false,
 };
 
-/// An IPv4 packet with three octets of nothing and an end.
+/// An IPv4 packet with three bytes of nothing and an end.
 fn with_options(to: SocketAddr) -> Vec<u8> {
     let mut packet = LINUX.packet(to, b"hello");
     packet[0] = 0x46;
@@ -244,22 +244,22 @@ async fn seen_of(stack: Stack) -> (Vec<Seen>, Vec<u8>) {
     let mut listener = bench.network.listen(TARGET);
     let there = listener.address();
     bench.send(stack.packet(there, stack.syn(), b""));
-    let octets = bench.port.next().await;
-    let answer = tcp::parse(parsed(&octets).payload).expect("a segment");
+    let bytes = bench.sink.next().await;
+    let answer = tcp::parse(parsed(&bytes).payload).expect("a segment");
     bench.send(stack.packet(there, stack.data(&answer), b"hello"));
     let mut stream = listener.accept().await;
     let mut said = vec![0; 5];
     stream
         .read_exact(&mut said)
         .await
-        .expect("it says five octets");
+        .expect("it says five bytes");
     (bench.network.seen(), said)
 }
 
 #[tokio::test(start_paused = true)]
 async fn private_nothing_of_a_tcp_header_but_the_target_is_carried() {
     let linux = seen_of(LINUX_TCP).await;
-    assert!(linux.0.len() >= 2, "an opening and octets");
+    assert!(linux.0.len() >= 2, "an opening and bytes");
     assert_eq!(linux.1, b"hello");
     let other_options = tcp::Options {
         mss: Some(536),
@@ -369,9 +369,9 @@ async fn broken_spoofed_and_misdirected_packets_are_counted_and_hurt_no_flow() {
     assert_eq!(snapshot.udp_opened, 0);
     bench.send(good);
     assert_eq!(far.recv().await.0, &b"hello"[..]);
-    let told = bench.port.try_next().expect("the stranger is told");
+    let told = bench.sink.try_next().expect("the stranger is told");
     assert_eq!(parsed(&told).payload[..2], [3, 13]);
-    assert!(bench.port.try_next().is_none(), "nobody else is answered");
+    assert!(bench.sink.try_next().is_none(), "nobody else is answered");
 }
 
 #[tokio::test(start_paused = true)]
@@ -380,8 +380,8 @@ async fn a_checksum_that_the_kernel_vouches_for_is_not_looked_at() {
     let far = bench.network.bind(TARGET);
     let mut packet = LINUX.packet(far.address(), b"hello");
     packet[26] ^= 1;
-    bench.take(&super::device::Incoming {
-        octets: packet.into(),
+    bench.take(&super::device::IncomingPacket {
+        bytes: packet.into(),
         checked: true,
         segment: None,
     });
@@ -395,29 +395,29 @@ async fn what_was_sent_is_what_a_parser_finds_in_the_packet_that_comes_back() {
     bench.send(LINUX.packet(far.address(), b"hello"));
     let (payload, from) = far.recv().await;
     far.send(&payload, from);
-    let octets = bench.port.next().await;
-    let packet = parsed(&octets);
+    let bytes = bench.sink.next().await;
+    let packet = parsed(&bytes);
     assert_eq!((packet.traffic_class, packet.hop_limit), (0, 64));
     assert_eq!(udp::parse(packet.payload).expect("whole").payload, b"hello");
 }
 
 proptest! {
     #[test]
-    fn no_packet_makes_the_router_panic(octets in proptest::collection::vec(any::<u8>(), 0..200), v6: bool, segment: Option<u16>, checked: bool) {
+    fn no_packet_makes_the_router_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), v6: bool, segment: Option<u16>, checked: bool) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
         runtime.block_on(async {
             let mut bench = Bench::with(|config| config.device.addresses.clear());
-            let mut octets = octets;
-            if let Some(first) = octets.first_mut() {
+            let mut bytes = bytes;
+            if let Some(first) = bytes.first_mut() {
                 *first = if v6 { 0x60 } else { 0x45 };
             }
-            if let (false, Some(total)) = (v6, octets.get_mut(2..4)) {
+            if let (false, Some(total)) = (v6, bytes.get_mut(2..4)) {
                 total.copy_from_slice(&[0, 60]);
             }
-            if let (true, Some(len)) = (v6, octets.get_mut(4..6)) {
+            if let (true, Some(len)) = (v6, bytes.get_mut(4..6)) {
                 len.copy_from_slice(&[0, 30]);
             }
-            bench.take(&super::device::Incoming { octets: octets.into(), checked, segment });
+            bench.take(&super::device::IncomingPacket { bytes: bytes.into(), checked, segment });
             tokio::task::yield_now().await;
         });
     }

@@ -23,12 +23,13 @@ use tokio::{
 
 use crate::{
     budget::Account,
-    datagrams::{self, FLOOR, HOLD_OFF, Program, Pushed},
+    datagrams::{self, FLOW_FLOOR, HOLD_OFF, ProgramSide, PushOutcome},
     tun::{
         DeviceContext, FlowKey,
         names::Meaning,
-        port::{
-            Outgoing, datagram_of, tell_too_big, tell_unreachable, udp_headers, unreachable_for,
+        outgoing::{
+            OutgoingPacket, datagram_of, tell_too_big, tell_unreachable, udp_headers,
+            unreachable_for,
         },
     },
     users::{User, UserQueues},
@@ -40,7 +41,7 @@ const CANDIDATES: usize = 8;
 const ANSWERED: Duration = Duration::from_secs(2);
 
 /// The end of a flow that the table holds.
-type Sender = datagrams::Sender<Unreachable>;
+type FlowSender = datagrams::FlowSender<Unreachable>;
 
 /// The flows.
 #[derive(Debug)]
@@ -60,7 +61,7 @@ type FlowId = (FlowKey, Id);
 
 #[derive(Debug)]
 struct FlowEntry {
-    sender: Sender,
+    sender: FlowSender,
     task: AbortHandle,
 }
 
@@ -75,7 +76,7 @@ impl UdpTable {
         }
     }
 
-    /// Datagrams of one program to one target: `payload` cut every `segment` octets.
+    /// Datagrams of one program to one target: `payload` cut every `segment` bytes.
     pub(crate) fn received(&mut self, key: FlowKey, payload: &[u8], segment: usize, now: Instant) {
         let segment = segment.max(1);
         let batch = Batch {
@@ -94,8 +95,8 @@ impl UdpTable {
                 .add(batch.payloads().count());
         };
         match sender.push(batch, now) {
-            Pushed::Dropped(count) => self.context.counters.udp_dropped.add(count),
-            Pushed::Failed(why) => {
+            PushOutcome::Dropped(count) => self.context.counters.udp_dropped.add(count),
+            PushOutcome::Failed(why) => {
                 self.context.counters.udp_dropped.add(1);
                 let first = payload.get(..segment).unwrap_or(payload);
                 tell_unreachable(&self.context, &datagram_of(key, first), why);
@@ -104,7 +105,7 @@ impl UdpTable {
     }
 
     /// `None` when there is no memory for a further flow.
-    fn open(&mut self, key: FlowKey, now: Instant) -> Option<&Sender> {
+    fn open(&mut self, key: FlowKey, now: Instant) -> Option<&FlowSender> {
         self.forget_those_over();
         let user = self.context.user(ip::UDP, key);
         let full = self.flows.len() >= self.context.config.flows.udp;
@@ -118,7 +119,7 @@ impl UdpTable {
                 self.account(key, user)?
             }
         };
-        let sender = Sender::new(account);
+        let sender = FlowSender::new(account);
         let flow = UdpFlow::new(Arc::clone(&self.context), key, sender.clone());
         let task = self.tasks.spawn(async move {
             flow.run().await;
@@ -147,7 +148,7 @@ impl UdpTable {
 
     fn account(&self, key: FlowKey, user: User) -> Option<Account> {
         let target = Host::ip(key.target.ip());
-        self.context.udp_memory.open(user, target, FLOOR)
+        self.context.udp_memory.open(user, target, FLOW_FLOOR)
     }
 
     /// Of the next few flows of the user that gives a place the one goes that is missed least.
@@ -246,11 +247,11 @@ thread_local! {
 struct UdpFlow {
     context: Arc<DeviceContext>,
     key: FlowKey,
-    sender: Sender,
+    sender: FlowSender,
 }
 
 impl UdpFlow {
-    fn new(context: Arc<DeviceContext>, key: FlowKey, sender: Sender) -> Self {
+    fn new(context: Arc<DeviceContext>, key: FlowKey, sender: FlowSender) -> Self {
         context.counters.udp_opened.add(1);
         Self {
             context,
@@ -282,7 +283,7 @@ impl UdpFlow {
         let opening = self.context.overlay.open_datagrams(target, &terms);
         let opened = terms.run("opening a datagram flow", opening).await;
         let ended = match opened {
-            Ok(datagrams) => datagrams::carry(self, &*datagrams).await,
+            Ok(datagrams) => datagrams::pump_datagrams(self, &*datagrams).await,
             Err(error) => Err(error),
         };
         let error = ended.err()?;
@@ -318,15 +319,15 @@ impl UdpFlow {
         let FlowKey { program, target } = self.key;
         udp_headers(headers, target, program, contents.len());
         let segment = u16::try_from(segment).ok();
-        let packet = Outgoing::udp(headers, [contents, &[]], segment);
-        self.context.port.send(packet);
+        let packet = OutgoingPacket::udp(headers, [contents, &[]], segment);
+        self.context.sink.send(packet);
     }
 }
 
-impl Program for UdpFlow {
-    type Why = Unreachable;
+impl ProgramSide for UdpFlow {
+    type Failure = Unreachable;
 
-    fn sender(&self) -> &Sender {
+    fn sender(&self) -> &FlowSender {
         &self.sender
     }
 
@@ -339,8 +340,8 @@ impl Program for UdpFlow {
         self.context.config.flows.pack_wait
     }
 
-    fn sent(&self, octets: usize) {
-        self.context.counters.udp_up.add(octets);
+    fn sent(&self, bytes: usize) {
+        self.context.counters.udp_up.add(bytes);
     }
 
     /// QUIC inside finds its own path MTU by this (RFC 8899 §4.6.1), other programs are told by the kernel (EMSGSIZE).

@@ -92,26 +92,26 @@ impl Overlay for Far {
     }
 }
 
-struct Resolver {
-    server: Arc<Server>,
+struct TestResolver {
+    server: Arc<Resolver>,
     names: Arc<Names>,
     far: Arc<Far>,
     counters: Arc<Counters>,
 }
 
-fn resolver_with(families: Families, text: &str) -> Resolver {
+fn resolver_with(families: Families, text: &str) -> TestResolver {
     let config: config::Dns = toml::from_str(text).expect("parses");
     config.check().expect("can be meant");
     let names = Arc::new(Names::new(&config.pools(), &[], config.mapping_limits()));
     let (far, counters) = (Arc::new(Far::default()), Arc::new(Counters::default()));
-    let server = Server::new(
+    let server = Resolver::new(
         &config,
         families,
         &names,
         &(Arc::clone(&far) as _),
         &counters,
     );
-    Resolver {
+    TestResolver {
         server,
         names,
         far,
@@ -119,7 +119,7 @@ fn resolver_with(families: Families, text: &str) -> Resolver {
     }
 }
 
-fn resolver() -> Resolver {
+fn resolver() -> TestResolver {
     resolver_with(BOTH, "")
 }
 
@@ -149,7 +149,7 @@ fn told(question: &Question, reply: &[u8]) -> Told {
     }
 }
 
-impl Resolver {
+impl TestResolver {
     async fn reply(&self, query: &[u8]) -> Option<Vec<u8>> {
         self.begin(query, HERE).await.ok()
     }
@@ -157,8 +157,8 @@ impl Resolver {
     /// A user asks, and does not wait yet.
     fn begin(&self, query: &[u8], user: User) -> oneshot::Receiver<Vec<u8>> {
         let (replied, reply) = oneshot::channel();
-        self.server.datagram(query, user, |octets| {
-            replied.send(octets.to_vec()).expect("somebody waits");
+        self.server.datagram(query, user, |bytes| {
+            replied.send(bytes.to_vec()).expect("somebody waits");
         });
         reply
     }
@@ -397,8 +397,8 @@ async fn a_storm_of_queries_is_bounded_and_told_and_names_are_still_answered() {
         let (replied, reply) = oneshot::channel();
         resolver
             .server
-            .datagram(&question.message(), HERE, |octets| {
-                replied.send(octets.to_vec()).expect("somebody waits");
+            .datagram(&question.message(), HERE, |bytes| {
+                replied.send(bytes.to_vec()).expect("somebody waits");
             });
         replies.push(reply);
     }
@@ -547,12 +547,12 @@ async fn a_stream_that_stops_in_the_middle_ends() {
 
 proptest! {
     #[test]
-    fn any_octets_get_one_answer_at_most(octets: Vec<u8>) {
+    fn any_octets_get_one_answer_at_most(bytes: Vec<u8>) {
         let config = config::Dns::default();
         let names = Arc::new(Names::new(&config.pools(), &[], config.mapping_limits()));
-        let dns = Dns::new(config, BOTH, names, Arc::default());
-        if let Answer::Ask(asking) = dns.answer(&octets, Carrier::Udp, HERE, Instant::now()) {
-            let reply = dns.answered(&asking, Ok(octets), Instant::now());
+        let dns = Responder::new(config, BOTH, names, Arc::default());
+        if let QueryOutcome::Forward(asking) = dns.answer(&bytes, Transport::Udp, HERE, Instant::now()) {
+            let reply = dns.answered(&asking, Ok(bytes), Instant::now());
             prop_assert!(reply.len() <= 1232);
         }
     }
@@ -571,7 +571,7 @@ async fn ask(bench: &mut Bench, name: &str, kind: RecordType) -> Told {
     let question = Question::new(&host(name), kind);
     let there = resolver_of(bench);
     bench.send(udp_packet(program(), there, &question.message()));
-    let packet = bench.port.next().await;
+    let packet = bench.sink.next().await;
     let packet = parsed(&packet);
     assert_eq!((packet.source, packet.destination), (there.ip(), PROGRAM));
     let datagram = ip::udp::parse(packet.payload).expect("a datagram");
@@ -592,7 +592,7 @@ async fn a_datagram_to_a_temporary_address_goes_to_the_name() {
     let (payload, from) = far.recv().await;
     assert_eq!(payload, &b"hello"[..]);
     far.send(b"back", from);
-    let packet = bench.port.next().await;
+    let packet = bench.sink.next().await;
     let packet = parsed(&packet);
     assert_eq!(
         packet.source, found[0],
@@ -608,7 +608,7 @@ async fn a_name_that_a_flow_did_not_find_is_answered_so_from_then_on() {
     };
     let there = SocketAddr::new(found[0], 9);
     bench.send(udp_packet(program(), there, b"hello"));
-    let packet = bench.port.next().await;
+    let packet = bench.sink.next().await;
     assert_eq!(parsed(&packet).protocol, 1, "ICMP: unreachable");
     let again = ask(&mut bench, "typo.example", RecordType::A).await;
     assert_eq!(again, Told::Missing);
@@ -620,7 +620,7 @@ async fn a_flow_to_an_address_that_means_nothing_is_refused() {
     for there in ["198.18.77.7:443", "198.18.0.2:853", "198.18.0.77:53"] {
         let there = there.parse().expect("an address");
         bench.send(udp_packet(program(), there, b"hello"));
-        let packet = bench.port.next().await;
+        let packet = bench.sink.next().await;
         assert_eq!(parsed(&packet).protocol, 1, "{there}: unreachable");
     }
     assert_eq!(bench.context.counters.expired.value(), 3);
@@ -633,15 +633,15 @@ async fn a_train_of_queries_is_answered_one_by_one() {
     let question = Question::new(&host("a.example"), RecordType::A);
     let message = question.message();
     let train = message.repeat(3);
-    bench.take(&crate::tun::device::Incoming {
-        octets: udp_packet(program(), resolver_of(&bench), &train).into(),
+    bench.take(&crate::tun::device::IncomingPacket {
+        bytes: udp_packet(program(), resolver_of(&bench), &train).into(),
         checked: true,
         segment: u16::try_from(message.len()).ok(),
     });
     for _ in 0..3 {
-        bench.port.next().await;
+        bench.sink.next().await;
     }
-    assert_eq!(bench.port.try_next(), None);
+    assert_eq!(bench.sink.try_next(), None);
 }
 
 #[tokio::test]

@@ -214,14 +214,14 @@ fn requote(
 }
 
 /// Puts `is` in the place of `was`; `None` if something else is there.
-fn swap(octets: &mut [u8], at: usize, was: IpAddr, is: IpAddr) -> Option<()> {
-    let write = |was: &[u8], is: &[u8], octets: &mut [u8]| {
-        let place = octets.get_mut(at..at + was.len())?;
+fn swap(bytes: &mut [u8], at: usize, was: IpAddr, is: IpAddr) -> Option<()> {
+    let write = |was: &[u8], is: &[u8], bytes: &mut [u8]| {
+        let place = bytes.get_mut(at..at + was.len())?;
         (*place == *was).then(|| place.copy_from_slice(is))
     };
     match (was, is) {
-        (IpAddr::V4(was), IpAddr::V4(is)) => write(&was.octets(), &is.octets(), octets),
-        (IpAddr::V6(was), IpAddr::V6(is)) => write(&was.octets(), &is.octets(), octets),
+        (IpAddr::V4(was), IpAddr::V4(is)) => write(&was.octets(), &is.octets(), bytes),
+        (IpAddr::V6(was), IpAddr::V6(is)) => write(&was.octets(), &is.octets(), bytes),
         _ => None,
     }
 }
@@ -234,20 +234,20 @@ fn is_error(packet: &Packet<'_>) -> bool {
     }
 }
 
-fn take(octets: &[u8], at: usize) -> Option<u16> {
-    match octets.get(at..at + 2)? {
+fn take(bytes: &[u8], at: usize) -> Option<u16> {
+    match bytes.get(at..at + 2)? {
         [high, low] => Some(u16::from_be_bytes([*high, *low])),
         _ => None,
     }
 }
 
-fn put(octets: &mut [u8], at: usize, value: u16) {
-    if let Some(place) = octets.get_mut(at..at + 2) {
+fn put(bytes: &mut [u8], at: usize, value: u16) {
+    if let Some(place) = bytes.get_mut(at..at + 2) {
         place.copy_from_slice(&value.to_be_bytes());
     }
 }
 
-/// By how much the headers of the families differ, in octets.
+/// By how much the headers of the families differ, in bytes.
 const DIFFERENCE: usize = 20;
 
 /// Makes an echo request one of the other family, and says of which protocol that is.
@@ -361,8 +361,8 @@ mod tests {
         echo.packet(from, to)
     }
 
-    fn parsed(octets: &[u8]) -> Packet<'_> {
-        ip::parse(octets).expect("a packet")
+    fn parsed(bytes: &[u8]) -> Packet<'_> {
+        ip::parse(bytes).expect("a packet")
     }
 
     #[test]
@@ -557,13 +557,13 @@ mod tests {
         }
 
         #[test]
-        fn any_packet_is_rewritten_without_a_panic(octets: Vec<u8>, v6: bool, protocol: u8) {
+        fn any_packet_is_rewritten_without_a_panic(bytes: Vec<u8>, v6: bool, protocol: u8) {
             let (ours, theirs) = worlds(v6);
             let mut identifiers = EchoIdentifiers::default();
             let mut packet = Vec::new();
-            ip::write_header(&mut packet, theirs.far, theirs.near, protocol, 64, octets.len());
-            packet.extend_from_slice(&octets);
-            // Some protocol numbers are extension headers, which random octets are not.
+            ip::write_header(&mut packet, theirs.far, theirs.near, protocol, 64, bytes.len());
+            packet.extend_from_slice(&bytes);
+            // Some protocol numbers are extension headers, which random bytes are not.
             if let Ok(packet) = ip::parse(&packet) {
                 let (other, _) = worlds(!v6);
                 for ours in [ours, other] {

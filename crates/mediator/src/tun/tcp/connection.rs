@@ -20,7 +20,7 @@ use super::{
     send::{AckOutcome, Acknowledgement, SendRange, SendSide},
 };
 
-/// The least octets of memory that a direction makes do with.
+/// The least bytes of memory that a direction makes do with.
 const MIN_FLOOR: usize = 2048;
 
 /// What a new connection needs to know.
@@ -28,9 +28,9 @@ const MIN_FLOOR: usize = 2048;
 pub(super) struct Settings {
     /// Our first sequence number (RFC 6528).
     pub(super) isn: u32,
-    /// The most that waits in either direction, in octets.
+    /// The most that waits in either direction, in bytes.
     pub(super) window: usize,
-    /// What a direction may take in any case, in octets of memory: see [`memory_floor`].
+    /// What a direction may take in any case, in bytes of memory: see [`memory_floor`].
     pub(super) floor: usize,
     /// The largest segment that the device takes.
     pub(super) mss: u16,
@@ -401,7 +401,7 @@ impl Connection {
     }
 
     fn transmit_ack(&mut self) -> Option<OutgoingSegment> {
-        // RFC 9293 §3.8.6.1 probes with an octet; one that was acknowledged before does as well and needs no octet (as Linux has it).
+        // RFC 9293 §3.8.6.1 probes with a byte; one that was acknowledged before does as well and needs no byte (as Linux has it).
         if std::mem::take(&mut self.probe_due) {
             return Some(bare(self.header(self.send.una().minus(1), Flags::ACK)));
         }
@@ -432,7 +432,7 @@ impl Connection {
         })
     }
 
-    /// The octets of a packet from [`Self::transmit`], and the size that they are to be cut into.
+    /// The bytes of a packet from [`Self::transmit`], and the size that they are to be cut into.
     pub(in crate::tun::tcp) fn payload(
         &self,
         packet: &OutgoingSegment,
@@ -453,13 +453,13 @@ fn bare(header: Header) -> OutgoingSegment {
 
 /// What the flow's task and the table ask: what may be pushed and taken, and how things stand.
 impl Connection {
-    /// What waits in either direction, in octets of memory; no less than the floor of each.
+    /// What waits in either direction, in bytes of memory; no less than the floor of each.
     pub(in crate::tun::tcp) fn memory(&self) -> usize {
         let floor = self.settings.floor;
         self.receive.memory().max(floor) + self.send.memory().max(floor)
     }
 
-    /// One direction may take so many octets of memory besides what it has, until this is said again; its floor it may take in any case.
+    /// One direction may take so many bytes of memory besides what it has, until this is said again; its floor it may take in any case.
     pub(in crate::tun::tcp) fn allow(&mut self, more: usize) {
         let floor = self.settings.floor;
         self.receive
@@ -482,7 +482,7 @@ impl Connection {
         self.last_heard
     }
 
-    /// How many octets may be pushed now.
+    /// How many bytes may be pushed now.
     pub(in crate::tun::tcp) fn room(&self) -> usize {
         match self.state {
             State::Established => self.send.room(self.settings.window, self.stalled),
@@ -490,13 +490,13 @@ impl Connection {
         }
     }
 
-    /// Octets for the program; no more than there is [`Self::room`] for.
-    pub(in crate::tun::tcp) fn push(&mut self, octets: &[u8]) {
+    /// Bytes for the program; no more than there is [`Self::room`] for.
+    pub(in crate::tun::tcp) fn push(&mut self, bytes: &[u8]) {
         self.stalled = false;
-        self.send.push(octets);
+        self.send.push(bytes);
     }
 
-    /// The overlay has octets and there is no room for them.
+    /// The overlay has bytes and there is no room for them.
     pub(in crate::tun::tcp) fn stall(&mut self, now: Instant) {
         self.stalled = true;
         self.set_timer(now);
@@ -511,12 +511,12 @@ impl Connection {
         (self.stalled && self.room() > 0) || (self.discarding && self.is_drained())
     }
 
-    /// Whether the program has acknowledged all octets.
+    /// Whether the program has acknowledged all bytes.
     pub(in crate::tun::tcp) fn is_drained(&self) -> bool {
         self.send.is_drained()
     }
 
-    /// Octets that are pushed and wait to leave.
+    /// Bytes that are pushed and wait to leave.
     pub(in crate::tun::tcp) fn unsent(&self) -> usize {
         self.send.unsent()
     }
@@ -527,7 +527,7 @@ impl Connection {
         self.set_timer(now);
     }
 
-    /// How many octets wait for the overlay.
+    /// How many bytes wait for the overlay.
     pub(in crate::tun::tcp) fn readable(&self) -> usize {
         self.receive.queue().len()
     }
@@ -538,8 +538,8 @@ impl Connection {
     }
 
     /// The overlay took so many.
-    pub(in crate::tun::tcp) fn consume(&mut self, octets: usize) {
-        self.receive.consume(octets);
+    pub(in crate::tun::tcp) fn consume(&mut self, bytes: usize) {
+        self.receive.consume(bytes);
     }
 
     /// The overlay takes no more: what the program still sends is forgotten.
@@ -686,30 +686,30 @@ impl Timer {
 pub(super) struct Seq(pub(super) u32);
 
 impl Seq {
-    /// The place `octets` further on.
-    pub(super) fn plus(self, octets: usize) -> Self {
-        Self(self.0.wrapping_add(whole(octets)))
+    /// The place `bytes` further on.
+    pub(super) fn plus(self, bytes: usize) -> Self {
+        Self(self.0.wrapping_add(whole(bytes)))
     }
 
-    /// The place `octets` before.
-    pub(super) fn minus(self, octets: usize) -> Self {
-        Self(self.0.wrapping_sub(whole(octets)))
+    /// The place `bytes` before.
+    pub(super) fn minus(self, bytes: usize) -> Self {
+        Self(self.0.wrapping_sub(whole(bytes)))
     }
 
-    /// Whether this place comes before `other`; true to life for places within 2³¹ octets of each other.
+    /// Whether this place comes before `other`; true to life for places within 2³¹ bytes of each other.
     pub(super) fn is_before(self, other: Self) -> bool {
         self.0.wrapping_sub(other.0).cast_signed() < 0
     }
 
-    /// How many octets lie between `earlier` and here; 0 if `earlier` is later.
+    /// How many bytes lie between `earlier` and here; 0 if `earlier` is later.
     pub(super) fn since(self, earlier: Self) -> usize {
         usize::try_from(self.0.wrapping_sub(earlier.0).cast_signed()).unwrap_or(0)
     }
 }
 
 /// Nothing here counts more than a window, which is far below 2³¹.
-fn whole(octets: usize) -> u32 {
-    u32::try_from(octets).unwrap_or(u32::MAX)
+fn whole(bytes: usize) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
 /// Challenge ACKs in each second.

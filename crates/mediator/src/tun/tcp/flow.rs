@@ -33,11 +33,11 @@ use super::{
 };
 use crate::{
     budget::Account,
-    copy::Idle,
+    copy::{IdleTimer, LINGER},
     tun::{
         Counters, FlowKey,
         names::MappingHold,
-        port::{Outgoing, Port, tcp_headers, tell_unreachable, unreachable_for},
+        outgoing::{OutgoingPacket, PacketSink, tcp_headers, tell_unreachable, unreachable_for},
     },
     users::User,
 };
@@ -119,10 +119,10 @@ impl TcpFlow {
     }
 
     /// Sends what follows from a batch of segments, and wakes the task if it has something to do.
-    pub(super) fn flush(&self, port: &dyn Port, now: Instant) {
+    pub(super) fn flush(&self, sink: &dyn PacketSink, now: Instant) {
         let mut state = self.lock();
         state.listed = false;
-        state.transmit(self.key, port, now);
+        state.transmit(self.key, sink, now);
         if state.task_due || state.is_earlier() {
             state.wake();
         }
@@ -184,7 +184,7 @@ impl FlowState {
         }
     }
 
-    /// Since when it has held memory for octets that nobody takes.
+    /// Since when it has held memory for bytes that nobody takes.
     pub(super) fn waiting_since(&self) -> Option<Instant> {
         self.waiting_since.filter(|_| self.account.is_some())
     }
@@ -196,21 +196,21 @@ impl FlowState {
         Some(account.eviction_weight(now.saturating_duration_since(last_heard)))
     }
 
-    /// How many octets the flows of its owner hold, and those of its user.
+    /// How many bytes the flows of its owner hold, and those of its user.
     pub(super) fn memory_of_user(&self) -> Option<(usize, usize)> {
         let [owner, user, _] = self.account.as_ref()?.in_use();
         Some((owner, user))
     }
 
-    /// How many octets may be pushed now.
+    /// How many bytes may be pushed now.
     pub(super) fn room(&mut self) -> usize {
         self.allow();
         self.connection.room()
     }
 
-    /// Octets for the program; no more than there is [`Self::room`] for.
-    pub(super) fn push(&mut self, octets: &[u8], now: Instant) {
-        self.connection.push(octets);
+    /// Bytes for the program; no more than there is [`Self::room`] for.
+    pub(super) fn push(&mut self, bytes: &[u8], now: Instant) {
+        self.connection.push(bytes);
         self.settle(now);
     }
 
@@ -241,24 +241,24 @@ impl FlowState {
     }
 
     /// Sends all that may leave. When the port is full, the rest waits for acknowledgements or the timer.
-    pub(super) fn transmit(&mut self, key: FlowKey, port: &dyn Port, now: Instant) {
+    pub(super) fn transmit(&mut self, key: FlowKey, sink: &dyn PacketSink, now: Instant) {
         while let Some(packet) = self.connection.transmit(now) {
-            if !self.send(key, port, packet) {
+            if !self.send(key, sink, packet) {
                 return;
             }
         }
     }
 
-    fn send(&self, key: FlowKey, port: &dyn Port, packet: OutgoingSegment) -> bool {
+    fn send(&self, key: FlowKey, sink: &dyn PacketSink, packet: OutgoingSegment) -> bool {
         let (payload, segment) = self.connection.payload(&packet);
-        send(key, port, packet, payload, segment)
+        send(key, sink, packet, payload, segment)
     }
 }
 
 /// Sends one packet to the program.
 pub(super) fn send(
     key: FlowKey,
-    port: &dyn Port,
+    sink: &dyn PacketSink,
     packet: OutgoingSegment,
     payload: [&[u8]; 2],
     segment: Option<u16>,
@@ -268,7 +268,7 @@ pub(super) fn send(
     let len = payload[0].len() + payload[1].len();
     HEADERS.with_borrow_mut(|headers| {
         tcp_headers(headers, from.ip(), to.ip(), &header, len);
-        port.send(Outgoing::tcp(headers, payload, segment))
+        sink.send(OutgoingPacket::tcp(headers, payload, segment))
     })
 }
 
@@ -407,7 +407,7 @@ impl FlowTask {
     }
 
     pub(super) fn transmit(&self, state: &mut FlowState, now: Instant) {
-        state.transmit(self.flow.key, &*self.shared.context.port, now);
+        state.transmit(self.flow.key, &*self.shared.context.sink, now);
     }
 
     pub(super) fn flow(&self) -> Arc<TcpFlow> {
@@ -433,10 +433,8 @@ impl Drop for FlowTask {
     }
 }
 
-/// How long a target that reads no more may go on sending nothing before both ends are reset.
-const LINGER: Duration = Duration::from_secs(10);
 /// How many pieces one write takes.
-const PIECES: usize = 16;
+const MAX_SLICES: usize = 16;
 
 /// The way to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -464,7 +462,7 @@ struct Pump<'a> {
     down_ended: bool,
     /// Changes when something moves down.
     moved: usize,
-    idle: Idle,
+    idle: IdleTimer,
 }
 
 impl<'a> Pump<'a> {
@@ -484,7 +482,7 @@ impl<'a> Pump<'a> {
             unflushed: false,
             down_ended: false,
             moved: 0,
-            idle: Idle::default(),
+            idle: IdleTimer::default(),
         }
     }
 
@@ -612,7 +610,7 @@ impl<'a> Pump<'a> {
         cx: &mut Context<'_>,
         connection: &mut Connection,
     ) -> Poll<io::Result<()>> {
-        let mut slices = [IoSlice::new(&[]); PIECES];
+        let mut slices = [IoSlice::new(&[]); MAX_SLICES];
         let count = connection.read(&mut slices);
         let slices = slices.get(..count).unwrap_or_default();
         let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, slices))?;
@@ -700,7 +698,7 @@ mod tests {
         budget::Budget,
         tun::{
             tcp::connection::Settings,
-            testing::{MemoryPort, PROGRAM, TARGET, parsed, tcp_packet},
+            testing::{MemorySink, PROGRAM, TARGET, parsed, tcp_packet},
         },
     };
 
@@ -718,8 +716,8 @@ mod tests {
             flags: Flags::SYN,
             ..Header::default()
         };
-        let octets = tcp_packet(PROGRAM, TARGET, &header, b"");
-        let syn = tcp::parse(parsed(&octets).payload).expect("a segment");
+        let bytes = tcp_packet(PROGRAM, TARGET, &header, b"");
+        let syn = tcp::parse(parsed(&bytes).payload).expect("a segment");
         let settings = Settings {
             isn: 1,
             window: 1 << 20,
@@ -742,18 +740,18 @@ mod tests {
     #[test]
     fn a_task_whose_timer_would_come_too_late_is_woken() {
         let (flow, now) = (flow(), Instant::now());
-        let (port, woken) = (MemoryPort::new(1500), Arc::new(Woken::default()));
+        let (sink, woken) = (MemorySink::new(1500), Arc::new(Woken::default()));
         let waker = Waker::from(Arc::clone(&woken));
         flow.lock().begin_turn(&Context::from_waker(&waker), now);
-        flow.flush(&*port, now);
+        flow.flush(&*sink, now);
         assert_eq!(woken.0.load(Ordering::SeqCst), 0, "nothing to wait for");
         flow.lock().connection.accept(now);
-        flow.flush(&*port, now);
+        flow.flush(&*sink, now);
         assert_eq!(woken.0.load(Ordering::SeqCst), 1);
         flow.lock().begin_turn(&Context::from_waker(&waker), now);
         let deadline = flow.lock().connection.timeout();
         flow.lock().rest(deadline);
-        flow.flush(&*port, now);
+        flow.flush(&*sink, now);
         assert_eq!(woken.0.load(Ordering::SeqCst), 1, "it wakes by itself");
     }
 }

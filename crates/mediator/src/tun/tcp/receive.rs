@@ -23,32 +23,32 @@ pub(super) struct ReceiveSide {
     next: Seq,
     /// The end of the window that was told (RCV.NXT + RCV.WND); it never moves back.
     window_edge: Seq,
-    /// The most that waits here, in octets.
+    /// The most that waits here, in bytes.
     capacity: usize,
-    /// The most that it takes, in octets of memory: the budget's, so it changes, and may be below what was promised.
+    /// The most that it takes, in bytes of memory: the budget's, so it changes, and may be below what was promised.
     memory_limit: usize,
     scale: u8,
     queue: ReceiveQueue,
     out_of_order: OutOfOrder,
-    /// Where the program's octets end, once it has said so.
+    /// Where the program's bytes end, once it has said so.
     fin_at: Option<Seq>,
     fin_received: bool,
     discarding: bool,
     acks_owed: u8,
-    /// Octets within the window were dropped for want of memory.
+    /// Bytes within the window were dropped for want of memory.
     dropped: bool,
     /// The end of what waited at a time, and that time, until all of it is taken.
     waiting_since: Option<(Seq, Instant)>,
 }
 
-/// The shift that lets 16 bits tell a window of so many octets.
+/// The shift that lets 16 bits tell a window of so many bytes.
 pub(super) fn window_scale(window: usize) -> u8 {
     let enough = |shift: &u8| window <= 65_535 << shift;
     (0..14).find(enough).unwrap_or(14)
 }
 
 impl ReceiveSide {
-    /// Expects the program's octets from `next` on; without `scale` no window is above 65,535.
+    /// Expects the program's bytes from `next` on; without `scale` no window is above 65,535.
     pub(super) fn new(next: Seq, window: usize, scale: Option<u8>) -> Self {
         let scale = scale.unwrap_or(0);
         Self {
@@ -88,7 +88,7 @@ impl ReceiveSide {
         !self.window_edge.is_before(seq) && !seq.plus(len).is_before(self.next)
     }
 
-    /// Takes a segment that is expected: its payload, and whether it ends the program's octets.
+    /// Takes a segment that is expected: its payload, and whether it ends the program's bytes.
     pub(super) fn take(&mut self, seq: Seq, mut payload: Bytes, mut fin: bool) {
         let (old, room) = (self.next.since(seq), self.window_edge.since(seq));
         if payload.len() > room {
@@ -128,7 +128,7 @@ impl ReceiveSide {
         }
     }
 
-    /// What it takes, in octets of memory.
+    /// What it takes, in bytes of memory.
     pub(super) fn memory(&self) -> usize {
         self.queue.memory() + self.out_of_order.memory()
     }
@@ -161,7 +161,7 @@ impl ReceiveSide {
         self.waiting_since.map(|(_, since)| since)
     }
 
-    /// The end counts as one octet, for which there is always room.
+    /// The end counts as one byte, for which there is always room.
     fn finish(&mut self) {
         if self.fin_received || self.fin_at != Some(self.next) {
             return;
@@ -208,13 +208,13 @@ impl ReceiveSide {
 
     fn room(&self) -> usize {
         let memory = self.memory_left().saturating_add(self.queue.spare());
-        let octets = self.capacity.saturating_sub(self.queue.len());
-        octets.min(memory)
+        let bytes = self.capacity.saturating_sub(self.queue.len());
+        bytes.min(memory)
     }
 
-    /// The overlay took so many octets. The program hears of it when it may be waiting for room.
-    pub(super) fn consume(&mut self, octets: usize) {
-        self.queue.consume(octets);
+    /// The overlay took so many bytes. The program hears of it when it may be waiting for room.
+    pub(super) fn consume(&mut self, bytes: usize) {
+        self.queue.consume(bytes);
         let (told, room) = (self.window_edge.since(self.next), self.room());
         let (grown, whole) = (room.saturating_sub(told), room + self.queue.len());
         if self.fin_received {
@@ -242,11 +242,11 @@ impl ReceiveSide {
     }
 }
 
-/// A payload of at least so many octets is not copied.
+/// A payload of at least so many bytes is not copied.
 pub(super) const MIN_SHARED: usize = 16 * 1024;
 /// What such a payload counts for: the device's buffer that it lies in.
 pub(super) const SHARED_MEMORY: usize = 66 * 1024;
-/// What is copied where no whole buffer is allowed begins with so many octets.
+/// What is copied where no whole buffer is allowed begins with so many bytes.
 const MIN_COPY_BUFFER: usize = 2048;
 
 /// What the program has sent and the overlay has not taken yet. Large payloads stay in the packets that brought them; small ones are gathered,
@@ -267,19 +267,19 @@ enum Chunk {
 impl Chunk {
     fn rest(&self) -> &[u8] {
         match self {
-            Self::Shared(octets) => octets,
+            Self::Shared(bytes) => bytes,
             Self::Copied { buffer, read } => buffer.get(*read..).unwrap_or_default(),
         }
     }
 
-    fn advance(&mut self, octets: usize) {
+    fn advance(&mut self, bytes: usize) {
         match self {
-            Self::Shared(slice) => slice.advance(octets),
-            Self::Copied { read, .. } => *read += octets,
+            Self::Shared(slice) => slice.advance(bytes),
+            Self::Copied { read, .. } => *read += bytes,
         }
     }
 
-    /// How many octets may still be copied behind what was gathered.
+    /// How many bytes may still be copied behind what was gathered.
     fn spare(&self) -> usize {
         match self {
             Self::Shared(_) => 0,
@@ -298,7 +298,7 @@ impl Chunk {
 impl Drop for Chunk {
     fn drop(&mut self) {
         if let Self::Copied { buffer, .. } = self {
-            copy::take_back(buffer);
+            copy::take_back_buffer(buffer);
         }
     }
 }
@@ -308,17 +308,17 @@ impl ReceiveQueue {
         self.len
     }
 
-    /// What it takes, in octets of memory.
+    /// What it takes, in bytes of memory.
     pub(super) fn memory(&self) -> usize {
         self.memory
     }
 
-    /// How many octets more cost no memory.
+    /// How many bytes more cost no memory.
     pub(super) fn spare(&self) -> usize {
         self.chunks.back().map_or(0, Chunk::spare)
     }
 
-    /// Takes a payload, or what of it fits in when no more than `memory_limit` octets of memory may be taken besides; answers how much that was.
+    /// Takes a payload, or what of it fits in when no more than `memory_limit` bytes of memory may be taken besides; answers how much that was.
     pub(super) fn push(&mut self, payload: Bytes, memory_limit: usize) -> usize {
         let whole = payload.len();
         let spare = self.spare();
@@ -356,14 +356,14 @@ impl ReceiveQueue {
         pairs.map(fill).count()
     }
 
-    /// Forgets the first `octets`.
-    pub(super) fn consume(&mut self, octets: usize) {
-        let mut octets = octets.min(self.len);
-        self.len -= octets;
+    /// Forgets the first `bytes`.
+    pub(super) fn consume(&mut self, bytes: usize) {
+        let mut bytes = bytes.min(self.len);
+        self.len -= bytes;
         while let Some(first) = self.chunks.front_mut() {
-            let here = first.rest().len().min(octets);
+            let here = first.rest().len().min(bytes);
             first.advance(here);
-            octets -= here;
+            bytes -= here;
             if !first.rest().is_empty() {
                 return;
             }
@@ -380,7 +380,7 @@ impl ReceiveQueue {
 fn copied(payload: &[u8], memory_limit: usize) -> Chunk {
     let (mut buffer, read) = (Vec::new(), 0);
     match memory_limit {
-        BUFFER.. => copy::provide(&mut buffer),
+        BUFFER.. => copy::provide_buffer(&mut buffer),
         _ => buffer.reserve_exact(payload.len().max(MIN_COPY_BUFFER.min(memory_limit))),
     }
     buffer.extend_from_slice(payload);
@@ -398,7 +398,7 @@ pub(super) struct OutOfOrder {
 }
 
 impl OutOfOrder {
-    /// What they take, in octets of memory.
+    /// What they take, in bytes of memory.
     pub(super) fn memory(&self) -> usize {
         self.chunks.iter().map(|(_, chunk)| memory(chunk)).sum()
     }
@@ -407,7 +407,7 @@ impl OutOfOrder {
         self.chunks.is_empty()
     }
 
-    /// Keeps a piece, unless there are too many, it is here already, or it takes more than `memory_limit` octets of memory.
+    /// Keeps a piece, unless there are too many, it is here already, or it takes more than `memory_limit` bytes of memory.
     pub(super) fn insert(&mut self, seq: Seq, payload: Bytes, memory_limit: usize) {
         let place = self.chunks.partition_point(|(at, _)| at.is_before(seq));
         let same = |(at, held): &(Seq, Bytes)| *at == seq && held.len() >= payload.len();

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::connection::Seq;
 use crate::copy::{self, BUFFER};
 
-/// The largest payload: with the headers of either IP version and all their options below 65,536 octets.
+/// The largest payload: with the headers of either IP version and all their options below 65,536 bytes.
 pub(super) const MAX_PAYLOAD: usize = 65_400;
 /// So many equal acknowledgements mean that a segment is missing.
 const DUP_ACK_THRESHOLD: u8 = 3;
@@ -20,13 +20,13 @@ const DUP_ACK_THRESHOLD: u8 = 3;
 /// What the overlay has sent, kept until the program acknowledges it, and the program's window.
 #[derive(Debug)]
 pub(super) struct SendSide {
-    /// The first octet that is not acknowledged (SND.UNA).
+    /// The first byte that is not acknowledged (SND.UNA).
     una: Seq,
     /// What leaves next (SND.NXT); after a timeout it is `una` again.
     next: Seq,
     /// The end of all that has ever left (SND.MAX).
     highest: Seq,
-    /// The program's window, in octets.
+    /// The program's window, in bytes.
     window: usize,
     largest_window: usize,
     /// The segment that the window was last read from (SND.WL1, SND.WL2).
@@ -35,11 +35,11 @@ pub(super) struct SendSide {
     scale: u8,
     mss: usize,
     unacked: RetransmitBuffer,
-    /// The most memory that is taken for it, in octets: the budget's.
+    /// The most memory that is taken for it, in bytes: the budget's.
     memory_limit: usize,
     /// The end of what waited for its acknowledgement at a time, and that time, until all of it is acknowledged.
     waiting_since: Option<(Seq, Instant)>,
-    /// The overlay's octets have ended: after them comes a FIN.
+    /// The overlay's bytes have ended: after them comes a FIN.
     fin_queued: bool,
     fin_acked: bool,
     dup_acks: u8,
@@ -73,7 +73,7 @@ pub(super) enum AckOutcome {
     New,
 }
 
-/// Octets that leave.
+/// Bytes that leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SendRange {
     pub(super) seq: Seq,
@@ -87,7 +87,7 @@ pub(super) struct SendRange {
 }
 
 impl SendSide {
-    /// Sends from `next` on, in segments of at most `mss` octets.
+    /// Sends from `next` on, in segments of at most `mss` bytes.
     pub(super) fn new(next: Seq, mss: usize, scale: u8) -> Self {
         Self {
             una: next,
@@ -138,7 +138,7 @@ impl SendSide {
         self.read_window(first);
     }
 
-    /// How many octets may be handed over now: no more than the program has room for, and none after the end. To whoever was refused
+    /// How many bytes may be handed over now: no more than the program has room for, and none after the end. To whoever was refused
     /// before (`again`), no crumbs as long as acknowledgements will bring more.
     pub(super) fn room(&self, limit: usize, again: bool) -> usize {
         let limit = if self.fin_queued {
@@ -153,11 +153,11 @@ impl SendSide {
         if crumb { 0 } else { room }
     }
 
-    pub(super) fn push(&mut self, octets: &[u8]) {
-        self.unacked.push(octets, self.memory_limit);
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.unacked.push(bytes, self.memory_limit);
     }
 
-    /// What is kept takes so many octets of memory.
+    /// What is kept takes so many bytes of memory.
     pub(super) fn memory(&self) -> usize {
         self.unacked.memory()
     }
@@ -185,7 +185,7 @@ impl SendSide {
         self.fin_queued = true;
     }
 
-    /// What was handed over and has not left (or must leave again), in octets.
+    /// What was handed over and has not left (or must leave again), in bytes.
     pub(super) fn unsent(&self) -> usize {
         self.unacked.len().saturating_sub(self.offset())
     }
@@ -227,7 +227,7 @@ impl SendSide {
         Some(range)
     }
 
-    /// How much of `possible` octets is worth a packet: whole segments as long as more follows, nothing that is small while
+    /// How much of `possible` bytes is worth a packet: whole segments as long as more follows, nothing that is small while
     /// something is under way (its acknowledgement will bring room), at most what one packet holds.
     fn segment_len(&self, possible: usize, in_flight: usize) -> usize {
         let most = MAX_PAYLOAD - MAX_PAYLOAD % self.mss;
@@ -299,15 +299,15 @@ impl SendSide {
     }
 
     fn advance(&mut self, ack: Seq) {
-        let octets = ack.since(self.una);
-        self.fin_acked |= octets > self.unacked.len();
-        self.unacked.release(octets);
+        let bytes = ack.since(self.una);
+        self.fin_acked |= bytes > self.unacked.len();
+        self.unacked.release(bytes);
         self.una = ack;
         self.dup_acks = 0;
         if self.next.is_before(ack) {
             self.next = ack;
         }
-        let grown = self.timeout_window.map(|limit| limit + octets);
+        let grown = self.timeout_window.map(|limit| limit + bytes);
         self.timeout_window = grown.filter(|limit| *limit < self.window);
         self.recovery_point = self.recovery_point.filter(|end| ack.is_before(*end));
         self.retransmit_due = self.recovery_point.is_some();
@@ -365,12 +365,12 @@ impl RetransmitBuffer {
         self.len
     }
 
-    /// What it takes, in octets of memory.
+    /// What it takes, in bytes of memory.
     pub(super) fn memory(&self) -> usize {
         self.memory
     }
 
-    /// How many octets more fit in when it may take `memory_limit` octets of memory.
+    /// How many bytes more fit in when it may take `memory_limit` bytes of memory.
     pub(super) fn room(&self, memory_limit: usize) -> usize {
         let whole = |memory: usize| memory / BUFFER * BUFFER;
         match self.buffers.back() {
@@ -383,19 +383,19 @@ impl RetransmitBuffer {
         }
     }
 
-    /// Keeps octets, no more than there is [`Self::room`] for with so much memory.
-    pub(super) fn push(&mut self, mut octets: &[u8], memory_limit: usize) {
-        self.len += octets.len();
-        while !octets.is_empty() {
-            let buffer = self.back(octets.len(), memory_limit);
+    /// Keeps bytes, no more than there is [`Self::room`] for with so much memory.
+    pub(super) fn push(&mut self, mut bytes: &[u8], memory_limit: usize) {
+        self.len += bytes.len();
+        while !bytes.is_empty() {
+            let buffer = self.back(bytes.len(), memory_limit);
             let room = BUFFER - buffer.len();
-            let (now, later) = octets.split_at(room.min(octets.len()));
+            let (now, later) = bytes.split_at(room.min(bytes.len()));
             buffer.extend_from_slice(now);
-            octets = later;
+            bytes = later;
         }
     }
 
-    /// A buffer with room for some of so many octets.
+    /// A buffer with room for some of so many bytes.
     fn back(&mut self, wanted: usize, memory_limit: usize) -> &mut Vec<u8> {
         match self.buffers.back() {
             Some(last) if last.capacity() >= BUFFER && last.len() < BUFFER => {}
@@ -403,7 +403,7 @@ impl RetransmitBuffer {
             None if memory_limit < BUFFER => self.add(Vec::with_capacity(wanted)),
             _ => {
                 let mut fresh = Vec::new();
-                copy::provide(&mut fresh);
+                copy::provide_buffer(&mut fresh);
                 self.add(fresh);
             }
         }
@@ -426,7 +426,7 @@ impl RetransmitBuffer {
         match memory_limit {
             BUFFER.. => {
                 let kept = std::mem::take(&mut small);
-                copy::provide(&mut small);
+                copy::provide_buffer(&mut small);
                 small.extend_from_slice(&kept);
             }
             _ => small.reserve_exact(wanted.min(BUFFER - small.len())),
@@ -434,16 +434,16 @@ impl RetransmitBuffer {
         self.add(small);
     }
 
-    /// Forgets the first `octets`.
-    pub(super) fn release(&mut self, octets: usize) {
-        let octets = octets.min(self.len);
-        self.len -= octets;
-        self.start += octets;
+    /// Forgets the first `bytes`.
+    pub(super) fn release(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.len);
+        self.len -= bytes;
+        self.start += bytes;
         while self.start >= BUFFER || (self.len == 0 && !self.buffers.is_empty()) {
             self.start = self.start.saturating_sub(BUFFER);
             if let Some(mut buffer) = self.buffers.pop_front() {
                 self.memory -= buffer.capacity();
-                copy::take_back(&mut buffer);
+                copy::take_back_buffer(&mut buffer);
             }
         }
         if self.len == 0 {
@@ -451,7 +451,7 @@ impl RetransmitBuffer {
         }
     }
 
-    /// At most [`BUFFER`] octets from `offset` on: they lie in two buffers at most.
+    /// At most [`BUFFER`] bytes from `offset` on: they lie in two buffers at most.
     pub(super) fn slices(&self, offset: usize, len: usize) -> [&[u8]; 2] {
         let from = self.start + offset;
         let (index, at) = (from / BUFFER, from % BUFFER);
@@ -482,8 +482,8 @@ mod tests {
         send
     }
 
-    fn ack(send: &SendSide, octets: usize, window: u16) -> Acknowledgement {
-        let (seq, ack, bare) = (Seq(1), send.una().plus(octets), true);
+    fn ack(send: &SendSide, bytes: usize, window: u16) -> Acknowledgement {
+        let (seq, ack, bare) = (Seq(1), send.una().plus(bytes), true);
         Acknowledgement {
             seq,
             ack,
@@ -603,10 +603,10 @@ mod unacked_tests {
             for (push, release, memory_limit) in steps {
                 let push = push.min(unacked.room(memory_limit));
                 let before = unacked.memory();
-                let octets: Vec<u8> = (0..push).map(|n| u8::try_from((pushed.len() + n) % 251).expect("small")).collect();
-                unacked.push(&octets, memory_limit);
+                let bytes: Vec<u8> = (0..push).map(|n| u8::try_from((pushed.len() + n) % 251).expect("small")).collect();
+                unacked.push(&bytes, memory_limit);
                 prop_assert!(unacked.memory() <= memory_limit.max(before), "{} of {memory_limit}", unacked.memory());
-                pushed.extend(octets);
+                pushed.extend(bytes);
                 unacked.release(release);
                 released = (released + release).min(pushed.len());
                 let expected = &pushed[released..];

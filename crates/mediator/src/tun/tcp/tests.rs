@@ -31,8 +31,8 @@ use super::{
 use crate::tun::{
     Config, DeviceContext, FlowKey,
     config::Opening as When,
-    device::Incoming,
-    port::Port,
+    device::IncomingPacket,
+    outgoing::PacketSink,
     router::Router,
     testing::{Bench, PROGRAM, TARGET, parsed, tcp_packet},
 };
@@ -99,9 +99,9 @@ impl Program {
 
     /// The next segment; the program expects what follows it.
     async fn hear(&mut self, bench: &Bench) -> Got {
-        let hearing = tokio::time::timeout(NEVER, bench.port.next());
-        let octets = hearing.await.expect("a packet");
-        let packet = parsed(&octets);
+        let hearing = tokio::time::timeout(NEVER, bench.sink.next());
+        let bytes = hearing.await.expect("a packet");
+        let packet = parsed(&bytes);
         assert_eq!((packet.source, packet.destination), (self.host, PROGRAM));
         let segment = ip::tcp::parse(packet.payload).expect("a segment");
         assert_eq!((segment.source, segment.destination), (PORT, self.port));
@@ -150,7 +150,7 @@ async fn connected(bench: &mut Bench, listener: &mut Listener) -> (Program, Stre
 /// Puts another overlay behind the router.
 fn behind(bench: &mut Bench, overlay: Arc<dyn Overlay>) {
     let config = bench.context.config.clone();
-    let port = Arc::clone(&bench.port) as Arc<dyn Port>;
+    let port = Arc::clone(&bench.sink) as Arc<dyn PacketSink>;
     let context = DeviceContext::new(config, overlay, port, Arc::clone(&bench.context.counters));
     bench.context = Arc::new(context);
     bench.router = Router::new(&bench.context);
@@ -204,8 +204,8 @@ impl AsyncBufRead for Unheard {
         Poll::Ready(Ok(&b"answer"[self.told..]))
     }
 
-    fn consume(mut self: Pin<&mut Self>, octets: usize) {
-        self.told += octets;
+    fn consume(mut self: Pin<&mut Self>, bytes: usize) {
+        self.told += bytes;
     }
 }
 
@@ -255,7 +255,7 @@ fn distant(bench: &Bench) {
     });
 }
 
-/// When a target has heard the first octets of a program that speaks at once, and when the program has heard the answer.
+/// When a target has heard the first bytes of a program that speaks at once, and when the program has heard the answer.
 async fn question_and_answer(open: When) -> [Duration; 2] {
     let (mut bench, mut listener) = bench(open);
     distant(&bench);
@@ -363,7 +363,7 @@ async fn trust_is_renewed_by_an_answer_and_not_by_asking() {
     let mut third = Program::new(5002);
     third.say(&mut bench, Flags::SYN, b"");
     settle().await;
-    assert!(bench.port.try_next().is_none(), "nobody has answered");
+    assert!(bench.sink.try_next().is_none(), "nobody has answered");
     drop(first);
 }
 
@@ -416,8 +416,8 @@ async fn other_failures_are_told_by_icmp_that_quotes_the_syn() {
     // Nobody has the target's address.
     let mut bench = Bench::new();
     Program::new(5000).say(&mut bench, Flags::SYN, b"");
-    let octets = bench.port.next().await;
-    let packet = parsed(&octets);
+    let bytes = bench.sink.next().await;
+    let packet = parsed(&bytes);
     assert_eq!(packet.protocol, ip::ICMP);
     assert_eq!(&packet.payload[..2], [3, 1], "host unreachable");
     let quoted = parsed(&packet.payload[8..]);
@@ -470,7 +470,7 @@ async fn nobody_takes_more_from_the_target_than_the_program_has_room_for() {
     }
     assert_eq!(got, 4096 << 7);
     settle().await;
-    assert!(bench.port.try_next().is_none(), "beyond the window");
+    assert!(bench.sink.try_next().is_none(), "beyond the window");
     assert!(!sending.is_finished());
     program.say(&mut bench, Flags::ACK, b"");
     assert!(!program.hear(&bench).await.payload.is_empty());
@@ -487,7 +487,7 @@ async fn nobody_takes_more_from_the_program_than_the_window() {
         program.say(&mut bench, Flags::ACK, &piece);
         settle().await;
         last = program.hear(&bench).await.header.window;
-        while bench.port.try_next().is_some() {}
+        while bench.sink.try_next().is_some() {}
     }
     assert_eq!(last, 0);
     assert_eq!(
@@ -537,8 +537,8 @@ async fn a_program_that_holds_all_places_loses_one_to_a_newcomer_and_the_only_fl
         newcomer.say(&mut bench, Flags::SYN, b"");
         // The reset of the one that made room comes first.
         let answer = loop {
-            let octets = bench.port.next().await;
-            let packet = parsed(&octets);
+            let bytes = bench.sink.next().await;
+            let packet = parsed(&bytes);
             let segment = ip::tcp::parse(packet.payload).expect("a segment");
             if segment.destination == port {
                 break segment.header();
@@ -554,10 +554,10 @@ async fn a_program_that_holds_all_places_loses_one_to_a_newcomer_and_the_only_fl
         key.push(elsewhere.accept().await);
     }
     far.write_all(b"still there").await.expect("open");
-    while bench.port.try_next().is_some() {}
+    while bench.sink.try_next().is_some() {}
     settle().await;
-    let octets = bench.port.try_next().expect("octets");
-    let segment = ip::tcp::parse(parsed(&octets).payload)
+    let bytes = bench.sink.try_next().expect("bytes");
+    let segment = ip::tcp::parse(parsed(&bytes).payload)
         .expect("a segment")
         .payload
         .to_vec();
@@ -576,8 +576,8 @@ async fn answered(bench: &mut Bench, program: &mut Program) -> (Header, Vec<u16>
     program.say(bench, Flags::SYN, b"");
     settle().await;
     let (mut answer, mut reset) = (None, Vec::new());
-    while let Some(octets) = bench.port.try_next() {
-        let segment = ip::tcp::parse(parsed(&octets).payload).expect("a segment");
+    while let Some(bytes) = bench.sink.try_next() {
+        let segment = ip::tcp::parse(parsed(&bytes).payload).expect("a segment");
         if segment.destination == program.port {
             answer = Some(segment.header());
         } else if segment.flags.contains(Flags::RST) {
@@ -608,7 +608,7 @@ async fn a_program_that_keeps_all_places_busy_makes_room_for_each_connection_of_
             hog.say(&mut bench, Flags::ACK, b"busy");
         }
         settle().await;
-        while bench.port.try_next().is_some() {}
+        while bench.sink.try_next().is_some() {}
         let mut quiet = Program::new(port);
         let (answer, reset) = answered(&mut bench, &mut quiet).await;
         assert_eq!(answer.flags, Flags::SYN | Flags::ACK);
@@ -665,12 +665,12 @@ async fn a_flood_of_one_users_syns_does_not_end_what_another_is_opening() {
     Program::to(5001, silent.port()).say(&mut bench, Flags::SYN, b"");
     assert_eq!(bench.context.counters.tcp_evicted.value(), 492);
     settle().await;
-    while bench.port.try_next().is_some() {}
+    while bench.sink.try_next().is_some() {}
     tokio::time::sleep(bench.context.config.flows.opening).await;
     // Who made room hears nothing; whose opening took too long is told.
     let mut told = Vec::new();
-    while let Some(octets) = bench.port.try_next() {
-        let quoted = &parsed(&octets).payload[8..];
+    while let Some(bytes) = bench.sink.try_next() {
+        let quoted = &parsed(&bytes).payload[8..];
         told.extend(ip::tcp::parse(&quoted[20..]).map(|segment| segment.source));
     }
     assert!(told.contains(&5000), "{told:?}");
@@ -691,7 +691,7 @@ async fn a_place_that_is_being_opened_makes_room_for_another_user_when_there_is_
     assert_eq!(bench.context.counters.tcp_dropped.value(), 0);
 }
 
-/// Sends octets as fast as windows allow; a packet is one of the largest that a kernel makes.
+/// Sends bytes as fast as windows allow; a packet is one of the largest that a kernel makes.
 struct Sender {
     program: Program,
     /// How far the window goes.
@@ -719,8 +719,8 @@ impl Sender {
     /// What comes for others is theirs to be lost.
     fn listen(&mut self, bench: &Bench) -> bool {
         let mut reset = false;
-        while let Some(octets) = bench.port.try_next() {
-            let segment = ip::tcp::parse(parsed(&octets).payload)
+        while let Some(bytes) = bench.sink.try_next() {
+            let segment = ip::tcp::parse(parsed(&bytes).payload)
                 .expect("a segment")
                 .header();
             if segment.destination != self.program.port {
@@ -757,24 +757,24 @@ impl Sender {
         if len == 0 {
             return 0;
         }
-        let mut octets = self.template.clone();
-        octets.truncate(40 + len);
+        let mut bytes = self.template.clone();
+        bytes.truncate(40 + len);
         let whole = u16::try_from(40 + len).expect("fits");
-        octets[2..4].copy_from_slice(&whole.to_be_bytes());
-        octets[10..12].copy_from_slice(&[0; 2]);
-        let sum: u32 = octets[..20]
+        bytes[2..4].copy_from_slice(&whole.to_be_bytes());
+        bytes[10..12].copy_from_slice(&[0; 2]);
+        let sum: u32 = bytes[..20]
             .chunks(2)
             .map(|two| u32::from(u16::from_be_bytes([two[0], two[1]])))
             .sum();
         let folded = (sum & 0xffff) + (sum >> 16);
         let sum = !u16::try_from((folded & 0xffff) + (folded >> 16)).expect("folded");
-        octets[10..12].copy_from_slice(&sum.to_be_bytes());
-        octets[20..22].copy_from_slice(&self.program.port.to_be_bytes());
-        octets[22..24].copy_from_slice(&self.program.target.to_be_bytes());
-        octets[24..28].copy_from_slice(&self.program.seq.to_be_bytes());
-        octets[28..32].copy_from_slice(&self.program.ack.to_be_bytes());
-        bench.take(&Incoming {
-            octets: octets.into(),
+        bytes[10..12].copy_from_slice(&sum.to_be_bytes());
+        bytes[20..22].copy_from_slice(&self.program.port.to_be_bytes());
+        bytes[22..24].copy_from_slice(&self.program.target.to_be_bytes());
+        bytes[24..28].copy_from_slice(&self.program.seq.to_be_bytes());
+        bytes[28..32].copy_from_slice(&self.program.ack.to_be_bytes());
+        bench.take(&IncomingPacket {
+            bytes: bytes.into(),
             checked: true,
             segment: None,
         });
@@ -820,8 +820,8 @@ impl Overlay for Stuck {
     }
 }
 
-/// Sends so many octets to a target that reads all; answers how often the window was less than a packet in between.
-async fn transfer(bench: &mut Bench, listener: &mut Listener, port: u16, octets: usize) -> usize {
+/// Sends so many bytes to a target that reads all; answers how often the window was less than a packet in between.
+async fn transfer(bench: &mut Bench, listener: &mut Listener, port: u16, bytes: usize) -> usize {
     let mut sender = Sender::new(port, PORT, &Sender::template());
     sender.connect(bench);
     settle().await;
@@ -830,13 +830,13 @@ async fn transfer(bench: &mut Bench, listener: &mut Listener, port: u16, octets:
     let mut far = listener.accept().await;
     let reading = tokio::spawn(async move {
         let (mut buffer, mut got) = (vec![0; LARGE], 0);
-        while got < octets {
-            got += far.read(&mut buffer).await.expect("octets");
+        while got < bytes {
+            got += far.read(&mut buffer).await.expect("bytes");
         }
         far
     });
     let (first, mut shut, mut sent) = (sender.program.seq, 0, 0);
-    while sent < octets {
+    while sent < bytes {
         if sender.send(bench) < LARGE {
             shut += 1;
             assert!(shut < 10_000, "it does not go on after {sent}");
@@ -871,7 +871,7 @@ async fn stall(bench: &mut Bench, flows: u16) {
         let held = bench.context.tcp_memory.in_use();
         assert!(
             held <= bench.context.config.flows.memory,
-            "{held} octets after {port} flows"
+            "{held} bytes after {port} flows"
         );
     }
 }
@@ -901,8 +901,8 @@ async fn when_memory_is_short_who_holds_most_is_reset_and_not_another_user_that_
     bench.router.flush(Instant::now());
     settle().await;
     let mut reset = Vec::new();
-    while let Some(octets) = bench.port.try_next() {
-        let segment = ip::tcp::parse(parsed(&octets).payload).expect("a segment");
+    while let Some(bytes) = bench.sink.try_next() {
+        let segment = ip::tcp::parse(parsed(&bytes).payload).expect("a segment");
         if segment.flags.contains(Flags::RST) {
             reset.push(segment.destination);
         }
@@ -914,7 +914,7 @@ async fn when_memory_is_short_who_holds_most_is_reset_and_not_another_user_that_
 #[tokio::test(start_paused = true)]
 async fn sixteen_thousand_stalled_flows_hold_no_more_than_the_budget_and_a_newcomer_is_as_fast_as_alone()
  {
-    const OCTETS: usize = 16 << 20;
+    const BYTES: usize = 16 << 20;
     let network = Network::new(1);
     let overlay = Stuck {
         others: network.overlay(IpAddr::from([192, 0, 2, 1])),
@@ -923,12 +923,12 @@ async fn sixteen_thousand_stalled_flows_hold_no_more_than_the_budget_and_a_newco
     let change = |config: &mut Config| config.flows.open = When::Optimistic;
     let mut bench = Bench::over(Arc::new(overlay), network, change);
     let mut listener = bench.network.listen_at(target());
-    let alone = transfer(&mut bench, &mut listener, 5000, OCTETS).await;
+    let alone = transfer(&mut bench, &mut listener, 5000, BYTES).await;
     stall(&mut bench, 16_000).await;
     assert!(bench.context.tcp_memory.in_use() > 128 << 20);
-    // By then their octets have waited too long for others to wait for them.
+    // By then their bytes have waited too long for others to wait for them.
     tokio::time::sleep(Duration::from_secs(6)).await;
-    let beside = transfer(&mut bench, &mut listener, 5001, OCTETS).await;
+    let beside = transfer(&mut bench, &mut listener, 5001, BYTES).await;
     assert_eq!(beside, alone);
     let held = bench.context.tcp_memory.in_use();
     assert!(held <= bench.context.config.flows.memory, "{held}");
@@ -961,7 +961,7 @@ async fn optimistic_connections_whose_targets_do_not_answer_make_room_too() {
     bench.network.silence(target());
     for port in 6000..6030 {
         // Those that make room are reset meanwhile.
-        while bench.port.try_next().is_some() {}
+        while bench.sink.try_next().is_some() {}
         Program::new(port).connect(&mut bench).await;
         settle().await;
     }
@@ -985,8 +985,8 @@ async fn a_flood_of_syns_does_not_reset_a_connection_that_was_answered_before_th
         settle().await;
     }
     assert!(bench.context.counters.tcp_evicted.value() >= 90);
-    while let Some(octets) = bench.port.try_next() {
-        let segment = ip::tcp::parse(parsed(&octets).payload).expect("a segment");
+    while let Some(bytes) = bench.sink.try_next() {
+        let segment = ip::tcp::parse(parsed(&bytes).payload).expect("a segment");
         let is_reset = segment.flags.contains(Flags::RST);
         assert!(!is_reset || segment.destination != 5001, "it is reset");
     }
@@ -1005,7 +1005,7 @@ async fn who_speaks_of_a_connection_that_is_not_there_gets_a_reset() {
     assert_eq!(reset.flags, Flags::RST | Flags::ACK);
     assert_eq!(reset.acknowledgment, program.seq);
     program.say(&mut bench, Flags::RST, b"");
-    assert!(bench.port.try_next().is_none());
+    assert!(bench.sink.try_next().is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -1013,11 +1013,11 @@ async fn a_dropped_table_resets_every_connection() {
     let (mut bench, mut listener) = bench(When::Optimistic);
     let (_program, mut far) = connected(&mut bench, &mut listener).await;
     settle().await;
-    let Bench { port, router, .. } = bench;
+    let Bench { sink, router, .. } = bench;
     drop(router);
     settle().await;
-    let octets = port.try_next().expect("a reset");
-    let segment = ip::tcp::parse(parsed(&octets).payload).expect("a segment");
+    let bytes = sink.try_next().expect("a reset");
+    let segment = ip::tcp::parse(parsed(&bytes).payload).expect("a segment");
     assert!(segment.header().flags.contains(Flags::RST));
     assert!(far.read_u8().await.is_err());
 }
@@ -1026,10 +1026,10 @@ async fn a_dropped_table_resets_every_connection() {
 async fn a_port_that_was_full_gets_what_it_missed_later() {
     let (mut bench, mut listener) = bench(When::Optimistic);
     let (mut program, mut far) = connected(&mut bench, &mut listener).await;
-    bench.port.set_full(true);
+    bench.sink.set_full(true);
     far.write_all(b"lost").await.expect("open");
     settle().await;
-    bench.port.set_full(false);
+    bench.sink.set_full(false);
     assert_eq!(program.hear(&bench).await.payload, b"lost");
 }
 
@@ -1074,7 +1074,7 @@ async fn a_programs_keep_alives_keep_its_connection() {
     let limit = bench.context.config.flows.idle_stream;
     for _ in 0..5 {
         tokio::time::sleep(limit - Duration::from_secs(1)).await;
-        // RFC 9293 §3.8.4: one before the next octet.
+        // RFC 9293 §3.8.4: one before the next byte.
         program.seq -= 1;
         program.say(&mut bench, Flags::ACK, b"");
         program.seq += 1;
@@ -1105,18 +1105,18 @@ async fn a_batch_of_segments_is_answered_by_one_packet() {
     let (mut bench, mut listener) = bench(When::Optimistic);
     let (mut program, far) = connected(&mut bench, &mut listener).await;
     settle().await;
-    let before = bench.port.writes();
+    let before = bench.sink.writes();
     for _ in 0..20 {
         let packet = program.packet(Flags::ACK, b"0123456789");
-        let incoming = Incoming {
-            octets: packet.into(),
+        let incoming = IncomingPacket {
+            bytes: packet.into(),
             checked: true,
             segment: None,
         };
         bench.router.take(&incoming, Instant::now());
     }
     bench.router.flush(Instant::now());
-    assert_eq!(bench.port.writes() - before, 1);
+    assert_eq!(bench.sink.writes() - before, 1);
     assert_eq!(
         program.hear(&bench).await.header.acknowledgment,
         program.seq
@@ -1132,8 +1132,8 @@ async fn ten_thousand_flows_at_rest_own_a_few_megabytes() {
         flags: Flags::SYN,
         ..Header::default()
     };
-    let octets = tcp_packet(PROGRAM, TARGET, &header, b"");
-    let syn = ip::tcp::parse(parsed(&octets).payload).expect("a segment");
+    let bytes = tcp_packet(PROGRAM, TARGET, &header, b"");
+    let syn = ip::tcp::parse(parsed(&bytes).payload).expect("a segment");
     let now = Instant::now();
     let (program, target) = (SocketAddr::new(PROGRAM, 1), target());
     let key = FlowKey { program, target };
@@ -1153,5 +1153,5 @@ async fn ten_thousand_flows_at_rest_own_a_few_megabytes() {
     };
     let task = FlowTask::new(&table.shared, &flow, now).run(order, half_open);
     let all = (in_table + size_of_val(&task)) * 10_000;
-    assert!(all < 20_000_000, "{all} octets");
+    assert!(all < 20_000_000, "{all} bytes");
 }

@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     tun::{
-        device::Incoming,
+        device::IncomingPacket,
         testing::{Bench, PROGRAM, PROGRAM_V6, TARGET, TARGET_V6, parsed, udp_packet},
     },
     users::User,
@@ -35,8 +35,8 @@ fn program(port: u16) -> SocketAddr {
 
 /// The payload of the datagram that the program gets, after a look at its ends.
 async fn answer(bench: &Bench, from: SocketAddr, to: SocketAddr) -> Vec<u8> {
-    let octets = bench.port.next().await;
-    let packet = parsed(&octets);
+    let bytes = bench.sink.next().await;
+    let packet = parsed(&bytes);
     assert_eq!((packet.protocol, packet.source), (ip::UDP, from.ip()));
     assert_eq!(packet.destination, to.ip());
     let datagram = udp::parse(packet.payload).expect("a datagram");
@@ -49,8 +49,8 @@ async fn answer(bench: &Bench, from: SocketAddr, to: SocketAddr) -> Vec<u8> {
 
 /// The ICMP message that the program gets: its type and code, its third and fourth word, and what it quotes.
 async fn told(bench: &Bench) -> ([u8; 2], u32, Vec<u8>) {
-    let octets = bench.port.next().await;
-    let packet = parsed(&octets);
+    let bytes = bench.sink.next().await;
+    let packet = parsed(&bytes);
     assert!([ip::ICMP, ip::ICMPV6].contains(&packet.protocol));
     let (header, quoted) = packet.payload.split_first_chunk::<8>().expect("a header");
     let word = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
@@ -98,8 +98,8 @@ async fn a_train_that_the_kernel_did_not_cut_is_so_many_datagrams() {
     let mut bench = Bench::new();
     let far = bench.network.bind(TARGET);
     let payload: Vec<u8> = (0..100).collect();
-    bench.take(&Incoming {
-        octets: udp_packet(program(4000), far.address(), &payload).into(),
+    bench.take(&IncomingPacket {
+        bytes: udp_packet(program(4000), far.address(), &payload).into(),
         checked: true,
         segment: Some(30),
     });
@@ -497,9 +497,9 @@ async fn stalled_flows_in_all_places_hold_no_more_than_the_budget_and_a_newcomer
     let overlay = network.overlay(IpAddr::from([192, 0, 2, 1]));
     let mut bench = Bench::over(Arc::new(Stuck(overlay)), network, |_| {});
     let train = |bench: &mut Bench, port, to| {
-        let octets = udp_packet(program(port), to, &[7; TRAIN * 1200]).into();
-        bench.take(&Incoming {
-            octets,
+        let bytes = udp_packet(program(port), to, &[7; TRAIN * 1200]).into();
+        bench.take(&IncomingPacket {
+            bytes,
             checked: true,
             segment: Some(1200),
         });
@@ -514,7 +514,7 @@ async fn stalled_flows_in_all_places_hold_no_more_than_the_budget_and_a_newcomer
             train(&mut bench, port, stuck);
         }
         let held = bench.context.udp_memory.in_use();
-        assert!(held <= budget, "{held} octets after {port}");
+        assert!(held <= budget, "{held} bytes after {port}");
     }
     assert!(bench.context.udp_memory.in_use() > budget / 2);
     let far = bench.network.bind(TARGET);
@@ -582,6 +582,6 @@ fn every_failure_has_the_message_that_says_whose_it_is() {
         (Error::new(ErrorKind::TimedOut, "a test"), Host),
         (Error::new(ErrorKind::Unsupported, "a test"), Prohibited),
     ] {
-        assert_eq!(crate::tun::port::unreachable_for(&error), expected);
+        assert_eq!(crate::tun::outgoing::unreachable_for(&error), expected);
     }
 }

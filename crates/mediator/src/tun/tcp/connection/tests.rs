@@ -88,7 +88,7 @@ proptest! {
 /// What anybody may do to a connection.
 #[derive(Clone, Copy, Debug)]
 enum Deed {
-    /// A segment with these differences to the expected places, flags, window and octets.
+    /// A segment with these differences to the expected places, flags, window and bytes.
     Segment(i32, i32, u8, u16, usize),
     Wild(u32, u32, u8, u16, usize),
     Push(usize),
@@ -98,7 +98,7 @@ enum Deed {
     Stall,
     TimerKind(u64),
     Reset,
-    /// The budget allows so many octets of memory more.
+    /// The budget allows so many bytes of memory more.
     Allow(usize),
 }
 
@@ -266,7 +266,7 @@ impl World {
         }
     }
 
-    /// Lets everything happen; fails if an octet is wrong or it does not come to an end.
+    /// Lets everything happen; fails if a byte is wrong or it does not come to an end.
     fn run(mut self) {
         for _ in 0..1_000_000 {
             self.post();
@@ -297,8 +297,8 @@ impl World {
     /// The program reads, the overlay takes and gives.
     fn live(&mut self) {
         if self.dice.chance(50) {
-            let octets = self.dice.below(100_000);
-            self.program.read(octets);
+            let bytes = self.dice.below(100_000);
+            self.program.read(bytes);
         }
         self.allow();
         if self.dice.chance(50) {
@@ -329,10 +329,10 @@ impl World {
         let mut slices = [IoSlice::new(&[]); 4];
         let count = connection.read(&mut slices);
         let most = self.dice.below(200_000);
-        let octets = slices[..count].iter().flat_map(|slice| slice.iter());
+        let bytes = slices[..count].iter().flat_map(|slice| slice.iter());
         let mut taken = 0;
-        for found in octets.take(most) {
-            assert_eq!(*found, octet(self.received + taken));
+        for found in bytes.take(most) {
+            assert_eq!(*found, byte_at(self.received + taken));
             taken += 1;
         }
         connection.consume(taken);
@@ -346,13 +346,15 @@ impl World {
         let left = self.target.sends - self.sent;
         let some = self.dice.below(200_000).min(left);
         let room = connection.room();
-        let octets: Vec<u8> = (self.sent..self.sent + some.min(room)).map(octet).collect();
-        if !octets.is_empty() {
-            connection.push(&octets);
+        let bytes: Vec<u8> = (self.sent..self.sent + some.min(room))
+            .map(byte_at)
+            .collect();
+        if !bytes.is_empty() {
+            connection.push(&bytes);
         } else if left > 0 {
             connection.stall(self.now);
         }
-        self.sent += octets.len();
+        self.sent += bytes.len();
         let may_finish = connection.read_ended() || !self.target.finishes_last;
         if self.sent == self.target.sends && may_finish && !self.finished {
             connection.finish(self.now);
@@ -463,8 +465,8 @@ impl Letter {
     }
 }
 
-/// The octet at `place` of a direction: both ends know it.
-fn octet(place: usize) -> u8 {
+/// The byte at `place` of a direction: both ends know it.
+fn byte_at(place: usize) -> u8 {
     u32::try_from(place)
         .expect("small")
         .wrapping_mul(2_654_435_761)
@@ -492,9 +494,9 @@ impl Dice {
 /// What kind of program it is.
 #[derive(Clone, Debug)]
 struct Habits {
-    /// Octets that it sends.
+    /// Bytes that it sends.
     sends: usize,
-    /// Octets that wait for it at most.
+    /// Bytes that wait for it at most.
     capacity: usize,
     scale: Option<u8>,
     mss: Option<u16>,
@@ -596,7 +598,7 @@ impl Program {
             ..Header::default()
         };
         // Data in a SYN are ignored by the connection, and come again.
-        let payload = (0..self.habits.sends.min(7)).map(octet).collect();
+        let payload = (0..self.habits.sends.min(7)).map(byte_at).collect();
         self.out.push(Letter { header, payload });
     }
 
@@ -673,7 +675,7 @@ impl Program {
             self.edge
         );
         for (n, found) in payload.iter().enumerate() {
-            assert_eq!(*found, octet(start + n), "at {}", start + n);
+            assert_eq!(*found, byte_at(start + n), "at {}", start + n);
         }
         let fin = header.flags.contains(Flags::FIN);
         if start <= self.received && !self.target_finished {
@@ -688,8 +690,8 @@ impl Program {
     }
 
     /// The program reads some of what it has.
-    fn read(&mut self, octets: usize) {
-        let read = octets.min(self.unread);
+    fn read(&mut self, bytes: usize) {
+        let read = bytes.min(self.unread);
         self.unread -= read;
         if read > 0 && self.open {
             self.say_ack();
@@ -721,7 +723,7 @@ impl Program {
         while self.sent < self.habits.sends.min(self.acked + window) {
             let most = self.habits.sends.min(self.acked + window) - self.sent;
             let len = most.min(self.habits.largest);
-            let payload = (self.sent..self.sent + len).map(octet).collect();
+            let payload = (self.sent..self.sent + len).map(byte_at).collect();
             let header = self.header(self.sent, Flags::PSH | Flags::URG);
             self.out.push(Letter { header, payload });
             self.sent += len;

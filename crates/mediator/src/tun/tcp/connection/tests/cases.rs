@@ -10,7 +10,7 @@ const IRS: u32 = u32::MAX;
 struct Case {
     connection: Connection,
     now: Instant,
-    /// The next octet of the program, and the next that it expects.
+    /// The next byte of the program, and the next that it expects.
     seq: u32,
     ack: u32,
 }
@@ -175,9 +175,9 @@ fn a_batch_of_segments_is_acknowledged_once() {
 #[test]
 fn a_keep_alive_is_answered() {
     let mut case = Case::open();
-    for octets in [&b""[..], b"x"] {
+    for bytes in [&b""[..], b"x"] {
         let mut alive = letter(case.seq.wrapping_sub(1), case.ack, 16, 9, 0);
-        alive.payload = octets.to_vec();
+        alive.payload = bytes.to_vec();
         hear(&mut case.connection, &alive, case.now);
         assert_eq!(case.flags(), ACK);
     }

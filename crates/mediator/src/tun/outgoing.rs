@@ -1,6 +1,5 @@
-//! The way back to programs: whoever has a packet for them hands it to a [`Port`] as headers and payload that nobody puts together first.
-//! The flows use it; the [`super::Device`] is one, tests have one in memory.
-//! Checksums: the headers hold the pseudo header's sum, the port finishes it or lets the kernel do so (RFC 9293 §3.1).
+//! The way back to programs: whoever has a packet for them hands it to a [`PacketSink`] as headers and payload that nobody puts together first.
+//! Checksums: the headers hold the pseudo header's sum, the sink finishes it or lets the kernel do so (RFC 9293 §3.1).
 
 use std::{
     fmt,
@@ -21,66 +20,71 @@ use super::{DeviceContext, FlowKey};
 const HOP_LIMIT: u8 = 64;
 
 /// Takes packets for programs.
-pub(crate) trait Port: fmt::Debug + Send + Sync {
+pub(crate) trait PacketSink: fmt::Debug + Send + Sync {
     /// Hands one over; `false` says that it was dropped, and counted, because there is no room or the device is gone.
-    fn send(&self, packet: Outgoing<'_>) -> bool;
+    fn send(&self, packet: OutgoingPacket<'_>) -> bool;
 
-    /// The largest packet that programs expect, in octets.
+    /// The largest packet that programs expect, in bytes.
     fn mtu(&self) -> u16;
 }
 
 /// A packet for a program, in pieces.
 #[derive(Clone, Copy)]
-pub(crate) struct Outgoing<'a> {
+pub(crate) struct OutgoingPacket<'a> {
     /// IP header and transport header.
     pub(crate) headers: &'a [u8],
     /// What follows them: two pieces, for a ring buffer has two.
     pub(crate) payload: [&'a [u8]; 2],
-    /// Where the payload is longer: so many octets make a packet of their own, by the kernel or by the port.
+    /// Where the payload is longer: so many bytes make a packet of their own, by the kernel or by the sink.
     pub(crate) segment: Option<u16>,
-    /// What is left to be done.
-    pub(crate) kind: Kind,
+    /// What is left to the sink.
+    pub(crate) offload: Offload,
 }
 
-/// What a packet is to the port.
+/// What is left to the sink, which does it or has the kernel do it: checksum and segmentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum Offload {
     /// TCP with the pseudo header's sum in its checksum field.
     Tcp,
-    /// UDP with the same.
+    /// UDP with that in its checksum field.
     Udp,
     /// Finished.
-    Whole,
+    None,
 }
 
-impl<'a> Outgoing<'a> {
+impl<'a> OutgoingPacket<'a> {
     /// TCP with headers of [`tcp_headers`]. FIN and PSH go with the last segment.
     pub(crate) fn tcp(headers: &'a [u8], payload: [&'a [u8]; 2], segment: Option<u16>) -> Self {
-        Self::of(Kind::Tcp, headers, payload, segment)
+        Self::of(Offload::Tcp, headers, payload, segment)
     }
 
     /// Datagrams with headers of [`udp_headers`]; the last may be shorter than `segment`.
     pub(crate) fn udp(headers: &'a [u8], payload: [&'a [u8]; 2], segment: Option<u16>) -> Self {
-        Self::of(Kind::Udp, headers, payload, segment)
+        Self::of(Offload::Udp, headers, payload, segment)
     }
 
     /// A packet that lacks nothing.
     pub(crate) fn whole(packet: &'a [u8]) -> Self {
-        Self::of(Kind::Whole, packet, [&[], &[]], None)
+        Self::of(Offload::None, packet, [&[], &[]], None)
     }
 
-    fn of(kind: Kind, headers: &'a [u8], payload: [&'a [u8]; 2], segment: Option<u16>) -> Self {
+    fn of(
+        offload: Offload,
+        headers: &'a [u8],
+        payload: [&'a [u8]; 2],
+        segment: Option<u16>,
+    ) -> Self {
         let len = payload[0].len() + payload[1].len();
         let segment = segment.filter(|segment| (1..len).contains(&usize::from(*segment)));
         Self {
             headers,
             payload,
             segment,
-            kind,
+            offload,
         }
     }
 
-    /// Octets of payload.
+    /// Bytes of payload.
     pub(crate) fn payload_len(&self) -> usize {
         self.payload[0].len() + self.payload[1].len()
     }
@@ -94,21 +98,21 @@ impl<'a> Outgoing<'a> {
     }
 }
 
-impl Kind {
+impl Offload {
     /// Where the checksum stands in the transport header, if there is one to be finished.
     pub(crate) fn checksum_at(self) -> Option<usize> {
         match self {
             Self::Tcp => Some(tcp::CHECKSUM_AT),
             Self::Udp => Some(udp::CHECKSUM_AT),
-            Self::Whole => None,
+            Self::None => None,
         }
     }
 }
 
-impl fmt::Debug for Outgoing<'_> {
+impl fmt::Debug for OutgoingPacket<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (kind, len) = (self.kind, self.payload_len());
-        write!(f, "{kind:?}({len} octets by {:?})", self.segment)
+        let (offload, len) = (self.offload, self.payload_len());
+        write!(f, "{offload:?}({len} bytes by {:?})", self.segment)
     }
 }
 
@@ -126,7 +130,7 @@ pub(crate) fn tcp_headers(
     header.write(checksum::pseudo(from, to, ip::TCP, len), out);
 }
 
-/// The same for UDP.
+/// Fills `out`, which is cleared first, with the headers of a UDP packet.
 pub(crate) fn udp_headers(out: &mut Vec<u8>, from: SocketAddr, to: SocketAddr, payload_len: usize) {
     let len = udp::HEADER_LEN + payload_len;
     let (from_ip, to_ip) = (from.ip(), to.ip());
@@ -169,7 +173,7 @@ pub(crate) fn tell_time_exceeded(context: &DeviceContext, cause: &[u8]) {
 fn tell(context: &DeviceContext, answer: Option<Vec<u8>>) {
     if let Some(packet) = answer {
         context.counters.errors_told.add(1);
-        context.port.send(Outgoing::whole(&packet));
+        context.sink.send(OutgoingPacket::whole(&packet));
     }
 }
 
@@ -183,7 +187,10 @@ pub(crate) fn datagram_of(key: FlowKey, payload: &[u8]) -> Vec<u8> {
 
 /// Segmentation offload in software, where nobody below takes large packets: cuts one into those that the kernel would make of it, with finished
 /// checksums, and hands each, as headers and payload, to `each`; stops when that answers `false`.
-pub(crate) fn cut(packet: Outgoing<'_>, mut each: impl FnMut(&[u8], [&[u8]; 2]) -> bool) -> bool {
+pub(crate) fn cut(
+    packet: OutgoingPacket<'_>,
+    mut each: impl FnMut(&[u8], [&[u8]; 2]) -> bool,
+) -> bool {
     let len = packet.payload_len();
     let size = packet.segment.map_or(len, usize::from).max(1);
     let mut headers = Vec::with_capacity(packet.headers.len());
@@ -193,12 +200,12 @@ pub(crate) fn cut(packet: Outgoing<'_>, mut each: impl FnMut(&[u8], [&[u8]; 2]) 
         headers.clear();
         headers.extend_from_slice(packet.headers);
         if packet.segment.is_some() {
-            let piece = Piece {
+            let part = SoftwareSegment {
                 number,
                 at,
                 last: end == len,
             };
-            piece.adapt(&mut headers, packet, end - at);
+            part.adapt(&mut headers, packet, end - at);
         }
         finish(&mut headers, packet, payload);
         if !each(&headers, payload) {
@@ -209,16 +216,16 @@ pub(crate) fn cut(packet: Outgoing<'_>, mut each: impl FnMut(&[u8], [&[u8]; 2]) 
 }
 
 /// One of the packets that a large one becomes.
-struct Piece {
+struct SoftwareSegment {
     number: usize,
     /// Where its payload begins in the whole.
     at: usize,
     last: bool,
 }
 
-impl Piece {
+impl SoftwareSegment {
     /// Gives it what differs from the whole's headers: lengths, identification, sequence number, flags.
-    fn adapt(&self, headers: &mut [u8], packet: Outgoing<'_>, payload_len: usize) {
+    fn adapt(&self, headers: &mut [u8], packet: OutgoingPacket<'_>, payload_len: usize) {
         let transport_at = packet.transport_at();
         let transport_len = headers.len() - transport_at + payload_len;
         if transport_at == 20 {
@@ -233,10 +240,10 @@ impl Piece {
         let Some(transport) = headers.get_mut(transport_at..) else {
             return;
         };
-        match packet.kind {
-            Kind::Tcp => self.adapt_tcp(transport),
-            Kind::Udp => write16(transport, 4, transport_len),
-            Kind::Whole => {}
+        match packet.offload {
+            Offload::Tcp => self.adapt_tcp(transport),
+            Offload::Udp => write16(transport, 4, transport_len),
+            Offload::None => {}
         }
     }
 
@@ -254,18 +261,18 @@ impl Piece {
 }
 
 /// Puts the finished checksum where the pseudo header's sum stood.
-fn finish(headers: &mut [u8], packet: Outgoing<'_>, payload: [&[u8]; 2]) {
-    let Some(checksum_at) = packet.kind.checksum_at() else {
+fn finish(headers: &mut [u8], packet: OutgoingPacket<'_>, payload: [&[u8]; 2]) {
+    let Some(checksum_at) = packet.offload.checksum_at() else {
         return;
     };
     let at = packet.transport_at();
     let len = headers.len() - at + payload[0].len() + payload[1].len();
-    let pseudo = pseudo(headers, packet.kind, len);
+    let pseudo = pseudo(headers, packet.offload, len);
     write16(headers, at + checksum_at, pseudo.into());
     let transport = headers.get(at..).unwrap_or_default();
     let sum = checksum::of(&[transport, payload[0], payload[1]]);
     // RFC 768: "If the computed checksum is zero, it is transmitted as all ones."
-    let sum = if sum == 0 && packet.kind == Kind::Udp {
+    let sum = if sum == 0 && packet.offload == Offload::Udp {
         u16::MAX
     } else {
         sum
@@ -273,11 +280,11 @@ fn finish(headers: &mut [u8], packet: Outgoing<'_>, payload: [&[u8]; 2]) {
     write16(headers, at + checksum_at, sum.into());
 }
 
-fn pseudo(headers: &[u8], kind: Kind, len: usize) -> u16 {
-    let (from, protocol) = match (headers.first().map(|first| first >> 4), kind) {
-        (Some(4), Kind::Tcp) => (12..20, 6),
+fn pseudo(headers: &[u8], offload: Offload, len: usize) -> u16 {
+    let (from, protocol) = match (headers.first().map(|first| first >> 4), offload) {
+        (Some(4), Offload::Tcp) => (12..20, 6),
         (Some(4), _) => (12..20, 17),
-        (_, Kind::Tcp) => (8..40, 6),
+        (_, Offload::Tcp) => (8..40, 6),
         (_, _) => (8..40, 17),
     };
     let [.., high, low] = len.to_be_bytes();
@@ -285,17 +292,16 @@ fn pseudo(headers: &[u8], kind: Kind, len: usize) -> u16 {
     checksum::sum_of(&[addresses, &[0, protocol, high, low]])
 }
 
-fn write16(octets: &mut [u8], at: usize, value: usize) {
+fn write16(bytes: &mut [u8], at: usize, value: usize) {
     let [.., high, low] = value.to_be_bytes();
-    if let Some(field) = octets.get_mut(at..).and_then(<[u8]>::first_chunk_mut) {
+    if let Some(field) = bytes.get_mut(at..).and_then(<[u8]>::first_chunk_mut) {
         *field = [high, low];
     }
 }
 
-/// The octets from `from` to `to` of two pieces laid one after the other.
+/// The bytes from `from` to `to` of two pieces laid one after the other.
 fn range([a, b]: [&[u8]; 2], from: usize, to: usize) -> [&[u8]; 2] {
-    let cut =
-        |piece| move |from: usize, to: usize| <[u8]>::get(piece, from..to).unwrap_or_default();
+    let cut = |part| move |from: usize, to: usize| <[u8]>::get(part, from..to).unwrap_or_default();
     let (first, second) = (cut(a), cut(b));
     let within = |at: usize| at.min(a.len());
     let beyond = |at: usize| at.saturating_sub(a.len());
@@ -310,10 +316,10 @@ mod cut_tests {
     use hoplite_wire::ip::{self, tcp, udp};
     use proptest::prelude::*;
 
-    use super::super::port::{tcp_headers, udp_headers};
+    use super::super::outgoing::{tcp_headers, udp_headers};
     use super::*;
 
-    fn pieces(packet: Outgoing<'_>) -> Vec<Vec<u8>> {
+    fn pieces(packet: OutgoingPacket<'_>) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
         cut(packet, |headers, payload| {
             out.push([headers, payload[0], payload[1]].concat());
@@ -328,7 +334,7 @@ mod cut_tests {
         let (from, to) = (from.parse().expect("valid"), to.parse().expect("valid"));
         let mut headers = Vec::new();
         udp_headers(&mut headers, from, to, 0);
-        let cut = pieces(Outgoing::udp(&headers, [&[], &[]], Some(9)));
+        let cut = pieces(OutgoingPacket::udp(&headers, [&[], &[]], Some(9)));
         assert_eq!(cut.len(), 1);
         assert!(ip::parse(&cut[0]).expect("whole").checksum_is_right());
     }
@@ -339,7 +345,7 @@ mod cut_tests {
         let any = "127.0.0.1:1".parse().expect("valid");
         udp_headers(&mut headers, any, any, 100);
         let mut asked = 0;
-        let packet = Outgoing::udp(&headers, [&[0; 100], &[]], Some(10));
+        let packet = OutgoingPacket::udp(&headers, [&[0; 100], &[]], Some(10));
         assert!(!cut(packet, |_, _| {
             asked += 1;
             asked < 3
@@ -357,13 +363,13 @@ mod cut_tests {
             let header = tcp::Header { sequence, flags: Flags::ACK | Flags::FIN | Flags::PSH, ..tcp::Header::default() };
             let mut headers = Vec::new();
             tcp_headers(&mut headers, from, to, &header, a.len() + b.len());
-            let cut = pieces(Outgoing::tcp(&headers, [&a, &b], Some(size)));
+            let cut = pieces(OutgoingPacket::tcp(&headers, [&a, &b], Some(size)));
             let (mut whole, count) = (Vec::new(), cut.len());
-            for (number, octets) in cut.iter().enumerate() {
-                let packet = ip::parse(octets).expect("whole");
+            for (number, bytes) in cut.iter().enumerate() {
+                let packet = ip::parse(bytes).expect("whole");
                 prop_assert!(packet.checksum_is_right());
                 prop_assert!(packet.dont_fragment && !packet.fragment);
-                prop_assert_eq!(packet.header_len + packet.payload.len(), octets.len());
+                prop_assert_eq!(packet.header_len + packet.payload.len(), bytes.len());
                 let segment = tcp::parse(packet.payload).expect("whole");
                 let passed = u32::try_from(whole.len()).expect("small");
                 prop_assert_eq!(segment.sequence, sequence.wrapping_add(passed));
@@ -380,11 +386,11 @@ mod cut_tests {
             let mut headers = Vec::new();
             udp_headers(&mut headers, from, to, payload.len());
             let (a, b) = payload.split_at(cut_at % (payload.len() + 1));
-            let cut = pieces(Outgoing::udp(&headers, [a, b], Some(size)));
+            let cut = pieces(OutgoingPacket::udp(&headers, [a, b], Some(size)));
             let expected: Vec<_> = if payload.is_empty() { vec![&[][..]] } else { payload.chunks(size.into()).collect() };
             prop_assert_eq!(cut.len(), expected.len());
-            for (octets, expected) in cut.iter().zip(expected) {
-                let packet = ip::parse(octets).expect("whole");
+            for (bytes, expected) in cut.iter().zip(expected) {
+                let packet = ip::parse(bytes).expect("whole");
                 prop_assert!(packet.checksum_is_right());
                 prop_assert_eq!(udp::parse(packet.payload).expect("whole").payload, expected);
             }

@@ -20,21 +20,21 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-/// How long, and for how many octets, a refused program may go on talking before it is cut off.
-const LINGER: Duration = Duration::from_secs(1);
-const LINGER_OCTETS: u64 = 64 * 1024;
+/// How long, and for how many bytes, a refused program may go on talking before it is cut off.
+const MAX_DRAIN: Duration = Duration::from_secs(1);
+const MAX_DRAINED_BYTES: u64 = 64 * 1024;
 
 /// The connection.
 #[derive(Debug)]
-pub(crate) struct App {
+pub(crate) struct ProgramConnection {
     tcp: TcpStream,
-    ending: Ending,
-    used: Used,
+    clean_close: CleanClose,
+    last_use: LastUse,
 }
 
 /// When something moved last; clones are the same.
 #[derive(Clone, Debug)]
-pub(crate) struct Used(Arc<Last>);
+pub(crate) struct LastUse(Arc<Last>);
 
 #[derive(Debug)]
 struct Last {
@@ -43,7 +43,7 @@ struct Last {
     at: AtomicU64,
 }
 
-impl Used {
+impl LastUse {
     fn new() -> Self {
         let (born, at) = (Instant::now(), AtomicU64::new(0));
         Self(Arc::new(Last { born, at }))
@@ -58,7 +58,7 @@ impl Used {
     }
 
     /// For how long nothing has moved.
-    pub(crate) fn rested(&self) -> Duration {
+    pub(crate) fn idle_for(&self) -> Duration {
         let at = Duration::from_millis(self.0.at.load(Ordering::Relaxed));
         self.0.born.elapsed().saturating_sub(at)
     }
@@ -66,42 +66,46 @@ impl Used {
 
 /// Whether dropping the connection ends it in order; for who has handed the connection itself to a library.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Ending(Arc<AtomicBool>);
+pub(crate) struct CleanClose(Arc<AtomicBool>);
 
-impl Ending {
+impl CleanClose {
     /// Says that no transfer is under way that dropping would cut short.
-    pub(crate) fn in_order(&self) {
+    pub(crate) fn allow(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    fn is_in_order(&self) -> bool {
+    fn is_allowed(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-impl App {
+impl ProgramConnection {
     /// Takes an accepted connection; small writes leave at once.
     pub(crate) fn new(tcp: TcpStream) -> Self {
         if let Err(error) = tcp.set_nodelay(true) {
             tracing::debug!(%error, "TCP_NODELAY was not taken");
         }
-        let (ending, used) = (Ending::default(), Used::new());
-        Self { tcp, ending, used }
+        let (clean_close, last_use) = (CleanClose::default(), LastUse::new());
+        Self {
+            tcp,
+            clean_close,
+            last_use,
+        }
     }
 
-    pub(crate) fn used(&self) -> Used {
-        self.used.clone()
+    pub(crate) fn last_use(&self) -> LastUse {
+        self.last_use.clone()
     }
 
     fn note<T>(&self, moved: Poll<T>) -> Poll<T> {
         if moved.is_ready() {
-            self.used.touch();
+            self.last_use.touch();
         }
         moved
     }
 
-    pub(crate) fn ending(&self) -> Ending {
-        self.ending.clone()
+    pub(crate) fn clean_close(&self) -> CleanClose {
+        self.clean_close.clone()
     }
 
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -131,23 +135,23 @@ impl App {
         if self.shutdown().await.is_err() {
             return;
         }
-        let mut rest = self.take(LINGER_OCTETS);
+        let mut rest = self.take(MAX_DRAINED_BYTES);
         let mut nowhere = tokio::io::sink();
         let drained = tokio::io::copy(&mut rest, &mut nowhere);
-        if let Ok(Err(error)) = timeout(LINGER, drained).await {
+        if let Ok(Err(error)) = timeout(MAX_DRAIN, drained).await {
             tracing::trace!(%error, "the program did not wait for its answer");
         }
     }
 
     /// Makes dropping reset, though the sending side was finished.
     pub(crate) fn reset(&mut self) {
-        self.ending.0.store(false, Ordering::Relaxed);
+        self.clean_close.0.store(false, Ordering::Relaxed);
     }
 }
 
-impl Drop for App {
+impl Drop for ProgramConnection {
     fn drop(&mut self) {
-        if self.ending.is_in_order() {
+        if self.clean_close.is_allowed() {
             return;
         }
         if let Err(error) = self.tcp.set_zero_linger() {
@@ -156,7 +160,7 @@ impl Drop for App {
     }
 }
 
-impl AsyncRead for App {
+impl AsyncRead for ProgramConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -167,7 +171,7 @@ impl AsyncRead for App {
     }
 }
 
-impl AsyncWrite for App {
+impl AsyncWrite for ProgramConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -197,7 +201,7 @@ impl AsyncWrite for App {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let done = Pin::new(&mut self.tcp).poll_shutdown(cx);
         if let Poll::Ready(Ok(())) = done {
-            self.ending.in_order();
+            self.clean_close.allow();
         }
         done
     }
