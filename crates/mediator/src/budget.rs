@@ -13,7 +13,7 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
@@ -21,7 +21,10 @@ use std::{
 
 use hoplite_wire::Host;
 
-use crate::users::{Owner, Slot, Slots, User};
+use crate::{
+    Guarded,
+    users::{Owner, Slot, Slots, User},
+};
 
 /// One part in so many is for floors alone.
 const FLOORS: usize = 4;
@@ -53,7 +56,7 @@ pub(crate) struct Budget {
     short: AtomicBool,
     slots: Arc<Slots>,
     /// Those that have flows, and no others.
-    parties: Mutex<HashMap<Party, Arc<Share>>>,
+    parties: Guarded<HashMap<Party, Arc<Share>>>,
 }
 
 #[derive(Debug, Default)]
@@ -82,12 +85,8 @@ impl Budget {
             floors: AtomicUsize::new(0),
             short: AtomicBool::new(false),
             slots: Arc::default(),
-            parties: Mutex::default(),
+            parties: Guarded::default(),
         })
-    }
-
-    fn parties(&self) -> MutexGuard<'_, HashMap<Party, Arc<Share>>> {
-        self.parties.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is left beside the floors of those that are here, or may come.
@@ -128,7 +127,7 @@ impl Budget {
         if self.in_use() + floor > self.total {
             return None;
         }
-        let mut known = self.parties();
+        let mut known = self.parties.lock();
         let parties = [
             Party::Owner(user.owner),
             Party::User(user),
@@ -213,7 +212,7 @@ impl Drop for Account {
         self.count(0);
         self.budget.all.fetch_sub(self.floor, Relaxed);
         self.budget.floors.fetch_sub(self.floor, Relaxed);
-        let mut known = self.budget.parties();
+        let mut known = self.budget.parties.lock();
         for (party, share) in &self.parties {
             if share.flows.fetch_sub(1, Relaxed) == 1 {
                 known.remove(party);
@@ -311,7 +310,7 @@ mod tests {
         let all = greedy(&budget, 1000, |n| ends(n.to_be_bytes()[1], n));
         assert_eq!(budget.victim(ends(0, 1).0), Some(ends(0, 1).0));
         drop(all);
-        assert_eq!((budget.in_use(), budget.parties().len()), (0, 0));
+        assert_eq!((budget.in_use(), budget.parties.lock().len()), (0, 0));
     }
 
     proptest! {

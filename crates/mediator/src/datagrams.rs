@@ -6,7 +6,7 @@ use std::{
     future::poll_fn,
     mem,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
     task::{Context, Poll, Waker, ready},
     time::Duration,
 };
@@ -15,6 +15,7 @@ use hoplite_overlay::{Batch, Datagrams, Error};
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::{
+    Guarded,
     budget::{Account, LOW_ALLOWANCE},
     copy::IdleTimer,
 };
@@ -129,7 +130,7 @@ const MAX_EXCHANGE: usize = 8;
 /// The end of a UDP flow that a table holds: datagrams from the program wait here for the flow's task. Clones are the same end; `W` tells why
 /// a flow failed.
 #[derive(Debug)]
-pub(crate) struct FlowSender<W>(Arc<Mutex<Shared<W>>>);
+pub(crate) struct FlowSender<W>(Arc<Guarded<Shared<W>>>);
 
 #[derive(Debug)]
 struct Shared<W> {
@@ -165,7 +166,7 @@ impl<W> Clone for FlowSender<W> {
 impl<W: Copy> FlowSender<W> {
     /// The end of a flow that begins.
     pub(crate) fn new(account: Account) -> Self {
-        Self(Arc::new(Mutex::new(Shared {
+        Self(Arc::new(Guarded::new(Shared {
             queue: DatagramQueue::default(),
             taken_memory: 0,
             account: Some(account),
@@ -177,7 +178,7 @@ impl<W: Copy> FlowSender<W> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared<W>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Queues copies.

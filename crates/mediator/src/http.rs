@@ -42,6 +42,7 @@ use tokio::{
 };
 
 use crate::{
+    Guarded,
     copy::copy,
     counters::Counters,
     front::ProxyContext,
@@ -54,7 +55,7 @@ struct Session {
     /// The connection to the target of the last absolute-form request, for the next one.
     upstream: Mutex<Option<Upstream>>,
     /// The flow that a CONNECT opened, until the connection is a tunnel.
-    tunnel: std::sync::Mutex<Option<Tunnel>>,
+    tunnel: Guarded<Option<Tunnel>>,
     /// Whether there was a request.
     served: AtomicBool,
 }
@@ -64,7 +65,7 @@ pub(crate) async fn serve(program: ProgramConnection, context: Arc<ProxyContext>
     let session = Arc::new(Session {
         context,
         upstream: Mutex::default(),
-        tunnel: std::sync::Mutex::default(),
+        tunnel: Guarded::default(),
         served: AtomicBool::new(false),
     });
     let service = service_fn(|request| answer(Arc::clone(&session), request));
@@ -128,17 +129,11 @@ impl Session {
     }
 
     fn put_tunnel(&self, tunnel: Tunnel) {
-        *self.lock_tunnel() = Some(tunnel);
+        *self.tunnel.lock() = Some(tunnel);
     }
 
     fn take_tunnel(&self) -> Option<Tunnel> {
-        self.lock_tunnel().take()
-    }
-
-    fn lock_tunnel(&self) -> std::sync::MutexGuard<'_, Option<Tunnel>> {
-        self.tunnel
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.tunnel.lock().take()
     }
 }
 

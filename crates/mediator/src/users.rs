@@ -10,8 +10,10 @@ use std::{
     fmt,
     hash::Hash,
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
 };
+
+use crate::Guarded;
 
 /// Whose programs have flows.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -134,7 +136,7 @@ fn down<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: &K) -> usize {
 
 /// Places that are taken, and by whom. How many there may be is for whoever takes them to see to.
 #[derive(Default)]
-pub(crate) struct Slots(Mutex<CountedSlots>);
+pub(crate) struct Slots(Guarded<CountedSlots>);
 
 #[derive(Default)]
 struct CountedSlots {
@@ -150,7 +152,7 @@ pub(crate) struct Slot {
 
 impl Slots {
     fn lock(&self) -> MutexGuard<'_, CountedSlots> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// How many are taken.

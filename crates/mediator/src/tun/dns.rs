@@ -31,7 +31,7 @@
 use std::{
     fmt, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -54,7 +54,10 @@ use super::{
     names::Names,
     outgoing::{OutgoingPacket, udp_headers},
 };
-use crate::users::{Slot, Slots, User, UserQueues};
+use crate::{
+    Guarded,
+    users::{Slot, Slots, User, UserQueues},
+};
 
 /// How long a negative answer of ours may be kept, in seconds.
 const NEGATIVE_TTL: u32 = 30;
@@ -365,13 +368,13 @@ pub(crate) struct Resolver {
     /// How many queries may be asked at once, and whose are.
     most: usize,
     slots: Arc<Slots>,
-    pending: Mutex<UserQueues<Weak<PendingQuery>>>,
+    pending: Guarded<UserQueues<Weak<PendingQuery>>>,
     counters: Arc<Counters>,
 }
 
 /// A query that is being asked, until it has an answer or has made room for another.
 struct PendingQuery {
-    slot: Mutex<Option<Slot>>,
+    slot: Guarded<Option<Slot>>,
     made_room: Notify,
 }
 
@@ -403,7 +406,7 @@ impl Resolver {
             overlay: Arc::clone(overlay),
             most: config.asked,
             slots: Arc::default(),
-            pending: Mutex::default(),
+            pending: Guarded::default(),
             counters,
         })
     }
@@ -447,14 +450,14 @@ impl Resolver {
 
     /// A place among the queries that are being asked; the storm that finds none is counted.
     fn slot(&self, user: User) -> Option<Arc<PendingQuery>> {
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = self.pending.lock();
         if self.slots.len() >= self.most {
             self.counters.dns_crowded.add(1);
             let victim = self.slots.victim(user).filter(|victim| *victim != user)?;
             evict(&mut pending, victim)?;
         }
         let new = Arc::new(PendingQuery {
-            slot: Mutex::new(Some(self.slots.take(user))),
+            slot: Guarded::new(Some(self.slots.take(user))),
             made_room: Notify::new(),
         });
         pending.tidy(self.most.saturating_mul(2), |pending| {
@@ -483,7 +486,7 @@ fn evict(pending: &mut UserQueues<Weak<PendingQuery>>, user: User) -> Option<()>
         let Some(oldest) = oldest.upgrade() else {
             continue;
         };
-        let mut slot = oldest.slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = oldest.slot.lock();
         if slot.take().is_some() {
             oldest.made_room.notify_one();
             return Some(());

@@ -11,7 +11,7 @@ use std::{
     fmt,
     hash::{BuildHasher, RandomState},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -20,7 +20,10 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use crate::users::{Shares, User};
+use crate::{
+    Guarded,
+    users::{Shares, User},
+};
 
 /// What an address of a packet means.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +58,7 @@ pub(crate) struct Names {
     pool: AddressPool,
     /// The addresses of the prefixes at port 53 of which somebody is.
     resolvers: Vec<IpAddr>,
-    table: Mutex<MappingTable>,
+    table: Guarded<MappingTable>,
 }
 
 /// Keeps the mapping of a flow's address for as long as the flow lasts.
@@ -68,7 +71,7 @@ impl Names {
     /// No mapping yet; addresses of `reserved` are never given.
     pub(crate) fn new(pools: &Pools, reserved: &[IpAddr], limits: MappingLimits) -> Self {
         let pool = AddressPool::new(pools, reserved);
-        let table = Mutex::new(MappingTable::new(limits, pool.room()));
+        let table = Guarded::new(MappingTable::new(limits, pool.room()));
         Self {
             pool,
             resolvers: Vec::new(),
@@ -82,13 +85,9 @@ impl Names {
         self
     }
 
-    fn table(&self) -> MutexGuard<'_, MappingTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The addresses that stand for `name` from now on, for `user` asks for it; `None` when all are in use.
     pub(crate) fn pair(&self, name: &HostName, user: User, now: Instant) -> Option<AddressPair> {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let offset = table.map(name, user, now, |n| self.pool.offset(n))?;
         Some(self.pool.pair(offset))
     }
@@ -110,14 +109,14 @@ impl Names {
         match self.pool.find(ip) {
             None if self.pool.contains(ip) => None,
             None => Some(Host::ip(ip)),
-            Some(offset) => self.table().use_now(offset, now).map(Host::Name),
+            Some(offset) => self.table.lock().use_now(offset, now).map(Host::Name),
         }
     }
 
     /// Keeps what `ip` means; `None` if it means no name.
     pub(crate) fn hold(self: &Arc<Self>, ip: IpAddr, now: Instant) -> Option<MappingHold> {
         let offset = self.pool.find(ip)?;
-        let held = self.table().hold(offset, now);
+        let held = self.table.lock().hold(offset, now);
         held.then(|| MappingHold {
             names: Arc::clone(self),
             offset,
@@ -126,7 +125,7 @@ impl Names {
 
     /// The name that `ip` stands for; that somebody wants to know does not make it last longer.
     pub(crate) fn name(&self, ip: IpAddr, now: Instant) -> Option<HostName> {
-        self.table().name(self.pool.find(ip)?, now)
+        self.table.lock().name(self.pool.find(ip)?, now)
     }
 
     /// Whether `ip` is one of those that are handed out, or the device's own.
@@ -137,24 +136,24 @@ impl Names {
     /// A flow to `ip` failed because its name does not exist: for a while it is answered so.
     pub(crate) fn fail(&self, ip: IpAddr, now: Instant) {
         if let Some(offset) = self.pool.find(ip) {
-            self.table().fail(offset, now);
+            self.table.lock().fail(offset, now);
         }
     }
 
     /// Whether a flow found lately that `name` does not exist.
     pub(crate) fn is_missing(&self, name: &HostName, now: Instant) -> bool {
-        self.table().is_missing(name, now)
+        self.table.lock().is_missing(name, now)
     }
 
     /// How many names have a mapping now.
     pub(crate) fn len(&self) -> usize {
-        self.table().len()
+        self.table.lock().len()
     }
 }
 
 impl Drop for MappingHold {
     fn drop(&mut self) {
-        self.names.table().release(self.offset, Instant::now());
+        self.names.table.lock().release(self.offset, Instant::now());
     }
 }
 

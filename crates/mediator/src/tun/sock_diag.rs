@@ -9,7 +9,6 @@ use std::{
     fmt, io,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
     os::fd::OwnedFd,
-    sync::{Mutex, PoisonError},
 };
 
 use hoplite_wire::ip;
@@ -19,7 +18,7 @@ use rustix::net::{
 };
 
 use super::FlowKey;
-use crate::users::User;
+use crate::{Guarded, users::User};
 
 /// linux/sock_diag.h and linux/netlink.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -43,7 +42,7 @@ pub(crate) trait SocketOwners: fmt::Debug + Send + Sync {
 pub(crate) struct SockDiag {
     netlink: OwnedFd,
     /// The number of the last question.
-    sequence: Mutex<u32>,
+    sequence: Guarded<u32>,
     /// The protocols that it can be asked about.
     protocols: Vec<u8>,
 }
@@ -73,7 +72,7 @@ impl SockDiag {
         connect(&netlink, &netlink::SocketAddrNetlink::new(0, 0))?;
         Ok(Self {
             netlink,
-            sequence: Mutex::default(),
+            sequence: Guarded::default(),
             protocols: vec![ip::TCP, ip::UDP],
         })
     }
@@ -100,7 +99,7 @@ impl SockDiag {
     }
 
     fn ask(&self, protocol: u8, key: FlowKey) -> io::Result<Reply> {
-        let mut sequence = self.sequence.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sequence = self.sequence.lock();
         *sequence = sequence.wrapping_add(1);
         send(
             &self.netlink,

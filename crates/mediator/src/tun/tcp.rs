@@ -31,7 +31,7 @@ use std::{
     collections::{HashMap, hash_map::RandomState},
     fmt,
     hash::BuildHasher,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -60,6 +60,7 @@ use super::{
     outgoing::tell_unreachable,
 };
 use crate::{
+    Guarded,
     budget::Account,
     users::{Slot, Slots, User, UserQueues},
 };
@@ -100,22 +101,14 @@ pub(crate) struct TcpTable {
 /// What the table and the tasks share.
 struct Shared {
     context: Arc<DeviceContext>,
-    flows: Mutex<HashMap<FlowKey, Arc<TcpFlow>>>,
-    recent: Mutex<RecentTargets>,
+    flows: Guarded<HashMap<FlowKey, Arc<TcpFlow>>>,
+    recent: Guarded<RecentTargets>,
 }
 
 impl Shared {
-    fn flows(&self) -> MutexGuard<'_, HashMap<FlowKey, Arc<TcpFlow>>> {
-        self.flows.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn recent(&self) -> MutexGuard<'_, RecentTargets> {
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Forgets a flow, unless another one has its ends by now.
     fn remove(&self, flow: &Arc<TcpFlow>) {
-        let mut flows = self.flows();
+        let mut flows = self.flows.lock();
         let same = |known: &Arc<TcpFlow>| Arc::ptr_eq(known, flow);
         if flows.get(&flow.key).is_some_and(same) {
             flows.remove(&flow.key);
@@ -128,8 +121,8 @@ impl TcpTable {
         let backlog = SynBacklog::new(context.config.flows.tcp.div_ceil(HALF_OPEN_SHARE));
         let shared = Shared {
             context,
-            flows: Mutex::default(),
-            recent: Mutex::default(),
+            flows: Guarded::default(),
+            recent: Guarded::default(),
         };
         Self {
             shared: Arc::new(shared),
@@ -153,7 +146,7 @@ impl TcpTable {
         bytes: &Bytes,
         now: Instant,
     ) {
-        let flow = self.shared.flows().get(&key).cloned();
+        let flow = self.shared.flows.lock().get(&key).cloned();
         if let Some(flow) = flow.filter(|flow| !self.give_way(flow, segment)) {
             let payload = payload_of(packet, segment, bytes);
             if flow.received(segment, payload, now) {
@@ -203,7 +196,7 @@ impl TcpTable {
     fn admit(&mut self, key: FlowKey, now: Instant) -> Option<Account> {
         let user = self.shared.context.user(ip::TCP, key);
         let opened = |table: &Self| {
-            let (context, flows) = (&table.shared.context, table.shared.flows().len());
+            let (context, flows) = (&table.shared.context, table.shared.flows.lock().len());
             let Flows { tcp, window, .. } = context.config.flows;
             let target = Host::ip(key.target.ip());
             let open = || {
@@ -284,7 +277,7 @@ impl TcpTable {
     /// Each user's flows whose bytes nobody has taken for [`STALLED`], the longest last.
     fn stalled(&self, now: Instant) -> HashMap<User, Vec<(Instant, Arc<TcpFlow>)>> {
         let mut stalled: HashMap<_, Vec<_>> = HashMap::new();
-        for flow in self.shared.flows().values() {
+        for flow in self.shared.flows.lock().values() {
             let since = flow.lock().waiting_since();
             let long = |since: &Instant| now.saturating_duration_since(*since) >= STALLED;
             if let Some(since) = since.filter(long) {
@@ -328,7 +321,7 @@ impl TcpTable {
         }
         let flow = Arc::new(TcpFlow::new(key, connection, account));
         self.remember(&flow);
-        self.shared.flows().insert(key, Arc::clone(&flow));
+        self.shared.flows.lock().insert(key, Arc::clone(&flow));
         let task = FlowTask::new(&self.shared, &flow, now);
         let order = OpenRequest {
             target,
@@ -356,7 +349,7 @@ impl TcpTable {
         match self.shared.context.config.flows.open {
             Opening::Optimistic => true,
             Opening::Pessimistic => false,
-            Opening::Auto => self.shared.recent().trusts(target, now),
+            Opening::Auto => self.shared.recent.lock().trusts(target, now),
         }
     }
 
@@ -432,7 +425,7 @@ fn report(ended: Result<(), JoinError>) {
 impl fmt::Debug for TcpTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Table")
-            .field("flows", &self.shared.flows().len())
+            .field("flows", &self.shared.flows.lock().len())
             .finish_non_exhaustive()
     }
 }

@@ -335,13 +335,13 @@ proptest! {
                     let Some(k) = known.get_mut(&n) else { continue };
                     let offset = names.pool.find(k.pair.v4.into()).expect("ours");
                     let alive = k.holds > 0 || now < k.used + TERMS.keep;
-                    prop_assert_eq!(names.table().hold(offset, now), alive);
+                    prop_assert_eq!(names.table.lock().hold(offset, now), alive);
                     k.holds += usize::from(alive);
                 }
                 Step::Release(n) => {
                     let Some(k) = known.get_mut(&n).filter(|k| k.holds > 0) else { continue };
                     let offset = names.pool.find(k.pair.v4.into()).expect("ours");
-                    names.table().release(offset, now);
+                    names.table.lock().release(offset, now);
                     (k.holds, k.used) = (k.holds - 1, now);
                 }
             }

@@ -8,7 +8,7 @@ use std::{
     io::{self, IoSlice},
     pin::{Pin, pin},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Waker, ready},
@@ -32,6 +32,7 @@ use super::{
     send::MAX_PAYLOAD,
 };
 use crate::{
+    Guarded,
     budget::Account,
     copy::{IdleTimer, LINGER},
     tun::{
@@ -52,7 +53,7 @@ pub(super) struct TcpFlow {
     pub(super) key: FlowKey,
     pub(super) user: User,
     half_open: AtomicBool,
-    state: Mutex<FlowState>,
+    state: Guarded<FlowState>,
 }
 
 #[derive(Debug)]
@@ -87,7 +88,7 @@ impl TcpFlow {
             key,
             user,
             half_open: AtomicBool::new(true),
-            state: Mutex::new(state),
+            state: Guarded::new(state),
         }
     }
 
@@ -102,7 +103,7 @@ impl TcpFlow {
 
     /// Never held across an await, and all is on one thread: nobody waits here.
     pub(super) fn lock(&self) -> MutexGuard<'_, FlowState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Takes a segment; `true` if the flow is to be flushed and nobody knows yet.
@@ -350,12 +351,12 @@ impl FlowTask {
 
     /// The target has taken the flow.
     pub(super) fn worked(&self, target: &Target) {
-        self.shared.recent().worked(target, Instant::now());
+        self.shared.recent.lock().worked(target, Instant::now());
     }
 
     /// The flow did not come about.
     pub(super) fn failed(&self, target: &Target, error: &Error) {
-        self.shared.recent().failed(target);
+        self.shared.recent.lock().failed(target);
         self.counters().failed(error);
         if error.reason() == Some(Reason::NameNotFound) {
             let address = self.flow.key.target.ip();

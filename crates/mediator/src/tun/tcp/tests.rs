@@ -287,9 +287,9 @@ async fn an_optimistic_program_may_finish_before_the_target_has_answered() {
     program.connect(&mut bench).await;
     program.say(&mut bench, Flags::ACK | Flags::FIN, b"question");
     let mut far = listener.accept().await;
-    let mut last_heard = Vec::new();
-    far.read_to_end(&mut last_heard).await.expect("ends");
-    assert_eq!(last_heard, b"question");
+    let mut heard = Vec::new();
+    far.read_to_end(&mut heard).await.expect("ends");
+    assert_eq!(heard, b"question");
     far.write_all(b"answer").await.expect("open");
     far.shutdown().await.expect("open");
     let mut got = Vec::new();
@@ -376,9 +376,9 @@ async fn octets_and_ends_pass_both_ways() {
         program.hear(&bench).await.header.acknowledgment,
         program.seq
     );
-    let mut last_heard = Vec::new();
-    far.read_to_end(&mut last_heard).await.expect("ends");
-    assert_eq!(last_heard, b"question");
+    let mut heard = Vec::new();
+    far.read_to_end(&mut heard).await.expect("ends");
+    assert_eq!(heard, b"question");
     far.write_all(b"answer").await.expect("open");
     far.shutdown().await.expect("open");
     let mut got = Vec::new();
@@ -524,12 +524,12 @@ async fn a_program_that_holds_all_places_loses_one_to_a_newcomer_and_the_only_fl
     tokio::time::sleep(Duration::from_secs(1800)).await;
     let mut hoard = bench.network.listen_at(SocketAddr::new(hoarded, PORT));
     let mut elsewhere = bench.network.listen_at(SocketAddr::new(other, PORT));
-    let mut key = Vec::new();
+    let mut far_ends = Vec::new();
     for port in 6000..6099 {
         let mut program = Program::new(port);
         program.host = hoarded;
         program.connect(&mut bench).await;
-        key.push(hoard.accept().await);
+        far_ends.push(hoard.accept().await);
     }
     for port in 7000..7005 {
         let mut newcomer = Program::new(port);
@@ -551,7 +551,7 @@ async fn a_program_that_holds_all_places_loses_one_to_a_newcomer_and_the_only_fl
         assert_eq!(answer.flags, Flags::SYN | Flags::ACK);
         newcomer.ack = answer.sequence.wrapping_add(1);
         newcomer.say(&mut bench, Flags::ACK, b"");
-        key.push(elsewhere.accept().await);
+        far_ends.push(elsewhere.accept().await);
     }
     far.write_all(b"still there").await.expect("open");
     while bench.sink.try_next().is_some() {}
@@ -594,11 +594,11 @@ async fn a_program_that_keeps_all_places_busy_makes_room_for_each_connection_of_
     };
     let mut bench = Bench::shared_by(quiet_below_20000, change);
     let mut listener = bench.network.listen_at(target());
-    let (mut key, mut hogs) = (Vec::new(), Vec::new());
+    let (mut far_ends, mut hogs) = (Vec::new(), Vec::new());
     for port in 20_000..20_064 {
         let mut program = Program::new(port);
         program.connect(&mut bench).await;
-        key.push(listener.accept().await);
+        far_ends.push(listener.accept().await);
         hogs.push(program);
     }
     for port in 5000..5020 {
@@ -616,13 +616,13 @@ async fn a_program_that_keeps_all_places_busy_makes_room_for_each_connection_of_
         hogs.retain(|hog| hog.port != reset[0]);
         quiet.ack = answer.sequence.wrapping_add(1);
         quiet.say(&mut bench, Flags::ACK, b"");
-        key.push(listener.accept().await);
+        far_ends.push(listener.accept().await);
         // The place is taken by the hog's next one at once, at its own cost.
         let mut again = Program::new(reset[0] + 1000);
         let (answer, reset) = answered(&mut bench, &mut again).await;
         again.ack = answer.sequence.wrapping_add(1);
         again.say(&mut bench, Flags::ACK, b"");
-        key.push(listener.accept().await);
+        far_ends.push(listener.accept().await);
         assert_eq!((reset.len(), reset[0] >= 20_000), (1, true));
         hogs.retain(|hog| hog.port != reset[0]);
         hogs.push(again);
@@ -638,10 +638,10 @@ async fn nobody_makes_room_while_a_place_is_free() {
     };
     let mut bench = Bench::shared_by(quiet_below_20000, change);
     let mut listener = bench.network.listen_at(target());
-    let mut key = Vec::new();
+    let mut far_ends = Vec::new();
     for port in (20_000..20_063).chain([5000]) {
         Program::new(port).connect(&mut bench).await;
-        key.push(listener.accept().await);
+        far_ends.push(listener.accept().await);
     }
     let counters = bench.context.counters.snapshot();
     assert_eq!((counters.tcp_dropped, counters.tcp_rested), (0, 0));
@@ -790,7 +790,7 @@ impl Sender {
 #[derive(Debug)]
 struct Stuck {
     others: hoplite_overlay::memory::MemoryOverlay,
-    key: std::sync::Mutex<Vec<tokio::io::DuplexStream>>,
+    far_ends: std::sync::Mutex<Vec<tokio::io::DuplexStream>>,
 }
 
 const STUCK: u16 = PORT + 1;
@@ -800,7 +800,7 @@ impl Overlay for Stuck {
         match target.port {
             STUCK => {
                 let (near, far) = tokio::io::duplex(1);
-                self.key.lock().expect("lock").push(far);
+                self.far_ends.lock().expect("lock").push(far);
                 Box::pin(async { Ok(Stream::new(tokio::io::BufReader::with_capacity(1, near))) })
             }
             _ => self.others.open_stream(target, terms),
@@ -881,7 +881,7 @@ async fn when_memory_is_short_who_holds_most_is_reset_and_not_another_user_that_
     let network = Network::new(1);
     let overlay = Stuck {
         others: network.overlay(IpAddr::from([192, 0, 2, 1])),
-        key: Default::default(),
+        far_ends: Default::default(),
     };
     let mut bench = Bench::over(Arc::new(overlay), network, |config| {
         config.flows.open = When::Optimistic;
@@ -918,7 +918,7 @@ async fn sixteen_thousand_stalled_flows_hold_no_more_than_the_budget_and_a_newco
     let network = Network::new(1);
     let overlay = Stuck {
         others: network.overlay(IpAddr::from([192, 0, 2, 1])),
-        key: Default::default(),
+        far_ends: Default::default(),
     };
     let change = |config: &mut Config| config.flows.open = When::Optimistic;
     let mut bench = Bench::over(Arc::new(overlay), network, change);
