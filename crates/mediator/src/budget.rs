@@ -1,5 +1,5 @@
 //! What programs' flows may hold in memory, all together: so many bytes, shared out by how much is left, so that whoever came first
-//! cannot keep the rest from those who come later. The tables of the TUN front end have one each.
+//! cannot keep the rest from those who come later. There is one for TCP and one for UDP at the TUN device, and one for SOCKS associations.
 //!
 //! Dynamic thresholds (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on
 //! Networking 6(2), 1998): a flow may hold a fixed part of what is still free, a user's flows to one target together twice that which is free,
@@ -35,7 +35,7 @@ const USER: usize = 4;
 const TARGET: usize = 2;
 /// Who may take no more bytes than this besides what he has is short of memory.
 pub(crate) const LOW_ALLOWANCE: usize = 128 * 1024;
-/// A flow that has rested for so long rests: that it has for longer makes it no less worth than its neighbours are many.
+/// Idle time beyond this counts no more against a flow: then it counts how many neighbours it has.
 const MAX_COUNTED_IDLE: Duration = Duration::from_secs(60);
 
 /// Whom a flow's memory is counted against.
@@ -107,7 +107,7 @@ impl Budget {
         self.short.swap(false, Relaxed)
     }
 
-    /// Whose flow makes room for one of `newcomer`: see [`crate::users::Shares::victim`].
+    /// Whose flow is evicted for one of `newcomer`: see [`crate::users::Shares::victim`].
     pub(crate) fn victim(&self, newcomer: User) -> Option<User> {
         self.slots.victim(newcomer)
     }
@@ -198,7 +198,7 @@ impl Account {
     }
 
     /// How much others of its user miss its place when it has rested for so long: the more, the longer that is (at most [`MAX_COUNTED_IDLE`]), and the
-    /// more flows the user has to its target; then the longer it has really rested.
+    /// more flows the user has to its target; then the longer it has really been idle.
     pub(crate) fn eviction_weight(&self, idle: Duration) -> (u128, Duration) {
         let counted = idle.min(MAX_COUNTED_IDLE) + Duration::from_secs(1);
         let [.., (_, target)] = &self.parties;

@@ -5,7 +5,7 @@ use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, de};
 
-/// All of it.
+/// The configuration of the SOCKS and HTTP front ends.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -59,8 +59,8 @@ pub struct Limits {
     /// How long a UDP flow without any datagram is kept; RFC 4787 §4.3 wants at least two minutes. Default: 180.
     #[serde(deserialize_with = "seconds")]
     pub idle_datagrams: Duration,
-    /// How long nothing must have moved on a program's connection for it to make room when all places are taken; the programs of the
-    /// address that has most connections make room first. Default: 60.
+    /// How long nothing must have moved on a program's connection before it is closed for another when all places are taken; the programs of the
+    /// address that has most connections go first. Default: 60.
     #[serde(deserialize_with = "seconds")]
     pub idle_when_full: Duration,
     /// UDP flows of one association; a further one takes the place of the one that was used least lately.
@@ -81,7 +81,7 @@ pub enum Listen {
     At(SocketAddr),
 }
 
-/// A value that cannot be meant.
+/// A value that is out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: expected {expected}")]
 pub struct ConfigError {
@@ -127,10 +127,10 @@ impl Default for Limits {
 }
 
 impl Config {
-    /// Whether all values can be meant.
+    /// Checks every value.
     ///
     /// # Errors
-    /// The first one that cannot.
+    /// The first one that is out of range, with what may stand there.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.socks.listen.check("socks.listen", self.socks.remote)?;
         self.http.listen.check("http.listen", self.http.remote)?;

@@ -144,7 +144,7 @@ enum UploadPhase {
     Finished,
     /// The target reads no more, the program still sends.
     Discarding,
-    /// The same, and the program has finished.
+    /// The target reads no more, and the program has finished.
     Discarded,
 }
 

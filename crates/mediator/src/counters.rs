@@ -1,5 +1,5 @@
 //! What the front ends did, as numbers: no address, no name, nothing about a single flow.
-//! The sessions count; the binary shows a [`Snapshot`] in its status and metrics. The transparent front end has a list of its own.
+//! The binary shows a [`Snapshot`] in its status and metrics. The transparent front end has a list of its own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -94,7 +94,7 @@ counters! {
     accepted_http;
     /// Programs that did not speak the protocol, or were too slow to.
     malformed;
-    /// Connections that rested and made room for another when all places were taken.
+    /// Idle connections evicted for another when all slots were taken.
     rested;
     /// TCP flows opened.
     streams;

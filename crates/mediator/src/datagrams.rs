@@ -1,5 +1,5 @@
 //! A UDP flow of either front end once it is open: what a program sends waits at a [`FlowSender`] until the flow's task takes it, and datagrams move
-//! both ways until the flow is idle or fails. SOCKS associations and the TUN device use it; what their ends look like is a [`ProgramSide`].
+//! both ways until the flow is idle or fails. SOCKS associations and the TUN device use it; the side of each towards its program is a [`ProgramSide`].
 
 use std::{
     collections::VecDeque,
@@ -20,7 +20,7 @@ use crate::{
     copy::IdleTimer,
 };
 
-/// How long a flow that failed keeps its place, so that a program that insists does not make us open flows without a pause.
+/// How long a flow that failed keeps its slot, so that a program that insists does not make us open flows without a pause.
 pub(crate) const HOLD_OFF: Duration = Duration::from_secs(1);
 /// How many receive calls are made before other tasks have their turn.
 const TURN: usize = 32;
@@ -41,10 +41,10 @@ pub(crate) trait ProgramSide {
         Duration::ZERO
     }
 
-    /// The road took so many bytes.
+    /// The overlay took so many bytes.
     fn sent(&self, bytes: usize);
 
-    /// The first datagram of `batch` is larger than `most`, what the road carries, and goes no further.
+    /// The first datagram of `batch` is larger than `most`, the largest payload of the overlay's path, and goes no further.
     fn too_large(&self, batch: Batch<'_>, most: usize);
 
     /// Receives once, into a buffer that nobody keeps, and hands over what came.
@@ -127,7 +127,7 @@ const PACKET: usize = 1000;
 /// A question and its answer, each of them twice or in a few pieces, are no more datagrams.
 const MAX_EXCHANGE: usize = 8;
 
-/// The end of a UDP flow that a table holds: datagrams from the program wait here for the flow's task. Clones are the same end; `W` tells why
+/// The sending end of a UDP flow: datagrams from the program wait here for the flow's task. Clones are the same end; `W` tells why
 /// a flow failed.
 #[derive(Debug)]
 pub(crate) struct FlowSender<W>(Arc<Guarded<Shared<W>>>);
@@ -148,7 +148,7 @@ struct Shared<W> {
     failed: Option<W>,
 }
 
-/// What became of datagrams.
+/// What became of datagrams that were queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PushOutcome<W> {
     /// They wait, but for so many that found no room.
@@ -230,7 +230,7 @@ impl<W: Copy> FlowSender<W> {
         shared.account = None;
     }
 
-    /// How much others miss its place: see [`Account::eviction_weight`]. `None` if it is over.
+    /// How readily it is evicted: see [`Account::eviction_weight`]. `None` if it is over.
     pub(crate) fn eviction_weight(&self, now: Instant) -> Option<(u128, Duration)> {
         let shared = self.lock();
         let rested = now.saturating_duration_since(shared.used);
@@ -352,7 +352,7 @@ impl DatagramQueue {
         self.lengths.is_empty()
     }
 
-    /// What it takes, in bytes of memory.
+    /// How much memory it takes, in bytes.
     pub(crate) fn memory(&self) -> usize {
         self.contents.capacity() + self.lengths.capacity() * size_of::<usize>()
     }

@@ -66,7 +66,7 @@ pub enum BindError {
     },
 }
 
-/// What every session needs.
+/// What the sessions of the SOCKS and HTTP front ends share.
 #[derive(Debug)]
 pub(crate) struct ProxyContext {
     pub(crate) overlay: Arc<dyn Overlay>,
@@ -77,7 +77,7 @@ pub(crate) struct ProxyContext {
     pub(crate) counters: Arc<Counters>,
 }
 
-/// What runs. A program that waits to be let in is looked after by [`Front::serve`].
+/// The sessions that run.
 #[derive(Default)]
 struct Sessions {
     tasks: JoinSet<()>,
@@ -155,7 +155,7 @@ impl Sessions {
     }
 }
 
-/// A program that was let in.
+/// A connection that was accepted, by its front end.
 enum Accepted {
     Socks(ProgramConnection),
     Http(ProgramConnection),
@@ -269,7 +269,7 @@ fn explain(source: &io::Error, section: &str) -> String {
     }
 }
 
-/// The listeners. Who is not let in waits in the kernel.
+/// The listeners. Programs that are not accepted wait in the kernel.
 struct Listeners {
     socks: Option<TcpListener>,
     http: Option<TcpListener>,
@@ -286,7 +286,7 @@ impl Listeners {
         }
     }
 
-    /// The next program. Cancelling loses nobody.
+    /// The next connection. Cancelling loses none.
     async fn accept(&mut self) -> Accepted {
         loop {
             let next = tokio::select! {

@@ -268,7 +268,7 @@ async fn send_upstream(
     upstream.send(request).await
 }
 
-/// The same request once more, if that is allowed.
+/// A copy of the request to send it once more, if that is safe.
 fn repeated(request: &Request<Body>) -> Option<Request<Body>> {
     let again = matches!(
         *request.method(),

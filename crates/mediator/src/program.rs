@@ -1,4 +1,4 @@
-//! A program's TCP connection. Both front ends hold one for each session.
+//! A program's TCP connection to the SOCKS or the HTTP front end.
 //! Dropped before it was ended in order, it resets: the program must not take what it got for a complete transfer.
 
 use std::{
@@ -24,7 +24,7 @@ use tokio::{
 const MAX_DRAIN: Duration = Duration::from_secs(1);
 const MAX_DRAINED_BYTES: u64 = 64 * 1024;
 
-/// The connection.
+/// A program's TCP connection to a front end.
 #[derive(Debug)]
 pub(crate) struct ProgramConnection {
     tcp: TcpStream,
@@ -32,7 +32,7 @@ pub(crate) struct ProgramConnection {
     last_use: LastUse,
 }
 
-/// When something moved last; clones are the same.
+/// When something last moved on a connection; clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct LastUse(Arc<Last>);
 
@@ -64,7 +64,7 @@ impl LastUse {
     }
 }
 
-/// Whether dropping the connection ends it in order; for who has handed the connection itself to a library.
+/// Whether dropping the connection closes it cleanly (FIN) instead of resetting it; a handle for when the connection itself is with a library.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CleanClose(Arc<AtomicBool>);
 

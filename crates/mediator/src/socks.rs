@@ -244,7 +244,7 @@ struct Association {
     last_use: LastUse,
     /// The port that the program sends from, once it is known.
     port: Option<u16>,
-    /// By the header of the datagrams: at most `limits.datagram_flows`, the one used least lately makes room.
+    /// By the header of the datagrams: at most `limits.datagram_flows`, the least recently used is evicted.
     flows: HashMap<Box<[u8]>, FlowEntry>,
     tasks: JoinSet<()>,
 }
@@ -395,7 +395,7 @@ struct AssociationFlow {
 }
 
 impl AssociationFlow {
-    /// Runs until it is over; then its place may be given to another.
+    /// Runs until it is over; then its slot may be given to another.
     async fn run(self, target: Target, isolation: Isolation) {
         match self.open(&target, isolation).await {
             Ok(datagrams) => {
@@ -577,7 +577,7 @@ impl Socket {
             0 => 0,
             _ if self.transmit(&transmit) => 0,
             1 => 1,
-            // The kernel may not take trains on this road.
+            // The kernel may not take trains on this path.
             _ => self.one_by_one(&transmit, segment),
         }
     }

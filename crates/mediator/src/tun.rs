@@ -19,9 +19,15 @@ mod tcp;
 mod testing;
 mod udp;
 
-use std::{future::Future, io, net::SocketAddr, pin::pin, sync::Arc};
+use std::{
+    future::Future,
+    io,
+    net::{IpAddr, SocketAddr},
+    pin::pin,
+    sync::Arc,
+};
 
-use hoplite_overlay::{Error, Overlay, Stream, Terms};
+use hoplite_overlay::{Error, Overlay, Reason, Stream, Terms};
 use hoplite_wire::Target;
 use tokio::time::Instant;
 
@@ -43,7 +49,7 @@ use crate::{budget::Budget, users::User};
 /// How many packets are read before the flows have their turn.
 const BATCH: usize = 64;
 
-/// What every flow needs.
+/// What the flows of the device share.
 #[derive(Debug)]
 pub(crate) struct DeviceContext {
     /// What carries flows.
@@ -56,14 +62,14 @@ pub(crate) struct DeviceContext {
     pub(crate) sink: Arc<dyn PacketSink>,
     /// What the addresses mean that programs were told.
     pub(crate) names: Arc<Names>,
-    /// What TCP flows hold, and what UDP flows.
+    /// The memory of all TCP flows, and of all UDP flows.
     pub(crate) tcp_memory: Arc<Budget>,
     pub(crate) udp_memory: Arc<Budget>,
     pub(crate) config: Config,
     pub(crate) counters: Arc<Counters>,
 }
 
-/// The ends of a flow as its packets say.
+/// What tells a TCP or UDP flow from others: the source and the destination of its packets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FlowKey {
     /// The source of the program's packets.
@@ -72,7 +78,7 @@ pub(crate) struct FlowKey {
     pub(crate) target: SocketAddr,
 }
 
-/// The front end.
+/// The transparent front end: a TUN device and the flows of what programs send into it.
 #[derive(Debug)]
 pub struct Transparent {
     device: Arc<Device>,
@@ -104,7 +110,7 @@ impl DeviceContext {
         }
     }
 
-    /// Asked whose flows are; otherwise each belongs to whoever is at its source.
+    /// `sockets` tells whose flows are; without it each belongs to the user at its source address.
     pub(crate) fn with_owners(mut self, sockets: Option<Box<dyn SocketOwners>>) -> Self {
         self.sockets = sockets;
         self
@@ -134,6 +140,23 @@ impl DeviceContext {
         }
     }
 
+    /// What a flow's address means; one that means nothing any more is counted.
+    pub(crate) fn meaning(&self, address: SocketAddr, now: Instant) -> Option<Target> {
+        let target = self.names.meaning(address, now);
+        if target.is_none() {
+            self.counters.expired.add(1);
+        }
+        target
+    }
+
+    /// Counts a flow to `address` that failed. A name that was not found is answered so for a while.
+    pub(crate) fn flow_failed(&self, address: IpAddr, error: &Error) {
+        self.counters.failed(error);
+        if error.reason() == Some(Reason::NameNotFound) {
+            self.names.fail(address, Instant::now());
+        }
+    }
+
     /// The terms of a flow that is opened now.
     pub(crate) fn terms(&self) -> Terms {
         Terms::default().within(self.config.flows.opening)
@@ -142,7 +165,7 @@ impl DeviceContext {
 
 impl std::fmt::Debug for FlowKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Ends(hidden)")
+        f.write_str("FlowKey(hidden)")
     }
 }
 

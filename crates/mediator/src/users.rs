@@ -1,9 +1,9 @@
-//! Who the programs are among which places and memory are shared: users, how many places each has, and which of them makes room.
-//! The tables of the TUN front end, its resolver and the budgets count by them. A machine without I/O.
+//! The users among which slots and memory are shared: how many slots each has, and which of them loses one when all are taken.
+//! No I/O, no clock.
 //!
 //! Max-min fairness (Bertsekas and Gallager, "Data Networks", §6.5.2), in two levels: owners share among each other, and what an owner has is
-//! shared by its control groups. So whoever may make control groups of its own gains nothing from other owners by it. Nobody makes room
-//! while a place is free.
+//! shared by its control groups. So whoever may make control groups of its own gains nothing from other owners by it. Nobody loses one
+//! while a slot is free.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -39,7 +39,7 @@ impl User {
         Self { owner, group }
     }
 
-    /// Whoever is at an address.
+    /// The program at an address.
     pub(crate) fn at(source: IpAddr) -> Self {
         let host = match source.to_canonical() {
             IpAddr::V6(ip) => IpAddr::V6((ip.to_bits() >> 64 << 64).into()),
@@ -50,12 +50,12 @@ impl User {
     }
 }
 
-/// How many places each user has.
+/// How many slots each user has.
 #[derive(Default)]
 pub(crate) struct Shares {
     owners: HashMap<Owner, usize>,
     users: HashMap<User, usize>,
-    /// The same, whoever has most last.
+    /// The counts in order, who has most last.
     by_owner: BTreeSet<(usize, Owner)>,
     by_user: BTreeSet<(Owner, usize, u64)>,
 }
@@ -87,14 +87,14 @@ impl Shares {
         }
     }
 
-    /// How many places a user's owner has, and how many the user; for comparing.
+    /// How many slots a user's owner has, and how many the user; for comparing.
     pub(crate) fn of(&self, user: User) -> (usize, usize) {
         let owned = self.owners.get(&user.owner).copied();
         let had = self.users.get(&user).copied();
         (owned.unwrap_or(0), had.unwrap_or(0))
     }
 
-    /// Who makes room for a further one of `newcomer`: of the owner that has most the user that has most; the newcomer itself where it would
+    /// Who loses one for a further one of `newcomer`: of the owner that has most the user that has most; the newcomer itself where it would
     /// have as many as those. `None` when there is nobody.
     pub(crate) fn victim(&self, newcomer: User) -> Option<User> {
         let (owned, had) = self.of(newcomer);
@@ -134,7 +134,7 @@ fn down<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: &K) -> usize {
     before
 }
 
-/// Places that are taken, and by whom. How many there may be is for whoever takes them to see to.
+/// Slots that are taken, and by whom. The taker keeps to how many there may be.
 #[derive(Default)]
 pub(crate) struct Slots(Guarded<CountedSlots>);
 
@@ -169,7 +169,7 @@ impl Slots {
         Slot { slots, user }
     }
 
-    /// Who makes room for a further one: see [`Shares::victim`].
+    /// Who loses one for a further one: see [`Shares::victim`].
     pub(crate) fn victim(&self, newcomer: User) -> Option<User> {
         self.lock().shares.victim(newcomer)
     }
@@ -183,7 +183,7 @@ impl Drop for Slot {
     }
 }
 
-/// What each user has, in the order in which it is looked at when somebody has to make room.
+/// What each user has, in the order in which it is looked at when one has to be evicted.
 pub(crate) struct UserQueues<T> {
     queues: HashMap<User, VecDeque<T>>,
     all: usize,
@@ -274,7 +274,7 @@ mod tests {
 
     use super::*;
 
-    /// A table with so many places whose users come again and again, in the order given; answers who was asked to make room for whom.
+    /// A table with so many places whose users come again and again, in the order given; answers who was evicted for whom.
     fn served(slots: usize, comers: &[User]) -> (Shares, Vec<(User, User)>) {
         let (mut shares, mut all, mut evicted) = (Shares::default(), 0, Vec::new());
         for comer in comers {

@@ -16,7 +16,7 @@ use crate::{
     tun::names::{MappingLimits, Pools},
 };
 
-/// All of it.
+/// The configuration of the transparent front end.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -86,10 +86,10 @@ pub struct Flows {
     /// How long a UDP flow to port 53 is kept without any datagram. Default: 10.
     #[serde(deserialize_with = "seconds")]
     pub idle_dns: Duration,
-    /// The same for port 443. Default: 180.
+    /// How long a UDP flow to port 443 is kept without any datagram. Default: 180.
     #[serde(deserialize_with = "seconds")]
     pub idle_quic: Duration,
-    /// The same for all other ports; RFC 4787 §4.3 wants at least two minutes. Default: 180.
+    /// How long a UDP flow to any other port is kept without any datagram; RFC 4787 §4.3 wants at least two minutes. Default: 180.
     #[serde(deserialize_with = "seconds")]
     pub idle_datagrams: Duration,
     /// The most of these three times for a flow that was not answered, or is no more than an exchange of up to eight datagrams. Default: 30.
@@ -154,10 +154,10 @@ impl Default for Flows {
 }
 
 impl Config {
-    /// Whether all values can be meant.
+    /// Checks every value.
     ///
     /// # Errors
-    /// The first one that cannot.
+    /// The first one that is out of range, with what may stand there.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.device.check()?;
         self.flows.check()?;
@@ -255,7 +255,7 @@ pub struct Dns {
     pub names: usize,
     /// Where temporary IPv4 addresses are taken from; the first 256 are the device's. Default: "198.18.0.0/15".
     pub ipv4: Ipv4Net,
-    /// The same for IPv6. Default: "fd68:6f70:6c69:7465::/64".
+    /// Where temporary IPv6 addresses are taken from; the first 256 are the device's. Default: "fd68:6f70:6c69:7465::/64".
     pub ipv6: Ipv6Net,
     /// How many queries are asked through the overlay at once; of a further one and the oldest of the user that has most
     /// one fails (SERVFAIL). Default: 256.
@@ -274,7 +274,7 @@ pub struct Dns {
     pub private: bool,
 }
 
-/// When a name is answered.
+/// When a query for a name is answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DnsMode {
@@ -309,10 +309,10 @@ impl Default for Dns {
 }
 
 impl Dns {
-    /// Whether all values can be meant.
+    /// Checks every value.
     ///
     /// # Errors
-    /// The first one that cannot.
+    /// The first one that is out of range, with what may stand there.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let wrong = |key, expected| Err(ConfigError { key, expected });
         if self.keep <= self.ttl {
@@ -344,7 +344,7 @@ impl Dns {
         }
     }
 
-    /// How long and how many.
+    /// How long mappings last, and how many there may be.
     pub(crate) fn mapping_limits(&self) -> MappingLimits {
         MappingLimits {
             keep: self.keep,

@@ -1,5 +1,5 @@
 //! What the transparent front end did, as numbers: no address, no name, nothing about a single flow.
-//! The device, the router and the flows count; the binary shows a [`Snapshot`] in its status and metrics.
+//! The binary shows a [`Snapshot`] in its status and metrics.
 
 use crate::counters::counters;
 
@@ -32,7 +32,7 @@ counters! {
     other_dropped;
     /// Packets of other protocols (ICMP echo first of all) carried from programs.
     other_up;
-    /// The same to programs.
+    /// Packets of other protocols carried to programs.
     other_down;
     /// Flows of such packets begun.
     packets_opened;
@@ -44,11 +44,11 @@ counters! {
     tcp_opened;
     /// TCP connections over, for whatever reason.
     tcp_closed;
-    /// SYNs dropped because no place or no memory was left and nobody could make room.
+    /// SYNs dropped because no slot or no memory was left and nothing could be evicted.
     tcp_dropped;
-    /// TCP connections that made room for another while they were being opened.
+    /// TCP connections evicted for another while they were being opened.
     tcp_evicted;
-    /// TCP connections that were open and made room for another when all places were taken.
+    /// Open TCP connections evicted for another when all slots were taken.
     tcp_rested;
     /// TCP connections reset since nobody took their bytes while memory was short.
     tcp_stalled;
@@ -62,7 +62,7 @@ counters! {
     udp_opened;
     /// UDP flows over, for whatever reason.
     udp_closed;
-    /// UDP flows that made room for another.
+    /// UDP flows evicted for another.
     udp_evicted;
     /// Bytes of UDP payload from programs to targets.
     udp_up;
@@ -70,7 +70,7 @@ counters! {
     udp_down;
     /// Datagrams from programs that were dropped: full queues, flows that failed.
     udp_dropped;
-    /// Datagrams from programs that were larger than the road.
+    /// Datagrams from programs that were larger than the path carries.
     udp_too_big;
     /// Flows to an address that meant a name once and means nothing any more.
     expired;

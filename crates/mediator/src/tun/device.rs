@@ -1,5 +1,5 @@
 //! A TUN device: reads one packet of up to 64 KiB at a time and writes the same, so that the kernel cuts and checks as little as we do.
-//! The router reads, the flows write. Linux `Documentation/networking/tuntap.rst`, struct virtio_net_hdr of VIRTIO 1.2 §5.1.6.
+//! Linux `Documentation/networking/tuntap.rst`, struct virtio_net_hdr of VIRTIO 1.2 §5.1.6.
 //! Without that header (other systems, `vnet_header = false`) packets are at most an MTU long and checksums are finished here.
 
 use std::{
@@ -123,7 +123,7 @@ impl Device {
         Ok(())
     }
 
-    /// For what the kernel does not cut.
+    /// Sends a packet that the kernel does not segment.
     fn send_cut(&self, packet: OutgoingPacket<'_>) -> bool {
         cut(packet, |headers, payload| {
             self.count_written(self.write(VnetHeader::default(), headers, payload))

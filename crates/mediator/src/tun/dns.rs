@@ -80,12 +80,12 @@ impl Families {
     }
 }
 
-/// How a query came and its answer goes.
+/// How a query comes and its reply goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
-    /// As a datagram, which has a size.
+    /// UDP: replies are limited in size.
     Udp,
-    /// On a stream.
+    /// TCP.
     Tcp,
 }
 
@@ -116,7 +116,8 @@ enum ReplyRule {
     PassOn,
     /// If the name has addresses, a temporary one stands for them; while none is left the program gets the answer.
     Substitute,
-    /// The same, but while none is left the query fails: a flow to a real address would go another way.
+    /// If the name has addresses, a temporary one stands for them; while none is left the query fails: a flow to a real address would go another
+    /// way.
     SubstituteOnly,
 }
 
@@ -125,7 +126,7 @@ enum Decision {
     Forward(ReplyRule),
 }
 
-/// The machine.
+/// Decides about queries, without I/O and clock.
 #[derive(Debug)]
 pub(crate) struct Responder {
     config: config::Dns,
@@ -372,7 +373,7 @@ pub(crate) struct Resolver {
     counters: Arc<Counters>,
 }
 
-/// A query that is being asked, until it has an answer or has made room for another.
+/// A query that is being asked, until it has an answer or has been evicted.
 struct PendingQuery {
     slot: Guarded<Option<Slot>>,
     made_room: Notify,

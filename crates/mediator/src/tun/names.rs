@@ -1,5 +1,5 @@
 //! Temporary addresses and the names that they stand for, so that a name can be answered before anybody was asked, and travel
-//! unresolved to the last relay. `dns` hands them out, the TCP and UDP tables ask what they mean.
+//! unresolved to the last relay. The resolver hands them out, flows ask what they mean.
 //! Paper 003 §6: an address is told for 60 s, and means its name for 70 s, and as long as a flow uses it.
 //!
 //! A name has one mapping, which is an IPv4 and an IPv6 address; which ones is random, so that they do not tell how many names
@@ -24,15 +24,6 @@ use crate::{
     Guarded,
     users::{Shares, User},
 };
-
-/// What an address of a packet means.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Meaning {
-    /// A name of the pool's, or the address itself, with the port.
-    Target(Target),
-    /// One of the pool's that means nothing, or nothing any more; also the device's own.
-    Expired,
-}
 
 /// Both addresses of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -92,19 +83,19 @@ impl Names {
         Some(self.pool.pair(offset))
     }
 
-    /// What `address` means; if a name, its mapping counts as used now.
-    pub(crate) fn meaning(&self, address: SocketAddr, now: Instant) -> Meaning {
+    /// What `address` means: a name, whose mapping counts as used now, or the address itself, with the port. `None` for a temporary address that
+    /// means nothing, or nothing any more, and for the device's own.
+    pub(crate) fn meaning(&self, address: SocketAddr, now: Instant) -> Option<Target> {
         let (ip, port) = (address.ip(), address.port());
         let host = if port == 53 && self.resolvers.contains(&ip) {
             Some(Host::ip(ip))
         } else {
             self.host(ip, now)
         };
-        let target = host.and_then(|host| Target::new(host, port).ok());
-        target.map_or(Meaning::Expired, Meaning::Target)
+        Target::new(host?, port).ok()
     }
 
-    /// The same without a port; `None` for an address that means nothing.
+    /// What `ip` means, without a port; `None` for an address that means nothing.
     pub(crate) fn host(&self, ip: IpAddr, now: Instant) -> Option<Host> {
         match self.pool.find(ip) {
             None if self.pool.contains(ip) => None,
@@ -158,7 +149,7 @@ impl Drop for MappingHold {
 }
 
 impl AddressPair {
-    /// The address of the family that `ip`'s is.
+    /// The IPv4 address and the IPv6 one.
     pub(crate) fn both(self) -> [IpAddr; 2] {
         [self.v4.into(), self.v6.into()]
     }
@@ -207,10 +198,10 @@ impl Default for Pools {
 }
 
 impl Pools {
-    /// Whether both prefixes have a size that can be meant; the key of the first that has not, and what was expected.
+    /// Checks that both prefixes have a size that makes sense.
     ///
     /// # Errors
-    /// See above.
+    /// The key of the first that has not, and what was expected.
     pub fn check(&self) -> Result<(), (&'static str, &'static str)> {
         if !(8..=22).contains(&self.ipv4.prefix_len()) {
             return Err(("dns.ipv4", "a prefix of 8 to 22 bits"));
@@ -321,7 +312,7 @@ struct MappingTable {
     drawn: u64,
 }
 
-/// One mapping.
+/// What is known of one temporary address.
 struct Mapping {
     name: HostName,
     /// Whom it is counted against: of those who asked for it the one who had fewest.

@@ -1,4 +1,5 @@
-//! The way back to programs: whoever has a packet for them hands it to a [`PacketSink`] as headers and payload that nobody puts together first.
+//! The way back to programs: packets for them go to a [`PacketSink`] as headers and payload that nobody puts together first; ICMP errors; and
+//! segmentation in software.
 //! Checksums: the headers hold the pseudo header's sum, the sink finishes it or lets the kernel do so (RFC 9293 §3.1).
 
 use std::{

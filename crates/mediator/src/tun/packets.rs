@@ -1,6 +1,6 @@
 //! Packets that are neither TCP nor UDP: ICMP echo first of all. Each protocol and target is a flow of its own through the overlay
 //! (CONNECT-IP), so that nothing ties two of them together. Paper 003 §5.3: "for each IP flow a separate channel".
-//! The router fills the table; a name behind a temporary address travels unresolved, as with every flow.
+//! A name behind a temporary address travels unresolved, as with every flow.
 
 use std::{
     cell::RefCell,
@@ -13,7 +13,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_overlay::{Batch, Error, Packets, Reason};
+use hoplite_overlay::{Batch, Error, Packets};
 use hoplite_wire::{
     Host,
     connect_ip::{Route, Scope},
@@ -29,7 +29,6 @@ use self::rewrite::{EchoIdentifiers, FlowAddresses};
 use super::{
     DeviceContext,
     config::Privacy,
-    names::Meaning,
     outgoing::{
         OutgoingPacket, tell_time_exceeded, tell_too_big, tell_unreachable, unreachable_for,
     },
@@ -42,7 +41,7 @@ const WAITING: usize = 32;
 /// IGMP and PIM: they speak of groups on this link.
 const LINK_ONLY: [u8; 2] = [2, 103];
 
-/// What packets of one flow have in common.
+/// What tells a flow of packets from others.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct PacketFlowKey {
     pub(super) protocol: u8,
@@ -50,7 +49,7 @@ pub(super) struct PacketFlowKey {
     pub(super) target: IpAddr,
 }
 
-/// The flows.
+/// All flows of other protocols than TCP and UDP.
 #[derive(Debug)]
 pub(crate) struct PacketTable {
     context: Arc<DeviceContext>,
@@ -191,17 +190,14 @@ impl PacketFlow {
         }
     }
 
-    /// Runs until it is over; then its place may be given to another.
+    /// Runs until it is over; then its slot may be given to another.
     async fn run(mut self, mut waiting: mpsc::Receiver<Bytes>) {
         let now = Instant::now();
         let _mapping = self.context.names.hold(self.key.target, now);
         let address = SocketAddr::new(self.key.target, ANY_PORT);
-        let failed = match self.context.names.meaning(address, now) {
-            Meaning::Target(target) => self.serve(&target.host, &mut waiting).await,
-            Meaning::Expired => {
-                self.context.counters.expired.add(1);
-                Some(Unreachable::Host)
-            }
+        let failed = match self.context.meaning(address, now) {
+            Some(target) => self.serve(&target.host, &mut waiting).await,
+            None => Some(Unreachable::Host),
         };
         if let Some(why) = failed {
             self.refuse_for_a_while(why, &mut waiting).await;
@@ -227,10 +223,7 @@ impl PacketFlow {
             Err(error) => Err(error),
         };
         let error = ended.err()?;
-        self.context.counters.failed(&error);
-        if error.reason() == Some(Reason::NameNotFound) {
-            self.context.names.fail(self.key.target, Instant::now());
-        }
+        self.context.flow_failed(self.key.target, &error);
         Some(unreachable_for(&error))
     }
 

@@ -1,5 +1,5 @@
-//! Takes each packet of a program to whoever carries it: a TCP or UDP flow, the resolver, whole packets; or drops and counts it.
-//! [`super::Transparent`] feeds it in batches. It keeps no clock: `now` comes with each call.
+//! Takes each packet of a program to what carries it: a TCP or UDP flow, the resolver, a flow of whole packets; or drops and counts it.
+//! It keeps no clock: `now` comes with each call, and packets in batches.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -141,7 +141,7 @@ impl DropReason {
     }
 }
 
-/// What becomes of a packet.
+/// What the header policy says of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Its payload belongs to a TCP or UDP flow.

@@ -1,5 +1,5 @@
 //! Whose a flow is: the kernel is asked for the socket with its ends, and tells the user who opened it and the control group of the program.
-//! The tables ask for each new flow, the resolver for each datagram. sock_diag(7), `include/uapi/linux/inet_diag.h`; the control group is told
+//! It is asked for each new flow, and for each datagram to the resolver. sock_diag(7), `include/uapi/linux/inet_diag.h`; the control group is told
 //! since Linux 5.8. Asking for one socket needs no right.
 //!
 //! The kernel answers before the call that asks returns: nobody waits, and nothing is under way between two questions. It looks for the
@@ -32,13 +32,13 @@ const ANSWER: usize = HEADER + 72;
 /// TCP_TIME_WAIT and TCP_LISTEN of net/tcp_states.h: such a socket opened no flow with these ends.
 const OWNERLESS_STATES: [u8; 2] = [6, 10];
 
-/// Knows whose flows are.
+/// Tells whose flows are.
 pub(crate) trait SocketOwners: fmt::Debug + Send + Sync {
     /// Whose a flow of TCP or UDP is; `None` if no socket on this machine has opened it, or nobody can tell.
     fn user(&self, protocol: u8, key: FlowKey) -> Option<User>;
 }
 
-/// The kernel's.
+/// The kernel's answer, by sock_diag(7).
 pub(crate) struct SockDiag {
     netlink: OwnedFd,
     /// The number of the last question.
@@ -136,7 +136,7 @@ impl SocketOwners for SockDiag {
     }
 }
 
-/// What the kernel says.
+/// The kernel's reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reply {
     Socket {

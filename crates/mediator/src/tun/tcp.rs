@@ -16,15 +16,15 @@
 //! | the target reads no more | – | what comes is acknowledged and dropped; after the last byte down, or 10 s without one, a reset |
 //!
 //! A segment of a connection that nobody knows is answered by a reset, so that programs notice when the mediator was restarted. When too many
-//! connections are being opened, the oldest of those of the user that has most makes room.
+//! connections are being opened, the oldest of those of the user that has most is evicted.
 //!
-//! # When places or memory are short
-//! There are `flows.tcp` places, and all flows share `flows.memory` (see [`crate::budget`]): windows sink as it fills, down to a floor.
-//! When all places are taken, the user that has most (see [`crate::users`]) loses one, however busy its flows are, and a user that has most
+//! # When slots or memory are short
+//! There are `flows.tcp` slots, and all flows share `flows.memory` (see [`crate::budget`]): windows sink as it fills, down to a floor.
+//! When all slots are taken, the user that has most (see [`crate::users`]) loses one, however busy its flows are, and a user that has most
 //! itself loses its own: of its next few flows that are open that whose rest, up to a minute, counts most when it is multiplied by how many
-//! flows it has to the same target. So of hundreds that a program leaves lying one makes room before its only flow to another target, however
+//! flows it has to the same target. So of hundreds that a program leaves lying one is evicted before its only flow to another target, however
 //! long that rests. When memory is short for anybody, flows are reset whose bytes nobody has taken for [`STALLED`], of the user that holds
-//! most and the longest first, until half of it is free. When nobody can make room, SYNs are dropped and counted: programs send them again.
+//! most and the longest first, until half of it is free. When nothing can be evicted, SYNs are dropped and counted: programs send them again.
 
 use std::{
     cmp::Reverse,
@@ -56,7 +56,6 @@ use self::{
 use super::{
     DeviceContext, FlowKey,
     config::{Flows, Opening},
-    names::Meaning,
     outgoing::tell_unreachable,
 };
 use crate::{
@@ -72,7 +71,7 @@ mod send;
 
 /// One flow in so many may be half-open.
 const HALF_OPEN_SHARE: usize = 4;
-/// How many open flows are looked at when one has to make room for a new one.
+/// How many open flows are looked at when one has to be evicted for a new one.
 const CANDIDATES: usize = 32;
 /// A flow whose first bytes have waited for so long may be reset when memory is short.
 const STALLED: Duration = Duration::from_secs(5);
@@ -90,7 +89,7 @@ pub(crate) struct TcpTable {
     /// Flows that a segment came for since the last flush.
     listed: Vec<Arc<TcpFlow>>,
     backlog: SynBacklog,
-    /// All flows of each user, in the order in which they are looked at when one has to make room; some are over.
+    /// All flows of each user, in the order in which they are looked at when one has to be evicted; some are over.
     queues: UserQueues<Weak<TcpFlow>>,
     reclaimed: Option<Instant>,
     warned: Option<Instant>,
@@ -183,16 +182,13 @@ impl TcpTable {
     }
 
     fn open(&mut self, key: FlowKey, segment: &Segment<'_>, bytes: &Bytes, now: Instant) {
-        match self.shared.context.names.meaning(key.target, now) {
-            Meaning::Target(target) => self.open_to(target, key, segment, bytes, now),
-            Meaning::Expired => {
-                self.shared.context.counters.expired.add(1);
-                tell_unreachable(&self.shared.context, bytes, Unreachable::Host);
-            }
+        match self.shared.context.meaning(key.target, now) {
+            Some(target) => self.open_to(target, key, segment, bytes, now),
+            None => tell_unreachable(&self.shared.context, bytes, Unreachable::Host),
         }
     }
 
-    /// A place for a new flow, and its part of the memory.
+    /// A slot for a new flow, and its account of the memory.
     fn admit(&mut self, key: FlowKey, now: Instant) -> Option<Account> {
         let user = self.shared.context.user(ip::TCP, key);
         let opened = |table: &Self| {
@@ -212,7 +208,7 @@ impl TcpTable {
         })
     }
 
-    /// Of the next few flows of the user that gives a place the one goes whose rest counts most. Those that are being opened go only for
+    /// Of the victim's next few flows the one goes whose eviction weight is largest. Those that are being opened go only for
     /// another user, and last.
     fn evict(&mut self, newcomer: User, now: Instant) {
         let Some(victim) = self.shared.context.tcp_memory.victim(newcomer) else {
@@ -431,7 +427,7 @@ impl fmt::Debug for TcpTable {
 }
 
 /// The flows that are being opened, each user's oldest first: there may be only so many, so that a program that floods us with SYNs leaves room
-/// for others. When there are, of the user that has most of them whoever came first and is still not open makes room: a flow that opens quickly
+/// for others. When there are, of the user that has most of them whoever came first and is still not open is evicted: a flow that opens quickly
 /// gets through even a flood of its own user, and those of other users do not feel it. Those whose SYN is not answered go first: their programs
 /// ask again and notice nothing, the others would see a reset.
 #[derive(Debug)]
@@ -459,7 +455,7 @@ impl SynBacklog {
         }
     }
 
-    /// Lets a flow in; answers with the one that has to make room, if any.
+    /// Lets a flow in; answers with the one that has to be evicted, if any.
     fn admit(&mut self, flow: &Arc<TcpFlow>) -> (HalfOpenSlot, Option<Arc<TcpFlow>>) {
         let full = self.slots.len() >= self.most;
         let victim = full.then(|| self.slots.victim(flow.user)).flatten();
@@ -506,9 +502,9 @@ impl fmt::Debug for HalfOpenSlot {
     }
 }
 
-/// How many targets are remembered; the one that worked longest ago makes room.
+/// How many targets are remembered; the one that worked longest ago is forgotten.
 const MAX_TARGETS: usize = 4096;
-/// For how long.
+/// How long a target is remembered.
 const TARGET_LIFETIME: Duration = Duration::from_secs(600);
 
 /// Which targets lately worked, by name (or address) and port: their SYNs are answered before the overlay has (`open = "auto"`).

@@ -1,6 +1,5 @@
 //! UDP flows, one for each pair of source and target: the target is named once, when the flow is opened; from then on payloads travel,
 //! each as long as it was. Source port and checksum stay here. Paper 003 §5.1.
-//! The router fills the table.
 
 use std::{
     cell::RefCell,
@@ -11,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use hoplite_overlay::{Batch, Datagrams, Error, Reason};
+use hoplite_overlay::{Batch, Datagrams, Error};
 use hoplite_wire::{
     Host, Target,
     ip::{self, icmp::Unreachable},
@@ -26,7 +25,6 @@ use crate::{
     datagrams::{self, FLOW_FLOOR, HOLD_OFF, ProgramSide, PushOutcome},
     tun::{
         DeviceContext, FlowKey,
-        names::Meaning,
         outgoing::{
             OutgoingPacket, datagram_of, tell_too_big, tell_unreachable, udp_headers,
             unreachable_for,
@@ -35,7 +33,7 @@ use crate::{
     users::{User, UserQueues},
 };
 
-/// How many flows of each kind of a user are looked at when one has to make room.
+/// How many flows of each kind of a user are looked at when one has to be evicted.
 const CANDIDATES: usize = 8;
 /// A question that was asked longer ago has its answer, or hardly gets one any more.
 const ANSWERED: Duration = Duration::from_secs(2);
@@ -43,20 +41,20 @@ const ANSWERED: Duration = Duration::from_secs(2);
 /// The end of a flow that the table holds.
 type FlowSender = datagrams::FlowSender<Unreachable>;
 
-/// The flows.
+/// All UDP flows of the device.
 #[derive(Debug)]
 pub(crate) struct UdpTable {
     context: Arc<DeviceContext>,
     /// At most `flows.udp`.
     flows: HashMap<FlowKey, FlowEntry>,
-    /// Each of `flows` in one of them once: who is looked at next when one has to make room; some are over. What proves to be a stream
+    /// Each of `flows` in one of them once: who is looked at next when one has to be evicted; some are over. What proves to be a stream
     /// is found among the exchanges when its turn comes there.
     exchanges: UserQueues<FlowId>,
     streams: UserQueues<FlowId>,
     tasks: JoinSet<FlowKey>,
 }
 
-/// A flow of those ends, until another one has them.
+/// A flow as its key and its task say: another one may have the key after it.
 type FlowId = (FlowKey, Id);
 
 #[derive(Debug)]
@@ -151,7 +149,7 @@ impl UdpTable {
         self.context.udp_memory.open(user, target, FLOW_FLOOR)
     }
 
-    /// Of the next few flows of the user that gives a place the one goes that is missed least.
+    /// Of the victim's next few flows the one goes that is missed least.
     fn evict(&mut self, newcomer: User, now: Instant) {
         let Some(victim) = self.context.udp_memory.victim(newcomer) else {
             return;
@@ -260,16 +258,13 @@ impl UdpFlow {
         }
     }
 
-    /// Runs until it is over; then its place may be given to another.
+    /// Runs until it is over; then its slot may be given to another.
     async fn run(self) {
         let (now, address) = (Instant::now(), self.key.target);
         let _mapping = self.context.names.hold(address.ip(), now);
-        let failed = match self.context.names.meaning(address, now) {
-            Meaning::Target(target) => self.serve(&target).await,
-            Meaning::Expired => {
-                self.context.counters.expired.add(1);
-                Some(Unreachable::Host)
-            }
+        let failed = match self.context.meaning(address, now) {
+            Some(target) => self.serve(&target).await,
+            None => Some(Unreachable::Host),
         };
         if let Some(why) = failed {
             self.fail(why);
@@ -287,11 +282,7 @@ impl UdpFlow {
             Err(error) => Err(error),
         };
         let error = ended.err()?;
-        self.context.counters.failed(&error);
-        if error.reason() == Some(Reason::NameNotFound) {
-            let now = Instant::now();
-            self.context.names.fail(self.key.target.ip(), now);
-        }
+        self.context.flow_failed(self.key.target.ip(), &error);
         Some(unreachable_for(&error))
     }
 

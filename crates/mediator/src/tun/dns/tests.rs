@@ -19,10 +19,7 @@ use tokio::{
 
 use super::*;
 use crate::{
-    tun::{
-        names::Meaning,
-        testing::{Bench, PROGRAM, TARGET, parsed, udp_packet},
-    },
+    tun::testing::{Bench, PROGRAM, TARGET, parsed, udp_packet},
     users::User,
 };
 
@@ -177,13 +174,13 @@ impl TestResolver {
         }
     }
 
-    fn meaning(&self, ip: IpAddr) -> Meaning {
+    fn meaning(&self, ip: IpAddr) -> Option<Target> {
         self.names.meaning(SocketAddr::new(ip, 80), Instant::now())
     }
 }
 
-fn means(name: &str) -> Meaning {
-    Meaning::Target(Target::new(Host::Name(host(name)), 80).expect("a port"))
+fn means(name: &str) -> Option<Target> {
+    Some(Target::new(Host::Name(host(name)), 80).expect("a port"))
 }
 
 #[tokio::test]
@@ -658,7 +655,7 @@ async fn streams_to_port_53_of_the_resolver_end_in_it_and_others_do_not() {
     let bench = Bench::new();
     let there = resolver_of(&bench);
     let meaning = bench.context.names.meaning(there, Instant::now());
-    assert_eq!(meaning, Meaning::Target(there.into()));
+    assert_eq!(meaning, Some(there.into()));
     let terms = Terms::default();
     let target = there.into();
     let mut stream = bench

@@ -28,9 +28,9 @@ fn at(ip: IpAddr) -> SocketAddr {
     SocketAddr::new(ip, 443)
 }
 
-fn means(name: &str) -> Meaning {
+fn means(name: &str) -> Option<Target> {
     let target = Target::new(Host::Name(host(name)), 443);
-    Meaning::Target(target.expect("a port"))
+    Some(target.expect("a port"))
 }
 
 fn seconds(n: u64) -> Duration {
@@ -54,9 +54,9 @@ fn both_addresses_of_a_name_mean_it_with_the_packets_port() {
 fn an_address_that_is_none_of_ours_means_itself() {
     let (names, now) = (names(TERMS), Instant::now());
     let real = at("192.0.2.1".parse().expect("an address"));
-    assert_eq!(names.meaning(real, now), Meaning::Target(real.into()));
+    assert_eq!(names.meaning(real, now), Some(real.into()));
     let mapped = "[::ffff:192.0.2.1]:443".parse().expect("an address");
-    assert_eq!(names.meaning(mapped, now), Meaning::Target(real.into()));
+    assert_eq!(names.meaning(mapped, now), Some(real.into()));
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_mapping_lasts_for_seventy_seconds_after_its_last_use() {
         means("www.example")
     );
     let end = later + seconds(69 + 70);
-    assert_eq!(names.meaning(at(v4), end), Meaning::Expired);
+    assert_eq!(names.meaning(at(v4), end), None);
     assert_eq!(names.name(v6, end), None);
 }
 
@@ -106,7 +106,7 @@ async fn a_flow_keeps_its_mapping_and_seventy_seconds_beyond() {
     tokio::time::advance(seconds(69)).await;
     assert_eq!(names.name(v4, Instant::now()), Some(host("a.example")));
     tokio::time::advance(seconds(1)).await;
-    assert_eq!(names.meaning(at(v4), Instant::now()), Meaning::Expired);
+    assert_eq!(names.meaning(at(v4), Instant::now()), None);
     assert!(names.hold(v4, Instant::now()).is_none());
 }
 
@@ -236,7 +236,7 @@ fn the_devices_own_addresses_are_never_given() {
         assert!([c, d] != [11, 255] && IpAddr::V4(pair.v4) != own);
     }
     assert_eq!(given, 767 / 2 / 2);
-    assert_eq!(names.meaning(at(own), now), Meaning::Expired);
+    assert_eq!(names.meaning(at(own), now), None);
 }
 
 #[test]
@@ -327,7 +327,7 @@ proptest! {
                     let Some(k) = known.get_mut(&n) else { continue };
                     let ip = k.pair.both()[usize::from(v6)];
                     let alive = k.holds > 0 || now < k.used + TERMS.keep;
-                    let expected = if alive { means(&format!("n{n}.example")) } else { Meaning::Expired };
+                    let expected = if alive { means(&format!("n{n}.example")) } else { None };
                     prop_assert_eq!(names.meaning(at(ip), now), expected);
                     if alive { k.used = now; }
                 }

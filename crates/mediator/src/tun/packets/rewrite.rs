@@ -1,7 +1,7 @@
 //! Packets between two worlds: a program sees its device's address and the target's address as it was told, the far end sees the address
 //! that it assigned and the one that it found. Only the payload crosses; headers are written anew, echo identifiers are numbered by flow.
 //! A name's temporary addresses are of both families whatever the name has: an echo crosses over where it must (RFC 7915 §4.2 and §5.2).
-//! Pure; [`super::flow`] calls it. RFC 1624 where a checksum covers addresses; RFC 792 and RFC 4443 for what errors quote.
+//! No I/O, no clock. RFC 1624 where a checksum covers addresses; RFC 792 and RFC 4443 for what errors quote.
 
 use std::net::IpAddr;
 
@@ -10,13 +10,13 @@ use hoplite_wire::ip::{
     icmp::{self, Echo, Unreachable},
 };
 
-/// How many programs may use one flow of echoes at a time; the one that came first makes room.
+/// How many programs may use one flow of echoes at a time; the oldest is forgotten.
 const MAX_IDENTIFIERS: usize = 16;
 /// DCCP and UDP-Lite: like TCP and UDP they have a checksum over addresses.
 const DCCP: u8 = 33;
 const UDP_LITE: u8 = 136;
 
-/// Both ends as one side sees them.
+/// The addresses of a flow as one side of it sees them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct FlowAddresses {
     /// This end.
@@ -138,7 +138,7 @@ fn written(
     out
 }
 
-/// ICMP's checksum anew.
+/// Computes ICMP's checksum.
 fn fresh(payload: &mut [u8], sum: impl FnOnce(&[u8]) -> u16) {
     put(payload, 2, 0);
     let sum = sum(payload);

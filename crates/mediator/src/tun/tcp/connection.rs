@@ -62,9 +62,9 @@ pub(super) enum CloseReason {
     Complete,
     /// The program broke it, or is gone.
     Broken,
-    /// We broke it.
+    /// We reset it.
     Reset,
-    /// We broke it, since nothing was heard for so long.
+    /// We reset it, since no segment came for `flows.idle_stream`.
     Idle,
 }
 
@@ -152,7 +152,7 @@ impl Connection {
         self.close(CloseReason::Reset);
     }
 
-    /// Ends it without a word.
+    /// Ends it without telling the program.
     pub(super) fn abandon(&mut self) {
         if self.state != State::Closed {
             self.close(CloseReason::Reset);
@@ -314,7 +314,7 @@ impl Connection {
         Some(self.last_heard.filter(|_| limited)? + self.settings.idle)
     }
 
-    /// Does what is due.
+    /// Acts on the timeouts that have come.
     pub(super) fn expire(&mut self, now: Instant) {
         if self.idle_deadline().is_some_and(|at| at <= now) {
             self.reset();
@@ -715,6 +715,8 @@ fn whole(bytes: usize) -> u32 {
 /// Challenge ACKs in each second.
 const MAX_CHALLENGES: u8 = 100;
 
+/// How often a connection answers segments that do not belong to it (RFC 5961 §7): two ends that both believe the other to be wrong must not go
+/// on for ever.
 #[derive(Debug, Default)]
 pub(super) struct ChallengeLimit {
     since: Option<Instant>,

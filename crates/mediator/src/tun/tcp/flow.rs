@@ -48,7 +48,7 @@ thread_local! {
     static HEADERS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A program's connection.
+/// A TCP flow, as the table and its task share it.
 pub(super) struct TcpFlow {
     pub(super) key: FlowKey,
     pub(super) user: User,
@@ -66,7 +66,7 @@ pub(super) struct FlowState {
     listed: bool,
     /// When the task's timer wakes it.
     armed: Option<Instant>,
-    /// Its part of the budget, until it has made room for others.
+    /// Its part of the budget, until it has been evicted.
     account: Option<Account>,
     /// Since when what waits in it has waited, at least.
     waiting_since: Option<Instant>,
@@ -190,7 +190,7 @@ impl FlowState {
         self.waiting_since.filter(|_| self.account.is_some())
     }
 
-    /// How much others miss its place: see [`Account::eviction_weight`]. `None` if it has made room already.
+    /// How readily it is evicted: see [`Account::eviction_weight`]. `None` if it has been evicted already.
     pub(super) fn eviction_weight(&self, now: Instant) -> Option<(u128, Duration)> {
         let last_heard = self.connection.last_heard().unwrap_or(now);
         let account = self.account.as_ref()?;
@@ -290,7 +290,7 @@ pub(super) struct FlowTask {
     _mapping: Option<MappingHold>,
 }
 
-/// What is to be opened.
+/// The stream that a flow asks the overlay for.
 pub(super) struct OpenRequest {
     pub(super) target: Target,
     /// The SYN is answered: what the program says travels with the request.
@@ -349,19 +349,16 @@ impl FlowTask {
         }
     }
 
-    /// The target has taken the flow.
+    /// The target has accepted the stream.
     pub(super) fn worked(&self, target: &Target) {
         self.shared.recent.lock().worked(target, Instant::now());
     }
 
-    /// The flow did not come about.
+    /// The stream could not be opened.
     pub(super) fn failed(&self, target: &Target, error: &Error) {
         self.shared.recent.lock().failed(target);
-        self.counters().failed(error);
-        if error.reason() == Some(Reason::NameNotFound) {
-            let address = self.flow.key.target.ip();
-            self.shared.context.names.fail(address, Instant::now());
-        }
+        let address = self.flow.key.target.ip();
+        self.shared.context.flow_failed(address, error);
     }
 
     fn accept(&self) {
@@ -437,7 +434,7 @@ impl Drop for FlowTask {
 /// How many pieces one write takes.
 const MAX_SLICES: usize = 16;
 
-/// The way to the target.
+/// How far the direction to the target has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum UploadPhase {
     Copying,

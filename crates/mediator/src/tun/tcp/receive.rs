@@ -128,7 +128,7 @@ impl ReceiveSide {
         }
     }
 
-    /// What it takes, in bytes of memory.
+    /// How much memory it takes, in bytes.
     pub(super) fn memory(&self) -> usize {
         self.queue.memory() + self.out_of_order.memory()
     }
@@ -308,7 +308,7 @@ impl ReceiveQueue {
         self.len
     }
 
-    /// What it takes, in bytes of memory.
+    /// How much memory it takes, in bytes.
     pub(super) fn memory(&self) -> usize {
         self.memory
     }
@@ -398,7 +398,7 @@ pub(super) struct OutOfOrder {
 }
 
 impl OutOfOrder {
-    /// What they take, in bytes of memory.
+    /// How much memory they take, in bytes.
     pub(super) fn memory(&self) -> usize {
         self.chunks.iter().map(|(_, chunk)| memory(chunk)).sum()
     }

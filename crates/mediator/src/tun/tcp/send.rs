@@ -56,24 +56,24 @@ pub(super) struct SendSide {
 pub(super) struct Acknowledgement {
     pub(super) seq: Seq,
     pub(super) ack: Seq,
-    /// As the header has it.
+    /// The window field of the header, not scaled.
     pub(super) window: u16,
     /// Whether nothing else is in the segment.
     pub(super) bare: bool,
 }
 
-/// What came of an acknowledgement.
+/// What an acknowledgement did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AckOutcome {
     /// Nobody in this connection can have sent it.
     Invalid,
-    /// Nothing new.
+    /// It acknowledges nothing new.
     Old,
     /// Something was acknowledged for the first time.
     New,
 }
 
-/// Bytes that leave.
+/// Which bytes leave in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SendRange {
     pub(super) seq: Seq,
@@ -208,7 +208,7 @@ impl SendSide {
         self.unacked.slices(range.offset, range.len)
     }
 
-    /// What leaves now.
+    /// The bytes of the next segment; `None` when nothing may leave now.
     pub(super) fn poll(&mut self) -> Option<SendRange> {
         if std::mem::take(&mut self.retransmit_due) {
             return self.retransmit_first();
@@ -267,7 +267,7 @@ impl SendSide {
         limit.saturating_sub(self.offset())
     }
 
-    /// Whether the end comes at `place`.
+    /// Whether the FIN has the sequence number `place`.
     fn fin_is_next(&self, place: Seq) -> bool {
         self.fin_queued && !self.fin_acked && place == self.una.plus(self.unacked.len())
     }
@@ -365,7 +365,7 @@ impl RetransmitBuffer {
         self.len
     }
 
-    /// What it takes, in bytes of memory.
+    /// How much memory it takes, in bytes.
     pub(super) fn memory(&self) -> usize {
         self.memory
     }

@@ -63,9 +63,9 @@ impl Case {
     }
 
     fn hear_window(&mut self, flags: Flags, payload: &[u8], window: u16) {
-        let mut last_heard = letter(self.seq, self.ack, flags.0, window, 0);
-        last_heard.payload = payload.to_vec();
-        hear(&mut self.connection, &last_heard, self.now);
+        let mut heard = letter(self.seq, self.ack, flags.0, window, 0);
+        heard.payload = payload.to_vec();
+        hear(&mut self.connection, &heard, self.now);
         let fin = u32::from(flags.contains(Flags::FIN));
         let len = u32::try_from(payload.len()).expect("small");
         self.seq = self.seq.wrapping_add(len + fin);
@@ -196,8 +196,8 @@ fn a_probe_of_a_closed_window_is_answered_and_its_octet_not_taken() {
     case.seq = before.wrapping_add(taken);
     let closed = case.all();
     assert_eq!((closed.len(), closed[0].header.window), (1, 0));
-    let last_heard = letter(case.seq, case.ack, 16, 9, 1);
-    hear(&mut case.connection, &last_heard, case.now);
+    let heard = letter(case.seq, case.ack, 16, 9, 1);
+    hear(&mut case.connection, &heard, case.now);
     let answer = case.all().remove(0).header;
     assert_eq!((answer.acknowledgment, answer.window), (case.seq, 0));
     case.connection.consume(1 << 19);
