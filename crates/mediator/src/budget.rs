@@ -197,13 +197,13 @@ impl Account {
         self.above = above;
     }
 
-    /// How much others of its user miss its place when it has rested for so long: the more, the longer that is (at most [`MAX_COUNTED_IDLE`]), and the
-    /// more flows the user has to its target; then the longer it has really been idle.
+    /// How readily it is evicted among flows of its user when it has been idle for so long: the more, the longer that is (at most
+    /// [`MAX_COUNTED_IDLE`]), and the more flows the user has to its target; then the longer it has really been idle.
     pub(crate) fn eviction_weight(&self, idle: Duration) -> (u128, Duration) {
         let counted = idle.min(MAX_COUNTED_IDLE) + Duration::from_secs(1);
         let [.., (_, target)] = &self.parties;
-        let crowd = target.flows.load(Relaxed) as u128;
-        (counted.as_millis().saturating_mul(crowd), idle)
+        let neighbours = target.flows.load(Relaxed) as u128;
+        (counted.as_millis().saturating_mul(neighbours), idle)
     }
 }
 

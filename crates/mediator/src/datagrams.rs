@@ -1,5 +1,6 @@
-//! A UDP flow of either front end once it is open: what a program sends waits at a [`FlowSender`] until the flow's task takes it, and datagrams move
-//! both ways until the flow is idle or fails. SOCKS associations and the TUN device use it; the side of each towards its program is a [`ProgramSide`].
+//! A UDP flow of either front end once it is open: what a program sends waits at a [`FlowSender`] until the flow's task takes it, and
+//! datagrams move both ways until the flow is idle or fails. SOCKS associations and the TUN device use it; the side of each towards its
+//! program is a [`ProgramSide`].
 
 use std::{
     collections::VecDeque,
@@ -289,9 +290,9 @@ impl<W> Shared<W> {
     }
 
     fn settle(&mut self) {
-        let held = self.queue.memory() + self.taken_memory;
+        let memory = self.queue.memory() + self.taken_memory;
         if let Some(account) = &mut self.account {
-            account.set(held);
+            account.set(memory);
         }
     }
 

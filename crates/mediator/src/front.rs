@@ -138,14 +138,14 @@ impl Sessions {
         if self.tasks.len() > self.entries.len() {
             return;
         }
-        let mut crowds: HashMap<_, usize> = HashMap::new();
+        let mut by_address: HashMap<_, usize> = HashMap::new();
         for entry in self.entries.values() {
-            *crowds.entry(entry.peer).or_default() += 1;
+            *by_address.entry(entry.peer).or_default() += 1;
         }
         let rests = |entry: &SessionEntry| entry.last_use.idle_for();
         let resting = self.entries.iter();
         let resting = resting.filter(|(_, entry)| rests(entry) >= context.limits.idle_when_full);
-        let most = resting.max_by_key(|(_, entry)| (crowds.get(&entry.peer), rests(entry)));
+        let most = resting.max_by_key(|(_, entry)| (by_address.get(&entry.peer), rests(entry)));
         if let Some(id) = most.map(|(id, _)| *id)
             && let Some(entry) = self.entries.remove(&id)
         {

@@ -310,8 +310,8 @@ impl Upstream {
         builder
             .max_header_size(context.limits.header)
             .preserve_header_case(true);
-        let shaken = builder.handshake(io).await;
-        let (sender, connection) = shaken.map_err(|error| refusal(&error))?;
+        let connected = builder.handshake(io).await;
+        let (sender, connection) = connected.map_err(|error| refusal(&error))?;
         let mut driver = JoinSet::new();
         driver.spawn(async move {
             if let Err(error) = connection.await {

@@ -610,7 +610,8 @@ const TRAIN: usize = 65_536;
 /// How many trains one call of an association receives.
 const TRAINS: usize = 16;
 
-/// Buffers that live only between two system calls, one set for each thread, because a UDP flow at rest is to hold none. Only the pages that were written to are resident.
+/// Buffers that live only between two system calls, one set for each thread, because a UDP flow at rest is to hold none. Only the pages that
+/// were written to are resident.
 #[derive(Debug)]
 struct Scratch {
     /// `TRAINS` times `TRAIN` bytes.

@@ -361,8 +361,8 @@ fn rcode(error: &Error) -> Code {
     }
 }
 
-/// The device's resolver: drives [`Responder`] and asks through the overlay what that cannot answer, for a bounded number of queries at once. When
-/// there are so many, a user that has fewer of them than another takes the place of that one's oldest.
+/// The device's resolver: drives [`Responder`] and asks through the overlay what that cannot answer, for a bounded number of queries at once.
+/// When there are so many, a user that has fewer of them than another takes the place of that one's oldest.
 pub(crate) struct Resolver {
     dns: Responder,
     overlay: Arc<dyn Overlay>,
@@ -550,8 +550,8 @@ const IPV4_ONLY: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 0, 171)),
 ];
 
-/// The answer to a question about a special name: one that means something on this device or this network only, or that asking for would undo what
-/// the device is there for, whatever the mode.
+/// The answer to a question about a special name: one that means something on this device or this network only, or that asking for would undo
+/// what the device is there for, whatever the mode.
 fn special_answer(question: &Question, text: &str) -> Option<Vec<u8>> {
     match text {
         // "answer address queries with loopback addresses" (RFC 6761 §6.3).

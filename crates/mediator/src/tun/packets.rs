@@ -288,18 +288,18 @@ impl PacketFlow {
             tell_time_exceeded(&self.context, bytes);
             return Ok(());
         }
-        let Some(whole) = rewrite::up(&packet, theirs, hop_limit, &mut self.identifiers) else {
+        let Some(rewritten) = rewrite::up(&packet, theirs, hop_limit, &mut self.identifiers) else {
             refuse(&self.context, bytes, Unreachable::Network);
             return Ok(());
         };
-        if whole.len() > packets.mtu() {
+        if rewritten.len() > packets.mtu() {
             let own = packet.header_len + packet.payload.len();
-            let mtu = (packets.mtu() + own).saturating_sub(whole.len());
+            let mtu = (packets.mtu() + own).saturating_sub(rewritten.len());
             tell_too_big(&self.context, bytes, mtu);
             return Ok(());
         }
         self.context.counters.other_up.add(1);
-        poll_fn(|cx| packets.poll_send(cx, Batch::one(&whole))).await
+        poll_fn(|cx| packets.poll_send(cx, Batch::one(&rewritten))).await
     }
 
     fn poll_down(&self, cx: &mut Context<'_>, packets: &dyn Packets) -> Poll<Result<(), Error>> {
@@ -325,8 +325,8 @@ impl PacketFlow {
             far: self.key.target,
         };
         let theirs = self.theirs(packets)?;
-        let whole = rewrite::down(&packet, theirs, ours, &self.identifiers)?;
-        self.context.sink.send(OutgoingPacket::whole(&whole));
+        let rewritten = rewrite::down(&packet, theirs, ours, &self.identifiers)?;
+        self.context.sink.send(OutgoingPacket::whole(&rewritten));
         self.context.counters.other_down.add(1);
         Some(())
     }

@@ -1,6 +1,6 @@
 //! Whose a flow is: the kernel is asked for the socket with its ends, and tells the user who opened it and the control group of the program.
-//! It is asked for each new flow, and for each datagram to the resolver. sock_diag(7), `include/uapi/linux/inet_diag.h`; the control group is told
-//! since Linux 5.8. Asking for one socket needs no right.
+//! It is asked for each new flow, and for each datagram to the resolver. sock_diag(7), `include/uapi/linux/inet_diag.h`; the control group is
+//! told since Linux 5.8. Asking for one socket needs no right.
 //!
 //! The kernel answers before the call that asks returns: nobody waits, and nothing is under way between two questions. It looks for the
 //! socket where it looks for that of a packet, so that a question costs about what a packet does.

@@ -87,7 +87,7 @@ pub(crate) struct TcpTable {
     shared: Arc<Shared>,
     tasks: JoinSet<()>,
     /// Flows that a segment came for since the last flush.
-    listed: Vec<Arc<TcpFlow>>,
+    to_flush: Vec<Arc<TcpFlow>>,
     backlog: SynBacklog,
     /// All flows of each user, in the order in which they are looked at when one has to be evicted; some are over.
     queues: UserQueues<Weak<TcpFlow>>,
@@ -105,7 +105,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Forgets a flow, unless another one has its ends by now.
+    /// Forgets a flow, unless another one has its key by now.
     fn remove(&self, flow: &Arc<TcpFlow>) {
         let mut flows = self.flows.lock();
         let same = |known: &Arc<TcpFlow>| Arc::ptr_eq(known, flow);
@@ -126,7 +126,7 @@ impl TcpTable {
         Self {
             shared: Arc::new(shared),
             tasks: JoinSet::new(),
-            listed: Vec::new(),
+            to_flush: Vec::new(),
             backlog,
             queues: UserQueues::default(),
             reclaimed: None,
@@ -149,7 +149,7 @@ impl TcpTable {
         if let Some(flow) = flow.filter(|flow| !self.give_way(flow, segment)) {
             let payload = payload_of(packet, segment, bytes);
             if flow.received(segment, payload, now) {
-                self.listed.push(flow);
+                self.to_flush.push(flow);
             }
             return;
         }
@@ -162,7 +162,7 @@ impl TcpTable {
 
     /// Sends what follows from the segments received since the last time: for each flow one acknowledgement of them all.
     pub(crate) fn flush(&mut self, now: Instant) {
-        for flow in self.listed.drain(..) {
+        for flow in self.to_flush.drain(..) {
             flow.flush(&*self.shared.context.sink, now);
         }
         while let Some(ended) = self.tasks.try_join_next() {
@@ -251,13 +251,13 @@ impl TcpTable {
         self.reclaimed = Some(now);
         let mut stalled = self.stalled(now);
         while self.shared.context.tcp_memory.excess() > 0 {
-            let holds = |flows: &Vec<(Instant, Arc<TcpFlow>)>| {
-                let held = flows
+            let memory_of = |flows: &Vec<(Instant, Arc<TcpFlow>)>| {
+                let memory = flows
                     .last()
                     .and_then(|(_, flow)| flow.lock().memory_of_user());
-                held.unwrap_or_default()
+                memory.unwrap_or_default()
             };
-            let Some(flows) = stalled.values_mut().max_by_key(|flows| holds(flows)) else {
+            let Some(flows) = stalled.values_mut().max_by_key(|flows| memory_of(flows)) else {
                 return;
             };
             let Some((_, flow)) = flows.pop() else {
@@ -330,7 +330,7 @@ impl TcpTable {
             oldest.abort();
         }
         self.tasks.spawn(task.run(order, half_open));
-        self.listed.push(flow);
+        self.to_flush.push(flow);
     }
 
     fn remember(&mut self, flow: &Arc<TcpFlow>) {
@@ -435,7 +435,7 @@ struct SynBacklog {
     most: usize,
     slots: Arc<Slots>,
     /// Those whose SYN was not answered when they came.
-    held: UserQueues<Weak<TcpFlow>>,
+    unanswered: UserQueues<Weak<TcpFlow>>,
     answered: UserQueues<Weak<TcpFlow>>,
 }
 
@@ -450,7 +450,7 @@ impl SynBacklog {
         Self {
             most,
             slots: Arc::default(),
-            held: UserQueues::default(),
+            unanswered: UserQueues::default(),
             answered: UserQueues::default(),
         }
     }
@@ -461,7 +461,7 @@ impl SynBacklog {
         let victim = full.then(|| self.slots.victim(flow.user)).flatten();
         let oldest = victim.and_then(|victim| self.oldest(victim));
         let queue = if flow.lock().connection.is_syn_pending() {
-            &mut self.held
+            &mut self.unanswered
         } else {
             &mut self.answered
         };
@@ -478,7 +478,7 @@ impl SynBacklog {
 
     /// Takes the user's oldest that is still being opened.
     fn oldest(&mut self, user: User) -> Option<Arc<TcpFlow>> {
-        let mut queues = [&mut self.held, &mut self.answered].into_iter();
+        let mut queues = [&mut self.unanswered, &mut self.answered].into_iter();
         queues.find_map(|queue| {
             let mut queued = std::iter::from_fn(|| queue.pop(user));
             queued.find_map(|flow| half_open(&flow))

@@ -2,9 +2,9 @@
 //! RFC 9293 §3.10 (events), §3.6 (closing, half-close and simultaneous close); RFC 7323 §2 (window scaling); RFC 5961 (resets, SYNs
 //! and acknowledgements that somebody guessed).
 //!
-//! In this order: [`Connection::new`] with the SYN; [`Connection::accept`] or [`Connection::reset`]; then [`Connection::segment`] for what the program
-//! sends, [`Connection::push`], [`Connection::finish`] and [`Connection::consume`] for what the overlay sends and takes, [`Connection::expire`] when
-//! [`Connection::timeout`] has come. After each of them [`Connection::transmit`] until it has nothing more.
+//! In this order: [`Connection::new`] with the SYN; [`Connection::accept`] or [`Connection::reset`]; then [`Connection::segment`] for what
+//! the program sends, [`Connection::push`], [`Connection::finish`] and [`Connection::consume`] for what the overlay sends and takes,
+//! [`Connection::expire`] when [`Connection::timeout`] has come. After each of them [`Connection::transmit`] until it has nothing more.
 //!
 //! Not offered, because between a program and its own machine they buy nothing: timestamps, selective acknowledgements, ECN, data in a SYN.
 //! Urgent data are data like others (RFC 6093).
@@ -354,7 +354,7 @@ fn acknowledgement(segment: &Segment<'_>, bare: bool) -> Acknowledgement {
 /// What leaves: the next packet, as long as there is one. RFC 9293 §3.10.8 and §3.8.6.
 impl Connection {
     /// The next packet that is to leave.
-    pub(in crate::tun::tcp) fn transmit(&mut self, now: Instant) -> Option<OutgoingSegment> {
+    pub(super) fn transmit(&mut self, now: Instant) -> Option<OutgoingSegment> {
         if let Some(seq) = self.reset_due.take() {
             return Some(self.reset_packet(seq));
         }
@@ -433,10 +433,7 @@ impl Connection {
     }
 
     /// The bytes of a packet from [`Self::transmit`], and the size that they are to be cut into.
-    pub(in crate::tun::tcp) fn payload(
-        &self,
-        packet: &OutgoingSegment,
-    ) -> ([&[u8]; 2], Option<u16>) {
+    pub(super) fn payload(&self, packet: &OutgoingSegment) -> ([&[u8]; 2], Option<u16>) {
         let Some(range) = &packet.range else {
             return ([&[]; 2], None);
         };
@@ -454,13 +451,13 @@ fn bare(header: Header) -> OutgoingSegment {
 /// What the flow's task and the table ask: what may be pushed and taken, and how things stand.
 impl Connection {
     /// What waits in either direction, in bytes of memory; no less than the floor of each.
-    pub(in crate::tun::tcp) fn memory(&self) -> usize {
+    pub(super) fn memory(&self) -> usize {
         let floor = self.settings.floor;
         self.receive.memory().max(floor) + self.send.memory().max(floor)
     }
 
     /// One direction may take so many bytes of memory besides what it has, until this is said again; its floor it may take in any case.
-    pub(in crate::tun::tcp) fn allow(&mut self, more: usize) {
+    pub(super) fn set_memory_limit(&mut self, more: usize) {
         let floor = self.settings.floor;
         self.receive
             .limit(floor.max(self.receive.memory().saturating_add(more)));
@@ -469,7 +466,7 @@ impl Connection {
     }
 
     /// Since when, at least, what is first in either direction has waited: for the overlay to take it, or for the program to acknowledge it.
-    pub(in crate::tun::tcp) fn waiting_since(&mut self, now: Instant) -> Option<Instant> {
+    pub(super) fn waiting_since(&mut self, now: Instant) -> Option<Instant> {
         let both = [
             self.receive.waiting_since(now),
             self.send.waiting_since(now),
@@ -478,12 +475,12 @@ impl Connection {
     }
 
     /// When the program was last heard.
-    pub(in crate::tun::tcp) fn last_heard(&self) -> Option<Instant> {
+    pub(super) fn last_heard(&self) -> Option<Instant> {
         self.last_heard
     }
 
     /// How many bytes may be pushed now.
-    pub(in crate::tun::tcp) fn room(&self) -> usize {
+    pub(super) fn room(&self) -> usize {
         match self.state {
             State::Established => self.send.room(self.settings.window, self.stalled),
             _ => 0,
@@ -491,13 +488,13 @@ impl Connection {
     }
 
     /// Bytes for the program; no more than there is [`Self::room`] for.
-    pub(in crate::tun::tcp) fn push(&mut self, bytes: &[u8]) {
+    pub(super) fn push(&mut self, bytes: &[u8]) {
         self.stalled = false;
         self.send.push(bytes);
     }
 
     /// The overlay has bytes and there is no room for them.
-    pub(in crate::tun::tcp) fn stall(&mut self, now: Instant) {
+    pub(super) fn stall(&mut self, now: Instant) {
         self.stalled = true;
         self.set_timer(now);
     }
@@ -507,69 +504,69 @@ impl Connection {
     }
 
     /// Whether there is room again for what was stalled, or everything is acknowledged that the overlay waits for.
-    pub(in crate::tun::tcp) fn may_go_on(&self) -> bool {
+    pub(super) fn can_send_again(&self) -> bool {
         (self.stalled && self.room() > 0) || (self.discarding && self.is_drained())
     }
 
     /// Whether the program has acknowledged all bytes.
-    pub(in crate::tun::tcp) fn is_drained(&self) -> bool {
+    pub(super) fn is_drained(&self) -> bool {
         self.send.is_drained()
     }
 
     /// Bytes that are pushed and wait to leave.
-    pub(in crate::tun::tcp) fn unsent(&self) -> usize {
+    pub(super) fn unsent(&self) -> usize {
         self.send.unsent()
     }
 
     /// The overlay has finished.
-    pub(in crate::tun::tcp) fn finish(&mut self, now: Instant) {
+    pub(super) fn finish(&mut self, now: Instant) {
         self.send.finish();
         self.set_timer(now);
     }
 
     /// How many bytes wait for the overlay.
-    pub(in crate::tun::tcp) fn readable(&self) -> usize {
+    pub(super) fn readable(&self) -> usize {
         self.receive.queue().len()
     }
 
     /// The first of them; answers with how many slices there are.
-    pub(in crate::tun::tcp) fn read<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+    pub(super) fn read<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         self.receive.queue().slices(slices)
     }
 
     /// The overlay took so many.
-    pub(in crate::tun::tcp) fn consume(&mut self, bytes: usize) {
+    pub(super) fn consume(&mut self, bytes: usize) {
         self.receive.consume(bytes);
     }
 
     /// The overlay takes no more: what the program still sends is forgotten.
-    pub(in crate::tun::tcp) fn discard(&mut self) {
+    pub(super) fn discard(&mut self) {
         self.discarding = true;
         self.receive.discard();
     }
 
     /// Whether the program has finished and all of it is taken.
-    pub(in crate::tun::tcp) fn read_ended(&self) -> bool {
+    pub(super) fn read_ended(&self) -> bool {
         self.receive.fin_received() && self.readable() == 0
     }
 
     /// Whether the SYN is not answered yet.
-    pub(in crate::tun::tcp) fn is_syn_pending(&self) -> bool {
+    pub(super) fn is_syn_pending(&self) -> bool {
         self.state == State::SynPending
     }
 
     /// Whether the program has confirmed the connection.
-    pub(in crate::tun::tcp) fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         matches!(self.state, State::Established | State::TimeWait)
     }
 
     /// How it ended, once nothing more will happen.
-    pub(in crate::tun::tcp) fn ended(&self) -> Option<CloseReason> {
+    pub(super) fn ended(&self) -> Option<CloseReason> {
         (self.state == State::Closed).then_some(self.close_reason)
     }
 
     /// Whether a SYN may begin a new connection in the place of this one: RFC 9293 §3.10.7.4, MAY-2, and a program that begins again.
-    pub(in crate::tun::tcp) fn gives_way_to(&self, segment: &Segment<'_>) -> bool {
+    pub(super) fn gives_way_to(&self, segment: &Segment<'_>) -> bool {
         let newer = self.receive.next().is_before(Seq(segment.sequence));
         match self.state {
             State::SynPending => Seq(segment.sequence) != self.irs,
@@ -688,12 +685,12 @@ pub(super) struct Seq(pub(super) u32);
 impl Seq {
     /// The place `bytes` further on.
     pub(super) fn plus(self, bytes: usize) -> Self {
-        Self(self.0.wrapping_add(whole(bytes)))
+        Self(self.0.wrapping_add(distance(bytes)))
     }
 
     /// The place `bytes` before.
     pub(super) fn minus(self, bytes: usize) -> Self {
-        Self(self.0.wrapping_sub(whole(bytes)))
+        Self(self.0.wrapping_sub(distance(bytes)))
     }
 
     /// Whether this place comes before `other`; true to life for places within 2³¹ bytes of each other.
@@ -708,7 +705,7 @@ impl Seq {
 }
 
 /// Nothing here counts more than a window, which is far below 2³¹.
-fn whole(bytes: usize) -> u32 {
+fn distance(bytes: usize) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 

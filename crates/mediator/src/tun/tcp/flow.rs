@@ -63,7 +63,7 @@ pub(super) struct FlowState {
     /// There is something for the task to do.
     task_due: bool,
     /// It waits for the end of the batch to be sent for.
-    listed: bool,
+    flush_pending: bool,
     /// When the task's timer wakes it.
     armed: Option<Instant>,
     /// Its part of the budget, until it has been evicted.
@@ -79,7 +79,7 @@ impl TcpFlow {
             connection,
             task: None,
             task_due: false,
-            listed: false,
+            flush_pending: false,
             armed: None,
             account: Some(account),
             waiting_since: None,
@@ -110,21 +110,21 @@ impl TcpFlow {
     pub(super) fn received(&self, segment: &Segment<'_>, payload: Bytes, now: Instant) -> bool {
         let mut state = self.lock();
         if !payload.is_empty() {
-            state.allow();
+            state.set_memory_limit();
         }
         state.task_due |= !payload.is_empty() || segment.flags.intersects(Flags::FIN | Flags::RST);
         state.connection.segment(segment, payload, now);
-        state.settle(now);
-        state.task_due |= state.connection.may_go_on() || state.connection.ended().is_some();
-        !std::mem::replace(&mut state.listed, true)
+        state.account_memory(now);
+        state.task_due |= state.connection.can_send_again() || state.connection.ended().is_some();
+        !std::mem::replace(&mut state.flush_pending, true)
     }
 
     /// Sends what follows from a batch of segments, and wakes the task if it has something to do.
     pub(super) fn flush(&self, sink: &dyn PacketSink, now: Instant) {
         let mut state = self.lock();
-        state.listed = false;
+        state.flush_pending = false;
         state.transmit(self.key, sink, now);
-        if state.task_due || state.is_earlier() {
+        if state.task_due || state.needs_earlier_wake() {
             state.wake();
         }
     }
@@ -140,7 +140,7 @@ impl TcpFlow {
     pub(super) fn evict(&self, now: Instant) {
         self.abort();
         let mut state = self.lock();
-        state.settle(now);
+        state.account_memory(now);
         state.account = None;
     }
 
@@ -171,17 +171,17 @@ impl FlowState {
     }
 
     /// Tells the connection what it may hold now.
-    fn allow(&mut self) {
+    fn set_memory_limit(&mut self) {
         let more = self.account.as_ref().map_or(0, Account::allowance);
-        self.connection.allow(more);
+        self.connection.set_memory_limit(more);
     }
 
     /// Counts what the connection holds.
-    pub(super) fn settle(&mut self, now: Instant) {
+    pub(super) fn account_memory(&mut self, now: Instant) {
         self.waiting_since = self.connection.waiting_since(now);
-        let held = self.connection.memory();
+        let memory = self.connection.memory();
         if let Some(account) = &mut self.account {
-            account.set(held);
+            account.set(memory);
         }
     }
 
@@ -205,23 +205,23 @@ impl FlowState {
 
     /// How many bytes may be pushed now.
     pub(super) fn room(&mut self) -> usize {
-        self.allow();
+        self.set_memory_limit();
         self.connection.room()
     }
 
     /// Bytes for the program; no more than there is [`Self::room`] for.
     pub(super) fn push(&mut self, bytes: &[u8], now: Instant) {
         self.connection.push(bytes);
-        self.settle(now);
+        self.account_memory(now);
     }
 
     /// The task's turn is over, and it will be woken at `armed`.
-    pub(super) fn rest(&mut self, armed: Option<Instant>) {
+    pub(super) fn set_armed(&mut self, armed: Option<Instant>) {
         self.armed = armed;
     }
 
     /// Whether the connection must be looked after before the task's timer does.
-    fn is_earlier(&self) -> bool {
+    fn needs_earlier_wake(&self) -> bool {
         match (self.connection.timeout(), self.armed) {
             (Some(wanted), Some(armed)) => wanted < armed,
             (wanted, _) => wanted.is_some(),
@@ -400,8 +400,8 @@ impl FlowTask {
             state.connection.expire(now);
             self.transmit(state, now);
         }
-        state.settle(now);
-        state.rest(self.timer.armed());
+        state.account_memory(now);
+        state.set_armed(self.timer.armed());
     }
 
     pub(super) fn transmit(&self, state: &mut FlowState, now: Instant) {
@@ -446,8 +446,8 @@ enum UploadPhase {
 }
 
 /// Moves bytes between a connection and the overlay's stream, both ways, and half-closes too. Down, no more is taken from the stream than the
-/// program has room for; up, the connection's window is all that waits. So whoever is slow stops the other, and a flow in which nothing moves owns
-/// no buffer. If the stream takes bytes before its target has answered, the answer is noted here.
+/// program has room for; up, the connection's window is all that waits. So whoever is slow stops the other, and a flow in which nothing moves
+/// owns no buffer. If the stream takes bytes before its target has answered, the answer is noted here.
 struct Pump<'a> {
     task: &'a mut FlowTask,
     half_open: Option<HalfOpenSlot>,
@@ -748,7 +748,7 @@ mod tests {
         assert_eq!(woken.0.load(Ordering::SeqCst), 1);
         flow.lock().begin_turn(&Context::from_waker(&waker), now);
         let deadline = flow.lock().connection.timeout();
-        flow.lock().rest(deadline);
+        flow.lock().set_armed(deadline);
         flow.flush(&*sink, now);
         assert_eq!(woken.0.load(Ordering::SeqCst), 1, "it wakes by itself");
     }

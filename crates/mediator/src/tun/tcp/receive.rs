@@ -114,13 +114,13 @@ impl ReceiveSide {
         let mut following = Some(payload).filter(|payload| !payload.is_empty());
         while let Some(payload) = following {
             let (len, memory_left) = (payload.len(), self.memory_left());
-            let taken = if self.discarding {
+            let accepted = if self.discarding {
                 len
             } else {
                 self.queue.push(payload, memory_left)
             };
-            self.next = self.next.plus(taken);
-            if taken < len {
+            self.next = self.next.plus(accepted);
+            if accepted < len {
                 self.dropped = true;
                 return;
             }
@@ -197,8 +197,8 @@ impl ReceiveSide {
         let room = self.room();
         let grown = room.saturating_sub(self.window_edge.since(self.next));
         if grown >= MIN_WINDOW_UPDATE.min(self.capacity.div_ceil(2)) {
-            let told = (room >> scale).min(65_535) << scale;
-            let window_edge = self.next.plus(told);
+            let advertised = (room >> scale).min(65_535) << scale;
+            let window_edge = self.next.plus(advertised);
             if self.window_edge.is_before(window_edge) {
                 self.window_edge = window_edge;
             }
@@ -215,12 +215,12 @@ impl ReceiveSide {
     /// The overlay took so many bytes. The program hears of it when it may be waiting for room.
     pub(super) fn consume(&mut self, bytes: usize) {
         self.queue.consume(bytes);
-        let (told, room) = (self.window_edge.since(self.next), self.room());
-        let (grown, whole) = (room.saturating_sub(told), room + self.queue.len());
+        let (advertised, room) = (self.window_edge.since(self.next), self.room());
+        let (grown, whole) = (room.saturating_sub(advertised), room + self.queue.len());
         if self.fin_received {
             return;
         }
-        if told < whole.div_ceil(2) && grown >= whole.div_ceil(4) {
+        if advertised < whole.div_ceil(2) && grown >= whole.div_ceil(4) {
             self.owe_ack(true);
         }
         if self.dropped && room >= MIN_WINDOW_UPDATE {
@@ -410,7 +410,7 @@ impl OutOfOrder {
     /// Keeps a piece, unless there are too many, it is here already, or it takes more than `memory_limit` bytes of memory.
     pub(super) fn insert(&mut self, seq: Seq, payload: Bytes, memory_limit: usize) {
         let place = self.chunks.partition_point(|(at, _)| at.is_before(seq));
-        let same = |(at, held): &(Seq, Bytes)| *at == seq && held.len() >= payload.len();
+        let same = |(at, piece): &(Seq, Bytes)| *at == seq && piece.len() >= payload.len();
         let full = self.chunks.len() >= MAX_OUT_OF_ORDER || memory(&payload) > memory_limit;
         if full || self.chunks.get(place).is_some_and(same) {
             return;
@@ -451,7 +451,7 @@ fn memory(chunk: &Bytes) -> usize {
 mod tests {
     use super::*;
 
-    fn taken(receive: &ReceiveSide) -> Vec<u8> {
+    fn received(receive: &ReceiveSide) -> Vec<u8> {
         let mut slices = [IoSlice::new(&[]); 16];
         let count = receive.queue().slices(&mut slices);
         slices[..count].iter().flat_map(|s| s.to_vec()).collect()
@@ -485,7 +485,7 @@ mod tests {
         receive.take(Seq(12), Bytes::from_static(b"cde"), false);
         assert_eq!((receive.acks_owed, receive.fin_received()), (2, false));
         receive.take(Seq(10), Bytes::from_static(b"ab"), false);
-        assert_eq!(taken(&receive), b"abcdefg");
+        assert_eq!(received(&receive), b"abcdefg");
         assert_eq!((receive.next, receive.fin_received()), (Seq(18), true));
     }
 

@@ -146,9 +146,9 @@ impl SendSide {
         } else {
             self.window.min(limit)
         };
-        let held = self.unacked.len();
-        let limit = limit.min(held.saturating_add(self.unacked.room(self.memory_limit)));
-        let room = limit.saturating_sub(held);
+        let unacked = self.unacked.len();
+        let limit = limit.min(unacked.saturating_add(self.unacked.room(self.memory_limit)));
+        let room = limit.saturating_sub(unacked);
         let crumb = again && room < MAX_PAYLOAD && room < limit.div_ceil(2);
         if crumb { 0 } else { room }
     }
@@ -372,13 +372,13 @@ impl RetransmitBuffer {
 
     /// How many bytes more fit in when it may take `memory_limit` bytes of memory.
     pub(super) fn room(&self, memory_limit: usize) -> usize {
-        let whole = |memory: usize| memory / BUFFER * BUFFER;
+        let whole_buffers = |memory: usize| memory / BUFFER * BUFFER;
         match self.buffers.back() {
             Some(last) if last.capacity() >= BUFFER => {
-                let more = whole(memory_limit.saturating_sub(self.memory));
+                let more = whole_buffers(memory_limit.saturating_sub(self.memory));
                 more.saturating_add(BUFFER.saturating_sub(last.len()))
             }
-            _ if memory_limit >= BUFFER => whole(memory_limit).saturating_sub(self.len),
+            _ if memory_limit >= BUFFER => whole_buffers(memory_limit).saturating_sub(self.len),
             _ => memory_limit.saturating_sub(self.len),
         }
     }
@@ -425,9 +425,9 @@ impl RetransmitBuffer {
         small.drain(..std::mem::take(&mut self.start));
         match memory_limit {
             BUFFER.. => {
-                let kept = std::mem::take(&mut small);
+                let content = std::mem::take(&mut small);
                 copy::provide_buffer(&mut small);
-                small.extend_from_slice(&kept);
+                small.extend_from_slice(&content);
             }
             _ => small.reserve_exact(wanted.min(BUFFER - small.len())),
         }

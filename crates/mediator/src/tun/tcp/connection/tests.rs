@@ -157,7 +157,7 @@ fn do_one(connection: &mut Connection, deed: Deed, now: &mut Instant) {
             connection.expire(*now);
         }
         Deed::Reset => connection.reset(),
-        Deed::Allow(more) => connection.allow(more),
+        Deed::Allow(more) => connection.set_memory_limit(more),
     }
 }
 
@@ -300,7 +300,7 @@ impl World {
             let bytes = self.dice.below(100_000);
             self.program.read(bytes);
         }
-        self.allow();
+        self.set_memory_limit();
         if self.dice.chance(50) {
             self.take();
         }
@@ -310,7 +310,7 @@ impl World {
     }
 
     /// What the budget allows changes all the time.
-    fn allow(&mut self) {
+    fn set_memory_limit(&mut self) {
         let more = match self.dice.below(4) {
             0 => 0,
             1 => self.dice.below(5000),
@@ -318,7 +318,7 @@ impl World {
             _ => usize::MAX,
         };
         if let Some(connection) = &mut self.connection {
-            connection.allow(more);
+            connection.set_memory_limit(more);
         }
     }
 

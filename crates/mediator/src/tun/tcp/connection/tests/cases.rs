@@ -327,7 +327,7 @@ fn a_closed_window_is_probed_for_what_waits_until_it_opens() {
         case.hear_window(Flags::ACK, b"", 0);
     }
     case.hear_window(Flags::ACK, b"", 10);
-    assert!(case.connection.may_go_on() && case.connection.timeout().is_none());
+    assert!(case.connection.can_send_again() && case.connection.timeout().is_none());
     assert_eq!(case.connection.room(), 160);
 }
 
