@@ -279,7 +279,7 @@ impl Association {
         poll_fn(|cx| {
             let now = Instant::now();
             for _ in 0..TURN {
-                let turn = with(|scratch| {
+                let turn = with_scratch(|scratch| {
                     socket.poll_recv(cx, scratch, |received| self.take(&received, now))
                 });
                 match turn {
@@ -462,7 +462,7 @@ impl ProgramSide for AssociationFlow {
         cx: &mut Context<'_>,
         datagrams: &dyn Datagrams,
     ) -> Poll<Result<(), Error>> {
-        with(|Scratch { received, sending }| {
+        with_scratch(|Scratch { received, sending }| {
             let train = received.get_mut(..TRAIN).unwrap_or_default();
             let got = ready!(datagrams.poll_recv(cx, train))?;
             let contents = train.get(..got.len).unwrap_or_default();
@@ -628,7 +628,7 @@ thread_local! {
 }
 
 /// Lends the thread's buffers; `work` does not await and does not borrow them again.
-fn with<T>(work: impl FnOnce(&mut Scratch) -> T) -> T {
+fn with_scratch<T>(work: impl FnOnce(&mut Scratch) -> T) -> T {
     SCRATCH.with_borrow_mut(work)
 }
 

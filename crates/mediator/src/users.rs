@@ -61,14 +61,14 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// A user has one more.
+    /// A user has one slot more.
     pub(crate) fn add(&mut self, user: User) {
         let owned = up(&mut self.owners, user.owner);
         let had = up(&mut self.users, user);
         self.moved(user, (owned, owned + 1), (had, had + 1));
     }
 
-    /// A user has one less.
+    /// A user has one slot less.
     pub(crate) fn remove(&mut self, user: User) {
         let owned = down(&mut self.owners, &user.owner);
         let had = down(&mut self.users, &user);
@@ -94,7 +94,7 @@ impl Shares {
         (owned.unwrap_or(0), had.unwrap_or(0))
     }
 
-    /// Who loses one for a further one of `newcomer`: of the owner that has most the user that has most; the newcomer itself where it would
+    /// Who loses a slot for a further one of `newcomer`: of the owner that has most the user that has most; the newcomer itself where it would
     /// have as many as those. `None` when there is nobody.
     pub(crate) fn victim(&self, newcomer: User) -> Option<User> {
         let (owned, had) = self.of(newcomer);
@@ -115,13 +115,14 @@ impl Shares {
     }
 }
 
-/// What it was before.
+/// Counts one more; answers what the count was before.
 fn up<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: K) -> usize {
     let count = counts.entry(key).or_default();
     *count += 1;
     *count - 1
 }
 
+/// Counts one less; answers what the count was before.
 fn down<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: &K) -> usize {
     let Some(count) = counts.get_mut(key) else {
         return 0;
@@ -144,7 +145,7 @@ struct CountedSlots {
     all: usize,
 }
 
-/// One of them. Dropped, it is free again.
+/// One slot. Dropped, it is free again.
 pub(crate) struct Slot {
     slots: Arc<Slots>,
     pub(crate) user: User,
@@ -160,7 +161,7 @@ impl Slots {
         self.lock().all
     }
 
-    /// A further one.
+    /// Takes a slot for `user`.
     pub(crate) fn take(self: &Arc<Self>, user: User) -> Slot {
         let mut counted = self.lock();
         counted.shares.add(user);
@@ -169,7 +170,7 @@ impl Slots {
         Slot { slots, user }
     }
 
-    /// Who loses one for a further one: see [`Shares::victim`].
+    /// Who loses a slot for a further one: see [`Shares::victim`].
     pub(crate) fn victim(&self, newcomer: User) -> Option<User> {
         self.lock().shares.victim(newcomer)
     }
@@ -252,19 +253,19 @@ impl fmt::Debug for User {
 
 impl fmt::Debug for Slots {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Places({} taken)", self.len())
+        write!(f, "Slots({} taken)", self.len())
     }
 }
 
 impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Place")
+        f.write_str("Slot")
     }
 }
 
 impl<T> fmt::Debug for UserQueues<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Rings({})", self.all)
+        write!(f, "UserQueues({})", self.all)
     }
 }
 

@@ -26,7 +26,7 @@ use tokio::io::{
 
 use super::{
     Counters,
-    outgoing::{Offload, OutgoingPacket, PacketSink, cut},
+    outgoing::{Offload, OutgoingPacket, PacketSink, segment_packet},
 };
 
 /// A device that is removed shows it by an error alone.
@@ -37,8 +37,8 @@ pub struct Device {
     fd: AsyncFd<OwnedFd>,
     mtu: u16,
     vnet_header: bool,
-    /// Whether the kernel refused a train of datagrams: Linux before 6.2.
-    cuts_trains: AtomicBool,
+    /// Whether trains of datagrams are segmented here, since the kernel refused one (no USO: Linux before 6.2).
+    segments_udp: AtomicBool,
     counters: Arc<Counters>,
 }
 
@@ -69,7 +69,7 @@ impl Device {
             fd,
             mtu,
             vnet_header,
-            cuts_trains: AtomicBool::new(false),
+            segments_udp: AtomicBool::new(false),
             counters: Arc::default(),
         })
     }
@@ -124,8 +124,8 @@ impl Device {
     }
 
     /// Sends a packet that the kernel does not segment.
-    fn send_cut(&self, packet: OutgoingPacket<'_>) -> bool {
-        cut(packet, |headers, payload| {
+    fn send_segmented(&self, packet: OutgoingPacket<'_>) -> bool {
+        segment_packet(packet, |headers, payload| {
             self.count_written(self.write(VnetHeader::default(), headers, payload))
         })
     }
@@ -147,13 +147,13 @@ impl Device {
 impl PacketSink for Device {
     fn send(&self, packet: OutgoingPacket<'_>) -> bool {
         let train = packet.offload == Offload::Udp && packet.segment.is_some();
-        if !self.vnet_header || train && self.cuts_trains.load(Ordering::Relaxed) {
-            return self.send_cut(packet);
+        if !self.vnet_header || train && self.segments_udp.load(Ordering::Relaxed) {
+            return self.send_segmented(packet);
         }
         let written = self.write(VnetHeader::of(&packet), packet.headers, packet.payload);
         if written == Err(Errno::INVAL) && train {
-            self.cuts_trains.store(true, Ordering::Relaxed);
-            return self.send_cut(packet);
+            self.segments_udp.store(true, Ordering::Relaxed);
+            return self.send_segmented(packet);
         }
         self.count_written(written)
     }

@@ -89,12 +89,12 @@ pub(crate) enum Transport {
     Tcp,
 }
 
-/// What becomes of a query.
+/// What is to be done about a query.
 #[derive(Debug)]
 pub(crate) enum QueryOutcome {
     /// This is the reply.
     Reply(Vec<u8>),
-    /// Somebody has to be asked; [`Responder::answered`] makes the reply of what is said.
+    /// It is to be asked through the overlay; [`Responder::answered`] makes the reply of the response.
     Forward(ForwardedQuery),
     /// Nothing: it was no query.
     Drop,
@@ -121,6 +121,7 @@ enum ReplyRule {
     SubstituteOnly,
 }
 
+/// What the rules for a question say.
 enum Decision {
     Reply(Vec<u8>),
     Forward(ReplyRule),
@@ -362,12 +363,12 @@ fn rcode(error: &Error) -> Code {
 }
 
 /// The device's resolver: drives [`Responder`] and asks through the overlay what that cannot answer, for a bounded number of queries at once.
-/// When there are so many, a user that has fewer of them than another takes the place of that one's oldest.
+/// When there are so many, a user that has fewer of them than another takes the slot of that one's oldest.
 pub(crate) struct Resolver {
     dns: Responder,
     overlay: Arc<dyn Overlay>,
-    /// How many queries may be asked at once, and whose are.
-    most: usize,
+    /// How many queries may be asked at once.
+    max_pending: usize,
     slots: Arc<Slots>,
     pending: Guarded<UserQueues<Weak<PendingQuery>>>,
     counters: Arc<Counters>,
@@ -376,7 +377,7 @@ pub(crate) struct Resolver {
 /// A query that is being asked, until it has an answer or has been evicted.
 struct PendingQuery {
     slot: Guarded<Option<Slot>>,
-    made_room: Notify,
+    evicted: Notify,
 }
 
 /// Answers a program's datagrams to the device's resolver, each now or later: `queries` cut every `segment` bytes.
@@ -405,7 +406,7 @@ impl Resolver {
         Arc::new(Self {
             dns: Responder::new(config.clone(), families, names, Arc::clone(&counters)),
             overlay: Arc::clone(overlay),
-            most: config.asked,
+            max_pending: config.asked,
             slots: Arc::default(),
             pending: Guarded::default(),
             counters,
@@ -425,8 +426,8 @@ impl Resolver {
             QueryOutcome::Forward(query) => match self.slot(user) {
                 None => reply(&query.failure()),
                 Some(slot) => {
-                    let server = Arc::clone(self);
-                    tokio::spawn(async move { reply(&server.ask(&query, slot).await) });
+                    let resolver = Arc::clone(self);
+                    tokio::spawn(async move { reply(&resolver.ask(&query, slot).await) });
                 }
             },
         }
@@ -449,34 +450,34 @@ impl Resolver {
         open_stream(Arc::clone(self), user)
     }
 
-    /// A place among the queries that are being asked; the storm that finds none is counted.
+    /// A slot among the queries that are being asked; the storm that finds none is counted.
     fn slot(&self, user: User) -> Option<Arc<PendingQuery>> {
         let mut pending = self.pending.lock();
-        if self.slots.len() >= self.most {
+        if self.slots.len() >= self.max_pending {
             self.counters.dns_crowded.add(1);
             let victim = self.slots.victim(user).filter(|victim| *victim != user)?;
             evict(&mut pending, victim)?;
         }
         let new = Arc::new(PendingQuery {
             slot: Guarded::new(Some(self.slots.take(user))),
-            made_room: Notify::new(),
+            evicted: Notify::new(),
         });
-        pending.tidy(self.most.saturating_mul(2), |pending| {
+        pending.tidy(self.max_pending.saturating_mul(2), |pending| {
             pending.strong_count() > 0
         });
         pending.push(user, Arc::downgrade(&new));
         Some(new)
     }
 
-    async fn ask(&self, query: &ForwardedQuery, slot: Arc<PendingQuery>) -> Vec<u8> {
+    async fn ask(&self, query: &ForwardedQuery, pending: Arc<PendingQuery>) -> Vec<u8> {
         self.counters.dns_asked.add(1);
         let terms = Terms::default().within(self.dns.config.patience);
         let message = query.message();
-        let pending = terms.run("asking a resolver", self.overlay.query(&message, &terms));
+        let asked = terms.run("asking a resolver", self.overlay.query(&message, &terms));
         tokio::select! {
             biased;
-            response = pending => self.dns.answered(query, response, Instant::now()),
-            () = slot.made_room.notified() => query.failure(),
+            response = asked => self.dns.answered(query, response, Instant::now()),
+            () = pending.evicted.notified() => query.failure(),
         }
     }
 }
@@ -489,7 +490,7 @@ fn evict(pending: &mut UserQueues<Weak<PendingQuery>>, user: User) -> Option<()>
         };
         let mut slot = oldest.slot.lock();
         if slot.take().is_some() {
-            oldest.made_room.notify_one();
+            oldest.evicted.notify_one();
             return Some(());
         }
     }
@@ -498,7 +499,7 @@ fn evict(pending: &mut UserQueues<Weak<PendingQuery>>, user: User) -> Option<()>
 
 impl fmt::Debug for Resolver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Server")
+        f.write_str("Resolver")
     }
 }
 
@@ -507,17 +508,17 @@ const STREAM_IDLE: Duration = Duration::from_secs(10);
 /// What waits in each direction, in bytes.
 const STREAM_BUFFER: usize = 4096;
 
-/// A user's connection to `server`, DNS over TCP: messages with their length before them, answered one after the other (RFC 1035 §4.2.2,
+/// A user's connection to `resolver`, DNS over TCP: messages with their length before them, answered one after the other (RFC 1035 §4.2.2,
 /// RFC 7766).
-fn open_stream(server: Arc<Resolver>, user: User) -> Stream {
+fn open_stream(resolver: Arc<Resolver>, user: User) -> Stream {
     let (near, far) = duplex(STREAM_BUFFER);
-    tokio::spawn(serve_stream(server, user, far));
+    tokio::spawn(serve_stream(resolver, user, far));
     Stream::new(BufReader::with_capacity(STREAM_BUFFER, near))
 }
 
-async fn serve_stream(server: Arc<Resolver>, user: User, mut stream: DuplexStream) {
+async fn serve_stream(resolver: Arc<Resolver>, user: User, mut stream: DuplexStream) {
     while let Ok(Ok(query)) = timeout(STREAM_IDLE, read_query(&mut stream)).await {
-        let Some(reply) = server.query(&query, user).await else {
+        let Some(reply) = resolver.query(&query, user).await else {
             break;
         };
         let written = timeout(STREAM_IDLE, write_reply(&mut stream, &reply)).await;

@@ -163,13 +163,13 @@ impl fmt::Debug for Names {
 
 impl fmt::Debug for AddressPair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Pair(hidden)")
+        f.write_str("AddressPair(hidden)")
     }
 }
 
 impl fmt::Debug for MappingHold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Hold")
+        f.write_str("MappingHold")
     }
 }
 

@@ -188,7 +188,7 @@ pub(crate) fn datagram_of(key: FlowKey, payload: &[u8]) -> Vec<u8> {
 
 /// Segmentation offload in software, where nobody below takes large packets: cuts one into those that the kernel would make of it, with finished
 /// checksums, and hands each, as headers and payload, to `each`; stops when that answers `false`.
-pub(crate) fn cut(
+pub(crate) fn segment_packet(
     packet: OutgoingPacket<'_>,
     mut each: impl FnMut(&[u8], [&[u8]; 2]) -> bool,
 ) -> bool {
@@ -208,7 +208,7 @@ pub(crate) fn cut(
             };
             part.adapt(&mut headers, packet, end - at);
         }
-        finish(&mut headers, packet, payload);
+        finish_checksum(&mut headers, packet, payload);
         if !each(&headers, payload) {
             return false;
         }
@@ -262,7 +262,7 @@ impl SoftwareSegment {
 }
 
 /// Puts the finished checksum where the pseudo header's sum stood.
-fn finish(headers: &mut [u8], packet: OutgoingPacket<'_>, payload: [&[u8]; 2]) {
+fn finish_checksum(headers: &mut [u8], packet: OutgoingPacket<'_>, payload: [&[u8]; 2]) {
     let Some(checksum_at) = packet.offload.checksum_at() else {
         return;
     };
@@ -313,7 +313,7 @@ fn range([a, b]: [&[u8]; 2], from: usize, to: usize) -> [&[u8]; 2] {
 }
 
 #[cfg(test)]
-mod cut_tests {
+mod segmentation_tests {
     use hoplite_wire::ip::{self, tcp, udp};
     use proptest::prelude::*;
 
@@ -322,7 +322,7 @@ mod cut_tests {
 
     fn pieces(packet: OutgoingPacket<'_>) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
-        cut(packet, |headers, payload| {
+        segment_packet(packet, |headers, payload| {
             out.push([headers, payload[0], payload[1]].concat());
             true
         });
@@ -347,7 +347,7 @@ mod cut_tests {
         udp_headers(&mut headers, any, any, 100);
         let mut asked = 0;
         let packet = OutgoingPacket::udp(&headers, [&[0; 100], &[]], Some(10));
-        assert!(!cut(packet, |_, _| {
+        assert!(!segment_packet(packet, |_, _| {
             asked += 1;
             asked < 3
         }));

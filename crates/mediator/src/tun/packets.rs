@@ -156,7 +156,7 @@ pub(super) fn refuse(context: &DeviceContext, bytes: &[u8], why: Unreachable) {
 
 impl std::fmt::Debug for PacketFlowKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Key(protocol {})", self.protocol)
+        write!(f, "PacketFlowKey(protocol {})", self.protocol)
     }
 }
 

@@ -420,7 +420,7 @@ fn report(ended: Result<(), JoinError>) {
 
 impl fmt::Debug for TcpTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Table")
+        f.debug_struct("TcpTable")
             .field("flows", &self.shared.flows.lock().len())
             .finish_non_exhaustive()
     }
@@ -498,7 +498,7 @@ impl Drop for HalfOpenSlot {
 
 impl fmt::Debug for HalfOpenSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("HalfOpen")
+        f.write_str("HalfOpenSlot")
     }
 }
 

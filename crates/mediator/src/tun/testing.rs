@@ -18,7 +18,7 @@ use tokio::{sync::Notify, time::Instant};
 use super::{
     Config, DeviceContext, FlowKey,
     device::IncomingPacket,
-    outgoing::{OutgoingPacket, PacketSink, cut, tcp_headers, udp_headers},
+    outgoing::{OutgoingPacket, PacketSink, segment_packet, tcp_headers, udp_headers},
     router::Router,
     sock_diag::SocketOwners,
 };
@@ -88,7 +88,7 @@ impl PacketSink for MemorySink {
             return false;
         }
         self.writes.fetch_add(1, Ordering::SeqCst);
-        cut(packet, |headers, payload| {
+        segment_packet(packet, |headers, payload| {
             let bytes = [headers, payload[0], payload[1]].concat();
             let parsed = ip::parse(&bytes).expect("a packet");
             assert!(parsed.checksum_is_right(), "{parsed:?}");
@@ -214,7 +214,7 @@ pub(crate) fn parsed(bytes: &[u8]) -> Packet<'_> {
 
 fn finished(packet: OutgoingPacket<'_>) -> Vec<u8> {
     let mut out = Vec::new();
-    cut(packet, |headers, payload| {
+    segment_packet(packet, |headers, payload| {
         out = [headers, payload[0], payload[1]].concat();
         true
     });

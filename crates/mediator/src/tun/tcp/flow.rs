@@ -275,7 +275,7 @@ pub(super) fn send(
 
 impl fmt::Debug for TcpFlow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Flow")
+        f.write_str("TcpFlow")
     }
 }
 
