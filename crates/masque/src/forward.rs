@@ -24,4 +24,3 @@ pub use bargain::{Forwarding, Mode, Passed};
 pub(crate) use driver::Forwarder;
 pub use id::ConnectionId;
 pub use machine::{Action, Below, Breach, Machine, Route};
-pub use rule::SETTLING;

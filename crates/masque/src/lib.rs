@@ -1,15 +1,13 @@
-//! MASQUE: one to four nested relays as an overlay, and the HTTP connections that both ends of a hop share.
-//! The overlay carries the client's flows; `relay` serves the other end with the same [`h3`] and [`h2`].
+//! MASQUE: one to four nested relays as an overlay.
+//! The overlay carries the client's flows; `relay` serves the other end of each hop. Both speak through `http`.
 //!
 //! # Not in this room
-//! How a hop is dialled and authenticated (`link`), what a relay permits (`relay`), the octets of frames and capsules (`wire`).
+//! How a hop is dialled and authenticated (`link`), how HTTP is spoken (`http`), what a relay permits (`relay`).
 
 mod choose;
 mod config;
 pub mod forward;
 mod gather;
-pub mod h2;
-pub mod h3;
 mod held;
 mod hop;
 mod inbox;
@@ -20,7 +18,6 @@ mod path;
 mod paths;
 mod pool;
 mod request;
-pub mod sink;
 mod spare;
 mod tunnel;
 
@@ -30,4 +27,3 @@ pub use forward::{Forwarding, Mode, Passed};
 pub use hop::{Hop, Relay};
 pub use path::{MAX_HOPS, Path};
 pub use paths::{Choose, Paths, Random};
-pub use sink::DatagramSink;

@@ -10,15 +10,14 @@ use std::{
 };
 
 use bytes::Bytes;
+use hoplite_http::{DatagramSink, accepted, h2, h3};
 use hoplite_link::{Agreed, Link, QuicLink};
 use hoplite_overlay::{Error, ErrorKind, Stream};
 use hoplite_wire::{RequestHead, dns::MAX_MESSAGE};
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
-    DatagramSink,
     forward::{Bargain, Forwarder},
-    h2, h3,
     held::Held,
     inbox::Inbox,
     request,
@@ -148,12 +147,12 @@ impl Live {
         match &self.carrier {
             Carrier::H3 { session, .. } => {
                 let mut exchange = session.request(head).await?;
-                request::accepted(&exchange.response().await?)?;
+                accepted(&exchange.response().await?)?;
                 Ok(Stream::new(Held::new(exchange.into_stream(), lease)))
             }
             Carrier::H2(session) => {
                 let mut exchange = session.request(head).await?;
-                request::accepted(&exchange.response().await?)?;
+                accepted(&exchange.response().await?)?;
                 Ok(Stream::new(Held::new(exchange.into_stream(), lease)))
             }
         }
@@ -197,7 +196,7 @@ impl Live {
                 let head = offer.iter().fold(head.clone(), RequestHead::with_offer);
                 let mut exchange = session.request(&head).await?;
                 let response = exchange.response().await?;
-                request::accepted(&response)?;
+                accepted(&response)?;
                 let agreed = match &offer {
                     Some(offer) => bargain.agreed(offer, &response)?,
                     None => None,
@@ -212,7 +211,7 @@ impl Live {
             }
             Carrier::H2(session) => {
                 let mut exchange = session.request(head).await?;
-                request::accepted(&exchange.response().await?)?;
+                accepted(&exchange.response().await?)?;
                 bargain.refused();
                 let flow = exchange.datagrams(Arc::new(arriving(None)));
                 (Flow::H2(Arc::new(flow)), None)
@@ -231,14 +230,14 @@ impl Live {
         let flow = match &self.carrier {
             Carrier::H3 { session, .. } => {
                 let mut exchange = session.request(head).await?;
-                request::accepted(&exchange.response().await?)?;
+                accepted(&exchange.response().await?)?;
                 let flow = exchange.datagrams(sink);
                 flow.carry_packets();
                 Flow::H3(Arc::new(flow))
             }
             Carrier::H2(session) => {
                 let mut exchange = session.request(head).await?;
-                request::accepted(&exchange.response().await?)?;
+                accepted(&exchange.response().await?)?;
                 Flow::H2(Arc::new(exchange.datagrams(sink)))
             }
         };

@@ -11,6 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use hoplite_http::DatagramSink;
 use hoplite_overlay::{Batch, Error, ErrorKind, Packets, Received};
 use hoplite_wire::{
     RequestHead,
@@ -19,7 +20,6 @@ use hoplite_wire::{
 use tokio::sync::watch;
 
 use crate::{
-    DatagramSink,
     inbox::Inbox,
     live::{Flow, Lease, Live},
 };

@@ -11,6 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use hoplite_http::DatagramSink;
 use hoplite_overlay::{Batch, Datagrams, End, Error, ErrorKind, Received};
 use hoplite_wire::{
     RequestHead,
@@ -18,7 +19,6 @@ use hoplite_wire::{
 };
 
 use crate::{
-    DatagramSink,
     forward::{Bargain, Forwarder},
     gather::Road,
     inbox::Inbox,

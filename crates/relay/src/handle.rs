@@ -300,8 +300,8 @@ impl Shared {
     }
 }
 
-fn h3(limits: &Limits, metrics: &Metrics) -> hoplite_masque::h3::Config {
-    hoplite_masque::h3::Config {
+fn h3(limits: &Limits, metrics: &Metrics) -> hoplite_http::h3::Config {
+    hoplite_http::h3::Config {
         max_field_section: limits.header,
         head_timeout: limits.handshake,
         counters: metrics.sessions.clone(),
@@ -309,8 +309,8 @@ fn h3(limits: &Limits, metrics: &Metrics) -> hoplite_masque::h3::Config {
     }
 }
 
-fn h2(limits: &Limits) -> hoplite_masque::h2::Config {
-    hoplite_masque::h2::Config {
+fn h2(limits: &Limits) -> hoplite_http::h2::Config {
+    hoplite_http::h2::Config {
         stream_window: limits.stream_window,
         connection_window: u32::try_from(FIRST.0).unwrap_or(u32::MAX),
         send_buffer: SEND_BUFFER,

@@ -4,7 +4,7 @@
 //! circuits, over QUIC or TLS.
 //!
 //! # Not in this room
-//! Frames and fields (`wire`), sessions and exchanges (`masque`), sockets, shards and channels (`link`), circuits (`onion`), keys and tokens (`crypto`),
+//! Frames and fields (`wire`), sessions and exchanges (`http`), sockets, shards and channels (`link`), circuits (`onion`), keys and tokens (`crypto`),
 //! sockets towards targets (`overlay::direct`), files and signals (the binary).
 
 mod admission;

@@ -72,7 +72,7 @@ pub struct Metrics {
     pub policy_refusals: Count,
     limit_refusals: Family<LimitLabels, Count>,
     /// What HTTP/3 sessions count for themselves.
-    pub(crate) sessions: Arc<hoplite_masque::h3::Counters>,
+    pub(crate) sessions: Arc<hoplite_http::h3::Counters>,
     circuits: onion::Source,
     /// Times that names took to resolve.
     pub resolve: Histogram,

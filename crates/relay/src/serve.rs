@@ -60,9 +60,9 @@ pub(crate) struct Shared {
     /// Whether packets to clients are as large as the path carries.
     pub(crate) pad: bool,
     /// How HTTP/3 is spoken.
-    pub(crate) h3: hoplite_masque::h3::Config,
+    pub(crate) h3: hoplite_http::h3::Config,
     /// How HTTP/2 is spoken.
-    pub(crate) h2: hoplite_masque::h2::Config,
+    pub(crate) h2: hoplite_http::h2::Config,
 }
 
 impl Shared {

@@ -4,10 +4,15 @@
 
 mod field;
 
+use std::time::Duration;
+
 use bytes::{BufMut, Bytes};
 
 pub use self::field::{Answer, FORWARDING, Key, NotOffered, Offer, PORT_SHARING, Transform};
 use crate::varint;
+
+/// How long packets with a new id stay in the tunnel at most, because earlier ones still wait in it. Both ends of a hop keep to it.
+pub const SETTLING: Duration = Duration::from_millis(250);
 
 // What every version of QUIC shows of its packets: the form of the header, and connection ids. For snooping, and for taking forwarded packets out.
 // RFC 8999 §5.1 (long), §5.2 (short). The Fixed Bit is no invariant: it is not looked at.

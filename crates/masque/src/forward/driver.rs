@@ -16,6 +16,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use hoplite_crypto::Transform;
+use hoplite_http::h3::{self, H3Error};
 use hoplite_link::{Beside, Bypass};
 use hoplite_overlay::{Batch, End};
 use hoplite_wire::forwarding::{Capsule, Malformed};
@@ -26,10 +27,7 @@ use super::{
     bargain::{Bargain, count},
     sorted::Sorted,
 };
-use crate::{
-    h3::{self, H3Error},
-    inbox::Inbox,
-};
+use crate::inbox::Inbox;
 
 /// What is received is kept in pieces of a buffer of so many octets.
 const PIECE: usize = 16 * 1024;

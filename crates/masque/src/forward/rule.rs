@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hoplite_overlay::End;
-use hoplite_wire::forwarding::Capsule;
+use hoplite_wire::forwarding::{Capsule, SETTLING};
 use tokio::time::Instant;
 
 use super::{Action, ConnectionId};
@@ -16,8 +16,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// A rule that held for so long was a good one: the pauses begin anew.
 const GOOD: Duration = Duration::from_secs(10);
-/// How long packets with a new id stay in the tunnel at most, because earlier ones still wait in it. Both ends of a hop keep to it.
-pub const SETTLING: Duration = Duration::from_millis(250);
 /// After so many refusals in a row the id is not registered any more: each one costs a sequence number.
 const MOST_REFUSALS: u32 = 8;
 

@@ -9,8 +9,8 @@ use std::{
 };
 
 use hoplite_link::server::{Ecn, Towards};
-use hoplite_masque::forward::SETTLING;
 use hoplite_overlay::Batch;
+use hoplite_wire::forwarding::SETTLING;
 
 use super::{
     Forwarding, Id,

@@ -4,7 +4,7 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use hoplite_masque::DatagramSink;
+use hoplite_http::DatagramSink;
 use hoplite_overlay::Batch;
 use hoplite_wire::{ResponseHead, connect_ip, forwarding::Capsule};
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_masque::DatagramSink;
+use hoplite_http::DatagramSink;
 use hoplite_overlay::{Batch, Datagrams, direct::UdpFlow};
 use hoplite_wire::forwarding::{Capsule, Malformed};
 

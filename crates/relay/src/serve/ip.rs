@@ -13,7 +13,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_masque::DatagramSink;
+use hoplite_http::DatagramSink;
 use hoplite_overlay::{Batch, Packets, Received};
 use hoplite_wire::{
     connect_ip::{Capsule, Malformed, Numbered},

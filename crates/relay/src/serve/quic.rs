@@ -9,14 +9,14 @@ use std::{
 
 use bytes::Bytes;
 use hoplite_crypto::ALPN_CHANNEL;
+use hoplite_http::{
+    DatagramSink,
+    h3::{self, DataReceiver, DataSender, Session},
+};
 use hoplite_link::{
     Reins,
     quic::{Connection, Endpoint, Incoming, VarInt, crypto::rustls::HandshakeData},
     server::{Acceptor, Forwarder},
-};
-use hoplite_masque::{
-    DatagramSink,
-    h3::{self, DataReceiver, DataSender, Session},
 };
 use hoplite_overlay::Batch;
 use hoplite_wire::{RequestHead, ResponseHead, connect_ip, forwarding::Capsule, h3::Code};

@@ -12,11 +12,11 @@ use std::{
 
 use bytes::Bytes;
 use hoplite_crypto::ALPN_H2;
-use hoplite_link::channel::Channel;
-use hoplite_masque::{
+use hoplite_http::{
     DatagramSink,
     h2::{self, DataReceiver, DataSender, Session},
 };
+use hoplite_link::channel::Channel;
 use hoplite_overlay::{Batch, direct::Silence};
 use hoplite_wire::{RequestHead, ResponseHead, connect_ip};
 use tokio::{

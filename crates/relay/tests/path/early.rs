@@ -12,15 +12,16 @@ use std::{
 
 use bytes::Bytes;
 use hoplite_crypto::{ALPN_H3, Certificates, Trust, observe::Hooks, server_tls};
+use hoplite_http::{
+    DatagramSink,
+    h3::{self, Incoming, Session},
+};
 use hoplite_link::{
     Peer,
     quic::{AsyncUdpSocket, Endpoint, EndpointConfig, TokioRuntime, TransportConfig, UdpPoller},
     server::{Secrets, server_config},
 };
-use hoplite_masque::{
-    Config, DatagramSink, Path, Relay as Known,
-    h3::{self, Incoming, Session},
-};
+use hoplite_masque::{Config, Path, Relay as Known};
 use hoplite_overlay::{
     Batch, Datagrams, Overlay, Terms,
     memory::{Listener, MemoryOverlay, Network, Road, Socket},

@@ -10,6 +10,10 @@ use std::{
 
 use bytes::Bytes;
 use hoplite_crypto::{ALPN_H3, Certificates, Scramble, Transform, Trust, server_tls};
+use hoplite_http::{
+    DatagramSink,
+    h3::{self, Flow, H3Error, Session},
+};
 use hoplite_link::{
     Peer,
     quic::{
@@ -17,10 +21,7 @@ use hoplite_link::{
         crypto::rustls::QuicServerConfig,
     },
 };
-use hoplite_masque::{
-    Config, DatagramSink, Path, Relay,
-    h3::{self, Flow, H3Error, Session},
-};
+use hoplite_masque::{Config, Path, Relay};
 use hoplite_overlay::{Batch, Datagrams, Error, Overlay, Terms, direct::Direct};
 use hoplite_wire::{
     RequestHead, ResponseHead, Target,

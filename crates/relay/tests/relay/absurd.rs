@@ -5,8 +5,8 @@ use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use hoplite_crypto::{ALPN_H3, Trust, client_tls};
+use hoplite_http::h3::{self, Session};
 use hoplite_link::quic::{ClientConfig, ConnectError, Endpoint, crypto};
-use hoplite_masque::h3::{self, Session};
 use hoplite_relay::Handle;
 use hoplite_wire::{tuning::Acks, varint};
 use quinn_proto::{Side, transport_parameters::TransportParameters};

@@ -3,7 +3,7 @@
 use std::{net::Ipv4Addr, time::Duration};
 
 use bytes::Bytes;
-use hoplite_masque::{h2, h3::Exchange};
+use hoplite_http::{h2, h3::Exchange};
 use hoplite_relay::{
     Config,
     config::{ResolverChoice, Role, TokenEntry},

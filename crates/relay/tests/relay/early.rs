@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hoplite_masque::{h2, h3};
+use hoplite_http::{h2, h3};
 use hoplite_overlay::{
     Asked, Error, ErrorKind, Stream,
     conformance::{Far, Loopback},

@@ -4,8 +4,8 @@ mod hostile;
 mod support;
 
 use bytes::Bytes;
+use hoplite_http::h3::H3Error;
 use hoplite_link::server::Ecn;
-use hoplite_masque::h3::H3Error;
 use hoplite_wire::{
     forwarding::{Capsule, Offer, Transform as Kind},
     h3::Code,

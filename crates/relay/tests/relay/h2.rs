@@ -1,6 +1,6 @@
 //! The same over HTTP/2, for clients without UDP.
 
-use hoplite_masque::h2::{Config, Exchange, Session};
+use hoplite_http::h2::{Config, Exchange, Session};
 use hoplite_overlay::Batch;
 use hoplite_relay::Handle;
 use hoplite_wire::{

@@ -144,7 +144,7 @@ async fn connections_that_rest_between_requests_go_when_places_are_short() {
     let mut resting = Vec::new();
     for _ in 0..3 {
         let (endpoint, connection) = quic_from(&relay, attacker(0)).await.expect("connected");
-        let session = hoplite_masque::h3::Session::client(connection, &Default::default());
+        let session = hoplite_http::h3::Session::client(connection, &Default::default());
         let mut exchange = session.request(&tcp(target)).await.expect("sent");
         assert_eq!(exchange.response().await.expect("answered").status, 200);
         drop(exchange);

@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_masque::{
+use hoplite_http::{
     DatagramSink,
     h3::{Exchange, Flow},
 };

@@ -9,11 +9,11 @@ use std::{
 
 use bytes::Bytes;
 use hoplite_crypto::{ALPN_H3, Identity, Trust, client_tls};
-use hoplite_link::{Config as LinkConfig, Dialer, Peer, QuicLink, quic};
-use hoplite_masque::{
+use hoplite_http::{
     DatagramSink,
     h3::{self, Exchange, Flow, Session},
 };
+use hoplite_link::{Config as LinkConfig, Dialer, Peer, QuicLink, quic};
 use hoplite_overlay::{Batch, Terms, direct::Direct};
 use hoplite_relay::{Config, Handle, Relay};
 use hoplite_wire::{ProxyError, RequestHead, ResponseHead, Target, Template};

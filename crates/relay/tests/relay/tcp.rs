@@ -1,7 +1,7 @@
 //! CONNECT.
 
 use bytes::Bytes;
-use hoplite_masque::h3::H3Error;
+use hoplite_http::h3::H3Error;
 use hoplite_wire::{ProxyError, RequestHead, h3::Code};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

@@ -1,7 +1,7 @@
 //! CONNECT-UDP.
 
 use bytes::{Bytes, BytesMut};
-use hoplite_masque::h3::H3Error;
+use hoplite_http::h3::H3Error;
 use hoplite_wire::{RequestHead, capsule, capsule::CapsuleReader, h3::Code};
 
 use crate::{

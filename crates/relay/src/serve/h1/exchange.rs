@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use hoplite_masque::DatagramSink;
+use hoplite_http::DatagramSink;
 use hoplite_wire::ResponseHead;
 use http::{HeaderValue, Response, header};
 use http_body_util::Empty;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use hoplite_masque::DatagramSink;
+use hoplite_http::DatagramSink;
 use hoplite_overlay::Batch;
 use hoplite_wire::{
     capsule::{self, CapsuleReader, MAX_DATAGRAM, UDP_OVERHEAD},

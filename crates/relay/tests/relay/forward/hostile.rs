@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use hoplite_masque::h3::{DataReceiver, DataSender, H3Error};
+use hoplite_http::h3::{DataReceiver, DataSender, H3Error};
 use hoplite_wire::{
     forwarding::{Capsule, Transform as Kind},
     h3::Code,

@@ -11,11 +11,11 @@ use std::{
 
 use bytes::Bytes;
 use hoplite_crypto::{Scramble, Transform, Trust};
-use hoplite_link::{Config as LinkConfig, Dialer, Peer, server::Ecn};
-use hoplite_masque::{
+use hoplite_http::{
     DatagramSink,
     h3::{self, Flow, H3Error, Session},
 };
+use hoplite_link::{Config as LinkConfig, Dialer, Peer, server::Ecn};
 use hoplite_overlay::{Batch, Terms, direct::Direct};
 use hoplite_relay::{Config, Handle};
 use hoplite_wire::{

@@ -1,8 +1,8 @@
 //! Peers that break the rules, through raw QUIC streams: each breach has its code, and harms nobody else.
 
 use bytes::{Bytes, BytesMut};
+use hoplite_http::h3::{Config, H3Error, Session};
 use hoplite_link::quic;
-use hoplite_masque::h3::{Config, H3Error, Session};
 use hoplite_wire::{
     RequestHead,
     h3::{self, Code, Settings},

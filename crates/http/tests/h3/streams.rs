@@ -2,7 +2,7 @@
 
 use std::{future::poll_fn, task::Poll};
 
-use hoplite_masque::h3::{Config, H3Error, Session};
+use hoplite_http::h3::{Config, H3Error, Session};
 use hoplite_overlay::{Error, ErrorKind, Stream};
 use hoplite_wire::{RequestHead, ResponseHead, h3::Code};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};

@@ -11,7 +11,7 @@ use hoplite_overlay::{Asked, Error};
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{DataReceiver, DataSender};
-use crate::request;
+use crate::accepted;
 
 /// Both halves of a CONNECT. Reading hands out QUIC's own chunks, or several of them joined; a write makes one DATA frame of at most
 /// 64 KiB. Shutdown finishes the sending side; dropped before both sides have ended, it resets.
@@ -24,7 +24,7 @@ pub struct H3Stream {
 impl Asked for H3Stream {
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         let answer = ready!(self.receiver.poll_response(cx))?;
-        Poll::Ready(request::accepted(&answer))
+        Poll::Ready(accepted(&answer))
     }
 }
 

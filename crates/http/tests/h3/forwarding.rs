@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::{Bytes, BytesMut};
+use hoplite_http::h3::H3Error;
 use hoplite_link::quic;
-use hoplite_masque::h3::H3Error;
 use hoplite_wire::{
     ResponseHead,
     forwarding::{Capsule, Malformed},
@@ -68,7 +68,7 @@ async fn a_capsule_of_forwarded_mode_does_not_turn_payloads_into_capsules() {
 }
 
 /// Writes a raw capsule from a client whose server is `strict` about them.
-async fn malformed(strict: bool) -> (crate::pair::Pair, hoplite_masque::h3::DataReceiver, End) {
+async fn malformed(strict: bool) -> (crate::pair::Pair, hoplite_http::h3::DataReceiver, End) {
     let pair = pair().await;
     let (exchange, mut incoming) = pair.request(&udp_head()).await;
     let answer = ResponseHead::new(200);

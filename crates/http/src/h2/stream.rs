@@ -15,7 +15,7 @@ use hoplite_overlay::{Asked, Error};
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{H2Error, head::read_response};
-use crate::request;
+use crate::accepted;
 
 /// What one write asks for at most, in octets; the window and the send buffer may give less.
 const PIECE: usize = 64 * 1024;
@@ -196,7 +196,7 @@ impl Asked for H2Stream {
         let response = ready!(pin!(answer).poll(cx)).map_err(H2Error::from)?;
         let (parts, recv) = response.into_parts();
         (self.answer, self.receiver) = (None, DataReceiver::new(Some(recv)));
-        Poll::Ready(request::accepted(&read_response(&parts)?))
+        Poll::Ready(accepted(&read_response(&parts)?))
     }
 }
 

@@ -12,11 +12,11 @@ use std::{
 
 use bytes::Bytes;
 use hoplite_crypto::{Certificates, Identity, Trust, client_tls, observe::Hooks, server_tls};
-use hoplite_link::{Reins, quic};
-use hoplite_masque::{
+use hoplite_http::{
     DatagramSink,
     h3::{ALPN, Config, Exchange, Flow, Incoming, Session},
 };
+use hoplite_link::{Reins, quic};
 use hoplite_overlay::Batch;
 use hoplite_wire::{
     RequestHead, ResponseHead,

@@ -434,7 +434,7 @@ impl Datagrams for Tunnel {
 impl Relayed {
     async fn ask(&self, head: &RequestHead) -> Result<Exchange, Error> {
         let mut exchange = self.0.request(head).await?;
-        crate::request::accepted(&exchange.response().await?)?;
+        crate::accepted(&exchange.response().await?)?;
         Ok(exchange)
     }
 }
