@@ -7,12 +7,9 @@
 //! ends with ENHANCE_YOUR_CALM. It keeps one answer to a SETTINGS and one to a PING, and reads on when that has left. What comes slowly enough to be
 //! accepted, whoever serves counts: [`Exchange::gone`], [`Session::abandoned`], [`Session::calm`].
 
-mod drive;
+mod driver;
 mod exchange;
 mod flow;
-mod head;
-mod heard;
-mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -34,14 +31,10 @@ use tokio::{
     sync::{Mutex, Semaphore, mpsc, watch},
 };
 
-use self::{
-    drive::{Ended, Stop},
-    heard::Heard,
-};
+use self::driver::{CountReads, Ended, Stop};
 pub use self::{
-    exchange::Exchange,
+    exchange::{DataReceiver, DataSender, Exchange, H2Stream},
     flow::Flow,
-    stream::{DataReceiver, DataSender, H2Stream},
 };
 
 /// RFC 9113 §6.9.1.
@@ -191,7 +184,7 @@ impl Session {
         io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         config: &Config,
     ) -> Result<Self, H2Error> {
-        let (io, heard) = Heard::new(io);
+        let (io, reads) = CountReads::new(io);
         let mut builder = ::h2::client::Builder::new();
         builder
             .initial_window_size(config.stream_window)
@@ -203,7 +196,7 @@ impl Session {
         let (requests, connection) = builder.handshake::<_, Bytes>(io).await?;
         let (settled_in, settled) = watch::channel(false);
         let role = Role::Client { requests, settled };
-        let (session, driver) = Self::new(role, config, heard);
+        let (session, driver) = Self::new(role, config, reads);
         tokio::spawn(driver.client(connection, settled_in));
         Ok(session)
     }
@@ -216,7 +209,7 @@ impl Session {
         io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         config: &Config,
     ) -> Result<Self, H2Error> {
-        let (io, heard) = Heard::new(io);
+        let (io, reads) = CountReads::new(io);
         let mut builder = ::h2::server::Builder::new();
         builder
             .initial_window_size(config.stream_window)
@@ -228,12 +221,12 @@ impl Session {
         let connection = builder.handshake::<_, Bytes>(io).await?;
         let (requests, incoming) = mpsc::channel(BACKLOG);
         let role = Role::Server(Mutex::new(incoming));
-        let (session, driver) = Self::new(role, config, heard);
+        let (session, driver) = Self::new(role, config, reads);
         tokio::spawn(driver.server(connection, requests));
         Ok(session)
     }
 
-    fn new(role: Role, config: &Config, heard: heard::Count) -> (Self, drive::Driver) {
+    fn new(role: Role, config: &Config, reads: driver::ReadCount) -> (Self, driver::Driver) {
         let (stop, stopped) = watch::channel(Stop::No);
         let (window, windows) = watch::channel(config.connection_window);
         let (ended_in, ended) = watch::channel(None);
@@ -247,9 +240,9 @@ impl Session {
             refusing: AtomicBool::new(false),
             max_payload: config.max_payload,
         };
-        let driver = drive::Driver {
+        let driver = driver::Driver {
             config: config.clone(),
-            heard,
+            reads,
             abandoned,
             stopped,
             windows,
@@ -266,7 +259,7 @@ impl Session {
         let Role::Client { requests, settled } = &self.0.role else {
             return Err(H2Error::State);
         };
-        let request = head::request(head)?;
+        let request = exchange::write_request(head)?;
         let mut requests = requests.clone().ready().await.map_err(|e| self.why(e))?;
         if head.protocol.is_some() && !requests.is_extended_connect_protocol_enabled() {
             let mut settled = settled.clone();

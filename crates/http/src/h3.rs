@@ -9,35 +9,30 @@
 //! outgoing stream data one write of at most 64 KiB, requests not yet accepted `Config::max_waiting`.
 //! What a peer opens and gives up (RFC 9114 §10.5) whoever serves counts: [`Exchange::gone`], [`Session::abandoned`].
 
-mod counters;
-mod datagrams;
-mod driver;
-mod error;
-mod exchange;
-mod flow;
-mod order;
-mod outbox;
-mod receiver;
-mod requests;
-mod routes;
-mod sender;
-mod session;
-mod stream;
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
-use std::{sync::Arc, time::Duration};
-
-pub use counters::Counters;
-pub use error::H3Error;
-pub use exchange::Exchange;
-pub use flow::Flow;
-pub use receiver::DataReceiver;
-pub use sender::DataSender;
-pub use session::{Incoming, Session};
-pub use stream::H3Stream;
+use hoplite_link::{Reins, quic};
+use hoplite_overlay::{Error, ErrorKind};
+use hoplite_wire::h3::Code;
 
 use crate::DatagramSink;
-use hoplite_link::{Reins, quic};
-use hoplite_wire::h3::Code;
+
+mod datagrams;
+mod driver;
+mod exchange;
+mod flow;
+mod session;
+
+pub use exchange::{DataReceiver, DataSender, Exchange, H3Stream};
+pub use flow::Flow;
+pub use session::{Incoming, Session};
 
 /// The ALPN token.
 pub const ALPN: &[u8] = b"h3";
@@ -72,4 +67,90 @@ impl Default for Config {
 /// A QUIC error code out of an HTTP/3 one. All of ours are small; the peer's came out of 62 bits.
 fn var(code: Code) -> quic::VarInt {
     quic::VarInt::from_u64(code.0).unwrap_or(quic::VarInt::MAX)
+}
+
+/// A failure of a session or an exchange. Cheap to clone.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum H3Error {
+    /// The connection is gone.
+    #[error("the connection was lost: {0}")]
+    Lost(#[from] quic::ConnectionError),
+    /// The peer reset its direction of the stream.
+    #[error("the peer reset the stream with {0}")]
+    Reset(Code),
+    /// The peer does not read its end of the stream any more.
+    #[error("the peer stopped the stream with {0}")]
+    Stopped(Code),
+    /// The peer broke a rule; the stream or the connection was closed with this code.
+    #[error("the peer broke the protocol: {1} ({0})")]
+    Protocol(Code, &'static str),
+    /// The peer takes no new requests: open another connection.
+    #[error("the peer is going away")]
+    GoingAway,
+    /// The peer does not offer this at all.
+    #[error("the peer does not support {0}")]
+    Unsupported(&'static str),
+    /// This end has already finished or reset the stream.
+    #[error("the stream is already closed")]
+    Closed,
+}
+
+impl From<quic::ReadError> for H3Error {
+    fn from(error: quic::ReadError) -> Self {
+        match error {
+            quic::ReadError::Reset(code) => Self::Reset(Code(code.into_inner())),
+            quic::ReadError::ConnectionLost(error) => Self::Lost(error),
+            _ => Self::Closed,
+        }
+    }
+}
+
+impl From<quic::WriteError> for H3Error {
+    fn from(error: quic::WriteError) -> Self {
+        match error {
+            quic::WriteError::Stopped(code) => Self::Stopped(Code(code.into_inner())),
+            quic::WriteError::ConnectionLost(error) => Self::Lost(error),
+            _ => Self::Closed,
+        }
+    }
+}
+
+impl From<H3Error> for Error {
+    fn from(error: H3Error) -> Self {
+        let kind = match &error {
+            H3Error::Reset(Code::CONNECT_ERROR) => ErrorKind::TargetFailed,
+            H3Error::Unsupported(_) => ErrorKind::Unsupported,
+            _ => ErrorKind::PathFailed,
+        };
+        Self::new(kind, "carrying a flow over HTTP/3").caused_by(error)
+    }
+}
+
+impl From<H3Error> for io::Error {
+    fn from(error: H3Error) -> Self {
+        Error::from(error).into()
+    }
+}
+
+/// Datagrams and requests that came to nothing.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Requests whose head broke a rule, and datagrams or capsules that ended too early.
+    pub malformed: AtomicU64,
+    /// Datagrams with a context id other than 0.
+    pub unknown_context: AtomicU64,
+    /// Payloads too large for the road.
+    pub too_large: AtomicU64,
+    /// Payloads dropped because the connection takes no more now.
+    pub full: AtomicU64,
+    /// Datagrams for a request that had not arrived, beyond the bound on those.
+    pub early_dropped: AtomicU64,
+    /// Datagrams for no request, or for one that is no UDP flow.
+    pub unrouted: AtomicU64,
+}
+
+fn add(counter: &AtomicU64, count: usize) {
+    if count > 0 {
+        counter.fetch_add(count as u64, Ordering::Relaxed);
+    }
 }

@@ -1,14 +1,21 @@
-//! The task that reads a connection's QUIC DATAGRAM frames and hands them to the flows, in batches.
-//! Each session runs one.
-//! RFC 9297 §2.1.
+//! A connection's QUIC DATAGRAM frames. A task reads them and hands them to the flows, in batches; what comes for a request that has not
+//! arrived is kept a little; what goes out waits in one queue of all flows, which takes no more than QUIC has room for.
+//! RFC 9297 §2.1: "If a DATAGRAM frame is received and its Quarter Stream ID field maps to a stream that has not yet been created,
+//! the receiver SHALL either drop that frame silently or buffer it temporarily".
 
-use std::{sync::Arc, task::Poll};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt as _;
+use hoplite_overlay::Batch;
 use hoplite_wire::{h3::Code, http_datagram};
+use tokio::sync::Notify;
 
-use super::{counters::add, flow::Inbound, routes::Found, session::Inner};
+use super::{add, flow::Inbound, quic, session::Inner};
 
 /// How many datagrams are handed out before the flows flush and other tasks get their turn.
 const BATCH: usize = 256;
@@ -18,7 +25,7 @@ const ROUND_TRIP_AFTER: u64 = 64;
 
 /// Runs until the connection is lost.
 pub(super) async fn run(inner: Arc<Inner>) {
-    let mut batch = Batch {
+    let mut batch = Dispatch {
         number: 0,
         touched: Vec::new(),
         last: None,
@@ -64,14 +71,15 @@ fn waiting(inner: &Inner) -> Option<Bytes> {
     cut_out.or_else(|| received().and_then(Result::ok))
 }
 
-struct Batch {
+/// Datagrams that are handed out before the flows flush.
+struct Dispatch {
     number: u64,
     touched: Vec<Arc<Inbound>>,
     /// Stream and slot of the datagram before: most batches are for one flow.
     last: Option<(u64, usize)>,
 }
 
-impl Batch {
+impl Dispatch {
     fn begin(&mut self, inner: &Inner) {
         self.number += 1;
         if let Some(reins) = &inner.config.reins
@@ -116,6 +124,384 @@ impl Batch {
         for inbound in self.touched.drain(..) {
             inbound.seen_frames();
             inbound.flush();
+        }
+    }
+}
+
+/// At most this many early datagrams are kept a connection; what comes then is dropped and counted.
+const EARLY_COUNT: usize = 32;
+/// At most this many octets of them.
+const EARLY_OCTETS: usize = 64 * 1024;
+/// How far ahead of the newest request a stream id may be to be plausible.
+const AHEAD: u64 = 4 * 256;
+
+/// What to do with a datagram.
+pub(super) enum Found {
+    /// The flow's place among those touched in this batch, and the flow itself the first time.
+    Flow {
+        slot: usize,
+        first: Option<Arc<Inbound>>,
+    },
+    /// It was kept.
+    Kept,
+    /// There is no room for early datagrams.
+    NoRoom,
+    /// No flow will ever want it.
+    Nobody,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Routes {
+    entries: HashMap<u64, Entry>,
+    early: VecDeque<(u64, Bytes)>,
+    early_octets: usize,
+    /// The server's end: the first request that has not arrived.
+    next: u64,
+    /// The server's end: no more requests are taken.
+    draining: bool,
+}
+
+#[derive(Debug)]
+enum Entry {
+    /// The request is not decided yet.
+    Waiting,
+    /// `batch` and `slot`: where the flow stands among those touched, and in which batch that was.
+    Flow {
+        inbound: Arc<Inbound>,
+        batch: u64,
+        slot: usize,
+    },
+}
+
+impl Routes {
+    /// The server's end: a request has arrived. `false` while draining.
+    pub(super) fn arrive(&mut self, id: u64) -> bool {
+        if !self.draining {
+            self.next = self.next.max(id + 4);
+            self.entries.insert(id, Entry::Waiting);
+        }
+        !self.draining
+    }
+
+    /// The client's end: a request was made.
+    pub(super) fn open(&mut self, id: u64) {
+        self.entries.insert(id, Entry::Waiting);
+    }
+
+    /// No more requests; the id of the first one that is not taken.
+    pub(super) fn drain(&mut self) -> u64 {
+        self.draining = true;
+        self.next
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    /// The request ended, or it is no UDP flow: its datagrams are unwanted.
+    /// The flow is returned, to be dropped by the caller when nothing is locked any more.
+    #[must_use]
+    pub(super) fn close(&mut self, id: u64) -> Option<Arc<Inbound>> {
+        drop(self.take_early(id));
+        match self.entries.remove(&id)? {
+            Entry::Flow { inbound, .. } => Some(inbound),
+            Entry::Waiting => None,
+        }
+    }
+
+    /// The request became a flow; what came early for it.
+    pub(super) fn enter(&mut self, id: u64, inbound: Arc<Inbound>) -> Vec<Bytes> {
+        self.entries.insert(
+            id,
+            Entry::Flow {
+                inbound,
+                batch: 0,
+                slot: 0,
+            },
+        );
+        self.take_early(id)
+    }
+
+    fn take_early(&mut self, id: u64) -> Vec<Bytes> {
+        let mut taken = Vec::new();
+        if self.early.iter().any(|(early, _)| *early == id) {
+            let (mine, others) = std::mem::take(&mut self.early)
+                .into_iter()
+                .partition(|(early, _)| *early == id);
+            self.early = others;
+            self.early_octets = self.early.iter().map(|(_, datagram)| datagram.len()).sum();
+            let mine: VecDeque<_> = mine;
+            taken.extend(mine.into_iter().map(|(_, datagram)| datagram));
+        }
+        taken
+    }
+
+    /// Where a datagram for stream `id` goes. `batch` counts from 1; `touched` is how many flows it has touched so far.
+    pub(super) fn find(&mut self, id: u64, datagram: &Bytes, batch: u64, touched: usize) -> Found {
+        match self.entries.get_mut(&id) {
+            Some(Entry::Flow {
+                inbound,
+                batch: seen,
+                slot,
+            }) => {
+                let first = (*seen != batch).then(|| Arc::clone(inbound));
+                if first.is_some() {
+                    (*seen, *slot) = (batch, touched);
+                }
+                Found::Flow { slot: *slot, first }
+            }
+            Some(Entry::Waiting) => self.keep(id, datagram),
+            None if !self.draining && (self.next..self.next + AHEAD).contains(&id) => {
+                self.keep(id, datagram)
+            }
+            None => Found::Nobody,
+        }
+    }
+
+    /// Copies, because the datagram may hold a whole receive buffer.
+    fn keep(&mut self, id: u64, datagram: &Bytes) -> Found {
+        if self.early.len() == EARLY_COUNT || self.early_octets + datagram.len() > EARLY_OCTETS {
+            return Found::NoRoom;
+        }
+        self.early_octets += datagram.len();
+        self.early.push_back((id, Bytes::copy_from_slice(datagram)));
+        Found::Kept
+    }
+}
+
+/// What QUIC counts for each datagram on top of its octets.
+const PER_DATAGRAM: usize = size_of::<Bytes>();
+
+/// A batch that is to become frames of one flow.
+#[derive(Clone, Copy)]
+pub(super) struct Frames<'a> {
+    pub(super) batch: Batch<'a>,
+    pub(super) stream: u64,
+}
+
+/// One a connection. Its bound is one batch: while any datagram waits here, nobody sends.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    /// How much room QUIC's buffer has while it is empty.
+    room: usize,
+    state: Mutex<State>,
+    work: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<Bytes>,
+    wakers: Vec<Waker>,
+}
+
+impl State {
+    fn poll_ready(&mut self, cx: &Context<'_>) -> Poll<()> {
+        if self.waiting.is_empty() {
+            return Poll::Ready(());
+        }
+        if !self.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+            self.wakers.push(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+impl Outbox {
+    /// For a connection whose empty buffer has so much room.
+    pub(super) fn new(room: usize) -> Self {
+        Self {
+            room,
+            state: Mutex::default(),
+            work: Notify::new(),
+        }
+    }
+
+    /// Whether nothing waits here or in QUIC's buffer.
+    pub(super) fn is_drained(&self, inner: &Inner) -> bool {
+        inner.conn.datagram_send_buffer_space() >= self.room && self.state().waiting.is_empty()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ready when a batch will be taken whole.
+    pub(super) fn poll_ready(&self, cx: &Context<'_>) -> Poll<()> {
+        self.state().poll_ready(cx)
+    }
+
+    /// Sends what there is room for and returns how many payloads that were. Of the rest, a caller that can wait leaves
+    /// all here; for one that cannot, the rest counts as dropped.
+    pub(super) fn send(
+        &self,
+        inner: &Inner,
+        frames: Frames<'_>,
+        waiter: Option<&Context<'_>>,
+    ) -> Poll<usize> {
+        let mut state = self.state();
+        if let Some(cx) = waiter
+            && state.poll_ready(cx).is_pending()
+        {
+            return Poll::Pending;
+        }
+        let fitting = match state.waiting.is_empty() {
+            true => frames.fitting(inner.conn.datagram_send_buffer_space()),
+            false => 0,
+        };
+        let taken = if waiter.is_some() {
+            frames.count()
+        } else {
+            fitting
+        };
+        add(&inner.config.counters.full, frames.count() - taken);
+        let lost = self.hand_over(&mut state, inner, frames.encode(taken), fitting);
+        Poll::Ready(taken - lost)
+    }
+
+    /// The first `fitting` go to QUIC, the others wait. How many QUIC refused.
+    fn hand_over(
+        &self,
+        state: &mut State,
+        inner: &Inner,
+        frames: impl Iterator<Item = Bytes>,
+        fitting: usize,
+    ) -> usize {
+        let mut refused = 0;
+        for (index, frame) in frames.enumerate() {
+            if index >= fitting {
+                state.waiting.push_back(frame);
+            } else if let Err(error) = inner.conn.send_datagram(frame) {
+                refused += 1;
+                count_refusal(inner, &error);
+            }
+        }
+        if !state.waiting.is_empty() {
+            self.work.notify_one();
+        }
+        refused
+    }
+
+    /// Feeds what waits to QUIC. Runs until the connection is lost.
+    pub(super) async fn run(&self, inner: &Inner) {
+        loop {
+            self.work.notified().await;
+            while let Some(frame) = self.first() {
+                match inner.conn.send_datagram_wait(frame).await {
+                    Err(quic::SendDatagramError::ConnectionLost(_)) => return,
+                    Err(error) => count_refusal(inner, &error),
+                    Ok(()) => {}
+                }
+                self.forget_first();
+            }
+        }
+    }
+
+    fn first(&self) -> Option<Bytes> {
+        self.state().waiting.front().cloned()
+    }
+
+    /// The first one has gone; when none wait any more, whoever wanted to send is told.
+    fn forget_first(&self) {
+        let mut state = self.state();
+        state.waiting.pop_front();
+        if state.waiting.is_empty() {
+            let wakers = std::mem::take(&mut state.wakers);
+            drop(state);
+            wakers.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// The connection is lost.
+    pub(super) fn clear(&self) {
+        let mut state = self.state();
+        state.waiting.clear();
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+fn count_refusal(inner: &Inner, error: &quic::SendDatagramError) {
+    if *error == quic::SendDatagramError::TooLarge {
+        add(&inner.config.counters.too_large, 1);
+    }
+}
+
+impl<'a> Frames<'a> {
+    fn count(&self) -> usize {
+        self.batch
+            .contents
+            .len()
+            .div_ceil(self.batch.segment.max(1))
+            .max(1)
+    }
+
+    /// How many of the payloads, from the first, QUIC takes when it has `space` octets left.
+    fn fitting(&self, space: usize) -> usize {
+        let (count, head) = (self.count(), http_datagram::udp_overhead(self.stream));
+        let each = self.batch.segment.max(1) + head + PER_DATAGRAM;
+        let fitting = (space + PER_DATAGRAM) / each;
+        if fitting + 1 != count {
+            return fitting.min(count);
+        }
+        let last = self.batch.contents.len() - fitting * self.batch.segment + head;
+        fitting + usize::from(fitting * each + last <= space)
+    }
+
+    /// The frames of the first `taken` payloads, all in one allocation.
+    fn encode(&self, taken: usize) -> impl Iterator<Item = Bytes> + use<'a> {
+        let (segment, head) = (
+            self.batch.segment.max(1),
+            http_datagram::udp_overhead(self.stream),
+        );
+        let octets = self.batch.contents.len().min(taken * segment);
+        let mut all = BytesMut::with_capacity(octets + taken * head);
+        for payload in self.batch.payloads().take(taken) {
+            http_datagram::write_udp_head(&mut all, self.stream);
+            all.extend_from_slice(payload);
+        }
+        let mut all = all.freeze();
+        (0..taken).map(move |_| all.split_to(all.len().min(head + segment)))
+    }
+}
+
+#[cfg(test)]
+mod outbox_tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// QUIC's own rule, one datagram at a time.
+    fn fitting_slowly(frames: Frames<'_>, mut space: isize) -> usize {
+        let sizes: Vec<_> = frames
+            .encode(frames.count())
+            .map(|frame| frame.len())
+            .collect();
+        let mut count = 0;
+        for size in sizes {
+            if size as isize > space {
+                break;
+            }
+            space -= (size + PER_DATAGRAM) as isize;
+            count += 1;
+        }
+        count
+    }
+
+    proptest! {
+        #[test]
+        fn never_more_is_handed_over_than_quic_has_room_for(contents in proptest::collection::vec(any::<u8>(), 0..2000), segment in 1_usize..700, space in 0_usize..4000, stream in 0_u64..1 << 20) {
+            let frames = Frames { batch: Batch { contents: &contents, segment }, stream: stream * 4 };
+            prop_assert_eq!(frames.fitting(space), fitting_slowly(frames, space as isize));
+        }
+
+        #[test]
+        fn frames_hold_the_payloads_in_order(contents in proptest::collection::vec(any::<u8>(), 0..2000), segment in 1_usize..700, stream in 0_u64..1 << 20) {
+            let batch = Batch { contents: &contents, segment };
+            let frames = Frames { batch, stream: stream * 4 };
+            let expected: Vec<_> = batch.payloads().map(|payload| http_datagram::Udp::Payload(Bytes::copy_from_slice(payload))).collect();
+            let read: Vec<_> = frames.encode(frames.count()).map(|frame| http_datagram::split(frame).expect("valid")).collect();
+            prop_assert!(read.iter().all(|(id, _)| *id == stream * 4));
+            prop_assert_eq!(read.into_iter().map(|(_, rest)| http_datagram::udp(rest)).collect::<Vec<_>>(), expected);
         }
     }
 }

@@ -18,10 +18,8 @@ use hoplite_wire::{
 use tokio::sync::mpsc;
 
 use super::{
-    DataReceiver, DataSender, H3Error,
-    counters::add,
-    quic,
-    requests::Ticket,
+    DataReceiver, DataSender, H3Error, add, quic,
+    session::Ticket,
     session::{Arrived, Inner},
     var,
 };

@@ -1,17 +1,28 @@
 //! One request and its response, at either end.
-//! It becomes a byte stream, two halves, or a UDP flow.
-//! RFC 9114 §4.1.
+//! It becomes a byte stream, two halves, or a UDP flow. Sending puts DATA frames around what the caller gives; receiving hands out
+//! the payloads in the very chunks that QUIC delivers.
+//! RFC 9114 §4.1 (order of frames), §4.4 (CONNECT), §7.1, §7.2.1.
 
 use std::{
-    future::poll_fn,
+    collections::VecDeque,
+    future::{pending, poll_fn},
+    io::{self, IoSlice},
+    pin::{Pin, pin},
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
-use bytes::{Bytes, BytesMut};
-use hoplite_wire::{RequestHead, ResponseHead, h3::Code, message::HeadError};
+use bytes::{Buf, Bytes, BytesMut};
+use hoplite_overlay::{Asked, Error};
+use hoplite_wire::{
+    RequestHead, ResponseHead,
+    h3::{self, Code, Frame, FrameReader, Place},
+    message::{HeadError, check_trailers},
+};
+use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 
-use super::{DataReceiver, DataSender, DatagramSink, Flow, H3Error, H3Stream};
+use super::{DatagramSink, Flow, H3Error, quic, session::Session, session::Ticket, var};
+use crate::accepted;
 
 /// A request that is under way. Dropped, both directions are reset.
 #[derive(Debug)]
@@ -193,5 +204,546 @@ impl DataReceiver {
             }
             HeadError::Malformed(rule) => self.refuse(Code::MESSAGE_ERROR, rule),
         }
+    }
+}
+
+/// The largest DATA frame that one write makes.
+pub(super) const MAX_WRITE: usize = 64 * 1024;
+/// Type and length of a DATA frame of that size.
+const DATA_HEAD: usize = 5;
+
+/// Writes DATA frames. Dropped before [`DataSender::finish`], it resets the stream with H3_REQUEST_CANCELLED.
+///
+/// At most one write waits here, and with it a flow's few capsules: what QUIC does not take at once is kept, and the next write
+/// waits until it has gone.
+/// Whoever stops writing flushes, or the kept rest waits for the next write.
+#[derive(Debug)]
+pub struct DataSender {
+    stream: quic::SendStream,
+    pending: VecDeque<Bytes>,
+    ended: bool,
+    /// Keeps the connection open as long as it is used.
+    pub(super) session: Option<Session>,
+    _ticket: Arc<Ticket>,
+}
+
+/// Whether something of what was written has to be flushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waits {
+    Nothing,
+    ForFlush,
+}
+
+impl DataSender {
+    pub(super) fn new(
+        stream: quic::SendStream,
+        ticket: Arc<Ticket>,
+        session: Option<Session>,
+    ) -> Self {
+        Self {
+            stream,
+            pending: VecDeque::new(),
+            ended: false,
+            session,
+            _ticket: ticket,
+        }
+    }
+
+    /// Ready when the next write is taken at once.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), H3Error>> {
+        while !self.pending.is_empty() {
+            let written = {
+                let chunks = self.pending.make_contiguous();
+                ready!(pin!(self.stream.write_chunks(chunks)).poll(cx))?
+            };
+            self.pending.drain(..written.chunks);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Takes `payload` whole, without copying it, once the write before has gone. An empty one writes nothing.
+    pub fn poll_write_bytes(
+        &mut self,
+        cx: &mut Context<'_>,
+        payload: &mut Bytes,
+    ) -> Poll<Result<(), H3Error>> {
+        ready!(self.poll_flush(cx))?;
+        if !payload.is_empty() {
+            let mut head = BytesMut::with_capacity(2 * DATA_HEAD);
+            h3::write_data_head(&mut head, payload.len());
+            let payload = std::mem::take(payload);
+            self.push(cx, [head.freeze(), payload])?;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Copies up to 64 KiB of `data` into one DATA frame; how many octets were taken.
+    pub(super) fn poll_write_copy(
+        &mut self,
+        cx: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<Result<usize, H3Error>> {
+        ready!(self.poll_flush(cx))?;
+        let data = data.get(..MAX_WRITE).unwrap_or(data);
+        if !data.is_empty() {
+            let mut frame = BytesMut::with_capacity(DATA_HEAD + data.len());
+            h3::write_data_head(&mut frame, data.len());
+            frame.extend_from_slice(data);
+            self.push(cx, [frame.freeze()])?;
+        }
+        Poll::Ready(Ok(data.len()))
+    }
+
+    /// Hands whole frames over; what QUIC does not take now is pending. The caller has made sure that little was before.
+    fn push<const N: usize>(
+        &mut self,
+        cx: &mut Context<'_>,
+        chunks: [Bytes; N],
+    ) -> Result<(), H3Error> {
+        if self.ended {
+            return Err(H3Error::Closed);
+        }
+        self.pending.extend(chunks);
+        match self.poll_flush(cx) {
+            Poll::Ready(Err(error)) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Hands a whole frame over without waiting; whether QUIC took all of it. Otherwise somebody must flush.
+    pub(super) fn write_now(&mut self, frame: Bytes) -> Result<bool, H3Error> {
+        self.push(&mut Context::from_waker(Waker::noop()), [frame])?;
+        Ok(self.pending.is_empty())
+    }
+
+    /// Hands a whole frame over without waiting, behind up to `bound` octets that QUIC has not taken yet.
+    /// Whether somebody must flush then; `None` when there was no room.
+    pub(super) fn write_behind(&mut self, frame: Bytes, bound: usize) -> Option<Waits> {
+        let waiting: usize = self.pending.iter().map(Bytes::len).sum();
+        if waiting > bound || self.ended {
+            return None;
+        }
+        match self.write_now(frame) {
+            Ok(true) => Some(Waits::Nothing),
+            Ok(false) => Some(Waits::ForFlush),
+            Err(_) => None,
+        }
+    }
+
+    pub(super) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Writes all of `payload` and waits until QUIC has taken it.
+    ///
+    /// # Errors
+    /// The connection is lost, or the peer stopped the stream.
+    pub async fn write(&mut self, mut payload: Bytes) -> Result<(), H3Error> {
+        poll_fn(|cx| self.poll_write_bytes(cx, &mut payload)).await?;
+        poll_fn(|cx| self.poll_flush(cx)).await
+    }
+
+    /// Writes a HEADERS frame.
+    pub(super) async fn write_head(&mut self, section: &[u8]) -> Result<(), H3Error> {
+        let mut frame = BytesMut::with_capacity(section.len() + 2 * DATA_HEAD);
+        h3::write_headers(&mut frame, section);
+        poll_fn(|cx| self.poll_flush(cx)).await?;
+        self.write_now(frame.freeze())?;
+        poll_fn(|cx| self.poll_flush(cx)).await
+    }
+
+    /// Ends the stream behind what was written.
+    pub fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), H3Error>> {
+        ready!(self.poll_flush(cx))?;
+        if !self.ended {
+            self.ended = true;
+            self.stream.finish().map_err(|_| H3Error::Closed)?;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Ends the stream behind what was written.
+    ///
+    /// # Errors
+    /// The connection is lost, or the peer stopped the stream.
+    pub async fn finish(&mut self) -> Result<(), H3Error> {
+        poll_fn(|cx| self.poll_finish(cx)).await
+    }
+
+    /// Ends the stream at once: the peer must not take it for complete.
+    pub fn reset(&mut self, code: Code) {
+        if !self.ended {
+            self.ended = true;
+            self.pending.clear();
+            self.stream.reset(var(code)).ok();
+        }
+    }
+
+    /// The code with which the peer stops reading; `None` once it has read everything up to the end.
+    pub fn stopped(&self) -> impl Future<Output = Option<Code>> + Send + 'static {
+        let stopped = self.stream.stopped();
+        async move {
+            stopped
+                .await
+                .ok()
+                .flatten()
+                .map(|code| Code(code.into_inner()))
+        }
+    }
+
+    /// Ends the stream in order if nothing is pending, else resets it.
+    pub(super) fn close(&mut self) {
+        if !self.ended && self.pending.is_empty() {
+            self.ended = true;
+            self.stream.finish().ok();
+        }
+        self.reset(Code::REQUEST_CANCELLED);
+    }
+}
+
+impl Drop for DataSender {
+    fn drop(&mut self) {
+        self.reset(Code::REQUEST_CANCELLED);
+    }
+}
+
+/// How many chunks one call takes out of QUIC: about 40 KiB of full packets.
+const CHUNKS: usize = 32;
+
+/// Reads DATA payloads. Dropped before the peer has ended the stream, it asks the peer to stop with H3_REQUEST_CANCELLED.
+#[derive(Debug)]
+pub struct DataReceiver {
+    stream: quic::RecvStream,
+    frames: FrameReader,
+    raw: VecDeque<Bytes>,
+    ready: VecDeque<Bytes>,
+    max_field_section: usize,
+    stage: Stage,
+    /// Why the stage is `Ended`, unless the peer ended the stream in order.
+    failed: Option<H3Error>,
+    /// A CONNECT: after the heads, nothing but DATA.
+    pub(super) tunnel: bool,
+    /// Keeps the connection open as long as it is used.
+    pub(super) session: Option<Session>,
+    ticket: Arc<Ticket>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Stage {
+    Head,
+    Data,
+    Trailers,
+    Ended,
+}
+
+impl DataReceiver {
+    pub(super) fn new(
+        stream: quic::RecvStream,
+        ticket: Arc<Ticket>,
+        session: Option<Session>,
+    ) -> Self {
+        let limit = ticket.inner().config.max_field_section;
+        Self {
+            stream,
+            // Huffman coding only shortens what is worth it; static references make a section smaller than it counts.
+            frames: FrameReader::new(Place::Request, limit),
+            raw: VecDeque::new(),
+            ready: VecDeque::new(),
+            max_field_section: limit,
+            stage: Stage::Head,
+            failed: None,
+            tunnel: false,
+            session,
+            ticket,
+        }
+    }
+
+    /// Resolves when the peer resets its direction; not when it ends that in order.
+    pub(super) async fn reset_by_peer(&mut self) {
+        if let Ok(None) = self.stream.received_reset().await {
+            pending::<()>().await;
+        }
+    }
+
+    /// The next frame, straight out of the chunks that QUIC delivers; `None` at the end of the stream.
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Frame>, H3Error>> {
+        loop {
+            match self.next_raw_frame()? {
+                Some(frame) => return Poll::Ready(Ok(Some(frame))),
+                None if self.stage == Stage::Ended => {
+                    return Poll::Ready(self.failed.clone().map_or(Ok(None), Err));
+                }
+                None => ready!(self.poll_chunks(cx))?,
+            }
+        }
+    }
+
+    fn next_raw_frame(&mut self) -> Result<Option<Frame>, H3Error> {
+        while let Some(chunk) = self.raw.front_mut() {
+            match self.frames.next(chunk) {
+                Ok(Some(frame)) => return Ok(Some(frame)),
+                Ok(None) => drop(self.raw.pop_front()),
+                Err(code) => {
+                    return Err(self.fail(code, "a frame that is not allowed or badly laid out"));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn poll_chunks(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), H3Error>> {
+        let mut chunks = [const { Bytes::new() }; CHUNKS];
+        let read = ready!(pin!(self.stream.read_chunks(&mut chunks)).poll(cx));
+        let count = read.map_err(|error| self.end(error.into()))?;
+        match count {
+            Some(count) => self.raw.extend(chunks.into_iter().take(count)),
+            None if self.frames.is_between_frames() => self.stage = Stage::Ended,
+            None => {
+                return Poll::Ready(Err(
+                    self.fail(Code::FRAME_ERROR, "the stream ends inside a frame")
+                ));
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Breaches of the framing end the connection.
+    pub(super) fn fail(&mut self, code: Code, what: &'static str) -> H3Error {
+        self.ticket.inner().fail(code, what);
+        self.end(H3Error::Protocol(code, what))
+    }
+
+    fn end(&mut self, error: H3Error) -> H3Error {
+        self.stage = Stage::Ended;
+        self.raw.clear();
+        self.failed = Some(error.clone());
+        error
+    }
+
+    /// The field section of a head; `None` when the stream ends before it.
+    pub(super) fn poll_head(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<Bytes>, H3Error>> {
+        Poll::Ready(match ready!(self.poll_frame(cx))? {
+            None => Ok(None),
+            Some(Frame::Headers(section)) => Ok(Some(section)),
+            Some(_) => Err(self.fail(Code::FRAME_UNEXPECTED, "a body before its head")),
+        })
+    }
+
+    /// Whether the final head has not been read.
+    pub(super) fn awaits_head(&self) -> bool {
+        self.stage == Stage::Head
+    }
+
+    /// The last head has been read.
+    pub(super) fn heads_end(&mut self) {
+        if self.stage == Stage::Head {
+            self.stage = Stage::Data;
+        }
+    }
+
+    /// The next payload, as it came; `None` at the end.
+    pub fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, H3Error>> {
+        loop {
+            if let Some(payload) = self.ready.pop_front() {
+                return Poll::Ready(Ok(Some(payload)));
+            }
+            let frame = ready!(self.poll_frame(cx))?;
+            let Some(frame) = frame else {
+                return Poll::Ready(Ok(None));
+            };
+            if let Some(payload) = self.take_frame(frame)? {
+                return Poll::Ready(Ok(Some(payload)));
+            }
+        }
+    }
+
+    fn take_frame(&mut self, frame: Frame) -> Result<Option<Bytes>, H3Error> {
+        match frame {
+            Frame::Data(payload) if self.stage == Stage::Data => Ok(Some(payload)),
+            Frame::Headers(section) if self.stage == Stage::Data && !self.tunnel => {
+                self.stage = Stage::Trailers;
+                match check_trailers(&section, self.max_field_section) {
+                    Ok(()) => Ok(None),
+                    Err(_) => Err(self.refuse(Code::MESSAGE_ERROR, "malformed trailers")),
+                }
+            }
+            _ => Err(self.fail(Code::FRAME_UNEXPECTED, "a frame out of order")),
+        }
+    }
+
+    /// Breaches of the message end the stream alone.
+    pub(super) fn refuse(&mut self, code: Code, what: &'static str) -> H3Error {
+        self.stop(code);
+        self.end(H3Error::Protocol(code, what))
+    }
+
+    /// The next payload, as it came; `None` at the end.
+    ///
+    /// # Errors
+    /// The stream was reset, the connection is lost, or the peer broke a rule.
+    pub async fn data(&mut self) -> Result<Option<Bytes>, H3Error> {
+        poll_fn(|cx| self.poll_data(cx)).await
+    }
+
+    /// Makes payloads available to [`DataReceiver::slices`]: all that one look at QUIC yields. `false` at the end.
+    pub fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, H3Error>> {
+        if !self.ready.is_empty() {
+            return Poll::Ready(Ok(true));
+        }
+        let Some(first) = ready!(self.poll_data(cx))? else {
+            return Poll::Ready(Ok(false));
+        };
+        self.ready.push_back(first);
+        // An error in what follows is kept, and told by the next call.
+        while self.stage == Stage::Data
+            && let Ok(Some(frame)) = self.next_raw_frame()
+        {
+            if let Ok(Some(payload)) = self.take_frame(frame) {
+                self.ready.push_back(payload);
+            }
+        }
+        Poll::Ready(Ok(true))
+    }
+
+    /// What was filled, for a vectored write; how many slices were set.
+    pub fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let filled = slices
+            .iter_mut()
+            .zip(&self.ready)
+            .map(|(slice, payload)| *slice = IoSlice::new(payload));
+        filled.count()
+    }
+
+    /// What was filled, as one slice: several chunks are joined, because one copy is cheaper than many writes.
+    pub(super) fn joined(&mut self) -> &[u8] {
+        if self.ready.len() > 1 {
+            let mut all = BytesMut::with_capacity(self.ready.iter().map(Bytes::len).sum());
+            for payload in self.ready.drain(..) {
+                all.extend_from_slice(&payload);
+            }
+            self.ready.push_back(all.freeze());
+        }
+        self.ready.front().map_or(&[], |payload| payload)
+    }
+
+    /// Moves what was filled into `buf`, as much as fits.
+    pub(super) fn read_into(&mut self, buf: &mut ReadBuf<'_>) {
+        while buf.remaining() > 0
+            && let Some(front) = self.ready.front_mut()
+        {
+            buf.put_slice(&front.split_to(buf.remaining().min(front.len())));
+            if front.is_empty() {
+                self.ready.pop_front();
+            }
+        }
+    }
+
+    /// Marks `count` octets of what was filled as used.
+    pub fn consume(&mut self, mut count: usize) {
+        while count > 0
+            && let Some(front) = self.ready.front_mut()
+        {
+            let now = count.min(front.len());
+            front.advance(now);
+            count -= now;
+            if front.is_empty() {
+                self.ready.pop_front();
+            }
+        }
+    }
+
+    /// Asks the peer to send no more; what was not read is lost.
+    pub fn stop(&mut self, code: Code) {
+        if self.stage != Stage::Ended {
+            self.end(H3Error::Closed);
+            self.stream.stop(var(code)).ok();
+        }
+    }
+
+    pub(super) fn max_field_section(&self) -> usize {
+        self.max_field_section
+    }
+
+    /// It is no UDP flow: datagrams for it are not kept.
+    pub(super) fn refuse_datagrams(&self) {
+        let removed = self.ticket.inner().routes().close(self.ticket.id());
+        drop(removed);
+        self.ticket.streams(true);
+    }
+
+    /// The stream's id.
+    pub(super) fn id(&self) -> u64 {
+        self.ticket.id()
+    }
+
+    pub(super) fn ticket(&self) -> &Arc<Ticket> {
+        &self.ticket
+    }
+}
+
+impl Drop for DataReceiver {
+    fn drop(&mut self) {
+        self.stop(Code::REQUEST_CANCELLED);
+    }
+}
+
+/// Both halves of a CONNECT. Reading hands out QUIC's own chunks, or several of them joined; a write makes one DATA frame of at most
+/// 64 KiB. Shutdown finishes the sending side; dropped before both sides have ended, it resets.
+#[derive(Debug)]
+pub struct H3Stream {
+    pub(super) sender: DataSender,
+    pub(super) receiver: DataReceiver,
+}
+
+impl Asked for H3Stream {
+    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        let answer = ready!(self.receiver.poll_response(cx))?;
+        Poll::Ready(accepted(&answer))
+    }
+}
+
+impl AsyncBufRead for H3Stream {
+    fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        let receiver = &mut self.get_mut().receiver;
+        ready!(receiver.poll_fill(cx))?;
+        Poll::Ready(Ok(receiver.joined()))
+    }
+
+    fn consume(self: Pin<&mut Self>, amt: usize) {
+        self.get_mut().receiver.consume(amt);
+    }
+}
+
+impl AsyncRead for H3Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let receiver = &mut self.get_mut().receiver;
+        ready!(receiver.poll_fill(cx))?;
+        receiver.read_into(buf);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for H3Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Poll::Ready(Ok(ready!(self.get_mut().sender.poll_write_copy(cx, buf))?))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(ready!(self.get_mut().sender.poll_flush(cx))?))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(ready!(self.get_mut().sender.poll_finish(cx))?))
     }
 }

@@ -1,12 +1,13 @@
 //! A connection's handle: make requests, take requests, drain, close.
 //! The overlay holds one per hop, `relay` one per client.
+//! Which requests are alive is known by their tickets, which the halves of an exchange hold.
 //! RFC 9114 §3.3, §5.
 
 use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -17,12 +18,8 @@ use hoplite_wire::{
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 
 use super::{
-    Config, Counters, DataReceiver, DataSender, Exchange, H3Error, datagrams, driver,
-    outbox::Outbox,
-    quic,
-    requests::{Live, Ticket},
-    routes::Routes,
-    var,
+    Config, Counters, DataReceiver, DataSender, Exchange, H3Error, datagrams, datagrams::Outbox,
+    datagrams::Routes, driver, quic, var,
 };
 
 /// What the handle and the connection's tasks share.
@@ -275,5 +272,72 @@ impl fmt::Debug for Session {
         f.debug_struct("Session")
             .field("live", &self.inner().live.count())
             .finish_non_exhaustive()
+    }
+}
+
+/// A request that is alive; the last half of its exchange drops it.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    inner: Arc<Inner>,
+    id: u64,
+    /// Whether it carries a stream of octets, which wants congestion control.
+    stream: AtomicBool,
+}
+
+/// How many requests are alive.
+#[derive(Debug, Default)]
+pub(super) struct Live(AtomicUsize);
+
+impl Ticket {
+    /// Enters a request: datagrams for it are kept from now on.
+    pub(super) fn new(inner: &Arc<Inner>, id: u64) -> Arc<Self> {
+        inner.live.0.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self {
+            inner: Arc::clone(inner),
+            id,
+            stream: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+
+    /// Whether what it carries goes as a stream of octets now.
+    pub(super) fn streams(&self, is: bool) {
+        if let Some(reins) = &self.inner.config.reins
+            && self.stream.load(Ordering::Relaxed) != is
+            && self.stream.swap(is, Ordering::Relaxed) != is
+        {
+            match is {
+                true => reins.stream_begins(),
+                false => reins.stream_ends(),
+            }
+        }
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let removed = self.inner.routes().close(self.id);
+        drop(removed);
+        if let Some(reins) = &self.inner.config.reins
+            && *self.stream.get_mut()
+        {
+            reins.stream_ends();
+        }
+        if self.inner.live.0.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.inner.idle.notify_waiters();
+        }
+    }
+}
+
+impl Live {
+    pub(super) fn count(&self) -> usize {
+        self.0.load(Ordering::Acquire)
     }
 }

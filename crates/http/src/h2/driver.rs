@@ -3,20 +3,25 @@
 
 use std::{
     future::{pending, poll_fn},
-    pin::pin,
-    sync::Arc,
+    io,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
     time::Duration,
 };
 
 use ::h2::{Ping, PingPong, Reason, client, server};
 use bytes::Bytes;
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::{Semaphore, mpsc, watch},
     time::{sleep, timeout},
 };
 
-use super::{Config, Exchange, H2Error, Incoming, head, heard::Count};
+use super::{Config, Exchange, H2Error, Incoming, exchange::read_request};
 
 /// How long the last frames of a connection may take to leave.
 const FAREWELL: Duration = Duration::from_millis(500);
@@ -36,7 +41,7 @@ pub(super) enum Stop {
 
 pub(super) struct Driver {
     pub(super) config: Config,
-    pub(super) heard: Count,
+    pub(super) reads: ReadCount,
     pub(super) abandoned: Arc<Semaphore>,
     pub(super) stopped: watch::Receiver<Stop>,
     pub(super) windows: watch::Receiver<u32>,
@@ -133,7 +138,7 @@ impl Driver {
         };
         let (request, mut answer) = request?;
         let (parts, body) = request.into_parts();
-        match (head::read_request(&parts), room) {
+        match (read_request(&parts), room) {
             (Ok(head), Ok(room)) => room.send(Incoming {
                 head,
                 exchange: Exchange::asking(answer, body, self.config.max_payload),
@@ -170,9 +175,9 @@ impl Driver {
             settled.send_replace(true);
         }
         loop {
-            let before = self.heard.now();
+            let before = self.reads.now();
             sleep(self.config.ping_after).await;
-            if self.heard.now() == before && !self.answers(&mut ping).await {
+            if self.reads.now() == before && !self.answers(&mut ping).await {
                 return;
             }
         }
@@ -182,12 +187,12 @@ impl Driver {
     async fn answers(&self, ping: &mut PingPong) -> bool {
         let mut pong = pin!(ping.ping(Ping::opaque()));
         loop {
-            let before = self.heard.now();
+            let before = self.reads.now();
             match timeout(self.config.ping_patience, &mut pong).await {
                 Ok(Ok(_)) => return true,
                 // The connection has failed and will say why.
                 Ok(Err(_)) => return pending().await,
-                Err(_) if self.heard.now() == before => return false,
+                Err(_) if self.reads.now() == before => return false,
                 Err(_) => {}
             }
         }
@@ -198,5 +203,76 @@ fn why(ended: Result<(), ::h2::Error>) -> H2Error {
     match ended {
         Ok(()) => H2Error::Connection("closed in order".into()),
         Err(error) => H2Error::Connection(error.to_string()),
+    }
+}
+
+/// How often something was read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ReadCount(Arc<AtomicU64>);
+
+impl ReadCount {
+    pub(super) fn now(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Counts what comes from the peer: as long as something does, nobody needs to ask whether it is there.
+pub(super) struct CountReads<T> {
+    io: T,
+    count: ReadCount,
+}
+
+impl<T> CountReads<T> {
+    pub(super) fn new(io: T) -> (Self, ReadCount) {
+        let count = ReadCount::default();
+        let counting = Self {
+            io,
+            count: count.clone(),
+        };
+        (counting, count)
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for CountReads<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.io).poll_read(cx, buf);
+        if read.is_ready() {
+            self.count.0.fetch_add(1, Ordering::Relaxed);
+        }
+        read
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for CountReads<T> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
