@@ -37,6 +37,8 @@ pub use self::{
     flow::Flow,
 };
 
+use crate::capsules::Malformed;
+
 /// RFC 9113 §6.9.1.
 const LARGEST_WINDOW: u32 = (1 << 31) - 1;
 /// How many requests wait to be accepted; further ones wait in the connection.
@@ -118,6 +120,12 @@ impl From<::h2::Error> for H2Error {
             None if !error.is_io() => Self::State,
             _ => Self::Connection(error.to_string()),
         }
+    }
+}
+
+impl From<Malformed> for H2Error {
+    fn from(Malformed(rule): Malformed) -> Self {
+        Self::Malformed(rule)
     }
 }
 

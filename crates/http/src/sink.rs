@@ -1,4 +1,4 @@
-//! Where the UDP payloads of a CONNECT-UDP request, or the IP packets of a CONNECT-IP request, go as they arrive, over HTTP/3 and HTTP/2
+//! Where the UDP payloads of a CONNECT-UDP request, or the IP packets of a CONNECT-IP request, go as they arrive, over all versions
 //! alike, and capsules of forwarded mode and of IP proxying.
 //! The client's flow and the relay's target socket implement it; a session's driver calls it.
 
@@ -18,14 +18,14 @@ pub trait DatagramSink: Send + Sync {
     /// Nothing more for now: what was pushed should leave.
     fn flush(&self);
 
-    /// A capsule of forwarded mode, over HTTP/3 only, in order among what came on the request stream. Where there is no forwarded
-    /// mode it is an unknown capsule: dropped. `Break` resets the stream with H3_DATAGRAM_ERROR, and nothing more is read.
+    /// A capsule of forwarded mode, in order among what came on the request stream. Where there is no forwarded
+    /// mode it is an unknown capsule: dropped. `Break` ends the flow, over HTTP/3 with H3_DATAGRAM_ERROR, and nothing more is read.
     fn capsule(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {
         drop(capsule);
         ControlFlow::Continue(())
     }
     /// A capsule of IP proxying, in order among what came on the request stream. Elsewhere than in CONNECT-IP it is an unknown
-    /// capsule: dropped. `Break` resets the stream as a malformed message (RFC 9297 §3.3), and nothing more is read.
+    /// capsule: dropped. `Break` ends the flow as a malformed message (RFC 9297 §3.3), and nothing more is read.
     fn ip_capsule(
         &self,
         capsule: Result<connect_ip::Capsule, connect_ip::Malformed>,

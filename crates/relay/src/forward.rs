@@ -25,6 +25,7 @@ use std::{
 };
 
 use hoplite_crypto::Transform;
+use hoplite_http::Flow;
 use hoplite_link::{quic::Connection, server::Forwarder};
 use hoplite_overlay::direct::UdpFlow;
 use hoplite_wire::forwarding::{Capsule, Malformed};
@@ -36,7 +37,6 @@ use self::{control::Control, down::Clients, id::Id, registrations::Refusal};
 use crate::{
     limits::{Account, Pace},
     metrics::Metrics,
-    serve::exchange::ClientFlow,
 };
 
 /// How long a capsule waits when the request stream takes no more.
@@ -163,7 +163,7 @@ impl Forwarding {
     }
 
     /// Tells the client what there is to tell, and its connection that it lives. Resolves when the client broke a rule.
-    pub(crate) async fn drive(&self, client: &impl ClientFlow, idle: Duration) {
+    pub(crate) async fn drive(&self, client: &Flow, idle: Duration) {
         let mut seen = 0;
         loop {
             let sent = self.control().send(client);
@@ -187,7 +187,7 @@ impl Forwarding {
     }
 
     /// "Packets sent by the client that are forwarded SHOULD be considered as activity for restarting QUIC's Idle Timeout".
-    fn keep_alive(&self, client: &impl ClientFlow, seen: u64) -> u64 {
+    fn keep_alive(&self, client: &Flow, seen: u64) -> u64 {
         let now = self.forwarded.load(Ordering::Relaxed);
         if now != seen {
             client.keep_alive();

@@ -37,7 +37,7 @@ use crate::{
 const CLOSING: Duration = Duration::from_secs(2);
 
 /// What may wait for a client on one stream of HTTP/2, in octets.
-pub(crate) const SEND_BUFFER: usize = 64 << 10;
+const SEND_BUFFER: usize = 64 << 10;
 
 /// A relay that can be started.
 #[derive(Debug)]
@@ -296,6 +296,7 @@ impl Shared {
             h3: h3(&config.limits, &metrics),
             metrics,
             h2: h2(&config.limits),
+            h1: h1(&config.limits),
         })
     }
 }
@@ -319,6 +320,16 @@ fn h2(limits: &Limits) -> hoplite_http::h2::Config {
         ping_after: limits.idle_connection / 2,
         ping_patience: limits.idle_connection / 2,
         ..Default::default()
+    }
+}
+
+fn h1(limits: &Limits) -> hoplite_http::h1::Config {
+    hoplite_http::h1::Config {
+        head_timeout: limits.handshake,
+        max_head: limits.header,
+        // A client that does not read its refusals would keep its place for ever.
+        tunnel_timeout: limits.idle_connection + limits.resolve + limits.connect + limits.handshake,
+        datagram_buffer: limits.datagram_buffer,
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use hoplite_crypto::{Certificates, observe::Hooks};
+use hoplite_http::{h1, h2, h3};
 use hoplite_wire::tuning::{Congestion, Grants};
 use tokio::sync::{mpsc, watch};
 
@@ -21,9 +22,7 @@ use crate::{
 
 pub(crate) mod connection;
 pub(crate) mod dns;
-pub(crate) mod exchange;
 pub(crate) mod gather;
-pub(crate) mod h1;
 pub(crate) mod handler;
 pub(crate) mod ip;
 pub(crate) mod quic;
@@ -60,9 +59,11 @@ pub(crate) struct Shared {
     /// Whether packets to clients are as large as the path carries.
     pub(crate) pad: bool,
     /// How HTTP/3 is spoken.
-    pub(crate) h3: hoplite_http::h3::Config,
+    pub(crate) h3: h3::Config,
     /// How HTTP/2 is spoken.
-    pub(crate) h2: hoplite_http::h2::Config,
+    pub(crate) h2: h2::Config,
+    /// How HTTP/1.1 is spoken.
+    pub(crate) h1: h1::Config,
 }
 
 impl Shared {

@@ -3,27 +3,20 @@
 
 use std::{
     fmt,
-    future::poll_fn,
-    ops::ControlFlow,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
 };
 
-use bytes::{Bytes, BytesMut};
-use futures_util::FutureExt;
+use bytes::BytesMut;
 use hoplite_overlay::Batch;
 use hoplite_wire::{
-    capsule::{self, CapsuleReader, Item, MAX_DATAGRAM, UDP_OVERHEAD},
+    capsule::{self, MAX_DATAGRAM, UDP_OVERHEAD},
     connect_ip,
-    http_datagram::{Udp, udp},
 };
 use tokio::{sync::watch, task::AbortHandle};
 
 use super::{DataReceiver, DataSender, H2Error};
-use crate::DatagramSink;
-
-/// How many pieces of a stream are read before others get their turn.
-const TURN: usize = 32;
+use crate::{DatagramSink, capsules};
 
 /// A UDP flow. Dropping it ends it.
 pub struct Flow {
@@ -36,13 +29,13 @@ pub struct Flow {
 impl Flow {
     pub(super) fn new(
         sender: DataSender,
-        receiver: DataReceiver,
+        mut receiver: DataReceiver,
         sink: Arc<dyn DatagramSink>,
         max_payload: usize,
     ) -> Self {
         let (ended_in, ended) = watch::channel(None);
         let reader = tokio::spawn(async move {
-            let how = read(receiver, &*sink).await;
+            let how = capsules::read(|cx| receiver.poll_data(cx), &*sink).await;
             ended_in.send_replace(Some(how));
         });
         Self {
@@ -141,53 +134,6 @@ fn put(sender: &mut DataSender, batch: Batch<'_>) -> Result<usize, H2Error> {
     sender.put(capsules.freeze())?;
     sender.room(0);
     Ok(count)
-}
-
-/// Hands the peer's payloads to `sink` until the stream ends.
-async fn read(mut receiver: DataReceiver, sink: &dyn DatagramSink) -> Result<(), H2Error> {
-    let mut capsules = CapsuleReader::default();
-    while let Some(octets) = poll_fn(|cx| receiver.poll_data(cx)).await? {
-        push(&mut capsules, octets, sink)?;
-        for _ in 0..TURN {
-            let Some(Ok(Some(octets))) = poll_fn(|cx| receiver.poll_data(cx)).now_or_never() else {
-                break;
-            };
-            push(&mut capsules, octets, sink)?;
-        }
-        sink.flush();
-        tokio::task::yield_now().await;
-    }
-    match capsules.is_between_capsules() {
-        true => Ok(()),
-        false => Err(H2Error::Malformed("the stream ended within a capsule")),
-    }
-}
-
-/// Payloads of context 0, others are dropped (RFC 9298 §4); and the capsules of IP proxying, which may break the flow off.
-fn push(
-    capsules: &mut CapsuleReader,
-    mut octets: Bytes,
-    sink: &dyn DatagramSink,
-) -> Result<(), H2Error> {
-    while let Some(item) = capsules.next(&mut octets) {
-        match item {
-            Item::Datagram(value) => datagram(value, sink),
-            Item::Ip(capsule) => {
-                if let ControlFlow::Break(()) = sink.ip_capsule(capsule) {
-                    return Err(H2Error::Malformed("a capsule of IP proxying"));
-                }
-            }
-            Item::Forwarding(_) => tracing::trace!("a capsule of forwarded mode over HTTP/2"),
-        }
-    }
-    Ok(())
-}
-
-fn datagram(value: Bytes, sink: &dyn DatagramSink) {
-    match udp(value) {
-        Udp::Payload(payload) => sink.push(payload),
-        Udp::UnknownContext | Udp::Malformed => tracing::trace!("a capsule of no known context"),
-    }
 }
 
 impl fmt::Debug for Flow {

@@ -60,15 +60,15 @@ impl Exchange {
         self.sender.write_head(&head.encode()).await
     }
 
-    /// The server's end: sends a response without a body and reads no more.
+    /// The server's end: sends a response without a body, reads no more, and waits until the client has the response.
     ///
     /// # Errors
     /// The peer stopped the stream, or the connection is lost.
     pub async fn refuse(mut self, head: &ResponseHead) -> Result<(), H3Error> {
         self.respond(head).await?;
-        self.sender.finish().await?;
-        self.receiver.stop(Code::NO_ERROR);
-        Ok(())
+        let (mut sender, mut receiver) = self.split();
+        receiver.stop(Code::NO_ERROR);
+        sender.finish_read().await
     }
 
     /// Sends a whole body behind the head, and ends the sending side.
@@ -368,6 +368,18 @@ impl DataSender {
     /// The connection is lost, or the peer stopped the stream.
     pub async fn finish(&mut self) -> Result<(), H3Error> {
         poll_fn(|cx| self.poll_finish(cx)).await
+    }
+
+    /// The same, and waits until the peer has read everything: until then it may still break off.
+    ///
+    /// # Errors
+    /// The connection is lost, or the peer stopped the stream.
+    pub async fn finish_read(&mut self) -> Result<(), H3Error> {
+        self.finish().await?;
+        match self.stopped().await {
+            None => Ok(()),
+            Some(code) => Err(H3Error::Stopped(code)),
+        }
     }
 
     /// Ends the stream at once: the peer must not take it for complete.

@@ -27,9 +27,9 @@ use hoplite_wire::{
     ResponseHead,
     capsule::{self, CapsuleReader, Item},
     connect_ip,
-    forwarding::{Capsule, Malformed},
+    forwarding::Capsule,
     h3::{self, Code},
-    http_datagram::{self, Udp},
+    http_datagram,
 };
 use tokio::{sync::watch, task::AbortHandle, time::Instant};
 
@@ -37,6 +37,7 @@ use super::{
     Counters, DataReceiver, DataSender, DatagramSink, H3Error, add, datagrams::Frames,
     exchange::Waits, session::Ticket,
 };
+use crate::capsules::{self, Dropped, Refused};
 
 /// What QUIC needs of every path (RFC 9000 §14): up to here a payload goes as a capsule when no frame holds it.
 const ALWAYS_CARRIED: usize = 1200;
@@ -65,47 +66,30 @@ const FORM_CAPSULES: u8 = 1;
 const FORM_FRAMES: u8 = 2;
 
 impl Inbound {
-    /// An HTTP Datagram, from a frame or from a capsule.
+    /// An HTTP Datagram, from a frame.
     pub(super) fn datagram(&self, datagram: Bytes) {
-        match http_datagram::udp(datagram) {
-            Udp::Payload(payload) => self.sink.push(payload),
-            Udp::UnknownContext => add(&self.counters.unknown_context, 1),
-            Udp::Malformed => add(&self.counters.malformed, 1),
-        }
+        capsules::datagram(datagram, &*self.sink, |why| self.count(why));
     }
 
-    /// A capsule on the request stream; `Break`: the sink bears no more of them, and the stream ends with this code.
+    /// A capsule on the request stream; `Break`: the sink bears no more of them, and the stream ends with this code. One of IP proxying that is
+    /// broken is "a malformed or incomplete message" (RFC 9297 §3.3).
     fn item(&self, item: Item) -> ControlFlow<Code> {
-        match item {
-            Item::Datagram(datagram) => {
-                self.seen_capsule();
-                self.datagram(datagram);
-                ControlFlow::Continue(())
-            }
-            Item::Forwarding(capsule) => self.forwarding(capsule),
-            Item::Ip(capsule) => self.ip(capsule),
+        if matches!(item, Item::Datagram(_)) {
+            self.seen_capsule();
+        }
+        match capsules::deliver(item, &*self.sink, |why| self.count(why)) {
+            ControlFlow::Continue(()) => ControlFlow::Continue(()),
+            ControlFlow::Break(Refused::Forwarding) => ControlFlow::Break(Code::DATAGRAM_ERROR),
+            ControlFlow::Break(Refused::Ip) => ControlFlow::Break(Code::MESSAGE_ERROR),
         }
     }
 
-    fn forwarding(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<Code> {
-        if capsule.is_err() {
-            add(&self.counters.malformed, 1);
-        }
-        match self.sink.capsule(capsule) {
-            ControlFlow::Continue(()) => ControlFlow::Continue(()),
-            ControlFlow::Break(()) => ControlFlow::Break(Code::DATAGRAM_ERROR),
-        }
-    }
-
-    /// A broken one is "a malformed or incomplete message" (RFC 9297 §3.3).
-    fn ip(&self, capsule: Result<connect_ip::Capsule, connect_ip::Malformed>) -> ControlFlow<Code> {
-        if capsule.is_err() {
-            add(&self.counters.malformed, 1);
-        }
-        match self.sink.ip_capsule(capsule) {
-            ControlFlow::Continue(()) => ControlFlow::Continue(()),
-            ControlFlow::Break(()) => ControlFlow::Break(Code::MESSAGE_ERROR),
-        }
+    fn count(&self, why: Dropped) {
+        let counter = match why {
+            Dropped::Malformed => &self.counters.malformed,
+            Dropped::UnknownContext => &self.counters.unknown_context,
+        };
+        add(counter, 1);
     }
 
     pub(super) fn flush(&self) {

@@ -7,6 +7,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
+use hoplite_http::Flow;
 use hoplite_link::server::{Alias, AliasId};
 use hoplite_wire::forwarding::Capsule;
 
@@ -18,7 +19,6 @@ use super::{
 use crate::{
     limits::{Pace, Permit},
     metrics::Up,
-    serve::exchange::ClientFlow,
 };
 
 /// How many capsules may wait for each id that a flow may register, and beside them.
@@ -74,7 +74,7 @@ impl Control {
         self.broken
     }
 
-    pub(super) fn send(&mut self, client: &impl ClientFlow) -> Sent {
+    pub(super) fn send(&mut self, client: &Flow) -> Sent {
         if self.broken {
             return Sent::Broken;
         }

@@ -1,4 +1,4 @@
-//! One client's connection, over either transport: within the limits, a task for each request, and a graceful end.
+//! One client's connection, over either transport and any version of HTTP: within the limits, a task for each request, and a graceful end.
 //! `quic` and `tls` run it once their handshake is done.
 
 use std::{
@@ -8,14 +8,14 @@ use std::{
     time::Duration,
 };
 
+use hoplite_http::{Incoming, Session};
 use hoplite_link::channel::{Channel, Kind};
-use hoplite_wire::RequestHead;
 use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
 
-use super::{Alive, Phase, Shared, exchange::Exchange, handler::Job};
+use super::{Alive, Phase, Shared, handler::Job, quic::OverQuic};
 use crate::{
     limits::{Account, Bucket, ClientKey, Place},
     metrics::Up,
@@ -28,33 +28,6 @@ pub(crate) const CLOSING: Duration = Duration::from_secs(3);
 
 /// How often is looked whether a channel carries circuits that were not begun by its peer.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// What a transport makes of a connection.
-pub(crate) trait Session: Send + Sync {
-    /// What it makes of a request.
-    type Exchange: Exchange;
-
-    /// The next request; `None` when the connection is lost, or drained and without a request.
-    fn accept(&self) -> impl Future<Output = Option<(RequestHead, Self::Exchange)>> + Send;
-    /// Hears how many requests are open, so that room can be made for more.
-    fn busy(&self, _open: usize) {}
-    /// Takes no new requests, and tells the client so.
-    fn drain(&self);
-    /// Ends the connection and all that is on it.
-    fn close(&self);
-    /// The same, because the client does nothing but cost.
-    fn calm(&self) {
-        self.close();
-    }
-    /// Resolves once no more waits for the client than the window allows that was set last; false: that is not known.
-    fn takes_more(&self) -> impl Future<Output = bool> + Send {
-        async { false }
-    }
-    /// Resolves when the client has given up something that was no request yet, or made no sense.
-    fn abandoned(&self) -> impl Future<Output = ()> + Send {
-        pending()
-    }
-}
 
 /// Why the relay ends a client's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,8 +114,8 @@ impl Guest {
         }
     }
 
-    /// Serves requests until the connection ends. Then the tunnels that are left end as well.
-    pub(crate) async fn serve(&mut self, session: &impl Session) {
+    /// Serves requests until the connection ends; `quic`: what there is below it, if that is QUIC. Then the tunnels that are left end as well.
+    pub(crate) async fn serve(&mut self, session: &Session, quic: Option<&OverQuic>) {
         let place = self.place.clone();
         let account = self.account.clone();
         let first_request = self.shared.limits.first_request;
@@ -154,9 +127,11 @@ impl Guest {
         let ended = loop {
             tokio::select! {
                 incoming = session.accept() => match incoming {
-                    Some((head, exchange)) => {
-                        drop(requests.spawn(self.job(head, exchange).run()));
-                        session.busy(requests.len());
+                    Some(incoming) => {
+                        drop(requests.spawn(self.job(incoming, quic).run()));
+                        if let Some(quic) = quic {
+                            quic.make_room(requests.len());
+                        }
                     }
                     None => break None,
                 },
@@ -180,7 +155,7 @@ impl Guest {
             self.shared.metrics.ended(cause.name());
         }
         match ended {
-            Some(Ended::Excessive) => session.calm(),
+            Some(Ended::Excessive) => session.close_excessive(),
             _ => session.close(),
         }
     }
@@ -213,15 +188,16 @@ impl Guest {
         }
     }
 
-    fn job<E: Exchange>(&self, head: RequestHead, exchange: E) -> Job<E> {
+    fn job(&self, incoming: Incoming, quic: Option<&OverQuic>) -> Job {
         Job {
             shared: self.shared.clone(),
             client: self.client,
             place: self.place.clone(),
             account: self.account.clone(),
             alive: self.alive.clone(),
-            head,
-            exchange,
+            head: incoming.head,
+            road: quic.map(OverQuic::road),
+            exchange: incoming.exchange,
         }
     }
 }

@@ -3,13 +3,17 @@
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
+use hoplite_http::Exchange;
 use hoplite_wire::{
     RequestHead, ResponseHead,
     dns::{self, Question, Unfit},
 };
 use tokio::time::timeout;
 
-use super::{Shared, exchange::Exchange, handler::refuse, splice::Broken};
+use super::{
+    Shared,
+    handler::{ClientGone, refuse},
+};
 use crate::{failure::Failure, limits::Asker, metrics::Method};
 
 /// Where the query is.
@@ -53,8 +57,8 @@ pub(super) async fn serve(
     shared: &Shared,
     asker: &Asker<'_>,
     source: Source,
-    mut exchange: impl Exchange,
-) -> Result<(), Broken> {
+    mut exchange: Exchange,
+) -> Result<(), ClientGone> {
     let (head, reply) = match query(shared, source, &mut exchange).await? {
         Ok(question) => reply(shared, asker, &question).await,
         Err(Unread::Answered(reply)) => {
@@ -65,7 +69,7 @@ pub(super) async fn serve(
             return refuse(shared, Method::dns, failure, exchange).await;
         }
     };
-    exchange.answer(&head, reply.into()).await
+    Ok(exchange.answer(&head, reply.into()).await?)
 }
 
 /// Why there is no question.
@@ -79,14 +83,14 @@ enum Unread {
 async fn query(
     shared: &Shared,
     source: Source,
-    exchange: &mut impl Exchange,
-) -> Result<Result<Question, Unread>, Broken> {
+    exchange: &mut Exchange,
+) -> Result<Result<Question, Unread>, ClientGone> {
     let message = match source {
         Source::Head(message) => Some(message),
         Source::Body => {
             let reading = exchange.content(shared.limits.query);
             let read = timeout(shared.limits.handshake, reading).await;
-            read.map_err(|_| Broken)??
+            read.map_err(|_| ClientGone)??
         }
     };
     let fits = |message: &Bytes| message.len() <= shared.limits.query;

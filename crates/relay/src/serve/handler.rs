@@ -4,26 +4,24 @@
 
 use std::{future::Future, sync::Arc};
 
+use hoplite_http::{Exchange, HttpError, HttpVersion};
 use hoplite_wire::{RequestHead, ResponseHead, Target, connect_ip::Scope};
 
 use super::{
-    Alive, Shared, dns,
-    exchange::Exchange,
-    ip,
+    Alive, Shared, dns, ip,
     request::{self, Asked},
-    splice::{self, Broken},
-    udp,
+    splice, udp,
 };
 use crate::{
     admission::{CHALLENGE, Guest},
     failure::Failure,
-    forward,
+    forward::{self, Road},
     limits::{Account, ClientKey, Held, Permit, Place},
     metrics::{Method, Up},
 };
 
 /// A request and where it came from.
-pub(crate) struct Job<E> {
+pub(crate) struct Job {
     pub(crate) shared: Arc<Shared>,
     /// The client by its address; a token weighs more.
     pub(crate) client: ClientKey,
@@ -33,10 +31,12 @@ pub(crate) struct Job<E> {
     pub(crate) account: Arc<Account>,
     pub(crate) alive: Alive,
     pub(crate) head: RequestHead,
-    pub(crate) exchange: E,
+    /// The connection below, if its client's packets may be forwarded past it.
+    pub(crate) road: Option<Road>,
+    pub(crate) exchange: Exchange,
 }
 
-impl<E: Exchange> Job<E> {
+impl Job {
     /// Serves the request to its end; whether its client waited for the answer.
     pub(crate) async fn run(self) -> bool {
         let method = request::method(&self.head);
@@ -53,7 +53,7 @@ impl<E: Exchange> Job<E> {
             Ok((Asked::Dns(source), permit, _buffer)) => self.dns(source, &permit).await,
             Err(failure) => refuse(&shared, method, failure, self.exchange).await,
         };
-        if let Err(Broken) = done {
+        if let Err(ClientGone) = done {
             tracing::trace!("the client left before its answer");
         }
         done.is_ok()
@@ -74,7 +74,7 @@ impl<E: Exchange> Job<E> {
         };
         let asked = request::read(&self.head, &shared.templates, shared.serves_dns)?;
         let permit = shared.gate.request(key).map_err(|_| Failure::Limited)?;
-        let buffer = Held::take(&self.account, self.exchange.buffer());
+        let buffer = Held::take(&self.account, self.buffer());
         let buffer = buffer.ok_or_else(|| {
             shared.metrics.limited("memory");
             Failure::Limited
@@ -82,7 +82,15 @@ impl<E: Exchange> Job<E> {
         Ok((asked, permit, buffer))
     }
 
-    async fn tcp(mut self, target: &Target, permit: &Permit) -> Result<(), Broken> {
+    /// What may wait for the client of this request alone, beside what the connection's windows allow, in octets.
+    fn buffer(&self) -> usize {
+        match self.exchange.version() {
+            HttpVersion::H2 => self.shared.h2.send_buffer,
+            HttpVersion::H1 | HttpVersion::H3 => 0,
+        }
+    }
+
+    async fn tcp(mut self, target: &Target, permit: &Permit) -> Result<(), ClientGone> {
         let shared = self.shared;
         let asker = shared.gate.asker(permit);
         let opened = shared.egress.tcp(target, &asker, &shared.metrics);
@@ -99,12 +107,12 @@ impl<E: Exchange> Job<E> {
             idle: shared.limits.idle_stream,
             account: &self.account,
         };
-        let (from, to) = self.exchange.stream();
+        let (to, from) = self.exchange.split();
         splice::splice(from, to, socket, terms).await;
         Ok(())
     }
 
-    async fn dns(self, source: dns::Source, permit: &Permit) -> Result<(), Broken> {
+    async fn dns(self, source: dns::Source, permit: &Permit) -> Result<(), ClientGone> {
         let shared = self.shared;
         let asker = shared.gate.asker(permit);
         match asker.admits_query() {
@@ -113,7 +121,7 @@ impl<E: Exchange> Job<E> {
         }
     }
 
-    async fn udp(mut self, target: &Target, permit: &Permit) -> Result<(), Broken> {
+    async fn udp(mut self, target: &Target, permit: &Permit) -> Result<(), ClientGone> {
         let shared = self.shared;
         let opened = async {
             let place = shared.gate.udp(permit).map_err(|_| Failure::Limited)?;
@@ -128,9 +136,8 @@ impl<E: Exchange> Job<E> {
             }
         };
         let head = ResponseHead::new(200).with("capsule-protocol", "?1");
-        let road = self.exchange.road();
-        let account = road.is_none().then_some(self.account);
-        let (head, terms) = forward::negotiate(&shared.forwarding, &self.head, road, head);
+        let account = self.road.is_none().then_some(self.account);
+        let (head, terms) = forward::negotiate(&shared.forwarding, &self.head, self.road, head);
         self.exchange.respond(&head).await?;
         shared.metrics.request(Method::connect_udp, "ok");
         let _up = Up::new(&shared.metrics.tunnels_open.udp);
@@ -145,7 +152,7 @@ impl<E: Exchange> Job<E> {
         Ok(())
     }
 
-    async fn ip(mut self, scope: &Scope, permit: &Permit) -> Result<(), Broken> {
+    async fn ip(mut self, scope: &Scope, permit: &Permit) -> Result<(), ClientGone> {
         let shared = self.shared;
         let opened = async {
             let place = shared.gate.packets(permit).map_err(|_| Failure::Limited)?;
@@ -165,21 +172,31 @@ impl<E: Exchange> Job<E> {
         self.exchange.respond(&head).await?;
         shared.metrics.request(Method::connect_ip, "ok");
         let _up = Up::new(&shared.metrics.tunnels_open.ip);
-        let account = self.exchange.road().is_none().then_some(self.account);
+        let account = self.road.is_none().then_some(self.account);
         ip::carry(&shared, (permit.pace(), account), opened, self.exchange).await;
         Ok(())
     }
 }
 
+/// The client's stream or connection is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ClientGone;
+
+impl From<HttpError> for ClientGone {
+    fn from(_: HttpError) -> Self {
+        Self
+    }
+}
+
 /// Works for a request until its client breaks it off: nobody dials for those that have gone.
 async fn unless_gone<T>(
-    exchange: &mut impl Exchange,
+    exchange: &mut Exchange,
     work: impl Future<Output = T>,
-) -> Result<T, Broken> {
+) -> Result<T, ClientGone> {
     tokio::select! {
         biased;
         done = work => Ok(done),
-        () = exchange.gone() => Err(Broken),
+        () = exchange.gone() => Err(ClientGone),
     }
 }
 
@@ -188,11 +205,11 @@ pub(super) async fn refuse(
     shared: &Shared,
     method: Method,
     failure: Failure,
-    exchange: impl Exchange,
-) -> Result<(), Broken> {
+    exchange: Exchange,
+) -> Result<(), ClientGone> {
     count(shared, method, failure);
     let refused = exchange.refuse(&refusal(&shared.name, failure)).await;
-    if let Err(Broken) = refused {
+    if refused.is_err() {
         tracing::trace!("the client left before it had read its refusal");
     }
     Ok(())

@@ -13,19 +13,15 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_http::DatagramSink;
+use hoplite_http::{DatagramSink, Exchange, Flow};
 use hoplite_overlay::{Batch, Packets, Received};
 use hoplite_wire::{
-    connect_ip::{Capsule, Malformed, Numbered},
+    connect_ip::{Capsule, LEAST_MTU, Malformed, Numbered},
     ip::icmp,
 };
 use tokio::{sync::mpsc, time::Instant};
 
-use super::{
-    Shared,
-    exchange::{ClientFlow, Exchange},
-    splice::watch,
-};
+use super::{Shared, splice::watch};
 use crate::{
     ip::{Judge, Lease, Opened, Rate, Refused},
     limits::{Account, Pace},
@@ -49,7 +45,7 @@ pub(crate) async fn carry(
     shared: &Arc<Shared>,
     (pace, account): (Pace, Option<Arc<Account>>),
     opened: Opened,
-    exchange: impl Exchange,
+    exchange: Exchange,
 ) {
     let Opened {
         packets,
@@ -77,22 +73,18 @@ pub(crate) async fn carry(
         return client.reset();
     }
     tokio::select! {
-        () = client.closed() => (),
+        _ = client.closed() => (),
         () = flow.down(&client) => client.reset(),
         () = answer(requests, &lease, &client) => {
             shared.metrics.ip.broken.inc();
-            client.abort();
+            client.reset_for_breach();
         }
         () = watch(shared.limits.idle_datagrams, &flow.passed) => (),
     }
 }
 
 /// Answers requests for addresses; ends when there were too many.
-async fn answer(
-    mut requests: mpsc::Receiver<Vec<Numbered>>,
-    lease: &Lease,
-    client: &impl ClientFlow,
-) {
+async fn answer(mut requests: mpsc::Receiver<Vec<Numbered>>, lease: &Lease, client: &Flow) {
     for _ in 0..REQUESTS {
         let Some(wanted) = requests.recv().await else {
             // The sink has gone: so will the flow.
@@ -165,7 +157,7 @@ impl Open {
     }
 
     /// From the network to the client; ends when the egress fails.
-    async fn down(&self, client: &impl ClientFlow) {
+    async fn down(&self, client: &Flow) {
         loop {
             for _ in 0..TURN {
                 if poll_fn(|cx| self.poll_batch(client, cx)).await.is_err() {
@@ -176,7 +168,7 @@ impl Open {
         }
     }
 
-    fn poll_batch(&self, client: &impl ClientFlow, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
+    fn poll_batch(&self, client: &Flow, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
         RECEIVED.with_borrow_mut(|buffer| match self.packets.poll_recv(cx, buffer) {
             Poll::Ready(Ok(received)) => {
                 self.pass(client, buffer, received);
@@ -187,7 +179,7 @@ impl Open {
         })
     }
 
-    fn pass(&self, client: &impl ClientFlow, buffer: &[u8], received: Received) {
+    fn pass(&self, client: &Flow, buffer: &[u8], received: Received) {
         let batch = Batch {
             contents: buffer.get(..received.len).unwrap_or_default(),
             segment: received.segment.max(1),
@@ -203,7 +195,7 @@ impl Open {
         }
     }
 
-    fn send(&self, client: &impl ClientFlow, packet: &[u8]) {
+    fn send(&self, client: &Flow, packet: &[u8]) {
         self.passed.fetch_add(1, Ordering::Relaxed);
         let metrics = &self.shared.metrics;
         let sent = client.send(Batch::one(packet));
@@ -215,7 +207,7 @@ impl Open {
         dropped.client_full.inc_by(sent.full as u64);
         if sent.too_large > 0 {
             dropped.too_large_for_client.inc();
-            self.tell_size(packet, client.max_packet());
+            self.tell_size(packet, client.max_payload().max(LEAST_MTU));
         }
     }
 

@@ -1,33 +1,21 @@
 //! HTTP/3 over QUIC: handshakes, connections, and a task for each request. What chooses `tor-quic-h1` instead becomes a channel of circuits.
 //! Each shard runs it on its endpoint. RFC 9114; the relay leaves by GOAWAY (§5.2).
 
-use std::{
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use hoplite_crypto::ALPN_CHANNEL;
-use hoplite_http::{
-    DatagramSink,
-    h3::{self, DataReceiver, DataSender, Session},
-};
+use hoplite_http::{Session, h3};
 use hoplite_link::{
     Reins,
     quic::{Connection, Endpoint, Incoming, VarInt, crypto::rustls::HandshakeData},
     server::{Acceptor, Forwarder},
 };
-use hoplite_overlay::Batch;
-use hoplite_wire::{RequestHead, ResponseHead, connect_ip, forwarding::Capsule, h3::Code};
 use tokio::time::{sleep, timeout};
 
 use super::{
     Alive, Phase, Shared,
-    connection::{self, CLOSING, Guest},
-    exchange::{ClientFlow, Exchange, Sent},
+    connection::{CLOSING, Guest},
     shard::{DATAGRAMS_IN, transport},
-    splice::{Broken, FromClient, ToClient},
     streams::Streams,
 };
 use crate::{
@@ -203,19 +191,16 @@ async fn requests(guest: &mut Guest, connection: Connection, reins: Reins, forwa
     guest.shared.metrics.connections.quic.inc();
     let _open = Up::new(&guest.shared.metrics.connections_open.quic);
     guest.account.attach(Windows(connection.clone()));
-    let streams = Streams::new(connection.clone(), &guest.shared.limits);
-    let road = Road::new(connection.clone(), forwarder);
+    let below = OverQuic {
+        streams: Streams::new(connection.clone(), &guest.shared.limits),
+        road: Road::new(connection.clone(), forwarder),
+    };
     let config = h3::Config {
         reins: Some(reins),
         ..guest.shared.h3.clone()
     };
-    let session = Session::server(connection, &config);
-    let roomy = Roomy {
-        session,
-        streams,
-        road,
-    };
-    guest.serve(&roomy).await;
+    let session = Session::quic_server(connection, &config);
+    guest.serve(&session, Some(&below)).await;
 }
 
 /// Whether the client chose to speak of circuits.
@@ -257,181 +242,20 @@ impl Transport for Windows {
     }
 }
 
-/// A session that makes room for more requests as they come.
-struct Roomy {
-    session: Session,
+/// A connection below HTTP/3: it makes room for more requests as they come, and packets may pass it by.
+pub(crate) struct OverQuic {
     streams: Streams,
     road: Road,
 }
 
-/// A request, and what its flow may pass by.
-pub(crate) struct Passing {
-    exchange: h3::Exchange,
-    road: Road,
-}
-
-impl connection::Session for Roomy {
-    type Exchange = Passing;
-
-    async fn accept(&self) -> Option<(RequestHead, Passing)> {
-        let incoming = self.session.accept().await?;
-        let passing = Passing {
-            exchange: incoming.exchange,
-            road: self.road.clone(),
-        };
-        Some((incoming.head, passing))
-    }
-
-    fn busy(&self, open: usize) {
+impl OverQuic {
+    /// Hears how many requests are open, so that there is room for more.
+    pub(crate) fn make_room(&self, open: usize) {
         self.streams.busy(open);
     }
 
-    async fn takes_more(&self) -> bool {
-        self.session.takes_more().await
-    }
-
-    fn drain(&self) {
-        self.session.drain();
-    }
-
-    fn close(&self) {
-        self.session.close(Code::NO_ERROR);
-    }
-
-    fn calm(&self) {
-        self.session.close(Code::EXCESSIVE_LOAD);
-    }
-
-    async fn abandoned(&self) {
-        self.session.abandoned().await;
-    }
-}
-
-impl FromClient for DataReceiver {
-    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
-        Self::poll_data(self, cx).map_err(|_| Broken)
-    }
-}
-
-impl ToClient for DataSender {
-    async fn write(&mut self, octets: Bytes) -> Result<(), Broken> {
-        Self::write(self, octets).await.map_err(|_| Broken)
-    }
-
-    async fn finish(&mut self) -> Result<(), Broken> {
-        Self::finish(self).await.map_err(|_| Broken)?;
-        // Until all has arrived the client may still break off.
-        match self.stopped().await {
-            None => Ok(()),
-            Some(_) => Err(Broken),
-        }
-    }
-
-    /// "A proxy treats any error in the TCP connection … as a stream error of type H3_CONNECT_ERROR."
-    fn reset(&mut self) {
-        Self::reset(self, Code::CONNECT_ERROR);
-    }
-}
-
-impl Exchange for Passing {
-    type Up = DataReceiver;
-    type Down = DataSender;
-    type Flow = h3::Flow;
-
-    fn road(&self) -> Option<Road> {
-        Some(self.road.clone())
-    }
-
-    async fn gone(&mut self) {
-        self.exchange.gone().await;
-    }
-
-    async fn respond(&mut self, head: &ResponseHead) -> Result<(), Broken> {
-        self.exchange.respond(head).await.map_err(|_| Broken)
-    }
-
-    async fn refuse(mut self, head: &ResponseHead) -> Result<(), Broken> {
-        Exchange::respond(&mut self, head).await?;
-        let (mut sender, mut receiver) = self.exchange.split();
-        receiver.stop(Code::NO_ERROR);
-        ToClient::finish(&mut sender).await
-    }
-
-    async fn content(&mut self, limit: usize) -> Result<Option<Bytes>, Broken> {
-        self.exchange.content(limit).await.map_err(|_| Broken)
-    }
-
-    async fn answer(self, head: &ResponseHead, content: Bytes) -> Result<(), Broken> {
-        let answered = self.exchange.answer(head, content).await;
-        answered.map_err(|_| Broken)
-    }
-
-    fn stream(self) -> (DataReceiver, DataSender) {
-        let (sender, receiver) = self.exchange.split();
-        (receiver, sender)
-    }
-
-    fn datagrams(self, sink: Arc<dyn DatagramSink>) -> h3::Flow {
-        self.exchange.datagrams(sink)
-    }
-}
-
-impl ClientFlow for h3::Flow {
-    fn send(&self, batch: Batch<'_>) -> Sent {
-        let (payloads, segment) = (batch.payloads().count(), batch.segment);
-        let accepted = Self::send(self, batch);
-        let lost = payloads.saturating_sub(accepted);
-        match lost > 0 && segment > self.max_payload() {
-            true => Sent {
-                accepted,
-                full: 0,
-                too_large: lost,
-            },
-            false => Sent {
-                accepted,
-                full: lost,
-                too_large: 0,
-            },
-        }
-    }
-
-    async fn closed(&self) {
-        drop(Self::closed(self).await);
-    }
-
-    fn reset(&self) {
-        Self::reset(self, Code::CONNECT_ERROR);
-    }
-
-    fn send_capsule(&self, capsule: &Capsule) -> bool {
-        Self::send_capsule(self, capsule)
-    }
-
-    fn send_ip_capsule(&self, capsule: &connect_ip::Capsule) -> bool {
-        Self::send_ip_capsule(self, capsule)
-    }
-
-    fn carry_packets(&self) {
-        Self::carry_packets(self);
-    }
-
-    fn max_packet(&self) -> usize {
-        self.max_payload().max(connect_ip::LEAST_MTU)
-    }
-
-    fn abort(&self) {
-        Self::reset(self, Code::DATAGRAM_ERROR);
-    }
-
-    fn keep_alive(&self) {
-        Self::keep_alive(self);
-    }
-
-    fn is_drained(&self, waited: Duration) -> bool {
-        Self::is_drained(self, waited)
-    }
-
-    fn carry_forwarded(&self) {
-        Self::carry_forwarded(self);
+    /// Past which a request's packets may be forwarded.
+    pub(crate) fn road(&self) -> Road {
+        self.road.clone()
     }
 }

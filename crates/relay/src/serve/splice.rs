@@ -1,9 +1,8 @@
 //! A TCP tunnel once it is open: octets both ways between the client's stream and the target's socket.
-//! The CONNECT handler runs it; the client's side is whatever implements [`FromClient`] and [`ToClient`].
+//! The CONNECT handler runs it.
 //! RFC 9114 §4.4: a finished side finishes the other, a reset one resets it.
 
 use std::{
-    cell::RefCell,
     future::{Future, pending, poll_fn},
     io::{self, IoSlice},
     pin::{Pin, pin},
@@ -12,7 +11,8 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
+use hoplite_http::{DataReceiver, DataSender, HttpError, read_shared};
 use tokio::{
     io::AsyncWrite,
     net::{
@@ -33,37 +33,6 @@ const CHUNKS: usize = 64;
 const CHUNK_OCTETS: usize = 128 * 1024;
 /// When a target has taken nothing for so long, it stalls.
 const STALL: Duration = Duration::from_millis(200);
-/// Octets that one read from a target may bring, at least.
-const READ: usize = 64 * 1024;
-/// What a shard's read buffer holds: two reads.
-const ARENA: usize = 128 * 1024;
-/// Reads below this are copied, so that a client that does not read pins no more than it was sent, times a few.
-const SMALL: usize = 8 * 1024;
-
-thread_local! {
-    /// Shared by all tunnels of a shard: an idle tunnel owns no buffer.
-    static BUFFER: RefCell<BytesMut> = RefCell::new(BytesMut::new());
-}
-
-/// What the client sends.
-pub(crate) trait FromClient: Send {
-    /// The next octets; `None` when the client has finished.
-    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Broken>>;
-}
-
-/// What the client gets.
-pub(crate) trait ToClient: Send {
-    /// Waits for room and takes the octets.
-    fn write(&mut self, octets: Bytes) -> impl Future<Output = Result<(), Broken>> + Send;
-    /// Nothing follows.
-    fn finish(&mut self) -> impl Future<Output = Result<(), Broken>> + Send;
-    /// The target broke off; what was sent is not complete.
-    fn reset(&mut self);
-}
-
-/// The client's stream or connection is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Broken;
 
 /// Why a tunnel ended before both sides had finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,8 +53,8 @@ pub(crate) struct Terms<'a> {
 
 /// Carries octets until both sides have finished or one has broken.
 pub(crate) async fn splice(
-    mut from: impl FromClient,
-    mut to: impl ToClient,
+    mut from: DataReceiver,
+    mut to: DataSender,
     mut target: TcpStream,
     terms: Terms<'_>,
 ) {
@@ -137,7 +106,7 @@ pub(crate) async fn watch(idle: Duration, passed: &AtomicU64) {
 
 /// From the client to the target.
 async fn up(
-    from: &mut impl FromClient,
+    from: &mut DataReceiver,
     mut target: WriteHalf<'_>,
     terms: &Terms<'_>,
     passed: &AtomicU64,
@@ -157,7 +126,7 @@ async fn up(
             terms.metrics.octets_to_target.tcp.inc_by(octets as u64);
             terms.pace.spend(octets).await;
         }
-        if !more.map_err(|Broken| End::Client)? {
+        if !more.map_err(|_| End::Client)? {
             return shut(&mut target).await;
         }
     }
@@ -187,11 +156,11 @@ async fn shut(target: &mut WriteHalf<'_>) -> Result<(), End> {
 
 /// Takes what is there, at most a batch and about what there is room for; false when the client has finished.
 fn gather(
-    from: &mut impl FromClient,
+    from: &mut DataReceiver,
     chunks: &mut Vec<Bytes>,
     room: usize,
     cx: &mut Context<'_>,
-) -> Poll<Result<bool, Broken>> {
+) -> Poll<Result<bool, HttpError>> {
     chunks.clear();
     let mut octets = 0;
     while chunks.len() < CHUNKS && octets < CHUNK_OCTETS.min(room) {
@@ -201,7 +170,7 @@ fn gather(
                 chunks.push(chunk);
             }
             Poll::Ready(Ok(None)) => return Poll::Ready(Ok(false)),
-            Poll::Ready(Err(broken)) => return Poll::Ready(Err(broken)),
+            Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
             Poll::Pending if chunks.is_empty() => return Poll::Pending,
             Poll::Pending => break,
         }
@@ -247,7 +216,7 @@ fn advance(chunks: &mut [Bytes], mut written: usize) -> usize {
 /// From the target to the client.
 async fn down(
     target: ReadHalf<'_>,
-    to: &mut impl ToClient,
+    to: &mut DataSender,
     terms: &Terms<'_>,
     passed: &AtomicU64,
 ) -> Result<(), End> {
@@ -261,32 +230,16 @@ async fn down(
         };
         let len = octets.len();
         passed.fetch_add(1, Ordering::Relaxed);
-        to.write(octets).await.map_err(|Broken| End::Client)?;
+        to.write(octets).await.map_err(|_| End::Client)?;
         terms.account.wrote(len);
         terms.metrics.octets_to_client.tcp.inc_by(len as u64);
         terms.pace.spend(len).await;
     }
-    to.finish().await.map_err(|Broken| End::Client)
+    to.finish().await.map_err(|_| End::Client)
 }
 
 fn read(target: &ReadHalf<'_>) -> io::Result<Bytes> {
-    lend(|buffer| target.try_read_buf(buffer))
-}
-
-/// One read into the shard's buffer; the octets are handed on without a copy, unless they are few.
-pub(crate) fn lend<E>(read: impl FnOnce(&mut BytesMut) -> Result<usize, E>) -> Result<Bytes, E> {
-    BUFFER.with_borrow_mut(|buffer| {
-        if buffer.capacity() < READ && !buffer.try_reclaim(ARENA) {
-            *buffer = BytesMut::with_capacity(ARENA);
-        }
-        let len = read(buffer)?;
-        if len >= SMALL {
-            return Ok(buffer.split().freeze());
-        }
-        let octets = Bytes::copy_from_slice(buffer);
-        buffer.clear();
-        Ok(octets)
-    })
+    read_shared(|buffer| target.try_read_buf(buffer))
 }
 
 #[cfg(test)]

@@ -1,24 +1,13 @@
 //! HTTP over TLS over TCP, for clients whose network lets no UDP through, and for those that know no better.
-//! Each shard runs it on its listener. HTTP/2 is here (RFC 9113; the relay leaves by GOAWAY, §6.8), HTTP/1.1 in [`h1`]; who speaks Tor's cells
+//! Each shard runs it on its listener. HTTP/2 (RFC 9113; the relay leaves by GOAWAY, §6.8) or HTTP/1.1; who speaks Tor's cells
 //! is told from it by the first octet.
 
-use std::{
-    io,
-    os::fd::AsFd,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{io, os::fd::AsFd, sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use hoplite_crypto::ALPN_H2;
-use hoplite_http::{
-    DatagramSink,
-    h2::{self, DataReceiver, DataSender, Session},
-};
+use hoplite_http::{Session, h2};
 use hoplite_link::channel::Channel;
-use hoplite_overlay::{Batch, direct::Silence};
-use hoplite_wire::{RequestHead, ResponseHead, connect_ip};
+use hoplite_overlay::direct::Silence;
 use tokio::{
     io::AsyncBufReadExt,
     net::{TcpListener, TcpStream},
@@ -26,14 +15,8 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use super::{
-    Alive, Phase, Shared,
-    connection::{self, Guest},
-    exchange::{ClientFlow, Exchange, Sent},
-    h1,
-    splice::{Broken, FromClient, ToClient},
-};
-use crate::{config::Carrier, handle::SEND_BUFFER, limits::Transport, metrics::Up, onion::Onion};
+use super::{Alive, Phase, Shared, connection::Guest};
+use crate::{config::Carrier, limits::Transport, metrics::Up, onion::Onion};
 
 /// How long to wait when the system has no descriptor for another connection.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -87,25 +70,21 @@ async fn welcome(mut guest: Guest, stream: TcpStream, acceptor: TlsAcceptor) {
         return;
     };
     drop(handshake);
-    if let Spoken::Cells(onion, channel) = spoken {
-        return guest.carry(&onion, channel).await;
-    }
+    let session = match spoken {
+        Spoken::Cells(onion, channel) => return guest.carry(&onion, channel).await,
+        Spoken::Http(session) => session,
+    };
     guest.shared.metrics.connections.tls.inc();
     let _open = Up::new(&guest.shared.metrics.connections_open.tls);
-    match spoken {
-        Spoken::H2(session) => {
-            guest.account.attach(Windows(session.clone()));
-            guest.serve(&session).await;
-        }
-        Spoken::H1(session) => guest.serve(&session).await,
-        Spoken::Cells(..) => {}
+    if let Session::H2(session) = &session {
+        guest.account.attach(Windows(session.clone()));
     }
+    guest.serve(&session, None).await;
 }
 
 /// What the client chose.
 enum Spoken {
-    H2(Session),
-    H1(h1::Session),
+    Http(Session),
     Cells(Arc<Onion>, Channel),
 }
 
@@ -127,10 +106,11 @@ async fn greet(stream: TcpStream, acceptor: &TlsAcceptor, shared: &Arc<Shared>) 
         return Some(Spoken::Cells(onion.clone(), channel));
     }
     if stream.get_ref().1.alpn_protocol() != Some(ALPN_H2) {
-        return Some(Spoken::H1(h1::Session::new(stream, shared)));
+        let session = Session::h1_server(stream, &shared.h1);
+        return Some(Spoken::Http(session));
     }
-    let session = Session::server(stream, &shared.h2).await.ok()?;
-    Some(Spoken::H2(session))
+    let session = Session::h2_server(stream, &shared.h2).await.ok()?;
+    Some(Spoken::Http(session))
 }
 
 /// When the channel is given up because its peer is silent.
@@ -152,7 +132,7 @@ async fn is_channel(stream: &mut TlsStream<TcpStream>) -> Option<bool> {
 }
 
 /// What a client may send on HTTP/2; what waits for it is bounded on each stream.
-struct Windows(Session);
+struct Windows(h2::Session);
 
 impl Transport for Windows {
     fn set_receive(&self, octets: u64) {
@@ -164,115 +144,5 @@ impl Transport for Windows {
 
     fn path(&self) -> (Duration, u64) {
         (FAR, u64::MAX)
-    }
-}
-
-impl connection::Session for Session {
-    type Exchange = h2::Exchange;
-
-    async fn accept(&self) -> Option<(RequestHead, h2::Exchange)> {
-        let incoming = Self::accept(self).await?;
-        Some((incoming.head, incoming.exchange))
-    }
-
-    fn drain(&self) {
-        Self::drain(self);
-    }
-
-    fn close(&self) {
-        Self::close(self);
-    }
-
-    fn calm(&self) {
-        Self::calm(self);
-    }
-
-    async fn abandoned(&self) {
-        Self::abandoned(self).await;
-    }
-}
-
-impl FromClient for DataReceiver {
-    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
-        Self::poll_data(self, cx).map_err(|_| Broken)
-    }
-}
-
-impl ToClient for DataSender {
-    async fn write(&mut self, octets: Bytes) -> Result<(), Broken> {
-        Self::write(self, octets).await.map_err(|_| Broken)
-    }
-
-    async fn finish(&mut self) -> Result<(), Broken> {
-        Self::finish(self).map_err(|_| Broken)
-    }
-
-    /// "A proxy treats any error in the TCP connection […] as a stream error […] of type CONNECT_ERROR."
-    fn reset(&mut self) {
-        Self::reset(self);
-    }
-}
-
-impl Exchange for h2::Exchange {
-    type Up = DataReceiver;
-    type Down = DataSender;
-    type Flow = h2::Flow;
-
-    fn buffer(&self) -> usize {
-        SEND_BUFFER
-    }
-
-    async fn gone(&mut self) {
-        Self::gone(self).await;
-    }
-
-    async fn respond(&mut self, head: &ResponseHead) -> Result<(), Broken> {
-        Self::respond(self, head).await.map_err(|_| Broken)
-    }
-
-    async fn refuse(self, head: &ResponseHead) -> Result<(), Broken> {
-        Self::refuse(self, head).await.map_err(|_| Broken)
-    }
-
-    async fn content(&mut self, limit: usize) -> Result<Option<Bytes>, Broken> {
-        Self::content(self, limit).await.map_err(|_| Broken)
-    }
-
-    async fn answer(mut self, head: &ResponseHead, content: Bytes) -> Result<(), Broken> {
-        self.respond_with(head, content).map_err(|_| Broken)
-    }
-
-    fn stream(self) -> (DataReceiver, DataSender) {
-        let (sender, receiver) = self.split();
-        (receiver, sender)
-    }
-
-    fn datagrams(self, sink: Arc<dyn DatagramSink>) -> h2::Flow {
-        Self::datagrams(self, sink)
-    }
-}
-
-impl ClientFlow for h2::Flow {
-    fn send(&self, batch: Batch<'_>) -> Sent {
-        let payloads = batch.payloads().count();
-        let accepted = Self::send(self, batch);
-        let full = payloads.saturating_sub(accepted);
-        Sent {
-            accepted,
-            full,
-            too_large: 0,
-        }
-    }
-
-    async fn closed(&self) {
-        drop(Self::closed(self).await);
-    }
-
-    fn send_ip_capsule(&self, capsule: &connect_ip::Capsule) -> bool {
-        Self::send_ip_capsule(self, capsule)
-    }
-
-    fn reset(&self) {
-        Self::reset(self);
     }
 }

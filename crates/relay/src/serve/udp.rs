@@ -13,15 +13,11 @@ use std::{
     time::Duration,
 };
 
+use hoplite_http::{Exchange, Flow};
 use hoplite_link::server::Ecn;
 use hoplite_overlay::{Batch, Received, direct::UdpFlow};
 
-use super::{
-    Shared,
-    exchange::{ClientFlow, Exchange},
-    gather::ToTarget,
-    splice::watch,
-};
+use super::{Shared, gather::ToTarget, splice::watch};
 use crate::{
     forward::{Forwarding, Ledger, Terms, Tunnel},
     limits::{Account, Pace},
@@ -44,7 +40,7 @@ pub(crate) async fn carry(
     shared: &Shared,
     (pace, account): (Pace, Option<Arc<Account>>),
     target: UdpFlow,
-    exchange: impl Exchange,
+    exchange: Exchange,
     terms: Option<Terms>,
 ) {
     let target = Arc::new(target);
@@ -73,16 +69,16 @@ pub(crate) async fn carry(
         shared.limits.idle_connection,
     );
     tokio::select! {
-        () = client.closed() => (),
+        _ = client.closed() => (),
         () = down.run() => client.reset(),
         () = watch(shared.limits.idle_datagrams, &ledger.passed) => (),
-        () = forwarded => client.abort(),
+        () = forwarded => client.reset_for_breach(),
     }
     shared.metrics.dropped.socket_full.inc_by(target.dropped());
 }
 
 /// The forwarded mode of a flow, if it has any; resolves when the client broke a rule of it.
-async fn drive(forwarding: Option<&Forwarding>, client: &impl ClientFlow, idle: Duration) {
+async fn drive(forwarding: Option<&Forwarding>, client: &Flow, idle: Duration) {
     match forwarding {
         Some(forwarding) => forwarding.drive(client, idle).await,
         None => std::future::pending().await,
@@ -99,14 +95,14 @@ impl Drop for Ending<'_> {
 }
 
 /// From the target to the client.
-struct Down<'a, F> {
+struct Down<'a> {
     target: &'a UdpFlow,
-    client: &'a F,
+    client: &'a Flow,
     ledger: &'a Ledger,
     forwarding: Option<&'a Forwarding>,
 }
 
-impl<F: ClientFlow> Down<'_, F> {
+impl Down<'_> {
     /// Ends when the target's host keeps saying that nobody is there.
     async fn run(&self) {
         let mut refusals = 0;
@@ -154,7 +150,7 @@ impl<F: ClientFlow> Down<'_, F> {
     }
 }
 
-impl<F: ClientFlow> Tunnel for Down<'_, F> {
+impl Tunnel for Down<'_> {
     fn send(&self, batch: Batch<'_>) {
         let metrics = &self.ledger.metrics;
         let sent = self.client.send(batch);

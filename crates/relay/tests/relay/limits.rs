@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use bytes::Bytes;
-use hoplite_masque::h3::Session;
+use hoplite_http::h3::Session;
 use hoplite_relay::{Config, Handle, config::ResolverChoice};
 use hoplite_wire::ProxyError;
 use tokio::time::Instant;

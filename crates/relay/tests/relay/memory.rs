@@ -3,8 +3,8 @@
 use std::net::Ipv4Addr;
 
 use bytes::Bytes;
+use hoplite_http::h3::{DataReceiver, DataSender, Session};
 use hoplite_link::quic;
-use hoplite_masque::h3::{DataReceiver, DataSender, Session};
 use hoplite_relay::Handle;
 
 use crate::{

@@ -1,55 +1,42 @@
-//! A tunnel between channels (the client) and a loopback socket (the target).
+//! A tunnel between a client over HTTP/2 in memory and a loopback socket (the target).
 
+use hoplite_http::{H2Error, Session, h2};
+use hoplite_wire::{RequestHead, ResponseHead};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncReadExt, AsyncWriteExt, duplex},
     net::TcpListener,
-    sync::mpsc,
     task::JoinHandle,
 };
 
 use super::*;
 use crate::{config::Limits, limits::Gate};
 
-/// The client's octets: `None` breaks the stream, the end of the channel finishes it.
-struct Up(mpsc::Receiver<Option<Bytes>>);
-
-struct Down {
-    octets: Option<mpsc::Sender<Bytes>>,
-    reset: mpsc::Sender<()>,
-}
+/// RFC 9113 §8.5.
+const CONNECT_ERROR: u32 = 0xa;
 
 struct Client {
-    up: mpsc::Sender<Option<Bytes>>,
-    down: mpsc::Receiver<Bytes>,
-    reset: mpsc::Receiver<()>,
+    up: DataSender,
+    down: DataReceiver,
     done: JoinHandle<()>,
+    _sessions: [Session; 2],
 }
 
-impl FromClient for Up {
-    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
-        match self.0.poll_recv(cx) {
-            Poll::Ready(Some(Some(octets))) => Poll::Ready(Ok(Some(octets))),
-            Poll::Ready(Some(None)) => Poll::Ready(Err(Broken)),
-            Poll::Ready(None) => Poll::Ready(Ok(None)),
-            Poll::Pending => Poll::Pending,
-        }
-    }
-}
-
-impl ToClient for Down {
-    async fn write(&mut self, octets: Bytes) -> Result<(), Broken> {
-        let open = self.octets.as_ref().ok_or(Broken)?;
-        open.send(octets).await.map_err(|_| Broken)
-    }
-
-    async fn finish(&mut self) -> Result<(), Broken> {
-        self.octets = None;
-        Ok(())
-    }
-
-    fn reset(&mut self) {
-        self.reset.try_send(()).expect("reset once");
-    }
+/// An answered request: the client's halves, the server's, and the connection.
+async fn connected() -> ([(DataSender, DataReceiver); 2], [Session; 2]) {
+    let config = h2::Config::default();
+    let (near, far) = duplex(64 * 1024);
+    let (client, server) = tokio::join!(
+        Session::tls_client(near, &config),
+        Session::h2_server(far, &config)
+    );
+    let (client, server) = (client.expect("a client"), server.expect("a server"));
+    let head = RequestHead::connect("example.com:443");
+    let mut near = client.request(&head).await.expect("sent");
+    let mut far = server.accept().await.expect("arrives").exchange;
+    let answered = far.respond(&ResponseHead::new(200)).await;
+    answered.expect("answered");
+    near.response().await.expect("an answer");
+    ([near.split(), far.split()], [client, server])
 }
 
 /// A tunnel that breaks after `idle`; zero is never.
@@ -59,13 +46,7 @@ async fn tunnel(idle: Duration) -> (Client, TcpStream) {
     let address = listener.local_addr().expect("bound");
     let near = TcpStream::connect(address).await.expect("connected");
     let (target, _) = listener.accept().await.expect("accepted");
-    let (up, up_end) = mpsc::channel(1);
-    let (down_end, down) = mpsc::channel(1);
-    let (reset_end, reset) = mpsc::channel(1);
-    let to = Down {
-        octets: Some(down_end),
-        reset: reset_end,
-    };
+    let ([(up, down), (to, from)], sessions) = connected().await;
     let done = tokio::spawn(async move {
         let gate = Gate::new(Limits::default(), crate::config::Ip::default(), 1);
         let permit = gate.request(gate.by_token(0)).expect("a place");
@@ -76,24 +57,26 @@ async fn tunnel(idle: Duration) -> (Client, TcpStream) {
             idle,
             account: &account,
         };
-        splice(Up(up_end), to, near, terms).await;
+        splice(from, to, near, terms).await;
     });
     let client = Client {
         up,
         down,
-        reset,
         done,
+        _sessions: sessions,
     };
     (client, target)
 }
 
 impl Client {
-    async fn read_all(&mut self) -> Vec<u8> {
-        let mut all = Vec::new();
-        while let Some(octets) = self.down.recv().await {
-            all.extend_from_slice(&octets);
-        }
-        all
+    /// The next octets; `None` at the end.
+    async fn read(&mut self) -> Result<Option<Bytes>, HttpError> {
+        poll_fn(|cx| self.down.poll_data(cx)).await
+    }
+
+    async fn is_reset(&mut self) -> bool {
+        let reset = H2Error::Reset(CONNECT_ERROR);
+        matches!(self.read().await, Err(HttpError::H2(error)) if error == reset)
     }
 }
 
@@ -101,15 +84,14 @@ impl Client {
 async fn octets_pass_both_ways_and_each_side_finishes_alone() {
     let (mut client, mut target) = tunnel(Duration::ZERO).await;
     let sent: Vec<u8> = (0..500_000u32).map(|n| n.to_le_bytes()[0]).collect();
-    let octets = sent.clone();
-    let up = client.up.clone();
+    let (mut up, octets) = (client.up, sent.clone());
     tokio::spawn(async move {
         for chunk in octets.chunks(1300) {
             let chunk = Bytes::copy_from_slice(chunk);
-            up.send(Some(chunk)).await.expect("open");
+            up.write(chunk).await.expect("open");
         }
+        up.finish().await.expect("open");
     });
-    drop(std::mem::replace(&mut client.up, mpsc::channel(1).0));
     let mut got = Vec::new();
     target.read_to_end(&mut got).await.expect("finished");
     assert!(got == sent, "the octets changed on the way");
@@ -117,16 +99,25 @@ async fn octets_pass_both_ways_and_each_side_finishes_alone() {
         target.write_all(&sent).await.expect("open");
         target.shutdown().await.expect("open");
     };
-    let (back, ()) = tokio::join!(client.read_all(), writing);
+    let reading = async {
+        let mut all = Vec::new();
+        while let Some(octets) = poll_fn(|cx| client.down.poll_data(cx))
+            .await
+            .expect("in order")
+        {
+            all.extend_from_slice(&octets);
+        }
+        all
+    };
+    let (back, ()) = tokio::join!(reading, writing);
     assert!(back == sent, "the octets changed on the way back");
     client.done.await.expect("ended");
-    assert!(client.reset.recv().await.is_none(), "ended in order");
 }
 
 #[tokio::test]
 async fn a_client_that_breaks_off_resets_the_target() {
     let (client, mut target) = tunnel(Duration::ZERO).await;
-    client.up.send(None).await.expect("open");
+    drop((client.up, client.down));
     client.done.await.expect("ended");
     let error = target.read(&mut [0; 1]).await.expect_err("reset");
     assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
@@ -137,22 +128,22 @@ async fn a_target_that_resets_resets_the_client() {
     let (mut client, target) = tunnel(Duration::ZERO).await;
     target.set_zero_linger().expect("set");
     drop(target);
-    assert_eq!(client.reset.recv().await, Some(()));
+    assert!(client.is_reset().await);
 }
 
 #[tokio::test]
 async fn a_silent_tunnel_is_closed_after_its_time() {
     let (mut client, _target) = tunnel(Duration::from_millis(1)).await;
-    assert_eq!(client.reset.recv().await, Some(()));
+    assert!(client.is_reset().await);
 }
 
 #[tokio::test]
 async fn a_target_that_does_not_read_stops_the_client() {
-    let (client, _target) = tunnel(Duration::ZERO).await;
+    let (mut client, _target) = tunnel(Duration::ZERO).await;
     let chunk = Bytes::from(vec![0; 64 * 1024]);
     let flood = async {
         loop {
-            client.up.send(Some(chunk.clone())).await.expect("open");
+            client.up.write(chunk.clone()).await.expect("open");
         }
     };
     timeout(Duration::from_millis(300), flood)

@@ -1,4 +1,4 @@
-//! Heads of HTTP/1.1 in the words of the handler, which speaks of HTTP/3.
+//! Heads of HTTP/1.1 in the words of the other versions: an upgrade to connect-udp is an extended CONNECT.
 //! The session reads requests with it, the exchange writes answers.
 //! RFC 9110 §9.3.6 (CONNECT), RFC 9298 §3.2 and §3.3 (connect-udp).
 
@@ -13,7 +13,7 @@ use http_body_util::Empty;
 /// The upgrade token of RFC 9298 §8.1.
 pub(super) const CONNECT_UDP: &str = "connect-udp";
 
-/// What a request asks for. One that makes no sense has neither authority nor path, which the handler refuses.
+/// What a request asks for. One that makes no sense has neither authority nor path, which whoever serves refuses.
 pub(super) fn read(parts: &Parts) -> RequestHead {
     let method = &parts.method;
     let mut head = RequestHead::connect("");
