@@ -13,7 +13,7 @@ use hoplite_overlay::{
 use hoplite_wire::{HostName, Target, connect_ip::Scope};
 
 use crate::{
-    Config, Forwarding, Mode, Passed, forward::Bargain, gather::Gather, live::Live,
+    Config, Forwarding, Mode, Passed, connection::Connection, forward::Bargain, gather::Gather,
     packets::PacketTunnel, pool::Pool, request::Credentials, tunnel::Tunnel,
 };
 
@@ -90,12 +90,15 @@ impl Hop {
     /// # Errors
     /// What dialling answered.
     pub async fn connect(&self) -> Result<(), Error> {
-        self.pool.live(&Isolation::default()).await.map(|_| ())
+        self.pool
+            .connection(&Isolation::default())
+            .await
+            .map(|_| ())
     }
 
     /// The same for the connection of a token.
     pub(crate) async fn connect_for(&self, token: &Isolation) -> Result<(), Error> {
-        self.pool.live(token).await.map(|_| ())
+        self.pool.connection(token).await.map(|_| ())
     }
 
     /// How long to wait after so many failures before it is dialled again.
@@ -107,7 +110,7 @@ impl Hop {
     pub fn carrier(&self) -> Option<&'static str> {
         self.pool
             .current(&Isolation::default())
-            .map(|live| live.carrier())
+            .map(|connection| connection.version().alpn())
     }
 
     /// How both ends of it acknowledge and control congestion now, and what the relay refused; `None` without a QUIC connection.
@@ -119,7 +122,7 @@ impl Hop {
     pub fn flows(&self) -> usize {
         self.pool
             .current(&Isolation::default())
-            .map_or(0, |live| live.flows())
+            .map_or(0, |connection| connection.flows())
     }
 
     /// Which way the datagrams of its UDP flows went; a hop further on is one of these flows.
@@ -142,22 +145,22 @@ impl Hop {
         terms
     }
 
-    /// Runs `ask` on a live connection. A connection that turns out dead, or falls silent, before it answered is replaced
+    /// Runs `ask` on an open connection. A connection that turns out dead, or falls silent, before it answered is replaced
     /// once: nothing of the flow has been sent to the target yet.
-    async fn ask<T, F>(&self, terms: &Terms, ask: impl Fn(Arc<Live>) -> F) -> Result<T, Error>
+    async fn ask<T, F>(&self, terms: &Terms, ask: impl Fn(Arc<Connection>) -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<T, Error>>,
     {
-        let live = self.pool.live(&terms.isolation).await?;
+        let connection = self.pool.connection(&terms.isolation).await?;
         let silent = || Error::new(ErrorKind::PathFailed, "waiting for a relay's answer");
         let answer = tokio::select! {
-            answer = ask(live.clone()) => answer,
-            () = live.suspected() => Err(silent()),
+            answer = ask(connection.clone()) => answer,
+            () = connection.suspected() => Err(silent()),
         };
         match answer {
-            Err(error) if error.kind() == ErrorKind::PathFailed && !live.is_usable() => {
-                self.pool.forget(&terms.isolation, &live);
-                ask(self.pool.live(&terms.isolation).await?).await
+            Err(error) if error.kind() == ErrorKind::PathFailed && !connection.is_usable() => {
+                self.pool.forget(&terms.isolation, &connection);
+                ask(self.pool.connection(&terms.isolation).await?).await
             }
             answer => answer,
         }
@@ -168,18 +171,19 @@ impl Hop {
         match terms.early {
             // What is written to a stream that was handed out may have reached the target: it is not asked for again.
             true => {
-                let ask = |live: Arc<Live>| live.early_stream(&head, terms.deadline);
+                let ask =
+                    |connection: Arc<Connection>| connection.early_stream(&head, terms.deadline);
                 self.ask(terms, ask).await
             }
-            false => self.ask(terms, |live| live.stream(&head)).await,
+            false => self.ask(terms, |connection| connection.stream(&head)).await,
         }
     }
 
     async fn tunnel(&self, target: &Target, terms: &Terms) -> Result<Tunnel, Error> {
         let head = self.credentials.connect_udp(target);
         let queue = self.config.datagram_queue;
-        self.ask(terms, |live| {
-            Tunnel::open(live, &head, queue, &self.bargain)
+        self.ask(terms, |connection| {
+            Tunnel::open(connection, &head, queue, &self.bargain)
         })
         .await
     }
@@ -187,8 +191,10 @@ impl Hop {
     async fn packets(&self, scope: &Scope, terms: &Terms) -> Result<PacketTunnel, Error> {
         let head = self.credentials.connect_ip(scope);
         let queue = self.config.datagram_queue;
-        self.ask(terms, |live| PacketTunnel::open(live, &head, queue))
-            .await
+        self.ask(terms, |connection| {
+            PacketTunnel::open(connection, &head, queue)
+        })
+        .await
     }
 
     /// A flow of a program's: small payloads of it may share packets, if the configuration says so.
@@ -259,7 +265,9 @@ impl Overlay for Hop {
             let terms = self.terms(terms);
             let head = self.credentials.query(message.len());
             let message = Bytes::copy_from_slice(message);
-            let asking = self.ask(&terms, |live| live.query(&head, message.clone()));
+            let asking = self.ask(&terms, |connection| {
+                connection.query(&head, message.clone())
+            });
             terms.run("asking a relay's resolver", asking).await
         })
     }

@@ -6,13 +6,11 @@
 
 mod choose;
 mod config;
+mod connection;
 pub mod forward;
 mod gather;
-mod held;
 mod hop;
 mod inbox;
-mod keeper;
-mod live;
 mod packets;
 mod path;
 mod paths;

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_http::DatagramSink;
+use hoplite_http::{DatagramSink, Flow};
 use hoplite_overlay::{Batch, Error, ErrorKind, Packets, Received};
 use hoplite_wire::{
     RequestHead,
@@ -20,13 +20,13 @@ use hoplite_wire::{
 use tokio::sync::watch;
 
 use crate::{
+    connection::{Connection, Lease},
     inbox::Inbox,
-    live::{Flow, Lease, Live},
 };
 
 /// An open flow.
 pub(crate) struct PacketTunnel {
-    flow: Flow,
+    flow: Arc<Flow>,
     inbox: Arc<Inbox>,
     told: watch::Receiver<Told>,
     /// Ends with the tunnel: tells the reader that the relay has closed the flow.
@@ -50,7 +50,7 @@ struct Arriving {
 impl PacketTunnel {
     /// Asks for the flow and for addresses, and waits for these; what arrives meanwhile waits too, up to `queue` octets.
     pub(crate) async fn open(
-        live: Arc<Live>,
+        connection: Arc<Connection>,
         head: &RequestHead,
         queue: usize,
     ) -> Result<Self, Error> {
@@ -60,8 +60,10 @@ impl PacketTunnel {
             inbox: inbox.clone(),
             told,
         };
-        let (flow, lease) = live.packets(head, Arc::new(arriving)).await?;
-        flow.send_ip_capsule(&wanted());
+        let (flow, lease) = connection.packets(head, Arc::new(arriving)).await?;
+        if !flow.send_ip_capsule(&wanted()) {
+            tracing::trace!("a flow of packets ended before it asked for an address");
+        }
         let watch = tokio::spawn(tell_end(flow.clone(), inbox.clone()));
         let mut tunnel = Self {
             flow,
@@ -79,7 +81,7 @@ impl PacketTunnel {
         let told = self.told.wait_for(Told::is_complete);
         tokio::select! {
             told = told => told.map(drop).map_err(|_| closed()),
-            () = flow.closed() => Err(closed()),
+            _ = flow.closed() => Err(closed()),
         }
     }
 }
@@ -101,8 +103,8 @@ fn closed() -> Error {
     )
 }
 
-async fn tell_end(flow: Flow, inbox: Arc<Inbox>) {
-    flow.closed().await;
+async fn tell_end(flow: Arc<Flow>, inbox: Arc<Inbox>) {
+    drop(flow.closed().await);
     inbox.end(closed());
 }
 
@@ -110,18 +112,6 @@ impl Told {
     fn is_complete(&self) -> bool {
         let has_address = self.addresses.as_ref().is_some_and(|own| !own.is_empty());
         has_address && self.routes.is_some()
-    }
-}
-
-impl Flow {
-    fn send_ip_capsule(&self, capsule: &Capsule) {
-        let sent = match self {
-            Self::H3(flow) => flow.send_ip_capsule(capsule),
-            Self::H2(flow) => flow.send_ip_capsule(capsule),
-        };
-        if !sent {
-            tracing::trace!("a flow of packets ended before it asked for an address");
-        }
     }
 }
 
@@ -172,10 +162,7 @@ impl Packets for PacketTunnel {
     }
 
     fn poll_send(&self, cx: &mut Context<'_>, packets: Batch<'_>) -> Poll<Result<(), Error>> {
-        match &self.flow {
-            Flow::H3(flow) => ready!(flow.poll_send(cx, packets))?,
-            Flow::H2(flow) => ready!(flow.poll_send(cx, packets))?,
-        }
+        ready!(self.flow.poll_send(cx, packets))?;
         Poll::Ready(Ok(()))
     }
 

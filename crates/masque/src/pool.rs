@@ -1,22 +1,29 @@
 //! The connections to one relay: one for flows without a token, one for each isolation token, each dialled once however many wait.
-//! Lost ones are forgotten at once; the warm one is opened again, with a growing pause. Used by [`crate::Hop`] alone.
+//! A task follows each until it is lost, replaced or idle: lost ones are forgotten at once, the warm one is opened again with a growing pause,
+//! and what runs over TCP is tried over QUIC again. Every task ends when its pool is gone. Used by [`crate::Hop`] alone.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
 };
 
 use futures_util::{
     FutureExt,
     future::{BoxFuture, Shared},
 };
-use hoplite_link::Dialer;
+use hoplite_http::HttpVersion;
+use hoplite_link::{Dialer, Link};
 use hoplite_overlay::{Error, ErrorKind, Isolation, Terms};
 use tokio::{sync::watch, time::Instant};
+use tracing::debug;
 
-use crate::{Config, keeper, live::Live};
+use crate::{Config, connection::Connection};
 
-type Attempt = Shared<BoxFuture<'static, Result<Arc<Live>, Error>>>;
+/// How often an isolated or a replaced connection is looked at for idleness.
+const LOOK: Duration = Duration::from_secs(10);
+
+type Attempt = Shared<BoxFuture<'static, Result<Arc<Connection>, Error>>>;
 
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -36,7 +43,7 @@ struct Slots {
 
 #[derive(Debug)]
 struct Slot {
-    live: Option<Arc<Live>>,
+    connection: Option<Arc<Connection>>,
     attempt: Option<Attempt>,
     used: Instant,
 }
@@ -63,17 +70,19 @@ impl Pool {
     }
 
     /// The usable connection of `token`, if there is one.
-    pub(crate) fn current(&self, token: &Isolation) -> Option<Arc<Live>> {
+    pub(crate) fn current(&self, token: &Isolation) -> Option<Arc<Connection>> {
         let mut slots = self.slots();
         let slot = slots.by_token.get_mut(token)?;
         slot.used = Instant::now();
-        slot.live.clone().filter(|live| live.is_usable())
+        slot.connection
+            .clone()
+            .filter(|connection| connection.is_usable())
     }
 
     /// The connection of `token`, dialled if there is none. All who wait share one attempt, and its failure.
-    pub(crate) async fn live(&self, token: &Isolation) -> Result<Arc<Live>, Error> {
+    pub(crate) async fn connection(&self, token: &Isolation) -> Result<Arc<Connection>, Error> {
         match self.current(token) {
-            Some(live) => Ok(live),
+            Some(connection) => Ok(connection),
             None => self.attempt(token)?.await,
         }
     }
@@ -81,11 +90,11 @@ impl Pool {
     /// Lets every connection be looked at soon: the device may have another address.
     pub(crate) fn look(&self) {
         let slots = self.slots();
-        let lives = slots
+        let connections = slots
             .by_token
             .values()
-            .filter_map(|slot| slot.live.as_ref());
-        lives.for_each(|live| live.look());
+            .filter_map(|slot| slot.connection.as_ref());
+        connections.for_each(|connection| connection.look());
     }
 
     fn attempt(&self, token: &Isolation) -> Result<Attempt, Error> {
@@ -108,39 +117,46 @@ impl Pool {
         Ok(attempt)
     }
 
-    /// Puts `live` in the place of what `token` had.
-    pub(crate) fn keep(&self, token: &Isolation, live: &Arc<Live>) {
+    /// Puts `connection` in the place of what `token` had.
+    pub(crate) fn keep(&self, token: &Isolation, connection: &Arc<Connection>) {
         let mut slots = self.slots();
         let slot = slots
             .by_token
             .entry(token.clone())
             .or_insert_with(Slot::new);
-        if let Some(before) = slot.live.replace(live.clone()) {
+        if let Some(before) = slot.connection.replace(connection.clone()) {
             before.supersede();
         }
     }
 
-    /// `live` is of no more use. Flows that still run on it keep it.
-    pub(crate) fn forget(&self, token: &Isolation, live: &Arc<Live>) {
+    /// `connection` is of no more use. Flows that still run on it keep it.
+    pub(crate) fn forget(&self, token: &Isolation, connection: &Arc<Connection>) {
         let mut slots = self.slots();
         let Some(slot) = slots.by_token.get_mut(token) else {
             return;
         };
-        if slot.live.as_ref().is_some_and(|now| Arc::ptr_eq(now, live)) {
-            live.supersede();
-            slot.live = None;
+        if slot
+            .connection
+            .as_ref()
+            .is_some_and(|now| Arc::ptr_eq(now, connection))
+        {
+            connection.supersede();
+            slot.connection = None;
         }
     }
 
-    /// Whether `live` should be closed: no flow is on it, and it was replaced or has been unused for long.
-    pub(crate) fn is_idle(&self, token: &Isolation, live: &Arc<Live>) -> bool {
-        if live.flows() > 0 {
+    /// Whether `connection` should be closed: no flow is on it, and it was replaced or has been unused for long.
+    pub(crate) fn is_idle(&self, token: &Isolation, connection: &Arc<Connection>) -> bool {
+        if connection.flows() > 0 {
             return false;
         }
         let slots = self.slots();
         let slot = slots.by_token.get(token);
-        let current =
-            slot.filter(|slot| slot.live.as_ref().is_some_and(|now| Arc::ptr_eq(now, live)));
+        let current = slot.filter(|slot| {
+            slot.connection
+                .as_ref()
+                .is_some_and(|now| Arc::ptr_eq(now, connection))
+        });
         current.is_none_or(|slot| {
             *token != Isolation::default() && slot.used.elapsed() > self.config.isolated_idle
         })
@@ -153,7 +169,7 @@ impl Pool {
     pub(crate) fn keep_warm(&self) {
         self.slots().warm = true;
         if let Some(pool) = self.me.upgrade() {
-            tokio::spawn(keeper::reopen(Arc::downgrade(&pool)));
+            tokio::spawn(reopen(Arc::downgrade(&pool)));
         }
     }
 }
@@ -180,21 +196,105 @@ impl Slots {
 impl Slot {
     fn new() -> Self {
         Self {
-            live: None,
+            connection: None,
             attempt: None,
             used: Instant::now(),
         }
     }
 }
 
-async fn dial(pool: Arc<Pool>, token: Isolation) -> Result<Arc<Live>, Error> {
+async fn dial(pool: Arc<Pool>, token: Isolation) -> Result<Arc<Connection>, Error> {
     let terms = Terms {
         isolation: token.clone(),
         ..Terms::default()
     };
     let link = pool.dialer.race(&terms).await?;
-    let live = Live::start(link).await?;
-    pool.keep(&token, &live);
-    keeper::follow(&Arc::downgrade(&pool), &token, live.clone());
-    Ok(live)
+    let connection = Connection::start(link).await?;
+    pool.keep(&token, &connection);
+    follow(&Arc::downgrade(&pool), &token, connection.clone());
+    Ok(connection)
+}
+
+/// Spawns the task that follows `connection`.
+fn follow(pool: &Weak<Pool>, token: &Isolation, connection: Arc<Connection>) {
+    let task: BoxFuture<'static, ()> = watch(pool.clone(), token.clone(), connection).boxed();
+    tokio::spawn(task);
+}
+
+/// Follows `connection` until it is lost, replaced or idle.
+async fn watch(pool: Weak<Pool>, token: Isolation, connection: Arc<Connection>) {
+    tokio::select! {
+        () = connection.closed() => {}
+        () = connection.probe() => {}
+        () = idle(&pool, &token, &connection) => {}
+        () = back_to_quic(&pool, &token, &connection) => {}
+    }
+    let Some(pool) = pool.upgrade() else { return };
+    pool.forget(&token, &connection);
+    if pool.is_warm(&token) {
+        reopen(Arc::downgrade(&pool)).await;
+    }
+}
+
+/// Dials the connection without a token until there is one, with a pause that doubles after each failure.
+async fn reopen(pool: Weak<Pool>) {
+    for failures in 0u32.. {
+        let Some(pool) = pool.upgrade() else { return };
+        match pool.connection(&Isolation::default()).await {
+            Ok(_) => return,
+            Err(error) => debug!(%error, failures, "hop not reopened yet"),
+        }
+        let pause = pool.config.redial_pause * (1 << failures.min(5));
+        drop(pool);
+        tokio::time::sleep(pause).await;
+    }
+}
+
+async fn idle(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<Connection>) {
+    if *token == Isolation::default() {
+        // It is never idle, and nobody needs to look, while it is the one that new flows take.
+        let Some(end) = pool.upgrade().map(|pool| pool.end()) else {
+            return;
+        };
+        tokio::select! {
+            () = connection.superseded() => {}
+            () = end => return,
+        }
+    }
+    loop {
+        tokio::time::sleep(LOOK).await;
+        match pool.upgrade() {
+            Some(pool) if !pool.is_idle(token, connection) => {}
+            _ => return,
+        }
+    }
+}
+
+/// Over TCP: tries QUIC again and again. Ends when a QUIC connection has taken the place of `connection`;
+/// what runs over TCP stays there until it ends.
+async fn back_to_quic(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<Connection>) {
+    if connection.version() == HttpVersion::H3 {
+        return std::future::pending().await;
+    }
+    let terms = Terms {
+        isolation: token.clone(),
+        ..Terms::default()
+    };
+    loop {
+        let Some(pause) = pool.upgrade().map(|pool| pool.config.quic_retry) else {
+            return;
+        };
+        tokio::time::sleep(pause).await;
+        let Some(strong) = pool.upgrade() else { return };
+        let Ok(link) = strong.dialer.quic(&terms).await else {
+            continue;
+        };
+        let Ok(quic) = Connection::start(Link::Quic(link)).await else {
+            continue;
+        };
+        debug!("hop is back on QUIC");
+        strong.keep(token, &quic);
+        follow(pool, token, quic);
+        return;
+    }
 }

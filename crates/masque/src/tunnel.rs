@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_http::DatagramSink;
+use hoplite_http::{DatagramSink, Flow, HttpVersion};
 use hoplite_overlay::{Batch, Datagrams, End, Error, ErrorKind, Received};
 use hoplite_wire::{
     RequestHead,
@@ -19,15 +19,15 @@ use hoplite_wire::{
 };
 
 use crate::{
+    connection::{Connection, Lease},
     forward::{Bargain, Forwarder},
     gather::Road,
     inbox::Inbox,
-    live::{Flow, Lease, Live},
 };
 
 /// An open flow.
 pub(crate) struct Tunnel {
-    flow: Flow,
+    flow: Arc<Flow>,
     inbox: Arc<Inbox>,
     bargain: Arc<Bargain>,
     forwarder: Option<Arc<Forwarder>>,
@@ -46,13 +46,13 @@ pub(crate) struct Arriving {
 impl Tunnel {
     /// Asks for the flow; what arrives waits, up to `queue` octets.
     pub(crate) async fn open(
-        live: Arc<Live>,
+        connection: Arc<Connection>,
         head: &RequestHead,
         queue: usize,
         bargain: &Arc<Bargain>,
     ) -> Result<Self, Error> {
         let inbox = Arc::new(Inbox::new(queue));
-        let (flow, lease, forwarder) = live.datagrams(head, &inbox, bargain).await?;
+        let (flow, lease, forwarder) = connection.datagrams(head, &inbox, bargain).await?;
         let watch = tokio::spawn(tell_end(flow.clone(), inbox.clone()));
         Ok(Self {
             flow,
@@ -65,8 +65,8 @@ impl Tunnel {
     }
 }
 
-async fn tell_end(flow: Flow, inbox: Arc<Inbox>) {
-    flow.closed().await;
+async fn tell_end(flow: Arc<Flow>, inbox: Arc<Inbox>) {
+    drop(flow.closed().await);
     inbox.end(Error::new(
         ErrorKind::PathFailed,
         "receiving from a relay: it closed the flow",
@@ -107,13 +107,12 @@ impl Datagrams for Tunnel {
     }
 
     fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
-        match (&self.flow, &self.forwarder) {
-            (Flow::H3(flow), Some(forwarder)) => {
-                return forwarder.poll_send(cx, flow, batch).map_err(Error::from);
-            }
-            (Flow::H3(flow), None) => ready!(flow.poll_send(cx, batch))?,
-            (Flow::H2(flow), _) => ready!(flow.poll_send(cx, batch))?,
+        if let Some(forwarder) = &self.forwarder {
+            return forwarder
+                .poll_send(cx, &self.flow, batch)
+                .map_err(Error::from);
         }
+        ready!(self.flow.poll_send(cx, batch))?;
         self.bargain.sent_tunnelled(batch.payloads().count());
         Poll::Ready(Ok(()))
     }
@@ -149,15 +148,12 @@ impl Datagrams for Tunnel {
 /// Payloads share the packets of a QUIC connection, unless they pass beside it.
 impl Road for Tunnel {
     fn round_trip(&self) -> Duration {
-        match &self.flow {
-            Flow::H3(flow) => flow.round_trip(),
-            Flow::H2(_) => Duration::ZERO,
-        }
+        self.flow.round_trip()
     }
 
     fn packs(&self) -> bool {
         let forwards = |forwarder: &Arc<Forwarder>| forwarder.is_forwarding();
-        matches!(self.flow, Flow::H3(_)) && !self.forwarder.as_ref().is_some_and(forwards)
+        self.flow.version() == HttpVersion::H3 && !self.forwarder.as_ref().is_some_and(forwards)
     }
 }
 

@@ -16,7 +16,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use hoplite_crypto::Transform;
-use hoplite_http::h3::{self, H3Error};
+use hoplite_http::{Flow, HttpError};
 use hoplite_link::{Beside, Bypass};
 use hoplite_overlay::{Batch, End};
 use hoplite_wire::forwarding::{Capsule, Malformed};
@@ -48,7 +48,7 @@ pub(crate) struct Forwarder {
     heard: AtomicBool,
     inbox: Arc<Inbox>,
     bargain: Arc<Bargain>,
-    flow: OnceLock<Weak<h3::Flow>>,
+    flow: OnceLock<Weak<Flow>>,
 }
 
 #[derive(Default)]
@@ -92,7 +92,7 @@ impl Forwarder {
     }
 
     /// Its capsules go through `flow`.
-    pub(crate) fn attach(&self, flow: &Arc<h3::Flow>) {
+    pub(crate) fn attach(&self, flow: &Arc<Flow>) {
         flow.carry_forwarded();
         self.flow.get_or_init(|| Arc::downgrade(flow));
         self.act(&mut lock(&self.machine));
@@ -102,9 +102,9 @@ impl Forwarder {
     pub(crate) fn poll_send(
         &self,
         cx: &mut Context<'_>,
-        flow: &h3::Flow,
+        flow: &Flow,
         batch: Batch<'_>,
-    ) -> Poll<Result<(), H3Error>> {
+    ) -> Poll<Result<(), HttpError>> {
         let mut sending = lock(&self.sending);
         let round_trip = sending.round_trip(flow);
         let sorted = &mut sending.sorted;
@@ -129,7 +129,7 @@ impl Forwarder {
         cx: &mut Context<'_>,
         sorted: &mut Sorted,
         batch: Batch<'_>,
-        flow: &h3::Flow,
+        flow: &Flow,
         round_trip: Duration,
     ) -> Poll<()> {
         let now = Instant::now();
@@ -302,7 +302,7 @@ impl Forwarder {
 }
 
 impl Sending {
-    fn round_trip(&mut self, flow: &h3::Flow) -> Duration {
+    fn round_trip(&mut self, flow: &Flow) -> Duration {
         let now = Instant::now();
         match self.round_trip {
             Some((at, known)) if now - at < FRESH => known,

@@ -1,24 +1,31 @@
-//! An open connection to a relay: HTTP/3 on a QUIC link, or HTTP/2 on a TLS link. The pool keeps it, its flows keep it too:
+//! An open HTTP connection to a relay: HTTP/3 on a QUIC link, or HTTP/2 on a TLS link. The pool keeps it, its flows keep it too, by leases:
 //! it closes when nobody does.
 
 use std::{
+    future::pending,
+    io::{self, IoSlice},
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
-use hoplite_http::{DatagramSink, accepted, h2, h3};
+use hoplite_http::{DatagramSink, Flow, HttpVersion, Session, accepted, h2, h3};
 use hoplite_link::{Agreed, Link, QuicLink};
-use hoplite_overlay::{Error, ErrorKind, Stream};
+use hoplite_overlay::{Asked, Error, ErrorKind, Stream};
 use hoplite_wire::{RequestHead, dns::MAX_MESSAGE};
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf},
+    sync::Notify,
+    time::Instant,
+};
 
 use crate::{
     forward::{Bargain, Forwarder},
-    held::Held,
     inbox::Inbox,
     request,
     tunnel::Arriving,
@@ -33,8 +40,10 @@ const FEW: u64 = 16;
 
 /// A usable connection, as long as [`Self::is_usable`].
 #[derive(Debug)]
-pub(crate) struct Live {
-    carrier: Carrier,
+pub(crate) struct Connection {
+    session: Session,
+    /// The link below, if that is QUIC: it knows whether the relay answers, and packets may pass it by.
+    link: Option<QuicLink>,
     flows: AtomicUsize,
     /// Told when a flow begins.
     used: Notify,
@@ -44,45 +53,30 @@ pub(crate) struct Live {
     replaced: Notify,
 }
 
-#[derive(Debug)]
-enum Carrier {
-    H3 {
-        session: h3::Session,
-        link: QuicLink,
-    },
-    H2(h2::Session),
-}
-
-/// A flow of UDP payloads or IP packets, of either carrier.
-#[derive(Clone)]
-pub(crate) enum Flow {
-    H3(Arc<h3::Flow>),
-    H2(Arc<h2::Flow>),
-}
-
 /// Counts a flow of a connection, and keeps the connection.
 #[derive(Debug)]
-pub(crate) struct Lease(Arc<Live>);
+pub(crate) struct Lease(Arc<Connection>);
 
-impl Live {
+impl Connection {
     /// Begins to speak HTTP on `link`.
     pub(crate) async fn start(link: Link) -> Result<Arc<Self>, Error> {
-        let carrier = match link {
+        let (session, link) = match link {
             Link::Quic(link) => {
                 let config = h3::Config {
                     reins: Some(link.reins().clone()),
                     ..h3::Config::default()
                 };
-                let session = h3::Session::client(link.connection().clone(), &config);
-                Carrier::H3 { session, link }
+                let session = Session::quic_client(link.connection().clone(), &config);
+                (session, Some(link))
             }
             Link::Tls(link) => {
-                let session = h2::Session::client(link.into_inner(), &h2::Config::default()).await;
-                Carrier::H2(session?)
+                let config = h2::Config::default();
+                (Session::tls_client(link.into_inner(), &config).await?, None)
             }
         };
         Ok(Arc::new(Self {
-            carrier,
+            session,
+            link,
             flows: AtomicUsize::new(0),
             used: Notify::new(),
             superseded: AtomicBool::new(false),
@@ -90,29 +84,19 @@ impl Live {
         }))
     }
 
-    pub(crate) fn is_quic(&self) -> bool {
-        matches!(self.carrier, Carrier::H3 { .. })
-    }
-
-    /// The HTTP version in ALPN's words.
-    pub(crate) fn carrier(&self) -> &'static str {
-        if self.is_quic() { "h3" } else { "h2" }
+    /// The version of HTTP that it speaks.
+    pub(crate) fn version(&self) -> HttpVersion {
+        self.session.version()
     }
 
     /// How both ends acknowledge and control congestion; over HTTP/2 TCP does.
     pub(crate) fn agreed(&self) -> Option<Agreed> {
-        match &self.carrier {
-            Carrier::H3 { link, .. } => Some(link.reins().agreed()),
-            Carrier::H2(_) => None,
-        }
+        self.link.as_ref().map(|link| link.reins().agreed())
     }
 
     /// Whether new flows may be asked for.
     pub(crate) fn is_usable(&self) -> bool {
-        match &self.carrier {
-            Carrier::H3 { session, link } => link.is_answering() && !session.is_going_away(),
-            Carrier::H2(session) => session.is_alive(),
-        }
+        self.link.as_ref().is_none_or(QuicLink::is_answering) && self.session.takes_requests()
     }
 
     /// Another connection has taken its place, or will.
@@ -134,28 +118,16 @@ impl Live {
     }
 
     /// Returns when it is lost.
-    pub(crate) async fn broken(&self) {
-        match &self.carrier {
-            Carrier::H3 { session, .. } => drop(session.closed().await),
-            Carrier::H2(session) => drop(session.broken().await),
-        }
+    pub(crate) async fn closed(&self) {
+        self.session.closed().await;
     }
 
     /// A TCP flow, once the relay has connected.
     pub(crate) async fn stream(self: Arc<Self>, head: &RequestHead) -> Result<Stream, Error> {
         let lease = self.lease();
-        match &self.carrier {
-            Carrier::H3 { session, .. } => {
-                let mut exchange = session.request(head).await?;
-                accepted(&exchange.response().await?)?;
-                Ok(Stream::new(Held::new(exchange.into_stream(), lease)))
-            }
-            Carrier::H2(session) => {
-                let mut exchange = session.request(head).await?;
-                accepted(&exchange.response().await?)?;
-                Ok(Stream::new(Held::new(exchange.into_stream(), lease)))
-            }
-        }
+        let mut exchange = self.session.request(head).await?;
+        accepted(&exchange.response().await?)?;
+        Ok(Stream::new(Leased::new(exchange.into_stream()?, lease)))
     }
 
     /// A TCP flow that takes octets at once: they follow the request. The relay's answer is awaited until `deadline`.
@@ -165,16 +137,8 @@ impl Live {
         deadline: Option<Instant>,
     ) -> Result<Stream, Error> {
         let lease = self.lease();
-        Ok(match &self.carrier {
-            Carrier::H3 { session, .. } => {
-                let stream = session.request(head).await?.into_stream();
-                Stream::early(Held::new(stream, lease), deadline)
-            }
-            Carrier::H2(session) => {
-                let stream = session.request(head).await?.into_stream();
-                Stream::early(Held::new(stream, lease), deadline)
-            }
-        })
+        let stream = self.session.request(head).await?.into_stream()?;
+        Ok(Stream::early(Leased::new(stream, lease), deadline))
     }
 
     /// A UDP flow, once the relay has agreed. Its payloads go to `inbox`.
@@ -183,40 +147,35 @@ impl Live {
         head: &RequestHead,
         inbox: &Arc<Inbox>,
         bargain: &Arc<Bargain>,
-    ) -> Result<(Flow, Lease, Option<Arc<Forwarder>>), Error> {
+    ) -> Result<(Arc<Flow>, Lease, Option<Arc<Forwarder>>), Error> {
         let lease = self.lease();
-        let arriving = |forwarder| Arriving {
+        let offer = match &self.link {
+            Some(_) => bargain.offer()?,
+            None => None,
+        };
+        let head = offer.iter().fold(head.clone(), RequestHead::with_offer);
+        let mut exchange = self.session.request(&head).await?;
+        let response = exchange.response().await?;
+        accepted(&response)?;
+        let forwarder = match (&self.link, &offer) {
+            (Some(link), Some(offer)) => bargain
+                .agreed(offer, &response)?
+                .map(|transform| Forwarder::new(transform, link.bypass(), inbox, bargain)),
+            (Some(_), None) => None,
+            (None, _) => {
+                bargain.refused();
+                None
+            }
+        };
+        let arriving = Arriving {
             inbox: inbox.clone(),
             bargain: bargain.clone(),
-            forwarder,
+            forwarder: forwarder.clone(),
         };
-        let (flow, forwarder) = match &self.carrier {
-            Carrier::H3 { session, link } => {
-                let offer = bargain.offer()?;
-                let head = offer.iter().fold(head.clone(), RequestHead::with_offer);
-                let mut exchange = session.request(&head).await?;
-                let response = exchange.response().await?;
-                accepted(&response)?;
-                let agreed = match &offer {
-                    Some(offer) => bargain.agreed(offer, &response)?,
-                    None => None,
-                };
-                let make = |transform| Forwarder::new(transform, link.bypass(), inbox, bargain);
-                let forwarder = agreed.map(make);
-                let flow = Arc::new(exchange.datagrams(Arc::new(arriving(forwarder.clone()))));
-                if let Some(forwarder) = &forwarder {
-                    forwarder.attach(&flow);
-                }
-                (Flow::H3(flow), forwarder)
-            }
-            Carrier::H2(session) => {
-                let mut exchange = session.request(head).await?;
-                accepted(&exchange.response().await?)?;
-                bargain.refused();
-                let flow = exchange.datagrams(Arc::new(arriving(None)));
-                (Flow::H2(Arc::new(flow)), None)
-            }
-        };
+        let flow = Arc::new(exchange.datagrams(Arc::new(arriving)));
+        if let Some(forwarder) = &forwarder {
+            forwarder.attach(&flow);
+        }
         Ok((flow, lease, forwarder))
     }
 
@@ -225,23 +184,13 @@ impl Live {
         self: Arc<Self>,
         head: &RequestHead,
         sink: Arc<dyn DatagramSink>,
-    ) -> Result<(Flow, Lease), Error> {
+    ) -> Result<(Arc<Flow>, Lease), Error> {
         let lease = self.lease();
-        let flow = match &self.carrier {
-            Carrier::H3 { session, .. } => {
-                let mut exchange = session.request(head).await?;
-                accepted(&exchange.response().await?)?;
-                let flow = exchange.datagrams(sink);
-                flow.carry_packets();
-                Flow::H3(Arc::new(flow))
-            }
-            Carrier::H2(session) => {
-                let mut exchange = session.request(head).await?;
-                accepted(&exchange.response().await?)?;
-                Flow::H2(Arc::new(exchange.datagrams(sink)))
-            }
-        };
-        Ok((flow, lease))
+        let mut exchange = self.session.request(head).await?;
+        accepted(&exchange.response().await?)?;
+        let flow = exchange.datagrams(sink);
+        flow.carry_packets();
+        Ok((Arc::new(flow), lease))
     }
 
     /// Asks the relay's resolver. "Clients MUST NOT discard complete responses as a result of having their request terminated
@@ -252,20 +201,10 @@ impl Live {
         message: Bytes,
     ) -> Result<Vec<u8>, Error> {
         let _lease = self.lease();
-        let reply = match &self.carrier {
-            Carrier::H3 { session, .. } => {
-                let mut exchange = session.request(head).await?;
-                drop(exchange.send(message).await);
-                request::answered(&exchange.response().await?)?;
-                exchange.content(MAX_MESSAGE).await?
-            }
-            Carrier::H2(session) => {
-                let mut exchange = session.request(head).await?;
-                drop(exchange.send(message));
-                request::answered(&exchange.response().await?)?;
-                exchange.content(MAX_MESSAGE).await?
-            }
-        };
+        let mut exchange = self.session.request(head).await?;
+        drop(exchange.send(message).await);
+        request::answered(&exchange.response().await?)?;
+        let reply = exchange.content(MAX_MESSAGE).await?;
         let large = || Error::new(ErrorKind::PathFailed, "reading a relay's answer to a query");
         reply.map(|reply| reply.to_vec()).ok_or_else(large)
     }
@@ -273,8 +212,8 @@ impl Live {
     /// Asks the relay for a sign of life when its flows have been quiet for a while: a download that stands still has nothing
     /// of ours to acknowledge. Never returns; over HTTP/2 the session does this itself.
     pub(crate) async fn probe(&self) {
-        let Carrier::H3 { session, link } = &self.carrier else {
-            return std::future::pending().await;
+        let Some(link) = &self.link else {
+            return pending().await;
         };
         let (mut seen, mut pause) = (0, Some(PROBE_FIRST));
         loop {
@@ -282,14 +221,14 @@ impl Live {
                 pause = Some(PROBE_FIRST);
                 continue;
             }
-            let frames = session.connection().stats().frame_rx;
+            let frames = link.connection().stats().frame_rx;
             let carried = frames.stream + frames.datagram + link.reins().governor().datagrams();
             let moved = carried.saturating_sub(std::mem::replace(&mut seen, carried));
             pause = match self.flows() {
                 _ if moved > FEW => Some(PROBE_FIRST),
                 0 => None,
                 _ => {
-                    session.ping();
+                    self.session.ping();
                     pause.and_then(longer)
                 }
             };
@@ -312,15 +251,15 @@ impl Live {
 
     /// Waits until an answer is overdue: a flow that is being opened should try another connection.
     pub(crate) async fn suspected(&self) {
-        match &self.carrier {
-            Carrier::H3 { link, .. } => link.suspected().await,
-            Carrier::H2(_) => std::future::pending().await,
+        match &self.link {
+            Some(link) => link.suspected().await,
+            None => pending().await,
         }
     }
 
     /// Lets the link be looked at soon.
     pub(crate) fn look(&self) {
-        if let Carrier::H3 { link, .. } = &self.carrier {
+        if let Some(link) = &self.link {
             link.use_now();
         }
     }
@@ -338,23 +277,6 @@ fn longer(pause: Duration) -> Option<Duration> {
     (pause < PROBE_LAST).then(|| (pause * 2).min(PROBE_LAST))
 }
 
-impl Flow {
-    pub(crate) fn max_payload(&self) -> usize {
-        match self {
-            Self::H3(flow) => flow.max_payload(),
-            Self::H2(flow) => flow.max_payload(),
-        }
-    }
-
-    /// Waits until the relay has ended it, in order or not.
-    pub(crate) async fn closed(&self) {
-        match self {
-            Self::H3(flow) => drop(flow.closed().await),
-            Self::H2(flow) => drop(flow.closed().await),
-        }
-    }
-}
-
 impl Lease {
     /// Whether the flow would be better off on another connection to the same relay.
     pub(crate) fn is_superseded(&self) -> bool {
@@ -365,5 +287,70 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.0.flows.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A byte stream of a connection, and what keeps that.
+#[derive(Debug)]
+pub(crate) struct Leased<T> {
+    io: T,
+    _lease: Lease,
+}
+
+impl<T> Leased<T> {
+    pub(crate) fn new(io: T, lease: Lease) -> Self {
+        Self { io, _lease: lease }
+    }
+}
+
+impl<T: Asked> Asked for Leased<T> {
+    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.io.poll_answer(cx)
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Leased<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(cx, buf)
+    }
+}
+
+impl<T: AsyncBufRead + Unpin> AsyncBufRead for Leased<T> {
+    fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        Pin::new(&mut self.get_mut().io).poll_fill_buf(cx)
+    }
+
+    fn consume(mut self: Pin<&mut Self>, amt: usize) {
+        Pin::new(&mut self.io).consume(amt);
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Leased<T> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
