@@ -76,58 +76,6 @@ async fn a_request_and_its_answer_arrive_as_they_were_written() {
 }
 
 #[tokio::test]
-async fn octets_go_both_ways_and_each_side_ends_alone() {
-    let (client, server) = pair(&Config::default()).await;
-    let (near, far) = open(&client, &server, &tcp()).await;
-    let (mut near, mut far) = (near.into_stream(), far.into_stream());
-    near.write_all(b"question").await.expect("written");
-    near.shutdown().await.expect("finished");
-    let mut got = String::new();
-    far.read_to_string(&mut got).await.expect("read");
-    assert_eq!(got, "question");
-    far.write_all(b"answer").await.expect("still open");
-    far.shutdown().await.expect("finished");
-    got.clear();
-    near.read_to_string(&mut got).await.expect("read");
-    assert_eq!(got, "answer");
-}
-
-#[tokio::test]
-async fn octets_and_the_end_travel_behind_the_request_and_before_the_answer() {
-    let (client, server) = pair(&Config::default()).await;
-    let near = client.request(&tcp()).await.expect("sent");
-    let mut near = Stream::early(near.into_stream(), None);
-    near.write_all(b"question").await.expect("taken");
-    near.shutdown().await.expect("finished");
-    let mut far = server.accept().await.expect("arrives").exchange;
-    let content = far.content(100).await.expect("whole");
-    assert_eq!(content.as_deref(), Some(&b"question"[..]));
-    assert!(!near.is_answered());
-    let refusal = ResponseHead::new(403);
-    far.refuse(&refusal).await.expect("answered");
-    let error = near.read_u8().await.expect_err("refused");
-    let error = Error::from_io(&error).expect("an overlay's error");
-    assert_eq!(error.kind(), ErrorKind::Forbidden);
-}
-
-#[tokio::test]
-async fn a_reset_tells_a_failed_target_from_a_failed_path() {
-    let (client, server) = pair(&Config::default()).await;
-    let (near, far) = open(&client, &server, &tcp()).await;
-    let (mut sender, _receiver) = far.split();
-    sender.reset();
-    let error = near.into_stream().read_u8().await.expect_err("reset");
-    let error = Error::from_io(&error).expect("an overlay's error");
-    assert_eq!(error.kind(), ErrorKind::TargetFailed);
-
-    let (near, far) = open(&client, &server, &tcp()).await;
-    drop(far);
-    let error = near.into_stream().read_u8().await.expect_err("reset");
-    let error = Error::from_io(&error).expect("an overlay's error");
-    assert_eq!(error.kind(), ErrorKind::PathFailed);
-}
-
-#[tokio::test]
 async fn a_reader_that_stops_holds_its_window_and_no_more() {
     let config = Config {
         stream_window: 128 * 1024,
@@ -291,23 +239,6 @@ async fn a_silent_peer_is_noticed_within_seconds() {
         client.request(&tcp()).await.expect_err("dead"),
         H2Error::Dead
     );
-}
-
-#[tokio::test]
-async fn a_draining_server_lets_flows_end_and_takes_no_more() {
-    let (client, server) = pair(&Config::default()).await;
-    let (near, far) = open(&client, &server, &tcp()).await;
-    let (mut near, mut far) = (near.into_stream(), far.into_stream());
-    server.drain();
-    while client.request(&tcp()).await.is_ok() {
-        tokio::task::yield_now().await;
-    }
-    assert!(!client.is_alive());
-    near.write_all(b"x").await.expect("the flow goes on");
-    assert_eq!(far.read_u8().await.expect("the flow goes on"), b'x');
-    drop((near, far));
-    while server.accept().await.is_some() {}
-    assert!(server.broken().await.ends_connection());
 }
 
 #[tokio::test]

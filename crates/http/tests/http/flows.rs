@@ -101,14 +101,6 @@ async fn a_refused_flow_ends_with_its_response() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_flow_is_seen_at_the_other_end() {
-    let pair = pair().await;
-    let (client, server) = pair.flow().await;
-    drop(client);
-    soon(server.flow.closed()).await.expect("ended in order");
-}
-
-#[tokio::test]
 async fn what_no_frame_holds_goes_as_a_capsule_up_to_1200_octets() {
     let pair = pair_with(small_path()).await;
     let (client, server) = pair.flow().await;

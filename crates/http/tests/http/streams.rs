@@ -2,52 +2,12 @@
 
 use std::{future::poll_fn, task::Poll};
 
-use hoplite_http::h3::{Config, H3Error, Session};
+use hoplite_http::h3::{Config, Session};
 use hoplite_overlay::{Error, ErrorKind, Stream};
 use hoplite_wire::{RequestHead, ResponseHead, h3::Code};
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::pair::{Pair, connect, pair, soon};
-
-#[tokio::test]
-async fn a_stream_echoes_and_each_side_ends_on_its_own() {
-    let pair = pair().await;
-    let (client, server) = pair.tunnel().await;
-    let (mut client, mut server) = (client.into_stream(), server.into_stream());
-    let data: Vec<u8> = (0..3_000_000_u32)
-        .map(|i| (i / 7).to_le_bytes()[0])
-        .collect();
-    let echo = async {
-        let mut all = Vec::new();
-        server.read_to_end(&mut all).await.expect("received");
-        server.write_all(&all).await.expect("sent back");
-        server.shutdown().await.expect("ended");
-    };
-    let (sent, mut back) = (data.clone(), Vec::new());
-    let ask = async {
-        client.write_all(&sent).await.expect("sent");
-        client.shutdown().await.expect("ended");
-        client.read_to_end(&mut back).await.expect("received");
-    };
-    soon(async { tokio::join!(echo, ask) }).await;
-    assert!(back == data);
-}
-
-#[tokio::test]
-async fn a_refusal_carries_its_status_and_fields() {
-    let pair = pair().await;
-    let (mut client, incoming) = pair
-        .request(&RequestHead::connect("[2001:db8::1]:25"))
-        .await;
-    assert_eq!(incoming.head.authority, "[2001:db8::1]:25");
-    let refusal = ResponseHead::new(403).with("proxy-status", "hoplite; error=http_request_denied");
-    soon(incoming.exchange.refuse(&refusal))
-        .await
-        .expect("answered");
-    assert_eq!(soon(client.response()).await.expect("an answer"), refusal);
-    let (_, mut rest) = client.split();
-    assert!(soon(rest.data()).await.expect("a clean end").is_none());
-}
 
 #[tokio::test]
 async fn informational_responses_come_before_the_final_one() {
@@ -94,19 +54,6 @@ async fn a_dropped_stream_is_no_complete_one() {
     assert!(
         Error::from_io(&error.await).is_some(),
         "writing fails as well"
-    );
-}
-
-#[tokio::test]
-async fn a_reset_of_the_target_is_told_apart() {
-    let pair = pair().await;
-    let (client, server) = pair.tunnel().await;
-    let mut client = client.into_stream();
-    server.reset(Code::CONNECT_ERROR);
-    let error = soon(client.fill_buf()).await.expect_err("reset");
-    assert_eq!(
-        Error::from_io(&error).expect("ours").kind(),
-        ErrorKind::TargetFailed
     );
 }
 
@@ -193,30 +140,6 @@ async fn a_thousand_streams_share_a_connection() {
 }
 
 #[tokio::test]
-async fn a_draining_server_finishes_what_it_has_and_takes_nothing_new() {
-    let pair = pair().await;
-    let (client, server) = pair.tunnel().await;
-    pair.server.drain();
-    soon(async {
-        while !pair.client.is_going_away() {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-    let refused = pair.client.request(&RequestHead::connect("a:1")).await;
-    assert!(matches!(refused, Err(H3Error::GoingAway)));
-    let (mut client, mut server) = (client.into_stream(), server.into_stream());
-    client.write_all(b"still").await.expect("sent");
-    let mut still = [0; 5];
-    soon(server.read_exact(&mut still)).await.expect("received");
-    let last = async {
-        drop((client, server));
-        pair.server.accept().await
-    };
-    assert!(soon(last).await.is_none());
-}
-
-#[tokio::test]
 async fn dropping_the_last_handle_closes_the_connection() {
     let quic = connect(hoplite_link::quic::TransportConfig::default()).await;
     let client = Session::client(quic.client.clone(), &Config::default());
@@ -242,28 +165,6 @@ async fn early(pair: &Pair) -> Stream {
     let head = RequestHead::connect("a:1");
     let exchange = soon(pair.client.request(&head)).await.expect("sent");
     Stream::early(exchange.into_stream(), None)
-}
-
-#[tokio::test]
-async fn octets_and_the_end_travel_behind_the_request_and_before_the_answer() {
-    let pair = pair().await;
-    let mut client = early(&pair).await;
-    client.write_all(b"question").await.expect("taken");
-    client.shutdown().await.expect("finished");
-    let incoming = soon(pair.server.accept()).await.expect("arrived");
-    let mut exchange = incoming.exchange;
-    let content = soon(exchange.content(100)).await.expect("whole");
-    assert_eq!(content.as_deref(), Some(&b"question"[..]));
-    assert!(!client.is_answered());
-    let answered = exchange.respond(&ResponseHead::new(200)).await;
-    answered.expect("answered");
-    let mut server = exchange.into_stream();
-    server.write_all(b"answer").await.expect("open");
-    server.shutdown().await.expect("open");
-    let mut got = String::new();
-    soon(client.read_to_string(&mut got)).await.expect("read");
-    assert!(client.is_answered());
-    assert_eq!(got, "answer");
 }
 
 #[tokio::test]
