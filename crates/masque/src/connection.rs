@@ -25,7 +25,7 @@ use tokio::{
 };
 
 use crate::{
-    forward::{Bargain, Forwarder},
+    forward::{Forwarder, Negotiation},
     inbox::Inbox,
     request,
     tunnel::Arriving,
@@ -146,11 +146,11 @@ impl Connection {
         self: Arc<Self>,
         head: &RequestHead,
         inbox: &Arc<Inbox>,
-        bargain: &Arc<Bargain>,
+        negotiation: &Arc<Negotiation>,
     ) -> Result<(Arc<Flow>, Lease, Option<Arc<Forwarder>>), Error> {
         let lease = self.lease();
         let offer = match &self.link {
-            Some(_) => bargain.offer()?,
+            Some(_) => negotiation.offer()?,
             None => None,
         };
         let head = offer.iter().fold(head.clone(), RequestHead::with_offer);
@@ -158,18 +158,18 @@ impl Connection {
         let response = exchange.response().await?;
         accepted(&response)?;
         let forwarder = match (&self.link, &offer) {
-            (Some(link), Some(offer)) => bargain
+            (Some(link), Some(offer)) => negotiation
                 .agreed(offer, &response)?
-                .map(|transform| Forwarder::new(transform, link.bypass(), inbox, bargain)),
+                .map(|transform| Forwarder::new(transform, link.bypass(), inbox, negotiation)),
             (Some(_), None) => None,
             (None, _) => {
-                bargain.refused();
+                negotiation.refused();
                 None
             }
         };
         let arriving = Arriving {
             inbox: inbox.clone(),
-            bargain: bargain.clone(),
+            negotiation: negotiation.clone(),
             forwarder: forwarder.clone(),
         };
         let flow = Arc::new(exchange.datagrams(Arc::new(arriving)));

@@ -13,7 +13,7 @@ use hoplite_overlay::{
 use hoplite_wire::{HostName, Target, connect_ip::Scope};
 
 use crate::{
-    Config, Forwarding, Mode, Passed, connection::Connection, forward::Bargain, gather::Gather,
+    Config, Forwarding, Mode, Passed, connection::Connection, forward::Negotiation, gather::Gather,
     packets::PacketTunnel, pool::Pool, request::Credentials, tunnel::Tunnel,
 };
 
@@ -37,7 +37,7 @@ pub struct Hop {
     pool: Arc<Pool>,
     credentials: Arc<Credentials>,
     config: Arc<Config>,
-    bargain: Arc<Bargain>,
+    negotiation: Arc<Negotiation>,
     /// The first relay sees the client's address anyway: all tokens share one connection to it.
     shared: bool,
 }
@@ -65,7 +65,7 @@ impl Hop {
             pool: Pool::new(dialer, config),
             credentials: Arc::new(credentials),
             config: config.clone(),
-            bargain: Arc::new(Bargain::new(forwarding)),
+            negotiation: Arc::new(Negotiation::new(forwarding)),
             shared: number == 0,
         })
     }
@@ -127,7 +127,7 @@ impl Hop {
 
     /// Which way the datagrams of its UDP flows went; a hop further on is one of these flows.
     pub fn passed(&self) -> Passed {
-        self.bargain.passed()
+        self.negotiation.passed()
     }
 
     pub(crate) fn is(&self, other: &Self) -> bool {
@@ -183,7 +183,7 @@ impl Hop {
         let head = self.credentials.connect_udp(target);
         let queue = self.config.datagram_queue;
         self.ask(terms, |connection| {
-            Tunnel::open(connection, &head, queue, &self.bargain)
+            Tunnel::open(connection, &head, queue, &self.negotiation)
         })
         .await
     }

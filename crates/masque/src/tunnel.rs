@@ -20,7 +20,7 @@ use hoplite_wire::{
 
 use crate::{
     connection::{Connection, Lease},
-    forward::{Bargain, Forwarder},
+    forward::{Forwarder, Negotiation},
     gather::Road,
     inbox::Inbox,
 };
@@ -29,7 +29,7 @@ use crate::{
 pub(crate) struct Tunnel {
     flow: Arc<Flow>,
     inbox: Arc<Inbox>,
-    bargain: Arc<Bargain>,
+    negotiation: Arc<Negotiation>,
     forwarder: Option<Arc<Forwarder>>,
     /// Ends with the tunnel: tells the reader that the relay has closed the flow.
     watch: tokio::task::JoinHandle<()>,
@@ -39,7 +39,7 @@ pub(crate) struct Tunnel {
 /// Where the connection puts what arrives in a flow.
 pub(crate) struct Arriving {
     pub(crate) inbox: Arc<Inbox>,
-    pub(crate) bargain: Arc<Bargain>,
+    pub(crate) negotiation: Arc<Negotiation>,
     pub(crate) forwarder: Option<Arc<Forwarder>>,
 }
 
@@ -49,15 +49,15 @@ impl Tunnel {
         connection: Arc<Connection>,
         head: &RequestHead,
         queue: usize,
-        bargain: &Arc<Bargain>,
+        negotiation: &Arc<Negotiation>,
     ) -> Result<Self, Error> {
         let inbox = Arc::new(Inbox::new(queue));
-        let (flow, lease, forwarder) = connection.datagrams(head, &inbox, bargain).await?;
+        let (flow, lease, forwarder) = connection.datagrams(head, &inbox, negotiation).await?;
         let watch = tokio::spawn(tell_end(flow.clone(), inbox.clone()));
         Ok(Self {
             flow,
             inbox,
-            bargain: bargain.clone(),
+            negotiation: negotiation.clone(),
             forwarder,
             watch,
             lease,
@@ -75,7 +75,7 @@ async fn tell_end(flow: Arc<Flow>, inbox: Arc<Inbox>) {
 
 impl DatagramSink for Arriving {
     fn push(&self, payload: Bytes) {
-        self.bargain.received_tunnelled(1);
+        self.negotiation.received_tunnelled(1);
         if let Some(forwarder) = &self.forwarder {
             forwarder.received(&payload);
         }
@@ -113,7 +113,7 @@ impl Datagrams for Tunnel {
                 .map_err(Error::from);
         }
         ready!(self.flow.poll_send(cx, batch))?;
-        self.bargain.sent_tunnelled(batch.payloads().count());
+        self.negotiation.sent_tunnelled(batch.payloads().count());
         Poll::Ready(Ok(()))
     }
 

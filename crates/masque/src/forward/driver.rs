@@ -17,15 +17,17 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use hoplite_crypto::Transform;
 use hoplite_http::{Flow, HttpError};
-use hoplite_link::{Beside, Bypass};
+use hoplite_link::{
+    Beside, Bypass,
+    coalesce::{MOST_OCTETS, MOST_SEGMENTS},
+};
 use hoplite_overlay::{Batch, End};
 use hoplite_wire::forwarding::{Capsule, Malformed};
 use tokio::time::Instant;
 
 use super::{
     Action, Below, ConnectionId, Machine, Route,
-    bargain::{Bargain, count},
-    sorted::Sorted,
+    negotiation::{Negotiation, count},
 };
 use crate::inbox::Inbox;
 
@@ -47,13 +49,13 @@ pub(crate) struct Forwarder {
     /// Something was received beside the connection since the last look.
     heard: AtomicBool,
     inbox: Arc<Inbox>,
-    bargain: Arc<Bargain>,
+    negotiation: Arc<Negotiation>,
     flow: OnceLock<Weak<Flow>>,
 }
 
 #[derive(Default)]
 struct Sending {
-    sorted: Sorted,
+    sorted: SortedBatch,
     round_trip: Option<(Instant, Duration)>,
 }
 
@@ -74,11 +76,11 @@ impl Forwarder {
         transform: Transform,
         bypass: &Arc<Bypass>,
         inbox: &Arc<Inbox>,
-        bargain: &Arc<Bargain>,
+        negotiation: &Arc<Negotiation>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
-            machine: Mutex::new(Machine::new(bargain.wanted.ids)),
+            machine: Mutex::new(Machine::new(negotiation.wanted.ids)),
             sending: Mutex::default(),
             receiving: Mutex::default(),
             transform,
@@ -86,7 +88,7 @@ impl Forwarder {
             bypass: bypass.clone(),
             heard: AtomicBool::new(false),
             inbox: inbox.clone(),
-            bargain: bargain.clone(),
+            negotiation: negotiation.clone(),
             flow: OnceLock::new(),
         })
     }
@@ -112,13 +114,13 @@ impl Forwarder {
         let all = batch.payloads().count();
         if sorted.forwarded() == 0 {
             ready!(flow.poll_send(cx, batch))?;
-            self.bargain.sent_tunnelled(all);
+            self.negotiation.sent_tunnelled(all);
             return Poll::Ready(Ok(()));
         }
         if let Some(tunnelled) = sorted.to_tunnel(batch.segment) {
             ready!(flow.poll_send(cx, tunnelled))?;
         }
-        self.bargain.sent_tunnelled(all - sorted.forwarded());
+        self.negotiation.sent_tunnelled(all - sorted.forwarded());
         self.send_forwarded(sorted);
         Poll::Ready(Ok(()))
     }
@@ -127,7 +129,7 @@ impl Forwarder {
     fn poll_sort(
         &self,
         cx: &mut Context<'_>,
-        sorted: &mut Sorted,
+        sorted: &mut SortedBatch,
         batch: Batch<'_>,
         flow: &Flow,
         round_trip: Duration,
@@ -168,12 +170,12 @@ impl Forwarder {
         Poll::Ready(())
     }
 
-    fn send_forwarded(&self, sorted: &mut Sorted) {
+    fn send_forwarded(&self, sorted: &mut SortedBatch) {
         sorted.seal(&self.transform);
         for run in sorted.to_forward() {
             let counter = match self.bypass.send(run) {
-                true => &self.bargain.forwarded_sent,
-                false => &self.bargain.lost,
+                true => &self.negotiation.forwarded_sent,
+                false => &self.negotiation.lost,
             };
             count(counter, run.payloads().count());
         }
@@ -345,11 +347,11 @@ impl Beside for Forwarder {
         let (Ok(()), Some(first), Some(rest)) =
             (opened, packet.first(), packet.get(1 + alias_len..))
         else {
-            return count(&self.bargain.lost, 1);
+            return count(&self.negotiation.lost, 1);
         };
         let mut receiving = lock(&self.receiving);
         self.inbox.push(receiving.keep(*first, id, rest));
-        count(&self.bargain.forwarded_received, 1);
+        count(&self.negotiation.forwarded_received, 1);
     }
 
     fn flush(&self) {
@@ -362,5 +364,165 @@ impl Beside for Forwarder {
 impl fmt::Debug for Forwarder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Forwarder")
+    }
+}
+
+/// What the transform needs behind the id.
+const SAMPLE: usize = 16;
+
+/// A batch, sorted by the way that its packets take, with their ids replaced; its buffers are used again. It is filled under the machine's lock
+/// and sealed outside.
+#[derive(Debug, Default)]
+pub(super) struct SortedBatch {
+    tunnelled: Vec<u8>,
+    forwarded: Vec<u8>,
+    /// The size of each forwarded packet and of its alias.
+    pieces: Vec<(usize, usize)>,
+}
+
+impl SortedBatch {
+    pub(super) fn clear(&mut self) {
+        self.tunnelled.clear();
+        self.forwarded.clear();
+        self.pieces.clear();
+    }
+
+    /// How many packets go forwarded.
+    pub(super) fn forwarded(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// The next packet, or packets of one size, of the batch are tunnelled.
+    pub(super) fn tunnel(&mut self, packets: &[u8]) {
+        self.tunnelled.extend_from_slice(packets);
+    }
+
+    /// The next packet is forwarded; `false` if it is too short for that.
+    pub(super) fn forward(&mut self, packet: &[u8], id_len: usize, alias: ConnectionId) -> bool {
+        let Some((first, rest)) = packet.split_first() else {
+            return false;
+        };
+        let Some(rest) = rest.get(id_len..).filter(|rest| rest.len() >= SAMPLE) else {
+            return false;
+        };
+        self.forwarded.push(*first);
+        self.forwarded.extend_from_slice(alias.octets());
+        self.forwarded.extend_from_slice(rest);
+        let size = 1 + alias.len() + rest.len();
+        self.pieces.push((size, alias.len()));
+        true
+    }
+
+    /// "When sending packets, the packet transform is applied after replacing a CID with a VCID."
+    pub(super) fn seal(&mut self, transform: &Transform) {
+        let mut rest = &mut self.forwarded[..];
+        for (size, id_len) in &self.pieces {
+            let Some((packet, after)) = rest.split_at_mut_checked(*size) else {
+                return;
+            };
+            // It is long enough: see `forward`.
+            transform.seal(packet, *id_len).ok();
+            rest = after;
+        }
+    }
+
+    /// What is tunnelled: packets of `segment` octets, the last one maybe shorter.
+    pub(super) fn to_tunnel(&self, segment: usize) -> Option<Batch<'_>> {
+        let contents = &self.tunnelled[..];
+        (!contents.is_empty()).then_some(Batch { contents, segment })
+    }
+
+    /// What is forwarded, in batches that one system call can send.
+    pub(super) fn to_forward(&self) -> Runs<'_> {
+        Runs {
+            contents: &self.forwarded,
+            pieces: &self.pieces,
+        }
+    }
+}
+
+/// Batches of equal packets, each with a shorter one at its end where there is one.
+pub(super) struct Runs<'a> {
+    contents: &'a [u8],
+    pieces: &'a [(usize, usize)],
+}
+
+impl<'a> Iterator for Runs<'a> {
+    type Item = Batch<'a>;
+
+    fn next(&mut self) -> Option<Batch<'a>> {
+        let (segment, _) = *self.pieces.first()?;
+        let (mut octets, mut count) = (0, 0);
+        for (size, _) in self.pieces.iter().take(MOST_SEGMENTS) {
+            if *size > segment || octets + size > MOST_OCTETS.max(segment) {
+                break;
+            }
+            octets += size;
+            count += 1;
+            if *size < segment {
+                break;
+            }
+        }
+        self.pieces = self.pieces.get(count..)?;
+        let (contents, rest) = self.contents.split_at_checked(octets)?;
+        self.contents = rest;
+        Some(Batch { contents, segment })
+    }
+}
+
+#[cfg(test)]
+mod sorted_tests {
+    use super::*;
+
+    fn forwarded(sizes: &[usize]) -> SortedBatch {
+        let mut sorted = SortedBatch::default();
+        let alias = ConnectionId::new(b"virtually").expect("short");
+        for size in sizes {
+            assert!(sorted.forward(&vec![7; *size], 8, alias));
+        }
+        sorted
+    }
+
+    fn runs(sizes: &[usize]) -> Vec<(usize, usize)> {
+        let sorted = forwarded(sizes);
+        let run = |batch: Batch<'_>| (batch.contents.len(), batch.segment);
+        sorted.to_forward().map(run).collect()
+    }
+
+    #[test]
+    fn packets_of_one_size_stay_together_and_a_shorter_one_ends_the_run() {
+        let expected = [(3 * 101, 101), (101 + 51, 101), (61, 61), (101, 101)];
+        assert_eq!(runs(&[100, 100, 100, 100, 50, 60, 100])[1..], expected[2..]);
+        assert_eq!(runs(&[100, 100, 100, 100, 50])[0], (4 * 101 + 51, 101));
+    }
+
+    #[test]
+    fn a_run_is_no_longer_than_what_one_call_sends() {
+        assert_eq!(runs(&[100; 65]), [(64 * 101, 101), (101, 101)]);
+        assert_eq!(runs(&[1499; 44]), [(43 * 1500, 1500), (1500, 1500)]);
+    }
+
+    #[test]
+    fn the_id_is_replaced_and_the_rest_is_kept() {
+        let mut sorted = SortedBatch::default();
+        let packet: Vec<u8> = (0..40).collect();
+        let alias = ConnectionId::new(b"virtually").expect("short");
+        assert!(sorted.forward(&packet, 8, alias));
+        sorted.seal(&Transform::Identity);
+        let expected = [&[0][..], b"virtually", &packet[9..]].concat();
+        let runs: Vec<_> = sorted
+            .to_forward()
+            .map(|run| run.contents.to_vec())
+            .collect();
+        assert_eq!(runs, [expected]);
+    }
+
+    #[test]
+    fn a_packet_without_16_octets_behind_its_id_is_not_forwarded() {
+        let alias = ConnectionId::new(b"virtually").expect("short");
+        for size in 0..25 {
+            let taken = SortedBatch::default().forward(&vec![7; size], 8, alias);
+            assert!(!taken, "{size}");
+        }
     }
 }

@@ -2,8 +2,6 @@
 //! The flow's driver shows it every packet and capsule, and does what [`Machine::poll_action`] says, in order.
 //! draft-ietf-masque-quic-proxy, "Connection ID Capsules", "Client Considerations", "Using Forwarded Mode".
 
-mod table;
-
 use std::{collections::VecDeque, time::Duration};
 
 use hoplite_overlay::End;
@@ -12,10 +10,11 @@ use tokio::time::Instant;
 
 use super::{
     ConnectionId,
+    ids::IdLearner,
     rule::{self, Origin, Rule, State, acceptable},
-    snoop::Snoop,
-    watchdog::Watchdog,
 };
+
+mod table;
 
 /// "The initial MAX_CONNECTION_IDS value is 1".
 const FIRST_MOST: u64 = 1;
@@ -44,7 +43,7 @@ pub struct Machine {
     most: u64,
     /// When an id was closed to make room for another.
     room_asked: Option<Instant>,
-    snoop: Snoop,
+    learner: IdLearner,
     watchdog: Watchdog,
     /// How often what was forwarded was swallowed, and when last.
     swallowed: u32,
@@ -113,7 +112,7 @@ impl Machine {
             next: 0,
             most: FIRST_MOST,
             room_asked: None,
-            snoop: Snoop::new(),
+            learner: IdLearner::new(),
             watchdog: Watchdog::default(),
             swallowed: 0,
             fallen: None,
@@ -136,7 +135,7 @@ impl Machine {
     /// Called before the packets of a batch are routed, and whenever time has passed.
     pub fn turn(&mut self, below: Below, now: Instant) {
         self.below = below;
-        let patience = self.below.round_trip.max(self.snoop.round_trip());
+        let patience = self.below.round_trip.max(self.learner.round_trip());
         if self.watchdog.is_suspicious(patience) {
             self.fall_back(now);
         }
@@ -149,7 +148,7 @@ impl Machine {
         // "QUIC long header packets MUST NOT be forwarded."
         if is_long(packet) {
             self.handshake = Some(now);
-            if let Some(id) = self.snoop.sent_long(packet, now) {
+            if let Some(id) = self.learner.sent_long(packet, now) {
                 self.learn(End::Client, id, now);
             }
             return Route::Tunnelled;
@@ -160,7 +159,7 @@ impl Machine {
         }
         let drained = self.below.drained;
         let Some(rule) = self.find(End::Target, packet) else {
-            if let Some((id, since)) = self.snoop.short(End::Target, packet, now) {
+            if let Some((id, since)) = self.learner.short(End::Target, packet, now) {
                 self.replace(End::Target, id, since, now);
             }
             return Route::Tunnelled;
@@ -195,12 +194,12 @@ impl Machine {
     pub fn received(&mut self, packet: &[u8], now: Instant) {
         self.watchdog.heard();
         if is_long(packet) {
-            if let Some(id) = self.snoop.received_long(packet, now) {
+            if let Some(id) = self.learner.received_long(packet, now) {
                 self.learn(End::Target, id, now);
             }
         } else if let Some(rule) = self.find(End::Client, packet) {
             rule.is_used(now);
-        } else if let Some((id, since)) = self.snoop.short(End::Client, packet, now) {
+        } else if let Some((id, since)) = self.learner.short(End::Client, packet, now) {
             self.replace(End::Client, id, since, now);
         }
     }
@@ -276,7 +275,7 @@ impl Machine {
 
     /// Packets with this id will be in the flow.
     pub fn announce(&mut self, end: End, id: ConnectionId, now: Instant) {
-        self.snoop.is_quic();
+        self.learner.is_quic();
         self.add(end, id, Origin::Announced, now);
         self.register(now);
     }
@@ -290,7 +289,7 @@ impl Machine {
 
     /// The flow carries QUIC whose handshake was not seen.
     pub fn carries_quic(&mut self) {
-        self.snoop.is_quic();
+        self.learner.is_quic();
     }
 
     /// The link has moved to another socket. "Each of the acknowledging capsules will contain new virtual connection IDs to
@@ -355,7 +354,7 @@ impl Machine {
 
     /// Whether a packet that is forwarded now could arrive before the tunnelled end of the handshake, without which the target cannot read it.
     fn overtakes(&self, now: Instant) -> bool {
-        let round_trip = self.below.round_trip.max(self.snoop.round_trip());
+        let round_trip = self.below.round_trip.max(self.learner.round_trip());
         self.handshake.is_some_and(|sent| now - sent < round_trip)
     }
 
@@ -421,5 +420,66 @@ impl Machine {
     fn release(&mut self, end: End, alias: Option<ConnectionId>) {
         let actions = alias.map(|id| Action::Release(end, id));
         self.actions.extend(actions);
+    }
+}
+
+/// The first packet after so long without one goes through the tunnel: whatever happens to the others, it arrives.
+const SILENCE: Duration = Duration::from_millis(200);
+/// Sending for so long without receiving anything, or for three round trips, is suspicious.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Two full packets: QUIC acknowledges every second one (RFC 9000 §13.2.2).
+const BURST: usize = 2400;
+/// So many silences in a row, each after a burst that nobody answered, are suspicious too.
+const STRIKES: u8 = 3;
+
+/// Notices that what is forwarded is swallowed, by what is *not* received.
+#[derive(Debug, Default)]
+pub(super) struct Watchdog {
+    /// The last packet sent.
+    last: Option<Instant>,
+    /// The first one since something was received, in this stretch without silence.
+    since: Option<Instant>,
+    /// Octets forwarded since something was received.
+    octets: usize,
+    strikes: u8,
+}
+
+impl Watchdog {
+    /// A packet is being sent. Whether there was silence before it.
+    pub(super) fn sent(&mut self, now: Instant) -> bool {
+        let silent = self.last.is_none_or(|last| now - last >= SILENCE);
+        if silent {
+            self.strikes = if self.octets >= BURST {
+                self.strikes.saturating_add(1)
+            } else {
+                0
+            };
+            (self.since, self.octets) = (None, 0);
+        }
+        self.last = Some(now);
+        self.since.get_or_insert(now);
+        silent
+    }
+
+    /// It was forwarded.
+    pub(super) fn forwarded(&mut self, octets: usize) {
+        self.octets = self.octets.saturating_add(octets);
+    }
+
+    /// Something was received.
+    pub(super) fn heard(&mut self) {
+        (self.since, self.octets) = (None, 0);
+    }
+
+    /// Whether forwarding should be given up for a while.
+    pub(super) fn is_suspicious(&self, round_trip: Duration) -> bool {
+        let patience = PATIENCE.max(3 * round_trip);
+        let stretch = self.last.zip(self.since).map(|(last, since)| last - since);
+        stretch >= Some(patience) || self.strikes >= STRIKES
+    }
+
+    /// Begins anew.
+    pub(super) fn reset(&mut self) {
+        (self.since, self.octets, self.strikes) = (None, 0, 0);
     }
 }

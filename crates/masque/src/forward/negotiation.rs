@@ -61,7 +61,7 @@ pub struct Passed {
 
 /// Shared by a hop and its flows.
 #[derive(Debug)]
-pub(crate) struct Bargain {
+pub(crate) struct Negotiation {
     pub(super) wanted: Forwarding,
     refusal_told: AtomicBool,
     pub(super) forwarded_sent: AtomicU64,
@@ -75,7 +75,7 @@ pub(super) fn count(counter: &AtomicU64, more: usize) {
     counter.fetch_add(u64::try_from(more).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
-impl Bargain {
+impl Negotiation {
     pub(crate) fn new(wanted: Forwarding) -> Self {
         Self {
             wanted,

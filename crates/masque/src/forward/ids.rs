@@ -1,14 +1,68 @@
-//! Learns the connection ids of a flow from its packets: from long headers, and from what short headers repeat.
-//! [`super::Machine`] shows it the packets that have no rule yet.
-//! RFC 8999 §5; RFC 9000 §17.2 and RFC 9369 §3 for the types that are told apart.
+//! QUIC connection ids, and how they are learned from a flow's packets: the machine shows those that have no rule yet.
+//! RFC 8999 §5; RFC 9000 §17.2 (at most 20 octets in version 1; longer ones are not forwarded) and RFC 9369 §3 for the types that are
+//! told apart.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
+use bytes::Bytes;
 use hoplite_overlay::End;
 use hoplite_wire::forwarding::long_header_ids;
 use tokio::time::Instant;
 
-use super::ConnectionId;
+/// The most octets of one.
+const MOST: usize = 20;
+
+/// A connection id. It is copied, not allocated: every packet is compared with some.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ConnectionId {
+    len: u8,
+    octets: [u8; MOST],
+}
+
+impl ConnectionId {
+    /// `None` if QUIC version 1 knows none of that length.
+    pub fn new(id: &[u8]) -> Option<Self> {
+        let mut octets = [0; MOST];
+        octets.get_mut(..id.len())?.copy_from_slice(id);
+        Some(Self {
+            len: u8::try_from(id.len()).ok()?,
+            octets,
+        })
+    }
+
+    /// Its octets.
+    pub fn octets(&self) -> &[u8] {
+        self.octets.get(..usize::from(self.len)).unwrap_or(&[])
+    }
+
+    /// How many octets it has.
+    pub fn len(&self) -> usize {
+        usize::from(self.len)
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether a packet with a short header may carry it: there its length does not stand.
+    pub fn leads(&self, packet: &[u8]) -> bool {
+        packet
+            .get(1..)
+            .is_some_and(|rest| rest.starts_with(self.octets()))
+    }
+
+    pub(super) fn to_bytes(self) -> Bytes {
+        Bytes::copy_from_slice(self.octets())
+    }
+}
+
+/// Ids stay out of every log.
+impl fmt::Debug for ConnectionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ConnectionId({} octets)", self.len)
+    }
+}
 
 /// "This is true for the original ciphersuites of QUICv1", says the draft of what scrambling needs; other versions are tunnelled.
 const VERSION_1: u32 = 1;
@@ -18,8 +72,9 @@ const USUAL: usize = 8;
 /// In so many packets in a row the octets behind the first are the same: they are a connection id, or begin with one.
 const REPEATED: u8 = 4;
 
+/// Learns the connection ids of a flow from its packets: from long headers, and from what short headers repeat.
 #[derive(Debug)]
-pub(super) struct Snoop {
+pub(super) struct IdLearner {
     /// Whether it is QUIC at all: nothing else may be forwarded.
     quic: bool,
     /// The client's id of the newest handshake.
@@ -44,7 +99,7 @@ struct Candidate {
     since: Instant,
 }
 
-impl Snoop {
+impl IdLearner {
     pub(super) fn new() -> Self {
         let side = || Side {
             len: USUAL,
