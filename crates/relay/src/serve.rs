@@ -22,14 +22,12 @@ use crate::{
 
 pub(crate) mod connection;
 pub(crate) mod dns;
-pub(crate) mod gather;
 pub(crate) mod handler;
 pub(crate) mod ip;
 pub(crate) mod quic;
 pub(crate) mod request;
 pub(crate) mod shard;
 pub(crate) mod splice;
-pub(crate) mod streams;
 pub(crate) mod tls;
 pub(crate) mod udp;
 

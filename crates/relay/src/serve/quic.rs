@@ -1,7 +1,13 @@
 //! HTTP/3 over QUIC: handshakes, connections, and a task for each request. What chooses `tor-quic-h1` instead becomes a channel of circuits.
 //! Each shard runs it on its endpoint. RFC 9114; the relay leaves by GOAWAY (§5.2).
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use hoplite_crypto::ALPN_CHANNEL;
 use hoplite_http::{Session, h3};
@@ -16,7 +22,6 @@ use super::{
     Alive, Phase, Shared,
     connection::{CLOSING, Guest},
     shard::{DATAGRAMS_IN, transport},
-    streams::Streams,
 };
 use crate::{
     config::{Carrier, Limits},
@@ -257,5 +262,63 @@ impl OverQuic {
     /// Past which a request's packets may be forwarded.
     pub(crate) fn road(&self) -> Road {
         self.road.clone()
+    }
+}
+
+/// What a new connection may open at once.
+const FIRST: u32 = 128;
+/// When half of what is allowed is open, so many times as much is allowed.
+const GROWTH: u32 = 4;
+
+/// How many requests a client may have open on one connection: few at first, and more as it uses them. The QUIC stack keeps about 90 octets for
+/// each stream that it allows, used or not: a client at rest costs little this way.
+struct Streams {
+    connection: Connection,
+    allowed: AtomicU32,
+    most: u32,
+}
+
+/// What a new connection may open at once.
+pub(crate) fn streams_at_first(limits: &Limits) -> VarInt {
+    limits.requests_per_connection.min(FIRST).into()
+}
+
+impl Streams {
+    /// A connection that was given [`streams_at_first`].
+    fn new(connection: Connection, limits: &Limits) -> Self {
+        let most = limits.requests_per_connection;
+        let allowed = AtomicU32::new(most.min(FIRST));
+        Self {
+            connection,
+            allowed,
+            most,
+        }
+    }
+
+    /// Makes room, up to the limit.
+    fn busy(&self, open: usize) {
+        let allowed = self.allowed.load(Ordering::Relaxed);
+        if let Some(more) = next(allowed, open, self.most) {
+            self.allowed.store(more, Ordering::Relaxed);
+            self.connection.set_max_concurrent_bi_streams(more.into());
+        }
+    }
+}
+
+fn next(allowed: u32, open: usize, most: u32) -> Option<u32> {
+    let crowded = open >= usize::try_from(allowed / 2).unwrap_or(usize::MAX);
+    (crowded && allowed < most).then(|| allowed.saturating_mul(GROWTH).min(most))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_grows_with_use_up_to_the_limit() {
+        assert_eq!(next(128, 63, 16_384), None);
+        assert_eq!(next(128, 64, 16_384), Some(512));
+        assert_eq!(next(8192, 5000, 16_384), Some(16_384));
+        assert_eq!(next(16_384, 16_000, 16_384), None);
     }
 }

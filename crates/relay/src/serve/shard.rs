@@ -20,7 +20,7 @@ use hoplite_link::{
 use tokio::runtime::{Builder, Runtime};
 use tokio_rustls::TlsAcceptor;
 
-use super::{Alive, Shared, quic, streams, tls};
+use super::{Alive, Shared, quic, tls};
 use crate::{
     config::{Carrier, Config, Limits},
     handle::StartError,
@@ -182,7 +182,7 @@ pub(crate) fn transport(limits: &Limits) -> TransportConfig {
         .black_hole_cooldown(MTU_SUSPENDED);
     config
         .mtu_discovery_config(Some(discovery))
-        .max_concurrent_bidi_streams(streams::at_first(limits))
+        .max_concurrent_bidi_streams(quic::streams_at_first(limits))
         .max_concurrent_uni_streams(VarInt::from_u32(UNI_STREAMS))
         .receive_window(VarInt::from_u64(FIRST.0).unwrap_or(VarInt::MAX))
         .stream_receive_window(VarInt::from_u32(limits.stream_window))
