@@ -12,9 +12,9 @@ use clap::{Args, ValueEnum};
 
 use crate::{
     demo::Overlay,
-    errors::Failure,
     load::{Target, datagrams::Dress},
-    say, signals,
+    process, say,
+    say::Failure,
     testbed::{Chain, Over},
 };
 use report::Report;
@@ -83,7 +83,7 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
             "hoplite: this is a debug build, its figures mean little: use cargo run --release",
         );
     }
-    signals::interruptible("measuring", move || {
+    process::interruptible("measuring", move || {
         let target = Target::start().map_err(|error| broken(&error))?;
         let bench = Bench {
             options,

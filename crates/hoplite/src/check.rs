@@ -10,11 +10,11 @@ use serde_json::json;
 use crate::{
     config::{
         self, Kind,
-        client::{Client, onion::Channel},
+        client::{Channel, Client},
         relay::Relay,
     },
-    errors::Failure,
     say,
+    say::Failure,
 };
 
 /// What a file means, line by line, and what is odd about it.

@@ -1,11 +1,11 @@
 //! The command line: what can be asked, and how each command ends.
-//! `main` calls it; scripts rely on the names (see the CLI contract in docs/architecture.md).
+//! Scripts rely on the names (see the CLI contract in docs/architecture.md).
 
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Args, Parser, Subcommand, error::ErrorKind};
 
-use crate::{errors::Failure, logs, say};
+use crate::{logs, say, say::Failure};
 
 /// Traffic through several relays, so that nobody sees both ends.
 #[derive(Debug, Parser)]

@@ -1,37 +1,42 @@
 //! `hoplite client`: programs' traffic in by SOCKS and HTTP, out over the relays of the file.
 
-mod onion;
-pub(crate) mod overlay;
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
-use std::{net::SocketAddr, path::Path};
-
+use hoplite_crypto::{Trust, observe::Watch};
+use hoplite_link::{Agreed, Peer};
+use hoplite_masque::{self as masque, Forwarding, Hop, Mode, Paths, Random, Relay, Wish};
 use hoplite_mediator::{BindError, Config, Front, Listen};
+use hoplite_overlay::{Error, Overlay, direct::Direct};
+use hoplite_wire::forwarding::Transform;
 use tracing::{info, warn};
 
-use self::overlay::{Carried, Ground};
 use crate::{
-    config::{self, client::Client},
-    errors::Failure,
-    listed, qlog, resources, say,
-    signals::{self, Asked, Signals},
+    config::client::{self, Carrier, Client},
+    listed::{self, Listed},
+    process::{self, Asked, Signals},
+    say,
+    say::Failure,
     testbed::{self, Ready},
 };
+use onion::Circuits;
+
+mod onion;
 
 /// Carries traffic with the file at `path`.
 pub(crate) fn run(path: &Path) -> Result<(), Failure> {
-    let mut client = config::client::load(path)?;
+    let mut client = client::load(path)?;
     client
         .warnings
         .iter()
         .for_each(|warning| warn!("{warning}"));
-    resources::raise_file_limit();
-    let recording = qlog::Recording::from_environment()?;
-    signals::current_thread_runtime()?.block_on(async {
+    process::raise_file_limit();
+    let recording = process::Recording::from_environment()?;
+    process::current_thread_runtime()?.block_on(async {
         let mut signals = Signals::listen()?;
         let front = bind(client.config.front())?;
         let ground = Ground::default();
         listed::prepare(&mut client, &ground.tunnels).await?;
-        let carried = overlay::of(&client, recording.watch(), &ground)?;
+        let carried = overlay_of(&client, recording.watch(), &ground)?;
         say::remark(invitation(&front, &client.config));
         let stopped = stopped(&mut signals, &carried);
         front.serve(carried.overlay.clone(), stopped).await;
@@ -63,7 +68,7 @@ fn bind(config: Config) -> Result<Front, Failure> {
 }
 
 /// One line that says where to point a browser.
-fn invitation(front: &Front, client: &config::client::Config) -> String {
+fn invitation(front: &Front, client: &client::Config) -> String {
     let socks = front
         .socks_addr()
         .map(|address| format!("SOCKS5 at {address} (with remote DNS: socks5h://{address})"));
@@ -86,11 +91,11 @@ fn invitation(front: &Front, client: &config::client::Config) -> String {
 
 /// A client of `demo` and `bench`: over the relays of `client`, or over none.
 pub(crate) fn serve_node(client: Option<&Client>) -> Result<(), Failure> {
-    resources::raise_file_limit();
-    signals::current_thread_runtime()?.block_on(async {
+    process::raise_file_limit();
+    process::current_thread_runtime()?.block_on(async {
         let front = bind(client.map_or_else(baseline, |client| client.config.front()))?;
         let carried = match client {
-            Some(client) => overlay::of(client, None, &Ground::default())?,
+            Some(client) => overlay_of(client, None, &Ground::default())?,
             None => Carried::without_relays(&Ground::default()),
         };
         let nowhere = || {
@@ -117,5 +122,299 @@ fn baseline() -> Config {
     let mut config = Config::default();
     config.socks.listen = Listen::At(SocketAddr::from(([127, 0, 0, 1], 0)));
     config.http.listen = Listen::Off;
+    config
+}
+
+/// An overlay, and what it is made of.
+#[derive(Clone)]
+pub(crate) struct Carried {
+    pub(crate) overlay: Arc<dyn Overlay>,
+    road: Road,
+}
+
+/// What an overlay is made of.
+#[derive(Clone)]
+enum Road {
+    /// Nested hops, those of the path that is used now; none at all is a road, too.
+    Hops(Arc<dyn Fn() -> Vec<Hop>>),
+    /// Circuits.
+    Circuits(Circuits),
+}
+
+/// The device's own sockets, on which everything stands.
+#[derive(Clone, Debug)]
+pub(crate) struct Ground {
+    /// For the first hop.
+    pub(crate) tunnels: Direct,
+    /// For flows, where no relay is used.
+    pub(crate) flows: Direct,
+    /// How often a path at rest is looked at, if whoever uses it tells when the network changes.
+    pub(crate) rest: Option<Duration>,
+    /// Whether flows have isolation tokens, for whose next one a path may stand ready.
+    pub(crate) tokens: bool,
+}
+
+impl Default for Ground {
+    fn default() -> Self {
+        Self {
+            tunnels: Direct::for_tunnels(),
+            flows: Direct::new(),
+            rest: None,
+            tokens: true,
+        }
+    }
+}
+
+impl Carried {
+    /// The device's own sockets: the baseline of every measurement.
+    fn without_relays(ground: &Ground) -> Self {
+        Self {
+            overlay: Arc::new(ground.flows.clone()),
+            road: Road::Hops(Arc::new(Vec::new)),
+        }
+    }
+
+    fn by_circuits(overlay: Arc<dyn Overlay>, circuits: Circuits) -> Self {
+        let road = Road::Circuits(circuits);
+        Self { overlay, road }
+    }
+
+    fn by(path: masque::Path) -> Self {
+        Self {
+            overlay: Arc::new(path.clone()),
+            road: Road::Hops(Arc::new(move || path.hops().to_vec())),
+        }
+    }
+
+    fn by_one_of(paths: Arc<Paths>) -> Self {
+        Self {
+            overlay: paths.clone(),
+            road: Road::Hops(Arc::new(move || paths.current().hops().to_vec())),
+        }
+    }
+
+    /// What the file calls the relays of the path, the first one first.
+    pub(crate) fn names(&self) -> Vec<String> {
+        match &self.road {
+            Road::Hops(hops) => hops().iter().map(|hop| hop.name().to_owned()).collect(),
+            Road::Circuits(circuits) => circuits.names(),
+        }
+    }
+
+    /// The first of them to which there is no connection now, and its place on the path.
+    pub(crate) fn missing(&self) -> Option<(usize, String)> {
+        match &self.road {
+            Road::Hops(hops) => {
+                let hops = hops();
+                let place = hops.iter().position(|hop| hop.carrier().is_none())?;
+                Some((place, hops.get(place)?.name().to_owned()))
+            }
+            Road::Circuits(circuits) => circuits.missing(),
+        }
+    }
+
+    /// What circuits run over now, if they are what carries.
+    pub(crate) fn channel(&self) -> Option<&'static str> {
+        match &self.road {
+            Road::Hops(_) => None,
+            Road::Circuits(circuits) => circuits.channel(),
+        }
+    }
+
+    /// The device's network may have changed: the path is looked at soon.
+    pub(crate) fn look(&self) {
+        match &self.road {
+            Road::Hops(hops) => hops().iter().for_each(Hop::look),
+            Road::Circuits(circuits) => circuits.look(),
+        }
+    }
+
+    /// Nothing is carried any more: relays that would wait for the next circuit are told.
+    pub(crate) async fn leave(&self) {
+        if let Road::Circuits(circuits) = &self.road {
+            circuits.leave().await;
+        }
+    }
+
+    /// Says in the log how the path did.
+    pub(crate) fn tell(&self) {
+        match &self.road {
+            Road::Hops(hops) => tell_hops(&hops()),
+            Road::Circuits(circuits) => circuits.tell(),
+        }
+    }
+}
+
+/// Which way the datagrams of each hop went, and how the two ends of it acknowledge.
+fn tell_hops(hops: &[Hop]) {
+    for (number, hop) in (1..).zip(hops) {
+        let (number, passed): (usize, _) = (number, hop.passed());
+        let forwarded = passed.forwarded_sent + passed.forwarded_received;
+        let tunnelled = passed.tunnelled_sent + passed.tunnelled_received;
+        tracing::info!(hop = number, forwarded, tunnelled, "datagrams so far");
+        if let Some(Agreed {
+            up, down, refused, ..
+        }) = hop.agreed()
+        {
+            let refused = refused.any();
+            tracing::info!(hop = number, %up, %down, refused, "acknowledgements");
+        }
+    }
+}
+
+/// What the file asks for; `watch` is shown the packets of each hop's connection.
+pub(crate) fn overlay_of(
+    client: &Client,
+    watch: Option<Arc<dyn Watch>>,
+    ground: &Ground,
+) -> Result<Carried, Failure> {
+    match client.config.overlay {
+        Carrier::Direct => Ok(Carried::without_relays(ground)),
+        Carrier::Masque => over_relays(client, watch, ground),
+        Carrier::Onion => onion::over_circuits(client, watch, ground),
+    }
+}
+
+/// The relays of the file: the path that it gives, or one that is chosen and replaced when it fails.
+/// The whole path is dialled at once, so that the first flow finds it warm.
+fn over_relays(
+    client: &Client,
+    watch: Option<Arc<dyn Watch>>,
+    ground: &Ground,
+) -> Result<Carried, Failure> {
+    let below: Arc<dyn Overlay> = Arc::new(ground.tunnels.clone());
+    let mut config = tunnel(&client.config);
+    config.link.hooks.watch = watch;
+    config.link.rest = ground.rest.unwrap_or(config.link.rest);
+    config.spare &= ground.tokens;
+    let config = Arc::new(config);
+    let made = match client.config.path.is_empty() {
+        false => given(client, &below, &config),
+        true => chosen(client, below, &config),
+    };
+    made.map_err(|error| Failure::new("making a path", error, "run 'hoplite check' on the file"))
+}
+
+fn given(
+    client: &Client,
+    below: &Arc<dyn Overlay>,
+    config: &Arc<masque::Config>,
+) -> Result<Carried, Error> {
+    let named = |name: &String| client.relays.iter().find(|hop| hop.relay.name == *name);
+    let relays = client.config.path.iter().filter_map(named).map(relay);
+    let path = masque::Path::new(relays.collect(), below, config)?;
+    path.keep_warm();
+    Ok(Carried::by(path))
+}
+
+fn chosen(
+    client: &Client,
+    below: Arc<dyn Overlay>,
+    config: &Arc<masque::Config>,
+) -> Result<Carried, Error> {
+    let wish = Wish {
+        hops: client.config.length(),
+        ..Wish::default()
+    };
+    if let Some(listed) = &client.listed {
+        return from_list(client, listed, below, config, wish);
+    }
+    let relays = client
+        .relays
+        .iter()
+        .map(|hop| (relay(hop), client::candidate(&hop.relay)));
+    let paths = Paths::new(relays.collect(), below, config, wish, random())?;
+    paths.current().keep_warm();
+    Ok(Carried::by_one_of(Arc::new(paths)))
+}
+
+/// Chosen from the directory's list, which is renewed as long as the overlay is used.
+fn from_list(
+    client: &Client,
+    listed: &Listed,
+    below: Arc<dyn Overlay>,
+    config: &Arc<masque::Config>,
+    wish: Wish,
+) -> Result<Carried, Error> {
+    let relays = client.relays.iter().map(relay).collect();
+    let beside = Arc::clone(&below);
+    let paths = Paths::choosing(relays, below, config, wish, listed.chooser())?;
+    paths.current().keep_warm();
+    let paths = Arc::new(paths);
+    let (listed, token, through) = (listed.clone(), client.token.clone(), Arc::clone(&paths));
+    let chosen = Arc::clone(&paths);
+    tokio::spawn(async move {
+        let found = |listed: &Listed| {
+            let relays = listed.relays(token.as_ref());
+            chosen.renew(relays.iter().map(relay).collect(), listed.chooser());
+        };
+        listed.keep(through, beside, found).await;
+    });
+    Ok(Carried::by_one_of(paths))
+}
+
+/// From the operating system: which relays are chosen must not be foreseeable.
+pub(crate) fn random() -> Random {
+    use ring::rand::{SecureRandom, SystemRandom};
+    let source = SystemRandom::new();
+    Box::new(move |below| {
+        let mut octets = [0; 8];
+        // Without randomness the first candidate is taken: a path is still made.
+        source.fill(&mut octets).unwrap_or_default();
+        usize::from_le_bytes(octets) % below.max(1)
+    })
+}
+
+fn relay(hop: &client::Hop) -> Relay {
+    let trust = match hop.relay.pin {
+        Some(pin) => Trust::Pins(vec![pin]),
+        None => Trust::WebPki,
+    };
+    Relay {
+        peer: Peer {
+            name: hop.relay.name.clone(),
+            address: hop.relay.address.clone(),
+            trust,
+        },
+        token: hop.token.clone(),
+        template: hop.relay.template.clone(),
+        mode: hop.relay.mode.map(mode),
+    }
+}
+
+fn mode(mode: client::Mode) -> Mode {
+    match mode {
+        client::Mode::Auto => Mode::Auto,
+        client::Mode::Forwarded => Mode::Forwarded,
+        client::Mode::Tunnelled => Mode::Tunnelled,
+    }
+}
+
+fn forwarding(file: &client::Tunnel) -> Forwarding {
+    Forwarding {
+        mode: mode(file.mode),
+        transform: match file.transform {
+            client::Transform::Scramble => Transform::Scramble,
+            client::Transform::Identity => Transform::Identity,
+        },
+        ids: file.forwarded_ids,
+    }
+}
+
+fn tunnel(file: &client::Config) -> masque::Config {
+    let (limits, file) = (&file.limits, &file.tunnel);
+    let mut config = masque::Config {
+        open_limit: limits.open,
+        quic_retry: file.quic_retry,
+        isolated: file.isolated,
+        isolated_idle: file.isolated_idle,
+        gather: file.gather,
+        spare: file.spare,
+        datagram_queue: file.datagram_queue,
+        forwarding: forwarding(file),
+        ..masque::Config::default()
+    };
+    config.link.wishes = file.wishes();
+    config.link.pad = file.pad == client::Pad::Full;
     config
 }

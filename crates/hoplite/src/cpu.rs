@@ -1,5 +1,4 @@
 //! What processes cost: CPU time and resident memory, read from /proc.
-//! `demo` and `bench` read it around a transfer, for every process but the load generator.
 
 use std::{fs, io, time::Duration};
 

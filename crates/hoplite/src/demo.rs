@@ -10,14 +10,14 @@ use serde::Serialize;
 
 use crate::{
     cpu::{Meter, Watched},
-    errors::Failure,
     load::{
         self,
         datagrams::UdpTarget,
         file::{Content, Downloaded, Echo, WebServer, download},
     },
-    say, signals,
-    table::Table,
+    process, say,
+    say::Failure,
+    say::Table,
     testbed::{Node, Over, Relays},
 };
 
@@ -61,7 +61,7 @@ struct Demo {
 /// Runs it.
 pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
     let options = options.clone();
-    signals::interruptible("the demo", move || {
+    process::interruptible("the demo", move || {
         let rows = Demo::start(options)?.rows(json)?;
         if !json {
             say::answer(table(&rows))?;

@@ -1,34 +1,47 @@
 //! `hoplite directory`: one authority. It answers relays, clients and other authorities in plain HTTP/1.1, and votes at fixed times.
 //! What it decides is decided in `hoplite_directory::Authority`; here are its sockets, its clock and its file.
 
-mod exchange;
-mod places;
-mod rates;
-mod reach;
-mod serve;
-mod writer;
-
 use std::{
     collections::HashSet,
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
     net::{IpAddr, SocketAddr},
-    path::Path,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use hoplite_crypto::SigningKey;
-use hoplite_directory::{Authority, Store, StoreError, authority};
-use hoplite_wire::directory::Key;
-use tokio::net::TcpListener;
-use tracing::{info, warn};
+use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
+use hoplite_crypto::{Pin, SigningKey, Trust};
+use hoplite_directory::{
+    Authority, Change, Source, Store, StoreError,
+    authority::{self, Event, Heard, LastSigned, Probe, Promise, Want, Wanted},
+    fetch,
+};
+use hoplite_link::{
+    self as link, Dialer, Peer,
+    channel::{self, ChannelDialer, Counts, How, Whom, handshake::Us},
+};
+use hoplite_overlay::{Direct, Overlay, Terms};
+use hoplite_wire::{Host, Target, directory::Key};
+use tokio::{
+    net::TcpListener,
+    sync::{Notify, oneshot},
+    task::spawn_blocking,
+    time::timeout,
+};
+use tracing::{debug, info, warn};
 
-use self::writer::Writer;
 use crate::{
     config::{self, directory::Config},
-    errors::Failure,
-    resources, secret,
-    signals::{self, Asked, Signals},
+    identity,
+    process::{self, Asked, Signals},
+    say::Failure,
 };
+use serve::client;
+
+mod serve;
 
 /// The machine and what is to be written, shared by who answers and who asks.
 #[derive(Clone)]
@@ -72,7 +85,7 @@ fn moment() -> Duration {
 /// Serves with the file at `path`.
 pub(crate) fn run(path: &Path) -> Result<(), Failure> {
     let config = config::directory::read(&config::open(path)?)?;
-    let key = secret::read(&config.key)?;
+    let key = identity::read_secret(&config.key)?;
     let own = Key(key.public());
     if !config.trust().authorities.contains(&own) {
         let why = format!(
@@ -86,8 +99,8 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         ));
     }
     let (shared, store) = open(&config, key)?;
-    resources::raise_file_limit();
-    signals::current_thread_runtime()?.block_on(serve(&config, own, &shared, store))
+    process::raise_file_limit();
+    process::current_thread_runtime()?.block_on(serve(&config, own, &shared, store))
 }
 
 async fn serve(config: &Config, own: Key, shared: &Shared, store: Store) -> Result<(), Failure> {
@@ -96,7 +109,7 @@ async fn serve(config: &Config, own: Key, shared: &Shared, store: Store) -> Resu
     let relays = shared.lock().relays();
     info!(listen = %address, authority = %own, relays, "the authority is up");
     let serving = serve::serve(listener, shared.clone(), config.limits.clone());
-    let voting = exchange::run(shared.clone(), config, own);
+    let voting = vote_in_time(shared.clone(), config, own);
     let stopped = async {
         while signals.next().await == Asked::Reload {
             info!("an authority reads its file only when it starts: start it again");
@@ -105,7 +118,7 @@ async fn serve(config: &Config, own: Key, shared: &Shared, store: Store) -> Resu
     tokio::select! {
         () = serving => {}
         () = voting => {}
-        () = reach::run(shared.clone()) => {}
+        () = look_after_relays(shared.clone()) => {}
         () = shared.writer().run(store) => {}
         () = stopped => info!("the authority has stopped"),
     }
@@ -113,7 +126,7 @@ async fn serve(config: &Config, own: Key, shared: &Shared, store: Store) -> Resu
 }
 
 async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Failure> {
-    let refused = |error: std::io::Error| {
+    let refused = |error: io::Error| {
         let remedy = "stop the program that has this port, or choose another address with `listen`";
         Failure::new(format!("listening on {address}"), error, remedy)
     };
@@ -124,7 +137,7 @@ async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Failur
 
 /// The machine with what its file has.
 fn open(config: &Config, key: SigningKey) -> Result<(Shared, Store), Failure> {
-    let promise = writer::promise(&config.key)?;
+    let promise = promise(&config.key)?;
     let mut authority = Authority::new(
         authority::Config {
             key,
@@ -162,4 +175,447 @@ fn restored(config: &Config, authority: &mut Authority) -> Result<Store, StoreEr
         warn!("the last list is of no use any more: {refused}");
     }
     Ok(store)
+}
+
+/// Goes on with the promise beside an authority's key. It is written once at the start: who cannot write it later would sign nothing.
+fn promise(key: &Path) -> Result<Promise, Failure> {
+    let path = beside(key);
+    let last = match fs::read_to_string(&path) {
+        Ok(text) => text.parse().map_err(|error| {
+            let doing = format!("reading {}", path.display());
+            Failure::new(
+                doing,
+                error,
+                "restore it from a copy; or remove it when all that this authority has signed is out of date",
+            )
+        }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(LastSigned::default()),
+        Err(error) => Err(Failure::file("reading", &path, &error)),
+    }?;
+    keep(&path, &last).map_err(|error| Failure::file("writing", &path, &error))?;
+    Ok(Promise::new(last, move |last| match keep(&path, last) {
+        Ok(()) => true,
+        Err(error) => {
+            warn!("what is to be signed cannot be noted: {error}");
+            false
+        }
+    }))
+}
+
+/// `authority.key.signed` of `authority.key`.
+fn beside(key: &Path) -> PathBuf {
+    let mut path = key.as_os_str().to_owned();
+    path.push(".signed");
+    path.into()
+}
+
+/// Two small writes a period, for which everybody waits. A crash leaves the old or the new whole.
+fn keep(path: &Path, last: &LastSigned) -> io::Result<()> {
+    let new = path.with_extension("signed.new");
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let mut file = options.open(&new)?;
+    file.write_all(last.to_string().as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    // The name too.
+    let directory = path.parent().filter(|path| !path.as_os_str().is_empty());
+    File::open(directory.unwrap_or_else(|| Path::new(".")))?.sync_all()
+}
+
+/// What an authority writes to its disk: all that has come together is written at once, in a thread that may block. Who hands in a descriptor is
+/// answered when it is there to stay. What is signed is noted beside the key before it is, and waited for.
+///
+/// What waits: of each connection one descriptor, of each period one list, and what is forgotten.
+#[derive(Debug, Default)]
+struct Writer {
+    queue: Mutex<Vec<Job>>,
+    wake: Notify,
+}
+
+type Job = (Vec<Change>, Option<oneshot::Sender<()>>);
+
+impl Writer {
+    fn queue(&self) -> MutexGuard<'_, Vec<Job>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has it written before long; nobody waits for it.
+    fn write(&self, changes: Vec<Change>) {
+        if !changes.is_empty() {
+            self.queue().push((changes, None));
+            self.wake.notify_one();
+        }
+    }
+
+    /// Has it written, and says whether it is.
+    async fn written(&self, changes: Vec<Change>) -> bool {
+        let (done, written) = oneshot::channel();
+        self.queue().push((changes, Some(done)));
+        self.wake.notify_one();
+        written.await.is_ok()
+    }
+
+    /// Writes until dropped.
+    async fn run(&self, mut store: Store) {
+        loop {
+            self.wake.notified().await;
+            let jobs = std::mem::take(&mut *self.queue());
+            let written = spawn_blocking(move || {
+                let (changes, waiting): (Vec<_>, Vec<_>) = jobs.into_iter().unzip();
+                let written = store.write(&changes.concat());
+                (store, written, waiting)
+            });
+            let Ok((back, written, waiting)) = written.await else {
+                return;
+            };
+            store = back;
+            match written {
+                Ok(()) => {
+                    let waiting = waiting.into_iter().flatten();
+                    // Who has hung up needs no answer.
+                    waiting.for_each(|done| done.send(()).unwrap_or(()));
+                }
+                Err(error) => warn!("what came in cannot be stored: {error}"),
+            }
+        }
+    }
+}
+
+/// The longest pause: a clock that was set is noticed within it.
+const VOTING_PAUSE: Duration = Duration::from_secs(30);
+/// The shortest.
+const LEAST: Duration = Duration::from_millis(50);
+
+/// How long a name may take to be looked up, and when it is looked up again.
+const LOOKUP: Duration = Duration::from_secs(10);
+const AGAIN: Duration = Duration::from_secs(600);
+
+/// Another authority, and how patiently it is asked.
+struct Other {
+    overlay: Direct,
+    source: Source,
+    patience: Duration,
+    pause: Duration,
+}
+
+/// The authority's clock: it votes when it is time, and asks the other authorities for what is missing, each in a task of its own: who does not
+/// answer holds nobody up.
+async fn vote_in_time(shared: Shared, config: &Config, own: Key) {
+    let slices = u32::try_from(config.trust().threshold.saturating_add(1)).unwrap_or(u32::MAX);
+    // Within a slice everybody is to be asked a few times, and a vote to arrive: docs/directory.md, "How authorities agree".
+    let slice = config.voting / slices;
+    let sources = config.authorities.iter().map(|authority| &authority.0);
+    let talking = sources
+        .clone()
+        .filter(|source| source.key != own)
+        .map(|source| {
+            let other = Other {
+                overlay: Direct::new(),
+                source: source.clone(),
+                patience: (slice * 2 / 3)
+                    .clamp(Duration::from_millis(250), Duration::from_secs(60)),
+                pause: (slice / 6).clamp(LEAST, Duration::from_secs(10)),
+            };
+            talk(shared.clone(), other)
+        });
+    let talking: Vec<_> = talking.collect();
+    let others: Vec<_> = sources
+        .filter(|source| source.key != own)
+        .cloned()
+        .collect();
+    tokio::join!(
+        keep_time(&shared),
+        locate(&shared, &others),
+        join_all(talking)
+    );
+}
+
+async fn keep_time(shared: &Shared) {
+    loop {
+        step(shared);
+        tokio::time::sleep(until_next(shared)).await;
+    }
+}
+
+async fn talk(shared: Shared, other: Other) {
+    loop {
+        step(&shared);
+        let mut wants = shared.lock().wants(moment());
+        wants.retain(|want| want.from == other.source.key);
+        match wants.is_empty() {
+            true => tokio::time::sleep(until_next(&shared)).await,
+            false => {
+                for want in wants {
+                    ask(&shared, &other, want).await;
+                }
+                tokio::time::sleep(other.pause).await;
+            }
+        }
+    }
+}
+
+fn until_next(shared: &Shared) -> Duration {
+    let now = moment();
+    let next = shared.lock().next(now);
+    next.saturating_sub(now).clamp(LEAST, VOTING_PAUSE)
+}
+
+fn step(shared: &Shared) {
+    let mut authority = shared.lock();
+    let gone = authority.forget(now());
+    let events = authority.tick(moment());
+    drop(authority);
+    let gone = gone.into_iter().map(Change::Forget);
+    shared.writer().write(gone.collect());
+    tell(shared, &events);
+}
+
+async fn ask(shared: &Shared, other: &Other, want: Want) {
+    // What is small is asked for again soon.
+    let patience = match want.what {
+        Wanted::Commitments => other.patience / 2,
+        Wanted::Vote | Wanted::Signatures => other.patience,
+    };
+    let (most, address) = (want.what.most(), &other.source.address);
+    let answer = fetch(&other.overlay, address, &want.path, most, patience).await;
+    // Who is not there, or has none yet, is asked again.
+    let Ok(text) = answer else { return };
+    let heard = shared.lock().heard(&want, text, moment());
+    let heard = match heard {
+        Ok(Heard::Done(events)) => Ok(events),
+        Ok(Heard::Check(events, unchecked)) => {
+            tell(shared, &events);
+            // The only thread has others to answer meanwhile.
+            let Ok(checked) = spawn_blocking(|| unchecked.check()).await else {
+                return;
+            };
+            shared.lock().checked(checked, moment())
+        }
+        Err(refused) => Err(refused),
+    };
+    match heard {
+        Ok(events) => tell(shared, &events),
+        Err(refused) => warn!("an authority's vote or list does not count: {refused}"),
+    }
+}
+
+fn tell(shared: &Shared, events: &[Event]) {
+    for event in events {
+        match event {
+            Event::Voted(relays) => info!(relays, "voted"),
+            Event::Signed { votes, relays } => info!(votes, relays, "a list is signed"),
+            Event::Published(signatures) => {
+                info!(signatures, "a list is published");
+                keep_state(shared);
+            }
+            Event::Failed { signatures, others } => warn!(
+                signatures,
+                others,
+                "there is no new list: too few authorities signed the same; check that they run, have the same `authorities`, `interval` and `voting`, and right clocks"
+            ),
+            Event::TooFew { votes, needed } => warn!(
+                votes,
+                needed,
+                "too few votes for a list: check that the other authorities run, are reached, and have right clocks"
+            ),
+            Event::Promised(until) => warn!(
+                until,
+                "nothing is signed: this authority has signed another vote or list for this time before, or one for a later time (`until`, in seconds since 1970); check its clock. If it was ahead then, and only then, stop this authority and remove the file beside its key that ends in .signed"
+            ),
+            Event::NotKept => warn!(
+                "nothing is signed: what this authority signs must be noted first in the file beside its key that ends in .signed; make room on the disk, and let this user write the key's directory"
+            ),
+            Event::TwoFaced(authority) => warn!(
+                authority,
+                "this authority, as `authorities` numbers them, has signed two different votes for one time: neither is to count; ask its operator"
+            ),
+        }
+    }
+}
+
+fn keep_state(shared: &Shared) {
+    let list = shared.lock().list();
+    let text = list.and_then(|list| String::from_utf8(list.to_vec()).ok());
+    let change = text.map(Change::List);
+    shared.writer().write(change.into_iter().collect());
+}
+
+/// Finds out from where the other authorities ask, again and again.
+async fn locate(shared: &Shared, others: &[Source]) {
+    let overlay = Direct::new();
+    loop {
+        let mut found = HashSet::new();
+        for Source { address, .. } in others {
+            match &address.host {
+                Host::Ip(ip) => found.extend([client(*ip)]),
+                Host::Name(name) => {
+                    let terms = Terms::default().within(LOOKUP);
+                    let addresses = overlay.resolve(name.as_str(), &terms).await;
+                    found.extend(addresses.into_iter().flatten().map(client));
+                }
+            }
+        }
+        *shared.others() = found;
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+/// How long a QUIC endpoint that came to nothing holds memory: three times the probe timeout before a round trip was measured (RFC 9000 §10.2,
+/// RFC 9002 §6.2.2).
+const CLOSING: Duration = Duration::from_secs(3);
+
+/// How long one address may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often it is looked whether somebody is to be tested.
+const REACH_PAUSE: Duration = Duration::from_millis(100);
+
+/// Who dials.
+struct Tester {
+    overlay: Arc<Direct>,
+    link: link::Config,
+    channels: ChannelDialer,
+}
+
+/// Whether relays are where they say: each address of a descriptor is dialled as clients would dial it, before it is voted for, and again from time
+/// to time. A relay of circuits proves its identity by a channel's handshake, one of MASQUE the key of its pin by TLS; over QUIC or TCP.
+async fn look_after_relays(shared: Shared) {
+    let tester = Tester::new();
+    let mut under_way = FuturesUnordered::new();
+    let mut ticks = tokio::time::interval(REACH_PAUSE);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            Some((probe, passed)) = under_way.next() => settle(&shared, &probe, passed),
+        }
+        let probes = shared.lock().probes(now());
+        under_way.extend(probes.into_iter().map(|probe| tester.test(probe)));
+    }
+}
+
+fn settle(shared: &Shared, probe: &Probe, passed: bool) {
+    let gone = shared.lock().probed(probe, passed, now());
+    shared
+        .writer()
+        .write(gone.map(Change::Forget).into_iter().collect());
+    if !passed {
+        debug!("a relay was not found where its descriptor says");
+    }
+}
+
+impl Tester {
+    fn new() -> Self {
+        let overlay = Arc::new(Direct::new());
+        let link = link::Config {
+            handshake: PATIENCE / 2,
+            // Nothing but a handshake comes, three packets at a time until the address is proven (RFC 9000 §8.1); the QUIC stack's room for more
+            // would be most of what a test takes.
+            receive_segments: 8,
+            ..link::Config::default()
+        };
+        let counts = Arc::<Counts>::default();
+        let behaves = channel::Config::default();
+        let over = Arc::clone(&overlay);
+        let channels = ChannelDialer::new(over, Us::default(), &link, behaves, counts);
+        Self {
+            overlay,
+            link,
+            channels,
+        }
+    }
+
+    /// Whether the relay is at each of the addresses.
+    async fn test(&self, probe: Probe) -> (Probe, bool) {
+        let mut passed = !probe.addresses.is_empty();
+        for address in &probe.addresses {
+            passed = passed && self.is_at(&probe, *address).await;
+        }
+        if !passed {
+            // Whoever names addresses where nobody is pays with his places, not with the authority's memory.
+            tokio::time::sleep(CLOSING).await;
+        }
+        (probe, passed)
+    }
+
+    async fn is_at(&self, probe: &Probe, address: SocketAddr) -> bool {
+        let relay = &probe.relay;
+        // Errors call it so: no name gets anywhere.
+        let (name, address) = ("to be tested".to_owned(), Target::from(address));
+        let terms = || Terms::default().within(PATIENCE);
+        if relay.onion.is_some() {
+            let whom = Whom {
+                name: name.clone(),
+                address: address.clone(),
+                identity: Some(relay.identity.0),
+                rsa: None,
+            };
+            let terms = terms();
+            let dial = self.channels.dial(&whom, How::Raced, &terms);
+            let Ok(Ok(channel)) = timeout(PATIENCE, Box::pin(dial)).await else {
+                return false;
+            };
+            channel.close();
+        }
+        let Some(pin) = relay.pin else {
+            return relay.onion.is_some();
+        };
+        let peer = Peer {
+            name,
+            address,
+            trust: Trust::Pins(vec![Pin::from(pin)]),
+        };
+        let over = Arc::clone(&self.overlay);
+        let dialer = Dialer::new(over, peer, 0, self.link.clone());
+        let terms = terms();
+        let dialled = timeout(PATIENCE, Box::pin(dialer.race(&terms))).await;
+        matches!(dialled, Ok(Ok(_)))
+    }
+}
+
+#[cfg(test)]
+mod writer_tests {
+    use hoplite_wire::directory::Key;
+
+    use super::*;
+
+    #[test]
+    fn what_was_signed_last_is_noted_beside_the_key_whatever_a_crash_has_left_there() {
+        let directory = tempfile::tempdir().expect("directory");
+        let key = directory.path().join("authority.key");
+        drop(promise(&key).expect("the first start"));
+        let path = directory.path().join("authority.key.signed");
+        let read = || fs::read_to_string(&path).expect("there");
+        assert_eq!(read(), LastSigned::default().to_string());
+        // A crash has left the new one by half.
+        fs::write(directory.path().join("authority.key.signed.new"), "half").expect("written");
+        let last = format!("hoplite-signed 1\nvote 3600 sha256:{}\n", "5a".repeat(32));
+        fs::write(&path, &last).expect("written");
+        drop(promise(&key).expect("another start"));
+        assert_eq!(read(), last);
+        // What cannot be read is no promise that could be kept.
+        fs::write(&path, "hoplite-signed 1\nvote 36").expect("written");
+        let refused = promise(&key).expect_err("refused").to_string();
+        assert!(refused.contains("authority.key.signed"), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn what_comes_together_is_written_together_and_is_there_when_it_is_answered() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("store");
+        let store = Store::open(&path).expect("made");
+        let writer = Writer::default();
+        let one = |n: u8| vec![Change::Descriptor(Key([n; 32]), format!("relay {n}"))];
+        let all = join_all((0..200).map(|n| writer.written(one(n))));
+        let written = tokio::select! {
+            () = writer.run(store) => Vec::new(),
+            written = all => written,
+        };
+        assert_eq!(written, [true; 200]);
+        let kept = Store::open(&path)
+            .expect("opened")
+            .descriptors()
+            .expect("read");
+        assert_eq!(kept.len(), 200);
+    }
 }

@@ -1,20 +1,18 @@
 //! `hoplite down`: everything that `up` did is undone, whether its process lives or not.
-//! For users and service managers.
 
 use clap::Args;
 use serde_json::{Value, json};
 
 use crate::{
     config::client,
-    errors::Failure,
     portal, say,
+    say::Failure,
     up::{
-        Place, block, child,
+        DEVICE_LOCK, Lock, Place, Refusal, block,
         control::{self, Command},
-        driver::System,
-        lock::{self, Lock, Refusal},
+        driver::{self, System},
         plan::{self, Wanted},
-        session_runtime, taken,
+        session_runtime,
     },
 };
 
@@ -57,7 +55,7 @@ fn said(name: &str, reply: Option<&Value>) -> String {
 }
 
 fn clear(options: &Options) -> Result<(), Failure> {
-    if !child::may_set_up() {
+    if !driver::may_set_up() {
         let remedy = "run it as root, or give it CAP_NET_ADMIN";
         return Err(Failure::new(
             "setting up the network",
@@ -69,7 +67,7 @@ fn clear(options: &Options) -> Result<(), Failure> {
     let wanted = Wanted::from_config(&client::Config::default(), true);
     session_runtime(async {
         let system = System::new(&options.place.run_dir, &options.name, &wanted.addresses)?;
-        let mut complaints = taken::clear(system, plan::remains()).await;
+        let mut complaints = plan::clear(system, plan::remains()).await;
         complaints.extend(portal::end().await.err());
         complaints
             .into_iter()
@@ -82,7 +80,7 @@ fn clear(options: &Options) -> Result<(), Failure> {
 fn lock(options: &Options) -> Result<Lock, Failure> {
     let mut tries = 50;
     loop {
-        match Lock::take(&options.place.run_dir, lock::DEVICE) {
+        match Lock::take(&options.place.run_dir, DEVICE_LOCK) {
             Ok(lock) => return Ok(lock),
             Err(Refusal::Failed(complaint)) => return Err(complaint.into()),
             Err(Refusal::Held(pid)) if tries == 0 => {

@@ -10,9 +10,9 @@ use serde_json::json;
 
 use crate::{
     directory::now,
-    errors::Failure,
-    identity::{self, Files, onion::Stored},
-    say, secret,
+    identity::{self, Files, Stored},
+    say,
+    say::Failure,
 };
 
 /// The options.
@@ -131,7 +131,7 @@ fn hex(octets: &[u8]) -> String {
 /// `--authority`.
 fn authority_key(out: &Path, force: bool, json: bool) -> Result<(), Failure> {
     let path = out.join("authority.key");
-    let key = secret::make(&path, force)?;
+    let key = identity::make_secret(&path, force)?;
     let public = Key(key.public());
     if json {
         return say::json(&json!({"public": public.to_string(), "key": path}));

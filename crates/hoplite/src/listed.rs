@@ -29,9 +29,9 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
-    config::client::{Client, Hop, Relay, Role, directory::Directory},
+    config::client::{Client, Directory, Hop, Relay, Role},
     directory::now,
-    errors::Failure,
+    say::Failure,
 };
 
 /// The longest pause between two looks whether the list is to be renewed: a device may have slept.
@@ -100,7 +100,7 @@ impl Needs {
             apart: file.apart,
             ..Wish::default()
         };
-        let mut random = super::client::overlay::random();
+        let mut random = super::client::random();
         network.path(&wish, &mut below(&mut random)).is_ok()
     }
 }
@@ -454,7 +454,7 @@ impl Listed {
 
     /// Whether a guard could be reached.
     pub(crate) fn reached(&self, guard: &Key, well: bool) {
-        let mut random = super::client::overlay::random();
+        let mut random = super::client::random();
         let state = &mut *self.lock();
         match well {
             true => drop(state.guards.worked(guard, now(), &mut below(&mut random))),
@@ -481,7 +481,7 @@ impl Listed {
     /// Chooses among the relays of this list, by their places in it.
     pub(crate) fn chooser(&self) -> Choose {
         let (listed, network) = (self.clone(), Arc::clone(&self.lock().network));
-        let mut random = super::client::overlay::random();
+        let mut random = super::client::random();
         Box::new(move |wish| listed.choose(&network, wish, &mut below(&mut random)))
     }
 
@@ -542,7 +542,7 @@ impl Listed {
         beside: Arc<dyn Overlay>,
         found: impl Fn(&Self),
     ) {
-        let mut random = super::client::overlay::random();
+        let mut random = super::client::random();
         let mut asked = Instant::now();
         let mut in_vain = 0u32;
         loop {

@@ -15,7 +15,7 @@ use std::{
 
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
-use crate::errors::{Complaint, Failure};
+use crate::say::{Complaint, Failure};
 
 /// The variable that sets the filter, in the syntax of `tracing`.
 pub(crate) const VARIABLE: &str = "HOPLITE_LOG";

@@ -25,13 +25,9 @@ use rustix::{
 use tokio::{task::spawn_blocking, time::sleep};
 
 use crate::{
-    errors::{Complaint, Failure},
-    signals::{Asked, Signals, current_thread_runtime},
-    up::{
-        Place, child, firewall_of_group,
-        lock::{Lock, Refusal},
-        network_servers,
-    },
+    process::{Asked, Signals, current_thread_runtime},
+    say::{Complaint, Failure},
+    up::{Lock, Place, Refusal, driver, firewall_of_group, network_servers},
 };
 
 /// The control group, below the root of the hierarchy, and the table of nftables that lets it pass.
@@ -147,7 +143,7 @@ impl Hole {
     /// Opens it. What comes with it ends when it has been closed, by whomever.
     fn open() -> io::Result<(Self, impl BufRead + Send + 'static)> {
         let (said, says) = io::pipe()?;
-        let mut nft = child::command("nft")?
+        let mut nft = driver::program("nft")?
             .arg("--interactive")
             // It would keep what it is told in a file there.
             .env("HOME", "/dev/null")
@@ -278,7 +274,7 @@ async fn empty() -> Result<(), Complaint> {
     }
     // One that belongs to a living process goes with that.
     let text = format!("table inet {GROUP} {{}}\ndelete table inet {GROUP}\n");
-    child::run("nft", &["-f", "-"], &text)
+    driver::run_program("nft", &["-f", "-"], &text)
         .map(drop)
         .unwrap_or_default();
     Ok(())

@@ -1,27 +1,34 @@
 //! `hoplite relay`: serves until it is told to stop. SIGTERM and SIGINT drain (a second one stops at once), SIGHUP reads
 //! tokens and certificates again and keeps the old ones if the new are wrong.
 
-pub(crate) mod known;
-mod publish;
-mod rotate;
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
-use std::{path::Path, time::Duration};
-
-use hoplite_crypto::Identity;
-use hoplite_relay::{Config, Handle, Parts, Relay, StartError};
+use hoplite_crypto::{Certificates, Identity, SigningKey, onion::Secrets};
+use hoplite_directory::{
+    Client, FetchError, Heard, Source, Store, said_by_holder, sign_descriptor, upload,
+};
+use hoplite_overlay::Direct;
+use hoplite_relay::{
+    Config, Handle, Listed, Parts, Rekey, Relay, StartError,
+    config::{Directory, Role},
+};
+use hoplite_wire::{
+    Target,
+    directory::{Descriptor, Key, Ports, Roles},
+};
+use ring::rand::{SecureRandom, SystemRandom};
+use tokio::{sync::watch, time::sleep};
 use tracing::{error, info, warn};
 
-use self::{known::Reader, publish::Publisher, rotate::Rotation};
 use crate::{
-    config,
-    directory::now,
-    errors::Failure,
-    identity::{
-        self, Files,
-        onion::{self, Stored},
+    config::{
+        self,
+        directory::{Authority, trust},
     },
-    qlog, resources,
-    signals::{self, Asked, Signals},
+    directory::now,
+    identity::{self, Files, Stored},
+    process::{self, Asked, Signals},
+    say::Failure,
     testbed::{self, Ready},
 };
 
@@ -37,9 +44,9 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         .for_each(|warning| warn!("{warning}"));
     let identity = identity_of(&loaded.config)?;
     let onion = onion_of(&loaded.config)?;
-    resources::raise_file_limit();
-    let recording = qlog::Recording::from_environment()?;
-    let runtime = signals::current_thread_runtime()?;
+    process::raise_file_limit();
+    let recording = process::Recording::from_environment()?;
+    let runtime = process::current_thread_runtime()?;
     runtime.block_on(async {
         let mut signals = Signals::listen()?;
         let circuits = onion.as_ref().map(|stored| stored.circuits(now()));
@@ -199,9 +206,9 @@ fn listen_remedy(error: &std::io::Error) -> &'static str {
 
 /// A relay of `demo` and `bench`: its identity is never stored, and it ends with its parent.
 pub(crate) fn serve_node(config: &Config) -> Result<(), Failure> {
-    resources::raise_file_limit();
+    process::raise_file_limit();
     let identity = identity::parse(&identity::make(&[])?)?;
-    let circuits = config.onion.enabled.then(|| onion::unstored(now()));
+    let circuits = config.onion.enabled.then(|| identity::unstored(now()));
     let parts = Parts {
         circuits: circuits.transpose()?,
         ..Parts::default()
@@ -220,6 +227,402 @@ pub(crate) fn serve_node(config: &Config) -> Result<(), Failure> {
         pin: Some(handle.pin().to_string()),
         onion: handle.onion_key().map(|key| key.to_string()),
     })?;
-    signals::current_thread_runtime()?.block_on(testbed::orphaned());
+    process::current_thread_runtime()?.block_on(testbed::orphaned());
     Ok(())
+}
+
+/// How far this machine's clock may be off.
+const SKEW: Duration = Duration::from_secs(60);
+/// How long an authority may take to answer.
+const WAIT: Duration = Duration::from_secs(20);
+/// The longest pause between two looks whether a list is due, and the one after a list could not be had.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// Fetches the directory's list for a relay of circuits, so that its channels know whom the list has. It is kept in memory alone: a relay without a list
+/// serves as well, but knows nobody. One that is too old is better than none: who was known stays so until there is a newer one.
+struct Reader {
+    client: Client,
+    sources: Vec<Source>,
+    listed: Listed,
+}
+
+/// The authorities that the file names, as all files have them.
+pub(crate) fn known_authorities(directory: &Directory) -> Vec<Authority> {
+    let named = directory.authorities.iter();
+    let source = |named: &hoplite_relay::config::Authority| Source {
+        address: named.address.clone(),
+        key: named.key,
+    };
+    named.map(source).map(Authority).collect()
+}
+
+impl Reader {
+    /// None if the file names no authority, or the relay serves no circuits.
+    fn of(config: &Config, handle: &Handle) -> Result<Option<Self>, Failure> {
+        let named = known_authorities(&config.directory);
+        let Some(listed) = handle.listed().filter(|_| !named.is_empty()) else {
+            return Ok(None);
+        };
+        let directory = &config.directory;
+        let trust = trust(&named, directory.threshold, directory.hostile.into(), SKEW);
+        let client = Store::in_memory().and_then(|store| Client::new(trust, store));
+        let client = client.map_err(|error| {
+            let doing = "making room for the list of relays";
+            Failure::new(doing, error, "free some memory")
+        })?;
+        Ok(Some(Self {
+            client,
+            sources: named.into_iter().map(|named| named.0).collect(),
+            listed,
+        }))
+    }
+
+    /// Fetches one list after the other until dropped.
+    async fn run(mut self) {
+        loop {
+            if self.renew().await {
+                let due = self.client.next(now(), &mut below);
+                while now() < due {
+                    let left = Duration::from_secs(due.saturating_sub(now()));
+                    sleep(left.min(PAUSE)).await;
+                }
+            } else {
+                sleep(PAUSE).await;
+            }
+        }
+    }
+
+    /// Whether there is a list that may be used.
+    async fn renew(&mut self) -> bool {
+        let answers = Client::ask(&Direct::new(), &self.sources, WAIT).await;
+        for (authority, answer) in (1..).zip(answers) {
+            let heard = match answer {
+                Ok(text) => self.client.heard(&text, now()),
+                Err(error) => {
+                    warn!(authority, "the list of relays cannot be had: {error}");
+                    continue;
+                }
+            };
+            match heard {
+                Ok(Ok(Heard::Newer)) => self.tell(),
+                Ok(Ok(_)) => {}
+                Ok(Err(refused)) => warn!(authority, "a list of relays is refused: {refused}"),
+                Err(error) => warn!(authority, "a list of relays cannot be kept: {error}"),
+            }
+        }
+        matches!(self.client.list(now()), Ok(Some(_)))
+    }
+
+    fn tell(&self) {
+        let Ok(Some(list)) = self.client.list(now()) else {
+            return;
+        };
+        let relays = list.list.relays.iter().map(|relay| {
+            let relay = &relay.descriptor;
+            (relay.identity.0, relay.addresses.clone())
+        });
+        self.listed.replace(relays);
+        let relays = list.list.relays.len();
+        info!(relays, "channels know whom the list of relays has");
+    }
+}
+
+/// A random number below `most`.
+fn below(most: u64) -> u64 {
+    let mut octets = [0; 8];
+    match SystemRandom::new().fill(&mut octets) {
+        Ok(()) => u64::from_le_bytes(octets) % most.max(1),
+        Err(_) => 0,
+    }
+}
+
+/// How long an authority may take to answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// When those are asked again that did not take it.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// Tells the authorities of the directory what the relay says of itself: at its start, and again and again. The key that signs it is
+/// beside the relay's identity, and made if it is not there: the identity of its circuits, or of a relay without them a key of its own. With it
+/// goes a proof by the TLS key that the relay shows: nobody else can name its pin.
+struct Publisher {
+    key: SigningKey,
+    /// What the relay shows in TLS, as it is replaced.
+    certificates: Arc<Certificates>,
+    descriptor: Descriptor,
+    authorities: Vec<Target>,
+    every: Duration,
+    /// The onion key, as it is rotated.
+    onion: Option<watch::Receiver<[u8; 32]>>,
+}
+
+impl Publisher {
+    /// None if the file names no authority. `onion` is what a relay with circuits has stored, `current` tells of its onion key.
+    fn of(
+        config: &Config,
+        handle: &Handle,
+        onion: Option<&Stored>,
+        current: Option<watch::Receiver<[u8; 32]>>,
+    ) -> Result<Option<Self>, Failure> {
+        let directory = &config.directory;
+        if directory.publish.is_empty() {
+            return Ok(None);
+        }
+        let key = match onion {
+            Some(stored) => identity_key(config, stored)?,
+            None => descriptor_key(config)?,
+        };
+        let certificates = handle.certificates();
+        let mut descriptor = describe(config, handle.addresses(), Key(key.public()));
+        descriptor.pin = certificates.pin().map(Into::into);
+        descriptor.onion = current.as_ref().map(|current| *current.borrow());
+        descriptor.check().map_err(|error| {
+            let remedy = "correct [directory] in its file";
+            Failure::new("describing the relay", error, remedy)
+        })?;
+        Ok(Some(Self {
+            key,
+            certificates,
+            descriptor,
+            authorities: directory.publish.clone(),
+            every: Duration::from_secs(directory.every),
+            onion: current,
+        }))
+    }
+
+    /// Hands it in until dropped.
+    async fn run(mut self) {
+        info!(identity = %self.descriptor.identity, "the relay is told to the directory");
+        loop {
+            // Each must be later than the one before, also when the clock was set back meanwhile.
+            self.descriptor.published = now().max(self.descriptor.published.saturating_add(1));
+            self.descriptor.pin = self.certificates.pin().map(Into::into);
+            let missed = self.publish().await;
+            let pause = if missed {
+                AGAIN.min(self.every)
+            } else {
+                self.every
+            };
+            tokio::select! {
+                () = sleep(pause) => {}
+                key = rotated(&mut self.onion) => self.descriptor.onion = Some(key),
+            }
+        }
+    }
+
+    /// Whether somebody did not take it.
+    async fn publish(&self) -> bool {
+        let signed = match sign_descriptor(self.descriptor.clone(), &self.key) {
+            Ok(signed) => signed,
+            Err(refused) => {
+                warn!("the descriptor cannot be signed: {refused}");
+                return true;
+            }
+        };
+        let Some(proof) = self.certificates.prove(&said_by_holder(&signed)) else {
+            warn!(
+                "the TLS key signs in no way that authorities know: use one of ECDSA, Ed25519 or RSA"
+            );
+            return true;
+        };
+        let overlay = Direct::new();
+        let mut missed = false;
+        for (authority, address) in (1..).zip(&self.authorities) {
+            let answer = upload(&overlay, address, (&signed, Some(&proof)), PATIENCE).await;
+            if let Err(error) = answer {
+                missed = true;
+                warn_of(authority, &error);
+            }
+        }
+        missed
+    }
+}
+
+/// The next onion key.
+async fn rotated(onion: &mut Option<watch::Receiver<[u8; 32]>>) -> [u8; 32] {
+    if let Some(onion) = onion
+        && onion.changed().await.is_ok()
+    {
+        return *onion.borrow_and_update();
+    }
+    std::future::pending().await
+}
+
+/// Clients find the identity of a relay's channels in its descriptor, so that one signs the other.
+fn identity_key(config: &Config, stored: &Stored) -> Result<SigningKey, Failure> {
+    let key = stored.signing_key()?;
+    let before = config.identity.join(identity::DESCRIPTOR);
+    if before.exists() && identity::read_secret(&before)?.public() != key.public() {
+        warn!(
+            "the relay is told to the directory by the identity of its circuits from now on, not by the one of {}",
+            identity::DESCRIPTOR
+        );
+    }
+    Ok(key)
+}
+
+/// Without circuits: a key of its own, unless there is an identity for circuits already, which they would be told by later.
+fn descriptor_key(config: &Config) -> Result<SigningKey, Failure> {
+    let path = config.identity.join(identity::DESCRIPTOR);
+    match path.exists() {
+        true => identity::read_secret(&path),
+        false => match Stored::read(&config.identity)? {
+            Some(stored) => stored.signing_key(),
+            None => identity::make_secret(&path, false),
+        },
+    }
+}
+
+fn warn_of(authority: usize, error: &FetchError) {
+    warn!(authority, "the relay's descriptor was not taken: {error}");
+}
+
+fn describe(config: &Config, listen: &[SocketAddr], identity: Key) -> Descriptor {
+    let directory = &config.directory;
+    let addresses = match directory.addresses.is_empty() {
+        true => listen.to_vec(),
+        false => directory.addresses.clone(),
+    };
+    let mut family = directory.family.clone();
+    family.sort_unstable();
+    family.dedup();
+    let egress = config.roles.contains(&Role::Egress);
+    let closed: Vec<u16> = config
+        .egress
+        .deny
+        .iter()
+        .filter_map(hoplite_relay::Rule::port_everywhere)
+        .collect();
+    Descriptor {
+        name: config.name.clone(),
+        identity,
+        published: 0,
+        addresses,
+        pin: None,
+        onion: None,
+        roles: Roles {
+            ingress: config.roles.contains(&Role::Ingress),
+            egress,
+        },
+        region: directory.region.clone(),
+        operator: directory.operator.clone(),
+        family,
+        bandwidth: directory.bandwidth,
+        exit: Ports::except(&closed).filter(|_| egress),
+    }
+}
+
+/// For how many seconds the last key is accepted: lists live for hours, clients sleep for days.
+const LAST: u64 = 7 * 24 * 3600;
+/// How often is looked whether it is time: the calendar may jump, and a machine may sleep.
+const LOOK: Duration = Duration::from_secs(600);
+
+/// The onion key of a running relay, and when it changes, where a directory is told of it.
+/// tor-spec, "Keys and names": the one before is accepted for at least a week. What is published is on disk first.
+struct Rotation {
+    stored: Stored,
+    rekey: Rekey,
+    /// In seconds; 0 is never.
+    every: u64,
+    /// The public half of the current key, for whoever publishes it.
+    current: watch::Sender<[u8; 32]>,
+}
+
+impl Rotation {
+    fn new(stored: Stored, rekey: Rekey, every: u64) -> Result<Self, Failure> {
+        let (current, _) = watch::channel(stored.public()?.ntor);
+        Ok(Self {
+            stored,
+            rekey,
+            every,
+            current,
+        })
+    }
+
+    /// Hears of each new key.
+    fn watch(&self) -> watch::Receiver<[u8; 32]> {
+        self.current.subscribe()
+    }
+
+    /// Looks now and then, until dropped.
+    async fn run(mut self) {
+        loop {
+            if let Err(failure) = self.look(now()) {
+                warn!("the onion key stays: {failure}");
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    fn look(&mut self, now: u64) -> Result<(), Failure> {
+        let Some(next) = due(self.stored.secrets(), self.every, now)? else {
+            return Ok(());
+        };
+        self.stored.replace(next)?;
+        self.rekey.replace(self.stored.circuits(now)?.keys);
+        let current = self.stored.public()?.ntor;
+        let changed = self.current.send_if_modified(|old| {
+            let changed = *old != current;
+            *old = current;
+            changed
+        });
+        if changed {
+            info!("the relay has a new onion key; the last one is accepted for a week more");
+        }
+        Ok(())
+    }
+}
+
+/// What comes after `secrets`, if it is time.
+fn due(secrets: &Secrets, every: u64, now: u64) -> Result<Option<Secrets>, Failure> {
+    let age = now.saturating_sub(secrets.since());
+    if every != 0 && age >= every {
+        let next = secrets.rotated(now);
+        let failed = |error| Failure::new("making the onion key", error, "it is tried again");
+        return next.map(Some).map_err(failed);
+    }
+    Ok((secrets.has_last() && age >= LAST).then(|| secrets.retired()))
+}
+
+#[cfg(test)]
+mod rotate_tests {
+    use super::*;
+
+    const START: u64 = 1_700_000_000;
+    const EVERY: u64 = 28 * 24 * 3600;
+
+    #[test]
+    fn a_key_is_rotated_at_its_time_and_the_last_one_kept_a_week() {
+        let first = Secrets::fresh(START).expect("made");
+        let soon = due(&first, EVERY, START + EVERY - 1).expect("judged");
+        assert!(soon.is_none(), "not before its time");
+        let second = due(&first, EVERY, START + EVERY)
+            .expect("judged")
+            .expect("due");
+        assert!(second.has_last());
+        assert_ne!(
+            second.public().expect("a key"),
+            first.public().expect("a key")
+        );
+        let week = START + EVERY + LAST;
+        assert!(due(&second, EVERY, week - 1).expect("judged").is_none());
+        let third = due(&second, EVERY, week).expect("judged").expect("due");
+        assert!(!third.has_last());
+        assert_eq!(
+            third.public().expect("a key"),
+            second.public().expect("a key")
+        );
+        assert!(due(&third, EVERY, week + 1).expect("judged").is_none());
+    }
+
+    #[test]
+    fn a_key_that_nobody_is_told_of_is_never_rotated() {
+        let secrets = Secrets::fresh(START).expect("made");
+        assert!(due(&secrets, 0, START * 2).expect("judged").is_none());
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_rotates_nothing() {
+        let secrets = Secrets::fresh(START).expect("made");
+        assert!(due(&secrets, EVERY, START / 2).expect("judged").is_none());
+    }
 }

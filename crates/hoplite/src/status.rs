@@ -1,18 +1,16 @@
 //! `hoplite status`: whether traffic flows through the relays, is blocked, or goes past them.
-//! For users and scripts.
 
 use serde_json::Value;
 
 use crate::{
     down::Options,
-    errors::Failure,
     say,
+    say::Failure,
     up::{
         block::seen,
-        control::{self, Command},
+        control::{self, Command, Status},
         driver::System,
         firewall_count, session_runtime,
-        status::{self, Status},
     },
 };
 
@@ -24,9 +22,9 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
     let seen = look(options)?;
     let mut value = match reply {
         Some(value) => value,
-        None => status::flat(&seen),
+        None => control::flat(&seen),
     };
-    if let (Some(all), Value::Object(seen)) = (value.as_object_mut(), status::flat(&seen)) {
+    if let (Some(all), Value::Object(seen)) = (value.as_object_mut(), control::flat(&seen)) {
         let what = ["firewall", "blocked"];
         all.extend(
             seen.into_iter()

@@ -12,10 +12,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    config::{self, locate::Document},
+    config::{self, Document},
     cpu::Watched,
-    errors::Failure,
     say,
+    say::Failure,
 };
 
 /// The token that the testbed's relays want.

@@ -9,7 +9,7 @@ use hoplite_overlay::Direct;
 use hoplite_wire::{OnionKey, Target, tor::Flags};
 use serde_json::json;
 
-use crate::{directory::now, errors::Failure, say, signals};
+use crate::{directory::now, process, say, say::Failure};
 
 /// How long the directory may take for each of its documents.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -29,7 +29,7 @@ pub(crate) struct Options {
 
 /// Runs it.
 pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
-    let network = signals::current_thread_runtime()?.block_on(read(options))?;
+    let network = process::current_thread_runtime()?.block_on(read(options))?;
     let controlled = network.param("cc_alg", 2, 0..=i32::MAX) == 2;
     for relay in &network.relays {
         let name = name(&network, relay);

@@ -1,56 +1,53 @@
 //! `hoplite up`: the whole device through the relays, and nothing past them.
-//! For users and service managers; `down` and `status` are its other halves. What each state means stands in docs/device.md.
+//! `down` and `status` are its other halves. What each state means stands in docs/device.md.
 //!
 //! # Not in this room
 //! What is done with packets (`mediator::tun`), what carries them (`masque`, `onion`).
 
-mod apart;
-pub(crate) mod block;
-mod carrier;
-pub(crate) mod child;
-pub(crate) mod control;
-pub(crate) mod driver;
-mod facts;
-mod firewall;
-mod launch;
-pub(crate) mod lock;
-mod netlink;
-pub(crate) mod nftables;
-pub(crate) mod numbers;
-pub(crate) mod plan;
-mod probe;
-mod remembering;
-mod resolv;
-mod session;
-mod split;
-pub(crate) mod status;
-pub(crate) mod taken;
-mod tun;
-mod watch;
-mod worker;
-
 use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, BufRead, BufReader, Read, Seek, Write},
     net::SocketAddr,
-    os::fd::AsFd,
+    os::{
+        fd::AsFd,
+        unix::{
+            fs::{DirBuilderExt, OpenOptionsExt},
+            process::ExitStatusExt,
+        },
+    },
     path::{Path, PathBuf},
+    process::{Command, Stdio},
     time::Duration,
 };
 
 use clap::Args;
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use self::{
-    launch::Word,
-    lock::{Lock, Refusal},
-    plan::Wanted,
-    session::Orders,
-    status::Status,
-};
 use crate::{
     config::{self, client::Client},
-    errors::Failure,
-    portal, qlog, resources, say,
+    portal, process, say,
+    say::{Complaint, Failure},
 };
+use control::Status;
+use plan::Wanted;
+use session::Orders;
+
+pub(crate) use nftables::count as firewall_count;
+pub(crate) use session::on_one_thread as session_runtime;
+
+mod apart;
+pub(crate) mod block;
+mod carrier;
+pub(crate) mod control;
+pub(crate) mod driver;
+mod netlink;
+pub(crate) mod nftables;
+pub(crate) mod plan;
+mod resolv;
+mod session;
+mod watch;
 
 /// `hoplite up`
 #[derive(Debug, Args)]
@@ -102,21 +99,17 @@ pub(crate) struct Place {
     pub(crate) run_dir: PathBuf,
 }
 
-pub(crate) use self::{
-    firewall::count as firewall_count, session::on_one_thread as session_runtime,
-};
-
 /// Whom the networks say to ask for names.
 pub(crate) fn network_servers(run_dir: &Path) -> Vec<SocketAddr> {
     let ours = config::client::Config::default().dns.resolvers;
-    facts::network_servers(&resolv::ResolvConf::system(run_dir), &ours)
+    driver::network_servers(&resolv::ResolvConf::system(run_dir), &ours)
 }
 
 /// A table of nftables called `group` that lets the control group of that name pass.
-pub(crate) fn firewall_of_group(group: &str) -> std::io::Result<String> {
+pub(crate) fn firewall_of_group(group: &str) -> io::Result<String> {
     let mut wanted = Wanted::from_config(&config::client::Config::default(), true);
-    wanted.past_cgroups = vec![group.parse().map_err(std::io::Error::other)?];
-    Ok(firewall::of_groups(group, &wanted))
+    wanted.past_cgroups = vec![group.parse().map_err(io::Error::other)?];
+    Ok(nftables::of_groups(group, &wanted))
 }
 
 /// Runs the command.
@@ -124,13 +117,13 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
     match options.detached {
         false => start(options, json),
         true => {
-            launch::detach();
+            detach();
             let result = stay(options, |status| {
-                launch::say(&Word::Ready(Box::new(status.clone())))
+                say(&Word::Ready(Box::new(status.clone())))
             });
             if let Err(failure) = &result {
                 // If nobody hears it, it stands in the log.
-                drop(launch::say(&Word::Failed(failure.complaints())));
+                drop(say(&Word::Failed(failure.complaints())));
             }
             result
         }
@@ -142,7 +135,7 @@ pub(crate) fn work<G>(
     options: &Options,
     logs: impl FnOnce() -> Result<G, Failure>,
 ) -> Result<(), Failure> {
-    let failed = |error: std::io::Error| {
+    let failed = |error: io::Error| {
         let remedy = "give it CAP_SETUID and CAP_SETGID, or another `user` in [takeover]";
         Failure::new("giving up all rights", error, remedy)
     };
@@ -155,14 +148,14 @@ pub(crate) fn work<G>(
             client.config.takeover.user
         );
     }
-    let socket = std::io::stdin().as_fd().try_clone_to_owned();
+    let socket = io::stdin().as_fd().try_clone_to_owned();
     let socket = socket.map_err(failed)?;
-    let task = worker::Task {
+    let task = apart::Task {
         client,
         wait: Duration::from_secs(options.wait),
-        recording: qlog::Recording::from_environment()?,
+        recording: process::Recording::from_environment()?,
     };
-    session::on_one_thread(worker::work(task, socket))
+    session::on_one_thread(apart::work(task, socket))
 }
 
 /// What was called by the user.
@@ -176,14 +169,14 @@ fn start(options: &Options, json: bool) -> Result<(), Failure> {
     client.warnings.iter().for_each(|it| warn!("{it}"));
     if options.foreground {
         return stay(options, |status| {
-            launch::notify();
+            notify();
             tell(status, json)
         });
     }
     let name = &client.config.device.name;
     // Whether it is up already is told before a process is started for nothing, and its log taken from the one that runs.
     drop(take_lock(options)?);
-    let status = launch::start(&options.place.run_dir, name, "--detached")?;
+    let status = start_detached(&options.place.run_dir, name, "--detached")?;
     tell(&status, json)
 }
 
@@ -195,19 +188,19 @@ fn load(options: &Options) -> Result<Client, Failure> {
 }
 
 fn rights() -> Result<(), Failure> {
-    if !child::may_set_up() {
+    if !driver::may_set_up() {
         let remedy = "run it as root, or give it CAP_NET_ADMIN";
         let why = "Operation not permitted";
         return Err(Failure::new("setting up the network", why, remedy));
     }
-    if let Err(error) = child::share_capability() {
+    if let Err(error) = driver::share_capability() {
         warn!(%error, "nft and resolvectl may lack CAP_NET_ADMIN");
     }
     Ok(())
 }
 
 fn take_lock(options: &Options) -> Result<Lock, Failure> {
-    Lock::take(&options.place.run_dir, lock::DEVICE).map_err(|refusal| match refusal {
+    Lock::take(&options.place.run_dir, DEVICE_LOCK).map_err(|refusal| match refusal {
         Refusal::Failed(complaint) => complaint.into(),
         Refusal::Held(pid) => refused(pid),
     })
@@ -227,7 +220,7 @@ fn stay(
 ) -> Result<(), Failure> {
     let client = load(options)?;
     rights()?;
-    resources::raise_file_limit();
+    process::raise_file_limit();
     let _lock = take_lock(options)?;
     block::close(&options.place.run_dir);
     if options.no_block {
@@ -273,7 +266,7 @@ fn block(options: &Options, json: bool) -> Result<(), Failure> {
 /// One line about what is up now.
 fn tell(status: &Status, json: bool) -> Result<(), Failure> {
     if json {
-        return say::json(&status::flat(status));
+        return say::json(&control::flat(status));
     }
     let process = status.process.clone().unwrap_or_default();
     let path = match process.path.as_slice() {
@@ -285,4 +278,222 @@ fn tell(status: &Status, json: bool) -> Result<(), Failure> {
         false => "while it is not there, traffic goes past it",
     };
     say::answer(format!("{} is up: {path}; {rest}", status.name))
+}
+
+/// How often, and after what pause, one is tried again whose holder is ending.
+const TRIES: u32 = 250;
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Held by who changes the machine.
+pub(crate) const DEVICE_LOCK: &str = "lock";
+
+/// One at a time: a lock that the kernel gives back when its holder dies.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+/// Why it is not ours.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// This process holds it; 0 if that is not known.
+    Held(u32),
+    /// There is no place for it.
+    Failed(Complaint),
+}
+
+impl Lock {
+    /// Takes the one of that name, in the directory of what lasts while the machine runs, which is made.
+    pub(crate) fn take(run_dir: &Path, name: &str) -> Result<Self, Refusal> {
+        let path = run_dir.join(name);
+        let failed = |error: io::Error| {
+            let doing = format!("taking the lock {}", path.display());
+            let remedy = "run as root, or give a directory of yours with --run-dir";
+            Refusal::Failed(Complaint::new(doing, error, remedy))
+        };
+        make(run_dir).map_err(failed)?;
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(false);
+        let mut file = options.mode(0o600).open(&path).map_err(failed)?;
+        let mut tries = TRIES;
+        while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let holder = holder(&mut file);
+            if tries == 0 || !is_ending(holder) {
+                return Err(Refusal::Held(holder));
+            }
+            tries -= 1;
+            std::thread::sleep(PAUSE);
+        }
+        file.rewind()
+            .and_then(|()| file.set_len(0))
+            .and_then(|()| write!(file, "{}", std::process::id()))
+            .map_err(failed)?;
+        Ok(Self { _file: file })
+    }
+}
+
+fn make(run_dir: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true).mode(0o755).create(run_dir)
+}
+
+/// Whether the process has no program any more: the kernel still closes what it had, an interface among that, and then the lock.
+fn is_ending(process: u32) -> bool {
+    let program = fs::read_link(format!("/proc/{process}/exe"));
+    program.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+fn holder(file: &mut File) -> u32 {
+    let mut text = String::new();
+    file.rewind().unwrap_or_default();
+    let read = file.read_to_string(&mut text);
+    read.ok()
+        .and_then(|_| text.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+/// The running program, also when its file was replaced meanwhile.
+const THIS_PROGRAM: &str = "/proc/self/exe";
+
+/// What the process that stays says, once.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Word {
+    /// Traffic flows.
+    Ready(Box<Status>),
+    /// It does not, for these reasons.
+    Failed(Vec<Complaint>),
+}
+
+/// Starts this command line again, with `flag`, and waits for its word.
+fn start_detached(run_dir: &Path, name: &str, flag: &str) -> Result<Status, Failure> {
+    let log = run_dir.join(format!("{name}.log"));
+    let mut child = command(&log, flag)
+        .and_then(|mut command| command.spawn())
+        .map_err(|error| Failure::file("starting a process that logs to", &log, &error))?;
+    let word = child.stdout.take().map(heard).unwrap_or_default();
+    match word {
+        Some(Word::Ready(status)) => Ok(*status),
+        Some(Word::Failed(complaints)) => {
+            // Its end is the end of undoing.
+            drop(child.wait());
+            Err(failure(complaints))
+        }
+        None => {
+            let ended = child.wait().ok();
+            let why = match ended.and_then(|status| status.signal()) {
+                Some(signal) => format!("its process was killed by signal {signal}"),
+                None => "its process ended without a word".to_owned(),
+            };
+            let remedy = format!("look into {}", log.display());
+            Err(Failure::new("bringing the device up", why, remedy))
+        }
+    }
+}
+
+fn command(log: &Path, flag: &str) -> io::Result<Command> {
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create(true).truncate(true);
+    let log = options.mode(0o600).open(log)?;
+    let mut command = Command::new(THIS_PROGRAM);
+    command
+        .args(std::env::args_os().skip(1))
+        .arg(flag)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log);
+    Ok(command)
+}
+
+/// The first line, however long it takes; what ends without one has said nothing.
+fn heard(pipe: impl Read) -> Option<Word> {
+    let mut line = String::new();
+    BufReader::new(pipe.take(1 << 20))
+        .read_line(&mut line)
+        .ok()?;
+    serde_json::from_str(&line).ok()
+}
+
+fn failure(mut complaints: Vec<Complaint>) -> Failure {
+    match complaints.len() {
+        1 => Failure::Failed(complaints.remove(0)),
+        _ => Failure::Wrong(complaints),
+    }
+}
+
+/// Says it; fails if nobody waits any more: then nobody wants it either.
+fn say(word: &Word) -> Result<(), Failure> {
+    let written = serde_json::to_string(word).map_err(io::Error::from);
+    let written = written.and_then(|line| {
+        let mut out = io::stdout().lock();
+        writeln!(out, "{line}")?;
+        out.flush()
+    });
+    written
+        .map_err(|error| Failure::new("saying that traffic flows", error, "run 'hoplite up' again"))
+}
+
+/// What the process that stays does first: it belongs to no terminal, and its files are its own.
+fn detach() {
+    // It is no process group's first, having just been started.
+    rustix::process::setsid().map(drop).unwrap_or_default();
+    rustix::process::umask(rustix::fs::Mode::from_bits_truncate(0o077));
+}
+
+/// Tells a service manager that it is ready (sd_notify(3)), if one wants to know.
+fn notify() {
+    use std::os::{
+        linux::net::SocketAddrExt,
+        unix::{
+            ffi::OsStrExt,
+            net::{SocketAddr, UnixDatagram},
+        },
+    };
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
+        return;
+    };
+    let address = match path.as_bytes().split_first() {
+        Some((b'@', name)) => SocketAddr::from_abstract_name(name),
+        _ => SocketAddr::from_pathname(&path),
+    };
+    let sent = address.and_then(|to| UnixDatagram::unbound()?.send_to_addr(b"READY=1\n", &to));
+    if let Err(error) = sent {
+        tracing::warn!(%error, "the service manager could not be told");
+    }
+}
+
+#[cfg(test)]
+mod lock_tests {
+    use super::*;
+
+    #[test]
+    fn the_second_one_is_told_who_holds_it_until_it_is_given_back() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let run = directory.path().join("run");
+        let lock = Lock::take(&run, DEVICE_LOCK).expect("free");
+        match Lock::take(&run, DEVICE_LOCK) {
+            Err(Refusal::Held(pid)) => assert_eq!(pid, std::process::id()),
+            other => panic!("{other:?}"),
+        }
+        drop(lock);
+        Lock::take(&run, DEVICE_LOCK).expect("free again");
+    }
+}
+
+#[cfg(test)]
+mod launch_tests {
+    use super::*;
+
+    #[test]
+    fn the_word_arrives_and_silence_is_no_word() {
+        let word = Word::Failed(vec![Complaint::new("a", "b", "c")]);
+        let line = serde_json::to_string(&word).expect("json");
+        match heard(format!("{line}\n").as_bytes()) {
+            Some(Word::Failed(complaints)) => {
+                assert_eq!(failure(complaints).to_string(), "hoplite: a: b: c");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(heard(&b""[..]).is_none());
+    }
 }

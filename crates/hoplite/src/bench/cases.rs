@@ -13,11 +13,11 @@ use super::{
 };
 use crate::{
     cpu::{self, Meter, Watched},
-    errors::Failure,
     load::{
         self, Counter, ECHO, Target, Worker,
         datagrams::{Dress, Flood, Socket, UdpTarget},
     },
+    say::Failure,
     testbed::{Chain, Over},
 };
 

@@ -12,8 +12,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::report::Sample;
 use crate::{
-    errors::Failure,
     load::{Counter, Worker, datagrams::Socket},
+    say::Failure,
 };
 
 /// A short header with an 8-octet connection id, its first octets also the packet number.

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::{table::Table, testbed::Over};
+use crate::{say::Table, testbed::Over};
 
 /// The lines of one run.
 #[derive(Debug)]

@@ -1,25 +1,40 @@
-//! The client's circuits: made from the configuration, over channels that stand on the device's own sockets.
-//! [`super::overlay`] calls it where the file says `overlay = "onion"`; docs/architecture.md, "onion".
+//! The client's circuits: made from the configuration, over channels that stand on the device's own sockets. docs/architecture.md, "onion".
 
-mod from_list;
-mod given;
-mod query;
-mod telling;
+use std::{
+    collections::VecDeque,
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use std::{sync::Arc, time::Duration};
-
-use hoplite_crypto::observe::Watch;
+use hoplite_crypto::{observe::Watch, onion::RelayKeys};
+use hoplite_directory::{
+    Refused,
+    select::{Carrier, NoPath, Position, Wish},
+};
 use hoplite_link::channel::{self, ChannelDialer, Channels, Counts, Kind, handshake::Us};
-use hoplite_onion::{Config, Onion, channel::Linked, edge::Limits, path::Paths};
-use hoplite_overlay::Overlay;
-use hoplite_wire::tuning::Congestion;
+use hoplite_onion::{
+    Config, Onion,
+    channel::{Linked, Waiting},
+    edge::Limits,
+    path::{self, Failed, Fixed, Paths, Relay},
+};
+use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms};
+use hoplite_wire::{
+    Host, OnionKey, Target,
+    directory::{Descriptor, Key},
+    dns::{Code, Question, RecordType, Unfit},
+    tuning::Congestion,
+};
 use tokio::time::{Instant, sleep};
+use tracing::warn;
 
-use self::{from_list::FromList, telling::Telling};
-use super::overlay::{Carried, Ground};
+use super::{Carried, Ground};
 use crate::{
-    config::client::{Client, onion as file},
-    errors::Failure,
+    config::{self, client::Client},
+    listed::{Listed, no_path},
+    say::Failure,
 };
 
 /// How often channels that nobody needs are looked for.
@@ -51,9 +66,9 @@ pub(super) fn over_circuits(
     let listed = from_list(client)?;
     let paths: Arc<dyn Paths> = match &listed {
         Some(listed) => Arc::clone(listed) as _,
-        None => Arc::new(given::path(client)?),
+        None => Arc::new(path(client)?),
     };
-    let onion = Onion::new(Arc::new(linked), paths, config(file));
+    let onion = Onion::new(Arc::new(linked), paths, circuits_config(file));
     onion.warm();
     tokio::spawn(sweep(channels.clone()));
     let circuits = Circuits {
@@ -105,7 +120,7 @@ fn congestion(asked: Congestion) -> Congestion {
     }
 }
 
-fn config(file: &file::Onion) -> Config {
+fn circuits_config(file: &config::client::Onion) -> Config {
     let default = Config::default();
     Config {
         congestion_control: file.congestion_control,
@@ -173,3 +188,443 @@ impl Circuits {
         }
     }
 }
+
+// Paths of circuits from the directory's list: a guard, middles and an exit for the target's port, by
+// `hoplite_directory::select`; or the explicit path of an experiment. [`super`] hands it to [`hoplite_onion::Onion`];
+// docs/onion.md, "How a path is chosen".
+
+/// How long a relay that failed is avoided behind the guard. Not longer: a guard that lies about others must not choose the path for long.
+const AVOIDED: Duration = Duration::from_secs(60);
+/// So many of them at most.
+const MOST: usize = 64;
+
+/// Gives a number below its argument.
+type Random = Box<dyn FnMut(u64) -> u64 + Send>;
+
+/// Chooses paths from the list.
+pub(crate) struct FromList {
+    listed: Listed,
+    hops: usize,
+    /// The path of an experiment: names or identities, always the same.
+    explicit: Vec<String>,
+    state: Mutex<State>,
+}
+
+struct State {
+    random: Random,
+    /// Relays that failed lately, behind the guard or as one: not to be used behind another.
+    failed: VecDeque<(Key, Instant)>,
+}
+
+impl FromList {
+    /// Paths of `hops` relays; or always the relays that `explicit` names, if it names any.
+    pub(crate) fn new(
+        listed: &Listed,
+        hops: usize,
+        explicit: &[String],
+    ) -> Result<Arc<Self>, Failure> {
+        let mut random = super::random();
+        let random = Box::new(move |below: u64| {
+            let below = usize::try_from(below).unwrap_or(usize::MAX);
+            u64::try_from(random(below)).unwrap_or(0)
+        });
+        let made = Self::with(listed, hops, explicit, random);
+        // What cannot work is said at once.
+        let first = made.choose(&path::Wish::default());
+        first.map_err(|error| match error {
+            Unchosen::NoPath(error, _) => no_path(&error),
+            Unchosen::Refused(error) => Failure::new(
+                "choosing a path from the list",
+                error,
+                "see docs/directory.md",
+            ),
+        })?;
+        Ok(Arc::new(made))
+    }
+
+    fn with(listed: &Listed, hops: usize, explicit: &[String], random: Random) -> Self {
+        let failed = VecDeque::new();
+        Self {
+            listed: listed.clone(),
+            hops,
+            explicit: explicit.to_vec(),
+            state: Mutex::new(State { random, failed }),
+        }
+    }
+
+    /// Renews the list as long as the process lives: through the circuits, or beside them where that fails.
+    pub(crate) fn keep(&self, through: Arc<dyn Overlay>, beside: Arc<dyn Overlay>) {
+        let listed = self.listed.clone();
+        tokio::spawn(async move { listed.keep(through, beside, |_| {}).await });
+    }
+
+    fn choose(&self, asked: &path::Wish) -> Result<Vec<Relay>, Unchosen> {
+        let network = self.listed.current()?;
+        if !self.explicit.is_empty() {
+            let relays = network.explicit(&self.explicit, Carrier::Onion)?;
+            return Ok(relays.into_iter().filter_map(of).collect());
+        }
+        let state = &mut *self.state();
+        let avoid = state.avoided(Instant::now());
+        let wish = Wish {
+            hops: self.hops,
+            carrier: Carrier::Onion,
+            ..Wish::default()
+        };
+        let mut why = NoPath::Together;
+        for ports in fewer_and_fewer(asked) {
+            for avoid in [avoid.clone(), Vec::new()] {
+                let wish = Wish {
+                    ports: ports.to_vec(),
+                    avoid: avoid.into_iter().collect(),
+                    ..wish.clone()
+                };
+                match self.listed.path(&network, wish, &mut state.random) {
+                    Ok(path) => return Ok(path.iter().filter_map(of).collect()),
+                    Err(error) => why = error,
+                }
+            }
+        }
+        Err(Unchosen::NoPath(why, asked.required))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// All ports if they are required; else first all, at last none of them.
+fn fewer_and_fewer(asked: &path::Wish) -> impl Iterator<Item = &[u16]> {
+    let all = asked.ports.len();
+    let least = if asked.required { all } else { 0 };
+    let counts = (least..=all).rev();
+    counts.filter_map(|count| asked.ports.get(..count))
+}
+
+impl State {
+    /// Behind the guard, without which there is no path at all.
+    fn note(&mut self, identity: Key, now: Instant) {
+        self.failed.retain(|(other, _)| *other != identity);
+        if self.failed.len() >= MOST {
+            self.failed.pop_front();
+        }
+        self.failed.push_back((identity, now));
+    }
+
+    fn avoided(&mut self, now: Instant) -> Vec<Key> {
+        let lately = |since: Instant| now.saturating_duration_since(since) < AVOIDED;
+        self.failed.retain(|(_, since)| lately(*since));
+        self.failed.iter().map(|(identity, _)| *identity).collect()
+    }
+}
+
+impl Paths for FromList {
+    fn path<'a>(&'a self, wish: &'a path::Wish) -> Waiting<'a, Result<Vec<Relay>, Error>> {
+        Box::pin(async { self.choose(wish).map_err(Error::from) })
+    }
+
+    fn tried(&self, path: &[Relay], outcome: Result<(), Failed>) {
+        let identity = |hop: usize| path.get(hop).map(|relay| Key(relay.keys.ed25519));
+        match outcome {
+            Ok(()) => {
+                identity(0)
+                    .into_iter()
+                    .for_each(|guard| self.listed.reached(&guard, true));
+            }
+            Err(failed) => {
+                if failed.refused {
+                    self.listed.hurry();
+                }
+                let Some(relay) = identity(failed.hop) else {
+                    return;
+                };
+                if failed.hop == 0 {
+                    self.listed.reached(&relay, false);
+                }
+                self.state().note(relay, Instant::now());
+            }
+        }
+    }
+}
+
+/// Why there is no path.
+enum Unchosen {
+    /// The list must not be used any more.
+    Refused(Refused),
+    /// It allows none; whether that was for a stream that waits.
+    NoPath(NoPath, bool),
+}
+
+impl From<NoPath> for Unchosen {
+    fn from(error: NoPath) -> Self {
+        Self::NoPath(error, false)
+    }
+}
+
+impl From<Refused> for Unchosen {
+    fn from(error: Refused) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<Unchosen> for Error {
+    fn from(error: Unchosen) -> Self {
+        let doing = |why: &dyn fmt::Display| format!("choosing a path from the list: {why}");
+        match error {
+            Unchosen::Refused(why) => Self::new(ErrorKind::PathFailed, doing(&why)),
+            Unchosen::NoPath(why @ NoPath::Nobody(Position::Exit), true) => {
+                Self::new(ErrorKind::Forbidden, doing(&why)).because(Reason::Policy)
+            }
+            Unchosen::NoPath(why, _) => Self::new(ErrorKind::PathFailed, doing(&why)),
+        }
+    }
+}
+
+/// What circuits need to know of a listed relay; ours all speak ntor-v3, have congestion control and know half-closed streams.
+fn of(relay: &Descriptor) -> Option<Relay> {
+    let (identity, ntor) = (relay.identity.0, relay.onion?);
+    Some(Relay {
+        // Errors say which hop: they get into the log, and a name there would say whom the list gave us.
+        name: "".into(),
+        keys: RelayKeys::from(OnionKey { identity, ntor }),
+        rsa: false,
+        addresses: relay.addresses.clone(),
+        ntor3: true,
+        congestion_control: true,
+        half_close: true,
+        exit: relay.exit.clone().map(Arc::new),
+    })
+}
+
+impl fmt::Debug for FromList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FromList")
+    }
+}
+
+// The path that the file gives: always the same relays, known by their onion keys.
+
+/// The path of the file.
+fn path(client: &Client) -> Result<Fixed, Failure> {
+    let named = |name: &String| client.relays.iter().find(|hop| hop.relay.name == *name);
+    let relays = client.config.path.iter().filter_map(named);
+    let relays: Option<Vec<_>> = relays.map(|hop| relay(&hop.relay)).collect();
+    let wrong = || {
+        let why = "a relay of the path has no onion key, or no address";
+        Failure::new("making a path", why, "run 'hoplite check' on the file")
+    };
+    relays.map(Fixed).ok_or_else(wrong)
+}
+
+/// What circuits need to know of a relay. One that has an RSA identity is Tor's; all of ours speak what Tor's do, and half-closed streams.
+fn relay(relay: &config::client::Relay) -> Option<Relay> {
+    let Host::Ip(ip) = relay.address.host else {
+        return None;
+    };
+    let mut keys = RelayKeys::from(relay.onion?);
+    keys.rsa_id = relay.rsa.map_or(keys.rsa_id, |rsa| rsa.0);
+    Some(Relay {
+        // Errors say which hop: they get into the log.
+        name: "".into(),
+        keys,
+        rsa: relay.rsa.is_some(),
+        addresses: vec![SocketAddr::new(ip, relay.address.port)],
+        ntor3: true,
+        congestion_control: true,
+        half_close: relay.rsa.is_none(),
+        exit: None,
+    })
+}
+
+// Tells the user in the log why circuits fail: programs are told too little of it to know what to do. It stands
+// between the front ends and [`Onion`]; it tells the same thing once a minute at most.
+
+/// How long the same failure is not told again.
+const QUIET: Duration = Duration::from_secs(60);
+
+/// The overlay of circuits, whose failures are told.
+#[derive(Debug)]
+struct Telling {
+    below: Onion,
+    last: Mutex<Option<(String, Instant)>>,
+}
+
+impl Telling {
+    fn new(below: Onion) -> Self {
+        Self {
+            below,
+            last: Mutex::default(),
+        }
+    }
+
+    fn tell(&self, error: &Error) {
+        let kinds = [ErrorKind::EntryUnreachable, ErrorKind::PathFailed];
+        let text = error.to_string();
+        // A target that is late is no circuit's fault.
+        let is_the_paths = kinds.contains(&error.kind()) || text.starts_with("building a circuit");
+        if is_the_paths && self.is_news(&text) {
+            warn!("{text}");
+        }
+    }
+
+    fn is_news(&self, text: &str) -> bool {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let told = last
+            .as_ref()
+            .is_some_and(|(told, when)| told == text && when.elapsed() < QUIET);
+        if !told {
+            *last = Some((text.to_owned(), Instant::now()));
+        }
+        !told
+    }
+}
+
+impl Overlay for Telling {
+    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
+        Box::pin(async move {
+            let opened = self.below.open_stream(target, terms).await;
+            opened.inspect_err(|error| self.tell(error))
+        })
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        target: &'a Target,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        self.below.open_datagrams(target, terms)
+    }
+
+    fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        Box::pin(async move {
+            let found = self.below.resolve(name, terms).await;
+            found.inspect_err(|error| self.tell(error))
+        })
+    }
+
+    fn query<'a>(&'a self, message: &'a [u8], terms: &'a Terms) -> Opening<'a, Vec<u8>> {
+        Box::pin(answer(self, message, terms))
+    }
+}
+
+// Questions to a resolver, where circuits carry them: addresses of names, which the exit resolves (RELAY_RESOLVE).
+// Tor has nothing for others. RFC 1035 §4.1.1 has the codes.
+
+/// For how many seconds an answer may be kept: exits say nothing of it.
+const LASTS: u32 = 60;
+
+/// The answer to `message`.
+async fn answer(below: &dyn Overlay, message: &[u8], terms: &Terms) -> Result<Vec<u8>, Error> {
+    let question = match Question::read(message) {
+        Ok(question) => question,
+        Err(Unfit::Answered(reply)) => return Ok(reply),
+        Err(Unfit::Nothing) => {
+            return Err(Error::new(ErrorKind::Bug, "asking what is no question"));
+        }
+    };
+    let has_addresses = matches!(question.kind(), RecordType::A | RecordType::AAAA);
+    let Some(name) = question.name().filter(|_| has_addresses) else {
+        return Ok(question.failed(Code::NOT_IMPLEMENTED));
+    };
+    match below.resolve(name.as_str(), terms).await {
+        Ok(found) => Ok(question.addresses(found, LASTS)),
+        Err(error) if error.reason() == Some(Reason::NameNotFound) => {
+            Ok(question.nothing(Code::NO_NAME, LASTS))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod telling_tests {
+    use std::sync::Arc;
+
+    use hoplite_link::channel::{ChannelDialer, Channels, Config, Counts, How, handshake::Us};
+    use hoplite_onion::{channel::Linked, path::Fixed};
+    use hoplite_overlay::Direct;
+
+    use super::*;
+
+    fn telling() -> Telling {
+        let below = Arc::new(Direct::new());
+        let link = hoplite_link::Config::default();
+        let counts = Arc::<Counts>::default();
+        let dialer = ChannelDialer::new(below, Us::default(), &link, Config::default(), counts);
+        let linked = Linked::new(Channels::new(dialer, |_| {}), How::Raced);
+        let paths = Arc::new(Fixed(Vec::new()));
+        let config = hoplite_onion::Config::default();
+        Telling::new(Onion::new(Arc::new(linked), paths, config))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_same_failure_is_told_once_a_minute() {
+        let telling = telling();
+        assert!(telling.is_news("hop 1"));
+        assert!(!telling.is_news("hop 1"));
+        assert!(telling.is_news("hop 2"));
+        assert!(!telling.is_news("hop 2"));
+        tokio::time::advance(QUIET).await;
+        assert!(telling.is_news("hop 2"));
+    }
+}
+
+#[cfg(test)]
+mod query_tests {
+    use std::net::IpAddr;
+
+    use hoplite_overlay::{Datagrams, Opening, Stream};
+    use hoplite_wire::{HostName, Target};
+
+    use super::*;
+
+    const FAR: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(198, 51, 100, 7));
+
+    /// An exit that knows one name.
+    #[derive(Debug)]
+    struct Exit;
+
+    impl Overlay for Exit {
+        fn open_stream<'a>(&'a self, _: &'a Target, _: &'a Terms) -> Opening<'a, Stream> {
+            unimplemented!("not asked")
+        }
+
+        fn open_datagrams<'a>(
+            &'a self,
+            _: &'a Target,
+            _: &'a Terms,
+        ) -> Opening<'a, Box<dyn Datagrams>> {
+            unimplemented!("not asked")
+        }
+
+        fn resolve<'a>(&'a self, name: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+            let unknown = Error::new(ErrorKind::TargetFailed, "testing");
+            Box::pin(async move {
+                match name {
+                    "target.example" => Ok(vec![FAR]),
+                    _ => Err(unknown.because(Reason::NameNotFound)),
+                }
+            })
+        }
+    }
+
+    async fn asked(name: &str, kind: RecordType) -> (Code, Vec<IpAddr>) {
+        let question = Question::new(&HostName::new(name).expect("a name"), kind);
+        let reply = answer(&Exit, &question.message(), &Terms::default()).await;
+        question.heard(&reply.expect("answered")).expect("believed")
+    }
+
+    #[tokio::test]
+    async fn addresses_come_from_the_exit_and_other_records_from_nobody() {
+        let found = asked("target.example", RecordType::A).await;
+        assert_eq!(found, (Code::NO_ERROR, vec![FAR]));
+        let found = asked("target.example", RecordType::AAAA).await;
+        assert_eq!(found, (Code::NO_ERROR, Vec::new()));
+        let found = asked("nowhere.example", RecordType::A).await;
+        assert_eq!(found, (Code::NO_NAME, Vec::new()));
+        let found = asked("target.example", RecordType::MX).await;
+        assert_eq!(found, (Code::NOT_IMPLEMENTED, Vec::new()));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,221 +1,27 @@
-//! The client's file: which relays, which path over them, where programs come in.
-//! `hoplite client` and `hoplite check` use it; every key is explained in `examples/client.toml`, which a test holds equal to the defaults.
-
-mod acks;
-mod checks;
-pub(crate) mod directory;
-pub(crate) mod onion;
-pub(crate) mod takeover;
+//! The client's file: read, and checked for what its syntax cannot say: names that exist, roles that fit, enough relays.
 
 use std::{
+    collections::HashMap,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
-use hoplite_crypto::{Pin, Token};
-use hoplite_masque::Candidate;
-use hoplite_mediator::{config as front, tun};
-use hoplite_wire::{
-    OnionKey, Target,
-    tuning::{self, Wishes},
-};
-use serde::Deserialize;
+use hoplite_crypto::Token;
 
-pub(crate) use self::acks::Acks;
-use super::{locate::Document, text};
-use crate::errors::{Complaint, Failure};
+use hoplite_masque::{Wish, choose};
+use hoplite_mediator::Listen;
+use hoplite_wire::Host;
 
-/// A path of nested hops has at most so many relays.
-const LONGEST_PATH: usize = 4;
+use self::takeover::{Exclude, Include};
+use super::{Document, directory};
+use crate::say::{Complaint, Failure};
 
-/// The whole file.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct Config {
-    /// What carries the traffic.
-    pub(crate) overlay: Carrier,
-    /// The relays that may be used.
-    pub(crate) relay: Vec<Relay>,
-    /// Their names in order, the first hop first. Either this or `hops`.
-    pub(crate) path: Vec<String>,
-    /// So many relays, chosen at random. Either this or `path`.
-    pub(crate) hops: Option<usize>,
-    /// Shown to every relay that has no token of its own.
-    #[serde(deserialize_with = "text::token")]
-    pub(crate) token: Option<Token>,
-    /// A file that holds it.
-    pub(crate) token_file: Option<PathBuf>,
-    /// The SOCKS5 front end.
-    pub(crate) socks: front::Socks,
-    /// The HTTP proxy.
-    pub(crate) http: front::Http,
-    /// How the hops are carried.
-    pub(crate) tunnel: Tunnel,
-    /// How circuits are built.
-    pub(crate) onion: onion::Onion,
-    /// Bounds of the front ends.
-    pub(crate) limits: front::Limits,
-    /// The interface of `hoplite up`.
-    pub(crate) device: tun::config::Device,
-    /// The flows that come through it.
-    pub(crate) flows: tun::config::Flows,
-    /// The names that are asked for through it.
-    pub(crate) dns: tun::config::Dns,
-    /// What it takes of the device's traffic.
-    pub(crate) takeover: takeover::Takeover,
-    /// Where the relays are listed, instead of in `relay`.
-    pub(crate) directory: Option<directory::Directory>,
-}
+mod tables;
+pub(crate) mod takeover;
 
-/// What carries the traffic.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Carrier {
-    /// Relays, each hop nested in the one before.
-    #[default]
-    Masque,
-    /// Relays, by circuits of Tor's cells.
-    Onion,
-    /// Nothing: the device's own sockets, for measurements.
-    Direct,
-}
+pub(crate) use self::tables::*;
 
-/// One relay.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Relay {
-    /// What the file and the messages call it.
-    pub(crate) name: String,
-    /// Host and port.
-    #[serde(deserialize_with = "address")]
-    pub(crate) address: Target,
-    /// Its public key's digest; without one its certificate must be signed by a public authority.
-    #[serde(default, deserialize_with = "text::parsed_option")]
-    pub(crate) pin: Option<Pin>,
-    /// Its identity and its onion key; circuits need it.
-    #[serde(default, deserialize_with = "text::parsed_option")]
-    pub(crate) onion: Option<OnionKey>,
-    /// Its RSA identity, if it is a relay of Tor.
-    #[serde(default, deserialize_with = "text::parsed_option")]
-    pub(crate) rsa: Option<onion::RsaId>,
-    /// What it does.
-    #[serde(default = "both_roles")]
-    pub(crate) roles: Vec<Role>,
-    /// Its URI template for CONNECT-UDP; the well-known one if absent.
-    #[serde(default)]
-    pub(crate) template: Option<String>,
-    /// Where it stands.
-    #[serde(default)]
-    pub(crate) region: Option<String>,
-    /// Who runs it.
-    #[serde(default)]
-    pub(crate) operator: Option<String>,
-    /// Shown to this relay only.
-    #[serde(default, deserialize_with = "text::token")]
-    pub(crate) token: Option<Token>,
-    /// A file that holds it.
-    #[serde(default)]
-    pub(crate) token_file: Option<PathBuf>,
-    /// How packets pass it; as `[tunnel]` says if absent.
-    #[serde(default)]
-    pub(crate) mode: Option<Mode>,
-}
-
-/// What a relay does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Role {
-    /// It forwards to other relays.
-    Ingress,
-    /// It connects to targets.
-    Egress,
-}
-
-/// How the hops are carried.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct Tunnel {
-    /// When both ends of a hop acknowledge what the other sends.
-    pub(crate) acks: Acks,
-    /// After how many packets a delay begins.
-    pub(crate) acks_after: u16,
-    /// Which congestion control the tunnels run.
-    pub(crate) congestion: Congestion,
-    /// How packets pass a relay.
-    pub(crate) mode: Mode,
-    /// What is done to packets that pass forwarded.
-    pub(crate) transform: Transform,
-    /// How many connection ids of one flow may pass forwarded at once.
-    pub(crate) forwarded_ids: usize,
-    /// Whether small datagrams that answer a download wait a little for each other.
-    pub(crate) gather: bool,
-    /// Whether every packet to the first relay is as large as the path carries.
-    pub(crate) pad: Pad,
-    /// While the first hop runs over TCP, how often QUIC is tried again, in seconds.
-    #[serde(deserialize_with = "text::seconds")]
-    pub(crate) quic_retry: Duration,
-    /// How many isolation tokens may have connections of their own at once.
-    pub(crate) isolated: usize,
-    /// Whether a path stands ready for the next one.
-    pub(crate) spare: bool,
-    /// How long such a connection may be unused, in seconds.
-    #[serde(deserialize_with = "text::seconds")]
-    pub(crate) isolated_idle: Duration,
-    /// Octets of datagrams kept for a flow whose reader is slow.
-    pub(crate) datagram_queue: usize,
-}
-
-/// Which congestion control the connections run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Congestion {
-    /// As suits what a hop carries.
-    #[default]
-    Auto,
-    /// None.
-    Off,
-    /// RFC 9438.
-    Cubic,
-    /// Bottleneck bandwidth and round-trip time.
-    Bbr,
-    /// RFC 9002's own.
-    NewReno,
-}
-
-/// How packets pass a relay.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Mode {
-    /// Beside the connection to it where it agrees.
-    #[default]
-    Auto,
-    /// The same, and a warning where it does not.
-    Forwarded,
-    /// Inside the connection to it.
-    Tunnelled,
-}
-
-/// What is done to packets that pass a relay beside the connection to it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Transform {
-    /// They are encrypted again, so that both sides of the relay have nothing in common but sizes and times.
-    #[default]
-    Scramble,
-    /// Nothing but another connection id.
-    Identity,
-}
-
-/// How large QUIC packets are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Pad {
-    /// As large as what is in them.
-    #[default]
-    Off,
-    /// As large as the path carries.
-    Full,
-}
+/// Each entry of a list becomes a rule that the kernel goes through.
+const LONGEST_LIST: usize = 256;
 
 /// A relay that the path uses, with what is needed to reach it.
 #[derive(Clone, Debug)]
@@ -243,17 +49,22 @@ pub(crate) struct Client {
     pub(crate) warnings: Vec<String>,
 }
 
+/// Reads the file at `path`.
+pub(crate) fn load(path: &Path) -> Result<Client, Failure> {
+    read(&super::open(path)?)
+}
+
 /// Reads and checks a client's file.
 pub(crate) fn read(document: &Document) -> Result<Client, Failure> {
     let mut config: Config = super::value(document)?;
     if let Some(directory) = &mut config.directory {
         directory.cache = super::beside(document.path(), &directory.cache);
     }
-    let mut complaints = checks::complaints(&config, document);
+    let mut complaints = complaints(&config, document);
     let (token, relays) = with_tokens(&config, document, &mut complaints);
     match complaints.is_empty() {
         true => Ok(Client {
-            warnings: checks::warnings(&config),
+            warnings: warnings(&config),
             config,
             relays,
             token,
@@ -310,123 +121,422 @@ fn token_of(
         )
     };
     let text = std::fs::read_to_string(&path).map_err(|error| refused(error.to_string()))?;
-    let token = text::trimmed(text).ok_or_else(|| refused("there is no token in it".into()))?;
+    let token = super::trimmed(text).ok_or_else(|| refused("there is no token in it".into()))?;
     Ok(Some(token))
 }
 
-impl Config {
-    /// What the front ends are told.
-    pub(crate) fn front(&self) -> front::Config {
-        // Who asks for what is not carried is told at once.
-        let udp = self.socks.udp && !self.is_onion();
-        front::Config {
-            socks: front::Socks {
-                udp,
-                ..self.socks.clone()
-            },
-            http: self.http.clone(),
-            limits: self.limits.clone(),
+/// Collects complaints about one document.
+struct Checker<'a> {
+    config: &'a Config,
+    document: &'a Document,
+    complaints: Vec<Complaint>,
+}
+
+/// Everything that is wrong.
+pub(super) fn complaints(config: &Config, document: &Document) -> Vec<Complaint> {
+    let mut checker = Checker {
+        config,
+        document,
+        complaints: Vec::new(),
+    };
+    if config.is_direct() {
+        checker.no_relays();
+    } else if let Some(directory) = &config.directory {
+        checker.listed(directory);
+        checker.length();
+    } else {
+        checker.relays();
+        checker.length();
+        checker.path();
+        checker.pins();
+        checker.choice();
+    }
+    if config.is_onion() {
+        checker.circuits();
+    }
+    checker.front_ends();
+    checker.device();
+    checker.complaints
+}
+
+impl Checker<'_> {
+    fn add(&mut self, key: &str, why: impl std::fmt::Display, remedy: &str) {
+        let complaint = self.document.complain(key, why, remedy);
+        self.complaints.push(complaint);
+    }
+
+    /// What would go unused looks like protection that is not there.
+    fn no_relays(&mut self) {
+        let config = self.config;
+        let given = [
+            ("relay", !config.relay.is_empty()),
+            ("directory", config.directory.is_some()),
+            ("path", !config.path.is_empty()),
+            ("hops", config.hops.is_some_and(|hops| hops > 0)),
+        ];
+        for (key, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
+            let why = "overlay = \"direct\" uses no relay and hides nothing";
+            self.add(key, why, "remove it, or remove `overlay`");
         }
     }
 
-    /// What the transparent front end is told.
-    pub(crate) fn transparent(&self) -> tun::Config {
-        tun::Config {
-            device: self.device.clone(),
-            flows: self.flows.clone(),
-            dns: self.dns.clone(),
+    fn relays(&mut self) {
+        let mut first = HashMap::new();
+        for (i, relay) in self.config.relay.iter().enumerate() {
+            let key = format!("relay[{i}].name");
+            if relay.name.is_empty() || relay.name.len() > 64 {
+                self.add(&key, "expected 1 to 64 characters", "give it a short name");
+            } else if let Some(other) = first.insert(relay.name.as_str(), i) {
+                let why = format!("relay[{other}] has the name {:?} already", relay.name);
+                self.add(&key, why, "give each relay its own name");
+            }
+            if relay.roles.is_empty() {
+                let remedy = "use \"ingress\", \"egress\" or both, or leave the key out";
+                self.add(
+                    &format!("relay[{i}].roles"),
+                    "a relay without a role is of no use",
+                    remedy,
+                );
+            }
         }
     }
 
-    /// Whether no relay is used at all.
-    pub(crate) fn is_direct(&self) -> bool {
-        self.overlay == Carrier::Direct
+    /// Relays come from one place, so that nobody takes those of the file for what is used.
+    fn listed(&mut self, directory: &Directory) {
+        if !self.config.relay.is_empty() {
+            let why = "the relays come from the list of [directory]";
+            self.add("relay", why, "keep one of [[relay]] and [directory]");
+        }
+        let (given, threshold) = (&directory.authorities, directory.threshold);
+        let hostile = directory.hostile;
+        let wrong = directory::complaints(self.document, "directory.", given, threshold, hostile);
+        self.complaints.extend(wrong);
     }
 
-    /// Whether circuits carry the traffic: TCP alone.
-    pub(crate) fn is_onion(&self) -> bool {
-        self.overlay == Carrier::Onion
-    }
-
-    /// How many relays a path may have.
-    pub(crate) fn longest(&self) -> usize {
-        match self.is_onion() {
-            true => onion::LONGEST_PATH,
-            false => LONGEST_PATH,
+    fn length(&mut self) {
+        let (given, hops) = (self.config.path.len(), self.config.hops);
+        let longest = self.config.longest();
+        match (given, hops) {
+            // Circuits have three unless it is said.
+            (0, None) if self.config.is_onion() && self.config.directory.is_some() => {}
+            (0, None) => self.add(
+                "path",
+                "neither `path` nor `hops` is given",
+                "name the relays, as in path = [\"a\", \"b\"], or say how many, as in hops = 2",
+            ),
+            (1.., Some(_)) => self.add(
+                "hops",
+                "`path` and `hops` are both given",
+                "keep one of them",
+            ),
+            (0, Some(0)) => self.add(
+                "hops",
+                format!("expected 1 to {longest}, found 0"),
+                "for measurements without any relay there is overlay = \"direct\"",
+            ),
+            (0, Some(n)) if !(1..=longest).contains(&n) => self.add(
+                "hops",
+                format!("expected 1 to {longest}, found {n}"),
+                "correct the number",
+            ),
+            (n, None) if n > longest => self.add(
+                "path",
+                format!("expected 1 to {longest} relays, found {n}"),
+                "shorten the path",
+            ),
+            _ => {}
         }
     }
 
-    /// How many relays the traffic passes.
-    pub(crate) fn length(&self) -> usize {
-        match self.path.len() {
-            _ if self.is_direct() => 0,
-            0 if self.is_onion() => self.hops.unwrap_or(onion::HOPS),
-            0 => self.hops.unwrap_or(0),
-            given => given,
+    fn path(&mut self) {
+        let path = &self.config.path;
+        for (i, name) in path.iter().enumerate() {
+            let key = format!("path[{i}]");
+            if path.iter().take(i).any(|other| other == name) {
+                self.add(
+                    &key,
+                    format!("{name:?} stands twice on the path"),
+                    "use each relay once",
+                );
+                continue;
+            }
+            let Some(relay) = self.config.relay.iter().find(|relay| relay.name == *name) else {
+                self.unknown(&key, name);
+                continue;
+            };
+            let needed = if i + 1 == path.len() {
+                Role::Egress
+            } else {
+                Role::Ingress
+            };
+            if !relay.roles.is_empty() && !relay.roles.contains(&needed) {
+                let (role, place) = match needed {
+                    Role::Egress => ("egress", "last"),
+                    Role::Ingress => ("ingress", if i == 0 { "first" } else { "inner" }),
+                };
+                let why = format!(
+                    "the {place} relay of a path must have the role \"{role}\", and {name:?} has not"
+                );
+                self.add(&key, why, "change the path, or correct the roles");
+            }
+        }
+    }
+
+    /// One relay under two names would see two hops.
+    fn pins(&mut self) {
+        let relay = |name: &String| self.config.relay.iter().find(|relay| relay.name == *name);
+        let relays: Vec<_> = self.config.path.iter().map(relay).collect();
+        let mut doubles = Vec::new();
+        for (i, relay) in relays.iter().enumerate() {
+            let Some(relay) = relay.filter(|relay| relay.pin.is_some()) else {
+                continue;
+            };
+            let before = relays.iter().take(i).flatten();
+            let double = before.filter(|other| other.pin == relay.pin && other.name != relay.name);
+            doubles.extend(double.map(|other| {
+                (
+                    i,
+                    format!(
+                        "{:?} and {:?} are one relay: their pins are the same",
+                        other.name, relay.name
+                    ),
+                )
+            }));
+        }
+        for (i, why) in doubles {
+            self.add(&format!("path[{i}]"), why, "use each relay once");
+        }
+    }
+
+    fn unknown(&mut self, key: &str, name: &str) {
+        let names: Vec<String> = self
+            .config
+            .relay
+            .iter()
+            .map(|relay| relay.name.clone())
+            .collect();
+        let remedy = super::meant(name, &names);
+        let remedy = if names.is_empty() {
+            "add a [[relay]] of this name".into()
+        } else {
+            remedy
+        };
+        self.add(key, format!("no [[relay]] has the name {name:?}"), &remedy);
+    }
+
+    /// With `hops`, there must be enough relays of each role and of different operators.
+    fn choice(&mut self) {
+        let longest = self.config.longest();
+        let hops = self.config.hops;
+        // Circuits are told of that elsewhere.
+        let Some(hops) = hops.filter(|n| (1..=longest).contains(n) && !self.config.is_onion())
+        else {
+            return;
+        };
+        if self.config.path.is_empty() && !self.is_possible(hops) {
+            let why = format!(
+                "the {} relays do not allow a path of {hops}: it needs {} of role \"ingress\" and one of role \"egress\", each relay and each operator once",
+                self.config.relay.len(),
+                hops - 1
+            );
+            self.add("hops", why, "add relays, or take fewer hops");
+        }
+    }
+
+    fn is_possible(&self, hops: usize) -> bool {
+        let candidates: Vec<_> = self.config.relay.iter().map(candidate).collect();
+        let wish = Wish {
+            hops,
+            ..Wish::default()
+        };
+        choose(&candidates, &wish, &mut |_| 0).is_some()
+    }
+
+    fn device(&mut self) {
+        if let Err(error) = self.config.transparent().check() {
+            let expected = format!("expected {}", error.expected);
+            self.add(error.key, expected, "correct the value");
+        }
+        let takeover = &self.config.takeover;
+        if takeover.user == 0 {
+            let why = "expected a user without rights, 0 is root";
+            self.add("takeover.user", why, "leave it out, or give another one");
+        }
+        let lists = [
+            (
+                "takeover.exclude.addresses",
+                takeover.exclude.addresses.len(),
+            ),
+            ("takeover.exclude.domains", takeover.exclude.domains.len()),
+            ("takeover.exclude.users", takeover.exclude.users.len()),
+            ("takeover.exclude.cgroups", takeover.exclude.cgroups.len()),
+            (
+                "takeover.include.addresses",
+                takeover.include.addresses.len(),
+            ),
+            ("takeover.include.users", takeover.include.users.len()),
+        ];
+        for (key, _) in lists
+            .into_iter()
+            .filter(|(_, length)| *length > LONGEST_LIST)
+        {
+            let why = format!("expected at most {LONGEST_LIST}");
+            self.add(key, why, "write larger ranges");
+        }
+    }
+
+    fn front_ends(&mut self) {
+        if let Err(error) = self.config.front().check() {
+            self.add(
+                error.key,
+                format!("expected {}", error.expected),
+                "correct the value",
+            );
+        }
+        let (socks, http) = (self.config.socks.listen, self.config.http.listen);
+        match (socks, http) {
+            (Listen::Off, Listen::Off) => self.add(
+                "socks.listen",
+                "neither SOCKS nor HTTP listens",
+                "give one of them an address",
+            ),
+            (Listen::At(a), Listen::At(b)) if a == b && a.port() != 0 => self.add(
+                "http.listen",
+                "SOCKS listens there already",
+                "use another port",
+            ),
+            _ => {}
         }
     }
 }
 
-impl Tunnel {
-    /// What the client asks of each relay.
-    pub(crate) fn wishes(&self) -> Wishes {
-        Wishes {
-            up: self.acks.up,
-            down: self.acks.down,
-            after: self.acks_after,
-            congestion: match self.congestion {
-                Congestion::Auto => tuning::Congestion::Auto,
-                Congestion::Off => tuning::Congestion::Off,
-                Congestion::Cubic => tuning::Congestion::Cubic,
-                Congestion::Bbr => tuning::Congestion::Bbr,
-                Congestion::NewReno => tuning::Congestion::NewReno,
-            },
+/// What is allowed, but probably not meant.
+pub(super) fn warnings(config: &Config) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if config.is_direct() {
+        warnings.push(
+            "overlay = \"direct\": nothing is hidden: targets see this device, and its network sees the targets; it is for measurements".into(),
+        );
+    }
+    if config.length() == 1 {
+        warnings.push(
+            "one relay sees both you and your targets; two of different operators do not".into(),
+        );
+    }
+    for (what, remote) in [("socks", config.socks.remote), ("http", config.http.remote)] {
+        if remote {
+            warnings.push(format!(
+                "{what}.remote is set: who reaches that address can use this client"
+            ));
         }
     }
+    warnings.extend(past_relays(config));
+    warnings.extend(same_operator(config));
+    warnings.extend(identity(config));
+    warnings
 }
 
-fn both_roles() -> Vec<Role> {
-    vec![Role::Ingress, Role::Egress]
-}
-
-fn address<'de, D: serde::Deserializer<'de>>(input: D) -> Result<Target, D::Error> {
-    let text = String::deserialize(input)?;
-    text.parse().map_err(|error| {
-        serde::de::Error::custom(format!("expected \"host:port\", found {text:?}: {error}"))
+/// What is excluded is seen by the network, and by its targets.
+fn past_relays(config: &Config) -> Option<String> {
+    let exclude = &config.takeover.exclude;
+    let is_nothing =
+        exclude == &Exclude::default() && config.takeover.include == Include::default();
+    (!is_nothing).then(|| {
+        "takeover.exclude or takeover.include: with `hoplite up` some traffic goes past the relays, and hides nothing".into()
     })
 }
 
-impl Default for Tunnel {
-    fn default() -> Self {
-        Self {
-            acks: Acks::default(),
-            acks_after: Wishes::default().after,
-            congestion: Congestion::default(),
-            mode: Mode::default(),
-            transform: Transform::default(),
-            forwarded_ids: 64,
-            gather: true,
-            pad: Pad::default(),
-            spare: true,
-            quic_retry: Duration::from_secs(10),
-            isolated: 64,
-            isolated_idle: Duration::from_secs(90),
-            datagram_queue: 1 << 20,
+/// Who watches both sides of a relay recognises packets that nothing is done to.
+fn identity(config: &Config) -> Option<String> {
+    let is_forwarded = |relay: &Relay| relay.mode.unwrap_or(config.tunnel.mode) != Mode::Tunnelled;
+    let forwards = config.overlay == Carrier::Masque && config.relay.iter().any(is_forwarded);
+    (forwards && config.tunnel.transform == Transform::Identity).then(|| {
+        "tunnel.transform is \"identity\": who sees the packets on both sides of a relay can match them".into()
+    })
+}
+
+fn same_operator(config: &Config) -> Option<String> {
+    let operator = |name: &String| {
+        config
+            .relay
+            .iter()
+            .find(|relay| relay.name == *name)?
+            .operator
+            .as_deref()
+    };
+    let mut seen = Vec::new();
+    for operator in config.path.iter().filter_map(operator) {
+        if seen.contains(&operator) {
+            return Some(format!(
+                "two relays of the path are run by {operator:?}, who may see both ends"
+            ));
+        }
+        seen.push(operator);
+    }
+    None
+}
+
+impl Checker<'_> {
+    /// The relays of the path, and `[onion]`.
+    fn circuits(&mut self) {
+        for (key, expected) in self.config.onion.wrong() {
+            self.add(key, expected, "correct the number");
+        }
+        if self.config.directory.is_some() {
+            return;
+        }
+        if self.config.path.is_empty() && self.config.hops.is_some() {
+            let why =
+                "with overlay = \"onion\", relays are chosen from the list of [directory] alone";
+            self.add(
+                "hops",
+                why,
+                "name the path, as in path = [\"a\", \"b\", \"c\"]",
+            );
+        }
+        let relays = self.config.relay.iter().enumerate();
+        let used = relays.filter(|(_, relay)| self.config.path.contains(&relay.name));
+        for (i, relay) in used.collect::<Vec<_>>() {
+            self.circuit_relay(i, relay);
+        }
+        self.identities();
+    }
+
+    fn circuit_relay(&mut self, i: usize, relay: &Relay) {
+        if relay.onion.is_none() {
+            let why = format!(
+                "overlay = \"onion\" needs the onion key of {:?}",
+                relay.name
+            );
+            let remedy = "`hoplite keygen --show DIR` prints it on the relay";
+            self.add(&format!("relay[{i}].onion"), why, remedy);
+        }
+        if matches!(relay.address.host, Host::Name(_)) {
+            let why = "circuits are extended to addresses, not to names";
+            let remedy = "write its IP address and port";
+            self.add(&format!("relay[{i}].address"), why, remedy);
         }
     }
-}
 
-/// Reads the file at `path`.
-pub(crate) fn load(path: &Path) -> Result<Client, Failure> {
-    read(&super::open(path)?)
-}
-
-/// What choosing a path needs to know of a relay.
-pub(crate) fn candidate(relay: &Relay) -> Candidate {
-    Candidate {
-        ingress: relay.roles.contains(&Role::Ingress),
-        egress: relay.roles.contains(&Role::Egress),
-        operator: relay.operator.clone(),
-        region: relay.region.clone(),
+    /// One relay under two names would see two hops.
+    fn identities(&mut self) {
+        let relay = |name: &String| self.config.relay.iter().find(|relay| relay.name == *name);
+        let relays: Vec<_> = self.config.path.iter().filter_map(relay).collect();
+        let mut doubles = Vec::new();
+        for (i, relay) in relays.iter().enumerate() {
+            let Some(key) = relay.onion else { continue };
+            let is_same = |other: &&&Relay| {
+                other.name != relay.name
+                    && other.onion.is_some_and(|it| it.identity == key.identity)
+            };
+            let double = relays.iter().take(i).find(is_same);
+            doubles.extend(double.map(|other| (i, other.name.clone(), relay.name.clone())));
+        }
+        for (i, other, name) in doubles {
+            let why = format!(
+                "{other:?} and {name:?} are one relay: the identity in their onion keys is the same"
+            );
+            self.add(&format!("path[{i}]"), why, "use each relay once");
+        }
     }
 }

@@ -1,5 +1,5 @@
 //! The files' keys about the directory: the authority's whole file, and how all files name authorities.
-//! `hoplite directory` and `hoplite check` use it; the keys are explained in `examples/directory.toml`.
+//! The keys are explained in `examples/directory.toml`.
 
 use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
@@ -10,8 +10,8 @@ use hoplite_directory::{
 use hoplite_wire::directory::{AUTHORITIES, Key, LIST, RELAYS};
 use serde::{Deserialize, Deserializer, de};
 
-use super::{locate::Document, text};
-use crate::errors::{Complaint, Failure};
+use super::Document;
+use crate::say::{Complaint, Failure};
 
 /// Where an authority answers, and its key: `"ed25519:…@host:port"`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,13 +58,13 @@ pub(crate) struct Config {
     /// How many of them may be hostile: if it is not said, fewer than a third.
     pub(crate) hostile: Hostile,
     /// How far clocks may be apart.
-    #[serde(deserialize_with = "text::seconds")]
+    #[serde(deserialize_with = "super::seconds")]
     pub(crate) skew: Duration,
     /// A list is made for each multiple of this.
-    #[serde(deserialize_with = "text::seconds")]
+    #[serde(deserialize_with = "super::seconds")]
     pub(crate) interval: Duration,
     /// How long votes are exchanged, and then as long signatures.
-    #[serde(deserialize_with = "text::seconds")]
+    #[serde(deserialize_with = "super::seconds")]
     pub(crate) voting: Duration,
     /// How many intervals a list may be used.
     pub(crate) intervals: u64,
@@ -99,13 +99,13 @@ pub(crate) struct Rules {
     /// Tests at once.
     pub(crate) tests: usize,
     /// After how long a relay is tested again.
-    #[serde(deserialize_with = "text::seconds")]
+    #[serde(deserialize_with = "super::seconds")]
     pub(crate) retest: Duration,
     /// Which addresses this machine can test.
     #[serde(deserialize_with = "families")]
     pub(crate) reaches: Families,
     /// How old a descriptor may be.
-    #[serde(deserialize_with = "text::seconds")]
+    #[serde(deserialize_with = "super::seconds")]
     pub(crate) life: Duration,
     /// Whether relays may have private addresses.
     pub(crate) private: bool,
@@ -138,10 +138,10 @@ pub(crate) struct Limits {
     /// The same to one address.
     pub(crate) octets_per_client: u64,
     /// How long a request's head may take, from the connection's begin or the last answer on, and then its body.
-    #[serde(deserialize_with = "text::seconds")]
+    #[serde(deserialize_with = "super::seconds")]
     pub(crate) request: Duration,
     /// How long one may last.
-    #[serde(deserialize_with = "text::seconds")]
+    #[serde(deserialize_with = "super::seconds")]
     pub(crate) connection: Duration,
 }
 
@@ -218,7 +218,7 @@ impl FromStr for Authority {
 
 impl<'de> Deserialize<'de> for Authority {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        text::parsed(input)
+        super::parsed(input)
     }
 }
 

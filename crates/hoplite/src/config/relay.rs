@@ -1,14 +1,13 @@
 //! The relay's file. What its keys mean stands in `hoplite_relay::config`; here it is read, checked and its paths resolved.
-//! `hoplite relay` and `hoplite check` use it.
 
 use std::path::Path;
 
 use hoplite_relay::config::{Carrier, Config, ConfigError};
 
-use super::{directory, locate::Document};
+use super::{Document, directory};
 use crate::{
-    errors::{Complaint, Failure},
-    relay::known,
+    relay,
+    say::{Complaint, Failure},
 };
 
 /// A file that was read and checked.
@@ -32,7 +31,7 @@ pub(crate) fn read(document: &Document) -> Result<Relay, Failure> {
     config
         .check()
         .map_err(|error| vec![complaint(document, &error)])?;
-    let authorities = known::authorities(&config.directory);
+    let authorities = relay::known_authorities(&config.directory);
     if !authorities.is_empty() {
         let config = &config.directory;
         let (threshold, hostile) = (config.threshold, config.hostile.into());

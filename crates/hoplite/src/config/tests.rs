@@ -665,7 +665,7 @@ fn the_example_of_circuits_is_right_and_its_comments_are_the_defaults() {
         client.expect("right").config
     };
     let plain = read(text);
-    assert!(plain.is_onion() && plain.onion == client::onion::Onion::default());
+    assert!(plain.is_onion() && plain.onion == client::Onion::default());
     let spelt_out = without(&uncommented(text), &["rsa"]);
     assert!(spelt_out.contains("\nahead = ") && spelt_out.contains("\nchannel = \"auto\""));
     assert_eq!(read(&spelt_out), plain);
@@ -673,7 +673,7 @@ fn the_example_of_circuits_is_right_and_its_comments_are_the_defaults() {
 
 #[test]
 fn a_relay_gives_a_client_as_many_circuits_as_its_isolation_tokens_may_come_to() {
-    let client = client::onion::Onion::default();
+    let client = client::Onion::default();
     let tokens = client.isolated * hoplite_onion::client::OF_A_TOKEN;
     let given = hoplite_relay::config::Onion::default().circuits_per_client;
     // A quarter is left for circuits that end with their last stream, and for those that are late.

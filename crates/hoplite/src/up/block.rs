@@ -16,23 +16,20 @@ use std::{
 use tracing::warn;
 
 use super::{
-    control,
+    DEVICE_LOCK, Lock, Refusal,
+    control::{self, State, Status},
     driver::System,
-    launch,
-    lock::{self, Lock, Refusal},
     nftables::{self, Held, Nftables, Standing},
-    numbers::KEPT,
-    plan::{self, Wanted},
+    plan::{self, KEPT, Leave, Taken, Wanted},
     refused,
-    status::{self, State, Status},
-    taken::{Leave, Taken},
     watch::{Files, Kernel},
 };
 use crate::{
     config::client::{self, Config},
-    errors::{Complaint, Failure},
-    portal, say,
-    signals::{Asked, Signals},
+    portal,
+    process::{Asked, Signals},
+    say,
+    say::{Complaint, Failure},
 };
 
 /// How long to wait when something failed.
@@ -77,7 +74,7 @@ impl Block {
             let system = System::new(&self.run_dir, &wanted.name, &wanted.addresses)?;
             tell(&seen(&system, &wanted.name).await, json)?;
         }
-        launch::notify();
+        super::notify();
         loop {
             tokio::select! {
                 () = watches.somebody_did_something(due) => {}
@@ -101,7 +98,7 @@ impl Block {
             held.hold("");
             return None;
         }
-        if let Err(Refusal::Held(_)) = Lock::take(&self.run_dir, lock::DEVICE) {
+        if let Err(Refusal::Held(_)) = Lock::take(&self.run_dir, DEVICE_LOCK) {
             // Whoever is up sees to it, with a firewall of his own.
             held.hold(&nftables.copy());
             return Some(BUSY);
@@ -135,7 +132,7 @@ impl Block {
 
     /// Takes all steps that can be taken; fails if another process is up, or if nothing can be done at all.
     async fn stand(&self) -> Result<Stood, Failure> {
-        let _lock = match Lock::take(&self.run_dir, lock::DEVICE) {
+        let _lock = match Lock::take(&self.run_dir, DEVICE_LOCK) {
             Ok(lock) => Some(lock),
             Err(Refusal::Held(pid)) => return Err(refused(pid)),
             // Nobody else can have it either.
@@ -278,7 +275,7 @@ pub(crate) async fn seen(system: &System, name: &str) -> Status {
 
 fn tell(status: &Status, json: bool) -> Result<(), Failure> {
     match json {
-        true => say::json(&status::flat(status)),
+        true => say::json(&control::flat(status)),
         false => status.lines().iter().try_for_each(say::answer),
     }
 }

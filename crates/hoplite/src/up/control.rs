@@ -1,9 +1,10 @@
-//! How other commands reach the process of `up`: a socket in the run directory that only its owner may use, one line of JSON each way.
-//! `daemon` serves it; `down` and `status` ask. The questions are [`Command`]s.
+//! How other commands reach the process of `up`: a socket in the run directory that only its owner may use, one line of JSON each way; and what
+//! it tells of itself, as JSON and as words for people.
 
 use std::{
-    fs, io,
-    io::{BufRead, BufReader, Write},
+    collections::BTreeMap,
+    fs,
+    io::{self, BufRead, BufReader, Write},
     os::unix::{fs::PermissionsExt, net::UnixStream as Plain},
     path::{Path, PathBuf},
     sync::Arc,
@@ -18,6 +19,8 @@ use tokio::{
     sync::{Semaphore, mpsc, oneshot},
     time::timeout,
 };
+
+use super::nftables::Standing;
 
 /// How long a question may take to arrive.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -178,6 +181,250 @@ fn is_nobody(error: &io::Error) -> bool {
     kinds.contains(&error.kind())
 }
 
+/// How the device is doing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Status {
+    /// In one word.
+    pub(crate) state: State,
+    /// The interface.
+    pub(crate) name: String,
+    /// The process; there is none when it is blocked or down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) process: Option<Process>,
+    /// What of the firewall stands now.
+    #[serde(default)]
+    pub(crate) firewall: Standing,
+    /// What was dropped because it would have gone past us; absent without nftables.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) blocked: Option<Dropped>,
+}
+
+/// In one word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum State {
+    /// A process is there, and nothing has gone through yet.
+    Starting,
+    /// Traffic flows.
+    Up,
+    /// Nobody is there, and nothing passes.
+    Blocked,
+    /// Nobody is there, and only a part of what blocks stands.
+    Partly,
+    /// Traffic flows as if we had never been there.
+    #[default]
+    Down,
+}
+
+/// What only a living process can tell.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Process {
+    /// Its id.
+    pub(crate) pid: u32,
+    /// That of the one that carries the traffic; 0 while there is none.
+    #[serde(default)]
+    pub(crate) worker: u32,
+    /// When it came up, in seconds since 1970.
+    pub(crate) since: u64,
+    /// The relays of the path, the first one first.
+    pub(crate) path: Vec<String>,
+    /// Whether there is a connection to each of them now.
+    pub(crate) connected: bool,
+    /// What circuits run over, if they carry the traffic and there is a channel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) channel: Option<String>,
+    /// Authorities have signed two different lists for one time. Until when the last list before them is used, in seconds since 1970; 0 if there is
+    /// none to use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) split_until: Option<u64>,
+    /// Whether what does not go through it is blocked.
+    pub(crate) block: bool,
+    /// How many routing rules of other programs come before ours.
+    #[serde(default)]
+    pub(crate) before: usize,
+    /// How names were taken over.
+    pub(crate) dns: String,
+    /// Octets from programs.
+    pub(crate) sent: u64,
+    /// Octets to programs.
+    pub(crate) received: u64,
+    /// Flows open now, by kind.
+    pub(crate) flows: BTreeMap<String, u64>,
+    /// Everything else that is counted.
+    pub(crate) counters: BTreeMap<String, u64>,
+}
+
+/// What the process knows that carries the traffic.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Report {
+    /// The relays of the path, the first one first.
+    pub(crate) path: Vec<String>,
+    /// Whether there is a connection to each of them now.
+    pub(crate) connected: bool,
+    /// What circuits run over.
+    pub(crate) channel: Option<String>,
+    /// As [`Process::split_until`].
+    pub(crate) split_until: Option<u64>,
+    /// Flows open now, by kind.
+    pub(crate) flows: BTreeMap<String, u64>,
+    /// Everything that is counted.
+    pub(crate) counters: BTreeMap<String, u64>,
+}
+
+impl Report {
+    /// Fit to be shown on a terminal, whoever has written it.
+    pub(super) fn plain(self) -> Self {
+        Self {
+            path: self
+                .path
+                .iter()
+                .map(|name| plain(name))
+                .take(PATH)
+                .collect(),
+            channel: self.channel.map(|channel| plain(&channel)),
+            ..self
+        }
+    }
+}
+
+/// Relays that are shown of a path.
+const PATH: usize = 16;
+
+/// Characters that are shown of a text.
+const SHOWN: usize = 512;
+
+/// Without what a terminal would obey, and not too long.
+pub(super) fn plain(text: &str) -> String {
+    let shown = text.chars().filter(|it| !it.is_control());
+    shown.take(SHOWN).collect()
+}
+
+/// What was dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Dropped {
+    /// Packets.
+    pub(crate) packets: u64,
+    /// Octets of them.
+    #[serde(alias = "bytes")]
+    pub(crate) octets: u64,
+}
+
+impl Status {
+    /// For people, line by line.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let name = &self.name;
+        let mut lines = vec![match self.state {
+            State::Starting => format!("{name} is starting: nothing has gone through yet"),
+            State::Up => format!("{name} is up"),
+            State::Blocked => format!(
+                "{name} is not up, and all traffic is blocked: 'hoplite up' goes on, 'hoplite down' opens"
+            ),
+            State::Partly => format!(
+                "{name} is not up, and only a part of what blocks stands: programs may get past; 'hoplite up --block-only' blocks, 'hoplite down' opens"
+            ),
+            State::Down => format!("{name} is down: traffic flows past us"),
+        }];
+        lines.extend(self.firewall_line());
+        lines.extend(self.process.iter().flat_map(Process::lines));
+        lines.extend(self.blocked.map(|blocked| {
+            let Dropped { packets, octets } = blocked;
+            format!("blocked since the block stands: {packets} packets, {octets} octets")
+        }));
+        lines
+    }
+}
+
+impl Status {
+    fn firewall_line(&self) -> Option<String> {
+        let blocks = self.process.as_ref().is_none_or(|process| process.block);
+        let what = match self.firewall {
+            _ if self.state == State::Down || !blocks => return None,
+            Standing::Stands => "stands",
+            Standing::Changed => "is not the one that was loaded: somebody changed it",
+            Standing::Gone => "is gone: what binds to an interface gets past",
+            Standing::Unknown => {
+                "cannot be looked at: there is no nft that works, or no right to ask it"
+            }
+        };
+        Some(format!("the firewall {what}"))
+    }
+}
+
+impl Process {
+    fn lines(&self) -> Vec<String> {
+        let path = match self.path.as_slice() {
+            [] => "no relay at all: nothing is hidden".to_owned(),
+            path => format!("path: {}", path.join(" → ")),
+        };
+        let connected = match (self.connected, self.channel.as_deref()) {
+            (false, _) => " (not connected now)".to_owned(),
+            (true, None) => String::new(),
+            (true, Some(channel)) => format!(" (circuits, over {channel})"),
+        };
+        let flows = self
+            .flows
+            .iter()
+            .map(|(kind, open)| format!("{open} {kind}"));
+        let flows = flows.collect::<Vec<_>>().join(", ");
+        let block = match self.block {
+            true => "blocked",
+            false => "let through, as --no-block asks",
+        };
+        let before = (self.before > 0).then(|| {
+            format!("{} routing rules of other programs come before ours: nftables alone stops what they lead past us", self.before)
+        });
+        let lines = vec![
+            format!("{path}{connected}"),
+            format!("sent {} octets, received {}", self.sent, self.received),
+            format!("flows open: {flows}"),
+            format!("names: {}; what goes past is {block}", self.dns),
+            format!(
+                "process {}, since {} (seconds since 1970)",
+                self.pid, self.since
+            ),
+        ];
+        let split = self.split_until.map(split_line);
+        lines.into_iter().chain(split).chain(before).collect()
+    }
+}
+
+fn split_line(until: u64) -> String {
+    let what =
+        "the directory is split: its authorities have signed two different lists for one time";
+    let used = match until {
+        0 => "there is no earlier list to use".to_owned(),
+        until => {
+            format!(
+                "the last list before them is used until {until} (seconds since 1970), or until there is a later one"
+            )
+        }
+    };
+    format!("{what}, and {used}; report it to their operators, the cache has both")
+}
+
+/// What was opened less what was closed.
+pub(super) fn open_flows(counters: &[(&'static str, u64)]) -> BTreeMap<String, u64> {
+    let of = |name: &str| {
+        let found = counters.iter().find(|(known, _)| *known == name);
+        found.map_or(0, |(_, count)| *count)
+    };
+    let open = |kind: &str| {
+        let (opened, closed) = (of(&format!("{kind}_opened")), of(&format!("{kind}_closed")));
+        (kind.to_owned(), opened.saturating_sub(closed))
+    };
+    ["tcp", "udp", "packets"].into_iter().map(open).collect()
+}
+
+/// As one flat object: scripts need not know what only a process can tell.
+pub(crate) fn flat(status: &Status) -> Value {
+    let mut value = serde_json::to_value(status).unwrap_or_default();
+    let process = value.as_object_mut().and_then(|all| all.remove("process"));
+    if let (Some(all), Some(Value::Object(process))) = (value.as_object_mut(), process) {
+        all.extend(process);
+    }
+    value
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -220,5 +467,66 @@ mod tests {
         let mut reply = String::new();
         stream.read_to_string(&mut reply).await.expect("read");
         assert!(reply.contains("not a question"), "{reply}");
+    }
+}
+
+#[cfg(test)]
+mod status_tests {
+    use super::*;
+
+    #[test]
+    fn what_a_worker_says_of_itself_does_nothing_to_a_terminal() {
+        let report = Report {
+            path: vec!["a\u{1b}]0;x\u{7}\n".into(); 99],
+            channel: Some("QUIC\r".into()),
+            ..Report::default()
+        };
+        let plain = report.plain();
+        assert_eq!(plain.path, vec!["a]0;x"; PATH]);
+        assert_eq!(plain.channel.as_deref(), Some("QUIC"));
+    }
+
+    #[test]
+    fn a_split_directory_is_told_to_people_and_scripts() {
+        let status = |split_until| Status {
+            state: State::Up,
+            process: Some(Process {
+                split_until,
+                ..Process::default()
+            }),
+            ..Status::default()
+        };
+        let lines = |until| status(until).lines().join("\n");
+        assert!(!lines(None).contains("split"));
+        let told = lines(Some(1_700_000_000));
+        assert!(
+            told.contains("the directory is split") && told.contains("1700000000"),
+            "{told}"
+        );
+        assert!(lines(Some(0)).contains("no earlier list to use"));
+        assert_eq!(flat(&status(None)).get("split_until"), None);
+        assert_eq!(flat(&status(Some(7)))["split_until"], 7);
+    }
+
+    #[test]
+    fn scripts_get_one_flat_object_and_people_get_words() {
+        let process = Process {
+            pid: 7,
+            path: vec!["a".into(), "b".into()],
+            ..Process::default()
+        };
+        let status = Status {
+            state: State::Up,
+            name: "hoplite0".into(),
+            process: Some(process),
+            firewall: Standing::Stands,
+            blocked: None,
+        };
+        let value = flat(&status);
+        assert_eq!((&value["state"], &value["pid"]), (&"up".into(), &7.into()));
+        let lines = status.lines().join("\n");
+        assert!(lines.contains("path: a → b (not connected now)"), "{lines}");
+        let down = flat(&Status::default());
+        assert!(down["state"] == "down" && down.get("pid").is_none());
     }
 }

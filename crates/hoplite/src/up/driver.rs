@@ -1,23 +1,32 @@
-//! The real machine: how each step is done and undone. Dull on purpose; what is done in which order is the plan's.
+//! The real machine: what it has, and how each step is done and undone; the TUN device and the few programs that are run for it. Dull on purpose; what is
+//! done in which order is the plan's.
 
 use std::{
-    fs, io,
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
     net::{IpAddr, SocketAddr},
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::fs::OpenOptionsExt,
+    },
     path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    time::Duration,
+};
+
+use rustix::thread::{
+    CapabilitySet, capabilities, configure_capability_in_ambient_set, set_capabilities,
 };
 
 use super::{
-    child,
     netlink::{self, Netlink},
     nftables::{self, Held, Nftables, Standing},
-    numbers::{GROUPS, HELD},
-    plan::{Facts, Step, Way},
+    plan::Machine,
+    plan::{FIREWALL, GROUPS, HELD},
+    plan::{Facts, Family, Ipv6, Nft, Resolving, Step, Way},
     resolv::{self, ResolvConf},
-    taken::Machine,
-    tun,
 };
-use crate::errors::Complaint;
+use crate::say::Complaint;
 
 /// Makes marks count where the kernel checks the way back.
 const VALID_MARK: &str = "/proc/sys/net/ipv4/conf/all/src_valid_mark";
@@ -84,7 +93,7 @@ impl System {
 
     /// What the machine has; we answer names at `ours`.
     pub(crate) async fn facts(&self, ours: &[IpAddr]) -> Facts {
-        super::facts::look(&self.netlink, &self.conf, ours).await
+        look(&self.netlink, &self.conf, ours).await
     }
 
     /// The descriptor of the interface.
@@ -126,7 +135,7 @@ impl System {
 
     /// Whether routes of ours block, and rules lead to them, for all that the kernel speaks.
     pub(crate) async fn is_blocked(&self) -> bool {
-        let families = super::facts::families();
+        let families = families();
         let routes = self.netlink.has_routes(&families, None);
         let rules = self.netlink.leads(&families);
         routes.await.unwrap_or(false) && rules.await.unwrap_or(false)
@@ -144,12 +153,12 @@ impl System {
 
     /// Where that is written.
     pub(crate) fn sources(&self, facts: &Facts) -> Vec<PathBuf> {
-        super::facts::sources(&self.conf, facts.resolving)
+        sources(&self.conf, facts.resolving)
     }
 
     /// Whom the networks say to ask for names now.
     pub(crate) fn servers(&self, facts: &Facts, ours: &[IpAddr]) -> Vec<SocketAddr> {
-        super::facts::servers(&self.conf, facts.resolving, ours)
+        servers(&self.conf, facts.resolving, ours)
     }
 
     async fn do_step(&mut self, step: &Step) -> io::Result<()> {
@@ -159,7 +168,7 @@ impl System {
                 self.held.iter_mut().for_each(|held| held.hold(copy));
                 Ok(())
             }
-            Step::Groups(text) => child::run("nft", &["-f", "-"], text).map(drop),
+            Step::Groups(text) => run_program("nft", &["-f", "-"], text).map(drop),
             Step::Unreachable(families) => self.netlink.block(families).await,
             Step::Rules(rules) => {
                 self.before = self.netlink.rules(rules).await?;
@@ -234,23 +243,23 @@ impl System {
         let servers: Vec<String> = servers.iter().map(ToString::to_string).collect();
         let mut dns = vec!["dns", name];
         dns.extend(servers.iter().map(String::as_str));
-        child::run("resolvectl", &dns, "")?;
+        run_program("resolvectl", &dns, "")?;
         let mut domains = vec!["domain", name, "~."];
         domains.extend(self.claimed.iter().map(String::as_str));
-        child::run("resolvectl", &domains, "")?;
-        child::run("resolvectl", &["default-route", name, "yes"], "")?;
+        run_program("resolvectl", &domains, "")?;
+        run_program("resolvectl", &["default-route", name, "yes"], "")?;
         // We are on this machine, and our temporary addresses are nobody's to sign or to find in the neighbourhood.
         for setting in ["dnsovertls", "dnssec", "llmnr", "mdns"] {
-            child::run("resolvectl", &[setting, name, "no"], "")?;
+            run_program("resolvectl", &[setting, name, "no"], "")?;
         }
         // What it remembers was asked past us.
-        child::run("resolvectl", &["flush-caches"], "").map(drop)
+        run_program("resolvectl", &["flush-caches"], "").map(drop)
     }
 
     /// Domains that lead to other interfaces: resolved asks where the longest one is, and where several have it, all of them
     /// (systemd-resolved.service(8), "Protocols and routing"). So we have each as well.
     fn claimable(&self) -> Vec<String> {
-        let told = child::run("resolvectl", &["domain"], "").unwrap_or_default();
+        let told = run_program("resolvectl", &["domain"], "").unwrap_or_default();
         resolv::routed(&told, &self.name)
     }
 
@@ -261,8 +270,8 @@ impl System {
 
     /// Its settings go with the interface; what it remembers are addresses of ours.
     fn revert_resolved(&self) -> io::Result<()> {
-        child::run("resolvectl", &["revert", &self.name], "").unwrap_or_default();
-        child::run("resolvectl", &["flush-caches"], "").unwrap_or_default();
+        run_program("resolvectl", &["revert", &self.name], "").unwrap_or_default();
+        run_program("resolvectl", &["flush-caches"], "").unwrap_or_default();
         Ok(())
     }
 }
@@ -272,7 +281,7 @@ impl Machine for System {
         if let Step::Device(name, _) = step {
             // The older one must be gone before its name is free.
             self.device = None;
-            self.device = Some(tun::open(name)?);
+            self.device = Some(open(name)?);
             self.index = netlink::index(name).ok();
         }
         let done = self.do_step(step).await;
@@ -311,4 +320,404 @@ fn complaint(step: &Step, error: &io::Error) -> Complaint {
         _ => "see whether `ip` can do it by hand",
     };
     Complaint::new(step.doing(), error, remedy)
+}
+
+/// Where they are, whatever PATH a service manager or sudo gave us; what stands there is root's.
+const PLACES: [&str; 6] = [
+    "/usr/sbin",
+    "/usr/bin",
+    "/sbin",
+    "/bin",
+    "/usr/local/sbin",
+    "/usr/local/bin",
+];
+
+/// The program of that name, if it is installed.
+pub(super) fn find_program(program: &str) -> Option<PathBuf> {
+    let places = PLACES.iter().map(|place| Path::new(place).join(program));
+    places.into_iter().find(|path| path.is_file())
+}
+
+/// It, to be given arguments and started.
+pub(crate) fn program(program: &str) -> io::Result<Command> {
+    Ok(bare(&installed(program)?))
+}
+
+/// The same, but it ignores SIGTERM, which every process gets at once when the machine is shut down: what holds the firewall, or makes it
+/// again, ends when we want it to, with its input or by SIGKILL.
+pub(super) fn program_ignoring_sigterm(program: &str) -> io::Result<Command> {
+    let path = installed(program)?;
+    let mut command = bare(&installed("sh")?);
+    // What a process ignores, the program that it becomes ignores as well (execve(2)).
+    command
+        .args(["-c", "trap '' TERM; exec \"$0\" \"$@\""])
+        .arg(path);
+    Ok(command)
+}
+
+fn installed(program: &str) -> io::Result<PathBuf> {
+    find_program(program).ok_or_else(|| {
+        let missing = format!("{program} is not installed");
+        io::Error::new(io::ErrorKind::NotFound, missing)
+    })
+}
+
+fn bare(path: &Path) -> Command {
+    let mut command = Command::new(path);
+    command.env_clear().env("LC_ALL", "C").current_dir("/");
+    command
+}
+
+/// Runs it to its end with `input`; its output, or the first line of what it complained of.
+pub(crate) fn run_program(program: &str, arguments: &[&str], input: &str) -> io::Result<String> {
+    let output = spawn_and_feed(program_ignoring_sigterm(program)?.args(arguments), input)?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => {
+            let complaint = String::from_utf8_lossy(&output.stderr);
+            let line = complaint
+                .lines()
+                .next()
+                .unwrap_or("it failed without a word");
+            Err(io::Error::other(format!("{program}: {line}")))
+        }
+    }
+}
+
+/// What is fed fits the pipe or is read: none of them writes before it has read all.
+fn spawn_and_feed(command: &mut Command, input: &str) -> io::Result<Output> {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        match stdin.write_all(input.as_bytes()) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
+            _ => {}
+        }
+    }
+    child.wait_with_output()
+}
+
+/// Lets those programs have our right to set up the network, if we have it without being root (capabilities(7)).
+pub(super) fn share_capability() -> rustix::io::Result<()> {
+    let mut sets = capabilities(None)?;
+    sets.inheritable |= CapabilitySet::NET_ADMIN;
+    set_capabilities(None, sets)?;
+    configure_capability_in_ambient_set(CapabilitySet::NET_ADMIN, true)
+}
+
+/// Whether we may set up the network.
+pub(crate) fn may_set_up() -> bool {
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_ADMIN))
+}
+
+/// Where the kernel's settings are.
+const SETTINGS: &str = "/proc/sys/net";
+
+/// Where systemd-resolved names the servers that the networks gave it.
+const RESOLVED: &str = "/run/systemd/resolve/resolv.conf";
+
+/// Looks. `ours` are addresses at which we answer names.
+pub(super) async fn look(netlink: &Netlink, conf: &ResolvConf, ours: &[IpAddr]) -> Facts {
+    let resolving = resolving(conf);
+    let (nft, is_firewalled) = nft();
+    Facts {
+        ipv6: ipv6(Path::new(SETTINGS)),
+        nft,
+        reverse_path: checks_reverse_path(Path::new(SETTINGS)),
+        servers: servers(conf, resolving, ours),
+        resolving,
+        asks_us: conf.is_ours(),
+        // Who cannot be asked may block.
+        blocked: netlink.is_blocked().await.unwrap_or(true) || is_firewalled,
+    }
+}
+
+/// Whether it works, and whether our table stands.
+fn nft() -> (Nft, bool) {
+    match run_program("nft", &["list", "tables"], "") {
+        Ok(tables) => {
+            let ours = format!("table inet {FIREWALL}");
+            (Nft::Works, tables.lines().any(|line| line == ours))
+        }
+        Err(_) if find_program("nft").is_none() => (Nft::Missing, false),
+        Err(error) => (Nft::Fails(error.to_string()), false),
+    }
+}
+
+/// Where it is written whom the networks say to ask.
+pub(super) fn sources(conf: &ResolvConf, how: Resolving) -> Vec<PathBuf> {
+    match how {
+        Resolving::Resolved => vec![RESOLVED.into()],
+        _ => conf.sources(),
+    }
+}
+
+/// Whom the networks say to ask.
+pub(super) fn servers(conf: &ResolvConf, how: Resolving, ours: &[IpAddr]) -> Vec<SocketAddr> {
+    let mut servers = match how {
+        Resolving::Resolved => {
+            resolv::servers_of(&fs::read_to_string(RESOLVED).unwrap_or_default())
+        }
+        _ => conf.servers(),
+    };
+    servers.retain(|server| !ours.contains(&server.ip()));
+    servers
+}
+
+/// The same, for who does not know how.
+pub(super) fn network_servers(conf: &ResolvConf, ours: &[IpAddr]) -> Vec<SocketAddr> {
+    servers(conf, resolving(conf), ours)
+}
+
+fn resolving(conf: &ResolvConf) -> Resolving {
+    let stub = |server: &SocketAddr| {
+        [[127, 0, 0, 53], [127, 0, 0, 54]]
+            .map(IpAddr::from)
+            .contains(&server.ip())
+    };
+    let is_resolved = Path::new(RESOLVED).exists() && conf.servers().iter().any(stub);
+    match () {
+        () if is_resolved && find_program("resolvectl").is_some() => Resolving::Resolved,
+        () if conf.is_mounted() && conf.is_writable() => Resolving::Mounted,
+        () if conf.is_mounted() => Resolving::ReadOnly,
+        () if conf.is_replaceable() => Resolving::File,
+        () => Resolving::ReadOnly,
+    }
+}
+
+fn ipv6(settings: &Path) -> Ipv6 {
+    let is_off = |scope: &str| {
+        let path = settings.join("ipv6/conf").join(scope).join("disable_ipv6");
+        fs::read_to_string(path).is_ok_and(|text| text.trim() != "0")
+    };
+    match settings.join("ipv6").is_dir() {
+        false => Ipv6::Missing,
+        true if is_off("all") || is_off("default") => Ipv6::Off,
+        true => Ipv6::On,
+    }
+}
+
+/// The families in which somebody may send.
+pub(super) fn families() -> Vec<Family> {
+    ipv6(Path::new(SETTINGS)).seen()
+}
+
+/// net.ipv4.conf.*.rp_filter: the kernel takes the larger of an interface's own and that of `all`.
+fn checks_reverse_path(settings: &Path) -> bool {
+    let interfaces = fs::read_dir(settings.join("ipv4/conf"));
+    let mut values = interfaces.into_iter().flatten().flatten().map(|interface| {
+        fs::read_to_string(interface.path().join("rp_filter")).unwrap_or_default()
+    });
+    values.any(|value| !matches!(value.trim(), "" | "0"))
+}
+
+/// Where the kernel hands out TUN devices.
+const DEVICE: &str = "/dev/net/tun";
+
+/// linux/if_tun.h: what is newer than the C library's headers.
+const TUN_F_USO4: libc::c_uint = 0x20;
+const TUN_F_USO6: libc::c_uint = 0x40;
+const TUN_F_CSUM: libc::c_uint = 0x01;
+const TUN_F_TSO4: libc::c_uint = 0x02;
+const TUN_F_TSO6: libc::c_uint = 0x04;
+
+/// Longest first: what an older kernel does not know is left out.
+const OFFLOADS: [libc::c_uint; 3] = [
+    TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_USO4 | TUN_F_USO6,
+    TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6,
+    0,
+];
+
+/// How often, and after what pause, it is tried again to take a name that another process has.
+const TRIES: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Makes the interface `name`: a TUN device with segmentation and checksum offload (Linux `Documentation/networking/tuntap.rst`; virtio 1.2 §5.1.6).
+/// It goes when the descriptor is closed. Each packet has a virtio header of ten octets.
+pub(super) fn open(name: &str) -> Result<OwnedFd, Complaint> {
+    let file = device().map_err(|error| missing(&error))?;
+    let mut tries = TRIES;
+    while let Err(error) = attach(&file, name) {
+        // A killed process has it until the kernel has closed all that was its own.
+        if tries == 0 || error.raw_os_error() != Some(libc::EBUSY) {
+            return Err(refused(name, &error));
+        }
+        tries -= 1;
+        std::thread::sleep(PAUSE);
+    }
+    offload(&file).map_err(|error| refused(name, &error))?;
+    Ok(file.into())
+}
+
+fn device() -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    options.custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
+    options.open(DEVICE)
+}
+
+/// `TUNSETIFF` with a `struct ifreq`: the name, then the flags.
+fn attach(file: &File, name: &str) -> io::Result<()> {
+    let mut request = [0_u8; 40];
+    let (front, back) = request.split_at_mut(libc::IFNAMSIZ);
+    let room = front
+        .get_mut(..name.len())
+        .filter(|_| (1..libc::IFNAMSIZ).contains(&name.len()));
+    room.ok_or(io::ErrorKind::InvalidInput)?
+        .copy_from_slice(name.as_bytes());
+    let flags = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    back[..4].copy_from_slice(&flags.to_ne_bytes());
+    #[expect(unsafe_code, reason = "no safe wrapper makes a TUN device")]
+    // SAFETY: the descriptor is open, and the kernel reads and writes at most the 40 octets of an ifreq, which `request` has.
+    let made = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, request.as_mut_ptr()) };
+    match made {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn offload(file: &File) -> io::Result<()> {
+    let mut refusal = Ok(());
+    for features in OFFLOADS {
+        #[expect(unsafe_code, reason = "no safe wrapper sets a TUN device's offloads")]
+        // SAFETY: the descriptor is open, and the argument is a number.
+        let set = unsafe {
+            libc::ioctl(
+                file.as_raw_fd(),
+                libc::TUNSETOFFLOAD,
+                libc::c_ulong::from(features),
+            )
+        };
+        if set == 0 {
+            return Ok(());
+        }
+        refusal = Err(io::Error::last_os_error());
+    }
+    refusal
+}
+
+/// Why there is no TUN device, and what to do.
+fn missing(error: &io::Error) -> Complaint {
+    let remedy = match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
+            "load it with `modprobe tun`; give a container `--device /dev/net/tun`"
+        }
+        Some(libc::EACCES) => "let users open it with `chmod 666 /dev/net/tun`, or run as root",
+        Some(libc::EPERM) => "start the container with `--device /dev/net/tun`",
+        _ => "see whether `ip tuntap add mode tun` works here",
+    };
+    Complaint::new(format!("opening {DEVICE}"), error, remedy)
+}
+
+fn refused(name: &str, error: &io::Error) -> Complaint {
+    let remedy = match error.raw_os_error() {
+        Some(libc::EBUSY) => {
+            "another program has an interface of this name: end it, or give another name in [device]"
+        }
+        Some(libc::EPERM) => "run as root, or with CAP_NET_ADMIN",
+        _ => "give another name of 1 to 15 characters in [device]",
+    };
+    Complaint::new(format!("making the interface {name}"), error, remedy)
+}
+
+#[cfg(test)]
+mod child_tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn a_program_goes_on_when_it_is_told_to_end_and_ends_with_its_input() {
+        let mut child = program_ignoring_sigterm("cat")
+            .expect("there")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("starts");
+        let (mut input, mut output) = child
+            .stdin
+            .take()
+            .zip(child.stdout.take())
+            .expect("both are pipes");
+        let mut echo = |line: &[u8]| {
+            input.write_all(line).expect("it reads");
+            let mut heard = vec![0; line.len()];
+            output.read_exact(&mut heard).expect("it writes");
+            assert_eq!(heard, line);
+        };
+        echo(b"before");
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+        echo(b"after");
+        drop(input);
+        assert!(child.wait().expect("ours").success());
+    }
+
+    #[test]
+    fn a_program_is_fed_and_heard_and_its_complaint_is_one_line() {
+        assert_eq!(run_program("cat", &[], "text").expect("there"), "text");
+        let failed = run_program("ls", &["/nowhere/at/all"], "").expect_err("fails");
+        assert!(failed.to_string().starts_with("ls: "), "{failed}");
+        let missing = run_program("no-such-program", &[], "").expect_err("missing");
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+    }
+}
+
+#[cfg(test)]
+mod facts_tests {
+    use super::*;
+
+    fn settings(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().expect("a directory");
+        for (name, text) in files {
+            let path = directory.path().join(name);
+            fs::create_dir_all(path.parent().expect("one")).expect("made");
+            fs::write(path, text).expect("written");
+        }
+        directory
+    }
+
+    #[test]
+    fn ipv6_that_is_switched_off_is_told_from_a_kernel_without_it() {
+        let none = settings(&[]);
+        assert_eq!(ipv6(none.path()), Ipv6::Missing);
+        let off = settings(&[("ipv6/conf/default/disable_ipv6", "1\n")]);
+        assert_eq!(ipv6(off.path()), Ipv6::Off);
+        let on = settings(&[("ipv6/conf/all/disable_ipv6", "0\n")]);
+        assert_eq!(ipv6(on.path()), Ipv6::On);
+    }
+
+    #[test]
+    fn one_interface_that_checks_the_way_back_is_enough() {
+        let loose = [
+            ("ipv4/conf/all/rp_filter", "0\n"),
+            ("ipv4/conf/eth0/rp_filter", "2\n"),
+        ];
+        assert!(checks_reverse_path(settings(&loose).path()));
+        assert!(!checks_reverse_path(settings(&loose[..1]).path()));
+    }
+}
+
+#[cfg(test)]
+mod tun_tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_device_is_told_with_what_brings_it() {
+        let said = |code| missing(&io::Error::from_raw_os_error(code)).to_string();
+        assert!(said(libc::ENOENT).contains("modprobe tun"));
+        assert!(said(libc::EACCES).contains("chmod 666 /dev/net/tun"));
+    }
+
+    #[test]
+    fn a_name_that_does_not_fit_is_refused_before_the_kernel_sees_it() {
+        let file = File::open("/dev/null").expect("there");
+        for name in ["", "sixteen-letters-"] {
+            let refused = attach(&file, name).expect_err("refused");
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{name}");
+        }
+    }
 }

@@ -1,5 +1,5 @@
 //! What is done to the machine so that everything goes through the relays, step by step, each with what it leaves behind.
-//! Pure: from what is wanted and what the machine has to a list. [`super::taken`] carries it out, `driver` knows how.
+//! Pure: from what is wanted and what the machine has to a list. [`Taken`] carries it out, and gives it back; [`super::driver`] knows how each step is done.
 //!
 //! The order is what makes it tight. What blocks comes first and goes last; at no time between does a packet find another way out.
 
@@ -7,17 +7,19 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 
-use super::{
-    firewall::{self, local_network},
-    numbers::{ARRIVED, MARK, PRIORITY, TABLE},
-};
+use super::nftables::{self, local_network};
 use crate::{
     config::client::{
         Config,
         takeover::{Cgroup, Dns, Users},
     },
-    errors::Complaint,
+    say::Complaint,
 };
+
+#[cfg(test)]
+mod taken_tests;
+#[cfg(test)]
+mod tests;
 
 /// The main table (rtnetlink(7)).
 pub(crate) const MAIN: u32 = 254;
@@ -311,11 +313,11 @@ pub(crate) fn block(wanted: &Wanted, facts: &Facts) -> Plan {
     let mut plan = Plan::default();
     let seen = facts.ipv6.seen();
     if wanted.block && facts.nft == Nft::Works {
-        let (table, held) = (firewall::table(wanted, facts), firewall::held(wanted));
+        let (table, held) = (nftables::table(wanted, facts), nftables::held(wanted));
         plan.steps.push(Step::Firewall(table, held));
         if !wanted.past_cgroups.is_empty() {
             plan.steps
-                .push(Step::Groups(firewall::excluded_groups(wanted)));
+                .push(Step::Groups(nftables::excluded_groups(wanted)));
         }
     }
     if wanted.block {
@@ -519,5 +521,165 @@ impl Family {
     }
 }
 
-#[cfg(test)]
-mod tests;
+/// What steps are done to. Both must be idempotent.
+pub(crate) trait Machine {
+    /// Takes a step.
+    async fn apply(&mut self, step: &Step) -> Result<(), Complaint>;
+    /// Undoes it; what is not there is undone already.
+    async fn undo(&mut self, step: &Step) -> Result<(), Complaint>;
+}
+
+/// What has been taken of the machine, and how it is given back: all of it, or all but the block.
+#[derive(Debug)]
+pub(crate) struct Taken<M> {
+    machine: M,
+    done: Vec<Step>,
+}
+
+/// How much is left behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leave {
+    /// Nothing.
+    Nothing,
+    /// What blocks.
+    Block,
+}
+
+impl<M: Machine> Taken<M> {
+    /// Takes every step of the plan. If one fails, the ones before are undone, but not the block if it stood `before`.
+    pub(crate) async fn take(machine: M, plan: &Plan, before: bool) -> Result<Self, Complaint> {
+        let done = Vec::with_capacity(plan.steps.len());
+        let mut taken = Self { machine, done };
+        for step in &plan.steps {
+            // A step that fails may have done a part.
+            taken.done.push(step.clone());
+            if let Err(failure) = taken.machine.apply(step).await {
+                let leave = if before { Leave::Block } else { Leave::Nothing };
+                taken.give_back(leave).await;
+                return Err(failure);
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Takes every step that can be taken, and keeps what it has; says what failed.
+    pub(crate) async fn take_all_it_can(machine: M, plan: &Plan) -> (Self, Vec<Complaint>) {
+        let done = plan.steps.clone();
+        let mut taken = Self { machine, done };
+        let complaints = taken.take_again(|_| true).await;
+        (taken, complaints)
+    }
+
+    /// Takes those again of the steps taken; one that fails does not keep the others from it.
+    async fn take_again(&mut self, which: impl Fn(&Step) -> bool) -> Vec<Complaint> {
+        let mut complaints = Vec::new();
+        for step in self.done.iter().filter(|step| which(step)) {
+            complaints.extend(self.machine.apply(step).await.err());
+        }
+        complaints
+    }
+
+    /// Makes again what blocks, after somebody has undone it; says what failed.
+    pub(crate) async fn block_again(&mut self) -> Vec<Complaint> {
+        self.take_again(Step::blocks).await
+    }
+
+    /// Undoes what was taken, the last first; says what could not be undone.
+    pub(crate) async fn give_back(&mut self, leave: Leave) -> Vec<Complaint> {
+        let mut complaints = Vec::new();
+        let mut left = Vec::new();
+        while let Some(step) = self.done.pop() {
+            match leave == Leave::Block && step.blocks() {
+                true => left.push(step),
+                false => complaints.extend(self.machine.undo(&step).await.err()),
+            }
+        }
+        left.reverse();
+        self.done = left;
+        complaints
+    }
+
+    /// Takes the steps again that somebody may have undone behind our back; the interface itself only if it is `gone`.
+    /// One that fails does not keep the others from it.
+    pub(crate) async fn renew(&mut self, gone: bool) -> Result<(), Complaint> {
+        let mut first = Ok(());
+        for step in &self.done {
+            let is_due = match step {
+                Step::Device(..) | Step::Names(Way::Resolved, _) => gone,
+                Step::Names(..) => false,
+                _ => true,
+            };
+            if is_due {
+                first = first.and(self.machine.apply(step).await);
+            }
+        }
+        first
+    }
+
+    /// Takes over the names again.
+    pub(crate) async fn renew_names(&mut self) -> Result<(), Complaint> {
+        for step in &self.done {
+            if matches!(step, Step::Names(..)) {
+                self.machine.apply(step).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The steps, in order.
+    pub(crate) fn steps(&self) -> &[Step] {
+        &self.done
+    }
+
+    /// Leaves everything as it is.
+    pub(crate) fn leave(self) -> M {
+        self.machine
+    }
+
+    /// What it is done to.
+    pub(crate) fn machine(&self) -> &M {
+        &self.machine
+    }
+}
+
+/// Undoes whatever anybody has left.
+pub(crate) async fn clear(machine: impl Machine, remains: Vec<Step>) -> Vec<Complaint> {
+    let done = remains;
+    Taken { machine, done }.give_back(Leave::Nothing).await
+}
+
+/// The mark of our own sockets' packets, and of those of excluded control groups.
+pub(crate) const MARK: u32 = 0x68_6f6c;
+
+/// The mark of packets that come in for this machine, where the kernel checks the way back. Answers that inherit it are nobody's of ours.
+pub(crate) const ARRIVED: u32 = 0x68_6f6d;
+
+/// Our routing table.
+pub(crate) const TABLE: u32 = 0x686f;
+
+/// The first priority of our rules; before the main table (32766). Where another program's come before that, ours stand before those.
+pub(crate) const PRIORITY: u32 = 26_720;
+
+/// How many priorities from the first on are ours.
+pub(crate) const RULES: u32 = 16;
+
+/// The protocol that our rules and routes carry: who made them. Unassigned in /etc/iproute2/rt_protos.
+pub(crate) const PROTOCOL: u8 = 104;
+
+/// The metric of routes into the interface.
+pub(crate) const INTO: u32 = 1;
+
+/// The metric of routes that block: worse than any other.
+pub(crate) const BLOCKING: u32 = 0x7fff_ffff;
+
+/// Our table of nftables, in the family `inet`.
+pub(crate) const FIREWALL: &str = "hoplite";
+
+/// The copy of it that lives with the process that is up.
+pub(crate) const HELD: &str = "hoplite-held";
+
+/// The copy that lives with the process that only blocks.
+pub(crate) const KEPT: &str = "hoplite-kept";
+
+/// The table that marks the packets of excluded control groups.
+pub(crate) const GROUPS: &str = "hoplite-groups";

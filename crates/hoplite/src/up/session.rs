@@ -1,4 +1,4 @@
-//! The process of `hoplite up` that has the right to change the machine: takes it, starts the [`worker`](super::worker) that serves what comes
+//! The process of `hoplite up` that has the right to change the machine: takes it, starts the worker that serves what comes
 //! through the interface, and gives back what it was told to. `crate::up` starts it, in the foreground or detached. Nothing that comes from the
 //! network is read here. Everything that is decided here is decided on one thread.
 
@@ -16,20 +16,18 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    apart::{self, FromWorker, ToWorker, Worker},
-    control::{Asked, Command, Control},
+    apart::{self, FromWorker, ToWorker, WorkerProcess},
+    control::{Asked, Command, Control, Process, Report, State, Status, plain},
     driver::{Found, System},
     nftables::{self, Standing},
-    plan::{self, Facts, Plan, Wanted, Way},
-    status::{Process, Report, State, Status, plain},
-    taken::{Leave, Taken},
+    plan::{self, Facts, Leave, Plan, Taken, Wanted, Way},
     watch::{Files, Kernel},
 };
 use crate::{
     config::client::Client,
-    errors::{Complaint, Failure},
     listed::Kept,
-    signals::{self, Signals},
+    process::{self, Signals},
+    say::{Complaint, Failure},
 };
 
 /// How long the worker may take to answer, or to take its leave.
@@ -71,7 +69,7 @@ struct Session<'a> {
     plan: Plan,
     taken: Taken<System>,
     /// There is none while it is waited to start another one.
-    worker: Option<Worker>,
+    worker: Option<WorkerProcess>,
     /// When that may be, and how long it is waited the next time.
     again: (Instant, Duration),
     control: Control,
@@ -364,12 +362,12 @@ impl<'a> Session<'a> {
     }
 
     /// Whether it is the end.
-    fn obey(&self, signal: signals::Asked) -> bool {
-        if signal == signals::Asked::Reload {
+    fn obey(&self, signal: process::Asked) -> bool {
+        if signal == process::Asked::Reload {
             self.tell(&ToWorker::Tell);
             info!("the file is read only when it starts: 'hoplite down' and 'hoplite up' again");
         }
-        signal == signals::Asked::Stop
+        signal == process::Asked::Stop
     }
 
     fn answer(&mut self, asked: Asked) -> Option<End> {
@@ -391,7 +389,7 @@ impl<'a> Session<'a> {
 
     /// Answers all who wait.
     fn report(&mut self, report: Report) {
-        let value = super::status::flat(&self.status(self.since, report));
+        let value = super::control::flat(&self.status(self.since, report));
         for answer in self.asking.drain(..) {
             // Who has gone away meanwhile does not wait for it.
             answer.send(value.clone()).unwrap_or_default();
@@ -403,7 +401,7 @@ impl<'a> Session<'a> {
         let of = |name: &str| report.counters.get(name).copied().unwrap_or(0);
         let process = Process {
             pid: std::process::id(),
-            worker: self.worker.as_ref().map_or(0, Worker::id),
+            worker: self.worker.as_ref().map_or(0, WorkerProcess::id),
             since: since.unwrap_or(0),
             sent: of("octets_in"),
             received: of("octets_out"),
@@ -495,7 +493,7 @@ async fn changed(files: &mut Option<Files>) {
     }
 }
 
-fn start(orders: &Orders, facts: &Facts, asks_system: bool) -> Result<Worker, Failure> {
+fn start(orders: &Orders, facts: &Facts, asks_system: bool) -> Result<WorkerProcess, Failure> {
     let begin = ToWorker::Begin {
         servers: facts.servers.clone(),
         asks_system,
@@ -505,18 +503,21 @@ fn start(orders: &Orders, facts: &Facts, asks_system: bool) -> Result<Worker, Fa
         Some(file) => Kept::load(file)?,
         None => Kept::default(),
     };
-    Worker::start(&begin, &kept).map_err(|error| {
+    WorkerProcess::start(&begin, &kept).map_err(|error| {
         let remedy = "raise the limits of processes and open files";
         Failure::new("starting the process that carries traffic", error, remedy)
     })
 }
 
-async fn said(worker: &Worker) -> std::io::Result<Option<(FromWorker, Vec<OwnedFd>)>> {
+async fn said(worker: &WorkerProcess) -> std::io::Result<Option<(FromWorker, Vec<OwnedFd>)>> {
     worker.channel.next().await
 }
 
 /// What it says next; `None` when it has ended or speaks nonsense, and when there is none and it is time for one.
-async fn heard(worker: &Option<Worker>, again: Instant) -> Option<(FromWorker, Vec<OwnedFd>)> {
+async fn heard(
+    worker: &Option<WorkerProcess>,
+    again: Instant,
+) -> Option<(FromWorker, Vec<OwnedFd>)> {
     match worker {
         Some(worker) => said(worker).await.ok().flatten(),
         None => {
@@ -545,7 +546,7 @@ async fn prepare(
     orders: &Orders,
     facts: &Facts,
     signals: &mut Signals,
-) -> Result<(Worker, Control), Failure> {
+) -> Result<(WorkerProcess, Control), Failure> {
     let worker = start(orders, facts, !facts.blocked && !facts.asks_us)?;
     prepared(orders, &worker, signals).await?;
     let control = Control::listen(&orders.run_dir, &orders.wanted.name)
@@ -583,7 +584,11 @@ fn leaving(failure: Failure, blocked: bool) -> Failure {
 }
 
 /// Waits until the worker has all that it needs.
-async fn prepared(orders: &Orders, worker: &Worker, signals: &mut Signals) -> Result<(), Failure> {
+async fn prepared(
+    orders: &Orders,
+    worker: &WorkerProcess,
+    signals: &mut Signals,
+) -> Result<(), Failure> {
     loop {
         tokio::select! {
             said = said(worker) => match said.ok().flatten() {
@@ -592,7 +597,7 @@ async fn prepared(orders: &Orders, worker: &Worker, signals: &mut Signals) -> Re
                 Some((FromWorker::Failed(complaints), _)) => return Err(told(&complaints)),
                 _ => return Err(ended()),
             },
-            signal = signals.next() => if signal == signals::Asked::Stop {
+            signal = signals.next() => if signal == process::Asked::Stop {
                 let remedy = "run 'hoplite up' again";
                 return Err(Failure::new("bringing the device up", "interrupted", remedy));
             },
@@ -630,5 +635,5 @@ fn silent() -> Failure {
 pub(crate) fn on_one_thread(
     work: impl Future<Output = Result<(), Failure>>,
 ) -> Result<(), Failure> {
-    signals::current_thread_runtime()?.block_on(work)
+    process::current_thread_runtime()?.block_on(work)
 }

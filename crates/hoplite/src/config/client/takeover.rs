@@ -1,5 +1,4 @@
 //! `[takeover]` in the client's file: what `hoplite up` takes of the device's traffic, and what it leaves alone.
-//! `config::client` reads it, `up` obeys it; `hoplite client` does not look at it.
 
 use std::{fmt, str::FromStr};
 

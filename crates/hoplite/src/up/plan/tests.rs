@@ -1,4 +1,4 @@
-//! What a plan says. What comes of it on a machine is judged in [`super::super::taken`].
+//! What a plan says. What comes of it on a machine is judged in [`super::taken_tests`].
 
 use super::*;
 

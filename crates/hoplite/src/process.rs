@@ -1,12 +1,17 @@
-//! The signals that a command obeys: SIGINT and SIGTERM end it in order, SIGHUP reloads.
-//! Used by the commands that run until they are told to stop.
+//! The process of a command: the signals that it obeys (SIGINT and SIGTERM end it in order, SIGHUP reloads), its runtime, as many open files as the system
+//! allows, and records of every packet, for whoever studies QUIC: qlog files in the directory that `QLOGDIR` names, as other QUIC stacks have it.
 
+use std::{path::PathBuf, sync::Arc};
+
+use hoplite_crypto::{Qlog, observe::Watch};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     runtime::{Builder, Runtime},
     signal::unix::{Signal, SignalKind, signal},
 };
+use tracing::warn;
 
-use crate::errors::Failure;
+use crate::say::Failure;
 
 /// What the outside asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,4 +90,54 @@ pub(crate) fn current_thread_runtime() -> Result<Runtime, Failure> {
                 "raise the limits of open files and threads",
             )
         })
+}
+
+/// Raises the soft limit of open files to the hard one. If that is refused, the old limit holds.
+pub(crate) fn raise_file_limit() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    setrlimit(Resource::Nofile, raised).unwrap_or_default();
+}
+
+/// The variable.
+const VARIABLE: &str = "QLOGDIR";
+
+/// Writes as long as it lives, and finishes its files when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Recording(Option<Qlog>);
+
+impl Recording {
+    /// Records if the environment asks for it, and warns that it does.
+    pub(crate) fn from_environment() -> Result<Self, Failure> {
+        let directory = std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
+        let Some(directory) = directory.map(PathBuf::from) else {
+            return Ok(Self(None));
+        };
+        let shown = directory.display();
+        let qlog = Qlog::start(&directory).map_err(|error| {
+            let doing = format!("recording packets into {shown}");
+            Failure::new(doing, error, "correct QLOGDIR, or unset it")
+        })?;
+        warn!(
+            "QLOGDIR is set: time, size and frames of every packet are written into {shown}: \
+             whoever reads that can tell what this process carried and when"
+        );
+        Ok(Self(Some(qlog)))
+    }
+
+    /// What connections are shown to.
+    pub(crate) fn watch(&self) -> Option<Arc<dyn Watch>> {
+        self.0.clone().map(|qlog| Arc::new(qlog) as _)
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        if let Some(qlog) = &self.0 {
+            qlog.flush();
+        }
+    }
 }

@@ -28,12 +28,11 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::{Leave, Machine, Taken, clear};
 use crate::{
     config::client::Config,
-    errors::Complaint,
-    signals,
+    process,
+    say::Complaint,
     up::{
-        driver::System,
+        driver::{self, System},
         plan::{self, Facts, Nft, Plan, Resolving, Step, Wanted},
-        tun,
     },
 };
 
@@ -172,7 +171,7 @@ fn on<T: AsyncFnOnce(&Host)>(kinds: &[Kind], test: T) {
     if let Ok(name) = std::env::var(INSIDE) {
         let kind = ALL.into_iter().find(|kind| kind.name() == name);
         let work = async { test(&Host::new(kind.expect("a kind"))).await };
-        return signals::current_thread_runtime()
+        return process::current_thread_runtime()
             .expect("a runtime")
             .block_on(work);
     }
@@ -244,7 +243,7 @@ const HEADER: usize = 10;
 
 impl Host {
     fn new(kind: Kind) -> Self {
-        let open = |name| File::from(tun::open(name).expect("a TUN device"));
+        let open = |name| File::from(driver::open(name).expect("a TUN device"));
         let uplink = open("eth0");
         let talker = Arc::new(Talker {
             guest: open("guest0"),

@@ -19,7 +19,7 @@ use hoplite_wire::{
 use zeroize::Zeroizing;
 
 use super::*;
-use crate::{config::client::directory::Directory, directory::now, listed::Needs};
+use crate::{config::client::Directory, directory::now, listed::Needs};
 
 const STRANGER: u8 = 99;
 /// When all relays here published: one time, so that a list that is made again is the same.
@@ -124,7 +124,7 @@ fn ask(ports: &[u16], required: bool) -> path::Wish {
     }
 }
 
-async fn chosen(paths: &FromList, wish: &path::Wish) -> Vec<path::Relay> {
+async fn chosen(paths: &FromList, wish: &path::Wish) -> Vec<Relay> {
     paths.path(wish).await.expect("a path")
 }
 
@@ -158,7 +158,7 @@ async fn a_path_has_three_relays_a_guard_that_stays_and_an_exit_for_the_port() {
 }
 
 /// Whether the guard is one of the exits to everywhere, which then is no exit of its own paths.
-fn path_has_exit_guard(path: &[path::Relay]) -> bool {
+fn path_has_exit_guard(path: &[Relay]) -> bool {
     path[0].permits(25) && path[0].exit.is_some()
 }
 
@@ -398,7 +398,7 @@ async fn a_handshake_that_is_refused_has_the_authorities_asked_again_and_once_a_
     let from = paths(&listed, 1);
     let (through, beside) = (Arc::<Nobody>::default(), Arc::<Nobody>::default());
     from.keep(through.clone(), beside.clone());
-    tokio::time::sleep(Duration::from_secs(1800)).await;
+    sleep(Duration::from_secs(1800)).await;
     assert_eq!(through.0.load(Relaxed), 0, "the list is fresh");
     let path = chosen(&from, &ask(&[443], true)).await;
     for _ in 0..10 {
@@ -410,7 +410,7 @@ async fn a_handshake_that_is_refused_has_the_authorities_asked_again_and_once_a_
             }),
         );
     }
-    tokio::time::sleep(Duration::from_secs(30)).await;
+    sleep(Duration::from_secs(30)).await;
     let asked = (through.0.load(Relaxed), beside.0.load(Relaxed));
     assert_eq!(asked, (1, 1), "through the circuits, then beside them");
 }
@@ -433,7 +433,7 @@ async fn a_list_from_which_no_path_can_be_made_is_renewed_soon_and_ever_more_rar
         let after = |minutes: u64| {
             let through = Arc::clone(&through);
             async move {
-                tokio::time::sleep(Duration::from_secs(60 * minutes)).await;
+                sleep(Duration::from_secs(60 * minutes)).await;
                 through.0.load(Relaxed)
             }
         };
