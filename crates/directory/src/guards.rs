@@ -11,7 +11,7 @@ use std::collections::HashSet;
 
 use hoplite_wire::directory::Key;
 
-use crate::select::{Network, Position, Random, Wish};
+use crate::select::{Network, PathConstraints, Position, Random};
 
 /// So many are sampled at most: who makes guards fail, or takes them off the list, gets no further.
 const MOST: usize = 20;
@@ -85,23 +85,23 @@ impl Guards {
         self.sample.iter().map(|known| known.guard).collect()
     }
 
-    /// The guard to use now: the first that can be used and is not known to fail; if all fail, the first again. `wish` says what an entry
-    /// must be, `wish.entry` is not looked at.
+    /// The guard to use now: the first that can be used and is not known to fail; if all fail, the first again. `constraints` says what an entry
+    /// must be, `constraints.entry` is not looked at.
     pub fn pick(
         &mut self,
         network: &Network,
-        wish: &Wish,
+        constraints: &PathConstraints,
         now: u64,
         random: Random<'_>,
     ) -> Option<Key> {
         self.refresh(network, now);
-        let wish = Wish {
+        let constraints = PathConstraints {
             entry: None,
-            hops: wish.hops.max(2),
-            ..wish.clone()
+            hops: constraints.hops.max(2),
+            ..constraints.clone()
         };
-        self.fill(network, &wish, now, random);
-        let usable = self.usable(network, &wish);
+        self.fill(network, &constraints, now, random);
+        let usable = self.usable(network, &constraints);
         for (rank, &place) in usable.iter().enumerate() {
             let known = self.sample.get_mut(place)?;
             known.reach.rest(rank < PRIMARY, now);
@@ -171,10 +171,16 @@ impl Guards {
     }
 
     /// Chooses further ones, while too few can be used.
-    fn fill(&mut self, network: &Network, wish: &Wish, now: u64, random: Random<'_>) {
-        let mut usable = self.usable(network, wish).len();
+    fn fill(
+        &mut self,
+        network: &Network,
+        constraints: &PathConstraints,
+        now: u64,
+        random: Random<'_>,
+    ) {
+        let mut usable = self.usable(network, constraints).len();
         while usable < WANTED && self.sample.len() < MOST {
-            let Some(identity) = self.choose(network, wish, random) else {
+            let Some(identity) = self.choose(network, constraints, random) else {
                 break;
             };
             let guard = Guard {
@@ -190,21 +196,27 @@ impl Guards {
     }
 
     /// The places of those that are listed and fit.
-    fn usable(&self, network: &Network, wish: &Wish) -> Vec<usize> {
-        let fits = |known: &Known| network.is_fit(&known.guard.identity, Position::Entry, wish);
+    fn usable(&self, network: &Network, constraints: &PathConstraints) -> Vec<usize> {
+        let fits =
+            |known: &Known| network.is_fit(&known.guard.identity, Position::Entry, constraints);
         let sample = self.sample.iter().enumerate();
         let usable = sample.filter(|(_, known)| fits(known));
         usable.map(|(place, _)| place).collect()
     }
 
-    fn choose(&self, network: &Network, wish: &Wish, random: Random<'_>) -> Option<Key> {
+    fn choose(
+        &self,
+        network: &Network,
+        constraints: &PathConstraints,
+        random: Random<'_>,
+    ) -> Option<Key> {
         let known = self.sample.iter().map(|known| known.guard.identity);
-        let avoid: HashSet<Key> = wish.avoid.iter().copied().chain(known).collect();
-        let wish = Wish {
+        let avoid: HashSet<Key> = constraints.avoid.iter().copied().chain(known).collect();
+        let constraints = PathConstraints {
             avoid,
-            ..wish.clone()
+            ..constraints.clone()
         };
-        let new = network.one(Position::Entry, &wish, random)?;
+        let new = network.one(Position::Entry, &constraints, random)?;
         Some(new.identity)
     }
 }

@@ -8,6 +8,7 @@
 
 pub mod authority;
 mod check;
+mod choose;
 mod client;
 mod fetch;
 mod guards;
@@ -19,6 +20,7 @@ pub mod tor;
 
 pub use authority::Authority;
 pub use check::{Refused, Trust, check_descriptor, check_list, said_by_holder, sign_descriptor};
+pub use choose::{AVOIDED, Moment, PathChooser};
 pub use client::{Client, Heard, Judge, Offered, Source};
 pub use fetch::{FetchError, PROOF, fetch, upload};
 pub use guards::{Guard, Guards};

@@ -33,7 +33,7 @@ pub enum Position {
 
 /// What is asked of a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wish {
+pub struct PathConstraints {
     /// The number of hops, from 1.
     pub hops: usize,
     /// Ports of targets, as far as they are known: the exit must permit all of them.
@@ -60,7 +60,7 @@ pub enum Carrier {
     Onion,
 }
 
-/// The list allows no path such as wished.
+/// The list allows no path such as is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoPath {
     /// No relay fits into this position, whatever stands elsewhere.
@@ -102,7 +102,8 @@ fn position_remedy(position: Position) -> &'static str {
 #[derive(Clone, Debug, Default)]
 pub struct Network {
     relays: Vec<Descriptor>,
-    weights: Weights,
+    /// None if all relays are as likely.
+    weights: Option<Weights>,
 }
 
 impl Network {
@@ -115,6 +116,14 @@ impl Network {
             .collect();
         let cap = list.params.get("bandwidth-cap").copied();
         let weights = Weights::of(&relays, cap.unwrap_or(u64::MAX));
+        let weights = Some(weights);
+        Self { relays, weights }
+    }
+
+    /// Relays that nobody signed a list of, such as those of a file: all are as likely.
+    pub fn unsigned(mut relays: Vec<Descriptor>) -> Self {
+        relays.sort_by_key(|relay| relay.identity);
+        let weights = None;
         Self { relays, weights }
     }
 
@@ -125,41 +134,64 @@ impl Network {
 
     /// The relay of this identity.
     pub fn relay(&self, identity: &Key) -> Option<&Descriptor> {
+        self.relays.get(self.place(identity)?)
+    }
+
+    /// The place of the relay of this identity among all of them.
+    pub fn place(&self, identity: &Key) -> Option<usize> {
         let place = self
             .relays
             .binary_search_by_key(identity, |relay| relay.identity);
-        self.relays.get(place.ok()?)
+        place.ok()
     }
 
-    /// A path as wished, first hop first, by weight: the exit is chosen first, as fewest relays can be it.
+    /// A path as asked for, first hop first, by weight: the exit is chosen first, as fewest relays can be it.
     ///
     /// # Errors
     /// [`NoPath`].
-    pub fn path(&self, wish: &Wish, random: Random<'_>) -> Result<Vec<&Descriptor>, NoPath> {
-        let order = order(wish.hops);
+    pub fn select_path(
+        &self,
+        constraints: &PathConstraints,
+        random: Random<'_>,
+    ) -> Result<Vec<&Descriptor>, NoPath> {
+        let order = order(constraints.hops);
         for position in &order {
-            if !self.relays.iter().any(|relay| fits(relay, *position, wish)) {
+            if !self
+                .relays
+                .iter()
+                .any(|relay| fits(relay, *position, constraints))
+            {
                 return Err(NoPath::Nobody(*position));
             }
         }
         let mut chosen = Vec::with_capacity(order.len());
         let mut tries = TRIES;
-        match self.extend(wish, &order, &mut chosen, random, &mut tries) {
+        match self.extend(constraints, &order, &mut chosen, random, &mut tries) {
             true => Ok(in_order(chosen)),
             false => Err(NoPath::Together),
         }
     }
 
     /// One relay for a position, by weight: for guards.
-    pub fn one(&self, position: Position, wish: &Wish, random: Random<'_>) -> Option<&Descriptor> {
-        let mut fitting = self.fitting(position, wish, &[]);
+    pub fn one(
+        &self,
+        position: Position,
+        constraints: &PathConstraints,
+        random: Random<'_>,
+    ) -> Option<&Descriptor> {
+        let mut fitting = self.fitting(position, constraints, &[]);
         draw(&mut fitting, random)
     }
 
     /// Whether this relay is on the list and fits into a position, whatever stands elsewhere.
-    pub fn is_fit(&self, identity: &Key, position: Position, wish: &Wish) -> bool {
+    pub fn is_fit(
+        &self,
+        identity: &Key,
+        position: Position,
+        constraints: &PathConstraints,
+    ) -> bool {
         let relay = self.relay(identity);
-        relay.is_some_and(|relay| fits(relay, position, wish))
+        relay.is_some_and(|relay| fits(relay, position, constraints))
     }
 
     /// The relays of an explicit path, by identity or by name where that is unique; for experiments. Only roles are checked.
@@ -196,7 +228,7 @@ impl Network {
     /// Depth first: when the rest does not work out, another relay is drawn here.
     fn extend<'a>(
         &'a self,
-        wish: &Wish,
+        constraints: &PathConstraints,
         order: &[Position],
         chosen: &mut Vec<&'a Descriptor>,
         random: &mut dyn FnMut(u64) -> u64,
@@ -205,14 +237,14 @@ impl Network {
         let Some((position, rest)) = order.split_first() else {
             return true;
         };
-        let mut fitting = self.fitting(*position, wish, chosen);
+        let mut fitting = self.fitting(*position, constraints, chosen);
         while let Some(relay) = draw(&mut fitting, random) {
             let Some(left) = tries.checked_sub(1) else {
                 return false;
             };
             *tries = left;
             chosen.push(relay);
-            if self.extend(wish, rest, chosen, random, tries) {
+            if self.extend(constraints, rest, chosen, random, tries) {
                 return true;
             }
             chosen.pop();
@@ -223,16 +255,19 @@ impl Network {
     fn fitting<'a>(
         &'a self,
         position: Position,
-        wish: &Wish,
+        constraints: &PathConstraints,
         chosen: &[&Descriptor],
     ) -> Vec<(&'a Descriptor, u64)> {
         let relays = self.relays.iter();
-        let relays = relays.filter(|relay| fits(relay, position, wish));
+        let relays = relays.filter(|relay| fits(relay, position, constraints));
         let relays = relays.filter(|relay| {
             let mut others = chosen.iter();
-            others.all(|other| wish.apart.are_apart(relay, other))
+            others.all(|other| constraints.apart.are_apart(relay, other))
         });
-        let weighed = relays.map(|relay| (relay, self.weights.of_relay(relay, position)));
+        let weighed = relays.map(|relay| {
+            let weight = |weights: &Weights| weights.of_relay(relay, position);
+            (relay, self.weights.as_ref().map_or(1, weight))
+        });
         some_positive(weighed.collect())
     }
 }
@@ -251,18 +286,24 @@ fn in_order(mut chosen: Vec<&Descriptor>) -> Vec<&Descriptor> {
     chosen
 }
 
-fn fits(relay: &Descriptor, position: Position, wish: &Wish) -> bool {
+fn fits(relay: &Descriptor, position: Position, constraints: &PathConstraints) -> bool {
     let permits = |port: &u16| relay.exit.as_ref().is_some_and(|exit| exit.contains(*port));
-    let region = || wish.region.is_none() || wish.region == relay.region;
-    let is_given = || wish.entry.is_none_or(|entry| entry == relay.identity);
+    let region = || constraints.region.is_none() || constraints.region == relay.region;
+    let is_given = || {
+        constraints
+            .entry
+            .is_none_or(|entry| entry == relay.identity)
+    };
     let role = match position {
-        Position::Exit => relay.roles.egress && wish.ports.iter().all(permits) && region(),
+        Position::Exit => relay.roles.egress && constraints.ports.iter().all(permits) && region(),
         Position::Middle => relay.roles.ingress,
         Position::Entry => relay.roles.ingress && is_given(),
     };
     // The only relay of a path of one hop is exit and entry.
-    let alone = wish.hops != 1 || is_given();
-    role && alone && is_carried(relay, wish.carrier) && !wish.avoid.contains(&relay.identity)
+    let alone = constraints.hops != 1 || is_given();
+    role && alone
+        && is_carried(relay, constraints.carrier)
+        && !constraints.avoid.contains(&relay.identity)
 }
 
 fn is_carried(relay: &Descriptor, carrier: Carrier) -> bool {

@@ -3,8 +3,9 @@
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use hoplite_crypto::{Trust, observe::Watch};
+use hoplite_directory::PathChooser;
 use hoplite_link::{Agreed, Peer};
-use hoplite_masque::{self as masque, Forwarding, Hop, Mode, Paths, Random, Relay, Wish};
+use hoplite_masque::{self as masque, Choose, Forwarding, Hop, Mode, Paths, Relay};
 use hoplite_mediator::{BindError, Config, Front, Listen};
 use hoplite_overlay::{Error, Overlay, direct::Direct};
 use hoplite_wire::forwarding::Transform;
@@ -312,20 +313,37 @@ fn chosen(
     below: Arc<dyn Overlay>,
     config: &Arc<masque::Config>,
 ) -> Result<Carried, Error> {
-    let wish = Wish {
-        hops: client.config.length(),
-        ..Wish::default()
-    };
     if let Some(listed) = &client.listed {
-        return from_list(client, listed, below, config, wish);
+        return from_list(client, listed, below, config);
     }
-    let relays = client
-        .relays
-        .iter()
-        .map(|hop| (relay(hop), client::candidate(&hop.relay)));
-    let paths = Paths::new(relays.collect(), below, config, wish, random())?;
+    let relays = client.relays.iter().map(relay).collect();
+    let paths = Paths::new(relays, below, config, from_file(&client.config))?;
     paths.current().keep_warm();
     Ok(Carried::by_one_of(Arc::new(paths)))
+}
+
+/// The relays of a file are a list that nobody signed.
+fn from_file(file: &client::Config) -> Choose {
+    let (network, constraints) = (file.network(), file.constraints());
+    let (mut chooser, mut random) = (PathChooser::unguarded(), random());
+    Box::new(move |failed| {
+        let failed = failed
+            .iter()
+            .filter_map(|&place| network.relays().get(place));
+        let failed: Vec<_> = failed.map(|relay| relay.identity).collect();
+        let path = chooser.select_path(
+            &network,
+            &constraints,
+            &failed,
+            listed::moment(),
+            &mut random,
+        );
+        let path = path.ok()?.into_iter();
+        Some(
+            path.filter_map(|relay| network.place(&relay.identity))
+                .collect(),
+        )
+    })
 }
 
 /// Chosen from the directory's list, which is renewed as long as the overlay is used.
@@ -334,11 +352,10 @@ fn from_list(
     listed: &Listed,
     below: Arc<dyn Overlay>,
     config: &Arc<masque::Config>,
-    wish: Wish,
 ) -> Result<Carried, Error> {
     let relays = client.relays.iter().map(relay).collect();
     let beside = Arc::clone(&below);
-    let paths = Paths::choosing(relays, below, config, wish, listed.chooser())?;
+    let paths = Paths::new(relays, below, config, listed.chooser())?;
     paths.current().keep_warm();
     let paths = Arc::new(paths);
     let (listed, token, through) = (listed.clone(), client.token.clone(), Arc::clone(&paths));
@@ -354,14 +371,14 @@ fn from_list(
 }
 
 /// From the operating system: which relays are chosen must not be foreseeable.
-pub(crate) fn random() -> Random {
+pub(crate) fn random() -> Box<dyn FnMut(u64) -> u64 + Send> {
     use ring::rand::{SecureRandom, SystemRandom};
     let source = SystemRandom::new();
     Box::new(move |below| {
-        let mut octets = [0; 8];
+        let mut bytes = [0; 8];
         // Without randomness the first candidate is taken: a path is still made.
-        source.fill(&mut octets).unwrap_or_default();
-        usize::from_le_bytes(octets) % below.max(1)
+        source.fill(&mut bytes).unwrap_or_default();
+        u64::from_le_bytes(bytes) % below.max(1)
     })
 }
 

@@ -1,8 +1,7 @@
-//! Relays from the directory: the list is fetched and kept before a path is made, and renewed while the client runs. Paths are chosen
-//! from it by `hoplite_directory::select`; the guards stay in the same file.
+//! Relays from the directory: the list is fetched and kept before a path is made, and renewed while the client runs. Paths are chosen from it by
+//! [`PathChooser`], whose guards stay in the same file.
 
 use std::{
-    collections::HashSet,
     fmt,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -11,8 +10,8 @@ use std::{
 
 use hoplite_crypto::{Pin, Token};
 use hoplite_directory::{
-    self as directory, Guard, Guards, Judge, Offered, Refused, Store, StoreError,
-    select::{Carrier, Network, NoPath, Random, Wish},
+    self as directory, Guard, Judge, Moment, Offered, PathChooser, Refused, Store, StoreError,
+    select::{Carrier, Network, NoPath, PathConstraints, Random},
 };
 use hoplite_masque::Choose;
 use hoplite_overlay::Overlay;
@@ -29,6 +28,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
+    client,
     config::client::{Client, Directory, Hop, Relay, Role},
     directory::now,
     say::Failure,
@@ -57,7 +57,7 @@ struct State {
     needs: Needs,
     known: directory::Client,
     network: Arc<Network>,
-    guards: Guards,
+    chooser: PathChooser,
     /// The guards that the store has.
     stored: Vec<Guard>,
     /// Who keeps what the store has, where that is not a file.
@@ -93,15 +93,19 @@ impl Needs {
         if !self.explicit.is_empty() {
             return network.explicit(&self.explicit, self.carrier).is_ok();
         }
-        let wish = Wish {
+        let path = network.select_path(&self.constraints(file), &mut client::random());
+        path.is_ok()
+    }
+
+    /// What is asked of every path.
+    fn constraints(&self, file: &Directory) -> PathConstraints {
+        PathConstraints {
             hops: self.hops,
             carrier: self.carrier,
             region: file.region.clone(),
             apart: file.apart,
-            ..Wish::default()
-        };
-        let mut random = super::client::random();
-        network.path(&wish, &mut below(&mut random)).is_ok()
+            ..PathConstraints::default()
+        }
     }
 }
 
@@ -247,7 +251,7 @@ pub(crate) async fn prepare(client: &mut Client, overlay: &dyn Overlay) -> Resul
     let listed = Listed::new(file.clone(), needs, known).map_err(store)?;
     listed.lock().keeper = keeper;
     listed.lock().keep();
-    // Circuits take theirs by `client::onion`.
+    // Circuits take theirs one by one.
     if !client.config.is_onion() {
         client.relays = match client.config.path.is_empty() {
             true => listed.relays(client.token.as_ref()),
@@ -409,12 +413,16 @@ impl Listed {
         mut known: directory::Client,
     ) -> Result<Self, StoreError> {
         let stored = known.store().guards()?;
+        let chooser = match file.guards {
+            true => PathChooser::guarded(stored.clone()),
+            false => PathChooser::unguarded(),
+        };
         let state = State {
             file,
             needs,
             network: Arc::new(network(&known)),
             known,
-            guards: Guards::new(stored.clone()),
+            chooser,
             stored,
             keeper: None,
         };
@@ -435,31 +443,37 @@ impl Listed {
         Ok(Arc::clone(&state.network))
     }
 
-    /// A path from one of the guards on; what the file asks of all paths is added to `wish`.
-    pub(crate) fn path(
+    /// A path for a circuit to `ports`: to all of them if they are `required`, else to as many as can be.
+    pub(crate) fn circuit(
         &self,
         network: &Network,
-        wish: Wish,
+        ports: &[u16],
+        required: bool,
         random: Random<'_>,
     ) -> Result<Vec<Descriptor>, NoPath> {
         let state = &mut *self.lock();
-        let wish = Wish {
-            region: state.file.region.clone(),
-            apart: state.file.apart,
-            ..wish
+        let constraints = PathConstraints {
+            ports: ports.to_vec(),
+            ..state.needs.constraints(&state.file)
         };
-        let path = state.path(network, wish, random)?;
-        Ok(path.into_iter().cloned().collect())
+        let chooser = &mut state.chooser;
+        let path = chooser.select_circuit(network, &constraints, required, moment(), random);
+        state.keep_guards();
+        Ok(path?.into_iter().cloned().collect())
     }
 
-    /// Whether a guard could be reached.
-    pub(crate) fn reached(&self, guard: &Key, well: bool) {
-        let mut random = super::client::random();
+    /// A circuit was built from this guard.
+    pub(crate) fn worked(&self, guard: &Key) {
         let state = &mut *self.lock();
-        match well {
-            true => drop(state.guards.worked(guard, now(), &mut below(&mut random))),
-            false => state.guards.failed(guard, now()),
-        }
+        let chooser = &mut state.chooser;
+        chooser.guard_worked(guard, moment(), &mut client::random());
+        state.keep_guards();
+    }
+
+    /// A relay of a circuit failed, in this place from 0.
+    pub(crate) fn failed(&self, relay: Key, hop: usize) {
+        let state = &mut *self.lock();
+        state.chooser.circuit_failed(relay, hop, moment());
         state.keep_guards();
     }
 
@@ -481,58 +495,25 @@ impl Listed {
     /// Chooses among the relays of this list, by their places in it.
     pub(crate) fn chooser(&self) -> Choose {
         let (listed, network) = (self.clone(), Arc::clone(&self.lock().network));
-        let mut random = super::client::random();
-        Box::new(move |wish| listed.choose(&network, wish, &mut below(&mut random)))
+        Box::new(move |failed| listed.choose(&network, failed))
     }
 
-    /// A path without the relays that failed, or at least without the last of them.
-    fn choose(
-        &self,
-        network: &Network,
-        asked: &hoplite_masque::Wish,
-        random: Random<'_>,
-    ) -> Option<Vec<usize>> {
+    fn choose(&self, network: &Network, failed: &[usize]) -> Option<Vec<usize>> {
         let state = &mut *self.lock();
-        let failed = asked
-            .avoid
+        let failed = failed
             .iter()
             .filter_map(|&place| network.relays().get(place));
         let failed: Vec<_> = failed.map(|relay| relay.identity).collect();
         if let Some(last) = failed.last() {
-            state.guards.failed(last, now());
+            state.chooser.guard_failed(last, moment());
         }
-        let since = [0, failed.len().saturating_sub(1), failed.len()];
-        let tried = since
-            .into_iter()
-            .map(|since| failed.iter().skip(since).copied().collect());
-        let wish = Wish {
-            hops: asked.hops,
-            region: state.file.region.clone(),
-            apart: state.file.apart,
-            ..Wish::default()
-        };
-        let answers = tried.map(|avoid| {
-            let wish = Wish {
-                avoid,
-                ..wish.clone()
-            };
-            let path = state.path(network, wish, random)?;
-            let place = |relay: &&Descriptor| {
-                let relays = network.relays();
-                let place = relays.binary_search_by_key(&relay.identity, |other| other.identity);
-                place.ok()
-            };
-            Ok::<_, NoPath>(path.iter().filter_map(place).collect())
-        });
-        let mut why = NoPath::Unguarded;
-        for answer in answers {
-            match answer {
-                Ok(path) => return Some(path),
-                Err(error) => why = error,
-            }
-        }
-        warn!("choosing a path from the list: {why}");
-        None
+        let constraints = state.needs.constraints(&state.file);
+        let (chooser, mut random) = (&mut state.chooser, client::random());
+        let path = chooser.select_path(network, &constraints, &failed, moment(), &mut random);
+        state.keep_guards();
+        let path = path.inspect_err(|why| warn!("choosing a path from the list: {why}"));
+        let place = |relay: &Descriptor| network.place(&relay.identity);
+        Some(path.ok()?.into_iter().filter_map(place).collect())
     }
 
     /// Renews the list until dropped, through the relays where that works; `found` is told of each new one.
@@ -542,12 +523,12 @@ impl Listed {
         beside: Arc<dyn Overlay>,
         found: impl Fn(&Self),
     ) {
-        let mut random = super::client::random();
+        let mut random = client::random();
         let mut asked = Instant::now();
         let mut in_vain = 0u32;
         loop {
-            let due = self.due(&mut below(&mut random));
-            let soon = asked + haste(in_vain, &mut below(&mut random));
+            let due = self.due(&mut random);
+            let soon = asked + haste(in_vain, &mut random);
             let is_due = tokio::select! {
                 () = wait_until(due) => true,
                 () = self.hurried(soon) => false,
@@ -634,7 +615,7 @@ impl Listed {
     /// These guards and no others, for tests.
     #[cfg(test)]
     pub(crate) fn keep_only(&self, guards: Vec<Guard>) {
-        self.lock().guards = Guards::new(guards);
+        self.lock().chooser = PathChooser::guarded(guards);
     }
 
     /// An authority's answer, for tests.
@@ -659,55 +640,11 @@ impl State {
         true
     }
 
-    /// A path from a guard on, and from nobody else: who makes guards fail, or takes them off the list, becomes no entry by it.
-    fn path<'a>(
-        &mut self,
-        network: &'a Network,
-        mut wish: Wish,
-        random: Random<'_>,
-    ) -> Result<Vec<&'a Descriptor>, NoPath> {
-        let open = network.path(&wish, random)?;
-        if !self.file.guards || wish.hops < 2 {
-            return Ok(open);
-        }
-        // What failed behind a guard is none the worse as one: whether it can be reached, `Guards` knows.
-        let mut unfit = match wish.carrier {
-            Carrier::Masque => wish.avoid.clone(),
-            Carrier::Onion => HashSet::new(),
-        };
-        while let Some(guard) = self.guard(network, &wish, &unfit, random) {
-            wish.entry = Some(guard);
-            let mut from = wish.clone();
-            from.avoid.remove(&guard);
-            if let Ok(path) = network.path(&from, random) {
-                return Ok(path);
-            }
-            if !unfit.insert(guard) {
-                break;
-            }
-        }
-        Err(NoPath::Unguarded)
-    }
-
-    fn guard(
-        &mut self,
-        network: &Network,
-        wish: &Wish,
-        unfit: &HashSet<Key>,
-        random: Random<'_>,
-    ) -> Option<Key> {
-        let wish = Wish {
-            avoid: unfit.clone(),
-            ..wish.clone()
-        };
-        let guard = self.guards.pick(network, &wish, now(), random);
-        self.keep_guards();
-        guard
-    }
-
     /// Writes to the disk only what is new.
     fn keep_guards(&mut self) {
-        let kept = self.guards.kept();
+        let Some(kept) = self.chooser.kept() else {
+            return;
+        };
         if kept == self.stored {
             return;
         }
@@ -734,11 +671,11 @@ impl State {
     }
 }
 
-/// Numbers as relays are chosen by.
-fn below(random: &mut hoplite_masque::Random) -> impl FnMut(u64) -> u64 {
-    move |most| {
-        let most = usize::try_from(most).unwrap_or(usize::MAX);
-        u64::try_from(random(most)).unwrap_or(0)
+/// Now, by both clocks.
+pub(crate) fn moment() -> Moment {
+    Moment {
+        calendar: now(),
+        steady: Instant::now().into_std(),
     }
 }
 

@@ -4,7 +4,6 @@
 //! # Not in this room
 //! How a hop is dialled and authenticated (`link`), how HTTP is spoken (`http`), what a relay permits (`relay`).
 
-mod choose;
 mod config;
 mod connection;
 pub mod forward;
@@ -19,9 +18,8 @@ mod request;
 mod spare;
 mod tunnel;
 
-pub use choose::{Candidate, Wish, choose};
 pub use config::Config;
 pub use forward::{Forwarding, Mode, Passed};
 pub use hop::{Hop, Relay};
 pub use path::{MAX_HOPS, Path};
-pub use paths::{Choose, Paths, Random};
+pub use paths::{Choose, Paths};

@@ -11,16 +11,11 @@ use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Packets, St
 use hoplite_wire::{Target, connect_ip::Scope};
 use tracing::warn;
 
-use crate::{
-    Config, Path, Relay,
-    choose::{Candidate, Wish, choose},
-};
+use crate::{Config, Path, Relay};
 
-/// Gives a number below its argument.
-pub type Random = Box<dyn FnMut(usize) -> usize + Send>;
-
-/// Which relays make a path as wished, by their places in the list of all, first hop first; `None` if they do not allow one.
-pub type Choose = Box<dyn FnMut(&Wish) -> Option<Vec<usize>> + Send>;
+/// Which relays make a path, by their places in the list of all, first hop first, if possible without those that failed, the last of which is the last
+/// here; `None` if they do not allow one.
+pub type Choose = Box<dyn FnMut(&[usize]) -> Option<Vec<usize>> + Send>;
 
 /// Chooses among relays. Every flow goes through the path that is current when it opens.
 pub struct Paths {
@@ -31,44 +26,28 @@ pub struct Paths {
 
 struct State {
     relays: Vec<Relay>,
-    wish: Wish,
+    /// Those that failed since the list is this one, in the order of it.
+    failed: Vec<usize>,
     choose: Choose,
     indices: Vec<usize>,
     path: Path,
 }
 
 impl Paths {
-    /// Chooses at random; the first path at once.
+    /// Lets `choose` choose; the first path at once.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if the relays do not allow a path such as wished.
+    /// [`ErrorKind::Unsupported`] if the relays do not allow a path.
     pub fn new(
-        relays: Vec<(Relay, Candidate)>,
-        below: Arc<dyn Overlay>,
-        config: &Arc<Config>,
-        wish: Wish,
-        mut random: Random,
-    ) -> Result<Self, Error> {
-        let (relays, candidates): (Vec<_>, Vec<_>) = relays.into_iter().unzip();
-        let by_chance = Box::new(move |wish: &Wish| choose(&candidates, wish, &mut random));
-        Self::choosing(relays, below, config, wish, by_chance)
-    }
-
-    /// Lets `choose` choose.
-    ///
-    /// # Errors
-    /// The same.
-    pub fn choosing(
         relays: Vec<Relay>,
         below: Arc<dyn Overlay>,
         config: &Arc<Config>,
-        wish: Wish,
         mut choose: Choose,
     ) -> Result<Self, Error> {
-        let (indices, path) = make(&relays, &below, config, &wish, &mut choose)?;
+        let (indices, path) = make(&relays, &below, config, &[], &mut choose)?;
         let state = Mutex::new(State {
             relays,
-            wish,
+            failed: Vec::new(),
             choose,
             indices,
             path,
@@ -86,7 +65,7 @@ impl Paths {
         let used = state.indices.iter().filter_map(|&i| state.relays.get(i));
         let again = used.map(|used| relays.iter().position(|relay| is_same(relay, used)));
         let again: Option<Vec<usize>> = again.collect();
-        state.wish.avoid.clear();
+        state.failed.clear();
         (state.relays, state.choose) = (relays, choose);
         match again {
             Some(indices) => state.indices = indices,
@@ -99,7 +78,13 @@ impl Paths {
 
     fn choose_again(&self, state: &mut State) {
         let (below, config) = (&self.below, &self.config);
-        let made = make(&state.relays, below, config, &state.wish, &mut state.choose);
+        let made = make(
+            &state.relays,
+            below,
+            config,
+            &state.failed,
+            &mut state.choose,
+        );
         if let Ok((indices, path)) = made {
             path.keep_warm();
             (state.indices, state.path) = (indices, path);
@@ -125,8 +110,8 @@ impl Paths {
         if !state.path.is(failed) {
             return;
         }
-        state.wish.avoid.retain(|&i| i != relay);
-        state.wish.avoid.push(relay);
+        state.failed.retain(|&i| i != relay);
+        state.failed.push(relay);
         self.choose_again(&mut state);
         if !state.path.is(failed) {
             warn!("a relay of the path failed: another path is taken");
@@ -167,7 +152,7 @@ fn make(
     relays: &[Relay],
     below: &Arc<dyn Overlay>,
     config: &Arc<Config>,
-    wish: &Wish,
+    failed: &[usize],
     choose: &mut Choose,
 ) -> Result<(Vec<usize>, Path), Error> {
     let none = || {
@@ -176,7 +161,7 @@ fn make(
             "choosing a path: the relays do not allow one",
         )
     };
-    let indices = choose(wish).ok_or_else(none)?;
+    let indices = choose(failed).ok_or_else(none)?;
     let chosen = indices.iter().filter_map(|&i| relays.get(i)).cloned();
     let path = Path::new(chosen.collect(), below, config)?;
     Ok((indices, path))

@@ -1,17 +1,16 @@
-//! How a client chooses its paths: by the directory's rules, from the list that all clients have, with a guard of its own.
-//! Also notes how long circuits took to be built.
+//! How a client of the simulation asks the product's own chooser for paths, from the list that all clients have. Also notes how long circuits took to be
+//! built.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::BTreeMap,
     fmt,
     sync::Arc,
-    time::Duration,
 };
 
 use hoplite_crypto::onion::{RelayKeys, identity::stand_in};
 use hoplite_directory::{
-    Guards,
-    select::{Carrier, Network, Wish},
+    Moment, PathChooser,
+    select::{Carrier, Network, PathConstraints},
 };
 use hoplite_onion::{
     channel::Waiting,
@@ -24,9 +23,6 @@ use tokio::time::Instant;
 
 use crate::{random::Random, report::Book};
 
-/// How long a relay that failed is avoided.
-const AVOIDED: Duration = Duration::from_secs(60);
-
 /// The list, as all clients have it.
 #[derive(Debug)]
 pub(crate) struct Listed {
@@ -34,7 +30,7 @@ pub(crate) struct Listed {
     relays: BTreeMap<Key, Relay>,
 }
 
-/// One client's choice.
+/// One client, as its circuits ask for paths.
 pub(crate) struct Chooser {
     listed: Arc<Listed>,
     hops: usize,
@@ -44,10 +40,8 @@ pub(crate) struct Chooser {
 }
 
 struct State {
-    guards: Guards,
+    chooser: PathChooser,
     random: Random,
-    /// Relays that failed lately: they are avoided behind the guard, as the product does.
-    failed: BTreeMap<Key, Instant>,
     /// Paths that circuits are being built over.
     building: Vec<(Vec<Relay>, Instant)>,
 }
@@ -103,33 +97,35 @@ impl Chooser {
             began: Instant::now(),
             book: Arc::clone(book),
             state: Mutex::new(State {
-                guards: Guards::default(),
+                chooser: PathChooser::guarded(Vec::new()),
                 random,
-                failed: BTreeMap::new(),
                 building: Vec::new(),
             }),
         }
     }
 
+    fn now(&self) -> Moment {
+        Moment {
+            calendar: self.began.elapsed().as_secs(),
+            steady: Instant::now().into_std(),
+        }
+    }
+
     fn choose(&self, wish: &path::Wish) -> Option<Vec<Relay>> {
-        let wish = Wish {
+        let constraints = PathConstraints {
             hops: self.hops,
             ports: wish.ports.clone(),
             carrier: Carrier::Onion,
-            ..Wish::default()
+            ..PathConstraints::default()
         };
+        let now = self.now();
         let mut state = self.state.lock();
-        let avoid = state.avoided();
-        let now = self.began.elapsed().as_secs();
-        let network = &self.listed.network;
-        let mut avoids = [avoid, HashSet::new()].into_iter();
-        let chosen = avoids.find_map(|avoid| {
-            let wish = Wish {
-                avoid,
-                ..wish.clone()
-            };
-            state.choose(network, wish, now)
-        })?;
+        let State {
+            chooser, random, ..
+        } = &mut *state;
+        let (network, draw) = (&self.listed.network, &mut |most| random.below(most));
+        let chosen = chooser.select_circuit(network, &constraints, wish.required, now, draw);
+        let chosen = chosen.ok()?;
         let relays = chosen.iter();
         let path: Option<Vec<_>> = relays
             .map(|relay| self.listed.relays.get(&relay.identity).cloned())
@@ -137,41 +133,6 @@ impl Chooser {
         let path = path?;
         state.building.push((path.clone(), Instant::now()));
         Some(path)
-    }
-}
-
-impl State {
-    /// From a guard on, whatever failed behind another.
-    fn choose<'a>(
-        &mut self,
-        network: &'a Network,
-        mut wish: Wish,
-        now: u64,
-    ) -> Option<Vec<&'a Descriptor>> {
-        let Self { guards, random, .. } = self;
-        let mut draw = |below| random.below(below);
-        let avoid = std::mem::take(&mut wish.avoid);
-        // Guards that do not go with the rest: the only exit may be one.
-        let mut unfit = HashSet::new();
-        loop {
-            wish.avoid.clone_from(&unfit);
-            let guard = guards.pick(network, &wish, now, &mut draw)?;
-            let mut from = wish.clone();
-            from.entry = Some(guard);
-            from.avoid.clone_from(&avoid);
-            from.avoid.remove(&guard);
-            if let Ok(path) = network.path(&from, &mut draw) {
-                return Some(path);
-            }
-            if !unfit.insert(guard) {
-                return None;
-            }
-        }
-    }
-
-    fn avoided(&mut self) -> HashSet<Key> {
-        self.failed.retain(|_, since| since.elapsed() < AVOIDED);
-        self.failed.keys().copied().collect()
     }
 }
 
@@ -184,28 +145,25 @@ impl Paths for Chooser {
     }
 
     fn tried(&self, path: &[Relay], outcome: Result<(), Failed>) {
-        let now = self.began.elapsed().as_secs();
+        let now = self.now();
         let mut state = self.state.lock();
         let begun = state.building.iter().position(|(other, _)| other == path);
         let begun = begun.map(|place| state.building.swap_remove(place).1);
         if let Some(begun) = begun {
             self.book.built(outcome.is_ok().then(|| begun.elapsed()));
         }
-        let Some(guard) = path.first().map(|guard| Key(guard.keys.ed25519)) else {
-            return;
-        };
+        let identity = |hop: usize| path.get(hop).map(|relay| Key(relay.keys.ed25519));
         match outcome {
             // Nothing is stored: there is nothing to be less exact about.
             Ok(()) => {
-                state.guards.worked(&guard, now, &mut |_| 0);
+                if let Some(guard) = identity(0) {
+                    state.chooser.guard_worked(&guard, now, &mut |_| 0);
+                }
             }
             Err(Failed { hop, .. }) => {
-                if hop == 0 {
-                    state.guards.failed(&guard, now);
+                if let Some(relay) = identity(hop) {
+                    state.chooser.circuit_failed(relay, hop, now);
                 }
-                let failed = path.get(hop).map(|relay| Key(relay.keys.ed25519));
-                let failed = failed.map(|relay| (relay, Instant::now()));
-                state.failed.extend(failed);
             }
         }
     }

@@ -16,12 +16,12 @@ fn network(relays: impl IntoIterator<Item = u8>) -> Network {
 }
 
 fn pick(guards: &mut Guards, network: &Network, now: u64) -> Key {
-    let wish = Wish {
+    let constraints = PathConstraints {
         hops: 2,
-        ..Wish::default()
+        ..PathConstraints::default()
     };
     guards
-        .pick(network, &wish, now, &mut |below| below / 2)
+        .pick(network, &constraints, now, &mut |below| below / 2)
         .expect("there is one")
 }
 
@@ -158,8 +158,10 @@ fn who_takes_guards_off_the_list_gets_no_further_than_twenty() {
     let mut guards = Guards::default();
     for n in 0..9 {
         let others = network(n * 20 + 1..=n * 20 + 20);
-        let wish = Wish::default();
-        guards.pick(&others, &wish, NOW + u64::from(n), &mut |below| below / 2);
+        let constraints = PathConstraints::default();
+        guards.pick(&others, &constraints, NOW + u64::from(n), &mut |below| {
+            below / 2
+        });
     }
     assert_eq!(guards.kept().len(), MOST);
 }

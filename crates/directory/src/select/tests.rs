@@ -24,7 +24,10 @@ fn seeded(mut state: u64) -> impl FnMut(u64) -> u64 {
 fn network(mut relays: Vec<Descriptor>) -> Network {
     relays.sort_by_key(|relay| relay.identity);
     let weights = Weights::of(&relays, u64::MAX);
-    Network { relays, weights }
+    Network {
+        relays,
+        weights: Some(weights),
+    }
 }
 
 fn with(n: u8, change: impl FnOnce(&mut Descriptor)) -> Descriptor {
@@ -44,10 +47,10 @@ fn egress(n: u8) -> Descriptor {
     with(n, |relay| relay.roles.ingress = false)
 }
 
-fn hops(hops: usize) -> Wish {
-    Wish {
+fn hops(hops: usize) -> PathConstraints {
+    PathConstraints {
         hops,
-        ..Wish::default()
+        ..PathConstraints::default()
     }
 }
 
@@ -58,10 +61,12 @@ fn names(path: &[&Descriptor]) -> Vec<String> {
 #[test]
 fn a_path_begins_with_an_ingress_and_ends_with_an_egress() {
     let network = network(vec![ingress(1), ingress(2), egress(3)]);
-    let path = network.path(&hops(3), &mut seeded(1)).expect("possible");
+    let path = network
+        .select_path(&hops(3), &mut seeded(1))
+        .expect("possible");
     assert_eq!(names(&path).last().map(String::as_str), Some("relay3"));
     assert_eq!(
-        network.path(&hops(4), &mut seeded(1)),
+        network.select_path(&hops(4), &mut seeded(1)),
         Err(NoPath::Together)
     );
 }
@@ -70,11 +75,13 @@ fn a_path_begins_with_an_ingress_and_ends_with_an_egress() {
 fn who_is_missing_is_said() {
     let exits = network(vec![egress(1), egress(2)]);
     assert_eq!(
-        exits.path(&hops(2), &mut seeded(1)),
+        exits.select_path(&hops(2), &mut seeded(1)),
         Err(NoPath::Nobody(Position::Entry))
     );
     let entries = network(vec![ingress(1), ingress(2)]);
-    let error = entries.path(&hops(2), &mut seeded(1)).expect_err("nobody");
+    let error = entries
+        .select_path(&hops(2), &mut seeded(1))
+        .expect_err("nobody");
     assert_eq!(error, NoPath::Nobody(Position::Exit));
     assert!(error.to_string().contains("last relay") && error.to_string().contains("another port"));
 }
@@ -83,12 +90,14 @@ fn who_is_missing_is_said() {
 fn an_exit_must_permit_the_targets_port() {
     let web = with(2, |relay| relay.exit = "80,443".parse().ok());
     let network = network(vec![ingress(1), web, egress(3)]);
-    let wish = Wish {
+    let constraints = PathConstraints {
         ports: vec![25],
         ..hops(2)
     };
     for seed in 0..50 {
-        let path = network.path(&wish, &mut seeded(seed)).expect("possible");
+        let path = network
+            .select_path(&constraints, &mut seeded(seed))
+            .expect("possible");
         assert_eq!(path[1].name, "relay3");
     }
 }
@@ -99,12 +108,15 @@ fn family_counts_where_both_say_so() {
         with(1, |relay| relay.family = vec![public(2)]),
         with(2, |relay| relay.family = vec![public(1)]),
     ]);
-    assert_eq!(both.path(&hops(2), &mut seeded(1)), Err(NoPath::Together));
+    assert_eq!(
+        both.select_path(&hops(2), &mut seeded(1)),
+        Err(NoPath::Together)
+    );
     let one = network(vec![
         with(1, |relay| relay.family = vec![public(2)]),
         said(2),
     ]);
-    assert!(one.path(&hops(2), &mut seeded(1)).is_ok());
+    assert!(one.select_path(&hops(2), &mut seeded(1)).is_ok());
 }
 
 #[test]
@@ -119,38 +131,41 @@ fn neighbours_operators_and_regions_are_kept_apart_as_asked() {
             relay.addresses = vec![([0x2001, 0xdb8, last, 0, 0, 0, 0, 1], 443).into()]
         })
     };
-    let region = Wish {
+    let region = PathConstraints {
         apart: Apart {
             region: true,
             ..Apart::default()
         },
         ..hops(2)
     };
-    for (relays, wish) in [
+    for (relays, constraints) in [
         (vec![said(1), near], hops(2)),
         (vec![six(1, 1), six(2, 2)], hops(2)),
         (vec![theirs(1, "Ann"), theirs(2, "ann")], hops(2)),
         (vec![here(1), here(2)], region),
     ] {
         let network = network(relays);
-        assert_eq!(network.path(&wish, &mut seeded(1)), Err(NoPath::Together));
-        let hardly = Wish {
+        assert_eq!(
+            network.select_path(&constraints, &mut seeded(1)),
+            Err(NoPath::Together)
+        );
+        let hardly = PathConstraints {
             apart: Apart::hardly(),
-            ..wish
+            ..constraints
         };
-        assert!(network.path(&hardly, &mut seeded(1)).is_ok());
+        assert!(network.select_path(&hardly, &mut seeded(1)).is_ok());
     }
 }
 
 #[test]
 fn one_machine_under_two_identities_is_never_two_hops() {
     let twin = with(2, |relay| relay.pin = Some([1; 32]));
-    let wish = Wish {
+    let constraints = PathConstraints {
         apart: Apart::hardly(),
         ..hops(2)
     };
     assert_eq!(
-        network(vec![said(1), twin]).path(&wish, &mut seeded(1)),
+        network(vec![said(1), twin]).select_path(&constraints, &mut seeded(1)),
         Err(NoPath::Together)
     );
 }
@@ -158,18 +173,20 @@ fn one_machine_under_two_identities_is_never_two_hops() {
 #[test]
 fn a_guard_is_kept_and_what_fails_is_avoided() {
     let network = network((1..=9).map(said).collect());
-    let wish = Wish {
+    let constraints = PathConstraints {
         entry: Some(public(4)),
         avoid: [public(5), public(6)].into(),
         ..hops(3)
     };
     for seed in 0..100 {
-        let path = network.path(&wish, &mut seeded(seed)).expect("possible");
+        let path = network
+            .select_path(&constraints, &mut seeded(seed))
+            .expect("possible");
         assert_eq!(path[0].identity, public(4));
         assert!(
             !path
                 .iter()
-                .any(|relay| wish.avoid.contains(&relay.identity))
+                .any(|relay| constraints.avoid.contains(&relay.identity))
         );
     }
 }
@@ -199,7 +216,13 @@ fn an_explicit_path_is_taken_as_it_is_if_roles_allow() {
 #[test]
 fn the_same_seed_makes_the_same_path() {
     let network = network((1..=20).map(said).collect());
-    let path = |seed| names(&network.path(&hops(3), &mut seeded(seed)).expect("possible"));
+    let path = |seed| {
+        names(
+            &network
+                .select_path(&hops(3), &mut seeded(seed))
+                .expect("possible"),
+        )
+    };
     assert_eq!(path(7), path(7));
     assert!((0..20).any(|seed| path(seed) != path(7)));
 }
@@ -209,13 +232,13 @@ fn a_circuit_needs_onion_keys_and_masque_needs_pins() {
     let onion = with(1, |relay| (relay.pin, relay.onion) = (None, Some([1; 32])));
     let network = network(vec![onion]);
     assert_eq!(
-        network.path(&hops(1), &mut seeded(1)),
+        network.select_path(&hops(1), &mut seeded(1)),
         Err(NoPath::Nobody(Position::Exit))
     );
     assert!(
         network
-            .path(
-                &Wish {
+            .select_path(
+                &PathConstraints {
                     carrier: Carrier::Onion,
                     ..hops(1)
                 },
@@ -233,7 +256,9 @@ fn assert_follows(network: &Network, place: usize, may: impl Fn(&Descriptor) -> 
     let mut random = seeded(42);
     let mut counted = HashMap::<Key, u32>::new();
     for _ in 0..PATHS {
-        let path = network.path(&hops(2), &mut random).expect("possible");
+        let path = network
+            .select_path(&hops(2), &mut random)
+            .expect("possible");
         *counted.entry(path[place].identity).or_default() += 1;
     }
     let those: Vec<_> = network.relays().iter().filter(|relay| may(relay)).collect();
@@ -281,15 +306,27 @@ fn scarce_exits_are_left_to_exits() {
     ]);
     let mut random = seeded(3);
     for _ in 0..200 {
-        let path = scarce.path(&hops(2), &mut random).expect("possible");
+        let path = scarce.select_path(&hops(2), &mut random).expect("possible");
         assert_eq!(path[1].name, "relay5");
     }
-    assert_eq!(scarce.weights.of_relay(&said(5), Position::Entry), 0);
+    assert_eq!(
+        scarce
+            .weights
+            .expect("weighed")
+            .of_relay(&said(5), Position::Entry),
+        0
+    );
     let plenty = network(vec![ingress(1), egress(2), egress(3), said(5)]);
-    assert_eq!(plenty.weights.of_relay(&said(5), Position::Exit), 0);
+    assert_eq!(
+        plenty
+            .weights
+            .expect("weighed")
+            .of_relay(&said(5), Position::Exit),
+        0
+    );
     assert!(
         network(vec![said(5)])
-            .path(&hops(1), &mut seeded(1))
+            .select_path(&hops(1), &mut seeded(1))
             .is_ok()
     );
 }
@@ -352,8 +389,8 @@ proptest! {
     ) {
         let network = network(relays);
         let apart = Apart { region, ..Apart::default() };
-        let wish = Wish { ports: port.into_iter().collect(), apart, ..hops(length) };
-        let Ok(path) = network.path(&wish, &mut seeded(seed)) else { return Ok(()) };
+        let constraints = PathConstraints { ports: port.into_iter().collect(), apart, ..hops(length) };
+        let Ok(path) = network.select_path(&constraints, &mut seeded(seed)) else { return Ok(()) };
         prop_assert_eq!(path.len(), length);
         let (last, before) = path.split_last().expect("not empty");
         prop_assert!(last.roles.egress && before.iter().all(|relay| relay.roles.ingress));

@@ -1,17 +1,16 @@
 //! The client's circuits: made from the configuration, over channels that stand on the device's own sockets. docs/architecture.md, "onion".
 
 use std::{
-    collections::VecDeque,
     fmt,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use hoplite_crypto::{observe::Watch, onion::RelayKeys};
 use hoplite_directory::{
     Refused,
-    select::{Carrier, NoPath, Position, Wish},
+    select::{Carrier, NoPath, Position},
 };
 use hoplite_link::channel::{self, ChannelDialer, Channels, Counts, Kind, handshake::Us};
 use hoplite_onion::{
@@ -84,11 +83,9 @@ pub(super) fn over_circuits(
 
 /// Paths from the directory's list, if the file has one.
 fn from_list(client: &Client) -> Result<Option<Arc<FromList>>, Failure> {
-    let (hops, path) = (client.config.length(), &client.config.path);
+    let path = &client.config.path;
     let listed = client.listed.as_ref();
-    listed
-        .map(|listed| FromList::new(listed, hops, path))
-        .transpose()
+    listed.map(|listed| FromList::new(listed, path)).transpose()
 }
 
 fn dialer(client: &Client, watch: Option<Arc<dyn Watch>>, ground: &Ground) -> ChannelDialer {
@@ -189,46 +186,21 @@ impl Circuits {
     }
 }
 
-// Paths of circuits from the directory's list: a guard, middles and an exit for the target's port, by
-// `hoplite_directory::select`; or the explicit path of an experiment. [`super`] hands it to [`hoplite_onion::Onion`];
-// docs/onion.md, "How a path is chosen".
-
-/// How long a relay that failed is avoided behind the guard. Not longer: a guard that lies about others must not choose the path for long.
-const AVOIDED: Duration = Duration::from_secs(60);
-/// So many of them at most.
-const MOST: usize = 64;
-
 /// Gives a number below its argument.
 type Random = Box<dyn FnMut(u64) -> u64 + Send>;
 
 /// Chooses paths from the list.
 pub(crate) struct FromList {
     listed: Listed,
-    hops: usize,
     /// The path of an experiment: names or identities, always the same.
     explicit: Vec<String>,
-    state: Mutex<State>,
-}
-
-struct State {
-    random: Random,
-    /// Relays that failed lately, behind the guard or as one: not to be used behind another.
-    failed: VecDeque<(Key, Instant)>,
+    random: Mutex<Random>,
 }
 
 impl FromList {
-    /// Paths of `hops` relays; or always the relays that `explicit` names, if it names any.
-    pub(crate) fn new(
-        listed: &Listed,
-        hops: usize,
-        explicit: &[String],
-    ) -> Result<Arc<Self>, Failure> {
-        let mut random = super::random();
-        let random = Box::new(move |below: u64| {
-            let below = usize::try_from(below).unwrap_or(usize::MAX);
-            u64::try_from(random(below)).unwrap_or(0)
-        });
-        let made = Self::with(listed, hops, explicit, random);
+    /// Paths as the file asks for them; or always the relays that `explicit` names, if it names any.
+    pub(crate) fn new(listed: &Listed, explicit: &[String]) -> Result<Arc<Self>, Failure> {
+        let made = Self::with(listed, explicit, super::random());
         // What cannot work is said at once.
         let first = made.choose(&path::Wish::default());
         first.map_err(|error| match error {
@@ -242,13 +214,11 @@ impl FromList {
         Ok(Arc::new(made))
     }
 
-    fn with(listed: &Listed, hops: usize, explicit: &[String], random: Random) -> Self {
-        let failed = VecDeque::new();
+    fn with(listed: &Listed, explicit: &[String], random: Random) -> Self {
         Self {
             listed: listed.clone(),
-            hops,
             explicit: explicit.to_vec(),
-            state: Mutex::new(State { random, failed }),
+            random: Mutex::new(random),
         }
     }
 
@@ -264,57 +234,11 @@ impl FromList {
             let relays = network.explicit(&self.explicit, Carrier::Onion)?;
             return Ok(relays.into_iter().filter_map(of).collect());
         }
-        let state = &mut *self.state();
-        let avoid = state.avoided(Instant::now());
-        let wish = Wish {
-            hops: self.hops,
-            carrier: Carrier::Onion,
-            ..Wish::default()
-        };
-        let mut why = NoPath::Together;
-        for ports in fewer_and_fewer(asked) {
-            for avoid in [avoid.clone(), Vec::new()] {
-                let wish = Wish {
-                    ports: ports.to_vec(),
-                    avoid: avoid.into_iter().collect(),
-                    ..wish.clone()
-                };
-                match self.listed.path(&network, wish, &mut state.random) {
-                    Ok(path) => return Ok(path.iter().filter_map(of).collect()),
-                    Err(error) => why = error,
-                }
-            }
-        }
-        Err(Unchosen::NoPath(why, asked.required))
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// All ports if they are required; else first all, at last none of them.
-fn fewer_and_fewer(asked: &path::Wish) -> impl Iterator<Item = &[u16]> {
-    let all = asked.ports.len();
-    let least = if asked.required { all } else { 0 };
-    let counts = (least..=all).rev();
-    counts.filter_map(|count| asked.ports.get(..count))
-}
-
-impl State {
-    /// Behind the guard, without which there is no path at all.
-    fn note(&mut self, identity: Key, now: Instant) {
-        self.failed.retain(|(other, _)| *other != identity);
-        if self.failed.len() >= MOST {
-            self.failed.pop_front();
-        }
-        self.failed.push_back((identity, now));
-    }
-
-    fn avoided(&mut self, now: Instant) -> Vec<Key> {
-        let lately = |since: Instant| now.saturating_duration_since(since) < AVOIDED;
-        self.failed.retain(|(_, since)| lately(*since));
-        self.failed.iter().map(|(identity, _)| *identity).collect()
+        let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
+        let (listed, ports) = (&self.listed, &asked.ports);
+        let path = listed.circuit(&network, ports, asked.required, &mut *random);
+        let path = path.map_err(|why| Unchosen::NoPath(why, asked.required))?;
+        Ok(path.iter().filter_map(of).collect())
     }
 }
 
@@ -327,21 +251,17 @@ impl Paths for FromList {
         let identity = |hop: usize| path.get(hop).map(|relay| Key(relay.keys.ed25519));
         match outcome {
             Ok(()) => {
-                identity(0)
-                    .into_iter()
-                    .for_each(|guard| self.listed.reached(&guard, true));
+                if let Some(guard) = identity(0) {
+                    self.listed.worked(&guard);
+                }
             }
             Err(failed) => {
                 if failed.refused {
                     self.listed.hurry();
                 }
-                let Some(relay) = identity(failed.hop) else {
-                    return;
-                };
-                if failed.hop == 0 {
-                    self.listed.reached(&relay, false);
+                if let Some(relay) = identity(failed.hop) {
+                    self.listed.failed(relay, failed.hop);
                 }
-                self.state().note(relay, Instant::now());
             }
         }
     }

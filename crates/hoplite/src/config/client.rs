@@ -7,7 +7,6 @@ use std::{
 
 use hoplite_crypto::Token;
 
-use hoplite_masque::{Wish, choose};
 use hoplite_mediator::Listen;
 use hoplite_wire::Host;
 
@@ -333,7 +332,7 @@ impl Checker<'_> {
         else {
             return;
         };
-        if self.config.path.is_empty() && !self.is_possible(hops) {
+        if self.config.path.is_empty() && !self.is_possible() {
             let why = format!(
                 "the {} relays do not allow a path of {hops}: it needs {} of role \"ingress\" and one of role \"egress\", each relay and each operator once",
                 self.config.relay.len(),
@@ -343,13 +342,9 @@ impl Checker<'_> {
         }
     }
 
-    fn is_possible(&self, hops: usize) -> bool {
-        let candidates: Vec<_> = self.config.relay.iter().map(candidate).collect();
-        let wish = Wish {
-            hops,
-            ..Wish::default()
-        };
-        choose(&candidates, &wish, &mut |_| 0).is_some()
+    fn is_possible(&self) -> bool {
+        let (network, constraints) = (self.config.network(), self.config.constraints());
+        network.select_path(&constraints, &mut |_| 0).is_ok()
     }
 
     fn device(&mut self) {

@@ -2,18 +2,22 @@
 
 use std::{sync::Arc, time::Duration};
 
-use hoplite_masque::{Candidate, Config, Paths, Wish};
+use hoplite_masque::{Choose, Config, Paths};
 use hoplite_overlay::{Overlay, Terms, direct::Direct};
 use hoplite_relay::{Handle, Relay};
 
 use crate::support::{config, identity, known};
 
-fn anything() -> Candidate {
-    Candidate {
-        ingress: true,
-        egress: true,
-        ..Candidate::default()
-    }
+/// The first two of three that have not failed.
+fn first_two() -> Choose {
+    Box::new(|failed| {
+        Some(
+            (0..3)
+                .filter(|place| !failed.contains(place))
+                .take(2)
+                .collect(),
+        )
+    })
 }
 
 #[tokio::test]
@@ -22,21 +26,11 @@ async fn a_relay_that_fails_is_replaced_by_another() {
     let relays: Vec<Handle> = (0..3).map(start).collect();
     let names = ["amber", "birch", "cedar"];
     let named = names.iter().zip(&relays);
-    let choice = named.map(|(name, relay)| (known(name, relay), anything()));
+    let choice = named.map(|(name, relay)| known(name, relay));
     let below: Arc<dyn Overlay> = Arc::new(Direct::new());
-    let wish = Wish {
-        hops: 2,
-        ..Wish::default()
-    };
     let mut client = Config::default();
     client.link.broken_after = Duration::from_secs(1);
-    let paths = Paths::new(
-        choice.collect(),
-        below,
-        &Arc::new(client),
-        wish,
-        Box::new(|n| n - 1),
-    );
+    let paths = Paths::new(choice.collect(), below, &Arc::new(client), first_two());
     let paths = paths.expect("a path");
 
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
@@ -49,7 +43,7 @@ async fn a_relay_that_fails_is_replaced_by_another() {
         .await
         .expect("opened");
 
-    // The highest index stays at the end of a shuffle that swaps nothing: amber and birch are on the path.
+    // Amber and birch are on the path.
     let mut relays = relays.into_iter();
     relays.next().expect("amber").drain(Duration::ZERO).await;
     let terms = Terms::default().within(Duration::from_secs(30));
@@ -69,11 +63,10 @@ async fn a_path_stays_while_its_relays_are_listed_and_is_replaced_when_one_is_no
         .zip(&relays)
         .map(|(name, relay)| known(name, relay))
         .collect();
-    let last_two = |count: usize| Box::new(move |_: &Wish| Some(vec![count - 2, count - 1]));
+    let last_two = |count: usize| Box::new(move |_: &[usize]| Some(vec![count - 2, count - 1]));
     let below: Arc<dyn Overlay> = Arc::new(Direct::new());
     let client = Arc::new(Config::default());
-    let wish = Wish::default();
-    let paths = Paths::choosing(all.clone(), below, &client, wish, last_two(3)).expect("a path");
+    let paths = Paths::new(all.clone(), below, &client, last_two(3)).expect("a path");
     let before = paths.current();
     let mut turned = all.clone();
     turned.reverse();

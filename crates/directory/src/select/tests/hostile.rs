@@ -47,7 +47,10 @@ fn honest(n: u8) -> Descriptor {
 fn capped(mut relays: Vec<Descriptor>) -> Network {
     relays.sort_by_key(|relay| relay.identity);
     let weights = Weights::of(&relays, CAP);
-    Network { relays, weights }
+    Network {
+        relays,
+        weights: Some(weights),
+    }
 }
 
 fn mixed() -> impl Strategy<Value = Network> {
@@ -90,11 +93,11 @@ proptest! {
     ) {
         let apart = Apart { family, operator, network: in_network, region: false };
         let carrier = if onion { Carrier::Onion } else { Carrier::Masque };
-        let wish = Wish { ports: port.into_iter().collect(), apart, carrier, ..hops(length) };
+        let constraints = PathConstraints { ports: port.into_iter().collect(), apart, carrier, ..hops(length) };
         let (mut random, mut guards) = (seeded(seed), Guards::default());
-        let Some(entry) = guards.pick(&network, &wish, 1_700_000_000, &mut random) else { return Ok(()) };
-        let wish = Wish { entry: Some(entry), ..wish };
-        let Ok(path) = network.path(&wish, &mut random) else { return Ok(()) };
+        let Some(entry) = guards.pick(&network, &constraints, 1_700_000_000, &mut random) else { return Ok(()) };
+        let constraints = PathConstraints { entry: Some(entry), ..constraints };
+        let Ok(path) = network.select_path(&constraints, &mut random) else { return Ok(()) };
         prop_assert_eq!(path.len(), length);
         prop_assert_eq!(path[0].identity, entry);
         prop_assert!(guards.kept().iter().any(|guard| guard.identity == entry));
@@ -111,12 +114,12 @@ proptest! {
 
     #[test]
     fn no_relay_is_likelier_than_an_honest_one_of_its_roles_at_the_cap(network in mixed()) {
-        let wish = hops(3);
+        let constraints = hops(3);
         for position in [Position::Entry, Position::Middle, Position::Exit] {
-            let weighed = network.fitting(position, &wish, &[]);
+            let weighed = network.fitting(position, &constraints, &[]);
             for (relay, weight) in &weighed {
                 let at_the_cap = Descriptor { bandwidth: CAP, ..(*relay).clone() };
-                let most = network.weights.of_relay(&at_the_cap, position);
+                let most = network.weights.expect("weighed").of_relay(&at_the_cap, position);
                 // Where nobody has any weight, all have the same.
                 prop_assert!(*weight <= most.max(1), "{weight} of {most}");
                 prop_assert!(*weight <= CAP * 1000);
@@ -135,8 +138,8 @@ proptest! {
             for relay in network.relays.iter().filter(|relay| relay.identity != honest.identity) {
                 prop_assert!(Apart::default().are_apart(honest, relay));
             }
-            let wish = Wish { entry: Some(public(n)), ..hops(3) };
-            prop_assert!(network.path(&wish, &mut seeded(seed)).is_ok());
+            let constraints = PathConstraints { entry: Some(public(n)), ..hops(3) };
+            prop_assert!(network.select_path(&constraints, &mut seeded(seed)).is_ok());
         }
     }
 }

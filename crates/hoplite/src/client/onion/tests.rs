@@ -114,7 +114,7 @@ fn seeded(mut state: u64) -> Random {
 }
 
 fn paths(listed: &Listed, seed: u64) -> FromList {
-    FromList::with(listed, 3, &[], seeded(seed))
+    FromList::with(listed, &[], seeded(seed))
 }
 
 fn ask(ports: &[u16], required: bool) -> path::Wish {
@@ -185,7 +185,7 @@ async fn a_guard_that_cannot_be_dialled_is_left_for_another_and_one_behind_it_av
         assert!(path.iter().all(|relay| relay.keys.ed25519 != middle));
         assert_eq!(path[0].keys.ed25519, first[0].keys.ed25519);
     }
-    tokio::time::advance(AVOIDED).await;
+    tokio::time::advance(hoplite_directory::AVOIDED).await;
     let mut met = false;
     for _ in 0..50 {
         let path = chosen(&from, &ask(&[], false)).await;
@@ -253,7 +253,7 @@ async fn an_explicit_path_is_taken_as_it_is_and_one_that_is_wrong_said_at_once()
     };
     let identity = Key(key(1).public()).to_string();
     let given = named(&["relay6", &identity, "relay3"]);
-    let from = FromList::new(&listed, 3, &given).expect("possible");
+    let from = FromList::new(&listed, &given).expect("possible");
     let path = chosen(&from, &ask(&[25], true)).await;
     let relays: Vec<_> = path.iter().map(|relay| relay.keys.ed25519).collect();
     assert_eq!(relays, [6, 1, 3].map(|n| key(n).public()));
@@ -261,7 +261,7 @@ async fn an_explicit_path_is_taken_as_it_is_and_one_that_is_wrong_said_at_once()
         path.iter().all(|relay| relay.name.is_empty()),
         "errors name nobody"
     );
-    let error = FromList::new(&listed, 3, &named(&["relay6", "relay1"])).expect_err("no exit");
+    let error = FromList::new(&listed, &named(&["relay6", "relay1"])).expect_err("no exit");
     assert!(format!("{error:?}").contains("explicit path"), "{error:?}");
 }
 

@@ -4,13 +4,17 @@
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
 use hoplite_crypto::{Pin, Token};
-use hoplite_directory::{Source, Trust, select::Apart};
+use hoplite_directory::{
+    Source, Trust,
+    select::{Apart, Network, PathConstraints},
+};
 use hoplite_link::channel::How;
-use hoplite_masque::{Candidate, MAX_HOPS};
+use hoplite_masque::MAX_HOPS;
 use hoplite_mediator::{config as front, tun};
 use hoplite_onion::path::MOST_HOPS;
 use hoplite_wire::{
     OnionKey, Target,
+    directory::{Descriptor, Key, Roles},
     tuning::{self, Wishes},
 };
 use serde::{
@@ -244,6 +248,28 @@ impl Config {
         self.overlay == Carrier::Onion
     }
 
+    /// The relays of the file, in its order, as paths are chosen from them: a list that nobody signed.
+    pub(crate) fn network(&self) -> Network {
+        let relays = (0u64..).zip(&self.relay);
+        Network::unsigned(
+            relays
+                .map(|(place, relay)| relay.described(place))
+                .collect(),
+        )
+    }
+
+    /// What is asked of a path over them. Of their owners the file's author knows more than their addresses tell.
+    pub(crate) fn constraints(&self) -> PathConstraints {
+        PathConstraints {
+            hops: self.length(),
+            apart: Apart {
+                operator: true,
+                ..Apart::hardly()
+            },
+            ..PathConstraints::default()
+        }
+    }
+
     /// How many relays a path may have.
     pub(crate) fn longest(&self) -> usize {
         match self.is_onion() {
@@ -259,6 +285,32 @@ impl Config {
             0 if self.is_onion() => self.hops.unwrap_or(HOPS),
             0 => self.hops.unwrap_or(0),
             given => given,
+        }
+    }
+}
+
+impl Relay {
+    /// What the directory would say of it, under an identity that stands for its place in the file.
+    fn described(&self, place: u64) -> Descriptor {
+        let mut identity = [0; 32];
+        identity[..8].copy_from_slice(&place.to_be_bytes());
+        Descriptor {
+            name: self.name.clone(),
+            identity: Key(identity),
+            published: 0,
+            addresses: Vec::new(),
+            // Known by it or by its certificate: MASQUE can reach it in any case.
+            pin: Some(identity),
+            onion: None,
+            roles: Roles {
+                ingress: self.roles.contains(&Role::Ingress),
+                egress: self.roles.contains(&Role::Egress),
+            },
+            region: self.region.clone(),
+            operator: self.operator.clone(),
+            family: Vec::new(),
+            bandwidth: 0,
+            exit: None,
         }
     }
 }
@@ -309,16 +361,6 @@ impl Default for Tunnel {
             isolated_idle: Duration::from_secs(90),
             datagram_queue: 1 << 20,
         }
-    }
-}
-
-/// What choosing a path needs to know of a relay.
-pub(crate) fn candidate(relay: &Relay) -> Candidate {
-    Candidate {
-        ingress: relay.roles.contains(&Role::Ingress),
-        egress: relay.roles.contains(&Role::Egress),
-        operator: relay.operator.clone(),
-        region: relay.region.clone(),
     }
 }
 
