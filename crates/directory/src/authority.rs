@@ -175,9 +175,10 @@ impl Authority {
         now: u64,
     ) -> Result<Taken, Rejected> {
         let signed = check_descriptor(text).map_err(Rejected::Refused)?;
-        match is_by_holder(&signed, proof) {
-            true => self.take(signed, Some(from), now),
-            false => Err(Rejected::Unproven),
+        if is_by_holder(&signed, proof) {
+            self.take(signed, Some(from), now)
+        } else {
+            Err(Rejected::Unproven)
         }
     }
 

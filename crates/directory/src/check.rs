@@ -132,9 +132,10 @@ pub(crate) fn check_list_with(
         return Err(Refused::Forged { good, needed });
     }
     trust.check_times(&list.list, now)?;
-    match are_own(&list.list.relays, known) {
-        true => Ok(list),
-        false => Err(Refused::Unsigned),
+    if are_own(&list.list.relays, known) {
+        Ok(list)
+    } else {
+        Err(Refused::Unsigned)
     }
 }
 
@@ -163,9 +164,10 @@ pub(crate) fn is_by_holder(signed: &SignedDescriptor, proof: Option<&Proof>) -> 
 /// [`Refused::Malformed`] or [`Refused::Unsigned`].
 pub fn check_descriptor(text: &str) -> Result<SignedDescriptor, Refused> {
     let signed = SignedDescriptor::parse(text)?;
-    match is_own(&signed) {
-        true => Ok(signed),
-        false => Err(Refused::Unsigned),
+    if is_own(&signed) {
+        Ok(signed)
+    } else {
+        Err(Refused::Unsigned)
     }
 }
 

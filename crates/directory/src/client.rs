@@ -209,10 +209,13 @@ impl Client {
             std::cmp::Ordering::Less => Ok(Err(Refused::RolledBack {
                 by: ours.saturating_sub(theirs),
             })),
-            std::cmp::Ordering::Equal if newest.list.list == list.list => match newest.split {
-                true => Ok(Err(Refused::Split)),
-                false => Ok(Ok(Heard::Same)),
-            },
+            std::cmp::Ordering::Equal if newest.list.list == list.list => {
+                if newest.split {
+                    Ok(Err(Refused::Split))
+                } else {
+                    Ok(Ok(Heard::Same))
+                }
+            }
             std::cmp::Ordering::Equal => self.split(list),
         }
     }

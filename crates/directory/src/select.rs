@@ -166,9 +166,10 @@ impl Network {
         }
         let mut chosen = Vec::with_capacity(order.len());
         let mut tries = TRIES;
-        match self.extend(constraints, &order, &mut chosen, random, &mut tries) {
-            true => Ok(in_order(chosen)),
-            false => Err(NoPath::Together),
+        if self.extend(constraints, &order, &mut chosen, random, &mut tries) {
+            Ok(in_order(chosen))
+        } else {
+            Err(NoPath::Together)
         }
     }
 

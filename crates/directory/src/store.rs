@@ -134,9 +134,10 @@ impl Store {
         let found: i64 = store
             .connection
             .pragma_query_value(None, "user_version", |row| row.get(0))?;
-        match found == VERSION {
-            true => Ok(store),
-            false => Err(StoreError::Version(found)),
+        if found == VERSION {
+            Ok(store)
+        } else {
+            Err(StoreError::Version(found))
         }
     }
 

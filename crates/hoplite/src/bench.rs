@@ -93,9 +93,10 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
         let samples = bench.measure()?;
         say::passing("");
         let report = Report::new(&samples);
-        match json {
-            true => report.lines().iter().try_for_each(say::json),
-            false => say::answer(report.table()),
+        if json {
+            report.lines().iter().try_for_each(say::json)
+        } else {
+            say::answer(report.table())
         }
     })
 }

@@ -289,9 +289,10 @@ fn over_relays(
     config.link.rest = ground.rest.unwrap_or(config.link.rest);
     config.spare &= ground.tokens;
     let config = Arc::new(config);
-    let made = match client.config.path.is_empty() {
-        false => given(client, &below, &config),
-        true => chosen(client, below, &config),
+    let made = if !client.config.path.is_empty() {
+        given(client, &below, &config)
+    } else {
+        chosen(client, below, &config)
     };
     made.map_err(|error| Failure::new("making a path", error, "run 'hoplite check' on the file"))
 }

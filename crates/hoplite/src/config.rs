@@ -150,9 +150,10 @@ where
 pub(crate) fn seconds<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
     let seconds = f64::deserialize(input)?;
     let expected = || de::Error::custom("expected seconds, from 0 to 31536000");
-    match (0.0..=31_536_000.0).contains(&seconds) {
-        true => Duration::try_from_secs_f64(seconds).map_err(|_| expected()),
-        false => Err(expected()),
+    if (0.0..=31_536_000.0).contains(&seconds) {
+        Duration::try_from_secs_f64(seconds).map_err(|_| expected())
+    } else {
+        Err(expected())
     }
 }
 

@@ -158,9 +158,10 @@ impl Demo {
             digest,
         } = fetch(size, &self.bar)?;
         let cpu = meter.stop()?;
-        match digest == self.digest {
-            true => Ok(Outcome::new(first_octet, size, whole, &cpu)),
-            false => Err(std::io::Error::other("the download's SHA-256 is wrong")),
+        if digest == self.digest {
+            Ok(Outcome::new(first_octet, size, whole, &cpu))
+        } else {
+            Err(std::io::Error::other("the download's SHA-256 is wrong"))
         }
     }
 
@@ -178,12 +179,13 @@ impl Demo {
         let count = self.options.datagrams();
         let echoed = echo.stream(count)?;
         let cpu = meter.stop()?;
-        match echoed.answers * 100 >= count * 99 {
-            true => Ok(Outcome::new(middle, echoed.octets, echoed.time, &cpu)),
-            false => Err(std::io::Error::other(format!(
+        if echoed.answers * 100 >= count * 99 {
+            Ok(Outcome::new(middle, echoed.octets, echoed.time, &cpu))
+        } else {
+            Err(std::io::Error::other(format!(
                 "{} of {count} datagrams came back",
                 echoed.answers
-            ))),
+            )))
         }
     }
 }

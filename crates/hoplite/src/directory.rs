@@ -343,14 +343,13 @@ async fn talk(shared: Shared, other: Other) {
         step(&shared);
         let mut wants = shared.lock().wants(moment());
         wants.retain(|want| want.from == other.source.key);
-        match wants.is_empty() {
-            true => tokio::time::sleep(until_next(&shared)).await,
-            false => {
-                for want in wants {
-                    ask(&shared, &other, want).await;
-                }
-                tokio::time::sleep(other.pause).await;
+        if wants.is_empty() {
+            tokio::time::sleep(until_next(&shared)).await
+        } else {
+            for want in wants {
+                ask(&shared, &other, want).await;
             }
+            tokio::time::sleep(other.pause).await;
         }
     }
 }

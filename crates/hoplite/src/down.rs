@@ -41,9 +41,10 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
     }
     // What a process did not undo, or one that is dead.
     clear(options)?;
-    match json {
-        true => say::json(&json!({"state": "down", "name": options.name})),
-        false => say::answer(said(&options.name, reply.as_ref())),
+    if json {
+        say::json(&json!({"state": "down", "name": options.name}))
+    } else {
+        say::answer(said(&options.name, reply.as_ref()))
     }
 }
 

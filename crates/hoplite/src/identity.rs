@@ -164,9 +164,10 @@ impl Stored {
     /// New ones, instead of those that may be there. A relay that the directory knows already keeps the identity it is known by.
     pub(crate) fn make(directory: &Path, now: u64) -> Result<Self, Failure> {
         let known = directory.join(DESCRIPTOR);
-        let secrets = match known.exists() {
-            true => Secrets::of_identity(Zeroizing::new(*read_secret(&known)?.seed()), now),
-            false => Secrets::fresh(now),
+        let secrets = if known.exists() {
+            Secrets::of_identity(Zeroizing::new(*read_secret(&known)?.seed()), now)
+        } else {
+            Secrets::fresh(now)
         };
         let stored = Self::of(directory, secrets.map_err(|error| unmade(&error))?);
         stored.store()?;

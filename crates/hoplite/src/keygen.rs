@@ -64,9 +64,10 @@ impl Made {
         let new = identity::make(names)?;
         let pin = identity::parse(&new)?.pin();
         let files = identity::store(out, &new, force)?;
-        let onion = match force {
-            true => Stored::make(out, now()),
-            false => Stored::read_or_make(out, now()),
+        let onion = if force {
+            Stored::make(out, now())
+        } else {
+            Stored::read_or_make(out, now())
         }?;
         let identity = onion.identity(now())?;
         Ok(Self {
@@ -146,8 +147,9 @@ fn authority_key(out: &Path, force: bool, json: bool) -> Result<(), Failure> {
 
 /// An IPv6 address wants brackets.
 fn authority(host: &str) -> String {
-    match host.contains(':') {
-        true => format!("[{host}]:443"),
-        false => format!("{host}:443"),
+    if host.contains(':') {
+        format!("[{host}]:443")
+    } else {
+        format!("{host}:443")
     }
 }

@@ -77,9 +77,10 @@ pub(crate) struct Needs {
 
 impl Needs {
     fn of(client: &Client) -> Self {
-        let carrier = match client.config.is_onion() {
-            true => Carrier::Onion,
-            false => Carrier::Masque,
+        let carrier = if client.config.is_onion() {
+            Carrier::Onion
+        } else {
+            Carrier::Masque
         };
         Self {
             hops: client.config.length(),
@@ -253,9 +254,10 @@ pub(crate) async fn prepare(client: &mut Client, overlay: &dyn Overlay) -> Resul
     listed.lock().keep();
     // Circuits take theirs one by one.
     if !client.config.is_onion() {
-        client.relays = match client.config.path.is_empty() {
-            true => listed.relays(client.token.as_ref()),
-            false => explicit(client, &listed.lock().network)?,
+        client.relays = if client.config.path.is_empty() {
+            listed.relays(client.token.as_ref())
+        } else {
+            explicit(client, &listed.lock().network)?
         };
     }
     client.listed = Some(listed);
@@ -413,9 +415,10 @@ impl Listed {
         mut known: directory::Client,
     ) -> Result<Self, StoreError> {
         let stored = known.store().guards()?;
-        let chooser = match file.guards {
-            true => PathChooser::guarded(stored.clone()),
-            false => PathChooser::unguarded(),
+        let chooser = if file.guards {
+            PathChooser::guarded(stored.clone())
+        } else {
+            PathChooser::unguarded()
         };
         let state = State {
             file,

@@ -103,9 +103,10 @@ fn greet(proxy: SocketAddr, user: Option<&str>) -> io::Result<TcpStream> {
 fn expect(stream: &mut TcpStream, wanted: [u8; 2], problem: &'static str) -> io::Result<()> {
     let mut answer = [0; 2];
     stream.read_exact(&mut answer)?;
-    match answer == wanted {
-        true => Ok(()),
-        false => Err(io::Error::other(problem)),
+    if answer == wanted {
+        Ok(())
+    } else {
+        Err(io::Error::other(problem))
     }
 }
 

@@ -71,9 +71,10 @@ pub(crate) fn start(json: bool, default: &str) -> Result<Guard, Failure> {
         .with_ansi(!json && io::stderr().is_terminal())
         .log_internal_errors(false)
         .with_writer(writer);
-    let done = match json {
-        true => builder.json().flatten_event(true).try_init(),
-        false => builder.try_init(),
+    let done = if json {
+        builder.json().flatten_event(true).try_init()
+    } else {
+        builder.try_init()
     };
     done.map_err(|error| Failure::new("starting the log", error, "please report this"))?;
     Ok(Guard(lines))
@@ -109,9 +110,10 @@ fn drain(queue: &Receiver<Entry>, dropped: &AtomicU64, json: bool) {
 
 fn loss(lines: u64, json: bool) -> String {
     let message = format!("{lines} log lines were dropped: stderr is slow");
-    match json {
-        true => serde_json::json!({"level": "WARN", "message": message}).to_string(),
-        false => format!("hoplite: {message}"),
+    if json {
+        serde_json::json!({"level": "WARN", "message": message}).to_string()
+    } else {
+        format!("hoplite: {message}")
     }
 }
 

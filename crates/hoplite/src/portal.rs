@@ -232,9 +232,10 @@ fn see_servers(run_dir: &Path, servers: &str) -> io::Result<()> {
     fs::write(&file, servers)?;
     mount_bind(&file, fs::canonicalize("/etc/resolv.conf")?)?;
     fs::remove_file(&file)?;
-    match Path::new(RESOLVED).exists() {
-        true => Ok(mount("tmpfs", RESOLVED, "tmpfs", MountFlags::NOSUID, None)?),
-        false => Ok(()),
+    if Path::new(RESOLVED).exists() {
+        Ok(mount("tmpfs", RESOLVED, "tmpfs", MountFlags::NOSUID, None)?)
+    } else {
+        Ok(())
     }
 }
 

@@ -93,9 +93,10 @@ fn rotation(
     onion: Option<&Stored>,
     handle: &Handle,
 ) -> Result<Option<Rotation>, Failure> {
-    let every = match config.directory.publish.is_empty() {
-        true => 0,
-        false => config.onion.rotate.as_secs(),
+    let every = if config.directory.publish.is_empty() {
+        0
+    } else {
+        config.onion.rotate.as_secs()
     };
     let (Some(stored), Some(rekey)) = (onion, handle.rekey()) else {
         return Ok(None);
@@ -139,10 +140,7 @@ async fn serve(handle: Handle, path: &Path, signals: &mut Signals) {
     );
     let again = async { while signals.next().await == Asked::Reload {} };
     tokio::select! {
-        empty = handle.drain(DRAIN) => match empty {
-            true => info!("the relay has stopped"),
-            false => warn!("the relay has stopped and closed tunnels that were still open"),
-        },
+        empty = handle.drain(DRAIN) => if empty { info!("the relay has stopped") } else { warn!("the relay has stopped and closed tunnels that were still open") },
         () = again => warn!("the relay has stopped at once"),
     }
 }
@@ -463,12 +461,13 @@ fn identity_key(config: &Config, stored: &Stored) -> Result<SigningKey, Failure>
 /// Without circuits: a key of its own, unless there is an identity for circuits already, which they would be told by later.
 fn descriptor_key(config: &Config) -> Result<SigningKey, Failure> {
     let path = config.identity.join(identity::DESCRIPTOR);
-    match path.exists() {
-        true => identity::read_secret(&path),
-        false => match Stored::read(&config.identity)? {
+    if path.exists() {
+        identity::read_secret(&path)
+    } else {
+        match Stored::read(&config.identity)? {
             Some(stored) => stored.signing_key(),
             None => identity::make_secret(&path, false),
-        },
+        }
     }
 }
 
@@ -478,9 +477,10 @@ fn warn_of(authority: usize, error: &FetchError) {
 
 fn describe(config: &Config, listen: &[SocketAddr], identity: Key) -> Descriptor {
     let directory = &config.directory;
-    let addresses = match directory.addresses.is_empty() {
-        true => listen.to_vec(),
-        false => directory.addresses.clone(),
+    let addresses = if directory.addresses.is_empty() {
+        listen.to_vec()
+    } else {
+        directory.addresses.clone()
     };
     let mut family = directory.family.clone();
     family.sort_unstable();

@@ -242,9 +242,12 @@ fn line(row: &[String], widths: &[usize], right: &[bool]) -> String {
         .iter()
         .zip(widths)
         .zip(right)
-        .map(|((cell, &width), &right)| match right {
-            true => format!("{cell:>width$}"),
-            false => format!("{cell:<width$}"),
+        .map(|((cell, &width), &right)| {
+            if right {
+                format!("{cell:>width$}")
+            } else {
+                format!("{cell:<width$}")
+            }
         });
     cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
 }

@@ -31,9 +31,10 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
                 .filter(|(key, _)| what.contains(&key.as_str())),
         );
     }
-    match json {
-        true => say::json(&value),
-        false => lines(value).iter().try_for_each(say::answer),
+    if json {
+        say::json(&value)
+    } else {
+        lines(value).iter().try_for_each(say::answer)
     }
 }
 

@@ -33,9 +33,10 @@ pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
     let controlled = network.param("cc_alg", 2, 0..=i32::MAX) == 2;
     for relay in &network.relays {
         let name = name(&network, relay);
-        match json {
-            true => say::json(&object(relay, &name, controlled))?,
-            false => say::answer(stanza(relay, &name))?,
+        if json {
+            say::json(&object(relay, &name, controlled))?
+        } else {
+            say::answer(stanza(relay, &name))?
         }
     }
     Ok(())
@@ -82,9 +83,10 @@ fn stanza(relay: &Relay, name: &str) -> String {
         Some(ports) => format!("exit to {ports}"),
         None => "no exit".into(),
     };
-    let guard = match relay.router.flags.has(Flags::GUARD) {
-        true => "guard, ",
-        false => "",
+    let guard = if relay.router.flags.has(Flags::GUARD) {
+        "guard, "
+    } else {
+        ""
     };
     format!(
         "[[relay]] # {guard}{exit}\nname = \"{name}\"\naddress = \"{}\"\nonion = \"{}\"\nrsa = \"{}\"\n",

@@ -114,19 +114,18 @@ pub(crate) fn firewall_of_group(group: &str) -> io::Result<String> {
 
 /// Runs the command.
 pub(crate) fn run(options: &Options, json: bool) -> Result<(), Failure> {
-    match options.detached {
-        false => start(options, json),
-        true => {
-            detach();
-            let result = stay(options, |status| {
-                say(&Word::Ready(Box::new(status.clone())))
-            });
-            if let Err(failure) = &result {
-                // If nobody hears it, it stands in the log.
-                drop(say(&Word::Failed(failure.complaints())));
-            }
-            result
+    if !options.detached {
+        start(options, json)
+    } else {
+        detach();
+        let result = stay(options, |status| {
+            say(&Word::Ready(Box::new(status.clone())))
+        });
+        if let Err(failure) = &result {
+            // If nobody hears it, it stands in the log.
+            drop(say(&Word::Failed(failure.complaints())));
         }
+        result
     }
 }
 
@@ -256,9 +255,10 @@ fn block(options: &Options, json: bool) -> Result<(), Failure> {
         no_firewall: options.no_firewall,
     };
     session::on_one_thread(async {
-        match options.foreground {
-            true => block.stay(json).await,
-            false => block.once(json).await,
+        if options.foreground {
+            block.stay(json).await
+        } else {
+            block.once(json).await
         }
     })
 }
@@ -273,9 +273,10 @@ fn tell(status: &Status, json: bool) -> Result<(), Failure> {
         [] => "no relay at all, nothing is hidden".to_owned(),
         path => path.join(" → "),
     };
-    let rest = match process.block {
-        true => "what does not go through it is blocked",
-        false => "while it is not there, traffic goes past it",
+    let rest = if process.block {
+        "what does not go through it is blocked"
+    } else {
+        "while it is not there, traffic goes past it"
     };
     say::answer(format!("{} is up: {path}; {rest}", status.name))
 }

@@ -43,9 +43,10 @@ impl Path {
             let below = hops
                 .last()
                 .map_or_else(|| below.clone(), |hop| Arc::new(hop.clone()) as _);
-            let mut config = match number < last {
-                true => carrier.clone(),
-                false => Config::clone(config),
+            let mut config = if number < last {
+                carrier.clone()
+            } else {
+                Config::clone(config)
             };
             // Nobody but the first relay sees the packets of the others by themselves. Padded inside, they would fit no more where the
             // path of a hop below turns out to carry less.

@@ -180,10 +180,7 @@ fn network(ip: IpAddr, v4: u32, v6: u32) -> IpAddr {
 
 impl Families {
     fn has(self, address: &SocketAddr) -> bool {
-        match address.is_ipv4() {
-            true => self.v4,
-            false => self.v6,
-        }
+        if address.is_ipv4() { self.v4 } else { self.v6 }
     }
 }
 
@@ -252,9 +249,10 @@ impl Pool {
             });
         }
         let from = from.map(|ip| network(ip, 24, 48));
-        let gone = match self.waiting.contains_key(&identity) {
-            true => None,
-            false => self.make_room(from, rules)?,
+        let gone = if self.waiting.contains_key(&identity) {
+            None
+        } else {
+            self.make_room(from, rules)?
         };
         self.arrived = self.arrived.saturating_add(1);
         let waiting = Waiting {
@@ -433,17 +431,16 @@ impl Pool {
 
     fn mark(&mut self, probe: &Probe, is_testing: bool) {
         let identity = &probe.relay.identity;
-        match probe.again {
-            true => self
-                .tested
+        if probe.again {
+            self.tested
                 .get_mut(identity)
                 .into_iter()
-                .for_each(|tested| tested.is_testing = is_testing),
-            false => self
-                .waiting
+                .for_each(|tested| tested.is_testing = is_testing)
+        } else {
+            self.waiting
                 .get_mut(identity)
                 .into_iter()
-                .for_each(|waiting| waiting.is_testing = is_testing),
+                .for_each(|waiting| waiting.is_testing = is_testing)
         }
     }
 

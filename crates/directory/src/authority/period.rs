@@ -131,9 +131,10 @@ impl Unchecked {
         if times != (self.valid_after, self.fresh_until, self.valid_until) {
             return Err(Refused::Forged { good: 0, needed: 1 });
         }
-        match are_own(&vote.relays, &[&self.known.relays]) {
-            true => Ok(vote),
-            false => Err(Refused::Unsigned),
+        if are_own(&vote.relays, &[&self.known.relays]) {
+            Ok(vote)
+        } else {
+            Err(Refused::Unsigned)
         }
     }
 }

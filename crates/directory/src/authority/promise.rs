@@ -121,9 +121,10 @@ impl FromStr for LastSigned {
                 _ => return Err(Unreadable),
             }
         }
-        match last.to_string() == text {
-            true => Ok(last),
-            false => Err(Unreadable),
+        if last.to_string() == text {
+            Ok(last)
+        } else {
+            Err(Unreadable)
         }
     }
 }

@@ -194,9 +194,10 @@ fn flood_run(chain: &Chain, size: usize, dress: Dress, window: Duration) -> io::
 }
 
 fn window_of(size: usize) -> u64 {
-    match size > SENT_ALONE {
-        true => UNDER_WAY / size as u64,
-        false => MOST_ALONE,
+    if size > SENT_ALONE {
+        UNDER_WAY / size as u64
+    } else {
+        MOST_ALONE
     }
 }
 

@@ -61,16 +61,17 @@ pub(crate) fn read(document: &Document) -> Result<Client, Failure> {
     }
     let mut complaints = complaints(&config, document);
     let (token, relays) = with_tokens(&config, document, &mut complaints);
-    match complaints.is_empty() {
-        true => Ok(Client {
+    if complaints.is_empty() {
+        Ok(Client {
             warnings: warnings(&config),
             config,
             relays,
             token,
             listed: None,
             keeper: None,
-        }),
-        false => Err(complaints.into()),
+        })
+    } else {
+        Err(complaints.into())
     }
 }
 

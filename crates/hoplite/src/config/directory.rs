@@ -305,15 +305,17 @@ pub(crate) fn complaints(
     let (threshold, hostile) = (trust.threshold, trust.hostile);
     if given > 0 && !trust.is_safe() {
         let least = Trust::least(given, hostile);
-        let why = match least <= given {
-            true => format!(
+        let why = if least <= given {
+            format!(
                 "expected more than half of {given} authorities and {hostile} hostile ones, hence {least} to {given}, found {threshold}"
-            ),
-            false => format!("of {given} authorities {hostile} cannot be hostile"),
+            )
+        } else {
+            format!("of {given} authorities {hostile} cannot be hostile")
         };
-        let remedy = match least <= given {
-            true => "with less, two different lists could be right at one time",
-            false => "say less for `hostile`, or have more authorities",
+        let remedy = if least <= given {
+            "with less, two different lists could be right at one time"
+        } else {
+            "say less for `hostile`, or have more authorities"
         };
         add("threshold", why, remedy);
     }
@@ -348,9 +350,10 @@ pub(crate) fn read(document: &Document) -> Result<Config, Failure> {
     for (key, why) in config.admission.wrongs().chain(config.limits.wrongs()) {
         add(key, why, "correct the value");
     }
-    match wrong.is_empty() {
-        true => Ok(config),
-        false => Err(wrong.into()),
+    if wrong.is_empty() {
+        Ok(config)
+    } else {
+        Err(wrong.into())
     }
 }
 

@@ -125,9 +125,10 @@ fn get(path: &str, server: &Server, asking: Asking) -> (StatusCode, Bytes) {
         return too_many();
     }
     let (status, body) = document(path, &server.shared);
-    match take(&server.octets, client, body.len(), is_first) {
-        true => (status, body),
-        false => too_many(),
+    if take(&server.octets, client, body.len(), is_first) {
+        (status, body)
+    } else {
+        too_many()
     }
 }
 
@@ -198,12 +199,13 @@ async fn upload(
             let gone = taken.gone.map(Change::Forget);
             let mut changes = vec![Change::Descriptor(taken.identity, text)];
             changes.extend(gone);
-            match server.shared.writer().written(changes).await {
-                true => (StatusCode::OK, "taken".into()),
-                false => (
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "taken, but it cannot be stored and is lost when this authority starts again: hand it in later".into(),
-                ),
+            if server.shared.writer().written(changes).await {
+                (StatusCode::OK, "taken".into())
+            } else {
+                (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "taken, but it cannot be stored and is lost when this authority starts again: hand it in later".into(),
+            )
             }
         }
         Err(rejected) => (StatusCode::FORBIDDEN, rejected.to_string().into()),
@@ -494,9 +496,10 @@ impl Rates {
         if !self.each.contains_key(&client) && self.each.len() >= APART {
             self.sweep(now);
         }
-        let own = match self.each.len() < APART || self.each.contains_key(&client) {
-            true => self.each.entry(client).or_insert(full),
-            false => &mut self.rest,
+        let own = if self.each.len() < APART || self.each.contains_key(&client) {
+            self.each.entry(client).or_insert(full)
+        } else {
+            &mut self.rest
         };
         own.fill(rate.each, now);
         let is_quiet = own.is_above(rate.each, 0.75);

@@ -165,9 +165,10 @@ fn receive(socket: impl AsFd, octets: &mut [u8]) -> io::Result<(usize, Vec<Owned
             with.extend(descriptors);
         }
     }
-    match received.flags.contains(ReturnFlags::TRUNC) {
-        true => Err(io::ErrorKind::InvalidData.into()),
-        false => Ok((received.bytes, with)),
+    if received.flags.contains(ReturnFlags::TRUNC) {
+        Err(io::ErrorKind::InvalidData.into())
+    } else {
+        Ok((received.bytes, with))
     }
 }
 

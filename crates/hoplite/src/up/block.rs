@@ -274,9 +274,10 @@ pub(crate) async fn seen(system: &System, name: &str) -> Status {
 }
 
 fn tell(status: &Status, json: bool) -> Result<(), Failure> {
-    match json {
-        true => say::json(&control::flat(status)),
-        false => status.lines().iter().try_for_each(say::answer),
+    if json {
+        say::json(&control::flat(status))
+    } else {
+        status.lines().iter().try_for_each(say::answer)
     }
 }
 

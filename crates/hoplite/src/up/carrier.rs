@@ -98,12 +98,11 @@ pub(super) fn split(
     names: &Arc<Remembering>,
 ) -> Arc<dyn Overlay> {
     let domains = client.config.takeover.exclude.domains.clone();
-    match domains.is_empty() {
-        true => Arc::clone(&carried.overlay),
-        false => {
-            let relays = Arc::clone(&carried.overlay);
-            Arc::new(Split::new(relays, Arc::clone(names), domains))
-        }
+    if domains.is_empty() {
+        Arc::clone(&carried.overlay)
+    } else {
+        let relays = Arc::clone(&carried.overlay);
+        Arc::new(Split::new(relays, Arc::clone(names), domains))
     }
 }
 

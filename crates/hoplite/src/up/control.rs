@@ -170,9 +170,10 @@ pub(crate) fn ask(path: &Path, command: Command) -> io::Result<Option<Value>> {
     stream.write_all(line.as_bytes())?;
     let mut reply = String::new();
     BufReader::new(stream).read_line(&mut reply)?;
-    match reply.is_empty() {
-        true => Ok(None),
-        false => Ok(Some(serde_json::from_str(&reply)?)),
+    if reply.is_empty() {
+        Ok(None)
+    } else {
+        Ok(Some(serde_json::from_str(&reply)?))
     }
 }
 
@@ -366,9 +367,10 @@ impl Process {
             .iter()
             .map(|(kind, open)| format!("{open} {kind}"));
         let flows = flows.collect::<Vec<_>>().join(", ");
-        let block = match self.block {
-            true => "blocked",
-            false => "let through, as --no-block asks",
+        let block = if self.block {
+            "blocked"
+        } else {
+            "let through, as --no-block asks"
         };
         let before = (self.before > 0).then(|| {
             format!("{} routing rules of other programs come before ours: nftables alone stops what they lead past us", self.before)

@@ -371,16 +371,15 @@ fn bare(path: &Path) -> Command {
 /// Runs it to its end with `input`; its output, or the first line of what it complained of.
 pub(crate) fn run_program(program: &str, arguments: &[&str], input: &str) -> io::Result<String> {
     let output = spawn_and_feed(program_ignoring_sigterm(program)?.args(arguments), input)?;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => {
-            let complaint = String::from_utf8_lossy(&output.stderr);
-            let line = complaint
-                .lines()
-                .next()
-                .unwrap_or("it failed without a word");
-            Err(io::Error::other(format!("{program}: {line}")))
-        }
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        let line = complaint
+            .lines()
+            .next()
+            .unwrap_or("it failed without a word");
+        Err(io::Error::other(format!("{program}: {line}")))
     }
 }
 

@@ -377,14 +377,13 @@ pub(super) fn held(wanted: &Wanted) -> String {
         forward(wanted, "filter + 1"),
         postrouting(wanted, "filter + 1"),
     ] {
-        lines.extend(
-            chain
-                .into_iter()
-                .map(|line| match line.ends_with(['{', ';']) {
-                    true => line,
-                    false => format!("{line};"),
-                }),
-        );
+        lines.extend(chain.into_iter().map(|line| {
+            if line.ends_with(['{', ';']) {
+                line
+            } else {
+                format!("{line};")
+            }
+        }));
     }
     lines.join(" ")
 }

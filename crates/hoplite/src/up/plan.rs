@@ -589,9 +589,10 @@ impl<M: Machine> Taken<M> {
         let mut complaints = Vec::new();
         let mut left = Vec::new();
         while let Some(step) = self.done.pop() {
-            match leave == Leave::Block && step.blocks() {
-                true => left.push(step),
-                false => complaints.extend(self.machine.undo(&step).await.err()),
+            if leave == Leave::Block && step.blocks() {
+                left.push(step)
+            } else {
+                complaints.extend(self.machine.undo(&step).await.err())
             }
         }
         left.reverse();

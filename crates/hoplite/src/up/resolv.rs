@@ -111,9 +111,10 @@ impl ResolvConf {
     pub(super) fn give_back(&self) -> io::Result<()> {
         let is_ours = self.is_ours();
         if self.kept.symlink_metadata().is_ok() {
-            match is_ours {
-                true => rename(&self.kept, &self.path)?,
-                false => fs::remove_file(&self.kept)?,
+            if is_ours {
+                rename(&self.kept, &self.path)?
+            } else {
+                fs::remove_file(&self.kept)?
             }
         } else if self.overwritten.exists() {
             if is_ours {

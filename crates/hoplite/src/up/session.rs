@@ -179,10 +179,7 @@ impl<'a> Session<'a> {
                     self.take_names_again().await;
                     Found::All
                 }
-                signal = self.signals.next() => match self.obey(signal) {
-                    true => return End::Signal,
-                    false => Found::All,
-                },
+                signal = self.signals.next() => if self.obey(signal) { return End::Signal } else { Found::All },
                 asked = self.control.asked() => match self.answer(asked) {
                     Some(end) => return end,
                     None => Found::All,
@@ -569,9 +566,10 @@ async fn unprepared(orders: &Orders, system: System, facts: &Facts, failure: Fai
 
 /// Who asked for something closed does not find it open without a word.
 fn leaving(failure: Failure, blocked: bool) -> Failure {
-    let what = match blocked {
-        true => "; everything stays blocked until 'hoplite up' or 'hoplite down'",
-        false => "; programs' traffic goes its usual way",
+    let what = if blocked {
+        "; everything stays blocked until 'hoplite up' or 'hoplite down'"
+    } else {
+        "; programs' traffic goes its usual way"
     };
     let said = |mut complaint: Complaint| {
         complaint.remedy.push_str(what);

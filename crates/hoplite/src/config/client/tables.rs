@@ -272,10 +272,7 @@ impl Config {
 
     /// How many relays a path may have.
     pub(crate) fn longest(&self) -> usize {
-        match self.is_onion() {
-            true => MOST_HOPS,
-            false => MAX_HOPS,
-        }
+        if self.is_onion() { MOST_HOPS } else { MAX_HOPS }
     }
 
     /// How many relays the traffic passes.

@@ -117,9 +117,10 @@ impl Domain {
 
 impl fmt::Display for Users {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.first == self.last {
-            true => write!(f, "{}", self.first),
-            false => write!(f, "{}-{}", self.first, self.last),
+        if self.first == self.last {
+            write!(f, "{}", self.first)
+        } else {
+            write!(f, "{}-{}", self.first, self.last)
         }
     }
 }
@@ -145,11 +146,10 @@ impl FromStr for Cgroup {
         // It becomes part of a rule's text.
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.@:\\/".contains(c);
         let is_path = path.split('/').all(|part| !matches!(part, "" | "." | ".."));
-        match is_path && path.len() <= 255 && path.chars().all(is_plain) {
-            true => Ok(Self(path.to_owned())),
-            false => Err(
-                "expected a control group's path below the root, such as \"user.slice/vpn.slice\"",
-            ),
+        if is_path && path.len() <= 255 && path.chars().all(is_plain) {
+            Ok(Self(path.to_owned()))
+        } else {
+            Err("expected a control group's path below the root, such as \"user.slice/vpn.slice\"")
         }
     }
 }

@@ -736,9 +736,10 @@ fn for_boot_whichever_step_fails_the_others_are_taken_and_stay() {
             assert_eq!(complaints.len(), 1);
             assert_eq!(machine.applied, plan.steps.len());
             let is_needed = host.kind == Kind::NoFirewall && plan.steps[step].blocks();
-            let expected = match is_needed && done == Done::Nothing {
-                true => Fate::Past,
-                false => Fate::Blocked,
+            let expected = if is_needed && done == Done::Nothing {
+                Fate::Past
+            } else {
+                Fate::Blocked
             };
             assert_eq!(machine.last, expected, "{}", plan.steps[step].doing());
             drop(machine);
