@@ -42,7 +42,7 @@ pub struct Config {
     pub voting: u64,
     /// How many intervals a list may be used.
     pub intervals: u64,
-    /// More than this is not believed of any relay, in octets a second.
+    /// More than this is not believed of any relay, in bytes a second.
     pub bandwidth_cap: u64,
     /// Which descriptors are taken.
     pub admission: Admission,
@@ -71,7 +71,7 @@ pub enum Wanted {
 }
 
 impl Wanted {
-    /// The most octets of an answer.
+    /// The most bytes of an answer.
     pub fn most(self) -> usize {
         match self {
             Self::Commitments => COMMITMENTS,

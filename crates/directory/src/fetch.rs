@@ -12,7 +12,7 @@ use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 
-/// Octets of an answer that says what is wrong.
+/// Bytes of an answer that says what is wrong.
 const COMPLAINT: usize = 1024;
 
 /// Why there is no answer.
@@ -42,7 +42,7 @@ pub enum FetchError {
     TimedOut,
 }
 
-/// Gets a document of at most `most` octets, within `limit`.
+/// Gets a document of at most `most` bytes, within `limit`.
 ///
 /// # Errors
 /// [`FetchError`].

@@ -460,7 +460,7 @@ fn draw<T>(weighed: &mut Vec<(T, u64)>, random: &mut dyn FnMut(u64) -> u64) -> O
         .iter()
         .map(|(_, weight)| u128::from(*weight))
         .sum::<u128>();
-    // 8192 relays of 2^40 octets/s in 1000 parts are less than 2^64.
+    // 8192 relays of 2^40 bytes/s in 1000 parts are less than 2^64.
     let total = u64::try_from(total).unwrap_or(u64::MAX);
     let mut left = if total == 0 {
         0

@@ -30,7 +30,7 @@ const CONSENSUS: &str = "/tor/status-vote/current/consensus-microdesc";
 const CERTIFICATES: &str = "/tor/keys/all";
 /// Microdescriptors of one request: C tor's own number, which its URLs have room for.
 const BATCH: usize = 92;
-/// Octets of one answer with so many, and of certificates.
+/// Bytes of one answer with so many, and of certificates.
 const ANSWER: usize = 1 << 20;
 
 /// The public network as Tor's authorities see it.

@@ -78,7 +78,7 @@ fn by_ticks(pid: u32) -> io::Result<Duration> {
     Ok(Duration::from_millis(ticks * 10))
 }
 
-/// Resident memory of a process, in octets.
+/// Resident memory of a process, in bytes.
 pub(crate) fn resident(pid: u32) -> io::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));

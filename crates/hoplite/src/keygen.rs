@@ -96,7 +96,7 @@ fn tell(made: &Made, host: &str, json: bool) -> Result<(), Failure> {
     let pin = made.pin.to_string();
     let onion = made.onion.as_ref();
     let rsa = onion.and_then(|(_, identity)| identity.peer().rsa);
-    let rsa = rsa.map(|rsa| hex(&rsa.id));
+    let rsa = rsa.map(|rsa| say::hex(&rsa.id));
     let onion = onion.map(|(stored, _)| stored.public()).transpose()?;
     let onion = onion.map(|key| key.to_string());
     let Files { certificate, key } = &made.files;
@@ -122,11 +122,6 @@ fn tell(made: &Made, host: &str, json: bool) -> Result<(), Failure> {
         line("rsa", rsa),
     ));
     say::answer(pin)
-}
-
-/// Twenty octets, as Tor writes them.
-fn hex(octets: &[u8]) -> String {
-    octets.iter().map(|octet| format!("{octet:02X}")).collect()
 }
 
 /// `--authority`.

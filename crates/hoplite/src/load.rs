@@ -137,17 +137,17 @@ fn request(stream: &mut TcpStream, command: u8, target: SocketAddr) -> io::Resul
     }
 }
 
-// The TCP target: what a connection does is said by its first octet. `bench` measures with it, directly and through
+// The TCP target: what a connection does is said by its first byte. `bench` measures with it, directly and through
 // the chain.
 
 /// Send until the connection ends.
 pub(crate) const DOWNLOAD: u8 = b'D';
 /// Take until the connection ends.
 pub(crate) const UPLOAD: u8 = b'U';
-/// Answer one octet to each octet.
+/// Answer one byte to each byte.
 pub(crate) const ECHO: u8 = b'E';
 
-/// What is written and read at once, in octets.
+/// What is written and read at once, in bytes.
 pub(crate) const CHUNK: usize = 128 << 10;
 
 /// A running target.
@@ -178,7 +178,7 @@ impl Target {
         self.address
     }
 
-    /// Octets of uploads so far.
+    /// Bytes of uploads so far.
     pub(crate) fn taken(&self) -> &Counter {
         &self.taken
     }
@@ -256,7 +256,7 @@ fn echo(stream: &mut TcpStream) -> io::Result<()> {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stop(Arc<AtomicBool>);
 
-/// Octets or packets so far, counted by one thread and read by another.
+/// Bytes or packets so far, counted by one thread and read by another.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counter(Arc<AtomicU64>);
 

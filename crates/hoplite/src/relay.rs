@@ -327,9 +327,9 @@ impl Reader {
 
 /// A random number below `most`.
 fn below(most: u64) -> u64 {
-    let mut octets = [0; 8];
-    match SystemRandom::new().fill(&mut octets) {
-        Ok(()) => u64::from_le_bytes(octets) % most.max(1),
+    let mut bytes = [0; 8];
+    match SystemRandom::new().fill(&mut bytes) {
+        Ok(()) => u64::from_le_bytes(bytes) % most.max(1),
         Err(_) => 0,
     }
 }

@@ -188,6 +188,11 @@ impl From<Vec<Complaint>> for Failure {
     }
 }
 
+/// Bytes as hexadecimal digits, as Tor writes a fingerprint.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02X}")).collect()
+}
+
 /// Rows under a heading.
 #[derive(Debug)]
 pub(crate) struct Table {

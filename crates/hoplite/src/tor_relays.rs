@@ -62,7 +62,7 @@ fn name(network: &Network, relay: &Relay) -> String {
     let alike = named.filter(|other| other.router.nickname == *nickname);
     match alike.count() {
         1 => nickname.clone(),
-        _ => format!("{nickname}-{}", hex(&relay.keys.rsa_id)),
+        _ => format!("{nickname}-{}", say::hex(&relay.keys.rsa_id)),
     }
 }
 
@@ -92,7 +92,7 @@ fn stanza(relay: &Relay, name: &str) -> String {
         "[[relay]] # {guard}{exit}\nname = \"{name}\"\naddress = \"{}\"\nonion = \"{}\"\nrsa = \"{}\"\n",
         address(relay),
         onion(relay),
-        hex(&relay.keys.rsa_id),
+        say::hex(&relay.keys.rsa_id),
     )
 }
 
@@ -101,16 +101,12 @@ fn object(relay: &Relay, name: &str, controlled: bool) -> serde_json::Value {
         "name": name,
         "address": address(relay),
         "onion": onion(relay).to_string(),
-        "rsa": hex(&relay.keys.rsa_id),
+        "rsa": say::hex(&relay.keys.rsa_id),
         "guard": relay.router.flags.has(Flags::GUARD),
         "exit": relay.exit.as_ref().map(ToString::to_string),
         "bandwidth": relay.router.bandwidth,
         "congestion_control": controlled && relay.router.congestion_control,
     })
-}
-
-fn hex(octets: &[u8]) -> String {
-    octets.iter().map(|octet| format!("{octet:02X}")).collect()
 }
 
 fn fingerprint(text: &str) -> Result<[u8; 20], String> {
@@ -126,7 +122,10 @@ mod tests {
     #[test]
     fn an_authority_is_forty_hexadecimal_digits() {
         let digits = "4CB0A1456D97AECE1CF5F2A1F60A987D443C405C";
-        assert_eq!(fingerprint(digits).map(|id| hex(&id)), Ok(digits.into()));
+        assert_eq!(
+            fingerprint(digits).map(|id| say::hex(&id)),
+            Ok(digits.into())
+        );
         assert!(fingerprint("4CB0").is_err());
         assert!(fingerprint(&"G".repeat(40)).is_err());
     }

@@ -1,4 +1,4 @@
-//! From votes to a list, in one way only: authorities that have the same votes work out the same octets.
+//! From votes to a list, in one way only: authorities that have the same votes work out the same bytes.
 
 use std::collections::BTreeMap;
 

@@ -128,14 +128,14 @@ impl Drop for Flow {
 /// What comes before the measurement.
 /// How long the first datagram may take.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Payload under way, in octets: less than a socket's usual buffer takes.
+/// Payload under way, in bytes: less than a socket's usual buffer takes.
 const UNDER_WAY: u64 = 128 << 10;
-/// The same in datagrams that were sent one by one: the kernel's buffer counts its own costs, some 800 octets for each.
+/// The same in datagrams that were sent one by one: the kernel's buffer counts its own costs, some 800 bytes for each.
 const MOST_ALONE: u64 = 200;
 /// Who sends as little as this does not send trains of it: the flood is no kinder to the relay than real programs are.
 const SENT_ALONE: usize = 200;
 
-/// Measures datagrams of `size` octets for `window`.
+/// Measures datagrams of `size` bytes for `window`.
 pub(super) fn flood(
     chain: &Chain,
     size: usize,
@@ -307,7 +307,7 @@ fn visit(chain: &Chain, user: &str, target: &Target) -> io::Result<()> {
     stream.read_exact(&mut [0])
 }
 
-// Time to the first octet on a warm path: from the connection to the SOCKS port to the target's first octet. The same
+// Time to the first byte on a warm path: from the connection to the SOCKS port to the target's first byte. The same
 // with 0 hops is the baseline; the report shows the difference per hop.
 
 /// Flows that warm the path up, and flows that are measured.

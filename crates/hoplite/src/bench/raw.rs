@@ -1,4 +1,4 @@
-//! The raw limit: what no packet tunnel on this machine can beat. One thread seals 1200-octet payloads as QUIC does
+//! The raw limit: what no packet tunnel on this machine can beat. One thread seals 1200-byte payloads as QUIC does
 //! (RFC 9001 §5: AES-128-GCM, header protection) and sends them with UDP_SEGMENT, one receives with UDP_GRO and opens them.
 
 use std::{
@@ -16,14 +16,14 @@ use crate::{
     say::Failure,
 };
 
-/// A short header with an 8-octet connection id, its first octets also the packet number.
+/// A short header with an 8-byte connection id, its first bytes also the packet number.
 const HEADER: usize = 9;
 /// What QUIC and HTTP add inside: frame type, length, quarter-stream id.
 const FRAMING: usize = 3;
 const PAYLOAD: usize = 1200;
 const TAG: usize = 16;
 const PACKET: usize = HEADER + FRAMING + PAYLOAD + TAG;
-/// As many packets as one UDP_SEGMENT call takes below 65,507 octets.
+/// As many packets as one UDP_SEGMENT call takes below 65,507 bytes.
 const SEGMENTS: usize = 52;
 /// Packets under way.
 const WINDOW: u64 = 1500;

@@ -68,7 +68,7 @@ pub(crate) struct Config {
     pub(crate) voting: Duration,
     /// How many intervals a list may be used.
     pub(crate) intervals: u64,
-    /// More is not believed of a relay, in octets a second.
+    /// More is not believed of a relay, in bytes a second.
     pub(crate) bandwidth_cap: u64,
     /// Which relays are taken.
     pub(crate) admission: Rules,
@@ -133,7 +133,7 @@ pub(crate) struct Limits {
     pub(crate) requests: u64,
     /// The same from one address.
     pub(crate) requests_per_client: u64,
-    /// Octets of documents that are given within a minute.
+    /// Bytes of documents that are given within a minute.
     pub(crate) octets: u64,
     /// The same to one address.
     pub(crate) octets_per_client: u64,

@@ -29,7 +29,7 @@ use tokio::{
 use super::{Shared, moment, now};
 use crate::config::directory::Limits;
 
-/// Octets of a request's head.
+/// Bytes of a request's head.
 const HEAD_SIZE: usize = 8192;
 
 /// What all connections have in common.
@@ -367,7 +367,7 @@ impl Drop for Place {
     }
 }
 
-/// A connection's octets: each that comes or goes is told to its place.
+/// A connection's bytes: each that comes or goes is told to its place.
 #[derive(Debug)]
 pub(super) struct Watched {
     stream: TcpStream,

@@ -40,7 +40,7 @@ pub(crate) enum Dress {
 pub(crate) struct Flood {
     /// What its datagrams look like.
     pub(crate) dress: Dress,
-    /// Payload of each datagram, in octets; at least 8.
+    /// Payload of each datagram, in bytes; at least 8.
     pub(crate) size: usize,
     /// Whether many go in one system call and stay together (UDP_SEGMENT), as a QUIC server sends them.
     pub(crate) together: bool,
@@ -195,7 +195,7 @@ impl Dress {
 // A UDP socket that sends and receives in batches (UDP_SEGMENT, UDP_GRO), by quinn-udp. The datagram cases, the raw
 // limit and the UDP echo use it.
 
-/// What a socket may queue in each direction, in octets.
+/// What a socket may queue in each direction, in bytes.
 const BUFFER: usize = 8 << 20;
 /// How many batches one receive call takes.
 const BATCHES: usize = 8;
@@ -234,7 +234,7 @@ impl Socket {
         self.socket.local_addr()
     }
 
-    /// Sends `contents` cut every `segment` octets; waits while the queue is full.
+    /// Sends `contents` cut every `segment` bytes; waits while the queue is full.
     pub(crate) fn send(&self, to: SocketAddr, contents: &[u8], segment: usize) -> io::Result<()> {
         let segment_size = (contents.len() > segment).then_some(segment);
         let transmit = Transmit {

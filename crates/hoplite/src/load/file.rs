@@ -27,7 +27,7 @@ const BLOCK: usize = 1 << 20;
 const PIECE: usize = 64 << 10;
 const STRIDE: usize = 4099;
 
-/// A running web server: `GET /N` answers N octets.
+/// A running web server: `GET /N` answers N bytes.
 #[derive(Debug)]
 pub(crate) struct WebServer {
     address: SocketAddr,
@@ -37,9 +37,9 @@ pub(crate) struct WebServer {
 /// A download that arrived.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Downloaded {
-    /// From the request to the first octet of the content.
+    /// From the request to the first byte of the content.
     pub(crate) first_octet: Duration,
-    /// From the request to the last octet.
+    /// From the request to the last byte.
     pub(crate) whole: Duration,
     /// SHA-256 of the content.
     pub(crate) digest: Vec<u8>,
@@ -50,7 +50,7 @@ pub(crate) struct Downloaded {
 pub(crate) struct Content(Bytes);
 
 impl Content {
-    /// Octets without a pattern (a xorshift generator), always the same ones.
+    /// Bytes without a pattern (a xorshift generator), always the same ones.
     pub(crate) fn new() -> Self {
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         let next = |_| {
@@ -62,7 +62,7 @@ impl Content {
         Self((0..BLOCK / 8).flat_map(next).collect::<Vec<u8>>().into())
     }
 
-    /// The pieces of a file of `size` octets.
+    /// The pieces of a file of `size` bytes.
     fn pieces(&self, size: u64) -> impl Iterator<Item = Bytes> + Send + use<> {
         let block = self.0.clone();
         let room = BLOCK - PIECE;
@@ -74,7 +74,7 @@ impl Content {
         })
     }
 
-    /// SHA-256 of a file of `size` octets.
+    /// SHA-256 of a file of `size` bytes.
     pub(crate) fn digest(&self, size: u64) -> Vec<u8> {
         let mut context = Context::new(&SHA256);
         self.pieces(size).for_each(|piece| context.update(&piece));
@@ -142,7 +142,7 @@ fn answer(content: &Content, request: &Request<Incoming>) -> Result<Response<Bod
         .body(StreamBody::new(stream::iter(frames)))
 }
 
-/// Downloads `size` octets over a connection that `connect` opens; `arrived` hears of every part.
+/// Downloads `size` bytes over a connection that `connect` opens; `arrived` hears of every part.
 pub(crate) fn download(
     connect: impl FnOnce() -> io::Result<TcpStream>,
     size: u64,
@@ -203,7 +203,7 @@ fn read_head(stream: &mut BufReader<TcpStream>) -> io::Result<()> {
 // A UDP echo through the SOCKS port: round trips one by one, then many datagrams under way. `demo` uses it and checks
 // every answer's content.
 
-/// Payload of each datagram, in octets: fits every path of up to four hops.
+/// Payload of each datagram, in bytes: fits every path of up to four hops.
 const PAYLOAD: usize = 1000;
 /// How many are under way at once.
 const UNDER_WAY: usize = 32;
@@ -217,7 +217,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Echoed {
     /// Answers with the right content.
     pub(crate) answers: usize,
-    /// Payload of the answers, in octets.
+    /// Payload of the answers, in bytes.
     pub(crate) octets: u64,
     /// How long it took altogether.
     pub(crate) time: Duration,
@@ -309,7 +309,7 @@ impl Echo {
     }
 }
 
-/// A number, then octets that follow from it.
+/// A number, then bytes that follow from it.
 fn fill<'a>(content: impl Iterator<Item = &'a mut u8>, number: u64) {
     for (i, octet) in content.enumerate() {
         *octet = octet_at(number, i);

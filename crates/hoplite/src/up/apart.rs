@@ -51,10 +51,10 @@ use crate::{
     say::{Complaint, Failure},
 };
 
-/// Octets of a message. A larger one is a reason to end the worker.
+/// Bytes of a message. A larger one is a reason to end the worker.
 const LARGEST: usize = 64 * 1024;
 
-/// Octets of what is kept of the directory.
+/// Bytes of what is kept of the directory.
 const LARGEST_KEPT: u64 = 32 << 20;
 
 /// What the worker is told.
@@ -120,13 +120,13 @@ impl Channel {
 
     /// Sends a message, and a descriptor with it.
     pub(super) fn send(&self, message: &impl Serialize, with: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let octets = serde_json::to_vec(message)?;
+        let bytes = serde_json::to_vec(message)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !with.is_empty() {
             ancillary.push(SendAncillaryMessage::ScmRights(with));
         }
-        let parts = [IoSlice::new(&octets)];
+        let parts = [IoSlice::new(&bytes)];
         sendmsg(
             self.0.get_ref(),
             &parts,
@@ -138,26 +138,26 @@ impl Channel {
 
     /// The next message with what came with it; `None` when the other end is gone. May be given up and called again.
     pub(super) async fn next<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-        let mut octets = vec![0; LARGEST];
+        let mut bytes = vec![0; LARGEST];
         let (length, with) = loop {
             let mut ready = self.0.readable().await?;
-            match receive(self.0.get_ref(), &mut octets) {
+            match receive(self.0.get_ref(), &mut bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
                 other => break other?,
             }
         };
-        match octets.get(..length) {
+        match bytes.get(..length) {
             Some([]) | None => Ok(None),
             Some(message) => Ok(Some((serde_json::from_slice(message)?, with))),
         }
     }
 }
 
-fn receive(socket: impl AsFd, octets: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let parts = &mut [IoSliceMut::new(octets)];
+    let parts = &mut [IoSliceMut::new(bytes)];
     let received = recvmsg(socket, parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
     let mut with = Vec::new();
     for message in ancillary.drain() {
@@ -233,11 +233,11 @@ pub(super) fn written(kept: &Kept) -> io::Result<OwnedFd> {
 pub(super) fn read(from: OwnedFd) -> io::Result<Kept> {
     // Memory, which reading never waits for; nothing else can be sealed (fcntl(2)).
     rustix::fs::fcntl_get_seals(&from)?;
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     std::fs::File::from(from)
         .take(LARGEST_KEPT)
-        .read_to_end(&mut octets)?;
-    Ok(serde_json::from_slice(&octets)?)
+        .read_to_end(&mut bytes)?;
+    Ok(serde_json::from_slice(&bytes)?)
 }
 
 const MARK_IT: u8 = 0;
@@ -589,9 +589,9 @@ mod tests {
         (Channel::new(one).expect("a channel"), other)
     }
 
-    fn says(socket: &OwnedFd, octets: &[u8]) {
-        let sent = rustix::net::send(socket, octets, SendFlags::empty());
-        assert_eq!(sent, Ok(octets.len()));
+    fn says(socket: &OwnedFd, bytes: &[u8]) {
+        let sent = rustix::net::send(socket, bytes, SendFlags::empty());
+        assert_eq!(sent, Ok(bytes.len()));
     }
 
     #[tokio::test]

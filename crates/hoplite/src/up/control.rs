@@ -31,7 +31,7 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// Questions that are answered at once; who asks more often waits.
 const AT_ONCE: usize = 8;
 
-/// Octets of a question.
+/// Bytes of a question.
 const LONGEST_LINE: u64 = 4096;
 
 /// What can be asked.
@@ -245,9 +245,9 @@ pub(crate) struct Process {
     pub(crate) before: usize,
     /// How names were taken over.
     pub(crate) dns: String,
-    /// Octets from programs.
+    /// Bytes from programs.
     pub(crate) sent: u64,
-    /// Octets to programs.
+    /// Bytes to programs.
     pub(crate) received: u64,
     /// Flows open now, by kind.
     pub(crate) flows: BTreeMap<String, u64>,
@@ -305,7 +305,7 @@ pub(super) fn plain(text: &str) -> String {
 pub(crate) struct Dropped {
     /// Packets.
     pub(crate) packets: u64,
-    /// Octets of them.
+    /// Bytes of them.
     #[serde(alias = "bytes")]
     pub(crate) octets: u64,
 }

@@ -535,7 +535,7 @@ const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Makes the interface `name`: a TUN device with segmentation and checksum offload (Linux `Documentation/networking/tuntap.rst`; virtio 1.2 §5.1.6).
-/// It goes when the descriptor is closed. Each packet has a virtio header of ten octets.
+/// It goes when the descriptor is closed. Each packet has a virtio header of ten bytes.
 pub(super) fn open(name: &str) -> Result<OwnedFd, Complaint> {
     let file = device().map_err(|error| missing(&error))?;
     let mut tries = TRIES;
@@ -570,7 +570,7 @@ fn attach(file: &File, name: &str) -> io::Result<()> {
     let flags = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
     back[..4].copy_from_slice(&flags.to_ne_bytes());
     #[expect(unsafe_code, reason = "no safe wrapper makes a TUN device")]
-    // SAFETY: the descriptor is open, and the kernel reads and writes at most the 40 octets of an ifreq, which `request` has.
+    // SAFETY: the descriptor is open, and the kernel reads and writes at most the 40 bytes of an ifreq, which `request` has.
     let made = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, request.as_mut_ptr()) };
     match made {
         0 => Ok(()),

@@ -45,7 +45,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// A table that nobody has.
 const DONE: &str = "hoplite-is-done";
 
-/// Octets of a datagram of events; what is longer is cut, and its beginning is enough.
+/// Bytes of a datagram of events; what is longer is cut, and its beginning is enough.
 const EVENTS: usize = 1 << 16;
 
 /// What of the firewall stands.
@@ -305,15 +305,15 @@ fn read(events: &OwnedFd) -> bool {
 
 /// Whether a datagram (netlink(7)) has an event of nftables that names our table: in all kinds of them that is the first attribute.
 /// What cannot be read may be about us.
-fn is_about_us(mut octets: &[u8]) -> bool {
+fn is_about_us(mut bytes: &[u8]) -> bool {
     const HEADERS: usize = 16 + 4;
     /// linux/netfilter/nf_tables.h: the event that ends a transaction has no table.
     const NEW_GENERATION: u16 = 10 << 8 | 15;
-    while let Some(header) = octets.first_chunk::<HEADERS>() {
+    while let Some(header) = bytes.first_chunk::<HEADERS>() {
         let [l0, l1, l2, l3, k0, k1, ..] = *header;
         let length = u32::from_ne_bytes([l0, l1, l2, l3]);
         let length = usize::try_from(length).unwrap_or(usize::MAX);
-        let Some(message) = octets.get(..length).filter(|it| it.len() >= HEADERS) else {
+        let Some(message) = bytes.get(..length).filter(|it| it.len() >= HEADERS) else {
             return true;
         };
         let attributes = message.get(HEADERS..).unwrap_or_default();
@@ -322,7 +322,7 @@ fn is_about_us(mut octets: &[u8]) -> bool {
             return true;
         }
         let next = length.next_multiple_of(4);
-        octets = octets.get(next..).unwrap_or_default();
+        bytes = bytes.get(next..).unwrap_or_default();
     }
     false
 }

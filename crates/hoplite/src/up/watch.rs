@@ -36,7 +36,7 @@ const SETTLE: Duration = Duration::from_millis(100);
 /// The pause after which a socket that broke is replaced.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Octets of the largest datagram that the kernel makes of events (NLMSG_GOODSIZE is at most 8 KiB).
+/// Bytes of the largest datagram that the kernel makes of events (NLMSG_GOODSIZE is at most 8 KiB).
 const LARGEST: usize = 32 * 1024;
 
 /// What we are told about.
@@ -73,7 +73,7 @@ pub(super) struct Kernel {
 /// What a socket says.
 #[derive(Debug, PartialEq, Eq)]
 enum Said {
-    /// This many octets of events.
+    /// This many bytes of events.
     Events(usize),
     /// Some could not be kept.
     Overrun,
@@ -131,8 +131,8 @@ impl Kernel {
                 drop(ready);
                 self.subscribe_again().await;
             }
-            Said::Events(octets) => {
-                let events = self.buffer.get(..octets).unwrap_or_default();
+            Said::Events(bytes) => {
+                let events = self.buffer.get(..bytes).unwrap_or_default();
                 self.seen.add(meanings(events, &self.name, self.index));
             }
         }
@@ -166,7 +166,7 @@ fn subscribed() -> io::Result<AsyncFd<Socket>> {
 fn said(received: Result<usize, Errno>) -> Said {
     match received {
         Ok(0) => Said::Broken,
-        Ok(octets) => Said::Events(octets),
+        Ok(bytes) => Said::Events(bytes),
         Err(Errno::AGAIN) => Said::Nothing,
         Err(Errno::INTR) => Said::Events(0),
         Err(Errno::NOBUFS) => Said::Overrun,
@@ -199,7 +199,7 @@ fn meanings(mut events: &[u8], name: &str, index: Option<u32>) -> Meddling {
             NetlinkPayload::Overrun(_) | NetlinkPayload::Error(_) => return Meddling::ANYTHING,
             _ => {}
         }
-        // Each begins at a multiple of four octets (netlink(7), NLMSG_ALIGN).
+        // Each begins at a multiple of four bytes (netlink(7), NLMSG_ALIGN).
         let length = usize::try_from(message.header.length).unwrap_or(usize::MAX);
         let next = length.max(1).checked_next_multiple_of(4);
         events = next.and_then(|next| events.get(next..)).unwrap_or_default();
@@ -442,10 +442,10 @@ mod tests {
     fn what_cannot_be_read_may_have_been_anything() {
         let mut message = NetlinkMessage::from(RouteNetlinkMessage::DelLink(Default::default()));
         message.finalize();
-        let mut octets = vec![0; message.buffer_len()];
-        message.serialize(&mut octets);
-        assert_eq!(meanings(&octets, "hoplite0", None), Meddling::default());
-        octets.extend([9; 3]);
-        assert_eq!(meanings(&octets, "hoplite0", None), Meddling::ANYTHING);
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        assert_eq!(meanings(&bytes, "hoplite0", None), Meddling::default());
+        bytes.extend([9; 3]);
+        assert_eq!(meanings(&bytes, "hoplite0", None), Meddling::ANYTHING);
     }
 }

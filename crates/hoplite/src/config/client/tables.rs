@@ -158,7 +158,7 @@ pub(crate) struct Tunnel {
     /// How long such a connection may be unused, in seconds.
     #[serde(deserialize_with = "config::seconds")]
     pub(crate) isolated_idle: Duration,
-    /// Octets of datagrams kept for a flow whose reader is slow.
+    /// Bytes of datagrams kept for a flow whose reader is slow.
     pub(crate) datagram_queue: usize,
 }
 
@@ -435,7 +435,7 @@ pub(crate) struct Onion {
     pub(crate) isolated: usize,
     /// Streams of one circuit at once.
     pub(crate) streams: usize,
-    /// How many octets of one circuit the first relay may send ahead over QUIC: by default 200 Mbit/s where it is 80 ms away. A circuit is no faster.
+    /// How many bytes of one circuit the first relay may send ahead over QUIC: by default 200 Mbit/s where it is 80 ms away. A circuit is no faster.
     pub(crate) window: u32,
 }
 
@@ -538,15 +538,9 @@ impl FromStr for RsaId {
     type Err = RsaIdError;
 
     fn from_str(text: &str) -> Result<Self, RsaIdError> {
-        let is_hex = text.len() == 40 && text.bytes().all(|c| c.is_ascii_hexdigit());
-        let mut octets = [0; 20];
-        for (i, octet) in octets.iter_mut().enumerate() {
-            let digits = text.get(2 * i..2 * i + 2).filter(|_| is_hex);
-            *octet = digits
-                .and_then(|digits| u8::from_str_radix(digits, 16).ok())
-                .ok_or(RsaIdError)?;
-        }
-        Ok(Self(octets))
+        hoplite_wire::tor::fingerprint(text)
+            .map(Self)
+            .ok_or(RsaIdError)
     }
 }
 
