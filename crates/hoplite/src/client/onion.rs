@@ -65,7 +65,7 @@ pub(super) fn over_circuits(
     let listed = from_list(client)?;
     let paths: Arc<dyn Paths> = match &listed {
         Some(listed) => Arc::clone(listed) as _,
-        None => Arc::new(path(client)?),
+        None => Arc::new(path_of_file(client)?),
     };
     let onion = Onion::new(Arc::new(linked), paths, circuits_config(file));
     onion.warm();
@@ -189,7 +189,7 @@ impl Circuits {
 /// Gives a number below its argument.
 type Random = Box<dyn FnMut(u64) -> u64 + Send>;
 
-/// Chooses paths from the list.
+/// Chooses paths from the list; docs/onion.md, "How a path is chosen".
 pub(crate) struct FromList {
     listed: Listed,
     /// The path of an experiment: names or identities, always the same.
@@ -232,13 +232,13 @@ impl FromList {
         let network = self.listed.current()?;
         if !self.explicit.is_empty() {
             let relays = network.explicit(&self.explicit, Carrier::Onion)?;
-            return Ok(relays.into_iter().filter_map(of).collect());
+            return Ok(relays.into_iter().filter_map(relay_of_list).collect());
         }
         let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
         let (listed, ports) = (&self.listed, &asked.ports);
         let path = listed.circuit(&network, ports, asked.required, &mut *random);
         let path = path.map_err(|why| Unchosen::NoPath(why, asked.required))?;
-        Ok(path.iter().filter_map(of).collect())
+        Ok(path.iter().filter_map(relay_of_list).collect())
     }
 }
 
@@ -301,7 +301,7 @@ impl From<Unchosen> for Error {
 }
 
 /// What circuits need to know of a listed relay; ours all speak ntor-v3, have congestion control and know half-closed streams.
-fn of(relay: &Descriptor) -> Option<Relay> {
+fn relay_of_list(relay: &Descriptor) -> Option<Relay> {
     let (identity, ntor) = (relay.identity.0, relay.onion?);
     Some(Relay {
         // Errors say which hop: they get into the log, and a name there would say whom the list gave us.
@@ -322,13 +322,11 @@ impl fmt::Debug for FromList {
     }
 }
 
-// The path that the file gives: always the same relays, known by their onion keys.
-
-/// The path of the file.
-fn path(client: &Client) -> Result<Fixed, Failure> {
+/// The path that the file gives: always the same relays, known by their onion keys.
+fn path_of_file(client: &Client) -> Result<Fixed, Failure> {
     let named = |name: &String| client.relays.iter().find(|hop| hop.relay.name == *name);
     let relays = client.config.path.iter().filter_map(named);
-    let relays: Option<Vec<_>> = relays.map(|hop| relay(&hop.relay)).collect();
+    let relays: Option<Vec<_>> = relays.map(|hop| relay_of_file(&hop.relay)).collect();
     let wrong = || {
         let why = "a relay of the path has no onion key, or no address";
         Failure::new("making a path", why, "run 'hoplite check' on the file")
@@ -337,7 +335,7 @@ fn path(client: &Client) -> Result<Fixed, Failure> {
 }
 
 /// What circuits need to know of a relay. One that has an RSA identity is Tor's; all of ours speak what Tor's do, and half-closed streams.
-fn relay(relay: &config::client::Relay) -> Option<Relay> {
+fn relay_of_file(relay: &config::client::Relay) -> Option<Relay> {
     let Host::Ip(ip) = relay.address.host else {
         return None;
     };
@@ -356,13 +354,11 @@ fn relay(relay: &config::client::Relay) -> Option<Relay> {
     })
 }
 
-// Tells the user in the log why circuits fail: programs are told too little of it to know what to do. It stands
-// between the front ends and [`Onion`]; it tells the same thing once a minute at most.
-
 /// How long the same failure is not told again.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// The overlay of circuits, whose failures are told.
+/// The overlay of circuits, whose failures are told to the user in the log, the same one once a minute at most: programs are told too little to know what
+/// to do.
 #[derive(Debug)]
 struct Telling {
     below: Onion,
@@ -427,13 +423,11 @@ impl Overlay for Telling {
     }
 }
 
-// Questions to a resolver, where circuits carry them: addresses of names, which the exit resolves (RELAY_RESOLVE).
-// Tor has nothing for others. RFC 1035 §4.1.1 has the codes.
-
 /// For how many seconds an answer may be kept: exits say nothing of it.
 const LASTS: u32 = 60;
 
-/// The answer to `message`.
+/// The answer to a question to a resolver, where circuits carry it: addresses of names, which the exit resolves (RELAY_RESOLVE). Tor has nothing for
+/// others. RFC 1035 §4.1.1 has the codes.
 async fn answer(below: &dyn Overlay, message: &[u8], terms: &Terms) -> Result<Vec<u8>, Error> {
     let question = match Question::read(message) {
         Ok(question) => question,
