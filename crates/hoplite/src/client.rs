@@ -36,8 +36,8 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
         let mut signals = Signals::listen()?;
         let front = bind(client.config.front())?;
         let ground = Ground::default();
-        listed::prepare(&mut client, &ground.tunnels).await?;
-        let carried = overlay_of(&client, recording.watch(), &ground)?;
+        let listed = listed::prepare(&mut client, &ground.tunnels, None).await?;
+        let carried = overlay_of(&client, listed.as_ref(), recording.watch(), &ground)?;
         say::remark(invitation(&front, &client.config));
         let stopped = stopped(&mut signals, &carried);
         front.serve(carried.overlay.clone(), stopped).await;
@@ -96,7 +96,7 @@ pub(crate) fn serve_node(client: Option<&Client>) -> Result<(), Failure> {
     process::current_thread_runtime()?.block_on(async {
         let front = bind(client.map_or_else(baseline, |client| client.config.front()))?;
         let carried = match client {
-            Some(client) => overlay_of(client, None, &Ground::default())?,
+            Some(client) => overlay_of(client, None, None, &Ground::default())?,
             None => Carried::without_relays(&Ground::default()),
         };
         let nowhere = || {
@@ -263,16 +263,17 @@ fn tell_hops(hops: &[Hop]) {
     }
 }
 
-/// What the file asks for; `watch` is shown the packets of each hop's connection.
+/// What the file asks for, with the list if it names one; `watch` is shown the packets of each hop's connection.
 pub(crate) fn overlay_of(
     client: &Client,
+    listed: Option<&Listed>,
     watch: Option<Arc<dyn Watch>>,
     ground: &Ground,
 ) -> Result<Carried, Failure> {
     match client.config.overlay {
         Carrier::Direct => Ok(Carried::without_relays(ground)),
-        Carrier::Masque => over_relays(client, watch, ground),
-        Carrier::Onion => onion::over_circuits(client, watch, ground),
+        Carrier::Masque => over_relays(client, listed, watch, ground),
+        Carrier::Onion => onion::over_circuits(client, listed, watch, ground),
     }
 }
 
@@ -280,6 +281,7 @@ pub(crate) fn overlay_of(
 /// The whole path is dialled at once, so that the first flow finds it warm.
 fn over_relays(
     client: &Client,
+    listed: Option<&Listed>,
     watch: Option<Arc<dyn Watch>>,
     ground: &Ground,
 ) -> Result<Carried, Failure> {
@@ -292,7 +294,7 @@ fn over_relays(
     let made = if !client.config.path.is_empty() {
         given(client, &below, &config)
     } else {
-        chosen(client, below, &config)
+        chosen(client, listed, below, &config)
     };
     made.map_err(|error| Failure::new("making a path", error, "run 'hoplite check' on the file"))
 }
@@ -311,10 +313,11 @@ fn given(
 
 fn chosen(
     client: &Client,
+    listed: Option<&Listed>,
     below: Arc<dyn Overlay>,
     config: &Arc<masque::Config>,
 ) -> Result<Carried, Error> {
-    if let Some(listed) = &client.listed {
+    if let Some(listed) = listed {
         return from_list(client, listed, below, config);
     }
     let relays = client.relays.iter().map(relay).collect();

@@ -229,13 +229,17 @@ impl fmt::Debug for Listed {
     }
 }
 
-/// Fills in the client's relays from the list, if its file says so: the one that is kept, or a new one.
-pub(crate) async fn prepare(client: &mut Client, overlay: &dyn Overlay) -> Result<(), Failure> {
+/// The list that the client's file names, the one that is kept or a new one, if it names one; the client's relays are filled in from it. `keeper` keeps
+/// what the directory's cache would.
+pub(crate) async fn prepare(
+    client: &mut Client,
+    overlay: &dyn Overlay,
+    keeper: Option<Keeper>,
+) -> Result<Option<Listed>, Failure> {
     let Some(file) = client.config.directory.clone() else {
-        return Ok(());
+        return Ok(None);
     };
     let store = |error: StoreError| unusable(&file.cache, &error);
-    let keeper = client.keeper.clone();
     let kept = match &keeper {
         Some(keeper) => keeper.kept.store(),
         None => Store::open(&file.cache),
@@ -260,8 +264,7 @@ pub(crate) async fn prepare(client: &mut Client, overlay: &dyn Overlay) -> Resul
             explicit(client, &listed.lock().network)?
         };
     }
-    client.listed = Some(listed);
-    Ok(())
+    Ok(Some(listed))
 }
 
 fn unusable(cache: &Path, error: &StoreError) -> Failure {

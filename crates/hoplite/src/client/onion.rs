@@ -56,13 +56,17 @@ pub(super) struct Circuits {
 /// The overlay of circuits over the path of the file. The first circuit is begun at once, so that the first flow finds it.
 pub(super) fn over_circuits(
     client: &Client,
+    listed: Option<&Listed>,
     watch: Option<Arc<dyn Watch>>,
     ground: &Ground,
 ) -> Result<Carried, Failure> {
     let file = &client.config.onion;
     let channels = Channels::new(dialer(client, watch, ground), |_| {});
     let linked = Linked::new(channels.clone(), file.channel.into());
-    let listed = from_list(client)?;
+    let path = &client.config.path;
+    let listed = listed
+        .map(|listed| FromList::new(listed, path))
+        .transpose()?;
     let paths: Arc<dyn Paths> = match &listed {
         Some(listed) => Arc::clone(listed) as _,
         None => Arc::new(path_of_file(client)?),
@@ -79,13 +83,6 @@ pub(super) fn over_circuits(
         listed.keep(Arc::clone(&overlay), Arc::new(ground.tunnels.clone()));
     }
     Ok(Carried::by_circuits(overlay, circuits))
-}
-
-/// Paths from the directory's list, if the file has one.
-fn from_list(client: &Client) -> Result<Option<Arc<FromList>>, Failure> {
-    let path = &client.config.path;
-    let listed = client.listed.as_ref();
-    listed.map(|listed| FromList::new(listed, path)).transpose()
 }
 
 fn dialer(client: &Client, watch: Option<Arc<dyn Watch>>, ground: &Ground) -> ChannelDialer {

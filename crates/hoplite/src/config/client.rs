@@ -40,10 +40,6 @@ pub(crate) struct Client {
     pub(crate) relays: Vec<Hop>,
     /// What is shown to relays that have no token of their own.
     pub(crate) token: Option<Token>,
-    /// The list that the relays are from, if they are from one.
-    pub(crate) listed: Option<crate::listed::Listed>,
-    /// Who keeps what the directory's cache would.
-    pub(crate) keeper: Option<crate::listed::Keeper>,
     /// What is allowed, but probably not meant.
     pub(crate) warnings: Vec<String>,
 }
@@ -67,8 +63,6 @@ pub(crate) fn read(document: &Document) -> Result<Client, Failure> {
             config,
             relays,
             token,
-            listed: None,
-            keeper: None,
         })
     } else {
         Err(complaints.into())

@@ -46,7 +46,7 @@ use super::{
 use crate::{
     client::Carried,
     config::client::Client,
-    listed::{self, Keeper, Kept},
+    listed::{self, Keeper, Kept, Listed},
     process::{Recording, Signals},
     say::{Complaint, Failure},
 };
@@ -358,6 +358,7 @@ pub(super) struct Task {
 
 /// What it carries by.
 struct Road {
+    listed: Option<Listed>,
     carried: Carried,
     overlay: Arc<dyn Overlay>,
     names: Arc<Remembering>,
@@ -422,14 +423,15 @@ async fn prepare(
         <[OwnedFd; 2]>::try_from(with).map_err(|_| failed(&"two descriptors did not come"))?;
     leave_marks_to(marks);
     let kept = read(kept).map_err(|error| failed(&error))?;
-    task.client.keeper = Some(keeper(kept, channel));
+    let keeper = Some(keeper(kept, channel));
     // What an earlier block stops, these sockets may.
     let marked = Direct::for_tunnels().mark(MARK);
-    listed::prepare(&mut task.client, &marked).await?;
+    let listed = listed::prepare(&mut task.client, &marked, keeper).await?;
     let names = carrier::names(&task.client, &servers, asks_system).await;
-    let carried = carrier::carried(&task.client, &task.recording, &names)?;
+    let carried = carrier::carried(&task.client, listed.as_ref(), &task.recording, &names)?;
     let overlay = carrier::split(&task.client, &carried, &names);
     let road = Road {
+        listed,
         carried,
         overlay,
         names,
@@ -476,7 +478,7 @@ impl Worker<'_> {
                     probed = &mut probing, if probes => {
                         probes = false;
                         probed.map_err(|error| carrier::failure(&error, road.carried.missing()))?;
-                        let report = Box::new(self.report(&road.carried));
+                        let report = Box::new(self.report(road));
                         self.say(&FromWorker::Flows(report))?;
                     }
                     told = self.channel.next() => {
@@ -515,7 +517,7 @@ impl Worker<'_> {
             ToWorker::Servers(servers) => road.names.ask(&servers),
             ToWorker::Look => road.carried.look(),
             ToWorker::Report => {
-                let report = Box::new(self.report(&road.carried));
+                let report = Box::new(self.report(road));
                 self.say(&FromWorker::Report(report))?;
             }
             ToWorker::Tell => road.carried.tell(),
@@ -552,8 +554,8 @@ impl Worker<'_> {
         Ok(transparent)
     }
 
-    fn report(&self, carried: &Carried) -> Report {
-        let listed = self.task.client.listed.as_ref();
+    fn report(&self, road: &Road) -> Report {
+        let (listed, carried) = (road.listed.as_ref(), &road.carried);
         let live = self.counters.snapshot().all();
         let mut counters = self.before.clone();
         for (name, count) in &live {
@@ -563,7 +565,7 @@ impl Worker<'_> {
             path: carried.names(),
             connected: carried.missing().is_none(),
             channel: carried.channel().map(str::to_owned),
-            split_until: listed.and_then(listed::Listed::split_until),
+            split_until: listed.and_then(Listed::split_until),
             flows: open_flows(&live),
             counters,
         }

@@ -25,6 +25,7 @@ use super::plan::MARK;
 use crate::{
     client::{self, Carried, Ground},
     config::client::{Client, takeover::Domain},
+    listed::Listed,
     process,
     say::Failure,
 };
@@ -77,6 +78,7 @@ fn first_relays(client: &Client) -> Vec<HostName> {
 /// The path.
 pub(super) fn carried(
     client: &Client,
+    listed: Option<&Listed>,
     recording: &process::Recording,
     names: &Arc<Remembering>,
 ) -> Result<Carried, Failure> {
@@ -88,7 +90,7 @@ pub(super) fn carried(
         rest: Some(REST),
         tokens: false,
     };
-    client::overlay_of(client, recording.watch(), &ground)
+    client::overlay_of(client, listed, recording.watch(), &ground)
 }
 
 /// The path, or the fork in front of it.
