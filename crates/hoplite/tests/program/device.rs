@@ -670,7 +670,8 @@ ip route get 10.8.0.9 | grep -q hoplite0
 ip route del 10.7.0.0/16
 kill -9 "$(cat /run/hoplite/lock)"
 until_true says blocked
-if ip route get 198.51.100.1; then exit 9; fi
+unreachable() { if ip route get 198.51.100.1; then return 1; fi; }
+until_true unreachable
 ip route get 198.51.100.1 uid 2500 | grep -q eth0
 "$HOPLITE" down
 state > after; diff before after
