@@ -1,14 +1,12 @@
-//! Who a relay is and how we know: identities, pins, TLS configurations, tokens; what is seen of packets where they are in the clear;
+//! Who a relay is and how we know: identities, pins, TLS configurations, tokens;
 //! and the handshakes, layers and certificates of onion circuits.
 //!
 //! # Not in this room
-//! QUIC and TLS connections themselves (`link`), files (the binary), circuits and their cells (`onion`).
+//! QUIC and TLS connections themselves (`link`), when one acknowledges (`quic`), files (the binary), circuits and their cells (`onion`).
 
 mod identity;
-pub mod observe;
 pub mod onion;
 mod proof;
-mod qlog;
 mod scramble;
 pub mod signing;
 mod tls;
@@ -19,7 +17,6 @@ pub use self::tls::Certificates;
 pub use self::tls::is_identity_mismatch;
 pub use identity::{Identity, IdentityError, NewIdentity};
 pub use proof::{Proof, ProofError};
-pub use qlog::Qlog;
 pub use scramble::{NoCipher, Pair, Scramble, TooShort, Transform};
 pub use signing::{SigningError, SigningKey};
 pub use tls::{

@@ -2,12 +2,13 @@
 
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
-use hoplite_crypto::{Trust, observe::Watch};
+use hoplite_crypto::Trust;
 use hoplite_directory::PathChooser;
 use hoplite_link::{Agreed, Peer};
 use hoplite_masque::{self as masque, Choose, Forwarding, Hop, Mode, Paths, Relay};
 use hoplite_mediator::{BindError, Config, Front, Listen};
 use hoplite_overlay::{Error, Overlay, direct::Direct};
+use hoplite_quic::Watch;
 use hoplite_wire::forwarding::Transform;
 use tracing::{info, warn};
 

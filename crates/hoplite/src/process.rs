@@ -3,7 +3,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use hoplite_crypto::{Qlog, observe::Watch};
+use hoplite_quic::{Qlog, Watch};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     runtime::{Builder, Runtime},

@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use hoplite_link::{Reins, quic};
+use hoplite_link::{ConnectionController, quic};
 use hoplite_overlay::{Error, ErrorKind};
 use hoplite_wire::h3::Code;
 
@@ -49,7 +49,7 @@ pub struct Config {
     /// What was dropped, and why. Sessions may share one.
     pub counters: Arc<Counters>,
     /// What steers the connection below; without it the peer takes us for a plain end.
-    pub reins: Option<Reins>,
+    pub controller: Option<ConnectionController>,
 }
 
 impl Default for Config {
@@ -59,7 +59,7 @@ impl Default for Config {
             head_timeout: Duration::from_secs(10),
             max_waiting: 64,
             counters: Arc::default(),
-            reins: None,
+            controller: None,
         }
     }
 }

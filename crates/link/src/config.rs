@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use hoplite_crypto::observe::Hooks;
-use hoplite_wire::tuning::Wishes;
+use hoplite_quic::Hooks;
+use hoplite_wire::tuning::TuningRequest;
 use quinn::{MtuDiscoveryConfig, TransportConfig, VarInt};
 
-use crate::{Reins, socket::overhead};
+use crate::{ConnectionController, socket::overhead};
 
 /// The smallest UDP payload that QUIC works with (RFC 9000 §14).
 pub(crate) const LEAST_MTU: usize = 1200;
@@ -55,7 +55,7 @@ pub struct Config {
     /// How many streams the peer may have open at once.
     pub streams: u32,
     /// When both ends acknowledge, and their congestion control: what the relay is asked for.
-    pub wishes: Wishes,
+    pub wishes: TuningRequest,
     /// Whether every packet is as large as the path carries, so that sizes tell nothing to who watches it (RFC 9000 §21.14).
     pub pad: bool,
     /// Whether the link only carries the link to the next relay.
@@ -84,7 +84,7 @@ impl Default for Config {
             receive_segments: 44,
             datagram_queue: 1 << 20,
             streams: 0,
-            wishes: Wishes::default(),
+            wishes: TuningRequest::default(),
             pad: false,
             carrier: false,
             seed: None,
@@ -103,9 +103,9 @@ fn clock() -> Instant {
 
 impl Config {
     /// What steers a connection that begins.
-    pub(crate) fn reins(&self) -> Reins {
+    pub(crate) fn controller(&self) -> ConnectionController {
         let wishes = self.wishes.for_hop(self.carrier);
-        Reins::client(wishes, 2 * self.datagram_queue)
+        ConnectionController::client(wishes, 2 * self.datagram_queue)
     }
 
     /// The QUIC parameters of a link at depth `hop`, over a road that carries `carried` octets now.

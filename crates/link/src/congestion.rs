@@ -1,5 +1,5 @@
 //! Congestion control that can be exchanged while a connection runs, or left out: what a tunnel carries controls itself, and two controllers
-//! in one path hinder each other. [`crate::Reins`] turns the switch, the QUIC stack asks the controller. RFC 9002 §7, RFC 9438, BBR.
+//! in one path hinder each other. [`crate::ConnectionController`] turns the switch, the QUIC stack asks the controller. RFC 9002 §7, RFC 9438, BBR.
 
 use std::{
     any::Any,

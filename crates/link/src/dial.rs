@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use tokio_rustls::{TlsConnector, client::TlsStream, rustls::pki_types::ServerName};
 
 use crate::{
-    Bypass, Config, Reins,
+    Bypass, Config, ConnectionController,
     failure::Place,
     health::{Pulse, Watch},
     socket::{PEER, VirtualSocket},
@@ -52,7 +52,7 @@ pub enum Link {
 /// A QUIC connection to a relay that is watched: it moves when the device does, and ends soon after the relay is gone.
 pub struct QuicLink {
     connection: Connection,
-    reins: Reins,
+    controller: ConnectionController,
     bypass: Arc<Bypass>,
     pulse: Arc<Pulse>,
     watch: tokio::task::JoinHandle<()>,
@@ -128,8 +128,8 @@ impl Dialer {
         let opened = self.overlay.open_datagrams(&self.peer.address, terms).await;
         let flow = opened.map_err(|error| self.place.below(error))?;
         ready.notify_one();
-        let reins = self.config.reins();
-        let config = self.client_config(flow.max_payload(), &reins)?;
+        let controller = self.config.controller();
+        let config = self.client_config(flow.max_payload(), &controller)?;
         let flow_ended = Arc::new(Notify::new());
         let bypass = Arc::<Bypass>::default();
         let pulse = Pulse::new();
@@ -156,7 +156,7 @@ impl Dialer {
             hop: self.place.hop,
             endpoint,
             connection: connection.clone(),
-            reins: reins.clone(),
+            controller: controller.clone(),
             socket: Arc::downgrade(&socket),
             bypass: bypass.clone(),
             flow_ended,
@@ -164,7 +164,7 @@ impl Dialer {
         };
         Ok(QuicLink {
             connection,
-            reins,
+            controller,
             bypass,
             pulse,
             watch: tokio::spawn(watch.run()),
@@ -183,15 +183,19 @@ impl Dialer {
             .map_err(|error| self.bug(error))
     }
 
-    fn client_config(&self, carried: usize, reins: &Reins) -> Result<ClientConfig, Error> {
+    fn client_config(
+        &self,
+        carried: usize,
+        controller: &ConnectionController,
+    ) -> Result<ClientConfig, Error> {
         let tls =
             client_tls(&self.peer.trust, &[self.peer.quic_protocol()]).map_err(|e| self.bug(e))?;
         let crypto = QuicClientConfig::try_from(tls).map_err(|e| self.bug(e))?;
         let label = format!("hop{}", self.place.hop + 1);
-        let hooks = reins.hooks(&self.config.hooks);
+        let hooks = controller.hooks(&self.config.hooks);
         let mut config = ClientConfig::new(hooks.client(Arc::new(crypto), &label));
         let mut transport = self.config.transport(self.place.hop, carried);
-        reins.harness(&mut transport);
+        controller.harness(&mut transport);
         config.transport_config(Arc::new(transport));
         Ok(config)
     }
@@ -267,8 +271,8 @@ impl QuicLink {
     }
 
     /// What steers it.
-    pub fn reins(&self) -> &Reins {
-        &self.reins
+    pub fn controller(&self) -> &ConnectionController {
+        &self.controller
     }
 
     /// Whether it has not ended.

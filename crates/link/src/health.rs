@@ -16,7 +16,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::{Bypass, Config, Reins, dial::Peer, socket::VirtualSocket};
+use crate::{Bypass, Config, ConnectionController, dial::Peer, socket::VirtualSocket};
 
 /// How often a link in use is looked at.
 const LOOK: Duration = Duration::from_millis(500);
@@ -141,7 +141,7 @@ pub(crate) struct Watch {
     pub(crate) hop: usize,
     pub(crate) endpoint: Endpoint,
     pub(crate) connection: Connection,
-    pub(crate) reins: Reins,
+    pub(crate) controller: ConnectionController,
     pub(crate) socket: std::sync::Weak<VirtualSocket>,
     pub(crate) bypass: Arc<Bypass>,
     pub(crate) flow_ended: Arc<Notify>,
@@ -214,10 +214,10 @@ impl Watch {
     fn observe(&self, silence: &mut Silence) -> bool {
         let before = (silence.answers, silence.asked);
         let stats = self.connection.stats();
-        let governor = self.reins.governor();
-        governor.round_trip(stats.path.rtt);
+        let ack_controller = self.controller.ack_controller();
+        ack_controller.round_trip(stats.path.rtt);
         // Datagrams that are not acknowledged are cut out of packets before the stack counts them.
-        let answers = answers(&stats.frame_rx) + governor.datagrams();
+        let answers = answers(&stats.frame_rx) + ack_controller.datagrams();
         silence.observe(answers, eliciting(&stats.frame_tx), Instant::now());
         let news = answers
             .abs_diff(before.0)

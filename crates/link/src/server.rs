@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use hoplite_crypto::observe::Hooks;
+use hoplite_quic::Hooks;
 use quinn::{
     Connecting, ConnectionError, ConnectionId, ConnectionIdGenerator, Endpoint, EndpointConfig,
     Incoming, ServerConfig, TokioRuntime, TransportConfig, ValidationTokenConfig,
@@ -24,7 +24,7 @@ use rustix::net::sockopt;
 use socket2::{Domain, Socket, Type};
 use tokio::net::TcpListener;
 
-use crate::Reins;
+use crate::ConnectionController;
 use divert::Aliases;
 use socket::CoalescingSocket;
 
@@ -140,7 +140,7 @@ impl BoundShard {
     }
 }
 
-/// Accepts QUIC connections one by one, each with its own reins.
+/// Accepts QUIC connections one by one, each with its own controller.
 #[derive(Clone)]
 pub struct Acceptor {
     /// Nothing is hooked into its cryptography yet.
@@ -155,7 +155,7 @@ impl Acceptor {
         Self { config, hooks }
     }
 
-    /// Goes on with the handshake of `incoming`. `transport` is its own: the reins are put on it.
+    /// Goes on with the handshake of `incoming`. `transport` is its own: the controller is put on it.
     ///
     /// # Errors
     /// The attempt is no longer there, or its packets make no sense.
@@ -163,12 +163,12 @@ impl Acceptor {
         &self,
         incoming: Incoming,
         mut transport: TransportConfig,
-        reins: &Reins,
+        controller: &ConnectionController,
     ) -> Result<Connecting, ConnectionError> {
-        reins.harness(&mut transport);
+        controller.harness(&mut transport);
         let mut config = self.config.clone();
         let crypto = Arc::clone(&config.crypto);
-        config.crypto = reins.hooks(&self.hooks).server(crypto, LABEL);
+        config.crypto = controller.hooks(&self.hooks).server(crypto, LABEL);
         config.transport_config(Arc::new(transport));
         incoming.accept_with(Arc::new(config))
     }

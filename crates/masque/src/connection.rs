@@ -63,7 +63,7 @@ impl Connection {
         let (session, link) = match link {
             Link::Quic(link) => {
                 let config = h3::Config {
-                    reins: Some(link.reins().clone()),
+                    controller: Some(link.controller().clone()),
                     ..h3::Config::default()
                 };
                 let session = Session::quic_client(link.connection().clone(), &config);
@@ -91,7 +91,7 @@ impl Connection {
 
     /// How both ends acknowledge and control congestion; over HTTP/2 TCP does.
     pub(crate) fn agreed(&self) -> Option<Agreed> {
-        self.link.as_ref().map(|link| link.reins().agreed())
+        self.link.as_ref().map(|link| link.controller().agreed())
     }
 
     /// Whether new flows may be asked for.
@@ -222,7 +222,8 @@ impl Connection {
                 continue;
             }
             let frames = link.connection().stats().frame_rx;
-            let carried = frames.stream + frames.datagram + link.reins().governor().datagrams();
+            let carried =
+                frames.stream + frames.datagram + link.controller().ack_controller().datagrams();
             let moved = carried.saturating_sub(std::mem::replace(&mut seen, carried));
             pause = match self.flows() {
                 _ if moved > FEW => Some(PROBE_FIRST),

@@ -20,7 +20,7 @@ use std::{
 use hoplite_mediator::tun::{Config, Counters, Device, Transparent};
 use hoplite_overlay::{
     Batch, Datagrams, Error, ErrorKind, Opening, Overlay, Received, Stream, Terms,
-    memory::{Network, Road},
+    memory::{Conditions, Network},
 };
 use hoplite_wire::Target;
 use tokio::{sync::oneshot, task::JoinHandle};
@@ -378,9 +378,9 @@ async fn a_program_hears_of_refusal_and_of_what_is_too_big() {
         return;
     }
     let running = start();
-    running.network.set_road(Road {
+    running.network.set_conditions(Conditions {
         max_payload: 1300,
-        ..Road::default()
+        ..Conditions::default()
     });
     for there in [V4, V6] {
         let far = running.network.bind(there);

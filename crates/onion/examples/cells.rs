@@ -21,10 +21,8 @@ use std::{
 };
 
 use hoplite_crypto::{
-    ALPN_CHANNEL, Certificates, Identity,
-    observe::Hooks,
-    onion::{OnionKey, OnionKeys, identity::RelayIdentity},
-    server_tls,
+    ALPN_CHANNEL, Certificates, Identity, onion::OnionKey, onion::OnionKeys,
+    onion::identity::RelayIdentity, server_tls,
 };
 use hoplite_link::{
     channel::{self as link, ChannelDialer, ChannelServer, Channels, Counts, How, handshake::Us},
@@ -37,6 +35,7 @@ use hoplite_onion::{
     relay::{self, Policy, serve},
 };
 use hoplite_overlay::{Datagrams, Direct, Error, ErrorKind, Opening, Overlay, Stream, Terms};
+use hoplite_quic::Hooks;
 use hoplite_wire::Target;
 use tokio::{
     io::{AsyncBufRead, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},

@@ -40,7 +40,7 @@ const BACKLOG: usize = 1024;
 
 /// What every packet goes through.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Road {
+pub struct Conditions {
     /// One way.
     pub latency: Duration,
     /// The share of datagrams that is lost, 0 to 1. Streams do not lose.
@@ -51,7 +51,7 @@ pub struct Road {
     pub max_payload: usize,
 }
 
-impl Default for Road {
+impl Default for Conditions {
     fn default() -> Self {
         Self {
             latency: Duration::ZERO,
@@ -76,7 +76,7 @@ pub enum Fault {
     Down,
 }
 
-/// What an eavesdropper on the road sees of one packet.
+/// What an eavesdropper sees of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// When.
@@ -109,7 +109,7 @@ pub enum What {
 pub struct Network(Arc<Mutex<State>>);
 
 struct State {
-    road: Road,
+    conditions: Conditions,
     fault: Fault,
     random: u64,
     names: HashMap<HostName, IpAddr>,
@@ -126,7 +126,7 @@ impl Network {
     /// An empty network; `seed` decides which datagrams are lost.
     pub fn new(seed: u64) -> Self {
         Self(Arc::new(Mutex::new(State {
-            road: Road::default(),
+            conditions: Conditions::default(),
             fault: Fault::None,
             random: seed | 1,
             names: HashMap::new(),
@@ -147,9 +147,9 @@ impl Network {
         state.hosts.push(ip);
     }
 
-    /// Changes the road, for packets that are sent from now on.
-    pub fn set_road(&self, road: Road) {
-        self.state().road = road;
+    /// Changes the conditions, for packets that are sent from now on.
+    pub fn set_conditions(&self, conditions: Conditions) {
+        self.state().conditions = conditions;
     }
 
     /// Breaks the network, or repairs it.
@@ -209,26 +209,26 @@ impl State {
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         let share = f64::from(u32::try_from(self.random >> 32).unwrap_or(0)) / f64::from(u32::MAX);
-        share < self.road.loss
+        share < self.conditions.loss
     }
 }
 
 /// When something of `bytes` that is sent now arrives; `free_at` is when the receiver's line is idle again.
-fn arrival(road: &Road, free_at: &mut Instant, bytes: usize) -> Instant {
+fn arrival(conditions: &Conditions, free_at: &mut Instant, bytes: usize) -> Instant {
     let now = Instant::now();
-    let Some(rate) = road.rate.filter(|rate| *rate > 0) else {
-        return now + road.latency;
+    let Some(rate) = conditions.rate.filter(|rate| *rate > 0) else {
+        return now + conditions.latency;
     };
     let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
     *free_at = (*free_at).max(now) + Duration::from_secs(1) * bytes / rate;
-    *free_at + road.latency
+    *free_at + conditions.latency
 }
 
 impl fmt::Debug for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.state();
         f.debug_struct("Network")
-            .field("road", &state.road)
+            .field("conditions", &state.conditions)
             .field("fault", &state.fault)
             .finish_non_exhaustive()
     }
@@ -352,16 +352,22 @@ impl Network {
     fn carry(&self, from: SocketAddr, to: SocketAddr, payload: &[u8]) {
         self.note(from, to, What::Datagram(payload.len()));
         let mut state = self.state();
-        if payload.len() > state.road.max_payload || state.fault != Fault::None || state.loses() {
+        if payload.len() > state.conditions.max_payload
+            || state.fault != Fault::None
+            || state.loses()
+        {
             return;
         }
-        let road = state.road;
+        let conditions = state.conditions;
         let inbox = |address| state.inboxes.get(address).and_then(Weak::upgrade);
         match (inbox(&to), inbox(&from)) {
             (Some(receiver), _) => {
-                receiver.put(&road, Letter::From(from, Bytes::copy_from_slice(payload)));
+                receiver.put(
+                    &conditions,
+                    Letter::From(from, Bytes::copy_from_slice(payload)),
+                );
             }
-            (None, Some(sender)) => sender.put(&road, Letter::Refused),
+            (None, Some(sender)) => sender.put(&conditions, Letter::Refused),
             (None, None) => {}
         }
     }
@@ -459,7 +465,7 @@ impl MemoryOverlay {
         if self.is_silent(there) {
             return pending().await;
         }
-        let latency = self.network.state().road.latency;
+        let latency = self.network.state().conditions.latency;
         sleep(latency * 2).await;
         let (near, far) = self.network.pair(self.host, there);
         self.network.deliver(far)?;
@@ -480,7 +486,7 @@ impl MemoryOverlay {
                 say.closed().await;
                 return drop(far);
             }
-            let latency = network.state().road.latency;
+            let latency = network.state().conditions.latency;
             sleep(latency).await;
             let said = asked.and_then(|_| network.deliver(far));
             sleep(latency).await;
@@ -548,7 +554,7 @@ impl Overlay for MemoryOverlay {
 
 impl Datagrams for MemoryDatagrams {
     fn max_payload(&self) -> usize {
-        self.socket.network.state().road.max_payload
+        self.socket.network.state().conditions.max_payload
     }
 
     fn poll_send(&self, _: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
@@ -635,7 +641,7 @@ impl Inbox {
         self.0.lock()
     }
 
-    fn put(&self, road: &Road, letter: Letter) {
+    fn put(&self, conditions: &Conditions, letter: Letter) {
         let mut waiting = self.waiting();
         if waiting.datagrams.len() >= LENGTH {
             return;
@@ -644,7 +650,7 @@ impl Inbox {
             Letter::From(_, payload) => payload.len(),
             Letter::Refused => 0,
         };
-        let at = arrival(road, &mut waiting.free_at, bytes);
+        let at = arrival(conditions, &mut waiting.free_at, bytes);
         waiting.datagrams.push_back((at, letter));
         if let Some(waker) = waiting.waker.take() {
             waker.wake();
@@ -783,7 +789,7 @@ impl Packets for MemoryPackets {
     }
 
     fn mtu(&self) -> usize {
-        self.network.state().road.max_payload
+        self.network.state().conditions.max_payload
     }
 
     fn poll_send(&self, _: &mut Context<'_>, packets: Batch<'_>) -> Poll<Result<(), Error>> {

@@ -7,7 +7,7 @@ use std::{fmt, net::SocketAddr, path::PathBuf};
 use hoplite_wire::{
     Target,
     special::TRANSLATION_PREFIXES,
-    tuning::{Acks, Congestion, Grants},
+    tuning::{AckPolicy, Congestion, TuningGrant},
 };
 use ipnet::{IpNet, Ipv6Net};
 use serde::Deserialize;
@@ -187,7 +187,7 @@ pub struct Tunnel {
     /// When the relay acknowledges what clients send over QUIC: `"auto"`, as each client asks; or, whatever they ask, `"default"`,
     /// a delay from `"1ms"` to `"250ms"`, a share of the round trip such as `"0.25rtt"`, or `"extension"`. Default: `"auto"`.
     #[serde(deserialize_with = "text::parsed")]
-    pub acks: Acks,
+    pub acks: AckPolicy,
     /// Whether a client may agree with the relay that datagrams are not acknowledged, and that neither end has congestion control for them; what
     /// the relay sends as a stream is always controlled. Default: true.
     pub allow_no_acks: bool,
@@ -212,7 +212,7 @@ pub enum Pad {
 
 impl Default for Tunnel {
     fn default() -> Self {
-        let Grants { acks, no_acks } = Grants::default();
+        let TuningGrant { acks, no_acks } = TuningGrant::default();
         Self {
             acks,
             allow_no_acks: no_acks,
@@ -225,8 +225,8 @@ impl Default for Tunnel {
 impl Tunnel {
     /// What clients are told.
     #[must_use]
-    pub const fn grants(&self) -> Grants {
-        Grants {
+    pub const fn grants(&self) -> TuningGrant {
+        TuningGrant {
             acks: self.acks,
             no_acks: self.allow_no_acks,
         }
@@ -364,7 +364,7 @@ impl Config {
 
     /// A client that did not ask for silence would take it for loss.
     fn check_tunnel(&self) -> Result<(), ConfigError> {
-        if self.tunnel.acks == Acks::Never {
+        if self.tunnel.acks == AckPolicy::Never {
             let problem = "\"none\" is for clients to ask for: expected \"auto\", \"default\", \"extension\", a delay or a share of the round trip";
             return Err(ConfigError::new("tunnel.acks", problem));
         }

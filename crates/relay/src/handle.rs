@@ -12,11 +12,8 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use hoplite_crypto::{
-    Certificates, Identity, IdentityError, Pin,
-    observe::{Hooks, Watch},
-    onion::OnionKeys,
-};
+use hoplite_crypto::{Certificates, Identity, IdentityError, Pin, onion::OnionKeys};
+use hoplite_quic::{Hooks, Watch};
 use hoplite_wire::OnionKey;
 use tokio::sync::{mpsc, watch};
 

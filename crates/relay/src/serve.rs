@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use hoplite_crypto::{Certificates, observe::Hooks};
+use hoplite_crypto::Certificates;
 use hoplite_http::{h1, h2, h3};
-use hoplite_wire::tuning::{Congestion, Grants};
+use hoplite_quic::Hooks;
+use hoplite_wire::tuning::{Congestion, TuningGrant};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
@@ -51,7 +52,7 @@ pub(crate) struct Shared {
     /// Who sees clients' packets.
     pub(crate) hooks: Hooks,
     /// What clients may ask for: acknowledgements and congestion control.
-    pub(crate) grants: Grants,
+    pub(crate) grants: TuningGrant,
     /// The congestion control of what is sent to clients, whatever they ask for.
     pub(crate) congestion: Congestion,
     /// Whether packets to clients are as large as the path carries.

@@ -1,11 +1,7 @@
 //! How a client of the simulation asks the product's own chooser for paths, from the list that all clients have. Also notes how long circuits took to be
 //! built.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use hoplite_crypto::onion::{RelayKeys, identity::stand_in};
 use hoplite_directory::{

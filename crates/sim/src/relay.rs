@@ -12,7 +12,7 @@ use hoplite_crypto::{
 };
 use hoplite_directory::sign_descriptor;
 use hoplite_link::{
-    Grants, Reins,
+    ConnectionController, TuningGrant,
     channel::{
         Channel, ChannelDialer, ChannelServer, Channels, Config, Counts, FAILED, How, handshake::Us,
     },
@@ -313,11 +313,11 @@ impl Listeners {
     }
 
     async fn welcome(self, incoming: Incoming) {
-        let reins = Reins::relay(Grants::default(), INBOX);
+        let controller = ConnectionController::relay(TuningGrant::default(), INBOX);
         let hooks = self.ground.link.hooks.clone();
         let acceptor = Acceptor::new(self.ground.quic.clone(), hooks);
         let handshake = async {
-            let connecting = acceptor.accept(incoming, self.ground.transport(), &reins);
+            let connecting = acceptor.accept(incoming, self.ground.transport(), &controller);
             connecting.ok()?.await.ok()
         };
         let connection = timeout(self.ground.channel.handshake, handshake).await;

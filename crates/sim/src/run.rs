@@ -13,14 +13,14 @@ use std::{
 };
 
 use hoplite_crypto::{
-    ALPN_CHANNEL, Certificates, Identity, observe::Hooks, onion::identity::RelayIdentity,
-    server_tls,
+    ALPN_CHANNEL, Certificates, Identity, onion::identity::RelayIdentity, server_tls,
 };
 use hoplite_link::{
     channel::{self, Counts, How},
     quic::{EndpointConfig, ServerConfig, TransportConfig},
     server::{Secrets, server_config},
 };
+use hoplite_quic::Hooks;
 use rcgen::{CertificateParams, KeyPair, PKCS_ED25519, SerialNumber};
 use tokio::{
     runtime::Builder,

@@ -13,7 +13,7 @@ use std::{
 };
 
 use hoplite_link::{
-    Congestion, Wishes,
+    Congestion, TuningRequest,
     channel::{
         Channel, ChannelDialer, ChannelServer, Circuit, Counts, How, Kind, Receiver, Sender, Whom,
         handshake::Us,
@@ -100,9 +100,9 @@ impl Plan {
         let mut told = self.served(network, &ground, tasks);
         let link = hoplite_link::Config {
             seed: Some([self.seed; 32]),
-            wishes: Wishes {
+            wishes: TuningRequest {
                 congestion: self.congestion,
-                ..Wishes::default()
+                ..TuningRequest::default()
             },
             ..ground.link.clone()
         };

@@ -17,7 +17,7 @@ const SHARES: RangeInclusive<u16> = 10..=4000;
 
 /// When one end acknowledges what the other sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Acks {
+pub enum AckPolicy {
     /// As suits what the connection carries.
     #[default]
     Auto,
@@ -75,11 +75,11 @@ impl FromStr for Congestion {
 
 /// What a client asks for. [`Default`] is what suits best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wishes {
+pub struct TuningRequest {
     /// When the relay acknowledges what the client sends.
-    pub up: Acks,
+    pub up: AckPolicy,
     /// When the client acknowledges what the relay sends.
-    pub down: Acks,
+    pub down: AckPolicy,
     /// A delay begins after so many packets: until then a connection learns what the path carries.
     pub after: u16,
     /// The congestion control of both ends.
@@ -88,9 +88,9 @@ pub struct Wishes {
 
 /// What a relay grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grants {
-    /// When it acknowledges, whatever clients ask for; [`Acks::Auto`]: as they ask.
-    pub acks: Acks,
+pub struct TuningGrant {
+    /// When it acknowledges, whatever clients ask for; [`AckPolicy::Auto`]: as they ask.
+    pub acks: AckPolicy,
     /// Whether datagrams may go without acknowledgement, and either end without congestion control.
     pub no_acks: bool,
 }
@@ -100,36 +100,36 @@ pub struct Grants {
 #[error(
     "expected \"auto\", \"default\", \"extension\", \"none\", a delay from \"1ms\" to \"250ms\", or a share of the round trip from \"0.01rtt\" to \"4rtt\""
 )]
-pub struct NotAcks;
+pub struct NotAnAckPolicy;
 
-impl Default for Wishes {
+impl Default for TuningRequest {
     fn default() -> Self {
         Self {
-            up: Acks::Auto,
-            down: Acks::Auto,
+            up: AckPolicy::Auto,
+            down: AckPolicy::Auto,
             after: 100,
             congestion: Congestion::Auto,
         }
     }
 }
 
-impl Default for Grants {
+impl Default for TuningGrant {
     fn default() -> Self {
         Self {
-            acks: Acks::Auto,
+            acks: AckPolicy::Auto,
             no_acks: true,
         }
     }
 }
 
-impl Wishes {
+impl TuningRequest {
     /// The same wish for both directions; `"none-up"` is for studies: nothing that the client sends is acknowledged, the rest as usual.
     ///
     /// # Errors
     /// The text is none of those.
-    pub fn both(text: &str) -> Result<(Acks, Acks), NotAcks> {
+    pub fn both(text: &str) -> Result<(AckPolicy, AckPolicy), NotAnAckPolicy> {
         match text {
-            "none-up" => Ok((Acks::Never, Acks::Default)),
+            "none-up" => Ok((AckPolicy::Never, AckPolicy::Default)),
             _ => text.parse().map(|acks| (acks, acks)),
         }
     }
@@ -157,7 +157,7 @@ const LONG_RTT: Duration = Duration::from_millis(100);
 /// What QUIC stacks allow when nothing else was said (RFC 9000 §18.2), and the most of an automatic delay.
 const DEFAULT_MAX_ACK_DELAY: Duration = Duration::from_millis(25);
 
-impl Acks {
+impl AckPolicy {
     /// How long an acknowledgement may be held back by this policy.
     #[must_use]
     pub fn longest(self) -> Duration {
@@ -183,27 +183,27 @@ impl Acks {
     }
 }
 
-impl FromStr for Acks {
-    type Err = NotAcks;
+impl FromStr for AckPolicy {
+    type Err = NotAnAckPolicy;
 
-    fn from_str(text: &str) -> Result<Self, NotAcks> {
+    fn from_str(text: &str) -> Result<Self, NotAnAckPolicy> {
         match text {
             "auto" => Ok(Self::Auto),
             "default" => Ok(Self::Default),
             "extension" => Ok(Self::Extension),
             "none" => Ok(Self::Never),
-            _ => delay(text).or_else(|| share(text)).ok_or(NotAcks),
+            _ => delay(text).or_else(|| share(text)).ok_or(NotAnAckPolicy),
         }
     }
 }
 
-fn delay(text: &str) -> Option<Acks> {
+fn delay(text: &str) -> Option<AckPolicy> {
     let milliseconds: f64 = text.strip_suffix("ms")?.trim_end().parse().ok()?;
     let delay = Duration::try_from_secs_f64(milliseconds / 1000.0).ok()?;
-    DELAYS.contains(&delay).then_some(Acks::After(delay))
+    DELAYS.contains(&delay).then_some(AckPolicy::After(delay))
 }
 
-fn share(text: &str) -> Option<Acks> {
+fn share(text: &str) -> Option<AckPolicy> {
     let share: f64 = text.strip_suffix("rtt")?.trim_end().parse().ok()?;
     let thousandths = (share * 1000.0).round();
     let all = f64::from(*SHARES.start())..=f64::from(*SHARES.end());
@@ -213,10 +213,10 @@ fn share(text: &str) -> Option<Acks> {
         reason = "it is within 16 bits"
     )]
     let share = all.contains(&thousandths).then_some(thousandths as u16)?;
-    Share::new(share).map(Acks::Share)
+    Share::new(share).map(AckPolicy::Share)
 }
 
-impl fmt::Display for Acks {
+impl fmt::Display for AckPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),
@@ -235,9 +235,9 @@ impl fmt::Display for Acks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
     /// When the relay acknowledges what the client sends.
-    pub up: Acks,
+    pub up: AckPolicy,
     /// When the client acknowledges what the relay sends.
-    pub down: Acks,
+    pub down: AckPolicy,
     /// A delay begins after so many packets.
     pub after: u16,
     /// The congestion control of both ends; [`Congestion::Auto`] is none at an end whose datagrams are not acknowledged, while no stream runs.
@@ -257,13 +257,13 @@ pub struct Refused {
     pub congestion: bool,
 }
 
-impl Wishes {
+impl TuningRequest {
     /// What is asked of a relay. `carrier`: the connection only carries the link to the next relay, whose own connection controls itself and
     /// acknowledges: nothing of that is worth doing twice.
     #[must_use]
     pub fn for_hop(self, carrier: bool) -> Self {
         let suited = |acks| match acks {
-            Acks::Auto if carrier => Acks::Never,
+            AckPolicy::Auto if carrier => AckPolicy::Never,
             acks => acks,
         };
         Self {
@@ -275,13 +275,13 @@ impl Wishes {
 
     /// What both ends do when the relay grants this.
     #[must_use]
-    pub fn granted(self, grants: Grants) -> Agreed {
+    pub fn granted(self, grants: TuningGrant) -> Agreed {
         let allowed = |acks| match acks {
-            Acks::Never if !grants.no_acks => Acks::Auto,
+            AckPolicy::Never if !grants.no_acks => AckPolicy::Auto,
             acks => acks,
         };
         let up = match grants.acks {
-            Acks::Auto | Acks::Never => allowed(self.up),
+            AckPolicy::Auto | AckPolicy::Never => allowed(self.up),
             fixed => fixed,
         };
         let (down, off) = (allowed(self.down), self.congestion == Congestion::Off);
@@ -307,16 +307,19 @@ impl Wishes {
     #[must_use]
     pub fn alone(self) -> Agreed {
         let down = match self.down {
-            Acks::Never => Acks::Auto,
+            AckPolicy::Never => AckPolicy::Auto,
             acks => acks,
         };
         Agreed {
-            up: Acks::Default,
+            up: AckPolicy::Default,
             down,
             after: self.after,
             congestion: self.congestion,
             refused: Refused {
-                up: !matches!(self.up, Acks::Auto | Acks::Default | Acks::Extension),
+                up: !matches!(
+                    self.up,
+                    AckPolicy::Auto | AckPolicy::Default | AckPolicy::Extension
+                ),
                 down: down != self.down,
                 congestion: false,
             },
@@ -327,8 +330,8 @@ impl Wishes {
 impl Agreed {
     /// Both ends as their QUIC stacks are: what a connection begins with.
     pub const PLAIN: Self = Self {
-        up: Acks::Default,
-        down: Acks::Default,
+        up: AckPolicy::Default,
+        down: AckPolicy::Default,
         after: 0,
         congestion: Congestion::Auto,
         refused: Refused {
@@ -347,10 +350,10 @@ impl Refused {
     }
 }
 
-// Wishes and grants as the value of a setting: 62 bits, of which the highest three are zero in this version.
+// Requests and grants as the value of a setting: 62 bits, of which the highest three are zero in this version.
 // A value of another version, or of one that means nothing, is read as if there were none: such a peer is treated as a plain one.
 
-/// How many bits an [`Acks`] takes: two for its kind, 18 for microseconds or thousandths.
+/// How many bits an [`AckPolicy`] takes: two for its kind, 18 for microseconds or thousandths.
 const BITS: u32 = 20;
 
 const NUMBER: u64 = (1 << 18) - 1;
@@ -359,7 +362,12 @@ const DELAY: u64 = 1;
 
 const SHARE: u64 = 2;
 
-const NAMES: [Acks; 4] = [Acks::Auto, Acks::Default, Acks::Extension, Acks::Never];
+const NAMES: [AckPolicy; 4] = [
+    AckPolicy::Auto,
+    AckPolicy::Default,
+    AckPolicy::Extension,
+    AckPolicy::Never,
+];
 
 const CONTROLS: [Congestion; 5] = [
     Congestion::Auto,
@@ -377,7 +385,7 @@ mod at {
     pub(super) const NO_ACKS: u32 = super::BITS;
 }
 
-impl Acks {
+impl AckPolicy {
     fn encode(self) -> u64 {
         let (kind, number) = match self {
             Self::After(delay) => (DELAY, u64::try_from(delay.as_micros()).unwrap_or(NUMBER)),
@@ -406,7 +414,7 @@ fn position<T: PartialEq + Copy>(all: &[T], one: T) -> u64 {
     found.and_then(|at| u64::try_from(at).ok()).unwrap_or(0)
 }
 
-impl Wishes {
+impl TuningRequest {
     /// The setting's value.
     #[must_use]
     pub fn encode(self) -> u64 {
@@ -421,15 +429,15 @@ impl Wishes {
     pub fn decode(value: u64) -> Option<Self> {
         let control = usize::try_from(value >> at::CONGESTION).ok()?;
         Some(Self {
-            up: Acks::decode(value)?,
-            down: Acks::decode(value >> at::DOWN)?,
+            up: AckPolicy::decode(value)?,
+            down: AckPolicy::decode(value >> at::DOWN)?,
             after: u16::try_from(value >> at::AFTER & 0xffff).ok()?,
             congestion: CONTROLS.get(control).copied()?,
         })
     }
 }
 
-impl Grants {
+impl TuningGrant {
     /// The setting's value.
     #[must_use]
     pub fn encode(self) -> u64 {
@@ -445,7 +453,7 @@ impl Grants {
             _ => return None,
         };
         Some(Self {
-            acks: Acks::decode(value)?,
+            acks: AckPolicy::decode(value)?,
             no_acks,
         })
     }
@@ -457,14 +465,14 @@ mod tests {
 
     use super::*;
 
-    fn acks() -> impl Strategy<Value = Acks> {
+    fn acks() -> impl Strategy<Value = AckPolicy> {
         prop_oneof![
-            Just(Acks::Auto),
-            Just(Acks::Default),
-            Just(Acks::Extension),
-            Just(Acks::Never),
-            (1000_u64..=250_000).prop_map(|micros| Acks::After(Duration::from_micros(micros))),
-            (10_u16..=4000).prop_map(|share| Acks::Share(Share(share))),
+            Just(AckPolicy::Auto),
+            Just(AckPolicy::Default),
+            Just(AckPolicy::Extension),
+            Just(AckPolicy::Never),
+            (1000_u64..=250_000).prop_map(|micros| AckPolicy::After(Duration::from_micros(micros))),
+            (10_u16..=4000).prop_map(|share| AckPolicy::Share(Share(share))),
         ]
     }
 
@@ -473,9 +481,9 @@ mod tests {
         prop::sample::select(vec![Auto, Cubic, Bbr, NewReno, Off])
     }
 
-    fn wishes() -> impl Strategy<Value = Wishes> {
+    fn wishes() -> impl Strategy<Value = TuningRequest> {
         let all = (acks(), acks(), any::<u16>(), congestion());
-        all.prop_map(|(up, down, after, congestion)| Wishes {
+        all.prop_map(|(up, down, after, congestion)| TuningRequest {
             up,
             down,
             after,
@@ -483,32 +491,32 @@ mod tests {
         })
     }
 
-    fn grants() -> impl Strategy<Value = Grants> {
-        (acks(), any::<bool>()).prop_map(|(acks, no_acks)| Grants { acks, no_acks })
+    fn grants() -> impl Strategy<Value = TuningGrant> {
+        (acks(), any::<bool>()).prop_map(|(acks, no_acks)| TuningGrant { acks, no_acks })
     }
 
     proptest! {
         #[test]
         fn wishes_and_grants_survive_the_wire(wishes in wishes(), grants in grants()) {
             prop_assert!(wishes.encode() <= crate::varint::MAX && grants.encode() <= crate::varint::MAX);
-            prop_assert_eq!(Wishes::decode(wishes.encode()), Some(wishes));
-            prop_assert_eq!(Grants::decode(grants.encode()), Some(grants));
+            prop_assert_eq!(TuningRequest::decode(wishes.encode()), Some(wishes));
+            prop_assert_eq!(TuningGrant::decode(grants.encode()), Some(grants));
         }
 
         #[test]
         fn any_value_is_read_without_a_panic_and_means_one_thing(value in 0..=crate::varint::MAX) {
-            if let Some(wishes) = Wishes::decode(value) {
+            if let Some(wishes) = TuningRequest::decode(value) {
                 prop_assert_eq!(wishes.encode(), value);
             }
-            if let Some(grants) = Grants::decode(value) {
+            if let Some(grants) = TuningGrant::decode(value) {
                 prop_assert_eq!(grants.encode(), value);
             }
         }
 
         #[test]
         fn a_relay_that_allows_no_silence_is_never_met_with_it(wishes in wishes(), acks in acks()) {
-            let agreed = wishes.granted(Grants { acks, no_acks: false });
-            prop_assert!(agreed.up != Acks::Never && agreed.down != Acks::Never);
+            let agreed = wishes.granted(TuningGrant { acks, no_acks: false });
+            prop_assert!(agreed.up != AckPolicy::Never && agreed.down != AckPolicy::Never);
             prop_assert!(agreed.congestion != Congestion::Off);
         }
 
@@ -520,23 +528,26 @@ mod tests {
 
     #[test]
     fn a_policy_is_a_name_a_delay_or_a_share_within_bounds() {
-        let after = |micros| Ok(Acks::After(Duration::from_micros(micros)));
-        assert_eq!("default".parse(), Ok(Acks::Default));
-        assert_eq!("none".parse(), Ok(Acks::Never));
+        let after = |micros| Ok(AckPolicy::After(Duration::from_micros(micros)));
+        assert_eq!("default".parse(), Ok(AckPolicy::Default));
+        assert_eq!("none".parse(), Ok(AckPolicy::Never));
         assert_eq!("1ms".parse(), after(1000));
         assert_eq!("2.5 ms".parse(), after(2500));
         assert_eq!("250ms".parse(), after(250_000));
-        assert_eq!("0.25rtt".parse(), Ok(Acks::Share(Share(250))));
-        assert_eq!("4rtt".parse(), Ok(Acks::Share(Share(4000))));
+        assert_eq!("0.25rtt".parse(), Ok(AckPolicy::Share(Share(250))));
+        assert_eq!("4rtt".parse(), Ok(AckPolicy::Share(Share(4000))));
         for wrong in [
             "", "ms", "rtt", "0.9ms", "251ms", "1", "1s", "-1ms", "nanms", "infms", "1e300ms",
             "0.001rtt", "5rtt", "-1rtt", "nanrtt", "infrtt", "Default", "none-up", "never",
         ] {
-            assert_eq!(wrong.parse::<Acks>(), Err(NotAcks), "{wrong}");
+            assert_eq!(wrong.parse::<AckPolicy>(), Err(NotAnAckPolicy), "{wrong}");
         }
-        assert_eq!(Wishes::both("none-up"), Ok((Acks::Never, Acks::Default)));
         assert_eq!(
-            Wishes::both("1ms"),
+            TuningRequest::both("none-up"),
+            Ok((AckPolicy::Never, AckPolicy::Default))
+        );
+        assert_eq!(
+            TuningRequest::both("1ms"),
             Ok(("1ms".parse().unwrap(), "1ms".parse().unwrap()))
         );
     }
@@ -553,40 +564,54 @@ mod tests {
 
     #[test]
     fn automatic_means_silence_only_where_another_link_is_carried() {
-        let asked = Wishes::default().for_hop(true);
-        assert_eq!((asked.up, asked.down), (Acks::Never, Acks::Never));
-        assert_eq!(Wishes::default().for_hop(false), Wishes::default());
-        let fixed = Wishes {
-            up: Acks::Default,
-            ..Wishes::default()
+        let asked = TuningRequest::default().for_hop(true);
+        assert_eq!((asked.up, asked.down), (AckPolicy::Never, AckPolicy::Never));
+        assert_eq!(
+            TuningRequest::default().for_hop(false),
+            TuningRequest::default()
+        );
+        let fixed = TuningRequest {
+            up: AckPolicy::Default,
+            ..TuningRequest::default()
         };
-        assert_eq!(fixed.for_hop(true).up, Acks::Default);
+        assert_eq!(fixed.for_hop(true).up, AckPolicy::Default);
     }
 
     #[test]
     fn a_relay_with_a_policy_of_its_own_keeps_it_and_the_client_knows() {
-        let grants = Grants {
-            acks: Acks::Default,
+        let grants = TuningGrant {
+            acks: AckPolicy::Default,
             no_acks: true,
         };
-        let agreed = Wishes::default().for_hop(true).granted(grants);
-        assert_eq!((agreed.up, agreed.down), (Acks::Default, Acks::Never));
+        let agreed = TuningRequest::default().for_hop(true).granted(grants);
+        assert_eq!(
+            (agreed.up, agreed.down),
+            (AckPolicy::Default, AckPolicy::Never)
+        );
         assert!(agreed.refused.up && !agreed.refused.down);
-        assert!(!Wishes::default().granted(Grants::default()).refused.any());
+        assert!(
+            !TuningRequest::default()
+                .granted(TuningGrant::default())
+                .refused
+                .any()
+        );
     }
 
     #[test]
     fn a_plain_relay_is_acknowledged_and_asked_for_nothing() {
-        let agreed = Wishes::default().for_hop(true).alone();
-        assert_eq!((agreed.up, agreed.down), (Acks::Default, Acks::Auto));
+        let agreed = TuningRequest::default().for_hop(true).alone();
+        assert_eq!(
+            (agreed.up, agreed.down),
+            (AckPolicy::Default, AckPolicy::Auto)
+        );
         assert!(agreed.refused.up && agreed.refused.down);
-        assert!(!Wishes::default().alone().refused.any());
+        assert!(!TuningRequest::default().alone().refused.any());
     }
 
     #[test]
     fn a_delay_never_exceeds_what_was_said_when_the_connection_began() {
         let delay = |policy: &str, rtt| {
-            let policy: Acks = policy.parse().unwrap();
+            let policy: AckPolicy = policy.parse().unwrap();
             let delay = policy.delay(Some(Duration::from_millis(rtt)));
             assert!(delay.is_none_or(|delay| delay <= policy.longest()));
             delay.map(|delay| delay.as_millis())
@@ -607,6 +632,6 @@ mod tests {
             (delay("auto", 40), delay("none", 400), delay("auto", 0)),
             (Some(10), Some(25), Some(1))
         );
-        assert_eq!("auto".parse::<Acks>().unwrap().delay(None), None);
+        assert_eq!("auto".parse::<AckPolicy>().unwrap().delay(None), None);
     }
 }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use hoplite_crypto::{observe::Watch, onion::RelayKeys};
+use hoplite_crypto::onion::RelayKeys;
 use hoplite_directory::{
     Refused,
     select::{Carrier, NoPath, Position},
@@ -20,6 +20,7 @@ use hoplite_onion::{
     path::{self, Failed, Fixed, Paths, Relay},
 };
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms};
+use hoplite_quic::Watch;
 use hoplite_wire::{
     Host, OnionKey, Target,
     directory::{Descriptor, Key},

@@ -88,7 +88,7 @@ fn client_tunnel(table: &str) -> String {
     two_relays(&format!("hops = 1\ntunnel = {{ {table} }}"))
 }
 
-fn wishes(table: &str) -> hoplite_wire::tuning::Wishes {
+fn wishes(table: &str) -> hoplite_wire::tuning::TuningRequest {
     let text = client_tunnel(table);
     let client = client::read(&document(&text).expect("valid")).expect("right");
     client.config.tunnel.wishes()
@@ -145,7 +145,7 @@ fn acknowledgements_are_chosen_for_both_directions_or_for_each() {
         ("none".into(), "default".into())
     );
     assert_eq!(wishes("acks = { down = \"1ms\" }").up.to_string(), "auto");
-    assert_eq!(wishes(""), hoplite_wire::tuning::Wishes::default());
+    assert_eq!(wishes(""), hoplite_wire::tuning::TuningRequest::default());
 }
 
 #[test]
@@ -159,12 +159,12 @@ fn a_relay_acknowledges_as_clients_ask_or_as_its_file_says() {
         );
         relay.config.tunnel.grants()
     };
-    assert_eq!(grants(""), hoplite_wire::tuning::Grants::default());
+    assert_eq!(grants(""), hoplite_wire::tuning::TuningGrant::default());
     assert_eq!(grants("acks = \"1ms\"").acks.to_string(), "1ms");
     assert!(!grants("allow_no_acks = false").no_acks);
     assert_eq!(
         grants("congestion = \"bbr\""),
-        hoplite_wire::tuning::Grants::default()
+        hoplite_wire::tuning::TuningGrant::default()
     );
     let error = relay_error(&relay_tunnel("congestion = \"fast\""));
     assert_eq!(

@@ -20,7 +20,7 @@ use super::{add, flow::Inbound, quic, session::Inner};
 /// How many datagrams are handed out before the flows flush and other tasks get their turn.
 const BATCH: usize = 256;
 
-/// After so many batches the governor is told what the round trip is.
+/// After so many batches the ACK controller is told what the round trip is.
 const ROUND_TRIP_AFTER: u64 = 64;
 
 /// Runs until the connection is lost.
@@ -52,8 +52,8 @@ pub(super) async fn run(inner: Arc<Inner>) {
 /// The next datagram: one that the stack received, or one that was cut out of a packet before the stack saw it.
 /// `None` when the connection is lost.
 async fn next(inner: &Inner) -> Option<Bytes> {
-    let cut_out = std::future::poll_fn(|cx| match &inner.config.reins {
-        Some(reins) => reins.governor().poll_datagram(cx),
+    let cut_out = std::future::poll_fn(|cx| match &inner.config.controller {
+        Some(controller) => controller.ack_controller().poll_datagram(cx),
         None => Poll::Pending,
     });
     tokio::select! {
@@ -65,8 +65,8 @@ async fn next(inner: &Inner) -> Option<Bytes> {
 
 /// The same, if one is there.
 fn waiting(inner: &Inner) -> Option<Bytes> {
-    let reins = inner.config.reins.as_ref();
-    let cut_out = reins.and_then(|reins| reins.governor().next_datagram());
+    let controller = inner.config.controller.as_ref();
+    let cut_out = controller.and_then(|controller| controller.ack_controller().next_datagram());
     let received = || inner.conn.read_datagram().now_or_never();
     cut_out.or_else(|| received().and_then(Result::ok))
 }
@@ -82,10 +82,10 @@ struct Dispatch {
 impl Dispatch {
     fn begin(&mut self, inner: &Inner) {
         self.number += 1;
-        if let Some(reins) = &inner.config.reins
+        if let Some(controller) = &inner.config.controller
             && self.number.is_multiple_of(ROUND_TRIP_AFTER)
         {
-            reins.governor().round_trip(inner.conn.rtt());
+            controller.ack_controller().round_trip(inner.conn.rtt());
         }
     }
 

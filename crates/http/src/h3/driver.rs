@@ -8,7 +8,7 @@ use std::sync::{
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
-use hoplite_link::Reins;
+use hoplite_link::ConnectionController;
 use hoplite_wire::{
     ResponseHead,
     h3::{self, Code, Frame, FrameReader, Place, Settings},
@@ -82,7 +82,11 @@ fn our_settings(inner: &Inner) -> Settings {
         datagrams: true,
         extended_connect: inner.is_server(),
         max_field_section: Some(inner.config.max_field_section as u64),
-        tuning: inner.config.reins.as_ref().map(Reins::offer),
+        tuning: inner
+            .config
+            .controller
+            .as_ref()
+            .map(ConnectionController::offer),
     }
 }
 
@@ -219,8 +223,8 @@ fn control_frame(inner: &Inner, frame: &Frame) -> Result<(), H3Error> {
     let first = inner.settings.borrow().is_none();
     match frame {
         Frame::Settings(settings) if first => {
-            if let Some(reins) = &inner.config.reins {
-                reins.hear(settings.tuning);
+            if let Some(controller) = &inner.config.controller {
+                controller.hear(settings.tuning);
             }
             inner.settings.send_replace(Some(*settings));
             Ok(())

@@ -305,13 +305,13 @@ impl Ticket {
 
     /// Whether what it carries goes as a stream of octets now.
     pub(super) fn streams(&self, is: bool) {
-        if let Some(reins) = &self.inner.config.reins
+        if let Some(controller) = &self.inner.config.controller
             && self.stream.load(Ordering::Relaxed) != is
             && self.stream.swap(is, Ordering::Relaxed) != is
         {
             match is {
-                true => reins.stream_begins(),
-                false => reins.stream_ends(),
+                true => controller.stream_begins(),
+                false => controller.stream_ends(),
             }
         }
     }
@@ -325,10 +325,10 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         let removed = self.inner.routes().close(self.id);
         drop(removed);
-        if let Some(reins) = &self.inner.config.reins
+        if let Some(controller) = &self.inner.config.controller
             && *self.stream.get_mut()
         {
-            reins.stream_ends();
+            controller.stream_ends();
         }
         if self.inner.live.0.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.inner.idle.notify_waiters();

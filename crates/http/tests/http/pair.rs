@@ -11,13 +11,14 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_crypto::{Certificates, Identity, Trust, client_tls, observe::Hooks, server_tls};
+use hoplite_crypto::{Certificates, Identity, Trust, client_tls, server_tls};
 use hoplite_http::{
     DatagramSink,
     h3::{ALPN, Config, Exchange, Flow, Incoming, Session},
 };
-use hoplite_link::{Reins, quic};
+use hoplite_link::{ConnectionController, quic};
 use hoplite_overlay::Batch;
+use hoplite_quic::Hooks;
 use hoplite_wire::{
     RequestHead, ResponseHead,
     forwarding::{Capsule, Malformed},
@@ -103,32 +104,32 @@ pub(crate) async fn pair_with(transport: quic::TransportConfig) -> Pair {
     }
 }
 
-/// Ends that are steered, the client's first; one without reins is a plain one.
-pub(crate) async fn steered(reins: [Option<Reins>; 2]) -> Pair {
-    let transport = |reins: &Option<Reins>| {
+/// Ends that are steered, the client's first; one without a controller is a plain one.
+pub(crate) async fn steered(controller: [Option<ConnectionController>; 2]) -> Pair {
+    let transport = |controller: &Option<ConnectionController>| {
         let mut transport = quic::TransportConfig::default();
-        if let Some(reins) = reins {
-            reins.harness(&mut transport);
+        if let Some(controller) = controller {
+            controller.harness(&mut transport);
         }
         Arc::new(transport)
     };
-    let transport = reins.each_ref().map(transport);
-    steered_by(reins, transport).await
+    let transport = controller.each_ref().map(transport);
+    steered_by(controller, transport).await
 }
 
-/// The same over transports of the caller's, which the reins have harnessed.
+/// The same over transports of the caller's, which the controllers have harnessed.
 pub(crate) async fn steered_by(
-    reins: [Option<Reins>; 2],
+    controller: [Option<ConnectionController>; 2],
     transport: [Arc<quic::TransportConfig>; 2],
 ) -> Pair {
-    let hooks = |reins: &Option<Reins>| match reins {
-        Some(reins) => reins.hooks(&Hooks::default()),
+    let hooks = |controller: &Option<ConnectionController>| match controller {
+        Some(controller) => controller.hooks(&Hooks::default()),
         None => Hooks::default(),
     };
-    let quic = connect_with(reins.each_ref().map(hooks), transport).await;
-    let [near, far] = reins.map(|reins| Config {
+    let quic = connect_with(controller.each_ref().map(hooks), transport).await;
+    let [near, far] = controller.map(|controller| Config {
         counters: Arc::default(),
-        reins,
+        controller,
         ..Config::default()
     });
     Pair {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hoplite_link::{
-    Acks, Congestion, Grants, Reins, Wishes,
+    AckPolicy, Congestion, ConnectionController, TuningGrant, TuningRequest,
     quic::{self, Connection},
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -16,20 +16,20 @@ const INBOX: usize = 1 << 20;
 const NO_WINDOW: u64 = u32::MAX as u64;
 
 /// A client that only carries another link.
-fn carrier() -> Reins {
-    Reins::client(Wishes::default().for_hop(true), INBOX)
+fn carrier() -> ConnectionController {
+    ConnectionController::client(TuningRequest::default().for_hop(true), INBOX)
 }
 
-fn relay(no_acks: bool) -> Reins {
-    let grants = Grants {
+fn relay(no_acks: bool) -> ConnectionController {
+    let grants = TuningGrant {
         no_acks,
-        ..Grants::default()
+        ..TuningGrant::default()
     };
-    Reins::relay(grants, INBOX)
+    ConnectionController::relay(grants, INBOX)
 }
 
 /// A pair that has exchanged settings, and a flow on it.
-async fn agreed(client: &Reins, relay: &Reins) -> (Pair, [End; 2]) {
+async fn agreed(client: &ConnectionController, relay: &ConnectionController) -> (Pair, [End; 2]) {
     let pair = steered([Some(client.clone()), Some(relay.clone())]).await;
     let (near, far) = soon(pair.flow()).await;
     soon(pair.server.settings())
@@ -65,7 +65,7 @@ async fn ends_that_agree_carry_datagrams_without_acknowledging_them() {
     assert_eq!(client.agreed(), relay.agreed());
     assert_eq!(
         (client.agreed().up, client.agreed().down),
-        (Acks::Never, Acks::Never)
+        (AckPolicy::Never, AckPolicy::Never)
     );
     let ends = [pair.client.connection(), pair.server.connection()];
     let before = ends.map(|end| (acks(end), end.stats().frame_rx.datagram));
@@ -83,7 +83,7 @@ async fn ends_that_agree_carry_datagrams_without_acknowledging_them() {
             stats.frame_tx.acks
         );
     }
-    let taken = [&client, &relay].map(|reins| reins.governor().datagrams());
+    let taken = [&client, &relay].map(|controller| controller.ack_controller().datagrams());
     assert_eq!(taken, [1000, 1000]);
 }
 
@@ -93,7 +93,7 @@ async fn a_relay_that_refuses_is_obeyed_and_the_client_knows() {
     let (pair, [near, far]) = agreed(&client, &relay).await;
     let agreed = client.agreed();
     assert_eq!(agreed, relay.agreed());
-    assert_eq!((agreed.up, agreed.down), (Acks::Auto, Acks::Auto));
+    assert_eq!((agreed.up, agreed.down), (AckPolicy::Auto, AckPolicy::Auto));
     assert!(agreed.refused.up && agreed.refused.down && !agreed.refused.congestion);
     assert_eq!(carry(&near, &far, 200).await.len(), 200);
     assert_eq!(carry(&far, &near, 200).await.len(), 200);
@@ -107,16 +107,16 @@ async fn a_relay_that_refuses_is_obeyed_and_the_client_knows() {
 #[tokio::test]
 async fn a_plain_end_is_served_as_before() {
     for plain in [0, 1] {
-        let reins = [carrier(), relay(true)];
-        let steered_end = reins[1 - plain].clone();
-        let mut ends = reins.map(Some);
+        let controller = [carrier(), relay(true)];
+        let steered_end = controller[1 - plain].clone();
+        let mut ends = controller.map(Some);
         ends[plain] = None;
         let pair = steered(ends).await;
         let (near, far) = soon(pair.flow()).await;
         soon(pair.server.settings()).await.expect("settings");
         assert_eq!(carry(&near, &far, 200).await.len(), 200);
         assert_eq!(carry(&far, &near, 200).await.len(), 200);
-        assert_ne!(steered_end.governor().acks(), Acks::Never);
+        assert_ne!(steered_end.ack_controller().acks(), AckPolicy::Never);
         for end in [pair.client.connection(), pair.server.connection()] {
             let stats = end.stats();
             assert!(stats.frame_rx.datagram >= 200);
@@ -171,11 +171,11 @@ async fn a_stream_is_acknowledged_and_controlled_where_datagrams_are_not() {
 /// A client whose wish is granted, and who wants a target's whole line poured over its own.
 #[tokio::test]
 async fn a_client_without_control_switches_it_off_for_datagrams_and_never_for_a_relays_streams() {
-    let wishes = Wishes {
+    let wishes = TuningRequest {
         congestion: Congestion::Off,
-        ..Wishes::default()
+        ..TuningRequest::default()
     };
-    let (client, relay) = (Reins::client(wishes, INBOX), relay(true));
+    let (client, relay) = (ConnectionController::client(wishes, INBOX), relay(true));
     let (pair, _flow) = agreed(&client, &relay).await;
     let is_off = || pair.server.connection().stats().path.cwnd > NO_WINDOW;
     assert!(!client.agreed().refused.congestion && is_off());
@@ -201,9 +201,9 @@ async fn a_client_without_control_switches_it_off_for_datagrams_and_never_for_a_
 
 #[tokio::test]
 async fn a_flow_that_goes_as_capsules_is_a_stream_to_the_control() {
-    let plain = |reins: &Reins| {
+    let plain = |controller: &ConnectionController| {
         let mut transport = quic::TransportConfig::default();
-        reins.harness(&mut transport);
+        controller.harness(&mut transport);
         transport
     };
     let (client, relay) = (carrier(), relay(true));
@@ -262,18 +262,18 @@ async fn a_stream_beside_datagrams_arrives_as_it_was_sent() {
 
 #[tokio::test]
 async fn one_direction_may_go_without_acknowledgements_and_the_other_with() {
-    let (up, down) = Wishes::both("none-up").expect("a policy");
-    let wishes = Wishes {
+    let (up, down) = TuningRequest::both("none-up").expect("a policy");
+    let wishes = TuningRequest {
         up,
         down,
-        ..Wishes::default()
+        ..TuningRequest::default()
     };
-    let (client, relay) = (Reins::client(wishes, INBOX), relay(true));
+    let (client, relay) = (ConnectionController::client(wishes, INBOX), relay(true));
     let (pair, [near, far]) = agreed(&client, &relay).await;
     assert_eq!(carry(&near, &far, 300).await.len(), 300);
     assert_eq!(carry(&far, &near, 300).await.len(), 300);
-    assert_eq!(relay.governor().datagrams(), 300);
-    assert_eq!(client.governor().datagrams(), 0);
+    assert_eq!(relay.ack_controller().datagrams(), 300);
+    assert_eq!(client.ack_controller().datagrams(), 0);
     assert!(pair.client.connection().stats().path.cwnd > NO_WINDOW);
     assert!(pair.server.connection().stats().path.cwnd < NO_WINDOW);
 }
@@ -297,11 +297,11 @@ async fn a_client_that_only_sends_datagrams_is_followed_to_another_port() {
 
 #[tokio::test]
 async fn a_plain_relay_is_asked_by_the_extension() {
-    let wishes = Wishes {
-        up: Acks::Extension,
-        ..Wishes::default()
+    let wishes = TuningRequest {
+        up: AckPolicy::Extension,
+        ..TuningRequest::default()
     };
-    let client = Reins::client(wishes, INBOX);
+    let client = ConnectionController::client(wishes, INBOX);
     let pair = steered([Some(client.clone()), None]).await;
     let (near, far) = soon(pair.flow()).await;
     assert_eq!(carry(&near, &far, 300).await.len(), 300);
@@ -329,11 +329,11 @@ async fn the_controller_that_a_client_chooses_runs_at_both_ends() {
         (Congestion::Off, false, false),
         (Congestion::Bbr, false, false),
     ] {
-        let wishes = Wishes {
+        let wishes = TuningRequest {
             congestion,
-            ..Wishes::default()
+            ..TuningRequest::default()
         };
-        let (client, relay) = (Reins::client(wishes, INBOX), relay(no_acks));
+        let (client, relay) = (ConnectionController::client(wishes, INBOX), relay(no_acks));
         let (pair, _flow) = agreed(&client, &relay).await;
         assert_eq!(
             client.agreed().refused.congestion,

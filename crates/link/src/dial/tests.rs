@@ -6,11 +6,12 @@ use std::{
     time::Duration,
 };
 
-use hoplite_crypto::{ALPN_H3, Certificates, Trust, observe::Hooks, server_tls};
+use hoplite_crypto::{ALPN_H3, Certificates, Trust, server_tls};
 use hoplite_overlay::{
     Direct, ErrorKind, Reason, Terms,
-    memory::{Fault, Road},
+    memory::{Conditions, Fault},
 };
+use hoplite_quic::Hooks;
 use hoplite_wire::Target;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio::{
@@ -20,7 +21,8 @@ use tokio::{
 
 use self::harness::{Bumpy, Cold, LATENCY, Lab, exchange, identity};
 use crate::{
-    Config, Congestion, Dialer, Grants, Link, Peer, QuicLink, Reins, Wishes,
+    Config, Congestion, ConnectionController, Dialer, Link, Peer, QuicLink, TuningGrant,
+    TuningRequest,
     server::{Secrets, bind},
 };
 
@@ -55,15 +57,15 @@ async fn every_congestion_controller_gets_through_loss() {
         Congestion::Off,
     ] {
         let lab = Lab::new();
-        lab.network.set_road(Road {
+        lab.network.set_conditions(Conditions {
             latency: LATENCY,
             loss: 0.02,
-            ..Road::default()
+            ..Conditions::default()
         });
         let config = Config {
-            wishes: Wishes {
+            wishes: TuningRequest {
                 congestion,
-                ..Wishes::default()
+                ..TuningRequest::default()
             },
             ..Config::default()
         };
@@ -245,9 +247,9 @@ async fn a_relay_that_falls_silent_is_noticed_within_seconds() {
 /// A relay that does not acknowledge datagrams.
 fn silent_lab() -> Lab {
     let mut lab = Lab::deserted();
-    let reins = Reins::relay(Grants::default(), 1 << 20);
-    reins.hear(Some(Wishes::default().for_hop(true).encode()));
-    lab.serve_quic_with(&reins.hooks(&Config::default().hooks));
+    let controller = ConnectionController::relay(TuningGrant::default(), 1 << 20);
+    controller.hear(Some(TuningRequest::default().for_hop(true).encode()));
+    lab.serve_quic_with(&controller.hooks(&Config::default().hooks));
     lab
 }
 
@@ -360,9 +362,9 @@ async fn a_relay_whose_port_is_closed_is_not_stormed() {
     let lab = Lab::new();
     let link = quic(&lab).await;
     exchange(link.connection(), b"hello").await;
-    lab.network.set_road(Road {
+    lab.network.set_conditions(Conditions {
         latency: Duration::from_micros(100),
-        ..Road::default()
+        ..Conditions::default()
     });
     lab.close_port();
     lab.network.forget();

@@ -164,7 +164,7 @@ impl MemoryStream {
     }
 
     fn poll_send(&self, cx: &Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let road = self.network.state().road;
+        let conditions = self.network.state().conditions;
         let mut state = self.outgoing.state();
         if state.reset || state.ended.is_some() {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
@@ -174,7 +174,7 @@ impl MemoryStream {
             state.writer = Some(cx.waker().clone());
             return Poll::Pending;
         }
-        let at = arrival(&road, &mut state.free_at, count);
+        let at = arrival(&conditions, &mut state.free_at, count);
         let piece = buf.get(..count).unwrap_or_default();
         state.pieces.push_back((at, Bytes::copy_from_slice(piece)));
         state.bytes += count;
@@ -185,9 +185,9 @@ impl MemoryStream {
     }
 
     fn end(&self) {
-        let road = self.network.state().road;
+        let conditions = self.network.state().conditions;
         let mut state = self.outgoing.state();
-        state.ended = Some(arrival(&road, &mut state.free_at, 0));
+        state.ended = Some(arrival(&conditions, &mut state.free_at, 0));
         if let Some(reader) = state.reader.take() {
             reader.wake();
         }

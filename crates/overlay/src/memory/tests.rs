@@ -21,10 +21,10 @@ crate::conformance_tests!(subject());
 #[tokio::test(start_paused = true)]
 async fn latency_and_rate_delay_what_arrives() {
     let network = Network::new(1);
-    network.set_road(Road {
+    network.set_conditions(Conditions {
         latency: Duration::from_millis(50),
         rate: Some(100_000),
-        ..Road::default()
+        ..Conditions::default()
     });
     let mut listener = network.listen(FAR);
     let overlay = network.overlay(NEAR);
@@ -42,9 +42,9 @@ async fn latency_and_rate_delay_what_arrives() {
 async fn the_same_seed_loses_the_same_datagrams() {
     let arrived = |seed| async move {
         let network = Network::new(seed);
-        network.set_road(Road {
+        network.set_conditions(Conditions {
             loss: 0.5,
-            ..Road::default()
+            ..Conditions::default()
         });
         let (near, far) = (network.bind(NEAR), network.bind(FAR));
         for n in 0..100u8 {
@@ -111,9 +111,9 @@ async fn the_eavesdropper_sees_ends_and_sizes() {
 async fn an_early_stream_carries_its_first_bytes_behind_the_request() {
     let network = Network::new(1);
     let latency = Duration::from_millis(50);
-    network.set_road(Road {
+    network.set_conditions(Conditions {
         latency,
-        ..Road::default()
+        ..Conditions::default()
     });
     let mut listener = network.listen(FAR);
     let overlay = network.overlay(NEAR);

@@ -12,7 +12,7 @@ use std::{
 use hoplite_crypto::ALPN_CHANNEL;
 use hoplite_http::{Session, h3};
 use hoplite_link::{
-    Reins,
+    ConnectionController,
     quic::{Connection, Endpoint, Incoming, VarInt, crypto::rustls::HandshakeData},
     server::{Acceptor, Forwarder},
 };
@@ -128,8 +128,8 @@ impl Stranger {
     /// "an endpoint […] considers the peer address to have been validated" by the end of a handshake (RFC 9000 §8.1).
     async fn welcome(self, incoming: Incoming, port: Port) {
         let shared = self.shared.clone();
-        let reins = reins(&shared);
-        let handshake = handshake(&shared, incoming, &port, &reins);
+        let controller = controller(&shared);
+        let handshake = handshake(&shared, incoming, &port, &controller);
         let Ok(Some(connection)) = timeout(shared.limits.handshake, handshake).await else {
             shared.metrics.handshakes_failed.inc();
             return self.leave().await;
@@ -137,7 +137,7 @@ impl Stranger {
         match Guest::admit(&shared, self.client, &self.alive) {
             Some(guest) => {
                 drop((self, shared));
-                serve_connection(guest, connection, reins, port.forwarder).await;
+                serve_connection(guest, connection, controller, port.forwarder).await;
             }
             None => connection.close(EXCESSIVE_LOAD, b""),
         }
@@ -152,28 +152,28 @@ impl Stranger {
 }
 
 async fn welcome(guest: Guest, incoming: Incoming, port: Port) {
-    let reins = reins(&guest.shared);
-    let handshake = handshake(&guest.shared, incoming, &port, &reins);
+    let controller = controller(&guest.shared);
+    let handshake = handshake(&guest.shared, incoming, &port, &controller);
     match guest.greet(handshake).await {
-        Some(connection) => serve_connection(guest, connection, reins, port.forwarder).await,
+        Some(connection) => serve_connection(guest, connection, controller, port.forwarder).await,
         None => guest.leave().await,
     }
 }
 
-fn reins(shared: &Shared) -> Reins {
-    Reins::relay(shared.grants, DATAGRAMS_IN).insisting(shared.congestion)
+fn controller(shared: &Shared) -> ConnectionController {
+    ConnectionController::relay(shared.grants, DATAGRAMS_IN).insisting(shared.congestion)
 }
 
 async fn handshake(
     shared: &Shared,
     incoming: Incoming,
     port: &Port,
-    reins: &Reins,
+    controller: &ConnectionController,
 ) -> Option<Connection> {
     let _open = Up::new(&shared.metrics.handshakes_open.quic);
     let mut transport = transport(&shared.limits);
     transport.pad_to_mtu(shared.pad);
-    let handshake = port.acceptor.accept(incoming, transport, reins).ok()?;
+    let handshake = port.acceptor.accept(incoming, transport, controller).ok()?;
     handshake.await.ok()
 }
 
@@ -181,18 +181,23 @@ async fn handshake(
 async fn serve_connection(
     mut guest: Guest,
     connection: Connection,
-    reins: Reins,
+    controller: ConnectionController,
     forwarder: Forwarder,
 ) {
     let onion = guest.shared.onion_over(Carrier::Quic).cloned();
     match onion.filter(|_| is_channel(&connection)) {
         Some(onion) => Box::pin(channel(&guest, &onion, connection)).await,
-        None => requests(&mut guest, connection, reins, forwarder).await,
+        None => requests(&mut guest, connection, controller, forwarder).await,
     }
     guest.leave().await;
 }
 
-async fn requests(guest: &mut Guest, connection: Connection, reins: Reins, forwarder: Forwarder) {
+async fn requests(
+    guest: &mut Guest,
+    connection: Connection,
+    controller: ConnectionController,
+    forwarder: Forwarder,
+) {
     guest.shared.metrics.connections.quic.inc();
     let _open = Up::new(&guest.shared.metrics.connections_open.quic);
     guest.account.attach(Windows(connection.clone()));
@@ -201,7 +206,7 @@ async fn requests(guest: &mut Guest, connection: Connection, reins: Reins, forwa
         road: Road::new(connection.clone(), forwarder),
     };
     let config = h3::Config {
-        reins: Some(reins),
+        controller: Some(controller),
         ..guest.shared.h3.clone()
     };
     let session = Session::quic_server(connection, &config);

@@ -9,14 +9,13 @@ use std::{
     thread,
 };
 
-use hoplite_crypto::{
-    ALPN_CHANNEL, ALPN_H2, ALPN_H3, ALPN_HTTP1, Certificates, observe::Hooks, server_tls,
-};
+use hoplite_crypto::{ALPN_CHANNEL, ALPN_H2, ALPN_H3, ALPN_HTTP1, Certificates, server_tls};
 use hoplite_link::{
     MTU_SUSPENDED,
     quic::{MtuDiscoveryConfig, TransportConfig, VarInt},
     server::{self, Bound, BoundShard, Secrets},
 };
+use hoplite_quic::Hooks;
 use tokio::runtime::{Builder, Runtime};
 use tokio_rustls::TlsAcceptor;
 

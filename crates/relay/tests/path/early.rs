@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_crypto::{ALPN_H3, Certificates, Trust, observe::Hooks, server_tls};
+use hoplite_crypto::{ALPN_H3, Certificates, Trust, server_tls};
 use hoplite_http::{
     DatagramSink,
     h3::{self, Incoming, Session},
@@ -24,8 +24,9 @@ use hoplite_link::{
 use hoplite_masque::{Config, Path, Relay as Known};
 use hoplite_overlay::{
     Batch, Datagrams, Overlay, Terms,
-    memory::{Listener, MemoryOverlay, Network, Road, Socket},
+    memory::{Conditions, Listener, MemoryOverlay, Network, Socket},
 };
+use hoplite_quic::Hooks;
 use hoplite_wire::{ResponseHead, Target, Template};
 use quinn_udp::{RecvMeta, Transmit};
 use tokio::{
@@ -57,9 +58,9 @@ impl Lab {
 
     pub(crate) fn with(hops: u8, config: Config) -> Self {
         let network = Network::new(1);
-        network.set_road(Road {
+        network.set_conditions(Conditions {
             latency: LATENCY,
-            ..Road::default()
+            ..Conditions::default()
         });
         let mut tasks = JoinSet::new();
         let relays = (1..=hops).map(|number| serve(&network, number, &mut tasks));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hoplite_link::{Acks, Wishes};
+use hoplite_link::{AckPolicy, TuningRequest};
 use hoplite_masque::{Config as ClientConfig, Path};
 use hoplite_overlay::{Overlay, direct::Direct};
 use hoplite_relay::{Config, Handle, Relay};
@@ -13,7 +13,7 @@ fn relay(config: &Config) -> Handle {
     Relay::start(config, &identity()).expect("started")
 }
 
-fn path(relays: &[Handle], wishes: Wishes) -> Path {
+fn path(relays: &[Handle], wishes: TuningRequest) -> Path {
     let mut config = ClientConfig::default();
     config.link.wishes = wishes;
     let numbered = relays.iter().enumerate();
@@ -23,7 +23,7 @@ fn path(relays: &[Handle], wishes: Wishes) -> Path {
 }
 
 /// What each hop has come to, up and down, once its relay has answered.
-async fn agreed(path: &Path) -> Vec<(Acks, Acks, bool)> {
+async fn agreed(path: &Path) -> Vec<(AckPolicy, AckPolicy, bool)> {
     path.connect().await.expect("connected");
     let mut agreed = Vec::new();
     for hop in path.hops() {
@@ -31,7 +31,7 @@ async fn agreed(path: &Path) -> Vec<(Acks, Acks, bool)> {
             loop {
                 let agreed = hop.agreed().expect("QUIC");
                 // Alone, a client expects nothing of its relay.
-                if agreed.up != Acks::Default {
+                if agreed.up != AckPolicy::Default {
                     return agreed;
                 }
                 tokio::task::yield_now().await;
@@ -51,14 +51,14 @@ async fn only_the_last_hop_acknowledges_unless_a_relay_wants_it_otherwise() {
     let mut fixed = config();
     fixed.tunnel.acks = "1ms".parse().expect("a policy");
     let relays = [config(), strict, fixed.clone(), config()].map(|config| relay(&config));
-    let path = path(&relays, Wishes::default());
+    let path = path(&relays, TuningRequest::default());
     assert_eq!(
         agreed(&path).await,
         [
-            (Acks::Never, Acks::Never, false),
-            (Acks::Auto, Acks::Auto, true),
-            (fixed.tunnel.acks, Acks::Never, true),
-            (Acks::Auto, Acks::Auto, false),
+            (AckPolicy::Never, AckPolicy::Never, false),
+            (AckPolicy::Auto, AckPolicy::Auto, true),
+            (fixed.tunnel.acks, AckPolicy::Never, true),
+            (AckPolicy::Auto, AckPolicy::Auto, false),
         ]
     );
 }

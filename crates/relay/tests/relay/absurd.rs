@@ -8,7 +8,7 @@ use hoplite_crypto::{ALPN_H3, Trust, client_tls};
 use hoplite_http::h3::{self, Session};
 use hoplite_link::quic::{ClientConfig, ConnectError, Endpoint, crypto};
 use hoplite_relay::Handle;
-use hoplite_wire::{tuning::Acks, varint};
+use hoplite_wire::{tuning::AckPolicy, varint};
 use quinn_proto::{Side, transport_parameters::TransportParameters};
 
 use crate::{
@@ -90,12 +90,12 @@ const SAID: [&[(u64, u64)]; 5] = [
 
 #[tokio::test]
 async fn clients_with_absurd_delays_are_served_and_forgotten_like_any_other() {
-    let policies = [Acks::Auto, Acks::Extension];
+    let policies = [AckPolicy::Auto, AckPolicy::Extension];
     let cases = policies.map(|acks| SAID.map(|said| is_served_and_forgotten(acks, said)));
     join_all(cases.into_iter().flatten()).await;
 }
 
-async fn is_served_and_forgotten(acks: Acks, said: &[(u64, u64)]) {
+async fn is_served_and_forgotten(acks: AckPolicy, said: &[(u64, u64)]) {
     let relay = relay(|config| {
         config.tunnel.acks = acks;
         config.limits.idle_connection = Duration::from_secs(1);

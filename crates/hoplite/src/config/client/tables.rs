@@ -15,7 +15,7 @@ use hoplite_onion::path::MOST_HOPS;
 use hoplite_wire::{
     OnionKey, Target,
     directory::{Descriptor, Key, Roles},
-    tuning::{self, Wishes},
+    tuning::{self, TuningRequest},
 };
 use serde::{
     Deserialize, Deserializer,
@@ -314,8 +314,8 @@ impl Relay {
 
 impl Tunnel {
     /// What the client asks of each relay.
-    pub(crate) fn wishes(&self) -> Wishes {
-        Wishes {
+    pub(crate) fn wishes(&self) -> TuningRequest {
+        TuningRequest {
             up: self.acks.up,
             down: self.acks.down,
             after: self.acks_after,
@@ -345,7 +345,7 @@ impl Default for Tunnel {
     fn default() -> Self {
         Self {
             acks: Acks::default(),
-            acks_after: Wishes::default().after,
+            acks_after: TuningRequest::default().after,
             congestion: Congestion::default(),
             mode: Mode::default(),
             transform: Transform::default(),
@@ -365,9 +365,9 @@ impl Default for Tunnel {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Acks {
     /// What the client sends.
-    pub(crate) up: tuning::Acks,
+    pub(crate) up: tuning::AckPolicy,
     /// What the relay sends.
-    pub(crate) down: tuning::Acks,
+    pub(crate) down: tuning::AckPolicy,
 }
 
 /// The table.
@@ -375,9 +375,9 @@ pub(crate) struct Acks {
 #[serde(default, deny_unknown_fields)]
 struct Table {
     #[serde(deserialize_with = "config::parsed")]
-    up: tuning::Acks,
+    up: tuning::AckPolicy,
     #[serde(deserialize_with = "config::parsed")]
-    down: tuning::Acks,
+    down: tuning::AckPolicy,
 }
 
 struct Either;
@@ -391,7 +391,7 @@ impl<'de> de::Visitor<'de> for Either {
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Acks, E> {
         let (up, down) =
-            Wishes::both(text).map_err(|error| E::custom(format!("{text:?}: {error}")))?;
+            TuningRequest::both(text).map_err(|error| E::custom(format!("{text:?}: {error}")))?;
         Ok(Acks { up, down })
     }
 

@@ -27,9 +27,8 @@ use std::{
 use bytes::Bytes;
 use futures_util::{future, join};
 use h2::client::Builder;
-use hoplite_crypto::{
-    ALPN_H2, ALPN_H3, ALPN_HTTP1, Certificates, Identity, Qlog, provider, server_tls,
-};
+use hoplite_crypto::{ALPN_H2, ALPN_H3, ALPN_HTTP1, Certificates, Identity, provider, server_tls};
+use hoplite_quic::Qlog;
 use http_body_util::{BodyExt, Empty};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;

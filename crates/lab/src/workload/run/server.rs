@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use hoplite_crypto::Qlog;
+use hoplite_quic::Qlog;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{
     net::{TcpListener, TcpStream},

@@ -8,13 +8,14 @@ use std::{
 
 use bytes::{Buf, BufMut, BytesMut};
 use hoplite_crypto::{
-    ALPN_CHANNEL, ALPN_H3, Certificates, Identity, Trust, client_tls, observe::Hooks,
+    ALPN_CHANNEL, ALPN_H3, Certificates, Identity, Trust, client_tls,
     onion::identity::RelayIdentity, server_tls,
 };
 use hoplite_overlay::{
     Overlay, Terms,
-    memory::{Network, Road},
+    memory::{Conditions, Network},
 };
+use hoplite_quic::Hooks;
 use hoplite_wire::{
     HostName, Target,
     cell::{BODY, Cell, CircuitId, Command},
@@ -84,9 +85,9 @@ impl World {
         let certificates = Certificates::new(&made).unwrap();
         let tls = Arc::new(server_tls(certificates, &[ALPN_CHANNEL, ALPN_H3]).unwrap());
         let network = Network::new(1);
-        network.set_road(Road {
+        network.set_conditions(Conditions {
             latency: LATENCY,
-            ..Road::default()
+            ..Conditions::default()
         });
         network.host(HostName::new("relay.example").unwrap(), RELAY.ip());
         let there = Arc::<Counts>::default();

@@ -14,13 +14,12 @@ use std::{
     time::Duration,
 };
 
-use hoplite_crypto::{
-    ALPN_H2, ALPN_H3, Certificates, Identity, Pin as KeyPin, Trust, observe::Hooks, server_tls,
-};
+use hoplite_crypto::{ALPN_H2, ALPN_H3, Certificates, Identity, Pin as KeyPin, Trust, server_tls};
 use hoplite_overlay::{
     Batch, Datagrams, Error, Opening, Overlay, Received, Stream, Terms,
-    memory::{MemoryOverlay, Network, Road, Socket, What},
+    memory::{Conditions, MemoryOverlay, Network, Socket, What},
 };
+use hoplite_quic::Hooks;
 use hoplite_wire::{HostName, Target};
 use quinn::{
     AsyncUdpSocket, Connection, Endpoint, EndpointConfig, TokioRuntime, UdpPoller,
@@ -70,9 +69,9 @@ impl Lab {
 
     pub(super) fn with(tls: rustls::ServerConfig, pin: KeyPin) -> Self {
         let network = Network::new(1);
-        network.set_road(Road {
+        network.set_conditions(Conditions {
             latency: LATENCY,
-            ..Road::default()
+            ..Conditions::default()
         });
         let name = HostName::new("relay.example").unwrap();
         network.host(name, RELAY.ip());

@@ -10,7 +10,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use hoplite_crypto::observe::Hooks;
+use hoplite_quic::Hooks;
 use quinn::{
     AsyncUdpSocket, Connection, Endpoint, EndpointConfig, Runtime, TokioRuntime, TransportConfig,
     UdpPoller, crypto::rustls::QuicClientConfig,

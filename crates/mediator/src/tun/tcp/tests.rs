@@ -11,7 +11,7 @@ use std::{
 
 use hoplite_overlay::{
     Datagrams, Error, ErrorKind, Opening, Overlay, Stream, Terms,
-    memory::{Listener, Network, Road},
+    memory::{Conditions, Listener, Network},
 };
 use hoplite_wire::{
     Host, HostName, Target,
@@ -249,9 +249,9 @@ async fn an_optimistic_connection_takes_octets_before_there_is_a_stream() {
 const LATENCY: Duration = Duration::from_millis(50);
 
 fn distant(bench: &Bench) {
-    bench.network.set_road(Road {
+    bench.network.set_conditions(Conditions {
         latency: LATENCY,
-        ..Road::default()
+        ..Conditions::default()
     });
 }
 

@@ -13,7 +13,7 @@ use std::{
 
 use hoplite_overlay::{
     Batch, Datagrams, Error, ErrorKind, Opening, Overlay, Received, Stream, Terms,
-    memory::{MemoryOverlay, Network, Road, What},
+    memory::{Conditions, MemoryOverlay, Network, What},
 };
 use hoplite_wire::{
     Target,
@@ -152,9 +152,9 @@ async fn a_host_that_cannot_be_reached_is_told_and_tried_again_later() {
 async fn a_datagram_that_the_road_does_not_carry_is_answered_with_the_size_that_it_does() {
     for (here, there, message) in [(PROGRAM, TARGET, [3, 4]), (PROGRAM_V6, TARGET_V6, [2, 0])] {
         let mut bench = Bench::new();
-        bench.network.set_road(Road {
+        bench.network.set_conditions(Conditions {
             max_payload: 1350,
-            ..Road::default()
+            ..Conditions::default()
         });
         let far = bench.network.bind(there);
         let here = SocketAddr::new(here, 4000);

@@ -17,7 +17,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use hoplite_crypto::{Qlog, observe::Hooks};
+use hoplite_quic::{Hooks, Qlog};
 use hoplite_wire::{
     RequestHead, ResponseHead,
     h3::{Code, Frame, FrameReader, Place, Settings, stream, write_data_head, write_headers},

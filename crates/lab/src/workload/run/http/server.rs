@@ -4,7 +4,7 @@ use std::{convert::Infallible, io, net::SocketAddr, pin::Pin, sync::Arc, task, t
 
 use bytes::{Bytes, BytesMut};
 use h2::server::SendResponse;
-use hoplite_crypto::Qlog;
+use hoplite_quic::Qlog;
 use hoplite_wire::{
     RequestHead, ResponseHead,
     h3::{Frame, write_data_head, write_headers},

@@ -19,7 +19,9 @@ use quinn_proto::{
     },
 };
 
-use crate::{ALPN_H3, Certificates, Identity, Trust, client_tls, observe::Hooks, server_tls};
+use hoplite_crypto::{ALPN_H3, Certificates, Identity, Trust, client_tls, server_tls};
+
+use crate::Hooks;
 
 const DELAY: Duration = Duration::from_millis(25);
 const ADDRESSES: [&str; 2] = ["10.0.0.1:1", "10.0.0.2:2"];

@@ -22,14 +22,14 @@ const RTT: Duration = Duration::from_millis(50);
 const FAST: Duration = Duration::from_micros(100);
 
 /// A client without hooks, and a server that is governed.
-fn towards(policy: &str) -> (Pair, Arc<Governor>) {
+fn towards(policy: &str) -> (Pair, Arc<AckController>) {
     let hooks = governed(policy, 0);
     let pair = Pair::connect(&Hooks::default(), &hooks);
-    (pair, hooks.governor.unwrap())
+    (pair, hooks.ack_controller.unwrap())
 }
 
-fn read(governor: &Governor) -> Vec<Bytes> {
-    std::iter::from_fn(|| governor.next_datagram()).collect()
+fn read(ack_controller: &AckController) -> Vec<Bytes> {
+    std::iter::from_fn(|| ack_controller.next_datagram()).collect()
 }
 
 /// How often the server acknowledges 1000 datagrams, one each 100 µs.
@@ -94,9 +94,9 @@ fn a_delay_begins_when_enough_packets_have_come() {
 
 #[test]
 fn a_policy_is_switched_while_the_connection_runs_there_and_back() {
-    let (mut pair, governor) = towards("default");
+    let (mut pair, ack_controller) = towards("default");
     let mut acks = |policy: &str, count| {
-        governor.set(policy.parse().unwrap(), 0);
+        ack_controller.set(policy.parse().unwrap(), 0);
         pair.send(0, 1, RTT * 4);
         let before = pair.stats(1).frame_tx.acks;
         pair.send(0, count, FAST);
@@ -113,9 +113,9 @@ fn a_policy_is_switched_while_the_connection_runs_there_and_back() {
 
 #[test]
 fn a_share_follows_the_round_trip_that_the_owner_tells() {
-    let (mut pair, governor) = towards("0.5rtt");
+    let (mut pair, ack_controller) = towards("0.5rtt");
     let mut acks = |rtt: Duration| {
-        governor.round_trip(rtt);
+        ack_controller.round_trip(rtt);
         pair.send(0, 1, RTT * 4);
         let before = pair.stats(1).frame_tx.acks;
         pair.send(0, 2000, FAST);
@@ -129,14 +129,17 @@ fn a_share_follows_the_round_trip_that_the_owner_tells() {
 
 #[test]
 fn datagrams_that_are_not_acknowledged_arrive_and_only_probes_are_answered() {
-    let (mut pair, governor) = towards("none");
+    let (mut pair, ack_controller) = towards("none");
     let before = pair.stats(1).frame_tx.acks;
     pair.send(0, 10_000, FAST);
     pair.run(RTT * 6);
     let acks = pair.stats(1).frame_tx.acks - before;
     assert!((12..=30).contains(&acks), "one per 75 ms: {acks}");
-    assert_eq!(governor.dropped(), 10_000 - read(&governor).len() as u64);
-    assert_eq!(governor.datagrams(), 10_000);
+    assert_eq!(
+        ack_controller.dropped(),
+        10_000 - read(&ack_controller).len() as u64
+    );
+    assert_eq!(ack_controller.datagrams(), 10_000);
     assert!(pair.handed_out[1].is_empty());
     let stats = pair.stats(0);
     assert_eq!(
@@ -147,11 +150,11 @@ fn datagrams_that_are_not_acknowledged_arrive_and_only_probes_are_answered() {
 
 #[test]
 fn a_probe_adds_nothing_to_a_stream_that_fills_its_packet() {
-    let governor = governed("none", 0).governor.unwrap();
+    let ack_controller = governed("none", 0).ack_controller.unwrap();
     // A datagram, and bytes from the fifth on of stream 4, without a length.
     let mut payload = BytesMut::from(&b"\x31\x02dg\x0c\x04\x05octets"[..]);
-    governor.received(0, &mut payload, Instant::now);
-    assert_eq!(read(&governor), [&b"dg"[..]]);
+    ack_controller.received(0, &mut payload, Instant::now);
+    assert_eq!(read(&ack_controller), [&b"dg"[..]]);
     let frames: Vec<_> = Frames::new(&payload).map(Result::unwrap).collect();
     let probes = frames.iter().filter(|frame| frame.kind == 0x1f).count();
     assert_eq!(probes, 1, "the first datagram is a reason for a probe");
@@ -177,11 +180,11 @@ fn a_flow_in_each_direction_needs_hardly_a_packet_for_acknowledgements() {
 
 #[test]
 fn what_arrives_twice_is_delivered_once() {
-    let (mut pair, governor) = towards("none");
+    let (mut pair, ack_controller) = towards("none");
     pair.harm[0].doubled = 500;
     pair.send(0, 500, FAST);
     pair.run(RTT * 6);
-    let read = read(&governor);
+    let read = read(&ack_controller);
     let different: HashSet<_> = read.iter().collect();
     assert_eq!((read.len(), different.len()), (500, 500));
 }
@@ -189,7 +192,7 @@ fn what_arrives_twice_is_delivered_once() {
 #[test]
 fn losses_are_told_in_time_and_none_that_was_not() {
     for (lost, policy) in [(20, "none"), (100, "none"), (20, "25ms"), (100, "25ms")] {
-        let (mut pair, governor) = towards(policy);
+        let (mut pair, ack_controller) = towards(policy);
         pair.harm[0] = Harm {
             lost,
             ..Harm::default()
@@ -197,10 +200,10 @@ fn losses_are_told_in_time_and_none_that_was_not() {
         let mut arrived = 0;
         for _ in 0..100 {
             pair.send(0, 100, FAST);
-            arrived += read(&governor).len() + std::mem::take(&mut pair.handed_out[1]).len();
+            arrived += read(&ack_controller).len() + std::mem::take(&mut pair.handed_out[1]).len();
         }
         pair.run(RTT * 10);
-        arrived += read(&governor).len() + pair.handed_out[1].len();
+        arrived += read(&ack_controller).len() + pair.handed_out[1].len();
         let (declared, truly) = (pair.stats(0).path.lost_packets, pair.lost_packets[0]);
         assert!(
             declared.abs_diff(truly) <= 2,
@@ -283,24 +286,27 @@ fn a_burst_is_acknowledged_to_its_end() {
 
 #[test]
 fn a_reader_is_woken_and_a_slow_one_loses_the_oldest() {
-    let governor = Governor::new(Bounds {
+    let ack_controller = AckController::new(Bounds {
         inbox: 3 * (1000 + size_of::<Bytes>()),
         ..Bounds::default()
     });
-    governor.set(Acks::Never, 0);
+    ack_controller.set(AckPolicy::Never, 0);
     let hooks = Hooks {
-        governor: Some(governor.clone()),
+        ack_controller: Some(ack_controller.clone()),
         ..governed("none", 0)
     };
     let mut pair = Pair::connect(&Hooks::default(), &hooks);
     let (woken, waker) = woken();
     let mut cx = Context::from_waker(&waker);
-    assert!(governor.poll_datagram(&mut cx).is_pending());
+    assert!(ack_controller.poll_datagram(&mut cx).is_pending());
     pair.send(0, 5, FAST);
     pair.run(RTT);
     assert!(woken.0.load(Ordering::Relaxed));
-    let numbers: Vec<_> = read(&governor).iter().map(|datagram| datagram[7]).collect();
-    assert_eq!((numbers, governor.dropped()), (vec![2, 3, 4], 2));
+    let numbers: Vec<_> = read(&ack_controller)
+        .iter()
+        .map(|datagram| datagram[7])
+        .collect();
+    assert_eq!((numbers, ack_controller.dropped()), (vec![2, 3, 4], 2));
 }
 
 struct Woken(AtomicBool);
@@ -353,7 +359,7 @@ fn asking(sequence: u64, delay: u64) -> BytesMut {
 
 #[test]
 fn an_absurd_request_of_a_peer_becomes_a_ping() {
-    let governor = Governor::new(Bounds::default());
+    let ack_controller = AckController::new(Bounds::default());
     let kinds = |payload: &[u8]| -> Vec<u64> {
         let frames = Frames::new(payload).map(|frame| frame.unwrap().kind);
         frames.collect()
@@ -370,7 +376,7 @@ fn an_absurd_request_of_a_peer_becomes_a_ping() {
     .enumerate()
     {
         let mut payload = asking(sequence, delay);
-        governor.received(number as u64, &mut payload, Instant::now);
+        ack_controller.received(number as u64, &mut payload, Instant::now);
         let left = kinds(&payload);
         let ping = [0x01, kind::PADDING, kind::DATAGRAM];
         let frame = [kind::ACK_FREQUENCY, kind::DATAGRAM];
@@ -384,18 +390,18 @@ fn an_absurd_request_of_a_peer_becomes_a_ping() {
 
 #[test]
 fn a_malformed_packet_is_left_to_the_stack() {
-    let governor = Governor::new(Bounds::default());
-    governor.set(Acks::Never, 1000);
+    let ack_controller = AckController::new(Bounds::default());
+    ack_controller.set(AckPolicy::Never, 1000);
     for (number, bytes) in [&[0x31, 5, 1][..], &[0x30][..], &[0x7f, 0xff], &[0x40], &[]]
         .into_iter()
         .enumerate()
     {
         let mut payload = BytesMut::from(bytes);
-        governor.received(number as u64, &mut payload, Instant::now);
+        ack_controller.received(number as u64, &mut payload, Instant::now);
         let empty = bytes == [0x30];
         assert_eq!(payload == bytes, !empty, "{bytes:?}");
     }
-    assert_eq!(read(&governor), [Bytes::new()]);
+    assert_eq!(read(&ack_controller), [Bytes::new()]);
 }
 
 /// A receiver that looks at what came only every 10 ms, as one does whose system hands packets over in batches. Returns the sender's statistics.
@@ -460,14 +466,14 @@ proptest! {
     fn any_packet_is_taken_without_a_panic_and_none_becomes_empty(
         packets in proptest::collection::vec((0_u64..1 << 62, proptest::collection::vec(frame(), 1..5)), 1..20),
     ) {
-        let governor = Governor::new(Bounds::default());
-        governor.set(Acks::Never, 0);
+        let ack_controller = AckController::new(Bounds::default());
+        ack_controller.set(AckPolicy::Never, 0);
         let now = Instant::now();
         for (number, frames) in packets {
             let bytes = frames.concat();
             let mut payload = BytesMut::from(&bytes[..]);
-            governor.received(number, &mut payload, || now);
-            governor.sent(number, bytes.len(), Frames::new(&bytes), now);
+            ack_controller.received(number, &mut payload, || now);
+            ack_controller.sent(number, bytes.len(), Frames::new(&bytes), now);
             prop_assert_eq!(payload.is_empty(), bytes.is_empty());
         }
     }

@@ -1,11 +1,12 @@
 //! Sees the packets of a QUIC connection in the clear, and governs when it acknowledges, by wrapping the stack's own cryptography.
-//! [`crate::Qlog`] is the observer that writes files.
+//! [`Qlog`] is the observer that writes files.
 //! RFC 9001 §5 (what is wrapped), draft-ietf-quic-ack-frequency §4 (how acknowledgements are governed).
 //!
 //! # Not in this room
-//! A clock of its own: an observer takes the time itself, and [`Hooks::clock`] says who tells the governor. 0-RTT packets, since nobody here sends them.
+//! A clock of its own: an observer takes the time itself, and [`Hooks::clock`] says who tells the ACK controller. 0-RTT packets, since nobody here sends them.
 
-mod governor;
+mod ack_controller;
+mod qlog;
 mod session;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -15,7 +16,8 @@ use std::{fmt, sync::Arc, time::Instant};
 use hoplite_wire::quic::Frames;
 use quinn_proto::{ConnectionId, Side, crypto};
 
-pub use self::governor::{Bounds, Governor, USUAL_DELAY};
+pub use self::ack_controller::{AckController, Bounds, USUAL_DELAY};
+pub use self::qlog::Qlog;
 use self::session::{Client, Server};
 
 /// One packet, as it is before it is encrypted or after it was decrypted.
@@ -78,7 +80,7 @@ pub struct Begun<'a> {
 #[derive(Clone)]
 pub struct Hooks {
     /// When this end acknowledges what it receives: for one connection, which has it to itself.
-    pub governor: Option<Arc<Governor>>,
+    pub ack_controller: Option<Arc<AckController>>,
     /// Who sees its packets.
     pub watch: Option<Arc<dyn Watch>>,
     /// What time it is.
@@ -88,7 +90,7 @@ pub struct Hooks {
 impl Default for Hooks {
     fn default() -> Self {
         Self {
-            governor: None,
+            ack_controller: None,
             watch: None,
             clock: Instant::now,
         }
@@ -99,14 +101,14 @@ impl Hooks {
     /// Whether there is nothing to hook in.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.governor.is_none() && self.watch.is_none()
+        self.ack_controller.is_none() && self.watch.is_none()
     }
 
-    /// The same hooks for one connection, with its governor.
+    /// The same hooks for one connection, with its ACK controller.
     #[must_use]
-    pub fn governed(&self, governor: &Arc<Governor>) -> Self {
+    pub fn governed(&self, ack_controller: &Arc<AckController>) -> Self {
         Self {
-            governor: Some(Arc::clone(governor)),
+            ack_controller: Some(Arc::clone(ack_controller)),
             ..self.clone()
         }
     }
@@ -144,7 +146,7 @@ impl Hooks {
 impl PartialEq for Hooks {
     fn eq(&self, other: &Self) -> bool {
         same(self.watch.as_ref(), other.watch.as_ref())
-            && same(self.governor.as_ref(), other.governor.as_ref())
+            && same(self.ack_controller.as_ref(), other.ack_controller.as_ref())
     }
 }
 
@@ -158,7 +160,7 @@ fn same<T: ?Sized>(a: Option<&Arc<T>>, b: Option<&Arc<T>>) -> bool {
 impl fmt::Debug for Hooks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hooks")
-            .field("governor", &self.governor)
+            .field("ack_controller", &self.ack_controller)
             .field("watched", &self.watch.is_some())
             .finish()
     }

@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
-use hoplite_crypto::observe::{Bounds, Governor, Hooks};
-use hoplite_wire::tuning::{Acks, Agreed, Congestion, Grants, Wishes};
+use hoplite_quic::{AckController, Bounds, Hooks};
+use hoplite_wire::tuning::{AckPolicy, Agreed, Congestion, TuningGrant, TuningRequest};
 use quinn::{AckFrequencyConfig, TransportConfig, VarInt};
 
 use crate::congestion::{Factory, Switch};
@@ -21,11 +21,11 @@ const ASKED_REORDERING: u32 = 3;
 
 /// One connection's. Cheap to clone.
 #[derive(Clone)]
-pub struct Reins(Arc<Shared>);
+pub struct ConnectionController(Arc<Shared>);
 
 struct Shared {
     end: End,
-    governor: Arc<Governor>,
+    ack_controller: Arc<AckController>,
     switch: Arc<Switch>,
     agreed: Mutex<Agreed>,
     /// What this end keeps to whatever is agreed; [`Congestion::Auto`]: nothing.
@@ -35,14 +35,14 @@ struct Shared {
 /// Which end we are, and what we say.
 #[derive(Clone, Copy, Debug)]
 enum End {
-    Client(Wishes),
-    Relay(Grants),
+    Client(TuningRequest),
+    Relay(TuningGrant),
 }
 
-impl Reins {
+impl ConnectionController {
     /// The client's, for a connection that begins. `inbox` is how many octets of datagrams may wait for their reader.
     #[must_use]
-    pub fn client(wishes: Wishes, inbox: usize) -> Self {
+    pub fn client(wishes: TuningRequest, inbox: usize) -> Self {
         let bounds = Bounds {
             own_delay: wishes.down.longest(),
             peer_delay: wishes.up.longest(),
@@ -53,7 +53,7 @@ impl Reins {
 
     /// The relay's, for a connection that begins.
     #[must_use]
-    pub fn relay(grants: Grants, inbox: usize) -> Self {
+    pub fn relay(grants: TuningGrant, inbox: usize) -> Self {
         let bounds = Bounds {
             own_delay: grants.acks.longest(),
             peer_delay: Duration::ZERO,
@@ -71,21 +71,21 @@ impl Reins {
     }
 
     fn new(end: End, bounds: Bounds, agreed: Agreed) -> Self {
-        let reins = Self(Arc::new(Shared {
+        let controller = Self(Arc::new(Shared {
             end,
-            governor: Governor::new(bounds),
+            ack_controller: AckController::new(bounds),
             switch: Arc::default(),
             agreed: Mutex::new(agreed),
             own: Mutex::default(),
         }));
-        reins.apply(agreed);
-        reins
+        controller.apply(agreed);
+        controller
     }
 
     /// The hooks of the endpoint, with those of this connection.
     #[must_use]
     pub fn hooks(&self, hooks: &Hooks) -> Hooks {
-        hooks.governed(&self.0.governor)
+        hooks.governed(&self.0.ack_controller)
     }
 
     /// Makes the connection obey.
@@ -105,7 +105,7 @@ impl Reins {
             End::Client(wishes) => wishes.up,
             End::Relay(grants) => grants.acks,
         };
-        asks == Acks::Extension
+        asks == AckPolicy::Extension
     }
 
     /// What the peer is told, as the value of a setting.
@@ -121,10 +121,10 @@ impl Reins {
     pub fn hear(&self, value: Option<u64>) {
         let agreed = match self.0.end {
             End::Client(wishes) => value
-                .and_then(Grants::decode)
+                .and_then(TuningGrant::decode)
                 .map_or_else(|| wishes.alone(), |grants| wishes.granted(grants)),
             End::Relay(grants) => value
-                .and_then(Wishes::decode)
+                .and_then(TuningRequest::decode)
                 .map_or_else(|| of_plain_client(grants), |wishes| wishes.granted(grants)),
         };
         if agreed.refused.any() && matches!(self.0.end, End::Client(_)) {
@@ -140,8 +140,8 @@ impl Reins {
             End::Client(_) => (agreed.down, agreed.up),
             End::Relay(_) => (agreed.up, agreed.down),
         };
-        self.0.governor.set(ours, agreed.after);
-        let spare = peers == Acks::Never;
+        self.0.ack_controller.set(ours, agreed.after);
+        let spare = peers == AckPolicy::Never;
         let own = *self.0.own.lock().unwrap_or_else(PoisonError::into_inner);
         let (congestion, spare) = match (own, agreed.congestion, self.0.end) {
             // A client may do without for datagrams, whose ends control themselves. Of a stream this is the end: TCP towards the target would
@@ -151,7 +151,7 @@ impl Reins {
             (own, ..) => (own, spare),
         };
         self.0
-            .governor
+            .ack_controller
             .tell_all_losses(congestion == Congestion::Bbr);
         self.0.switch.set(congestion, spare);
     }
@@ -169,8 +169,8 @@ impl Reins {
 
     /// Where datagrams come from that the QUIC stack never sees, and who wants to know the round trip.
     #[must_use]
-    pub fn governor(&self) -> &Governor {
-        &self.0.governor
+    pub fn ack_controller(&self) -> &AckController {
+        &self.0.ack_controller
     }
 
     /// A stream begins that wants congestion control.
@@ -185,9 +185,9 @@ impl Reins {
 }
 
 /// A client that knows nothing of this is acknowledged as the relay's file says, and controlled as usual.
-fn of_plain_client(grants: Grants) -> Agreed {
+fn of_plain_client(grants: TuningGrant) -> Agreed {
     let up = match grants.acks {
-        Acks::Auto | Acks::Never => Acks::Default,
+        AckPolicy::Auto | AckPolicy::Never => AckPolicy::Default,
         fixed => fixed,
     };
     Agreed {
@@ -197,10 +197,10 @@ fn of_plain_client(grants: Grants) -> Agreed {
     }
 }
 
-impl fmt::Debug for Reins {
+impl fmt::Debug for ConnectionController {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Shared { end, .. } = &*self.0;
-        f.debug_struct("Reins")
+        f.debug_struct("ConnectionController")
             .field("end", end)
             .finish_non_exhaustive()
     }
@@ -210,8 +210,11 @@ impl fmt::Debug for Reins {
 mod tests {
     use super::*;
 
-    fn met(wishes: Wishes, grants: Grants) -> [Reins; 2] {
-        let (client, relay) = (Reins::client(wishes, 1000), Reins::relay(grants, 1000));
+    fn met(wishes: TuningRequest, grants: TuningGrant) -> [ConnectionController; 2] {
+        let (client, relay) = (
+            ConnectionController::client(wishes, 1000),
+            ConnectionController::relay(grants, 1000),
+        );
         client.hear(Some(relay.offer()));
         relay.hear(Some(client.offer()));
         [client, relay]
@@ -219,37 +222,43 @@ mod tests {
 
     #[test]
     fn both_ends_come_to_the_same() {
-        let carrier = Wishes::default().for_hop(true);
+        let carrier = TuningRequest::default().for_hop(true);
         for grants in [
-            Grants::default(),
-            Grants {
+            TuningGrant::default(),
+            TuningGrant {
                 no_acks: false,
-                ..Grants::default()
+                ..TuningGrant::default()
             },
-            Grants {
-                acks: Acks::Default,
+            TuningGrant {
+                acks: AckPolicy::Default,
                 no_acks: true,
             },
         ] {
             let [client, relay] = met(carrier, grants);
             assert_eq!(client.agreed(), relay.agreed());
-            assert_eq!(client.governor().acks(), client.agreed().down);
-            assert_eq!(relay.governor().acks(), relay.agreed().up);
+            assert_eq!(client.ack_controller().acks(), client.agreed().down);
+            assert_eq!(relay.ack_controller().acks(), relay.agreed().up);
         }
-        let [client, relay] = met(carrier, Grants::default());
+        let [client, relay] = met(carrier, TuningGrant::default());
         assert_eq!(
-            (client.governor().acks(), relay.governor().acks()),
-            (Acks::Never, Acks::Never)
+            (
+                client.ack_controller().acks(),
+                relay.ack_controller().acks()
+            ),
+            (AckPolicy::Never, AckPolicy::Never)
         );
     }
 
     #[test]
     fn a_peer_that_says_nothing_or_nonsense_is_a_plain_one() {
         for value in [None, Some(1 << 61), Some(3 << 18)] {
-            let client = Reins::client(Wishes::default().for_hop(true), 1000);
+            let client = ConnectionController::client(TuningRequest::default().for_hop(true), 1000);
             client.hear(value);
-            assert_eq!(client.agreed(), Wishes::default().for_hop(true).alone());
-            let relay = Reins::relay(Grants::default(), 1000);
+            assert_eq!(
+                client.agreed(),
+                TuningRequest::default().for_hop(true).alone()
+            );
+            let relay = ConnectionController::relay(TuningGrant::default(), 1000);
             relay.hear(value);
             assert_eq!(relay.agreed(), Agreed::PLAIN);
         }

@@ -1,6 +1,6 @@
 //! Governs when one connection acknowledges. Its keys hand it every packet, its owner the policy and the round trip.
 //! The local stack is told by an ACK_FREQUENCY frame that is put before what it receives: it obeys from the next packet on. Where datagrams
-//! are not acknowledged it never sees them: they are cut out of the packets and come here by [`Governor::poll_datagram`].
+//! are not acknowledged it never sees them: they are cut out of the packets and come here by [`AckController::poll_datagram`].
 //! draft-ietf-quic-ack-frequency §4, §5, §6; RFC 9221 §5.2 (DATAGRAM frames and acknowledgements).
 
 mod ack_frames;
@@ -17,7 +17,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use hoplite_wire::{
     quic::{AckFrequency, Content, Frames, kind},
-    tuning::{Acks, DELAYS},
+    tuning::{AckPolicy, DELAYS},
 };
 use parking_lot::Mutex;
 
@@ -48,7 +48,7 @@ impl Default for Bounds {
 }
 
 /// Shared by the keys of one connection and its owner.
-pub struct Governor {
+pub struct AckController {
     bounds: Bounds,
     state: Mutex<State>,
     inbox: Inbox,
@@ -57,7 +57,7 @@ pub struct Governor {
 /// No clock in here: `now` is handed in.
 #[derive(Debug, Default)]
 struct State {
-    acks: Acks,
+    acks: AckPolicy,
     schedule: Schedule,
     seen: Seen,
     probe: Probe,
@@ -90,14 +90,14 @@ impl Found {
     }
 }
 
-impl Governor {
+impl AckController {
     /// For a connection that begins; it acknowledges as its stack does.
     #[must_use]
     pub fn new(bounds: Bounds) -> Arc<Self> {
         Arc::new(Self {
             bounds,
             state: Mutex::new(State {
-                acks: Acks::Default,
+                acks: AckPolicy::Default,
                 ..State::default()
             }),
             inbox: Inbox::new(bounds.inbox),
@@ -105,7 +105,7 @@ impl Governor {
     }
 
     /// From now on this end acknowledges so; a delay begins when `after` packets have been received since the connection began.
-    pub fn set(&self, acks: Acks, after: u16) {
+    pub fn set(&self, acks: AckPolicy, after: u16) {
         let mut state = self.state.lock();
         state.acks = acks;
         state.schedule.set(acks, after);
@@ -119,7 +119,7 @@ impl Governor {
 
     /// How this end acknowledges.
     #[must_use]
-    pub fn acks(&self) -> Acks {
+    pub fn acks(&self) -> AckPolicy {
         self.state.lock().acks
     }
 
@@ -168,7 +168,7 @@ impl Governor {
         if found.ack_frequency {
             state.tame(payload);
         }
-        if state.acks == Acks::Never {
+        if state.acks == AckPolicy::Never {
             state.probe.gap(gap);
             if found.datagram {
                 state.cut(payload, now(), &self.inbox);
@@ -191,7 +191,7 @@ impl Governor {
         state.folder.sent(number, size, frames);
         state.unfolder.sent(number, now);
         let is_ack = |content: &Content<'_>| matches!(content, Content::Ack(_));
-        if state.acks == Acks::Never && frames.flatten().any(|frame| is_ack(&frame.content)) {
+        if state.acks == AckPolicy::Never && frames.flatten().any(|frame| is_ack(&frame.content)) {
             state.probe.acknowledged(now);
         }
     }
@@ -211,7 +211,7 @@ impl State {
 
     /// Where the first of them stands.
     fn unwanted(&self, payload: &[u8]) -> Option<Range<usize>> {
-        let obeyed = matches!(self.acks, Acks::Default | Acks::Extension);
+        let obeyed = matches!(self.acks, AckPolicy::Default | AckPolicy::Extension);
         let mut at = 0;
         Frames::new(payload).flatten().find_map(|frame| {
             let start = at;
@@ -235,9 +235,9 @@ impl State {
     }
 }
 
-impl fmt::Debug for Governor {
+impl fmt::Debug for AckController {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Governor")
+        f.debug_struct("AckController")
             .field("acks", &self.acks())
             .finish_non_exhaustive()
     }
@@ -266,7 +266,7 @@ const DEFAULT_ACK_FREQUENCY: AckFrequency = AckFrequency {
 /// What one connection's stack was told, and what it should be told.
 #[derive(Debug, Default)]
 struct Schedule {
-    acks: Acks,
+    acks: AckPolicy,
     after: u64,
     received: u64,
     rtt: Option<Duration>,
@@ -283,7 +283,7 @@ fn is_reasonable(sequence: u64, delay: u64) -> bool {
 }
 
 impl Schedule {
-    fn set(&mut self, acks: Acks, after: u16) {
+    fn set(&mut self, acks: AckPolicy, after: u16) {
         (self.acks, self.after, self.changed) = (acks, after.into(), true);
     }
 

@@ -92,15 +92,15 @@ fn watching(notes: &Arc<Notes>) -> Hooks {
     }
 }
 
-/// Hooks with a governor that may come to every delay.
+/// Hooks with an ACK controller that may come to every delay.
 pub(crate) fn governed(policy: &str, after: u16) -> Hooks {
-    let governor = Governor::new(Bounds {
+    let ack_controller = AckController::new(Bounds {
         own_delay: Duration::from_millis(250),
         ..Bounds::default()
     });
-    governor.set(policy.parse().unwrap(), after);
+    ack_controller.set(policy.parse().unwrap(), after);
     Hooks {
-        governor: Some(governor),
+        ack_controller: Some(ack_controller),
         watch: None,
         clock: pair::now,
     }

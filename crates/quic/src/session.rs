@@ -22,8 +22,8 @@ use quinn_proto::{
 };
 
 use super::{
-    Begun, Governor, Hooks, Observer, Packet, Space,
-    governor::{Bounds, USUAL_DELAY},
+    AckController, Begun, Hooks, Observer, Packet, Space,
+    ack_controller::{Bounds, USUAL_DELAY},
 };
 
 /// A client's configuration.
@@ -151,24 +151,27 @@ impl Hooked {
             .get_or_init(|| watch.and_then(|watch| watch.observe(&begun)));
     }
 
-    fn governor(&self) -> Option<&Governor> {
-        self.hooks.governor.as_deref()
+    fn ack_controller(&self) -> Option<&AckController> {
+        self.hooks.ack_controller.as_deref()
     }
 
     fn ours(&self, parameters: &TransportParameters) -> TransportParameters {
-        let ours = |governor: &Governor| our_parameters(parameters, self.side, governor.bounds());
-        self.governor().map_or(*parameters, ours)
+        let ours = |ack_controller: &AckController| {
+            our_parameters(parameters, self.side, ack_controller.bounds())
+        };
+        self.ack_controller().map_or(*parameters, ours)
     }
 
     fn theirs(&self, parameters: TransportParameters) -> TransportParameters {
-        let theirs =
-            |governor: &Governor| their_parameters(&parameters, self.side, governor.bounds());
-        self.governor().map_or(parameters, theirs)
+        let theirs = |ack_controller: &AckController| {
+            their_parameters(&parameters, self.side, ack_controller.bounds())
+        };
+        self.ack_controller().map_or(parameters, theirs)
     }
 
     /// What we say now will be answered. After a Retry (RFC 9000 §8.1.2) it is said again.
     fn speaks(&self) {
-        if self.governor().is_some() && !self.handshake.over.load(Ordering::Relaxed) {
+        if self.ack_controller().is_some() && !self.handshake.over.load(Ordering::Relaxed) {
             let now = (self.hooks.clock)();
             *self.handshake.spoke.lock() = Some(now);
         }
@@ -180,8 +183,8 @@ impl Hooked {
             return;
         }
         let spoke = self.handshake.spoke.lock().take();
-        if let (Some(governor), Some(spoke)) = (self.governor(), spoke) {
-            governor.round_trip((self.hooks.clock)().saturating_duration_since(spoke));
+        if let (Some(ack_controller), Some(spoke)) = (self.ack_controller(), spoke) {
+            ack_controller.round_trip((self.hooks.clock)().saturating_duration_since(spoke));
         }
     }
 
@@ -298,9 +301,9 @@ impl crypto::Session for Session {
 
 impl Key {
     /// Only 1-RTT packets are governed.
-    fn governor(&self) -> Option<&Governor> {
-        let governor = self.hooked.governor();
-        governor.filter(|_| self.space == Space::Data)
+    fn ack_controller(&self) -> Option<&AckController> {
+        let ack_controller = self.hooked.ack_controller();
+        ack_controller.filter(|_| self.space == Space::Data)
     }
 
     fn packet<'a>(&self, number: u64, size: usize, payload: &'a [u8]) -> Packet<'a> {
@@ -321,11 +324,11 @@ impl PacketKey for Key {
             let payload = packet.get(header..end).unwrap_or_default();
             observer.sent(&self.packet(number, packet.len(), payload));
         }
-        if let Some(governor) = self.governor() {
+        if let Some(ack_controller) = self.ack_controller() {
             let end = packet.len().saturating_sub(self.inner.tag_len());
             let payload = packet.get(header..end).unwrap_or_default();
             let now = (self.hooked.hooks.clock)();
-            governor.sent(number, packet.len(), Frames::new(payload), now);
+            ack_controller.sent(number, packet.len(), Frames::new(payload), now);
         }
         self.inner.encrypt(number, packet, header);
     }
@@ -345,8 +348,8 @@ impl PacketKey for Key {
         if self.space != Space::Initial {
             self.hooked.answered();
         }
-        if let Some(governor) = self.governor() {
-            governor.received(number, payload, self.hooked.hooks.clock);
+        if let Some(ack_controller) = self.ack_controller() {
+            ack_controller.received(number, payload, self.hooked.hooks.clock);
         }
         Ok(())
     }

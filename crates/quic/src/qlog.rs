@@ -21,7 +21,7 @@ use hoplite_wire::quic::{Ack, Content, Frame, kind};
 use parking_lot::Mutex;
 use quinn_proto::Side;
 
-use crate::observe::{Begun, Observer, Packet, Space, Watch};
+use crate::{Begun, Observer, Packet, Space, Watch};
 
 /// Bytes of events of one connection that may wait for the disk; further events are dropped.
 const MAX_QUEUED: usize = 256 << 10;
@@ -563,7 +563,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::observe::{Hooks, tests::pair::Pair};
+    use crate::{Hooks, tests::pair::Pair};
 
     fn hooks(qlog: &Qlog) -> Hooks {
         Hooks {
