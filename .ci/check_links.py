@@ -1,5 +1,5 @@
 """Every relative link, its anchor, and every `path` in backquotes of the Markdown files leads somewhere, and each test
-that the threat model names is there.
+that the threat model names is there. No line of prose is longer than 120 characters; entries of the changelog may be.
 
 Run by .ci/run docs."""
 
@@ -28,10 +28,21 @@ def anchors(page):
     return found
 
 
+def too_long(page):
+    """The numbers of lines that are, outside tables and code."""
+    code = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        code ^= line.startswith("```")
+        if len(line) > 120 and not code and not line.startswith("|"):
+            yield number
+
+
 bad = []
 for name in output("git", "ls-files", "*.md").split():
     page = pathlib.Path(name)
     text = page.read_text()
+    if name != "CHANGELOG.md":
+        bad += [f"{name}:{number}: longer than 120 characters" for number in too_long(page)]
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text):
         if "://" in target or target.startswith("mailto:"):
             continue
