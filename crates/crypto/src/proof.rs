@@ -18,7 +18,7 @@ const SCHEMES: [SignatureScheme; 5] = [
     SignatureScheme::RSA_PSS_SHA256,
 ];
 
-/// Octets of a proof's text: keys and signatures of RSA 8192 have room.
+/// Bytes of a proof's text: keys and signatures of RSA 8192 have room.
 const LONGEST: usize = 3072;
 
 /// A public key (SubjectPublicKeyInfo, DER) and a signature by it. Written as both in base64url, with a point between.
@@ -44,7 +44,7 @@ impl Proof {
         })
     }
 
-    /// Whether the holder of the key that `pin` names has signed `message`, whose first 64 octets must be fixed and say what it is: more than an
+    /// Whether the holder of the key that `pin` names has signed `message`, whose first 64 bytes must be fixed and say what it is: more than an
     /// end of a TLS handshake can have the other sign as it likes (RFC 8446 §4.4.3, RFC 5246 §7.4.3).
     pub fn is_of(&self, pin: &Pin, message: &[u8]) -> bool {
         pin.matches(&self.pin()) && self.is_signed(message) == Some(true)

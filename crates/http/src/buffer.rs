@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use bytes::{Bytes, BytesMut};
 
-/// Octets that one read may bring, at least.
+/// Bytes that one read may bring, at least.
 const READ: usize = 64 * 1024;
 /// What a thread's buffer holds: two reads.
 const ARENA: usize = 128 * 1024;
@@ -15,7 +15,7 @@ thread_local! {
     static BUFFER: RefCell<BytesMut> = RefCell::new(BytesMut::new());
 }
 
-/// One read into the thread's buffer; the octets are handed on without a copy, unless they are few.
+/// One read into the thread's buffer; the bytes are handed on without a copy, unless they are few.
 ///
 /// # Errors
 /// Those of `read`.

@@ -148,7 +148,7 @@ impl Exchange {
         }
     }
 
-    /// Reads the body to its end; `None` if it is larger than `limit` octets. Requests over HTTP/1.1 have none here.
+    /// Reads the body to its end; `None` if it is larger than `limit` bytes. Requests over HTTP/1.1 have none here.
     ///
     /// # Errors
     /// The peer reset the stream or broke a rule, or the connection is lost.
@@ -201,7 +201,7 @@ impl Exchange {
 }
 
 impl DataSender {
-    /// Waits for room and takes the octets.
+    /// Waits for room and takes the bytes.
     ///
     /// # Errors
     /// The peer stopped the stream, or the connection is lost.
@@ -237,7 +237,7 @@ impl DataSender {
 }
 
 impl DataReceiver {
-    /// The next octets; `None` when the peer has finished.
+    /// The next bytes; `None` when the peer has finished.
     ///
     /// # Errors
     /// The stream was reset, the connection is lost, or the peer broke a rule.

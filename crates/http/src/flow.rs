@@ -43,7 +43,7 @@ impl Flow {
         }
     }
 
-    /// The largest payload, in octets, that is carried now.
+    /// The largest payload, in bytes, that is carried now.
     pub fn max_payload(&self) -> usize {
         match self {
             Self::H3(flow) => flow.max_payload(),

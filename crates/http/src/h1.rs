@@ -41,7 +41,7 @@ use crate::{
     capsules::{self, Malformed},
 };
 
-/// The parser's buffer cannot be smaller, in octets.
+/// The parser's buffer cannot be smaller, in bytes.
 const LEAST_BUFFER: usize = 8192;
 
 type Stream = TlsStream<TcpStream>;
@@ -54,11 +54,11 @@ type Open = mpsc::Sender<Asked>;
 pub struct Config {
     /// How long a client may take to send the head of a request, and to read the answer.
     pub head_timeout: Duration,
-    /// The largest head that is read, in octets; smaller than the parser's least is that.
+    /// The largest head that is read, in bytes; smaller than the parser's least is that.
     pub max_head: usize,
     /// How long a client may take until it has opened a tunnel.
     pub tunnel_timeout: Duration,
-    /// What may wait for the client of a UDP flow, in octets.
+    /// What may wait for the client of a UDP flow, in bytes.
     pub datagram_buffer: usize,
 }
 
@@ -164,7 +164,7 @@ pub struct Exchange {
     open: Open,
     /// How long the client may take to read the answer.
     patience: Duration,
-    /// What may wait for the client of a UDP tunnel, in octets.
+    /// What may wait for the client of a UDP tunnel, in bytes.
     bound: usize,
 }
 
@@ -315,7 +315,7 @@ impl Tunnel {
 }
 
 impl DataReceiver {
-    /// The next octets; `None` when the client has finished.
+    /// The next bytes; `None` when the client has finished.
     ///
     /// # Errors
     /// A connection that ends without a close of TLS was cut off: what came is not complete.
@@ -371,7 +371,7 @@ pub struct Flow {
     driver: AbortHandle,
 }
 
-/// Capsules that wait for the client, at most `bound` octets; the newest are dropped. As many again may be on their way.
+/// Capsules that wait for the client, at most `bound` bytes; the newest are dropped. As many again may be on their way.
 struct Outbox {
     bound: usize,
     waiting: Mutex<BytesMut>,
@@ -407,7 +407,7 @@ impl Flow {
         }
     }
 
-    /// The largest payload of a capsule, in octets.
+    /// The largest payload of a capsule, in bytes.
     pub fn max_payload(&self) -> usize {
         MAX_DATAGRAM - 1
     }

@@ -47,21 +47,21 @@ const BACKLOG: usize = 64;
 /// Windows, limits and times of one connection.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// What the peer may send on one stream before we have read, in octets.
+    /// What the peer may send on one stream before we have read, in bytes.
     pub stream_window: u32,
-    /// What the peer may send on all streams before we have read, in octets: bounds what a connection can hold here.
+    /// What the peer may send on all streams before we have read, in bytes: bounds what a connection can hold here.
     pub connection_window: u32,
-    /// What waits on one stream for the peer, in octets; then writers wait, and datagrams are dropped.
+    /// What waits on one stream for the peer, in bytes; then writers wait, and datagrams are dropped.
     pub send_buffer: usize,
     /// How many requests the peer may have open.
     pub max_streams: u32,
-    /// The largest head that is read, in octets.
+    /// The largest head that is read, in bytes.
     pub max_head: u32,
     /// When nothing has been heard for this long, the peer is asked whether it is there.
     pub ping_after: Duration,
     /// When it says nothing for this long after being asked, the connection counts as dead.
     pub ping_patience: Duration,
-    /// The largest UDP payload that a flow reports as carried, in octets. TCP carries any; the far end's UDP does not.
+    /// The largest UDP payload that a flow reports as carried, in bytes. TCP carries any; the far end's UDP does not.
     pub max_payload: usize,
 }
 
@@ -101,7 +101,7 @@ pub enum H2Error {
     /// The server knows no Extended CONNECT (RFC 8441 §3).
     #[error("the server offers no Extended CONNECT")]
     NoExtendedConnect,
-    /// Octets were asked for before the response, or an answer was given twice.
+    /// Bytes were asked for before the response, or an answer was given twice.
     #[error("the exchange is not in a state for this")]
     State,
 }
@@ -292,7 +292,7 @@ impl Session {
         }
     }
 
-    /// From now on the peer of a server may send so much on all streams before it is read, in octets. What it was allowed before is not taken back: it
+    /// From now on the peer of a server may send so much on all streams before it is read, in bytes. What it was allowed before is not taken back: it
     /// gets no more until as much as was withdrawn has been read.
     pub fn set_connection_window(&self, octets: u32) {
         self.0.window.send_replace(octets.min(LARGEST_WINDOW));
@@ -359,7 +359,7 @@ impl Session {
     }
 }
 
-/// Small frames may take as much memory as large ones: the crate closes the connection beyond this, in octets.
+/// Small frames may take as much memory as large ones: the crate closes the connection beyond this, in bytes.
 fn budget(config: &Config) -> usize {
     usize::try_from(config.connection_window).unwrap_or(usize::MAX)
 }

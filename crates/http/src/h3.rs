@@ -40,7 +40,7 @@ pub const ALPN: &[u8] = b"h3";
 /// How a session behaves.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The largest field section accepted, in octets as RFC 9114 §4.2.2 counts; a larger request is answered with 431.
+    /// The largest field section accepted, in bytes as RFC 9114 §4.2.2 counts; a larger request is answered with 431.
     pub max_field_section: usize,
     /// How long a client may take to send the head of a request: slow heads would hold memory for ever.
     pub head_timeout: Duration,

@@ -7,7 +7,7 @@
 //! HTTP/1.1 is spoken by servers only.
 //!
 //! # Not in this room
-//! What a path is and how its hops are chosen (`masque`), what a relay permits (`relay`), the octets of frames and capsules (`wire`).
+//! What a path is and how its hops are chosen (`masque`), what a relay permits (`relay`), the bytes of frames and capsules (`wire`).
 
 mod buffer;
 mod capsules;

@@ -17,7 +17,7 @@ use hoplite_overlay::{Batch, End, Received};
 
 use crate::socket::VirtualSocket;
 
-/// An alias has at least so many octets: by these packets are told from the link's own, whose ids are random.
+/// An alias has at least so many bytes: by these packets are told from the link's own, whose ids are random.
 pub const SHORTEST_ALIAS: usize = 8;
 /// How many aliases one link recognises.
 const MOST: usize = 4096;
@@ -26,7 +26,7 @@ type Key = [u8; SHORTEST_ALIAS];
 
 /// Takes the packets of one flow. It never blocks and never calls back.
 pub trait Beside: Send + Sync {
-    /// A packet with a short header under an alias of `alias_len` octets, which stands for `id`. It may be changed.
+    /// A packet with a short header under an alias of `alias_len` bytes, which stands for `id`. It may be changed.
     fn push(&self, packet: &mut [u8], alias_len: usize, id: &[u8]);
 
     /// Nothing more for now.

@@ -5,7 +5,7 @@
 //! What a slow circuit does to the others is what this is about:
 //! - **QUIC**: nothing. A circuit that nobody reads stops its own stream when that one's window is full; one that the peer does not drain
 //!   fills its own queue. Circuits share the connection (its congestion window, the QUIC stack's lock), but no queue and no task.
-//! - **TLS**: they share one stream of octets, so the reader never waits for a circuit: one whose queue is full is destroyed. The writer
+//! - **TLS**: they share one stream of bytes, so the reader never waits for a circuit: one whose queue is full is destroyed. The writer
 //!   takes the quietest circuit first.
 //!
 //! # Not in this room
@@ -141,7 +141,7 @@ impl Channel {
         &self.0.established
     }
 
-    /// Whether it may be used by who asks for the peer at `address`. Somebody who passes octets on between us and the peer has its identity, and an
+    /// Whether it may be used by who asks for the peer at `address`. Somebody who passes bytes on between us and the peer has its identity, and an
     /// address of his own; the peer does not say that this is one of its. tor-spec, "Canonical connections": "the IP matches the requested IP", or
     /// "the OR knows that the IP of the connection it's using is canonical because it was listed in the NETINFO cell".
     pub fn is_canonical(&self, address: IpAddr) -> bool {

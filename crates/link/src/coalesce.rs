@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use quinn_udp::{EcnCodepoint, Transmit};
 
-/// The largest UDP payload over IPv4, hence the most octets of a batch: the kernel rejects what is longer.
+/// The largest UDP payload over IPv4, hence the most bytes of a batch: the kernel rejects what is longer.
 pub const MOST_OCTETS: usize = 65_507;
 
 /// The most datagrams of a batch: the kernel's UDP_MAX_SEGMENTS.

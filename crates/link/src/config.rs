@@ -18,7 +18,7 @@ pub const MTU_SUSPENDED: Duration = Duration::from_millis(100);
 /// After so long a connection looks whether larger packets pass now: they do when they begin to be forwarded.
 const MTU_AGAIN: Duration = Duration::from_secs(10);
 
-/// How many octets may wait to be sent or acknowledged, of all streams of a link.
+/// How many bytes may wait to be sent or acknowledged, of all streams of a link.
 const SEND_WINDOW: u64 = 8 << 20;
 
 /// How links behave.
@@ -39,18 +39,18 @@ pub struct Config {
     pub keep_alive: Duration,
     /// When a silent peer is forgotten.
     pub idle: Duration,
-    /// The largest UDP payload that MTU discovery tries, in octets.
+    /// The largest UDP payload that MTU discovery tries, in bytes.
     pub largest_payload: usize,
     /// Through how many of the hops before this one its packets are tunnelled for certain, and the smaller for it.
     /// Through the others they may be forwarded.
     pub tunnelled_below: usize,
-    /// How many octets of one stream the peer may send ahead of its reader.
+    /// How many bytes of one stream the peer may send ahead of its reader.
     pub stream_window: u32,
-    /// How many octets of all streams the peer may send ahead of their readers: two hundred may stand still before the others have to.
+    /// How many bytes of all streams the peer may send ahead of their readers: two hundred may stand still before the others have to.
     pub connection_window: u32,
     /// How many datagrams one receive call may bring. The QUIC stack sets aside room for 32 such calls: 2 MiB of addresses for 44 of them.
     pub receive_segments: usize,
-    /// How many octets of datagrams may wait to be sent; when it is full the sender is pushed back.
+    /// How many bytes of datagrams may wait to be sent; when it is full the sender is pushed back.
     pub datagram_queue: usize,
     /// How many streams the peer may have open at once.
     pub streams: u32,
@@ -108,7 +108,7 @@ impl Config {
         ConnectionController::client(wishes, 2 * self.datagram_queue)
     }
 
-    /// The QUIC parameters of a link at depth `hop`, over a road that carries `carried` octets now.
+    /// The QUIC parameters of a link at depth `hop`, over a road that carries `carried` bytes now.
     pub fn transport(&self, hop: usize, carried: usize) -> TransportConfig {
         let largest = self.largest();
         let initial = carried.clamp(LEAST_MTU, largest);
@@ -125,7 +125,7 @@ impl Config {
         transport
     }
 
-    /// The largest UDP payload of a link, in octets.
+    /// The largest UDP payload of a link, in bytes.
     pub(crate) fn largest(&self) -> usize {
         let tunnels = overhead(self.tunnelled_below);
         self.largest_payload.saturating_sub(tunnels).max(LEAST_MTU)

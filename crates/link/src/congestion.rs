@@ -16,10 +16,10 @@ use quinn::congestion::{
 };
 use quinn_proto::RttEstimator;
 
-/// Octets in flight without control: more than any path holds, and above `u32::MAX`, so that the QUIC stack does not pace either.
+/// Bytes in flight without control: more than any path holds, and above `u32::MAX`, so that the QUIC stack does not pace either.
 const NO_WINDOW: u64 = 1 << 40;
 
-/// Octets in flight to begin with (RFC 9002 §7.2), until the stack's next packet builds the controller.
+/// Bytes in flight to begin with (RFC 9002 §7.2), until the stack's next packet builds the controller.
 const FIRST_WINDOW: u64 = 12_000;
 
 /// Which control one connection has now. Shared by its owner and its controllers.
@@ -229,22 +229,22 @@ impl Controller for Switched {
 /// A queue stands where the round trip is longer than the shortest by this part of it, and by so much at least and at most.
 const PART: u32 = 8;
 const LONGER: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
-/// One octet of so many may be lost.
+/// One byte of so many may be lost.
 const FEW: u64 = 50;
-/// Of the last so many octets, or twice that: some 350 packets.
+/// Of the last so many bytes, or twice that: some 350 packets.
 const SAMPLE: u64 = 500_000;
 
 /// What is known of one path.
 #[derive(Clone, Copy, Debug, Default)]
 struct Chance {
     queue: bool,
-    /// Octets that came, and that did not; what is old is halved again and again.
+    /// Bytes that came, and that did not; what is old is halved again and again.
     acked: u64,
     lost: u64,
 }
 
 impl Chance {
-    /// So many octets came; the round trip is `rtt` now and was `least` at the shortest.
+    /// So many bytes came; the round trip is `rtt` now and was `least` at the shortest.
     fn acked(&mut self, octets: u64, rtt: Duration, least: Duration) {
         let (from, to) = LONGER;
         self.queue = rtt > least.saturating_add((least / PART).clamp(from, to));
@@ -255,7 +255,7 @@ impl Chance {
         }
     }
 
-    /// So many octets were lost. Answers whether by chance.
+    /// So many bytes were lost. Answers whether by chance.
     fn lost(&mut self, octets: u64) -> bool {
         self.lost = self.lost.saturating_add(octets);
         !self.queue && self.lost <= self.acked.max(SAMPLE) / FEW

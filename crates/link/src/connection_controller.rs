@@ -40,7 +40,7 @@ enum End {
 }
 
 impl ConnectionController {
-    /// The client's, for a connection that begins. `inbox` is how many octets of datagrams may wait for their reader.
+    /// The client's, for a connection that begins. `inbox` is how many bytes of datagrams may wait for their reader.
     #[must_use]
     pub fn client(wishes: TuningRequest, inbox: usize) -> Self {
         let bounds = Bounds {

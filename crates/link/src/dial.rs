@@ -336,7 +336,7 @@ impl fmt::Debug for QuicLink {
 pub struct TlsLink(TlsStream<Stream>);
 
 impl TlsLink {
-    /// The stream of octets, for an HTTP/2 session or a channel.
+    /// The stream of bytes, for an HTTP/2 session or a channel.
     pub fn into_inner(self) -> TlsStream<Stream> {
         self.0
     }

@@ -46,10 +46,10 @@ mod tests;
 /// once, so that only what one turn of the socket brings waits: under a flood this bounds how long.
 const MOST_INCOMING: usize = 1024;
 
-/// How much may arrive for one attempt before it is accepted, in octets; what is beyond is dropped. A client's first flight, early data included.
+/// How much may arrive for one attempt before it is accepted, in bytes; what is beyond is dropped. A client's first flight, early data included.
 const INCOMING_OCTETS: u64 = 16 * 1024;
 
-/// How much may arrive for all attempts of a shard before they are accepted, in octets.
+/// How much may arrive for all attempts of a shard before they are accepted, in bytes.
 const INCOMING_OCTETS_TOTAL: u64 = 4 * 1024 * 1024;
 
 /// What records of packets call this end.
@@ -206,7 +206,7 @@ pub fn server_config(
     Ok(config)
 }
 
-/// The largest payload that we receive stays at quinn's 1472 octets: receiving takes 2048 times that in memory.
+/// The largest payload that we receive stays at quinn's 1472 bytes: receiving takes 2048 times that in memory.
 fn endpoint_config(shard: u8, shards: u16, secrets: &Secrets) -> EndpointConfig {
     let mut config = EndpointConfig::new(Arc::clone(&secrets.reset));
     config.cid_generator(move || Box::new(Ids::new(shard, shards)));
@@ -215,7 +215,7 @@ fn endpoint_config(shard: u8, shards: u16, secrets: &Secrets) -> EndpointConfig 
 
 // Opens the listening sockets of all shards on one port: socket(7) SO_REUSEPORT.
 
-/// How many shards there can be: one for each value of an id's first octet.
+/// How many shards there can be: one for each value of an id's first byte.
 pub const MOST_SHARDS: usize = 256;
 
 /// How many TCP connections of one shard may wait to be accepted.
@@ -225,7 +225,7 @@ const BACKLOG: i32 = 1024;
 const ATTEMPTS: usize = 32;
 
 /// Binds `shards` UDP sockets and as many TCP listeners to the address, all on the same port; port 0 lets the system choose it.
-/// `[::]` serves IPv4 as well. Each UDP socket asks for buffers of `buffers` octets in each direction (8 MiB is good).
+/// `[::]` serves IPv4 as well. Each UDP socket asks for buffers of `buffers` bytes in each direction (8 MiB is good).
 ///
 /// # Errors
 /// There is no room (permission, the port is taken by any other process), or `shards` is not 1 to [`MOST_SHARDS`].
@@ -326,16 +326,16 @@ fn enlarge(socket: &impl AsFd, octets: usize) {
     }
 }
 
-// Connection ids whose first octet says which shard owns the connection. RFC 9000 §5.1; the idea is that of
+// Connection ids whose first byte says which shard owns the connection. RFC 9000 §5.1; the idea is that of
 // QUIC-LB.
 
-/// The length of our ids, in octets.
+/// The length of our ids, in bytes.
 const LENGTH: usize = 8;
 
-/// How much randomness is fetched at a time, in octets.
+/// How much randomness is fetched at a time, in bytes.
 const STOCK: usize = 64 * LENGTH;
 
-/// Makes random ids whose first octet is `shard` modulo `shards`. Only that much of an id means anything to an observer.
+/// Makes random ids whose first byte is `shard` modulo `shards`. Only that much of an id means anything to an observer.
 #[derive(Debug)]
 struct Ids {
     shard: u8,
@@ -381,7 +381,7 @@ impl Ids {
         }
     }
 
-    /// The octet nearest below `random` that leads to this shard; none from the incomplete last round, which would favour some values.
+    /// The byte nearest below `random` that leads to this shard; none from the incomplete last round, which would favour some values.
     fn first(&self, random: u8) -> Option<u8> {
         let (random, shards) = (u16::from(random), self.shards);
         if random >= 256 / shards * shards {
@@ -451,7 +451,7 @@ fn random() -> io::Result<[u8; 64]> {
     Ok(octets)
 }
 
-// Tells the kernel which socket of a group of UDP sockets takes a QUIC packet: the first octet of the destination
+// Tells the kernel which socket of a group of UDP sockets takes a QUIC packet: the first byte of the destination
 // connection id, modulo the shards. RFC 8999 §5 (where the id stands), socket(7) SO_ATTACH_REUSEPORT_CBPF.
 // So a connection stays with its shard when the client's address changes. The kernel may join packets of one source
 // port into one delivery (GRO); those of a second connection from that port then reach the wrong shard, which drops
@@ -465,7 +465,7 @@ fn program(shards: u16) -> [libc::sock_filter; 7] {
     [
         step(LOAD_OCTET, 0, 0),
         step(IF_ANY_BIT, 2, 0x80),
-        // The long header: flags, four octets of version, the id's length, the id.
+        // The long header: flags, four bytes of version, the id's length, the id.
         step(LOAD_OCTET, 0, 6),
         step(libc::BPF_JMP | libc::BPF_JA, 0, 1),
         // The short header: flags, the id.

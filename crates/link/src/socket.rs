@@ -34,7 +34,7 @@ const FIRST: usize = 10;
 /// After so many batches of which nothing was the connection's own, other tasks get their turn.
 const ROUNDS: usize = 32;
 
-/// Octets that `hops` tunnels around a packet take of its size: header and tag 17 + 8 octets of connection id + 3, frame, ids: 48 at most.
+/// Bytes that `hops` tunnels around a packet take of its size: header and tag 17 + 8 bytes of connection id + 3, frame, ids: 48 at most.
 pub(crate) const fn overhead(hops: usize) -> usize {
     48 * hops
 }

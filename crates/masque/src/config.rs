@@ -27,7 +27,7 @@ pub struct Config {
     pub spare: bool,
     /// How long after a token has taken that path the next one is dialled.
     pub spare_after: Duration,
-    /// Octets of datagrams kept for a flow whose reader is slow; more are dropped, the newest first.
+    /// Bytes of datagrams kept for a flow whose reader is slow; more are dropped, the newest first.
     pub datagram_queue: usize,
 }
 

@@ -130,7 +130,7 @@ impl Connection {
         Ok(Stream::new(Leased::new(exchange.into_stream()?, lease)))
     }
 
-    /// A TCP flow that takes octets at once: they follow the request. The relay's answer is awaited until `deadline`.
+    /// A TCP flow that takes bytes at once: they follow the request. The relay's answer is awaited until `deadline`.
     pub(crate) async fn early_stream(
         self: Arc<Self>,
         head: &RequestHead,

@@ -1,8 +1,8 @@
 //! Small payloads that answer a download wait a little for each other, so that several share one packet of the tunnel.
-//! [`crate::Path`] puts it around the UDP flows of its front ends. In nested tunnels an end-to-end acknowledgement of some 35 octets costs four times
-//! as much in wrapping; two in one packet halve that. Paper 001 §6 names packetization as what decides the octets.
+//! [`crate::Path`] puts it around the UDP flows of its front ends. In nested tunnels an end-to-end acknowledgement of some 35 bytes costs four times
+//! as much in wrapping; two in one packet halve that. Paper 001 §6 names packetization as what decides the bytes.
 //!
-//! Only answers wait: payloads of at most [`SMALL`] octets, after at least two large ones have come. They wait an eighth of the round trip and 5 ms at most, and
+//! Only answers wait: payloads of at most [`SMALL`] bytes, after at least two large ones have come. They wait an eighth of the round trip and 5 ms at most, and
 //! not at all where another is hardly to be expected meanwhile, because the one before came longer ago than that (a slow download would become slower for
 //! nothing), on a road where that is less than a timer's grain, or where payloads do not share packets (forwarded mode).
 
@@ -21,9 +21,9 @@ use futures_util::task::AtomicWaker;
 use hoplite_overlay::{Batch, Datagrams, End, Error, Received};
 use tokio::time::{Instant, Sleep};
 
-/// Up to here a payload is small, in octets: acknowledgements are.
+/// Up to here a payload is small, in bytes: acknowledgements are.
 const SMALL: usize = 128;
-/// From here on a payload is large, in octets.
+/// From here on a payload is large, in bytes.
 const LARGE: usize = 600;
 /// So many payloads wait at most.
 const MOST: usize = 8;
@@ -63,7 +63,7 @@ struct State {
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-/// At most [`MOST`] payloads of at most [`SMALL`] octets, in order.
+/// At most [`MOST`] payloads of at most [`SMALL`] bytes, in order.
 #[derive(Debug, Default)]
 struct Held {
     octets: Vec<u8>,

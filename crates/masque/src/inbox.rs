@@ -1,4 +1,4 @@
-//! Datagrams that came from a relay and wait for their reader: a queue bounded in octets, filled by the connection's driver task.
+//! Datagrams that came from a relay and wait for their reader: a queue bounded in bytes, filled by the connection's driver task.
 //! When it is full the newest are dropped and counted, as a router's queue would.
 
 use std::{
@@ -32,7 +32,7 @@ struct State {
 }
 
 impl Inbox {
-    /// A queue of at most `bound` octets.
+    /// A queue of at most `bound` bytes.
     pub(crate) fn new(bound: usize) -> Self {
         Self {
             bound,

@@ -48,7 +48,7 @@ struct Arriving {
 }
 
 impl PacketTunnel {
-    /// Asks for the flow and for addresses, and waits for these; what arrives meanwhile waits too, up to `queue` octets.
+    /// Asks for the flow and for addresses, and waits for these; what arrives meanwhile waits too, up to `queue` bytes.
     pub(crate) async fn open(
         connection: Arc<Connection>,
         head: &RequestHead,

@@ -55,7 +55,7 @@ impl Credentials {
         self.signed(head, "authorization")
     }
 
-    /// A DNS query of so many octets. As the template it is a resource of the relay's own.
+    /// A DNS query of so many bytes. As the template it is a resource of the relay's own.
     pub(crate) fn query(&self, octets: usize) -> RequestHead {
         let head = RequestHead {
             method: "POST".into(),

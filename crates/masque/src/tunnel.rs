@@ -44,7 +44,7 @@ pub(crate) struct Arriving {
 }
 
 impl Tunnel {
-    /// Asks for the flow; what arrives waits, up to `queue` octets.
+    /// Asks for the flow; what arrives waits, up to `queue` bytes.
     pub(crate) async fn open(
         connection: Arc<Connection>,
         head: &RequestHead,

@@ -313,7 +313,7 @@ fn station(n: u8, over: Over, net: &Arc<Memory>) -> Station {
     }
 }
 
-/// How long so many octets take over one stream, from the first to the last.
+/// How long so many bytes take over one stream, from the first to the last.
 async fn carry(onion: &Onion, octets: usize, upload: bool) -> Duration {
     let target = "192.0.2.1:80".parse().expect("valid");
     let stream = onion.open_stream(&target, &Terms::default()).await;

@@ -12,7 +12,7 @@
 //! hostile LIST RELAY SECONDS two-faced KEY ADDRESS VOTE FRIEND
 //!                                                  stands at ADDRESS as the authority whose key is in the file KEY; votes like the file VOTE
 //!                                                  towards whoever asks from FRIEND, and like LIST towards all others
-//! hostile LIST RELAY SECONDS forward NAME ADDRESS  stands at ADDRESS between RELAY and the relay NAME, and passes octets on
+//! hostile LIST RELAY SECONDS forward NAME ADDRESS  stands at ADDRESS between RELAY and the relay NAME, and passes bytes on
 //! ```
 //! LIST is a file with the authorities' list, RELAY a name in it. It prints what it has done in one line of JSON, each second and
 //! after SECONDS, when it ends. Floods of other parts of a relay
@@ -257,7 +257,7 @@ async fn extend(
     (extended, made)
 }
 
-/// One key exchange for the relay, a few random octets for us: it finds only at the end that the handshake is none.
+/// One key exchange for the relay, a few random bytes for us: it finds only at the end that the handshake is none.
 async fn skins(attack: Arc<Attack>, channels: usize) {
     let mut running = JoinSet::new();
     for _ in 0..channels {
@@ -374,7 +374,7 @@ async fn extending(
     }
 }
 
-/// Passes octets on between whoever comes to `address` and `to`, over TCP and UDP, and counts them.
+/// Passes bytes on between whoever comes to `address` and `to`, over TCP and UDP, and counts them.
 async fn pass(attack: Arc<Attack>, address: SocketAddr, to: SocketAddr) {
     let listener = TcpListener::bind(address).await.unwrap();
     let socket = Arc::new(UdpSocket::bind(address).await.unwrap());

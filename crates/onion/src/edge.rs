@@ -49,7 +49,7 @@ pub struct Limits {
     /// Full cells of one stream that wait for its reader where there are no windows; more break the protocol. So many are XOFF's threshold and the
     /// largest window that the peer may have on its way until it hears XOFF.
     pub waiting: u32,
-    /// Octets of all streams that wait for their readers; beyond it the stream that holds most is ended.
+    /// Bytes of all streams that wait for their readers; beyond it the stream that holds most is ended.
     pub held: usize,
     /// Cells of one stream that wait to be sent; then its writer waits.
     pub sending: usize,
@@ -79,7 +79,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Octets that may wait in all streams, both ways.
+    /// Bytes that may wait in all streams, both ways.
     pub fn most(&self) -> u64 {
         let cells = self.sending_all + self.sending + self.streams.saturating_mul(FEW);
         self.held.saturating_add(cells.saturating_mul(cell::LEN)) as u64
@@ -142,7 +142,7 @@ pub struct Edge {
     outgoing: flow::Outgoing,
     incoming: flow::Incoming,
     streams: BTreeMap<u16, Stream>,
-    /// Octets that wait for readers, and cells that wait to be sent, of all streams.
+    /// Bytes that wait for readers, and cells that wait to be sent, of all streams.
     held: Sum,
     sending: Sum,
     /// Streams that have something to send, in turn.
@@ -253,7 +253,7 @@ impl Edge {
         self.wake();
     }
 
-    /// Octets that this end owns, buffers included.
+    /// Bytes that this end owns, buffers included.
     pub fn owned(&self) -> usize {
         let streams: usize = self.streams.values().map(Stream::owned).sum();
         let urgent = self.urgent.capacity() * size_of::<Outbound>();

@@ -33,7 +33,7 @@ use crate::{
 /// How long closing may take once the drain is over.
 const CLOSING: Duration = Duration::from_secs(2);
 
-/// What may wait for a client on one stream of HTTP/2, in octets.
+/// What may wait for a client on one stream of HTTP/2, in bytes.
 const SEND_BUFFER: usize = 64 << 10;
 
 /// A relay that can be started.

@@ -186,7 +186,7 @@ impl Gate {
         self.memory.enter(key, self.limits.stream_window)
     }
 
-    /// Shows on this level how many octets of memory are promised to clients' streams.
+    /// Shows on this level how many bytes of memory are promised to clients' streams.
     pub(crate) fn show_memory(&self, level: &Level) {
         self.memory.show(level);
     }
@@ -584,7 +584,7 @@ mod tests {
         assert!(gate.circuits().look_up().is_ok());
     }
 
-    /// So many octets of a thousand, offered all the time for a second, pass.
+    /// So many bytes of a thousand, offered all the time for a second, pass.
     async fn offered(paces: &[(&Pace, usize)]) -> Vec<usize> {
         let mut passed = vec![0; paces.len()];
         for _ in 0..1000 {

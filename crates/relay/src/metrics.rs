@@ -50,15 +50,15 @@ pub struct Metrics {
     requests: Family<RequestLabels, Count>,
     /// Tunnels that are open now.
     pub tunnels_open: ByMethod<Level>,
-    /// Payload octets from clients to targets.
+    /// Payload bytes from clients to targets.
     pub octets_to_target: ByMethod<Count>,
-    /// Payload octets from targets to clients.
+    /// Payload bytes from targets to clients.
     pub octets_to_client: ByMethod<Count>,
     /// UDP payloads from clients to targets.
     pub datagrams_to_target: Count,
     /// UDP payloads from targets to clients.
     pub datagrams_to_client: Count,
-    /// What clients' streams may take of memory now, in octets.
+    /// What clients' streams may take of memory now, in bytes.
     pub memory_promised: Level,
     /// UDP payloads that were not delivered.
     pub dropped: Drops,

@@ -1,4 +1,4 @@
-//! One request with its answer, from either end, until it goes on as octets or as datagrams.
+//! One request with its answer, from either end, until it goes on as bytes or as datagrams.
 //! Dropped before that, it is reset. Heads are checked by the same rules as over HTTP/3; what is handed out counts against the
 //! flow-control window until the reader comes back for more.
 //! RFC 9113 §5.2, §8.2 and §8.3, RFC 8441 §4.
@@ -38,7 +38,7 @@ enum State {
     Asked(Box<ResponseFuture>, SendStream<Bytes>),
     /// A server has to answer.
     Asking(SendResponse<Bytes>),
-    /// Answered; octets may go both ways.
+    /// Answered; bytes may go both ways.
     Open(SendStream<Bytes>),
     /// Answered, and over.
     Over,
@@ -153,7 +153,7 @@ impl Exchange {
         }
     }
 
-    /// Reads the body to its end; `None` if it is larger than `limit` octets. Nothing can be read behind it.
+    /// Reads the body to its end; `None` if it is larger than `limit` bytes. Nothing can be read behind it.
     ///
     /// # Errors
     /// The stream was reset or the connection has failed.
@@ -292,7 +292,7 @@ fn fields(map: &HeaderMap) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
         .map(|(name, value)| (name.as_str().as_bytes().to_vec(), value.as_bytes().to_vec()))
 }
 
-/// What one write asks for at most, in octets; the window and the send buffer may give less.
+/// What one write asks for at most, in bytes; the window and the send buffer may give less.
 const PIECE: usize = 64 * 1024;
 
 /// The sending direction. Dropped unfinished, together with its receiver, it resets the stream.
@@ -316,14 +316,14 @@ impl DataSender {
         }
     }
 
-    /// How many octets would be taken now, when `wanted` are; gives back what was reserved before.
+    /// How many bytes would be taken now, when `wanted` are; gives back what was reserved before.
     pub(super) fn room(&mut self, wanted: usize) -> usize {
         let Some(send) = &mut self.send else { return 0 };
         send.reserve_capacity(wanted);
         send.capacity()
     }
 
-    /// Waits until at least one of `wanted` octets would be taken.
+    /// Waits until at least one of `wanted` bytes would be taken.
     pub(super) fn poll_room(
         &mut self,
         cx: &mut Context<'_>,
@@ -355,7 +355,7 @@ impl DataSender {
         }
     }
 
-    /// Takes octets for which there is room.
+    /// Takes bytes for which there is room.
     pub(super) fn put(&mut self, octets: Bytes) -> Result<(), H2Error> {
         let send = self.send.as_mut().ok_or(H2Error::State)?;
         Ok(send.send_data(octets, false)?)
@@ -404,7 +404,7 @@ impl DataReceiver {
         }
     }
 
-    /// The next octets; `None` when the peer has finished.
+    /// The next bytes; `None` when the peer has finished.
     ///
     /// # Errors
     /// The stream was reset or the connection has failed.

@@ -130,7 +130,7 @@ impl Dispatch {
 
 /// At most this many early datagrams are kept a connection; what comes then is dropped and counted.
 const EARLY_COUNT: usize = 32;
-/// At most this many octets of them.
+/// At most this many bytes of them.
 const EARLY_OCTETS: usize = 64 * 1024;
 /// How far ahead of the newest request a stream id may be to be plausible.
 const AHEAD: u64 = 4 * 256;
@@ -269,7 +269,7 @@ impl Routes {
     }
 }
 
-/// What QUIC counts for each datagram on top of its octets.
+/// What QUIC counts for each datagram on top of its bytes.
 const PER_DATAGRAM: usize = size_of::<Bytes>();
 
 /// A batch that is to become frames of one flow.
@@ -436,7 +436,7 @@ impl<'a> Frames<'a> {
             .max(1)
     }
 
-    /// How many of the payloads, from the first, QUIC takes when it has `space` octets left.
+    /// How many of the payloads, from the first, QUIC takes when it has `space` bytes left.
     fn fitting(&self, space: usize) -> usize {
         let (count, head) = (self.count(), http_datagram::udp_overhead(self.stream));
         let each = self.batch.segment.max(1) + head + PER_DATAGRAM;

@@ -57,7 +57,7 @@ async fn control(inner: &Inner) -> Result<(), H3Error> {
             () = inner.drain.notified() => break,
             () = inner.ping.notified() => stream.write_all(&RESERVED_FRAME).await?,
             () = inner.takes_more[0].notified() => {
-                // No octets: they are taken when any would be.
+                // No bytes: they are taken when any would be.
                 stream.write(&[]).await?;
                 inner.takes_more[1].notify_one();
             }

@@ -81,7 +81,7 @@ impl Exchange {
         self.sender.finish().await
     }
 
-    /// Reads the body to its end; `None` if it is larger than `limit` octets.
+    /// Reads the body to its end; `None` if it is larger than `limit` bytes.
     ///
     /// # Errors
     /// The peer reset the stream or broke a rule, or the connection is lost.
@@ -277,7 +277,7 @@ impl DataSender {
         Poll::Ready(Ok(()))
     }
 
-    /// Copies up to 64 KiB of `data` into one DATA frame; how many octets were taken.
+    /// Copies up to 64 KiB of `data` into one DATA frame; how many bytes were taken.
     pub(super) fn poll_write_copy(
         &mut self,
         cx: &mut Context<'_>,
@@ -316,7 +316,7 @@ impl DataSender {
         Ok(self.pending.is_empty())
     }
 
-    /// Hands a whole frame over without waiting, behind up to `bound` octets that QUIC has not taken yet.
+    /// Hands a whole frame over without waiting, behind up to `bound` bytes that QUIC has not taken yet.
     /// Whether somebody must flush then; `None` when there was no room.
     pub(super) fn write_behind(&mut self, frame: Bytes, bound: usize) -> Option<Waits> {
         let waiting: usize = self.pending.iter().map(Bytes::len).sum();
@@ -653,7 +653,7 @@ impl DataReceiver {
         }
     }
 
-    /// Marks `count` octets of what was filled as used.
+    /// Marks `count` bytes of what was filled as used.
     pub fn consume(&mut self, mut count: usize) {
         while count > 0
             && let Some(front) = self.ready.front_mut()

@@ -3,7 +3,7 @@
 //! The overlay's datagrams and `relay` send through it; what arrives goes to a sink.
 //! RFC 9297 §2.1 and §3.5, RFC 9298 §4 and §5, RFC 9484 §5 and §6.
 //!
-//! Frames carry what fits into one. Up to 1200 octets that do not fit travel as a capsule, so that QUIC works inside before
+//! Frames carry what fits into one. Up to 1200 bytes that do not fit travel as a capsule, so that QUIC works inside before
 //! the path MTU is known and on small paths; larger ones are dropped and counted, unless they may have been forwarded. What follows such a capsule within a
 //! round trip is one as well, so that it does not overtake ([`Order`]). A server answers in capsules when the client has sent nothing else. Capsules of forwarded mode go their own way: they say nothing about how payloads travel.
 
@@ -48,7 +48,7 @@ const FORWARDED: usize = 1500;
 const MAX_UDP: usize = 65_527;
 /// What a flow over capsules reports as its largest payload: more than Ethernet carries is no use to a target.
 const USUAL_UDP: usize = 1472;
-/// How many octets may wait before a capsule of forwarded mode: a batch of capsules and some of these.
+/// How many bytes may wait before a capsule of forwarded mode: a batch of capsules and some of these.
 const CAPSULES_WAITING: usize = 80 * 1024;
 /// How many chunks of the request stream are read before other tasks get their turn.
 const TURN: usize = 64;
@@ -244,7 +244,7 @@ impl Flow {
         }
     }
 
-    /// The largest payload, in octets, that is carried now. It grows and shrinks with the path MTU.
+    /// The largest payload, in bytes, that is carried now. It grows and shrinks with the path MTU.
     pub fn max_payload(&self) -> usize {
         match self.shared.frame_room() {
             Some(room) => room.max(ALWAYS_CARRIED),

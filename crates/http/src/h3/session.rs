@@ -239,7 +239,7 @@ impl Session {
     }
 
     /// Resolves once QUIC takes more for the peer: no more waits to be acknowledged than the send window allows that was set last. Costs a STREAM frame
-    /// without octets.
+    /// without bytes.
     /// `false` when the connection is drained or lost. For one who asks at a time.
     pub async fn takes_more(&self) -> bool {
         let [asked, answered] = &self.inner().takes_more;
@@ -280,7 +280,7 @@ impl fmt::Debug for Session {
 pub(super) struct Ticket {
     inner: Arc<Inner>,
     id: u64,
-    /// Whether it carries a stream of octets, which wants congestion control.
+    /// Whether it carries a stream of bytes, which wants congestion control.
     stream: AtomicBool,
 }
 
@@ -303,7 +303,7 @@ impl Ticket {
         &self.inner
     }
 
-    /// Whether what it carries goes as a stream of octets now.
+    /// Whether what it carries goes as a stream of bytes now.
     pub(super) fn streams(&self, is: bool) {
         if let Some(controller) = &self.inner.config.controller
             && self.stream.load(Ordering::Relaxed) != is

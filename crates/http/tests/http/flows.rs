@@ -246,7 +246,7 @@ async fn a_full_connection_drops_the_newest_or_makes_the_sender_wait() {
     transport.datagram_send_buffer_size(10_000);
     let pair = pair_with(transport).await;
     let (client, server) = pair.flow().await;
-    // Nothing leaves before this task yields: QUIC's buffer holds 9 of 1000 octets.
+    // Nothing leaves before this task yields: QUIC's buffer holds 9 of 1000 bytes.
     let contents: Vec<u8> = (0..20).flat_map(|number| [number; 1000]).collect();
     let batch = Batch {
         contents: &contents,

@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::pair::{End, Pair, soon, steered, steered_by};
 
-/// Octets of datagrams that may wait.
+/// Bytes of datagrams that may wait.
 const INBOX: usize = 1 << 20;
 /// Above it, a congestion window is none.
 const NO_WINDOW: u64 = u32::MAX as u64;
@@ -234,7 +234,7 @@ async fn a_stream_beside_datagrams_arrives_as_it_was_sent() {
         .map(|at| (at % 251).to_le_bytes()[0])
         .collect();
     let mut arrived = Vec::new();
-    // Small ones, so that octets of the stream fill their packets.
+    // Small ones, so that bytes of the stream fill their packets.
     let datagrams = async {
         loop {
             near_flow.send(b"small");

@@ -1,5 +1,5 @@
 //! What holds over every version of HTTP, told once: each test runs over HTTP/3, HTTP/2 and HTTP/1.1. The clients of HTTP/1.1, which
-//! has none of ours, write its octets.
+//! has none of ours, write its bytes.
 
 use std::{future::poll_fn, net::Ipv4Addr, sync::Arc, time::Duration};
 

@@ -3,7 +3,7 @@
 //! a second while there are so many that they could hold more than [`Config::queued`](super::Config::queued).
 //! C tor does the same with `MaxMemInQueues`; proposal 324 §4.1.3: "MUST close the streams with the oldest chunks".
 //!
-//! What whoever holds a circuit keeps for it counts as well ([`Kept`]): at an exit, octets that wait for targets.
+//! What whoever holds a circuit keeps for it counts as well ([`Kept`]): at an exit, bytes that wait for targets.
 //! Over TLS and on the way out, cells in our queues are counted. What QUIC keeps cannot be asked for: a stream whose reader has not seen the
 //! end of what came, or whose peer takes nothing more, is counted with its whole window. On the way of a cell nothing is shared: a circuit
 //! keeps a gauge of its own.
@@ -22,7 +22,7 @@ use super::{Config, Count, Guarded, Kept, queue::Watch};
 
 /// How often they are looked at.
 const EACH: Duration = Duration::from_secs(1);
-/// A cell's octets.
+/// A cell's bytes.
 pub(super) const CELL: u64 = cell::LEN as u64;
 /// When it is too much, so many percent of the bound are left.
 const LEFT: u64 = 90;
@@ -48,7 +48,7 @@ pub(super) struct Gauge {
     behind: AtomicBool,
     /// QUIC: the peer does not take what was written.
     stuck: AtomicBool,
-    /// Octets read from QUIC and written to it: whether anything moves.
+    /// Bytes read from QUIC and written to it: whether anything moves.
     moved: [AtomicU64; 2],
     /// Our queues; the one towards the peer is the one that ends the circuit.
     outbox: Watch,
@@ -103,7 +103,7 @@ impl Gauge {
         &self.kept
     }
 
-    /// Octets that have moved in it so far.
+    /// Bytes that have moved in it so far.
     pub(super) fn moved(&self) -> u64 {
         self.measure().1
     }
@@ -113,7 +113,7 @@ impl Gauge {
         self.outbox.end(RESOURCE_LIMIT);
     }
 
-    /// Octets that wait, and how many have moved.
+    /// Bytes that wait, and how many have moved.
     fn measure(&self) -> (u64, u64) {
         let both = [&self.behind, &self.stuck];
         let streams = both.iter().filter(|flag| flag.load(Relaxed)).count();
@@ -159,7 +159,7 @@ impl super::Counts {
         }
     }
 
-    /// Octets that wait in all circuits now, as [`Config::queued`](super::Config::queued) counts them.
+    /// Bytes that wait in all circuits now, as [`Config::queued`](super::Config::queued) counts them.
     pub fn queued(&self) -> u64 {
         let entered = self.hoard.0.lock();
         let here = entered

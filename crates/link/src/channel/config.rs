@@ -20,7 +20,7 @@ pub struct Config {
     pub handshake: Duration,
     /// How many cells a peer may send before NETINFO; one more, and the channel is refused.
     pub greetings: usize,
-    /// The largest cell of variable length, in octets; a larger one closes the channel.
+    /// The largest cell of variable length, in bytes; a larger one closes the channel.
     pub largest_variable: usize,
     /// How many circuits a relay may have open on a channel, each way; one more is refused by DESTROY (QUIC: has no stream).
     pub circuits: u32,
@@ -34,20 +34,20 @@ pub struct Config {
     /// that circuit is destroyed. A relay in the middle is not told which window a circuit's ends agreed on, so this is above the largest that
     /// there may be; the default is what C tor's relays allow (`circ_max_cell_queue_size`). What really waits is bounded by `queued`.
     pub inbox: usize,
-    /// QUIC: how many octets of a circuit the peer may send ahead of its reader; at the bound that circuit alone stops.
+    /// QUIC: how many bytes of a circuit the peer may send ahead of its reader; at the bound that circuit alone stops.
     /// The default is what Tor's fixed window of 1,000 cells takes.
     pub window: u32,
-    /// QUIC: how many octets of all circuits together may wait on one channel, each way, whatever the number of circuits. Below it no circuit
+    /// QUIC: how many bytes of all circuits together may wait on one channel, each way, whatever the number of circuits. Below it no circuit
     /// takes another's; at it, they all wait for those that stand still.
     pub windows: u64,
     /// The same for a peer that did not say who it is: it harms its own circuits alone.
     pub guest_windows: u64,
-    /// How many octets may wait in all circuits of the process; beyond it, the circuits that move least are destroyed (C tor: MaxMemInQueues).
+    /// How many bytes may wait in all circuits of the process; beyond it, the circuits that move least are destroyed (C tor: MaxMemInQueues).
     pub queued: u64,
-    /// How many octets whoever holds a circuit keeps for it at most ([`Kept`](super::Kept)): by that is known when so many circuits are there that
+    /// How many bytes whoever holds a circuit keeps for it at most ([`Kept`](super::Kept)): by that is known when so many circuits are there that
     /// `queued` could be reached.
     pub kept: u64,
-    /// QUIC: how many octets the peer may send before it has shown who it is.
+    /// QUIC: how many bytes the peer may send before it has shown who it is.
     pub greeting_window: u32,
     /// TLS: how many answers of the channel itself (DESTROY) may wait to be sent; further ones are left out.
     pub answers: usize,
@@ -145,7 +145,7 @@ impl Config {
         }
     }
 
-    /// QUIC: how many octets of all circuits together may be on their way, each direction: so many that no circuit takes another's, up to a bound.
+    /// QUIC: how many bytes of all circuits together may be on their way, each direction: so many that no circuit takes another's, up to a bound.
     /// Circuits that we open count like the peer's; the control stream is one more.
     pub(super) fn whole_window(&self, known: bool) -> u64 {
         let streams = u64::from(self.most_circuits(known)).saturating_mul(2);
@@ -167,7 +167,7 @@ impl Config {
 /// What is kept for one circuit.
 #[derive(Debug, Default)]
 pub struct Kept {
-    /// Octets that came on the circuit and wait for somebody else.
+    /// Bytes that came on the circuit and wait for somebody else.
     pub received: Tally,
     /// Cells that are still to be given to the circuit.
     pub sending: Tally,
@@ -181,7 +181,7 @@ pub struct Tally {
 }
 
 impl Kept {
-    /// Octets that wait, and how many have moved.
+    /// Bytes that wait, and how many have moved.
     pub(super) fn measure(&self) -> (u64, u64) {
         let [waiting, sent] = [self.sending.waiting(), self.sending.left.load(Relaxed)]
             .map(|cells| cells.saturating_mul(CELL));

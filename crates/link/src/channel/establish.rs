@@ -317,10 +317,10 @@ impl fmt::Debug for ChannelServer {
     }
 }
 
-// Drives a link handshake over a stream of octets: TLS, or the control stream of QUIC. What
+// Drives a link handshake over a stream of bytes: TLS, or the control stream of QUIC. What
 // comes of it is a channel.
 
-/// How much is read at once, in octets.
+/// How much is read at once, in bytes.
 const READ: usize = 4096;
 
 /// What both ends of a channel need, whatever it runs over.
@@ -458,9 +458,9 @@ fn unix_time() -> u64 {
     since.as_ref().map_or(0, Duration::as_secs)
 }
 
-/// A stream of octets inside a TLS connection that exports keys (RFC 5705).
+/// A stream of bytes inside a TLS connection that exports keys (RFC 5705).
 pub(super) trait Road: AsyncRead + AsyncWrite + Unpin {
-    /// 32 octets for a label and a context.
+    /// 32 bytes for a label and a context.
     fn export(&self, label: &[u8], context: &[u8]) -> Option<[u8; 32]>;
 }
 

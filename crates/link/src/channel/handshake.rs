@@ -1,4 +1,4 @@
-//! The link handshake without I/O and without a clock, both ends: octets in, octets out, and at the end who the peer is.
+//! The link handshake without I/O and without a clock, both ends: bytes in, bytes out, and at the end who the peer is.
 //! `shake` drives it over a TLS stream and over QUIC's control stream alike.
 //! tor-spec: "Negotiating and initializing connections" (link protocols 4 and 5).
 //!
@@ -33,7 +33,7 @@ mod tests;
 /// What we speak. Versions before 4 have short circuit ids.
 const VERSIONS: [u16; 2] = [4, 5];
 
-/// A TLS exporter (RFC 5705): label and context in, 32 octets out.
+/// A TLS exporter (RFC 5705): label and context in, 32 bytes out.
 pub type Exporter<'a> = &'a dyn Fn(&[u8], &[u8]) -> Option<[u8; 32]>;
 
 /// What the world around says at one moment: a machine has neither a clock nor a connection.

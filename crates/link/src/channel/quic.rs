@@ -1,5 +1,5 @@
 //! A channel over QUIC: a control stream for circuit id 0 (the first bidirectional stream, the initiator's), and a bidirectional stream for each
-//! circuit, whose cells keep their 514 octets. On the way of a cell circuits share nothing of ours: each has its stream with its window, its queue
+//! circuit, whose cells keep their 514 bytes. On the way of a cell circuits share nothing of ours: each has its stream with its window, its queue
 //! and its writing task; whoever reads a circuit reads its stream. What they share is QUIC's: the congestion window and the stack itself.
 //! RFC 9000 §2, §4 (streams, flow control); tor-spec: "Cell Packet format".
 
@@ -570,7 +570,7 @@ struct Outbound {
     linger: Duration,
     counts: Arc<Counts>,
     gauge: Arc<Gauge>,
-    /// Octets that were handed to QUIC.
+    /// Bytes that were handed to QUIC.
     written: u64,
     /// Told that something was.
     pulse: Option<Arc<Pulse>>,
@@ -693,7 +693,7 @@ fn encode(cells: &[Cell]) -> Bytes {
 }
 
 // How many circuits the peer may open on one connection: few at first, and more as it uses them. The QUIC stack keeps
-// about 90 octets for each stream that it allows, used or not: a channel at rest costs little this way.
+// about 90 bytes for each stream that it allows, used or not: a channel at rest costs little this way.
 
 /// What a new channel may have at once.
 const FIRST_CIRCUITS: u32 = 128;

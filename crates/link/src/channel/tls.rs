@@ -1,4 +1,4 @@
-//! A channel over TLS: all circuits on one stream of octets. One task reads and never waits for a circuit, one writes the quietest circuit first.
+//! A channel over TLS: all circuits on one stream of bytes. One task reads and never waits for a circuit, one writes the quietest circuit first.
 //! What they and the circuits' ends share is [`Shared`], with the machine [`mux`] inside; the tasks are dull.
 //! tor-spec: "Cell Packet format", "Relay cells"; C tor's `circuitmux_ewma`.
 
@@ -27,9 +27,9 @@ use super::{
 #[cfg(test)]
 mod tests;
 
-/// How much is read at once, in octets.
+/// How much is read at once, in bytes.
 const READ: usize = 32 << 10;
-/// How much is written at once, in octets: one TLS record. More would be decided too early.
+/// How much is written at once, in bytes: one TLS record. More would be decided too early.
 const WRITE: usize = 16 << 10;
 /// DESTROY without a reason (tor-spec: "Tearing down circuits").
 const NONE: u8 = 0;
@@ -176,7 +176,7 @@ impl Door {
             if let Err(why) = self.take(reader) {
                 return why;
             }
-            // What a read leaves of the room is for the next: few octets do not hold much memory.
+            // What a read leaves of the room is for the next: few bytes do not hold much memory.
             if room.capacity() < READ / 2 {
                 room = BytesMut::with_capacity(READ);
             }

@@ -24,7 +24,7 @@ pub use quinn_udp::EcnCodepoint as Ecn;
 #[cfg(test)]
 mod tests;
 
-/// How long an alias is, in octets: as long as every id that the shard hands out.
+/// How long an alias is, in bytes: as long as every id that the shard hands out.
 pub const ALIAS: usize = super::LENGTH;
 
 /// Where the id ends in a packet with a short header.
@@ -39,7 +39,7 @@ pub trait Forward: fmt::Debug + Send + Sync {
     fn forward(&self, packets: Packets<'_>);
 }
 
-/// Packets that arrived together, all with short headers and one alias, which is [`ALIAS`] octets long.
+/// Packets that arrived together, all with short headers and one alias, which is [`ALIAS`] bytes long.
 #[derive(Debug)]
 pub struct Packets<'a> {
     /// One after the other; they may be changed in place.

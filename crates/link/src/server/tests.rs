@@ -12,7 +12,7 @@ fn any_port() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()
 }
 
-/// The packet as a client would send it, and the octet that steers it.
+/// The packet as a client would send it, and the byte that steers it.
 fn packet(long: bool, first: u8) -> Vec<u8> {
     let mut packet = if long {
         vec![0xc0, 0, 0, 0, 1, 8]

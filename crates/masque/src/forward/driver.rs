@@ -31,7 +31,7 @@ use super::{
 };
 use crate::inbox::Inbox;
 
-/// What is received is kept in pieces of a buffer of so many octets.
+/// What is received is kept in pieces of a buffer of so many bytes.
 const PIECE: usize = 16 * 1024;
 /// How old the link's round trip may be.
 const FRESH: Duration = Duration::from_millis(500);
@@ -426,7 +426,7 @@ impl SortedBatch {
         }
     }
 
-    /// What is tunnelled: packets of `segment` octets, the last one maybe shorter.
+    /// What is tunnelled: packets of `segment` bytes, the last one maybe shorter.
     pub(super) fn to_tunnel(&self, segment: usize) -> Option<Batch<'_>> {
         let contents = &self.tunnelled[..];
         (!contents.is_empty()).then_some(Batch { contents, segment })

@@ -1,5 +1,5 @@
 //! QUIC connection ids, and how they are learned from a flow's packets: the machine shows those that have no rule yet.
-//! RFC 8999 §5; RFC 9000 §17.2 (at most 20 octets in version 1; longer ones are not forwarded) and RFC 9369 §3 for the types that are
+//! RFC 8999 §5; RFC 9000 §17.2 (at most 20 bytes in version 1; longer ones are not forwarded) and RFC 9369 §3 for the types that are
 //! told apart.
 
 use std::{fmt, time::Duration};
@@ -9,7 +9,7 @@ use hoplite_overlay::End;
 use hoplite_wire::forwarding::long_header_ids;
 use tokio::time::Instant;
 
-/// The most octets of one.
+/// The most bytes of one.
 const MOST: usize = 20;
 
 /// A connection id. It is copied, not allocated: every packet is compared with some.
@@ -30,12 +30,12 @@ impl ConnectionId {
         })
     }
 
-    /// Its octets.
+    /// Its bytes.
     pub fn octets(&self) -> &[u8] {
         self.octets.get(..usize::from(self.len)).unwrap_or(&[])
     }
 
-    /// How many octets it has.
+    /// How many bytes it has.
     pub fn len(&self) -> usize {
         usize::from(self.len)
     }
@@ -67,9 +67,9 @@ impl fmt::Debug for ConnectionId {
 /// "This is true for the original ciphersuites of QUICv1", says the draft of what scrambling needs; other versions are tunnelled.
 const VERSION_1: u32 = 1;
 const VERSION_2: u32 = 0x6b33_43cf;
-/// The ids of most implementations, ours among them, have so many octets.
+/// The ids of most implementations, ours among them, have so many bytes.
 const USUAL: usize = 8;
-/// In so many packets in a row the octets behind the first are the same: they are a connection id, or begin with one.
+/// In so many packets in a row the bytes behind the first are the same: they are a connection id, or begin with one.
 const REPEATED: u8 = 4;
 
 /// Learns the connection ids of a flow from its packets: from long headers, and from what short headers repeat.

@@ -87,7 +87,7 @@ pub enum Action {
 pub enum Route {
     /// As a payload of the request.
     Tunnelled,
-    /// Beside it, with another id in the place of its own, which has `id_len` octets.
+    /// Beside it, with another id in the place of its own, which has `id_len` bytes.
     Forwarded {
         /// The length of the id in the packet.
         id_len: usize,
@@ -142,7 +142,7 @@ impl Machine {
         self.register(now);
     }
 
-    /// Which way a packet that the client sends goes; the tunnel carries `room` octets.
+    /// Which way a packet that the client sends goes; the tunnel carries `room` bytes.
     pub fn route(&mut self, packet: &[u8], room: usize, now: Instant) -> Route {
         let silence = self.watchdog.sent(now);
         // "QUIC long header packets MUST NOT be forwarded."
@@ -439,7 +439,7 @@ pub(super) struct Watchdog {
     last: Option<Instant>,
     /// The first one since something was received, in this stretch without silence.
     since: Option<Instant>,
-    /// Octets forwarded since something was received.
+    /// Bytes forwarded since something was received.
     octets: usize,
     strikes: u8,
 }

@@ -205,7 +205,7 @@ pub(super) fn pause(first: Duration, failures: u32) -> Duration {
 }
 
 /// Whether the relay may give out `alias` for an id. "The client VCID Length MUST be at least as large as the Connection ID";
-/// less than eight octets could be taken for another connection's.
+/// less than eight bytes could be taken for another connection's.
 pub(super) fn acceptable(end: End, id: ConnectionId, alias: ConnectionId) -> bool {
     match end {
         End::Client => alias.len() >= id.len().max(hoplite_link::SHORTEST_ALIAS),

@@ -25,7 +25,7 @@ impl Recorder {
         this
     }
 
-    /// The milliseconds at which payloads left, and their first octets.
+    /// The milliseconds at which payloads left, and their first bytes.
     fn sent(&self) -> Vec<(u128, u8)> {
         let record = self.0.lock().unwrap();
         let mark = |(at, payload): &(Duration, Vec<u8>)| (at.as_millis(), payload[0]);

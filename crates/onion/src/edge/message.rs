@@ -37,7 +37,7 @@ pub(super) fn control(message: &Message<'_>, stream: StreamId, random: fn(&mut [
     }
 }
 
-/// DATA: `body` has the octets behind room for the header.
+/// DATA: `body` has the bytes behind room for the header.
 pub(super) fn data(mut body: BytesMut, stream: StreamId, random: fn(&mut [u8])) -> Outbound {
     let filled = body.len();
     body.resize(BODY, 0);
@@ -62,15 +62,15 @@ pub(super) fn data(mut body: BytesMut, stream: StreamId, random: fn(&mut [u8])) 
     }
 }
 
-// When a DATA cell of a circuit leaves room for random octets, so that nobody who has not seen its cells can say
+// When a DATA cell of a circuit leaves room for random bytes, so that nobody who has not seen its cells can say
 // their digests in a SENDME. Proposal 289 §3.4 ("unpredictable cells"): which cells those are could tell one
-// implementation from another, so it is done as C tor does it. A cell that is not full has its random octets anyway;
+// implementation from another, so it is done as C tor does it. A cell that is not full has its random bytes anyway;
 // where none such has left in 50 to 99 cells (half of `CIRCWINDOW_INCREMENT`, and a random part of the other), the
 // next leaves room for them.
 
 /// `CIRCWINDOW_INCREMENT / 2`.
 const HALF: u16 = 50;
-/// Octets of a cell that leaves room: for four zeros and 16 random octets (`RELAY_PAYLOAD_LENGTH_FOR_RANDOM_SENDMES`).
+/// Bytes of a cell that leaves room: for four zeros and 16 random bytes (`RELAY_PAYLOAD_LENGTH_FOR_RANDOM_SENDMES`).
 pub(super) const SHORT: usize = HEADER + DATA - 4 - 16;
 
 /// Counts the DATA cells of one circuit's end.

@@ -38,7 +38,7 @@ pub enum Answer {
 /// What a stream has to send.
 #[derive(Debug)]
 pub(super) enum Produced {
-    /// A body with octets behind room for the header, and whether there is more.
+    /// A body with bytes behind room for the header, and whether there is more.
     Cell(BytesMut, bool),
     /// Something, when the circuit's window opens.
     Later,
@@ -47,7 +47,7 @@ pub(super) enum Produced {
     Nothing,
 }
 
-/// Octets that wait for the reader.
+/// Bytes that wait for the reader.
 #[derive(Debug)]
 struct Piece {
     octets: BytesMut,
@@ -70,7 +70,7 @@ pub(super) struct Stream {
     /// How long the last of them may become.
     full: usize,
     waiting: VecDeque<Piece>,
-    /// How many octets those are, of all of the circuit, and with them what the reader was handed last.
+    /// How many bytes those are, of all of the circuit, and with them what the reader was handed last.
     held: Share,
     handed: usize,
     in_turn: bool,
@@ -261,7 +261,7 @@ impl Stream {
         self.queued.take(usize::MAX);
     }
 
-    /// Octets that wait for its reader.
+    /// Bytes that wait for its reader.
     pub(super) fn held(&self) -> usize {
         self.held.own()
     }
@@ -282,7 +282,7 @@ impl Stream {
         })
     }
 
-    /// Whether octets may still be sent.
+    /// Whether bytes may still be sent.
     pub(super) fn is_writable(&self) -> bool {
         match self.ended {
             None => true,
@@ -457,7 +457,7 @@ pub(super) struct Share {
 }
 
 impl Sum {
-    /// Of octets that came on the circuit.
+    /// Of bytes that came on the circuit.
     pub(super) fn received(kept: &Arc<Kept>) -> Self {
         Self {
             kept: Arc::clone(kept),

@@ -514,7 +514,7 @@ fn pair(limits: Limits) -> Pair {
     }
 }
 
-/// Full cells of octets, as a peer sends them that keeps to no window.
+/// Full cells of bytes, as a peer sends them that keeps to no window.
 fn flood(to: &Shared, stream: u16, cells: usize) {
     for _ in 0..cells {
         let data = Message::Data(&[7; cell::DATA]);

@@ -2,15 +2,15 @@
 //! `edge` has one of each for every stream. tor-spec "Stream-level flow control", proposal 324 §4 (FLOW_CONTROL).
 //!
 //! XON is sent with the rate 0, which means that there is no limit, and the rate of an XON that comes is not kept to: §4.1.2 gives rates
-//! so that XOFF and XON come seldom, and here one of each comes for 249,000 octets at most. A sender that keeps to none stops at XOFF all the same.
+//! so that XOFF and XON come seldom, and here one of each comes for 249,000 bytes at most. A sender that keeps to none stops at XOFF all the same.
 
 use super::{Control, Fixed, STREAM_INCREMENT, STREAM_WINDOW, Violation};
 
-/// Octets of one full cell (`RELAY_PAYLOAD_SIZE`): the thresholds are multiples of it, counted in octets, as C tor does.
+/// Bytes of one full cell (`RELAY_PAYLOAD_SIZE`): the thresholds are multiples of it, counted in bytes, as C tor does.
 const CELL: u64 = 498;
-/// `cc_xoff_client` and `cc_xoff_exit`: octets that wait for the program or the target when XOFF is sent.
+/// `cc_xoff_client` and `cc_xoff_exit`: bytes that wait for the program or the target when XOFF is sent.
 pub const XOFF: u64 = 500 * CELL;
-/// `cc_xon_rate`: octets sent for each XON that may come.
+/// `cc_xon_rate`: bytes sent for each XON that may come.
 const XON_RATE: u64 = 500 * CELL;
 
 /// The sending side.
@@ -26,7 +26,7 @@ pub enum Outgoing {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Heard {
     stopped: bool,
-    /// Octets sent.
+    /// Bytes sent.
     sent: u64,
     xoffs: u64,
     xons: u64,
@@ -46,9 +46,9 @@ pub enum Incoming {
     Xon {
         /// Whether it was.
         stopped: bool,
-        /// Octets that wait.
+        /// Bytes that wait.
         waiting: u64,
-        /// Octets that may wait in all; a peer that ignores XOFF beyond it has broken the protocol.
+        /// Bytes that may wait in all; a peer that ignores XOFF beyond it has broken the protocol.
         most: u64,
     },
 }
@@ -58,7 +58,7 @@ pub enum Incoming {
 pub struct Taken {
     /// Cells, fewer than a SENDME acknowledges.
     pub cells: u32,
-    /// Their octets.
+    /// Their bytes.
     pub octets: usize,
 }
 
@@ -90,7 +90,7 @@ impl Outgoing {
         }
     }
 
-    /// A DATA cell with so many octets has left.
+    /// A DATA cell with so many bytes has left.
     pub fn sent(&mut self, octets: usize) {
         match self {
             Self::Window(window) => window.sent(),
@@ -146,7 +146,7 @@ impl Heard {
 }
 
 impl Incoming {
-    /// A new stream, of which as many octets as `most` full cells have may wait in all.
+    /// A new stream, of which as many bytes as `most` full cells have may wait in all.
     pub fn new(control: Control, most: u32) -> Self {
         match control {
             Control::Fixed => Self::Window {
@@ -161,7 +161,7 @@ impl Incoming {
         }
     }
 
-    /// A DATA cell with so many octets has come.
+    /// A DATA cell with so many bytes has come.
     ///
     /// # Errors
     /// [`Violation::Window`]: more than the window, or than may wait.
@@ -188,7 +188,7 @@ impl Incoming {
         }
     }
 
-    /// The program or the target has taken octets.
+    /// The program or the target has taken bytes.
     pub fn taken(&mut self, what: Taken) -> Option<Say> {
         match self {
             Self::Window { allowed, taken } => {

@@ -69,7 +69,7 @@ enum Next {
 type Extending = Pin<Box<dyn Future<Output = Result<Extended, DestroyReason>> + Send>>;
 
 /// What the client's side is still to be told of a circuit's end; nothing if it said so itself. The next relay is told DESTROYED, whoever ended it
-/// and why: another relay's reason would be an octet that travels along the circuit, and our own one that it could choose by what it does.
+/// and why: another relay's reason would be a byte that travels along the circuit, and our own one that it could choose by what it does.
 /// tor-spec "Tearing down circuits".
 struct Ended(Option<DestroyReason>);
 

@@ -1,4 +1,4 @@
-//! What an exit does for a client: connects to targets, resolves names, and carries octets between stream and target.
+//! What an exit does for a client: connects to targets, resolves names, and carries bytes between stream and target.
 //! [`super::driver`] starts a task for each. tor-spec "Opening streams and transferring data", "Remote hostname lookup".
 
 use std::{

@@ -1,4 +1,4 @@
-//! A target on loopback that sends, counts and echoes what can be checked octet for octet.
+//! A target on loopback that sends, counts and echoes what can be checked byte for byte.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use tokio::{
     task::JoinSet,
 };
 
-/// Octets written at once.
+/// Bytes written at once.
 const PIECE: usize = 10_000;
 
 /// The target, served as long as it lives.
@@ -22,7 +22,7 @@ pub(crate) struct Served {
     _tasks: JoinSet<()>,
 }
 
-/// Octets of a stream, by their places: a cell that is missing, doubled or swapped is noticed.
+/// Bytes of a stream, by their places: a cell that is missing, doubled or swapped is noticed.
 fn pattern(from: u64, count: usize) -> Vec<u8> {
     let octet = |n: u64| (n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8;
     (from..).take(count).map(octet).collect()
@@ -106,7 +106,7 @@ pub(crate) async fn upload(overlay: &dyn Overlay, served: &Served, count: u64) {
     assert_eq!(stream.read_u64().await.unwrap(), count, "octets arrived");
 }
 
-/// Reads to the end; every octet must be the right one.
+/// Reads to the end; every byte must be the right one.
 pub(crate) async fn read_all(stream: &mut Stream) -> io::Result<u64> {
     let (mut at, mut buffer) = (0, vec![0; PIECE]);
     loop {

@@ -38,7 +38,7 @@ ProtocolWarnings 1
 SafeLogging 0
 ContactInfo none@example.invalid
 ";
-/// Octets before the key in its files of keys: the file's kind.
+/// Bytes before the key in its files of keys: the file's kind.
 const TAG: usize = 32;
 
 /// A running C tor, ended with the test.

@@ -35,7 +35,7 @@ pub struct Directory {
     /// The keys (`ed25519:…`) of other relays of the same operator; each of them must name this one too. Default: none.
     #[serde(deserialize_with = "text::list")]
     pub family: Vec<Key>,
-    /// What the relay can carry, in octets a second. Default: 1250000 (10 Mbit/s).
+    /// What the relay can carry, in bytes a second. Default: 1250000 (10 Mbit/s).
     pub bandwidth: u64,
     /// How often the descriptor is handed in, in seconds. Default: 3600.
     pub every: u64,

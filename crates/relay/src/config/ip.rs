@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::{ConfigError, text};
 
-/// How many octets of a TUN device's name the kernel keeps.
+/// How many bytes of a TUN device's name the kernel keeps.
 const NAME: usize = 15;
 /// A smaller pool has no address to give: the first is nobody's, the second the device's, the last of IPv4 everybody's.
 const LEAST_BITS: u8 = 2;

@@ -51,7 +51,7 @@ pub struct Limits {
     pub queries_per_client: u32,
     /// Look-ups under way, of all clients; each holds a socket. Default: 4096.
     pub lookups: usize,
-    /// The largest DNS query, in octets, at least 512. Default: 2048.
+    /// The largest DNS query, in bytes, at least 512. Default: 2048.
     pub query: usize,
     /// How long a client's handshake and first settings may take, in seconds. Default: 10.
     #[serde(with = "text::seconds")]
@@ -76,19 +76,19 @@ pub struct Limits {
     /// How long a target may take to accept a TCP connection, in seconds. Default: 10.
     #[serde(with = "text::seconds")]
     pub connect: Duration,
-    /// The largest header section of a request, in octets as RFC 9114 §4.2.2 counts; HTTP/1.1 reads 8192 in any
+    /// The largest header section of a request, in bytes as RFC 9114 §4.2.2 counts; HTTP/1.1 reads 8192 in any
     /// case. Default: 16384.
     pub header: usize,
-    /// What streams of all clients may take of memory, in octets: what they may send before it is read, and what waits for them. Connections have little of
+    /// What streams of all clients may take of memory, in bytes: what they may send before it is read, and what waits for them. Connections have little of
     /// it at first and more as they move more; when it is short, whoever has most makes room. 0: a quarter of the machine's memory, or of what the
     /// process may use of it. Default: 0.
     pub memory: u64,
-    /// Received stream data kept for one connection whose targets read slowly, in octets, at most: when that much waits, no further flow of the
+    /// Received stream data kept for one connection whose targets read slowly, in bytes, at most: when that much waits, no further flow of the
     /// connection can begin. Default: 67108864.
     pub connection_window: u32,
-    /// The same for one tunnel, in octets. Default: 1048576.
+    /// The same for one tunnel, in bytes. Default: 1048576.
     pub stream_window: u32,
-    /// Datagrams waiting to be sent to one client, in octets; the newest are dropped. Default: 524288.
+    /// Datagrams waiting to be sent to one client, in bytes; the newest are dropped. Default: 524288.
     pub datagram_buffer: usize,
     /// How many threads serve; 0 is one for each core. Default: 0.
     pub shards: usize,

@@ -47,7 +47,7 @@ pub struct Onion {
     pub skins_waiting: usize,
     /// Onion skins of one address that wait. Default: 128.
     pub skins_waiting_per_client: usize,
-    /// Octets that may wait in the circuits of all channels, and in the streams of those that end here; beyond it those that move least are ended.
+    /// Bytes that may wait in the circuits of all channels, and in the streams of those that end here; beyond it those that move least are ended.
     /// Default: 1073741824.
     pub queued: u64,
     /// Streams to targets of one circuit. Each counts as a request of `[limits]` too, of the address that the channel comes from. Default: 512.

@@ -41,7 +41,7 @@ pub(super) struct Clients {
     beginnings: Vec<Beginning>,
 }
 
-/// Up to eight octets of an id.
+/// Up to eight bytes of an id.
 #[derive(Clone, Copy, Debug)]
 struct Beginning {
     octets: u64,
@@ -151,7 +151,7 @@ impl Beginning {
     }
 }
 
-/// The first eight octets, or as many as there are.
+/// The first eight bytes, or as many as there are.
 fn word(octets: &[u8]) -> u64 {
     let mut word = [0; 8];
     for (to, from) in word.iter_mut().zip(octets) {

@@ -6,10 +6,10 @@ use std::{fmt, ops::Deref};
 use bytes::Bytes;
 use ring::rand::{SecureRandom, SystemRandom};
 
-/// The longest id that is forwarded, in octets.
+/// The longest id that is forwarded, in bytes.
 pub(crate) const LONGEST: usize = 20;
 
-/// An id of up to [`LONGEST`] octets. It is never printed.
+/// An id of up to [`LONGEST`] bytes. It is never printed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Id {
     len: u8,
@@ -25,7 +25,7 @@ impl Id {
         Some(Self { len, octets })
     }
 
-    /// An id of `len` octets that nobody can guess; `None` when it would be too long, or the system has no randomness.
+    /// An id of `len` bytes that nobody can guess; `None` when it would be too long, or the system has no randomness.
     pub(crate) fn random(len: usize) -> Option<Self> {
         let mut octets = [0; LONGEST];
         SystemRandom::new().fill(octets.get_mut(..len)?).ok()?;

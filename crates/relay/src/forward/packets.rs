@@ -6,7 +6,7 @@ use hoplite_crypto::Transform;
 /// What the scramble transform needs behind the id.
 const BLOCK: usize = 16;
 
-/// The shortest packet, in octets, that can be transformed with an id of `id` octets.
+/// The shortest packet, in bytes, that can be transformed with an id of `id` bytes.
 pub(super) fn shortest(transform: &Transform, id: usize) -> usize {
     match transform {
         Transform::Identity => 1 + id,
@@ -14,7 +14,7 @@ pub(super) fn shortest(transform: &Transform, id: usize) -> usize {
     }
 }
 
-/// How many octets of a batch of `len` are packets of at least `least`: only the last packet may be shorter than the others.
+/// How many bytes of a batch of `len` are packets of at least `least`: only the last packet may be shorter than the others.
 pub(super) fn usable(len: usize, segment: usize, least: usize) -> usize {
     let last = len % segment;
     match len.min(segment) < least {
@@ -30,8 +30,8 @@ pub(super) fn has_id(packet: &[u8], id: &[u8]) -> bool {
     head.is_some_and(|(first, rest)| first & 0x80 == 0 && rest.starts_with(id))
 }
 
-/// Puts `id` in place of the first `old` octets behind the first one of each packet. Returns the packets and their size.
-/// Each has more than `old` octets. If its length changes, they are copied to `room` once.
+/// Puts `id` in place of the first `old` bytes behind the first one of each packet. Returns the packets and their size.
+/// Each has more than `old` bytes. If its length changes, they are copied to `room` once.
 pub(super) fn readdress<'a>(
     contents: &'a mut [u8],
     segment: usize,

@@ -15,7 +15,7 @@ use super::id::Id;
 
 /// "The initial maximum is 1".
 const FIRST_MAXIMUM: u64 = 1;
-/// A client VCID has at least so many octets, so that nobody guesses it.
+/// A client VCID has at least so many bytes, so that nobody guesses it.
 const SHORTEST_ALIAS: usize = 8;
 
 /// Makes the ids that stand for others.
@@ -26,7 +26,7 @@ pub(crate) trait Mint {
     fn place(&mut self) -> Option<Self::Place>;
     /// For packets from the client.
     fn target(&mut self) -> AliasId;
-    /// For packets to the client, `len` octets long; `None` when there is none.
+    /// For packets to the client, `len` bytes long; `None` when there is none.
     fn client(&mut self, len: usize) -> Option<Id>;
 }
 

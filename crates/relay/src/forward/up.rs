@@ -102,7 +102,7 @@ impl Forwarding {
         });
     }
 
-    /// How many octets of a batch of `len` are passed on; the rest is counted. Only the last packet may be shorter than the others.
+    /// How many bytes of a batch of `len` are passed on; the rest is counted. Only the last packet may be shorter than the others.
     fn admitted(&self, len: usize, segment: usize) -> usize {
         let metrics = &self.ledger.metrics;
         let admitted = usable(len, segment, shortest(&self.transform, ALIAS));

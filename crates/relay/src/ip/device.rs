@@ -25,11 +25,11 @@ use hoplite_wire::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// Octets that wait for one flow; the newest are dropped.
+/// Bytes that wait for one flow; the newest are dropped.
 const WAITING: usize = 256 * 1024;
 /// What an empty place costs of it.
 const OVERHEAD: usize = 64;
-/// The largest packet that the device hands out, in octets.
+/// The largest packet that the device hands out, in bytes.
 const LARGEST: usize = 65_535;
 /// Packets read before others get their turn.
 const TURN: usize = 64;

@@ -9,7 +9,7 @@ use hoplite_wire::{
     ip::{self, ICMP, ICMPV6, Packet, TCP, UDP},
 };
 
-/// Protocols whose first four octets are ports: DCCP, SCTP and UDP-Lite beside TCP and UDP.
+/// Protocols whose first four bytes are ports: DCCP, SCTP and UDP-Lite beside TCP and UDP.
 const WITH_PORTS: [u8; 5] = [TCP, UDP, 33, 132, 136];
 /// Unreachable, time exceeded and so on, and echoes both ways. Redirects and advertisements are routers' business.
 const MESSAGES_V4: [u8; 5] = [0, 3, 8, 11, 12];

@@ -35,7 +35,7 @@ impl Bucket {
         }
     }
 
-    /// A full bucket for so many things a second, each of which counts as an octet; 0 is no limit.
+    /// A full bucket for so many things a second, each of which counts as a byte; 0 is no limit.
     pub(crate) fn of_things(rate: u32) -> Self {
         Self {
             burst: CROWD,

@@ -28,7 +28,7 @@ use tokio::{sync::Notify, time::Instant};
 use super::{ClientKey, Reached};
 use crate::{config::Limits, metrics::Level};
 
-/// What a new connection may send, and what may wait for it, in octets. It is the same for all: clients remember it for what they send before the next
+/// What a new connection may send, and what may wait for it, in bytes. It is the same for all: clients remember it for what they send before the next
 /// handshake ends, and "the server MUST NOT reduce any limits … that might be violated by the client with its 0-RTT data" (RFC 9000 §7.4.1).
 pub(crate) const FIRST: (u64, u64) = (32 << 10, 16 << 10);
 /// The same, each way, from its first request on.
@@ -41,11 +41,11 @@ const SWIFT: Duration = Duration::from_millis(10);
 const SLOW: Duration = Duration::from_secs(1);
 /// A connection rests when nothing has moved on it for so long.
 const REST: Duration = Duration::from_secs(2);
-/// One in so many octets is kept for connections that begin.
+/// One in so many bytes is kept for connections that begin.
 const SPARE: u64 = 16;
 /// A client may begin a connection while it has no more than so many times what is free.
 const MANY: u64 = 4;
-/// One in so many octets is freed at once.
+/// One in so many bytes is freed at once.
 const FREED: u64 = 64;
 /// The machine's memory, where the system does not say.
 const USUAL: u64 = 4 << 30;
@@ -56,9 +56,9 @@ const EACH: Duration = Duration::from_millis(20);
 
 /// A connection's windows, as its transport has them.
 pub(crate) trait Transport: Send + Sync {
-    /// From now on the client may send so much that is not read, in octets.
+    /// From now on the client may send so much that is not read, in bytes.
     fn set_receive(&self, octets: u64);
-    /// From now on so much may wait for the client, in octets.
+    /// From now on so much may wait for the client, in bytes.
     fn set_send(&self, octets: u64);
     /// A round trip, and what may be on its way to the client.
     fn path(&self) -> (Duration, u64);
@@ -79,12 +79,12 @@ pub(crate) struct Account {
     stream_window: u64,
 }
 
-/// What one connection has moved, and what of it is in hand. Nothing is shared where octets pass.
+/// What one connection has moved, and what of it is in hand. Nothing is shared where bytes pass.
 #[derive(Debug, Default)]
 struct Tally {
     read: AtomicU64,
     written: AtomicU64,
-    /// At how many octets the windows are looked at again.
+    /// At how many bytes the windows are looked at again.
     next_read: AtomicU64,
     next_written: AtomicU64,
     /// Read, and not taken by targets; as much as the window is let in hand.
@@ -95,7 +95,7 @@ struct Tally {
     lost: Notify,
 }
 
-/// Octets that were read and are not taken by a target yet.
+/// Bytes that were read and are not taken by a target yet.
 pub(crate) struct InHand<'a> {
     account: &'a Account,
     octets: u64,
@@ -107,14 +107,14 @@ pub(crate) struct Stalled<'a> {
     octets: u64,
 }
 
-/// Octets that a tunnel may hold beside the windows.
+/// Bytes that a tunnel may hold beside the windows.
 #[derive(Debug)]
 pub(crate) struct Held {
     account: Arc<Account>,
     octets: u64,
 }
 
-/// What is promised to one connection, in octets.
+/// What is promised to one connection, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Promised {
     /// What it may send and what may wait for it.
@@ -545,7 +545,7 @@ impl Account {
         }
     }
 
-    /// So many octets were read of what the client sends.
+    /// So many bytes were read of what the client sends.
     pub(crate) fn read(&self, octets: usize) {
         let Tally {
             read, next_read, ..
@@ -555,7 +555,7 @@ impl Account {
         }
     }
 
-    /// So many octets were taken of what the client gets.
+    /// So many bytes were taken of what the client gets.
     pub(crate) fn wrote(&self, octets: usize) {
         let Tally {
             written,
@@ -580,7 +580,7 @@ impl Account {
         self.change(|books, id, now| books.moved(id, way, moved, now));
     }
 
-    /// Waits until more may be in hand; how many octets.
+    /// Waits until more may be in hand; how many bytes.
     pub(crate) async fn room(&self) -> usize {
         loop {
             if let Some(room) = self.tally.room() {
@@ -595,7 +595,7 @@ impl Account {
         }
     }
 
-    /// So many octets are on their way to a target.
+    /// So many bytes are on their way to a target.
     pub(crate) fn hand(&self, octets: usize) -> InHand<'_> {
         add(&self.tally.in_hand, octets);
         InHand {
@@ -640,7 +640,7 @@ impl Account {
     }
 }
 
-/// What this process may use of the machine's memory, in octets (proc(5), cgroups(7)).
+/// What this process may use of the machine's memory, in bytes (proc(5), cgroups(7)).
 pub(super) fn of_machine() -> u64 {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     let group = read("/sys/fs/cgroup/memory.max").trim().parse();

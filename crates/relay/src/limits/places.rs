@@ -1,6 +1,6 @@
 //! Who has a place for a connection: what it costs a client to keep one decides who has to go when places are short.
 //!
-//! A connection *waits* from its first octet (its handshake counts) until a request of its own is admitted; it is *busy* while it has requests and
+//! A connection *waits* from its first byte (its handshake counts) until a request of its own is admitted; it is *busy* while it has requests and
 //! *rests* between them. Those that wait have fewer places; a newcomer who finds none takes that of the one which has waited for longest,
 //! of the same client if that has its share, else of the client with the most of them. So whoever holds many idle connections displaces his own, and
 //! a client that is quiet until then and asks for something gets in. When all places are taken, the oldest goes of a client that holds at least two

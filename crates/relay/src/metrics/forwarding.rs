@@ -18,7 +18,7 @@ pub struct Forwarding {
     pub dropped: Dropped,
 }
 
-/// Datagrams and their octets.
+/// Datagrams and their bytes.
 #[derive(Clone, Debug)]
 pub struct Passed {
     /// How many.

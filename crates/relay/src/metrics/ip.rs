@@ -2,7 +2,7 @@
 
 use super::{CauseLabel, Count, Registrar};
 
-/// All that CONNECT-IP counts beside requests and octets.
+/// All that CONNECT-IP counts beside requests and bytes.
 #[derive(Debug)]
 pub struct Ip {
     /// Packets from clients to the network.

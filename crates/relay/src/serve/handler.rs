@@ -82,7 +82,7 @@ impl Job {
         Ok((asked, permit, buffer))
     }
 
-    /// What may wait for the client of this request alone, beside what the connection's windows allow, in octets.
+    /// What may wait for the client of this request alone, beside what the connection's windows allow, in bytes.
     fn buffer(&self) -> usize {
         match self.exchange.version() {
             HttpVersion::H2 => self.shared.h2.send_buffer,

@@ -275,7 +275,7 @@ const FIRST: u32 = 128;
 /// When half of what is allowed is open, so many times as much is allowed.
 const GROWTH: u32 = 4;
 
-/// How many requests a client may have open on one connection: few at first, and more as it uses them. The QUIC stack keeps about 90 octets for
+/// How many requests a client may have open on one connection: few at first, and more as it uses them. The QUIC stack keeps about 90 bytes for
 /// each stream that it allows, used or not: a client at rest costs little this way.
 struct Streams {
     connection: Connection,

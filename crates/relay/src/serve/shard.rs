@@ -26,9 +26,9 @@ use crate::{
     limits::FIRST,
 };
 
-/// What each UDP socket asks the kernel for, in octets.
+/// What each UDP socket asks the kernel for, in bytes.
 const SOCKET_BUFFER: usize = 8 << 20;
-/// Datagrams of one client that wait for their turn, in octets; the oldest are dropped.
+/// Datagrams of one client that wait for their turn, in bytes; the oldest are dropped.
 pub(crate) const DATAGRAMS_IN: usize = 1 << 20;
 /// HTTP/3 needs three streams of its own from a client; some greet with a few more.
 const UNI_STREAMS: u32 = 8;

@@ -1,4 +1,4 @@
-//! A TCP tunnel once it is open: octets both ways between the client's stream and the target's socket.
+//! A TCP tunnel once it is open: bytes both ways between the client's stream and the target's socket.
 //! The CONNECT handler runs it.
 //! RFC 9114 §4.4: a finished side finishes the other, a reset one resets it.
 
@@ -29,7 +29,7 @@ use crate::{
 
 /// Chunks written to the target in one call; the next wait in the stream's flow-control window.
 const CHUNKS: usize = 64;
-/// Octets written to the target in one call, about.
+/// Bytes written to the target in one call, about.
 const CHUNK_OCTETS: usize = 128 * 1024;
 /// When a target has taken nothing for so long, it stalls.
 const STALL: Duration = Duration::from_millis(200);
@@ -51,7 +51,7 @@ pub(crate) struct Terms<'a> {
     pub(crate) account: &'a Account,
 }
 
-/// Carries octets until both sides have finished or one has broken.
+/// Carries bytes until both sides have finished or one has broken.
 pub(crate) async fn splice(
     mut from: DataReceiver,
     mut to: DataSender,

@@ -1,6 +1,6 @@
 //! HTTP over TLS over TCP, for clients whose network lets no UDP through, and for those that know no better.
 //! Each shard runs it on its listener. HTTP/2 (RFC 9113; the relay leaves by GOAWAY, §6.8) or HTTP/1.1; who speaks Tor's cells
-//! is told from it by the first octet.
+//! is told from it by the first byte.
 
 use std::{io, os::fd::AsFd, sync::Arc, time::Duration};
 
@@ -121,7 +121,7 @@ fn silence(channel: &Channel) -> Silence {
     }
 }
 
-/// Tor's relays choose no protocol (ALPN) in TLS. What they say first is VERSIONS, whose circuit id has two octets, both zero
+/// Tor's relays choose no protocol (ALPN) in TLS. What they say first is VERSIONS, whose circuit id has two bytes, both zero
 /// (tor-spec, "Cell Packet format"): no request begins so.
 async fn is_channel(stream: &mut TlsStream<TcpStream>) -> Option<bool> {
     if stream.get_ref().1.alpn_protocol().is_some() {

@@ -176,7 +176,7 @@ impl Tunnel for Down<'_> {
 
 /// Payloads in one call; the kernel takes no more.
 const SEGMENTS: usize = 64;
-/// Octets in one call: below what a UDP datagram may hold.
+/// Bytes in one call: below what a UDP datagram may hold.
 const OCTETS: usize = 60_000;
 /// Unused buffers that a shard keeps.
 const SPARE: usize = 4;

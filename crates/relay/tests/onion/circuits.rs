@@ -175,7 +175,7 @@ async fn every_cell_is_counted_where_it_passes_and_where_it_ends() {
     // EXTEND2 and EXTENDED2.
     assert_eq!((&first[2..], &second[2..]), (&[1, 1][..], &[1, 1][..]));
     assert_eq!(third[..2], [0, 0]);
-    // 498 octets each at most, and not many more cells than are needed.
+    // 498 bytes each at most, and not many more cells than are needed.
     assert!((201..1000).contains(&third[2]), "{third:?}");
     assert!((201..1000).contains(&third[3]), "{third:?}");
 }

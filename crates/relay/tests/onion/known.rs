@@ -144,7 +144,7 @@ async fn an_address_is_dialled_so_often_and_relays_of_the_list_all_the_same() {
     accepting.abort();
 }
 
-/// Passes octets on between whoever connects and `beyond`, at an address of its own, and counts them.
+/// Passes bytes on between whoever connects and `beyond`, at an address of its own, and counts them.
 async fn forwarder(beyond: SocketAddr) -> (SocketAddr, Arc<AtomicU64>, JoinSet<()>) {
     let listener = TcpListener::bind((Ipv4Addr::new(127, 0, 0, 9), 0)).await;
     let listener = listener.expect("binds");

@@ -253,7 +253,7 @@ async fn bandwidth_of_a_client_is_kept_on_circuits_too() {
     let octets = 500_000;
     let begun = std::time::Instant::now();
     echoes(&onion, &Terms::default(), octets).await;
-    // Both directions: twice the octets; a tenth of a second comes at once.
+    // Both directions: twice the bytes; a tenth of a second comes at once.
     let least = 2.0 * 8.0 * octets as f64 / rate as f64 - 0.3;
     let took = begun.elapsed().as_secs_f64();
     assert!(

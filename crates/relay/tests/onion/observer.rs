@@ -28,7 +28,7 @@ use crate::{
 const N: usize = 1 << 20;
 /// A short header, the tag, the heads of frames and acknowledgements: what a packet has besides cells.
 const BESIDES: usize = 130;
-/// A packet without a cell has no more octets: acknowledgements, credit, new connection ids.
+/// A packet without a cell has no more bytes: acknowledgements, credit, new connection ids.
 const BARE: usize = 200;
 /// The search for the path's packet size has packets of its own, from here on.
 const PROBE: usize = 1200;
@@ -189,7 +189,7 @@ async fn watched() -> (Wire, Onion, SocketAddr, [Handle; 2]) {
     (wire, onion, target, relays)
 }
 
-/// So many streams at once, of `each` octets there and back; what was seen of it.
+/// So many streams at once, of `each` bytes there and back; what was seen of it.
 async fn carried(streams: u32, each: usize, isolated: bool) -> Seen {
     let (wire, onion, target, _relays) = watched().await;
     wire.seen().sizes = Default::default();

@@ -174,7 +174,7 @@ pub(crate) async fn refused(onion: &Onion, target: impl Into<Target>) -> Error {
         .expect_err("refused")
 }
 
-/// Sends so many octets to an echo and reads them back, both at once; they are to be the same.
+/// Sends so many bytes to an echo and reads them back, both at once; they are to be the same.
 pub(crate) async fn echo(stream: Stream, octets: usize) {
     let sent: Vec<u8> = (0..octets)
         .map(|n| (n.wrapping_mul(2_654_435_761) >> 13).to_le_bytes()[0])

@@ -25,7 +25,7 @@ const STANDING: usize = 24;
 struct Bench {
     built: Built,
     target: Target,
-    /// Octets that went into standing flows.
+    /// Bytes that went into standing flows.
     moved: Arc<AtomicUsize>,
 }
 
@@ -53,7 +53,7 @@ impl Bench {
         }
     }
 
-    /// A flow whose first octet says what the target does.
+    /// A flow whose first byte says what the target does.
     async fn open(&self, first: u8) -> Stream {
         let opened = self
             .built

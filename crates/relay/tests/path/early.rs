@@ -1,4 +1,4 @@
-//! How soon the first octet of an answer is there, over relays in memory: the clock is tokio's, and paused.
+//! How soon the first byte of an answer is there, over relays in memory: the clock is tokio's, and paused.
 
 use std::{
     fmt,
@@ -74,7 +74,7 @@ impl Lab {
         }
     }
 
-    /// How long it takes from asking for a flow to the first octet of the answer.
+    /// How long it takes from asking for a flow to the first byte of the answer.
     pub(crate) async fn first_octet(&mut self, early: bool) -> Duration {
         let (target, terms) = (
             self.listener.address().into(),

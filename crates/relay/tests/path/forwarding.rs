@@ -68,7 +68,7 @@ impl Tower {
         self.path.hops().iter().map(Hop::passed).collect()
     }
 
-    /// Octets from a server through all relays; `meanwhile` is called after each of them.
+    /// Bytes from a server through all relays; `meanwhile` is called after each of them.
     async fn download(&self, megabytes: usize, mut meanwhile: impl FnMut(usize)) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
         let target = listener.local_addr().expect("bound").into();
@@ -197,7 +197,7 @@ async fn four_relays_add_nothing_to_what_crosses_the_first_link() {
         tower.download(4, |_| {}).await;
         let octets = below.road.received.load(SeqCst) - before;
         let overhead = 100.0 * octets as f64 / (4 * MEGABYTE) as f64 - 100.0;
-        // 33 octets of 1452 are the innermost connection's own; one tunnel would add as many.
+        // 33 bytes of 1452 are the innermost connection's own; one tunnel would add as many.
         if overhead < 3.0 {
             return;
         }

@@ -18,7 +18,7 @@ use tokio::{net::UdpSocket, time::timeout};
 
 use crate::support::{config, identity, known};
 
-/// Programs' datagrams have so many octets.
+/// Programs' datagrams have so many bytes.
 const SMALL: usize = 10;
 /// What every path carries (RFC 9000 §14).
 const FULL: usize = 1200;

@@ -34,7 +34,7 @@ pub(crate) struct Road {
     pub(crate) moved: AtomicU64,
     /// How many datagrams were swallowed.
     pub(crate) swallowed: AtomicU64,
-    /// Octets of UDP payloads that came from relays, and went to them.
+    /// Bytes of UDP payloads that came from relays, and went to them.
     pub(crate) received: AtomicU64,
     pub(crate) sent: AtomicU64,
     /// All UDP vanishes.

@@ -1,4 +1,4 @@
-//! Octets that come behind a CONNECT, before its answer.
+//! Bytes that come behind a CONNECT, before its answer.
 
 use std::time::Duration;
 

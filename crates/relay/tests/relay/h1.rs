@@ -1,4 +1,4 @@
-//! The same over HTTP/1.1, as users of an "HTTPS proxy" speak it: octet by octet, and with the real curl.
+//! The same over HTTP/1.1, as users of an "HTTPS proxy" speak it: byte by byte, and with the real curl.
 
 use std::{process::Stdio, sync::Arc, time::Duration};
 
@@ -73,7 +73,7 @@ impl Client {
         self.0.flush().await.expect("open");
     }
 
-    /// Reads a head, and not an octet more.
+    /// Reads a head, and not a byte more.
     async fn answer(&mut self) -> Answer {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {

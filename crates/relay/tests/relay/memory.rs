@@ -44,7 +44,7 @@ impl Stuffer {
         })
     }
 
-    /// Octets that it has sent, heads of packets and what was sent again included.
+    /// Bytes that it has sent, heads of packets and what was sent again included.
     fn sent(&self) -> u64 {
         self.connection.stats().udp_tx.bytes
     }

@@ -32,7 +32,7 @@ pub(crate) async fn tcp_echo() -> SocketAddr {
     .await
 }
 
-/// Resets as soon as the first octet has come.
+/// Resets as soon as the first byte has come.
 pub(crate) async fn tcp_reset() -> SocketAddr {
     tcp(|mut stream| async move {
         drop(stream.read(&mut [0; 1]).await);

@@ -1,4 +1,4 @@
-//! The machine alone: both ends in one process, octets carried by hand, time and exporter made up.
+//! The machine alone: both ends in one process, bytes carried by hand, time and exporter made up.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -89,7 +89,7 @@ impl End {
     }
 }
 
-/// Carries octets until neither end says more, `size` at a time.
+/// Carries bytes until neither end says more, `size` at a time.
 fn carry(a: &mut End, b: &mut End, size: usize) {
     loop {
         let (ab, ba) = (a.transmit(), b.transmit());
@@ -243,7 +243,7 @@ fn whatever_comes_before_versions_is_refused() {
 #[test]
 fn versions_come_once_and_parts_in_their_order() {
     let (_, mut b) = greeted();
-    // With four octets of circuit id now: a cell of variable length.
+    // With four bytes of circuit id now: a cell of variable length.
     b.receive(&[0, 0, 0, 0, 7, 0, 2, 0, 5]);
     assert!(matches!(
         b.refused(),
@@ -297,7 +297,7 @@ fn what_follows_netinfo_waits_for_the_channel() {
 fn no_octet_of_the_proof_can_be_another() {
     let (mut a, _) = greeted();
     let proof = a.transmit();
-    // The random octets at the end of NETINFO's cell are padding; the proof itself is what stands before it.
+    // The random bytes at the end of NETINFO's cell are padding; the proof itself is what stands before it.
     let length = proof.len() - 514;
     for place in (7..length).step_by(5) {
         let (mut a, mut b) = greeted();

@@ -1,5 +1,5 @@
 //! The registry of channels among participants who lie: they make identities as they like, name others' identities with addresses of their own, pass
-//! octets on, and send circuits to where nobody answers. Channels are doubles, time is handed in.
+//! bytes on, and send circuits to where nobody answers. Channels are doubles, time is handed in.
 
 use std::{
     cell::{Cell, RefCell},
@@ -222,7 +222,7 @@ fn quic_goes_to_the_list_and_to_who_has_shown_himself_and_to_nobody_else() {
     assert_eq!((forged.how, forged.beside), (How::Tls, Some(How::Quic)));
     let refused = table.asks(&whom(thrown_away(1), hostile(8)), How::Quic, now);
     assert_eq!(refused.err().unwrap().reason(), Some(Reason::Policy));
-    // Somebody who passes octets on shows himself by what another says.
+    // Somebody who passes bytes on shows himself by what another says.
     let through = table.answers(&victim, &forged, Kind::Tls, now);
     assert!(!through.is_confirmed());
     let unlisted = whom(honest(LISTED), home(LISTED));
@@ -306,7 +306,7 @@ enum Act {
         which: usize,
         well: bool,
     },
-    /// An honest relay dials, itself or through one who passes octets on.
+    /// An honest relay dials, itself or through one who passes bytes on.
     Accept {
         honest: u8,
         through: Option<u8>,

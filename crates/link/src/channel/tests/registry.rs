@@ -228,7 +228,7 @@ async fn a_relay_that_did_not_answer_is_there_as_soon_as_it_dials_itself() {
     drop(near);
 }
 
-/// Somebody who passes octets on between whoever dials him and the relay: he has its identity to show, and an address of his own.
+/// Somebody who passes bytes on between whoever dials him and the relay: he has its identity to show, and an address of his own.
 const FORWARDER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 66)), 443);
 
 /// He listens, over TCP and UDP.

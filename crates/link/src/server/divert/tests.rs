@@ -31,7 +31,7 @@ fn table() -> Aliases {
     Aliases::new(Ids::new(1, 3))
 }
 
-/// A packet of `size` octets with a short header, or with a long one.
+/// A packet of `size` bytes with a short header, or with a long one.
 fn packet(first: u8, id: AliasId, size: usize) -> Vec<u8> {
     let mut packet = vec![first];
     packet.extend(id);

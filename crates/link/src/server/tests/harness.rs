@@ -214,7 +214,7 @@ impl Spy {
         })
     }
 
-    /// The first octets of the ids in the short headers that were sent.
+    /// The first bytes of the ids in the short headers that were sent.
     pub(super) fn steering_octets(&self) -> BTreeSet<u8> {
         self.seen.lock().unwrap().clone()
     }

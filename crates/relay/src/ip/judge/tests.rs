@@ -181,7 +181,7 @@ proptest! {
         prop_assert!(judge.outgoing(&octets).is_err(), "random octets have no right source");
     }
 
-    /// A right packet with one octet changed passes only if it still is from the flow to its target.
+    /// A right packet with one byte changed passes only if it still is from the flow to its target.
     #[test]
     fn a_spoilt_packet_is_judged_by_what_it_says(at in 0_usize..32, to: u8) {
         let mut octets = echo("100.96.0.2", "192.0.2.1");

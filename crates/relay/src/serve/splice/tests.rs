@@ -69,7 +69,7 @@ async fn tunnel(idle: Duration) -> (Client, TcpStream) {
 }
 
 impl Client {
-    /// The next octets; `None` at the end.
+    /// The next bytes; `None` at the end.
     async fn read(&mut self) -> Result<Option<Bytes>, HttpError> {
         poll_fn(|cx| self.down.poll_data(cx)).await
     }

@@ -405,7 +405,7 @@ async fn a_flood_of_aliases_that_nobody_has_is_answered_with_less_and_stops_noth
     agreed.others_go_on().await;
 }
 
-/// The octets that still come.
+/// The bytes that still come.
 async fn rest(socket: &UdpSocket) -> usize {
     let (mut buffer, mut octets) = ([0; 2000], 0);
     let pause = Duration::from_millis(100);
@@ -431,7 +431,7 @@ async fn a_flood_from_strange_addresses_leaves_the_rules_as_they_are() {
     agreed.tap.caught().await;
 }
 
-/// What the relay has taken from targets, in octets.
+/// What the relay has taken from targets, in bytes.
 const TAKEN: &str = "to_client_octets_total{method=\"connect_udp\"}";
 
 /// Packets that the kernel's buffer for the relay's socket holds.
