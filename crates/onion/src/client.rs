@@ -1,5 +1,5 @@
 //! The client's end: circuits built over a path, and the overlay made of them.
-//! The binary hands it a [`Dialer`](crate::channel::Dialer) and [`Paths`](crate::path::Paths).
+//! The binary hands it a [`Dialer`] and [`Paths`].
 
 use std::{future::poll_fn, net::IpAddr, sync::Arc, time::Duration};
 
