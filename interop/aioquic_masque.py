@@ -52,7 +52,7 @@ class Suite:
             body = got.split(b"\r\n\r\n", 1)[1]
             body += await x.read_all(size - len(body))
             x.write(b"", end=True)
-            return sha256(body) == sha256(payload(size)) or f"wrong checksum of {len(body)} octets"
+            return sha256(body) == sha256(payload(size)) or f"wrong checksum of {len(body)} bytes"
 
     async def echo(self, send, receive, sizes, host="127.0.0.1", port=None, **more):
         async with self.session() as c:
@@ -65,7 +65,7 @@ class Suite:
                 data = payload(size)
                 getattr(x, send)(data)
                 if await getattr(x, receive)() != data:
-                    return f"{size} octets came back changed"
+                    return f"{size} bytes came back changed"
 
     async def both_forms_at_once(self):
         async with self.session() as c:
@@ -195,7 +195,7 @@ def works(s, ipv6):
     s.run("datagram frames before the answer are kept", lambda: s.early("send_datagram", "datagram"))
     s.run("capsules before the answer are kept", lambda: s.early("send_capsule", "capsule"))
     s.run("unknown contexts and capsules are skipped", s.unknown_things)
-    s.run("a capsule in pieces of one octet", s.crumbs)
+    s.run("a capsule in pieces of one byte", s.crumbs)
     s.run("100 UDP flows on one connection", s.many)
     if ipv6:
         s.run("CONNECT: IPv6 target", lambda: s.fetch("[::1]", 1_000_000, port=ipv6["http"]))
@@ -269,7 +269,7 @@ def survives(s):
     ]
     for what, act, codes in bad:
         s.run(f"{what}: closed with the right code, others go on", lambda: s.misbehave(act, codes))
-    s.run("a capsule that claims 2^62-1 octets ends the stream, others go on", lambda: s.misbehave(
+    s.run("a capsule that claims 2^62-1 bytes ends the stream, others go on", lambda: s.misbehave(
         lambda c: huge_capsule(c, s.targets.ports["echo"]), (H3_DATAGRAM_ERROR, H3_MESSAGE_ERROR, None)))
     s.run("a datagram for a stream that was never opened, others go on", lambda: s.misbehave(
         lambda c: c.raw_datagram(encode_uint_var(1000) + b"\0x"), (None, H3_ID_ERROR, H3_DATAGRAM_ERROR)))

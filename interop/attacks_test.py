@@ -1,7 +1,7 @@
 """A network of circuits under attack from outside: three authorities, eight relays, an honest client, each a host; hostile ones beside them.
 
 What an honest user notices is printed for each attack: is every fetch of a standing client served, and every client that starts anew, and how soon
-(time to the first octet, and from the program's start to it, beside the idle network's). That they are served is checked, and that what the attack does
+(time to the first byte, and from the program's start to it, beside the idle network's). That they are served is checked, and that what the attack does
 to the relay or the list has a bound; how fast is not. Each bound is far above what is seen, and far below what the attacker asks for.
 The hostile programs are examples, built before: cargo build --release -p hoplite-onion --example hostile; … -p hoplite-relay --example floods.
 Needs root; takes ten minutes. Parts by name: attacks_test.py skins circuits …; KNOWN=0 has relays read no list, as those of earlier versions.
@@ -157,7 +157,7 @@ class Network(Lab):
         return self
 
     def fetch(self, user, socks=SOCKS):
-        """Seconds to the first octet over a circuit for this user alone, or None."""
+        """Seconds to the first byte over a circuit for this user alone, or None."""
         ran = self["client"].call("curl", "-s", "-o", "/dev/null", "--max-time", 30, "--socks5-hostname", f"127.0.0.1:{socks}",
                                   "--proxy-user", f"{user}:x", "-w", "%{http_code} %{time_starttransfer} %{size_download}",
                                   f"http://{self['target'].v4}/bytes/50000")
@@ -168,7 +168,7 @@ class Network(Lab):
         return [self.fetch(f"{name}{n}", socks) for n in range(FETCHES)]
 
     def newcomer(self, name, path):
-        """Seconds from the start of a client that knows nothing to its first octet, or None."""
+        """Seconds from the start of a client that knows nothing to its first byte, or None."""
         socks = SOCKS + 100
         file = self.client_config(name, path, socks)
         began = time.monotonic()
@@ -224,7 +224,7 @@ def told(times):
     if not good:
         return "nothing was served"
     at = lambda share: good[min(len(good) - 1, int(share * len(good)))]  # noqa: E731
-    return f"{len(good)}/{len(times)} served, first octet median {statistics.median(good) * 1000:.0f} ms, p95 {at(0.95) * 1000:.0f} ms"
+    return f"{len(good)}/{len(times)} served, first byte median {statistics.median(good) * 1000:.0f} ms, p95 {at(0.95) * 1000:.0f} ms"
 
 
 class Part:
@@ -362,6 +362,7 @@ ATTACKS = {
     "circuits": Part(lambda net, _: [net.hostile(x, "r1", "circuits", 300) for x in HOSTILE]),
     "identities": Part(lambda net, _: [net.hostile("x1", f"r{n}", "identities", 5000) for n in (1, 2)]),
     "black-hole": Part(lambda net, _: [net.hostile("x1", f"r{n}", "black-hole", BLACK_HOLE) for n in (1, 2)]),
+    "extend": Part(lambda net, _: [net.hostile("x1", f"r{n}", "extend", f"r{m}", 8) for n in range(1, 9) for m in range(1, 9) if n != m and (m - n) % 8 < 3]),
     # Each test that fails leaves a connection behind, for seconds.
     "descriptors": Part(lambda net, _: [net.hostile("x1", "r1", "descriptors", *map(net.directory, AUTHORITIES))],
                         feels="a1", most_memory=150, also=no_stranger_listed),
@@ -373,8 +374,8 @@ ATTACKS = {
     "cells-destroy": Part(cells("destroy")),
     "initials": Part(lambda net, after: forged(net, after, "r1", 3000, FORGED, 60000), also=unproven),
     "initials-client": Part(lambda net, after: forged(net, after, "r1", 3000, net["client"].v4, 1), also=unproven),
-    "idle2": Part(idle("idle2"), most_memory=1000, also=held(9000)),
-    "idle3": Part(idle("idle3"), most_memory=1500, also=held(9000)),
+    "idle2": Part(idle("idle2"), most_memory=900, also=held(12000)),
+    "idle3": Part(idle("idle3"), most_memory=900, also=held(12000)),
     "busy": Part(lambda net, _: [net.flood(x, FEW_PLACES, "busy", f"{net['target'].v4}:80", 64, *net.addresses(x, 16)) for x in HOSTILE],
                  feels=FEW_PLACES, path=(FEW_PLACES, "r5", "r6")),
     "reset2": Part(flood("reset2", BLACK_HOLE, 8)),
@@ -397,10 +398,10 @@ def forwarded(checks, net):
     print(f"     forward: {told(times)}", flush=True)
     for process in running:
         wait_for(process.name, lambda p=process: not p.alive(), 60)
-    octets = sum(process.lines()[-1]["octets"] for process in running)
+    carried = sum(process.lines()[-1]["bytes"] for process in running)
     extended = sum(line.get("extended", 0) for process in running for line in process.lines())
     # What is left are keep-alives of the attacker's own channels; the honest fetches have 1.5 MB.
-    checks.check(f"forward: nothing of others passes the attacker's machine ({octets} octets, {extended} channels)", octets < 100_000, octets)
+    checks.check(f"forward: nothing of others passes the attacker's machine ({carried} bytes, {extended} channels)", carried < 100_000, carried)
     checks.check("forward: honest circuits are served", all(times), told(times))
 
 

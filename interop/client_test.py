@@ -94,7 +94,7 @@ def udp_echo(client, host, port, sizes=(1, 100, 1000, 1100), user=None):
             udp.sendto(b"\0\0\0" + address(host, port) + data, ("127.0.0.1", relay))
             got = udp.recv(65536)
             if not got.endswith(data) or got[:3] != b"\0\0\0":
-                return f"{size} octets came back changed"
+                return f"{size} bytes came back changed"
 
 
 @contextlib.contextmanager
@@ -159,7 +159,7 @@ def works(checks, lab, client, targets, hops):
     def http3():
         with udp_shim(client, "target.test", targets.ports["https"]) as shim:
             status, body = asyncio.run(http3_get(shim, lab.authority.ca, "target.test", "/bytes/2000000"))
-        return (status, sha256(body)) == (200, sha256(payload(2_000_000))) or f"{status}, {len(body)} octets"
+        return (status, sha256(body)) == (200, sha256(payload(2_000_000))) or f"{status}, {len(body)} bytes"
     checks.attempt(f"{way}: HTTP/3 target over SOCKS UDP, 2 MB, checksum", http3)
 
     def through_connect():

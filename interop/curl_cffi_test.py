@@ -72,7 +72,7 @@ def run(lab, checks, targets, proxy):
 
     def download(protocol, kind):
         answer = get(protocol, f"/bytes/{MEGABYTES_20}", kind=kind)
-        return sha256(answer.body) == expected or f"{answer.status}, {len(answer.body)} octets, wrong checksum"
+        return sha256(answer.body) == expected or f"{answer.status}, {len(answer.body)} bytes, wrong checksum"
 
     def upload(protocol, kind):
         data = bytes(range(256)) * 8192

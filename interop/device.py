@@ -19,7 +19,7 @@ from netns import RELAY_PORT, Capture, Host, NetLab, ip, usable as netns_usable
 
 NAME = "hoplite0"
 PROGRAMS = HERE / "programs.py"
-# What the device's administrator wrote; it must come back octet by octet.
+# What the device's administrator wrote; it must come back byte by byte.
 RESOLV = "# written by hand, with  two blanks\nsearch lan.test\nnameserver {0}\noptions timeout:2 attempts:2\n"
 # Relays carry echo and other protocols (CONNECT-IP) when they are told to.
 RELAY = "\n[ip]\nenabled = true\n"
@@ -231,7 +231,7 @@ def describe(frame):
         start, protocol, destination = 54, frame[20], frame[38:54]
         if protocol == 58 and frame[54] in DISCOVERY and frame[21] == 255:
             return None
-        # A hop-by-hop header of eight octets with the router alert comes before.
+        # A hop-by-hop header of eight bytes with the router alert comes before.
         if protocol == 0 and frame[54] == 58 and frame[62] in REPORTS and frame[21] == 1 and destination[:2] == b"\xff\x02":
             return None
     else:

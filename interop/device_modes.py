@@ -197,12 +197,12 @@ def padded(session):
             came = sizes_of(f for f in frames if f[0:6] == device.mac)
             for way, sizes in (("left", sent), ("came", came)):
                 total, full = sum(sizes.values()), max(sizes, default=0)
-                # Loss probes are left as small as they are: they must get through where large packets may not (1200 octets and the headers before).
+                # Loss probes are left as small as they are: they must get through where large packets may not (1200 bytes and the headers before).
                 # How many there are is the machine's doing: an acknowledgement that waits 30 ms for a processor costs two.
                 probes = {size: count for size, count in sizes.items() if size <= 1228}
                 even = sizes[full] + sum(probes.values()) == total and sizes[full] > 0.6 * total
                 wanted = total > 200 and (even if pad == "full" else len(sizes) > 10 and not even)
-                session.checks.check(f"pad = {pad}: of {total} packets that {way} {sizes[full]} have {full} octets and {sum(probes.values())} are loss probes or small",
+                session.checks.check(f"pad = {pad}: of {total} packets that {way} {sizes[full]} have {full} bytes and {sum(probes.values())} are loss probes or small",
                                      wanted, sizes.most_common(8))
             session.downs(f"pad = {pad}")
     finally:

@@ -124,10 +124,10 @@ def rubbish(session):
 
 
 def overlapping(session):
-    """Segments that overlap, come in any order, twice, and with other octets in an old place."""
+    """Segments that overlap, come in any order, twice, and with other bytes in an old place."""
     for seed in (1, 2):
         got = end_of(beside(session, "overlap", "overlap", NAME, session.target.v4, FLOW_PORT, 200_000, seed))
-        session.checks.check(f"overlapping segments: the target gets each octet once ({got.get('pieces')} pieces)", got.get("right"), got)
+        session.checks.check(f"overlapping segments: the target gets each byte once ({got.get('pieces')} pieces)", got.get("right"), got)
 
 
 def syn_flood(session):

@@ -53,7 +53,7 @@ class Session:
 
     def carries(self, url=f"http://target.test/bytes/{SMALL}", timeout=8):
         got = self.device.curl(url, timeout=timeout)
-        return sha256(got.stdout) == sha256(payload(int(url.rpartition("/")[2]))) or f"curl {got.returncode}: {got.stderr.decode().strip()}, {len(got.stdout)} octets"
+        return sha256(got.stdout) == sha256(payload(int(url.rpartition("/")[2]))) or f"curl {got.returncode}: {got.stderr.decode().strip()}, {len(got.stdout)} bytes"
 
     def recovers(self, what, limit):
         """Traffic flows again within `limit` seconds; the rest of the session needs it anyway."""
@@ -194,7 +194,7 @@ def dns(session, name):
         got = device.program("ask", server, "target.test", 1, over)
         checks.check(f"{name}: DNS over {over.upper()}: an address", got.get("code") == 0 and got.get("answers") == 1, got)
         got = device.program("ask", server, "target.test", 16, over)
-        checks.check(f"{name}: DNS over {over.upper()}: TXT comes from the target's own server", b"target.test" in bytes.fromhex(got.get("octets", ""))[28:], got)
+        checks.check(f"{name}: DNS over {over.upper()}: TXT comes from the target's own server", b"target.test" in bytes.fromhex(got.get("bytes", ""))[28:], got)
     if shutil.which("dig"):
         got = device.call("dig", "+short", "+time=5", "target.test", "A", "target6.test", "AAAA").stdout.decode().split()
         checks.check(f"{name}: dig", len(got) == 2 and all(a.startswith(POOLS) for a in got), got)
@@ -203,9 +203,9 @@ def dns(session, name):
     if isinstance(found.get("found"), list):
         reverse = ".".join(reversed(next((a for a in found["found"] if "." in a), "198.18.0.9").split("."))) + ".in-addr.arpa"
         got = device.program("ask", server, reverse, 12)
-        checks.check(f"{name}: the reverse of a pool's address is the name", b"\x06target\x04test\x00" in bytes.fromhex(got.get("octets", "")), got)
+        checks.check(f"{name}: the reverse of a pool's address is the name", b"\x06target\x04test\x00" in bytes.fromhex(got.get("bytes", "")), got)
     got = device.program("refused", "tcp", "nobody.test", 80)
-    checks.check(f"{name}: a name that is none is told when the flow opens", got.get("seconds", 99) < 10 and "octets" not in str(got.get("end")) and got.get("end"), got)
+    checks.check(f"{name}: a name that is none is told when the flow opens", got.get("seconds", 99) < 10 and "bytes" not in str(got.get("end")) and got.get("end"), got)
 
 
 def tools(session, name):
@@ -240,7 +240,7 @@ def echo(session, name):
     """Echo is answered by who is asked, and by nobody else."""
     if not session.lab.ip_relays:
         return session.checks.skip(f"{name}: ping", "relays here do not serve CONNECT-IP")
-    for what, words in (("a name", ["target.test"]), ("an IPv6 address", ["-6", session.target.v6]), ("1,200 octets", ["-s", "1200", session.target.v4])):
+    for what, words in (("a name", ["target.test"]), ("an IPv6 address", ["-6", session.target.v6]), ("1,200 bytes", ["-s", "1200", session.target.v4])):
         got = session.device.call("ping", "-c", "3", "-i", "0.2", "-W", "3", *words).stdout.decode()
         session.checks.check(f"{name}: ping, {what}", " 0% packet loss" in got, got[-300:])
     nobody = session.target.v4.rpartition(".")[0] + ".99"
@@ -734,7 +734,7 @@ def picture(session, dress, name, *sources):
     try:
         for host in (target.v4, target.v6):
             got = device.program("dressed", host, 80, 7, tos, ttl, segment, buffer, OWN_PORTS[dress])
-            session.checks.check(f"headers, {name}, {dress}: {host} answers", got.get("octets", 0) >= 20000 and got.get("datagrams") == 1101, got)
+            session.checks.check(f"headers, {name}, {dress}: {host} answers", got.get("bytes", 0) >= 20000 and got.get("datagrams") == 1101, got)
             if name == "direct" or session.lab.ip_relays:
                 device.call("ping", "-c", "2", "-i", "0.2", "-W", "2", "-Q", str(tos), "-t", str(ttl), host)
     finally:
@@ -767,20 +767,20 @@ def header_fields(protocol, frame):
     if protocol == 17 and rest[2:4] == b"\x00\x07" and rest[8:9] == b"d":
         return f"{version} UDP", *ip_fields, "length", int.from_bytes(rest[4:6]), "checksum", rest[6:8] != b"\0\0"
     if protocol == {"IPv4": 1, "IPv6": 58}[version] and rest[0] in (8, 128) and len(rest) > 40:
-        return f"{version} echo", *ip_fields, "code", rest[1], "octets", len(rest)
+        return f"{version} echo", *ip_fields, "code", rest[1], "bytes", len(rest)
     return None
 
 
-def tcp_options(octets):
+def tcp_options(options):
     """(kind, value) in order; timestamps without their values."""
     found, at = [], 0
-    while at < len(octets) and octets[at]:
-        if octets[at] == 1:
+    while at < len(options) and options[at]:
+        if options[at] == 1:
             found.append((1, ""))
             at += 1
             continue
-        size = max(octets[at + 1], 2)
-        found.append((octets[at], "" if octets[at] == 8 else octets[at + 2:at + size].hex()))
+        size = max(options[at + 1], 2)
+        found.append((options[at], "" if options[at] == 8 else options[at + 2:at + size].hex()))
         at += size
     return tuple(found)
 

@@ -21,7 +21,7 @@ SIZE = 5_000_000
 UDP = 17
 IDENTITY = "\n[forwarding]\nidentity = true\n"  # relays refuse this transform unless they are told
 TUNNEL = 0.015  # a tunnel's headers alone add some 2 %: less is asked, for a busy machine acknowledges little beside them
-WINDOW = 12  # octets in a row that two packets would share by chance once in 2^96
+WINDOW = 12  # bytes in a row that two packets would share by chance once in 2^96
 
 
 def get(host, path, ca):
@@ -30,7 +30,7 @@ def get(host, path, ca):
         return await http3_get(shim, ca, host, path, seconds=90)
     with udp_shim(types.SimpleNamespace(socks=SOCKS), host, 443) as shim:
         status, content = asyncio.run(body())
-    print(json.dumps({"status": status, "sha256": sha256(content), "octets": len(content)}), flush=True)
+    print(json.dumps({"status": status, "sha256": sha256(content), "bytes": len(content)}), flush=True)
 
 
 def download(lab, name, size=SIZE):
@@ -60,7 +60,7 @@ def windows(payloads):
     return {p[i:i + WINDOW] for p in payloads for i in range(len(p) - WINDOW + 1)}
 
 
-def octets(payloads):
+def payload_bytes(payloads):
     return sum(28 + len(p) for p in payloads)
 
 
@@ -76,17 +76,17 @@ def one_hop(lab, extra, name):
 
 
 def transforms(checks, lab):
-    """Nothing in common but the transform: no octets of a packet are seen on both sides of a relay."""
+    """Nothing in common but the transform: no bytes of a packet are seen on both sides of a relay."""
     for transform in ("scramble", "identity"):
         fine, before, after = one_hop(lab, f'\n[tunnel]\ntransform = "{transform}"\n', f"one-{transform}")
         checks.check(f"{transform}: HTTP/3 download over a forwarding relay, checksum", fine is True, str(fine))
-        carried, sent = octets(before), octets(after)
+        carried, sent = payload_bytes(before), payload_bytes(after)
         checks.check(f"{transform}: the relay's client side carries hardly more than its target side ({carried / sent - 1:+.1%})",
-                     carried < 1.03 * sent, f"{carried} and {sent} octets")
+                     carried < 1.03 * sent, f"{carried} and {sent} bytes")
         sample = short(after)[200:600]
         common = windows(short(before)) & windows(sample)
         if transform == "scramble":
-            checks.check(f"scramble: no {WINDOW} octets in a row are seen on both sides", sample and not common, f"{len(common)} of them")
+            checks.check(f"scramble: no {WINDOW} bytes in a row are seen on both sides", sample and not common, f"{len(common)} of them")
         else:
             checks.check("identity: packets are recognised on both sides (so the check above can fail)", len(common) > 1000, str(len(common)))
         common_size = [collections.Counter(len(p) for p in short(side) if len(p) > 600).most_common(1)[0][0] for side in (before, after)]
@@ -103,12 +103,12 @@ def hops(checks, lab):
             capture = Capture(lab.client, f"capture-{name}")
             last = Capture(lab.relays[count - 1], f"capture-last-{name}")
             fine = complete(download(lab, f"get-{name}"))
-            first_link = octets(between(capture.stop(), lab.client.v4, lab.relays[0].v4))
-            own = octets(between(last.stop(), lab.relays[count - 1].v4, lab.target.v4))
+            first_link = payload_bytes(between(capture.stop(), lab.client.v4, lab.relays[0].v4))
+            own = payload_bytes(between(last.stop(), lab.relays[count - 1].v4, lab.target.v4))
             client.stop()
             shares[mode] = first_link / own - 1
             checks.check(f"{count} hops, {mode}: HTTP/3 download, checksum", fine is True, str(fine))
-        checks.check(f"{count} hops: forwarded adds {shares['auto']:.1%} to the connection's own octets, tunnelled {shares['tunnelled']:.1%}",
+        checks.check(f"{count} hops: forwarded adds {shares['auto']:.1%} to the connection's own bytes, tunnelled {shares['tunnelled']:.1%}",
                      shares["auto"] < 0.01 and shares["tunnelled"] > TUNNEL * count)
 
 
@@ -119,7 +119,7 @@ def refused(checks, lab):
     lab.start_relay(host, extra="\n[forwarding]\nenabled = false\n")
     fine, before, after = one_hop(lab, "", "refused")
     checks.check("a relay without forwarding: HTTP/3 download, checksum", fine is True, str(fine))
-    checks.check("and tunnelled", octets(before) > (1 + TUNNEL) * octets(after), f"{octets(before)} and {octets(after)}")
+    checks.check("and tunnelled", payload_bytes(before) > (1 + TUNNEL) * payload_bytes(after), f"{payload_bytes(before)} and {payload_bytes(after)}")
     lab.running[host.name].stop()
     lab.start_relay(host, IDENTITY)
 

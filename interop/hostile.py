@@ -47,7 +47,7 @@ def ipv6(source, target, protocol, payload):
 
 
 def summed(source, target, protocol, payload, at):
-    """With the checksum at octet `at` of the payload."""
+    """With the checksum at byte `at` of the payload."""
     payload = payload[:at] + b"\0\0" + payload[at + 2:]
     pseudo = packed(source) + packed(target) + struct.pack("!IHBB", len(payload), 0, 0, protocol)
     return payload[:at] + struct.pack("!H", checksum(pseudo + payload)) + payload[at + 2:]
@@ -209,7 +209,7 @@ def whole_packets(target4, target6):
 
 
 def spoilt(packet, chance):
-    """A packet with octets changed, cut off, or added."""
+    """A packet with bytes changed, cut off, or added."""
     packet = bytearray(packet)
     for _ in range(chance.choice((1, 1, 2, 5, 40))):
         packet[chance.randrange(min(len(packet), chance.choice((12, 40, 80))))] = chance.choice((0, 1, 0x7f, 0x80, 0xff, chance.randrange(256)))
@@ -240,7 +240,7 @@ def odd(target4, target6):
     datagram = udp(OWN4, target4, ports, b"x" * 64)
     syn = tcp(OWN4, target4, (4001, 80), 1, 0, SYN)
     yield "empty", b""
-    yield "one octet", b"\x45"
+    yield "one byte", b"\x45"
     yield "an IPv4 header and no more", ipv4(OWN4, target4, 17, b"")
     yield "an IPv6 header and no more", ipv6(OWN6, target6, 17, b"")
     yield "a header longer than the packet", b"\x4f" + ipv4(OWN4, target4, 17, b"")[1:]
@@ -252,8 +252,8 @@ def odd(target4, target6):
     yield "a wrong UDP checksum", ipv4(OWN4, target4, 17, datagram[:6] + b"\x12\x34" + datagram[8:])
     yield "a wrong TCP checksum", ipv4(OWN4, target4, 6, syn[:16] + b"\x12\x34" + syn[18:])
     yield "port 0", ipv4(OWN4, target4, 17, udp(OWN4, target4, (0, 7), b"x"))
-    yield "a TCP header of 4 octets", ipv4(OWN4, target4, 6, syn[:12] + b"\x10" + syn[13:])
-    yield "a TCP header of 60 octets that are not there", ipv4(OWN4, target4, 6, syn[:12] + b"\xf0" + syn[13:])
+    yield "a TCP header of 4 bytes", ipv4(OWN4, target4, 6, syn[:12] + b"\x10" + syn[13:])
+    yield "a TCP header of 60 bytes that are not there", ipv4(OWN4, target4, 6, syn[:12] + b"\xf0" + syn[13:])
     for flags in (0, SYN | FIN, SYN | RST, SYN | FIN | RST | PSH | ACK | URG, FIN | PSH | URG, 0xff):
         yield f"TCP flags {flags:#x}", ipv4(OWN4, target4, 6, tcp(OWN4, target4, (4002, 80), 1, 1, flags, b"x"))
     yield "TCP options of length 0", ipv4(OWN4, target4, 6, tcp(OWN4, target4, (4003, 80), 1, 0, SYN, options=b"\x02\x00\x03\x00"))
@@ -284,7 +284,7 @@ def odd(target4, target6):
         yield "a source that is nobody", ipv4(source, target4, 17, udp(source, target4, ports, b"x"))
     yield "an ICMP error about nothing", ipv4(OWN4, target4, 1, b"\x03\x01\xfc\xfe\0\0\0\0")
     yield "an ICMP error that quotes itself", ipv4(OWN4, target4, 1, b"\x03\x04\0\0\0\0\0\1" + ipv4(target4, OWN4, 1, b"\x03\x04"))
-    yield "an echo of no octet", ipv4(OWN4, target4, 1, b"\x08")
+    yield "an echo of no byte", ipv4(OWN4, target4, 1, b"\x08")
     yield "the largest packet of rubbish", all_ones
     for protocol in (2, 4, 41, 47, 50, 103, 132, 255):
         yield "other protocols", ipv4(OWN4, target4, protocol, b"\0" * 40)
@@ -308,8 +308,8 @@ def rubbish(device, target4, target6, count, seed):
 
 
 def overlap(device, target, port, size, seed):
-    """An order to programs.py's flow server whose octets come in pieces of any size, in any order, several times and overlapping; in between
-    other octets in the place of those that were acknowledged long since. The server's checksum says what arrived. The kernel must be kept
+    """An order to programs.py's flow server whose bytes come in pieces of any size, in any order, several times and overlapping; in between
+    other bytes in the place of those that were acknowledged long since. The server's checksum says what arrived. The kernel must be kept
     from resetting what it does not know: the caller drops what comes for ports 61000 to 61999, which are nobody else's."""
     chance, ports, size = random.Random(int(seed)), (61000 + int(seed) % 1000, int(port)), int(size)
     wire, ear = Wire(device), socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(IP))
@@ -362,7 +362,7 @@ def overlap(device, target, port, size, seed):
                 send(1 + place, ACK | PSH, piece)
                 pieces += 1
         if acked > 3000:
-            send(1 + acked - 3000, ACK, b"\xee" * 1400)  # other octets in an old place: they came first, and stay
+            send(1 + acked - 3000, ACK, b"\xee" * 1400)  # other bytes in an old place: they came first, and stay
         listen(0.05)
         while select.select([ear], [], [], 0)[0]:
             listen(0.001)

@@ -154,7 +154,7 @@ name = "download"
 kind = "download"
 from = "client"
 to = "server"
-octets = "10kB"
+bytes = "10kB"
 """))
     found = logs(scratch.run(scenario))
     times = [float(t) for t in re.findall(r"ttl=64 time=([\d.]+) ms", found["ping"])]
@@ -283,7 +283,7 @@ name = "download"
 kind = "download"
 from = "client"
 to = "server"
-octets = "200kB"
+bytes = "200kB"
 [[workload]]
 name = "echo"
 kind = "udp-echo"
@@ -297,7 +297,7 @@ interval = "20ms"
     rows = {(row["subject"], row.get("workload"), row["metric"]): row for row in rows if "median" in row}
     times = {subject: rows[subject, "download", "ttlb_s"] for subject in ("native", "shadowsocks")}
     checks.check("both downloaded in both repetitions", all(row["n"] == 2 for row in times.values()), times)
-    checks.check("a proxy costs time to the first octet", times["shadowsocks"]["median"] > times["native"]["median"], times)
+    checks.check("a proxy costs time to the first byte", times["shadowsocks"]["median"] > times["native"]["median"], times)
     checks.check("its datagrams came back", rows["shadowsocks", "echo", "loss_share"]["median"] == 0, rows)
 
 
@@ -322,7 +322,7 @@ name = "download"
 kind = "download"
 from = "client"
 to = "server"
-octets = "{size}"
+bytes = "{size}"
 """
 
 
@@ -474,7 +474,7 @@ name = "download"
 kind = "download"
 from = "client"
 to = "server"
-octets = "8MB"
+bytes = "8MB"
 """).replace("repetitions = 1", "repetitions = 4"))
     scenario.chmod(0o644)
     done = nobody.call("666", nobody.lab, "run", scenario, "--out", nobody.path / "disk/out", "--json", script=FULL)

@@ -155,7 +155,7 @@ class Client(QuicConnectionProtocol):
                              ("capsule-protocol", "?1")], **more)
 
     def raw_stream(self, data, end=False, unidirectional=False):
-        """Octets on a stream of their own, as they are."""
+        """Bytes on a stream of their own, as they are."""
         stream = self._quic.get_next_available_stream_id(is_unidirectional=unidirectional)
         self.exchanges[stream] = Exchange(self, stream)
         self._quic.send_stream_data(stream, data, end)

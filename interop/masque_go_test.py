@@ -28,7 +28,7 @@ def run(checks, lab, targets, port, binary):
         got = call("echo", f"127.0.0.1:{targets.ports['echo']}", 1, token=token)
         return got.returncode != 0 and "407" in got.stderr or f"{got.returncode} {got.stderr.strip()}"
 
-    checks.attempt("CONNECT-UDP: payloads of 1..1250 octets come back", lambda: echo("127.0.0.1"))
+    checks.attempt("CONNECT-UDP: payloads of 1..1250 bytes come back", lambda: echo("127.0.0.1"))
     checks.attempt("CONNECT-UDP: by name", lambda: echo("target.test"))
     checks.attempt("HTTP/3 inside: 20 MB, checksum", lambda: download("127.0.0.1"))
     checks.attempt("HTTP/3 inside, by name: 20 MB, checksum", lambda: download("target.test"))

@@ -110,7 +110,7 @@ class Capture:
 
 
 def packets(path):
-    """(source, destination, protocol, octets) of each IP packet of a capture."""
+    """(source, destination, protocol, bytes) of each IP packet of a capture."""
     data = path.read_bytes()
     at = 24
     while at + 16 <= len(data):

@@ -26,7 +26,7 @@ def paths(checks, lab):
 
         def get(url, *more, **kw):
             got = lab.curl(url, *more, **kw)
-            return sha256(got.stdout) == expected or f"curl {got.returncode}: {got.stderr.decode().strip()}, {len(got.stdout)} octets"
+            return sha256(got.stdout) == expected or f"curl {got.returncode}: {got.stderr.decode().strip()}, {len(got.stdout)} bytes"
         path = f"bytes/{size}"
         for what, url, more in (("HTTP/1.1", f"https://target.test/{path}", ["--http1.1"]),
                                 ("HTTP/2", f"https://target.test/{path}", ["--http2"]),
@@ -73,7 +73,7 @@ def blocked(checks, lab):
         return len(got.stdout) == 1_000_000
 
     def carried():
-        """By what a new download reaches relay 1: octets by protocol."""
+        """By what a new download reaches relay 1: bytes by protocol."""
         capture = Capture(lab.client, f"capture-carried-{time.monotonic_ns()}")
         ok = fine()
         seen = capture.stop()
@@ -203,7 +203,7 @@ def narrow(checks, lab):
             client = lab.start_client(hops, f"client-mtu-{mtu}-{hops}")
             got = lab.curl("https://target.test/bytes/5000000", timeout=40)
             checks.check(f"MTU {mtu}, {hops} hops: 5 MB, checksum", sha256(got.stdout) == expected,
-                         f"curl {got.returncode}: {got.stderr.decode().strip()} {len(got.stdout)} octets")
+                         f"curl {got.returncode}: {got.stderr.decode().strip()} {len(got.stdout)} bytes")
             client.stop()
     for host in (lab.client, *lab.relays, lab.target):
         host.mtu(1500)

@@ -31,7 +31,7 @@ def say(**line):
 
 
 def content(seed, size):
-    """Octets that differ from flow to flow."""
+    """Bytes that differ from flow to flow."""
     at = seed * 4099 % LONGEST
     return DOUBLE[at:at + size]
 
@@ -64,7 +64,7 @@ async def serve_flow(reader, writer):
         end = type(e).__name__
     finally:
         writer.close()
-    say(event="flow", id=order.get("id"), kind=order.get("kind"), octets=len(got), sha256=digest(got), end=end, peer=writer.get_extra_info("peername")[0])
+    say(event="flow", id=order.get("id"), kind=order.get("kind"), bytes=len(got), sha256=digest(got), end=end, peer=writer.get_extra_info("peername")[0])
 
 
 async def serve_whole(reader, writer, order):
@@ -188,7 +188,7 @@ async def reset_by_server(reader, writer, order, chance):
         got += await reader.read(-1)
     except ConnectionResetError:
         return
-    must(f"the server's reset: it looked like an end after {len(got)} octets", False)
+    must(f"the server's reset: it looked like an end after {len(got)} bytes", False)
 
 
 CLIENT = {"whole": whole, "slow": slow, "early": early, "pieces": pieces, "idle": pieces,
@@ -305,7 +305,7 @@ async def arrive(host, port, rate, seconds):
 
 
 def trips(kind, host, port, count):
-    """Round trips of one octet, one after the other, on one flow."""
+    """Round trips of one byte, one after the other, on one flow."""
     count, took = int(count), []
     s = udp(host, port) if kind == "udp" else socket.create_connection((host, int(port)))
     s.settimeout(5)
@@ -439,7 +439,7 @@ def resolve(*names):
 
 
 def ask(server, name, kind, over="udp"):
-    """A DNS question; says the answer's code and how many records, and the octets."""
+    """A DNS question; says the answer's code and how many records, and the bytes."""
     labels = b"".join(bytes([len(p)]) + p.encode() for p in name.split(".")) + b"\0"
     query = struct.pack("!HHHHHH", 0x4d2, 0x100, 1, 0, 0, 0) + labels + struct.pack("!HH", int(kind), 1)
     try:
@@ -455,7 +455,7 @@ def ask(server, name, kind, over="udp"):
     except OSError as e:
         return say(event="ask", error=str(e))
     ident, flags, _, count = struct.unpack("!HHHH", answer[:8])
-    say(event="ask", mine=ident == 0x4d2, code=flags & 15, answers=count, truncated=bool(flags & 0x200), octets=answer.hex())
+    say(event="ask", mine=ident == 0x4d2, code=flags & 15, answers=count, truncated=bool(flags & 0x200), bytes=answer.hex())
 
 
 def refused(kind, host, port):
@@ -465,14 +465,14 @@ def refused(kind, host, port):
         if kind == "tcp":
             with socket.create_connection((host, int(port)), 15) as s:
                 s.sendall(b"hello")
-                end = f"{len(s.recv(1))} octets"
+                end = f"{len(s.recv(1))} bytes"
         else:
             with udp(host, port) as s:
                 s.settimeout(2)
                 for _ in range(5):
                     s.send(b"hello")
                     with contextlib.suppress(TimeoutError):
-                        end = f"{len(s.recv(100))} octets"
+                        end = f"{len(s.recv(100))} bytes"
     except OSError as e:
         end = type(e).__name__ + (f" {e.errno}" if e.errno else "")
     say(event="refused", end=end, seconds=time.monotonic() - began)
@@ -481,7 +481,7 @@ def refused(kind, host, port):
 def http3(name, port, path, ca):
     from masque_client import http3_get
     status, body = asyncio.run(http3_get((name, int(port)), ca, name, path, seconds=60))
-    say(event="http3", status=status, octets=len(body), sha256=digest(body))
+    say(event="http3", status=status, bytes=len(body), sha256=digest(body))
 
 
 # --- one program in two dresses --------------------------------------------------------------------------------------------------------------
@@ -518,7 +518,7 @@ def dressed(host, tcp_port, udp_port, tos, hops, segment, buffer, own_port=0):
             with contextlib.suppress(TimeoutError):
                 s.send(b"d" * size)
                 back += len(s.recv(2000))
-    say(event="dressed", octets=got, datagrams=back)
+    say(event="dressed", bytes=got, datagrams=back)
 
 
 # --- those who never stop to talk ---------------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def respond(protocol, method, path, peer, body, alt_svc):
     if alt_svc:
         headers["alt-svc"] = alt_svc
     if size := re.fullmatch(r"/bytes/(\d+)", path):
-        headers["content-type"] = "application/octet-stream"
+        headers["content-type"] = "application/byte-stream"
         return 200, headers, payload(int(size[1]))
     if path in SITE:
         return 200, headers | {"content-type": SITE[path][0]}, SITE[path][1]

@@ -192,7 +192,7 @@ def half_closed(via, host, port, size):
         s.sendall(f"GET /bytes/{size} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         s.shutdown(socket.SHUT_WR)
         answer = body(s)
-    return answer == payload(size) or f"{len(answer)} octets came"
+    return answer == payload(size) or f"{len(answer)} bytes came"
 
 
 def carries(checks, what, via, http, sizes=(MB, 20 * MB)):

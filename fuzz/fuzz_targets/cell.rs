@@ -1,4 +1,4 @@
-//! Cells: however octets are cut, the reader comes to the same end, nothing is lost, and no body of the link handshake or of a circuit makes it panic.
+//! Cells: however bytes are cut, the reader comes to the same end, nothing is lost, and no body of the link handshake or of a circuit makes it panic.
 #![no_main]
 
 use bytes::BytesMut;
@@ -11,22 +11,22 @@ use libfuzzer_sys::fuzz_target;
 
 const LARGEST: usize = 1000;
 
-fuzz_target!(|octets: &[u8]| {
-    let whole = read(octets, octets.len());
-    assert_eq!(whole, read(octets, 7));
+fuzz_target!(|bytes: &[u8]| {
+    let whole = read(bytes, bytes.len());
+    assert_eq!(whole, read(bytes, 7));
     let (cells, error, total) = whole;
     assert!(if error.is_some() {
-        total <= octets.len()
+        total <= bytes.len()
     } else {
-        total == octets.len()
+        total == bytes.len()
     });
     cells.iter().for_each(bodies);
 });
 
-/// The cells, the error, and how many octets were cells or the beginning of one.
-fn read(octets: &[u8], size: usize) -> (Vec<Cell>, Option<Malformed>, usize) {
+/// The cells, the error, and how many bytes were cells or the beginning of one.
+fn read(bytes: &[u8], size: usize) -> (Vec<Cell>, Option<Malformed>, usize) {
     let (mut reader, mut cells, mut total) = (Reader::new(LARGEST), Vec::new(), 0);
-    for chunk in octets.chunks(size.max(1)) {
+    for chunk in bytes.chunks(size.max(1)) {
         reader.push(BytesMut::from(chunk));
         loop {
             match reader.next() {

@@ -1,7 +1,7 @@
 //! The link handshake, both ends, with somebody between them who reads, holds back, cuts, changes and adds what they send. They come to an end;
 //! whoever is known at the end is who it is, and of what both ends were shown before the proof nothing was changed.
 //!
-//! The first octet says who they are; then come steps of what the one between does: the low bit of each is whose octets are meant.
+//! The first byte says who they are; then come steps of what the one between does: the low bit of each is whose bytes are meant.
 #![no_main]
 
 use std::{
@@ -11,7 +11,7 @@ use std::{
 
 use bytes::BytesMut;
 use hoplite_crypto::onion::identity::RelayIdentity;
-use hoplite_link::channel::{
+use hoplite_channel::{
     Config,
     handshake::{Around, Binding, Established, Handshake, Us},
 };
@@ -28,8 +28,8 @@ fn identity(secret: u8) -> Arc<RelayIdentity> {
     Arc::new(RelayIdentity::from_secret(&[secret; 32], NOW).expect("an identity"))
 }
 
-fuzz_target!(|octets: &[u8]| {
-    let mut input = octets.iter().copied();
+fuzz_target!(|bytes: &[u8]| {
+    let mut input = bytes.iter().copied();
     let Some(who) = input.next() else { return };
     let mut between = Between::new(who);
     while between.step(&mut input) {}
@@ -66,27 +66,27 @@ impl End {
 
     fn collect(&mut self) {
         let sent = self.handshake.as_mut().and_then(Handshake::transmit);
-        if let Some(octets) = sent {
-            self.sent.extend_from_slice(&octets);
-            self.held.unsplit(octets);
+        if let Some(bytes) = sent {
+            self.sent.extend_from_slice(&bytes);
+            self.held.unsplit(bytes);
         }
     }
 
     /// An end that has refused, or is done, hears nothing more.
-    fn receive(&mut self, octets: &[u8]) {
+    fn receive(&mut self, bytes: &[u8]) {
         if self.established.is_some() {
             return;
         }
         let Some(mut handshake) = self.handshake.take() else {
             return;
         };
-        self.got.extend_from_slice(octets);
+        self.got.extend_from_slice(bytes);
         let exporter = self.exporter;
         let around = Around {
             now: NOW,
             exporter: &|label, context| exported(exporter, label, context),
         };
-        if let Ok(established) = handshake.receive(octets.into(), around) {
+        if let Ok(established) = handshake.receive(bytes.into(), around) {
             self.established = established;
             self.handshake = Some(handshake);
             self.collect();
@@ -98,7 +98,7 @@ impl End {
 fn exported(connection: u8, label: &[u8], context: &[u8]) -> Option<[u8; 32]> {
     let mut out = [connection; 32];
     let mixed = label.iter().chain(context).enumerate();
-    mixed.for_each(|(place, octet)| out[place % 32] = out[place % 32].rotate_left(3) ^ octet);
+    mixed.for_each(|(place, byte)| out[place % 32] = out[place % 32].rotate_left(3) ^ byte);
     Some(out)
 }
 
@@ -122,7 +122,7 @@ impl Between {
         ])
     }
 
-    /// Does what the next octets say; answers whether there may be more.
+    /// Does what the next bytes say; answers whether there may be more.
     fn step(&mut self, input: &mut impl Iterator<Item = u8>) -> bool {
         let Some(what) = input.next() else {
             return false;
@@ -136,25 +136,25 @@ impl Between {
         let mut next = || usize::from(input.next().unwrap_or(0));
         match what >> 1 & 7 {
             0 | 1 => {
-                let octets = from.held.split();
-                to.receive(&octets);
+                let bytes = from.held.split();
+                to.receive(&bytes);
             }
             2 => {
-                let octets = from.held.split_to(next().min(from.held.len()));
-                to.receive(&octets);
+                let bytes = from.held.split_to(next().min(from.held.len()));
+                to.receive(&bytes);
             }
             3 => {
                 let (place, bits) = (next() << 8 | next(), next() as u8);
-                if let Some(octet) = from.held.get_mut(place) {
-                    *octet ^= bits;
+                if let Some(byte) = from.held.get_mut(place) {
+                    *byte ^= bits;
                 }
             }
             4 => drop(from.held.split_to(next().min(from.held.len()))),
             5 => from.held.truncate(next()),
             6 => {
                 let count = next();
-                let octets: Vec<u8> = input.take(count).collect();
-                to.receive(&octets);
+                let bytes: Vec<u8> = input.take(count).collect();
+                to.receive(&bytes);
             }
             _ => {
                 let (circuit, command, count) = (next(), next() as u8, next() << 8 | next());
@@ -199,7 +199,7 @@ fn binding(certificate: [u8; 32]) -> Binding {
 
 /// A cell as nobody would send it, or one that does not fit its frame: nothing.
 fn framed(circuit: usize, command: u8, body: &[u8]) -> BytesMut {
-    let circuit = CircuitId::new(u32::try_from(circuit).expect("an octet"));
+    let circuit = CircuitId::new(u32::try_from(circuit).expect("a byte"));
     let cell = Cell::new(circuit, Command(command), |out| out.extend_from_slice(body));
     let mut out = BytesMut::new();
     let written = cell.and_then(|cell| cell::write(&cell, &mut out));

@@ -1,7 +1,7 @@
 //! Circuits against a hostile peer who has the keys of their layers: a client's whose relays are all of one party, and a relay's whose client and
 //! next relay are. They carry on or are closed; what they hold stays bounded, every stream ends with its circuit, and no circuit is forgotten.
 //!
-//! The first octet says which end and how it was made; then come steps, each an octet and what belongs to it.
+//! The first byte says which end and how it was made; then come steps, each a byte and what belongs to it.
 #![no_main]
 
 #[path = "circuit/client.rs"]
@@ -13,7 +13,7 @@ use std::{net::SocketAddr, sync::LazyLock};
 
 use bytes::BytesMut;
 use hoplite_crypto::onion::{OnionKey, OnionKeys};
-use hoplite_onion::{edge::Limits, path};
+use hoplite_onion::{endpoint::Limits, path};
 use hoplite_wire::cell::{
     self, Cell, CircuitId, Command,
     relay::{self as message, HEADER, Header, StreamId},
@@ -30,14 +30,14 @@ const LIMITS: Limits = Limits {
     urgent: 16,
     gone: 4,
 };
-/// What a circuit's end may own with them, in octets: four streams whose cells were read into memory twice as large.
+/// What a circuit's end may own with them, in bytes: four streams whose cells were read into memory twice as large.
 const MOST: usize = 4 << 20;
 
 static KEYS: LazyLock<[OnionKeys; 3]> = LazyLock::new(|| [1, 2, 3].map(keys));
 
-fuzz_target!(|octets: &[u8]| {
-    let mut input = Input(octets);
-    match input.octet() {
+fuzz_target!(|bytes: &[u8]| {
+    let mut input = Input(bytes);
+    match input.byte() {
         who @ 0..=127 => client::run(who, &mut input),
         who => relay::run(who, &mut input),
     }
@@ -66,7 +66,7 @@ fn known(n: usize, ntor3: bool) -> path::Relay {
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
-    fn octet(&mut self) -> u8 {
+    fn byte(&mut self) -> u8 {
         self.next().unwrap_or(0)
     }
 
@@ -76,9 +76,9 @@ impl Input<'_> {
         Some(*first)
     }
 
-    /// So many octets as the next one says.
+    /// So many bytes as the next one says.
     fn some(&mut self) -> &[u8] {
-        let count = usize::from(self.octet()).min(self.0.len());
+        let count = usize::from(self.byte()).min(self.0.len());
         let (some, rest) = self.0.split_at(count);
         self.0 = rest;
         some
@@ -87,10 +87,10 @@ impl Input<'_> {
     /// A relay message in the clear; its length may be a lie.
     fn body(&mut self) -> BytesMut {
         let (command, stream) = (
-            message::Command(self.octet()),
-            StreamId(self.octet().into()),
+            message::Command(self.byte()),
+            StreamId(self.byte().into()),
         );
-        let lie = self.octet();
+        let lie = self.byte();
         let data = self.some();
         let length = match lie {
             0..=239 => data.len(),
@@ -101,7 +101,7 @@ impl Input<'_> {
 
     /// A cell of a circuit, of whatever kind.
     fn cell(&mut self) -> Option<Cell> {
-        let command = Command(self.octet());
+        let command = Command(self.byte());
         let data = self.some();
         let cell = Cell::new(CircuitId::new(1), command, |body| {
             body.extend_from_slice(data)
@@ -134,6 +134,6 @@ fn relay_cell(command: Command, body: BytesMut) -> Cell {
 }
 
 /// Padding that is the same each time.
-fn zeros(octets: &mut [u8]) {
-    octets.fill(0);
+fn zeros(bytes: &mut [u8]) {
+    bytes.fill(0);
 }

@@ -9,8 +9,8 @@ use hoplite_wire::{
 };
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|octets: &[u8]| {
-    let Some((kind, value)) = octets.split_first() else {
+fuzz_target!(|bytes: &[u8]| {
+    let Some((kind, value)) = bytes.split_first() else {
         return;
     };
     match kind % 4 {

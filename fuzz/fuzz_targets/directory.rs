@@ -1,4 +1,4 @@
-//! Documents of the directory: what is read is what would be written, octet for octet, and a list is no vote.
+//! Documents of the directory: what is read is what would be written, byte for byte, and a list is no vote.
 #![no_main]
 
 use hoplite_wire::directory::{SignedDescriptor, SignedList, Stage, split_signed};

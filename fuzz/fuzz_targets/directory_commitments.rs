@@ -1,4 +1,4 @@
-//! Commitments to votes, as one authority tells another: what is read is what would be written, octet for octet, and bounded.
+//! Commitments to votes, as one authority tells another: what is read is what would be written, byte for byte, and bounded.
 #![no_main]
 
 use hoplite_wire::directory::{AUTHORITIES, Commitments};

@@ -11,8 +11,8 @@ use hoplite_wire::{
 };
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|octets: &[u8]| {
-    match Question::read(octets) {
+fuzz_target!(|bytes: &[u8]| {
+    match Question::read(bytes) {
         Ok(question) => query(&question),
         Err(Unfit::Answered(reply)) => assert!(reply.len() >= 12),
         Err(Unfit::Nothing) => {}
@@ -20,7 +20,7 @@ fuzz_target!(|octets: &[u8]| {
     // The input as a reply to a question that it may well answer: seeds do.
     let name = HostName::new("a.example").expect("valid");
     for kind in [RecordType::A, RecordType::HTTPS] {
-        reply(&Question::new(&name, kind), octets);
+        reply(&Question::new(&name, kind), bytes);
     }
 });
 
@@ -41,8 +41,8 @@ fn query(question: &Question) {
     drop((question.name(), question.reverse()));
 }
 
-fn reply(question: &Question, octets: &[u8]) {
-    let Ok(adopted) = question.adopt(octets, |ip| !leads_nowhere(ip)) else {
+fn reply(question: &Question, bytes: &[u8]) {
+    let Ok(adopted) = question.adopt(bytes, |ip| !leads_nowhere(ip)) else {
         return;
     };
     let (_, addresses) = question.heard(&adopted).expect("what was adopted is read");

@@ -11,8 +11,8 @@ use libfuzzer_sys::fuzz_target;
 
 const FIRST: u64 = 0xff_e600;
 
-fuzz_target!(|octets: &[u8]| {
-    let Some((kind, value)) = octets.split_first() else {
+fuzz_target!(|bytes: &[u8]| {
+    let Some((kind, value)) = bytes.split_first() else {
         return;
     };
     let kind = FIRST + u64::from(*kind % 9);

@@ -13,7 +13,7 @@ fuzz_target!(|value: &[u8]| {
     }
 });
 
-fn octets(key: Option<&Key>) -> Option<[u8; 32]> {
+fn bytes(key: Option<&Key>) -> Option<[u8; 32]> {
     key.map(|key| *key.reveal())
 }
 
@@ -24,7 +24,7 @@ fn offer(value: &[u8]) {
     let again = Offer::parse(offer.write().as_bytes()).expect("we understand ourselves");
     assert_eq!(again.transforms, offer.transforms);
     if !offer.transforms.is_empty() {
-        assert_eq!(octets(again.key.as_ref()), octets(offer.key.as_ref()));
+        assert_eq!(bytes(again.key.as_ref()), bytes(offer.key.as_ref()));
     }
     if let Some(selected) = offer.select(&BOTH) {
         assert!(offer.transforms.contains(&selected));
@@ -41,5 +41,5 @@ fn answer(value: &[u8], offered: &[Transform]) {
     let written = Answer { transform: Some((transform, key.clone())) }.write();
     let again = Answer::parse(written.as_bytes(), offered).expect("we understand ourselves");
     let (_, again) = again.transform.expect("a transform");
-    assert_eq!(octets(again.as_ref()), octets(key.as_ref()));
+    assert_eq!(bytes(again.as_ref()), bytes(key.as_ref()));
 }

@@ -9,8 +9,8 @@ use libfuzzer_sys::fuzz_target;
 
 static SCRAMBLE: LazyLock<Scramble> = LazyLock::new(|| Scramble::new(&Key::new([7; 32].into())).expect("a cipher"));
 
-fuzz_target!(|octets: &[u8]| {
-    let Some((id_len, packet)) = octets.split_first() else {
+fuzz_target!(|bytes: &[u8]| {
+    let Some((id_len, packet)) = bytes.split_first() else {
         return;
     };
     let id_len = usize::from(*id_len);

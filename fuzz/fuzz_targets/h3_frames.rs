@@ -1,4 +1,4 @@
-//! Frames of both kinds of streams, and HTTP Datagrams: however octets are cut, the reader comes to the same end.
+//! Frames of both kinds of streams, and HTTP Datagrams: however bytes are cut, the reader comes to the same end.
 #![no_main]
 
 use bytes::Bytes;
@@ -8,20 +8,20 @@ use hoplite_wire::{
 };
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|octets: &[u8]| {
+fuzz_target!(|bytes: &[u8]| {
     for place in [Place::Control, Place::Request] {
-        assert_eq!(read(place, octets, octets.len()), read(place, octets, 3));
+        assert_eq!(read(place, bytes, bytes.len()), read(place, bytes, 3));
     }
-    if let Some((id, rest)) = http_datagram::split(Bytes::copy_from_slice(octets)) {
+    if let Some((id, rest)) = http_datagram::split(Bytes::copy_from_slice(bytes)) {
         assert_eq!(id % 4, 0);
         drop(http_datagram::udp(rest));
     }
 });
 
 /// All frames, DATA joined, and how the stream ended.
-fn read(place: Place, octets: &[u8], size: usize) -> (Vec<Frame>, Vec<u8>, Result<bool, Code>) {
+fn read(place: Place, bytes: &[u8], size: usize) -> (Vec<Frame>, Vec<u8>, Result<bool, Code>) {
     let (mut reader, mut frames, mut data) = (FrameReader::new(place, 128), Vec::new(), Vec::new());
-    for chunk in octets.chunks(size.max(1)) {
+    for chunk in bytes.chunks(size.max(1)) {
         let mut input = Bytes::copy_from_slice(chunk);
         loop {
             match reader.next(&mut input) {

@@ -5,22 +5,22 @@
 use hoplite_wire::ip::{self, icmp, tcp, udp};
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|octets: &[u8]| {
-    let _options = tcp::Options::parse(octets);
-    let Ok(packet) = ip::parse(octets) else {
-        assert_eq!(icmp::unreachable(octets, icmp::Unreachable::Port), None);
+fuzz_target!(|bytes: &[u8]| {
+    let _options = tcp::Options::parse(bytes);
+    let Ok(packet) = ip::parse(bytes) else {
+        assert_eq!(icmp::unreachable(bytes, icmp::Unreachable::Port), None);
         return;
     };
     let end = packet.header_len + packet.payload.len();
-    assert!(end <= octets.len());
-    assert_eq!(ip::parse(&octets[..end]), Ok(packet));
+    assert!(end <= bytes.len());
+    assert_eq!(ip::parse(&bytes[..end]), Ok(packet));
     packet.checksum_is_right();
     transport(&packet);
-    for answer in [icmp::unreachable(octets, icmp::Unreachable::Host), icmp::too_big(octets, 1280)].into_iter().flatten() {
+    for answer in [icmp::unreachable(bytes, icmp::Unreachable::Host), icmp::too_big(bytes, 1280)].into_iter().flatten() {
         let answer = ip::parse(&answer).expect("an error is a packet");
         assert!(answer.checksum_is_right());
         assert_eq!((answer.source, answer.destination), (packet.destination, packet.source));
-        assert!(octets.starts_with(&answer.payload[8..]));
+        assert!(bytes.starts_with(&answer.payload[8..]));
     }
 });
 

@@ -13,18 +13,18 @@ use hoplite_lab::{
 use hoplite_wire::ip::{self, checksum};
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|octets: &[u8]| {
-    edits(octets);
-    through_a_router(octets);
+fuzz_target!(|bytes: &[u8]| {
+    edits(bytes);
+    through_a_router(bytes);
 });
 
-fn edits(octets: &[u8]) {
-    let Ok(ip) = ip::parse(octets) else {
-        assert_eq!(flow(octets), "");
+fn edits(bytes: &[u8]) {
+    let Ok(ip) = ip::parse(bytes) else {
+        assert_eq!(flow(bytes), "");
         return;
     };
     let (is_v4, header) = (ip.source.is_ipv4(), ip.header_len);
-    let mut packet = octets[..header + ip.payload.len()].to_vec();
+    let mut packet = bytes[..header + ip.payload.len()].to_vec();
     let named = flow(&packet);
     if let Some(answer) = answer(
         &packet,
@@ -49,10 +49,10 @@ fn right(packet: &[u8]) -> bool {
     checksum::of(&[&packet[..usize::from(packet[0] & 15) * 4]]) == 0
 }
 
-fn through_a_router(octets: &[u8]) {
+fn through_a_router(bytes: &[u8]) {
     let topology = topology();
     let mut network = Network::new(&topology, &topology.addresses(), 1).expect("it is sound");
-    network.arrive(0, 0, octets, &mut Unwatched);
+    network.arrive(0, 0, bytes, &mut Unwatched);
     while let Some(now) = network.next_release() {
         while let Some(delivery) = network.poll(now, &mut Unwatched) {
             assert!(ip::parse(&delivery.packet).is_ok());

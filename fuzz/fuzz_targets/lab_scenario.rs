@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use hoplite_lab::scenario::{self, subject_file::SubjectFile};
+use hoplite_lab::experiments::scenario::{self, subject_file::SubjectFile};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

@@ -1,7 +1,7 @@
 //! Frames of a decrypted QUIC packet: reading never panics, sizes add up, ranges of acknowledgements go down.
 #![no_main]
 
-use hoplite_wire::quic::{Content, Frames};
+use hoplite_wire::quic_frames::{Content, Frames};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|payload: &[u8]| {

@@ -7,10 +7,10 @@ use hoplite_wire::cell::{
 };
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|octets: &[u8]| {
+fuzz_target!(|bytes: &[u8]| {
     let mut body = [0; BODY];
     body.iter_mut()
-        .zip(octets)
+        .zip(bytes)
         .for_each(|(to, from)| *to = *from);
     let header = Header::read(&body);
     let Ok(data) = header.data(&body) else {

@@ -1,7 +1,7 @@
 //! Heads and Proxy-Status: what is accepted is accepted again when it is written.
 #![no_main]
 
-use hoplite_wire::{ProxyError, RequestHead, ResponseHead, message::check_trailers};
+use hoplite_wire::{ProxyError, RequestHead, ResponseHead, http_head::check_trailers};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|section: &[u8]| {

@@ -1,4 +1,4 @@
-//! Every parser of `wire::socks`, and the acceptor: what is valid is written and read back, and however octets are cut,
+//! Every parser of `wire::socks`, and the acceptor: what is valid is written and read back, and however bytes are cut,
 //! the acceptor comes to the same end.
 #![no_main]
 
@@ -7,32 +7,32 @@ use hoplite_wire::socks::{
 };
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|octets: &[u8]| {
-    messages(octets);
-    assert_eq!(accept(octets, octets.len().max(1)), accept(octets, 1));
+fuzz_target!(|bytes: &[u8]| {
+    messages(bytes);
+    assert_eq!(accept(bytes, bytes.len().max(1)), accept(bytes, 1));
 });
 
-fn messages(octets: &[u8]) {
+fn messages(bytes: &[u8]) {
     let mut out = Vec::new();
-    if let Ok((greeting, len)) = GreetingView::parse(octets) {
+    if let Ok((greeting, len)) = GreetingView::parse(bytes) {
         greeting.emit(&mut out);
-        assert_eq!(out, octets[..len]);
+        assert_eq!(out, bytes[..len]);
     }
     out.clear();
-    if let Ok((credentials, len)) = CredentialsView::parse(octets) {
+    if let Ok((credentials, len)) = CredentialsView::parse(bytes) {
         credentials.emit(&mut out);
-        assert_eq!(out, octets[..len]);
+        assert_eq!(out, bytes[..len]);
     }
-    if let Ok(request) = RequestView::parse(octets).map(|(view, _)| view.request()) {
+    if let Ok(request) = RequestView::parse(bytes).map(|(view, _)| view.request()) {
         request.into_iter().for_each(|request| again(&request));
     }
-    if let Ok((reply, _)) = Reply::parse(octets) {
+    if let Ok((reply, _)) = Reply::parse(bytes) {
         let mut out = Vec::new();
         reply.emit(&mut out);
         assert_eq!(Reply::parse(&out), Ok((reply, out.len())));
     }
-    if let Ok(view) = DatagramView::parse(octets) {
-        assert_eq!([view.header, view.payload].concat(), octets);
+    if let Ok(view) = DatagramView::parse(bytes) {
+        assert_eq!([view.header, view.payload].concat(), bytes);
     }
 }
 
@@ -43,9 +43,9 @@ fn again(request: &Request) {
     assert_eq!((view.request().as_ref(), len), (Ok(request), out.len()));
 }
 
-/// Where a conversation ends, the input being cut every `size` octets.
-fn accept(octets: &[u8], size: usize) -> Result<Option<Request>, Refusal> {
-    let (mut acceptor, mut chunks) = (Acceptor::new(), octets.chunks(size));
+/// Where a conversation ends, the input being cut every `size` bytes.
+fn accept(bytes: &[u8], size: usize) -> Result<Option<Request>, Refusal> {
+    let (mut acceptor, mut chunks) = (Acceptor::new(), bytes.chunks(size));
     loop {
         match acceptor.step()? {
             Step::Write(_) => {}

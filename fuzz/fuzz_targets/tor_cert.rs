@@ -4,9 +4,9 @@
 use hoplite_wire::cell::cert::{Ed25519Cert, RsaCrossCert};
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|octets: &[u8]| {
-    if let Ok(parsed) = Ed25519Cert::parse(octets) {
-        assert_eq!([parsed.signed, parsed.signature].concat(), octets);
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(parsed) = Ed25519Cert::parse(bytes) {
+        assert_eq!([parsed.signed, parsed.signature].concat(), bytes);
         let mut out = Vec::new();
         parsed.cert.write(&mut out);
         out.extend_from_slice(parsed.signature);
@@ -15,11 +15,11 @@ fuzz_target!(|octets: &[u8]| {
             parsed.cert
         );
     }
-    if let Ok(parsed) = RsaCrossCert::parse(octets) {
+    if let Ok(parsed) = RsaCrossCert::parse(bytes) {
         let mut out = Vec::new();
         parsed.cert.write(&mut out);
         assert_eq!(parsed.signed, out);
         RsaCrossCert::write_signature(parsed.signature, &mut out);
-        assert_eq!(out, octets);
+        assert_eq!(out, bytes);
     }
 });

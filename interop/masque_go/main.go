@@ -88,10 +88,10 @@ func echo(ctx context.Context, roots *x509.CertPool, template, token, target str
 		conn.SetReadDeadline(time.Now().Add(5 * time.Second))
 		n, _, err := conn.ReadFrom(buffer)
 		if err != nil {
-			return fmt.Errorf("%d octets: %w", size, err)
+			return fmt.Errorf("%d bytes: %w", size, err)
 		}
 		if !bytes.Equal(buffer[:n], payload) {
-			return fmt.Errorf("%d octets came back changed", size)
+			return fmt.Errorf("%d bytes came back changed", size)
 		}
 	}
 	return nil

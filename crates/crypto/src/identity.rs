@@ -137,7 +137,7 @@ pub struct PinError;
 
 impl Pin {
     /// The pin of a DER-encoded SubjectPublicKeyInfo.
-    pub fn of_spki(spki: &[u8]) -> Self {
+    pub(crate) fn of_spki(spki: &[u8]) -> Self {
         let mut pin = [0; 32];
         pin.copy_from_slice(digest(&SHA256, spki).as_ref());
         Self(pin)

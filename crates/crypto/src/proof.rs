@@ -19,7 +19,7 @@ const SCHEMES: [SignatureScheme; 5] = [
 ];
 
 /// Bytes of a proof's text: keys and signatures of RSA 8192 have room.
-const LONGEST: usize = 3072;
+const MAX_LENGTH: usize = 3072;
 
 /// A public key (SubjectPublicKeyInfo, DER) and a signature by it. Written as both in base64url, with a point between.
 #[derive(Clone, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl Proof {
 
 impl fmt::Display for Proof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let encode = |octets: &[u8]| URL_SAFE_NO_PAD.encode(octets);
+        let encode = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
         write!(f, "{}.{}", encode(&self.key), encode(&self.signature))
     }
 }
@@ -82,7 +82,7 @@ impl FromStr for Proof {
     type Err = ProofError;
 
     fn from_str(text: &str) -> Result<Self, ProofError> {
-        let parts = text.split_once('.').filter(|_| text.len() <= LONGEST);
+        let parts = text.split_once('.').filter(|_| text.len() <= MAX_LENGTH);
         let (key, signature) = parts.ok_or(ProofError)?;
         let decode = |text: &str| URL_SAFE_NO_PAD.decode(text).map_err(|_| ProofError);
         Ok(Self {

@@ -41,7 +41,7 @@ impl SigningKey {
     ///
     /// # Errors
     /// [`SigningError::NoRandomness`].
-    pub fn fresh_seed() -> Result<Zeroizing<[u8; 32]>, SigningError> {
+    pub(crate) fn fresh_seed() -> Result<Zeroizing<[u8; 32]>, SigningError> {
         let mut seed = Zeroizing::new([0; 32]);
         let filled = SystemRandom::new().fill(seed.as_mut_slice());
         filled.map_err(|_| SigningError::NoRandomness)?;

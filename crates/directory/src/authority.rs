@@ -21,10 +21,13 @@ use hoplite_wire::directory::{
     COMMITMENTS, Key, LIST, Signature, SignedDescriptor, SignedList, Stage,
 };
 
-use crate::{Refused, Trust, check::is_by_holder, check_descriptor, check_list};
+use crate::{
+    Refused, Trust,
+    check::{check_descriptor, check_list, is_by_holder},
+};
 
 use admission::Pool;
-pub use admission::{Admission, Caps, Families, Probe, Rejected, Taken};
+pub use admission::{Admission, Families, Probe, Rejected, Taken};
 use period::Period;
 pub use period::{Checked, Unchecked};
 pub use promise::{Document, LastSigned, Promise, Unreadable};
@@ -92,18 +95,18 @@ pub enum Heard {
 /// What has happened, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The own vote was made, with so many relays.
+    /// The own vote was made, with this many relays.
     Voted(usize),
-    /// A list was worked out from so many votes, with so many relays, and signed.
+    /// A list was worked out from this many votes, with this many relays, and signed.
     Signed {
         /// Votes that were there.
         votes: usize,
         /// Relays of the list.
         relays: usize,
     },
-    /// A list is published, with so many signatures.
+    /// A list is published, with this many signatures.
     Published(usize),
-    /// A period ends without a list: so many signatures for ours, so many authorities with another.
+    /// A period ends without a list: this many signatures for ours, this many authorities with another.
     Failed {
         /// Signatures for what was worked out here.
         signatures: usize,

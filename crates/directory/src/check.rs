@@ -1,4 +1,4 @@
-//! Whether a document may be believed: signatures, threshold, times; and why it is not. Pure; clients and authorities use it.
+//! Whether a document may be believed: signatures, threshold, times; and why it is not. Pure.
 
 use hoplite_crypto::{Pin, Proof, SigningKey, signing::is_signed};
 use hoplite_wire::directory::{
@@ -68,7 +68,7 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// So many of `known` authorities may be hostile if there are to be lists all the same: fewer than a third.
+    /// This many of `known` authorities may be hostile if there are to be lists all the same: fewer than a third.
     pub fn bearable(known: usize) -> usize {
         known.saturating_sub(1) / 3
     }
@@ -78,7 +78,7 @@ impl Trust {
         known.saturating_add(hostile) / 2 + 1
     }
 
-    /// Whether the threshold makes a split impossible as long as no more than `hostile` sign two lists: any two groups of so many
+    /// Whether the threshold makes a split impossible as long as no more than `hostile` sign two lists: any two groups of that many
     /// have more than `hostile` in common, and an honest one signs once.
     pub fn is_safe(&self) -> bool {
         let known = self.authorities.len();
@@ -114,11 +114,12 @@ impl Trust {
 ///
 /// # Errors
 /// Each of [`Refused`] but `RolledBack` and `Split`, which need another list to compare with.
-pub fn check_list(text: &str, trust: &Trust, now: u64) -> Result<SignedList, Refused> {
+pub(crate) fn check_list(text: &str, trust: &Trust, now: u64) -> Result<SignedList, Refused> {
     check_list_with(text, trust, now, &[])
 }
 
-/// The same beside lists of relays that were checked before, each by identity: what stands in one of them in the same words is not checked again.
+/// Checks a list as [`check_list`] does, beside lists of relays that were checked before, each by identity: what stands in one of them in
+/// the same words is not checked again.
 pub(crate) fn check_list_with(
     text: &str,
     trust: &Trust,
@@ -150,7 +151,7 @@ pub fn said_by_holder(signed: &SignedDescriptor) -> Vec<u8> {
     format!("{HOLDER}{signed}").into_bytes()
 }
 
-/// Whether the descriptor names no pin, or the holder of the pin's key has proven that it is its own. Else who has copied the pin could say of the
+/// Whether the descriptor names no pin, or the holder of the pin's key has proven that it is its own. Else whoever has copied the pin could say of the
 /// relay what it likes, by a key of its own.
 pub(crate) fn is_by_holder(signed: &SignedDescriptor, proof: Option<&Proof>) -> bool {
     signed.descriptor.pin.is_none_or(|pin| {
@@ -158,11 +159,11 @@ pub(crate) fn is_by_holder(signed: &SignedDescriptor, proof: Option<&Proof>) -> 
     })
 }
 
-/// Reads a descriptor and checks its signature. How old it may be is for who asks.
+/// Reads a descriptor and checks its signature. How old it may be is for whoever asks.
 ///
 /// # Errors
 /// [`Refused::Malformed`] or [`Refused::Unsigned`].
-pub fn check_descriptor(text: &str) -> Result<SignedDescriptor, Refused> {
+pub(crate) fn check_descriptor(text: &str) -> Result<SignedDescriptor, Refused> {
     let signed = SignedDescriptor::parse(text)?;
     if is_own(&signed) {
         Ok(signed)
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn signatures_over_other_octets_do_not_count() {
+    fn signatures_over_other_bytes_do_not_count() {
         let theirs = signed_by(&list(1_700_000_000, &[descriptor(1)]), &[1, 2]);
         let mut ours = signed_by(&list(1_700_000_000, &[descriptor(2)]), &[3]);
         ours.signatures.extend(theirs.signatures);
@@ -307,20 +308,20 @@ mod tests {
 
         #[test]
         fn a_flipped_bit_anywhere_is_refused(place: prop::sample::Index, bit in 0..8u8) {
-            let mut octets = text().into_bytes();
-            let place = place.index(octets.len());
-            octets[place] ^= 1 << bit;
+            let mut bytes = text().into_bytes();
+            let place = place.index(bytes.len());
+            bytes[place] ^= 1 << bit;
             // All three are needed: a bit of one signature matters too.
-            let refused = String::from_utf8(octets).map_or(true, |text| check_list(&text, &trust(3, 3), NOW).is_err());
+            let refused = String::from_utf8(bytes).map_or(true, |text| check_list(&text, &trust(3, 3), NOW).is_err());
             prop_assert!(refused);
         }
 
         #[test]
         fn a_flipped_bit_of_a_descriptor_is_refused(place: prop::sample::Index, bit in 0..8u8) {
-            let mut octets = descriptor(1).to_string().into_bytes();
-            let place = place.index(octets.len());
-            octets[place] ^= 1 << bit;
-            prop_assert!(String::from_utf8(octets).map_or(true, |text| check_descriptor(&text).is_err()));
+            let mut bytes = descriptor(1).to_string().into_bytes();
+            let place = place.index(bytes.len());
+            bytes[place] ^= 1 << bit;
+            prop_assert!(String::from_utf8(bytes).map_or(true, |text| check_descriptor(&text).is_err()));
         }
     }
 

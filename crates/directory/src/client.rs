@@ -4,21 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use hoplite_overlay::Overlay;
-use hoplite_wire::{
-    Target,
-    directory::{Key, LIST, List, SignedList, Stage, split_signed},
-};
+use hoplite_wire::directory::{LIST, List, SignedList, Source, Stage, split_signed};
 
 use crate::{FetchError, Refused, Store, StoreError, Trust, check::check_list_with, fetch};
-
-/// Where an authority answers, and by what key it signs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
-    /// Host and port of its HTTP.
-    pub address: Target,
-    /// Who it is.
-    pub key: Key,
-}
 
 /// What a list that was believed meant to us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +36,7 @@ struct Kept {
 
 /// Checks what authorities answer beside a [`Client`]: thousands of signatures, for a thread that may block.
 #[derive(Debug)]
-pub struct Judge {
+pub struct ListChecker {
     trust: Trust,
     kept: Vec<Arc<SignedList>>,
 }
@@ -57,7 +45,7 @@ pub struct Judge {
 #[derive(Clone, Debug)]
 pub struct Offered(Arc<SignedList>);
 
-impl Judge {
+impl ListChecker {
     /// What of these answers can be believed, in their order. What is here already, or stands in another answer too, is compared and not checked again.
     pub fn check(mut self, answers: &[String], now: u64) -> Vec<Result<Offered, Refused>> {
         let answers = answers.iter();
@@ -152,9 +140,9 @@ impl Client {
     }
 
     /// Who judges answers.
-    pub fn judge(&self) -> Judge {
+    pub fn checker(&self) -> ListChecker {
         let kept = self.newest.iter().chain(&self.before);
-        Judge {
+        ListChecker {
             trust: self.trust.clone(),
             kept: kept.map(|kept| Arc::clone(&kept.list)).collect(),
         }
@@ -193,7 +181,7 @@ impl Client {
     /// # Errors
     /// Each of [`Refused`], inside; the store's own failures, outside.
     pub fn heard(&mut self, text: &str, now: u64) -> Result<Result<Heard, Refused>, StoreError> {
-        match self.judge().check_one(text, now) {
+        match self.checker().check_one(text, now) {
             Ok(offered) => self.take_one(&offered.0),
             Err(refused) => Ok(Err(refused)),
         }
@@ -392,7 +380,7 @@ mod tests {
         let same = signed_by(&list(START + 3600, &relays), &[2, 3]).to_string();
         let forged = signed_by(&list(START + 3600, &[]), &[1]).to_string();
         let answers = [one, other, forged, old.clone(), same];
-        let judged = client.judge().check(&answers, START + 4000);
+        let judged = client.checker().check(&answers, START + 4000);
         let heard = client.take(judged).expect("stored");
         let forged = Err(Refused::Forged { good: 1, needed: 2 });
         let split = Err(Refused::Split);
@@ -416,7 +404,7 @@ mod tests {
         assert_eq!(crate::check::checks(), before);
         let next = text(START + 3600, &[1, 2, 3, 4]);
         let judged = client
-            .judge()
+            .checker()
             .check(&[next.clone(), next.clone(), next], START + 4000);
         assert_eq!(crate::check::checks(), before + 1, "only the new relay's");
         assert_eq!(judged.len(), 3);
@@ -471,7 +459,7 @@ mod tests {
                         let relays: Vec<_> = (1..=shown.relays).map(descriptor).collect();
                         signed_by(&list(START + 3600 * shown.period, &relays), &shown.signers).to_string()
                     }).collect();
-                    let judged = client.judge().check(&texts, now);
+                    let judged = client.checker().check(&texts, now);
                     let heard = client.take(judged).expect("stored");
                     for (shown, heard) in answers.iter().zip(&heard) {
                         if shown.signers.len() < 2 {

@@ -18,7 +18,7 @@ const COMPLAINT: usize = 1024;
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// There is no road to the authority.
+    /// There is no path to the authority.
     #[error(
         "the authority cannot be reached ({0}): check its address and your network, or ask another"
     )]
@@ -158,12 +158,12 @@ fn is_harmless(text: &str) -> bool {
 
 async fn text(body: Incoming, most: usize) -> Result<String, FetchError> {
     let collected = Limited::new(body, most).collect().await;
-    let octets = collected.map_err(|error| match error.downcast::<hyper::Error>() {
+    let bytes = collected.map_err(|error| match error.downcast::<hyper::Error>() {
         Ok(error) => FetchError::Http(*error),
         Err(error) => {
             debug_assert!(error.is::<LengthLimitError>(), "there is no other");
             FetchError::Unfit
         }
     })?;
-    String::from_utf8(octets.to_bytes().into()).map_err(|_| FetchError::Unfit)
+    String::from_utf8(bytes.to_bytes().into()).map_err(|_| FetchError::Unfit)
 }

@@ -1,8 +1,9 @@
-//! The few relays that a client lets see it: guards. Kept for months, so that a bad relay has to wait for its chance; in an order, so that one
-//! that fails is left for the next and come back to. The store keeps them, the caller hands in the time. A small form of Tor's: guard-spec.
+//! Guards: the few relays to which a client shows its address. They are kept for months, so that a hostile relay seldom becomes one, and in an
+//! order: when one fails the next is used, and the first is tried again later. The store keeps them, the caller hands in the time. A small form
+//! of Tor's guard-spec.
 //!
-//! We do not hold circuits over a later guard back until the first ones have been tried, because one that is used a little too early is given
-//! up after its ten minutes; nor do we jitter retries (proposal 336), because nothing but the use of the client starts them.
+//! We do not make circuits over a later guard wait until the first ones have been tried, because a later guard that is used too early is given
+//! up after ten minutes; nor do we jitter retries (proposal 336), because only the client's own use starts them.
 
 #[cfg(test)]
 mod tests;
@@ -11,22 +12,24 @@ use std::collections::HashSet;
 
 use hoplite_wire::directory::Key;
 
-use crate::select::{Network, PathConstraints, Position, Random};
+use crate::path_selection::{Network, PathConstraints, Position, Random};
 
-/// So many are sampled at most: who makes guards fail, or takes them off the list, gets no further.
-const MOST: usize = 20;
-/// So many of them that can be used are wanted (guard-spec: `MIN_FILTERED_SAMPLE`, 20 there, of a network of thousands).
-const WANTED: usize = 8;
-/// The first so many that can be used are primary: they are tried again sooner (`N_PRIMARY_GUARDS`).
-const PRIMARY: usize = 3;
-/// After so long a guard is replaced: 120 days (`GUARD_LIFETIME`).
-const LIFE: u64 = 120 * 86_400;
-/// But not before it has been used for so long: 60 days (`GUARD_CONFIRMED_MIN_LIFETIME`).
-const CONFIRMED: u64 = 60 * 86_400;
-/// After so long off the list: 20 days (`REMOVE_UNLISTED_GUARDS_AFTER`).
-const UNLISTED: u64 = 20 * 86_400;
-/// If no guard has answered for so long, the network was probably away, not they (`INTERNET_LIKELY_DOWN_INTERVAL`).
-const AWAY: u64 = 600;
+// The parameters of guard-spec, under its names.
+
+/// This many are sampled at most: an attacker who makes guards fail, or takes them off the list, gets no further.
+const MAX_SAMPLE_SIZE: usize = 20;
+/// This many of them that can be used are wanted (20 in guard-spec, of a network of thousands).
+const MIN_FILTERED_SAMPLE: usize = 8;
+/// The first so many that can be used are primary: they are tried again sooner.
+const N_PRIMARY_GUARDS: usize = 3;
+/// After so long a guard is replaced: 120 days.
+const GUARD_LIFETIME: u64 = 120 * 86_400;
+/// But not before it has been used for this long: 60 days.
+const GUARD_CONFIRMED_MIN_LIFETIME: u64 = 60 * 86_400;
+/// After so long off the list: 20 days.
+const REMOVE_UNLISTED_GUARDS_AFTER: u64 = 20 * 86_400;
+/// If no guard has answered for this long, the network was probably away, not they.
+const INTERNET_LIKELY_DOWN_INTERVAL: u64 = 600;
 
 const MINUTE: u64 = 60;
 const HOUR: u64 = 3600;
@@ -75,7 +78,7 @@ impl Guards {
             reach: Reach::Maybe,
         };
         Self {
-            sample: kept.into_iter().take(MOST).map(known).collect(),
+            sample: kept.into_iter().take(MAX_SAMPLE_SIZE).map(known).collect(),
             heard: None,
         }
     }
@@ -104,7 +107,7 @@ impl Guards {
         let usable = self.usable(network, &constraints);
         for (rank, &place) in usable.iter().enumerate() {
             let known = self.sample.get_mut(place)?;
-            known.reach.rest(rank < PRIMARY, now);
+            known.reach.rest(rank < N_PRIMARY_GUARDS, now);
             if !known.reach.is_failing() {
                 return Some(known.guard.identity);
             }
@@ -129,7 +132,9 @@ impl Guards {
         let Some(place) = self.place(identity) else {
             return false;
         };
-        let away = self.heard.is_none_or(|heard| now.abs_diff(heard) >= AWAY);
+        let away = self
+            .heard
+            .is_none_or(|heard| now.abs_diff(heard) >= INTERNET_LIKELY_DOWN_INTERVAL);
         self.heard = Some(now);
         if away {
             // The others failed while the network was away: the first are to be tried before this one is used again.
@@ -143,7 +148,8 @@ impl Guards {
         let new = known.guard.confirmed.is_none();
         if new {
             // "We pick a random time between now and GUARD_CONFIRMED_MIN_LIFETIME/10 in the past": the file tells nobody when circuits were built.
-            known.guard.confirmed = Some(now.saturating_sub(random(CONFIRMED / 10)));
+            known.guard.confirmed =
+                Some(now.saturating_sub(random(GUARD_CONFIRMED_MIN_LIFETIME / 10)));
             let is_confirmed = |known: &&Known| known.guard.confirmed.is_some();
             let before = self.sample.iter().take(place).filter(is_confirmed).count();
             self.sample[before..=place].rotate_right(1);
@@ -179,13 +185,13 @@ impl Guards {
         random: Random<'_>,
     ) {
         let mut usable = self.usable(network, constraints).len();
-        while usable < WANTED && self.sample.len() < MOST {
+        while usable < MIN_FILTERED_SAMPLE && self.sample.len() < MAX_SAMPLE_SIZE {
             let Some(identity) = self.choose(network, constraints, random) else {
                 break;
             };
             let guard = Guard {
                 identity,
-                chosen: now.saturating_sub(random(LIFE / 10)),
+                chosen: now.saturating_sub(random(GUARD_LIFETIME / 10)),
                 confirmed: None,
                 unlisted: None,
             };
@@ -224,9 +230,13 @@ impl Guards {
 impl Guard {
     fn is_kept(&self, now: u64) -> bool {
         let older = |since: u64, than: u64| now.saturating_sub(since) > than;
-        let worn = self.confirmed.is_none_or(|since| older(since, CONFIRMED));
-        let gone = self.unlisted.is_some_and(|since| older(since, UNLISTED));
-        !(gone || older(self.chosen, LIFE) && worn)
+        let worn = self
+            .confirmed
+            .is_none_or(|since| older(since, GUARD_CONFIRMED_MIN_LIFETIME));
+        let gone = self
+            .unlisted
+            .is_some_and(|since| older(since, REMOVE_UNLISTED_GUARDS_AFTER));
+        !(gone || older(self.chosen, GUARD_LIFETIME) && worn)
     }
 }
 

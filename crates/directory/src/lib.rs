@@ -8,20 +8,20 @@
 
 pub mod authority;
 mod check;
-mod choose;
 mod client;
 mod fetch;
 mod guards;
-pub mod select;
+mod path_chooser;
+pub mod path_selection;
 mod store;
 #[cfg(test)]
 mod testing;
 pub mod tor;
 
 pub use authority::Authority;
-pub use check::{Refused, Trust, check_descriptor, check_list, said_by_holder, sign_descriptor};
-pub use choose::{AVOIDED, Moment, PathChooser};
-pub use client::{Client, Heard, Judge, Offered, Source};
+pub use check::{Refused, Trust, said_by_holder, sign_descriptor};
+pub use client::{Client, Heard, ListChecker, Offered};
 pub use fetch::{FetchError, PROOF, fetch, upload};
 pub use guards::{Guard, Guards};
+pub use path_chooser::{AVOIDED, Moment, PathChooser};
 pub use store::{Change, Store, StoreError};

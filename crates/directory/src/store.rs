@@ -15,7 +15,7 @@ use crate::Guard;
 /// The schema's version, in `user_version`.
 const VERSION: i64 = 3;
 /// How long another process may hold the file.
-const PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Lists that prove a split: the two of the last one.
 const PROOFS: i64 = 2;
 
@@ -112,7 +112,7 @@ impl Store {
     }
 
     fn of(connection: Connection) -> Result<Self, StoreError> {
-        connection.busy_timeout(PATIENCE)?;
+        connection.busy_timeout(LOCK_TIMEOUT)?;
         connection.pragma_update(None, "synchronous", "FULL")?;
         let mut store = Self { connection };
         store.transaction(|transaction| {

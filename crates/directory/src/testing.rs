@@ -39,7 +39,7 @@ pub(crate) fn said(n: u8) -> Descriptor {
     }
 }
 
-/// The same, signed.
+/// What relay `n` says of itself, signed by it.
 pub(crate) fn descriptor(n: u8) -> SignedDescriptor {
     sign_descriptor(said(n), &key(n)).expect("signed")
 }

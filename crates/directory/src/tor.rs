@@ -1,5 +1,5 @@
 //! Tor's own directory, so that circuits can go through C tor: a consensus that a majority of known authorities has signed, with the
-//! microdescriptors that it names, as relays. The binary and the interop test use it; [`fetch_all`] asks a directory for all of it.
+//! microdescriptors that it names, as relays. [`fetch_all`] asks a directory for all of it.
 //! dir-spec "Network status consensus", "Accepting server descriptors", "Client operation". Texts are read by `wire::tor`.
 //!
 //! # Not in this room
@@ -30,7 +30,7 @@ const CONSENSUS: &str = "/tor/status-vote/current/consensus-microdesc";
 const CERTIFICATES: &str = "/tor/keys/all";
 /// Microdescriptors of one request: C tor's own number, which its URLs have room for.
 const BATCH: usize = 92;
-/// Bytes of one answer with so many, and of certificates.
+/// Bytes of one answer with this many, and of certificates.
 const ANSWER: usize = 1 << 20;
 
 /// The public network as Tor's authorities see it.
@@ -103,7 +103,7 @@ impl Network {
         value.clamp(*bounds.start(), *bounds.end())
     }
 
-    /// The relays in the form that [`crate::select`] chooses from.
+    /// The relays in the form that [`crate::path_selection`] chooses from.
     pub fn descriptors(&self) -> Vec<Descriptor> {
         let known = self.relays.iter();
         let known = known.map(|relay| (relay.keys.rsa_id, Key(relay.keys.ed25519)));

@@ -3,16 +3,13 @@
 
 use std::path::Path;
 
+use hoplite_channel::How;
 use hoplite_directory::Trust;
 use hoplite_mediator::Listen;
 use serde_json::json;
 
 use crate::{
-    config::{
-        self, Kind,
-        client::{Channel, Client},
-        relay::Relay,
-    },
+    config::{self, Kind, client::Client, relay::Relay},
     say,
     say::Failure,
 };
@@ -31,6 +28,7 @@ pub(crate) fn run(path: &Path, json: bool) -> Result<(), Failure> {
         Kind::Relay => relay(&config::relay::read(&document)?),
         Kind::Client => client(&config::client::read(&document)?),
         Kind::Directory => directory(&config::directory::read(&document)?),
+        Kind::Issuer => issuer(&config::issuer::read(&document)?),
     };
     if json {
         let kind = meaning.kind;
@@ -84,6 +82,7 @@ fn relay(relay: &Relay) -> Meaning {
     }));
     lines.extend(config.onion.enabled.then(|| served(config)));
     lines.push(match config.auth.token.len() {
+        0 if config.auth.is_closed() => "serves whoever has private tokens".into(),
         0 => "serves everybody, without a token".into(),
         n => format!("serves the holders of {n} token(s)"),
     });
@@ -104,6 +103,23 @@ fn relay(relay: &Relay) -> Meaning {
         kind: "relay",
         lines,
         warnings: relay.warnings.clone(),
+    }
+}
+
+fn issuer(config: &config::issuer::Config) -> Meaning {
+    let all = config.account.iter();
+    let tokens: u64 = all.map(|account| u64::from(account.tokens_per_day)).sum();
+    Meaning {
+        kind: "issuer",
+        lines: vec![
+            format!("answers https://{}", config.listen),
+            format!(
+                "gives {} account(s) {tokens} tokens a day together",
+                config.account.len()
+            ),
+            format!("takes another key every {} s", config.epoch.as_secs()),
+        ],
+        warnings: Vec::new(),
     }
 }
 
@@ -175,9 +191,9 @@ fn recognition(client: &Client) -> [String; 2] {
 /// What circuits mean for programs.
 fn circuits(client: &Client) -> [String; 2] {
     let over = match client.config.onion.channel {
-        Channel::Auto => "QUIC or TLS, whichever is there first",
-        Channel::Quic => "QUIC",
-        Channel::Tls => "TLS",
+        How::Raced => "QUIC or TLS, whichever is there first",
+        How::Quic => "QUIC",
+        How::Tls => "TLS",
     };
     [
         format!("by circuits of Tor's cells over {over}; relays are known by their onion keys"),

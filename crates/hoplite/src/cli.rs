@@ -1,5 +1,5 @@
 //! The command line: what can be asked, and how each command ends.
-//! Scripts rely on the names (see the CLI contract in docs/architecture.md).
+//! Scripts rely on the names (docs/command-line.md is the contract).
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -21,7 +21,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Three relays and a client on this machine: a real download through 0 to 3 hops, and one table.
-    Demo(crate::demo::Options),
+    Demo(crate::measure::demo::Options),
     /// Make the identity of a relay: a certificate, its key, and the key of its circuits; prints the pin.
     Keygen(crate::keygen::Options),
     /// Serve as a relay.
@@ -30,6 +30,10 @@ enum Command {
     Client(ConfigFile),
     /// Serve as an authority: gather what relays say of themselves, and sign the list of them with the other authorities.
     Directory(ConfigFile),
+    /// Give accounts tokens for relays that nobody can link.
+    Issuer(ConfigFile),
+    /// Take a private token out of a client's stock and print it, for a browser or curl.
+    Token(crate::wallet::Options),
     /// Read the relays of a network of C tor from its consensus; prints them for a client's file.
     TorRelays(crate::tor_relays::Options),
     /// Take all traffic of this machine over relays, and block the rest.
@@ -43,7 +47,7 @@ enum Command {
     /// Say what a configuration file means, and whether it is right.
     Check(ConfigFile),
     /// What a hop costs on this machine, beside the raw limit.
-    Bench(crate::bench::Options),
+    Bench(crate::measure::bench::Options),
     /// A relay or a client of `demo` and `bench`: told by its stdin what to be, ends with it.
     #[command(name = "__node", hide = true)]
     Node,
@@ -81,26 +85,30 @@ fn run(cli: Cli) -> Result<(), Failure> {
     }
     let _guard = logs::start(cli.json, default_filter(&cli.command))?;
     match cli.command {
-        Command::Demo(options) => crate::demo::run(&options, cli.json),
+        Command::Demo(options) => crate::measure::demo::run(&options, cli.json),
         Command::Keygen(options) => crate::keygen::run(&options, cli.json),
         Command::Relay(file) => crate::relay::run(&file.config),
         Command::Client(file) => crate::client::run(&file.config),
         Command::Directory(file) => crate::directory::run(&file.config),
+        Command::Issuer(file) => crate::issuer::run(&file.config),
+        Command::Token(options) => crate::wallet::print(&options, cli.json),
         Command::TorRelays(options) => crate::tor_relays::run(&options, cli.json),
         Command::Up(options) => crate::up::run(&options, cli.json),
         Command::Down(options) => crate::down::run(&options, cli.json),
         Command::Status(options) => crate::status::run(&options, cli.json),
         Command::Portal(options) => crate::portal::run(&options),
         Command::Check(file) => crate::check::run(&file.config, cli.json),
-        Command::Bench(options) => crate::bench::run(&options, cli.json),
-        Command::Node => crate::testbed::run(),
+        Command::Bench(options) => crate::measure::bench::run(&options, cli.json),
+        Command::Node => crate::measure::testbed::run(),
     }
 }
 
 /// What is logged when `HOPLITE_LOG` does not say: `demo` and `bench` stay out of the way of their tables.
 fn default_filter(command: &Command) -> &'static str {
     match command {
-        Command::Relay(_) | Command::Client(_) | Command::Directory(_) => "info",
+        Command::Relay(_) | Command::Client(_) | Command::Directory(_) | Command::Issuer(_) => {
+            "info"
+        }
         _ => "warn",
     }
 }

@@ -4,21 +4,22 @@ use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use hoplite_crypto::Trust;
 use hoplite_directory::PathChooser;
-use hoplite_link::{Agreed, Peer};
-use hoplite_masque::{self as masque, Choose, Forwarding, Hop, Mode, Paths, Relay};
+use hoplite_link::Peer;
+use hoplite_masque::{self as masque, Choose, Hop, Paths, Relay};
 use hoplite_mediator::{BindError, Config, Front, Listen};
 use hoplite_overlay::{Error, Overlay, direct::Direct};
 use hoplite_quic::Watch;
-use hoplite_wire::forwarding::Transform;
+use hoplite_wire::tuning::Agreed;
 use tracing::{info, warn};
 
 use crate::{
-    config::client::{self, Carrier, Client},
+    config::client::{self, Client, OverlayKind},
     listed::{self, Listed},
+    measure::testbed::{self, Ready},
     process::{self, Asked, Signals},
     say,
     say::Failure,
-    testbed::{self, Ready},
+    wallet::Wallets,
 };
 use onion::Circuits;
 
@@ -36,9 +37,10 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
     process::current_thread_runtime()?.block_on(async {
         let mut signals = Signals::listen()?;
         let front = bind(client.config.front())?;
-        let ground = Ground::default();
-        let listed = listed::prepare(&mut client, &ground.tunnels, None).await?;
-        let carried = overlay_of(&client, listed.as_ref(), recording.watch(), &ground)?;
+        let mut underlay = Underlay::default();
+        underlay.wallets = Some(Wallets::open(&client.config, &underlay.tunnels).await?);
+        let listed = listed::prepare(&mut client, &underlay.tunnels, None).await?;
+        let carried = overlay_of(&client, listed.as_ref(), recording.watch(), &underlay)?;
         say::remark(invitation(&front, &client.config));
         let stopped = stopped(&mut signals, &carried);
         front.serve(carried.overlay.clone(), stopped).await;
@@ -49,7 +51,7 @@ pub(crate) fn run(path: &Path) -> Result<(), Failure> {
     })
 }
 
-async fn stopped(signals: &mut Signals, carried: &Carried) {
+async fn stopped(signals: &mut Signals, carried: &ClientOverlay) {
     while signals.next().await == Asked::Reload {
         carried.tell();
         info!("a client reads its file only when it starts: start it again");
@@ -97,8 +99,8 @@ pub(crate) fn serve_node(client: Option<&Client>) -> Result<(), Failure> {
     process::current_thread_runtime()?.block_on(async {
         let front = bind(client.map_or_else(baseline, |client| client.config.front()))?;
         let carried = match client {
-            Some(client) => overlay_of(client, None, None, &Ground::default())?,
-            None => Carried::without_relays(&Ground::default()),
+            Some(client) => overlay_of(client, None, None, &Underlay::default())?,
+            None => ClientOverlay::without_relays(&Underlay::default()),
         };
         let nowhere = || {
             Failure::new(
@@ -129,15 +131,15 @@ fn baseline() -> Config {
 
 /// An overlay, and what it is made of.
 #[derive(Clone)]
-pub(crate) struct Carried {
+pub(crate) struct ClientOverlay {
     pub(crate) overlay: Arc<dyn Overlay>,
-    road: Road,
+    parts: OverlayParts,
 }
 
 /// What an overlay is made of.
 #[derive(Clone)]
-enum Road {
-    /// Nested hops, those of the path that is used now; none at all is a road, too.
+enum OverlayParts {
+    /// Nested hops, those of the path that is used now; none at all is a path, too.
     Hops(Arc<dyn Fn() -> Vec<Hop>>),
     /// Circuits.
     Circuits(Circuits),
@@ -145,7 +147,7 @@ enum Road {
 
 /// The device's own sockets, on which everything stands.
 #[derive(Clone, Debug)]
-pub(crate) struct Ground {
+pub(crate) struct Underlay {
     /// For the first hop.
     pub(crate) tunnels: Direct,
     /// For flows, where no relay is used.
@@ -154,95 +156,98 @@ pub(crate) struct Ground {
     pub(crate) rest: Option<Duration>,
     /// Whether flows have isolation tokens, for whose next one a path may stand ready.
     pub(crate) tokens: bool,
+    /// Private tokens for relays that want them.
+    pub(crate) wallets: Option<Wallets>,
 }
 
-impl Default for Ground {
+impl Default for Underlay {
     fn default() -> Self {
         Self {
             tunnels: Direct::for_tunnels(),
             flows: Direct::new(),
             rest: None,
             tokens: true,
+            wallets: None,
         }
     }
 }
 
-impl Carried {
+impl ClientOverlay {
     /// The device's own sockets: the baseline of every measurement.
-    fn without_relays(ground: &Ground) -> Self {
+    fn without_relays(underlay: &Underlay) -> Self {
         Self {
-            overlay: Arc::new(ground.flows.clone()),
-            road: Road::Hops(Arc::new(Vec::new)),
+            overlay: Arc::new(underlay.flows.clone()),
+            parts: OverlayParts::Hops(Arc::new(Vec::new)),
         }
     }
 
     fn by_circuits(overlay: Arc<dyn Overlay>, circuits: Circuits) -> Self {
-        let road = Road::Circuits(circuits);
-        Self { overlay, road }
+        let parts = OverlayParts::Circuits(circuits);
+        Self { overlay, parts }
     }
 
     fn by(path: masque::Path) -> Self {
         Self {
             overlay: Arc::new(path.clone()),
-            road: Road::Hops(Arc::new(move || path.hops().to_vec())),
+            parts: OverlayParts::Hops(Arc::new(move || path.hops().to_vec())),
         }
     }
 
     fn by_one_of(paths: Arc<Paths>) -> Self {
         Self {
             overlay: paths.clone(),
-            road: Road::Hops(Arc::new(move || paths.current().hops().to_vec())),
+            parts: OverlayParts::Hops(Arc::new(move || paths.current().hops().to_vec())),
         }
     }
 
     /// What the file calls the relays of the path, the first one first.
     pub(crate) fn names(&self) -> Vec<String> {
-        match &self.road {
-            Road::Hops(hops) => hops().iter().map(|hop| hop.name().to_owned()).collect(),
-            Road::Circuits(circuits) => circuits.names(),
+        match &self.parts {
+            OverlayParts::Hops(hops) => hops().iter().map(|hop| hop.name().to_owned()).collect(),
+            OverlayParts::Circuits(circuits) => circuits.names(),
         }
     }
 
     /// The first of them to which there is no connection now, and its place on the path.
     pub(crate) fn missing(&self) -> Option<(usize, String)> {
-        match &self.road {
-            Road::Hops(hops) => {
+        match &self.parts {
+            OverlayParts::Hops(hops) => {
                 let hops = hops();
-                let place = hops.iter().position(|hop| hop.carrier().is_none())?;
+                let place = hops.iter().position(|hop| hop.http_version().is_none())?;
                 Some((place, hops.get(place)?.name().to_owned()))
             }
-            Road::Circuits(circuits) => circuits.missing(),
+            OverlayParts::Circuits(circuits) => circuits.missing(),
         }
     }
 
     /// What circuits run over now, if they are what carries.
     pub(crate) fn channel(&self) -> Option<&'static str> {
-        match &self.road {
-            Road::Hops(_) => None,
-            Road::Circuits(circuits) => circuits.channel(),
+        match &self.parts {
+            OverlayParts::Hops(_) => None,
+            OverlayParts::Circuits(circuits) => circuits.channel(),
         }
     }
 
     /// The device's network may have changed: the path is looked at soon.
-    pub(crate) fn look(&self) {
-        match &self.road {
-            Road::Hops(hops) => hops().iter().for_each(Hop::look),
-            Road::Circuits(circuits) => circuits.look(),
+    pub(crate) fn network_changed(&self) {
+        match &self.parts {
+            OverlayParts::Hops(hops) => hops().iter().for_each(Hop::network_changed),
+            OverlayParts::Circuits(circuits) => circuits.network_changed(),
         }
     }
 
     /// Nothing is carried any more: relays that would wait for the next circuit are told.
     pub(crate) async fn leave(&self) {
-        if let Road::Circuits(circuits) = &self.road {
+        if let OverlayParts::Circuits(circuits) = &self.parts {
             circuits.leave().await;
         }
     }
 
     /// Says in the log how the path did.
     pub(crate) fn tell(&self) {
-        match &self.road {
-            Road::Hops(hops) => tell_hops(&hops()),
-            Road::Circuits(circuits) => circuits.tell(),
+        match &self.parts {
+            OverlayParts::Hops(hops) => tell_hops(&hops()),
+            OverlayParts::Circuits(circuits) => circuits.tell(),
         }
     }
 }
@@ -269,12 +274,12 @@ pub(crate) fn overlay_of(
     client: &Client,
     listed: Option<&Listed>,
     watch: Option<Arc<dyn Watch>>,
-    ground: &Ground,
-) -> Result<Carried, Failure> {
+    underlay: &Underlay,
+) -> Result<ClientOverlay, Failure> {
     match client.config.overlay {
-        Carrier::Direct => Ok(Carried::without_relays(ground)),
-        Carrier::Masque => over_relays(client, listed, watch, ground),
-        Carrier::Onion => onion::over_circuits(client, listed, watch, ground),
+        OverlayKind::Direct => Ok(ClientOverlay::without_relays(underlay)),
+        OverlayKind::Masque => over_relays(client, listed, watch, underlay),
+        OverlayKind::Onion => onion::over_circuits(client, listed, watch, underlay),
     }
 }
 
@@ -284,18 +289,19 @@ fn over_relays(
     client: &Client,
     listed: Option<&Listed>,
     watch: Option<Arc<dyn Watch>>,
-    ground: &Ground,
-) -> Result<Carried, Failure> {
-    let below: Arc<dyn Overlay> = Arc::new(ground.tunnels.clone());
-    let mut config = tunnel(&client.config);
+    underlay: &Underlay,
+) -> Result<ClientOverlay, Failure> {
+    let below: Arc<dyn Overlay> = Arc::new(underlay.tunnels.clone());
+    let mut config = client.config.tunnel.clone();
+    config.open_limit = client.config.limits.open;
     config.link.hooks.watch = watch;
-    config.link.rest = ground.rest.unwrap_or(config.link.rest);
-    config.spare &= ground.tokens;
+    config.link.rest = underlay.rest.unwrap_or(config.link.rest);
+    config.spare &= underlay.tokens;
     let config = Arc::new(config);
     let made = if !client.config.path.is_empty() {
-        given(client, &below, &config)
+        given(client, &below, underlay, &config)
     } else {
-        chosen(client, listed, below, &config)
+        chosen(client, listed, below, underlay, &config)
     };
     made.map_err(|error| Failure::new("making a path", error, "run 'hoplite check' on the file"))
 }
@@ -303,28 +309,32 @@ fn over_relays(
 fn given(
     client: &Client,
     below: &Arc<dyn Overlay>,
+    underlay: &Underlay,
     config: &Arc<masque::Config>,
-) -> Result<Carried, Error> {
+) -> Result<ClientOverlay, Error> {
     let named = |name: &String| client.relays.iter().find(|hop| hop.relay.name == *name);
-    let relays = client.config.path.iter().filter_map(named).map(relay);
+    let relays = client.config.path.iter().filter_map(named);
+    let relays = relays.map(|hop| relay(hop, underlay.wallets.as_ref()));
     let path = masque::Path::new(relays.collect(), below, config)?;
     path.keep_warm();
-    Ok(Carried::by(path))
+    Ok(ClientOverlay::by(path))
 }
 
 fn chosen(
     client: &Client,
     listed: Option<&Listed>,
     below: Arc<dyn Overlay>,
+    underlay: &Underlay,
     config: &Arc<masque::Config>,
-) -> Result<Carried, Error> {
+) -> Result<ClientOverlay, Error> {
     if let Some(listed) = listed {
         return from_list(client, listed, below, config);
     }
-    let relays = client.relays.iter().map(relay).collect();
-    let paths = Paths::new(relays, below, config, from_file(&client.config))?;
+    let relays = client.relays.iter();
+    let relays = relays.map(|hop| relay(hop, underlay.wallets.as_ref()));
+    let paths = Paths::new(relays.collect(), below, config, from_file(&client.config))?;
     paths.current().keep_warm();
-    Ok(Carried::by_one_of(Arc::new(paths)))
+    Ok(ClientOverlay::by_one_of(Arc::new(paths)))
 }
 
 /// The relays of a file are a list that nobody signed.
@@ -357,8 +367,8 @@ fn from_list(
     listed: &Listed,
     below: Arc<dyn Overlay>,
     config: &Arc<masque::Config>,
-) -> Result<Carried, Error> {
-    let relays = client.relays.iter().map(relay).collect();
+) -> Result<ClientOverlay, Error> {
+    let relays = client.relays.iter().map(|hop| relay(hop, None)).collect();
     let beside = Arc::clone(&below);
     let paths = Paths::new(relays, below, config, listed.chooser())?;
     paths.current().keep_warm();
@@ -368,11 +378,14 @@ fn from_list(
     tokio::spawn(async move {
         let found = |listed: &Listed| {
             let relays = listed.relays(token.as_ref());
-            chosen.renew(relays.iter().map(relay).collect(), listed.chooser());
+            chosen.renew(
+                relays.iter().map(|hop| relay(hop, None)).collect(),
+                listed.chooser(),
+            );
         };
         listed.keep(through, beside, found).await;
     });
-    Ok(Carried::by_one_of(paths))
+    Ok(ClientOverlay::by_one_of(paths))
 }
 
 /// From the operating system: which relays are chosen must not be foreseeable.
@@ -387,7 +400,7 @@ pub(crate) fn random() -> Box<dyn FnMut(u64) -> u64 + Send> {
     })
 }
 
-fn relay(hop: &client::Hop) -> Relay {
+fn relay(hop: &client::Hop, wallets: Option<&Wallets>) -> Relay {
     let trust = match hop.relay.pin {
         Some(pin) => Trust::Pins(vec![pin]),
         None => Trust::WebPki,
@@ -399,44 +412,8 @@ fn relay(hop: &client::Hop) -> Relay {
             trust,
         },
         token: hop.token.clone(),
+        tokens: wallets.and_then(|wallets| wallets.source(&hop.relay)),
         template: hop.relay.template.clone(),
-        mode: hop.relay.mode.map(mode),
+        mode: hop.relay.mode,
     }
-}
-
-fn mode(mode: client::Mode) -> Mode {
-    match mode {
-        client::Mode::Auto => Mode::Auto,
-        client::Mode::Forwarded => Mode::Forwarded,
-        client::Mode::Tunnelled => Mode::Tunnelled,
-    }
-}
-
-fn forwarding(file: &client::Tunnel) -> Forwarding {
-    Forwarding {
-        mode: mode(file.mode),
-        transform: match file.transform {
-            client::Transform::Scramble => Transform::Scramble,
-            client::Transform::Identity => Transform::Identity,
-        },
-        ids: file.forwarded_ids,
-    }
-}
-
-fn tunnel(file: &client::Config) -> masque::Config {
-    let (limits, file) = (&file.limits, &file.tunnel);
-    let mut config = masque::Config {
-        open_limit: limits.open,
-        quic_retry: file.quic_retry,
-        isolated: file.isolated,
-        isolated_idle: file.isolated_idle,
-        gather: file.gather,
-        spare: file.spare,
-        datagram_queue: file.datagram_queue,
-        forwarding: forwarding(file),
-        ..masque::Config::default()
-    };
-    config.link.wishes = file.wishes();
-    config.link.pad = file.pad == client::Pad::Full;
-    config
 }

@@ -8,23 +8,25 @@ use std::{
     net::{IpAddr, SocketAddr},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
+use hoplite_channel::{self as channel, ChannelDialer, Counts, How, Whom, handshake::Us};
 use hoplite_crypto::{Pin, SigningKey, Trust};
 use hoplite_directory::{
-    Authority, Change, Source, Store, StoreError,
+    Authority, Change, Store, StoreError,
     authority::{self, Event, Heard, LastSigned, Probe, Promise, Want, Wanted},
     fetch,
 };
-use hoplite_link::{
-    self as link, Dialer, Peer,
-    channel::{self, ChannelDialer, Counts, How, Whom, handshake::Us},
-};
+use hoplite_link::{self as link, Dialer, Peer};
 use hoplite_overlay::{Direct, Overlay, Terms};
-use hoplite_wire::{Host, Target, directory::Key};
+use hoplite_wire::{
+    Host, Target,
+    directory::{Key, Source},
+};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     net::TcpListener,
     sync::{Notify, oneshot},
@@ -35,15 +37,15 @@ use tracing::{debug, info, warn};
 
 use crate::{
     config::{self, directory::Config},
+    http_server::client,
     identity,
     process::{self, Asked, Signals},
     say::Failure,
 };
-use serve::client;
 
 mod serve;
 
-/// The machine and what is to be written, shared by who answers and who asks.
+/// The machine and what is to be written, shared by whoever answers and whoever asks.
 #[derive(Clone)]
 struct Shared(Arc<State>);
 
@@ -56,10 +58,7 @@ struct State {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Authority> {
-        self.0
-            .authority
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.0.authority.lock()
     }
 
     fn writer(&self) -> &Writer {
@@ -67,7 +66,7 @@ impl Shared {
     }
 
     fn others(&self) -> MutexGuard<'_, HashSet<IpAddr>> {
-        self.0.others.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.others.lock()
     }
 }
 
@@ -146,7 +145,7 @@ fn open(config: &Config, key: SigningKey) -> Result<(Shared, Store), Failure> {
             voting: config.voting.as_secs(),
             intervals: config.intervals,
             bandwidth_cap: config.bandwidth_cap,
-            admission: config.admission.admission(),
+            admission: config.admission.clone(),
         },
         promise,
         now(),
@@ -177,7 +176,7 @@ fn restored(config: &Config, authority: &mut Authority) -> Result<Store, StoreEr
     Ok(store)
 }
 
-/// Goes on with the promise beside an authority's key. It is written once at the start: who cannot write it later would sign nothing.
+/// Goes on with the promise beside an authority's key. It is written once at the start: whoever cannot write it later would sign nothing.
 fn promise(key: &Path) -> Result<Promise, Failure> {
     let path = beside(key);
     let last = match fs::read_to_string(&path) {
@@ -237,7 +236,7 @@ type Job = (Vec<Change>, Option<oneshot::Sender<()>>);
 
 impl Writer {
     fn queue(&self) -> MutexGuard<'_, Vec<Job>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     /// Has it written before long; nobody waits for it.
@@ -283,13 +282,13 @@ impl Writer {
 }
 
 /// The longest pause: a clock that was set is noticed within it.
-const VOTING_PAUSE: Duration = Duration::from_secs(30);
+const MAX_VOTING_PAUSE: Duration = Duration::from_secs(30);
 /// The shortest.
-const LEAST: Duration = Duration::from_millis(50);
+const MIN_VOTING_PAUSE: Duration = Duration::from_millis(50);
 
 /// How long a name may take to be looked up, and when it is looked up again.
-const LOOKUP: Duration = Duration::from_secs(10);
-const AGAIN: Duration = Duration::from_secs(600);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+const LOOKUP_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Another authority, and how patiently it is asked.
 struct Other {
@@ -305,7 +304,7 @@ async fn vote_in_time(shared: Shared, config: &Config, own: Key) {
     let slices = u32::try_from(config.trust().threshold.saturating_add(1)).unwrap_or(u32::MAX);
     // Within a slice everybody is to be asked a few times, and a vote to arrive: docs/directory.md, "How authorities agree".
     let slice = config.voting / slices;
-    let sources = config.authorities.iter().map(|authority| &authority.0);
+    let sources = config.authorities.iter();
     let talking = sources
         .clone()
         .filter(|source| source.key != own)
@@ -315,7 +314,7 @@ async fn vote_in_time(shared: Shared, config: &Config, own: Key) {
                 source: source.clone(),
                 patience: (slice * 2 / 3)
                     .clamp(Duration::from_millis(250), Duration::from_secs(60)),
-                pause: (slice / 6).clamp(LEAST, Duration::from_secs(10)),
+                pause: (slice / 6).clamp(MIN_VOTING_PAUSE, Duration::from_secs(10)),
             };
             talk(shared.clone(), other)
         });
@@ -357,7 +356,8 @@ async fn talk(shared: Shared, other: Other) {
 fn until_next(shared: &Shared) -> Duration {
     let now = moment();
     let next = shared.lock().next(now);
-    next.saturating_sub(now).clamp(LEAST, VOTING_PAUSE)
+    next.saturating_sub(now)
+        .clamp(MIN_VOTING_PAUSE, MAX_VOTING_PAUSE)
 }
 
 fn step(shared: &Shared) {
@@ -378,7 +378,7 @@ async fn ask(shared: &Shared, other: &Other, want: Want) {
     };
     let (most, address) = (want.what.most(), &other.source.address);
     let answer = fetch(&other.overlay, address, &want.path, most, patience).await;
-    // Who is not there, or has none yet, is asked again.
+    // Whoever is not there, or has none yet, is asked again.
     let Ok(text) = answer else { return };
     let heard = shared.lock().heard(&want, text, moment());
     let heard = match heard {
@@ -449,23 +449,23 @@ async fn locate(shared: &Shared, others: &[Source]) {
             match &address.host {
                 Host::Ip(ip) => found.extend([client(*ip)]),
                 Host::Name(name) => {
-                    let terms = Terms::default().within(LOOKUP);
+                    let terms = Terms::default().within(LOOKUP_TIMEOUT);
                     let addresses = overlay.resolve(name.as_str(), &terms).await;
                     found.extend(addresses.into_iter().flatten().map(client));
                 }
             }
         }
         *shared.others() = found;
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(LOOKUP_INTERVAL).await;
     }
 }
 
 /// How long a QUIC endpoint that came to nothing holds memory: three times the probe timeout before a round trip was measured (RFC 9000 §10.2,
 /// RFC 9002 §6.2.2).
-const CLOSING: Duration = Duration::from_secs(3);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long one address may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often it is looked whether somebody is to be tested.
 const REACH_PAUSE: Duration = Duration::from_millis(100);
 
@@ -507,7 +507,7 @@ impl Tester {
     fn new() -> Self {
         let overlay = Arc::new(Direct::new());
         let link = link::Config {
-            handshake: PATIENCE / 2,
+            handshake: ADDRESS_TIMEOUT / 2,
             // Nothing but a handshake comes, three packets at a time until the address is proven (RFC 9000 §8.1); the QUIC stack's room for more
             // would be most of what a test takes.
             receive_segments: 8,
@@ -532,7 +532,7 @@ impl Tester {
         }
         if !passed {
             // Whoever names addresses where nobody is pays with his places, not with the authority's memory.
-            tokio::time::sleep(CLOSING).await;
+            tokio::time::sleep(CLOSE_TIMEOUT).await;
         }
         (probe, passed)
     }
@@ -541,7 +541,7 @@ impl Tester {
         let relay = &probe.relay;
         // Errors call it so: no name gets anywhere.
         let (name, address) = ("to be tested".to_owned(), Target::from(address));
-        let terms = || Terms::default().within(PATIENCE);
+        let terms = || Terms::default().within(ADDRESS_TIMEOUT);
         if relay.onion.is_some() {
             let whom = Whom {
                 name: name.clone(),
@@ -551,7 +551,7 @@ impl Tester {
             };
             let terms = terms();
             let dial = self.channels.dial(&whom, How::Raced, &terms);
-            let Ok(Ok(channel)) = timeout(PATIENCE, Box::pin(dial)).await else {
+            let Ok(Ok(channel)) = timeout(ADDRESS_TIMEOUT, Box::pin(dial)).await else {
                 return false;
             };
             channel.close();
@@ -567,7 +567,7 @@ impl Tester {
         let over = Arc::clone(&self.overlay);
         let dialer = Dialer::new(over, peer, 0, self.link.clone());
         let terms = terms();
-        let dialled = timeout(PATIENCE, Box::pin(dialer.race(&terms))).await;
+        let dialled = timeout(ADDRESS_TIMEOUT, Box::pin(dialer.race(&terms))).await;
         matches!(dialled, Ok(Ok(_)))
     }
 }

@@ -1,24 +1,22 @@
 //! Relays from the directory: the list is fetched and kept before a path is made, and renewed while the client runs. Paths are chosen from it by
 //! [`PathChooser`], whose guards stay in the same file.
 
-use std::{
-    fmt,
-    path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{fmt, path::Path, sync::Arc, time::Duration};
 
 use hoplite_crypto::{Pin, Token};
 use hoplite_directory::{
-    self as directory, Guard, Judge, Moment, Offered, PathChooser, Refused, Store, StoreError,
-    select::{Carrier, Network, NoPath, PathConstraints, Random},
+    self as directory, Guard, ListChecker, Moment, Offered, PathChooser, Refused, Store,
+    StoreError,
+    path_selection::{Network, NoPath, OverlayKind, PathConstraints, Random},
 };
 use hoplite_masque::Choose;
 use hoplite_overlay::Overlay;
+use hoplite_relay::config::Role;
 use hoplite_wire::{
     Target,
     directory::{Descriptor, Key},
 };
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::Notify,
@@ -29,19 +27,19 @@ use tracing::{info, warn};
 
 use crate::{
     client,
-    config::client::{Client, Directory, Hop, Relay, Role},
+    config::client::{Client, Directory, Hop, Relay},
     directory::now,
     say::Failure,
 };
 
 /// The longest pause between two looks whether the list is to be renewed: a device may have slept.
-const PAUSE: Duration = Duration::from_secs(300);
+const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(300);
 
 /// The shortest pause before the authorities are asked for a list that is not due yet: no path can be made from the one that is here, or a relay did
 /// not accept what it says.
-const HASTE: Duration = Duration::from_secs(60);
+const MIN_REFETCH_PAUSE: Duration = Duration::from_secs(60);
 /// How often that pause doubles when it was in vain.
-const DOUBLINGS: u32 = 6;
+const MAX_DOUBLINGS: u32 = 6;
 
 /// The list that a client chooses from.
 #[derive(Clone)]
@@ -67,24 +65,24 @@ struct State {
 /// The paths that a client makes from the list.
 #[derive(Clone, Debug)]
 pub(crate) struct Needs {
-    /// Of so many relays.
+    /// Of this many relays.
     pub(crate) hops: usize,
     /// What they carry.
-    pub(crate) carrier: Carrier,
+    pub(crate) overlay: OverlayKind,
     /// Always these, if there are any.
     pub(crate) explicit: Vec<String>,
 }
 
 impl Needs {
     fn of(client: &Client) -> Self {
-        let carrier = if client.config.is_onion() {
-            Carrier::Onion
+        let overlay = if client.config.is_onion() {
+            OverlayKind::Onion
         } else {
-            Carrier::Masque
+            OverlayKind::Masque
         };
         Self {
             hops: client.config.length(),
-            carrier,
+            overlay,
             explicit: client.config.path.clone(),
         }
     }
@@ -92,7 +90,7 @@ impl Needs {
     /// Whether there is any such path, whatever its guard.
     fn are_met(&self, network: &Network, file: &Directory) -> bool {
         if !self.explicit.is_empty() {
-            return network.explicit(&self.explicit, self.carrier).is_ok();
+            return network.explicit(&self.explicit, self.overlay).is_ok();
         }
         let path = network.select_path(&self.constraints(file), &mut client::random());
         path.is_ok()
@@ -102,7 +100,7 @@ impl Needs {
     fn constraints(&self, file: &Directory) -> PathConstraints {
         PathConstraints {
             hops: self.hops,
-            carrier: self.carrier,
+            overlay: self.overlay,
             region: file.region.clone(),
             apart: file.apart,
             ..PathConstraints::default()
@@ -278,7 +276,7 @@ async fn renew(
     file: &Directory,
     overlay: &dyn Overlay,
 ) -> Result<Vec<String>, StoreError> {
-    let (answers, failures) = answers(known.judge(), file, overlay).await;
+    let (answers, failures) = answers(known.checker(), file, overlay).await;
     let (numbers, offered): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
     let heard = known.take(offered)?;
     let refusals = numbers.into_iter().zip(heard);
@@ -297,11 +295,11 @@ async fn renew(
 /// What of the authorities' answers can be believed, and why there is none of others; by their numbers in the file. Signatures are checked
 /// in a thread that may block: traffic goes on.
 async fn answers(
-    judge: Judge,
+    checker: ListChecker,
     file: &Directory,
     overlay: &dyn Overlay,
 ) -> (Vec<Judged>, Vec<(usize, String)>) {
-    let answers = directory::Client::ask(overlay, &file.sources(), file.wait).await;
+    let answers = directory::Client::ask(overlay, &file.authorities, file.wait).await;
     let (mut numbers, mut texts, mut failures) = (Vec::new(), Vec::new(), Vec::new());
     for (number, answer) in (1..).zip(answers) {
         match answer {
@@ -312,7 +310,7 @@ async fn answers(
             Err(error) => failures.push((number, error.to_string())),
         }
     }
-    let judged = spawn_blocking(move || judge.check(&texts, now())).await;
+    let judged = spawn_blocking(move || checker.check(&texts, now())).await;
     let judged = numbers.into_iter().zip(judged.unwrap_or_default());
     (judged.collect(), failures)
 }
@@ -362,7 +360,7 @@ fn network(known: &directory::Client) -> Network {
 /// The relays of an explicit path, called what the file calls them.
 fn explicit(client: &Client, network: &Network) -> Result<Vec<Hop>, Failure> {
     let path = &client.config.path;
-    let relays = network.explicit(path, Carrier::Masque);
+    let relays = network.explicit(path, OverlayKind::Masque);
     let relays = relays.map_err(|error| no_path(&error))?;
     let named = relays.into_iter().zip(path).map(|(relay, name)| {
         let mut hop = hop(relay, client.token.as_ref());
@@ -405,6 +403,8 @@ fn hop(relay: &Descriptor, token: Option<&Token>) -> Hop {
             operator: relay.operator.clone(),
             token: None,
             token_file: None,
+            issuer: None,
+            origin: None,
             mode: None,
         },
         token: token.cloned(),
@@ -439,7 +439,7 @@ impl Listed {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 
     /// The relays of the list, if it may be used now.
@@ -545,13 +545,13 @@ impl Listed {
             if is_newer {
                 found(self);
             }
-            in_vain = match is_due {
-                _ if is_newer && self.is_of_use() => 0,
-                true => in_vain,
-                false => in_vain.saturating_add(1),
-            };
+            if is_newer && self.is_of_use() {
+                in_vain = 0;
+            } else if !is_due {
+                in_vain = in_vain.saturating_add(1);
+            }
             if is_due && !is_newer {
-                sleep(PAUSE).await;
+                sleep(MAX_CHECK_INTERVAL).await;
             }
         }
     }
@@ -584,8 +584,8 @@ impl Listed {
     /// Whether there is a newer list now.
     async fn renew_by(&self, overlay: &dyn Overlay) -> bool {
         let file = self.lock().file.clone();
-        let judge = self.lock().known.judge();
-        let (answers, _) = answers(judge, &file, overlay).await;
+        let checker = self.lock().known.checker();
+        let (answers, _) = answers(checker, &file, overlay).await;
         let (numbers, offered): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
         // What is written to the disk is written beside the traffic, too.
         let listed = self.clone();
@@ -688,7 +688,7 @@ pub(crate) fn moment() -> Moment {
 /// How long after the last time the authorities may be asked for a list that is not due, when that was in vain so often: between a pause and twice
 /// as long, so that clients that have the same list do not come all at once.
 fn haste(in_vain: u32, random: &mut dyn FnMut(u64) -> u64) -> Duration {
-    let pause = HASTE.saturating_mul(1 << in_vain.min(DOUBLINGS));
+    let pause = MIN_REFETCH_PAUSE.saturating_mul(1 << in_vain.min(MAX_DOUBLINGS));
     pause.saturating_add(Duration::from_secs(random(pause.as_secs())))
 }
 
@@ -696,7 +696,7 @@ fn haste(in_vain: u32, random: &mut dyn FnMut(u64) -> u64) -> Duration {
 async fn wait_until(due: u64) {
     while now() < due {
         let left = Duration::from_secs(due.saturating_sub(now()));
-        sleep(left.min(PAUSE)).await;
+        sleep(left.min(MAX_CHECK_INTERVAL)).await;
     }
 }
 

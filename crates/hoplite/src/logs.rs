@@ -46,7 +46,7 @@ struct Queue {
 }
 
 /// One event on its way into the queue.
-struct Line {
+struct EventWriter {
     queue: Queue,
     text: Vec<u8>,
 }
@@ -127,17 +127,17 @@ impl Drop for Guard {
 }
 
 impl<'a> MakeWriter<'a> for Queue {
-    type Writer = Line;
+    type Writer = EventWriter;
 
-    fn make_writer(&'a self) -> Line {
-        Line {
+    fn make_writer(&'a self) -> EventWriter {
+        EventWriter {
             queue: self.clone(),
             text: Vec::new(),
         }
     }
 }
 
-impl Write for Line {
+impl Write for EventWriter {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         self.text.extend_from_slice(text);
         Ok(text.len())
@@ -148,7 +148,7 @@ impl Write for Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for EventWriter {
     fn drop(&mut self) {
         let text = std::mem::take(&mut self.text);
         if !text.is_empty() && self.queue.lines.try_send(Entry::Line(text)).is_err() {

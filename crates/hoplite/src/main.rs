@@ -4,28 +4,27 @@
 //! # Not in this room
 //! What a relay does (`relay`), how a path is built (`masque`, `onion`), how programs' traffic comes in (`mediator`).
 
-mod bench;
 mod check;
 mod cli;
 mod client;
 mod config;
-mod cpu;
-mod demo;
 mod directory;
 mod down;
+mod http_server;
 mod identity;
+mod issuer;
 mod keygen;
 mod listed;
-mod load;
 mod logs;
+mod measure;
 mod portal;
 mod process;
 mod relay;
 mod say;
 mod status;
-mod testbed;
 mod tor_relays;
 mod up;
+mod wallet;
 
 fn main() -> std::process::ExitCode {
     cli::main()

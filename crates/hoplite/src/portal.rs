@@ -43,8 +43,8 @@ const HIERARCHY: &str = "/sys/fs/cgroup";
 const RESOLVED: &str = "/run/systemd/resolve";
 
 /// How often it is looked whether what was killed has ended, and how many times.
-const LOOK: Duration = Duration::from_millis(20);
-const LOOKS: u32 = 250;
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+const MAX_POLLS: u32 = 250;
 
 /// `hoplite portal`
 #[derive(Debug, Args)]
@@ -94,7 +94,7 @@ async fn pass(options: &Options, mut signals: Signals) -> Result<(), Failure> {
     };
     let servers = servers(options);
     fs::create_dir(group()).map_err(failed)?;
-    let (hole, closed) = Hole::open().map_err(failed)?;
+    let (hole, closed) = FirewallException::open().map_err(failed)?;
     see_servers(&options.place.run_dir, &servers).map_err(failed)?;
     let mut program = born_in_group(&options.command)?;
     let ended = spawn_blocking(move || program.wait());
@@ -137,9 +137,9 @@ fn group() -> PathBuf {
 }
 
 /// The table that lets the group pass. It is gone when this is dropped, and when this process is.
-struct Hole(Child);
+struct FirewallException(Child);
 
-impl Hole {
+impl FirewallException {
     /// Opens it. What comes with it ends when it has been closed, by whomever.
     fn open() -> io::Result<(Self, impl BufRead + Send + 'static)> {
         let (said, says) = io::pipe()?;
@@ -169,7 +169,7 @@ impl Hole {
     }
 }
 
-impl Drop for Hole {
+impl Drop for FirewallException {
     fn drop(&mut self) {
         // The end of its input is its end; the kernel takes the table with its socket.
         drop(self.0.stdin.take());
@@ -267,11 +267,11 @@ async fn empty() -> Result<(), Complaint> {
         let killed = fs::write(group.join("cgroup.kill"), "1");
         match killed.and_then(|()| remove(&group)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => break,
-            Err(error) if looks >= LOOKS => return Err(failed(error)),
+            Err(error) if looks >= MAX_POLLS => return Err(failed(error)),
             Err(_) => looks += 1,
             Ok(()) => break,
         }
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
     // One that belongs to a living process goes with that.
     let text = format!("table inet {GROUP} {{}}\ndelete table inet {GROUP}\n");

@@ -5,31 +5,25 @@ use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use hoplite_crypto::{Certificates, Identity, SigningKey, onion::Secrets};
 use hoplite_directory::{
-    Client, FetchError, Heard, Source, Store, said_by_holder, sign_descriptor, upload,
+    Client, FetchError, Heard, Refused, Store, said_by_holder, sign_descriptor, upload,
 };
 use hoplite_overlay::Direct;
-use hoplite_relay::{
-    Config, Handle, Listed, Parts, Rekey, Relay, StartError,
-    config::{Directory, Role},
-};
+use hoplite_relay::{Config, Handle, Listed, Parts, Rekey, Relay, StartError, config::Role};
 use hoplite_wire::{
     Target,
-    directory::{Descriptor, Key, Ports, Roles},
+    directory::{Descriptor, Key, Ports, Roles, Source},
 };
 use ring::rand::{SecureRandom, SystemRandom};
-use tokio::{sync::watch, time::sleep};
+use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 use tracing::{error, info, warn};
 
 use crate::{
-    config::{
-        self,
-        directory::{Authority, trust},
-    },
+    config::{self, directory::trust},
     directory::now,
     identity::{self, Files, Stored},
+    measure::testbed::{self, Ready},
     process::{self, Asked, Signals},
     say::Failure,
-    testbed::{self, Ready},
 };
 
 /// How long open tunnels may go on after the relay was told to stop.
@@ -232,9 +226,9 @@ pub(crate) fn serve_node(config: &Config) -> Result<(), Failure> {
 /// How far this machine's clock may be off.
 const SKEW: Duration = Duration::from_secs(60);
 /// How long an authority may take to answer.
-const WAIT: Duration = Duration::from_secs(20);
+const FETCH_TIMEOUT: Duration = Duration::from_secs(20);
 /// The longest pause between two looks whether a list is due, and the one after a list could not be had.
-const PAUSE: Duration = Duration::from_secs(60);
+const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Fetches the directory's list for a relay of circuits, so that its channels know whom the list has. It is kept in memory alone: a relay without a list
 /// serves as well, but knows nobody. One that is too old is better than none: who was known stays so until there is a newer one.
@@ -244,25 +238,15 @@ struct Reader {
     listed: Listed,
 }
 
-/// The authorities that the file names, as all files have them.
-pub(crate) fn known_authorities(directory: &Directory) -> Vec<Authority> {
-    let named = directory.authorities.iter();
-    let source = |named: &hoplite_relay::config::Authority| Source {
-        address: named.address.clone(),
-        key: named.key,
-    };
-    named.map(source).map(Authority).collect()
-}
-
 impl Reader {
     /// None if the file names no authority, or the relay serves no circuits.
     fn of(config: &Config, handle: &Handle) -> Result<Option<Self>, Failure> {
-        let named = known_authorities(&config.directory);
-        let Some(listed) = handle.listed().filter(|_| !named.is_empty()) else {
+        let directory = &config.directory;
+        let sources = &directory.authorities;
+        let Some(listed) = handle.listed().filter(|_| !sources.is_empty()) else {
             return Ok(None);
         };
-        let directory = &config.directory;
-        let trust = trust(&named, directory.threshold, directory.hostile.into(), SKEW);
+        let trust = trust(sources, directory.threshold, directory.hostile, SKEW);
         let client = Store::in_memory().and_then(|store| Client::new(trust, store));
         let client = client.map_err(|error| {
             let doing = "making room for the list of relays";
@@ -270,7 +254,7 @@ impl Reader {
         })?;
         Ok(Some(Self {
             client,
-            sources: named.into_iter().map(|named| named.0).collect(),
+            sources: sources.clone(),
             listed,
         }))
     }
@@ -282,33 +266,46 @@ impl Reader {
                 let due = self.client.next(now(), &mut below);
                 while now() < due {
                     let left = Duration::from_secs(due.saturating_sub(now()));
-                    sleep(left.min(PAUSE)).await;
+                    sleep(left.min(MAX_CHECK_INTERVAL)).await;
                 }
             } else {
-                sleep(PAUSE).await;
+                sleep(MAX_CHECK_INTERVAL).await;
             }
         }
     }
 
     /// Whether there is a list that may be used.
     async fn renew(&mut self) -> bool {
-        let answers = Client::ask(&Direct::new(), &self.sources, WAIT).await;
+        let answers = Client::ask(&Direct::new(), &self.sources, FETCH_TIMEOUT).await;
+        let (mut numbers, mut texts) = (Vec::new(), Vec::new());
         for (authority, answer) in (1..).zip(answers) {
-            let heard = match answer {
-                Ok(text) => self.client.heard(&text, now()),
-                Err(error) => {
-                    warn!(authority, "the list of relays cannot be had: {error}");
-                    continue;
+            match answer {
+                Ok(text) => {
+                    numbers.push(authority);
+                    texts.push(text);
                 }
-            };
-            match heard {
-                Ok(Ok(Heard::Newer)) => self.tell(),
-                Ok(Ok(_)) => {}
-                Ok(Err(refused)) => warn!(authority, "a list of relays is refused: {refused}"),
-                Err(error) => warn!(authority, "a list of relays cannot be kept: {error}"),
+                Err(error) => warn!(authority, "the list of relays cannot be had: {error}"),
             }
         }
+        // Thousands of signatures, where nothing else waits for this thread.
+        let checker = self.client.checker();
+        let offered = spawn_blocking(move || checker.check(&texts, now())).await;
+        match self.client.take(offered.unwrap_or_default()) {
+            Ok(heard) => self.heard(&numbers, &heard),
+            Err(error) => warn!("a list of relays cannot be kept: {error}"),
+        }
         matches!(self.client.list(now()), Ok(Some(_)))
+    }
+
+    fn heard(&self, authorities: &[usize], heard: &[Result<Heard, Refused>]) {
+        for (authority, heard) in authorities.iter().zip(heard) {
+            if let Err(refused) = heard {
+                warn!(authority, "a list of relays is refused: {refused}");
+            }
+        }
+        if heard.contains(&Ok(Heard::Newer)) {
+            self.tell();
+        }
     }
 
     fn tell(&self) {
@@ -335,9 +332,9 @@ fn below(most: u64) -> u64 {
 }
 
 /// How long an authority may take to answer.
-const PATIENCE: Duration = Duration::from_secs(20);
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(20);
 /// When those are asked again that did not take it.
-const AGAIN: Duration = Duration::from_secs(60);
+const UPLOAD_RETRY_PAUSE: Duration = Duration::from_secs(60);
 
 /// Tells the authorities of the directory what the relay says of itself: at its start, and again and again. The key that signs it is
 /// beside the relay's identity, and made if it is not there: the identity of its circuits, or of a relay without them a key of its own. With it
@@ -396,7 +393,7 @@ impl Publisher {
             self.descriptor.pin = self.certificates.pin().map(Into::into);
             let missed = self.publish().await;
             let pause = if missed {
-                AGAIN.min(self.every)
+                UPLOAD_RETRY_PAUSE.min(self.every)
             } else {
                 self.every
             };
@@ -425,7 +422,7 @@ impl Publisher {
         let overlay = Direct::new();
         let mut missed = false;
         for (authority, address) in (1..).zip(&self.authorities) {
-            let answer = upload(&overlay, address, (&signed, Some(&proof)), PATIENCE).await;
+            let answer = upload(&overlay, address, (&signed, Some(&proof)), UPLOAD_TIMEOUT).await;
             if let Err(error) = answer {
                 missed = true;
                 warn_of(authority, &error);
@@ -514,7 +511,7 @@ fn describe(config: &Config, listen: &[SocketAddr], identity: Key) -> Descriptor
 /// For how many seconds the last key is accepted: lists live for hours, clients sleep for days.
 const LAST: u64 = 7 * 24 * 3600;
 /// How often is looked whether it is time: the calendar may jump, and a machine may sleep.
-const LOOK: Duration = Duration::from_secs(600);
+const ROTATION_CHECK_INTERVAL: Duration = Duration::from_secs(600);
 
 /// The onion key of a running relay, and when it changes, where a directory is told of it.
 /// tor-spec, "Keys and names": the one before is accepted for at least a week. What is published is on disk first.
@@ -549,7 +546,7 @@ impl Rotation {
             if let Err(failure) = self.look(now()) {
                 warn!("the onion key stays: {failure}");
             }
-            sleep(LOOK).await;
+            sleep(ROTATION_CHECK_INTERVAL).await;
         }
     }
 

@@ -14,7 +14,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 /// How long a line to stderr may take.
-const PATIENCE: Duration = Duration::from_secs(1);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Writes a line to stdout.
 pub(crate) fn answer(line: impl AsRef<str>) -> Result<(), Failure> {
@@ -50,7 +50,7 @@ pub(crate) fn remark(line: impl AsRef<str>) {
         .spawn(write)
         .is_ok()
     {
-        written.recv_timeout(PATIENCE).unwrap_or_default();
+        written.recv_timeout(WRITE_TIMEOUT).unwrap_or_default();
     }
 }
 
@@ -131,7 +131,7 @@ impl Failure {
         }
     }
 
-    /// The exit code of the CLI contract.
+    /// The exit code (docs/command-line.md).
     pub(crate) fn code(&self) -> ExitCode {
         match self {
             Self::Wrong(_) => ExitCode::from(2),

@@ -39,7 +39,6 @@ pub(crate) use session::on_one_thread as session_runtime;
 
 mod apart;
 pub(crate) mod block;
-mod carrier;
 pub(crate) mod control;
 pub(crate) mod driver;
 mod netlink;
@@ -47,6 +46,7 @@ pub(crate) mod nftables;
 pub(crate) mod plan;
 mod resolv;
 mod session;
+mod traffic;
 mod watch;
 
 /// `hoplite up`
@@ -180,10 +180,16 @@ fn start(options: &Options, json: bool) -> Result<(), Failure> {
 }
 
 fn load(options: &Options) -> Result<Client, Failure> {
-    match &options.config {
-        Some(path) => config::client::load(path),
-        None => Ok(Client::default()),
+    let Some(path) = &options.config else {
+        return Ok(Client::default());
+    };
+    let client = config::client::load(path)?;
+    if client.relays.iter().any(|hop| hop.relay.issuer.is_some()) {
+        let why = "a relay of the file wants private tokens, which a device cannot show yet";
+        let remedy = "use 'hoplite client', or a token of the relay's own";
+        return Err(Failure::new("taking the device over", why, remedy));
     }
+    Ok(client)
 }
 
 fn rights() -> Result<(), Failure> {
@@ -282,8 +288,8 @@ fn tell(status: &Status, json: bool) -> Result<(), Failure> {
 }
 
 /// How often, and after what pause, one is tried again whose holder is ending.
-const TRIES: u32 = 250;
-const PAUSE: Duration = Duration::from_millis(20);
+const LOCK_RETRIES: u32 = 250;
+const LOCK_RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// Held by who changes the machine.
 pub(crate) const DEVICE_LOCK: &str = "lock";
@@ -316,14 +322,14 @@ impl Lock {
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false);
         let mut file = options.mode(0o600).open(&path).map_err(failed)?;
-        let mut tries = TRIES;
+        let mut tries = LOCK_RETRIES;
         while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             let holder = holder(&mut file);
             if tries == 0 || !is_ending(holder) {
                 return Err(Refusal::Held(holder));
             }
             tries -= 1;
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(LOCK_RETRY_PAUSE);
         }
         file.rewind()
             .and_then(|()| file.set_len(0))

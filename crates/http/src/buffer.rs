@@ -28,8 +28,8 @@ pub fn read_shared<E>(read: impl FnOnce(&mut BytesMut) -> Result<usize, E>) -> R
         if len >= SMALL {
             return Ok(buffer.split().freeze());
         }
-        let octets = Bytes::copy_from_slice(buffer);
+        let bytes = Bytes::copy_from_slice(buffer);
         buffer.clear();
-        Ok(octets)
+        Ok(bytes)
     })
 }

@@ -16,7 +16,7 @@ use hoplite_wire::{
 use crate::DatagramSink;
 
 /// How many pieces of a stream are read before others get their turn.
-const TURN: usize = 32;
+const READ_BUDGET: usize = 32;
 
 /// Why an HTTP Datagram or a capsule comes to nothing; the flow goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,10 +107,10 @@ fn turn<E: From<Malformed>>(
     sink: &dyn DatagramSink,
     cx: &mut Context<'_>,
 ) -> Poll<Result<bool, E>> {
-    for done in 0..TURN {
+    for done in 0..READ_BUDGET {
         match poll_data(cx) {
-            Poll::Ready(Ok(Some(mut octets))) => {
-                while let Some(item) = capsules.next(&mut octets) {
+            Poll::Ready(Ok(Some(mut bytes))) => {
+                while let Some(item) = capsules.next(&mut bytes) {
                     let trace = |why| tracing::trace!(?why, "a capsule was dropped");
                     if let ControlFlow::Break(refused) = deliver(item, sink, trace) {
                         return Poll::Ready(Err(refused.malformed().into()));

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_overlay::{Asked, Error};
+use hoplite_overlay::{Error, PendingStream};
 use hoplite_wire::{ResponseHead, h3::Code};
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 
@@ -178,7 +178,7 @@ impl Exchange {
         }
     }
 
-    /// A byte stream, for CONNECT. The client may call it before the response, which is read by [`Asked::poll_answer`] then.
+    /// A byte stream, for CONNECT. The client may call it before the response, which is read by [`PendingStream::poll_answer`] then.
     ///
     /// # Errors
     /// This version has no client.
@@ -205,11 +205,11 @@ impl DataSender {
     ///
     /// # Errors
     /// The peer stopped the stream, or the connection is lost.
-    pub async fn write(&mut self, octets: Bytes) -> Result<(), HttpError> {
+    pub async fn write(&mut self, bytes: Bytes) -> Result<(), HttpError> {
         match self {
-            Self::H3(sender) => Ok(sender.write(octets).await?),
-            Self::H2(sender) => Ok(sender.write(octets).await?),
-            Self::H1(sender) => Ok(sender.write(octets).await?),
+            Self::H3(sender) => Ok(sender.write(bytes).await?),
+            Self::H2(sender) => Ok(sender.write(bytes).await?),
+            Self::H1(sender) => Ok(sender.write(bytes).await?),
         }
     }
 
@@ -250,7 +250,7 @@ impl DataReceiver {
     }
 }
 
-impl Asked for ByteStream {
+impl PendingStream for ByteStream {
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         match self {
             Self::H3(stream) => stream.poll_answer(cx),

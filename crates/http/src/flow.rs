@@ -61,7 +61,7 @@ impl Flow {
         };
         let lost = batch.payloads().count().saturating_sub(accepted);
         let is_too_large =
-            lost > 0 && self.version() == HttpVersion::H3 && batch.segment > self.max_payload();
+            lost > 0 && self.version().is_over_quic() && batch.segment > self.max_payload();
         let (full, too_large) = if is_too_large { (0, lost) } else { (lost, 0) };
         Sent {
             accepted,
@@ -142,7 +142,7 @@ impl Flow {
         }
     }
 
-    /// Whether nothing waits to be sent; who asks has waited for that already for so long.
+    /// Whether nothing waits to be sent; whoever asks has waited for that already for this long.
     pub fn is_drained(&self, waited: Duration) -> bool {
         match self {
             Self::H3(flow) => flow.is_drained(waited),

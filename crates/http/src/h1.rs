@@ -11,7 +11,7 @@ use std::{
     future::poll_fn,
     io,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -26,6 +26,7 @@ use http::{HeaderValue, Request, Response, header};
 use http_body_util::Empty;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn, upgrade::OnUpgrade};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     io::{AsyncReadExt, AsyncWrite},
     net::TcpStream,
@@ -42,10 +43,11 @@ use crate::{
 };
 
 /// The parser's buffer cannot be smaller, in bytes.
-const LEAST_BUFFER: usize = 8192;
+const MIN_BUFFER: usize = 8192;
 
 type Stream = TlsStream<TcpStream>;
-type Asked = (RequestHead, Exchange);
+/// Boxed, so that the queue of a connection without any is small.
+type Asked = Box<(RequestHead, Exchange)>;
 /// Whoever holds one keeps the session open: its driver while requests may come, then its tunnel.
 type Open = mpsc::Sender<Asked>;
 
@@ -95,7 +97,7 @@ impl Session {
 
     /// The next request; `None` when the connection has ended or is a tunnel's.
     pub async fn accept(&self) -> Option<(RequestHead, Exchange)> {
-        self.requests.lock().await.recv().await
+        self.requests.lock().await.recv().await.map(|asked| *asked)
     }
 
     /// Takes no more requests; a tunnel goes on.
@@ -115,7 +117,7 @@ async fn drive(stream: Stream, config: Config, open: Open, drain: Arc<Notify>) {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(config.head_timeout)
-        .max_buf_size(config.max_head.max(LEAST_BUFFER))
+        .max_buf_size(config.max_head.max(MIN_BUFFER))
         .auto_date_header(false)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
@@ -148,7 +150,7 @@ async fn ask(
     let exchange = Exchange::new(answer_in, upgrade, open.clone(), config)
         .describe(head.protocol.is_some(), content);
     // If the owner has gone, the exchange is dropped, and there is no answer.
-    drop(open.send((head, exchange)).await);
+    drop(open.send(Box::new((head, exchange))).await);
     answer.await
 }
 
@@ -222,9 +224,10 @@ impl Exchange {
         let State::Asked(answer, upgrade) = std::mem::replace(&mut self.state, State::Over) else {
             return Err(H1Error);
         };
-        let response = match self.upgraded {
-            true => head::write(&head::switching(head)),
-            false => head::write(head),
+        let response = if self.upgraded {
+            head::write(&head::switching(head))
+        } else {
+            head::write(head)
         };
         answer.send(response.ok_or(H1Error)?).map_err(|_| H1Error)?;
         let upgraded = timeout(self.patience, upgrade).await;
@@ -284,7 +287,7 @@ impl Tunnel {
     }
 
     fn tls(&self) -> MutexGuard<'_, Stream> {
-        self.tls.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tls.lock()
     }
 
     fn poll_read(&self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
@@ -296,18 +299,18 @@ impl Tunnel {
             }
         });
         match read {
-            Ok(octets) => Poll::Ready(Ok(octets)),
+            Ok(bytes) => Poll::Ready(Ok(bytes)),
             Err(Some(error)) => Poll::Ready(Err(error)),
             Err(None) => Poll::Pending,
         }
     }
 
-    fn poll_write(&self, cx: &mut Context<'_>, octets: &mut Bytes) -> Poll<io::Result<()>> {
+    fn poll_write(&self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         let mut tls = self.tls();
-        while !octets.is_empty() {
-            match ready!(Pin::new(&mut *tls).poll_write(cx, octets))? {
+        while !bytes.is_empty() {
+            match ready!(Pin::new(&mut *tls).poll_write(cx, bytes))? {
                 0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                written => octets.advance(written),
+                written => bytes.advance(written),
             }
         }
         Pin::new(&mut *tls).poll_flush(cx)
@@ -324,8 +327,8 @@ impl DataReceiver {
             return Poll::Ready(Ok(Some(std::mem::take(&mut self.first))));
         }
         let tunnel = self.tunnel.as_ref().ok_or(H1Error)?;
-        let octets = ready!(tunnel.poll_read(cx)).map_err(|_| H1Error)?;
-        Poll::Ready(Ok(Some(octets).filter(|octets| !octets.is_empty())))
+        let bytes = ready!(tunnel.poll_read(cx)).map_err(|_| H1Error)?;
+        Poll::Ready(Ok(Some(bytes).filter(|bytes| !bytes.is_empty())))
     }
 }
 
@@ -342,13 +345,13 @@ impl DataSender {
         }
     }
 
-    /// Writes all of `octets`.
+    /// Writes all of `bytes`.
     ///
     /// # Errors
     /// The client has gone.
-    pub async fn write(&mut self, mut octets: Bytes) -> Result<(), H1Error> {
+    pub async fn write(&mut self, mut bytes: Bytes) -> Result<(), H1Error> {
         let tunnel = self.tunnel()?;
-        let written = poll_fn(|cx| tunnel.poll_write(cx, &mut octets)).await;
+        let written = poll_fn(|cx| tunnel.poll_write(cx, &mut bytes)).await;
         written.map_err(|_| H1Error)
     }
 
@@ -456,7 +459,7 @@ impl Outbox {
 
     fn put(&self, batch: Batch<'_>) -> Sent {
         let mut sent = Sent::default();
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         for payload in batch.payloads() {
             if payload.len() >= MAX_DATAGRAM {
                 sent.too_large += 1;
@@ -474,7 +477,7 @@ impl Outbox {
 
     /// All that waits; the memory goes with it, so that a tunnel at rest has none.
     fn take(&self) -> Bytes {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         std::mem::take(&mut *waiting).freeze()
     }
 

@@ -25,7 +25,7 @@ use std::{
 use ::h2::{Reason, client::SendRequest};
 use bytes::Bytes;
 use hoplite_overlay::{Error, ErrorKind};
-use hoplite_wire::message::RequestHead;
+use hoplite_wire::http_head::RequestHead;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::{Mutex, Semaphore, mpsc, watch},
@@ -106,13 +106,6 @@ pub enum H2Error {
     State,
 }
 
-impl H2Error {
-    /// Whether other requests on the connection fail too.
-    pub fn ends_connection(&self) -> bool {
-        matches!(self, Self::Connection(_) | Self::Dead | Self::Closed)
-    }
-}
-
 impl From<::h2::Error> for H2Error {
     fn from(error: ::h2::Error) -> Self {
         match error.reason() {
@@ -180,7 +173,8 @@ enum Role {
         /// Turns true when the server's settings are known.
         settled: watch::Receiver<bool>,
     },
-    Server(Mutex<mpsc::Receiver<Incoming>>),
+    /// Boxed, so that the queue of a connection without any is small.
+    Server(Mutex<mpsc::Receiver<Box<Incoming>>>),
 }
 
 impl Session {
@@ -230,7 +224,8 @@ impl Session {
         let (requests, incoming) = mpsc::channel(BACKLOG);
         let role = Role::Server(Mutex::new(incoming));
         let (session, driver) = Self::new(role, config, reads);
-        tokio::spawn(driver.server(connection, requests));
+        // Boxed: every future that it passes through would have room for it.
+        tokio::spawn(driver.server(Box::new(connection), requests));
         Ok(session)
     }
 
@@ -287,15 +282,15 @@ impl Session {
     /// The next request; `None` when the connection has ended.
     pub async fn accept(&self) -> Option<Incoming> {
         match &self.0.role {
-            Role::Server(incoming) => incoming.lock().await.recv().await,
+            Role::Server(incoming) => incoming.lock().await.recv().await.map(|one| *one),
             Role::Client { .. } => None,
         }
     }
 
     /// From now on the peer of a server may send so much on all streams before it is read, in bytes. What it was allowed before is not taken back: it
     /// gets no more until as much as was withdrawn has been read.
-    pub fn set_connection_window(&self, octets: u32) {
-        self.0.window.send_replace(octets.min(LARGEST_WINDOW));
+    pub fn set_connection_window(&self, bytes: u32) {
+        self.0.window.send_replace(bytes.min(LARGEST_WINDOW));
     }
 
     /// Resolves when the connection has ended, with the reason.
@@ -324,7 +319,7 @@ impl Session {
         self.stop(Stop::Close);
     }
 
-    /// The same, because the client does nothing but cost: it is told so (ENHANCE_YOUR_CALM, RFC 9113 §7).
+    /// Ends the connection of a client that does nothing but cost, and tells it so (ENHANCE_YOUR_CALM, RFC 9113 §7).
     pub fn calm(&self) {
         self.stop(Stop::Calm);
     }

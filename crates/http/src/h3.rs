@@ -18,8 +18,8 @@ use std::{
     time::Duration,
 };
 
-use hoplite_link::{ConnectionController, quic};
 use hoplite_overlay::{Error, ErrorKind};
+use hoplite_quic::{self as quic, ConnectionController};
 use hoplite_wire::h3::Code;
 
 use crate::DatagramSink;
@@ -33,9 +33,6 @@ mod session;
 pub use exchange::{DataReceiver, DataSender, Exchange, H3Stream};
 pub use flow::Flow;
 pub use session::{Incoming, Session};
-
-/// The ALPN token.
-pub const ALPN: &[u8] = b"h3";
 
 /// How a session behaves.
 #[derive(Clone, Debug)]
@@ -139,7 +136,7 @@ pub struct Counters {
     pub malformed: AtomicU64,
     /// Datagrams with a context id other than 0.
     pub unknown_context: AtomicU64,
-    /// Payloads too large for the road.
+    /// Payloads too large for the path.
     pub too_large: AtomicU64,
     /// Payloads dropped because the connection takes no more now.
     pub full: AtomicU64,

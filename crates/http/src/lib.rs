@@ -46,8 +46,13 @@ pub enum HttpVersion {
 }
 
 impl HttpVersion {
-    /// Its name in ALPN.
-    pub const fn alpn(self) -> &'static str {
+    /// Whether it is spoken over QUIC, whose packets carry datagrams.
+    pub const fn is_over_quic(self) -> bool {
+        matches!(self, Self::H3)
+    }
+
+    /// Its name, for people.
+    pub const fn name(self) -> &'static str {
         match self {
             Self::H1 => "http/1.1",
             Self::H2 => "h2",
@@ -58,7 +63,7 @@ impl HttpVersion {
 
 impl fmt::Display for HttpVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.alpn())
+        f.write_str(self.name())
     }
 }
 

@@ -1,7 +1,7 @@
 //! A connection, of whichever version: make requests, take requests, drain, close.
-//! `masque` keeps one for each relay that a path begins at, `relay` one for each client.
+//! `masque` keeps one or more for each hop, `relay` one for each of a client's connections.
 
-use hoplite_link::quic;
+use hoplite_quic::{self as quic};
 use hoplite_wire::{RequestHead, h3::Code};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -172,7 +172,7 @@ impl Session {
         }
     }
 
-    /// The same, because the client does nothing but cost: it is told so (H3_EXCESSIVE_LOAD, ENHANCE_YOUR_CALM).
+    /// Ends the connection of a client that does nothing but cost, and tells it so (H3_EXCESSIVE_LOAD, ENHANCE_YOUR_CALM).
     pub fn close_excessive(&self) {
         match self {
             Self::H3(session) => session.close(Code::EXCESSIVE_LOAD),

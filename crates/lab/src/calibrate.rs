@@ -23,12 +23,12 @@ use crate::{
     cli::CalibrateArgs,
     emulator::{self, Options, Port, Running},
     errors::{Complaint, Failure},
+    experiments::trial::{EmulatorHealth, LinkCount},
     netns::{
         Host, Lab,
         user::{Entered, enter},
     },
     topology::{Direction, Link, Node, Topology},
-    trial::{EmulatorHealth, LinkCount},
 };
 
 /// One thing that is measured.
@@ -275,7 +275,7 @@ fn pair(direction: &Direction) -> Topology {
     }
 }
 
-/// So many hosts around a router.
+/// This many hosts around a router.
 fn star(hosts: usize, direction: &Direction) -> Topology {
     let names: Vec<String> = (1..=hosts).map(|number| format!("h{number}")).collect();
     let nodes = names.iter().map(|name| Node::host(name));

@@ -4,7 +4,12 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::{calibrate, campaign, doctor, errors::Failure, report, scenario, workload, world};
+use crate::{
+    calibrate, doctor,
+    errors::Failure,
+    experiments::{campaign, scenario, workload, world},
+    results::report,
+};
 
 /// Emulated networks, every competitor beside Hoplite, figures that stand up.
 #[derive(Debug, Parser)]

@@ -17,12 +17,14 @@ use serde::Serialize;
 use crate::{
     cli::DoctorArgs,
     errors::{Complaint, Failure},
-    netns::{process::search_path, tun},
-    scenario::{
-        self,
-        subject_file::{Needs, Places, SubjectFile},
+    experiments::{
+        scenario::{
+            self,
+            subject_file::{Needs, Places, SubjectFile},
+        },
+        world,
     },
-    world,
+    netns::{process::search_path, tun},
 };
 
 /// What `doctor` answers for if it is not told.
@@ -358,9 +360,9 @@ fn first_line(file: File) -> Option<String> {
 
 fn beginning(mut file: File) -> io::Result<String> {
     file.rewind()?;
-    let mut octets = Vec::new();
-    file.take(ANSWER).read_to_end(&mut octets)?;
-    Ok(String::from_utf8_lossy(&octets).into_owned())
+    let mut bytes = Vec::new();
+    file.take(ANSWER).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Writes it.
@@ -401,7 +403,7 @@ fn word(state: State) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scenario::subject_file::Needs;
+    use crate::experiments::scenario::subject_file::Needs;
 
     fn needs(command: &str, version: &[&str]) -> Needs {
         Needs {

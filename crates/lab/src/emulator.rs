@@ -36,8 +36,8 @@ use self::{
     recorder::Recorder,
 };
 use crate::{
+    experiments::trial::{EmulatorHealth, Keep, LinkCount},
     topology::{Addresses, NodeKind, Topology},
-    trial::{EmulatorHealth, Keep, LinkCount},
 };
 
 pub(crate) use self::priority::ask as ask_for_priority;
@@ -289,7 +289,7 @@ mod tests {
 
         let (links, health) = running.stop();
         assert_eq!(
-            (links[0].packets, links[0].octets, links[0].drops["loss"]),
+            (links[0].packets, links[0].bytes, links[0].drops["loss"]),
             (3, 300, 1)
         );
         assert_eq!(

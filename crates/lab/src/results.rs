@@ -1,8 +1,11 @@
-//! What is kept of a campaign: samples and metrics of a repetition, samples in Parquet, figures in SQLite, exports in the formats of the field.
+//! What comes of a campaign: what is kept of it (samples and metrics of a repetition, samples in Parquet, figures in SQLite, exports in the formats
+//! of the field), what is computed from that, and the report.
 
+pub mod analysis;
 pub mod export;
 pub mod metrics;
 pub mod parquet;
+pub mod report;
 pub mod sample;
 pub mod store;
 

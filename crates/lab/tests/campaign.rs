@@ -38,7 +38,7 @@ delay = "1ms"
 [[workload]]
 name = "download"
 kind = "download"
-octets = "50kB"
+bytes = "50kB"
 [[subject]]
 use = "native"
 "#;
@@ -125,7 +125,7 @@ fn signal(name: &str, child: &Child) {
     assert!(status.unwrap().success());
 }
 
-/// Reads lines until so many repetitions are over.
+/// Reads lines until this many repetitions are over.
 fn until_over(child: &mut Child, repetitions: usize) {
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let over = lines

@@ -19,11 +19,13 @@ use std::{
 };
 
 use hoplite_lab::{
+    experiments::{
+        scenario,
+        subject::run::{PATIENCE, Running, start},
+        trial::Trial,
+        workload::{Order, Ports, Transfer, Way},
+    },
     netns::{Lab, Tun, tun},
-    scenario,
-    subject::run::{PATIENCE, Running, start},
-    trial::Trial,
-    workload::{Order, Ports, Transfer, Way},
 };
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -38,8 +40,8 @@ fn scenario(hosts: &[&str], subject: &str, workloads: &str) -> String {
     text + "[[subject]]\n" + subject + workloads
 }
 
-const DOWNLOAD: &str = "[[workload]]\nkind = \"download\"\noctets = \"1MB\"\ncount = 3\n";
-const UPLOAD: &str = "[[workload]]\nkind = \"upload\"\noctets = \"1MB\"\n";
+const DOWNLOAD: &str = "[[workload]]\nkind = \"download\"\nbytes = \"1MB\"\ncount = 3\n";
+const UPLOAD: &str = "[[workload]]\nkind = \"upload\"\nbytes = \"1MB\"\n";
 const ECHO: &str = "[[workload]]\nkind = \"udp-echo\"\ncount = 20\ninterval = \"5ms\"\n";
 
 /// Why a subject cannot be tried here, if so.
@@ -146,7 +148,7 @@ impl Try {
         transfers.collect()
     }
 
-    fn work(&self, plan: &hoplite_lab::workload::Plan) -> Vec<Transfer> {
+    fn work(&self, plan: &hoplite_lab::experiments::workload::Plan) -> Vec<Transfer> {
         let way = self.running.ways().iter().find(|way| way.host == plan.from);
         let address = self.lab.host(&plan.to).unwrap().addresses.v4.to_string();
         let order = Order {
@@ -206,7 +208,7 @@ fn all_arrive(tried: &Try) {
     );
     for one in &transfers {
         println!(
-            "{} {}: first byte {:?} us, last {:?} us, {:?} octets, {} round trips, seen as {:?}",
+            "{} {}: first byte {:?} us, last {:?} us, {:?} bytes, {} round trips, seen as {:?}",
             one.workload,
             one.number,
             one.phases.first_byte,
@@ -264,7 +266,7 @@ fn hoplite_carries_everything_over_two_relays() {
 #[test]
 fn circuits_carry_streams_over_quic_tls_and_whichever_is_there_on_paths_of_their_own() {
     let hosts = ["client1", "client2", "relay1", "relay2", "relay3", "server"];
-    let workload = "[[workload]]\nkind = \"download\"\noctets = \"1MB\"\nfrom = \"client2\"\n";
+    let workload = "[[workload]]\nkind = \"download\"\nbytes = \"1MB\"\nfrom = \"client2\"\n";
     let paths =
         "paths = [[\"relay1\", \"relay2\", \"relay3\"], [\"relay3\", \"relay2\", \"relay1\"]]";
     for with in [
@@ -387,7 +389,7 @@ fn wireguard_go_carries_everything() {
 #[test]
 fn hoplite_chooses_relays_itself_and_serves_several_clients_on_paths_of_their_own() {
     let hosts = ["client1", "client2", "relay1", "relay2", "relay3", "server"];
-    let workload = "[[workload]]\nkind = \"download\"\noctets = \"1MB\"\nfrom = \"client2\"\n";
+    let workload = "[[workload]]\nkind = \"download\"\nbytes = \"1MB\"\nfrom = \"client2\"\n";
     for with in [
         "random = true",
         "paths = [[\"relay1\", \"relay2\"], [\"relay3\", \"relay1\"]]",

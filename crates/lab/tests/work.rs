@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use hoplite_lab::workload::{Bulk, Kind, Order, Plan, Ports, Transfer, Way};
+use hoplite_lab::experiments::workload::{Bulk, Kind, Order, Plan, Ports, Transfer, Way};
 
 fn work(order: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_hoplite-lab"))
@@ -46,7 +46,7 @@ fn transfers_that_fail_are_told_as_lines_and_the_process_ends_well() {
         .local_addr()
         .unwrap();
     let bulk = Bulk {
-        octets: 1000,
+        bytes: 1000,
         time: Duration::ZERO,
         connections: 1,
         count: 3,

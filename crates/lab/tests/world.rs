@@ -18,12 +18,14 @@ use std::{
 
 use hoplite_lab::{
     errors::Failure,
+    experiments::{
+        subject::{self, Ready, Run, Step},
+        trial::{Key, Outcome, Report, Trial},
+        workload::{self, Bulk, Kind},
+        world::World,
+    },
     netns::tun,
-    subject::{self, Ready, Run, Step},
     topology::{Direction, Link, Node, Topology},
-    trial::{Key, Outcome, Report, Trial},
-    workload::{self, Bulk, Kind},
-    world::World,
 };
 use tempfile::TempDir;
 
@@ -132,7 +134,7 @@ fn workload(name: &str, kind: Kind) -> workload::Plan {
 
 fn download(name: &str) -> workload::Plan {
     let bulk = Bulk {
-        octets: 100_000,
+        bytes: 100_000,
         time: Duration::ZERO,
         connections: 1,
         count: 2,

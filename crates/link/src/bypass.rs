@@ -7,20 +7,21 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{
-        Arc, Mutex, PoisonError, RwLock, Weak,
+        Arc, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll},
 };
 
 use hoplite_overlay::{Batch, End, Received};
+use parking_lot::{Mutex, RwLock};
 
 use crate::socket::VirtualSocket;
 
-/// An alias has at least so many bytes: by these packets are told from the link's own, whose ids are random.
+/// An alias has at least this many bytes: by these packets are told from the link's own, whose ids are random.
 pub const SHORTEST_ALIAS: usize = 8;
 /// How many aliases one link recognises.
-const MOST: usize = 4096;
+const MAX_ALIASES: usize = 4096;
 
 type Key = [u8; SHORTEST_ALIAS];
 
@@ -53,7 +54,7 @@ struct Entry {
 impl Bypass {
     /// Every packet goes through `socket` from now on.
     pub(crate) fn attach(&self, socket: &Arc<VirtualSocket>) {
-        *self.socket.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(socket);
+        *self.socket.lock() = Arc::downgrade(socket);
         self.generation.fetch_add(1, Ordering::Release);
     }
 
@@ -63,7 +64,7 @@ impl Bypass {
     }
 
     fn socket(&self) -> Option<Arc<VirtualSocket>> {
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let socket = self.socket.lock();
         socket.upgrade()
     }
 
@@ -87,8 +88,8 @@ impl Bypass {
         let Some(key) = alias.first_chunk() else {
             return false;
         };
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        if table.len() >= MOST || table.contains_key(key) {
+        let mut table = self.table.write();
+        if table.len() >= MAX_ALIASES || table.contains_key(key) {
             return false;
         }
         let entry = Entry {
@@ -103,7 +104,7 @@ impl Bypass {
 
     /// Does not recognise `alias` any more, if it was `flow`'s.
     pub fn expel(&self, alias: &[u8], flow: &Arc<dyn Beside>) {
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.write();
         let Some(key) = alias.first_chunk::<SHORTEST_ALIAS>() else {
             return;
         };
@@ -133,7 +134,7 @@ impl Bypass {
         if self.entries.load(Ordering::Acquire) == 0 || got.len == 0 {
             return got;
         }
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.table.read();
         let segment = got.segment.max(1);
         let (mut kept, mut at) = (0, 0);
         let mut last: Option<&Arc<dyn Beside>> = None;
@@ -191,7 +192,7 @@ mod tests {
     impl Beside for Kept {
         fn push(&self, packet: &mut [u8], alias_len: usize, id: &[u8]) {
             assert_eq!((alias_len, id), (9, &b"own"[..]));
-            self.0.lock().expect("fine").push(packet.to_vec());
+            self.0.lock().push(packet.to_vec());
         }
 
         fn flush(&self) {}
@@ -228,7 +229,7 @@ mod tests {
         assert_eq!(left, Received { len: 58, segment });
         let rest = [&all[1][..], &all[2], &all[4][..18]].concat();
         assert_eq!(buf[..58], rest);
-        assert_eq!(*kept.0.lock().expect("fine"), [ours.clone(), ours]);
+        assert_eq!(*kept.0.lock(), [ours.clone(), ours]);
     }
 
     #[test]

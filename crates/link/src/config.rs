@@ -1,12 +1,12 @@
-//! Times, windows and sizes of a link. Both ends use it; the defaults suit a fast path of up to 100 ms.
+//! Times, windows and sizes of a link. The defaults suit a fast path of up to 100 ms.
 
 use std::time::{Duration, Instant};
 
-use hoplite_quic::Hooks;
+use hoplite_quic::{ConnectionController, Hooks, MtuDiscoveryConfig, TransportConfig, VarInt};
 use hoplite_wire::tuning::TuningRequest;
-use quinn::{MtuDiscoveryConfig, TransportConfig, VarInt};
+use serde::Deserialize;
 
-use crate::{ConnectionController, socket::overhead};
+use crate::socket::overhead;
 
 /// The smallest UDP payload that QUIC works with (RFC 9000 §14).
 pub(crate) const LEAST_MTU: usize = 1200;
@@ -26,11 +26,11 @@ const SEND_WINDOW: u64 = 8 << 20;
 pub struct Config {
     /// How long a handshake may take.
     pub handshake: Duration,
-    /// How long QUIC is ahead of TLS over TCP in the race to a relay (RFC 8305 §5 has 250 ms).
+    /// How long QUIC is ahead of its fallback, TLS over TCP, in the race to a relay (RFC 8305 §5 has 250 ms).
     pub head_start: Duration,
-    /// Without any answer for so long, the link is given a new socket.
+    /// Without any answer for this long, the link is given a new socket.
     pub suspect_after: Duration,
-    /// Without any answer for so long, the link is given up. A hop further on waits as much longer as there are hops before it.
+    /// Without any answer for this long, the link is given up. A hop further on waits as much longer as there are hops before it.
     pub broken_after: Duration,
     /// How often a link at rest is looked at: whether the device has another address, most of all. Who is told of that looks sooner.
     pub rest: Duration,
@@ -55,16 +55,27 @@ pub struct Config {
     /// How many streams the peer may have open at once.
     pub streams: u32,
     /// When both ends acknowledge, and their congestion control: what the relay is asked for.
-    pub wishes: TuningRequest,
-    /// Whether every packet is as large as the path carries, so that sizes tell nothing to who watches it (RFC 9000 §21.14).
-    pub pad: bool,
+    pub tuning_request: TuningRequest,
+    /// How large packets are.
+    pub pad: Pad,
     /// Whether the link only carries the link to the next relay.
-    pub carrier: bool,
+    pub carries_next_hop: bool,
     /// What the QUIC stack draws from where it spreads packet numbers, sizes and times; keys and ids are never drawn from it.
     /// `None`: from the system. Given only where a run is to be repeated exactly (`sim`).
     pub seed: Option<[u8; 32]>,
     /// Who sees the packets; a hop is labelled `hop1`, `hop2` and so on.
     pub hooks: Hooks,
+}
+
+/// How large QUIC packets are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pad {
+    /// As large as what is in them.
+    #[default]
+    Off,
+    /// As large as the path carries, so that sizes tell nothing to who watches it (RFC 9000 §21.14).
+    Full,
 }
 
 impl Default for Config {
@@ -84,9 +95,9 @@ impl Default for Config {
             receive_segments: 44,
             datagram_queue: 1 << 20,
             streams: 0,
-            wishes: TuningRequest::default(),
-            pad: false,
-            carrier: false,
+            tuning_request: TuningRequest::default(),
+            pad: Pad::Off,
+            carries_next_hop: false,
             seed: None,
             hooks: Hooks {
                 clock,
@@ -104,11 +115,11 @@ fn clock() -> Instant {
 impl Config {
     /// What steers a connection that begins.
     pub(crate) fn controller(&self) -> ConnectionController {
-        let wishes = self.wishes.for_hop(self.carrier);
-        ConnectionController::client(wishes, 2 * self.datagram_queue)
+        let request = self.tuning_request.for_hop(self.carries_next_hop);
+        ConnectionController::client(request, 2 * self.datagram_queue)
     }
 
-    /// The QUIC parameters of a link at depth `hop`, over a road that carries `carried` bytes now.
+    /// The QUIC parameters of a link at depth `hop`, over a path that carries `carried` bytes now.
     pub fn transport(&self, hop: usize, carried: usize) -> TransportConfig {
         let largest = self.largest();
         let initial = carried.clamp(LEAST_MTU, largest);
@@ -117,7 +128,7 @@ impl Config {
         self.sizes(&mut transport, initial, largest);
         self.windows(&mut transport);
         transport
-            .pad_to_mtu(self.pad)
+            .pad_to_mtu(self.pad == Pad::Full)
             .keep_alive_interval(Some(self.keep_alive))
             .max_idle_timeout(self.idle.try_into().ok())
             .max_concurrent_bidi_streams(self.streams.into())
@@ -132,7 +143,7 @@ impl Config {
     }
 
     fn sizes(&self, transport: &mut TransportConfig, initial: usize, largest: usize) {
-        let mtu = |octets: usize| u16::try_from(octets).unwrap_or(u16::MAX);
+        let mtu = |bytes: usize| u16::try_from(bytes).unwrap_or(u16::MAX);
         let mut discovery = MtuDiscoveryConfig::default();
         // Both ends look for the exact limit: what the client's end reports as carried comes back, too.
         discovery

@@ -1,25 +1,27 @@
 //! Dials a relay through an overlay: QUIC, TLS over TCP, or both raced as Happy Eyeballs does (RFC 8305).
-//! Used by `masque` for every hop; the overlay is `direct` for the first one and the hop before for the others.
+//! The overlay is `direct` for the first hop of a path and the hop before for the others.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, str::FromStr, sync::Arc};
 
 use hoplite_crypto::{ALPN_CHANNEL, ALPN_H2, ALPN_H3, Trust, client_tls};
 use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Stream, Terms};
+use hoplite_quic::{
+    ClientConfig, Connection, ConnectionController, ConnectionError, Endpoint, EndpointConfig,
+    crypto::rustls::QuicClientConfig, liveness::Pulse, timer::Coinciding,
+};
 use hoplite_wire::Target;
-use quinn::{ClientConfig, Connection, Endpoint, EndpointConfig, crypto::rustls::QuicClientConfig};
+use serde::Deserialize;
 use tokio::sync::Notify;
 use tokio_rustls::{TlsConnector, client::TlsStream, rustls::pki_types::ServerName};
 
 use crate::{
-    Bypass, Config, ConnectionController,
-    failure::Place,
-    health::{Pulse, Watch},
+    Bypass, Config,
+    health::Watch,
     socket::{PEER, VirtualSocket},
-    timer::Coinciding,
 };
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
 /// A relay as the dialler sees it.
 #[derive(Clone)]
@@ -49,6 +51,42 @@ pub enum Link {
     Tls(Box<TlsLink>),
 }
 
+/// What links and channels run over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkKind {
+    /// QUIC.
+    Quic,
+    /// TLS over TCP.
+    Tls,
+}
+
+impl LinkKind {
+    /// What files and command lines call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Quic => "quic",
+            Self::Tls => "tls",
+        }
+    }
+}
+
+impl FromStr for LinkKind {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let known = [Self::Quic, Self::Tls].into_iter();
+        let mut called = known.filter(|kind| kind.name() == text);
+        called.next().ok_or("expected \"quic\" or \"tls\"")
+    }
+}
+
+impl fmt::Display for LinkKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// A QUIC connection to a relay that is watched: it moves when the device does, and ends soon after the relay is gone.
 pub struct QuicLink {
     connection: Connection,
@@ -73,7 +111,7 @@ impl Dialer {
         }
     }
 
-    /// Whichever of QUIC and TLS is ready first; QUIC starts first.
+    /// Whichever of QUIC and TLS is ready first; QUIC starts first, and TLS is the fallback where UDP does not get through.
     ///
     /// # Errors
     /// The failure that tells more, if both fail. A wrong identity ends the race at once.
@@ -87,7 +125,7 @@ impl Dialer {
         let tls = async {
             tokio::select! {
                 biased;
-                // The road may have to be dialled itself: that is no delay of QUIC's.
+                // The path may have to be dialled itself: that is no delay of QUIC's.
                 () = ready.notified() => {
                     drop(tokio::time::timeout(self.config.head_start, failed.notified()).await);
                 }
@@ -107,7 +145,7 @@ impl Dialer {
         self.quic_over(terms, &Notify::new()).await
     }
 
-    /// The same; `ready` is told when the road stands and the handshake begins.
+    /// A QUIC link; `ready` is told when the path stands and the handshake begins.
     async fn quic_over(&self, terms: &Terms, ready: &Notify) -> Result<QuicLink, Error> {
         let terms = self.hurried(terms);
         let handshake = self.handshake(&terms, ready);
@@ -115,7 +153,7 @@ impl Dialer {
         answer.unwrap_or_else(|_| Err(self.place.unreachable().because(Reason::HostUnreachable)))
     }
 
-    /// The same terms with the nearer of the two deadlines: the caller's or that of a handshake.
+    /// The terms with the nearer of the two deadlines: the caller's or that of a handshake.
     fn hurried(&self, terms: &Terms) -> Terms {
         let own = terms.clone().within(self.config.handshake);
         match (terms.deadline, own.deadline) {
@@ -195,7 +233,7 @@ impl Dialer {
         let hooks = controller.hooks(&self.config.hooks);
         let mut config = ClientConfig::new(hooks.client(Arc::new(crypto), &label));
         let mut transport = self.config.transport(self.place.hop, carried);
-        controller.harness(&mut transport);
+        controller.configure_transport(&mut transport);
         config.transport_config(Arc::new(transport));
         Ok(config)
     }
@@ -375,5 +413,70 @@ impl Dialer {
 impl fmt::Debug for TlsLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("TlsLink")
+    }
+}
+
+// What a failure on the way to a relay means to the user: the entry, the path, or an identity that is not the expected
+// one.
+
+/// Which hop of which relay failed.
+#[derive(Clone, Debug)]
+struct Place {
+    hop: usize,
+    relay: String,
+}
+
+/// Whether our TLS side ended the handshake because the relay is not the expected one (alerts of RFC 8446 §6.2):
+/// bad_certificate to access_denied, decrypt_error (it shows a certificate whose key it does not have),
+/// bad_certificate_status_response.
+fn is_identity_alert(code: u64) -> bool {
+    matches!(code.checked_sub(0x100), Some(42..=49 | 51 | 113))
+}
+
+impl Place {
+    /// A failure to reach the relay at all.
+    fn unreachable(&self) -> Error {
+        let kind = if self.hop == 0 {
+            ErrorKind::EntryUnreachable
+        } else {
+            ErrorKind::PathFailed
+        };
+        Error::new(kind, format!("connecting to relay {}", self.relay))
+    }
+
+    /// What the overlay below said when it was asked for a flow to the relay.
+    fn below(&self, error: Error) -> Error {
+        let telling = matches!(error.kind(), ErrorKind::EntryUnreachable | ErrorKind::Bug)
+            || error.reason() == Some(Reason::Authentication);
+        if telling && self.hop > 0 {
+            return error;
+        }
+        let reason = error.reason();
+        let failure = self.unreachable().caused_by(error);
+        match reason {
+            Some(reason) => failure.because(reason),
+            None => failure,
+        }
+    }
+
+    /// A QUIC connection that failed or ended.
+    fn quic(&self, error: ConnectionError) -> Error {
+        let failure = self.unreachable();
+        let failure = match &error {
+            ConnectionError::TransportError(e) if is_identity_alert(e.code.into()) => {
+                failure.because(Reason::Identity)
+            }
+            _ => failure,
+        };
+        failure.caused_by(error)
+    }
+
+    /// A TLS handshake that failed.
+    fn tls(&self, error: std::io::Error) -> Error {
+        let failure = self.unreachable();
+        if hoplite_crypto::is_identity_mismatch(&error) {
+            return failure.because(Reason::Identity).caused_by(error);
+        }
+        failure.caused_by(error)
     }
 }

@@ -1,25 +1,18 @@
 //! One authenticated hop to one relay: a QUIC connection or a TLS stream, over any overlay; and the listening side of both.
-//! `masque` dials with it, `relay` listens with it; `onion` carries circuits over its [`channel`]s. A second hop is a link over the first hop's overlay.
+//! `masque` and `channel` dial with it, `relay` listens with it. A second hop is a link over the first hop's overlay.
 //!
 //! # Not in this room
-//! HTTP (`masque`), who may connect (`relay`), keys and pins (`crypto`), the device's own sockets (`overlay::direct`).
+//! HTTP (`http`), circuits of cells (`channel`), who may connect (`relay`), keys and pins (`crypto`), the device's own sockets (`overlay::direct`).
 
 mod bypass;
-pub mod channel;
-pub mod coalesce;
 mod config;
-mod congestion;
-mod connection_controller;
 mod dial;
-mod failure;
 mod health;
-pub mod quic;
+#[cfg(any(test, feature = "testing"))]
+pub mod memory;
 pub mod server;
 mod socket;
-mod timer;
 
 pub use bypass::{Beside, Bypass, SHORTEST_ALIAS};
-pub use config::{Config, MTU_SUSPENDED};
-pub use connection_controller::ConnectionController;
-pub use dial::{Dialer, Link, Peer, QuicLink, TlsLink};
-pub use hoplite_wire::tuning::{AckPolicy, Agreed, Congestion, TuningGrant, TuningRequest};
+pub use config::{Config, MTU_SUSPENDED, Pad};
+pub use dial::{Dialer, Link, LinkKind, Peer, QuicLink, TlsLink};

@@ -6,22 +6,21 @@ use std::{
     io::{self, IoSliceMut},
     net::{Ipv4Addr, SocketAddr, SocketAddrV4},
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     task::{Context, Poll, Waker},
 };
 
 use hoplite_overlay::{Batch, Datagrams, Error, ErrorKind, Received};
-use quinn::{
+use hoplite_quic::{
     AsyncUdpSocket, UdpPoller,
+    coalesce::{Coalescer, MOST_SEGMENTS, Pushed},
+    liveness::Pulse,
     udp::{RecvMeta, Transmit},
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use crate::{
-    bypass::Bypass,
-    coalesce::{Coalescer, MOST_SEGMENTS, Pushed},
-    health::Pulse,
-};
+use crate::bypass::Bypass;
 
 /// Each endpoint has one peer, at the other end of its flow; the QUIC stack wants an address for it (RFC 5737).
 pub(crate) const PEER: SocketAddr =
@@ -29,10 +28,10 @@ pub(crate) const PEER: SocketAddr =
 const SELF: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 2), 443));
 
 /// What quinn hands over in one call at most: a batch of no more has just begun.
-const FIRST: usize = 10;
+const MAX_TRANSMIT: usize = 10;
 
-/// After so many batches of which nothing was the connection's own, other tasks get their turn.
-const ROUNDS: usize = 32;
+/// After this many batches of which nothing was the connection's own, other tasks get their turn.
+const MAX_DIVERTED: usize = 32;
 
 /// Bytes that `hops` tunnels around a packet take of its size: header and tag 17 + 8 bytes of connection id + 3, frame, ids: 48 at most.
 pub(crate) const fn overhead(hops: usize) -> usize {
@@ -105,7 +104,7 @@ impl VirtualSocket {
     }
 
     fn out(&self) -> MutexGuard<'_, Out> {
-        self.out.lock().unwrap_or_else(PoisonError::into_inner)
+        self.out.lock()
     }
 
     /// Hands the batch down. Afterwards the outbox is empty, or blocked until the flow wakes `cx`.
@@ -172,7 +171,7 @@ impl VirtualSocket {
 
     /// One receive call, without what is not the connection's own. `None`: there is nothing for now.
     fn receive(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Option<Received> {
-        for _ in 0..ROUNDS {
+        for _ in 0..MAX_DIVERTED {
             match self.flow.poll_recv(cx, buf) {
                 Poll::Ready(Ok(got)) => {
                     self.pulse.hear();
@@ -205,7 +204,7 @@ impl VirtualSocket {
 
     /// One wake-up for a batch: its first packet asks.
     fn ask_for_flush(&self, out: &Out) {
-        if out.packets.segments() <= FIRST
+        if out.packets.segments() <= MAX_TRANSMIT
             && let Some(flusher) = &out.flusher
         {
             flusher.wake_by_ref();
@@ -240,7 +239,7 @@ impl Out {
     fn still_grows(&mut self) -> bool {
         let now = self.packets.segments();
         let before = std::mem::replace(&mut self.seen, now);
-        !self.blocked && now >= FIRST && now > before
+        !self.blocked && now >= MAX_TRANSMIT && now > before
     }
 }
 

@@ -1,50 +1,174 @@
-//! Limits and times of the MASQUE client. The binary fills them from `[tunnel]`; the defaults are those of `examples/client.toml`.
+//! Limits and times of the MASQUE client, the table `[tunnel]` of the client's file. The keys are explained in `examples/client.toml`, which a test holds
+//! equal to the defaults.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
-use crate::Forwarding;
+use hoplite_link::Pad;
+use hoplite_wire::{
+    forwarding::Transform,
+    tuning::{AckPolicy, Congestion, TuningRequest},
+};
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, value::MapAccessDeserializer},
+};
+
+use crate::Mode;
 
 /// How a client treats its hops.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// The QUIC and TLS side of every hop.
-    pub link: hoplite_link::Config,
-    /// Which packets pass a relay beside the connection to it.
-    pub forwarding: Forwarding,
-    /// How long opening a flow may take where its terms set no deadline.
-    pub open_limit: Duration,
-    /// While a hop runs over TCP, how often QUIC is tried again.
-    pub quic_retry: Duration,
-    /// The pause before a lost connection is opened again; it doubles up to 32 times this.
-    pub redial_pause: Duration,
-    /// How many isolation tokens may have connections of their own at once. One more replaces the one unused for longest.
-    pub isolated: usize,
-    /// How long a connection of an isolation token may be without a flow before it is closed.
-    pub isolated_idle: Duration,
+    /// When both ends of a hop acknowledge what the other sends.
+    pub acks: Acks,
+    /// After how many packets a delay begins.
+    pub acks_after: u16,
+    /// Which congestion control both ends of a hop have.
+    #[serde(deserialize_with = "congestion")]
+    pub congestion: Congestion,
+    /// Which packets pass a relay beside the connection to it; a relay may have a mode of its own.
+    pub mode: Mode,
+    /// What is done to those packets between client and relay.
+    #[serde(deserialize_with = "transform")]
+    pub transform: Transform,
+    /// How many connection ids of one flow may pass forwarded at once; the packets of others are tunnelled.
+    pub forwarded_ids: usize,
     /// Whether small payloads that answer a download wait a little for each other where they share packets.
     pub gather: bool,
+    /// How large packets to the first relay are.
+    pub pad: Pad,
+    /// While a hop runs over TCP, how often QUIC is tried again.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
+    pub quic_retry: Duration,
+    /// How many isolation tokens may have connections of their own at once. One more replaces the one unused for longest.
+    pub isolated: usize,
     /// Whether a path stands ready for the next isolation token.
     pub spare: bool,
-    /// How long after a token has taken that path the next one is dialled.
-    pub spare_after: Duration,
+    /// How long a connection of an isolation token may be without a flow before it is closed.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
+    pub isolated_idle: Duration,
     /// Bytes of datagrams kept for a flow whose reader is slow; more are dropped, the newest first.
     pub datagram_queue: usize,
+    /// The QUIC and TLS side of every hop, but for `tuning_request` and `pad`, which follow from the above. No key.
+    #[serde(skip)]
+    pub link: hoplite_link::Config,
+    /// How long opening a flow may take where its terms set no deadline. No key: `[limits] open`.
+    #[serde(skip)]
+    pub open_limit: Duration,
+    /// The pause before a lost connection is opened again; it doubles up to 32 times this. No key.
+    #[serde(skip)]
+    pub redial_pause: Duration,
+    /// How long after a token has taken the spare path the next one is dialled. No key.
+    #[serde(skip)]
+    pub spare_after: Duration,
 }
 
 impl Default for Config {
     fn default() -> Self {
+        let TuningRequest {
+            up,
+            down,
+            after,
+            congestion,
+        } = TuningRequest::default();
         Self {
-            link: hoplite_link::Config::default(),
-            forwarding: Forwarding::default(),
-            open_limit: Duration::from_secs(20),
-            quic_retry: Duration::from_secs(10),
-            redial_pause: Duration::from_secs(1),
-            isolated: 64,
-            isolated_idle: Duration::from_secs(90),
+            acks: Acks { up, down },
+            acks_after: after,
+            congestion,
+            mode: Mode::Auto,
+            transform: Transform::Scramble,
+            forwarded_ids: 64,
             gather: true,
+            pad: Pad::Off,
+            quic_retry: Duration::from_secs(10),
+            isolated: 64,
             spare: true,
-            spare_after: Duration::from_secs(5),
+            isolated_idle: Duration::from_secs(90),
             datagram_queue: 1 << 20,
+            link: hoplite_link::Config::default(),
+            open_limit: Duration::from_secs(20),
+            redial_pause: Duration::from_secs(1),
+            spare_after: Duration::from_secs(5),
         }
+    }
+}
+
+impl Config {
+    /// What the client asks of each relay.
+    pub fn tuning_request(&self) -> TuningRequest {
+        TuningRequest {
+            up: self.acks.up,
+            down: self.acks.down,
+            after: self.acks_after,
+            congestion: self.congestion,
+        }
+    }
+
+    /// How the link of a hop behaves.
+    pub(crate) fn link(&self) -> hoplite_link::Config {
+        hoplite_link::Config {
+            tuning_request: self.tuning_request(),
+            pad: self.pad,
+            ..self.link.clone()
+        }
+    }
+}
+
+/// When each end of a hop acknowledges: a policy for both, or a table with one for each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Acks {
+    /// What the client sends.
+    pub up: AckPolicy,
+    /// What the relay sends.
+    pub down: AckPolicy,
+}
+
+impl<'de> Deserialize<'de> for Acks {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        input.deserialize_any(Either)
+    }
+}
+
+struct Either;
+
+impl<'de> de::Visitor<'de> for Either {
+    type Value = Acks;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a policy, or a table with `up` and `down`")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Acks, E> {
+        let (up, down) =
+            TuningRequest::both(text).map_err(|error| E::custom(format!("{text:?}: {error}")))?;
+        Ok(Acks { up, down })
+    }
+
+    fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<Acks, A::Error> {
+        #[derive(Default, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        struct Each {
+            #[serde(deserialize_with = "hoplite_config::parsed")]
+            up: AckPolicy,
+            #[serde(deserialize_with = "hoplite_config::parsed")]
+            down: AckPolicy,
+        }
+        let Each { up, down } = Each::deserialize(MapAccessDeserializer::new(map))?;
+        Ok(Acks { up, down })
+    }
+}
+
+/// Names that are few and short: a wrong one is told the nearest.
+fn congestion<'de, D: Deserializer<'de>>(input: D) -> Result<Congestion, D::Error> {
+    let text = String::deserialize(input)?;
+    let nearest = |_| de::Error::unknown_variant(&text, Congestion::NAMES);
+    text.parse().map_err(nearest)
+}
+
+fn transform<'de, D: Deserializer<'de>>(input: D) -> Result<Transform, D::Error> {
+    match String::deserialize(input)?.as_str() {
+        "scramble" => Ok(Transform::Scramble),
+        "identity" => Ok(Transform::Identity),
+        other => Err(de::Error::unknown_variant(other, &["scramble", "identity"])),
     }
 }

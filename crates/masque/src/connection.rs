@@ -3,31 +3,29 @@
 
 use std::{
     future::pending,
-    io::{self, IoSlice},
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
-use hoplite_http::{DatagramSink, Flow, HttpVersion, Session, accepted, h2, h3};
-use hoplite_link::{Agreed, Link, QuicLink};
-use hoplite_overlay::{Asked, Error, ErrorKind, Stream};
-use hoplite_wire::{RequestHead, dns::MAX_MESSAGE};
-use tokio::{
-    io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf},
-    sync::Notify,
-    time::Instant,
+use hoplite_http::{
+    DatagramSink, Exchange, Flow, HttpError, HttpVersion, Session, accepted, h2, h3,
 };
+use hoplite_link::{Link, QuicLink};
+use hoplite_overlay::{Error, ErrorKind, Reason, Stream};
+use hoplite_wire::{
+    RequestHead, ResponseHead, dns::MAX_MESSAGE, privacy_pass::PrivateToken, tuning::Agreed,
+};
+use tokio::{sync::Notify, time::Instant};
+use zeroize::Zeroizing;
 
 use crate::{
     forward::{Forwarder, Negotiation},
+    hop::answered,
     inbox::Inbox,
-    request,
     tunnel::Arriving,
 };
 
@@ -36,12 +34,15 @@ use crate::{
 const PROBE_FIRST: Duration = Duration::from_secs(1);
 const PROBE_LAST: Duration = Duration::from_secs(16);
 /// So few frames between two probes are signs of life of hops further on, or next to nothing: that is quiet, too.
-const FEW: u64 = 16;
+const QUIET_FRAMES: u64 = 16;
 
 /// A usable connection, as long as [`Self::is_usable`].
 #[derive(Debug)]
 pub(crate) struct Connection {
     session: Session,
+    /// Shown with each request until the relay has let the connection in; it is this connection's alone.
+    token: Option<PrivateToken>,
+    admitted: AtomicBool,
     /// The link below, if that is QUIC: it knows whether the relay answers, and packets may pass it by.
     link: Option<QuicLink>,
     flows: AtomicUsize,
@@ -59,7 +60,7 @@ pub(crate) struct Lease(Arc<Connection>);
 
 impl Connection {
     /// Begins to speak HTTP on `link`.
-    pub(crate) async fn start(link: Link) -> Result<Arc<Self>, Error> {
+    pub(crate) async fn start(link: Link, token: Option<PrivateToken>) -> Result<Arc<Self>, Error> {
         let (session, link) = match link {
             Link::Quic(link) => {
                 let config = h3::Config {
@@ -76,6 +77,8 @@ impl Connection {
         };
         Ok(Arc::new(Self {
             session,
+            token,
+            admitted: AtomicBool::new(false),
             link,
             flows: AtomicUsize::new(0),
             used: Notify::new(),
@@ -96,7 +99,10 @@ impl Connection {
 
     /// Whether new flows may be asked for.
     pub(crate) fn is_usable(&self) -> bool {
-        self.link.as_ref().is_none_or(QuicLink::is_answering) && self.session.takes_requests()
+        let refused = self.token.is_some() && self.superseded.load(Ordering::Relaxed);
+        self.link.as_ref().is_none_or(QuicLink::is_answering)
+            && self.session.takes_requests()
+            && !refused
     }
 
     /// Another connection has taken its place, or will.
@@ -122,12 +128,43 @@ impl Connection {
         self.session.closed().await;
     }
 
+    async fn request(&self, head: &RequestHead) -> Result<Exchange, HttpError> {
+        match &self.token {
+            Some(token) if !self.admitted.load(Ordering::Relaxed) => {
+                // A proxy's credentials for what it proxies, an origin's for what is its own: as the hop's other requests have them.
+                let proxied = head.method == "CONNECT" && head.protocol.is_none();
+                let field = if proxied {
+                    "proxy-authorization"
+                } else {
+                    "authorization"
+                };
+                let value = Zeroizing::new(token.to_field());
+                let head = head.clone().with(field, value.as_bytes());
+                self.session.request(&head).await
+            }
+            _ => self.session.request(head).await,
+        }
+    }
+
+    /// As [`accepted`]; from then on no request needs the token.
+    fn admitted(&self, response: &ResponseHead) -> Result<(), Error> {
+        let accepted = accepted(response);
+        let reason = accepted.as_ref().err().and_then(Error::reason);
+        if self.token.is_some() && reason == Some(Reason::Authentication) {
+            // It was spent before, or its key is not in use any more: another connection shows another.
+            self.supersede();
+        } else {
+            self.admitted.store(true, Ordering::Relaxed);
+        }
+        accepted
+    }
+
     /// A TCP flow, once the relay has connected.
     pub(crate) async fn stream(self: Arc<Self>, head: &RequestHead) -> Result<Stream, Error> {
         let lease = self.lease();
-        let mut exchange = self.session.request(head).await?;
-        accepted(&exchange.response().await?)?;
-        Ok(Stream::new(Leased::new(exchange.into_stream()?, lease)))
+        let mut exchange = self.request(head).await?;
+        self.admitted(&exchange.response().await?)?;
+        Ok(Stream::new(exchange.into_stream()?).holding(lease))
     }
 
     /// A TCP flow that takes bytes at once: they follow the request. The relay's answer is awaited until `deadline`.
@@ -137,8 +174,8 @@ impl Connection {
         deadline: Option<Instant>,
     ) -> Result<Stream, Error> {
         let lease = self.lease();
-        let stream = self.session.request(head).await?.into_stream()?;
-        Ok(Stream::early(Leased::new(stream, lease), deadline))
+        let stream = self.request(head).await?.into_stream()?;
+        Ok(Stream::early(stream, deadline).holding(lease))
     }
 
     /// A UDP flow, once the relay has agreed. Its payloads go to `inbox`.
@@ -154,9 +191,9 @@ impl Connection {
             None => None,
         };
         let head = offer.iter().fold(head.clone(), RequestHead::with_offer);
-        let mut exchange = self.session.request(&head).await?;
+        let mut exchange = self.request(&head).await?;
         let response = exchange.response().await?;
-        accepted(&response)?;
+        self.admitted(&response)?;
         let forwarder = match (&self.link, &offer) {
             (Some(link), Some(offer)) => negotiation
                 .agreed(offer, &response)?
@@ -186,8 +223,8 @@ impl Connection {
         sink: Arc<dyn DatagramSink>,
     ) -> Result<(Arc<Flow>, Lease), Error> {
         let lease = self.lease();
-        let mut exchange = self.session.request(head).await?;
-        accepted(&exchange.response().await?)?;
+        let mut exchange = self.request(head).await?;
+        self.admitted(&exchange.response().await?)?;
         let flow = exchange.datagrams(sink);
         flow.carry_packets();
         Ok((Arc::new(flow), lease))
@@ -201,9 +238,11 @@ impl Connection {
         message: Bytes,
     ) -> Result<Vec<u8>, Error> {
         let _lease = self.lease();
-        let mut exchange = self.session.request(head).await?;
+        let mut exchange = self.request(head).await?;
         drop(exchange.send(message).await);
-        request::answered(&exchange.response().await?)?;
+        let response = exchange.response().await?;
+        drop(self.admitted(&response));
+        answered(&response)?;
         let reply = exchange.content(MAX_MESSAGE).await?;
         let large = || Error::new(ErrorKind::PathFailed, "reading a relay's answer to a query");
         reply.map(|reply| reply.to_vec()).ok_or_else(large)
@@ -226,7 +265,7 @@ impl Connection {
                 frames.stream + frames.datagram + link.controller().ack_controller().datagrams();
             let moved = carried.saturating_sub(std::mem::replace(&mut seen, carried));
             pause = match self.flows() {
-                _ if moved > FEW => Some(PROBE_FIRST),
+                _ if moved > QUIET_FRAMES => Some(PROBE_FIRST),
                 0 => None,
                 _ => {
                     self.session.ping();
@@ -259,7 +298,7 @@ impl Connection {
     }
 
     /// Lets the link be looked at soon.
-    pub(crate) fn look(&self) {
+    pub(crate) fn look_soon(&self) {
         if let Some(link) = &self.link {
             link.use_now();
         }
@@ -267,7 +306,7 @@ impl Connection {
 
     fn lease(self: &Arc<Self>) -> Lease {
         self.used.notify_one();
-        self.look();
+        self.look_soon();
         self.flows.fetch_add(1, Ordering::Relaxed);
         Lease(self.clone())
     }
@@ -288,70 +327,5 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.0.flows.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// A byte stream of a connection, and what keeps that.
-#[derive(Debug)]
-pub(crate) struct Leased<T> {
-    io: T,
-    _lease: Lease,
-}
-
-impl<T> Leased<T> {
-    pub(crate) fn new(io: T, lease: Lease) -> Self {
-        Self { io, _lease: lease }
-    }
-}
-
-impl<T: Asked> Asked for Leased<T> {
-    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        self.io.poll_answer(cx)
-    }
-}
-
-impl<T: AsyncRead + Unpin> AsyncRead for Leased<T> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buf)
-    }
-}
-
-impl<T: AsyncBufRead + Unpin> AsyncBufRead for Leased<T> {
-    fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
-        Pin::new(&mut self.get_mut().io).poll_fill_buf(cx)
-    }
-
-    fn consume(mut self: Pin<&mut Self>, amt: usize) {
-        Pin::new(&mut self.io).consume(amt);
-    }
-}
-
-impl<T: AsyncWrite + Unpin> AsyncWrite for Leased<T> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }

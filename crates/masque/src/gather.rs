@@ -4,7 +4,7 @@
 //!
 //! Only answers wait: payloads of at most [`SMALL`] bytes, after at least two large ones have come. They wait an eighth of the round trip and 5 ms at most, and
 //! not at all where another is hardly to be expected meanwhile, because the one before came longer ago than that (a slow download would become slower for
-//! nothing), on a road where that is less than a timer's grain, or where payloads do not share packets (forwarded mode).
+//! nothing), on a path where that is less than a timer's grain, or where payloads do not share packets (forwarded mode).
 
 #[cfg(test)]
 mod tests;
@@ -12,32 +12,32 @@ mod tests;
 use std::{
     fmt,
     pin::Pin,
-    sync::{Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
     time::Duration,
 };
 
 use futures_util::task::AtomicWaker;
 use hoplite_overlay::{Batch, Datagrams, End, Error, Received};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, Sleep};
 
 /// Up to here a payload is small, in bytes: acknowledgements are.
 const SMALL: usize = 128;
 /// From here on a payload is large, in bytes.
 const LARGE: usize = 600;
-/// So many payloads wait at most.
-const MOST: usize = 8;
-/// So many large payloads make a download.
+/// This many payloads wait at most.
+const MAX_PAYLOADS: usize = 8;
+/// This many large payloads make a download.
 const DOWNLOAD: usize = 2;
 /// The share of a round trip that a payload may wait.
 const SHARE: u32 = 8;
 /// What a payload waits at most.
-const LONGEST: Duration = Duration::from_millis(5);
+const MAX_DELAY: Duration = Duration::from_millis(5);
 /// The grain of the runtime's timer: less cannot be waited.
-const GRAIN: Duration = Duration::from_millis(1);
+const TIMER_GRANULARITY: Duration = Duration::from_millis(1);
 
 /// A flow whose payloads may share packets.
-pub(crate) trait Road: Datagrams {
+pub(crate) trait PackedDatagrams: Datagrams {
     /// The round trip to the relay.
     fn round_trip(&self) -> Duration;
 
@@ -47,7 +47,7 @@ pub(crate) trait Road: Datagrams {
 
 /// The flow, with a few payloads that wait.
 pub(crate) struct Gather<R> {
-    road: R,
+    flow: R,
     state: Mutex<State>,
     /// The receiving task: it is always there, and looks after the timer.
     receiver: AtomicWaker,
@@ -63,34 +63,34 @@ struct State {
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-/// At most [`MOST`] payloads of at most [`SMALL`] bytes, in order.
+/// At most [`MAX_PAYLOADS`] payloads of at most [`SMALL`] bytes, in order.
 #[derive(Debug, Default)]
 struct Held {
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     lengths: Vec<usize>,
 }
 
-impl<R: Road> Gather<R> {
-    /// Around `road`.
-    pub(crate) fn new(road: R) -> Self {
+impl<R: PackedDatagrams> Gather<R> {
+    /// Around `flow`.
+    pub(crate) fn new(flow: R) -> Self {
         Self {
-            road,
+            flow,
             state: Mutex::default(),
             receiver: AtomicWaker::new(),
         }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
-    /// How long a payload may wait on this road now.
+    /// How long a payload may wait on this path now.
     fn patience(&self) -> Option<Duration> {
-        if !self.road.packs() {
+        if !self.flow.packs() {
             return None;
         }
-        let wait = (self.road.round_trip() / SHARE).min(LONGEST);
-        (wait >= GRAIN).then_some(wait)
+        let wait = (self.flow.round_trip() / SHARE).min(MAX_DELAY);
+        (wait >= TIMER_GRANULARITY).then_some(wait)
     }
 
     /// Keeps the payload, if it is one to keep.
@@ -121,7 +121,7 @@ impl<R: Road> Gather<R> {
     /// Sends what waits. Pending leaves the rest where it is.
     fn poll_release(&self, state: &mut State, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         while let Some(payload) = state.held.first() {
-            std::task::ready!(self.road.poll_send(cx, Batch::one(payload)))?;
+            std::task::ready!(self.flow.poll_send(cx, Batch::one(payload)))?;
             state.held.forget_first();
         }
         state.timer = None;
@@ -150,9 +150,9 @@ impl<R: Road> Gather<R> {
     }
 }
 
-impl<R: Road> Datagrams for Gather<R> {
+impl<R: PackedDatagrams> Datagrams for Gather<R> {
     fn max_payload(&self) -> usize {
-        self.road.max_payload()
+        self.flow.max_payload()
     }
 
     fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
@@ -161,31 +161,31 @@ impl<R: Road> Datagrams for Gather<R> {
             return Poll::Ready(Ok(()));
         }
         std::task::ready!(self.poll_release(&mut state, cx))?;
-        self.road.poll_send(cx, batch)
+        self.flow.poll_send(cx, batch)
     }
 
     fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
         self.receiver.register(cx.waker());
         self.poll_timer(cx)?;
-        let received = std::task::ready!(self.road.poll_recv(cx, buf))?;
+        let received = std::task::ready!(self.flow.poll_recv(cx, buf))?;
         self.count(received);
         Poll::Ready(Ok(received))
     }
 
     fn moved(&self) -> bool {
-        self.road.moved()
+        self.flow.moved()
     }
 
     fn announce(&self, end: End, id: &[u8]) {
-        self.road.announce(end, id);
+        self.flow.announce(end, id);
     }
 
     fn withdraw(&self, end: End, id: &[u8]) {
-        self.road.withdraw(end, id);
+        self.flow.withdraw(end, id);
     }
 
     fn carries_quic(&self) {
-        self.road.carries_quic();
+        self.flow.carries_quic();
     }
 }
 
@@ -195,28 +195,28 @@ impl Held {
     }
 
     fn is_full(&self) -> bool {
-        self.lengths.len() >= MOST
+        self.lengths.len() >= MAX_PAYLOADS
     }
 
     fn push(&mut self, payload: &[u8]) {
-        self.octets.extend_from_slice(payload);
+        self.bytes.extend_from_slice(payload);
         self.lengths.push(payload.len());
     }
 
     fn first(&self) -> Option<&[u8]> {
-        self.octets.get(..*self.lengths.first()?)
+        self.bytes.get(..*self.lengths.first()?)
     }
 
     fn forget_first(&mut self) {
         if !self.lengths.is_empty() {
             let length = self.lengths.remove(0);
-            self.octets.drain(..length);
+            self.bytes.drain(..length);
         }
     }
 }
 
 impl<R: fmt::Debug> fmt::Debug for Gather<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.road.fmt(f)
+        self.flow.fmt(f)
     }
 }

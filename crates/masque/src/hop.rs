@@ -1,20 +1,26 @@
 //! One relay as an overlay: flows are CONNECT, CONNECT-UDP and CONNECT-IP requests on a warm connection to it.
-//! A path is a chain of hops; each is dialled through the one before. RFC 9110 §9.3.6, RFC 9298 §3, RFC 9484 §4, RFC 8441, RFC 9220; names by RFC 8484.
+//! A path is a chain of hops; each is dialled through the one before. RFC 9110 §9.3.6, RFC 9298 §3, RFC 9484 §4, RFC 8441, RFC 9220; names by
+//! RFC 8484 §4.1.
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
 use bytes::Bytes;
 use hoplite_crypto::Token;
-use hoplite_link::{Agreed, Dialer, Peer};
+use hoplite_http::accepted;
+use hoplite_link::{Dialer, Pad, Peer};
 use hoplite_overlay::{
     Datagrams, Error, ErrorKind, Isolation, Opening, Overlay, Packets, Reason, Stream, Terms,
     names::look_up,
 };
-use hoplite_wire::{HostName, Target, connect_ip::Scope};
+use hoplite_wire::{
+    HostName, RequestHead, ResponseHead, Target, Template, connect_ip::Scope, dns,
+    privacy_pass::PrivateToken, tuning::Agreed,
+};
+use zeroize::Zeroizing;
 
 use crate::{
-    Config, Forwarding, Mode, Passed, connection::Connection, forward::Negotiation, gather::Gather,
-    packets::PacketTunnel, pool::Pool, request::Credentials, tunnel::Tunnel,
+    Config, Mode, Passed, connection::Connection, forward::Negotiation, gather::Gather,
+    packets::PacketTunnel, pool::Pool, tunnel::Tunnel,
 };
 
 /// What a client must know to use a relay.
@@ -24,10 +30,21 @@ pub struct Relay {
     pub peer: Peer,
     /// What the relay wants to see, if anything.
     pub token: Option<Token>,
+    /// Where a token for each connection comes from, if the relay wants such.
+    pub tokens: Option<Arc<dyn TokenSource>>,
     /// Its CONNECT-UDP template; the well-known one of RFC 9298 §2 if `None`.
     pub template: Option<String>,
     /// How packets pass it; as the configuration says if `None`.
     pub mode: Option<Mode>,
+}
+
+/// Tokens for one relay, none of which was ever shown: each is for one connection, so that no two of them are known to be the same client's.
+pub trait TokenSource: fmt::Debug + Send + Sync {
+    /// One of them; it is this caller's alone.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forbidden`] if they have run out.
+    fn take(&self) -> Result<PrivateToken, Error>;
 }
 
 /// An overlay that ends at one relay. Cheap to clone.
@@ -54,18 +71,16 @@ impl Hop {
         config: &Arc<Config>,
     ) -> Result<Self, Error> {
         let credentials = Credentials::new(&relay)?;
-        let forwarding = Forwarding {
-            mode: relay.mode(config),
-            ..config.forwarding.clone()
-        };
+        let negotiation = Negotiation::new(relay.mode(config), config);
         let name = Arc::from(relay.peer.name.as_str());
-        let dialer = Dialer::new(below, relay.peer, number, config.link.clone());
+        let tokens = relay.tokens.clone();
+        let dialer = Dialer::new(below, relay.peer, number, config.link());
         Ok(Self {
             name,
-            pool: Pool::new(dialer, config),
+            pool: Pool::new(dialer, tokens, config),
             credentials: Arc::new(credentials),
             config: config.clone(),
-            negotiation: Arc::new(Negotiation::new(forwarding)),
+            negotiation: Arc::new(negotiation),
             shared: number == 0,
         })
     }
@@ -81,8 +96,8 @@ impl Hop {
     }
 
     /// Looks at its connections soon: the device's network may have changed. Without being told, that is noticed at the next look.
-    pub fn look(&self) {
-        self.pool.look();
+    pub fn network_changed(&self) {
+        self.pool.network_changed();
     }
 
     /// Waits until the connection stands, or fails as the dialling did.
@@ -96,21 +111,21 @@ impl Hop {
             .map(|_| ())
     }
 
-    /// The same for the connection of a token.
+    /// Waits until the connection of a token stands, or fails as the dialling did.
     pub(crate) async fn connect_for(&self, token: &Isolation) -> Result<(), Error> {
         self.pool.connection(token).await.map(|_| ())
     }
 
-    /// How long to wait after so many failures before it is dialled again.
+    /// How long to wait after this many failures before it is dialled again.
     pub(crate) fn pause(&self, failures: u32) -> std::time::Duration {
         self.config.redial_pause * (1 << failures.min(5))
     }
 
-    /// How the hop is carried now: `h3` or `h2`; `None` while there is no connection.
-    pub fn carrier(&self) -> Option<&'static str> {
+    /// The version of HTTP over which the hop is carried now: `h3` or `h2`; `None` while there is no connection.
+    pub fn http_version(&self) -> Option<&'static str> {
         self.pool
             .current(&Isolation::default())
-            .map(|connection| connection.version().alpn())
+            .map(|connection| connection.version().name())
     }
 
     /// How both ends of it acknowledge and control congestion now, and what the relay refused; `None` without a QUIC connection.
@@ -130,7 +145,7 @@ impl Hop {
         self.negotiation.passed()
     }
 
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.pool, &other.pool)
     }
 
@@ -158,6 +173,10 @@ impl Hop {
             () = connection.suspected() => Err(silent()),
         };
         match answer {
+            Err(error) if error.reason() == Some(Reason::Authentication) => {
+                self.pool.refused();
+                Err(error)
+            }
             Err(error) if error.kind() == ErrorKind::PathFailed && !connection.is_usable() => {
                 self.pool.forget(&terms.isolation, &connection);
                 ask(self.pool.connection(&terms.isolation).await?).await
@@ -168,14 +187,12 @@ impl Hop {
 
     async fn stream(&self, target: &Target, terms: &Terms) -> Result<Stream, Error> {
         let head = self.credentials.connect(target);
-        match terms.early {
+        if terms.early {
             // What is written to a stream that was handed out may have reached the target: it is not asked for again.
-            true => {
-                let ask =
-                    |connection: Arc<Connection>| connection.early_stream(&head, terms.deadline);
-                self.ask(terms, ask).await
-            }
-            false => self.ask(terms, |connection| connection.stream(&head)).await,
+            let ask = |connection: Arc<Connection>| connection.early_stream(&head, terms.deadline);
+            self.ask(terms, ask).await
+        } else {
+            self.ask(terms, |connection| connection.stream(&head)).await
         }
     }
 
@@ -206,9 +223,10 @@ impl Hop {
         let terms = self.terms(terms);
         let opening = self.tunnel(target, &terms);
         let tunnel = terms.run("opening a UDP flow", opening).await?;
-        Ok(match self.config.gather {
-            true => Box::new(Gather::new(tunnel)),
-            false => Box::new(tunnel),
+        Ok(if self.config.gather {
+            Box::new(Gather::new(tunnel))
+        } else {
+            Box::new(tunnel)
         })
     }
 }
@@ -217,9 +235,9 @@ impl Relay {
     /// How packets pass it.
     pub(crate) fn mode(&self, config: &Config) -> Mode {
         // What passes beside a connection is not padded by it.
-        match config.link.pad {
-            true => Mode::Tunnelled,
-            false => self.mode.unwrap_or(config.forwarding.mode),
+        match config.pad {
+            Pad::Full => Mode::Tunnelled,
+            Pad::Off => self.mode.unwrap_or(config.mode),
         }
     }
 }
@@ -289,7 +307,107 @@ impl Overlay for Hop {
 impl fmt::Debug for Hop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hop")
-            .field("carrier", &self.carrier())
+            .field("http_version", &self.http_version())
             .finish_non_exhaustive()
+    }
+}
+
+/// What every request to one relay carries.
+#[derive(Debug)]
+struct Credentials {
+    authority: String,
+    template: Template,
+    token: Option<Token>,
+}
+
+impl Credentials {
+    fn new(relay: &Relay) -> Result<Self, Error> {
+        let template = match &relay.template {
+            Some(text) => text.parse().map_err(|error| {
+                let doing = format!("reading the template of relay {}", relay.peer.name);
+                Error::new(ErrorKind::Bug, doing).caused_by(error)
+            })?,
+            None => Template::well_known(),
+        };
+        let own = relay.peer.address.to_string();
+        let authority = template.authority().map_or(own, str::to_owned);
+        Ok(Self {
+            authority,
+            template,
+            token: relay.token.clone(),
+        })
+    }
+
+    /// A TCP flow. A proxy's credentials stand in Proxy-Authorization (RFC 9110 §11.7.1).
+    fn connect(&self, target: &Target) -> RequestHead {
+        self.authorized(
+            RequestHead::connect(target.to_string()),
+            "proxy-authorization",
+        )
+    }
+
+    /// A UDP flow. The template is a resource of the relay's own, hence Authorization (RFC 9298 §7).
+    fn connect_udp(&self, target: &Target) -> RequestHead {
+        let head = RequestHead::connect_udp(self.authority.clone(), self.template.expand(target));
+        self.authorized(head, "authorization")
+    }
+
+    /// A flow of IP packets, by the well-known template.
+    fn connect_ip(&self, scope: &Scope) -> RequestHead {
+        let head = RequestHead::connect_ip(self.authority.clone(), scope.path());
+        self.authorized(head, "authorization")
+    }
+
+    /// A DNS query of this many bytes. As the template it is a resource of the relay's own.
+    fn query(&self, bytes: usize) -> RequestHead {
+        let head = RequestHead {
+            method: "POST".into(),
+            scheme: Some("https".into()),
+            path: Some(dns::PATH.into()),
+            ..RequestHead::connect(self.authority.clone())
+        };
+        let head = head
+            .with("accept", dns::MEDIA_TYPE)
+            .with("content-type", dns::MEDIA_TYPE)
+            .with("content-length", bytes.to_string());
+        self.authorized(head, "authorization")
+    }
+
+    fn authorized(&self, head: RequestHead, field: &str) -> RequestHead {
+        match &self.token {
+            Some(token) => {
+                let value = Zeroizing::new(format!("Bearer {}", token.reveal()));
+                head.with(field, value.as_bytes())
+            }
+            None => head,
+        }
+    }
+}
+
+/// A success with a DNS message behind it. A relay without DNS knows no such path, or no such method.
+pub(crate) fn answered(answer: &ResponseHead) -> Result<(), Error> {
+    let doing = "asking a relay that does not answer DNS queries";
+    let unsupported = || Err(Error::new(ErrorKind::Unsupported, doing));
+    if matches!(answer.status, 404 | 405 | 501) {
+        return unsupported();
+    }
+    accepted(answer)?;
+    match answer.header("content-type") {
+        Some(value) if value.eq_ignore_ascii_case(dns::MEDIA_TYPE.as_bytes()) => Ok(()),
+        _ => unsupported(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_is_no_dns_message_is_none() {
+        let page = ResponseHead::new(200).with("content-type", "text/html");
+        let error = answered(&page).expect_err("a page");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let reply = ResponseHead::new(200).with("content-type", "application/dns-message");
+        answered(&reply).expect("a reply");
     }
 }

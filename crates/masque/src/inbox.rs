@@ -3,15 +3,13 @@
 
 use std::{
     collections::VecDeque,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     task::{Context, Poll, Waker},
 };
 
 use bytes::Bytes;
 use hoplite_overlay::{Error, Received};
+use parking_lot::{Mutex, MutexGuard};
 
 /// What an empty datagram costs of the bound, so that these are bounded too.
 const OVERHEAD: usize = 64;
@@ -26,7 +24,7 @@ pub(crate) struct Inbox {
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<Bytes>,
-    octets: usize,
+    bytes: usize,
     reader: Option<Waker>,
     ended: Option<Error>,
 }
@@ -42,18 +40,18 @@ impl Inbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Keeps `payload` for the reader; wakes nobody until [`Self::wake`].
     pub(crate) fn push(&self, payload: Bytes) {
         let mut state = self.lock();
         let cost = payload.len() + OVERHEAD;
-        if state.octets + cost > self.bound {
+        if state.bytes + cost > self.bound {
             self.dropped.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        state.octets += cost;
+        state.bytes += cost;
         state.queue.push_back(payload);
     }
 
@@ -97,7 +95,7 @@ impl Inbox {
 impl State {
     fn pop(&mut self) -> Option<Bytes> {
         let payload = self.queue.pop_front()?;
-        self.octets -= payload.len() + OVERHEAD;
+        self.bytes -= payload.len() + OVERHEAD;
         Some(payload)
     }
 

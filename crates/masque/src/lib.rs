@@ -6,20 +6,17 @@
 
 mod config;
 mod connection;
-pub mod forward;
+mod forward;
 mod gather;
 mod hop;
 mod inbox;
 mod packets;
 mod path;
-mod paths;
 mod pool;
-mod request;
 mod spare;
 mod tunnel;
 
-pub use config::Config;
-pub use forward::{Forwarding, Mode, Passed};
-pub use hop::{Hop, Relay};
-pub use path::{MAX_HOPS, Path};
-pub use paths::{Choose, Paths};
+pub use config::{Acks, Config};
+pub use forward::{Mode, Passed};
+pub use hop::{Hop, Relay, TokenSource};
+pub use path::{Choose, MAX_HOPS, Path, Paths};

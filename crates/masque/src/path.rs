@@ -1,10 +1,14 @@
 //! One to four relays in a row, as one overlay. The last hop carries the flows; each hop is dialled through the one before.
-//! Made by the binary from `path = [...]`, and by [`crate::Paths`] from `hops = n`.
+//! Made by the binary from `path = [...]`; or chosen, and chosen again when it fails, from `hops = n`: a failed relay is avoided while there
+//! are others, and flows that run on the old path stay there.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{fmt, net::IpAddr, sync::Arc};
 
+use hoplite_link::Pad;
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Packets, Stream, Terms};
 use hoplite_wire::{Target, connect_ip::Scope};
+use parking_lot::Mutex;
+use tracing::warn;
 
 use crate::{Config, Hop, Mode, Relay, spare::Spares};
 
@@ -37,20 +41,22 @@ impl Path {
             ));
         }
         let mut hops: Vec<Hop> = Vec::with_capacity(relays.len());
-        let (carrier, last) = (carrier(config), relays.len().saturating_sub(1));
+        let (carrying, last) = (carrying(config), relays.len().saturating_sub(1));
         let mut tunnelled = 0;
         for (number, relay) in relays.into_iter().enumerate() {
             let below = hops
                 .last()
                 .map_or_else(|| below.clone(), |hop| Arc::new(hop.clone()) as _);
             let mut config = if number < last {
-                carrier.clone()
+                carrying.clone()
             } else {
                 Config::clone(config)
             };
             // Nobody but the first relay sees the packets of the others by themselves. Padded inside, they would fit no more where the
             // path of a hop below turns out to carry less.
-            config.link.pad &= number == 0;
+            if number > 0 {
+                config.pad = Pad::Off;
+            }
             config.link.tunnelled_below = tunnelled;
             tunnelled += usize::from(relay.mode(&config) == Mode::Tunnelled);
             hops.push(Hop::new(relay, number, below, &Arc::new(config))?);
@@ -88,8 +94,8 @@ impl Path {
     }
 
     /// Whether both are the same path with the same connections.
-    pub fn is(&self, other: &Self) -> bool {
-        self.last.is(&other.last)
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.last.is_same(&other.last)
     }
 
     /// The hops, first one first.
@@ -99,9 +105,9 @@ impl Path {
 }
 
 /// For hops that only carry the link to the next relay.
-fn carrier(config: &Config) -> Config {
+fn carrying(config: &Config) -> Config {
     let mut config = config.clone();
-    config.link.carrier = true;
+    config.link.carries_next_hop = true;
     config
 }
 
@@ -137,5 +143,194 @@ impl Overlay for Path {
     ) -> Opening<'a, Box<dyn Packets>> {
         let terms = self.spares.terms(terms);
         Box::pin(async move { self.last.open_packets(scope, &terms).await })
+    }
+}
+
+/// Which relays make a path, by their places in the list of all, first hop first, if possible without those that failed, the last of which is the last
+/// here; `None` if they do not allow one.
+pub type Choose = Box<dyn FnMut(&[usize]) -> Option<Vec<usize>> + Send>;
+
+/// A path that is chosen among relays. Every flow goes through the path that is current when it opens.
+pub struct Paths {
+    below: Arc<dyn Overlay>,
+    config: Arc<Config>,
+    state: Mutex<State>,
+}
+
+struct State {
+    relays: Vec<Relay>,
+    /// Those that failed since the list is this one, in the order of it.
+    failed: Vec<usize>,
+    choose: Choose,
+    indices: Vec<usize>,
+    path: Path,
+}
+
+impl Paths {
+    /// Lets `choose` choose; the first path at once.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the relays do not allow a path.
+    pub fn new(
+        relays: Vec<Relay>,
+        below: Arc<dyn Overlay>,
+        config: &Arc<Config>,
+        mut choose: Choose,
+    ) -> Result<Self, Error> {
+        let (indices, path) = make(&relays, &below, config, &[], &mut choose)?;
+        let state = Mutex::new(State {
+            relays,
+            failed: Vec::new(),
+            choose,
+            indices,
+            path,
+        });
+        Ok(Self {
+            below,
+            config: config.clone(),
+            state,
+        })
+    }
+
+    /// Chooses among other relays from now on. The current path stays if all its relays are among them, named and addressed as before.
+    pub fn renew(&self, relays: Vec<Relay>, choose: Choose) {
+        let mut state = self.state.lock();
+        let used = state.indices.iter().filter_map(|&i| state.relays.get(i));
+        let again = used.map(|used| relays.iter().position(|relay| is_same(relay, used)));
+        let again: Option<Vec<usize>> = again.collect();
+        state.failed.clear();
+        (state.relays, state.choose) = (relays, choose);
+        match again {
+            Some(indices) => state.indices = indices,
+            None => {
+                state.indices.clear();
+                self.choose_again(&mut state);
+            }
+        }
+    }
+
+    fn choose_again(&self, state: &mut State) {
+        let (below, config) = (&self.below, &self.config);
+        let made = make(
+            &state.relays,
+            below,
+            config,
+            &state.failed,
+            &mut state.choose,
+        );
+        if let Ok((indices, path)) = made {
+            path.keep_warm();
+            (state.indices, state.path) = (indices, path);
+        }
+    }
+
+    /// The path that new flows take.
+    pub fn current(&self) -> Path {
+        self.state.lock().path.clone()
+    }
+
+    /// Chooses another path if `failed` is still the current one. The relay to avoid is the first that has no connection.
+    fn replace(&self, failed: &Path) {
+        let mut state = self.state.lock();
+        let broken = failed
+            .hops()
+            .iter()
+            .position(|hop| hop.http_version().is_none());
+        let Some(&relay) = broken.and_then(|hop| state.indices.get(hop)) else {
+            return;
+        };
+        if !state.path.is_same(failed) {
+            return;
+        }
+        state.failed.retain(|&i| i != relay);
+        state.failed.push(relay);
+        self.choose_again(&mut state);
+        if !state.path.is_same(failed) {
+            warn!("a relay of the path failed: another path is taken");
+        }
+    }
+
+    async fn open<T, F: Future<Output = Result<T, Error>>>(
+        &self,
+        open: impl Fn(Path) -> F,
+    ) -> Result<T, Error> {
+        let path = self.current();
+        match open(path.clone()).await {
+            Err(error) if matters(error.kind()) => {
+                self.replace(&path);
+                let next = self.current();
+                if next.is_same(&path) {
+                    Err(error)
+                } else {
+                    open(next).await
+                }
+            }
+            answer => answer,
+        }
+    }
+}
+
+/// Whether another path may help.
+fn matters(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::EntryUnreachable | ErrorKind::PathFailed)
+}
+
+/// Whether connections to one are connections to the other.
+fn is_same(a: &Relay, b: &Relay) -> bool {
+    a.peer.name == b.peer.name && a.peer.address == b.peer.address && a.peer.trust == b.peer.trust
+}
+
+fn make(
+    relays: &[Relay],
+    below: &Arc<dyn Overlay>,
+    config: &Arc<Config>,
+    failed: &[usize],
+    choose: &mut Choose,
+) -> Result<(Vec<usize>, Path), Error> {
+    let none = || {
+        Error::new(
+            ErrorKind::Unsupported,
+            "choosing a path: the relays do not allow one",
+        )
+    };
+    let indices = choose(failed).ok_or_else(none)?;
+    let chosen = indices.iter().filter_map(|&i| relays.get(i)).cloned();
+    let path = Path::new(chosen.collect(), below, config)?;
+    Ok((indices, path))
+}
+
+impl Overlay for Paths {
+    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
+        Box::pin(self.open(move |path| async move { path.open_stream(target, terms).await }))
+    }
+
+    fn open_datagrams<'a>(
+        &'a self,
+        target: &'a Target,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Datagrams>> {
+        Box::pin(self.open(move |path| async move { path.open_datagrams(target, terms).await }))
+    }
+
+    fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+        Box::pin(self.open(move |path| async move { path.resolve(name, terms).await }))
+    }
+
+    fn open_packets<'a>(
+        &'a self,
+        scope: &'a Scope,
+        terms: &'a Terms,
+    ) -> Opening<'a, Box<dyn Packets>> {
+        Box::pin(self.open(move |path| async move { path.open_packets(scope, terms).await }))
+    }
+
+    fn query<'a>(&'a self, message: &'a [u8], terms: &'a Terms) -> Opening<'a, Vec<u8>> {
+        Box::pin(self.open(move |path| async move { path.query(message, terms).await }))
+    }
+}
+
+impl fmt::Debug for Paths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Paths").finish_non_exhaustive()
     }
 }

@@ -1,10 +1,10 @@
-//! The connections to one relay: one for flows without a token, one for each isolation token, each dialled once however many wait.
+//! The connections to one relay: one for flows without a token, one for each isolation token. Each is dialled once, however many flows wait for it.
 //! A task follows each until it is lost, replaced or idle: lost ones are forgotten at once, the warm one is opened again with a growing pause,
-//! and what runs over TCP is tried over QUIC again. Every task ends when its pool is gone. Used by [`crate::Hop`] alone.
+//! and what runs over TCP is tried over QUIC again. Every task ends when its pool is gone.
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -12,16 +12,20 @@ use futures_util::{
     FutureExt,
     future::{BoxFuture, Shared},
 };
-use hoplite_http::HttpVersion;
 use hoplite_link::{Dialer, Link};
-use hoplite_overlay::{Error, ErrorKind, Isolation, Terms};
+use hoplite_overlay::{Error, ErrorKind, Isolation, Reason, Terms};
+use hoplite_wire::privacy_pass::PrivateToken;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, time::Instant};
 use tracing::debug;
 
-use crate::{Config, connection::Connection};
+use crate::{Config, connection::Connection, hop::TokenSource};
 
 /// How often an isolated or a replaced connection is looked at for idleness.
-const LOOK: Duration = Duration::from_secs(10);
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How long no token is shown to a relay that has refused one.
+const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 
 type Attempt = Shared<BoxFuture<'static, Result<Arc<Connection>, Error>>>;
 
@@ -29,6 +33,9 @@ type Attempt = Shared<BoxFuture<'static, Result<Arc<Connection>, Error>>>;
 pub(crate) struct Pool {
     pub(crate) dialer: Dialer,
     pub(crate) config: Arc<Config>,
+    tokens: Option<Arc<dyn TokenSource>>,
+    /// When the relay last refused one of them.
+    refused: Mutex<Option<Instant>>,
     me: Weak<Self>,
     slots: Mutex<Slots>,
     /// Nothing is sent; who listens learns when the pool is gone.
@@ -49,14 +56,41 @@ struct Slot {
 }
 
 impl Pool {
-    pub(crate) fn new(dialer: Dialer, config: &Arc<Config>) -> Arc<Self> {
+    pub(crate) fn new(
+        dialer: Dialer,
+        tokens: Option<Arc<dyn TokenSource>>,
+        config: &Arc<Config>,
+    ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             dialer,
             config: config.clone(),
+            tokens,
+            refused: Mutex::default(),
             me: me.clone(),
             slots: Mutex::default(),
             end: watch::Sender::default(),
         })
+    }
+
+    /// The relay has refused a token: what is wrong with it may be wrong with all, and they are not thrown after it at once.
+    pub(crate) fn refused(&self) {
+        if self.tokens.is_some() {
+            *self.refused.lock() = Some(Instant::now());
+        }
+    }
+
+    /// A token for a new connection.
+    fn token(&self) -> Result<Option<PrivateToken>, Error> {
+        let Some(tokens) = &self.tokens else {
+            return Ok(None);
+        };
+        let refused = *self.refused.lock();
+        if refused.is_some_and(|at| at.elapsed() < REFUSED_PAUSE) {
+            let doing = "waiting before another token is shown to a relay that has refused one";
+            let error = Error::new(ErrorKind::Forbidden, doing);
+            return Err(error.because(Reason::Authentication));
+        }
+        tokens.take().map(Some)
     }
 
     /// Waits until the pool is gone, without keeping it.
@@ -66,7 +100,7 @@ impl Pool {
     }
 
     fn slots(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock()
     }
 
     /// The usable connection of `token`, if there is one.
@@ -88,13 +122,13 @@ impl Pool {
     }
 
     /// Lets every connection be looked at soon: the device may have another address.
-    pub(crate) fn look(&self) {
+    pub(crate) fn network_changed(&self) {
         let slots = self.slots();
         let connections = slots
             .by_token
             .values()
             .filter_map(|slot| slot.connection.as_ref());
-        connections.for_each(|connection| connection.look());
+        connections.for_each(|connection| connection.look_soon());
     }
 
     fn attempt(&self, token: &Isolation) -> Result<Attempt, Error> {
@@ -209,7 +243,8 @@ async fn dial(pool: Arc<Pool>, token: Isolation) -> Result<Arc<Connection>, Erro
         ..Terms::default()
     };
     let link = pool.dialer.race(&terms).await?;
-    let connection = Connection::start(link).await?;
+    // Only now: what cannot be reached costs no token.
+    let connection = Connection::start(link, pool.token()?).await?;
     pool.keep(&token, &connection);
     follow(&Arc::downgrade(&pool), &token, connection.clone());
     Ok(connection)
@@ -262,7 +297,7 @@ async fn idle(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<Connection>
         }
     }
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(IDLE_CHECK_INTERVAL).await;
         match pool.upgrade() {
             Some(pool) if !pool.is_idle(token, connection) => {}
             _ => return,
@@ -273,7 +308,7 @@ async fn idle(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<Connection>
 /// Over TCP: tries QUIC again and again. Ends when a QUIC connection has taken the place of `connection`;
 /// what runs over TCP stays there until it ends.
 async fn back_to_quic(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<Connection>) {
-    if connection.version() == HttpVersion::H3 {
+    if connection.version().is_over_quic() {
         return std::future::pending().await;
     }
     let terms = Terms {
@@ -289,7 +324,8 @@ async fn back_to_quic(pool: &Weak<Pool>, token: &Isolation, connection: &Arc<Con
         let Ok(link) = strong.dialer.quic(&terms).await else {
             continue;
         };
-        let Ok(quic) = Connection::start(Link::Quic(link)).await else {
+        let Ok(fresh) = strong.token() else { continue };
+        let Ok(quic) = Connection::start(Link::Quic(link), fresh).await else {
             continue;
         };
         debug!("hop is back on QUIC");

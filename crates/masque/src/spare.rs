@@ -1,16 +1,17 @@
 //! A path that stands ready for the next isolation token: dialling the hops beyond the first takes several round trips, which the first flow of a token
-//! would have to wait for. [`crate::Path`] asks it whose connections a flow takes.
+//! would have to wait for.
 //!
-//! Connections belong to *roads*, tokens of our own. A user's token gets the spare road when it is first seen and keeps it; the next spare is dialled
+//! Connections belong to isolation tokens of our own. A user's token gets the spare one when it is first seen and keeps it; the next spare is dialled
 //! a little later, so that it does not take the link from the flow that has just begun.
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
 use hoplite_overlay::{Isolation, Terms};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -19,7 +20,7 @@ use crate::Hop;
 /// How often the spare is asked for, so that it does not count as unused.
 const TOUCH: Duration = Duration::from_secs(20);
 
-/// Which road each token has, and the spare.
+/// Which token of ours each token of a user has, and the spare.
 #[derive(Debug)]
 pub(crate) struct Spares {
     /// Through it the whole path is dialled.
@@ -33,8 +34,8 @@ pub(crate) struct Spares {
 
 #[derive(Debug, Default)]
 struct State {
-    roads: HashMap<Isolation, Road>,
-    /// The number of the spare road, while one is kept.
+    slots: HashMap<Isolation, PathSlot>,
+    /// The number of the spare token, while one is kept.
     spare: Option<u64>,
     /// Whether there shall be one.
     keeps: bool,
@@ -42,7 +43,7 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Road {
+struct PathSlot {
     number: u64,
     used: Instant,
 }
@@ -59,7 +60,7 @@ impl Spares {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// From now on there is a spare.
@@ -68,11 +69,11 @@ impl Spares {
         self.renew(Duration::ZERO);
     }
 
-    /// The same terms with the token's road in its place.
+    /// The same terms with our token in place of the user's.
     pub(crate) fn terms(self: &Arc<Self>, terms: &Terms) -> Terms {
         let mut terms = terms.clone();
         if terms.isolation != Isolation::default() {
-            let (number, took_spare) = self.state().road(&terms.isolation, self.bound);
+            let (number, took_spare) = self.state().slot(&terms.isolation, self.bound);
             terms.isolation = token(number);
             if took_spare {
                 self.renew(self.calm);
@@ -98,33 +99,34 @@ impl State {
         self.next
     }
 
-    /// The road of a token, and whether the spare became it.
-    fn road(&mut self, token: &Isolation, bound: usize) -> (u64, bool) {
+    /// Our token for a user's, and whether the spare became it.
+    fn slot(&mut self, token: &Isolation, bound: usize) -> (u64, bool) {
         let now = Instant::now();
-        if let Some(road) = self.roads.get_mut(token) {
-            road.used = now;
-            return (road.number, false);
+        if let Some(slot) = self.slots.get_mut(token) {
+            slot.used = now;
+            return (slot.number, false);
         }
         self.make_room(bound);
         let spare = self.spare.take();
         let number = spare.unwrap_or_else(|| self.number());
-        self.roads.insert(token.clone(), Road { number, used: now });
+        self.slots
+            .insert(token.clone(), PathSlot { number, used: now });
         (number, spare.is_some())
     }
 
     /// Forgets the token unused for longest.
     fn make_room(&mut self, bound: usize) {
-        if self.roads.len() < bound {
+        if self.slots.len() < bound {
             return;
         }
-        let oldest = self.roads.iter().min_by_key(|(_, road)| road.used);
+        let oldest = self.slots.iter().min_by_key(|(_, slot)| slot.used);
         if let Some(oldest) = oldest.map(|(token, _)| token.clone()) {
-            self.roads.remove(&oldest);
+            self.slots.remove(&oldest);
         }
     }
 }
 
-/// What a road's connections are kept under. It never leaves the process.
+/// The isolation token of ours with a number. It never leaves the process.
 fn token(number: u64) -> Isolation {
     Isolation::new(number.to_be_bytes().to_vec())
 }
@@ -170,27 +172,31 @@ mod tests {
     fn a_new_token_takes_the_spare_and_keeps_it() {
         let mut state = State::default();
         state.spare = Some(state.number());
-        assert_eq!(state.road(&user("a"), 8), (1, true));
-        assert_eq!(state.road(&user("a"), 8), (1, false));
+        assert_eq!(state.slot(&user("a"), 8), (1, true));
+        assert_eq!(state.slot(&user("a"), 8), (1, false));
     }
 
     #[test]
-    fn two_tokens_never_have_one_road() {
+    fn two_tokens_never_share_a_path() {
         let mut state = State::default();
         state.spare = Some(state.number());
-        let roads = ["a", "b", "c"].map(|name| state.road(&user(name), 8).0);
-        assert_eq!(roads, [1, 2, 3]);
+        let slots = ["a", "b", "c"].map(|name| state.slot(&user(name), 8).0);
+        assert_eq!(slots, [1, 2, 3]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn no_more_tokens_are_remembered_than_allowed() {
         let mut state = State::default();
         for name in ["a", "b", "c"] {
-            state.road(&user(name), 2);
+            state.slot(&user(name), 2);
             tokio::time::advance(Duration::from_secs(1)).await;
         }
-        assert_eq!(state.roads.len(), 2);
-        assert_eq!(state.road(&user("b"), 2).0, 2, "the oldest was forgotten");
-        assert_eq!(state.road(&user("a"), 2).0, 4, "and gets another road");
+        assert_eq!(state.slots.len(), 2);
+        assert_eq!(state.slot(&user("b"), 2).0, 2, "the oldest was forgotten");
+        assert_eq!(
+            state.slot(&user("a"), 2).0,
+            4,
+            "and gets another of our tokens"
+        );
     }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_http::{DatagramSink, Flow, HttpVersion};
+use hoplite_http::{DatagramSink, Flow};
 use hoplite_overlay::{Batch, Datagrams, End, Error, ErrorKind, Received};
 use hoplite_wire::{
     RequestHead,
@@ -21,7 +21,7 @@ use hoplite_wire::{
 use crate::{
     connection::{Connection, Lease},
     forward::{Forwarder, Negotiation},
-    gather::Road,
+    gather::PackedDatagrams,
     inbox::Inbox,
 };
 
@@ -146,14 +146,14 @@ impl Datagrams for Tunnel {
 }
 
 /// Payloads share the packets of a QUIC connection, unless they pass beside it.
-impl Road for Tunnel {
+impl PackedDatagrams for Tunnel {
     fn round_trip(&self) -> Duration {
         self.flow.round_trip()
     }
 
     fn packs(&self) -> bool {
         let forwards = |forwarder: &Arc<Forwarder>| forwarder.is_forwarding();
-        self.flow.version() == HttpVersion::H3 && !self.forwarder.as_ref().is_some_and(forwards)
+        self.flow.version().is_over_quic() && !self.forwarder.as_ref().is_some_and(forwards)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What programs' flows may hold in memory, all together: so many bytes, shared out by how much is left, so that whoever came first
+//! What programs' flows may hold in memory, all together: this many bytes, shared out by how much is left, so that whoever came first
 //! cannot keep the rest from those who come later. There is one for TCP and one for UDP at the TUN device, and one for SOCKS associations.
 //!
 //! Dynamic thresholds (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on
@@ -20,17 +20,15 @@ use std::{
 };
 
 use hoplite_wire::Host;
+use parking_lot::Mutex;
 
-use crate::{
-    Guarded,
-    users::{Owner, Slot, Slots, User},
-};
+use crate::users::{Owner, Slot, Slots, User};
 
-/// One part in so many is for floors alone.
+/// One part in this many is for floors alone.
 const FLOORS: usize = 4;
-/// A flow may hold one part in so many of what else is free.
+/// A flow may hold one part in this many of what else is free.
 const FLOW: usize = 16;
-/// The flows of an owner and of a user may hold so many times what else is free, those of a user to one target so many times.
+/// The flows of an owner and of a user may hold this many times what else is free, those of a user to one target this many times.
 const USER: usize = 4;
 const TARGET: usize = 2;
 /// Who may take no more bytes than this besides what he has is short of memory.
@@ -56,7 +54,7 @@ pub(crate) struct Budget {
     short: AtomicBool,
     slots: Arc<Slots>,
     /// Those that have flows, and no others.
-    parties: Guarded<HashMap<Party, Arc<Share>>>,
+    parties: Mutex<HashMap<Party, Arc<Share>>>,
 }
 
 #[derive(Debug, Default)]
@@ -77,7 +75,7 @@ pub(crate) struct Account {
 }
 
 impl Budget {
-    /// So many bytes for all.
+    /// This many bytes for all.
     pub(crate) fn new(total: usize) -> Arc<Self> {
         Arc::new(Self {
             total,
@@ -85,7 +83,7 @@ impl Budget {
             floors: AtomicUsize::new(0),
             short: AtomicBool::new(false),
             slots: Arc::default(),
-            parties: Guarded::default(),
+            parties: Mutex::default(),
         })
     }
 
@@ -178,7 +176,7 @@ impl Account {
         shares.map(|(_, share)| share.in_use.load(Relaxed))
     }
 
-    /// The flow holds so many bytes now.
+    /// The flow holds this many bytes now.
     pub(crate) fn set(&mut self, in_use: usize) {
         let above = in_use.saturating_sub(self.floor);
         if above != self.above {
@@ -197,7 +195,7 @@ impl Account {
         self.above = above;
     }
 
-    /// How readily it is evicted among flows of its user when it has been idle for so long: the more, the longer that is (at most
+    /// How readily it is evicted among flows of its user when it has been idle for this long: the more, the longer that is (at most
     /// [`MAX_COUNTED_IDLE`]), and the more flows the user has to its target; then the longer it has really been idle.
     pub(crate) fn eviction_weight(&self, idle: Duration) -> (u128, Duration) {
         let counted = idle.min(MAX_COUNTED_IDLE) + Duration::from_secs(1);

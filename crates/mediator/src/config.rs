@@ -3,7 +3,10 @@
 
 use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
+use hoplite_config::above_zero;
 use serde::{Deserialize, Deserializer, de};
+
+pub use hoplite_config::ConfigError;
 
 /// The configuration of the SOCKS and HTTP front ends.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -21,11 +24,11 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Socks {
-    /// Where programs reach it; "off" for nowhere. Default: "127.0.0.1:1080".
+    /// Where programs reach it; "off" for nowhere.
     pub listen: Listen,
-    /// Whether `listen` may be an address that other machines reach: all who reach it may use it. Default: false.
+    /// Whether `listen` may be an address that other machines reach: all who reach it may use it.
     pub remote: bool,
-    /// Whether UDP ASSOCIATE is served. Default: true.
+    /// Whether UDP ASSOCIATE is served.
     pub udp: bool,
 }
 
@@ -33,9 +36,9 @@ pub struct Socks {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Http {
-    /// Where programs reach it; "off" for nowhere. Default: "127.0.0.1:8118".
+    /// Where programs reach it; "off" for nowhere.
     pub listen: Listen,
-    /// Whether `listen` may be an address that other machines reach: all who reach it may use it. Default: false.
+    /// Whether `listen` may be an address that other machines reach: all who reach it may use it.
     pub remote: bool,
 }
 
@@ -44,31 +47,30 @@ pub struct Http {
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
     /// Programs' connections open at once, SOCKS and HTTP together; a further one takes the place of one that rests,
-    /// or waits in the kernel's queue of 1024. Default: 16384.
+    /// or waits in the kernel's queue of 1024.
     pub connections: usize,
     /// How long a program may take for its SOCKS handshake, or for the header of an HTTP request; also how
-    /// long an HTTP connection waits for its next request. Default: 30.
-    #[serde(deserialize_with = "seconds")]
+    /// long an HTTP connection waits for its next request.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub handshake: Duration,
-    /// How long a flow may take to open. Default: 30.
-    #[serde(deserialize_with = "seconds")]
+    /// How long a flow may take to open.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub open: Duration,
-    /// How long a TCP flow without any byte is kept; 0 is for ever, the relays have limits of their own. Default: 0.
-    #[serde(deserialize_with = "seconds")]
+    /// How long a TCP flow without any byte is kept; 0 is for ever, the relays have limits of their own.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub idle_stream: Duration,
-    /// How long a UDP flow without any datagram is kept; RFC 4787 §4.3 wants at least two minutes. Default: 180.
-    #[serde(deserialize_with = "seconds")]
+    /// How long a UDP flow without any datagram is kept; RFC 4787 §4.3 wants at least two minutes.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub idle_datagrams: Duration,
     /// How long nothing must have moved on a program's connection before it is closed for another when all places are taken; the programs of the
-    /// address that has most connections go first. Default: 60.
-    #[serde(deserialize_with = "seconds")]
+    /// address that has most connections go first.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub idle_when_full: Duration,
     /// UDP flows of one association; a further one takes the place of the one that was used least lately.
-    /// Default: 256.
     pub datagram_flows: usize,
-    /// Bytes of memory for datagrams that wait in the flows of all associations together; further ones are dropped. Default: 67108864.
+    /// Bytes of memory for datagrams that wait in the flows of all associations together; further ones are dropped.
     pub datagram_memory: usize,
-    /// The largest header of an HTTP request or answer, in bytes; a larger one is refused. Default: 65536.
+    /// The largest header of an HTTP request or answer, in bytes; a larger one is refused.
     pub header: usize,
 }
 
@@ -79,16 +81,6 @@ pub enum Listen {
     Off,
     /// There; port 0 lets the system choose.
     At(SocketAddr),
-}
-
-/// A value that is out of range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{key}: expected {expected}")]
-pub struct ConfigError {
-    /// For example "limits.connections".
-    pub key: &'static str,
-    /// What may stand there.
-    pub expected: &'static str,
 }
 
 impl Default for Socks {
@@ -140,10 +132,10 @@ impl Config {
 
 impl Listen {
     fn check(self, key: &'static str, remote: bool) -> Result<(), ConfigError> {
-        let expected = "a loopback address such as 127.0.0.1, or remote = true beside it to let other machines in";
+        let expected = "expected a loopback address such as 127.0.0.1, or remote = true beside it to let other machines in";
         match self {
             Self::At(addr) if !remote && !addr.ip().to_canonical().is_loopback() => {
-                Err(ConfigError { key, expected })
+                Err(ConfigError::new(key, expected))
             }
             _ => Ok(()),
         }
@@ -159,17 +151,18 @@ impl Limits {
             ("limits.idle_datagrams", self.idle_datagrams.is_zero()),
             ("limits.datagram_flows", self.datagram_flows == 0),
         ];
-        if let Some((key, _)) = zeros.into_iter().find(|(_, zero)| *zero) {
-            let expected = "a number above 0";
-            return Err(ConfigError { key, expected });
-        }
+        above_zero(&zeros)?;
         if self.datagram_memory < 1 << 20 {
-            let (key, expected) = ("limits.datagram_memory", "at least 1048576 bytes");
-            return Err(ConfigError { key, expected });
+            return Err(ConfigError::new(
+                "limits.datagram_memory",
+                "expected at least 1048576 bytes",
+            ));
         }
         if !(8192..=1 << 20).contains(&self.header) {
-            let (key, expected) = ("limits.header", "8192 to 1048576 bytes");
-            return Err(ConfigError { key, expected });
+            return Err(ConfigError::new(
+                "limits.header",
+                "expected 8192 to 1048576 bytes",
+            ));
         }
         Ok(())
     }
@@ -202,16 +195,6 @@ impl<'de> Deserialize<'de> for Listen {
         String::deserialize(input)?
             .parse()
             .map_err(de::Error::custom)
-    }
-}
-
-pub(crate) fn seconds<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
-    let expected = || de::Error::custom("expected seconds, from 0 to 31536000");
-    match f64::deserialize(input)? {
-        seconds @ 0.0..=31_536_000.0 => {
-            Duration::try_from_secs_f64(seconds).map_err(|_| expected())
-        }
-        _ => Err(expected()),
     }
 }
 

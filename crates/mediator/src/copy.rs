@@ -85,8 +85,8 @@ impl CopyLoop<'_> {
     fn poll(&mut self, cx: &mut Context<'_>, watch: &mut IdleTimer) -> Poll<CopyOutcome> {
         let (up_before, down_before) = (self.up.moved, self.down.moved);
         let ended = self.poll_both(cx);
-        self.counters.octets_up.add(self.up.moved - up_before);
-        self.counters.octets_down.add(self.down.moved - down_before);
+        self.counters.bytes_up.add(self.up.moved - up_before);
+        self.counters.bytes_down.add(self.down.moved - down_before);
         if ended.is_ready() {
             return ended;
         }
@@ -269,7 +269,7 @@ impl Upload {
     }
 }
 
-/// A slice of at least so many bytes is written without being gathered.
+/// A slice of at least this many bytes is written without being gathered.
 const MIN_UNGATHERED: usize = 16 * 1024;
 
 /// From the target to the program. Large slices of the overlay's buffers are written as they are; small ones, such as single packets, are

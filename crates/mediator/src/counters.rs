@@ -103,9 +103,9 @@ counters! {
     /// UDP associations granted.
     associations;
     /// Bytes from programs to targets.
-    octets_up;
+    bytes_up;
     /// Bytes from targets to programs.
-    octets_down;
+    bytes_down;
     /// Datagrams dropped: fragments, strangers, full queues, too large, flows that failed.
     datagrams_dropped;
 }

@@ -1,22 +1,21 @@
 //! A UDP flow of either front end once it is open: what a program sends waits at a [`FlowSender`] until the flow's task takes it, and
-//! datagrams move both ways until the flow is idle or fails. SOCKS associations and the TUN device use it; the side of each towards its
-//! program is a [`ProgramSide`].
+//! datagrams move both ways until the flow is idle or fails. The side towards the program is a [`ProgramSide`].
 
 use std::{
     collections::VecDeque,
     future::poll_fn,
     mem,
     pin::Pin,
-    sync::{Arc, MutexGuard},
+    sync::Arc,
     task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
 use hoplite_overlay::{Batch, Datagrams, Error};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::{
-    Guarded,
     budget::{Account, LOW_ALLOWANCE},
     copy::IdleTimer,
 };
@@ -24,7 +23,7 @@ use crate::{
 /// How long a flow that failed keeps its slot, so that a program that insists does not make us open flows without a pause.
 pub(crate) const HOLD_OFF: Duration = Duration::from_secs(1);
 /// How many receive calls are made before other tasks have their turn.
-const TURN: usize = 32;
+const RECEIVE_BUDGET: usize = 32;
 
 /// The program's end of a flow.
 pub(crate) trait ProgramSide {
@@ -42,7 +41,7 @@ pub(crate) trait ProgramSide {
         Duration::ZERO
     }
 
-    /// The overlay took so many bytes.
+    /// The overlay took this many bytes.
     fn sent(&self, bytes: usize);
 
     /// The first datagram of `batch` is larger than `most`, the largest payload of the overlay's path, and goes no further.
@@ -112,7 +111,7 @@ impl<P: ProgramSide> DatagramPump<'_, P> {
     }
 
     fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        for _ in 0..TURN {
+        for _ in 0..RECEIVE_BUDGET {
             ready!(self.program.poll_receive(cx, self.datagrams))?;
             self.moved = self.moved.wrapping_add(1);
         }
@@ -123,7 +122,7 @@ impl<P: ProgramSide> DatagramPump<'_, P> {
 
 /// What a flow may hold in any case, in bytes of memory: a datagram of usual size.
 pub(crate) const FLOW_FLOOR: usize = 2048;
-/// So many bytes fill a packet: nobody waits for more to share it.
+/// This many bytes fill a packet: nobody waits for more to share it.
 const PACKET: usize = 1000;
 /// A question and its answer, each of them twice or in a few pieces, are no more datagrams.
 const MAX_EXCHANGE: usize = 8;
@@ -131,7 +130,7 @@ const MAX_EXCHANGE: usize = 8;
 /// The sending end of a UDP flow: datagrams from the program wait here for the flow's task. Clones are the same end; `W` tells why
 /// a flow failed.
 #[derive(Debug)]
-pub(crate) struct FlowSender<W>(Arc<Guarded<Shared<W>>>);
+pub(crate) struct FlowSender<W>(Arc<Mutex<Shared<W>>>);
 
 #[derive(Debug)]
 struct Shared<W> {
@@ -167,7 +166,7 @@ impl<W> Clone for FlowSender<W> {
 impl<W: Copy> FlowSender<W> {
     /// The end of a flow that begins.
     pub(crate) fn new(account: Account) -> Self {
-        Self(Arc::new(Guarded::new(Shared {
+        Self(Arc::new(Mutex::new(Shared {
             queue: DatagramQueue::default(),
             taken_memory: 0,
             account: Some(account),

@@ -35,14 +35,14 @@ use hyper::{
     upgrade::{OnUpgrade, Upgraded},
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    sync::Mutex,
+    sync,
     task::JoinSet,
 };
 
 use crate::{
-    Guarded,
     copy::copy,
     counters::Counters,
     front::ProxyContext,
@@ -53,9 +53,9 @@ use crate::{
 struct Session {
     context: Arc<ProxyContext>,
     /// The connection to the target of the last absolute-form request, for the next one.
-    upstream: Mutex<Option<Upstream>>,
+    upstream: sync::Mutex<Option<Upstream>>,
     /// The flow that a CONNECT opened, until the connection is a tunnel.
-    tunnel: Guarded<Option<Tunnel>>,
+    tunnel: Mutex<Option<Tunnel>>,
     /// Whether there was a request.
     served: AtomicBool,
 }
@@ -64,8 +64,8 @@ struct Session {
 pub(crate) async fn serve(program: ProgramConnection, context: Arc<ProxyContext>) {
     let session = Arc::new(Session {
         context,
-        upstream: Mutex::default(),
-        tunnel: Guarded::default(),
+        upstream: sync::Mutex::default(),
+        tunnel: Mutex::default(),
         served: AtomicBool::new(false),
     });
     let service = service_fn(|request| answer(Arc::clone(&session), request));
@@ -368,7 +368,7 @@ impl AsyncRead for CountedStream {
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
-        self.counters.octets_down.add(buf.filled().len() - before);
+        self.counters.bytes_down.add(buf.filled().len() - before);
         Poll::Ready(Ok(()))
     }
 }
@@ -380,7 +380,7 @@ impl AsyncWrite for CountedStream {
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         let n = ready!(Pin::new(&mut self.stream).poll_write(cx, buf))?;
-        self.counters.octets_up.add(n);
+        self.counters.bytes_up.add(n);
         Poll::Ready(Ok(n))
     }
 
@@ -510,7 +510,7 @@ fn text(status: StatusCode, sentence: &str) -> Response<Body> {
     response
 }
 
-/// The answer to who takes the proxy for a web server: a person who opens its address, or a web page that probes.
+/// The answer to whoever takes the proxy for a web server: a person who opens its address, or a web page that probes.
 fn help(request: &Request<Incoming>) -> Response<Body> {
     let reading = matches!(*request.method(), Method::GET | Method::HEAD);
     let status = if reading && request.uri().path() == "/" {

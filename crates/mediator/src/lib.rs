@@ -27,7 +27,7 @@
 mod budget;
 pub mod config;
 mod copy;
-pub mod counters;
+mod counters;
 mod datagrams;
 mod front;
 mod http;
@@ -38,22 +38,6 @@ mod testing;
 pub mod tun;
 mod users;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 pub use config::{Config, ConfigError, Listen};
 pub use counters::{Counters, Snapshot};
 pub use front::{BindError, Front};
-
-/// State that is whole after every step, so that a panic while it is locked spoils nothing. Never held across an await.
-#[derive(Debug, Default)]
-struct Guarded<T>(Mutex<T>);
-
-impl<T> Guarded<T> {
-    fn new(state: T) -> Self {
-        Self(Mutex::new(state))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}

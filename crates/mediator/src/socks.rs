@@ -191,7 +191,7 @@ fn reply_code(error: &Error) -> ReplyCode {
 }
 
 /// How many receive calls are made before other tasks have their turn.
-const TURN: usize = 16;
+const RECEIVE_BUDGET: usize = 16;
 
 /// Serves one association.
 async fn associate(
@@ -278,7 +278,7 @@ impl Association {
         let socket = Arc::clone(&self.socket);
         poll_fn(|cx| {
             let now = Instant::now();
-            for _ in 0..TURN {
+            for _ in 0..RECEIVE_BUDGET {
                 let turn = with_scratch(|scratch| {
                     socket.poll_recv(cx, scratch, |received| self.take(&received, now))
                 });
@@ -427,7 +427,7 @@ impl AssociationFlow {
             .socket
             .send(self.program, &self.header, payloads, sending);
         self.context.counters.datagrams_dropped.add(dropped);
-        self.context.counters.octets_down.add(batch.contents.len());
+        self.context.counters.bytes_down.add(batch.contents.len());
         self.sender.received(batch, Instant::now());
     }
 }
@@ -450,7 +450,7 @@ impl ProgramSide for AssociationFlow {
     }
 
     fn sent(&self, bytes: usize) {
-        self.context.counters.octets_up.add(bytes);
+        self.context.counters.bytes_up.add(bytes);
     }
 
     fn too_large(&self, _: Batch<'_>, _: usize) {
@@ -474,7 +474,7 @@ impl ProgramSide for AssociationFlow {
 }
 
 /// What UDP over IPv4 can carry in one call.
-const LARGEST: usize = 65_507;
+const MAX_UDP_PAYLOAD: usize = 65_507;
 
 /// An association's socket: datagrams from and to one program, many with each system call where the kernel can. Linux gives trains of equal
 /// datagrams when the program sends them so (UDP_SEGMENT), and takes them from us.
@@ -552,7 +552,9 @@ impl Socket {
         sending.clear();
         for payload in payloads {
             let len = header.len() + payload.len();
-            if count >= self.state.max_gso_segments().max(1) || sending.len() + len > LARGEST {
+            if count >= self.state.max_gso_segments().max(1)
+                || sending.len() + len > MAX_UDP_PAYLOAD
+            {
                 dropped += self.flush(program, sending, segment, count);
                 (count, segment) = (0, 0);
                 sending.clear();

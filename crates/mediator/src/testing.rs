@@ -1,4 +1,4 @@
-//! What the tests of both front ends share: an overlay that follows a script, a front that serves it, a target.
+//! What the tests of both front ends share: an overlay that follows a script, and a front that serves it.
 #![expect(
     clippy::disallowed_methods,
     reason = "tests are programs and targets on loopback"
@@ -6,24 +6,18 @@
 
 use std::{
     collections::HashMap,
-    fmt,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, SocketAddr},
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
 };
 
-use hoplite_overlay::{
-    Datagrams, Error, ErrorKind, Isolation, Opening, Overlay, Reason, Stream, Terms, direct::Direct,
-};
+use hoplite_overlay::{Direct, Error, ErrorKind, Isolation, Reason, Terms};
+use hoplite_testing::Double;
 use hoplite_wire::Target;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream, UdpSocket},
-    sync::oneshot,
-    task::JoinHandle,
-};
+use parking_lot::Mutex;
+use tokio::{io::AsyncReadExt, net::TcpStream, sync::oneshot, task::JoinHandle};
 
 use crate::{Config, Counters, Front, Listen};
 
@@ -36,19 +30,12 @@ pub(crate) enum Route {
     Hang,
 }
 
-/// An overlay whose targets lead where the test says; it remembers who asked for what.
+/// Where targets lead, as the test says, and who asked for what.
 #[derive(Default)]
 pub(crate) struct Scripted {
-    direct: Direct,
     routes: Mutex<HashMap<String, Route>>,
     asked: Mutex<Vec<(String, Isolation)>>,
     opening: Arc<AtomicUsize>,
-}
-
-impl fmt::Debug for Scripted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Scripted")
-    }
 }
 
 /// Counts itself out when an opening is given up.
@@ -62,16 +49,13 @@ impl Drop for Attempt {
 
 impl Scripted {
     pub(crate) fn route(self, target: &str, route: Route) -> Self {
-        self.routes
-            .lock()
-            .expect("lock")
-            .insert(target.into(), route);
+        self.routes.lock().insert(target.into(), route);
         self
     }
 
     /// What was asked for, with the terms' isolation.
     pub(crate) fn asked(&self) -> Vec<(String, Isolation)> {
-        self.asked.lock().expect("lock").clone()
+        self.asked.lock().clone()
     }
 
     /// How many openings are under way.
@@ -79,13 +63,35 @@ impl Scripted {
         self.opening.load(Ordering::SeqCst)
     }
 
+    /// The overlay that does so.
+    fn overlay(self: &Arc<Self>) -> Double {
+        let (streams, datagrams) = (Arc::clone(self), Arc::clone(self));
+        Double::over(Direct::new())
+            .streams(move |below, target, terms| {
+                let script = Arc::clone(&streams);
+                Box::pin(async move {
+                    script.opening.fetch_add(1, Ordering::SeqCst);
+                    let _attempt = Attempt(Arc::clone(&script.opening));
+                    let target = script.follow(target, terms).await?;
+                    below.open_stream(&target, terms).await
+                })
+            })
+            .datagrams(move |below, target, terms| {
+                let script = Arc::clone(&datagrams);
+                Box::pin(async move {
+                    let target = script.follow(target, terms).await?;
+                    below.open_datagrams(&target, terms).await
+                })
+            })
+            .names(|_, _, _| unreachable!("a front end looks no name up"))
+    }
+
     async fn follow(&self, target: &Target, terms: &Terms) -> Result<Target, Error> {
         let name = target.to_string();
         self.asked
             .lock()
-            .expect("lock")
             .push((name.clone(), terms.isolation.clone()));
-        let route = self.routes.lock().expect("lock").get(&name).cloned();
+        let route = self.routes.lock().get(&name).cloned();
         match route {
             Some(Route::To(address)) => Ok(address.into()),
             Some(Route::Fail(error)) => Err(error),
@@ -95,32 +101,6 @@ impl Scripted {
                 Err(Error::new(ErrorKind::TargetFailed, "a test").because(Reason::NameNotFound))
             }
         }
-    }
-}
-
-impl Overlay for Scripted {
-    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
-        Box::pin(async move {
-            self.opening.fetch_add(1, Ordering::SeqCst);
-            let _attempt = Attempt(Arc::clone(&self.opening));
-            let target = self.follow(target, terms).await?;
-            self.direct.open_stream(&target, terms).await
-        })
-    }
-
-    fn open_datagrams<'a>(
-        &'a self,
-        target: &'a Target,
-        terms: &'a Terms,
-    ) -> Opening<'a, Box<dyn Datagrams>> {
-        Box::pin(async move {
-            let target = self.follow(target, terms).await?;
-            self.direct.open_datagrams(&target, terms).await
-        })
-    }
-
-    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
-        Box::pin(async { panic!("a front end looks no name up") })
     }
 }
 
@@ -151,7 +131,7 @@ pub(crate) fn start_with(overlay: Scripted, config: Config) -> Running {
     let (stop, stopped) = oneshot::channel();
     let (socks, http) = (front.socks_addr(), front.http_addr());
     let counters = front.counters();
-    let carrier = Arc::clone(&overlay);
+    let carrier = Arc::new(overlay.overlay());
     let task = tokio::spawn(front.serve(carrier, async { drop(stopped.await) }));
     Running {
         socks: socks.expect("bound"),
@@ -176,40 +156,6 @@ impl Running {
         drop(self.stop.take());
         self.task.await.expect("ends in order");
     }
-}
-
-pub(crate) async fn listener() -> (TcpListener, SocketAddr) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
-    let address = listener.local_addr().expect("bound");
-    (listener, address)
-}
-
-/// A target that answers each connection with what it sent.
-pub(crate) async fn echo() -> SocketAddr {
-    let (listener, address) = listener().await;
-    tokio::spawn(async move {
-        while let Ok((mut tcp, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                let (mut from, mut to) = tcp.split();
-                let _copied = tokio::io::copy(&mut from, &mut to).await;
-                to.shutdown().await
-            });
-        }
-    });
-    address
-}
-
-/// A target that answers each datagram with the same one.
-pub(crate) async fn udp_echo() -> SocketAddr {
-    let socket = UdpSocket::bind("127.0.0.1:0").await.expect("binds");
-    let address = socket.local_addr().expect("bound");
-    tokio::spawn(async move {
-        let mut buf = vec![0; 65_536];
-        while let Ok((n, from)) = socket.recv_from(&mut buf).await {
-            let _sent = socket.send_to(&buf[..n], from).await;
-        }
-    });
-    address
 }
 
 pub(crate) async fn read_exactly(tcp: &mut TcpStream, len: usize) -> Vec<u8> {

@@ -45,6 +45,8 @@ use self::{
     sock_diag::{SockDiag, SocketOwners},
 };
 use crate::{budget::Budget, users::User};
+#[cfg(feature = "testing")]
+pub use sock_diag::read_socket_owner;
 
 /// How many packets are read before the flows have their turn.
 const BATCH: usize = 64;
@@ -56,7 +58,7 @@ pub(crate) struct DeviceContext {
     pub(crate) overlay: Arc<dyn Overlay>,
     /// The device's resolver: flows to port 53 of its addresses end in it.
     pub(crate) dns: Arc<Resolver>,
-    /// Who knows whose a flow is.
+    /// Whoever knows whose a flow is.
     sockets: Option<Box<dyn SocketOwners>>,
     /// Where packets for programs go.
     pub(crate) sink: Arc<dyn PacketSink>,

@@ -10,10 +10,10 @@ use std::{
     fmt,
     hash::Hash,
     net::IpAddr,
-    sync::{Arc, MutexGuard},
+    sync::Arc,
 };
 
-use crate::Guarded;
+use parking_lot::{Mutex, MutexGuard};
 
 /// Whose programs have flows.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -137,7 +137,7 @@ fn down<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: &K) -> usize {
 
 /// Slots that are taken, and by whom. The taker keeps to how many there may be.
 #[derive(Default)]
-pub(crate) struct Slots(Guarded<CountedSlots>);
+pub(crate) struct Slots(Mutex<CountedSlots>);
 
 #[derive(Default)]
 struct CountedSlots {
@@ -275,7 +275,7 @@ mod tests {
 
     use super::*;
 
-    /// A table with so many places whose users come again and again, in the order given; answers who was evicted for whom.
+    /// A table with this many places whose users come again and again, in the order given; answers who was evicted for whom.
     fn served(slots: usize, comers: &[User]) -> (Shares, Vec<(User, User)>) {
         let (mut shares, mut all, mut evicted) = (Shares::default(), 0, Vec::new());
         for comer in comers {

@@ -9,7 +9,7 @@ use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
     io::{self, Read, Write},
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -17,8 +17,8 @@ use std::{
 };
 
 use hoplite_mediator::{Config, Front, Listen};
-use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Stream, Terms};
-use hoplite_wire::Target;
+use hoplite_overlay::Stream;
+use hoplite_testing::Double;
 use tokio::{
     io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf},
     sync::oneshot,
@@ -52,7 +52,7 @@ static ALLOCATOR: Counting = Counting;
 const PIECE: usize = 1200;
 const PIECES: usize = 50_000;
 
-/// A target that sends so many packets, in bursts, and reads nothing.
+/// A target that sends this many packets, in bursts, and reads nothing.
 #[derive(Debug)]
 struct Packets {
     left: usize,
@@ -108,29 +108,6 @@ impl AsyncWrite for Packets {
     }
 }
 
-/// An overlay to that target alone.
-#[derive(Debug)]
-struct Sending;
-
-impl Overlay for Sending {
-    fn open_stream<'a>(&'a self, _: &'a Target, _: &'a Terms) -> Opening<'a, Stream> {
-        let (left, taken) = (PIECES, 0);
-        Box::pin(async move { Ok(Stream::new(Packets { left, taken })) })
-    }
-
-    fn open_datagrams<'a>(
-        &'a self,
-        _: &'a Target,
-        _: &'a Terms,
-    ) -> Opening<'a, Box<dyn Datagrams>> {
-        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "testing")) })
-    }
-
-    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
-        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "testing")) })
-    }
-}
-
 /// Downloads all of it over SOCKS; answers with how much that was.
 #[expect(clippy::disallowed_methods, reason = "this is the program")]
 fn download(socks: SocketAddr) -> usize {
@@ -165,13 +142,15 @@ fn a_download_allocates_nothing_for_each_packet() {
             done.send(()).expect("the front serves");
             got
         });
+        let overlay = Arc::new(Double::nothing().streams(|_, _, _| {
+            let (left, taken) = (PIECES, 0);
+            Box::pin(async move { Ok(Stream::new(Packets { left, taken })) })
+        }));
         let before = COUNT.get();
-        front
-            .serve(Arc::new(Sending), async { drop(ended.await) })
-            .await;
+        front.serve(overlay, async { drop(ended.await) }).await;
         let allocated = COUNT.get() - before;
         let got = program.join().expect("no panic");
-        assert_eq!(counters.snapshot().octets_down, got as u64);
+        assert_eq!(counters.snapshot().bytes_down, got as u64);
         assert!(got > PIECES / 100 * 99 * PIECE - PIECE, "{got} bytes");
         assert!(allocated < 200, "{allocated} allocations");
     });

@@ -177,7 +177,7 @@ fn transfers(front: &Running, proxy: &[&str]) {
         checksum(&data()).to_string()
     );
     let counted = front.counters.snapshot();
-    assert!(counted.octets_up > SIZE as u64 && counted.octets_down > SIZE as u64);
+    assert!(counted.bytes_up > SIZE as u64 && counted.bytes_down > SIZE as u64);
 }
 
 #[test]

@@ -4,17 +4,13 @@
 #![expect(
     clippy::disallowed_methods,
     clippy::unwrap_used,
-    clippy::print_stdout,
     reason = "programs and targets are here"
 )]
 
 use std::{
-    env,
-    fs::{File, OpenOptions},
     future::pending,
     io::{self, Read, Write},
-    net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
-    os::fd::{AsRawFd, OwnedFd},
+    net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     process::Command,
     sync::{
         Arc,
@@ -26,10 +22,11 @@ use std::{
 };
 
 use hoplite_mediator::tun::{Config, Counters, Device, Transparent, config};
-use hoplite_overlay::{
-    Datagrams, Direct, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms,
+use hoplite_overlay::{Direct, Error, ErrorKind, Reason};
+use hoplite_testing::{
+    Double,
+    namespace::{inside, tun},
 };
-use hoplite_wire::Target;
 
 fn opening(open: config::Opening) -> Config {
     let flows = config::Flows {
@@ -54,8 +51,8 @@ fn exchange(program: &TcpStream, target: &TcpStream, up: &[u8], down: &[u8]) {
 }
 
 #[test]
-fn bulk_goes_both_ways_at_once_and_every_octet_arrives() {
-    if !inside("bulk_goes_both_ways_at_once_and_every_octet_arrives") {
+fn bulk_goes_both_ways_at_once_and_every_byte_arrives() {
+    if !inside("bulk_goes_both_ways_at_once_and_every_byte_arrives") {
         return;
     }
     serve(opening(config::Opening::Auto));
@@ -73,7 +70,7 @@ fn bulk_goes_both_ways_at_once_and_every_octet_arrives() {
         .unwrap();
     let target = far.listener.accept().unwrap().0;
     exchange(&program, &target, &up[..1 << 20], &down[..1 << 20]);
-    ip("link set tun0 mtu 1280");
+    ip("link set hoplite0 mtu 1280");
     let (program, target) = far.pair();
     exchange(&program, &target, &up[..8 << 20], &down[..8 << 20]);
 }
@@ -294,39 +291,27 @@ const NO_HOST: u16 = 1;
 const NO_NETWORK: u16 = 2;
 
 /// Every target is on loopback, at its own port.
-#[derive(Debug, Default)]
-struct Loopback(Direct);
-
-impl Overlay for Loopback {
-    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
-        let failed = |reason| Err(Error::new(ErrorKind::TargetFailed, "testing").because(reason));
+fn loopback() -> Double {
+    let failed = |reason| Error::new(ErrorKind::TargetFailed, "testing").because(reason);
+    Double::over(Direct::new()).streams(move |below, target, terms| {
         Box::pin(async move {
             match target.port {
-                NO_HOST => return failed(Reason::HostUnreachable),
-                NO_NETWORK => return failed(Reason::NetworkUnreachable),
+                NO_HOST => return Err(failed(Reason::HostUnreachable)),
+                NO_NETWORK => return Err(failed(Reason::NetworkUnreachable)),
                 _ => {}
             }
             let target = SocketAddr::from((Ipv4Addr::LOCALHOST, target.port)).into();
-            self.0.open_stream(&target, terms).await
+            below.open_stream(&target, terms).await
         })
-    }
-
-    fn open_datagrams<'a>(
-        &'a self,
-        _: &'a Target,
-        _: &'a Terms,
-    ) -> Opening<'a, Box<dyn Datagrams>> {
-        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "testing")) })
-    }
-
-    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
-        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "testing")) })
-    }
+    })
 }
+
+/// CSUM, TSO4, TSO6 of linux/if_tun.h.
+const OFFLOADS: u32 = 1 | 2 | 4;
 
 /// Serves the device of this namespace until the process ends; answers with what it counts.
 fn serve(config: Config) -> Arc<Counters> {
-    let fd = device(config.device.mtu);
+    let fd = tun(config.device.mtu, OFFLOADS);
     let (tell, told) = sync_channel(1);
     thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -334,7 +319,7 @@ fn serve(config: Config) -> Arc<Counters> {
             .build();
         runtime.unwrap().block_on(async {
             let device = Device::new(fd, config.device.mtu, true).unwrap();
-            let overlay = Arc::new(Loopback::default());
+            let overlay = Arc::new(loopback());
             let front = Transparent::new(config, overlay, device);
             tell.send(front.counters()).unwrap();
             drop(front.serve(pending()).await);
@@ -411,94 +396,8 @@ fn reset(tcp: TcpStream) {
     drop(tcp);
 }
 
-/// Set inside.
-const MARK: &str = "HOPLITE_TEST_INSIDE";
-
-/// Whether this is the test `name` in a network namespace of its own. If not, the test program starts itself again inside a fresh one for this
-/// test, or skips it.
-fn inside(name: &str) -> bool {
-    if env::var_os(MARK).is_some() {
-        return true;
-    }
-    match possible() {
-        Ok(()) => run(name),
-        Err(why) => println!("skipped: {why}"),
-    }
-    false
-}
-
-fn run(name: &str) {
-    let mut command = unshare();
-    command.arg(env::current_exe().unwrap());
-    command.args(["--exact", name, "--nocapture"]);
-    let output = command.env(MARK, "1").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}\n{complained}");
-    assert!(said.contains("1 passed"), "{said}");
-}
-
-/// `unshare`, for root without and for others with a user namespace.
-fn unshare() -> Command {
-    let mut command = Command::new("unshare");
-    if rustix::process::geteuid().is_root() {
-        command.arg("--net")
-    } else {
-        command.args(["--map-root-user", "--net"])
-    };
-    command.arg("--");
-    command
-}
-
-fn possible() -> Result<(), String> {
-    let tried = unshare()
-        .args(["ip", "tuntap", "add", "probe0", "mode", "tun"])
-        .output()
-        .map_err(|error| format!("unshare cannot be run: {error}"))?;
-    if tried.status.success() {
-        Ok(())
-    } else {
-        Err(String::from_utf8_lossy(&tried.stderr).trim().to_owned())
-    }
-}
-
-/// Makes the TUN device, gives it addresses, and turns loopback on.
-fn device(mtu: u16) -> OwnedFd {
-    let file = open().unwrap();
-    ip(&format!("link set tun0 mtu {mtu} up"));
-    ip("link set lo up");
-    ip("addr add 198.18.0.1/32 dev tun0");
-    ip("addr add fd68:6f70:6c69:7465::1/128 dev tun0 nodad");
-    ip("route add default dev tun0 src 198.18.0.1");
-    ip("-6 route add default dev tun0 src fd68:6f70:6c69:7465::1");
-    file.into()
-}
-
 /// Runs `ip` with these arguments.
 fn ip(arguments: &str) {
     let status = Command::new("ip").args(arguments.split(' ')).status();
     assert!(status.unwrap().success(), "ip {arguments}");
-}
-
-fn open() -> io::Result<File> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/net/tun")?;
-    let mut request = [0_u8; 40];
-    request[..4].copy_from_slice(b"tun0");
-    let flags = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-    request[libc::IFNAMSIZ..libc::IFNAMSIZ + 4].copy_from_slice(&flags.to_ne_bytes());
-    // CSUM, TSO4, TSO6 of linux/if_tun.h.
-    let offload: libc::c_ulong = 1 | 2 | 4;
-    #[expect(unsafe_code, reason = "no safe wrapper makes a TUN device")]
-    // SAFETY: the descriptor is open; the kernel reads and writes the 40 bytes of an ifreq, which `request` has, and takes a number.
-    let made = unsafe {
-        libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, request.as_mut_ptr())
-            | libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, offload)
-    };
-    match made {
-        0 => Ok(file),
-        _ => Err(io::Error::last_os_error()),
-    }
 }

@@ -6,188 +6,66 @@
 )]
 
 use std::{
-    env,
-    fs::{File, OpenOptions},
-    io::{self, Write},
+    io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::AsRawFd,
     process::Command,
-    sync::{Arc, Mutex},
-    task::{Context, Poll, Waker},
+    sync::Arc,
+    task::{Poll, Waker},
     time::Duration,
 };
 
 use hoplite_mediator::tun::{Config, Counters, Device, Transparent};
 use hoplite_overlay::{
-    Batch, Datagrams, Error, ErrorKind, Opening, Overlay, Received, Stream, Terms,
+    Overlay, Received,
     memory::{Conditions, Network},
 };
-use hoplite_wire::Target;
+use hoplite_testing::{
+    Double, DoubleFlow, PATIENCE,
+    namespace::{inside, tun},
+    soon,
+};
+use parking_lot::Mutex;
 use tokio::{sync::oneshot, task::JoinHandle};
 
-const INSIDE: &str = "HOPLITE_TUN_TEST_INSIDE";
 const V4: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9));
 const V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9));
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Runs the test `name` again in a namespace of its own; answers whether this is that run.
-fn inside(name: &str) -> bool {
-    if env::var_os(INSIDE).is_some() {
-        return true;
-    }
-    let why = match supported() {
-        Ok(()) => {
-            run_inside(name);
-            return false;
-        }
-        Err(why) => why,
-    };
-    let told = writeln!(io::stderr(), "skipped: {why}");
-    told.expect("stderr is there");
-    false
-}
-
-/// Whether namespaces and TUN devices can be made here.
-fn supported() -> Result<(), String> {
-    if let Err(error) = tun_file() {
-        return Err(format!("/dev/net/tun cannot be opened: {error}"));
-    }
-    let tried = unshare().args(["ip", "link", "set", "lo", "up"]).output();
-    match tried {
-        Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
-        Err(error) => Err(format!("unshare does not run: {error}")),
-    }
-}
-
-fn unshare() -> Command {
-    let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--net", "--"]);
-    command
-}
-
-fn run_inside(name: &str) {
-    let program = env::current_exe().expect("a path");
-    let status = unshare()
-        .arg(program)
-        .args(["--exact", name, "--nocapture", "--test-threads=1"])
-        .env(INSIDE, "1")
-        .status();
-    assert!(status.expect("it runs").success(), "{name} failed inside");
-}
-
-fn tun_file() -> io::Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/net/tun")
-}
-
-/// The interface hoplite0, up, with its addresses and all routes into it.
-fn tun(offloads: libc::c_uint) -> OwnedFd {
-    let file = tun_file().expect("a device");
-    let mut request = [0_u8; 40];
-    request[..8].copy_from_slice(b"hoplite0");
-    let flags = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-    request[16..20].copy_from_slice(&flags.to_ne_bytes());
-    #[expect(unsafe_code, reason = "no safe wrapper makes a TUN device")]
-    // SAFETY: the descriptor is open, and the kernel reads and writes at most the 40 bytes of an ifreq.
-    let made = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, request.as_mut_ptr()) };
-    assert_eq!(made, 0, "{}", io::Error::last_os_error());
-    #[expect(unsafe_code, reason = "no safe wrapper sets a TUN device's offloads")]
-    // SAFETY: the descriptor is open, and the argument is a number.
-    let set = unsafe {
-        libc::ioctl(
-            file.as_raw_fd(),
-            libc::TUNSETOFFLOAD,
-            libc::c_ulong::from(offloads),
-        )
-    };
-    assert_eq!(set, 0, "{}", io::Error::last_os_error());
-    for line in [
-        "link set lo up",
-        "addr add 198.18.0.1/32 dev hoplite0",
-        "link set hoplite0 up mtu 1500",
-        "route add default dev hoplite0 src 198.18.0.1",
-        "-6 addr add fd68:6f70:6c69:7465::1/128 dev hoplite0 nodad",
-        "-6 route add default dev hoplite0 src fd68:6f70:6c69:7465::1",
-    ] {
-        let status = Command::new("ip").args(line.split(' ')).status();
-        assert!(status.expect("ip runs").success(), "ip {line}");
-    }
-    wait_for_local_route();
-    file.into()
-}
-
-/// The kernel takes packets to a new IPv6 address only when a worker of its has been at it, also without duplicate address detection.
-fn wait_for_local_route() {
-    let mut show = Command::new("ip");
-    show.args(["-6", "route", "show", "table", "local", "dev", "hoplite0"]);
-    let is_there = || {
-        let output = show.output().expect("ip runs").stdout;
-        String::from_utf8_lossy(&output).contains("fd68:6f70:6c69:7465::1")
-    };
-    let attempts = std::iter::repeat_with(is_there).take(1000);
-    assert!(attempts.into_iter().any(|there| there), "no local route");
-}
 
 /// TUN_F_CSUM, TSO4, TSO6, USO4, USO6.
-const ALL: libc::c_uint = 0x01 | 0x02 | 0x04 | 0x20 | 0x40;
-
-/// An overlay whose targets answer each batch with a train.
-#[derive(Debug)]
-struct Trains;
-
-/// What one of its flows still has to deliver.
-#[derive(Debug, Default)]
-struct Train(Mutex<(usize, Option<Waker>)>);
+const ALL: u32 = 0x01 | 0x02 | 0x04 | 0x20 | 0x40;
 
 const CARRIAGE: usize = 1200;
 const TRAIN: usize = 10 * CARRIAGE;
 
-impl Overlay for Trains {
-    fn open_stream<'a>(&'a self, _: &'a Target, _: &'a Terms) -> Opening<'a, Stream> {
-        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "a test")) })
-    }
-
-    fn open_datagrams<'a>(
-        &'a self,
-        _: &'a Target,
-        _: &'a Terms,
-    ) -> Opening<'a, Box<dyn Datagrams>> {
-        Box::pin(async { Ok(Box::new(Train::default()) as Box<dyn Datagrams>) })
-    }
-
-    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
-        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "a test")) })
-    }
-}
-
-impl Datagrams for Train {
-    fn max_payload(&self) -> usize {
-        CARRIAGE
-    }
-
-    fn poll_send(&self, _: &mut Context<'_>, _: Batch<'_>) -> Poll<Result<(), Error>> {
-        let mut train = self.0.lock().expect("lock");
-        train.0 += 1;
-        train.1.take().into_iter().for_each(Waker::wake);
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
-        let mut train = self.0.lock().expect("lock");
-        if train.0 == 0 {
-            train.1 = Some(cx.waker().clone());
-            return Poll::Pending;
-        }
-        train.0 -= 1;
-        buf[..TRAIN].fill(7);
-        Poll::Ready(Ok(Received {
-            len: TRAIN,
-            segment: CARRIAGE,
-        }))
-    }
+/// An overlay whose targets answer each batch with a train.
+fn trains() -> Arc<dyn Overlay> {
+    let overlay = Double::nothing().datagrams(|_, _, _| {
+        // What the flow still has to deliver.
+        let due = Arc::new(Mutex::new((0, None::<Waker>)));
+        let asked = Arc::clone(&due);
+        let flow = DoubleFlow::silent()
+            .sends(move |_, _, _| {
+                let mut due = asked.lock();
+                due.0 += 1;
+                due.1.take().into_iter().for_each(Waker::wake);
+                Poll::Ready(Ok(()))
+            })
+            .receives(move |_, cx, buf| {
+                let mut due = due.lock();
+                if due.0 == 0 {
+                    due.1 = Some(cx.waker().clone());
+                    return Poll::Pending;
+                }
+                due.0 -= 1;
+                buf[..TRAIN].fill(7);
+                Poll::Ready(Ok(Received {
+                    len: TRAIN,
+                    segment: CARRIAGE,
+                }))
+            });
+        Box::pin(async { Ok(flow.boxed()) })
+    });
+    Arc::new(overlay)
 }
 
 struct Running {
@@ -204,7 +82,7 @@ fn start() -> Running {
 }
 
 fn start_over(overlay: Arc<dyn Overlay>, network: Network) -> Running {
-    let device = Device::new(tun(ALL), 1500, true).expect("a device");
+    let device = Device::new(tun(1500, ALL), 1500, true).expect("a device");
     let transparent = Transparent::new(Config::default(), overlay, device);
     let counters = transparent.counters();
     let (stop, stopped) = oneshot::channel();
@@ -310,7 +188,7 @@ async fn a_train_from_a_target_crosses_at_once() {
     if !inside("a_train_from_a_target_crosses_at_once") {
         return;
     }
-    let running = start_over(Arc::new(Trains), Network::new(1));
+    let running = start_over(trains(), Network::new(1));
     for there in [V4, V6] {
         let before = running.counters.snapshot();
         program(move || {
@@ -349,7 +227,7 @@ async fn a_thousand_flows_at_once_lose_and_mix_up_nothing() {
     program(move || {
         let flows = 0..1000_u32;
         let sockets: Vec<_> = flows.map(|number| (number, socket(to))).collect();
-        // The device's queue holds 500 packets: who sends more at once loses some, as on any interface.
+        // The device's queue holds 500 packets: whoever sends more at once loses some, as on any interface.
         for (round, some) in
             (0..3_u32).flat_map(|round| sockets.chunks(200).map(move |some| (round, some)))
         {
@@ -428,9 +306,6 @@ async fn an_interface_that_somebody_removes_ends_the_front_end_with_an_error() {
         .args(["link", "delete", "hoplite0"])
         .status();
     assert!(status.expect("ip runs").success());
-    let ended = tokio::time::timeout(PATIENCE, running.task).await;
-    ended
-        .expect("it ends")
-        .expect("without panic")
-        .expect_err("with an error");
+    let ended = soon(running.task).await.expect("without panic");
+    ended.expect_err("with an error");
 }

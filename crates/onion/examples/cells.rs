@@ -7,36 +7,36 @@
 #![expect(
     clippy::panic,
     clippy::print_stdout,
-    clippy::unwrap_used,
     reason = "an experiment on the command line: it prints, and whatever fails ends it"
 )]
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, SocketAddr},
     pin::Pin,
-    sync::{Arc, Mutex, mpsc},
+    sync::{Arc, mpsc},
     task::{Context, Poll},
     time::{Duration, Instant, SystemTime},
 };
 
+use hoplite_channel::{
+    self as link, ChannelDialer, ChannelServer, Channels, Counts, How, handshake::Us,
+};
 use hoplite_crypto::{
-    ALPN_CHANNEL, Certificates, Identity, onion::OnionKey, onion::OnionKeys,
-    onion::identity::RelayIdentity, server_tls,
+    ALPN_CHANNEL, Certificates, onion::OnionKey, onion::OnionKeys, onion::identity::RelayIdentity,
+    server_tls,
 };
-use hoplite_link::{
-    channel::{self as link, ChannelDialer, ChannelServer, Channels, Counts, How, handshake::Us},
-    server::{self, Secrets, Shard},
-};
+use hoplite_link::server::{self, Shard};
 use hoplite_onion::{
     Config, Onion,
     channel::{Channel, Dialer, Linked, Waiting, memory},
     path,
     relay::{self, Policy, serve},
 };
-use hoplite_overlay::{Datagrams, Direct, Error, ErrorKind, Opening, Overlay, Stream, Terms};
-use hoplite_quic::Hooks;
-use hoplite_wire::Target;
+use hoplite_overlay::{Direct, Error, Overlay, Stream, Terms};
+use hoplite_quic::{Hooks, server::Secrets};
+use hoplite_testing::{Double, identity};
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncBufRead, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
     runtime::{Builder, Handle},
@@ -70,7 +70,7 @@ impl Party {
                 loop {
                     // The question is put by a task, so that it is answered in this thread.
                     tokio::time::sleep(Duration::from_millis(20)).await;
-                    let asked = asks.lock().unwrap().try_recv();
+                    let asked = asks.lock().try_recv();
                     if let Ok(answer) = asked {
                         answer.send(used()).ok();
                     }
@@ -141,24 +141,6 @@ impl AsyncWrite for Endless {
     }
 }
 
-impl Overlay for Endless {
-    fn open_stream<'a>(&'a self, _: &'a Target, _: &'a Terms) -> Opening<'a, Stream> {
-        Box::pin(async { Ok(Stream::new(Self)) })
-    }
-
-    fn open_datagrams<'a>(
-        &'a self,
-        _: &'a Target,
-        _: &'a Terms,
-    ) -> Opening<'a, Box<dyn Datagrams>> {
-        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "no datagrams here")) })
-    }
-
-    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
-        Box::pin(async { Ok(Vec::new()) })
-    }
-}
-
 /// One relay, with what is needed to reach it.
 struct Station {
     party: Party,
@@ -179,7 +161,7 @@ impl Dialer for Memory {
     ) -> Waiting<'a, Result<Arc<dyn Channel>, Error>> {
         Box::pin(async move {
             let id = relay.keys.ed25519;
-            let stations = self.stations.lock().unwrap();
+            let stations = self.stations.lock();
             let found = stations
                 .iter()
                 .find(|(_, there)| there.keys().published().ed25519 == id);
@@ -206,9 +188,7 @@ fn linked(us: Us, how: How) -> Arc<dyn Dialer> {
 
 /// Listens on a port of its own for channels, and serves them.
 fn listen(party: &Party, us: Us, relay: &Arc<relay::Relay>) -> SocketAddr {
-    let made = Identity::generate(&["relay.example".to_owned()]).expect("an identity");
-    let made = Identity::from_pem(made.certificate.as_bytes(), made.key.as_bytes());
-    let made = made.expect("the same");
+    let made = identity("relay.example");
     let certificates = Certificates::new(&made).expect("certificates");
     let tls = Arc::new(server_tls(certificates, &[ALPN_CHANNEL]).expect("a configuration"));
     let config = link::Config::default();
@@ -284,7 +264,10 @@ fn station(n: u8, over: Over, net: &Arc<Memory>) -> Station {
         Over::Link(how) => linked(us.clone(), how),
     };
     let mut made = relay::Relay::new(keys, dialer, relay::Config::default());
-    made.out = Some(Arc::new(Endless));
+    made.out =
+        Some(Arc::new(Double::nothing().streams(|_, _, _| {
+            Box::pin(async { Ok(Stream::new(Endless)) })
+        })));
     made.policy = Arc::new(Policy::everywhere(true));
     made.next = Arc::new(Policy::everywhere(true));
     let relay = Arc::new(made);
@@ -294,7 +277,6 @@ fn station(n: u8, over: Over, net: &Arc<Memory>) -> Station {
     };
     net.stations
         .lock()
-        .unwrap()
         .push((party.handle.clone(), Arc::clone(&relay)));
     let known = path::Relay {
         name: format!("relay{n}").into(),
@@ -313,14 +295,14 @@ fn station(n: u8, over: Over, net: &Arc<Memory>) -> Station {
     }
 }
 
-/// How long so many bytes take over one stream, from the first to the last.
-async fn carry(onion: &Onion, octets: usize, upload: bool) -> Duration {
+/// How long this many bytes take over one stream, from the first to the last.
+async fn carry(onion: &Onion, bytes: usize, upload: bool) -> Duration {
     let target = "192.0.2.1:80".parse().expect("valid");
     let stream = onion.open_stream(&target, &Terms::default()).await;
     let mut stream = stream.expect("a stream");
     let mut buffer = vec![0; 64 << 10];
     let begun = Instant::now();
-    let mut left = octets;
+    let mut left = bytes;
     while left > 0 {
         let most = left.min(buffer.len());
         left -= if upload {

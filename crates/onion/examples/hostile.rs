@@ -5,6 +5,7 @@
 //! hostile LIST RELAY SECONDS circuits CHANNELS     as many idle circuits as RELAY lets there be
 //! hostile LIST RELAY SECONDS identities COUNT      a relay's channel for each of COUNT identities that nobody knows
 //! hostile LIST RELAY SECONDS black-hole ADDRESS    has RELAY extend to every listed relay at an address where nobody answers
+//! hostile LIST RELAY SECONDS extend NAME CHANNELS  has RELAY extend circuits to the relay NAME and cut them off again, without end
 //! hostile LIST RELAY SECONDS reflect ADDRESS       has RELAY dial ADDRESS for a new identity, again and again
 //! hostile LIST RELAY SECONDS descriptors ADDRESS… hands descriptors of relays that are nowhere to the authorities at these addresses
 //! hostile LIST RELAY SECONDS cells KIND CHANNELS   cells without a use on circuits to RELAY: `drop`, `unknown`, `garbage`, or `destroy`
@@ -37,6 +38,7 @@ use std::{
 };
 
 use bytes::BytesMut;
+use hoplite_channel::{Channel, ChannelDialer, Circuit, Config, Counts, How, Whom, handshake::Us};
 use hoplite_crypto::{
     onion::{
         RelayKeys,
@@ -46,9 +48,6 @@ use hoplite_crypto::{
         tor1::ClientLayers,
     },
     signing::SigningKey,
-};
-use hoplite_link::channel::{
-    Channel, ChannelDialer, Circuit, Config, Counts, How, Whom, handshake::Us,
 };
 use hoplite_overlay::{Direct, Error, Terms};
 use hoplite_wire::{
@@ -76,18 +75,18 @@ struct Tally {
     tried: AtomicU64,
     answered: AtomicU64,
     refused: AtomicU64,
-    octets: AtomicU64,
+    bytes: AtomicU64,
 }
 
 impl Tally {
     fn print(&self, what: &str) {
         let count = |counter: &AtomicU64| counter.load(Relaxed);
         let line = format!(
-            "{{\"attack\":\"{what}\",\"tried\":{},\"answered\":{},\"refused\":{},\"octets\":{}}}\n",
+            "{{\"attack\":\"{what}\",\"tried\":{},\"answered\":{},\"refused\":{},\"bytes\":{}}}\n",
             count(&self.tried),
             count(&self.answered),
             count(&self.refused),
-            count(&self.octets),
+            count(&self.bytes),
         );
         // At once: the process may end meanwhile.
         print!("{line}");
@@ -170,14 +169,14 @@ fn skin(relay: &SignedDescriptor) -> (ntor3::ClientState, Vec<u8>) {
 }
 
 fn random<const N: usize>() -> [u8; N] {
-    let mut octets = [0; N];
-    getrandom(&mut octets);
-    octets
+    let mut bytes = [0; N];
+    getrandom(&mut bytes);
+    bytes
 }
 
-fn getrandom(octets: &mut [u8]) {
+fn getrandom(bytes: &mut [u8]) {
     use ring::rand::SecureRandom;
-    ring::rand::SystemRandom::new().fill(octets).unwrap();
+    ring::rand::SystemRandom::new().fill(bytes).unwrap();
 }
 
 fn create(circuit: &Circuit, skin: &[u8]) -> Cell {
@@ -246,15 +245,63 @@ async fn extend(
         command: Command::RELAY_EARLY,
         body,
     };
+    let extended = is_answered(&mut made, cell).await;
+    (extended, made)
+}
+
+/// Whether the relay at the circuit's end says something to `cell`, whatever it is.
+async fn is_answered(made: &mut Made, cell: Cell) -> bool {
     if made.circuit.sender.ready().await.is_err() || made.circuit.sender.send(cell).is_err() {
-        return (false, made);
+        return false;
     }
     let answer = timeout(Duration::from_secs(35), made.circuit.receiver.recv()).await;
-    let extended = answer
-        .ok()
-        .flatten()
-        .is_some_and(|cell| cell.command == Command::RELAY);
-    (extended, made)
+    let answer = answer.ok().flatten();
+    answer.is_some_and(|cell| cell.command == Command::RELAY)
+}
+
+/// As many EXTEND2 as RELAY_EARLY cells are left, on one circuit after the other: each costs `to` a key exchange, or uses up what it permits.
+async fn extending_again(attack: Arc<Attack>, to: SignedDescriptor, channels: usize) {
+    let mut running = JoinSet::new();
+    for _ in 0..channels {
+        let (attack, to) = (Arc::clone(&attack), to.clone());
+        running.spawn(async move {
+            while !attack.is_over() {
+                let Ok(channel) = attack.channel(Us::default(), How::Tls).await else {
+                    sleep(Duration::from_millis(50)).await;
+                    continue;
+                };
+                while let Some(circuit) = made(&channel, &attack.first).await {
+                    extend_and_truncate(&attack, circuit, &to).await;
+                    if attack.is_over() {
+                        return;
+                    }
+                }
+            }
+        });
+    }
+    while running.join_next().await.is_some() {}
+}
+
+async fn extend_and_truncate(attack: &Attack, mut made: Made, to: &SignedDescriptor) {
+    let (identity, address) = (to.descriptor.identity.0, to.descriptor.addresses[0]);
+    for _ in 0..7 {
+        let (extended, again) = extend(made, to, identity, address).await;
+        made = again;
+        attack.tally.tried.fetch_add(1, Relaxed);
+        attack.count(extended);
+        let mut body = BytesMut::zeroed(BODY);
+        let fixed: &mut [u8; BODY] = body.as_mut().try_into().unwrap();
+        relay::write(fixed, relay::Command::TRUNCATE, StreamId(0), &[]).unwrap();
+        made.layers.encrypt_for(0, fixed).unwrap();
+        let cell = Cell {
+            circuit: made.circuit.id,
+            command: Command::RELAY,
+            body,
+        };
+        if !is_answered(&mut made, cell).await {
+            return;
+        }
+    }
 }
 
 /// One key exchange for the relay, a few random bytes for us: it finds only at the end that the handshake is none.
@@ -387,7 +434,7 @@ async fn pass(attack: Arc<Attack>, address: SocketAddr, to: SocketAddr) {
                     return;
                 };
                 if let Ok((up, down)) = copy_bidirectional(&mut near, &mut far).await {
-                    attack.tally.octets.fetch_add(up + down, Relaxed);
+                    attack.tally.bytes.fetch_add(up + down, Relaxed);
                 }
             });
         }
@@ -396,7 +443,7 @@ async fn pass(attack: Arc<Attack>, address: SocketAddr, to: SocketAddr) {
     let mut buffer = vec![0; 65_536];
     loop {
         let (length, from) = socket.recv_from(&mut buffer).await.unwrap();
-        attack.tally.octets.fetch_add(length as u64, Relaxed);
+        attack.tally.bytes.fetch_add(length as u64, Relaxed);
         let out = match far.get(&from) {
             Some(out) => Arc::clone(out),
             None => {
@@ -420,7 +467,7 @@ async fn pass(attack: Arc<Attack>, address: SocketAddr, to: SocketAddr) {
 async fn back(attack: Arc<Attack>, out: Arc<UdpSocket>, socket: Arc<UdpSocket>, to: SocketAddr) {
     let mut buffer = vec![0; 65_536];
     while let Ok(length) = out.recv(&mut buffer).await {
-        attack.tally.octets.fetch_add(length as u64, Relaxed);
+        attack.tally.bytes.fetch_add(length as u64, Relaxed);
         socket.send_to(&buffer[..length], to).await.ok();
     }
 }
@@ -592,7 +639,7 @@ async fn ask(attack: Arc<Attack>, authorities: Vec<SocketAddr>, sources: Vec<IpA
                     let asking = said(authority, Some(source), &request);
                     let answer = timeout(Duration::from_secs(5), asking).await;
                     let answer = answer.ok().and_then(Result::ok).unwrap_or_default();
-                    attack.tally.octets.fetch_add(answer.len() as u64, Relaxed);
+                    attack.tally.bytes.fetch_add(answer.len() as u64, Relaxed);
                     attack.count(answer.starts_with("HTTP/1.1 200"));
                 }
             }
@@ -616,9 +663,10 @@ impl TwoFaced {
         let own = Key(self.key.public());
         let mut parts = path.strip_prefix("/hoplite/")?.split('/');
         let (what, at) = (parts.next()?, parts.next()?.parse().ok()?);
-        let relays = match who == self.friend {
-            true => &self.shown,
-            false => &self.known,
+        let relays = if who == self.friend {
+            &self.shown
+        } else {
+            &self.known
         };
         let list = List {
             stage: Stage::Vote,
@@ -674,10 +722,10 @@ async fn two_faced(attack: Arc<Attack>, liar: TwoFaced, address: SocketAddr) {
                 let length = stream.read(&mut request).await.unwrap_or(0);
                 let request = String::from_utf8_lossy(&request[..length]).into_owned();
                 let path = request.split(' ').nth(1).unwrap_or_default();
-                let asker = SocketAddr::new(from.ip(), address.port());
+                let requester = SocketAddr::new(from.ip(), address.port());
                 let answer = match liar.answer(from.ip(), path) {
                     Some(answer) => Some(answer),
-                    None => signed_too(&liar, asker, path).await,
+                    None => signed_too(&liar, requester, path).await,
                 };
                 attack.tally.tried.fetch_add(1, Relaxed);
                 attack.count(answer.is_some());
@@ -714,7 +762,7 @@ async fn forward(attack: Arc<Attack>, to: SignedDescriptor, address: SocketAddr)
     println!("{{\"extended\":{extended}}}");
     // What was said to make it is ours; what comes now is others'.
     sleep(Duration::from_secs(1)).await;
-    attack.tally.octets.store(0, Relaxed);
+    attack.tally.bytes.store(0, Relaxed);
     tokio::time::sleep_until(attack.until).await;
 }
 
@@ -762,6 +810,7 @@ async fn main() {
             }
             while all.join_next().await.is_some() {}
         }
+        "extend" => extending_again(run, attack.named(&rest[0]), rest[1].parse().unwrap()).await,
         "reflect" => extending(run, attack.first.clone(), None, rest[0].parse().unwrap()).await,
         "descriptors" => {
             let authorities = rest.iter().map(|text| text.parse().unwrap());

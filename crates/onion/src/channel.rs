@@ -1,10 +1,10 @@
 //! What this room asks of a channel to one relay: circuits that are opened and accepted, and cells that are sent and received on each.
-//! `link::channel` is the real one ([`Linked`]); `memory` is one inside the process, for tests. tor-spec "Channels".
+//! [`hoplite_channel::Channel`] is the real one ([`Linked`]); `memory` is one inside the process, for tests. tor-spec "Channels".
 
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
 
-pub use hoplite_link::channel::{Kept, Origin};
+pub use hoplite_channel::{Kept, Origin};
 
 use std::{
     fmt,
@@ -16,14 +16,13 @@ use std::{
     time::Duration,
 };
 
-use hoplite_link::channel as link;
 use hoplite_overlay::{Error, ErrorKind, Terms};
 use hoplite_wire::{
     Target,
     cell::{Cell, CircuitId, circuit::DestroyReason},
 };
 
-use crate::{path::Relay, relay::Asker};
+use crate::{path::Relay, relay::Requester};
 
 /// Something that is waited for.
 pub type Waiting<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -38,7 +37,7 @@ pub trait Channel: fmt::Debug + Send + Sync {
     /// Opens a circuit; nothing is sent before its first cell.
     fn open(&self) -> Waiting<'_, Result<Circuit, Closed>>;
 
-    /// The same on behalf of somebody's circuit that is to go on here: where places are scarce, everybody has his share of them.
+    /// Opens a circuit on behalf of somebody's that is to go on here: where places are scarce, everybody has his share of them.
     fn open_for<'a>(&'a self, _origin: &'a Origin) -> Waiting<'a, Result<Circuit, Closed>> {
         self.open()
     }
@@ -50,9 +49,9 @@ pub trait Channel: fmt::Debug + Send + Sync {
     fn peer(&self) -> Option<[u8; 32]>;
 
     /// Whose circuits the peer's are, to the limits of a relay. By default each channel is somebody's of its own, and relays are known.
-    fn asker(&self) -> Asker {
+    fn requester(&self) -> Requester {
         let place = std::ptr::from_ref(self).cast::<()>().addr();
-        Asker {
+        Requester {
             key: u64::try_from(place).unwrap_or(0),
             known: self.peer().is_some(),
         }
@@ -69,9 +68,9 @@ pub trait Channel: fmt::Debug + Send + Sync {
 
 /// A stream's place among those of its client.
 pub trait AdmittedStream: Send + Sync {
-    /// Whether a name may be looked up for it now.
-    fn admits_query(&self) -> bool {
-        true
+    /// A place to look a name up now, among its client's; it is held until the answer is there. `None`: there are too many.
+    fn look_up(&self) -> Option<Box<dyn Send + Sync>> {
+        Some(Box::new(()))
     }
 }
 
@@ -130,17 +129,17 @@ impl fmt::Debug for Circuit {
 /// Addresses of one relay that are tried, one after the other.
 const ADDRESSES: usize = 4;
 /// How long an address may take while there is another; the last has as long as the link gives it.
-const EACH: Duration = Duration::from_secs(5);
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Channels to relays, one for each, dialled when they are first needed.
 pub struct Linked {
-    channels: link::Channels,
-    how: link::How,
+    channels: hoplite_channel::Channels,
+    how: hoplite_channel::How,
 }
 
 impl Linked {
     /// Takes them from `channels`, and has new ones dialled like this.
-    pub fn new(channels: link::Channels, how: link::How) -> Self {
+    pub fn new(channels: hoplite_channel::Channels, how: hoplite_channel::How) -> Self {
         Self { channels, how }
     }
 
@@ -149,8 +148,8 @@ impl Linked {
         relay: &Relay,
         address: SocketAddr,
         terms: Terms,
-    ) -> Result<link::Channel, Error> {
-        let whom = link::Whom {
+    ) -> Result<hoplite_channel::Channel, Error> {
+        let whom = hoplite_channel::Whom {
             name: relay.name.to_string(),
             address: Target::from(address),
             identity: Some(relay.keys.ed25519),
@@ -171,7 +170,7 @@ impl Dialer for Linked {
                 let terms = if number + 1 == most {
                     Terms::default()
                 } else {
-                    Terms::default().within(EACH)
+                    Terms::default().within(ADDRESS_TIMEOUT)
                 };
                 match self.dial(relay, *address, terms).await {
                     Ok(channel) => return Ok(Arc::new(channel) as Arc<dyn Channel>),
@@ -183,7 +182,7 @@ impl Dialer for Linked {
     }
 }
 
-impl Channel for link::Channel {
+impl Channel for hoplite_channel::Channel {
     fn open(&self) -> Waiting<'_, Result<Circuit, Closed>> {
         Box::pin(async {
             Self::open(self)
@@ -215,8 +214,8 @@ impl Channel for link::Channel {
     }
 }
 
-impl From<link::Circuit> for Circuit {
-    fn from(circuit: link::Circuit) -> Self {
+impl From<hoplite_channel::Circuit> for Circuit {
+    fn from(circuit: hoplite_channel::Circuit) -> Self {
         Self {
             id: circuit.id,
             sender: Box::new(circuit.sender),
@@ -225,7 +224,7 @@ impl From<link::Circuit> for Circuit {
     }
 }
 
-impl Sender for link::Sender {
+impl Sender for hoplite_channel::Sender {
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Closed>> {
         Self::poll_ready(self, cx).map_err(|_| Closed)
     }
@@ -244,7 +243,7 @@ impl Sender for link::Sender {
     }
 }
 
-impl Receiver for link::Receiver {
+impl Receiver for hoplite_channel::Receiver {
     fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<Cell>> {
         Self::poll_recv(self, cx)
     }

@@ -3,19 +3,22 @@
 
 use std::{future::poll_fn, net::IpAddr, sync::Arc, time::Duration};
 
+use hoplite_channel::How;
+use hoplite_config::ConfigError;
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Isolation, Opening, Overlay, Stream, Terms};
 use hoplite_wire::{Target, cell::relay::Flags};
+use serde::Deserialize;
 
 use crate::{
     channel::Dialer,
-    edge::{HALF_CLOSE, Limits, io::Handle},
+    endpoint::{HALF_CLOSE, Limits, io::Handle},
     path::Paths,
 };
 use pool::Pool;
 
 pub use circuit::Circuit;
 pub use circuit::Progress;
-pub use driver::Live;
+pub use driver::BuiltCircuit;
 pub use driver::build;
 pub use pool::OF_A_TOKEN;
 pub use times::BuildTimes;
@@ -25,41 +28,110 @@ mod driver;
 mod pool;
 mod times;
 
-/// How circuits are built and kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// How circuits are built and kept: the table `[onion]` of the client's file. The keys are explained in `examples/client-onion.toml`, which a test holds
+/// equal to the defaults.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Offer congestion control (proposal 324) where the exit has it.
-    pub congestion_control: bool,
+    /// What the channel to the first relay runs over. Whoever makes the [`Dialer`] obeys it.
+    pub channel: How,
     /// Circuits that stand ready for the next isolation token, for ports that were lately used.
     pub ahead: usize,
-    /// Isolation tokens with a circuit; beyond it those without streams are closed, and if there are none the next token is refused.
-    pub tokens: usize,
-    /// No new streams on a circuit that is used for so long (`MaxCircuitDirtiness`).
-    pub lasts: Duration,
-    /// A circuit without streams is closed after so long.
-    pub idle: Duration,
+    /// Offer congestion control (proposal 324) where the exit has it, instead of fixed windows.
+    pub congestion_control: bool,
     /// Circuits tried for one stream.
     pub attempts: usize,
-    /// The time that the channel to the first relay may take.
+    /// The time that building a circuit may take at first, and at most; then it is learnt.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
+    pub build: Duration,
+    /// No new streams on a circuit that is used for this long (`MaxCircuitDirtiness`).
+    #[serde(deserialize_with = "hoplite_config::seconds")]
+    pub lasts: Duration,
+    /// A circuit without streams is closed after so long.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
+    pub idle: Duration,
+    /// Isolation tokens with circuits, up to [`OF_A_TOKEN`] each; beyond it those without streams are closed, and if there are none the next token is
+    /// refused. Relays give a client 256 circuits, of which some are ahead or end.
+    pub isolated: usize,
+    /// Streams of one circuit at once; the next is refused.
+    pub streams: usize,
+    /// How many bytes of one circuit the first relay may send ahead over QUIC: by default 200 Mbit/s where it is 80 ms away. A circuit is no faster. Who
+    /// makes the [`Dialer`] obeys it.
+    pub window: u32,
+    /// The time that the channel to the first relay may take. No key.
+    #[serde(skip)]
     pub dial: Duration,
-    /// The least and the first time that building a circuit over it may take; between them it is learnt.
-    pub build: (Duration, Duration),
-    /// Bounds of one circuit.
+    /// The least time that is learnt for building a circuit over it. No key.
+    #[serde(skip)]
+    pub least_build: Duration,
+    /// Other bounds of one circuit than `streams`. No key.
+    #[serde(skip)]
     pub limits: Limits,
 }
 
 impl Default for Config {
     fn default() -> Self {
+        let limits = Limits::default();
         Self {
-            congestion_control: true,
+            channel: How::Raced,
             ahead: 1,
-            tokens: 1024,
+            congestion_control: true,
+            attempts: 3,
+            build: Duration::from_secs(60),
             lasts: Duration::from_secs(600),
             idle: Duration::from_secs(1800),
-            attempts: 3,
+            isolated: 48,
+            streams: limits.streams,
+            window: 2 << 20,
             dial: Duration::from_secs(15),
-            build: (Duration::from_millis(1500), Duration::from_secs(60)),
-            limits: Limits::default(),
+            least_build: Duration::from_millis(1500),
+            limits,
+        }
+    }
+}
+
+impl Config {
+    /// Every key whose number makes no sense.
+    pub fn check(&self) -> Vec<ConfigError> {
+        let least = Duration::from_secs(1);
+        let second = "expected a second at least";
+        let checks = [
+            ("onion.ahead", self.ahead <= 64, "expected 0 to 64"),
+            (
+                "onion.attempts",
+                (1..=16).contains(&self.attempts),
+                "expected 1 to 16",
+            ),
+            ("onion.build", self.build >= least, second),
+            ("onion.lasts", self.lasts >= least, second),
+            ("onion.idle", self.idle >= least, second),
+            (
+                "onion.isolated",
+                (1..=65_536).contains(&self.isolated),
+                "expected 1 to 65536",
+            ),
+            (
+                "onion.streams",
+                (1..=65_535).contains(&self.streams),
+                "expected 1 to 65535",
+            ),
+            (
+                "onion.window",
+                self.window >= 64 << 10,
+                "expected 65536 at least",
+            ),
+        ];
+        let wrong = checks.into_iter().filter(|(_, is_right, _)| !is_right);
+        wrong
+            .map(|(key, _, expected)| ConfigError::new(key, expected))
+            .collect()
+    }
+
+    /// Bounds of one circuit.
+    fn circuit(&self) -> Limits {
+        Limits {
+            streams: self.streams,
+            ..self.limits
         }
     }
 }
@@ -87,9 +159,9 @@ impl Onion {
     /// As [`Overlay::open_stream`]; [`ErrorKind::Unsupported`] if it has none.
     pub async fn open_directory(&self, terms: &Terms) -> Result<Stream, Error> {
         let opening = async {
-            let live = self.0.circuit(&terms.isolation, None).await?;
-            let id = live.shared().lock().begin_directory()?;
-            let mut handle = Handle::new(live.shared(), id);
+            let circuit = self.0.circuit(&terms.isolation, None).await?;
+            let id = circuit.shared().lock().begin_directory()?;
+            let mut handle = Handle::new(circuit.shared(), id);
             poll_fn(|cx| handle.poll_said(cx)).await?;
             Ok(Stream::new(handle))
         };
@@ -97,9 +169,9 @@ impl Onion {
     }
 
     async fn stream(&self, target: &Target, terms: &Terms) -> Result<Stream, Error> {
-        let ask = |live: Arc<Live>| -> Opening<'_, Stream> {
+        let ask = |circuit: Arc<BuiltCircuit>| -> Opening<'_, Stream> {
             Box::pin(async move {
-                let mut handle = begin(&live, target)?;
+                let mut handle = begin(&circuit, target)?;
                 poll_fn(|cx| handle.poll_said(cx)).await?;
                 Ok(Stream::new(handle))
             })
@@ -109,17 +181,17 @@ impl Onion {
 
     /// First data travel behind BEGIN ("optimistic data").
     async fn early(&self, target: &Target, terms: &Terms) -> Result<Stream, Error> {
-        let ask = |live: Arc<Live>| -> Opening<'_, Stream> {
-            Box::pin(async move { Ok(Stream::early(begin(&live, target)?, terms.deadline)) })
+        let ask = |circuit: Arc<BuiltCircuit>| -> Opening<'_, Stream> {
+            Box::pin(async move { Ok(Stream::early(begin(&circuit, target)?, terms.deadline)) })
         };
         self.attempt(&terms.isolation, Some(target), ask).await
     }
 
     async fn addresses(&self, name: &str, terms: &Terms) -> Result<Vec<IpAddr>, Error> {
-        let ask = |live: Arc<Live>| -> Opening<'_, Vec<IpAddr>> {
+        let ask = |circuit: Arc<BuiltCircuit>| -> Opening<'_, Vec<IpAddr>> {
             Box::pin(async move {
-                let id = live.shared().lock().resolve(name)?;
-                let mut handle = Handle::new(live.shared(), id);
+                let id = circuit.shared().lock().resolve(name)?;
+                let mut handle = Handle::new(circuit.shared(), id);
                 poll_fn(|cx| handle.poll_addresses(cx)).await
             })
         };
@@ -131,22 +203,22 @@ impl Onion {
         &self,
         isolation: &Isolation,
         target: Option<&Target>,
-        ask: impl Fn(Arc<Live>) -> Opening<'a, T>,
+        ask: impl Fn(Arc<BuiltCircuit>) -> Opening<'a, T>,
     ) -> Result<T, Error> {
         let mut attempts = 1;
         loop {
             let (failed, error) = match self.0.circuit(isolation, target).await {
-                Ok(live) => match ask(Arc::clone(&live)).await {
+                Ok(circuit) => match ask(Arc::clone(&circuit)).await {
                     Ok(found) => return Ok(found),
-                    Err(error) => (Some(live), error),
+                    Err(error) => (Some(circuit), error),
                 },
                 Err(error) => (None, error),
             };
             if attempts >= self.0.config().attempts || !is_the_paths(&error, failed.is_none()) {
                 return Err(error);
             }
-            if let Some(live) = failed {
-                self.0.give_up(isolation, &live);
+            if let Some(circuit) = failed {
+                self.0.give_up(isolation, &circuit);
             }
             attempts += 1;
         }
@@ -162,14 +234,14 @@ fn is_the_paths(error: &Error, building: bool) -> bool {
     }
 }
 
-fn begin(live: &Live, target: &Target) -> Result<Handle, Error> {
-    let flags = if live.half_close() {
+fn begin(circuit: &BuiltCircuit, target: &Target) -> Result<Handle, Error> {
+    let flags = if circuit.half_close() {
         Flags::IPV6_OKAY.and(HALF_CLOSE)
     } else {
         Flags::IPV6_OKAY
     };
-    let id = live.shared().lock().begin(target, flags)?;
-    Ok(Handle::new(live.shared(), id))
+    let id = circuit.shared().lock().begin(target, flags)?;
+    Ok(Handle::new(circuit.shared(), id))
 }
 
 impl Overlay for Onion {

@@ -1,33 +1,33 @@
 //! Circuits of Tor's cells through one to eight relays: the client's end as an overlay, and the relay's as guard, middle and exit.
-//! The binary assembles it; channels come from `link`, or in memory for tests; handshakes and layers are `crypto::onion`'s, cells `wire::cell`'s.
+//! The binary assembles it; channels come from `channel`, or in memory for tests; handshakes and layers are `crypto::onion`'s, cells `wire::cell`'s.
 //! tor-spec, proposals 289 (authenticated SENDMEs), 324 (congestion control) and 332 (ntor-v3).
 //!
 //! ```text
 //! client: Onion ── pool ── driver ── client::Circuit (layers, building)      relay: serve ── driver ── relay::Circuit (one layer)
-//!                             └────── edge::Edge (streams, flow control) ◀────────────────────┘ at an exit
+//!                             └────── endpoint::Endpoint (streams, flow control) ◀────────────────────┘ at an exit
 //! ```
 //!
 //! Each circuit is a task of its own with queues of its own; nothing on the way of a cell is shared between circuits. A circuit that
 //! cannot send does not read either, in the direction that is stuck, and so pushes back on nobody but itself.
 //!
 //! # Not in this room
-//! Channels (`link`), which relays there are and which to take (`directory`; see [`path::Paths`]), who may use a relay (`relay`).
+//! Channels (`channel`), which relays there are and which to take (`directory`; see [`path::Paths`]), who may use a relay (`relay`).
 //! UDP: Tor has none, and [`Onion`] says that it is unsupported. Onion services are not built yet.
 
 pub mod channel;
 pub mod client;
-pub mod edge;
+pub mod endpoint;
 mod failure;
-pub mod flow;
+pub mod flow_control;
 pub mod path;
 pub mod relay;
 
 pub use client::{Config, Onion};
 
 /// Fills padding with what nobody can guess.
-fn random(octets: &mut [u8]) {
+fn random(bytes: &mut [u8]) {
     use ring::rand::SecureRandom;
-    let filled = ring::rand::SystemRandom::new().fill(octets);
+    let filled = ring::rand::SystemRandom::new().fill(bytes);
     // Without randomness no handshake comes about either; there is no circuit whose digests could be guessed.
     debug_assert!(filled.is_ok(), "the system has no randomness");
 }

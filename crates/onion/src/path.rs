@@ -27,7 +27,7 @@ pub struct Relay {
     pub ntor3: bool,
     /// It has congestion control (`FlowCtrl=2`).
     pub congestion_control: bool,
-    /// It knows half-closed streams ([`crate::edge::HALF_CLOSE`]).
+    /// It knows half-closed streams ([`crate::endpoint::HALF_CLOSE`]).
     pub half_close: bool,
     /// To which ports it connects as an exit, if that is known.
     pub exit: Option<Arc<Ports>>,
@@ -35,7 +35,7 @@ pub struct Relay {
 
 /// What a circuit is for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wish {
+pub struct CircuitUsage {
     /// Ports that its exit should connect to, the most important first.
     pub ports: Vec<u16>,
     /// It must connect to all of them: a stream waits. Else to as many as can be: the circuit is built ahead.
@@ -54,7 +54,7 @@ pub struct Failed {
 /// Chooses paths.
 pub trait Paths: fmt::Debug + Send + Sync {
     /// A path of one to [`MOST_HOPS`] relays.
-    fn path<'a>(&'a self, wish: &'a Wish) -> Waiting<'a, Result<Vec<Relay>, Error>>;
+    fn path<'a>(&'a self, usage: &'a CircuitUsage) -> Waiting<'a, Result<Vec<Relay>, Error>>;
 
     /// What became of a path: it was built, or a hop failed, then or later.
     fn tried(&self, _path: &[Relay], _outcome: Result<(), Failed>) {}
@@ -65,7 +65,7 @@ pub trait Paths: fmt::Debug + Send + Sync {
 pub struct Fixed(pub Vec<Relay>);
 
 impl Paths for Fixed {
-    fn path<'a>(&'a self, _: &'a Wish) -> Waiting<'a, Result<Vec<Relay>, Error>> {
+    fn path<'a>(&'a self, _: &'a CircuitUsage) -> Waiting<'a, Result<Vec<Relay>, Error>> {
         Box::pin(async { Ok(self.0.clone()) })
     }
 }

@@ -1,12 +1,18 @@
 //! The relay's end: circuits that pass through, and at an exit those that end here.
 //! The binary calls [`serve`] for each channel, with one [`Relay`] for all. tor-spec "Creating circuits", "Routing relay cells".
 
+mod circuit;
+mod driver;
+mod exit;
+mod extend;
+mod handshakes;
+
 use std::{
     fmt,
     net::SocketAddr,
     ops::RangeInclusive,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
@@ -15,31 +21,18 @@ use std::{
 use hoplite_crypto::onion::OnionKeys;
 use hoplite_overlay::{Error, Overlay, Stream};
 use hoplite_wire::special;
+use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
 use crate::{
     channel::{Dialer, Waiting},
-    edge::Limits,
+    endpoint::Limits,
 };
 use circuit::Made;
-pub use handshakes::Limits as Handshakes;
-
-pub use circuit::Circuit;
-pub use circuit::Forward;
-pub use extend::Refusal;
-pub use extend::next_relay;
-pub use handshakes::Asker;
-
+pub use circuit::{Circuit, Forward};
 pub use driver::serve;
-pub use handshakes::Bucket;
-pub use handshakes::Queue;
-pub use handshakes::Skins;
-
-mod circuit;
-mod driver;
-mod exit;
-mod extend;
-mod handshakes;
+pub use extend::{Extensions, Refusal};
+pub use handshakes::{Bucket, Creates, Limits as Handshakes, Queue, ReplayCache, Requester};
 
 // What a relay is and permits: its keys, its way to other relays and to targets, and its limits.
 
@@ -52,8 +45,8 @@ pub struct Config {
     pub circuits_per_channel: usize,
     /// Circuits of all channels.
     pub circuits: usize,
-    /// CREATE2 of one client ([`Channel::asker`](crate::channel::Channel::asker)), on all of its channels: so many at once, so many a second.
-    pub creates: (u32, u32),
+    /// CREATE2 and EXTEND2 of one client ([`Channel::requester`](crate::channel::Channel::requester)), on all of its channels, and of one relay.
+    pub creates: Creates,
     /// Those that wait to be answered, and by how many threads they are.
     pub handshakes: handshakes::Limits,
     /// Onion skins that are remembered, twice, and for how long at least.
@@ -70,7 +63,7 @@ impl Default for Config {
             congestion_control: true,
             circuits_per_channel: 16_384,
             circuits: 65_536,
-            creates: (400, 200),
+            creates: Creates::default(),
             handshakes: handshakes::Limits::default(),
             skins: (100_000, Duration::from_secs(600)),
             patience: Duration::from_secs(30),
@@ -121,7 +114,7 @@ pub struct Counters {
     pub created: AtomicU64,
     /// CREATE2 refused: bad handshakes and replays.
     pub refused: AtomicU64,
-    /// CREATE2 refused: too many.
+    /// CREATE2 and EXTEND2 refused: too many.
     pub limited: AtomicU64,
     /// EXTEND2 that came about.
     pub extended: AtomicU64,
@@ -160,7 +153,8 @@ pub struct Relay {
     pub counters: Counters,
     /// Answers to CREATE2 that are still to be computed.
     handshakes: Arc<handshakes::Handshakes<Made>>,
-    skins: Mutex<Skins>,
+    extensions: Mutex<Extensions>,
+    skins: Mutex<ReplayCache>,
 }
 
 impl Relay {
@@ -169,6 +163,7 @@ impl Relay {
         let (most, lasts) = config.skins;
         Self {
             handshakes: handshakes::Handshakes::new(config.handshakes, config.creates),
+            extensions: Mutex::new(Extensions::new(config.creates.relay)),
             keys: RwLock::new(Arc::new(keys)),
             dialer,
             out: None,
@@ -180,19 +175,18 @@ impl Relay {
             directory: None,
             config,
             counters: Counters::default(),
-            skins: Mutex::new(Skins::new(most, lasts, Instant::now())),
+            skins: Mutex::new(ReplayCache::new(most, lasts, Instant::now())),
         }
     }
 
     /// The keys that circuits are made with.
     pub fn keys(&self) -> Arc<OnionKeys> {
-        let keys = self.keys.read();
-        Arc::clone(&keys.unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.keys.read())
     }
 
     /// Takes other keys, after a rotation; circuits that exist are not touched.
     pub fn set_keys(&self, keys: OnionKeys) {
-        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
+        *self.keys.write() = Arc::new(keys);
     }
 
     /// Circuits now.
@@ -200,9 +194,17 @@ impl Relay {
         self.counters.open.load(Relaxed)
     }
 
+    /// Whether a circuit of this client may be extended to this relay now.
+    fn admits_extension(&self, requester: Requester, next: &[u8; 32]) -> bool {
+        self.handshakes.admits(requester) && {
+            let mut extensions = self.extensions.lock();
+            extensions.admits(next, requester.key, Instant::now())
+        }
+    }
+
     /// Whether this onion skin has not been answered yet.
     fn is_new(&self, skin: &[u8]) -> bool {
-        let mut skins = self.skins.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut skins = self.skins.lock();
         skins.is_new(skin, Instant::now())
     }
 }

@@ -56,7 +56,7 @@ fn terms(n: u32) -> Terms {
 async fn a_thousand_circuits_at_rest_own_less_than_100_kb_each() {
     let world = World::new(Duration::ZERO, Kind::default());
     let onion = world.client(Config {
-        tokens: 2000,
+        isolated: 2000,
         ahead: 0,
         ..Config::default()
     });
@@ -87,7 +87,7 @@ async fn a_thousand_circuits_at_rest_own_less_than_100_kb_each() {
     let each = (ALLOCATED.load(Relaxed) - before) / 1000;
     assert!(
         each < 100 * 1024,
-        "{each} octets at client, three relays and the channels between"
+        "{each} bytes at client, three relays and the channels between"
     );
-    assert!(each > 1000, "{each} octets cannot be all");
+    assert!(each > 1000, "{each} bytes cannot be all");
 }

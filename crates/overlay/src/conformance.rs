@@ -17,7 +17,7 @@ macro_rules! conformance_tests {
             a_silent_target_is_given_up_at_the_deadline
             a_slow_reader_pushes_back_on_the_target
             a_slow_target_pushes_back_on_the_writer
-            an_early_stream_takes_octets_at_once
+            an_early_stream_takes_bytes_at_once
             an_early_stream_may_be_finished_at_once
             an_early_stream_hears_a_target_that_speaks_first
             an_early_stream_says_why_it_was_refused
@@ -560,7 +560,7 @@ fn why(error: &io::Error) -> Error {
 }
 
 /// What is written before the answer arrives whole and once, and so does what comes back.
-pub async fn an_early_stream_takes_octets_at_once(subject: &Subject) {
+pub async fn an_early_stream_takes_bytes_at_once(subject: &Subject) {
     let mut listener = subject.far.listen().await.expect("a server");
     let stream = subject.open_early(&listener.target()).await.expect("opens");
     let data = pattern(1024 * 1024);
@@ -662,7 +662,7 @@ pub async fn an_early_stream_to_a_silent_target_is_given_up(subject: &Subject) {
     let terms = Terms::default().within(Duration::from_millis(300));
     let error = subject.early_failure(&silent.target, terms).await;
     assert_eq!(error.kind(), ErrorKind::TimedOut);
-    an_early_stream_takes_octets_at_once(subject).await;
+    an_early_stream_takes_bytes_at_once(subject).await;
 }
 
 // What every overlay with a resolver at its far end must do; one without says that it is unsupported.

@@ -5,6 +5,7 @@ pub mod echo;
 pub mod resolver;
 pub mod rights;
 pub mod tcp;
+pub mod tun;
 pub mod udp;
 
 use std::{
@@ -23,7 +24,7 @@ use rustix::io::Errno;
 pub use self::{
     echo::{EchoFlow, EchoSettings, echo_is_permitted},
     resolver::{Fixed, Resolver, System},
-    tcp::{KeepAlive, STAGGER, Silence, TcpFlow, connect_socket, connect_tcp},
+    tcp::{KeepAlive, Silence, TcpFlow, connect_socket},
     udp::{SocketBuffers, UdpFlow, UdpSettings, connect_udp},
 };
 use crate::{

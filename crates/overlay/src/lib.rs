@@ -6,18 +6,18 @@
 
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
-pub mod datagrams;
+mod datagrams;
 #[expect(
     clippy::disallowed_methods,
     reason = "the one place where flows leave by the device's own sockets"
 )]
 pub mod direct;
-pub mod error;
+mod error;
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
 pub mod names;
-pub mod stream;
-pub mod terms;
+mod stream;
+mod terms;
 
 use std::{fmt, future::Future, net::IpAddr, pin::Pin};
 
@@ -25,7 +25,7 @@ pub use datagrams::{Batch, Datagrams, End, Packets, Received};
 pub use direct::Direct;
 pub use error::{Error, ErrorKind, Reason};
 use hoplite_wire::{Target, connect_ip::Scope};
-pub use stream::{Asked, Io, Stream};
+pub use stream::{Io, PendingStream, Stream};
 pub use terms::{Isolation, Terms};
 
 /// A flow that is being opened.

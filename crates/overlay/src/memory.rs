@@ -749,10 +749,12 @@ impl MemoryPackets {
             let state = self.network.state();
             (state.hosts.contains(&there), state.fault)
         };
-        let answer = match is_known {
-            _ if fault != Fault::None => None,
-            true => answer(&packet),
-            false => icmp::unreachable(bytes, Unreachable::Host),
+        let answer = if fault != Fault::None {
+            None
+        } else if is_known {
+            answer(&packet)
+        } else {
+            icmp::unreachable(bytes, Unreachable::Host)
         }?;
         let mut back = self.back.lock();
         if back.packets.len() < MAX_QUEUED {

@@ -34,6 +34,8 @@ pub struct Stream {
     io: Box<dyn Io>,
     /// Turns true with the far end's answer, if that was not there when the stream was handed out.
     answered: Option<Arc<AtomicBool>>,
+    /// What the stream keeps as long as it is open.
+    _held: Option<Box<dyn fmt::Debug + Send>>,
 }
 
 impl Stream {
@@ -42,15 +44,26 @@ impl Stream {
         Self {
             io: Box::new(io),
             answered: None,
+            _held: None,
         }
     }
 
     /// Wraps what carries a flow that the far end has not accepted yet, and gives it up at `deadline` if it has not by then.
-    pub fn early(io: impl Asked + 'static, deadline: Option<Instant>) -> Self {
+    pub fn early(io: impl PendingStream + 'static, deadline: Option<Instant>) -> Self {
         let answered = Arc::<AtomicBool>::default();
         Self {
             io: Box::new(Early::new(io, deadline, Arc::clone(&answered))),
             answered: Some(answered),
+            _held: None,
+        }
+    }
+
+    /// Keeps `held` until it is dropped: what it runs on stays open for this long.
+    #[must_use]
+    pub fn holding(self, held: impl fmt::Debug + Send + 'static) -> Self {
+        Self {
+            _held: Some(Box::new(held)),
+            ..self
         }
     }
 
@@ -122,7 +135,7 @@ impl AsyncWrite for Stream {
 const MAX_EARLY_DATA: usize = 64 * 1024;
 
 /// A stream on which a flow was asked for, and that takes bytes.
-pub trait Asked: Io {
+pub trait PendingStream: Io {
     /// The answer: that the flow stands, or why not. Not called again once it is ready; nothing is read before.
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>>;
 }
@@ -158,7 +171,7 @@ enum Side {
 }
 
 impl Wait {
-    fn poll<T: Asked>(
+    fn poll<T: PendingStream>(
         &mut self,
         io: &mut T,
         cx: &mut Context<'_>,
@@ -181,7 +194,7 @@ impl Wait {
     }
 }
 
-impl<T: Asked> Early<T> {
+impl<T: PendingStream> Early<T> {
     /// With `deadline`, the answer is given up then; `answered` turns true when it was a good one.
     pub(crate) fn new(io: T, deadline: Option<Instant>, answered: Arc<AtomicBool>) -> Self {
         let wait = Wait {
@@ -236,7 +249,7 @@ impl<T: Asked> Early<T> {
     }
 }
 
-impl<T: Asked> AsyncRead for Early<T> {
+impl<T: PendingStream> AsyncRead for Early<T> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -248,7 +261,7 @@ impl<T: Asked> AsyncRead for Early<T> {
     }
 }
 
-impl<T: Asked> AsyncBufRead for Early<T> {
+impl<T: PendingStream> AsyncBufRead for Early<T> {
     fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
         let early = self.get_mut();
         ready!(early.poll_answer(cx, Side::Reader))?;
@@ -260,7 +273,7 @@ impl<T: Asked> AsyncBufRead for Early<T> {
     }
 }
 
-impl<T: Asked> AsyncWrite for Early<T> {
+impl<T: PendingStream> AsyncWrite for Early<T> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -324,7 +337,7 @@ mod tests {
         answer: oneshot::Receiver<Result<(), Error>>,
     }
 
-    impl Asked for Far {
+    impl PendingStream for Far {
         fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
             Pin::new(&mut self.answer)
                 .poll(cx)

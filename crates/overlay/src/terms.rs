@@ -1,4 +1,4 @@
-//! On what terms a flow is opened: who may share its path, and until when it may take.
+//! On what terms a flow is opened: which flows may share its path, and until when it must be open.
 
 use std::{
     cmp::Ordering,

@@ -1,4 +1,4 @@
-//! Governs when one connection acknowledges. Its keys hand it every packet, its owner the policy and the round trip.
+//! Governs when one connection acknowledges. Its keys hand it every packet, its owner the acknowledgement policy (ACK policy) and the round trip.
 //! The local stack is told by an ACK_FREQUENCY frame that is put before what it receives: it obeys from the next packet on. Where datagrams
 //! are not acknowledged it never sees them: they are cut out of the packets and come here by [`AckController::poll_datagram`].
 //! draft-ietf-quic-ack-frequency §4, §5, §6; RFC 9221 §5.2 (DATAGRAM frames and acknowledgements).
@@ -16,15 +16,12 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use hoplite_wire::{
-    quic::{AckFrequency, Content, Frames, kind},
-    tuning::{AckPolicy, DELAYS},
+    quic_frames::{AckFrequency, Content, Frames, kind},
+    tuning::{AckPolicy, DEFAULT_MAX_ACK_DELAY, DELAYS},
 };
 use parking_lot::Mutex;
 
 use self::ack_frames::{Folder, Unfolder};
-
-/// "max_ack_delay … a default of 25 milliseconds is assumed" (RFC 9000 §18.2).
-pub const USUAL_DELAY: Duration = Duration::from_millis(25);
 
 /// What is fixed when a connection begins.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +37,7 @@ pub struct Bounds {
 impl Default for Bounds {
     fn default() -> Self {
         Self {
-            own_delay: USUAL_DELAY,
+            own_delay: DEFAULT_MAX_ACK_DELAY,
             peer_delay: Duration::ZERO,
             inbox: 1 << 20,
         }
@@ -97,7 +94,7 @@ impl AckController {
         Arc::new(Self {
             bounds,
             state: Mutex::new(State {
-                acks: AckPolicy::Default,
+                acks: AckPolicy::Stack,
                 ..State::default()
             }),
             inbox: Inbox::new(bounds.inbox),
@@ -168,7 +165,7 @@ impl AckController {
         if found.ack_frequency {
             state.tame(payload);
         }
-        if state.acks == AckPolicy::Never {
+        if state.acks == AckPolicy::NoAcks {
             state.probe.gap(gap);
             if found.datagram {
                 state.cut(payload, now(), &self.inbox);
@@ -191,7 +188,7 @@ impl AckController {
         state.folder.sent(number, size, frames);
         state.unfolder.sent(number, now);
         let is_ack = |content: &Content<'_>| matches!(content, Content::Ack(_));
-        if state.acks == AckPolicy::Never && frames.flatten().any(|frame| is_ack(&frame.content)) {
+        if state.acks == AckPolicy::NoAcks && frames.flatten().any(|frame| is_ack(&frame.content)) {
             state.probe.acknowledged(now);
         }
     }
@@ -211,7 +208,7 @@ impl State {
 
     /// Where the first of them stands.
     fn unwanted(&self, payload: &[u8]) -> Option<Range<usize>> {
-        let obeyed = matches!(self.acks, AckPolicy::Default | AckPolicy::Extension);
+        let obeyed = matches!(self.acks, AckPolicy::Stack | AckPolicy::Extension);
         let mut at = 0;
         Frames::new(payload).flatten().find_map(|frame| {
             let start = at;
@@ -248,7 +245,7 @@ impl fmt::Debug for AckController {
 /// Above every number that a reasonable peer's own frames reach, so that a peer cannot overrule us.
 const SEQUENCE: u64 = 1 << 40;
 
-/// So many packets never wait: only the delay counts.
+/// This many packets never wait: only the delay counts.
 const NO_THRESHOLD: u64 = 1 << 30;
 
 /// An ACK goes out at once when it tells the sender of a loss: the sender takes a packet for lost when the third after it has arrived
@@ -259,7 +256,7 @@ const REORDERING_THRESHOLD: u64 = 3;
 const DEFAULT_ACK_FREQUENCY: AckFrequency = AckFrequency {
     sequence: SEQUENCE,
     threshold: 1,
-    delay: 25_000,
+    delay: DEFAULT_MAX_ACK_DELAY.subsec_micros() as u64,
     reordering: 1,
 };
 
@@ -391,7 +388,10 @@ impl Probe {
         };
         let waited = now.saturating_duration_since(last);
         let paused = now.saturating_duration_since(before);
-        let usual = self.rtt.saturating_add(USUAL_DELAY).min(MAX_PROBE_INTERVAL);
+        let usual = self
+            .rtt
+            .saturating_add(DEFAULT_MAX_ACK_DELAY)
+            .min(MAX_PROBE_INTERVAL);
         waited.max(paused) >= usual
             || self.gaps >= MANY_GAPS
             || (self.gaps >= SOME_GAPS && waited >= MIN_PROBE_INTERVAL)

@@ -1,24 +1,44 @@
-//! Sees the packets of a QUIC connection in the clear, and governs when it acknowledges, by wrapping the stack's own cryptography.
-//! [`Qlog`] is the observer that writes files.
+//! The QUIC stack, and all of ours around it that knows nothing of relays: sockets, steering, congestion control, timers, when one acknowledges,
+//! whether the other end is alive, qlog. The only door to the stack: the other rooms name `quinn` by this crate, so that another one, or a driver
+//! of our own, is exchanged here.
+//!
+//! [`Hooks`] see the packets of a connection in the clear, and govern when it acknowledges, by wrapping the stack's own cryptography. [`Qlog`] is the
+//! observer that writes files; a [`ConnectionController`] steers one connection.
 //! RFC 9001 §5 (what is wrapped), draft-ietf-quic-ack-frequency §4 (how acknowledgements are governed).
 //!
 //! # Not in this room
-//! A clock of its own: an observer takes the time itself, and [`Hooks::clock`] says who tells the ACK controller. 0-RTT packets, since nobody here sends them.
+//! Whom to dial and how it is recognised (`link`), what is spoken on the connection (`http`, `channel`). A clock of the hooks' own: an observer takes the time itself, and [`Hooks::clock`] says who tells the ACK controller. 0-RTT packets, since nobody here sends them.
 
 mod ack_controller;
+pub mod coalesce;
+pub mod congestion;
+mod connection_controller;
+mod crypto_wrapper;
+pub mod liveness;
 mod qlog;
-mod session;
+pub mod server;
 #[cfg(test)]
 pub(crate) mod tests;
+pub mod timer;
 
 use std::{fmt, sync::Arc, time::Instant};
 
-use hoplite_wire::quic::Frames;
-use quinn_proto::{ConnectionId, Side, crypto};
+use hoplite_wire::quic_frames::Frames;
 
-pub use self::ack_controller::{AckController, Bounds, USUAL_DELAY};
+pub use self::ack_controller::{AckController, Bounds};
+pub use self::connection_controller::ConnectionController;
+use self::crypto_wrapper::{Client, Server};
 pub use self::qlog::Qlog;
-use self::session::{Client, Server};
+pub use quinn::{
+    AcceptBi, AcceptUni, AckFrequencyConfig, ApplicationClose, AsyncUdpSocket, Chunk, ClientConfig,
+    ClosedStream, ConnectError, Connecting, Connection, ConnectionClose, ConnectionError,
+    ConnectionId, ConnectionIdGenerator, ConnectionStats, Dir, EcnCodepoint, Endpoint,
+    EndpointConfig, IdleTimeout, Incoming, MtuDiscoveryConfig, OpenBi, OpenUni, PathStats,
+    ReadDatagram, ReadError, ReadExactError, ReadToEndError, RecvStream, ResetError, RetryError,
+    Runtime, SendDatagram, SendDatagramError, SendStream, ServerConfig, Side, StoppedError,
+    StreamId, TokioRuntime, TransportConfig, TransportErrorCode, UdpPoller, VarInt,
+    VarIntBoundsExceeded, WriteError, Written, crypto, udp,
+};
 
 /// One packet, as it is before it is encrypted or after it was decrypted.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +124,7 @@ impl Hooks {
         self.ack_controller.is_none() && self.watch.is_none()
     }
 
-    /// The same hooks for one connection, with its ACK controller.
+    /// These hooks for one connection, with its ACK controller.
     #[must_use]
     pub fn governed(&self, ack_controller: &Arc<AckController>) -> Self {
         Self {

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use hoplite_wire::quic::{Ack, Content, Frame, kind};
+use hoplite_wire::quic_frames::{Ack, Content, Frame, kind};
 use parking_lot::Mutex;
 use quinn_proto::Side;
 
@@ -26,7 +26,7 @@ use crate::{Begun, Observer, Packet, Space, Watch};
 /// Bytes of events of one connection that may wait for the disk; further events are dropped.
 const MAX_QUEUED: usize = 256 << 10;
 
-/// With so many bytes waiting the thread is woken before its time.
+/// With this many bytes waiting the thread is woken before its time.
 const WAKE_AT: usize = 64 << 10;
 
 /// Connections that are written at once; further ones are not.
@@ -246,7 +246,7 @@ fn packet_event(out: &mut Vec<u8>, way: Direction, time: Duration, packet: &Pack
     drop(write_packet(out, way, time, packet));
 }
 
-/// So many events are missing here.
+/// This many events are missing here.
 fn dropped_event(out: &mut Vec<u8>, time: Duration, count: u64) {
     let time = Milliseconds(time);
     // A vector takes everything.

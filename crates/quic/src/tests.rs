@@ -2,12 +2,10 @@
 
 pub(crate) mod pair;
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use hoplite_wire::quic::{Content, kind};
+use hoplite_wire::quic_frames::{Content, kind};
+use parking_lot::Mutex;
 use quinn_proto::Side;
 
 use self::pair::Pair;
@@ -45,7 +43,7 @@ impl NotesOf {
             Content::Datagram(data) => Some(data.len()),
             _ => None,
         };
-        self.notes.packets.lock().unwrap().push(Note {
+        self.notes.packets.lock().push(Note {
             end: self.end,
             sent,
             space: packet.space,
@@ -79,7 +77,7 @@ impl Watch for Watcher {
     fn observe(&self, connection: &Begun<'_>) -> Option<Arc<dyn Observer>> {
         let end = usize::from(connection.side == Side::Server);
         let begun = (connection.side, connection.label.to_owned(), connection.id);
-        self.0.begun.lock().unwrap().push(begun);
+        self.0.begun.lock().push(begun);
         let notes = Arc::clone(&self.0);
         Some(Arc::new(NotesOf { notes, end }))
     }
@@ -178,7 +176,7 @@ fn what_one_end_was_told_to_send_the_other_was_told_to_receive() {
     pair.send(0, 20, Duration::from_millis(1));
     pair.send(1, 5, Duration::from_millis(1));
     pair.run(Duration::from_millis(200));
-    let packets = notes.packets.lock().unwrap();
+    let packets = notes.packets.lock();
     for from in [0, 1] {
         let of = |end: usize, sent: bool| -> Vec<Note> {
             let all = packets
@@ -216,7 +214,7 @@ fn sizes_add_up_to_what_went_over_the_wire_handshake_included() {
     let notes = Arc::new(Notes::default());
     let mut pair = Pair::connect(&watching(&notes), &watching(&notes));
     pair.send(0, 20, Duration::from_millis(1));
-    let packets = notes.packets.lock().unwrap();
+    let packets = notes.packets.lock();
     for end in [0, 1] {
         let sent = packets.iter().filter(|note| note.end == end && note.sent);
         let told: usize = sent.map(|note| note.size).sum();
@@ -235,7 +233,7 @@ fn sizes_add_up_to_what_went_over_the_wire_handshake_included() {
 fn both_ends_know_a_connection_by_the_same_id() {
     let notes = Arc::new(Notes::default());
     Pair::connect(&watching(&notes), &watching(&notes));
-    let begun = notes.begun.lock().unwrap();
+    let begun = notes.begun.lock();
     assert_eq!(begun.len(), 2);
     assert_eq!((begun[0].0, begun[0].1.as_str()), (Side::Client, "near"));
     assert_eq!((begun[1].0, begun[1].1.as_str()), (Side::Server, "far"));
@@ -251,7 +249,7 @@ fn packets_are_told_after_key_updates_too() {
         pair.send(0, 20, Duration::from_millis(5));
         pair.run(Duration::from_millis(200));
     }
-    let packets = notes.packets.lock().unwrap();
+    let packets = notes.packets.lock();
     let received = packets.iter().filter(|note| note.end == 1 && !note.sent);
     assert_eq!(received.map(|note| note.datagrams.len()).sum::<usize>(), 40);
 }
@@ -265,7 +263,7 @@ fn an_observer_never_sees_the_request_that_the_local_stack_gets() {
     };
     let mut pair = Pair::connect(&hooks(), &hooks());
     pair.send(0, 20, Duration::from_millis(1));
-    let packets = notes.packets.lock().unwrap();
+    let packets = notes.packets.lock();
     let frames = packets.iter().flat_map(|note| &note.frames);
     assert!(
         frames

@@ -1,7 +1,7 @@
 //! A hostile client of a relay, for a network of one's own: what honest clients notice is measured beside it (`interop/attacks_test.py`).
 //!
 //! ```text
-//! floods LIST RELAY SECONDS initials RATE ADDRESS COUNT  so many QUIC Initials a second, as if from COUNT addresses, ADDRESS the first of them
+//! floods LIST RELAY SECONDS initials RATE ADDRESS COUNT  this many QUIC Initials a second, as if from COUNT addresses, ADDRESS the first of them
 //! floods LIST RELAY SECONDS idle2 EACH ADDRESS…          EACH connections of HTTP/2 from each address, without a request
 //! floods LIST RELAY SECONDS idle3 EACH ADDRESS…          the same of HTTP/3
 //! floods LIST RELAY SECONDS busy TARGET EACH ADDRESS…    the same with a tunnel to TARGET in each
@@ -41,7 +41,7 @@ use std::{
 
 use forged::{Forger, initials_for};
 use hoplite_crypto::{ALPN_H2, ALPN_H3, ALPN_HTTP1, Pin, Trust, client_tls};
-use hoplite_link::quic::{self, VarInt};
+use hoplite_quic::{self as quic, VarInt};
 use hoplite_wire::{
     RequestHead,
     directory::{SignedList, Stage},
@@ -315,7 +315,7 @@ impl Flood {
     /// The batch of this number, and how many frames it has that matter.
     fn batch(&self, number: u32) -> (Vec<u8>, u64) {
         const EACH: u32 = 100;
-        let octets = match self {
+        let bytes = match self {
             Self::Resets(target) => {
                 let block = connect_block(target);
                 let streams = (0..EACH).map(|n| 2 * (number * EACH + n) + 1);
@@ -336,7 +336,7 @@ impl Flood {
             Self::Settings => frame(SETTINGS, 0, 0, &[]).repeat(EACH as usize),
             Self::Pings => frame(PING, 0, 0, &[7; 8]).repeat(EACH as usize),
         };
-        (octets, EACH.into())
+        (bytes, EACH.into())
     }
 
     /// Whether what comes back is read: who only wants the other end to write does not.
@@ -367,8 +367,8 @@ async fn flooded(attack: &Attack, flood: &Flood, stream: TlsStream<TcpStream>) {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let sending = async {
         for number in 0_u32.. {
-            let (octets, frames) = flood.batch(number);
-            let sent = timeout_at(attack.until, writer.write_all(&octets)).await;
+            let (bytes, frames) = flood.batch(number);
+            let sent = timeout_at(attack.until, writer.write_all(&bytes)).await;
             if !matches!(sent, Ok(Ok(()))) {
                 return;
             }

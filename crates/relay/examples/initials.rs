@@ -1,7 +1,7 @@
 //! How a relay bears a flood of QUIC Initials with forged source addresses: an honest client's handshakes before, while and after, beside the relay's
 //! memory and what its metrics say of the flood. On loopback only; the relay is a process of its own.
 //!
-//! usage: `cargo run --release -p hoplite-relay --example initials -- [RATE [SECONDS [same]]]`: so many Initials a second for so long (3000 and 18), each
+//! usage: `cargo run --release -p hoplite-relay --example initials -- [RATE [SECONDS [same]]]`: this many Initials a second for this long (3000 and 18), each
 //! from an address of its own; with `same` all from the honest client's address.
 
 #[path = "../tests/relay/forged.rs"]
@@ -138,9 +138,10 @@ fn measure(rate: usize, seconds: usize, same: bool) -> Result<(), Failure> {
         let began = Instant::now();
         let mut refused = 0;
         for (number, datagrams) in forged.iter().enumerate() {
-            let source = match same {
-                true => Ipv4Addr::LOCALHOST,
-                false => address(number),
+            let source = if same {
+                Ipv4Addr::LOCALHOST
+            } else {
+                address(number)
             };
             refused += usize::from(forger.send(source, datagrams).is_err());
             let due = Duration::from_secs_f64(number as f64 / rate as f64);

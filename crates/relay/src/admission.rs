@@ -1,36 +1,96 @@
-//! Who is let in: tokens by `Proxy-Authorization` or `Authorization`, as a bearer or as the password of Basic.
-//! Asked once for each request; tokens are compared in constant time and can be replaced while the relay runs.
-//! RFC 9110 §11.6 and §11.7, RFC 6750 §2.1, RFC 7617.
+//! Who is let in: tokens by `Proxy-Authorization` or `Authorization`, as a bearer, as the password of Basic, or as a private token, which is spent with the
+//! connection that it admits and tells no two of them of one client. Asked once for each request; bearer tokens are compared in constant time, and all can
+//! be replaced while the relay runs. RFC 9110 §11.6 and §11.7, RFC 6750 §2.1, RFC 7617, RFC 9577 §2.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    path::Path,
+    time::{Duration, SystemTime},
+};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use hoplite_crypto::{Token, Tokens};
+use hoplite_tokens::{AlreadySpent, KeyDirectory, SpentTokens, TokenRefused, Verifier};
+use hoplite_wire::privacy_pass::PrivateToken;
+use parking_lot::Mutex;
+use tokio::time::Instant;
 use zeroize::Zeroizing;
 
-use crate::config::{Auth, ConfigError};
+use crate::{
+    config::{Auth, ConfigError, PrivateTokens},
+    limits::Bucket,
+};
 
 /// What a refused client is asked for (RFC 9110 §11.7.1).
-pub(crate) const CHALLENGE: &str = "Bearer realm=\"hoplite\", Basic realm=\"hoplite\"";
+const CHALLENGE: &str = "Bearer realm=\"hoplite\", Basic realm=\"hoplite\"";
+/// Tokens that admit further connections for a while: beyond so many the oldest does no more.
+const REMEMBERED: usize = 65_536;
 
 /// The tokens that are accepted.
 #[derive(Debug)]
 pub(crate) struct Admission {
     tokens: Option<Tokens>,
+    private: Option<Private>,
 }
 
-/// A client that may use the relay.
+/// Who may use the relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Guest {
+pub(crate) enum AdmittedClient {
     /// Nobody needs a token here.
     Anyone,
     /// The holder of the token with this index.
     Holder(usize),
+    /// Whoever has spent the token with this nonce.
+    Spender([u8; 32]),
+}
+
+/// Why a client is not let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotAdmitted {
+    /// No token, or one that is not taken; the word is the metrics'.
+    Token(&'static str),
+    /// Nobody knows whether the token is spent.
+    Unknown,
+}
+
+/// Tokens that are verified on one connection, at most: a wrong one costs its client nothing, and the relay as much as a good one. Another
+/// connection costs more than that.
+const TRIED: u32 = 8;
+
+/// By whose token a connection was admitted: the requests that follow need none.
+#[derive(Debug, Default)]
+pub(crate) struct AdmittedBy(tokio::sync::Mutex<Shown>);
+
+/// What a connection has shown.
+#[derive(Debug, Default)]
+struct Shown {
+    /// The nonce of the token that was spent.
+    spent: Option<[u8; 32]>,
+    tried: u32,
+}
+
+/// Tokens that nobody can link, each for one connection. RFC 9577.
+#[derive(Debug)]
+struct Private {
+    verifier: Verifier,
+    spent: SpentTokens,
+    again: Again,
+    unchecked: Bucket,
+}
+
+/// The tokens that admit further connections for a while.
+#[derive(Debug)]
+struct Again {
+    lasts: Duration,
+    until: Mutex<VecDeque<(Instant, [u8; 32])>>,
 }
 
 impl Admission {
-    /// Reads the tokens of `[[auth.token]]`.
+    /// Reads the tokens of `[[auth.token]]`, and what `[auth.private_tokens]` names.
     ///
     /// # Errors
-    /// A token's file cannot be read or is empty.
+    /// A file cannot be read or used.
     pub(crate) fn new(auth: &Auth) -> Result<Self, ConfigError> {
         let tokens: Vec<Token> = auth
             .token
@@ -38,28 +98,154 @@ impl Admission {
             .map(|entry| entry.read().map(|text| Token::new(text.to_string())))
             .collect::<Result<_, _>>()?;
         let tokens = (!tokens.is_empty()).then(|| Tokens::new(&tokens));
-        Ok(Self { tokens })
+        let private = auth.private_tokens.as_ref().map(Private::new).transpose()?;
+        Ok(Self { tokens, private })
     }
 
     /// Whether nobody needs a token.
     pub(crate) fn is_open(&self) -> bool {
-        self.tokens.is_none()
+        self.tokens.is_none() && self.private.is_none()
     }
 
-    /// Judges the values of `Proxy-Authorization` and `Authorization`. Browsers send one or the other.
-    pub(crate) fn judge<'a>(&self, values: impl IntoIterator<Item = &'a [u8]>) -> Option<Guest> {
-        let Some(tokens) = &self.tokens else {
-            return Some(Guest::Anyone);
-        };
-        let mut credentials = values.into_iter().filter_map(credential);
-        credentials.find_map(|token| tokens.find(&token).map(Guest::Holder))
+    /// What a refused client is asked for: the values of its fields.
+    pub(crate) fn challenges(&self) -> Vec<String> {
+        let private = self.private.as_ref();
+        let private = private.and_then(|private| private.verifier.challenge(unix_time()));
+        // A browser asks its user for the password of Basic, which may be a private token.
+        let plain = [CHALLENGE.to_owned()];
+        private.into_iter().chain(plain).collect()
+    }
+
+    /// Judges the values of `Proxy-Authorization` and `Authorization` of a request on the connection that was admitted `by` somebody, or will be.
+    /// Browsers send one or the other.
+    pub(crate) async fn judge<'a>(
+        &self,
+        values: impl IntoIterator<Item = &'a [u8]>,
+        by: &AdmittedBy,
+    ) -> Result<AdmittedClient, NotAdmitted> {
+        if self.is_open() {
+            return Ok(AdmittedClient::Anyone);
+        }
+        let mut shown = None;
+        for value in values {
+            let credential = credential(value);
+            let bearer = credential.as_deref().zip(self.tokens.as_ref());
+            if let Some(index) = bearer.and_then(|(text, tokens)| tokens.find(text)) {
+                return Ok(AdmittedClient::Holder(index));
+            }
+            let private = PrivateToken::from_field(value);
+            let password = || credential.map(|text| PrivateToken::from_text(&text));
+            shown = shown.or_else(|| private.or_else(password));
+        }
+        match &self.private {
+            Some(private) => private.judge(shown.and_then(Result::ok), by).await,
+            None => Err(NotAdmitted::Token("bearer")),
+        }
     }
 }
 
-/// The token in a header's value.
+impl Private {
+    fn new(config: &PrivateTokens) -> Result<Self, ConfigError> {
+        let keys = std::fs::read_to_string(&config.keys);
+        let wrong = |key, why: &dyn fmt::Display, file: &Path| {
+            ConfigError::new(key, format!("{}: {why}", file.display()))
+        };
+        let unread = |why: &dyn fmt::Display| wrong("auth.private_tokens.keys", why, &config.keys);
+        let keys = keys.map_err(|error| unread(&error))?;
+        let keys = KeyDirectory::parse(&keys).map_err(|error| unread(&error))?;
+        let ids: Vec<_> = keys.keys.iter().map(|listed| *listed.key.id()).collect();
+        let spent = SpentTokens::open(&config.spent, &ids, unix_time())
+            .map_err(|error| wrong("auth.private_tokens.spent", &error, &config.spent))?;
+        let verifier = Verifier::new(&config.issuer, &config.origin, keys);
+        Ok(Self {
+            verifier: verifier.map_err(|error| {
+                ConfigError::new("auth.private_tokens.issuer", error.to_string())
+            })?,
+            spent,
+            again: Again {
+                lasts: config.again,
+                until: Mutex::default(),
+            },
+            unchecked: Bucket::per_second(config.unchecked),
+        })
+    }
+
+    /// Spends the token that is shown, unless the connection was admitted before. Of several requests at once one spends, and the others wait for it.
+    async fn judge(
+        &self,
+        shown: Option<PrivateToken>,
+        by: &AdmittedBy,
+    ) -> Result<AdmittedClient, NotAdmitted> {
+        let mut by = by.0.lock().await;
+        if let Some(nonce) = by.spent {
+            return Ok(AdmittedClient::Spender(nonce));
+        }
+        let token = shown.ok_or(NotAdmitted::Token("none"))?;
+        if by.tried >= TRIED {
+            return Err(NotAdmitted::Token("too_many"));
+        }
+        by.tried += 1;
+        let nonce = self.spend(&token).await?;
+        by.spent = Some(nonce);
+        Ok(AdmittedClient::Spender(nonce))
+    }
+
+    async fn spend(&self, token: &PrivateToken) -> Result<[u8; 32], NotAdmitted> {
+        let refused = |why| match why {
+            TokenRefused::OtherChallenge => "other_challenge",
+            TokenRefused::UnknownKey => "unknown_key",
+            TokenRefused::Forged => "forged",
+        };
+        let nonce = *token.nonce();
+        let verified = self.verifier.verify(token, unix_time());
+        verified.map_err(|why| NotAdmitted::Token(refused(why)))?;
+        match self.spent.spend(token).await {
+            Ok(Ok(())) => self.again.begin(nonce),
+            Ok(Err(AlreadySpent)) if self.again.lasts(&nonce) => {}
+            Ok(Err(AlreadySpent)) => return Err(NotAdmitted::Token("spent")),
+            Err(error) => {
+                let admits = self.unchecked.is_limited() && self.unchecked.admits(1);
+                tracing::error!(%error, admits, "a token may be spent");
+                if !admits {
+                    return Err(NotAdmitted::Unknown);
+                }
+            }
+        }
+        Ok(nonce)
+    }
+}
+
+impl Again {
+    fn begin(&self, nonce: [u8; 32]) {
+        if self.lasts.is_zero() {
+            return;
+        }
+        let now = Instant::now();
+        let mut until = self.until.lock();
+        while until.len() >= REMEMBERED || until.front().is_some_and(|(end, _)| *end <= now) {
+            until.pop_front();
+        }
+        until.push_back((now + self.lasts, nonce));
+    }
+
+    fn lasts(&self, nonce: &[u8; 32]) -> bool {
+        let now = Instant::now();
+        let until = self.until.lock();
+        until
+            .iter()
+            .any(|(end, other)| *end > now && other == nonce)
+    }
+}
+
+fn unix_time() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.as_ref().map_or(0, Duration::as_secs)
+}
+
+/// The secret in a header's value: a bearer, or the password of Basic.
 fn credential(value: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     let value = value.trim_ascii();
-    let space = value.iter().position(|octet| *octet == b' ')?;
+    let space = value.iter().position(|byte| *byte == b' ')?;
     let (scheme, rest) = value.split_at(space);
     let rest = rest.trim_ascii();
     if scheme.eq_ignore_ascii_case(b"bearer") {
@@ -69,12 +255,14 @@ fn credential(value: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
         return None;
     }
     let pair = Zeroizing::new(STANDARD.decode(rest).ok()?);
-    let colon = pair.iter().position(|octet| *octet == b':')?;
+    let colon = pair.iter().position(|byte| *byte == b':')?;
     Some(Zeroizing::new(pair.get(colon + 1..)?.to_vec()))
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
     use crate::config::TokenEntry;
 
@@ -90,8 +278,17 @@ mod tests {
         Admission::new(&auth).expect("tokens")
     }
 
-    fn judge(admission: &Admission, value: &str) -> Option<Guest> {
-        admission.judge([value.as_bytes()])
+    fn all(admission: &Admission, values: &[&str]) -> Option<AdmittedClient> {
+        let (values, by) = (
+            values.iter().map(|value| value.as_bytes()),
+            AdmittedBy::default(),
+        );
+        let judged = admission.judge(values, &by).now_or_never();
+        judged.expect("nothing is waited for").ok()
+    }
+
+    fn judge(admission: &Admission, value: &str) -> Option<AdmittedClient> {
+        all(admission, &[value])
     }
 
     #[test]
@@ -104,7 +301,11 @@ mod tests {
             "BEARER beta",
             basic.as_str(),
         ] {
-            assert_eq!(judge(&admission, value), Some(Guest::Holder(1)), "{value}");
+            assert_eq!(
+                judge(&admission, value),
+                Some(AdmittedClient::Holder(1)),
+                "{value}"
+            );
         }
     }
 
@@ -124,17 +325,20 @@ mod tests {
         ] {
             assert_eq!(judge(&admission, value), None, "{value}");
         }
-        assert_eq!(admission.judge([]), None);
+        assert_eq!(all(&admission, &[]), None);
     }
 
     #[test]
     fn the_second_header_counts_when_the_first_is_wrong() {
-        let values = ["Bearer wrong".as_bytes(), b"Bearer alpha"];
-        assert_eq!(admission(&["alpha"]).judge(values), Some(Guest::Holder(0)));
+        let values = ["Bearer wrong", "Bearer alpha"];
+        assert_eq!(
+            all(&admission(&["alpha"]), &values),
+            Some(AdmittedClient::Holder(0))
+        );
     }
 
     #[test]
     fn without_tokens_everybody_is_let_in() {
-        assert_eq!(admission(&[]).judge([]), Some(Guest::Anyone));
+        assert_eq!(all(&admission(&[]), &[]), Some(AdmittedClient::Anyone));
     }
 }

@@ -1,8 +1,8 @@
 //! The relay's configuration, as its TOML file has it: every field documented, with its unit and its default.
 //! The binary reads the file and hands the value to [`Relay::start`](crate::Relay::start); embedders build it by hand.
-//! Keys are a contract with users (see the CLI contract of the architecture): extend, do not rename.
+//! Keys are a contract with users (docs/command-line.md): extend, do not rename.
 
-use std::{fmt, net::SocketAddr, path::PathBuf};
+use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 use hoplite_wire::{
     Target,
@@ -20,27 +20,29 @@ mod limits;
 mod onion;
 mod text;
 
-pub use directory::{Authority, Directory};
+pub use directory::Directory;
 pub use forwarding::Forwarding;
+pub use hoplite_config::ConfigError;
+pub use hoplite_link::{LinkKind, Pad};
 pub use ip::Ip;
 pub use limits::Limits;
-pub use onion::{Carrier, Onion};
+pub use onion::Onion;
 
 use crate::policy::Rule;
 
-/// Everything a relay is told. `Default` is the documented default of each key.
+/// The relay's configuration file: everything a relay is told. `Default` is the default of each key, as `examples/relay.toml` shows it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// What the relay calls itself in `Proxy-Status` answers; clients see it. Default: `relay`.
+    /// What the relay calls itself in `Proxy-Status` answers; clients see it.
     pub name: String,
-    /// Where to listen, UDP and TCP alike. Default: `["[::]:443"]`, which takes IPv4 too.
+    /// Where to listen, UDP and TCP alike. `[::]` takes IPv4 too.
     pub listen: Vec<SocketAddr>,
-    /// What the relay does. Default: both.
+    /// What the relay does.
     pub roles: Vec<Role>,
-    /// The directory of the identity (certificate and key). Default: `identity`, beside the configuration file.
+    /// The directory of the identity (certificate and key), as seen from the configuration file.
     pub identity: PathBuf,
-    /// A certificate of a public authority instead of the pinned self-signed one. Default: none.
+    /// A certificate of a public authority instead of the pinned self-signed one.
     pub tls: Option<Tls>,
     /// Who may use the relay.
     pub auth: Auth,
@@ -90,10 +92,46 @@ pub struct Tls {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Auth {
-    /// Serve everybody although no token is set and the relay listens beyond loopback. Default: false.
+    /// Serve everybody although no token is set and the relay listens beyond loopback.
     pub open: bool,
     /// The tokens that are accepted, each with a name for the operator.
     pub token: Vec<TokenEntry>,
+    /// Tokens that nobody can link, each for one connection.
+    pub private_tokens: Option<PrivateTokens>,
+}
+
+impl Auth {
+    /// Whether a client needs a token, of whichever kind.
+    pub fn is_closed(&self) -> bool {
+        !self.token.is_empty() || self.private_tokens.is_some()
+    }
+}
+
+/// Tokens of an issuer that says who may have them, and that learns nothing of where they are spent (Privacy Pass, RFC 9577).
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrivateTokens {
+    /// The issuer's name, as clients write it.
+    pub issuer: String,
+    /// What tokens are for: a name of this relay, or of a fleet whose relays share one file of spent tokens.
+    pub origin: String,
+    /// A file with the issuer's directory of keys (RFC 9578 §4); read again when the relay is told to reload.
+    pub keys: PathBuf,
+    /// The file of the tokens that are spent.
+    #[serde(default = "PrivateTokens::default_spent")]
+    pub spent: PathBuf,
+    /// For how many seconds a token admits further connections at this relay, for programs that cannot take a fresh one for each; 0 is not at all.
+    #[serde(default, deserialize_with = "hoplite_config::seconds")]
+    pub again: Duration,
+    /// While that file cannot be written, so many connections a second are let in by tokens that may be spent; 0 is none.
+    #[serde(default)]
+    pub unchecked: u32,
+}
+
+impl PrivateTokens {
+    fn default_spent() -> PathBuf {
+        "spent.sqlite".into()
+    }
 }
 
 /// One token: given here, or in a file of its own.
@@ -114,25 +152,24 @@ pub struct TokenEntry {
 #[serde(default, deny_unknown_fields)]
 pub struct Egress {
     /// Targets that are served although they are private, loopback or otherwise special:
-    /// `10.0.0.0/8`, `10.1.2.3:443`, `[fd00::]/8`, `.corp.internal`. Default: none.
-    #[serde(deserialize_with = "text::list")]
+    /// `10.0.0.0/8`, `10.1.2.3:443`, `[fd00::]/8`, `.corp.internal`.
+    #[serde(deserialize_with = "hoplite_config::list")]
     pub allow: Vec<Rule>,
-    /// Targets that are refused in any case, in the same form; `*:25` is a port. Default: none.
-    #[serde(deserialize_with = "text::list")]
+    /// Targets that are refused in any case, in the same form; `*:25` is a port.
+    #[serde(deserialize_with = "hoplite_config::list")]
     pub deny: Vec<Rule>,
     /// Addresses and prefixes that lead to this host although none of its interfaces has them, as a router's does that translates it one
     /// to one: refused as the host's own are, on every port, unless `allow` has them. What `[directory] addresses` says is among them.
-    /// Default: none.
     #[serde(deserialize_with = "text::nets")]
     pub own: Vec<IpNet>,
     /// Prefixes by which this network translates IPv6 to IPv4 (RFC 6052) beside `64:ff9b::/96`: what is behind them is judged as the IPv4
-    /// address that it is. Default: none.
-    #[serde(deserialize_with = "text::list")]
+    /// address that it is.
+    #[serde(deserialize_with = "hoplite_config::list")]
     pub nat64: Vec<Ipv6Net>,
-    /// Who turns names into addresses. Default: `"system"`, what `/etc/resolv.conf` says.
+    /// Who turns names into addresses.
     pub resolver: ResolverChoice,
     /// Answer clients' DNS queries by that resolver too (DNS over HTTPS, at `/dns-query`); what `allow` and `deny` refuse is not
-    /// told. Default: true.
+    /// told.
     pub dns: bool,
 }
 
@@ -167,8 +204,8 @@ pub enum ResolverChoice {
 #[serde(default, deny_unknown_fields)]
 pub struct Ingress {
     /// `host:port` of each relay that may be forwarded to, private addresses included. A client must name it in
-    /// the same way: by this name or by this address. Default: none.
-    #[serde(deserialize_with = "text::list")]
+    /// the same way: by this name or by this address.
+    #[serde(deserialize_with = "hoplite_config::list")]
     pub relays: Vec<Target>,
 }
 
@@ -176,7 +213,7 @@ pub struct Ingress {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Masque {
-    /// A URI template (RFC 9298 §3) that is served beside the well-known one. Default: none.
+    /// A URI template (RFC 9298 §3) that is served beside the well-known one.
     pub template: Option<String>,
 }
 
@@ -185,29 +222,17 @@ pub struct Masque {
 #[serde(default, deny_unknown_fields)]
 pub struct Tunnel {
     /// When the relay acknowledges what clients send over QUIC: `"auto"`, as each client asks; or, whatever they ask, `"default"`,
-    /// a delay from `"1ms"` to `"250ms"`, a share of the round trip such as `"0.25rtt"`, or `"extension"`. Default: `"auto"`.
-    #[serde(deserialize_with = "text::parsed")]
+    /// a delay from `"1ms"` to `"250ms"`, a share of the round trip such as `"0.25rtt"`, or `"extension"`.
+    #[serde(deserialize_with = "hoplite_config::parsed")]
     pub acks: AckPolicy,
     /// Whether a client may agree with the relay that datagrams are not acknowledged, and that neither end has congestion control for them; what
-    /// the relay sends as a stream is always controlled. Default: true.
+    /// the relay sends as a stream is always controlled.
     pub allow_no_acks: bool,
     /// The congestion control of what the relay sends: `"auto"`, as each client asks; or, whatever they ask, `"cubic"`, `"bbr"`, `"newreno"` or `"off"`.
-    /// Default: `"auto"`.
-    #[serde(deserialize_with = "text::parsed")]
+    #[serde(deserialize_with = "hoplite_config::parsed")]
     pub congestion: Congestion,
-    /// Whether QUIC packets to clients are all as large as the path carries: `"off"` or `"full"`. Default: `"off"`.
+    /// Whether QUIC packets to clients are all as large as the path carries: `"off"` or `"full"`.
     pub pad: Pad,
-}
-
-/// How large QUIC packets are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Pad {
-    /// As large as what is in them.
-    #[default]
-    Off,
-    /// As large as the path carries, so that sizes tell nothing.
-    Full,
 }
 
 impl Default for Tunnel {
@@ -237,30 +262,8 @@ impl Tunnel {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Metrics {
-    /// Where `GET /metrics` is answered in plain HTTP; keep it on loopback. Default: nowhere.
+    /// Where `GET /metrics` is answered in plain HTTP; keep it on loopback.
     pub listen: Option<SocketAddr>,
-}
-
-/// What is wrong with a configuration that could be read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{key}: {problem}")]
-pub struct ConfigError {
-    /// The key, as in the file: `auth.token`.
-    pub key: &'static str,
-    /// What is wrong, and what was expected.
-    pub problem: String,
-    /// Set when a file that the configuration names could not be read, or its content not used.
-    pub file: Option<PathBuf>,
-}
-
-impl ConfigError {
-    pub(crate) fn new(key: &'static str, problem: impl Into<String>) -> Self {
-        Self {
-            key,
-            problem: problem.into(),
-            file: None,
-        }
-    }
 }
 
 impl Default for Config {
@@ -309,9 +312,9 @@ impl Config {
         self.limits.check()?;
         self.forwarding.check()?;
         self.ip.check()?;
-        self.onion.check(!self.auth.token.is_empty())?;
+        self.onion.check(self.auth.is_closed())?;
         self.directory.check(&self.listen)?;
-        crate::template::Templates::new(self.masque.template.as_deref()).map(drop)
+        crate::serve::handler::Templates::new(self.masque.template.as_deref()).map(drop)
     }
 
     fn check_reach(&self) -> Result<(), ConfigError> {
@@ -353,8 +356,19 @@ impl Config {
                 return Err(ConfigError::new("auth.token", problem));
             }
         }
+        if let Some(private) = &self.auth.private_tokens {
+            for (key, name) in [
+                ("auth.private_tokens.issuer", &private.issuer),
+                ("auth.private_tokens.origin", &private.origin),
+            ] {
+                if name.is_empty() || name.len() > 255 || name.contains(',') {
+                    let problem = "expected a name of 1 to 255 characters without a comma";
+                    return Err(ConfigError::new(key, problem));
+                }
+            }
+        }
         let reachable = self.listen.iter().any(|a| !a.ip().is_loopback());
-        if self.auth.token.is_empty() && !self.auth.open && reachable {
+        if !self.auth.is_closed() && !self.auth.open && reachable {
             let problem = "without a token anybody could use this relay: add [[auth.token]], \
                            or set auth.open = true if that is meant";
             return Err(ConfigError::new("auth.token", problem));
@@ -364,8 +378,9 @@ impl Config {
 
     /// A client that did not ask for silence would take it for loss.
     fn check_tunnel(&self) -> Result<(), ConfigError> {
-        if self.tunnel.acks == AckPolicy::Never {
-            let problem = "\"none\" is for clients to ask for: expected \"auto\", \"default\", \"extension\", a delay or a share of the round trip";
+        if self.tunnel.acks == AckPolicy::NoAcks {
+            let expected = AckPolicy::EXPECTED;
+            let problem = format!("\"none\" is for clients to ask for: expected {expected}");
             return Err(ConfigError::new("tunnel.acks", problem));
         }
         Ok(())
@@ -401,9 +416,10 @@ impl TokenEntry {
             (None, None) => Zeroizing::default(),
         };
         let text = Zeroizing::new(text.trim().to_owned());
-        match text.is_empty() {
-            true => Err(ConfigError::new("auth.token", "a token is empty")),
-            false => Ok(text),
+        if text.is_empty() {
+            Err(ConfigError::new("auth.token", "a token is empty"))
+        } else {
+            Ok(text)
         }
     }
 }

@@ -1,15 +1,21 @@
 //! The way out: from a target to a socket. Every address passes the policy, whether given or looked up, TCP and UDP alike.
-//! The request handler uses it; nothing else in this room opens a socket towards a target. [`answer`] tells what a name resolves to.
-
-mod answer;
+//! Nothing else in this room opens a socket towards a target.
+//! It also answers clients' DNS questions by the relay's own resolver; what the policy would not connect to is not told either. RFC 1035,
+//! RFC 2308; RFC 8482 (a query for everything gets nothing), RFC 6303 (local reverse zones).
 
 use std::{
     net::{IpAddr, SocketAddr},
     sync::Arc,
+    time::Duration,
 };
 
+use hickory_resolver::proto::rr::RecordType;
 use hoplite_overlay::direct::{SocketBuffers, UdpFlow, UdpSettings, connect_socket, connect_udp};
-use hoplite_wire::{Host, HostName, Target, special};
+use hoplite_wire::{
+    Host, HostName, Target,
+    dns::{Code, Question, Record, believed},
+    special,
+};
 use tokio::{
     net::TcpStream,
     time::{Instant, timeout},
@@ -17,25 +23,28 @@ use tokio::{
 
 use crate::{
     config::Config,
-    failure::Failure,
-    limits::Asker,
-    local::Local,
+    failure::{Failure, Limit},
+    host_addresses::HostAddresses,
+    limits::QueryQuota,
     metrics::{self, Metrics},
-    policy::{Permit, Policy, Refusal},
-    resolve::Resolver,
+    policy::{Policy, PolicyVerdict, Refusal},
+    resolve::{Found, ResolveError, Resolver},
 };
+
+/// How long a negative answer of ours may be kept, in seconds.
+const NEGATIVE: u32 = 300;
 
 /// Opens sockets towards permitted targets.
 #[derive(Debug)]
 pub(crate) struct Egress {
     policy: Policy,
     resolver: Resolver,
-    patience: std::time::Duration,
+    patience: Duration,
 }
 
 impl Egress {
     /// The way out of a relay that listens at `listen`, on the host that has the addresses `local`.
-    pub(crate) fn new(config: &Config, listen: &[SocketAddr], local: Arc<Local>) -> Self {
+    pub(crate) fn new(config: &Config, listen: &[SocketAddr], local: Arc<HostAddresses>) -> Self {
         Self {
             policy: Policy::new(config, listen, local),
             resolver: Resolver::new(&config.egress.resolver, config.limits.resolve),
@@ -50,10 +59,10 @@ impl Egress {
     pub(crate) async fn tcp(
         &self,
         target: &Target,
-        asker: &Asker<'_>,
+        queries: &QueryQuota<'_>,
         metrics: &Metrics,
     ) -> Result<TcpStream, Failure> {
-        let addresses = self.addresses(target, asker, metrics).await?;
+        let addresses = self.addresses(target, queries, metrics).await?;
         let start = Instant::now();
         let connecting = timeout(self.patience, connect_socket(&addresses));
         let socket = connecting.await.map_err(|_| Failure::TimedOut)??;
@@ -68,18 +77,18 @@ impl Egress {
     pub(crate) async fn udp(
         &self,
         target: &Target,
-        asker: &Asker<'_>,
+        queries: &QueryQuota<'_>,
         metrics: &Metrics,
     ) -> Result<UdpFlow, Failure> {
         let mut failure = Failure::Unreachable;
         let settings = UdpSettings {
-            buffers: match self.policy.target(target)? {
-                Permit::Relay => SocketBuffers::Tunnel,
-                Permit::Checked => SocketBuffers::Ordinary,
+            buffers: match self.policy.check_target(target)? {
+                PolicyVerdict::Relay => SocketBuffers::Tunnel,
+                PolicyVerdict::Checked => SocketBuffers::Ordinary,
             },
             ..UdpSettings::default()
         };
-        for address in self.addresses(target, asker, metrics).await? {
+        for address in self.addresses(target, queries, metrics).await? {
             match connect_udp(address, &settings) {
                 Ok(flow) => return flow.writable().await.map(|()| flow).map_err(Failure::from),
                 Err(error) => failure = error.into(),
@@ -95,58 +104,59 @@ impl Egress {
     pub(crate) async fn hosts(
         &self,
         host: Host,
-        asker: &Asker<'_>,
+        queries: &QueryQuota<'_>,
         metrics: &Metrics,
     ) -> Result<Vec<IpAddr>, Failure> {
         let target = Target { host, port: 0 };
-        let found = self.addresses(&target, asker, metrics).await?;
+        let found = self.addresses(&target, queries, metrics).await?;
         Ok(found.iter().map(SocketAddr::ip).collect())
     }
 
     /// Whether a packet may be sent to this address and port; port 0 where there are none.
     pub(crate) fn permits(&self, address: SocketAddr) -> bool {
-        self.policy.address(address).is_ok()
+        self.policy.check_address(address).is_ok()
     }
 
     /// Whether a name is looked up to connect to this port of it.
     pub(crate) fn permits_name(&self, name: &HostName, port: u16) -> bool {
-        self.policy.name(name, port).is_ok()
+        self.policy.check_name(name, port).is_ok()
     }
 
     /// Whether the operator names a relay there.
-    pub(crate) fn names_relay(&self, address: SocketAddr) -> bool {
-        self.policy.names_relay(address)
+    pub(crate) fn is_configured_relay(&self, address: SocketAddr) -> bool {
+        self.policy.is_configured_relay(address)
     }
 
     /// Whether the operator names the address as one that clients may reach.
-    pub(crate) fn names(&self, address: SocketAddr) -> bool {
-        self.policy.names(address)
+    pub(crate) fn is_explicitly_allowed(&self, address: SocketAddr) -> bool {
+        self.policy.is_explicitly_allowed(address)
     }
 
     /// Whether circuits may be extended to a relay there.
     pub(crate) fn permits_relay(&self, address: SocketAddr) -> bool {
-        self.policy.relay(address).is_ok()
+        self.policy.check_relay(address).is_ok()
     }
 
     /// The addresses of `name` that a client may be told.
     ///
     /// # Errors
     /// The policy's or the resolver's.
-    pub(crate) async fn tells(
+    pub(crate) async fn resolve_for_client(
         &self,
         name: &HostName,
-        asker: &Asker<'_>,
+        queries: &QueryQuota<'_>,
         metrics: &Metrics,
     ) -> Result<Vec<IpAddr>, Failure> {
         let localhost = special::is_localhost(name.as_str());
-        if !localhost && !self.policy.looks_up(name.as_str()) {
+        if !localhost && !self.policy.may_resolve(name.as_str()) {
             return Err(Refusal::Name.into());
         }
-        let mut found = self.resolve(name, asker, metrics).await?;
-        found.retain(|ip| self.policy.tells(*ip));
-        match found.is_empty() {
-            true => Err(Refusal::Address.into()),
-            false => Ok(found),
+        let mut found = self.resolve(name, queries, metrics).await?;
+        found.retain(|ip| self.policy.may_reveal(*ip));
+        if found.is_empty() {
+            Err(Refusal::Address.into())
+        } else {
+            Ok(found)
         }
     }
 
@@ -154,27 +164,29 @@ impl Egress {
     async fn addresses(
         &self,
         target: &Target,
-        asker: &Asker<'_>,
+        queries: &QueryQuota<'_>,
         metrics: &Metrics,
     ) -> Result<Vec<SocketAddr>, Failure> {
-        let permit = self.policy.target(target)?;
+        let verdict = self.policy.check_target(target)?;
         let found = match &target.host {
             Host::Ip(ip) => vec![*ip],
-            Host::Name(name) => self.resolve(name, asker, metrics).await?,
+            Host::Name(name) => self.resolve(name, queries, metrics).await?,
         };
-        Ok(self.permitted(permit, &found, target.port)?)
+        Ok(self.permitted(verdict, &found, target.port)?)
     }
 
     async fn resolve(
         &self,
         name: &HostName,
-        asker: &Asker<'_>,
+        queries: &QueryQuota<'_>,
         metrics: &Metrics,
     ) -> Result<Vec<IpAddr>, Failure> {
-        if !special::is_localhost(name.as_str()) && !asker.admits_query() {
-            return Err(Failure::Limited);
+        if !special::is_localhost(name.as_str()) && !queries.admits_query() {
+            return Err(Failure::Limited(Limit::Queries));
         }
-        let _place = asker.look_up().map_err(|_| Failure::Limited)?;
+        let _place = queries
+            .look_up()
+            .map_err(|_| Failure::Limited(Limit::Queries))?;
         let start = Instant::now();
         let found = self.resolver.addresses(name).await;
         metrics::observe(&metrics.resolve, start.elapsed());
@@ -183,7 +195,7 @@ impl Egress {
 
     fn permitted(
         &self,
-        permit: Permit,
+        verdict: PolicyVerdict,
         found: &[IpAddr],
         port: u16,
     ) -> Result<Vec<SocketAddr>, Refusal> {
@@ -191,14 +203,118 @@ impl Egress {
         let mut permitted = Vec::with_capacity(found.len());
         for ip in found {
             let address = SocketAddr::new(ip.to_canonical(), port);
-            match self.policy.resolved(permit, address) {
+            match self.policy.check_resolved(verdict, address) {
                 Ok(()) => permitted.push(address),
                 Err(why) => refusal = why,
             }
         }
-        match permitted.is_empty() {
-            true => Err(refusal),
-            false => Ok(permitted),
+        if permitted.is_empty() {
+            Err(refusal)
+        } else {
+            Ok(permitted)
         }
+    }
+}
+
+/// A reply, and what is said about it.
+pub(crate) struct Answered {
+    pub(crate) reply: Vec<u8>,
+    /// How long it may be kept.
+    pub(crate) fresh: Duration,
+    /// The word for the metrics.
+    pub(crate) outcome: &'static str,
+}
+
+impl Egress {
+    /// Answers `question`, which was admitted.
+    pub(crate) async fn answer(
+        &self,
+        question: &Question,
+        queries: &QueryQuota<'_>,
+        metrics: &Metrics,
+    ) -> Answered {
+        if let Some(refused) = self.refused(question) {
+            return refused;
+        }
+        let Ok(_place) = queries.look_up() else {
+            metrics.limited(Limit::Queries.label());
+            return failure(question, Code::FAILURE, "connection_limit_reached");
+        };
+        let start = Instant::now();
+        let found = self
+            .resolver
+            .records(question.owner(), question.kind())
+            .await;
+        metrics::observe(&metrics.resolve, start.elapsed());
+        match found {
+            Ok(found) => self.told(question, found),
+            Err(ResolveError::TimedOut) => failure(question, Code::FAILURE, "dns_timeout"),
+            Err(_) => failure(question, Code::FAILURE, "dns_error"),
+        }
+    }
+
+    /// The answer to what is never looked up.
+    fn refused(&self, question: &Question) -> Option<Answered> {
+        let text = question.text();
+        if !question.is_internet() || is_of_no_use(question.kind()) {
+            return Some(failure(question, Code::NOT_IMPLEMENTED, "not_supported"));
+        }
+        if special::is_nobody(&text) || special::is_localhost(&text) {
+            let reply = question.nothing(Code::NO_NAME, NEGATIVE);
+            return Some(answered(reply, NEGATIVE, "name_not_found"));
+        }
+        let inside = question
+            .reverse()
+            .is_some_and(|(ip, _)| !self.policy.may_reveal(ip));
+        let refuses = inside || !self.policy.may_resolve(&text);
+        refuses.then(|| failure(question, Code::REFUSED, "refused"))
+    }
+
+    fn told(&self, question: &Question, found: Found) -> Answered {
+        let Found {
+            code,
+            answers,
+            authorities,
+            fresh,
+        } = found;
+        let had = !answers.is_empty();
+        let answers = believed(answers, |ip: IpAddr| self.policy.may_reveal(ip));
+        if had && !answers.iter().any(|r| r.record_type() == question.kind()) && hides(question) {
+            return failure(question, Code::REFUSED, "refused");
+        }
+        let fresh = answers
+            .iter()
+            .map(|r: &Record| r.ttl)
+            .min()
+            .unwrap_or(fresh);
+        let outcome = match code {
+            Code::NO_NAME => "name_not_found",
+            _ => "ok",
+        };
+        answered(question.records(code, answers, authorities), fresh, outcome)
+    }
+}
+
+/// Whether an answer without the wanted records means that the policy dropped them.
+fn hides(question: &Question) -> bool {
+    matches!(question.kind(), RecordType::A | RecordType::AAAA)
+}
+
+/// Whole zones, everything at once, and what is no record of a name.
+fn is_of_no_use(kind: RecordType) -> bool {
+    use RecordType::{ANY, AXFR, IXFR, OPT, TSIG, ZERO};
+    matches!(kind, ANY | AXFR | IXFR | OPT | TSIG | ZERO)
+}
+
+fn failure(question: &Question, code: Code, outcome: &'static str) -> Answered {
+    answered(question.failed(code), 0, outcome)
+}
+
+fn answered(reply: Vec<u8>, fresh: u32, outcome: &'static str) -> Answered {
+    let fresh = Duration::from_secs(fresh.into());
+    Answered {
+        reply,
+        fresh,
+        outcome,
     }
 }

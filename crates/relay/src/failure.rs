@@ -25,8 +25,8 @@ pub(crate) enum Failure {
     Unauthenticated,
     /// The policy refuses the target.
     Refused(Refusal),
-    /// The client, or all clients together, have too many requests open.
-    Limited,
+    /// The client, or all clients together, have reached this limit.
+    Limited(Limit),
     /// The relay is about to stop.
     Draining,
     /// The name has no address.
@@ -43,6 +43,34 @@ pub(crate) enum Failure {
     Exhausted,
     /// Something here is wrong.
     Internal,
+}
+
+/// A limit that refuses a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Limit {
+    /// Requests open at once.
+    Requests,
+    /// Memory of the connection.
+    Memory,
+    /// UDP tunnels, each of which holds a port.
+    UdpTunnels,
+    /// Flows of IP packets, or the addresses for them.
+    Packets,
+    /// Questions to the resolver.
+    Queries,
+}
+
+impl Limit {
+    /// The label of the metrics.
+    pub(crate) const fn label(self) -> &'static str {
+        match self {
+            Self::Requests => "requests",
+            Self::Memory => "memory",
+            Self::UdpTunnels => "udp_tunnels",
+            Self::Packets => "packets",
+            Self::Queries => "queries",
+        }
+    }
 }
 
 /// How a failure is told.
@@ -75,7 +103,7 @@ impl Failure {
             Self::Refused(Refusal::Itself) => (502, ProxyLoopDetected),
             Self::Refused(Refusal::UnknownRelay) => (403, HttpRequestDenied),
             Self::Refused(Refusal::Name | Refusal::Address) => (403, DestinationIpProhibited),
-            Self::Limited => (429, ConnectionLimitReached),
+            Self::Limited(_) => (429, ConnectionLimitReached),
             Self::Draining => (503, ConnectionLimitReached),
             Self::Resolve(ResolveError::TimedOut) => (504, DnsTimeout),
             Self::Resolve(_) => (502, DnsError),

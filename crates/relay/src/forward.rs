@@ -6,45 +6,53 @@
 //! and the client is told; so nothing is forwarded to an address that has not proved that it wants it: whoever acknowledges a client
 //! VCID has received it there.
 
-mod control;
-mod down;
-mod id;
 mod packets;
 mod registrations;
-mod terms;
-mod up;
 
 use std::{
+    collections::VecDeque,
     net::{IpAddr, SocketAddr},
     ops::ControlFlow,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use hoplite_crypto::Transform;
+use hoplite_crypto::{NoCipher, Scramble, Transform};
 use hoplite_http::Flow;
-use hoplite_link::{quic::Connection, server::Forwarder};
 use hoplite_overlay::direct::UdpFlow;
-use hoplite_wire::forwarding::{Capsule, Malformed};
+use hoplite_quic::{
+    Connection,
+    server::{Alias, AliasId, Forwarder},
+};
+use hoplite_wire::{
+    RequestHead, ResponseHead,
+    forwarding::{self, Answer, Capsule, ConnectionId, Malformed, Offer},
+};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::Notify, time::sleep};
 
-pub(crate) use self::down::Tunnel;
-pub(crate) use self::terms::{Terms, negotiate};
-use self::{control::Control, down::Clients, id::Id, registrations::Refusal};
+pub(crate) use self::packets::Tunnel;
+use self::{
+    packets::{Clients, Rule},
+    registrations::{IdSource, Refusal, Registrations, Step, random_id},
+};
 use crate::{
-    limits::{Account, Pace},
-    metrics::Metrics,
+    config::Forwarding as Config,
+    limits::{Account, Pace, QuotaGuard},
+    metrics::{Metrics, Up},
 };
 
 /// How long a capsule waits when the request stream takes no more.
 const RETRY: Duration = Duration::from_millis(20);
+/// How many capsules may wait for each id that a flow may register, and beside them.
+const WAITING: usize = 8;
 
 /// A client's connection, and the socket that its packets arrive at.
 #[derive(Clone)]
-pub(crate) struct Road {
+pub(crate) struct ClientConnection {
     connection: Connection,
     forwarder: Forwarder,
 }
@@ -56,7 +64,7 @@ struct Place {
     challenges: u64,
 }
 
-impl Road {
+impl ClientConnection {
     pub(crate) fn new(connection: Connection, forwarder: Forwarder) -> Self {
         Self {
             connection,
@@ -94,7 +102,7 @@ pub(crate) struct Ledger {
 /// The forwarded mode of one flow.
 pub(crate) struct Forwarding {
     me: Weak<Self>,
-    road: Road,
+    client_connection: ClientConnection,
     transform: Transform,
     target: Arc<UdpFlow>,
     ledger: Ledger,
@@ -111,12 +119,12 @@ pub(crate) struct Forwarding {
 
 impl Forwarding {
     pub(crate) fn new(terms: Terms, target: Arc<UdpFlow>, ledger: Ledger) -> Arc<Self> {
-        let place = terms.road.place();
+        let place = terms.client_connection.place();
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
             clients: Mutex::new(Clients::new(place.address)),
             control: Mutex::new(Control::new(terms.ids, place)),
-            road: terms.road,
+            client_connection: terms.client_connection,
             transform: terms.transform,
             target,
             ledger,
@@ -127,11 +135,11 @@ impl Forwarding {
     }
 
     fn control(&self) -> MutexGuard<'_, Control> {
-        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+        self.control.lock()
     }
 
     fn clients(&self) -> MutexGuard<'_, Clients> {
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+        self.clients.lock()
     }
 
     /// A capsule has arrived. `Break`: the client broke a rule.
@@ -142,9 +150,10 @@ impl Forwarding {
             Ok(capsule) => self.obey(&mut control, capsule),
             Err(Malformed) => self.fail(&mut control, Refusal::Malformed),
         }
-        match control.is_broken() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        if control.is_broken() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
         }
     }
 
@@ -157,7 +166,7 @@ impl Forwarding {
     /// Something came through the tunnel: cheaper than [`Self::look_around`], and enough while the client sends.
     pub(crate) fn tunnelled(&self) {
         let rules = self.control().has_rules();
-        if rules && self.road.address() != self.clients().address() {
+        if rules && self.client_connection.address() != self.clients().address() {
             self.look_around();
         }
     }
@@ -168,9 +177,9 @@ impl Forwarding {
         loop {
             let sent = self.control().send(client);
             match sent {
-                control::Sent::Broken => return,
-                control::Sent::Some => sleep(RETRY).await,
-                control::Sent::All => tokio::select! {
+                Sent::Broken => return,
+                Sent::Some => sleep(RETRY).await,
+                Sent::All => tokio::select! {
                     () = self.work.notified() => (),
                     () = self.pause(idle) => seen = self.keep_alive(client, seen),
                 },
@@ -180,9 +189,10 @@ impl Forwarding {
 
     /// A third of the idle time; for ever while there is nothing to keep alive.
     async fn pause(&self, idle: Duration) {
-        match idle.is_zero() || !self.control().has_rules() {
-            true => std::future::pending().await,
-            false => sleep(idle / 3).await,
+        if idle.is_zero() || !self.control().has_rules() {
+            std::future::pending().await
+        } else {
+            sleep(idle / 3).await
         }
     }
 
@@ -208,4 +218,278 @@ impl std::fmt::Debug for Forwarding {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Forwarding")
     }
+}
+
+/// What changes about a forwarded flow: its registrations, the aliases in force, the capsules that wait to be sent. Locked for a capsule, never
+/// for a packet. The waiting capsules are bounded: a client that asks and does not read is reset.
+struct Control {
+    registrations: Registrations<QuotaGuard>,
+    /// Where the client was when it asked for the rules.
+    place: Place,
+    /// At most two for each id.
+    entered: Vec<Entered>,
+    waiting: VecDeque<Capsule>,
+    most_waiting: usize,
+    broken: bool,
+}
+
+/// An alias that is in force.
+struct Entered {
+    id: AliasId,
+    rule: Arc<Rule>,
+    _alias: Alias,
+    _counted: Up,
+}
+
+/// What became of the capsules that waited.
+enum Sent {
+    All,
+    /// The stream takes no more now.
+    Some,
+    /// The client broke a rule.
+    Broken,
+}
+
+impl Control {
+    fn new(ids: usize, place: Place) -> Self {
+        let registrations = Registrations::new(ids);
+        Self {
+            waiting: registrations.greeting().into_iter().collect(),
+            registrations,
+            place,
+            entered: Vec::new(),
+            most_waiting: ids.saturating_add(1).saturating_mul(WAITING),
+            broken: false,
+        }
+    }
+
+    fn has_rules(&self) -> bool {
+        !self.registrations.is_empty()
+    }
+
+    fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    fn send(&mut self, client: &Flow) -> Sent {
+        if self.broken {
+            return Sent::Broken;
+        }
+        while let Some(capsule) = self.waiting.front() {
+            if !client.send_capsule(capsule) {
+                return Sent::Some;
+            }
+            self.waiting.pop_front();
+        }
+        Sent::All
+    }
+
+    /// Nothing is in force any more, and nothing will be.
+    fn end(&mut self) {
+        self.entered.clear();
+        self.waiting.clear();
+        self.broken = true;
+    }
+
+    fn leave(&mut self, id: AliasId) {
+        let at = self.entered.iter().position(|entered| entered.id == id);
+        if let Some(at) = at {
+            self.entered.swap_remove(at).rule.close();
+        }
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.rule.close();
+    }
+}
+
+/// Where aliases come from, and places for them.
+struct RelayIds<'a>(&'a ClientConnection, &'a Pace);
+
+impl IdSource for RelayIds<'_> {
+    type Place = QuotaGuard;
+
+    fn place(&mut self) -> Option<QuotaGuard> {
+        self.1.id().ok()
+    }
+
+    fn target(&mut self) -> AliasId {
+        self.0.forwarder.mint()
+    }
+
+    fn client(&mut self, len: usize) -> Option<ConnectionId> {
+        random_id(len)
+    }
+}
+
+impl Forwarding {
+    /// Does what the client asks for.
+    fn obey(&self, control: &mut Control, capsule: Capsule) {
+        if !control.broken {
+            let mut mint = RelayIds(&self.client_connection, &self.ledger.pace);
+            let steps = control.registrations.handle(capsule, &mut mint);
+            self.apply(control, steps);
+        }
+    }
+
+    /// Drops all rules if the client has moved.
+    fn check_place(&self, control: &mut Control) {
+        let place = self.client_connection.place();
+        if control.place != place {
+            control.place = place;
+            let steps = control.registrations.moved();
+            self.apply(control, steps);
+            self.renew_clients(control);
+        }
+    }
+
+    fn fail(&self, control: &mut Control, why: Refusal) {
+        self.apply(control, vec![Step::Break(why)]);
+    }
+
+    fn apply(&self, control: &mut Control, steps: Vec<Step>) {
+        for step in steps {
+            match step {
+                Step::Send(capsule) => self.tell(control, capsule),
+                Step::Enter { alias, id } => self.enter(control, alias, id),
+                Step::Leave(alias) => control.leave(alias),
+                Step::Clients => self.renew_clients(control),
+                Step::Refused(why) => self.count(why),
+                Step::Break(why) => self.break_off(control, why),
+            }
+        }
+        self.work.notify_one();
+    }
+
+    fn tell(&self, control: &mut Control, capsule: Capsule) {
+        if control.waiting.len() < control.most_waiting {
+            control.waiting.push_back(capsule);
+        } else {
+            self.break_off(control, Refusal::Limit);
+        }
+    }
+
+    fn enter(&self, control: &mut Control, id: AliasId, to: ConnectionId) {
+        let metrics = &self.ledger.metrics;
+        let rule = Rule::new(self.me.clone(), metrics.clone(), to, control.place.address);
+        let rule = Arc::new(rule);
+        control.entered.push(Entered {
+            id,
+            _alias: self.client_connection.forwarder.enter(id, rule.clone()),
+            rule,
+            _counted: Up::new(&metrics.forwarding.rules_open),
+        });
+    }
+
+    fn renew_clients(&self, control: &Control) {
+        let ids = control.registrations.clients();
+        let mut clients = self.clients();
+        clients.renew(
+            control.place.address,
+            ids,
+            &self.ledger.metrics.forwarding.rules_open,
+        );
+        let active = !clients.is_empty();
+        let before = self.active.swap(active, Ordering::Relaxed);
+        if active && !before {
+            // What a whole connection has under way may come at once, and nobody slows it down but what is lost.
+            self.target.enlarge_buffers();
+        }
+    }
+
+    fn break_off(&self, control: &mut Control, why: Refusal) {
+        self.count(why);
+        control.end();
+    }
+
+    fn count(&self, why: Refusal) {
+        let refused = &self.ledger.metrics.forwarding.refused;
+        let counter = match why {
+            Refusal::TooLong => &refused.too_long,
+            Refusal::Conflict => &refused.conflict,
+            Refusal::Limit => &refused.limit,
+            Refusal::Full => &refused.full,
+            Refusal::Malformed => &refused.malformed,
+            Refusal::Stale => &refused.stale,
+        };
+        counter.inc();
+    }
+}
+
+/// What was agreed on for one flow (draft-ietf-masque-quic-proxy, "Proxy-QUIC-Forwarding Header").
+pub(crate) struct Terms {
+    client_connection: ClientConnection,
+    transform: Transform,
+    ids: usize,
+}
+
+/// Completes the answer to a request whose client can be reached by `client_connection`; forwarding is only for HTTP/3, which has one.
+pub(crate) fn negotiate(
+    config: &Config,
+    request: &RequestHead,
+    client_connection: Option<ClientConnection>,
+    head: ResponseHead,
+) -> (ResponseHead, Option<Terms>) {
+    // "If this header field is not included, none of the functionality in this document can be used."
+    let capsules = request.header("capsule-protocol");
+    let capsules = capsules.is_some_and(|value| value.starts_with(b"?1"));
+    let Some(client_connection) = client_connection.filter(|_| config.enabled && capsules) else {
+        return (head, None);
+    };
+    // "A proxy that does not support port sharing, SHOULD send "Proxy-QUIC-Port-Sharing" with a value of "?0"."
+    let offer = request.offer();
+    let head = if offer.is_some() || request.port_sharing().is_some() {
+        head.without_port_sharing()
+    } else {
+        head
+    };
+    let Some(offer) = offer else {
+        return (head, None);
+    };
+    match select(config, &offer) {
+        Some((answer, transform)) => {
+            let ids = config.ids_per_flow;
+            let terms = Terms {
+                client_connection,
+                transform,
+                ids,
+            };
+            (head.with_answer(&answer), Some(terms))
+        }
+        None => (head.with_answer(&Answer::default()), None),
+    }
+}
+
+fn select(config: &Config, offer: &Offer) -> Option<(Answer, Transform)> {
+    use forwarding::Transform as Kind;
+    let allowed: &[Kind] = if config.identity {
+        &[Kind::Scramble, Kind::Identity]
+    } else {
+        &[Kind::Scramble]
+    };
+    match offer.select(allowed)? {
+        kind @ Kind::Identity => {
+            let transform = Some((kind, None));
+            Some((Answer { transform }, Transform::Identity))
+        }
+        Kind::Scramble => scramble(offer).unwrap_or_else(|error| {
+            tracing::warn!(%error, "a flow stays tunnelled");
+            None
+        }),
+    }
+}
+
+fn scramble(offer: &Offer) -> Result<Option<(Answer, Transform)>, NoCipher> {
+    let Some(theirs) = &offer.key else {
+        return Ok(None);
+    };
+    let own = Scramble::fresh_key()?;
+    let transform = Transform::scramble(&own, theirs)?;
+    let kind = forwarding::Transform::Scramble;
+    let answer = Answer {
+        transform: Some((kind, Some(own))),
+    };
+    Ok(Some((answer, transform)))
 }

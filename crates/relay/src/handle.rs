@@ -19,19 +19,18 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     admission::Admission,
-    config::{Auth, Config, ConfigError, Limits, Pad},
+    config::{Auth, Config, ConfigError, Limits},
     egress::Egress,
+    host_addresses::HostAddresses,
     ip::Ip,
-    limits::{FIRST, Gate},
-    local::Local,
+    limits::{FIRST, Quotas},
     metrics::{Metrics, exporter},
     onion::{self, Circuits, Listed, Onion},
-    serve::{Alive, Phase, Shared, shard},
-    template::Templates,
+    serve::{Alive, Phase, Shared, handler::Templates, shard},
 };
 
 /// How long closing may take once the drain is over.
-const CLOSING: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What may wait for a client on one stream of HTTP/2, in bytes.
 const SEND_BUFFER: usize = 64 << 10;
@@ -117,7 +116,7 @@ impl Relay {
         config.check()?;
         let certificates = Certificates::new(identity)?;
         let bound = shard::bind(config)?;
-        let (local, changes) = Local::look().map_err(StartError::Addresses)?;
+        let (local, changes) = HostAddresses::look().map_err(StartError::Addresses)?;
         let local = Arc::new(local);
         let metrics = Arc::new(Metrics::new());
         let listener = config.metrics.listen.map(listen).transpose()?;
@@ -206,7 +205,7 @@ impl Handle {
         let waited = tokio::time::timeout(limit, self.done.recv()).await;
         self.phase.send_replace(Phase::Stopped);
         if waited.is_err() {
-            drop(tokio::time::timeout(CLOSING, self.done.recv()).await);
+            drop(tokio::time::timeout(CLOSE_TIMEOUT, self.done.recv()).await);
         }
         waited.is_ok()
     }
@@ -236,18 +235,18 @@ impl Handle {
 impl Shared {
     fn new(
         config: &Config,
-        (listen, local): (&[SocketAddr], Arc<Local>),
+        (listen, local): (&[SocketAddr], Arc<HostAddresses>),
         (certificates, certificate): (Arc<Certificates>, [u8; 32]),
         metrics: Arc<Metrics>,
         parts: Parts,
     ) -> Result<Self, ConfigError> {
         let egress = Arc::new(Egress::new(config, listen, local));
-        let gate = Arc::new(Gate::new(
+        let quotas = Arc::new(Quotas::new(
             config.limits.clone(),
             config.ip.clone(),
             config.forwarding.ids,
         ));
-        gate.show_memory(&metrics.memory_promised);
+        quotas.show_memory(&metrics.memory_promised);
         let circuits = match (config.onion.enabled, parts.circuits) {
             (false, _) => None,
             (true, Some(circuits)) => Some(circuits),
@@ -264,7 +263,7 @@ impl Shared {
                 certificate,
                 listen,
                 egress: Arc::clone(&egress),
-                gate: Arc::clone(&gate),
+                quotas: Arc::clone(&quotas),
                 metrics: Arc::clone(&metrics),
             })
         });
@@ -278,7 +277,7 @@ impl Shared {
             },
             grants: config.tunnel.grants(),
             congestion: config.tunnel.congestion,
-            pad: config.tunnel.pad == Pad::Full,
+            pad: config.tunnel.pad,
             name: config.name.clone(),
             limits: config.limits.clone(),
             forwarding: config.forwarding.clone(),
@@ -289,7 +288,7 @@ impl Shared {
             serves_dns: config.is_egress() && config.egress.dns,
             admission: ArcSwap::from_pointee(Admission::new(&config.auth)?),
             certificates,
-            gate,
+            quotas,
             h3: h3(&config.limits, &metrics),
             metrics,
             h2: h2(&config.limits),

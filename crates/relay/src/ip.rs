@@ -1,19 +1,14 @@
 //! Flows of IP packets: what a scope may have (addresses, routes, an egress), and who has it.
 //! The CONNECT-IP handler opens flows here and carries them. RFC 9484.
 //!
-//! [`pool`] and [`judge`] are pure. The egress is the system's ping sockets (`overlay::direct::echo`), which carry ICMP echo without any
+//! [`pool`] and [`filter`] are pure. The egress is the system's ping sockets (`overlay::direct::echo`), which carry ICMP echo without any
 //! right; or a TUN device that the operator has made, for all protocols.
 
 pub(crate) mod device;
-mod judge;
+mod filter;
 mod pool;
-mod rate;
 
-use std::{
-    net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use hoplite_overlay::{
     Packets,
@@ -23,14 +18,16 @@ use hoplite_wire::{
     Host,
     connect_ip::{Capsule, ICMP, ICMPV6, Numbered, Prefix, Route, Scope, ScopeTarget},
 };
+use parking_lot::{Mutex, MutexGuard};
 
+pub(crate) use self::filter::{PacketFilter, Rate, Refused};
 use self::{device::Device, pool::Pool};
-pub(crate) use self::{
-    judge::{Judge, Refused},
-    rate::Rate,
-};
 use crate::{
-    ConfigError, config, egress::Egress, failure::Failure, limits::Asker, metrics::Metrics,
+    ConfigError, config,
+    egress::Egress,
+    failure::{Failure, Limit},
+    limits::QueryQuota,
+    metrics::Metrics,
 };
 
 /// After this long a program's identifier is forgotten when another comes.
@@ -55,7 +52,7 @@ pub(crate) struct Opened {
     /// Towards the network.
     pub(crate) packets: Box<dyn Packets>,
     /// What may pass.
-    pub(crate) judge: Judge,
+    pub(crate) filter: PacketFilter,
     pub(crate) lease: Lease,
 }
 
@@ -115,19 +112,19 @@ impl Ip {
         self: &Arc<Self>,
         scope: &Scope,
         egress: &Egress,
-        asker: &Asker<'_>,
+        queries: &QueryQuota<'_>,
         metrics: &Metrics,
     ) -> Result<Opened, Failure> {
         let families = self.families(scope.protocol);
         if !families.contains(&true) {
             return Err(Failure::Protocol);
         }
-        let mut routes = self.routes(scope, egress, asker, metrics).await?;
+        let mut routes = self.routes(scope, egress, queries, metrics).await?;
         routes.retain(|route| families[usize::from(route.first().is_ipv6())]);
         let lease = self.lease(routes)?;
         Ok(Opened {
             packets: self.egress(&lease),
-            judge: Judge::new(lease.own.clone(), lease.routes.clone()),
+            filter: PacketFilter::new(lease.own.clone(), lease.routes.clone()),
             lease,
         })
     }
@@ -162,7 +159,7 @@ impl Ip {
         &self,
         scope: &Scope,
         egress: &Egress,
-        asker: &Asker<'_>,
+        queries: &QueryQuota<'_>,
         metrics: &Metrics,
     ) -> Result<Vec<Route>, Failure> {
         let route = |prefix: Prefix| match (&self.device, prefix.address()) {
@@ -179,7 +176,7 @@ impl Ip {
                 None => return Ok(vec![route(*prefix)]),
             },
         };
-        let mut found = egress.hosts(host, asker, metrics).await?;
+        let mut found = egress.hosts(host, queries, metrics).await?;
         found.sort_unstable();
         found.dedup();
         Ok(found.into_iter().map(Prefix::one).map(route).collect())
@@ -201,7 +198,7 @@ impl Ip {
                 .iter()
                 .any(|route| route.first().is_ipv6() == is_v6)
             {
-                let address = self.take(is_v6).ok_or(Failure::Limited)?;
+                let address = self.take(is_v6).ok_or(Failure::Limited(Limit::Packets))?;
                 lease.own.push(address);
             }
         }
@@ -209,7 +206,7 @@ impl Ip {
     }
 
     fn pools(&self) -> MutexGuard<'_, Vec<Pool>> {
-        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pools.lock()
     }
 
     fn take(&self, is_v6: bool) -> Option<IpAddr> {

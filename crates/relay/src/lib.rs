@@ -4,8 +4,8 @@
 //! circuits, over QUIC or TLS.
 //!
 //! # Not in this room
-//! Frames and fields (`wire`), sessions and exchanges (`http`), sockets, shards and channels (`link`), circuits (`onion`), keys and tokens (`crypto`),
-//! sockets towards targets (`overlay::direct`), files and signals (the binary).
+//! Frames and fields (`wire`), sessions and exchanges (`http`), sockets and shards (`link`), channels (`channel`), circuits (`onion`),
+//! keys and tokens (`crypto`), sockets towards targets (`overlay::direct`), files and signals (the binary).
 
 mod admission;
 pub mod config;
@@ -13,15 +13,14 @@ mod egress;
 mod failure;
 mod forward;
 mod handle;
+mod host_addresses;
 mod ip;
 mod limits;
-mod local;
 pub mod metrics;
 mod onion;
 mod policy;
 mod resolve;
 mod serve;
-mod template;
 
 pub use config::{Config, ConfigError};
 pub use handle::{Handle, Parts, Rekey, Relay, StartError};

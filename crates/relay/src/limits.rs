@@ -11,11 +11,13 @@ use std::{
     hash::{BuildHasher, RandomState},
     net::IpAddr,
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
+
+use parking_lot::Mutex;
 
 use crate::{
     config::{self, Limits},
@@ -25,14 +27,14 @@ use crate::{
 mod bucket;
 pub(crate) mod memory;
 mod places;
-mod unproven;
+mod unvalidated;
 
 pub(crate) use bucket::Bucket;
 use memory::Memory;
 pub(crate) use memory::{Account, FIRST, Held, InHand, Transport};
 use places::Places;
 pub(crate) use places::{Busy, Place};
-pub(crate) use unproven::{Room, Unproven};
+pub(crate) use unvalidated::{Room, UnvalidatedHandshakes};
 
 /// From 32768 to 60999, where the system does not say.
 const USUAL_PORTS: usize = 28_232;
@@ -55,16 +57,16 @@ pub(crate) enum Reached {
 
 /// The relay's limits and what is used of them.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct Quotas {
     limits: Limits,
     ip: config::Ip,
     hasher: RandomState,
     places: Arc<Places>,
     memory: Arc<Memory>,
+    /// A flood of handshakes is over.
+    handshakes_fallen: Arc<AtomicBool>,
     all: Arc<Usage>,
     clients: Mutex<Clients>,
-    /// All circuits together, to the resolver: their names are of clients whom nobody knows.
-    circuits: Arc<Usage>,
 }
 
 struct Clients {
@@ -101,7 +103,7 @@ struct Usage {
 
 /// An admitted request, flow of packets or look-up; dropping it gives the place back.
 #[derive(Debug)]
-pub(crate) struct Permit {
+pub(crate) struct QuotaGuard {
     client: Arc<Usage>,
     all: Arc<Usage>,
     kind: Kind,
@@ -116,12 +118,13 @@ pub(crate) struct Pace {
 
 /// For whom the resolver is asked.
 #[derive(Debug)]
-pub(crate) struct Asker<'a> {
-    gate: &'a Gate,
-    client: Arc<Usage>,
+pub(crate) struct QueryQuota<'a> {
+    quotas: &'a Quotas,
+    /// `None`: the question has its place already.
+    client: Option<Arc<Usage>>,
 }
 
-impl Gate {
+impl Quotas {
     /// Nothing is used yet.
     pub(crate) fn new(mut limits: Limits, ip: config::Ip, ids: usize) -> Self {
         if limits.udp_tunnels == 0 {
@@ -130,17 +133,18 @@ impl Gate {
         if limits.memory == 0 {
             limits.memory = memory::of_machine() / 4;
         }
+        limits.waiting = limits.waiting.min(memory::waiting(limits.memory));
         let all = Usage {
-            bandwidth: Bucket::new(limits.bandwidth),
-            echoes: Bucket::of_things(ip.echoes),
+            bandwidth: Bucket::bits_per_second(limits.bandwidth),
+            echoes: Bucket::per_second(ip.echoes),
             ids,
             ..Usage::unlimited()
         };
         Self {
             places: Places::new(&limits),
             memory: Memory::new(&limits),
+            handshakes_fallen: Arc::default(),
             all: Arc::new(all),
-            circuits: Arc::new(Usage::unlimited()),
             limits,
             ip,
             hasher: RandomState::new(),
@@ -165,6 +169,11 @@ impl Gate {
         ClientKey(self.hasher.hash_one(("token", index)))
     }
 
+    /// Whoever has spent the token with this nonce.
+    pub(crate) fn by_private_token(&self, nonce: &[u8; 32]) -> ClientKey {
+        ClientKey(self.hasher.hash_one(("private token", nonce)))
+    }
+
     /// The relay with this identity, which was dialled.
     pub(crate) fn by_identity(&self, identity: &[u8; 32]) -> ClientKey {
         ClientKey(self.hasher.hash_one(("relay", identity)))
@@ -186,6 +195,17 @@ impl Gate {
         self.memory.enter(key, self.limits.stream_window)
     }
 
+    /// A pool of handshakes with clients whose addresses are not validated, for one shard.
+    pub(crate) fn unvalidated(&self) -> UnvalidatedHandshakes {
+        UnvalidatedHandshakes::new(&self.limits, Arc::clone(&self.handshakes_fallen))
+    }
+
+    /// Whether connections, or handshakes of unvalidated addresses, hold much less memory than they did when this was last so.
+    pub(crate) fn has_fallen(&self) -> bool {
+        let handshakes = self.handshakes_fallen.swap(false, Ordering::Relaxed);
+        self.memory.has_fallen() || handshakes
+    }
+
     /// Shows on this level how many bytes of memory are promised to clients' streams.
     pub(crate) fn show_memory(&self, level: &Level) {
         self.memory.show(level);
@@ -205,64 +225,64 @@ impl Gate {
     ///
     /// # Errors
     /// The limit that is reached.
-    pub(crate) fn request(&self, key: ClientKey) -> Result<Permit, Reached> {
+    pub(crate) fn request(&self, key: ClientKey) -> Result<QuotaGuard, Reached> {
         let limits = (self.limits.requests_per_client, self.limits.requests);
-        self.permit(self.usage(key), Kind::Request, limits)
+        self.quota(self.usage(key), Kind::Request, limits)
     }
 
     /// Admits a flow of packets of the client that has this request.
     ///
     /// # Errors
     /// The limit that is reached.
-    pub(crate) fn packets(&self, request: &Permit) -> Result<Permit, Reached> {
+    pub(crate) fn packets(&self, request: &QuotaGuard) -> Result<QuotaGuard, Reached> {
         let limits = (self.ip.flows_per_client, self.ip.flows);
-        self.permit(Arc::clone(&request.client), Kind::Packets, limits)
+        self.quota(Arc::clone(&request.client), Kind::Packets, limits)
     }
 
     /// Admits a UDP tunnel, which holds one of the host's ports, of the client that has this request.
     ///
     /// # Errors
     /// The limit that is reached.
-    pub(crate) fn udp(&self, request: &Permit) -> Result<Permit, Reached> {
+    pub(crate) fn udp(&self, request: &QuotaGuard) -> Result<QuotaGuard, Reached> {
         let total = self.limits.udp_tunnels;
-        self.permit(Arc::clone(&request.client), Kind::Udp, (total, total))
+        self.quota(Arc::clone(&request.client), Kind::Udp, (total, total))
     }
 
     /// The client that has this request.
-    pub(crate) fn asker(&self, request: &Permit) -> Asker<'_> {
-        Asker {
-            gate: self,
-            client: Arc::clone(&request.client),
+    pub(crate) fn queries(&self, request: &QuotaGuard) -> QueryQuota<'_> {
+        QueryQuota {
+            quotas: self,
+            client: Some(Arc::clone(&request.client)),
         }
     }
 
-    /// The clients of all circuits together.
-    pub(crate) fn circuits(&self) -> Asker<'_> {
-        Asker {
-            gate: self,
-            client: Arc::clone(&self.circuits),
+    /// Whoever asks has a place: a circuit's stream takes that of its client.
+    pub(crate) fn placed(&self) -> QueryQuota<'_> {
+        QueryQuota {
+            quotas: self,
+            client: None,
         }
     }
 
     fn usage(&self, key: ClientKey) -> Arc<Usage> {
-        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut clients = self.clients.lock();
         clients.usage(key, || Usage {
-            bandwidth: Bucket::new(self.limits.bandwidth_per_client),
-            queries: Bucket::of_things(self.limits.queries_per_client),
-            echoes: Bucket::of_things(self.ip.echoes_per_client),
-            share: Bucket::new(self.limits.bandwidth),
-            echo_share: Bucket::of_things(self.ip.echoes),
+            bandwidth: Bucket::bits_per_second(self.limits.bandwidth_per_client),
+            queries: Bucket::per_second(self.limits.queries_per_client),
+            echoes: Bucket::per_second(self.ip.echoes_per_client),
+            share: Bucket::bits_per_second(self.limits.bandwidth),
+            echo_share: Bucket::per_second(self.ip.echoes),
             ..Usage::unlimited()
         })
     }
 
-    fn permit(
+    fn quota(
         &self,
         client: Arc<Usage>,
         kind: Kind,
         limits: (usize, usize),
-    ) -> Result<Permit, Reached> {
-        Permit::take(client, Arc::clone(&self.all), kind, limits)
+    ) -> Result<QuotaGuard, Reached> {
+        QuotaGuard::take(client, Arc::clone(&self.all), kind, limits)
     }
 }
 
@@ -308,11 +328,11 @@ impl Usage {
             places: Default::default(),
             ids: 0,
             active: AtomicUsize::new(0),
-            bandwidth: Bucket::new(0),
-            queries: Bucket::new(0),
-            echoes: Bucket::new(0),
-            share: Bucket::new(0),
-            echo_share: Bucket::new(0),
+            bandwidth: Bucket::unlimited(),
+            queries: Bucket::unlimited(),
+            echoes: Bucket::unlimited(),
+            share: Bucket::unlimited(),
+            echo_share: Bucket::unlimited(),
         }
     }
 
@@ -345,7 +365,7 @@ impl Usage {
     }
 }
 
-impl Permit {
+impl QuotaGuard {
     fn take(
         client: Arc<Usage>,
         all: Arc<Usage>,
@@ -364,11 +384,6 @@ impl Permit {
         Ok(Self { client, all, kind })
     }
 
-    /// Whether its client may ask the resolver now.
-    pub(crate) fn admits_query(&self) -> bool {
-        self.client.queries.admits(1)
-    }
-
     /// The pace that whoever holds this permit keeps.
     pub(crate) fn pace(&self) -> Pace {
         Pace {
@@ -378,7 +393,7 @@ impl Permit {
     }
 }
 
-impl Drop for Permit {
+impl Drop for QuotaGuard {
     fn drop(&mut self) {
         let had = self
             .client
@@ -391,20 +406,23 @@ impl Drop for Permit {
     }
 }
 
-impl Asker<'_> {
+impl QueryQuota<'_> {
     /// Whether the client may ask the resolver now.
     pub(crate) fn admits_query(&self) -> bool {
-        self.client.queries.admits(1)
+        let client = self.client.as_ref();
+        client.is_none_or(|client| client.queries.admits(1))
     }
 
     /// A place for a question that was admitted, until it is answered.
     ///
     /// # Errors
     /// The limit that is reached.
-    pub(crate) fn look_up(&self) -> Result<Permit, Reached> {
-        let total = self.gate.limits.lookups;
-        let client = Arc::clone(&self.client);
-        self.gate.permit(client, Kind::LookUp, (total, total))
+    pub(crate) fn look_up(&self) -> Result<Option<QuotaGuard>, Reached> {
+        let total = self.quotas.limits.lookups;
+        let client = self.client.as_ref().map(Arc::clone);
+        client
+            .map(|client| self.quotas.quota(client, Kind::LookUp, (total, total)))
+            .transpose()
     }
 }
 
@@ -413,16 +431,16 @@ impl Pace {
     ///
     /// # Errors
     /// The limit that is reached.
-    pub(crate) fn id(&self) -> Result<Permit, Reached> {
+    pub(crate) fn id(&self) -> Result<QuotaGuard, Reached> {
         let (client, all) = (Arc::clone(&self.client), Arc::clone(&self.all));
         let total = all.ids;
-        Permit::take(client, all, Kind::Id, (total, total))
+        QuotaGuard::take(client, all, Kind::Id, (total, total))
     }
 
-    /// Whether `octets` may pass now; if not they are to be dropped. For datagrams.
-    pub(crate) fn admits(&self, octets: usize) -> bool {
-        self.client.bandwidth.admits(octets)
-            && (self.is_within_share(octets) || self.all.bandwidth.admits(octets))
+    /// Whether `bytes` may pass now; if not they are to be dropped. For datagrams.
+    pub(crate) fn admits(&self, bytes: usize) -> bool {
+        self.client.bandwidth.admits(bytes)
+            && (self.is_within_share(bytes) || self.all.bandwidth.admits(bytes))
     }
 
     /// Whether one more echo may pass.
@@ -435,40 +453,41 @@ impl Pace {
                 || self.all.echoes.admits(1))
     }
 
-    /// Counts `octets` that have passed, and waits until the debt is paid. For streams.
-    pub(crate) async fn spend(&self, octets: usize) {
-        let wait = self.owes(octets);
+    /// Counts `bytes` that have passed, and waits until the debt is paid. For streams.
+    pub(crate) async fn spend(&self, bytes: usize) {
+        let wait = self.owes(bytes);
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
     }
 
-    /// Counts `octets` that have passed; how long it takes until the debt is paid.
-    pub(crate) fn owes(&self, octets: usize) -> Duration {
-        let client = self.client.bandwidth.spend(octets);
-        match self.is_within_share(octets) {
-            true => client,
-            false => client.max(self.all.bandwidth.spend(octets)),
+    /// Counts `bytes` that have passed; how long it takes until the debt is paid.
+    pub(crate) fn owes(&self, bytes: usize) -> Duration {
+        let client = self.client.bandwidth.spend(bytes);
+        if self.is_within_share(bytes) {
+            client
+        } else {
+            client.max(self.all.bandwidth.spend(bytes))
         }
     }
 
-    fn is_within_share(&self, octets: usize) -> bool {
+    fn is_within_share(&self, bytes: usize) -> bool {
         let all = &self.all.bandwidth;
-        shares(&self.client.share, all, octets, self.all.sharers())
+        shares(&self.client.share, all, bytes, self.all.sharers())
     }
 }
 
 /// Takes from a client's own part of what all have. It is counted for all, who have less to give beyond their parts for it.
-fn shares(own: &Bucket, all: &Bucket, octets: usize, sharers: usize) -> bool {
-    let within = all.is_limited() && own.admits(octets.saturating_mul(sharers));
+fn shares(own: &Bucket, all: &Bucket, bytes: usize, sharers: usize) -> bool {
+    let within = all.is_limited() && own.admits(bytes.saturating_mul(sharers));
     if within {
-        all.spend(octets);
+        all.spend(bytes);
     }
     within
 }
 
 impl ClientKey {
-    /// The same for whoever counts beside the gate; it is another one in the next process.
+    /// The same for whoever counts beside the quotas; it is another one in the next process.
     pub(crate) const fn number(self) -> u64 {
         self.0
     }
@@ -490,10 +509,10 @@ impl fmt::Debug for Clients {
 mod tests {
     use super::*;
 
-    fn gate(change: fn(&mut Limits)) -> Gate {
+    fn quotas(change: fn(&mut Limits)) -> Quotas {
         let mut limits = Limits::default();
         change(&mut limits);
-        Gate::new(limits, config::Ip::default(), 100)
+        Quotas::new(limits, config::Ip::default(), 100)
     }
 
     fn ip(text: &str) -> IpAddr {
@@ -501,27 +520,29 @@ mod tests {
     }
 
     /// Takes as many as it gets.
-    fn all_of(gate: &Gate, key: ClientKey) -> Vec<Permit> {
-        std::iter::from_fn(|| gate.request(key).ok()).collect()
+    fn all_of(quotas: &Quotas, key: ClientKey) -> Vec<QuotaGuard> {
+        std::iter::from_fn(|| quotas.request(key).ok()).collect()
     }
 
     #[test]
     fn whoever_wants_everything_leaves_as_much_free_as_it_has() {
-        let gate = gate(|limits| limits.requests = 1000);
-        let greedy: Vec<_> = (0..9).map(|n| all_of(&gate, gate.by_token(n))).collect();
+        let quotas = quotas(|limits| limits.requests = 1000);
+        let greedy: Vec<_> = (0..9)
+            .map(|n| all_of(&quotas, quotas.by_token(n)))
+            .collect();
         let first = greedy[0].len();
         assert!((450..=500).contains(&first), "{first}");
         let held: usize = greedy.iter().map(Vec::len).sum();
         assert!(held < 1000, "{held}");
-        let quiet = gate.by_token(100);
-        assert!(gate.request(quiet).is_ok(), "a quiet client is served");
+        let quiet = quotas.by_token(100);
+        assert!(quotas.request(quiet).is_ok(), "a quiet client is served");
         drop(greedy);
-        let (one, other) = (gate.by_token(1), gate.by_token(2));
+        let (one, other) = (quotas.by_token(1), quotas.by_token(2));
         // In turn they come to the same.
         let mut held = [Vec::new(), Vec::new()];
         for _ in 0..1000 {
-            held[0].extend(gate.request(one).ok());
-            held[1].extend(gate.request(other).ok());
+            held[0].extend(quotas.request(one).ok());
+            held[1].extend(quotas.request(other).ok());
         }
         assert!(held.iter().all(|held| (330..=334).contains(&held.len())));
     }
@@ -533,11 +554,11 @@ mod tests {
             flows_per_client: 20,
             ..config::Ip::default()
         };
-        let gate = Gate::new(Limits::default(), ip, 100);
-        let requests = [0, 1].map(|n| gate.request(gate.by_token(n)).expect("free"));
-        let greedy: Vec<_> = std::iter::from_fn(|| gate.packets(&requests[0]).ok()).collect();
+        let quotas = Quotas::new(Limits::default(), ip, 100);
+        let requests = [0, 1].map(|n| quotas.request(quotas.by_token(n)).expect("free"));
+        let greedy: Vec<_> = std::iter::from_fn(|| quotas.packets(&requests[0]).ok()).collect();
         assert_eq!(greedy.len(), 20);
-        assert!(gate.packets(&requests[1]).is_ok());
+        assert!(quotas.packets(&requests[1]).is_ok());
     }
 
     #[test]
@@ -550,20 +571,20 @@ mod tests {
         ] {
             assert_eq!(range(text), ports, "{text:?}");
         }
-        let gate = gate(|_| ());
-        let all = gate.limits.udp_tunnels;
+        let quotas = quotas(|_| ());
+        let all = quotas.limits.udp_tunnels;
         assert!((7..65_536).contains(&all), "{all}");
-        let requests = [0, 1].map(|n| gate.request(gate.by_token(n)).expect("free"));
-        let held: Vec<_> = std::iter::from_fn(|| gate.udp(&requests[0]).ok()).collect();
+        let requests = [0, 1].map(|n| quotas.request(quotas.by_token(n)).expect("free"));
+        let held: Vec<_> = std::iter::from_fn(|| quotas.udp(&requests[0]).ok()).collect();
         assert_eq!(held.len(), all.div_ceil(2));
-        assert!(gate.udp(&requests[1]).is_ok());
+        assert!(quotas.udp(&requests[1]).is_ok());
     }
 
     #[test]
     fn ids_of_one_clients_tunnels_leave_room_for_anothers() {
-        let gate = gate(|_| ());
-        let requests = [0, 0, 1].map(|n| gate.request(gate.by_token(n)).expect("free"));
-        let [one, more, other] = requests.each_ref().map(Permit::pace);
+        let quotas = quotas(|_| ());
+        let requests = [0, 0, 1].map(|n| quotas.request(quotas.by_token(n)).expect("free"));
+        let [one, more, other] = requests.each_ref().map(QuotaGuard::pace);
         let mut held: Vec<_> = std::iter::from_fn(|| one.id().ok()).collect();
         assert_eq!(held.len(), 50);
         assert!(more.id().is_err(), "whichever of its tunnels");
@@ -573,18 +594,17 @@ mod tests {
     }
 
     #[test]
-    fn look_ups_of_one_client_leave_half_of_the_resolver_for_others_and_circuits() {
-        let gate = gate(|limits| limits.lookups = 100);
-        let request = gate.request(gate.by_token(0)).expect("free");
-        let greedy = gate.asker(&request);
+    fn look_ups_of_one_client_leave_half_of_the_resolver_for_others() {
+        let quotas = quotas(|limits| limits.lookups = 100);
+        let request = quotas.request(quotas.by_token(0)).expect("free");
+        let greedy = quotas.queries(&request);
         let held: Vec<_> = std::iter::from_fn(|| greedy.look_up().ok()).collect();
         assert_eq!(held.len(), 50);
-        let other = gate.request(gate.by_token(1)).expect("free");
-        assert!(gate.asker(&other).look_up().is_ok());
-        assert!(gate.circuits().look_up().is_ok());
+        let other = quotas.request(quotas.by_token(1)).expect("free");
+        assert!(quotas.queries(&other).look_up().is_ok());
     }
 
-    /// So many bytes of a thousand, offered all the time for a second, pass.
+    /// This many bytes of a thousand, offered all the time for a second, pass.
     async fn offered(paces: &[(&Pace, usize)]) -> Vec<usize> {
         let mut passed = vec![0; paces.len()];
         for _ in 0..1000 {
@@ -599,9 +619,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_flood_of_one_client_leaves_another_its_share_of_the_bandwidth() {
         // A thousand packets a second.
-        let gate = gate(|limits| limits.bandwidth = 8_000_000);
-        let requests = [0, 1].map(|n| gate.request(gate.by_token(n)).expect("free"));
-        let [greedy, other] = requests.each_ref().map(Permit::pace);
+        let quotas = quotas(|limits| limits.bandwidth = 8_000_000);
+        let requests = [0, 1].map(|n| quotas.request(quotas.by_token(n)).expect("free"));
+        let [greedy, other] = requests.each_ref().map(QuotaGuard::pace);
         // Each pays for its burst first.
         offered(&[(&greedy, 50)]).await;
         let passed = offered(&[(&greedy, 50), (&other, 1)]).await;
@@ -615,9 +635,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_stream_within_its_share_does_not_wait_for_the_debts_of_another() {
-        let gate = gate(|limits| limits.bandwidth = 8_000_000);
-        let requests = [0, 1].map(|n| gate.request(gate.by_token(n)).expect("free"));
-        let [greedy, other] = requests.each_ref().map(Permit::pace);
+        let quotas = quotas(|limits| limits.bandwidth = 8_000_000);
+        let requests = [0, 1].map(|n| quotas.request(quotas.by_token(n)).expect("free"));
+        let [greedy, other] = requests.each_ref().map(QuotaGuard::pace);
         for _ in 0..100 {
             greedy.owes(64_000);
         }
@@ -632,9 +652,9 @@ mod tests {
             echoes_per_client: 150,
             ..config::Ip::default()
         };
-        let gate = Gate::new(Limits::default(), ip, 100);
-        let requests = [0, 1].map(|n| gate.request(gate.by_token(n)).expect("free"));
-        let [greedy, other] = requests.each_ref().map(Permit::pace);
+        let quotas = Quotas::new(Limits::default(), ip, 100);
+        let requests = [0, 1].map(|n| quotas.request(quotas.by_token(n)).expect("free"));
+        let [greedy, other] = requests.each_ref().map(QuotaGuard::pace);
         let passed = |pace: &Pace| (0..1000).filter(|_| pace.admits_echo()).count();
         let first = passed(&greedy);
         assert!((150..=151).contains(&first), "{first}");
@@ -644,33 +664,33 @@ mod tests {
 
     #[test]
     fn a_place_that_was_given_back_can_be_taken_again() {
-        let gate = gate(|limits| limits.requests_per_client = 2);
-        let key = gate.by_token(0);
-        let first = gate.request(key).expect("free");
-        let _second = gate.request(key).expect("free");
-        assert_eq!(gate.request(key).expect_err("full"), Reached::Client);
+        let quotas = quotas(|limits| limits.requests_per_client = 2);
+        let key = quotas.by_token(0);
+        let first = quotas.request(key).expect("free");
+        let _second = quotas.request(key).expect("free");
+        assert_eq!(quotas.request(key).expect_err("full"), Reached::Client);
         drop(first);
-        assert!(gate.request(key).is_ok());
+        assert!(quotas.request(key).is_ok());
     }
 
     #[test]
     fn one_client_does_not_take_the_places_of_another_but_all_share_the_total() {
-        let gate = gate(|limits| {
+        let quotas = quotas(|limits| {
             limits.requests = 2;
             limits.requests_per_client = 1;
         });
         let [a, b, c] =
-            ["192.0.2.1", "192.0.2.2", "192.0.2.3"].map(|text| gate.by_address(ip(text)));
-        let _a = gate.request(a).expect("free");
-        assert_eq!(gate.request(a).expect_err("full"), Reached::Client);
-        let _b = gate.request(b).expect("free");
-        assert_eq!(gate.request(c).expect_err("full"), Reached::Total);
+            ["192.0.2.1", "192.0.2.2", "192.0.2.3"].map(|text| quotas.by_address(ip(text)));
+        let _a = quotas.request(a).expect("free");
+        assert_eq!(quotas.request(a).expect_err("full"), Reached::Client);
+        let _b = quotas.request(b).expect("free");
+        assert_eq!(quotas.request(c).expect_err("full"), Reached::Total);
     }
 
     #[test]
     fn addresses_of_one_ipv6_customer_are_one_client() {
-        let gate = gate(|_| ());
-        let key = |text| gate.by_address(ip(text));
+        let quotas = quotas(|_| ());
+        let key = |text| quotas.by_address(ip(text));
         assert!(key("2001:db8:0:100::1") == key("2001:db8:0:1ff::2"));
         assert!(key("2001:db8:0:100::1") != key("2001:db8:0:200::1"));
         assert!(key("::ffff:192.0.2.1") == key("192.0.2.1"));
@@ -679,11 +699,11 @@ mod tests {
 
     #[test]
     fn clients_that_left_are_forgotten() {
-        let gate = gate(|_| ());
+        let quotas = quotas(|_| ());
         for index in 0..10 * FEW {
-            drop(gate.request(gate.by_token(index)));
+            drop(quotas.request(quotas.by_token(index)));
         }
-        let known = gate.clients.lock().expect("sound").known.len();
+        let known = quotas.clients.lock().known.len();
         assert!(known <= FEW, "{known}");
     }
 }

@@ -21,11 +21,6 @@ use prometheus_client::{
 };
 
 pub(crate) mod exporter;
-mod forwarding;
-pub(crate) mod ip;
-mod onion;
-mod process;
-mod session;
 
 pub(crate) type Count = Counter<u64, AtomicU64>;
 pub(crate) type Level = Gauge<i64, AtomicI64>;
@@ -51,29 +46,30 @@ pub struct Metrics {
     /// Tunnels that are open now.
     pub tunnels_open: ByMethod<Level>,
     /// Payload bytes from clients to targets.
-    pub octets_to_target: ByMethod<Count>,
+    pub bytes_to_target: ByMethod<Count>,
     /// Payload bytes from targets to clients.
-    pub octets_to_client: ByMethod<Count>,
+    pub bytes_to_client: ByMethod<Count>,
     /// UDP payloads from clients to targets.
     pub datagrams_to_target: Count,
     /// UDP payloads from targets to clients.
     pub datagrams_to_client: Count,
-    /// What clients' streams may take of memory now, in bytes.
+    /// What clients' connections and streams may take of memory now, in bytes.
     pub memory_promised: Level,
     /// UDP payloads that were not delivered.
     pub dropped: Drops,
     /// What forwarded mode does.
-    pub forwarding: forwarding::Forwarding,
+    pub forwarding: Forwarding,
     /// What flows of IP packets do.
-    pub ip: ip::Ip,
+    pub ip: Ip,
     /// Requests without a valid token.
     pub auth_failures: Count,
     /// Targets that the policy refused.
     pub policy_refusals: Count,
+    token_refusals: Family<CauseLabel, Count>,
     limit_refusals: Family<LimitLabels, Count>,
     /// What HTTP/3 sessions count for themselves.
     pub(crate) sessions: Arc<hoplite_http::h3::Counters>,
-    circuits: onion::Source,
+    circuits: exporter::OnionSource,
     /// Times that names took to resolve.
     pub resolve: Histogram,
     /// Times that targets took to accept a TCP connection.
@@ -193,10 +189,8 @@ impl Metrics {
             ),
             requests: r.family("requests", "Requests by method and outcome"),
             tunnels_open: r.method_levels("tunnels_open", "Tunnels open now"),
-            octets_to_target: r
-                .methods("to_target_octets", "Payload octets from clients to targets"),
-            octets_to_client: r
-                .methods("to_client_octets", "Payload octets from targets to clients"),
+            bytes_to_target: r.methods("to_target_bytes", "Payload bytes from clients to targets"),
+            bytes_to_client: r.methods("to_client_bytes", "Payload bytes from targets to clients"),
             datagrams_to_target: r.count(
                 "to_target_datagrams",
                 "UDP payloads from clients to targets",
@@ -206,13 +200,17 @@ impl Metrics {
                 "UDP payloads from targets to clients",
             ),
             memory_promised: r.level(
-                "memory_promised_octets",
-                "Memory that clients' streams may take now",
+                "memory_promised_bytes",
+                "Memory that clients' connections and streams may take now",
             ),
             dropped: r.drops(),
-            forwarding: forwarding::Forwarding::new(&mut r),
-            ip: ip::Ip::new(&mut r),
+            forwarding: Forwarding::new(&mut r),
+            ip: Ip::new(&mut r),
             auth_failures: r.count("auth_failures", "Requests without a valid token"),
+            token_refusals: r.family(
+                "token_refusals",
+                "Requests without a valid token, by what was wrong with it",
+            ),
             policy_refusals: r.count("policy_refusals", "Targets refused by the policy"),
             limit_refusals: r.family("limit_refusals", "Connections and requests above a limit"),
             resolve: r.times("resolve", "Time that names took to resolve"),
@@ -221,13 +219,13 @@ impl Metrics {
                 "Time that targets took to accept a TCP connection",
             ),
             sessions: Arc::default(),
-            circuits: onion::Source::default(),
+            circuits: exporter::OnionSource::default(),
             registry: Registry::default(),
         };
-        r.0.register_collector(Box::new(process::Process));
-        let sessions = session::Sessions(metrics.sessions.clone());
+        r.0.register_collector(Box::new(exporter::Process));
+        let sessions = exporter::Sessions(metrics.sessions.clone());
         r.0.register_collector(Box::new(sessions));
-        let circuits = onion::Circuits(metrics.circuits.clone());
+        let circuits = exporter::Circuits(metrics.circuits.clone());
         r.0.register_collector(Box::new(circuits));
         Self {
             registry: r.0,
@@ -248,10 +246,18 @@ impl Metrics {
             .inc();
     }
 
-    /// Counts what a limit refused: "connections", "memory", "requests", "circuits" or, the system's, "descriptors".
+    /// Counts what a limit refused: "connections", "memory", "circuits", "streams", the system's "descriptors", or, of a
+    /// request, "requests", "memory", "udp_tunnels", "packets" or "queries".
     pub fn limited(&self, limit: &'static str) {
         self.limit_refusals
             .get_or_create(&LimitLabels { limit })
+            .inc();
+    }
+
+    /// Counts a request whose token was not taken.
+    pub(crate) fn token_refused(&self, cause: &'static str) {
+        self.token_refusals
+            .get_or_create(&CauseLabel { cause })
             .inc();
     }
 
@@ -358,6 +364,198 @@ impl Registrar {
             bandwidth: of("bandwidth"),
             unreachable: of("unreachable"),
         }
+    }
+}
+
+/// All that forwarded flows count.
+#[derive(Debug)]
+pub struct Forwarding {
+    /// Rules in force: target aliases and acknowledged client ids.
+    pub rules_open: Level,
+    /// What clients asked for in vain.
+    pub refused: RefusedRegistrations,
+    /// Forwarded from clients to targets.
+    pub to_target: Forwarded,
+    /// Forwarded from targets to clients.
+    pub to_client: Forwarded,
+    /// Not forwarded.
+    pub dropped: ForwardingDrops,
+}
+
+/// Datagrams and their bytes.
+#[derive(Clone, Debug)]
+pub struct Forwarded {
+    /// How many.
+    pub datagrams: Count,
+    /// Their payload.
+    pub bytes: Count,
+}
+
+/// Why a registration was refused, or a client's request reset.
+#[derive(Clone, Debug)]
+pub struct RefusedRegistrations {
+    /// The id is longer than those of QUIC version 1.
+    pub too_long: Count,
+    /// The id is the beginning of another one of the flow, or the other way round.
+    pub conflict: Count,
+    /// More registrations than allowed, or capsules than the client reads: reset.
+    pub limit: Count,
+    /// The client has as many ids in all its flows as it may, or all clients have.
+    pub full: Count,
+    /// A capsule that cannot be read, or that only relays send: reset.
+    pub malformed: Count,
+    /// An acknowledgement of what is not registered any more; ignored.
+    pub stale: Count,
+}
+
+/// Why a packet was not forwarded.
+#[derive(Clone, Debug)]
+pub struct ForwardingDrops {
+    /// Its rule has ended.
+    pub unknown_id: Count,
+    /// It came from another address than its client's.
+    pub wrong_address: Count,
+    /// Too short for the transform.
+    pub too_short: Count,
+    /// The socket towards the target took no more.
+    pub target_full: Count,
+    /// The socket towards the client took no more.
+    pub client_full: Count,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct DirectionLabel {
+    direction: &'static str,
+}
+
+impl Forwarded {
+    /// Counts a batch.
+    pub(crate) fn count(&self, datagrams: u64, bytes: u64) {
+        self.datagrams.inc_by(datagrams);
+        self.bytes.inc_by(bytes);
+    }
+}
+
+impl Forwarding {
+    fn new(r: &mut Registrar) -> Self {
+        let (to_target, to_client) = forwarded(r);
+        Self {
+            rules_open: r.level("forwarding_rules_open", "Rules of forwarded mode in force"),
+            refused: refused_registrations(r),
+            to_target,
+            to_client,
+            dropped: forwarding_drops(r),
+        }
+    }
+}
+
+fn forwarded(r: &mut Registrar) -> (Forwarded, Forwarded) {
+    let datagrams = r.family("forwarded_datagrams", "UDP payloads that were forwarded");
+    let bytes = r.family("forwarded_bytes", "Payload bytes that were forwarded");
+    let of = |direction| {
+        let label = DirectionLabel { direction };
+        Forwarded {
+            datagrams: datagrams.get_or_create_owned(&label),
+            bytes: bytes.get_or_create_owned(&label),
+        }
+    };
+    (of("to_target"), of("to_client"))
+}
+
+fn refused_registrations(r: &mut Registrar) -> RefusedRegistrations {
+    let family = r.family("forwarding_refusals", "Registrations refused");
+    let of = |cause| family.get_or_create_owned(&CauseLabel { cause });
+    RefusedRegistrations {
+        too_long: of("too_long"),
+        conflict: of("conflict"),
+        limit: of("limit"),
+        full: of("full"),
+        malformed: of("malformed"),
+        stale: of("stale"),
+    }
+}
+
+fn forwarding_drops(r: &mut Registrar) -> ForwardingDrops {
+    let family = r.family("forwarded_dropped", "UDP payloads that were not forwarded");
+    let of = |cause| family.get_or_create_owned(&CauseLabel { cause });
+    ForwardingDrops {
+        unknown_id: of("unknown_id"),
+        wrong_address: of("wrong_address"),
+        too_short: of("too_short"),
+        target_full: of("target_full"),
+        client_full: of("client_full"),
+    }
+}
+
+/// All that CONNECT-IP counts beside requests and bytes.
+#[derive(Debug)]
+pub struct Ip {
+    /// Packets from clients to the network.
+    pub to_target: Count,
+    /// Packets from the network to clients.
+    pub to_client: Count,
+    /// Not passed on.
+    pub dropped: PacketDrops,
+    /// Flows that were broken off: a malformed capsule, or more requests for addresses than anybody needs.
+    pub broken: Count,
+}
+
+/// Why a packet was not passed on.
+#[derive(Clone, Debug)]
+pub struct PacketDrops {
+    /// No packet, or its hop limit was used up.
+    pub malformed: Count,
+    /// Its source is not the flow's.
+    pub source: Count,
+    /// Its destination or protocol is not within the flow's routes.
+    pub route: Count,
+    /// A piece of a packet.
+    pub fragment: Count,
+    /// It had IP options or a header for routers on the way.
+    pub options: Count,
+    /// An ICMP message that a client has no business to send.
+    pub message: Count,
+    /// The policy refuses its destination.
+    pub policy: Count,
+    /// Above the bandwidth limit, or above the flow's echoes in a second.
+    pub rate: Count,
+    /// The connection to the client took no more.
+    pub client_full: Count,
+    /// Larger than the way to the client carries.
+    pub too_large_for_client: Count,
+    /// From the network, and not for the flow.
+    pub unwanted: Count,
+}
+
+impl Ip {
+    fn new(r: &mut Registrar) -> Self {
+        Self {
+            to_target: r.count("ip_to_target_packets", "IP packets from clients to targets"),
+            to_client: r.count("ip_to_client_packets", "IP packets from targets to clients"),
+            dropped: packet_drops(r),
+            broken: r.count(
+                "ip_flows_broken_off",
+                "Flows of IP packets whose client broke a rule",
+            ),
+        }
+    }
+}
+
+fn packet_drops(r: &mut Registrar) -> PacketDrops {
+    let family = r.family("ip_packets_dropped", "IP packets that were not passed on");
+    let of = |cause| family.get_or_create_owned(&CauseLabel { cause });
+    PacketDrops {
+        malformed: of("malformed"),
+        source: of("source"),
+        route: of("route"),
+        fragment: of("fragment"),
+        options: of("options"),
+        message: of("message"),
+        policy: of("policy"),
+        rate: of("rate"),
+        client_full: of("client_full"),
+        too_large_for_client: of("too_large_for_client"),
+        unwanted: of("unwanted"),
     }
 }
 

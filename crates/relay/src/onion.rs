@@ -1,52 +1,54 @@
 //! Circuits of Tor's cells, beside MASQUE: the relay's one [`hoplite_onion::relay::Relay`], its channels to other relays, and those that come in.
 //! `serve::quic` and `serve::tls` hand in connections that turn out to be channels; the [`Handle`](crate::Handle) renews keys.
-//! tor-spec "Channels", "Creating circuits". A channel's circuits are served where it was accepted or dialled; what all shards share is here.
+//! tor-spec "Channels", "Creating circuits", "Keys and names". A channel's circuits are served where it was accepted or dialled; what all shards share is here.
 //!
 //! Every circuit that somebody else begins is a request of that client to the limits, by its address: channels know no tokens.
 
-mod door;
-mod known;
-mod out;
-mod renew;
+mod admitted_channel;
+mod exit;
+mod known_relays;
 
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
     sync::{Arc, OnceLock, Weak},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
-use hoplite_crypto::onion::{OnionKeys, identity::RelayIdentity};
-use hoplite_link::channel::{
-    self, Channel, ChannelDialer, ChannelServer, Channels, Counts, How, Listing, Shares,
+use hoplite_channel::{
+    self as channel, Channel, ChannelDialer, ChannelServer, Channels, Counts, How, Listing, Shares,
     handshake::Us,
 };
+use hoplite_crypto::onion::{OnionKeys, identity::RelayIdentity};
 use hoplite_onion::{
     channel::Linked,
-    edge,
+    endpoint,
     relay::{self, Counters},
 };
 use hoplite_overlay::direct::{Direct, Silence};
 use hoplite_wire::{OnionKey, tuning::Congestion};
-use tokio::time::sleep;
+use parking_lot::{Mutex, MutexGuard};
+use tokio::time::{Instant, sleep};
 
-pub use self::known::Listed;
-pub(crate) use self::renew::Shown;
+pub use self::known_relays::Listed;
 use self::{
-    door::Door,
-    known::Known,
-    out::{Next, Out},
+    admitted_channel::AdmittedChannel,
+    exit::{Exit, NextRelays},
+    known_relays::KnownRelays,
 };
 use crate::{
-    config::{Carrier, Config, Onion as Settings},
+    config::{Config, LinkKind, Onion as Settings},
     egress::Egress,
-    limits::{ClientKey, Gate, Place},
+    limits::{ClientKey, Place, Quotas},
     metrics::Metrics,
     serve::{Alive, Phase, Shared},
 };
 
 /// How often is looked whether the last circuits have ended, while the relay drains.
-const LOOK: Duration = Duration::from_millis(50);
+const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// How often channels at rest are looked for.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Addresses that peers are told.
 const TOLD: usize = 8;
@@ -64,7 +66,7 @@ pub struct Circuits {
 pub(crate) struct Onion {
     settings: Settings,
     relay: Arc<relay::Relay>,
-    known: Arc<Known>,
+    known: Arc<KnownRelays>,
     channels: Channels,
     dialer: ChannelDialer,
     server: ChannelServer,
@@ -76,6 +78,19 @@ pub(crate) struct Onion {
     shared: OnceLock<(Weak<Shared>, Alive)>,
 }
 
+/// What peers of channels are shown.
+pub(crate) struct Shown(Mutex<(Us, [u8; 32])>);
+
+impl Shown {
+    pub(super) const fn new(us: Us, certificate: [u8; 32]) -> Self {
+        Self(Mutex::new((us, certificate)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (Us, [u8; 32])> {
+        self.0.lock()
+    }
+}
+
 /// Everything that makes one.
 pub(crate) struct Parts<'a> {
     pub(crate) config: &'a Config,
@@ -85,7 +100,7 @@ pub(crate) struct Parts<'a> {
     /// Where the relay listens.
     pub(crate) listen: &'a [SocketAddr],
     pub(crate) egress: Arc<Egress>,
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) quotas: Arc<Quotas>,
     pub(crate) metrics: Arc<Metrics>,
 }
 
@@ -98,7 +113,7 @@ impl Onion {
             certificate,
             listen,
             egress,
-            gate,
+            quotas,
             metrics,
         } = parts;
         let settings = config.onion.clone();
@@ -122,7 +137,7 @@ impl Onion {
         let dialer = dialler(us.clone());
         let server =
             ChannelServer::new(us.clone(), certificate, bounds.clone(), Arc::clone(&counts));
-        let known = Arc::new(Known::new(Arc::clone(&egress)));
+        let known = Arc::new(KnownRelays::new(Arc::clone(&egress)));
         Arc::new_cyclic(|this: &Weak<Self>| {
             let this = this.clone();
             let channels = Channels::new(dialer.clone(), move |channel| {
@@ -133,10 +148,10 @@ impl Onion {
             let channels = channels.with_listing(known.clone());
             let linked = Arc::new(Linked::new(channels.clone(), how(&settings)));
             let mut relay = relay::Relay::new(circuits.keys, linked, limits(&settings, config));
-            relay.next = Arc::new(Next(Arc::clone(&egress)));
-            let out = Arc::new(Out::new(egress, gate, metrics));
-            relay.policy = out.clone();
-            relay.out = config.is_egress().then_some(out as _);
+            relay.next = Arc::new(NextRelays(Arc::clone(&egress)));
+            let exit = Arc::new(Exit::new(egress, quotas, metrics));
+            relay.policy = exit.clone();
+            relay.out = config.is_egress().then_some(exit as _);
             Self {
                 shown: Shown::new(us, certificate),
                 circuits: Shares::new(settings.circuits),
@@ -168,7 +183,7 @@ impl Onion {
     }
 
     /// Whether channels come in over this.
-    pub(crate) fn has(&self, carrier: Carrier) -> bool {
+    pub(crate) fn has(&self, carrier: LinkKind) -> bool {
         self.settings.has(carrier)
     }
 
@@ -213,7 +228,7 @@ impl Onion {
         place: &Arc<Place>,
     ) {
         self.channels.add(&channel);
-        let client = self.counts_as(&channel, &shared.gate).unwrap_or(client);
+        let client = self.counts_as(&channel, &shared.quotas).unwrap_or(client);
         let place = Some(Arc::clone(place));
         self.carry(channel, client, shared, alive, place).await;
     }
@@ -225,10 +240,10 @@ impl Onion {
         let (Some((shared, alive)), Some(peer)) = (shared, channel.peer()) else {
             return;
         };
-        let client = self.counts_as(&channel, &shared.gate);
+        let client = self.counts_as(&channel, &shared.quotas);
         let client = client.unwrap_or_else(|| match channel.remote() {
-            Some(address) => shared.gate.by_address(address),
-            None => shared.gate.by_identity(&peer.ed25519),
+            Some(address) => shared.quotas.by_address(address),
+            None => shared.quotas.by_identity(&peer.ed25519),
         });
         drop(tokio::spawn(async move {
             self.carry(channel, client, &shared, alive, None).await;
@@ -241,9 +256,9 @@ impl Onion {
     }
 
     /// A relay of the list counts by its identity. Others have as many as they like, and count by their address.
-    fn counts_as(&self, channel: &Channel, gate: &Gate) -> Option<ClientKey> {
+    fn counts_as(&self, channel: &Channel, quotas: &Quotas) -> Option<ClientKey> {
         let peer = channel.peer().filter(|_| self.is_listed(channel))?;
-        Some(gate.by_identity(&peer.ed25519))
+        Some(quotas.by_identity(&peer.ed25519))
     }
 
     async fn carry(
@@ -255,7 +270,7 @@ impl Onion {
         place: Option<Arc<Place>>,
     ) {
         let is_known = self.is_listed(&channel);
-        let door = Door {
+        let door = AdmittedChannel {
             channel: channel.clone(),
             client,
             is_known,
@@ -263,9 +278,10 @@ impl Onion {
             shared: Arc::clone(shared),
             alive: alive.clone(),
             circuits: self.circuits.clone(),
-            each: match is_known {
-                true => usize::MAX,
-                false => self.settings.circuits_per_address,
+            each: if is_known {
+                usize::MAX
+            } else {
+                self.settings.circuits_per_address
             },
             streams: Arc::default(),
             most_streams: match channel.peer() {
@@ -286,7 +302,7 @@ impl Onion {
         alive.reached(Phase::Draining).await;
         let ended = async {
             while self.circuits() > 0 || !self.channels.is_empty() {
-                sleep(LOOK).await;
+                sleep(DRAIN_CHECK_INTERVAL).await;
             }
         };
         tokio::select! {
@@ -297,12 +313,51 @@ impl Onion {
     }
 }
 
+/// What changes while the relay serves: its signing key each fortnight, its TLS certificate when it is reloaded. Certificates are valid by the
+/// calendar.
+impl Onion {
+    /// TLS shows another certificate from now on.
+    pub(crate) fn set_certificate(&self, certificate: [u8; 32]) {
+        let mut shown = self.shown.lock();
+        shown.1 = certificate;
+        self.server.show(shown.0.clone(), certificate);
+    }
+
+    /// Closes channels at rest and renews the signing key, until dropped.
+    pub(crate) async fn keep(&self) {
+        loop {
+            sleep(SWEEP_INTERVAL).await;
+            self.channels.sweep(Instant::now());
+            self.renew(unix_time());
+        }
+    }
+
+    fn renew(&self, now: u64) {
+        let mut shown = self.shown.lock();
+        let (us, certificate) = &mut *shown;
+        let due = us.identity.as_ref().filter(|identity| identity.is_due(now));
+        let Some(renewed) = due.map(|identity| identity.renewed(now)) else {
+            return;
+        };
+        match renewed {
+            Ok(renewed) => {
+                us.identity = Some(renewed.into());
+                self.server.show(us.clone(), *certificate);
+                self.dialer.show(us.clone());
+            }
+            Err(error) => tracing::warn!(
+                "the signing key of channels cannot be renewed, and ends within days: {error}"
+            ),
+        }
+    }
+}
+
 /// Resolves when a channel is not to be served any longer: the relay drains and it carries nothing, or the relay stops.
 async fn rested(channel: &Channel, mut alive: Alive) {
     alive.reached(Phase::Draining).await;
     let empty = async {
         while channel.circuits() > 0 {
-            sleep(LOOK).await;
+            sleep(DRAIN_CHECK_INTERVAL).await;
         }
     };
     tokio::select! {
@@ -326,7 +381,7 @@ fn told(config: &Config, listen: &[SocketAddr]) -> Vec<IpAddr> {
 }
 
 fn how(settings: &Settings) -> How {
-    match (settings.has(Carrier::Quic), settings.has(Carrier::Tls)) {
+    match (settings.has(LinkKind::Quic), settings.has(LinkKind::Tls)) {
         (true, false) => How::Quic,
         (false, true) => How::Tls,
         _ => How::Raced,
@@ -336,7 +391,7 @@ fn how(settings: &Settings) -> How {
 /// Of channels that are dialled: they are controlled as those that come in, and always controlled.
 fn link(config: &Config) -> hoplite_link::Config {
     let mut link = hoplite_link::Config::default();
-    link.wishes.congestion = match config.tunnel.congestion {
+    link.tuning_request.congestion = match config.tunnel.congestion {
         Congestion::Off => Congestion::Auto,
         chosen => chosen,
     };
@@ -352,7 +407,7 @@ fn bounds(settings: &Settings, config: &Config) -> channel::Config {
         window: config.limits.stream_window,
         guest_windows: config.limits.connection_window.into(),
         queued: settings.queued,
-        kept: edges(settings).most(),
+        kept: endpoints(settings).most(),
         idle: settings.idle_channel,
         failed: settings.unanswered,
         channels: settings.relays,
@@ -382,18 +437,29 @@ fn limits(settings: &Settings, config: &Config) -> relay::Config {
         },
         congestion_control: settings.congestion_control,
         circuits: settings.circuits,
-        creates: (settings.creates, settings.creates_per_second),
+        creates: relay::Creates {
+            client: (settings.creates, settings.creates_per_second),
+            relay: (
+                settings.creates_per_relay,
+                settings.creates_per_relay_and_second,
+            ),
+        },
         patience: settings.patience,
-        limits: edges(settings),
+        limits: endpoints(settings),
         ..relay::Config::default()
     }
 }
 
-fn edges(settings: &Settings) -> edge::Limits {
-    edge::Limits {
+fn endpoints(settings: &Settings) -> endpoint::Limits {
+    endpoint::Limits {
         streams: settings.streams,
-        ..edge::Limits::default()
+        ..endpoint::Limits::default()
     }
+}
+
+fn unix_time() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.as_ref().map_or(0, Duration::as_secs)
 }
 
 impl fmt::Debug for Onion {

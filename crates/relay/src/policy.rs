@@ -1,22 +1,20 @@
 //! Where an egress goes and where not: refusals by name before the look-up, by address before every connection.
 //! `egress` asks it for TCP and UDP alike, for literals at once and for whatever a name resolved to; of IP packets for each.
-//! This host is refused at all its addresses and ports, however it is reached, unless it is allowed; see [`crate::local`].
+//! This host is refused at all its addresses and ports, however it is reached, unless it is allowed; see [`crate::host_addresses`].
 //! The special ranges are those of the IANA special-purpose registries (RFC 6890); see `wire::special`.
 
 use std::{
     collections::HashSet,
+    fmt,
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    str::FromStr,
     sync::Arc,
 };
 
 use hoplite_wire::{Host, HostName, Target, special};
 use ipnet::{IpNet, Ipv6Net};
 
-use crate::{config::Config, local::Local};
-
-mod rule;
-
-pub use rule::{Rule, RuleError};
+use crate::{config::Config, host_addresses::HostAddresses};
 
 /// Asks for rules that hold whatever the port.
 const ANY_PORT: u16 = 0;
@@ -31,7 +29,7 @@ pub(crate) struct Policy {
     relays: HashSet<Target>,
     /// Where the relay listens.
     listen: Vec<SocketAddr>,
-    local: Arc<Local>,
+    local: Arc<HostAddresses>,
     /// What leads to this host though it does not know it: an address that a router translates.
     translated: Vec<IpNet>,
     /// Behind these are IPv4 addresses: NAT64 of this network.
@@ -53,8 +51,8 @@ pub(crate) enum Refusal {
 
 /// What a permitted target still needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Permit {
-    /// Each of its addresses must be permitted by [`Policy::address`].
+pub(crate) enum PolicyVerdict {
+    /// Each of its addresses must be permitted by [`Policy::check_address`].
     Checked,
     /// It is a configured relay: its addresses may be private, but not this relay's own.
     Relay,
@@ -62,10 +60,11 @@ pub(crate) enum Permit {
 
 impl Policy {
     /// The policy of a relay that listens at `listen`, on the host that has the addresses `local`.
-    pub(crate) fn new(config: &Config, listen: &[SocketAddr], local: Arc<Local>) -> Self {
-        let relays = match config.is_ingress() {
-            true => config.ingress.relays.iter().cloned().collect(),
-            false => HashSet::new(),
+    pub(crate) fn new(config: &Config, listen: &[SocketAddr], local: Arc<HostAddresses>) -> Self {
+        let relays = if config.is_ingress() {
+            config.ingress.relays.iter().cloned().collect()
+        } else {
+            HashSet::new()
         };
         Self {
             egress: config.is_egress(),
@@ -84,29 +83,33 @@ impl Policy {
     ///
     /// # Errors
     /// The refusal.
-    pub(crate) fn target(&self, target: &Target) -> Result<Permit, Refusal> {
+    pub(crate) fn check_target(&self, target: &Target) -> Result<PolicyVerdict, Refusal> {
         if self.relays.contains(target) {
-            return self.not_itself(target).map(|()| Permit::Relay);
+            return self.not_itself(target).map(|()| PolicyVerdict::Relay);
         }
         if !self.egress {
             return Err(Refusal::UnknownRelay);
         }
         match &target.host {
-            Host::Name(name) => self.name(name, target.port)?,
-            Host::Ip(ip) => self.address(SocketAddr::new(*ip, target.port))?,
+            Host::Name(name) => self.check_name(name, target.port)?,
+            Host::Ip(ip) => self.check_address(SocketAddr::new(*ip, target.port))?,
         }
-        Ok(Permit::Checked)
+        Ok(PolicyVerdict::Checked)
     }
 
     /// Judges an address that a permitted name resolved to.
     ///
     /// # Errors
     /// The refusal.
-    pub(crate) fn resolved(&self, permit: Permit, address: SocketAddr) -> Result<(), Refusal> {
+    pub(crate) fn check_resolved(
+        &self,
+        permit: PolicyVerdict,
+        address: SocketAddr,
+    ) -> Result<(), Refusal> {
         match permit {
-            Permit::Checked => self.address(address),
-            Permit::Relay if self.is_own(address) => Err(Refusal::Itself),
-            Permit::Relay => Ok(()),
+            PolicyVerdict::Checked => self.check_address(address),
+            PolicyVerdict::Relay if self.is_own(address) => Err(Refusal::Itself),
+            PolicyVerdict::Relay => Ok(()),
         }
     }
 
@@ -114,7 +117,7 @@ impl Policy {
     ///
     /// # Errors
     /// The refusal.
-    pub(crate) fn address(&self, address: SocketAddr) -> Result<(), Refusal> {
+    pub(crate) fn check_address(&self, address: SocketAddr) -> Result<(), Refusal> {
         let ip = address.ip().to_canonical();
         if self.is_own(address) {
             return Err(Refusal::Itself);
@@ -132,18 +135,18 @@ impl Policy {
         }
         carried
             .into_iter()
-            .try_for_each(|v4| self.address(SocketAddr::new(v4.into(), address.port())))
+            .try_for_each(|v4| self.check_address(SocketAddr::new(v4.into(), address.port())))
     }
 
-    /// Whether a client may be told what this name resolves to; the addresses are judged by [`Self::tells`].
-    pub(crate) fn looks_up(&self, name: &str) -> bool {
+    /// Whether a client may be told what this name resolves to; the addresses are judged by [`Self::may_reveal`].
+    pub(crate) fn may_resolve(&self, name: &str) -> bool {
         let denied = self.deny.iter().any(|r| r.has_name(name, ANY_PORT));
         let allowed = || self.allow.iter().any(|r| r.is_about(name));
         self.egress && !denied && (!special::is_local_name(name) || allowed())
     }
 
     /// Whether a client may be told of this address: it could be let through to some port of it.
-    pub(crate) fn tells(&self, ip: IpAddr) -> bool {
+    pub(crate) fn may_reveal(&self, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
         let carried = self.carried(ip);
         let denied = |ip| self.deny.iter().any(|r| r.has_address(ip, ANY_PORT));
@@ -151,17 +154,17 @@ impl Policy {
             return false;
         }
         let allowed = self.allow.iter().any(|r| r.contains(ip));
-        let fine = || carried.iter().all(|v4| self.tells(IpAddr::V4(*v4)));
+        let fine = || carried.iter().all(|v4| self.may_reveal(IpAddr::V4(*v4)));
         allowed || (!self.is_refused(ip) && fine())
     }
 
     /// Whether `[ingress] relays` has a relay there.
-    pub(crate) fn names_relay(&self, address: SocketAddr) -> bool {
+    pub(crate) fn is_configured_relay(&self, address: SocketAddr) -> bool {
         self.relays.contains(&Target::from(address))
     }
 
     /// Whether a rule of `[egress] allow` is about this address.
-    pub(crate) fn names(&self, address: SocketAddr) -> bool {
+    pub(crate) fn is_explicitly_allowed(&self, address: SocketAddr) -> bool {
         let ip = address.ip().to_canonical();
         self.allow.iter().any(|r| r.has_address(ip, address.port()))
     }
@@ -170,32 +173,34 @@ impl Policy {
     ///
     /// # Errors
     /// The refusal.
-    pub(crate) fn relay(&self, address: SocketAddr) -> Result<(), Refusal> {
+    pub(crate) fn check_relay(&self, address: SocketAddr) -> Result<(), Refusal> {
         if !self.ingress {
             return Err(Refusal::UnknownRelay);
         }
         if self.relays.contains(&Target::from(address)) && !self.is_own(address) {
             return Ok(());
         }
-        self.address(address)
+        self.check_address(address)
     }
 
     /// RFC 6761 and RFC 6762: names that stand for this host or this network never reach a resolver.
-    pub(crate) fn name(&self, name: &HostName, port: u16) -> Result<(), Refusal> {
+    pub(crate) fn check_name(&self, name: &HostName, port: u16) -> Result<(), Refusal> {
         if self.deny.iter().any(|r| r.has_name(name.as_str(), port)) {
             return Err(Refusal::Name);
         }
         let allowed = || self.allow.iter().any(|r| r.has_name(name.as_str(), port));
         if special::is_localhost(name.as_str()) {
-            let loopback = |ip| self.address(SocketAddr::new(ip, port)).is_ok();
-            return match special::LOOPBACK.into_iter().any(loopback) {
-                true => Ok(()),
-                false => Err(Refusal::Name),
+            let loopback = |ip| self.check_address(SocketAddr::new(ip, port)).is_ok();
+            return if special::LOOPBACK.into_iter().any(loopback) {
+                Ok(())
+            } else {
+                Err(Refusal::Name)
             };
         }
-        match special::is_local_name(name.as_str()) && !allowed() {
-            true => Err(Refusal::Name),
-            false => Ok(()),
+        if special::is_local_name(name.as_str()) && !allowed() {
+            Err(Refusal::Name)
+        } else {
+            Ok(())
         }
     }
 
@@ -249,6 +254,143 @@ fn translated(config: &Config) -> Vec<IpNet> {
     let published = config.directory.addresses.iter();
     let published = published.map(|address| IpNet::from(address.ip().to_canonical()));
     config.egress.own.iter().copied().chain(published).collect()
+}
+
+/// One entry of `[egress] allow` or `deny`: addresses, a name with what is below it, or a port, as an operator writes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    scope: Scope,
+    /// Only this port, or all.
+    port: Option<u16>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Scope {
+    Everything,
+    Net(IpNet),
+    /// The name, and if it was written with a leading dot also all names below it.
+    Name {
+        name: HostName,
+        below: bool,
+    },
+}
+
+/// Why a text is no rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected an address, a prefix, a name or '*', each perhaps with ':port'")]
+pub struct RuleError;
+
+impl Rule {
+    /// Whether the rule is about this address and port.
+    pub fn has_address(&self, ip: IpAddr, port: u16) -> bool {
+        let inside = match &self.scope {
+            Scope::Everything => true,
+            Scope::Net(net) => net.contains(&ip),
+            Scope::Name { .. } => false,
+        };
+        inside && self.has_port(port)
+    }
+
+    /// Whether the rule is about this name and port.
+    pub(crate) fn has_name(&self, name: &str, port: u16) -> bool {
+        let inside = match &self.scope {
+            Scope::Everything => true,
+            Scope::Net(_) => false,
+            Scope::Name { name: own, below } => match name.strip_suffix(own.as_str()) {
+                Some("") => true,
+                Some(rest) => *below && rest.ends_with('.'),
+                None => false,
+            },
+        };
+        inside && self.has_port(port)
+    }
+
+    /// Whether the rule is about this address, at some port.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        self.has_address(ip, self.port.unwrap_or(0))
+    }
+
+    /// Whether the rule is about this name, at some port.
+    pub(crate) fn is_about(&self, name: &str) -> bool {
+        self.has_name(name, self.port.unwrap_or(0))
+    }
+
+    /// The port, if the rule is about one of all targets: `*:25`.
+    pub fn port_everywhere(&self) -> Option<u16> {
+        self.port.filter(|_| self.scope == Scope::Everything)
+    }
+
+    fn has_port(&self, port: u16) -> bool {
+        self.port.is_none_or(|own| own == port)
+    }
+}
+
+impl FromStr for Rule {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Self, RuleError> {
+        if let Ok(scope) = text.parse() {
+            return Ok(Self { scope, port: None });
+        }
+        let (scope, port) = text.rsplit_once(':').ok_or(RuleError)?;
+        let port = port.parse().map_err(|_| RuleError)?;
+        Ok(Self {
+            scope: scope.parse()?,
+            port: Some(port),
+        })
+    }
+}
+
+impl FromStr for Scope {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Self, RuleError> {
+        if text == "*" {
+            return Ok(Self::Everything);
+        }
+        let bare = text.replace(['[', ']'], "");
+        if let Ok(net) = bare.parse::<IpNet>() {
+            return Ok(Self::Net(canonical(net)));
+        }
+        if let Ok(ip) = bare.parse::<IpAddr>() {
+            return Ok(Self::Net(IpNet::from(ip.to_canonical())));
+        }
+        let (name, below) = match text.strip_prefix('.') {
+            Some(name) => (name, true),
+            None => (text, false),
+        };
+        match HostName::new(name) {
+            Ok(name) if !text.contains('/') => Ok(Self::Name { name, below }),
+            _ => Err(RuleError),
+        }
+    }
+}
+
+/// IPv4-mapped prefixes mean IPv4: addresses are compared in their canonical form.
+fn canonical(net: IpNet) -> IpNet {
+    match (net, net.addr().to_canonical()) {
+        (IpNet::V6(v6), IpAddr::V4(v4)) if v6.prefix_len() >= 96 => {
+            ipnet::Ipv4Net::new(v4, v6.prefix_len() - 96).map_or(net, IpNet::V4)
+        }
+        _ => net,
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.scope {
+            Scope::Everything => f.write_str("*")?,
+            Scope::Net(IpNet::V6(net)) => write!(f, "[{}]/{}", net.addr(), net.prefix_len())?,
+            Scope::Net(IpNet::V4(net)) => net.fmt(f)?,
+            Scope::Name { name, below } => {
+                write!(f, "{}{name}", if *below { "." } else { "" })?;
+            }
+        }
+        match self.port {
+            Some(port) => write!(f, ":{port}"),
+            None => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]

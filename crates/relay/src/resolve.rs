@@ -1,4 +1,4 @@
-//! Turns names into addresses, with a bounded cache and a time limit; `egress` alone uses it, after the policy agreed.
+//! Turns names into addresses, with a bounded cache and a time limit.
 //! The addresses that it answers are unchecked: each must pass the policy before anything is sent to it.
 //! DNS over UDP, then TCP (RFC 1035, RFC 7766); the servers are the system's or those of `[egress] resolver`.
 
@@ -149,9 +149,10 @@ async fn family(dns: &TokioResolver, name: Name, kind: RecordType) -> Answer {
     };
     let found = answer.answers().iter().filter_map(address).take(ADDRESSES);
     let found: Vec<IpAddr> = found.collect();
-    match found.is_empty() {
-        true => Err(ResolveError::NotFound),
-        false => Ok(found),
+    if found.is_empty() {
+        Err(ResolveError::NotFound)
+    } else {
+        Ok(found)
     }
 }
 

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use hoplite_crypto::Certificates;
 use hoplite_http::{h1, h2, h3};
+use hoplite_link::Pad;
 use hoplite_quic::Hooks;
 use hoplite_wire::tuning::{Congestion, TuningGrant};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
     admission::Admission,
-    config::{Carrier, Limits},
+    config::{Limits, LinkKind},
     egress::Egress,
     ip::Ip,
-    limits::Gate,
+    limits::Quotas,
     metrics::Metrics,
     onion::Onion,
-    template::Templates,
 };
 
 pub(crate) mod connection;
@@ -26,11 +26,12 @@ pub(crate) mod dns;
 pub(crate) mod handler;
 pub(crate) mod ip;
 pub(crate) mod quic;
-pub(crate) mod request;
 pub(crate) mod shard;
 pub(crate) mod splice;
 pub(crate) mod tls;
 pub(crate) mod udp;
+
+use self::handler::Templates;
 
 /// What all shards share.
 pub(crate) struct Shared {
@@ -47,7 +48,7 @@ pub(crate) struct Shared {
     pub(crate) serves_dns: bool,
     pub(crate) admission: ArcSwap<Admission>,
     pub(crate) certificates: Arc<Certificates>,
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) quotas: Arc<Quotas>,
     pub(crate) metrics: Arc<Metrics>,
     /// Who sees clients' packets.
     pub(crate) hooks: Hooks,
@@ -56,7 +57,7 @@ pub(crate) struct Shared {
     /// The congestion control of what is sent to clients, whatever they ask for.
     pub(crate) congestion: Congestion,
     /// Whether packets to clients are as large as the path carries.
-    pub(crate) pad: bool,
+    pub(crate) pad: Pad,
     /// How HTTP/3 is spoken.
     pub(crate) h3: h3::Config,
     /// How HTTP/2 is spoken.
@@ -67,7 +68,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// Circuits, if channels come in over this.
-    pub(crate) fn onion_over(&self, carrier: Carrier) -> Option<&Arc<Onion>> {
+    pub(crate) fn onion_over(&self, carrier: LinkKind) -> Option<&Arc<Onion>> {
         self.onion.as_ref().filter(|onion| onion.has(carrier))
     }
 }

@@ -1,19 +1,17 @@
 //! A relay whose process has no file descriptor left goes on accepting: idle connections make room. A process of its own, because the limit is the process's.
 
-use std::{fs::File, sync::Arc, time::Duration};
+use std::{fs::File, sync::Arc};
 
-use hoplite_crypto::{ALPN_HTTP1, Identity, Trust, client_tls};
-use hoplite_relay::{Config, Handle, Relay};
+use hoplite_crypto::{ALPN_HTTP1, Trust, client_tls};
+use hoplite_relay::Handle;
+use hoplite_testing::{PATIENCE, relay::relay, soon};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
-    time::timeout,
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
-
-const PATIENCE: Duration = Duration::from_secs(20);
 
 #[expect(clippy::disallowed_methods, reason = "an attacker is no flow")]
 async fn connect(relay: &Handle) -> TlsStream<TcpStream> {
@@ -27,17 +25,12 @@ async fn connect(relay: &Handle) -> TlsStream<TcpStream> {
 
 #[tokio::test]
 async fn idle_connections_make_room_when_no_descriptor_is_left() {
-    let made = Identity::generate(&["localhost".to_owned()]).expect("made");
-    let identity = Identity::from_pem(made.certificate.as_bytes(), made.key.as_bytes());
-    let mut config = Config {
-        listen: vec!["127.0.0.1:0".parse().expect("address")],
-        ..Config::default()
-    };
-    config.limits.shards = 1;
     // Nothing ends by itself while the test lasts.
-    config.limits.handshake = 10 * PATIENCE;
-    config.limits.idle_connection = 10 * PATIENCE;
-    let relay = Relay::start(&config, &identity.expect("read")).expect("started");
+    let relay = relay(|config| {
+        config.limits.shards = 1;
+        config.limits.handshake = 10 * PATIENCE;
+        config.limits.idle_connection = 10 * PATIENCE;
+    });
     let mut idle = Vec::new();
     for _ in 0..4 {
         idle.push(connect(&relay).await);
@@ -63,6 +56,6 @@ async fn idle_connections_make_room_when_no_descriptor_is_left() {
         assert_eq!(&answer, b"HTTP/1.1 ");
         drop(idle[0].read_to_end(&mut Vec::new()).await);
     };
-    timeout(PATIENCE, served).await.expect("served in time");
+    soon(served).await;
     drop(taken);
 }

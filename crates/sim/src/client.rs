@@ -2,7 +2,7 @@
 
 use std::{io, net::SocketAddr, sync::Arc};
 
-use hoplite_link::channel::{ChannelDialer, Channels, Counts, How, handshake::Us};
+use hoplite_channel::{ChannelDialer, Channels, Counts, How, handshake::Us};
 use hoplite_onion::{Config, Onion, channel::Linked};
 use hoplite_overlay::{Error, Isolation, Overlay, Stream, Terms};
 use hoplite_wire::Target;
@@ -79,7 +79,7 @@ impl ClientNode {
         let config = Config {
             congestion_control: self.settings.congestion_control,
             ahead: self.settings.ahead,
-            tokens: TOKENS,
+            isolated: TOKENS,
             ..Config::default()
         };
         let how: How = self.settings.channel;
@@ -155,7 +155,7 @@ fn kind(error: &Error) -> &'static str {
     }
 }
 
-// Servers that clients fetch from: eight bytes say how many are wanted, and so many come.
+// Servers that clients fetch from: eight bytes say how many are wanted, and this many come.
 
 /// Where they listen.
 const PORT: u16 = 80;

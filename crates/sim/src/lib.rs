@@ -1,4 +1,4 @@
-//! A network of relays and clients in one process and in virtual time: the real rooms (`onion`, `link::channel` over QUIC and over TLS,
+//! A network of relays and clients in one process and in virtual time: the real rooms (`onion`, `channel` over QUIC and over TLS,
 //! `crypto`, the choice of paths of `directory`) over links in memory and a clock that leaps to the next event.
 //! Scenario 5 of the thesis on QUIC for Tor, scaled up. docs/sim.md says what the model is.
 //!

@@ -12,8 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use clap::{Parser, ValueEnum};
-use hoplite_link::channel::How;
+use clap::Parser;
+use hoplite_channel::How;
 use hoplite_sim::{
     Failed, Progress, Settings, Traffic,
     report::Outcome,
@@ -41,12 +41,12 @@ struct Args {
     /// How long clients fetch, in virtual minutes; the warm-up is a part of it.
     #[arg(long, default_value_t = 10.0)]
     minutes: f64,
-    /// Clients begin within so many virtual minutes; what is fetched in them is not counted.
+    /// Clients begin within this many virtual minutes; what is fetched in them is not counted.
     #[arg(long, default_value_t = 1.0)]
     warm_up: f64,
-    /// What channels run over.
-    #[arg(long, default_value = "quic")]
-    channel: Over,
+    /// What channels run over: "quic", "tls", or "auto", both of them raced.
+    #[arg(long, default_value = "quic", value_parser = channel)]
+    channel: How,
     /// The share of packets that is lost between any two nodes, from 0 to 1.
     #[arg(long, default_value_t = 0.0)]
     loss: f64,
@@ -82,14 +82,6 @@ struct Args {
     json: bool,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Over {
-    Quic,
-    Tls,
-    /// Both, raced.
-    Auto,
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Kill(usize, Duration);
 
@@ -104,7 +96,16 @@ impl FromStr for Kill {
     }
 }
 
-/// So many seconds or minutes.
+fn channel(text: &str) -> Result<How, &'static str> {
+    match text {
+        "quic" => Ok(How::Quic),
+        "tls" => Ok(How::Tls),
+        "auto" => Ok(How::Raced),
+        _ => Err("expected \"quic\", \"tls\" or \"auto\""),
+    }
+}
+
+/// This many seconds or minutes.
 fn time(count: f64, of: f64) -> Result<Duration, String> {
     Duration::try_from_secs_f64(count * of).map_err(|_| format!("{count} is no time"))
 }
@@ -118,11 +119,7 @@ impl Args {
             seed: self.seed,
             time: time(self.minutes, 60.0)?,
             warm_up: time(self.warm_up, 60.0)?,
-            channel: match self.channel {
-                Over::Quic => How::Quic,
-                Over::Tls => How::Tls,
-                Over::Auto => How::Raced,
-            },
+            channel: self.channel,
             loss: self.loss,
             lossless_targets: self.lossless_targets,
             traffic: Traffic {

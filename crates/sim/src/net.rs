@@ -37,7 +37,7 @@ const FIRST_NET: u32 = 0x0b00;
 /// From here on ports are given out.
 const FIRST_PORT: u16 = 10_000;
 
-/// So many nodes have addresses that are not special.
+/// This many nodes have addresses that are not special.
 pub const MAX_NODES: usize = 0x5000;
 
 /// A node's number.
@@ -397,7 +397,7 @@ impl Place {
         }
     }
 
-    /// So many milliseconds from everywhere, whatever the other node's own distance is.
+    /// This many milliseconds from everywhere, whatever the other node's own distance is.
     pub const fn apart(ms: f64) -> Self {
         Self {
             x: 0.0,
@@ -418,7 +418,7 @@ impl Place {
     }
 }
 
-// One direction of a node's access link: so many bytes a second, and a queue with a bound. It drops the newest.
+// One direction of a node's access link: this many bytes a second, and a queue with a bound. It drops the newest.
 // A machine without clock: the network says when a packet comes, and hears when it has left.
 
 const SECOND: u128 = 1_000_000_000;

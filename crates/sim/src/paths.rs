@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 use hoplite_crypto::onion::{RelayKeys, identity::stand_in};
 use hoplite_directory::{
     Moment, PathChooser,
-    select::{Carrier, Network, PathConstraints},
+    path_selection::{Network, OverlayKind, PathConstraints},
 };
 use hoplite_onion::{
     channel::Waiting,
@@ -107,11 +107,11 @@ impl Chooser {
         }
     }
 
-    fn choose(&self, wish: &path::Wish) -> Option<Vec<Relay>> {
+    fn choose(&self, usage: &path::CircuitUsage) -> Option<Vec<Relay>> {
         let constraints = PathConstraints {
             hops: self.hops,
-            ports: wish.ports.clone(),
-            carrier: Carrier::Onion,
+            ports: usage.ports.clone(),
+            overlay: OverlayKind::Onion,
             ..PathConstraints::default()
         };
         let now = self.now();
@@ -120,7 +120,7 @@ impl Chooser {
             chooser, random, ..
         } = &mut *state;
         let (network, draw) = (&self.listed.network, &mut |most| random.below(most));
-        let chosen = chooser.select_circuit(network, &constraints, wish.required, now, draw);
+        let chosen = chooser.select_circuit(network, &constraints, usage.required, now, draw);
         let chosen = chosen.ok()?;
         let relays = chosen.iter();
         let path: Option<Vec<_>> = relays
@@ -133,9 +133,9 @@ impl Chooser {
 }
 
 impl Paths for Chooser {
-    fn path<'a>(&'a self, wish: &'a path::Wish) -> Waiting<'a, Result<Vec<Relay>, Error>> {
+    fn path<'a>(&'a self, usage: &'a path::CircuitUsage) -> Waiting<'a, Result<Vec<Relay>, Error>> {
         Box::pin(async {
-            let path = self.choose(wish);
+            let path = self.choose(usage);
             path.ok_or_else(|| Error::new(ErrorKind::PathFailed, "choosing a path"))
         })
     }

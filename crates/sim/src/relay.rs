@@ -6,27 +6,25 @@ use std::{
     time::Duration,
 };
 
+use hoplite_channel::{
+    Channel, ChannelDialer, ChannelServer, Channels, Config, Counts, FAILED_DIAL_TTL, How,
+    handshake::Us,
+};
 use hoplite_crypto::{
     SigningKey,
     onion::{OnionKey, OnionKeys, identity::stand_in},
 };
 use hoplite_directory::sign_descriptor;
-use hoplite_link::{
-    ConnectionController, TuningGrant,
-    channel::{
-        Channel, ChannelDialer, ChannelServer, Channels, Config, Counts, FAILED, How, handshake::Us,
-    },
-    quic::{Endpoint, Incoming, TokioRuntime},
-    server::Acceptor,
-};
 use hoplite_onion::{
     channel::Linked,
     relay::{self, Policy, serve},
 };
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms};
+use hoplite_quic::{ConnectionController, Endpoint, Incoming, TokioRuntime, server::Acceptor};
 use hoplite_wire::{
     Host as Name, Target,
     directory::{Descriptor, Key, Ports, Roles, SignedDescriptor},
+    tuning::TuningGrant,
 };
 use tokio::{
     task::JoinSet,
@@ -97,7 +95,7 @@ impl RelayNode {
         let host = Arc::new(Host::new(network, plan.node));
         let link = ground.link_of(random.bytes());
         let behaves = Config {
-            failed: FAILED,
+            failed: FAILED_DIAL_TTL,
             ..ground.channel.clone()
         };
         let dialer = ChannelDialer::new(host.clone(), us.clone(), &link, behaves, counts.clone());
@@ -338,7 +336,7 @@ impl std::fmt::Debug for Listeners {
 
 // How a node reaches others: the overlay that its channels are dialled through. A relay's and a client's alike, and an exit's to targets.
 
-/// A node's own roads.
+/// What a node reaches others by.
 #[derive(Clone, Debug)]
 pub struct Host {
     network: Network,

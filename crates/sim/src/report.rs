@@ -108,7 +108,7 @@ pub struct Packets {
     /// Sent.
     pub sent: u64,
     /// Their bytes, with headers.
-    #[serde(rename = "octets")]
+    #[serde(rename = "bytes")]
     pub bytes: u64,
     /// Received.
     pub received: u64,
@@ -282,7 +282,7 @@ pub fn write(outcome: &Outcome, directory: &Path) -> io::Result<()> {
 }
 
 fn fetches(outcome: &Outcome) -> String {
-    let mut out = "client,kind,wanted,octets,begun_s,open_s,ttfb_s,ttlb_s,gap_s,end\n".to_owned();
+    let mut out = "client,kind,wanted,bytes,begun_s,open_s,ttfb_s,ttlb_s,gap_s,end\n".to_owned();
     for fetch in &outcome.fetches {
         let from = |time: Option<Duration>| Seconds(time.map(|time| time - fetch.begun));
         let Fetch {
@@ -372,13 +372,13 @@ impl fmt::Display for Summary {
         )?;
         for fetches in &self.fetches {
             let name = fetches.workload;
-            row(f, &format!("{name}: first octet, s"), &fetches.ttfb_s)?;
-            row(f, &format!("{name}: last octet, s"), &fetches.ttlb_s)?;
+            row(f, &format!("{name}: first byte, s"), &fetches.ttfb_s)?;
+            row(f, &format!("{name}: last byte, s"), &fetches.ttlb_s)?;
         }
         row(f, "circuit built, s", &self.circuit_s)?;
         row(f, "relay's line used", &self.relay_use)?;
         if self.outage_s.n > 0 {
-            row(f, "longest without octets, s", &self.outage_s)?;
+            row(f, "longest without bytes, s", &self.outage_s)?;
         }
         for fetches in &self.fetches {
             let Fetches {
@@ -393,7 +393,7 @@ impl fmt::Display for Summary {
             let ratio = fetches.ttfb_p99_over_median;
             writeln!(
                 f,
-                "{workload}: {n} fetches, {done} done, {failed} failed, {running} not over; {stalled} without an octet for 10 s; first octet's 99 % is {ratio:.2} medians"
+                "{workload}: {n} fetches, {done} done, {failed} failed, {running} not over; {stalled} without a byte for 10 s; first byte's 99 % is {ratio:.2} medians"
             )?;
         }
         let Packets {

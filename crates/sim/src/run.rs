@@ -12,15 +12,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use hoplite_channel::{self as channel, Counts, How};
 use hoplite_crypto::{
     ALPN_CHANNEL, Certificates, Identity, onion::identity::RelayIdentity, server_tls,
 };
-use hoplite_link::{
-    channel::{self, Counts, How},
-    quic::{EndpointConfig, ServerConfig, TransportConfig},
+use hoplite_quic::{
+    EndpointConfig, Hooks, ServerConfig, TransportConfig,
     server::{Secrets, server_config},
 };
-use hoplite_quic::Hooks;
 use rcgen::{CertificateParams, KeyPair, PKCS_ED25519, SerialNumber};
 use tokio::{
     runtime::Builder,

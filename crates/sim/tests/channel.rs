@@ -12,13 +12,11 @@ use std::{
     time::Duration,
 };
 
-use hoplite_link::{
-    Congestion, TuningRequest,
-    channel::{
-        Channel, ChannelDialer, ChannelServer, Circuit, Counts, How, Kind, Receiver, Sender, Whom,
-        handshake::Us,
-    },
+use hoplite_channel::{
+    Channel, ChannelDialer, ChannelServer, Circuit, Counts, How, Receiver, Sender, Whom,
+    handshake::Us,
 };
+use hoplite_link::LinkKind;
 use hoplite_overlay::Terms;
 use hoplite_sim::{
     net::{Access, Network, Node, Place},
@@ -28,6 +26,7 @@ use hoplite_sim::{
 use hoplite_wire::{
     Target,
     cell::{Cell, CircuitId, Command},
+    tuning::{Congestion, TuningRequest},
 };
 use tokio::{
     sync::mpsc,
@@ -100,7 +99,7 @@ impl Plan {
         let mut told = self.served(network, &ground, tasks);
         let link = hoplite_link::Config {
             seed: Some([self.seed; 32]),
-            wishes: TuningRequest {
+            tuning_request: TuningRequest {
                 congestion: self.congestion,
                 ..TuningRequest::default()
             },
@@ -216,7 +215,7 @@ fn median(times: &[[Duration; 2]], which: usize) -> Duration {
     times[times.len() / 2]
 }
 
-/// The medians of pages' times, over a road that loses one packet in a hundred, and how many cells a busy circuit beside them was sent a second.
+/// The medians of pages' times, over a path that loses one packet in a hundred, and how many cells a busy circuit beside them was sent a second.
 async fn fetch(busy: bool) -> ([Duration; 2], usize) {
     let network = Network::new(1, 0.01);
     let mut tasks = JoinSet::new();
@@ -265,9 +264,9 @@ async fn a_channel_over_tls_takes_one_round_trip_more_for_its_connection() {
 #[tokio::test(start_paused = true)]
 async fn of_a_race_quic_is_taken_and_cells_arrive_although_packets_are_lost() {
     for (how, kind) in [
-        (How::Raced, Kind::Quic),
-        (How::Quic, Kind::Quic),
-        (How::Tls, Kind::Tls),
+        (How::Raced, LinkKind::Quic),
+        (How::Quic, LinkKind::Quic),
+        (How::Tls, LinkKind::Tls),
     ] {
         let network = Network::new(1, 0.05);
         let mut tasks = JoinSet::new();

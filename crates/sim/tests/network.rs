@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use hoplite_link::channel::How;
+use hoplite_channel::How;
 use hoplite_sim::{
     Failed, Settings, Traffic,
     report::{self, Summary},

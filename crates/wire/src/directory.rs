@@ -13,6 +13,8 @@ use std::{
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 
+use crate::Target;
+
 /// Addresses of one relay.
 pub const ADDRESSES: usize = 4;
 
@@ -154,6 +156,32 @@ impl FromStr for Key {
     fn from_str(text: &str) -> Result<Self, KeyError> {
         let bytes = text.strip_prefix("ed25519:").and_then(decode);
         bytes.map(Self).ok_or(KeyError)
+    }
+}
+
+/// Where an authority answers, and by what key it signs; `ed25519:…@host:port` in configuration files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Host and port of its HTTP.
+    pub address: Target,
+    /// Who it is.
+    pub key: Key,
+}
+
+/// The text names no authority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected \"ed25519:…@host:port\"")]
+pub struct SourceError;
+
+impl FromStr for Source {
+    type Err = SourceError;
+
+    fn from_str(text: &str) -> Result<Self, SourceError> {
+        let (key, address) = text.split_once('@').ok_or(SourceError)?;
+        Ok(Self {
+            address: address.parse().map_err(|_| SourceError)?,
+            key: key.parse().map_err(|_| SourceError)?,
+        })
     }
 }
 
@@ -676,7 +704,8 @@ pub fn split_signed(text: &str) -> Result<(&str, BTreeMap<Key, Signature>), Malf
     }
 }
 
-fn write_signatures(signatures: &BTreeMap<Key, Signature>) -> String {
+/// The lines `signed KEY SIGNATURE` below what is signed.
+pub fn write_signatures(signatures: &BTreeMap<Key, Signature>) -> String {
     let line = |(key, signature)| format!("signed {key} {signature}\n");
     signatures.iter().map(line).collect()
 }
@@ -724,8 +753,8 @@ impl fmt::Display for SignedList {
 // Commitments: by which vote an authority stands, told before any vote is shown, and who holds that vote too. Authorities hand them on to each
 // other with every signature that they know, so that who tells two of them two things is seen by all. docs/directory.md, "How authorities agree".
 
-/// Two of one voter are proof enough against it: more are not told.
-const MAX_OF_ONE_VOTER: usize = 2;
+/// Commitments of one voter that are kept and told: two prove that it is two-faced.
+pub const COMMITMENTS_PER_VOTER: usize = 2;
 
 const COMMITMENT_HEAD: &str = "hoplite-commitment 1";
 
@@ -790,12 +819,16 @@ impl Commitments {
         let last = self.all.last_key_value().map(|(last, _)| last);
         let own = self.all.keys().filter(|other| other.voter == next.voter);
         match last {
-            _ if self.all.len() >= AUTHORITIES * MAX_OF_ONE_VOTER => Err("too many commitments"),
+            _ if self.all.len() >= AUTHORITIES * COMMITMENTS_PER_VOTER => {
+                Err("too many commitments")
+            }
             Some(last) if last.valid_after != next.valid_after => Err("of another period"),
             Some(last) if last >= next => {
                 Err("a commitment stands twice, or they are not in order")
             }
-            _ if own.count() >= MAX_OF_ONE_VOTER => Err("more than two commitments of one voter"),
+            _ if own.count() >= COMMITMENTS_PER_VOTER => {
+                Err("more than two commitments of one voter")
+            }
             _ => Ok(()),
         }
     }

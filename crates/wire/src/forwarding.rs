@@ -4,7 +4,7 @@
 
 mod field;
 
-use std::time::Duration;
+use std::{fmt, ops::Deref, time::Duration};
 
 use bytes::{BufMut, Bytes};
 
@@ -31,10 +31,60 @@ pub struct LongIds<'a> {
 }
 
 /// Ids stay out of every log.
-impl std::fmt::Debug for LongIds<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for LongIds<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (to, from) = (self.destination.len(), self.source.len());
         write!(f, "LongIds(version {:#x}, {to} + {from})", self.version)
+    }
+}
+
+/// "In QUIC version 1, this value MUST NOT exceed 20 bytes" (RFC 9000 §17.2): longer ids are not forwarded.
+pub const MAX_CID_SIZE: usize = 20;
+
+/// A connection id of QUIC version 1. It is copied, not allocated: every packet is compared with some.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ConnectionId {
+    len: u8,
+    bytes: [u8; MAX_CID_SIZE],
+}
+
+impl ConnectionId {
+    /// `None` if it is longer than those of version 1.
+    pub fn new(id: &[u8]) -> Option<Self> {
+        let mut bytes = [0; MAX_CID_SIZE];
+        bytes.get_mut(..id.len())?.copy_from_slice(id);
+        let len = u8::try_from(id.len()).ok()?;
+        Some(Self { len, bytes })
+    }
+
+    /// Whether a packet with a short header may carry it: there its length does not stand.
+    pub fn leads(&self, packet: &[u8]) -> bool {
+        packet.get(1..).is_some_and(|rest| rest.starts_with(self))
+    }
+
+    /// "Two Connection IDs conflict if and only if one Connection ID is equal to or a prefix of another."
+    pub fn conflicts_with(&self, other: &Self) -> bool {
+        self.starts_with(other) || other.starts_with(self)
+    }
+
+    /// For a capsule.
+    pub fn to_bytes(self) -> Bytes {
+        Bytes::copy_from_slice(&self)
+    }
+}
+
+impl Deref for ConnectionId {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes.get(..usize::from(self.len)).unwrap_or_default()
+    }
+}
+
+/// Ids stay out of every log.
+impl fmt::Debug for ConnectionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ConnectionId({} bytes)", self.len)
     }
 }
 
@@ -248,8 +298,8 @@ impl Capsule {
 }
 
 /// Ids and tokens stay out of every log.
-impl std::fmt::Debug for Capsule {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Capsule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }

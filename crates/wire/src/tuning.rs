@@ -22,7 +22,7 @@ pub enum AckPolicy {
     #[default]
     Auto,
     /// As the QUIC stack does: every second packet, or after 25 ms.
-    Default,
+    Stack,
     /// So long after the first packet that wants it, however many come in between.
     After(Duration),
     /// After this share of the round trip.
@@ -30,7 +30,7 @@ pub enum AckPolicy {
     /// As the sender asks by ACK_FREQUENCY (draft-ietf-quic-ack-frequency).
     Extension,
     /// Datagrams are not acknowledged, but for a probe now and then; everything else is.
-    Never,
+    NoAcks,
 }
 
 /// A share of the round trip, in thousandths.
@@ -58,6 +58,11 @@ pub enum Congestion {
 #[error("expected \"auto\", \"cubic\", \"bbr\", \"newreno\" or \"off\"")]
 pub struct NotCongestion;
 
+impl Congestion {
+    /// What is written for each.
+    pub const NAMES: &'static [&'static str] = &["auto", "cubic", "bbr", "newreno", "off"];
+}
+
 impl FromStr for Congestion {
     type Err = NotCongestion;
 
@@ -80,7 +85,7 @@ pub struct TuningRequest {
     pub up: AckPolicy,
     /// When the client acknowledges what the relay sends.
     pub down: AckPolicy,
-    /// A delay begins after so many packets: until then a connection learns what the path carries.
+    /// A delay begins after this many packets: until then a connection learns what the path carries.
     pub after: u16,
     /// The congestion control of both ends.
     pub congestion: Congestion,
@@ -97,9 +102,7 @@ pub struct TuningGrant {
 
 /// Not a way to acknowledge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "expected \"auto\", \"default\", \"extension\", \"none\", a delay from \"1ms\" to \"250ms\", or a share of the round trip from \"0.01rtt\" to \"4rtt\""
-)]
+#[error("expected \"none\", {}", AckPolicy::EXPECTED)]
 pub struct NotAnAckPolicy;
 
 impl Default for TuningRequest {
@@ -129,7 +132,7 @@ impl TuningRequest {
     /// The text is none of those.
     pub fn both(text: &str) -> Result<(AckPolicy, AckPolicy), NotAnAckPolicy> {
         match text {
-            "none-up" => Ok((AckPolicy::Never, AckPolicy::Default)),
+            "none-up" => Ok((AckPolicy::NoAcks, AckPolicy::Stack)),
             _ => text.parse().map(|acks| (acks, acks)),
         }
     }
@@ -155,9 +158,13 @@ impl Share {
 const LONG_RTT: Duration = Duration::from_millis(100);
 
 /// What QUIC stacks allow when nothing else was said (RFC 9000 §18.2), and the most of an automatic delay.
-const DEFAULT_MAX_ACK_DELAY: Duration = Duration::from_millis(25);
+pub const DEFAULT_MAX_ACK_DELAY: Duration = Duration::from_millis(25);
 
 impl AckPolicy {
+    /// What is written for a policy, beside "none", which clients alone ask for.
+    pub const EXPECTED: &'static str = "\"auto\", \"default\", \"extension\", a delay from \"1ms\" to \"250ms\", \
+        or a share of the round trip from \"0.01rtt\" to \"4rtt\"";
+
     /// How long an acknowledgement may be held back by this policy.
     #[must_use]
     pub fn longest(self) -> Duration {
@@ -174,10 +181,10 @@ impl AckPolicy {
     #[must_use]
     pub fn delay(self, rtt: Option<Duration>) -> Option<Duration> {
         let delay = match self {
-            Self::Default | Self::Extension => return None,
+            Self::Stack | Self::Extension => return None,
             Self::After(delay) => delay,
             Self::Share(share) => share.of(rtt?),
-            Self::Auto | Self::Never => Share::QUARTER.of(rtt?),
+            Self::Auto | Self::NoAcks => Share::QUARTER.of(rtt?),
         };
         Some(delay.min(self.longest()).max(*DELAYS.start()))
     }
@@ -189,9 +196,9 @@ impl FromStr for AckPolicy {
     fn from_str(text: &str) -> Result<Self, NotAnAckPolicy> {
         match text {
             "auto" => Ok(Self::Auto),
-            "default" => Ok(Self::Default),
+            "default" => Ok(Self::Stack),
             "extension" => Ok(Self::Extension),
-            "none" => Ok(Self::Never),
+            "none" => Ok(Self::NoAcks),
             _ => delay(text).or_else(|| share(text)).ok_or(NotAnAckPolicy),
         }
     }
@@ -220,11 +227,11 @@ impl fmt::Display for AckPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),
-            Self::Default => f.write_str("default"),
+            Self::Stack => f.write_str("default"),
             Self::After(delay) => write!(f, "{}ms", delay.as_secs_f64() * 1000.0),
             Self::Share(share) => write!(f, "{}rtt", f64::from(share.0) / 1000.0),
             Self::Extension => f.write_str("extension"),
-            Self::Never => f.write_str("none"),
+            Self::NoAcks => f.write_str("none"),
         }
     }
 }
@@ -238,7 +245,7 @@ pub struct Agreed {
     pub up: AckPolicy,
     /// When the client acknowledges what the relay sends.
     pub down: AckPolicy,
-    /// A delay begins after so many packets.
+    /// A delay begins after this many packets.
     pub after: u16,
     /// The congestion control of both ends; [`Congestion::Auto`] is none at an end whose datagrams are not acknowledged, while no stream runs.
     pub congestion: Congestion,
@@ -258,12 +265,12 @@ pub struct Refused {
 }
 
 impl TuningRequest {
-    /// What is asked of a relay. `carrier`: the connection only carries the link to the next relay, whose own connection controls itself and
+    /// What is asked of a relay. `carries_next_hop`: the connection only carries the link to the next relay, whose own connection controls itself and
     /// acknowledges: nothing of that is worth doing twice.
     #[must_use]
-    pub fn for_hop(self, carrier: bool) -> Self {
+    pub fn for_hop(self, carries_next_hop: bool) -> Self {
         let suited = |acks| match acks {
-            AckPolicy::Auto if carrier => AckPolicy::Never,
+            AckPolicy::Auto if carries_next_hop => AckPolicy::NoAcks,
             acks => acks,
         };
         Self {
@@ -277,11 +284,11 @@ impl TuningRequest {
     #[must_use]
     pub fn granted(self, grants: TuningGrant) -> Agreed {
         let allowed = |acks| match acks {
-            AckPolicy::Never if !grants.no_acks => AckPolicy::Auto,
+            AckPolicy::NoAcks if !grants.no_acks => AckPolicy::Auto,
             acks => acks,
         };
         let up = match grants.acks {
-            AckPolicy::Auto | AckPolicy::Never => allowed(self.up),
+            AckPolicy::Auto | AckPolicy::NoAcks => allowed(self.up),
             fixed => fixed,
         };
         let (down, off) = (allowed(self.down), self.congestion == Congestion::Off);
@@ -307,18 +314,18 @@ impl TuningRequest {
     #[must_use]
     pub fn alone(self) -> Agreed {
         let down = match self.down {
-            AckPolicy::Never => AckPolicy::Auto,
+            AckPolicy::NoAcks => AckPolicy::Auto,
             acks => acks,
         };
         Agreed {
-            up: AckPolicy::Default,
+            up: AckPolicy::Stack,
             down,
             after: self.after,
             congestion: self.congestion,
             refused: Refused {
                 up: !matches!(
                     self.up,
-                    AckPolicy::Auto | AckPolicy::Default | AckPolicy::Extension
+                    AckPolicy::Auto | AckPolicy::Stack | AckPolicy::Extension
                 ),
                 down: down != self.down,
                 congestion: false,
@@ -330,8 +337,8 @@ impl TuningRequest {
 impl Agreed {
     /// Both ends as their QUIC stacks are: what a connection begins with.
     pub const PLAIN: Self = Self {
-        up: AckPolicy::Default,
-        down: AckPolicy::Default,
+        up: AckPolicy::Stack,
+        down: AckPolicy::Stack,
         after: 0,
         congestion: Congestion::Auto,
         refused: Refused {
@@ -364,9 +371,9 @@ const SHARE: u64 = 2;
 
 const NAMES: [AckPolicy; 4] = [
     AckPolicy::Auto,
-    AckPolicy::Default,
+    AckPolicy::Stack,
     AckPolicy::Extension,
-    AckPolicy::Never,
+    AckPolicy::NoAcks,
 ];
 
 const CONTROLS: [Congestion; 5] = [
@@ -468,9 +475,9 @@ mod tests {
     fn acks() -> impl Strategy<Value = AckPolicy> {
         prop_oneof![
             Just(AckPolicy::Auto),
-            Just(AckPolicy::Default),
+            Just(AckPolicy::Stack),
             Just(AckPolicy::Extension),
-            Just(AckPolicy::Never),
+            Just(AckPolicy::NoAcks),
             (1000_u64..=250_000).prop_map(|micros| AckPolicy::After(Duration::from_micros(micros))),
             (10_u16..=4000).prop_map(|share| AckPolicy::Share(Share(share))),
         ]
@@ -516,7 +523,7 @@ mod tests {
         #[test]
         fn a_relay_that_allows_no_silence_is_never_met_with_it(wishes in wishes(), acks in acks()) {
             let agreed = wishes.granted(TuningGrant { acks, no_acks: false });
-            prop_assert!(agreed.up != AckPolicy::Never && agreed.down != AckPolicy::Never);
+            prop_assert!(agreed.up != AckPolicy::NoAcks && agreed.down != AckPolicy::NoAcks);
             prop_assert!(agreed.congestion != Congestion::Off);
         }
 
@@ -529,8 +536,8 @@ mod tests {
     #[test]
     fn a_policy_is_a_name_a_delay_or_a_share_within_bounds() {
         let after = |micros| Ok(AckPolicy::After(Duration::from_micros(micros)));
-        assert_eq!("default".parse(), Ok(AckPolicy::Default));
-        assert_eq!("none".parse(), Ok(AckPolicy::Never));
+        assert_eq!("default".parse(), Ok(AckPolicy::Stack));
+        assert_eq!("none".parse(), Ok(AckPolicy::NoAcks));
         assert_eq!("1ms".parse(), after(1000));
         assert_eq!("2.5 ms".parse(), after(2500));
         assert_eq!("250ms".parse(), after(250_000));
@@ -544,7 +551,7 @@ mod tests {
         }
         assert_eq!(
             TuningRequest::both("none-up"),
-            Ok((AckPolicy::Never, AckPolicy::Default))
+            Ok((AckPolicy::NoAcks, AckPolicy::Stack))
         );
         assert_eq!(
             TuningRequest::both("1ms"),
@@ -565,28 +572,31 @@ mod tests {
     #[test]
     fn automatic_means_silence_only_where_another_link_is_carried() {
         let asked = TuningRequest::default().for_hop(true);
-        assert_eq!((asked.up, asked.down), (AckPolicy::Never, AckPolicy::Never));
+        assert_eq!(
+            (asked.up, asked.down),
+            (AckPolicy::NoAcks, AckPolicy::NoAcks)
+        );
         assert_eq!(
             TuningRequest::default().for_hop(false),
             TuningRequest::default()
         );
         let fixed = TuningRequest {
-            up: AckPolicy::Default,
+            up: AckPolicy::Stack,
             ..TuningRequest::default()
         };
-        assert_eq!(fixed.for_hop(true).up, AckPolicy::Default);
+        assert_eq!(fixed.for_hop(true).up, AckPolicy::Stack);
     }
 
     #[test]
     fn a_relay_with_a_policy_of_its_own_keeps_it_and_the_client_knows() {
         let grants = TuningGrant {
-            acks: AckPolicy::Default,
+            acks: AckPolicy::Stack,
             no_acks: true,
         };
         let agreed = TuningRequest::default().for_hop(true).granted(grants);
         assert_eq!(
             (agreed.up, agreed.down),
-            (AckPolicy::Default, AckPolicy::Never)
+            (AckPolicy::Stack, AckPolicy::NoAcks)
         );
         assert!(agreed.refused.up && !agreed.refused.down);
         assert!(
@@ -602,7 +612,7 @@ mod tests {
         let agreed = TuningRequest::default().for_hop(true).alone();
         assert_eq!(
             (agreed.up, agreed.down),
-            (AckPolicy::Default, AckPolicy::Auto)
+            (AckPolicy::Stack, AckPolicy::Auto)
         );
         assert!(agreed.refused.up && agreed.refused.down);
         assert!(!TuningRequest::default().alone().refused.any());

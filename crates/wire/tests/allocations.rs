@@ -40,7 +40,7 @@ static ALLOCATOR: Counting = Counting;
 const CELLS: usize = 10_000;
 const CHUNK: usize = 16_384;
 
-/// So many cells as they stand on the wire.
+/// This many cells as they stand on the wire.
 fn stream() -> BytesMut {
     let cell = Cell::new(CircuitId::new(7), Command::RELAY, |out| {
         out.put_bytes(9, 509);

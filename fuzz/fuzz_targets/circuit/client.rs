@@ -11,11 +11,11 @@ use std::{
 use bytes::BytesMut;
 use hoplite_onion::{
     client::Circuit,
-    edge::{
-        Edge, HALF_CLOSE, Moment, Role,
+    endpoint::{
+        Endpoint, HALF_CLOSE, Moment, Role,
         io::{Handle, Shared},
     },
-    flow::{Control, Digest},
+    flow_control::{Control, Digest},
     relay::{self, Forward},
 };
 use hoplite_wire::{
@@ -53,9 +53,9 @@ pub(crate) fn run(who: u8, input: &mut Input<'_>) {
     let mut client = Client::new(who);
     while let (true, Some(what)) = (client.open, input.next()) {
         client.step(what, input);
-        let edge = client.shared.lock();
-        assert!(edge.streams() <= LIMITS.streams);
-        assert!(edge.owned() < MOST, "{}", edge.owned());
+        let endpoint = client.shared.lock();
+        assert!(endpoint.streams() <= LIMITS.streams);
+        assert!(endpoint.owned() < MOST, "{}", endpoint.owned());
     }
     client.end();
 }
@@ -67,7 +67,7 @@ impl Client {
         let circuit = Circuit::new(CircuitId::new(1), path, true, zeros);
         Self {
             circuit: circuit.expect("a path"),
-            shared: Shared::new(Edge::new(Role::Client, Control::Fixed, LIMITS, zeros)),
+            shared: Shared::new(Endpoint::new(Role::Client, Control::Fixed, LIMITS, zeros)),
             handles: Vec::new(),
             relays: Vec::new(),
             congestion_control: who & 8 == 0,
@@ -83,22 +83,22 @@ impl Client {
         match what % 16 {
             0 => self.hear_any(),
             1 => self.build(),
-            2 => drop(self.hear((input.octet(), input.octet()))),
+            2 => drop(self.hear((input.byte(), input.byte()))),
             3 => input.cell().into_iter().for_each(|cell| self.tell(cell)),
-            4 => self.say(input.octet(), input.body()),
+            4 => self.say(input.byte(), input.body()),
             5 => self.flood(input),
             6 => self.acknowledge(),
-            7 => self.begin(input.octet()),
-            8 => self.write(input.octet(), input.octet()),
-            9 => self.read(input.octet()),
-            10 => self.finish(input.octet()),
+            7 => self.begin(input.byte()),
+            8 => self.write(input.byte(), input.byte()),
+            9 => self.read(input.byte()),
+            10 => self.finish(input.byte()),
             11 => drop(
-                self.handle(input.octet())
+                self.handle(input.byte())
                     .map(|place| self.handles.swap_remove(place)),
             ),
-            12 => (0..input.octet()).for_each(|_| self.hear_any()),
-            13 => self.now += Duration::from_millis(input.octet().into()),
-            14 => self.answer(input.octet()),
+            12 => (0..input.byte()).for_each(|_| self.hear_any()),
+            13 => self.now += Duration::from_millis(input.byte().into()),
+            14 => self.answer(input.byte()),
             _ => self.shared.lock().retire(),
         }
     }
@@ -114,7 +114,7 @@ impl Client {
         self.hear((0, 0));
     }
 
-    /// What the client says next: every cell of it is for one of its relays. Handshakes are answered, one octet changed.
+    /// What the client says next: every cell of it is for one of its relays. Handshakes are answered, one byte changed.
     fn hear(&mut self, change: (u8, u8)) -> Option<()> {
         let mut cell = self.circuit.next(&mut self.shared.lock(), self.now)?;
         if cell.command == Command::CREATE2 {
@@ -204,15 +204,15 @@ impl Client {
             now: self.now,
             blocked: false,
         };
-        let mut edge = self.shared.lock();
-        if let Err(error) = self.circuit.handle(cell, &mut edge, at) {
-            edge.close(error);
+        let mut endpoint = self.shared.lock();
+        if let Err(error) = self.circuit.handle(cell, &mut endpoint, at) {
+            endpoint.close(error);
             self.open = false;
         }
     }
 
     fn flood(&mut self, input: &mut Input<'_>) {
-        let (stream, count, length) = (input.octet(), input.octet(), input.octet());
+        let (stream, count, length) = (input.byte(), input.byte(), input.byte());
         let data = vec![7; usize::from(length)];
         for _ in 0..u16::from(count) * 4 {
             if let (true, Some(last)) = (self.open, self.relays.len().checked_sub(1)) {
@@ -258,19 +258,19 @@ impl Client {
     }
 
     fn begin(&mut self, what: u8) {
-        let mut edge = self.shared.lock();
+        let mut endpoint = self.shared.lock();
         let target = |n: u8| {
             TARGETS[usize::from(n) % 3]
                 .parse::<Target>()
                 .expect("a target")
         };
         let begun = match what % 8 {
-            0 => edge.resolve("site.example"),
-            1 => edge.begin_directory(),
-            2..=4 => edge.begin(&target(what), HALF_CLOSE),
-            _ => edge.begin(&target(what), Flags::IPV6_OKAY),
+            0 => endpoint.resolve("site.example"),
+            1 => endpoint.begin_directory(),
+            2..=4 => endpoint.begin(&target(what), HALF_CLOSE),
+            _ => endpoint.begin(&target(what), Flags::IPV6_OKAY),
         };
-        drop(edge);
+        drop(endpoint);
         self.handles
             .extend(begun.map(|id| Handle::new(&self.shared, id)));
     }
@@ -283,8 +283,8 @@ impl Client {
         let Some(place) = self.handle(which) else {
             return;
         };
-        let octets = vec![5; usize::from(count) * 64];
-        drop(Pin::new(&mut self.handles[place]).poll_write(&mut noop(), &octets));
+        let bytes = vec![5; usize::from(count) * 64];
+        drop(Pin::new(&mut self.handles[place]).poll_write(&mut noop(), &bytes));
     }
 
     fn read(&mut self, which: u8) {
@@ -331,10 +331,10 @@ fn noop() -> Context<'static> {
     Context::from_waker(Waker::noop())
 }
 
-/// One octet of it, if there are so many.
+/// One byte of it, if there are so many.
 fn changed(mut created: Vec<u8>, (place, bits): (u8, u8)) -> Vec<u8> {
-    if let Some(octet) = created.get_mut(usize::from(place)) {
-        *octet ^= bits;
+    if let Some(byte) = created.get_mut(usize::from(place)) {
+        *byte ^= bits;
     }
     created
 }

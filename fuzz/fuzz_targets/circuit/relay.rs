@@ -13,7 +13,7 @@ use bytes::BytesMut;
 use hoplite_crypto::onion::{ntor3, tor1::ClientLayers};
 use hoplite_onion::{
     channel::{self, Channel, Dialer, Waiting, memory},
-    flow::Digest,
+    flow_control::Digest,
     path,
     relay::{self, Config, Policy, Relay, serve},
 };
@@ -117,8 +117,8 @@ impl Hostile {
         match what % 16 {
             0 => self.create().await,
             1 => self.send_raw(input.cell()).await,
-            2 => self.say(input.octet(), input.body()),
-            3 => self.extend(input.octet()),
+            2 => self.say(input.byte(), input.body()),
+            3 => self.extend(input.byte()),
             4 => self.join().await,
             5 => input
                 .cell()
@@ -127,13 +127,13 @@ impl Hostile {
             6 => self.say_back(input.body()),
             7 => self.flood(input),
             8 => self.acknowledge(),
-            9 => self.begin(input.octet(), input.octet()),
-            10 => self.write(input.octet(), input.octet()),
-            11 => self.read(input.octet()),
-            12 => drop(self.target(input.octet(), Vec::swap_remove)),
-            13 => advance(Duration::from_millis(u64::from(input.octet()) * 100)).await,
+            9 => self.begin(input.byte(), input.byte()),
+            10 => self.write(input.byte(), input.byte()),
+            11 => self.read(input.byte()),
+            12 => drop(self.target(input.byte(), Vec::swap_remove)),
+            13 => advance(Duration::from_millis(u64::from(input.byte()) * 100)).await,
             14 => self.next = None,
-            _ => self.leave(input.octet()),
+            _ => self.leave(input.byte()),
         }
     }
 
@@ -254,7 +254,7 @@ impl Hostile {
     }
 
     fn flood(&mut self, input: &mut Input<'_>) {
-        let (stream, count, length) = (input.octet(), input.octet(), input.octet());
+        let (stream, count, length) = (input.byte(), input.byte(), input.byte());
         let data = vec![7; usize::from(length)];
         for _ in 0..count {
             self.say(
@@ -318,9 +318,9 @@ impl Hostile {
     }
 
     fn write(&self, which: u8, count: u8) {
-        let octets = vec![5; usize::from(count) * 64];
+        let bytes = vec![5; usize::from(count) * 64];
         self.target(which, |all, place| {
-            drop(Pin::new(&mut all[place]).poll_write(&mut noop(), &octets));
+            drop(Pin::new(&mut all[place]).poll_write(&mut noop(), &bytes));
         });
     }
 

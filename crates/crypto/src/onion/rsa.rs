@@ -26,7 +26,7 @@ impl PublicKey {
         Self::read(der, AUTHORITY)
     }
 
-    /// A key of so many bits.
+    /// A key of this many bits.
     pub(super) fn read(der: &[u8], bits: RangeInclusive<u64>) -> Option<Self> {
         let (rest, key) = RSAPublicKey::from_der(der).ok()?;
         let modulus = BigUint::from_bytes_be(key.modulus);

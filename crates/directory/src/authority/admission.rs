@@ -9,55 +9,57 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
+    time::Duration,
 };
 
+use hoplite_config::ConfigError;
 use hoplite_wire::{
-    directory::{Descriptor, Key, SignedDescriptor},
+    directory::{Descriptor, Key, RELAYS, SignedDescriptor},
     special,
 };
+use serde::{Deserialize, Deserializer, de};
 
 use crate::Refused;
 
-/// The operator's rules.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The operator's rules: `[admission]` in the authority's file.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Admission {
     /// Tested relays that are known at once; more are refused, those that are there stay.
     pub relays: usize,
-    /// Tested relays of one place.
-    pub caps: Caps,
+    /// Tested relays with one address.
+    pub per_address: usize,
+    /// Tested relays in one /24 of IPv4.
+    pub per_24: usize,
+    /// Tested relays in one /16 of IPv4.
+    pub per_16: usize,
+    /// Tested relays in one /48 of IPv6.
+    pub per_48: usize,
+    /// Tested relays in one /32 of IPv6.
+    pub per_32: usize,
     /// Descriptors that wait for their test at once. When they are so many, the network that handed in the most loses its last.
     pub untested: usize,
-    /// The same of one network (/24, IPv6: /48) that hands them in; when they are so many, its oldest goes.
+    /// Descriptors handed in by one network (/24, IPv6: /48) that wait for their test at once; when they are so many, its oldest goes.
     pub untested_per_network: usize,
     /// Tests at once.
     pub tests: usize,
-    /// After how long a relay is tested again, in seconds. One that has not passed a test for twice as long is forgotten.
-    pub retest: u64,
+    /// After how long a relay is tested again. One that has not passed a test for twice as long is forgotten.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
+    pub retest: Duration,
     /// Which addresses this machine can test; others are believed beside one that passed.
+    #[serde(deserialize_with = "families")]
     pub reaches: Families,
-    /// How old a descriptor may be, in seconds.
-    pub life: u64,
+    /// How old a descriptor may be.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
+    pub life: Duration,
     /// Whether relays may have private or loopback addresses: for laboratories.
     pub private: bool,
     /// If there are any: only these relays.
+    #[serde(deserialize_with = "hoplite_config::list")]
     pub only: Vec<Key>,
     /// Never these.
+    #[serde(deserialize_with = "hoplite_config::list")]
     pub refuse: Vec<Key>,
-}
-
-/// How many tested relays may be in one place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caps {
-    /// With one address.
-    pub address: usize,
-    /// In one /24 of IPv4.
-    pub v4_24: usize,
-    /// In one /16 of IPv4.
-    pub v4_16: usize,
-    /// In one /48 of IPv6.
-    pub v6_48: usize,
-    /// In one /32 of IPv6.
-    pub v6_32: usize,
 }
 
 /// Kinds of addresses.
@@ -184,20 +186,107 @@ impl Families {
     }
 }
 
-impl Caps {
-    /// By the first bits of an address, each cap that holds for it.
-    fn of(&self, ip: IpAddr) -> [(u32, usize); 3] {
-        match ip {
-            IpAddr::V4(_) => [(32, self.address), (24, self.v4_24), (16, self.v4_16)],
-            IpAddr::V6(_) => [(128, self.address), (48, self.v6_48), (32, self.v6_32)],
+impl Default for Admission {
+    fn default() -> Self {
+        Self {
+            relays: 4096,
+            per_address: 2,
+            per_24: 16,
+            per_16: 128,
+            per_48: 16,
+            per_32: 128,
+            untested: 1024,
+            untested_per_network: 64,
+            tests: 32,
+            retest: Duration::from_secs(1800),
+            reaches: Families { v4: true, v6: true },
+            life: Duration::from_secs(18 * 3600),
+            private: false,
+            only: Vec::new(),
+            refuse: Vec::new(),
         }
     }
 }
 
 impl Admission {
-    fn is_old(&self, relay: &Descriptor, now: u64) -> bool {
-        relay.published.saturating_add(self.life) < now
+    /// Which keys have no sense, and why.
+    pub fn wrongs(&self) -> impl Iterator<Item = ConfigError> {
+        let (one, relays) = ("expected at least 1", 1..=RELAYS);
+        let reaches = self.reaches.v4 || self.reaches.v6;
+        let all = [
+            (
+                "admission.relays",
+                "expected 1 to 8192",
+                relays.contains(&self.relays),
+            ),
+            ("admission.per_address", one, self.per_address > 0),
+            ("admission.per_24", one, self.per_24 > 0),
+            ("admission.per_16", one, self.per_16 > 0),
+            ("admission.per_48", one, self.per_48 > 0),
+            ("admission.per_32", one, self.per_32 > 0),
+            (
+                "admission.untested",
+                "expected 1 to 8192",
+                relays.contains(&self.untested),
+            ),
+            (
+                "admission.untested_per_network",
+                one,
+                self.untested_per_network > 0,
+            ),
+            (
+                "admission.tests",
+                "expected 1 to 1024",
+                (1..=1024).contains(&self.tests),
+            ),
+            (
+                "admission.retest",
+                "expected at least 4 seconds",
+                self.retest.as_secs() >= 4,
+            ),
+            (
+                "admission.reaches",
+                "expected \"ipv4\" and \"ipv6\", or one of them",
+                reaches,
+            ),
+        ];
+        hoplite_config::wrongs(all)
     }
+
+    /// By the first bits of an address, how many tested relays may be there.
+    fn caps(&self, ip: IpAddr) -> [(u32, usize); 3] {
+        match ip {
+            IpAddr::V4(_) => [(32, self.per_address), (24, self.per_24), (16, self.per_16)],
+            IpAddr::V6(_) => [
+                (128, self.per_address),
+                (48, self.per_48),
+                (32, self.per_32),
+            ],
+        }
+    }
+
+    fn is_old(&self, relay: &Descriptor, now: u64) -> bool {
+        relay.published.saturating_add(self.life.as_secs()) < now
+    }
+}
+
+fn families<'de, D: Deserializer<'de>>(input: D) -> Result<Families, D::Error> {
+    let mut families = Families {
+        v4: false,
+        v6: false,
+    };
+    for word in Vec::<String>::deserialize(input)? {
+        match word.as_str() {
+            "ipv4" => families.v4 = true,
+            "ipv6" => families.v6 = true,
+            _ => {
+                return Err(de::Error::custom(
+                    "expected \"ipv4\" and \"ipv6\", or one of them",
+                ));
+            }
+        }
+    }
+    Ok(families)
 }
 
 /// Whether a test of the one is a test of the other.
@@ -301,7 +390,7 @@ impl Pool {
                 Rejected::Unreached,
             ),
             (is_full, Rejected::Full),
-            (self.is_crowded(relay, &rules.caps), Rejected::Crowded),
+            (self.is_crowded(relay, rules), Rejected::Crowded),
         ];
         let wrong = wrongs.into_iter().find(|(is_wrong, _)| *is_wrong);
         wrong.map_or(Ok(()), |(_, rejected)| Err(rejected))
@@ -309,14 +398,14 @@ impl Pool {
 
     /// Whether as many other relays as may be are in one of its places. Only those that have passed a test count: who merely names an address
     /// keeps nobody from it.
-    fn is_crowded(&self, relay: &Descriptor, caps: &Caps) -> bool {
+    fn is_crowded(&self, relay: &Descriptor, rules: &Admission) -> bool {
         let others = || {
             let tested = self.tested().map(|signed| &signed.descriptor);
             tested.filter(|other| other.identity != relay.identity)
         };
         let limits = relay.addresses.iter().flat_map(|address| {
             let ip = address.ip();
-            caps.of(ip).map(|(bits, most)| (ip, bits, most))
+            rules.caps(ip).map(|(bits, most)| (ip, bits, most))
         });
         limits.into_iter().any(|(ip, bits, most)| {
             let place = network(ip, bits, bits);
@@ -457,9 +546,9 @@ impl Pool {
         if probe.again {
             let tested = self.tested.get_mut(&identity)?;
             if passed {
-                (tested.passed, tested.next) = (now, now.saturating_add(rules.retest));
+                (tested.passed, tested.next) = (now, now.saturating_add(rules.retest.as_secs()));
             } else {
-                tested.next = now.saturating_add(rules.retest / 4);
+                tested.next = now.saturating_add(rules.retest.as_secs() / 4);
             }
             return None;
         }
@@ -469,13 +558,13 @@ impl Pool {
         let waiting = self.waiting.remove(&identity)?;
         let is_known = self.tested.contains_key(&identity);
         let has_room = is_known || self.tested.len() < rules.relays;
-        if !passed || !has_room || self.is_crowded(&waiting.signed.descriptor, &rules.caps) {
+        if !passed || !has_room || self.is_crowded(&waiting.signed.descriptor, rules) {
             return (!is_known).then_some(identity);
         }
         let tested = Tested {
             signed: waiting.signed,
             passed: now,
-            next: now.saturating_add(rules.retest),
+            next: now.saturating_add(rules.retest.as_secs()),
             is_testing: false,
         };
         self.tested.insert(identity, tested);
@@ -484,8 +573,12 @@ impl Pool {
 
     /// Forgets relays that have said nothing, or passed no test, for too long.
     pub(super) fn forget(&mut self, rules: &Admission, now: u64) -> Vec<Key> {
-        let fails =
-            |tested: &Tested| tested.passed.saturating_add(rules.retest.saturating_mul(2)) < now;
+        let fails = |tested: &Tested| {
+            tested
+                .passed
+                .saturating_add(rules.retest.as_secs().saturating_mul(2))
+                < now
+        };
         let mut gone: Vec<Key> = Vec::new();
         self.tested.retain(|identity, tested| {
             let stays = !fails(tested) && !rules.is_old(&tested.signed.descriptor, now);

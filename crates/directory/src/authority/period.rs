@@ -18,14 +18,12 @@ use std::{
 use bytes::Bytes;
 use hoplite_crypto::{onion::rsa::sha256, signing::is_signed};
 use hoplite_wire::directory::{
-    Commitment, Commitments, Key, List, Signature, SignedList, Stage, split_signed,
+    COMMITMENTS_PER_VOTER, Commitment, Commitments, Key, List, Signature, SignedList, Stage,
+    split_signed, write_signatures,
 };
 
 use super::{Config, Event, Promise, Want, Wanted, sign, tally};
 use crate::{Refused, Trust, check::are_own};
-
-/// Commitments of one voter that are kept: two prove that it is two-faced.
-const EACH: usize = 2;
 
 /// One list in the making.
 #[derive(Debug)]
@@ -392,7 +390,7 @@ impl Period {
     /// Two of a voter are enough; one that fewer have signed gives way as long as we have not signed it.
     fn make_room(&mut self, new: &Commitment, signatures: &BTreeMap<Key, Signature>) -> bool {
         let of_voter = self.seen.iter().filter(|(of, _)| of.voter == new.voter);
-        if of_voter.clone().count() < EACH {
+        if of_voter.clone().count() < COMMITMENTS_PER_VOTER {
             return true;
         }
         let open = of_voter.filter(|(_, seen)| !seen.is_accepted);
@@ -571,7 +569,5 @@ impl Period {
 }
 
 fn signed_text(body: &str, signatures: &BTreeMap<Key, Signature>) -> Bytes {
-    let lines = signatures.iter();
-    let lines = lines.map(|(key, signature)| format!("signed {key} {signature}\n"));
-    format!("{body}{}", lines.collect::<String>()).into()
+    format!("{body}{}", write_signatures(signatures)).into()
 }

@@ -96,7 +96,7 @@ impl fmt::Display for LastSigned {
             if let Some(document) = document {
                 write!(f, "{name} {} sha256:", document.valid_after)?;
                 let mut digest = document.digest.iter();
-                digest.try_for_each(|octet| write!(f, "{octet:02x}"))?;
+                digest.try_for_each(|byte| write!(f, "{byte:02x}"))?;
                 f.write_str("\n")?;
             }
         }
@@ -131,20 +131,21 @@ impl FromStr for LastSigned {
 
 fn document(line: &str) -> Option<Document> {
     let (valid_after, digest) = line.split_once(" sha256:")?;
-    let octets = digest.as_bytes().chunks(2).map(|pair| {
+    let bytes = digest.as_bytes().chunks(2).map(|pair| {
         let pair = str::from_utf8(pair).ok()?;
         u8::from_str_radix(pair, 16).ok()
     });
     Some(Document {
         valid_after: valid_after.parse().ok()?,
-        digest: octets.collect::<Option<Vec<u8>>>()?.try_into().ok()?,
+        digest: bytes.collect::<Option<Vec<u8>>>()?.try_into().ok()?,
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
+    use parking_lot::Mutex;
     use proptest::prelude::*;
 
     use super::*;
@@ -160,17 +161,17 @@ mod tests {
     fn what_is_kept_is_enough_to_go_on_from() {
         let kept = Arc::new(Mutex::new(LastSigned::default()));
         let open = || {
-            let (last, store) = (*kept.lock().expect("whole"), Arc::clone(&kept));
+            let (last, store) = (*kept.lock(), Arc::clone(&kept));
             let text = last.to_string();
             let last = text.parse().expect("read back");
             Promise::new(last, move |new| {
-                *store.lock().expect("whole") = *new;
+                *store.lock() = *new;
                 true
             })
         };
         assert_eq!(open().give(Stage::Vote, 20, "a"), Ok(()));
         assert_eq!(open().give(Stage::List, 10, "l"), Ok(()));
-        assert_eq!(open().give(Stage::Vote, 20, "a"), Ok(()), "the same octets");
+        assert_eq!(open().give(Stage::Vote, 20, "a"), Ok(()), "the same bytes");
         let refused = Err(Event::Promised(20));
         assert_eq!(open().give(Stage::Vote, 20, "b"), refused);
         assert_eq!(open().give(Stage::Vote, 10, "a"), refused);

@@ -3,7 +3,9 @@
 mod admission;
 mod hostile;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::*;
 use crate::testing::{descriptor, key, public, said, signed_by, trust};
@@ -27,19 +29,17 @@ fn config(n: u8, known: u8, threshold: usize) -> Config {
         bandwidth_cap: 1_000_000 * u64::from(n),
         admission: Admission {
             relays: 100,
-            caps: Caps {
-                address: 2,
-                v4_24: 3,
-                v4_16: 100,
-                v6_48: 2,
-                v6_32: 3,
-            },
+            per_address: 2,
+            per_24: 3,
+            per_16: 100,
+            per_48: 2,
+            per_32: 3,
             untested: 6,
             untested_per_network: 4,
             tests: 4,
-            retest: 1800,
+            retest: Duration::from_secs(1800),
             reaches: Families { v4: true, v6: true },
-            life: 18 * 3600,
+            life: Duration::from_secs(18 * 3600),
             private: true,
             only: Vec::new(),
             refuse: Vec::new(),
@@ -67,7 +67,7 @@ fn place(authorities: &[Authority], who: &Key) -> Option<usize> {
 fn answer(authority: &Authority, want: &Want, now: u64) -> Option<String> {
     let mut parts = want.path.split('/').skip(3);
     let at = parts.next()?.parse().ok()?;
-    let text = |octets: Bytes| String::from_utf8(octets.into()).expect("text");
+    let text = |bytes: Bytes| String::from_utf8(bytes.into()).expect("text");
     match want.what {
         Wanted::Commitments => authority.commitments(at),
         Wanted::Vote => {
@@ -210,7 +210,7 @@ fn names(authority: &Authority, known: u8, threshold: usize) -> Option<Vec<Strin
 }
 
 #[test]
-fn what_a_majority_knows_is_listed_and_all_sign_the_same_octets() {
+fn what_a_majority_knows_is_listed_and_all_sign_the_same_bytes() {
     let mut three = authorities(3, 2);
     for (authority, relay) in [(0, 11), (1, 11), (2, 11), (0, 12), (1, 12), (2, 13)] {
         upload(&mut three[authority], relay);
@@ -352,9 +352,9 @@ struct Disk(Arc<Mutex<(LastSigned, bool)>>);
 impl Disk {
     fn promise(&self) -> Promise {
         let disk = self.clone();
-        let (last, _) = *self.0.lock().expect("whole");
+        let (last, _) = *self.0.lock();
         Promise::new(last, move |new| {
-            let mut disk = disk.0.lock().expect("whole");
+            let mut disk = disk.0.lock();
             let (kept, is_full) = &mut *disk;
             if !*is_full {
                 *kept = *new;
@@ -398,13 +398,13 @@ fn an_authority_that_starts_again_with_its_clock_set_back_signs_nothing_for_what
             START + INTERVAL,
             everybody,
         );
-        let last = *disk.0.lock().expect("whole");
+        let last = *disk.0.lock();
         assert!(events.contains(&Event::Published(1)), "{events:?}");
         assert_eq!(
             last.0.list.map(|list| list.valid_after),
             Some(START + INTERVAL)
         );
-        disk.0.lock().expect("whole").0 = one.promise.last();
+        disk.0.lock().0 = one.promise.last();
     }
 }
 
@@ -427,15 +427,15 @@ fn an_authority_that_has_voted_and_starts_again_signs_no_list_but_that_of_its_vo
 fn an_authority_that_cannot_keep_its_promise_signs_nothing_and_says_so() {
     let disk = Disk::default();
     let mut one = disk.started(INTERVAL);
-    disk.0.lock().expect("whole").1 = true;
+    disk.0.lock().1 = true;
     let events = period(std::slice::from_mut(&mut one), START, everybody);
     assert_eq!(events, [Event::NotKept]);
     assert_eq!((one.commitments(START), one.list()), (None, None));
     // It fills when the vote is signed and the list is not.
-    disk.0.lock().expect("whole").1 = false;
+    disk.0.lock().1 = false;
     let next = START + INTERVAL;
     let voted = one.tick(seconds(next - 2 * VOTING));
-    disk.0.lock().expect("whole").1 = true;
+    disk.0.lock().1 = true;
     let events = period(std::slice::from_mut(&mut one), next, everybody);
     assert_eq!(
         (voted, events),

@@ -35,7 +35,7 @@ fn when_a_guard_first_carried_a_circuit_is_kept_less_exactly_than_to_six_days() 
     let first = pick(&mut guards, &network, NOW);
     guards.worked(&first, NOW, &mut |below| below - 1);
     let confirmed = guards.kept()[0].confirmed.expect("confirmed");
-    assert_eq!(NOW - confirmed, CONFIRMED / 10 - 1);
+    assert_eq!(NOW - confirmed, GUARD_CONFIRMED_MIN_LIFETIME / 10 - 1);
 }
 
 /// The order in which they would be used if each failed in turn.
@@ -57,7 +57,14 @@ fn a_guard_stays_whoever_else_comes_and_whatever_else_restarts() {
     let kept = Store::open(&path).expect("opened").guards().expect("read");
     let mut again = Guards::new(kept);
     assert_eq!(order(&again), order(&guards));
-    assert_eq!(pick(&mut again, &network(1..=200), NOW + CONFIRMED), first);
+    assert_eq!(
+        pick(
+            &mut again,
+            &network(1..=200),
+            NOW + GUARD_CONFIRMED_MIN_LIFETIME
+        ),
+        first
+    );
     assert_eq!(order(&again), order(&guards), "nobody was added");
 }
 
@@ -150,7 +157,10 @@ fn who_makes_guards_fail_gets_no_further_than_those_that_were_sampled() {
         let guard = pick(&mut guards, &network, NOW + second);
         guards.failed(&guard, NOW + second);
     }
-    assert_eq!((sampled.len(), order(&guards)), (WANTED, sampled));
+    assert_eq!(
+        (sampled.len(), order(&guards)),
+        (MIN_FILTERED_SAMPLE, sampled)
+    );
 }
 
 #[test]
@@ -163,7 +173,7 @@ fn who_takes_guards_off_the_list_gets_no_further_than_twenty() {
             below / 2
         });
     }
-    assert_eq!(guards.kept().len(), MOST);
+    assert_eq!(guards.kept().len(), MAX_SAMPLE_SIZE);
 }
 
 #[test]
@@ -187,7 +197,7 @@ fn a_guard_off_the_list_waits_20_days_for_its_return() {
     assert_eq!(pick(&mut guards, &network([2]), NOW + 1), public(2));
     assert_eq!(pick(&mut guards, &network([1, 2]), NOW + 2), first);
     assert_eq!(pick(&mut guards, &network([2]), NOW + 3), public(2));
-    let later = NOW + 4 + UNLISTED;
+    let later = NOW + 4 + REMOVE_UNLISTED_GUARDS_AFTER;
     assert_eq!(pick(&mut guards, &network([2]), later), public(2));
     assert_eq!(order(&guards), [public(2)]);
 }
@@ -197,12 +207,16 @@ fn a_guard_is_replaced_after_120_days_but_not_before_60_of_use() {
     let (mut guards, network) = (Guards::default(), network(1..=3));
     let first = pick(&mut guards, &network, NOW);
     let chosen = guards.kept()[0].chosen;
-    assert!(chosen <= NOW && NOW - chosen <= LIFE / 10);
-    worked(&mut guards, &first, chosen + LIFE - 1);
-    pick(&mut guards, &network, chosen + LIFE + 1);
+    assert!(chosen <= NOW && NOW - chosen <= GUARD_LIFETIME / 10);
+    worked(&mut guards, &first, chosen + GUARD_LIFETIME - 1);
+    pick(&mut guards, &network, chosen + GUARD_LIFETIME + 1);
     let kept = guards.kept();
     assert_eq!(kept[0].identity, first, "it has just begun");
     assert!(kept[1..].iter().all(|guard| guard.chosen > chosen));
-    pick(&mut guards, &network, chosen + LIFE + CONFIRMED);
+    pick(
+        &mut guards,
+        &network,
+        chosen + GUARD_LIFETIME + GUARD_CONFIRMED_MIN_LIFETIME,
+    );
     assert!(guards.kept().iter().all(|guard| guard.confirmed.is_none()));
 }

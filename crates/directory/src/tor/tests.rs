@@ -1,6 +1,6 @@
 //! Against the documents of a private network of C tor 0.4.9.11 (those of `wire::tor`): three authorities, three relays.
 
-use hoplite_overlay::memory::Network as Roads;
+use hoplite_overlay::memory::Network as MemoryNetwork;
 use hoplite_wire::Target;
 
 use super::*;
@@ -109,8 +109,8 @@ fn a_microdescriptor_that_the_consensus_does_not_name_is_nobodys() {
 
 #[tokio::test]
 async fn a_directory_that_cannot_be_reached_is_told() {
-    let roads = Roads::new(1);
-    let overlay = roads.overlay([192, 0, 2, 1].into());
+    let network = MemoryNetwork::new(1);
+    let overlay = network.overlay([192, 0, 2, 1].into());
     let source = Target::from(std::net::SocketAddr::from(([192, 0, 2, 2], 80)));
     let limit = Duration::from_secs(5);
     let failed = fetch_all(&overlay, &source, &trust(), NOW, limit).await;

@@ -1,22 +1,21 @@
-//! The client's circuits: made from the configuration, over channels that stand on the device's own sockets. docs/architecture.md, "onion".
+//! The client's circuits: made from the configuration, over channels that stand on the device's own sockets. docs/onion.md.
 
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
+use hoplite_channel::{self as channel, ChannelDialer, Channels, Counts, handshake::Us};
 use hoplite_crypto::onion::RelayKeys;
 use hoplite_directory::{
     Refused,
-    select::{Carrier, NoPath, Position},
+    path_selection::{NoPath, OverlayKind, Position},
 };
-use hoplite_link::channel::{self, ChannelDialer, Channels, Counts, Kind, handshake::Us};
 use hoplite_onion::{
-    Config, Onion,
+    Onion,
     channel::{Linked, Waiting},
-    edge::Limits,
     path::{self, Failed, Fixed, Paths, Relay},
 };
 use hoplite_overlay::{Datagrams, Error, ErrorKind, Opening, Overlay, Reason, Stream, Terms};
@@ -27,10 +26,11 @@ use hoplite_wire::{
     dns::{Code, Question, RecordType, Unfit},
     tuning::Congestion,
 };
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
-use super::{Carried, Ground};
+use super::{ClientOverlay, Underlay};
 use crate::{
     config::{self, client::Client},
     listed::{Listed, no_path},
@@ -38,10 +38,10 @@ use crate::{
 };
 
 /// How often channels that nobody needs are looked for.
-const SWEEP: Duration = Duration::from_secs(60);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// How long the last packets may take to leave this device.
-const FAREWELL: Duration = Duration::from_millis(20);
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// Circuits that a first relay begins towards this client, who serves none: they are refused.
 const ARRIVALS: usize = 1;
@@ -59,11 +59,11 @@ pub(super) fn over_circuits(
     client: &Client,
     listed: Option<&Listed>,
     watch: Option<Arc<dyn Watch>>,
-    ground: &Ground,
-) -> Result<Carried, Failure> {
+    underlay: &Underlay,
+) -> Result<ClientOverlay, Failure> {
     let file = &client.config.onion;
-    let channels = Channels::new(dialer(client, watch, ground), |_| {});
-    let linked = Linked::new(channels.clone(), file.channel.into());
+    let channels = Channels::new(dialer(client, watch, underlay), |_| {});
+    let linked = Linked::new(channels.clone(), file.channel);
     let path = &client.config.path;
     let listed = listed
         .map(|listed| FromList::new(listed, path))
@@ -72,7 +72,7 @@ pub(super) fn over_circuits(
         Some(listed) => Arc::clone(listed) as _,
         None => Arc::new(path_of_file(client)?),
     };
-    let onion = Onion::new(Arc::new(linked), paths, circuits_config(file));
+    let onion = Onion::new(Arc::new(linked), paths, file.clone());
     onion.warm();
     tokio::spawn(sweep(channels.clone()));
     let circuits = Circuits {
@@ -81,22 +81,22 @@ pub(super) fn over_circuits(
     };
     let overlay: Arc<dyn Overlay> = Arc::new(Telling::new(onion));
     if let Some(listed) = listed {
-        listed.keep(Arc::clone(&overlay), Arc::new(ground.tunnels.clone()));
+        listed.keep(Arc::clone(&overlay), Arc::new(underlay.tunnels.clone()));
     }
-    Ok(Carried::by_circuits(overlay, circuits))
+    Ok(ClientOverlay::by_circuits(overlay, circuits))
 }
 
-fn dialer(client: &Client, watch: Option<Arc<dyn Watch>>, ground: &Ground) -> ChannelDialer {
+fn dialer(client: &Client, watch: Option<Arc<dyn Watch>>, underlay: &Underlay) -> ChannelDialer {
     let mut link = hoplite_link::Config::default();
     link.hooks.watch = watch;
-    link.wishes.congestion = congestion(client.config.tunnel.wishes().congestion);
-    link.rest = ground.rest.unwrap_or(link.rest);
+    link.tuning_request.congestion = congestion(client.config.tunnel.congestion);
+    link.rest = underlay.rest.unwrap_or(link.rest);
     let config = channel::Config {
         arrivals: ARRIVALS,
         window: client.config.onion.window,
         ..channel::Config::default()
     };
-    let below: Arc<dyn Overlay> = Arc::new(ground.tunnels.clone());
+    let below: Arc<dyn Overlay> = Arc::new(underlay.tunnels.clone());
     // Without an identity: relays do not learn who dials.
     ChannelDialer::new(
         below,
@@ -115,27 +115,9 @@ fn congestion(asked: Congestion) -> Congestion {
     }
 }
 
-fn circuits_config(file: &config::client::Onion) -> Config {
-    let default = Config::default();
-    Config {
-        congestion_control: file.congestion_control,
-        ahead: file.ahead,
-        tokens: file.isolated,
-        lasts: file.lasts,
-        idle: file.idle,
-        attempts: file.attempts,
-        dial: default.dial,
-        build: (default.build.0.min(file.build), file.build),
-        limits: Limits {
-            streams: file.streams,
-            ..default.limits
-        },
-    }
-}
-
 async fn sweep(channels: Channels) {
     loop {
-        sleep(SWEEP).await;
+        sleep(SWEEP_INTERVAL).await;
         channels.sweep(Instant::now());
     }
 }
@@ -155,15 +137,15 @@ impl Circuits {
     /// What circuits run over.
     pub(super) fn channel(&self) -> Option<&'static str> {
         let open = self.channels.open();
-        open.first().map(|channel| match channel.kind() {
-            Kind::Quic => "quic",
-            Kind::Tls => "tls",
-        })
+        open.first().map(|channel| channel.kind().name())
     }
 
     /// The device's network may have changed.
-    pub(super) fn look(&self) {
-        self.channels.open().iter().for_each(channel::Channel::look);
+    pub(super) fn network_changed(&self) {
+        self.channels
+            .open()
+            .iter()
+            .for_each(channel::Channel::network_changed);
     }
 
     /// Closes the channels, so that relays need not keep circuits of a client that is gone until they notice.
@@ -171,7 +153,7 @@ impl Circuits {
         let open = self.channels.open();
         open.iter().for_each(channel::Channel::close);
         if !open.is_empty() {
-            sleep(FAREWELL).await;
+            sleep(CLOSE_TIMEOUT).await;
         }
     }
 
@@ -200,7 +182,7 @@ impl FromList {
     pub(crate) fn new(listed: &Listed, explicit: &[String]) -> Result<Arc<Self>, Failure> {
         let made = Self::with(listed, explicit, super::random());
         // What cannot work is said at once.
-        let first = made.choose(&path::Wish::default());
+        let first = made.choose(&path::CircuitUsage::default());
         first.map_err(|error| match error {
             Unchosen::NoPath(error, _) => no_path(&error),
             Unchosen::Refused(error) => Failure::new(
@@ -226,13 +208,13 @@ impl FromList {
         tokio::spawn(async move { listed.keep(through, beside, |_| {}).await });
     }
 
-    fn choose(&self, asked: &path::Wish) -> Result<Vec<Relay>, Unchosen> {
+    fn choose(&self, asked: &path::CircuitUsage) -> Result<Vec<Relay>, Unchosen> {
         let network = self.listed.current()?;
         if !self.explicit.is_empty() {
-            let relays = network.explicit(&self.explicit, Carrier::Onion)?;
+            let relays = network.explicit(&self.explicit, OverlayKind::Onion)?;
             return Ok(relays.into_iter().filter_map(relay_of_list).collect());
         }
-        let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut random = self.random.lock();
         let (listed, ports) = (&self.listed, &asked.ports);
         let path = listed.circuit(&network, ports, asked.required, &mut *random);
         let path = path.map_err(|why| Unchosen::NoPath(why, asked.required))?;
@@ -241,8 +223,8 @@ impl FromList {
 }
 
 impl Paths for FromList {
-    fn path<'a>(&'a self, wish: &'a path::Wish) -> Waiting<'a, Result<Vec<Relay>, Error>> {
-        Box::pin(async { self.choose(wish).map_err(Error::from) })
+    fn path<'a>(&'a self, usage: &'a path::CircuitUsage) -> Waiting<'a, Result<Vec<Relay>, Error>> {
+        Box::pin(async { self.choose(usage).map_err(Error::from) })
     }
 
     fn tried(&self, path: &[Relay], outcome: Result<(), Failed>) {
@@ -382,7 +364,7 @@ impl Telling {
     }
 
     fn is_news(&self, text: &str) -> bool {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         let told = last
             .as_ref()
             .is_some_and(|(told, when)| told == text && when.elapsed() < QUIET);
@@ -422,7 +404,7 @@ impl Overlay for Telling {
 }
 
 /// For how many seconds an answer may be kept: exits say nothing of it.
-const LASTS: u32 = 60;
+const RESOLVED_TTL: u32 = 60;
 
 /// The answer to a question to a resolver, where circuits carry it: addresses of names, which the exit resolves (RELAY_RESOLVE). Tor has nothing for
 /// others. RFC 1035 §4.1.1 has the codes.
@@ -439,9 +421,9 @@ async fn answer(below: &dyn Overlay, message: &[u8], terms: &Terms) -> Result<Ve
         return Ok(question.failed(Code::NOT_IMPLEMENTED));
     };
     match below.resolve(name.as_str(), terms).await {
-        Ok(found) => Ok(question.addresses(found, LASTS)),
+        Ok(found) => Ok(question.addresses(found, RESOLVED_TTL)),
         Err(error) if error.reason() == Some(Reason::NameNotFound) => {
-            Ok(question.nothing(Code::NO_NAME, LASTS))
+            Ok(question.nothing(Code::NO_NAME, RESOLVED_TTL))
         }
         Err(error) => Err(error),
     }
@@ -451,7 +433,7 @@ async fn answer(below: &dyn Overlay, message: &[u8], terms: &Terms) -> Result<Ve
 mod telling_tests {
     use std::sync::Arc;
 
-    use hoplite_link::channel::{ChannelDialer, Channels, Config, Counts, How, handshake::Us};
+    use hoplite_channel::{ChannelDialer, Channels, Config, Counts, How, handshake::Us};
     use hoplite_onion::{channel::Linked, path::Fixed};
     use hoplite_overlay::Direct;
 
@@ -484,31 +466,16 @@ mod telling_tests {
 mod query_tests {
     use std::net::IpAddr;
 
-    use hoplite_overlay::{Datagrams, Opening, Stream};
-    use hoplite_wire::{HostName, Target};
+    use hoplite_testing::Double;
+    use hoplite_wire::HostName;
 
     use super::*;
 
     const FAR: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(198, 51, 100, 7));
 
     /// An exit that knows one name.
-    #[derive(Debug)]
-    struct Exit;
-
-    impl Overlay for Exit {
-        fn open_stream<'a>(&'a self, _: &'a Target, _: &'a Terms) -> Opening<'a, Stream> {
-            unimplemented!("not asked")
-        }
-
-        fn open_datagrams<'a>(
-            &'a self,
-            _: &'a Target,
-            _: &'a Terms,
-        ) -> Opening<'a, Box<dyn Datagrams>> {
-            unimplemented!("not asked")
-        }
-
-        fn resolve<'a>(&'a self, name: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
+    fn exit() -> Double {
+        Double::nothing().names(|_, name, _| {
             let unknown = Error::new(ErrorKind::TargetFailed, "testing");
             Box::pin(async move {
                 match name {
@@ -516,12 +483,12 @@ mod query_tests {
                     _ => Err(unknown.because(Reason::NameNotFound)),
                 }
             })
-        }
+        })
     }
 
     async fn asked(name: &str, kind: RecordType) -> (Code, Vec<IpAddr>) {
         let question = Question::new(&HostName::new(name).expect("a name"), kind);
-        let reply = answer(&Exit, &question.message(), &Terms::default()).await;
+        let reply = answer(&exit(), &question.message(), &Terms::default()).await;
         question.heard(&reply.expect("answered")).expect("believed")
     }
 

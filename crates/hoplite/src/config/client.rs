@@ -7,8 +7,10 @@ use std::{
 
 use hoplite_crypto::Token;
 
+use hoplite_masque::Mode;
 use hoplite_mediator::Listen;
-use hoplite_wire::Host;
+use hoplite_relay::config::Role;
+use hoplite_wire::{Host, forwarding::Transform};
 
 use self::takeover::{Exclude, Include};
 use super::{Document, directory};
@@ -55,7 +57,17 @@ pub(crate) fn read(document: &Document) -> Result<Client, Failure> {
     if let Some(directory) = &mut config.directory {
         directory.cache = super::beside(document.path(), &directory.cache);
     }
+    for issuer in &mut config.issuer {
+        issuer.stock = super::beside(document.path(), &issuer.stock);
+    }
     let mut complaints = complaints(&config, document);
+    for (i, issuer) in config.issuer.iter_mut().enumerate() {
+        let key = format!("issuer[{i}].token_file");
+        match token_of(&issuer.token, &issuer.token_file, &key, document) {
+            Ok(token) => issuer.token = token,
+            Err(complaint) => complaints.push(complaint),
+        }
+    }
     let (token, relays) = with_tokens(&config, document, &mut complaints);
     if complaints.is_empty() {
         Ok(Client {
@@ -148,6 +160,7 @@ pub(super) fn complaints(config: &Config, document: &Document) -> Vec<Complaint>
     if config.is_onion() {
         checker.circuits();
     }
+    checker.issuers();
     checker.front_ends();
     checker.device();
     checker.complaints
@@ -191,6 +204,56 @@ impl Checker<'_> {
                     "a relay without a role is of no use",
                     remedy,
                 );
+            }
+        }
+    }
+
+    fn issuers(&mut self) {
+        let config = self.config;
+        for (i, issuer) in config.issuer.iter().enumerate() {
+            let earlier = config.issuer.iter().take(i);
+            if issuer.name.is_empty() || earlier.clone().any(|other| other.name == issuer.name) {
+                let why = "expected a name of its own";
+                self.add(&format!("issuer[{i}].name"), why, "give each issuer one");
+            }
+            if earlier.clone().any(|other| other.stock == issuer.stock) {
+                let why = "another issuer's tokens are in this file";
+                self.add(&format!("issuer[{i}].stock"), why, "give each its own");
+            }
+            if issuer.token.is_none() && issuer.token_file.is_none() {
+                let why = "without a token the issuer does not know whose account it is";
+                self.add(
+                    &format!("issuer[{i}].token"),
+                    why,
+                    "add `token` or `token_file`",
+                );
+            }
+            if !(2..=64).contains(&issuer.keep) {
+                let why = format!("expected 2 to 64, found {}", issuer.keep);
+                self.add(&format!("issuer[{i}].keep"), why, "correct the number");
+            }
+        }
+        let names: Vec<&str> = config.issuer.iter().map(|it| it.name.as_str()).collect();
+        for (i, relay) in config.relay.iter().enumerate() {
+            let Some(wanted) = relay.issuer.as_deref() else {
+                if relay.origin.is_some() {
+                    let why = "a name for tokens of an issuer, and no issuer";
+                    self.add(
+                        &format!("relay[{i}].origin"),
+                        why,
+                        "add `issuer`, or remove it",
+                    );
+                }
+                continue;
+            };
+            let key = format!("relay[{i}].issuer");
+            if !names.contains(&wanted) {
+                let why = format!("no [[issuer]] has the name {wanted:?}");
+                self.add(&key, why, &super::meant(wanted, &names));
+            }
+            if relay.token.is_some() || relay.token_file.is_some() {
+                let why = "the relay has a token of its own as well, which links all connections";
+                self.add(&key, why, "keep one of them");
             }
         }
     }
@@ -303,12 +366,8 @@ impl Checker<'_> {
     }
 
     fn unknown(&mut self, key: &str, name: &str) {
-        let names: Vec<String> = self
-            .config
-            .relay
-            .iter()
-            .map(|relay| relay.name.clone())
-            .collect();
+        let relays = self.config.relay.iter();
+        let names: Vec<&str> = relays.map(|relay| relay.name.as_str()).collect();
         let remedy = super::meant(name, &names);
         let remedy = if names.is_empty() {
             "add a [[relay]] of this name".into()
@@ -344,8 +403,7 @@ impl Checker<'_> {
 
     fn device(&mut self) {
         if let Err(error) = self.config.transparent().check() {
-            let expected = format!("expected {}", error.expected);
-            self.add(error.key, expected, "correct the value");
+            self.add(error.key, &error.problem, "correct the value");
         }
         let takeover = &self.config.takeover;
         if takeover.user == 0 {
@@ -377,11 +435,7 @@ impl Checker<'_> {
 
     fn front_ends(&mut self) {
         if let Err(error) = self.config.front().check() {
-            self.add(
-                error.key,
-                format!("expected {}", error.expected),
-                "correct the value",
-            );
+            self.add(error.key, &error.problem, "correct the value");
         }
         let (socks, http) = (self.config.socks.listen, self.config.http.listen);
         match (socks, http) {
@@ -439,7 +493,7 @@ fn past_relays(config: &Config) -> Option<String> {
 /// Who watches both sides of a relay recognises packets that nothing is done to.
 fn identity(config: &Config) -> Option<String> {
     let is_forwarded = |relay: &Relay| relay.mode.unwrap_or(config.tunnel.mode) != Mode::Tunnelled;
-    let forwards = config.overlay == Carrier::Masque && config.relay.iter().any(is_forwarded);
+    let forwards = config.overlay == OverlayKind::Masque && config.relay.iter().any(is_forwarded);
     (forwards && config.tunnel.transform == Transform::Identity).then(|| {
         "tunnel.transform is \"identity\": who sees the packets on both sides of a relay can match them".into()
     })
@@ -469,8 +523,8 @@ fn same_operator(config: &Config) -> Option<String> {
 impl Checker<'_> {
     /// The relays of the path, and `[onion]`.
     fn circuits(&mut self) {
-        for (key, expected) in self.config.onion.wrong() {
-            self.add(key, expected, "correct the number");
+        for error in self.config.onion.check() {
+            self.add(error.key, &error.problem, "correct the number");
         }
         if self.config.directory.is_some() {
             return;

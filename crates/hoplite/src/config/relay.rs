@@ -2,13 +2,10 @@
 
 use std::path::Path;
 
-use hoplite_relay::config::{Carrier, Config, ConfigError};
+use hoplite_relay::config::{Config, ConfigError, LinkKind};
 
 use super::{Document, directory};
-use crate::{
-    relay,
-    say::{Complaint, Failure},
-};
+use crate::say::{Complaint, Failure};
 
 /// A file that was read and checked.
 #[derive(Clone, Debug)]
@@ -31,11 +28,16 @@ pub(crate) fn read(document: &Document) -> Result<Relay, Failure> {
     config
         .check()
         .map_err(|error| vec![complaint(document, &error)])?;
-    let authorities = relay::known_authorities(&config.directory);
-    if !authorities.is_empty() {
-        let config = &config.directory;
-        let (threshold, hostile) = (config.threshold, config.hostile.into());
-        let wrong = directory::complaints(document, "directory.", &authorities, threshold, hostile);
+    let said = &config.directory;
+    if !said.authorities.is_empty() {
+        let (threshold, hostile) = (said.threshold, said.hostile);
+        let wrong = directory::complaints(
+            document,
+            "directory.",
+            &said.authorities,
+            threshold,
+            hostile,
+        );
         if !wrong.is_empty() {
             return Err(wrong.into());
         }
@@ -57,6 +59,10 @@ fn resolve_paths(config: &mut Config, file: &Path) {
         tls.cert = super::beside(file, &tls.cert);
         tls.key = super::beside(file, &tls.key);
     }
+    if let Some(private) = &mut config.auth.private_tokens {
+        private.keys = super::beside(file, &private.keys);
+        private.spent = super::beside(file, &private.spent);
+    }
     for entry in &mut config.auth.token {
         entry.file = entry.file.as_ref().map(|path| super::beside(file, path));
     }
@@ -76,15 +82,15 @@ fn warnings(config: &Config) -> Vec<String> {
         .listen
         .iter()
         .any(|address| !address.ip().is_loopback());
-    if config.auth.token.is_empty() && reachable {
+    if !config.auth.is_closed() && reachable {
         warnings.push("no token is set: anybody can use this relay".into());
     }
-    if config.onion.enabled && !config.auth.token.is_empty() {
+    if config.onion.enabled && config.auth.is_closed() {
         warnings.push("onion.open lets everybody build circuits here: they know no tokens".into());
     }
     let onion = &config.onion;
     let nobody = config.directory.authorities.is_empty() && config.ingress.relays.is_empty();
-    if onion.enabled && config.is_ingress() && nobody && onion.channels == [Carrier::Quic] {
+    if onion.enabled && config.is_ingress() && nobody && onion.channels == [LinkKind::Quic] {
         warnings.push(
             "channels over QUIC alone reach only relays that are known: name directory.authorities or ingress.relays, or add \"tls\" to onion.channels"
                 .into(),

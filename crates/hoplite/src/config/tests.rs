@@ -77,7 +77,7 @@ fn a_mode_that_there_is_not_is_refused() {
     );
 }
 
-const ACKS: &str = "expected \"auto\", \"default\", \"extension\", \"none\", a delay from \"1ms\" to \"250ms\", \
+const ACKS: &str = "expected \"none\", \"auto\", \"default\", \"extension\", a delay from \"1ms\" to \"250ms\", \
      or a share of the round trip from \"0.01rtt\" to \"4rtt\": correct the value";
 
 fn relay_tunnel(line: &str) -> String {
@@ -88,10 +88,10 @@ fn client_tunnel(table: &str) -> String {
     two_relays(&format!("hops = 1\ntunnel = {{ {table} }}"))
 }
 
-fn wishes(table: &str) -> hoplite_wire::tuning::TuningRequest {
+fn tuning_request(table: &str) -> hoplite_wire::tuning::TuningRequest {
     let text = client_tunnel(table);
     let client = client::read(&document(&text).expect("valid")).expect("right");
-    client.config.tunnel.wishes()
+    client.config.tunnel.tuning_request()
 }
 
 #[test]
@@ -132,20 +132,26 @@ fn a_wrong_way_to_acknowledge_is_refused_in_both_files_with_those_that_there_are
 
 #[test]
 fn acknowledgements_are_chosen_for_both_directions_or_for_each() {
-    let both = wishes("acks = \"2.5ms\", acks_after = 7");
+    let both = tuning_request("acks = \"2.5ms\", acks_after = 7");
     assert_eq!(both.up.to_string(), "2.5ms");
     assert_eq!((both.down, both.after), (both.up, 7));
-    let each = wishes("acks = { up = \"0.25rtt\", down = \"none\" }, congestion = \"off\"");
+    let each = tuning_request("acks = { up = \"0.25rtt\", down = \"none\" }, congestion = \"off\"");
     assert_eq!(each.up.to_string(), "0.25rtt");
     assert_eq!(each.down.to_string(), "none");
     assert_eq!(each.congestion, hoplite_wire::tuning::Congestion::Off);
-    let up = wishes("acks = \"none-up\"");
+    let up = tuning_request("acks = \"none-up\"");
     assert_eq!(
         (up.up.to_string(), up.down.to_string()),
         ("none".into(), "default".into())
     );
-    assert_eq!(wishes("acks = { down = \"1ms\" }").up.to_string(), "auto");
-    assert_eq!(wishes(""), hoplite_wire::tuning::TuningRequest::default());
+    assert_eq!(
+        tuning_request("acks = { down = \"1ms\" }").up.to_string(),
+        "auto"
+    );
+    assert_eq!(
+        tuning_request(""),
+        hoplite_wire::tuning::TuningRequest::default()
+    );
 }
 
 #[test]
@@ -388,6 +394,8 @@ fn the_client_example_is_right_and_its_comments_are_the_defaults() {
         "region",
         "operator",
         "template",
+        "issuer",
+        "origin",
     ];
     let spelt_out = without(&uncommented(text), &keyless);
     assert!(
@@ -436,6 +444,52 @@ fn the_relay_example_is_right_and_its_comments_are_the_defaults() {
     assert_eq!(rest(spelt_out), hoplite_relay::Config::default());
 }
 
+/// The tables of a page that have a section's name over their first column and its keys below, with their defaults in the second: as TOML.
+fn tables(page: &str) -> String {
+    let mut sections = String::new();
+    let mut inside = false;
+    for line in page.lines() {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let (first, second) = match cells[..] {
+            ["", first, second, ..] => (first, second),
+            _ => ("", ""),
+        };
+        let section = first.trim_matches('`');
+        if section.starts_with('[') && second == "default" {
+            sections.push_str(&format!("{section}\n"));
+            inside = true;
+        } else if first.is_empty() {
+            inside = false;
+        } else if inside && first.starts_with('`') && second != "none" {
+            let keys: Vec<&str> = first.split(", ").collect();
+            let values = if keys.len() > 1 {
+                second.split(", ").collect()
+            } else {
+                vec![second]
+            };
+            assert_eq!(keys.len(), values.len(), "{line}");
+            for (key, value) in keys.iter().zip(values) {
+                let plain = |text: &str| text.replace('`', "");
+                sections.push_str(&format!("{} = {}\n", plain(key), plain(value)));
+            }
+        }
+    }
+    sections
+}
+
+#[test]
+fn the_tables_for_operators_have_the_defaults() {
+    let text = tables(include_str!("../../../../docs/operating.md"));
+    assert!(
+        text.contains("[forwarding]\n")
+            && text.contains("\nids = 262144")
+            && text.contains("\nechoes = 10000"),
+        "{text}"
+    );
+    let said: hoplite_relay::Config = value(&document(&text).expect("valid")).expect("right");
+    assert_eq!(said, hoplite_relay::Config::default());
+}
+
 #[test]
 fn a_chosen_path_never_uses_one_operator_twice() {
     let text = two_relays("hops = 2").replace("name = ", "operator = \"o\"\nname = ");
@@ -461,6 +515,82 @@ fn the_directory_example_is_right_and_its_comments_are_the_defaults() {
         ..plain
     };
     assert_eq!(rest, default);
+}
+
+#[test]
+fn the_issuer_example_is_right_and_its_comments_are_the_defaults() {
+    let text = include_str!("../../../../examples/issuer.toml");
+    let document_of = |text: &str| document(text).expect("valid");
+    assert_eq!(kind(&document_of(text)).expect("clear"), Kind::Issuer);
+    let plain = issuer::read(&document_of(text)).expect("right");
+    let spelt_out = issuer::read(&document_of(&uncommented(text))).expect("right");
+    assert_eq!(spelt_out, plain);
+    let rest = issuer::Config {
+        account: Vec::new(),
+        ..plain
+    };
+    assert_eq!(rest, issuer::Config::default());
+}
+
+#[test]
+fn what_is_wrong_with_an_issuers_file_is_told_by_key() {
+    let file = |text: &str| {
+        let text = format!("[[account]]\nname = \"ann\"\ntoken = \"t\"\n{text}");
+        let wrong = issuer::read(&document(&text).expect("valid")).expect_err("wrong");
+        wrong.to_string()
+    };
+    for (text, key) in [
+        (
+            "[[account]]\nname = \"ann\"\ntoken = \"u\"\n",
+            "account[1].name",
+        ),
+        ("[[account]]\nname = \"bob\"\n", "account[1].token"),
+        (
+            "[[account]]\nname = \"bob\"\ntoken_file = \"absent\"\n",
+            "account[1].token_file",
+        ),
+        ("[limits]\nbatch = 0\n", "limits.batch"),
+        ("[limits]\nrequest = 0\n", "limits.request"),
+    ] {
+        let told = file(text);
+        assert!(told.contains(key), "{told}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_private_tokens_in_a_clients_file_is_told_by_key() {
+    let issuer = "[[issuer]]\nname = \"i\"\naddress = \"i.example:1\"\ntoken = \"t\"\n";
+    let relay = "[[relay]]\nname = \"a\"\naddress = \"a.example:1\"\n";
+    let told = |text: String| {
+        let text = format!("path = [\"a\"]\n{text}");
+        client::read(&document(&text).expect("valid"))
+            .map(drop)
+            .map_err(|it| it.to_string())
+    };
+    told(format!(
+        "{issuer}{relay}issuer = \"i\"\norigin = \"fleet\"\n"
+    ))
+    .expect("right");
+    for (text, key) in [
+        (
+            format!("{issuer}{relay}issuer = \"j\"\n"),
+            "relay[0].issuer",
+        ),
+        (
+            format!("{issuer}{relay}issuer = \"i\"\ntoken = \"t\"\n"),
+            "relay[0].issuer",
+        ),
+        (format!("{relay}origin = \"fleet\"\n"), "relay[0].origin"),
+        (format!("{issuer}keep = 1\n{relay}"), "issuer[0].keep"),
+        (format!("{issuer}{issuer}{relay}"), "issuer[1].name"),
+        (
+            format!("{}{relay}", issuer.replace("token = \"t\"\n", "")),
+            "issuer[0].token",
+        ),
+    ] {
+        let why = told(text).expect_err("wrong");
+        assert!(why.contains(key), "{key}: {why}");
+    }
 }
 
 const AUTHORITY: &str = "ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo@dir.example:9030";
@@ -506,10 +636,10 @@ fn wrong_authorities_and_thresholds_are_named() {
     let word = client(&format!("authorities = {three:?}\nhostile = \"half\""));
     assert!(word.contains("expected a number, or \"third\""), "{word}");
     let wrong = client("authorities = [\"dir.example:9030\"]");
-    assert!(
-        wrong.contains("expected \"ed25519:…@host:port\""),
-        "{wrong}"
-    );
+    let expected = "f.toml:3:15: directory.authorities: \"dir.example:9030\": expected \"ed25519:…@host:port\"";
+    assert!(wrong.starts_with(expected), "{wrong}");
+    let wrong = relay_error("listen = []\n[directory]\nauthorities = [\"dir.example:9030\"]");
+    assert!(wrong.starts_with(expected), "{wrong}");
     let apart = client(&format!(
         "authorities = [{AUTHORITY:?}]\napart = [\"colour\"]"
     ));
@@ -547,8 +677,8 @@ fn wrong_times_limits_and_caps_of_an_authority_are_named() {
             "limits.uploads: expected at least 1 a minute",
         ),
         (
-            "limits.octets = 1000",
-            "limits.octets: expected at least 8388608",
+            "limits.bytes = 1000",
+            "limits.bytes: expected at least 8388608",
         ),
     ] {
         let text = format!("authorities = [{AUTHORITY:?}]\n{line}\n");
@@ -665,7 +795,7 @@ fn the_example_of_circuits_is_right_and_its_comments_are_the_defaults() {
         client.expect("right").config
     };
     let plain = read(text);
-    assert!(plain.is_onion() && plain.onion == client::Onion::default());
+    assert!(plain.is_onion() && plain.onion == hoplite_onion::Config::default());
     let spelt_out = without(&uncommented(text), &["rsa"]);
     assert!(spelt_out.contains("\nahead = ") && spelt_out.contains("\nchannel = \"auto\""));
     assert_eq!(read(&spelt_out), plain);
@@ -673,7 +803,7 @@ fn the_example_of_circuits_is_right_and_its_comments_are_the_defaults() {
 
 #[test]
 fn a_relay_gives_a_client_as_many_circuits_as_its_isolation_tokens_may_come_to() {
-    let client = client::Onion::default();
+    let client = hoplite_onion::Config::default();
     let tokens = client.isolated * hoplite_onion::client::OF_A_TOKEN;
     let given = hoplite_relay::config::Onion::default().circuits_per_client;
     // A quarter is left for circuits that end with their last stream, and for those that are late.

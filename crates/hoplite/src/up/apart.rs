@@ -15,7 +15,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     pin::pin,
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex},
+    sync::Arc,
     thread,
     time::Duration,
 };
@@ -25,6 +25,7 @@ use hoplite_overlay::{
     Direct, Overlay,
     direct::rights::{Right, force_buffers},
 };
+use parking_lot::Mutex;
 use rustix::{
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -39,12 +40,12 @@ use tokio::io::unix::AsyncFd;
 use tracing::warn;
 
 use super::{
-    carrier::{self, Remembering},
     control::{Report, open_flows},
     plan::MARK,
+    traffic::{self, Remembering},
 };
 use crate::{
-    client::Carried,
+    client::ClientOverlay,
     config::client::Client,
     listed::{self, Keeper, Kept, Listed},
     process::{Recording, Signals},
@@ -52,7 +53,7 @@ use crate::{
 };
 
 /// Bytes of a message. A larger one is a reason to end the worker.
-const LARGEST: usize = 64 * 1024;
+const MAX_MESSAGE: usize = 64 * 1024;
 
 /// Bytes of what is kept of the directory.
 const LARGEST_KEPT: u64 = 32 << 20;
@@ -91,7 +92,7 @@ pub(super) enum ToWorker {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum FromWorker {
-    /// It has what a path is made of.
+    /// It has what a path is worker_overlay of.
     Prepared,
     /// Something has come back from the last relay.
     Flows(Box<Report>),
@@ -138,7 +139,7 @@ impl Channel {
 
     /// The next message with what came with it; `None` when the other end is gone. May be given up and called again.
     pub(super) async fn next<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-        let mut bytes = vec![0; LARGEST];
+        let mut bytes = vec![0; MAX_MESSAGE];
         let (length, with) = loop {
             let mut ready = self.0.readable().await?;
             match receive(self.0.get_ref(), &mut bytes) {
@@ -266,7 +267,7 @@ fn mark_sockets(marks: &OwnedFd) {
 pub(super) fn leave_marks_to(marks: OwnedFd) {
     let marks = Mutex::new(marks);
     let agent = move |socket: BorrowedFd<'_>, right| {
-        let marks = marks.lock().map_err(|_| io::ErrorKind::Other)?;
+        let marks = marks.lock();
         ask(&marks, socket, right)
     };
     hoplite_overlay::direct::rights::leave_to(Box::new(agent));
@@ -357,9 +358,9 @@ pub(super) struct Task {
 }
 
 /// What it carries by.
-struct Road {
+struct WorkerOverlay {
     listed: Option<Listed>,
-    carried: Carried,
+    carried: ClientOverlay,
     overlay: Arc<dyn Overlay>,
     names: Arc<Remembering>,
 }
@@ -381,7 +382,7 @@ pub(super) async fn work(mut task: Task, socket: OwnedFd) -> Result<(), Failure>
     let _signals = Signals::listen()?;
     let channel = Arc::new(Channel::new(socket).map_err(|error| failed(&error))?);
     let done = match prepare(&mut task, &channel).await {
-        Ok(Some((road, addresses))) => {
+        Ok(Some((worker_overlay, addresses))) => {
             let worker = Worker {
                 task: &task,
                 channel: Arc::clone(&channel),
@@ -389,7 +390,7 @@ pub(super) async fn work(mut task: Task, socket: OwnedFd) -> Result<(), Failure>
                 counters: Arc::default(),
                 before: BTreeMap::new(),
             };
-            worker.serve(&road).await
+            worker.serve(&worker_overlay).await
         }
         Ok(None) => Ok(()),
         Err(failure) => Err(failure),
@@ -406,7 +407,7 @@ pub(super) async fn work(mut task: Task, socket: OwnedFd) -> Result<(), Failure>
 async fn prepare(
     task: &mut Task,
     channel: &Arc<Channel>,
-) -> Result<Option<(Road, Vec<IpAddr>)>, Failure> {
+) -> Result<Option<(WorkerOverlay, Vec<IpAddr>)>, Failure> {
     let told = channel.next().await.map_err(|error| failed(&error))?;
     let Some((
         ToWorker::Begin {
@@ -427,23 +428,23 @@ async fn prepare(
     // What an earlier block stops, these sockets may.
     let marked = Direct::for_tunnels().mark(MARK);
     let listed = listed::prepare(&mut task.client, &marked, keeper).await?;
-    let names = carrier::names(&task.client, &servers, asks_system).await;
-    let carried = carrier::carried(&task.client, listed.as_ref(), &task.recording, &names)?;
-    let overlay = carrier::split(&task.client, &carried, &names);
-    let road = Road {
+    let names = traffic::names(&task.client, &servers, asks_system).await;
+    let carried = traffic::carried(&task.client, listed.as_ref(), &task.recording, &names)?;
+    let overlay = traffic::split(&task.client, &carried, &names);
+    let worker_overlay = WorkerOverlay {
         listed,
         carried,
         overlay,
         names,
     };
-    Ok(Some((road, addresses)))
+    Ok(Some((worker_overlay, addresses)))
 }
 
 /// What is new of the directory goes to the other process. One that does not read loses it, and has it with what is new the next time.
 fn keeper(kept: Kept, channel: &Arc<Channel>) -> Keeper {
     let channel = Mutex::new(Arc::downgrade(channel));
     let keep = move |kept: Kept| {
-        let channel = channel.lock().ok().and_then(|channel| channel.upgrade());
+        let channel = channel.lock().upgrade();
         let sent = channel.map_or(Ok(()), |channel| {
             let kept = written(&kept)?;
             channel.send(&FromWorker::Keep, &[kept.as_fd()])
@@ -459,11 +460,14 @@ fn keeper(kept: Kept, channel: &Arc<Channel>) -> Keeper {
 }
 
 impl Worker<'_> {
-    async fn serve(mut self, road: &Road) -> Result<(), Failure> {
+    async fn serve(mut self, worker_overlay: &WorkerOverlay) -> Result<(), Failure> {
         self.say(&FromWorker::Prepared)?;
-        let mut probing = pin!(carrier::until_it_flows(&*road.overlay, self.task.wait));
+        let mut probing = pin!(traffic::until_it_flows(
+            &*worker_overlay.overlay,
+            self.task.wait
+        ));
         let mut probes = true;
-        let Some(mut transparent) = self.device(road).await? else {
+        let Some(mut transparent) = self.device(worker_overlay).await? else {
             return Ok(());
         };
         loop {
@@ -477,50 +481,53 @@ impl Worker<'_> {
                     }
                     probed = &mut probing, if probes => {
                         probes = false;
-                        probed.map_err(|error| carrier::failure(&error, road.carried.missing()))?;
-                        let report = Box::new(self.report(road));
+                        probed.map_err(|error| traffic::failure(&error, worker_overlay.carried.missing()))?;
+                        let report = Box::new(self.report(worker_overlay));
                         self.say(&FromWorker::Flows(report))?;
                     }
                     told = self.channel.next() => {
                         match told.map_err(|error| failed(&error))? {
                             None => return Ok(()),
                             Some((ToWorker::Leave, _)) => {
-                                road.carried.tell();
-                                road.carried.leave().await;
+                                worker_overlay.carried.tell();
+                                worker_overlay.carried.leave().await;
                                 return Ok(());
                             }
                             Some((ToWorker::Device { answered }, with)) => break (answered, with),
-                            Some((told, _)) => self.obey(told, road)?,
+                            Some((told, _)) => self.obey(told, worker_overlay)?,
                         }
                     }
                 }
             };
-            transparent = self.transparent(next.0, next.1, road)?;
+            transparent = self.transparent(next.0, next.1, worker_overlay)?;
         }
     }
 
     /// Waits for the first interface.
-    async fn device(&mut self, road: &Road) -> Result<Option<Transparent>, Failure> {
+    async fn device(
+        &mut self,
+        worker_overlay: &WorkerOverlay,
+    ) -> Result<Option<Transparent>, Failure> {
         loop {
             match self.channel.next().await.map_err(|error| failed(&error))? {
                 None | Some((ToWorker::Leave, _)) => return Ok(None),
                 Some((ToWorker::Device { answered }, with)) => {
-                    return self.transparent(answered, with, road).map(Some);
+                    return self.transparent(answered, with, worker_overlay).map(Some);
                 }
-                Some((told, _)) => self.obey(told, road)?,
+                Some((told, _)) => self.obey(told, worker_overlay)?,
             }
         }
     }
 
-    fn obey(&self, told: ToWorker, road: &Road) -> Result<(), Failure> {
+    fn obey(&self, told: ToWorker, worker_overlay: &WorkerOverlay) -> Result<(), Failure> {
         match told {
-            ToWorker::Servers(servers) => road.names.ask(&servers),
-            ToWorker::Look => road.carried.look(),
+            ToWorker::Servers(servers) => worker_overlay.names.ask(&servers),
+            ToWorker::Look => worker_overlay.carried.network_changed(),
             ToWorker::Report => {
-                let report = Box::new(self.report(road));
+                let report = Box::new(self.report(worker_overlay));
                 self.say(&FromWorker::Report(report))?;
             }
-            ToWorker::Tell => road.carried.tell(),
+            ToWorker::Tell => worker_overlay.carried.tell(),
             ToWorker::Begin { .. } | ToWorker::Device { .. } | ToWorker::Leave => {}
         }
         Ok(())
@@ -531,7 +538,7 @@ impl Worker<'_> {
         &mut self,
         answered: Vec<IpAddr>,
         mut with: Vec<OwnedFd>,
-        road: &Road,
+        worker_overlay: &WorkerOverlay,
     ) -> Result<Transparent, Failure> {
         let descriptor = with.pop().ok_or_else(|| failed(&"no interface came"))?;
         let client = &self.task.client.config;
@@ -546,7 +553,7 @@ impl Worker<'_> {
             .dns
             .elsewhere
             .extend(domains.map(|domain| domain.name().clone()));
-        let transparent = Transparent::new(config, Arc::clone(&road.overlay), device);
+        let transparent = Transparent::new(config, Arc::clone(&worker_overlay.overlay), device);
         for (name, count) in self.counters.snapshot().all() {
             *self.before.entry(name.to_owned()).or_default() += count;
         }
@@ -554,8 +561,8 @@ impl Worker<'_> {
         Ok(transparent)
     }
 
-    fn report(&self, road: &Road) -> Report {
-        let (listed, carried) = (road.listed.as_ref(), &road.carried);
+    fn report(&self, worker_overlay: &WorkerOverlay) -> Report {
+        let (listed, carried) = (worker_overlay.listed.as_ref(), &worker_overlay.carried);
         let live = self.counters.snapshot().all();
         let mut counters = self.before.clone();
         for (name, count) in &live {
@@ -637,7 +644,7 @@ mod tests {
     #[tokio::test]
     async fn a_message_that_is_too_long_is_an_end_and_no_allocation() {
         let (channel, socket) = channels();
-        says(&socket, &vec![b' '; LARGEST + 1]);
+        says(&socket, &vec![b' '; MAX_MESSAGE + 1]);
         assert!(channel.next::<FromWorker>().await.is_err());
     }
 

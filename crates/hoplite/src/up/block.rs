@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// How long to wait when something failed.
-const PAUSE: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// How often to look whether who is up has ended without a word. Mostly he is seen to go.
 const BUSY: Duration = Duration::from_secs(5);
@@ -121,11 +121,11 @@ impl Block {
             Ok(stood) => {
                 // Only now that the new table stands may the old one's copy go.
                 held.hold(&Nftables::new(&self.run_dir).copy());
-                stood.failed.map(|_| PAUSE)
+                stood.failed.map(|_| RETRY_PAUSE)
             }
             Err(failure) => {
                 say::remark(failure.to_string());
-                Some(PAUSE)
+                Some(RETRY_PAUSE)
             }
         }
     }

@@ -23,16 +23,16 @@ use tokio::{
 use super::nftables::Standing;
 
 /// How long a question may take to arrive.
-const PATIENCE: Duration = Duration::from_secs(5);
+const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long `down` may take: relays that are gone do not hold it up.
-const LONGEST: Duration = Duration::from_secs(30);
+const DOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Questions that are answered at once; who asks more often waits.
-const AT_ONCE: usize = 8;
+/// Questions that are answered at once; whoever asks more often waits.
+const MAX_QUESTIONS: usize = 8;
 
 /// Bytes of a question.
-const LONGEST_LINE: u64 = 4096;
+const MAX_LINE: u64 = 4096;
 
 /// What can be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,7 +45,7 @@ pub(crate) enum Command {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Line {
+struct Request {
     command: Command,
 }
 
@@ -80,8 +80,8 @@ impl Control {
         }
         let listener = UnixListener::bind(&path)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-        let (asked, questions) = mpsc::channel(AT_ONCE);
-        let open = Arc::new(Semaphore::new(AT_ONCE));
+        let (asked, questions) = mpsc::channel(MAX_QUESTIONS);
+        let open = Arc::new(Semaphore::new(MAX_QUESTIONS));
         Ok(Self {
             path,
             questions,
@@ -100,8 +100,8 @@ impl Control {
 
     /// Waits until the answers that were given are on their way.
     pub(super) async fn answered(&self) {
-        let all = u32::try_from(AT_ONCE).unwrap_or(u32::MAX);
-        drop(timeout(PATIENCE / 5, self.open.acquire_many(all)).await);
+        let all = u32::try_from(MAX_QUESTIONS).unwrap_or(u32::MAX);
+        drop(timeout(QUESTION_TIMEOUT / 5, self.open.acquire_many(all)).await);
     }
 }
 
@@ -117,7 +117,7 @@ async fn serve(listener: UnixListener, asked: mpsc::Sender<Asked>, open: Arc<Sem
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             // Too many open files: the next one may have more luck.
-            tokio::time::sleep(PATIENCE / 5).await;
+            tokio::time::sleep(QUESTION_TIMEOUT / 5).await;
             continue;
         };
         let Ok(permit) = Arc::clone(&open).acquire_owned().await else {
@@ -136,14 +136,14 @@ async fn serve(listener: UnixListener, asked: mpsc::Sender<Asked>, open: Arc<Sem
 async fn talk(mut stream: UnixStream, asked: &mpsc::Sender<Asked>) -> io::Result<()> {
     let (read, mut write) = stream.split();
     let mut line = String::new();
-    let mut read = tokio::io::BufReader::new(read.take(LONGEST_LINE));
-    timeout(PATIENCE, read.read_line(&mut line)).await??;
-    let reply = match serde_json::from_str::<Line>(&line) {
-        Ok(Line { command }) => pass_on(command, asked).await,
+    let mut read = tokio::io::BufReader::new(read.take(MAX_LINE));
+    timeout(QUESTION_TIMEOUT, read.read_line(&mut line)).await??;
+    let reply = match serde_json::from_str::<Request>(&line) {
+        Ok(Request { command }) => pass_on(command, asked).await,
         Err(error) => json!({"failed": format!("not a question: {error}")}),
     };
     let reply = format!("{reply}\n");
-    timeout(PATIENCE, write.write_all(reply.as_bytes())).await??;
+    timeout(QUESTION_TIMEOUT, write.write_all(reply.as_bytes())).await??;
     Ok(())
 }
 
@@ -163,9 +163,9 @@ pub(crate) fn ask(path: &Path, command: Command) -> io::Result<Option<Value>> {
         Err(error) if is_nobody(&error) => return Ok(None),
         Err(error) => return Err(error),
     };
-    stream.set_read_timeout(Some(LONGEST))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut line = serde_json::to_string(&Line { command })?;
+    stream.set_read_timeout(Some(DOWN_TIMEOUT))?;
+    stream.set_write_timeout(Some(QUESTION_TIMEOUT))?;
+    let mut line = serde_json::to_string(&Request { command })?;
     line.push('\n');
     stream.write_all(line.as_bytes())?;
     let mut reply = String::new();
@@ -307,7 +307,7 @@ pub(crate) struct Dropped {
     pub(crate) packets: u64,
     /// Bytes of them.
     #[serde(alias = "bytes")]
-    pub(crate) octets: u64,
+    pub(crate) bytes: u64,
 }
 
 impl Status {
@@ -328,8 +328,8 @@ impl Status {
         lines.extend(self.firewall_line());
         lines.extend(self.process.iter().flat_map(Process::lines));
         lines.extend(self.blocked.map(|blocked| {
-            let Dropped { packets, octets } = blocked;
-            format!("blocked since the block stands: {packets} packets, {octets} octets")
+            let Dropped { packets, bytes } = blocked;
+            format!("blocked since the block stands: {packets} packets, {bytes} bytes")
         }));
         lines
     }
@@ -377,7 +377,7 @@ impl Process {
         });
         let lines = vec![
             format!("{path}{connected}"),
-            format!("sent {} octets, received {}", self.sent, self.received),
+            format!("sent {} bytes, received {}", self.sent, self.received),
             format!("flows open: {flows}"),
             format!("names: {}; what goes past is {block}", self.dns),
             format!(

@@ -2,18 +2,16 @@
 //! done in which order is the plan's.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, Write},
     net::{IpAddr, SocketAddr},
-    os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-        unix::fs::OpenOptionsExt,
-    },
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     time::Duration,
 };
 
+use hoplite_overlay::direct::tun::{self, PacketHeader};
 use rustix::thread::{
     CapabilitySet, capabilities, configure_capability_in_ambient_set, set_capabilities,
 };
@@ -338,12 +336,12 @@ pub(super) fn find_program(program: &str) -> Option<PathBuf> {
     places.into_iter().find(|path| path.is_file())
 }
 
-/// It, to be given arguments and started.
+/// A program of the system, to be given arguments and started.
 pub(crate) fn program(program: &str) -> io::Result<Command> {
     Ok(bare(&installed(program)?))
 }
 
-/// The same, but it ignores SIGTERM, which every process gets at once when the machine is shut down: what holds the firewall, or makes it
+/// A program of the system that ignores SIGTERM, which every process gets at once when the machine is shut down: what holds the firewall, or makes it
 /// again, ends when we want it to, with its input or by SIGKILL.
 pub(super) fn program_ignoring_sigterm(program: &str) -> io::Result<Command> {
     let path = installed(program)?;
@@ -429,7 +427,7 @@ pub(super) async fn look(netlink: &Netlink, conf: &ResolvConf, ours: &[IpAddr]) 
         servers: servers(conf, resolving, ours),
         resolving,
         asks_us: conf.is_ours(),
-        // Who cannot be asked may block.
+        // Whoever cannot be asked may block.
         blocked: netlink.is_blocked().await.unwrap_or(true) || is_firewalled,
     }
 }
@@ -466,7 +464,7 @@ pub(super) fn servers(conf: &ResolvConf, how: Resolving, ours: &[IpAddr]) -> Vec
     servers
 }
 
-/// The same, for who does not know how.
+/// Whom the networks say to ask, after finding out how names are resolved here.
 pub(super) fn network_servers(conf: &ResolvConf, ours: &[IpAddr]) -> Vec<SocketAddr> {
     servers(conf, resolving(conf), ours)
 }
@@ -492,10 +490,12 @@ fn ipv6(settings: &Path) -> Ipv6 {
         let path = settings.join("ipv6/conf").join(scope).join("disable_ipv6");
         fs::read_to_string(path).is_ok_and(|text| text.trim() != "0")
     };
-    match settings.join("ipv6").is_dir() {
-        false => Ipv6::Missing,
-        true if is_off("all") || is_off("default") => Ipv6::Off,
-        true => Ipv6::On,
+    if !settings.join("ipv6").is_dir() {
+        Ipv6::Missing
+    } else if is_off("all") || is_off("default") {
+        Ipv6::Off
+    } else {
+        Ipv6::On
     }
 }
 
@@ -513,9 +513,6 @@ fn checks_reverse_path(settings: &Path) -> bool {
     values.any(|value| !matches!(value.trim(), "" | "0"))
 }
 
-/// Where the kernel hands out TUN devices.
-const DEVICE: &str = "/dev/net/tun";
-
 /// linux/if_tun.h: what is newer than the C library's headers.
 const TUN_F_USO4: libc::c_uint = 0x20;
 const TUN_F_USO6: libc::c_uint = 0x40;
@@ -531,51 +528,24 @@ const OFFLOADS: [libc::c_uint; 3] = [
 ];
 
 /// How often, and after what pause, it is tried again to take a name that another process has.
-const TRIES: u32 = 50;
-const PAUSE: Duration = Duration::from_millis(20);
+const NAME_RETRIES: u32 = 50;
+const NAME_RETRY_PAUSE: Duration = Duration::from_millis(20);
 
-/// Makes the interface `name`: a TUN device with segmentation and checksum offload (Linux `Documentation/networking/tuntap.rst`; virtio 1.2 §5.1.6).
-/// It goes when the descriptor is closed. Each packet has a virtio header of ten bytes.
+/// Makes the interface `name`: a TUN device with segmentation and checksum offload.
+/// It goes when the descriptor is closed.
 pub(super) fn open(name: &str) -> Result<OwnedFd, Complaint> {
-    let file = device().map_err(|error| missing(&error))?;
-    let mut tries = TRIES;
-    while let Err(error) = attach(&file, name) {
+    let file = tun::device().map_err(|error| missing(&error))?;
+    let mut tries = NAME_RETRIES;
+    while let Err(error) = tun::attach(&file, name, PacketHeader::Virtio) {
         // A killed process has it until the kernel has closed all that was its own.
         if tries == 0 || error.raw_os_error() != Some(libc::EBUSY) {
             return Err(refused(name, &error));
         }
         tries -= 1;
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(NAME_RETRY_PAUSE);
     }
     offload(&file).map_err(|error| refused(name, &error))?;
     Ok(file.into())
-}
-
-fn device() -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true);
-    options.custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
-    options.open(DEVICE)
-}
-
-/// `TUNSETIFF` with a `struct ifreq`: the name, then the flags.
-fn attach(file: &File, name: &str) -> io::Result<()> {
-    let mut request = [0_u8; 40];
-    let (front, back) = request.split_at_mut(libc::IFNAMSIZ);
-    let room = front
-        .get_mut(..name.len())
-        .filter(|_| (1..libc::IFNAMSIZ).contains(&name.len()));
-    room.ok_or(io::ErrorKind::InvalidInput)?
-        .copy_from_slice(name.as_bytes());
-    let flags = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-    back[..4].copy_from_slice(&flags.to_ne_bytes());
-    #[expect(unsafe_code, reason = "no safe wrapper makes a TUN device")]
-    // SAFETY: the descriptor is open, and the kernel reads and writes at most the 40 bytes of an ifreq, which `request` has.
-    let made = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, request.as_mut_ptr()) };
-    match made {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 fn offload(file: &File) -> io::Result<()> {
@@ -608,7 +578,7 @@ fn missing(error: &io::Error) -> Complaint {
         Some(libc::EPERM) => "start the container with `--device /dev/net/tun`",
         _ => "see whether `ip tuntap add mode tun` works here",
     };
-    Complaint::new(format!("opening {DEVICE}"), error, remedy)
+    Complaint::new(format!("opening {}", tun::DEVICE), error, remedy)
 }
 
 fn refused(name: &str, error: &io::Error) -> Complaint {
@@ -709,14 +679,5 @@ mod tun_tests {
         let said = |code| missing(&io::Error::from_raw_os_error(code)).to_string();
         assert!(said(libc::ENOENT).contains("modprobe tun"));
         assert!(said(libc::EACCES).contains("chmod 666 /dev/net/tun"));
-    }
-
-    #[test]
-    fn a_name_that_does_not_fit_is_refused_before_the_kernel_sees_it() {
-        let file = File::open("/dev/null").expect("there");
-        for name in ["", "sixteen-letters-"] {
-            let refused = attach(&file, name).expect_err("refused");
-            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{name}");
-        }
     }
 }

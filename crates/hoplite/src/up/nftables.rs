@@ -1,5 +1,5 @@
-//! The tables of nftables that drop what would go past us: their text for nft(8), and how the kernel has them: loaded, held, looked at, and watched,
-//! for others may change or flush them any time.
+//! Our firewall rules, tables of nftables that drop what would go past us: their text for nft(8), and how the kernel has them: loaded, held, looked
+//! at, and watched, for others may change or flush them any time.
 //!
 //! One transaction each: an older table is replaced without a moment between. They refer to the interface by name, so they stand before and
 //! after it. The table that drops names nothing that might not exist; control groups, which nft looks up when it loads them, have one of their
@@ -40,7 +40,7 @@ use super::{
 };
 
 /// How long to wait after the table could not be made again.
-const PAUSE: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// A table that nobody has.
 const DONE: &str = "hoplite-is-done";
@@ -243,7 +243,7 @@ impl Watch {
         })
     }
 
-    /// Waits until it may be so. Who finds nothing changed has lost nothing. May be given up and called again.
+    /// Waits until it may be so. Whoever finds nothing changed has lost nothing. May be given up and called again.
     pub(crate) async fn touched(&mut self) {
         loop {
             let again = async {
@@ -260,7 +260,7 @@ impl Watch {
                 ready = self.events.readable() => {
                     let Ok(mut ready) = ready else {
                         // No descriptor that can be waited for: from now on it is looked at from time to time.
-                        self.again = Some(Instant::now() + PAUSE);
+                        self.again = Some(Instant::now() + RETRY_PAUSE);
                         continue;
                     };
                     if read(self.events.get_ref()) {
@@ -274,11 +274,11 @@ impl Watch {
 
     /// What was to be done could not be done: it is touched again in a moment.
     pub(crate) fn try_again(&mut self) {
-        self.again = Some(Instant::now() + PAUSE);
+        self.again = Some(Instant::now() + RETRY_PAUSE);
     }
 }
 
-/// The same where there may be nothing to watch.
+/// Resolves when somebody may have changed our table: never, where there is nothing to watch.
 pub(crate) async fn touched(watch: &mut Option<Watch>) {
     match watch {
         Some(watch) => watch.touched().await,
@@ -702,7 +702,7 @@ mod firewall_tests {
         let counted = counted(&serde_json::from_str(answer).expect("json"));
         let expected = Dropped {
             packets: 3,
-            octets: 180,
+            bytes: 180,
         };
         assert_eq!(counted, Some(expected));
     }

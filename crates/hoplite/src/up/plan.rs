@@ -223,7 +223,7 @@ impl Plan {
         })
     }
 
-    /// The same in a word.
+    /// How names are taken over, in a word for messages: also `off`, or `answered` where questions to the networks' servers are.
     pub(crate) fn names(&self) -> &'static str {
         match self.way() {
             Some(Way::Resolved) => "systemd-resolved",
@@ -468,7 +468,7 @@ fn warnings(wanted: &Wanted, facts: &Facts) -> Vec<String> {
 }
 
 fn names(plan: &mut Plan, wanted: &Wanted, facts: &Facts) {
-    // Who is not taken must not be told addresses that only we understand.
+    // Whoever is not taken must not be told addresses that only we understand.
     let is_partial = !wanted.only_users.is_empty() || !wanted.only_addresses.is_empty();
     let way = match facts.resolving {
         _ if is_partial => return answer(plan, facts),

@@ -31,11 +31,11 @@ use crate::{
 };
 
 /// How long the worker may take to answer, or to take its leave.
-const PATIENCE: Duration = Duration::from_secs(2);
+const WORKER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The pause before something is tried again that failed, at first and at most.
-const PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const INITIAL_RETRY_PAUSE: Duration = Duration::from_millis(100);
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(5);
 
 /// How much longer than it may take until traffic flows the worker may be silent about it: it says so itself, if it is sane.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -133,7 +133,7 @@ impl<'a> Session<'a> {
         Ok(Self {
             orders,
             worker: Some(worker),
-            again: (Instant::now(), PAUSE),
+            again: (Instant::now(), INITIAL_RETRY_PAUSE),
             control,
             signals,
             kernel,
@@ -219,7 +219,7 @@ impl<'a> Session<'a> {
         match said {
             FromWorker::Prepared => self.hand_over()?,
             FromWorker::Flows(report) => {
-                self.again.1 = PAUSE;
+                self.again.1 = INITIAL_RETRY_PAUSE;
                 if let Some(ready) = ready.take() {
                     self.up(*report, ready)?;
                 }
@@ -237,7 +237,7 @@ impl<'a> Session<'a> {
         warn!("{why}; until another one serves the interface nothing passes");
         self.worker = None;
         let (_, pause) = self.again;
-        self.again = (Instant::now() + pause, (pause * 2).min(LONGEST_PAUSE));
+        self.again = (Instant::now() + pause, (pause * 2).min(MAX_RETRY_PAUSE));
         self.report(Report::default());
     }
 
@@ -309,7 +309,7 @@ impl<'a> Session<'a> {
 
     /// Makes the interface again, as often as it takes: whatever fails, it stays blocked until somebody ends it.
     async fn remake(&mut self) -> Result<(), End> {
-        let mut pause = PAUSE;
+        let mut pause = INITIAL_RETRY_PAUSE;
         loop {
             // Also before the first time: whoever removes it again and again does not keep us from all else.
             let until = Instant::now() + pause;
@@ -330,7 +330,7 @@ impl<'a> Session<'a> {
                 Ok(()) => break,
                 Err(complaint) => warn!("{complaint}"),
             }
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(MAX_RETRY_PAUSE);
         }
         // One that is being started gets it when it is prepared.
         if self.worker.is_some()
@@ -372,7 +372,7 @@ impl<'a> Session<'a> {
             Command::Down => return Some(End::Down(asked.answer)),
             Command::Status => {
                 if self.asking.is_empty() {
-                    self.patience = Instant::now() + PATIENCE;
+                    self.patience = Instant::now() + WORKER_TIMEOUT;
                     self.tell(&ToWorker::Report);
                 }
                 self.asking.push(asked.answer);
@@ -400,8 +400,8 @@ impl<'a> Session<'a> {
             pid: std::process::id(),
             worker: self.worker.as_ref().map_or(0, WorkerProcess::id),
             since: since.unwrap_or(0),
-            sent: of("octets_in"),
-            received: of("octets_out"),
+            sent: of("bytes_in"),
+            received: of("bytes_out"),
             path: report.path,
             connected: report.connected,
             channel: report.channel,
@@ -416,7 +416,7 @@ impl<'a> Session<'a> {
             state: since.map_or(State::Starting, |_| State::Up),
             name: self.orders.wanted.name.clone(),
             process: Some(process),
-            // Who asks looks and counts, so that nothing waits here meanwhile.
+            // Whoever asks looks and counts, so that nothing waits here meanwhile.
             firewall: Standing::default(),
             blocked: None,
         }
@@ -427,7 +427,7 @@ impl<'a> Session<'a> {
         self.tell(&ToWorker::Leave);
         if let Some(worker) = self.worker.take() {
             let gone = async { while let Ok(Some(_)) = said(&worker).await {} };
-            drop(timeout(PATIENCE, gone).await);
+            drop(timeout(WORKER_TIMEOUT, gone).await);
         }
     }
 

@@ -1,5 +1,5 @@
-//! Notices what others do to what we took: the interface removed or set down, our rules and routes deleted, resolv.conf written.
-//! `session` then looks at all of it, and takes it again. Nothing is polled.
+//! Watches the interface, routing rules, routes and resolv.conf that we took: removed, set down, deleted or written by others.
+//! `session` then looks at all of it, and takes it again. Nothing is polled. The firewall has a watch of its own, [`super::nftables::Watch`].
 //!
 //! An event is no more than a reason to look: what the kernel could not keep for us (ENOBUFS, netlink(7)) is one as well.
 
@@ -31,13 +31,13 @@ use tokio::{
 use super::netlink;
 
 /// What happens together is handled together: who flushes a table deletes many routes.
-const SETTLE: Duration = Duration::from_millis(100);
+const DEBOUNCE: Duration = Duration::from_millis(100);
 
 /// The pause after which a socket that broke is replaced.
-const PAUSE: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Bytes of the largest datagram that the kernel makes of events (NLMSG_GOODSIZE is at most 8 KiB).
-const LARGEST: usize = 32 * 1024;
+const MAX_DATAGRAM: usize = 32 * 1024;
 
 /// What we are told about.
 const GROUPS: [MulticastGroup; 7] = [
@@ -88,7 +88,7 @@ impl Kernel {
     pub(super) fn watch(name: &str) -> io::Result<Self> {
         Ok(Self {
             socket: subscribed()?,
-            buffer: vec![0; LARGEST],
+            buffer: vec![0; MAX_DATAGRAM],
             name: name.to_owned(),
             index: None,
             seen: Meddling::default(),
@@ -105,7 +105,7 @@ impl Kernel {
         while self.seen == Meddling::default() {
             self.hear().await;
         }
-        let settled = Instant::now() + SETTLE;
+        let settled = Instant::now() + DEBOUNCE;
         loop {
             tokio::select! {
                 () = sleep_until(settled) => return std::mem::take(&mut self.seen),
@@ -147,7 +147,7 @@ impl Kernel {
             }
             Err(error) => tracing::warn!(%error, "changes of the network are not noticed now"),
         }
-        sleep(PAUSE).await;
+        sleep(RETRY_PAUSE).await;
     }
 }
 
@@ -236,7 +236,7 @@ fn is_named(link: &LinkMessage, name: &str) -> bool {
     link.attributes.iter().any(ours)
 }
 
-/// Watches files by the directories in which they stand, for who writes one may replace it; a link with all that it leads to.
+/// Watches files by the directories in which they stand, for whoever writes one may replace it; a link with all that it leads to.
 pub(super) struct Files {
     events: AsyncFd<OwnedFd>,
     paths: Vec<PathBuf>,

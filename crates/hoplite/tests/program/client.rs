@@ -13,9 +13,9 @@ use crate::common::{Running, value};
 use rustix::process::Signal;
 
 /// A test fails rather than hangs.
-const PATIENCE: Duration = Duration::from_secs(90);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A relay that connects to loopback for who shows its token, and a client's file for it.
+/// A relay that connects to loopback for whoever shows its token, and a client's file for it.
 pub(crate) fn relay(directory: &Path, qlog: Option<&Path>) -> Running {
     fs::write(directory.join("relay.token"), "secret\n").expect("written");
     let file = "listen = [\"127.0.0.1:0\"]\n[egress]\nallow = [\"127.0.0.0/8\"]\n\
@@ -105,8 +105,8 @@ pub(crate) fn through_http(proxy: u16, target: u16) -> String {
     String::from_utf8(answer).expect("text")
 }
 
-fn take(stream: &mut TcpStream, octets: usize, into: &mut Vec<u8>) {
-    let mut room = vec![0; octets];
+fn take(stream: &mut TcpStream, bytes: usize, into: &mut Vec<u8>) {
+    let mut room = vec![0; bytes];
     stream.read_exact(&mut room).expect("answers");
     into.extend(room);
 }

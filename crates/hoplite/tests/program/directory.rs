@@ -84,7 +84,7 @@ impl Authorities {
             .collect()
     }
 
-    /// Waits until every authority publishes a list with so many relays: a client may take the list of any.
+    /// Waits until every authority publishes a list with this many relays: a client may take the list of any.
     pub(crate) fn wait_for(&mut self, relays: usize) {
         let signed = format!("\"relays\":{relays}");
         for authority in &mut self.running {
@@ -92,10 +92,10 @@ impl Authorities {
             // In the order of the log: an earlier list may have been published with fewer.
             loop {
                 let line = authority.line_with("a list is ");
-                match line.contains("a list is signed") {
-                    true => is_next = line.contains(&signed),
-                    false if is_next => break,
-                    false => {}
+                if line.contains("a list is signed") {
+                    is_next = line.contains(&signed);
+                } else if is_next {
+                    break;
                 }
             }
         }

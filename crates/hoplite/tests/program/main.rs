@@ -14,3 +14,4 @@ mod onion;
 mod qlog;
 mod relay;
 mod shares;
+mod tokens;

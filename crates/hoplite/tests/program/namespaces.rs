@@ -70,7 +70,7 @@ fn namespaces() -> Vec<&'static str> {
 
 /// Fails with what it said, unless it ended well.
 pub(crate) fn ended_well(output: &Output) {
-    let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(
         output.status.success(),
         "{}\n--- stdout\n{}\n--- stderr\n{}",

@@ -3,7 +3,7 @@
 
 use super::device::succeeds;
 
-/// `target` answers what it is sent octet by octet at port 7,
+/// `target` answers what it is sent byte by byte at port 7,
 /// and at port 80 at once, or for `/wait` when the file `go` is there. `hog` keeps 900 connections to port 7 busy, and opens one for each
 /// that is reset.
 const SHARED: &str = r#"
@@ -29,8 +29,8 @@ cat > target.py <<'END'
 import asyncio, os
 async def echo(reader, writer):
     try:
-        while octets := await reader.read(64):
-            writer.write(octets)
+        while bytes := await reader.read(64):
+            writer.write(bytes)
             await writer.drain()
     except OSError:
         pass

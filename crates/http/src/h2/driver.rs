@@ -24,7 +24,7 @@ use tokio::{
 use super::{Config, Exchange, H2Error, Incoming, exchange::read_request};
 
 /// How long the last frames of a connection may take to leave.
-const FAREWELL: Duration = Duration::from_millis(500);
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Why the connection ended; `None` while it lives.
 pub(super) type Ended = watch::Receiver<Option<H2Error>>;
@@ -67,8 +67,8 @@ impl Driver {
 
     pub(super) async fn server<T>(
         self,
-        mut connection: server::Connection<T, Bytes>,
-        requests: mpsc::Sender<Incoming>,
+        mut connection: Box<server::Connection<T, Bytes>>,
+        requests: mpsc::Sender<Box<Incoming>>,
     ) where
         T: AsyncRead + AsyncWrite + Unpin,
     {
@@ -83,8 +83,8 @@ impl Driver {
 
     async fn serve<T>(
         &self,
-        mut connection: server::Connection<T, Bytes>,
-        requests: mpsc::Sender<Incoming>,
+        mut connection: Box<server::Connection<T, Bytes>>,
+        requests: mpsc::Sender<Box<Incoming>>,
     ) -> H2Error
     where
         T: AsyncRead + AsyncWrite + Unpin,
@@ -104,7 +104,7 @@ impl Driver {
                 () = &mut calm => {
                     connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                     let told = poll_fn(|cx| connection.poll_closed(cx));
-                    drop(timeout(FAREWELL, told).await);
+                    drop(timeout(CLOSE_TIMEOUT, told).await);
                     return H2Error::Closed;
                 }
             };
@@ -123,7 +123,7 @@ impl Driver {
     async fn take<T>(
         &self,
         connection: &mut server::Connection<T, Bytes>,
-        requests: &mpsc::Sender<Incoming>,
+        requests: &mpsc::Sender<Box<Incoming>>,
     ) -> Result<(), H2Error>
     where
         T: AsyncRead + AsyncWrite + Unpin,
@@ -139,10 +139,10 @@ impl Driver {
         let (request, mut answer) = request?;
         let (parts, body) = request.into_parts();
         match (read_request(&parts), room) {
-            (Ok(head), Ok(room)) => room.send(Incoming {
-                head,
-                exchange: Exchange::asking(answer, body, self.config.max_payload),
-            }),
+            (Ok(head), Ok(room)) => {
+                let exchange = Exchange::asking(answer, body, self.config.max_payload);
+                room.send(Box::new(Incoming { head, exchange }));
+            }
             (Ok(_), Err(_)) => answer.send_reset(Reason::REFUSED_STREAM),
             (Err(rule), _) => {
                 tracing::debug!(rule, "a malformed request");

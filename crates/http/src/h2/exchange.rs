@@ -16,8 +16,8 @@ use ::h2::{
     Reason, RecvStream, SendStream, client::ResponseFuture, ext::Protocol, server::SendResponse,
 };
 use bytes::{Buf, Bytes, BytesMut};
-use hoplite_overlay::{Asked, Error};
-use hoplite_wire::message::{Header, RequestHead, ResponseHead};
+use hoplite_overlay::{Error, PendingStream};
+use hoplite_wire::http_head::{Header, RequestHead, ResponseHead};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Request, Response, Uri, Version, request, response,
 };
@@ -122,10 +122,7 @@ impl Exchange {
             return Err(H2Error::State);
         };
         let send = answer.send_response(write_response(head)?, over)?;
-        self.state = match over {
-            true => State::Over,
-            false => State::Open(send),
-        };
+        self.state = if over { State::Over } else { State::Open(send) };
         Ok(())
     }
 
@@ -145,7 +142,11 @@ impl Exchange {
     ///
     /// # Errors
     /// The client has gone.
-    pub fn respond_with(&mut self, head: &ResponseHead, content: Bytes) -> Result<(), H2Error> {
+    pub(crate) fn respond_with(
+        &mut self,
+        head: &ResponseHead,
+        content: Bytes,
+    ) -> Result<(), H2Error> {
         self.answer(head, false)?;
         match &mut self.state {
             State::Open(send) => Ok(send.send_data(content, true)?),
@@ -178,7 +179,7 @@ impl Exchange {
         (DataSender::new(send), DataReceiver::new(self.recv))
     }
 
-    /// A TCP flow. The client may call it before the response, which is read by [`hoplite_overlay::Asked::poll_answer`] then; the
+    /// A TCP flow. The client may call it before the response, which is read by [`hoplite_overlay::PendingStream::poll_answer`] then; the
     /// server calls it after answering.
     pub fn into_stream(self) -> H2Stream {
         let (send, answer) = match self.state {
@@ -293,7 +294,7 @@ fn fields(map: &HeaderMap) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
 }
 
 /// What one write asks for at most, in bytes; the window and the send buffer may give less.
-const PIECE: usize = 64 * 1024;
+const MAX_WRITE: usize = 64 * 1024;
 
 /// The sending direction. Dropped unfinished, together with its receiver, it resets the stream.
 pub struct DataSender {
@@ -356,20 +357,20 @@ impl DataSender {
     }
 
     /// Takes bytes for which there is room.
-    pub(super) fn put(&mut self, octets: Bytes) -> Result<(), H2Error> {
+    pub(super) fn put(&mut self, bytes: Bytes) -> Result<(), H2Error> {
         let send = self.send.as_mut().ok_or(H2Error::State)?;
-        Ok(send.send_data(octets, false)?)
+        Ok(send.send_data(bytes, false)?)
     }
 
-    /// Takes all of `octets`, waiting for room.
+    /// Takes all of `bytes`, waiting for room.
     ///
     /// # Errors
     /// The stream was reset or the connection has failed.
-    pub async fn write(&mut self, mut octets: Bytes) -> Result<(), H2Error> {
-        while !octets.is_empty() {
-            let wanted = octets.len().min(PIECE);
+    pub async fn write(&mut self, mut bytes: Bytes) -> Result<(), H2Error> {
+        while !bytes.is_empty() {
+            let wanted = bytes.len().min(MAX_WRITE);
             let room = poll_fn(|cx| self.poll_room(cx, wanted)).await?;
-            self.put(octets.split_to(room.min(octets.len())))?;
+            self.put(bytes.split_to(room.min(bytes.len())))?;
         }
         Ok(())
     }
@@ -414,11 +415,11 @@ impl DataReceiver {
         recv.flow_control().release_capacity(done)?;
         loop {
             match ready!(recv.poll_data(cx)).transpose()? {
-                Some(octets) if octets.is_empty() && !recv.is_end_stream() => {}
-                Some(octets) if octets.is_empty() => return Poll::Ready(Ok(None)),
-                Some(octets) => {
-                    self.handed_out = octets.len();
-                    return Poll::Ready(Ok(Some(octets)));
+                Some(bytes) if bytes.is_empty() && !recv.is_end_stream() => {}
+                Some(bytes) if bytes.is_empty() => return Poll::Ready(Ok(None)),
+                Some(bytes) => {
+                    self.handed_out = bytes.len();
+                    return Poll::Ready(Ok(Some(bytes)));
                 }
                 None => return Poll::Ready(Ok(None)),
             }
@@ -455,7 +456,7 @@ impl H2Stream {
     fn poll_current(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.current.is_empty() && !self.read_ended {
             match ready!(self.receiver.poll_data(cx))? {
-                Some(octets) => self.current = octets,
+                Some(bytes) => self.current = bytes,
                 None => self.read_ended = true,
             }
         }
@@ -463,7 +464,7 @@ impl H2Stream {
     }
 }
 
-impl Asked for H2Stream {
+impl PendingStream for H2Stream {
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         let Some(answer) = &mut self.answer else {
             return Poll::Ready(Ok(()));
@@ -510,7 +511,7 @@ impl AsyncWrite for H2Stream {
         if buf.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        let wanted = buf.len().min(PIECE);
+        let wanted = buf.len().min(MAX_WRITE);
         let room = ready!(self.sender.poll_room(cx, wanted))?;
         let piece = buf.get(..room).unwrap_or(buf);
         self.sender.put(Bytes::copy_from_slice(piece))?;

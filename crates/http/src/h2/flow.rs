@@ -1,9 +1,9 @@
 //! A UDP flow on a stream: DATAGRAM capsules both ways. What does not fit the send buffer is dropped, as a full router would.
-//! Used by the hop at the client and by the relay's CONNECT-UDP and CONNECT-IP handlers. RFC 9297 §3.5, RFC 9298 §5, RFC 9484 §4.7 and §6.
+//! RFC 9297 §3.5, RFC 9298 §5, RFC 9484 §4.7 and §6.
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -13,6 +13,7 @@ use hoplite_wire::{
     capsule::{self, MAX_DATAGRAM, UDP_OVERHEAD},
     connect_ip,
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, task::AbortHandle};
 
 use super::{DataReceiver, DataSender, H2Error};
@@ -47,10 +48,10 @@ impl Flow {
     }
 
     fn sender(&self) -> MutexGuard<'_, DataSender> {
-        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sender.lock()
     }
 
-    /// The largest payload that the road beyond the stream carries, as far as is known.
+    /// The largest payload that the path beyond the stream carries, as far as is known.
     pub fn max_payload(&self) -> usize {
         self.max_payload
     }
@@ -78,10 +79,10 @@ impl Flow {
     /// Sends a capsule of IP proxying, in order with the datagrams; `false` when the flow has ended. Such capsules are few: they do not
     /// wait for room in the send buffer.
     pub fn send_ip_capsule(&self, capsule: &connect_ip::Capsule) -> bool {
-        let mut octets = BytesMut::new();
-        capsule.write(&mut octets);
+        let mut bytes = BytesMut::new();
+        capsule.write(&mut bytes);
         let mut sender = self.sender();
-        let sent = sender.put(octets.freeze());
+        let sent = sender.put(bytes.freeze());
         sent.is_ok()
     }
 

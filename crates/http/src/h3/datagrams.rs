@@ -5,7 +5,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, Waker},
 };
 
@@ -13,6 +13,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt as _;
 use hoplite_overlay::Batch;
 use hoplite_wire::{h3::Code, http_datagram};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::{add, flow::Inbound, quic, session::Inner};
@@ -20,7 +21,7 @@ use super::{add, flow::Inbound, quic, session::Inner};
 /// How many datagrams are handed out before the flows flush and other tasks get their turn.
 const BATCH: usize = 256;
 
-/// After so many batches the ACK controller is told what the round trip is.
+/// After this many batches the ACK controller is told what the round trip is.
 const ROUND_TRIP_AFTER: u64 = 64;
 
 /// Runs until the connection is lost.
@@ -63,7 +64,7 @@ async fn next(inner: &Inner) -> Option<Bytes> {
     }
 }
 
-/// The same, if one is there.
+/// The next datagram, if one is there without waiting.
 fn waiting(inner: &Inner) -> Option<Bytes> {
     let controller = inner.config.controller.as_ref();
     let cut_out = controller.and_then(|controller| controller.ack_controller().next_datagram());
@@ -131,7 +132,7 @@ impl Dispatch {
 /// At most this many early datagrams are kept a connection; what comes then is dropped and counted.
 const EARLY_COUNT: usize = 32;
 /// At most this many bytes of them.
-const EARLY_OCTETS: usize = 64 * 1024;
+const EARLY_BYTES: usize = 64 * 1024;
 /// How far ahead of the newest request a stream id may be to be plausible.
 const AHEAD: u64 = 4 * 256;
 
@@ -154,7 +155,7 @@ pub(super) enum Found {
 pub(super) struct Routes {
     entries: HashMap<u64, Entry>,
     early: VecDeque<(u64, Bytes)>,
-    early_octets: usize,
+    early_bytes: usize,
     /// The server's end: the first request that has not arrived.
     next: u64,
     /// The server's end: no more requests are taken.
@@ -229,7 +230,7 @@ impl Routes {
                 .into_iter()
                 .partition(|(early, _)| *early == id);
             self.early = others;
-            self.early_octets = self.early.iter().map(|(_, datagram)| datagram.len()).sum();
+            self.early_bytes = self.early.iter().map(|(_, datagram)| datagram.len()).sum();
             let mine: VecDeque<_> = mine;
             taken.extend(mine.into_iter().map(|(_, datagram)| datagram));
         }
@@ -260,10 +261,10 @@ impl Routes {
 
     /// Copies, because the datagram may hold a whole receive buffer.
     fn keep(&mut self, id: u64, datagram: &Bytes) -> Found {
-        if self.early.len() == EARLY_COUNT || self.early_octets + datagram.len() > EARLY_OCTETS {
+        if self.early.len() == EARLY_COUNT || self.early_bytes + datagram.len() > EARLY_BYTES {
             return Found::NoRoom;
         }
-        self.early_octets += datagram.len();
+        self.early_bytes += datagram.len();
         self.early.push_back((id, Bytes::copy_from_slice(datagram)));
         Found::Kept
     }
@@ -322,7 +323,7 @@ impl Outbox {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Ready when a batch will be taken whole.
@@ -344,9 +345,10 @@ impl Outbox {
         {
             return Poll::Pending;
         }
-        let fitting = match state.waiting.is_empty() {
-            true => frames.fitting(inner.conn.datagram_send_buffer_space()),
-            false => 0,
+        let fitting = if state.waiting.is_empty() {
+            frames.fitting(inner.conn.datagram_send_buffer_space())
+        } else {
+            0
         };
         let taken = if waiter.is_some() {
             frames.count()
@@ -454,8 +456,8 @@ impl<'a> Frames<'a> {
             self.batch.segment.max(1),
             http_datagram::udp_overhead(self.stream),
         );
-        let octets = self.batch.contents.len().min(taken * segment);
-        let mut all = BytesMut::with_capacity(octets + taken * head);
+        let bytes = self.batch.contents.len().min(taken * segment);
+        let mut all = BytesMut::with_capacity(bytes + taken * head);
         for payload in self.batch.payloads().take(taken) {
             http_datagram::write_udp_head(&mut all, self.stream);
             all.extend_from_slice(payload);

@@ -8,11 +8,11 @@ use std::sync::{
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
-use hoplite_link::ConnectionController;
+use hoplite_quic::ConnectionController;
 use hoplite_wire::{
     ResponseHead,
     h3::{self, Code, Frame, FrameReader, Place, Settings},
-    message::HeadError,
+    http_head::HeadError,
     varint,
 };
 use tokio::sync::mpsc;
@@ -86,7 +86,7 @@ fn our_settings(inner: &Inner) -> Settings {
             .config
             .controller
             .as_ref()
-            .map(ConnectionController::offer),
+            .map(ConnectionController::own_setting),
     }
 }
 
@@ -164,12 +164,13 @@ fn breach(code: Code, what: &'static str) -> H3Error {
 }
 
 fn only_once(seen: &AtomicBool) -> Result<(), H3Error> {
-    match seen.swap(true, Ordering::Relaxed) {
-        true => Err(breach(
+    if seen.swap(true, Ordering::Relaxed) {
+        Err(breach(
             Code::STREAM_CREATION_ERROR,
             "a second stream of its kind",
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 
@@ -224,7 +225,7 @@ fn control_frame(inner: &Inner, frame: &Frame) -> Result<(), H3Error> {
     match frame {
         Frame::Settings(settings) if first => {
             if let Some(controller) = &inner.config.controller {
-                controller.hear(settings.tuning);
+                controller.set_peer_setting(settings.tuning);
             }
             inner.settings.send_replace(Some(*settings));
             Ok(())
@@ -249,9 +250,10 @@ fn control_frame(inner: &Inner, frame: &Frame) -> Result<(), H3Error> {
 /// "an endpoint MUST NOT increase the value they send in GOAWAY".
 /// What a client announces concerns pushes, hence nobody here: only its order is checked.
 fn goaway(inner: &Inner, id: u64) -> Result<(), H3Error> {
-    match inner.goaway.fetch_min(id, Ordering::AcqRel) < id {
-        true => Err(breach(Code::ID_ERROR, "a GOAWAY that takes back another")),
-        false => Ok(()),
+    if inner.goaway.fetch_min(id, Ordering::AcqRel) < id {
+        Err(breach(Code::ID_ERROR, "a GOAWAY that takes back another"))
+    } else {
+        Ok(())
     }
 }
 
@@ -259,8 +261,8 @@ fn goaway(inner: &Inner, id: u64) -> Result<(), H3Error> {
 async fn peer_encoder(stream: &mut quic::RecvStream, rest: Bytes) -> Result<(), H3Error> {
     const SET_CAPACITY_0: u8 = 0x20;
     let mut next = Some(rest);
-    while let Some(octets) = next {
-        if octets.iter().any(|octet| *octet != SET_CAPACITY_0) {
+    while let Some(bytes) = next {
+        if bytes.iter().any(|byte| *byte != SET_CAPACITY_0) {
             return Err(breach(
                 Code::QPACK_ENCODER_STREAM_ERROR,
                 "an insertion into a table without room",
@@ -311,7 +313,8 @@ async fn arrive(
     let refusal = match head {
         Ok(Ok(Some(Ok(head)))) => {
             // It fails only when the connection is lost or nobody accepts any more: the halves then reset the stream.
-            arrived.send((head, sender, receiver)).await.ok();
+            let whole = Box::new((head, sender, receiver));
+            arrived.send(whole).await.ok();
             return;
         }
         Ok(Ok(Some(Err(error)))) => return refuse(&inner, error, &mut sender, &mut receiver).await,

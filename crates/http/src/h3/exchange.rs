@@ -13,11 +13,11 @@ use std::{
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use hoplite_overlay::{Asked, Error};
+use hoplite_overlay::{Error, PendingStream};
 use hoplite_wire::{
     RequestHead, ResponseHead,
     h3::{self, Code, Frame, FrameReader, Place},
-    message::{HeadError, check_trailers},
+    http_head::{HeadError, check_trailers},
 };
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 
@@ -121,7 +121,7 @@ impl Exchange {
         (self.sender, self.receiver)
     }
 
-    /// A byte stream, for CONNECT. The client may call it before the response, which is read by [`hoplite_overlay::Asked::poll_answer`] then.
+    /// A byte stream, for CONNECT. The client may call it before the response, which is read by [`hoplite_overlay::PendingStream::poll_answer`] then.
     pub fn into_stream(self) -> H3Stream {
         let (sender, receiver) = self.split();
         H3Stream { sender, receiver }
@@ -710,7 +710,7 @@ pub struct H3Stream {
     pub(super) receiver: DataReceiver,
 }
 
-impl Asked for H3Stream {
+impl PendingStream for H3Stream {
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         let answer = ready!(self.receiver.poll_response(cx))?;
         Poll::Ready(accepted(&answer))

@@ -13,7 +13,7 @@ use std::{
     ops::ControlFlow,
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -31,6 +31,7 @@ use hoplite_wire::{
     h3::{self, Code},
     http_datagram,
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, task::AbortHandle, time::Instant};
 
 use super::{
@@ -147,7 +148,7 @@ struct Progress {
 }
 
 /// By what a payload travels.
-enum Road {
+enum SendMode {
     Frames,
     Capsules,
     TooLarge,
@@ -266,7 +267,7 @@ impl Flow {
         self.send_control(forwarding_frame(capsule))
     }
 
-    /// The same for a capsule of IP proxying.
+    /// Sends a capsule of IP proxying on the request stream, as [`send_capsule`](Self::send_capsule) does one of forwarded mode.
     pub fn send_ip_capsule(&self, capsule: &connect_ip::Capsule) -> bool {
         let mut body = BytesMut::new();
         capsule.write(&mut body);
@@ -282,7 +283,7 @@ impl Flow {
     }
 
     /// Whether nothing that was sent before waits, be it as a frame, of whichever flow of the connection, or as a capsule: what goes beside the
-    /// connection from now on overtakes none of it. Who asks has waited for that already for so long.
+    /// connection from now on overtakes none of it. Whoever asks has waited for that already for this long.
     pub fn is_drained(&self, waited: Duration) -> bool {
         let inner = self.shared.ticket.inner();
         inner.outbox.is_drained(inner)
@@ -290,7 +291,7 @@ impl Flow {
             && !self.shared.order.waits(waited, || inner.conn.rtt())
     }
 
-    /// Takes the whole batch, or none and wakes later. Payloads too large for the road are dropped and counted.
+    /// Takes the whole batch, or none and wakes later. Payloads too large for the path are dropped and counted.
     ///
     /// # Errors
     /// The flow has ended.
@@ -323,7 +324,7 @@ impl Drop for Flow {
 
 impl Shared {
     fn sender(&self) -> MutexGuard<'_, DataSender> {
-        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sender.lock()
     }
 
     fn deliver_early(&self) {
@@ -361,19 +362,19 @@ impl Shared {
         Some(limit.saturating_sub(http_datagram::udp_overhead(self.ticket.id())))
     }
 
-    fn road(&self, largest: usize) -> Road {
+    fn mode(&self, largest: usize) -> SendMode {
         let room = self.frame_room();
         // Without frames all of it is a stream, which QUIC sends again, and as fast as its control lets it.
         self.ticket.streams(room.is_none());
         match room {
-            Some(room) if largest <= room && !self.would_overtake() => Road::Frames,
-            Some(room) if largest <= room => Road::Capsules,
+            Some(room) if largest <= room && !self.would_overtake() => SendMode::Frames,
+            Some(room) if largest <= room => SendMode::Capsules,
             Some(_) if largest <= self.always_carried.load(Ordering::Relaxed) => {
                 self.order.capsule();
-                Road::Capsules
+                SendMode::Capsules
             }
-            None if largest <= MAX_UDP => Road::Capsules,
-            _ => Road::TooLarge,
+            None if largest <= MAX_UDP => SendMode::Capsules,
+            _ => SendMode::TooLarge,
         }
     }
 
@@ -384,8 +385,8 @@ impl Shared {
     }
 
     fn send(&self, batch: Batch<'_>, waiter: Option<&Context<'_>>) -> Poll<usize> {
-        match self.road(batch.contents.len().min(batch.segment)) {
-            Road::Frames => {
+        match self.mode(batch.contents.len().min(batch.segment)) {
+            SendMode::Frames => {
                 let frames = Frames {
                     batch,
                     stream: self.ticket.id(),
@@ -395,8 +396,8 @@ impl Shared {
                     .outbox
                     .send(self.ticket.inner(), frames, waiter)
             }
-            Road::Capsules => self.send_capsules(batch, waiter),
-            Road::TooLarge => {
+            SendMode::Capsules => self.send_capsules(batch, waiter),
+            SendMode::TooLarge => {
                 let whole = batch.contents.len() / batch.segment.max(1);
                 add(&self.inbound.counters.too_large, whole);
                 match batch.contents.get(whole * batch.segment..) {
@@ -439,7 +440,7 @@ impl Shared {
         if !sender.has_pending() {
             return Poll::Ready(());
         }
-        let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wakers = self.wakers.lock();
         if !wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
             wakers.push(cx.waker().clone());
         }
@@ -447,8 +448,7 @@ impl Shared {
     }
 
     fn wake_waiters(&self) {
-        let wakers =
-            std::mem::take(&mut *self.wakers.lock().unwrap_or_else(PoisonError::into_inner));
+        let wakers = std::mem::take(&mut *self.wakers.lock());
         wakers.into_iter().for_each(Waker::wake);
     }
 
@@ -523,9 +523,10 @@ async fn read(shared: &Shared, receiver: &mut DataReceiver) -> Result<(), H3Erro
         poll_capsules(shared, receiver, &mut capsules, cx)
     })
     .await?;
-    match capsules.is_between_capsules() {
-        true => Ok(()),
-        false => Err(receiver.refuse(Code::MESSAGE_ERROR, "the stream ends inside a capsule")),
+    if capsules.is_between_capsules() {
+        Ok(())
+    } else {
+        Err(receiver.refuse(Code::MESSAGE_ERROR, "the stream ends inside a capsule"))
     }
 }
 
@@ -572,7 +573,7 @@ pub(super) struct Order {
     born: Instant,
     /// When the last one did that was too large for a frame, in microseconds after `born`; 0: there was none lately.
     last: AtomicU64,
-    /// The same of the last one of any size.
+    /// When the last one of any size did, in microseconds after `born`.
     sent: AtomicU64,
 }
 

@@ -6,7 +6,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
@@ -15,6 +15,7 @@ use hoplite_wire::{
     RequestHead,
     h3::{Code, Settings},
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 
 use super::{
@@ -28,7 +29,7 @@ pub(super) struct Inner {
     pub(super) conn: quic::Connection,
     pub(super) config: Config,
     pub(super) outbox: Outbox,
-    pub(super) live: Live,
+    pub(super) active: ActiveRequests,
     /// Told when no request is alive any more, and when draining begins.
     pub(super) idle: Notify,
     /// Told when draining begins.
@@ -48,7 +49,7 @@ pub(super) struct Inner {
 
 impl Inner {
     pub(super) fn routes(&self) -> MutexGuard<'_, Routes> {
-        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.routes.lock()
     }
 
     pub(super) fn is_server(&self) -> bool {
@@ -75,7 +76,8 @@ impl Inner {
 }
 
 /// A head that has arrived, with the halves of its exchange.
-pub(super) type Arrived = (RequestHead, DataSender, DataReceiver);
+/// Boxed, so that the queue of a connection without any is small.
+pub(super) type Arrived = Box<(RequestHead, DataSender, DataReceiver)>;
 
 /// An HTTP/3 connection. When the last clone is gone, and with it every exchange, the connection is closed.
 #[derive(Clone)]
@@ -119,7 +121,7 @@ impl Session {
             config: config.clone(),
             outbox: Outbox::new(conn.datagram_send_buffer_space()),
             conn,
-            live: Live::default(),
+            active: ActiveRequests::default(),
             idle: Notify::new(),
             drain: Notify::new(),
             ping: Notify::new(),
@@ -200,7 +202,7 @@ impl Session {
         let mut arrived = self.shared.arrived.lock().await;
         loop {
             let idle = self.inner().idle.notified();
-            if self.inner().live.count() == 0 && self.inner().routes().is_draining() {
+            if self.inner().active.count() == 0 && self.inner().routes().is_draining() {
                 return None;
             }
             tokio::select! {
@@ -218,7 +220,8 @@ impl Session {
         }
     }
 
-    fn incoming(&self, (head, mut sender, mut receiver): Arrived) -> Incoming {
+    fn incoming(&self, arrived: Arrived) -> Incoming {
+        let (head, mut sender, mut receiver) = *arrived;
         sender.session = Some(self.clone());
         receiver.session = Some(self.clone());
         Incoming {
@@ -270,7 +273,7 @@ impl Session {
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session")
-            .field("live", &self.inner().live.count())
+            .field("live", &self.inner().active.count())
             .finish_non_exhaustive()
     }
 }
@@ -286,12 +289,12 @@ pub(super) struct Ticket {
 
 /// How many requests are alive.
 #[derive(Debug, Default)]
-pub(super) struct Live(AtomicUsize);
+pub(super) struct ActiveRequests(AtomicUsize);
 
 impl Ticket {
     /// Enters a request: datagrams for it are kept from now on.
     pub(super) fn new(inner: &Arc<Inner>, id: u64) -> Arc<Self> {
-        inner.live.0.fetch_add(1, Ordering::Relaxed);
+        inner.active.0.fetch_add(1, Ordering::Relaxed);
         Arc::new(Self {
             inner: Arc::clone(inner),
             id,
@@ -309,9 +312,10 @@ impl Ticket {
             && self.stream.load(Ordering::Relaxed) != is
             && self.stream.swap(is, Ordering::Relaxed) != is
         {
-            match is {
-                true => controller.stream_begins(),
-                false => controller.stream_ends(),
+            if is {
+                controller.stream_begins();
+            } else {
+                controller.stream_ends();
             }
         }
     }
@@ -330,13 +334,13 @@ impl Drop for Ticket {
         {
             controller.stream_ends();
         }
-        if self.inner.live.0.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if self.inner.active.0.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.inner.idle.notify_waiters();
         }
     }
 }
 
-impl Live {
+impl ActiveRequests {
     pub(super) fn count(&self) -> usize {
         self.0.load(Ordering::Acquire)
     }

@@ -2,14 +2,15 @@
 
 use bytes::{Bytes, BytesMut};
 use hoplite_http::h3::{Config, H3Error, Session};
-use hoplite_link::quic;
+use hoplite_quic::{self as quic};
+use hoplite_testing::soon;
 use hoplite_wire::{
     RequestHead,
     h3::{self, Code, Settings},
     varint,
 };
 
-use crate::pair::{Quic, connect, soon, udp_head};
+use crate::pair::{Quic, connect, udp_head};
 
 const CONTROL: u8 = 0x00;
 const SETTINGS: &[u8] = &[0x04, 0x00];
@@ -18,15 +19,15 @@ async fn quic() -> Quic {
     connect(quic::TransportConfig::default()).await
 }
 
-async fn uni(conn: &quic::Connection, octets: &[u8]) -> quic::SendStream {
+async fn uni(conn: &quic::Connection, bytes: &[u8]) -> quic::SendStream {
     let mut stream = conn.open_uni().await.expect("a stream");
-    stream.write_all(octets).await.expect("sent");
+    stream.write_all(bytes).await.expect("sent");
     stream
 }
 
-async fn request(conn: &quic::Connection, octets: &[u8]) -> (quic::SendStream, quic::RecvStream) {
+async fn request(conn: &quic::Connection, bytes: &[u8]) -> (quic::SendStream, quic::RecvStream) {
     let (mut send, recv) = conn.open_bi().await.expect("a stream");
-    send.write_all(octets).await.expect("sent");
+    send.write_all(bytes).await.expect("sent");
     (send, recv)
 }
 
@@ -38,8 +39,8 @@ async fn closed(conn: &quic::Connection) -> Code {
     }
 }
 
-fn control(octets: &[u8]) -> Vec<u8> {
-    [&[CONTROL], SETTINGS, octets].concat()
+fn control(bytes: &[u8]) -> Vec<u8> {
+    [&[CONTROL], SETTINGS, bytes].concat()
 }
 
 type Breach = (&'static str, Vec<Vec<u8>>, Code);
@@ -126,8 +127,8 @@ async fn breaches_of_unidirectional_streams_close_the_connection() {
         let quic = quic().await;
         let _server = Session::server(quic.server.clone(), &Config::default());
         let mut open = Vec::new();
-        for octets in streams {
-            open.push(uni(&quic.client, &octets).await);
+        for bytes in streams {
+            open.push(uni(&quic.client, &bytes).await);
         }
         assert_eq!(closed(&quic.client).await, code, "{what}");
     }
@@ -140,9 +141,10 @@ async fn a_control_stream_must_not_end() {
         let server = Session::server(quic.server.clone(), &Config::default());
         let mut stream = uni(&quic.client, &control(&[])).await;
         soon(server.settings()).await.expect("it has arrived");
-        match reset {
-            true => stream.reset(0_u32.into()).expect("open"),
-            false => stream.finish().expect("open"),
+        if reset {
+            stream.reset(0_u32.into()).expect("open");
+        } else {
+            stream.finish().expect("open");
         }
         assert_eq!(closed(&quic.client).await, Code::CLOSED_CRITICAL_STREAM);
     }
@@ -150,10 +152,10 @@ async fn a_control_stream_must_not_end() {
 
 #[tokio::test]
 async fn breaches_of_the_framing_of_requests_close_the_connection() {
-    let head = |octets: &[u8]| {
+    let head = |bytes: &[u8]| {
         let mut out = BytesMut::new();
         h3::write_headers(&mut out, &RequestHead::connect("a:1").encode());
-        out.extend_from_slice(octets);
+        out.extend_from_slice(bytes);
         out.to_vec()
     };
     let cases = [
@@ -179,10 +181,10 @@ async fn breaches_of_the_framing_of_requests_close_the_connection() {
             Code::QPACK_DECOMPRESSION_FAILED,
         ),
     ];
-    for (what, octets, code) in cases {
+    for (what, bytes, code) in cases {
         let quic = quic().await;
         let server = Session::server(quic.server.clone(), &Config::default());
-        let _stream = request(&quic.client, &octets).await;
+        let _stream = request(&quic.client, &bytes).await;
         let serve = async {
             while let Some(incoming) = server.accept().await {
                 let (_sender, mut receiver) = incoming.exchange.split();
@@ -227,8 +229,8 @@ async fn malformed_requests_are_reset_and_the_others_go_on() {
             ("Upper", "x"),
         ]),
     ];
-    for octets in malformed {
-        let (_send, mut recv) = request(&quic.client, &octets).await;
+    for bytes in malformed {
+        let (_send, mut recv) = request(&quic.client, &bytes).await;
         let error = soon(recv.read_to_end(9)).await.expect_err("reset");
         let expected = quic::ReadError::Reset(quic::VarInt::from_u32(0x10e));
         assert_eq!(error, quic::ReadToEndError::Read(expected));
@@ -271,11 +273,11 @@ async fn malformed_requests_are_reset_and_the_others_go_on() {
 
 #[tokio::test]
 async fn a_datagram_for_no_possible_stream_closes_the_connection() {
-    for octets in [&[][..], &[0x40], &[0xff; 8]] {
+    for bytes in [&[][..], &[0x40], &[0xff; 8]] {
         let quic = quic().await;
         let _server = Session::server(quic.server.clone(), &Config::default());
         quic.client
-            .send_datagram(Bytes::copy_from_slice(octets))
+            .send_datagram(Bytes::copy_from_slice(bytes))
             .expect("sent");
         assert_eq!(closed(&quic.client).await, Code::DATAGRAM_ERROR);
     }
@@ -287,15 +289,15 @@ async fn unknown_streams_frames_and_settings_are_ignored() {
     let server = Session::server(quic.server.clone(), &Config::default());
     let stray = uni(&quic.client, &[0x21, 1, 2, 3]).await;
     let priority_update = [0x80, 0x0f, 0x07, 0x00, 2, 0, b'u'];
-    let mut octets = vec![CONTROL, 0x04, 4, 0x40, 0x40, 0x40, 0x50];
-    octets.extend_from_slice(&priority_update);
-    octets.extend_from_slice(&[0x0d, 1, 8]);
-    let _control = uni(&quic.client, &octets).await;
+    let mut bytes = vec![CONTROL, 0x04, 4, 0x40, 0x40, 0x40, 0x50];
+    bytes.extend_from_slice(&priority_update);
+    bytes.extend_from_slice(&[0x0d, 1, 8]);
+    let _control = uni(&quic.client, &bytes).await;
     let _encoder = uni(&quic.client, &[2, 0x20]).await;
     let _decoder = uni(&quic.client, &[3, 0x44]).await;
-    let mut octets = BytesMut::from(&[0x21, 3, 1, 2, 3][..]);
-    h3::write_headers(&mut octets, &udp_head().encode());
-    let _request = request(&quic.client, &octets).await;
+    let mut bytes = BytesMut::from(&[0x21, 3, 1, 2, 3][..]);
+    h3::write_headers(&mut bytes, &udp_head().encode());
+    let _request = request(&quic.client, &bytes).await;
     assert_eq!(
         soon(server.accept()).await.expect("arrived").head,
         udp_head()
@@ -324,10 +326,10 @@ async fn extended_connect_waits_for_the_settings_and_needs_them() {
     let quic = quic().await;
     let client = Session::client(quic.client.clone(), &Config::default());
     let serve = async {
-        let mut octets = BytesMut::new();
-        varint::write(&mut octets, h3::stream::CONTROL);
-        Settings::default().write(&mut octets);
-        uni(&quic.server, &octets).await
+        let mut bytes = BytesMut::new();
+        varint::write(&mut bytes, h3::stream::CONTROL);
+        Settings::default().write(&mut bytes);
+        uni(&quic.server, &bytes).await
     };
     let head = udp_head();
     let (answer, _control) = soon(async { tokio::join!(client.request(&head), serve) }).await;

@@ -3,15 +3,16 @@
 use std::{future::poll_fn, sync::atomic::Ordering::Relaxed, task::Poll, time::Duration};
 
 use bytes::{Bytes, BytesMut};
-use hoplite_link::quic;
 use hoplite_overlay::Batch;
+use hoplite_quic::{self as quic};
+use hoplite_testing::soon;
 use hoplite_wire::{
     ResponseHead,
     capsule::{self, CapsuleReader},
     http_datagram, varint,
 };
 
-use crate::pair::{End, pair, pair_with, small_path, soon, udp_head};
+use crate::pair::{End, pair, pair_with, small_path, udp_head};
 
 #[tokio::test]
 async fn datagrams_go_both_ways_in_batches() {
@@ -101,7 +102,7 @@ async fn a_refused_flow_ends_with_its_response() {
 }
 
 #[tokio::test]
-async fn what_no_frame_holds_goes_as_a_capsule_up_to_1200_octets() {
+async fn what_no_frame_holds_goes_as_a_capsule_up_to_1200_bytes() {
     let pair = pair_with(small_path()).await;
     let (client, server) = pair.flow().await;
     assert_eq!(client.flow.max_payload(), 1200);
@@ -149,7 +150,7 @@ async fn what_follows_a_capsule_does_not_overtake_it() {
 }
 
 #[tokio::test]
-async fn what_the_road_does_not_carry_is_dropped_and_counted() {
+async fn what_the_path_does_not_carry_is_dropped_and_counted() {
     let pair = pair_with(small_path()).await;
     let (client, server) = pair.flow().await;
     let contents = [5; 4003];

@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::{Bytes, BytesMut};
 use hoplite_http::h3::H3Error;
-use hoplite_link::quic;
+use hoplite_quic::{self as quic};
+use hoplite_testing::soon;
 use hoplite_wire::{
     ResponseHead,
     forwarding::{Capsule, Malformed},
@@ -12,7 +13,7 @@ use hoplite_wire::{
     varint,
 };
 
-use crate::pair::{End, pair, pair_with, soon, udp_head};
+use crate::pair::{End, pair, pair_with, udp_head};
 
 fn register(id: &'static [u8]) -> Capsule {
     let id = Bytes::from_static(id);

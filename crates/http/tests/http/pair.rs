@@ -4,34 +4,27 @@ use std::{
     net::Ipv4Addr,
     ops::ControlFlow,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 use bytes::Bytes;
-use hoplite_crypto::{Certificates, Identity, Trust, client_tls, server_tls};
+use hoplite_crypto::{ALPN_H3, Certificates, Trust, client_tls, server_tls};
 use hoplite_http::{
     DatagramSink,
-    h3::{ALPN, Config, Exchange, Flow, Incoming, Session},
+    h3::{Config, Exchange, Flow, Incoming, Session},
 };
-use hoplite_link::{ConnectionController, quic};
 use hoplite_overlay::Batch;
-use hoplite_quic::Hooks;
+use hoplite_quic::{self as quic, ConnectionController, Hooks};
+use hoplite_testing::{identity, soon};
 use hoplite_wire::{
     RequestHead, ResponseHead,
     forwarding::{Capsule, Malformed},
 };
+use parking_lot::Mutex;
 use quic::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use tokio::sync::Notify;
-
-/// Nothing here takes long; whatever hangs fails.
-pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(20), future)
-        .await
-        .expect("it takes too long")
-}
 
 /// A QUIC connection, both ends, and the endpoints that keep it alive.
 pub(crate) struct Quic {
@@ -52,18 +45,16 @@ pub(crate) async fn connect(transport: quic::TransportConfig) -> Quic {
 /// The client's end comes first.
 async fn connect_with(hooks: [Hooks; 2], transport: [Arc<quic::TransportConfig>; 2]) -> Quic {
     let [near, far] = transport;
-    let new = Identity::generate(&["relay.test".into()]).expect("an identity");
-    let identity = Identity::from_pem(new.certificate.as_bytes(), new.key.as_bytes());
-    let identity = identity.expect("it is read back");
+    let identity = identity("relay.test");
     let certificates = Certificates::new(&identity).expect("certificates");
-    let tls = server_tls(certificates, &[ALPN]).expect("a server's TLS");
+    let tls = server_tls(certificates, &[ALPN_H3]).expect("a server's TLS");
     let crypto = Arc::new(QuicServerConfig::try_from(tls).expect("QUIC"));
     let mut config = quic::ServerConfig::with_crypto(hooks[1].server(crypto, "far"));
     config.transport_config(far);
     let any = (Ipv4Addr::LOCALHOST, 0).into();
     let server = quic::Endpoint::server(config, any).expect("a socket");
     let mut client = quic::Endpoint::client(any).expect("a socket");
-    let tls = client_tls(&Trust::Pins(vec![identity.pin()]), &[ALPN]).expect("a client's TLS");
+    let tls = client_tls(&Trust::Pins(vec![identity.pin()]), &[ALPN_H3]).expect("a client's TLS");
     let crypto = Arc::new(QuicClientConfig::try_from(tls).expect("QUIC"));
     let mut config = quic::ClientConfig::new(hooks[0].client(crypto, "near"));
     config.transport_config(near);
@@ -109,7 +100,7 @@ pub(crate) async fn steered(controller: [Option<ConnectionController>; 2]) -> Pa
     let transport = |controller: &Option<ConnectionController>| {
         let mut transport = quic::TransportConfig::default();
         if let Some(controller) = controller {
-            controller.harness(&mut transport);
+            controller.configure_transport(&mut transport);
         }
         Arc::new(transport)
     };
@@ -227,7 +218,7 @@ impl Kept {
             loop {
                 let flushed = self.flushed.notified();
                 {
-                    let mut kept = self.payloads.lock().expect("not poisoned");
+                    let mut kept = self.payloads.lock();
                     if kept.1 >= count {
                         kept.1 = 0;
                         return std::mem::take(&mut kept.0);
@@ -245,7 +236,7 @@ impl Kept {
             loop {
                 let flushed = self.flushed.notified();
                 {
-                    let mut kept = self.capsules.lock().expect("not poisoned");
+                    let mut kept = self.capsules.lock();
                     if kept.len() >= count {
                         return std::mem::take(&mut *kept);
                     }
@@ -259,12 +250,12 @@ impl Kept {
 
 impl DatagramSink for Kept {
     fn push(&self, payload: Bytes) {
-        self.payloads.lock().expect("not poisoned").0.push(payload);
+        self.payloads.lock().0.push(payload);
     }
 
     /// Only what was flushed counts.
     fn flush(&self) {
-        let mut kept = self.payloads.lock().expect("not poisoned");
+        let mut kept = self.payloads.lock();
         kept.1 = kept.0.len();
         drop(kept);
         self.flushed.notify_one();
@@ -272,11 +263,12 @@ impl DatagramSink for Kept {
 
     fn capsule(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {
         let bad = capsule.is_err() && self.strict.load(Ordering::Relaxed);
-        self.capsules.lock().expect("not poisoned").push(capsule);
+        self.capsules.lock().push(capsule);
         self.flushed.notify_one();
-        match bad {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        if bad {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
         }
     }
 }

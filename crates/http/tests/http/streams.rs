@@ -4,10 +4,11 @@ use std::{future::poll_fn, task::Poll};
 
 use hoplite_http::h3::{Config, Session};
 use hoplite_overlay::{Error, ErrorKind, Stream};
+use hoplite_testing::soon;
 use hoplite_wire::{RequestHead, ResponseHead, h3::Code};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::pair::{Pair, connect, pair, soon};
+use crate::pair::{Pair, connect, pair};
 
 #[tokio::test]
 async fn informational_responses_come_before_the_final_one() {
@@ -97,7 +98,7 @@ impl<T: tokio::io::AsyncWrite> PollWriteChunk for T {
 
 #[tokio::test]
 async fn a_thousand_streams_share_a_connection() {
-    let mut transport = hoplite_link::quic::TransportConfig::default();
+    let mut transport = hoplite_quic::TransportConfig::default();
     transport.max_concurrent_bidi_streams(1000_u32.into());
     let pair = crate::pair::pair_with(transport).await;
     let server = pair.server.clone();
@@ -141,7 +142,7 @@ async fn a_thousand_streams_share_a_connection() {
 
 #[tokio::test]
 async fn dropping_the_last_handle_closes_the_connection() {
-    let quic = connect(hoplite_link::quic::TransportConfig::default()).await;
+    let quic = connect(hoplite_quic::TransportConfig::default()).await;
     let client = Session::client(quic.client.clone(), &Config::default());
     let server = Session::server(quic.server.clone(), &Config::default());
     let exchange = client

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use hoplite_link::{
-    AckPolicy, Congestion, ConnectionController, TuningGrant, TuningRequest,
-    quic::{self, Connection},
-};
+use hoplite_quic::{self as quic, Connection, ConnectionController};
+use hoplite_testing::soon;
+use hoplite_wire::tuning::{AckPolicy, Congestion, TuningGrant, TuningRequest};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::pair::{End, Pair, soon, steered, steered_by};
+use crate::pair::{End, Pair, steered, steered_by};
 
 /// Bytes of datagrams that may wait.
 const INBOX: usize = 1 << 20;
@@ -44,7 +43,7 @@ fn numbered(number: u32) -> Vec<u8> {
     payload
 }
 
-/// Sends so many payloads, a few at a time, and returns those that arrived.
+/// Sends this many payloads, a few at a time, and returns those that arrived.
 async fn carry(from: &End, to: &End, count: u32) -> Vec<Vec<u8>> {
     let mut arrived = Vec::new();
     for number in 0..count {
@@ -65,7 +64,7 @@ async fn ends_that_agree_carry_datagrams_without_acknowledging_them() {
     assert_eq!(client.agreed(), relay.agreed());
     assert_eq!(
         (client.agreed().up, client.agreed().down),
-        (AckPolicy::Never, AckPolicy::Never)
+        (AckPolicy::NoAcks, AckPolicy::NoAcks)
     );
     let ends = [pair.client.connection(), pair.server.connection()];
     let before = ends.map(|end| (acks(end), end.stats().frame_rx.datagram));
@@ -116,7 +115,7 @@ async fn a_plain_end_is_served_as_before() {
         soon(pair.server.settings()).await.expect("settings");
         assert_eq!(carry(&near, &far, 200).await.len(), 200);
         assert_eq!(carry(&far, &near, 200).await.len(), 200);
-        assert_ne!(steered_end.ack_controller().acks(), AckPolicy::Never);
+        assert_ne!(steered_end.ack_controller().acks(), AckPolicy::NoAcks);
         for end in [pair.client.connection(), pair.server.connection()] {
             let stats = end.stats();
             assert!(stats.frame_rx.datagram >= 200);
@@ -171,11 +170,11 @@ async fn a_stream_is_acknowledged_and_controlled_where_datagrams_are_not() {
 /// A client whose wish is granted, and who wants a target's whole line poured over its own.
 #[tokio::test]
 async fn a_client_without_control_switches_it_off_for_datagrams_and_never_for_a_relays_streams() {
-    let wishes = TuningRequest {
+    let request = TuningRequest {
         congestion: Congestion::Off,
         ..TuningRequest::default()
     };
-    let (client, relay) = (ConnectionController::client(wishes, INBOX), relay(true));
+    let (client, relay) = (ConnectionController::client(request, INBOX), relay(true));
     let (pair, _flow) = agreed(&client, &relay).await;
     let is_off = || pair.server.connection().stats().path.cwnd > NO_WINDOW;
     assert!(!client.agreed().refused.congestion && is_off());
@@ -203,7 +202,7 @@ async fn a_client_without_control_switches_it_off_for_datagrams_and_never_for_a_
 async fn a_flow_that_goes_as_capsules_is_a_stream_to_the_control() {
     let plain = |controller: &ConnectionController| {
         let mut transport = quic::TransportConfig::default();
-        controller.harness(&mut transport);
+        controller.configure_transport(&mut transport);
         transport
     };
     let (client, relay) = (carrier(), relay(true));
@@ -257,18 +256,18 @@ async fn a_stream_beside_datagrams_arrives_as_it_was_sent() {
         }
     })
     .await;
-    assert!(arrived == payload, "{} octets", arrived.len());
+    assert!(arrived == payload, "{} bytes", arrived.len());
 }
 
 #[tokio::test]
 async fn one_direction_may_go_without_acknowledgements_and_the_other_with() {
     let (up, down) = TuningRequest::both("none-up").expect("a policy");
-    let wishes = TuningRequest {
+    let request = TuningRequest {
         up,
         down,
         ..TuningRequest::default()
     };
-    let (client, relay) = (ConnectionController::client(wishes, INBOX), relay(true));
+    let (client, relay) = (ConnectionController::client(request, INBOX), relay(true));
     let (pair, [near, far]) = agreed(&client, &relay).await;
     assert_eq!(carry(&near, &far, 300).await.len(), 300);
     assert_eq!(carry(&far, &near, 300).await.len(), 300);
@@ -297,11 +296,11 @@ async fn a_client_that_only_sends_datagrams_is_followed_to_another_port() {
 
 #[tokio::test]
 async fn a_plain_relay_is_asked_by_the_extension() {
-    let wishes = TuningRequest {
+    let request = TuningRequest {
         up: AckPolicy::Extension,
         ..TuningRequest::default()
     };
-    let client = ConnectionController::client(wishes, INBOX);
+    let client = ConnectionController::client(request, INBOX);
     let pair = steered([Some(client.clone()), None]).await;
     let (near, far) = soon(pair.flow()).await;
     assert_eq!(carry(&near, &far, 300).await.len(), 300);
@@ -329,11 +328,11 @@ async fn the_controller_that_a_client_chooses_runs_at_both_ends() {
         (Congestion::Off, false, false),
         (Congestion::Bbr, false, false),
     ] {
-        let wishes = TuningRequest {
+        let request = TuningRequest {
             congestion,
             ..TuningRequest::default()
         };
-        let (client, relay) = (ConnectionController::client(wishes, INBOX), relay(no_acks));
+        let (client, relay) = (ConnectionController::client(request, INBOX), relay(no_acks));
         let (pair, _flow) = agreed(&client, &relay).await;
         assert_eq!(
             client.agreed().refused.congestion,

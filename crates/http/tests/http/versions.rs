@@ -4,12 +4,13 @@
 use std::{future::poll_fn, net::Ipv4Addr, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
-use hoplite_crypto::{ALPN_HTTP1, Certificates, Identity, Trust, client_tls, server_tls};
+use hoplite_crypto::{ALPN_HTTP1, Certificates, Trust, client_tls, server_tls};
 use hoplite_http::{
     ByteStream, DatagramSink, Exchange, Flow, HttpVersion, Incoming, Session, h1, h2, h3,
 };
-use hoplite_link::quic::TransportConfig;
 use hoplite_overlay::{Batch, Error, ErrorKind, Stream};
+use hoplite_quic::TransportConfig;
+use hoplite_testing::{identity, soon};
 use hoplite_wire::{
     RequestHead, ResponseHead,
     capsule::{self, CapsuleReader},
@@ -22,7 +23,7 @@ use tokio::{
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream};
 
-use crate::pair::{Quic, connect, soon, udp_head};
+use crate::pair::{Quic, connect, udp_head};
 
 const ALL: [HttpVersion; 3] = [HttpVersion::H3, HttpVersion::H2, HttpVersion::H1];
 const SPOKEN_BY_CLIENTS: [HttpVersion; 2] = [HttpVersion::H3, HttpVersion::H2];
@@ -86,9 +87,7 @@ async fn ends(version: HttpVersion) -> (Client, Session) {
 }
 
 async fn h1_ends() -> (Client, Session) {
-    let new = Identity::generate(&["relay.test".into()]).expect("an identity");
-    let identity = Identity::from_pem(new.certificate.as_bytes(), new.key.as_bytes());
-    let identity = identity.expect("it is read back");
+    let identity = identity("relay.test");
     let certificates = Certificates::new(&identity).expect("certificates");
     let tls = server_tls(certificates, &[ALPN_HTTP1]).expect("a server's TLS");
     let acceptor = TlsAcceptor::from(Arc::new(tls));
@@ -201,17 +200,17 @@ fn tcp_head() -> RequestHead {
 /// Reads a tunnel at the server's end to its end.
 async fn read_to_end(receiver: &mut hoplite_http::DataReceiver) -> Vec<u8> {
     let mut all = Vec::new();
-    while let Some(octets) = poll_fn(|cx| receiver.poll_data(cx))
+    while let Some(bytes) = poll_fn(|cx| receiver.poll_data(cx))
         .await
         .expect("in order")
     {
-        all.extend_from_slice(&octets);
+        all.extend_from_slice(&bytes);
     }
     all
 }
 
 #[tokio::test]
-async fn octets_go_both_ways_and_each_side_ends_alone() {
+async fn bytes_go_both_ways_and_each_side_ends_alone() {
     let data: Vec<u8> = (0..3_000_000_u32)
         .map(|i| (i / 7).to_le_bytes()[0])
         .collect();
@@ -231,7 +230,7 @@ async fn octets_go_both_ways_and_each_side_ends_alone() {
             near.read_to_end(&mut back).await.expect("received");
         };
         soon(async { tokio::join!(echo, ask) }).await;
-        assert!(back == data, "the octets changed over {version}");
+        assert!(back == data, "the bytes changed over {version}");
     }
 }
 
@@ -304,7 +303,7 @@ async fn a_client_that_leaves_before_the_answer_is_noticed() {
 }
 
 #[tokio::test]
-async fn octets_and_the_end_travel_behind_the_request_and_before_the_answer() {
+async fn bytes_and_the_end_travel_behind_the_request_and_before_the_answer() {
     for (version, status) in SPOKEN_BY_CLIENTS
         .into_iter()
         .flat_map(|version| [(version, 200), (version, 403)])
@@ -428,9 +427,9 @@ impl Near {
         match self {
             Self::Ours(_, payloads) => soon(payloads.recv()).await.expect("arrives"),
             Self::Raw(stream, capsules, read) => loop {
-                let mut octets = std::mem::take(read).freeze();
-                let value = capsules.next_datagram(&mut octets);
-                read.extend_from_slice(&octets);
+                let mut bytes = std::mem::take(read).freeze();
+                let value = capsules.next_datagram(&mut bytes);
+                read.extend_from_slice(&bytes);
                 match value {
                     Some(value) => return value.slice(1..),
                     None => assert!(soon(stream.read_buf(read)).await.expect("open") > 0),

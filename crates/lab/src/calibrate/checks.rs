@@ -104,7 +104,7 @@ fn transfer(
     transfer_over(&pair(direction), buffer, time)
 }
 
-/// A TCP connection from `a` to `b` that is never short of data, for so long after its warming up.
+/// A TCP connection from `a` to `b` that is never short of data, for this long after its warming up.
 fn transfer_over(
     topology: &crate::topology::Topology,
     buffer: Option<usize>,
@@ -166,7 +166,7 @@ fn fill(sender: &mut TcpStream, stop: &AtomicBool) -> io::Result<u32> {
 /// Reads it all; Mbit/s of payload between the first bytes after the warming up and the last ones of the measurement.
 fn drain(mut receiver: TcpStream, time: Duration, stop: &AtomicBool) -> io::Result<f64> {
     let (began, mut buffer) = (Instant::now(), vec![0; 256 << 10]);
-    let (mut first, mut last, mut octets) = (None, began, 0);
+    let (mut first, mut last, mut bytes) = (None, began, 0);
     loop {
         let read = receiver.read(&mut buffer);
         let now = Instant::now();
@@ -174,13 +174,13 @@ fn drain(mut receiver: TcpStream, time: Duration, stop: &AtomicBool) -> io::Resu
             0 => break,
             _ if now < began + WARM_UP => {}
             _ if first.is_none() => first = Some(now),
-            size if now < began + WARM_UP + time => (last, octets) = (now, octets + size),
+            size if now < began + WARM_UP + time => (last, bytes) = (now, bytes + size),
             _ => stop.store(true, Ordering::Relaxed),
         }
     }
     receiver.write_all(&[1])?;
     let took = first.map_or(0.0, |first| (last - first).as_secs_f64());
-    Ok(octets as f64 * 8.0 / took.max(1e-9) / 1e6)
+    Ok(bytes as f64 * 8.0 / took.max(1e-9) / 1e6)
 }
 
 /// Segments that this end sent again.
@@ -190,7 +190,7 @@ fn retransmissions(stream: &TcpStream) -> io::Result<u32> {
     let mut info: libc::tcp_info = unsafe { mem::zeroed() };
     let mut size = libc::socklen_t::try_from(size_of_val(&info)).map_err(io::Error::other)?;
     let to = (&raw mut info).cast();
-    // SAFETY: the descriptor is open; the kernel writes at most `size` bytes to `info`, which has so many.
+    // SAFETY: the descriptor is open; the kernel writes at most `size` bytes to `info`, which has this many.
     #[expect(unsafe_code, reason = "no safe wrapper reads TCP_INFO")]
     let result = unsafe {
         libc::getsockopt(
@@ -213,7 +213,7 @@ const MEDIAN_MS: f64 = 0.5;
 const P99_MS: f64 = 1.5;
 /// The share of the load that must really have been there.
 const LOAD_WITHIN: f64 = 0.95;
-/// So many probes are not counted.
+/// This many probes are not counted.
 const PROBES_TO_WARM_UP: u32 = 5;
 /// From one probe to the next, beyond the round trip.
 const PROBE_PAUSE: Duration = Duration::from_millis(2);
@@ -255,7 +255,7 @@ fn measure(mbit: f64, time: Duration) -> Result<Figure, Failure> {
     Ok(seen.tell(told.with("n", trips.len()).with("lost", lost)))
 }
 
-/// One probe after the other for so long: round trips in milliseconds, and how many were lost. The first ones warm up.
+/// One probe after the other for this long: round trips in milliseconds, and how many were lost. The first ones warm up.
 fn probe_all(mut pinger: Pinger, time: Duration) -> io::Result<(Vec<f64>, usize)> {
     let prober = thread::spawn(move || {
         ask_for_priority();
@@ -387,7 +387,7 @@ fn stamp(socket: &Socket) -> io::Result<SystemTime> {
 const SINK: u16 = 9;
 /// How long a sender waits between two bursts.
 const GAP: Duration = Duration::from_micros(100);
-/// A sender that was held up catches up with so many packets at most, lest a stall becomes a flood.
+/// A sender that was held up catches up with this many packets at most, lest a stall becomes a flood.
 const CATCH_UP: u64 = 500;
 
 const PACKETS_A_SECOND: f64 = 250_000.0;

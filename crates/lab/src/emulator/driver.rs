@@ -15,13 +15,13 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
+use hoplite_workload::cpu::thread_time;
 use rustix::{
     event::{Timespec, epoll},
     io::Errno,
-    time::{ClockId, clock_gettime},
 };
 
 use super::{
@@ -30,7 +30,7 @@ use super::{
     priority,
     recorder::Recorder,
 };
-use crate::trial::{EmulatorHealth, LinkCount};
+use crate::experiments::trial::{EmulatorHealth, LinkCount};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -46,7 +46,7 @@ const SPIN: u64 = 60 * US;
 const QUANTUM: u64 = 50 * US;
 /// It wakes up at least so often.
 const LONGEST_SLEEP: u64 = 100 * MS;
-/// Not to have been scheduled for so long is a stall.
+/// Not to have been scheduled for this long is a stall.
 const STALL: u64 = MS;
 /// Records are handed to the writer at least so often.
 const FLUSH: u64 = 500 * MS;
@@ -80,7 +80,7 @@ pub(super) struct Driver {
     stalls: u64,
     flushed: u64,
     /// When health began to be recorded: own drops, processor time and the machine's state then.
-    since: (u64, f64, Machine),
+    since: (u64, Duration, Machine),
     /// What it was when it ended, if it has ended.
     health: Option<EmulatorHealth>,
     real_time: bool,
@@ -132,7 +132,7 @@ impl Driver {
             lateness: Lateness::new(),
             stalls: 0,
             flushed: 0,
-            since: (0, 0.0, Machine::now()),
+            since: (0, Duration::ZERO, Machine::now()),
             health: None,
             real_time: false,
             scratch: vec![0; LARGEST],
@@ -170,7 +170,7 @@ impl Driver {
         self.health = None;
         self.lateness.clear();
         self.stalls = 0;
-        self.since = (self.network.own_drops(), cpu(), Machine::now());
+        self.since = (self.network.own_drops(), thread_time(), Machine::now());
     }
 
     fn now(&self) -> u64 {
@@ -282,7 +282,7 @@ impl Driver {
         }
     }
 
-    /// Sleeps for so long or until a packet comes.
+    /// Sleeps for this long or until a packet comes.
     fn doze(&mut self, now: u64, ahead: u64, events: &mut Vec<epoll::Event>) -> u64 {
         self.sleep(ahead, events);
         let woke = self.now();
@@ -297,7 +297,7 @@ impl Driver {
     }
 
     fn nap(&mut self, now: u64, nap: u64, events: &mut Vec<epoll::Event>) -> u64 {
-        std::thread::sleep(std::time::Duration::from_nanos(nap));
+        std::thread::sleep(Duration::from_nanos(nap));
         let woke = self.now();
         self.pace.rested(woke.saturating_sub(now));
         if woke.saturating_sub(now) > nap + STALL {
@@ -338,7 +338,7 @@ impl Driver {
             released: self.lateness.count(),
             own_drops: self.network.own_drops() - drops,
             stalls: self.stalls,
-            cpu_s: cpu() - cpu_before,
+            cpu_s: thread_time().saturating_sub(cpu_before).as_secs_f64(),
             real_time: self.real_time,
             load: machine.load,
             steal: machine.steal,
@@ -376,12 +376,6 @@ fn write(fd: &OwnedFd, packet: &[u8]) -> bool {
             Err(_) => return false,
         }
     }
-}
-
-/// Seconds of processor time of the calling thread.
-fn cpu() -> f64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 /// Nanoseconds of rest that can be saved up: a burst of 18 ms may follow.

@@ -11,7 +11,7 @@ use std::{
 
 use hdrhistogram::Histogram;
 
-use crate::trial::EmulatorHealth;
+use crate::experiments::trial::EmulatorHealth;
 
 /// The machine at one moment.
 #[derive(Clone, Copy, Debug)]
@@ -157,7 +157,7 @@ impl Lateness {
         self.max = 0;
     }
 
-    /// A packet left so many nanoseconds late.
+    /// A packet left this many nanoseconds late.
     pub(super) fn record(&mut self, ns: u64) {
         self.counts.saturating_record(ns);
         self.max = self.max.max(ns);

@@ -29,7 +29,7 @@ pub struct Count {
     /// Packets that came.
     pub packets: u64,
     /// Bytes that came.
-    pub octets: u64,
+    pub bytes: u64,
     /// Packets dropped, in the order of [`Cause::ALL`].
     pub drops: [u64; Cause::ALL.len()],
     /// Packets that became two.
@@ -115,7 +115,7 @@ impl Pipe {
     ) {
         stage.watch.entered(now, self.direction, &packet);
         self.count.packets += 1;
-        self.count.octets += packet.len() as u64;
+        self.count.bytes += packet.len() as u64;
         if self.losses.next_is_lost() {
             return self.discard(now, Cause::Loss, packet, stage);
         }
@@ -241,7 +241,7 @@ impl Pipe {
     /// A packet came that cannot be taken for want of memory.
     pub fn refuse<W: Watch + ?Sized>(&mut self, now: u64, packet: &[u8], stage: &mut Stage<'_, W>) {
         self.count.packets += 1;
-        self.count.octets += packet.len() as u64;
+        self.count.bytes += packet.len() as u64;
         self.note_drop(now, Cause::Memory, packet, stage);
     }
 
@@ -309,7 +309,7 @@ impl Flight {
 #[derive(Debug)]
 pub struct Queue {
     waiting: VecDeque<(u64, Vec<u8>)>,
-    octets: u64,
+    bytes: u64,
     limit: u64,
     codel: Option<CoDel>,
     ecn: bool,
@@ -334,7 +334,7 @@ impl Queue {
         };
         Self {
             waiting: VecDeque::new(),
-            octets: 0,
+            bytes: 0,
             limit: limit.unwrap_or(u64::MAX),
             codel,
             ecn,
@@ -342,10 +342,10 @@ impl Queue {
         }
     }
 
-    /// Whether so many bytes fit.
+    /// Whether this many bytes fit.
     #[must_use]
     pub fn has_room(&self, size: usize) -> bool {
-        self.octets.saturating_add(size as u64) <= self.limit
+        self.bytes.saturating_add(size as u64) <= self.limit
     }
 
     /// Since when the packet at the head has waited.
@@ -356,7 +356,7 @@ impl Queue {
 
     /// Appends a packet that comes at `now`, whether or not it fits.
     pub fn push(&mut self, now: u64, packet: Vec<u8>) {
-        self.octets = self.octets.saturating_add(packet.len() as u64);
+        self.bytes = self.bytes.saturating_add(packet.len() as u64);
         self.waiting.push_back((now, packet));
     }
 
@@ -365,12 +365,12 @@ impl Queue {
         let mut again = false;
         loop {
             let (since, mut packet) = self.waiting.pop_front()?;
-            self.octets = self.octets.saturating_sub(packet.len() as u64);
+            self.bytes = self.bytes.saturating_sub(packet.len() as u64);
             let Some(codel) = &mut self.codel else {
                 return Some(packet);
             };
             let sojourn = now.saturating_sub(since);
-            if codel.judge(now, sojourn, self.octets, again) == Verdict::Pass {
+            if codel.judge(now, sojourn, self.bytes, again) == Verdict::Pass {
                 return Some(packet);
             }
             codel.acted(now);
@@ -502,7 +502,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// A free bottleneck of so many bits per second; of one at least.
+    /// A free bottleneck of this many bits per second; of one at least.
     #[must_use]
     pub fn new(rate: u64) -> Self {
         Self {

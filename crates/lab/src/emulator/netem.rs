@@ -4,16 +4,14 @@
 //! Only integers and comparisons, no function of the platform's mathematical library: every machine loses the same packets and draws the same
 //! nanoseconds.
 
-use super::link::nanoseconds;
+use hoplite_workload::splitmix::{self, SplitMix};
 use rand_xoshiro::{
     Xoshiro256StarStar,
     rand_core::{Rng, SeedableRng},
 };
 
-use crate::{
-    splitmix::{self, SplitMix},
-    topology::{Jitter, JitterShape, Loss},
-};
+use super::link::nanoseconds;
+use crate::topology::{Jitter, JitterShape, Loss};
 
 /// A loss model at work. It draws equally often for every packet, whatever is decided.
 #[derive(Clone, Debug)]

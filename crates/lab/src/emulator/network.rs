@@ -21,8 +21,8 @@ use super::{
     packet::{self, Problem},
 };
 use crate::{
+    experiments::trial::LinkCount,
     topology::{Addresses, NodeKind, Topology},
-    trial::LinkCount,
 };
 
 /// Bytes of packets in all queues and on all links.
@@ -310,7 +310,7 @@ fn link_count(name: &str, pipe: &Pipe) -> LinkCount {
     LinkCount {
         name: name.to_owned(),
         packets: count.packets,
-        octets: count.octets,
+        bytes: count.bytes,
         drops: drops
             .map(|(cause, drops)| (cause.name().to_owned(), drops))
             .collect(),
@@ -463,7 +463,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// For so many bytes of packets.
+    /// For this many bytes of packets.
     #[must_use]
     pub fn new(limit: usize) -> Self {
         Self {
@@ -473,11 +473,11 @@ impl Pool {
         }
     }
 
-    /// A copy of `octets` in a buffer; `None` if that is beyond the limit.
-    pub fn take(&mut self, octets: &[u8]) -> Option<Vec<u8>> {
+    /// A copy of `bytes` in a buffer; `None` if that is beyond the limit.
+    pub fn take(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.clear();
-        buffer.extend_from_slice(octets);
+        buffer.extend_from_slice(bytes);
         if self.used.saturating_add(buffer.capacity()) > self.limit {
             self.keep(buffer);
             return None;

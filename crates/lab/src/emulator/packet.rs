@@ -113,7 +113,7 @@ pub fn flip_bit(packet: &mut [u8], choice: impl FnOnce(u64) -> u64) -> bool {
 pub enum Problem {
     /// Its TTL or hop limit is used up.
     TimeExceeded,
-    /// The next link takes no more than so many bytes.
+    /// The next link takes no more than this many bytes.
     TooBig(u16),
 }
 
@@ -231,15 +231,15 @@ mod tests {
         }
 
         #[test]
-        fn everything_that_can_be_done_to_a_packet_can_be_done_to_anything(mut octets: Vec<u8>, version in prop_oneof![Just(4_u8), Just(6)]) {
-            if let Some(first) = octets.first_mut() {
+        fn everything_that_can_be_done_to_a_packet_can_be_done_to_anything(mut bytes: Vec<u8>, version in prop_oneof![Just(4_u8), Just(6)]) {
+            if let Some(first) = bytes.first_mut() {
                 *first = (version << 4) | (*first & 15);
             }
-            let told = answer(&octets, Problem::TimeExceeded, Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST);
-            prop_assert!(told.is_none() || !flow(&octets).is_empty());
-            mark_congestion(&mut octets);
-            count_down(&mut octets);
-            flip_bit(&mut octets, |bits| bits - 1);
+            let told = answer(&bytes, Problem::TimeExceeded, Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST);
+            prop_assert!(told.is_none() || !flow(&bytes).is_empty());
+            mark_congestion(&mut bytes);
+            count_down(&mut bytes);
+            flip_bit(&mut bytes, |bits| bits - 1);
         }
     }
 }

@@ -18,7 +18,7 @@ use super::{
     network::{Cause, Watch},
     packet,
 };
-use crate::{topology::Topology, trial::Keep};
+use crate::{experiments::trial::Keep, topology::Topology};
 
 /// Bytes that are handed over at once.
 const BLOCK: usize = 64 << 10;
@@ -50,7 +50,7 @@ struct Open {
 #[derive(Debug)]
 struct Block {
     file: usize,
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     records: u64,
 }
 
@@ -167,7 +167,7 @@ impl Open {
     fn block(&mut self, file: usize) -> Block {
         Block {
             file,
-            octets: std::mem::take(&mut self.buffer),
+            bytes: std::mem::take(&mut self.buffer),
             records: std::mem::take(&mut self.records),
         }
     }
@@ -210,7 +210,7 @@ fn write_all(files: Vec<File>, blocks: &Receiver<Block>) -> u64 {
         };
         let written = slot
             .as_mut()
-            .is_some_and(|file| file.write_all(&block.octets).is_ok());
+            .is_some_and(|file| file.write_all(&block.bytes).is_ok());
         if !written {
             *slot = None;
             lost += block.records;

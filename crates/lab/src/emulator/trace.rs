@@ -13,7 +13,7 @@ pub const PACKET_EXTRA: u64 = 4;
 /// The latest moment that a trace may have: about 31 years.
 const LATEST: u64 = 1_000_000_000_000;
 /// The most opportunities that a trace may have.
-const LONGEST: usize = 10_000_000;
+const MAX_OPPORTUNITIES: usize = 10_000_000;
 
 const MS: u64 = 1_000_000;
 
@@ -41,7 +41,7 @@ impl std::error::Error for TraceError {}
 pub fn parse(text: &[u8]) -> Result<Vec<u64>, TraceError> {
     let mut moments = Vec::new();
     let mut last = 1;
-    for (line, text) in (1..).zip(text.split(|&octet| octet == b'\n')) {
+    for (line, text) in (1..).zip(text.split(|&byte| byte == b'\n')) {
         let text = text.trim_ascii();
         if text.is_empty() || text.starts_with(b"#") {
             continue;
@@ -57,7 +57,7 @@ pub fn parse(text: &[u8]) -> Result<Vec<u64>, TraceError> {
                 why: "earlier than the line before",
             });
         }
-        if moments.len() == LONGEST {
+        if moments.len() == MAX_OPPORTUNITIES {
             return Err(TraceError {
                 line,
                 why: "more than ten million opportunities",

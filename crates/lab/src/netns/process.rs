@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use hoplite_workload::cpu::{self, cpu_time};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::{
     io::Errno,
@@ -406,23 +407,6 @@ fn time(value: libc::timeval) -> Duration {
 /// `USER_HZ`: what the kernel counts in `/proc` in, on all architectures but two that are gone.
 const TICKS: u64 = 100;
 
-/// Processor time of a living process, all its threads.
-#[must_use]
-pub fn cpu_time(pid: u32) -> Option<Duration> {
-    // The kernel's encoding of a process' clock, as clock_getcpuclockid(3) makes it: CPUCLOCK_SCHED is 2.
-    let clock = (!i32::try_from(pid).ok()? << 3) | 2;
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the pointer is valid for writing; an unknown clock is an error, not undefined.
-    #[expect(unsafe_code, reason = "no safe wrapper reads another process' clock")]
-    let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
-    let seconds = u64::try_from(time.tv_sec).ok()?;
-    let nanos = u32::try_from(time.tv_nsec).ok()?;
-    (result == 0).then(|| Duration::new(seconds, nanos))
-}
-
 /// Processor time by process group: of all that live, and of their children that ended, for what a daemon's helpers use counts as its own.
 /// Empty where `/proc` does not show this pid namespace.
 #[must_use]
@@ -432,7 +416,7 @@ pub fn cpu_by_group() -> HashMap<u32, Duration> {
         return groups;
     }
     for pid in pids() {
-        if let (Some((group, ended)), Some(time)) = (group_of(pid), cpu_time(pid)) {
+        if let (Some((group, ended)), Ok(time)) = (group_of(pid), cpu_time(pid)) {
             *groups.entry(group).or_default() += time + ended;
         }
     }
@@ -442,13 +426,7 @@ pub fn cpu_by_group() -> HashMap<u32, Duration> {
 /// Peak resident memory of a living process in bytes.
 #[must_use]
 pub fn peak_memory(pid: u32) -> Option<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok();
-    let status = status.filter(|_| proc_is_ours())?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kilo: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kilo * 1024)
+    cpu::peak_memory(pid).ok().filter(|_| proc_is_ours())
 }
 
 /// Whether the pids in `/proc` are those of this process' namespace.
@@ -531,11 +509,6 @@ mod tests {
     fn a_program_may_be_named_as_it_likes() {
         let stat = "7 (a) b) S 1 6 5 0 -1 4194560 1 2 3 4 11 12 13 14 20 0 1 0 9";
         assert_eq!(parse_stat(stat), Some((6, Duration::from_millis(270))));
-    }
-
-    #[test]
-    fn a_process_that_is_not_there_has_no_clock() {
-        assert_eq!(cpu_time(0x3fff_fff0), None);
     }
 
     #[test]

@@ -1,62 +1,30 @@
 //! TUN devices: a host's interfaces, read and written by the emulator, each made by a thread inside the host's namespace.
-//! Linux `Documentation/networking/tuntap.rst`.
-//!
-//! `hoplite up` opens its own elsewhere: with a virtio header and offloads, gone with its descriptor, and under a name that its user chose;
-//! these are bare and persist until their namespace goes. What is left in common is one ioctl, and no room below both programs has devices.
+//! They have no header and persist until their namespace goes; that of `hoplite up` has one, and goes with its descriptor.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::File,
     io,
-    os::{
-        fd::{AsRawFd, OwnedFd},
-        unix::fs::OpenOptionsExt,
-    },
+    os::fd::{AsRawFd, OwnedFd},
 };
 
-use crate::errors::Failure;
+use hoplite_overlay::direct::tun::{self, DEVICE, PacketHeader};
 
-/// Where the kernel hands out TUN devices.
-const DEVICE: &str = "/dev/net/tun";
+use crate::errors::Failure;
 
 /// Whether this process may make TUN devices at all; `doctor` and `__world` ask first.
 ///
 /// # Errors
 /// What is missing and the command that provides it.
 pub fn check() -> Result<(), Failure> {
-    device().map(drop).map_err(|error| missing(&error))
+    tun::device().map(drop).map_err(|error| missing(&error))
 }
 
 /// Makes the interface `name` in the namespace of the calling thread.
 pub(super) fn open(name: &str) -> Result<OwnedFd, Failure> {
-    let file = device().map_err(|error| missing(&error))?;
-    attach(&file, name).map_err(|error| refused(name, &error))?;
+    let file = tun::device().map_err(|error| missing(&error))?;
+    let made = tun::attach(&file, name, PacketHeader::None).and_then(|()| stay(&file));
+    made.map_err(|error| refused(name, &error))?;
     Ok(file.into())
-}
-
-fn device() -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true);
-    options.custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
-    options.open(DEVICE)
-}
-
-/// `TUNSETIFF` with a `struct ifreq`: the name, then the flags.
-fn attach(file: &File, name: &str) -> io::Result<()> {
-    let mut request = [0_u8; 40];
-    let (front, back) = request.split_at_mut(libc::IFNAMSIZ);
-    let room = front
-        .get_mut(..name.len().min(libc::IFNAMSIZ - 1))
-        .unwrap_or_default();
-    room.copy_from_slice(name.as_bytes().get(..room.len()).unwrap_or_default());
-    let flags = libc::IFF_TUN | libc::IFF_NO_PI;
-    back[..4].copy_from_slice(&flags.to_ne_bytes());
-    #[expect(unsafe_code, reason = "no safe wrapper makes a TUN device")]
-    // SAFETY: the descriptor is open, and the kernel reads and writes at most the 40 bytes of an ifreq, which `request` has.
-    let made = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, request.as_mut_ptr()) };
-    if made != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    stay(file)
 }
 
 /// The device goes with its namespace, not when its descriptor is closed: the kernel clears away a namespace with all devices in

@@ -10,7 +10,7 @@ use super::{
     metrics::seconds,
     sample::{WholeTransfer, whole_transfers},
 };
-use crate::workload::{Phases, Transfer};
+use crate::experiments::workload::{Phases, Transfer};
 
 /// OnionPerf's columns.
 pub const ONIONPERF: &str =
@@ -352,7 +352,7 @@ fn elapsed_seconds(transfer: &Transfer) -> Value {
     }
     let sizes = phases.partial.iter();
     let sizes: Map<String, Value> = sizes
-        .map(|(octets, at)| (octets.to_string(), json!(seconds(*at))))
+        .map(|(bytes, at)| (bytes.to_string(), json!(seconds(*at))))
         .collect();
     if is_upload(transfer) {
         return json!({
@@ -485,7 +485,7 @@ impl Utc {
     }
 }
 
-/// The date so many days after 1970-01-01 (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", 2013).
+/// The date this many days after 1970-01-01 (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", 2013).
 fn civil(days: i64) -> (i64, i64, i64) {
     let shifted = days + 719_468;
     let era = shifted.div_euclid(146_097);
@@ -507,11 +507,11 @@ fn civil(days: i64) -> (i64, i64, i64) {
 mod tests {
     use super::*;
     use crate::{
+        experiments::workload::TransferError,
         results::sample::{
             examples::{bulk, report, transfer, trial},
             samples,
         },
-        workload::TransferError,
     };
 
     fn sample(transfer: Transfer) -> Sample {
@@ -587,7 +587,7 @@ mod tests {
         for name in numbers {
             let text = part("byte_info")[name].as_str().unwrap();
             assert!(
-                !text.is_empty() && text.bytes().all(|octet| octet.is_ascii_digit()),
+                !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()),
                 "{text}"
             );
         }

@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 
 use super::sample::{WholeTransfer, whole_transfers};
 use crate::{
-    analysis::statistics::quantile,
-    trial::{Outcome, ProcessUse, Report, Trial},
-    workload::{Kind, Plan},
+    experiments::{
+        trial::{Outcome, ProcessUse, Report, Trial},
+        workload::{Kind, Plan},
+    },
+    results::analysis::statistics::quantile,
 };
 
 /// One figure of one repetition. A workload with several transfers gives several of the same name, in order.
@@ -96,9 +98,9 @@ impl Found {
     }
 
     fn repetition(&mut self, report: &Report, wholes: &[WholeTransfer]) {
-        let octets: u64 = wholes.iter().map(WholeTransfer::bytes).sum();
-        if octets > 0 {
-            let gigabytes = octets as f64 / 1e9;
+        let bytes: u64 = wholes.iter().map(WholeTransfer::bytes).sum();
+        if bytes > 0 {
+            let gigabytes = bytes as f64 / 1e9;
             self.processors(&report.processes, gigabytes);
         }
         for (name, memory) in by_name(&report.processes, |process| process.peak_memory as f64) {
@@ -145,7 +147,7 @@ fn is_subject(process: &str) -> bool {
     !process.starts_with("work:") && !process.starts_with("serve:")
 }
 
-/// A schedule's transfers have different sizes: each size is a workload of its own, `NAME/OCTETS`.
+/// A schedule's transfers have different sizes: each size is a workload of its own, `NAME/BYTES`.
 fn label(whole: &WholeTransfer, plan: Option<&Plan>) -> String {
     let name = plan
         .and_then(|plan| plan.counted_as.as_ref())
@@ -162,7 +164,7 @@ fn label(whole: &WholeTransfer, plan: Option<&Plan>) -> String {
 fn by_time(whole: &WholeTransfer, kind: Option<&Kind>) -> bool {
     match kind {
         Some(Kind::UdpRate { .. }) => true,
-        Some(Kind::Download(bulk) | Kind::Upload(bulk)) => bulk.octets == 0,
+        Some(Kind::Download(bulk) | Kind::Upload(bulk)) => bulk.bytes == 0,
         _ => whole.asked == [0, 0],
     }
 }
@@ -220,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_download_by_time_has_no_last_octet_and_its_goodput_over_the_payload() {
+    fn a_download_by_time_has_no_last_byte_and_its_goodput_over_the_payload() {
         let mut one = transfer("get", 1, 1);
         one.asked = [0, 0];
         let found = metrics(&trial(vec![bulk("get", 0)]), &report(vec![one]), &[]);
@@ -256,7 +258,7 @@ mod tests {
     #[test]
     fn a_failed_transfer_counts_as_failed_and_nothing_else() {
         let mut broken = transfer("get", 2, 1);
-        broken.error = Some(crate::workload::TransferError {
+        broken.error = Some(crate::experiments::workload::TransferError {
             kind: "READ".into(),
             why: "reset".into(),
         });

@@ -17,7 +17,7 @@ use parquet::{
 };
 
 use super::sample::{Sample, samples};
-use crate::{
+use crate::experiments::{
     trial::{Key, Report, Trial},
     workload::{Phases, Transfer, TransferError},
 };
@@ -100,7 +100,7 @@ impl Writer {
 
 // Which columns there are, and how each is taken from a sample.
 
-/// The sizes whose completion times have a column, `partial_OCTETS_us`: OnionPerf's, as `workload` tells them.
+/// The sizes whose completion times have a column, `partial_BYTES_us`: OnionPerf's, as `workload` tells them.
 const PARTIAL: [u64; 9] = [
     10_240, 20_480, 51_200, 102_400, 204_800, 512_000, 1_048_576, 2_097_152, 5_242_880,
 ];
@@ -226,11 +226,11 @@ fn decile(place: usize) -> Column {
     })
 }
 
-fn partial(octets: u64) -> Column {
-    let name = format!("partial_{octets}_us");
+fn partial(bytes: u64) -> Column {
+    let name = format!("partial_{bytes}_us");
     whole(&name, move |sample| {
         let mut partial = sample.transfer.phases.partial.iter();
-        partial.find(|part| part.0 == octets).map(|part| part.1)
+        partial.find(|part| part.0 == bytes).map(|part| part.1)
     })
 }
 
@@ -478,7 +478,7 @@ impl Fields {
         }
         let decile = |tenth| self.whole(&format!("decile_{tenth}_us"));
         phases.deciles = (1..10).map_while(decile).collect();
-        let partial = |octets| Some((octets, self.whole(&format!("partial_{octets}_us"))?));
+        let partial = |bytes| Some((bytes, self.whole(&format!("partial_{bytes}_us"))?));
         phases.partial = PARTIAL.into_iter().filter_map(partial).collect();
         phases
     }
@@ -505,8 +505,8 @@ impl Fields {
 mod tests {
     use super::*;
     use crate::{
+        experiments::workload::TransferError,
         results::sample::examples::{bulk, report, transfer, trial},
-        workload::TransferError,
     };
 
     #[test]

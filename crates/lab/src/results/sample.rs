@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{
+use crate::experiments::{
     trial::{Key, Report, Trial},
     workload::{Kind, Transfer},
 };
@@ -235,10 +235,12 @@ pub(crate) mod examples {
 
     use super::*;
     use crate::{
-        subject,
+        experiments::{
+            subject,
+            trial::{EmulatorHealth, Keep, Outcome, ProcessUse},
+            workload::{Bulk, Phases, Plan},
+        },
         topology::Topology,
-        trial::{EmulatorHealth, Keep, Outcome, ProcessUse},
-        workload::{Bulk, Phases, Plan},
     };
 
     pub(crate) fn plan(name: &str, kind: Kind) -> Plan {
@@ -249,9 +251,9 @@ pub(crate) mod examples {
         serde_json::from_value(text).unwrap()
     }
 
-    pub(crate) fn bulk(name: &str, octets: u64) -> Plan {
+    pub(crate) fn bulk(name: &str, bytes: u64) -> Plan {
         let bulk = Bulk {
-            octets,
+            bytes,
             time: Duration::from_secs(2),
             connections: 1,
             count: 1,

@@ -19,22 +19,27 @@ use serde::{Deserialize, Serialize};
 use super::Metric;
 use crate::{
     errors::Failure,
-    scenario::{Finding, Gate},
-    trial::{EmulatorHealth, Key, LinkCount, ProcessUse},
+    experiments::{
+        scenario::{Finding, Gate},
+        trial::{EmulatorHealth, Key, LinkCount, ProcessUse},
+    },
 };
 
 /// The database's name inside a campaign's directory.
 pub const FILE: &str = "results.sqlite";
 
 /// Kept in `user_version`; older ones are brought up to it, others are refused.
-const VERSION: i64 = 3;
+const VERSION: i64 = 4;
 
 /// What makes a store of each version, from 1, one of the next.
-const UPGRADES: [&str; 2] = [
+const UPGRADES: [&str; 3] = [
     "ALTER TABLE attempt ADD COLUMN cpu_pressure REAL",
     "ALTER TABLE finding ADD COLUMN relative_to_case TEXT NOT NULL DEFAULT '{}';
      ALTER TABLE finding ADD COLUMN statistic TEXT;
      ALTER TABLE finding ADD COLUMN goal INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE link RENAME COLUMN octets TO bytes;
+     UPDATE metric SET name = replace(name, 'octet', 'byte');
+     UPDATE finding SET metric = replace(metric, 'octet', 'byte')",
 ];
 
 /// How long a reader and the campaign wait for each other.
@@ -617,7 +622,7 @@ fn put_link(transaction: &Transaction<'_>, run: &str, link: &LinkCount) -> rusql
             ("run", &run),
             ("name", &link.name),
             ("packets", &whole(link.packets)),
-            ("octets", &whole(link.octets)),
+            ("bytes", &whole(link.bytes)),
             ("drops", &json(&link.drops)),
             ("duplicated", &whole(link.duplicated)),
             ("corrupted", &whole(link.corrupted)),

@@ -1,4 +1,4 @@
-pub(crate) mod harness;
+mod harness;
 
 use std::{
     net::Ipv4Addr,
@@ -11,27 +11,27 @@ use hoplite_overlay::{
     Direct, ErrorKind, Reason, Terms,
     memory::{Conditions, Fault},
 };
-use hoplite_quic::Hooks;
-use hoplite_wire::Target;
+use hoplite_quic::{ConnectionController, Hooks, server::Secrets};
+use hoplite_testing::identity;
+use hoplite_wire::{
+    Target,
+    tuning::{Congestion, TuningGrant, TuningRequest},
+};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     time::Instant,
 };
 
-use self::harness::{Bumpy, Cold, LATENCY, Lab, exchange, identity};
-use crate::{
-    Config, Congestion, ConnectionController, Dialer, Link, Peer, QuicLink, TuningGrant,
-    TuningRequest,
-    server::{Secrets, bind},
-};
+use self::harness::{Bumpy, LATENCY, Lab, cold, exchange};
+use crate::{Config, Dialer, Link, Peer, QuicLink, server::bind};
 
 async fn quic(lab: &Lab) -> QuicLink {
     lab.dialer(0).quic(&Terms::default()).await.unwrap()
 }
 
-fn payload(octets: u32) -> Vec<u8> {
-    (0..octets).map(|at| (at % 251).to_le_bytes()[0]).collect()
+fn payload(bytes: u32) -> Vec<u8> {
+    (0..bytes).map(|at| (at % 251).to_le_bytes()[0]).collect()
 }
 
 /// A moment, on the paused clock, in which what is under way arrives.
@@ -63,7 +63,7 @@ async fn every_congestion_controller_gets_through_loss() {
             ..Conditions::default()
         });
         let config = Config {
-            wishes: TuningRequest {
+            tuning_request: TuningRequest {
                 congestion,
                 ..TuningRequest::default()
             },
@@ -76,10 +76,10 @@ async fn every_congestion_controller_gets_through_loss() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_road_that_pushes_back_loses_nothing_and_changes_no_order() {
+async fn a_path_that_pushes_back_loses_nothing_and_changes_no_order() {
     let lab = Lab::new();
-    let road = Arc::new(Bumpy::new(&lab, 2));
-    let dialer = Dialer::new(road, lab.peer(), 0, Config::default());
+    let path = Bumpy::new(&lab, 2);
+    let dialer = Dialer::new(path.overlay, lab.peer(), 0, Config::default());
     let link = dialer.quic(&Terms::default()).await.unwrap();
     exchange(link.connection(), &payload(2_000_000)).await;
     assert_eq!(link.connection().stats().path.lost_packets, 0);
@@ -88,17 +88,17 @@ async fn a_road_that_pushes_back_loses_nothing_and_changes_no_order() {
 #[tokio::test(start_paused = true)]
 async fn bulk_goes_down_in_batches_that_span_several_turns_of_the_stack() {
     let lab = Lab::new();
-    let road = Arc::new(Bumpy::new(&lab, 0));
-    let dialer = Dialer::new(road.clone(), lab.peer(), 0, Config::default());
+    let path = Bumpy::new(&lab, 0);
+    let dialer = Dialer::new(Arc::clone(&path.overlay), lab.peer(), 0, Config::default());
     let link = dialer.quic(&Terms::default()).await.unwrap();
     exchange(link.connection(), &payload(5_000_000)).await;
-    let longest = road.longest.load(Ordering::Relaxed);
+    let longest = path.longest.load(Ordering::Relaxed);
     assert!((30..=64).contains(&longest), "{longest} datagrams");
 }
 
 #[tokio::test]
 async fn a_link_reaches_a_shard_over_loopback() {
-    let identity = identity();
+    let identity = identity("relay.example");
     let certificates = Certificates::new(&identity).unwrap();
     let tls = Arc::new(server_tls(certificates, &[ALPN_H3]).unwrap());
     let bound = bind((Ipv4Addr::LOCALHOST, 0).into(), 1, 1 << 20).unwrap();
@@ -134,13 +134,11 @@ async fn quic_wins_the_race_where_udp_passes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn quic_keeps_its_head_start_on_a_road_that_has_to_be_made_first() {
+async fn quic_keeps_its_head_start_on_a_path_that_has_to_be_made_first() {
     let lab = Lab::new();
-    let road = Cold {
-        inner: lab.overlay(),
-        stands: Instant::now() + 4 * Config::default().head_start,
-    };
-    let dialer = Dialer::new(Arc::new(road), lab.peer(), 1, Config::default());
+    let stands = Instant::now() + 4 * Config::default().head_start;
+    let path = cold(lab.overlay(), stands);
+    let dialer = Dialer::new(Arc::new(path), lab.peer(), 1, Config::default());
     let link = dialer.race(&Terms::default()).await.unwrap();
     assert!(matches!(link, Link::Quic(_)), "{link:?}");
 }
@@ -196,7 +194,7 @@ async fn a_caller_in_a_hurry_is_answered_in_time_by_the_overlay() {
 #[tokio::test(start_paused = true)]
 async fn another_relay_at_the_address_is_told_by_its_key_and_ends_the_race() {
     let mut lab = Lab::new();
-    lab.pin = identity().pin();
+    lab.pin = identity("relay.example").pin();
     let (dialer, terms) = (lab.dialer(0), Terms::default());
     let start = Instant::now();
     for error in [
@@ -216,7 +214,11 @@ async fn whoever_has_the_certificate_but_not_its_key_is_told_as_well() {
     let provider = hoplite_crypto::provider();
     let key = provider.key_provider.load_private_key(key.into()).unwrap();
     let shown = CertifiedKey::new(vec![expected.cert.der().clone()], key);
-    let mut tls = server_tls(Certificates::new(&identity()).unwrap(), &[ALPN_H3]).unwrap();
+    let mut tls = server_tls(
+        Certificates::new(&identity("relay.example")).unwrap(),
+        &[ALPN_H3],
+    )
+    .unwrap();
     tls.cert_resolver = Arc::new(SingleCertAndKey::from(shown));
     let pin = hoplite_crypto::Pin::of_certificate(expected.cert.der()).unwrap();
     let mut lab = Lab::with(tls, pin);
@@ -248,7 +250,7 @@ async fn a_relay_that_falls_silent_is_noticed_within_seconds() {
 fn silent_lab() -> Lab {
     let mut lab = Lab::deserted();
     let controller = ConnectionController::relay(TuningGrant::default(), 1 << 20);
-    controller.hear(Some(TuningRequest::default().for_hop(true).encode()));
+    controller.set_peer_setting(Some(TuningRequest::default().for_hop(true).encode()));
     lab.serve_quic_with(&controller.hooks(&Config::default().hooks));
     lab
 }
@@ -342,8 +344,8 @@ async fn links_at_rest_speak_seldom_but_often_enough_and_together() {
 #[tokio::test(start_paused = true)]
 async fn a_device_that_moves_takes_its_streams_along() {
     let lab = Lab::new();
-    let road = Arc::new(Bumpy::new(&lab, 0));
-    let dialer = Dialer::new(road.clone(), lab.peer(), 0, Config::default());
+    let path = Bumpy::new(&lab, 0);
+    let dialer = Dialer::new(Arc::clone(&path.overlay), lab.peer(), 0, Config::default());
     let link = dialer.quic(&Terms::default()).await.unwrap();
     let (mut send, mut receive) = link.connection().open_bi().await.unwrap();
     let mut echo = [0; 6];
@@ -351,7 +353,7 @@ async fn a_device_that_moves_takes_its_streams_along() {
         send.write_all(b"hello!").await.unwrap();
         receive.read_exact(&mut echo).await.unwrap();
         assert_eq!(lab.client_ports().len(), ports);
-        road.move_away();
+        path.move_away();
         pause(2500).await;
     }
     assert!(link.is_alive());

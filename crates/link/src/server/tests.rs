@@ -24,7 +24,7 @@ fn packet(long: bool, first: u8) -> Vec<u8> {
 }
 
 #[test]
-fn the_first_octet_of_the_id_picks_the_shard() {
+fn the_first_byte_of_the_id_picks_the_shard() {
     let bound = bind(any_port(), 3, BUFFERS).unwrap();
     let address = bound.local_addr();
     let shards = bound.into_shards();
@@ -99,7 +99,7 @@ async fn every_connection_stays_with_the_shard_that_its_ids_name() {
         let payload = vec![u8::try_from(at).unwrap(); 3000];
         let (shard, echo) = exchange(connection, &payload).await;
         assert_eq!(echo, payload);
-        let ids = spy.steering_octets();
+        let ids = spy.steering_bytes();
         assert!(!ids.is_empty());
         assert!(ids.iter().all(|first| usize::from(first % 4) == shard));
         used[shard] += 1;
@@ -125,7 +125,7 @@ async fn a_client_on_another_port_keeps_its_connection() {
 }
 
 #[tokio::test]
-async fn long_streams_arrive_octet_by_octet() {
+async fn long_streams_arrive_byte_by_byte() {
     let relay = Relay::start(any_port(), 2);
     let (_endpoint, connection) = client(&relay).await;
     let payload: Vec<u8> = (0..6_000_000_u32)

@@ -7,7 +7,7 @@ use std::{
     fmt,
     ops::ControlFlow,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll, ready},
@@ -17,24 +17,20 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use hoplite_crypto::Transform;
 use hoplite_http::{Flow, HttpError};
-use hoplite_link::{
-    Beside, Bypass,
-    coalesce::{MOST_OCTETS, MOST_SEGMENTS},
-};
+use hoplite_link::{Beside, Bypass};
 use hoplite_overlay::{Batch, End};
-use hoplite_wire::forwarding::{Capsule, Malformed};
+use hoplite_quic::coalesce::{MOST_BYTES, MOST_SEGMENTS};
+use hoplite_wire::forwarding::{Capsule, ConnectionId, Malformed};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use super::{
-    Action, Below, ConnectionId, Machine, Route,
-    negotiation::{Negotiation, count},
-};
+use super::{Action, Below, Machine, Negotiation, Route, count};
 use crate::inbox::Inbox;
 
-/// What is received is kept in pieces of a buffer of so many bytes.
-const PIECE: usize = 16 * 1024;
+/// What is received is kept in pieces of a buffer of this many bytes.
+const BUFFER_SIZE: usize = 16 * 1024;
 /// How old the link's round trip may be.
-const FRESH: Duration = Duration::from_millis(500);
+const MAX_RTT_AGE: Duration = Duration::from_millis(500);
 
 /// Forwarded mode on one flow.
 pub(crate) struct Forwarder {
@@ -68,7 +64,7 @@ struct Receiving {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 impl Forwarder {
@@ -80,7 +76,7 @@ impl Forwarder {
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
-            machine: Mutex::new(Machine::new(negotiation.wanted.ids)),
+            machine: Mutex::new(Machine::new(negotiation.ids)),
             sending: Mutex::default(),
             receiving: Mutex::default(),
             transform,
@@ -173,9 +169,10 @@ impl Forwarder {
     fn send_forwarded(&self, sorted: &mut SortedBatch) {
         sorted.seal(&self.transform);
         for run in sorted.to_forward() {
-            let counter = match self.bypass.send(run) {
-                true => &self.negotiation.forwarded_sent,
-                false => &self.negotiation.lost,
+            let counter = if self.bypass.send(run) {
+                &self.negotiation.forwarded_sent
+            } else {
+                &self.negotiation.lost
             };
             count(counter, run.payloads().count());
         }
@@ -268,7 +265,7 @@ impl Forwarder {
                     machine.admitted(alias, done, Instant::now());
                 }
                 Action::Announce(alias) => {
-                    self.bypass.announce(End::Target, alias.octets());
+                    self.bypass.announce(End::Target, &alias);
                 }
                 Action::Release(end, alias) => self.release(end, alias),
             }
@@ -285,9 +282,9 @@ impl Forwarder {
         let Some(me) = self.me.upgrade() else {
             return false;
         };
-        let done = self.bypass.admit(alias.octets(), id.octets(), me);
+        let done = self.bypass.admit(&alias, &id, me);
         if done {
-            self.bypass.announce(End::Client, alias.octets());
+            self.bypass.announce(End::Client, &alias);
         }
         done
     }
@@ -297,9 +294,9 @@ impl Forwarder {
             && let Some(me) = self.me.upgrade()
         {
             let me: Arc<dyn Beside> = me;
-            self.bypass.expel(alias.octets(), &me);
+            self.bypass.expel(&alias, &me);
         }
-        self.bypass.withdraw(end, alias.octets());
+        self.bypass.withdraw(end, &alias);
     }
 }
 
@@ -307,7 +304,7 @@ impl Sending {
     fn round_trip(&mut self, flow: &Flow) -> Duration {
         let now = Instant::now();
         match self.round_trip {
-            Some((at, known)) if now - at < FRESH => known,
+            Some((at, known)) if now - at < MAX_RTT_AGE => known,
             _ => {
                 let measured = flow.round_trip();
                 self.round_trip = Some((now, measured));
@@ -320,12 +317,12 @@ impl Sending {
 impl Receiving {
     /// The packet as the target sent it.
     fn keep(&mut self, first: u8, id: &[u8], rest: &[u8]) -> Bytes {
-        if self.used.last().is_none_or(|last| last.octets() != id) {
+        if self.used.last().is_none_or(|last| &last[..] != id) {
             self.use_id(id);
         }
         let size = 1 + id.len() + rest.len();
         if self.buffer.capacity() < size {
-            self.buffer.reserve(PIECE.max(size));
+            self.buffer.reserve(BUFFER_SIZE.max(size));
         }
         self.buffer.extend_from_slice(&[first]);
         self.buffer.extend_from_slice(id);
@@ -406,7 +403,7 @@ impl SortedBatch {
             return false;
         };
         self.forwarded.push(*first);
-        self.forwarded.extend_from_slice(alias.octets());
+        self.forwarded.extend_from_slice(&alias);
         self.forwarded.extend_from_slice(rest);
         let size = 1 + alias.len() + rest.len();
         self.pieces.push((size, alias.len()));
@@ -452,19 +449,19 @@ impl<'a> Iterator for Runs<'a> {
 
     fn next(&mut self) -> Option<Batch<'a>> {
         let (segment, _) = *self.pieces.first()?;
-        let (mut octets, mut count) = (0, 0);
+        let (mut bytes, mut count) = (0, 0);
         for (size, _) in self.pieces.iter().take(MOST_SEGMENTS) {
-            if *size > segment || octets + size > MOST_OCTETS.max(segment) {
+            if *size > segment || bytes + size > MOST_BYTES.max(segment) {
                 break;
             }
-            octets += size;
+            bytes += size;
             count += 1;
             if *size < segment {
                 break;
             }
         }
         self.pieces = self.pieces.get(count..)?;
-        let (contents, rest) = self.contents.split_at_checked(octets)?;
+        let (contents, rest) = self.contents.split_at_checked(bytes)?;
         self.contents = rest;
         Some(Batch { contents, segment })
     }
@@ -518,7 +515,7 @@ mod sorted_tests {
     }
 
     #[test]
-    fn a_packet_without_16_octets_behind_its_id_is_not_forwarded() {
+    fn a_packet_without_16_bytes_behind_its_id_is_not_forwarded() {
         let alias = ConnectionId::new(b"virtually").expect("short");
         for size in 0..25 {
             let taken = SortedBatch::default().forward(&vec![7; size], 8, alias);

@@ -1,75 +1,19 @@
-//! QUIC connection ids, and how they are learned from a flow's packets: the machine shows those that have no rule yet.
+//! How QUIC connection ids are learned from a flow's packets: the machine shows those that have no rule yet.
 //! RFC 8999 §5; RFC 9000 §17.2 (at most 20 bytes in version 1; longer ones are not forwarded) and RFC 9369 §3 for the types that are
 //! told apart.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
-use bytes::Bytes;
 use hoplite_overlay::End;
-use hoplite_wire::forwarding::long_header_ids;
+use hoplite_wire::forwarding::{ConnectionId, long_header_ids};
 use tokio::time::Instant;
-
-/// The most bytes of one.
-const MOST: usize = 20;
-
-/// A connection id. It is copied, not allocated: every packet is compared with some.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ConnectionId {
-    len: u8,
-    octets: [u8; MOST],
-}
-
-impl ConnectionId {
-    /// `None` if QUIC version 1 knows none of that length.
-    pub fn new(id: &[u8]) -> Option<Self> {
-        let mut octets = [0; MOST];
-        octets.get_mut(..id.len())?.copy_from_slice(id);
-        Some(Self {
-            len: u8::try_from(id.len()).ok()?,
-            octets,
-        })
-    }
-
-    /// Its bytes.
-    pub fn octets(&self) -> &[u8] {
-        self.octets.get(..usize::from(self.len)).unwrap_or(&[])
-    }
-
-    /// How many bytes it has.
-    pub fn len(&self) -> usize {
-        usize::from(self.len)
-    }
-
-    /// Whether it has none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Whether a packet with a short header may carry it: there its length does not stand.
-    pub fn leads(&self, packet: &[u8]) -> bool {
-        packet
-            .get(1..)
-            .is_some_and(|rest| rest.starts_with(self.octets()))
-    }
-
-    pub(super) fn to_bytes(self) -> Bytes {
-        Bytes::copy_from_slice(self.octets())
-    }
-}
-
-/// Ids stay out of every log.
-impl fmt::Debug for ConnectionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ConnectionId({} octets)", self.len)
-    }
-}
 
 /// "This is true for the original ciphersuites of QUICv1", says the draft of what scrambling needs; other versions are tunnelled.
 const VERSION_1: u32 = 1;
 const VERSION_2: u32 = 0x6b33_43cf;
-/// The ids of most implementations, ours among them, have so many bytes.
+/// The ids of most implementations, ours among them, have this many bytes.
 const USUAL: usize = 8;
-/// In so many packets in a row the bytes behind the first are the same: they are a connection id, or begin with one.
+/// In this many packets in a row the bytes behind the first are the same: they are a connection id, or begin with one.
 const REPEATED: u8 = 4;
 
 /// Learns the connection ids of a flow from its packets: from long headers, and from what short headers repeat.
@@ -139,7 +83,7 @@ impl IdLearner {
     /// One that the target sends, if it answers the client's handshake.
     pub(super) fn received_long(&mut self, packet: &[u8], now: Instant) -> Option<ConnectionId> {
         let (source, destination) = source(packet)?;
-        let own = self.own.filter(|own| own.octets() == destination);
+        let own = self.own.filter(|own| &own[..] == destination);
         own?;
         if let Some(asked) = self.asked.take() {
             self.round_trip = now - asked;
@@ -171,9 +115,9 @@ impl IdLearner {
 }
 
 impl Side {
-    fn repeats(&mut self, octets: &[u8], now: Instant) -> Option<(ConnectionId, Instant)> {
+    fn repeats(&mut self, bytes: &[u8], now: Instant) -> Option<(ConnectionId, Instant)> {
         match &mut self.candidate {
-            Some(seen) if seen.id.octets() == octets => {
+            Some(seen) if &seen.id[..] == bytes => {
                 seen.count += 1;
                 let learned = (seen.id, seen.since);
                 (seen.count >= REPEATED).then(|| {
@@ -183,7 +127,7 @@ impl Side {
             }
             other => {
                 let since = now;
-                *other = ConnectionId::new(octets).map(|id| Candidate {
+                *other = ConnectionId::new(bytes).map(|id| Candidate {
                     id,
                     count: 1,
                     since,

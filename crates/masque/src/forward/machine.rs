@@ -5,33 +5,30 @@
 use std::{collections::VecDeque, time::Duration};
 
 use hoplite_overlay::End;
-use hoplite_wire::forwarding::{Capsule, is_long};
+use hoplite_wire::forwarding::{Capsule, ConnectionId, is_long};
 use tokio::time::Instant;
 
 use super::{
-    ConnectionId,
     ids::IdLearner,
     rule::{self, Origin, Rule, State, acceptable},
 };
 
-mod table;
-
 /// "The initial MAX_CONNECTION_IDS value is 1".
-const FIRST_MOST: u64 = 1;
-/// So many ids of each end are learned from packets; one more takes the place of the one unused for longest.
-const SEEN: usize = 4;
-/// An id that was not used for so long gives its place to one that is.
+const INITIAL_MAX_CONNECTION_IDS: u64 = 1;
+/// This many ids of each end are learned from packets; one more takes the place of the one unused for longest.
+const MAX_LEARNED: usize = 4;
+/// An id that was not used for this long gives its place to one that is.
 const IDLE: Duration = Duration::from_secs(1);
 /// The pause after forwarded packets were swallowed; it grows.
-const SWALLOWED: Duration = Duration::from_secs(1);
+const BLACK_HOLE_PAUSE: Duration = Duration::from_secs(1);
 
-/// When nothing has been swallowed for so long, the pauses begin anew.
+/// When nothing has been swallowed for this long, the pauses begin anew.
 const FORGIVEN: Duration = Duration::from_secs(300);
 
 /// The client's half of forwarded mode on one flow. Calls in any order are harmless; after each one [`Machine::poll_action`]
 /// is asked until it has nothing to say.
 #[derive(Debug)]
-pub struct Machine {
+pub(crate) struct Machine {
     rules: Vec<Rule>,
     /// Where the rule of the last packet sent stands: the next one has mostly the same.
     last: usize,
@@ -57,16 +54,16 @@ pub struct Machine {
 
 /// How the link stands that the flow runs on.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Below {
+pub(crate) struct Below {
     /// From the client to the relay and back.
-    pub round_trip: Duration,
+    pub(crate) round_trip: Duration,
     /// Nothing waits to be sent through it.
-    pub drained: bool,
+    pub(crate) drained: bool,
 }
 
 /// What the driver has to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub(crate) enum Action {
     /// Send this.
     Send(Capsule),
     /// Recognise packets with this alias as packets with that id, announce it below, then say [`Machine::admitted`].
@@ -84,7 +81,7 @@ pub enum Action {
 
 /// Which way a packet goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Route {
+pub(crate) enum Route {
     /// As a payload of the request.
     Tunnelled,
     /// Beside it, with another id in the place of its own, which has `id_len` bytes.
@@ -99,18 +96,18 @@ pub enum Route {
 /// The relay broke a rule: the flow has to be ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a relay sent a capsule that only a client may send, or allowed less than must be allowed")]
-pub struct Breach;
+pub(crate) struct Breach;
 
 impl Machine {
     /// Keeps at most `limit` ids at once.
-    pub fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         Self {
             rules: Vec::new(),
             last: 0,
             actions: VecDeque::new(),
             limit,
             next: 0,
-            most: FIRST_MOST,
+            most: INITIAL_MAX_CONNECTION_IDS,
             room_asked: None,
             learner: IdLearner::new(),
             watchdog: Watchdog::default(),
@@ -123,27 +120,27 @@ impl Machine {
     }
 
     /// The next thing to do.
-    pub fn poll_action(&mut self) -> Option<Action> {
+    pub(crate) fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
     /// What could not be sent now is to be sent later, before everything else.
-    pub fn undone(&mut self, action: Action) {
+    pub(crate) fn undone(&mut self, action: Action) {
         self.actions.push_front(action);
     }
 
     /// Called before the packets of a batch are routed, and whenever time has passed.
-    pub fn turn(&mut self, below: Below, now: Instant) {
+    pub(crate) fn turn(&mut self, below: Below, now: Instant) {
         self.below = below;
         let patience = self.below.round_trip.max(self.learner.round_trip());
         if self.watchdog.is_suspicious(patience) {
-            self.fall_back(now);
+            self.fallback(now);
         }
         self.register(now);
     }
 
     /// Which way a packet that the client sends goes; the tunnel carries `room` bytes.
-    pub fn route(&mut self, packet: &[u8], room: usize, now: Instant) -> Route {
+    pub(crate) fn route(&mut self, packet: &[u8], room: usize, now: Instant) -> Route {
         let silence = self.watchdog.sent(now);
         // "QUIC long header packets MUST NOT be forwarded."
         if is_long(packet) {
@@ -177,13 +174,13 @@ impl Machine {
     }
 
     /// Whether packets may go forwarded now.
-    pub fn is_forwarding(&self) -> bool {
+    pub(crate) fn is_forwarding(&self) -> bool {
         let mut targets = self.rules.iter().filter(|rule| rule.end == End::Target);
         targets.any(|rule| rule.alias().is_some())
     }
 
     /// For how long a rule has waited for the tunnel to drain, the last one that does.
-    pub fn settling(&self, now: Instant) -> Option<Duration> {
+    pub(crate) fn settling(&self, now: Instant) -> Option<Duration> {
         self.rules
             .iter()
             .filter_map(|rule| rule.settling(now))
@@ -191,7 +188,7 @@ impl Machine {
     }
 
     /// A packet came through the tunnel.
-    pub fn received(&mut self, packet: &[u8], now: Instant) {
+    pub(crate) fn received(&mut self, packet: &[u8], now: Instant) {
         self.watchdog.heard();
         if is_long(packet) {
             if let Some(id) = self.learner.received_long(packet, now) {
@@ -205,7 +202,7 @@ impl Machine {
     }
 
     /// Forwarded packets came that stand for packets with this id.
-    pub fn heard(&mut self, id: ConnectionId, now: Instant) {
+    pub(crate) fn heard(&mut self, id: ConnectionId, now: Instant) {
         self.watchdog.heard();
         let rules = self.rules.iter_mut();
         for rule in rules.filter(|rule| rule.is(End::Client, id)) {
@@ -217,7 +214,7 @@ impl Machine {
     ///
     /// # Errors
     /// The relay broke a rule.
-    pub fn capsule(&mut self, capsule: &Capsule, now: Instant) -> Result<(), Breach> {
+    pub(crate) fn capsule(&mut self, capsule: &Capsule, now: Instant) -> Result<(), Breach> {
         match capsule {
             // "Clients receiving a MAX_CONNECTION_IDS capsule with a value less than 1 MUST reset the stream".
             Capsule::MaxConnectionIds { sequence: 0 } => return Err(Breach),
@@ -248,7 +245,7 @@ impl Machine {
     }
 
     /// What came of [`Action::Admit`].
-    pub fn admitted(&mut self, alias: ConnectionId, done: bool, now: Instant) {
+    pub(crate) fn admitted(&mut self, alias: ConnectionId, done: bool, now: Instant) {
         let waits = |rule: &&mut Rule| rule.state == State::Admitting(alias);
         let Some(rule) = self.rules.iter_mut().find(waits) else {
             if done {
@@ -274,33 +271,33 @@ impl Machine {
     }
 
     /// Packets with this id will be in the flow.
-    pub fn announce(&mut self, end: End, id: ConnectionId, now: Instant) {
+    pub(crate) fn announce(&mut self, end: End, id: ConnectionId, now: Instant) {
         self.learner.is_quic();
         self.add(end, id, Origin::Announced, now);
         self.register(now);
     }
 
     /// They will not any more.
-    pub fn withdraw(&mut self, end: End, id: ConnectionId) {
+    pub(crate) fn withdraw(&mut self, end: End, id: ConnectionId) {
         if let Some(at) = self.rules.iter().position(|rule| rule.is(end, id)) {
             self.remove(at);
         }
     }
 
     /// The flow carries QUIC whose handshake was not seen.
-    pub fn carries_quic(&mut self) {
+    pub(crate) fn carries_quic(&mut self) {
         self.learner.is_quic();
     }
 
     /// The link has moved to another socket. "Each of the acknowledging capsules will contain new virtual connection IDs to
     /// prevent packets with the same connection ID bytes being used over multiple network paths."
-    pub fn moved(&mut self, now: Instant) {
+    pub(crate) fn moved(&mut self, now: Instant) {
         self.close_rules(now);
         self.register(now);
     }
 
     /// The flow ends: what others were told of is taken back.
-    pub fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         self.actions.clear();
         for rule in std::mem::take(&mut self.rules) {
             if let State::Admitting(alias) = rule.state {
@@ -312,7 +309,7 @@ impl Machine {
 
     fn acknowledged(&mut self, end: End, id: &[u8], alias: &[u8], now: Instant) {
         let taken = self.takes(end, alias);
-        let of = |rule: &&mut Rule| rule.end == end && rule.id.octets() == id;
+        let of = |rule: &&mut Rule| rule.end == end && &rule.id[..] == id;
         // One that was withdrawn meanwhile.
         let Some(rule) = self.rules.iter_mut().find(of) else {
             return;
@@ -343,7 +340,7 @@ impl Machine {
 
     /// Whether no other rule has this alias.
     fn takes(&self, end: End, alias: &[u8]) -> bool {
-        let same = |id: Option<ConnectionId>| id.is_some_and(|id| id.octets() == alias);
+        let same = |id: Option<ConnectionId>| id.is_some_and(|id| &id[..] == alias);
         let mut rules = self.rules.iter().filter(|rule| rule.end == end);
         !rules.any(|rule| {
             let waits =
@@ -373,7 +370,7 @@ impl Machine {
 
     /// The relay refuses an id, or has dropped its rule.
     fn closed(&mut self, end: End, id: &[u8], now: Instant) {
-        let of = |rule: &&mut Rule| rule.end == end && rule.id.octets() == id;
+        let of = |rule: &&mut Rule| rule.end == end && &rule.id[..] == id;
         let rule = self.rules.iter_mut().find(of);
         let Some(rule) = rule.filter(|rule| rule.is_known()) else {
             return;
@@ -386,7 +383,7 @@ impl Machine {
     }
 
     /// What was forwarded was swallowed: everything is tunnelled for a while, in both directions.
-    fn fall_back(&mut self, now: Instant) {
+    fn fallback(&mut self, now: Instant) {
         self.watchdog.reset();
         let active = |rule: &Rule| rule.alias().is_some();
         if !self.rules.iter().any(active) {
@@ -397,7 +394,7 @@ impl Machine {
         if before.is_some_and(|before| now - before >= FORGIVEN) {
             self.swallowed = 0;
         }
-        let until = now + rule::pause(SWALLOWED, self.swallowed);
+        let until = now + rule::pause(BLACK_HOLE_PAUSE, self.swallowed);
         self.swallowed = self.swallowed.saturating_add(1);
         self.close_rules(until);
     }
@@ -425,12 +422,12 @@ impl Machine {
 
 /// The first packet after so long without one goes through the tunnel: whatever happens to the others, it arrives.
 const SILENCE: Duration = Duration::from_millis(200);
-/// Sending for so long without receiving anything, or for three round trips, is suspicious.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Sending for this long without receiving anything, or for three round trips, is suspicious.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Two full packets: QUIC acknowledges every second one (RFC 9000 §13.2.2).
 const BURST: usize = 2400;
-/// So many silences in a row, each after a burst that nobody answered, are suspicious too.
-const STRIKES: u8 = 3;
+/// This many silences in a row, each after a burst that nobody answered, are suspicious too.
+const MAX_SILENCES: u8 = 3;
 
 /// Notices that what is forwarded is swallowed, by what is *not* received.
 #[derive(Debug, Default)]
@@ -440,7 +437,7 @@ pub(super) struct Watchdog {
     /// The first one since something was received, in this stretch without silence.
     since: Option<Instant>,
     /// Bytes forwarded since something was received.
-    octets: usize,
+    bytes: usize,
     strikes: u8,
 }
 
@@ -449,12 +446,12 @@ impl Watchdog {
     pub(super) fn sent(&mut self, now: Instant) -> bool {
         let silent = self.last.is_none_or(|last| now - last >= SILENCE);
         if silent {
-            self.strikes = if self.octets >= BURST {
+            self.strikes = if self.bytes >= BURST {
                 self.strikes.saturating_add(1)
             } else {
                 0
             };
-            (self.since, self.octets) = (None, 0);
+            (self.since, self.bytes) = (None, 0);
         }
         self.last = Some(now);
         self.since.get_or_insert(now);
@@ -462,24 +459,116 @@ impl Watchdog {
     }
 
     /// It was forwarded.
-    pub(super) fn forwarded(&mut self, octets: usize) {
-        self.octets = self.octets.saturating_add(octets);
+    pub(super) fn forwarded(&mut self, bytes: usize) {
+        self.bytes = self.bytes.saturating_add(bytes);
     }
 
     /// Something was received.
     pub(super) fn heard(&mut self) {
-        (self.since, self.octets) = (None, 0);
+        (self.since, self.bytes) = (None, 0);
     }
 
     /// Whether forwarding should be given up for a while.
     pub(super) fn is_suspicious(&self, round_trip: Duration) -> bool {
-        let patience = PATIENCE.max(3 * round_trip);
+        let patience = SILENCE_TIMEOUT.max(3 * round_trip);
         let stretch = self.last.zip(self.since).map(|(last, since)| last - since);
-        stretch >= Some(patience) || self.strikes >= STRIKES
+        stretch >= Some(patience) || self.strikes >= MAX_SILENCES
     }
 
     /// Begins anew.
     pub(super) fn reset(&mut self) {
-        (self.since, self.octets, self.strikes) = (None, 0, 0);
+        (self.since, self.bytes, self.strikes) = (None, 0, 0);
+    }
+}
+
+/// The table of ids: what is learned, announced and withdrawn, and who may be registered when not all may.
+impl Machine {
+    /// The rule of a packet with a short header; the longest id, should one be the beginning of another.
+    fn find(&mut self, end: End, packet: &[u8]) -> Option<&mut Rule> {
+        let fits = |rule: &Rule| rule.end == end && rule.id.leads(packet);
+        let hit = |rule: &Rule| rule.alias().is_some() && fits(rule);
+        if !self.rules.get(self.last).is_some_and(hit) {
+            let rules = self.rules.iter().enumerate();
+            let rules = rules.filter(|(_, rule)| fits(rule));
+            let best = rules.max_by_key(|(_, rule)| (rule.alias().is_some(), rule.id.len()));
+            self.last = best?.0;
+        }
+        self.rules.get_mut(self.last)
+    }
+
+    fn learn(&mut self, end: End, id: ConnectionId, now: Instant) {
+        if self.rules.iter().any(|rule| rule.is(end, id)) {
+            return;
+        }
+        let is_seen = |rule: &Rule| rule.end == end && rule.origin == Origin::Seen;
+        let rules = self.rules.iter().enumerate();
+        let seen = rules.filter(|(_, rule)| is_seen(rule));
+        if seen.clone().count() >= MAX_LEARNED
+            && let Some((oldest, _)) = seen.min_by_key(|(_, rule)| rule.used)
+        {
+            self.remove(oldest);
+        }
+        self.add(end, id, Origin::Seen, now);
+        self.register(now);
+    }
+
+    /// An id that is used since then instead of others that were seen: these give their places back.
+    fn replace(&mut self, end: End, id: ConnectionId, since: Instant, now: Instant) {
+        let is_left =
+            |rule: &Rule| rule.end == end && rule.origin == Origin::Seen && rule.used < since;
+        while let Some(at) = self.rules.iter().position(is_left) {
+            self.remove(at);
+        }
+        self.learn(end, id, now);
+    }
+
+    /// When the table is full the newest id is left out: it is tunnelled.
+    fn add(&mut self, end: End, id: ConnectionId, origin: Origin, now: Instant) {
+        let known = self.rules.iter().any(|rule| rule.is(end, id));
+        if !known && self.rules.len() < self.limit {
+            self.rules.push(Rule::new(end, id, origin, now));
+        }
+    }
+
+    fn remove(&mut self, at: usize) {
+        let rule = self.rules.remove(at);
+        if rule.is_known() {
+            self.actions.push_back(Action::Send(rule.close_capsule()));
+        }
+        self.release(rule.end, rule.held);
+    }
+
+    /// "The client MUST NOT send a registration capsule with a sequence number greater than what the proxy advertises".
+    fn register(&mut self, now: Instant) {
+        for rule in self.rules.iter_mut().filter(|rule| rule.is_due(now)) {
+            let undone = self.actions.len() >= 2 * self.limit.max(1);
+            if self.next > self.most && now - rule.used < IDLE {
+                return self.make_room(now);
+            }
+            if self.next > self.most || undone {
+                continue;
+            }
+            self.next += 1;
+            self.actions.push_back(Action::Send(rule.register()));
+        }
+    }
+
+    /// All registrations are used up: the id unused for longest gives its place to one that waits. Relays allow one more then.
+    fn make_room(&mut self, now: Instant) {
+        if self.room_asked.is_some_and(|asked| now - asked < IDLE) {
+            return;
+        }
+        let is_idle = |rule: &&mut Rule| rule.alias().is_some() && now - rule.used >= IDLE;
+        let rules = self.rules.iter_mut().filter(is_idle);
+        let Some(rule) = rules.min_by_key(|rule| rule.used) else {
+            return;
+        };
+        self.room_asked = Some(now);
+        self.actions.push_back(Action::Send(rule.close(now)));
+        rule.state = State::Resting;
+        if rule.end == End::Target {
+            let before = rule.held.take();
+            self.release(End::Target, before);
+        }
     }
 }

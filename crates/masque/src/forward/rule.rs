@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hoplite_overlay::End;
-use hoplite_wire::forwarding::{Capsule, SETTLING};
+use hoplite_wire::forwarding::{Capsule, ConnectionId, SETTLING};
 use tokio::time::Instant;
 
-use super::{Action, ConnectionId};
+use super::Action;
 
-/// The pause before the first registration after a refusal; each further one is four times as long, up to [`LONGEST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// A rule that held for so long was a good one: the pauses begin anew.
+/// The pause before the first registration after a refusal; each further one is four times as long, up to [`MAX_PAUSE`].
+const INITIAL_PAUSE: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// A rule that held for this long was a good one: the pauses begin anew.
 const GOOD: Duration = Duration::from_secs(10);
-/// After so many refusals in a row the id is not registered any more: each one costs a sequence number.
-const MOST_REFUSALS: u32 = 8;
+/// After this many refusals in a row the id is not registered any more: each one costs a sequence number.
+const MAX_REFUSALS: u32 = 8;
 
 /// One connection id.
 #[derive(Debug)]
@@ -191,8 +191,8 @@ impl Rule {
         }
         let never_granted = self.state == State::Asked;
         self.state = match self.refusals {
-            MOST_REFUSALS.. if never_granted => State::GivenUp,
-            n => State::Waiting(now + pause(FIRST_PAUSE, n)),
+            MAX_REFUSALS.. if never_granted => State::GivenUp,
+            n => State::Waiting(now + pause(INITIAL_PAUSE, n)),
         };
         self.refusals = self.refusals.saturating_add(1);
     }
@@ -201,7 +201,7 @@ impl Rule {
 /// `first`, four times as long for each failure before, with a limit.
 pub(super) fn pause(first: Duration, failures: u32) -> Duration {
     let factor = 4u32.saturating_pow(failures);
-    first.saturating_mul(factor).min(LONGEST_PAUSE)
+    first.saturating_mul(factor).min(MAX_PAUSE)
 }
 
 /// Whether the relay may give out `alias` for an id. "The client VCID Length MUST be at least as large as the Connection ID";

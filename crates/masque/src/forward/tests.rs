@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hoplite_overlay::End;
-use hoplite_wire::forwarding::Capsule;
+use hoplite_wire::forwarding::{Capsule, ConnectionId};
 use tokio::time::Instant;
 
-use super::{Action, Below, Breach, ConnectionId, Machine, Route};
+use super::{Action, Below, Machine, Route, machine::Breach};
 
 const OWN: &[u8] = b"client-1";
 const TARGET: &[u8] = b"target-1";

@@ -2,7 +2,7 @@ use std::{collections::VecDeque, future::poll_fn, sync::Arc};
 
 use super::*;
 
-/// A road that remembers when what was sent, and receives what it is told to.
+/// A recorder that remembers when what was sent, and receives what it is told to.
 #[derive(Clone, Debug, Default)]
 struct Recorder(Arc<Mutex<Record>>);
 
@@ -18,7 +18,7 @@ struct Record {
 impl Recorder {
     fn with_rtt(milliseconds: u64) -> Self {
         let this = Self::default();
-        let mut record = this.0.lock().unwrap();
+        let mut record = this.0.lock();
         record.rtt = Duration::from_millis(milliseconds);
         record.start = Some(Instant::now());
         drop(record);
@@ -27,19 +27,19 @@ impl Recorder {
 
     /// The milliseconds at which payloads left, and their first bytes.
     fn sent(&self) -> Vec<(u128, u8)> {
-        let record = self.0.lock().unwrap();
+        let record = self.0.lock();
         let mark = |(at, payload): &(Duration, Vec<u8>)| (at.as_millis(), payload[0]);
         record.sent.iter().map(mark).collect()
     }
 }
 
-impl Road for Recorder {
+impl PackedDatagrams for Recorder {
     fn round_trip(&self) -> Duration {
-        self.0.lock().unwrap().rtt
+        self.0.lock().rtt
     }
 
     fn packs(&self) -> bool {
-        !self.0.lock().unwrap().forwards
+        !self.0.lock().forwards
     }
 }
 
@@ -49,7 +49,7 @@ impl Datagrams for Recorder {
     }
 
     fn poll_send(&self, _: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
-        let mut record = self.0.lock().unwrap();
+        let mut record = self.0.lock();
         let at = record.start.unwrap().elapsed();
         for payload in batch.payloads() {
             record.sent.push((at, payload.to_vec()));
@@ -58,7 +58,7 @@ impl Datagrams for Recorder {
     }
 
     fn poll_recv(&self, _: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
-        match self.0.lock().unwrap().to_receive.pop_front() {
+        match self.0.lock().to_receive.pop_front() {
             Some(payload) => {
                 buf[..payload.len()].copy_from_slice(&payload);
                 let (len, segment) = (payload.len(), payload.len().max(1));
@@ -70,12 +70,12 @@ impl Datagrams for Recorder {
 }
 
 /// Receives `payloads`, the last of which were just answered, then goes on receiving in a task of its own, as front ends do.
-async fn receiving(road: &Recorder, payloads: &[usize]) -> Arc<Gather<Recorder>> {
-    let flow = Arc::new(Gather::new(road.clone()));
+async fn receiving(recorder: &Recorder, payloads: &[usize]) -> Arc<Gather<Recorder>> {
+    let flow = Arc::new(Gather::new(recorder.clone()));
     let count = payloads.len();
-    road.0
+    recorder
+        .0
         .lock()
-        .unwrap()
         .to_receive
         .extend(payloads.iter().map(|length| vec![0; *length]));
     let receiver = flow.clone();
@@ -110,66 +110,66 @@ async fn after(milliseconds: u64) {
 
 #[tokio::test(start_paused = true)]
 async fn answers_to_a_download_leave_together() {
-    let road = Recorder::with_rtt(40);
-    let flow = receiving(&road, &[1200, 1200]).await;
+    let recorder = Recorder::with_rtt(40);
+    let flow = receiving(&recorder, &[1200, 1200]).await;
     send(&flow, 1, 35).await;
     after(2).await;
     send(&flow, 2, 36).await;
     after(20).await;
-    assert_eq!(road.sent(), [(5, 1), (5, 2)]);
+    assert_eq!(recorder.sent(), [(5, 1), (5, 2)]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_leaves_at_once_if_the_next_will_not_come_in_time() {
-    let road = Recorder::with_rtt(40);
-    let flow = receiving(&road, &[1200, 1200]).await;
+    let recorder = Recorder::with_rtt(40);
+    let flow = receiving(&recorder, &[1200, 1200]).await;
     after(6).await;
     send(&flow, 1, 35).await;
-    assert_eq!(road.sent(), [(6, 1)]);
+    assert_eq!(recorder.sent(), [(6, 1)]);
     flow.state().came = DOWNLOAD;
     after(3).await;
     send(&flow, 2, 35).await;
     after(20).await;
-    assert_eq!(road.sent(), [(6, 1), (14, 2)]);
+    assert_eq!(recorder.sent(), [(6, 1), (14, 2)]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_answers_no_download_does_not_wait() {
-    let road = Recorder::with_rtt(40);
-    let flow = receiving(&road, &[1200, 100, 100, 100]).await;
+    let recorder = Recorder::with_rtt(40);
+    let flow = receiving(&recorder, &[1200, 100, 100, 100]).await;
     send(&flow, 1, 35).await;
-    assert_eq!(road.sent(), [(0, 1)]);
+    assert_eq!(recorder.sent(), [(0, 1)]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_payload_that_is_not_small_takes_along_what_waits_in_order() {
-    let road = Recorder::with_rtt(40);
-    let flow = receiving(&road, &[1200, 1200]).await;
+    let recorder = Recorder::with_rtt(40);
+    let flow = receiving(&recorder, &[1200, 1200]).await;
     send(&flow, 1, 35).await;
     after(1).await;
     send(&flow, 2, 900).await;
-    assert_eq!(road.sent(), [(1, 1), (1, 2)]);
+    assert_eq!(recorder.sent(), [(1, 1), (1, 2)]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn no_more_wait_than_fit() {
-    let road = Recorder::with_rtt(40);
-    let flow = receiving(&road, &[1200, 1200]).await;
-    for mark in 0..=u8::try_from(MOST).unwrap() {
+    let recorder = Recorder::with_rtt(40);
+    let flow = receiving(&recorder, &[1200, 1200]).await;
+    for mark in 0..=u8::try_from(MAX_PAYLOADS).unwrap() {
         send(&flow, mark, 35).await;
     }
-    assert_eq!(road.sent().len(), MOST + 1);
+    assert_eq!(recorder.sent().len(), MAX_PAYLOADS + 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_on_a_short_road_nor_where_packets_are_not_shared() {
+async fn nobody_waits_on_a_short_path_nor_where_packets_are_not_shared() {
     let short = Recorder::with_rtt(4);
     let flow = receiving(&short, &[1200, 1200]).await;
     send(&flow, 1, 35).await;
     assert_eq!(short.sent(), [(0, 1)]);
 
     let forwarding = Recorder::with_rtt(40);
-    forwarding.0.lock().unwrap().forwards = true;
+    forwarding.0.lock().forwards = true;
     let flow = receiving(&forwarding, &[1200, 1200]).await;
     send(&flow, 1, 35).await;
     assert_eq!(forwarding.sent(), [(0, 1)]);

@@ -1,6 +1,7 @@
 //! The HTTP front end as a program sees it, byte by byte.
 
 use hoplite_overlay::Isolation;
+use hoplite_testing::targets;
 use hoplite_wire::socks::CredentialsView;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -8,8 +9,7 @@ use tokio::{
 };
 
 use crate::testing::{
-    Route, Running, Scripted, config, echo, failures, listener, read_all, read_exactly, start,
-    start_with,
+    Route, Running, Scripted, config, failures, read_all, read_exactly, start, start_with,
 };
 
 const NAME: &str = "target.example:80";
@@ -34,7 +34,7 @@ fn status(head: &str) -> &str {
 }
 
 async fn with_target() -> (Running, TcpListener) {
-    let (listener, address) = listener().await;
+    let (listener, address) = targets::listener().await;
     (
         start(Scripted::default().route(NAME, Route::To(address))),
         listener,
@@ -64,7 +64,7 @@ async fn refused(front: &Running, request: &[u8]) -> (String, String) {
 
 #[tokio::test]
 async fn connect_makes_a_tunnel_and_loses_no_early_data() {
-    let front = start(Scripted::default().route(NAME, Route::To(echo().await)));
+    let front = start(Scripted::default().route(NAME, Route::To(targets::tcp_echo().await)));
     let mut tcp = front.to_http().await;
     send(&mut tcp, &[CONNECT, b"early"].concat()).await;
     assert_eq!(head(&mut tcp).await, "HTTP/1.1 200 OK\r\n\r\n");
@@ -104,7 +104,7 @@ async fn every_failure_has_its_status_and_says_what_to_do() {
 
 #[tokio::test]
 async fn a_refused_connect_leaves_the_connection_for_the_next_request() {
-    let front = start(Scripted::default().route(NAME, Route::To(echo().await)));
+    let front = start(Scripted::default().route(NAME, Route::To(targets::tcp_echo().await)));
     let mut tcp = front.to_http().await;
     send(&mut tcp, b"CONNECT other.example:80 HTTP/1.1\r\n\r\n").await;
     let answer = head(&mut tcp).await;

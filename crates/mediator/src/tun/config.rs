@@ -6,13 +6,13 @@ use std::{
     time::Duration,
 };
 
+use hoplite_config::above_zero;
 use hoplite_wire::HostName;
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{
     ConfigError,
-    config::seconds,
     tun::names::{MappingLimits, Pools},
 };
 
@@ -32,14 +32,13 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Device {
-    /// Its name. Default: "hoplite0".
+    /// Its name.
     pub name: String,
-    /// The largest packet that goes through it whole, in bytes, 1280 to 65535. Default: 1500.
+    /// The largest packet that goes through it whole, in bytes, 1280 to 65535.
     pub mtu: u16,
     /// Its own addresses: packets from others are dropped and counted. Empty: packets from everywhere are taken.
-    /// Default: "198.18.0.1" and "fd68:6f70:6c69:7465::1".
     pub addresses: Vec<IpAddr>,
-    /// What comes first where a header would tell targets something. Default: "anonymity".
+    /// What comes first where a header would tell targets something.
     pub privacy: Privacy,
 }
 
@@ -58,45 +57,45 @@ pub enum Privacy {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Flows {
-    /// TCP flows open at once; a further one takes the place of one of the user that has most. Default: 16384.
+    /// TCP flows open at once; a further one takes the place of one of the user that has most.
     pub tcp: usize,
-    /// UDP flows open at once; a further one takes the place of one of the user that has most, exchanges that are done first. Default: 8192.
+    /// UDP flows open at once; a further one takes the place of one of the user that has most, exchanges that are done first.
     pub udp: usize,
     /// Flows of other packets (ICMP echo first of all) open at once, one for each protocol and target; a further one takes the place of the
-    /// one that was not used for longest. Default: 256.
+    /// one that was not used for longest.
     pub packets: usize,
-    /// Bytes under way in one direction of one TCP flow. Default: 1048576.
+    /// Bytes under way in one direction of one TCP flow.
     pub window: usize,
-    /// Bytes of memory for what waits in all TCP flows together; windows sink as it fills. Default: 268435456.
+    /// Bytes of memory for what waits in all TCP flows together; windows sink as it fills.
     pub memory: usize,
-    /// Bytes of memory for datagrams that wait in all UDP flows together; further ones are dropped. Default: 67108864.
+    /// Bytes of memory for datagrams that wait in all UDP flows together; further ones are dropped.
     pub udp_memory: usize,
-    /// When a program's connection counts as open. Default: "auto".
+    /// When a program's connection counts as open.
     pub open: Opening,
-    /// How long a flow may take to open. Default: 30.
-    #[serde(deserialize_with = "seconds")]
+    /// How long a flow may take to open.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub opening: Duration,
-    /// How long a small datagram may wait for others to share a packet with. Default: 0.
-    #[serde(deserialize_with = "seconds")]
+    /// How long a small datagram may wait for others to share a packet with.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub pack_wait: Duration,
     /// How long a TCP flow is kept without any segment, keep-alives of the program included; 0 is for ever. RFC 5382 §5 wants at least two
-    /// hours and four minutes. Default: 7440.
-    #[serde(deserialize_with = "seconds")]
+    /// hours and four minutes.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub idle_stream: Duration,
-    /// How long a UDP flow to port 53 is kept without any datagram. Default: 10.
-    #[serde(deserialize_with = "seconds")]
+    /// How long a UDP flow to port 53 is kept without any datagram.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub idle_dns: Duration,
-    /// How long a UDP flow to port 443 is kept without any datagram. Default: 180.
-    #[serde(deserialize_with = "seconds")]
+    /// How long a UDP flow to port 443 is kept without any datagram.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub idle_quic: Duration,
-    /// How long a UDP flow to any other port is kept without any datagram; RFC 4787 §4.3 wants at least two minutes. Default: 180.
-    #[serde(deserialize_with = "seconds")]
+    /// How long a UDP flow to any other port is kept without any datagram; RFC 4787 §4.3 wants at least two minutes.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub idle_datagrams: Duration,
-    /// The most of these three times for a flow that was not answered, or is no more than an exchange of up to eight datagrams. Default: 30.
-    #[serde(deserialize_with = "seconds")]
+    /// The most of these three times for a flow that was not answered, or is no more than an exchange of up to eight datagrams.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub idle_exchange: Duration,
-    /// How long a flow of other packets is kept without any. Default: 60.
-    #[serde(deserialize_with = "seconds")]
+    /// How long a flow of other packets is kept without any.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub idle_packets: Duration,
 }
 
@@ -170,12 +169,16 @@ impl Device {
         // IFNAMSIZ is 16 with the zero at the end.
         let printable = self.name.bytes().all(|byte| byte.is_ascii_graphic());
         if !(1..16).contains(&self.name.len()) || !printable || self.name.contains('/') {
-            let (key, expected) = ("device.name", "1 to 15 letters or digits");
-            return Err(ConfigError { key, expected });
+            return Err(ConfigError::new(
+                "device.name",
+                "expected 1 to 15 letters or digits",
+            ));
         }
         if self.mtu < 1280 {
-            let (key, expected) = ("device.mtu", "1280 to 65535 bytes");
-            return Err(ConfigError { key, expected });
+            return Err(ConfigError::new(
+                "device.mtu",
+                "expected 1280 to 65535 bytes",
+            ));
         }
         Ok(())
     }
@@ -194,25 +197,30 @@ impl Flows {
             ("flows.idle_exchange", self.idle_exchange.is_zero()),
             ("flows.idle_packets", self.idle_packets.is_zero()),
         ];
-        if let Some((key, _)) = zeros.into_iter().find(|(_, zero)| *zero) {
-            let expected = "a number above 0";
-            return Err(ConfigError { key, expected });
-        }
+        above_zero(&zeros)?;
         if !(16_384..=1 << 30).contains(&self.window) {
-            let (key, expected) = ("flows.window", "16384 to 1073741824 bytes");
-            return Err(ConfigError { key, expected });
+            return Err(ConfigError::new(
+                "flows.window",
+                "expected 16384 to 1073741824 bytes",
+            ));
         }
         if self.memory < self.window.saturating_mul(4) {
-            let (key, expected) = ("flows.memory", "at least four times flows.window");
-            return Err(ConfigError { key, expected });
+            return Err(ConfigError::new(
+                "flows.memory",
+                "expected at least four times flows.window",
+            ));
         }
         if self.udp_memory < 1 << 20 {
-            let (key, expected) = ("flows.udp_memory", "at least 1048576 bytes");
-            return Err(ConfigError { key, expected });
+            return Err(ConfigError::new(
+                "flows.udp_memory",
+                "expected at least 1048576 bytes",
+            ));
         }
         if self.pack_wait > Duration::from_secs(1) {
-            let (key, expected) = ("flows.pack_wait", "0 to 1 second");
-            return Err(ConfigError { key, expected });
+            return Err(ConfigError::new(
+                "flows.pack_wait",
+                "expected 0 to 1 second",
+            ));
         }
         Ok(())
     }
@@ -240,37 +248,37 @@ const MISSING: Duration = Duration::from_secs(30);
 #[serde(default, deny_unknown_fields)]
 pub struct Dns {
     /// "optimistic": names are answered at once with temporary addresses, and travel unresolved to the last relay; failure is
-    /// told when a flow opens. "pessimistic": every query is asked through the overlay. Default: "optimistic".
+    /// told when a flow opens. "pessimistic": every query is asked through the overlay.
     pub mode: DnsMode,
-    /// The addresses of the device's resolver, at port 53; any will do. Default: ["198.18.0.2", "fd68:6f70:6c69:7465::2"].
+    /// The addresses of the device's resolver, at port 53; any will do.
     pub resolvers: Vec<IpAddr>,
-    /// How long programs are told to keep a temporary address. Default: 60.
-    #[serde(deserialize_with = "seconds")]
+    /// How long programs are told to keep a temporary address.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub ttl: Duration,
-    /// How long a temporary address means its name after it was told, and after its last flow; above `ttl`. Default: 70.
-    #[serde(deserialize_with = "seconds")]
+    /// How long a temporary address means its name after it was told, and after its last flow; above `ttl`.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub keep: Duration,
     /// How many names have temporary addresses at once; a further one takes that of another user that has more, or the far end is asked for
-    /// it, as in pessimistic mode. Default: 16384.
+    /// it, as in pessimistic mode.
     pub names: usize,
-    /// Where temporary IPv4 addresses are taken from; the first 256 are the device's. Default: "198.18.0.0/15".
+    /// Where temporary IPv4 addresses are taken from; the first 256 are the device's.
     pub ipv4: Ipv4Net,
-    /// Where temporary IPv6 addresses are taken from; the first 256 are the device's. Default: "fd68:6f70:6c69:7465::/64".
+    /// Where temporary IPv6 addresses are taken from; the first 256 are the device's.
     pub ipv6: Ipv6Net,
     /// How many queries are asked through the overlay at once; of a further one and the oldest of the user that has most
-    /// one fails (SERVFAIL). Default: 256.
+    /// one fails (SERVFAIL).
     pub asked: usize,
-    /// How long the far end may take to answer; then the query fails (SERVFAIL). Below the 5 s of C libraries. Default: 4.
-    #[serde(deserialize_with = "seconds")]
+    /// How long the far end may take to answer; then the query fails (SERVFAIL). Below the 5 s of C libraries.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub patience: Duration,
     /// The search domains of this device's resolver: names below them are asked for, and not answered at once, since
-    /// resolvers try them until one exists. Default: none.
+    /// resolvers try them until one exists.
     #[serde(deserialize_with = "hosts")]
     pub search: Vec<HostName>,
-    /// Domains whose flows go another way than the overlay's path, local ones among them: they are asked for there. Default: none.
+    /// Domains whose flows go another way than the overlay's path, local ones among them: they are asked for there.
     #[serde(deserialize_with = "hosts")]
     pub elsewhere: Vec<HostName>,
-    /// Whether answers from the far end may name private and other special addresses. Default: false.
+    /// Whether answers from the far end may name private and other special addresses.
     pub private: bool,
 }
 
@@ -314,9 +322,11 @@ impl Dns {
     /// # Errors
     /// The first one that is out of range, with what may stand there.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        let wrong = |key, expected| Err(ConfigError { key, expected });
         if self.keep <= self.ttl {
-            return wrong("dns.keep", "more seconds than dns.ttl");
+            return Err(ConfigError::new(
+                "dns.keep",
+                "expected more seconds than dns.ttl",
+            ));
         }
         let zeros = [
             ("dns.ttl", self.ttl.is_zero()),
@@ -324,11 +334,9 @@ impl Dns {
             ("dns.asked", self.asked == 0),
             ("dns.patience", self.patience.is_zero()),
         ];
-        if let Some((key, _)) = zeros.into_iter().find(|(_, zero)| *zero) {
-            return wrong(key, "a number above 0");
-        }
+        above_zero(&zeros)?;
         let sizes = self.pools().check();
-        sizes.map_err(|(key, expected)| ConfigError { key, expected })
+        sizes.map_err(|(key, expected)| ConfigError::new(key, format!("expected {expected}")))
     }
 
     /// Whether packets to `address` are for the device's resolver.

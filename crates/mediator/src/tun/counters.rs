@@ -7,11 +7,11 @@ counters! {
     /// Packets from programs. One that the kernel left to us to cut counts once.
     packets_in;
     /// Bytes of packets from programs, headers included.
-    octets_in;
+    bytes_in;
     /// Packets to programs. One that is left to the kernel to cut counts once.
     packets_out;
     /// Bytes of packets to programs, headers included.
-    octets_out;
+    bytes_out;
     /// Packets to programs that the device had no room for.
     queue_full;
     /// Packets to programs that the device refused: it is down or gone.

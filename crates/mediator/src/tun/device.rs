@@ -98,7 +98,7 @@ impl Device {
         };
         let bytes = buffers.freeze(buf, at);
         self.counters.packets_in.add(1);
-        self.counters.octets_in.add(bytes.len());
+        self.counters.bytes_in.add(bytes.len());
         Ok(header.map(|header| IncomingPacket {
             bytes,
             checked: header.checked(),
@@ -119,7 +119,7 @@ impl Device {
         rustix::io::writev(self.fd.get_ref(), parts)?;
         self.counters.packets_out.add(1);
         let len = headers.len() + payload[0].len() + payload[1].len();
-        self.counters.octets_out.add(len);
+        self.counters.bytes_out.add(len);
         Ok(())
     }
 
@@ -273,7 +273,7 @@ fn gso(packet: &OutgoingPacket<'_>) -> u8 {
 
 /// The largest packet (IPv6: 40 bytes and 65535) and the header before it.
 const MAX_PACKET: usize = 66 * 1024;
-/// Up to so many bytes are copied out.
+/// Up to this many bytes are copied out.
 const MAX_COPIED: usize = 8 * 1024;
 /// How many buffers that are still in use somewhere are remembered.
 const MAX_LENT: usize = 16;
@@ -385,7 +385,7 @@ mod tests {
         assert_eq!(incoming.bytes[..], packet[10..]);
         assert!(incoming.checked);
         assert_eq!(incoming.segment, Some(1200));
-        assert_eq!(device.counters().snapshot().octets_in, 3028);
+        assert_eq!(device.counters().snapshot().bytes_in, 3028);
     }
 
     #[tokio::test]

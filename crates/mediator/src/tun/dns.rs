@@ -42,6 +42,7 @@ use hoplite_wire::{
     ip,
     special::{LOOPBACK, is_local_name, is_localhost, is_nobody, is_refused, leads_nowhere},
 };
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex},
     sync::Notify,
@@ -54,10 +55,7 @@ use super::{
     names::Names,
     outgoing::{OutgoingPacket, udp_headers},
 };
-use crate::{
-    Guarded,
-    users::{Slot, Slots, User, UserQueues},
-};
+use crate::users::{Slot, Slots, User, UserQueues};
 
 /// How long a negative answer of ours may be kept, in seconds.
 const NEGATIVE_TTL: u32 = 30;
@@ -370,13 +368,13 @@ pub(crate) struct Resolver {
     /// How many queries may be asked at once.
     max_pending: usize,
     slots: Arc<Slots>,
-    pending: Guarded<UserQueues<Weak<PendingQuery>>>,
+    pending: Mutex<UserQueues<Weak<PendingQuery>>>,
     counters: Arc<Counters>,
 }
 
 /// A query that is being asked, until it has an answer or has been evicted.
 struct PendingQuery {
-    slot: Guarded<Option<Slot>>,
+    slot: Mutex<Option<Slot>>,
     evicted: Notify,
 }
 
@@ -408,7 +406,7 @@ impl Resolver {
             overlay: Arc::clone(overlay),
             max_pending: config.asked,
             slots: Arc::default(),
-            pending: Guarded::default(),
+            pending: Mutex::default(),
             counters,
         })
     }
@@ -459,7 +457,7 @@ impl Resolver {
             evict(&mut pending, victim)?;
         }
         let new = Arc::new(PendingQuery {
-            slot: Guarded::new(Some(self.slots.take(user))),
+            slot: Mutex::new(Some(self.slots.take(user))),
             evicted: Notify::new(),
         });
         pending.tidy(self.max_pending.saturating_mul(2), |pending| {

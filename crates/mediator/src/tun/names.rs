@@ -17,13 +17,11 @@ use std::{
 
 use hoplite_wire::{Host, HostName, Target};
 use ipnet::{Ipv4Net, Ipv6Net};
+use parking_lot::Mutex;
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use crate::{
-    Guarded,
-    users::{Shares, User},
-};
+use crate::users::{Shares, User};
 
 /// Both addresses of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,17 +37,17 @@ pub(crate) struct MappingLimits {
     pub(crate) keep: Duration,
     /// How long a name is known not to exist.
     pub(crate) missing: Duration,
-    /// How many names have a mapping at once; a further one takes the place of one that another user, who has more, has not used for longest,
-    /// or gets none until one has expired.
+    /// How many names have a mapping at once. A further one takes the place of the least lately used one of a user who has more; without such a
+    /// user it has none until one expires.
     pub(crate) names: usize,
 }
 
 /// All mappings. Each call holds the lock for a look-up or two.
 pub(crate) struct Names {
     pool: AddressPool,
-    /// The addresses of the prefixes at port 53 of which somebody is.
+    /// The addresses within the prefixes at which a resolver listens on port 53.
     resolvers: Vec<IpAddr>,
-    table: Guarded<MappingTable>,
+    table: Mutex<MappingTable>,
 }
 
 /// Keeps the mapping of a flow's address for as long as the flow lasts.
@@ -62,7 +60,7 @@ impl Names {
     /// No mapping yet; addresses of `reserved` are never given.
     pub(crate) fn new(pools: &Pools, reserved: &[IpAddr], limits: MappingLimits) -> Self {
         let pool = AddressPool::new(pools, reserved);
-        let table = Guarded::new(MappingTable::new(limits, pool.room()));
+        let table = Mutex::new(MappingTable::new(limits, pool.room()));
         Self {
             pool,
             resolvers: Vec::new(),
@@ -70,7 +68,7 @@ impl Names {
         }
     }
 
-    /// At port 53 of these addresses the device's resolver is.
+    /// The device's resolver listens on port 53 of these addresses.
     pub(crate) fn serving(mut self, resolvers: &[IpAddr]) -> Self {
         self.resolvers = resolvers.to_vec();
         self
@@ -180,9 +178,9 @@ const OWN: u32 = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Pools {
-    /// A prefix of 8 to 22 bits. Its first 256 addresses are the device's. Default: `198.18.0.0/15`.
+    /// A prefix of 8 to 22 bits. Its first 256 addresses are the device's.
     pub ipv4: Ipv4Net,
-    /// A prefix of at most 96 bits, the first 256 addresses of which are the device's. Default: `fd68:6f70:6c69:7465::/64`.
+    /// A prefix of at most 96 bits, the first 256 addresses of which are the device's.
     pub ipv6: Ipv6Net,
 }
 
@@ -292,7 +290,7 @@ impl AddressPool {
 /// How many expired mappings one call forgets: more than it can make.
 const TIDIED: usize = 8;
 /// How often a free address is looked for. Half of them are free, so this fails once in 2^64 times.
-const TRIES: usize = 64;
+const MAX_PROBES: usize = 64;
 
 /// The mappings and their ages, a machine without a clock. Every call forgets a bounded number of expired ones.
 struct MappingTable {
@@ -361,7 +359,7 @@ impl MappingTable {
         if self.mappings.len() >= self.limits.names {
             self.evict(user)?;
         }
-        let offset = (0..TRIES).find_map(|_| self.draw(&choose))?;
+        let offset = (0..MAX_PROBES).find_map(|_| self.draw(&choose))?;
         let mapping = Mapping {
             name: name.clone(),
             user,

@@ -36,7 +36,7 @@ pub(crate) struct OutgoingPacket<'a> {
     pub(crate) headers: &'a [u8],
     /// What follows them: two pieces, for a ring buffer has two.
     pub(crate) payload: [&'a [u8]; 2],
-    /// Where the payload is longer: so many bytes make a packet of their own, by the kernel or by the sink.
+    /// Where the payload is longer: this many bytes make a packet of their own, by the kernel or by the sink.
     pub(crate) segment: Option<u16>,
     /// What is left to the sink.
     pub(crate) offload: Offload,

@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_packet_above_the_roads_size_is_answered_with_the_size() {
+    async fn a_packet_above_the_path_mtu_is_answered_with_the_size() {
         let mut bench = Bench::new();
         let _host = bench.network.bind(TARGET);
         let request = ping(PROGRAM, TARGET, 1, &[7; 1472]);

@@ -12,13 +12,14 @@ use std::{
 };
 
 use hoplite_wire::ip;
+use parking_lot::Mutex;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, netlink, recv, send,
     socket_with,
 };
 
 use super::FlowKey;
-use crate::{Guarded, users::User};
+use crate::users::User;
 
 /// linux/sock_diag.h and linux/netlink.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -42,7 +43,7 @@ pub(crate) trait SocketOwners: fmt::Debug + Send + Sync {
 pub(crate) struct SockDiag {
     netlink: OwnedFd,
     /// The number of the last question.
-    sequence: Guarded<u32>,
+    sequence: Mutex<u32>,
     /// The protocols that it can be asked about.
     protocols: Vec<u8>,
 }
@@ -72,7 +73,7 @@ impl SockDiag {
         connect(&netlink, &netlink::SocketAddrNetlink::new(0, 0))?;
         Ok(Self {
             netlink,
-            sequence: Guarded::default(),
+            sequence: Mutex::default(),
             protocols: vec![ip::TCP, ip::UDP],
         })
     }
@@ -204,11 +205,11 @@ fn address_bytes(ip: IpAddr) -> [u8; 16] {
 
 /// The answer to the question of that number, if it is that: struct nlmsghdr, struct inet_diag_msg, attributes; or an error.
 fn read(message: &[u8], sequence: u32) -> Option<Reply> {
+    let len = usize::try_from(u32_at(message, 0)?).ok()?;
+    let message = message.get(..len.min(message.len()))?;
     if u32_at(message, 8)? != sequence {
         return None;
     }
-    let len = usize::try_from(u32_at(message, 0)?).ok()?;
-    let message = message.get(..len.min(message.len()))?;
     let uid = u32_at(message, HEADER + 64);
     let (Some(SOCK_DIAG_BY_FAMILY), Some(&state), Some(uid)) =
         (u16_at(message, 4), message.get(HEADER + 1), uid)
@@ -218,6 +219,15 @@ fn read(message: &[u8], sequence: u32) -> Option<Reply> {
     let attributes = message.get(ANSWER..).unwrap_or_default();
     let group = group(attributes).unwrap_or(0);
     Some(Reply::Socket { state, uid, group })
+}
+
+/// What these bytes say as the answer to the question of that number, if they are that: of a socket its state, user and control group, or that there is none.
+#[cfg(feature = "testing")]
+pub fn read_socket_owner(message: &[u8], sequence: u32) -> Option<Option<(u8, u32, u64)>> {
+    read(message, sequence).map(|reply| match reply {
+        Reply::Socket { state, uid, group } => Some((state, uid, group)),
+        Reply::Nothing => None,
+    })
 }
 
 /// The number of the control group among attributes: struct nlattr is length and type, and each begins at a multiple of four bytes.
@@ -358,7 +368,7 @@ mod tests {
         }
 
         #[test]
-        fn any_octets_are_an_answer_or_none(
+        fn any_bytes_are_an_answer_or_none(
             sequence: u32, bytes: Vec<u8>, mut changed in prop::collection::vec((0_usize..160, any::<u8>()), 0..8), cut in 0_usize..160,
         ) {
             read(&bytes, sequence);

@@ -23,7 +23,7 @@
 //! When all slots are taken, the user that has most (see [`crate::users`]) loses one, however busy its flows are, and a user that has most
 //! itself loses its own: of its next few flows that are open that whose rest, up to a minute, counts most when it is multiplied by how many
 //! flows it has to the same target. So of hundreds that a program leaves lying one is evicted before its only flow to another target, however
-//! long that rests. When memory is short for anybody, flows are reset whose bytes nobody has taken for [`STALLED`], of the user that holds
+//! long that rests. When memory is short for anybody, flows are reset whose bytes nobody has taken for [`STALL_TIMEOUT`], of the user that holds
 //! most and the longest first, until half of it is free. When nothing can be evicted, SYNs are dropped and counted: programs send them again.
 
 use std::{
@@ -44,6 +44,7 @@ use hoplite_wire::{
         tcp::{Flags, Header, Segment},
     },
 };
+use parking_lot::Mutex;
 use tokio::{
     task::{JoinError, JoinSet},
     time::Instant,
@@ -59,7 +60,6 @@ use super::{
     outgoing::tell_unreachable,
 };
 use crate::{
-    Guarded,
     budget::Account,
     users::{Slot, Slots, User, UserQueues},
 };
@@ -69,12 +69,12 @@ mod flow;
 mod receive;
 mod send;
 
-/// One flow in so many may be half-open.
+/// One flow in this many may be half-open.
 const HALF_OPEN_SHARE: usize = 4;
 /// How many open flows are looked at when one has to be evicted for a new one.
 const CANDIDATES: usize = 32;
-/// A flow whose first bytes have waited for so long may be reset when memory is short.
-const STALLED: Duration = Duration::from_secs(5);
+/// A flow whose first bytes have waited for this long may be reset when memory is short.
+const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often such flows are looked for.
 const RECLAIM_EVERY: Duration = Duration::from_secs(1);
 /// How often the log says that the table is full.
@@ -100,8 +100,8 @@ pub(crate) struct TcpTable {
 /// What the table and the tasks share.
 struct Shared {
     context: Arc<DeviceContext>,
-    flows: Guarded<HashMap<FlowKey, Arc<TcpFlow>>>,
-    recent: Guarded<RecentTargets>,
+    flows: Mutex<HashMap<FlowKey, Arc<TcpFlow>>>,
+    recent: Mutex<RecentTargets>,
 }
 
 impl Shared {
@@ -120,8 +120,8 @@ impl TcpTable {
         let backlog = SynBacklog::new(context.config.flows.tcp.div_ceil(HALF_OPEN_SHARE));
         let shared = Shared {
             context,
-            flows: Guarded::default(),
-            recent: Guarded::default(),
+            flows: Mutex::default(),
+            recent: Mutex::default(),
         };
         Self {
             shared: Arc::new(shared),
@@ -270,12 +270,12 @@ impl TcpTable {
         }
     }
 
-    /// Each user's flows whose bytes nobody has taken for [`STALLED`], the longest last.
+    /// Each user's flows whose bytes nobody has taken for [`STALL_TIMEOUT`], the longest last.
     fn stalled(&self, now: Instant) -> HashMap<User, Vec<(Instant, Arc<TcpFlow>)>> {
         let mut stalled: HashMap<_, Vec<_>> = HashMap::new();
         for flow in self.shared.flows.lock().values() {
             let since = flow.lock().waiting_since();
-            let long = |since: &Instant| now.saturating_duration_since(*since) >= STALLED;
+            let long = |since: &Instant| now.saturating_duration_since(*since) >= STALL_TIMEOUT;
             if let Some(since) = since.filter(long) {
                 let of = stalled.entry(flow.user).or_default();
                 of.push((since, Arc::clone(flow)));
@@ -373,7 +373,7 @@ impl TcpTable {
         u32::from_ne_bytes([a, b, c, d]).wrapping_add(ticks)
     }
 
-    /// RFC 9293 §3.10.7.1: who sends to a connection that is not there is told so.
+    /// RFC 9293 §3.10.7.1: whoever sends to a connection that is not there is told so.
     fn reset_stranger(&self, key: FlowKey, segment: &Segment<'_>) {
         let flags = segment.flags;
         if flags.contains(Flags::RST) {
@@ -426,7 +426,7 @@ impl fmt::Debug for TcpTable {
     }
 }
 
-/// The flows that are being opened, each user's oldest first: there may be only so many, so that a program that floods us with SYNs leaves room
+/// The flows that are being opened, each user's oldest first: there may be only this many, so that a program that floods us with SYNs leaves room
 /// for others. When there are, of the user that has most of them whoever came first and is still not open is evicted: a flow that opens quickly
 /// gets through even a flood of its own user, and those of other users do not feel it. Those whose SYN is not answered go first: their programs
 /// ask again and notice nothing, the others would see a reset.

@@ -5,7 +5,7 @@ use std::{
     collections::VecDeque,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
@@ -13,6 +13,7 @@ use std::{
 use bytes::Bytes;
 use hoplite_overlay::{Overlay, memory::Network};
 use hoplite_wire::ip::{self, Packet, tcp};
+use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
@@ -24,14 +25,14 @@ use super::{
 };
 use crate::users::User;
 
-/// Where programs are.
+/// Where programs are, by IPv4.
 pub(crate) const PROGRAM: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 18, 0, 1));
-/// The same for IPv6.
+/// Where programs are, by IPv6.
 pub(crate) const PROGRAM_V6: IpAddr =
     IpAddr::V6(Ipv6Addr::new(0xfd68, 0x6f70, 0x6c69, 0x7465, 0, 0, 0, 1));
-/// A target.
+/// A target, by IPv4.
 pub(crate) const TARGET: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9));
-/// The same for IPv6.
+/// A target, by IPv6.
 pub(crate) const TARGET_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9));
 
 /// A port in memory. Large packets are cut as the kernel would cut them, and checked.
@@ -78,7 +79,7 @@ impl MemorySink {
 
     /// The next packet, if there is one now.
     pub(crate) fn try_next(&self) -> Option<Vec<u8>> {
-        self.sent.lock().expect("lock").pop_front()
+        self.sent.lock().pop_front()
     }
 }
 
@@ -93,7 +94,7 @@ impl PacketSink for MemorySink {
             let parsed = ip::parse(&bytes).expect("a packet");
             assert!(parsed.checksum_is_right(), "{parsed:?}");
             assert_eq!(parsed.header_len + parsed.payload.len(), bytes.len());
-            self.sent.lock().expect("lock").push_back(bytes);
+            self.sent.lock().push_back(bytes);
             true
         });
         self.arrived.notify_one();

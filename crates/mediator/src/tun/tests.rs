@@ -73,7 +73,7 @@ fn with_options(to: SocketAddr) -> Vec<u8> {
     packet
 }
 
-/// What the road and the target see when `system` sends two datagrams.
+/// What the overlay and the target see when `system` sends two datagrams.
 async fn seen(system: System, there: std::net::IpAddr) -> (Vec<Seen>, Vec<Vec<u8>>) {
     let mut bench = Bench::new();
     let far = bench.network.bind(there);
@@ -238,7 +238,7 @@ impl Stack {
     }
 }
 
-/// What the road and the target see of a connection of `stack` that says something.
+/// What the overlay and the target see of a connection of `stack` that says something.
 async fn seen_of(stack: Stack) -> (Vec<Seen>, Vec<u8>) {
     let mut bench = Bench::new();
     let mut listener = bench.network.listen(TARGET);

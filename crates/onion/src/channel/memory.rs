@@ -1,5 +1,5 @@
 //! A channel inside the process: each circuit has a bounded queue of its own in each direction.
-//! Used by the tests of this room and of those above; runs under a paused clock.
+//! For tests; runs under a paused clock.
 
 use std::{
     collections::VecDeque,
@@ -7,7 +7,7 @@ use std::{
     future::{Future, poll_fn},
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker, ready},
@@ -15,6 +15,7 @@ use std::{
 };
 
 use hoplite_wire::cell::{Cell, CircuitId, Command, circuit::DestroyReason};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{Mutex as AsyncMutex, mpsc},
     time::{Instant, Sleep, sleep_until},
@@ -131,7 +132,7 @@ impl Queue {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn close(&self) {

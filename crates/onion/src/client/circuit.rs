@@ -1,4 +1,4 @@
-//! The client's machine for one circuit: it is built hop by hop, then carries the relay messages of an [`Edge`] under its layers.
+//! The client's machine for one circuit: it is built hop by hop, then carries the relay messages of an [`Endpoint`] under its layers.
 //! [`super::driver`] drives it: [`Circuit::handle`] for each cell that comes, [`Circuit::next`] while the channel takes cells.
 //! tor-spec "Creating circuits", "Routing relay cells", "Tearing down circuits".
 
@@ -18,9 +18,9 @@ use hoplite_wire::cell::{
 use tokio::time::Instant;
 
 use crate::{
-    edge::{Broken, Edge, Moment},
+    endpoint::{Broken, Endpoint, Moment},
     failure,
-    flow::Control,
+    flow_control::Control,
     path::{MOST_HOPS, Relay},
 };
 
@@ -107,7 +107,7 @@ impl Circuit {
     }
 
     /// Whether it has all of its hops.
-    pub fn is_built(&self) -> bool {
+    pub(crate) fn is_built(&self) -> bool {
         self.layers.len() == self.path.len()
     }
 
@@ -120,12 +120,17 @@ impl Circuit {
     ///
     /// # Errors
     /// Why the circuit is to be closed.
-    pub fn handle(&mut self, cell: Cell, edge: &mut Edge, at: Moment) -> Result<Progress, Error> {
+    pub fn handle(
+        &mut self,
+        cell: Cell,
+        endpoint: &mut Endpoint,
+        at: Moment,
+    ) -> Result<Progress, Error> {
         match cell.command {
-            Command::RELAY => self.relay(cell.body, edge, at),
+            Command::RELAY => self.relay(cell.body, endpoint, at),
             Command::CREATED2 if self.layers.is_empty() => {
                 let created = Created2::parse(&cell.body).map_err(failure::broken)?;
-                self.extended(created.data, edge)
+                self.extended(created.data, endpoint)
             }
             Command::DESTROY => {
                 let reason = DestroyReason::parse(&cell.body).unwrap_or(DestroyReason::NONE);
@@ -137,19 +142,19 @@ impl Circuit {
     }
 
     /// The next cell to be sent.
-    pub fn next(&mut self, edge: &mut Edge, now: Instant) -> Option<Cell> {
+    pub fn next(&mut self, endpoint: &mut Endpoint, now: Instant) -> Option<Cell> {
         if let Some(cell) = self.out.pop_front() {
             return Some(cell);
         }
         if !self.is_built() {
             return None;
         }
-        let message = edge.next_message()?;
+        let message = endpoint.next_message()?;
         let mut cell = self.cell(message.body);
         let last = self.layers.len().checked_sub(1)?;
         let digest = self.layers.encrypt_for(last, cell.fixed().ok()?)?;
         if message.counted {
-            edge.sealed(digest, now);
+            endpoint.sealed(digest, now);
         }
         Some(cell)
     }
@@ -187,7 +192,7 @@ impl Circuit {
     fn relay(
         &mut self,
         mut body: BytesMut,
-        edge: &mut Edge,
+        endpoint: &mut Endpoint,
         at: Moment,
     ) -> Result<Progress, Error> {
         let fixed: &mut [u8; cell::BODY] = (body.as_mut().try_into())
@@ -209,10 +214,10 @@ impl Circuit {
             relay::Command::EXTENDED2 if last && !self.is_built() => {
                 let data = header.data(fixed).map_err(failure::broken)?;
                 let extended = Created2::parse(data).map_err(failure::broken)?;
-                self.extended(extended.data, edge)
+                self.extended(extended.data, endpoint)
             }
             _ if last && self.is_built() => {
-                let handled = edge.handle(body, digest, at);
+                let handled = endpoint.handle(body, digest, at);
                 handled.map(|()| Progress::None).map_err(failure::broken)
             }
             command => Err(failure::broken(Broken::Unexpected(command))),
@@ -220,7 +225,7 @@ impl Circuit {
     }
 
     /// The relay that was asked has answered: one hop more.
-    fn extended(&mut self, reply: &[u8], edge: &mut Edge) -> Result<Progress, Error> {
+    fn extended(&mut self, reply: &[u8], endpoint: &mut Endpoint) -> Result<Progress, Error> {
         let handshake = self.handshake.take();
         let handshake =
             handshake.ok_or_else(|| failure::broken(Malformed("answer that nobody asked for")))?;
@@ -230,7 +235,7 @@ impl Circuit {
             self.extend()?;
             return Ok(Progress::None);
         }
-        edge.set_control(control);
+        endpoint.set_control(control);
         Ok(Progress::Built)
     }
 

@@ -1,12 +1,12 @@
 //! Drives one circuit of a client: cells from the channel to the machine, and back while the channel takes them.
-//! [`build`] starts it as a task; [`Live`] is what the pool keeps of it.
+//! [`build`] starts it as a task; [`BuiltCircuit`] is what the pool keeps of it.
 
 use std::{
     fmt,
     future::{Future, poll_fn},
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll},
@@ -15,6 +15,7 @@ use std::{
 
 use hoplite_overlay::{Error, ErrorKind};
 use hoplite_wire::cell::circuit::DestroyReason;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{SetOnce, oneshot},
     time::{Instant, Sleep, sleep, sleep_until, timeout, timeout_at},
@@ -23,20 +24,20 @@ use tokio::{
 use super::{BuildTimes, Circuit, Config, Progress};
 use crate::{
     channel::{self, Channel, Dialer},
-    edge::{Edge, Moment, Role, io::Shared},
+    endpoint::{Endpoint, Moment, Role, io::Shared},
     failure,
-    flow::{Control, Pressure},
-    path::{Failed, Paths, Relay, Wish},
+    flow_control::{Control, Pressure},
+    path::{CircuitUsage, Failed, Paths, Relay},
 };
 
 /// Cells handled in one direction before the other has its turn, and how often before other tasks have theirs.
 const BATCH: usize = 32;
-const TURNS: usize = 2;
+const BATCHES: usize = 2;
 /// How long the peer of a circuit that takes no more cells may need to say why.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+const DESTROY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A circuit that is built. Dropped, it lets its streams end, and closes then.
-pub struct Live {
+pub struct BuiltCircuit {
     shared: Arc<Shared>,
     built: Instant,
     path: Vec<Relay>,
@@ -73,17 +74,17 @@ pub async fn build(
     channel: &dyn Channel,
     path: Vec<Relay>,
     config: &Config,
-) -> Result<Live, (Error, usize)> {
+) -> Result<BuiltCircuit, (Error, usize)> {
     build_telling(channel, path, config, &Arc::default()).await
 }
 
-/// The same; how many hops it has is told in `reached`.
+/// Builds a circuit as [`build`] does, and says in `reached` how many hops it has.
 pub(super) async fn build_telling(
     channel: &dyn Channel,
     path: Vec<Relay>,
     config: &Config,
     reached: &Arc<AtomicUsize>,
-) -> Result<Live, (Error, usize)> {
+) -> Result<BuiltCircuit, (Error, usize)> {
     let opened = channel.open().await;
     let circuit = opened.map_err(|_| (failure::channel_closed(true), 0))?;
     let machine = Circuit::new(
@@ -92,8 +93,13 @@ pub(super) async fn build_telling(
         config.congestion_control,
         crate::random,
     );
-    let edge = Edge::new(Role::Client, Control::Fixed, config.limits, crate::random);
-    let shared = Shared::new(edge.counted(&circuit.sender.kept()));
+    let endpoint = Endpoint::new(
+        Role::Client,
+        Control::Fixed,
+        config.circuit(),
+        crate::random,
+    );
+    let shared = Shared::new(endpoint.counted(&circuit.sender.kept()));
     let ((tell, built), ended) = (oneshot::channel(), Ended::default());
     let driver = Driver {
         circuit: machine.map_err(|error| (error, 0))?,
@@ -109,7 +115,7 @@ pub(super) async fn build_telling(
         ended: Arc::clone(&ended),
         ending: None,
     };
-    let live = Live {
+    let circuit = BuiltCircuit {
         shared,
         built: Instant::now(),
         path,
@@ -117,13 +123,13 @@ pub(super) async fn build_telling(
     };
     tokio::spawn(driver.run());
     match built.await {
-        Ok(Ok(())) => Ok(live),
+        Ok(Ok(())) => Ok(circuit),
         Ok(Err(failed)) => Err(failed),
         Err(_) => Err((failure::channel_closed(true), 0)),
     }
 }
 
-impl Live {
+impl BuiltCircuit {
     /// Where its streams are.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
@@ -161,12 +167,12 @@ impl Live {
 
     /// Whether it takes another stream.
     pub fn is_usable(&self) -> bool {
-        let edge = self.shared.lock();
-        edge.closed().is_none() && !edge.has_no_room()
+        let endpoint = self.shared.lock();
+        endpoint.closed().is_none() && !endpoint.has_no_room()
     }
 }
 
-impl Drop for Live {
+impl Drop for BuiltCircuit {
     fn drop(&mut self) {
         self.shared.lock().retire();
     }
@@ -192,7 +198,7 @@ impl Driver {
     /// Runs until the circuit ends, and answers with why.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         self.now = Instant::now();
-        for _ in 0..TURNS {
+        for _ in 0..BATCHES {
             let sent = match self.send(cx) {
                 Ok(sent) => sent,
                 Err(error) => return self.last_words(cx, error),
@@ -222,11 +228,11 @@ impl Driver {
     fn last_words(&mut self, cx: &mut Context<'_>, error: Error) -> Poll<Error> {
         let ending = self
             .ending
-            .get_or_insert_with(|| Box::pin(sleep(LAST_WORDS)));
+            .get_or_insert_with(|| Box::pin(sleep(DESTROY_TIMEOUT)));
         if ending.as_mut().poll(cx).is_ready() {
             return Poll::Ready(error);
         }
-        for _ in 0..TURNS {
+        for _ in 0..BATCHES {
             match self.receive(cx) {
                 Ok(1..) => {}
                 Ok(0) => return Poll::Pending,
@@ -237,10 +243,10 @@ impl Driver {
         Poll::Pending
     }
 
-    /// Sends cells while there are any and the channel takes them. One lock of the edge for all of them.
+    /// Sends cells while there are any and the channel takes them. One lock of the endpoint for all of them.
     fn send(&mut self, cx: &mut Context<'_>) -> Result<usize, Error> {
         let shared = Arc::clone(&self.shared);
-        let mut edge = shared.lock();
+        let mut endpoint = shared.lock();
         for sent in 0..BATCH {
             let ready = match self.channel.sender.poll_ready(cx) {
                 Poll::Ready(Ok(())) => true,
@@ -251,10 +257,10 @@ impl Driver {
             if !ready {
                 return Ok(sent);
             }
-            match self.circuit.next(&mut edge, self.now) {
+            match self.circuit.next(&mut endpoint, self.now) {
                 Some(cell) => self.channel.sender.send(cell),
                 None => {
-                    edge.set_driver(cx.waker());
+                    endpoint.set_driver(cx.waker());
                     return Ok(sent);
                 }
             }
@@ -262,16 +268,16 @@ impl Driver {
         Ok(BATCH)
     }
 
-    /// Takes cells while there are any and the edge has room for what they bring about.
+    /// Takes cells while there are any and the endpoint has room for what they bring about.
     fn receive(&mut self, cx: &mut Context<'_>) -> Result<usize, Error> {
         let shared = Arc::clone(&self.shared);
-        let mut edge = shared.lock();
+        let mut endpoint = shared.lock();
         let at = Moment {
             now: self.now,
             blocked: self.pressure.holds(self.now),
         };
         for received in 0..BATCH {
-            if edge.is_full() {
+            if endpoint.is_full() {
                 return Ok(received);
             }
             let cell = match self.channel.receiver.poll_recv(cx) {
@@ -279,7 +285,7 @@ impl Driver {
                 Poll::Ready(None) => return Err(self.closed()),
                 Poll::Ready(Some(cell)) => cell,
             };
-            let progress = self.circuit.handle(cell, &mut edge, at)?;
+            let progress = self.circuit.handle(cell, &mut endpoint, at)?;
             self.reached.store(self.circuit.hops().0, Relaxed);
             if progress == Progress::Built
                 && let Some(built) = self.built.take()
@@ -325,10 +331,10 @@ impl Driver {
 
     /// Nothing is to be done: ends if nobody needs the circuit any more.
     fn rest(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
-        let mut edge = self.shared.lock();
-        edge.set_driver(cx.waker());
-        let (streams, retired) = (edge.streams(), edge.is_retired());
-        drop(edge);
+        let mut endpoint = self.shared.lock();
+        endpoint.set_driver(cx.waker());
+        let (streams, retired) = (endpoint.streams(), endpoint.is_retired());
+        drop(endpoint);
         // Whoever builds may have given it up.
         let given_up = self
             .built
@@ -347,9 +353,9 @@ impl Driver {
     }
 }
 
-impl fmt::Debug for Live {
+impl fmt::Debug for BuiltCircuit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("onion::Live")
+        f.write_str("onion::BuiltCircuit")
     }
 }
 
@@ -372,7 +378,7 @@ struct State {
     measuring: usize,
 }
 
-type Building = Pin<Box<dyn Future<Output = Result<Live, (Error, usize)>> + Send>>;
+type Building = Pin<Box<dyn Future<Output = Result<BuiltCircuit, (Error, usize)>> + Send>>;
 
 /// A circuit that is being built.
 struct Attempt {
@@ -386,7 +392,7 @@ struct Attempt {
 impl Builder {
     pub(super) fn new(dialer: Arc<dyn Dialer>, paths: Arc<dyn Paths>, config: Config) -> Arc<Self> {
         let state = State {
-            times: BuildTimes::new(config.build.0, config.build.1),
+            times: BuildTimes::new(config.least_build.min(config.build), config.build),
             measuring: 0,
         };
         Arc::new(Self {
@@ -403,10 +409,10 @@ impl Builder {
     /// There is no path, or a relay of it failed or was late.
     pub(super) async fn build(
         self: &Arc<Self>,
-        wish: &Wish,
+        usage: &CircuitUsage,
         chosen: impl Fn(&Relay) + Send,
-    ) -> Result<Live, Error> {
-        let path = self.paths.path(wish).await?;
+    ) -> Result<BuiltCircuit, Error> {
+        let path = self.paths.path(usage).await?;
         path.last().into_iter().for_each(chosen);
         let channel = self.dial(&path).await?;
         let mut attempt = self.attempt(channel, path);
@@ -414,10 +420,10 @@ impl Builder {
         let built = timeout(limit, &mut attempt.building).await;
         let took = attempt.begun.elapsed();
         match built {
-            Ok(Ok(live)) => {
+            Ok(Ok(circuit)) => {
                 self.state().times.built(took);
                 self.tried(&attempt.path, Ok(()));
-                Ok(live)
+                Ok(circuit)
             }
             Ok(Err((error, hop))) => Err(self.failed(&attempt.path, &error, hop)),
             Err(_) => {
@@ -506,7 +512,7 @@ impl Builder {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

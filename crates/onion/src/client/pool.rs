@@ -1,5 +1,5 @@
 //! The circuits of one client: those of each isolation token, and some that stand ready for the next token.
-//! [`super::Onion`] asks it for a circuit; [`super::builder`] builds them. path-spec "Which circuits are built", "Attaching streams to circuits".
+//! [`super::Onion`] asks it for a circuit; [`super::driver`] builds them. path-spec "Which circuits are built", "Attaching streams to circuits".
 //!
 //! No two tokens ever share a circuit. A token has one, or a few where its exit does not serve the port that is asked for; each takes new
 //! streams for [`Config::lasts`] and ends then with its last stream.
@@ -8,22 +8,23 @@ use std::{
     collections::{BTreeMap, VecDeque},
     fmt,
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    sync::{Arc, OnceLock, Weak},
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
 use hoplite_overlay::{Error, ErrorKind, Isolation, Reason};
 use hoplite_wire::Target;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{Notify, SetOnce},
     time::{Instant, timeout},
 };
 
-use super::{Config, Live, driver::Builder};
+use super::{BuiltCircuit, Config, driver::Builder};
 use crate::{
     channel::Dialer,
-    path::{Failed, Paths, Relay, Wish},
+    path::{CircuitUsage, Failed, Paths, Relay},
 };
 
 /// Circuits of one token, for different ports; beyond it the oldest takes no further streams. No more are built for it at the same time, either:
@@ -40,7 +41,7 @@ pub(super) struct Pool {
 struct State {
     slots: BTreeMap<Isolation, Slot>,
     /// What nobody uses yet.
-    ahead: Vec<Live>,
+    ahead: Vec<BuiltCircuit>,
     /// Those that are being built: the ports that each is for, the most important first.
     coming: Vec<Vec<u16>>,
     lately: Lately,
@@ -49,7 +50,7 @@ struct State {
 /// The circuits of one token, and those that are being built for it.
 #[derive(Default)]
 struct Slot {
-    kept: Vec<Arc<Live>>,
+    kept: Vec<Arc<BuiltCircuit>>,
     coming: Vec<Arc<Build>>,
     /// One of those that were coming has come about or failed.
     changed: Arc<Notify>,
@@ -60,12 +61,12 @@ struct Build {
     port: Option<u16>,
     /// Its exit, once the path is chosen.
     exit: OnceLock<Relay>,
-    done: SetOnce<Result<Arc<Live>, Error>>,
+    done: SetOnce<Result<Arc<BuiltCircuit>, Error>>,
 }
 
 /// What there is for a stream.
 enum Found {
-    Live(Arc<Live>),
+    BuiltCircuit(Arc<BuiltCircuit>),
     Coming(Arc<Build>),
     /// As many are being built as may be.
     Busy(Arc<Notify>),
@@ -99,14 +100,14 @@ impl Pool {
         self: &Arc<Self>,
         isolation: &Isolation,
         target: Option<&Target>,
-    ) -> Result<Arc<Live>, Error> {
+    ) -> Result<Arc<BuiltCircuit>, Error> {
         let port = target.map(|target| target.port);
         if let Some(port) = port {
             self.state().lately.note(port, Instant::now());
         }
         loop {
             match self.find(isolation, port)? {
-                Found::Live(live) => return Ok(live),
+                Found::BuiltCircuit(circuit) => return Ok(circuit),
                 Found::Coming(build) => return build.done.wait().await.clone(),
                 Found::Busy(changed) => {
                     let mut changed = pin!(changed.notified());
@@ -123,18 +124,18 @@ impl Pool {
     /// A circuit that is there, or else one that is being built; it is begun if there is none.
     fn find(self: &Arc<Self>, isolation: &Isolation, port: Option<u16>) -> Result<Found, Error> {
         let mut state = self.state();
-        let slot = state.slot(isolation, self.config.tokens)?;
-        let unusable = slot.take(|live| !live.is_usable());
+        let slot = state.slot(isolation, self.config.isolated)?;
+        let unusable = slot.take(|circuit| !circuit.is_usable());
         let found = slot.find(port);
         drop(state);
         self.bury_all(&unusable);
         if let Some(found) = found {
             return Ok(found);
         }
-        if let Some(live) = self.take_ahead(port) {
-            let live = Arc::new(live);
-            self.attach(isolation, &live);
-            return Ok(Found::Live(live));
+        if let Some(circuit) = self.take_ahead(port) {
+            let circuit = Arc::new(circuit);
+            self.attach(isolation, &circuit);
+            return Ok(Found::BuiltCircuit(circuit));
         }
         self.begin(isolation, port)
     }
@@ -147,7 +148,7 @@ impl Pool {
             done: SetOnce::new(),
         });
         let mut state = self.state();
-        let slot = state.slot(isolation, self.config.tokens)?;
+        let slot = state.slot(isolation, self.config.isolated)?;
         if let Some(found) = slot.find(port) {
             return Ok(found);
         }
@@ -177,10 +178,10 @@ impl Pool {
         self: &Arc<Self>,
         isolation: &Isolation,
         build: &Arc<Build>,
-        built: Result<Arc<Live>, Error>,
+        built: Result<Arc<BuiltCircuit>, Error>,
     ) {
-        if let Ok(live) = &built {
-            self.attach(isolation, live);
+        if let Ok(circuit) = &built {
+            self.attach(isolation, circuit);
         }
         let mut state = self.state();
         if let Some(slot) = state.slots.get_mut(isolation) {
@@ -196,20 +197,22 @@ impl Pool {
     }
 
     /// The circuit is this token's from now on.
-    fn attach(self: &Arc<Self>, isolation: &Isolation, live: &Arc<Live>) {
+    fn attach(self: &Arc<Self>, isolation: &Isolation, circuit: &Arc<BuiltCircuit>) {
         let mut state = self.state();
         let slot = state.slots.entry(isolation.clone()).or_default();
         let oldest = (slot.kept.len() >= OF_A_TOKEN).then(|| slot.kept.remove(0));
-        slot.kept.push(Arc::clone(live));
+        slot.kept.push(Arc::clone(circuit));
         drop(state);
         drop(oldest);
-        self.retire_later(isolation, live);
+        self.retire_later(isolation, circuit);
         self.refill();
     }
 
     /// The circuit failed: the token's next stream gets another.
-    pub(super) fn give_up(&self, isolation: &Isolation, failed: &Arc<Live>) {
-        self.remove(isolation, |live| std::ptr::eq(live, &raw const **failed));
+    pub(super) fn give_up(&self, isolation: &Isolation, failed: &Arc<BuiltCircuit>) {
+        self.remove(isolation, |circuit| {
+            std::ptr::eq(circuit, &raw const **failed)
+        });
     }
 
     /// Builds circuits ahead in the background, as many as are missing, for ports that streams went to lately.
@@ -221,52 +224,52 @@ impl Pool {
             state.coming.push(ports.clone());
             let pool = Arc::clone(self);
             let required = false;
-            tokio::spawn(async move { pool.build_ahead(Wish { ports, required }).await });
+            tokio::spawn(async move { pool.build_ahead(CircuitUsage { ports, required }).await });
         }
         drop(state);
-        gone.iter().for_each(|live| self.bury(live));
+        gone.iter().for_each(|circuit| self.bury(circuit));
     }
 
-    async fn build_ahead(self: Arc<Self>, wish: Wish) {
-        let built = self.builder.build(&wish, |_| ()).await;
+    async fn build_ahead(self: Arc<Self>, usage: CircuitUsage) {
+        let built = self.builder.build(&usage, |_| ()).await;
         let mut state = self.state();
-        let place = state.coming.iter().position(|ports| *ports == wish.ports);
+        let place = state.coming.iter().position(|ports| *ports == usage.ports);
         place.map(|place| state.coming.swap_remove(place));
         // Without an error: the next stream tries again, and says why.
         state.ahead.extend(built.ok());
     }
 
-    fn take_ahead(&self, port: Option<u16>) -> Option<Live> {
+    fn take_ahead(&self, port: Option<u16>) -> Option<BuiltCircuit> {
         let mut state = self.state();
         let gone = state.remove_dead();
-        let place = state.ahead.iter().position(|live| serves(live, port));
+        let place = state.ahead.iter().position(|circuit| serves(circuit, port));
         let taken = place.map(|place| state.ahead.remove(place));
         drop(state);
-        gone.iter().for_each(|live| self.bury(live));
+        gone.iter().for_each(|circuit| self.bury(circuit));
         taken
     }
 
     /// After its time no new streams are put on a circuit; it ends with its last one (`MaxCircuitDirtiness`). If it ends before, whoever chooses
     /// paths is told at once what was lost.
-    fn retire_later(self: &Arc<Self>, isolation: &Isolation, live: &Arc<Live>) {
-        let (ended, lasts) = (live.ended(), self.config.lasts);
-        let (pool, live) = (Arc::downgrade(self), Arc::downgrade(live));
+    fn retire_later(self: &Arc<Self>, isolation: &Isolation, circuit: &Arc<BuiltCircuit>) {
+        let (ended, lasts) = (circuit.ended(), self.config.lasts);
+        let (pool, circuit) = (Arc::downgrade(self), Arc::downgrade(circuit));
         let isolation = isolation.clone();
         tokio::spawn(async move {
             // Either is a reason.
             timeout(lasts, ended.wait()).await.ok();
             if let Some(pool) = pool.upgrade() {
-                pool.retire(&isolation, &live);
+                pool.retire(&isolation, &circuit);
             }
         });
     }
 
-    fn retire(&self, isolation: &Isolation, old: &Weak<Live>) {
-        self.remove(isolation, |live| std::ptr::eq(live, old.as_ptr()));
+    fn retire(&self, isolation: &Isolation, old: &Weak<BuiltCircuit>) {
+        self.remove(isolation, |circuit| std::ptr::eq(circuit, old.as_ptr()));
     }
 
     /// Takes those of a token that are such, and forgets the token if none is left.
-    fn remove(&self, isolation: &Isolation, is_such: impl Fn(&Live) -> bool) {
+    fn remove(&self, isolation: &Isolation, is_such: impl Fn(&BuiltCircuit) -> bool) {
         let mut state = self.state();
         let Some(slot) = state.slots.get_mut(isolation) else {
             return;
@@ -279,27 +282,29 @@ impl Pool {
         self.bury_all(&taken);
     }
 
-    fn bury_all(&self, taken: &[Arc<Live>]) {
-        taken.iter().for_each(|live| self.bury(live));
+    fn bury_all(&self, taken: &[Arc<BuiltCircuit>]) {
+        taken.iter().for_each(|circuit| self.bury(circuit));
     }
 
     /// If it has lost a relay, whoever chooses paths is told, and what stands ready through that relay is given up: it has lost it, too.
     /// Not of the first one: dialling it again shows whether it is there.
-    fn bury(&self, live: &Live) {
-        let Some(hop) = live.lost().filter(|hop| *hop > 0) else {
+    fn bury(&self, circuit: &BuiltCircuit) {
+        let Some(hop) = circuit.lost().filter(|hop| *hop > 0) else {
             return;
         };
         let refused = false;
         self.builder
-            .tried(live.path(), Err(Failed { hop, refused }));
-        if let Some(relay) = live.path().get(hop) {
-            let crosses = |live: &Live| live.path().iter().any(|other| other.keys == relay.keys);
-            self.state().ahead.retain(|live| !crosses(live));
+            .tried(circuit.path(), Err(Failed { hop, refused }));
+        if let Some(relay) = circuit.path().get(hop) {
+            let crosses = |circuit: &BuiltCircuit| {
+                circuit.path().iter().any(|other| other.keys == relay.keys)
+            };
+            self.state().ahead.retain(|circuit| !crosses(circuit));
         }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -318,9 +323,9 @@ impl State {
         Ok(self.slots.entry(isolation.clone()).or_default())
     }
 
-    fn remove_dead(&mut self) -> Vec<Live> {
+    fn remove_dead(&mut self) -> Vec<BuiltCircuit> {
         self.ahead
-            .extract_if(.., |live| !live.is_usable())
+            .extract_if(.., |circuit| !circuit.is_usable())
             .collect()
     }
 
@@ -328,7 +333,8 @@ impl State {
     fn wanted(&self, now: Instant) -> Vec<u16> {
         let lately = self.lately.ports(now);
         let coming = |port: &u16| self.coming.iter().any(|ports| ports.first() == Some(port));
-        let served = |port: &u16| coming(port) || self.ahead.iter().any(|live| live.permits(*port));
+        let served =
+            |port: &u16| coming(port) || self.ahead.iter().any(|circuit| circuit.permits(*port));
         let missing: Vec<u16> = lately
             .iter()
             .copied()
@@ -340,8 +346,8 @@ impl State {
 
 impl Slot {
     fn find(&self, port: Option<u16>) -> Option<Found> {
-        if let Some(live) = self.kept.iter().find(|live| serves(live, port)) {
-            return Some(Found::Live(Arc::clone(live)));
+        if let Some(circuit) = self.kept.iter().find(|circuit| serves(circuit, port)) {
+            return Some(Found::BuiltCircuit(Arc::clone(circuit)));
         }
         if let Some(build) = self.coming.iter().find(|build| build.will_serve(port)) {
             return Some(Found::Coming(Arc::clone(build)));
@@ -351,8 +357,10 @@ impl Slot {
     }
 
     /// Takes the circuits that are such.
-    fn take(&mut self, is_such: impl Fn(&Live) -> bool) -> Vec<Arc<Live>> {
-        self.kept.extract_if(.., |live| is_such(live)).collect()
+    fn take(&mut self, is_such: impl Fn(&BuiltCircuit) -> bool) -> Vec<Arc<BuiltCircuit>> {
+        self.kept
+            .extract_if(.., |circuit| is_such(circuit))
+            .collect()
     }
 
     fn is_empty(&self) -> bool {
@@ -361,19 +369,21 @@ impl Slot {
 
     /// Whether nobody waits for it or has a stream on it.
     fn is_idle(&self) -> bool {
-        let idle = |live: &Arc<Live>| live.shared().lock().streams() == 0;
+        let idle = |circuit: &Arc<BuiltCircuit>| circuit.shared().lock().streams() == 0;
         self.coming.is_empty() && self.kept.iter().all(idle)
     }
 }
 
 impl Build {
-    async fn run(&self, builder: &Arc<Builder>) -> Result<Arc<Live>, Error> {
+    async fn run(&self, builder: &Arc<Builder>) -> Result<Arc<BuiltCircuit>, Error> {
         let (ports, required) = (self.port.into_iter().collect(), true);
         let chosen = |exit: &Relay| {
             // It is chosen once.
             self.exit.set(exit.clone()).ok();
         };
-        let built = builder.build(&Wish { ports, required }, chosen).await;
+        let built = builder
+            .build(&CircuitUsage { ports, required }, chosen)
+            .await;
         built.map(Arc::new)
     }
 
@@ -384,8 +394,8 @@ impl Build {
     }
 }
 
-fn serves(live: &Live, port: Option<u16>) -> bool {
-    port.is_none_or(|port| live.permits(port))
+fn serves(circuit: &BuiltCircuit, port: Option<u16>) -> bool {
+    port.is_none_or(|port| circuit.permits(port))
 }
 
 impl fmt::Debug for Pool {
@@ -401,12 +411,12 @@ impl fmt::Debug for Pool {
 // The ports that streams went to lately: exits of circuits that are built ahead should serve them. path-spec "Which
 // circuits are built": "predicted" ports.
 
-/// So many are remembered.
-const MOST: usize = 8;
+/// This many are remembered.
+const MAX_PREDICTED_PORTS: usize = 8;
 /// For so long (`PredictedPortsRelevanceTime`).
-const KEPT: Duration = Duration::from_secs(3600);
+const PREDICTED_PORTS_RELEVANCE_TIME: Duration = Duration::from_secs(3600);
 /// What nearly everybody wants, before it is asked for.
-const FIRST: [u16; 2] = [443, 80];
+const INITIAL_PREDICTED_PORTS: [u16; 2] = [443, 80];
 
 /// The last one first.
 #[derive(Debug)]
@@ -414,20 +424,28 @@ pub(super) struct Lately(VecDeque<(u16, Instant)>);
 
 impl Lately {
     pub(super) fn new(now: Instant) -> Self {
-        Self(FIRST.into_iter().map(|port| (port, now)).collect())
+        Self(
+            INITIAL_PREDICTED_PORTS
+                .into_iter()
+                .map(|port| (port, now))
+                .collect(),
+        )
     }
 
     /// A stream goes there.
     pub(super) fn note(&mut self, port: u16, now: Instant) {
         self.0.retain(|(other, _)| *other != port);
         self.0.push_front((port, now));
-        self.0.truncate(MOST);
+        self.0.truncate(MAX_PREDICTED_PORTS);
     }
 
     /// Those of the last hour.
     pub(super) fn ports(&self, now: Instant) -> Vec<u16> {
         let since = |noted: Instant| now.saturating_duration_since(noted);
-        let young = self.0.iter().filter(|(_, noted)| since(*noted) < KEPT);
+        let young = self
+            .0
+            .iter()
+            .filter(|(_, noted)| since(*noted) < PREDICTED_PORTS_RELEVANCE_TIME);
         young.map(|(port, _)| *port).collect()
     }
 }
@@ -441,12 +459,27 @@ mod ports_tests {
         let start = Instant::now();
         let mut lately = Lately::new(start);
         assert_eq!(lately.ports(start), [443, 80]);
-        lately.note(22, start + KEPT / 2);
-        lately.note(80, start + KEPT / 2);
-        assert_eq!(lately.ports(start + KEPT / 2), [80, 22, 443]);
-        assert_eq!(lately.ports(start + KEPT), [80, 22]);
-        assert!(lately.ports(start + KEPT * 2).is_empty());
-        (1..100).for_each(|port| lately.note(port, start + KEPT * 2));
-        assert_eq!(lately.ports(start + KEPT * 2).len(), MOST);
+        lately.note(22, start + PREDICTED_PORTS_RELEVANCE_TIME / 2);
+        lately.note(80, start + PREDICTED_PORTS_RELEVANCE_TIME / 2);
+        assert_eq!(
+            lately.ports(start + PREDICTED_PORTS_RELEVANCE_TIME / 2),
+            [80, 22, 443]
+        );
+        assert_eq!(
+            lately.ports(start + PREDICTED_PORTS_RELEVANCE_TIME),
+            [80, 22]
+        );
+        assert!(
+            lately
+                .ports(start + PREDICTED_PORTS_RELEVANCE_TIME * 2)
+                .is_empty()
+        );
+        (1..100).for_each(|port| lately.note(port, start + PREDICTED_PORTS_RELEVANCE_TIME * 2));
+        assert_eq!(
+            lately
+                .ports(start + PREDICTED_PORTS_RELEVANCE_TIME * 2)
+                .len(),
+            MAX_PREDICTED_PORTS
+        );
     }
 }

@@ -14,17 +14,17 @@ use std::{
 mod tests;
 
 /// Times that are remembered.
-const KEPT: usize = 1000;
+const MAX_TIMES: usize = 1000;
 /// Fewer teach nothing (`cbtmincircs`).
-const NEEDED: usize = 20;
+const MIN_CIRCUITS: usize = 20;
 /// The share that is built in time (`cbtquantile`).
-const IN_TIME: f64 = 0.80;
+const QUANTILE: f64 = 0.80;
 /// The share that is measured (`cbtclosequantile`).
-const MEASURED: f64 = 0.99;
+const CLOSE_QUANTILE: f64 = 0.99;
 /// The circuits that tell whether the network has changed (`cbtrecentcount`).
-const RECENT: usize = 20;
+const RECENT_COUNT: usize = 20;
 /// It has if more of them were late (`cbtmaxtimeouts`).
-const LATE: usize = 18;
+const MAX_TIMEOUTS: usize = 18;
 
 /// Recent build times, and what follows from them.
 #[derive(Clone, Debug)]
@@ -72,7 +72,7 @@ impl BuildTimes {
     /// One is late, and its first hop stands, so that the client's own network is not to blame.
     pub fn late(&mut self) {
         self.recent(true);
-        if self.recent.iter().filter(|late| **late).count() > LATE {
+        if self.recent.iter().filter(|late| **late).count() > MAX_TIMEOUTS {
             *self = Self::new(self.least, self.most);
         }
     }
@@ -83,18 +83,18 @@ impl BuildTimes {
     }
 
     fn recent(&mut self, late: bool) {
-        if self.recent.len() >= RECENT {
+        if self.recent.len() >= RECENT_COUNT {
             self.recent.pop_front();
         }
         self.recent.push_back(late);
     }
 
     fn learn(&mut self, took: Option<Duration>) {
-        if self.times.len() >= KEPT {
+        if self.times.len() >= MAX_TIMES {
             self.times.pop_front();
         }
         self.times.push_back(took);
-        if self.times.len() < NEEDED {
+        if self.times.len() < MIN_CIRCUITS {
             return;
         }
         let built: Vec<Duration> = self.times.iter().flatten().copied().collect();
@@ -103,9 +103,11 @@ impl BuildTimes {
         };
         let curve = Pareto::through(&built, self.times.len().saturating_sub(built.len()));
         // "If the timeout is larger than the longest time that was seen", it is that.
-        let limit = curve.quantile(IN_TIME).min(longest);
+        let limit = curve.quantile(QUANTILE).min(longest);
         self.limit = limit.clamp(self.least, self.most);
-        let patience = curve.quantile(MEASURED).min(longest.saturating_mul(2));
+        let patience = curve
+            .quantile(CLOSE_QUANTILE)
+            .min(longest.saturating_mul(2));
         self.patience = patience.max(self.most);
     }
 }

@@ -17,10 +17,10 @@ use hoplite_wire::cell::{
 };
 use tokio::time::timeout;
 
-use super::{Asker, Relay};
+use super::{Relay, Requester};
 use crate::{
     channel,
-    flow::{Control, Digest},
+    flow_control::{Control, Digest},
 };
 
 /// RELAY_EARLY cells that a circuit may have.
@@ -150,7 +150,7 @@ pub(super) type Made = Option<(Circuit, Control, Vec<u8>)>;
 pub(super) async fn create(
     back: &mut channel::Circuit,
     relay: &Arc<Relay>,
-    asker: Asker,
+    requester: Requester,
 ) -> Result<(Circuit, Control), DestroyReason> {
     let receiver = &mut back.receiver;
     let first = timeout(relay.config.patience, poll_fn(|cx| receiver.poll_recv(cx))).await;
@@ -159,7 +159,7 @@ pub(super) async fn create(
         Ok(_) => return Err(DestroyReason::PROTOCOL),
         Err(_) => return Err(DestroyReason::TIMEOUT),
     };
-    let made = answer(&mut *back.receiver, cell, relay, asker).await?;
+    let made = answer(&mut *back.receiver, cell, relay, requester).await?;
     let Some((circuit, control, created)) = made else {
         relay.counters.refused.fetch_add(1, Relaxed);
         return Err(DestroyReason::PROTOCOL);
@@ -177,11 +177,11 @@ async fn answer(
     receiver: &mut dyn channel::Receiver,
     cell: Cell,
     relay: &Arc<Relay>,
-    asker: Asker,
+    requester: Requester,
 ) -> Result<Made, DestroyReason> {
     Create2::parse(&cell.body).map_err(|_| DestroyReason::PROTOCOL)?;
     let of = Arc::clone(relay);
-    let computing = relay.handshakes.compute(asker, move || {
+    let computing = relay.handshakes.compute(requester, move || {
         let create = Create2::parse(&cell.body).ok()?;
         if !of.is_new(create.data) {
             return None;

@@ -1,5 +1,5 @@
-//! Drives one circuit of a relay between its two sides. Nothing is read from a side while the other takes nothing: so a circuit that is stuck
-//! pushes back on itself alone. [`super::serve`] starts it as a task. tor-spec "Routing relay cells", "Tearing down circuits".
+//! Serves the circuits that a peer opens on one channel, each as a task of its own, and drives each between its two sides. Nothing is read from a
+//! side while the other takes nothing: so a circuit that is stuck pushes back on itself alone. tor-spec "Creating circuits", "Routing relay cells", "Tearing down circuits".
 
 use std::{
     collections::VecDeque,
@@ -26,18 +26,52 @@ use super::{
 };
 use crate::{
     channel::{self, Channel},
-    edge::{Edge, Moment, Role, io::Shared},
+    endpoint::{Endpoint, Moment, Role, io::Shared},
     failure,
-    flow::{Control, Pressure},
-    relay::{Cells, circuit::dial, exit, next_relay},
+    flow_control::{Control, Pressure},
+    relay::{Cells, circuit::dial, exit, extend::next_relay},
 };
 
 /// Cells handled in one direction before the other has its turn, and how often before other tasks have theirs. A direction in which nothing
 /// moves is asked once a turn: asking costs a lock of the channel, and on QUIC one of the connection.
 const BATCH: usize = 32;
-const TURNS: usize = 2;
+const BATCHES: usize = 2;
 /// This relay's own messages that wait to be sent to the client; beyond it, nothing more is read of the client's.
 const REPLIES: usize = 8;
+
+/// Serves until the channel has closed and its circuits have ended.
+pub async fn serve(channel: Arc<dyn Channel>, relay: Arc<Relay>) {
+    let mut circuits = JoinSet::new();
+    loop {
+        tokio::select! {
+            biased;
+            Some(_) = circuits.join_next() => {}
+            accepted = channel.accept() => match accepted {
+                Some(circuit) => take(circuit, &channel, &relay, &mut circuits),
+                None => break,
+            },
+        }
+    }
+    while circuits.join_next().await.is_some() {}
+}
+
+fn take(
+    circuit: channel::Circuit,
+    channel: &Arc<dyn Channel>,
+    relay: &Arc<Relay>,
+    circuits: &mut JoinSet<()>,
+) {
+    let full = circuits.len() >= relay.config.circuits_per_channel
+        || relay.circuits() >= relay.config.circuits;
+    if full || !relay.handshakes.admits(channel.requester()) {
+        relay.counters.limited.fetch_add(1, Relaxed);
+        circuit.sender.destroy(DestroyReason::RESOURCELIMIT);
+        return;
+    }
+    circuits.spawn(Driver::run(circuit, Arc::clone(relay), Arc::clone(channel)));
+}
+
+// One circuit.
 
 /// One circuit of a relay.
 pub(super) struct Driver {
@@ -47,7 +81,7 @@ pub(super) struct Driver {
     back: channel::Circuit,
     next: Next,
     /// This end, if streams were asked for.
-    edge: Option<Arc<Shared>>,
+    endpoint: Option<Arc<Shared>>,
     tasks: JoinSet<()>,
     replies: VecDeque<(relay::Command, Vec<u8>)>,
     /// The channel that it came by.
@@ -81,7 +115,7 @@ impl Driver {
     pub(super) async fn run(mut back: channel::Circuit, relay: Arc<Relay>, from: Arc<dyn Channel>) {
         relay.counters.open.fetch_add(1, Relaxed);
         let _counted = Counted(Arc::clone(&relay));
-        let created = create(&mut back, &relay, from.asker()).await;
+        let created = create(&mut back, &relay, from.requester()).await;
         let (circuit, control) = match created {
             Ok(created) => created,
             Err(reason) => return back.sender.destroy(reason),
@@ -93,7 +127,7 @@ impl Driver {
             control,
             back,
             next: Next::None,
-            edge: None,
+            endpoint: None,
             tasks: JoinSet::new(),
             replies: VecDeque::new(),
             from,
@@ -106,8 +140,8 @@ impl Driver {
     }
 
     fn end(self, ended: &Ended) {
-        if let Some(edge) = &self.edge {
-            edge.lock().close(failure::retired());
+        if let Some(endpoint) = &self.endpoint {
+            endpoint.lock().close(failure::retired());
         }
         if let Next::Open(next) = self.next {
             next.sender.destroy(DestroyReason::DESTROYED);
@@ -128,7 +162,7 @@ impl Driver {
 
     fn take_turns(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
         self.now = Instant::now();
-        for _ in 0..TURNS {
+        for _ in 0..BATCHES {
             match self.turn(cx) {
                 Ok(true) => {}
                 Ok(false) => {
@@ -159,7 +193,11 @@ impl Driver {
 
     /// One cell from the client's side, if whoever it is for takes it.
     fn forward(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
-        if self.replies.len() >= REPLIES || self.edge().is_some_and(|edge| edge.lock().is_full()) {
+        if self.replies.len() >= REPLIES
+            || self
+                .endpoint()
+                .is_some_and(|endpoint| endpoint.lock().is_full())
+        {
             return Ok(false);
         }
         if let Next::Open(next) = &mut self.next {
@@ -217,21 +255,21 @@ impl Driver {
     }
 
     fn stream_cell(&mut self, cx: &Context<'_>) -> Result<bool, Ended> {
-        let Some(shared) = &self.edge else {
+        let Some(shared) = &self.endpoint else {
             return Ok(false);
         };
-        let mut edge = shared.lock();
-        let Some(message) = edge.next_message() else {
-            edge.set_driver(cx.waker());
+        let mut endpoint = shared.lock();
+        let Some(message) = endpoint.next_message() else {
+            endpoint.set_driver(cx.waker());
             return Ok(false);
         };
         let mut cell = relay_cell(message.body);
         let sealed = self.circuit.originate(&mut cell);
         let digest = sealed.map_err(|_| Ended::from(DestroyReason::INTERNAL))?;
         if message.counted {
-            edge.sealed(digest, self.now);
+            endpoint.sealed(digest, self.now);
         }
-        drop(edge);
+        drop(endpoint);
         self.moved.made += 1;
         self.back.sender.send(cell);
         Ok(true)
@@ -282,8 +320,8 @@ impl Driver {
         Ok(())
     }
 
-    fn edge(&self) -> Option<&Shared> {
-        self.edge.as_deref()
+    fn endpoint(&self) -> Option<&Shared> {
+        self.endpoint.as_deref()
     }
 }
 
@@ -347,23 +385,23 @@ impl Driver {
             now: self.now,
             blocked: self.pressure.holds(self.now),
         };
-        let shared = self.edge.get_or_insert_with(|| {
+        let shared = self.endpoint.get_or_insert_with(|| {
             let limits = self.relay.config.limits;
-            let edge = Edge::new(Role::Exit, self.control, limits, crate::random);
-            Shared::new(edge.counted(&self.back.sender.kept()))
+            let endpoint = Endpoint::new(Role::Exit, self.control, limits, crate::random);
+            Shared::new(endpoint.counted(&self.back.sender.kept()))
         });
-        let mut edge = shared.lock();
-        edge.set_driver(cx.waker());
-        let handled = edge.handle(body, digest, at);
+        let mut endpoint = shared.lock();
+        endpoint.set_driver(cx.waker());
+        let handled = endpoint.handle(body, digest, at);
         handled.map_err(|_| Ended::from(DestroyReason::PROTOCOL))?;
-        while let Some((id, asked)) = edge.next_asked() {
+        while let Some((id, asked)) = endpoint.next_asked() {
             let (relay, shared) = (Arc::clone(&self.relay), Arc::clone(shared));
             match self.from.admit_stream() {
                 Some(place) => {
                     self.tasks
                         .spawn(exit::serve(relay, place, shared, id, asked));
                 }
-                None => exit::refuse(&relay, &mut edge, id, &asked),
+                None => exit::refuse(&relay, &mut endpoint, id, &asked),
             }
         }
         Ok(())
@@ -381,6 +419,14 @@ impl Driver {
             self.relay.counters.not_extended.fetch_add(1, Relaxed);
             Ended::from(DestroyReason::PROTOCOL)
         })?;
+        if !self
+            .relay
+            .admits_extension(self.from.requester(), &relay.keys.ed25519)
+        {
+            self.relay.counters.not_extended.fetch_add(1, Relaxed);
+            self.relay.counters.limited.fetch_add(1, Relaxed);
+            return self.lost(DestroyReason::RESOURCELIMIT).map(drop);
+        }
         let mut create = Vec::with_capacity(data.len());
         extend.create.write(&mut create);
         let origin = self.back.sender.origin();
@@ -443,38 +489,4 @@ fn add(count: &AtomicU64, more: u64) {
     if more > 0 {
         count.fetch_add(more, Relaxed);
     }
-}
-
-// Serves the circuits that a peer opens on one channel, each as a task of its own. tor-spec "Creating circuits".
-
-/// Serves until the channel has closed and its circuits have ended.
-pub async fn serve(channel: Arc<dyn Channel>, relay: Arc<Relay>) {
-    let mut circuits = JoinSet::new();
-    loop {
-        tokio::select! {
-            biased;
-            Some(_) = circuits.join_next() => {}
-            accepted = channel.accept() => match accepted {
-                Some(circuit) => take(circuit, &channel, &relay, &mut circuits),
-                None => break,
-            },
-        }
-    }
-    while circuits.join_next().await.is_some() {}
-}
-
-fn take(
-    circuit: channel::Circuit,
-    channel: &Arc<dyn Channel>,
-    relay: &Arc<Relay>,
-    circuits: &mut JoinSet<()>,
-) {
-    let full = circuits.len() >= relay.config.circuits_per_channel
-        || relay.circuits() >= relay.config.circuits;
-    if full || !relay.handshakes.admits(channel.asker()) {
-        relay.counters.limited.fetch_add(1, Relaxed);
-        circuit.sender.destroy(DestroyReason::RESOURCELIMIT);
-        return;
-    }
-    circuits.spawn(Driver::run(circuit, Arc::clone(relay), Arc::clone(channel)));
 }

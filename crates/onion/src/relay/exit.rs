@@ -18,8 +18,8 @@ use tokio::io::{AsyncWriteExt, copy, split};
 use super::Relay;
 use crate::{
     channel::AdmittedStream,
-    edge::{
-        Asked, Edge, HALF_CLOSE,
+    endpoint::{
+        Asked, Endpoint, HALF_CLOSE,
         io::{Handle, Shared},
     },
     failure,
@@ -30,7 +30,7 @@ const TRIED: usize = 3;
 /// Answers to one RESOLVE, so that they fit a cell.
 const ANSWERS: usize = 16;
 /// For how many seconds a client may keep an answer.
-const LASTS: u32 = 60;
+const RESOLVED_TTL: u32 = 60;
 
 /// Does what a client asks for, until the stream has ended; `place` is held as long.
 pub(super) async fn serve(
@@ -65,12 +65,12 @@ pub(super) async fn serve(
 }
 
 /// There is no place for it.
-pub(super) fn refuse(relay: &Relay, edge: &mut Edge, id: StreamId, asked: &Asked) {
+pub(super) fn refuse(relay: &Relay, endpoint: &mut Endpoint, id: StreamId, asked: &Asked) {
     relay.counters.limited.fetch_add(1, Relaxed);
     match asked {
-        Asked::Name(_) => tell(edge, id, Err(limited())),
+        Asked::Name(_) => tell(endpoint, id, Err(limited())),
         Asked::Directory | Asked::Stream(_) => {
-            edge.refuse(id, End::new(EndReason::RESOURCELIMIT));
+            endpoint.refuse(id, End::new(EndReason::RESOURCELIMIT));
         }
     }
 }
@@ -103,7 +103,7 @@ async fn connect(relay: &Relay, place: &dyn AdmittedStream, begin: &Begin) -> Op
     let admitted = |ip: &IpAddr| relay.policy.admits(SocketAddr::new(*ip, port));
     let mut wanted: Vec<IpAddr> = found.iter().copied().filter(admitted).collect();
     if wanted.is_empty() {
-        let address = found.first().map(|ip| (*ip, LASTS));
+        let address = found.first().map(|ip| (*ip, RESOLVED_TTL));
         let reason = EndReason::EXITPOLICY;
         return Err(End { reason, address });
     }
@@ -137,16 +137,18 @@ async fn addresses(
 ) -> Result<Vec<IpAddr>, Error> {
     match &target.host {
         Host::Ip(ip) => Ok(vec![*ip]),
-        Host::Name(_) if !place.admits_query() => Err(limited()),
-        Host::Name(name) => out.resolve(name.as_str(), terms).await,
+        Host::Name(name) => {
+            let _place = place.look_up().ok_or_else(limited)?;
+            out.resolve(name.as_str(), terms).await
+        }
     }
 }
 
 /// The answer to RESOLVE.
-fn tell(edge: &mut Edge, id: StreamId, found: Result<Vec<IpAddr>, Error>) {
+fn tell(endpoint: &mut Endpoint, id: StreamId, found: Result<Vec<IpAddr>, Error>) {
     let answer = |value| Answer {
         value,
-        seconds: LASTS,
+        seconds: RESOLVED_TTL,
     };
     let answers = match found {
         Ok(mut found) => {
@@ -160,7 +162,7 @@ fn tell(edge: &mut Edge, id: StreamId, found: Result<Vec<IpAddr>, Error>) {
         }
         Err(_) => vec![answer(Value::Transient)],
     };
-    edge.resolved(id, Resolved(answers));
+    endpoint.resolved(id, Resolved(answers));
 }
 
 async fn look_up(
@@ -181,8 +183,10 @@ async fn look_up(
     let host: Host = name.parse().map_err(|_| nobody())?;
     match host {
         Host::Ip(ip) => Ok(vec![ip]),
-        Host::Name(_) if !place.admits_query() => Err(limited()),
-        Host::Name(name) => out.resolve(name.as_str(), &terms).await,
+        Host::Name(name) => {
+            let _place = place.look_up().ok_or_else(limited)?;
+            out.resolve(name.as_str(), &terms).await
+        }
     }
 }
 

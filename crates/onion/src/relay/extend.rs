@@ -1,13 +1,23 @@
-//! Where a circuit may be extended to: which relay EXTEND2 names, and whether it may be that one.
+//! Where a circuit may be extended to: which relay EXTEND2 names, whether it may be that one, and how often one is asked.
 //! [`super::driver`] asks before it dials. tor-spec "EXTEND and EXTENDED cells".
 
-use std::net::SocketAddr;
+use std::{collections::HashMap, net::SocketAddr};
 
 use hoplite_crypto::onion::RelayKeys;
 use hoplite_wire::cell::circuit::{Extend2, LinkSpecifier};
+use tokio::time::Instant;
 
-use super::Admit;
+use super::{
+    Admit,
+    handshakes::{Bucket, Recent},
+};
 use crate::path;
+
+/// Below this many relays, and clients of one, nobody is forgotten.
+const MIN_REMEMBERED: usize = 64;
+/// A client may have asked so often, of late, for each time that is left to ask. Who asks all the time leaves a reserve by it,
+/// and of several each his part (a queue's "dynamic threshold"); one alone has nearly everything.
+const EAGERNESS: u32 = 16;
 
 /// Why a circuit is not extended; to the client each is DESTROY, reason PROTOCOL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,7 +41,7 @@ pub enum Refusal {
 ///
 /// # Errors
 /// [`Refusal`].
-pub fn next_relay(
+pub(crate) fn next_relay(
     extend: &Extend2<'_>,
     own: &[u8; 32],
     previous: Option<[u8; 32]>,
@@ -71,6 +81,73 @@ pub fn next_relay(
     })
 }
 
+/// How often other relays are asked to begin circuits. Each lets this one begin so many, whoever they are of: without a share
+/// for each client one of them could use all that up, and the others' circuits would seem to fail at the next relay.
+#[derive(Debug)]
+pub struct Extensions {
+    /// Of one relay: at once, and each second.
+    rate: (u32, u32),
+    relays: HashMap<[u8; 32], Asked>,
+    sweep_at: usize,
+}
+
+/// What one relay was asked.
+#[derive(Debug)]
+struct Asked {
+    bucket: Bucket,
+    clients: HashMap<u64, Recent>,
+    sweep_at: usize,
+}
+
+impl Extensions {
+    /// Nobody has been asked; of each relay as much as it permits: this many at once, and then this many a second.
+    pub fn new(rate: (u32, u32)) -> Self {
+        Self {
+            rate,
+            relays: HashMap::new(),
+            sweep_at: MIN_REMEMBERED,
+        }
+    }
+
+    /// Whether the relay `next` is asked for this client once more.
+    pub fn admits(&mut self, next: &[u8; 32], client: u64, now: Instant) -> bool {
+        if self.relays.len() >= self.sweep_at {
+            self.relays.retain(|_, asked| asked.sweep(now) > 0);
+            self.sweep_at = MIN_REMEMBERED.max(self.relays.len() * 2);
+        }
+        let (most, per_second) = self.rate;
+        let asked = self.relays.entry(*next).or_insert_with(|| Asked {
+            bucket: Bucket::new(most, per_second, now),
+            clients: HashMap::new(),
+            sweep_at: MIN_REMEMBERED,
+        });
+        asked.admits(client, now)
+    }
+}
+
+impl Asked {
+    fn admits(&mut self, client: u64, now: Instant) -> bool {
+        if self.clients.len() >= self.sweep_at {
+            self.sweep_at = MIN_REMEMBERED.max(self.sweep(now) * 2);
+        }
+        let left = self.bucket.left(now);
+        let recent = self.clients.entry(client);
+        let recent = recent.or_insert_with(|| Recent::new(now));
+        let fair = recent.count(now) < left.saturating_mul(EAGERNESS);
+        let admitted = fair && self.bucket.take(now);
+        if admitted {
+            recent.add();
+        }
+        admitted
+    }
+
+    /// Forgets who has been quiet; how many are left.
+    fn sweep(&mut self, now: Instant) -> usize {
+        self.clients.retain(|_, recent| recent.count(now) > 0);
+        self.clients.len()
+    }
+}
+
 fn check(named: &[u8; 32], own: &[u8; 32], previous: Option<[u8; 32]>) -> Result<(), Refusal> {
     if *named == [0; 32] {
         return Err(Refusal::NoIdentity);
@@ -86,6 +163,8 @@ fn check(named: &[u8; 32], own: &[u8; 32], previous: Option<[u8; 32]>) -> Result
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use hoplite_wire::cell::circuit::{Create2, HandshakeType};
 
     use super::{super::Policy, *};
@@ -124,6 +203,63 @@ mod tests {
     fn nobody_extends_to_the_relay_itself_or_back() {
         assert_eq!(asked("8.8.8.8:443", Some(OWN), true), Err(Refusal::Oneself));
         assert_eq!(asked("8.8.8.8:443", Some(GUARD), true), Err(Refusal::Back));
+    }
+
+    #[test]
+    fn one_alone_has_nearly_all_and_leaves_something_to_whoever_comes() {
+        let mut now = Instant::now();
+        let mut extensions = Extensions::new((1600, 800));
+        let mut had = 0;
+        for ms in 0..60_000 {
+            now += Duration::from_millis(1);
+            had += (0..4).filter(|_| extensions.admits(&OTHER, 1, now)).count();
+            assert!(ms % 100 != 0 || extensions.admits(&OTHER, 2, now), "{ms}");
+        }
+        assert!(had > 60 * 500, "{had}");
+        for client in 100..600 {
+            assert!(extensions.admits(&OTHER, client, now), "{client}");
+        }
+        assert!(extensions.admits(&GUARD, 1, now), "another relay");
+    }
+
+    #[test]
+    fn two_who_ask_all_the_time_have_the_same_and_the_third_has_what_he_asks_for() {
+        let mut now = Instant::now();
+        let mut extensions = Extensions::new((1600, 800));
+        let mut had = [0, 0];
+        for ms in 0..120_000 {
+            now += Duration::from_millis(1);
+            // One asks more often than the other.
+            for (client, times) in [(0, 8), (1, 2)] {
+                let admitted = (0..times).filter(|_| extensions.admits(&OTHER, client, now));
+                had[usize::try_from(client).expect("0 or 1")] += admitted.count();
+            }
+            assert!(ms % 50 != 0 || extensions.admits(&OTHER, 2, now), "{ms}");
+        }
+        let [most, least] = had;
+        assert!(least * 10 > most * 9, "{had:?}");
+    }
+
+    #[test]
+    fn relays_and_clients_that_were_asked_for_once_are_forgotten() {
+        let mut now = Instant::now();
+        let mut extensions = Extensions::new((1600, 800));
+        for n in 0..50_000u64 {
+            now += Duration::from_millis(10);
+            let mut next = [0; 32];
+            next[..8].copy_from_slice(&n.to_be_bytes());
+            assert!(extensions.admits(&next, n, now));
+            assert!(extensions.admits(&OTHER, n, now));
+        }
+        let clients = extensions
+            .relays
+            .get(&OTHER)
+            .map_or(0, |asked| asked.clients.len());
+        // A hundred came each second, each once.
+        assert!(
+            clients <= 5000 && extensions.relays.len() <= 5000,
+            "{clients}"
+        );
     }
 
     #[test]

@@ -2,21 +2,22 @@
 //! nobody's traffic. [`Queue`] is the machine: who waits, in which order, and who is refused; [`Handshakes`] drives it.
 //! tor-spec "Creating circuits"; C tor's onion queue and its DoS mitigation have the like.
 //!
-//! The queue is bounded, for one client and for all ([`Limits`]). Known relays come first, then whoever has asked for least of late; who comes first
+//! The queue is bounded, for one client and for all ([`Limits`]). Known relays come first, then whoever has asked for least of late; whoever comes first
 //! of two alike is served first. When it is full, the last of that order goes: it is told RESOURCELIMIT, and may try again.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     fmt,
     hash::{BuildHasher, RandomState},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::oneshot, time::Instant};
 
 /// Below this many clients nobody is forgotten.
-const FEW: usize = 1024;
+const MIN_REMEMBERED: usize = 1024;
 /// After so long what a client has asked for counts half.
 const HALF_LIFE: Duration = Duration::from_secs(10);
 
@@ -25,9 +26,9 @@ const HALF_LIFE: Duration = Duration::from_secs(10);
 pub struct Limits {
     /// Threads that compute answers; 0: they are computed where they are asked for, and nothing waits.
     pub threads: usize,
-    /// Skins of all clients that wait.
+    /// Onion skins of all clients that wait.
     pub waiting: usize,
-    /// Skins of one client that wait.
+    /// Onion skins of one client that wait.
     pub waiting_per_client: usize,
 }
 
@@ -41,9 +42,27 @@ impl Default for Limits {
     }
 }
 
+/// How many circuits may be begun, and asked to go on: this many at once, this many a second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Creates {
+    /// By one client.
+    pub client: (u32, u32),
+    /// By one known relay, for all of its clients; and by this relay at one other.
+    pub relay: (u32, u32),
+}
+
+impl Default for Creates {
+    fn default() -> Self {
+        Self {
+            client: (400, 200),
+            relay: (1600, 800),
+        }
+    }
+}
+
 /// Who asks, to the limits only.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Asker {
+pub struct Requester {
     /// An address or its network, or a relay: nobody's but his.
     pub key: u64,
     /// A relay that is known, and comes first.
@@ -57,8 +76,7 @@ type Rank = (bool, u32, u64);
 #[derive(Debug)]
 pub struct Queue<J> {
     limits: Limits,
-    /// Circuits that one client may begin: so many at once, so many a second.
-    creates: (u32, u32),
+    creates: Creates,
     waiting: BTreeMap<Rank, (u64, J)>,
     count: u64,
     /// Those of whom something waits, and those whose requests of late are not forgotten yet: of few within seconds, of hundreds within two minutes.
@@ -70,45 +88,62 @@ pub struct Queue<J> {
 #[derive(Debug)]
 struct Client {
     creates: Bucket,
-    /// What it has asked for, halved each [`HALF_LIFE`].
-    recent: u32,
-    since: Instant,
+    recent: Recent,
     waiting: usize,
 }
 
-impl Client {
-    /// What it has asked for of late.
-    fn recent(&mut self, now: Instant) -> u32 {
+/// What somebody has asked for of late: halved each [`HALF_LIFE`].
+#[derive(Debug)]
+pub(super) struct Recent {
+    count: u32,
+    since: Instant,
+}
+
+impl Recent {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            count: 0,
+            since: now,
+        }
+    }
+
+    pub(super) fn count(&mut self, now: Instant) -> u32 {
         let passed = now.saturating_duration_since(self.since);
         let times = u32::try_from(passed.as_secs() / HALF_LIFE.as_secs()).unwrap_or(u32::MAX);
-        self.recent = self.recent.checked_shr(times).unwrap_or(0);
+        self.count = self.count.checked_shr(times).unwrap_or(0);
         self.since += HALF_LIFE * times.min(64);
         if times > 64 {
             self.since = now;
         }
-        self.recent
+        self.count
+    }
+
+    pub(super) fn add(&mut self) {
+        self.count = self.count.saturating_add(1);
     }
 }
 
 impl<J> Queue<J> {
-    /// Nobody waits; each client may begin so many circuits at once, and then so many a second.
-    pub fn new(limits: Limits, creates: (u32, u32)) -> Self {
+    /// Nobody waits.
+    pub fn new(limits: Limits, creates: Creates) -> Self {
         Self {
             limits,
             creates,
             waiting: BTreeMap::new(),
             count: 0,
             clients: HashMap::new(),
-            sweep_at: FEW,
+            sweep_at: MIN_REMEMBERED,
         }
     }
 
-    /// Whether a client may begin one more circuit now, on whichever channel.
-    pub fn admits(&mut self, asker: Asker, now: Instant) -> bool {
-        let client = self.client(asker, now);
-        let recent = client.recent(now);
+    /// Whether a client may begin one more circuit now, or have one go on, on whichever channel.
+    pub fn admits(&mut self, requester: Requester, now: Instant) -> bool {
+        let client = self.client(requester, now);
+        client.recent.count(now);
         let admitted = client.creates.take(now);
-        client.recent = recent.saturating_add(admitted.into());
+        if admitted {
+            client.recent.add();
+        }
         admitted
     }
 
@@ -116,16 +151,16 @@ impl<J> Queue<J> {
     ///
     /// # Errors
     /// The job: it is what would be given up.
-    pub fn push(&mut self, asker: Asker, job: J, now: Instant) -> Result<Option<J>, J> {
+    pub fn push(&mut self, requester: Requester, job: J, now: Instant) -> Result<Option<J>, J> {
         let limits = self.limits;
-        let client = self.client(asker, now);
+        let client = self.client(requester, now);
         if client.waiting >= limits.waiting_per_client {
             return Err(job);
         }
         client.waiting += 1;
-        let rank = (!asker.known, client.recent(now), self.count);
+        let rank = (!requester.known, client.recent.count(now), self.count);
         self.count += 1;
-        self.waiting.insert(rank, (asker.key, job));
+        self.waiting.insert(rank, (requester.key, job));
         if self.waiting.len() <= limits.waiting {
             return Ok(None);
         }
@@ -151,17 +186,20 @@ impl<J> Queue<J> {
         job
     }
 
-    fn client(&mut self, asker: Asker, now: Instant) -> &mut Client {
+    fn client(&mut self, requester: Requester, now: Instant) -> &mut Client {
         if self.clients.len() >= self.sweep_at {
             self.clients
-                .retain(|_, client| client.waiting > 0 || client.recent(now) > 0);
-            self.sweep_at = FEW.max(self.clients.len() * 2);
+                .retain(|_, client| client.waiting > 0 || client.recent.count(now) > 0);
+            self.sweep_at = MIN_REMEMBERED.max(self.clients.len() * 2);
         }
-        let (most, per_second) = self.creates;
-        self.clients.entry(asker.key).or_insert_with(|| Client {
+        let (most, per_second) = if requester.known {
+            self.creates.relay
+        } else {
+            self.creates.client
+        };
+        self.clients.entry(requester.key).or_insert_with(|| Client {
             creates: Bucket::new(most, per_second, now),
-            recent: 0,
-            since: now,
+            recent: Recent::new(now),
             waiting: 0,
         })
     }
@@ -193,7 +231,7 @@ struct Worker<T> {
 }
 
 impl<T: Send + 'static> Handshakes<T> {
-    pub(super) fn new(limits: Limits, creates: (u32, u32)) -> Arc<Self> {
+    pub(super) fn new(limits: Limits, creates: Creates) -> Arc<Self> {
         Arc::new(Self {
             threads: limits.threads,
             state: Mutex::new(State {
@@ -204,26 +242,28 @@ impl<T: Send + 'static> Handshakes<T> {
     }
 
     /// As [`Queue::admits`].
-    pub(super) fn admits(&self, asker: Asker) -> bool {
-        self.state().queue.admits(asker, Instant::now())
+    pub(super) fn admits(&self, requester: Requester) -> bool {
+        self.state().queue.admits(requester, Instant::now())
     }
 
     /// Has it computed when its turn comes. Dropping the future gives the answer up, and what it would cost.
     pub(super) async fn compute(
         self: &Arc<Self>,
-        asker: Asker,
+        requester: Requester,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, TooMany> {
         if self.threads == 0 {
             return Ok(work());
         }
-        self.wait(asker, Box::new(work)).await.map_err(|_| TooMany)
+        self.wait(requester, Box::new(work))
+            .await
+            .map_err(|_| TooMany)
     }
 
-    fn wait(self: &Arc<Self>, asker: Asker, work: Work<T>) -> oneshot::Receiver<T> {
+    fn wait(self: &Arc<Self>, requester: Requester, work: Work<T>) -> oneshot::Receiver<T> {
         let (tell, told) = oneshot::channel();
         let mut state = self.state();
-        let pushed = state.queue.push(asker, (work, tell), Instant::now());
+        let pushed = state.queue.push(requester, (work, tell), Instant::now());
         let starts = state.running < self.threads;
         state.running += usize::from(starts);
         drop(state);
@@ -242,7 +282,7 @@ impl<T: Send + 'static> Handshakes<T> {
 
 impl<T> Handshakes<T> {
     fn state(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -257,7 +297,7 @@ impl<T: Send + 'static> Worker<T> {
         }
     }
 
-    /// The end is told under the same lock: who comes after it starts another.
+    /// The end is told under the same lock: whoever comes after it starts another.
     fn next(&mut self) -> Option<(Work<T>, oneshot::Sender<T>)> {
         let mut state = self.handshakes.state();
         let next = state.queue.pop();
@@ -277,13 +317,13 @@ impl<T> Drop for Worker<T> {
     }
 }
 
-impl fmt::Debug for Asker {
+impl fmt::Debug for Requester {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Asker(hidden)")
+        f.write_str("Requester(hidden)")
     }
 }
 
-// What protects a relay from CREATE2: so many a second for each client, and none twice. tor-spec "Creating circuits";
+// What protects a relay from CREATE2: this many a second for each client, and none twice. tor-spec "Creating circuits";
 // C tor's DoS mitigation has the like.
 
 /// Tokens that come back at a rate.
@@ -299,7 +339,7 @@ pub struct Bucket {
 ///
 /// A replay learns nothing by itself; but a relay that answers it tells a watcher that a circuit was there.
 #[derive(Debug)]
-pub struct Skins {
+pub struct ReplayCache {
     hasher: RandomState,
     most: usize,
     lasts: Duration,
@@ -321,6 +361,13 @@ impl Bucket {
 
     /// Takes a token, if there is one.
     pub fn take(&mut self, now: Instant) -> bool {
+        let taken = self.left(now) > 0;
+        self.left = self.left.saturating_sub(1);
+        taken
+    }
+
+    /// How many there are.
+    pub fn left(&mut self, now: Instant) -> u32 {
         let passed = now.saturating_duration_since(self.since);
         let came = passed.as_millis() * u128::from(self.per_second) / 1000;
         if came > 0 {
@@ -328,13 +375,11 @@ impl Bucket {
             self.left = self.left.saturating_add(came).min(self.most);
             self.since = now;
         }
-        let taken = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        taken
+        self.left
     }
 }
 
-impl Skins {
+impl ReplayCache {
     /// Remembers each skin for `lasts` at least, unless more than `most` come in that time.
     pub fn new(most: usize, lasts: Duration, now: Instant) -> Self {
         Self {
@@ -372,27 +417,34 @@ mod tests {
         waiting_per_client: 4,
     };
 
-    fn guest(key: u64) -> Asker {
-        Asker { key, known: false }
+    fn each(rate: (u32, u32)) -> Creates {
+        Creates {
+            client: rate,
+            relay: rate,
+        }
     }
 
-    fn relay(key: u64) -> Asker {
-        Asker { key, known: true }
+    fn stranger(key: u64) -> Requester {
+        Requester { key, known: false }
+    }
+
+    fn relay(key: u64) -> Requester {
+        Requester { key, known: true }
     }
 
     /// Begins a circuit: how it went.
-    fn ask(queue: &mut Queue<u64>, asker: Asker, now: Instant) -> Result<Option<u64>, u64> {
-        assert!(queue.admits(asker, now));
-        queue.push(asker, asker.key, now)
+    fn ask(queue: &mut Queue<u64>, requester: Requester, now: Instant) -> Result<Option<u64>, u64> {
+        assert!(queue.admits(requester, now));
+        queue.push(requester, requester.key, now)
     }
 
     #[test]
     fn known_relays_come_first_and_then_whoever_asked_for_least() {
         let now = Instant::now();
-        let mut queue = Queue::new(LIMITS, (100, 1));
+        let mut queue = Queue::new(LIMITS, each((100, 1)));
         for key in [1, 1, 1, 2, 9, 3, 2] {
-            let asker = if key == 9 { relay(9) } else { guest(key) };
-            assert_eq!(ask(&mut queue, asker, now), Ok(None));
+            let requester = if key == 9 { relay(9) } else { stranger(key) };
+            assert_eq!(ask(&mut queue, requester, now), Ok(None));
         }
         let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(order, [9, 1, 2, 3, 1, 2, 1]);
@@ -401,22 +453,22 @@ mod tests {
     #[test]
     fn who_asks_all_the_time_comes_after_who_asks_now_and_then_though_both_keep_to_the_rate() {
         let mut now = Instant::now();
-        let mut queue = Queue::new(LIMITS, (400, 200));
+        let mut queue = Queue::new(LIMITS, each((400, 200)));
         for n in 0..10_000 {
             now += Duration::from_millis(10);
-            assert!(queue.admits(guest(1), now));
+            assert!(queue.admits(stranger(1), now));
             if n % 500 == 0 {
-                assert!(queue.admits(guest(2), now));
+                assert!(queue.admits(stranger(2), now));
             }
         }
         for key in [1, 1, 2, 3] {
-            assert_eq!(ask(&mut queue, guest(key), now), Ok(None));
+            assert_eq!(ask(&mut queue, stranger(key), now), Ok(None));
         }
         let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(order, [3, 2, 1, 1]);
         now += HALF_LIFE * 20;
         for key in [1, 4] {
-            assert_eq!(ask(&mut queue, guest(key), now), Ok(None));
+            assert_eq!(ask(&mut queue, stranger(key), now), Ok(None));
         }
         assert_eq!(queue.pop(), Some(1), "that was long ago");
     }
@@ -424,31 +476,43 @@ mod tests {
     #[test]
     fn one_address_takes_no_more_places_than_its_share_whatever_its_channels_are() {
         let now = Instant::now();
-        let mut queue = Queue::new(LIMITS, (100, 1));
-        let taken = (0..50).filter(|_| ask(&mut queue, guest(1), now).is_ok());
+        let mut queue = Queue::new(LIMITS, each((100, 1)));
+        let taken = (0..50).filter(|_| ask(&mut queue, stranger(1), now).is_ok());
         assert_eq!(taken.count(), 4);
         assert_eq!(queue.pop(), Some(1));
-        assert_eq!(ask(&mut queue, guest(1), now), Ok(None), "a place is free");
+        assert_eq!(
+            ask(&mut queue, stranger(1), now),
+            Ok(None),
+            "a place is free"
+        );
     }
 
     #[test]
     fn when_all_places_are_taken_the_busiest_guest_gives_way_and_no_relay() {
         let now = Instant::now();
-        let mut queue = Queue::new(LIMITS, (100, 1));
+        let mut queue = Queue::new(LIMITS, each((100, 1)));
         for key in [7, 7, 7, 7, 8, 8, 8, 1, 2, 3] {
-            assert_eq!(ask(&mut queue, guest(key), now), Ok(None));
+            assert_eq!(ask(&mut queue, stranger(key), now), Ok(None));
         }
         assert_eq!(
-            ask(&mut queue, guest(4), now),
+            ask(&mut queue, stranger(4), now),
             Ok(Some(7)),
             "the fourth of 7"
         );
-        assert_eq!(ask(&mut queue, guest(7), now), Err(7), "it has asked most");
+        assert_eq!(
+            ask(&mut queue, stranger(7), now),
+            Err(7),
+            "it has asked most"
+        );
         for key in 20..30 {
             let given_up = ask(&mut queue, relay(key), now).expect("relays come in");
             assert!(given_up.is_some_and(|key| key < 10));
         }
-        assert_eq!(ask(&mut queue, guest(5), now), Err(5), "relays alone wait");
+        assert_eq!(
+            ask(&mut queue, stranger(5), now),
+            Err(5),
+            "relays alone wait"
+        );
         assert_eq!(ask(&mut queue, relay(30), now), Err(30), "alike, and later");
         assert_eq!(std::iter::from_fn(|| queue.pop()).count(), 10);
     }
@@ -456,16 +520,32 @@ mod tests {
     #[test]
     fn an_address_has_one_rate_on_all_its_channels_and_is_forgotten_when_it_is_quiet() {
         let mut now = Instant::now();
-        let mut queue = Queue::<()>::new(LIMITS, (10, 5));
-        assert_eq!((0..30).filter(|_| queue.admits(guest(1), now)).count(), 10);
+        let mut queue = Queue::<()>::new(LIMITS, each((10, 5)));
+        assert_eq!(
+            (0..30).filter(|_| queue.admits(stranger(1), now)).count(),
+            10
+        );
         now += Duration::from_secs(1);
-        assert_eq!((0..30).filter(|_| queue.admits(guest(1), now)).count(), 5);
+        assert_eq!(
+            (0..30).filter(|_| queue.admits(stranger(1), now)).count(),
+            5
+        );
         for key in 0..100_000 {
             now += Duration::from_millis(1);
-            assert!(queue.admits(guest(key + 10), now));
+            assert!(queue.admits(stranger(key + 10), now));
         }
         // A thousand came each second, each once.
         assert!(queue.clients.len() <= 25_000, "{}", queue.clients.len());
+    }
+
+    #[test]
+    fn a_relay_asks_for_all_of_its_clients_and_may_ask_more() {
+        let now = Instant::now();
+        let mut queue = Queue::<()>::new(LIMITS, Creates::default());
+        let asked =
+            |queue: &mut Queue<()>, who| (0..5000).filter(|_| queue.admits(who, now)).count();
+        assert_eq!(asked(&mut queue, stranger(1)), 400);
+        assert_eq!(asked(&mut queue, relay(2)), 1600);
     }
 
     #[tokio::test]
@@ -475,12 +555,12 @@ mod tests {
                 threads: 2,
                 ..Limits::default()
             },
-            (100, 1),
+            each((100, 1)),
         );
         let asked: Vec<_> = (0..100)
             .map(|n| {
                 let handshakes = Arc::clone(&handshakes);
-                tokio::spawn(async move { handshakes.compute(guest(n), move || n).await })
+                tokio::spawn(async move { handshakes.compute(stranger(n), move || n).await })
             })
             .collect();
         for (n, asked) in (0..).zip(asked) {
@@ -518,7 +598,7 @@ mod skins_tests {
     #[test]
     fn a_skin_is_new_once() {
         let mut now = Instant::now();
-        let mut skins = Skins::new(1000, Duration::from_secs(60), now);
+        let mut skins = ReplayCache::new(1000, Duration::from_secs(60), now);
         assert!(skins.is_new(b"skin", now));
         assert!(!skins.is_new(b"skin", now));
         now += Duration::from_secs(61);
@@ -529,7 +609,7 @@ mod skins_tests {
     #[test]
     fn skins_are_forgotten_rather_than_gathered_without_bound() {
         let now = Instant::now();
-        let mut skins = Skins::new(100, Duration::from_secs(3600), now);
+        let mut skins = ReplayCache::new(100, Duration::from_secs(3600), now);
         for n in 0..10_000u32 {
             assert!(skins.is_new(&n.to_be_bytes(), now));
             assert!(skins.current.len() + skins.last.len() <= 200);

@@ -183,13 +183,13 @@ async fn a_relay_of_c_tor_that_is_killed_ends_streams_with_an_error() {
 #[tokio::test]
 #[ignore = "needs C tor"]
 async fn a_download_goes_on_after_its_reader_has_said_xoff_and_xon() {
-    const OCTETS: u64 = 8 * MEGABYTE;
+    const BYTES: u64 = 8 * MEGABYTE;
     let tors = Tor::three().await;
     let client = client(tors.iter().map(Tor::relay).collect(), Control::Vegas);
     let served = Served::start().await;
-    let mut stream = limit(served.ask(&client, b'd', OCTETS)).await.unwrap();
+    let mut stream = limit(served.ask(&client, b'd', BYTES)).await.unwrap();
     // Nobody reads: more and more waits at the client, until it says XOFF.
     limit(tors[2].hears("Got XOFF!")).await;
     let got = limit(read_all(&mut stream)).await.unwrap();
-    assert_eq!(got, OCTETS);
+    assert_eq!(got, BYTES);
 }

@@ -8,13 +8,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use hoplite_channel::{
+    self as link, ChannelDialer, ChannelServer, Channels, Config, Counts, How, handshake::Us,
+};
 use hoplite_crypto::{
-    Certificates, Identity,
+    Certificates,
     onion::{OnionKey, OnionKeys, RelayKeys, identity::RelayIdentity},
     server_tls,
-};
-use hoplite_link::channel::{
-    self as link, ChannelDialer, ChannelServer, Channels, Config, Counts, How, handshake::Us,
 };
 use hoplite_onion::{
     channel::Linked,
@@ -101,8 +101,7 @@ fn relay(keys: OnionKeys, us: Us) -> Arc<relay::Relay> {
 }
 
 async fn accept(listener: TcpListener, us: Us, relay: Arc<relay::Relay>) {
-    let made = Identity::generate(&["www.example".to_owned()]).unwrap();
-    let made = Identity::from_pem(made.certificate.as_bytes(), made.key.as_bytes()).unwrap();
+    let made = hoplite_testing::identity("www.example");
     let tls = server_tls(Certificates::new(&made).unwrap(), &[]).unwrap();
     let acceptor = TlsAcceptor::from(Arc::new(tls));
     let counts = Arc::<Counts>::default();

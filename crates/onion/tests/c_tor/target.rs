@@ -24,8 +24,8 @@ pub(crate) struct Served {
 
 /// Bytes of a stream, by their places: a cell that is missing, doubled or swapped is noticed.
 fn pattern(from: u64, count: usize) -> Vec<u8> {
-    let octet = |n: u64| (n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8;
-    (from..).take(count).map(octet).collect()
+    let byte = |n: u64| (n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8;
+    (from..).take(count).map(byte).collect()
 }
 
 impl Served {
@@ -71,7 +71,7 @@ pub(crate) const NAME: (&str, Ipv4Addr) = ("amber.example", Ipv4Addr::new(198, 5
 
 /// The answer to one DNS query (RFC 1035): the address, no address of that kind, or no such name.
 pub(crate) fn names(query: &[u8]) -> Vec<u8> {
-    let end = 12 + query[12..].iter().position(|octet| *octet == 0).unwrap() + 5;
+    let end = 12 + query[12..].iter().position(|byte| *byte == 0).unwrap() + 5;
     let mut name = Vec::new();
     for label in NAME.0.split('.') {
         name.push(u8::try_from(label.len()).unwrap());
@@ -92,7 +92,7 @@ pub(crate) fn names(query: &[u8]) -> Vec<u8> {
 pub(crate) async fn download(overlay: &dyn Overlay, served: &Served, count: u64) {
     let mut stream = served.ask(overlay, b'd', count).await.unwrap();
     let got = read_all(&mut stream).await.unwrap();
-    assert_eq!(got, count, "octets");
+    assert_eq!(got, count, "bytes");
 }
 
 pub(crate) async fn upload(overlay: &dyn Overlay, served: &Served, count: u64) {
@@ -103,7 +103,7 @@ pub(crate) async fn upload(overlay: &dyn Overlay, served: &Served, count: u64) {
         stream.write_all(&pattern(at, piece)).await.unwrap();
         at += piece as u64;
     }
-    assert_eq!(stream.read_u64().await.unwrap(), count, "octets arrived");
+    assert_eq!(stream.read_u64().await.unwrap(), count, "bytes arrived");
 }
 
 /// Reads to the end; every byte must be the right one.

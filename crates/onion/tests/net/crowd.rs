@@ -8,8 +8,9 @@ use std::{
 use hoplite_onion::{
     channel::{Channel, Circuit, Closed, Waiting, memory},
     path,
-    relay::{Asker, Handshakes, serve},
+    relay::{Creates, Handshakes, Policy, Requester, serve},
 };
+use hoplite_testing::soon;
 use hoplite_wire::cell::{
     Cell, Command,
     circuit::{Create2, DestroyReason, HandshakeType},
@@ -19,7 +20,6 @@ use tokio::{runtime, task::spawn_blocking};
 
 use crate::{
     raw::{self, Heard, Raw, answer, send},
-    soon,
     support::{Kind, World, known},
 };
 
@@ -28,7 +28,7 @@ const OF_ONE: usize = 4;
 
 /// The relay's end of a channel from somebody.
 #[derive(Debug)]
-struct From(Arc<memory::Memory>, Asker);
+struct From(Arc<memory::Memory>, Requester);
 
 impl Channel for From {
     fn open(&self) -> Waiting<'_, Result<Circuit, Closed>> {
@@ -43,7 +43,7 @@ impl Channel for From {
         self.0.peer()
     }
 
-    fn asker(&self) -> Asker {
+    fn requester(&self) -> Requester {
         self.1
     }
 
@@ -56,13 +56,20 @@ impl Channel for From {
 struct Scene {
     relay: Arc<hoplite_onion::relay::Relay>,
     known: path::Relay,
+    /// Another relay.
+    next: path::Relay,
 }
 
 impl Scene {
     fn new() -> Self {
+        Self::with(Creates::default())
+    }
+
+    fn with(creates: Creates) -> Self {
         let world = World::new(Duration::ZERO, Kind::default());
         let relay = world.net.relay(9, &world.network, |relay| {
             let mut config = relay.config.clone();
+            config.creates = creates;
             config.handshakes = Handshakes {
                 threads: 1,
                 waiting: WAITING,
@@ -71,19 +78,24 @@ impl Scene {
             let keys = hoplite_crypto::onion::OnionKeys::clone(&relay.keys());
             *relay =
                 hoplite_onion::relay::Relay::new(keys, world.net.dialer(Some([9; 32])), config);
+            relay.next = Arc::new(Policy::everywhere(true));
         });
         let known = known(&relay, Kind::default());
-        Self { relay, known }
+        let next = world.path.into_iter().next().expect("a relay");
+        Self { relay, known, next }
     }
 
     /// One more channel of this address, or of a relay at it.
     fn channel(&self, address: u64, is_relay: bool) -> Arc<memory::Memory> {
         let (near, far) = memory::pair(Duration::ZERO, None, Some([9; 32]));
-        let asker = Asker {
+        let requester = Requester {
             key: address,
             known: is_relay,
         };
-        tokio::spawn(serve(Arc::new(From(far, asker)), Arc::clone(&self.relay)));
+        tokio::spawn(serve(
+            Arc::new(From(far, requester)),
+            Arc::clone(&self.relay),
+        ));
         near
     }
 
@@ -100,7 +112,7 @@ impl Scene {
         circuit
     }
 
-    /// The same so many times; the relay has seen all.
+    /// The same this many times; the relay has seen all.
     async fn begin_many(&self, address: u64, circuits: usize) -> Vec<Circuit> {
         let mut begun = Vec::new();
         for _ in 0..circuits {
@@ -179,6 +191,52 @@ fn when_too_many_wait_quiet_addresses_and_relays_are_answered_and_busy_ones_refu
         assert_eq!(all(quiet).await, (6, 0));
         assert_eq!(all(crowds).await, (WAITING - 6, 40 - (WAITING - 6)));
     });
+}
+
+/// Has a circuit of this address extended to the next relay; whether it was.
+async fn extended(circuit: &mut Raw, to: &path::Relay) -> bool {
+    let (_, skin) = raw::skin(to, false);
+    circuit.ask_to_extend(Command::RELAY_EARLY, to, &skin).await;
+    match circuit.hear().await {
+        Heard::Message(0, relay::Command::EXTENDED2, ..) => true,
+        Heard::Message(0, relay::Command::TRUNCATED, _, data, _) => {
+            assert_eq!(data, [5], "RESOURCELIMIT");
+            false
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn who_has_circuits_extended_and_truncated_all_the_time_leaves_the_way_to_the_next_relay_open()
+ {
+    let scene = Scene::with(Creates {
+        client: (10_000, 1),
+        relay: (100, 1),
+    });
+    let channel = scene.channel(1, false);
+    let (mut asked, mut had) = (0, 0);
+    for _ in 0..40 {
+        let mut circuit = Raw::new(&*channel, &scene.known, false).await;
+        for _ in 0..7 {
+            asked += 1;
+            if extended(&mut circuit, &scene.next).await {
+                had += 1;
+                circuit.say(relay::Command::TRUNCATE, 0, &[]).await;
+                let heard = circuit.hear().await;
+                assert!(matches!(
+                    heard,
+                    Heard::Message(0, relay::Command::TRUNCATED, ..)
+                ));
+            }
+        }
+    }
+    assert!(had < asked, "no more than the next relay permits");
+    for address in 2..6 {
+        let channel = scene.channel(address, false);
+        let mut honest = Raw::new(&*channel, &scene.known, false).await;
+        assert!(extended(&mut honest, &scene.next).await, "{address}");
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ use hoplite_onion::{
     relay::Policy,
 };
 use hoplite_overlay::{ErrorKind, Overlay, Reason, Terms, conformance::Far};
+use hoplite_testing::soon;
 use hoplite_wire::cell::{
     Cell, Command,
     circuit::{ClientExtensions, Create2, DestroyReason, HandshakeType},
@@ -26,10 +27,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{
-    soon,
-    support::{Kind, World, known},
-};
+use crate::support::{Kind, World, known};
 
 fn config() -> Config {
     Config {
@@ -142,7 +140,8 @@ async fn a_relay_that_never_answers_is_given_up_in_time() {
     let world = World::new(Duration::from_secs(3600), Kind::default());
     let limit = Duration::from_secs(20);
     let onion = world.client(Config {
-        build: (limit, limit),
+        build: limit,
+        least_build: limit,
         ..config()
     });
     let target = "192.0.2.1:80".parse().expect("valid");
@@ -232,7 +231,7 @@ struct Turns {
 impl path::Paths for Turns {
     fn path<'a>(
         &'a self,
-        _: &'a path::Wish,
+        _: &'a path::CircuitUsage,
     ) -> channel::Waiting<'a, Result<Vec<path::Relay>, hoplite_overlay::Error>> {
         let turn = self.next.fetch_add(1, Relaxed);
         let turn = usize::try_from(turn).expect("few") % self.paths.len();

@@ -8,10 +8,11 @@ use std::{
 use hoplite_crypto::onion::ntor3;
 use hoplite_onion::{
     channel::{Channel, Dialer, Waiting, memory},
-    edge::HALF_CLOSE,
+    endpoint::HALF_CLOSE,
     path,
 };
 use hoplite_overlay::{Error, conformance::Far};
+use hoplite_testing::soon;
 use hoplite_wire::{
     Target,
     cell::{
@@ -27,7 +28,6 @@ use tokio::{
 
 use crate::{
     raw::{Heard, Peer, Raw, answer, cell, send, skin},
-    soon,
     support::{Kind, World},
 };
 
@@ -559,8 +559,8 @@ async fn xoff_stops_a_stream_of_an_exit_and_no_other() {
         soon(listener.accept()).await.expect("accepts"),
     );
     // They may have come in any order: each says which it is.
-    for (far, octet) in [(&mut one, b'a'), (&mut two, b'b')] {
-        far.write_all(&[octet]).await.expect("open");
+    for (far, byte) in [(&mut one, b'a'), (&mut two, b'b')] {
+        far.write_all(&[byte]).await.expect("open");
     }
     let heard = raw.hear().await;
     let Heard::Message(_, relay::Command::DATA, StreamId(2), ..) = heard else {

@@ -11,7 +11,8 @@ use hoplite_onion::{
     path::{self, Fixed},
     relay::{self as onion_relay, Forward},
 };
-use hoplite_overlay::{Error, ErrorKind, Overlay, Stream, Terms, conformance::Far};
+use hoplite_overlay::{Error, ErrorKind, Overlay, Terms};
+use hoplite_testing::{soon, targets};
 use hoplite_wire::cell::{
     Cell, Command,
     circuit::{Create2, Created2, DestroyReason},
@@ -21,7 +22,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::{
     raw::{answer, body, cell, data_of, send},
-    soon,
     support::{Kind, World, known},
 };
 
@@ -133,9 +133,9 @@ async fn meet(open: bool, congestion_control: bool) -> (Liar, tokio::task::JoinH
             Ok(stream) => stream,
             Err(error) => return error,
         };
-        let mut octets = [0; 4096];
+        let mut bytes = [0; 4096];
         loop {
-            match stream.read(&mut octets).await {
+            match stream.read(&mut bytes).await {
                 Ok(0) => panic!("an orderly end"),
                 Ok(_) => {}
                 Err(error) => return of(&error),
@@ -375,13 +375,7 @@ async fn carry(
 /// Opens a stream to a target that sends back what it gets, over somebody who bends one cell, and says how it ended.
 async fn bend(bent: Bent, forward: bool) -> (World, Error) {
     let world = World::new(Duration::ZERO, Kind::default());
-    let mut listener = world.far().listen().await.expect("listens");
-    let target = listener.target();
-    tokio::spawn(async move {
-        while let Ok(stream) = listener.accept().await {
-            tokio::spawn(echo(stream));
-        }
-    });
+    let target = targets::at(&world.far(), targets::echo).await;
     let (near, outer) = memory::pair(Duration::ZERO, None, Some([1; 32]));
     let (inner, served) = memory::pair(Duration::ZERO, None, Some([1; 32]));
     tokio::spawn(onion_relay::serve(served, Arc::clone(&world.relays[0])));
@@ -393,27 +387,18 @@ async fn bend(bent: Bent, forward: bool) -> (World, Error) {
         .await
         .expect("opens");
     let ended = soon(async {
-        let mut octets = vec![7; 20_000];
+        let mut bytes = vec![7; 20_000];
         loop {
-            if let Err(error) = stream.write_all(&octets).await {
+            if let Err(error) = stream.write_all(&bytes).await {
                 return error;
             }
-            if let Err(error) = stream.read_exact(&mut octets).await {
+            if let Err(error) = stream.read_exact(&mut bytes).await {
                 return error;
             }
         }
     });
     let ended = of(&ended.await);
     (world, ended)
-}
-
-async fn echo(mut stream: Stream) {
-    let mut octets = vec![0; 4096];
-    while let Ok(count @ 1..) = stream.read(&mut octets).await {
-        if stream.write_all(&octets[..count]).await.is_err() {
-            return;
-        }
-    }
 }
 
 #[tokio::test]

@@ -18,11 +18,12 @@ use hoplite_onion::{Config, channel::Waiting, relay::Directory};
 use hoplite_overlay::{
     Error, ErrorKind, Isolation, Overlay, Reason, Stream, Terms, conformance::Far,
 };
+use hoplite_testing::soon;
 use hoplite_wire::HostName;
 use support::{FAR, Kind, World};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    time::{Instant, timeout},
+    time::Instant,
 };
 
 /// The whole suite of overlays, by ntor-v3 with congestion control.
@@ -43,13 +44,6 @@ mod fixed {
         };
         World::new(Duration::ZERO, kind).subject(Config::default())
     });
-}
-
-/// A test fails rather than hangs.
-pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
-    timeout(Duration::from_secs(600), what)
-        .await
-        .expect("hangs")
 }
 
 /// Terms with a token of their own.

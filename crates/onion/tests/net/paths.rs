@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -13,39 +13,33 @@ use futures_util::future::join_all;
 use hoplite_onion::{
     Config, Onion,
     channel::Waiting,
-    path::{self, Failed, Paths, Wish},
+    path::{self, CircuitUsage, Failed, Paths},
     relay,
 };
 use hoplite_overlay::{
-    Error, ErrorKind, Overlay, Stream, Terms,
-    conformance::{Far, FarListener, Memory},
-    memory::Network,
+    Error, ErrorKind, Overlay, Stream, Terms, conformance::Memory, memory::Network,
 };
+use hoplite_testing::{seeded, soon, targets};
 use hoplite_wire::Target;
+use parking_lot::Mutex;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, split},
+    io::{AsyncReadExt, AsyncWriteExt},
     time::{Instant, sleep},
 };
 
 use crate::{
-    soon,
     support::{FAR, Kind, Net, known},
     token,
 };
 
 const LATENCY: Duration = Duration::from_millis(10);
 
-/// SplitMix64 (Steele, Lea and Flood 2014).
-struct Seeded(u64);
+/// A random number below another.
+type Random = Box<dyn FnMut(usize) -> usize + Send>;
 
-impl Seeded {
-    fn below(&mut self, below: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((z ^ (z >> 31)) % below as u64).expect("below")
-    }
+fn random(seed: u64) -> Random {
+    let mut bits = seeded(seed);
+    Box::new(move |below| usize::try_from(bits() % below as u64).expect("below"))
 }
 
 /// Chooses three relays at random, none that failed, and an exit for as many of the ports as it can.
@@ -55,7 +49,7 @@ struct Chooser {
 }
 
 struct Choices {
-    random: Seeded,
+    random: Random,
     failed: HashSet<u8>,
     /// All paths so far.
     made: Vec<[u8; 3]>,
@@ -68,7 +62,7 @@ fn number(relay: &path::Relay) -> u8 {
 impl Chooser {
     fn new(relays: Vec<path::Relay>, seed: u64) -> Arc<Self> {
         let state = Choices {
-            random: Seeded(seed),
+            random: random(seed),
             failed: HashSet::new(),
             made: Vec::new(),
         };
@@ -79,15 +73,15 @@ impl Chooser {
     }
 
     fn made(&self) -> Vec<[u8; 3]> {
-        self.state.lock().expect("not poisoned").made.clone()
+        self.state.lock().made.clone()
     }
 
     fn failed(&self) -> HashSet<u8> {
-        self.state.lock().expect("not poisoned").failed.clone()
+        self.state.lock().failed.clone()
     }
 
     fn choose(&self, ports: &[u16]) -> Vec<path::Relay> {
-        let state = &mut *self.state.lock().expect("not poisoned");
+        let state = &mut *self.state.lock();
         let fit = |relay: &&path::Relay| !state.failed.contains(&number(relay));
         let mut left: Vec<_> = self.relays.iter().filter(fit).collect();
         let exits = (0..=ports.len()).rev().find_map(|most| {
@@ -96,10 +90,10 @@ impl Chooser {
             (!places.is_empty()).then_some(places)
         });
         let exits = exits.expect("an exit");
-        let exit = left.swap_remove(exits[state.random.below(exits.len())]);
+        let exit = left.swap_remove(exits[(state.random)(exits.len())]);
         let mut path = Vec::new();
         for _ in 0..2 {
-            path.push(left.swap_remove(state.random.below(left.len())).clone());
+            path.push(left.swap_remove((state.random)(left.len())).clone());
         }
         path.push(exit.clone());
         state.made.push([&path[0], &path[1], &path[2]].map(number));
@@ -114,13 +108,13 @@ impl std::fmt::Debug for Chooser {
 }
 
 impl Paths for Chooser {
-    fn path<'a>(&'a self, wish: &'a Wish) -> Waiting<'a, Result<Vec<path::Relay>, Error>> {
-        Box::pin(async { Ok(self.choose(&wish.ports)) })
+    fn path<'a>(&'a self, usage: &'a CircuitUsage) -> Waiting<'a, Result<Vec<path::Relay>, Error>> {
+        Box::pin(async { Ok(self.choose(&usage.ports)) })
     }
 
     fn tried(&self, path: &[path::Relay], outcome: Result<(), Failed>) {
         if let Err(failed) = outcome {
-            let mut state = self.state.lock().expect("not poisoned");
+            let mut state = self.state.lock();
             state.failed.extend(path.get(failed.hop).map(number));
         }
     }
@@ -145,10 +139,7 @@ impl World {
     }
 
     async fn echo(&self) -> Target {
-        let listener = self.far.listen().await.expect("listens");
-        let target = listener.target();
-        tokio::spawn(echo(listener));
-        target
+        targets::at(&self.far, targets::echo).await
     }
 
     fn known(&self) -> Vec<path::Relay> {
@@ -164,15 +155,6 @@ impl World {
     fn circuits(&self) -> usize {
         let each = self.relays.iter().map(|relay| relay.circuits());
         each.sum::<usize>() / 3
-    }
-}
-
-async fn echo(mut listener: Box<dyn FarListener>) {
-    while let Ok(stream) = listener.accept().await {
-        tokio::spawn(async move {
-            let (mut reader, mut writer) = split(stream);
-            drop(tokio::io::copy(&mut reader, &mut writer).await);
-        });
     }
 }
 
@@ -221,11 +203,11 @@ async fn killed_at_random(seed: u64) {
     assert_eq!(made.len(), 25, "one circuit for each token");
     assert_eq!(world.circuits(), 25, "and no two tokens on one");
 
-    let mut random = Seeded(seed ^ 0xdead);
+    let mut random = random(seed ^ 0xdead);
     let mut killed = HashSet::new();
     while killed.len() < 5 {
         sleep(Duration::from_secs(1)).await;
-        let n = u8::try_from(random.below(20) + 1).expect("small");
+        let n = u8::try_from(random(20) + 1).expect("small");
         world.net.kill(n);
         killed.insert(n);
     }
@@ -392,8 +374,8 @@ async fn exits_are_taken_by_the_targets_port_and_built_ahead_for_ports_lately_us
 struct Written(Mutex<Vec<Vec<path::Relay>>>);
 
 impl Paths for Written {
-    fn path<'a>(&'a self, _: &'a Wish) -> Waiting<'a, Result<Vec<path::Relay>, Error>> {
-        let mut paths = self.0.lock().expect("not poisoned");
+    fn path<'a>(&'a self, _: &'a CircuitUsage) -> Waiting<'a, Result<Vec<path::Relay>, Error>> {
+        let mut paths = self.0.lock();
         let path = match paths.len() {
             1 => paths[0].clone(),
             _ => paths.remove(0),

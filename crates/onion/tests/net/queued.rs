@@ -6,13 +6,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use hoplite_channel::{
+    self as link, ChannelDialer, ChannelServer, Channels, Counts, How, handshake::Us,
+};
 use hoplite_crypto::{
-    Certificates, Identity,
+    Certificates,
     onion::{OnionKey, OnionKeys, identity::RelayIdentity},
     server_tls,
-};
-use hoplite_link::channel::{
-    self as link, ChannelDialer, ChannelServer, Channels, Counts, How, handshake::Us,
 };
 use hoplite_onion::{
     Config, Onion,
@@ -21,12 +21,12 @@ use hoplite_onion::{
     relay::{self, serve},
 };
 use hoplite_overlay::{Stream, Terms, memory::Network};
+use hoplite_testing::{identity, soon};
 use tokio::{io::AsyncWriteExt, time::timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
-    soon,
-    stalls::{Targets, exchange, stall, targets},
+    stalls::{Targets, exchange, greedy_and_echo, stall},
     support::{Kind, World, known},
     token,
 };
@@ -97,8 +97,7 @@ impl Exit {
 }
 
 async fn accept(network: Network, us: Us, counts: Arc<Counts>, relay: Arc<relay::Relay>) {
-    let made = Identity::generate(&["relay.example".to_owned()]).expect("made");
-    let made = Identity::from_pem(made.certificate.as_bytes(), made.key.as_bytes()).expect("read");
+    let made = identity("relay.example");
     let tls = server_tls(Certificates::new(&made).expect("one"), &[]).expect("made");
     let acceptor = TlsAcceptor::from(Arc::new(tls));
     let bounds = link::Config {
@@ -128,7 +127,7 @@ async fn fill(onion: &Onion, other: &Onion, targets: &Targets, exit: &Exit) -> V
         let queued = exit.counts.queued();
         assert!(
             queued <= MOST,
-            "{queued} octets wait with {} circuits",
+            "{queued} bytes wait with {} circuits",
             n + 1
         );
         soon(exchange(other, &targets.echo, &Terms::default())).await;
@@ -139,7 +138,7 @@ async fn fill(onion: &Onion, other: &Onion, targets: &Targets, exit: &Exit) -> V
 #[tokio::test(start_paused = true)]
 async fn an_exit_whose_targets_read_nothing_keeps_to_its_bound_and_serves_other_circuits() {
     let world = World::new(Duration::from_millis(5), Kind::default());
-    let (exit, targets) = (Exit::start(&world), targets(&world).await);
+    let (exit, targets) = (Exit::start(&world), greedy_and_echo(&world).await);
     let [onion, other] = CLIENTS.map(|from| exit.client(from));
     let streams = fill(&onion, &other, &targets, &exit).await;
     let told = exit.counts.hoarders.get();

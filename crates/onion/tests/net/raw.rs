@@ -8,13 +8,12 @@ use hoplite_onion::{
     channel::{self, Channel},
     path,
 };
+use hoplite_testing::soon;
 use hoplite_wire::cell::{
     BODY, Cell, CircuitId, Command,
     circuit::{ClientExtensions, Create2, Created2, DestroyReason, Extend2, HandshakeType},
     relay::{self, Header, Message, StreamId},
 };
-
-use crate::soon;
 
 /// One circuit of it.
 pub(crate) struct Raw {
@@ -177,8 +176,8 @@ pub(crate) fn skin(relay: &path::Relay, congestion_control: bool) -> (ntor3::Cli
 }
 
 /// The id is set by the channel.
-pub(crate) fn cell(command: Command, octet: u8) -> Cell {
-    let filled = |body: &mut BytesMut| body.extend_from_slice(&[octet; BODY]);
+pub(crate) fn cell(command: Command, byte: u8) -> Cell {
+    let filled = |body: &mut BytesMut| body.extend_from_slice(&[byte; BODY]);
     Cell::new(CircuitId::CHANNEL, command, filled).expect("fits")
 }
 

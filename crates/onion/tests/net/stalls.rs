@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use hoplite_onion::{Config, Onion};
-use hoplite_overlay::{
-    Overlay, Stream, Terms,
-    conformance::{Far, FarListener},
-};
+use hoplite_overlay::{Overlay, Stream, Terms};
+use hoplite_testing::{soon, targets};
 use hoplite_wire::Target;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, split},
@@ -15,7 +13,6 @@ use tokio::{
 };
 
 use crate::{
-    soon,
     support::{Kind, World},
     token,
 };
@@ -28,30 +25,12 @@ pub(crate) struct Targets {
     pub(crate) echo: Target,
 }
 
-pub(crate) async fn targets(world: &World) -> Targets {
-    let greedy = world.far().listen().await.expect("listens");
-    let echo = world.far().listen().await.expect("listens");
-    let targets = Targets {
-        greedy: greedy.target(),
-        echo: echo.target(),
-    };
-    tokio::spawn(each(greedy, |mut stream| async move {
-        while stream.write_all(&[9; 4096]).await.is_ok() {}
-    }));
-    tokio::spawn(each(echo, |stream| async move {
-        let (mut reader, mut writer) = split(stream);
-        drop(tokio::io::copy(&mut reader, &mut writer).await);
-        drop(writer.shutdown().await);
-    }));
-    targets
-}
-
-async fn each<F: Future<Output = ()> + Send + 'static>(
-    mut listener: Box<dyn FarListener>,
-    serve: impl Fn(Stream) -> F,
-) {
-    while let Ok(stream) = listener.accept().await {
-        tokio::spawn(serve(stream));
+pub(crate) async fn greedy_and_echo(world: &World) -> Targets {
+    let talk =
+        |mut stream: Stream| async move { while stream.write_all(&[9; 4096]).await.is_ok() {} };
+    Targets {
+        greedy: targets::at(&world.far(), talk).await,
+        echo: targets::at(&world.far(), targets::echo).await,
     }
 }
 
@@ -92,7 +71,10 @@ async fn a_stalled_stream_changes_nothing_for_another_of_its_circuit() {
             ..Kind::default()
         };
         let world = World::new(LATENCY, kind);
-        let (onion, targets) = (world.client(Config::default()), targets(&world).await);
+        let (onion, targets) = (
+            world.client(Config::default()),
+            greedy_and_echo(&world).await,
+        );
         let terms = Terms::default();
         soon(exchange(&onion, &targets.echo, &terms)).await;
         let alone = soon(exchange(&onion, &targets.echo, &terms)).await;
@@ -109,7 +91,11 @@ async fn a_stalled_stream_changes_nothing_for_another_of_its_circuit() {
 #[tokio::test(start_paused = true)]
 async fn stalled_circuits_change_nothing_for_a_hundred_others_on_the_same_channels() {
     let world = World::new(LATENCY, Kind::default());
-    let (onion, targets) = (world.client(Config::default()), targets(&world).await);
+    let config = Config {
+        isolated: 128,
+        ..Config::default()
+    };
+    let (onion, targets) = (world.client(config), greedy_and_echo(&world).await);
     let all = async || {
         let each = (0..100).map(async |n| {
             let terms = token(n);

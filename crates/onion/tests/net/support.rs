@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
@@ -19,6 +19,7 @@ use hoplite_overlay::{
     conformance::{Memory, Subject},
     memory::Network,
 };
+use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
 /// Where targets are.
@@ -52,28 +53,22 @@ impl Dialer for Dial {
     ) -> Waiting<'a, Result<Arc<dyn Channel>, Error>> {
         Box::pin(async move {
             let id = relay.keys.ed25519;
-            let mut channels = self.channels.lock().expect("not poisoned");
+            let mut channels = self.channels.lock();
             if let Some(channel) = channels.get(&id).filter(|channel| !channel.is_closed()) {
                 return Ok(Arc::clone(channel) as Arc<dyn Channel>);
             }
-            let there = self
-                .net
-                .relays
-                .lock()
-                .expect("not poisoned")
-                .get(&id)
-                .cloned();
+            let there = self.net.relays.lock().get(&id).cloned();
             let there =
                 there.ok_or_else(|| Error::new(ErrorKind::PathFailed, "dialling a relay"))?;
             let (near, far) = memory::pair(self.net.latency, self.me, Some(id));
-            let silent = self.net.silent.lock().expect("not poisoned").contains(&id);
+            let silent = self.net.silent.lock().contains(&id);
             let serving = if !silent {
                 tokio::spawn(serve(far, there))
             } else {
                 tokio::spawn(hold(far))
             };
             let serving = serving.abort_handle();
-            let mut all = self.net.serving.lock().expect("not poisoned");
+            let mut all = self.net.serving.lock();
             all.entry(id).or_default().push(serving);
             drop(all);
             channels.insert(id, Arc::clone(&near));
@@ -142,7 +137,7 @@ impl Net {
         });
         change(&mut made);
         let made = Arc::new(made);
-        let mut relays = self.relays.lock().expect("not poisoned");
+        let mut relays = self.relays.lock();
         relays.insert([n; 32], Arc::clone(&made));
         made
     }
@@ -150,29 +145,29 @@ impl Net {
     /// A relay that dies with all circuits through it.
     pub(crate) fn kill(&self, n: u8) {
         self.stop(n);
-        let mut all = self.serving.lock().expect("not poisoned");
+        let mut all = self.serving.lock();
         let serving = all.remove(&[n; 32]).unwrap_or_default();
         serving.iter().for_each(AbortHandle::abort);
     }
 
     /// A relay that loses the first of its channels, whoever dialled it, and keeps the others.
     pub(crate) fn sever(&self, n: u8) {
-        let mut all = self.serving.lock().expect("not poisoned");
+        let mut all = self.serving.lock();
         let serving = all.get_mut(&[n; 32]).expect("channels");
         serving.remove(0).abort();
     }
 
     /// A relay that takes channels and circuits from now on, and says nothing on them.
     pub(crate) fn silence(&self, n: u8) {
-        self.silent.lock().expect("not poisoned").insert([n; 32]);
-        let mut all = self.serving.lock().expect("not poisoned");
+        self.silent.lock().insert([n; 32]);
+        let mut all = self.serving.lock();
         let serving = all.remove(&[n; 32]).unwrap_or_default();
         serving.iter().for_each(AbortHandle::abort);
     }
 
     /// A relay that is gone: nobody answers at its address any more.
     pub(crate) fn stop(&self, n: u8) {
-        self.relays.lock().expect("not poisoned").remove(&[n; 32]);
+        self.relays.lock().remove(&[n; 32]);
     }
 }
 

@@ -1,25 +1,20 @@
 //! Streams of one token that want a circuit at the same time: who waits for whom, and how many circuits are built for them.
 
-use std::{
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use hoplite_onion::{
     Config, Onion,
     channel::Waiting,
-    path::{self, Paths, Wish},
+    path::{self, CircuitUsage, Paths},
 };
 use hoplite_overlay::{Error, Isolation, Overlay, Terms, conformance::Far};
+use hoplite_testing::soon;
 use hoplite_wire::Target;
+use parking_lot::Mutex;
 use tokio::{task::JoinSet, time::Instant};
 
-use crate::{
-    soon,
-    support::{FAR, Kind, World, known},
-};
+use crate::support::{FAR, Kind, World, known};
 
 /// The exit that says nothing serves this port alone, and no other exit does.
 const DEAD: u16 = 6667;
@@ -34,15 +29,15 @@ struct ByPort {
 
 impl ByPort {
     fn asked_for(&self, port: u16) -> usize {
-        let asked = self.asked.lock().expect("not poisoned");
+        let asked = self.asked.lock();
         asked.iter().filter(|other| **other == port).count()
     }
 }
 
 impl Paths for ByPort {
-    fn path<'a>(&'a self, wish: &'a Wish) -> Waiting<'a, Result<Vec<path::Relay>, Error>> {
-        self.asked.lock().expect("not poisoned").extend(&wish.ports);
-        let path = if wish.ports.contains(&DEAD) {
+    fn path<'a>(&'a self, usage: &'a CircuitUsage) -> Waiting<'a, Result<Vec<path::Relay>, Error>> {
+        self.asked.lock().extend(&usage.ports);
+        let path = if usage.ports.contains(&DEAD) {
             self.to_dead.clone()
         } else {
             self.to_others.clone()
@@ -141,7 +136,8 @@ async fn a_port_whose_circuit_does_not_come_about_holds_up_no_other_stream_of_it
     );
     assert!(stuck.try_join_next().is_none(), "those still wait");
     assert_eq!(scene.paths.asked_for(DEAD), 1, "one circuit for all five");
-    while let Some(ended) = soon(stuck.join_next()).await {
+    // Three attempts of twenty seconds take longer than a test's patience.
+    while let Some(ended) = stuck.join_next().await {
         ended.expect("no panic").expect_err("nobody serves it");
     }
     // Each has had its three attempts, and they shared them.

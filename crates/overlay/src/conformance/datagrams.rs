@@ -94,7 +94,7 @@ pub async fn datagrams_keep_their_boundaries(subject: &Subject) {
     server.abort();
 }
 
-/// A batch is so many datagrams, the last of them shorter.
+/// A batch is this many datagrams, the last of them shorter.
 pub async fn a_batch_arrives_payload_by_payload(subject: &Subject) {
     let (target, server) = subject.echo_socket().await;
     let Some(flow) = subject.flow(&target).await else {

@@ -27,10 +27,10 @@ use crate::{Error, ErrorKind, Reason};
 const READ_BUFFER: usize = 64 * 1024;
 
 /// How many unused read buffers a thread keeps for its next reader.
-const SPARE_BUFFERS: usize = 4;
+const MAX_SPARE_BUFFERS: usize = 4;
 
 thread_local! {
-    static SPARE: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };
+    static SPARE_BUFFERS: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A TCP connection. Dropped before both sides have ended, it is reset.
@@ -45,15 +45,8 @@ pub struct TcpFlow {
 /// The mark of its packets, and when it is given up.
 pub(super) type How = (Option<u32>, Option<Silence>);
 
-/// Connects to whichever of `addresses` answers first (RFC 8305).
-///
-/// # Errors
-/// The most telling error of all attempts.
-pub async fn connect_tcp(addresses: &[SocketAddr]) -> Result<TcpFlow, Error> {
-    connect_socket(addresses).await.map(TcpFlow::new)
-}
-
-/// [`connect_tcp`] with a mark on every packet, for the system's routing rules and filters (setting one needs CAP_NET_ADMIN), and an end to silence.
+/// Connects to whichever of `addresses` answers first (RFC 8305): with a mark on every packet, for the system's routing rules and filters
+/// (setting one needs CAP_NET_ADMIN), and an end to silence.
 pub(super) async fn connect_as(addresses: &[SocketAddr], how: How) -> Result<TcpFlow, Error> {
     let attempt = |address| connect(address, how);
     race(addresses, attempt).await.map(TcpFlow::new)
@@ -157,7 +150,7 @@ impl TcpFlow {
 }
 
 fn spare_buffer() -> BytesMut {
-    let spare = SPARE.with_borrow_mut(Vec::pop);
+    let spare = SPARE_BUFFERS.with_borrow_mut(Vec::pop);
     spare.unwrap_or_else(|| BytesMut::with_capacity(READ_BUFFER))
 }
 
@@ -166,8 +159,8 @@ fn keep_buffer(mut buffer: BytesMut) {
     if !buffer.try_reclaim(READ_BUFFER) {
         return;
     }
-    SPARE.with_borrow_mut(|spare| {
-        if spare.len() < SPARE_BUFFERS {
+    SPARE_BUFFERS.with_borrow_mut(|spare| {
+        if spare.len() < MAX_SPARE_BUFFERS {
             spare.push(buffer);
         }
     });
@@ -250,7 +243,7 @@ impl Drop for TcpFlow {
 // Knows nothing of sockets.
 
 /// The Connection Attempt Delay of RFC 8305 §8.
-pub const STAGGER: Duration = Duration::from_millis(250);
+const STAGGER: Duration = Duration::from_millis(250);
 
 /// Addresses of both families by turns; the resolver's first choice stays first (RFC 8305 §4).
 pub(super) fn interleaved(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
@@ -309,7 +302,7 @@ fn no_address() -> Error {
 /// How long the other end may be silent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Silence {
-    /// What was sent may be for so long without an acknowledgement, or the other end without room for more (TCP_USER_TIMEOUT).
+    /// What was sent may be for this long without an acknowledgement, or the other end without room for more (TCP_USER_TIMEOUT).
     pub most: Duration,
     /// When nothing was sent for `after`, the other end is asked, and then again each `again`; unanswered ones count up to `most` from its
     /// last word. `None`: it is not asked.

@@ -189,7 +189,8 @@ async fn connect_far(socket: &UdpSocket, flow: &UdpFlow) -> UdpFlow {
 async fn an_idle_flow_owns_no_read_buffer() {
     let (listener, target) = listener().await;
     let address = target.socket_addr().expect("an address");
-    let mut flow = connect_tcp(&[address]).await.expect("connects");
+    let socket = connect_socket(&[address]).await.expect("connects");
+    let mut flow = TcpFlow::new(socket);
     let (mut far, _) = listener.accept().await.expect("accepted");
     far.write_all(&[9; 1000]).await.expect("written");
     let mut got = [0; 400];

@@ -20,13 +20,13 @@ use tokio::{
 };
 
 use super::{Fault, Network, What, arrival, target_failed};
-use crate::{Asked, Error, Reason};
+use crate::{Error, PendingStream, Reason};
 
 /// How many bytes may be under way in one direction; then the writer waits.
 const WINDOW: usize = 256 * 1024;
 
 /// The largest piece, in bytes: what the eavesdropper sees as one packet.
-const PIECE: usize = 16 * 1024;
+const MAX_SEGMENT: usize = 16 * 1024;
 
 /// One direction.
 pub(super) struct Pipe(Mutex<PipeState>);
@@ -169,7 +169,7 @@ impl MemoryStream {
         if state.reset || state.ended.is_some() {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let count = buf.len().min(PIECE).min(WINDOW - state.bytes);
+        let count = buf.len().min(MAX_SEGMENT).min(WINDOW - state.bytes);
         if count == 0 && !buf.is_empty() {
             state.writer = Some(cx.waker().clone());
             return Poll::Pending;
@@ -194,7 +194,7 @@ impl MemoryStream {
     }
 }
 
-impl Asked for MemoryStream {
+impl PendingStream for MemoryStream {
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         let Some(answer) = &mut self.answer else {
             return Poll::Ready(Ok(()));

@@ -8,7 +8,7 @@ use std::{
 
 use bytes::{BufMut, BytesMut};
 use hoplite_wire::{
-    quic::{Ack, Content, Frames, kind},
+    quic_frames::{Ack, Content, Frames, kind},
     varint,
 };
 
@@ -59,7 +59,7 @@ const PACKET_THRESHOLD: u64 = 3;
 /// By so much the packets of one tunnel differ that carry full packets of another: an ACK frame of some ranges, longer numbers.
 const SIZE_TOLERANCE: u16 = 32;
 
-/// So many packets that were sent last are known.
+/// This many packets that were sent last are known.
 const MAX_TRACKED: usize = 4096;
 
 /// What is known of the packets that one connection has sent.
@@ -224,7 +224,7 @@ fn is_forgettable(mut frames: Frames<'_>) -> bool {
 // the largest packets of all came after them: tunnels' packets differ in size by a few bytes, and so one queue that overflowed would cost
 // them most of their size. A path that really takes no large packets acknowledges none of them, however it is told.
 
-/// So many losses at once do no harm, even if one or two that were told before still look suspicious.
+/// This many losses at once do no harm, even if one or two that were told before still look suspicious.
 const HARMLESS_LOSSES: usize = 1;
 
 /// No more parts than stacks keep ranges: what a peer tells costs no more than that.
@@ -233,7 +233,7 @@ const MAX_PARTS: usize = 64;
 /// An earlier part is as if it had been held back for longer; beyond this, the sender's stack would take that for the path's length.
 const MAX_ACK_AGE: Duration = Duration::from_millis(20);
 
-/// When packets were sent is noted this often, until they are acknowledged, and so many times at most.
+/// When packets were sent is noted this often, until they are acknowledged, and this many times at most.
 const NOTE_INTERVAL: Duration = Duration::from_millis(1);
 
 const MAX_NOTES: usize = 512;

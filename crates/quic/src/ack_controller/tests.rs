@@ -152,13 +152,13 @@ fn datagrams_that_are_not_acknowledged_arrive_and_only_probes_are_answered() {
 fn a_probe_adds_nothing_to_a_stream_that_fills_its_packet() {
     let ack_controller = governed("none", 0).ack_controller.unwrap();
     // A datagram, and bytes from the fifth on of stream 4, without a length.
-    let mut payload = BytesMut::from(&b"\x31\x02dg\x0c\x04\x05octets"[..]);
+    let mut payload = BytesMut::from(&b"\x31\x02dg\x0c\x04\x05bytes"[..]);
     ack_controller.received(0, &mut payload, Instant::now);
     assert_eq!(read(&ack_controller), [&b"dg"[..]]);
     let frames: Vec<_> = Frames::new(&payload).map(Result::unwrap).collect();
     let probes = frames.iter().filter(|frame| frame.kind == 0x1f).count();
     assert_eq!(probes, 1, "the first datagram is a reason for a probe");
-    assert!(payload.ends_with(b"\x0c\x04\x05octets"), "{payload:?}");
+    assert!(payload.ends_with(b"\x0c\x04\x05bytes"), "{payload:?}");
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn a_reader_is_woken_and_a_slow_one_loses_the_oldest() {
         inbox: 3 * (1000 + size_of::<Bytes>()),
         ..Bounds::default()
     });
-    ack_controller.set(AckPolicy::Never, 0);
+    ack_controller.set(AckPolicy::NoAcks, 0);
     let hooks = Hooks {
         ack_controller: Some(ack_controller.clone()),
         ..governed("none", 0)
@@ -391,7 +391,7 @@ fn an_absurd_request_of_a_peer_becomes_a_ping() {
 #[test]
 fn a_malformed_packet_is_left_to_the_stack() {
     let ack_controller = AckController::new(Bounds::default());
-    ack_controller.set(AckPolicy::Never, 1000);
+    ack_controller.set(AckPolicy::NoAcks, 1000);
     for (number, bytes) in [&[0x31, 5, 1][..], &[0x30][..], &[0x7f, 0xff], &[0x40], &[]]
         .into_iter()
         .enumerate()
@@ -467,7 +467,7 @@ proptest! {
         packets in proptest::collection::vec((0_u64..1 << 62, proptest::collection::vec(frame(), 1..5)), 1..20),
     ) {
         let ack_controller = AckController::new(Bounds::default());
-        ack_controller.set(AckPolicy::Never, 0);
+        ack_controller.set(AckPolicy::NoAcks, 0);
         let now = Instant::now();
         for (number, frames) in packets {
             let bytes = frames.concat();

@@ -41,7 +41,7 @@ pub(crate) fn now() -> Instant {
 pub(crate) struct Harm {
     /// Of a thousand packets, so many are lost.
     pub(crate) lost: u64,
-    /// Of a thousand packets, so many arrive twice.
+    /// Of a thousand packets, this many arrive twice.
     pub(crate) doubled: u64,
     /// Larger packets are lost; 0 is no limit.
     pub(crate) largest: usize,
@@ -190,12 +190,12 @@ impl Pair {
         (self.random >> 33) % 1000
     }
 
-    /// Sends so many datagrams of 1000 bytes from an end, one per `every`; each is another one.
+    /// Sends this many datagrams of 1000 bytes from an end, one per `every`; each is another one.
     pub(crate) fn send(&mut self, end: usize, count: usize, every: Duration) {
         self.send_sized(end, count, every, |_| 1000);
     }
 
-    /// Sends so many datagrams, each as large as `size` makes of a number below 1000.
+    /// Sends this many datagrams, each as large as `size` makes of a number below 1000.
     pub(crate) fn send_sized(
         &mut self,
         end: usize,

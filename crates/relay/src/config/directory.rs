@@ -1,66 +1,44 @@
 //! `[directory]` in the relay's file: what the relay says of itself, and to which authorities, and whose list says which relays are known.
 //! The binary signs the one and hands it in, and fetches the other.
 
-use std::{net::SocketAddr, str::FromStr};
+use std::net::SocketAddr;
 
 use hoplite_wire::{
     Target,
-    directory::{ADDRESSES, FAMILY, Key, is_word},
+    directory::{ADDRESSES, FAMILY, Key, Source, is_word},
 };
 use serde::Deserialize;
 
-use super::{ConfigError, text};
+use super::ConfigError;
 
 /// What the relay says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Directory {
-    /// `host:port` of each authority to which the descriptor is handed in. Default: none.
-    #[serde(deserialize_with = "text::list")]
+    /// `host:port` of each authority to which the descriptor is handed in.
+    #[serde(deserialize_with = "hoplite_config::list")]
     pub publish: Vec<Target>,
-    /// The known authorities, `KEY@host:port`: the relays of the list that they sign are known to this one. Default: none.
-    #[serde(deserialize_with = "text::list")]
-    pub authorities: Vec<Authority>,
-    /// How many of them must have signed the list; 0 is as few as are safe. Default: 0.
+    /// The known authorities, `KEY@host:port`: the relays of the list that they sign are known to this one.
+    #[serde(deserialize_with = "hoplite_config::list")]
+    pub authorities: Vec<Source>,
+    /// How many of them must have signed the list; 0 is as few as are safe.
     pub threshold: usize,
-    /// How many of them may be hostile without two lists being right at one time, a number or `"third"` (none here): fewer than a third. Default: third.
-    #[serde(deserialize_with = "text::or_third")]
+    /// How many of them may be hostile without two lists being right at one time, a number or `"third"` (none here): fewer than a third.
+    #[serde(deserialize_with = "hoplite_config::or_third")]
     pub hostile: Option<usize>,
-    /// Where clients reach the relay, the best first. Default: `listen`, if no wildcard is in it.
+    /// Where clients reach the relay, the best first. Empty: `listen`, if no wildcard is in it.
     pub addresses: Vec<SocketAddr>,
-    /// Where the relay stands: a word. Default: not said.
+    /// Where the relay stands: a word.
     pub region: Option<String>,
-    /// Who runs it: a word. Default: not said.
+    /// Who runs it: a word.
     pub operator: Option<String>,
-    /// The keys (`ed25519:…`) of other relays of the same operator; each of them must name this one too. Default: none.
-    #[serde(deserialize_with = "text::list")]
+    /// The keys (`ed25519:…`) of other relays of the same operator; each of them must name this one too.
+    #[serde(deserialize_with = "hoplite_config::list")]
     pub family: Vec<Key>,
-    /// What the relay can carry, in bytes a second. Default: 1250000 (10 Mbit/s).
+    /// What the relay can carry, in bytes a second.
     pub bandwidth: u64,
-    /// How often the descriptor is handed in, in seconds. Default: 3600.
+    /// How often the descriptor is handed in, in seconds.
     pub every: u64,
-}
-
-/// Where an authority answers, and its key: `"ed25519:…@host:port"`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Authority {
-    /// Who it is.
-    pub key: Key,
-    /// Host and port of its HTTP.
-    pub address: Target,
-}
-
-impl FromStr for Authority {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, &'static str> {
-        let expected = "expected \"ed25519:…@host:port\"";
-        let (key, address) = text.split_once('@').ok_or(expected)?;
-        Ok(Self {
-            key: key.parse().map_err(|_| expected)?,
-            address: address.parse().map_err(|_| expected)?,
-        })
-    }
 }
 
 impl Default for Directory {

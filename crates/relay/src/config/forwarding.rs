@@ -11,15 +11,14 @@ const IDS: std::ops::RangeInclusive<usize> = 2..=256;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Forwarding {
-    /// Forward the packets of clients that ask for it. Default: true.
+    /// Forward the packets of clients that ask for it.
     pub enabled: bool,
     /// Accept the transform that leaves packets as they are, by which whoever sees both sides of the relay can match them.
-    /// Default: false.
     pub identity: bool,
     /// How many connection ids a flow may have registered at a time, 2 to 256. One whose target is a relay has those of every flow
-    /// inside that relay's. Default: 64.
+    /// inside that relay's.
     pub ids_per_flow: usize,
-    /// How many all flows of all clients may have registered; what finds no place stays tunnelled. Default: 262144.
+    /// How many all flows of all clients may have registered; what finds no place stays tunnelled.
     pub ids: usize,
 }
 
@@ -42,12 +41,11 @@ impl Forwarding {
                 "expected a number above 0",
             ));
         }
-        match IDS.contains(&self.ids_per_flow) {
-            true => Ok(()),
-            false => {
-                let problem = format!("expected 2 to 256, found {}", self.ids_per_flow);
-                Err(ConfigError::new("forwarding.ids_per_flow", problem))
-            }
+        if IDS.contains(&self.ids_per_flow) {
+            Ok(())
+        } else {
+            let problem = format!("expected 2 to 256, found {}", self.ids_per_flow);
+            Err(ConfigError::new("forwarding.ids_per_flow", problem))
         }
     }
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use super::{ConfigError, text};
+use super::ConfigError;
 
 /// How many bytes of a TUN device's name the kernel keeps.
 const NAME: usize = 15;
@@ -17,27 +17,27 @@ const LEAST_BITS: u8 = 2;
 #[serde(default, deny_unknown_fields)]
 pub struct Ip {
     /// Whether an egress serves flows of IP packets. Without a device these are ICMP echoes, by the system's ping sockets, which
-    /// the relay's group must be allowed to open (`net.ipv4.ping_group_range`); where it is not, the answer is 501. Default: true.
+    /// the relay's group must be allowed to open (`net.ipv4.ping_group_range`); where it is not, the answer is 501.
     pub enabled: bool,
     /// The TUN device that packets of all protocols leave by and come back from. The operator makes it and gives it a route back, a
-    /// masquerade and the pools; the relay opens it. Default: none, echoes alone.
+    /// masquerade and the pools; the relay opens it. Without one: echoes alone.
     pub device: Option<String>,
     /// What clients are given their addresses from, at most one network of each family; the second address of each is for the device.
-    /// They are seen on the device and nowhere else. Default: `["100.96.0.0/16", "fd68:6f70:6970::/64"]`.
-    #[serde(deserialize_with = "text::list")]
+    /// They are seen on the device and nowhere else.
+    #[serde(deserialize_with = "hoplite_config::list")]
     pub pools: Vec<IpNet>,
-    /// Open flows of packets of all clients; more are answered 429. Default: 16384.
+    /// Open flows of packets of all clients; more are answered 429.
     pub flows: usize,
-    /// The same of one client. Default: 2048.
+    /// Open flows of packets of one client; more are answered 429.
     pub flows_per_client: usize,
     /// Echo identifiers (one for each `ping`) that a flow may use at a time; each holds a socket. The one that was used longest ago makes
-    /// room. Default: 16.
+    /// room.
     pub idents_per_flow: usize,
-    /// Echo requests that a flow may send in a second; more are dropped. 0 is no limit. Default: 100.
+    /// Echo requests that a flow may send in a second; more are dropped. 0 is no limit.
     pub echoes_per_second: u32,
-    /// The same of one client, over all its flows. Default: 1000.
+    /// Echo requests that a client may send in a second, over all its flows; more are dropped. 0 is no limit.
     pub echoes_per_client: u32,
-    /// The same of all clients; each has an equal share, and what others leave. Default: 10000.
+    /// Echo requests of all clients in a second; 0 is no limit. Each has an equal share, and what others leave.
     pub echoes: u32,
 }
 

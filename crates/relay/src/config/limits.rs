@@ -4,93 +4,93 @@
 
 use std::time::Duration;
 
+use hoplite_config::above_zero;
 use serde::Deserialize;
 
-use super::{ConfigError, text};
+use super::ConfigError;
 
 /// How much of everything.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
     /// Open connections of all clients; a newcomer takes the place of one without a request, else of one of the client that has most, or is refused.
-    /// Default: 65536.
     pub connections: usize,
     /// Open connections from one address (an IPv6 /56). An egress sees all users of an ingress at the ingress's
-    /// address: keep it high there. Default: 4096.
+    /// address: keep it high there.
     pub connections_per_client: usize,
     /// Connections of all clients that have not had a request admitted yet, their handshakes included: a newcomer takes the place of the oldest of
-    /// the address with the most of them. Default: 8192.
+    /// the address with the most of them. They are fewer where they could take more than a third of `memory`, with twice as many that leave.
     pub waiting: usize,
-    /// The same from one address (an IPv6 /56): a newcomer takes the place of its oldest. Default: 1024.
+    /// Connections from one address (an IPv6 /56) that have not had a request admitted yet: a newcomer takes the place of its oldest.
     pub waiting_per_client: usize,
     /// Unfinished QUIC handshakes on each shard with addresses that are not proven; above it clients prove theirs first (Retry, RFC 9000 §8.1.2), which
-    /// costs them a round trip. 0: all do. Default: 128.
+    /// costs them a round trip. 0: all do.
     pub handshakes: usize,
-    /// The same with one address (an IPv6 /56). Default: 32.
+    /// Unfinished QUIC handshakes on each shard with one address (an IPv6 /56) that is not proven.
     pub handshakes_per_client: usize,
-    /// Open requests (tunnels) of all clients; each holds a socket. Default: 262144.
+    /// Open requests (tunnels) of all clients; each holds a socket.
     pub requests: usize,
-    /// Open requests of one client; more are answered 429. Default: 32768.
+    /// Open requests of one client; more are answered 429.
     pub requests_per_client: usize,
     /// Open UDP tunnels of all clients, each of which holds one of the host's ports; more are answered 429. 0: seven eighths of those that the
-    /// system gives out (`net.ipv4.ip_local_port_range`), so that the resolver has some. Default: 0.
+    /// system gives out (`net.ipv4.ip_local_port_range`), so that the resolver has some.
     pub udp_tunnels: usize,
-    /// Open requests on one connection; the transport makes clients wait for the next. Default: 16384.
+    /// Open requests on one connection; the transport makes clients wait for the next.
     pub requests_per_connection: u32,
-    /// Requests that a client may break off each second on one connection before they are answered, and so many at once; malformed ones and streams without
+    /// Requests that a client may break off each second on one connection before they are answered, and this many at once; malformed ones and streams without
     /// a use count too. Above it the connection is closed (ENHANCE_YOUR_CALM, H3_EXCESSIVE_LOAD): a device whose program scans ports stays far below. 0 is no
-    /// limit. Default: 5000.
+    /// limit.
     pub abandoned: u32,
     /// Payload of all clients, both ways together, in bit/s; 0 is no limit. Of it each client that has a request open has an equal share,
-    /// and what others leave. Default: 0.
+    /// and what others leave.
     pub bandwidth: u64,
-    /// Payload of one client, both ways together, in bit/s; 0 is no limit. Default: 0.
+    /// Payload of one client, both ways together, in bit/s; 0 is no limit.
     pub bandwidth_per_client: u64,
     /// Names that are looked up for one client in a second, a second's worth of them at once: its DNS queries, and the targets of its tunnels
-    /// that are names; more are answered 429. 0 is no limit. Default: 1000.
+    /// that are names; more are answered 429. 0 is no limit.
     pub queries_per_client: u32,
-    /// Look-ups under way, of all clients; each holds a socket. Default: 4096.
+    /// Look-ups under way, of all clients; each holds a socket.
     pub lookups: usize,
-    /// The largest DNS query, in bytes, at least 512. Default: 2048.
+    /// The largest DNS query, in bytes, at least 512.
     pub query: usize,
-    /// How long a client's handshake and first settings may take, in seconds. Default: 10.
-    #[serde(with = "text::seconds")]
+    /// How long a client's handshake and first settings may take, in seconds.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub handshake: Duration,
     /// How long a connection may be open until a first request is admitted on it, or a first circuit begun, in seconds; 0 is for ever. Clients keep
-    /// one or two in reserve, and open them again. Default: 300.
-    #[serde(with = "text::seconds")]
+    /// one or two in reserve, and open them again.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub first_request: Duration,
-    /// How long a connection without any packet is kept, in seconds. Default: 60.
-    #[serde(with = "text::seconds")]
+    /// How long a connection without any packet is kept, in seconds.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub idle_connection: Duration,
-    /// How long a TCP tunnel without any byte is kept, in seconds; 0 is for ever. Default: 1800.
-    #[serde(with = "text::seconds")]
+    /// How long a TCP tunnel without any byte is kept, in seconds; 0 is for ever.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub idle_stream: Duration,
     /// How long a UDP tunnel without any datagram is kept, in seconds; 0 is for ever. RFC 9298 §3.1 wants at
-    /// least two minutes. Default: 180.
-    #[serde(with = "text::seconds")]
+    /// least two minutes.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub idle_datagrams: Duration,
-    /// How long a name may take to resolve, in seconds. Default: 5.
-    #[serde(with = "text::seconds")]
+    /// How long a name may take to resolve, in seconds.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub resolve: Duration,
-    /// How long a target may take to accept a TCP connection, in seconds. Default: 10.
-    #[serde(with = "text::seconds")]
+    /// How long a target may take to accept a TCP connection, in seconds.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub connect: Duration,
     /// The largest header section of a request, in bytes as RFC 9114 §4.2.2 counts; HTTP/1.1 reads 8192 in any
-    /// case. Default: 16384.
+    /// case.
     pub header: usize,
-    /// What streams of all clients may take of memory, in bytes: what they may send before it is read, and what waits for them. Connections have little of
-    /// it at first and more as they move more; when it is short, whoever has most makes room. 0: a quarter of the machine's memory, or of what the
-    /// process may use of it. Default: 0.
+    /// What connections of all clients may take of memory, in bytes: 64 KiB each, what their streams may send before it is read, and what waits for them.
+    /// They have little of it at first and more as they move more; when it is short, whoever has most makes room. 0: a quarter of the machine's memory, or of what the
+    /// process may use of it.
     pub memory: u64,
     /// Received stream data kept for one connection whose targets read slowly, in bytes, at most: when that much waits, no further flow of the
-    /// connection can begin. Default: 67108864.
+    /// connection can begin.
     pub connection_window: u32,
-    /// The same for one tunnel, in bytes. Default: 1048576.
+    /// Received stream data kept for one tunnel whose target reads slowly, in bytes, at most.
     pub stream_window: u32,
-    /// Datagrams waiting to be sent to one client, in bytes; the newest are dropped. Default: 524288.
+    /// Datagrams waiting to be sent to one client, in bytes; the newest are dropped.
     pub datagram_buffer: usize,
-    /// How many threads serve; 0 is one for each core. Default: 0.
+    /// How many threads serve; 0 is one for each core.
     pub shards: usize,
 }
 
@@ -161,9 +161,7 @@ impl Limits {
             ("limits.resolve", self.resolve.is_zero()),
             ("limits.connect", self.connect.is_zero()),
         ];
-        if let Some((key, _)) = zeros.iter().find(|(_, zero)| *zero) {
-            return Err(ConfigError::new(key, "expected a number above 0"));
-        }
+        above_zero(&zeros)?;
         let small = [
             ("limits.header", self.header < 1024, "1024"),
             ("limits.query", self.query < 512, "512"),
@@ -187,7 +185,7 @@ impl Limits {
         match small.iter().find(|(_, small, _)| *small) {
             Some((key, _, least)) => Err(ConfigError::new(
                 key,
-                format!("expected at least {least} octets"),
+                format!("expected at least {least} bytes"),
             )),
             None => Ok(()),
         }

@@ -3,93 +3,87 @@
 
 use std::time::Duration;
 
+use hoplite_config::above_zero;
+use hoplite_link::LinkKind;
 use serde::Deserialize;
 
-use super::{ConfigError, text};
+use super::ConfigError;
 
 /// Circuits.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Onion {
-    /// Serve circuits. With the role `ingress` they can be extended to other relays, with `egress` they can end here. Default: false.
+    /// Serve circuits. With the role `ingress` they can be extended to other relays, with `egress` they can end here.
     pub enabled: bool,
-    /// Serve them although tokens are set: circuits know no tokens, so anybody can build them. Default: false.
+    /// Serve them although tokens are set: circuits know no tokens, so anybody can build them.
     pub open: bool,
-    /// What channels are accepted over and dialled: `"quic"`, `"tls"` (as Tor's relays speak it) or both. Default: both.
-    pub channels: Vec<Carrier>,
-    /// Agree to congestion control (Tor's proposal 324) with clients that ask for it. Default: true.
+    /// What channels are accepted over and dialled: `"quic"`, `"tls"` (as Tor's relays speak it) or both.
+    pub channels: Vec<LinkKind>,
+    /// Agree to congestion control (Tor's proposal 324) with clients that ask for it.
     pub congestion_control: bool,
     /// After how many seconds a relay that tells a directory of itself takes another onion key; the last one is accepted for a week
-    /// more. 0 is never. Default: 2419200, four weeks.
-    #[serde(with = "text::seconds")]
+    /// more. 0 is never.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub rotate: Duration,
-    /// Circuits of all clients and relays; further ones are refused. Each counts as a request of `[limits]` too. Default: 65536.
+    /// Circuits of all clients and relays; further ones are refused. Each counts as a request of `[limits]` too.
     pub circuits: usize,
     /// Circuits of those at one address (an IPv6 /56), over all their channels; those of a relay of the directory's list count by its identity, without
     /// this bound. Where all of `circuits` are taken, one of whoever has most goes for one of somebody who has less, the longest idle first.
-    /// Default: 8192.
     pub circuits_per_address: usize,
-    /// Circuits on one channel of a client; further ones wait (QUIC) or are refused. Default: 256, which is what a client's own defaults may come to:
+    /// Circuits on one channel of a client; further ones wait (QUIC) or are refused. The default is what a client's own defaults may come to:
     /// 48 isolation tokens with four circuits each, those ahead, and those that end.
     pub circuits_per_client: u32,
     /// Circuits on one channel of another relay; where they are taken, one of whoever has most of them goes for one of somebody who has less.
-    /// Default: 1024.
     pub circuits_per_relay: u32,
-    /// Circuits that one address (an IPv6 /56) may begin at once, on all of its channels; and then so many a second (`creates_per_second`). A relay
-    /// that was dialled counts by itself. Default: 400.
+    /// Circuits that one address (an IPv6 /56) may begin, or have extended, at once, on all of its channels; and then this many a second
+    /// (`creates_per_second`).
     pub creates: u32,
-    /// Circuits that one address may begin each second. Default: 200.
+    /// Circuits that one address may begin, or have extended, each second.
     pub creates_per_second: u32,
-    /// Threads that answer the handshakes of circuits (onion skins), beside those that pass cells; 0 is half as many as serve. Default: 0.
+    /// Circuits that a relay of the list may begin, or have extended, at once; and then this many a second (`creates_per_relay_and_second`). Nor are
+    /// more begun at another relay: of them each client has a part, and who asks now and then comes before who asks all the time.
+    pub creates_per_relay: u32,
+    /// Circuits that a relay of the list may begin, or have extended, each second.
+    pub creates_per_relay_and_second: u32,
+    /// Threads that answer the handshakes of circuits (onion skins), beside those that pass cells; 0 is half as many as serve.
     pub skin_threads: usize,
     /// Onion skins that wait to be answered, of all: relays of the list first, then whoever has begun the fewest circuits of late. When more come, the last in
-    /// that order are refused. Default: 2048.
+    /// that order are refused.
     pub skins_waiting: usize,
-    /// Onion skins of one address that wait. Default: 128.
+    /// Onion skins of one address that wait.
     pub skins_waiting_per_client: usize,
     /// Bytes that may wait in the circuits of all channels, and in the streams of those that end here; beyond it those that move least are ended.
-    /// Default: 1073741824.
     pub queued: u64,
-    /// Streams to targets of one circuit. Each counts as a request of `[limits]` too, of the address that the channel comes from. Default: 512.
+    /// Streams to targets of one circuit. Each counts as a request of `[limits]` too, of the address that the channel comes from.
     pub streams: usize,
-    /// Streams to targets, and look-ups, of all circuits on one channel of a client. Default: 4096.
+    /// Streams to targets, and look-ups, of all circuits on one channel of a client.
     pub streams_per_client: usize,
-    /// The same on one channel of another relay. Default: 16384.
+    /// The same on one channel of another relay.
     pub streams_per_relay: usize,
     /// Other relays that channels are kept to, and that are remembered as not answering. For one more, one goes that the directory's list does not
-    /// have, or that is idle. Default: 4096.
+    /// have, or that is idle.
     pub relays: usize,
-    /// How many of them that are not in the list may be at one address (an IPv6 /64). Default: 64.
+    /// How many of them that are not in the list may be at one address (an IPv6 /64).
     pub relays_per_address: usize,
-    /// How many relays that are not in the list may be dialled at once; and then so many a second (`dials_per_second`). Circuits that are to be
-    /// extended to further ones are refused. Default: 512.
+    /// How many relays that are not in the list may be dialled at once; and then this many a second (`dials_per_second`). Circuits that are to be
+    /// extended to further ones are refused.
     pub dials: u32,
-    /// How many relays that are not in the list may be dialled each second. Default: 64.
+    /// How many relays that are not in the list may be dialled each second.
     pub dials_per_second: u32,
-    /// The same at one address (an IPv6 /64): so many at once. Default: 32.
+    /// The same at one address (an IPv6 /64): this many at once.
     pub dials_per_address: u32,
-    /// And then so many each second. Default: 1.
+    /// And then this many each second.
     pub dials_per_address_and_second: u32,
-    /// Seconds that the next relay has to answer, and a target. Default: 30.
-    #[serde(with = "text::seconds")]
+    /// Seconds that the next relay has to answer, and a target.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub patience: Duration,
     /// Seconds for which a relay that did not answer is not dialled again: circuits that are to be extended to it fail at once in the meantime. 0 is not at
-    /// all. Default: 8.
-    #[serde(with = "text::seconds")]
+    /// all.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub unanswered: Duration,
-    /// Seconds until a channel without circuits is closed. Default: 180.
-    #[serde(with = "text::seconds")]
+    /// Seconds until a channel without circuits is closed.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub idle_channel: Duration,
-}
-
-/// What a channel runs over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Carrier {
-    /// A QUIC stream for each circuit.
-    Quic,
-    /// All circuits on one TLS connection.
-    Tls,
 }
 
 impl Default for Onion {
@@ -97,7 +91,7 @@ impl Default for Onion {
         Self {
             enabled: false,
             open: false,
-            channels: vec![Carrier::Quic, Carrier::Tls],
+            channels: vec![LinkKind::Quic, LinkKind::Tls],
             congestion_control: true,
             rotate: Duration::from_secs(28 * 24 * 3600),
             circuits: 65_536,
@@ -106,6 +100,8 @@ impl Default for Onion {
             circuits_per_relay: 1024,
             creates: 400,
             creates_per_second: 200,
+            creates_per_relay: 1600,
+            creates_per_relay_and_second: 800,
             skin_threads: 0,
             skins_waiting: 2048,
             skins_waiting_per_client: 128,
@@ -120,7 +116,7 @@ impl Default for Onion {
             dials_per_address: 32,
             dials_per_address_and_second: 1,
             patience: Duration::from_secs(30),
-            unanswered: hoplite_link::channel::FAILED,
+            unanswered: hoplite_channel::FAILED_DIAL_TTL,
             idle_channel: Duration::from_secs(180),
         }
     }
@@ -128,7 +124,7 @@ impl Default for Onion {
 
 impl Onion {
     /// Whether channels run over this.
-    pub(crate) fn has(&self, carrier: Carrier) -> bool {
+    pub(crate) fn has(&self, carrier: LinkKind) -> bool {
         self.channels.contains(&carrier)
     }
 
@@ -157,6 +153,11 @@ impl Onion {
             ("onion.circuits_per_relay", self.circuits_per_relay == 0),
             ("onion.creates", self.creates == 0),
             ("onion.creates_per_second", self.creates_per_second == 0),
+            ("onion.creates_per_relay", self.creates_per_relay == 0),
+            (
+                "onion.creates_per_relay_and_second",
+                self.creates_per_relay_and_second == 0,
+            ),
             ("onion.skins_waiting", self.skins_waiting == 0),
             (
                 "onion.skins_waiting_per_client",
@@ -178,16 +179,15 @@ impl Onion {
             ("onion.patience", self.patience.is_zero()),
             ("onion.idle_channel", self.idle_channel.is_zero()),
         ];
-        if let Some((key, _)) = zeros.iter().find(|(_, zero)| *zero) {
-            return Err(ConfigError::new(key, "expected a number above 0"));
-        }
+        above_zero(&zeros)?;
         let short = !self.rotate.is_zero() && self.rotate < Duration::from_secs(24 * 3600);
-        match short {
-            true => Err(ConfigError::new(
+        if short {
+            Err(ConfigError::new(
                 "onion.rotate",
                 "expected 0 or at least 86400 seconds: clients learn of a new key from the directory, which takes hours",
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     }
 }

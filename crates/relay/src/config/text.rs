@@ -1,34 +1,12 @@
-//! How values are written in the file: lists of texts that parse, secrets, times in seconds.
-//! The configuration's structs use it; errors name what was expected, the TOML reader adds line and key.
+//! Values of the relay's file alone: prefixes, secrets, resolvers. What all files have is in `hoplite_config`; errors name what was expected, the TOML reader adds line and key.
 
-use std::{
-    fmt,
-    net::{IpAddr, SocketAddr},
-    str::FromStr,
-};
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 use zeroize::Zeroizing;
 
 use super::ResolverChoice;
-
-/// A list whose elements are texts with a parser.
-pub(super) fn list<'de, D, T>(input: D) -> Result<Vec<T>, D::Error>
-where
-    D: Deserializer<'de>,
-    T: FromStr,
-    T::Err: fmt::Display,
-{
-    let parse = |text: String| {
-        text.parse()
-            .map_err(|error| de::Error::custom(format!("{text:?}: {error}")))
-    };
-    Vec::<String>::deserialize(input)?
-        .into_iter()
-        .map(parse)
-        .collect()
-}
 
 /// A list of prefixes, and of addresses, which stand for themselves alone.
 pub(super) fn nets<'de, D>(input: D) -> Result<Vec<IpNet>, D::Error>
@@ -44,18 +22,6 @@ where
         .into_iter()
         .map(parse)
         .collect()
-}
-
-/// A text with a parser.
-pub(super) fn parsed<'de, D, T>(input: D) -> Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: FromStr,
-    T::Err: fmt::Display,
-{
-    let text = String::deserialize(input)?;
-    text.parse()
-        .map_err(|error| de::Error::custom(format!("{text:?}: {error}")))
 }
 
 /// A text that is wiped from memory when dropped.
@@ -90,41 +56,4 @@ impl From<OneOrMany> for ResolverChoice {
 fn server(text: &str) -> Result<SocketAddr, ()> {
     let bare = text.parse().map(|ip| SocketAddr::new(ip, 53));
     text.parse().or(bare).map_err(|_| ())
-}
-
-/// A number, or `"third"`, which is none.
-pub(super) fn or_third<'de, D>(input: D) -> Result<Option<usize>, D::Error>
-where
-    D: Deserializer<'de>,
-{
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "expected a number, or \"third\"")]
-    enum Share {
-        Number(usize),
-        Word(String),
-    }
-    match Share::deserialize(input)? {
-        Share::Number(number) => Ok(Some(number)),
-        Share::Word(word) if word == "third" => Ok(None),
-        Share::Word(_) => Err(de::Error::custom("expected a number, or \"third\"")),
-    }
-}
-
-/// Times are numbers of seconds, whole or not.
-pub(super) mod seconds {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, de};
-
-    pub(in crate::config) fn deserialize<'de, D>(input: D) -> Result<Duration, D::Error>
-    where
-        D: Deserializer<'de>,
-    {
-        let seconds = f64::deserialize(input)?;
-        let expected = || de::Error::custom("expected seconds, from 0 to 31536000");
-        match (0.0..=31_536_000.0).contains(&seconds) {
-            true => Duration::try_from_secs_f64(seconds).map_err(|_| expected()),
-            false => Err(expected()),
-        }
-    }
 }

@@ -8,18 +8,25 @@
 mod tests;
 
 use bytes::Bytes;
-use hoplite_link::server::AliasId;
-use hoplite_wire::forwarding::Capsule;
-
-use super::id::Id;
+use hoplite_quic::server::AliasId;
+use hoplite_wire::forwarding::{Capsule, ConnectionId, MAX_CID_SIZE};
+use ring::rand::{SecureRandom, SystemRandom};
 
 /// "The initial maximum is 1".
-const FIRST_MAXIMUM: u64 = 1;
-/// A client VCID has at least so many bytes, so that nobody guesses it.
+const INITIAL_MAX_CONNECTION_IDS: u64 = 1;
+/// A client VCID has at least this many bytes, so that nobody guesses it.
 const SHORTEST_ALIAS: usize = 8;
 
+/// An id of `len` bytes that nobody can guess; `None` when it would be too long, or the system has no randomness.
+pub(crate) fn random_id(len: usize) -> Option<ConnectionId> {
+    let mut bytes = [0; MAX_CID_SIZE];
+    let bytes = bytes.get_mut(..len)?;
+    SystemRandom::new().fill(bytes).ok()?;
+    ConnectionId::new(bytes)
+}
+
 /// Makes the ids that stand for others.
-pub(crate) trait Mint {
+pub(crate) trait IdSource {
     /// What an id holds as long as it is registered.
     type Place;
     /// A place for one more id; `None` when the client or all of them have too many.
@@ -27,7 +34,7 @@ pub(crate) trait Mint {
     /// For packets from the client.
     fn target(&mut self) -> AliasId;
     /// For packets to the client, `len` bytes long; `None` when there is none.
-    fn client(&mut self, len: usize) -> Option<Id>;
+    fn client(&mut self, len: usize) -> Option<ConnectionId>;
 }
 
 /// What is to be done, in order.
@@ -36,7 +43,7 @@ pub(crate) enum Step {
     /// The client is told.
     Send(Capsule),
     /// From now on the client's packets with the alias go to the target with the id.
-    Enter { alias: AliasId, id: Id },
+    Enter { alias: AliasId, id: ConnectionId },
     /// The alias has ended.
     Leave(AliasId),
     /// [`Registrations::clients`] has changed.
@@ -79,18 +86,18 @@ pub(crate) struct Registrations<P> {
 #[derive(Debug)]
 struct Client<P> {
     _place: P,
-    id: Id,
+    id: ConnectionId,
     /// What the client has acknowledged.
-    acknowledged: Option<Id>,
+    acknowledged: Option<ConnectionId>,
     /// What it has been offered since.
-    offered: Option<Id>,
+    offered: Option<ConnectionId>,
 }
 
 /// An id in packets to the target.
 #[derive(Debug)]
 struct Target<P> {
     _place: P,
-    id: Id,
+    id: ConnectionId,
     alias: AliasId,
     /// What it was before the last renewal: its packets may still be under way.
     previous: Option<AliasId>,
@@ -102,7 +109,7 @@ impl<P> Registrations<P> {
         let ids = u64::try_from(ids).unwrap_or(u64::MAX);
         Self {
             received: 0,
-            maximum: ids.saturating_sub(1).max(FIRST_MAXIMUM),
+            maximum: ids.saturating_sub(1).max(INITIAL_MAX_CONNECTION_IDS),
             clients: Vec::new(),
             targets: Vec::new(),
         }
@@ -110,11 +117,11 @@ impl<P> Registrations<P> {
 
     /// What the client is told at first.
     pub(crate) fn greeting(&self) -> Option<Capsule> {
-        (self.maximum > FIRST_MAXIMUM).then(|| self.permit())
+        (self.maximum > INITIAL_MAX_CONNECTION_IDS).then(|| self.permit())
     }
 
     /// Each id that the client receives packets for, and what it is changed to.
-    pub(crate) fn clients(&self) -> impl Iterator<Item = (Id, Id)> {
+    pub(crate) fn clients(&self) -> impl Iterator<Item = (ConnectionId, ConnectionId)> {
         let acknowledged = |client: &Client<P>| Some((client.id, client.acknowledged?));
         self.clients.iter().filter_map(acknowledged)
     }
@@ -128,7 +135,7 @@ impl<P> Registrations<P> {
     pub(crate) fn handle(
         &mut self,
         capsule: Capsule,
-        mint: &mut impl Mint<Place = P>,
+        mint: &mut impl IdSource<Place = P>,
     ) -> Vec<Step> {
         let mut steps = Vec::new();
         match capsule {
@@ -186,9 +193,10 @@ impl<P> Registrations<P> {
     fn count(&mut self, steps: &mut Vec<Step>) -> bool {
         // "The client MUST NOT send a registration capsule with a sequence number greater than what the proxy advertises".
         let within = self.received <= self.maximum;
-        match within {
-            true => self.received += 1,
-            false => steps.push(Step::Break(Refusal::Limit)),
+        if within {
+            self.received += 1;
+        } else {
+            steps.push(Step::Break(Refusal::Limit));
         }
         within
     }
@@ -201,7 +209,7 @@ impl<P> Registrations<P> {
     fn register_client(
         &mut self,
         wanted: Bytes,
-        mint: &mut impl Mint<Place = P>,
+        mint: &mut impl IdSource<Place = P>,
         steps: &mut Vec<Step>,
     ) {
         if !self.count(steps) {
@@ -210,7 +218,7 @@ impl<P> Registrations<P> {
         let close = |id| Capsule::CloseClientCid { id };
         // "the proxy MUST choose a client VCID that is at least as long as the original client CID"
         let alias = mint.client(wanted.len().max(SHORTEST_ALIAS));
-        let (Some(id), Some(alias)) = (Id::new(&wanted), alias) else {
+        let (Some(id), Some(alias)) = (ConnectionId::new(&wanted), alias) else {
             return self.refuse(Refusal::TooLong, close(wanted), steps);
         };
         let acknowledge = Step::Send(Capsule::AckClientCid {
@@ -262,13 +270,13 @@ impl<P> Registrations<P> {
     fn register_target(
         &mut self,
         wanted: Bytes,
-        mint: &mut impl Mint<Place = P>,
+        mint: &mut impl IdSource<Place = P>,
         steps: &mut Vec<Step>,
     ) {
         if !self.count(steps) {
             return;
         }
-        let Some(id) = Id::new(&wanted) else {
+        let Some(id) = ConnectionId::new(&wanted) else {
             let close = Capsule::CloseTargetCid { id: wanted };
             return self.refuse(Refusal::TooLong, close, steps);
         };

@@ -5,24 +5,23 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    fmt,
-    fs::OpenOptions,
-    io,
+    fmt, io,
     net::IpAddr,
-    os::{
-        fd::{AsRawFd, OwnedFd},
-        unix::fs::OpenOptionsExt,
-    },
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    os::fd::OwnedFd,
+    sync::Arc,
     task::{Context, Poll, Waker},
 };
 
 use bytes::Bytes;
-use hoplite_overlay::{Batch, Error, Packets, Received};
+use hoplite_overlay::{
+    Batch, Error, Packets, Received,
+    direct::tun::{self, PacketHeader},
+};
 use hoplite_wire::{
     connect_ip::{Prefix, Route},
     ip,
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{Interest, unix::AsyncFd};
 
 /// Bytes that wait for one flow; the newest are dropped.
@@ -30,33 +29,33 @@ const WAITING: usize = 256 * 1024;
 /// What an empty place costs of it.
 const OVERHEAD: usize = 64;
 /// The largest packet that the device hands out, in bytes.
-const LARGEST: usize = 65_535;
+const MAX_PACKET: usize = 65_535;
 /// Packets read before others get their turn.
-const TURN: usize = 64;
+const PACKET_BUDGET: usize = 64;
 /// What the device carries if it says nothing else.
 const MTU: usize = 1500;
 
 /// An open TUN device.
 pub(crate) struct Device {
     fd: OwnedFd,
-    flows: Mutex<HashMap<IpAddr, Arc<Mailbox>>>,
+    flows: Mutex<HashMap<IpAddr, Arc<FlowQueue>>>,
 }
 
 /// What waits for one flow.
 #[derive(Default)]
-struct Mailbox(Mutex<Waiting>);
+struct FlowQueue(Mutex<Waiting>);
 
 #[derive(Default)]
 struct Waiting {
     packets: VecDeque<Bytes>,
-    octets: usize,
+    bytes: usize,
     receiver: Option<Waker>,
 }
 
 /// A flow's share of the device; its addresses are free for others when it is dropped.
 pub(crate) struct DeviceFlow {
     device: Arc<Device>,
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<FlowQueue>,
     own: Vec<IpAddr>,
     routes: Vec<Route>,
 }
@@ -67,26 +66,21 @@ impl Device {
     /// # Errors
     /// No such device and no right to make it, or it belongs to somebody else.
     pub(crate) fn open(name: &str) -> io::Result<Arc<Self>> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true);
-        let file = options
-            .custom_flags(libc::O_NONBLOCK)
-            .open("/dev/net/tun")?;
-        let fd = OwnedFd::from(file);
-        attach(&fd, name)?;
+        let device = tun::device()?;
+        tun::attach(&device, name, PacketHeader::None)?;
         Ok(Arc::new(Self {
-            fd,
+            fd: device.into(),
             flows: Mutex::default(),
         }))
     }
 
-    fn flows(&self) -> MutexGuard<'_, HashMap<IpAddr, Arc<Mailbox>>> {
-        self.flows.lock().unwrap_or_else(PoisonError::into_inner)
+    fn flows(&self) -> MutexGuard<'_, HashMap<IpAddr, Arc<FlowQueue>>> {
+        self.flows.lock()
     }
 
     /// A flow with addresses that nobody else has.
     pub(crate) fn flow(self: &Arc<Self>, own: Vec<IpAddr>, routes: Vec<Route>) -> DeviceFlow {
-        let mailbox = Arc::new(Mailbox::default());
+        let mailbox = Arc::new(FlowQueue::default());
         let entries = own.iter().map(|address| (*address, mailbox.clone()));
         self.flows().extend(entries);
         DeviceFlow {
@@ -106,10 +100,10 @@ impl Device {
         #[expect(unsafe_code, reason = "no safe way to wait for a descriptor")]
         // SAFETY: an OwnedFd is open and the same descriptor for as long as it lives, and the AsyncFd owns it.
         let ready = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
-        let mut buffer = vec![0; LARGEST];
+        let mut buffer = vec![0; MAX_PACKET];
         loop {
             let mut guard = ready.readable().await?;
-            for _ in 0..TURN {
+            for _ in 0..PACKET_BUDGET {
                 match rustix::io::read(&self.fd, &mut buffer) {
                     Ok(len) => self.deliver(buffer.get(..len).unwrap_or_default()),
                     Err(rustix::io::Errno::AGAIN) => {
@@ -125,13 +119,13 @@ impl Device {
     }
 
     /// What is nobody's is dropped: the system talks on its devices by itself.
-    fn deliver(&self, octets: &[u8]) {
-        let Ok(packet) = ip::parse(octets) else {
+    fn deliver(&self, bytes: &[u8]) {
+        let Ok(packet) = ip::parse(bytes) else {
             return;
         };
         let mailbox = self.flows().get(&packet.destination).cloned();
         if let Some(mailbox) = mailbox {
-            mailbox.put(octets);
+            mailbox.put(bytes);
         }
     }
 
@@ -143,39 +137,18 @@ impl Device {
     }
 }
 
-/// TUNSETIFF: packets without a header of the kernel's own.
-#[expect(unsafe_code, reason = "the device is chosen by an ioctl")]
-fn attach(fd: &OwnedFd, name: &str) -> io::Result<()> {
-    let mut request = libc::ifreq {
-        ifr_name: [0; libc::IFNAMSIZ],
-        ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_flags: 0 },
-    };
-    let last = libc::IFNAMSIZ - 1;
-    for (to, from) in request.ifr_name.iter_mut().take(last).zip(name.bytes()) {
-        *to = from.cast_signed();
-    }
-    let flags = libc::IFF_TUN | libc::IFF_NO_PI;
-    request.ifr_ifru.ifru_flags = i16::try_from(flags).map_err(io::Error::other)?;
-    // SAFETY: the descriptor is open, and the request is a whole `ifreq` that outlives the call.
-    let attached = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &mut request) };
-    match attached {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-impl Mailbox {
+impl FlowQueue {
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn put(&self, packet: &[u8]) {
         let mut waiting = self.waiting();
         let cost = packet.len() + OVERHEAD;
-        if waiting.octets + cost > WAITING {
+        if waiting.bytes + cost > WAITING {
             return;
         }
-        waiting.octets += cost;
+        waiting.bytes += cost;
         waiting.packets.push_back(Bytes::copy_from_slice(packet));
         if let Some(receiver) = waiting.receiver.take() {
             receiver.wake();
@@ -186,7 +159,7 @@ impl Mailbox {
         let mut waiting = self.waiting();
         match waiting.packets.pop_front() {
             Some(packet) => {
-                waiting.octets -= packet.len() + OVERHEAD;
+                waiting.bytes -= packet.len() + OVERHEAD;
                 Poll::Ready(packet)
             }
             None => {

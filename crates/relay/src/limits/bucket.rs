@@ -1,5 +1,5 @@
 //! A token bucket for bandwidth, one atomic word: the time at which everything spent so far will be paid.
-//! The gate has one for each client and one for all. The generic cell rate algorithm (ITU-T I.371, annex A).
+//! The quotas have one for each client and one for all. The generic cell rate algorithm (ITU-T I.371, annex A).
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -26,7 +26,7 @@ pub(crate) struct Bucket {
 
 impl Bucket {
     /// A full bucket for `rate` bit/s; 0 is no limit.
-    pub(crate) fn new(rate: u64) -> Self {
+    pub(crate) fn bits_per_second(rate: u64) -> Self {
         Self {
             rate,
             burst: BURST,
@@ -35,12 +35,17 @@ impl Bucket {
         }
     }
 
-    /// A full bucket for so many things a second, each of which counts as a byte; 0 is no limit.
-    pub(crate) fn of_things(rate: u32) -> Self {
+    /// A full bucket for this many things a second, each of which counts as a byte; 0 is no limit.
+    pub(crate) fn per_second(rate: u32) -> Self {
         Self {
             burst: CROWD,
-            ..Self::new(u64::from(rate) * 8)
+            ..Self::bits_per_second(u64::from(rate) * 8)
         }
+    }
+
+    /// Gives without limit.
+    pub(crate) fn unlimited() -> Self {
+        Self::bits_per_second(0)
     }
 
     /// Whether it gives out no more than a rate.
@@ -48,12 +53,12 @@ impl Bucket {
         self.rate != 0
     }
 
-    /// Takes `octets` if there is room for them.
-    pub(crate) fn admits(&self, octets: usize) -> bool {
+    /// Takes `bytes` if there is room for them.
+    pub(crate) fn admits(&self, bytes: usize) -> bool {
         if self.rate == 0 {
             return true;
         }
-        let (now, cost) = (self.now(), self.cost(octets));
+        let (now, cost) = (self.now(), self.cost(bytes));
         let room = |paid: u64| {
             let after = paid.max(now).saturating_add(cost);
             (paid <= now.saturating_add(self.burst)).then_some(after)
@@ -64,12 +69,12 @@ impl Bucket {
         result.is_ok()
     }
 
-    /// Takes `octets` in any case, and says how long to wait before the next.
-    pub(crate) fn spend(&self, octets: usize) -> Duration {
+    /// Takes `bytes` in any case, and says how long to wait before the next.
+    pub(crate) fn spend(&self, bytes: usize) -> Duration {
         if self.rate == 0 {
             return Duration::ZERO;
         }
-        let (now, cost) = (self.now(), self.cost(octets));
+        let (now, cost) = (self.now(), self.cost(bytes));
         let after = |paid: u64| Some(paid.max(now).saturating_add(cost));
         let before = self
             .paid
@@ -84,9 +89,9 @@ impl Bucket {
         self.rate != 0 && self.paid.load(Ordering::Relaxed) > self.now()
     }
 
-    /// The time that `octets` take, in nanoseconds.
-    fn cost(&self, octets: usize) -> u64 {
-        let bits = octets as u128 * 8 * 1_000_000_000;
+    /// The time that `bytes` take, in nanoseconds.
+    fn cost(&self, bytes: usize) -> u64 {
+        let bits = bytes as u128 * 8 * 1_000_000_000;
         u64::try_from(bits / u128::from(self.rate)).unwrap_or(u64::MAX)
     }
 
@@ -101,7 +106,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn datagrams_pass_at_the_configured_rate() {
-        let bucket = Bucket::new(8_000_000);
+        let bucket = Bucket::bits_per_second(8_000_000);
         let mut passed = 0;
         for _ in 0..2000 {
             tokio::time::advance(Duration::from_millis(1)).await;
@@ -112,7 +117,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn streams_wait_until_their_debt_is_paid() {
-        let bucket = Bucket::new(8_000);
+        let bucket = Bucket::bits_per_second(8_000);
         assert_eq!(bucket.spend(100), Duration::ZERO);
         assert_eq!(bucket.spend(1000), Duration::from_secs(1));
         tokio::time::advance(Duration::from_secs(1)).await;
@@ -121,7 +126,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn things_pass_in_a_crowd_and_then_at_their_rate() {
-        let bucket = Bucket::of_things(100);
+        let bucket = Bucket::per_second(100);
         let crowd = (0..1000).filter(|_| bucket.admits(1)).count();
         assert!((100..=101).contains(&crowd), "{crowd}");
         tokio::time::advance(Duration::from_millis(500)).await;
@@ -131,7 +136,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn without_a_rate_everything_passes() {
-        let bucket = Bucket::new(0);
+        let bucket = Bucket::unlimited();
         assert!(bucket.admits(usize::MAX) && bucket.spend(usize::MAX).is_zero());
         assert!(!bucket.is_in_debt());
     }

@@ -7,13 +7,15 @@
 //! more than the newcomer's, one that waits before one that rests, and one that rests before one that is busy.
 //!
 //! A connection that was sent away, or never came to anything, still holds memory for a while (the closing period of RFC 9000 §10.2, which the peer can
-//! stretch): until then it counts as *leaving*, and a client with as many of those as may wait is refused.
+//! stretch): until then it counts as *leaving*. Twice as many may leave as may wait, and of those places no client has more than are left free: whose connections
+//! are still leaving is refused above that.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::{ClientKey, Reached};
@@ -54,6 +56,7 @@ struct State {
     clients: HashMap<ClientKey, Client>,
     /// Those that are not leaving.
     held: usize,
+    leaving: usize,
     waiting: Line,
     resting: Line,
     busy: Line,
@@ -71,7 +74,7 @@ struct Connection {
 enum Now {
     Waiting(u64),
     Resting(u64),
-    /// With so many requests.
+    /// With this many requests.
     Busy(usize),
     Leaving,
 }
@@ -105,7 +108,7 @@ impl Places {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Gives a newcomer a place; somebody else may lose his.
@@ -141,7 +144,11 @@ impl Places {
 impl State {
     fn is_leaving(&self, client: ClientKey, bounds: Bounds) -> bool {
         let leaving = self.clients.get(&client).map_or(0, |client| client.leaving);
-        leaving >= bounds.waiting_of_client
+        let free = bounds
+            .waiting
+            .saturating_mul(2)
+            .saturating_sub(self.leaving);
+        leaving > 0 && leaving >= bounds.waiting_of_client.min(free)
     }
 
     fn make_room(&mut self, client: ClientKey, bounds: Bounds) -> Result<(), Reached> {
@@ -227,6 +234,7 @@ impl State {
         }
         if before != Now::Leaving && after == Now::Leaving {
             self.held -= 1;
+            self.leaving += 1;
             let client = self.clients.entry(client).or_default();
             client.held -= 1;
             client.leaving += 1;
@@ -245,6 +253,7 @@ impl State {
         let Some(Connection { client, .. }) = self.connections.remove(&id) else {
             return;
         };
+        self.leaving -= 1;
         if let Some(of) = self.clients.get_mut(&client) {
             of.leaving -= 1;
             if of.held + of.leaving == 0 {
@@ -455,6 +464,20 @@ mod tests {
         assert!(places.enter(MALLORY).is_ok());
     }
 
+    #[test]
+    fn of_those_that_leave_no_client_has_more_than_are_left_for_others() {
+        let places = places(100, 100, 8, 20);
+        let held: Vec<_> = (0..30).filter_map(|_| places.enter(MALLORY).ok()).collect();
+        // He may have eight that wait, and eight of sixteen that leave.
+        assert_eq!(held.len(), 16);
+        assert_eq!(places.enter(MALLORY).expect_err("full"), Reached::Client);
+        assert!(!places.admits(MALLORY) && places.admits(ALICE));
+        let alice = [ALICE; 8].map(|client| places.enter(client));
+        assert!(alice.iter().take(3).all(Result::is_ok));
+        drop(held);
+        assert!(places.enter(MALLORY).is_ok());
+    }
+
     proptest! {
         #[test]
         fn the_books_are_right_whatever_happens(steps in prop::collection::vec((0..5u8, 0..8u64), 1..400)) {
@@ -477,6 +500,7 @@ mod tests {
                 prop_assert_eq!(state.resting.len, count(|now| matches!(now, Now::Resting(_))));
                 prop_assert_eq!(state.busy.len, count(|now| matches!(now, Now::Busy(_))));
                 prop_assert_eq!(state.held, count(|now| *now != Now::Leaving));
+                prop_assert_eq!(state.leaving, count(|now| *now == Now::Leaving));
                 prop_assert!(state.held <= 6 && state.waiting.len <= 4);
                 for (client, of) in &state.clients {
                     prop_assert!(of.held <= 4 && of.leaving <= 4 + 3);

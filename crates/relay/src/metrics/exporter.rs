@@ -1,25 +1,45 @@
-//! Answers `GET /metrics` in plain HTTP/1.1, one request after the other on each connection.
+//! Answers `GET /metrics` in plain HTTP/1.1, one request after the other on each connection; and what others count for themselves (HTTP/3
+//! sessions, circuits, the system), read when somebody asks.
 //! The relay starts it when `[metrics] listen` is set; keep that on loopback or a management network.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    fmt,
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
+use hoplite_http::h3::Counters;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+};
 use tokio::{net::TcpListener, sync::Semaphore};
 
 use super::Metrics;
+use crate::onion::Onion;
 
 /// Scrapers served at the same time; the next waits.
-const SCRAPERS: usize = 16;
+const MAX_SCRAPERS: usize = 16;
 /// How long a scraper may keep a connection.
-const PATIENCE: Duration = Duration::from_secs(30);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Clock ticks a second in `/proc`: fixed by the kernel's interface on every Linux architecture that we know.
+const TICKS: f64 = 100.0;
+const PAGE: i64 = 4096;
 
 /// Serves until dropped.
 pub(crate) async fn serve(listener: TcpListener, metrics: Arc<Metrics>) {
-    let places = Arc::new(Semaphore::new(SCRAPERS));
+    let places = Arc::new(Semaphore::new(MAX_SCRAPERS));
     loop {
         let Ok(place) = places.clone().acquire_owned().await else {
             return;
@@ -35,7 +55,7 @@ pub(crate) async fn serve(listener: TcpListener, metrics: Arc<Metrics>) {
                 .timer(TokioTimer::new())
                 .header_read_timeout(Duration::from_secs(5))
                 .serve_connection(TokioIo::new(stream), service);
-            drop(tokio::time::timeout(PATIENCE, connection).await);
+            drop(tokio::time::timeout(CONNECTION_TIMEOUT, connection).await);
             drop(place);
         });
     }
@@ -59,4 +79,163 @@ async fn answer(
         .headers_mut()
         .insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
     Ok(response)
+}
+
+/// What the HTTP/3 sessions of all clients dropped.
+#[derive(Debug)]
+pub(super) struct Sessions(pub(super) Arc<Counters>);
+
+impl Collector for Sessions {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let help = "What HTTP/3 sessions dropped";
+        let mut family =
+            encoder.encode_descriptor("session_dropped", help, None, MetricType::Counter)?;
+        for (cause, count) in causes(&self.0) {
+            let count = ConstCounter::new(count.load(Relaxed));
+            count.encode(family.encode_family(&[("cause", cause)])?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Payloads that were dropped on their way to a client are among those of `datagrams_dropped`, and left out here.
+fn causes(counters: &Counters) -> [(&'static str, &AtomicU64); 4] {
+    [
+        ("malformed", &counters.malformed),
+        ("unknown_context", &counters.unknown_context),
+        ("early", &counters.early_dropped),
+        ("unrouted", &counters.unrouted),
+    ]
+}
+
+/// Whose numbers are read, once there is somebody.
+pub(super) type OnionSource = Arc<OnceLock<Weak<Onion>>>;
+
+/// What circuits and channels count; nothing where `[onion]` is off.
+#[derive(Debug)]
+pub(super) struct Circuits(pub(super) OnionSource);
+
+impl Collector for Circuits {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let Some(onion) = self.0.get().and_then(Weak::upgrade) else {
+            return Ok(());
+        };
+        let counters = onion.counters();
+        let circuits = [
+            ("created", &counters.created),
+            ("refused", &counters.refused),
+            ("limited", &counters.limited),
+            ("extended", &counters.extended),
+            ("not_extended", &counters.not_extended),
+            ("broken", &counters.broken),
+        ];
+        let circuits = circuits.map(|(what, count)| (what, count.load(Relaxed)));
+        let help = "What became of circuits";
+        family(&mut encoder, "onion_circuits", help, circuits)?;
+        let cells = [
+            ("passed_forth", &counters.cells.passed_forth),
+            ("passed_back", &counters.cells.passed_back),
+            ("taken", &counters.cells.taken),
+            ("made", &counters.cells.made),
+        ];
+        let cells = cells.map(|(what, count)| (what, count.load(Relaxed)));
+        let help = "Cells of circuits, 514 bytes each";
+        family(&mut encoder, "onion_cells", help, cells)?;
+        let streams = [("opened", counters.streams.load(Relaxed))];
+        family(
+            &mut encoder,
+            "onion_streams",
+            "Streams of circuits to targets",
+            streams,
+        )?;
+        let help = "What went wrong on channels";
+        family(
+            &mut encoder,
+            "onion_channel_faults",
+            help,
+            onion.faults().all(),
+        )?;
+        let help = "Circuits open now";
+        level(&mut encoder, "onion_circuits_open", help, onion.circuits())?;
+        let help = "Channels to other relays open now, whoever dialled";
+        level(
+            &mut encoder,
+            "onion_relay_channels_open",
+            help,
+            onion.channels(),
+        )?;
+        let waiting = usize::try_from(onion.faults().queued()).unwrap_or(usize::MAX);
+        let help = "Bytes that wait in all circuits, as the key queued counts them";
+        level(&mut encoder, "onion_queued_bytes", help, waiting)
+    }
+}
+
+fn family(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    counts: impl IntoIterator<Item = (&'static str, u64)>,
+) -> Result<(), fmt::Error> {
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for (what, count) in counts {
+        let count = ConstCounter::new(count);
+        count.encode(family.encode_family(&[("what", what)])?)?;
+    }
+    Ok(())
+}
+
+fn level(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    now: usize,
+) -> Result<(), fmt::Error> {
+    let gauge = ConstGauge::new(i64::try_from(now).unwrap_or(i64::MAX));
+    gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)
+}
+
+/// What this process uses, from `/proc/self` (proc(5)); where that does not exist the numbers are left out.
+#[derive(Debug)]
+pub(super) struct Process;
+
+impl Collector for Process {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        if let Some(seconds) = cpu_seconds() {
+            let counter = ConstCounter::new(seconds);
+            let kind = MetricType::Counter;
+            let help = "CPU time of this process, user and system";
+            counter.encode(encoder.encode_descriptor(
+                "process_cpu_seconds",
+                help,
+                None,
+                kind,
+            )?)?;
+        }
+        if let Some(bytes) = resident() {
+            let gauge = ConstGauge::new(bytes);
+            let kind = MetricType::Gauge;
+            let help = "Resident memory of this process";
+            gauge.encode(encoder.encode_descriptor(
+                "process_resident_memory_bytes",
+                help,
+                None,
+                kind,
+            )?)?;
+        }
+        Ok(())
+    }
+}
+
+fn cpu_seconds() -> Option<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let mut times = fields.split(' ').skip(11).map(str::parse::<f64>);
+    let (user, system) = (times.next()?.ok()?, times.next()?.ok()?);
+    Some((user + system) / TICKS)
+}
+
+fn resident() -> Option<i64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: i64 = statm.split(' ').nth(1)?.parse().ok()?;
+    Some(pages * PAGE)
 }

@@ -1,4 +1,4 @@
-//! What the policy refuses, seen from who asks.
+//! What the policy refuses, seen from whoever asks.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -13,7 +13,7 @@ fn new(config: &Config, listen: &[&str]) -> Policy {
     let listen: Vec<SocketAddr> = listen.iter().map(|a| a.parse().expect(a)).collect();
     let own = ["5.6.7.8/32", "2a00:1::8/128", "127.0.0.0/8", "5.6.8.0/29"];
     let own = own.map(|net| net.parse().expect(net));
-    Policy::new(config, &listen, Arc::new(Local::only(&own)))
+    Policy::new(config, &listen, Arc::new(HostAddresses::only(&own)))
 }
 
 fn policy(allow: &[&str], deny: &[&str]) -> Policy {
@@ -29,8 +29,8 @@ fn policy(allow: &[&str], deny: &[&str]) -> Policy {
     new(&config, &["127.0.0.1:4433"])
 }
 
-fn judge(policy: &Policy, target: &str) -> Result<Permit, Refusal> {
-    policy.target(&target.parse().expect(target))
+fn judge(policy: &Policy, target: &str) -> Result<PolicyVerdict, Refusal> {
+    policy.check_target(&target.parse().expect(target))
 }
 
 #[test]
@@ -86,7 +86,11 @@ fn addresses_of_the_internet_are_served() {
         "[64:ff9b::101:101]:443",
         "[2002:101:101::1]:80",
     ] {
-        assert_eq!(judge(&policy, target), Ok(Permit::Checked), "{target}");
+        assert_eq!(
+            judge(&policy, target),
+            Ok(PolicyVerdict::Checked),
+            "{target}"
+        );
     }
 }
 
@@ -104,13 +108,16 @@ fn local_names_are_refused_before_any_look_up() {
     ] {
         assert_eq!(judge(&policy, target), Err(Refusal::Name), "{target}");
     }
-    assert_eq!(judge(&policy, "local.example:80"), Ok(Permit::Checked));
+    assert_eq!(
+        judge(&policy, "local.example:80"),
+        Ok(PolicyVerdict::Checked)
+    );
 }
 
 #[test]
 fn localhost_is_served_when_its_addresses_are_allowed() {
     let policy = policy(&["127.0.0.0/8"], &[]);
-    assert_eq!(judge(&policy, "localhost:80"), Ok(Permit::Checked));
+    assert_eq!(judge(&policy, "localhost:80"), Ok(PolicyVerdict::Checked));
 }
 
 #[test]
@@ -119,13 +126,16 @@ fn what_is_allowed_is_served_and_deny_wins() {
         &["10.0.0.0/8", "127.0.0.1:80", ".corp.internal"],
         &["10.9.0.0/16", "*:25"],
     );
-    assert_eq!(judge(&policy, "10.1.2.3:443"), Ok(Permit::Checked));
+    assert_eq!(judge(&policy, "10.1.2.3:443"), Ok(PolicyVerdict::Checked));
     assert_eq!(judge(&policy, "10.9.2.3:443"), Err(Refusal::Address));
-    assert_eq!(judge(&policy, "127.0.0.1:80"), Ok(Permit::Checked));
+    assert_eq!(judge(&policy, "127.0.0.1:80"), Ok(PolicyVerdict::Checked));
     assert_eq!(judge(&policy, "127.0.0.1:81"), Err(Refusal::Address));
     assert_eq!(judge(&policy, "1.1.1.1:25"), Err(Refusal::Address));
     assert_eq!(judge(&policy, "mail.example:25"), Err(Refusal::Name));
-    assert_eq!(judge(&policy, "git.corp.internal:22"), Ok(Permit::Checked));
+    assert_eq!(
+        judge(&policy, "git.corp.internal:22"),
+        Ok(PolicyVerdict::Checked)
+    );
     assert_eq!(judge(&policy, "notcorp.internal:22"), Err(Refusal::Name));
 }
 
@@ -146,7 +156,7 @@ fn a_relay_does_not_call_itself_even_when_allowed() {
         judge(&policy, "[::ffff:127.0.0.1]:4433"),
         Err(Refusal::Itself)
     );
-    assert_eq!(judge(&policy, "127.0.0.1:4434"), Ok(Permit::Checked));
+    assert_eq!(judge(&policy, "127.0.0.1:4434"), Ok(PolicyVerdict::Checked));
 }
 
 #[test]
@@ -160,7 +170,7 @@ fn a_wildcard_listener_is_itself_at_every_address_of_the_host() {
     };
     let policy = new(&config, &["[::]:443"]);
     assert_eq!(judge(&policy, "127.3.2.1:443"), Err(Refusal::Itself));
-    assert_eq!(judge(&policy, "127.3.2.1:444"), Ok(Permit::Checked));
+    assert_eq!(judge(&policy, "127.3.2.1:444"), Ok(PolicyVerdict::Checked));
 }
 
 #[test]
@@ -176,13 +186,13 @@ fn the_host_is_refused_at_every_address_port_and_translation_of_it() {
     ] {
         assert_eq!(judge(&hidden, target), Err(Refusal::Address), "{target}");
         let ip = target.parse::<SocketAddr>().expect(target).ip();
-        assert!(!hidden.tells(ip), "{target}");
-        let checked = hidden.resolved(Permit::Checked, target.parse().expect(target));
+        assert!(!hidden.may_reveal(ip), "{target}");
+        let checked = hidden.check_resolved(PolicyVerdict::Checked, target.parse().expect(target));
         assert_eq!(checked, Err(Refusal::Address), "{target}");
     }
-    assert_eq!(judge(&hidden, "5.6.7.9:9090"), Ok(Permit::Checked));
+    assert_eq!(judge(&hidden, "5.6.7.9:9090"), Ok(PolicyVerdict::Checked));
     let open = policy(&["5.6.7.8:443"], &[]);
-    assert_eq!(judge(&open, "5.6.7.8:443"), Ok(Permit::Checked));
+    assert_eq!(judge(&open, "5.6.7.8:443"), Ok(PolicyVerdict::Checked));
     assert_eq!(judge(&open, "5.6.7.8:444"), Err(Refusal::Address));
 }
 
@@ -195,7 +205,7 @@ fn an_address_that_a_router_translates_is_the_hosts() {
     assert_eq!(judge(&policy, "9.8.7.3:80"), Err(Refusal::Address));
     assert_eq!(judge(&policy, "9.8.6.5:22"), Err(Refusal::Address));
     assert_eq!(judge(&policy, "9.8.7.3:443"), Err(Refusal::Itself));
-    assert_eq!(judge(&policy, "9.8.7.4:80"), Ok(Permit::Checked));
+    assert_eq!(judge(&policy, "9.8.7.4:80"), Ok(PolicyVerdict::Checked));
 }
 
 #[test]
@@ -219,7 +229,11 @@ fn behind_a_networks_own_nat64_the_ipv4_address_is_judged() {
         "[64:ff9b:1:101:1:100::]:443",
         "[2a00:64:a01:101::]:443",
     ] {
-        assert_eq!(judge(&policy, target), Ok(Permit::Checked), "{target}");
+        assert_eq!(
+            judge(&policy, target),
+            Ok(PolicyVerdict::Checked),
+            "{target}"
+        );
     }
 }
 
@@ -236,8 +250,11 @@ fn an_ingress_forwards_to_its_relays_only() {
         ..Config::default()
     };
     let policy = new(&config, &[]);
-    assert_eq!(judge(&policy, "relay.example:443"), Ok(Permit::Relay));
-    assert_eq!(judge(&policy, "10.0.0.2:443"), Ok(Permit::Relay));
+    assert_eq!(
+        judge(&policy, "relay.example:443"),
+        Ok(PolicyVerdict::Relay)
+    );
+    assert_eq!(judge(&policy, "10.0.0.2:443"), Ok(PolicyVerdict::Relay));
     for other in [
         "relay.example:80",
         "example.com:443",
@@ -269,15 +286,15 @@ proptest! {
         "::ffff:10.0.0.0/104", "64:ff9b::7f00:0/104", "2002:7f00::/24", "2002:c0a8::/32",
     ])) {
         let address = SocketAddr::new(inside(net, seed), port);
-        prop_assert!(policy(&[], &[]).address(address).is_err(), "{address}");
+        prop_assert!(policy(&[], &[]).check_address(address).is_err(), "{address}");
     }
 
     #[test]
     fn mapping_an_ipv4_address_into_ipv6_changes_nothing(v4: [u8; 4], port in 1u16..) {
         let v4 = Ipv4Addr::from(v4);
         let policy = policy(&["10.0.0.0/8"], &["8.8.8.0/24"]);
-        let plain = policy.address(SocketAddr::new(v4.into(), port));
-        let mapped = policy.address(SocketAddr::new(v4.to_ipv6_mapped().into(), port));
+        let plain = policy.check_address(SocketAddr::new(v4.into(), port));
+        let mapped = policy.check_address(SocketAddr::new(v4.to_ipv6_mapped().into(), port));
         prop_assert_eq!(plain, mapped);
     }
 
@@ -288,9 +305,9 @@ proptest! {
         let [a, b, c, d] = v4.octets().map(u16::from);
         let nat64 = Ipv6Addr::from([0x64, 0xff9b, 0, 0, 0, 0, a << 8 | b, c << 8 | d]);
         let six = Ipv6Addr::from([0x2002, a << 8 | b, c << 8 | d, 0, 0, 0, 0, 1]);
-        let plain = policy.address(SocketAddr::new(v4.into(), port)).is_ok();
+        let plain = policy.check_address(SocketAddr::new(v4.into(), port)).is_ok();
         for carrier in [nat64, six] {
-            prop_assert_eq!(policy.address(SocketAddr::new(carrier.into(), port)).is_ok(), plain);
+            prop_assert_eq!(policy.check_address(SocketAddr::new(carrier.into(), port)).is_ok(), plain);
         }
     }
 

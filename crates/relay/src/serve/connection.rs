@@ -8,8 +8,9 @@ use std::{
     time::Duration,
 };
 
+use hoplite_channel::Channel;
 use hoplite_http::{Incoming, Session};
-use hoplite_link::channel::{Channel, Kind};
+use hoplite_link::LinkKind;
 use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
@@ -17,6 +18,7 @@ use tokio::{
 
 use super::{Alive, Phase, Shared, handler::Job, quic::OverQuic};
 use crate::{
+    admission::AdmittedBy,
     limits::{Account, Bucket, ClientKey, Place},
     metrics::Up,
     onion::Onion,
@@ -54,22 +56,23 @@ impl Ended {
 }
 
 /// A client that was let in, and what it occupies.
-pub(crate) struct Guest {
+pub(crate) struct AdmittedConnection {
     pub(crate) shared: Arc<Shared>,
     client: ClientKey,
     alive: Alive,
     place: Arc<Place>,
     pub(crate) account: Arc<Account>,
+    by: Arc<AdmittedBy>,
 }
 
-impl Guest {
+impl AdmittedConnection {
     /// Counts the connection; `None` if there is no room for it.
     pub(crate) fn admit(shared: &Arc<Shared>, client: ClientKey, alive: &Alive) -> Option<Self> {
-        let Ok(place) = shared.gate.connection(client) else {
+        let Ok(place) = shared.quotas.connection(client) else {
             shared.metrics.limited("connections");
             return None;
         };
-        let Ok(account) = shared.gate.account(client) else {
+        let Ok(account) = shared.quotas.account(client) else {
             shared.metrics.limited("memory");
             return None;
         };
@@ -79,6 +82,7 @@ impl Guest {
             alive: alive.clone(),
             place: Arc::new(place),
             account: Arc::new(account),
+            by: Arc::default(),
         })
     }
 
@@ -99,19 +103,20 @@ impl Guest {
         }
     }
 
-    /// Keeps the place of a connection that came to nothing for as long as it still holds memory. No drain waits for that.
+    /// Counts a connection of QUIC for as long as it still holds memory; if it came to nothing, it keeps its place too. No drain waits for that.
     pub(crate) async fn leave(self) {
         let Self {
             shared,
             alive,
             place,
-            account: _account,
+            account,
             ..
         } = self;
         drop((shared, alive));
-        if place.leave() {
-            sleep(CLOSING).await;
-        }
+        account.end();
+        let place = Some(place).filter(|place| place.leave());
+        sleep(CLOSING).await;
+        drop((place, account));
     }
 
     /// Serves requests until the connection ends; `quic`: what there is below it, if that is QUIC. Then the tunnels that are left end as well.
@@ -121,7 +126,7 @@ impl Guest {
         let first_request = self.shared.limits.first_request;
         let mut overstays = pin!(overstays(&place, &account, first_request));
         let mut kept = pin!(account.keep(|| session.takes_more()));
-        let abandons = Bucket::of_things(self.shared.limits.abandoned);
+        let abandons = Bucket::per_second(self.shared.limits.abandoned);
         let mut draining = Some(self.alive.clone());
         let mut requests = JoinSet::new();
         let ended = loop {
@@ -130,7 +135,7 @@ impl Guest {
                     Some(incoming) => {
                         drop(requests.spawn(self.job(incoming, quic).run()));
                         if let Some(quic) = quic {
-                            quic.make_room(requests.len());
+                            quic.make_room(requests.len(), &self.account);
                         }
                     }
                     None => break None,
@@ -164,8 +169,8 @@ impl Guest {
     pub(crate) async fn carry(&self, onion: &Onion, channel: Channel) {
         let open = &self.shared.metrics.channels_open;
         let open = match channel.kind() {
-            Kind::Quic => &open.quic,
-            Kind::Tls => &open.tls,
+            LinkKind::Quic => &open.quic,
+            LinkKind::Tls => &open.tls,
         };
         let _open = Up::new(open);
         let watched = channel.clone();
@@ -194,9 +199,10 @@ impl Guest {
             client: self.client,
             place: self.place.clone(),
             account: self.account.clone(),
+            by: self.by.clone(),
             alive: self.alive.clone(),
             head: incoming.head,
-            road: quic.map(OverQuic::road),
+            client_connection: quic.map(OverQuic::client_connection),
             exchange: incoming.exchange,
         }
     }

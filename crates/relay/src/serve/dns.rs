@@ -14,7 +14,7 @@ use super::{
     Shared,
     handler::{ClientGone, refuse},
 };
-use crate::{failure::Failure, limits::Asker, metrics::Method};
+use crate::{failure::Failure, limits::QueryQuota, metrics::Method};
 
 /// Where the query is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,12 +55,12 @@ fn in_query(query: &str) -> Option<Bytes> {
 /// Serves a request of a client that was let in.
 pub(super) async fn serve(
     shared: &Shared,
-    asker: &Asker<'_>,
+    queries: &QueryQuota<'_>,
     source: Source,
     mut exchange: Exchange,
 ) -> Result<(), ClientGone> {
     let (head, reply) = match query(shared, source, &mut exchange).await? {
-        Ok(question) => reply(shared, asker, &question).await,
+        Ok(question) => reply(shared, queries, &question).await,
         Err(Unread::Answered(reply)) => {
             shared.metrics.request(Method::dns, "http_request_error");
             (ok(&reply), reply)
@@ -103,8 +103,12 @@ async fn query(
     }))
 }
 
-async fn reply(shared: &Shared, asker: &Asker<'_>, question: &Question) -> (ResponseHead, Vec<u8>) {
-    let answering = shared.egress.answer(question, asker, &shared.metrics);
+async fn reply(
+    shared: &Shared,
+    queries: &QueryQuota<'_>,
+    question: &Question,
+) -> (ResponseHead, Vec<u8>) {
+    let answering = shared.egress.answer(question, queries, &shared.metrics);
     let answered = answering.await;
     shared.metrics.request(Method::dns, answered.outcome);
     if answered.outcome == "refused" {

@@ -1,56 +1,59 @@
-//! One request from its head to its end: let in, read, opened, answered, carried.
+//! One request from its head to its end: let in, read, opened, answered, carried. Nothing is looked up and nothing opened before it is let in.
 //! Each transport runs it in a task for each request; dropping the task closes the tunnel.
+//! Requests: CONNECT by RFC 9114 §4.4 and RFC 9113 §8.5, extended CONNECT by RFC 8441 and RFC 9220, connect-udp by RFC 9298 §2 and §3,
+//! connect-ip by RFC 9484 §4, DNS queries: see [`super::dns`].
 //! Answers: RFC 9110 §15, RFC 9298 §3.3 and §3.5, RFC 9484 §4.5, `Proxy-Status` by RFC 9209.
 
 use std::{future::Future, sync::Arc};
 
 use hoplite_http::{Exchange, HttpError, HttpVersion};
-use hoplite_wire::{RequestHead, ResponseHead, Target, connect_ip::Scope};
-
-use super::{
-    Alive, Shared, dns, ip,
-    request::{self, Asked},
-    splice, udp,
+use hoplite_wire::{
+    RequestHead, ResponseHead, Target, Template, connect_ip::Scope, template::PathError,
 };
+
+use super::{Alive, Shared, dns, ip, splice, udp};
 use crate::{
-    admission::{CHALLENGE, Guest},
-    failure::Failure,
-    forward::{self, Road},
-    limits::{Account, ClientKey, Held, Permit, Place},
+    ConfigError,
+    admission::{AdmittedBy, AdmittedClient, NotAdmitted},
+    failure::{Failure, Limit},
+    forward::{self, ClientConnection},
+    limits::{Account, ClientKey, Held, Place, QuotaGuard},
     metrics::{Method, Up},
 };
 
 /// A request and where it came from.
 pub(crate) struct Job {
     pub(crate) shared: Arc<Shared>,
-    /// The client by its address; a token weighs more.
+    /// The client by its address; with a token, limits count by that instead.
     pub(crate) client: ClientKey,
     /// The connection's: it is busy while the request lasts.
     pub(crate) place: Arc<Place>,
     /// The connection's memory.
     pub(crate) account: Arc<Account>,
+    /// By whose private token the connection was let in.
+    pub(crate) by: Arc<AdmittedBy>,
     pub(crate) alive: Alive,
     pub(crate) head: RequestHead,
     /// The connection below, if its client's packets may be forwarded past it.
-    pub(crate) road: Option<Road>,
+    pub(crate) client_connection: Option<ClientConnection>,
     pub(crate) exchange: Exchange,
 }
 
 impl Job {
     /// Serves the request to its end; whether its client waited for the answer.
     pub(crate) async fn run(self) -> bool {
-        let method = request::method(&self.head);
+        let method = method(&self.head);
         let shared = self.shared.clone();
-        let (place, admitted) = (self.place.clone(), self.admit());
+        let (place, admitted) = (self.place.clone(), self.admit().await);
         let _busy = admitted.is_ok().then(|| {
             self.account.begin();
             place.busy()
         });
         let done = match admitted {
-            Ok((Asked::Tcp(target), permit, _buffer)) => self.tcp(&target, &permit).await,
-            Ok((Asked::Udp(target), permit, _buffer)) => self.udp(&target, &permit).await,
-            Ok((Asked::Ip(scope), permit, _buffer)) => self.ip(&scope, &permit).await,
-            Ok((Asked::Dns(source), permit, _buffer)) => self.dns(source, &permit).await,
+            Ok((Asked::Tcp(target), quota, _buffer)) => self.tcp(&target, &quota).await,
+            Ok((Asked::Udp(target), quota, _buffer)) => self.udp(&target, &quota).await,
+            Ok((Asked::Ip(scope), quota, _buffer)) => self.ip(&scope, &quota).await,
+            Ok((Asked::Dns(source), quota, _buffer)) => self.dns(source, &quota).await,
             Err(failure) => refuse(&shared, method, failure, self.exchange).await,
         };
         if let Err(ClientGone) = done {
@@ -59,27 +62,39 @@ impl Job {
         done.is_ok()
     }
 
-    fn admit(&self) -> Result<(Asked, Permit, Held), Failure> {
+    async fn admit(&self) -> Result<(Asked, QuotaGuard, Held), Failure> {
         let shared = &self.shared;
         if self.alive.is_draining() {
             return Err(Failure::Draining);
         }
-        let guest = shared
-            .admission
-            .load()
-            .judge(request::credentials(&self.head));
-        let key = match guest.ok_or(Failure::Unauthenticated)? {
-            Guest::Anyone => self.client,
-            Guest::Holder(index) => shared.gate.by_token(index),
+        let admission = shared.admission.load_full();
+        let judged = admission.judge(credentials(&self.head), &self.by).await;
+        let key = match judged.map_err(|why| self.not_admitted(why))? {
+            AdmittedClient::Anyone => self.client,
+            AdmittedClient::Holder(index) => shared.quotas.by_token(index),
+            AdmittedClient::Spender(nonce) => shared.quotas.by_private_token(&nonce),
         };
-        let asked = request::read(&self.head, &shared.templates, shared.serves_dns)?;
-        let permit = shared.gate.request(key).map_err(|_| Failure::Limited)?;
+        let asked = read_request(&self.head, &shared.templates, shared.serves_dns)?;
+        let quota = shared
+            .quotas
+            .request(key)
+            .map_err(|_| Failure::Limited(Limit::Requests))?;
         let buffer = Held::take(&self.account, self.buffer());
-        let buffer = buffer.ok_or_else(|| {
-            shared.metrics.limited("memory");
-            Failure::Limited
-        })?;
-        Ok((asked, permit, buffer))
+        let buffer = buffer.ok_or(Failure::Limited(Limit::Memory))?;
+        Ok((asked, quota, buffer))
+    }
+
+    fn not_admitted(&self, why: NotAdmitted) -> Failure {
+        match why {
+            NotAdmitted::Token(word) => {
+                self.shared.metrics.token_refused(word);
+                Failure::Unauthenticated
+            }
+            NotAdmitted::Unknown => {
+                self.shared.metrics.token_refused("store_down");
+                Failure::Internal
+            }
+        }
     }
 
     /// What may wait for the client of this request alone, beside what the connection's windows allow, in bytes.
@@ -90,10 +105,10 @@ impl Job {
         }
     }
 
-    async fn tcp(mut self, target: &Target, permit: &Permit) -> Result<(), ClientGone> {
+    async fn tcp(mut self, target: &Target, quota: &QuotaGuard) -> Result<(), ClientGone> {
         let shared = self.shared;
-        let asker = shared.gate.asker(permit);
-        let opened = shared.egress.tcp(target, &asker, &shared.metrics);
+        let queries = shared.quotas.queries(quota);
+        let opened = shared.egress.tcp(target, &queries, &shared.metrics);
         let socket = match unless_gone(&mut self.exchange, opened).await? {
             Ok(socket) => socket,
             Err(failure) => return refuse(&shared, Method::connect, failure, self.exchange).await,
@@ -103,7 +118,7 @@ impl Job {
         let _up = Up::new(&shared.metrics.tunnels_open.tcp);
         let terms = splice::Terms {
             metrics: &shared.metrics,
-            pace: permit.pace(),
+            pace: quota.pace(),
             idle: shared.limits.idle_stream,
             account: &self.account,
         };
@@ -112,21 +127,31 @@ impl Job {
         Ok(())
     }
 
-    async fn dns(self, source: dns::Source, permit: &Permit) -> Result<(), ClientGone> {
+    async fn dns(self, source: dns::Source, quota: &QuotaGuard) -> Result<(), ClientGone> {
         let shared = self.shared;
-        let asker = shared.gate.asker(permit);
-        match asker.admits_query() {
-            true => dns::serve(&shared, &asker, source, self.exchange).await,
-            false => refuse(&shared, Method::dns, Failure::Limited, self.exchange).await,
+        let queries = shared.quotas.queries(quota);
+        if queries.admits_query() {
+            dns::serve(&shared, &queries, source, self.exchange).await
+        } else {
+            refuse(
+                &shared,
+                Method::dns,
+                Failure::Limited(Limit::Queries),
+                self.exchange,
+            )
+            .await
         }
     }
 
-    async fn udp(mut self, target: &Target, permit: &Permit) -> Result<(), ClientGone> {
+    async fn udp(mut self, target: &Target, quota: &QuotaGuard) -> Result<(), ClientGone> {
         let shared = self.shared;
         let opened = async {
-            let place = shared.gate.udp(permit).map_err(|_| Failure::Limited)?;
-            let asker = shared.gate.asker(permit);
-            let opened = shared.egress.udp(target, &asker, &shared.metrics);
+            let place = shared
+                .quotas
+                .udp(quota)
+                .map_err(|_| Failure::Limited(Limit::UdpTunnels))?;
+            let queries = shared.quotas.queries(quota);
+            let opened = shared.egress.udp(target, &queries, &shared.metrics);
             opened.await.map(|socket| (socket, place))
         };
         let (socket, _place) = match unless_gone(&mut self.exchange, opened).await? {
@@ -136,14 +161,15 @@ impl Job {
             }
         };
         let head = ResponseHead::new(200).with("capsule-protocol", "?1");
-        let account = self.road.is_none().then_some(self.account);
-        let (head, terms) = forward::negotiate(&shared.forwarding, &self.head, self.road, head);
+        let account = self.client_connection.is_none().then_some(self.account);
+        let (head, terms) =
+            forward::negotiate(&shared.forwarding, &self.head, self.client_connection, head);
         self.exchange.respond(&head).await?;
         shared.metrics.request(Method::connect_udp, "ok");
         let _up = Up::new(&shared.metrics.tunnels_open.udp);
         udp::carry(
             &shared,
-            (permit.pace(), account),
+            (quota.pace(), account),
             socket,
             self.exchange,
             terms,
@@ -152,14 +178,17 @@ impl Job {
         Ok(())
     }
 
-    async fn ip(mut self, scope: &Scope, permit: &Permit) -> Result<(), ClientGone> {
+    async fn ip(mut self, scope: &Scope, quota: &QuotaGuard) -> Result<(), ClientGone> {
         let shared = self.shared;
         let opened = async {
-            let place = shared.gate.packets(permit).map_err(|_| Failure::Limited)?;
-            let asker = shared.gate.asker(permit);
+            let place = shared
+                .quotas
+                .packets(quota)
+                .map_err(|_| Failure::Limited(Limit::Packets))?;
+            let queries = shared.quotas.queries(quota);
             let opened = shared
                 .ip
-                .open(scope, &shared.egress, &asker, &shared.metrics);
+                .open(scope, &shared.egress, &queries, &shared.metrics);
             opened.await.map(|opened| (opened, place))
         };
         let (opened, _place) = match unless_gone(&mut self.exchange, opened).await? {
@@ -172,8 +201,8 @@ impl Job {
         self.exchange.respond(&head).await?;
         shared.metrics.request(Method::connect_ip, "ok");
         let _up = Up::new(&shared.metrics.tunnels_open.ip);
-        let account = self.road.is_none().then_some(self.account);
-        ip::carry(&shared, (permit.pace(), account), opened, self.exchange).await;
+        let account = self.client_connection.is_none().then_some(self.account);
+        ip::carry(&shared, (quota.pace(), account), opened, self.exchange).await;
         Ok(())
     }
 }
@@ -208,7 +237,13 @@ pub(super) async fn refuse(
     exchange: Exchange,
 ) -> Result<(), ClientGone> {
     count(shared, method, failure);
-    let refused = exchange.refuse(&refusal(&shared.name, failure)).await;
+    let mut head = refusal(&shared.name, failure);
+    if failure == Failure::Unauthenticated {
+        for challenge in shared.admission.load().challenges() {
+            head = head.with("proxy-authenticate", challenge);
+        }
+    }
+    let refused = exchange.refuse(&head).await;
     if refused.is_err() {
         tracing::trace!("the client left before it had read its refusal");
     }
@@ -221,7 +256,7 @@ fn count(shared: &Shared, method: Method, failure: Failure) {
     match failure {
         Failure::Unauthenticated => drop(metrics.auth_failures.inc()),
         Failure::Refused(_) => drop(metrics.policy_refusals.inc()),
-        Failure::Limited => metrics.limited("requests"),
+        Failure::Limited(limit) => metrics.limited(limit.label()),
         _ => (),
     }
 }
@@ -237,8 +272,110 @@ fn refusal(name: &str, failure: Failure) -> ResponseHead {
     }
     let head = ResponseHead::new(answer.status).with("proxy-status", status);
     match failure {
-        Failure::Unauthenticated => head.with("proxy-authenticate", CHALLENGE),
         Failure::Method => head.with("allow", "CONNECT"),
         _ => head,
+    }
+}
+
+/// A request that can be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Asked {
+    /// A TCP tunnel.
+    Tcp(Target),
+    /// A UDP tunnel.
+    Udp(Target),
+    /// A flow of IP packets.
+    Ip(Scope),
+    /// An answer to a DNS query.
+    Dns(dns::Source),
+}
+
+/// The values of the headers that may hold a token. Firefox sends `Authorization` on connect-udp.
+fn credentials(head: &RequestHead) -> impl Iterator<Item = &[u8]> {
+    let names = ["proxy-authorization", "authorization"];
+    names.into_iter().filter_map(|name| head.header(name))
+}
+
+/// The label that the request is counted under.
+fn method(head: &RequestHead) -> Method {
+    match (head.method.as_str(), head.protocol.as_deref()) {
+        ("CONNECT", None) => Method::connect,
+        ("CONNECT", Some("connect-udp")) => Method::connect_udp,
+        ("CONNECT", Some("connect-ip")) => Method::connect_ip,
+        _ if dns::read(head).is_some() => Method::dns,
+        _ => Method::other,
+    }
+}
+
+/// Reads what is asked for. DNS queries are one of the methods that are not served where `serves_dns` is not set.
+fn read_request(
+    head: &RequestHead,
+    templates: &Templates,
+    serves_dns: bool,
+) -> Result<Asked, Failure> {
+    if let Some(source) = dns::read(head).filter(|_| serves_dns) {
+        return source.map(Asked::Dns);
+    }
+    if head.method != "CONNECT" {
+        return Err(Failure::Method);
+    }
+    match head.protocol.as_deref() {
+        None => tcp(head),
+        // "… :authority … containing the authority of the UDP proxy": not compared, since Firefox leaves out the
+        // port, and this relay may be reached by names that it does not know.
+        Some("connect-udp") => udp(head, templates),
+        Some("connect-ip") => ip(head),
+        Some(_) => Err(Failure::Protocol),
+    }
+}
+
+/// "The :authority pseudo-header field contains the host and port to connect to."
+fn tcp(head: &RequestHead) -> Result<Asked, Failure> {
+    let target = head.authority.parse();
+    target.map(Asked::Tcp).map_err(|_| Failure::Malformed)
+}
+
+fn udp(head: &RequestHead, templates: &Templates) -> Result<Asked, Failure> {
+    let path = head.path.as_deref().ok_or(Failure::Malformed)?;
+    templates.target(path).map(Asked::Udp)
+}
+
+/// By the well-known template alone.
+fn ip(head: &RequestHead) -> Result<Asked, Failure> {
+    let path = head.path.as_deref().ok_or(Failure::Malformed)?;
+    Scope::read_path(path)
+        .map(Asked::Ip)
+        .map_err(|error| match error {
+            PathError::NoMatch => Failure::NotFound,
+            PathError::BadTarget => Failure::Malformed,
+        })
+}
+
+/// The CONNECT-UDP paths that this relay serves: the well-known one, and one of the operator's choice.
+#[derive(Clone, Debug)]
+pub(crate) struct Templates(Vec<Template>);
+
+impl Templates {
+    /// The well-known template and `configured`.
+    pub(crate) fn new(configured: Option<&str>) -> Result<Self, ConfigError> {
+        let mut templates = vec![Template::well_known()];
+        if let Some(text) = configured {
+            let wrong = |error| ConfigError::new("masque.template", format!("{error}"));
+            templates.push(text.parse().map_err(wrong)?);
+        }
+        Ok(Self(templates))
+    }
+
+    /// The target that a path asks for.
+    pub(crate) fn target(&self, path: &str) -> Result<Target, Failure> {
+        let mut failure = Failure::NotFound;
+        for template in &self.0 {
+            match template.match_path(path) {
+                Ok(target) => return Ok(target),
+                Err(PathError::BadTarget) => failure = Failure::Malformed,
+                Err(PathError::NoMatch) => (),
+            }
+        }
+        Err(failure)
     }
 }

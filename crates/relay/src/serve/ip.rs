@@ -6,7 +6,7 @@ use std::{
     future::poll_fn,
     ops::ControlFlow,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -19,19 +19,20 @@ use hoplite_wire::{
     connect_ip::{Capsule, LEAST_MTU, Malformed, Numbered},
     ip::icmp,
 };
+use parking_lot::Mutex;
 use tokio::{sync::mpsc, time::Instant};
 
 use super::{Shared, splice::watch};
 use crate::{
-    ip::{Judge, Lease, Opened, Rate, Refused},
+    ip::{Lease, Opened, PacketFilter, Rate, Refused},
     limits::{Account, Pace},
-    metrics::ip::Dropped,
+    metrics::PacketDrops,
 };
 
 /// What one receive call may bring.
 const BUFFER: usize = 65_536;
 /// Batches taken before others get their turn.
-const TURN: usize = 16;
+const BATCH_BUDGET: usize = 16;
 /// How often a client may ask for addresses; it gets the same each time. A flow that asks more often is broken off.
 const REQUESTS: usize = 16;
 
@@ -49,14 +50,14 @@ pub(crate) async fn carry(
 ) {
     let Opened {
         packets,
-        judge,
+        filter,
         lease,
     } = opened;
     let (asked, requests) = mpsc::channel(REQUESTS);
     let flow = Arc::new(Open {
         shared: shared.clone(),
         packets,
-        judge,
+        filter,
         pace,
         rate: Mutex::new(Rate::new(shared.ip.echoes_per_second(), Instant::now())),
         passed: AtomicU64::new(0),
@@ -100,7 +101,7 @@ async fn answer(mut requests: mpsc::Receiver<Vec<Numbered>>, lease: &Lease, clie
 struct Open {
     shared: Arc<Shared>,
     packets: Box<dyn Packets>,
-    judge: Judge,
+    filter: PacketFilter,
     pace: Pace,
     rate: Mutex<Rate>,
     passed: AtomicU64,
@@ -115,13 +116,13 @@ struct ToNetwork {
 }
 
 impl Open {
-    fn dropped(&self) -> &Dropped {
+    fn dropped(&self) -> &PacketDrops {
         &self.shared.metrics.ip.dropped
     }
 
     fn up(&self, packet: &[u8]) {
         let dropped = self.dropped();
-        let passed = match self.judge.outgoing(packet) {
+        let passed = match self.filter.outgoing(packet) {
             Ok(passed) => passed,
             Err(why) => {
                 of(dropped, why).inc();
@@ -143,23 +144,23 @@ impl Open {
             self.passed.fetch_add(1, Ordering::Relaxed);
             let metrics = &self.shared.metrics;
             metrics.ip.to_target.inc();
-            metrics.octets_to_target.ip.inc_by(packet.len() as u64);
+            metrics.bytes_to_target.ip.inc_by(packet.len() as u64);
             if let Some(account) = &self.account {
                 account.read(packet.len());
             }
         }
     }
 
-    fn admits(&self, octets: usize, is_icmp: bool) -> bool {
-        let mut rate = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
+    fn admits(&self, bytes: usize, is_icmp: bool) -> bool {
+        let mut rate = self.rate.lock();
         let echoes = !is_icmp || (rate.admits(Instant::now()) && self.pace.admits_echo());
-        echoes && self.pace.admits(octets)
+        echoes && self.pace.admits(bytes)
     }
 
     /// From the network to the client; ends when the egress fails.
     async fn down(&self, client: &Flow) {
         loop {
-            for _ in 0..TURN {
+            for _ in 0..BATCH_BUDGET {
                 if poll_fn(|cx| self.poll_batch(client, cx)).await.is_err() {
                     return;
                 }
@@ -185,7 +186,7 @@ impl Open {
             segment: received.segment.max(1),
         };
         for packet in batch.payloads() {
-            if !self.judge.takes(packet) {
+            if !self.filter.takes(packet) {
                 self.dropped().unwanted.inc();
             } else if !self.pace.admits(packet.len()) {
                 self.dropped().rate.inc();
@@ -201,7 +202,7 @@ impl Open {
         let sent = client.send(Batch::one(packet));
         if sent.accepted > 0 {
             metrics.ip.to_client.inc();
-            metrics.octets_to_client.ip.inc_by(packet.len() as u64);
+            metrics.bytes_to_client.ip.inc_by(packet.len() as u64);
         }
         let dropped = self.dropped();
         dropped.client_full.inc_by(sent.full as u64);
@@ -220,7 +221,7 @@ impl Open {
     }
 }
 
-fn of(dropped: &Dropped, why: Refused) -> &crate::metrics::Count {
+fn of(dropped: &PacketDrops, why: Refused) -> &crate::metrics::Count {
     match why {
         Refused::Malformed => &dropped.malformed,
         Refused::Source => &dropped.source,

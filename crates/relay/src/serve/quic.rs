@@ -11,32 +11,33 @@ use std::{
 
 use hoplite_crypto::ALPN_CHANNEL;
 use hoplite_http::{Session, h3};
-use hoplite_link::{
-    ConnectionController,
-    quic::{Connection, Endpoint, Incoming, VarInt, crypto::rustls::HandshakeData},
+use hoplite_link::Pad;
+use hoplite_quic::{
+    Connection, ConnectionController, Endpoint, Incoming, VarInt,
+    crypto::rustls::HandshakeData,
     server::{Acceptor, Forwarder},
 };
 use tokio::time::{sleep, timeout};
 
 use super::{
     Alive, Phase, Shared,
-    connection::{CLOSING, Guest},
+    connection::{AdmittedConnection, CLOSING},
     shard::{DATAGRAMS_IN, transport},
 };
 use crate::{
-    config::{Carrier, Limits},
-    forward::Road,
-    limits::{ClientKey, Room, Transport, Unproven},
+    config::{Limits, LinkKind},
+    forward::ClientConnection,
+    limits::{Account, ClientKey, Room, Transport, UnvalidatedHandshakes},
     metrics::Up,
     onion::Onion,
 };
 
 /// H3_NO_ERROR, as QUIC writes it.
-const GOODBYE: VarInt = VarInt::from_u32(0x100);
+const H3_NO_ERROR: VarInt = VarInt::from_u32(0x100);
 /// H3_EXCESSIVE_LOAD, as QUIC writes it.
-const EXCESSIVE_LOAD: VarInt = VarInt::from_u32(0x107);
+const H3_EXCESSIVE_LOAD: VarInt = VarInt::from_u32(0x107);
 /// How long the last packets of a connection may take to leave.
-const FAREWELL: Duration = Duration::from_millis(500);
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// One socket of a shard: QUIC on it, and what passes by.
 #[derive(Clone)]
@@ -44,7 +45,7 @@ pub(crate) struct Port {
     endpoint: Endpoint,
     acceptor: Acceptor,
     forwarder: Forwarder,
-    unproven: Unproven,
+    unvalidated: UnvalidatedHandshakes,
 }
 
 impl Port {
@@ -52,13 +53,13 @@ impl Port {
         endpoint: Endpoint,
         acceptor: Acceptor,
         forwarder: Forwarder,
-        limits: &Limits,
+        unvalidated: UnvalidatedHandshakes,
     ) -> Self {
         Self {
             endpoint,
             acceptor,
             forwarder,
-            unproven: Unproven::new(limits),
+            unvalidated,
         }
     }
 }
@@ -83,24 +84,24 @@ pub(crate) async fn serve(shared: Arc<Shared>, port: Port, mut alive: Alive) {
         () = alive.reached(Phase::Stopped) => (),
         () = endpoint.wait_idle() => (),
     }
-    endpoint.close(GOODBYE, b"");
-    drop(timeout(FAREWELL, endpoint.wait_idle()).await);
+    endpoint.close(H3_NO_ERROR, b"");
+    drop(timeout(CLOSE_TIMEOUT, endpoint.wait_idle()).await);
 }
 
 /// Takes a connection within the limits. The claim to be at an address takes nothing from whoever is there: it is counted once it is proven.
 fn take(shared: &Arc<Shared>, incoming: Incoming, port: &Port, alive: &Alive) {
-    let client = shared.gate.by_address(incoming.remote_address().ip());
+    let client = shared.quotas.by_address(incoming.remote_address().ip());
     if incoming.remote_address_validated() {
-        return match Guest::admit(shared, client, alive) {
-            Some(guest) => drop(tokio::spawn(welcome(guest, incoming, port.clone()))),
+        return match AdmittedConnection::admit(shared, client, alive) {
+            Some(admitted) => drop(tokio::spawn(welcome(admitted, incoming, port.clone()))),
             None => incoming.refuse(),
         };
     }
-    if !shared.gate.admits_connection(client) {
+    if !shared.quotas.admits_connection(client) {
         shared.metrics.limited("connections");
         return incoming.refuse();
     }
-    match port.unproven.enter(client) {
+    match port.unvalidated.enter(client) {
         Some(room) => {
             let stranger = Stranger {
                 shared: shared.clone(),
@@ -134,12 +135,12 @@ impl Stranger {
             shared.metrics.handshakes_failed.inc();
             return self.leave().await;
         };
-        match Guest::admit(&shared, self.client, &self.alive) {
-            Some(guest) => {
+        match AdmittedConnection::admit(&shared, self.client, &self.alive) {
+            Some(admitted) => {
                 drop((self, shared));
-                serve_connection(guest, connection, controller, port.forwarder).await;
+                serve_connection(admitted, connection, controller, port.forwarder).await;
             }
-            None => connection.close(EXCESSIVE_LOAD, b""),
+            None => connection.close(H3_EXCESSIVE_LOAD, b""),
         }
     }
 
@@ -151,12 +152,14 @@ impl Stranger {
     }
 }
 
-async fn welcome(guest: Guest, incoming: Incoming, port: Port) {
-    let controller = controller(&guest.shared);
-    let handshake = handshake(&guest.shared, incoming, &port, &controller);
-    match guest.greet(handshake).await {
-        Some(connection) => serve_connection(guest, connection, controller, port.forwarder).await,
-        None => guest.leave().await,
+async fn welcome(admitted: AdmittedConnection, incoming: Incoming, port: Port) {
+    let controller = controller(&admitted.shared);
+    let handshake = handshake(&admitted.shared, incoming, &port, &controller);
+    match admitted.greet(handshake).await {
+        Some(connection) => {
+            serve_connection(admitted, connection, controller, port.forwarder).await
+        }
+        None => admitted.leave().await,
     }
 }
 
@@ -172,45 +175,45 @@ async fn handshake(
 ) -> Option<Connection> {
     let _open = Up::new(&shared.metrics.handshakes_open.quic);
     let mut transport = transport(&shared.limits);
-    transport.pad_to_mtu(shared.pad);
+    transport.pad_to_mtu(shared.pad == Pad::Full);
     let handshake = port.acceptor.accept(incoming, transport, controller).ok()?;
     handshake.await.ok()
 }
 
 /// Serves a connection whose handshake is done.
 async fn serve_connection(
-    mut guest: Guest,
+    mut admitted: AdmittedConnection,
     connection: Connection,
     controller: ConnectionController,
     forwarder: Forwarder,
 ) {
-    let onion = guest.shared.onion_over(Carrier::Quic).cloned();
+    let onion = admitted.shared.onion_over(LinkKind::Quic).cloned();
     match onion.filter(|_| is_channel(&connection)) {
-        Some(onion) => Box::pin(channel(&guest, &onion, connection)).await,
-        None => requests(&mut guest, connection, controller, forwarder).await,
+        Some(onion) => Box::pin(channel(&admitted, &onion, connection)).await,
+        None => requests(&mut admitted, connection, controller, forwarder).await,
     }
-    guest.leave().await;
+    admitted.leave().await;
 }
 
 async fn requests(
-    guest: &mut Guest,
+    admitted: &mut AdmittedConnection,
     connection: Connection,
     controller: ConnectionController,
     forwarder: Forwarder,
 ) {
-    guest.shared.metrics.connections.quic.inc();
-    let _open = Up::new(&guest.shared.metrics.connections_open.quic);
-    guest.account.attach(Windows(connection.clone()));
+    admitted.shared.metrics.connections.quic.inc();
+    let _open = Up::new(&admitted.shared.metrics.connections_open.quic);
+    admitted.account.attach(Windows(connection.clone()));
     let below = OverQuic {
-        streams: Streams::new(connection.clone(), &guest.shared.limits),
-        road: Road::new(connection.clone(), forwarder),
+        streams: Streams::new(connection.clone(), &admitted.shared.limits),
+        client_connection: ClientConnection::new(connection.clone(), forwarder),
     };
     let config = h3::Config {
         controller: Some(controller),
-        ..guest.shared.h3.clone()
+        ..admitted.shared.h3.clone()
     };
     let session = Session::quic_server(connection, &config);
-    guest.serve(&session, Some(&below)).await;
+    admitted.serve(&session, Some(&below)).await;
 }
 
 /// Whether the client chose to speak of circuits.
@@ -220,8 +223,8 @@ fn is_channel(connection: &Connection) -> bool {
     data.is_some_and(|data| data.protocol.as_deref() == Some(ALPN_CHANNEL))
 }
 
-async fn channel(guest: &Guest, onion: &Onion, connection: Connection) {
-    let made = guest.greet(async {
+async fn channel(admitted: &AdmittedConnection, onion: &Onion, connection: Connection) {
+    let made = admitted.greet(async {
         let made = onion.server().quic(connection).await;
         let made = made.inspect_err(|refused| {
             tracing::debug!(%refused, "no channel came of a connection");
@@ -229,7 +232,7 @@ async fn channel(guest: &Guest, onion: &Onion, connection: Connection) {
         made.ok()
     });
     if let Some(channel) = made.await {
-        guest.carry(onion, channel).await;
+        admitted.carry(onion, channel).await;
     }
 }
 
@@ -237,13 +240,13 @@ async fn channel(guest: &Guest, onion: &Onion, connection: Connection) {
 struct Windows(Connection);
 
 impl Transport for Windows {
-    fn set_receive(&self, octets: u64) {
-        let octets = VarInt::from_u64(octets).unwrap_or(VarInt::MAX);
-        self.0.set_receive_window(octets);
+    fn set_receive(&self, bytes: u64) {
+        let bytes = VarInt::from_u64(bytes).unwrap_or(VarInt::MAX);
+        self.0.set_receive_window(bytes);
     }
 
-    fn set_send(&self, octets: u64) {
-        self.0.set_send_window(octets);
+    fn set_send(&self, bytes: u64) {
+        self.0.set_send_window(bytes);
     }
 
     fn path(&self) -> (Duration, u64) {
@@ -255,28 +258,32 @@ impl Transport for Windows {
 /// A connection below HTTP/3: it makes room for more requests as they come, and packets may pass it by.
 pub(crate) struct OverQuic {
     streams: Streams,
-    road: Road,
+    client_connection: ClientConnection,
 }
 
 impl OverQuic {
     /// Hears how many requests are open, so that there is room for more.
-    pub(crate) fn make_room(&self, open: usize) {
-        self.streams.busy(open);
+    pub(crate) fn make_room(&self, open: usize, account: &Account) {
+        self.streams.busy(open, account);
     }
 
     /// Past which a request's packets may be forwarded.
-    pub(crate) fn road(&self) -> Road {
-        self.road.clone()
+    pub(crate) fn client_connection(&self) -> ClientConnection {
+        self.client_connection.clone()
     }
 }
 
-/// What a new connection may open at once.
-const FIRST: u32 = 128;
-/// When half of what is allowed is open, so many times as much is allowed.
+/// What a new connection may open at once. With its unidirectional streams they are as many as a table of 128 slots holds, seven eighths of them.
+const INITIAL_MAX_STREAMS: u32 = 104;
+
+/// When half of what is allowed is open, this many times as much is allowed.
 const GROWTH: u32 = 4;
 
-/// How many requests a client may have open on one connection: few at first, and more as it uses them. The QUIC stack keeps about 90 bytes for
-/// each stream that it allows, used or not: a client at rest costs little this way.
+/// What the QUIC stack keeps for each stream that it allows, used or not, in bytes.
+const STREAM: u64 = 90;
+
+/// How many requests a client may have open on one connection: few at first, and more as it uses them, while there is memory. What is allowed once is
+/// kept until the connection ends.
 struct Streams {
     connection: Connection,
     allowed: AtomicU32,
@@ -285,14 +292,17 @@ struct Streams {
 
 /// What a new connection may open at once.
 pub(crate) fn streams_at_first(limits: &Limits) -> VarInt {
-    limits.requests_per_connection.min(FIRST).into()
+    limits
+        .requests_per_connection
+        .min(INITIAL_MAX_STREAMS)
+        .into()
 }
 
 impl Streams {
     /// A connection that was given [`streams_at_first`].
     fn new(connection: Connection, limits: &Limits) -> Self {
         let most = limits.requests_per_connection;
-        let allowed = AtomicU32::new(most.min(FIRST));
+        let allowed = AtomicU32::new(most.min(INITIAL_MAX_STREAMS));
         Self {
             connection,
             allowed,
@@ -301,9 +311,11 @@ impl Streams {
     }
 
     /// Makes room, up to the limit.
-    fn busy(&self, open: usize) {
+    fn busy(&self, open: usize, account: &Account) {
         let allowed = self.allowed.load(Ordering::Relaxed);
-        if let Some(more) = next(allowed, open, self.most) {
+        let more = next(allowed, open, self.most);
+        let kept = |more: &u32| account.keep_more(u64::from(more - allowed) * STREAM);
+        if let Some(more) = more.filter(kept) {
             self.allowed.store(more, Ordering::Relaxed);
             self.connection.set_max_concurrent_bi_streams(more.into());
         }
@@ -321,8 +333,8 @@ mod tests {
 
     #[test]
     fn room_grows_with_use_up_to_the_limit() {
-        assert_eq!(next(128, 63, 16_384), None);
-        assert_eq!(next(128, 64, 16_384), Some(512));
+        assert_eq!(next(104, 51, 16_384), None);
+        assert_eq!(next(104, 52, 16_384), Some(416));
         assert_eq!(next(8192, 5000, 16_384), Some(16_384));
         assert_eq!(next(16_384, 16_000, 16_384), None);
     }

@@ -7,21 +7,24 @@ use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
     thread,
+    time::Duration,
 };
 
 use hoplite_crypto::{ALPN_CHANNEL, ALPN_H2, ALPN_H3, ALPN_HTTP1, Certificates, server_tls};
 use hoplite_link::{
     MTU_SUSPENDED,
-    quic::{MtuDiscoveryConfig, TransportConfig, VarInt},
-    server::{self, Bound, BoundShard, Secrets},
+    server::{self, Bound, BoundShard},
 };
-use hoplite_quic::Hooks;
-use tokio::runtime::{Builder, Runtime};
+use hoplite_quic::{Hooks, MtuDiscoveryConfig, TransportConfig, VarInt, server::Secrets};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::sleep,
+};
 use tokio_rustls::TlsAcceptor;
 
 use super::{Alive, Shared, quic, tls};
 use crate::{
-    config::{Carrier, Config, Limits},
+    config::{Config, Limits, LinkKind},
     handle::StartError,
     limits::FIRST,
 };
@@ -30,6 +33,8 @@ use crate::{
 const SOCKET_BUFFER: usize = 8 << 20;
 /// Datagrams of one client that wait for their turn, in bytes; the oldest are dropped.
 pub(crate) const DATAGRAMS_IN: usize = 1 << 20;
+/// How often is looked whether pages lie idle.
+const CALM: Duration = Duration::from_secs(5);
 /// HTTP/3 needs three streams of its own from a client; some greet with a few more.
 const UNI_STREAMS: u32 = 8;
 
@@ -117,7 +122,7 @@ impl Keys {
         };
         Ok(Self {
             tcp: tls(&[ALPN_H2, ALPN_HTTP1])?.into(),
-            tls: match shared.onion_over(Carrier::Quic) {
+            tls: match shared.onion_over(LinkKind::Quic) {
                 Some(_) => tls(&[ALPN_H3, ALPN_CHANNEL])?,
                 None => tls(&[ALPN_H3])?,
             },
@@ -145,6 +150,9 @@ async fn run(shards: Vec<BoundShard>, keys: Keys, shared: Arc<Shared>, alive: Al
     {
         drop(tokio::spawn(async move { onion.keep().await }));
     }
+    if shards.iter().any(|shard| shard.index() == 0) {
+        drop(tokio::spawn(give_back(shared.clone())));
+    }
     for shard in shards {
         match keys.activate(shard, &shared.hooks) {
             Ok(shard) => {
@@ -154,7 +162,7 @@ async fn run(shards: Vec<BoundShard>, keys: Keys, shared: Arc<Shared>, alive: Al
                     shard.endpoint,
                     shard.acceptor,
                     shard.forwarder,
-                    &shared.limits,
+                    shared.quotas.unvalidated(),
                 );
                 serving.spawn(quic::serve(shared.clone(), quic, alive.clone()));
             }
@@ -170,6 +178,25 @@ async fn run(shards: Vec<BoundShard>, keys: Keys, shared: Arc<Shared>, alive: Al
     };
     let joined = async { while serving.join_next().await.is_some() {} };
     tokio::join!(rest, joined);
+}
+
+/// Gives pages back to the system after many connections have gone: by itself the allocator keeps what lies below anything that is still used. Beside the
+/// shards, because it takes milliseconds. Never ends.
+async fn give_back(shared: Arc<Shared>) {
+    loop {
+        sleep(CALM).await;
+        if shared.quotas.has_fallen() {
+            drop(tokio::task::spawn_blocking(trim).await);
+        }
+    }
+}
+
+/// malloc_trim(3) is glibc's; other allocators are left alone.
+fn trim() {
+    #[cfg(target_env = "gnu")]
+    #[expect(unsafe_code, reason = "the call has no safe wrapper")]
+    // SAFETY: it takes no pointer, may be called at any time from any thread (MT-Safe), and frees nothing that is in use.
+    let _released = unsafe { libc::malloc_trim(0) };
 }
 
 /// Every buffer of a connection has its bound here.

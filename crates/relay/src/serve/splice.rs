@@ -30,8 +30,8 @@ use crate::{
 /// Chunks written to the target in one call; the next wait in the stream's flow-control window.
 const CHUNKS: usize = 64;
 /// Bytes written to the target in one call, about.
-const CHUNK_OCTETS: usize = 128 * 1024;
-/// When a target has taken nothing for so long, it stalls.
+const CHUNK_BYTES: usize = 128 * 1024;
+/// When a target has taken nothing for this long, it stalls.
 const STALL: Duration = Duration::from_millis(200);
 
 /// Why a tunnel ended before both sides had finished.
@@ -115,16 +115,16 @@ async fn up(
     loop {
         let room = terms.account.room().await;
         let more = poll_fn(|cx| gather(from, &mut chunks, room, cx)).await;
-        let octets: usize = chunks.iter().map(Bytes::len).sum();
-        if octets > 0 {
+        let bytes: usize = chunks.iter().map(Bytes::len).sum();
+        if bytes > 0 {
             passed.fetch_add(1, Ordering::Relaxed);
-            terms.account.read(octets);
+            terms.account.read(bytes);
             let written = write_all(&mut target, &mut chunks);
-            written_in_time(written, terms.account.hand(octets))
+            written_in_time(written, terms.account.hand(bytes))
                 .await
                 .map_err(|_| End::Target)?;
-            terms.metrics.octets_to_target.tcp.inc_by(octets as u64);
-            terms.pace.spend(octets).await;
+            terms.metrics.bytes_to_target.tcp.inc_by(bytes as u64);
+            terms.pace.spend(bytes).await;
         }
         if !more.map_err(|_| End::Client)? {
             return shut(&mut target).await;
@@ -162,11 +162,11 @@ fn gather(
     cx: &mut Context<'_>,
 ) -> Poll<Result<bool, HttpError>> {
     chunks.clear();
-    let mut octets = 0;
-    while chunks.len() < CHUNKS && octets < CHUNK_OCTETS.min(room) {
+    let mut bytes = 0;
+    while chunks.len() < CHUNKS && bytes < CHUNK_BYTES.min(room) {
         match from.poll_data(cx) {
             Poll::Ready(Ok(Some(chunk))) => {
-                octets += chunk.len();
+                bytes += chunk.len();
                 chunks.push(chunk);
             }
             Poll::Ready(Ok(None)) => return Poll::Ready(Ok(false)),
@@ -222,17 +222,17 @@ async fn down(
 ) -> Result<(), End> {
     loop {
         target.readable().await.map_err(|_| End::Target)?;
-        let octets = match read(&target) {
-            Ok(octets) if octets.is_empty() => break,
-            Ok(octets) => octets,
+        let bytes = match read(&target) {
+            Ok(bytes) if bytes.is_empty() => break,
+            Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(_) => return Err(End::Target),
         };
-        let len = octets.len();
+        let len = bytes.len();
         passed.fetch_add(1, Ordering::Relaxed);
-        to.write(octets).await.map_err(|_| End::Client)?;
+        to.write(bytes).await.map_err(|_| End::Client)?;
         terms.account.wrote(len);
-        terms.metrics.octets_to_client.tcp.inc_by(len as u64);
+        terms.metrics.bytes_to_client.tcp.inc_by(len as u64);
         terms.pace.spend(len).await;
     }
     to.finish().await.map_err(|_| End::Client)

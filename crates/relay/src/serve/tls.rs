@@ -4,9 +4,9 @@
 
 use std::{io, os::fd::AsFd, sync::Arc, time::Duration};
 
+use hoplite_channel::Channel;
 use hoplite_crypto::ALPN_H2;
 use hoplite_http::{Session, h2};
-use hoplite_link::channel::Channel;
 use hoplite_overlay::direct::Silence;
 use tokio::{
     io::AsyncBufReadExt,
@@ -15,14 +15,14 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use super::{Alive, Phase, Shared, connection::Guest};
-use crate::{config::Carrier, limits::Transport, metrics::Up, onion::Onion};
+use super::{Alive, Phase, Shared, connection::AdmittedConnection};
+use crate::{config::LinkKind, limits::Transport, metrics::Up, onion::Onion};
 
 /// How long to wait when the system has no descriptor for another connection.
-const PAUSE: Duration = Duration::from_millis(50);
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// What a round trip is taken for: TCP knows, and nobody asks it.
-const FAR: Duration = Duration::from_millis(100);
+const ASSUMED_RTT: Duration = Duration::from_millis(100);
 
 /// Serves a listener until no new connection is to be taken, and its connections until they end.
 pub(crate) async fn serve(
@@ -37,9 +37,9 @@ pub(crate) async fn serve(
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, address)) => {
-                    let client = shared.gate.by_address(address.ip());
-                    if let Some(guest) = Guest::admit(&shared, client, &alive) {
-                        guests.spawn(welcome(guest, stream, acceptor.clone()));
+                    let client = shared.quotas.by_address(address.ip());
+                    if let Some(admitted) = AdmittedConnection::admit(&shared, client, &alive) {
+                        guests.spawn(welcome(admitted, stream, acceptor.clone()));
                     }
                 }
                 Err(error) => pause(&shared, &error).await,
@@ -57,29 +57,30 @@ async fn pause(shared: &Shared, error: &io::Error) {
     tracing::debug!(%error, "a connection could not be accepted");
     shared.metrics.limited("descriptors");
     if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
-        shared.gate.free_one();
+        shared.quotas.free_one();
     }
-    tokio::time::sleep(PAUSE).await;
+    tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
 }
 
-async fn welcome(mut guest: Guest, stream: TcpStream, acceptor: TlsAcceptor) {
-    let handshake = Up::new(&guest.shared.metrics.handshakes_open.tls);
+async fn welcome(mut admitted: AdmittedConnection, stream: TcpStream, acceptor: TlsAcceptor) {
+    let handshake = Up::new(&admitted.shared.metrics.handshakes_open.tls);
     // Boxed: it is large, and over before the connection is used.
-    let greeting = Box::pin(greet(stream, &acceptor, &guest.shared));
-    let Some(spoken) = guest.greet(greeting).await else {
+    let greeting = Box::pin(greet(stream, &acceptor, &admitted.shared));
+    let Some(spoken) = admitted.greet(greeting).await else {
         return;
     };
     drop(handshake);
     let session = match spoken {
-        Spoken::Cells(onion, channel) => return guest.carry(&onion, channel).await,
+        // Boxed: what has no circuits needs no room for it.
+        Spoken::Cells(onion, channel) => return Box::pin(admitted.carry(&onion, channel)).await,
         Spoken::Http(session) => session,
     };
-    guest.shared.metrics.connections.tls.inc();
-    let _open = Up::new(&guest.shared.metrics.connections_open.tls);
+    admitted.shared.metrics.connections.tls.inc();
+    let _open = Up::new(&admitted.shared.metrics.connections_open.tls);
     if let Session::H2(session) = &session {
-        guest.account.attach(Windows(session.clone()));
+        admitted.account.attach(Windows(session.clone()));
     }
-    guest.serve(&session, None).await;
+    admitted.serve(&session, None).await;
 }
 
 /// What the client chose.
@@ -92,7 +93,7 @@ enum Spoken {
 async fn greet(stream: TcpStream, acceptor: &TlsAcceptor, shared: &Arc<Shared>) -> Option<Spoken> {
     let remote = stream.peer_addr().ok()?.ip();
     let mut stream = acceptor.accept(stream).await.ok()?;
-    if let Some(onion) = shared.onion_over(Carrier::Tls)
+    if let Some(onion) = shared.onion_over(LinkKind::Tls)
         && is_channel(&mut stream).await?
     {
         // The channel takes the stream, and only then is known whose it is.
@@ -135,14 +136,14 @@ async fn is_channel(stream: &mut TlsStream<TcpStream>) -> Option<bool> {
 struct Windows(h2::Session);
 
 impl Transport for Windows {
-    fn set_receive(&self, octets: u64) {
+    fn set_receive(&self, bytes: u64) {
         self.0
-            .set_connection_window(u32::try_from(octets).unwrap_or(u32::MAX));
+            .set_connection_window(u32::try_from(bytes).unwrap_or(u32::MAX));
     }
 
     fn set_send(&self, _: u64) {}
 
     fn path(&self) -> (Duration, u64) {
-        (FAR, u64::MAX)
+        (ASSUMED_RTT, u64::MAX)
     }
 }

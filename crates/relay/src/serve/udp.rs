@@ -7,7 +7,7 @@ use std::{
     future::poll_fn,
     ops::ControlFlow,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -16,9 +16,10 @@ use std::{
 
 use bytes::Bytes;
 use hoplite_http::{DatagramSink, Exchange, Flow};
-use hoplite_link::server::Ecn;
 use hoplite_overlay::{Batch, Datagrams, Received, direct::UdpFlow};
+use hoplite_quic::server::Ecn;
 use hoplite_wire::forwarding::{Capsule, Malformed};
+use parking_lot::Mutex;
 
 use super::{Shared, splice::watch};
 use crate::{
@@ -29,7 +30,7 @@ use crate::{
 /// What one receive call may bring: a whole GRO batch.
 const BUFFER: usize = 65_536;
 /// Batches taken before others get their turn.
-const TURN: usize = 16;
+const BATCH_BUDGET: usize = 16;
 /// Refusals in a row, with nothing received between them, after which the tunnel is broken off.
 const REFUSALS: u32 = 8;
 
@@ -110,7 +111,7 @@ impl Down<'_> {
     async fn run(&self) {
         let mut refusals = 0;
         while refusals < REFUSALS {
-            for _ in 0..TURN {
+            for _ in 0..BATCH_BUDGET {
                 match poll_fn(|cx| self.poll_batch(cx)).await {
                     Ok(()) => refusals = 0,
                     Err(()) => refusals += 1,
@@ -145,7 +146,7 @@ impl Down<'_> {
             metrics.dropped.bandwidth.inc_by(lost);
             return;
         }
-        metrics.octets_to_client.udp.inc_by(received.len as u64);
+        metrics.bytes_to_client.udp.inc_by(received.len as u64);
         match self.forwarding.filter(|forwarding| forwarding.is_active()) {
             Some(forwarding) => forwarding.down(contents, segment, ecn, self),
             None => self.send(Batch { contents, segment }),
@@ -177,9 +178,9 @@ impl Tunnel for Down<'_> {
 /// Payloads in one call; the kernel takes no more.
 const SEGMENTS: usize = 64;
 /// Bytes in one call: below what a UDP datagram may hold.
-const OCTETS: usize = 60_000;
+const BYTES: usize = 60_000;
 /// Unused buffers that a shard keeps.
-const SPARE: usize = 4;
+const MAX_SPARE_BUFFERS: usize = 4;
 
 thread_local! {
     static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
@@ -195,7 +196,7 @@ pub(crate) struct ToTarget {
     joined: Mutex<Joined>,
 }
 
-/// Payloads that wait for the end of the batch; at most [`SEGMENTS`] and [`OCTETS`].
+/// Payloads that wait for the end of the batch; at most [`SEGMENTS`] and [`BYTES`].
 #[derive(Default)]
 struct Joined {
     contents: Vec<u8>,
@@ -252,8 +253,8 @@ impl ToTarget {
         if let Some(account) = &self.ledger.account {
             account.read(joined.contents.len());
         }
-        let octets = joined.contents.len() as u64;
-        self.ledger.metrics.octets_to_target.udp.inc_by(octets);
+        let bytes = joined.contents.len() as u64;
+        self.ledger.metrics.bytes_to_target.udp.inc_by(bytes);
     }
 }
 
@@ -267,7 +268,7 @@ impl DatagramSink for ToTarget {
             self.ledger.metrics.dropped.bandwidth.inc();
             return;
         }
-        let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut joined = self.joined.lock();
         if !joined.has_room_for(payload.len()) {
             self.send(&mut joined);
         }
@@ -275,7 +276,7 @@ impl DatagramSink for ToTarget {
     }
 
     fn flush(&self) {
-        let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut joined = self.joined.lock();
         self.send(&mut joined);
         joined.give_back();
         drop(joined);
@@ -295,7 +296,7 @@ impl DatagramSink for ToTarget {
 impl Joined {
     fn has_room_for(&self, len: usize) -> bool {
         let fits = !self.closed && len <= self.segment && len > 0;
-        self.count == 0 || (fits && self.count < SEGMENTS && self.contents.len() + len <= OCTETS)
+        self.count == 0 || (fits && self.count < SEGMENTS && self.contents.len() + len <= BYTES)
     }
 
     fn add(&mut self, payload: &[u8]) {
@@ -320,7 +321,7 @@ impl Joined {
     fn give_back(&mut self) {
         let contents = std::mem::take(&mut self.contents);
         BUFFERS.with_borrow_mut(|spare| {
-            if spare.len() < SPARE && contents.capacity() > 0 {
+            if spare.len() < MAX_SPARE_BUFFERS && contents.capacity() > 0 {
                 spare.push(contents);
             }
         });
@@ -372,11 +373,11 @@ mod tests {
                 .iter()
                 .all(|batch| batch.len() <= SEGMENTS)
         );
-        let octets = |batch: &Vec<usize>| batch.iter().sum::<usize>();
+        let bytes = |batch: &Vec<usize>| batch.iter().sum::<usize>();
         assert!(
             batches(&[1400; 200])
                 .iter()
-                .all(|batch| octets(batch) <= OCTETS)
+                .all(|batch| bytes(batch) <= BYTES)
         );
     }
 }

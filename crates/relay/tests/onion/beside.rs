@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use hoplite_channel::How;
 use hoplite_crypto::{ALPN_HTTP1, Trust, client_tls};
-use hoplite_link::{Peer, channel::How};
+use hoplite_link::Peer;
 use hoplite_masque::{Config as ClientConfig, Path, Relay as Known};
 use hoplite_overlay::{Direct, Overlay, Terms};
-use hoplite_relay::{Handle, config::Carrier};
+use hoplite_relay::{Handle, config::LinkKind};
+use hoplite_testing::{relay::number, soon, targets};
 use hoplite_wire::Target;
 use rustls::pki_types::ServerName;
 use tokio::{
@@ -15,10 +17,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use crate::{
-    support::{client, echo, echoes, number, path, refused, relay, soon},
-    targets,
-};
+use crate::support::{client, echo, echoes, path, refused, relay};
 
 fn masque(relay: &Handle) -> Path {
     let known = Known {
@@ -28,6 +27,7 @@ fn masque(relay: &Handle) -> Path {
             trust: Trust::Pins(vec![relay.pin()]),
         },
         token: None,
+        tokens: None,
         template: None,
         mode: None,
     };
@@ -100,7 +100,7 @@ async fn http_1_1_is_told_from_cells_with_and_without_alpn() {
 #[tokio::test]
 async fn channels_come_in_over_what_is_configured_alone() {
     let target = targets::tcp_echo().await;
-    for (carrier, other) in [(Carrier::Quic, How::Tls), (Carrier::Tls, How::Quic)] {
+    for (carrier, other) in [(LinkKind::Quic, How::Tls), (LinkKind::Tls, How::Quic)] {
         let one = relay(|config| config.onion.channels = vec![carrier]);
         refused(&client(path([&one]), other), target).await;
         echoes(&client(path([&one]), How::Raced), &Terms::default(), 1000).await;

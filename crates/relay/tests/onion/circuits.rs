@@ -1,13 +1,11 @@
 //! Circuits that come about, and what they carry.
 
-use hoplite_link::channel::How;
+use hoplite_channel::How;
 use hoplite_overlay::{ErrorKind, Overlay, Reason, Terms};
-use hoplite_relay::config::Carrier;
+use hoplite_relay::config::LinkKind;
+use hoplite_testing::{relay::number, soon, targets};
 
-use crate::{
-    support::{client, echoes, known, number, path, relay, relays, soon, token},
-    targets,
-};
+use crate::support::{client, echoes, known, path, relay, relays, token};
 
 const MEBIBYTE: usize = 1 << 20;
 
@@ -37,8 +35,8 @@ async fn a_circuit_of_three_relays_carries_data_both_ways_over_tls() {
 #[tokio::test]
 async fn a_channel_is_quic_where_both_ends_have_it_and_tls_elsewhere() {
     let first = relay(|_| ());
-    let second = relay(|config| config.onion.channels = vec![Carrier::Tls]);
-    let third = relay(|config| config.onion.channels = vec![Carrier::Tls]);
+    let second = relay(|config| config.onion.channels = vec![LinkKind::Tls]);
+    let third = relay(|config| config.onion.channels = vec![LinkKind::Tls]);
     let onion = client(path([&first, &second, &third]), How::Raced);
     echoes(&onion, &Terms::default(), MEBIBYTE).await;
     let incoming = |relay, over| {

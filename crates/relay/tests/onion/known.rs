@@ -8,10 +8,11 @@ use std::{
     },
 };
 
-use hoplite_link::channel::How;
+use hoplite_channel::How;
 use hoplite_onion::path::Relay as Known;
 use hoplite_overlay::Terms;
 use hoplite_relay::Handle;
+use hoplite_testing::{relay::number, soon, targets};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UdpSocket},
@@ -19,10 +20,7 @@ use tokio::{
     time::{Duration, sleep},
 };
 
-use crate::{
-    support::{client, echoes, known, number, path, refused, relay, relays, soon, token},
-    targets,
-};
+use crate::support::{client, echoes, known, path, refused, relay, relays, token};
 
 const OVER_QUIC: &str = "hoplite_relay_onion_channels_in_open{transport=\"quic\"}";
 const OVER_TLS: &str = "hoplite_relay_onion_channels_in_open{transport=\"tls\"}";
@@ -55,7 +53,7 @@ fn list(relays: [&Handle; 2]) -> Vec<([u8; 32], Vec<SocketAddr>)> {
     relays.map(entry).to_vec()
 }
 
-/// Waits until the relay has so many channels from others over this.
+/// Waits until the relay has this many channels from others over this.
 async fn has(relay: &Handle, what: &str, most: u64) {
     soon(async {
         while number(relay, what) != most {
@@ -84,9 +82,9 @@ async fn an_address_that_the_list_does_not_have_gets_no_quic_packet() {
         };
         tokio::join!(asking, accepting);
     }
-    let mut octets = [0; 2000];
-    let got = udp.try_recv(&mut octets);
-    assert!(got.is_err(), "{got:?} octets of QUIC went to a stranger");
+    let mut bytes = [0; 2000];
+    let got = udp.try_recv(&mut bytes);
+    assert!(got.is_err(), "{got:?} bytes of QUIC went to a stranger");
 }
 
 #[tokio::test]
@@ -158,10 +156,10 @@ async fn forwarder(beyond: SocketAddr) -> (SocketAddr, Arc<AtomicU64>, JoinSet<(
             for (mut from, mut to) in [(near.0, far.1), (far.0, near.1)] {
                 let count: Arc<AtomicU64> = Arc::clone(&count);
                 copies.spawn(async move {
-                    let mut octets = [0; 4096];
-                    while let Ok(read @ 1..) = from.read(&mut octets).await {
+                    let mut bytes = [0; 4096];
+                    while let Ok(read @ 1..) = from.read(&mut bytes).await {
                         count.fetch_add(read as u64, Relaxed);
-                        if to.write_all(&octets[..read]).await.is_err() {
+                        if to.write_all(&bytes[..read]).await.is_err() {
                             return;
                         }
                     }
@@ -175,7 +173,7 @@ async fn forwarder(beyond: SocketAddr) -> (SocketAddr, Arc<AtomicU64>, JoinSet<(
 /// tor-spec, "Canonical connections": "telling OR Alice to extend to OR Bob at some address X controlled by the attacker".
 #[tokio::test]
 async fn a_client_does_not_lead_what_two_relays_exchange_through_his_own_machine() {
-    const OCTETS: usize = 200_000;
+    const BYTES: usize = 200_000;
     let [first, second] = relays(How::Tls);
     let (address, passed, _tasks) = forwarder(second.addresses()[0]).await;
     let through = Known {
@@ -187,11 +185,8 @@ async fn a_client_does_not_lead_what_two_relays_exchange_through_his_own_machine
     let before = passed.load(Relaxed);
     assert!(before > 0, "he has his own circuit");
     let honest = client(path([&first, &second]), How::Tls);
-    echoes(&honest, &token(2), OCTETS).await;
+    echoes(&honest, &token(2), BYTES).await;
     let seen = passed.load(Relaxed) - before;
-    assert!(
-        seen < 10_000,
-        "{seen} octets of another's circuit passed by"
-    );
+    assert!(seen < 10_000, "{seen} bytes of another's circuit passed by");
     assert_eq!(number(&second, OVER_TLS), 2, "a channel for each address");
 }

@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
+use hoplite_channel::How;
 use hoplite_crypto::onion::{RelayKeys, Secrets};
-use hoplite_link::channel::How;
 use hoplite_overlay::{ErrorKind, Terms};
+use hoplite_testing::{
+    relay::{identity, number},
+    soon, targets,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::{
-    support::{
-        circuits, client, config, echo, echoes, identity, known, now, number, open, path, refused,
-        relays, soon, start_as, token,
-    },
-    targets,
+use crate::support::{
+    circuits, client, config, echo, echoes, known, now, open, path, refused, relays, start_as,
+    token,
 };
 
 #[tokio::test]

@@ -1,23 +1,29 @@
 //! How much of it one client may have, and what a configuration must say.
 
-use std::time::Duration;
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+    time::Duration,
+};
 
-use hoplite_link::channel::How;
+use hoplite_channel::How;
 use hoplite_onion::path::Relay as Known;
 use hoplite_overlay::{Overlay, Reason, Terms};
 use hoplite_relay::{
     Config, Handle, Relay,
-    config::{Carrier, TokenEntry},
+    config::{LinkKind, ResolverChoice, TokenEntry},
+};
+use hoplite_testing::{
+    dns::Dns,
+    relay::{identity, number},
+    soon, targets,
 };
 use hoplite_wire::Target;
+use tokio::sync::mpsc;
 
 use crate::{
     carriers,
-    support::{
-        bare, client, config, echo, echoes, identity, known, number, open, path, refused, relay,
-        soon, token,
-    },
-    targets,
+    support::{bare, client, config, echo, echoes, known, open, path, refused, relay, token},
 };
 
 #[tokio::test]
@@ -44,10 +50,13 @@ async fn a_client_has_no_more_circuits_with_streams_than_requests() {
 #[tokio::test]
 async fn a_client_has_no_more_streams_than_its_address_and_its_channel_may_have() {
     for of_channel in [true, false] {
-        let only = relay(|config| match of_channel {
-            true => config.onion.streams_per_client = 6,
-            // Two circuits, and their streams.
-            false => config.limits.requests_per_client = 2 + 6,
+        let only = relay(|config| {
+            if of_channel {
+                config.onion.streams_per_client = 6;
+            } else {
+                // Two circuits, and their streams.
+                config.limits.requests_per_client = 2 + 6;
+            }
         });
         let onion = client(path([&only]), How::Quic);
         let target = targets::tcp_echo().await;
@@ -94,6 +103,39 @@ async fn names_are_looked_up_for_circuits_no_faster_than_for_any_client() {
             Some(Reason::Limit | Reason::ResolverFailed)
         ));
     }
+}
+
+#[tokio::test]
+async fn one_address_holds_not_all_look_ups_of_circuits() {
+    let dns = Dns::start(&[("honest.test", Ipv4Addr::LOCALHOST)]).await;
+    let only = relay(|config| {
+        config.listen.push((Ipv6Addr::LOCALHOST, 0).into());
+        config.limits.lookups = 16;
+        config.egress.resolver = ResolverChoice::Servers(vec![dns.address]);
+    });
+    let (greedy, honest) = (known("r", &only), known("r", &only));
+    let at = |mut relay: Known, is_v6| {
+        relay.addresses.retain(|address| address.is_ipv6() == is_v6);
+        client(vec![relay], How::Quic)
+    };
+    let (greedy, honest) = (Arc::new(at(greedy, false)), at(honest, true));
+    let (tell, mut refused) = mpsc::unbounded_channel();
+    for n in 0..64 {
+        let (greedy, tell) = (Arc::clone(&greedy), tell.clone());
+        let name = format!("silent{n}.test");
+        tokio::spawn(async move {
+            greedy
+                .resolve(&name, &token(n % 4))
+                .await
+                .expect_err("silence");
+            tell.send(()).ok();
+        });
+    }
+    for _ in 0..32 {
+        soon(refused.recv()).await.expect("told");
+    }
+    let found = soon(honest.resolve("honest.test", &Terms::default())).await;
+    assert_eq!(found.expect("a place"), [IpAddr::from([127, 0, 0, 1])]);
 }
 
 #[tokio::test]
@@ -151,7 +193,7 @@ async fn idle_circuits_of_one_address_do_not_block_a_pair_of_relays() {
         let (_first, ways) = at_two_addresses(|config| {
             config.onion.circuits_per_relay = 32;
             config.onion.channels = carriers(how);
-            config.onion.channels.push(Carrier::Quic);
+            config.onion.channels.push(LinkKind::Quic);
         });
         let second = relay(|config| {
             config.onion.circuits_per_relay = 32;
@@ -250,11 +292,11 @@ async fn bandwidth_of_a_client_is_kept_on_circuits_too() {
     let rate = 4_000_000;
     let only = relay(|config| config.limits.bandwidth_per_client = rate);
     let onion = client(path([&only]), How::Quic);
-    let octets = 500_000;
+    let bytes = 500_000;
     let begun = std::time::Instant::now();
-    echoes(&onion, &Terms::default(), octets).await;
+    echoes(&onion, &Terms::default(), bytes).await;
     // Both directions: twice the bytes; a tenth of a second comes at once.
-    let least = 2.0 * 8.0 * octets as f64 / rate as f64 - 0.3;
+    let least = 2.0 * 8.0 * bytes as f64 / rate as f64 - 0.3;
     let took = begun.elapsed().as_secs_f64();
     assert!(
         took >= least,

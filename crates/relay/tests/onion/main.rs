@@ -5,19 +5,13 @@ mod circuits;
 mod known;
 mod life;
 mod limits;
-#[path = "../relay/namespace.rs"]
-#[expect(dead_code, reason = "shared with the tests of MASQUE")]
-mod namespace;
 mod observer;
 mod refused;
 mod silence;
 mod support;
-#[path = "../relay/targets.rs"]
-#[expect(dead_code, reason = "shared with the tests of MASQUE")]
-mod targets;
 
-use hoplite_link::channel::How;
-use hoplite_relay::config::Carrier;
+use hoplite_channel::How;
+use hoplite_relay::config::LinkKind;
 
 /// The suite of overlays, through three relays.
 mod quic {
@@ -30,10 +24,10 @@ mod tls {
 }
 
 /// What channels of `how` run over.
-fn carriers(how: How) -> Vec<Carrier> {
+fn carriers(how: How) -> Vec<LinkKind> {
     match how {
-        How::Quic => vec![Carrier::Quic],
-        How::Tls => vec![Carrier::Tls],
-        How::Raced => vec![Carrier::Quic, Carrier::Tls],
+        How::Quic => vec![LinkKind::Quic],
+        How::Tls => vec![LinkKind::Tls],
+        How::Raced => vec![LinkKind::Quic, LinkKind::Tls],
     }
 }

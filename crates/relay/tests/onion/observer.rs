@@ -4,15 +4,17 @@
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::Arc,
     time::Duration,
 };
 
-use hoplite_link::channel::How;
+use hoplite_channel::How;
 use hoplite_onion::Onion;
 use hoplite_overlay::{Stream, Terms};
 use hoplite_relay::Handle;
+use hoplite_testing::{soon, targets};
 use hoplite_wire::{cell, forwarding};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UdpSocket,
@@ -20,10 +22,7 @@ use tokio::{
     time::sleep,
 };
 
-use crate::{
-    support::{client, echo, open, path, relays, soon, token},
-    targets,
-};
+use crate::support::{client, echo, open, path, relays, token};
 
 const N: usize = 1 << 20;
 /// A short header, the tag, the heads of frames and acknowledgements: what a packet has besides cells.
@@ -56,7 +55,7 @@ struct Seen {
 enum Kind {
     /// No cell.
     Bare,
-    /// So many whole cells, as far as it can be told.
+    /// This many whole cells, as far as it can be told.
     Cells(usize),
     /// Of the search for the path's packet size, or so full of cells that a part of one does not fit.
     Full,
@@ -93,7 +92,7 @@ impl Seen {
         }
     }
 
-    fn octets(&self) -> [usize; 2] {
+    fn bytes(&self) -> [usize; 2] {
         self.sizes.each_ref().map(|sizes| sizes.iter().sum())
     }
 
@@ -120,15 +119,12 @@ impl Wire {
             Arc::clone(&wire.seen),
             Arc::clone(&wire.pumps),
         );
-        wire.pumps
-            .lock()
-            .expect("sound")
-            .push(tokio::spawn(up).abort_handle());
+        wire.pumps.lock().push(tokio::spawn(up).abort_handle());
         wire
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().expect("sound")
+        self.seen.lock()
     }
 }
 
@@ -139,7 +135,7 @@ async fn up(front: Arc<UdpSocket>, relay: SocketAddr, seen: Arc<Mutex<Seen>>, pu
     let mut backs: HashMap<SocketAddr, Arc<UdpSocket>> = HashMap::new();
     let mut buffer = vec![0; 65_536];
     while let Ok((len, from)) = front.recv_from(&mut buffer).await {
-        seen.lock().expect("sound").note(0, &buffer[..len], from);
+        seen.lock().note(0, &buffer[..len], from);
         if let Entry::Vacant(new) = backs.entry(from) {
             let back = new.insert(Arc::new(behind(relay).await));
             let down = down(
@@ -149,7 +145,7 @@ async fn up(front: Arc<UdpSocket>, relay: SocketAddr, seen: Arc<Mutex<Seen>>, pu
                 Arc::clone(&seen),
             );
             let down = tokio::spawn(down).abort_handle();
-            pumps.lock().expect("sound").push(down);
+            pumps.lock().push(down);
         }
         drop(backs[&from].send(&buffer[..len]).await);
     }
@@ -164,14 +160,14 @@ async fn behind(relay: SocketAddr) -> UdpSocket {
 async fn down(front: Arc<UdpSocket>, back: Arc<UdpSocket>, to: SocketAddr, seen: Arc<Mutex<Seen>>) {
     let mut buffer = vec![0; 65_536];
     while let Ok(len) = back.recv(&mut buffer).await {
-        seen.lock().expect("sound").note(1, &buffer[..len], to);
+        seen.lock().note(1, &buffer[..len], to);
         drop(front.send_to(&buffer[..len], to).await);
     }
 }
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        let pumps = self.pumps.lock().expect("sound");
+        let pumps = self.pumps.lock();
         pumps.iter().for_each(AbortHandle::abort);
     }
 }
@@ -189,7 +185,7 @@ async fn watched() -> (Wire, Onion, SocketAddr, [Handle; 2]) {
     (wire, onion, target, relays)
 }
 
-/// So many streams at once, of `each` bytes there and back; what was seen of it.
+/// This many streams at once, of `each` bytes there and back; what was seen of it.
 async fn carried(streams: u32, each: usize, isolated: bool) -> Seen {
     let (wire, onion, target, _relays) = watched().await;
     wire.seen().sizes = Default::default();
@@ -210,7 +206,7 @@ async fn carried(streams: u32, each: usize, isolated: bool) -> Seen {
 }
 
 #[tokio::test]
-async fn the_same_octets_look_the_same_on_one_stream_on_ten_and_on_ten_circuits() {
+async fn the_same_bytes_look_the_same_on_one_stream_on_ten_and_on_ten_circuits() {
     let one = carried(1, N, false).await;
     for isolated in [false, true] {
         let ten = carried(10, N / 10, isolated).await;
@@ -218,10 +214,10 @@ async fn the_same_octets_look_the_same_on_one_stream_on_ten_and_on_ten_circuits(
             assert_eq!(seen.connections.len(), 1);
             assert_eq!(seen.dialled_from.len(), 1);
         }
-        for (one, ten) in one.octets().into_iter().zip(ten.octets()) {
-            assert!(one >= N, "{one} octets on the wire");
+        for (one, ten) in one.bytes().into_iter().zip(ten.bytes()) {
+            assert!(one >= N, "{one} bytes on the wire");
             // Cells that are not full, acknowledgements, repetitions: so much differs from run to run.
-            assert!(one.abs_diff(ten) <= one / 3, "{one} octets, and {ten}");
+            assert!(one.abs_diff(ten) <= one / 3, "{one} bytes, and {ten}");
         }
     }
 }
@@ -243,9 +239,10 @@ async fn opening_using_and_closing_a_stream_makes_packets_of_the_same_sizes() {
         sleep(Duration::from_millis(300)).await;
         wire.seen().sizes = Default::default();
         for _ in 0..20 {
-            match used {
-                true => turn(&mut stream).await,
-                false => drop(open(&onion, target, &terms).await.expect("opens")),
+            if used {
+                turn(&mut stream).await;
+            } else {
+                drop(open(&onion, target, &terms).await.expect("opens"));
             }
         }
         sleep(Duration::from_millis(300)).await;

@@ -2,16 +2,13 @@
 
 use std::net::SocketAddr;
 
-use hoplite_link::channel::How;
+use hoplite_channel::How;
 use hoplite_onion::path::Relay as Known;
 use hoplite_overlay::{ErrorKind, Reason, Terms};
 use hoplite_relay::{Config, Handle, config::Role};
+use hoplite_testing::{namespace, relay::number, targets};
 
-use crate::{
-    namespace,
-    support::{client, echoes, known, number, path, refused, relay, relays},
-    targets,
-};
+use crate::support::{client, echoes, known, path, refused, relay, relays};
 
 #[tokio::test]
 async fn an_exit_refuses_what_its_policy_refuses() {

@@ -2,14 +2,12 @@
 
 use std::{fs, time::Duration};
 
-use hoplite_link::channel::How;
+use hoplite_channel::How;
 use hoplite_overlay::Terms;
+use hoplite_testing::{soon, targets};
 use tokio::time::sleep;
 
-use crate::{
-    support::{client, open, path, relays, soon},
-    targets,
-};
+use crate::support::{client, open, path, relays};
 
 /// In how many hundredths of a second the system asks at the latest, on open connections with this port in the field `at`; only where all of
 /// them have a time for that. docs.kernel.org, "proc_net_tcp".

@@ -1,60 +1,29 @@
 //! Relays of circuits on loopback, and clients that build circuits through them over real channels.
 
-use std::{
-    fmt,
-    net::IpAddr,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{sync::Arc, time::SystemTime};
 
-use hoplite_crypto::{
-    Identity,
-    onion::{RelayKeys, Secrets},
+use hoplite_channel::{
+    self as channel, Channel, ChannelDialer, Channels, Counts, How, Whom, handshake::Us,
 };
-use hoplite_link::channel::{
-    self, Channel, ChannelDialer, Channels, Counts, How, Whom, handshake::Us,
-};
+use hoplite_crypto::onion::{RelayKeys, Secrets};
 use hoplite_onion::{
     Onion,
     channel::Linked,
     path::{Fixed, Relay as Known},
 };
-use hoplite_overlay::{
-    Datagrams, Direct, Error, Isolation, Opening, Overlay, Stream, Terms, conformance::Subject,
-};
+use hoplite_overlay::{Error, Isolation, Overlay, Stream, Terms, conformance::Subject};
 use hoplite_relay::{Circuits, Config, Handle, Parts, Relay};
+use hoplite_testing::{Double, path::direct, relay::identity, soon, targets};
 use hoplite_wire::Target;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    time::timeout,
-};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::{carriers, targets};
-
-/// Long enough for a busy machine; nothing waits for it when all is well.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// A test fails rather than hangs.
-pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
-    timeout(PATIENCE, what).await.expect("hangs")
-}
+use crate::carriers;
 
 /// A relay of circuits that serves loopback targets, and extends to relays there.
 pub(crate) fn config() -> Config {
-    let mut config = Config {
-        listen: vec!["127.0.0.1:0".parse().expect("address")],
-        ..Config::default()
-    };
-    let allow = ["127.0.0.0/8", "::1"].map(|rule| rule.parse().expect("rule"));
-    config.egress.allow = allow.to_vec();
-    config.limits.shards = 2;
+    let mut config = hoplite_testing::relay::config();
     config.onion.enabled = true;
     config
-}
-
-pub(crate) fn identity() -> Identity {
-    let made = Identity::generate(&["localhost".to_owned()]).expect("made");
-    Identity::from_pem(made.certificate.as_bytes(), made.key.as_bytes()).expect("read")
 }
 
 pub(crate) fn now() -> u64 {
@@ -87,7 +56,7 @@ pub(crate) fn relay(change: impl FnOnce(&mut Config)) -> Handle {
     start(&config)
 }
 
-/// So many relays whose channels run over `how`.
+/// This many relays whose channels run over `how`.
 pub(crate) fn relays<const N: usize>(how: How) -> [Handle; N] {
     std::array::from_fn(|_| relay(|config| config.onion.channels = carriers(how)))
 }
@@ -119,6 +88,7 @@ pub(crate) fn client(path: Vec<Known>, how: How) -> Onion {
     let config = hoplite_onion::Config {
         ahead: 0,
         attempts: 1,
+        isolated: 64,
         ..hoplite_onion::Config::default()
     };
     let channels = Channels::new(dialer(), |_| ());
@@ -133,7 +103,7 @@ fn dialer() -> ChannelDialer {
         ..channel::Config::default()
     };
     ChannelDialer::new(
-        Arc::new(Direct::new()),
+        direct(),
         Us::default(),
         &hoplite_link::Config::default(),
         bounds,
@@ -174,13 +144,13 @@ pub(crate) async fn refused(onion: &Onion, target: impl Into<Target>) -> Error {
         .expect_err("refused")
 }
 
-/// Sends so many bytes to an echo and reads them back, both at once; they are to be the same.
-pub(crate) async fn echo(stream: Stream, octets: usize) {
-    let sent: Vec<u8> = (0..octets)
+/// Sends this many bytes to an echo and reads them back, both at once; they are to be the same.
+pub(crate) async fn echo(stream: Stream, bytes: usize) {
+    let sent: Vec<u8> = (0..bytes)
         .map(|n| (n.wrapping_mul(2_654_435_761) >> 13).to_le_bytes()[0])
         .collect();
     let (mut from, mut to) = tokio::io::split(stream);
-    let mut got = Vec::with_capacity(octets);
+    let mut got = Vec::with_capacity(bytes);
     let send = async {
         to.write_all(&sent).await.expect("taken");
         to.shutdown().await.expect("finished");
@@ -189,63 +159,19 @@ pub(crate) async fn echo(stream: Stream, octets: usize) {
         from.read_to_end(&mut got).await.expect("whole");
     };
     soon(async { tokio::join!(send, receive) }).await;
-    assert!(
-        got == sent,
-        "{} of {octets} octets, or other ones",
-        got.len()
-    );
+    assert!(got == sent, "{} of {bytes} bytes, or other ones", got.len());
 }
 
 /// An echo through a circuit of `token`.
-pub(crate) async fn echoes(onion: &Onion, terms: &Terms, octets: usize) {
+pub(crate) async fn echoes(onion: &Onion, terms: &Terms, bytes: usize) {
     let target = targets::tcp_echo().await;
     let stream = open(onion, target, terms).await.expect("opens");
-    echo(stream, octets).await;
+    echo(stream, bytes).await;
 }
 
-/// One of the relay's numbers.
-pub(crate) fn number(relay: &Handle, name: &str) -> u64 {
-    let text = relay.metrics().text();
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    let number = line.unwrap_or_else(|| unreachable!("{name} is not in {text}"));
-    number.trim().parse().expect("a number")
-}
-
-/// A client with the relays of its path, which stop when it is dropped.
-pub(crate) struct Built {
-    onion: Onion,
-    _relays: [Handle; 3],
-}
-
+/// A client and the relays of its path.
 pub(crate) fn subject(how: How) -> Subject {
-    let relays = relays(how);
+    let relays: [Handle; 3] = relays(how);
     let onion = client(path(&relays), how);
-    Subject::on_loopback(Arc::new(Built {
-        onion,
-        _relays: relays,
-    }))
-}
-
-impl Overlay for Built {
-    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
-        self.onion.open_stream(target, terms)
-    }
-
-    fn open_datagrams<'a>(
-        &'a self,
-        target: &'a Target,
-        terms: &'a Terms,
-    ) -> Opening<'a, Box<dyn Datagrams>> {
-        self.onion.open_datagrams(target, terms)
-    }
-
-    fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
-        self.onion.resolve(name, terms)
-    }
-}
-
-impl fmt::Debug for Built {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Built")
-    }
+    Subject::on_loopback(Arc::new(Double::over(onion).keeping(relays)))
 }

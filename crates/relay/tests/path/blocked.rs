@@ -2,14 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use hoplite_masque::Config;
+use hoplite_masque::{Config, Path};
 use hoplite_overlay::{
     Error, ErrorKind, Overlay, Terms,
     conformance::{self, Subject},
 };
+use hoplite_testing::{path::build, soon, targets, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::{Built, Switch, build};
+use crate::support::Switch;
 
 /// Everything noticed ten times sooner than by default, so that the tests end soon.
 fn hasty() -> Config {
@@ -21,120 +22,91 @@ fn hasty() -> Config {
     config
 }
 
-async fn until(what: &str, mut is: impl FnMut() -> bool) {
-    for _ in 0..600 {
-        if is() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    unreachable!("never came: {what}")
-}
-
-fn carrier(built: &Built) -> Option<&'static str> {
-    built.path.hops()[0].carrier()
+fn http_version(path: &Path) -> Option<&'static str> {
+    path.hops()[0].http_version()
 }
 
 #[tokio::test]
 async fn without_udp_the_first_hop_is_http2_and_with_it_http3_again() {
     let below = Switch::new();
     below.block(true);
-    let built = build(1, &(below.clone() as _), hasty());
-    built.path.connect().await.expect("connects over TCP");
-    assert_eq!(carrier(&built), Some("h2"));
+    let (path, _relays) = build(1, &below.overlay, hasty());
+    path.connect().await.expect("connects over TCP");
+    assert_eq!(http_version(&path), Some("h2"));
     below.block(false);
-    until("QUIC", || carrier(&built) == Some("h3")).await;
+    until(|| http_version(&path) == Some("h3")).await;
 }
 
 #[tokio::test]
 async fn a_second_hop_follows_the_first_one_back_to_quic() {
     let below = Switch::new();
     below.block(true);
-    let built = build(2, &(below.clone() as _), hasty());
-    built.path.connect().await.expect("connects over TCP");
-    assert_eq!(carrier(&built), Some("h2"));
-    let second = &built.path.hops()[1];
-    until("QUIC inside TCP", || second.carrier() == Some("h3")).await;
+    let (path, _relays) = build(2, &below.overlay, hasty());
+    path.connect().await.expect("connects over TCP");
+    assert_eq!(http_version(&path), Some("h2"));
+    let second = &path.hops()[1];
+    until(|| second.http_version() == Some("h3")).await;
     below.block(false);
-    let first = &built.path.hops()[0];
-    until("QUIC, and the second hop on it", || {
-        first.carrier() == Some("h3") && first.flows() == 1
-    })
-    .await;
+    let first = &path.hops()[0];
+    until(|| first.http_version() == Some("h3") && first.flows() == 1).await;
 }
 
 #[tokio::test]
 async fn a_path_that_loses_udp_carries_new_flows_over_tcp() {
     let below = Switch::new();
-    let built = Arc::new(build(1, &(below.clone() as _), hasty()));
-    built.path.connect().await.expect("connects");
-    assert_eq!(carrier(&built), Some("h3"));
+    let (path, _relays) = build(1, &below.overlay, hasty());
+    path.connect().await.expect("connects");
+    assert_eq!(http_version(&path), Some("h3"));
     below.block(true);
-    conformance::the_opener_may_finish_first(&Subject::on_loopback(built.clone())).await;
-    assert_eq!(carrier(&built), Some("h2"));
+    conformance::the_opener_may_finish_first(&Subject::on_loopback(Arc::new(path.clone()))).await;
+    assert_eq!(http_version(&path), Some("h2"));
 }
 
 /// What was given away may have arrived: a second attempt could do twice what a program wanted once.
 #[tokio::test]
 async fn an_early_stream_on_a_connection_that_dies_is_not_tried_again_on_another() {
     let below = Switch::new();
-    let built = Arc::new(build(1, &(below.clone() as _), hasty()));
-    built.path.connect().await.expect("connects");
+    let (path, _relays) = build(1, &below.overlay, hasty());
+    path.connect().await.expect("connects");
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
         .await
         .expect("bound");
     let target = listener.local_addr().expect("bound").into();
     below.block(true);
     let terms = Terms::default().early(true);
-    let opened = built.path.open_stream(&target, &terms).await;
+    let opened = path.open_stream(&target, &terms).await;
     let mut stream = opened.expect("handed out at once");
     stream.write_all(b"once").await.expect("taken");
-    let reading = tokio::time::timeout(Duration::from_secs(60), stream.read_u8());
-    let error = reading.await.expect("noticed").expect_err("lost");
+    let error = soon(stream.read_u8()).await.expect_err("lost");
     let error = Error::from_io(&error).expect("an overlay's error");
     assert_eq!(error.kind(), ErrorKind::PathFailed, "{error:?}");
     let accepted = futures_util::FutureExt::now_or_never(listener.accept());
     assert!(accepted.is_none(), "it was asked for again");
-    conformance::an_early_stream_takes_octets_at_once(&Subject::on_loopback(built.clone())).await;
-    assert_eq!(carrier(&built), Some("h2"));
+    conformance::an_early_stream_takes_bytes_at_once(&Subject::on_loopback(Arc::new(path.clone())))
+        .await;
+    assert_eq!(http_version(&path), Some("h2"));
 }
 
 #[tokio::test]
 async fn a_transfer_through_two_relays_survives_the_loss_of_udp() {
     let below = Switch::new();
-    let built = build(2, &(below.clone() as _), hasty());
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
-        .await
-        .expect("bound");
-    let target = listener.local_addr().expect("bound").into();
-    let echo = async {
-        let (mut socket, _) = listener.accept().await.expect("accepted");
-        let (mut read, mut write) = socket.split();
-        tokio::io::copy(&mut read, &mut write)
-            .await
-            .expect("copied");
-    };
+    let (path, _relays) = build(2, &below.overlay, hasty());
+    let target = targets::tcp_echo().await.into();
     let client = async {
-        let mut stream = built
-            .path
+        let mut stream = path
             .open_stream(&target, &Terms::default())
             .await
             .expect("opened");
         let mut answer = [0; 6];
         for round in 0..3 {
             below.block(round == 1);
-            stream.write_all(b"octets").await.expect("written");
+            stream.write_all(b"answer").await.expect("written");
             stream.flush().await.expect("flushed");
             stream.read_exact(&mut answer).await.expect("echoed");
-            assert_eq!(&answer, b"octets");
+            assert_eq!(&answer, b"answer");
         }
     };
-    let both = async {
-        tokio::select! { () = echo => unreachable!("the echo ended"), () = client => {} }
-    };
-    tokio::time::timeout(Duration::from_secs(60), both)
-        .await
-        .expect("in time");
+    soon(client).await;
 }
 
 #[tokio::test]
@@ -144,7 +116,7 @@ async fn a_download_that_stands_still_ends_with_an_error_and_does_not_hang() {
     let mut config = hasty();
     (config.link.keep_alive, config.link.idle) =
         (Duration::from_secs(300), Duration::from_secs(600));
-    let built = build(1, &(below.clone() as _), config);
+    let (path, _relays) = build(1, &below.overlay, config);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
         .await
         .expect("bound");
@@ -155,8 +127,7 @@ async fn a_download_that_stands_still_ends_with_an_error_and_does_not_hang() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     });
-    let mut stream = built
-        .path
+    let mut stream = path
         .open_stream(&target, &Terms::default())
         .await
         .expect("opened");
@@ -165,9 +136,7 @@ async fn a_download_that_stands_still_ends_with_an_error_and_does_not_hang() {
         stream.read_exact(&mut buf).await.expect("still open");
     }
     below.block(true);
-    let end = async { while stream.read(&mut buf).await.is_ok_and(|octets| octets > 0) {} };
-    tokio::time::timeout(Duration::from_secs(60), end)
-        .await
-        .expect("noticed");
+    let end = async { while stream.read(&mut buf).await.is_ok_and(|bytes| bytes > 0) {} };
+    soon(end).await;
     server.abort();
 }

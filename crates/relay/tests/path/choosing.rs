@@ -3,10 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use hoplite_masque::{Choose, Config, Paths};
-use hoplite_overlay::{Overlay, Terms, direct::Direct};
-use hoplite_relay::{Handle, Relay};
-
-use crate::support::{config, identity, known};
+use hoplite_overlay::{Overlay, Terms};
+use hoplite_testing::{
+    path::{direct, known},
+    relay::relays,
+};
 
 /// The first two of three that have not failed.
 fn first_two() -> Choose {
@@ -22,15 +23,13 @@ fn first_two() -> Choose {
 
 #[tokio::test]
 async fn a_relay_that_fails_is_replaced_by_another() {
-    let start = |_| Relay::start(&config(), &identity()).expect("started");
-    let relays: Vec<Handle> = (0..3).map(start).collect();
+    let relays = relays(3);
     let names = ["amber", "birch", "cedar"];
     let named = names.iter().zip(&relays);
     let choice = named.map(|(name, relay)| known(name, relay));
-    let below: Arc<dyn Overlay> = Arc::new(Direct::new());
     let mut client = Config::default();
     client.link.broken_after = Duration::from_secs(1);
-    let paths = Paths::new(choice.collect(), below, &Arc::new(client), first_two());
+    let paths = Paths::new(choice.collect(), direct(), &Arc::new(client), first_two());
     let paths = paths.expect("a path");
 
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
@@ -51,27 +50,31 @@ async fn a_relay_that_fails_is_replaced_by_another() {
         .open_stream(&target, &terms)
         .await
         .expect("opened over another path");
-    assert!(!paths.current().is(&before), "the path was not replaced");
+    assert!(
+        !paths.current().is_same(&before),
+        "the path was not replaced"
+    );
 }
 
 #[tokio::test]
 async fn a_path_stays_while_its_relays_are_listed_and_is_replaced_when_one_is_not() {
-    let start = |_| Relay::start(&config(), &identity()).expect("started");
-    let relays: Vec<Handle> = (0..3).map(start).collect();
+    let relays = relays(3);
     let all: Vec<_> = ["amber", "birch", "cedar"]
         .iter()
         .zip(&relays)
         .map(|(name, relay)| known(name, relay))
         .collect();
     let last_two = |count: usize| Box::new(move |_: &[usize]| Some(vec![count - 2, count - 1]));
-    let below: Arc<dyn Overlay> = Arc::new(Direct::new());
     let client = Arc::new(Config::default());
-    let paths = Paths::new(all.clone(), below, &client, last_two(3)).expect("a path");
+    let paths = Paths::new(all.clone(), direct(), &client, last_two(3)).expect("a path");
     let before = paths.current();
     let mut turned = all.clone();
     turned.reverse();
     paths.renew(turned, last_two(3));
-    assert!(paths.current().is(&before), "both relays are still listed");
+    assert!(
+        paths.current().is_same(&before),
+        "both relays are still listed"
+    );
     paths.renew(all.iter().take(2).cloned().collect(), last_two(2));
     let after = paths.current();
     let names: Vec<_> = after

@@ -4,11 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use hoplite_crypto::{Token, Trust};
 use hoplite_masque::{Config, Path};
-use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Terms, direct::Direct};
-use hoplite_relay::{Handle, Relay, config::TokenEntry};
+use hoplite_overlay::{Error, ErrorKind, Overlay, Reason, Terms};
+use hoplite_relay::{Relay, config::TokenEntry};
+use hoplite_testing::{
+    path::{direct, known},
+    relay::{config, identity, relay},
+};
 use hoplite_wire::Target;
-
-use crate::support::{config, identity, known};
 
 async fn opened(path: &Path, target: &str) -> Result<(), Error> {
     let target: Target = target.parse().expect("a target");
@@ -17,18 +19,7 @@ async fn opened(path: &Path, target: &str) -> Result<(), Error> {
 }
 
 fn path(relays: Vec<hoplite_masque::Relay>) -> Path {
-    Path::new(
-        relays,
-        &(Arc::new(Direct::new()) as Arc<dyn Overlay>),
-        &Arc::new(Config::default()),
-    )
-    .expect("a path")
-}
-
-fn relay(change: impl FnOnce(&mut hoplite_relay::Config)) -> Handle {
-    let mut config = config();
-    change(&mut config);
-    Relay::start(&config, &identity()).expect("started")
+    Path::new(relays, &direct(), &Arc::new(Config::default())).expect("a path")
 }
 
 #[tokio::test]

@@ -6,18 +6,20 @@ use std::{
 };
 
 use hoplite_masque::{Config, Hop, Mode, Passed, Path};
-use hoplite_overlay::{Overlay, Terms, direct::Direct};
-use hoplite_relay::{Handle, Relay};
+use hoplite_overlay::{Overlay, Terms};
+use hoplite_relay::Handle;
+use hoplite_testing::{
+    path::{direct, known},
+    relay::{relay, relays},
+    soon,
+};
 use hoplite_wire::forwarding::Transform;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
 
-use crate::{
-    rough::Rough,
-    support::{config, identity, known},
-};
+use crate::rough::Rough;
 
 const MEGABYTE: usize = 1 << 20;
 
@@ -37,8 +39,7 @@ impl Tower {
     }
 
     fn with(hops: usize, below: &Arc<dyn Overlay>, modes: &[Option<Mode>], client: Config) -> Self {
-        let start = |_| Relay::start(&config(), &identity()).expect("started");
-        Self::over((0..=hops).map(start).collect(), below, modes, client)
+        Self::over(relays(hops + 1), below, modes, client)
     }
 
     /// The last of the relays is the target.
@@ -90,9 +91,7 @@ impl Tower {
             }
         };
         let both = async { tokio::join!(serve, fetch) };
-        tokio::time::timeout(Duration::from_secs(120), both)
-            .await
-            .expect("in time");
+        soon(both).await;
     }
 
     /// The same, towards the server.
@@ -118,9 +117,7 @@ impl Tower {
             stream
         };
         let both = async { tokio::join!(take, give) };
-        tokio::time::timeout(Duration::from_secs(120), both)
-            .await
-            .expect("in time");
+        soon(both).await;
     }
 }
 
@@ -139,10 +136,6 @@ fn since(now: Passed, before: Passed) -> Passed {
         tunnelled_received: now.tunnelled_received - before.tunnelled_received,
         lost: now.lost - before.lost,
     }
-}
-
-fn direct() -> Arc<dyn Overlay> {
-    Arc::new(Direct::new())
 }
 
 /// Each hop begins when the one above it has, so that the first megabytes may still be tunnelled.
@@ -190,13 +183,13 @@ async fn a_download_through_four_relays_is_forwarded_by_all() {
 #[tokio::test]
 async fn four_relays_add_nothing_to_what_crosses_the_first_link() {
     let below = Rough::new();
-    let tower = Tower::new(4, &(below.clone() as _), &[]);
+    let tower = Tower::new(4, &below.overlay, &[]);
     let mut shares = Vec::new();
     for _ in 0..20 {
-        let before = below.road.received.load(SeqCst);
+        let before = below.rough.received.load(SeqCst);
         tower.download(4, |_| {}).await;
-        let octets = below.road.received.load(SeqCst) - before;
-        let overhead = 100.0 * octets as f64 / (4 * MEGABYTE) as f64 - 100.0;
+        let bytes = below.rough.received.load(SeqCst) - before;
+        let overhead = 100.0 * bytes as f64 / (4 * MEGABYTE) as f64 - 100.0;
         // 33 bytes of 1452 are the innermost connection's own; one tunnel would add as many.
         if overhead < 3.0 {
             return;
@@ -238,10 +231,10 @@ async fn what_one_hop_tunnels_the_others_forward() {
 }
 
 #[tokio::test]
-async fn a_transfer_over_a_road_that_loses_and_reorders_is_forwarded() {
+async fn a_transfer_over_a_path_that_loses_and_reorders_is_forwarded() {
     let below = Rough::new();
-    below.road.bumpy.store(true, SeqCst);
-    let tower = Tower::new(2, &(below.clone() as _), &[]);
+    below.rough.bumpy.store(true, SeqCst);
+    let tower = Tower::new(2, &below.overlay, &[]);
     tower.download(4, |_| {}).await;
     tower.upload(4, |_| {}).await;
     for passed in tower.passed() {
@@ -266,10 +259,10 @@ async fn forwarded_again(tower: &Tower) {
 #[tokio::test]
 async fn rules_that_the_relay_closes_in_the_middle_are_made_again() {
     let below = Rough::new();
-    let tower = Tower::new(2, &(below.clone() as _), &[]);
+    let tower = Tower::new(2, &below.overlay, &[]);
     let rebind = |megabyte| {
         if megabyte % 4 == 1 {
-            below.road.rebound.fetch_add(1, SeqCst);
+            below.rough.rebound.fetch_add(1, SeqCst);
         }
     };
     tower.download(8, rebind).await;
@@ -279,10 +272,10 @@ async fn rules_that_the_relay_closes_in_the_middle_are_made_again() {
 #[tokio::test]
 async fn a_device_that_moves_in_the_middle_forwards_again() {
     let below = Rough::new();
-    let tower = Tower::new(2, &(below.clone() as _), &[]);
+    let tower = Tower::new(2, &below.overlay, &[]);
     let moves = |megabyte| {
         if megabyte == 1 {
-            below.road.moved.fetch_add(1, SeqCst);
+            below.rough.moved.fetch_add(1, SeqCst);
         }
     };
     tower.download(4, moves).await;
@@ -292,16 +285,16 @@ async fn a_device_that_moves_in_the_middle_forwards_again() {
 #[tokio::test]
 async fn a_relay_that_acknowledges_and_swallows_does_not_hold_a_transfer_up() {
     let below = Rough::new();
-    let tower = Tower::new(2, &(below.clone() as _), &[]);
+    let tower = Tower::new(2, &below.overlay, &[]);
     let swallow = |megabyte| {
         if megabyte == 3 {
-            below.road.swallows.store(true, SeqCst);
+            below.rough.swallows.store(true, SeqCst);
         }
     };
     tower.download(8, swallow).await;
-    assert!(below.road.swallowed.load(SeqCst) > 0);
-    below.road.swallows.store(false, SeqCst);
-    let swallow = |_| below.road.swallows.store(true, SeqCst);
+    assert!(below.rough.swallowed.load(SeqCst) > 0);
+    below.rough.swallows.store(false, SeqCst);
+    let swallow = |_| below.rough.swallows.store(true, SeqCst);
     tower.upload(4, swallow).await;
 }
 
@@ -313,21 +306,21 @@ async fn a_transfer_goes_on_without_udp_and_is_forwarded_when_udp_is_back() {
     client.link.broken_after = Duration::from_millis(1500);
     client.quic_retry = Duration::from_millis(200);
     client.redial_pause = Duration::from_millis(100);
-    let tower = Tower::with(2, &(below.clone() as _), &[], client);
-    let block = |megabyte| below.road.blocked.store(megabyte == 1, SeqCst);
+    let tower = Tower::with(2, &below.overlay, &[], client);
+    let block = |megabyte| below.rough.blocked.store(megabyte == 1, SeqCst);
     tower.download(3, block).await;
     forwarded_again(&tower).await;
 }
 
 /// Relays that forward as `change` says, and a client that insists on forwarding without a transform.
 async fn without_transform(change: impl Fn(&mut hoplite_relay::config::Forwarding)) -> Vec<Passed> {
-    let mut settings = config();
-    change(&mut settings.forwarding);
-    let start = |_| Relay::start(&settings, &identity()).expect("started");
+    let start = |_| relay(|config| change(&mut config.forwarding));
     let relays: Vec<Handle> = (0..3).map(start).collect();
-    let mut client = Config::default();
-    client.forwarding.mode = Mode::Forwarded;
-    client.forwarding.transform = Transform::Identity;
+    let client = Config {
+        mode: Mode::Forwarded,
+        transform: Transform::Identity,
+        ..Config::default()
+    };
     let tower = Tower::over(relays, &direct(), &[], client);
     tower.download(8, |_| {}).await;
     tower.passed()

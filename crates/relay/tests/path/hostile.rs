@@ -14,15 +14,14 @@ use hoplite_http::{
     DatagramSink,
     h3::{self, Flow, H3Error, Session},
 };
-use hoplite_link::{
-    Peer,
-    quic::{
-        Connection, Endpoint, EndpointConfig, ServerConfig, TokioRuntime,
-        crypto::rustls::QuicServerConfig,
-    },
-};
+use hoplite_link::Peer;
 use hoplite_masque::{Config, Path, Relay};
 use hoplite_overlay::{Batch, Datagrams, Error, Overlay, Terms, direct::Direct};
+use hoplite_quic::{
+    Connection, Endpoint, EndpointConfig, ServerConfig, TokioRuntime,
+    crypto::rustls::QuicServerConfig,
+};
+use hoplite_testing::{relay::identity, soon};
 use hoplite_wire::{
     RequestHead, ResponseHead, Target,
     forwarding::{Answer, Capsule, FORWARDING, Malformed, Transform as Kind, long_header_ids},
@@ -30,19 +29,12 @@ use hoplite_wire::{
 };
 use tokio::{sync::mpsc, time::timeout};
 
-use crate::support::identity;
-
-const PATIENCE: Duration = Duration::from_secs(20);
 const OWN: &[u8] = b"client-1";
 const TARGET: &[u8] = b"target-1";
 const ALIAS: &[u8] = b"virtual1";
 
-async fn soon<T>(future: impl Future<Output = T>) -> T {
-    timeout(PATIENCE, future).await.expect("in time")
-}
-
-fn bytes(octets: &[u8]) -> Bytes {
-    Bytes::copy_from_slice(octets)
+fn bytes(bytes: &[u8]) -> Bytes {
+    Bytes::copy_from_slice(bytes)
 }
 
 fn long(destination: &[u8], source: &[u8]) -> Vec<u8> {
@@ -164,6 +156,7 @@ impl Both {
                 trust: Trust::Pins(vec![identity.pin()]),
             },
             token: None,
+            tokens: None,
             template: None,
             mode: None,
         };

@@ -1,14 +1,18 @@
 //! Isolation tokens: connections of their own, and one path that stands ready for the next.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use hoplite_masque::{Config, Path};
-use hoplite_overlay::{Isolation, Overlay, Terms, direct::Direct};
-use hoplite_relay::{Handle, Relay};
+use hoplite_overlay::{Isolation, Overlay, Terms};
+use hoplite_relay::Handle;
+use hoplite_testing::{
+    path::{build, direct},
+    relay::{metric, until_metric},
+};
 use hoplite_wire::Target;
-use tokio::{net::TcpListener, time::timeout};
+use tokio::net::TcpListener;
 
-use crate::support::{config, identity, known};
+const OPEN: &str = "connections_open{transport=\"quic\"}";
 
 struct Bench {
     relays: Vec<Handle>,
@@ -19,14 +23,7 @@ struct Bench {
 
 impl Bench {
     async fn new(client: Config) -> Self {
-        let start = |_| Relay::start(&config(), &identity()).expect("started");
-        let relays: Vec<Handle> = (0..2).map(start).collect();
-        let known = ["r0", "r1"]
-            .iter()
-            .zip(&relays)
-            .map(|(name, relay)| known(name, relay));
-        let below: Arc<dyn Overlay> = Arc::new(Direct::new());
-        let path = Path::new(known.collect(), &below, &Arc::new(client)).expect("a path");
+        let (path, relays) = build(2, &direct(), client);
         path.keep_warm();
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
         let target = listener.local_addr().expect("bound").into();
@@ -39,26 +36,13 @@ impl Bench {
     }
 
     /// How many connections the last relay has.
-    fn connections(&self) -> usize {
-        let text = self.relays[1].metrics().text();
-        let name = "hoplite_relay_connections_open{transport=\"quic\"} ";
-        let line = text.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|count| count.parse().ok()).unwrap_or(0)
+    fn connections(&self) -> f64 {
+        metric(&self.relays[1], OPEN)
     }
 
-    /// Waits until it has so many.
-    async fn has(&self, count: usize) {
-        let there = async {
-            while self.connections() != count {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        let in_time = timeout(Duration::from_secs(20), there).await;
-        assert!(
-            in_time.is_ok(),
-            "{} connections instead of {count}",
-            self.connections()
-        );
+    /// Waits until it has this many.
+    async fn has(&self, count: u8) {
+        until_metric(&self.relays[1], OPEN, |open| open == f64::from(count)).await;
     }
 
     async fn open(&self, user: &str) -> impl Sized {
@@ -102,6 +86,6 @@ async fn no_path_stands_ready_unless_wanted() {
     bench.has(1).await;
     let first = bench.open("a").await;
     let second = bench.open("b").await;
-    assert_eq!(bench.connections(), 3);
+    assert_eq!(bench.connections(), 3.0);
     drop((first, second));
 }

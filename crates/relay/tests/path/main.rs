@@ -3,19 +3,16 @@
 mod blocked;
 mod choosing;
 mod crowded;
-#[path = "../relay/dns.rs"]
-mod dns;
 mod early;
 mod failing;
 mod forwarding;
 mod hostile;
 mod isolated;
 mod names;
-#[path = "../relay/namespace.rs"]
-mod namespace;
 mod packets;
 mod padding;
 mod policies;
+mod private_tokens;
 mod rest;
 mod rough;
 mod support;

@@ -3,17 +3,19 @@
 use std::{net::Ipv4Addr, sync::Arc};
 
 use hoplite_masque::{Config as ClientConfig, Path};
-use hoplite_overlay::{ErrorKind, Overlay, Reason, Terms, direct::Direct};
-use hoplite_relay::{Config, Handle, Relay, config::ResolverChoice};
+use hoplite_overlay::{ErrorKind, Overlay, Reason, Terms};
+use hoplite_relay::{Handle, config::ResolverChoice};
+use hoplite_testing::{
+    dns::Dns,
+    path::{direct, through},
+    relay::relay,
+};
 use hoplite_wire::{
     HostName,
     dns::{Code, Question, RecordType},
 };
 
-use crate::{
-    dns::Dns,
-    support::{Switch, config, identity, known},
-};
+use crate::support::Switch;
 
 const FINE: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 34);
 
@@ -25,21 +27,13 @@ async fn server() -> Dns {
     .await
 }
 
-fn relay(change: impl FnOnce(&mut Config)) -> Handle {
-    let mut config = config();
-    change(&mut config);
-    Relay::start(&config, &identity()).expect("started")
-}
-
 /// A path whose last relay asks `last`, and the others `others`.
 fn path(hops: usize, below: &Arc<dyn Overlay>, last: &Dns, others: &Dns) -> (Path, Vec<Handle>) {
     let asking = |dns: &Dns| ResolverChoice::Servers(vec![dns.address]);
     let relays: Vec<Handle> = (1..=hops)
         .map(|n| relay(|c| c.egress.resolver = asking(if n == hops { last } else { others })))
         .collect();
-    let known = relays.iter().map(|relay| known("r", relay)).collect();
-    let client = Arc::new(ClientConfig::default());
-    (Path::new(known, below, &client).expect("a path"), relays)
+    (through(&relays, below, ClientConfig::default()), relays)
 }
 
 async fn look_up(path: &Path) {
@@ -60,7 +54,7 @@ async fn look_up(path: &Path) {
 async fn the_last_relay_alone_resolves() {
     for hops in [1, 2] {
         let (last, others) = (server().await, server().await);
-        let (path, _relays) = path(hops, &(Arc::new(Direct::new()) as _), &last, &others);
+        let (path, _relays) = path(hops, &direct(), &last, &others);
         look_up(&path).await;
         assert!(last.asked() > 0);
         assert_eq!(others.asked(), 0, "another relay learnt the name");
@@ -72,16 +66,14 @@ async fn names_are_resolved_where_udp_is_blocked() {
     let (last, others) = (server().await, server().await);
     let below = Switch::new();
     below.block(true);
-    let (path, _relays) = path(1, &(below as _), &last, &others);
+    let (path, _relays) = path(1, &below.overlay, &last, &others);
     look_up(&path).await;
 }
 
 #[tokio::test]
 async fn a_relay_without_dns_is_told_from_one_that_fails() {
     let relay = relay(|config| config.egress.dns = false);
-    let known = vec![known("r", &relay)];
-    let below: Arc<dyn Overlay> = Arc::new(Direct::new());
-    let path = Path::new(known, &below, &Arc::new(ClientConfig::default())).expect("a path");
+    let path = through([&relay], &direct(), ClientConfig::default());
     let question = Question::new(&HostName::new("fine.test").expect("valid"), RecordType::A);
     let (message, terms) = (question.message(), Terms::default());
     let error = path.query(&message, &terms).await.expect_err("off");
@@ -91,7 +83,7 @@ async fn a_relay_without_dns_is_told_from_one_that_fails() {
 #[tokio::test]
 async fn a_thousand_queries_at_once_are_all_answered() {
     let (last, others) = (server().await, server().await);
-    let (path, _relays) = path(1, &(Arc::new(Direct::new()) as _), &last, &others);
+    let (path, _relays) = path(1, &direct(), &last, &others);
     let question = Question::new(&HostName::new("fine.test").expect("valid"), RecordType::A);
     let (message, terms) = (question.message(), Terms::default());
     let asking = (0..1000).map(|_| path.query(&message, &terms));

@@ -4,12 +4,10 @@ use hoplite_overlay::{
     Terms,
     conformance::{self, Subject},
 };
+use hoplite_testing::namespace::with_echoes;
 use hoplite_wire::{Host, connect_ip::Scope};
 
-use crate::{
-    namespace::with_echoes,
-    support::{subject, subject_without_udp},
-};
+use crate::support::{subject, subject_without_udp};
 
 /// Runs the suite's packets over a subject that must carry them.
 fn over(subject: impl FnOnce() -> Subject + Send + 'static) {

@@ -1,25 +1,21 @@
 //! What the hops of a path agree on with their relays: who acknowledges, and who controls congestion.
 
-use std::sync::Arc;
+use hoplite_masque::{Acks, Config as ClientConfig, Path};
+use hoplite_relay::Handle;
+use hoplite_testing::{
+    path::{direct, through},
+    relay::{config, start},
+    soon,
+};
+use hoplite_wire::tuning::{AckPolicy, TuningRequest};
 
-use hoplite_link::{AckPolicy, TuningRequest};
-use hoplite_masque::{Config as ClientConfig, Path};
-use hoplite_overlay::{Overlay, direct::Direct};
-use hoplite_relay::{Config, Handle, Relay};
-
-use crate::support::{config, identity, known};
-
-fn relay(config: &Config) -> Handle {
-    Relay::start(config, &identity()).expect("started")
-}
-
-fn path(relays: &[Handle], wishes: TuningRequest) -> Path {
+fn path(relays: &[Handle], request: TuningRequest) -> Path {
     let mut config = ClientConfig::default();
-    config.link.wishes = wishes;
-    let numbered = relays.iter().enumerate();
-    let known = numbered.map(|(n, relay)| known(&format!("r{n}"), relay));
-    let below: Arc<dyn Overlay> = Arc::new(Direct::new());
-    Path::new(known.collect(), &below, &Arc::new(config)).expect("a path")
+    let (up, down) = (request.up, request.down);
+    config.acks = Acks { up, down };
+    config.acks_after = request.after;
+    config.congestion = request.congestion;
+    through(relays, &direct(), config)
 }
 
 /// What each hop has come to, up and down, once its relay has answered.
@@ -31,14 +27,13 @@ async fn agreed(path: &Path) -> Vec<(AckPolicy, AckPolicy, bool)> {
             loop {
                 let agreed = hop.agreed().expect("QUIC");
                 // Alone, a client expects nothing of its relay.
-                if agreed.up != AckPolicy::Default {
+                if agreed.up != AckPolicy::Stack {
                     return agreed;
                 }
                 tokio::task::yield_now().await;
             }
         };
-        let now = tokio::time::timeout(std::time::Duration::from_secs(20), heard).await;
-        let now = now.expect("the relay's settings");
+        let now = soon(heard).await;
         agreed.push((now.up, now.down, now.refused.any()));
     }
     agreed
@@ -50,14 +45,14 @@ async fn only_the_last_hop_acknowledges_unless_a_relay_wants_it_otherwise() {
     strict.tunnel.allow_no_acks = false;
     let mut fixed = config();
     fixed.tunnel.acks = "1ms".parse().expect("a policy");
-    let relays = [config(), strict, fixed.clone(), config()].map(|config| relay(&config));
+    let relays = [config(), strict, fixed.clone(), config()].map(|config| start(&config));
     let path = path(&relays, TuningRequest::default());
     assert_eq!(
         agreed(&path).await,
         [
-            (AckPolicy::Never, AckPolicy::Never, false),
+            (AckPolicy::NoAcks, AckPolicy::NoAcks, false),
             (AckPolicy::Auto, AckPolicy::Auto, true),
-            (fixed.tunnel.acks, AckPolicy::Never, true),
+            (fixed.tunnel.acks, AckPolicy::NoAcks, true),
             (AckPolicy::Auto, AckPolicy::Auto, false),
         ]
     );

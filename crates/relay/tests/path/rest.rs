@@ -22,12 +22,14 @@ fn moments(lab: &Lab, from: Instant) -> Vec<u64> {
 
 #[tokio::test(start_paused = true)]
 async fn all_hops_of_a_path_at_rest_speak_at_one_moment_every_25_seconds() {
-    // These relays do not forward: who knows looks for no larger packets.
-    let mut config = Config::default();
-    config.forwarding.mode = Mode::Tunnelled;
+    // These relays do not forward: whoever knows looks for no larger packets.
+    let config = Config {
+        mode: Mode::Tunnelled,
+        ..Config::default()
+    };
     let mut lab = Lab::with(3, config);
     lab.path.connect().await.expect("connects");
-    lab.first_octet(false).await;
+    lab.first_byte(false).await;
     // What stands still is asked about five times, the last time half a minute after it came to rest.
     sleep(100 * SECOND).await;
     let from = Instant::now();
@@ -40,5 +42,5 @@ async fn all_hops_of_a_path_at_rest_speak_at_one_moment_every_25_seconds() {
             .all(|pair| (24..=26).contains(&(pair[1] - pair[0]))),
         "{moments:?}"
     );
-    lab.first_octet(false).await;
+    lab.first_byte(false).await;
 }

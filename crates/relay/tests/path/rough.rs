@@ -1,29 +1,31 @@
-//! The device's own sockets behind a road that loses, reorders, swallows what is forwarded, or gives out new addresses.
+//! The device's own sockets behind a network that loses, reorders, swallows what is forwarded, or gives out new addresses.
 
 use std::{
     collections::VecDeque,
     fmt,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
     task::{Context, Poll, Waker, ready},
 };
 
 use hoplite_overlay::{
-    Batch, Datagrams, Error, Opening, Overlay, Received, Stream, Terms,
+    Batch, Datagrams, Error, Overlay, Received,
     direct::{Direct, UdpSettings, connect_udp},
 };
-use hoplite_wire::{Host, Target, forwarding::long_header_ids};
+use hoplite_testing::Double;
+use hoplite_wire::forwarding::long_header_ids;
+use parking_lot::{Mutex, MutexGuard};
 
-/// Every so many datagrams one is lost, and one changes places with the next.
+/// Every this many datagrams one is lost, and one changes places with the next.
 const LOST: u64 = 50;
 const SWAPPED: u64 = 20;
 
-/// What the road does now.
+/// What the network does now.
 #[derive(Debug, Default)]
-pub(crate) struct Road {
+pub(crate) struct RoughNetwork {
     /// Some are lost and some change places, in both directions.
     pub(crate) bumpy: AtomicBool,
     /// What is no packet of the first link's own vanishes, in both directions.
@@ -41,14 +43,13 @@ pub(crate) struct Road {
     pub(crate) blocked: AtomicBool,
 }
 
-#[derive(Debug)]
 pub(crate) struct Rough {
-    direct: Direct,
-    pub(crate) road: Arc<Road>,
+    pub(crate) overlay: Arc<dyn Overlay>,
+    pub(crate) rough: Arc<RoughNetwork>,
 }
 
 struct RoughFlow {
-    road: Arc<Road>,
+    rough: Arc<RoughNetwork>,
     peer: SocketAddr,
     moved: u64,
     state: Mutex<State>,
@@ -65,62 +66,48 @@ struct State {
 }
 
 impl Rough {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self {
-            direct: Direct::new(),
-            road: Arc::default(),
-        })
-    }
-}
-
-impl Overlay for Rough {
-    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
-        self.direct.open_stream(target, terms)
-    }
-
-    fn open_datagrams<'a>(
-        &'a self,
-        target: &'a Target,
-        _: &'a Terms,
-    ) -> Opening<'a, Box<dyn Datagrams>> {
-        Box::pin(async move {
-            let Host::Ip(ip) = target.host else {
-                unreachable!("relays of these tests have addresses")
-            };
-            let peer = SocketAddr::new(ip, target.port);
-            let flow = connect_udp(peer, &UdpSettings::default())?;
-            flow.writable().await?;
-            let state = State {
-                flow: Box::new(flow),
-                rebound: self.road.rebound.load(SeqCst),
-                count: 0,
-                ready: VecDeque::new(),
-                own: Default::default(),
-                waker: None,
-            };
-            Ok(Box::new(RoughFlow {
-                road: self.road.clone(),
-                peer,
-                moved: self.road.moved.load(SeqCst),
-                state: Mutex::new(state),
-            }) as Box<dyn Datagrams>)
-        })
-    }
-
-    fn resolve<'a>(
-        &'a self,
-        name: &'a str,
-        terms: &'a Terms,
-    ) -> Opening<'a, Vec<std::net::IpAddr>> {
-        self.direct.resolve(name, terms)
+    pub(crate) fn new() -> Self {
+        let rough = Arc::<RoughNetwork>::default();
+        let network = Arc::clone(&rough);
+        let overlay = Double::over(Direct::new()).datagrams(move |_, target, _| {
+            let network = Arc::clone(&network);
+            Box::pin(async move {
+                let peer = target
+                    .socket_addr()
+                    .expect("relays of these tests have addresses");
+                let flow = RoughFlow::open(network, peer).await?;
+                Ok(Box::new(flow) as Box<dyn Datagrams>)
+            })
+        });
+        let overlay = Arc::new(overlay);
+        Self { overlay, rough }
     }
 }
 
 impl RoughFlow {
+    async fn open(rough: Arc<RoughNetwork>, peer: SocketAddr) -> Result<Self, Error> {
+        let flow = connect_udp(peer, &UdpSettings::default())?;
+        flow.writable().await?;
+        let state = State {
+            flow: Box::new(flow),
+            rebound: rough.rebound.load(SeqCst),
+            count: 0,
+            ready: VecDeque::new(),
+            own: Default::default(),
+            waker: None,
+        };
+        Ok(Self {
+            peer,
+            moved: rough.moved.load(SeqCst),
+            rough,
+            state: Mutex::new(state),
+        })
+    }
+
     /// The state, with a fresh socket if the translator forgot the old one.
     fn state(&self) -> MutexGuard<'_, State> {
-        let mut state = self.state.lock().expect("fine");
-        let rebound = self.road.rebound.load(SeqCst);
+        let mut state = self.state.lock();
+        let rebound = self.rough.rebound.load(SeqCst);
         if std::mem::replace(&mut state.rebound, rebound) != rebound {
             let fresh = connect_udp(self.peer, &UdpSettings::default()).expect("a socket");
             state.flow = Box::new(fresh);
@@ -138,28 +125,28 @@ impl State {
     /// What gets through, and in which order; `direction` 0 is towards the relay.
     fn through<'p>(
         &mut self,
-        road: &Road,
+        rough: &RoughNetwork,
         direction: usize,
         packets: impl Iterator<Item = &'p [u8]>,
     ) -> Vec<Vec<u8>> {
         let mut through: Vec<Vec<u8>> = Vec::new();
         for packet in packets {
-            if !self.passes(road, direction, packet) {
+            if !self.passes(rough, direction, packet) {
                 continue;
             }
             through.push(packet.to_vec());
             let last = through.len() - 1;
-            if road.bumpy.load(SeqCst) && self.count.is_multiple_of(SWAPPED) && last > 0 {
+            if rough.bumpy.load(SeqCst) && self.count.is_multiple_of(SWAPPED) && last > 0 {
                 through.swap(last, last - 1);
             }
         }
         through
     }
 
-    fn passes(&mut self, road: &Road, direction: usize, packet: &[u8]) -> bool {
-        let octets = [&road.sent, &road.received][direction];
-        octets.fetch_add(packet.len() as u64, SeqCst);
-        if road.blocked.load(SeqCst) {
+    fn passes(&mut self, rough: &RoughNetwork, direction: usize, packet: &[u8]) -> bool {
+        let bytes = [&rough.sent, &rough.received][direction];
+        bytes.fetch_add(packet.len() as u64, SeqCst);
+        if rough.blocked.load(SeqCst) {
             return false;
         }
         if let Some(ids) = long_header_ids(packet) {
@@ -167,14 +154,14 @@ impl State {
             return true;
         }
         self.count += 1;
-        if road.bumpy.load(SeqCst) && self.count.is_multiple_of(LOST) {
+        if rough.bumpy.load(SeqCst) && self.count.is_multiple_of(LOST) {
             return false;
         }
         let own = packet[1..].starts_with(&self.own[direction]);
-        if own || !road.swallows.load(SeqCst) {
+        if own || !rough.swallows.load(SeqCst) {
             return true;
         }
-        road.swallowed.fetch_add(1, SeqCst);
+        rough.swallowed.fetch_add(1, SeqCst);
         false
     }
 }
@@ -186,7 +173,7 @@ impl Datagrams for RoughFlow {
 
     fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
         let mut state = self.state();
-        for packet in state.through(&self.road, 0, batch.payloads()) {
+        for packet in state.through(&self.rough, 0, batch.payloads()) {
             // What the socket does not take is lost as well.
             drop(state.flow.poll_send(cx, Batch::one(&packet)));
         }
@@ -205,13 +192,13 @@ impl Datagrams for RoughFlow {
             let mut all = vec![0; 1 << 16];
             let got = ready!(state.flow.poll_recv(cx, &mut all))?;
             let packets = all[..got.len].chunks(got.segment.max(1));
-            let packets = state.through(&self.road, 1, packets);
+            let packets = state.through(&self.rough, 1, packets);
             state.ready.extend(packets);
         }
     }
 
     fn moved(&self) -> bool {
-        self.moved != self.road.moved.load(SeqCst)
+        self.moved != self.rough.moved.load(SeqCst)
     }
 }
 

@@ -6,15 +6,15 @@ use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use hoplite_crypto::{ALPN_H3, Trust, client_tls};
 use hoplite_http::h3::{self, Session};
-use hoplite_link::quic::{ClientConfig, ConnectError, Endpoint, crypto};
+use hoplite_quic::{ClientConfig, ConnectError, Endpoint, crypto};
 use hoplite_relay::Handle;
+use hoplite_testing::{PATIENCE, relay::relay, soon, targets};
 use hoplite_wire::{tuning::AckPolicy, varint};
 use quinn_proto::{Side, transport_parameters::TransportParameters};
 
 use crate::{
-    support::{PATIENCE, Tunnel, connect, relay, udp},
+    support::{Tunnel, connect, udp},
     tap::Tap,
-    targets,
 };
 
 const MAX_ACK_DELAY: u64 = 0x0b;
@@ -33,9 +33,9 @@ impl crypto::ClientConfig for Absurd {
         name: &str,
         parameters: &TransportParameters,
     ) -> Result<Box<dyn crypto::Session>, ConnectError> {
-        let mut octets = Vec::new();
-        parameters.write(&mut octets);
-        let mut out = without(&octets, &[MAX_ACK_DELAY, MIN_ACK_DELAY]);
+        let mut bytes = Vec::new();
+        parameters.write(&mut bytes);
+        let mut out = without(&bytes, &[MAX_ACK_DELAY, MIN_ACK_DELAY]);
         for (id, value) in &self.parameters {
             varint::write(&mut out, *id);
             varint::write(&mut out, varint::len(*value) as u64);
@@ -46,14 +46,14 @@ impl crypto::ClientConfig for Absurd {
     }
 }
 
-fn without(mut octets: &[u8], ids: &[u64]) -> Vec<u8> {
+fn without(mut bytes: &[u8], ids: &[u64]) -> Vec<u8> {
     let mut out = Vec::new();
-    while !octets.is_empty() {
-        let all = octets;
-        let id = varint::read(&mut octets).expect("an id");
-        let length = varint::read(&mut octets).expect("a length");
-        let (_, rest) = octets.split_at(usize::try_from(length).expect("small"));
-        octets = rest;
+    while !bytes.is_empty() {
+        let all = bytes;
+        let id = varint::read(&mut bytes).expect("an id");
+        let length = varint::read(&mut bytes).expect("a length");
+        let (_, rest) = bytes.split_at(usize::try_from(length).expect("small"));
+        bytes = rest;
         if !ids.contains(&id) {
             out.extend_from_slice(&all[..all.len() - rest.len()]);
         }
@@ -71,8 +71,7 @@ async fn dial(relay: &Handle, tap: &Tap, parameters: &[(u64, u64)]) -> (Endpoint
     let endpoint = Endpoint::client((Ipv4Addr::LOCALHOST, 0).into()).expect("a socket");
     let config = ClientConfig::new(Arc::new(absurd));
     let dialling = endpoint.connect_with(config, tap.address, "localhost");
-    let connection = tokio::time::timeout(PATIENCE, dialling.expect("begun")).await;
-    let connection = connection.expect("in time").expect("connected");
+    let connection = soon(dialling.expect("begun")).await.expect("connected");
     (
         endpoint,
         Session::client(connection, &h3::Config::default()),

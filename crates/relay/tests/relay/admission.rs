@@ -1,12 +1,10 @@
 //! Tokens, over the wire.
 
 use hoplite_relay::config::TokenEntry;
+use hoplite_testing::{relay::relay, targets};
 use zeroize::Zeroizing;
 
-use crate::{
-    support::{connect, relay, tcp, udp},
-    targets,
-};
+use crate::support::{connect, tcp, udp};
 
 pub(crate) fn entry(token: &str) -> TokenEntry {
     TokenEntry {

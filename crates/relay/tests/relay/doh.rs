@@ -8,15 +8,16 @@ use hoplite_relay::{
     Config,
     config::{ResolverChoice, Role, TokenEntry},
 };
+use hoplite_testing::{
+    dns::Dns,
+    relay::{metric, relay},
+};
 use hoplite_wire::{
     HostName, ProxyError, RequestHead, ResponseHead,
     dns::{Code, Question, RecordType},
 };
 
-use crate::{
-    dns::Dns,
-    support::{Client, connect, relay},
-};
+use crate::support::{Client, connect};
 
 const FINE: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 34);
 
@@ -241,6 +242,14 @@ async fn more_queries_than_allowed_are_told_so() {
         }
     }
     assert!(refused > 0, "fifty queries at one a second");
+    let counted = |limit| {
+        metric(
+            &relay,
+            &format!("limit_refusals_total{{limit=\"{limit}\"}}"),
+        )
+    };
+    assert_eq!(counted("queries"), f64::from(refused));
+    assert_eq!(counted("requests"), 0.0);
 }
 
 #[tokio::test]

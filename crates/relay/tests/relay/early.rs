@@ -4,15 +4,13 @@ use std::time::Duration;
 
 use hoplite_http::{h2, h3};
 use hoplite_overlay::{
-    Asked, Error, ErrorKind, Stream,
+    Error, ErrorKind, PendingStream, Stream,
     conformance::{Far, Loopback},
 };
+use hoplite_testing::{relay::relay, soon, targets};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::{
-    support::{PATIENCE, connect, dialer, relay, tcp},
-    targets,
-};
+use crate::support::{connect, dialer, tcp};
 
 /// The least that a relay may be told to hold of one stream.
 const WINDOW: u32 = 65_536;
@@ -30,40 +28,41 @@ fn narrow() -> hoplite_relay::Handle {
 }
 
 /// Writes to a target that does not answer until no more is taken, then hears why. Our own client would take less.
-async fn waits_and_is_refused(mut io: impl Asked + 'static, other: impl Future<Output = ()>) {
+async fn waits_and_is_refused(
+    mut io: impl PendingStream + 'static,
+    other: impl Future<Output = ()>,
+) {
     let mut written = 0;
     while let Ok(count) = tokio::time::timeout(STALLED, io.write(&[7; 16_384])).await {
         // The relay may have given the target up by now.
         let Ok(count) = count else { break };
         written += count;
         let most = usize::try_from(WINDOW).expect("small") + UNDER_WAY;
-        assert!(written <= most, "{written} octets are held");
+        assert!(written <= most, "{written} bytes are held");
     }
     assert!(written > 0);
     other.await;
     let mut stream = Stream::early(io, None);
-    let end = tokio::time::timeout(PATIENCE, stream.read_u8()).await;
-    let error = end.expect("told in time").expect_err("nobody answers");
+    let error = soon(stream.read_u8()).await.expect_err("nobody answers");
     let error = Error::from_io(&error).expect("an overlay's error");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error:?}");
 }
 
 /// Another flow is not disturbed.
-async fn echoes(io: impl Asked + 'static) {
+async fn echoes(io: impl PendingStream + 'static) {
     let mut stream = Stream::early(io, None);
     stream.write_all(b"hello").await.expect("taken");
     let mut got = [0; 5];
-    let reading = tokio::time::timeout(PATIENCE, stream.read_exact(&mut got));
-    reading.await.expect("in time").expect("echoed");
+    soon(stream.read_exact(&mut got)).await.expect("echoed");
     assert_eq!(&got, b"hello");
 }
 
-async fn over_http3(session: &h3::Session, target: String) -> impl Asked + use<> {
+async fn over_http3(session: &h3::Session, target: String) -> impl PendingStream + use<> {
     let exchange = session.request(&tcp(target)).await.expect("sent");
     exchange.into_stream()
 }
 
-async fn over_http2(session: &h2::Session, target: String) -> impl Asked + use<> {
+async fn over_http2(session: &h2::Session, target: String) -> impl PendingStream + use<> {
     let exchange = session.request(&tcp(target)).await.expect("sent");
     exchange.into_stream()
 }

@@ -8,8 +8,13 @@ use std::{
 };
 
 use hoplite_crypto::{ALPN_H2, ALPN_HTTP1};
-use hoplite_link::quic::{self, VarInt};
+use hoplite_quic::{self as quic, VarInt};
 use hoplite_relay::{Handle, config::ResolverChoice};
+use hoplite_testing::{
+    PATIENCE,
+    relay::{metric, relay, until_metric},
+    soon, targets,
+};
 use hoplite_wire::{RequestHead, h3};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -18,10 +23,7 @@ use tokio::{
 };
 use tokio_rustls::client::TlsStream;
 
-use crate::{
-    support::{PATIENCE, connect, metric, quic_from, relay, tcp, tls_from, until},
-    targets,
-};
+use crate::support::{connect, quic_from, tcp, tls_from};
 
 const MALLORY: Ipv4Addr = Ipv4Addr::new(127, 8, 8, 8);
 
@@ -83,8 +85,8 @@ impl H2 {
         Self(stream)
     }
 
-    async fn send(&mut self, octets: &[u8]) -> bool {
-        self.0.write_all(octets).await.is_ok()
+    async fn send(&mut self, bytes: &[u8]) -> bool {
+        self.0.write_all(bytes).await.is_ok()
     }
 
     /// The next frame: its type, flags and payload.
@@ -120,7 +122,7 @@ impl H2 {
                 }
             }
         };
-        timeout(PATIENCE, told).await.expect("ended in time")
+        soon(told).await
     }
 }
 
@@ -159,7 +161,7 @@ async fn requests_that_are_reset_once_they_are_being_served_end_the_http_2_conne
         stream += 2;
         assert!(stream < 20_000, "nobody stops it");
     }
-    until(&relay, EXCESSIVE, |count| count == 1.0).await;
+    until_metric(&relay, EXCESSIVE, |count| count == 1.0).await;
     others_are_served(&relay).await;
 }
 
@@ -201,14 +203,14 @@ async fn who_floods_with_settings_or_pings_and_reads_nothing_is_not_read_any_mor
         let mut mallory = H2::dial(&relay).await;
         let batch = flood.repeat(1000);
         let stalled = async {
-            let mut octets = 0;
+            let mut bytes = 0;
             while mallory.send(&batch).await {
-                octets += batch.len();
-                assert!(octets < 256 << 20, "all of it is read");
+                bytes += batch.len();
+                assert!(bytes < 256 << 20, "all of it is read");
             }
         };
         // It stands still until its place is taken away for want of a request.
-        timeout(PATIENCE, stalled).await.expect("closed in time");
+        soon(stalled).await;
         others_are_served(&relay).await;
     }
 }
@@ -235,8 +237,8 @@ fn headers(target: &str) -> Vec<u8> {
 
 /// The code with which the relay has closed the connection.
 async fn closed(connection: &quic::Connection) -> h3::Code {
-    let closed = timeout(PATIENCE, connection.closed()).await;
-    match closed.expect("closed in time") {
+    let closed = soon(connection.closed()).await;
+    match closed {
         quic::ConnectionError::ApplicationClosed(close) => h3::Code(close.error_code.into_inner()),
         other => unreachable!("{other}"),
     }
@@ -245,8 +247,8 @@ async fn closed(connection: &quic::Connection) -> h3::Code {
 /// The relay has closed the connection because it costs too much. A client that goes on sending may hear of that only that the relay has
 /// forgotten it (a stateless reset).
 async fn closed_as_excessive(relay: &Handle, connection: &quic::Connection) {
-    let closed = timeout(PATIENCE, connection.closed()).await;
-    match closed.expect("closed in time") {
+    let closed = soon(connection.closed()).await;
+    match closed {
         quic::ConnectionError::ApplicationClosed(close) => {
             assert_eq!(
                 h3::Code(close.error_code.into_inner()),
@@ -286,7 +288,7 @@ async fn requests_that_are_stopped_while_they_are_served_end_the_http_3_connecti
     let mut held = Vec::new();
     while let Ok((mut send, mut recv)) = mallory.open_bi().await {
         drop(send.write_all(&head).await);
-        until(&relay, "connections_open{transport=\"quic\"}", |open| {
+        until_metric(&relay, "connections_open{transport=\"quic\"}", |open| {
             open < 2.0
         })
         .await;
@@ -300,14 +302,14 @@ async fn requests_that_are_stopped_while_they_are_served_end_the_http_3_connecti
 
 #[tokio::test]
 async fn streams_that_are_never_a_request_end_the_http_3_connection() {
-    for octets in [&[][..], &[1, 0xff], &[0x21, 0x3f]] {
+    for bytes in [&[][..], &[1, 0xff], &[0x21, 0x3f]] {
         let (relay, _resolver) = waiting_relay(1).await;
         let (_endpoint, mallory) = h3_client(&relay).await;
         for _ in 0..2000 {
             let Ok((mut send, _recv)) = mallory.open_bi().await else {
                 break;
             };
-            drop(send.write_all(octets).await);
+            drop(send.write_all(bytes).await);
             drop(send.reset(CANCELLED));
         }
         closed_as_excessive(&relay, &mallory).await;
@@ -338,10 +340,10 @@ async fn settings_again_and_insertions_into_the_table_end_the_http_3_connection_
         (&[0, 4, 0, 4, 0], h3::Code::FRAME_UNEXPECTED),
         (&[2, 0xc0, 1, b'x'], h3::Code::QPACK_ENCODER_STREAM_ERROR),
     ];
-    for (octets, code) in cases {
+    for (bytes, code) in cases {
         let (_endpoint, mallory) = quic_from(&relay, MALLORY).await.expect("connected");
         let mut stream = mallory.open_uni().await.expect("a stream");
-        stream.write_all(octets).await.expect("sent");
+        stream.write_all(bytes).await.expect("sent");
         assert_eq!(closed(&mallory).await, code);
     }
     others_are_served(&relay).await;
@@ -354,7 +356,7 @@ async fn a_client_that_opens_all_streams_and_sends_no_head_gets_no_more_of_them(
     let (_endpoint, mallory) = h3_client(&relay).await;
     let mut held = Vec::new();
     // Slow heads: type and length of a HEADERS frame, and nothing of it. Room grows with requests that are served, and here is none.
-    for _ in 0..128 {
+    for _ in 0..104 {
         let (mut send, recv) = mallory.open_bi().await.expect("a stream");
         send.write_all(&[1, 0x20]).await.expect("sent");
         held.push((send, recv));
@@ -374,17 +376,17 @@ async fn what_a_client_has_broken_off_holds_no_place_while_its_name_is_resolved(
         while client.status(tcp(echo)).await != 429 {}
         drop(held);
         let free = async { while client.status(tcp(echo)).await != 200 {} };
-        timeout(PATIENCE, free).await.expect("given back in time");
+        soon(free).await;
     }
     let mut h1 = tls_from(&relay, MALLORY, &[ALPN_HTTP1]).await.expect("TLS");
     let request = format!("CONNECT {NOWHERE} HTTP/1.1\r\nHost: {NOWHERE}\r\n\r\n");
     h1.write_all(request.as_bytes()).await.expect("sent");
-    until(&relay, "connections_open{transport=\"tls\"}", |open| {
+    until_metric(&relay, "connections_open{transport=\"tls\"}", |open| {
         open == 1.0
     })
     .await;
     drop(h1);
-    until(&relay, "connections_open{transport=\"tls\"}", |open| {
+    until_metric(&relay, "connections_open{transport=\"tls\"}", |open| {
         open == 0.0
     })
     .await;

@@ -5,14 +5,15 @@ mod support;
 
 use bytes::Bytes;
 use hoplite_http::h3::H3Error;
-use hoplite_link::server::Ecn;
+use hoplite_quic::server::Ecn;
+use hoplite_testing::{relay::relay, soon, targets};
 use hoplite_wire::{
     forwarding::{Capsule, Offer, Transform as Kind},
     h3::Code,
 };
 
 use self::support::{Agreed, packet, packets};
-use crate::support::{PATIENCE, connect, relay, udp};
+use crate::support::{connect, udp};
 
 const BOTH: [Kind; 2] = [Kind::Scramble, Kind::Identity];
 
@@ -27,7 +28,7 @@ fn offer(transforms: &[Kind]) -> Offer {
 async fn selected(identity: bool, offer: &Offer) -> (Option<Kind>, Option<bool>) {
     let relay = relay(|config| config.forwarding.identity = identity);
     let client = connect(&relay).await;
-    let head = udp(crate::targets::udp_echo().await).with_offer(offer);
+    let head = udp(targets::udp_echo().await).with_offer(offer);
     let (_, answer) = client.ask(head).await;
     let chosen = answer.answer(&offer.transforms).expect("offered");
     let kind = chosen.transform.map(|(kind, key)| {
@@ -53,7 +54,7 @@ async fn the_answer_selects_what_is_offered_and_allowed_and_shares_no_port() {
 async fn a_relay_that_does_not_forward_says_nothing_of_it_and_ignores_the_capsules() {
     let relay = relay(|config| config.forwarding.enabled = false);
     let client = connect(&relay).await;
-    let target = crate::targets::udp_echo().await;
+    let target = targets::udp_echo().await;
     let (exchange, answer) = client.ask(udp(target).with_offer(&offer(&BOTH))).await;
     assert_eq!(answer.header(hoplite_wire::forwarding::FORWARDING), None);
     assert_eq!(answer.port_sharing(), None);
@@ -67,7 +68,7 @@ async fn a_relay_that_does_not_forward_says_nothing_of_it_and_ignores_the_capsul
 async fn a_client_that_does_not_speak_capsules_is_not_forwarded() {
     let relay = relay(|_| ());
     let client = connect(&relay).await;
-    let mut head = udp(crate::targets::udp_echo().await).with_offer(&offer(&BOTH));
+    let mut head = udp(targets::udp_echo().await).with_offer(&offer(&BOTH));
     head.headers.retain(|(name, _)| name != "capsule-protocol");
     let (_, answer) = client.ask(head).await;
     assert_eq!(answer.status, 200);
@@ -304,7 +305,7 @@ async fn forwarded_packets_are_counted_with_all_others_and_by_themselves() {
     let mut agreed = Agreed::new(Kind::Identity).await;
     let alias = agreed.register_target(b"target-1").await;
     agreed.register_client(b"client-1").await;
-    let before = agreed.counter("to_target_octets_total{method=\"connect_udp\"}");
+    let before = agreed.counter("to_target_bytes_total{method=\"connect_udp\"}");
     agreed.tap.send(&packet(&alias, 100), 100).await;
     agreed.at_target().await;
     agreed.target_sends(&packet(b"client-1", 100), 100).await;
@@ -316,10 +317,10 @@ async fn forwarded_packets_are_counted_with_all_others_and_by_themselves() {
             .counts(&format!("forwarded_datagrams{labels}"), 1)
             .await;
         agreed
-            .counts(&format!("forwarded_octets{labels}"), 100)
+            .counts(&format!("forwarded_bytes{labels}"), 100)
             .await;
     }
-    let all = "to_target_octets_total{method=\"connect_udp\"}";
+    let all = "to_target_bytes_total{method=\"connect_udp\"}";
     agreed.counts(all, before + 100).await;
     agreed.close();
     agreed.counts("forwarding_rules_open", 0).await;
@@ -332,8 +333,7 @@ async fn a_client_that_registers_more_than_it_may_is_reset() {
         let id = Bytes::from_static(id);
         agreed.tell(&Capsule::RegisterClientCid { id });
     }
-    let end = tokio::time::timeout(PATIENCE, agreed.closed()).await;
-    let error = end.expect("told in time").expect_err("broken off");
+    let error = soon(agreed.closed()).await.expect_err("broken off");
     assert!(
         matches!(error, H3Error::Reset(Code::DATAGRAM_ERROR)),
         "{error}"
@@ -366,7 +366,7 @@ async fn ids_may_be_registered_before_the_answer() {
     let relay = relay(|_| ());
     let client = connect(&relay).await;
     let offer = offer(&BOTH);
-    let head = udp(crate::targets::udp_echo().await).with_offer(&offer);
+    let head = udp(targets::udp_echo().await).with_offer(&offer);
     let exchange = client.session.request(&head).await.expect("sent");
     let (inbox, mut capsules) = support::capsules();
     let flow = exchange.datagrams(inbox);
@@ -379,6 +379,6 @@ async fn ids_may_be_registered_before_the_answer() {
             }
         }
     };
-    let answered = tokio::time::timeout(PATIENCE, answer).await;
-    assert_eq!(answered.expect("answered in time"), id);
+    let answered = soon(answer).await;
+    assert_eq!(answered, id);
 }

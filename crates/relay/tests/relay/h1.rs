@@ -5,20 +5,16 @@ use std::{process::Stdio, sync::Arc, time::Duration};
 use bytes::Bytes;
 use hoplite_crypto::{ALPN_HTTP1, Trust, client_tls};
 use hoplite_relay::Handle;
+use hoplite_testing::{PATIENCE, relay::relay, soon, targets};
 use hoplite_wire::{ProxyError, Target, Template, capsule};
 use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
-    time::timeout,
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use crate::{
-    admission::entry,
-    support::{PATIENCE, relay},
-    targets,
-};
+use crate::admission::entry;
 
 struct Client(TlsStream<TcpStream>);
 
@@ -68,8 +64,8 @@ fn upgrade(target: impl ToString) -> String {
 }
 
 impl Client {
-    async fn send(&mut self, octets: impl AsRef<[u8]>) {
-        self.0.write_all(octets.as_ref()).await.expect("open");
+    async fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        self.0.write_all(bytes.as_ref()).await.expect("open");
         self.0.flush().await.expect("open");
     }
 
@@ -77,8 +73,8 @@ impl Client {
     async fn answer(&mut self) -> Answer {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
-            let octet = timeout(PATIENCE, self.0.read_u8()).await;
-            head.push(octet.expect("answered in time").expect("answered"));
+            let byte = soon(self.0.read_u8()).await;
+            head.push(byte.expect("answered"));
         }
         let head = String::from_utf8(head).expect("text").to_lowercase();
         let status = head.split(' ').nth(1).expect("a status");
@@ -95,13 +91,12 @@ impl Client {
 
     async fn rest(&mut self) -> std::io::Result<Vec<u8>> {
         let mut rest = Vec::new();
-        let read = timeout(PATIENCE, self.0.read_to_end(&mut rest)).await;
-        read.expect("ended in time").map(|_| rest)
+        soon(self.0.read_to_end(&mut rest)).await.map(|_| rest)
     }
 }
 
 #[tokio::test]
-async fn a_tcp_tunnel_carries_octets_both_ways_and_ends_in_order() {
+async fn a_tcp_tunnel_carries_bytes_both_ways_and_ends_in_order() {
     let relay = relay(|_| ());
     let echo = targets::tcp_echo().await;
     for alpn in [&[ALPN_HTTP1][..], &[]] {
@@ -109,21 +104,20 @@ async fn a_tcp_tunnel_carries_octets_both_ways_and_ends_in_order() {
         assert_eq!(client.ask(to(echo)).await.status, 200);
         let sent = vec![5; 300_000];
         let (mut read, mut write) = tokio::io::split(client.0);
-        let octets = sent.clone();
+        let bytes = sent.clone();
         let writing = tokio::spawn(async move {
-            write.write_all(&octets).await.expect("open");
+            write.write_all(&bytes).await.expect("open");
             write.shutdown().await.expect("open");
         });
         let mut back = Vec::new();
-        let read = timeout(PATIENCE, read.read_to_end(&mut back)).await;
-        read.expect("ended in time").expect("finished");
+        soon(read.read_to_end(&mut back)).await.expect("finished");
         writing.await.expect("written");
-        assert!(back == sent, "the octets changed on the way");
+        assert!(back == sent, "the bytes changed on the way");
     }
 }
 
 #[tokio::test]
-async fn octets_right_behind_the_head_are_carried_too() {
+async fn bytes_right_behind_the_head_are_carried_too() {
     let relay = relay(|_| ());
     let mut client = connect(&relay).await;
     let early = [to(targets::tcp_echo().await).as_bytes(), b"early"].concat();
@@ -191,8 +185,7 @@ async fn an_upgrade_to_connect_udp_carries_capsules() {
         client.send(&sent).await;
         payloads.push(Bytes::copy_from_slice(payload));
         let mut back = vec![0; sent.len()];
-        let read = timeout(PATIENCE, client.0.read_exact(&mut back)).await;
-        read.expect("received in time").expect("open");
+        soon(client.0.read_exact(&mut back)).await.expect("open");
         assert!(back == sent, "the payload changed on the way");
     }
     client.0.shutdown().await.expect("open");

@@ -3,16 +3,14 @@
 use hoplite_http::h2::{Config, Exchange, Session};
 use hoplite_overlay::Batch;
 use hoplite_relay::Handle;
+use hoplite_testing::{PATIENCE, relay::relay, soon, targets};
 use hoplite_wire::{
     ProxyError, RequestHead, ResponseHead,
     forwarding::{FORWARDING, Offer, Transform},
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::{
-    support::{PATIENCE, dialer, inbox, relay, tcp, udp},
-    targets,
-};
+use crate::support::{dialer, inbox, tcp, udp};
 
 async fn connect(relay: &Handle) -> Session {
     let link = dialer(relay).tls(&hoplite_overlay::Terms::default()).await;
@@ -24,28 +22,27 @@ async fn connect(relay: &Handle) -> Session {
 
 async fn ask(session: &Session, head: RequestHead) -> (Exchange, ResponseHead) {
     let mut exchange = session.request(&head).await.expect("sent");
-    let answer = tokio::time::timeout(PATIENCE, exchange.response()).await;
-    let answer = answer.expect("answered in time").expect("answered");
+    let answer = soon(exchange.response()).await.expect("answered");
     (exchange, answer)
 }
 
 #[tokio::test]
-async fn a_tcp_tunnel_carries_octets_both_ways_and_ends_in_order() {
+async fn a_tcp_tunnel_carries_bytes_both_ways_and_ends_in_order() {
     let relay = relay(|_| ());
     let session = connect(&relay).await;
     let (exchange, answer) = ask(&session, tcp(targets::tcp_echo().await)).await;
     assert_eq!(answer.status, 200);
     let sent = vec![5; 300_000];
     let (mut read, mut write) = tokio::io::split(exchange.into_stream());
-    let octets = sent.clone();
+    let bytes = sent.clone();
     let writing = tokio::spawn(async move {
-        write.write_all(&octets).await.expect("open");
+        write.write_all(&bytes).await.expect("open");
         write.shutdown().await.expect("open");
     });
     let mut back = Vec::new();
     read.read_to_end(&mut back).await.expect("finished");
     writing.await.expect("written");
-    assert!(back == sent, "the octets changed on the way");
+    assert!(back == sent, "the bytes changed on the way");
 }
 
 #[tokio::test]
@@ -58,11 +55,8 @@ async fn a_udp_tunnel_goes_over_capsules() {
     let (sink, mut received) = inbox();
     let flow = exchange.datagrams(sink);
     flow.send(Batch::one(b"over TCP"));
-    let back = tokio::time::timeout(PATIENCE, received.recv()).await;
-    assert_eq!(
-        back.expect("received in time").expect("open"),
-        &b"over TCP"[..]
-    );
+    let back = soon(received.recv()).await;
+    assert_eq!(back.expect("open"), &b"over TCP"[..]);
 }
 
 #[tokio::test]
@@ -98,8 +92,7 @@ async fn a_target_that_resets_resets_the_stream() {
     let (exchange, _) = ask(&session, tcp(targets::tcp_reset().await)).await;
     let mut stream = exchange.into_stream();
     stream.write_all(b"x").await.expect("open");
-    let end = tokio::time::timeout(PATIENCE, stream.read(&mut [0; 1])).await;
-    end.expect("told in time").expect_err("reset");
+    soon(stream.read(&mut [0; 1])).await.expect_err("reset");
 }
 
 #[tokio::test]

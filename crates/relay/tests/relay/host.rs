@@ -4,14 +4,16 @@
 use std::{io, net::SocketAddr};
 
 use hoplite_relay::{Config, Handle, config::ResolverChoice};
+use hoplite_testing::{
+    dns::Dns,
+    namespace::{self, open_range},
+    relay::relay,
+    soon,
+};
 use hoplite_wire::ProxyError::{DestinationIpProhibited, ProxyLoopDetected};
 use tokio::net::{TcpListener, UdpSocket};
 
-use crate::{
-    dns::Dns,
-    namespace::{self, open_range},
-    support::{PATIENCE, connect, ip, relay, tcp, udp},
-};
+use crate::support::{connect, ip, tcp, udp};
 
 const PROHIBITED: (u16, Option<hoplite_wire::ProxyError>) = (403, Some(DestinationIpProhibited));
 
@@ -102,8 +104,7 @@ fn an_address_that_comes_later_is_the_hosts_too_and_one_that_went_is_not() {
         let asked = async |address: &str| client.refusal(udp(format!("{address}:9"))).await;
         let until = async |address, wanted: &dyn Fn((u16, _)) -> bool| {
             let becomes = async { while !wanted(asked(address).await) {} };
-            let done = tokio::time::timeout(PATIENCE, becomes).await;
-            done.expect("the change is noticed");
+            soon(becomes).await;
         };
         for address in ["7.7.7.7", "[2a00:7::7]"] {
             assert_ne!(asked(address).await, PROHIBITED);

@@ -3,12 +3,16 @@
 use std::{net::Ipv4Addr, time::Duration};
 
 use hoplite_crypto::{ALPN_H2, ALPN_HTTP1};
+use hoplite_testing::{
+    PATIENCE,
+    relay::{metric, relay, until_metric},
+    soon, targets,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::{
     admission::entry,
-    support::{PATIENCE, connect, metric, quic_from, relay, tcp, tls_from, try_connect, until},
-    targets,
+    support::{connect, quic_from, tcp, tls_from, try_connect},
 };
 
 /// The address of the attacker with this number.
@@ -44,7 +48,7 @@ async fn many_addresses_with_many_idle_connections_keep_nobody_out() {
         }
     }
     assert_eq!(tunnel.echo(b"still there").await, &b"still there"[..]);
-    until(&relay, "connections_open{transport=\"quic\"}", |count| {
+    until_metric(&relay, "connections_open{transport=\"quic\"}", |count| {
         count <= 41.0
     })
     .await;
@@ -102,7 +106,7 @@ async fn a_connection_without_a_request_is_closed_after_its_time_and_one_with_a_
     };
     let closed = tokio::time::timeout(PATIENCE, closed).await;
     assert!(closed.is_ok(), "{}", relay.metrics().text());
-    until(
+    until_metric(
         &relay,
         "connections_ended_total{cause=\"no_request\"}",
         |n| n == 3.0,
@@ -159,7 +163,6 @@ async fn connections_that_rest_between_requests_go_when_places_are_short() {
             tokio::task::yield_now().await;
         }
     };
-    let client = tokio::time::timeout(PATIENCE, newcomer).await;
-    let client = client.expect("let in");
+    let client = soon(newcomer).await;
     assert_eq!(client.status(tcp(target)).await, 200);
 }

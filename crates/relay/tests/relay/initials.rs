@@ -3,11 +3,14 @@
 use std::{net::Ipv4Addr, time::Duration};
 
 use hoplite_crypto::ALPN_H3;
+use hoplite_testing::{
+    relay::{metric, relay, until_metric},
+    targets,
+};
 
 use crate::{
     forged::{Forger, address, initials_for},
-    support::{connect, metric, relay, tcp, try_connect, until},
-    targets,
+    support::{connect, tcp, try_connect},
 };
 
 const UNFINISHED: &str = "handshakes_open{transport=\"quic\"}";
@@ -23,7 +26,7 @@ async fn forged_initials_take_no_place_from_whoever_is_at_the_address() {
     for client in initials_for(ALPN_H3, address, relay.pin(), 60) {
         forger.send(Ipv4Addr::LOCALHOST, &client).expect("sent");
     }
-    until(&relay, UNFINISHED, |count| count > 8.0).await;
+    until_metric(&relay, UNFINISHED, |count| count > 8.0).await;
     let client = connect(&relay).await;
     let target = targets::tcp_echo().await;
     assert_eq!(client.status(tcp(target)).await, 200);
@@ -48,7 +51,7 @@ async fn a_flood_of_forged_initials_is_answered_by_retries_and_honest_clients_ar
     {
         forger.send(address(number), client).expect("sent");
     }
-    until(&relay, "retries_total", |count| count >= 250.0).await;
+    until_metric(&relay, "retries_total", |count| count >= 250.0).await;
     assert!(metric(&relay, UNFINISHED) <= 10.0);
     let before = metric(&relay, "retries_total");
     let client = connect(&relay).await;
@@ -70,7 +73,7 @@ async fn one_forged_address_has_its_share_of_the_unproven_and_others_go_on_witho
     for client in initials_for(ALPN_H3, at, relay.pin(), 100) {
         forger.send(address(0), &client[..1]).expect("sent");
     }
-    until(&relay, "retries_total", |count| count >= 95.0).await;
+    until_metric(&relay, "retries_total", |count| count >= 95.0).await;
     connect(&relay).await;
     assert_eq!(metric(&relay, "retries_total"), 95.0);
 }
@@ -88,7 +91,7 @@ async fn forged_handshakes_that_fail_at_once_find_no_more_room_than_others() {
         forger.send(address(number), client).expect("sent");
     }
     // A connection that has failed is remembered, and holds its room, for as long as one that goes on.
-    until(&relay, "retries_total", |count| count >= 190.0).await;
+    until_metric(&relay, "retries_total", |count| count >= 190.0).await;
     assert!(metric(&relay, "handshakes_failed_total") <= 10.0);
     connect(&relay).await;
 }
@@ -108,9 +111,9 @@ async fn nothing_of_a_flood_is_left_when_it_is_over() {
     {
         forger.send(address(number), client).expect("sent");
     }
-    until(&relay, "retries_total", |count| count >= 36.0).await;
-    until(&relay, UNFINISHED, |count| count == 0.0).await;
-    until(&relay, "handshakes_failed_total", |count| count >= 4.0).await;
+    until_metric(&relay, "retries_total", |count| count >= 36.0).await;
+    until_metric(&relay, UNFINISHED, |count| count == 0.0).await;
+    until_metric(&relay, "handshakes_failed_total", |count| count >= 4.0).await;
     // As long as the closed connections hold memory, they hold their room.
     loop {
         let before = metric(&relay, "retries_total");

@@ -3,13 +3,7 @@
 mod device;
 mod errors;
 
-use std::{
-    future::Future,
-    net::IpAddr,
-    ops::ControlFlow,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{net::IpAddr, ops::ControlFlow, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use hoplite_http::{
@@ -18,17 +12,20 @@ use hoplite_http::{
 };
 use hoplite_overlay::{Batch, direct::echo_is_permitted};
 use hoplite_relay::{Config, Handle};
+use hoplite_testing::{
+    namespace::{skipped, with_echoes},
+    relay::{number, relay},
+    soon, until,
+};
 use hoplite_wire::{
     ProxyError,
     connect_ip::{Capsule, Malformed, Numbered, Prefix, Route},
     ip::{self, icmp::Echo},
 };
+use parking_lot::Mutex;
 use tokio::{sync::mpsc, time::timeout};
 
-use crate::{
-    namespace::{skipped, with_echoes},
-    support::{Client, PATIENCE, connect, ip as ask, relay},
-};
+use crate::support::{Client, connect, ip as ask};
 
 const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
@@ -47,20 +44,16 @@ struct Inbox {
 
 impl DatagramSink for Inbox {
     fn push(&self, payload: Bytes) {
-        drop(self.packets.lock().expect("sound").try_send(payload));
+        drop(self.packets.lock().try_send(payload));
     }
 
     fn flush(&self) {}
 
     fn ip_capsule(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {
         let capsule = capsule.expect("well formed");
-        drop(self.capsules.lock().expect("sound").try_send(capsule));
+        drop(self.capsules.lock().try_send(capsule));
         ControlFlow::Continue(())
     }
-}
-
-async fn soon<T>(what: impl Future<Output = T>) -> T {
-    timeout(PATIENCE, what).await.expect("in time")
 }
 
 impl Packets {
@@ -131,21 +124,10 @@ impl Packets {
     }
 }
 
-fn count(relay: &Handle, metric: &str) -> u64 {
-    let text = relay.metrics().text();
-    let line = text.lines().find_map(|line| line.strip_prefix(metric));
-    line.and_then(|rest| rest.trim().parse().ok())
-        .unwrap_or_else(|| unreachable!("{metric} is not in {text}"))
-}
-
-async fn until(relay: &Handle, metric: &str, wanted: u64) {
-    soon(async {
-        while count(relay, metric) < wanted {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
-    assert_eq!(count(relay, metric), wanted, "{metric}");
+/// Waits until a counter of the relay has come to `wanted`, and not beyond.
+async fn until_number(relay: &Handle, name: &str, wanted: u64) {
+    until(|| number(relay, name) >= wanted).await;
+    assert_eq!(number(relay, name), wanted, "{name}");
 }
 
 fn dropped(cause: &str) -> String {
@@ -169,13 +151,13 @@ fn an_echo_leaves_by_the_relay_and_its_reply_comes_back() {
             }
         }
         assert_eq!(
-            count(
+            number(
                 &relay,
                 "hoplite_relay_requests_total{method=\"connect_ip\",outcome=\"ok\"}"
             ),
             2
         );
-        assert!(count(&relay, "hoplite_relay_ip_to_client_packets_total") >= 6);
+        assert!(number(&relay, "hoplite_relay_ip_to_client_packets_total") >= 6);
     });
 }
 
@@ -202,7 +184,7 @@ fn whoever_asks_for_anything_may_ping_what_the_policy_allows() {
         assert_eq!(all, [1, 58], "echoes, of both families");
         packets.send(&packets.echo(1, "10.0.0.1".parse().expect("an address")));
         packets.send(&packets.echo(2, "169.254.169.254".parse().expect("an address")));
-        until(&relay, &dropped("policy"), 2).await;
+        until_number(&relay, &dropped("policy"), 2).await;
         assert_eq!(soon(packets.ping(3, HERE)).await, (HERE, 3));
     });
 }
@@ -238,9 +220,9 @@ fn packets_that_break_a_rule_are_dropped_and_counted_and_the_flow_goes_on() {
             (vec![0x45; 3], "malformed"),
             (vec![], "malformed"),
         ] {
-            let before = count(&relay, &dropped(cause));
+            let before = number(&relay, &dropped(cause));
             packets.send(&packet);
-            until(&relay, &dropped(cause), before + 1).await;
+            until_number(&relay, &dropped(cause), before + 1).await;
         }
         assert_eq!(soon(packets.ping(9, HERE)).await, (HERE, 9));
     });
@@ -256,8 +238,8 @@ fn a_flood_is_held_to_the_rate() {
             packets.send(&packets.echo(sequence, HERE));
         }
         let sent = || {
-            let passed = count(&relay, "hoplite_relay_ip_to_target_packets_total");
-            (passed, passed + count(&relay, &dropped("rate")))
+            let passed = number(&relay, "hoplite_relay_ip_to_target_packets_total");
+            (passed, passed + number(&relay, &dropped("rate")))
         };
         soon(async {
             while sent().1 < 50 {
@@ -287,9 +269,9 @@ fn a_flood_over_several_flows_is_held_to_the_rate_of_the_client_and_of_all() {
                     packets.send(&packets.echo(sequence, HERE));
                 }
             }
-            let passed = || count(&relay, "hoplite_relay_ip_to_target_packets_total");
+            let passed = || number(&relay, "hoplite_relay_ip_to_target_packets_total");
             soon(async {
-                while passed() + count(&relay, &dropped("rate")) < 200 {
+                while passed() + number(&relay, &dropped("rate")) < 200 {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             })
@@ -346,7 +328,7 @@ fn who_asks_for_addresses_without_end_or_nonsense_is_broken_off() {
             soon(packets.flow.closed()).await.is_err(),
             "a request for nothing"
         );
-        assert!(count(&relay, "hoplite_relay_ip_flows_broken_off_total") >= 1);
+        assert!(number(&relay, "hoplite_relay_ip_flows_broken_off_total") >= 1);
         let (mut packets, _) = Packets::open(&client, "127.0.0.1/1").await;
         assert_eq!(
             soon(packets.ping(1, HERE)).await.0,

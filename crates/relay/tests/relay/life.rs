@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use hoplite_relay::{Relay, StartError};
+use hoplite_testing::{
+    PATIENCE,
+    relay::{config, identity, relay, start},
+    soon, targets,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::{
-    support::{PATIENCE, config, connect, identity, relay, start, tcp, udp},
-    targets,
-};
+use crate::support::{connect, tcp, udp};
 
 #[tokio::test]
 async fn a_drain_waits_for_open_tunnels_and_takes_no_new_ones() {
@@ -39,8 +41,7 @@ async fn a_drain_closes_what_is_left_at_its_end() {
     let client = connect(&relay).await;
     let (_open, _) = client.ask(tcp(targets::tcp_echo().await)).await;
     assert!(!relay.drain(Duration::from_millis(50)).await);
-    let closed = tokio::time::timeout(PATIENCE, client.link.connection().closed()).await;
-    closed.expect("closed in time");
+    soon(client.link.connection().closed()).await;
 }
 
 #[tokio::test]

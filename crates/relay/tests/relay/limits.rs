@@ -5,15 +5,18 @@ use std::net::Ipv4Addr;
 use bytes::Bytes;
 use hoplite_http::h3::Session;
 use hoplite_relay::{Config, Handle, config::ResolverChoice};
+use hoplite_testing::{
+    dns::Dns,
+    namespace::with_echoes,
+    relay::{metric, relay},
+    targets,
+};
 use hoplite_wire::ProxyError;
 use tokio::time::Instant;
 
 use crate::{
     admission::entry,
-    dns::Dns,
-    namespace::with_echoes,
-    support::{connect, ip, metric, quic_from, relay, tcp, try_connect, udp},
-    targets,
+    support::{connect, ip, quic_from, tcp, try_connect, udp},
 };
 
 #[tokio::test]

@@ -2,7 +2,6 @@
 
 mod absurd;
 mod admission;
-mod dns;
 mod doh;
 mod early;
 mod floods;
@@ -18,10 +17,9 @@ mod life;
 mod limits;
 mod many;
 mod memory;
-mod namespace;
 mod policy;
+mod private_tokens;
 mod support;
 mod tap;
-mod targets;
 mod tcp;
 mod udp;

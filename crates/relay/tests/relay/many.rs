@@ -1,11 +1,9 @@
 //! Many tunnels on one connection.
 
 use futures_util::future::join_all;
+use hoplite_testing::{relay::relay, targets};
 
-use crate::{
-    support::{Tunnel, connect, relay, udp},
-    targets,
-};
+use crate::support::{Tunnel, connect, udp};
 
 #[tokio::test]
 async fn many_tunnels_on_one_connection_all_work_and_all_end() {

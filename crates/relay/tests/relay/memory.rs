@@ -1,16 +1,18 @@
-//! What clients' streams hold of a relay's memory: a budget for all, however many connections stuff what nobody reads.
+//! What clients' connections and streams hold of a relay's memory: a budget for all, however many there are and whatever they stuff in that nobody reads.
 
 use std::net::Ipv4Addr;
 
 use bytes::Bytes;
+use hoplite_crypto::ALPN_H2;
 use hoplite_http::h3::{DataReceiver, DataSender, Session};
-use hoplite_link::quic;
+use hoplite_quic::{self as quic};
 use hoplite_relay::Handle;
-
-use crate::{
-    support::{Client, PATIENCE, connect, metric, quic_from, relay, tcp, until},
-    targets,
+use hoplite_testing::{
+    relay::{metric, relay, until_metric},
+    soon, targets,
 };
+
+use crate::support::{Client, connect, quic_from, tcp, tls_from};
 
 /// The smallest budget that a relay takes.
 const BUDGET: u64 = 16 << 20;
@@ -61,17 +63,17 @@ async fn stuff(mut sender: DataSender) {
 }
 
 /// Sends so much there and back.
-async fn echo(client: &Client, octets: usize) {
-    let done = tokio::time::timeout(PATIENCE, there_and_back(client, octets)).await;
-    assert_eq!(done.expect("served in time"), octets);
+async fn echo(client: &Client, bytes: usize) {
+    let done = soon(there_and_back(client, bytes)).await;
+    assert_eq!(done, bytes);
 }
 
-async fn there_and_back(client: &Client, octets: usize) -> usize {
+async fn there_and_back(client: &Client, bytes: usize) -> usize {
     let (exchange, answer) = client.ask(tcp(targets::tcp_echo().await)).await;
     assert_eq!(answer.status, 200);
     let (mut sender, mut receiver) = exchange.split();
     let sending = async {
-        let mut left = octets;
+        let mut left = bytes;
         while left > 0 {
             let part = left.min(PIECE);
             let piece = Bytes::from(vec![1; part]);
@@ -99,25 +101,25 @@ async fn connections_that_stuff_what_nobody_reads_hold_no_more_than_the_budget_a
     for number in 0..24 {
         let source = Ipv4Addr::new(127, 9, 10, number % 8 + 1);
         stuffers.extend(Stuffer::start(&relay, source, target).await);
-        assert!(metric(&relay, "memory_promised_octets") <= 16_777_216.0);
+        assert!(metric(&relay, "memory_promised_bytes") <= 16_777_216.0);
     }
-    until(&relay, "memory_promised_octets", |octets| octets > 8e6).await;
+    until_metric(&relay, "memory_promised_bytes", |bytes| bytes > 8e6).await;
     let client = connect(&relay).await;
     echo(&client, 1 << 20).await;
-    assert!(metric(&relay, "memory_promised_octets") <= 16_777_216.0);
+    assert!(metric(&relay, "memory_promised_bytes") <= 16_777_216.0);
     // What they have sent and targets' sockets have not taken, the relay holds.
     let sent: u64 = stuffers.iter().map(Stuffer::sent).sum();
-    let taken = metric(&relay, "to_target_octets_total{method=\"connect\"}");
+    let taken = metric(&relay, "to_target_bytes_total{method=\"connect\"}");
     assert!(
         sent as f64 - taken <= 1.5 * BUDGET as f64,
-        "{sent} octets sent, {taken} taken by targets"
+        "{sent} bytes sent, {taken} taken by targets"
     );
     // All is given back.
     for stuffer in &stuffers {
         stuffer.connection.close(0u32.into(), b"");
     }
     drop(client);
-    until(&relay, "memory_promised_octets", |octets| octets == 0.0).await;
+    until_metric(&relay, "memory_promised_bytes", |bytes| bytes == 0.0).await;
 }
 
 #[tokio::test]
@@ -134,6 +136,51 @@ async fn a_tunnel_whose_target_reads_nothing_keeps_no_other_of_its_connection_wa
         held.push(receiver);
     }
     echo(&client, 2 << 20).await;
-    until(&relay, "memory_promised_octets", |octets| octets > 4e6).await;
+    until_metric(&relay, "memory_promised_bytes", |bytes| bytes > 4e6).await;
     echo(&client, 2 << 20).await;
+}
+
+/// Of both transports, from many addresses, and more than the budget has room for.
+#[tokio::test]
+async fn connections_that_ask_for_nothing_have_a_part_of_the_budget_however_many_may_wait() {
+    let relay = relay(|config| config.limits.memory = BUDGET);
+    let (mut held, mut streams) = (Vec::new(), Vec::new());
+    for round in 0..8 {
+        for number in 1..=16 {
+            let source = Ipv4Addr::new(127, 9, 11, number);
+            match (round + number) % 2 {
+                0 => held.extend(quic_from(&relay, source).await.ok()),
+                _ => streams.extend(tls_from(&relay, source, &[ALPN_H2]).await.ok()),
+            }
+            // A third; and one of each address may be leaving beside those for whom there is room.
+            let promised = metric(&relay, "memory_promised_bytes");
+            assert!(promised <= BUDGET as f64 * 0.4, "{promised}");
+        }
+    }
+    assert!(metric(&relay, "connections_ended_total{cause=\"displaced\"}") > 20.0);
+    echo(&connect(&relay).await, 1 << 20).await;
+    // All is given back, that of connections that were sent away too.
+    drop((held, streams));
+    until_metric(&relay, "memory_promised_bytes", |bytes| bytes == 0.0).await;
+}
+
+/// QUIC keeps something for each stream that it has allowed, also when all have ended.
+#[tokio::test]
+async fn what_a_connection_may_open_counts_until_it_ends() {
+    let relay = relay(|_| {});
+    let target = targets::tcp_echo().await;
+    let client = connect(&relay).await;
+    let mut tunnels = Vec::new();
+    for _ in 0..80 {
+        tunnels.push(client.ask(tcp(target)).await);
+    }
+    drop(tunnels);
+    // At rest: itself, what it may send, as much in hand, what may wait for it; and 416 streams instead of 104.
+    let rests = (64 << 10) + 2 * (128 << 10) + (16 << 10) + (416 - 104) * 90;
+    until_metric(&relay, "memory_promised_bytes", |bytes| {
+        bytes == f64::from(rests)
+    })
+    .await;
+    drop(client);
+    until_metric(&relay, "memory_promised_bytes", |bytes| bytes == 0.0).await;
 }

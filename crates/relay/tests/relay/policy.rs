@@ -3,15 +3,12 @@
 use std::net::Ipv4Addr;
 
 use hoplite_relay::config::{ResolverChoice, Role};
+use hoplite_testing::{dns::Dns, relay::relay, targets};
 use hoplite_wire::ProxyError::{
     DestinationIpProhibited, DnsError, DnsTimeout, HttpRequestDenied, ProxyLoopDetected,
 };
 
-use crate::{
-    dns::Dns,
-    support::{connect, relay, tcp, udp},
-    targets,
-};
+use crate::support::{connect, tcp, udp};
 
 #[tokio::test]
 async fn metadata_and_localhost_are_refused_for_tcp_and_udp_before_any_look_up() {

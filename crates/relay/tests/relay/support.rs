@@ -1,78 +1,34 @@
-//! A relay on loopback and a client that speaks HTTP/3 to it.
+//! A client that speaks HTTP/3 to a relay on loopback, and ways to reach the relay beside it.
 
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
 use bytes::Bytes;
-use hoplite_crypto::{ALPN_H3, Identity, Trust, client_tls};
+use hoplite_crypto::{ALPN_H3, Trust, client_tls};
 use hoplite_http::{
     DatagramSink,
     h3::{self, Exchange, Flow, Session},
 };
-use hoplite_link::{Config as LinkConfig, Dialer, Peer, QuicLink, quic};
-use hoplite_overlay::{Batch, Terms, direct::Direct};
-use hoplite_relay::{Config, Handle, Relay};
+use hoplite_link::{Config as LinkConfig, Dialer, QuicLink};
+use hoplite_overlay::{Batch, Terms};
+use hoplite_quic::{self as quic};
+use hoplite_relay::Handle;
+use hoplite_testing::{
+    path::{direct, peer},
+    soon,
+};
 use hoplite_wire::{ProxyError, RequestHead, ResponseHead, Target, Template};
+use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use tokio::{
     net::{TcpSocket, TcpStream},
     sync::mpsc,
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
-
-/// Long enough for a busy machine; nothing waits for it when all is well.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-
-/// A relay that serves loopback targets.
-pub(crate) fn config() -> Config {
-    let mut config = Config {
-        listen: vec!["127.0.0.1:0".parse().expect("address")],
-        ..Config::default()
-    };
-    let allow = ["127.0.0.0/8", "::1"].map(|rule| rule.parse().expect("rule"));
-    config.egress.allow = allow.to_vec();
-    config.limits.shards = 2;
-    config
-}
-
-pub(crate) fn identity() -> Identity {
-    let made = Identity::generate(&["localhost".to_owned()]).expect("made");
-    Identity::from_pem(made.certificate.as_bytes(), made.key.as_bytes()).expect("read")
-}
-
-pub(crate) fn start(config: &Config) -> Handle {
-    Relay::start(config, &identity()).expect("started")
-}
-
-/// A relay with something changed.
-pub(crate) fn relay(change: impl FnOnce(&mut Config)) -> Handle {
-    let mut config = config();
-    change(&mut config);
-    start(&config)
-}
-
-/// Waits until a line of the metrics is as it should be.
-pub(crate) async fn until(relay: &Handle, what: &str, fits: impl Fn(f64) -> bool) {
-    let reached = async {
-        while !fits(metric(relay, what)) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    let reached = tokio::time::timeout(PATIENCE, reached).await;
-    assert!(reached.is_ok(), "{what}: {}", relay.metrics().text());
-}
-
-/// The value of a metric; 0 if there is none.
-pub(crate) fn metric(relay: &Handle, what: &str) -> f64 {
-    let text = relay.metrics().text();
-    let wanted = format!("hoplite_relay_{what} ");
-    let value = text.lines().find_map(|line| line.strip_prefix(&*wanted));
-    value.map_or(0.0, |value| value.parse().expect("a number"))
-}
 
 /// A connection to a relay.
 pub(crate) struct Client {
@@ -85,12 +41,7 @@ pub(crate) async fn connect(relay: &Handle) -> Client {
 }
 
 pub(crate) fn dialer(relay: &Handle) -> Dialer {
-    let peer = Peer {
-        name: "test".into(),
-        address: Target::from(relay.addresses()[0]),
-        trust: Trust::Pins(vec![relay.pin()]),
-    };
-    Dialer::new(Arc::new(Direct::new()), peer, 0, LinkConfig::default())
+    Dialer::new(direct(), peer("test", relay), 0, LinkConfig::default())
 }
 
 pub(crate) async fn try_connect(relay: &Handle) -> Result<Client, hoplite_overlay::Error> {
@@ -149,8 +100,7 @@ impl Client {
     /// Sends a request and waits for its answer.
     pub(crate) async fn ask(&self, head: RequestHead) -> (Exchange, ResponseHead) {
         let mut exchange = self.session.request(&head).await.expect("sent");
-        let answer = tokio::time::timeout(PATIENCE, exchange.response()).await;
-        let answer = answer.expect("answered in time").expect("answered");
+        let answer = soon(exchange.response()).await.expect("answered");
         (exchange, answer)
     }
 
@@ -183,7 +133,7 @@ struct Inbox(Mutex<mpsc::Sender<Bytes>>);
 
 impl DatagramSink for Inbox {
     fn push(&self, payload: Bytes) {
-        drop(self.0.lock().expect("sound").try_send(payload));
+        drop(self.0.lock().try_send(payload));
     }
 
     fn flush(&self) {}
@@ -203,8 +153,7 @@ impl Tunnel {
     }
 
     pub(crate) async fn recv(&mut self) -> Bytes {
-        let received = tokio::time::timeout(PATIENCE, self.received.recv()).await;
-        received.expect("received in time").expect("open")
+        soon(self.received.recv()).await.expect("open")
     }
 
     /// Sends one payload, if there is room.

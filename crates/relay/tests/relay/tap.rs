@@ -1,21 +1,16 @@
 //! A wire between a client and a relay that can be tapped: it sends packets of its own from the client's address, keeps those with
 //! given ids to itself, and can move the client to another address.
 
-use std::{
-    future::poll_fn,
-    net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{future::poll_fn, net::SocketAddr, sync::Arc, time::Duration};
 
-use hoplite_link::server::Ecn;
 use hoplite_overlay::{
     Batch,
     direct::{UdpFlow, UdpSettings, connect_udp},
 };
+use hoplite_quic::server::Ecn;
+use hoplite_testing::soon;
+use parking_lot::Mutex;
 use tokio::{net::UdpSocket, sync::mpsc, task::AbortHandle};
-
-use crate::support::PATIENCE;
 
 /// Packets, their size, and how they are marked.
 type Caught = (Vec<u8>, usize, Option<Ecn>);
@@ -41,8 +36,8 @@ struct Shared {
 /// Somebody whose address the client has taken.
 pub(crate) struct Victim(Arc<UdpFlow>);
 
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked<T>(mutex: &Mutex<T>) -> parking_lot::MutexGuard<'_, T> {
+    mutex.lock()
 }
 
 fn dial(relay: SocketAddr) -> Arc<UdpFlow> {
@@ -84,8 +79,7 @@ impl Tap {
 
     /// The next batch that was caught, and the size of its packets.
     pub(crate) async fn caught(&mut self) -> Caught {
-        let caught = tokio::time::timeout(PATIENCE, self.caught.recv()).await;
-        caught.expect("caught in time").expect("open")
+        soon(self.caught.recv()).await.expect("open")
     }
 
     /// The next one, if there is one already.

@@ -2,31 +2,29 @@
 
 use bytes::Bytes;
 use hoplite_http::h3::H3Error;
+use hoplite_testing::{relay::relay, soon, targets};
 use hoplite_wire::{ProxyError, RequestHead, h3::Code};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::{
-    support::{PATIENCE, connect, relay, tcp},
-    targets,
-};
+use crate::support::{connect, tcp};
 
 #[tokio::test]
-async fn a_tunnel_carries_octets_both_ways_and_ends_in_order() {
+async fn a_tunnel_carries_bytes_both_ways_and_ends_in_order() {
     let relay = relay(|_| ());
     let client = connect(&relay).await;
     let (exchange, answer) = client.ask(tcp(targets::tcp_echo().await)).await;
     assert_eq!(answer.status, 200);
     let sent: Vec<u8> = (0..300_000u32).map(|n| n.to_le_bytes()[0]).collect();
     let (mut read, mut write) = tokio::io::split(exchange.into_stream());
-    let octets = sent.clone();
+    let bytes = sent.clone();
     let writing = tokio::spawn(async move {
-        write.write_all(&octets).await.expect("open");
+        write.write_all(&bytes).await.expect("open");
         write.shutdown().await.expect("open");
     });
     let mut back = Vec::new();
     read.read_to_end(&mut back).await.expect("finished");
     writing.await.expect("written");
-    assert!(back == sent, "the octets changed on the way");
+    assert!(back == sent, "the bytes changed on the way");
 }
 
 #[tokio::test]
@@ -54,8 +52,7 @@ async fn a_target_that_resets_resets_the_stream() {
     assert_eq!(answer.status, 200);
     let (mut sender, mut receiver) = exchange.split();
     sender.write(Bytes::from_static(b"x")).await.expect("open");
-    let end = tokio::time::timeout(PATIENCE, receiver.data()).await;
-    let error = end.expect("told in time").expect_err("reset");
+    let error = soon(receiver.data()).await.expect_err("reset");
     assert!(
         matches!(error, H3Error::Reset(Code::CONNECT_ERROR)),
         "{error}"
@@ -68,8 +65,7 @@ async fn a_silent_tunnel_is_closed_after_its_time() {
     let client = connect(&relay).await;
     let (exchange, _) = client.ask(tcp(targets::tcp_echo().await)).await;
     let (_sender, mut receiver) = exchange.split();
-    let end = tokio::time::timeout(PATIENCE, receiver.data()).await;
-    end.expect("closed in time").expect_err("reset");
+    soon(receiver.data()).await.expect_err("reset");
 }
 
 #[tokio::test]

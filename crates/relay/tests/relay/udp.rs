@@ -2,12 +2,10 @@
 
 use bytes::{Bytes, BytesMut};
 use hoplite_http::h3::H3Error;
+use hoplite_testing::{PATIENCE, relay::relay, soon, targets};
 use hoplite_wire::{RequestHead, capsule, capsule::CapsuleReader, h3::Code};
 
-use crate::{
-    support::{PATIENCE, Tunnel, connect, relay, udp},
-    targets,
-};
+use crate::support::{Tunnel, connect, udp};
 
 #[tokio::test]
 async fn payloads_keep_their_boundaries_both_ways() {
@@ -84,7 +82,7 @@ async fn a_template_of_the_operators_choice_works_beside_the_well_known_one() {
 }
 
 #[tokio::test]
-async fn a_tunnel_survives_a_payload_that_is_too_large_for_the_road() {
+async fn a_tunnel_survives_a_payload_that_is_too_large_for_the_path() {
     let relay = relay(|_| ());
     let client = connect(&relay).await;
     let mut tunnel = client.udp(targets::udp_echo().await).await;
@@ -121,6 +119,6 @@ async fn a_silent_tunnel_is_closed_after_its_time() {
     let client = connect(&relay).await;
     let (exchange, _) = client.ask(udp(targets::udp_echo().await)).await;
     let (_sender, mut receiver) = exchange.split();
-    let end = tokio::time::timeout(PATIENCE, receiver.data()).await;
-    assert!(!matches!(end.expect("closed in time"), Ok(Some(_))));
+    let end = soon(receiver.data()).await;
+    assert!(!matches!(end, Ok(Some(_))));
 }

@@ -118,7 +118,7 @@ struct State {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// SYN was sent so many times, and again then.
+    /// SYN was sent this many times, and again then.
     Asking(u32, Duration),
     Open,
     /// There is nobody there, who could be asked.

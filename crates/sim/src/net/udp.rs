@@ -11,8 +11,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use hoplite_link::quic::{AsyncUdpSocket, UdpPoller};
 use hoplite_overlay::{Batch, Datagrams, Error, Received};
+use hoplite_quic::{AsyncUdpSocket, UdpPoller};
 use parking_lot::{Mutex, MutexGuard};
 use quinn_udp::{RecvMeta, Transmit};
 

@@ -222,7 +222,7 @@ fn beside_cubic_a_channel_that_forgives_chance_takes_its_half_of_a_bottleneck() 
 }
 
 #[test]
-fn on_a_lossy_road_it_takes_what_cubic_leaves_and_nothing_of_what_cubic_has() {
+fn on_a_lossy_path_it_takes_what_cubic_leaves_and_nothing_of_what_cubic_has() {
     let lossy = Case {
         loss: 0.01,
         ..SHARED

@@ -305,7 +305,7 @@ pub struct ClientExtensions {
 /// What a relay answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerExtensions {
-    /// Congestion control is on, with a SENDME for so many cells (CC_FIELD_RESPONSE).
+    /// Congestion control is on, with a SENDME for this many cells (CC_FIELD_RESPONSE).
     pub sendme_increment: Option<u8>,
 }
 

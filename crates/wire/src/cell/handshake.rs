@@ -101,7 +101,7 @@ impl Versions {
 }
 
 impl<'a> Certs<'a> {
-    /// Reads the body of a CERTS cell. "Any extra octets at the end of a CERTS cell MUST be ignored."
+    /// Reads the body of a CERTS cell. "Any extra bytes at the end of a CERTS cell MUST be ignored."
     ///
     /// # Errors
     /// [`Malformed`] for what is cut off, and for two certificates of one type.

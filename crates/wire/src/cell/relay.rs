@@ -22,7 +22,9 @@ pub const RECOGNIZED_AT: usize = 1;
 pub const DIGEST_AT: usize = 5;
 
 numbers! {
-    /// What a relay message is. tor-spec: "The relay commands"; later ones from the specifications that they name.
+    /// A relay command: what a relay message is. tor-spec: "The relay commands"; later ones from the specifications that they name.
+    /// Three places of `onion` act on it: a relay's `relay::driver` (`here`), a client's `client::circuit` (`relay`), and for streams at
+    /// either end `endpoint::Endpoint` (`handle`).
     pub struct Command(u8) {
         /// Opens a stream to a target.
         BEGIN = 1,
@@ -503,7 +505,7 @@ impl fmt::Debug for End {
 pub enum Sendme {
     /// Without a proof.
     V0,
-    /// With the digest of the cell that it answers: only who has seen that cell knows it.
+    /// With the digest of the cell that it answers: only whoever has seen that cell knows it.
     V1([u8; 20]),
 }
 

@@ -269,7 +269,7 @@ fn wiped(text: String) -> Zeroizing<String> {
 }
 
 /// The value of a field that stands there once: lines of an item cannot be joined.
-fn only<'a>(headers: &'a [crate::message::Header], name: &str) -> Option<&'a [u8]> {
+fn only<'a>(headers: &'a [crate::http_head::Header], name: &str) -> Option<&'a [u8]> {
     let mut lines = headers.iter().filter(|(line, _)| line == name);
     let (_, value) = lines.next()?;
     lines.next().is_none().then_some(value)

@@ -42,7 +42,7 @@ fn told(commitments: &[(Commitment, &[u8])]) -> String {
     .to_string()
 }
 
-/// Two honest authorities of three; `lie` answers for the third, by the place of who asks.
+/// Two honest authorities of three; `lie` answers for the third, by the place of whoever asks.
 fn two_of_three(lie: impl Fn(usize, &Want, u64) -> Option<String>) -> (Vec<Authority>, Vec<Event>) {
     let mut three = authorities(3, 2);
     three.truncate(2);

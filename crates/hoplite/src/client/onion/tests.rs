@@ -1,21 +1,11 @@
 //! Lists that are made and signed here, a store on disk, and the paths that follow. All seeds are fixed.
 
-use std::{
-    net::IpAddr,
-    path::Path,
-    sync::{
-        LazyLock,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-};
+use std::{path::Path, sync::LazyLock};
 
 use hoplite_crypto::SigningKey;
 use hoplite_directory::{Client, Guard, Heard, Store, sign_descriptor};
-use hoplite_overlay::{Datagrams, Opening, Stream, Terms};
-use hoplite_wire::{
-    Target,
-    directory::{List, Roles, Signature, SignedDescriptor, SignedList, Stage},
-};
+use hoplite_testing::{Double, seeded};
+use hoplite_wire::directory::{List, Roles, Signature, SignedDescriptor, SignedList, Stage};
 use zeroize::Zeroizing;
 
 use super::*;
@@ -96,36 +86,30 @@ fn listed(cache: &Path, text: Option<&str>) -> Listed {
     }
     let needs = Needs {
         hops: 3,
-        carrier: Carrier::Onion,
+        overlay: OverlayKind::Onion,
         explicit: Vec::new(),
     };
     Listed::new(file(), needs, known).expect("read")
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014).
-fn seeded(mut state: u64) -> Random {
-    Box::new(move |below| {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % below
-    })
+fn random(seed: u64) -> Random {
+    let mut bits = seeded(seed);
+    Box::new(move |below| bits() % below)
 }
 
 fn paths(listed: &Listed, seed: u64) -> FromList {
-    FromList::with(listed, &[], seeded(seed))
+    FromList::with(listed, &[], random(seed))
 }
 
-fn ask(ports: &[u16], required: bool) -> path::Wish {
-    path::Wish {
+fn ask(ports: &[u16], required: bool) -> path::CircuitUsage {
+    path::CircuitUsage {
         ports: ports.to_vec(),
         required,
     }
 }
 
-async fn chosen(paths: &FromList, wish: &path::Wish) -> Vec<Relay> {
-    paths.path(wish).await.expect("a path")
+async fn chosen(paths: &FromList, usage: &path::CircuitUsage) -> Vec<Relay> {
+    paths.path(usage).await.expect("a path")
 }
 
 #[tokio::test(start_paused = true)]
@@ -359,33 +343,10 @@ async fn a_new_onion_key_of_a_relay_comes_with_the_next_list() {
     assert_eq!(after[0].keys.onion[0], before[0].keys.onion[0] + 100);
 }
 
-/// Counts who asks for a stream, and refuses.
-#[derive(Debug, Default)]
-struct Nobody(AtomicUsize);
-
-impl Nobody {
-    fn refuse<'a, T: 'a>() -> Opening<'a, T> {
-        Box::pin(async { Err(Error::new(ErrorKind::EntryUnreachable, "asking nobody")) })
-    }
-}
-
-impl Overlay for Nobody {
-    fn open_stream<'a>(&'a self, _: &'a Target, _: &'a Terms) -> Opening<'a, Stream> {
-        self.0.fetch_add(1, Relaxed);
-        Self::refuse()
-    }
-
-    fn open_datagrams<'a>(
-        &'a self,
-        _: &'a Target,
-        _: &'a Terms,
-    ) -> Opening<'a, Box<dyn Datagrams>> {
-        Self::refuse()
-    }
-
-    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
-        Self::refuse()
-    }
+/// Counts who asks, and refuses.
+fn nobody() -> Arc<Double> {
+    let refusal = Error::new(ErrorKind::EntryUnreachable, "asking nobody");
+    Arc::new(Double::failing(refusal))
 }
 
 #[tokio::test(start_paused = true)]
@@ -396,10 +357,10 @@ async fn a_handshake_that_is_refused_has_the_authorities_asked_again_and_once_a_
         Some(&list(now() - 60, relays(), 50)),
     );
     let from = paths(&listed, 1);
-    let (through, beside) = (Arc::<Nobody>::default(), Arc::<Nobody>::default());
+    let (through, beside) = (nobody(), nobody());
     from.keep(through.clone(), beside.clone());
     sleep(Duration::from_secs(1800)).await;
-    assert_eq!(through.0.load(Relaxed), 0, "the list is fresh");
+    assert_eq!(through.asked(), 0, "the list is fresh");
     let path = chosen(&from, &ask(&[443], true)).await;
     for _ in 0..10 {
         from.tried(
@@ -411,7 +372,7 @@ async fn a_handshake_that_is_refused_has_the_authorities_asked_again_and_once_a_
         );
     }
     sleep(Duration::from_secs(30)).await;
-    let asked = (through.0.load(Relaxed), beside.0.load(Relaxed));
+    let asked = (through.asked(), beside.asked());
     assert_eq!(asked, (1, 1), "through the circuits, then beside them");
 }
 
@@ -427,14 +388,14 @@ async fn a_list_from_which_no_path_can_be_made_is_renewed_soon_and_ever_more_rar
     let mut asked = Vec::new();
     for (name, text) in lists {
         let listed = listed(&cache(name), Some(&text));
-        let (through, beside) = (Arc::<Nobody>::default(), Arc::<Nobody>::default());
+        let (through, beside) = (nobody(), nobody());
         let over = through.clone();
         let keeping = tokio::spawn(async move { listed.keep(over, beside, |_| ()).await });
         let after = |minutes: u64| {
             let through = Arc::clone(&through);
             async move {
                 sleep(Duration::from_secs(60 * minutes)).await;
-                through.0.load(Relaxed)
+                through.asked()
             }
         };
         asked.push((after(2).await, after(24 * 60).await));

@@ -5,22 +5,18 @@ use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
 use hoplite_crypto::{Pin, Token};
 use hoplite_directory::{
-    Source, Trust,
-    select::{Apart, Network, PathConstraints},
+    Trust,
+    path_selection::{Apart, Network, PathConstraints},
 };
-use hoplite_link::channel::How;
-use hoplite_masque::MAX_HOPS;
+use hoplite_masque::{self as masque, MAX_HOPS, Mode};
 use hoplite_mediator::{config as front, tun};
 use hoplite_onion::path::MOST_HOPS;
+use hoplite_relay::config::Role;
 use hoplite_wire::{
     OnionKey, Target,
-    directory::{Descriptor, Key, Roles},
-    tuning::{self, TuningRequest},
+    directory::{Descriptor, Key, Roles, Source},
 };
-use serde::{
-    Deserialize, Deserializer,
-    de::{self, value::MapAccessDeserializer},
-};
+use serde::{Deserialize, Deserializer, de};
 
 use super::takeover;
 use crate::config::{self, directory};
@@ -30,12 +26,12 @@ use crate::config::{self, directory};
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
     /// What carries the traffic.
-    pub(crate) overlay: Carrier,
+    pub(crate) overlay: OverlayKind,
     /// The relays that may be used.
     pub(crate) relay: Vec<Relay>,
     /// Their names in order, the first hop first. Either this or `hops`.
     pub(crate) path: Vec<String>,
-    /// So many relays, chosen at random. Either this or `path`.
+    /// This many relays, chosen at random. Either this or `path`.
     pub(crate) hops: Option<usize>,
     /// Shown to every relay that has no token of its own.
     #[serde(deserialize_with = "config::token")]
@@ -47,9 +43,9 @@ pub(crate) struct Config {
     /// The HTTP proxy.
     pub(crate) http: front::Http,
     /// How the hops are carried.
-    pub(crate) tunnel: Tunnel,
+    pub(crate) tunnel: masque::Config,
     /// How circuits are built.
-    pub(crate) onion: Onion,
+    pub(crate) onion: hoplite_onion::Config,
     /// Bounds of the front ends.
     pub(crate) limits: front::Limits,
     /// The interface of `hoplite up`.
@@ -62,12 +58,50 @@ pub(crate) struct Config {
     pub(crate) takeover: takeover::Takeover,
     /// Where the relays are listed, instead of in `relay`.
     pub(crate) directory: Option<Directory>,
+    /// Who issues private tokens for relays.
+    pub(crate) issuer: Vec<Issuer>,
+}
+
+/// One issuer of private tokens, and the stock of them.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Issuer {
+    /// Its name, as relays that take its tokens have it.
+    pub(crate) name: String,
+    /// Host and port.
+    #[serde(deserialize_with = "address")]
+    pub(crate) address: Target,
+    /// Its public key's digest; without one its certificate must be signed by a public authority.
+    #[serde(default, deserialize_with = "hoplite_config::parsed_option")]
+    pub(crate) pin: Option<Pin>,
+    /// Shown to it, and to no relay: whose account it is.
+    #[serde(default, deserialize_with = "config::token")]
+    pub(crate) token: Option<Token>,
+    /// A file that holds it.
+    #[serde(default)]
+    pub(crate) token_file: Option<PathBuf>,
+    /// The file of the tokens that are not spent yet.
+    #[serde(default = "Issuer::default_stock")]
+    pub(crate) stock: PathBuf,
+    /// How many tokens are kept for each name that relays take them for; when half are left, more are asked for.
+    #[serde(default = "Issuer::default_keep")]
+    pub(crate) keep: usize,
+}
+
+impl Issuer {
+    fn default_stock() -> PathBuf {
+        "tokens.sqlite".into()
+    }
+
+    const fn default_keep() -> usize {
+        16
+    }
 }
 
 /// What carries the traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Carrier {
+pub(crate) enum OverlayKind {
     /// Relays, each hop nested in the one before.
     #[default]
     Masque,
@@ -87,13 +121,13 @@ pub(crate) struct Relay {
     #[serde(deserialize_with = "address")]
     pub(crate) address: Target,
     /// Its public key's digest; without one its certificate must be signed by a public authority.
-    #[serde(default, deserialize_with = "config::parsed_option")]
+    #[serde(default, deserialize_with = "hoplite_config::parsed_option")]
     pub(crate) pin: Option<Pin>,
     /// Its identity and its onion key; circuits need it.
-    #[serde(default, deserialize_with = "config::parsed_option")]
+    #[serde(default, deserialize_with = "hoplite_config::parsed_option")]
     pub(crate) onion: Option<OnionKey>,
     /// Its RSA identity, if it is a relay of Tor.
-    #[serde(default, deserialize_with = "config::parsed_option")]
+    #[serde(default, deserialize_with = "hoplite_config::parsed_option")]
     pub(crate) rsa: Option<RsaId>,
     /// What it does.
     #[serde(default = "both_roles")]
@@ -113,111 +147,21 @@ pub(crate) struct Relay {
     /// A file that holds it.
     #[serde(default)]
     pub(crate) token_file: Option<PathBuf>,
+    /// The issuer whose tokens it takes, each for one connection.
+    #[serde(default)]
+    pub(crate) issuer: Option<String>,
+    /// The name that it takes them for, alone or with others; its own if absent.
+    #[serde(default)]
+    pub(crate) origin: Option<String>,
     /// How packets pass it; as `[tunnel]` says if absent.
     #[serde(default)]
     pub(crate) mode: Option<Mode>,
 }
 
-/// What a relay does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Role {
-    /// It forwards to other relays.
-    Ingress,
-    /// It connects to targets.
-    Egress,
-}
-
-/// How the hops are carried.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct Tunnel {
-    /// When both ends of a hop acknowledge what the other sends.
-    pub(crate) acks: Acks,
-    /// After how many packets a delay begins.
-    pub(crate) acks_after: u16,
-    /// Which congestion control the tunnels run.
-    pub(crate) congestion: Congestion,
-    /// How packets pass a relay.
-    pub(crate) mode: Mode,
-    /// What is done to packets that pass forwarded.
-    pub(crate) transform: Transform,
-    /// How many connection ids of one flow may pass forwarded at once.
-    pub(crate) forwarded_ids: usize,
-    /// Whether small datagrams that answer a download wait a little for each other.
-    pub(crate) gather: bool,
-    /// Whether every packet to the first relay is as large as the path carries.
-    pub(crate) pad: Pad,
-    /// While the first hop runs over TCP, how often QUIC is tried again, in seconds.
-    #[serde(deserialize_with = "config::seconds")]
-    pub(crate) quic_retry: Duration,
-    /// How many isolation tokens may have connections of their own at once.
-    pub(crate) isolated: usize,
-    /// Whether a path stands ready for the next one.
-    pub(crate) spare: bool,
-    /// How long such a connection may be unused, in seconds.
-    #[serde(deserialize_with = "config::seconds")]
-    pub(crate) isolated_idle: Duration,
-    /// Bytes of datagrams kept for a flow whose reader is slow.
-    pub(crate) datagram_queue: usize,
-}
-
-/// Which congestion control the connections run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Congestion {
-    /// As suits what a hop carries.
-    #[default]
-    Auto,
-    /// None.
-    Off,
-    /// RFC 9438.
-    Cubic,
-    /// Bottleneck bandwidth and round-trip time.
-    Bbr,
-    /// RFC 9002's own.
-    NewReno,
-}
-
-/// How packets pass a relay.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Mode {
-    /// Beside the connection to it where it agrees.
-    #[default]
-    Auto,
-    /// The same, and a warning where it does not.
-    Forwarded,
-    /// Inside the connection to it.
-    Tunnelled,
-}
-
-/// What is done to packets that pass a relay beside the connection to it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Transform {
-    /// They are encrypted again, so that both sides of the relay have nothing in common but sizes and times.
-    #[default]
-    Scramble,
-    /// Nothing but another connection id.
-    Identity,
-}
-
-/// How large QUIC packets are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Pad {
-    /// As large as what is in them.
-    #[default]
-    Off,
-    /// As large as the path carries.
-    Full,
-}
-
 impl Config {
     /// What the front ends are told.
     pub(crate) fn front(&self) -> front::Config {
-        // Who asks for what is not carried is told at once.
+        // Whoever asks for what is not carried is told at once.
         let udp = self.socks.udp && !self.is_onion();
         front::Config {
             socks: front::Socks {
@@ -240,12 +184,12 @@ impl Config {
 
     /// Whether no relay is used at all.
     pub(crate) fn is_direct(&self) -> bool {
-        self.overlay == Carrier::Direct
+        self.overlay == OverlayKind::Direct
     }
 
     /// Whether circuits carry the traffic: TCP alone.
     pub(crate) fn is_onion(&self) -> bool {
-        self.overlay == Carrier::Onion
+        self.overlay == OverlayKind::Onion
     }
 
     /// The relays of the file, in its order, as paths are chosen from them: a list that nobody signed.
@@ -312,24 +256,6 @@ impl Relay {
     }
 }
 
-impl Tunnel {
-    /// What the client asks of each relay.
-    pub(crate) fn wishes(&self) -> TuningRequest {
-        TuningRequest {
-            up: self.acks.up,
-            down: self.acks.down,
-            after: self.acks_after,
-            congestion: match self.congestion {
-                Congestion::Auto => tuning::Congestion::Auto,
-                Congestion::Off => tuning::Congestion::Off,
-                Congestion::Cubic => tuning::Congestion::Cubic,
-                Congestion::Bbr => tuning::Congestion::Bbr,
-                Congestion::NewReno => tuning::Congestion::NewReno,
-            },
-        }
-    }
-}
-
 fn both_roles() -> Vec<Role> {
     vec![Role::Ingress, Role::Egress]
 }
@@ -341,116 +267,8 @@ fn address<'de, D: Deserializer<'de>>(input: D) -> Result<Target, D::Error> {
     })
 }
 
-impl Default for Tunnel {
-    fn default() -> Self {
-        Self {
-            acks: Acks::default(),
-            acks_after: TuningRequest::default().after,
-            congestion: Congestion::default(),
-            mode: Mode::default(),
-            transform: Transform::default(),
-            forwarded_ids: 64,
-            gather: true,
-            pad: Pad::default(),
-            spare: true,
-            quic_retry: Duration::from_secs(10),
-            isolated: 64,
-            isolated_idle: Duration::from_secs(90),
-            datagram_queue: 1 << 20,
-        }
-    }
-}
-
-/// When each end of a hop acknowledges.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Acks {
-    /// What the client sends.
-    pub(crate) up: tuning::AckPolicy,
-    /// What the relay sends.
-    pub(crate) down: tuning::AckPolicy,
-}
-
-/// The table.
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct Table {
-    #[serde(deserialize_with = "config::parsed")]
-    up: tuning::AckPolicy,
-    #[serde(deserialize_with = "config::parsed")]
-    down: tuning::AckPolicy,
-}
-
-struct Either;
-
-impl<'de> de::Visitor<'de> for Either {
-    type Value = Acks;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a policy, or a table with `up` and `down`")
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<Acks, E> {
-        let (up, down) =
-            TuningRequest::both(text).map_err(|error| E::custom(format!("{text:?}: {error}")))?;
-        Ok(Acks { up, down })
-    }
-
-    fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<Acks, A::Error> {
-        let Table { up, down } = Table::deserialize(MapAccessDeserializer::new(map))?;
-        Ok(Acks { up, down })
-    }
-}
-
-impl<'de> Deserialize<'de> for Acks {
-    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        input.deserialize_any(Either)
-    }
-}
-
 /// The relays of a circuit that are chosen from a list, if the file does not say how many.
 pub(crate) const HOPS: usize = 3;
-
-/// The table.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct Onion {
-    /// What the channel to the first relay runs over.
-    pub(crate) channel: Channel,
-    /// Circuits that stand ready for the next isolation token.
-    pub(crate) ahead: usize,
-    /// Whether congestion control (proposal 324) is asked for, instead of fixed windows.
-    pub(crate) congestion_control: bool,
-    /// How many circuits are tried for one stream.
-    pub(crate) attempts: usize,
-    /// How long building a circuit may take at first, and at most, in seconds. Then it is learnt.
-    #[serde(deserialize_with = "config::seconds")]
-    pub(crate) build: Duration,
-    /// How long a circuit takes new streams, in seconds.
-    #[serde(deserialize_with = "config::seconds")]
-    pub(crate) lasts: Duration,
-    /// How long a circuit may be without streams, in seconds.
-    #[serde(deserialize_with = "config::seconds")]
-    pub(crate) idle: Duration,
-    /// How many isolation tokens may have circuits of their own at once, up to four each. Relays give a client 256 circuits, of which some are ahead or end.
-    pub(crate) isolated: usize,
-    /// Streams of one circuit at once.
-    pub(crate) streams: usize,
-    /// How many bytes of one circuit the first relay may send ahead over QUIC: by default 200 Mbit/s where it is 80 ms away. A circuit is no faster.
-    pub(crate) window: u32,
-}
-
-/// What a channel runs over.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Channel {
-    /// Whichever is there first; QUIC has a head start.
-    #[default]
-    Auto,
-    /// QUIC, a stream for each circuit.
-    Quic,
-    /// TLS over TCP, as Tor has it.
-    Tls,
-}
 
 /// The RSA identity of a relay of Tor: 40 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -459,80 +277,6 @@ pub(crate) struct RsaId(pub(crate) [u8; 20]);
 /// The text is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RsaIdError;
-
-impl Default for Onion {
-    fn default() -> Self {
-        Self {
-            channel: Channel::Auto,
-            ahead: 1,
-            congestion_control: true,
-            attempts: 3,
-            build: Duration::from_secs(60),
-            lasts: Duration::from_secs(600),
-            idle: Duration::from_secs(1800),
-            isolated: 48,
-            streams: 512,
-            window: 2 << 20,
-        }
-    }
-}
-
-impl Onion {
-    /// The keys whose numbers make no sense, with what is expected.
-    pub(super) fn wrong(&self) -> Vec<(&'static str, &'static str)> {
-        let least = Duration::from_secs(1);
-        let checks = [
-            ("onion.ahead", self.ahead <= 64, "expected 0 to 64"),
-            (
-                "onion.attempts",
-                (1..=16).contains(&self.attempts),
-                "expected 1 to 16",
-            ),
-            (
-                "onion.build",
-                self.build >= least,
-                "expected a second at least",
-            ),
-            (
-                "onion.lasts",
-                self.lasts >= least,
-                "expected a second at least",
-            ),
-            (
-                "onion.idle",
-                self.idle >= least,
-                "expected a second at least",
-            ),
-            (
-                "onion.isolated",
-                (1..=65_536).contains(&self.isolated),
-                "expected 1 to 65536",
-            ),
-            (
-                "onion.streams",
-                (1..=65_535).contains(&self.streams),
-                "expected 1 to 65535",
-            ),
-            (
-                "onion.window",
-                self.window >= 64 << 10,
-                "expected 65536 at least",
-            ),
-        ];
-        let wrong = checks.into_iter().filter(|(_, is_right, _)| !is_right);
-        wrong.map(|(key, _, expected)| (key, expected)).collect()
-    }
-}
-
-impl From<Channel> for How {
-    fn from(channel: Channel) -> Self {
-        match channel {
-            Channel::Auto => Self::Raced,
-            Channel::Quic => Self::Quic,
-            Channel::Tls => Self::Tls,
-        }
-    }
-}
 
 impl FromStr for RsaId {
     type Err = RsaIdError;
@@ -561,18 +305,20 @@ impl fmt::Debug for RsaId {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Directory {
     /// The known authorities.
-    pub(crate) authorities: Vec<directory::Authority>,
+    #[serde(deserialize_with = "hoplite_config::list")]
+    pub(crate) authorities: Vec<Source>,
     /// How many of them must have signed the list.
     pub(crate) threshold: usize,
     /// How many of them may be hostile: if it is not said, fewer than a third.
-    pub(crate) hostile: directory::Hostile,
+    #[serde(deserialize_with = "hoplite_config::or_third")]
+    pub(crate) hostile: Option<usize>,
     /// The file in which list and guards are kept.
     pub(crate) cache: PathBuf,
     /// How far this machine's clock may be off, in seconds.
-    #[serde(deserialize_with = "config::seconds")]
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub(crate) skew: Duration,
     /// How long authorities may take to answer, in seconds.
-    #[serde(deserialize_with = "config::seconds")]
+    #[serde(deserialize_with = "hoplite_config::seconds")]
     pub(crate) wait: Duration,
     /// What differs between any two relays of a path.
     #[serde(deserialize_with = "apart")]
@@ -588,7 +334,7 @@ impl Default for Directory {
         Self {
             authorities: Vec::new(),
             threshold: 0,
-            hostile: directory::Hostile::Third,
+            hostile: None,
             cache: "directory.sqlite".into(),
             skew: Duration::from_secs(60),
             wait: Duration::from_secs(20),
@@ -603,12 +349,6 @@ impl Directory {
     /// Whom to believe.
     pub(crate) fn trust(&self) -> Trust {
         directory::trust(&self.authorities, self.threshold, self.hostile, self.skew)
-    }
-
-    /// Whom to ask.
-    pub(crate) fn sources(&self) -> Vec<Source> {
-        let sources = self.authorities.iter();
-        sources.map(|authority| authority.0.clone()).collect()
     }
 }
 

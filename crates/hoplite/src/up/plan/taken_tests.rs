@@ -515,13 +515,13 @@ impl<'a> Watched<'a> {
         let past = self.host.heard(&self.host.uplink);
         let through = own.map_or_else(BTreeSet::new, |own| targets(&mut &own));
         let of = |v4| through.iter().any(|it| it.is_ipv4() == v4);
-        match past.is_empty() {
-            false => Fate::Past,
-            true if of(true) && of(false) => Fate::Through,
-            true => {
-                assert!(through.is_empty(), "one half: {through:?}");
-                Fate::Blocked
-            }
+        if !past.is_empty() {
+            Fate::Past
+        } else if of(true) && of(false) {
+            Fate::Through
+        } else {
+            assert!(through.is_empty(), "one half: {through:?}");
+            Fate::Blocked
         }
     }
 

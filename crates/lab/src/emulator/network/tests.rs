@@ -460,11 +460,11 @@ proptest! {
     ) {
         let chain = topology(&["a", "b", "R1"], &[["a", "R1"], ["R1", "b"]]);
         let mut network = network(&chain);
-        for (port, mut octets) in packets {
-            if let Some(first) = octets.first_mut() {
+        for (port, mut bytes) in packets {
+            if let Some(first) = bytes.first_mut() {
                 *first = if *first & 1 == 0 { 0x45 } else { 0x60 };
             }
-            network.arrive(0, port, &octets, &mut Unwatched);
+            network.arrive(0, port, &bytes, &mut Unwatched);
             while network.poll(0, &mut Unwatched).is_some() {}
         }
     }

@@ -6,9 +6,11 @@ use serde::de::DeserializeOwned;
 use super::{Attempt, Binary, Campaign, Finished, Machine, Run, Store, Verdict, failure};
 use crate::{
     errors::Failure,
+    experiments::{
+        scenario::{Finding, Gate},
+        trial::{EmulatorHealth, Key, LinkCount, ProcessUse},
+    },
     results::Metric,
-    scenario::{Finding, Gate},
-    trial::{EmulatorHealth, Key, LinkCount, ProcessUse},
 };
 
 impl Store {
@@ -268,7 +270,7 @@ fn link(row: &Row<'_>) -> rusqlite::Result<LinkCount> {
     Ok(LinkCount {
         name: row.get("name")?,
         packets: whole(row, "packets")?,
-        octets: whole(row, "octets")?,
+        bytes: whole(row, "bytes")?,
         drops: json(row, "drops")?,
         duplicated: whole(row, "duplicated")?,
         corrupted: whole(row, "corrupted")?,

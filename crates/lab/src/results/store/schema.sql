@@ -1,5 +1,5 @@
 -- results.sqlite; docs/results.md explains every column.
--- One campaign; every statement about time is in seconds, every size in octets, unless the name says otherwise.
+-- One campaign; every statement about time is in seconds, every size in bytes, unless the name says otherwise.
 
 CREATE TABLE campaign (
   only        INTEGER PRIMARY KEY CHECK (only = 1),
@@ -116,7 +116,7 @@ CREATE TABLE link (
   run         TEXT NOT NULL REFERENCES run ON DELETE CASCADE,
   name        TEXT NOT NULL,            -- LINK> or LINK<
   packets     INTEGER NOT NULL,
-  octets      INTEGER NOT NULL,
+  bytes      INTEGER NOT NULL,
   drops       TEXT NOT NULL,            -- JSON object: cause to packets
   duplicated  INTEGER NOT NULL,
   corrupted   INTEGER NOT NULL,

@@ -2,9 +2,11 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::{
+    experiments::{
+        scenario::{Finding, Gate},
+        trial::{EmulatorHealth, Key, LinkCount, ProcessUse},
+    },
     results::Metric,
-    scenario::{Finding, Gate},
-    trial::{EmulatorHealth, Key, LinkCount, ProcessUse},
 };
 
 fn case() -> BTreeMap<String, String> {
@@ -176,7 +178,8 @@ fn a_store_of_the_first_version_is_read_and_does_not_know_of_waiting_for_process
     store.put_campaign(&campaign()).unwrap();
     store.finish(&finished(1, 1, Verdict::Ok)).unwrap();
     let older = "ALTER TABLE attempt DROP COLUMN cpu_pressure; ALTER TABLE finding DROP COLUMN relative_to_case;
-        ALTER TABLE finding DROP COLUMN statistic; ALTER TABLE finding DROP COLUMN goal; PRAGMA user_version = 1";
+        ALTER TABLE finding DROP COLUMN statistic; ALTER TABLE finding DROP COLUMN goal;
+        ALTER TABLE link RENAME COLUMN bytes TO octets; PRAGMA user_version = 1";
     store.connection.execute_batch(older).unwrap();
     drop(store);
     for open in [Store::read, Store::write, Store::read] {

@@ -1,37 +1,32 @@
-//! A relay on the in-memory network that echoes over QUIC and TLS, and roads towards it that misbehave.
+//! A relay on the in-memory network that echoes over QUIC and TLS, and paths towards it that misbehave.
 
 use std::{
     collections::BTreeSet,
-    fmt,
-    io::{self, IoSliceMut},
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    pin::Pin,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    task::{Context, Poll, ready},
+    task::Poll,
     time::Duration,
 };
 
-use hoplite_crypto::{ALPN_H2, ALPN_H3, Certificates, Identity, Pin as KeyPin, Trust, server_tls};
+use hoplite_crypto::{ALPN_H2, ALPN_H3, Certificates, Pin as KeyPin, Trust, server_tls};
 use hoplite_overlay::{
-    Batch, Datagrams, Error, Opening, Overlay, Received, Stream, Terms,
-    memory::{Conditions, MemoryOverlay, Network, Socket, What},
+    Overlay,
+    memory::{Conditions, MemoryOverlay, Network, What},
 };
-use hoplite_quic::Hooks;
-use hoplite_wire::{HostName, Target};
-use quinn::{
-    AsyncUdpSocket, Connection, Endpoint, EndpointConfig, TokioRuntime, UdpPoller,
-    udp::{RecvMeta, Transmit},
-};
-use tokio::{io::AsyncWriteExt, sync::mpsc, task::JoinSet};
-use tokio_rustls::TlsAcceptor;
-
-use crate::{
-    Config, Dialer, Peer,
+use hoplite_quic::{
+    Connection, Endpoint, EndpointConfig, Hooks, TokioRuntime,
     server::{Secrets, server_config},
 };
+use hoplite_testing::{Double, identity};
+use hoplite_wire::{HostName, Target};
+use parking_lot::Mutex;
+use tokio::{io::AsyncWriteExt, task::JoinSet};
+use tokio_rustls::TlsAcceptor;
+
+use crate::{Config, Dialer, Peer, memory::MemorySocket};
 
 const RELAY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 9)), 443);
 const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 7));
@@ -45,11 +40,6 @@ pub(super) struct Lab {
     tasks: JoinSet<()>,
 }
 
-pub(super) fn identity() -> Identity {
-    let made = Identity::generate(&["relay.example".to_owned()]).unwrap();
-    Identity::from_pem(made.certificate.as_bytes(), made.key.as_bytes()).unwrap()
-}
-
 impl Lab {
     /// Both services.
     pub(super) fn new() -> Self {
@@ -61,7 +51,7 @@ impl Lab {
 
     /// The host, without any service yet.
     pub(super) fn deserted() -> Self {
-        let identity = identity();
+        let identity = identity("relay.example");
         let certificates = Certificates::new(&identity).unwrap();
         let tls = server_tls(certificates, &[ALPN_H3, ALPN_H2]).unwrap();
         Self::with(tls, identity.pin())
@@ -88,7 +78,7 @@ impl Lab {
     }
 
     pub(super) fn serve_quic_with(&mut self, hooks: &Hooks) {
-        let socket = FarSocket::new(self.network.bind_at(RELAY), &mut self.tasks);
+        let socket = MemorySocket::new(self.network.bind_at(RELAY), &mut self.tasks);
         let transport = Config {
             streams: 100,
             // Relays do not speak by themselves.
@@ -188,214 +178,68 @@ pub(super) async fn exchange(connection: &Connection, payload: &[u8]) {
     assert!(answer.unwrap() == payload, "the echo differs");
 }
 
-/// The relay's UDP socket on the in-memory network.
-pub(crate) struct FarSocket {
-    socket: Arc<Socket>,
-    received: Mutex<mpsc::Receiver<(Vec<u8>, SocketAddr)>>,
-}
-
-impl FarSocket {
-    pub(crate) fn new(socket: Socket, tasks: &mut JoinSet<()>) -> Arc<Self> {
-        let (sender, received) = mpsc::channel(4096);
-        let socket = Arc::new(socket);
-        let inner = Arc::downgrade(&socket);
-        let far = Arc::new(Self {
-            socket,
-            received: Mutex::new(received),
-        });
-        tasks.spawn(async move {
-            while let Some(socket) = inner.upgrade() {
-                let (payload, from) = socket.recv().await;
-                if sender.send((payload.to_vec(), from)).await.is_err() {
-                    return;
-                }
-            }
-        });
-        far
-    }
-}
-
-impl fmt::Debug for FarSocket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("FarSocket")
-    }
-}
-
-#[derive(Debug)]
-struct Always;
-
-impl UdpPoller for Always {
-    fn poll_writable(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncUdpSocket for FarSocket {
-    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        Box::pin(Always)
-    }
-
-    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        let whole = transmit.contents.len().max(1);
-        for payload in transmit
-            .contents
-            .chunks(transmit.segment_size.unwrap_or(whole))
-        {
-            self.socket.send(payload, transmit.destination);
-        }
-        Ok(())
-    }
-
-    fn poll_recv(
-        &self,
-        cx: &mut Context<'_>,
-        bufs: &mut [IoSliceMut<'_>],
-        meta: &mut [RecvMeta],
-    ) -> Poll<io::Result<usize>> {
-        let got = ready!(self.received.lock().unwrap().poll_recv(cx));
-        let Some((payload, addr)) = got else {
-            return Poll::Pending;
-        };
-        bufs[0][..payload.len()].copy_from_slice(&payload);
-        meta[0] = RecvMeta {
-            addr,
-            len: payload.len(),
-            stride: payload.len().max(1),
-            ..RecvMeta::default()
-        };
-        Poll::Ready(Ok(1))
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.socket.address())
-    }
-}
-
-/// A road whose flows can be told that the device has moved, and that do not take every batch at once.
-#[derive(Debug, Clone)]
+/// A path whose flows can be told that the device has moved, and that do not take every batch at once.
 pub(super) struct Bumpy {
-    pub(super) inner: MemoryOverlay,
+    pub(super) overlay: Arc<dyn Overlay>,
     /// Flows that are open now have moved.
-    pub(super) moved: Arc<Mutex<Arc<AtomicBool>>>,
-    /// Of so many batches one is not taken at once; 0 is none.
-    pub(super) stutter: usize,
+    moved: Arc<Mutex<Arc<AtomicBool>>>,
     /// The most datagrams that came down in one batch.
     pub(super) longest: Arc<AtomicUsize>,
 }
 
-#[derive(Debug)]
-struct BumpyFlow {
-    longest: Arc<AtomicUsize>,
-    inner: Box<dyn Datagrams>,
-    moved: Arc<AtomicBool>,
-    stutter: usize,
-    asked: AtomicUsize,
-}
-
 impl Bumpy {
+    /// Of `stutter` batches one is not taken at once; 0 is none.
     pub(super) fn new(lab: &Lab, stutter: usize) -> Self {
+        let moved = Arc::<Mutex<Arc<AtomicBool>>>::default();
+        let longest = Arc::<AtomicUsize>::default();
+        let (now, most) = (Arc::clone(&moved), Arc::clone(&longest));
+        let overlay = Double::over(lab.overlay()).flows(move |flow| {
+            let (moved, longest) = (Arc::clone(&now.lock()), Arc::clone(&most));
+            let asked = AtomicUsize::new(0);
+            flow.moved(move |_| moved.load(Ordering::Relaxed))
+                .sends(move |below, cx, batch| {
+                    let asked = asked.fetch_add(1, Ordering::Relaxed) + 1;
+                    if stutter > 0 && asked.is_multiple_of(stutter) {
+                        let waker = cx.waker().clone();
+                        tokio::spawn(async move {
+                            tokio::time::sleep(Duration::from_millis(1)).await;
+                            waker.wake();
+                        });
+                        return Poll::Pending;
+                    }
+                    let datagrams = batch.payloads().count();
+                    longest.fetch_max(datagrams, Ordering::Relaxed);
+                    below.poll_send(cx, batch)
+                })
+        });
         Self {
-            inner: lab.overlay(),
-            moved: Arc::default(),
-            stutter,
-            longest: Arc::default(),
+            overlay: Arc::new(overlay),
+            moved,
+            longest,
         }
     }
 
     /// The device gets another address.
     pub(super) fn move_away(&self) {
-        let mut moved = self.moved.lock().unwrap();
+        let mut moved = self.moved.lock();
         moved.store(true, Ordering::Relaxed);
         *moved = Arc::default();
     }
 }
 
-impl Overlay for Bumpy {
-    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
-        self.inner.open_stream(target, terms)
-    }
-
-    fn open_datagrams<'a>(
-        &'a self,
-        target: &'a Target,
-        terms: &'a Terms,
-    ) -> Opening<'a, Box<dyn Datagrams>> {
-        Box::pin(async move {
-            let inner = self.inner.open_datagrams(target, terms).await?;
-            let moved = Arc::clone(&self.moved.lock().unwrap());
-            let (stutter, asked) = (self.stutter, AtomicUsize::new(0));
-            let flow = BumpyFlow {
-                longest: Arc::clone(&self.longest),
-                inner,
-                moved,
-                stutter,
-                asked,
-            };
-            Ok(Box::new(flow) as Box<dyn Datagrams>)
-        })
-    }
-
-    fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
-        self.inner.resolve(name, terms)
-    }
-}
-
-impl Datagrams for BumpyFlow {
-    fn max_payload(&self) -> usize {
-        self.inner.max_payload()
-    }
-
-    fn poll_send(&self, cx: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
-        let asked = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
-        if self.stutter > 0 && asked.is_multiple_of(self.stutter) {
-            let waker = cx.waker().clone();
-            tokio::spawn(async move {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-                waker.wake();
-            });
-            return Poll::Pending;
-        }
-        let datagrams = batch.payloads().count();
-        self.longest.fetch_max(datagrams, Ordering::Relaxed);
-        self.inner.poll_send(cx, batch)
-    }
-
-    fn poll_recv(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Result<Received, Error>> {
-        self.inner.poll_recv(cx, buf)
-    }
-
-    fn moved(&self) -> bool {
-        self.moved.load(Ordering::Relaxed)
-    }
-}
-
 /// An overlay that has to be dialled itself first, once: both kinds of flow wait for the same moment.
-#[derive(Debug)]
-pub(super) struct Cold {
-    pub(super) inner: MemoryOverlay,
-    pub(super) stands: tokio::time::Instant,
-}
-
-impl Overlay for Cold {
-    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
-        Box::pin(async move {
-            tokio::time::sleep_until(self.stands).await;
-            self.inner.open_stream(target, terms).await
+pub(super) fn cold(below: MemoryOverlay, stands: tokio::time::Instant) -> Double {
+    Double::over(below)
+        .streams(move |below, target, terms| {
+            Box::pin(async move {
+                tokio::time::sleep_until(stands).await;
+                below.open_stream(target, terms).await
+            })
         })
-    }
-
-    fn open_datagrams<'a>(
-        &'a self,
-        target: &'a Target,
-        terms: &'a Terms,
-    ) -> Opening<'a, Box<dyn Datagrams>> {
-        Box::pin(async move {
-            tokio::time::sleep_until(self.stands + 4 * LATENCY).await;
-            self.inner.open_datagrams(target, terms).await
+        .datagrams(move |below, target, terms| {
+            Box::pin(async move {
+                tokio::time::sleep_until(stands + 4 * LATENCY).await;
+                below.open_datagrams(target, terms).await
+            })
         })
-    }
-
-    fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
-        self.inner.resolve(name, terms)
-    }
 }

@@ -5,17 +5,19 @@ use std::{
     io::{self, IoSliceMut},
     net::{IpAddr, SocketAddr, UdpSocket},
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::Arc,
     task::{Context, Poll},
     thread::JoinHandle,
 };
 
-use hoplite_quic::Hooks;
-use quinn::{
-    AsyncUdpSocket, Connection, Endpoint, EndpointConfig, Runtime, TokioRuntime, TransportConfig,
-    UdpPoller, crypto::rustls::QuicClientConfig,
+use hoplite_quic::{
+    AsyncUdpSocket, Connection, Endpoint, EndpointConfig, Hooks, Runtime, TokioRuntime,
+    TransportConfig, UdpPoller,
+    crypto::rustls::QuicClientConfig,
+    server::Secrets,
+    udp::{RecvMeta, Transmit},
 };
-use quinn_udp::{RecvMeta, Transmit};
+use parking_lot::Mutex;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -23,7 +25,7 @@ use tokio::{
     sync::watch,
 };
 
-use crate::server::{BoundShard, Secrets, Shard, bind};
+use crate::server::{BoundShard, Shard, bind};
 
 const ALPN: &[u8] = b"echo";
 const MOST: usize = 16 * 1024 * 1024;
@@ -131,7 +133,7 @@ async fn serve(shard: &Shard) {
 }
 
 /// Every stream comes back behind the shard's index.
-async fn echo(incoming: quinn::Incoming, shard: usize) {
+async fn echo(incoming: hoplite_quic::Incoming, shard: usize) {
     let connection = incoming.await.unwrap();
     while let Ok((mut send, mut receive)) = connection.accept_bi().await {
         tokio::spawn(async move {
@@ -182,7 +184,7 @@ async fn connect(spy: &Arc<Spy>, relay: &Relay, to: SocketAddr) -> (Endpoint, Co
     (endpoint, connection)
 }
 
-fn client_config(relay: &Relay) -> quinn::ClientConfig {
+fn client_config(relay: &Relay) -> hoplite_quic::ClientConfig {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(relay.certificate.clone()).unwrap();
     let mut tls = rustls::ClientConfig::builder_with_provider(provider())
@@ -191,7 +193,7 @@ fn client_config(relay: &Relay) -> quinn::ClientConfig {
         .with_root_certificates(roots)
         .with_no_client_auth();
     tls.alpn_protocols = vec![ALPN.to_vec()];
-    quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()))
+    hoplite_quic::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()))
 }
 
 /// A client's socket that notes which ids it sends to.
@@ -215,8 +217,8 @@ impl Spy {
     }
 
     /// The first bytes of the ids in the short headers that were sent.
-    pub(super) fn steering_octets(&self) -> BTreeSet<u8> {
-        self.seen.lock().unwrap().clone()
+    pub(super) fn steering_bytes(&self) -> BTreeSet<u8> {
+        self.seen.lock().clone()
     }
 }
 
@@ -229,10 +231,7 @@ impl AsyncUdpSocket for Spy {
         let segment = transmit.segment_size.unwrap_or(transmit.contents.len());
         let packets = transmit.contents.chunks(segment);
         let short = packets.filter(|packet| packet[0] & 0x80 == 0);
-        self.seen
-            .lock()
-            .unwrap()
-            .extend(short.map(|packet| packet[1]));
+        self.seen.lock().extend(short.map(|packet| packet[1]));
         self.inner.try_send(transmit)
     }
 

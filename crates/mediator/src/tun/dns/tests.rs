@@ -2,15 +2,14 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
 
-use hoplite_overlay::{Datagrams, Opening, Overlay, Reason, Stream, Terms};
+use hoplite_overlay::Reason;
+use hoplite_testing::Double;
 use hoplite_wire::{Host, Target, ip};
+use parking_lot::Mutex;
 use proptest::prelude::*;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -40,53 +39,38 @@ struct Far {
 
 impl Far {
     fn asked(&self) -> Vec<String> {
-        self.asked.lock().expect("lock").clone()
+        self.asked.lock().clone()
+    }
+
+    async fn answer(&self, message: &[u8]) -> Result<Vec<u8>, Error> {
+        let question = Question::read(message).expect("a question");
+        assert_eq!(question.id(), 0, "an id tells queries apart");
+        let text = question.text();
+        self.asked.lock().push(text.clone());
+        if text.starts_with("late") {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            self.go.notified().await;
+        }
+        match text.split('.').next().unwrap_or_default() {
+            "broken" => Err(Error::new(ErrorKind::PathFailed, "a test")),
+            "forbidden" => Err(Error::new(ErrorKind::Forbidden, "a test").because(Reason::Policy)),
+            "other" => Ok(Question::new(&host("x.example"), RecordType::A).addresses([THERE], 1)),
+            "no" => Ok(question.nothing(Code::NO_NAME, 9)),
+            "inside" => Ok(question.addresses([Ipv4Addr::new(192, 168, 1, 1).into()], 9)),
+            "pool" => Ok(question.addresses([Ipv4Addr::new(198, 18, 9, 9).into()], 9)),
+            "many" => Ok(question.addresses((0..=255).map(|n| [93, 184, 216, n].into()), 9)),
+            _ => Ok(question.addresses([THERE], 9)),
+        }
     }
 }
 
-impl Overlay for Far {
-    fn open_stream<'a>(&'a self, _: &'a Target, _: &'a Terms) -> Opening<'a, Stream> {
-        unreachable!("DNS opens no flow")
-    }
-
-    fn open_datagrams<'a>(
-        &'a self,
-        _: &'a Target,
-        _: &'a Terms,
-    ) -> Opening<'a, Box<dyn Datagrams>> {
-        unreachable!("DNS opens no flow")
-    }
-
-    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
-        unreachable!("queries are asked as they are")
-    }
-
-    fn query<'a>(&'a self, message: &'a [u8], _: &'a Terms) -> Opening<'a, Vec<u8>> {
-        Box::pin(async move {
-            let question = Question::read(message).expect("a question");
-            assert_eq!(question.id(), 0, "an id tells queries apart");
-            let text = question.text();
-            self.asked.lock().expect("lock").push(text.clone());
-            if text.starts_with("late") {
-                self.waiting.fetch_add(1, Ordering::SeqCst);
-                self.go.notified().await;
-            }
-            match text.split('.').next().unwrap_or_default() {
-                "broken" => Err(Error::new(ErrorKind::PathFailed, "a test")),
-                "forbidden" => {
-                    Err(Error::new(ErrorKind::Forbidden, "a test").because(Reason::Policy))
-                }
-                "other" => {
-                    Ok(Question::new(&host("x.example"), RecordType::A).addresses([THERE], 1))
-                }
-                "no" => Ok(question.nothing(Code::NO_NAME, 9)),
-                "inside" => Ok(question.addresses([Ipv4Addr::new(192, 168, 1, 1).into()], 9)),
-                "pool" => Ok(question.addresses([Ipv4Addr::new(198, 18, 9, 9).into()], 9)),
-                "many" => Ok(question.addresses((0..=255).map(|n| [93, 184, 216, n].into()), 9)),
-                _ => Ok(question.addresses([THERE], 9)),
-            }
-        })
-    }
+/// The overlay to it: queries are asked as they are, and DNS opens no flow.
+fn overlay(far: &Arc<Far>) -> Double {
+    let far = Arc::clone(far);
+    Double::nothing().queries(move |_, message, _| {
+        let far = Arc::clone(&far);
+        Box::pin(async move { far.answer(message).await })
+    })
 }
 
 struct TestResolver {
@@ -105,7 +89,7 @@ fn resolver_with(families: Families, text: &str) -> TestResolver {
         &config,
         families,
         &names,
-        &(Arc::clone(&far) as _),
+        &(Arc::new(overlay(&far)) as _),
         &counters,
     );
     TestResolver {
@@ -544,7 +528,7 @@ async fn a_stream_that_stops_in_the_middle_ends() {
 
 proptest! {
     #[test]
-    fn any_octets_get_one_answer_at_most(bytes: Vec<u8>) {
+    fn any_bytes_get_one_answer_at_most(bytes: Vec<u8>) {
         let config = config::Dns::default();
         let names = Arc::new(Names::new(&config.pools(), &[], config.mapping_limits()));
         let dns = Responder::new(config, BOTH, names, Arc::default());

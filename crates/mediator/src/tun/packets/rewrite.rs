@@ -248,7 +248,7 @@ fn put(bytes: &mut [u8], at: usize, value: u16) {
 }
 
 /// By how much the headers of the families differ, in bytes.
-const DIFFERENCE: usize = 20;
+const HEADER_DIFFERENCE: usize = 20;
 
 /// Makes an echo request one of the other family, and says of which protocol that is.
 fn cross_request(payload: &mut [u8], echo: &Echo<'_>) -> Option<u8> {
@@ -309,8 +309,8 @@ fn cross_icmp_error(packet: &Packet<'_>, cause: &[u8]) -> Option<Vec<u8>> {
     };
     let mtu = usize::try_from(u32::from_be_bytes([a, b, c, d])).ok()?;
     match (packet.protocol, kind, code) {
-        (ICMP, 3, 4) => icmp::too_big(cause, (mtu & 0xffff).saturating_add(DIFFERENCE)),
-        (ICMPV6, 2, _) => icmp::too_big(cause, mtu.saturating_sub(DIFFERENCE)),
+        (ICMP, 3, 4) => icmp::too_big(cause, (mtu & 0xffff).saturating_add(HEADER_DIFFERENCE)),
+        (ICMPV6, 2, _) => icmp::too_big(cause, mtu.saturating_sub(HEADER_DIFFERENCE)),
         (ICMP, 11, _) | (ICMPV6, 3, _) => icmp::time_exceeded(cause),
         (ICMP, 3, 0) | (ICMPV6, 1, 0) => icmp::unreachable(cause, Unreachable::Network),
         (ICMP, 3, 9 | 10 | 13) | (ICMPV6, 1, 1 | 5 | 6) => {

@@ -456,7 +456,7 @@ impl Connection {
         self.receive.memory().max(floor) + self.send.memory().max(floor)
     }
 
-    /// One direction may take so many bytes of memory besides what it has, until this is said again; its floor it may take in any case.
+    /// One direction may take this many bytes of memory besides what it has, until this is said again; its floor it may take in any case.
     pub(super) fn set_memory_limit(&mut self, more: usize) {
         let floor = self.settings.floor;
         self.receive
@@ -534,7 +534,7 @@ impl Connection {
         self.receive.queue().slices(slices)
     }
 
-    /// The overlay took so many.
+    /// The overlay took this many.
     pub(super) fn consume(&mut self, bytes: usize) {
         self.receive.consume(bytes);
     }
@@ -585,9 +585,9 @@ const MAX_RTO: Duration = Duration::from_secs(10);
 /// How long the end of a connection is remembered. RFC 9293 says four minutes, because packets wander about in the
 /// Internet; here they cross no network.
 const TIME_WAIT: Duration = Duration::from_secs(1);
-/// After so many timeouts without a segment of the program's the connection is given up: 103 seconds. RFC 9293 §3.8.3 wants at least 100.
+/// After this many timeouts without a segment of the program's the connection is given up: 103 seconds. RFC 9293 §3.8.3 wants at least 100.
 const MAX_RETRANSMITS: u32 = 15;
-/// After so many timeouts without an answer to our SYN it is: 13 seconds.
+/// After this many timeouts without an answer to our SYN it is: 13 seconds.
 const MAX_SYN_ACK_RETRANSMITS: u32 = 6;
 
 /// What the timer is running for.

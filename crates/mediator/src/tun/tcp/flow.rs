@@ -8,7 +8,7 @@ use std::{
     io::{self, IoSlice},
     pin::{Pin, pin},
     sync::{
-        Arc, MutexGuard,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Waker, ready},
@@ -21,6 +21,7 @@ use hoplite_wire::{
     Target,
     ip::tcp::{Flags, Segment},
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     io::{AsyncBufRead, AsyncWrite},
     time::{Instant, Sleep, sleep_until},
@@ -32,7 +33,6 @@ use super::{
     send::MAX_PAYLOAD,
 };
 use crate::{
-    Guarded,
     budget::Account,
     copy::{IdleTimer, LINGER},
     tun::{
@@ -53,7 +53,7 @@ pub(super) struct TcpFlow {
     pub(super) key: FlowKey,
     pub(super) user: User,
     half_open: AtomicBool,
-    state: Guarded<FlowState>,
+    state: Mutex<FlowState>,
 }
 
 #[derive(Debug)]
@@ -88,7 +88,7 @@ impl TcpFlow {
             key,
             user,
             half_open: AtomicBool::new(true),
-            state: Guarded::new(state),
+            state: Mutex::new(state),
         }
     }
 

@@ -11,7 +11,7 @@ use crate::copy::{self, BUFFER};
 
 /// How many acknowledgements one batch of segments may leave owing: as many copies as a sender wants to see.
 const MAX_ACKS_OWED: u8 = 8;
-/// So many make the program send what was dropped again, now that there is room (RFC 5681 §3.2).
+/// This many make the program send what was dropped again, now that there is room (RFC 5681 §3.2).
 const DUP_ACK_THRESHOLD: u8 = 3;
 /// A window grows by no less than this (silly window syndrome, RFC 9293 §3.8.6.2.2).
 const MIN_WINDOW_UPDATE: usize = 1460;
@@ -41,7 +41,7 @@ pub(super) struct ReceiveSide {
     waiting_since: Option<(Seq, Instant)>,
 }
 
-/// The shift that lets 16 bits tell a window of so many bytes.
+/// The shift that lets 16 bits tell a window of this many bytes.
 pub(super) fn window_scale(window: usize) -> u8 {
     let enough = |shift: &u8| window <= 65_535 << shift;
     (0..14).find(enough).unwrap_or(14)
@@ -212,7 +212,7 @@ impl ReceiveSide {
         bytes.min(memory)
     }
 
-    /// The overlay took so many bytes. The program hears of it when it may be waiting for room.
+    /// The overlay took this many bytes. The program hears of it when it may be waiting for room.
     pub(super) fn consume(&mut self, bytes: usize) {
         self.queue.consume(bytes);
         let (advertised, room) = (self.window_edge.since(self.next), self.room());
@@ -242,11 +242,11 @@ impl ReceiveSide {
     }
 }
 
-/// A payload of at least so many bytes is not copied.
+/// A payload of at least this many bytes is not copied.
 pub(super) const MIN_SHARED: usize = 16 * 1024;
 /// What such a payload counts for: the device's buffer that it lies in.
 pub(super) const SHARED_MEMORY: usize = 66 * 1024;
-/// What is copied where no whole buffer is allowed begins with so many bytes.
+/// What is copied where no whole buffer is allowed begins with this many bytes.
 const MIN_COPY_BUFFER: usize = 2048;
 
 /// What the program has sent and the overlay has not taken yet. Large payloads stay in the packets that brought them; small ones are gathered,
@@ -527,7 +527,7 @@ mod queue_tests {
 
     proptest! {
         #[test]
-        fn octets_leave_in_the_order_in_which_they_came(
+        fn bytes_leave_in_the_order_in_which_they_came(
             steps in prop::collection::vec(
                 (0_usize..65_000, 0_usize..70_000, prop_oneof![Just(usize::MAX), 0_usize..5000, 0_usize..100_000]), 1..20),
         ) {

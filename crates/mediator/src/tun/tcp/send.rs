@@ -14,7 +14,7 @@ use crate::copy::{self, BUFFER};
 
 /// The largest payload: with the headers of either IP version and all their options below 65,536 bytes.
 pub(super) const MAX_PAYLOAD: usize = 65_400;
-/// So many equal acknowledgements mean that a segment is missing.
+/// This many equal acknowledgements mean that a segment is missing.
 const DUP_ACK_THRESHOLD: u8 = 3;
 
 /// What the overlay has sent, kept until the program acknowledges it, and the program's window.
@@ -157,7 +157,7 @@ impl SendSide {
         self.unacked.push(bytes, self.memory_limit);
     }
 
-    /// What is kept takes so many bytes of memory.
+    /// What is kept takes this many bytes of memory.
     pub(super) fn memory(&self) -> usize {
         self.unacked.memory()
     }
@@ -395,7 +395,7 @@ impl RetransmitBuffer {
         }
     }
 
-    /// A buffer with room for some of so many bytes.
+    /// A buffer with room for some of this many bytes.
     fn back(&mut self, wanted: usize, memory_limit: usize) -> &mut Vec<u8> {
         match self.buffers.back() {
             Some(last) if last.capacity() >= BUFFER && last.len() < BUFFER => {}

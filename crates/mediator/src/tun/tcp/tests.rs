@@ -10,11 +10,12 @@ use std::{
 };
 
 use hoplite_overlay::{
-    Datagrams, Error, ErrorKind, Opening, Overlay, Stream, Terms,
+    Overlay, Stream,
     memory::{Conditions, Listener, Network},
 };
+use hoplite_testing::Double;
 use hoplite_wire::{
-    Host, HostName, Target,
+    Host, HostName,
     ip::{
         self, icmp,
         tcp::{Flags, Header, Options},
@@ -156,28 +157,7 @@ fn behind(bench: &mut Bench, overlay: Arc<dyn Overlay>) {
     bench.router = Router::new(&bench.context);
 }
 
-/// An overlay to targets that take nothing, and answer and finish when somebody tries.
-#[derive(Debug)]
-struct Deaf;
-
-impl Overlay for Deaf {
-    fn open_stream<'a>(&'a self, _: &'a Target, _: &'a Terms) -> Opening<'a, Stream> {
-        Box::pin(async { Ok(Stream::new(Unheard::default())) })
-    }
-
-    fn open_datagrams<'a>(
-        &'a self,
-        _: &'a Target,
-        _: &'a Terms,
-    ) -> Opening<'a, Box<dyn Datagrams>> {
-        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "testing")) })
-    }
-
-    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
-        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "testing")) })
-    }
-}
-
+/// A target that takes nothing, and answers and finishes when somebody tries.
 #[derive(Debug, Default)]
 struct Unheard {
     refused: bool,
@@ -235,7 +215,7 @@ async fn settle() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_optimistic_connection_takes_octets_before_there_is_a_stream() {
+async fn an_optimistic_connection_takes_bytes_before_there_is_a_stream() {
     let mut bench = Bench::with(|config| config.flows.open = When::Optimistic);
     bench.network.silence(target());
     let _listener = bench.network.listen_at(target());
@@ -312,7 +292,7 @@ async fn is_reset(program: &mut Program, bench: &mut Bench) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_behind_the_first_octets_resets_the_program_and_costs_the_target_its_trust() {
+async fn a_refusal_behind_the_first_bytes_resets_the_program_and_costs_the_target_its_trust() {
     let (mut bench, mut listener) = bench(When::Auto);
     distant(&bench);
     let _first = connected(&mut bench, &mut listener).await;
@@ -326,7 +306,7 @@ async fn a_refusal_behind_the_first_octets_resets_the_program_and_costs_the_targ
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_name_that_nobody_has_is_found_out_behind_the_first_octets() {
+async fn a_name_that_nobody_has_is_found_out_behind_the_first_bytes() {
     let mut bench = Bench::with(|config| config.flows.open = When::Optimistic);
     let name = HostName::new("nobody.example").expect("a name");
     let pair = bench
@@ -368,7 +348,7 @@ async fn trust_is_renewed_by_an_answer_and_not_by_asking() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn octets_and_ends_pass_both_ways() {
+async fn bytes_and_ends_pass_both_ways() {
     let (mut bench, mut listener) = bench(When::Optimistic);
     let (mut program, mut far) = connected(&mut bench, &mut listener).await;
     program.say(&mut bench, Flags::ACK | Flags::FIN, b"question");
@@ -786,41 +766,24 @@ impl Sender {
     }
 }
 
-/// An overlay whose streams to one port take nothing.
-#[derive(Debug)]
-struct Stuck {
-    others: hoplite_overlay::memory::MemoryOverlay,
-    far_ends: std::sync::Mutex<Vec<tokio::io::DuplexStream>>,
-}
-
 const STUCK: u16 = PORT + 1;
 
-impl Overlay for Stuck {
-    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
-        match target.port {
-            STUCK => {
-                let (near, far) = tokio::io::duplex(1);
-                self.far_ends.lock().expect("lock").push(far);
-                Box::pin(async { Ok(Stream::new(tokio::io::BufReader::with_capacity(1, near))) })
-            }
-            _ => self.others.open_stream(target, terms),
+/// An overlay whose streams to one port take nothing.
+fn stuck(network: &Network) -> Arc<Double> {
+    let far_ends = parking_lot::Mutex::new(Vec::new());
+    let others = network.overlay(IpAddr::from([192, 0, 2, 1]));
+    let overlay = Double::over(others).streams(move |others, target, terms| match target.port {
+        STUCK => {
+            let (near, far) = tokio::io::duplex(1);
+            far_ends.lock().push(far);
+            Box::pin(async { Ok(Stream::new(tokio::io::BufReader::with_capacity(1, near))) })
         }
-    }
-
-    fn open_datagrams<'a>(
-        &'a self,
-        target: &'a Target,
-        terms: &'a Terms,
-    ) -> Opening<'a, Box<dyn Datagrams>> {
-        self.others.open_datagrams(target, terms)
-    }
-
-    fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
-        self.others.resolve(name, terms)
-    }
+        _ => others.open_stream(target, terms),
+    });
+    Arc::new(overlay)
 }
 
-/// Sends so many bytes to a target that reads all; answers how often the window was less than a packet in between.
+/// Sends this many bytes to a target that reads all; answers how often the window was less than a packet in between.
 async fn transfer(bench: &mut Bench, listener: &mut Listener, port: u16, bytes: usize) -> usize {
     let mut sender = Sender::new(port, PORT, &Sender::template());
     sender.connect(bench);
@@ -849,7 +812,7 @@ async fn transfer(bench: &mut Bench, listener: &mut Listener, port: u16, bytes: 
     shut
 }
 
-/// So many programs' flows to a target that takes nothing, each as full as it is let.
+/// This many programs' flows to a target that takes nothing, each as full as it is let.
 async fn stall(bench: &mut Bench, flows: u16) {
     let template = Sender::template();
     for port in 0..flows {
@@ -879,11 +842,7 @@ async fn stall(bench: &mut Bench, flows: u16) {
 #[tokio::test(start_paused = true)]
 async fn when_memory_is_short_who_holds_most_is_reset_and_not_another_user_that_waits_for_longer() {
     let network = Network::new(1);
-    let overlay = Stuck {
-        others: network.overlay(IpAddr::from([192, 0, 2, 1])),
-        far_ends: Default::default(),
-    };
-    let mut bench = Bench::over(Arc::new(overlay), network, |config| {
+    let mut bench = Bench::over(stuck(&network), network, |config| {
         config.flows.open = When::Optimistic;
     });
     bench.tell_apart(quiet_below_20000);
@@ -916,12 +875,8 @@ async fn sixteen_thousand_stalled_flows_hold_no_more_than_the_budget_and_a_newco
  {
     const BYTES: usize = 16 << 20;
     let network = Network::new(1);
-    let overlay = Stuck {
-        others: network.overlay(IpAddr::from([192, 0, 2, 1])),
-        far_ends: Default::default(),
-    };
     let change = |config: &mut Config| config.flows.open = When::Optimistic;
-    let mut bench = Bench::over(Arc::new(overlay), network, change);
+    let mut bench = Bench::over(stuck(&network), network, change);
     let mut listener = bench.network.listen_at(target());
     let alone = transfer(&mut bench, &mut listener, 5000, BYTES).await;
     stall(&mut bench, 16_000).await;
@@ -1036,7 +991,9 @@ async fn a_port_that_was_full_gets_what_it_missed_later() {
 #[tokio::test(start_paused = true)]
 async fn a_target_that_reads_no_more_is_heard_to_its_end_and_then_the_program_is_reset() {
     let mut bench = Bench::with(|config| config.flows.open = When::Optimistic);
-    behind(&mut bench, Arc::new(Deaf));
+    let deaf = Double::nothing()
+        .streams(|_, _, _| Box::pin(async { Ok(Stream::new(Unheard::default())) }));
+    behind(&mut bench, Arc::new(deaf));
     let mut program = Program::new(5000);
     program.connect(&mut bench).await;
     program.say(&mut bench, Flags::ACK, b"question");

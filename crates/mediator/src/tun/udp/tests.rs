@@ -4,7 +4,7 @@ use std::{
     mem,
     net::{IpAddr, SocketAddr},
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -12,13 +12,12 @@ use std::{
 };
 
 use hoplite_overlay::{
-    Batch, Datagrams, Error, ErrorKind, Opening, Overlay, Received, Stream, Terms,
-    memory::{Conditions, MemoryOverlay, Network, What},
+    Error, ErrorKind, Received,
+    memory::{Conditions, Network, What},
 };
-use hoplite_wire::{
-    Target,
-    ip::{self, icmp, udp},
-};
+use hoplite_testing::{Double, DoubleFlow};
+use hoplite_wire::ip::{self, icmp, udp};
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use crate::{
@@ -149,7 +148,7 @@ async fn a_host_that_cannot_be_reached_is_told_and_tried_again_later() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_datagram_that_the_road_does_not_carry_is_answered_with_the_size_that_it_does() {
+async fn a_datagram_that_the_path_does_not_carry_is_answered_with_the_size_that_it_does() {
     for (here, there, message) in [(PROGRAM, TARGET, [3, 4]), (PROGRAM_V6, TARGET_V6, [2, 0])] {
         let mut bench = Bench::new();
         bench.network.set_conditions(Conditions {
@@ -319,7 +318,7 @@ async fn a_port_that_another_program_has_by_now_counts_as_that_ones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waits_for_a_road_is_bounded_and_the_rest_is_counted() {
+async fn what_waits_for_a_path_is_bounded_and_the_rest_is_counted() {
     let mut bench = Bench::new();
     let far = bench.network.bind(TARGET);
     for _ in 0..1000 {
@@ -349,10 +348,7 @@ async fn a_flow_that_fails_hurts_no_other() {
     assert_eq!(answer(&bench, there, program(4000)).await, b"answer");
 }
 
-/// An overlay that opens every flow until it breaks, and then loses them all.
-#[derive(Debug, Default)]
-struct Fading(Arc<Fate>);
-
+/// What becomes of the flows of an overlay that opens every one until it breaks, and then loses them all.
 #[derive(Debug, Default)]
 struct Fate {
     broken: AtomicBool,
@@ -360,11 +356,8 @@ struct Fate {
     waiting: Mutex<Vec<Waker>>,
 }
 
-#[derive(Debug)]
-struct FadingFlow(Arc<Fate>);
-
-fn lost<T>() -> Result<T, Error> {
-    Err(Error::new(ErrorKind::PathFailed, "a test"))
+fn lost() -> Error {
+    Error::new(ErrorKind::PathFailed, "a test")
 }
 
 impl Fate {
@@ -374,61 +367,41 @@ impl Fate {
 
     fn break_all(&self) {
         self.broken.store(true, Ordering::SeqCst);
-        let waiting = mem::take(&mut *self.waiting.lock().expect("lock"));
+        let waiting = mem::take(&mut *self.waiting.lock());
         waiting.into_iter().for_each(Waker::wake);
     }
-}
 
-impl Overlay for Fading {
-    fn open_stream<'a>(&'a self, _: &'a Target, _: &'a Terms) -> Opening<'a, Stream> {
-        Box::pin(async { lost() })
-    }
-
-    fn open_datagrams<'a>(
-        &'a self,
-        _: &'a Target,
-        _: &'a Terms,
-    ) -> Opening<'a, Box<dyn Datagrams>> {
-        Box::pin(async {
-            if self.0.is_broken() {
-                lost()
-            } else {
-                Ok(Box::new(FadingFlow(Arc::clone(&self.0))) as Box<dyn Datagrams>)
-            }
-        })
-    }
-
-    fn resolve<'a>(&'a self, _: &'a str, _: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
-        Box::pin(async { lost() })
-    }
-}
-
-impl Datagrams for FadingFlow {
-    fn max_payload(&self) -> usize {
-        1200
-    }
-
-    fn poll_send(&self, _: &mut Context<'_>, batch: Batch<'_>) -> Poll<Result<(), Error>> {
-        let count = batch.payloads().count();
-        self.0.received.fetch_add(count, Ordering::SeqCst);
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_recv(&self, cx: &mut Context<'_>, _: &mut [u8]) -> Poll<Result<Received, Error>> {
-        if self.0.is_broken() {
-            return Poll::Ready(lost());
+    fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<Received, Error>> {
+        if self.is_broken() {
+            return Poll::Ready(Err(lost()));
         }
-        let mut waiting = self.0.waiting.lock().expect("lock");
-        waiting.push(cx.waker().clone());
+        self.waiting.lock().push(cx.waker().clone());
         Poll::Pending
     }
 }
 
+fn fading(fate: &Arc<Fate>) -> Double {
+    let fate = Arc::clone(fate);
+    Double::failing(lost()).datagrams(move |lost, target, terms| {
+        if fate.is_broken() {
+            return lost.open_datagrams(target, terms);
+        }
+        let (up, down) = (Arc::clone(&fate), Arc::clone(&fate));
+        let flow = DoubleFlow::silent()
+            .sends(move |_, _, batch| {
+                up.received
+                    .fetch_add(batch.payloads().count(), Ordering::SeqCst);
+                Poll::Ready(Ok(()))
+            })
+            .receives(move |_, cx, _| down.poll_recv(cx));
+        Box::pin(async { Ok(flow.boxed()) })
+    })
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_overlay_that_goes_away_under_a_thousand_flows_is_told_to_each_and_comes_back() {
-    let overlay = Arc::new(Fading::default());
-    let fate = Arc::clone(&overlay.0);
-    let mut bench = Bench::over(overlay, Network::new(1), |_| {});
+    let fate = Arc::<Fate>::default();
+    let mut bench = Bench::over(Arc::new(fading(&fate)), Network::new(1), |_| {});
     let there = SocketAddr::new(TARGET, 9);
     let all = 1..=1000_u16;
     for port in all.clone() {
@@ -463,39 +436,19 @@ async fn an_overlay_that_goes_away_under_a_thousand_flows_is_told_to_each_and_co
     );
 }
 
-/// An overlay that never opens a flow to one port.
-#[derive(Debug)]
-struct Stuck(MemoryOverlay);
-
 const STUCK: u16 = 9;
-
-impl Overlay for Stuck {
-    fn open_stream<'a>(&'a self, target: &'a Target, terms: &'a Terms) -> Opening<'a, Stream> {
-        self.0.open_stream(target, terms)
-    }
-
-    fn open_datagrams<'a>(
-        &'a self,
-        target: &'a Target,
-        terms: &'a Terms,
-    ) -> Opening<'a, Box<dyn Datagrams>> {
-        match target.port {
-            STUCK => Box::pin(std::future::pending()),
-            _ => self.0.open_datagrams(target, terms),
-        }
-    }
-
-    fn resolve<'a>(&'a self, name: &'a str, terms: &'a Terms) -> Opening<'a, Vec<IpAddr>> {
-        self.0.resolve(name, terms)
-    }
-}
 
 #[tokio::test(start_paused = true)]
 async fn stalled_flows_in_all_places_hold_no_more_than_the_budget_and_a_newcomer_loses_nothing() {
     const TRAIN: usize = 50;
     let network = Network::new(1);
-    let overlay = network.overlay(IpAddr::from([192, 0, 2, 1]));
-    let mut bench = Bench::over(Arc::new(Stuck(overlay)), network, |_| {});
+    let others = network.overlay(IpAddr::from([192, 0, 2, 1]));
+    // It never opens a flow to one port.
+    let overlay = Double::over(others).datagrams(|others, target, terms| match target.port {
+        STUCK => Box::pin(std::future::pending()),
+        _ => others.open_datagrams(target, terms),
+    });
+    let mut bench = Bench::over(Arc::new(overlay), network, |_| {});
     let train = |bench: &mut Bench, port, to| {
         let bytes = udp_packet(program(port), to, &[7; TRAIN * 1200]).into();
         bench.take(&IncomingPacket {
@@ -555,7 +508,7 @@ async fn small_datagrams_wait_for_each_other_when_they_may_and_large_ones_do_not
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_road_sees_payloads_and_nothing_else_of_a_packet() {
+async fn the_path_sees_payloads_and_nothing_else_of_a_packet() {
     let mut bench = Bench::new();
     let far = bench.network.bind(TARGET);
     bench.send(udp_packet(program(4000), far.address(), &[0; 77]));

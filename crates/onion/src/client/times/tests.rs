@@ -12,15 +12,10 @@ fn times() -> BuildTimes {
     BuildTimes::new(ms(100), ms(60_000))
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014), as numbers from 0 to 1.
-fn seeded(mut state: u64) -> impl FnMut() -> f64 {
-    move || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        f64::from(u32::try_from((z ^ (z >> 31)) >> 32).expect("half of it")) / 4_294_967_296.0
-    }
+/// Numbers from 0 to 1.
+fn shares(seed: u64) -> impl FnMut() -> f64 {
+    let mut bits = hoplite_testing::seeded(seed);
+    move || f64::from(u32::try_from(bits() >> 32).expect("half of it")) / 4_294_967_296.0
 }
 
 /// A build time that is distributed so.
@@ -47,7 +42,7 @@ fn run(times: &mut BuildTimes, circuits: usize, mut draw: impl FnMut() -> Durati
 #[test]
 fn at_first_there_is_all_the_time() {
     let mut times = times();
-    (1..NEEDED).for_each(|_| times.built(ms(10)));
+    (1..MIN_CIRCUITS).for_each(|_| times.built(ms(10)));
     assert_eq!((times.limit(), times.patience()), (ms(60_000), ms(60_000)));
     times.built(ms(10));
     assert_eq!(times.limit(), ms(100), "never less than the least");
@@ -56,7 +51,7 @@ fn at_first_there_is_all_the_time() {
 #[test]
 fn four_of_five_are_built_in_time_once_the_distribution_is_learnt() {
     for seed in 1..=5 {
-        let (mut times, mut random) = (times(), seeded(seed));
+        let (mut times, mut random) = (times(), shares(seed));
         run(&mut times, 1000, || pareto(0.3, 2.0, random()));
         // Of those that follow, one in five is late, within five standard deviations of 2000 and what the fit is off.
         let late = run(&mut times, 2000, || pareto(0.3, 2.0, random()));
@@ -66,7 +61,7 @@ fn four_of_five_are_built_in_time_once_the_distribution_is_learnt() {
 
 #[test]
 fn what_is_late_is_measured_and_so_not_forgotten() {
-    let (mut times, mut random) = (times(), seeded(9));
+    let (mut times, mut random) = (times(), shares(9));
     // One in four crosses the ocean: without the late ones only the near would be learnt, and the limit would creep to them.
     run(&mut times, 3000, || {
         if random() < 0.25 {
@@ -100,7 +95,7 @@ fn a_network_that_changed_is_learnt_anew() {
     (0..100).for_each(|_| times.built(ms(200)));
     let learnt = times.limit();
     assert!(learnt < ms(300));
-    (0..LATE).for_each(|_| times.late());
+    (0..MAX_TIMEOUTS).for_each(|_| times.late());
     assert_eq!(times.limit(), learnt, "one more is needed");
     times.late();
     assert_eq!(times.limit(), ms(60_000));
@@ -120,7 +115,7 @@ proptest! {
             }
             prop_assert!(times.limit() >= ms(1500) && times.limit() <= ms(60_000));
             prop_assert!(times.patience() >= ms(60_000));
-            prop_assert!(times.times.len() <= KEPT && times.recent.len() <= RECENT);
+            prop_assert!(times.times.len() <= MAX_TIMES && times.recent.len() <= RECENT_COUNT);
         }
     }
 }

@@ -11,7 +11,7 @@ impl Default for Counting {
     }
 }
 
-impl Mint for Counting {
+impl IdSource for Counting {
     type Place = std::rc::Rc<()>;
 
     fn place(&mut self) -> Option<Self::Place> {
@@ -24,9 +24,9 @@ impl Mint for Counting {
         [self.0; 8]
     }
 
-    fn client(&mut self, len: usize) -> Option<Id> {
+    fn client(&mut self, len: usize) -> Option<ConnectionId> {
         self.0 = self.0.wrapping_add(1);
-        Id::new(&vec![self.0; len])
+        ConnectionId::new(&vec![self.0; len])
     }
 }
 
@@ -85,7 +85,7 @@ fn entered(id: &[u8], alias: AliasId) -> [Step; 2] {
         virtual_id: bytes(&alias),
         reset_token,
     };
-    let id = Id::new(id).unwrap();
+    let id = ConnectionId::new(id).unwrap();
     [Step::Enter { alias, id }, Step::Send(acknowledge)]
 }
 

@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::{config::Limits, limits::Gate};
+use crate::{config::Limits, limits::Quotas};
 
 /// RFC 9113 §8.5.
 const CONNECT_ERROR: u32 = 0xa;
@@ -48,9 +48,9 @@ async fn tunnel(idle: Duration) -> (Client, TcpStream) {
     let (target, _) = listener.accept().await.expect("accepted");
     let ([(up, down), (to, from)], sessions) = connected().await;
     let done = tokio::spawn(async move {
-        let gate = Gate::new(Limits::default(), crate::config::Ip::default(), 1);
-        let permit = gate.request(gate.by_token(0)).expect("a place");
-        let account = gate.account(gate.by_token(0)).expect("room");
+        let quotas = Quotas::new(Limits::default(), crate::config::Ip::default(), 1);
+        let permit = quotas.request(quotas.by_token(0)).expect("a place");
+        let account = quotas.account(quotas.by_token(0)).expect("room");
         let terms = Terms {
             metrics: &Metrics::new(),
             pace: permit.pace(),
@@ -81,12 +81,12 @@ impl Client {
 }
 
 #[tokio::test]
-async fn octets_pass_both_ways_and_each_side_finishes_alone() {
+async fn bytes_pass_both_ways_and_each_side_finishes_alone() {
     let (mut client, mut target) = tunnel(Duration::ZERO).await;
     let sent: Vec<u8> = (0..500_000u32).map(|n| n.to_le_bytes()[0]).collect();
-    let (mut up, octets) = (client.up, sent.clone());
+    let (mut up, bytes) = (client.up, sent.clone());
     tokio::spawn(async move {
-        for chunk in octets.chunks(1300) {
+        for chunk in bytes.chunks(1300) {
             let chunk = Bytes::copy_from_slice(chunk);
             up.write(chunk).await.expect("open");
         }
@@ -94,23 +94,23 @@ async fn octets_pass_both_ways_and_each_side_finishes_alone() {
     });
     let mut got = Vec::new();
     target.read_to_end(&mut got).await.expect("finished");
-    assert!(got == sent, "the octets changed on the way");
+    assert!(got == sent, "the bytes changed on the way");
     let writing = async {
         target.write_all(&sent).await.expect("open");
         target.shutdown().await.expect("open");
     };
     let reading = async {
         let mut all = Vec::new();
-        while let Some(octets) = poll_fn(|cx| client.down.poll_data(cx))
+        while let Some(bytes) = poll_fn(|cx| client.down.poll_data(cx))
             .await
             .expect("in order")
         {
-            all.extend_from_slice(&octets);
+            all.extend_from_slice(&bytes);
         }
         all
     };
     let (back, ()) = tokio::join!(reading, writing);
-    assert!(back == sent, "the octets changed on the way back");
+    assert!(back == sent, "the bytes changed on the way back");
     client.done.await.expect("ended");
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hoplite_http::h3::{DataReceiver, DataSender, H3Error};
+use hoplite_testing::{soon, targets};
 use hoplite_wire::{
     forwarding::{Capsule, Transform as Kind},
     h3::Code,
@@ -15,16 +16,13 @@ use super::{
     offer,
     support::{Agreed, packet},
 };
-use crate::{
-    support::{PATIENCE, udp},
-    targets,
-};
+use crate::support::udp;
 
 const REGISTER_TARGET_CID: u64 = 0xff_e601;
 const MAX_CONNECTION_IDS: u64 = 0xff_e607;
 
-fn bytes(octets: &[u8]) -> Bytes {
-    Bytes::copy_from_slice(octets)
+fn bytes(bytes: &[u8]) -> Bytes {
+    Bytes::copy_from_slice(bytes)
 }
 
 fn register_client(id: &[u8]) -> Capsule {
@@ -76,8 +74,7 @@ impl Agreed {
 
     /// The relay has reset the flow.
     async fn was_reset(&self) {
-        let end = timeout(PATIENCE, self.closed()).await;
-        let error = end.expect("told in time").expect_err("broken off");
+        let error = soon(self.closed()).await.expect_err("broken off");
         assert!(is_datagram_error(&error), "{error}");
     }
 
@@ -223,8 +220,7 @@ async fn capsules_that_cannot_be_read_reset_the_flow_and_no_other() {
         let (mut sender, mut receiver) = agreed.by_hand().await;
         sender.write(capsule).await.expect("open");
         agreed.counts(&refused("malformed"), done).await;
-        let ended = timeout(PATIENCE, ended(&mut receiver)).await;
-        let error = ended.expect("told in time");
+        let error = soon(ended(&mut receiver)).await;
         assert!(is_datagram_error(&error), "{error}");
     }
     agreed.others_go_on().await;
@@ -352,8 +348,7 @@ async fn a_burst_of_registrations_without_end_resets_the_flow() {
         register_client(b"").write(&mut burst);
     }
     drop(sender.write(burst.freeze()).await);
-    let ended = timeout(PATIENCE, ended(&mut receiver)).await;
-    let error = ended.expect("told in time");
+    let error = soon(ended(&mut receiver)).await;
     assert!(is_datagram_error(&error), "{error}");
     agreed.counts(&refused("limit"), 1).await;
     agreed.counts("forwarding_rules_open", 0).await;
@@ -400,19 +395,19 @@ async fn a_flood_of_aliases_that_nobody_has_is_answered_with_less_and_stops_noth
     }
     agreed.still_forwards(&alias, b"target-1").await;
     back += rest(&stranger).await;
-    assert!(back <= sent, "{back} octets for {sent}");
+    assert!(back <= sent, "{back} bytes for {sent}");
     assert_eq!(agreed.counter(&forwarded("to_target")), 1);
     agreed.others_go_on().await;
 }
 
 /// The bytes that still come.
 async fn rest(socket: &UdpSocket) -> usize {
-    let (mut buffer, mut octets) = ([0; 2000], 0);
+    let (mut buffer, mut bytes) = ([0; 2000], 0);
     let pause = Duration::from_millis(100);
     while let Ok(Ok(len)) = timeout(pause, socket.recv(&mut buffer)).await {
-        octets += len;
+        bytes += len;
     }
-    octets
+    bytes
 }
 
 #[tokio::test]
@@ -432,7 +427,7 @@ async fn a_flood_from_strange_addresses_leaves_the_rules_as_they_are() {
 }
 
 /// What the relay has taken from targets, in bytes.
-const TAKEN: &str = "to_client_octets_total{method=\"connect_udp\"}";
+const TAKEN: &str = "to_client_bytes_total{method=\"connect_udp\"}";
 
 /// Packets that the kernel's buffer for the relay's socket holds.
 const FLOOD: usize = 64;

@@ -1,11 +1,7 @@
 //! A client that has agreed on forwarded mode, on a wire that can be tapped, and its target.
 
 use std::{
-    collections::VecDeque,
-    io::IoSliceMut,
-    net::SocketAddr,
-    ops::ControlFlow,
-    sync::{Arc, Mutex},
+    collections::VecDeque, io::IoSliceMut, net::SocketAddr, ops::ControlFlow, sync::Arc,
     time::Duration,
 };
 
@@ -15,18 +11,21 @@ use hoplite_http::{
     DatagramSink,
     h3::{self, Flow, H3Error, Session},
 };
-use hoplite_link::{Config as LinkConfig, Dialer, Peer, server::Ecn};
+use hoplite_link::{Config as LinkConfig, Dialer, Peer};
 use hoplite_overlay::{Batch, Terms, direct::Direct};
+use hoplite_quic::server::Ecn;
 use hoplite_relay::{Config, Handle};
+use hoplite_testing::{PATIENCE, relay::relay, soon};
 use hoplite_wire::{
     Target,
     forwarding::{Answer, Capsule, Key, Malformed, Offer, Transform as Kind},
 };
+use parking_lot::Mutex;
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use tokio::{io::Interest, net::UdpSocket, sync::mpsc, time::timeout};
 
 use crate::{
-    support::{Client, PATIENCE, relay, udp},
+    support::{Client, udp},
     tap::Tap,
 };
 
@@ -51,14 +50,14 @@ struct Inbox {
 
 impl DatagramSink for Inbox {
     fn push(&self, payload: Bytes) {
-        drop(self.payloads.lock().expect("sound").try_send(payload));
+        drop(self.payloads.lock().try_send(payload));
     }
 
     fn flush(&self) {}
 
     fn capsule(&self, capsule: Result<Capsule, Malformed>) -> ControlFlow<()> {
         let capsule = capsule.expect("well-formed");
-        drop(self.capsules.lock().expect("sound").try_send(capsule));
+        drop(self.capsules.lock().try_send(capsule));
         ControlFlow::Continue(())
     }
 }
@@ -257,7 +256,7 @@ impl Agreed {
                 }
             }
         };
-        timeout(PATIENCE, there).await.expect("it arrives");
+        soon(there).await;
     }
 
     /// Sends something through the tunnel once, and does not wait for it.
@@ -275,8 +274,7 @@ impl Agreed {
 
     /// The relay's next capsule.
     pub(crate) async fn told(&mut self) -> Capsule {
-        let told = timeout(PATIENCE, self.capsules.recv()).await;
-        told.expect("told in time").expect("open")
+        soon(self.capsules.recv()).await.expect("open")
     }
 
     /// The relay's next capsule that is no permission.
@@ -363,8 +361,7 @@ impl Agreed {
 
     /// The next packet at the target.
     pub(crate) async fn at_target(&mut self) -> Vec<u8> {
-        let received = timeout(PATIENCE, self.target.recv()).await;
-        received.expect("received in time")
+        soon(self.target.recv()).await
     }
 
     /// Sends packets of one size from the target.
@@ -389,8 +386,7 @@ impl Agreed {
 
     /// The next payload that comes through the tunnel.
     pub(crate) async fn tunnelled(&mut self) -> Bytes {
-        let received = timeout(PATIENCE, self.payloads.recv()).await;
-        received.expect("received in time").expect("open")
+        soon(self.payloads.recv()).await.expect("open")
     }
 
     /// A number of the relay's.
@@ -401,7 +397,7 @@ impl Agreed {
         value.expect(name).parse().expect("a number")
     }
 
-    /// Waits until the relay has counted so many.
+    /// Waits until the relay has counted this many.
     pub(crate) async fn counts(&self, name: &str, wanted: u64) {
         let counted = async {
             while self.counter(name) != wanted {

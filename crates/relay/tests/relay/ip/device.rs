@@ -6,8 +6,12 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
+use hoplite_testing::{
+    namespace,
+    relay::{config, identity},
+};
+
 use super::*;
-use crate::namespace;
 
 const FAR: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(198, 51, 100, 2));
 /// As in docs/operating.md.
@@ -92,9 +96,10 @@ fn make_device() -> io::Result<()> {
     if let Some(mut input) = nft.stdin.take() {
         io::Write::write_all(&mut input, RULES.as_bytes())?;
     }
-    match nft.wait()?.success() {
-        true => Ok(()),
-        false => Err(io::Error::other("nft failed")),
+    if nft.wait()?.success() {
+        Ok(())
+    } else {
+        Err(io::Error::other("nft failed"))
     }
 }
 
@@ -154,7 +159,7 @@ fn no_packet_reaches_the_relays_own_host_by_the_device() {
             packet[9] = 47;
             packets.send(&packet);
         }
-        until(&relay, &dropped("policy"), 6).await;
+        until_number(&relay, &dropped("policy"), 6).await;
         let received = local.try_recv(&mut [0; 64]);
         assert!(received.is_err(), "{received:?}");
     });
@@ -177,7 +182,7 @@ fn another_protocol_gets_the_hosts_answer() {
         assert_eq!(answer.payload[..2], [3, 3], "nobody listens at port 9");
         let (packets, _) = Packets::open(&client, "*/*").await;
         packets.send(&packets.echo(1, "192.168.7.7".parse().expect("an address")));
-        until(&relay, &dropped("policy"), 1).await;
+        until_number(&relay, &dropped("policy"), 1).await;
     });
 }
 
@@ -200,7 +205,7 @@ fn two_clients_have_an_address_each_and_get_their_own_replies() {
             },
         );
         a.send(&forged);
-        until(&relay, &dropped("source"), 1).await;
+        until_number(&relay, &dropped("source"), 1).await;
     });
 }
 
@@ -208,10 +213,10 @@ fn two_clients_have_an_address_each_and_get_their_own_replies() {
 fn a_device_that_is_not_there_and_cannot_be_made_is_named() {
     namespace::with(namespace::enter, || async {
         // A device that exists and is no TUN device.
-        let mut config = crate::support::config();
+        let mut config = config();
         by_device(&mut config);
         config.ip.device = Some("lo".into());
-        let identity = crate::support::identity();
+        let identity = identity();
         let error = hoplite_relay::Relay::start(&config, &identity).expect_err("no TUN device");
         assert!(error.to_string().starts_with("ip.device: "), "{error}");
     });

@@ -1,12 +1,13 @@
 //! What routers say of a client's echoes: it comes back as the ICMP error that it was.
 //! The router is the host at the other end of the relay's cable, which forwards and has few routes.
 
+use hoplite_testing::namespace;
+
 use super::{device::Host, *};
-use crate::namespace;
 
 /// A router, an address that it has a route to, one that it has none to; and what it says when hops are used up, and without a route.
-type Road = ([&'static str; 3], [[u8; 2]; 2]);
-const ROADS: [Road; 2] = [
+type Route = ([&'static str; 3], [[u8; 2]; 2]);
+const ROUTES: [Route; 2] = [
     (
         ["198.51.100.2", "203.0.113.8", "203.0.113.9"],
         [[11, 0], [3, 0]],
@@ -22,7 +23,7 @@ fn behind_a_router<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'st
         namespace::enter()?;
         namespace::open_range()?;
         let host = Host::start()?;
-        for ([router, known, unknown], _) in ROADS {
+        for ([router, known, unknown], _) in ROUTES {
             namespace::run(&["route", "add", known, "via", router])?;
             namespace::run(&["route", "add", unknown, "via", router])?;
         }
@@ -63,9 +64,9 @@ fn a_router_that_has_no_route_and_one_at_which_the_hops_are_used_up_are_heard() 
     behind_a_router(|| async {
         let relay = relay(anywhere);
         let client = connect(&relay).await;
-        for (road, [exceeded, unreachable]) in ROADS {
-            let road = road.map(|ip| ip.parse().expect("an address"));
-            let [router, known, unknown]: [IpAddr; 3] = road;
+        for (route, [exceeded, unreachable]) in ROUTES {
+            let route = route.map(|ip| ip.parse().expect("an address"));
+            let [router, known, unknown]: [IpAddr; 3] = route;
             for (far, hop_limit, kind) in [(known, 1, exceeded), (unknown, 64, unreachable)] {
                 let text = far.to_string().replace(':', "%3A");
                 let path = format!("{text}/{}", ip::icmp_of(far));

@@ -20,7 +20,7 @@ const INITIAL_RTO: Duration = Duration::from_secs(1);
 
 const MAX_RTO: Duration = Duration::from_secs(60);
 
-/// After so many silent times the peer is given up.
+/// After this many silent times the peer is given up.
 const MAX_RETRIES: u32 = 8;
 
 #[derive(Debug)]
@@ -367,7 +367,7 @@ impl Cubic {
         self.window
     }
 
-    /// So many segments have been acknowledged.
+    /// This many segments have been acknowledged.
     pub(super) fn acknowledged(&mut self, segments: f64, rtt: Duration, now: Duration) {
         if self.window < self.threshold {
             self.window += segments;

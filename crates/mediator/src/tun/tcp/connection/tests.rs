@@ -76,7 +76,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
-    fn octets_arrive_whole_and_in_order_over_a_queue_that_loses_repeats_and_reorders(
+    fn bytes_arrive_whole_and_in_order_over_a_queue_that_loses_repeats_and_reorders(
         seed: u64, weather in weather(), habits in habits(), settings in settings(), mut target in target(),
     ) {
         // Somebody must finish first.
@@ -98,7 +98,7 @@ enum Deed {
     Stall,
     TimerKind(u64),
     Reset,
-    /// The budget allows so many bytes of memory more.
+    /// The budget allows this many bytes of memory more.
     Allow(usize),
 }
 
@@ -617,7 +617,7 @@ impl Program {
             return;
         }
         self.hear_ack(header);
-        self.hear_octets(header, &letter.payload);
+        self.hear_bytes(header, &letter.payload);
         self.transmit(now, self.peer_window);
     }
 
@@ -659,7 +659,7 @@ impl Program {
         }
     }
 
-    fn hear_octets(&mut self, header: &Header, payload: &[u8]) {
+    fn hear_bytes(&mut self, header: &Header, payload: &[u8]) {
         let start = header
             .sequence
             .wrapping_sub(self.irs)

@@ -185,7 +185,7 @@ fn a_keep_alive_is_answered() {
 }
 
 #[test]
-fn a_probe_of_a_closed_window_is_answered_and_its_octet_not_taken() {
+fn a_probe_of_a_closed_window_is_answered_and_its_byte_not_taken() {
     let mut case = Case::open();
     let before = case.seq;
     case.hear(Flags::ACK, b"x");
@@ -235,7 +235,7 @@ fn a_syn_in_an_open_connection_is_challenged() {
 }
 
 #[test]
-fn an_impossible_acknowledgement_is_challenged_and_its_octets_are_dropped() {
+fn an_impossible_acknowledgement_is_challenged_and_its_bytes_are_dropped() {
     let mut case = Case::open();
     case.ack += 1;
     case.hear(Flags::ACK, b"abc");

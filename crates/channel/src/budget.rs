@@ -1,0 +1,219 @@
+//! What waits in all circuits of a process, and which of them end when it is too much: those that move least, as what waits in them is the oldest.
+//! Every channel's circuits are entered here, in the [`Counts`](super::Counts) that the channels of a process share; a task looks at them once
+//! a second while there are so many that they could hold more than [`Config::queued`](super::Config::queued).
+//! C tor does the same with `MaxMemInQueues`; proposal 324 §4.1.3: "MUST close the streams with the oldest chunks".
+//!
+//! What whoever holds a circuit keeps for it counts as well ([`Kept`]): at an exit, bytes that wait for targets.
+//! Over TLS and on the way out, cells in our queues are counted. What QUIC keeps cannot be asked for: a stream whose reader has not seen the
+//! end of what came, or whose peer takes nothing more, is counted with its whole window. On the way of a cell nothing is shared: a circuit
+//! keeps a gauge of its own.
+
+use std::{
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use hoplite_wire::cell;
+use parking_lot::Mutex;
+
+use super::{Config, Count, Kept, queue::Watch};
+
+/// How often they are looked at.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// A cell's bytes.
+pub(super) const CELL: u64 = cell::LEN as u64;
+/// When it is too much, this many percent of the bound are left.
+const LOW_WATER_PERCENT: u64 = 90;
+/// DESTROY: no room.
+const RESOURCE_LIMIT: u8 = 5;
+
+/// The memory budget of a process's queues: all circuits whose queues count.
+#[derive(Debug, Default)]
+pub(super) struct QueueBudget(Mutex<Entered>);
+
+#[derive(Debug, Default)]
+struct Entered {
+    circuits: Vec<(Weak<Gauge>, u64)>,
+    watched: bool,
+}
+
+/// What one circuit holds.
+#[derive(Debug)]
+pub(super) struct Gauge {
+    /// QUIC: how much of what the peer sends may wait, each way.
+    window: u64,
+    /// QUIC: more has come than was read.
+    behind: AtomicBool,
+    /// QUIC: the peer does not take what was written.
+    stuck: AtomicBool,
+    /// Bytes read from QUIC and written to it: whether anything moves.
+    moved: [AtomicU64; 2],
+    /// Our queues; the one towards the peer is the one that ends the circuit.
+    outbox: Watch,
+    inbox: Option<Watch>,
+    kept: Arc<Kept>,
+    /// It was ended; whoever holds it drops it when he next asks.
+    over: AtomicBool,
+}
+
+impl Gauge {
+    /// Over QUIC, where the reader has an unknown amount before it.
+    pub(super) fn quic(window: u32, outbox: Watch) -> Self {
+        Self {
+            window: window.into(),
+            behind: AtomicBool::new(true),
+            stuck: AtomicBool::new(false),
+            moved: [AtomicU64::new(0), AtomicU64::new(0)],
+            outbox,
+            inbox: None,
+            kept: Arc::default(),
+            over: AtomicBool::new(false),
+        }
+    }
+
+    /// Over TLS.
+    pub(super) fn tls(outbox: Watch, inbox: Watch) -> Self {
+        Self {
+            behind: AtomicBool::new(false),
+            inbox: Some(inbox),
+            ..Self::quic(0, outbox)
+        }
+    }
+
+    pub(super) fn read(&self, cells: u64) {
+        self.moved[0].store(cells.saturating_mul(CELL), Relaxed);
+    }
+
+    pub(super) fn is_behind(&self, behind: bool) {
+        self.behind.store(behind, Relaxed);
+    }
+
+    pub(super) fn wrote(&self, bytes: u64) {
+        self.moved[1].store(bytes, Relaxed);
+    }
+
+    pub(super) fn is_stuck(&self, stuck: bool) {
+        self.stuck.store(stuck, Relaxed);
+    }
+
+    /// Where whoever holds the circuit counts what it keeps.
+    pub(super) fn kept(&self) -> &Arc<Kept> {
+        &self.kept
+    }
+
+    /// Bytes that have moved in it so far.
+    pub(super) fn moved(&self) -> u64 {
+        self.measure().1
+    }
+
+    pub(super) fn end(&self) {
+        self.over.store(true, Relaxed);
+        self.outbox.end(RESOURCE_LIMIT);
+    }
+
+    /// Bytes that wait, and how many have moved.
+    fn measure(&self) -> (u64, u64) {
+        let both = [&self.behind, &self.stuck];
+        let streams = both.iter().filter(|flag| flag.load(Relaxed)).count();
+        let queues = std::iter::once(&self.outbox).chain(&self.inbox);
+        let (mut cells, mut moved) = (0, 0);
+        for queue in queues {
+            let (waiting, taken) = queue.measure();
+            cells += waiting;
+            moved += taken.saturating_mul(CELL);
+        }
+        moved += self
+            .moved
+            .iter()
+            .map(|part| part.load(Relaxed))
+            .sum::<u64>();
+        let bytes = cells.saturating_mul(cell::LEN) as u64;
+        let (kept, passed) = self.kept.measure();
+        (bytes + kept + streams as u64 * self.window, moved + passed)
+    }
+}
+
+/// What a circuit may hold at most.
+fn most_each(config: &Config) -> u64 {
+    let cells = config.inbox.saturating_add(config.outbox);
+    let cells = u64::try_from(cells.saturating_mul(cell::LEN)).unwrap_or(u64::MAX);
+    let queues = cells.max(u64::from(config.window).saturating_mul(2));
+    queues.saturating_add(config.kept)
+}
+
+impl super::Counts {
+    /// Enters a circuit, for as long as its gauge is held.
+    pub(super) fn enter(self: &Arc<Self>, gauge: &Arc<Gauge>, config: &Config) {
+        let mut entered = self.queue_budget.0.lock();
+        let circuits = &mut entered.circuits;
+        if circuits.len() == circuits.capacity() {
+            circuits.retain(|(gauge, _)| gauge.strong_count() > 0);
+        }
+        circuits.push((Arc::downgrade(gauge), 0));
+        let worst = most_each(config).saturating_mul(circuits.len() as u64);
+        if worst > config.queued && !entered.watched {
+            entered.watched = true;
+            tokio::spawn(Arc::clone(self).watch(config.clone()));
+        }
+    }
+
+    /// Bytes that wait in all circuits now, as [`Config::queued`](super::Config::queued) counts them.
+    pub fn queued(&self) -> u64 {
+        let entered = self.queue_budget.0.lock();
+        let here = entered
+            .circuits
+            .iter()
+            .filter_map(|(gauge, _)| gauge.upgrade());
+        let here = here.filter(|gauge| !gauge.over.load(Relaxed));
+        here.map(|gauge| gauge.measure().0).sum()
+    }
+
+    async fn watch(self: Arc<Self>, config: Config) {
+        loop {
+            tokio::time::sleep(CHECK_INTERVAL).await;
+            let mut entered = self.queue_budget.0.lock();
+            entered.relieve(config.queued, &self.hoarders);
+            let worst = most_each(&config).saturating_mul(entered.circuits.len() as u64);
+            if worst <= config.queued {
+                entered.watched = false;
+                return;
+            }
+        }
+    }
+}
+
+impl Entered {
+    /// Ends circuits, if too much waits in all of them.
+    fn relieve(&mut self, most: u64, ended: &Count) {
+        let mut all = Vec::new();
+        self.circuits.retain_mut(|(gauge, before)| {
+            let alive = gauge.upgrade();
+            let Some(gauge) = alive.filter(|gauge| !gauge.over.load(Relaxed)) else {
+                return false;
+            };
+            let (bytes, moved) = gauge.measure();
+            let since = moved.saturating_sub(std::mem::replace(before, moved));
+            if bytes > 0 {
+                all.push((since, bytes, gauge));
+            }
+            true
+        });
+        let mut total: u64 = all.iter().map(|(_, bytes, _)| bytes).sum();
+        if total <= most {
+            return;
+        }
+        // What moves least first, and of those the one that holds most.
+        all.sort_by_key(|(since, bytes, _)| (*since, std::cmp::Reverse(*bytes)));
+        for (_, bytes, gauge) in all {
+            if total <= most / 100 * LOW_WATER_PERCENT {
+                return;
+            }
+            gauge.end();
+            ended.up();
+            total = total.saturating_sub(bytes);
+        }
+    }
+}

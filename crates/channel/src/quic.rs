@@ -1,0 +1,753 @@
+//! A channel over QUIC: a control stream for circuit id 0 (the first bidirectional stream, the initiator's), and a bidirectional stream for each
+//! circuit, whose cells keep their 514 bytes. On the way of a cell circuits share nothing of ours: each has its stream with its window, its queue
+//! and its writing task; whoever reads a circuit reads its stream. What they share is QUIC's: the congestion window and the stack itself.
+//! RFC 9000 §2, §4 (streams, flow control); tor-spec: "Cell Packet format".
+
+use std::{
+    future::poll_fn,
+    net::IpAddr,
+    pin::{Pin, pin},
+    sync::{Arc, Weak},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use hoplite_link::QuicLink;
+use hoplite_quic::{
+    Connection, ReadError, RecvStream, SendStream, VarInt, congestion,
+    liveness::{Pulse, Vigil},
+};
+use hoplite_wire::cell::{self, Cell, CircuitId, Command, Reader};
+use parking_lot::Mutex;
+use tokio::{
+    sync::mpsc,
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+
+use super::{
+    Circuit, Closed, Config, Counts, Ending, Held, Hold, Why,
+    budget::Gauge,
+    ewma::{Activity, Scale},
+    ids::{Ids, NoId},
+    queue::{self, End, Keeper, Place, Receiver, Sender, Source, circuit_queue},
+    tls::destroy,
+};
+
+#[cfg(test)]
+pub(super) mod tests;
+
+/// A stream that is reset for the reason of a DESTROY cell has this code and the reason.
+const RESET_CODE: u32 = 0x100;
+/// DESTROY: the peer broke the protocol.
+const PROTOCOL: u8 = 1;
+/// DESTROY: no room.
+const RESOURCE_LIMIT: u8 = 5;
+/// The control stream goes before all circuits.
+const CONTROL_PRIORITY: i32 = 1;
+
+/// What a channel and its tasks share. Nothing of it is locked on the way of a cell.
+struct Shared {
+    connection: Connection,
+    ids: Arc<Mutex<Ids>>,
+    counts: Arc<Counts>,
+    config: Config,
+    scale: Scale,
+    ending: Ending,
+    /// Told when cells are sent on a connection that a relay dialled. One that we dialled has its own.
+    pulse: Option<Arc<Pulse>>,
+}
+
+/// What a channel keeps of it.
+pub(super) struct Transport(Arc<Shared>);
+
+/// What a circuit has before it has a stream.
+struct Berth {
+    place: Arc<Place>,
+    queue: (queue::Tx, queue::Rx),
+    gauge: Arc<Gauge>,
+}
+
+/// What the tasks need besides.
+pub(super) struct ChannelIo {
+    pub(super) connection: Connection,
+    /// What watches over it, where we dialled.
+    pub(super) link: Option<QuicLink>,
+    pub(super) control: (SendStream, RecvStream),
+    /// With what was read behind the handshake.
+    pub(super) reader: Reader,
+    /// Whether the peer said who it is.
+    pub(super) known: bool,
+    pub(super) arrivals: mpsc::Sender<Circuit>,
+}
+
+/// Starts the tasks, and lets the peer open streams.
+pub(super) fn start(
+    io: ChannelIo,
+    ids: Ids,
+    config: &Config,
+    counts: &Arc<Counts>,
+) -> (Transport, Hold) {
+    let ending = Ending::new();
+    let accepted = io.known && io.link.is_none();
+    let hold = Hold::new(ending.clone(), io.link);
+    let shared = Arc::new(Shared {
+        connection: io.connection,
+        ids: Arc::new(Mutex::new(ids)),
+        counts: Arc::clone(counts),
+        config: config.clone(),
+        scale: Scale::new(Instant::now(), config.half_life),
+        ending,
+        pulse: accepted.then(Pulse::new),
+    });
+    shared.widen(io.known);
+    congestion::forgive(&shared.connection);
+    shared.watch();
+    let acceptor = CircuitAcceptor {
+        shared: Arc::clone(&shared),
+        hold: Arc::downgrade(&hold.0),
+        arrivals: io.arrivals,
+    };
+    let room = Room::new(config.most_circuits(io.known));
+    tokio::spawn(acceptor.run(room));
+    tokio::spawn(control(Arc::clone(&shared), io.control, io.reader));
+    (Transport(shared), hold)
+}
+
+impl Transport {
+    pub(super) async fn open(&self, hold: &Hold) -> Result<Circuit, Closed> {
+        let shared = &self.0;
+        let id = shared.ids.lock().choose().ok_or(Closed::Full)?;
+        // From here on the id is released by the place, also if this is given up.
+        let berth = shared.berth(id, hold.clone());
+        let (send, receive) = tokio::select! {
+            biased;
+            why = shared.ending.wait() => return Err(Closed::Channel(why)),
+            opened = shared.connection.open_bi() => opened.map_err(|_| Closed::Channel(Why::Gone))?,
+        };
+        let first = First::of(receive, shared.config.largest_variable);
+        Ok(shared.circuit(berth, hold, send, first))
+    }
+
+    pub(super) fn circuits(&self) -> usize {
+        self.0.ids.lock().len()
+    }
+
+    /// Where the peer is now, as the connection sees it.
+    pub(super) fn remote(&self) -> IpAddr {
+        self.0.connection.remote_address().ip().to_canonical()
+    }
+}
+
+impl Shared {
+    /// Streams for the peer's first circuits, and a window so wide that no circuit takes another's.
+    fn widen(&self, known: bool) {
+        let streams = streams_at_first(self.config.most_circuits(known));
+        let window = self.config.whole_window(known);
+        let largest = VarInt::MAX.into_inner();
+        let credit = VarInt::from_u64(window.min(largest)).unwrap_or(VarInt::MAX);
+        self.connection.set_send_window(window);
+        self.connection.set_receive_window(credit);
+        self.connection
+            .set_max_concurrent_bi_streams(streams.into());
+        self.connection.set_max_concurrent_uni_streams(0u32.into());
+    }
+
+    /// A relay that dialled us and is gone is noticed while we send to it.
+    fn watch(&self) {
+        let Some(pulse) = self.pulse.clone() else {
+            return;
+        };
+        let vigil = Vigil {
+            connection: self.connection.clone(),
+            pulse,
+            broken_after: self.config.broken_after,
+        };
+        tokio::spawn(vigil.run());
+    }
+
+    fn berth(&self, id: CircuitId, hold: Hold) -> Berth {
+        let (to, queue) = circuit_queue(self.config.outbox);
+        let gauge = Arc::new(Gauge::quic(self.config.window, to.watch()));
+        self.counts.enter(&gauge, &self.config);
+        let keeper = Keeper::Quic(Arc::clone(&self.ids));
+        Berth {
+            place: Place::new(id, keeper, hold, Arc::clone(&gauge)),
+            queue: (to, queue),
+            gauge,
+        }
+    }
+
+    fn circuit(&self, berth: Berth, hold: &Hold, send: SendStream, first: First) -> Circuit {
+        let Berth {
+            place,
+            queue: (to, queue),
+            gauge,
+        } = berth;
+        let outbound = Outbound {
+            stream: send,
+            queue,
+            scale: self.scale,
+            linger: self.config.linger,
+            counts: Arc::clone(&self.counts),
+            gauge: Arc::clone(&gauge),
+            written: 0,
+            pulse: self.pulse.clone(),
+            // The last cells are still on their way when nobody holds the circuit any more.
+            _hold: hold.clone(),
+        };
+        tokio::spawn(outbound.run(place.id));
+        let inbound = first.inbound(place.id, Arc::clone(&self.counts), gauge);
+        Circuit {
+            id: place.id,
+            sender: Sender::new(to, Arc::clone(&place)),
+            receiver: Receiver::new(Source::Stream(Box::new(inbound)), place),
+        }
+    }
+}
+
+/// Takes in the circuits that the peer begins.
+#[derive(Clone)]
+struct CircuitAcceptor {
+    shared: Arc<Shared>,
+    hold: Weak<Held>,
+    arrivals: mpsc::Sender<Circuit>,
+}
+
+impl CircuitAcceptor {
+    async fn run(self, mut room: Room) {
+        let mut arriving = JoinSet::new();
+        loop {
+            tokio::select! {
+                biased;
+                _ = self.shared.ending.wait() => return,
+                Some(_) = arriving.join_next() => {}
+                // Not more of them than the peer may have streams.
+                opened = self.shared.connection.accept_bi() => match opened {
+                    Ok((send, receive)) => {
+                        arriving.spawn(self.clone().welcome(send, receive));
+                        self.make(&mut room, arriving.len());
+                    }
+                    Err(_) => return,
+                },
+            }
+        }
+    }
+
+    /// Makes room for further streams; this many of those that are open are no circuits yet.
+    fn make(&self, room: &mut Room, arriving: usize) {
+        let open = self.shared.ids.lock().len().saturating_add(arriving);
+        if let Some(streams) = room.more(open) {
+            let connection = &self.shared.connection;
+            connection.set_max_concurrent_bi_streams(streams.into());
+        }
+    }
+
+    /// A stream is a circuit from its first cell on.
+    async fn welcome(self, mut send: SendStream, receive: RecvStream) {
+        let mut first = First::of(receive, self.shared.config.largest_variable);
+        let read = timeout(self.shared.config.handshake, first.read()).await;
+        let Ok(Some(id)) = read else {
+            self.shared.counts.no_circuits.up();
+            drop(send.reset(code(PROTOCOL)));
+            return;
+        };
+        if let Err(reason) = self.admit(id, send, first) {
+            tracing::trace!(reason, "a circuit was refused");
+        }
+    }
+
+    fn admit(&self, id: CircuitId, mut send: SendStream, mut first: First) -> Result<(), u8> {
+        let counts = &self.shared.counts;
+        let claimed = self.shared.ids.lock().claim(id);
+        let refused = match claimed {
+            Ok(()) => return self.announce(id, send, first),
+            Err(NoId::Taken) => (PROTOCOL, &counts.collisions),
+            Err(NoId::NotTheirs) => (PROTOCOL, &counts.wrong_ids),
+            Err(NoId::TooMany) => (RESOURCE_LIMIT, &counts.too_many),
+        };
+        let (reason, count) = refused;
+        count.up();
+        drop(send.reset(code(reason)));
+        first.stop(code(reason));
+        Err(reason)
+    }
+
+    fn announce(&self, id: CircuitId, send: SendStream, first: First) -> Result<(), u8> {
+        let Some(hold) = self.hold.upgrade().map(Hold) else {
+            self.shared.ids.lock().release(id);
+            return Ok(());
+        };
+        let berth = self.shared.berth(id, hold.clone());
+        let circuit = self.shared.circuit(berth, &hold, send, first);
+        self.arrivals.try_send(circuit).map_err(|refused| {
+            self.shared.counts.too_many.up();
+            refused.into_inner().sender.destroy(RESOURCE_LIMIT);
+            RESOURCE_LIMIT
+        })
+    }
+}
+
+/// Reads the control stream until the channel ends, and ends the connection with it.
+async fn control(shared: Arc<Shared>, streams: (SendStream, RecvStream), mut reader: Reader) {
+    let (send, mut receive) = streams;
+    drop(send.set_priority(CONTROL_PRIORITY));
+    let why = tokio::select! {
+        biased;
+        why = read_control(&mut receive, &mut reader, &shared.counts) => why,
+        why = shared.ending.wait() => why,
+        _ = shared.connection.closed() => Why::Gone,
+    };
+    if matches!(why, Why::Violation(_)) {
+        shared.counts.violations.up();
+    }
+    shared.ending.end(why);
+    shared.connection.close(0u32.into(), b"");
+}
+
+/// How a stream is reset for the reason of a DESTROY cell.
+fn code(reason: u8) -> VarInt {
+    VarInt::from_u32(RESET_CODE | u32::from(reason))
+}
+
+/// The reason of a DESTROY cell that a stream was reset for, if it was for one.
+fn reason(code: VarInt) -> Option<u8> {
+    let code = code.into_inner().checked_sub(RESET_CODE.into())?;
+    u8::try_from(code).ok()
+}
+
+// Reads a circuit's stream, by whoever reads the circuit: what nobody reads stays in the stream's window, and stops
+// that stream alone. And the control stream, whose cells say nothing to us after the handshake.
+
+/// How many pieces are taken from a stream at once: as many packets have a batch of cells.
+const MAX_CHUNKS: usize = 16;
+/// After this many cells that say nothing, others get their turn first.
+const MAX_IGNORED: usize = 64;
+
+/// A stream with its cells.
+struct Cells {
+    stream: RecvStream,
+    reader: Reader,
+}
+
+/// A stream that may become a circuit.
+struct First {
+    cells: Cells,
+    /// The one that says which circuit it is.
+    first: Option<Cell>,
+}
+
+/// One circuit's receiving side.
+pub(super) struct Inbound {
+    cells: Cells,
+    first: Option<Cell>,
+    id: CircuitId,
+    counts: Arc<Counts>,
+    gauge: Arc<Gauge>,
+    /// Cells that were read, and whether more had come when the last was.
+    read: u64,
+    behind: bool,
+    ended: bool,
+}
+
+/// What comes of reading.
+enum Read {
+    Cell(Cell),
+    /// The stream has ended, between cells or within one.
+    End {
+        cut: bool,
+    },
+    /// It was reset, or the connection is gone.
+    Reset(Option<u8>),
+    Malformed,
+}
+
+impl Cells {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Read> {
+        loop {
+            match self.reader.next() {
+                Ok(Some(cell)) => return Poll::Ready(Read::Cell(cell)),
+                Ok(None) => {}
+                Err(_) => return Poll::Ready(Read::Malformed),
+            }
+            match ready!(poll_pieces(&mut self.stream, cx)) {
+                Ok(Some(bytes)) => self.reader.push(bytes),
+                Ok(None) => {
+                    let cut = !self.reader.is_between_cells();
+                    return Poll::Ready(Read::End { cut });
+                }
+                Err(ReadError::Reset(code)) => return Poll::Ready(Read::Reset(reason(code))),
+                Err(_) => return Poll::Ready(Read::Reset(None)),
+            }
+        }
+    }
+}
+
+/// All that has come, in memory of its own: a stream that rests keeps no buffer.
+fn poll_pieces(
+    stream: &mut RecvStream,
+    cx: &mut Context<'_>,
+) -> Poll<Result<Option<BytesMut>, ReadError>> {
+    let mut pieces: [Bytes; MAX_CHUNKS] = std::array::from_fn(|_| Bytes::new());
+    let count = ready!(pin!(stream.read_chunks(&mut pieces)).poll(cx))?;
+    let Some(count) = count else {
+        return Poll::Ready(Ok(None));
+    };
+    let pieces = pieces.iter().take(count);
+    let mut bytes = BytesMut::with_capacity(pieces.clone().map(Bytes::len).sum());
+    pieces.for_each(|piece| bytes.extend_from_slice(piece));
+    Poll::Ready(Ok(Some(bytes)))
+}
+
+impl First {
+    fn of(stream: RecvStream, largest: usize) -> Self {
+        let reader = Reader::wide(largest);
+        Self {
+            cells: Cells { stream, reader },
+            first: None,
+        }
+    }
+
+    /// The id of the circuit that the first cell makes; `None` if it makes none.
+    async fn read(&mut self) -> Option<CircuitId> {
+        let read = poll_fn(|cx| self.cells.poll_next(cx)).await;
+        let Read::Cell(cell) = read else {
+            return None;
+        };
+        let id = makes_circuit(cell.command).then_some(cell.circuit);
+        self.first = Some(cell);
+        id
+    }
+
+    fn stop(&mut self, code: VarInt) {
+        drop(self.cells.stream.stop(code));
+    }
+
+    fn inbound(self, id: CircuitId, counts: Arc<Counts>, gauge: Arc<Gauge>) -> Inbound {
+        Inbound {
+            cells: self.cells,
+            first: self.first,
+            id,
+            counts,
+            gauge,
+            read: 0,
+            behind: true,
+            ended: false,
+        }
+    }
+}
+
+fn makes_circuit(command: Command) -> bool {
+    let makes = [Command::CREATE, Command::CREATE_FAST, Command::CREATE2];
+    makes.contains(&command)
+}
+
+impl Inbound {
+    pub(crate) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<Cell>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(first));
+        }
+        for _ in 0..MAX_IGNORED {
+            if self.ended {
+                return Poll::Ready(None);
+            }
+            let read = self.cells.poll_next(cx);
+            self.note(read.is_ready());
+            let read = ready!(read);
+            if let Some(cell) = self.judge(read) {
+                return Poll::Ready(Some(cell));
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn note(&mut self, behind: bool) {
+        if std::mem::replace(&mut self.behind, behind) != behind {
+            self.gauge.is_behind(behind);
+        }
+        if behind {
+            self.read = self.read.wrapping_add(1);
+            self.gauge.read(self.read);
+        }
+    }
+
+    pub(crate) fn buffered(&self) -> usize {
+        usize::from(self.first.is_some())
+    }
+
+    /// What the circuit gets to see of it.
+    fn judge(&mut self, read: Read) -> Option<Cell> {
+        match read {
+            Read::Cell(cell) if cell.circuit != self.id => self.break_off(),
+            Read::Cell(cell) => self.sort(cell),
+            Read::Malformed => self.break_off(),
+            Read::End { cut } => {
+                self.ended = true;
+                if cut {
+                    self.counts.cut.up();
+                }
+                None
+            }
+            Read::Reset(reason) => {
+                self.ended = true;
+                reason.map(|reason| destroy(self.id, reason))
+            }
+        }
+    }
+
+    fn sort(&mut self, cell: Cell) -> Option<Cell> {
+        match cell.command {
+            Command::RELAY
+            | Command::RELAY_EARLY
+            | Command::CREATED
+            | Command::CREATED_FAST
+            | Command::CREATED2 => return Some(cell),
+            Command::DESTROY => {
+                self.ended = true;
+                return Some(cell);
+            }
+            Command::PADDING | Command::VPADDING => {}
+            command if makes_circuit(command) => self.counts.collisions.up(),
+            _ => self.counts.ignored.up(),
+        }
+        None
+    }
+
+    /// A stream that carries what is not its circuit's ends here; the circuit is told like any that the peer destroys.
+    fn break_off(&mut self) -> Option<Cell> {
+        self.ended = true;
+        self.counts.mismatched.up();
+        drop(self.cells.stream.stop(code(PROTOCOL)));
+        Some(destroy(self.id, PROTOCOL))
+    }
+}
+
+/// Reads the control stream until it ends.
+async fn read_control(stream: &mut RecvStream, reader: &mut Reader, counts: &Counts) -> Why {
+    loop {
+        loop {
+            match reader.next() {
+                Ok(Some(cell)) if !cell.circuit.is_channel() => {
+                    return Why::Violation("a circuit's cell on the control stream");
+                }
+                Ok(Some(cell)) if is_padding(cell.command) => {}
+                Ok(Some(_)) => counts.ignored.up(),
+                Ok(None) => break,
+                Err(_) => return Why::Violation("a malformed cell on the control stream"),
+            }
+        }
+        match poll_fn(|cx| poll_pieces(stream, cx)).await {
+            Ok(Some(bytes)) => reader.push(bytes),
+            Ok(None) | Err(_) => return Why::Gone,
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+fn is_padding(command: Command) -> bool {
+    let padding = [
+        Command::PADDING,
+        Command::VPADDING,
+        Command::PADDING_NEGOTIATE,
+    ];
+    padding.contains(&command)
+}
+
+// Writes a circuit's queue to its stream. Its only wait for others is the connection's congestion window, where quiet
+// streams go first.
+
+/// How many cells are written at once: 16 KiB.
+const MAX_BATCH: usize = 32;
+/// DESTROY: the stream is of no use any more.
+const FINISHED: u8 = 9;
+
+/// One circuit's sending side.
+struct Outbound {
+    stream: SendStream,
+    queue: queue::Rx,
+    scale: Scale,
+    linger: Duration,
+    counts: Arc<Counts>,
+    gauge: Arc<Gauge>,
+    /// Bytes that were handed to QUIC.
+    written: u64,
+    /// Told that something was.
+    pulse: Option<Arc<Pulse>>,
+    _hold: Hold,
+}
+
+/// Why writing ended.
+enum Stop {
+    /// Our side did, and how.
+    Ours(End),
+    /// Our side did while a cell was on its way that the peer does not take.
+    Within(End),
+    /// The peer takes no more, or is gone.
+    Theirs,
+}
+
+impl Outbound {
+    async fn run(mut self, id: CircuitId) {
+        match self.carry().await {
+            Stop::Theirs => self.queue.close(),
+            Stop::Ours(End::Finished) => self.finish(FINISHED).await,
+            Stop::Ours(End::Aborted(reason)) => {
+                let last = encode(&[destroy(id, reason)]);
+                // It may not fit into the window; then the reset says it.
+                if self.write(last).await.is_ok() {
+                    self.finish(reason).await;
+                }
+            }
+            Stop::Within(End::Aborted(reason)) => self.reset(reason),
+            Stop::Within(End::Finished) => self.reset(FINISHED),
+        }
+    }
+
+    async fn carry(&mut self) -> Stop {
+        let mut cells = Vec::new();
+        let mut activity = Activity::NONE;
+        let mut level = 0;
+        let mut stopped = pin!(self.stream.stopped());
+        loop {
+            if let Err(stop) = self.next(&mut cells, stopped.as_mut()).await {
+                return stop;
+            }
+            let now = self.scale.at(Instant::now());
+            activity.add(cells.len(), now);
+            let new = activity.level(now);
+            if std::mem::replace(&mut level, new) != new {
+                drop(self.stream.set_priority(-new));
+            }
+            let bytes = encode(&cells);
+            cells.clear();
+            if let Err(stop) = self.write(bytes).await {
+                return stop;
+            }
+        }
+    }
+
+    async fn next(
+        &self,
+        cells: &mut Vec<Cell>,
+        stopped: Pin<&mut impl Future>,
+    ) -> Result<(), Stop> {
+        tokio::select! {
+            biased;
+            got = poll_fn(|cx| self.queue.poll_drain(cx, MAX_BATCH, cells)) => got.map_err(Stop::Ours),
+            _ = stopped => Err(Stop::Theirs),
+        }
+    }
+
+    /// Once the circuit has ended here, what is left may take [`Config::linger`](crate::Config::linger); aborted: no time.
+    async fn write(&mut self, bytes: Bytes) -> Result<(), Stop> {
+        self.written = self.written.saturating_add(bytes.len() as u64);
+        self.gauge.is_stuck(true);
+        let (queue, linger) = (&self.queue, self.linger);
+        let patience = async {
+            let end = poll_fn(|cx| queue.poll_end(cx)).await;
+            if end == End::Finished {
+                tokio::time::sleep(linger).await;
+            }
+            end
+        };
+        let written = tokio::select! {
+            biased;
+            written = self.stream.write_chunk(bytes) => written.map_err(|_| Stop::Theirs),
+            end = patience => {
+                self.counts.unread.up();
+                Err(Stop::Within(end))
+            }
+        };
+        self.gauge.is_stuck(false);
+        if let Some(pulse) = &self.pulse {
+            pulse.packet();
+        }
+        self.gauge.wrote(self.written);
+        written
+    }
+
+    /// Says that nothing follows, and waits until all has arrived; what does not in time is not kept.
+    async fn finish(mut self, reason: u8) {
+        if self.stream.finish().is_err() {
+            return;
+        }
+        if timeout(self.linger, self.stream.stopped()).await.is_err() {
+            self.counts.unread.up();
+            self.reset(reason);
+        }
+    }
+
+    fn reset(&mut self, reason: u8) {
+        drop(self.stream.reset(code(reason)));
+    }
+}
+
+fn encode(cells: &[Cell]) -> Bytes {
+    let mut out = BytesMut::with_capacity(cells.len().saturating_mul(cell::LEN));
+    for cell in cells {
+        let written = cell::write(cell, &mut out);
+        debug_assert!(written.is_ok(), "a cell that fits no frame is left out");
+    }
+    out.freeze()
+}
+
+// How many circuits the peer may open on one connection: few at first, and more as it uses them. The QUIC stack keeps
+// about 90 bytes for each stream that it allows, used or not: a channel at rest costs little this way.
+
+/// What a new channel may have at once.
+const FIRST_CIRCUITS: u32 = 128;
+/// When half of what is allowed is open, this many times as much is allowed.
+const GROWTH: u32 = 4;
+
+/// The room on one connection.
+struct Room {
+    allowed: u32,
+    most: u32,
+}
+
+/// The streams of a new connection whose peer may have `most` circuits. The control stream is one more.
+pub(crate) fn streams_at_first(most: u32) -> u32 {
+    most.min(FIRST_CIRCUITS).saturating_add(1)
+}
+
+impl Room {
+    /// On a connection that was given [`streams_at_first`].
+    fn new(most: u32) -> Self {
+        let allowed = most.min(FIRST_CIRCUITS);
+        Self { allowed, most }
+    }
+
+    /// How many streams are allowed from now on, where that is more than before.
+    fn more(&mut self, open: usize) -> Option<u32> {
+        let crowded = open >= usize::try_from(self.allowed / 2).unwrap_or(usize::MAX);
+        if !crowded || self.allowed >= self.most {
+            return None;
+        }
+        self.allowed = self.allowed.saturating_mul(GROWTH).min(self.most);
+        Some(self.allowed.saturating_add(1))
+    }
+}
+
+#[cfg(test)]
+mod room_tests {
+    use super::*;
+
+    #[test]
+    fn room_grows_with_use_up_to_the_limit() {
+        assert_eq!(streams_at_first(1024), 129);
+        let mut room = Room::new(1024);
+        assert_eq!(room.more(63), None);
+        assert_eq!(room.more(64), Some(513));
+        assert_eq!(room.more(65), None);
+        assert_eq!(room.more(300), Some(1025));
+        assert_eq!(room.more(1024), None);
+    }
+
+    #[test]
+    fn a_limit_below_the_first_room_is_kept() {
+        assert_eq!(streams_at_first(10), 11);
+        assert_eq!(Room::new(10).more(10), None);
+    }
+}

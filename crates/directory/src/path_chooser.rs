@@ -1,0 +1,294 @@
+//! How a client chooses its paths: from a guard on where it keeps guards, around what failed lately, and by what is asked of all its paths. The product's
+//! client and the simulator have one each. Pure: times and randomness are handed in.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    time::{Duration, Instant},
+};
+
+use hoplite_wire::directory::{Descriptor, Key};
+
+use crate::{
+    Guard, Guards,
+    path_selection::{Network, NoPath, OverlayKind, PathConstraints, Random},
+};
+
+/// How long a relay that failed on a circuit is avoided behind the guard. Not longer: a guard that lies about others must not choose the path for long.
+pub const AVOIDED: Duration = Duration::from_secs(60);
+/// This many of them at most.
+const MOST_AVOIDED: usize = 64;
+
+/// One moment by both clocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// Seconds since 1970: guards live for months, over restarts.
+    pub calendar: u64,
+    /// By a clock that never jumps: failures are forgotten by it.
+    pub steady: Instant,
+}
+
+/// One client's choice of paths.
+#[derive(Clone, Debug, Default)]
+pub struct PathChooser {
+    /// The few relays of which one is the first of each path; `None`: any entry may be.
+    guards: Option<Guards>,
+    /// Relays that failed lately on circuits, behind the guard or as one, the last at the end: not to be used behind another.
+    failed: VecDeque<(Key, Instant)>,
+}
+
+impl PathChooser {
+    /// Without guards: any relay that may be an entry is one.
+    pub fn unguarded() -> Self {
+        Self::default()
+    }
+
+    /// With the guards that the store has kept, in its order.
+    pub fn guarded(kept: Vec<Guard>) -> Self {
+        Self {
+            guards: Some(Guards::new(kept)),
+            failed: VecDeque::new(),
+        }
+    }
+
+    /// The guards that the store should keep, if there are any to be kept.
+    pub fn kept(&self) -> Option<Vec<Guard>> {
+        self.guards.as_ref().map(Guards::kept)
+    }
+
+    /// A path without the relays that `failed`, or at least without the last of them.
+    ///
+    /// # Errors
+    /// [`NoPath`].
+    pub fn select_path<'a>(
+        &mut self,
+        network: &'a Network,
+        constraints: &PathConstraints,
+        failed: &[Key],
+        now: Moment,
+        random: Random<'_>,
+    ) -> Result<Vec<&'a Descriptor>, NoPath> {
+        let mut why = NoPath::Unguarded;
+        let mut last = None;
+        for first in [0, failed.len().saturating_sub(1), failed.len()] {
+            if last.replace(first) == Some(first) {
+                continue;
+            }
+            let mut constraints = constraints.clone();
+            constraints.avoid.extend(failed.iter().skip(first));
+            match self.guarded_path(network, constraints, now, random) {
+                Ok(path) => return Ok(path),
+                Err(error) => why = error,
+            }
+        }
+        Err(why)
+    }
+
+    /// A path for a circuit, around what failed lately. Its exit permits all ports that are asked for if they are `required`; else as many of the first
+    /// of them as can be.
+    ///
+    /// # Errors
+    /// [`NoPath`].
+    pub fn select_circuit<'a>(
+        &mut self,
+        network: &'a Network,
+        constraints: &PathConstraints,
+        required: bool,
+        now: Moment,
+        random: Random<'_>,
+    ) -> Result<Vec<&'a Descriptor>, NoPath> {
+        let failed = self.failed_lately(now);
+        let all = constraints.ports.len();
+        let least = if required { all } else { 0 };
+        let mut why = NoPath::Together;
+        for ports in (least..=all).rev() {
+            let mut constraints = constraints.clone();
+            constraints.ports.truncate(ports);
+            match self.select_path(network, &constraints, &failed, now, random) {
+                Ok(path) => return Ok(path),
+                Err(error) => why = error,
+            }
+        }
+        Err(why)
+    }
+
+    /// A guard carried what it should. True if the store should keep that.
+    pub fn guard_worked(&mut self, guard: &Key, now: Moment, random: Random<'_>) -> bool {
+        let guards = self.guards.as_mut();
+        guards.is_some_and(|guards| guards.worked(guard, now.calendar, random))
+    }
+
+    /// A guard could not be reached. Nothing changes for a relay that is no guard.
+    pub fn guard_failed(&mut self, guard: &Key, now: Moment) {
+        if let Some(guards) = &mut self.guards {
+            guards.failed(guard, now.calendar);
+        }
+    }
+
+    /// The relay of a circuit in this place, from 0, failed: it is avoided behind the guard, without which there is no path at all.
+    pub fn circuit_failed(&mut self, identity: Key, hop: usize, now: Moment) {
+        if hop == 0 {
+            self.guard_failed(&identity, now);
+        }
+        self.failed.retain(|(other, _)| *other != identity);
+        if self.failed.len() >= MOST_AVOIDED {
+            self.failed.pop_front();
+        }
+        self.failed.push_back((identity, now.steady));
+    }
+
+    fn failed_lately(&mut self, now: Moment) -> Vec<Key> {
+        let lately = |since: Instant| now.steady.saturating_duration_since(since) < AVOIDED;
+        self.failed.retain(|(_, since)| lately(*since));
+        self.failed.iter().map(|(identity, _)| *identity).collect()
+    }
+
+    /// A path that begins at a guard and at no other relay: an attacker who makes guards fail, or takes them off the list, becomes no entry by it.
+    fn guarded_path<'a>(
+        &mut self,
+        network: &'a Network,
+        mut constraints: PathConstraints,
+        now: Moment,
+        random: Random<'_>,
+    ) -> Result<Vec<&'a Descriptor>, NoPath> {
+        let open = network.select_path(&constraints, random)?;
+        let Some(guards) = self.guards.as_mut().filter(|_| constraints.hops > 1) else {
+            return Ok(open);
+        };
+        // A relay that failed behind a guard may still be a guard itself: whether it can be reached, `Guards` knows.
+        let mut unfit = match constraints.overlay {
+            OverlayKind::Masque => constraints.avoid.clone(),
+            OverlayKind::Onion => HashSet::new(),
+        };
+        loop {
+            let asked = PathConstraints {
+                avoid: unfit.clone(),
+                ..constraints.clone()
+            };
+            let guard = guards.pick(network, &asked, now.calendar, random);
+            let guard = guard.ok_or(NoPath::Unguarded)?;
+            constraints.entry = Some(guard);
+            let mut from = constraints.clone();
+            from.avoid.remove(&guard);
+            if let Ok(path) = network.select_path(&from, random) {
+                return Ok(path);
+            }
+            if !unfit.insert(guard) {
+                return Err(NoPath::Unguarded);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hoplite_wire::directory::Roles;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::path_selection::Apart;
+
+    fn relay(number: u8, ingress: bool, egress: bool, operator: &str) -> Descriptor {
+        Descriptor {
+            name: format!("relay{number}"),
+            identity: Key([number; 32]),
+            published: 0,
+            addresses: Vec::new(),
+            pin: Some([number; 32]),
+            onion: None,
+            roles: Roles { ingress, egress },
+            region: None,
+            operator: Some(operator.into()),
+            family: Vec::new(),
+            bandwidth: 0,
+            exit: None,
+        }
+    }
+
+    fn hops(hops: usize) -> PathConstraints {
+        PathConstraints {
+            hops,
+            apart: Apart {
+                operator: true,
+                ..Apart::hardly()
+            },
+            ..PathConstraints::default()
+        }
+    }
+
+    fn now() -> Moment {
+        Moment {
+            calendar: 0,
+            steady: Instant::now(),
+        }
+    }
+
+    /// By their numbers.
+    fn select(
+        relays: &[Descriptor],
+        constraints: &PathConstraints,
+        failed: &[u8],
+        random: Random<'_>,
+    ) -> Option<Vec<u8>> {
+        let network = Network::unsigned(relays.to_vec());
+        let failed: Vec<_> = failed.iter().map(|number| Key([*number; 32])).collect();
+        let mut chooser = PathChooser::unguarded();
+        let path = chooser.select_path(&network, constraints, &failed, now(), random);
+        let number = |relay: &Descriptor| relay.identity.0[0];
+        Some(path.ok()?.into_iter().map(number).collect())
+    }
+
+    fn last(most: u64) -> u64 {
+        most - 1
+    }
+
+    #[test]
+    fn a_failed_relay_is_avoided_while_there_is_another() {
+        let relays = [1, 2, 3, 4].map(|number| relay(number, true, true, &number.to_string()));
+        for seed in 0..20 {
+            let random = &mut |most| seed % most;
+            let path = select(&relays[..3], &hops(2), &[2], random).expect("two are left");
+            assert!(!path.contains(&2));
+            let path = select(&relays[..3], &hops(3), &[2], random).expect("all are needed");
+            assert!(path.contains(&2));
+            let path = select(&relays, &hops(3), &[2, 3], random).expect("one of them is needed");
+            assert!(path.contains(&2) && !path.contains(&3), "the later one");
+        }
+    }
+
+    #[test]
+    fn one_operator_never_stands_twice_on_a_path() {
+        let relays = [relay(1, true, true, "a"), relay(2, true, true, "a")];
+        assert_eq!(select(&relays, &hops(2), &[], &mut last), None);
+    }
+
+    #[test]
+    fn relays_of_a_list_that_nobody_signed_are_all_as_likely() {
+        let relays = [1, 2, 3].map(|number| relay(number, true, true, &number.to_string()));
+        let exits = (0..3).map(|place| {
+            let path = select(&relays, &hops(1), &[], &mut |_| place);
+            path.expect("possible")[0]
+        });
+        assert_eq!(exits.collect::<Vec<_>>(), [1, 2, 3]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_path_keeps_the_rules(
+            raw in prop::collection::vec((any::<bool>(), any::<bool>(), 0u8..4), 0..8),
+            length in 1usize..5,
+            seed in any::<u64>(),
+        ) {
+            let relays: Vec<_> = (0u8..).zip(&raw).map(|(number, (i, e, o))| relay(number, *i, *e, &o.to_string())).collect();
+            if let Some(path) = select(&relays, &hops(length), &[], &mut |most| seed % most) {
+                let of = |number: &u8| &relays[usize::from(*number)];
+                prop_assert_eq!(path.len(), length);
+                prop_assert!(of(&path[length - 1]).roles.egress);
+                prop_assert!(path[..length - 1].iter().all(|number| of(number).roles.ingress));
+                let mut operators: Vec<_> = path.iter().map(|number| of(number).operator.clone()).collect();
+                operators.sort();
+                operators.dedup();
+                prop_assert_eq!(operators.len(), length);
+            }
+        }
+    }
+}

@@ -1,0 +1,481 @@
+//! Which relays make a path: by what they can carry, and never two that one operator may run. Pure; the randomness is handed in.
+//! Positions and weights after tor-spec "Path selection and constraints" and dir-spec "Computing bandwidth weights", for two roles instead of flags.
+
+#[cfg(test)]
+mod tests;
+
+use std::{collections::HashSet, net::IpAddr};
+
+use hoplite_wire::directory::{Descriptor, Key, List};
+
+/// Gives a number below its argument, which is never 0.
+pub type Random<'a> = &'a mut dyn FnMut(u64) -> u64;
+
+/// Choices that are tried before it is given up: constraints that hardly anything fulfils cost no more than that.
+const MAX_TRIES: usize = 4096;
+/// Shares of relays with both roles are counted in this many parts.
+const PARTS: u64 = 1000;
+/// Paths are taken to have three positions, one of them the exit.
+const POSITIONS: u128 = 3;
+/// More is not believed of any relay, so that sums do not overflow: 1 TB/s.
+const MAX_BANDWIDTH: u64 = 1 << 40;
+
+/// Where a relay stands on a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// The first: it sees the user.
+    Entry,
+    /// Between.
+    Middle,
+    /// The last: it sees the targets.
+    Exit,
+}
+
+/// What is asked of a path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PathConstraints {
+    /// The number of hops, from 1.
+    pub hops: usize,
+    /// Ports of targets, as far as they are known: the exit must permit all of them.
+    pub ports: Vec<u16>,
+    /// The exit's region, if it matters.
+    pub region: Option<String>,
+    /// The first relay, if it is given: a guard.
+    pub entry: Option<Key>,
+    /// Relays that failed lately, or must not be used.
+    pub avoid: HashSet<Key>,
+    /// What must differ between any two relays.
+    pub apart: Apart,
+    /// Whether only relays with a TLS pin will do (MASQUE), or only those with an onion key (circuits).
+    pub overlay: OverlayKind,
+}
+
+/// What carries the path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OverlayKind {
+    /// Nested hops: relays are known by their pin.
+    #[default]
+    Masque,
+    /// Circuits: relays have an onion key.
+    Onion,
+}
+
+/// The list allows no path such as is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoPath {
+    /// No relay fits into this position, whatever stands elsewhere.
+    #[error("no relay of the list can be the {} of the path: {}", position_name(*.0), position_remedy(*.0))]
+    Nobody(Position),
+    /// Relays fit alone, but not together.
+    #[error(
+        "the relays of the list do not allow a path of this length whose relays differ as asked: take fewer hops, or ask for less with `apart`"
+    )]
+    Together,
+    /// None of the client's guards goes with the rest. Another entry would see the user without having been chosen for it.
+    #[error(
+        "none of this client's guards can begin the path: wait for the next list, or ask for less with `apart` or `region`"
+    )]
+    Unguarded,
+    /// A relay of an explicit path is not on the list, or cannot stand where it is put.
+    #[error(
+        "relay {0} of the explicit path is not on the list, stands twice, or has not the role for its place: correct the path"
+    )]
+    Explicit(usize),
+}
+
+fn position_name(position: Position) -> &'static str {
+    match position {
+        Position::Entry => "first relay",
+        Position::Middle => "middle",
+        Position::Exit => "last relay",
+    }
+}
+
+fn position_remedy(position: Position) -> &'static str {
+    match position {
+        Position::Exit => "ask for another port or region, or wait for the next list",
+        _ => "wait for the next list, or use relays of your own",
+    }
+}
+
+/// Relays to choose from, with what a choice needs worked out once for each list.
+#[derive(Clone, Debug, Default)]
+pub struct Network {
+    relays: Vec<Descriptor>,
+    /// None if all relays are as likely.
+    weights: Option<Weights>,
+}
+
+impl Network {
+    /// The relays of a list that was checked.
+    pub fn of(list: &List) -> Self {
+        let relays: Vec<_> = list
+            .relays
+            .iter()
+            .map(|relay| relay.descriptor.clone())
+            .collect();
+        let cap = list.params.get("bandwidth-cap").copied();
+        let weights = Weights::of(&relays, cap.unwrap_or(u64::MAX));
+        let weights = Some(weights);
+        Self { relays, weights }
+    }
+
+    /// Relays that nobody signed a list of, such as those of a file: all are as likely.
+    pub fn unsigned(mut relays: Vec<Descriptor>) -> Self {
+        relays.sort_by_key(|relay| relay.identity);
+        let weights = None;
+        Self { relays, weights }
+    }
+
+    /// All of them, by identity.
+    pub fn relays(&self) -> &[Descriptor] {
+        &self.relays
+    }
+
+    /// The relay of this identity.
+    pub fn relay(&self, identity: &Key) -> Option<&Descriptor> {
+        self.relays.get(self.place(identity)?)
+    }
+
+    /// The place of the relay of this identity among all of them.
+    pub fn place(&self, identity: &Key) -> Option<usize> {
+        let place = self
+            .relays
+            .binary_search_by_key(identity, |relay| relay.identity);
+        place.ok()
+    }
+
+    /// A path as asked for, first hop first, by weight: the exit is chosen first, as fewest relays can be it.
+    ///
+    /// # Errors
+    /// [`NoPath`].
+    pub fn select_path(
+        &self,
+        constraints: &PathConstraints,
+        random: Random<'_>,
+    ) -> Result<Vec<&Descriptor>, NoPath> {
+        let order = order(constraints.hops);
+        for position in &order {
+            if !self
+                .relays
+                .iter()
+                .any(|relay| fits(relay, *position, constraints))
+            {
+                return Err(NoPath::Nobody(*position));
+            }
+        }
+        let mut chosen = Vec::with_capacity(order.len());
+        let mut tries = MAX_TRIES;
+        if self.extend(constraints, &order, &mut chosen, random, &mut tries) {
+            Ok(in_order(chosen))
+        } else {
+            Err(NoPath::Together)
+        }
+    }
+
+    /// One relay for a position, by weight: for guards.
+    pub fn one(
+        &self,
+        position: Position,
+        constraints: &PathConstraints,
+        random: Random<'_>,
+    ) -> Option<&Descriptor> {
+        let mut fitting = self.fitting(position, constraints, &[]);
+        draw(&mut fitting, random)
+    }
+
+    /// Whether this relay is on the list and fits into a position, whatever stands elsewhere.
+    pub fn is_fit(
+        &self,
+        identity: &Key,
+        position: Position,
+        constraints: &PathConstraints,
+    ) -> bool {
+        let relay = self.relay(identity);
+        relay.is_some_and(|relay| fits(relay, position, constraints))
+    }
+
+    /// The relays of an explicit path, by identity or by name where that is unique; for experiments. Only roles are checked.
+    ///
+    /// # Errors
+    /// [`NoPath::Explicit`].
+    pub fn explicit(
+        &self,
+        path: &[String],
+        overlay: OverlayKind,
+    ) -> Result<Vec<&Descriptor>, NoPath> {
+        let mut chosen = Vec::<&Descriptor>::with_capacity(path.len());
+        for (place, name) in path.iter().enumerate() {
+            let relay = self.named(name).ok_or(NoPath::Explicit(place))?;
+            let last = place.saturating_add(1) == path.len();
+            let role = if last {
+                relay.roles.egress
+            } else {
+                relay.roles.ingress
+            };
+            let twice = chosen.iter().any(|other| other.identity == relay.identity);
+            if !role || twice || !is_carried(relay, overlay) {
+                return Err(NoPath::Explicit(place));
+            }
+            chosen.push(relay);
+        }
+        Ok(chosen)
+    }
+
+    fn named(&self, name: &str) -> Option<&Descriptor> {
+        if let Ok(identity) = name.parse() {
+            return self.relay(&identity);
+        }
+        let mut named = self.relays.iter().filter(|relay| relay.name == name);
+        named.next().filter(|_| named.next().is_none())
+    }
+
+    /// Depth first: when the rest does not work out, another relay is drawn here.
+    fn extend<'a>(
+        &'a self,
+        constraints: &PathConstraints,
+        order: &[Position],
+        chosen: &mut Vec<&'a Descriptor>,
+        random: &mut dyn FnMut(u64) -> u64,
+        tries: &mut usize,
+    ) -> bool {
+        let Some((position, rest)) = order.split_first() else {
+            return true;
+        };
+        let mut fitting = self.fitting(*position, constraints, chosen);
+        while let Some(relay) = draw(&mut fitting, random) {
+            let Some(left) = tries.checked_sub(1) else {
+                return false;
+            };
+            *tries = left;
+            chosen.push(relay);
+            if self.extend(constraints, rest, chosen, random, tries) {
+                return true;
+            }
+            chosen.pop();
+        }
+        false
+    }
+
+    fn fitting<'a>(
+        &'a self,
+        position: Position,
+        constraints: &PathConstraints,
+        chosen: &[&Descriptor],
+    ) -> Vec<(&'a Descriptor, u64)> {
+        let relays = self.relays.iter();
+        let relays = relays.filter(|relay| fits(relay, position, constraints));
+        let relays = relays.filter(|relay| {
+            let mut others = chosen.iter();
+            others.all(|other| constraints.apart.are_apart(relay, other))
+        });
+        let weighed = relays.map(|relay| {
+            let weight = |weights: &Weights| weights.of_relay(relay, position);
+            (relay, self.weights.as_ref().map_or(1, weight))
+        });
+        some_positive(weighed.collect())
+    }
+}
+
+/// In which order positions are filled: exit, entry, then the rest.
+fn order(hops: usize) -> Vec<Position> {
+    let ends = [Position::Exit, Position::Entry];
+    let middles = std::iter::repeat_n(Position::Middle, hops.saturating_sub(2));
+    ends.into_iter().take(hops).chain(middles).collect()
+}
+
+/// From the order of choosing to the order of the path.
+fn in_order(mut chosen: Vec<&Descriptor>) -> Vec<&Descriptor> {
+    let exit = usize::from(!chosen.is_empty());
+    chosen.rotate_left(exit);
+    chosen
+}
+
+fn fits(relay: &Descriptor, position: Position, constraints: &PathConstraints) -> bool {
+    let permits = |port: &u16| relay.exit.as_ref().is_some_and(|exit| exit.contains(*port));
+    let region = || constraints.region.is_none() || constraints.region == relay.region;
+    let is_given = || {
+        constraints
+            .entry
+            .is_none_or(|entry| entry == relay.identity)
+    };
+    let role = match position {
+        Position::Exit => relay.roles.egress && constraints.ports.iter().all(permits) && region(),
+        Position::Middle => relay.roles.ingress,
+        Position::Entry => relay.roles.ingress && is_given(),
+    };
+    // The only relay of a path of one hop is exit and entry.
+    let alone = constraints.hops != 1 || is_given();
+    role && alone
+        && is_carried(relay, constraints.overlay)
+        && !constraints.avoid.contains(&relay.identity)
+}
+
+fn is_carried(relay: &Descriptor, overlay: OverlayKind) -> bool {
+    match overlay {
+        OverlayKind::Masque => relay.pin.is_some(),
+        OverlayKind::Onion => relay.onion.is_some(),
+    }
+}
+
+/// What must differ between any two relays of a path. What is not known of a relay counts as different.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Apart {
+    /// They do not both call the other family.
+    pub family: bool,
+    /// The operators that they name differ.
+    pub operator: bool,
+    /// No address of theirs shares 16 bits (IPv4) or 32 (IPv6).
+    pub network: bool,
+    /// The regions that they name differ.
+    pub region: bool,
+}
+
+impl Default for Apart {
+    fn default() -> Self {
+        Self {
+            family: true,
+            operator: true,
+            network: true,
+            region: false,
+        }
+    }
+}
+
+impl Apart {
+    /// Nothing but that they are two.
+    pub fn hardly() -> Self {
+        Self {
+            family: false,
+            operator: false,
+            network: false,
+            region: false,
+        }
+    }
+
+    /// Whether both may stand on one path.
+    pub(crate) fn are_apart(&self, a: &Descriptor, b: &Descriptor) -> bool {
+        let operators = (a.operator.as_ref(), b.operator.as_ref());
+        let regions = (a.region.as_ref(), b.region.as_ref());
+        let alike = [
+            a.identity == b.identity || shared(a, b),
+            self.family && are_family(a, b),
+            self.operator && is_same(operators),
+            self.region && is_same(regions),
+            self.network && are_neighbours(a, b),
+        ];
+        !alike.contains(&true)
+    }
+}
+
+/// One machine, or one key, under two identities.
+fn shared(a: &Descriptor, b: &Descriptor) -> bool {
+    let pin = a.pin.is_some() && a.pin == b.pin;
+    let onion = a.onion.is_some() && a.onion == b.onion;
+    pin || onion
+        || a.addresses
+            .iter()
+            .any(|address| b.addresses.contains(address))
+}
+
+/// Both must say so: else anybody could keep others off paths by naming them.
+fn are_family(a: &Descriptor, b: &Descriptor) -> bool {
+    a.family.contains(&b.identity) && b.family.contains(&a.identity)
+}
+
+fn is_same((a, b): (Option<&String>, Option<&String>)) -> bool {
+    let lower = |text: &String| text.to_ascii_lowercase();
+    a.is_some() && a.map(lower) == b.map(lower)
+}
+
+fn are_neighbours(a: &Descriptor, b: &Descriptor) -> bool {
+    let prefixes: Vec<_> = b
+        .addresses
+        .iter()
+        .map(|address| prefix(address.ip()))
+        .collect();
+    let mut own = a.addresses.iter();
+    own.any(|address| prefixes.contains(&prefix(address.ip())))
+}
+
+/// The family, and the first 16 or 32 bits.
+fn prefix(ip: IpAddr) -> (bool, [u8; 4]) {
+    match ip {
+        IpAddr::V4(v4) => {
+            let [a, b, ..] = v4.octets();
+            (false, [a, b, 0, 0])
+        }
+        IpAddr::V6(v6) => {
+            let [a, b, c, d, ..] = v6.octets();
+            (true, [a, b, c, d])
+        }
+    }
+}
+
+/// How likely a relay is in each position. What both ingress and egress can do is shared out so that neither end of paths is starved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Weights {
+    /// As an exit, of [`PARTS`]; before it the rest.
+    both_as_exit: u64,
+    cap: u64,
+}
+
+impl Weights {
+    fn of(relays: &[Descriptor], cap: u64) -> Self {
+        let cap = cap.min(MAX_BANDWIDTH);
+        let sum = |ingress: bool, egress: bool| -> u128 {
+            let those = relays.iter();
+            let those = those.filter(|r| (r.roles.ingress, r.roles.egress) == (ingress, egress));
+            those.map(|r| u128::from(r.bandwidth.min(cap))).sum()
+        };
+        let (exits, both, rest) = (sum(false, true), sum(true, true), sum(true, false));
+        let wanted = exits.saturating_add(both).saturating_add(rest) / POSITIONS;
+        let missing = wanted.saturating_sub(exits).min(both);
+        let parts = missing.saturating_mul(u128::from(PARTS)).checked_div(both);
+        let both_as_exit = parts.and_then(|parts| u64::try_from(parts).ok());
+        Self {
+            both_as_exit: both_as_exit.unwrap_or(0).min(PARTS),
+            cap,
+        }
+    }
+
+    /// The weight of a relay that may stand there.
+    fn of_relay(&self, relay: &Descriptor, position: Position) -> u64 {
+        let parts = match (relay.roles.ingress && relay.roles.egress, position) {
+            (false, _) => PARTS,
+            (true, Position::Exit) => self.both_as_exit,
+            (true, _) => PARTS.saturating_sub(self.both_as_exit),
+        };
+        relay.bandwidth.min(self.cap).saturating_mul(parts)
+    }
+}
+
+/// If none has any weight, all have the same: a path is still made.
+fn some_positive<T>(mut weighed: Vec<(T, u64)>) -> Vec<(T, u64)> {
+    if weighed.iter().all(|(_, weight)| *weight == 0) {
+        weighed.iter_mut().for_each(|(_, weight)| *weight = 1);
+    }
+    weighed
+}
+
+/// Takes one out, each as likely as its weight; those without weight when no other is left.
+fn draw<T>(weighed: &mut Vec<(T, u64)>, random: &mut dyn FnMut(u64) -> u64) -> Option<T> {
+    let total = weighed
+        .iter()
+        .map(|(_, weight)| u128::from(*weight))
+        .sum::<u128>();
+    // 8192 relays of 2^40 bytes/s in 1000 parts are less than 2^64.
+    let total = u64::try_from(total).unwrap_or(u64::MAX);
+    let mut left = if total == 0 {
+        0
+    } else {
+        random(total).min(total.saturating_sub(1))
+    };
+    let place = weighed.iter().position(|(_, weight)| {
+        let here = left < *weight;
+        left = left.saturating_sub(*weight);
+        here
+    });
+    let place = place.or_else(|| (!weighed.is_empty()).then_some(0))?;
+    Some(weighed.swap_remove(place).0)
+}

@@ -1,0 +1,435 @@
+//! How much of a server of plain HTTP whoever asks may have: places for connections, and what may be asked for within a minute. By address (IPv6: /64) and
+//! in all; the quiet come first. The authorities and the issuer serve behind it.
+
+use std::{
+    collections::HashMap,
+    io,
+    net::IpAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use parking_lot::{Mutex, MutexGuard};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    sync::Notify,
+    time::Instant,
+};
+
+/// Whose a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Client {
+    /// Its address, IPv6: /64.
+    pub(crate) address: IpAddr,
+    /// Another authority: its places are beside those of all.
+    pub(crate) is_authority: bool,
+}
+
+/// Who has a place for a connection at an authority. There is always one for a newcomer: when all are taken, the address with the most connections,
+/// the newcomer's counted, gives way by the one over which nothing has come or gone for longest; between equals the stillest of all does. So who
+/// holds many idle connections from a few addresses displaces his own, and who takes one from each of many keeps a place only as long as something
+/// moves on it. What it costs to be displaced is to ask again.
+#[derive(Debug)]
+pub(crate) struct Places {
+    all: usize,
+    per_client: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Numbers connections, and moments at which something moved.
+    next: u64,
+    held: HashMap<u64, Held>,
+    clients: HashMap<Client, usize>,
+    /// Those of no authority.
+    strangers: usize,
+}
+
+#[derive(Debug)]
+struct Held {
+    client: Client,
+    /// When something moved last.
+    moved: u64,
+    told: Arc<Notify>,
+}
+
+/// A connection's place; dropping it gives the place back.
+#[derive(Debug)]
+pub(crate) struct Place {
+    places: Arc<Places>,
+    id: u64,
+    told: Arc<Notify>,
+}
+
+impl Places {
+    /// This many in all, and of one client; both at least one.
+    pub(crate) fn new(all: usize, per_client: usize) -> Arc<Self> {
+        Arc::new(Self {
+            all,
+            per_client,
+            state: Mutex::default(),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Gives a newcomer a place; another connection may lose its.
+    pub(crate) fn enter(self: &Arc<Self>, client: Client) -> Place {
+        let mut state = self.state();
+        let own = state.of(client).saturating_add(1);
+        let displaced = if own > self.per_client {
+            state.stillest(|held| held == client)
+        } else if !client.is_authority && state.strangers >= self.all {
+            let count = |one: Client| state.of(one).saturating_add((one == client).into());
+            let strangers = state.clients.keys().filter(|one| !one.is_authority);
+            let most = strangers.map(|one| count(*one)).max();
+            state.stillest(|held| !held.is_authority && Some(count(held)) == most)
+        } else {
+            None
+        };
+        if let Some(displaced) = displaced.and_then(|id| state.leave(id)) {
+            displaced.told.notify_one();
+        }
+        let (id, told) = state.enter(client);
+        Place {
+            places: Arc::clone(self),
+            id,
+            told,
+        }
+    }
+}
+
+impl State {
+    fn of(&self, client: Client) -> usize {
+        self.clients.get(&client).copied().unwrap_or(0)
+    }
+
+    /// The connection over which nothing has moved for longest, of these clients.
+    fn stillest(&self, of: impl Fn(Client) -> bool) -> Option<u64> {
+        let those = self.held.iter().filter(|(_, held)| of(held.client));
+        let stillest = those.min_by_key(|(_, held)| held.moved);
+        stillest.map(|(id, _)| *id)
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.next = self.next.saturating_add(1);
+        self.next
+    }
+
+    fn enter(&mut self, client: Client) -> (u64, Arc<Notify>) {
+        let (id, told) = (self.tick(), Arc::new(Notify::new()));
+        let held = Held {
+            client,
+            moved: id,
+            told: Arc::clone(&told),
+        };
+        self.held.insert(id, held);
+        *self.clients.entry(client).or_default() += 1;
+        self.strangers += usize::from(!client.is_authority);
+        (id, told)
+    }
+
+    fn leave(&mut self, id: u64) -> Option<Held> {
+        let held = self.held.remove(&id)?;
+        match self.of(held.client).saturating_sub(1) {
+            0 => self.clients.remove(&held.client),
+            left => self.clients.insert(held.client, left),
+        };
+        self.strangers -= usize::from(!held.client.is_authority);
+        Some(held)
+    }
+}
+
+impl Place {
+    /// Resolves when somebody else has been given the place.
+    pub(crate) async fn lost(&self) {
+        self.told.notified().await;
+    }
+
+    fn moved(&self) {
+        let mut state = self.places.state();
+        let now = state.tick();
+        if let Some(held) = state.held.get_mut(&self.id) {
+            held.moved = now;
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.places.state().leave(self.id);
+    }
+}
+
+/// A connection's bytes: each that comes or goes is told to its place.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    stream: TcpStream,
+    place: Arc<Place>,
+}
+
+impl Watched {
+    pub(crate) fn new(stream: TcpStream, place: Arc<Place>) -> Self {
+        Self { stream, place }
+    }
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = into.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, into))?;
+        if into.filled().len() > before {
+            self.place.moved();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes))?;
+        self.place.moved();
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// Addresses that are known apart; those beyond it share one bucket, until others are at rest.
+const APART: usize = 1 << 16;
+
+/// What may be done within a minute, in all and by one address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rate {
+    pub(crate) all: u64,
+    pub(crate) each: u64,
+}
+
+/// How fast an authority is asked: buckets that fill within a minute, one for all and one for each address (IPv6: /64). The last quarter of what is
+/// for all is kept for addresses that have asked for little, so that a few that ask for much leave the others something.
+#[derive(Debug)]
+pub(crate) struct Rates {
+    rate: Rate,
+    all: Bucket,
+    each: HashMap<IpAddr, Bucket>,
+    /// Those that found no place.
+    rest: Bucket,
+}
+
+/// What is left, at a moment.
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    left: f64,
+    at: Instant,
+}
+
+impl Bucket {
+    #[expect(clippy::cast_precision_loss, reason = "rates are far below 2^52")]
+    fn full(rate: u64, now: Instant) -> Self {
+        Self {
+            left: rate as f64,
+            at: now,
+        }
+    }
+
+    /// Fills it by what has come since, up to a minute's worth.
+    #[expect(clippy::cast_precision_loss, reason = "rates are far below 2^52")]
+    fn fill(&mut self, rate: u64, now: Instant) {
+        let minutes = now.saturating_duration_since(self.at).as_secs_f64() / 60.0;
+        let most = rate as f64;
+        self.left = minutes.mul_add(most, self.left).min(most);
+        self.at = now;
+    }
+
+    fn is_above(&self, rate: u64, part: f64) -> bool {
+        #[expect(clippy::cast_precision_loss, reason = "rates are far below 2^52")]
+        let most = rate as f64;
+        self.left >= most * part
+    }
+}
+
+/// Whom an address stands for.
+pub(crate) fn client(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(ip) => IpAddr::V6((ip.to_bits() & u128::MAX << 64).into()),
+        v4 @ IpAddr::V4(_) => v4,
+    }
+}
+
+impl Rates {
+    pub(crate) fn new(rate: Rate) -> Self {
+        let now = Instant::now();
+        Self {
+            rate,
+            all: Bucket::full(rate.all, now),
+            each: HashMap::new(),
+            rest: Bucket::full(rate.each, now),
+        }
+    }
+
+    /// Takes so much for `client`, if it is there. Who is served first takes from its own share alone.
+    pub(crate) fn take(&mut self, client: IpAddr, amount: u64, is_first: bool) -> bool {
+        let now = Instant::now();
+        let rate = self.rate;
+        self.all.fill(rate.all, now);
+        let full = Bucket::full(rate.each, now);
+        if !self.each.contains_key(&client) && self.each.len() >= APART {
+            self.sweep(now);
+        }
+        let own = if self.each.len() < APART || self.each.contains_key(&client) {
+            self.each.entry(client).or_insert(full)
+        } else {
+            &mut self.rest
+        };
+        own.fill(rate.each, now);
+        let is_quiet = own.is_above(rate.each, 0.75);
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "amounts are at most a list's bytes"
+        )]
+        let amount = amount as f64;
+        let kept = if is_quiet { 0.0 } else { 0.25 };
+        let has_left = is_first || self.all.left >= amount && self.all.is_above(rate.all, kept);
+        if own.left < amount || !has_left {
+            return false;
+        }
+        own.left -= amount;
+        if !is_first {
+            self.all.left -= amount;
+        }
+        true
+    }
+
+    /// Forgets who is at rest.
+    fn sweep(&mut self, now: Instant) {
+        let each = self.rate.each;
+        self.each.retain(|_, bucket| {
+            bucket.fill(each, now);
+            !bucket.is_above(each, 1.0)
+        });
+    }
+}
+
+#[cfg(test)]
+mod places_tests {
+    use super::*;
+
+    fn stranger(n: u8) -> Client {
+        Client {
+            address: IpAddr::from([10, 0, 0, n]),
+            is_authority: false,
+        }
+    }
+
+    fn has_lost(place: &Place) -> bool {
+        !place.places.state().held.contains_key(&place.id)
+    }
+
+    #[test]
+    fn a_newcomer_takes_the_stillest_place_of_the_address_with_the_most() {
+        let places = Places::new(5, 3);
+        let quiet = places.enter(stranger(1));
+        let mallory = [2; 4].map(|n| places.enter(stranger(n)));
+        assert!(has_lost(&mallory[0]), "one address has at most its share");
+        let other = places.enter(stranger(3));
+        mallory[1].moved();
+        let newcomer = places.enter(stranger(4));
+        let lost = mallory.each_ref().map(has_lost);
+        assert_eq!(lost, [true, false, true, false]);
+        assert!(![&quiet, &other, &newcomer].into_iter().any(has_lost));
+    }
+
+    #[test]
+    fn one_connection_each_of_many_addresses_keeps_no_place_idle() {
+        let places = Places::new(3, 3);
+        let held = [1, 2, 3].map(|n| places.enter(stranger(n)));
+        held[0].moved();
+        let newcomer = places.enter(stranger(4));
+        assert_eq!(held.each_ref().map(has_lost), [false, true, false]);
+        // A second one of the same address displaces its first, and nobody else's.
+        let second = places.enter(stranger(4));
+        assert!(has_lost(&newcomer) && !has_lost(&second));
+        assert_eq!(held.each_ref().map(has_lost), [false, true, false]);
+    }
+
+    #[test]
+    fn authorities_have_places_that_no_stranger_takes_and_take_none_of_theirs() {
+        let places = Places::new(1, 2);
+        let authority = Client {
+            is_authority: true,
+            ..stranger(1)
+        };
+        let stranger_at_it = places.enter(stranger(1));
+        let own = [authority; 3].map(|client| places.enter(client));
+        assert_eq!(own.each_ref().map(has_lost), [true, false, false]);
+        assert!(!has_lost(&stranger_at_it));
+        let other = places.enter(stranger(2));
+        assert!(has_lost(&stranger_at_it) && !has_lost(&other) && !has_lost(&own[1]));
+    }
+
+    #[test]
+    fn places_that_are_given_back_are_free_and_forgotten() {
+        let places = Places::new(2, 2);
+        let held = [1, 2, 3].map(|n| places.enter(stranger(n)));
+        drop(held);
+        let state = places.state();
+        assert!(state.held.is_empty() && state.clients.is_empty() && state.strangers == 0);
+    }
+}
+
+#[cfg(test)]
+mod rates_tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn ip(n: u8) -> IpAddr {
+        IpAddr::from([192, 0, 2, n])
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_asks_for_much_leaves_the_quiet_a_quarter_and_has_more_after_a_minute() {
+        let mut rates = Rates::new(Rate { all: 100, each: 40 });
+        let took =
+            |rates: &mut Rates, n, first| (0..100).filter(|_| rates.take(ip(n), 1, first)).count();
+        assert_eq!(took(&mut rates, 1, false), 40);
+        assert_eq!(took(&mut rates, 2, false), 36, "three quarters are gone");
+        assert_eq!(took(&mut rates, 3, false), 11, "then it is quiet no more");
+        assert!(rates.take(ip(4), 1, false));
+        assert_eq!(
+            took(&mut rates, 5, true),
+            40,
+            "who is first has its own share"
+        );
+        tokio::time::advance(Duration::from_secs(60)).await;
+        assert_eq!(took(&mut rates, 1, false), 40);
+    }
+
+    #[test]
+    fn addresses_of_one_ipv6_subnet_are_one_client() {
+        let ip = |text: &str| client(text.parse().expect("an address"));
+        assert_eq!(ip("2001:db8:1:2::1"), ip("2001:db8:1:2:ffff::9"));
+        assert_ne!(ip("2001:db8:1:2::1"), ip("2001:db8:1:3::1"));
+        assert_eq!(ip("::ffff:192.0.2.1"), ip("192.0.2.1"));
+        assert_ne!(ip("192.0.2.2"), ip("192.0.2.1"));
+    }
+}

@@ -1,0 +1,478 @@
+//! `hoplite issuer`: gives the holders of accounts tokens for relays, without learning which they are, and never sees a relay. Attester and issuer of
+//! RFC 9576 in one. HTTPS with HTTP/1.1: `/.well-known/private-token-issuer-directory` (RFC 9578 §4) and `/token-request` (§6; batches by
+//! draft-ietf-privacypass-batched-tokens-08). What it grants and what it signs with is decided in `hoplite_tokens::Issuer`.
+
+use std::{convert::Infallible, fmt, net::IpAddr, path::Path, sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use base64::{Engine, engine::general_purpose::STANDARD};
+use bytes::Bytes;
+use hoplite_crypto::{ALPN_HTTP1, Certificates, Tokens, server_tls};
+use hoplite_tokens::{Allowance, Issuer, IssuerError, IssuerKey};
+use hoplite_wire::privacy_pass::{
+    BATCH_REQUEST_TYPE, BATCH_RESPONSE_TYPE, PrivacyPassError, REQUEST_TYPE, RESPONSE_TYPE,
+    SIGNATURE_LEN, TokenRequest, decode_batch, encode_batch_response,
+};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    task::spawn_blocking,
+    time::{sleep, timeout},
+};
+use tokio_rustls::TlsAcceptor;
+use tracing::{error, info, warn};
+use zeroize::Zeroizing;
+
+use crate::{
+    config::issuer::{self as config, Config, Limits},
+    directory::now,
+    http_server::{Client, Place, Places, Rate, Rates, Watched, client},
+    identity::{self, Files},
+    process::{self, Asked, Signals},
+    say::Failure,
+};
+
+/// Where its keys are (RFC 9578 §4), and where tokens are asked for.
+const DIRECTORY: &str = "/.well-known/private-token-issuer-directory";
+const TOKEN_REQUEST: &str = "/token-request";
+/// Bytes of a request's head.
+const HEAD_SIZE: usize = 8192;
+/// Bytes of a request for one token, and of what stands before a batch of them.
+const REQUEST_SIZE: usize = 3 + SIGNATURE_LEN;
+const BATCH_HEAD: usize = 8;
+/// How often is looked whether a key is wanted, and how long clients may keep the directory.
+const LOOK: Duration = Duration::from_secs(60);
+const FRESH: u64 = 3600;
+
+/// Who may have tokens.
+struct Accounts {
+    tokens: Tokens,
+    /// Name and tokens a day, as they stand in the file.
+    allowed: Vec<(String, u32)>,
+}
+
+/// What all connections have in common.
+struct Server {
+    issuer: Mutex<Issuer>,
+    accounts: ArcSwap<Accounts>,
+    requests: Mutex<Rates>,
+    failures: Mutex<Rates>,
+    signers: Semaphore,
+    tls: TlsAcceptor,
+    limits: Limits,
+}
+
+/// Serves with the file at `path`.
+pub(crate) fn run(path: &Path) -> Result<(), Failure> {
+    let config = config::load(path)?;
+    let identity = identity_of(&config)?;
+    let issuer = Issuer::open(&config.store, config.epoch.as_secs());
+    let issuer = issuer.map_err(|error| unusable(&config, &error))?;
+    process::raise_file_limit();
+    process::current_thread_runtime()?.block_on(async {
+        let mut signals = Signals::listen()?;
+        let certificates = Certificates::new(&identity).map_err(|error| {
+            let remedy = "make a new identity with 'hoplite keygen --force'";
+            Failure::new("starting the issuer", error, remedy)
+        })?;
+        let pin = identity.pin();
+        let server = Arc::new(Server::new(&config, issuer, certificates)?);
+        // Relays and clients are told of the next epoch's key from the first moment on.
+        server
+            .rotate()
+            .await
+            .map_err(|error| unusable(&config, &error))?;
+        let listener = TcpListener::bind(config.listen).await.map_err(|error| {
+            let remedy =
+                "stop the program that has this port, or choose another address with `listen`";
+            Failure::new(format!("listening on {}", config.listen), error, remedy)
+        })?;
+        let listen = listener.local_addr().map_or(config.listen, |bound| bound);
+        info!(%listen, %pin, accounts = config.account.len(), "the issuer is up");
+        let stopped = async {
+            while signals.next().await == Asked::Reload {
+                server.reload(path);
+            }
+        };
+        tokio::select! {
+            () = serve(&listener, &server) => {}
+            () = server.keep_rotating() => {}
+            () = stopped => info!("the issuer has stopped"),
+        }
+        Ok(())
+    })
+}
+
+fn unusable(config: &Config, error: &IssuerError) -> Failure {
+    let doing = format!("opening the keys in {}", config.store.display());
+    Failure::new(doing, error, "then start it again")
+}
+
+/// Its certificate and key; its own ones are made when they are missing.
+fn identity_of(config: &Config) -> Result<hoplite_crypto::Identity, Failure> {
+    let files = match &config.tls {
+        Some(tls) => Files {
+            certificate: tls.cert.clone(),
+            key: tls.key.clone(),
+        },
+        None => Files::within(&config.identity),
+    };
+    if config.tls.is_none() && !files.exist() {
+        identity::store(&config.identity, &identity::make(&[])?, false)?;
+        info!("a new identity was made in {}", config.identity.display());
+    }
+    files.read()
+}
+
+async fn serve(listener: &TcpListener, server: &Arc<Server>) {
+    let places = Places::new(server.limits.connections, server.limits.per_client);
+    loop {
+        let Ok((stream, address)) = listener.accept().await else {
+            sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let from = client(address.ip());
+        let place = places.enter(Client {
+            address: from,
+            is_authority: false,
+        });
+        tokio::spawn(converse(stream, Arc::clone(server), from, place));
+    }
+}
+
+async fn converse(stream: TcpStream, server: Arc<Server>, from: IpAddr, place: Place) {
+    let place = Arc::new(place);
+    let limits = server.limits.clone();
+    let watched = Watched::new(stream, Arc::clone(&place));
+    let talk = async {
+        let greeted = timeout(limits.request, server.tls.accept(watched)).await;
+        let Ok(Ok(stream)) = greeted else { return };
+        let service = service_fn(move |request| answer(request, Arc::clone(&server), from));
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.request)
+            .max_buf_size(HEAD_SIZE)
+            .serve_connection(TokioIo::new(stream), service);
+        // Whoever ends it, and why, is nothing that anybody could do something about.
+        drop(connection.await);
+    };
+    tokio::select! {
+        ended = timeout(limits.connection, Box::pin(talk)) => drop(ended),
+        () = place.lost() => {}
+    }
+}
+
+/// What is not answered by what was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Refusal {
+    status: StatusCode,
+    why: &'static str,
+    /// Seconds after which it may be asked again.
+    again_in: Option<u64>,
+}
+
+const fn refusal(status: StatusCode, why: &'static str) -> Refusal {
+    Refusal {
+        status,
+        why,
+        again_in: None,
+    }
+}
+
+/// What is answered, of which media type.
+type Answered = (&'static str, Bytes);
+
+async fn answer(
+    request: Request<Incoming>,
+    server: Arc<Server>,
+    from: IpAddr,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    let answered = match (request.method(), request.uri().path()) {
+        _ if !server.requests.lock().take(from, 1, false) => Err(refusal(
+            StatusCode::TOO_MANY_REQUESTS,
+            "too much is asked for: ask again in a minute",
+        )),
+        (&Method::GET | &Method::HEAD, DIRECTORY) => Ok(server.directory()),
+        (&Method::POST, TOKEN_REQUEST) => server.issue(request, from).await,
+        (_, DIRECTORY | TOKEN_REQUEST) => Err(refusal(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "the directory is for GET, /token-request for POST",
+        )),
+        _ => Err(refusal(StatusCode::NOT_FOUND, "there is no such document")),
+    };
+    Ok(match answered {
+        Ok((kind, body)) => given(kind, body),
+        Err(refusal) => refused(refusal),
+    })
+}
+
+fn given(kind: &'static str, body: Bytes) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body));
+    let fields = response.headers_mut();
+    fields.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    let cached = match kind {
+        DIRECTORY_TYPE => format!("max-age={FRESH}"),
+        _ => "no-store".into(),
+    };
+    fields.extend(cached.parse().map(|value| (header::CACHE_CONTROL, value)));
+    response
+}
+
+fn refused(refusal: Refusal) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(refusal.why.into()));
+    *response.status_mut() = refusal.status;
+    let fields = response.headers_mut();
+    let text = HeaderValue::from_static("text/plain; charset=us-ascii");
+    fields.insert(header::CONTENT_TYPE, text);
+    if refusal.status == StatusCode::UNAUTHORIZED {
+        let challenge =
+            HeaderValue::from_static("Bearer realm=\"hoplite\", Basic realm=\"hoplite\"");
+        fields.insert(header::WWW_AUTHENTICATE, challenge);
+    }
+    let again = refusal.again_in.map(HeaderValue::from);
+    fields.extend(again.map(|seconds| (header::RETRY_AFTER, seconds)));
+    response
+}
+
+const DIRECTORY_TYPE: &str = "application/private-token-issuer-directory";
+
+/// Requests of either form, and how they are answered.
+struct Requests {
+    all: Vec<TokenRequest>,
+    is_batch: bool,
+}
+
+impl Requests {
+    fn read(fields: &HeaderMap, body: &[u8], most: usize) -> Result<Self, Refusal> {
+        let kind = fields.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+        let is_batch = kind == Some(BATCH_REQUEST_TYPE.as_bytes());
+        if !is_batch && kind != Some(REQUEST_TYPE.as_bytes()) {
+            let why = "a request for tokens is of another media type (RFC 9578, section 6.1)";
+            return Err(refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
+        }
+        let read = if is_batch {
+            decode_batch(body, most)
+        } else {
+            TokenRequest::decode(body).map(|request| vec![request])
+        };
+        let all = read.map_err(|error| match error {
+            PrivacyPassError::TooMany => {
+                refusal(StatusCode::PAYLOAD_TOO_LARGE, "too many tokens at once")
+            }
+            PrivacyPassError::UnknownType => refusal(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "only tokens of type 2 are issued",
+            ),
+            PrivacyPassError::Malformed => {
+                refusal(StatusCode::BAD_REQUEST, "this is no request for tokens")
+            }
+        })?;
+        Ok(Self { all, is_batch })
+    }
+
+    fn answer(&self, signatures: &[Option<[u8; SIGNATURE_LEN]>]) -> Result<Answered, Refusal> {
+        match signatures {
+            all if self.is_batch => Ok((BATCH_RESPONSE_TYPE, encode_batch_response(all).into())),
+            [Some(signature)] => Ok((RESPONSE_TYPE, Bytes::copy_from_slice(signature))),
+            _ => {
+                let why = "what is to be signed does not fit the key";
+                Err(refusal(StatusCode::UNPROCESSABLE_ENTITY, why))
+            }
+        }
+    }
+}
+
+impl Server {
+    fn new(config: &Config, issuer: Issuer, identity: Arc<Certificates>) -> Result<Self, Failure> {
+        let limits = config.limits.clone();
+        let tls = server_tls(identity, &[ALPN_HTTP1])
+            .map_err(|error| Failure::new("starting the issuer", error, "please report this"))?;
+        let signers = match limits.signers {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            given => given,
+        };
+        let rates = |all, each| Mutex::new(Rates::new(Rate { all, each }));
+        Ok(Self {
+            issuer: Mutex::new(issuer),
+            accounts: ArcSwap::from_pointee(Accounts::new(config)),
+            requests: rates(limits.requests, limits.requests_per_client),
+            failures: rates(limits.requests, limits.failures_per_client),
+            signers: Semaphore::new(signers.min(Semaphore::MAX_PERMITS)),
+            tls: TlsAcceptor::from(Arc::new(tls)),
+            limits,
+        })
+    }
+
+    fn directory(&self) -> Answered {
+        let directory = self.issuer.lock().directory(TOKEN_REQUEST, now());
+        (DIRECTORY_TYPE, directory.to_json().into())
+    }
+
+    /// Tokens for the account that is shown, as many as it may still have today.
+    async fn issue(&self, request: Request<Incoming>, from: IpAddr) -> Result<Answered, Refusal> {
+        let (head, body) = request.into_parts();
+        let accounts = self.accounts.load_full();
+        let Some((name, per_day)) = accounts.find(&head.headers) else {
+            return Err(if self.failures.lock().take(from, 1, false) {
+                refusal(StatusCode::UNAUTHORIZED, "no account has this token")
+            } else {
+                refusal(
+                    StatusCode::TOO_MANY_REQUESTS,
+                    "too many tokens of no account: try in a minute",
+                )
+            });
+        };
+        let most = self.limits.batch.saturating_mul(REQUEST_SIZE) + BATCH_HEAD;
+        let body = Limited::new(body, most).collect();
+        let body = timeout(self.limits.request, body).await.map_err(|_| {
+            refusal(
+                StatusCode::REQUEST_TIMEOUT,
+                "the request has not come in time",
+            )
+        })?;
+        let body =
+            body.map_err(|_| refusal(StatusCode::PAYLOAD_TOO_LARGE, "too many tokens at once"))?;
+        let requests = Requests::read(&head.headers, &body.to_bytes(), self.limits.batch)?;
+        let keys = self.keys(&requests.all)?;
+        let granted = self.grant(name, *per_day, keys.len())?;
+        let work = keys.into_iter().zip(&requests.all).take(granted);
+        let work = work.map(|(key, request)| (key, request.blinded));
+        let mut signatures = self.sign(work.collect()).await?;
+        signatures.resize(requests.all.len(), None);
+        requests.answer(&signatures)
+    }
+
+    /// The key that each request names; all of them, or nothing is counted.
+    fn keys(&self, requests: &[TokenRequest]) -> Result<Vec<Arc<IssuerKey>>, Refusal> {
+        let issuer = self.issuer.lock();
+        let key = |request: &TokenRequest| issuer.key(request.truncated_key_id, now());
+        let keys: Option<Vec<_>> = requests.iter().map(key).collect();
+        let why = "this key is not in use: fetch the directory of keys again";
+        keys.ok_or_else(|| refusal(StatusCode::UNPROCESSABLE_ENTITY, why))
+    }
+
+    /// How many of them the account may have; they count from now on.
+    fn grant(&self, account: &str, per_day: u32, asked: usize) -> Result<usize, Refusal> {
+        let asked = u32::try_from(asked).unwrap_or(u32::MAX);
+        let granted = self
+            .issuer
+            .lock()
+            .grant(&Allowance { account, per_day }, asked, now());
+        match granted {
+            Ok(Ok(granted)) => Ok(usize::try_from(granted).unwrap_or(usize::MAX)),
+            Ok(Err(used_up)) => Err(Refusal {
+                again_in: Some(used_up.again_in),
+                ..refusal(
+                    StatusCode::TOO_MANY_REQUESTS,
+                    "all tokens of today are given out",
+                )
+            }),
+            Err(error) => {
+                error!(%error, "no token can be counted, and none is given");
+                let why = "the issuer cannot count tokens now: ask later";
+                Err(refusal(StatusCode::SERVICE_UNAVAILABLE, why))
+            }
+        }
+    }
+
+    /// A millisecond of a processor for each, on as many threads as may be.
+    async fn sign(
+        &self,
+        work: Vec<(Arc<IssuerKey>, [u8; SIGNATURE_LEN])>,
+    ) -> Result<Vec<Option<[u8; SIGNATURE_LEN]>>, Refusal> {
+        let stopping = || {
+            refusal(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the issuer is about to stop",
+            )
+        };
+        let _turn = self.signers.acquire().await.map_err(|_| stopping())?;
+        let signed = spawn_blocking(move || {
+            let sign = |(key, blinded): &(Arc<IssuerKey>, _)| key.sign(blinded).ok();
+            work.iter().map(sign).collect()
+        });
+        signed.await.map_err(|_| stopping())
+    }
+
+    /// Makes the keys that are wanted: this epoch's and the next one's.
+    async fn rotate(&self) -> Result<(), IssuerError> {
+        loop {
+            let Some(epoch) = self.issuer.lock().wanted(now()) else {
+                return Ok(());
+            };
+            let Ok(key) = spawn_blocking(IssuerKey::generate).await else {
+                return Ok(());
+            };
+            self.issuer.lock().take(epoch, key?, now())?;
+            info!("a key for tokens was made");
+        }
+    }
+
+    async fn keep_rotating(&self) {
+        loop {
+            sleep(LOOK).await;
+            if let Err(error) = self.rotate().await {
+                warn!(%error, "no new key for tokens");
+            }
+        }
+    }
+
+    /// Takes the accounts of the file as it is now.
+    fn reload(&self, path: &Path) {
+        match config::load(path) {
+            Ok(config) => {
+                self.accounts.store(Arc::new(Accounts::new(&config)));
+                info!(
+                    accounts = config.account.len(),
+                    "the accounts were read again"
+                );
+            }
+            Err(failure) => error!("the file is not used: {failure}"),
+        }
+    }
+}
+
+impl Accounts {
+    fn new(config: &Config) -> Self {
+        let known = || {
+            config
+                .account
+                .iter()
+                .filter(|account| account.token.is_some())
+        };
+        Self {
+            tokens: Tokens::new(known().filter_map(|account| account.token.as_ref())),
+            allowed: known()
+                .map(|account| (account.name.clone(), account.tokens_per_day))
+                .collect(),
+        }
+    }
+
+    /// Whose token is shown, as a bearer or as the password of Basic (RFC 6750 §2.1, RFC 7617).
+    fn find(&self, fields: &HeaderMap) -> Option<&(String, u32)> {
+        let value = fields.get(header::AUTHORIZATION)?.as_bytes().trim_ascii();
+        let space = value.iter().position(u8::is_ascii_whitespace)?;
+        let (scheme, shown) = value.split_at(space);
+        let shown = if scheme.eq_ignore_ascii_case(b"bearer") {
+            Zeroizing::new(shown.trim_ascii().to_vec())
+        } else if scheme.eq_ignore_ascii_case(b"basic") {
+            let pair = Zeroizing::new(STANDARD.decode(shown.trim_ascii()).ok()?);
+            let colon = pair.iter().position(|byte| *byte == b':')?;
+            Zeroizing::new(pair.split_at(colon + 1).1.to_vec())
+        } else {
+            return None;
+        };
+        self.allowed.get(self.tokens.find(&shown)?)
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Server")
+    }
+}

@@ -1,0 +1,355 @@
+//! Private tokens as their users see them: an issuer, a relay that wants them and a client, each from its file, on loopback.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use hoplite_crypto::{ALPN_HTTP1, Trust, client_tls};
+use hoplite_tokens::{KeyDirectory, PendingToken, PublicKey, Verifier};
+use hoplite_wire::privacy_pass::{
+    BATCH_REQUEST_TYPE, REQUEST_TYPE, TokenRequest, decode_batch_response, encode_batch,
+};
+use rustix::process::Signal;
+use rustls::{ClientConnection, StreamOwned, pki_types::ServerName};
+use tempfile::TempDir;
+
+use crate::{
+    client::{PATIENCE, started, target, through_socks},
+    common::{Running, value},
+};
+
+const DIRECTORY: &str = "/.well-known/private-token-issuer-directory";
+const NOW: u64 = u64::MAX / 2;
+
+/// A running issuer, and what clients know of it.
+struct Issuer {
+    place: TempDir,
+    running: Running,
+    listen: String,
+    pin: String,
+}
+
+/// What it answers: the status, the head, the content.
+struct Answer(u16, String, Vec<u8>);
+
+impl Issuer {
+    fn start(accounts: &str) -> Self {
+        away_from_midnight();
+        let place = tempfile::tempdir().expect("directory");
+        write(place.path(), "issuer.toml", &file(accounts));
+        Self::of(place)
+    }
+
+    fn of(place: TempDir) -> Self {
+        let mut running = Running::start("issuer", &place.path().join("issuer.toml"));
+        let up = running.line_with("the issuer is up");
+        let (listen, pin) = (value(&up, "listen"), value(&up, "pin"));
+        Self {
+            place,
+            running,
+            listen,
+            pin,
+        }
+    }
+
+    fn ask(&self, method: &str, path: &str, fields: &str, body: &[u8]) -> Answer {
+        let fields = format!("{fields}Content-Length: {}\r\n", body.len());
+        ask(
+            (&self.listen, &self.pin),
+            &format!("{method} {path}"),
+            &fields,
+            body,
+        )
+    }
+
+    fn directory(&self) -> KeyDirectory {
+        let Answer(status, head, body) = self.ask("GET", DIRECTORY, "", b"");
+        assert_eq!(status, 200);
+        assert!(
+            head.contains("application/private-token-issuer-directory"),
+            "{head}"
+        );
+        KeyDirectory::parse(&String::from_utf8(body).expect("text")).expect("keys")
+    }
+
+    fn key(&self) -> PublicKey {
+        self.directory().current(NOW).expect("a key").clone()
+    }
+
+    fn batch(&self, account: &str, requests: &[TokenRequest]) -> Answer {
+        let fields = format!("Authorization: {account}\r\nContent-Type: {BATCH_REQUEST_TYPE}\r\n");
+        self.ask("POST", "/token-request", &fields, &encode_batch(requests))
+    }
+}
+
+/// Asks whoever is there, and has this key, by HTTP/1.1 over TLS.
+fn ask((listen, pin): (&str, &str), what: &str, fields: &str, body: &[u8]) -> Answer {
+    let trust = Trust::Pins(vec![pin.parse().expect("a pin")]);
+    let tls = client_tls(&trust, &[ALPN_HTTP1]).expect("a configuration");
+    let name = ServerName::try_from("localhost").expect("a name");
+    let connection = ClientConnection::new(Arc::new(tls), name).expect("begins");
+    #[expect(clippy::disallowed_methods, reason = "the test is the client")]
+    let stream = TcpStream::connect(listen).expect("listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("set");
+    let mut stream = StreamOwned::new(connection, stream);
+    let head = format!("{what} HTTP/1.1\r\nHost: there\r\nConnection: close\r\n{fields}\r\n");
+    // What is refused early is not read to its end.
+    let sent = stream.write_all(head.as_bytes());
+    drop(sent.and_then(|()| stream.write_all(body)));
+    let mut all = Vec::new();
+    drop(stream.read_to_end(&mut all));
+    let end = all.windows(4).position(|four| four == b"\r\n\r\n");
+    let end = end.expect("an answer");
+    let head = String::from_utf8(all[..end].to_vec()).expect("text");
+    let head = head.to_lowercase();
+    let status = head.split(' ').nth(1).expect("a status").parse();
+    Answer(status.expect("a number"), head, all[end + 4..].to_vec())
+}
+
+/// The day's count begins anew at midnight (UTC): nothing is counted across it.
+fn away_from_midnight() {
+    let day = 24 * 3600;
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let left = day - since.expect("after 1970").as_secs() % day;
+    if left < 60 {
+        thread::sleep(Duration::from_secs(left + 1));
+    }
+}
+
+fn file(accounts: &str) -> String {
+    format!("listen = \"127.0.0.1:0\"\nlimits.batch = 32\n{accounts}")
+}
+
+fn write(place: &Path, name: &str, text: &str) -> PathBuf {
+    let path = place.join(name);
+    fs::write(&path, text).expect("written");
+    path
+}
+
+fn account(name: &str, tokens: u32) -> String {
+    format!(
+        "[[account]]\nname = \"{name}\"\ntoken = \"secret of {name}\"\ntokens_per_day = {tokens}\n"
+    )
+}
+
+fn requests(key: &PublicKey, number: usize) -> (Vec<TokenRequest>, Vec<PendingToken>) {
+    let verifier = verifier(key);
+    let made = (0..number).map(|_| key.request(verifier.challenge_digest()).expect("a request"));
+    made.unzip()
+}
+
+fn verifier(key: &PublicKey) -> Verifier {
+    let keys = KeyDirectory {
+        request_uri: "/".into(),
+        keys: vec![hoplite_tokens::ListedKey {
+            key: key.clone(),
+            not_before: 0,
+        }],
+    };
+    Verifier::new("issuer.test", "relay.test", keys).expect("names")
+}
+
+#[test]
+fn an_account_has_tokens_that_relays_take_and_no_more_of_them_than_it_may_have_in_a_day() {
+    let mut issuer = Issuer::start(&account("ann", 10));
+    let key = issuer.key();
+    let (asked, pending) = requests(&key, 8);
+    let Answer(status, _, body) = issuer.batch("Bearer secret of ann", &asked);
+    assert_eq!(status, 200);
+    let signatures = decode_batch_response(&body, 8).expect("an answer");
+    for (pending, signature) in pending.into_iter().zip(signatures) {
+        let token = pending
+            .finish(&signature.expect("granted"))
+            .expect("a token");
+        assert_eq!(verifier(&key).verify(&token, NOW), Ok(()));
+    }
+    // Two are left: as the password of Basic, "user:secret of ann".
+    let (asked, _) = requests(&key, 8);
+    let Answer(status, _, body) = issuer.batch("Basic dXNlcjpzZWNyZXQgb2YgYW5u", &asked);
+    let granted = decode_batch_response(&body, 8).expect("an answer");
+    assert_eq!((status, granted.iter().flatten().count()), (200, 2));
+    for again in [false, true] {
+        if again {
+            issuer.running.signal(Signal::TERM);
+            assert_eq!(issuer.running.wait_for_end().code(), Some(0));
+            issuer = Issuer::of(issuer.place);
+        }
+        let Answer(status, head, _) = issuer.batch("Bearer secret of ann", &asked);
+        assert_eq!(status, 429, "after a restart: {again}");
+        assert!(head.contains("retry-after: "), "{head}");
+    }
+    assert_eq!(issuer.key().id(), key.id(), "keys outlive the process");
+}
+
+#[test]
+fn what_is_wrong_with_a_request_is_told_and_costs_no_token() {
+    let issuer = Issuer::start(&account("ann", 1));
+    let key = issuer.key();
+    let (asked, _) = requests(&key, 40);
+    let one = &asked[..1];
+    let Answer(status, head, _) = issuer.batch("Bearer secret of bob", one);
+    assert_eq!(status, 401);
+    assert!(head.contains("www-authenticate: bearer"), "{head}");
+    let ann = "Authorization: Bearer secret of ann\r\n";
+    let post = |kind: &str, body: &[u8]| {
+        let fields = format!("{ann}Content-Type: {kind}\r\n");
+        issuer.ask("POST", "/token-request", &fields, body).0
+    };
+    assert_eq!(post(REQUEST_TYPE, b"\0\x02rubbish"), 400);
+    assert_eq!(post("text/plain", b"rubbish"), 415);
+    assert_eq!(
+        post(REQUEST_TYPE, &[&[0, 1][..], &[7; 257]].concat()),
+        422,
+        "another type"
+    );
+    assert_eq!(
+        post(BATCH_REQUEST_TYPE, &encode_batch(&asked[..33])),
+        413,
+        "more than 32"
+    );
+    assert_eq!(post(BATCH_REQUEST_TYPE, &[0; 9000]), 413);
+    let other = TokenRequest {
+        truncated_key_id: issuer.directory().keys.iter().fold(0, |id, listed| {
+            // None of those that are listed.
+            id.max(listed.key.truncated_id()).wrapping_add(1)
+        }),
+        ..one[0].clone()
+    };
+    let known = issuer
+        .directory()
+        .keys
+        .iter()
+        .any(|it| it.key.truncated_id() == other.truncated_key_id);
+    assert!(known || post(REQUEST_TYPE, &other.encode()) == 422);
+    assert_eq!(issuer.ask("GET", "/token-request", ann, b"").0, 405);
+    assert_eq!(issuer.ask("GET", "/", ann, b"").0, 404);
+    // The one token of the day is still there.
+    assert_eq!(post(REQUEST_TYPE, &one[0].encode()), 200);
+    assert_eq!(post(REQUEST_TYPE, &one[0].encode()), 429);
+}
+
+#[test]
+fn accounts_are_read_again_and_a_wrong_file_changes_nothing() {
+    let mut issuer = Issuer::start(&account("ann", 5));
+    let (asked, _) = requests(&issuer.key(), 1);
+    assert_eq!(issuer.batch("Bearer secret of bob", &asked).0, 401);
+    let both = account("ann", 5) + &account("bob", 5);
+    write(issuer.place.path(), "issuer.toml", &file(&both));
+    issuer.running.signal(Signal::HUP);
+    issuer.running.line_with("the accounts were read again");
+    assert_eq!(issuer.batch("Bearer secret of bob", &asked).0, 200);
+    write(issuer.place.path(), "issuer.toml", "account = 7\n");
+    issuer.running.signal(Signal::HUP);
+    let told = issuer.running.line_with("the file is not used");
+    assert!(told.contains("issuer.toml"), "{told}");
+    assert_eq!(issuer.batch("Bearer secret of bob", &asked).0, 200);
+}
+
+/// A relay that wants tokens of the issuer, and a client's file for it. Where the relay is, and its pin.
+fn relay(issuer: &Issuer, keep: u32) -> (Running, String, String) {
+    let place = issuer.place.path();
+    write(place, "keys.json", &issuer.directory().to_json());
+    let file = "listen = [\"127.0.0.1:0\"]\n[egress]\nallow = [\"127.0.0.0/8\"]\n[auth.private_tokens]\n\
+                issuer = \"issuer.test\"\norigin = \"a\"\nkeys = \"keys.json\"\n";
+    let mut relay = Running::start("relay", &write(place, "relay.toml", file));
+    let up = relay.line_with("the relay is up");
+    let client = format!(
+        "path = [\"a\"]\nsocks.listen = \"127.0.0.1:0\"\nhttp.listen = \"127.0.0.1:0\"\n\
+         [[issuer]]\nname = \"issuer.test\"\naddress = \"{}\"\npin = \"{}\"\ntoken = \"secret of ann\"\nkeep = {keep}\n\
+         [[relay]]\nname = \"a\"\naddress = \"{}\"\npin = \"{}\"\nissuer = \"issuer.test\"\n",
+        issuer.listen,
+        issuer.pin,
+        value(&up, "listen"),
+        value(&up, "pin"),
+    );
+    write(place, "client.toml", &client);
+    (relay, value(&up, "listen"), value(&up, "pin"))
+}
+
+#[test]
+fn a_client_spends_the_tokens_of_its_account_and_says_when_they_have_run_out() {
+    let issuer = Issuer::start(&account("ann", 2));
+    let _relay = relay(&issuer, 2);
+    let (file, target) = (issuer.place.path().join("client.toml"), target());
+    // One connection each, as long as there are tokens in its file; the third asks the issuer in vain.
+    for _ in 0..2 {
+        let (_client, socks, _) = started(Running::start("client", &file));
+        assert_eq!(through_socks(socks, target), (0, "hello".into()));
+        assert_eq!(
+            through_socks(socks, target),
+            (0, "hello".into()),
+            "the same connection"
+        );
+    }
+    let mut client = Running::start("client", &file);
+    client.line_with("all tokens of today are given out");
+    let (_client, socks, _) = started(client);
+    // "Connection not allowed by ruleset."
+    assert_eq!(through_socks(socks, target).0, 2);
+}
+
+#[test]
+fn a_clients_tokens_are_kept_from_others_and_serve_while_the_issuer_is_down() {
+    let mut issuer = Issuer::start(&account("ann", 50));
+    let _relay = relay(&issuer, 4);
+    let (file, target) = (issuer.place.path().join("client.toml"), target());
+    let (client, socks, _) = started(Running::start("client", &file));
+    assert_eq!(through_socks(socks, target), (0, "hello".into()));
+    drop(client);
+    let mode = std::os::unix::fs::PermissionsExt::mode;
+    let stock = fs::metadata(issuer.place.path().join("tokens.sqlite")).expect("a file");
+    assert_eq!(mode(&stock.permissions()) & 0o077, 0);
+    issuer.running.signal(Signal::TERM);
+    issuer.running.wait_for_end();
+    let (_client, socks, _) = started(Running::start("client", &file));
+    assert_eq!(through_socks(socks, target), (0, "hello".into()));
+}
+
+#[test]
+fn a_program_shows_a_token_that_hoplite_prints_as_a_password() {
+    let issuer = Issuer::start(&account("ann", 50));
+    let (_relay, listen, pin) = relay(&issuer, 4);
+    let target = target();
+    let printed = |name: &str| {
+        let program = Command::new(env!("CARGO_BIN_EXE_hoplite"))
+            .args(["token", "--relay", name, "--config"])
+            .arg(issuer.place.path().join("client.toml"))
+            .output()
+            .expect("runs");
+        let said = if program.status.success() {
+            program.stdout
+        } else {
+            program.stderr
+        };
+        String::from_utf8(said).expect("text").trim().to_owned()
+    };
+    let tokens = [printed("a"), printed("a")];
+    assert_ne!(tokens[0], tokens[1]);
+    let show = |token: &str| {
+        let fields = format!("Proxy-Authorization: PrivateToken token=\"{token}\"\r\n");
+        let connect = format!("CONNECT 127.0.0.1:{target}");
+        ask((&listen, &pin), &connect, &fields, b"")
+    };
+    for token in &tokens {
+        let Answer(status, _, body) = show(token);
+        assert_eq!((status, body.as_slice()), (200, b"hello".as_slice()));
+    }
+    let Answer(status, head, _) = show(&tokens[0]);
+    assert_eq!(status, 407, "it is spent");
+    assert!(
+        head.contains("proxy-authenticate: privatetoken challenge="),
+        "{head}"
+    );
+    let wrong = printed("b");
+    assert!(
+        wrong.contains("no [[relay]] of the file has this name"),
+        "{wrong}"
+    );
+}

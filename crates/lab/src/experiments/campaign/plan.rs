@@ -1,0 +1,325 @@
+//! What a campaign is to run: which repetitions, in which order, and what they are of. Made from a scenario and the command line, before anything
+//! is written.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    fs,
+    io::{self, Write},
+    path::Path,
+};
+
+use ring::digest;
+
+use super::{identity, shard::Shard};
+use crate::{
+    cli::RunArgs,
+    errors::{Complaint, Failure, printed},
+    experiments::{
+        scenario::{Scenario, subject_file::Places},
+        trial::{Keep, Key, Trial},
+    },
+    results::store::{Campaign, Store},
+};
+
+/// A repetition and its place in the campaign's order.
+#[derive(Clone, Debug)]
+pub(crate) struct Planned {
+    /// From 1, over all shards.
+    pub(crate) number: u64,
+    pub(crate) key: Key,
+}
+
+/// What is to be run here.
+#[derive(Clone, Debug)]
+pub(crate) struct CampaignPlan {
+    pub(crate) campaign: Campaign,
+    pub(crate) places: Vec<Planned>,
+    pub(crate) keep: Keep,
+    /// Everything is kept of every attempt.
+    pub(crate) keep_all: bool,
+}
+
+impl CampaignPlan {
+    /// Chooses what the command line asks for.
+    pub(crate) fn make(scenario: &Scenario, args: &RunArgs) -> Result<Self, Failure> {
+        let keys = scenario.keys();
+        let shard = args.shard.as_deref().unwrap_or("1/1");
+        let shard: Shard = shard
+            .parse()
+            .map_err(|why| wrong(format!("reading --shard {shard}"), why, "write such as 1/4"))?;
+        let choice = Selection::new(&keys, args)?;
+        let places = (1..)
+            .zip(&keys)
+            .zip(shard.filter(&keys))
+            .filter(|((_, key), mine)| *mine && choice.holds(key))
+            .map(|((number, key), _)| Planned {
+                number,
+                key: key.clone(),
+            })
+            .collect();
+        Ok(Self {
+            campaign: campaign(scenario, &keys, &choice.subjects)?,
+            places,
+            keep: scenario.keep.clone(),
+            keep_all: args.keep,
+        })
+    }
+
+    /// What is kept of an attempt's files.
+    pub(crate) fn keeps(&self, last: bool) -> Keep {
+        match (self.keep_all, last) {
+            (true, _) => everything(self.keep.snaplen),
+            (false, true) => self.keep.clone(),
+            (false, false) => Keep::default(),
+        }
+    }
+}
+
+/// All that can be recorded.
+pub(crate) fn everything(snaplen: u32) -> Keep {
+    Keep {
+        pcap: vec!["*".to_owned()],
+        snaplen,
+        qlog: true,
+        drops: true,
+        logs: true,
+    }
+}
+
+pub(super) fn wrong(doing: String, why: impl std::fmt::Display, remedy: &str) -> Failure {
+    Failure::Wrong(vec![Complaint::new(doing, why, remedy)])
+}
+
+/// What a scenario says about itself.
+fn about(scenario: &Scenario) -> Campaign {
+    Campaign {
+        scenario: scenario.name.clone(),
+        summary: scenario.summary.clone(),
+        source: scenario.source.clone(),
+        seed: scenario.seed,
+        repetitions: scenario.repetitions,
+        baseline: scenario.baseline.clone(),
+        subjects: scenario.labels(),
+        cases: scenario.cases(),
+        gate: scenario.gate.clone(),
+        findings: scenario.findings.clone(),
+        ..Campaign::default()
+    }
+}
+
+fn campaign(
+    scenario: &Scenario,
+    keys: &[Key],
+    subjects: &BTreeSet<String>,
+) -> Result<Campaign, Failure> {
+    let mut campaign = about(scenario);
+    campaign.planned = keys.len() as u64;
+    let mut names = BTreeSet::new();
+    let mut hashes = BTreeMap::<String, digest::Context>::new();
+    for key in firsts(keys).filter(|key| subjects.contains(&key.subject)) {
+        let trial = scenario.trial(key, Path::new("attempt"), Path::new("shared"))?;
+        names.extend(identity::started_by(&trial.subject));
+        let hash = hashes.entry(key.subject.clone());
+        let new = || digest::Context::new(&digest::SHA256);
+        hash.or_insert_with(new).update(meaning(trial)?.as_bytes());
+    }
+    campaign.fingerprints = hashes
+        .into_iter()
+        .map(|(subject, hash)| (subject, identity::hexadecimal(hash.finish().as_ref())))
+        .collect();
+    campaign.binaries = identity::identify(&names, &scenario.needs())?;
+    campaign.began = super::now();
+    Ok(campaign)
+}
+
+/// The first repetition of each case with each subject, sorted: the order of runs has no say.
+fn firsts(keys: &[Key]) -> impl Iterator<Item = &Key> {
+    let sorted: BTreeSet<&Key> = keys.iter().filter(|key| key.repetition == 1).collect();
+    sorted.into_iter()
+}
+
+/// What decides about a repetition, in words. What is recorded of it meanwhile does not, nor where our programs stand.
+fn meaning(trial: Trial) -> Result<String, Failure> {
+    let bare = Trial {
+        record: Keep::default(),
+        ..trial
+    };
+    let text = serde_json::to_string(&bare).unwrap_or_default();
+    let places = Places::find(false)?;
+    let quoted = |path: &str| serde_json::to_string(path).unwrap_or_default();
+    let bare = |path: &str| quoted(path).trim_matches('"').to_owned();
+    let text = text.replace(&bare(&places.lab), "{lab}");
+    Ok(text.replace(&bare(&places.hoplite), "{hoplite}"))
+}
+
+/// Says what would be run, and changes nothing.
+pub(crate) fn show(plan: &CampaignPlan, out: &Path, json: bool) -> Result<(), Failure> {
+    let there = match fs::exists(out.join(crate::results::store::FILE)) {
+        Ok(true) => super::over(&Store::read(out)?)?,
+        _ => HashSet::new(),
+    };
+    let mut stdout = io::stdout().lock();
+    printed(write_plan(&mut stdout, plan, &there, out, json))
+}
+
+fn write_plan(
+    to: &mut dyn Write,
+    plan: &CampaignPlan,
+    there: &HashSet<String>,
+    out: &Path,
+    json: bool,
+) -> io::Result<()> {
+    for place in &plan.places {
+        let Planned { number, key } = place;
+        let done = there.contains(&key.id());
+        if json {
+            let line = serde_json::json!({
+                "event": "plan", "n": number, "id": key.id(), "case": key.case, "subject": key.subject,
+                "repetition": key.repetition, "there": done,
+            });
+            writeln!(to, "{line}")?;
+        } else {
+            let done = if done { "  (is there)" } else { "" };
+            writeln!(to, "{number:>6}  {}{done}", super::progress::name(key))?;
+        }
+    }
+    if json {
+        return Ok(());
+    }
+    let ours = |place: &&Planned| there.contains(&place.key.id());
+    let count = plan.places.iter().filter(ours).count();
+    let (of, out) = (plan.places.len(), out.display());
+    writeln!(to, "{count} of {of} repetitions are there ({out})")
+}
+
+// Which subjects and cases the command line asks for: `--subjects`, `--case`. The rest may be run later, into the same directory.
+
+/// What is run.
+#[derive(Debug)]
+pub(super) struct Selection {
+    /// Labels.
+    pub(super) subjects: BTreeSet<String>,
+    /// For each parameter that was named, the values that are wanted.
+    cases: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Selection {
+    /// What is asked for, if the scenario has it.
+    pub(super) fn new(keys: &[Key], args: &RunArgs) -> Result<Self, Failure> {
+        Ok(Self {
+            subjects: subjects(keys, &args.subjects)?,
+            cases: cases(keys, &args.case)?,
+        })
+    }
+
+    /// Whether a repetition belongs to it.
+    pub(super) fn holds(&self, key: &Key) -> bool {
+        let mut asked = self.cases.iter();
+        self.subjects.contains(&key.subject)
+            && asked.all(|(name, wanted)| {
+                let value = key.case.get(name);
+                value.is_some_and(|value| wanted.contains(value))
+            })
+    }
+}
+
+fn subjects(keys: &[Key], asked: &[String]) -> Result<BTreeSet<String>, Failure> {
+    let all: BTreeSet<String> = keys.iter().map(|key| key.subject.clone()).collect();
+    if asked.is_empty() {
+        return Ok(all);
+    }
+    if let Some(unknown) = asked.iter().find(|label| !all.contains(*label)) {
+        let why = "the scenario has no subject of that label";
+        return Err(wrong(
+            format!("reading --subjects {unknown}"),
+            why,
+            &choose_from(all),
+        ));
+    }
+    Ok(asked.iter().cloned().collect())
+}
+
+fn cases(keys: &[Key], asked: &[String]) -> Result<BTreeMap<String, BTreeSet<String>>, Failure> {
+    let mut known = BTreeMap::<String, BTreeSet<String>>::new();
+    for (name, value) in keys.iter().flat_map(|key| &key.case) {
+        known.entry(name.clone()).or_default().insert(value.clone());
+    }
+    let mut wanted = BTreeMap::<String, BTreeSet<String>>::new();
+    for text in asked {
+        let (name, value) = one(text, &known)?;
+        wanted.entry(name).or_default().insert(value);
+    }
+    Ok(wanted)
+}
+
+/// A parameter and its value, both of which the matrix has.
+fn one(
+    text: &str,
+    known: &BTreeMap<String, BTreeSet<String>>,
+) -> Result<(String, String), Failure> {
+    let refused =
+        |why: &str, remedy: &str| Err(wrong(format!("reading --case {text}"), why, remedy));
+    let Some((name, value)) = text.split_once('=') else {
+        return refused("it is no PARAMETER=VALUE", "write such as hops=2");
+    };
+    let Some(values) = known.get(name) else {
+        let names = choose_from(known.keys().cloned());
+        return refused(
+            "the scenario's [matrix] has no parameter of that name",
+            &names,
+        );
+    };
+    if !values.contains(value) {
+        return refused(
+            &format!("{name} has no such value"),
+            &choose_from(values.iter().cloned()),
+        );
+    }
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+fn choose_from(all: impl IntoIterator<Item = String>) -> String {
+    let all: Vec<String> = all.into_iter().collect();
+    format!("choose from: {}", all.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys() -> Vec<Key> {
+        let pairs = [("1", "10Mbit"), ("1", "50Mbit"), ("2", "10Mbit")];
+        let key = |(hops, rate): (&str, &str)| Key {
+            scenario: "s".into(),
+            case: BTreeMap::from([("hops".into(), hops.into()), ("rate".into(), rate.into())]),
+            subject: "native".into(),
+            repetition: 1,
+        };
+        pairs.map(key).into()
+    }
+
+    fn held(asked: &[&str]) -> Vec<bool> {
+        let asked: Vec<String> = asked.iter().map(|text| (*text).to_owned()).collect();
+        let choice = Selection {
+            subjects: BTreeSet::from(["native".to_owned()]),
+            cases: cases(&keys(), &asked).unwrap(),
+        };
+        keys().iter().map(|key| choice.holds(key)).collect()
+    }
+
+    #[test]
+    fn values_of_one_parameter_are_alternatives_and_parameters_all_hold() {
+        assert_eq!(held(&[]), [true, true, true]);
+        assert_eq!(held(&["hops=1"]), [true, true, false]);
+        assert_eq!(held(&["hops=1", "hops=2"]), [true, true, true]);
+        assert_eq!(held(&["hops=1", "rate=50Mbit"]), [false, true, false]);
+    }
+
+    #[test]
+    fn a_case_that_the_scenario_does_not_have_is_refused_with_those_that_it_has() {
+        let said = |text: &str| cases(&keys(), &[text.to_owned()]).unwrap_err().to_string();
+        assert!(said("hops").contains("write such as hops=2"));
+        assert!(said("hop=1").contains("choose from: hops, rate"));
+        assert!(said("hops=3").contains("choose from: 1, 2"));
+    }
+}

@@ -1,0 +1,252 @@
+//! The process `hoplite-lab __serve`: every server that workloads need, on one host. It prints `ready` and ends when stdin does.
+//! Nothing that a client sends makes it fail: what cannot be understood ends that client's connection alone.
+
+use std::{
+    io::{self, Read, Write},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdListener},
+    path::Path,
+    time::Duration,
+};
+
+use hoplite_quic::Qlog;
+use hoplite_workload::web::{accept, prepare_payload};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::oneshot,
+};
+
+use super::{
+    http,
+    tcp::{self, Reading},
+    udp,
+};
+use crate::{
+    errors::Failure,
+    experiments::workload::{
+        Ports, TransferError,
+        progress::Progress,
+        transfer::{Answer, HEAD, Head, Sender, Status, Verdict},
+    },
+};
+
+/// A client that moves nothing for this long has gone; longer than any pause of a scenario.
+const STALL: Duration = Duration::from_secs(1800);
+
+/// Serves until stdin ends.
+///
+/// # Errors
+/// A port is taken, or the runtime cannot start.
+pub fn main() -> Result<(), Failure> {
+    let failed = |doing| {
+        move |why: io::Error| Failure::new(doing, why, "free the port, or end the other server")
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let runtime = runtime.map_err(failed("starting the runtime"))?;
+    prepare_payload();
+    let outcome = runtime.block_on(async {
+        let qlog = qlog().map_err(failed("opening the directory of QLOGDIR"))?;
+        let server = Server::bind(Ports::default(), qlog.as_ref());
+        let server = server.map_err(failed("opening the servers' ports"))?;
+        let ended = stdin_ended();
+        say_ready().map_err(failed("telling that the servers are ready"))?;
+        tokio::select! {
+            () = server.run() => {}
+            _ = ended => {}
+        }
+        if let Some(qlog) = qlog {
+            qlog.flush();
+        }
+        Ok(())
+    });
+    // A thread that still sends what nobody waits for any more ends with the process.
+    runtime.shutdown_background();
+    outcome
+}
+
+/// Where HTTP/3 connections are recorded, if QLOGDIR says so.
+fn qlog() -> io::Result<Option<Qlog>> {
+    let directory = std::env::var_os("QLOGDIR").filter(|name| !name.is_empty());
+    directory
+        .map(|name| Qlog::start(Path::new(&name)))
+        .transpose()
+}
+
+fn say_ready() -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(b"ready\n")?;
+    out.flush()
+}
+
+/// Resolves when stdin has ended.
+fn stdin_ended() -> oneshot::Receiver<()> {
+    let (tell, told) = oneshot::channel();
+    std::thread::spawn(move || {
+        let (mut input, mut buffer) = (io::stdin().lock(), [0; 256]);
+        while matches!(input.read(&mut buffer), Ok(1..)) {}
+        drop(tell);
+    });
+    told
+}
+
+/// All servers, their ports open.
+#[derive(Debug)]
+pub struct Server {
+    transfer: TcpListener,
+    udp: udp::server::Server,
+    web: http::server::Server,
+}
+
+impl Server {
+    /// Opens the ports on all addresses; port 0 takes any. HTTP/3 connections are recorded in `qlog`. Needs a runtime.
+    ///
+    /// # Errors
+    /// The operating system's, or no certificate can be made.
+    pub fn bind(ports: Ports, qlog: Option<&Qlog>) -> io::Result<Self> {
+        let web = http::server::Server::bind(ports.http, ports.https, qlog);
+        Ok(Self {
+            web: web.map_err(io::Error::other)?,
+            transfer: listen(ports.transfer)?,
+            udp: udp::server::Server::bind(ports.udp)?,
+        })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn ports(&self) -> io::Result<Ports> {
+        let [http, https] = self.web.ports()?;
+        Ok(Ports {
+            http,
+            https,
+            transfer: self.transfer.local_addr()?.port(),
+            udp: self.udp.port()?,
+        })
+    }
+
+    /// Serves for ever.
+    pub async fn run(self) {
+        let transfers = accept(self.transfer, |stream, peer| async move {
+            if let Err(error) = transfer(stream, peer).await {
+                tracing::debug!(kind = error.kind, why = error.why, "a transfer ended early");
+            }
+        });
+        tokio::join!(transfers, self.udp.run(), self.web.run());
+    }
+}
+
+/// IPv4 and IPv6 on one socket, or IPv4 alone where there is no IPv6.
+pub(super) fn listen(port: u16) -> io::Result<TcpListener> {
+    let socket = bound(Type::STREAM, Protocol::TCP, port)?;
+    socket.listen(1024)?;
+    socket.set_nonblocking(true)?;
+    TcpListener::from_std(StdListener::from(socket))
+}
+
+/// A socket on all addresses of the host.
+pub(super) fn bound(kind: Type, protocol: Protocol, port: u16) -> io::Result<Socket> {
+    let six = || {
+        let socket = Socket::new(Domain::IPV6, kind, Some(protocol))?;
+        socket.set_only_v6(false)?;
+        claim(
+            &socket,
+            kind,
+            SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)),
+        )?;
+        Ok(socket)
+    };
+    six().or_else(|error: io::Error| {
+        if error.kind() == io::ErrorKind::AddrInUse {
+            return Err(error);
+        }
+        let socket = Socket::new(Domain::IPV4, kind, Some(protocol))?;
+        claim(
+            &socket,
+            kind,
+            SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)),
+        )?;
+        Ok(socket)
+    })
+}
+
+fn claim(socket: &Socket, kind: Type, address: SocketAddr) -> io::Result<()> {
+    socket.set_reuse_address(kind == Type::STREAM)?;
+    socket.bind(&address.into())
+}
+
+/// The server's half of the transfer protocol.
+async fn transfer(mut stream: TcpStream, peer: SocketAddr) -> Result<(), TransferError> {
+    let (reading, mut writing) = stream.split();
+    let mut reading = Reading::new(reading, STALL);
+    let head = Head::parse(&reading.exact::<HEAD>().await?);
+    let answer = Answer {
+        status: head.map_or(Status::Unreadable, |_| Status::Fine),
+        seen_as: peer.ip().to_canonical(),
+        token: head.map_or(0, |head| head.token),
+    };
+    tcp::write(&mut writing, &answer.emit(), STALL).await?;
+    let Ok(head) = head else {
+        return Ok(());
+    };
+    let verdict = match head.rounds {
+        0 => at_once(&mut reading, &mut writing, &head).await?,
+        _ => rounds(&mut reading, &mut writing, &head).await?,
+    };
+    match verdict {
+        Some(verdict) => tcp::write(&mut writing, &verdict.emit(), STALL).await,
+        None => Ok(()),
+    }
+}
+
+type From<'a> = Reading<tokio::net::tcp::ReadHalf<'a>>;
+type To<'a> = tokio::net::tcp::WriteHalf<'a>;
+
+async fn at_once(
+    reading: &mut From<'_>,
+    writing: &mut To<'_>,
+    head: &Head,
+) -> Result<Option<Verdict>, TransferError> {
+    let mut sent = Progress::new(0);
+    let sending = tcp::send(writing, head.down, head, (&mut sent, STALL));
+    let receiving = async {
+        let Some(size) = head.up else {
+            return Ok(None);
+        };
+        let (mut receiver, mut progress) = (tcp::receiver(size, 0), Progress::new(size));
+        reading.receive(&mut receiver, None, &mut progress).await?;
+        Ok(Some(Verdict {
+            right: receiver.verdict() == Some(true),
+            passed: progress.passed(),
+        }))
+    };
+    let ((), verdict) = futures_util::future::try_join(sending, receiving).await?;
+    Ok(verdict)
+}
+
+async fn rounds(
+    reading: &mut From<'_>,
+    writing: &mut To<'_>,
+    head: &Head,
+) -> Result<Option<Verdict>, TransferError> {
+    let (up, down) = (head.up.unwrap_or(1), head.down.unwrap_or(1));
+    let mut sender = Sender::new(head.seed);
+    let mut receiver = tcp::receiver(up, head.rounds);
+    let mut sent = Progress::new(0);
+    let mut progress = Progress::new(up.saturating_mul(head.rounds.into()));
+    for round in 1..=head.rounds {
+        let until = u64::from(round).saturating_mul(up);
+        reading
+            .receive(&mut receiver, Some(until), &mut progress)
+            .await?;
+        let last = round == head.rounds;
+        tcp::send_size(writing, &mut sender, down, last, (&mut sent, STALL)).await?;
+    }
+    reading.receive(&mut receiver, None, &mut progress).await?;
+    Ok(Some(Verdict {
+        right: receiver.verdict() == Some(true),
+        passed: progress.passed(),
+    }))
+}

@@ -1,0 +1,683 @@
+//! One end of a circuit, where streams begin or end: the client's, and the exit's. It knows streams and flow control, not cells on channels and
+//! not layers: relay messages in the clear come in ([`Endpoint::handle`]) and go out ([`Endpoint::next_message`], then [`Endpoint::sealed`] with the digest).
+//! `client` and `relay` drive it; [`io`] is what programs and targets hold. tor-spec "Application connections and stream management".
+//!
+//! Every queue is bounded ([`Limits`]), for each stream and for all of them. While the channel takes nothing, acknowledgements gather up to [`Limits::urgent`]; then
+//! [`Endpoint::is_full`], and the driver reads no more of this circuit.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    task::Waker,
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use hoplite_overlay::Error;
+use hoplite_wire::cell::{
+    self, Malformed,
+    relay::{
+        Begin, Command, End, EndReason, Flags, HEADER, Header, Message, Resolve, Resolved, Sendme,
+        StreamId, Xoff, Xon,
+    },
+};
+use tokio::time::Instant;
+
+use crate::{
+    channel::Kept,
+    failure,
+    flow_control::{self, Control, Digest, Violation, stream::FlowControlMessage, vegas},
+};
+use message::Unpredictable;
+use stream::Sum;
+use stream::{Answer, Produced, Stream};
+
+pub use message::Outbound;
+
+pub mod io;
+mod message;
+mod stream;
+
+/// A flag of BEGIN that only relays of this project know: END with reason DONE ends one direction of the stream, as a FIN does.
+/// It is set towards relays that announce it, and others ignore it.
+pub const HALF_CLOSE: Flags = Flags(1 << 31);
+
+/// Bounds of one circuit's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Streams at once; the next is refused.
+    pub streams: usize,
+    /// Full cells of one stream that wait for its reader where there are no windows; more break the protocol. This many are XOFF's threshold and the
+    /// largest window that the peer may have on its way until it hears XOFF.
+    pub waiting: u32,
+    /// Bytes of all streams that wait for their readers; beyond it the stream that holds most is ended.
+    pub held: usize,
+    /// Cells of one stream that wait to be sent; then its writer waits.
+    pub sending: usize,
+    /// Cells of all streams that wait to be sent; beyond it a stream may have [`FEW`] of its own.
+    pub sending_all: usize,
+    /// Messages that wait before DATA, acknowledgements mostly; then nothing more is read of the circuit.
+    pub urgent: usize,
+    /// Streams that have ended and on which may still come what was on its way, the oldest forgotten first.
+    pub gone: usize,
+}
+
+/// Cells that a stream may always have waiting to be sent, so that each has its turn.
+pub const FEW: usize = 8;
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            streams: 512,
+            waiting: vegas::LARGEST + 1024,
+            held: 16 << 20,
+            sending: 128,
+            sending_all: 4096,
+            urgent: 256,
+            gone: 512,
+        }
+    }
+}
+
+impl Limits {
+    /// Bytes that may wait in all streams, both ways.
+    pub fn most(&self) -> u64 {
+        let cells = self.sending_all + self.sending + self.streams.saturating_mul(FEW);
+        self.held.saturating_add(cells.saturating_mul(cell::LEN)) as u64
+    }
+}
+
+/// Which end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Opens streams.
+    Client,
+    /// Is asked for streams.
+    Exit,
+}
+
+/// What a client asks of an exit.
+#[derive(Debug)]
+pub enum Asked {
+    /// A stream to a target.
+    Stream(Begin),
+    /// A stream to the relay's directory.
+    Directory,
+    /// The addresses of a name, or of an address the name.
+    Name(String),
+}
+
+/// What the peer did, for which the circuit is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    /// Windows and their acknowledgements.
+    #[error(transparent)]
+    Flow(#[from] Violation),
+    /// A message that cannot be read.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// A message that its sender must not send, or not now.
+    #[error("{0:?} where it is not allowed")]
+    Unexpected(Command),
+    /// A message for a stream that never was, or on which nothing can be under way any more.
+    #[error("a cell for an unknown stream")]
+    UnknownStream,
+}
+
+/// When something comes, and whether the channel took the last cell.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// Now.
+    pub now: Instant,
+    /// The channel holds the circuit back: a signal of congestion.
+    pub blocked: bool,
+}
+
+/// One end of one circuit.
+#[derive(Debug)]
+pub struct Endpoint {
+    role: Role,
+    control: Control,
+    limits: Limits,
+    random: fn(&mut [u8]),
+    outgoing: flow_control::Outgoing,
+    incoming: flow_control::Incoming,
+    streams: BTreeMap<u16, Stream>,
+    /// Bytes that wait for readers, and cells that wait to be sent, of all streams.
+    held: Sum,
+    sending: Sum,
+    /// Streams that have something to send, in turn.
+    turn: VecDeque<u16>,
+    urgent: VecDeque<Outbound>,
+    /// Streams that ended here first, and what may still come on them (client).
+    gone: VecDeque<(u16, Late)>,
+    asked: VecDeque<(StreamId, Asked)>,
+    /// The last id that was given to a stream; the first is random, as C tor's is: it tells nobody how many there have been.
+    last_id: u16,
+    unpredictable: Unpredictable,
+    driver: Option<Waker>,
+    retired: bool,
+    closed: Option<Error>,
+}
+
+impl Endpoint {
+    /// An end without streams. `random` fills padding; a circuit whose digests can be guessed could be acknowledged unseen.
+    pub fn new(role: Role, control: Control, limits: Limits, random: fn(&mut [u8])) -> Self {
+        let kept = Arc::default();
+        let mut first = [0; 2];
+        random(&mut first);
+        Self {
+            role,
+            control,
+            limits,
+            random,
+            outgoing: flow_control::Outgoing::new(control),
+            incoming: flow_control::Incoming::new(control),
+            streams: BTreeMap::new(),
+            held: Sum::received(&kept),
+            sending: Sum::sending(&kept),
+            turn: VecDeque::new(),
+            urgent: VecDeque::new(),
+            gone: VecDeque::new(),
+            asked: VecDeque::new(),
+            last_id: u16::from_be_bytes(first),
+            unpredictable: Unpredictable::new(random),
+            driver: None,
+            retired: false,
+            closed: None,
+        }
+    }
+
+    /// Counts there what waits in its streams, for the channel to know; before the first stream.
+    #[must_use]
+    pub fn counted(mut self, kept: &Arc<Kept>) -> Self {
+        self.held = Sum::received(kept);
+        self.sending = Sum::sending(kept);
+        self
+    }
+
+    /// Another flow control, as the handshake agreed on; before the first stream.
+    pub(crate) fn set_control(&mut self, control: Control) {
+        self.control = control;
+        self.outgoing = flow_control::Outgoing::new(control);
+        self.incoming = flow_control::Incoming::new(control);
+    }
+
+    /// Who is woken when there is something to send or to do.
+    pub(crate) fn set_driver(&mut self, waker: &Waker) {
+        match &mut self.driver {
+            Some(driver) => driver.clone_from(waker),
+            None => self.driver = Some(waker.clone()),
+        }
+    }
+
+    /// How many streams there are.
+    pub fn streams(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Whether the next stream would be refused: there are too many, or too many were opened and given up while nothing could be sent.
+    pub(crate) fn has_no_room(&self) -> bool {
+        let said = self.limits.urgent + 2 * self.limits.streams;
+        self.streams.len() >= self.limits.streams || self.urgent.len() >= said
+    }
+
+    /// Takes no further streams: the circuit ends with its last one.
+    pub fn retire(&mut self) {
+        self.retired = true;
+        self.wake();
+    }
+
+    /// Whether it takes no further streams.
+    pub fn is_retired(&self) -> bool {
+        self.retired
+    }
+
+    /// Why the circuit has closed.
+    pub fn closed(&self) -> Option<&Error> {
+        self.closed.as_ref()
+    }
+
+    /// Whether nothing more may be handled before something was sent.
+    pub fn is_full(&self) -> bool {
+        self.urgent.len() >= self.limits.urgent
+    }
+
+    /// The circuit has closed: every stream ends with this error.
+    pub fn close(&mut self, error: Error) {
+        self.urgent.clear();
+        self.turn.clear();
+        for stream in self.streams.values_mut() {
+            stream.close();
+        }
+        self.closed.get_or_insert(error);
+        self.wake();
+    }
+
+    /// Bytes that this end owns, buffers included.
+    pub fn owned(&self) -> usize {
+        let streams: usize = self.streams.values().map(Stream::owned).sum();
+        let urgent = self.urgent.capacity() * size_of::<Outbound>();
+        size_of::<Self>() + streams + urgent + self.urgent.len() * cell::BODY
+    }
+
+    fn new_stream(&self, half_close: bool) -> Stream {
+        let shares = [&self.held, &self.sending].map(Sum::share);
+        Stream::new(self.control, &self.limits, half_close, shares)
+    }
+
+    /// How many cells of a stream may wait to be sent now.
+    fn may_queue(&self) -> usize {
+        if self.sending.total() < self.limits.sending_all {
+            self.limits.sending
+        } else {
+            self.limits.sending.min(FEW)
+        }
+    }
+
+    fn wake(&mut self) {
+        if let Some(driver) = self.driver.take() {
+            driver.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
+
+// What comes to one end of a circuit: relay messages in the clear, each handed to its stream. tor-spec "Relay cells",
+// "Closing streams", "Flow control".
+
+impl Endpoint {
+    /// A relay message for this end has come; `digest` is the running digest after its cell.
+    ///
+    /// # Errors
+    /// [`Broken`]: the circuit is to be closed.
+    pub fn handle(&mut self, body: BytesMut, digest: Digest, at: Moment) -> Result<(), Broken> {
+        let fixed: &[u8; cell::BODY] = body.as_ref().try_into().map_err(|_| Malformed("cell"))?;
+        let header = Header::read(fixed);
+        let data = header.data(fixed)?;
+        if header.command == Command::DATA {
+            return self.data(header, body, digest);
+        }
+        let message = match Message::parse(header.command, data) {
+            Ok(message) => message,
+            Err(error) => return self.unreadable(header, error),
+        };
+        match message {
+            Message::Sendme(sendme) => self.sendme(header.stream, sendme, at),
+            Message::Connected(_) => self.answered(header, Answer::Connected),
+            Message::Resolved(resolved) => self.looked_up(header, &resolved),
+            Message::End(end) => self.ended(header.stream, end),
+            Message::Xon(Xon { .. }) => self.told(header, false),
+            Message::Xoff(Xoff) => self.told(header, true),
+            Message::Begin(begin) => self.requested(header, Asked::Stream(begin)),
+            Message::BeginDir => self.requested(header, Asked::Directory),
+            Message::Resolve(Resolve(name)) => self.requested(header, Asked::Name(name.into())),
+            // "If the relay command is not understood, the cell must be dropped and ignored." That an exit does; a client has asked for nothing
+            // that it does not understand, nor for padding (proposal 254), and who may send it cells without end may mark its circuit.
+            Message::Drop | Message::Unknown(..) if self.role == Role::Exit => Ok(()),
+            other => Err(Broken::Unexpected(other.command())),
+        }
+    }
+
+    /// What nobody can be connected to is the program's mistake, not the client's.
+    fn unreadable(&mut self, header: Header, error: Malformed) -> Result<(), Broken> {
+        let asks = matches!(header.command, Command::BEGIN | Command::RESOLVE);
+        if !asks || self.role == Role::Client || header.stream == StreamId::CIRCUIT {
+            return Err(error.into());
+        }
+        self.say(
+            header.stream,
+            &Message::End(End::new(EndReason::TORPROTOCOL)),
+        );
+        Ok(())
+    }
+
+    fn data(&mut self, header: Header, mut body: BytesMut, digest: Digest) -> Result<(), Broken> {
+        if self.incoming.received()? {
+            self.say(StreamId::CIRCUIT, &Message::Sendme(Sendme::V1(digest)));
+        }
+        let at_client = self.role == Role::Client;
+        // Nobody has a reason to send a client nothing.
+        if at_client && header.length == 0 {
+            return Err(Broken::Unexpected(Command::DATA));
+        }
+        let Some(stream) = self.stream(header.stream) else {
+            return self.stray(header.stream, Late::data);
+        };
+        if at_client && !stream.is_answered() {
+            return Err(Broken::Unexpected(Command::DATA));
+        }
+        body.advance(HEADER);
+        body.truncate(header.length.into());
+        if let Some(say) = stream.receive(body)? {
+            self.say_flow(header.stream, say);
+        }
+        if self.held.total() > self.limits.held {
+            self.relieve();
+        }
+        Ok(())
+    }
+
+    /// Ends the stream that holds most. Proposal 324 §4.1.3 has those ended that hold the oldest; whoever stands still longest holds most, too.
+    fn relieve(&mut self) {
+        let reason = match self.role {
+            // tor-spec "Closing streams": a client "SHOULD NOT" give another reason.
+            Role::Client => EndReason::MISC,
+            Role::Exit => EndReason::RESOURCELIMIT,
+        };
+        let fullest = self
+            .streams
+            .iter_mut()
+            .max_by_key(|(_, stream)| stream.held());
+        let Some((id, stream)) = fullest else {
+            return;
+        };
+        let id = StreamId(*id);
+        let late = (self.role == Role::Client).then(|| Late::new(stream, &self.incoming));
+        stream.cut(reason, late);
+        self.say(id, &Message::End(End::new(reason)));
+    }
+
+    fn sendme(&mut self, id: StreamId, sendme: Sendme, at: Moment) -> Result<(), Broken> {
+        if id == StreamId::CIRCUIT {
+            let digest = match sendme {
+                Sendme::V1(digest) => Some(digest),
+                Sendme::V0 => None,
+            };
+            self.outgoing.acknowledged(digest, at.now, at.blocked)?;
+            self.wake();
+            return Ok(());
+        }
+        let Some(stream) = self.stream(id) else {
+            return self.stray(id, |late, _| late.acknowledged());
+        };
+        stream.outgoing.acknowledged()?;
+        self.take_turn(id);
+        Ok(())
+    }
+
+    fn answered(&mut self, header: Header, answer: Answer) -> Result<(), Broken> {
+        if self.role == Role::Exit {
+            return Err(Broken::Unexpected(header.command));
+        }
+        match self.stream(header.stream) {
+            Some(stream) if stream.is_answered() => Err(Broken::Unexpected(header.command)),
+            Some(stream) => {
+                stream.answer(Ok(answer));
+                Ok(())
+            }
+            None => self.stray(header.stream, |late, _| late.answered(header.command)),
+        }
+    }
+
+    fn looked_up(&mut self, header: Header, resolved: &Resolved<'_>) -> Result<(), Broken> {
+        let answer = failure::addresses(resolved);
+        let at_exit = self.role == Role::Exit;
+        let Some(stream) = self.stream(header.stream) else {
+            return self.answered(header, Answer::Connected);
+        };
+        if at_exit || stream.is_answered() {
+            return Err(Broken::Unexpected(header.command));
+        }
+        stream.answer(answer.map(Answer::Addresses));
+        stream.end(End::new(EndReason::DONE));
+        Ok(())
+    }
+
+    fn ended(&mut self, id: StreamId, end: End) -> Result<(), Broken> {
+        let at_exit = self.role == Role::Exit;
+        let Some(stream) = self.stream(id) else {
+            return self.stray(id, |late, _| late.ended(end));
+        };
+        if !at_exit && !stream.may_end(end) {
+            return Err(Broken::Unexpected(Command::END));
+        }
+        stream.end(end);
+        // A writer that waited for the other side's end may end now.
+        self.take_turn(id);
+        Ok(())
+    }
+
+    fn told(&mut self, header: Header, stop: bool) -> Result<(), Broken> {
+        let strict = self.role == Role::Client;
+        let Some(stream) = self.stream(header.stream) else {
+            return self.stray(header.stream, |late, _| late.told(stop));
+        };
+        stream.outgoing.told(stop, strict)?;
+        if !stop {
+            self.take_turn(header.stream);
+        }
+        Ok(())
+    }
+
+    /// A stream that goes on here.
+    fn stream(&mut self, id: StreamId) -> Option<&mut Stream> {
+        let stream = self.streams.get_mut(&id.0)?;
+        stream.cut_off().is_none().then_some(stream)
+    }
+
+    /// A cell for a stream that is not there. An exit cannot know which streams its client has given up, and drops it;
+    /// a client knows which it had, and what may still be on its way there.
+    fn stray(
+        &mut self,
+        id: StreamId,
+        judge: impl FnOnce(&mut Late, &flow_control::Incoming) -> Result<(), Broken>,
+    ) -> Result<(), Broken> {
+        if self.role == Role::Exit {
+            return Ok(());
+        }
+        let mut gone = self.gone.iter_mut();
+        let late = match self.streams.get_mut(&id.0) {
+            Some(stream) => stream.cut_off(),
+            None => gone.find(|(gone, _)| *gone == id.0).map(|(_, late)| late),
+        };
+        judge(late.ok_or(Broken::UnknownStream)?, &self.incoming)
+    }
+}
+
+// What leaves one end of a circuit: first what is urgent, then DATA, a cell of each stream in turn. tor-spec "Relay
+// cells", "Closing streams", "Flow control".
+
+impl Endpoint {
+    /// What is to be sent next: first what is urgent, then DATA, a cell of each stream in turn.
+    pub fn next_message(&mut self) -> Option<Outbound> {
+        if let Some(message) = self.urgent.pop_front() {
+            if message.acknowledges {
+                self.incoming.acknowledged();
+            }
+            return Some(message);
+        }
+        let may_send = self.outgoing.may_send();
+        for _ in 0..self.turn.len() {
+            let id = self.turn.pop_front()?;
+            let Some(stream) = self.streams.get_mut(&id) else {
+                continue;
+            };
+            match stream.produce(may_send) {
+                Produced::Cell(body, more) => {
+                    if more {
+                        self.turn.push_back(id)
+                    } else {
+                        stream.leave_turn()
+                    }
+                    self.unpredictable.sent(body.len());
+                    return Some(message::data(body, StreamId(id), self.random));
+                }
+                // Only the circuit's window is in the way.
+                Produced::Later => self.turn.push_back(id),
+                Produced::End => {
+                    stream.leave_turn();
+                    let done = End::new(EndReason::DONE);
+                    if stream.is_over() {
+                        self.forget(id);
+                    }
+                    return Some(self.message(StreamId(id), &Message::End(done)));
+                }
+                Produced::Nothing => {
+                    stream.leave_turn();
+                    if stream.is_over() {
+                        self.forget(id);
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// A message of [`Self::next_message`] that was [`Outbound::counted`] has been given its digest, and leaves.
+    pub fn sealed(&mut self, digest: Digest, now: Instant) {
+        self.outgoing.sent(digest, now);
+    }
+
+    fn forget(&mut self, id: u16) {
+        let Some(stream) = self.streams.remove(&id) else {
+            return;
+        };
+        if self.role == Role::Exit {
+            return;
+        }
+        if self.gone.len() >= self.limits.gone {
+            self.gone.pop_front();
+        }
+        self.gone.push_back((id, stream.late(&self.incoming)));
+    }
+
+    /// Nobody holds the stream's handle any more.
+    fn drop_stream(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(&id.0) else {
+            return;
+        };
+        let reset = stream.drop_handle();
+        let (told, over) = (stream.is_told(), stream.is_over());
+        if reset || over || self.closed.is_some() {
+            self.forget(id.0);
+        } else {
+            self.take_turn(id);
+        }
+        if reset && !told && self.closed.is_none() {
+            // tor-spec "Closing streams": a client "SHOULD NOT" give another reason.
+            self.say(id, &Message::End(End::new(EndReason::MISC)));
+        }
+    }
+
+    fn take_turn(&mut self, id: StreamId) {
+        if let Some(stream) = self.streams.get_mut(&id.0)
+            && stream.enter_turn()
+        {
+            self.turn.push_back(id.0);
+        }
+        self.wake();
+    }
+
+    fn say(&mut self, id: StreamId, message: &Message<'_>) {
+        let message = self.message(id, message);
+        self.urgent.push_back(message);
+        self.wake();
+    }
+
+    fn say_flow(&mut self, id: StreamId, say: FlowControlMessage) {
+        match say {
+            FlowControlMessage::Sendme => self.say(id, &Message::Sendme(Sendme::V0)),
+            FlowControlMessage::Xoff => self.say(id, &Message::Xoff(Xoff)),
+            FlowControlMessage::Xon => self.say(id, &Message::Xon(Xon { kbps: 0 })),
+        }
+    }
+
+    fn message(&self, id: StreamId, message: &Message<'_>) -> Outbound {
+        message::control(message, id, self.random)
+    }
+
+    fn fetch(&mut self, id: StreamId) -> Option<Bytes> {
+        let (bytes, say) = self.streams.get_mut(&id.0)?.fetch()?;
+        if let Some(say) = say {
+            self.say_flow(id, say);
+        }
+        Some(bytes)
+    }
+}
+
+// What may still come on a stream that this end has ended: what the peer had sent before it read END, and nothing
+// else; the client's end keeps to it. tor-spec "Closing streams"; C tor calls such a stream half-closed. A cell that
+// is thrown away is a mark that a relay can make on a circuit as often as it likes, for somebody who watches the
+// client (proposal 344, "dropped cells"): so each is counted against what the stream's windows had left, and one more
+// closes the circuit.
+
+/// One such stream.
+#[derive(Clone, Copy, Debug)]
+struct Late {
+    /// Judges SENDME, XON and XOFF as while the stream was there.
+    outgoing: flow_control::stream::Outgoing,
+    /// DATA cells left of the stream's own window, where it has one.
+    window: Option<u32>,
+    /// When this many DATA cells have come on the circuit, all that was on its way at END has come.
+    until: u64,
+    /// CONNECTED or RESOLVED is still to come.
+    is_asked: bool,
+    /// Times that the peer may still say END: with half-closed streams once for its side, and once for all of it.
+    ends: u8,
+}
+
+impl Late {
+    /// What may still come on `stream`, which is ended now.
+    fn new(stream: &Stream, circuit: &flow_control::Incoming) -> Self {
+        let ended = stream.ended();
+        let ends = match (ended, stream.knows_half_close()) {
+            (None, half_close) => 1 + u8::from(half_close),
+            (Some(end), true) => u8::from(end.reason == EndReason::DONE),
+            (Some(_), false) => 0,
+        };
+        Self {
+            outgoing: stream.outgoing,
+            window: match ended {
+                Some(_) => Some(0),
+                None => stream.window(),
+            },
+            until: circuit.count().saturating_add(circuit.under_way()),
+            is_asked: !stream.is_answered(),
+            ends,
+        }
+    }
+
+    /// A DATA cell; `circuit` has counted it.
+    fn data(&mut self, circuit: &flow_control::Incoming) -> Result<(), Broken> {
+        if let Some(window) = &mut self.window {
+            *window = window.checked_sub(1).ok_or(Broken::UnknownStream)?;
+        }
+        if circuit.count() <= self.until {
+            Ok(())
+        } else {
+            Err(Broken::UnknownStream)
+        }
+    }
+
+    /// CONNECTED or RESOLVED.
+    fn answered(&mut self, command: Command) -> Result<(), Broken> {
+        if std::mem::take(&mut self.is_asked) {
+            Ok(())
+        } else {
+            Err(Broken::Unexpected(command))
+        }
+    }
+
+    /// END: nothing but a second one may follow, and that only behind an orderly one.
+    fn ended(&mut self, end: End) -> Result<(), Broken> {
+        self.ends = self.ends.checked_sub(1).ok_or(Broken::UnknownStream)?;
+        if end.reason != EndReason::DONE {
+            self.ends = 0;
+        }
+        self.window = Some(0);
+        self.is_asked = false;
+        Ok(())
+    }
+
+    /// SENDME.
+    fn acknowledged(&mut self) -> Result<(), Broken> {
+        Ok(self.outgoing.acknowledged()?)
+    }
+
+    /// XOFF or XON.
+    fn told(&mut self, stop: bool) -> Result<(), Broken> {
+        Ok(self.outgoing.told(stop, true)?)
+    }
+}

@@ -1,0 +1,334 @@
+//! What programs and targets hold of a stream: they read, write and finish it; dropped before both sides have ended, it is reset.
+//! `client` hands it out as the overlay's stream, `relay` copies between it and the target. Each circuit's end has a lock of its own.
+
+use std::{
+    fmt, io,
+    net::IpAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf, Bytes};
+use hoplite_overlay::Error;
+use hoplite_wire::{
+    Target,
+    cell::relay::{
+        Begin, Connected, End, EndReason, Flags, Header, Message, Resolve, Resolved, StreamId,
+    },
+};
+use parking_lot::{Mutex, MutexGuard};
+use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
+
+use super::{Asked, Broken, Endpoint, HALF_CLOSE, Role, stream::Answer};
+use crate::failure;
+
+/// One end of a circuit, shared by its driver and its streams.
+pub struct Shared(Mutex<Endpoint>);
+
+/// One stream of it.
+pub struct Handle {
+    shared: Arc<Shared>,
+    id: StreamId,
+    current: Bytes,
+}
+
+impl Shared {
+    /// To be shared.
+    pub fn new(endpoint: Endpoint) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(endpoint)))
+    }
+
+    /// The end itself; never held across an await.
+    pub fn lock(&self) -> MutexGuard<'_, Endpoint> {
+        self.0.lock()
+    }
+}
+
+impl Handle {
+    /// The handle of a stream that has just been opened, or asked for. There is one for each.
+    pub fn new(shared: &Arc<Shared>, id: StreamId) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            id,
+            current: Bytes::new(),
+        }
+    }
+
+    /// Which stream it is.
+    pub fn id(&self) -> StreamId {
+        self.id
+    }
+
+    /// The far end's answer.
+    pub fn poll_said(&mut self, cx: &mut Context<'_>) -> Poll<Result<Answer, Error>> {
+        let mut endpoint = self.shared.lock();
+        let closed = endpoint.closed().cloned();
+        let Some(stream) = endpoint.streams.get_mut(&self.id.0) else {
+            return Poll::Ready(Err(failure::gone()));
+        };
+        match (stream.said(), closed) {
+            (Some(said), _) => Poll::Ready(said.clone()),
+            (None, Some(error)) => Poll::Ready(Err(error)),
+            (None, None) => {
+                stream.reader = Some(cx.waker().clone());
+                stream.writer = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// The addresses that a look-up found.
+    pub(crate) fn poll_addresses(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Vec<IpAddr>, Error>> {
+        Poll::Ready(match ready!(self.poll_said(cx))? {
+            Answer::Addresses(found) => Ok(found),
+            Answer::Connected => Err(failure::gone()),
+        })
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.current.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        let mut endpoint = self.shared.lock();
+        if let Some(bytes) = endpoint.fetch(self.id) {
+            self.current = bytes;
+            return Poll::Ready(Ok(()));
+        }
+        let closed = endpoint.closed().cloned();
+        let Some(stream) = endpoint.streams.get_mut(&self.id.0) else {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        };
+        match (stream.read_end(), closed) {
+            (Some(end), _) => Poll::Ready(end.map_err(io::Error::from)),
+            (None, Some(error)) => Poll::Ready(Err(error.into())),
+            (None, None) => {
+                stream.reader = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    fn poll_put(&self, cx: &Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let endpoint = &mut *self.shared.lock();
+        if let Some(error) = endpoint.closed() {
+            return Poll::Ready(Err(error.clone().into()));
+        }
+        let most = endpoint.may_queue();
+        let Some(stream) = endpoint.streams.get_mut(&self.id.0) else {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        };
+        if let Some(Err(error)) = stream.said() {
+            return Poll::Ready(Err(error.clone().into()));
+        }
+        if !stream.is_writable() || stream.is_finished() {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        let taken = stream.write(bytes, most, &mut endpoint.unpredictable);
+        if taken == 0 && !bytes.is_empty() {
+            stream.writer = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        endpoint.take_turn(self.id);
+        Poll::Ready(Ok(taken))
+    }
+}
+
+impl hoplite_overlay::PendingStream for Handle {
+    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.poll_said(cx).map_ok(drop)
+    }
+}
+
+impl AsyncRead for Handle {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let handle = self.get_mut();
+        let before = buf.filled().len();
+        // As much as is there: a lock and a wake-up for each cell would cost more than the cell.
+        loop {
+            match handle.poll_next(cx) {
+                Poll::Ready(Ok(())) => {}
+                waiting if buf.filled().len() == before => return waiting,
+                _ => return Poll::Ready(Ok(())),
+            }
+            let count = handle.current.len().min(buf.remaining());
+            if count == 0 {
+                return Poll::Ready(Ok(()));
+            }
+            buf.put_slice(&handle.current.split_to(count));
+        }
+    }
+}
+
+impl AsyncBufRead for Handle {
+    fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        let handle = self.get_mut();
+        ready!(handle.poll_next(cx))?;
+        Poll::Ready(Ok(&handle.current))
+    }
+
+    fn consume(mut self: Pin<&mut Self>, amt: usize) {
+        let amt = amt.min(self.current.len());
+        self.current.advance(amt);
+    }
+}
+
+impl AsyncWrite for Handle {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_put(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut endpoint = self.shared.lock();
+        if let Some(stream) = endpoint.streams.get_mut(&self.id.0) {
+            stream.finish();
+        }
+        endpoint.take_turn(self.id);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.lock().drop_stream(self.id);
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("onion::Handle")
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("onion::Shared")
+    }
+}
+
+// Streams as they are asked for at the client's end, and answered at the exit's. tor-spec "Opening streams and
+// transferring data", "Remote hostname lookup".
+
+/// For how many seconds a client may think that a name means the address it was connected to.
+const ADDRESS_LASTS: u32 = 60;
+
+impl Endpoint {
+    /// Opens a stream (client); the answer is polled by [`Handle`].
+    ///
+    /// # Errors
+    /// The circuit has closed, or has too many streams.
+    pub fn begin(&mut self, target: &Target, flags: Flags) -> Result<StreamId, Error> {
+        let target = target.clone();
+        let half_close = flags.has(HALF_CLOSE);
+        self.ask(half_close, &Message::Begin(Begin { target, flags }))
+    }
+
+    /// Opens a stream to the last relay's directory (client).
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub fn begin_directory(&mut self) -> Result<StreamId, Error> {
+        self.ask(false, &Message::BeginDir)
+    }
+
+    /// Asks for a name's addresses (client).
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub fn resolve(&mut self, name: &str) -> Result<StreamId, Error> {
+        self.ask(false, &Message::Resolve(Resolve(name)))
+    }
+
+    fn ask(&mut self, half_close: bool, message: &Message<'_>) -> Result<StreamId, Error> {
+        if let Some(error) = &self.closed {
+            return Err(error.clone());
+        }
+        let id = self.free_id().ok_or_else(failure::too_many_streams)?;
+        let stream = self.new_stream(half_close);
+        self.streams.insert(id.0, stream);
+        self.say(id, message);
+        Ok(id)
+    }
+
+    fn free_id(&mut self) -> Option<StreamId> {
+        if self.has_no_room() {
+            return None;
+        }
+        for _ in 0..=self.limits.streams + self.limits.gone + 1 {
+            self.last_id = self.last_id.checked_add(1).unwrap_or(1);
+            let id = self.last_id;
+            let recent = self.gone.iter().any(|(gone, _)| *gone == id);
+            if !recent && !self.streams.contains_key(&id) {
+                return Some(StreamId(id));
+            }
+        }
+        None
+    }
+
+    /// The next thing that a client asks for (exit).
+    pub(crate) fn next_asked(&mut self) -> Option<(StreamId, Asked)> {
+        self.asked.pop_front()
+    }
+
+    /// The target has answered (exit): so the client is told.
+    pub fn connected(&mut self, id: StreamId, address: Option<IpAddr>) {
+        let Some(stream) = self.streams.get_mut(&id.0) else {
+            return;
+        };
+        stream.answer(Ok(Answer::Connected));
+        let address = address.map(|ip| (ip, ADDRESS_LASTS));
+        self.say(id, &Message::Connected(Connected(address)));
+        self.take_turn(id);
+    }
+
+    /// The stream does not come about, or breaks off (exit).
+    pub fn refuse(&mut self, id: StreamId, end: End) {
+        if self.streams.remove(&id.0).is_some() {
+            self.say(id, &Message::End(end));
+        }
+    }
+
+    /// The answer to a look-up (exit).
+    pub fn resolved(&mut self, id: StreamId, answers: Resolved<'_>) {
+        if self.streams.remove(&id.0).is_some() {
+            self.say(id, &Message::Resolved(answers));
+        }
+    }
+
+    pub(super) fn requested(&mut self, header: Header, asked: Asked) -> Result<(), Broken> {
+        let id = header.stream;
+        if self.role == Role::Client || id == StreamId::CIRCUIT {
+            return Err(Broken::Unexpected(header.command));
+        }
+        if self.streams.contains_key(&id.0) {
+            return Err(Broken::Unexpected(header.command));
+        }
+        if self.streams.len() >= self.limits.streams {
+            self.say(id, &Message::End(End::new(EndReason::RESOURCELIMIT)));
+            return Ok(());
+        }
+        let half_close = match &asked {
+            Asked::Stream(begin) => begin.flags.has(HALF_CLOSE),
+            Asked::Directory | Asked::Name(_) => false,
+        };
+        let stream = self.new_stream(half_close);
+        self.streams.insert(id.0, stream.at_exit());
+        self.asked.push_back((id, asked));
+        Ok(())
+    }
+}

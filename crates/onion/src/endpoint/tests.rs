@@ -1,0 +1,659 @@
+//! Two ends of a circuit without layers between: what one says, the other is handed, and a digest is a counter.
+
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::BytesMut;
+use hoplite_overlay::ErrorKind;
+use hoplite_wire::cell::relay::{Connected, End, EndReason, HEADER, Header, Message, Sendme};
+use proptest::prelude::*;
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::{
+    io::{Handle, Shared},
+    *,
+};
+use crate::{
+    failure,
+    flow_control::{Digest, stream::XOFF, vegas::LARGEST},
+};
+
+const VEGAS: Control = Control::Vegas { increment: 31 };
+
+/// A client's end and an exit's, and how many cells went each way.
+struct Pair {
+    client: Arc<Shared>,
+    exit: Arc<Shared>,
+    digests: (u32, u32),
+}
+
+fn digest(n: u32) -> Digest {
+    let mut digest = [7; 20];
+    digest[..4].copy_from_slice(&n.to_be_bytes());
+    digest
+}
+
+fn zeros(bytes: &mut [u8]) {
+    bytes.fill(0);
+}
+
+fn at() -> Moment {
+    Moment {
+        now: Instant::now(),
+        blocked: false,
+    }
+}
+
+/// One cell from one end to the other.
+fn pass(from: &Shared, to: &Shared, count: &mut u32) -> Result<bool, Broken> {
+    if to.lock().is_full() {
+        return Ok(false);
+    }
+    let Some(message) = from.lock().next_message() else {
+        return Ok(false);
+    };
+    *count += 1;
+    if message.counted {
+        from.lock().sealed(digest(*count), Instant::now());
+    }
+    to.lock().handle(message.body, digest(*count), at())?;
+    Ok(true)
+}
+
+impl Pair {
+    fn new(control: Control) -> Self {
+        let endpoint = |role| Shared::new(Endpoint::new(role, control, Limits::default(), zeros));
+        Self {
+            client: endpoint(Role::Client),
+            exit: endpoint(Role::Exit),
+            digests: (0, 0),
+        }
+    }
+
+    /// Moves cells until none moves.
+    fn settle(&mut self) {
+        loop {
+            let up = pass(&self.client, &self.exit, &mut self.digests.0).expect("honest");
+            let down = pass(&self.exit, &self.client, &mut self.digests.1).expect("honest");
+            if !up && !down {
+                return;
+            }
+        }
+    }
+
+    /// An open stream: the client's handle and the exit's.
+    fn stream(&mut self, flags: Flags) -> (Handle, Handle) {
+        let target = "192.0.2.1:80".parse().expect("valid");
+        let id = self.client.lock().begin(&target, flags).expect("room");
+        let near = Handle::new(&self.client, id);
+        self.settle();
+        let (asked, what) = self.exit.lock().next_asked().expect("asked for");
+        assert_eq!(asked, id);
+        assert!(matches!(what, Asked::Stream(begin) if begin.target == target));
+        let far = Handle::new(&self.exit, id);
+        self.exit.lock().connected(id, None);
+        self.settle();
+        (near, far)
+    }
+}
+
+/// What a call answers at once.
+async fn now<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Option<T> {
+    poll_fn(|cx| match poll(cx) {
+        Poll::Ready(done) => Poll::Ready(Some(done)),
+        Poll::Pending => Poll::Ready(None),
+    })
+    .await
+}
+
+/// Writes until nothing more is taken; says how much that was.
+async fn fill(pair: &mut Pair, handle: &mut Handle) -> usize {
+    use tokio::io::AsyncWrite;
+    let chunk = [1; 4096];
+    let mut written = 0;
+    loop {
+        let taken = now(|cx| std::pin::Pin::new(&mut *handle).poll_write(cx, &chunk)).await;
+        match taken {
+            Some(count) => written += count.expect("open"),
+            None => {
+                let before = (pair.digests.0, pair.digests.1);
+                pair.settle();
+                if before == (pair.digests.0, pair.digests.1) {
+                    return written;
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn bytes_arrive_in_order_and_an_end_behind_them() {
+    for control in [Control::Fixed, VEGAS] {
+        let mut pair = Pair::new(control);
+        let (mut near, mut far) = pair.stream(HALF_CLOSE);
+        near.write_all(b"question").await.expect("taken");
+        near.shutdown().await.expect("taken");
+        pair.settle();
+        let mut got = Vec::new();
+        far.read_to_end(&mut got).await.expect("an orderly end");
+        assert_eq!(got, b"question");
+        far.write_all(b"answer").await.expect("half open");
+        far.shutdown().await.expect("taken");
+        pair.settle();
+        got.clear();
+        near.read_to_end(&mut got).await.expect("an orderly end");
+        assert_eq!(got, b"answer");
+        drop((near, far));
+        pair.settle();
+        assert_eq!(pair.client.lock().streams() + pair.exit.lock().streams(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_nobody_reads_stops_at_its_window_and_no_other_stream() {
+    for (control, cells) in [(Control::Fixed, 500), (VEGAS, 501)] {
+        let mut pair = Pair::new(control);
+        let (mut stalled, unread) = pair.stream(HALF_CLOSE);
+        let (mut near, mut far) = pair.stream(HALF_CLOSE);
+        let written = fill(&mut pair, &mut stalled).await;
+        assert!(written > (cells - 10) * 480, "{written}");
+        assert!(written < (cells + 1000) * 498, "{written}");
+        for _ in 0..50 {
+            near.write_all(&[3; 20_000]).await.expect("taken");
+            pair.settle();
+            far.read_exact(&mut [0; 20_000]).await.expect("arrived");
+            pair.settle();
+        }
+        drop(unread);
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_stream_is_reset_at_the_other_end() {
+    let mut pair = Pair::new(VEGAS);
+    let (near, mut far) = pair.stream(HALF_CLOSE);
+    drop(near);
+    pair.settle();
+    assert!(far.read_u8().await.is_err());
+    let (mut near, far) = pair.stream(HALF_CLOSE);
+    drop(far);
+    pair.settle();
+    let error = near.read_u8().await.expect_err("reset");
+    assert!(Error::from_io(&error).is_some(), "{error}");
+}
+
+#[tokio::test]
+async fn what_a_client_wrote_before_its_early_end_arrives() {
+    let mut pair = Pair::new(VEGAS);
+    let (mut near, mut far) = pair.stream(HALF_CLOSE);
+    far.shutdown().await.expect("taken");
+    pair.settle();
+    near.write_all(&[5; 50_000]).await.expect("taken");
+    near.shutdown().await.expect("taken");
+    drop(near);
+    pair.settle();
+    let mut got = Vec::new();
+    far.read_to_end(&mut got).await.expect("an orderly end");
+    assert_eq!(got.len(), 50_000);
+}
+
+#[tokio::test]
+async fn towards_a_client_that_knows_no_half_closed_streams_the_last_bytes_arrive_before_the_end() {
+    let mut pair = Pair::new(Control::Fixed);
+    let (mut near, mut far) = pair.stream(Flags::IPV6_OKAY);
+    far.write_all(&[5; 50_000]).await.expect("taken");
+    far.shutdown().await.expect("taken");
+    drop(far);
+    pair.settle();
+    let mut got = Vec::new();
+    near.read_to_end(&mut got).await.expect("an orderly end");
+    assert_eq!(got.len(), 50_000);
+    drop(near);
+    pair.settle();
+    assert_eq!(pair.client.lock().streams() + pair.exit.lock().streams(), 0);
+}
+
+#[tokio::test]
+async fn bytes_may_follow_begin_at_once_and_wait_for_the_target() {
+    let mut pair = Pair::new(VEGAS);
+    let target = "example.com:80".parse().expect("valid");
+    let id = pair.client.lock().begin(&target, HALF_CLOSE).expect("room");
+    let mut near = Handle::new(&pair.client, id);
+    near.write_all(b"early").await.expect("taken");
+    pair.settle();
+    pair.exit.lock().next_asked().expect("asked for");
+    let mut far = Handle::new(&pair.exit, id);
+    assert!(now(|cx| near.poll_said(cx)).await.is_none());
+    pair.exit.lock().connected(id, None);
+    pair.settle();
+    let mut got = [0; 5];
+    far.read_exact(&mut got).await.expect("arrived");
+    assert_eq!(&got, b"early");
+    now(|cx| near.poll_said(cx))
+        .await
+        .expect("answered")
+        .expect("open");
+}
+
+#[tokio::test]
+async fn a_refusal_says_why() {
+    let mut pair = Pair::new(VEGAS);
+    let target = "example.com:80".parse().expect("valid");
+    let id = pair.client.lock().begin(&target, HALF_CLOSE).expect("room");
+    let mut near = Handle::new(&pair.client, id);
+    pair.settle();
+    pair.exit
+        .lock()
+        .refuse(id, End::new(EndReason::CONNECTREFUSED));
+    pair.settle();
+    let said = now(|cx| near.poll_said(cx)).await.expect("answered");
+    assert_eq!(said.expect_err("refused").kind(), ErrorKind::TargetFailed);
+}
+
+#[tokio::test]
+async fn every_stream_of_a_closed_circuit_ends_with_its_error() {
+    let mut pair = Pair::new(VEGAS);
+    let (mut near, _far) = pair.stream(HALF_CLOSE);
+    pair.client.lock().close(failure::channel_closed(false));
+    let error = near.read_u8().await.expect_err("closed");
+    assert_eq!(
+        Error::from_io(&error).map(Error::kind),
+        Some(ErrorKind::PathFailed)
+    );
+    near.write_all(b"?").await.expect_err("closed");
+    let target = "192.0.2.1:80".parse().expect("valid");
+    pair.client
+        .lock()
+        .begin(&target, HALF_CLOSE)
+        .expect_err("closed");
+}
+
+#[tokio::test]
+async fn an_exit_refuses_more_streams_than_its_limit_and_keeps_the_circuit() {
+    let mut pair = Pair::new(VEGAS);
+    let limits = Limits {
+        streams: 2,
+        ..Limits::default()
+    };
+    pair.exit = Shared::new(Endpoint::new(Role::Exit, VEGAS, limits, zeros));
+    let _kept = [pair.stream(HALF_CLOSE), pair.stream(HALF_CLOSE)];
+    let target = "192.0.2.1:80".parse().expect("valid");
+    let id = pair.client.lock().begin(&target, HALF_CLOSE).expect("room");
+    let mut third = Handle::new(&pair.client, id);
+    pair.settle();
+    assert!(pair.exit.lock().next_asked().is_none());
+    let said = now(|cx| third.poll_said(cx)).await.expect("answered");
+    assert_eq!(said.expect_err("refused").kind(), ErrorKind::Forbidden);
+}
+
+/// A message as the peer's layers would hand it over.
+fn told(to: &Shared, stream: u16, message: &Message<'_>) -> Result<(), Broken> {
+    let outbound = message::control(message, StreamId(stream), zeros);
+    to.lock().handle(outbound.body, digest(0), at())
+}
+
+#[tokio::test]
+async fn what_the_protocol_forbids_breaks_the_circuit() {
+    let unseen = Message::Sendme(Sendme::V1([9; 20]));
+    let begin = Message::Begin(Begin {
+        target: "192.0.2.1:80".parse().expect("valid"),
+        flags: Flags::default(),
+    });
+    for control in [Control::Fixed, VEGAS] {
+        let mut pair = Pair::new(control);
+        let (_near, _far) = pair.stream(HALF_CLOSE);
+        let (client, exit) = (&pair.client, &pair.exit);
+        let many = Err(Broken::Flow(Violation::SendmeTooMany));
+        assert_eq!(told(client, 0, &unseen), many);
+        assert_eq!(told(exit, 0, &unseen), many);
+        assert_eq!(told(client, 1, &unseen), many);
+        assert_eq!(
+            told(client, 99, &Message::Data(b"?")),
+            Err(Broken::UnknownStream)
+        );
+        assert_eq!(
+            told(client, 99, &Message::Connected(Connected(None))),
+            Err(Broken::UnknownStream)
+        );
+        let twice = Err(Broken::Unexpected(Command::CONNECTED));
+        assert_eq!(told(client, 1, &Message::Connected(Connected(None))), twice);
+        assert_eq!(told(exit, 1, &Message::Connected(Connected(None))), twice);
+        assert_eq!(
+            told(client, 5, &begin),
+            Err(Broken::Unexpected(Command::BEGIN))
+        );
+        assert_eq!(
+            told(exit, 1, &begin),
+            Err(Broken::Unexpected(Command::BEGIN))
+        );
+        assert_eq!(
+            told(exit, 0, &begin),
+            Err(Broken::Unexpected(Command::BEGIN))
+        );
+        assert_eq!(
+            told(client, 0, &Message::Truncate),
+            Err(Broken::Unexpected(Command::TRUNCATE))
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_an_exit_does_not_understand_is_ignored() {
+    let pair = Pair::new(VEGAS);
+    let unknown = Message::Unknown(Command(200), b"later");
+    assert_eq!(told(&pair.exit, 0, &unknown), Ok(()));
+    assert_eq!(told(&pair.exit, 77, &Message::Data(b"late")), Ok(()));
+}
+
+#[tokio::test]
+async fn a_wrong_digest_breaks_the_circuit() {
+    let mut pair = Pair::new(VEGAS);
+    let (mut near, _far) = pair.stream(HALF_CLOSE);
+    near.write_all(&[1; 40 * 498]).await.expect("taken");
+    let mut endpoint = pair.client.lock();
+    while let Some(message) = endpoint.next_message() {
+        if message.counted {
+            endpoint.sealed(digest(1), Instant::now());
+        }
+    }
+    drop(endpoint);
+    let wrong = Message::Sendme(Sendme::V1(digest(2)));
+    let broken = Err(Broken::Flow(Violation::WrongDigest));
+    assert_eq!(told(&pair.client, 0, &wrong), broken);
+}
+
+/// How many DATA cells come on streams, in turn, until the circuit breaks; everything that this end says leaves.
+fn late_cells(client: &Shared, streams: &[u16]) -> usize {
+    let mut late = 0;
+    loop {
+        let stream = streams[late % streams.len()];
+        match told(client, stream, &Message::Data(b"late")) {
+            Ok(()) => late += 1,
+            Err(broken) => {
+                assert_eq!(broken, Broken::UnknownStream);
+                return late;
+            }
+        }
+        while client.lock().next_message().is_some() {}
+    }
+}
+
+#[tokio::test]
+async fn on_streams_that_were_given_up_comes_no_more_than_what_was_under_way() {
+    // What a stream's window had left.
+    let mut pair = Pair::new(Control::Fixed);
+    let (near, mut far) = pair.stream(HALF_CLOSE);
+    far.write_all(&[1; 10 * 498]).await.expect("taken");
+    pair.settle();
+    let id = near.id().0;
+    drop(near);
+    assert_eq!(late_cells(&pair.client, &[id]), 490);
+    // What all had left together, where streams have no windows: a sender that begins has 124 cells, and grows with what is acknowledged.
+    let mut pair = Pair::new(VEGAS);
+    let streams = [0; 40].map(|_| pair.stream(HALF_CLOSE));
+    let ids = streams.each_ref().map(|(near, _)| near.id().0);
+    drop(streams);
+    assert_eq!(late_cells(&pair.client, &ids), 2 * 124);
+}
+
+#[tokio::test]
+async fn on_a_stream_that_was_given_up_an_answer_and_an_end_come_once_and_no_acknowledgement_of_nothing()
+ {
+    let end = |reason| Message::End(End::new(reason));
+    let connected = Message::Connected(Connected(None));
+    for control in [Control::Fixed, VEGAS] {
+        let given_up = |half_close| {
+            let pair = Pair::new(control);
+            let target = "192.0.2.1:80".parse().expect("valid");
+            let id = pair.client.lock().begin(&target, half_close);
+            let id = id.expect("room");
+            drop(Handle::new(&pair.client, id));
+            (pair, id.0)
+        };
+        let (pair, id) = given_up(HALF_CLOSE);
+        told(&pair.client, id, &connected).expect("it was on its way");
+        told(&pair.client, id, &connected).expect_err("twice");
+        let (pair, id) = given_up(HALF_CLOSE);
+        told(&pair.client, id, &end(EndReason::DONE)).expect("it was on its way");
+        told(&pair.client, id, &Message::Data(b"late")).expect_err("behind END");
+        told(&pair.client, id, &end(EndReason::MISC)).expect("a reset");
+        told(&pair.client, id, &end(EndReason::MISC)).expect_err("a third");
+        let (pair, id) = given_up(Flags::IPV6_OKAY);
+        told(&pair.client, id, &end(EndReason::MISC)).expect("it was on its way");
+        told(&pair.client, id, &end(EndReason::MISC)).expect_err("twice");
+        for nothing in [
+            Message::Sendme(Sendme::V0),
+            Message::Xon(Xon { kbps: 0 }),
+            Message::Xoff(Xoff),
+        ] {
+            let (pair, id) = given_up(HALF_CLOSE);
+            told(&pair.client, id, &nothing).expect_err("nothing was sent");
+        }
+    }
+}
+
+/// The lengths of the DATA that a client sends, and the ids of its streams.
+async fn seen_of(control: Control) -> (Vec<u16>, Vec<u16>) {
+    let mut pair = Pair::new(control);
+    pair.client = Shared::new(Endpoint::new(
+        Role::Client,
+        control,
+        Limits::default(),
+        crate::random,
+    ));
+    let (mut near, _far) = pair.stream(HALF_CLOSE);
+    let (other, _other) = pair.stream(HALF_CLOSE);
+    let ids = vec![near.id().0, other.id().0];
+    near.write_all(&[1; 120 * 498]).await.expect("taken");
+    let mut lengths = Vec::new();
+    while let Some(message) = pair.client.lock().next_message() {
+        let header = Header::read(message.body.as_ref().try_into().expect("a body"));
+        if header.command == Command::DATA {
+            lengths.push(header.length);
+        }
+    }
+    (lengths, ids)
+}
+
+/// As C tor does: an exit cannot tell which of the two it serves by the lengths of full cells, nor by the ids of streams.
+#[tokio::test]
+async fn what_an_exit_sees_of_a_client_is_what_c_tor_would_send() {
+    let mut firsts = std::collections::BTreeSet::new();
+    for _ in 0..50 {
+        let (lengths, ids) = seen_of(VEGAS).await;
+        let short = lengths.iter().position(|length| *length != 498);
+        assert!(short.is_some_and(|n| (50..=99).contains(&n)), "{short:?}");
+        assert_eq!(lengths[short.expect("one")], 478);
+        firsts.insert(ids[0]);
+        assert_eq!(
+            ids[1],
+            ids[0].checked_add(1).unwrap_or(1),
+            "one after the other"
+        );
+    }
+    assert!(firsts.len() > 40, "{firsts:?}");
+}
+
+proptest! {
+    /// Whatever a peer sends: no panic, and what is owned stays bounded.
+    #[test]
+    fn whatever_comes_is_survived(
+        cells in proptest::collection::vec((any::<u8>(), 0u16..4, 0u16..600, any::<u8>()), 0..200),
+        exit: bool,
+        fixed: bool,
+    ) {
+        let role = if exit { Role::Exit } else { Role::Client };
+        let control = if fixed { Control::Fixed } else { VEGAS };
+        let mut endpoint = Endpoint::new(role, control, Limits::default(), zeros);
+        for (command, stream, length, fill) in cells {
+            let mut body = BytesMut::zeroed(cell::BODY);
+            body[HEADER..].fill(fill);
+            let header = Header { command: Command(command % 48), recognized: 0, stream: StreamId(stream), digest: [0; 4], length };
+            header.write(body.as_mut().try_into().expect("a body"));
+            let broken = endpoint.handle(body, digest(0), at()).is_err();
+            prop_assert!(!broken || endpoint.streams() <= 4);
+            while let Some((id, _)) = endpoint.next_asked() {
+                endpoint.connected(id, None);
+            }
+            while endpoint.next_message().is_some() {}
+        }
+        prop_assert!(endpoint.owned() < 300_000, "{}", endpoint.owned());
+    }
+}
+
+fn pair(limits: Limits) -> Pair {
+    let endpoint = |role| Shared::new(Endpoint::new(role, VEGAS, limits, zeros));
+    Pair {
+        client: endpoint(Role::Client),
+        exit: endpoint(Role::Exit),
+        digests: (0, 0),
+    }
+}
+
+/// Full cells of bytes, as a peer sends them that keeps to no window.
+fn flood(to: &Shared, stream: u16, cells: usize) {
+    for _ in 0..cells {
+        let data = Message::Data(&[7; cell::DATA]);
+        told(to, stream, &data).expect("within what one stream may hold");
+        while to.lock().next_message().is_some() {}
+    }
+}
+
+#[tokio::test]
+async fn the_stream_that_holds_most_ends_when_all_hold_too_much_and_the_others_go_on() {
+    for at_exit in [true, false] {
+        let mut pair = pair(Limits {
+            held: 300 * cell::DATA,
+            ..Limits::default()
+        });
+        let streams: Vec<_> = (0..3).map(|_| pair.stream(HALF_CLOSE)).collect();
+        let (near, far): (Vec<_>, Vec<_>) = streams.into_iter().unzip();
+        let (end, mut handles) = if at_exit {
+            (Arc::clone(&pair.exit), far)
+        } else {
+            (Arc::clone(&pair.client), near)
+        };
+        flood(&end, 1, 90);
+        flood(&end, 2, 150);
+        flood(&end, 3, 60);
+        assert!(end.lock().next_message().is_none(), "what may be held");
+        told(&end, 1, &Message::Data(b"one more")).expect("no fault");
+        let said = end.lock().next_message().expect("the peer is told");
+        let header = Header::read(said.body.as_ref().try_into().expect("a body"));
+        assert_eq!((header.command, header.stream.0), (Command::END, 2));
+        assert!(handles[1].read_u8().await.is_err(), "its reader is told");
+        assert!(handles[1].write_u8(1).await.is_err());
+        assert_eq!(end.lock().streams(), 3, "it counts while somebody has it");
+        told(&end, 2, &Message::Data(b"late")).expect("it was on its way");
+        drop(handles.remove(1));
+        if !at_exit {
+            let late = (0..).take_while(|_| told(&end, 2, &Message::Data(b"late")).is_ok());
+            assert!(
+                late.count() <= 2 * (124 + 301),
+                "no more than was under way"
+            );
+            end.lock().urgent.clear();
+        }
+        assert_eq!(end.lock().streams(), 2);
+        assert!(end.lock().next_message().is_none(), "told once");
+        for handle in &mut handles {
+            handle.read_exact(&mut [0; 1000]).await.expect("kept");
+        }
+        flood(&end, 3, 140);
+        let read = handles[1].read_exact(&mut [0; 140 * cell::DATA]).await;
+        read.expect("what was read makes room");
+    }
+}
+
+#[tokio::test]
+async fn a_reader_who_waits_is_woken_when_its_stream_is_ended() {
+    let mut pair = pair(Limits {
+        held: 100 * cell::DATA,
+        ..Limits::default()
+    });
+    let (_near, mut far) = pair.stream(HALF_CLOSE);
+    let waits = tokio::spawn(async move {
+        let mut all = Vec::new();
+        // It reads nothing of what comes, and then wants to write.
+        while now(|cx| std::pin::Pin::new(&mut far).poll_write(cx, &[1; 4096]))
+            .await
+            .is_some()
+        {}
+        far.write_all(&[1; 4096]).await.expect_err("ended");
+        far.read_to_end(&mut all).await.expect_err("ended")
+    });
+    tokio::task::yield_now().await;
+    flood_until_ended(&pair.exit);
+    waits.await.expect("ends");
+}
+
+fn flood_until_ended(end: &Shared) {
+    for _ in 0..101 {
+        told(end, 1, &Message::Data(&[7; cell::DATA])).expect("no fault");
+    }
+    assert_eq!(end.lock().held.total(), 0);
+}
+
+#[tokio::test]
+async fn with_many_streams_to_send_for_each_keeps_few_cells_and_all_come_through() {
+    let limits = Limits {
+        sending_all: 300,
+        ..Limits::default()
+    };
+    let mut pair = pair(limits);
+    let streams: Vec<_> = (0..50).map(|_| pair.stream(HALF_CLOSE)).collect();
+    let (mut near, mut far): (Vec<_>, Vec<_>) = streams.into_iter().unzip();
+    let mut written = vec![0; near.len()];
+    for (handle, written) in near.iter_mut().zip(&mut written) {
+        let chunk = [1; 100_000];
+        *written = now(|cx| std::pin::Pin::new(&mut *handle).poll_write(cx, &chunk))
+            .await
+            .expect("each may send")
+            .expect("open");
+    }
+    let cells = pair.client.lock().sending.total();
+    assert!(cells >= 300 + 45 * FEW, "{cells}: each has its few");
+    assert!(cells <= 300 + limits.sending + 50 * FEW, "{cells}");
+    for n in 0..50 {
+        pair.settle();
+        let mut got = vec![0; written[n]];
+        far[n].read_exact(&mut got).await.expect("arrived");
+        pair.settle();
+        near[n].write_all(b"and more").await.expect("taken");
+    }
+    assert!(pair.client.lock().sending.total() <= 50);
+}
+
+#[test]
+fn streams_opened_and_given_up_while_nothing_leaves_do_not_gather_without_end() {
+    let pair = pair(Limits::default());
+    let target = "192.0.2.1:80".parse().expect("valid");
+    let mut opened = 0;
+    for _ in 0..100_000 {
+        let begun = pair.client.lock().begin(&target, HALF_CLOSE);
+        let Ok(id) = begun else { break };
+        drop(Handle::new(&pair.client, id));
+        opened += 1;
+    }
+    assert!((512..2000).contains(&opened), "{opened}");
+    assert!(pair.client.lock().owned() < 1 << 20);
+    while pair.client.lock().next_message().is_some() {}
+    let begun = pair.client.lock().begin(&target, HALF_CLOSE);
+    begun.expect("there is room again");
+}
+
+#[test]
+fn the_largest_window_fits_into_what_a_reader_who_stands_still_may_have_waiting() {
+    let cells = usize::try_from(LARGEST).expect("small");
+    let bytes = cells * cell::DATA + usize::try_from(XOFF).expect("small");
+    let limits = Limits::default();
+    assert!(usize::try_from(limits.waiting).expect("small") * cell::DATA > bytes);
+    assert!(limits.held > bytes);
+    // Beside DATA there are acknowledgements of the other direction, and a few messages for each stream.
+    let beside = cells / 31 + 8 * limits.streams;
+    let inbox = hoplite_channel::Config::default().inbox;
+    assert!(inbox > cells + beside, "{inbox} cells at a relay");
+}

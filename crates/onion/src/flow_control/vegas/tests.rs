@@ -1,0 +1,269 @@
+//! Traces made by hand with the formulas of proposal 324 §3.3, and those that C tor tests itself with.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// Fills the window, and acknowledges the oldest cells with this round trip.
+fn round(vegas: &mut Vegas, rtt: Duration) -> u32 {
+    while vegas.may_send() {
+        vegas.sent();
+    }
+    vegas.acknowledged(rtt, false);
+    vegas.window()
+}
+
+#[test]
+fn slow_start_grows_by_what_was_acknowledged_up_to_the_cap() {
+    let mut vegas = Vegas::new(Parameters::default());
+    let mut expected = 124;
+    // 124 + 16 * 31 = 620 is the first above the cap of 600.
+    for _ in 0..16 {
+        expected += 31;
+        assert_eq!(round(&mut vegas, ms(100)), expected);
+    }
+    // RFC 3742: (31 * 600 + 620) / (2 * 620) = 15, then (18600 + 635) / 1270 = 15, (18600 + 650) / 1300 = 14.
+    assert_eq!(round(&mut vegas, ms(100)), 635);
+    assert_eq!(round(&mut vegas, ms(100)), 650);
+    assert_eq!(round(&mut vegas, ms(100)), 664);
+    assert!(vegas.slow_start);
+}
+
+#[test]
+fn a_window_that_is_not_used_does_not_grow() {
+    let mut vegas = Vegas::new(Parameters::default());
+    for _ in 0..10 {
+        round(&mut vegas, ms(100));
+    }
+    let before = vegas.window();
+    vegas.inflight = 31;
+    vegas.full = false;
+    vegas.acknowledged(ms(100), false);
+    assert_eq!(vegas.window(), before);
+}
+
+#[test]
+fn a_queue_ends_slow_start_at_gamma_above_what_the_path_holds() {
+    let mut vegas = Vegas::new(Parameters::default());
+    for _ in 0..12 {
+        round(&mut vegas, ms(100));
+    }
+    assert_eq!(vegas.window(), 496);
+    // (2 * 200 + 100) / 3 = 166.666 ms; BDP = 496 * 100 / 166.666 = 297; queue 199 >= 186: 297 + 186.
+    assert_eq!(round(&mut vegas, ms(200)), 483);
+    assert!(!vegas.slow_start);
+}
+
+#[test]
+fn a_blocked_channel_is_a_signal_of_congestion() {
+    let mut vegas = Vegas::new(Parameters::default());
+    round(&mut vegas, ms(100));
+    vegas.acknowledged(ms(100), true);
+    // BDP = 155 without a queue, + 186.
+    assert_eq!((vegas.window(), vegas.slow_start), (341, false));
+}
+
+/// A circuit out of slow start whose window may change with the next SENDME, and whose path holds `bdp` of it.
+fn steady(window: u32, rtt: u64, least: u64) -> Vegas {
+    let mut vegas = Vegas::new(Parameters::default());
+    // One sample forgets what was: the smoothed round trip is the sample.
+    let phase = Phase {
+        slow_start: true,
+        at_floor: false,
+        samples: 1,
+    };
+    vegas.rtt.sample(ms(least), phase);
+    vegas.rtt.sample(ms(rtt), phase);
+    vegas.window = window;
+    vegas.slow_start = false;
+    vegas.next_change = 1;
+    vegas.inflight = window;
+    vegas
+}
+
+#[test]
+fn steady_state_steps_up_below_alpha_and_down_above_beta() {
+    // queue = 1000 - 900 = 100 < 186
+    let mut vegas = steady(1000, 100, 90);
+    vegas.acknowledged(ms(100), false);
+    assert_eq!(vegas.window(), 1001);
+    // queue = 1000 - 800 = 200: neither
+    let mut vegas = steady(1000, 100, 80);
+    vegas.acknowledged(ms(100), false);
+    assert_eq!(vegas.window(), 1000);
+    // queue = 1000 - 740 = 260 > 248
+    let mut vegas = steady(1000, 100, 74);
+    vegas.acknowledged(ms(100), false);
+    assert_eq!(vegas.window(), 999);
+    // queue = 1000 - 500 = 500 > 310: 500 + 310 - 1
+    let mut vegas = steady(1000, 100, 50);
+    vegas.acknowledged(ms(100), false);
+    assert_eq!(vegas.window(), 809);
+}
+
+#[test]
+fn steady_state_grows_by_thirty_one_cells_in_a_window() {
+    let mut vegas = steady(1922, 100, 95);
+    // (1922 + 480) / 961 = 2 SENDMEs for each step, 1922 / 31 = 62 in a window.
+    vegas.next_change = 2;
+    for step in 1..=31 {
+        assert_eq!(round(&mut vegas, ms(100)), 1921 + step);
+        assert_eq!(round(&mut vegas, ms(100)), 1922 + step);
+    }
+}
+
+#[test]
+fn a_channel_that_blocks_and_one_that_does_no_more_change_the_window_at_once() {
+    let mut vegas = steady(4000, 100, 100);
+    vegas.next_change = 4;
+    vegas.acknowledged(ms(100), true);
+    assert_eq!(vegas.window(), 3999);
+    vegas.acknowledged(ms(100), true);
+    assert_eq!(vegas.window(), 3999, "still blocked: once in a while");
+    vegas.inflight = vegas.window;
+    vegas.acknowledged(ms(100), false);
+    assert_eq!(vegas.window(), 4000);
+}
+
+/// When the cell left and when its SENDME came (microseconds), whether the channel was blocked, and the cells under way; then the window, whether
+/// it is slow start still, and whether the window is full.
+type Trace = (u64, u64, bool, u32, u32, bool, bool);
+
+fn replay(trace: &[Trace]) {
+    let mut vegas = Vegas::new(Parameters::default());
+    for (row, (sent, came, blocked, inflight, window, slow_start, full)) in trace.iter().enumerate()
+    {
+        vegas.inflight = *inflight;
+        vegas.blocked = *blocked;
+        vegas.acknowledged(Duration::from_micros(came - sent), *blocked);
+        let found = (vegas.window, vegas.slow_start, vegas.full);
+        assert_eq!(found, (*window, *slow_start, *full), "row {row}");
+    }
+}
+
+#[test]
+fn the_window_goes_as_that_of_c_tor_through_slow_start_and_every_signal() {
+    replay(&[
+        (100_000, 200_000, false, 124, 155, true, false),
+        (200_000, 300_000, false, 155, 186, true, true),
+        (350_000, 500_000, false, 186, 217, true, true),
+        (500_000, 550_000, false, 217, 248, true, true),
+        (600_000, 700_000, false, 248, 279, true, true),
+        (700_000, 750_000, false, 279, 310, true, false),
+        (750_000, 875_000, false, 310, 341, true, true),
+        (875_000, 900_000, false, 341, 372, true, true),
+        (900_000, 950_000, false, 279, 403, true, true),
+        (950_000, 1_000_000, false, 279, 434, true, true),
+        (1_000_000, 1_050_000, false, 279, 465, true, true),
+        (1_050_000, 1_100_000, false, 279, 496, true, true),
+        (1_100_000, 1_150_000, false, 279, 527, true, true),
+        (1_150_000, 1_200_000, false, 279, 558, true, true),
+        (1_200_000, 1_250_000, false, 550, 589, true, true),
+        (1_250_000, 1_300_000, false, 550, 620, true, false),
+        (1_300_000, 1_350_000, false, 550, 635, true, true),
+        (1_350_000, 1_400_000, false, 550, 650, true, true),
+        (1_400_000, 1_450_000, false, 150, 650, true, false),
+        (1_450_000, 1_500_000, false, 150, 650, true, false),
+        (1_500_000, 1_550_000, false, 550, 664, true, true),
+        (1_500_000, 1_600_000, false, 550, 584, false, true),
+        (1_600_000, 1_650_000, false, 550, 585, false, true),
+        (1_650_000, 1_700_000, false, 550, 586, false, true),
+        (1_700_000, 1_750_000, false, 100, 586, false, false),
+        (1_750_000, 1_900_000, false, 100, 559, false, false),
+        (1_900_000, 2_000_000, false, 100, 558, false, false),
+        (2_000_000, 2_075_000, false, 500, 558, false, true),
+        (2_075_000, 2_125_000, true, 500, 557, false, true),
+        (2_125_000, 2_150_000, false, 500, 558, false, true),
+        (2_150_000, 2_350_000, false, 500, 451, false, true),
+    ]);
+}
+
+#[test]
+fn the_window_goes_as_that_of_c_tor_where_the_channel_blocks() {
+    replay(&[
+        (100_000, 200_000, false, 124, 155, true, false),
+        (200_000, 300_000, false, 155, 186, true, true),
+        (350_000, 500_000, false, 186, 217, true, true),
+        (500_000, 550_000, true, 217, 403, false, true),
+        (600_000, 700_000, false, 248, 404, false, true),
+        (700_000, 750_000, true, 404, 403, false, false),
+        (750_000, 875_000, false, 403, 404, false, true),
+    ]);
+}
+
+#[test]
+fn the_window_goes_as_that_of_c_tor_over_a_long_path() {
+    replay(&[
+        (358_297_091, 358_854_163, false, 83, 155, true, false),
+        (358_297_649, 359_123_845, false, 52, 186, true, true),
+        (359_492_879, 359_995_330, false, 186, 217, true, true),
+        (359_493_043, 360_489_243, false, 217, 248, true, true),
+        (359_493_232, 360_489_673, false, 248, 279, true, true),
+        (359_493_795, 360_489_971, false, 279, 310, true, false),
+        (359_493_918, 360_490_248, false, 310, 341, true, true),
+        (359_494_029, 360_716_465, false, 341, 372, true, true),
+        (359_996_888, 360_948_867, false, 372, 403, true, true),
+        (359_996_979, 360_949_330, false, 403, 434, true, true),
+        (360_489_528, 361_113_615, false, 434, 465, true, true),
+        (360_489_656, 361_281_604, false, 465, 496, true, true),
+        (360_489_837, 361_500_461, false, 496, 482, false, true),
+        (360_489_963, 361_500_631, false, 482, 482, false, true),
+        (360_490_117, 361_842_481, false, 482, 481, false, true),
+    ]);
+}
+
+#[test]
+fn the_window_never_falls_below_its_floor() {
+    let mut vegas = steady(130, 1000, 1);
+    vegas.next_change = 0;
+    vegas.acknowledged(ms(1000), true);
+    assert!(vegas.window() >= 124);
+}
+
+#[test]
+fn slow_start_ends_at_its_most() {
+    let parameters = Parameters {
+        slow_start_cap: 100_000,
+        ..Parameters::default()
+    };
+    let mut vegas = Vegas::new(parameters);
+    for _ in 0..1000 {
+        if !vegas.slow_start {
+            break;
+        }
+        round(&mut vegas, ms(10));
+    }
+    assert_eq!((vegas.window(), vegas.slow_start), (5000, false));
+}
+
+proptest! {
+    #[test]
+    fn whatever_the_round_trips_the_window_stays_within_bounds(
+        rtts in proptest::collection::vec((0u64..10_000_000, any::<bool>(), any::<bool>()), 1..400),
+    ) {
+        let mut vegas = Vegas::new(Parameters::default());
+        for (micros, blocked, fill) in rtts {
+            while fill && vegas.may_send() {
+                vegas.sent();
+            }
+            vegas.acknowledged(Duration::from_micros(micros), blocked);
+            prop_assert!(vegas.window() >= 124, "{}", vegas.window());
+            prop_assert!(vegas.window() < 20_000, "{}", vegas.window());
+            prop_assert!(vegas.inflight <= vegas.window().max(20_000));
+        }
+    }
+}
+
+#[test]
+fn a_window_that_is_always_filled_and_never_queues_stops_at_the_largest() {
+    let mut vegas = Vegas::new(Parameters::default());
+    let grown = (0..3_000_000).find(|_| round(&mut vegas, ms(100)) == LARGEST);
+    assert!(grown.is_some(), "{}", vegas.window());
+    for _ in 0..1000 {
+        assert_eq!(round(&mut vegas, ms(100)), LARGEST);
+    }
+}

@@ -1,0 +1,114 @@
+//! The QUIC handshakes of one shard whose clients' addresses are not validated, which anybody may have forged (RFC 9000 §8.1): a small pool, so that
+//! forged addresses cost little memory and no honest client its place. A client that finds no room is asked to prove its address first (Retry,
+//! §8.1.2), which costs it a round trip and us nothing.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::ClientKey;
+use crate::config::Limits;
+
+/// The pool of one shard.
+#[derive(Clone, Debug)]
+pub(crate) struct UnvalidatedHandshakes {
+    all: usize,
+    of_client: usize,
+    /// Set when a flood is over: its memory can go back to the system.
+    fallen: Arc<AtomicBool>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    all: usize,
+    /// The most of them since there was none.
+    highest: usize,
+    of: HashMap<ClientKey, usize>,
+}
+
+/// A handshake's room; it is given back when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Room {
+    client: ClientKey,
+    pool: UnvalidatedHandshakes,
+}
+
+impl UnvalidatedHandshakes {
+    pub(crate) fn new(limits: &Limits, fallen: Arc<AtomicBool>) -> Self {
+        Self {
+            all: limits.handshakes,
+            of_client: limits.handshakes_per_client,
+            fallen,
+            state: Arc::default(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Takes room for a handshake with somebody who claims to be this client.
+    pub(crate) fn enter(&self, client: ClientKey) -> Option<Room> {
+        let mut state = self.state();
+        let of_client = state.of.get(&client).copied().unwrap_or(0);
+        if state.all >= self.all || of_client >= self.of_client {
+            return None;
+        }
+        state.all += 1;
+        state.highest = state.highest.max(state.all);
+        state.of.insert(client, of_client + 1);
+        drop(state);
+        Some(Room {
+            client,
+            pool: self.clone(),
+        })
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let mut state = self.pool.state();
+        state.all -= 1;
+        if state.all == 0 && std::mem::take(&mut state.highest) >= self.pool.all / 2 {
+            self.pool.fallen.store(true, Ordering::Relaxed);
+        }
+        match state.of.get_mut(&self.client) {
+            Some(of) if *of > 1 => *of -= 1,
+            _ => drop(state.of.remove(&self.client)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forged_addresses_find_no_more_room_than_there_is_and_none_keeps_it() {
+        let limits = Limits {
+            handshakes: 4,
+            handshakes_per_client: 3,
+            ..Limits::default()
+        };
+        let fallen = Arc::default();
+        let pool = UnvalidatedHandshakes::new(&limits, Arc::clone(&fallen));
+        let client = ClientKey(0);
+        let mut rooms: Vec<_> = (0..3).map(|_| pool.enter(client)).collect();
+        assert!(rooms.iter().all(Option::is_some));
+        assert!(pool.enter(client).is_none(), "one address has its share");
+        rooms.push(pool.enter(ClientKey(1)));
+        assert!(pool.enter(ClientKey(2)).is_none(), "all is taken");
+        rooms.clear();
+        assert!(pool.state().of.is_empty());
+        assert!(fallen.swap(false, Ordering::Relaxed), "the flood is over");
+        drop(pool.enter(ClientKey(2)).expect("room"));
+        assert!(!fallen.load(Ordering::Relaxed), "one handshake is no flood");
+    }
+}

@@ -1,0 +1,170 @@
+//! Private tokens as a client spends them: a fresh one for each connection to each relay, none twice, and none thrown after one that was refused.
+
+use std::{collections::HashSet, sync::Arc};
+
+use hoplite_masque::{Config, Path, TokenSource};
+use hoplite_overlay::{Error, ErrorKind, Isolation, Overlay, Reason, Terms};
+use hoplite_relay::{Handle, config::PrivateTokens};
+use hoplite_testing::{
+    path::{direct, known},
+    relay::relay,
+    targets,
+};
+use hoplite_tokens::{IssuerKey, KeyDirectory, ListedKey, challenge_digest};
+use hoplite_wire::privacy_pass::{PrivateToken, TokenChallenge};
+use parking_lot::Mutex;
+use tempfile::TempDir;
+
+const ISSUER: &str = "issuer.test";
+
+/// Tokens for one relay, and which of them were taken.
+#[derive(Debug)]
+struct Purse {
+    left: Mutex<Vec<PrivateToken>>,
+    shown: Mutex<Vec<PrivateToken>>,
+}
+
+impl TokenSource for Purse {
+    fn take(&self) -> Result<PrivateToken, Error> {
+        let taken = self.left.lock().pop();
+        let none = || Error::new(ErrorKind::Forbidden, "taking a token: they have run out");
+        let taken = taken.ok_or_else(|| none().because(Reason::Authentication))?;
+        self.shown.lock().push(taken.clone());
+        Ok(taken)
+    }
+}
+
+/// Two relays, each with what it takes and has seen spent.
+struct Scene {
+    _place: TempDir,
+    relays: Vec<Handle>,
+    purses: Vec<Arc<Purse>>,
+    path: Path,
+}
+
+impl Scene {
+    /// With so many tokens for each, of a key that the relays know or of one that they do not.
+    fn new(tokens: usize, is_known: bool) -> Self {
+        let place = tempfile::tempdir().expect("a directory");
+        let [key, other] = [(); 2].map(|()| IssuerKey::generate().expect("a key"));
+        let listed = ListedKey {
+            key: key.public().clone(),
+            not_before: 0,
+        };
+        let directory = KeyDirectory {
+            request_uri: "/".into(),
+            keys: vec![listed],
+        };
+        let keys = place.path().join("keys.json");
+        std::fs::write(&keys, directory.to_json()).expect("written");
+        let names = ["r0.test", "r1.test"];
+        let wants = |name: &&str| {
+            let private = PrivateTokens {
+                issuer: ISSUER.into(),
+                origin: (*name).into(),
+                keys: keys.clone(),
+                spent: place.path().join(format!("{name}.sqlite")),
+                again: std::time::Duration::ZERO,
+                unchecked: 0,
+            };
+            relay(|config| config.auth.private_tokens = Some(private))
+        };
+        let relays: Vec<_> = names.iter().map(wants).collect();
+        let key = if is_known { key } else { other };
+        let purse = |name: &&str| {
+            Arc::new(Purse {
+                left: Mutex::new((0..tokens).map(|_| token(&key, name)).collect()),
+                shown: Mutex::default(),
+            })
+        };
+        let purses: Vec<_> = names.iter().map(purse).collect();
+        let hops = relays.iter().zip(&purses).zip(names);
+        let hops = hops.map(|((relay, purse), name)| {
+            let mut hop = known(name, relay);
+            hop.tokens = Some(Arc::clone(purse) as _);
+            hop
+        });
+        let config = Config {
+            spare: false,
+            ..Config::default()
+        };
+        let path = Path::new(hops.collect(), &direct(), &Arc::new(config)).expect("a path");
+        Self {
+            _place: place,
+            relays,
+            purses,
+            path,
+        }
+    }
+
+    async fn open(&self, user: &str) -> Result<impl Sized, Error> {
+        let target = targets::tcp_echo().await.into();
+        let terms = Terms {
+            isolation: Isolation::new(user.into()),
+            ..Terms::default()
+        };
+        hoplite_testing::soon(self.path.open_stream(&target, &terms)).await
+    }
+
+    fn shown(&self, relay: usize) -> usize {
+        self.purses[relay].shown.lock().len()
+    }
+}
+
+fn token(key: &IssuerKey, origin: &str) -> PrivateToken {
+    let challenge = TokenChallenge {
+        issuer: ISSUER.into(),
+        redemption_context: None,
+        origin_info: origin.into(),
+    };
+    let digest = challenge_digest(&challenge).expect("names");
+    let (request, pending) = key.public().request(&digest).expect("a request");
+    let answer = key.sign(&request.blinded).expect("a signature");
+    pending.finish(&answer).expect("a token")
+}
+
+#[tokio::test]
+async fn each_connection_to_each_relay_costs_a_token_of_its_own_and_flows_cost_none() {
+    let scene = Scene::new(8, true);
+    for _ in 0..5 {
+        scene.open("").await.map(drop).expect("opened");
+    }
+    assert_eq!([scene.shown(0), scene.shown(1)], [1, 1]);
+    for user in ["ann", "bob"] {
+        for _ in 0..3 {
+            scene.open(user).await.map(drop).expect("opened");
+        }
+    }
+    // The first relay sees the client's address anyway: all share a connection to it.
+    assert_eq!([scene.shown(0), scene.shown(1)], [1, 3]);
+    let shown = scene
+        .purses
+        .iter()
+        .flat_map(|purse| purse.shown.lock().clone());
+    let nonces: HashSet<_> = shown.map(|token| *token.nonce()).collect();
+    assert_eq!(nonces.len(), 4, "none twice");
+}
+
+#[tokio::test]
+async fn a_client_whose_tokens_have_run_out_says_so_and_goes_on_where_it_is_connected() {
+    let scene = Scene::new(2, true);
+    for user in ["", "ann"] {
+        scene.open(user).await.map(drop).expect("opened");
+    }
+    let refused = scene.open("bob").await.map(drop).expect_err("no token");
+    assert_eq!(refused.reason(), Some(Reason::Authentication));
+    assert!(refused.to_string().contains("run out"), "{refused}");
+    scene.open("ann").await.map(drop).expect("opened");
+}
+
+#[tokio::test]
+async fn tokens_are_not_thrown_after_one_that_was_refused() {
+    let scene = Scene::new(20, false);
+    for _ in 0..10 {
+        let refused = scene.open("").await.map(drop).expect_err("another key's");
+        assert_eq!(refused.reason(), Some(Reason::Authentication), "{refused}");
+    }
+    assert!(scene.shown(0) <= 2, "{}", scene.shown(0));
+    assert_eq!(scene.shown(1), 0);
+    drop(scene.relays);
+}

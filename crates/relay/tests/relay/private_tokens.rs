@@ -1,0 +1,301 @@
+//! Tokens that nobody can link, over the wire: what admits, what is refused, and what a restart, a rotation or a broken disk changes.
+
+use std::{
+    fs,
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
+
+use hoplite_relay::{Handle, config::PrivateTokens};
+use hoplite_testing::{
+    relay::{number, relay},
+    targets,
+};
+use hoplite_tokens::{IssuerKey, KeyDirectory, ListedKey, SpentTokens, challenge_digest};
+use hoplite_wire::privacy_pass::{PrivateToken, challenges};
+use tempfile::TempDir;
+
+use crate::support::{connect, tcp, udp};
+
+const ISSUER: &str = "issuer.test";
+const FLEET: &str = "relays.test";
+
+/// An issuer, and where relays find its keys and what is spent.
+struct Scene {
+    place: TempDir,
+    key: IssuerKey,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let scene = Self {
+            place: tempfile::tempdir().expect("a directory"),
+            key: IssuerKey::generate().expect("a key"),
+        };
+        scene.publish(&[&scene.key]);
+        scene
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+
+    fn publish(&self, keys: &[&IssuerKey]) {
+        let listed = |key: &&IssuerKey| ListedKey {
+            key: key.public().clone(),
+            not_before: 0,
+        };
+        let directory = KeyDirectory {
+            request_uri: "/token-request".into(),
+            keys: keys.iter().map(listed).collect(),
+        };
+        fs::write(self.path("keys.json"), directory.to_json()).expect("written");
+    }
+
+    fn config(&self) -> PrivateTokens {
+        PrivateTokens {
+            issuer: ISSUER.into(),
+            origin: FLEET.into(),
+            keys: self.path("keys.json"),
+            spent: self.path("spent.sqlite"),
+            again: Duration::ZERO,
+            unchecked: 0,
+        }
+    }
+
+    fn relay(&self, change: impl Fn(&mut PrivateTokens)) -> Handle {
+        let mut private = self.config();
+        change(&mut private);
+        relay(|config| config.auth.private_tokens = Some(private))
+    }
+
+    fn token(&self) -> PrivateToken {
+        token(&self.key, ISSUER, FLEET)
+    }
+}
+
+fn token(key: &IssuerKey, issuer: &str, origin: &str) -> PrivateToken {
+    let challenge = hoplite_wire::privacy_pass::TokenChallenge {
+        issuer: issuer.into(),
+        redemption_context: None,
+        origin_info: origin.into(),
+    };
+    let digest = challenge_digest(&challenge).expect("names");
+    let (request, pending) = key.public().request(&digest).expect("a request");
+    let answer = key.sign(&request.blinded).expect("a signature");
+    pending.finish(&answer).expect("a token")
+}
+
+fn refusals(relay: &Handle, cause: &str) -> u64 {
+    number(
+        relay,
+        &format!("hoplite_relay_token_refusals_total{{cause=\"{cause}\"}}"),
+    )
+}
+
+#[tokio::test]
+async fn a_fresh_token_admits_one_connection_and_all_that_is_asked_on_it() {
+    let scene = Scene::new();
+    let relay = scene.relay(|_| ());
+    let (stream, datagrams) = (targets::tcp_echo().await, targets::udp_echo().await);
+    let field = scene.token().to_field();
+    let first = connect(&relay).await;
+    assert_eq!(first.status(tcp(stream)).await, 407, "no token");
+    // Several at once, of which the first spends it.
+    let asked = (0..8).map(|_| first.status(tcp(stream).with("proxy-authorization", &*field)));
+    for status in futures_util::future::join_all(asked).await {
+        assert_eq!(status, 200);
+    }
+    assert_eq!(
+        first.status(udp(datagrams)).await,
+        200,
+        "the connection was let in"
+    );
+    let second = connect(&relay).await;
+    let again = second.status(tcp(stream).with("proxy-authorization", &*field));
+    assert_eq!(again.await, 407);
+    assert_eq!(refusals(&relay, "spent"), 1);
+    let fresh = scene.token().to_field();
+    assert_eq!(
+        second
+            .status(udp(datagrams).with("authorization", fresh))
+            .await,
+        200
+    );
+}
+
+#[tokio::test]
+async fn a_client_without_a_token_is_told_for_what_and_by_whom_one_is_made() {
+    let scene = Scene::new();
+    let relay = scene.relay(|_| ());
+    let client = connect(&relay).await;
+    let (_, refused) = client.ask(tcp(targets::tcp_echo().await)).await;
+    let told = refused.header("proxy-authenticate").expect("a challenge");
+    let found = challenges(told);
+    let [(challenge, key)] = found.as_slice() else {
+        panic!("{told:?}")
+    };
+    assert_eq!(
+        (challenge.issuer.as_str(), challenge.origin_info.as_str()),
+        (ISSUER, FLEET)
+    );
+    assert_eq!(key, scene.key.public().spki());
+}
+
+#[tokio::test]
+async fn what_is_forged_or_for_others_admits_nobody() {
+    let scene = Scene::new();
+    let relay = scene.relay(|_| ());
+    let target = targets::tcp_echo().await;
+    let other = IssuerKey::generate().expect("a key");
+    let mut forged = *scene.token().as_bytes();
+    forged[300] ^= 1;
+    let cases = [
+        (PrivateToken::decode(&forged).expect("a token"), "forged"),
+        (token(&other, ISSUER, FLEET), "unknown_key"),
+        (token(&scene.key, "other.test", FLEET), "other_challenge"),
+        (token(&scene.key, ISSUER, "other.test"), "other_challenge"),
+    ];
+    for (number, (token, cause)) in (1..).zip(cases) {
+        let client = connect(&relay).await;
+        let asked = tcp(target).with("proxy-authorization", token.to_field());
+        assert_eq!(client.status(asked).await, 407);
+        let before = u64::from(number == 4);
+        assert_eq!(refusals(&relay, cause), 1 + before);
+    }
+    let client = connect(&relay).await;
+    for rubbish in [
+        "PrivateToken",
+        "PrivateToken token=\"AAAA\"",
+        "PrivateToken token=\"!\"",
+    ] {
+        let asked = tcp(target).with("proxy-authorization", rubbish);
+        assert_eq!(client.status(asked).await, 407);
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_shows_one_wrong_token_after_the_other_has_no_more_of_them_verified() {
+    let scene = Scene::new();
+    let relay = scene.relay(|_| ());
+    let target = targets::tcp_echo().await;
+    let mut forged = *scene.token().as_bytes();
+    forged[300] ^= 1;
+    let forged = PrivateToken::decode(&forged).expect("a token").to_field();
+    let client = connect(&relay).await;
+    for _ in 0..20 {
+        let asked = tcp(target).with("proxy-authorization", &*forged);
+        assert_eq!(client.status(asked).await, 407);
+    }
+    assert_eq!(refusals(&relay, "forged"), 8);
+    assert_eq!(refusals(&relay, "too_many"), 12);
+}
+
+#[tokio::test]
+async fn of_two_relays_of_a_fleet_and_after_a_restart_a_token_is_spent_once() {
+    let scene = Scene::new();
+    let target = targets::tcp_echo().await;
+    let relays = [scene.relay(|_| ()), scene.relay(|_| ())];
+    for _ in 0..5 {
+        let field = scene.token().to_field();
+        let clients = [connect(&relays[0]).await, connect(&relays[1]).await];
+        let asked = clients
+            .iter()
+            .map(|client| client.status(tcp(target).with("proxy-authorization", &*field)));
+        let mut answers = futures_util::future::join_all(asked).await;
+        answers.sort_unstable();
+        assert_eq!(answers, [200, 407]);
+    }
+    let field = scene.token().to_field();
+    let asked = || tcp(target).with("proxy-authorization", &*field);
+    assert_eq!(connect(&relays[0]).await.status(asked()).await, 200);
+    drop(relays);
+    let restarted = scene.relay(|_| ());
+    assert_eq!(connect(&restarted).await.status(asked()).await, 407);
+}
+
+#[tokio::test]
+async fn a_reload_takes_the_issuers_next_key_and_tokens_of_one_that_is_gone_no_more() {
+    let scene = Scene::new();
+    let relay = scene.relay(|_| ());
+    let target = targets::tcp_echo().await;
+    let next = IssuerKey::generate().expect("a key");
+    let client = connect(&relay).await;
+    let held = scene.token().to_field();
+    assert_eq!(
+        client
+            .status(tcp(target).with("proxy-authorization", held))
+            .await,
+        200
+    );
+    scene.publish(&[&next]);
+    let auth = hoplite_relay::config::Auth {
+        private_tokens: Some(scene.config()),
+        ..Default::default()
+    };
+    relay.reload(&auth, None).expect("reloaded");
+    let old = tcp(target).with("proxy-authorization", scene.token().to_field());
+    assert_eq!(connect(&relay).await.status(old).await, 407);
+    let new = tcp(target).with(
+        "proxy-authorization",
+        token(&next, ISSUER, FLEET).to_field(),
+    );
+    assert_eq!(connect(&relay).await.status(new).await, 200);
+    assert_eq!(
+        client.status(tcp(target)).await,
+        200,
+        "who was let in stays so"
+    );
+    fs::write(scene.path("keys.json"), "{}").expect("written");
+    let wrong = relay.reload(&auth, None).expect_err("no directory of keys");
+    assert!(wrong.to_string().contains("keys.json"), "{wrong}");
+}
+
+#[tokio::test]
+async fn a_program_that_cannot_take_a_fresh_token_shows_one_as_a_password_for_a_while() {
+    let scene = Scene::new();
+    let relay = scene.relay(|private| private.again = Duration::from_secs(3600));
+    let target = targets::tcp_echo().await;
+    let text = format!("anybody:{}", scene.token().to_text());
+    let field = format!("Basic {}", base64(&text));
+    for _ in 0..3 {
+        let asked = tcp(target).with("proxy-authorization", &*field);
+        assert_eq!(connect(&relay).await.status(asked).await, 200);
+    }
+    // Spent at another relay it is spent.
+    let other = scene.relay(|_| ());
+    let asked = tcp(target).with("proxy-authorization", field);
+    assert_eq!(connect(&other).await.status(asked).await, 407);
+}
+
+/// RFC 4648 §4.
+fn base64(text: &str) -> String {
+    use base64::{Engine, engine::general_purpose::STANDARD};
+    STANDARD.encode(text)
+}
+
+#[tokio::test]
+async fn while_nobody_can_tell_what_is_spent_nobody_or_a_few_are_let_in() {
+    for (unchecked, status) in [(0, 500), (1000, 200)] {
+        let scene = Scene::new();
+        let relay = scene.relay(|private| private.unchecked = unchecked);
+        let target = targets::tcp_echo().await;
+        let broken = rusqlite::Connection::open(scene.path("spent.sqlite")).expect("a file");
+        broken.execute_batch("DROP TABLE spent").expect("gone");
+        let asked = tcp(target).with("proxy-authorization", scene.token().to_field());
+        assert_eq!(connect(&relay).await.status(asked).await, status);
+    }
+}
+
+#[tokio::test]
+async fn what_is_spent_elsewhere_on_the_host_is_spent_here() {
+    let scene = Scene::new();
+    let relay = scene.relay(|_| ());
+    let token = scene.token();
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let now = since.expect("after 1970").as_secs();
+    let other = SpentTokens::open(&scene.path("spent.sqlite"), &[], now).expect("opens");
+    assert_eq!(other.spend(&token).await.expect("kept"), Ok(()));
+    let asked = tcp(targets::tcp_echo().await).with("proxy-authorization", token.to_field());
+    assert_eq!(connect(&relay).await.status(asked).await, 407);
+}

@@ -1,0 +1,225 @@
+//! Which tokens are spent, in SQLite: whoever marks one first has spent it, and everybody else is refused, in this process or another that has the
+//! file open. A token is marked before anybody is admitted by it.
+//!
+//! One thread writes; those that come while it does share one transaction. What was marked in the last moments before the machine lost its power
+//! may be forgotten; what was before, and whatever happens to the process, is not.
+
+use std::{path::Path, thread};
+
+use hoplite_wire::privacy_pass::PrivateToken;
+use rusqlite::{Connection, params};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::private_file::{self, FileError};
+
+/// The schema's version, in `user_version`.
+const VERSION: i64 = 1;
+/// Sixteen bytes of a nonce that its client drew at random: two that are alike are not found, and who makes such ones spends two for one.
+const SCHEMA: &str = "
+CREATE TABLE key (number INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, seen INTEGER NOT NULL);
+CREATE TABLE spent (key INTEGER NOT NULL, nonce BLOB NOT NULL, PRIMARY KEY (key, nonce)) WITHOUT ROWID;
+";
+/// Seconds for which the marks of a key outlive it: it may have been missing in the issuer's directory by mistake.
+const KEPT: u64 = 30 * 24 * 3600;
+/// How many may wait to be marked; who comes then waits to be let in.
+const QUEUE: usize = 1024;
+/// How many are marked in one transaction.
+const BATCH: usize = 256;
+
+/// Why nobody knows whether a token is spent.
+#[derive(Debug, thiserror::Error)]
+pub enum SpentError {
+    /// The file cannot be opened.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The system gives no thread.
+    #[error("no thread for the spent tokens: {0}")]
+    Thread(#[from] std::io::Error),
+    /// The file cannot be written.
+    #[error("spent tokens cannot be kept: make room on the disk of their file")]
+    Unavailable,
+}
+
+/// It was spent before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the token is spent")]
+pub struct AlreadySpent;
+
+/// The tokens that were spent at one relay, or at those of one host. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct SpentTokens(mpsc::Sender<Asked>);
+
+/// Who asks, and where he hears whether it was not marked before.
+type Asked = (Mark, oneshot::Sender<bool>);
+
+#[derive(Debug)]
+struct Mark {
+    key: [u8; 32],
+    nonce: [u8; 16],
+}
+
+impl SpentTokens {
+    /// Opens a file, and makes it if it is not there, for this user alone. `keys` are the issuer's at this moment, `now` in seconds since 1970: what was
+    /// spent of keys that have not been among them for a month is forgotten.
+    ///
+    /// # Errors
+    /// [`SpentError::File`], [`SpentError::Thread`].
+    pub fn open(path: &Path, keys: &[[u8; 32]], now: u64) -> Result<Self, SpentError> {
+        let mut connection = private_file::open(path, VERSION, SCHEMA)?;
+        connection
+            .pragma_update(None, "synchronous", "NORMAL")
+            .map_err(FileError::from)?;
+        forget(&mut connection, keys, now).map_err(FileError::from)?;
+        let (asking, asked) = mpsc::channel(QUEUE);
+        let mut writer = Writer(connection);
+        thread::Builder::new()
+            .name("spent-tokens".into())
+            .spawn(move || writer.run(asked))?;
+        Ok(Self(asking))
+    }
+
+    /// Marks a token that was verified as spent.
+    ///
+    /// # Errors
+    /// [`SpentError::Unavailable`]: nobody knows. Inside, [`AlreadySpent`].
+    pub async fn spend(
+        &self,
+        token: &PrivateToken,
+    ) -> Result<Result<(), AlreadySpent>, SpentError> {
+        let mut nonce = [0; 16];
+        nonce.copy_from_slice(token.nonce().split_at(16).0);
+        let mark = Mark {
+            key: *token.key_id(),
+            nonce,
+        };
+        let (tell, told) = oneshot::channel();
+        let sent = self.0.send((mark, tell)).await;
+        sent.map_err(|_| SpentError::Unavailable)?;
+        match told.await {
+            Ok(true) => Ok(Ok(())),
+            Ok(false) => Ok(Err(AlreadySpent)),
+            Err(_) => Err(SpentError::Unavailable),
+        }
+    }
+}
+
+struct Writer(Connection);
+
+impl Writer {
+    /// Until nobody can ask any more. Whoever's mark could not be written hears nothing, which is no admission.
+    fn run(&mut self, mut asked: mpsc::Receiver<Asked>) {
+        let mut batch = Vec::new();
+        while asked.blocking_recv_many(&mut batch, BATCH) > 0 {
+            let (marks, tell): (Vec<_>, Vec<_>) = batch.drain(..).unzip();
+            if let Ok(fresh) = self.mark(&marks) {
+                for (tell, fresh) in tell.into_iter().zip(fresh) {
+                    tell.send(fresh).ok();
+                }
+            }
+        }
+    }
+
+    /// Which of them were not marked before.
+    fn mark(&mut self, marks: &[Mark]) -> rusqlite::Result<Vec<bool>> {
+        let transaction = self.0.transaction()?;
+        let mut fresh = Vec::new();
+        {
+            let mut key = transaction
+                .prepare_cached("INSERT OR IGNORE INTO key (id, seen) VALUES (?1, 0)")?;
+            let mut spend = transaction.prepare_cached(
+                "INSERT OR IGNORE INTO spent (key, nonce) SELECT number, ?2 FROM key WHERE id = ?1",
+            )?;
+            for mark in marks {
+                key.execute(params![mark.key])?;
+                fresh.push(spend.execute(params![mark.key, mark.nonce])? == 1);
+            }
+        }
+        transaction.commit()?;
+        Ok(fresh)
+    }
+}
+
+/// Forgets with a key what it has signed.
+fn forget(connection: &mut Connection, keys: &[[u8; 32]], now: u64) -> rusqlite::Result<()> {
+    let transaction = connection.transaction()?;
+    let (now, before) = (now, now.saturating_sub(KEPT));
+    for key in keys {
+        let seen = "INSERT INTO key (id, seen) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET seen = ?2";
+        transaction.execute(seen, params![key, now])?;
+    }
+    let gone = "SELECT number FROM key WHERE seen < ?1";
+    let forget = format!("DELETE FROM spent WHERE key IN ({gone})");
+    transaction.execute(&forget, [before])?;
+    transaction.execute("DELETE FROM key WHERE seen < ?1", [before])?;
+    transaction.commit()
+}
+
+#[cfg(test)]
+mod tests {
+    use hoplite_wire::privacy_pass::SIGNATURE_LEN;
+
+    use super::*;
+
+    fn token(number: u64, key: u8) -> PrivateToken {
+        let mut nonce = [0; 32];
+        nonce[..8].copy_from_slice(&number.to_be_bytes());
+        let signed = PrivateToken::signed_part(&nonce, &[0; 32], &[key; 32]);
+        PrivateToken::new(&signed, &[0; SIGNATURE_LEN])
+    }
+
+    #[tokio::test]
+    async fn a_token_is_spent_once_also_after_a_restart_and_by_another_process() {
+        let place = tempfile::tempdir().expect("a directory");
+        let file = place.path().join("spent.sqlite");
+        let first = SpentTokens::open(&file, &[[1; 32]], 1000).expect("opens");
+        assert_eq!(first.spend(&token(1, 1)).await.expect("kept"), Ok(()));
+        let again = first.spend(&token(1, 1)).await.expect("kept");
+        assert_eq!(again, Err(AlreadySpent));
+        let other = SpentTokens::open(&file, &[[1; 32]], 1000).expect("opens");
+        let there = other.spend(&token(1, 1)).await.expect("kept");
+        assert_eq!(there, Err(AlreadySpent));
+        assert_eq!(
+            other.spend(&token(1, 2)).await.expect("kept"),
+            Ok(()),
+            "another key"
+        );
+    }
+
+    #[tokio::test]
+    async fn of_many_who_spend_one_token_at_once_one_is_admitted() {
+        let place = tempfile::tempdir().expect("a directory");
+        let file = place.path().join("spent.sqlite");
+        let stores = [(); 2].map(|()| SpentTokens::open(&file, &[[1; 32]], 1000).expect("opens"));
+        for number in 0..20 {
+            let asked = (0..50).map(|n| {
+                let store = stores[n % 2].clone();
+                tokio::spawn(async move { store.spend(&token(number, 1)).await.expect("kept") })
+            });
+            let mut admitted = 0;
+            for asked in asked.collect::<Vec<_>>() {
+                admitted += usize::from(asked.await.expect("no panic").is_ok());
+            }
+            assert_eq!(admitted, 1);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_spent_of_a_key_is_forgotten_a_month_after_it() {
+        let place = tempfile::tempdir().expect("a directory");
+        let file = place.path().join("spent.sqlite");
+        let open = |keys: &[[u8; 32]], now| SpentTokens::open(&file, keys, now).expect("opens");
+        let both = [[1; 32], [2; 32]];
+        let store = open(&both, 1000);
+        for key in [1, 2] {
+            let spent = store.spend(&token(7, key)).await.expect("kept");
+            assert_eq!(spent, Ok(()));
+        }
+        let soon = open(&[[2; 32]], 1000 + KEPT);
+        let again = soon.spend(&token(7, 1)).await.expect("kept");
+        assert_eq!(again, Err(AlreadySpent));
+        let later = open(&[[2; 32]], 1001 + KEPT);
+        assert_eq!(later.spend(&token(7, 1)).await.expect("kept"), Ok(()));
+        let again = later.spend(&token(7, 2)).await.expect("kept");
+        assert_eq!(again, Err(AlreadySpent));
+    }
+}
