@@ -4,7 +4,7 @@
 //!
 //! # Where it may be used
 //! Without features it knows the seam alone, so that unit tests of every room above `overlay` may use it. The feature `relay` adds
-//! relays on loopback and paths over them, for tests in `tests/`: unit tests of the rooms that these are made of would meet every type
+//! relays on loopback and paths over them, `http` a client of every version, for tests in `tests/`: unit tests of the rooms that these are made of would meet every type
 //! of their room twice. So would those of `overlay` and the rooms below, which have no use for this one.
 //!
 //! # Not in this room
@@ -12,6 +12,8 @@
 
 pub mod dns;
 pub mod double;
+#[cfg(feature = "http")]
+pub mod http;
 pub mod namespace;
 #[cfg(feature = "relay")]
 pub mod path;

@@ -1,54 +1,23 @@
-//! What holds over every version of HTTP, told once: each test runs over HTTP/3, HTTP/2 and HTTP/1.1. The clients of HTTP/1.1, which
-//! has none of ours, write its bytes.
+//! What holds over every version of HTTP, told once: each test runs over HTTP/3, HTTP/2 and HTTP/1.1.
 
 use std::{future::poll_fn, net::Ipv4Addr, sync::Arc, time::Duration};
 
-use bytes::{Bytes, BytesMut};
 use hoplite_crypto::{ALPN_HTTP1, Certificates, Trust, client_tls, server_tls};
-use hoplite_http::{
-    ByteStream, DatagramSink, Exchange, Flow, HttpVersion, Incoming, Session, h1, h2, h3,
-};
+use hoplite_http::{Exchange, HttpVersion, Incoming, Session, h1, h2, h3};
 use hoplite_overlay::{Batch, Error, ErrorKind, Stream};
 use hoplite_quic::TransportConfig;
-use hoplite_testing::{identity, soon};
-use hoplite_wire::{
-    RequestHead, ResponseHead,
-    capsule::{self, CapsuleReader},
+use hoplite_testing::{
+    http::{ALL, Client, SPOKEN_BY_CLIENTS, Sent, flow},
+    identity, soon,
 };
+use hoplite_wire::{RequestHead, ResponseHead};
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, duplex},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
     net::{TcpListener, TcpStream},
-    sync::{Mutex, mpsc},
 };
-use tokio_rustls::rustls::pki_types::ServerName;
-use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream};
+use tokio_rustls::{TlsAcceptor, TlsConnector, rustls::pki_types::ServerName};
 
-use crate::pair::{Quic, connect, udp_head};
-
-const ALL: [HttpVersion; 3] = [HttpVersion::H3, HttpVersion::H2, HttpVersion::H1];
-const SPOKEN_BY_CLIENTS: [HttpVersion; 2] = [HttpVersion::H3, HttpVersion::H2];
-
-type Raw = Box<TlsStream<TcpStream>>;
-
-/// A client, and what keeps its connection.
-enum Client {
-    Ours {
-        session: Box<Session>,
-        _below: Option<Quic>,
-    },
-    /// One connection, one tunnel.
-    Raw(Mutex<Option<Raw>>),
-}
-
-/// A request that a client has sent.
-enum Sent {
-    Ours(Box<Exchange>),
-    Raw(Raw),
-}
-
-trait Tunnel: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Tunnel for T {}
+use crate::pair::{connect, udp_head};
 
 /// Both ends of a connection.
 async fn ends(version: HttpVersion) -> (Client, Session) {
@@ -58,13 +27,7 @@ async fn ends(version: HttpVersion) -> (Client, Session) {
             let config = h3::Config::default();
             let client = Session::quic_client(quic.client.clone(), &config);
             let server = Session::quic_server(quic.server.clone(), &config);
-            (
-                Client::Ours {
-                    session: Box::new(client),
-                    _below: Some(quic),
-                },
-                server,
-            )
+            (Client::new(client, quic), server)
         }
         HttpVersion::H2 => {
             let config = h2::Config::default();
@@ -74,13 +37,7 @@ async fn ends(version: HttpVersion) -> (Client, Session) {
                 Session::h2_server(far, &config)
             );
             let client = client.expect("a client");
-            (
-                Client::Ours {
-                    session: Box::new(client),
-                    _below: None,
-                },
-                server.expect("a server"),
-            )
+            (Client::new(client, ()), server.expect("a server"))
         }
         HttpVersion::H1 => h1_ends().await,
     }
@@ -103,8 +60,7 @@ async fn h1_ends() -> (Client, Session) {
         datagram_buffer: 1 << 20,
     };
     let server = Session::h1_server(far.expect("a server"), &config);
-    let near = Box::new(near.expect("a client"));
-    (Client::Raw(Mutex::new(Some(near))), server)
+    (Client::raw(near.expect("a client")), server)
 }
 
 #[expect(clippy::disallowed_methods, reason = "both ends are this test's")]
@@ -115,66 +71,6 @@ async fn loopback() -> (TcpStream, TcpStream) {
     let address = listener.local_addr().expect("bound");
     let (near, far) = tokio::join!(TcpStream::connect(address), listener.accept());
     (near.expect("connected"), far.expect("accepted").0)
-}
-
-impl Client {
-    async fn send(&self, head: &RequestHead) -> Sent {
-        match self {
-            Self::Ours { session, .. } => {
-                Sent::Ours(Box::new(soon(session.request(head)).await.expect("sent")))
-            }
-            Self::Raw(stream) => {
-                let mut stream = stream.lock().await.take().expect("one request");
-                let text = match &head.path {
-                    Some(path) => format!(
-                        "GET {path} HTTP/1.1\r\nHost: relay.test\r\nConnection: Upgrade\r\nUpgrade: connect-udp\r\n\r\n"
-                    ),
-                    None => format!("CONNECT {0} HTTP/1.1\r\nHost: {0}\r\n\r\n", head.authority),
-                };
-                stream.write_all(text.as_bytes()).await.expect("sent");
-                stream.flush().await.expect("sent");
-                Sent::Raw(stream)
-            }
-        }
-    }
-}
-
-impl Sent {
-    /// The status of the answer and its Proxy-Status.
-    async fn response(&mut self) -> (u16, Option<Vec<u8>>) {
-        match self {
-            Self::Ours(exchange) => {
-                let head = soon(exchange.response()).await.expect("an answer");
-                (head.status, head.header("proxy-status").map(<[u8]>::to_vec))
-            }
-            Self::Raw(stream) => {
-                let mut text = Vec::new();
-                while !text.ends_with(b"\r\n\r\n") {
-                    text.push(soon(stream.read_u8()).await.expect("an answer"));
-                }
-                let text = String::from_utf8(text).expect("text");
-                let status = text.get(9..12).and_then(|code| code.parse().ok());
-                let field = text
-                    .lines()
-                    .find_map(|line| line.strip_prefix("proxy-status: "));
-                (status.expect("a status"), field.map(|field| field.into()))
-            }
-        }
-    }
-
-    fn into_byte_stream(self) -> ByteStream {
-        match self {
-            Self::Ours(exchange) => exchange.into_stream().expect("a client"),
-            Self::Raw(_) => unreachable!("HTTP/1.1 has no client of ours"),
-        }
-    }
-
-    fn into_stream(self) -> Box<dyn Tunnel> {
-        match self {
-            Self::Ours(exchange) => Box::new(exchange.into_stream().expect("a client")),
-            Self::Raw(stream) => stream,
-        }
-    }
 }
 
 /// A request that has arrived.
@@ -188,7 +84,8 @@ async fn open(client: &Client, server: &Session, head: &RequestHead) -> (Sent, E
     let (mut sent, mut incoming) = ask(client, server, head).await;
     let answer = ResponseHead::new(200);
     let answering = async { incoming.exchange.respond(&answer).await.expect("answered") };
-    let ((), (status, _)) = soon(async { tokio::join!(answering, sent.response()) }).await;
+    let ((), (status, _)) =
+        soon(async { tokio::join!(answering, sent.response("proxy-status")) }).await;
     assert!(matches!(status, 200 | 101), "{status}");
     (sent, incoming.exchange)
 }
@@ -244,7 +141,8 @@ async fn a_refusal_carries_its_status_and_fields() {
         let status = "hoplite; error=http_request_denied";
         let refusal = ResponseHead::new(403).with("proxy-status", status);
         let refusing = async { incoming.exchange.refuse(&refusal).await.expect("answered") };
-        let ((), answer) = soon(async { tokio::join!(refusing, sent.response()) }).await;
+        let ((), answer) =
+            soon(async { tokio::join!(refusing, sent.response("proxy-status")) }).await;
         assert_eq!(answer, (403, Some(status.into())), "{version}");
         if let Sent::Ours(mut exchange) = sent {
             let content = soon(exchange.content(1)).await.expect("a clean end");
@@ -372,79 +270,12 @@ async fn a_draining_server_lets_flows_end_and_takes_no_more() {
     }
 }
 
-/// Keeps what arrives.
-struct Kept(mpsc::UnboundedSender<Bytes>);
-
-impl DatagramSink for Kept {
-    fn push(&self, payload: Bytes) {
-        self.0.send(payload).expect("somebody reads");
-    }
-
-    fn flush(&self) {}
-}
-
-/// A client's flow.
-enum Near {
-    Ours(Flow, mpsc::UnboundedReceiver<Bytes>),
-    Raw(Raw, CapsuleReader, BytesMut),
-}
-
-fn flow(exchange: Exchange) -> (Flow, mpsc::UnboundedReceiver<Bytes>) {
-    let (sender, receiver) = mpsc::unbounded_channel();
-    let sink = Arc::new(Kept(sender));
-    (exchange.datagrams(sink), receiver)
-}
-
-impl Near {
-    fn new(sent: Sent) -> Self {
-        match sent {
-            Sent::Ours(exchange) => {
-                let (flow, payloads) = flow(*exchange);
-                Self::Ours(flow, payloads)
-            }
-            Sent::Raw(stream) => Self::Raw(stream, CapsuleReader::default(), BytesMut::new()),
-        }
-    }
-
-    async fn send(&mut self, batch: Batch<'_>) {
-        match self {
-            Self::Ours(flow, _) => {
-                let sent = flow.send(batch);
-                assert_eq!(sent.accepted, batch.payloads().count());
-            }
-            Self::Raw(stream, ..) => {
-                let mut capsules = BytesMut::new();
-                for payload in batch.payloads() {
-                    capsule::write_udp(&mut capsules, payload);
-                }
-                stream.write_all(&capsules).await.expect("sent");
-                stream.flush().await.expect("sent");
-            }
-        }
-    }
-
-    async fn receive(&mut self) -> Bytes {
-        match self {
-            Self::Ours(_, payloads) => soon(payloads.recv()).await.expect("arrives"),
-            Self::Raw(stream, capsules, read) => loop {
-                let mut bytes = std::mem::take(read).freeze();
-                let value = capsules.next_datagram(&mut bytes);
-                read.extend_from_slice(&bytes);
-                match value {
-                    Some(value) => return value.slice(1..),
-                    None => assert!(soon(stream.read_buf(read)).await.expect("open") > 0),
-                }
-            },
-        }
-    }
-}
-
 #[tokio::test]
 async fn payloads_keep_their_boundaries_both_ways() {
     for version in ALL {
         let (client, server) = ends(version).await;
         let (near, far) = open(&client, &server, &udp_head()).await;
-        let mut near = Near::new(near);
+        let mut near = near.into_flow();
         let (far, mut to_far) = flow(far);
         assert_eq!(far.version(), version);
         let batch = Batch {
@@ -470,7 +301,7 @@ async fn the_end_of_a_flow_is_seen_at_the_other_end() {
     for version in ALL {
         let (client, server) = ends(version).await;
         let (near, far) = open(&client, &server, &udp_head()).await;
-        let near = Near::new(near);
+        let near = near.into_flow();
         let (far, _payloads) = flow(far);
         drop(near);
         let closed = soon(far.closed()).await;

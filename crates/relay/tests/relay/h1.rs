@@ -1,12 +1,11 @@
-//! The same over HTTP/1.1, as users of an "HTTPS proxy" speak it: byte by byte, and with the real curl.
+//! What only HTTP/1.1 has, as users of an "HTTPS proxy" speak it: byte by byte, and with the real curl.
 
 use std::{process::Stdio, sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use hoplite_crypto::{ALPN_HTTP1, Trust, client_tls};
 use hoplite_relay::Handle;
 use hoplite_testing::{PATIENCE, relay::relay, soon, targets};
-use hoplite_wire::{ProxyError, Target, Template, capsule};
+use hoplite_wire::{ProxyError, Target, Template};
 use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -96,24 +95,11 @@ impl Client {
 }
 
 #[tokio::test]
-async fn a_tcp_tunnel_carries_bytes_both_ways_and_ends_in_order() {
+async fn a_client_that_names_no_version_is_served_http_1_1() {
     let relay = relay(|_| ());
-    let echo = targets::tcp_echo().await;
-    for alpn in [&[ALPN_HTTP1][..], &[]] {
-        let mut client = connect_with(&relay, alpn).await;
-        assert_eq!(client.ask(to(echo)).await.status, 200);
-        let sent = vec![5; 300_000];
-        let (mut read, mut write) = tokio::io::split(client.0);
-        let bytes = sent.clone();
-        let writing = tokio::spawn(async move {
-            write.write_all(&bytes).await.expect("open");
-            write.shutdown().await.expect("open");
-        });
-        let mut back = Vec::new();
-        soon(read.read_to_end(&mut back)).await.expect("finished");
-        writing.await.expect("written");
-        assert!(back == sent, "the bytes changed on the way");
-    }
+    let mut client = connect_with(&relay, &[]).await;
+    let answer = client.ask(to(targets::tcp_echo().await)).await;
+    assert_eq!(answer.status, 200);
 }
 
 #[tokio::test]
@@ -145,28 +131,7 @@ async fn a_client_without_the_token_is_challenged_and_may_ask_again() {
 }
 
 #[tokio::test]
-async fn a_refusing_target_is_told_apart_from_a_forbidden_one() {
-    let relay = relay(|_| ());
-    let mut client = connect(&relay).await;
-    let answer = client.ask(to(targets::nobody().await)).await;
-    let refused = Some(ProxyError::ConnectionRefused);
-    assert_eq!((answer.status, answer.error()), (502, refused));
-    let answer = client.ask(to("169.254.169.254:80")).await;
-    let forbidden = Some(ProxyError::DestinationIpProhibited);
-    assert_eq!((answer.status, answer.error()), (403, forbidden));
-}
-
-#[tokio::test]
-async fn a_target_that_resets_cuts_the_connection_off() {
-    let relay = relay(|_| ());
-    let mut client = connect(&relay).await;
-    client.ask(to(targets::tcp_reset().await)).await;
-    client.send("x").await;
-    client.rest().await.expect_err("cut off");
-}
-
-#[tokio::test]
-async fn an_upgrade_to_connect_udp_carries_capsules() {
+async fn an_upgrade_to_connect_udp_is_answered_as_one() {
     let relay = relay(|_| ());
     let mut client = connect(&relay).await;
     let answer = client.ask(upgrade(targets::udp_echo().await)).await;
@@ -178,17 +143,6 @@ async fn an_upgrade_to_connect_udp_carries_capsules() {
     ] {
         assert!(answer.head.contains(line), "no {line:?}");
     }
-    let mut payloads = Vec::new();
-    for payload in [&b"over TCP"[..], &[8; 1300], b""] {
-        let mut sent = Vec::new();
-        capsule::write_udp(&mut sent, payload);
-        client.send(&sent).await;
-        payloads.push(Bytes::copy_from_slice(payload));
-        let mut back = vec![0; sent.len()];
-        soon(client.0.read_exact(&mut back)).await.expect("open");
-        assert!(back == sent, "the payload changed on the way");
-    }
-    client.0.shutdown().await.expect("open");
 }
 
 #[tokio::test]
@@ -238,7 +192,7 @@ async fn a_slow_head_or_none_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn a_drain_ends_clients_at_rest_and_waits_for_open_tunnels() {
+async fn a_drain_ends_clients_at_rest() {
     let relay = relay(|_| ());
     let mut resting = connect(&relay).await;
     assert_eq!(resting.ask(to("no-port")).await.status, 400);

@@ -13,29 +13,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::support::{connect, tcp, udp};
 
 #[tokio::test]
-async fn a_drain_waits_for_open_tunnels_and_takes_no_new_ones() {
-    let relay = relay(|_| ());
-    let client = connect(&relay).await;
-    let echo = targets::tcp_echo().await;
-    let (exchange, _) = client.ask(tcp(echo)).await;
-    let drained = tokio::spawn(relay.drain(PATIENCE));
-    let mut stream = exchange.into_stream();
-    stream.write_all(b"going on").await.expect("open");
-    let mut back = [0; 8];
-    stream.read_exact(&mut back).await.expect("open");
-    while client.session.request(&tcp(echo)).await.is_ok() {
-        tokio::task::yield_now().await;
-    }
-    stream.shutdown().await.expect("open");
-    stream.read_to_end(&mut Vec::new()).await.expect("finished");
-    drop(stream);
-    assert!(
-        drained.await.expect("no panic"),
-        "everything ended in order"
-    );
-}
-
-#[tokio::test]
 async fn a_drain_closes_what_is_left_at_its_end() {
     let relay = relay(|_| ());
     let client = connect(&relay).await;

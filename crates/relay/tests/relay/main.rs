@@ -1,4 +1,5 @@
-//! A whole relay on loopback, asked by an HTTP/3 client of our own: what a client, a target and an operator see.
+//! A whole relay on loopback: what a client, a target and an operator see. `versions` asks it over every version of HTTP, the others over
+//! HTTP/3 unless they say otherwise.
 
 mod absurd;
 mod admission;
@@ -8,7 +9,6 @@ mod floods;
 mod forged;
 mod forward;
 mod h1;
-mod h2;
 mod host;
 mod idle;
 mod initials;
@@ -21,5 +21,5 @@ mod policy;
 mod private_tokens;
 mod support;
 mod tap;
-mod tcp;
 mod udp;
+mod versions;

@@ -1,35 +1,11 @@
-//! CONNECT-UDP.
+//! What only HTTP/3 has of CONNECT-UDP, and what a template and a target may do.
 
 use bytes::{Bytes, BytesMut};
 use hoplite_http::h3::H3Error;
-use hoplite_testing::{PATIENCE, relay::relay, soon, targets};
+use hoplite_testing::{PATIENCE, relay::relay, targets};
 use hoplite_wire::{RequestHead, capsule, capsule::CapsuleReader, h3::Code};
 
 use crate::support::{Tunnel, connect, udp};
-
-#[tokio::test]
-async fn payloads_keep_their_boundaries_both_ways() {
-    let relay = relay(|_| ());
-    let client = connect(&relay).await;
-    let mut tunnel = client.udp(targets::udp_echo().await).await;
-    for payload in [&b"one"[..], &[7; 1000], b""] {
-        assert_eq!(tunnel.echo(payload).await, payload);
-    }
-    let metrics = relay.metrics().text();
-    assert!(
-        metrics.contains("tunnels_open{method=\"connect_udp\"} 1"),
-        "{metrics}"
-    );
-}
-
-#[tokio::test]
-async fn the_answer_says_that_capsules_are_spoken() {
-    let relay = relay(|_| ());
-    let client = connect(&relay).await;
-    let (_, answer) = client.ask(udp(targets::udp_echo().await)).await;
-    assert_eq!(answer.status, 200);
-    assert_eq!(answer.header("capsule-protocol"), Some(&b"?1"[..]));
-}
 
 #[tokio::test]
 async fn payloads_that_come_before_the_answer_arrive() {
@@ -111,14 +87,4 @@ async fn a_tunnel_to_nobody_is_broken_off() {
         "{error}"
     );
     assert!(relay.metrics().text().contains("cause=\"unreachable\""));
-}
-
-#[tokio::test]
-async fn a_silent_tunnel_is_closed_after_its_time() {
-    let relay = relay(|config| config.limits.idle_datagrams = std::time::Duration::from_millis(5));
-    let client = connect(&relay).await;
-    let (exchange, _) = client.ask(udp(targets::udp_echo().await)).await;
-    let (_sender, mut receiver) = exchange.split();
-    let end = soon(receiver.data()).await;
-    assert!(!matches!(end, Ok(Some(_))));
 }
