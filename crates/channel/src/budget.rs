@@ -3,7 +3,7 @@
 //! a second while there are so many that they could hold more than [`Config::queued`](super::Config::queued).
 //! C tor does the same with `MaxMemInQueues`; proposal 324 §4.1.3: "MUST close the streams with the oldest chunks".
 //!
-//! What whoever holds a circuit keeps for it counts as well ([`Kept`]): at an exit, bytes that wait for targets.
+//! What whoever holds a circuit keeps for it counts as well ([`CircuitBacklog`]): at an exit, bytes that wait for targets.
 //! Over TLS and on the way out, cells in our queues are counted. What QUIC keeps cannot be asked for: a stream whose reader has not seen the
 //! end of what came, or whose peer takes nothing more, is counted with its whole window. On the way of a cell nothing is shared: a circuit
 //! keeps a gauge of its own.
@@ -19,7 +19,7 @@ use std::{
 use hoplite_wire::cell;
 use parking_lot::Mutex;
 
-use super::{Config, Count, Kept, queue::Watch};
+use super::{CircuitBacklog, Config, Count, queue::Watch};
 
 /// How often they are looked at.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -54,7 +54,7 @@ pub(super) struct Gauge {
     /// Our queues; the one towards the peer is the one that ends the circuit.
     outbox: Watch,
     inbox: Option<Watch>,
-    kept: Arc<Kept>,
+    kept: Arc<CircuitBacklog>,
     /// It was ended; whoever holds it drops it when he next asks.
     over: AtomicBool,
 }
@@ -100,7 +100,7 @@ impl Gauge {
     }
 
     /// Where whoever holds the circuit counts what it keeps.
-    pub(super) fn kept(&self) -> &Arc<Kept> {
+    pub(super) fn backlog(&self) -> &Arc<CircuitBacklog> {
         &self.kept
     }
 
@@ -175,7 +175,7 @@ impl super::Counts {
         loop {
             tokio::time::sleep(CHECK_INTERVAL).await;
             let mut entered = self.queue_budget.0.lock();
-            entered.relieve(config.queued, &self.hoarders);
+            entered.relieve(config.queued, &self.ended_for_memory);
             let worst = most_each(&config).saturating_mul(entered.circuits.len() as u64);
             if worst <= config.queued {
                 entered.watched = false;

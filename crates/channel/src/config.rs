@@ -44,7 +44,7 @@ pub struct Config {
     pub guest_windows: u64,
     /// How many bytes may wait in all circuits of the process; beyond it, the circuits that move least are destroyed (C tor: MaxMemInQueues).
     pub queued: u64,
-    /// How many bytes whoever holds a circuit keeps for it at most ([`Kept`](super::Kept)): by that is known when so many circuits are there that
+    /// How many bytes whoever holds a circuit keeps for it at most ([`CircuitBacklog`](super::CircuitBacklog)): by that is known when so many circuits are there that
     /// `queued` could be reached.
     pub kept: u64,
     /// QUIC: how many bytes the peer may send before it has shown who it is.
@@ -166,7 +166,7 @@ impl Config {
 
 /// What is kept for one circuit.
 #[derive(Debug, Default)]
-pub struct Kept {
+pub struct CircuitBacklog {
     /// Bytes that came on the circuit and wait for somebody else.
     pub received: Tally,
     /// Cells that are still to be given to the circuit.
@@ -180,7 +180,7 @@ pub struct Tally {
     left: AtomicU64,
 }
 
-impl Kept {
+impl CircuitBacklog {
     /// Bytes that wait, and how many have moved.
     pub(super) fn measure(&self) -> (u64, u64) {
         let [waiting, sent] = [self.sending.waiting(), self.sending.left.load(Relaxed)]
@@ -257,7 +257,7 @@ counts! {
     /// Answers that were left out because too many waited.
     unanswered,
     /// Circuits that ended because too much waited in all circuits together, and in them for longest.
-    hoarders,
+    ended_for_memory,
     /// Channels that ended because the peer took nothing.
     stuck,
     /// Channels that ended because the peer broke the protocol.

@@ -39,7 +39,7 @@ use tokio::{
 
 use self::handshake::Established;
 pub use self::{
-    config::{Config, Count, Counts, FAILED_DIAL_TTL, Kept, Rate, Tally},
+    config::{CircuitBacklog, Config, Count, Counts, FAILED_DIAL_TTL, Rate, Tally},
     establish::{ChannelDialer, ChannelServer, How, Whom},
     queue::{Receiver, Rejected, Sender},
     registry::Channels,
@@ -233,9 +233,9 @@ impl Channel {
 
 /// Held by each clone of a channel and by each circuit; the channel ends with the last.
 #[derive(Clone)]
-struct Hold(Arc<Held>);
+struct Hold(Arc<HoldInner>);
 
-struct Held {
+struct HoldInner {
     ending: Ending,
     /// The watch over a QUIC connection that we dialled ends with it.
     link: Option<QuicLink>,
@@ -243,7 +243,7 @@ struct Held {
 
 impl Hold {
     fn new(ending: Ending, link: Option<QuicLink>) -> Self {
-        Self(Arc::new(Held { ending, link }))
+        Self(Arc::new(HoldInner { ending, link }))
     }
 
     fn ending(&self) -> &Ending {
@@ -251,7 +251,7 @@ impl Hold {
     }
 }
 
-impl Drop for Held {
+impl Drop for HoldInner {
     fn drop(&mut self) {
         self.ending.end(Why::Ours);
     }

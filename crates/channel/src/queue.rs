@@ -15,7 +15,7 @@ use std::{
 use hoplite_wire::cell::{Cell, CircuitId, Command};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{Handle, Hold, Kept, Share, budget::Gauge, ids::Ids, quic, tls};
+use super::{CircuitBacklog, Handle, Hold, Share, budget::Gauge, ids::Ids, quic, tls};
 
 /// Makes a queue of at most `bound` cells.
 pub(super) fn circuit_queue(bound: usize) -> (Tx, Rx) {
@@ -446,8 +446,8 @@ impl Sender {
     }
 
     /// Where whoever holds the circuit counts what it keeps for it.
-    pub fn kept(&self) -> &Arc<Kept> {
-        self.place.gauge.kept()
+    pub fn backlog(&self) -> &Arc<CircuitBacklog> {
+        self.place.gauge.backlog()
     }
 
     /// How many cells wait in the queue.

@@ -27,7 +27,7 @@ use tokio::{
 };
 
 use super::{
-    Circuit, Closed, Config, Counts, Ending, Held, Hold, Why,
+    Circuit, Closed, Config, Counts, Ending, Hold, HoldInner, Why,
     budget::Gauge,
     ewma::{Activity, Scale},
     ids::{Ids, NoId},
@@ -211,7 +211,7 @@ impl Shared {
 #[derive(Clone)]
 struct CircuitAcceptor {
     shared: Arc<Shared>,
-    hold: Weak<Held>,
+    hold: Weak<HoldInner>,
     arrivals: mpsc::Sender<Circuit>,
 }
 

@@ -116,11 +116,11 @@ pub(super) struct Table<C> {
 struct Relay<C> {
     /// Where it was when it came to be known: an IPv4 address or an IPv6 /64.
     place: Option<IpAddr>,
-    channels: Vec<Kept<C>>,
+    channels: Vec<TableEntry<C>>,
     dials: Vec<Dial<C>>,
 }
 
-struct Kept<C> {
+struct TableEntry<C> {
     channel: C,
     /// The peer says that it is there, or the list does.
     is_known_there: bool,
@@ -395,7 +395,7 @@ impl<C: TableChannel> Table<C> {
                 dial.outcome.set(Ok(channel.clone())).ok();
             }
         }
-        relay.add(Kept {
+        relay.add(TableEntry {
             channel,
             is_known_there,
             idle: None,
@@ -507,7 +507,7 @@ impl<C: TableChannel> Relay<C> {
 
     /// None of its channels had a circuit when that was last looked at, and none was handed out since.
     fn is_at_rest(&self) -> bool {
-        let rests = |kept: &Kept<C>| kept.idle.is_some() && kept.channel.circuits() == 0;
+        let rests = |kept: &TableEntry<C>| kept.idle.is_some() && kept.channel.circuits() == 0;
         self.dials.is_empty() && self.channels.iter().all(rests)
     }
 
@@ -531,7 +531,7 @@ impl<C: TableChannel> Relay<C> {
 
     /// The oldest stays first. Beyond the bound one goes of which nobody says that the relay is there, then one without circuits, then the newest;
     /// circuits that it has live on.
-    fn add(&mut self, kept: Kept<C>) {
+    fn add(&mut self, kept: TableEntry<C>) {
         self.channels.retain(|kept| kept.channel.is_open());
         if self
             .channels
@@ -559,7 +559,7 @@ impl<C: TableChannel> Relay<C> {
     }
 }
 
-impl<C: TableChannel> Kept<C> {
+impl<C: TableChannel> TableEntry<C> {
     fn is_wanted(&mut self, now: Instant, patience: Duration) -> bool {
         if !self.channel.is_open() {
             return false;

@@ -460,7 +460,7 @@ async fn relieve(how: How) {
         assert_eq!(recv(&mut moving.1).await, (Command::RELAY, n));
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let ended = world.there.hoarders.get();
+    let ended = world.there.ended_for_memory.get();
     assert!((1..=11).contains(&ended), "{how:?}: {ended}");
     let mut told = 0;
     for (mut sender, mut reader) in still {
@@ -512,15 +512,15 @@ async fn what_is_kept_for_circuits_counts_as_waiting_in_them() {
             all.push(circuit(&near, &far).await);
         }
         for (_, reader) in &all {
-            reader.sender.kept().received.came(100_000);
-            reader.sender.kept().sending.came(10);
+            reader.sender.backlog().received.came(100_000);
+            reader.sender.backlog().sending.came(10);
         }
         for n in 0..100 {
             let (sender, reader) = &mut all[3];
             send(sender, Command::RELAY, n).await;
             assert_eq!(recv(reader).await, (Command::RELAY, n));
-            reader.sender.kept().received.came(1000);
-            reader.sender.kept().received.left(1000);
+            reader.sender.backlog().received.came(1000);
+            reader.sender.backlog().received.left(1000);
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         let mut ended = Vec::new();

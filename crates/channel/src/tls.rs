@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::{
-    Circuit, Closed, Config, Counts, Ending, Held, Hold, Why,
+    Circuit, Closed, Config, Counts, Ending, Hold, HoldInner, Why,
     budget::Gauge,
     ewma::{Activity, Moment, Scale, Turns},
     ids::{Ids, NoId},
@@ -148,7 +148,7 @@ impl Shared {
 /// Takes cells in.
 struct CellReader {
     shared: Arc<Shared>,
-    hold: Weak<Held>,
+    hold: Weak<HoldInner>,
     arrivals: mpsc::Sender<Circuit>,
 }
 

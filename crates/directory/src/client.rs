@@ -23,13 +23,13 @@ pub struct Client {
     trust: Trust,
     store: Store,
     /// The newest that enough authorities have signed.
-    newest: Option<Kept>,
+    newest: Option<KnownList>,
     /// The last before it that nothing spoke against: it is used while the newest is split.
-    before: Option<Kept>,
+    before: Option<KnownList>,
 }
 
 #[derive(Clone, Debug)]
-struct Kept {
+struct KnownList {
     list: Arc<SignedList>,
     split: bool,
 }
@@ -92,7 +92,7 @@ impl Client {
             let list = SignedList::parse(&text, Stage::List).ok()?;
             let good = trust.count(&list) >= trust.threshold.max(1);
             let list = Arc::new(list);
-            good.then_some(Kept { list, split })
+            good.then_some(KnownList { list, split })
         };
         let newest = store.list()?.and_then(|(text, split)| kept(text, split));
         let before = store.before()?.and_then(|text| kept(text, false));
@@ -210,7 +210,7 @@ impl Client {
 
     fn keep(&mut self, list: &Arc<SignedList>) -> Result<Result<Heard, Refused>, StoreError> {
         self.store.keep_list(&list.to_string())?;
-        let new = Kept {
+        let new = KnownList {
             list: Arc::clone(list),
             split: false,
         };

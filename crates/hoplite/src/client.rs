@@ -13,7 +13,7 @@ use hoplite_wire::tuning::Agreed;
 use tracing::{info, warn};
 
 use crate::{
-    config::client::{self, Client, OverlayKind},
+    config::client::{self, Client, OverlayChoice},
     listed::{self, Listed},
     measure::testbed::{self, Ready},
     process::{self, Asked, Signals},
@@ -277,9 +277,9 @@ pub(crate) fn overlay_of(
     underlay: &Underlay,
 ) -> Result<ClientOverlay, Failure> {
     match client.config.overlay {
-        OverlayKind::Direct => Ok(ClientOverlay::without_relays(underlay)),
-        OverlayKind::Masque => over_relays(client, listed, watch, underlay),
-        OverlayKind::Onion => onion::over_circuits(client, listed, watch, underlay),
+        OverlayChoice::Direct => Ok(ClientOverlay::without_relays(underlay)),
+        OverlayChoice::Masque => over_relays(client, listed, watch, underlay),
+        OverlayChoice::Onion => onion::over_circuits(client, listed, watch, underlay),
     }
 }
 

@@ -42,14 +42,14 @@ pub(crate) struct Places {
 struct State {
     /// Numbers connections, and moments at which something moved.
     next: u64,
-    held: HashMap<u64, Held>,
+    held: HashMap<u64, OpenConnection>,
     clients: HashMap<Client, usize>,
     /// Those of no authority.
     strangers: usize,
 }
 
 #[derive(Debug)]
-struct Held {
+struct OpenConnection {
     client: Client,
     /// When something moved last.
     moved: u64,
@@ -123,7 +123,7 @@ impl State {
 
     fn enter(&mut self, client: Client) -> (u64, Arc<Notify>) {
         let (id, told) = (self.tick(), Arc::new(Notify::new()));
-        let held = Held {
+        let held = OpenConnection {
             client,
             moved: id,
             told: Arc::clone(&told),
@@ -134,7 +134,7 @@ impl State {
         (id, told)
     }
 
-    fn leave(&mut self, id: u64) -> Option<Held> {
+    fn leave(&mut self, id: u64) -> Option<OpenConnection> {
         let held = self.held.remove(&id)?;
         match self.of(held.client).saturating_sub(1) {
             0 => self.clients.remove(&held.client),

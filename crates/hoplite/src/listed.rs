@@ -110,7 +110,7 @@ impl Needs {
 
 /// All that is kept of the directory: for a process that may not write the cache itself, and the one that does it for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Kept {
+pub(crate) struct DirectoryCache {
     list: Option<(String, bool)>,
     before: Option<String>,
     proofs: Vec<String>,
@@ -129,12 +129,12 @@ struct KeptGuard {
 #[derive(Clone)]
 pub(crate) struct Keeper {
     /// What there was when it began.
-    pub(crate) kept: Kept,
+    pub(crate) kept: DirectoryCache,
     /// Is given all of it when something is new.
-    pub(crate) keep: Arc<dyn Fn(Kept) + Send + Sync>,
+    pub(crate) keep: Arc<dyn Fn(DirectoryCache) + Send + Sync>,
 }
 
-impl Kept {
+impl DirectoryCache {
     /// What the cache of the file has.
     pub(crate) fn load(file: &Directory) -> Result<Self, Failure> {
         let read = || Self::of(&Store::open(&file.cache)?);
@@ -666,7 +666,7 @@ impl State {
         let Some(keeper) = &mut self.keeper else {
             return;
         };
-        match Kept::of(self.known.store()) {
+        match DirectoryCache::of(self.known.store()) {
             Ok(kept) if kept == keeper.kept => {}
             Ok(kept) => {
                 keeper.kept = kept.clone();
@@ -707,9 +707,9 @@ mod tests {
     fn carried(change: impl FnOnce(&mut Store)) {
         let mut store = Store::in_memory().expect("a store");
         change(&mut store);
-        let kept = Kept::of(&store).expect("read");
+        let kept = DirectoryCache::of(&store).expect("read");
         let copy = kept.store().expect("written");
-        assert_eq!(Kept::of(&copy).expect("read"), kept);
+        assert_eq!(DirectoryCache::of(&copy).expect("read"), kept);
     }
 
     #[test]
@@ -739,7 +739,7 @@ mod tests {
         let mut file = Store::in_memory().expect("a store");
         let mut seen = Store::in_memory().expect("a store");
         let carry = |seen: &Store, file: &mut Store| {
-            let kept = Kept::of(seen).expect("read");
+            let kept = DirectoryCache::of(seen).expect("read");
             kept.put_into(file).expect("written");
             file.before().expect("read")
         };
@@ -751,7 +751,10 @@ mod tests {
         assert_eq!(carry(&seen, &mut file), None);
         seen.keep_list("three").expect("kept");
         assert_eq!(carry(&seen, &mut file), Some("two".into()));
-        let again = Kept::of(&file).expect("read").store().expect("written");
+        let again = DirectoryCache::of(&file)
+            .expect("read")
+            .store()
+            .expect("written");
         assert_eq!(again.before().expect("read"), Some("two".into()));
     }
 
@@ -767,9 +770,13 @@ mod tests {
                 _ => seen.keep_split("two", "another"),
             }
             .expect("kept");
-            let kept = Kept::of(&seen).expect("read");
+            let kept = DirectoryCache::of(&seen).expect("read");
             kept.put_into(&mut file).expect("written");
-            assert_eq!(Kept::of(&file).expect("read"), kept, "step {step}");
+            assert_eq!(
+                DirectoryCache::of(&file).expect("read"),
+                kept,
+                "step {step}"
+            );
         }
     }
 }

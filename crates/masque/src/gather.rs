@@ -55,7 +55,7 @@ pub(crate) struct Gather<R> {
 
 #[derive(Default)]
 struct State {
-    held: Held,
+    held: Gathered,
     /// Large payloads that came since the last answer.
     came: usize,
     /// When the last answer was given.
@@ -65,7 +65,7 @@ struct State {
 
 /// At most [`MAX_PAYLOADS`] payloads of at most [`SMALL`] bytes, in order.
 #[derive(Debug, Default)]
-struct Held {
+struct Gathered {
     bytes: Vec<u8>,
     lengths: Vec<usize>,
 }
@@ -189,7 +189,7 @@ impl<R: PackedDatagrams> Datagrams for Gather<R> {
     }
 }
 
-impl Held {
+impl Gathered {
     fn is_empty(&self) -> bool {
         self.lengths.is_empty()
     }

@@ -4,7 +4,7 @@
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
 
-pub use hoplite_channel::{Kept, Origin};
+pub use hoplite_channel::{CircuitBacklog, Origin};
 
 use std::{
     fmt,
@@ -101,7 +101,7 @@ pub trait Sender: Send {
     fn send(&mut self, cell: Cell);
 
     /// Where its holder counts what it keeps for the circuit, so that the channel knows. By default nobody does.
-    fn kept(&self) -> Arc<Kept> {
+    fn backlog(&self) -> Arc<CircuitBacklog> {
         Arc::default()
     }
 
@@ -234,8 +234,8 @@ impl Sender for hoplite_channel::Sender {
         Self::send(self, cell).ok();
     }
 
-    fn kept(&self) -> Arc<Kept> {
-        Arc::clone(Self::kept(self))
+    fn backlog(&self) -> Arc<CircuitBacklog> {
+        Arc::clone(Self::backlog(self))
     }
 
     fn destroy(self: Box<Self>, reason: DestroyReason) {

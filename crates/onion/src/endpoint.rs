@@ -23,7 +23,7 @@ use hoplite_wire::cell::{
 use tokio::time::Instant;
 
 use crate::{
-    channel::Kept,
+    channel::CircuitBacklog,
     failure,
     flow_control::{self, Control, Digest, Violation, stream::FlowControlMessage, vegas},
 };
@@ -189,7 +189,7 @@ impl Endpoint {
 
     /// Counts there what waits in its streams, for the channel to know; before the first stream.
     #[must_use]
-    pub fn counted(mut self, kept: &Arc<Kept>) -> Self {
+    pub fn counted(mut self, kept: &Arc<CircuitBacklog>) -> Self {
         self.held = Sum::received(kept);
         self.sending = Sum::sending(kept);
         self

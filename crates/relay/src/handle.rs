@@ -23,7 +23,7 @@ use crate::{
     egress::Egress,
     host_addresses::HostAddresses,
     ip::Ip,
-    limits::{FIRST, Quotas},
+    limits::{INITIAL_WINDOWS, Quotas},
     metrics::{Metrics, exporter},
     onion::{self, Circuits, Listed, Onion},
     serve::{Alive, Phase, Shared, handler::Templates, shard},
@@ -309,7 +309,7 @@ fn h3(limits: &Limits, metrics: &Metrics) -> hoplite_http::h3::Config {
 fn h2(limits: &Limits) -> hoplite_http::h2::Config {
     hoplite_http::h2::Config {
         stream_window: limits.stream_window,
-        connection_window: u32::try_from(FIRST.0).unwrap_or(u32::MAX),
+        connection_window: u32::try_from(INITIAL_WINDOWS.0).unwrap_or(u32::MAX),
         send_buffer: SEND_BUFFER,
         max_streams: limits.requests_per_connection,
         max_head: u32::try_from(limits.header).unwrap_or(u32::MAX),

@@ -31,7 +31,7 @@ mod unvalidated;
 
 pub(crate) use bucket::Bucket;
 use memory::Memory;
-pub(crate) use memory::{Account, FIRST, Held, InHand, Transport};
+pub(crate) use memory::{Account, INITIAL_WINDOWS, InHand, MemoryReservation, Transport};
 use places::Places;
 pub(crate) use places::{Busy, Place};
 pub(crate) use unvalidated::{Room, UnvalidatedHandshakes};

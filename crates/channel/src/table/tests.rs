@@ -534,7 +534,7 @@ impl World {
                 .all(|crowd| *crowd <= bounds.channels_per_address)
         );
         for (identity, relay) in &table.relays {
-            let own = |kept: &Kept<Double>| kept.channel.0.identity == *identity;
+            let own = |kept: &TableEntry<Double>| kept.channel.0.identity == *identity;
             assert!(relay.channels.iter().all(own), "another's channel");
         }
         let within = |rate: Rate, dials: &[Instant]| {

@@ -60,12 +60,12 @@ struct Seen {
     in_time: bool,
     /// We have signed it.
     is_accepted: bool,
-    vote: Held,
+    vote: VoteState,
 }
 
 /// The vote that belongs to a commitment.
 #[derive(Debug)]
-enum Held {
+enum VoteState {
     Missing,
     /// Somebody looks whether it can be believed.
     Checking,
@@ -194,7 +194,7 @@ impl Period {
             signatures,
             in_time: true,
             is_accepted: true,
-            vote: Held::Good(Arc::clone(&vote), text),
+            vote: VoteState::Good(Arc::clone(&vote), text),
         };
         Self {
             valid_after,
@@ -230,7 +230,7 @@ impl Period {
         (self.times.slice(now) != Some(0)).then_some(())?;
         let of_voter = self.seen.iter().filter(|(of, _)| of.voter == *voter);
         let held = of_voter.filter_map(|(_, seen)| match &seen.vote {
-            Held::Good(_, text) => Some((!seen.is_accepted, text)),
+            VoteState::Good(_, text) => Some((!seen.is_accepted, text)),
             _ => None,
         });
         held.min_by_key(|(later, _)| *later)
@@ -260,7 +260,7 @@ impl Period {
         let path = format!("/hoplite/commitments/{at}");
         let ask = |from| want(from, path.clone(), Wanted::Commitments);
         let mut wants: Vec<_> = others.iter().map(ask).collect();
-        let is_missing = |seen: &Seen| matches!(seen.vote, Held::Missing) && !seen.is_accepted;
+        let is_missing = |seen: &Seen| matches!(seen.vote, VoteState::Missing) && !seen.is_accepted;
         let missing = self.seen.iter().filter(|(_, seen)| is_missing(seen));
         for (commitment, seen) in missing.filter(|_| slice > 0) {
             let path = format!("/hoplite/vote/{at}/{}", commitment.voter);
@@ -322,10 +322,10 @@ impl Period {
         let Some(seen) = self.seen.get_mut(&commitment) else {
             return Err(forged);
         };
-        if !matches!(seen.vote, Held::Missing) {
+        if !matches!(seen.vote, VoteState::Missing) {
             return Ok((events, None));
         }
-        seen.vote = Held::Checking;
+        seen.vote = VoteState::Checking;
         let unchecked = Unchecked {
             commitment,
             text,
@@ -348,9 +348,9 @@ impl Period {
             return Ok(Vec::new());
         };
         match checked.vote {
-            Ok(vote) => seen.vote = Held::Good(Arc::new(vote), checked.text.into()),
+            Ok(vote) => seen.vote = VoteState::Good(Arc::new(vote), checked.text.into()),
             Err(refused) => {
-                seen.vote = Held::Bad;
+                seen.vote = VoteState::Bad;
                 return Err(refused);
             }
         }
@@ -381,7 +381,7 @@ impl Period {
                 signatures,
                 in_time: slice == 0,
                 is_accepted: false,
-                vote: Held::Missing,
+                vote: VoteState::Missing,
             };
             self.seen.insert(commitment, seen);
         }
@@ -421,7 +421,7 @@ impl Period {
             };
             let enough = of_voter.iter().filter(|(_, seen)| is_enough(seen)).count();
             for (commitment, seen) in of_voter.into_iter().filter(|_| slice > 0) {
-                let is_here = matches!(seen.vote, Held::Good(..));
+                let is_here = matches!(seen.vote, VoteState::Good(..));
                 if !seen.is_accepted && is_enough(seen) && (is_here || enough > 1) {
                     seen.is_accepted = true;
                     let (key, signature) = sign(&config.key, &commitment.text());
@@ -441,7 +441,7 @@ impl Period {
         let counted = of_voter.values().filter_map(|seen| match seen.as_slice() {
             [
                 Seen {
-                    vote: Held::Good(vote, _),
+                    vote: VoteState::Good(vote, _),
                     ..
                 },
             ] => Some(Arc::clone(vote)),

@@ -10,15 +10,9 @@ use super::*;
 use crate::testing::{public, said};
 use hoplite_wire::directory::{Ports, Roles};
 
-/// SplitMix64 (Steele, Lea and Flood 2014).
-fn seeded(mut state: u64) -> impl FnMut(u64) -> u64 {
-    move |below| {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % below
-    }
+fn seeded(seed: u64) -> impl FnMut(u64) -> u64 {
+    let mut random = hoplite_testing::seeded(seed);
+    move |below| random() % below
 }
 
 fn network(mut relays: Vec<Descriptor>) -> Network {

@@ -493,7 +493,7 @@ fn past_relays(config: &Config) -> Option<String> {
 /// Who watches both sides of a relay recognises packets that nothing is done to.
 fn identity(config: &Config) -> Option<String> {
     let is_forwarded = |relay: &Relay| relay.mode.unwrap_or(config.tunnel.mode) != Mode::Tunnelled;
-    let forwards = config.overlay == OverlayKind::Masque && config.relay.iter().any(is_forwarded);
+    let forwards = config.overlay == OverlayChoice::Masque && config.relay.iter().any(is_forwarded);
     (forwards && config.tunnel.transform == Transform::Identity).then(|| {
         "tunnel.transform is \"identity\": who sees the packets on both sides of a relay can match them".into()
     })

@@ -47,7 +47,7 @@ use super::{
 use crate::{
     client::ClientOverlay,
     config::client::Client,
-    listed::{self, Keeper, Kept, Listed},
+    listed::{self, DirectoryCache, Keeper, Listed},
     process::{Recording, Signals},
     say::{Complaint, Failure},
 };
@@ -187,7 +187,7 @@ pub(super) struct WorkerProcess {
 
 impl WorkerProcess {
     /// Starts this command line again as a worker. It gets `kept` and a socket for its marks with `begin`. Needs a tokio runtime.
-    pub(super) fn start(begin: &ToWorker, kept: &Kept) -> io::Result<Self> {
+    pub(super) fn start(begin: &ToWorker, kept: &DirectoryCache) -> io::Result<Self> {
         let (ours, theirs) = pair()?;
         let child = Command::new("/proc/self/exe")
             .args(std::env::args_os().skip(1))
@@ -222,7 +222,7 @@ impl Drop for WorkerProcess {
 }
 
 /// Puts what is kept of the directory where the other process can read it.
-pub(super) fn written(kept: &Kept) -> io::Result<OwnedFd> {
+pub(super) fn written(kept: &DirectoryCache) -> io::Result<OwnedFd> {
     let memory = rustix::fs::memfd_create("kept", rustix::fs::MemfdFlags::CLOEXEC)?;
     let mut file = std::fs::File::from(memory);
     file.write_all(&serde_json::to_vec(kept)?)?;
@@ -231,7 +231,7 @@ pub(super) fn written(kept: &Kept) -> io::Result<OwnedFd> {
 }
 
 /// What the other process has put there.
-pub(super) fn read(from: OwnedFd) -> io::Result<Kept> {
+pub(super) fn read(from: OwnedFd) -> io::Result<DirectoryCache> {
     // Memory, which reading never waits for; nothing else can be sealed (fcntl(2)).
     rustix::fs::fcntl_get_seals(&from)?;
     let mut bytes = Vec::new();
@@ -441,9 +441,9 @@ async fn prepare(
 }
 
 /// What is new of the directory goes to the other process. One that does not read loses it, and has it with what is new the next time.
-fn keeper(kept: Kept, channel: &Arc<Channel>) -> Keeper {
+fn keeper(kept: DirectoryCache, channel: &Arc<Channel>) -> Keeper {
     let channel = Mutex::new(Arc::downgrade(channel));
-    let keep = move |kept: Kept| {
+    let keep = move |kept: DirectoryCache| {
         let channel = channel.lock().upgrade();
         let sent = channel.map_or(Ok(()), |channel| {
             let kept = written(&kept)?;
@@ -607,7 +607,7 @@ mod tests {
     async fn a_message_arrives_with_its_descriptor_and_the_end_is_heard() {
         let (channel, other) = channels();
         let other = Channel::new(other).expect("a channel");
-        let kept = written(&Kept::default()).expect("written");
+        let kept = written(&DirectoryCache::default()).expect("written");
         let sent = other.send(&FromWorker::Keep, &[kept.as_fd()]);
         sent.expect("sent");
         let (said, with) = channel
@@ -617,7 +617,7 @@ mod tests {
             .expect("a message");
         assert!(matches!(said, FromWorker::Keep));
         let [kept] = <[OwnedFd; 1]>::try_from(with).expect("one");
-        assert_eq!(read(kept).expect("read"), Kept::default());
+        assert_eq!(read(kept).expect("read"), DirectoryCache::default());
         drop(other);
         let end = channel.next::<FromWorker>().await;
         assert!(end.expect("no failure").is_none());

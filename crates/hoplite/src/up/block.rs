@@ -19,7 +19,7 @@ use super::{
     DEVICE_LOCK, Lock, Refusal,
     control::{self, State, Status},
     driver::System,
-    nftables::{self, Held, Nftables, Standing},
+    nftables::{self, Nftables, OwnedTable, Standing},
     plan::{self, KEPT, Leave, Taken, Wanted},
     refused,
     watch::{Files, Kernel},
@@ -68,7 +68,7 @@ impl Block {
         close(&self.run_dir);
         let (wanted, _) = self.wanted();
         let mut watches = Watches::new(&self.run_dir, &wanted.name)?;
-        let mut held = Held::new(KEPT);
+        let mut held = OwnedTable::new(KEPT);
         let mut due = self.look_again(&wanted, &mut held).await;
         if !is_open(&self.run_dir) {
             let system = System::new(&self.run_dir, &wanted.name, &wanted.addresses)?;
@@ -92,7 +92,7 @@ impl Block {
     }
 
     /// Blocks again, if something is missing and that is for this process to do; when to look again if nothing happens.
-    async fn look_again(&self, wanted: &Wanted, held: &mut Held) -> Option<Duration> {
+    async fn look_again(&self, wanted: &Wanted, held: &mut OwnedTable) -> Option<Duration> {
         let nftables = Nftables::new(&self.run_dir);
         if is_open(&self.run_dir) {
             held.hold("");
@@ -116,7 +116,7 @@ impl Block {
     }
 
     /// Blocks, and holds what of it can be held; when to try again.
-    async fn again(&self, held: &mut Held) -> Option<Duration> {
+    async fn again(&self, held: &mut OwnedTable) -> Option<Duration> {
         match self.stand().await {
             Ok(stood) => {
                 // Only now that the new table stands may the old one's copy go.

@@ -18,7 +18,7 @@ use rustix::thread::{
 
 use super::{
     netlink::{self, Netlink},
-    nftables::{self, Held, Nftables, Standing},
+    nftables::{self, Nftables, OwnedTable, Standing},
     plan::Machine,
     plan::{FIREWALL, GROUPS, HELD},
     plan::{Facts, Family, Ipv6, Nft, Resolving, Step, Way},
@@ -35,7 +35,7 @@ pub(crate) struct System {
     netlink: Netlink,
     nftables: Nftables,
     /// In a process that stays.
-    held: Option<Held>,
+    held: Option<OwnedTable>,
     conf: ResolvConf,
     name: String,
     addresses: Vec<IpAddr>,
@@ -85,7 +85,7 @@ impl System {
 
     /// For a process that stays.
     pub(crate) fn staying(mut self) -> Self {
-        self.held = Some(Held::new(HELD));
+        self.held = Some(OwnedTable::new(HELD));
         self
     }
 

@@ -139,12 +139,12 @@ pub(crate) fn remove(table: &str) -> io::Result<()> {
 
 /// A table that nobody else can remove, or none. An older kernel or nft has none of that: then there is only the watch.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct OwnedTable {
     table: &'static str,
     owner: Option<Owner>,
 }
 
-impl Held {
+impl OwnedTable {
     /// None yet, of this name.
     pub(crate) fn new(table: &'static str) -> Self {
         Self { table, owner: None }

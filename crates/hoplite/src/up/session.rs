@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     config::client::Client,
-    listed::Kept,
+    listed::DirectoryCache,
     process::{self, Signals},
     say::{Complaint, Failure},
 };
@@ -497,8 +497,8 @@ fn start(orders: &Orders, facts: &Facts, asks_system: bool) -> Result<WorkerProc
         addresses: facts.usable(&orders.wanted.addresses),
     };
     let kept = match &orders.client.config.directory {
-        Some(file) => Kept::load(file)?,
-        None => Kept::default(),
+        Some(file) => DirectoryCache::load(file)?,
+        None => DirectoryCache::default(),
     };
     WorkerProcess::start(&begin, &kept).map_err(|error| {
         let remedy = "raise the limits of processes and open files";

@@ -99,7 +99,7 @@ pub(super) async fn build_telling(
         config.circuit(),
         crate::random,
     );
-    let shared = Shared::new(endpoint.counted(&circuit.sender.kept()));
+    let shared = Shared::new(endpoint.counted(&circuit.sender.backlog()));
     let ((tell, built), ended) = (oneshot::channel(), Ended::default());
     let driver = Driver {
         circuit: machine.map_err(|error| (error, 0))?,

@@ -13,7 +13,7 @@ use hoplite_wire::cell::{
 
 use super::{Broken, Command, Late, Limits, message::Unpredictable};
 use crate::{
-    channel::Kept,
+    channel::CircuitBacklog,
     failure,
     flow_control::{
         self, Control,
@@ -440,13 +440,13 @@ fn wake(waker: &mut Option<Waker>) {
 }
 
 // What the streams of one circuit's end hold together: each has a share of the sum, and gives it back when it goes.
-// The channel sees the sums too, in its [`Kept`].
+// The channel sees the sums too, in its [`CircuitBacklog`].
 
 /// The sum of all shares.
 #[derive(Clone, Debug)]
 pub(super) struct Sum {
-    kept: Arc<Kept>,
-    which: fn(&Kept) -> &Tally,
+    kept: Arc<CircuitBacklog>,
+    which: fn(&CircuitBacklog) -> &Tally,
 }
 
 /// One stream's.
@@ -458,7 +458,7 @@ pub(super) struct Share {
 
 impl Sum {
     /// Of bytes that came on the circuit.
-    pub(super) fn received(kept: &Arc<Kept>) -> Self {
+    pub(super) fn received(kept: &Arc<CircuitBacklog>) -> Self {
         Self {
             kept: Arc::clone(kept),
             which: |kept| &kept.received,
@@ -466,7 +466,7 @@ impl Sum {
     }
 
     /// Of cells that are to be sent on it.
-    pub(super) fn sending(kept: &Arc<Kept>) -> Self {
+    pub(super) fn sending(kept: &Arc<CircuitBacklog>) -> Self {
         Self {
             kept: Arc::clone(kept),
             which: |kept| &kept.sending,

@@ -388,7 +388,7 @@ impl Driver {
         let shared = self.endpoint.get_or_insert_with(|| {
             let limits = self.relay.config.limits;
             let endpoint = Endpoint::new(Role::Exit, self.control, limits, crate::random);
-            Shared::new(endpoint.counted(&self.back.sender.kept()))
+            Shared::new(endpoint.counted(&self.back.sender.backlog()))
         });
         let mut endpoint = shared.lock();
         endpoint.set_driver(cx.waker());

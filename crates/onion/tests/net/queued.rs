@@ -141,7 +141,7 @@ async fn an_exit_whose_targets_read_nothing_keeps_to_its_bound_and_serves_other_
     let (exit, targets) = (Exit::start(&world), greedy_and_echo(&world).await);
     let [onion, other] = CLIENTS.map(|from| exit.client(from));
     let streams = fill(&onion, &other, &targets, &exit).await;
-    let told = exit.counts.hoarders.get();
+    let told = exit.counts.ended_for_memory.get();
     assert!(told >= 5, "{told} circuits ended");
     let mut gone = 0;
     for stream in streams {

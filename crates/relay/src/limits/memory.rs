@@ -1,7 +1,7 @@
 //! What clients' connections and their streams may take of the relay's memory, in all. A window is a promise: a peer may fill it at any moment and nothing
 //! takes it back, so what is promised is counted, not what is there, and never comes to more than the budget.
 //!
-//! A connection that does nothing counts [`IDLE`], and that alone while it leaves. Its windows begin with [`FIRST`], have [`BUSY`] with its first request,
+//! A connection that does nothing counts [`IDLE`], and that alone while it leaves. Its windows begin with [`INITIAL_WINDOWS`], have [`BUSY`] with its first request,
 //! and twice as much each time that it moves half of it within two round trips, up to the bound of one connection, while the budget lasts: of what is left
 //! no client has more than is free for others. A window whose half took longer than a second is halved. What the client may send is withdrawn only as it
 //! sends: until then it counts ([`Promised::owed`]). What waits for it is known to have gone when the narrower window takes more.
@@ -31,7 +31,7 @@ use crate::{config::Limits, metrics::Level};
 
 /// What a new connection may send, and what may wait for it, in bytes. It is the same for all: clients remember it for what they send before the next
 /// handshake ends, and "the server MUST NOT reduce any limits … that might be violated by the client with its 0-RTT data" (RFC 9000 §7.4.1).
-pub(crate) const FIRST: (u64, u64) = (32 << 10, 16 << 10);
+pub(crate) const INITIAL_WINDOWS: (u64, u64) = (32 << 10, 16 << 10);
 /// What a connection holds beside its streams, in bytes: the state of QUIC or TLS and of HTTP, tasks, entries in tables. Of the kinds that there are, idle
 /// ones hold 17 to 52 kB (`--example idle`); the rest is for what lies between in the heap.
 const IDLE: u64 = 64 << 10;
@@ -117,7 +117,7 @@ pub(crate) struct Stalled<'a> {
 
 /// Bytes that a tunnel may hold beside the windows.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct MemoryReservation {
     account: Arc<Account>,
     bytes: u64,
 }
@@ -192,11 +192,11 @@ struct Entry {
 }
 
 impl Promised {
-    /// Of a connection that begins: its windows are those of [`FIRST`].
+    /// Of a connection that begins: its windows are those of [`INITIAL_WINDOWS`].
     const NEW: Self = Self {
         base: IDLE,
-        up: FIRST.0,
-        down: FIRST.1,
+        up: INITIAL_WINDOWS.0,
+        down: INITIAL_WINDOWS.1,
         stalled: 0,
         stuck: 0,
         owed: (0, 0),
@@ -382,7 +382,11 @@ impl Books {
             *owed = owed.saturating_sub(passed);
         });
         let is_filled = way == Way::Up || moved.congestion_window > size / 2;
-        let least = if way == Way::Up { FIRST.0 } else { FIRST.1 };
+        let least = if way == Way::Up {
+            INITIAL_WINDOWS.0
+        } else {
+            INITIAL_WINDOWS.1
+        };
         if (took > SLOW || narrow) && size > least {
             self.change(id, now, |windows| windows.narrow(way, least.max(size / 2)));
         } else if took <= SWIFT.max(2 * moved.round_trip) && is_filled && size < most {
@@ -413,7 +417,9 @@ impl Books {
 
     /// What waits for the client may be no more than at first, from now on; what was more may still wait.
     fn rest(&mut self, id: u64, now: Instant) {
-        self.change(id, now, |windows| windows.narrow(Way::Down, FIRST.1));
+        self.change(id, now, |windows| {
+            windows.narrow(Way::Down, INITIAL_WINDOWS.1)
+        });
     }
 
     /// The narrower window would take more: no more than it allows is waiting.
@@ -545,7 +551,7 @@ impl Tally {
 }
 
 impl Account {
-    /// From now on the windows of this transport are set. It has those of [`FIRST`].
+    /// From now on the windows of this transport are set. It has those of [`INITIAL_WINDOWS`].
     pub(crate) fn attach(&self, transport: impl Transport + 'static) {
         *self.transport.lock() = Some(Box::new(transport));
     }
@@ -698,7 +704,7 @@ impl Account {
     fn may_hold_more_than_at_first(&self) -> bool {
         let books = self.memory.books();
         let windows = books.entries.get(&self.id).map(|entry| entry.windows);
-        windows.is_some_and(|windows| windows.down + windows.owed.1 > FIRST.1)
+        windows.is_some_and(|windows| windows.down + windows.owed.1 > INITIAL_WINDOWS.1)
     }
 
     /// Resolves when somebody else needs the memory.
@@ -750,7 +756,7 @@ impl InHand<'_> {
     }
 }
 
-impl Held {
+impl MemoryReservation {
     /// Counts what a tunnel may hold, for as long as this lives; `None` if there is no room for it.
     pub(crate) fn take(account: &Arc<Account>, bytes: usize) -> Option<Self> {
         let bytes = bytes as u64;
@@ -763,7 +769,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for MemoryReservation {
     fn drop(&mut self) {
         let bytes = self.bytes;
         self.account
@@ -887,7 +893,7 @@ mod tests {
         );
         alice.move_all(&mut books, Way::Up, 2 * SLOW, 2000, &mut now);
         let windows = alice.windows(&books);
-        assert_eq!((windows.up, windows.owed.0), (FIRST.0, 0));
+        assert_eq!((windows.up, windows.owed.0), (INITIAL_WINDOWS.0, 0));
     }
 
     #[test]
@@ -899,7 +905,7 @@ mod tests {
         books.rest(alice.id, now);
         assert_eq!(books.used, wide);
         books.taken(alice.id, now);
-        assert_eq!(books.used, wide - MOST_DOWN + FIRST.1);
+        assert_eq!(books.used, wide - MOST_DOWN + INITIAL_WINDOWS.1);
     }
 
     #[test]

@@ -57,9 +57,9 @@ struct State {
     /// Those that are not leaving.
     held: usize,
     leaving: usize,
-    waiting: Line,
-    resting: Line,
-    busy: Line,
+    waiting: ConnectionQueue,
+    resting: ConnectionQueue,
+    busy: ConnectionQueue,
 }
 
 #[derive(Debug)]
@@ -87,7 +87,7 @@ struct Client {
 
 /// Connections of one kind, of each client by age, and the clients by how many they have.
 #[derive(Debug, Default)]
-struct Line {
+struct ConnectionQueue {
     len: usize,
     of: HashMap<ClientKey, BTreeMap<u64, u64>>,
     most: BTreeSet<(usize, ClientKey)>,
@@ -180,12 +180,12 @@ impl State {
     fn first_of_all(&self, client: ClientKey) -> Option<u64> {
         let held_by = |client: ClientKey| self.clients.get(&client).map_or(0, |client| client.held);
         let held = held_by(client);
-        let is_richer = |line: &&Line| {
+        let is_richer = |line: &&ConnectionQueue| {
             let most = line.most.last();
             most.is_some_and(|(_, client)| held_by(*client) > held + 1)
         };
         let mut lines = [&self.waiting, &self.resting, &self.busy].into_iter();
-        let richer = lines.find(is_richer).and_then(Line::oldest);
+        let richer = lines.find(is_richer).and_then(ConnectionQueue::oldest);
         let idle = || self.waiting.oldest().or_else(|| self.resting.oldest());
         richer.or_else(|| (held == 0).then(idle).flatten())
     }
@@ -315,7 +315,7 @@ impl Drop for Busy {
     }
 }
 
-impl Line {
+impl ConnectionQueue {
     fn of(&self, client: ClientKey) -> usize {
         self.of.get(&client).map_or(0, BTreeMap::len)
     }

@@ -13,7 +13,9 @@ use std::{
 
 use hoplite_channel::{self as link, Origin, Share, Shares};
 use hoplite_onion::{
-    channel::{AdmittedStream, Channel, Circuit, Closed, Kept, Receiver, Sender, Waiting},
+    channel::{
+        AdmittedStream, Channel, Circuit, CircuitBacklog, Closed, Receiver, Sender, Waiting,
+    },
     relay::Requester,
 };
 use hoplite_wire::cell::{BODY, Cell, circuit::DestroyReason};
@@ -251,8 +253,8 @@ impl Sender for Outward {
         Sender::send(&mut self.sender, cell);
     }
 
-    fn kept(&self) -> Arc<Kept> {
-        Arc::clone(self.sender.kept())
+    fn backlog(&self) -> Arc<CircuitBacklog> {
+        Arc::clone(self.sender.backlog())
     }
 
     fn origin(&self) -> Option<Origin> {

@@ -17,7 +17,7 @@ use crate::{
     admission::{AdmittedBy, AdmittedClient, NotAdmitted},
     failure::{Failure, Limit},
     forward::{self, ClientConnection},
-    limits::{Account, ClientKey, Held, Place, QuotaGuard},
+    limits::{Account, ClientKey, MemoryReservation, Place, QuotaGuard},
     metrics::{Method, Up},
 };
 
@@ -62,7 +62,7 @@ impl Job {
         done.is_ok()
     }
 
-    async fn admit(&self) -> Result<(Asked, QuotaGuard, Held), Failure> {
+    async fn admit(&self) -> Result<(Asked, QuotaGuard, MemoryReservation), Failure> {
         let shared = &self.shared;
         if self.alive.is_draining() {
             return Err(Failure::Draining);
@@ -79,7 +79,7 @@ impl Job {
             .quotas
             .request(key)
             .map_err(|_| Failure::Limited(Limit::Requests))?;
-        let buffer = Held::take(&self.account, self.buffer());
+        let buffer = MemoryReservation::take(&self.account, self.buffer());
         let buffer = buffer.ok_or(Failure::Limited(Limit::Memory))?;
         Ok((asked, quota, buffer))
     }

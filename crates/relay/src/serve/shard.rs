@@ -26,7 +26,7 @@ use super::{Alive, Shared, quic, tls};
 use crate::{
     config::{Config, Limits, LinkKind},
     handle::StartError,
-    limits::FIRST,
+    limits::INITIAL_WINDOWS,
 };
 
 /// What each UDP socket asks the kernel for, in bytes.
@@ -210,9 +210,9 @@ pub(crate) fn transport(limits: &Limits) -> TransportConfig {
         .mtu_discovery_config(Some(discovery))
         .max_concurrent_bidi_streams(quic::streams_at_first(limits))
         .max_concurrent_uni_streams(VarInt::from_u32(UNI_STREAMS))
-        .receive_window(VarInt::from_u64(FIRST.0).unwrap_or(VarInt::MAX))
+        .receive_window(VarInt::from_u64(INITIAL_WINDOWS.0).unwrap_or(VarInt::MAX))
         .stream_receive_window(VarInt::from_u32(limits.stream_window))
-        .send_window(FIRST.1)
+        .send_window(INITIAL_WINDOWS.1)
         .datagram_receive_buffer_size(Some(DATAGRAMS_IN))
         .datagram_send_buffer_size(limits.datagram_buffer)
         .max_idle_timeout(limits.idle_connection.try_into().ok());

@@ -26,7 +26,7 @@ use crate::config::{self, directory};
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
     /// What carries the traffic.
-    pub(crate) overlay: OverlayKind,
+    pub(crate) overlay: OverlayChoice,
     /// The relays that may be used.
     pub(crate) relay: Vec<Relay>,
     /// Their names in order, the first hop first. Either this or `hops`.
@@ -101,7 +101,7 @@ impl Issuer {
 /// What carries the traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum OverlayKind {
+pub(crate) enum OverlayChoice {
     /// Relays, each hop nested in the one before.
     #[default]
     Masque,
@@ -184,12 +184,12 @@ impl Config {
 
     /// Whether no relay is used at all.
     pub(crate) fn is_direct(&self) -> bool {
-        self.overlay == OverlayKind::Direct
+        self.overlay == OverlayChoice::Direct
     }
 
     /// Whether circuits carry the traffic: TCP alone.
     pub(crate) fn is_onion(&self) -> bool {
-        self.overlay == OverlayKind::Onion
+        self.overlay == OverlayChoice::Onion
     }
 
     /// The relays of the file, in its order, as paths are chosen from them: a list that nobody signed.

@@ -109,7 +109,7 @@ impl Drop for Running {
 pub fn start(plan: &Plan, site: &dyn Site, dir: &Path, shared: &Path) -> Result<Running, Outcome> {
     check_names(plan, site)?;
     let opening = |error| failed("preparing what the campaign keeps", error, "");
-    let mut kept = Kept::open(plan, site, shared).map_err(opening)?;
+    let mut kept = SharedDir::open(plan, site, shared).map_err(opening)?;
     let mut starting = Starting {
         values: Values {
             dir,
@@ -381,7 +381,7 @@ fn failed(doing: impl Into<String>, why: impl Display, log: impl Into<String>) -
 
 /// The campaign's part of a subject.
 #[derive(Debug)]
-struct Kept {
+struct SharedDir {
     /// `{shared}`.
     dir: PathBuf,
     /// What the steps said that are done for good; `None` while they are still to be run.
@@ -390,7 +390,7 @@ struct Kept {
     lock: Option<File>,
 }
 
-impl Kept {
+impl SharedDir {
     /// Takes what is there, or clears away what is half made. Waits while another process is making it.
     fn open(plan: &Plan, site: &dyn Site, shared: &Path) -> io::Result<Self> {
         fs::create_dir_all(shared)?;
