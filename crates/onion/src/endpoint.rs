@@ -242,10 +242,11 @@ impl Endpoint {
         self.urgent.len() >= self.limits.urgent
     }
 
-    /// The circuit has closed: every stream ends with this error.
+    /// The circuit has closed: every stream ends with this error. Those that only had the rest of their bytes to send are forgotten.
     pub fn close(&mut self, error: Error) {
         self.urgent.clear();
         self.turn.clear();
+        self.streams.retain(|_, stream| !stream.is_dropped());
         for stream in self.streams.values_mut() {
             stream.close();
         }

@@ -418,7 +418,9 @@ impl Question {
             return Err(Unbelieved::Malformed);
         }
         let reply = Message::from_vec(reply).map_err(|_| Unbelieved::Malformed)?;
-        let ours = reply.queries.first() == Some(&self.query);
+        // An update's records may be empty where those of a reply to a query may not (RFC 2136 §2.4).
+        let ours =
+            reply.queries.first() == Some(&self.query) && reply.metadata.op_code == OpCode::Query;
         if ours && reply.metadata.message_type == MessageType::Response {
             Ok(reply)
         } else {

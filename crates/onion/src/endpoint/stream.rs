@@ -352,6 +352,11 @@ impl Stream {
         !(self.finished && (self.ended.is_some() || alone))
     }
 
+    /// Whether nobody holds the handle any more.
+    pub(super) fn is_dropped(&self) -> bool {
+        self.dropped
+    }
+
     /// Whether the peer has forgotten it already: he knows no half-closed streams, or was told.
     pub(super) fn is_told(&self) -> bool {
         self.ended.is_some() && (self.cut || !self.half_close)

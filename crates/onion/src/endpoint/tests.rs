@@ -272,6 +272,20 @@ async fn every_stream_of_a_closed_circuit_ends_with_its_error() {
 }
 
 #[tokio::test]
+async fn a_closed_circuit_keeps_no_stream_that_its_program_has_left_to_be_sent() {
+    let mut pair = Pair::new(VEGAS);
+    let (mut near, mut far) = pair.stream(HALF_CLOSE);
+    far.shutdown().await.expect("taken");
+    pair.settle();
+    near.write_all(&[5; 5_000]).await.expect("taken");
+    near.shutdown().await.expect("taken");
+    drop(near);
+    assert_eq!(pair.client.lock().streams(), 1, "its bytes are to be sent");
+    pair.client.lock().close(failure::channel_closed(false));
+    assert_eq!(pair.client.lock().streams(), 0);
+}
+
+#[tokio::test]
 async fn an_exit_refuses_more_streams_than_its_limit_and_keeps_the_circuit() {
     let mut pair = Pair::new(VEGAS);
     let limits = Limits {

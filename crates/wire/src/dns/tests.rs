@@ -230,3 +230,13 @@ proptest! {
         prop_assert_eq!(read(&question.message()).name(), Some(name));
     }
 }
+#[test]
+fn a_reply_to_an_update_is_no_reply_to_a_query() {
+    let question = Question::new(&HostName::new("a.example").expect("valid"), RecordType::A);
+    let mut reply = question.addresses([V4], 60);
+    let opcode = &mut reply[2];
+    assert_eq!(*opcode >> 3 & 0x0f, 0, "a query's");
+    *opcode |= 5 << 3;
+    assert_eq!(question.heard(&reply), Err(Unbelieved::Other));
+    assert_eq!(question.adopt(&reply, |_| true), Err(Unbelieved::Other));
+}
