@@ -340,12 +340,15 @@ impl TcpTable {
         self.queues.push(flow.user, Arc::downgrade(flow));
     }
 
-    /// Whether the SYN is answered before the overlay has.
+    /// Whether the SYN is answered before the overlay has. While too many are being opened a target's past answers do not count: the program waits
+    /// for its turn, where an answer and then a reset would have it try again at once, and nothing of a thousand tries would ever be opened.
     fn is_trusted(&self, target: &Target, now: Instant) -> bool {
         match self.shared.context.config.flows.open {
             Opening::Optimistic => true,
             Opening::Pessimistic => false,
-            Opening::Auto => self.shared.recent.lock().trusts(target, now),
+            Opening::Auto => {
+                !self.backlog.is_full() && self.shared.recent.lock().trusts(target, now)
+            }
         }
     }
 
@@ -455,10 +458,17 @@ impl SynBacklog {
         }
     }
 
+    /// Whether the next one that is let in evicts another.
+    fn is_full(&self) -> bool {
+        self.slots.len() >= self.most
+    }
+
     /// Lets a flow in; answers with the one that has to be evicted, if any.
     fn admit(&mut self, flow: &Arc<TcpFlow>) -> (HalfOpenSlot, Option<Arc<TcpFlow>>) {
-        let full = self.slots.len() >= self.most;
-        let victim = full.then(|| self.slots.victim(flow.user)).flatten();
+        let victim = self
+            .is_full()
+            .then(|| self.slots.victim(flow.user))
+            .flatten();
         let oldest = victim.and_then(|victim| self.oldest(victim));
         let queue = if flow.lock().connection.is_syn_pending() {
             &mut self.unanswered

@@ -928,6 +928,29 @@ async fn optimistic_connections_whose_targets_do_not_answer_make_room_too() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_opens_more_than_there_is_room_for_waits_and_is_not_reset_to_try_again() {
+    let (mut bench, mut listener) = bench_of(When::Auto, 40);
+    // From now on the target is trusted; it takes its time.
+    let _first = connected(&mut bench, &mut listener).await;
+    bench.network.silence(target());
+    let (mut answered, mut reset) = (0, 0);
+    for port in 6000..6100 {
+        Program::new(port).say(&mut bench, Flags::SYN, b"");
+        settle().await;
+        while let Some(bytes) = bench.sink.try_next() {
+            let segment = ip::tcp::parse(parsed(&bytes).payload).expect("a segment");
+            answered += u32::from(segment.flags.contains(Flags::SYN));
+            reset += u32::from(segment.flags.contains(Flags::RST));
+        }
+    }
+    assert!(
+        matches!(answered, 9 | 10),
+        "{answered}: ten may be half-open"
+    );
+    assert!(reset <= 1, "{reset} were answered and then reset");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_flood_of_syns_does_not_reset_a_connection_that_was_answered_before_the_far_end() {
     let (mut bench, mut listener) = bench_of(When::Auto, 40);
     // From now on the target is trusted.
