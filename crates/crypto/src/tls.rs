@@ -121,7 +121,8 @@ fn store(roots: &[CertificateDer<'static>]) -> Result<RootCertStore, Error> {
 }
 
 /// A relay's configuration: TLS 1.3, and over TCP also 1.2 for older clients of the proxy protocol.
-/// No session tickets, whoever the client is: what it would show of them later links its visits.
+/// No session tickets, whoever the client is: what it would show of them later links its visits. So no early data (0-RTT) either,
+/// which could be replayed.
 ///
 /// # Errors
 /// Never with the provider above; the TLS library's signature has one.
