@@ -7,6 +7,7 @@
 mod identity;
 pub mod onion;
 mod proof;
+mod routable;
 mod scramble;
 pub mod signing;
 mod tls;
@@ -17,6 +18,7 @@ pub use self::tls::Certificates;
 pub use self::tls::is_identity_mismatch;
 pub use identity::{Identity, IdentityError, NewIdentity};
 pub use proof::{Proof, ProofError};
+pub use routable::{RoutableError, RoutableId, RoutableIds, fleet_reset_key};
 pub use scramble::{NoCipher, Pair, Scramble, TooShort, Transform};
 pub use signing::{SigningError, SigningKey};
 pub use tls::{
