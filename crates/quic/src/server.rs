@@ -18,7 +18,7 @@ use crate::{ConnectionController, Hooks};
 
 pub use self::{
     divert::{ALIAS_LENGTH, Alias, AliasId, Ecn, Forward, Forwarder, Packets, Towards},
-    steering::{MOST_SHARDS, ShardPlace, steer},
+    steering::{CID_LENGTH, MOST_SHARDS, Routing, ShardPlace, steer},
 };
 
 mod divert;
@@ -64,7 +64,10 @@ impl ShardEndpoint {
     ) -> io::Result<Self> {
         let server = server_config(tls, transport, secrets, &Hooks::default())?;
         let acceptor = Acceptor::new(server.clone(), hooks.clone());
-        let aliases = Arc::new(Aliases::new(Ids::new(place)));
+        let aliases = Arc::new(Aliases::new(Ids::of_aliases(
+            place,
+            secrets.routing.clone(),
+        )));
         let socket = CoalescingSocket::new(socket, Arc::clone(&aliases))?;
         let forwarder = Forwarder::new(aliases, socket.shared());
         let endpoint = Endpoint::new_with_abstract_socket(
@@ -150,18 +153,23 @@ pub fn server_config(
 /// The largest payload that we receive stays at quinn's 1472 bytes: receiving takes 2048 times that in memory.
 fn endpoint_config(place: ShardPlace, secrets: &Secrets) -> EndpointConfig {
     let mut config = EndpointConfig::new(Arc::clone(&secrets.reset));
-    config.cid_generator(move || Box::new(Ids::new(place)));
+    let routing = secrets.routing.clone();
+    config.cid_generator(move || Box::new(Ids::new(place, routing.clone())));
     config
 }
 
 // The keys that all shards of one process share, so that each may answer for another. RFC 9000 §8.1 (address
 // validation) and §10.3 (stateless reset).
 
-/// The key of stateless resets and that of Retry tokens. They live as long as the process and are never written down.
+/// The key of stateless resets and that of Retry tokens, and in a fleet what makes ids. They live as long as the process and are never written
+/// down, but for the key of resets in a fleet.
+///
+/// A Retry's token comes back to the relay that made it, in a fleet too: its packet goes to an id of that relay.
 #[derive(Clone)]
 pub struct Secrets {
     reset: Arc<dyn HmacKey>,
     token: Arc<dyn HandshakeTokenKey>,
+    routing: Option<Arc<dyn Routing>>,
 }
 
 impl Secrets {
@@ -174,7 +182,19 @@ impl Secrets {
         Ok(Self {
             reset: Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &random()?)),
             token: Arc::new(token),
+            routing: None,
         })
+    }
+
+    /// These, with ids by which a balancer finds this relay. Its key of resets is `reset`, which it has again when it starts again: so clients of
+    /// the process before it learn at once that their connections are gone.
+    #[must_use]
+    pub fn in_fleet(self, routing: Arc<dyn Routing>, reset: &[u8; 32]) -> Self {
+        Self {
+            reset: Arc::new(hmac::Key::new(hmac::HMAC_SHA256, reset)),
+            routing: Some(routing),
+            ..self
+        }
     }
 }
 

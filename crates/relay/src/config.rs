@@ -14,6 +14,7 @@ use serde::Deserialize;
 use zeroize::Zeroizing;
 
 mod directory;
+mod fleet;
 mod forwarding;
 mod ip;
 mod limits;
@@ -21,6 +22,7 @@ mod onion;
 mod text;
 
 pub use directory::Directory;
+pub use fleet::Fleet;
 pub use forwarding::Forwarding;
 pub use hoplite_config::ConfigError;
 pub use hoplite_link::{LinkKind, Pad};
@@ -54,6 +56,8 @@ pub struct Config {
     pub masque: Masque,
     /// How the connections of clients are carried.
     pub tunnel: Tunnel,
+    /// Which relay this is of those that share a name.
+    pub fleet: Option<Fleet>,
     /// Whether clients' packets may pass the connection by.
     pub forwarding: Forwarding,
     /// Whether IP packets are carried.
@@ -279,6 +283,7 @@ impl Default for Config {
             ingress: Ingress::default(),
             masque: Masque::default(),
             tunnel: Tunnel::default(),
+            fleet: None,
             forwarding: Forwarding::default(),
             ip: Ip::default(),
             onion: Onion::default(),
@@ -310,6 +315,7 @@ impl Config {
         self.check_name()?;
         self.check_tunnel()?;
         self.limits.check()?;
+        self.fleet.as_ref().map_or(Ok(()), Fleet::check)?;
         self.forwarding.check()?;
         self.ip.check()?;
         self.onion.check(self.auth.is_closed())?;

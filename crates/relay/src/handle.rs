@@ -13,7 +13,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use hoplite_crypto::{Certificates, Identity, IdentityError, Pin, onion::OnionKeys};
-use hoplite_quic::{Hooks, Watch};
+use hoplite_quic::{Hooks, Watch, server::Secrets};
 use hoplite_wire::OnionKey;
 use tokio::sync::{mpsc, watch};
 
@@ -115,6 +115,7 @@ impl Relay {
     ) -> Result<Handle, StartError> {
         config.check()?;
         let certificates = Certificates::new(identity)?;
+        let secrets = secrets(config)?;
         let bound = shard::bind(config)?;
         let (local, changes) = HostAddresses::look().map_err(StartError::Addresses)?;
         let local = Arc::new(local);
@@ -145,7 +146,7 @@ impl Relay {
         beside("addresses", alive.clone(), async move {
             local.follow(changes).await;
         })?;
-        shard::spawn(bound, &shared, &alive)?;
+        shard::spawn(bound, &shared, secrets, &alive)?;
         if shared.ip.has_device() {
             let ip = shared.ip.clone();
             beside("ip", alive.clone(), async move { ip.read().await })?;
@@ -154,6 +155,15 @@ impl Relay {
             export(listener, shared.metrics.clone(), alive)?;
         }
         Ok(handle)
+    }
+}
+
+/// The keys that the shards share, as the fleet has them if there is one.
+fn secrets(config: &Config) -> Result<Secrets, StartError> {
+    let secrets = Secrets::generate().map_err(StartError::Thread)?;
+    match &config.fleet {
+        Some(fleet) => Ok(fleet.apply(secrets)?),
+        None => Ok(secrets),
     }
 }
 

@@ -47,6 +47,10 @@ pub(crate) fn read(document: &Document) -> Result<Relay, Failure> {
             .read()
             .map_err(|error| vec![complaint(document, &error)])?;
     }
+    if let Some(fleet) = &config.fleet {
+        let read = fleet.read();
+        read.map_err(|error| vec![complaint(document, &error)])?;
+    }
     Ok(Relay {
         warnings: warnings(&config),
         config,
@@ -62,6 +66,9 @@ fn resolve_paths(config: &mut Config, file: &Path) {
     if let Some(private) = &mut config.auth.private_tokens {
         private.keys = super::beside(file, &private.keys);
         private.spent = super::beside(file, &private.spent);
+    }
+    if let Some(fleet) = &mut config.fleet {
+        fleet.key = super::beside(file, &fleet.key);
     }
     for entry in &mut config.auth.token {
         entry.file = entry.file.as_ref().map(|path| super::beside(file, path));

@@ -13,28 +13,28 @@ fn any_port() -> SocketAddr {
 }
 
 /// The packet as a client would send it, and the byte that steers it.
-fn packet(long: bool, first: u8) -> Vec<u8> {
+fn packet(long: bool, second: u8) -> Vec<u8> {
     let mut packet = if long {
         vec![0xc0, 0, 0, 0, 1, 8]
     } else {
         vec![0x40]
     };
-    packet.extend([first, 1, 2, 3, 4, 5, 6, 7]);
+    packet.extend([1, second, 2, 3, 4, 5, 6, 7]);
     packet
 }
 
 #[test]
-fn the_first_byte_of_the_id_picks_the_shard() {
+fn the_second_byte_of_the_id_picks_the_shard() {
     let bound = bind(any_port(), 3, BUFFERS).unwrap();
     let address = bound.local_addr();
     let shards = bound.into_shards();
     let client = UdpSocket::bind(any_port()).unwrap();
-    for first in 0..=255_u8 {
+    for second in 0..=255_u8 {
         for long in [true, false] {
-            let sent = packet(long, first);
+            let sent = packet(long, second);
             client.send_to(&sent, address).unwrap();
             let mut received = [0; 64];
-            let shard = &shards[usize::from(first) % 3];
+            let shard = &shards[usize::from(second) % 3];
             let length = shard.udp.recv(&mut received).unwrap();
             assert_eq!(received[..length], sent);
         }
@@ -101,7 +101,7 @@ async fn every_connection_stays_with_the_shard_that_its_ids_name() {
         assert_eq!(echo, payload);
         let ids = spy.steering_bytes();
         assert!(!ids.is_empty());
-        assert!(ids.iter().all(|first| usize::from(first % 4) == shard));
+        assert!(ids.iter().all(|second| usize::from(second % 4) == shard));
         used[shard] += 1;
     }
     // One shard stays unused by chance once in 25 million runs.

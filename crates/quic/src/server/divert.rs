@@ -234,7 +234,7 @@ impl Aliases {
         self.live.load(Ordering::Relaxed) > 0
     }
 
-    /// 56 random bits: that QUIC has handed out the same for a connection is left to chance, as among its own ids.
+    /// 56 random bits: that QUIC has handed out the same for a connection is left to chance, as among its own ids. In a fleet it never is.
     fn mint(&self) -> AliasId {
         let mut table = self.table();
         loop {

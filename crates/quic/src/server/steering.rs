@@ -1,13 +1,15 @@
-//! Which shard of a port a connection belongs to: its ids say so, and the kernel reads them. The first byte of an id, modulo the shards.
-//! RFC 9000 §5.1 (connection ids; the idea is that of QUIC-LB), RFC 8999 §5 (where they stand in a packet), socket(7) SO_ATTACH_REUSEPORT_CBPF.
+//! Which shard of a port a connection belongs to: its ids say so, and the kernel reads them. The second byte of an id, modulo the shards: the
+//! first is the same in all ids of a fleet, where it says how a balancer reads them ([`Routing`]).
+//! RFC 9000 §5.1 (connection ids), draft-ietf-quic-load-balancers §3 and §7.2 (the first byte; shards behind a balancer), RFC 8999 §5 (where ids
+//! stand in a packet), socket(7) SO_ATTACH_REUSEPORT_CBPF.
 
-use std::{io, net::UdpSocket, os::fd::AsRawFd, time::Duration};
+use std::{fmt, io, net::UdpSocket, os::fd::AsRawFd, sync::Arc, time::Duration};
 
 use quinn::{ConnectionId, ConnectionIdGenerator};
 use quinn_proto::InvalidCid;
 use ring::rand::{SecureRandom, SystemRandom};
 
-/// How many shards there can be: one for each value of an id's first byte.
+/// How many shards there can be: one for each value of an id's second byte.
 pub const MOST_SHARDS: usize = 256;
 
 /// Which of how many shards.
@@ -33,26 +35,52 @@ impl ShardPlace {
 }
 
 /// The length of our ids, in bytes.
-pub(super) const CID_LENGTH: usize = 8;
+pub const CID_LENGTH: usize = 8;
+
+/// Which byte of an id names its shard.
+const STEERING: usize = 1;
 
 /// How much randomness is fetched at a time, in bytes.
 const STOCK: usize = 64 * CID_LENGTH;
 
-/// Makes random ids whose first byte is `shard` modulo `shards`. Only that much of an id means anything to an observer.
+/// Makes ids by which a balancer finds this process among others.
+pub trait Routing: fmt::Debug + Send + Sync {
+    /// The id that a random one becomes. Those that differ in the last four bytes become different ones.
+    fn seal(&self, random: [u8; CID_LENGTH]) -> [u8; CID_LENGTH];
+    /// Whether an id is one of this process.
+    fn is_ours(&self, id: &[u8]) -> bool;
+}
+
+/// Makes random ids whose second byte is `shard` modulo `shards`. Only that much of an id means anything to an observer, and how a balancer
+/// reads it if there is one.
 #[derive(Debug)]
 pub(super) struct Ids {
     place: ShardPlace,
+    routing: Option<Arc<dyn Routing>>,
+    /// The last bit of what is sealed: it keeps aliases and the ids of connections apart, which in a fleet have less that is random.
+    last: u8,
     stock: [u8; STOCK],
     /// Where the unused part of `stock` begins.
     used: usize,
 }
 
 impl Ids {
-    pub(super) fn new(place: ShardPlace) -> Self {
+    /// Those of connections.
+    pub(super) fn new(place: ShardPlace, routing: Option<Arc<dyn Routing>>) -> Self {
         Self {
             place,
+            routing,
+            last: 0,
             stock: [0; STOCK],
             used: STOCK,
+        }
+    }
+
+    /// Those of forwarded flows.
+    pub(super) fn of_aliases(place: ShardPlace, routing: Option<Arc<dyn Routing>>) -> Self {
+        Self {
+            last: 1,
+            ..Self::new(place, routing)
         }
     }
 
@@ -69,19 +97,30 @@ impl Ids {
         id
     }
 
-    /// A fresh id.
+    /// A fresh id. What a balancer reads is encrypted: of its ids those are taken that happen to lead here, one in as many as there are shards.
     pub(super) fn next(&mut self) -> [u8; CID_LENGTH] {
         loop {
             let mut id = self.random();
-            if let Some(first) = self.first(id[0]) {
-                id[0] = first;
+            if let Some(routing) = &self.routing {
+                id[CID_LENGTH - 1] = id[CID_LENGTH - 1] & !1 | self.last;
+                let sealed = routing.seal(id);
+                if self.leads_here(sealed[STEERING]) {
+                    return sealed;
+                }
+            } else if let Some(steering) = self.nearest(id[STEERING]) {
+                id[STEERING] = steering;
                 return id;
             }
         }
     }
 
+    fn leads_here(&self, steering: u8) -> bool {
+        let ShardPlace { index, shards } = self.place;
+        u16::from(steering) % shards == u16::from(index)
+    }
+
     /// The byte nearest below `random` that leads to this shard; none from the incomplete last round, which would favour some values.
-    fn first(&self, random: u8) -> Option<u8> {
+    fn nearest(&self, random: u8) -> Option<u8> {
         let ShardPlace { index, shards } = self.place;
         let random = u16::from(random);
         if random >= 256 / shards * shards {
@@ -96,12 +135,15 @@ impl ConnectionIdGenerator for Ids {
         ConnectionId::new(&self.next())
     }
 
-    /// A stray packet of another shard's connection is dropped: a stateless reset would end that connection.
+    /// A stray packet of a connection of another shard, or of another relay of the fleet, is dropped: a stateless reset would end that
+    /// connection.
     fn validate(&self, id: &ConnectionId) -> Result<(), InvalidCid> {
-        let ShardPlace { index, shards } = self.place;
-        match id.first() {
-            Some(first) if u16::from(*first) % shards == u16::from(index) => Ok(()),
-            _ => Err(InvalidCid),
+        let here = id.get(STEERING).is_some_and(|byte| self.leads_here(*byte));
+        let ours = |routing: &Arc<dyn Routing>| routing.is_ours(id);
+        if here && self.routing.as_ref().is_none_or(ours) {
+            Ok(())
+        } else {
+            Err(InvalidCid)
         }
     }
 
@@ -114,7 +156,7 @@ impl ConnectionIdGenerator for Ids {
     }
 }
 
-// Tells the kernel which socket of a group of UDP sockets takes a QUIC packet: the first byte of the destination
+// Tells the kernel which socket of a group of UDP sockets takes a QUIC packet: the second byte of the destination
 // connection id, modulo the shards. RFC 8999 §5 (where the id stands), socket(7) SO_ATTACH_REUSEPORT_CBPF.
 // So a connection stays with its shard when the client's address changes. The kernel may join packets of one source
 // port into one delivery (GRO); those of a second connection from that port then reach the wrong shard, which drops
@@ -129,10 +171,10 @@ fn program(shards: u16) -> [libc::sock_filter; 7] {
         step(LOAD_BYTE, 0, 0),
         step(IF_ANY_BIT, 2, 0x80),
         // The long header: flags, four bytes of version, the id's length, the id.
-        step(LOAD_BYTE, 0, 6),
+        step(LOAD_BYTE, 0, 7),
         step(libc::BPF_JMP | libc::BPF_JA, 0, 1),
         // The short header: flags, the id.
-        step(LOAD_BYTE, 0, 1),
+        step(LOAD_BYTE, 0, 2),
         step(MODULO, 0, u32::from(shards)),
         step(libc::BPF_RET | libc::BPF_A, 0, 0),
     ]
@@ -190,9 +232,9 @@ mod tests {
     fn every_id_leads_to_its_shard_and_to_no_other() {
         for shards in [1, 2, 3, 4, 7, 255, 256] {
             for shard in [0, shards - 1].map(|shard| u8::try_from(shard).unwrap()) {
-                let mut ids = Ids::new(ShardPlace::new(shard, shards));
+                let mut ids = Ids::new(ShardPlace::new(shard, shards), None);
                 let next = (u16::from(shard) + 1) % shards;
-                let other = Ids::new(ShardPlace::new(u8::try_from(next).unwrap(), shards));
+                let other = Ids::new(ShardPlace::new(u8::try_from(next).unwrap(), shards), None);
                 for _ in 0..200 {
                     let id = ids.generate_cid();
                     assert!(ids.validate(&id).is_ok());
@@ -204,8 +246,52 @@ mod tests {
 
     #[test]
     fn ids_are_all_different() {
-        let mut ids = Ids::new(ShardPlace::new(1, 3));
+        let mut ids = Ids::new(ShardPlace::new(1, 3), None);
         let made: HashSet<ConnectionId> = (0..1000).map(|_| ids.generate_cid()).collect();
         assert_eq!(made.len(), 1000);
+    }
+
+    /// Server 7 of a fleet. It adds and rotates, which an observer could undo.
+    #[derive(Debug)]
+    struct Seventh;
+
+    impl Routing for Seventh {
+        fn seal(&self, random: [u8; CID_LENGTH]) -> [u8; CID_LENGTH] {
+            let mut id = random;
+            id[0] = 0x07;
+            id[1] = random[7].wrapping_add(random[5]);
+            id[2] = 7;
+            id
+        }
+
+        fn is_ours(&self, id: &[u8]) -> bool {
+            id.get(2) == Some(&7)
+        }
+    }
+
+    #[test]
+    fn ids_for_a_balancer_lead_to_their_relay_and_to_their_shard() {
+        for shards in [1, 2, 3, 64, 256] {
+            let last = u8::try_from(shards - 1).unwrap();
+            let mut ids = Ids::new(ShardPlace::new(last, shards), Some(Arc::new(Seventh)));
+            for _ in 0..50 {
+                let id = ids.generate_cid();
+                assert!(ids.validate(&id).is_ok());
+                assert_eq!(u16::from(id[1]) % shards, u16::from(last));
+                let stray = ConnectionId::new(&[id[0], id[1], 8, 0, 0, 0, 0, 0]);
+                assert!(ids.validate(&stray).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn aliases_in_a_fleet_are_never_ids_of_connections() {
+        let routing = || -> Option<Arc<dyn Routing>> { Some(Arc::new(Seventh)) };
+        let place = ShardPlace::new(1, 3);
+        let (mut ids, mut aliases) = (
+            Ids::new(place, routing()),
+            Ids::of_aliases(place, routing()),
+        );
+        assert!((0..50).all(|_| ids.next()[7] & 1 == 0 && aliases.next()[7] & 1 == 1));
     }
 }

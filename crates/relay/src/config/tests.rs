@@ -27,6 +27,10 @@ name = "alice"
 token = "secret"
 [[auth.token]]
 file = "bob.token"
+[fleet]
+config = 2
+server_id = "0a"
+key = "fleet.key"
 [egress]
 allow = ["10.0.0.0/8", "[fd00::]/8:443", ".corp.internal"]
 deny = ["*:25"]

@@ -81,6 +81,7 @@ fn bind_one(address: SocketAddr, threads: usize) -> io::Result<Bound> {
 pub(crate) fn spawn(
     sockets: Sockets,
     shared: &Arc<Shared>,
+    secrets: Secrets,
     alive: &Alive,
 ) -> Result<(), StartError> {
     let mut groups: Vec<_> = sockets
@@ -88,7 +89,7 @@ pub(crate) fn spawn(
         .into_iter()
         .map(|group| group.into_shards().into_iter())
         .collect();
-    let keys = Keys::new(shared)?;
+    let keys = Keys::new(shared, secrets)?;
     loop {
         let shards: Vec<BoundShard> = groups.iter_mut().filter_map(Iterator::next).collect();
         let Some(first) = shards.first() else {
@@ -114,7 +115,7 @@ struct Keys {
 }
 
 impl Keys {
-    fn new(shared: &Shared) -> Result<Self, StartError> {
+    fn new(shared: &Shared, secrets: Secrets) -> Result<Self, StartError> {
         let tls = |alpn: &[&[u8]]| {
             let certificates: Arc<Certificates> = shared.certificates.clone();
             let config = server_tls(certificates, alpn).map_err(io::Error::other);
@@ -127,7 +128,7 @@ impl Keys {
                 None => tls(&[ALPN_H3])?,
             },
             transport: Arc::new(transport(&shared.limits)),
-            secrets: Secrets::generate().map_err(StartError::Thread)?,
+            secrets,
         })
     }
 

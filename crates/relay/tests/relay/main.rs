@@ -5,6 +5,7 @@ mod absurd;
 mod admission;
 mod doh;
 mod early;
+mod fleet;
 mod floods;
 mod forged;
 mod forward;

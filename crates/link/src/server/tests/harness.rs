@@ -216,7 +216,7 @@ impl Spy {
         })
     }
 
-    /// The first bytes of the ids in the short headers that were sent.
+    /// The second bytes of the ids in the short headers that were sent.
     pub(super) fn steering_bytes(&self) -> BTreeSet<u8> {
         self.seen.lock().clone()
     }
@@ -231,7 +231,7 @@ impl AsyncUdpSocket for Spy {
         let segment = transmit.segment_size.unwrap_or(transmit.contents.len());
         let packets = transmit.contents.chunks(segment);
         let short = packets.filter(|packet| packet[0] & 0x80 == 0);
-        self.seen.lock().extend(short.map(|packet| packet[1]));
+        self.seen.lock().extend(short.map(|packet| packet[2]));
         self.inner.try_send(transmit)
     }
 

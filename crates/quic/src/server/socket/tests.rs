@@ -20,7 +20,7 @@ fn loopback() -> UdpSocket {
 
 /// A socket without aliases.
 fn plain(socket: UdpSocket) -> std::io::Result<Arc<CoalescingSocket>> {
-    let aliases = Aliases::new(Ids::new(ShardPlace::new(0, 1)));
+    let aliases = Aliases::new(Ids::new(ShardPlace::new(0, 1), None));
     CoalescingSocket::new(socket, Arc::new(aliases))
 }
 
