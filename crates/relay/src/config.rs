@@ -266,7 +266,7 @@ impl Tunnel {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Metrics {
-    /// Where `GET /metrics` is answered in plain HTTP; keep it on loopback.
+    /// Where `GET /metrics`, `/ready` and `/live` are answered in plain HTTP; keep it on loopback.
     pub listen: Option<SocketAddr>,
 }
 

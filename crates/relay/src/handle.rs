@@ -349,9 +349,10 @@ fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
 
 /// The exporter has a thread of its own: a scrape delays no packet.
 fn export(listener: TcpListener, metrics: Arc<Metrics>, alive: Alive) -> Result<(), StartError> {
+    let watching = alive.watching();
     beside("metrics", alive, async move {
         if let Ok(listener) = tokio::net::TcpListener::from_std(listener) {
-            exporter::serve(listener, metrics).await;
+            exporter::serve(listener, metrics, watching).await;
         }
     })
 }

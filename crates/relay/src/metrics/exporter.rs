@@ -1,4 +1,4 @@
-//! Answers `GET /metrics` in plain HTTP/1.1, one request after the other on each connection; and what others count for themselves (HTTP/3
+//! Answers `GET /metrics`, `/ready` and `/live` in plain HTTP/1.1, one request after the other on each connection; and what others count for themselves (HTTP/3
 //! sessions, circuits, the system), read when somebody asks.
 //! The relay starts it when `[metrics] listen` is set; keep that on loopback or a management network.
 
@@ -26,7 +26,7 @@ use prometheus_client::{
 use tokio::{net::TcpListener, sync::Semaphore};
 
 use super::Metrics;
-use crate::onion::Onion;
+use crate::{onion::Onion, serve::Alive};
 
 /// Scrapers served at the same time; the next waits.
 const MAX_SCRAPERS: usize = 16;
@@ -38,7 +38,7 @@ const TICKS: f64 = 100.0;
 const PAGE: i64 = 4096;
 
 /// Serves until dropped.
-pub(crate) async fn serve(listener: TcpListener, metrics: Arc<Metrics>) {
+pub(crate) async fn serve(listener: TcpListener, metrics: Arc<Metrics>, alive: Alive) {
     let places = Arc::new(Semaphore::new(MAX_SCRAPERS));
     loop {
         let Ok(place) = places.clone().acquire_owned().await else {
@@ -48,9 +48,10 @@ pub(crate) async fn serve(listener: TcpListener, metrics: Arc<Metrics>) {
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let metrics = metrics.clone();
+        let (metrics, alive) = (metrics.clone(), alive.clone());
         tokio::spawn(async move {
-            let service = service_fn(move |request| answer(request, metrics.clone()));
+            let service =
+                service_fn(move |request| answer(request, metrics.clone(), alive.is_draining()));
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(Duration::from_secs(5))
@@ -65,12 +66,18 @@ pub(crate) async fn serve(listener: TcpListener, metrics: Arc<Metrics>) {
 async fn answer(
     request: Request<Incoming>,
     metrics: Arc<Metrics>,
+    draining: bool,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
-    let known = request.uri().path() == "/metrics";
-    let (status, body) = match (known, request.method()) {
-        (true, &Method::GET | &Method::HEAD) => (StatusCode::OK, metrics.text()),
-        (true, _) => (StatusCode::METHOD_NOT_ALLOWED, String::new()),
-        (false, _) => (StatusCode::NOT_FOUND, String::new()),
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    let (status, body) = match request.uri().path() {
+        "/metrics" | "/ready" | "/live" if !reads => {
+            (StatusCode::METHOD_NOT_ALLOWED, String::new())
+        }
+        "/metrics" => (StatusCode::OK, metrics.text()),
+        // Whoever balances gives nothing new to a relay that drains; what it has goes on.
+        "/ready" if draining => (StatusCode::SERVICE_UNAVAILABLE, String::new()),
+        "/ready" | "/live" => (StatusCode::OK, String::new()),
+        _ => (StatusCode::NOT_FOUND, String::new()),
     };
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;

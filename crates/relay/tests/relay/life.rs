@@ -1,6 +1,6 @@
 //! Starting, draining, reloading, and what the metrics say.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use hoplite_relay::{Relay, StartError};
 use hoplite_testing::{
@@ -54,6 +54,43 @@ async fn a_reload_shows_a_new_certificate_from_the_next_handshake_on() {
     assert!(relay.pin() != old);
     connect(&relay).await;
     assert_eq!(before.status(tcp(targets::tcp_echo().await)).await, 200);
+}
+
+/// The first line of what the operator is answered.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the operator's prober is no flow"
+)]
+async fn probe(address: SocketAddr, what: &str) -> String {
+    let stream = tokio::net::TcpStream::connect(address).await;
+    let mut stream = stream.expect("connected");
+    let request = format!("{what} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    let sent = stream.write_all(request.as_bytes()).await;
+    sent.expect("sent");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.expect("answered");
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn a_relay_that_drains_lives_and_is_not_ready() {
+    let mut config = config();
+    config.metrics.listen = Some("127.0.0.1:0".parse().expect("address"));
+    let relay = start(&config);
+    let address = relay.metrics_address().expect("served");
+    for fine in ["GET /ready", "HEAD /ready", "GET /live"] {
+        assert_eq!(probe(address, fine).await, "HTTP/1.1 200 OK");
+    }
+    assert!(probe(address, "POST /ready").await.contains("405"));
+    assert!(probe(address, "GET /").await.contains("404"));
+
+    let client = connect(&relay).await;
+    let (open, _) = client.ask(tcp(targets::tcp_echo().await)).await;
+    let drain = tokio::spawn(relay.drain(PATIENCE));
+    soon(async { while !probe(address, "GET /ready").await.contains("503") {} }).await;
+    assert_eq!(probe(address, "GET /live").await, "HTTP/1.1 200 OK");
+    drop((open, client));
+    assert!(soon(drain).await.expect("drained"));
 }
 
 #[tokio::test]
