@@ -1,0 +1,76 @@
+"""The manifests of deploy/kubernetes: right by the schema of the API, of one mind with each other, and a relay takes the file that they mount."""
+
+import base64
+import pathlib
+import secrets
+import subprocess
+import tempfile
+
+import kubernetes_validate
+import yaml
+
+from common import HERE, HOPLITE, Checks
+
+MANIFESTS = HERE.parent / "deploy" / "kubernetes"
+
+
+def documents(name):
+    return list(yaml.safe_load_all((MANIFESTS / name).read_text()))
+
+
+def problem(manifest):
+    """What the schema has against it; no key that the API does not know."""
+    try:
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+    except Exception as error:  # Its kinds are not all public.
+        return f"{manifest['kind']}: {error}"
+    return None
+
+
+def check_file(place):
+    """The relay's file with what the secrets hold beside it; its paths are those of the container."""
+    for name in ("identity", "secrets"):
+        (place / name).mkdir()
+    (place / "secrets" / "fleet.key").write_text(secrets.token_hex(16))
+    (place / "secrets" / "users.token").write_text(base64.b64encode(secrets.token_bytes(24)).decode())
+    text = (MANIFESTS / "relay.toml").read_text()
+    (place / "relay.toml").write_text(text.replace("/etc/hoplite/", f"{place}/"))
+    return subprocess.run([HOPLITE, "check", "--config", place / "relay.toml"], capture_output=True, text=True)
+
+
+def main():
+    checks = Checks("manifests of a fleet")
+    kustomization = yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())
+    everything = [document for name in kustomization["resources"] for document in documents(name)]
+    wrong = [text for text in map(problem, everything) if text]
+    checks.check("every manifest is right by the API's schema", not wrong and len(everything) == 7, wrong)
+    misspelt = {**everything[1], "spec": {**everything[1]["spec"], "replicsa": 1}}
+    checks.check("a key that the API does not know is found", problem(misspelt) is not None)
+    named = {(document["kind"], document["metadata"]["name"]): document for document in everything}
+    relay = named["StatefulSet", "relay"]["spec"]
+    pod = relay["template"]["spec"]
+    container = pod["containers"][0]
+    labels = relay["template"]["metadata"]["labels"]
+    selectors = [relay["selector"]["matchLabels"], named["Service", "relay"]["spec"]["selector"],
+                 named["Service", "relay-pods"]["spec"]["selector"],
+                 named["PodDisruptionBudget", "relay"]["spec"]["selector"]["matchLabels"],
+                 named["NetworkPolicy", "relay"]["spec"]["podSelector"]["matchLabels"]]
+    checks.check("all selectors mean the relays", all(selector == labels for selector in selectors), selectors)
+    checks.check("the relays have the names of their service", ("Service", relay["serviceName"]) in named)
+    checks.check("the autoscaler alone says how many there are",
+                 "replicas" not in relay and named["HorizontalPodAutoscaler", "relay"]["spec"]["scaleTargetRef"]["name"] == "relay")
+    sleep = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    checks.check("a pod has time for its 30 s of drain", pod["terminationGracePeriodSeconds"] > sleep + 30)
+    probes = [container[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")]
+    checks.check("it is asked what it answers", probes == ["/ready", "/live"], probes)
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    mounts = {mount["name"] for mount in container["volumeMounts"]}
+    checks.check("what is mounted is there", volumes == mounts, volumes ^ mounts)
+    with tempfile.TemporaryDirectory() as place:
+        ended = check_file(pathlib.Path(place))
+    checks.check("the relay takes the file that is mounted", ended.returncode == 0, ended.stderr)
+    checks.done()
+
+
+if __name__ == "__main__":
+    main()
