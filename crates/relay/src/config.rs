@@ -18,6 +18,7 @@ mod forwarding;
 mod ip;
 mod limits;
 mod onion;
+mod pool;
 mod text;
 
 pub use directory::Directory;
@@ -27,6 +28,7 @@ pub use hoplite_link::{LinkKind, Pad};
 pub use ip::Ip;
 pub use limits::Limits;
 pub use onion::Onion;
+pub use pool::Pool;
 
 use crate::policy::Rule;
 
@@ -171,6 +173,11 @@ pub struct Egress {
     /// Answer clients' DNS queries by that resolver too (DNS over HTTPS, at `/dns-query`); what `allow` and `deny` refuse is not
     /// told.
     pub dns: bool,
+    /// The addresses that targets see, by region; without any, those that the system takes.
+    pub pool: Vec<Pool>,
+    /// After how many seconds a connection's flows have another address of their pool.
+    #[serde(deserialize_with = "hoplite_config::seconds")]
+    pub renew: Duration,
 }
 
 impl Default for Egress {
@@ -182,6 +189,8 @@ impl Default for Egress {
             nat64: Vec::new(),
             resolver: ResolverChoice::default(),
             dns: true,
+            pool: Vec::new(),
+            renew: Duration::from_secs(4 * 3600),
         }
     }
 }
@@ -309,6 +318,7 @@ impl Config {
         self.check_auth()?;
         self.check_name()?;
         self.check_tunnel()?;
+        pool::check(&self.egress)?;
         self.limits.check()?;
         self.forwarding.check()?;
         self.ip.check()?;

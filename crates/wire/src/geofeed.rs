@@ -64,7 +64,7 @@ pub enum Fault {
         region: Region,
     },
     /// "Duplicate IP address or prefix entries MUST be considered an error."
-    #[error("{0} stands in a line before")]
+    #[error("{0} is there twice")]
     Duplicate(IpNet),
 }
 

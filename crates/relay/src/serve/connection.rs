@@ -13,12 +13,13 @@ use hoplite_http::{Incoming, Session};
 use hoplite_link::LinkKind;
 use tokio::{
     task::JoinSet,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{Alive, Phase, Shared, handler::Job, quic::OverQuic};
 use crate::{
     admission::AdmittedBy,
+    egress::Lots,
     limits::{Account, Bucket, ClientKey, Place},
     metrics::Up,
     onion::Onion,
@@ -63,6 +64,7 @@ pub(crate) struct AdmittedConnection {
     place: Arc<Place>,
     pub(crate) account: Arc<Account>,
     by: Arc<AdmittedBy>,
+    lots: Arc<Lots>,
 }
 
 impl AdmittedConnection {
@@ -83,6 +85,7 @@ impl AdmittedConnection {
             place: Arc::new(place),
             account: Arc::new(account),
             by: Arc::default(),
+            lots: Arc::new(Lots::new(Instant::now())),
         })
     }
 
@@ -200,6 +203,7 @@ impl AdmittedConnection {
             place: self.place.clone(),
             account: self.account.clone(),
             by: self.by.clone(),
+            lots: self.lots.clone(),
             alive: self.alive.clone(),
             head: incoming.head,
             client_connection: quic.map(OverQuic::client_connection),
