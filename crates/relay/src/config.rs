@@ -6,6 +6,7 @@ use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 use hoplite_wire::{
     Target,
+    geofeed::{Geofeed, LineError},
     special::TRANSLATION_PREFIXES,
     tuning::{AckPolicy, Congestion, TuningGrant},
 };
@@ -216,6 +217,35 @@ pub struct Ingress {
     /// the same way: by this name or by this address.
     #[serde(deserialize_with = "hoplite_config::list")]
     pub relays: Vec<Target>,
+    /// A geofeed (RFC 8805) of clients' addresses: each client is told its region, and nobody else. Not read again.
+    pub geofeed: Option<PathBuf>,
+}
+
+impl Ingress {
+    /// The geofeed, read.
+    ///
+    /// # Errors
+    /// There is no such file, or a line of it is wrong.
+    pub fn read_geofeed(&self) -> Result<Option<Geofeed>, ConfigError> {
+        let Some(path) = &self.geofeed else {
+            return Ok(None);
+        };
+        let wrong = |problem: String| ConfigError {
+            key: "ingress.geofeed",
+            problem: format!("cannot read {}: {problem}", path.display()),
+            file: Some(path.clone()),
+        };
+        let feed = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
+        let told = |errors: Vec<LineError>| {
+            let first = errors.first().map(ToString::to_string);
+            let first = first.unwrap_or_default();
+            wrong(match errors.len() {
+                0 | 1 => first,
+                many => format!("{first}, and {} more", many - 1),
+            })
+        };
+        Geofeed::parse(&feed).map(Some).map_err(told)
+    }
 }
 
 /// How CONNECT-UDP is asked for.

@@ -47,6 +47,10 @@ pub(crate) fn read(document: &Document) -> Result<Relay, Failure> {
             .read()
             .map_err(|error| vec![complaint(document, &error)])?;
     }
+    config
+        .ingress
+        .read_geofeed()
+        .map_err(|error| vec![complaint(document, &error)])?;
     Ok(Relay {
         warnings: warnings(&config),
         config,
@@ -63,6 +67,8 @@ fn resolve_paths(config: &mut Config, file: &Path) {
         private.keys = super::beside(file, &private.keys);
         private.spent = super::beside(file, &private.spent);
     }
+    let geofeed = &mut config.ingress.geofeed;
+    *geofeed = geofeed.as_ref().map(|path| super::beside(file, path));
     for entry in &mut config.auth.token {
         entry.file = entry.file.as_ref().map(|path| super::beside(file, path));
     }

@@ -10,7 +10,7 @@ use hoplite_http::{Exchange, HttpError, HttpVersion};
 use hoplite_wire::{
     RequestHead, ResponseHead, Target, Template,
     connect_ip::Scope,
-    region::{self, Shown},
+    region::{self, Region, Shown},
     template::PathError,
 };
 
@@ -38,6 +38,8 @@ pub(crate) struct Job {
     pub(crate) by: Arc<AdmittedBy>,
     /// By which addresses its flows leave.
     pub(crate) lots: Arc<Lots>,
+    /// What its client is told of where it is.
+    pub(crate) region: Option<Region>,
     pub(crate) alive: Alive,
     pub(crate) head: RequestHead,
     /// The connection below, if its client's packets may be forwarded past it.
@@ -122,7 +124,8 @@ impl Job {
             Ok(socket) => socket,
             Err(failure) => return refuse(&shared, Method::connect, failure, self.exchange).await,
         };
-        self.exchange.respond(&ResponseHead::new(200)).await?;
+        let head = located(ResponseHead::new(200), self.region);
+        self.exchange.respond(&head).await?;
         shared.metrics.request(Method::connect, "ok");
         let _up = Up::new(&shared.metrics.tunnels_open.tcp);
         let terms = splice::Terms {
@@ -173,6 +176,7 @@ impl Job {
             }
         };
         let head = ResponseHead::new(200).with("capsule-protocol", "?1");
+        let head = located(head, self.region);
         let account = self.client_connection.is_none().then_some(self.account);
         let (head, terms) =
             forward::negotiate(&shared.forwarding, &self.head, self.client_connection, head);
@@ -216,6 +220,14 @@ impl Job {
         let account = self.client_connection.is_none().then_some(self.account);
         ip::carry(&shared, (quota.pace(), account), opened, self.exchange).await;
         Ok(())
+    }
+}
+
+/// With the client's region, for its client alone.
+fn located(head: ResponseHead, region: Option<Region>) -> ResponseHead {
+    match region {
+        Some(region) => head.with(region::FIELD, region.to_string()),
+        None => head,
     }
 }
 
